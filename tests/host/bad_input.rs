@@ -4,24 +4,24 @@ use std::os::unix::net::UnixListener;
 use std::process::{Command, Output, Stdio};
 
 use pjw_tests::daemon::Daemon;
-use pjw_tests::patience::until_true;
-use pjw_tests::programs::program;
+use pjw_tests::programs::program_path;
 use pjw_tests::skipping::skip;
+use pjw_tests::waiting::wait_until;
 use serde_json::{Value, json};
 
-use crate::processes::{Shell, installed, mask, root};
+use crate::processes::{Shell, is_installed, is_root, mask};
 
-fn told(output: &Output) -> String {
+fn stderr_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-fn refused(daemon: &Daemon, args: &[&str], expected: &str) {
+fn check_refused(daemon: &Daemon, args: &[&str], expected: &str) {
     let output = daemon.pjwctl(args);
-    let told = told(&output);
+    let stderr = stderr_of(&output);
     assert!(matches!(output.status.code(), Some(1 | 2)), "{args:?}: {output:?}");
-    assert!(told.contains(expected), "{args:?}: {told}");
+    assert!(stderr.contains(expected), "{args:?}: {stderr}");
     assert!(output.stdout.is_empty(), "{args:?}: {output:?}");
-    assert!(told.len() < 1000, "{args:?}: {} bytes", told.len());
+    assert!(stderr.len() < 1000, "{args:?}: {} bytes", stderr.len());
 }
 
 #[test]
@@ -31,41 +31,41 @@ fn invalid_requests_are_refused() {
     let before = mask(shell.pid());
     let long = "x".repeat(10_000);
     let pid = shell.pid().to_string();
-    let mut gone = Command::new("true").spawn().unwrap();
-    let gone_pid = gone.id().to_string();
-    gone.wait().unwrap();
-    refused(&daemon, &["assign", "a", "--cores", "0", "--pid", &pid], "at least 1");
-    refused(&daemon, &["assign", "a", "--cores", "99999", "--pid", &pid], "this machine has");
-    refused(&daemon, &["assign", "a", "--cores", "-1"], "");
-    refused(&daemon, &["assign", "a", "--cores", "two"], "");
-    refused(&daemon, &["assign", "a"], "");
-    refused(&daemon, &["assign", "a", "--cores", "1", "--pid", &gone_pid], "no process");
-    refused(&daemon, &["assign", "a", "--cores", "1", "--pid", "1"], "");
-    refused(&daemon, &["assign", "a", "--cores", "1", "--pid", "2"], "");
-    refused(
+    let mut ended = Command::new("true").spawn().unwrap();
+    let ended_pid = ended.id().to_string();
+    ended.wait().unwrap();
+    check_refused(&daemon, &["assign", "a", "--cores", "0", "--pid", &pid], "at least 1");
+    check_refused(&daemon, &["assign", "a", "--cores", "99999", "--pid", &pid], "this machine has");
+    check_refused(&daemon, &["assign", "a", "--cores", "-1"], "");
+    check_refused(&daemon, &["assign", "a", "--cores", "two"], "");
+    check_refused(&daemon, &["assign", "a"], "");
+    check_refused(&daemon, &["assign", "a", "--cores", "1", "--pid", &ended_pid], "no process");
+    check_refused(&daemon, &["assign", "a", "--cores", "1", "--pid", "1"], "");
+    check_refused(&daemon, &["assign", "a", "--cores", "1", "--pid", "2"], "");
+    check_refused(
         &daemon,
         &["assign", "a", "--cores", "1", "--pid", &daemon.pid().to_string()],
         "the warden itself",
     );
-    refused(&daemon, &["assign", &long, "--cores", "1"], "at most 128");
-    refused(&daemon, &["assign", "a b;\u{1b}[2J", "--cores", "1"], "letters, digits and");
-    refused(&daemon, &["assign", "slrm:1", "--cores", "1"], "not a source");
+    check_refused(&daemon, &["assign", &long, "--cores", "1"], "at most 128");
+    check_refused(&daemon, &["assign", "a b;\u{1b}[2J", "--cores", "1"], "letters, digits and");
+    check_refused(&daemon, &["assign", "slrm:1", "--cores", "1"], "not a source");
     for list in ["", "0,,1", "0,0", "3-1", "a", "0-99999999", "70000", "0-3:2", "-"] {
-        refused(&daemon, &["assign", "a", &format!("--cpus={list}")], "");
+        check_refused(&daemon, &["assign", "a", &format!("--cpus={list}")], "");
     }
-    refused(&daemon, &["assign", "a", "--cpus", "0,60000"], "not on this machine");
-    refused(&daemon, &["release", "nobody"], "no job manual:nobody");
-    refused(&daemon, &["show", "nobody"], "no job");
-    refused(&daemon, &["explain", "nobody"], "no job");
-    refused(&daemon, &["explain", "4194304"], "no process");
+    check_refused(&daemon, &["assign", "a", "--cpus", "0,60000"], "not on this machine");
+    check_refused(&daemon, &["release", "nobody"], "no job manual:nobody");
+    check_refused(&daemon, &["show", "nobody"], "no job");
+    check_refused(&daemon, &["explain", "nobody"], "no job");
+    check_refused(&daemon, &["explain", "4194304"], "no process");
     assert!(daemon.status().jobs.is_empty());
     assert_eq!(mask(shell.pid()), before);
 }
 
-fn start_refused(args: &[&str], expected: &str) {
-    let output = Command::new(program("pjwd")).args(args).stdin(Stdio::null()).output().unwrap();
+fn check_start_refused(args: &[&str], expected: &str) {
+    let output = Command::new(program_path("pjwd")).args(args).stdin(Stdio::null()).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{args:?}: {output:?}");
-    assert!(told(&output).contains(expected), "{args:?}: {}", told(&output));
+    assert!(stderr_of(&output).contains(expected), "{args:?}: {}", stderr_of(&output));
 }
 
 #[test]
@@ -73,14 +73,14 @@ fn unusable_socket_and_state_paths_are_refused_at_start() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let state = path("state");
-    start_refused(&["--socket", &path(""), "--state-dir", &state], "is a directory, not a socket");
+    check_start_refused(&["--socket", &path(""), "--state-dir", &state], "is a directory, not a socket");
     std::fs::write(path("file"), "precious").unwrap();
-    start_refused(&["--socket", &path("file"), "--state-dir", &state], "is a file, not a socket");
+    check_start_refused(&["--socket", &path("file"), "--state-dir", &state], "is a file, not a socket");
     assert_eq!(std::fs::read_to_string(path("file")).unwrap(), "precious");
-    start_refused(&["--socket", "/proc/pjwd.sock", "--state-dir", &state], "/proc/pjwd.sock");
-    start_refused(&["--socket", &path("s"), "--state-dir", "/proc/pjwd"], "/proc/pjwd");
-    start_refused(&["--socket", &path("s"), "--state-dir", &path("file")], "file");
-    start_refused(
+    check_start_refused(&["--socket", "/proc/pjwd.sock", "--state-dir", &state], "/proc/pjwd.sock");
+    check_start_refused(&["--socket", &path("s"), "--state-dir", "/proc/pjwd"], "/proc/pjwd");
+    check_start_refused(&["--socket", &path("s"), "--state-dir", &path("file")], "file");
+    check_start_refused(
         &["--config", &path("none.toml"), "--socket", &path("s"), "--state-dir", &state],
         "No such file",
     );
@@ -91,7 +91,7 @@ fn a_second_daemon_on_the_same_socket_names_the_process_of_the_first() {
     let daemon = Daemon::start("");
     let output = daemon.command().output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(told(&output).contains(&format!("as process {}", daemon.pid())), "{}", told(&output));
+    assert!(stderr_of(&output).contains(&format!("as process {}", daemon.pid())), "{}", stderr_of(&output));
     assert_eq!(daemon.status().pid, daemon.pid(), "the first one goes on");
 }
 
@@ -128,33 +128,34 @@ fn bad_configurations_are_refused_with_line_and_column() {
         ("[[[\n", "pjwd.toml:1:"),
     ] {
         std::fs::write(&file, text).unwrap();
-        start_refused(&["--config", name, "--check-config"], expected);
-        start_refused(&["--config", name], expected);
+        check_start_refused(&["--config", name, "--check-config"], expected);
+        check_start_refused(&["--config", name], expected);
     }
     std::fs::write(&file, "housekeeping = \"\"\n").unwrap();
-    let output = Command::new(program("pjwd")).args(["--config", name, "--check-config"]).output().unwrap();
+    let output =
+        Command::new(program_path("pjwd")).args(["--config", name, "--check-config"]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
 }
 
 /// Whether a file system can be mounted in a mount namespace of its own, as is forbidden in many containers even to
 /// root; says so if not.
-fn may_mount() -> bool {
-    if !installed("unshare") {
+fn can_mount() -> bool {
+    if !is_installed("unshare") {
         return false;
     }
     let dir = tempfile::tempdir().unwrap();
     let script = format!("mount -t tmpfs -o size=64k pjw-test {}", dir.path().display());
-    let tried = Command::new("unshare").args(["--mount", "sh", "-c", &script]).output().unwrap();
-    if !tried.status.success() {
-        skip(format_args!("no file system may be mounted here: {}", told(&tried).trim()));
+    let attempt = Command::new("unshare").args(["--mount", "sh", "-c", &script]).output().unwrap();
+    if !attempt.status.success() {
+        skip(format_args!("no file system may be mounted here: {}", stderr_of(&attempt).trim()));
     }
-    tried.status.success()
+    attempt.status.success()
 }
 
 /// A full disk under the state: what can't be recorded isn't done, what was done stays, and it heals by itself.
 #[test]
 fn on_a_full_disk_requests_are_refused_and_no_job_is_lost() {
-    if !root() || !may_mount() {
+    if !is_root() || !can_mount() {
         return;
     }
     let mut daemon = Daemon::start("interval = \"50ms\"\n");
@@ -172,7 +173,7 @@ fn on_a_full_disk_requests_are_refused_and_no_job_is_lost() {
     let log = std::fs::File::options().append(true).create(true).open(daemon.dir().join("log")).unwrap();
     let mut child =
         Command::new("unshare").args(["--mount", "sh", "-c", &script]).stderr(log).spawn().unwrap();
-    pjw_tests::patience::until("pjwd answers", || {
+    pjw_tests::waiting::wait_for("pjwd answers", || {
         pjw_ipc::client::Client::connect(&daemon.socket()).ok()?.call::<Value>("GetStatus", &json!({})).ok()
     });
     let cpus = daemon.assign("a", 1, &[shells[0].pid()]).unwrap();
@@ -183,15 +184,15 @@ fn on_a_full_disk_requests_are_refused_and_no_job_is_lost() {
     // The last free byte may go at a job's beginning or at its end.
     let refusal = (0..200).find_map(|n| {
         let name = format!("b{n}");
-        let told = daemon.assign(&name, 1, &[]).err().or_else(|| daemon.release(&name).err())?;
-        told.contains("can't be recorded").then_some(told)
+        let refusal = daemon.assign(&name, 1, &[]).err().or_else(|| daemon.release(&name).err())?;
+        refusal.contains("can't be recorded").then_some(refusal)
     });
     let refusal = refusal.expect("the disk fills");
     assert!(refusal.contains("No space left"), "{refusal}");
     assert_eq!((mask(shells[0].pid()), mask(shells[1].pid())), (cpus.clone(), before));
     assert!(daemon.job("a").is_some_and(|job| job.cpus == cpus.to_string()));
     std::fs::remove_file(&filler).unwrap();
-    until_true("it is well again", || {
+    wait_until("it is well again", || {
         !daemon.status().warnings.iter().any(|warning| warning.code == "journal")
     });
     let _ = daemon.release("a");

@@ -4,34 +4,34 @@ use std::process::Command;
 
 use pjw_ipc::client::Client;
 use pjw_tests::daemon::Daemon;
-use pjw_tests::patience::{until, until_true};
 use pjw_tests::skipping::skip;
+use pjw_tests::waiting::{wait_for, wait_until};
 use serde_json::{Value, json};
 
-use crate::processes::{Shell, installed, two_cores};
+use crate::processes::{Shell, has_two_cores, is_installed};
 
 /// A shell in a pid namespace of its own, of which it is the first process.
-fn shell_in_a_namespace() -> Option<Shell> {
+fn start_shell_in_pid_namespace() -> Option<Shell> {
     let words = ["--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"];
     // Root needs no user namespace, and a kernel may have none.
     let words = if nix::unistd::Uid::effective().is_root() { &words[2..] } else { &words[..] };
-    let tried =
-        installed("unshare").then(|| Command::new("unshare").args(words).arg("true").output().unwrap());
-    let tried = tried?;
-    if !tried.status.success() {
-        skip(format_args!("unshare: {}", String::from_utf8_lossy(&tried.stderr).trim()));
+    let attempt =
+        is_installed("unshare").then(|| Command::new("unshare").args(words).arg("true").output().unwrap());
+    let attempt = attempt?;
+    if !attempt.status.success() {
+        skip(format_args!("unshare: {}", String::from_utf8_lossy(&attempt.stderr).trim()));
         return None;
     }
     let mut command = Command::new("unshare");
     command.args(words).arg("sh");
-    Some(Shell::from(command))
+    Some(Shell::from_command(command))
 }
 
 /// The kernel takes the subscription there and says nothing. Believing it would leave newborns to the next rescan.
 #[test]
 fn in_a_pid_namespace_the_daemon_polls_and_reports_it() {
     let mut daemon = Daemon::start("interval = \"50ms\"\nrescan_interval = \"10m\"\n");
-    let Some(mut shell) = shell_in_a_namespace() else { return };
+    let Some(mut shell) = start_shell_in_pid_namespace() else { return };
     // Only its turn, its directory and its command are wanted; the daemon is the shell's.
     daemon.stop();
     let words: Vec<String> = std::iter::once(daemon.command().get_program())
@@ -39,13 +39,13 @@ fn in_a_pid_namespace_the_daemon_polls_and_reports_it() {
         .map(|word| word.to_str().unwrap().to_owned())
         .collect();
     let log = daemon.dir().join("log");
-    shell.tell(&format!("{} 2>>{} &", words.join(" "), log.display()));
-    until("it answers", || {
+    shell.send_line(&format!("{} 2>>{} &", words.join(" "), log.display()));
+    wait_for("it answers", || {
         Client::connect(&daemon.socket()).ok()?.call::<Value>("GetStatus", &json!({})).ok()
     });
     assert_eq!(daemon.status().discovery, "polling");
     assert!(daemon.log().contains("namespace"), "and why: {}", daemon.log());
-    if !two_cores() {
+    if !has_two_cores() {
         return;
     }
     let fifo = daemon.dir().join("fifo");
@@ -54,6 +54,6 @@ fn in_a_pid_namespace_the_daemon_polls_and_reports_it() {
     daemon.assign("a", 1, &[inner]).unwrap();
     assert_eq!(daemon.job("a").unwrap().processes, 1);
     std::fs::write(&fifo, "go\n").unwrap();
-    until_true("the newborn is found", || daemon.job("a").is_some_and(|job| job.processes == 2));
+    wait_until("the newborn is found", || daemon.job("a").is_some_and(|job| job.processes == 2));
     daemon.release("a").unwrap();
 }

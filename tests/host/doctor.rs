@@ -8,18 +8,18 @@ use std::process::{Command, Output, Stdio};
 
 use pjw_core::cpuset::CpuSet;
 use pjw_tests::daemon::Daemon;
-use pjw_tests::programs::program;
+use pjw_tests::programs::program_path;
 use pjw_tests::skipping::skip;
 use serde_json::Value;
 
-use crate::permissions::reachable;
-use crate::processes::{Shell, masks, root, two_cores};
+use crate::permissions::programs_are_reachable;
+use crate::processes::{Shell, has_two_cores, is_root, masks};
 
-const NOWHERE: &str = "/nonexistent/pjwd.sock";
+const NO_SOCKET: &str = "/nonexistent/pjwd.sock";
 const NOBODY: u32 = 65_534;
 
 fn doctor(socket: &Path, words: &[&str]) -> Command {
-    let mut command = Command::new(program("pjwctl"));
+    let mut command = Command::new(program_path("pjwctl"));
     command.arg("--socket").arg(socket).arg("doctor").args(words);
     command.env_remove("PJW_SOCKET").current_dir("/").stdin(Stdio::null());
     command
@@ -32,37 +32,37 @@ fn json_of(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-fn told(socket: &Path) -> Value {
+fn run_doctor(socket: &Path) -> Value {
     json_of(&doctor(socket, &["--json"]).output().unwrap())
 }
 
-fn findings<'a>(told: &'a Value, code: &'a str) -> impl Iterator<Item = &'a Value> {
-    told["findings"].as_array().unwrap().iter().filter(move |finding| finding["code"] == code)
+fn findings<'a>(report: &'a Value, code: &'a str) -> impl Iterator<Item = &'a Value> {
+    report["findings"].as_array().unwrap().iter().filter(move |finding| finding["code"] == code)
 }
 
-fn of_job<'a>(told: &'a Value, code: &'a str, job: &str) -> Option<&'a Value> {
+fn finding_about<'a>(report: &'a Value, code: &'a str, job: &str) -> Option<&'a Value> {
     let names = |finding: &&Value| finding["jobs"].as_array().unwrap().iter().any(|id| id == job);
-    findings(told, code).find(names)
+    findings(report, code).find(names)
 }
 
-fn job<'a>(told: &'a Value, id: &str) -> &'a Value {
-    let jobs = told["jobs"].as_array().unwrap();
-    jobs.iter().find(|job| job["id"] == id).unwrap_or_else(|| panic!("{id}: {told}"))
+fn reported_job<'a>(report: &'a Value, id: &str) -> &'a Value {
+    let jobs = report["jobs"].as_array().unwrap();
+    jobs.iter().find(|job| job["id"] == id).unwrap_or_else(|| panic!("{id}: {report}"))
 }
 
 #[test]
 fn without_root_doctor_reports_what_it_could_not_read() {
-    if !root() || !reachable() {
+    if !is_root() || !programs_are_reachable() {
         return;
     }
-    let output = doctor(Path::new(NOWHERE), &["--json"]).uid(NOBODY).gid(NOBODY).output().unwrap();
-    let told = json_of(&output);
-    let finding = findings(&told, "not-root").next().expect("what was not seen is told");
+    let output = doctor(Path::new(NO_SOCKET), &["--json"]).uid(NOBODY).gid(NOBODY).output().unwrap();
+    let report = json_of(&output);
+    let finding = findings(&report, "not-root").next().expect("what was not seen is told");
     assert!(finding["text"].as_str().unwrap().contains("user 65534"), "{finding}");
 }
 
 /// A program whose name would clear the screen, and whose name's end looks like a state of its own.
-fn hostile_program(dir: &Path) -> PathBuf {
+fn make_hostile_program(dir: &Path) -> PathBuf {
     let path = dir.join("x) R 1\n\x1b[2J");
     fs::copy("/bin/sleep", &path).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
@@ -71,33 +71,33 @@ fn hostile_program(dir: &Path) -> PathBuf {
 
 #[test]
 fn with_a_daemon_doctor_finds_the_problems_of_registered_jobs() {
-    if !two_cores() {
+    if !has_two_cores() {
         return;
     }
     let daemon = Daemon::start("interval = \"50ms\"\n");
     let dir = tempfile::tempdir().unwrap();
-    let hostile = hostile_program(dir.path());
+    let hostile = make_hostile_program(dir.path());
     let mut shell = Shell::start();
     let spinners: Vec<u32> = (0..3).map(|_| shell.background("sh -c 'while :; do :; done'")).collect();
     let mut command = Command::new(hostile);
     command.arg("1000");
-    let hostile = Shell::from(command);
-    let cpus = daemon.assign("a", 1, &[shell.pid(), hostile.pid()]).unwrap();
+    let hostile_shell = Shell::from_command(command);
+    let cpus = daemon.assign("a", 1, &[shell.pid(), hostile_shell.pid()]).unwrap();
     assert!(!cpus.is_empty());
 
-    let told = told(&daemon.socket());
-    let a = daemon.id("a");
-    let seen = job(&told, &a);
+    let report = run_doctor(&daemon.socket());
+    let a = daemon.job_id("a");
+    let seen = reported_job(&report, &a);
     assert_eq!(seen["cpus"].as_str().unwrap().parse::<CpuSet>().unwrap(), cpus);
     assert_eq!((&seen["granted_by"], &seen["processes"]), (&"warden".into(), &5.into()), "{seen}");
     // Three loops share what one core has; on cores of more threads they may find room.
     if cpus.len() < 3 {
-        let finding = of_job(&told, "oversubscribed", &a).unwrap_or_else(|| panic!("{told}"));
+        let finding = finding_about(&report, "oversubscribed", &a).unwrap_or_else(|| panic!("{report}"));
         assert!(finding["text"].as_str().unwrap().contains("runs 3 threads"), "{finding}");
         let named: Vec<u64> = finding["pids"].as_array().unwrap().iter().filter_map(Value::as_u64).collect();
         assert!(spinners.iter().all(|&pid| named.contains(&u64::from(pid))), "{finding}");
     }
-    assert!(of_job(&told, "outside", &a).is_none(), "{told}");
+    assert!(finding_about(&report, "outside", &a).is_none(), "{report}");
     let shown = doctor(&daemon.socket(), &["--all"]).output().unwrap();
     assert!(!shown.stdout.contains(&0x1b), "{}", String::from_utf8_lossy(&shown.stdout));
 }
@@ -105,8 +105,8 @@ fn with_a_daemon_doctor_finds_the_problems_of_registered_jobs() {
 #[test]
 fn doctor_reports_that_a_daemon_only_observes() {
     let daemon = Daemon::start("mode = \"observe\"\n");
-    let told = told(&daemon.socket());
-    let facts = told["facts"].as_array().unwrap();
+    let report = run_doctor(&daemon.socket());
+    let facts = report["facts"].as_array().unwrap();
     let warden = facts.iter().find(|fact| fact["code"] == "warden").unwrap();
     assert!(warden["text"].as_str().unwrap().contains("only looks"), "{warden}");
 }
@@ -116,7 +116,7 @@ fn doctor_changes_no_mask() {
     let mut shell = Shell::start();
     let children: Vec<u32> = (0..4).map(|_| shell.background("sleep 1000")).collect();
     let before = masks(&children);
-    told(Path::new(NOWHERE));
+    run_doctor(Path::new(NO_SOCKET));
     assert_eq!(masks(&children), before);
 }
 
@@ -154,7 +154,7 @@ impl Cpusets {
     }
 
     /// A job of root's with a process in it.
-    fn job(&mut self, id: u32, cpus: &str, pid: u32) {
+    fn add_job(&mut self, id: u32, cpus: &str, pid: u32) {
         let memory = fs::read_to_string(self.top.join("cpuset.mems")).unwrap();
         let all = fs::read_to_string(self.top.join("cpuset.cpus")).unwrap();
         let user = self.top.join("uid_0");
@@ -172,34 +172,34 @@ impl Cpusets {
 impl Drop for Cpusets {
     fn drop(&mut self) {
         for dir in self.made.iter().rev() {
-            pjw_tests::patience::until_true("the processes are gone", || fs::remove_dir(dir).is_ok());
+            pjw_tests::waiting::wait_until("the processes are gone", || fs::remove_dir(dir).is_ok());
         }
     }
 }
 
 #[test]
 fn without_a_daemon_doctor_finds_the_jobs_of_a_scheduler_and_their_overlap() {
-    if !root() || !two_cores() {
+    if !is_root() || !has_two_cores() {
         return;
     }
     // Only its turn is wanted: a daemon of another test would take these jobs for its own.
-    let mut turn = Daemon::start("mode = \"observe\"\n");
-    turn.stop();
+    let mut daemon = Daemon::start("mode = \"observe\"\n");
+    daemon.stop();
     let Some(mut cpusets) = Cpusets::new() else { return };
     let mut shell = Shell::start();
     let (first, second) = (shell.background("sleep 1000"), shell.background("sleep 1000"));
     let stray = shell.background("sleep 1000");
-    cpusets.job(4711, "0", first);
-    cpusets.job(4712, "0-1", second);
+    cpusets.add_job(4711, "0", first);
+    cpusets.add_job(4712, "0-1", second);
 
-    let told = told(Path::new(NOWHERE));
-    assert_eq!(job(&told, "slurm:4711")["cpus"], "0");
-    assert_eq!(job(&told, "slurm:4711")["granted_by"], "scheduler");
-    let overlap = of_job(&told, "overlap", "slurm:4711");
+    let report = run_doctor(Path::new(NO_SOCKET));
+    assert_eq!(reported_job(&report, "slurm:4711")["cpus"], "0");
+    assert_eq!(reported_job(&report, "slurm:4711")["granted_by"], "scheduler");
+    let overlap = finding_about(&report, "overlap", "slurm:4711");
     // Where these two are all CPUs there are, the second job was not narrowed: it may run everywhere.
-    let unbound = of_job(&told, "unbound", "slurm:4712");
-    assert!(overlap.is_some() || unbound.is_some(), "{told}");
-    assert!(findings(&told, "no-warden").next().is_some(), "{told}");
-    assert!(!told["jobs"].to_string().contains(&stray.to_string()));
+    let unbound = finding_about(&report, "unbound", "slurm:4712");
+    assert!(overlap.is_some() || unbound.is_some(), "{report}");
+    assert!(findings(&report, "no-warden").next().is_some(), "{report}");
+    assert!(!report["jobs"].to_string().contains(&stray.to_string()));
     drop(shell);
 }

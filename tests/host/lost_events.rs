@@ -7,18 +7,18 @@ use pjw_core::ids::Tid;
 use pjw_ipc::wire::Warning;
 use pjw_linux::sys::affinity;
 use pjw_tests::daemon::Daemon;
-use pjw_tests::patience::{until, until_true};
 use pjw_tests::skipping::skip;
+use pjw_tests::waiting::{wait_for, wait_until};
 
-use crate::processes::{Shell, mask, two_cores};
+use crate::processes::{Shell, has_two_cores, mask};
 
 /// `NETLINK_CONNECTOR`.
 const CONNECTOR: &str = "11";
 /// So many threads begin and end between two looks at what was dropped.
-const GUST: usize = 1000;
+const THREADS_PER_BATCH: usize = 1000;
 
 /// How many events the kernel has dropped for this daemon; `None` if it has no socket of that kind.
-fn dropped(daemon: &Daemon) -> Option<u64> {
+fn dropped_events(daemon: &Daemon) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/net/netlink").ok()?;
     let (pid, mut lines) = (daemon.pid().to_string(), text.lines());
     let names: Vec<&str> = lines.next()?.split_whitespace().collect();
@@ -32,12 +32,12 @@ fn dropped(daemon: &Daemon) -> Option<u64> {
 
 #[test]
 fn after_lost_events_one_full_scan_finds_every_process() {
-    if !two_cores() {
+    if !has_two_cores() {
         return;
     }
     // No timer mends anything here.
     let daemon = Daemon::start("interval = \"10m\"\nrescan_interval = \"10m\"\nenforcement = \"affinity\"\n");
-    let Some(before) = dropped(&daemon) else {
+    let Some(before) = dropped_events(&daemon) else {
         return skip("the daemon is told no events here");
     };
     let mut shell = Shell::start();
@@ -47,18 +47,18 @@ fn after_lost_events_one_full_scan_finds_every_process() {
     let unseen = shell.background("sleep 1000");
     affinity::set_full_mask(Tid(unseen)).unwrap();
     assert_ne!(mask(unseen), cpus);
-    until_true("the kernel drops events", || {
-        (0..GUST).for_each(|_| std::thread::spawn(|| {}).join().unwrap());
-        dropped(&daemon).is_some_and(|now| now > before)
+    wait_until("the kernel drops events", || {
+        (0..THREADS_PER_BATCH).for_each(|_| std::thread::spawn(|| {}).join().unwrap());
+        dropped_events(&daemon).is_some_and(|now| now > before)
     });
     daemon.signal(Signal::SIGCONT);
 
-    until_true("who was born unheard is inside", || mask(unseen) == cpus);
+    wait_until("who was born unheard is inside", || mask(unseen) == cpus);
     // Its mask comes first, and what is told of it when all of it was read.
-    until_true("it is one of the job's", || daemon.job("a").unwrap().processes == 2);
-    until_true("the loss is told", || {
-        let told = daemon.pjwctl(&["events", "--json"]).stdout;
-        String::from_utf8_lossy(&told).contains("\"event\":\"overrun\"")
+    wait_until("it is one of the job's", || daemon.job("a").unwrap().processes == 2);
+    wait_until("the loss is told", || {
+        let events = daemon.pjwctl(&["events", "--json"]).stdout;
+        String::from_utf8_lossy(&events).contains("\"event\":\"overrun\"")
     });
 }
 
@@ -66,14 +66,14 @@ fn after_lost_events_one_full_scan_finds_every_process() {
 fn a_delayed_daemon_warns_until_it_has_caught_up() {
     let daemon = Daemon::start("interval = \"50ms\"\n");
     daemon.signal(Signal::SIGSTOP);
-    let asleep = Instant::now();
-    until_true("a second has passed", || asleep.elapsed() > Duration::from_secs(1));
+    let stopped_at = Instant::now();
+    wait_until("a second has passed", || stopped_at.elapsed() > Duration::from_secs(1));
     daemon.signal(Signal::SIGCONT);
-    let warning = until("it says that it was late", || behind(&daemon));
+    let warning = wait_for("it says that it was late", || behind_warning(&daemon));
     assert!(warning.text.contains(" ms") && warning.remedy.contains("cpu_budget_permille"), "{warning:?}");
-    until_true("it has caught up", || behind(&daemon).is_none());
+    wait_until("it has caught up", || behind_warning(&daemon).is_none());
 }
 
-fn behind(daemon: &Daemon) -> Option<Warning> {
+fn behind_warning(daemon: &Daemon) -> Option<Warning> {
     daemon.status().warnings.into_iter().find(|warning| warning.code == "behind")
 }

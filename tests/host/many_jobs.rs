@@ -4,41 +4,41 @@ use std::collections::BTreeMap;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_tests::daemon::Daemon;
-use pjw_tests::patience::until_true;
+use pjw_tests::waiting::wait_until;
 
-use crate::processes::{Shell, cores};
+use crate::processes::{Shell, core_count};
 
 const JOBS: usize = 200;
 
 #[test]
 fn two_hundred_jobs_never_share_a_core_and_leak_none() {
     let daemon = Daemon::start("");
-    let room = cores().min(8) as usize;
-    let mut alive: Vec<(String, Shell, CpuSet)> = Vec::new();
+    let max_jobs = core_count().min(8) as usize;
+    let mut running: Vec<(String, Shell, CpuSet)> = Vec::new();
     for n in 0..JOBS {
-        if alive.len() == room {
+        if running.len() == max_jobs {
             // The oldest ends: half of them are released, half just die.
-            let (name, shell, _) = alive.remove(0);
+            let (name, shell, _) = running.remove(0);
             if n % 2 == 0 {
                 daemon.release(&name).unwrap();
             }
             drop(shell);
-            until_true("its cores are free", || !daemon.status().pool.free.is_empty());
+            wait_until("its cores are free", || !daemon.status().pool.free.is_empty());
         }
         let mut shell = Shell::start();
-        shell.tell("while :; do sleep 0.01; (true); done &");
+        shell.send_line("while :; do sleep 0.01; (true); done &");
         let name = format!("manual:j{n}");
         let cpus = daemon.assign(&name, 1, &[shell.pid()]).unwrap();
         assert!(!cpus.is_empty());
-        alive.push((name, shell, cpus));
+        running.push((name, shell, cpus));
         check_disjoint(&daemon);
-        for (name, shell, cpus) in &alive {
+        for (name, shell, cpus) in &running {
             // Without events a child that was born meanwhile is found at the next interval.
-            until_true(&format!("all of {name} runs on {cpus} only"), || all_inside(shell.pid(), cpus));
+            wait_until(&format!("all of {name} runs on {cpus} only"), || are_all_confined(shell.pid(), cpus));
         }
     }
-    drop(alive);
-    until_true("all jobs are over", || daemon.status().jobs.is_empty());
+    drop(running);
+    wait_until("all jobs are over", || daemon.status().jobs.is_empty());
     let status = daemon.status();
     assert_eq!(status.pool.free, status.node.cpus, "a core has leaked");
     assert!(!status.warnings.iter().any(|warning| warning.code == "audit"), "{:?}", status.warnings);
@@ -55,7 +55,7 @@ fn check_disjoint(daemon: &Daemon) {
             }
         }
     }
-    until_true("the daemon sees no violation", || daemon.status().jobs.iter().all(|job| job.violations == 0));
+    wait_until("the daemon sees no violation", || daemon.status().jobs.iter().all(|job| job.violations == 0));
     let free: CpuSet = status.pool.free.parse().unwrap();
     let all: CpuSet = status.node.cpus.parse().unwrap();
     assert_eq!(free.len() + owners.len(), all.len(), "every PU is somebody's or free: {status:?}");
@@ -63,7 +63,7 @@ fn check_disjoint(daemon: &Daemon) {
 
 /// Whether every thread of every process in a process group is kept on these PUs: as the kernel says, since the
 /// daemon might not know of one.
-fn all_inside(group: u32, cpus: &CpuSet) -> bool {
+fn are_all_confined(group: u32, cpus: &CpuSet) -> bool {
     let masks = masks_of_group(group);
     assert!(!masks.is_empty(), "the shell of group {group} is gone");
     masks.iter().all(|mask| mask.is_subset(cpus))
@@ -72,11 +72,11 @@ fn all_inside(group: u32, cpus: &CpuSet) -> bool {
 fn masks_of_group(group: u32) -> Vec<CpuSet> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter(|pid| group_of(*pid) == Some(group)).flat_map(masks_of_process).collect()
+    pids.filter(|pid| process_group(*pid) == Some(group)).flat_map(masks_of_process).collect()
 }
 
 /// The process group: the fifth field of stat, whose second ends with the last bracket.
-fn group_of(pid: u32) -> Option<u32> {
+fn process_group(pid: u32) -> Option<u32> {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     let stat = String::from_utf8_lossy(&stat).into_owned();
     stat.rsplit_once(')')?.1.split_whitespace().nth(2)?.parse().ok()
@@ -87,8 +87,8 @@ fn masks_of_process(pid: u32) -> Vec<CpuSet> {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let mask = |status: String| {
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-        let alive = !field("State:")?.starts_with(['Z', 'X']);
-        alive.then(|| field("Cpus_allowed_list:").unwrap().parse().unwrap())
+        let is_running = !field("State:")?.starts_with(['Z', 'X']);
+        is_running.then(|| field("Cpus_allowed_list:").unwrap().parse().unwrap())
     };
     threads
         .filter_map(|thread| std::fs::read_to_string(thread.path().join("status")).ok().and_then(mask))

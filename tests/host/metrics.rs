@@ -10,17 +10,17 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use pjw_tests::daemon::Daemon;
-use pjw_tests::patience::{until, until_true};
+use pjw_tests::waiting::{wait_for, wait_until};
 
-use crate::processes::{Shell, two_cores};
+use crate::processes::{Shell, has_two_cores};
 
 /// An address that nobody listens at. Somebody could take it before the daemon does, which then tries again.
-fn address() -> SocketAddr {
+fn free_address() -> SocketAddr {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap()
 }
 
 /// What comes back from a request, if anybody is there.
-fn ask(address: SocketAddr, request: &str) -> Option<String> {
+fn send_request(address: SocketAddr, request: &str) -> Option<String> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     stream.write_all(request.as_bytes()).ok()?;
@@ -30,18 +30,18 @@ fn ask(address: SocketAddr, request: &str) -> Option<String> {
 }
 
 /// The text of the metrics.
-fn scraped(address: SocketAddr) -> Option<String> {
-    let response = ask(address, "GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n")?;
+fn scrape(address: SocketAddr) -> Option<String> {
+    let response = send_request(address, "GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n")?;
     let body = response.strip_prefix("HTTP/1.1 200 OK\r\n")?.split_once("\r\n\r\n")?.1;
     Some(body.to_owned())
 }
 
 /// The value of a sample.
-fn value(text: &str, sample: &str) -> Option<f64> {
+fn sample_value(text: &str, sample: &str) -> Option<f64> {
     text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' ')?.parse().ok())
 }
 
-fn textfile(daemon: &Daemon) -> PathBuf {
+fn textfile_path(daemon: &Daemon) -> PathBuf {
     daemon.dir().join("pjw.prom")
 }
 
@@ -51,90 +51,90 @@ fn file_config(path: &Path, more: &str) -> String {
 
 #[test]
 fn a_job_is_in_both_outputs_and_the_number_of_job_names_is_bounded() {
-    if !two_cores() {
+    if !has_two_cores() {
         return;
     }
-    let address = address();
+    let address = free_address();
     let mut daemon = Daemon::start("");
-    let file = textfile(&daemon);
+    let file = textfile_path(&daemon);
     daemon.configure(&file_config(&file, &format!("listen = [\"{}\"]\nmax_jobs = 1\n", address.port())));
     daemon.signal(Signal::SIGHUP);
     let shell = Shell::start();
     daemon.assign("a", 1, &[shell.pid()]).unwrap();
-    let cores = format!("pjw_job_cores{{jobid=\"{}\"}}", daemon.id("a"));
-    let by_http = until("a job is told by HTTP", || scraped(address).filter(|text| text.contains(&cores)));
-    assert_eq!(value(&by_http, &cores), Some(1.0));
-    assert!(value(&by_http, "pjw_cycles_total{cause=\"full\"}").unwrap() >= 1.0);
-    assert!(value(&by_http, "pjw_process_resident_memory_bytes").unwrap() > 0.0);
-    let whole: f64 = ["free", "allocated", "housekeeping", "offline"]
+    let cores = format!("pjw_job_cores{{jobid=\"{}\"}}", daemon.job_id("a"));
+    let by_http = wait_for("a job is told by HTTP", || scrape(address).filter(|text| text.contains(&cores)));
+    assert_eq!(sample_value(&by_http, &cores), Some(1.0));
+    assert!(sample_value(&by_http, "pjw_cycles_total{cause=\"full\"}").unwrap() >= 1.0);
+    assert!(sample_value(&by_http, "pjw_process_resident_memory_bytes").unwrap() > 0.0);
+    let all_pus: f64 = ["free", "allocated", "housekeeping", "offline"]
         .iter()
-        .map(|by| value(&by_http, &format!("pjw_pool_pus{{use=\"{by}\"}}")).unwrap())
+        .map(|by| sample_value(&by_http, &format!("pjw_pool_pus{{use=\"{by}\"}}")).unwrap())
         .sum();
-    assert!(whole >= 2.0, "{by_http}");
+    assert!(all_pus >= 2.0, "{by_http}");
 
-    until_true("it is told by the file", || {
+    wait_until("it is told by the file", || {
         fs::read_to_string(&file).is_ok_and(|text| text.contains(&cores))
     });
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o7777, 0o644);
 
     daemon.assign("b", 1, &[]).unwrap();
-    let folded = until("two jobs are more than one", || {
-        scraped(address).filter(|text| value(text, "pjw_jobs_folded") == Some(1.0))
+    let folded = wait_for("two jobs are more than one", || {
+        scrape(address).filter(|text| sample_value(text, "pjw_jobs_folded") == Some(1.0))
     });
-    assert_eq!(value(&folded, "pjw_job_cores{jobid=\"other\"}"), Some(1.0));
-    assert_eq!(value(&folded, &cores), Some(1.0), "the older job keeps its name");
+    assert_eq!(sample_value(&folded, "pjw_job_cores{jobid=\"other\"}"), Some(1.0));
+    assert_eq!(sample_value(&folded, &cores), Some(1.0), "the older job keeps its name");
     daemon.stop();
     assert!(!file.exists(), "a clean stop takes the file away");
-    assert!(scraped(address).is_none());
+    assert!(scrape(address).is_none());
 }
 
 #[test]
 fn the_wait_for_a_core_is_measured() {
-    if !two_cores() {
+    if !has_two_cores() {
         return;
     }
-    let address = address();
+    let address = free_address();
     let daemon = Daemon::start(&format!("interval = \"100ms\"\n[metrics]\nlisten = [\"{address}\"]\n"));
     let mut shell = Shell::start();
     daemon.assign("a", 1, &[shell.pid()]).unwrap();
     let _spinning =
-        [(); 2].map(|()| crate::processes::EndOf(shell.background("sh -c 'while :; do :; done'")));
-    let sample = |name: &str| format!("pjw_job_{name}{{jobid=\"{}\"}}", daemon.id("a"));
+        [(); 2].map(|()| crate::processes::KillOnDrop(shell.background("sh -c 'while :; do :; done'")));
+    let sample = |name: &str| format!("pjw_job_{name}{{jobid=\"{}\"}}", daemon.job_id("a"));
     // Two that spin on one core with one hardware thread or two: what they run and wait adds up to what they want.
-    until_true("both are hot", || {
-        scraped(address).is_some_and(|text| value(&text, &sample("hot_threads")) == Some(2.0))
+    wait_until("both are hot", || {
+        scrape(address).is_some_and(|text| sample_value(&text, &sample("hot_threads")) == Some(2.0))
     });
-    let text = until("time that ran", || {
-        scraped(address).filter(|text| value(text, &sample("running_pus")).is_some_and(|pus| pus > 0.2))
+    let text = wait_for("time that ran", || {
+        scrape(address).filter(|text| sample_value(text, &sample("running_pus")).is_some_and(|pus| pus > 0.2))
     });
-    let pus = value(&text, &sample("pus")).unwrap();
+    let pus = sample_value(&text, &sample("pus")).unwrap();
     if pus < 2.0 {
-        until_true("one waits while the other runs", || {
-            scraped(address)
-                .is_some_and(|text| value(&text, &sample("waiting_pus")).is_some_and(|pus| pus > 0.2))
+        wait_until("one waits while the other runs", || {
+            scrape(address)
+                .is_some_and(|text| sample_value(&text, &sample("waiting_pus")).is_some_and(|pus| pus > 0.2))
         });
     }
 }
 
 #[test]
 fn a_reload_opens_and_closes_listeners_and_a_bad_configuration_changes_nothing() {
-    let (first, second) = (address(), address());
+    let (first, second) = (free_address(), free_address());
     let daemon = Daemon::start(&format!("[metrics]\nlisten = [\"{first}\"]\n"));
-    until_true("the first place", || scraped(first).is_some());
+    wait_until("the first place", || scrape(first).is_some());
     let reload = || daemon.call::<serde_json::Value>("Reload", &serde_json::json!({}));
     daemon.configure("[metrics]\nlisten = [\"localhost:80\"]\n");
     let refusal = reload().unwrap_err().to_string();
     assert!(refusal.contains("the old configuration stays in force"), "{refusal}");
     assert!(refusal.contains("pjwd.toml:2:10: metrics.listen is wrong"), "{refusal}");
-    until_true("the log names the place", || daemon.log().contains("pjwd.toml:2:10: metrics.listen: "));
-    assert!(scraped(first).is_some(), "the old one stays in force");
+    wait_until("the log names the place", || daemon.log().contains("pjwd.toml:2:10: metrics.listen: "));
+    assert!(scrape(first).is_some(), "the old one stays in force");
     daemon.configure(&format!("[metrics]\nlisten = [\"{second}\"]\n"));
     reload().unwrap();
-    until_true("the second place", || scraped(second).is_some());
-    until_true("and no more the first", || TcpStream::connect(first).is_err());
+    wait_until("the second place", || scrape(second).is_some());
+    wait_until("and no more the first", || TcpStream::connect(first).is_err());
     daemon.configure("");
     reload().unwrap();
-    until_true("none", || TcpStream::connect(second).is_err());
+    wait_until("none", || TcpStream::connect(second).is_err());
 }
 
 #[test]
@@ -144,20 +144,20 @@ fn an_address_in_use_does_not_prevent_the_start() {
     let daemon = Daemon::start(&format!(
         "[metrics]\nlisten = [\"{address}\"]\ntextfile = \"/nowhere/at/all/x.prom\"\n"
     ));
-    until_true("the log says what to do", || {
+    wait_until("the log says what to do", || {
         let log = daemon.log();
         log.contains("set another in metrics.listen")
             && log.contains("can't be written to /nowhere/at/all/x.prom")
     });
     drop(taken);
-    until_true("it is tried again", || scraped(address).is_some());
+    wait_until("it is tried again", || scrape(address).is_some());
 }
 
 #[test]
 fn many_slow_clients_delay_neither_the_event_loop_nor_the_control_socket() {
-    let address = address();
+    let address = free_address();
     let daemon = Daemon::start(&format!("interval = \"50ms\"\n[metrics]\nlisten = [\"{address}\"]\n"));
-    until_true("it listens", || scraped(address).is_some());
+    wait_until("it listens", || scrape(address).is_some());
     let slow: Vec<TcpStream> = (0..40)
         .map(|_| {
             let mut stream = TcpStream::connect(address).unwrap();
@@ -166,35 +166,36 @@ fn many_slow_clients_delay_neither_the_event_loop_nor_the_control_socket() {
             stream
         })
         .collect();
-    let refused = until("one too many is told so", || {
-        ask(address, "GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n").filter(|text| text.contains("503"))
+    let refused = wait_for("one too many is told so", || {
+        send_request(address, "GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n")
+            .filter(|text| text.contains("503"))
     });
     assert!(refused.starts_with("HTTP/1.1 503 "), "{refused}");
     assert_eq!(daemon.status().mode, "enforce", "the control socket answers");
     daemon.assign("a", 1, &[]).unwrap();
     drop(slow);
-    until_true("places come free", || scraped(address).is_some());
+    wait_until("places come free", || scrape(address).is_some());
 }
 
 #[test]
 fn a_killed_daemon_leaves_a_complete_file_which_the_next_daemon_replaces() {
     let mut daemon = Daemon::start("");
-    let file = textfile(&daemon);
+    let file = textfile_path(&daemon);
     daemon.configure(&file_config(&file, ""));
     daemon.signal(Signal::SIGHUP);
-    until_true("the file is there", || file.exists());
-    let started = |text: &str| value(text, "pjw_process_start_time_seconds");
+    wait_until("the file is there", || file.exists());
+    let started = |text: &str| sample_value(text, "pjw_process_start_time_seconds");
     for _ in 0..3 {
         daemon.kill();
-        let left = fs::read_to_string(&file).unwrap();
-        assert!(left.starts_with("# HELP pjw_build_info ") && left.ends_with('\n'), "{left}");
-        assert!(left.contains("\npjw_jobs_folded 0\n"));
+        let old = fs::read_to_string(&file).unwrap();
+        assert!(old.starts_with("# HELP pjw_build_info ") && old.ends_with('\n'), "{old}");
+        assert!(old.contains("\npjw_jobs_folded 0\n"));
         daemon.spawn();
-        until_true("it is new", || {
-            fs::read_to_string(&file).is_ok_and(|text| started(&text) > started(&left))
+        wait_until("it is new", || {
+            fs::read_to_string(&file).is_ok_and(|text| started(&text) > started(&old))
         });
     }
     daemon.configure("");
     daemon.signal(Signal::SIGHUP);
-    until_true("who is told to stop takes it away", || !file.exists());
+    wait_until("who is told to stop takes it away", || !file.exists());
 }

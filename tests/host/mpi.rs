@@ -10,48 +10,54 @@ use nix::unistd::Pid;
 use pjw_core::cpuset::CpuSet;
 use pjw_linux::proc::procfs::{Stat, parse_stat};
 use pjw_linux::topology::{TopologySource, load};
-use pjw_tests::daemon::{Daemon, Keeping};
-use pjw_tests::patience::{until, until_true};
+use pjw_tests::daemon::{Daemon, Enforcement};
+use pjw_tests::waiting::{wait_for, wait_until};
 use serde_json::{Value, json};
 
-use crate::processes::{EndOf, installed, mask, masks, two_cores, walls};
+use crate::processes::{KillOnDrop, has_cpusets, has_two_cores, is_installed, mask, masks};
 
 /// So long must the rank compute inside before it counts as kept there: ten looks of the daemon.
-const HELD_TICKS: u64 = 50;
+const MIN_RUN_TICKS: u64 = 50;
 
 /// An MPI as Debian and Ubuntu install it.
-struct Mpi {
+struct MpiLauncher {
     mpirun: &'static str,
     /// What makes it bind its rank, beside its default.
-    binds: &'static [&'static str],
+    bind_arguments: &'static [&'static str],
     /// What its `--version` says where it is known to bind outside its own mask.
-    known: &'static str,
+    known_version: &'static str,
 }
 
-const OPEN_MPI: Mpi = Mpi { mpirun: "mpirun.openmpi", binds: &[], known: ") 4.1." };
-const MPICH: Mpi = Mpi { mpirun: "mpirun.mpich", binds: &["-bind-to", "core"], known: "Version: 4." };
+const OPEN_MPI: MpiLauncher =
+    MpiLauncher { mpirun: "mpirun.openmpi", bind_arguments: &[], known_version: ") 4.1." };
+const MPICH: MpiLauncher = MpiLauncher {
+    mpirun: "mpirun.mpich",
+    bind_arguments: &["-bind-to", "core"],
+    known_version: "Version: 4.",
+};
 
-impl Mpi {
+impl MpiLauncher {
     /// One rank that writes its process id to a file and computes.
-    fn words(&self, rank: &Path) -> Vec<String> {
+    fn command_words(&self, rank: &Path) -> Vec<String> {
         let program = format!("echo $$ >{}; while :; do :; done", rank.display());
-        let words = [&[self.mpirun], self.binds, &["-np", "1", "sh", "-c", &program]].concat();
-        words.into_iter().map(str::to_owned).collect()
+        let command_words =
+            [&[self.mpirun], self.bind_arguments, &["-np", "1", "sh", "-c", &program]].concat();
+        command_words.into_iter().map(str::to_owned).collect()
     }
 
     /// Whether this version is known to leave its mask. Others may have learned better.
-    fn is_known(&self) -> bool {
-        let said = Command::new(self.mpirun).arg("--version").output().unwrap().stdout;
-        let said = String::from_utf8_lossy(&said).into_owned();
-        said.split_ascii_whitespace().collect::<Vec<_>>().join(" ").contains(self.known)
+    fn is_known_version(&self) -> bool {
+        let output = Command::new(self.mpirun).arg("--version").output().unwrap().stdout;
+        let output = String::from_utf8_lossy(&output).into_owned();
+        output.split_ascii_whitespace().collect::<Vec<_>>().join(" ").contains(self.known_version)
     }
 }
 
 /// A running `mpirun`.
-struct Launched(Child);
+struct MpiRun(Child);
 
-impl Launched {
-    fn new(mut command: Command, scratch: &Path) -> Self {
+impl MpiRun {
+    fn new(mut command: Command, temporary_dir: &Path) -> Self {
         // Nothing of a batch system that the tests may run in, which it would ask. Open MPI refuses root unless it is
         // told, and looks for a remote shell unless there is one machine only; its own files go with the test.
         let kept = ["PATH", "HOME"].into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
@@ -59,17 +65,17 @@ impl Launched {
         command.env_clear().envs(kept);
         command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
         command.envs([("OMPI_MCA_plm", "isolated"), ("HYDRA_LAUNCHER", "fork")]);
-        command.env("TMPDIR", scratch).process_group(0);
+        command.env("TMPDIR", temporary_dir).process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         Self(command.spawn().unwrap())
     }
 }
 
-impl Drop for Launched {
+impl Drop for MpiRun {
     fn drop(&mut self) {
         let group = Pid::from_raw(self.0.id().cast_signed());
         let _ = killpg(group, Signal::SIGTERM);
-        until_true("mpirun ends", || self.0.try_wait().is_ok_and(|ended| ended.is_some()));
+        wait_until("mpirun ends", || self.0.try_wait().is_ok_and(|ended| ended.is_some()));
     }
 }
 
@@ -79,13 +85,15 @@ fn stat(pid: u32) -> Option<Stat> {
 
 /// Whether a process may run on these PUs only, and last did.
 fn is_on(pid: u32, cpus: &CpuSet) -> bool {
-    let may = mask(pid);
-    !may.is_empty() && may.is_subset(cpus) && stat(pid).is_some_and(|stat| cpus.contains(stat.last_cpu))
+    let allowed = mask(pid);
+    !allowed.is_empty()
+        && allowed.is_subset(cpus)
+        && stat(pid).is_some_and(|stat| cpus.contains(stat.last_cpu))
 }
 
-fn rank_in(file: &Path, launched: &mut Launched) -> u32 {
-    until("the rank runs", || {
-        assert!(launched.0.try_wait().unwrap().is_none(), "mpirun ended early");
+fn read_rank_pid(file: &Path, run: &mut MpiRun) -> u32 {
+    wait_for("the rank runs", || {
+        assert!(run.0.try_wait().unwrap().is_none(), "mpirun ended early");
         std::fs::read_to_string(file).ok()?.trim().parse().ok()
     })
 }
@@ -98,41 +106,46 @@ fn first_and_second() -> (CpuSet, CpuSet) {
 }
 
 /// Without the warden: jailed on the second core by a mask, the rank runs on the first.
-fn leaves_its_jail(mpi: &Mpi, scratch: &Path) {
+fn check_rank_leaves_its_mask(mpi: &MpiLauncher, temporary_dir: &Path) {
     let (first, second) = first_and_second();
-    let file = scratch.join("free");
+    let file = temporary_dir.join("free");
     let mut command = Command::new("taskset");
-    command.arg("-c").arg(second.to_string()).args(mpi.words(&file));
-    let mut launched = Launched::new(command, scratch);
-    let rank = rank_in(&file, &mut launched);
-    let _end = EndOf(rank);
-    until_true("the rank has left its jail", || is_on(rank, &first));
-    assert_eq!(mask(launched.0.id()), second, "it is the rank that leaves, not mpirun");
+    command.arg("-c").arg(second.to_string()).args(mpi.command_words(&file));
+    let mut run = MpiRun::new(command, temporary_dir);
+    let rank = read_rank_pid(&file, &mut run);
+    let _end = KillOnDrop(rank);
+    wait_until("the rank has left its jail", || is_on(rank, &first));
+    assert_eq!(mask(run.0.id()), second, "it is the rank that leaves, not mpirun");
 }
 
 /// `mpirun` under `pjwctl run` on the second core, its rank, and what the job holds.
-fn launched_by_pjw(mpi: &Mpi, daemon: &Daemon) -> (Launched, u32, CpuSet) {
+fn launch_in_job(mpi: &MpiLauncher, daemon: &Daemon) -> (MpiRun, u32, CpuSet) {
     let (_, second) = first_and_second();
     let file = daemon.dir().join("kept");
-    let (id, list) = (daemon.id("mpi"), second.to_string());
+    let (id, list) = (daemon.job_id("mpi"), second.to_string());
     let mut command = daemon.pjwctl_command(&["run", "--job", &id, "--cpus", &list, "--"]);
-    command.args(mpi.words(&file));
-    let mut launched = Launched::new(command, daemon.dir());
-    let rank = rank_in(&file, &mut launched);
+    command.args(mpi.command_words(&file));
+    let mut run = MpiRun::new(command, daemon.dir());
+    let rank = read_rank_pid(&file, &mut run);
     let cpus: CpuSet = daemon.job("mpi").unwrap().cpus.parse().unwrap();
     assert_eq!(cpus, second);
-    (launched, rank, cpus)
+    (run, rank, cpus)
 }
 
 /// The rank computes for a while and is inside all the time, as is all that belongs to it; what the job's history is.
-fn stays_inside(mpi: &Mpi, daemon: &Daemon, (mpirun, rank): (u32, u32), cpus: &CpuSet) -> Vec<Value> {
+fn check_stays_inside(
+    mpi: &MpiLauncher,
+    daemon: &Daemon,
+    (mpirun, rank): (u32, u32),
+    cpus: &CpuSet,
+) -> Vec<Value> {
     let before = stat(rank).unwrap().run_ticks;
-    until_true("it has computed for a while", || {
+    wait_until("it has computed for a while", || {
         let now = (mask(rank), stat(rank).unwrap());
         assert!(is_on(rank, cpus), "{}: {now:?} is outside {cpus}", mpi.mpirun);
-        now.1.run_ticks >= before + HELD_TICKS
+        now.1.run_ticks >= before + MIN_RUN_TICKS
     });
-    let mut job: Value = daemon.call("GetJob", &json!({ "job": daemon.id("mpi") })).unwrap();
+    let mut job: Value = daemon.call("GetJob", &json!({ "job": daemon.job_id("mpi") })).unwrap();
     let members = job["members"].as_array().unwrap();
     let pids: Vec<u32> =
         members.iter().map(|member| u32::try_from(member["pid"].as_u64().unwrap()).unwrap()).collect();
@@ -145,78 +158,82 @@ fn stays_inside(mpi: &Mpi, daemon: &Daemon, (mpirun, rank): (u32, u32), cpus: &C
 }
 
 /// Kept by masks: the rank, and all that belongs to it, runs on the job's core within a cycle and stays.
-fn is_put_back(mpi: &Mpi, known: bool, daemon: &Daemon) {
-    let (launched, rank, cpus) = launched_by_pjw(mpi, daemon);
-    let _end = EndOf(rank);
-    until_true("the rank is inside", || is_on(rank, &cpus));
-    let history = stays_inside(mpi, daemon, (launched.0.id(), rank), &cpus);
+fn check_is_confined_again(mpi: &MpiLauncher, is_known: bool, daemon: &Daemon) {
+    let (run, rank, cpus) = launch_in_job(mpi, daemon);
+    let _end = KillOnDrop(rank);
+    wait_until("the rank is inside", || is_on(rank, &cpus));
+    let history = check_stays_inside(mpi, daemon, (run.0.id(), rank), &cpus);
     // The first is that of pjwctl itself, on its way to become mpirun.
-    let put = history.iter().filter(|event| event["event"] == "confined" || event["event"] == "repaired");
-    assert!(!known || put.count() >= 2, "the rank was never outside, or nobody put it back: {history:?}");
+    let confined =
+        history.iter().filter(|event| event["event"] == "confined" || event["event"] == "repaired");
+    assert!(
+        !is_known || confined.count() >= 2,
+        "the rank was never outside, or nobody put it back: {history:?}"
+    );
 }
 
 /// Behind a wall the rank is inside from its first look at itself, whatever it binds itself to.
-fn is_never_outside(mpi: &Mpi, daemon: &Daemon) {
-    let (launched, rank, cpus) = launched_by_pjw(mpi, daemon);
-    let _end = EndOf(rank);
+fn check_is_never_outside(mpi: &MpiLauncher, daemon: &Daemon) {
+    let (run, rank, cpus) = launch_in_job(mpi, daemon);
+    let _end = KillOnDrop(rank);
     let now = (mask(rank), stat(rank).unwrap());
     assert!(is_on(rank, &cpus), "{}: {now:?} is outside {cpus}", mpi.mpirun);
-    stays_inside(mpi, daemon, (launched.0.id(), rank), &cpus);
+    check_stays_inside(mpi, daemon, (run.0.id(), rank), &cpus);
     let job = daemon.job("mpi").unwrap();
     assert_eq!((job.enforcement.as_str(), job.violations), ("cpuset", 0));
 }
 
 /// What an MPI does without the warden; whether that is known of this version.
-fn without_pjw(mpi: &Mpi, daemon: &Daemon) -> bool {
-    let known = mpi.is_known();
-    if known {
-        leaves_its_jail(mpi, daemon.dir());
+fn check_without_pjw(mpi: &MpiLauncher, daemon: &Daemon) -> bool {
+    let is_known = mpi.is_known_version();
+    if is_known {
+        check_rank_leaves_its_mask(mpi, daemon.dir());
     } else {
         pjw_tests::skipping::skip(format_args!("this {} may heed its mask: only that is shown", mpi.mpirun));
     }
-    known
+    is_known
 }
 
 /// Whether this machine has what is needed to show something; says so if not.
-fn can_run(mpi: &Mpi) -> bool {
-    two_cores() && installed(mpi.mpirun) && installed("taskset")
+fn can_run(mpi: &MpiLauncher) -> bool {
+    has_two_cores() && is_installed(mpi.mpirun) && is_installed("taskset")
 }
 
-fn leaves_its_jail_and_is_put_back(mpi: &Mpi) {
+fn check_with_masks(mpi: &MpiLauncher) {
     if !can_run(mpi) {
         return;
     }
-    let daemon = Daemon::keeping(Keeping::Masks, "interval = \"50ms\"\n");
-    let known = without_pjw(mpi, &daemon);
-    is_put_back(mpi, known, &daemon);
+    let daemon = Daemon::start_with(Enforcement::Affinity, "interval = \"50ms\"\n");
+    let is_known = check_without_pjw(mpi, &daemon);
+    check_is_confined_again(mpi, is_known, &daemon);
 }
 
 /// No cycle but those that a wish or a birth begins: it is the wall that holds the rank.
-fn leaves_its_jail_and_no_wall(mpi: &Mpi) {
-    if !can_run(mpi) || !walls() {
+fn check_with_cpuset(mpi: &MpiLauncher) {
+    if !can_run(mpi) || !has_cpusets() {
         return;
     }
-    let daemon = Daemon::keeping(Keeping::Walls, "interval = \"10m\"\nrescan_interval = \"10m\"\n");
-    without_pjw(mpi, &daemon);
-    is_never_outside(mpi, &daemon);
+    let daemon = Daemon::start_with(Enforcement::Cpuset, "interval = \"10m\"\nrescan_interval = \"10m\"\n");
+    check_without_pjw(mpi, &daemon);
+    check_is_never_outside(mpi, &daemon);
 }
 
 #[test]
 fn open_mpi_leaves_its_mask_and_is_confined_again() {
-    leaves_its_jail_and_is_put_back(&OPEN_MPI);
+    check_with_masks(&OPEN_MPI);
 }
 
 #[test]
 fn mpich_leaves_its_mask_and_is_confined_again() {
-    leaves_its_jail_and_is_put_back(&MPICH);
+    check_with_masks(&MPICH);
 }
 
 #[test]
 fn open_mpi_leaves_its_mask_but_not_its_cpuset() {
-    leaves_its_jail_and_no_wall(&OPEN_MPI);
+    check_with_cpuset(&OPEN_MPI);
 }
 
 #[test]
 fn mpich_leaves_its_mask_but_not_its_cpuset() {
-    leaves_its_jail_and_no_wall(&MPICH);
+    check_with_cpuset(&MPICH);
 }

@@ -9,104 +9,106 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pjw_ipc::client::Client;
 use pjw_tests::daemon::Daemon;
-use pjw_tests::patience::{until, until_true};
-use pjw_tests::programs::program;
+use pjw_tests::programs::program_path;
 use pjw_tests::skipping::skip;
+use pjw_tests::waiting::{wait_for, wait_until};
 use serde_json::{Value, json};
 
-use crate::processes::{EndOf, Shell, mask, root, two_cores};
+use crate::processes::{KillOnDrop, Shell, has_two_cores, is_root, mask};
 
 const NOBODY: u32 = 65_534;
 const OTHER: u32 = 65_533;
 
-fn as_user(uid: u32, command: &mut Command) -> Output {
+fn run_as_user(uid: u32, command: &mut Command) -> Output {
     command.uid(uid).gid(uid).current_dir("/").stdin(Stdio::null()).output().unwrap()
 }
 
 /// A plain user can only run programs that everybody may reach.
-pub fn reachable() -> bool {
-    let output = as_user(NOBODY, Command::new("test").arg("-x").arg(program("pjwctl")));
+pub fn programs_are_reachable() -> bool {
+    let output = run_as_user(NOBODY, Command::new("test").arg("-x").arg(program_path("pjwctl")));
     if !output.status.success() {
         skip("the built programs are in a directory that other users may not enter");
     }
     output.status.success()
 }
 
-fn open_to_all(daemon: &Daemon) {
+fn make_accessible(daemon: &Daemon) {
     std::fs::set_permissions(daemon.dir(), std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-fn shell_of(uid: u32) -> Shell {
+fn start_shell_as(uid: u32) -> Shell {
     let mut command = Command::new("sh");
     command.uid(uid).gid(uid);
-    Shell::from(command)
+    Shell::from_command(command)
 }
 
 #[test]
 fn a_plain_user_reads_the_status_and_gets_cores_within_the_limits_for_own_processes() {
-    if !root() || !reachable() || !two_cores() {
+    if !is_root() || !programs_are_reachable() || !has_two_cores() {
         return;
     }
     let daemon = Daemon::start("");
-    open_to_all(&daemon);
-    let (a, b) = (daemon.id("a"), daemon.id("b"));
-    let ctl = |args: &[&str]| as_user(NOBODY, daemon.pjwctl_command(args).env_remove("PJW_SOCKET"));
-    let told = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(ctl(&["status"]).status.success());
+    make_accessible(&daemon);
+    let (a, b) = (daemon.job_id("a"), daemon.job_id("b"));
+    let pjwctl = |args: &[&str]| run_as_user(NOBODY, daemon.pjwctl_command(args).env_remove("PJW_SOCKET"));
+    let stderr = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(pjwctl(&["status"]).status.success());
 
-    let (mine, theirs) = (shell_of(NOBODY), shell_of(OTHER));
-    let (my_pid, their_pid) = (mine.pid().to_string(), theirs.pid().to_string());
-    for pid in [&my_pid, &their_pid] {
-        let refused = ctl(&["assign", &a, "--cores", "1", "--pid", pid]);
-        assert!(!refused.status.success() && told(&refused).contains("user_max_cores"), "{refused:?}");
+    let (own, other) = (start_shell_as(NOBODY), start_shell_as(OTHER));
+    let (own_pid, other_pid) = (own.pid().to_string(), other.pid().to_string());
+    for pid in [&own_pid, &other_pid] {
+        let refused = pjwctl(&["assign", &a, "--cores", "1", "--pid", pid]);
+        assert!(!refused.status.success() && stderr(&refused).contains("user_max_cores"), "{refused:?}");
     }
-    assert!(!ctl(&["reload"]).status.success());
-    let planned = ctl(&["plan", "--defrag"]);
+    assert!(!pjwctl(&["reload"]).status.success());
+    let planned = pjwctl(&["plan", "--defrag"]);
     assert!(String::from_utf8_lossy(&planned.stdout).contains("nothing to move"), "{planned:?}");
-    let refused = ctl(&["defrag"]);
-    assert!(!refused.status.success() && told(&refused).contains("only an administrator"), "{refused:?}");
+    let refused = pjwctl(&["defrag"]);
+    assert!(!refused.status.success() && stderr(&refused).contains("only an administrator"), "{refused:?}");
     assert!(daemon.pjwctl(&["defrag"]).status.success());
 
     std::fs::write(daemon.dir().join("pjwd.toml"), "user_max_cores = 1\n").unwrap();
     daemon.call::<Value>("Reload", &json!({})).unwrap();
-    let refused = ctl(&["assign", &a, "--cores", "1", "--pid", &their_pid]);
-    assert!(!refused.status.success() && told(&refused).contains("belongs to user"), "{refused:?}");
-    let granted = ctl(&["assign", &a, "--cores", "1", "--pid", &my_pid]);
+    let refused = pjwctl(&["assign", &a, "--cores", "1", "--pid", &other_pid]);
+    assert!(!refused.status.success() && stderr(&refused).contains("belongs to user"), "{refused:?}");
+    let granted = pjwctl(&["assign", &a, "--cores", "1", "--pid", &own_pid]);
     assert!(granted.status.success(), "{granted:?}");
-    let refused = ctl(&["assign", &b, "--cores", "1"]);
-    assert!(told(&refused).contains("the limit is 1"), "{refused:?}");
-    let other = as_user(OTHER, &mut daemon.pjwctl_command(&["release", &a]));
-    assert!(told(&other).contains("belongs to user"), "{other:?}");
-    assert!(ctl(&["release", &a]).status.success());
+    let refused = pjwctl(&["assign", &b, "--cores", "1"]);
+    assert!(stderr(&refused).contains("the limit is 1"), "{refused:?}");
+    let other = run_as_user(OTHER, &mut daemon.pjwctl_command(&["release", &a]));
+    assert!(stderr(&other).contains("belongs to user"), "{other:?}");
+    assert!(pjwctl(&["release", &a]).status.success());
 }
 
 /// A daemon of a plain user's own, in a directory of that user's.
-struct OwnDaemon {
+struct UserDaemon {
     /// Only for its turn and its directory.
-    turn: Daemon,
+    private: Daemon,
     child: Child,
 }
 
-impl OwnDaemon {
+impl UserDaemon {
     fn start(config: &str) -> Self {
-        let mut turn = Daemon::start(config);
-        turn.stop();
-        open_to_all(&turn);
-        let dir = turn.dir().join("own");
+        let mut private = Daemon::start(config);
+        private.stop();
+        make_accessible(&private);
+        let dir = private.dir().join("own");
         std::fs::create_dir(&dir).unwrap();
         chown(&dir, Some(NOBODY), Some(NOBODY)).unwrap();
-        let mut command = Command::new(program("pjwd"));
-        command.arg("--config").arg(turn.dir().join("pjwd.toml"));
+        let mut command = Command::new(program_path("pjwd"));
+        command.arg("--config").arg(private.dir().join("pjwd.toml"));
         command.arg("--socket").arg(dir.join("pjwd.sock")).arg("--state-dir").arg(&dir);
         command.uid(NOBODY).gid(NOBODY).current_dir("/").stdin(Stdio::null());
         let child = command.stderr(Stdio::null()).spawn().unwrap();
-        let own = Self { turn, child };
-        until("the user's daemon answers", || own.connect()?.call::<Value>("GetStatus", &json!({})).ok());
-        own
+        let daemon = Self { private, child };
+        wait_for("the user's daemon answers", || {
+            daemon.connect()?.call::<Value>("GetStatus", &json!({})).ok()
+        });
+        daemon
     }
 
     fn socket(&self) -> PathBuf {
-        self.turn.dir().join("own/pjwd.sock")
+        self.private.dir().join("own/pjwd.sock")
     }
 
     fn connect(&self) -> Option<Client> {
@@ -119,9 +121,9 @@ impl OwnDaemon {
     }
 
     /// `pjwctl` as the daemon's user.
-    fn ctl(&self, args: &[&str]) -> Output {
-        let mut command = Command::new(program("pjwctl"));
-        as_user(NOBODY, command.arg("--socket").arg(self.socket()).args(args))
+    fn pjwctl(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(program_path("pjwctl"));
+        run_as_user(NOBODY, command.arg("--socket").arg(self.socket()).args(args))
     }
 
     /// Asks it to end, and waits.
@@ -131,19 +133,19 @@ impl OwnDaemon {
     }
 }
 
-impl Drop for OwnDaemon {
+impl Drop for UserDaemon {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-const ASKS_WITHOUT_END: &str = "PJW_TEST_ASKS_WITHOUT_END";
+const FLOOD_SOCKET: &str = "PJW_TEST_ASKS_WITHOUT_END";
 
 /// Not a test but the user of the next one; without the variable there is nothing to do.
 #[test]
 fn flooding_user_process() {
-    let Some(socket) = std::env::var_os(ASKS_WITHOUT_END) else { return };
+    let Some(socket) = std::env::var_os(FLOOD_SOCKET) else { return };
     let mut client = Client::connect(Path::new(&socket)).unwrap();
     println!();
     // Every sixth number up to 60,000, of which no range can be made: the refusal repeats it.
@@ -159,28 +161,28 @@ fn flooding_user_process() {
 /// Nobody else's events are forgotten, nobody's log is filled, and only so many wishes are even judged.
 #[test]
 fn a_flood_of_refused_requests_affects_no_other_user() {
-    if !root() || !reachable() {
+    if !is_root() || !programs_are_reachable() {
         return;
     }
     for (config, why) in [("", "user_max_cores"), ("user_max_cores = 1\n", "the limit is 1")] {
         let daemon = Daemon::start(config);
-        open_to_all(&daemon);
+        make_accessible(&daemon);
         let shell = Shell::start();
         daemon.assign("roots", 1, &[shell.pid()]).unwrap();
         let mut user = Command::new(std::env::current_exe().unwrap());
         user.args(["--exact", "permissions::flooding_user_process", "--nocapture"])
-            .env(ASKS_WITHOUT_END, daemon.socket());
-        let output = String::from_utf8(as_user(NOBODY, &mut user).stdout).unwrap();
-        let told: Vec<&str> = output.lines().filter_map(|line| line.strip_prefix("refused: ")).collect();
-        assert_eq!(told.len(), 500, "{output}");
-        assert!(told[..20].iter().all(|text| text.contains(why)), "{:?}", told[0]);
-        assert!(told.iter().any(|text| text.contains("too often")), "{:?}", told[499]);
+            .env(FLOOD_SOCKET, daemon.socket());
+        let output = String::from_utf8(run_as_user(NOBODY, &mut user).stdout).unwrap();
+        let stderr: Vec<&str> = output.lines().filter_map(|line| line.strip_prefix("refused: ")).collect();
+        assert_eq!(stderr.len(), 500, "{output}");
+        assert!(stderr[..20].iter().all(|text| text.contains(why)), "{:?}", stderr[0]);
+        assert!(stderr.iter().any(|text| text.contains("too often")), "{:?}", stderr[499]);
 
-        let detail: Value = daemon.call("GetJob", &json!({ "job": daemon.id("roots") })).unwrap();
+        let detail: Value = daemon.call("GetJob", &json!({ "job": daemon.job_id("roots") })).unwrap();
         assert_eq!(detail["history"][0]["event"], "assigned");
         let events = String::from_utf8(daemon.pjwctl(&["events"]).stdout).unwrap();
-        let judged = events.lines().filter(|line| line.contains(" refused ")).count();
-        assert!((20..400).contains(&judged), "{judged} of 500 were judged");
+        let checked = events.lines().filter(|line| line.contains(" refused ")).count();
+        assert!((20..400).contains(&checked), "{checked} of 500 were judged");
         let log = daemon.log();
         assert!(log.contains("commands of users were refused"), "{log}");
         assert!(log.lines().count() < 100, "{log}");
@@ -190,98 +192,103 @@ fn a_flood_of_refused_requests_affects_no_other_user() {
 
 #[test]
 fn strays_of_a_user_are_reported_once() {
-    if !root() {
+    if !is_root() {
         return;
     }
     let daemon = Daemon::start("interval = \"50ms\"\nrescan_interval = \"50ms\"\n");
-    let (inside, outside) = (shell_of(NOBODY), shell_of(NOBODY));
+    let (inside, outside) = (start_shell_as(NOBODY), start_shell_as(NOBODY));
     daemon.assign("a", 1, &[inside.pid()]).unwrap();
     let events = || String::from_utf8(daemon.pjwctl(&["events"]).stdout).unwrap();
-    let told = until("the stray is told of", || Some(events()).filter(|events| events.contains(" stray ")));
-    assert!(told.contains(&format!("of user {NOBODY} belong")), "{told}");
+    let stderr =
+        wait_for("the stray is told of", || Some(events()).filter(|events| events.contains(" stray ")));
+    assert!(stderr.contains(&format!("of user {NOBODY} belong")), "{stderr}");
     assert!(daemon.job("a").unwrap().strays >= 1);
     // Another that comes while there is one is no news.
-    let another = shell_of(NOBODY);
-    until("both are counted", || daemon.job("a").filter(|job| job.strays >= 2));
+    let another = start_shell_as(NOBODY);
+    wait_for("both are counted", || daemon.job("a").filter(|job| job.strays >= 2));
     assert_eq!(events().matches(" stray ").count(), 1);
     drop((inside, outside, another));
 }
 
 #[test]
 fn the_daemon_of_a_plain_user_confines_that_users_processes_and_has_that_user_as_administrator() {
-    if !root() || !reachable() || !two_cores() {
+    if !is_root() || !programs_are_reachable() || !has_two_cores() {
         return;
     }
     // No timer within the test: who is found is found by an event, or because the daemon was told to look.
-    let own = OwnDaemon::start("interval = \"10m\"\nrescan_interval = \"10m\"\n");
-    let mut shell = shell_of(NOBODY);
-    let output = own.ctl(&["assign", "a", "--cores", "1", "--pid", &shell.pid().to_string()]);
+    let daemon = UserDaemon::start("interval = \"10m\"\nrescan_interval = \"10m\"\n");
+    let mut shell = start_shell_as(NOBODY);
+    let output = daemon.pjwctl(&["assign", "a", "--cores", "1", "--pid", &shell.pid().to_string()]);
     assert!(output.status.success(), "{output:?}");
     let cpus = String::from_utf8_lossy(&output.stdout).split_whitespace().nth(1).unwrap().to_owned();
     assert_eq!(mask(shell.pid()).to_string(), cpus);
 
     // Whether the kernel tells a plain user of births depends on the kernel; what status says must be so.
     let child = shell.background("sleep 1000");
-    let _end = EndOf(child);
-    let found = || own.status()["jobs"][0]["processes"] == 2;
-    let discovery = own.status()["discovery"].as_str().unwrap().to_owned();
+    let _end = KillOnDrop(child);
+    let found = || daemon.status()["jobs"][0]["processes"] == 2;
+    let discovery = daemon.status()["discovery"].as_str().unwrap().to_owned();
     println!("discovery is by {discovery}");
     if discovery == "polling" {
         assert!(!found(), "nobody looked yet");
-        std::fs::write(own.turn.dir().join("pjwd.toml"), "interval = \"50ms\"\n").unwrap();
-        assert!(own.ctl(&["reload"]).status.success());
+        std::fs::write(daemon.private.dir().join("pjwd.toml"), "interval = \"50ms\"\n").unwrap();
+        assert!(daemon.pjwctl(&["reload"]).status.success());
     } else {
         assert_eq!(discovery, "netlink");
     }
-    until_true("the child is found", found);
+    wait_until("the child is found", found);
     assert_eq!(mask(child).to_string(), cpus);
-    own.stop();
+    daemon.stop();
 }
 
 /// The refusal of a process that the daemon's user may not move: one line with the process, its owner, the remedy.
 fn assert_out_of_reach(output: &Output, pid: &str, owner: u32) {
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert!(output.stdout.is_empty(), "{output:?}");
-    assert!(told.contains(&format!("process {pid}")), "the process is named: {told}");
-    assert!(told.contains(&format!("user {owner}")), "its owner is named: {told}");
-    assert!(told.contains("root") || told.contains("CAP_SYS_NICE"), "the remedy is named: {told}");
-    assert_eq!(told.lines().count(), 1, "{told}");
+    assert!(stderr.contains(&format!("process {pid}")), "the process is named: {stderr}");
+    assert!(stderr.contains(&format!("user {owner}")), "its owner is named: {stderr}");
+    assert!(stderr.contains("root") || stderr.contains("CAP_SYS_NICE"), "the remedy is named: {stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
 }
 
 /// Nothing is held for a process that can't be kept: a wish that names one is refused as a whole.
 #[test]
 fn the_daemon_of_a_plain_user_refuses_processes_of_other_users() {
-    if !root() || !reachable() {
+    if !is_root() || !programs_are_reachable() {
         return;
     }
-    let own = OwnDaemon::start("");
-    let (mine, roots, others) = (shell_of(NOBODY), Shell::start(), shell_of(OTHER));
-    let before = [mask(mine.pid()), mask(roots.pid()), mask(others.pid())];
-    let my_pid = mine.pid().to_string();
-    for (theirs, owner) in [(&roots, 0), (&others, OTHER)] {
-        let pid = theirs.pid().to_string();
-        for wish in [&["--pid", &pid][..], &["--pid", &my_pid, "--pid", &pid][..]] {
-            assert_out_of_reach(&own.ctl(&[&["assign", "b", "--cores", "1"], wish].concat()), &pid, owner);
-            let status = own.status();
-            assert_eq!(status["jobs"], json!([]), "{wish:?}");
-            assert_eq!(status["pool"]["free"], status["node"]["cpus"], "{wish:?}");
+    let daemon = UserDaemon::start("");
+    let (own, of_root, of_other) = (start_shell_as(NOBODY), Shell::start(), start_shell_as(OTHER));
+    let before = [mask(own.pid()), mask(of_root.pid()), mask(of_other.pid())];
+    let own_pid = own.pid().to_string();
+    for (other, owner) in [(&of_root, 0), (&of_other, OTHER)] {
+        let pid = other.pid().to_string();
+        for pid_arguments in [&["--pid", &pid][..], &["--pid", &own_pid, "--pid", &pid][..]] {
+            assert_out_of_reach(
+                &daemon.pjwctl(&[&["assign", "b", "--cores", "1"], pid_arguments].concat()),
+                &pid,
+                owner,
+            );
+            let status = daemon.status();
+            assert_eq!(status["jobs"], json!([]), "{pid_arguments:?}");
+            assert_eq!(status["pool"]["free"], status["node"]["cpus"], "{pid_arguments:?}");
         }
     }
-    assert_eq!([mask(mine.pid()), mask(roots.pid()), mask(others.pid())], before);
-    own.stop();
+    assert_eq!([mask(own.pid()), mask(of_root.pid()), mask(of_other.pid())], before);
+    daemon.stop();
 }
 
 /// A process of another user's that runs now, and its owner. Not the first one: that is refused to everybody.
 fn foreign_process() -> Option<(u32, u32)> {
-    let me = nix::unistd::Uid::effective().as_raw();
+    let own_uid = nix::unistd::Uid::effective().as_raw();
     let pids = std::fs::read_dir("/proc").unwrap().flatten();
     pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find_map(|pid: u32| {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
         let owner = status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(1)?;
         let owner = owner.parse().ok()?;
         // Kernel threads have no memory of their own.
-        (pid > 1 && owner != me && status.contains("VmSize:")).then_some((pid, owner))
+        (pid > 1 && owner != own_uid && status.contains("VmSize:")).then_some((pid, owner))
     })
 }
 
@@ -297,9 +304,9 @@ fn the_daemon_of_the_testing_user_refuses_processes_of_other_users() {
     };
     let daemon = Daemon::start("");
     let before = mask(pid);
-    let pid_told = pid.to_string();
-    let output = daemon.pjwctl(&["assign", "b", "--cores", "1", "--pid", &pid_told]);
-    assert_out_of_reach(&output, &pid_told, owner);
+    let pid_text = pid.to_string();
+    let output = daemon.pjwctl(&["assign", "b", "--cores", "1", "--pid", &pid_text]);
+    assert_out_of_reach(&output, &pid_text, owner);
     assert!(daemon.status().jobs.is_empty());
     assert_eq!(daemon.status().pool.free, daemon.status().node.cpus);
     assert_eq!(mask(pid), before);

@@ -1,7 +1,7 @@
 //! Processes for the daemon to keep: each ends with the test.
 
+use pjw_tests::cpusets::NoCpusets;
 use pjw_tests::skipping::skip;
-use pjw_tests::walls::NoWalls;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -18,10 +18,10 @@ pub struct Shell {
 
 impl Shell {
     pub fn start() -> Self {
-        Self::from(Command::new("sh"))
+        Self::from_command(Command::new("sh"))
     }
 
-    pub fn from(mut command: Command) -> Self {
+    pub fn from_command(mut command: Command) -> Self {
         // A process group of its own, so that everything the shell started ends with the test.
         let mut child =
             command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -35,21 +35,21 @@ impl Shell {
     }
 
     /// Has a line carried out, without waiting.
-    pub fn tell(&mut self, line: &str) {
+    pub fn send_line(&mut self, line: &str) {
         writeln!(self.input.as_mut().unwrap(), "{line}").unwrap();
     }
 
     /// Has a line carried out and returns the one line that it prints.
-    pub fn ask(&mut self, line: &str) -> String {
-        self.tell(line);
-        let mut answer = String::new();
-        self.output.read_line(&mut answer).unwrap();
-        answer.trim().to_owned()
+    pub fn run(&mut self, line: &str) -> String {
+        self.send_line(line);
+        let mut output = String::new();
+        self.output.read_line(&mut output).unwrap();
+        output.trim().to_owned()
     }
 
     /// Starts a child of the shell in the background; returns its pid.
     pub fn background(&mut self, command: &str) -> u32 {
-        self.ask(&format!("{command} >/dev/null 2>&1 & echo $!")).parse().unwrap()
+        self.run(&format!("{command} >/dev/null 2>&1 & echo $!")).parse().unwrap()
     }
 }
 
@@ -63,9 +63,9 @@ impl Drop for Shell {
 }
 
 /// Ends a process that a shell left behind, when the test is over.
-pub struct EndOf(pub u32);
+pub struct KillOnDrop(pub u32);
 
-impl Drop for EndOf {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let pid = nix::unistd::Pid::from_raw(self.0.cast_signed());
         let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
@@ -90,14 +90,14 @@ pub fn masks(pids: &[u32]) -> Vec<(u32, String)> {
 }
 
 /// How many cores this machine has; some tests need two.
-pub fn cores() -> u32 {
+pub fn core_count() -> u32 {
     let topology = pjw_linux::topology::load(pjw_linux::topology::TopologySource::Live).unwrap();
     u32::try_from(topology.cores().len()).unwrap()
 }
 
 /// Whether there are two cores; says so if not.
-pub fn two_cores() -> bool {
-    let enough = cores() >= 2;
+pub fn has_two_cores() -> bool {
+    let enough = core_count() >= 2;
     if !enough {
         skip("this machine has one core, and the test needs two");
     }
@@ -105,30 +105,30 @@ pub fn two_cores() -> bool {
 }
 
 /// Whether a program is installed; says so if not.
-pub fn installed(program: &str) -> bool {
+pub fn is_installed(program: &str) -> bool {
     let found =
         Command::new("sh").args(["-c", &format!("command -v {program}")]).stdout(Stdio::null()).status();
-    let there = found.is_ok_and(|status| status.success());
-    if !there {
+    let is_there = found.is_ok_and(|status| status.success());
+    if !is_there {
         skip(format_args!("{program} is not installed"));
     }
-    there
+    is_there
 }
 
 /// Whether the tests run as root; says so if not.
-pub fn root() -> bool {
-    let root = nix::unistd::Uid::effective().is_root();
-    if !root {
+pub fn is_root() -> bool {
+    let is_root = nix::unistd::Uid::effective().is_root();
+    if !is_root {
         skip("needs root, to play several users");
     }
-    root
+    is_root
 }
 
 /// Whether jobs can have walls here; says so if not.
-pub fn walls() -> bool {
-    let place = pjw_tests::walls::place();
-    if let Err(NoWalls(why)) = &place {
+pub fn has_cpusets() -> bool {
+    let hierarchy = pjw_tests::cpusets::find_hierarchy();
+    if let Err(NoCpusets(why)) = &hierarchy {
         skip(why);
     }
-    place.is_ok()
+    hierarchy.is_ok()
 }

@@ -4,14 +4,14 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
 
 use nix::sys::signal::Signal;
-use pjw_tests::daemon::{Daemon, Keeping};
-use pjw_tests::patience::{until, until_true};
+use pjw_tests::daemon::{Daemon, Enforcement};
+use pjw_tests::waiting::{wait_for, wait_until};
 
-use crate::processes::{EndOf, Shell, mask, masks, two_cores};
+use crate::processes::{KillOnDrop, Shell, has_two_cores, mask, masks};
 
 #[test]
 fn a_daemon_killed_under_load_has_the_same_grants_afterwards_and_moves_no_process() {
-    if !two_cores() {
+    if !has_two_cores() {
         return;
     }
     let mut daemon = Daemon::start("interval = \"50ms\"\n");
@@ -19,7 +19,7 @@ fn a_daemon_killed_under_load_has_the_same_grants_afterwards_and_moves_no_proces
     let before_all = mask(shells[0].pid());
     for (name, shell) in ["a", "b"].iter().zip(&mut shells) {
         daemon.assign(name, 1, &[shell.pid()]).unwrap();
-        shell.tell("while :; do (true); done &");
+        shell.send_line("while :; do (true); done &");
     }
     for _ in 0..5 {
         let grants: Vec<String> = daemon.status().jobs.into_iter().map(|job| job.cpus).collect();
@@ -37,7 +37,7 @@ fn a_daemon_killed_under_load_has_the_same_grants_afterwards_and_moves_no_proces
 
 #[test]
 fn changes_while_no_daemon_runs_are_found_at_the_next_start() {
-    if !two_cores() {
+    if !has_two_cores() {
         return;
     }
     let mut daemon = Daemon::start("");
@@ -51,13 +51,13 @@ fn changes_while_no_daemon_runs_are_found_at_the_next_start() {
     pjw_linux::sys::affinity::set_full_mask(pjw_core::ids::Tid(living.pid())).unwrap();
     daemon.spawn();
     let jobs: Vec<String> = daemon.status().jobs.into_iter().map(|job| job.id).collect();
-    assert_eq!(jobs, [daemon.id("living")], "the process {child} and its father are gone");
-    until_true("the tampering is repaired", || mask(living.pid()) == cpus);
+    assert_eq!(jobs, [daemon.job_id("living")], "the process {child} and its father are gone");
+    wait_until("the tampering is repaired", || mask(living.pid()) == cpus);
 }
 
 #[test]
 fn a_clean_stop_leaves_jobs_on_their_cores() {
-    if !two_cores() {
+    if !has_two_cores() {
         return;
     }
     let mut daemon = Daemon::start("");
@@ -76,10 +76,10 @@ fn sighup_applies_a_good_configuration_and_ignores_a_bad_one() {
     let file = daemon.dir().join("pjwd.toml");
     std::fs::write(&file, "mode = \"observe\"\n").unwrap();
     daemon.signal(Signal::SIGHUP);
-    until_true("the mode is new", || daemon.status().mode == "observe");
+    wait_until("the mode is new", || daemon.status().mode == "observe");
     std::fs::write(&file, "mode = \"nonsense\"\n").unwrap();
     daemon.signal(Signal::SIGHUP);
-    until("the log names the place", || daemon.log().contains("pjwd.toml:1:8").then_some(()));
+    wait_for("the log names the place", || daemon.log().contains("pjwd.toml:1:8").then_some(()));
     assert_eq!(daemon.status().mode, "observe");
     let refusal = daemon.call::<serde_json::Value>("Reload", &serde_json::json!({})).unwrap_err().to_string();
     assert!(refusal.contains("the old configuration stays in force: "), "{refusal}");
@@ -91,10 +91,10 @@ fn sighup_applies_a_good_configuration_and_ignores_a_bad_one() {
 
 #[test]
 fn in_observe_mode_nothing_is_changed() {
-    if !two_cores() {
+    if !has_two_cores() {
         return;
     }
-    let mut daemon = Daemon::keeping(Keeping::Masks, "interval = \"50ms\"\n");
+    let mut daemon = Daemon::start_with(Enforcement::Affinity, "interval = \"50ms\"\n");
     let mut shell = Shell::start();
     let everything = mask(shell.pid());
     let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
@@ -102,9 +102,9 @@ fn in_observe_mode_nothing_is_changed() {
     daemon.configure("mode = \"observe\"\nenforcement = \"affinity\"\ninterval = \"50ms\"\n");
     daemon.spawn();
     let child = shell.background("sleep 1000");
-    let _end = EndOf(child);
+    let _end = KillOnDrop(child);
     pjw_linux::sys::affinity::set_full_mask(pjw_core::ids::Tid(child)).unwrap();
-    until_true("it is seen outside", || daemon.job("a").is_some_and(|job| job.violations == 1));
+    wait_until("it is seen outside", || daemon.job("a").is_some_and(|job| job.violations == 1));
     assert_eq!((mask(child), mask(shell.pid())), (everything, cpus));
     assert!(daemon.assign("b", 1, &[]).unwrap_err().contains("observe"));
 }
@@ -112,15 +112,15 @@ fn in_observe_mode_nothing_is_changed() {
 #[test]
 fn a_follower_of_the_events_receives_the_last_one_too() {
     let mut daemon = Daemon::start("");
-    let mut listener =
+    let mut follower =
         daemon.pjwctl_command(&["events", "--follow", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
-    let mut told = BufReader::new(listener.stdout.take().unwrap());
+    let mut events = BufReader::new(follower.stdout.take().unwrap());
     let mut first = String::new();
-    told.read_line(&mut first).unwrap();
+    events.read_line(&mut first).unwrap();
     assert!(first.contains(r#""event":"started""#), "{first}");
     daemon.stop();
     let mut rest = String::new();
-    told.read_to_string(&mut rest).unwrap();
+    events.read_to_string(&mut rest).unwrap();
     assert!(rest.lines().last().is_some_and(|last| last.contains(r#""event":"stopped""#)), "{rest}");
-    assert!(listener.wait().unwrap().success());
+    assert!(follower.wait().unwrap().success());
 }

@@ -4,11 +4,11 @@ use std::os::unix::process::ExitStatusExt;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_tests::daemon::Daemon;
-use pjw_tests::patience::until_true;
+use pjw_tests::waiting::wait_until;
 
-use crate::processes::{Shell, mask, two_cores};
+use crate::processes::{Shell, has_two_cores, mask};
 
-fn allowed(output: &[u8]) -> CpuSet {
+fn parse_allowed_cpus(output: &[u8]) -> CpuSet {
     let text = String::from_utf8_lossy(output).into_owned();
     let list = text.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
     list.unwrap_or_else(|| panic!("no mask in {text}")).trim().parse().unwrap()
@@ -16,7 +16,7 @@ fn allowed(output: &[u8]) -> CpuSet {
 
 #[test]
 fn the_command_starts_inside_with_its_cores_in_the_environment() {
-    if !two_cores() {
+    if !has_two_cores() {
         return;
     }
     let daemon = Daemon::start("");
@@ -24,25 +24,25 @@ fn the_command_starts_inside_with_its_cores_in_the_environment() {
         // cat does nothing before it reads its own mask.
         let output = daemon.pjwctl(&["run", "--cores", "1", "--", "cat", "/proc/self/status"]);
         assert!(output.status.success(), "{output:?}");
-        assert_eq!(allowed(&output.stdout).len(), daemon_cpus_per_core(&daemon));
-        until_true("its core is free again", || daemon.status().jobs.is_empty());
+        assert_eq!(parse_allowed_cpus(&output.stdout).len(), cpus_per_core(&daemon));
+        wait_until("its core is free again", || daemon.status().jobs.is_empty());
     }
     let output = daemon.pjwctl(&[
         "run",
         "--cores",
         "1",
         "--job",
-        &daemon.id("x"),
+        &daemon.job_id("x"),
         "--",
         "sh",
         "-c",
         "echo $PJW_JOB $PJW_NCORES $PJW_CPUS",
     ]);
-    let told = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(told.starts_with(&format!("{} 1 ", daemon.id("x"))), "{told}");
+    let output_text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output_text.starts_with(&format!("{} 1 ", daemon.job_id("x"))), "{output_text}");
 }
 
-fn daemon_cpus_per_core(daemon: &Daemon) -> usize {
+fn cpus_per_core(daemon: &Daemon) -> usize {
     daemon.status().cores[0].cpus.parse::<CpuSet>().unwrap().len()
 }
 
@@ -52,7 +52,7 @@ fn run_passes_on_the_exit_status_and_signals_of_the_command() {
     let run = |command: &[&str]| {
         let args = [&["run", "--cores", "1", "--"], command].concat();
         let status = daemon.pjwctl(&args).status;
-        until_true("the job is over", || daemon.status().jobs.is_empty());
+        wait_until("the job is over", || daemon.status().jobs.is_empty());
         (status.code(), status.signal())
     };
     assert_eq!(run(&["true"]), (Some(0), None));
@@ -66,21 +66,24 @@ fn run_passes_on_the_exit_status_and_signals_of_the_command() {
 fn without_cores_the_command_does_not_run() {
     let daemon = Daemon::start("");
     let dir = tempfile::tempdir().unwrap();
-    let witness = dir.path().join("ran");
-    let touch = ["touch", witness.to_str().unwrap()];
+    let marker = dir.path().join("ran");
+    let touch = ["touch", marker.to_str().unwrap()];
     for cores in ["0", "100000"] {
         let output = daemon.pjwctl(&[&["run", "--cores", cores, "--"], &touch[..]].concat());
         assert_eq!(output.status.code(), Some(1), "{output:?}");
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(told.contains("cores were asked for") && told.lines().count() == 1, "{told}");
+        let output_text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            output_text.contains("cores were asked for") && output_text.lines().count() == 1,
+            "{output_text}"
+        );
     }
-    assert!(!witness.exists());
+    assert!(!marker.exists());
     assert!(daemon.status().jobs.is_empty());
 }
 
 #[test]
 fn the_command_does_not_inherit_the_mask_of_the_caller() {
-    if !two_cores() {
+    if !has_two_cores() {
         return;
     }
     let daemon = Daemon::start("");
@@ -91,10 +94,10 @@ fn the_command_does_not_inherit_the_mask_of_the_caller() {
     let ctl = daemon.pjwctl_command(&[]);
     let program = ctl.get_program().to_str().unwrap();
     let socket = daemon.socket();
-    let told = shell.ask(&format!(
+    let output_text = shell.run(&format!(
         "{program} --socket {} run --cores 2 -- grep Cpus_allowed_list /proc/self/status",
         socket.display()
     ));
-    let cpus = allowed(told.as_bytes());
+    let cpus = parse_allowed_cpus(output_text.as_bytes());
     assert!(cpus.len() >= 2, "two cores were asked for and {cpus} came");
 }

@@ -14,44 +14,44 @@ use pjw_ipc::client::ClientFault;
 use pjw_ipc::wire;
 use serde_json::{Value, json};
 
+use crate::cpusets::{self, NoCpusets};
 use crate::private_daemon::PrivateDaemon;
-use crate::programs::{built, program};
+use crate::programs::{program_dir, program_path};
 use crate::skipping::skip;
-use crate::walls::{self, NoWalls};
 
 /// The longest time from SIGTERM to the end.
-const STOP_AT_MOST: Duration = Duration::from_secs(60);
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One daemon at a time: two of them would see each other's jobs' processes.
-static TURN: Mutex<()> = Mutex::new(());
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// What a test's jobs are to be kept by: walls or masks. A promise that holds for both is tested with both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Keeping {
+pub enum Enforcement {
     /// Masks, also where walls could be had.
-    Masks,
+    Affinity,
     /// Cpusets, which the daemon finds by itself where there are any.
-    Walls,
+    Cpuset,
 }
 
-impl Keeping {
+impl Enforcement {
     /// Both, or masks alone where no walls are to be had; says so then.
     #[must_use]
-    pub fn all() -> Vec<Self> {
-        match walls::place() {
-            Ok(_) => vec![Self::Masks, Self::Walls],
-            Err(NoWalls(why)) => {
+    pub fn available() -> Vec<Self> {
+        match cpusets::find_hierarchy() {
+            Ok(_) => vec![Self::Affinity, Self::Cpuset],
+            Err(NoCpusets(why)) => {
                 skip(format_args!("its half with walls: {why}"));
-                vec![Self::Masks]
+                vec![Self::Affinity]
             }
         }
     }
 
     /// As a line of the configuration. A job that gets no wall although the test wants one is a warning in its status.
-    fn line(self) -> &'static str {
+    fn config_line(self) -> &'static str {
         match self {
-            Self::Masks => "enforcement = \"affinity\"\n",
-            Self::Walls => "enforcement = \"cpuset\"\n",
+            Self::Affinity => "enforcement = \"affinity\"\n",
+            Self::Cpuset => "enforcement = \"cpuset\"\n",
         }
     }
 }
@@ -65,7 +65,7 @@ pub struct Daemon {
     daemon: PrivateDaemon,
     /// The end of the names of its jobs, and so of their cgroups, which all daemons have in common.
     tag: String,
-    _turn: MutexGuard<'static, ()>,
+    _lock: MutexGuard<'static, ()>,
 }
 
 impl Deref for Daemon {
@@ -81,18 +81,18 @@ impl Daemon {
     /// unless the configuration says otherwise.
     #[must_use]
     pub fn start(config: &str) -> Self {
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let daemon = PrivateDaemon::new(built(), config).expect("a temporary directory");
+        let lock = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let daemon = PrivateDaemon::new(program_dir(), config).expect("a temporary directory");
         let tag = format!("t{}.{}", std::process::id(), STARTED.fetch_add(1, Ordering::Relaxed));
-        let mut daemon = Self { daemon, tag, _turn: turn };
+        let mut daemon = Self { daemon, tag, _lock: lock };
         daemon.spawn();
         daemon
     }
 
     /// Starts one that keeps its jobs so.
     #[must_use]
-    pub fn keeping(by: Keeping, config: &str) -> Self {
-        Self::start(&format!("{}{config}", by.line()))
+    pub fn start_with(enforcement: Enforcement, config: &str) -> Self {
+        Self::start(&format!("{}{config}", enforcement.config_line()))
     }
 
     /// Writes another configuration. It is in force after a reload or a start.
@@ -102,7 +102,7 @@ impl Daemon {
 
     /// The id of a test's own job: its name and what makes it this daemon's. A batch system's job keeps its own.
     #[must_use]
-    pub fn id(&self, job: &str) -> String {
+    pub fn job_id(&self, job: &str) -> String {
         let name = job.strip_prefix("manual:").unwrap_or(job);
         if name.contains(':') { job.to_owned() } else { format!("manual:{name}.{}", self.tag) }
     }
@@ -127,7 +127,7 @@ impl Daemon {
 
     /// Ends it by SIGTERM, and waits.
     pub fn stop(&mut self) {
-        self.daemon.stop(STOP_AT_MOST);
+        self.daemon.stop(STOP_TIMEOUT);
     }
 
     /// The daemon's status.
@@ -140,7 +140,7 @@ impl Daemon {
     /// A job as `status` shows it.
     #[must_use]
     pub fn job(&self, id: &str) -> Option<wire::Job> {
-        let id = self.id(id);
+        let id = self.job_id(id);
         self.status().jobs.into_iter().find(|job| job.id == id)
     }
 
@@ -150,7 +150,7 @@ impl Daemon {
     /// The refusal's words.
     pub fn assign(&self, job: &str, cores: u32, pids: &[u32]) -> Result<CpuSet, String> {
         let reply: Result<Value, ClientFault> =
-            self.call("Assign", &json!({ "job": self.id(job), "cores": cores, "pids": pids }));
+            self.call("Assign", &json!({ "job": self.job_id(job), "cores": cores, "pids": pids }));
         let reply = reply.map_err(|fault| fault.to_string())?;
         let cpus = reply["job"]["cpus"].as_str().expect("a job has cpus");
         Ok(cpus.parse().expect("cpus are a list"))
@@ -161,7 +161,7 @@ impl Daemon {
     /// # Errors
     /// The refusal's words.
     pub fn release(&self, job: &str) -> Result<(), String> {
-        self.call::<Value>("Release", &json!({ "job": self.id(job) }))
+        self.call::<Value>("Release", &json!({ "job": self.job_id(job) }))
             .map(drop)
             .map_err(|fault| fault.to_string())
     }
@@ -181,21 +181,26 @@ impl Drop for Daemon {
             let deadline = Instant::now() + Duration::from_secs(20);
             loop {
                 let _ = self.call::<Value>("ReleaseAll", &json!({}));
-                if walls::left(&self.tag).is_empty() || Instant::now() > deadline {
+                if cpusets::remaining_cgroups(&self.tag).is_empty() || Instant::now() > deadline {
                     break;
                 }
                 std::thread::sleep(Duration::from_millis(100));
             }
             self.stop();
         } else if self.state_dir().exists() {
-            let mut undo = Command::new(program("pjwd"));
-            let _ = undo.arg("--release-all").arg("--state-dir").arg(self.state_dir()).output();
+            let mut release = Command::new(program_path("pjwd"));
+            let _ = release.arg("--release-all").arg("--state-dir").arg(self.state_dir()).output();
         }
         if std::thread::panicking() {
             println!("the daemon's log:\n{}", self.log());
         } else {
             assert!(!self.log().contains("panicked"), "{}", self.log());
-            assert_eq!(walls::left(&self.tag), Vec::<PathBuf>::new(), "a wall is left:\n{}", self.log());
+            assert_eq!(
+                cpusets::remaining_cgroups(&self.tag),
+                Vec::<PathBuf>::new(),
+                "a wall is left:\n{}",
+                self.log()
+            );
         }
     }
 }

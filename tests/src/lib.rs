@@ -3,9 +3,9 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // a test may fail
 
+pub mod cpusets;
 pub mod daemon;
-pub mod patience;
 pub mod private_daemon;
 pub mod programs;
 pub mod skipping;
-pub mod walls;
+pub mod waiting;

@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// The longest time from the start to the first answer.
-const START_AT_MOST: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time between two attempts.
-const STEP: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// The number of lines of the log in an error.
 const LOG_LINES: usize = 10;
 
@@ -71,30 +71,30 @@ impl PrivateDaemon {
         let program = command.get_program().display().to_string();
         self.child =
             Some(child.map_err(|error| io::Error::other(format!("can't start {program}: {error}")))?);
-        let deadline = Instant::now() + START_AT_MOST;
+        let deadline = Instant::now() + START_TIMEOUT;
         while self.call::<Value>("GetStatus", &json!({})).is_err() {
             check()?;
-            if let Some(status) = self.ended()? {
-                return Err(self.failure(&format!("pjwd ended: {status}")).into());
+            if let Some(status) = self.exit_status()? {
+                return Err(self.error_with_log(&format!("pjwd ended: {status}")).into());
             }
             if Instant::now() > deadline {
                 return Err(self
-                    .failure(&format!("pjwd does not answer after {} s", START_AT_MOST.as_secs()))
+                    .error_with_log(&format!("pjwd does not answer after {} s", START_TIMEOUT.as_secs()))
                     .into());
             }
-            std::thread::sleep(STEP);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
 
-    fn failure(&self, what: &str) -> io::Error {
+    fn error_with_log(&self, what: &str) -> io::Error {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
         let end = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n");
         io::Error::other(format!("{what}; its log ends with\n{end}"))
     }
 
-    fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
+    fn exit_status(&mut self) -> io::Result<Option<ExitStatus>> {
         self.child.as_mut().map_or(Ok(None), Child::try_wait)
     }
 
@@ -171,13 +171,13 @@ impl PrivateDaemon {
         let _ = kill(Pid::from_raw(self.pid().cast_signed()), signal);
     }
 
-    /// Ends the daemon by SIGTERM and waits for its end. Kills it if it takes longer than `at_most`.
-    pub fn stop(&mut self, at_most: Duration) {
+    /// Ends the daemon by SIGTERM and waits for its end. Kills it if it takes longer than `timeout`.
+    pub fn stop(&mut self, timeout: Duration) {
         if self.child.is_some() {
             self.signal(Signal::SIGTERM);
-            let deadline = Instant::now() + at_most;
-            while matches!(self.ended(), Ok(None)) && Instant::now() < deadline {
-                std::thread::sleep(STEP);
+            let deadline = Instant::now() + timeout;
+            while matches!(self.exit_status(), Ok(None)) && Instant::now() < deadline {
+                std::thread::sleep(POLL_INTERVAL);
             }
             self.kill();
         }

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 ///
 /// # Panics
 /// If they can't be built.
-pub fn built() -> &'static PathBuf {
+pub fn program_dir() -> &'static PathBuf {
     static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
     DIRECTORY.get_or_init(|| {
         if let Some(directory) = std::env::var_os("PJW_PROGRAMS") {
@@ -35,6 +35,6 @@ pub fn built() -> &'static PathBuf {
 
 /// The path of one of them.
 #[must_use]
-pub fn program(name: &str) -> PathBuf {
-    built().join(name)
+pub fn program_path(name: &str) -> PathBuf {
+    program_dir().join(name)
 }

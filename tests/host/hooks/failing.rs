@@ -5,51 +5,59 @@ use std::path::Path;
 
 use nix::sys::signal::Signal;
 use pjw_tests::daemon::Daemon;
-use pjw_tests::programs::program;
+use pjw_tests::programs::program_path;
 
 use super::slurm::{EPILOG, PROLOG};
-use super::{Call, executable, original, shipped};
+use super::{Call, hook_path, installed_hook, write_executable};
 
 /// The prolog as Slurm calls it.
 fn prolog(dir: &Path, socket: &Path) -> Call {
-    Call::of(shipped(dir, "slurm/prolog.sh"))
-        .recorded(PROLOG)
-        .with("SLURM_CONF", "/nowhere/slurm.conf")
-        .at(socket)
+    Call::new(installed_hook(dir, "slurm/prolog.sh"))
+        .with_environment(PROLOG)
+        .with_variable("SLURM_CONF", "/nowhere/slurm.conf")
+        .with_socket(socket)
 }
 
-fn strict(socket: &Path, hook: &str) -> Call {
-    let call = Call::of(program("pjwctl")).recorded(PROLOG).with("SLURM_CONF", "/nowhere/slurm.conf");
-    call.at(socket).args(&["hook", hook, "--strict"])
+fn strict_hook(socket: &Path, hook: &str) -> Call {
+    let call = Call::new(program_path("pjwctl"))
+        .with_environment(PROLOG)
+        .with_variable("SLURM_CONF", "/nowhere/slurm.conf");
+    call.with_socket(socket).args(&["hook", hook, "--strict"])
 }
 
 /// The hooks' own deadline ends each of these calls; nothing here does.
-fn fails_open(dir: &Path, socket: &Path, expected: &str) {
-    prolog(dir, socket).warns(expected);
-    Call::of(shipped(dir, "slurm/epilog.sh")).recorded(EPILOG).at(socket).warns(expected);
-    Call::of(shipped(dir, "slurm/task-prolog.sh")).recorded(PROLOG).at(socket).warns(expected);
+fn check_job_is_not_delayed(dir: &Path, socket: &Path, expected: &str) {
+    prolog(dir, socket).assert_warning(expected);
+    Call::new(installed_hook(dir, "slurm/epilog.sh"))
+        .with_environment(EPILOG)
+        .with_socket(socket)
+        .assert_warning(expected);
+    Call::new(installed_hook(dir, "slurm/task-prolog.sh"))
+        .with_environment(PROLOG)
+        .with_socket(socket)
+        .assert_warning(expected);
     for hook in ["slurm-prolog", "slurm-epilog", "slurm-task-prolog"] {
-        strict(socket, hook).refuses(expected);
+        strict_hook(socket, hook).assert_refusal(expected);
     }
 }
 
 #[test]
 fn without_a_daemon_the_job_starts() {
     let dir = tempfile::tempdir().unwrap();
-    fails_open(dir.path(), &dir.path().join("none"), "pjwd is not running");
-    fails_open(dir.path(), Path::new("/proc/1/none/deeper"), "");
+    check_job_is_not_delayed(dir.path(), &dir.path().join("none"), "pjwd is not running");
+    check_job_is_not_delayed(dir.path(), Path::new("/proc/1/none/deeper"), "");
     let killed = dir.path().join("killed");
     drop(UnixListener::bind(&killed).unwrap());
-    fails_open(dir.path(), &killed, "pjwd is not running");
+    check_job_is_not_delayed(dir.path(), &killed, "pjwd is not running");
     let long = dir.path().join("x".repeat(200));
-    fails_open(dir.path(), &long, "bytes long");
+    check_job_is_not_delayed(dir.path(), &long, "bytes long");
 }
 
 #[test]
 fn a_daemon_that_hangs_delays_no_job() {
     let daemon = Daemon::start("");
     daemon.signal(Signal::SIGSTOP);
-    fails_open(daemon.dir(), &daemon.socket(), "within 1.");
+    check_job_is_not_delayed(daemon.dir(), &daemon.socket(), "within 1.");
     daemon.signal(Signal::SIGCONT);
 }
 
@@ -64,8 +72,8 @@ fn a_socket_that_accepts_and_never_answers_delays_no_job() {
             kept.push(stream);
         }
     });
-    fails_open(dir.path(), &socket, "within 1.");
-    let starter = Call::of(program("pjwctl")).at(&socket).with("LSB_JOBID", "7");
+    check_job_is_not_delayed(dir.path(), &socket, "within 1.");
+    let starter = Call::new(program_path("pjwctl")).with_socket(&socket).with_variable("LSB_JOBID", "7");
     let output = starter.args(&["hook", "lsf-job-starter", "--strict", "--", "/bin/echo", "runs"]).output();
     assert!(output.status.success() && output.stdout == b"runs\n", "{output:?}");
     assert_eq!(String::from_utf8_lossy(&output.stderr).lines().count(), 1, "{output:?}");
@@ -83,15 +91,15 @@ fn an_invalid_answer_delays_no_job() {
             let _ = stream.write_all(b"what?\0");
         }
     });
-    fails_open(dir.path(), &socket, "cannot be parsed");
+    check_job_is_not_delayed(dir.path(), &socket, "cannot be parsed");
 }
 
 #[test]
 fn a_refusal_is_reported_and_the_job_starts() {
     let daemon = Daemon::start("");
-    let asked = |call: Call| call.with("SLURM_JOB_CPUS_PER_NODE", "60000");
-    asked(prolog(daemon.dir(), &daemon.socket())).warns("this machine has");
-    asked(strict(&daemon.socket(), "slurm-prolog")).refuses("this machine has");
+    let with_count = |call: Call| call.with_variable("SLURM_JOB_CPUS_PER_NODE", "60000");
+    with_count(prolog(daemon.dir(), &daemon.socket())).assert_warning("this machine has");
+    with_count(strict_hook(&daemon.socket(), "slurm-prolog")).assert_refusal("this machine has");
     assert!(daemon.status().jobs.is_empty());
 }
 
@@ -117,15 +125,18 @@ fn invalid_values_are_named_and_nothing_is_requested() {
         ("SLURM_JOB_CPUS_PER_NODE", "1,2", "the job has 1"),
     ];
     for (name, value, expected) in cases {
-        prolog(daemon.dir(), &daemon.socket()).with(name, value).warns(expected);
-        strict(&daemon.socket(), "slurm-prolog").with(name, value).refuses(expected);
+        prolog(daemon.dir(), &daemon.socket()).with_variable(name, value).assert_warning(expected);
+        strict_hook(&daemon.socket(), "slurm-prolog").with_variable(name, value).assert_refusal(expected);
     }
-    let other = |call: Call| call.with("SLURM_JOB_CPUS_PER_NODE", "1,2").with("SLURM_NODELIST", "a,b");
-    other(prolog(daemon.dir(), &daemon.socket())).warns("SLURM_NODELIST does not name this node, n1");
+    let other = |call: Call| {
+        call.with_variable("SLURM_JOB_CPUS_PER_NODE", "1,2").with_variable("SLURM_NODELIST", "a,b")
+    };
+    other(prolog(daemon.dir(), &daemon.socket()))
+        .assert_warning("SLURM_NODELIST does not name this node, n1");
     for name in ["SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_ID", "SLURM_JOB_UID"] {
-        let call = prolog(daemon.dir(), &daemon.socket()).without(name);
-        let call = call.without("SLURM_JOBID").without("SLURM_UID");
-        call.warns(&format!("{name} is not set"));
+        let call = prolog(daemon.dir(), &daemon.socket()).without_variable(name);
+        let call = call.without_variable("SLURM_JOBID").without_variable("SLURM_UID");
+        call.assert_warning(&format!("{name} is not set"));
     }
     assert!(daemon.status().jobs.is_empty());
 }
@@ -135,7 +146,7 @@ fn with_an_empty_environment_a_hook_succeeds_with_a_warning() {
     let hooks =
         ["slurm-prolog", "slurm-epilog", "slurm-task-prolog", "pbs-begin", "torque-end", "flux-prolog"];
     for hook in hooks {
-        Call::of(program("pjwctl")).args(&["hook", hook]).warns("not set");
+        Call::new(program_path("pjwctl")).args(&["hook", hook]).assert_warning("not set");
     }
 }
 
@@ -144,22 +155,29 @@ fn without_pjwctl_the_hooks_do_nothing() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["slurm/prolog.sh", "slurm/epilog.sh", "slurm/task-prolog.sh"] {
         let text =
-            std::fs::read_to_string(original(name)).unwrap().replace("/usr/bin/pjwctl", "/nowhere/pjwctl");
+            std::fs::read_to_string(hook_path(name)).unwrap().replace("/usr/bin/pjwctl", "/nowhere/pjwctl");
         let file = dir.path().join("hook");
         std::fs::write(&file, text).unwrap();
-        Call::of("/bin/sh").args(&[file.to_str().unwrap()]).recorded(PROLOG).goes_silently();
+        Call::new("/bin/sh").args(&[file.to_str().unwrap()]).with_environment(PROLOG).assert_silent_success();
     }
 }
 
 #[test]
 fn a_broken_pjwctl_drains_no_node() {
     let dir = tempfile::tempdir().unwrap();
-    let here = dir.path().join("pjwctl");
+    let broken_program = dir.path().join("pjwctl");
     for (code, expected) in [(2, 0), (127, 0), (134, 0), (1, 1), (0, 0)] {
-        executable(&here, &format!("#!/bin/sh\nexit {code}\n"));
-        let broken = shipped(dir.path(), "slurm/epilog.sh");
+        write_executable(&broken_program, &format!("#!/bin/sh\nexit {code}\n"));
+        let broken = installed_hook(dir.path(), "slurm/epilog.sh");
         let text = std::fs::read_to_string(&broken).unwrap();
-        executable(&broken, &text.replace(program("pjwctl").to_str().unwrap(), here.to_str().unwrap()));
-        assert_eq!(Call::of(&broken).recorded(EPILOG).output().status.code(), Some(expected), "{code}");
+        write_executable(
+            &broken,
+            &text.replace(program_path("pjwctl").to_str().unwrap(), broken_program.to_str().unwrap()),
+        );
+        assert_eq!(
+            Call::new(&broken).with_environment(EPILOG).output().status.code(),
+            Some(expected),
+            "{code}"
+        );
     }
 }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use pjw_tests::daemon::Daemon;
-use pjw_tests::programs::program;
+use pjw_tests::programs::program_path;
 
 /// Some user that is not root; its name is nobody everywhere.
 pub const NOBODY: u32 = 65_534;
@@ -21,45 +21,45 @@ pub const NOBODY: u32 = 65_534;
 pub const OTHER: u32 = 65_533;
 
 /// A shipped file as it is.
-pub fn original(name: &str) -> String {
+pub fn hook_path(name: &str) -> String {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/hooks").join(name);
     file.to_str().unwrap().to_owned()
 }
 
 /// A shipped file, with the path of `pjwctl` in it that `make install` would write.
-pub fn shipped(dir: &Path, name: &str) -> PathBuf {
-    with_program(dir, name, &program("pjwctl"))
+pub fn installed_hook(dir: &Path, name: &str) -> PathBuf {
+    with_program(dir, name, &program_path("pjwctl"))
 }
 
 /// A shipped file that asks this daemon whatever its environment says.
-pub fn asking(daemon: &Daemon, name: &str) -> PathBuf {
+pub fn hook_for_daemon(daemon: &Daemon, name: &str) -> PathBuf {
     let (dir, ctl) = (daemon.dir(), daemon.dir().join("pjwctl"));
-    let (program, socket) = (program("pjwctl"), daemon.socket());
+    let (program, socket) = (program_path("pjwctl"), daemon.socket());
     let text = format!("#!/bin/sh\nexec {} --socket {} \"$@\"\n", program.display(), socket.display());
     if !ctl.exists() {
-        executable(&ctl, &text);
+        write_executable(&ctl, &text);
     }
     with_program(dir, name, &ctl)
 }
 
 fn with_program(dir: &Path, name: &str, program: &Path) -> PathBuf {
-    let text = std::fs::read_to_string(original(name)).unwrap();
+    let text = std::fs::read_to_string(hook_path(name)).unwrap();
     let file = dir.join(name.replace('/', "-"));
     // Not again under the hands of one that runs.
     if !file.exists() {
-        executable(&file, &text.replace("/usr/bin/pjwctl", program.to_str().unwrap()));
+        write_executable(&file, &text.replace("/usr/bin/pjwctl", program.to_str().unwrap()));
     }
     file
 }
 
 /// Lets other users reach the daemon's socket, and the files beside it.
-pub fn open_to_all(daemon: &Daemon) {
+pub fn make_accessible(daemon: &Daemon) {
     std::fs::set_permissions(daemon.dir(), std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
 /// Writes an executable file. By a process of its own: what this one has open for writing, children that other tests start
 /// meanwhile have too, and then it can't be executed (execve(2), ETXTBSY).
-pub fn executable(file: &Path, text: &str) {
+pub fn write_executable(file: &Path, text: &str) {
     let mut writer = Command::new("sh");
     writer.args(["-c", "cat >\"$0\" && chmod 755 \"$0\"", file.to_str().unwrap()]).stdin(Stdio::piped());
     let mut writer = writer.spawn().unwrap();
@@ -71,24 +71,24 @@ pub fn executable(file: &Path, text: &str) {
 pub struct Call(Command);
 
 impl Call {
-    pub fn of(program: impl AsRef<Path>) -> Self {
+    pub fn new(program: impl AsRef<Path>) -> Self {
         let mut command = Command::new(program.as_ref());
         command.env_clear().current_dir("/").stdin(Stdio::null());
         Self(command)
     }
 
     /// A recorded environment.
-    pub fn recorded(mut self, text: &str) -> Self {
+    pub fn with_environment(mut self, text: &str) -> Self {
         self.0.envs(text.lines().filter_map(|line| line.split_once('=')));
         self
     }
 
-    pub fn with(mut self, name: &str, value: &str) -> Self {
+    pub fn with_variable(mut self, name: &str, value: &str) -> Self {
         self.0.env(name, value);
         self
     }
 
-    pub fn without(mut self, name: &str) -> Self {
+    pub fn without_variable(mut self, name: &str) -> Self {
         self.0.env_remove(name);
         self
     }
@@ -99,13 +99,13 @@ impl Call {
     }
 
     /// By a user of that number.
-    pub fn by(mut self, uid: u32) -> Self {
+    pub fn with_user(mut self, uid: u32) -> Self {
         self.0.uid(uid).gid(uid);
         self
     }
 
     /// With this on its standard input.
-    pub fn given(mut self, text: &str) -> Self {
+    pub fn with_input(mut self, text: &str) -> Self {
         let mut file: File = tempfile::tempfile().unwrap();
         file.write_all(text.as_bytes()).unwrap();
         file.rewind().unwrap();
@@ -113,8 +113,8 @@ impl Call {
         self
     }
 
-    pub fn at(self, socket: &Path) -> Self {
-        self.with("PJW_SOCKET", socket.to_str().unwrap())
+    pub fn with_socket(self, socket: &Path) -> Self {
+        self.with_variable("PJW_SOCKET", socket.to_str().unwrap())
     }
 
     /// Begins, and tells what it says when it is waited for.
@@ -127,32 +127,32 @@ impl Call {
     }
 
     /// It went well and had nothing to say.
-    pub fn goes_silently(self) {
+    pub fn assert_silent_success(self) {
         let output = self.output();
         assert!(output.status.success(), "{output:?}");
         assert!(output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
     }
 
     /// It went well, in the scheduler's eyes, and one line on stderr says what didn't.
-    pub fn warns(self, expected: &str) {
+    pub fn assert_warning(self, expected: &str) {
         let output = self.output();
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
-        assert!(told.lines().count() == 1 && told.contains(expected), "{expected:?}: {told}");
+        assert!(stderr.lines().count() == 1 && stderr.contains(expected), "{expected:?}: {stderr}");
     }
 
     /// It refused, with one line that says why.
-    pub fn refuses(self, expected: &str) {
+    pub fn assert_refusal(self, expected: &str) {
         let output = self.output();
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{output:?}");
-        assert!(told.lines().count() == 1 && told.contains(expected), "{expected:?}: {told}");
+        assert!(stderr.lines().count() == 1 && stderr.contains(expected), "{expected:?}: {stderr}");
         assert!(output.stdout.is_empty(), "{output:?}");
     }
 }
 
 /// How many cores a set is on.
-pub fn cores_of(daemon: &Daemon, cpus: &str) -> usize {
+pub fn core_count_of(daemon: &Daemon, cpus: &str) -> usize {
     let set = |list: &str| list.parse::<pjw_core::cpuset::CpuSet>().unwrap();
     daemon.status().cores.iter().filter(|core| set(&core.cpus).intersects(&set(cpus))).count()
 }

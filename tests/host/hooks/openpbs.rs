@@ -4,11 +4,11 @@ use std::path::Path;
 
 use pjw_tests::daemon::Daemon;
 
-use super::{Call, OTHER, asking, cores_of, executable};
-use crate::processes::installed;
+use super::{Call, OTHER, core_count_of, hook_for_daemon, write_executable};
+use crate::processes::is_installed;
 
 /// The part of the module `pbs` that hooks use, fed from variables; what the hook decides is printed.
-const PBS: &str = r#"
+const PBS_MODULE: &str = r#"
 import os
 EXECJOB_BEGIN, EXECJOB_LAUNCH, EXECJOB_END, EXECJOB_ABORT, EXECJOB_EPILOGUE = 1, 2, 3, 4, 5
 LOG_WARNING = 4
@@ -33,41 +33,46 @@ def event():
 "#;
 
 /// What the hook said, and decided.
-fn told(hook: &Path, event: u32, more: &[(&str, &str)]) -> String {
+fn run_hook(hook: &Path, event: u32, variables: &[(&str, &str)]) -> String {
     let dir = hook.parent().unwrap().to_str().unwrap();
-    let call = Call::of("/usr/bin/env").args(&["python3", hook.to_str().unwrap()]);
-    let call =
-        call.with("PATH", "/usr/local/bin:/usr/bin:/bin").with("PYTHONPATH", dir).with("ID", "124[3].srv");
-    let call = call.with("NODE", "n1").with("TYPE", &event.to_string()).with("PYTHONDONTWRITEBYTECODE", "1");
-    let output = more.iter().fold(call, |call, (name, value)| call.with(name, value)).output();
+    let call = Call::new("/usr/bin/env").args(&["python3", hook.to_str().unwrap()]);
+    let call = call
+        .with_variable("PATH", "/usr/local/bin:/usr/bin:/bin")
+        .with_variable("PYTHONPATH", dir)
+        .with_variable("ID", "124[3].srv");
+    let call = call
+        .with_variable("NODE", "n1")
+        .with_variable("TYPE", &event.to_string())
+        .with_variable("PYTHONDONTWRITEBYTECODE", "1");
+    let output = variables.iter().fold(call, |call, (name, value)| call.with_variable(name, value)).output();
     assert!(output.stderr.is_empty(), "{output:?}");
     String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
 }
 
 #[test]
 fn the_openpbs_hook_registers_the_job_passes_its_cores_and_releases_it() {
-    if !installed("python3") {
+    if !is_installed("python3") {
         return;
     }
     let mut daemon = Daemon::start("");
-    let hook = asking(&daemon, "pbs/pjw.py");
-    std::fs::write(daemon.dir().join("pbs.py"), PBS).unwrap();
+    let hook = hook_for_daemon(&daemon, "pbs/pjw.py");
+    std::fs::write(daemon.dir().join("pbs.py"), PBS_MODULE).unwrap();
     let chunk = ("EXEC_VNODE", "(n0:ncpus=9)+(n1:ncpus=1:mem=4gb)");
     for _ in 0..2 {
-        assert_eq!(told(&hook, 1, &[chunk]), "accepted");
+        assert_eq!(run_hook(&hook, 1, &[chunk]), "accepted");
         let job = daemon.job("pbs:124[3].srv").unwrap();
         assert_eq!((job.owner, job.requested_cores), (OTHER, 1));
     }
     let cpus = daemon.job("pbs:124[3].srv").unwrap().cpus;
-    let cores = cores_of(&daemon, &cpus);
-    let launched = told(&hook, 2, &[("ENV_OMP_NUM_THREADS", "7")]);
-    assert_eq!(launched, format!("accepted OMP_NUM_THREADS=7 PJW_CPUS={cpus} PJW_NCORES={cores}"));
-    assert!(told(&hook, 2, &[]).starts_with(&format!("accepted OMP_NUM_THREADS={cores} PJW_CPUS=")));
+    let cores = core_count_of(&daemon, &cpus);
+    let accepted = run_hook(&hook, 2, &[("ENV_OMP_NUM_THREADS", "7")]);
+    assert_eq!(accepted, format!("accepted OMP_NUM_THREADS=7 PJW_CPUS={cpus} PJW_NCORES={cores}"));
+    assert!(run_hook(&hook, 2, &[]).starts_with(&format!("accepted OMP_NUM_THREADS={cores} PJW_CPUS=")));
     for event in [3, 4, 5] {
-        assert_eq!(told(&hook, event, &[]), "accepted");
+        assert_eq!(run_hook(&hook, event, &[]), "accepted");
         assert!(daemon.status().jobs.is_empty());
     }
-    let unknown = told(&hook, 1, &[("EXEC_VNODE", "(n9:ncpus=1)")]);
+    let unknown = run_hook(&hook, 1, &[("EXEC_VNODE", "(n9:ncpus=1)")]);
     assert!(unknown.starts_with("log: pjw: pjwctl: hook pbs-begin: exec_vnode does not name"), "{unknown}");
     assert!(unknown.ends_with("\naccepted"), "{unknown}");
 
@@ -76,40 +81,46 @@ fn the_openpbs_hook_registers_the_job_passes_its_cores_and_releases_it() {
     std::fs::write(&strict, text).unwrap();
     daemon.stop();
     for event in [1, 2, 3] {
-        let said = told(&hook, event, &[chunk]);
-        assert!(said.contains("pjwd is not running") && said.ends_with("\naccepted"), "{said}");
+        let output = run_hook(&hook, event, &[chunk]);
+        assert!(output.contains("pjwd is not running") && output.ends_with("\naccepted"), "{output}");
     }
-    let said = told(&strict, 1, &[chunk]);
-    assert!(said.ends_with("rejected: pjw can't give the job its cores: see the log of pbs_mom"), "{said}");
-    assert!(told(&strict, 3, &[chunk]).ends_with("\naccepted"), "nobody is helped by a job that can't end");
+    let output = run_hook(&strict, 1, &[chunk]);
+    assert!(
+        output.ends_with("rejected: pjw can't give the job its cores: see the log of pbs_mom"),
+        "{output}"
+    );
+    assert!(
+        run_hook(&strict, 3, &[chunk]).ends_with("\naccepted"),
+        "nobody is helped by a job that can't end"
+    );
     daemon.spawn();
 }
 
 #[test]
 fn a_cpu_list_is_escaped_for_openpbs() {
-    if !installed("python3") {
+    if !is_installed("python3") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     let (hook, ctl) = (dir.path().join("pjw.py"), dir.path().join("pjwctl"));
-    executable(&ctl, "#!/bin/sh\necho PJW_CPUS=0-3,8\n");
-    let text = std::fs::read_to_string(super::original("pbs/pjw.py")).unwrap();
+    write_executable(&ctl, "#!/bin/sh\necho PJW_CPUS=0-3,8\n");
+    let text = std::fs::read_to_string(super::hook_path("pbs/pjw.py")).unwrap();
     std::fs::write(&hook, text.replace("/usr/bin/pjwctl", ctl.to_str().unwrap())).unwrap();
-    std::fs::write(dir.path().join("pbs.py"), PBS).unwrap();
-    assert_eq!(told(&hook, 2, &[]), r"accepted PJW_CPUS=0-3\,8");
+    std::fs::write(dir.path().join("pbs.py"), PBS_MODULE).unwrap();
+    assert_eq!(run_hook(&hook, 2, &[]), r"accepted PJW_CPUS=0-3\,8");
 }
 
 #[test]
 fn without_pjwctl_the_openpbs_hook_accepts_every_event() {
-    if !installed("python3") {
+    if !is_installed("python3") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     let hook = dir.path().join("pjw.py");
-    let text = std::fs::read_to_string(super::original("pbs/pjw.py")).unwrap();
+    let text = std::fs::read_to_string(super::hook_path("pbs/pjw.py")).unwrap();
     std::fs::write(&hook, text.replace("/usr/bin/pjwctl", "/nowhere/pjwctl")).unwrap();
-    std::fs::write(dir.path().join("pbs.py"), PBS).unwrap();
+    std::fs::write(dir.path().join("pbs.py"), PBS_MODULE).unwrap();
     for event in [1, 2, 3, 4] {
-        assert_eq!(told(&hook, event, &[("EXEC_VNODE", "(n1:ncpus=1)")]), "accepted");
+        assert_eq!(run_hook(&hook, event, &[("EXEC_VNODE", "(n1:ncpus=1)")]), "accepted");
     }
 }

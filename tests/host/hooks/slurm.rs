@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::process::Output;
 
 use pjw_tests::daemon::Daemon;
-use pjw_tests::programs::program;
+use pjw_tests::programs::program_path;
 
-use super::{Call, cores_of, shipped};
-use crate::processes::two_cores;
+use super::{Call, core_count_of, installed_hook};
+use crate::processes::has_two_cores;
 
 pub const PROLOG: &str = include_str!("../../../crates/pjw-sources/tests/fixtures/slurm-prolog.environ.txt");
 pub const EPILOG: &str = include_str!("../../../crates/pjw-sources/tests/fixtures/slurm-epilog.environ.txt");
@@ -30,33 +30,36 @@ impl Node {
     }
 
     /// A shipped file, in a recorded environment; the configuration files that Slurm names are this node's own.
-    fn hook(&self, name: &str, recorded: &str) -> Call {
-        let file = shipped(self.daemon.dir(), &format!("slurm/{name}.sh"));
+    fn hook(&self, name: &str, environment: &str) -> Call {
+        let file = installed_hook(self.daemon.dir(), &format!("slurm/{name}.sh"));
         let conf = self.path("slurm.conf");
-        Call::of(file).recorded(recorded).with("SLURM_CONF", conf.to_str().unwrap()).at(&self.daemon.socket())
+        Call::new(file)
+            .with_environment(environment)
+            .with_variable("SLURM_CONF", conf.to_str().unwrap())
+            .with_socket(&self.daemon.socket())
     }
 }
 
 #[test]
 fn a_prolog_reserves_cores_and_an_epilog_releases_them() {
-    if !two_cores() {
+    if !has_two_cores() {
         return;
     }
     let node = Node::start("");
     let free = node.daemon.status().pool.free;
     for _ in 0..2 {
-        node.hook("prolog", PROLOG).goes_silently();
+        node.hook("prolog", PROLOG).assert_silent_success();
         let job = node.daemon.job("slurm:4").unwrap();
         assert_eq!((job.owner, job.state.as_str(), job.granted_by.as_str()), (1001, "reserved", "warden"));
         assert_eq!(job.cpus.parse::<pjw_core::cpuset::CpuSet>().unwrap().len() % 2, 0, "{job:?}");
         assert_eq!(node.daemon.status().jobs.len(), 1);
     }
     for _ in 0..2 {
-        node.hook("epilog", EPILOG).goes_silently();
+        node.hook("epilog", EPILOG).assert_silent_success();
         assert!(node.daemon.status().jobs.is_empty());
         assert_eq!(node.daemon.status().pool.free, free);
     }
-    node.hook("prolog", PROLOG).goes_silently();
+    node.hook("prolog", PROLOG).assert_silent_success();
     assert!(node.daemon.job("slurm:4").is_some(), "requeued, it comes again under its number");
 }
 
@@ -68,8 +71,10 @@ fn many_prologs_at_once_serve_as_many_jobs_as_there_are_cores() {
     std::thread::scope(|scope| {
         for id in 0..jobs {
             let id = (100 + id).to_string();
-            let call =
-                node.hook("prolog", PROLOG).with("SLURM_JOB_ID", &id).with("SLURM_JOB_CPUS_PER_NODE", "1");
+            let call = node
+                .hook("prolog", PROLOG)
+                .with_variable("SLURM_JOB_ID", &id)
+                .with_variable("SLURM_JOB_CPUS_PER_NODE", "1");
             scope.spawn(move || assert!(call.output().status.success()));
         }
     });
@@ -79,72 +84,76 @@ fn many_prologs_at_once_serve_as_many_jobs_as_there_are_cores() {
 
 #[test]
 fn the_core_count_is_that_of_this_node_and_can_be_overridden() {
-    if !two_cores() {
+    if !has_two_cores() {
         return;
     }
     let node = Node::start("");
-    let many =
-        |call: Call| call.with("SLURM_NODELIST", "a[1-2],n1").with("SLURM_JOB_CPUS_PER_NODE", "64(x2),1");
-    many(node.hook("prolog", PROLOG)).goes_silently();
+    let many = |call: Call| {
+        call.with_variable("SLURM_NODELIST", "a[1-2],n1").with_variable("SLURM_JOB_CPUS_PER_NODE", "64(x2),1")
+    };
+    many(node.hook("prolog", PROLOG)).assert_silent_success();
     assert_eq!(node.daemon.job("slurm:4").unwrap().requested_cores, 1);
     let hook = ["hook", "slurm-prolog", "--cores", "2"];
-    let call = Call::of(program("pjwctl")).recorded(PROLOG).at(&node.daemon.socket());
-    call.with("SLURM_JOB_CPUS_PER_NODE", "1").args(&hook).goes_silently();
+    let call = Call::new(program_path("pjwctl")).with_environment(PROLOG).with_socket(&node.daemon.socket());
+    call.with_variable("SLURM_JOB_CPUS_PER_NODE", "1").args(&hook).assert_silent_success();
     assert_eq!(node.daemon.job("slurm:4").unwrap().requested_cores, 2);
 }
 
 #[test]
 fn the_prolog_reserves_no_cores_if_slurm_chooses_them() {
-    if !two_cores() {
+    if !has_two_cores() {
         return;
     }
     let node = Node::start("");
     std::fs::write(node.path("slurm.conf"), "TaskPlugin=task/cgroup,task/affinity\n").unwrap();
     std::fs::write(node.path("cgroup.conf"), "ConstrainCores=yes\n").unwrap();
-    node.hook("prolog", PROLOG).goes_silently();
+    node.hook("prolog", PROLOG).assert_silent_success();
     assert!(node.daemon.status().jobs.is_empty());
     std::fs::write(node.path("cgroup.conf"), "ConstrainCores=no\n").unwrap();
-    node.hook("prolog", PROLOG).goes_silently();
+    node.hook("prolog", PROLOG).assert_silent_success();
     assert!(node.daemon.job("slurm:4").is_some());
 }
 
 #[test]
 fn a_task_gets_its_cores_and_nothing_else_in_variables() {
-    if !two_cores() {
+    if !has_two_cores() {
         return;
     }
     let node = Node::start("");
-    node.hook("prolog", PROLOG).goes_silently();
+    node.hook("prolog", PROLOG).assert_silent_success();
     let cpus = node.daemon.job("slurm:4").unwrap().cpus;
-    let cores = cores_of(&node.daemon, &cpus);
-    let told = |call: Call| {
+    let cores = core_count_of(&node.daemon, &cpus);
+    let variables = |call: Call| {
         let output = call.output();
         assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
         String::from_utf8(output.stdout).unwrap()
     };
     let grant = format!("export PJW_CPUS={cpus}\nexport PJW_NCORES={cores}\n");
     let openmp = "export OMP_NUM_THREADS=2\nexport OMP_PLACES=threads\n";
-    for recorded in [STEP, BATCH] {
-        assert_eq!(told(node.hook("task-prolog", recorded)), format!("{grant}{openmp}"));
+    for environment in [STEP, BATCH] {
+        assert_eq!(variables(node.hook("task-prolog", environment)), format!("{grant}{openmp}"));
     }
-    let chosen = node.hook("task-prolog", STEP).with("OMP_NUM_THREADS", "7").with("OMP_PLACES", "sockets");
-    assert_eq!(told(chosen), grant, "what the user set stays");
-    let four = node.hook("task-prolog", STEP).with("SLURM_STEP_TASKS_PER_NODE", "2");
-    let four = told(four.with("SLURM_CPUS_PER_TASK", "1"));
+    let chosen = node
+        .hook("task-prolog", STEP)
+        .with_variable("OMP_NUM_THREADS", "7")
+        .with_variable("OMP_PLACES", "sockets");
+    assert_eq!(variables(chosen), grant, "what the user set stays");
+    let four = node.hook("task-prolog", STEP).with_variable("SLURM_STEP_TASKS_PER_NODE", "2");
+    let four = variables(four.with_variable("SLURM_CPUS_PER_TASK", "1"));
     assert_eq!(four, format!("{grant}export OMP_NUM_THREADS=1\n"), "tasks that share a mask get no places");
 }
 
 #[test]
 fn a_task_waits_until_its_job_gets_cores() {
-    if !two_cores() {
+    if !has_two_cores() {
         return;
     }
     let node = Node::start("on_exhausted = \"wait\"\n");
     let all = node.daemon.status().node.cores;
     node.daemon.assign("other", all, &[]).unwrap();
-    node.hook("prolog", PROLOG).warns("waits for free cores");
+    node.hook("prolog", PROLOG).assert_warning("waits for free cores");
     let socket = node.daemon.socket();
-    let call = Call::of(program("pjwctl")).recorded(STEP).at(&socket);
+    let call = Call::new(program_path("pjwctl")).with_environment(STEP).with_socket(&socket);
     let task =
         std::thread::spawn(move || call.args(&["hook", "slurm-task-prolog", "--timeout", "30"]).output());
     node.daemon.release("other").unwrap();
@@ -155,7 +164,7 @@ fn a_task_waits_until_its_job_gets_cores() {
 
 #[test]
 fn a_task_starts_only_when_it_is_on_its_cores() {
-    if !two_cores() {
+    if !has_two_cores() {
         return;
     }
     // Nobody finds the task: it is outside until this test says whose it is.
@@ -163,54 +172,57 @@ fn a_task_starts_only_when_it_is_on_its_cores() {
     let _: serde_json::Value =
         node.daemon.call("Assign", &serde_json::json!({ "job": "slurm:4", "cores": 1 })).unwrap();
     let cpus = node.daemon.job("slurm:4").unwrap().cpus;
-    let task = |patience| {
-        let call = Call::of(program("pjwctl")).recorded(STEP).at(&node.daemon.socket());
-        call.args(&["hook", "slurm-task-prolog", "--timeout", patience]).spawn()
+    let task = |timeout| {
+        let call =
+            Call::new(program_path("pjwctl")).with_environment(STEP).with_socket(&node.daemon.socket());
+        call.args(&["hook", "slurm-task-prolog", "--timeout", timeout]).spawn()
     };
-    let words = |output: Output| {
+    let output_texts = |output: Output| {
         assert!(output.status.success(), "{output:?}");
         let text = |bytes| String::from_utf8(bytes).unwrap();
         (text(output.stdout), text(output.stderr))
     };
 
-    let (told, warning) = words(task("0.5").wait_with_output().unwrap());
-    assert!(told.starts_with(&format!("export PJW_CPUS={cpus}\n")), "{told}");
+    let (variables, warning) = output_texts(task("0.5").wait_with_output().unwrap());
+    assert!(variables.starts_with(&format!("export PJW_CPUS={cpus}\n")), "{variables}");
     assert!(warning.lines().count() == 1 && warning.contains("has not brought this task to"), "{warning}");
 
     let waiting = task("60");
-    let wish = serde_json::json!({ "job": "slurm:4", "pids": [waiting.id()] });
-    let _: serde_json::Value = node.daemon.call("Assign", &wish).unwrap();
-    let (told, warning) = words(waiting.wait_with_output().unwrap());
-    assert!(told.starts_with(&format!("export PJW_CPUS={cpus}\n")), "{told}");
+    let request = serde_json::json!({ "job": "slurm:4", "pids": [waiting.id()] });
+    let _: serde_json::Value = node.daemon.call("Assign", &request).unwrap();
+    let (variables, warning) = output_texts(waiting.wait_with_output().unwrap());
+    assert!(variables.starts_with(&format!("export PJW_CPUS={cpus}\n")), "{variables}");
     assert_eq!(warning, "");
 }
 
 #[test]
 fn a_task_of_an_unknown_job_gets_no_variables() {
     let node = Node::start("");
-    let call = Call::of(program("pjwctl")).recorded(STEP).at(&node.daemon.socket());
-    call.args(&["hook", "slurm-task-prolog", "--timeout", "0.3"]).warns("knows no job slurm:4");
+    let call = Call::new(program_path("pjwctl")).with_environment(STEP).with_socket(&node.daemon.socket());
+    call.args(&["hook", "slurm-task-prolog", "--timeout", "0.3"]).assert_warning("knows no job slurm:4");
     std::fs::write(node.path("pjwd.toml"), "mode = \"observe\"\n").unwrap();
     let _: serde_json::Value = node.daemon.call("Reload", &serde_json::json!({})).unwrap();
-    node.hook("task-prolog", STEP).goes_silently();
+    node.hook("task-prolog", STEP).assert_silent_success();
 }
 
 #[test]
 fn a_job_is_named_by_its_sluid_if_its_cgroup_is() {
     let node = Node::start("");
     let sluid = "s1KZ0000000000";
-    let hook = |name, recorded| {
-        node.hook(name, recorded).with("SLURM_JOB_SLUID", sluid).with("SLURM_JOB_CPUS_PER_NODE", "1")
+    let hook = |name, environment| {
+        node.hook(name, environment)
+            .with_variable("SLURM_JOB_SLUID", sluid)
+            .with_variable("SLURM_JOB_CPUS_PER_NODE", "1")
     };
     std::fs::write(node.path("cgroup.conf"), "CgroupJobIdPaths=yes\n").unwrap();
-    hook("prolog", PROLOG).goes_silently();
+    hook("prolog", PROLOG).assert_silent_success();
     assert!(node.daemon.job("slurm:4").is_some());
-    hook("epilog", EPILOG).goes_silently();
+    hook("epilog", EPILOG).assert_silent_success();
     std::fs::write(node.path("cgroup.conf"), "").unwrap();
-    hook("prolog", PROLOG).goes_silently();
+    hook("prolog", PROLOG).assert_silent_success();
     let unified = std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
     let id = if unified { format!("slurm:{sluid}") } else { "slurm:4".to_owned() };
     assert!(node.daemon.job(&id).is_some(), "{:?}", node.daemon.status().jobs);
-    hook("epilog", EPILOG).goes_silently();
+    hook("epilog", EPILOG).assert_silent_success();
     assert!(node.daemon.status().jobs.is_empty());
 }

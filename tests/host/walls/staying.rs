@@ -9,29 +9,32 @@ use nix::sys::signal::Signal;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Tid;
 use pjw_linux::sys::affinity;
-use pjw_tests::daemon::{Daemon, Keeping};
-use pjw_tests::patience::{until, until_true};
-use pjw_tests::walls::{of_process, place};
+use pjw_tests::cpusets::{cgroup_of_process, find_hierarchy};
+use pjw_tests::daemon::{Daemon, Enforcement};
+use pjw_tests::waiting::{wait_for, wait_until};
 use serde_json::{Value, json};
 
-use super::{cgroup, daemon, directory, enforcement, everything, history, put, read, warnings, write};
-use crate::processes::{EndOf, Shell, mask, masks, two_cores, walls};
+use super::{
+    all_cpus, cgroup_dir, cgroup_of_job, enforcement, history, move_process, read_file, start_daemon,
+    warning_texts, write_file,
+};
+use crate::processes::{KillOnDrop, Shell, has_cpusets, has_two_cores, mask, masks};
 
 /// So many threads a fugitive has.
 const THREADS: usize = 64;
-const FLEES: &str = "PJW_TEST_FLEES";
+const FUGITIVE_VARIABLE: &str = "PJW_TEST_FLEES";
 
 /// A daemon that does nothing at all until this goes.
-struct Asleep<'a>(&'a Daemon);
+struct StoppedDaemon<'a>(&'a Daemon);
 
-impl<'a> Asleep<'a> {
+impl<'a> StoppedDaemon<'a> {
     fn new(daemon: &'a Daemon) -> Self {
         daemon.signal(Signal::SIGSTOP);
         Self(daemon)
     }
 }
 
-impl Drop for Asleep<'_> {
+impl Drop for StoppedDaemon<'_> {
     fn drop(&mut self) {
         self.0.signal(Signal::SIGCONT);
     }
@@ -41,67 +44,70 @@ impl Drop for Asleep<'_> {
 /// allows each of them every CPU, tells in one line that it has, and waits until its input ends.
 #[test]
 fn fugitive_process() {
-    if std::env::var_os(FLEES).is_none() {
+    if std::env::var_os(FUGITIVE_VARIABLE).is_none() {
         return;
     }
-    let all_are_there = Arc::new(Barrier::new(THREADS + 1));
-    let flee = |_| {
-        let all_are_there = Arc::clone(&all_are_there);
+    let all_started = Arc::new(Barrier::new(THREADS + 1));
+    let start_thread = |_| {
+        let all_started = Arc::clone(&all_started);
         std::thread::spawn(move || {
             affinity::set_full_mask(Tid(u32::try_from(nix::unistd::gettid().as_raw()).unwrap())).unwrap();
-            all_are_there.wait();
+            all_started.wait();
             std::thread::park();
         })
     };
-    let _threads: Vec<_> = (0..THREADS).map(flee).collect();
-    all_are_there.wait();
+    let _threads: Vec<_> = (0..THREADS).map(start_thread).collect();
+    all_started.wait();
     println!("fled");
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
 /// Whether the daemon hears who asks for what; says why not.
-fn hears_asks(daemon: &Daemon) -> bool {
+fn reports_affinity_requests(daemon: &Daemon) -> bool {
     let log = daemon.log();
     let line = log
         .lines()
         .find(|line| line.contains("affinity requests beyond a job's cpuset are reported"))
         .unwrap();
-    let hears = line.contains("(BPF program on sched_setaffinity)");
-    if !hears {
+    let is_reported = line.contains("(BPF program on sched_setaffinity)");
+    if !is_reported {
         pjw_tests::skipping::skip(format_args!("its part on what is asked: {line}"));
     }
-    hears
+    is_reported
 }
 
 /// The sentences on who tried to leave job a.
-fn violations(daemon: &Daemon) -> Vec<String> {
-    let told = history(daemon, "a").into_iter().filter(|(event, _)| event == "violation");
-    told.map(|(_, text)| text).collect()
+fn violation_texts(daemon: &Daemon) -> Vec<String> {
+    let texts = history(daemon, "a").into_iter().filter(|(event, _)| event == "violation");
+    texts.map(|(_, text)| text).collect()
 }
 
 /// A shell's words that start a fugitive and wait for it to flee.
-fn words_of_fugitive() -> String {
+fn fugitive_command() -> String {
     let program = std::env::current_exe().unwrap();
-    format!("{FLEES}=1 {} --exact walls::staying::fugitive_process --nocapture", program.display())
+    format!(
+        "{FUGITIVE_VARIABLE}=1 {} --exact walls::staying::fugitive_process --nocapture",
+        program.display()
+    )
 }
 
 #[test]
 fn a_job_stays_in_its_cpuset_while_the_daemon_is_stopped() {
-    let Some(daemon) = daemon("interval = \"10m\"\nrescan_interval = \"10m\"\n") else { return };
+    let Some(daemon) = start_daemon("interval = \"10m\"\nrescan_interval = \"10m\"\n") else { return };
     let mut shell = Shell::start();
     let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
-    let wall = cgroup(&daemon, "a");
+    let cgroup = cgroup_of_job(&daemon, "a");
     assert_eq!(enforcement(&daemon, "a"), "cpuset");
-    let asleep = Asleep::new(&daemon);
+    let stopped = StoppedDaemon::new(&daemon);
     let child = shell.background("sleep 1000");
-    let orphan: u32 = shell.ask("setsid sh -c 'sleep 1000 >/dev/null 2>&1 & echo $!' | cat").parse().unwrap();
+    let orphan: u32 = shell.run("setsid sh -c 'sleep 1000 >/dev/null 2>&1 & echo $!' | cat").parse().unwrap();
     let (input, output) = (daemon.dir().join("in"), daemon.dir().join("out"));
     nix::unistd::mkfifo(&input, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    let line = format!("{} <{} >{} & echo $!", words_of_fugitive(), input.display(), output.display());
-    let fugitive: u32 = shell.ask(&line).parse().unwrap();
-    let _ends = (EndOf(orphan), EndOf(fugitive));
+    let line = format!("{} <{} >{} & echo $!", fugitive_command(), input.display(), output.display());
+    let fugitive: u32 = shell.run(&line).parse().unwrap();
+    let _ends = (KillOnDrop(orphan), KillOnDrop(fugitive));
     let _input = std::fs::File::options().write(true).open(&input).unwrap();
-    until_true("it has fled", || std::fs::read_to_string(&output).is_ok_and(|told| told.contains("fled")));
+    wait_until("it has fled", || std::fs::read_to_string(&output).is_ok_and(|texts| texts.contains("fled")));
     let all = [shell.pid(), child, orphan, fugitive];
     for pid in all {
         affinity::set_full_mask(Tid(pid)).unwrap();
@@ -110,186 +116,192 @@ fn a_job_stays_in_its_cpuset_while_the_daemon_is_stopped() {
     assert!(seen.len() >= 3 + THREADS, "{seen:?}");
     assert!(seen.iter().all(|(_, mask)| *mask == cpus.to_string()), "{seen:?}");
     for pid in all {
-        assert_eq!(of_process(pid).as_deref(), Some(wall.as_str()));
+        assert_eq!(cgroup_of_process(pid).as_deref(), Some(cgroup.as_str()));
     }
-    drop(asleep);
-    until_true("whoever was born meanwhile is known", || {
+    drop(stopped);
+    wait_until("whoever was born meanwhile is known", || {
         let job = daemon.job("a").unwrap();
         (job.processes, job.violations, job.enforcement.as_str()) == (4, 0, "cpuset")
     });
-    if !hears_asks(&daemon) {
+    if !reports_affinity_requests(&daemon) {
         return;
     }
-    let told =
-        until("it is told that it tried", || Some(violations(&daemon)).filter(|told| !told.is_empty()));
-    let [text] = told.as_slice() else { panic!("once for the process: {told:?}") };
-    let got = format!(
+    let texts = wait_for("it is told that it tried", || {
+        Some(violation_texts(&daemon)).filter(|texts| !texts.is_empty())
+    });
+    let [text] = texts.as_slice() else { panic!("once for the process: {texts:?}") };
+    let expected = format!(
         "asked for {}: the cpuset of {} kept it on {cpus} (and 63 times more)",
-        everything(&daemon),
-        daemon.id("a")
+        all_cpus(&daemon),
+        daemon.job_id("a")
     );
-    assert!(text.contains(&format!(" of process {fugitive} ")) && text.ends_with(&got), "{text}");
+    assert!(text.contains(&format!(" of process {fugitive} ")) && text.ends_with(&expected), "{text}");
 }
 
 #[test]
 fn a_request_for_cpus_beyond_the_cpuset_is_reported() {
-    let Some(daemon) = daemon("interval = \"50ms\"\n") else { return };
+    let Some(daemon) = start_daemon("interval = \"50ms\"\n") else { return };
     let mut shell = Shell::start();
     let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
-    let others = everything(&daemon).difference(&cpus);
-    let taskset = |shell: &mut Shell, cpus: &CpuSet| shell.ask(&format!("taskset -c {cpus} true; echo $?"));
+    let others = all_cpus(&daemon).difference(&cpus);
+    let taskset = |shell: &mut Shell, cpus: &CpuSet| shell.run(&format!("taskset -c {cpus} true; echo $?"));
     if taskset(&mut shell, &cpus) != "0" {
         pjw_tests::skipping::skip("there is no taskset here");
         return;
     }
-    assert_eq!(taskset(&mut shell, &everything(&daemon)), "0", "the kernel gives it what it may have");
-    if !hears_asks(&daemon) {
+    assert_eq!(taskset(&mut shell, &all_cpus(&daemon)), "0", "the kernel gives it what it may have");
+    if !reports_affinity_requests(&daemon) {
         return;
     }
-    until_true("it is told", || violations(&daemon).iter().any(|text| text.contains("(taskset) asked for")));
+    wait_until("it is told", || {
+        violation_texts(&daemon).iter().any(|text| text.contains("(taskset) asked for"))
+    });
     assert_eq!(taskset(&mut shell, &others), "1", "and nothing where it may have nothing");
     let refused =
         format!("(taskset) asked for {others}: the kernel refused, for none of them is in {cpus} of ");
-    until_true("that is told too", || violations(&daemon).iter().any(|text| text.contains(&refused)));
-    let told = violations(&daemon);
-    assert_eq!(told.len(), 2, "what it may have is its own business: {told:?}");
+    wait_until("that is told too", || violation_texts(&daemon).iter().any(|text| text.contains(&refused)));
+    let texts = violation_texts(&daemon);
+    assert_eq!(texts.len(), 2, "what it may have is its own business: {texts:?}");
     assert_eq!(daemon.job("a").unwrap().violations, 0, "it was never outside");
 }
 
 #[test]
 fn a_request_beyond_the_pin_is_reported_and_the_thread_pinned_again() {
-    let Some(daemon) = daemon("interval = \"200ms\"\n") else { return };
+    let Some(daemon) = start_daemon("interval = \"200ms\"\n") else { return };
     let mut shell = Shell::start();
     let cpus = daemon.assign("a", 2, &[shell.pid()]).unwrap();
     let busy = [0, 1].map(|_| shell.background("while :; do :; done"));
-    let _ends = busy.map(EndOf);
+    let _ends = busy.map(KillOnDrop);
     let are_pinned = || busy.iter().all(|&pid| mask(pid).len() < cpus.len());
-    until_true("both are pinned", are_pinned);
+    wait_until("both are pinned", are_pinned);
     affinity::set_full_mask(Tid(busy[0])).unwrap();
-    until_true("it is told of", || {
-        let told = history(&daemon, "a");
-        let at =
-            told.iter().position(|(event, text)| event == "violation" && text.contains(&busy[0].to_string()));
-        at.is_some_and(|at| told[at..].iter().any(|(event, _)| event == "repaired"))
+    wait_until("it is told of", || {
+        let texts = history(&daemon, "a");
+        let at = texts
+            .iter()
+            .position(|(event, text)| event == "violation" && text.contains(&busy[0].to_string()));
+        at.is_some_and(|at| texts[at..].iter().any(|(event, _)| event == "repaired"))
     });
-    until_true("both are pinned again", are_pinned);
+    wait_until("both are pinned again", are_pinned);
 }
 
 #[test]
 fn a_command_is_inside_before_its_first_instruction() {
-    let Some(daemon) = daemon("") else { return };
-    let id = daemon.id("a");
+    let Some(daemon) = start_daemon("") else { return };
+    let id = daemon.job_id("a");
     for _ in 0..10 {
         // cat does nothing before it reads these two.
-        let words =
+        let arguments =
             ["run", "--cores", "1", "--job", &id, "--", "cat", "/proc/self/status", "/proc/self/cgroup"];
-        let output = daemon.pjwctl(&words);
+        let output = daemon.pjwctl(&arguments);
         assert!(output.status.success(), "{output:?}");
-        let told = String::from_utf8_lossy(&output.stdout).into_owned();
-        let list = told.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+        let texts = String::from_utf8_lossy(&output.stdout).into_owned();
+        let list = texts.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
         let core: CpuSet = daemon.status().cores[0].cpus.parse().unwrap();
-        assert_eq!(list.trim().parse::<CpuSet>().unwrap().len(), core.len(), "{told}");
-        let wall = cgroup(&daemon, "a");
-        assert!(told.lines().any(|line| line.ends_with(&format!(":{wall}"))), "{told}");
-        until_true("the job is over, and its wall is gone", || {
-            daemon.status().jobs.is_empty() && !directory(&wall).exists()
+        assert_eq!(list.trim().parse::<CpuSet>().unwrap().len(), core.len(), "{texts}");
+        let cgroup = cgroup_of_job(&daemon, "a");
+        assert!(texts.lines().any(|line| line.ends_with(&format!(":{cgroup}"))), "{texts}");
+        wait_until("the job is over, and its wall is gone", || {
+            daemon.status().jobs.is_empty() && !cgroup_dir(&cgroup).exists()
         });
     }
 }
 
 #[test]
 fn a_cpuset_that_another_program_widens_is_repaired_and_reported() {
-    let Some(daemon) = daemon("interval = \"50ms\"\n") else { return };
+    let Some(daemon) = start_daemon("interval = \"50ms\"\n") else { return };
     let shell = Shell::start();
     let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
-    let wall = cgroup(&daemon, "a");
+    let cgroup = cgroup_of_job(&daemon, "a");
     let repairs = || history(&daemon, "a").iter().filter(|(event, _)| event == "repaired").count();
     for again in 1..=2 {
-        write(&wall, "cpuset.cpus", &everything(&daemon));
-        until_true("the wall is narrow", || read(&wall, "cpuset.cpus") == cpus.to_string());
+        write_file(&cgroup, "cpuset.cpus", &all_cpus(&daemon));
+        wait_until("the wall is narrow", || read_file(&cgroup, "cpuset.cpus") == cpus.to_string());
         assert_eq!(mask(shell.pid()), cpus);
-        until_true("it is told of", || repairs() == again);
+        wait_until("it is told of", || repairs() == again);
         // What is written over too often between two full looks is somebody else's to write.
-        until_true("it is kept again", || enforcement(&daemon, "a") == "cpuset");
+        wait_until("it is kept again", || enforcement(&daemon, "a") == "cpuset");
     }
-    let told = history(&daemon, "a");
-    let (_, text) = told.iter().find(|(event, _)| event == "repaired").unwrap();
-    assert!(text.contains(&wall) && text.contains(&cpus.to_string()), "{text}");
+    let texts = history(&daemon, "a");
+    let (_, text) = texts.iter().find(|(event, _)| event == "repaired").unwrap();
+    assert!(text.contains(&cgroup) && text.contains(&cpus.to_string()), "{text}");
 }
 
 #[test]
 fn a_member_moved_to_another_cgroup_is_moved_back_and_reported() {
-    let Some(daemon) = daemon("interval = \"50ms\"\n") else { return };
+    let Some(daemon) = start_daemon("interval = \"50ms\"\n") else { return };
     let mut shell = Shell::start();
     let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
-    let wall = cgroup(&daemon, "a");
+    let cgroup = cgroup_of_job(&daemon, "a");
     let child = shell.background("sleep 1000");
-    let _end = EndOf(child);
-    put(shell.pid(), "/");
+    let _end = KillOnDrop(child);
+    move_process(shell.pid(), "/");
     // Born outside, of a member.
     let late = shell.background("sleep 1000");
-    let _end_of_late = EndOf(late);
-    until_true("all are back", || {
-        [shell.pid(), child, late].iter().all(|&pid| of_process(pid).as_deref() == Some(wall.as_str()))
+    let _end_of_late = KillOnDrop(late);
+    wait_until("all are back", || {
+        [shell.pid(), child, late]
+            .iter()
+            .all(|&pid| cgroup_of_process(pid).as_deref() == Some(cgroup.as_str()))
     });
-    until_true("they are inside", || [shell.pid(), child, late].iter().all(|&pid| mask(pid) == cpus));
-    let told = until("it is told of", || {
-        let told = history(&daemon, "a");
+    wait_until("they are inside", || [shell.pid(), child, late].iter().all(|&pid| mask(pid) == cpus));
+    let texts = wait_for("it is told of", || {
+        let texts = history(&daemon, "a");
         let of_shell = |(event, text): &&(String, String)| {
             ["stray", "repaired"].contains(&event.as_str()) && text.contains(&shell.pid().to_string())
         };
-        let told: Vec<_> = told.iter().filter(of_shell).cloned().collect();
-        (told.len() >= 2).then_some(told)
+        let texts: Vec<_> = texts.iter().filter(of_shell).cloned().collect();
+        (texts.len() >= 2).then_some(texts)
     });
-    assert_eq!((told[0].0.as_str(), told[1].0.as_str()), ("stray", "repaired"));
-    assert!(told[0].1.contains("had been moved to /"), "{told:?}");
-    assert!(told[1].1.contains(&wall), "{told:?}");
-    until_true("it is kept again", || enforcement(&daemon, "a") == "cpuset");
+    assert_eq!((texts[0].0.as_str(), texts[1].0.as_str()), ("stray", "repaired"));
+    assert!(texts[0].1.contains("had been moved to /"), "{texts:?}");
+    assert!(texts[1].1.contains(&cgroup), "{texts:?}");
+    wait_until("it is kept again", || enforcement(&daemon, "a") == "cpuset");
 }
 
 #[test]
 fn a_mask_that_a_program_sets_inside_its_cpuset_is_kept() {
-    let Some(daemon) = daemon("interval = \"50ms\"\n") else { return };
+    let Some(daemon) = start_daemon("interval = \"50ms\"\n") else { return };
     let mut shell = Shell::start();
     let own = shell.background("sleep 1000");
-    let _end = EndOf(own);
+    let _end = KillOnDrop(own);
     let cpus = daemon.assign("a", 2, &[shell.pid()]).unwrap();
     let one = CpuSet::from(cpus.last().unwrap());
     affinity::set_mask(Tid(own), &one).unwrap();
     // A look that would have changed it: the newcomer is known after it.
     let late = shell.background("sleep 1000");
-    let _end_of_late = EndOf(late);
-    until_true("the newcomer is known", || daemon.job("a").unwrap().processes == 3);
+    let _end_of_late = KillOnDrop(late);
+    wait_until("the newcomer is known", || daemon.job("a").unwrap().processes == 3);
     assert_eq!((mask(own), mask(shell.pid()), mask(late)), (one, cpus.clone(), cpus));
     assert!(history(&daemon, "a").iter().all(|(event, _)| event != "violation"), "nothing was wrong");
 }
 
 #[test]
 fn a_cpuset_follows_the_size_of_its_job() {
-    let Some(daemon) = daemon("") else { return };
+    let Some(daemon) = start_daemon("") else { return };
     let shell = Shell::start();
-    let wall = cgroup(&daemon, "a");
+    let cgroup = cgroup_of_job(&daemon, "a");
     for cores in [1, 2, 1] {
         let cpus = daemon.assign("a", cores, &[shell.pid()]).unwrap();
-        assert_eq!((read(&wall, "cpuset.cpus"), mask(shell.pid())), (cpus.to_string(), cpus));
+        assert_eq!((read_file(&cgroup, "cpuset.cpus"), mask(shell.pid())), (cpus.to_string(), cpus));
         assert_eq!(enforcement(&daemon, "a"), "cpuset");
     }
 }
 
 #[test]
 fn memory_is_bound_on_request() {
-    let Some(daemon) = daemon("") else { return };
+    let Some(daemon) = start_daemon("") else { return };
     let shell = Shell::start();
-    let (id, pid) = (daemon.id("a"), shell.pid().to_string());
-    let words = ["assign", &id, "--cores", "1", "--bind-memory", "--pid", &pid];
-    let output = daemon.pjwctl(&words);
+    let (id, pid) = (daemon.job_id("a"), shell.pid().to_string());
+    let arguments = ["assign", &id, "--cores", "1", "--bind-memory", "--pid", &pid];
+    let output = daemon.pjwctl(&arguments);
     assert!(output.status.success(), "{output:?}");
     let topology = pjw_linux::topology::load(pjw_linux::topology::TopologySource::Live).unwrap();
     let cpus = mask(shell.pid());
     let nodes =
         topology.domains(pjw_core::topology::Level::NumaNode).filter(|node| node.cpus.intersects(&cpus));
     let nodes: CpuSet = nodes.map(|node| pjw_core::cpuset::Pu(node.number)).collect();
-    assert_eq!(read(&cgroup(&daemon, "a"), "cpuset.mems"), nodes.to_string());
+    assert_eq!(read_file(&cgroup_of_job(&daemon, "a"), "cpuset.mems"), nodes.to_string());
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let list = status.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:")).unwrap();
     assert_eq!(list.trim(), nodes.to_string());
@@ -298,97 +310,100 @@ fn memory_is_bound_on_request() {
 
 #[test]
 fn a_job_that_cgroup_v1_cannot_isolate_is_kept_by_masks_with_a_warning() {
-    let Some(daemon) = daemon("interval = \"50ms\"\n") else { return };
-    if place().unwrap().unified {
+    let Some(daemon) = start_daemon("interval = \"50ms\"\n") else { return };
+    if find_hierarchy().unwrap().unified {
         pjw_tests::skipping::skip("cgroup v2 isolates: the virtual machine shows that");
         return;
     }
     let shell = Shell::start();
-    let (id, pid) = (daemon.id("a"), shell.pid().to_string());
+    let (id, pid) = (daemon.job_id("a"), shell.pid().to_string());
     let output = daemon.pjwctl(&["assign", &id, "--cores", "1", "--isolated", "--pid", &pid]);
     assert!(output.status.success(), "{output:?}");
-    assert_eq!(mask(shell.pid()).len(), everything(&daemon).len() / 2);
+    assert_eq!(mask(shell.pid()).len(), all_cpus(&daemon).len() / 2);
     assert_eq!(enforcement(&daemon, "a"), "affinity");
-    assert_eq!(of_process(shell.pid()).as_deref(), Some("/"));
-    let told = warnings(&daemon, "no-wall", "a");
-    assert!(told.len() == 1 && told[0].contains("can't be isolated"), "{told:?}");
+    assert_eq!(cgroup_of_process(shell.pid()).as_deref(), Some("/"));
+    let texts = warning_texts(&daemon, "no-wall", "a");
+    assert!(texts.len() == 1 && texts[0].contains("can't be isolated"), "{texts:?}");
 }
 
 /// A cgroup of somebody else's, which counts by it. It is gone with the test.
-struct Made(PathBuf, String);
+struct ForeignCgroup(PathBuf, String);
 
-impl Made {
+impl ForeignCgroup {
     /// One whose name no warden takes for its own, and which keeps nobody anywhere.
     fn new() -> Self {
         let name = format!("/made-by-test-{}.service", std::process::id());
-        let tree = place().unwrap();
+        let tree = find_hierarchy().unwrap();
         let dir = tree.cgroup(&name).unwrap().dir;
         std::fs::create_dir(&dir).unwrap();
-        let made = Self(dir, name);
+        let foreign = Self(dir, name);
         // v2 has a cgroup without a cpuset of its own, and with the one above.
         if !tree.unified {
             for file in ["cpuset.mems", "cpuset.cpus"] {
-                write(&made.1, file, &read("/", file));
+                write_file(&foreign.1, file, &read_file("/", file));
             }
         }
-        made
+        foreign
     }
 }
 
-impl Drop for Made {
+impl Drop for ForeignCgroup {
     fn drop(&mut self) {
-        until_true("nobody is left in it", || std::fs::remove_dir(&self.0).is_ok());
+        wait_until("nobody is left in it", || std::fs::remove_dir(&self.0).is_ok());
     }
 }
 
 #[test]
 fn a_process_in_a_foreign_cgroup_is_not_moved_unless_pjwctl_started_it() {
-    if !two_cores() || !walls() {
+    if !has_two_cores() || !has_cpusets() {
         return;
     }
-    let theirs = Made::new();
-    let daemon = Daemon::keeping(Keeping::Walls, "interval = \"50ms\"\n");
+    let foreign = ForeignCgroup::new();
+    let daemon = Daemon::start_with(Enforcement::Cpuset, "interval = \"50ms\"\n");
     let mut shell = Shell::start();
-    put(shell.pid(), &theirs.1);
+    move_process(shell.pid(), &foreign.1);
     let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
-    assert_eq!((mask(shell.pid()), of_process(shell.pid())), (cpus, Some(theirs.1.clone())));
+    assert_eq!((mask(shell.pid()), cgroup_of_process(shell.pid())), (cpus, Some(foreign.1.clone())));
     assert_eq!(enforcement(&daemon, "a"), "affinity");
-    let told = warnings(&daemon, "no-wall", "a");
-    assert!(told.len() == 1 && told[0].contains(&theirs.1), "{told:?}");
-    for question in [shell.pid().to_string(), daemon.id("a")] {
-        let output = daemon.pjwctl(&["explain", &question]);
-        let told = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(told.contains(&theirs.1), "explain {question}: {told}");
+    let texts = warning_texts(&daemon, "no-wall", "a");
+    assert!(texts.len() == 1 && texts[0].contains(&foreign.1), "{texts:?}");
+    for argument in [shell.pid().to_string(), daemon.job_id("a")] {
+        let output = daemon.pjwctl(&["explain", &argument]);
+        let texts = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(texts.contains(&foreign.1), "explain {argument}: {texts}");
     }
     daemon.release("a").unwrap();
-    assert_eq!((mask(shell.pid()), of_process(shell.pid())), (everything(&daemon), Some(theirs.1.clone())));
+    assert_eq!(
+        (mask(shell.pid()), cgroup_of_process(shell.pid())),
+        (all_cpus(&daemon), Some(foreign.1.clone()))
+    );
 
-    let ctl = daemon.pjwctl_command(&["run", "--cores", "1", "--job", &daemon.id("b")]);
-    let words: Vec<&str> =
+    let ctl = daemon.pjwctl_command(&["run", "--cores", "1", "--job", &daemon.job_id("b")]);
+    let arguments: Vec<&str> =
         std::iter::once(ctl.get_program()).chain(ctl.get_args()).map(|word| word.to_str().unwrap()).collect();
-    let wall = cgroup(&daemon, "b");
-    let told = shell.ask(&format!("{} -- grep -c ':{wall}$' /proc/self/cgroup", words.join(" ")));
-    assert_eq!(told, "1", "the command that pjwctl became is behind its own wall");
+    let cgroup = cgroup_of_job(&daemon, "b");
+    let texts = shell.run(&format!("{} -- grep -c ':{cgroup}$' /proc/self/cgroup", arguments.join(" ")));
+    assert_eq!(texts, "1", "the command that pjwctl became is behind its own wall");
     drop(shell);
 }
 
 #[test]
 fn in_observe_mode_no_cpuset_is_changed() {
-    let Some(mut daemon) = daemon("interval = \"50ms\"\n") else { return };
+    let Some(mut daemon) = start_daemon("interval = \"50ms\"\n") else { return };
     let shell = Shell::start();
     let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
-    let wall = cgroup(&daemon, "a");
+    let cgroup = cgroup_of_job(&daemon, "a");
     daemon.stop();
     daemon.configure("mode = \"observe\"\ninterval = \"50ms\"\n");
     daemon.spawn();
-    write(&wall, "cpuset.cpus", &everything(&daemon));
-    until_true("it is seen outside", || daemon.job("a").is_some_and(|job| job.violations >= 1));
-    assert_eq!(read(&wall, "cpuset.cpus"), everything(&daemon).to_string());
-    write(&wall, "cpuset.cpus", &cpus);
+    write_file(&cgroup, "cpuset.cpus", &all_cpus(&daemon));
+    wait_until("it is seen outside", || daemon.job("a").is_some_and(|job| job.violations >= 1));
+    assert_eq!(read_file(&cgroup, "cpuset.cpus"), all_cpus(&daemon).to_string());
+    write_file(&cgroup, "cpuset.cpus", &cpus);
     let reply: Value = daemon.call("ExplainPid", &json!({ "pid": shell.pid() })).unwrap();
-    assert_eq!(reply["job"], daemon.id("a"));
-    let mut undo = Command::new(pjw_tests::programs::program("pjwd"));
+    assert_eq!(reply["job"], daemon.job_id("a"));
+    let mut release = Command::new(pjw_tests::programs::program_path("pjwd"));
     daemon.stop();
-    let done = undo.arg("--release-all").arg("--state-dir").arg(daemon.state_dir()).output().unwrap();
-    assert!(done.status.success() && !directory(&wall).exists(), "{done:?}");
+    let done = release.arg("--release-all").arg("--state-dir").arg(daemon.state_dir()).output().unwrap();
+    assert!(done.status.success() && !cgroup_dir(&cgroup).exists(), "{done:?}");
 }

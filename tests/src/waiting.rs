@@ -4,16 +4,16 @@ use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
 /// Long enough for a loaded machine; a test that holds never waits so long.
-const DEADLINE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Waits until `look` finds something.
+/// Waits until `poll` finds something.
 ///
 /// # Panics
 /// If it does not within the deadline; `what` is what was waited for.
-pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + DEADLINE;
+pub fn wait_for<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + TIMEOUT;
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = poll() {
             return found;
         }
         assert!(Instant::now() < deadline, "waited in vain until {what}");
@@ -24,19 +24,19 @@ pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 /// Waits until a condition holds.
 ///
 /// # Panics
-/// As [`until`].
-pub fn until_true(what: &str, mut holds: impl FnMut() -> bool) {
-    until(what, || holds().then_some(()));
+/// As [`wait_for`].
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    wait_for(what, || holds().then_some(()));
 }
 
-/// Waits until nothing is left of what `look` lists.
+/// Waits until nothing is left of what `poll` lists.
 ///
 /// # Panics
-/// As [`until`], with what was left.
-pub fn until_none<T: Debug>(what: &str, mut look: impl FnMut() -> Vec<T>) {
-    let deadline = Instant::now() + DEADLINE;
+/// As [`wait_for`], with what was left.
+pub fn wait_until_empty<T: Debug>(what: &str, mut poll: impl FnMut() -> Vec<T>) {
+    let deadline = Instant::now() + TIMEOUT;
     loop {
-        let left = look();
+        let left = poll();
         if left.is_empty() {
             return;
         }

@@ -9,37 +9,37 @@ use pjw_linux::cgroup::CpusetMount;
 
 /// Why there are none.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NoWalls(pub String);
+pub struct NoCpusets(pub String);
 
 /// The hierarchy of cpusets that a daemon makes its walls in by itself.
 ///
 /// # Errors
 /// Why it has none, as it is to be told where a test is skipped.
-pub fn place() -> Result<CpusetMount, NoWalls> {
-    let no = |why: &str| Err(NoWalls(why.to_owned()));
+pub fn find_hierarchy() -> Result<CpusetMount, NoCpusets> {
+    let unavailable = |why: &str| Err(NoCpusets(why.to_owned()));
     if !Uid::effective().is_root() {
-        return no("only root may make walls");
+        return unavailable("only root may make walls");
     }
-    let Some(tree) = CpusetMount::choose(&CgroupMounts::read()) else {
-        return no("no hierarchy of cpusets is mounted here");
+    let Some(hierarchy) = CpusetMount::choose(&CgroupMounts::read()) else {
+        return unavailable("no hierarchy of cpusets is mounted here");
     };
-    if tree.unified && Path::new("/run/systemd/system").exists() {
-        return no("systemd is the master of cgroups here: the virtual machine shows that");
+    if hierarchy.unified && Path::new("/run/systemd/system").exists() {
+        return unavailable("systemd is the master of cgroups here: the virtual machine shows that");
     }
-    if tree.root().read_cpuset().is_err() {
-        return no("this kernel has no cpusets");
+    if hierarchy.root().read_cpuset().is_err() {
+        return unavailable("this kernel has no cpusets");
     }
     // Mounted read-only, or forbidden, in many containers.
-    let probe = tree.mount_point.join(format!("pjw_test_{}", std::process::id()));
+    let probe = hierarchy.mount_point.join(format!("pjw_test_{}", std::process::id()));
     match std::fs::create_dir(&probe).and_then(|()| std::fs::remove_dir(&probe)) {
-        Ok(()) => Ok(tree),
-        Err(error) => no(&format!("can't make {}: {error}", probe.display())),
+        Ok(()) => Ok(hierarchy),
+        Err(error) => unavailable(&format!("can't make {}: {error}", probe.display())),
     }
 }
 
 /// The cgroup of a process in the hierarchy that has the cpusets, as in `/proc/PID/cgroup`; `None` if it is gone.
 #[must_use]
-pub fn of_process(pid: u32) -> Option<String> {
+pub fn cgroup_of_process(pid: u32) -> Option<String> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
     let fields = |line: &str| {
         let (_, rest) = line.split_once(':')?;
@@ -54,10 +54,10 @@ pub fn of_process(pid: u32) -> Option<String> {
 
 /// The directories of walls that are left of jobs whose names end so.
 #[must_use]
-pub fn left(tag: &str) -> Vec<PathBuf> {
-    let Some(tree) = CpusetMount::choose(&CgroupMounts::read()) else { return Vec::new() };
-    let own = tree.mount_point.join(PJW_DIRECTORY.trim_start_matches('/'));
-    let entries = [own, tree.mount_point].into_iter().filter_map(|dir| std::fs::read_dir(dir).ok());
+pub fn remaining_cgroups(tag: &str) -> Vec<PathBuf> {
+    let Some(hierarchy) = CpusetMount::choose(&CgroupMounts::read()) else { return Vec::new() };
+    let own = hierarchy.mount_point.join(PJW_DIRECTORY.trim_start_matches('/'));
+    let entries = [own, hierarchy.mount_point].into_iter().filter_map(|dir| std::fs::read_dir(dir).ok());
     let paths = entries.flatten().flatten().map(|entry| entry.path());
     paths.filter(|path| path.to_string_lossy().ends_with(tag)).collect()
 }
