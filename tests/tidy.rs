@@ -26,8 +26,8 @@ mod source;
 
 use source::Source;
 
-const MOST_LINES_IN_A_FILE: usize = 500;
-const MOST_LINES_IN_A_FUNCTION: usize = 70;
+const MAX_LINES_IN_A_FILE: usize = 500;
+const MAX_LINES_IN_A_FUNCTION: usize = 70;
 
 /// Files that may be longer: (path, reason).
 const LONG_FILES: &[(&str, &str)] = &[];
@@ -35,7 +35,7 @@ const LONG_FILES: &[(&str, &str)] = &[];
 const LONG_FUNCTIONS: &[(&str, &str, &str)] = &[];
 
 /// What each crate of the house may know of the others, DESIGN section 3.
-const ARROWS: &[(&str, &[&str])] = &[
+const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("pjw-core", &[]),
     ("pjw-linux", &["pjw-core"]),
     ("pjw-sources", &["pjw-core"]),
@@ -44,10 +44,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("pjwd", &["pjw-core", "pjw-linux", "pjw-sources", "pjw-ipc"]),
     ("pjwctl", &["pjw-core", "pjw-ipc", "pjw-linux", "pjw-sim", "pjw-sources"]),
 ];
-const CORE_NEEDS_ONLY: &[&str] = &["serde", "smallvec", "strum", "thiserror"];
+const CORE_DEPENDENCIES: &[&str] = &["serde", "smallvec", "strum", "thiserror"];
 
 /// What decisions must not depend on, and why not.
-const NOT_IN_CORE: &[(&str, &str)] = &[
+const FORBIDDEN_IN_CORE: &[(&str, &str)] = &[
     ("std::fs", "facts arrive as a Snapshot"),
     ("std::env", "rules arrive as a Policy"),
     ("std::net", "the core speaks to nobody"),
@@ -145,8 +145,8 @@ fn read_sources() -> Vec<Source> {
 }
 
 /// Fails with every complaint, if there is any.
-fn none(complaints: &[String]) {
-    assert!(complaints.is_empty(), "\n{}\n", complaints.join("\n"));
+fn assert_no_violations(violations: &[String]) {
+    assert!(violations.is_empty(), "\n{}\n", violations.join("\n"));
 }
 
 fn is_product(path: &Path) -> bool {
@@ -162,75 +162,77 @@ fn has_word(line: &str, word: &str) -> bool {
     })
 }
 
-fn in_product(words: &[(&str, &str)], here: impl Fn(&Path) -> bool) -> Vec<String> {
-    let mut complaints = Vec::new();
-    for source in sources().iter().filter(|source| here(&source.path)) {
+fn find_in_product(words: &[(&str, &str)], is_included: impl Fn(&Path) -> bool) -> Vec<String> {
+    let mut violations = Vec::new();
+    for source in sources().iter().filter(|source| is_included(&source.path)) {
         for (number, line) in source.product() {
             for (word, remedy) in words.iter().filter(|(word, _)| has_word(line, word)) {
-                complaints.push(format!("{}:{number}: {word}: {remedy}", source.path.display()));
+                violations.push(format!("{}:{number}: {word}: {remedy}", source.path.display()));
             }
         }
     }
-    complaints
+    violations
 }
 
 #[test]
-fn no_file_is_a_room_where_everything_ends_up() {
-    let mut excused: BTreeSet<&str> = LONG_FILES.iter().map(|(path, _)| *path).collect();
-    let mut complaints = Vec::new();
+fn no_file_is_too_long() {
+    let mut exceptions: BTreeSet<&str> = LONG_FILES.iter().map(|(path, _)| *path).collect();
+    let mut violations = Vec::new();
     for source in sources() {
         let lines = source.lines.len();
         let path = source.path.to_str().unwrap();
-        if lines > MOST_LINES_IN_A_FILE && !excused.remove(path) {
-            complaints
-                .push(format!("{path}:{lines}: at most {MOST_LINES_IN_A_FILE} lines: split it by purpose"));
+        if lines > MAX_LINES_IN_A_FILE && !exceptions.remove(path) {
+            violations
+                .push(format!("{path}:{lines}: at most {MAX_LINES_IN_A_FILE} lines: split it by purpose"));
         }
     }
-    complaints.extend(
-        excused.iter().map(|path| format!("{path}: needs no excuse any more: remove it from the list")),
+    violations.extend(
+        exceptions.iter().map(|path| format!("{path}: needs no excuse any more: remove it from the list")),
     );
-    none(&complaints);
+    assert_no_violations(&violations);
 }
 
 #[test]
-fn no_function_is_too_long_to_see_at_once() {
-    let mut excused: BTreeSet<(String, String)> =
+fn no_function_is_too_long() {
+    let mut exceptions: BTreeSet<(String, String)> =
         LONG_FUNCTIONS.iter().map(|(path, name, _)| (String::from(*path), String::from(*name))).collect();
-    let mut complaints = Vec::new();
+    let mut violations = Vec::new();
     for source in sources() {
         let path = source.path.to_str().unwrap();
-        for function in source.functions().iter().filter(|function| function.lines > MOST_LINES_IN_A_FUNCTION)
+        for function in source.functions().iter().filter(|function| function.lines > MAX_LINES_IN_A_FUNCTION)
         {
-            if !excused.remove(&(path.to_owned(), function.name.clone())) {
-                complaints.push(format!(
-                    "{path}:{}: {} has {} lines, at most {MOST_LINES_IN_A_FUNCTION}: name its phases",
+            if !exceptions.remove(&(path.to_owned(), function.name.clone())) {
+                violations.push(format!(
+                    "{path}:{}: {} has {} lines, at most {MAX_LINES_IN_A_FUNCTION}: name its phases",
                     function.line, function.name, function.lines
                 ));
             }
         }
     }
-    complaints.extend(excused.iter().map(|(path, name)| format!("{path}: {name} needs no excuse any more")));
-    none(&complaints);
+    violations
+        .extend(exceptions.iter().map(|(path, name)| format!("{path}: {name} needs no excuse any more")));
+    assert_no_violations(&violations);
 }
 
 #[test]
-fn every_file_says_what_it_is_for() {
-    let silent =
+fn every_file_begins_with_a_description() {
+    let undescribed =
         sources().iter().filter(|source| !source.lines.first().is_some_and(|line| line.starts_with("//!")));
-    none(
-        &silent
+    assert_no_violations(
+        &undescribed
             .map(|source| format!("{}:1: begin with //! and what the file is for", source.path.display()))
             .collect::<Vec<_>>(),
     );
 }
 
 #[test]
-fn no_room_is_called_after_nothing() {
-    let empty = ["utils", "util", "common", "misc", "helpers", "helper", "manager", "stuff"];
-    let is_empty =
-        |path: &Path| path.iter().any(|part| empty.contains(&part.to_str().unwrap().trim_end_matches(".rs")));
-    let found = sources().iter().filter(|source| is_empty(&source.path));
-    none(
+fn no_file_has_a_name_without_meaning() {
+    let vague_names = ["utils", "util", "common", "misc", "helpers", "helper", "manager", "stuff"];
+    let has_vague_name = |path: &Path| {
+        path.iter().any(|part| vague_names.contains(&part.to_str().unwrap().trim_end_matches(".rs")))
+    };
+    let found = sources().iter().filter(|source| has_vague_name(&source.path));
+    assert_no_violations(
         &found
             .map(|source| format!("{}:1: name it after what it does", source.path.display()))
             .collect::<Vec<_>>(),
@@ -238,54 +240,55 @@ fn no_room_is_called_after_nothing() {
 }
 
 #[test]
-fn nothing_is_left_unfinished() {
-    let marks = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
-    let mut complaints = Vec::new();
+fn no_unfinished_code_is_left() {
+    let markers = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
+    let mut violations = Vec::new();
     for source in sources() {
         for (at, (line, code)) in source.lines.iter().zip(&source.code).enumerate() {
             let macros = ["todo!", "unimplemented!", "dbg!"].iter().any(|word| code.contains(word));
-            if macros || marks.iter().any(|mark| has_word(line, mark)) {
-                complaints.push(format!("{}:{}: finish it, or open an issue", source.path.display(), at + 1));
+            if macros || markers.iter().any(|mark| has_word(line, mark)) {
+                violations.push(format!("{}:{}: finish it, or open an issue", source.path.display(), at + 1));
             }
         }
     }
-    none(&complaints);
+    assert_no_violations(&violations);
 }
 
 #[test]
 fn the_product_does_not_panic_on_purpose() {
-    let mut complaints = Vec::new();
+    let mut violations = Vec::new();
     for source in sources().iter().filter(|source| is_product(&source.path)) {
         for (number, line) in source.product() {
             if [".unwrap()", ".expect(", "panic!("].iter().any(|word| line.contains(word)) {
                 let path = source.path.display();
-                complaints
+                violations
                     .push(format!("{path}:{number}: return an error, or make the wrong state impossible"));
             }
         }
     }
-    none(&complaints);
+    assert_no_violations(&violations);
 }
 
 #[test]
-fn unsafe_code_lives_in_pjw_linux_only() {
-    let elsewhere = |path: &Path| !path.starts_with("crates/pjw-linux");
-    let mut complaints = in_product(&[("unsafe", "move it to pjw-linux, in a small wrapper")], elsewhere);
-    for source in sources().iter().filter(|source| elsewhere(&source.path)) {
+fn only_pjw_linux_has_unsafe_code() {
+    let is_outside_pjw_linux = |path: &Path| !path.starts_with("crates/pjw-linux");
+    let mut violations =
+        find_in_product(&[("unsafe", "move it to pjw-linux, in a small wrapper")], is_outside_pjw_linux);
+    for source in sources().iter().filter(|source| is_outside_pjw_linux(&source.path)) {
         let path = &source.path;
         let in_src = path.parent().is_some_and(|parent| parent.ends_with("src"));
         let is_root = in_src && ["lib.rs", "main.rs"].iter().any(|name| path.ends_with(name))
             || path.parent().is_some_and(|parent| parent.ends_with("src/bin"));
         if is_root && !source.code.iter().any(|line| line.trim() == "#![forbid(unsafe_code)]") {
-            complaints.push(format!("{}:1: add #![forbid(unsafe_code)]", path.display()));
+            violations.push(format!("{}:1: add #![forbid(unsafe_code)]", path.display()));
         }
     }
-    none(&complaints);
+    assert_no_violations(&violations);
 }
 
 #[test]
-fn the_core_decides_and_does_nothing_else() {
-    none(&in_product(NOT_IN_CORE, |path| path.starts_with("crates/pjw-core/src")));
+fn the_core_uses_no_io_clocks_threads_or_floats() {
+    assert_no_violations(&find_in_product(FORBIDDEN_IN_CORE, |path| path.starts_with("crates/pjw-core/src")));
 }
 
 /// The workspace's packages as cargo sees them.
@@ -302,9 +305,9 @@ fn packages() -> Vec<Value> {
 }
 
 #[test]
-fn arrows_point_one_way() {
-    let allowed: BTreeMap<&str, &[&str]> = ARROWS.iter().copied().collect();
-    let mut complaints = Vec::new();
+fn crates_depend_only_on_allowed_crates() {
+    let allowed: BTreeMap<&str, &[&str]> = ALLOWED_DEPENDENCIES.iter().copied().collect();
+    let mut violations = Vec::new();
     let mut seen = 0;
     for package in packages() {
         let name = package["name"].as_str().unwrap();
@@ -313,38 +316,38 @@ fn arrows_point_one_way() {
         for dependency in package["dependencies"].as_array().unwrap() {
             let other = dependency["name"].as_str().unwrap();
             let for_tests = dependency["kind"] == "dev";
-            let is_ours = other.starts_with("pjw");
-            if is_ours && !allowed.contains(&other) && !(for_tests && other == "pjw-sim") {
-                complaints.push(format!(
+            let is_own_crate = other.starts_with("pjw");
+            if is_own_crate && !allowed.contains(&other) && !(for_tests && other == "pjw-sim") {
+                violations.push(format!(
                     "{name}'s Cargo.toml: {name} must not know {other}: ARCHITECTURE.md says why"
                 ));
             }
-            if name == "pjw-core" && !for_tests && !CORE_NEEDS_ONLY.contains(&other) {
-                complaints.push(format!(
-                    "{name}'s Cargo.toml: the core needs nothing but {CORE_NEEDS_ONLY:?}, not {other}"
+            if name == "pjw-core" && !for_tests && !CORE_DEPENDENCIES.contains(&other) {
+                violations.push(format!(
+                    "{name}'s Cargo.toml: the core needs nothing but {CORE_DEPENDENCIES:?}, not {other}"
                 ));
             }
         }
     }
-    assert_eq!(seen, ARROWS.len(), "a crate of the list is gone: correct ARROWS");
-    none(&complaints);
+    assert_eq!(seen, ALLOWED_DEPENDENCIES.len(), "a crate of the list is gone: correct ARROWS");
+    assert_no_violations(&violations);
 }
 
 #[test]
-fn versions_and_lints_are_the_workspaces() {
-    let mut complaints = Vec::new();
+fn versions_and_lints_come_from_the_workspace() {
+    let mut violations = Vec::new();
     for (path, text) in
         texts().into_iter().filter(|(path, _)| path.ends_with("Cargo.toml") && path.components().count() > 1)
     {
         if !text.contains("[lints]\nworkspace = true") {
-            complaints.push(format!("{}:1: add [lints] workspace = true", path.display()));
+            violations.push(format!("{}:1: add [lints] workspace = true", path.display()));
         }
         let mut table = "";
         for (at, line) in text.lines().enumerate() {
             table = if line.starts_with('[') { line } else { table };
             let is_dependency = table.ends_with("dependencies]") && line.contains('=');
             if is_dependency && !line.contains("workspace = true") {
-                complaints.push(format!(
+                violations.push(format!(
                     "{}:{}: its version belongs in the root's Cargo.toml",
                     path.display(),
                     at + 1
@@ -352,15 +355,16 @@ fn versions_and_lints_are_the_workspaces() {
             }
         }
     }
-    none(&complaints);
+    assert_no_violations(&violations);
 }
 
 #[test]
-fn dependencies_come_from_one_place() {
+fn dependencies_come_from_crates_io() {
     let lock = fs::read_to_string(root().join("Cargo.lock")).unwrap();
-    let place = "source = \"registry+https://github.com/rust-lang/crates.io-index\"";
-    let others = lock.lines().enumerate().filter(|(_, line)| line.starts_with("source = ") && *line != place);
-    none(
+    let registry = "source = \"registry+https://github.com/rust-lang/crates.io-index\"";
+    let others =
+        lock.lines().enumerate().filter(|(_, line)| line.starts_with("source = ") && *line != registry);
+    assert_no_violations(
         &others
             .map(|(at, line)| format!("Cargo.lock:{}: {line}: use what crates.io has", at + 1))
             .collect::<Vec<_>>(),
@@ -370,34 +374,34 @@ fn dependencies_come_from_one_place() {
 #[test]
 fn every_decision_is_in_the_index() {
     let index = fs::read_to_string(root().join("docs/adr/README.md")).unwrap();
-    let mut complaints = Vec::new();
+    let mut violations = Vec::new();
     let mut numbers = BTreeSet::new();
     for path in files().iter().filter(|path| path.starts_with("docs/adr") && !path.ends_with("README.md")) {
         let name = path.file_name().unwrap().to_str().unwrap();
         if !index.contains(&format!("({name})")) {
-            complaints.push(format!("docs/adr/README.md: add a line for {name}"));
+            violations.push(format!("docs/adr/README.md: add a line for {name}"));
         }
         if !numbers.insert(name.split('-').next().unwrap().to_owned()) {
-            complaints.push(format!("docs/adr/{name}: its number is taken"));
+            violations.push(format!("docs/adr/{name}: its number is taken"));
         }
     }
     assert!(!numbers.is_empty(), "there are no decisions in docs/adr");
-    none(&complaints);
+    assert_no_violations(&violations);
 }
 
 #[test]
-fn the_project_speaks_of_no_machine_it_was_written_on() {
+fn no_file_has_a_path_of_a_development_machine() {
     let words =
         [concat!("/wo", "rk/"), concat!("/tmp", "/w/"), concat!("/root", "/."), concat!("tmp/bash", "_jobs")];
-    let mut complaints = Vec::new();
+    let mut violations = Vec::new();
     for (path, text) in texts() {
         for (at, line) in
             text.lines().enumerate().filter(|(_, line)| words.iter().any(|word| line.contains(word)))
         {
-            complaints.push(format!("{}:{}: a path of one machine: {}", path.display(), at + 1, line.trim()));
+            violations.push(format!("{}:{}: a path of one machine: {}", path.display(), at + 1, line.trim()));
         }
     }
-    none(&complaints);
+    assert_no_violations(&violations);
 }
 
 #[test]
@@ -414,19 +418,19 @@ fn the_fields_that_scripts_rely_on_are_there() {
             fields.entry(current.clone()).or_default().insert(name.to_owned());
         }
     }
-    let mut complaints = Vec::new();
-    for (name, wanted) in PUBLIC_FIELDS {
-        for field in wanted.split_whitespace() {
+    let mut violations = Vec::new();
+    for (name, public_fields) in PUBLIC_FIELDS {
+        for field in public_fields.split_whitespace() {
             if !fields.get(*name).is_some_and(|fields| fields.contains(field)) {
-                complaints.push(format!("crates/pjw-ipc/src/wire.rs: {name} lost its public field {field}"));
+                violations.push(format!("crates/pjw-ipc/src/wire.rs: {name} lost its public field {field}"));
             }
         }
     }
-    none(&complaints);
+    assert_no_violations(&violations);
 }
 
 #[test]
-fn words_are_found_as_words() {
+fn has_word_finds_whole_words_only() {
     assert!(has_word("let x: f64 = 1;", "f64"));
     assert!(has_word("use std::fs::File;", "std::fs"));
     assert!(!has_word("fn instant() {}", "Instant"));

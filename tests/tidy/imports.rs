@@ -33,7 +33,7 @@ struct Names {
 }
 
 /// How many re-exports are followed one after the other.
-const MOST_REEXPORTS: usize = 8;
+const MAX_REEXPORTS: usize = 8;
 /// An item's name stands behind one of these.
 const ITEMS: [&str; 10] =
     ["fn", "struct", "enum", "trait", "type", "const", "static", "union", "mod", "macro_rules"];
@@ -57,38 +57,38 @@ impl Imports {
     }
 
     /// Each circle of modules once, as the lines that make it.
-    pub(crate) fn circles(&self) -> Vec<String> {
-        let mut told: BTreeSet<&Module> = BTreeSet::new();
-        let mut circles = Vec::new();
+    pub(crate) fn cycles(&self) -> Vec<String> {
+        let mut reported: BTreeSet<&Module> = BTreeSet::new();
+        let mut cycles = Vec::new();
         for module in self.of.keys() {
-            if told.contains(module) {
+            if reported.contains(module) {
                 continue;
             }
-            if let Some(circle) = self.circle_through(module) {
-                told.extend(circle.iter().copied());
-                let arrows = circle.iter().zip(circle.iter().cycle().skip(1));
-                let arrows =
-                    arrows.map(|(from, to)| format!("{} imports {}", self.place(from, to), shown(to)));
-                circles.push(arrows.collect::<Vec<_>>().join("; "));
+            if let Some(cycle) = self.cycle_through(module) {
+                reported.extend(cycle.iter().copied());
+                let arrows = cycle.iter().zip(cycle.iter().cycle().skip(1));
+                let arrows = arrows
+                    .map(|(from, to)| format!("{} imports {}", self.location(from, to), display_name(to)));
+                cycles.push(arrows.collect::<Vec<_>>().join("; "));
             }
         }
-        circles
+        cycles
     }
 
     /// The shortest circle from a module back to itself.
-    fn circle_through(&self, start: &Module) -> Option<Vec<&Module>> {
+    fn cycle_through(&self, start: &Module) -> Option<Vec<&Module>> {
         let (start, _) = self.of.get_key_value(start)?;
         let mut reached: BTreeMap<&Module, &Module> = BTreeMap::new();
         let mut next = std::collections::VecDeque::from([start]);
         while let Some(at) = next.pop_front() {
             for to in self.of.get(at)?.keys() {
                 if to == start {
-                    let mut circle = vec![at];
-                    while *circle.last()? != start {
-                        circle.push(reached[circle.last()?]);
+                    let mut cycle = vec![at];
+                    while *cycle.last()? != start {
+                        cycle.push(reached[cycle.last()?]);
                     }
-                    circle.reverse();
-                    return Some(circle);
+                    cycle.reverse();
+                    return Some(cycle);
                 }
                 if !reached.contains_key(to) {
                     reached.insert(to, at);
@@ -100,13 +100,13 @@ impl Imports {
     }
 
     /// The file and the line where a module imports another.
-    pub(crate) fn place(&self, from: &Module, to: &Module) -> String {
+    pub(crate) fn location(&self, from: &Module, to: &Module) -> String {
         format!("{}:{}", self.files[from].display(), self.of[from][to])
     }
 }
 
 /// A module's name for a message.
-pub(crate) fn shown(module: &Module) -> String {
+pub(crate) fn display_name(module: &Module) -> String {
     if module.is_empty() { "the crate's root".to_owned() } else { module.join("::") }
 }
 
@@ -127,7 +127,7 @@ fn module_of(path: &Path, has_lib: bool) -> Option<Module> {
 fn imports(module: &Module, own: &Names, names: &BTreeMap<Module, Names>) -> BTreeMap<Module, usize> {
     let mut imports = BTreeMap::new();
     for (path, line) in &own.paths {
-        if let Some((target, true)) = resolve(module, path, names, MOST_REEXPORTS)
+        if let Some((target, true)) = resolve(module, path, names, MAX_REEXPORTS)
             && target != *module
         {
             imports.entry(target).or_insert(*line);
@@ -177,8 +177,8 @@ fn resolve(
             return Some((at, true));
         }
         if let Some(imported) = here.imported.get(part) {
-            let further = [imported.as_slice(), &rest[1..]].concat();
-            return resolve(&at, &further, names, reexports - 1);
+            let rest_of_path = [imported.as_slice(), &rest[1..]].concat();
+            return resolve(&at, &rest_of_path, names, reexports - 1);
         }
         let through_glob = here.globs.iter().find_map(|glob| {
             let (target, _) = resolve(&at, &glob[..glob.len() - 1], names, reexports - 1)?;
@@ -309,7 +309,7 @@ mod tests {
 
     fn imported(imports: &Imports, module: &str) -> Vec<String> {
         let module: Module = module.split("::").map(str::to_owned).collect();
-        imports.of[&module].keys().map(shown).collect()
+        imports.of[&module].keys().map(display_name).collect()
     }
 
     #[test]
@@ -326,7 +326,7 @@ mod tests {
         ]);
         assert_eq!(imported(&imports, "a"), ["b", "c", "d"]);
         assert!(imported(&imports, "b").is_empty() && imported(&imports, "c").is_empty());
-        assert!(imports.circles().is_empty());
+        assert!(imports.cycles().is_empty());
     }
 
     #[test]
@@ -341,14 +341,14 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_and_its_child_can_be_a_circle() {
+    fn a_parent_and_its_child_can_form_a_cycle() {
         let imports = crate_of(&[
             ("lib.rs", "mod a;"),
             ("a/mod.rs", "mod b;\npub(super) struct Scene;\nfn f() { b::g(); }"),
             ("a/b.rs", "use super::Scene;\npub(super) fn g() {}"),
         ]);
-        let circles = imports.circles();
-        assert_eq!(circles.len(), 1, "{circles:?}");
-        assert!(circles[0].contains("crates/x/src/a/b.rs:1 imports a"), "{circles:?}");
+        let cycles = imports.cycles();
+        assert_eq!(cycles.len(), 1, "{cycles:?}");
+        assert!(cycles[0].contains("crates/x/src/a/b.rs:1 imports a"), "{cycles:?}");
     }
 }

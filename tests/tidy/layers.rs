@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use super::imports::{Imports, Module, shown};
-use super::{none, root, sources};
+use super::imports::{Imports, Module, display_name};
+use super::{assert_no_violations, root, sources};
 
 /// The layer of each folder or file below a crate's `src`: a module imports only from lower layers, and from its own folder
 /// or file. A folder or file that is not listed stands above all that are, and may import anything.
@@ -48,20 +48,21 @@ const LAYERS: &[(&str, &[(&str, u8)])] = &[
 ];
 
 /// Folders that may import no more than these: (crate, folder or file, what it may import).
-const ONLY: &[(&str, &str, &[&str])] = &[("pjw-core", "diagnosis", &["basics", "machine", "terms"])];
+const ALLOWED_IMPORTS: &[(&str, &str, &[&str])] =
+    &[("pjw-core", "diagnosis", &["basics", "machine", "terms"])];
 
 /// What a module may import beside that: (crate, module, folder or file, reason).
-const ALSO: &[(&str, &str, &str, &str)] =
+const EXTRA_IMPORTS: &[(&str, &str, &str, &str)] =
     &[("pjw-core", "diagnosis::watch", "state", "it reads which processes belong to which job")];
 
 /// Folders that must not import these: (crate, folder or file, what it must not import, reason).
-const NEVER: &[(&str, &str, &[&str], &str)] =
+const FORBIDDEN_IMPORTS: &[(&str, &str, &[&str], &str)] =
     &[("pjw-core", "audit", &["phases", "allocate"], "a check shares no code with what it checks")];
 
 /// Crates whose folders are kept small.
 const SMALL_FOLDERS: &[&str] = &["pjw-core", "pjw-linux", "pjwd"];
 /// The most files with product code in one folder, `mod.rs`, `lib.rs` and `main.rs` not counted.
-const MOST_FILES_IN_A_FOLDER: usize = 12;
+const MAX_FILES_IN_A_FOLDER: usize = 12;
 
 /// The crates below `crates`, each with its imports.
 fn crates() -> &'static BTreeMap<String, Imports> {
@@ -87,66 +88,67 @@ fn part(module: &Module) -> &str {
 }
 
 #[test]
-fn modules_import_each_other_in_no_circle() {
-    let mut complaints = Vec::new();
+fn modules_have_no_import_cycles() {
+    let mut violations = Vec::new();
     for (name, imports) in crates() {
-        complaints.extend(imports.circles().into_iter().map(|circle| format!("{name}: {circle}")));
+        violations.extend(imports.cycles().into_iter().map(|cycle| format!("{name}: {cycle}")));
     }
-    none(&complaints);
+    assert_no_violations(&violations);
 }
 
 #[test]
-fn imports_go_down_the_layers() {
+fn modules_import_only_from_lower_layers() {
     let layers: BTreeMap<&str, BTreeMap<&str, u8>> =
         LAYERS.iter().map(|(name, layers)| (*name, layers.iter().copied().collect())).collect();
-    let mut complaints = Vec::new();
+    let mut violations = Vec::new();
     for (name, imports) in crates() {
         let Some(layers) = layers.get(name.as_str()) else { continue };
         for (from, targets) in &imports.of {
             let Some(own) = layers.get(part(from)) else { continue };
             for to in targets.keys().filter(|to| part(to) != part(from)) {
                 if layers.get(part(to)).is_none_or(|layer| layer >= own) {
-                    let place = imports.place(from, to);
-                    complaints.push(format!(
-                        "{place}: {} (layer {own}) must not import {}: move the item down, or the import up",
+                    let location = imports.location(from, to);
+                    violations.push(format!(
+                        "{location}: {} (layer {own}) must not import {}: move the item down, or the import up",
                         part(from),
-                        shown(to)
+                        display_name(to)
                     ));
                 }
             }
         }
     }
-    none(&complaints);
+    assert_no_violations(&violations);
 }
 
 #[test]
-fn what_is_to_share_nothing_shares_nothing() {
-    let mut complaints = Vec::new();
-    let mut look = |name: &str, folder: &str, is_wrong: &dyn Fn(&str) -> bool, why: &str| {
+fn restricted_folders_import_only_what_is_allowed() {
+    let mut violations = Vec::new();
+    let mut check = |name: &str, folder: &str, is_wrong: &dyn Fn(&str) -> bool, why: &str| {
         let imports = &crates()[name];
         for (from, targets) in imports.of.iter().filter(|(from, _)| part(from) == folder) {
-            let is_excused = |to: &Module| {
-                ALSO.iter()
-                    .any(|(of, module, also, _)| *of == name && *module == shown(from) && *also == part(to))
+            let is_exception = |to: &Module| {
+                EXTRA_IMPORTS.iter().any(|(of, module, extra, _)| {
+                    *of == name && *module == display_name(from) && *extra == part(to)
+                })
             };
-            let wrong = |to: &&Module| part(to) != folder && is_wrong(part(to)) && !is_excused(to);
+            let wrong = |to: &&Module| part(to) != folder && is_wrong(part(to)) && !is_exception(to);
             for to in targets.keys().filter(wrong) {
-                let place = imports.place(from, to);
-                complaints.push(format!("{place}: {folder} must not import {}: {why}", shown(to)));
+                let location = imports.location(from, to);
+                violations.push(format!("{location}: {folder} must not import {}: {why}", display_name(to)));
             }
         }
     };
-    for (name, folder, allowed) in ONLY {
-        look(name, folder, &|to| !allowed.contains(&to), &format!("only {}", allowed.join(", ")));
+    for (name, folder, allowed) in ALLOWED_IMPORTS {
+        check(name, folder, &|to| !allowed.contains(&to), &format!("only {}", allowed.join(", ")));
     }
-    for (name, folder, forbidden, why) in NEVER {
-        look(name, folder, &|to| forbidden.contains(&to), why);
+    for (name, folder, forbidden, why) in FORBIDDEN_IMPORTS {
+        check(name, folder, &|to| forbidden.contains(&to), why);
     }
-    none(&complaints);
+    assert_no_violations(&violations);
 }
 
 #[test]
-fn folders_stay_small() {
+fn no_folder_has_too_many_files() {
     let mut folders: BTreeMap<PathBuf, usize> = BTreeMap::new();
     for (name, imports) in crates() {
         if !SMALL_FOLDERS.contains(&name.as_str()) {
@@ -158,12 +160,12 @@ fn folders_stay_small() {
             }
         }
     }
-    let large = folders.iter().filter(|(_, files)| **files > MOST_FILES_IN_A_FOLDER);
-    none(
+    let large = folders.iter().filter(|(_, files)| **files > MAX_FILES_IN_A_FOLDER);
+    assert_no_violations(
         &large
             .map(|(folder, files)| {
                 let folder = folder.display();
-                format!("{folder}: {files} files, at most {MOST_FILES_IN_A_FOLDER}: group them into folders")
+                format!("{folder}: {files} files, at most {MAX_FILES_IN_A_FOLDER}: group them into folders")
             })
             .collect::<Vec<_>>(),
     );

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use super::{is_product, none, sources};
+use super::{assert_no_violations, is_product, sources};
 
 /// Words that no identifier of the product may have as a part: (word, the field's term). `touched_cpus` has the parts
 /// `touched` and `cpus`, `WallRecord` has `wall` and `record`.
-const NOT_THESE: &[(&str, &str)] = &[
+const FORBIDDEN_WORDS: &[(&str, &str)] = &[
     ("acquaintance", "process cache entry"),
     ("aside", "excluded"),
     ("askers", "affinity attempts"),
@@ -75,34 +75,37 @@ const NOT_THESE: &[(&str, &str)] = &[
 ];
 
 /// Identifiers that stay: (path, identifier, reason).
-const EXCUSED: &[(&str, &str, &str)] = &[
+const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("crates/pjwd/src/config/mod.rs", "home", "the home directory of a user"),
     ("crates/pjwd/src/store/journal.rs", "aside", "an unreadable file is set aside"),
     ("crates/pjwd/src/store/journal.rs", "set_aside", "an unreadable file is set aside"),
 ];
 
 #[test]
-fn identifiers_have_the_terms_of_the_field() {
-    let mut excused: BTreeSet<(&str, &str)> = EXCUSED.iter().map(|(path, name, _)| (*path, *name)).collect();
-    let mut complaints = Vec::new();
+fn identifiers_use_the_terms_of_the_field() {
+    let mut exceptions: BTreeSet<(&str, &str)> =
+        EXCEPTIONS.iter().map(|(path, name, _)| (*path, *name)).collect();
+    let mut violations = Vec::new();
     let mut reported: BTreeSet<(String, String)> = BTreeSet::new();
     for source in sources().iter().filter(|source| is_product(&source.path)) {
         let path = source.path.to_str().unwrap();
         for (number, line) in source.product() {
             for name in identifiers(line) {
                 let parts = parts(name);
-                let found = NOT_THESE.iter().find(|(word, _)| parts.iter().any(|part| part == word));
+                let found = FORBIDDEN_WORDS.iter().find(|(word, _)| parts.iter().any(|part| part == word));
                 let Some((word, term)) = found else { continue };
-                let is_excused = EXCUSED.iter().any(|(file, excuse, _)| *file == path && *excuse == name);
-                excused.remove(&(path, name));
-                if !is_excused && reported.insert((path.to_owned(), name.to_owned())) {
-                    complaints.push(format!("{path}:{number}: {name}: {word}: the field says {term}"));
+                let is_exception =
+                    EXCEPTIONS.iter().any(|(file, exception, _)| *file == path && *exception == name);
+                exceptions.remove(&(path, name));
+                if !is_exception && reported.insert((path.to_owned(), name.to_owned())) {
+                    violations.push(format!("{path}:{number}: {name}: {word}: the field says {term}"));
                 }
             }
         }
     }
-    complaints.extend(excused.iter().map(|(path, name)| format!("{path}: {name} needs no excuse any more")));
-    none(&complaints);
+    violations
+        .extend(exceptions.iter().map(|(path, name)| format!("{path}: {name} needs no excuse any more")));
+    assert_no_violations(&violations);
 }
 
 /// The identifiers in a line of code.

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{none, root, texts};
+use super::{assert_no_violations, root, texts};
 
 const PROMISES: &str = "docs/promises.md";
 
 /// The tests that a line of the document names: `path::name`, in backquotes, with the path of a file of the workspace.
-fn named(line: &str) -> impl Iterator<Item = (&str, &str)> {
+fn named_tests(line: &str) -> impl Iterator<Item = (&str, &str)> {
     line.split('`').skip(1).step_by(2).filter_map(|quoted| {
         let (path, name) = quoted.rsplit_once("::")?;
         path.contains('/').then_some((path, name))
@@ -15,29 +15,29 @@ fn named(line: &str) -> impl Iterator<Item = (&str, &str)> {
 }
 
 #[test]
-fn every_promise_is_held_by_tests_that_exist() {
+fn every_promise_names_existing_tests() {
     let texts: BTreeMap<String, String> =
         texts().into_iter().map(|(path, text)| (path.to_string_lossy().into_owned(), text)).collect();
     let document = std::fs::read_to_string(root().join(PROMISES)).unwrap();
-    let mut complaints = Vec::new();
+    let mut violations = Vec::new();
     let mut all = BTreeSet::new();
     for (at, line) in document.lines().enumerate() {
-        for (path, name) in named(line) {
+        for (path, name) in named_tests(line) {
             all.insert((path, name));
             let text = texts.get(path).map(String::as_str);
-            let is_there = if path.ends_with(".rs") {
+            let exists = if path.ends_with(".rs") {
                 text.is_some_and(|text| has_test(text, name))
             } else {
                 // A case of the virtual machines names its checks in the shell.
                 text.is_some_and(|text| text.contains(name))
             };
-            if !is_there {
-                complaints.push(format!("{PROMISES}:{}: there is no test {path}::{name}", at + 1));
+            if !exists {
+                violations.push(format!("{PROMISES}:{}: there is no test {path}::{name}", at + 1));
             }
         }
     }
     assert!(all.len() > 50, "{PROMISES} names {} tests: are they written as `path::name`?", all.len());
-    none(&complaints);
+    assert_no_violations(&violations);
 }
 
 /// Whether a file has a test function of this name.

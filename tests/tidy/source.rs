@@ -36,7 +36,7 @@ impl Source {
     /// Reads a file's text. All of it is a test if `only_tests`.
     pub(crate) fn new(path: &Path, text: &str, only_tests: bool) -> Self {
         let lines: Vec<String> = text.lines().map(str::to_owned).collect();
-        let code: Vec<String> = blank(text).lines().map(str::to_owned).collect();
+        let code: Vec<String> = blank_out(text).lines().map(str::to_owned).collect();
         let mut is_test = vec![only_tests; lines.len()];
         let is_for_tests =
             |at: &usize| code[*at].trim().starts_with("#[cfg(") && FOR_TESTS.contains(&lines[*at].trim());
@@ -111,12 +111,12 @@ fn end_of_item(code: &[String], begin: usize) -> usize {
 }
 
 /// The text with comments and the insides of literals replaced by blanks; lines stay where they are.
-fn blank(text: &str) -> String {
+fn blank_out(text: &str) -> String {
     let chars: Vec<char> = text.chars().collect();
     let mut out = String::with_capacity(text.len());
     let mut at = 0;
     while at < chars.len() {
-        let end = end_of_hidden(&chars, at);
+        let end = end_of_comment_or_literal(&chars, at);
         match end {
             Some((inside, end)) => {
                 out.extend(&chars[at..inside.start]);
@@ -134,7 +134,7 @@ fn blank(text: &str) -> String {
 }
 
 /// If a comment or a literal begins here: what of it is to be blanked, and where it ends.
-fn end_of_hidden(chars: &[char], at: usize) -> Option<(std::ops::Range<usize>, usize)> {
+fn end_of_comment_or_literal(chars: &[char], at: usize) -> Option<(std::ops::Range<usize>, usize)> {
     let rest = &chars[at..];
     let find = |needle: &str, from: usize| {
         let needle: Vec<char> = needle.chars().collect();
@@ -187,7 +187,7 @@ fn end_of_string(chars: &[char], mut at: usize, quote: char) -> usize {
 fn comments_and_literals_are_not_code() {
     let text = r##"let a = "x.unwrap()"; // y.unwrap()
 let b = 'u'; let c = r#"z "quoted" {"#; let d: &'static str = "\" {"; /* { */ let e = b'"';"##;
-    let blanked = blank(text);
+    let blanked = blank_out(text);
     assert!(!blanked.contains("unwrap"), "{blanked}");
     assert!(!blanked.contains('{'), "{blanked}");
     assert!(blanked.contains("let e = b' ';"), "{blanked}");
@@ -204,7 +204,7 @@ fn functions_end_with_their_last_brace() {
 }
 
 #[test]
-fn what_only_tests_have_is_no_product() {
+fn test_code_is_not_product_code() {
     let text = "fn a() {}\n#[cfg(test)]\nmod tests {\n    fn b() {}\n}\nfn c() {}\n#[cfg(test)]\npub(crate) mod other;\nfn d() {}\n#[cfg(feature = \"testing\")]\npub mod testing;\n";
     let source = Source::new(Path::new("crates/x/src/room.rs"), text, false);
     let product: Vec<_> = source.product().map(|(_, line)| line).collect();
