@@ -1,9 +1,10 @@
-//! The rules of the house, as tests: what a reviewer would otherwise have to say again and again.
+//! The rules for the source tree, as tests.
 //!
-//! Each rule is one test. It lists every place that breaks it, with the remedy. Excuses are listed here, each with its
-//! reason; an excuse that is no longer needed breaks the rule too.
+//! Each rule is one test. A failed test lists every place that breaks the rule, and says how to correct it.
+//! Exceptions are listed in this file, each with its reason. An exception that is no longer needed fails the test
+//! too.
 #![forbid(unsafe_code)]
-#![expect(clippy::unwrap_used, reason = "a rule that can not be checked is broken")]
+#![expect(clippy::unwrap_used, reason = "a rule that can't be checked fails")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -26,15 +27,17 @@ mod source;
 
 use source::Source;
 
+/// The most lines of a file.
 const MAX_LINES_IN_A_FILE: usize = 500;
+/// The most lines of a function.
 const MAX_LINES_IN_A_FUNCTION: usize = 70;
 
-/// Files that may be longer: (path, reason).
+/// Files that may be longer than the limit: (path, reason).
 const LONG_FILES: &[(&str, &str)] = &[];
-/// Functions that may be longer: (path, name, reason).
+/// Functions that may be longer than the limit: (path, name, reason).
 const LONG_FUNCTIONS: &[(&str, &str, &str)] = &[];
 
-/// What each crate of the house may know of the others, DESIGN section 3.
+/// The crates of the workspace that each crate may depend on: see ARCHITECTURE.md, "The crates".
 const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("pjw-core", &[]),
     ("pjw-linux", &["pjw-core"]),
@@ -44,27 +47,28 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("pjwd", &["pjw-core", "pjw-linux", "pjw-sources", "pjw-ipc"]),
     ("pjwctl", &["pjw-core", "pjw-ipc", "pjw-linux", "pjw-sim", "pjw-sources"]),
 ];
+/// The crates that `pjw-core` may depend on.
 const CORE_DEPENDENCIES: &[&str] = &["serde", "smallvec", "strum", "thiserror"];
 
-/// What decisions must not depend on, and why not.
+/// Paths and types that `pjw-core` must not use: (word, reason).
 const FORBIDDEN_IN_CORE: &[(&str, &str)] = &[
-    ("std::fs", "facts arrive as a Snapshot"),
-    ("std::env", "rules arrive as a Policy"),
-    ("std::net", "the core speaks to nobody"),
-    ("std::os", "the core knows no kernel"),
-    ("std::process", "the core starts nothing"),
+    ("std::fs", "the core gets facts in a Snapshot"),
+    ("std::env", "the core gets settings in a Policy"),
+    ("std::net", "the core has no network access"),
+    ("std::os", "the core makes no system calls"),
+    ("std::process", "the core starts no processes"),
     ("std::thread", "the core has no threads"),
     ("std::io", "the core does no I/O"),
-    ("std::sync::Mutex", "the core has one owner"),
-    ("Instant", "time is passed in"),
-    ("SystemTime", "time is passed in"),
-    ("HashMap", "order must be the same anywhere: use BTreeMap"),
-    ("HashSet", "order must be the same anywhere: use BTreeSet"),
+    ("std::sync::Mutex", "one thread owns the state of the core"),
+    ("Instant", "the caller passes the time"),
+    ("SystemTime", "the caller passes the time"),
+    ("HashMap", "the order must be the same on each machine: use BTreeMap"),
+    ("HashSet", "the order must be the same on each machine: use BTreeSet"),
     ("f32", "decisions use integers"),
     ("f64", "decisions use integers"),
 ];
 
-/// The fields of `pjwctl --json` that scripts may rely on from the first release.
+/// The fields of `pjwctl --json` that are public interface: (type, fields).
 const PUBLIC_FIELDS: &[(&str, &str)] = &[
     ("Status", "schema version pid mode discovery node pool fits jobs warnings"),
     ("Node", "hostname cpus cores packages numa_nodes l3"),
@@ -83,13 +87,13 @@ const PUBLIC_FIELDS: &[(&str, &str)] = &[
     ("Move", "job from to why"),
 ];
 
-/// The root of the workspace. `PJW_TREE` names another checkout, to hold that one to these rules.
+/// Returns the root of the workspace. The variable `PJW_TREE` names another checkout to test.
 fn root() -> PathBuf {
     let other = std::env::var_os("PJW_TREE").map(PathBuf::from);
     other.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned())
 }
 
-/// Every file of the project, by its path from the root.
+/// Returns the path of every file of the workspace, relative to the root.
 fn files() -> Vec<PathBuf> {
     fn walk(root: &Path, directory: &Path, files: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(root.join(directory)).unwrap() {
@@ -110,11 +114,11 @@ fn files() -> Vec<PathBuf> {
     let mut files = Vec::new();
     walk(&root(), Path::new(""), &mut files);
     files.sort();
-    assert!(files.len() > 50, "the rules looked in the wrong place: {}", root().display());
+    assert!(files.len() > 50, "this is not the root of the workspace: {}", root().display());
     files
 }
 
-/// Files that are text, with their text.
+/// Returns the text files of the workspace: (path, text).
 fn texts() -> Vec<(PathBuf, String)> {
     files()
         .into_iter()
@@ -122,7 +126,7 @@ fn texts() -> Vec<(PathBuf, String)> {
         .collect()
 }
 
-/// Every Rust file, read once.
+/// Returns every Rust file of the workspace. The files are read once.
 fn sources() -> &'static [Source] {
     static SOURCES: OnceLock<Vec<Source>> = OnceLock::new();
     SOURCES.get_or_init(read_sources)
@@ -144,16 +148,17 @@ fn read_sources() -> Vec<Source> {
     all.iter().map(|(path, text)| read(path, text, only_tests(path))).collect()
 }
 
-/// Fails with every complaint, if there is any.
+/// Fails with a list of the violations, if there are any.
 fn assert_no_violations(violations: &[String]) {
     assert!(violations.is_empty(), "\n{}\n", violations.join("\n"));
 }
 
+/// Whether a file is code of the product, and not a test or a bench.
 fn is_product(path: &Path) -> bool {
     path.starts_with("crates") && path.components().nth(2).is_some_and(|part| part.as_os_str() == "src")
 }
 
-/// Whether a word stands in a line of code as a word of its own.
+/// Whether a line of code has `word` as a whole word.
 fn has_word(line: &str, word: &str) -> bool {
     let is_name = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(word).any(|(at, _)| {
@@ -162,6 +167,7 @@ fn has_word(line: &str, word: &str) -> bool {
     })
 }
 
+/// Returns the places in product code that have one of the words: (word, remedy).
 fn find_in_product(words: &[(&str, &str)], is_included: impl Fn(&Path) -> bool) -> Vec<String> {
     let mut violations = Vec::new();
     for source in sources().iter().filter(|source| is_included(&source.path)) {
@@ -187,7 +193,7 @@ fn no_file_is_too_long() {
         }
     }
     violations.extend(
-        exceptions.iter().map(|path| format!("{path}: needs no excuse any more: remove it from the list")),
+        exceptions.iter().map(|path| format!("{path}: the exception is not needed: remove it from the list")),
     );
     assert_no_violations(&violations);
 }
@@ -203,14 +209,17 @@ fn no_function_is_too_long() {
         {
             if !exceptions.remove(&(path.to_owned(), function.name.clone())) {
                 violations.push(format!(
-                    "{path}:{}: {} has {} lines, at most {MAX_LINES_IN_A_FUNCTION}: name its phases",
+                    "{path}:{}: {} has {} lines, at most {MAX_LINES_IN_A_FUNCTION}: split it into functions",
                     function.line, function.name, function.lines
                 ));
             }
         }
     }
-    violations
-        .extend(exceptions.iter().map(|(path, name)| format!("{path}: {name} needs no excuse any more")));
+    violations.extend(
+        exceptions.iter().map(|(path, name)| {
+            format!("{path}: {name}: the exception is not needed: remove it from the list")
+        }),
+    );
     assert_no_violations(&violations);
 }
 
@@ -220,7 +229,7 @@ fn every_file_begins_with_a_description() {
         sources().iter().filter(|source| !source.lines.first().is_some_and(|line| line.starts_with("//!")));
     assert_no_violations(
         &undescribed
-            .map(|source| format!("{}:1: begin with //! and what the file is for", source.path.display()))
+            .map(|source| format!("{}:1: begin the file with //! and a description", source.path.display()))
             .collect::<Vec<_>>(),
     );
 }
@@ -234,7 +243,7 @@ fn no_file_has_a_name_without_meaning() {
     let found = sources().iter().filter(|source| has_vague_name(&source.path));
     assert_no_violations(
         &found
-            .map(|source| format!("{}:1: name it after what it does", source.path.display()))
+            .map(|source| format!("{}:1: give the file a name that says what it does", source.path.display()))
             .collect::<Vec<_>>(),
     );
 }
@@ -247,7 +256,11 @@ fn no_unfinished_code_is_left() {
         for (at, (line, code)) in source.lines.iter().zip(&source.code).enumerate() {
             let macros = ["todo!", "unimplemented!", "dbg!"].iter().any(|word| code.contains(word));
             if macros || markers.iter().any(|mark| has_word(line, mark)) {
-                violations.push(format!("{}:{}: finish it, or open an issue", source.path.display(), at + 1));
+                violations.push(format!(
+                    "{}:{}: finish the code, or open an issue",
+                    source.path.display(),
+                    at + 1
+                ));
             }
         }
     }
@@ -291,7 +304,7 @@ fn the_core_uses_no_io_clocks_threads_or_floats() {
     assert_no_violations(&find_in_product(FORBIDDEN_IN_CORE, |path| path.starts_with("crates/pjw-core/src")));
 }
 
-/// The workspace's packages as cargo sees them.
+/// Returns the packages of the workspace, as `cargo metadata` prints them.
 fn packages() -> Vec<Value> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let metadata = Command::new(cargo)
@@ -319,17 +332,17 @@ fn crates_depend_only_on_allowed_crates() {
             let is_own_crate = other.starts_with("pjw");
             if is_own_crate && !allowed.contains(&other) && !(for_tests && other == "pjw-sim") {
                 violations.push(format!(
-                    "{name}'s Cargo.toml: {name} must not know {other}: ARCHITECTURE.md says why"
+                    "{name}'s Cargo.toml: {name} must not depend on {other}: see ARCHITECTURE.md"
                 ));
             }
             if name == "pjw-core" && !for_tests && !CORE_DEPENDENCIES.contains(&other) {
                 violations.push(format!(
-                    "{name}'s Cargo.toml: the core needs nothing but {CORE_DEPENDENCIES:?}, not {other}"
+                    "{name}'s Cargo.toml: the core may depend on {CORE_DEPENDENCIES:?} only, not on {other}"
                 ));
             }
         }
     }
-    assert_eq!(seen, ALLOWED_DEPENDENCIES.len(), "a crate of the list is gone: correct ARROWS");
+    assert_eq!(seen, ALLOWED_DEPENDENCIES.len(), "a crate does not exist: correct ALLOWED_DEPENDENCIES");
     assert_no_violations(&violations);
 }
 
@@ -348,7 +361,7 @@ fn versions_and_lints_come_from_the_workspace() {
             let is_dependency = table.ends_with("dependencies]") && line.contains('=');
             if is_dependency && !line.contains("workspace = true") {
                 violations.push(format!(
-                    "{}:{}: its version belongs in the root's Cargo.toml",
+                    "{}:{}: move the version to Cargo.toml in the root",
                     path.display(),
                     at + 1
                 ));
@@ -366,7 +379,7 @@ fn dependencies_come_from_crates_io() {
         lock.lines().enumerate().filter(|(_, line)| line.starts_with("source = ") && *line != registry);
     assert_no_violations(
         &others
-            .map(|(at, line)| format!("Cargo.lock:{}: {line}: use what crates.io has", at + 1))
+            .map(|(at, line)| format!("Cargo.lock:{}: {line}: use a crate from crates.io", at + 1))
             .collect::<Vec<_>>(),
     );
 }
@@ -382,10 +395,10 @@ fn every_decision_is_in_the_index() {
             violations.push(format!("docs/adr/README.md: add a line for {name}"));
         }
         if !numbers.insert(name.split('-').next().unwrap().to_owned()) {
-            violations.push(format!("docs/adr/{name}: its number is taken"));
+            violations.push(format!("docs/adr/{name}: another decision has this number"));
         }
     }
-    assert!(!numbers.is_empty(), "there are no decisions in docs/adr");
+    assert!(!numbers.is_empty(), "docs/adr has no decisions");
     assert_no_violations(&violations);
 }
 
@@ -398,7 +411,12 @@ fn no_file_has_a_path_of_a_development_machine() {
         for (at, line) in
             text.lines().enumerate().filter(|(_, line)| words.iter().any(|word| line.contains(word)))
         {
-            violations.push(format!("{}:{}: a path of one machine: {}", path.display(), at + 1, line.trim()));
+            violations.push(format!(
+                "{}:{}: remove the path of a development machine: {}",
+                path.display(),
+                at + 1,
+                line.trim()
+            ));
         }
     }
     assert_no_violations(&violations);
@@ -422,7 +440,9 @@ fn the_fields_that_scripts_rely_on_are_there() {
     for (name, public_fields) in PUBLIC_FIELDS {
         for field in public_fields.split_whitespace() {
             if !fields.get(*name).is_some_and(|fields| fields.contains(field)) {
-                violations.push(format!("crates/pjw-ipc/src/wire.rs: {name} lost its public field {field}"));
+                violations.push(format!(
+                    "crates/pjw-ipc/src/wire.rs: {name} has no field {field}, which is public interface"
+                ));
             }
         }
     }

@@ -1,45 +1,46 @@
-//! What each module of a crate imports from the other modules of the crate.
+//! The imports of each module of a crate from other modules of the same crate.
 //!
-//! Read from the sources: `use` trees, paths in code that begin with `crate`, `self` or `super`, and paths that begin with
-//! a child module or an imported name. A re-export leads to the module that defines the item. Test code is left out.
+//! The imports are read from the source text: `use` trees, paths in code that begin with `crate`, `self` or `super`,
+//! and paths that begin with a child module or an imported name. For a re-export, the import counts for the module
+//! that defines the item. Test code is left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::source::Source;
 
-/// The path of a module below the root of its crate: `["state", "pool"]`. The root itself is empty.
+/// The path of a module below the root of its crate, for example `["state", "pool"]`. The path of the root is empty.
 pub(crate) type Module = Vec<String>;
 
-/// The modules of one crate and what each of them imports.
+/// The modules of one crate and their imports.
 pub(crate) struct Imports {
     /// The file of each module.
     pub(crate) files: BTreeMap<Module, PathBuf>,
-    /// For each module: the modules that it imports, each with the first line that does.
+    /// For each module, the modules that it imports, each with the first line that imports it.
     pub(crate) of: BTreeMap<Module, BTreeMap<Module, usize>>,
 }
 
-/// A module as it is read.
+/// The names in one module.
 #[derive(Default)]
 struct Names {
-    /// Items that are defined here.
+    /// Items that the module defines.
     defined: BTreeSet<String>,
-    /// Imported names, and the path of each.
+    /// Imported names, each with its path.
     imported: BTreeMap<String, Vec<String>>,
-    /// Paths that end with `*`.
+    /// Imported paths that end with `*`.
     globs: Vec<Vec<String>>,
-    /// Paths, each with its line: what `use` declarations name, and what the code names.
+    /// Paths in `use` declarations and in code, each with its line.
     paths: Vec<(Vec<String>, usize)>,
 }
 
-/// How many re-exports are followed one after the other.
+/// The most re-exports that are followed one after the other.
 const MAX_REEXPORTS: usize = 8;
-/// An item's name stands behind one of these.
+/// Keywords that are followed by the name of an item.
 const ITEMS: [&str; 10] =
     ["fn", "struct", "enum", "trait", "type", "const", "static", "union", "mod", "macro_rules"];
 
 impl Imports {
-    /// Reads the files of one crate: those below `src`, a path from the root of the workspace.
+    /// Reads the files of one crate. `src` is its directory, relative to the root of the workspace.
     pub(crate) fn of_crate(src: &Path, sources: &[Source]) -> Self {
         let mut files = BTreeMap::new();
         let mut names = BTreeMap::new();
@@ -56,7 +57,7 @@ impl Imports {
         Self { files, of }
     }
 
-    /// Each circle of modules once, as the lines that make it.
+    /// Returns each import cycle once, as a text with the lines of its imports.
     pub(crate) fn cycles(&self) -> Vec<String> {
         let mut reported: BTreeSet<&Module> = BTreeSet::new();
         let mut cycles = Vec::new();
@@ -75,7 +76,7 @@ impl Imports {
         cycles
     }
 
-    /// The shortest circle from a module back to itself.
+    /// Returns the shortest import cycle that contains the module `start`.
     fn cycle_through(&self, start: &Module) -> Option<Vec<&Module>> {
         let (start, _) = self.of.get_key_value(start)?;
         let mut reached: BTreeMap<&Module, &Module> = BTreeMap::new();
@@ -99,18 +100,18 @@ impl Imports {
         None
     }
 
-    /// The file and the line where a module imports another.
+    /// Returns the file and the line where the module `from` imports the module `to`.
     pub(crate) fn location(&self, from: &Module, to: &Module) -> String {
         format!("{}:{}", self.files[from].display(), self.of[from][to])
     }
 }
 
-/// A module's name for a message.
+/// Returns the name of a module for a message.
 pub(crate) fn display_name(module: &Module) -> String {
     if module.is_empty() { "the crate's root".to_owned() } else { module.join("::") }
 }
 
-/// The module of a file below `src`; none for the root of another target.
+/// Returns the module of a file below `src`. `None` for the root of another target.
 fn module_of(path: &Path, has_lib: bool) -> Option<Module> {
     let mut module: Module =
         path.with_extension("").iter().map(|part| part.to_string_lossy().into_owned()).collect();
@@ -123,7 +124,7 @@ fn module_of(path: &Path, has_lib: bool) -> Option<Module> {
     Some(module)
 }
 
-/// What a module imports: every module in which something is defined that it names.
+/// Returns the imports of a module: the modules that define the names in its paths, each with the line of the path.
 fn imports(module: &Module, own: &Names, names: &BTreeMap<Module, Names>) -> BTreeMap<Module, usize> {
     let mut imports = BTreeMap::new();
     for (path, line) in &own.paths {
@@ -136,8 +137,8 @@ fn imports(module: &Module, own: &Names, names: &BTreeMap<Module, Names>) -> BTr
     imports
 }
 
-/// The module that a path leads to, and whether it names an item there and not only the module. `None` if the path leads
-/// out of the crate.
+/// Resolves a path in a module. Returns the module at its end, and whether the path names an item in that module and
+/// not only the module itself. `None` if the path leaves the crate.
 fn resolve(
     module: &Module,
     path: &[String],
@@ -225,7 +226,7 @@ impl Names {
         names
     }
 
-    /// Reads one tree of a `use` declaration; returns where the tree ends.
+    /// Reads one tree of a `use` declaration. Returns the index of the token at its end.
     fn read_use(&mut self, tokens: &[(String, usize)], mut at: usize, before: &[String]) -> usize {
         let mut path = before.to_vec();
         let mut name = None;
@@ -270,7 +271,7 @@ impl Names {
     }
 }
 
-/// The names and signs of the product's code, each with its line.
+/// Returns the names and signs in the code of the product, each with its line.
 fn tokens(source: &Source) -> Vec<(String, usize)> {
     let mut tokens: Vec<(String, usize)> = Vec::new();
     for (number, line) in source.product() {

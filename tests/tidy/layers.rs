@@ -1,4 +1,5 @@
-//! The layers inside a crate: no circle of modules, imports only downwards, small folders.
+//! The layers inside a crate: modules have no import cycles, import only from lower layers, and folders have few
+//! files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -7,8 +8,8 @@ use std::sync::OnceLock;
 use super::imports::{Imports, Module, display_name};
 use super::{assert_no_violations, root, sources};
 
-/// The layer of each folder or file below a crate's `src`: a module imports only from lower layers, and from its own folder
-/// or file. A folder or file that is not listed stands above all that are, and may import anything.
+/// The layer of each folder or file below the `src` of a crate. A module may import from lower layers, and from its
+/// own folder or file. A folder or file that is not in this list is above all layers and may import anything.
 const LAYERS: &[(&str, &[(&str, u8)])] = &[
     (
         "pjw-core",
@@ -47,24 +48,24 @@ const LAYERS: &[(&str, &[(&str, u8)])] = &[
     ),
 ];
 
-/// Folders that may import no more than these: (crate, folder or file, what it may import).
+/// Folders that may import only the listed folders: (crate, folder or file, allowed imports).
 const ALLOWED_IMPORTS: &[(&str, &str, &[&str])] =
     &[("pjw-core", "diagnosis", &["basics", "machine", "terms"])];
 
-/// What a module may import beside that: (crate, module, folder or file, reason).
+/// Imports that a module may have in addition: (crate, module, folder or file, reason).
 const EXTRA_IMPORTS: &[(&str, &str, &str, &str)] =
     &[("pjw-core", "diagnosis::watch", "state", "it reads which processes belong to which job")];
 
-/// Folders that must not import these: (crate, folder or file, what it must not import, reason).
+/// Folders that must not import the listed folders: (crate, folder or file, forbidden imports, reason).
 const FORBIDDEN_IMPORTS: &[(&str, &str, &[&str], &str)] =
-    &[("pjw-core", "audit", &["phases", "allocate"], "a check shares no code with what it checks")];
+    &[("pjw-core", "audit", &["phases", "allocate"], "a check shares no code with the checked code")];
 
-/// Crates whose folders are kept small.
+/// Crates for which the number of files in a folder is limited.
 const SMALL_FOLDERS: &[&str] = &["pjw-core", "pjw-linux", "pjwd"];
-/// The most files with product code in one folder, `mod.rs`, `lib.rs` and `main.rs` not counted.
+/// The most files with product code in one folder. `mod.rs`, `lib.rs` and `main.rs` are not counted.
 const MAX_FILES_IN_A_FOLDER: usize = 12;
 
-/// The crates below `crates`, each with its imports.
+/// Returns the imports of each crate below `crates`.
 fn crates() -> &'static BTreeMap<String, Imports> {
     static CRATES: OnceLock<BTreeMap<String, Imports>> = OnceLock::new();
     CRATES.get_or_init(read_crates)
@@ -82,7 +83,7 @@ fn read_crates() -> BTreeMap<String, Imports> {
     names.iter().map(|name| (name.clone(), imports(name))).collect()
 }
 
-/// The folder or file below `src` that a module belongs to.
+/// Returns the folder or file below `src` that has the module.
 fn part(module: &Module) -> &str {
     module.first().map_or("", String::as_str)
 }
@@ -176,6 +177,6 @@ fn the_core_is_built_without_the_standard_library() {
     let lib = std::fs::read_to_string(root().join("crates/pjw-core/src/lib.rs")).unwrap();
     assert!(
         lib.lines().any(|line| line.trim() == "#![no_std]"),
-        "crates/pjw-core/src/lib.rs: add #![no_std]: so no decision can do I/O or read a clock"
+        "crates/pjw-core/src/lib.rs: add #![no_std], so that no decision can do I/O or read a clock"
     );
 }

@@ -1,11 +1,11 @@
-//! The words of the project's glossary: an identifier of the product has the field's term.
+//! Identifiers in the code of the product use the terms of the field.
 
 use std::collections::BTreeSet;
 
 use super::{assert_no_violations, is_product, sources};
 
-/// Words that no identifier of the product may have as a part: (word, the field's term). `touched_cpus` has the parts
-/// `touched` and `cpus`, `WallRecord` has `wall` and `record`.
+/// Words that no identifier of the product may have as a part: (word, term to use). For example, `touched_cpus` has
+/// the parts `touched` and `cpus`, and `WallRecord` has the parts `wall` and `record`.
 const FORBIDDEN_WORDS: &[(&str, &str)] = &[
     ("acquaintance", "process cache entry"),
     ("aside", "excluded"),
@@ -74,7 +74,7 @@ const FORBIDDEN_WORDS: &[(&str, &str)] = &[
     ("yard", "test cgroup tree"),
 ];
 
-/// Identifiers that stay: (path, identifier, reason).
+/// Identifiers that may have such a word: (path, identifier, reason).
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("crates/pjwd/src/config/mod.rs", "home", "the home directory of a user"),
     ("crates/pjwd/src/store/journal.rs", "aside", "an unreadable file is set aside"),
@@ -98,23 +98,27 @@ fn identifiers_use_the_terms_of_the_field() {
                     EXCEPTIONS.iter().any(|(file, exception, _)| *file == path && *exception == name);
                 exceptions.remove(&(path, name));
                 if !is_exception && reported.insert((path.to_owned(), name.to_owned())) {
-                    violations.push(format!("{path}:{number}: {name}: {word}: the field says {term}"));
+                    violations
+                        .push(format!("{path}:{number}: {name}: instead of {word}, use the term: {term}"));
                 }
             }
         }
     }
-    violations
-        .extend(exceptions.iter().map(|(path, name)| format!("{path}: {name} needs no excuse any more")));
+    violations.extend(
+        exceptions.iter().map(|(path, name)| {
+            format!("{path}: {name}: the exception is not needed: remove it from the list")
+        }),
+    );
     assert_no_violations(&violations);
 }
 
-/// The identifiers in a line of code.
+/// Returns the identifiers in a line of code.
 fn identifiers(line: &str) -> impl Iterator<Item = &str> {
     line.split(|c: char| !c.is_alphanumeric() && c != '_')
         .filter(|name| name.starts_with(|c: char| c.is_alphabetic() || c == '_'))
 }
 
-/// The words of an identifier, in lower case.
+/// Returns the parts of an identifier, in lower case.
 fn parts(name: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut after_capital = true;

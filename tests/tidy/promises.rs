@@ -1,4 +1,4 @@
-//! `docs/promises.md`: each promise names the tests that hold it, and the tests are there.
+//! Each promise in `docs/promises.md` names its tests, and the tests exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,8 @@ use super::{assert_no_violations, root, texts};
 
 const PROMISES: &str = "docs/promises.md";
 
-/// The tests that a line of the document names: `path::name`, in backquotes, with the path of a file of the workspace.
+/// Returns the tests that a line of the document names: `path::name` in backquotes, with the path of a file of the
+/// workspace.
 fn named_tests(line: &str) -> impl Iterator<Item = (&str, &str)> {
     line.split('`').skip(1).step_by(2).filter_map(|quoted| {
         let (path, name) = quoted.rsplit_once("::")?;
@@ -28,7 +29,7 @@ fn every_promise_names_existing_tests() {
             let exists = if path.ends_with(".rs") {
                 text.is_some_and(|text| has_test(text, name))
             } else {
-                // A case of the virtual machines names its checks in the shell.
+                // For a case of the virtual machines, the name is that of a check in the shell script.
                 text.is_some_and(|text| text.contains(name))
             };
             if !exists {
@@ -36,18 +37,18 @@ fn every_promise_names_existing_tests() {
             }
         }
     }
-    assert!(all.len() > 50, "{PROMISES} names {} tests: are they written as `path::name`?", all.len());
+    assert!(all.len() > 50, "{PROMISES} names only {} tests in the form `path::name`", all.len());
     assert_no_violations(&violations);
 }
 
-/// Whether a file has a test function of this name.
+/// Whether the text of a file has a test function `name`.
 fn has_test(text: &str, name: &str) -> bool {
     let declared = format!("fn {name}(");
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     let is_declared = |line: &&str| line.starts_with(&declared) || line.ends_with(&declared);
     lines.iter().enumerate().filter(|(_, line)| is_declared(line)).any(|(at, _)| {
         lines[..at].iter().rev().take_while(|line| line.starts_with("#[")).any(|line| *line == "#[test]")
-            // Tests that a macro makes have the attribute in the macro.
+            // In a macro that makes tests, the attribute is in the macro.
             || text.contains("proptest!")
     })
 }

@@ -1,39 +1,39 @@
-//! A Rust source file as the rules see it: its lines as they are written, its lines without comments and literals,
-//! and which of them are tests.
+//! A Rust source file as the rules read it: its lines, its lines without comments and literals, and which lines are
+//! tests.
 //!
-//! This is no parser. It knows where comments, strings and characters begin and end, and counts braces; on code that
-//! rustfmt has been over, that is enough for the rules.
+//! This is not a parser. It finds comments, strings and characters, and counts braces. That is enough for code that
+//! rustfmt has formatted.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// A Rust source file.
 pub(crate) struct Source {
-    /// Its path from the root of the workspace.
+    /// The path, relative to the root of the workspace.
     pub(crate) path: PathBuf,
-    /// Its lines.
+    /// The lines.
     pub(crate) lines: Vec<String>,
-    /// The same lines, with comments and the insides of literals blanked.
+    /// The lines, with blanks instead of comments and the contents of literals.
     pub(crate) code: Vec<String>,
-    /// Whether a line is only compiled for tests.
+    /// For each line, whether it is compiled for tests only.
     pub(crate) is_test: Vec<bool>,
 }
 
-/// A function and how long it is.
+/// A function and the number of its lines.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Function {
     pub(crate) name: String,
-    /// Counted from 1.
+    /// The number of the first line, from 1.
     pub(crate) line: usize,
     pub(crate) lines: usize,
 }
 
-/// The attributes of code that only tests have. Dev-dependencies alone enable the feature `testing`.
+/// The attributes of code that is compiled for tests only. Only dev-dependencies enable the feature `testing`.
 const FOR_TESTS: &[&str] =
     &["#[cfg(test)]", "#[cfg(feature = \"testing\")]", "#[cfg(any(test, feature = \"testing\"))]"];
 
 impl Source {
-    /// Reads a file's text. All of it is a test if `only_tests`.
+    /// Parses the text of a file. With `only_tests`, all of the file is a test.
     pub(crate) fn new(path: &Path, text: &str, only_tests: bool) -> Self {
         let lines: Vec<String> = text.lines().map(str::to_owned).collect();
         let code: Vec<String> = blank_out(text).lines().map(str::to_owned).collect();
@@ -47,13 +47,13 @@ impl Source {
         Self { path: path.to_owned(), lines, code, is_test }
     }
 
-    /// Its code, line by line with numbers from 1, without what is only compiled for tests.
+    /// Returns the lines of code that are not compiled for tests only, with their numbers from 1.
     pub(crate) fn product(&self) -> impl Iterator<Item = (usize, &str)> {
         let lines = self.code.iter().zip(&self.is_test).enumerate();
         lines.filter(|(_, (_, is_test))| !**is_test).map(|(at, (line, _))| (at + 1, line.as_str()))
     }
 
-    /// Its functions, tests included.
+    /// Returns the functions, including tests.
     pub(crate) fn functions(&self) -> Vec<Function> {
         let mut functions = Vec::new();
         for (at, line) in self.code.iter().enumerate() {
@@ -64,7 +64,7 @@ impl Source {
         functions
     }
 
-    /// The files of modules that only tests have: `#[cfg(test)] mod tests;`.
+    /// Returns the paths of modules that are compiled for tests only: `#[cfg(test)] mod tests;`.
     pub(crate) fn test_modules(&self) -> BTreeSet<PathBuf> {
         let directory = match self.path.file_stem().and_then(|stem| stem.to_str()) {
             Some("lib" | "main" | "mod") | None => self.path.parent().unwrap().to_owned(),
@@ -81,7 +81,7 @@ impl Source {
     }
 }
 
-/// The name of the function that a line of code declares.
+/// Returns the name of the function that a line of code declares.
 fn name_after_fn(line: &str) -> Option<String> {
     let (before, after) = line.split_once("fn ")?;
     let words = ["pub", "const", "async", "unsafe", "extern", "\"C\"", "\"\""];
@@ -90,7 +90,8 @@ fn name_after_fn(line: &str) -> Option<String> {
     (is_declared && !name.is_empty()).then_some(name)
 }
 
-/// The line on which the item that begins at a line ends: with its outermost brace, or a semicolon before any.
+/// Returns the index of the last line of the item that begins at line `begin`: the line with its outermost closing
+/// brace, or with a semicolon before any brace.
 fn end_of_item(code: &[String], begin: usize) -> usize {
     let mut depth = 0_usize;
     let mut brackets = 0_usize;
@@ -110,7 +111,7 @@ fn end_of_item(code: &[String], begin: usize) -> usize {
     code.len() - 1
 }
 
-/// The text with comments and the insides of literals replaced by blanks; lines stay where they are.
+/// Replaces comments and the contents of literals by blanks. The number of lines stays the same.
 fn blank_out(text: &str) -> String {
     let chars: Vec<char> = text.chars().collect();
     let mut out = String::with_capacity(text.len());
@@ -133,7 +134,7 @@ fn blank_out(text: &str) -> String {
     out
 }
 
-/// If a comment or a literal begins here: what of it is to be blanked, and where it ends.
+/// If a comment or a literal begins at `at`, returns the range to replace by blanks, and its end.
 fn end_of_comment_or_literal(chars: &[char], at: usize) -> Option<(std::ops::Range<usize>, usize)> {
     let rest = &chars[at..];
     let find = |needle: &str, from: usize| {
