@@ -1,4 +1,4 @@
-//! Whatever is wrong gets a clear error and loses nothing.
+//! Wrong input gets a clear error, and nothing is lost.
 
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Output, Stdio};
@@ -92,7 +92,7 @@ fn a_second_daemon_on_the_same_socket_names_the_process_of_the_first() {
     let output = daemon.command().output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr_of(&output).contains(&format!("as process {}", daemon.pid())), "{}", stderr_of(&output));
-    assert_eq!(daemon.status().pid, daemon.pid(), "the first one goes on");
+    assert_eq!(daemon.status().pid, daemon.pid(), "the first daemon runs on");
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn a_stale_socket_and_a_damaged_state_file_do_not_prevent_the_start() {
     daemon.spawn();
     assert!(daemon.log().contains("can't be understood"));
     assert!(daemon.state_dir().join("state.json.unreadable").exists());
-    // What kept the job stands; whoever asks for the job again has that, and not one more.
+    // The cpuset or masks of the job are still in force. A new request for the job gets the same cores.
     let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
     assert_eq!(mask(shell.pid()), cpus);
 }
@@ -137,8 +137,8 @@ fn bad_configurations_are_refused_with_line_and_column() {
     assert!(output.status.success(), "{output:?}");
 }
 
-/// Whether a file system can be mounted in a mount namespace of its own, as is forbidden in many containers even to
-/// root; says so if not.
+/// Whether a file system can be mounted in a mount namespace of its own. Many containers forbid that, also to root.
+/// If not, reports that the test is skipped.
 fn can_mount() -> bool {
     if !is_installed("unshare") {
         return false;
@@ -152,7 +152,8 @@ fn can_mount() -> bool {
     attempt.status.success()
 }
 
-/// A full disk under the state: what can't be recorded isn't done, what was done stays, and it heals by itself.
+/// A full disk with the state: changes that can't be recorded are refused, existing jobs stay, and the daemon
+/// recovers by itself.
 #[test]
 fn on_a_full_disk_requests_are_refused_and_no_job_is_lost() {
     if !is_root() || !can_mount() {
@@ -162,7 +163,7 @@ fn on_a_full_disk_requests_are_refused_and_no_job_is_lost() {
     let shells = [Shell::start(), Shell::start()];
     daemon.stop();
     let state = daemon.state_dir();
-    // A small file system of its own, in a mount namespace of its own.
+    // A small file system in a mount namespace of its own.
     let command = daemon.command();
     let words: Vec<String> = std::iter::once(command.get_program())
         .chain(command.get_args())
@@ -181,18 +182,18 @@ fn on_a_full_disk_requests_are_refused_and_no_job_is_lost() {
     let filler = format!("{inside}/filler");
     let _ = std::fs::write(&filler, vec![0u8; 1 << 20]);
     let before = mask(shells[1].pid());
-    // The last free byte may go at a job's beginning or at its end.
+    // The disk may become full at the start of a job or at its end.
     let refusal = (0..200).find_map(|n| {
         let name = format!("b{n}");
         let refusal = daemon.assign(&name, 1, &[]).err().or_else(|| daemon.release(&name).err())?;
         refusal.contains("can't be recorded").then_some(refusal)
     });
-    let refusal = refusal.expect("the disk fills");
+    let refusal = refusal.expect("the disk becomes full");
     assert!(refusal.contains("No space left"), "{refusal}");
     assert_eq!((mask(shells[0].pid()), mask(shells[1].pid())), (cpus.clone(), before));
     assert!(daemon.job("a").is_some_and(|job| job.cpus == cpus.to_string()));
     std::fs::remove_file(&filler).unwrap();
-    wait_until("it is well again", || {
+    wait_until("the warning is gone", || {
         !daemon.status().warnings.iter().any(|warning| warning.code == "journal")
     });
     let _ = daemon.release("a");

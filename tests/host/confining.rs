@@ -1,4 +1,4 @@
-//! A job stays on its cores whatever it does, and gets its own masks back.
+//! A job stays on its cores, and a release restores its original masks.
 
 use pjw_core::cpuset::CpuSet;
 use pjw_tests::daemon::{Daemon, Enforcement};
@@ -43,14 +43,14 @@ fn a_release_restores_the_original_masks() {
         let late = shell.background("sleep 1000");
         let _end_of_late = KillOnDrop(late);
         let is_known = || daemon.job("a").is_some_and(|job| job.processes == 4);
-        wait_until("the newcomer is a member", is_known);
+        wait_until("the new process is a member", is_known);
         assert_ne!(masks(&[shell.pid(), own, plain]), before, "{enforcement:?}");
         daemon.release("a").unwrap();
         assert_eq!(masks(&[shell.pid(), own, plain]), before, "{enforcement:?}");
         assert_eq!(
             mask(late),
             mask(shell.pid()),
-            "{enforcement:?}: who was born inside gets what its father had"
+            "{enforcement:?}: a process that started in the job gets the mask of its parent"
         );
     }
 }
@@ -66,8 +66,8 @@ fn a_mask_that_a_job_widens_is_repaired_and_reported() {
     let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
     pjw_linux::sys::affinity::set_full_mask(pjw_core::ids::Tid(shell.pid())).unwrap();
     assert_eq!(mask(shell.pid()), everything);
-    wait_until("the thread is back", || mask(shell.pid()) == cpus);
-    wait_until("it is told of", || {
+    wait_until("the mask is repaired", || mask(shell.pid()) == cpus);
+    wait_until("the events are reported", || {
         let reply: Value = daemon.call("GetJob", &json!({ "job": daemon.job_id("a") })).unwrap();
         let events = reply["history"]
             .as_array()
@@ -94,14 +94,14 @@ fn a_setsid_double_forked_orphan_stays_a_member() {
             .parse()
             .unwrap();
         let _end = KillOnDrop(orphan);
-        let reason = wait_for("the orphan is known", || {
+        let reason = wait_for("the orphan is a member", || {
             let reply: Value = daemon.call("ExplainPid", &json!({ "pid": orphan })).ok()?;
             (reply["job"] == daemon.job_id("a")).then(|| reply["because"][0].as_str().unwrap().to_owned())
         });
         assert!(reason.contains(&orphan.to_string()), "{reason}");
         assert_eq!(mask(orphan), cpus);
         drop(shell);
-        wait_until("the shell is gone", || daemon.job("a").is_some_and(|job| job.processes == 1));
+        wait_until("only the orphan is a member", || daemon.job("a").is_some_and(|job| job.processes == 1));
         assert_eq!(mask(orphan), cpus);
     }
 }
@@ -112,7 +112,7 @@ fn a_process_that_exports_a_job_id_becomes_no_member() {
     let mut command = std::process::Command::new("sh");
     command.env("SLURM_JOB_ID", "4711").env("SLURM_CPUS_ON_NODE", "1").env("PJW_JOB", "manual:other");
     let shell = Shell::from_command(command);
-    wait_until("it is seen", || {
+    wait_until("the process is scanned", || {
         let reply: Result<Value, _> = daemon.call("ExplainPid", &json!({ "pid": shell.pid() }));
         reply.is_ok_and(|reply| reply["job"].is_null() && reply["because"].to_string().contains("slurm:4711"))
     });
@@ -147,11 +147,13 @@ fn threads_that_run_are_pinned_and_float_again_when_they_sleep() {
             let pins = busy.map(|pid| mask(pid).single());
             pins.iter().all(Option::is_some).then_some(pins)
         });
-        assert_ne!(pins[0], pins[1], "one per core before two on any");
-        assert_eq!(mask(shell.pid()), cpus, "the sleeper floats");
-        wait_until("status says so", || daemon.job("a").is_some_and(|job| (job.hot, job.pinned) == (2, 2)));
+        assert_ne!(pins[0], pins[1], "each core gets one thread");
+        assert_eq!(mask(shell.pid()), cpus, "the sleeping thread is not pinned");
+        wait_until("the status has two hot and two pinned threads", || {
+            daemon.job("a").is_some_and(|job| (job.hot, job.pinned) == (2, 2))
+        });
         let stopped = nix::unistd::Pid::from_raw(busy[0].cast_signed());
         nix::sys::signal::kill(stopped, nix::sys::signal::Signal::SIGSTOP).unwrap();
-        wait_until("it floats again", || mask(busy[0]) == cpus);
+        wait_until("the stopped thread is not pinned", || mask(busy[0]) == cpus);
     }
 }

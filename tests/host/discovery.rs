@@ -1,4 +1,4 @@
-//! How new processes are found: what `status` says about it is so.
+//! How new processes are found: the status says it correctly.
 
 use std::process::Command;
 
@@ -10,10 +10,11 @@ use serde_json::{Value, json};
 
 use crate::processes::{Shell, has_two_cores, is_installed};
 
-/// A shell in a pid namespace of its own, of which it is the first process.
+/// Starts a shell in a pid namespace of its own, as its first process. `None`, with a report, if that is not possible
+/// here.
 fn start_shell_in_pid_namespace() -> Option<Shell> {
     let words = ["--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"];
-    // Root needs no user namespace, and a kernel may have none.
+    // Root needs no user namespace, and some kernels have none.
     let words = if nix::unistd::Uid::effective().is_root() { &words[2..] } else { &words[..] };
     let attempt =
         is_installed("unshare").then(|| Command::new("unshare").args(words).arg("true").output().unwrap());
@@ -27,12 +28,14 @@ fn start_shell_in_pid_namespace() -> Option<Shell> {
     Some(Shell::from_command(command))
 }
 
-/// The kernel takes the subscription there and says nothing. Believing it would leave newborns to the next rescan.
+/// In a pid namespace the kernel accepts the subscription to process events and sends none. If the daemon relied on
+/// the events, it would find new processes only at the next rescan.
 #[test]
 fn in_a_pid_namespace_the_daemon_polls_and_reports_it() {
     let mut daemon = Daemon::start("interval = \"50ms\"\nrescan_interval = \"10m\"\n");
     let Some(mut shell) = start_shell_in_pid_namespace() else { return };
-    // Only its turn, its directory and its command are wanted; the daemon is the shell's.
+    // The test needs only the lock, the directory and the command of this daemon. The shell starts the daemon that is
+    // tested.
     daemon.stop();
     let words: Vec<String> = std::iter::once(daemon.command().get_program())
         .chain(daemon.command().get_args())
@@ -40,11 +43,11 @@ fn in_a_pid_namespace_the_daemon_polls_and_reports_it() {
         .collect();
     let log = daemon.dir().join("log");
     shell.send_line(&format!("{} 2>>{} &", words.join(" "), log.display()));
-    wait_for("it answers", || {
+    wait_for("the daemon answers", || {
         Client::connect(&daemon.socket()).ok()?.call::<Value>("GetStatus", &json!({})).ok()
     });
     assert_eq!(daemon.status().discovery, "polling");
-    assert!(daemon.log().contains("namespace"), "and why: {}", daemon.log());
+    assert!(daemon.log().contains("namespace"), "the log has the reason: {}", daemon.log());
     if !has_two_cores() {
         return;
     }
@@ -54,6 +57,6 @@ fn in_a_pid_namespace_the_daemon_polls_and_reports_it() {
     daemon.assign("a", 1, &[inner]).unwrap();
     assert_eq!(daemon.job("a").unwrap().processes, 1);
     std::fs::write(&fifo, "go\n").unwrap();
-    wait_until("the newborn is found", || daemon.job("a").is_some_and(|job| job.processes == 2));
+    wait_until("the new process is a member", || daemon.job("a").is_some_and(|job| job.processes == 2));
     daemon.release("a").unwrap();
 }

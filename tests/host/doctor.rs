@@ -1,4 +1,4 @@
-//! The doctor on real processes: it finds what is wrong, says it harmlessly, and changes nothing.
+//! `pjwctl doctor` on real processes: it finds problems, prints no control characters, and changes nothing.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -57,11 +57,11 @@ fn without_root_doctor_reports_what_it_could_not_read() {
     }
     let output = doctor(Path::new(NO_SOCKET), &["--json"]).uid(NOBODY).gid(NOBODY).output().unwrap();
     let report = json_of(&output);
-    let finding = findings(&report, "not-root").next().expect("what was not seen is told");
+    let finding = findings(&report, "not-root").next().expect("the report says what was not read");
     assert!(finding["text"].as_str().unwrap().contains("user 65534"), "{finding}");
 }
 
-/// A program whose name would clear the screen, and whose name's end looks like a state of its own.
+/// Makes a program whose name would clear the screen, and looks like further fields of `/proc/PID/stat`.
 fn make_hostile_program(dir: &Path) -> PathBuf {
     let path = dir.join("x) R 1\n\x1b[2J");
     fs::copy("/bin/sleep", &path).unwrap();
@@ -90,7 +90,7 @@ fn with_a_daemon_doctor_finds_the_problems_of_registered_jobs() {
     let seen = reported_job(&report, &a);
     assert_eq!(seen["cpus"].as_str().unwrap().parse::<CpuSet>().unwrap(), cpus);
     assert_eq!((&seen["granted_by"], &seen["processes"]), (&"warden".into(), &5.into()), "{seen}");
-    // Three loops share what one core has; on cores of more threads they may find room.
+    // The three loops share the PUs of one core. A core with three PUs or more may have room for them.
     if cpus.len() < 3 {
         let finding = finding_about(&report, "oversubscribed", &a).unwrap_or_else(|| panic!("{report}"));
         assert!(finding["text"].as_str().unwrap().contains("runs 3 threads"), "{finding}");
@@ -120,14 +120,14 @@ fn doctor_changes_no_mask() {
     assert_eq!(masks(&children), before);
 }
 
-/// Directories of a batch system in a v1 hierarchy of cpusets, removed at the end.
+/// Cgroups of a batch system in a v1 hierarchy of cpusets. They are removed when this value is dropped.
 struct Cpusets {
     top: PathBuf,
     made: Vec<PathBuf>,
 }
 
 impl Cpusets {
-    /// Where v1 cpusets are mounted, if they are; says so if not.
+    /// Makes the top cgroup. `None`, with a report, if v1 cpusets are not mounted or not writable.
     fn new() -> Option<Self> {
         let mounts = pjw_linux::cgroup::CgroupMounts::read();
         let has = |options: &str| options.split(',').any(|option| option == "cpuset");
@@ -153,7 +153,7 @@ impl Cpusets {
         fs::write(dir.join("cpuset.cpus"), cpus)
     }
 
-    /// A job of root's with a process in it.
+    /// Makes the cgroups of a job of root, with a process in it.
     fn add_job(&mut self, id: u32, cpus: &str, pid: u32) {
         let memory = fs::read_to_string(self.top.join("cpuset.mems")).unwrap();
         let all = fs::read_to_string(self.top.join("cpuset.cpus")).unwrap();
@@ -172,7 +172,7 @@ impl Cpusets {
 impl Drop for Cpusets {
     fn drop(&mut self) {
         for dir in self.made.iter().rev() {
-            pjw_tests::waiting::wait_until("the processes are gone", || fs::remove_dir(dir).is_ok());
+            pjw_tests::waiting::wait_until("the cgroup has no process", || fs::remove_dir(dir).is_ok());
         }
     }
 }
@@ -182,7 +182,7 @@ fn without_a_daemon_doctor_finds_the_jobs_of_a_scheduler_and_their_overlap() {
     if !is_root() || !has_two_cores() {
         return;
     }
-    // Only its turn is wanted: a daemon of another test would take these jobs for its own.
+    // The test needs only the lock of this daemon: the daemon of another test would take these jobs for its own.
     let mut daemon = Daemon::start("mode = \"observe\"\n");
     daemon.stop();
     let Some(mut cpusets) = Cpusets::new() else { return };
@@ -196,7 +196,7 @@ fn without_a_daemon_doctor_finds_the_jobs_of_a_scheduler_and_their_overlap() {
     assert_eq!(reported_job(&report, "slurm:4711")["cpus"], "0");
     assert_eq!(reported_job(&report, "slurm:4711")["granted_by"], "scheduler");
     let overlap = finding_about(&report, "overlap", "slurm:4711");
-    // Where these two are all CPUs there are, the second job was not narrowed: it may run everywhere.
+    // If the machine has only two CPUs, the second job may run on all of them, which is another finding.
     let unbound = finding_about(&report, "unbound", "slurm:4712");
     assert!(overlap.is_some() || unbound.is_some(), "{report}");
     assert!(findings(&report, "no-warden").next().is_some(), "{report}");

@@ -1,4 +1,5 @@
-//! What the daemon could not hear: it sleeps while processes come and go until the kernel drops events, and wakes up.
+//! Lost events: the daemon is stopped while processes start and end, until the kernel drops events, and then
+//! continues.
 
 use std::time::{Duration, Instant};
 
@@ -12,12 +13,13 @@ use pjw_tests::waiting::{wait_for, wait_until};
 
 use crate::processes::{Shell, has_two_cores, mask};
 
-/// `NETLINK_CONNECTOR`.
+/// The number of the protocol `NETLINK_CONNECTOR`.
 const CONNECTOR: &str = "11";
-/// So many threads begin and end between two looks at what was dropped.
+/// The number of threads that start and end between two checks for dropped events.
 const THREADS_PER_BATCH: usize = 1000;
 
-/// How many events the kernel has dropped for this daemon; `None` if it has no socket of that kind.
+/// Returns how many events the kernel has dropped for this daemon. `None` if the daemon has no socket for process
+/// events.
 fn dropped_events(daemon: &Daemon) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/net/netlink").ok()?;
     let (pid, mut lines) = (daemon.pid().to_string(), text.lines());
@@ -35,10 +37,10 @@ fn after_lost_events_one_full_scan_finds_every_process() {
     if !has_two_cores() {
         return;
     }
-    // No timer mends anything here.
+    // With these intervals no timer starts a scan during the test.
     let daemon = Daemon::start("interval = \"10m\"\nrescan_interval = \"10m\"\nenforcement = \"affinity\"\n");
     let Some(before) = dropped_events(&daemon) else {
-        return skip("the daemon is told no events here");
+        return skip("the kernel sends the daemon no process events here");
     };
     let mut shell = Shell::start();
     let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
@@ -53,10 +55,10 @@ fn after_lost_events_one_full_scan_finds_every_process() {
     });
     daemon.signal(Signal::SIGCONT);
 
-    wait_until("who was born unheard is inside", || mask(unseen) == cpus);
-    // Its mask comes first, and what is told of it when all of it was read.
-    wait_until("it is one of the job's", || daemon.job("a").unwrap().processes == 2);
-    wait_until("the loss is told", || {
+    wait_until("the process without an event is confined", || mask(unseen) == cpus);
+    // The mask is set first. The status follows after the whole scan.
+    wait_until("the process is a member", || daemon.job("a").unwrap().processes == 2);
+    wait_until("the loss is reported", || {
         let events = daemon.pjwctl(&["events", "--json"]).stdout;
         String::from_utf8_lossy(&events).contains("\"event\":\"overrun\"")
     });
@@ -69,11 +71,12 @@ fn a_delayed_daemon_warns_until_it_has_caught_up() {
     let stopped_at = Instant::now();
     wait_until("a second has passed", || stopped_at.elapsed() > Duration::from_secs(1));
     daemon.signal(Signal::SIGCONT);
-    let warning = wait_for("it says that it was late", || behind_warning(&daemon));
+    let warning = wait_for("the warning appears", || behind_warning(&daemon));
     assert!(warning.text.contains(" ms") && warning.remedy.contains("cpu_budget_permille"), "{warning:?}");
-    wait_until("it has caught up", || behind_warning(&daemon).is_none());
+    wait_until("the warning is gone", || behind_warning(&daemon).is_none());
 }
 
+/// Returns the warning that the daemon is behind, if the status has it.
 fn behind_warning(daemon: &Daemon) -> Option<Warning> {
     daemon.status().warnings.into_iter().find(|warning| warning.code == "behind")
 }

@@ -1,4 +1,5 @@
-//! The real daemon on real processes of this machine, whatever its cgroups and whoever runs the tests.
+//! Tests of the real daemon on real processes of this machine. They run as any user and with any cgroup version. A
+//! test that needs more than this machine has is skipped.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // a test may fail
 #![allow(missing_docs, unreachable_pub)]
 

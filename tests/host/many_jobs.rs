@@ -1,4 +1,4 @@
-//! 200 jobs come and go while their processes fork and die all the time.
+//! 200 jobs start and end while their processes fork and end all the time.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ fn two_hundred_jobs_never_share_a_core_and_leak_none() {
     let mut running: Vec<(String, Shell, CpuSet)> = Vec::new();
     for n in 0..JOBS {
         if running.len() == max_jobs {
-            // The oldest ends: half of them are released, half just die.
+            // The oldest job ends. Half of the jobs are released, and the processes of the others are killed.
             let (name, shell, _) = running.remove(0);
             if n % 2 == 0 {
                 daemon.release(&name).unwrap();
@@ -33,14 +33,16 @@ fn two_hundred_jobs_never_share_a_core_and_leak_none() {
         running.push((name, shell, cpus));
         check_disjoint(&daemon);
         for (name, shell, cpus) in &running {
-            // Without events a child that was born meanwhile is found at the next interval.
-            wait_until(&format!("all of {name} runs on {cpus} only"), || are_all_confined(shell.pid(), cpus));
+            // Without process events, a new child is found at the next interval.
+            wait_until(&format!("every process of {name} is confined to {cpus}"), || {
+                are_all_confined(shell.pid(), cpus)
+            });
         }
     }
     drop(running);
     wait_until("all jobs are over", || daemon.status().jobs.is_empty());
     let status = daemon.status();
-    assert_eq!(status.pool.free, status.node.cpus, "a core has leaked");
+    assert_eq!(status.pool.free, status.node.cpus, "a core is not free again");
     assert!(!status.warnings.iter().any(|warning| warning.code == "audit"), "{:?}", status.warnings);
 }
 
@@ -58,14 +60,14 @@ fn check_disjoint(daemon: &Daemon) {
     wait_until("the daemon sees no violation", || daemon.status().jobs.iter().all(|job| job.violations == 0));
     let free: CpuSet = status.pool.free.parse().unwrap();
     let all: CpuSet = status.node.cpus.parse().unwrap();
-    assert_eq!(free.len() + owners.len(), all.len(), "every PU is somebody's or free: {status:?}");
+    assert_eq!(free.len() + owners.len(), all.len(), "every PU belongs to a job or is free: {status:?}");
 }
 
-/// Whether every thread of every process in a process group is kept on these PUs: as the kernel says, since the
-/// daemon might not know of one.
+/// Whether every thread of a process group is confined to these PUs. The masks are read from the kernel, because the
+/// daemon may not know every process.
 fn are_all_confined(group: u32, cpus: &CpuSet) -> bool {
     let masks = masks_of_group(group);
-    assert!(!masks.is_empty(), "the shell of group {group} is gone");
+    assert!(!masks.is_empty(), "the shell of process group {group} has ended");
     masks.iter().all(|mask| mask.is_subset(cpus))
 }
 
@@ -75,14 +77,14 @@ fn masks_of_group(group: u32) -> Vec<CpuSet> {
     pids.filter(|pid| process_group(*pid) == Some(group)).flat_map(masks_of_process).collect()
 }
 
-/// The process group: the fifth field of stat, whose second ends with the last bracket.
+/// Returns the process group: the fifth field of stat. The second field ends with the last parenthesis.
 fn process_group(pid: u32) -> Option<u32> {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     let stat = String::from_utf8_lossy(&stat).into_owned();
     stat.rsplit_once(')')?.1.split_whitespace().nth(2)?.parse().ok()
 }
 
-/// The masks of a process's threads. The dead have none that counts, and who vanishes while it is read has none.
+/// Returns the masks of the threads of a process. Ended threads are left out.
 fn masks_of_process(pid: u32) -> Vec<CpuSet> {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let mask = |status: String| {

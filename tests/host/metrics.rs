@@ -1,5 +1,5 @@
-//! Metrics of the real daemon: told where the configuration names a place, as long as it does, and never at the cost of
-//! those who ask for something else.
+//! Metrics of the real daemon: they are in every output that the configuration names, as long as it names it, and
+//! delay no other client.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -14,12 +14,12 @@ use pjw_tests::waiting::{wait_for, wait_until};
 
 use crate::processes::{Shell, has_two_cores};
 
-/// An address that nobody listens at. Somebody could take it before the daemon does, which then tries again.
+/// Returns a free address. If another program takes the address before the daemon does, the daemon tries again.
 fn free_address() -> SocketAddr {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap()
 }
 
-/// What comes back from a request, if anybody is there.
+/// Sends a request and returns the response. `None` if no server listens, or the connection fails.
 fn send_request(address: SocketAddr, request: &str) -> Option<String> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
@@ -29,14 +29,14 @@ fn send_request(address: SocketAddr, request: &str) -> Option<String> {
     Some(text)
 }
 
-/// The text of the metrics.
+/// Returns the text of the metrics, by HTTP.
 fn scrape(address: SocketAddr) -> Option<String> {
     let response = send_request(address, "GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n")?;
     let body = response.strip_prefix("HTTP/1.1 200 OK\r\n")?.split_once("\r\n\r\n")?.1;
     Some(body.to_owned())
 }
 
-/// The value of a sample.
+/// Returns the value of a sample.
 fn sample_value(text: &str, sample: &str) -> Option<f64> {
     text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' ')?.parse().ok())
 }
@@ -62,7 +62,8 @@ fn a_job_is_in_both_outputs_and_the_number_of_job_names_is_bounded() {
     let shell = Shell::start();
     daemon.assign("a", 1, &[shell.pid()]).unwrap();
     let cores = format!("pjw_job_cores{{jobid=\"{}\"}}", daemon.job_id("a"));
-    let by_http = wait_for("a job is told by HTTP", || scrape(address).filter(|text| text.contains(&cores)));
+    let by_http =
+        wait_for("the metrics by HTTP have the job", || scrape(address).filter(|text| text.contains(&cores)));
     assert_eq!(sample_value(&by_http, &cores), Some(1.0));
     assert!(sample_value(&by_http, "pjw_cycles_total{cause=\"full\"}").unwrap() >= 1.0);
     assert!(sample_value(&by_http, "pjw_process_resident_memory_bytes").unwrap() > 0.0);
@@ -72,19 +73,17 @@ fn a_job_is_in_both_outputs_and_the_number_of_job_names_is_bounded() {
         .sum();
     assert!(all_pus >= 2.0, "{by_http}");
 
-    wait_until("it is told by the file", || {
-        fs::read_to_string(&file).is_ok_and(|text| text.contains(&cores))
-    });
+    wait_until("the file has the job", || fs::read_to_string(&file).is_ok_and(|text| text.contains(&cores)));
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o7777, 0o644);
 
     daemon.assign("b", 1, &[]).unwrap();
-    let folded = wait_for("two jobs are more than one", || {
+    let folded = wait_for("one job is folded", || {
         scrape(address).filter(|text| sample_value(text, "pjw_jobs_folded") == Some(1.0))
     });
     assert_eq!(sample_value(&folded, "pjw_job_cores{jobid=\"other\"}"), Some(1.0));
-    assert_eq!(sample_value(&folded, &cores), Some(1.0), "the older job keeps its name");
+    assert_eq!(sample_value(&folded, &cores), Some(1.0), "the older job has samples of its own");
     daemon.stop();
-    assert!(!file.exists(), "a clean stop takes the file away");
+    assert!(!file.exists(), "a clean stop removes the file");
     assert!(scrape(address).is_none());
 }
 
@@ -100,16 +99,17 @@ fn the_wait_for_a_core_is_measured() {
     let _spinning =
         [(); 2].map(|()| crate::processes::KillOnDrop(shell.background("sh -c 'while :; do :; done'")));
     let sample = |name: &str| format!("pjw_job_{name}{{jobid=\"{}\"}}", daemon.job_id("a"));
-    // Two that spin on one core with one hardware thread or two: what they run and wait adds up to what they want.
+    // Two threads spin on one core with one or two PUs: the PUs on which they run and the PUs for which they wait add
+    // up to their demand.
     wait_until("both are hot", || {
         scrape(address).is_some_and(|text| sample_value(&text, &sample("hot_threads")) == Some(2.0))
     });
-    let text = wait_for("time that ran", || {
+    let text = wait_for("the run time is measured", || {
         scrape(address).filter(|text| sample_value(text, &sample("running_pus")).is_some_and(|pus| pus > 0.2))
     });
     let pus = sample_value(&text, &sample("pus")).unwrap();
     if pus < 2.0 {
-        wait_until("one waits while the other runs", || {
+        wait_until("the wait time is measured", || {
             scrape(address)
                 .is_some_and(|text| sample_value(&text, &sample("waiting_pus")).is_some_and(|pus| pus > 0.2))
         });
@@ -120,21 +120,23 @@ fn the_wait_for_a_core_is_measured() {
 fn a_reload_opens_and_closes_listeners_and_a_bad_configuration_changes_nothing() {
     let (first, second) = (free_address(), free_address());
     let daemon = Daemon::start(&format!("[metrics]\nlisten = [\"{first}\"]\n"));
-    wait_until("the first place", || scrape(first).is_some());
+    wait_until("the daemon listens at the first address", || scrape(first).is_some());
     let reload = || daemon.call::<serde_json::Value>("Reload", &serde_json::json!({}));
     daemon.configure("[metrics]\nlisten = [\"localhost:80\"]\n");
     let refusal = reload().unwrap_err().to_string();
     assert!(refusal.contains("the old configuration stays in force"), "{refusal}");
     assert!(refusal.contains("pjwd.toml:2:10: metrics.listen is wrong"), "{refusal}");
-    wait_until("the log names the place", || daemon.log().contains("pjwd.toml:2:10: metrics.listen: "));
-    assert!(scrape(first).is_some(), "the old one stays in force");
+    wait_until("the log names the line and column", || {
+        daemon.log().contains("pjwd.toml:2:10: metrics.listen: ")
+    });
+    assert!(scrape(first).is_some(), "the old configuration stays in force");
     daemon.configure(&format!("[metrics]\nlisten = [\"{second}\"]\n"));
     reload().unwrap();
-    wait_until("the second place", || scrape(second).is_some());
-    wait_until("and no more the first", || TcpStream::connect(first).is_err());
+    wait_until("the daemon listens at the second address", || scrape(second).is_some());
+    wait_until("the first address is closed", || TcpStream::connect(first).is_err());
     daemon.configure("");
     reload().unwrap();
-    wait_until("none", || TcpStream::connect(second).is_err());
+    wait_until("the second address is closed", || TcpStream::connect(second).is_err());
 }
 
 #[test]
@@ -144,29 +146,29 @@ fn an_address_in_use_does_not_prevent_the_start() {
     let daemon = Daemon::start(&format!(
         "[metrics]\nlisten = [\"{address}\"]\ntextfile = \"/nowhere/at/all/x.prom\"\n"
     ));
-    wait_until("the log says what to do", || {
+    wait_until("the log has the remedies", || {
         let log = daemon.log();
         log.contains("set another in metrics.listen")
             && log.contains("can't be written to /nowhere/at/all/x.prom")
     });
     drop(taken);
-    wait_until("it is tried again", || scrape(address).is_some());
+    wait_until("the daemon listens after another attempt", || scrape(address).is_some());
 }
 
 #[test]
 fn many_slow_clients_delay_neither_the_event_loop_nor_the_control_socket() {
     let address = free_address();
     let daemon = Daemon::start(&format!("interval = \"50ms\"\n[metrics]\nlisten = [\"{address}\"]\n"));
-    wait_until("it listens", || scrape(address).is_some());
+    wait_until("the daemon listens", || scrape(address).is_some());
     let slow: Vec<TcpStream> = (0..40)
         .map(|_| {
             let mut stream = TcpStream::connect(address).unwrap();
-            // Some are turned away before they have said so much.
+            // The daemon closes some connections before the request is written.
             let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHo");
             stream
         })
         .collect();
-    let refused = wait_for("one too many is told so", || {
+    let refused = wait_for("a connection beyond the limit is refused", || {
         send_request(address, "GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n")
             .filter(|text| text.contains("503"))
     });
@@ -174,7 +176,7 @@ fn many_slow_clients_delay_neither_the_event_loop_nor_the_control_socket() {
     assert_eq!(daemon.status().mode, "enforce", "the control socket answers");
     daemon.assign("a", 1, &[]).unwrap();
     drop(slow);
-    wait_until("places come free", || scrape(address).is_some());
+    wait_until("a connection is accepted again", || scrape(address).is_some());
 }
 
 #[test]
@@ -183,7 +185,7 @@ fn a_killed_daemon_leaves_a_complete_file_which_the_next_daemon_replaces() {
     let file = textfile_path(&daemon);
     daemon.configure(&file_config(&file, ""));
     daemon.signal(Signal::SIGHUP);
-    wait_until("the file is there", || file.exists());
+    wait_until("the file exists", || file.exists());
     let started = |text: &str| sample_value(text, "pjw_process_start_time_seconds");
     for _ in 0..3 {
         daemon.kill();
@@ -191,11 +193,11 @@ fn a_killed_daemon_leaves_a_complete_file_which_the_next_daemon_replaces() {
         assert!(old.starts_with("# HELP pjw_build_info ") && old.ends_with('\n'), "{old}");
         assert!(old.contains("\npjw_jobs_folded 0\n"));
         daemon.spawn();
-        wait_until("it is new", || {
+        wait_until("the file is of the new daemon", || {
             fs::read_to_string(&file).is_ok_and(|text| started(&text) > started(&old))
         });
     }
     daemon.configure("");
     daemon.signal(Signal::SIGHUP);
-    wait_until("who is told to stop takes it away", || !file.exists());
+    wait_until("the daemon removes the file", || !file.exists());
 }

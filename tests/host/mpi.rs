@@ -1,5 +1,6 @@
-//! MPI leaves an affinity jail by itself: it asks hwloc for the machine's cores, not its own mask for those it was left,
-//! and binds its rank to the first. Under the warden the rank is put back, and behind a wall it never gets out.
+//! MPI leaves an affinity mask by itself: it reads the cores of the machine from hwloc, not its own mask, and binds
+//! its rank to the first core. With pjwd the mask of the rank is repaired. In a cpuset the rank never leaves its
+//! cores.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -16,15 +17,15 @@ use serde_json::{Value, json};
 
 use crate::processes::{KillOnDrop, has_cpusets, has_two_cores, is_installed, mask, masks};
 
-/// So long must the rank compute inside before it counts as kept there: ten looks of the daemon.
+/// How long the rank must compute on its cores, in ticks of 10 ms: ten scans of the daemon.
 const MIN_RUN_TICKS: u64 = 50;
 
-/// An MPI as Debian and Ubuntu install it.
+/// An MPI launcher, as Debian and Ubuntu install it.
 struct MpiLauncher {
     mpirun: &'static str,
-    /// What makes it bind its rank, beside its default.
+    /// Arguments that make the launcher bind its rank, if it does not bind it by default.
     bind_arguments: &'static [&'static str],
-    /// What its `--version` says where it is known to bind outside its own mask.
+    /// A part of the output of `--version`, for versions that are known to bind outside their own mask.
     known_version: &'static str,
 }
 
@@ -37,7 +38,7 @@ const MPICH: MpiLauncher = MpiLauncher {
 };
 
 impl MpiLauncher {
-    /// One rank that writes its process id to a file and computes.
+    /// Returns a command that runs one rank. The rank writes its process id to a file and computes.
     fn command_words(&self, rank: &Path) -> Vec<String> {
         let program = format!("echo $$ >{}; while :; do :; done", rank.display());
         let command_words =
@@ -45,7 +46,7 @@ impl MpiLauncher {
         command_words.into_iter().map(str::to_owned).collect()
     }
 
-    /// Whether this version is known to leave its mask. Others may have learned better.
+    /// Whether this version is known to leave its mask. Other versions may respect it.
     fn is_known_version(&self) -> bool {
         let output = Command::new(self.mpirun).arg("--version").output().unwrap().stdout;
         let output = String::from_utf8_lossy(&output).into_owned();
@@ -58,8 +59,9 @@ struct MpiRun(Child);
 
 impl MpiRun {
     fn new(mut command: Command, temporary_dir: &Path) -> Self {
-        // Nothing of a batch system that the tests may run in, which it would ask. Open MPI refuses root unless it is
-        // told, and looks for a remote shell unless there is one machine only; its own files go with the test.
+        // Without the variables of a batch system in which the tests may run: the launchers would use that batch
+        // system. Open MPI does not run as root without the two variables, and looks for a remote shell unless there
+        // is only one machine. Its own files go to `temporary_dir`.
         let kept = ["PATH", "HOME"].into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
         let kept: Vec<_> = kept.collect();
         command.env_clear().envs(kept);
@@ -83,7 +85,7 @@ fn stat(pid: u32) -> Option<Stat> {
     parse_stat(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// Whether a process may run on these PUs only, and last did.
+/// Whether a process may run only on these PUs, and last ran on one of them.
 fn is_on(pid: u32, cpus: &CpuSet) -> bool {
     let allowed = mask(pid);
     !allowed.is_empty()
@@ -98,14 +100,14 @@ fn read_rank_pid(file: &Path, run: &mut MpiRun) -> u32 {
     })
 }
 
-/// The PUs of the machine's first and second core.
+/// Returns the PUs of the first and of the second core of the machine.
 fn first_and_second() -> (CpuSet, CpuSet) {
     let topology = load(TopologySource::Live).unwrap();
     let mut cores = topology.pus_by_core().map(|pus| pus.iter().copied().collect::<CpuSet>());
     (cores.next().unwrap(), cores.next().unwrap())
 }
 
-/// Without the warden: jailed on the second core by a mask, the rank runs on the first.
+/// Checks that, without pjwd, a rank with a mask of the second core runs on the first core.
 fn check_rank_leaves_its_mask(mpi: &MpiLauncher, temporary_dir: &Path) {
     let (first, second) = first_and_second();
     let file = temporary_dir.join("free");
@@ -114,11 +116,12 @@ fn check_rank_leaves_its_mask(mpi: &MpiLauncher, temporary_dir: &Path) {
     let mut run = MpiRun::new(command, temporary_dir);
     let rank = read_rank_pid(&file, &mut run);
     let _end = KillOnDrop(rank);
-    wait_until("the rank has left its jail", || is_on(rank, &first));
-    assert_eq!(mask(run.0.id()), second, "it is the rank that leaves, not mpirun");
+    wait_until("the rank has left its mask", || is_on(rank, &first));
+    assert_eq!(mask(run.0.id()), second, "mpirun itself keeps its mask");
 }
 
-/// `mpirun` under `pjwctl run` on the second core, its rank, and what the job holds.
+/// Starts `mpirun` by `pjwctl run` on the second core. Returns the run, the process id of the rank, and the CPUs of
+/// the job.
 fn launch_in_job(mpi: &MpiLauncher, daemon: &Daemon) -> (MpiRun, u32, CpuSet) {
     let (_, second) = first_and_second();
     let file = daemon.dir().join("kept");
@@ -132,7 +135,8 @@ fn launch_in_job(mpi: &MpiLauncher, daemon: &Daemon) -> (MpiRun, u32, CpuSet) {
     (run, rank, cpus)
 }
 
-/// The rank computes for a while and is inside all the time, as is all that belongs to it; what the job's history is.
+/// Checks that the rank and all members of its job stay on the CPUs of the job while the rank computes. Returns the
+/// events of the job.
 fn check_stays_inside(
     mpi: &MpiLauncher,
     daemon: &Daemon,
@@ -140,7 +144,7 @@ fn check_stays_inside(
     cpus: &CpuSet,
 ) -> Vec<Value> {
     let before = stat(rank).unwrap().run_ticks;
-    wait_until("it has computed for a while", || {
+    wait_until("the rank has computed for a while", || {
         let now = (mask(rank), stat(rank).unwrap());
         assert!(is_on(rank, cpus), "{}: {now:?} is outside {cpus}", mpi.mpirun);
         now.1.run_ticks >= before + MIN_RUN_TICKS
@@ -157,22 +161,23 @@ fn check_stays_inside(
     history
 }
 
-/// Kept by masks: the rank, and all that belongs to it, runs on the job's core within a cycle and stays.
+/// Checks that, with enforcement by masks, the rank and all members of its job run on the job's core after a cycle,
+/// and stay there.
 fn check_is_confined_again(mpi: &MpiLauncher, is_known: bool, daemon: &Daemon) {
     let (run, rank, cpus) = launch_in_job(mpi, daemon);
     let _end = KillOnDrop(rank);
-    wait_until("the rank is inside", || is_on(rank, &cpus));
+    wait_until("the rank is on the job's core", || is_on(rank, &cpus));
     let history = check_stays_inside(mpi, daemon, (run.0.id(), rank), &cpus);
-    // The first is that of pjwctl itself, on its way to become mpirun.
+    // The first event is that of pjwctl itself, before it executes mpirun.
     let confined =
         history.iter().filter(|event| event["event"] == "confined" || event["event"] == "repaired");
     assert!(
         !is_known || confined.count() >= 2,
-        "the rank was never outside, or nobody put it back: {history:?}"
+        "the rank was never outside its core, or its mask was not repaired: {history:?}"
     );
 }
 
-/// Behind a wall the rank is inside from its first look at itself, whatever it binds itself to.
+/// Checks that, in a cpuset, the rank is on the job's core from the start, whatever mask it sets.
 fn check_is_never_outside(mpi: &MpiLauncher, daemon: &Daemon) {
     let (run, rank, cpus) = launch_in_job(mpi, daemon);
     let _end = KillOnDrop(rank);
@@ -183,18 +188,21 @@ fn check_is_never_outside(mpi: &MpiLauncher, daemon: &Daemon) {
     assert_eq!((job.enforcement.as_str(), job.violations), ("cpuset", 0));
 }
 
-/// What an MPI does without the warden; whether that is known of this version.
+/// Checks what the launcher does without pjwd. Returns whether that is known for this version.
 fn check_without_pjw(mpi: &MpiLauncher, daemon: &Daemon) -> bool {
     let is_known = mpi.is_known_version();
     if is_known {
         check_rank_leaves_its_mask(mpi, daemon.dir());
     } else {
-        pjw_tests::skipping::skip(format_args!("this {} may heed its mask: only that is shown", mpi.mpirun));
+        pjw_tests::skipping::skip(format_args!(
+            "this {} may respect its mask: only the part with pjwd is tested",
+            mpi.mpirun
+        ));
     }
     is_known
 }
 
-/// Whether this machine has what is needed to show something; says so if not.
+/// Whether this machine has the launcher and two cores. If not, reports that the test is skipped.
 fn can_run(mpi: &MpiLauncher) -> bool {
     has_two_cores() && is_installed(mpi.mpirun) && is_installed("taskset")
 }
@@ -208,7 +216,7 @@ fn check_with_masks(mpi: &MpiLauncher) {
     check_is_confined_again(mpi, is_known, &daemon);
 }
 
-/// No cycle but those that a wish or a birth begins: it is the wall that holds the rank.
+/// Only requests and forks start a cycle here, so the cpuset alone keeps the rank on its core.
 fn check_with_cpuset(mpi: &MpiLauncher) {
     if !can_run(mpi) || !has_cpusets() {
         return;

@@ -1,4 +1,4 @@
-//! Who may do what: root, plain users beside a root daemon, and a daemon of a user's own.
+//! What each user may do: root, plain users with a daemon of root, and a plain user with a daemon of its own.
 
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
@@ -23,7 +23,7 @@ fn run_as_user(uid: u32, command: &mut Command) -> Output {
     command.uid(uid).gid(uid).current_dir("/").stdin(Stdio::null()).output().unwrap()
 }
 
-/// A plain user can only run programs that everybody may reach.
+/// Whether other users can run the built programs. If not, reports that the test is skipped.
 pub fn programs_are_reachable() -> bool {
     let output = run_as_user(NOBODY, Command::new("test").arg("-x").arg(program_path("pjwctl")));
     if !output.status.success() {
@@ -80,9 +80,9 @@ fn a_plain_user_reads_the_status_and_gets_cores_within_the_limits_for_own_proces
     assert!(pjwctl(&["release", &a]).status.success());
 }
 
-/// A daemon of a plain user's own, in a directory of that user's.
+/// A daemon that a plain user runs, with a directory of that user.
 struct UserDaemon {
-    /// Only for its turn and its directory.
+    /// Stopped. Used for its lock and its directory.
     private: Daemon,
     child: Child,
 }
@@ -120,13 +120,13 @@ impl UserDaemon {
         reply["status"].take()
     }
 
-    /// `pjwctl` as the daemon's user.
+    /// Runs `pjwctl` as the user of the daemon.
     fn pjwctl(&self, args: &[&str]) -> Output {
         let mut command = Command::new(program_path("pjwctl"));
         run_as_user(NOBODY, command.arg("--socket").arg(self.socket()).args(args))
     }
 
-    /// Asks it to end, and waits.
+    /// Sends the daemon SIGTERM and waits for its end.
     fn stop(mut self) {
         kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM).unwrap();
         assert!(self.child.wait().unwrap().success());
@@ -142,13 +142,14 @@ impl Drop for UserDaemon {
 
 const FLOOD_SOCKET: &str = "PJW_TEST_ASKS_WITHOUT_END";
 
-/// Not a test but the user of the next one; without the variable there is nothing to do.
+/// Not a test, but the process of the next test that sends many requests. Without the variable, the function returns
+/// at once.
 #[test]
 fn flooding_user_process() {
     let Some(socket) = std::env::var_os(FLOOD_SOCKET) else { return };
     let mut client = Client::connect(Path::new(&socket)).unwrap();
     println!();
-    // Every sixth number up to 60,000, of which no range can be made: the refusal repeats it.
+    // Every sixth number up to 60,000. The list has no ranges, so the refusal that repeats it is long.
     let long = (0..10_000).map(|n| (n * 6 + 1).to_string()).collect::<Vec<_>>().join(",");
     let first = client.call::<Value>("Assign", &json!({ "job": "a", "cpus": long })).unwrap_err();
     println!("long: {first:.80}");
@@ -158,7 +159,8 @@ fn flooding_user_process() {
     }
 }
 
-/// Nobody else's events are forgotten, nobody's log is filled, and only so many wishes are even judged.
+/// The events of other users stay in the history, the log stays small, and most requests are refused without being
+/// checked.
 #[test]
 fn a_flood_of_refused_requests_affects_no_other_user() {
     if !is_root() || !programs_are_reachable() {
@@ -182,11 +184,11 @@ fn a_flood_of_refused_requests_affects_no_other_user() {
         assert_eq!(detail["history"][0]["event"], "assigned");
         let events = String::from_utf8(daemon.pjwctl(&["events"]).stdout).unwrap();
         let checked = events.lines().filter(|line| line.contains(" refused ")).count();
-        assert!((20..400).contains(&checked), "{checked} of 500 were judged");
+        assert!((20..400).contains(&checked), "{checked} of 500 requests were checked");
         let log = daemon.log();
         assert!(log.contains("commands of users were refused"), "{log}");
         assert!(log.lines().count() < 100, "{log}");
-        assert!(log.lines().all(|line| line.len() < 2000), "a refusal repeats what was asked for");
+        assert!(log.lines().all(|line| line.len() < 2000), "a refusal in the log repeats the whole request");
     }
 }
 
@@ -200,10 +202,10 @@ fn strays_of_a_user_are_reported_once() {
     daemon.assign("a", 1, &[inside.pid()]).unwrap();
     let events = || String::from_utf8(daemon.pjwctl(&["events"]).stdout).unwrap();
     let stderr =
-        wait_for("the stray is told of", || Some(events()).filter(|events| events.contains(" stray ")));
+        wait_for("the stray is reported", || Some(events()).filter(|events| events.contains(" stray ")));
     assert!(stderr.contains(&format!("of user {NOBODY} belong")), "{stderr}");
     assert!(daemon.job("a").unwrap().strays >= 1);
-    // Another that comes while there is one is no news.
+    // Another stray is not reported while there is one.
     let another = start_shell_as(NOBODY);
     wait_for("both are counted", || daemon.job("a").filter(|job| job.strays >= 2));
     assert_eq!(events().matches(" stray ").count(), 1);
@@ -215,7 +217,7 @@ fn the_daemon_of_a_plain_user_confines_that_users_processes_and_has_that_user_as
     if !is_root() || !programs_are_reachable() || !has_two_cores() {
         return;
     }
-    // No timer within the test: who is found is found by an event, or because the daemon was told to look.
+    // No timer starts a scan during the test. So a process is found by an event, or by a scan after a reload.
     let daemon = UserDaemon::start("interval = \"10m\"\nrescan_interval = \"10m\"\n");
     let mut shell = start_shell_as(NOBODY);
     let output = daemon.pjwctl(&["assign", "a", "--cores", "1", "--pid", &shell.pid().to_string()]);
@@ -223,25 +225,26 @@ fn the_daemon_of_a_plain_user_confines_that_users_processes_and_has_that_user_as
     let cpus = String::from_utf8_lossy(&output.stdout).split_whitespace().nth(1).unwrap().to_owned();
     assert_eq!(mask(shell.pid()).to_string(), cpus);
 
-    // Whether the kernel tells a plain user of births depends on the kernel; what status says must be so.
+    // Whether a plain user gets process events depends on the kernel. The status must say it correctly.
     let child = shell.background("sleep 1000");
     let _end = KillOnDrop(child);
     let found = || daemon.status()["jobs"][0]["processes"] == 2;
     let discovery = daemon.status()["discovery"].as_str().unwrap().to_owned();
     println!("discovery is by {discovery}");
     if discovery == "polling" {
-        assert!(!found(), "nobody looked yet");
+        assert!(!found(), "there was no scan yet");
         std::fs::write(daemon.private.dir().join("pjwd.toml"), "interval = \"50ms\"\n").unwrap();
         assert!(daemon.pjwctl(&["reload"]).status.success());
     } else {
         assert_eq!(discovery, "netlink");
     }
-    wait_until("the child is found", found);
+    wait_until("the child is a member", found);
     assert_eq!(mask(child).to_string(), cpus);
     daemon.stop();
 }
 
-/// The refusal of a process that the daemon's user may not move: one line with the process, its owner, the remedy.
+/// Checks the refusal of a process that the daemon's user may not change: one line with the process, its owner, and
+/// the remedy.
 fn assert_out_of_reach(output: &Output, pid: &str, owner: u32) {
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -252,7 +255,7 @@ fn assert_out_of_reach(output: &Output, pid: &str, owner: u32) {
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
 }
 
-/// Nothing is held for a process that can't be kept: a wish that names one is refused as a whole.
+/// A request that names a process that can't be confined is refused as a whole, and no core is reserved.
 #[test]
 fn the_daemon_of_a_plain_user_refuses_processes_of_other_users() {
     if !is_root() || !programs_are_reachable() {
@@ -279,7 +282,7 @@ fn the_daemon_of_a_plain_user_refuses_processes_of_other_users() {
     daemon.stop();
 }
 
-/// A process of another user's that runs now, and its owner. Not the first one: that is refused to everybody.
+/// Returns a process of another user, and its owner. Not process 1, which is refused for every user.
 fn foreign_process() -> Option<(u32, u32)> {
     let own_uid = nix::unistd::Uid::effective().as_raw();
     let pids = std::fs::read_dir("/proc").unwrap().flatten();
@@ -287,7 +290,7 @@ fn foreign_process() -> Option<(u32, u32)> {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
         let owner = status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(1)?;
         let owner = owner.parse().ok()?;
-        // Kernel threads have no memory of their own.
+        // Kernel threads have no memory of their own and are left out.
         (pid > 1 && owner != own_uid && status.contains("VmSize:")).then_some((pid, owner))
     })
 }
@@ -295,11 +298,11 @@ fn foreign_process() -> Option<(u32, u32)> {
 #[test]
 fn the_daemon_of_the_testing_user_refuses_processes_of_other_users() {
     if nix::unistd::Uid::effective().is_root() {
-        skip("root may move everybody's processes");
+        skip("root may change the processes of all users");
         return;
     }
     let Some((pid, owner)) = foreign_process() else {
-        skip("no other user's process is seen here");
+        skip("there is no process of another user here");
         return;
     };
     let daemon = Daemon::start("");

@@ -1,4 +1,4 @@
-//! Processes for the daemon to keep: each ends with the test.
+//! Processes for the jobs of the tests. Each process ends with its test.
 
 use pjw_tests::cpusets::NoCpusets;
 use pjw_tests::skipping::skip;
@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Tid;
 
-/// A shell that does what it is told, line by line, and ends when its input does.
+/// A shell that runs lines of commands. It ends when this value is dropped, with all processes of its process group.
 pub struct Shell {
     child: Child,
     input: Option<ChildStdin>,
@@ -22,7 +22,7 @@ impl Shell {
     }
 
     pub fn from_command(mut command: Command) -> Self {
-        // A process group of its own, so that everything the shell started ends with the test.
+        // In a process group of its own, so that everything the shell starts ends with the test.
         let mut child =
             command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let input = child.stdin.take();
@@ -34,12 +34,12 @@ impl Shell {
         self.child.id()
     }
 
-    /// Has a line carried out, without waiting.
+    /// Sends a line to the shell, without waiting.
     pub fn send_line(&mut self, line: &str) {
         writeln!(self.input.as_mut().unwrap(), "{line}").unwrap();
     }
 
-    /// Has a line carried out and returns the one line that it prints.
+    /// Sends a line to the shell and returns the one line that it prints.
     pub fn run(&mut self, line: &str) -> String {
         self.send_line(line);
         let mut output = String::new();
@@ -47,7 +47,7 @@ impl Shell {
         output.trim().to_owned()
     }
 
-    /// Starts a child of the shell in the background; returns its pid.
+    /// Starts a child of the shell in the background, and returns its process id.
     pub fn background(&mut self, command: &str) -> u32 {
         self.run(&format!("{command} >/dev/null 2>&1 & echo $!")).parse().unwrap()
     }
@@ -62,7 +62,7 @@ impl Drop for Shell {
     }
 }
 
-/// Ends a process that a shell left behind, when the test is over.
+/// Kills the process with this id when this value is dropped.
 pub struct KillOnDrop(pub u32);
 
 impl Drop for KillOnDrop {
@@ -72,11 +72,12 @@ impl Drop for KillOnDrop {
     }
 }
 
+/// Returns the mask of a process. Empty if the process has ended.
 pub fn mask(pid: u32) -> CpuSet {
     pjw_linux::sys::affinity::get_mask(Tid(pid)).unwrap_or_default()
 }
 
-/// Every thread of these processes with its mask: what a release must put back.
+/// Returns the mask of each thread of the processes, by thread id.
 pub fn masks(pids: &[u32]) -> Vec<(u32, String)> {
     let mut all = Vec::new();
     for pid in pids {
@@ -89,13 +90,13 @@ pub fn masks(pids: &[u32]) -> Vec<(u32, String)> {
     all
 }
 
-/// How many cores this machine has; some tests need two.
+/// Returns the number of cores of this machine.
 pub fn core_count() -> u32 {
     let topology = pjw_linux::topology::load(pjw_linux::topology::TopologySource::Live).unwrap();
     u32::try_from(topology.cores().len()).unwrap()
 }
 
-/// Whether there are two cores; says so if not.
+/// Whether this machine has two cores. If not, reports that the test is skipped.
 pub fn has_two_cores() -> bool {
     let enough = core_count() >= 2;
     if !enough {
@@ -104,7 +105,7 @@ pub fn has_two_cores() -> bool {
     enough
 }
 
-/// Whether a program is installed; says so if not.
+/// Whether a program is installed. If not, reports that the test is skipped.
 pub fn is_installed(program: &str) -> bool {
     let found =
         Command::new("sh").args(["-c", &format!("command -v {program}")]).stdout(Stdio::null()).status();
@@ -115,16 +116,16 @@ pub fn is_installed(program: &str) -> bool {
     is_there
 }
 
-/// Whether the tests run as root; says so if not.
+/// Whether the tests run as root. If not, reports that the test is skipped.
 pub fn is_root() -> bool {
     let is_root = nix::unistd::Uid::effective().is_root();
     if !is_root {
-        skip("needs root, to play several users");
+        skip("the test needs root, to run programs as several users");
     }
     is_root
 }
 
-/// Whether jobs can have walls here; says so if not.
+/// Whether jobs can have cpusets on this machine. If not, reports that the test is skipped.
 pub fn has_cpusets() -> bool {
     let hierarchy = pjw_tests::cpusets::find_hierarchy();
     if let Err(NoCpusets(why)) = &hierarchy {

@@ -1,4 +1,4 @@
-//! No job changes cores because the daemon was restarted, reloaded or killed.
+//! No job changes its cores because the daemon is restarted, reloaded or killed.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
@@ -32,7 +32,7 @@ fn a_daemon_killed_under_load_has_the_same_grants_afterwards_and_moves_no_proces
         assert!(daemon.status().pool.free.len() < daemon.status().node.cpus.len());
     }
     daemon.release("a").unwrap();
-    assert_eq!(mask(shells[0].pid()), before_all, "the undo survived too");
+    assert_eq!(mask(shells[0].pid()), before_all, "the original mask is restored");
 }
 
 #[test]
@@ -51,8 +51,12 @@ fn changes_while_no_daemon_runs_are_found_at_the_next_start() {
     pjw_linux::sys::affinity::set_full_mask(pjw_core::ids::Tid(living.pid())).unwrap();
     daemon.spawn();
     let jobs: Vec<String> = daemon.status().jobs.into_iter().map(|job| job.id).collect();
-    assert_eq!(jobs, [daemon.job_id("living")], "the process {child} and its father are gone");
-    wait_until("the tampering is repaired", || mask(living.pid()) == cpus);
+    assert_eq!(
+        jobs,
+        [daemon.job_id("living")],
+        "the job of the ended processes {child} and its parent is over"
+    );
+    wait_until("the mask is repaired", || mask(living.pid()) == cpus);
 }
 
 #[test]
@@ -76,10 +80,10 @@ fn sighup_applies_a_good_configuration_and_ignores_a_bad_one() {
     let file = daemon.dir().join("pjwd.toml");
     std::fs::write(&file, "mode = \"observe\"\n").unwrap();
     daemon.signal(Signal::SIGHUP);
-    wait_until("the mode is new", || daemon.status().mode == "observe");
+    wait_until("the new mode is in force", || daemon.status().mode == "observe");
     std::fs::write(&file, "mode = \"nonsense\"\n").unwrap();
     daemon.signal(Signal::SIGHUP);
-    wait_for("the log names the place", || daemon.log().contains("pjwd.toml:1:8").then_some(()));
+    wait_for("the log names the line and column", || daemon.log().contains("pjwd.toml:1:8").then_some(()));
     assert_eq!(daemon.status().mode, "observe");
     let refusal = daemon.call::<serde_json::Value>("Reload", &serde_json::json!({})).unwrap_err().to_string();
     assert!(refusal.contains("the old configuration stays in force: "), "{refusal}");
@@ -104,7 +108,7 @@ fn in_observe_mode_nothing_is_changed() {
     let child = shell.background("sleep 1000");
     let _end = KillOnDrop(child);
     pjw_linux::sys::affinity::set_full_mask(pjw_core::ids::Tid(child)).unwrap();
-    wait_until("it is seen outside", || daemon.job("a").is_some_and(|job| job.violations == 1));
+    wait_until("the violation is counted", || daemon.job("a").is_some_and(|job| job.violations == 1));
     assert_eq!((mask(child), mask(shell.pid())), (everything, cpus));
     assert!(daemon.assign("b", 1, &[]).unwrap_err().contains("observe"));
 }

@@ -1,4 +1,4 @@
-//! `pjwctl run`: a command in a jail of its own from its first instruction.
+//! `pjwctl run`: a command runs on its own cores from its first instruction.
 
 use std::os::unix::process::ExitStatusExt;
 
@@ -21,7 +21,7 @@ fn the_command_starts_inside_with_its_cores_in_the_environment() {
     }
     let daemon = Daemon::start("");
     for _ in 0..20 {
-        // cat does nothing before it reads its own mask.
+        // cat reads its own mask first of all.
         let output = daemon.pjwctl(&["run", "--cores", "1", "--", "cat", "/proc/self/status"]);
         assert!(output.status.success(), "{output:?}");
         assert_eq!(parse_allowed_cpus(&output.stdout).len(), cpus_per_core(&daemon));
@@ -99,5 +99,5 @@ fn the_command_does_not_inherit_the_mask_of_the_caller() {
         socket.display()
     ));
     let cpus = parse_allowed_cpus(output_text.as_bytes());
-    assert!(cpus.len() >= 2, "two cores were asked for and {cpus} came");
+    assert!(cpus.len() >= 2, "two cores were requested, and the command has {cpus}");
 }

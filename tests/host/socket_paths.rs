@@ -1,5 +1,5 @@
-//! Where the daemon keeps its socket and state when nobody says, and what it refuses when somebody does: others
-//! must not be able to put there what it would believe, or write through.
+//! The default paths of the socket and the state, and the paths that the daemon refuses: another user must not be
+//! able to put files there that the daemon would trust, or links through which it would write.
 
 use std::fs::{Permissions, create_dir, read_to_string, set_permissions, write};
 use std::io::Read;
@@ -19,20 +19,21 @@ use serde_json::{Value, json};
 use crate::permissions::programs_are_reachable;
 use crate::processes::is_root;
 
-/// A plain user whom nobody else in these tests plays.
+/// A plain user that no other test of this program uses.
 const DAEMON_USER: u32 = 65_411;
 const OTHER_USER: u32 = 65_410;
 
-/// The plain user who starts the daemon: this one, or one whom root plays.
+/// Returns the plain user that starts the daemon: the user of the test, or another one if the test runs as root.
 fn daemon_user() -> u32 {
     if Uid::effective().is_root() { DAEMON_USER } else { Uid::effective().as_raw() }
 }
 
+/// Whether the test can run the daemon as a plain user. If not, reports that the test is skipped.
 fn can_act_as_user() -> bool {
     !Uid::effective().is_root() || programs_are_reachable()
 }
 
-/// The daemon as the plain user's, with nothing said about its places.
+/// Returns the command that starts the daemon as the plain user, with default paths.
 fn pjwd_command(runtime: Option<&Path>) -> Command {
     let mut command = Command::new(program_path("pjwd"));
     command.stdin(Stdio::null()).stderr(Stdio::piped()).current_dir("/");
@@ -46,7 +47,7 @@ fn pjwd_command(runtime: Option<&Path>) -> Command {
     command
 }
 
-/// A started daemon that doesn't outlive the test.
+/// A started daemon. It is killed when this value is dropped.
 struct StartedDaemon(Child);
 
 impl Drop for StartedDaemon {
@@ -56,7 +57,7 @@ impl Drop for StartedDaemon {
     }
 }
 
-/// Starts a daemon that must not start; returns its one line.
+/// Starts a daemon that must refuse to start. Returns the line that it prints.
 fn start_and_read_refusal(mut command: Command) -> String {
     let mut started = StartedDaemon(command.stderr(Stdio::piped()).spawn().unwrap());
     let status = wait_for("pjwd refuses", || started.0.try_wait().unwrap());
@@ -67,7 +68,7 @@ fn start_and_read_refusal(mut command: Command) -> String {
     stderr
 }
 
-/// Starts a daemon that must start, and ends it.
+/// Checks that a daemon starts and answers, and ends the daemon.
 fn check_starts(mut command: Command, socket: &Path) {
     let mut started = StartedDaemon(command.stderr(Stdio::null()).spawn().unwrap());
     wait_for("pjwd answers", || {
@@ -82,7 +83,7 @@ fn set_mode(path: &Path, mode: u32) {
     set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
-/// A runtime directory as pam_systemd makes it.
+/// Makes a runtime directory of the plain user, as pam_systemd does.
 fn runtime_directory() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     if Uid::effective().is_root() {
@@ -127,7 +128,11 @@ fn a_symbolic_link_is_refused_as_the_directory() {
     symlink(elsewhere.path(), runtime.path().join("pjwd")).unwrap();
     let stderr = start_and_read_refusal(pjwd_command(Some(runtime.path())));
     assert!(stderr.contains(&format!("is not a directory of user {}: remove it", daemon_user())), "{stderr}");
-    assert_eq!(std::fs::read_dir(elsewhere.path()).unwrap().count(), 0, "nothing was written through it");
+    assert_eq!(
+        std::fs::read_dir(elsewhere.path()).unwrap().count(),
+        0,
+        "no file was written through the link"
+    );
 }
 
 #[test]
@@ -145,7 +150,7 @@ fn a_directory_of_another_user_is_refused() {
     assert_eq!(std::fs::read_dir(&foreign).unwrap().count(), 0);
 }
 
-/// Removes what a test made below /tmp.
+/// Removes a file or directory of a test when this value is dropped.
 struct RemoveOnDrop(PathBuf);
 
 impl Drop for RemoveOnDrop {
@@ -157,7 +162,7 @@ impl Drop for RemoveOnDrop {
 
 #[test]
 fn without_a_runtime_directory_one_in_tmp_is_used_unless_another_user_made_it() {
-    // A plain user's own daemon may be there.
+    // A plain user's own daemon may use the directory.
     if !is_root() || !programs_are_reachable() {
         return;
     }
@@ -199,7 +204,7 @@ fn a_state_directory_that_others_can_change_is_refused() {
             "{stderr}"
         );
     }
-    assert!(!daemon.socket().exists(), "who refuses leaves nothing behind");
+    assert!(!daemon.socket().exists(), "a refused start leaves no socket");
 }
 
 #[test]
@@ -230,7 +235,7 @@ fn symbolic_links_and_pipes_in_the_state_directory_are_not_followed() {
     daemon.spawn();
     assert!(daemon.log().contains("state.json: it is a symbolic link"), "{}", daemon.log());
     daemon.stop();
-    assert!(std::fs::symlink_metadata(&old).unwrap().is_file(), "the end wrote a new one in its place");
+    assert!(std::fs::symlink_metadata(&old).unwrap().is_file(), "the daemon wrote a new file at its end");
     assert_eq!(read_to_string(&other_file).unwrap(), "precious");
 }
 

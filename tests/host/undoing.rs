@@ -1,4 +1,4 @@
-//! `pjwd --release-all`: what a dead daemon changed is put back without another one.
+//! `pjwd --release-all`: restores the masks after a killed daemon, without another daemon.
 
 use std::process::{Command, Output};
 
@@ -46,7 +46,7 @@ fn release_all_restores_the_masks_after_a_kill_and_finds_nothing_the_second_time
         let again = release_all(&daemon);
         assert!(again.status.success() && again.stdout.is_empty() && again.stderr.is_empty(), "{again:?}");
         daemon.spawn();
-        assert!(daemon.status().jobs.is_empty(), "what was released stays released");
+        assert!(daemon.status().jobs.is_empty(), "the released jobs are not found again");
         assert_eq!(masks(&all), before);
     }
 }
@@ -67,7 +67,7 @@ fn masks_that_processes_set_after_the_kill_are_kept() {
     let done = release_all(&daemon);
     assert!(done.status.success(), "{done:?}");
     assert_eq!(mask(wider.pid()), everything);
-    assert_eq!(mask(tighter.pid()), own_mask, "what it chose since is its own");
+    assert_eq!(mask(tighter.pid()), own_mask, "a mask that the process has set is kept");
     assert_eq!(text(&release_all(&daemon).stdout), "");
 }
 

@@ -1,4 +1,4 @@
-//! Where this machine has walls for a test: a hierarchy of cpusets in which whoever tests may make cgroups.
+//! The cpuset hierarchy in which the tests may make cgroups.
 
 use std::path::{Path, PathBuf};
 
@@ -7,29 +7,29 @@ use pjw_core::cpuset_group::PJW_DIRECTORY;
 use pjw_linux::cgroup::CgroupMounts;
 use pjw_linux::cgroup::CpusetMount;
 
-/// Why there are none.
+/// The reason why the tests can't use cpusets here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NoCpusets(pub String);
 
-/// The hierarchy of cpusets that a daemon makes its walls in by itself.
+/// Returns the cpuset hierarchy in which a daemon makes the cgroups of its jobs.
 ///
 /// # Errors
-/// Why it has none, as it is to be told where a test is skipped.
+/// The reason why there is none, as a sentence for the report of a skipped test.
 pub fn find_hierarchy() -> Result<CpusetMount, NoCpusets> {
     let unavailable = |why: &str| Err(NoCpusets(why.to_owned()));
     if !Uid::effective().is_root() {
-        return unavailable("only root may make walls");
+        return unavailable("only root may make cpusets");
     }
     let Some(hierarchy) = CpusetMount::choose(&CgroupMounts::read()) else {
-        return unavailable("no hierarchy of cpusets is mounted here");
+        return unavailable("no cpuset hierarchy is mounted here");
     };
     if hierarchy.unified && Path::new("/run/systemd/system").exists() {
-        return unavailable("systemd is the master of cgroups here: the virtual machine shows that");
+        return unavailable("systemd manages the cgroups here: the tests on the virtual machine cover that");
     }
     if hierarchy.root().read_cpuset().is_err() {
         return unavailable("this kernel has no cpusets");
     }
-    // Mounted read-only, or forbidden, in many containers.
+    // In many containers the hierarchy is mounted read-only, or changes are forbidden.
     let probe = hierarchy.mount_point.join(format!("pjw_test_{}", std::process::id()));
     match std::fs::create_dir(&probe).and_then(|()| std::fs::remove_dir(&probe)) {
         Ok(()) => Ok(hierarchy),
@@ -37,7 +37,8 @@ pub fn find_hierarchy() -> Result<CpusetMount, NoCpusets> {
     }
 }
 
-/// The cgroup of a process in the hierarchy that has the cpusets, as in `/proc/PID/cgroup`; `None` if it is gone.
+/// Returns the cgroup of a process in the cpuset hierarchy, as in `/proc/PID/cgroup`. `None` if the process has
+/// ended.
 #[must_use]
 pub fn cgroup_of_process(pid: u32) -> Option<String> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
@@ -52,7 +53,7 @@ pub fn cgroup_of_process(pid: u32) -> Option<String> {
     legacy.or_else(unified).map(|(_, path)| path.clone())
 }
 
-/// The directories of walls that are left of jobs whose names end so.
+/// Returns the directories of the remaining cgroups of jobs whose names end with `tag`.
 #[must_use]
 pub fn remaining_cgroups(tag: &str) -> Vec<PathBuf> {
     let Some(hierarchy) = CpusetMount::choose(&CgroupMounts::read()) else { return Vec::new() };

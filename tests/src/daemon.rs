@@ -1,5 +1,4 @@
-//! A daemon of the test's own: its socket and state in a directory that goes with it, and jobs that no other daemon on
-//! this machine has.
+//! A private daemon of a test, with jobs whose names no other daemon on this machine uses.
 
 use std::io;
 use std::ops::Deref;
@@ -22,32 +21,33 @@ use crate::skipping::skip;
 /// The longest time from SIGTERM to the end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// One daemon at a time: two of them would see each other's jobs' processes.
+/// Only one daemon runs at a time: a second one would find the processes of the first one's jobs.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// What a test's jobs are to be kept by: walls or masks. A promise that holds for both is tested with both.
+/// How the daemon of a test keeps its jobs on their cores. A promise that holds for both ways is tested with both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Enforcement {
-    /// Masks, also where walls could be had.
+    /// By affinity masks, also where cpusets are available.
     Affinity,
-    /// Cpusets, which the daemon finds by itself where there are any.
+    /// By cpusets.
     Cpuset,
 }
 
 impl Enforcement {
-    /// Both, or masks alone where no walls are to be had; says so then.
+    /// Returns the ways that this machine supports. Without cpusets that is `Affinity` only, and the skipped part is
+    /// reported.
     #[must_use]
     pub fn available() -> Vec<Self> {
         match cpusets::find_hierarchy() {
             Ok(_) => vec![Self::Affinity, Self::Cpuset],
             Err(NoCpusets(why)) => {
-                skip(format_args!("its half with walls: {why}"));
+                skip(format_args!("the part with cpusets: {why}"));
                 vec![Self::Affinity]
             }
         }
     }
 
-    /// As a line of the configuration. A job that gets no wall although the test wants one is a warning in its status.
+    /// Returns the line of the configuration. With "cpuset", the status has a warning if a job gets no cpuset.
     fn config_line(self) -> &'static str {
         match self {
             Self::Affinity => "enforcement = \"affinity\"\n",
@@ -56,14 +56,15 @@ impl Enforcement {
     }
 }
 
-/// How many daemons this program has started.
+/// The number of daemons that this program has started.
 static STARTED: AtomicU32 = AtomicU32::new(0);
 
 /// A private daemon of a test. The methods of [`PrivateDaemon`] are available too.
 #[derive(Debug)]
 pub struct Daemon {
     daemon: PrivateDaemon,
-    /// The end of the names of its jobs, and so of their cgroups, which all daemons have in common.
+    /// The end of the names of the daemon's jobs and of their cgroups. All daemons of the machine use the same cpuset
+    /// hierarchy.
     tag: String,
     _lock: MutexGuard<'static, ()>,
 }
@@ -77,8 +78,8 @@ impl Deref for Daemon {
 }
 
 impl Daemon {
-    /// Starts a daemon with this configuration, and waits until it answers. It keeps jobs by cpusets if it can have them,
-    /// unless the configuration says otherwise.
+    /// Starts a daemon with the configuration `config` and waits until it answers. The daemon uses cpusets if they
+    /// are available, unless the configuration says otherwise.
     #[must_use]
     pub fn start(config: &str) -> Self {
         let lock = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -89,65 +90,66 @@ impl Daemon {
         daemon
     }
 
-    /// Starts one that keeps its jobs so.
+    /// Starts a daemon with the configuration `config` that keeps its jobs by `enforcement`.
     #[must_use]
     pub fn start_with(enforcement: Enforcement, config: &str) -> Self {
         Self::start(&format!("{}{config}", enforcement.config_line()))
     }
 
-    /// Writes another configuration. It is in force after a reload or a start.
+    /// Replaces the configuration file. The new configuration is in force after a reload or a start.
     pub fn configure(&self, config: &str) {
         self.daemon.configure(config).expect("a writable directory");
     }
 
-    /// The id of a test's own job: its name and what makes it this daemon's. A batch system's job keeps its own.
+    /// Returns the id of a job of this daemon: the name with the tag of the daemon. The id of a batch system's job,
+    /// such as `slurm:4`, is returned unchanged.
     #[must_use]
     pub fn job_id(&self, job: &str) -> String {
         let name = job.strip_prefix("manual:").unwrap_or(job);
         if name.contains(':') { job.to_owned() } else { format!("manual:{name}.{}", self.tag) }
     }
 
-    /// Starts it again after [`Daemon::kill`] or [`Daemon::stop`].
+    /// Starts the daemon again after [`Daemon::kill`] or [`Daemon::stop`].
     pub fn spawn(&mut self) {
         if let Err(error) = self.daemon.start(&[], || Ok::<(), io::Error>(())) {
             panic!("{error}");
         }
     }
 
-    /// The end of the names of its jobs and of their cgroups.
+    /// Returns the end of the names of the daemon's jobs and of their cgroups.
     #[must_use]
     pub fn tag(&self) -> &str {
         &self.tag
     }
 
-    /// Kills it.
+    /// Kills the daemon.
     pub fn kill(&mut self) {
         self.daemon.kill();
     }
 
-    /// Ends it by SIGTERM, and waits.
+    /// Sends the daemon SIGTERM and waits for its end.
     pub fn stop(&mut self) {
         self.daemon.stop(STOP_TIMEOUT);
     }
 
-    /// The daemon's status.
+    /// Returns the status of the daemon.
     #[must_use]
     pub fn status(&self) -> wire::Status {
-        let mut reply: Value = self.call("GetStatus", &json!({})).expect("everybody may look");
-        serde_json::from_value(reply["status"].take()).expect("the status has its form")
+        let mut reply: Value = self.call("GetStatus", &json!({})).expect("every user may read the status");
+        serde_json::from_value(reply["status"].take()).expect("the status can be parsed")
     }
 
-    /// A job as `status` shows it.
+    /// Returns a job of the status. `None` if the status has no such job.
     #[must_use]
     pub fn job(&self, id: &str) -> Option<wire::Job> {
         let id = self.job_id(id);
         self.status().jobs.into_iter().find(|job| job.id == id)
     }
 
-    /// Assigns cores and processes; returns the PUs, or the refusal.
+    /// Assigns cores and processes to a job, and returns the PUs.
     ///
     /// # Errors
-    /// The refusal's words.
+    /// The text of the refusal.
     pub fn assign(&self, job: &str, cores: u32, pids: &[u32]) -> Result<CpuSet, String> {
         let reply: Result<Value, ClientFault> =
             self.call("Assign", &json!({ "job": self.job_id(job), "cores": cores, "pids": pids }));
@@ -156,17 +158,17 @@ impl Daemon {
         Ok(cpus.parse().expect("cpus are a list"))
     }
 
-    /// Lets a job go.
+    /// Releases a job.
     ///
     /// # Errors
-    /// The refusal's words.
+    /// The text of the refusal.
     pub fn release(&self, job: &str) -> Result<(), String> {
         self.call::<Value>("Release", &json!({ "job": self.job_id(job) }))
             .map(drop)
             .map_err(|fault| fault.to_string())
     }
 
-    /// Runs `pjwctl` against it.
+    /// Runs `pjwctl` with the socket of this daemon, and returns its output.
     #[must_use]
     pub fn pjwctl(&self, args: &[&str]) -> Output {
         self.pjwctl_command(args).output().expect("pjwctl runs")
@@ -174,10 +176,10 @@ impl Daemon {
 }
 
 impl Drop for Daemon {
-    /// Nothing of the test is left on the machine, also where its daemon was killed.
+    /// Releases all jobs, also if the daemon was killed, and checks that no cgroup is left.
     fn drop(&mut self) {
         if self.is_started() {
-            // A process that has just ended holds its cgroup until it is reaped.
+            // A process that has just ended holds its cgroup until it is waited for.
             let deadline = Instant::now() + Duration::from_secs(20);
             loop {
                 let _ = self.call::<Value>("ReleaseAll", &json!({}));
@@ -198,7 +200,7 @@ impl Drop for Daemon {
             assert_eq!(
                 cpusets::remaining_cgroups(&self.tag),
                 Vec::<PathBuf>::new(),
-                "a wall is left:\n{}",
+                "a cgroup is left:\n{}",
                 self.log()
             );
         }

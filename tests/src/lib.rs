@@ -1,5 +1,5 @@
-//! Shared by the host tests: a private daemon, real processes, and waiting with a deadline. The benches use the private
-//! daemon too.
+//! The code that the host tests share: a private daemon, waiting with a timeout, cpusets, and the report of skipped
+//! tests. The benches use the private daemon too.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // a test may fail
 

@@ -1,5 +1,5 @@
-//! A private `pjwd`: its configuration, socket, state and log are in a temporary directory, which is removed with it. The
-//! host tests and the benches use it.
+//! A private `pjwd`: its configuration, socket, state and log are in a temporary directory. The host tests and the
+//! benches use it.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,12 +16,12 @@ use tempfile::TempDir;
 
 /// The longest time from the start to the first answer.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// The time between two attempts.
+/// The time between two checks while a function waits.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// The number of lines of the log in an error.
 const LOG_LINES: usize = 10;
 
-/// A private daemon. It is killed when this value is dropped, and its directory removed.
+/// A private daemon. When this value is dropped, the daemon is killed and its directory removed.
 #[derive(Debug)]
 pub struct PrivateDaemon {
     programs: PathBuf,
@@ -30,10 +30,11 @@ pub struct PrivateDaemon {
 }
 
 impl PrivateDaemon {
-    /// A daemon with this configuration, which is not started yet. `programs` is the directory of `pjwd` and `pjwctl`.
+    /// Makes a daemon with the configuration `config`. The daemon is not started. `programs` is the directory of
+    /// `pjwd` and `pjwctl`.
     ///
     /// # Errors
-    /// If there is no temporary directory, or it can't be written to.
+    /// If the temporary directory or the configuration file can't be written.
     pub fn new(programs: &Path, config: &str) -> io::Result<Self> {
         let dir = tempfile::Builder::new().prefix("pjw-private-").tempdir()?;
         let daemon = Self { programs: programs.to_owned(), child: None, dir };
@@ -41,7 +42,7 @@ impl PrivateDaemon {
         Ok(daemon)
     }
 
-    /// Writes another configuration. It is in force after a reload or a start.
+    /// Replaces the configuration file. The new configuration is in force after a reload or a start.
     ///
     /// # Errors
     /// If the file can't be written.
@@ -49,12 +50,13 @@ impl PrivateDaemon {
         fs::write(self.dir().join("pjwd.toml"), config)
     }
 
-    /// Starts the daemon and waits until it answers. `launcher` is a program with arguments that starts it, such as
-    /// `unshare --net --`; empty for none. It must keep the process id. `check` is called again and again while the
-    /// function waits, and stops it by an error.
+    /// Starts the daemon and waits until it answers. `launcher` is a program with arguments that starts the daemon,
+    /// such as `unshare --net --`. It must keep the process id. Empty for no launcher. While the function waits, it
+    /// calls `check` every 5 ms. An error of `check` ends the wait.
     ///
     /// # Errors
-    /// If the daemon can't be started, ends, or does not answer in time, with the end of its log. The error of `check`.
+    /// If the daemon can't be started, ends, or does not answer within 30 s. The error has the last 10 lines of the
+    /// log. The error of `check`.
     pub fn start<E: From<io::Error>>(
         &mut self,
         launcher: &[&str],
@@ -98,7 +100,7 @@ impl PrivateDaemon {
         self.child.as_mut().map_or(Ok(None), Child::try_wait)
     }
 
-    /// The command that starts the daemon.
+    /// Returns the command that starts the daemon.
     #[must_use]
     pub fn command(&self) -> Command {
         let mut command = Command::new(self.programs.join("pjwd"));
@@ -107,7 +109,7 @@ impl PrivateDaemon {
         command
     }
 
-    /// The command of `pjwctl` for this daemon.
+    /// Returns the command of `pjwctl` for this daemon.
     #[must_use]
     pub fn pjwctl_command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.programs.join("pjwctl"));
@@ -115,25 +117,25 @@ impl PrivateDaemon {
         command
     }
 
-    /// The daemon's directory.
+    /// Returns the directory of the daemon.
     #[must_use]
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// The daemon's socket.
+    /// Returns the path of the socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.dir().join("pjwd.sock")
     }
 
-    /// The directory of the daemon's journal.
+    /// Returns the directory of the journal.
     #[must_use]
     pub fn state_dir(&self) -> PathBuf {
         self.dir().join("state")
     }
 
-    /// The log so far.
+    /// Returns the log of the daemon. Empty if the log can't be read.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(self.dir().join("log")).unwrap_or_default()
@@ -145,19 +147,19 @@ impl PrivateDaemon {
         self.child.is_some()
     }
 
-    /// The process id of the daemon.
+    /// Returns the process id of the daemon.
     ///
     /// # Panics
-    /// If it was not started, or was stopped or killed.
+    /// If the daemon was not started, or was stopped or killed.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.as_ref().expect("the daemon runs").id()
     }
 
-    /// Calls a method of the daemon.
+    /// Calls a method of the daemon and returns the parameters of the reply.
     ///
     /// # Errors
-    /// If the daemon can't be reached, or its error reply.
+    /// If the daemon can't be reached, or replies with an error.
     pub fn call<T: DeserializeOwned>(&self, method: &str, parameters: &Value) -> Result<T, ClientFault> {
         let client = Client::connect(&self.socket());
         client.map_err(|fault| ClientFault::Io(io::Error::other(fault)))?.call(method, parameters)
@@ -166,12 +168,12 @@ impl PrivateDaemon {
     /// Sends the daemon a signal.
     ///
     /// # Panics
-    /// If it was not started, or was stopped or killed.
+    /// If the daemon was not started, or was stopped or killed.
     pub fn signal(&self, signal: Signal) {
         let _ = kill(Pid::from_raw(self.pid().cast_signed()), signal);
     }
 
-    /// Ends the daemon by SIGTERM and waits for its end. Kills it if it takes longer than `timeout`.
+    /// Sends the daemon SIGTERM and waits for its end. Kills the daemon if it has not ended after `timeout`.
     pub fn stop(&mut self, timeout: Duration) {
         if self.child.is_some() {
             self.signal(Signal::SIGTERM);
@@ -183,10 +185,10 @@ impl PrivateDaemon {
         }
     }
 
-    /// Kills the daemon.
+    /// Kills the daemon and waits for its end.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // A child that has ended keeps its process id until it is waited for: no other process is hit.
+            // A child that has ended keeps its process id until it is waited for. So no other process is killed.
             let _ = child.kill();
             let _ = child.wait();
         }

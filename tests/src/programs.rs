@@ -1,27 +1,27 @@
-//! Where the built programs are.
+//! The paths of the built programs.
 
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The directory of the built `pjwd` and `pjwctl`. They are built first, because a test of an old binary tests
-/// nothing, unless `PJW_PROGRAMS` names a directory: for users who can't build.
+/// Returns the directory of `pjwd` and `pjwctl`, and builds them first, so that no old binary is tested. The variable
+/// `PJW_PROGRAMS` names another directory. Then nothing is built: this is for users who can't build.
 ///
 /// # Panics
-/// If they can't be built.
+/// If the programs can't be built.
 pub fn program_dir() -> &'static PathBuf {
     static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
     DIRECTORY.get_or_init(|| {
         if let Some(directory) = std::env::var_os("PJW_PROGRAMS") {
             return PathBuf::from(directory);
         }
-        let test = std::env::current_exe().expect("a test knows where it is");
-        let directory = test.ancestors().nth(2).expect("below target/PROFILE/deps").to_owned();
+        let test = std::env::current_exe().expect("the path of the test can be read");
+        let directory = test.ancestors().nth(2).expect("the test is in target/PROFILE/deps").to_owned();
         let mut build = Command::new(env!("CARGO"));
         build
             .args(["build", "--quiet", "--locked", "-p", "pjwd", "-p", "pjwctl"])
             .current_dir(env!("CARGO_MANIFEST_DIR"));
-        // As the tests were built.
+        // The same features as in the build of the tests.
         if pjw_linux::bpf::BUILT_IN {
             build.args(["--features", "pjwd/bpf"]);
         }
@@ -33,7 +33,10 @@ pub fn program_dir() -> &'static PathBuf {
     })
 }
 
-/// The path of one of them.
+/// Returns the path of a program, such as `pjwd`.
+///
+/// # Panics
+/// If the programs can't be built.
 #[must_use]
 pub fn program_path(name: &str) -> PathBuf {
     program_dir().join(name)

@@ -1,9 +1,10 @@
-//! Saying why a test was skipped, so that somebody reads it.
+//! Reports why a test was skipped.
 
 use std::fmt::Display;
 use std::io::Write;
 
-/// Tells on stderr itself which test skips what: a test's own output is shown only if it fails.
+/// Writes to stderr which test was skipped and why. The test harness captures only output by macros such as
+/// `println!`, so this line is shown also if the test passes.
 pub fn skip(why: impl Display) {
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("a test");

@@ -1,4 +1,4 @@
-//! Whatever is wrong with pjw, or with what a hook is told: no scheduler notices, unless it was to be strict.
+//! Errors of pjw, and wrong values in the environment of a hook, never fail a job, unless the hook is strict.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -10,7 +10,7 @@ use pjw_tests::programs::program_path;
 use super::slurm::{EPILOG, PROLOG};
 use super::{Call, hook_path, installed_hook, write_executable};
 
-/// The prolog as Slurm calls it.
+/// Returns the call of the prolog, as by Slurm.
 fn prolog(dir: &Path, socket: &Path) -> Call {
     Call::new(installed_hook(dir, "slurm/prolog.sh"))
         .with_environment(PROLOG)
@@ -25,7 +25,7 @@ fn strict_hook(socket: &Path, hook: &str) -> Call {
     call.with_socket(socket).args(&["hook", hook, "--strict"])
 }
 
-/// The hooks' own deadline ends each of these calls; nothing here does.
+/// Checks that each hook ends by its own timeout: with a warning, or, if it is strict, with an error.
 fn check_job_is_not_delayed(dir: &Path, socket: &Path, expected: &str) {
     prolog(dir, socket).assert_warning(expected);
     Call::new(installed_hook(dir, "slurm/epilog.sh"))

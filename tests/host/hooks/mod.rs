@@ -1,4 +1,4 @@
-//! The hooks as their schedulers call them: the shipped files, with recorded environments, against a real daemon.
+//! The shipped hooks, called as by their schedulers: with recorded environments, and a real daemon.
 
 mod failing;
 mod openpbs;
@@ -15,23 +15,24 @@ use std::process::{Child, Command, Output, Stdio};
 use pjw_tests::daemon::Daemon;
 use pjw_tests::programs::program_path;
 
-/// Some user that is not root; its name is nobody everywhere.
+/// A user that is not root. Its name is nobody on every machine.
 pub const NOBODY: u32 = 65_534;
-/// Another, who runs no tests.
+/// Another user, which runs no tests.
 pub const OTHER: u32 = 65_533;
 
-/// A shipped file as it is.
+/// Returns the path of a shipped hook.
 pub fn hook_path(name: &str) -> String {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/hooks").join(name);
     file.to_str().unwrap().to_owned()
 }
 
-/// A shipped file, with the path of `pjwctl` in it that `make install` would write.
+/// Copies a shipped hook to `dir`, with the path of the built `pjwctl` in it, and returns the path.
 pub fn installed_hook(dir: &Path, name: &str) -> PathBuf {
     with_program(dir, name, &program_path("pjwctl"))
 }
 
-/// A shipped file that asks this daemon whatever its environment says.
+/// Copies a shipped hook to the directory of `daemon`, and returns the path. The hook calls this daemon, whatever its
+/// environment says.
 pub fn hook_for_daemon(daemon: &Daemon, name: &str) -> PathBuf {
     let (dir, ctl) = (daemon.dir(), daemon.dir().join("pjwctl"));
     let (program, socket) = (program_path("pjwctl"), daemon.socket());
@@ -45,20 +46,21 @@ pub fn hook_for_daemon(daemon: &Daemon, name: &str) -> PathBuf {
 fn with_program(dir: &Path, name: &str, program: &Path) -> PathBuf {
     let text = std::fs::read_to_string(hook_path(name)).unwrap();
     let file = dir.join(name.replace('/', "-"));
-    // Not again under the hands of one that runs.
+    // Another process may be running the file, so it is written only once.
     if !file.exists() {
         write_executable(&file, &text.replace("/usr/bin/pjwctl", program.to_str().unwrap()));
     }
     file
 }
 
-/// Lets other users reach the daemon's socket, and the files beside it.
+/// Gives other users access to the directory of the daemon, with its socket.
 pub fn make_accessible(daemon: &Daemon) {
     std::fs::set_permissions(daemon.dir(), std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Writes an executable file. By a process of its own: what this one has open for writing, children that other tests start
-/// meanwhile have too, and then it can't be executed (execve(2), ETXTBSY).
+/// Writes an executable file. A child process writes it: if this process had the file open for writing, children that
+/// other tests start at the same time would have it open too, and the file could not be executed (execve(2),
+/// ETXTBSY).
 pub fn write_executable(file: &Path, text: &str) {
     let mut writer = Command::new("sh");
     writer.args(["-c", "cat >\"$0\" && chmod 755 \"$0\"", file.to_str().unwrap()]).stdin(Stdio::piped());
@@ -67,7 +69,7 @@ pub fn write_executable(file: &Path, text: &str) {
     assert!(writer.wait().unwrap().success());
 }
 
-/// A call of a hook with nothing in its environment but what is said.
+/// A call of a hook. Its environment has only the variables that are set here.
 pub struct Call(Command);
 
 impl Call {
@@ -77,7 +79,7 @@ impl Call {
         Self(command)
     }
 
-    /// A recorded environment.
+    /// Sets the variables of a recorded environment.
     pub fn with_environment(mut self, text: &str) -> Self {
         self.0.envs(text.lines().filter_map(|line| line.split_once('=')));
         self
@@ -98,13 +100,13 @@ impl Call {
         self
     }
 
-    /// By a user of that number.
+    /// Runs the hook as the user `uid`.
     pub fn with_user(mut self, uid: u32) -> Self {
         self.0.uid(uid).gid(uid);
         self
     }
 
-    /// With this on its standard input.
+    /// Sets the standard input.
     pub fn with_input(mut self, text: &str) -> Self {
         let mut file: File = tempfile::tempfile().unwrap();
         file.write_all(text.as_bytes()).unwrap();
@@ -117,7 +119,7 @@ impl Call {
         self.with_variable("PJW_SOCKET", socket.to_str().unwrap())
     }
 
-    /// Begins, and tells what it says when it is waited for.
+    /// Starts the hook, with pipes for its output.
     pub fn spawn(mut self) -> Child {
         self.0.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
@@ -126,14 +128,14 @@ impl Call {
         self.0.output().unwrap()
     }
 
-    /// It went well and had nothing to say.
+    /// Checks that the hook succeeds and prints nothing.
     pub fn assert_silent_success(self) {
         let output = self.output();
         assert!(output.status.success(), "{output:?}");
         assert!(output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
     }
 
-    /// It went well, in the scheduler's eyes, and one line on stderr says what didn't.
+    /// Checks that the hook succeeds and prints one line with a warning to stderr.
     pub fn assert_warning(self, expected: &str) {
         let output = self.output();
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -141,7 +143,7 @@ impl Call {
         assert!(stderr.lines().count() == 1 && stderr.contains(expected), "{expected:?}: {stderr}");
     }
 
-    /// It refused, with one line that says why.
+    /// Checks that the hook fails and prints one line with the reason to stderr.
     pub fn assert_refusal(self, expected: &str) {
         let output = self.output();
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -151,7 +153,7 @@ impl Call {
     }
 }
 
-/// How many cores a set is on.
+/// Returns the number of cores that have a PU of the set.
 pub fn core_count_of(daemon: &Daemon, cpus: &str) -> usize {
     let set = |list: &str| list.parse::<pjw_core::cpuset::CpuSet>().unwrap();
     daemon.status().cores.iter().filter(|core| set(&core.cpus).intersects(&set(cpus))).count()

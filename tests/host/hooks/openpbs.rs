@@ -1,4 +1,4 @@
-//! OpenPBS's hook in Python, with a stand-in for the module that pbs_mom gives it.
+//! The hook of OpenPBS, in Python, with a replacement for the module that pbs_mom provides.
 
 use std::path::Path;
 
@@ -7,7 +7,8 @@ use pjw_tests::daemon::Daemon;
 use super::{Call, OTHER, core_count_of, hook_for_daemon, write_executable};
 use crate::processes::is_installed;
 
-/// The part of the module `pbs` that hooks use, fed from variables; what the hook decides is printed.
+/// The part of the module `pbs` that the hook uses. It reads its values from variables and prints the decision of the
+/// hook.
 const PBS_MODULE: &str = r#"
 import os
 EXECJOB_BEGIN, EXECJOB_LAUNCH, EXECJOB_END, EXECJOB_ABORT, EXECJOB_EPILOGUE = 1, 2, 3, 4, 5
@@ -32,7 +33,7 @@ def event():
     return _event
 "#;
 
-/// What the hook said, and decided.
+/// Runs the hook and returns its log and its decision.
 fn run_hook(hook: &Path, event: u32, variables: &[(&str, &str)]) -> String {
     let dir = hook.parent().unwrap().to_str().unwrap();
     let call = Call::new("/usr/bin/env").args(&["python3", hook.to_str().unwrap()]);
@@ -89,10 +90,7 @@ fn the_openpbs_hook_registers_the_job_passes_its_cores_and_releases_it() {
         output.ends_with("rejected: pjw can't give the job its cores: see the log of pbs_mom"),
         "{output}"
     );
-    assert!(
-        run_hook(&strict, 3, &[chunk]).ends_with("\naccepted"),
-        "nobody is helped by a job that can't end"
-    );
+    assert!(run_hook(&strict, 3, &[chunk]).ends_with("\naccepted"), "the end of a job is never rejected");
     daemon.spawn();
 }
 

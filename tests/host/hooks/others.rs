@@ -1,4 +1,4 @@
-//! LSF, PBS, Grid Engine, HTCondor and Flux: their hooks as they call them.
+//! The hooks of LSF, Torque, Grid Engine, HTCondor and Flux, called as by their schedulers.
 
 use pjw_tests::daemon::Daemon;
 use pjw_tests::programs::program_path;
@@ -12,20 +12,21 @@ use crate::processes::{Shell, has_two_cores, is_root, mask};
 
 const LSF: &str = include_str!("../../../crates/pjw-sources/tests/fixtures/openlava-job.environ.txt");
 
-/// The recorded job, on a host of this machine's name.
+/// Returns the call of an LSF hook for the recorded job, with the name of this machine.
 fn lsf(daemon: &Daemon, name: &str) -> Call {
     let host = nix::unistd::gethostname().unwrap().into_string().unwrap();
     let call = Call::new(hook_for_daemon(daemon, &format!("lsf/{name}.sh"))).with_environment(LSF);
     call.with_variable("LSB_MCPU_HOSTS", &format!("elsewhere 7 {host} 1 ")).with_variable("LSB_HOSTS", &host)
 }
 
-/// What a starter's command saw: its arguments, then those of its variables that tell of cores.
+/// A script that prints its arguments, and then the variables with the cores.
 const PRINT_ARGUMENTS: &str =
     "for word; do echo \"[$word]\"; done; echo $PJW_CPUS $PJW_NCORES $OMP_NUM_THREADS";
 const ODD_ARGUMENTS: [&str; 4] = ["a  b", "", "--strict", "new\nline"];
 const ODD_OUTPUT: &str = "[a  b]\n[]\n[--strict]\n[new\nline]\n";
 
-/// On a machine that is too busy the job starts without being told of its cores, and the hook says so: then once more.
+/// Runs a starter and returns the variables with the cores and stderr. On a busy machine, the hook may start the job
+/// without these variables, and says so. Then the starter is run again.
 fn run_starter(call: &impl Fn() -> Call) -> (String, String) {
     let mut calls = (0..10).map(|_| run_starter_once(call()));
     calls.find(|(_, stderr)| !stderr.contains("not done within")).expect("every call took too long")
@@ -39,20 +40,22 @@ fn run_starter_once(call: Call) -> (String, String) {
     assert_eq!(output.status.code(), Some(42), "{output:?}");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     let (printed, stderr) = (text(output.stdout), text(output.stderr));
-    let rest = printed.strip_prefix(ODD_OUTPUT).unwrap_or_else(|| panic!("not as given: {printed}"));
+    let rest =
+        printed.strip_prefix(ODD_OUTPUT).unwrap_or_else(|| panic!("the arguments were changed: {printed}"));
     (rest.trim().to_owned(), stderr)
 }
 
-/// A starter tells the job its cores, and starts it whatever happens.
+/// Checks a starter: it sets the variables with the job's cores, and starts the job also without a daemon.
 fn check_starter(daemon: &mut Daemon, job: &str, call: impl Fn(&Daemon) -> Call) {
-    // Another's job: else the call would count as its process by what it has in its environment, and its group with it.
+    // The job belongs to another user. Else the daemon would take the call for a process of the job, by its
+    // environment, and its process group with it.
     let _: Value = daemon.call("Assign", &json!({ "job": job, "cores": 1, "owner": OTHER })).unwrap();
     let cpus = daemon.job(job).unwrap().cpus;
     let cores = core_count_of(daemon, &cpus);
     let all = (format!("{cpus} {cores} {cores}"), String::new());
     assert_eq!(run_starter(&|| call(daemon)), all);
     let (printed, _) = run_starter(&|| call(daemon).with_variable("OMP_NUM_THREADS", "7"));
-    assert_eq!(printed, format!("{cpus} {cores} 7"), "what the user set stays");
+    assert_eq!(printed, format!("{cpus} {cores} 7"), "variables of the user are not changed");
     daemon.release(job).unwrap();
     let (printed, stderr) = run_starter(&|| call(daemon));
     assert!(
@@ -156,7 +159,7 @@ fn the_grid_engine_hooks_register_the_job_by_the_hostfile_and_pass_it_its_cores(
     sge(&daemon, "prolog").assert_warning("$job_owner");
 }
 
-/// What queue_conf(5) leaves to a starter, which starts `words` here.
+/// Runs the starter with the variables of queue_conf(5), and returns what the started shell prints.
 fn run_grid_engine_starter(mode: &str, spool: &str, words: &[&str]) -> String {
     let call = Call::new("/bin/sh").args(&[&super::hook_path("sge/starter.sh")]).args(words);
     let call = call
@@ -180,14 +183,14 @@ fn the_grid_engine_starter_runs_the_configured_shell() {
     );
     let run = |mode, words: &[&str]| run_grid_engine_starter(mode, spool, words);
     assert_eq!(run("posix_compliant", &[&script, "a b", "c"]), "login a b|c");
-    assert_eq!(run("unix_behavior", &[&script, "a b"]), "", "by no shell but its own");
+    assert_eq!(run("unix_behavior", &[&script, "a b"]), "", "only the shell of the script runs it");
     assert_eq!(run("script_from_stdin", &["-s", "a", "b"]), "-bash by its standard input a b");
     let line = ["/bin/echo", "$0 'a  b'", "$((1", "+ 1))"];
     for mode in ["posix_compliant", "unix_behavior"] {
         std::fs::write(dir.path().join("config"), "handle_as_binary=1\nno_shell=0\n").unwrap();
-        assert_eq!(run(mode, &line), "-bash a  b 2", "a command line, not words");
+        assert_eq!(run(mode, &line), "-bash a  b 2", "one command line, not separate words");
         std::fs::write(dir.path().join("config"), "handle_as_binary=1\nno_shell=1\n").unwrap();
-        assert_eq!(run(mode, &line), "$0 'a  b' $((1 + 1))", "words, with -shell n");
+        assert_eq!(run(mode, &line), "$0 'a  b' $((1 + 1))", "separate words, with -shell n");
     }
 }
 
@@ -259,10 +262,10 @@ fn an_epilog_restores_the_masks_of_remaining_processes() {
         call.with_variable("SLURM_SCRIPT_CONTEXT", "epilog_slurmd").args(&["hook", "slurm-epilog"])
     };
     end("78").assert_silent_success();
-    assert_ne!(mask(remaining.pid()), before, "that was another job's end");
+    assert_ne!(mask(remaining.pid()), before, "the epilog of another job changes nothing");
     end("77").assert_silent_success();
     assert_eq!(mask(remaining.pid()), before);
     assert_eq!(daemon.status().pool.free, daemon.status().node.cpus);
     drop(remaining);
-    wait_until("nothing of it is left", || daemon.status().jobs.is_empty());
+    wait_until("the job is over", || daemon.status().jobs.is_empty());
 }

@@ -1,4 +1,4 @@
-//! Slurm's prolog, epilog and task prolog.
+//! The prolog, epilog and task prolog of Slurm.
 
 use std::path::PathBuf;
 use std::process::Output;
@@ -29,7 +29,8 @@ impl Node {
         self.daemon.dir().join(name)
     }
 
-    /// A shipped file, in a recorded environment; the configuration files that Slurm names are this node's own.
+    /// Returns the call of a shipped hook with a recorded environment. The configuration files of Slurm are in the
+    /// directory of this node.
     fn hook(&self, name: &str, environment: &str) -> Call {
         let file = installed_hook(self.daemon.dir(), &format!("slurm/{name}.sh"));
         let conf = self.path("slurm.conf");
@@ -60,7 +61,7 @@ fn a_prolog_reserves_cores_and_an_epilog_releases_them() {
         assert_eq!(node.daemon.status().pool.free, free);
     }
     node.hook("prolog", PROLOG).assert_silent_success();
-    assert!(node.daemon.job("slurm:4").is_some(), "requeued, it comes again under its number");
+    assert!(node.daemon.job("slurm:4").is_some(), "a requeued job has the same id");
 }
 
 #[test]
@@ -137,10 +138,14 @@ fn a_task_gets_its_cores_and_nothing_else_in_variables() {
         .hook("task-prolog", STEP)
         .with_variable("OMP_NUM_THREADS", "7")
         .with_variable("OMP_PLACES", "sockets");
-    assert_eq!(variables(chosen), grant, "what the user set stays");
+    assert_eq!(variables(chosen), grant, "variables of the user are not changed");
     let four = node.hook("task-prolog", STEP).with_variable("SLURM_STEP_TASKS_PER_NODE", "2");
     let four = variables(four.with_variable("SLURM_CPUS_PER_TASK", "1"));
-    assert_eq!(four, format!("{grant}export OMP_NUM_THREADS=1\n"), "tasks that share a mask get no places");
+    assert_eq!(
+        four,
+        format!("{grant}export OMP_NUM_THREADS=1\n"),
+        "tasks that share a mask get no OMP_PLACES"
+    );
 }
 
 #[test]
@@ -167,7 +172,7 @@ fn a_task_starts_only_when_it_is_on_its_cores() {
     if !has_two_cores() {
         return;
     }
-    // Nobody finds the task: it is outside until this test says whose it is.
+    // With this configuration the daemon does not find the task. It is in the job only after the test assigns it.
     let node = Node::start("[sources.slurm]\nenabled = false\n");
     let _: serde_json::Value =
         node.daemon.call("Assign", &serde_json::json!({ "job": "slurm:4", "cores": 1 })).unwrap();

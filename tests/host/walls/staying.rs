@@ -1,5 +1,5 @@
-//! Who is behind a wall stays there: by the kernel, also while the daemon sleeps, and by the daemon against everybody who
-//! may move processes and write cpusets.
+//! A process stays in its job's cpuset: by the kernel, also while the daemon is stopped, and by the daemon, if
+//! another program moves the process or writes the cpuset.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -20,11 +20,11 @@ use super::{
 };
 use crate::processes::{KillOnDrop, Shell, has_cpusets, has_two_cores, mask, masks};
 
-/// So many threads a fugitive has.
+/// The number of threads of the process that tries to leave its cpuset.
 const THREADS: usize = 64;
 const FUGITIVE_VARIABLE: &str = "PJW_TEST_FLEES";
 
-/// A daemon that does nothing at all until this goes.
+/// A daemon that is stopped by SIGSTOP until this value is dropped.
 struct StoppedDaemon<'a>(&'a Daemon);
 
 impl<'a> StoppedDaemon<'a> {
@@ -40,8 +40,9 @@ impl Drop for StoppedDaemon<'_> {
     }
 }
 
-/// Not a test but the fugitive of the next one; without the variable there is nothing to do. It opens many threads and
-/// allows each of them every CPU, tells in one line that it has, and waits until its input ends.
+/// Not a test, but the process of the next test that tries to leave its cpuset. Without the variable, the function
+/// returns at once. The process starts 64 threads, sets the mask of each of them to all CPUs, prints one line, and
+/// waits for the end of its input.
 #[test]
 fn fugitive_process() {
     if std::env::var_os(FUGITIVE_VARIABLE).is_none() {
@@ -62,7 +63,8 @@ fn fugitive_process() {
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
-/// Whether the daemon hears who asks for what; says why not.
+/// Whether the daemon reports affinity requests beyond a cpuset. If not, reports that this part of the test is
+/// skipped.
 fn reports_affinity_requests(daemon: &Daemon) -> bool {
     let log = daemon.log();
     let line = log
@@ -71,18 +73,18 @@ fn reports_affinity_requests(daemon: &Daemon) -> bool {
         .unwrap();
     let is_reported = line.contains("(BPF program on sched_setaffinity)");
     if !is_reported {
-        pjw_tests::skipping::skip(format_args!("its part on what is asked: {line}"));
+        pjw_tests::skipping::skip(format_args!("the part on affinity requests: {line}"));
     }
     is_reported
 }
 
-/// The sentences on who tried to leave job a.
+/// Returns the texts of the violations of job a.
 fn violation_texts(daemon: &Daemon) -> Vec<String> {
     let texts = history(daemon, "a").into_iter().filter(|(event, _)| event == "violation");
     texts.map(|(_, text)| text).collect()
 }
 
-/// A shell's words that start a fugitive and wait for it to flee.
+/// Returns the shell command that starts the process that tries to leave its cpuset.
 fn fugitive_command() -> String {
     let program = std::env::current_exe().unwrap();
     format!(
@@ -107,7 +109,9 @@ fn a_job_stays_in_its_cpuset_while_the_daemon_is_stopped() {
     let fugitive: u32 = shell.run(&line).parse().unwrap();
     let _ends = (KillOnDrop(orphan), KillOnDrop(fugitive));
     let _input = std::fs::File::options().write(true).open(&input).unwrap();
-    wait_until("it has fled", || std::fs::read_to_string(&output).is_ok_and(|texts| texts.contains("fled")));
+    wait_until("all threads have set their masks", || {
+        std::fs::read_to_string(&output).is_ok_and(|texts| texts.contains("fled"))
+    });
     let all = [shell.pid(), child, orphan, fugitive];
     for pid in all {
         affinity::set_full_mask(Tid(pid)).unwrap();
@@ -119,17 +123,17 @@ fn a_job_stays_in_its_cpuset_while_the_daemon_is_stopped() {
         assert_eq!(cgroup_of_process(pid).as_deref(), Some(cgroup.as_str()));
     }
     drop(stopped);
-    wait_until("whoever was born meanwhile is known", || {
+    wait_until("all processes are members", || {
         let job = daemon.job("a").unwrap();
         (job.processes, job.violations, job.enforcement.as_str()) == (4, 0, "cpuset")
     });
     if !reports_affinity_requests(&daemon) {
         return;
     }
-    let texts = wait_for("it is told that it tried", || {
+    let texts = wait_for("the request is reported", || {
         Some(violation_texts(&daemon)).filter(|texts| !texts.is_empty())
     });
-    let [text] = texts.as_slice() else { panic!("once for the process: {texts:?}") };
+    let [text] = texts.as_slice() else { panic!("not one report for the process: {texts:?}") };
     let expected = format!(
         "asked for {}: the cpuset of {} kept it on {cpus} (and 63 times more)",
         all_cpus(&daemon),
@@ -146,23 +150,25 @@ fn a_request_for_cpus_beyond_the_cpuset_is_reported() {
     let others = all_cpus(&daemon).difference(&cpus);
     let taskset = |shell: &mut Shell, cpus: &CpuSet| shell.run(&format!("taskset -c {cpus} true; echo $?"));
     if taskset(&mut shell, &cpus) != "0" {
-        pjw_tests::skipping::skip("there is no taskset here");
+        pjw_tests::skipping::skip("taskset is not installed");
         return;
     }
-    assert_eq!(taskset(&mut shell, &all_cpus(&daemon)), "0", "the kernel gives it what it may have");
+    assert_eq!(taskset(&mut shell, &all_cpus(&daemon)), "0", "the kernel grants the part in the cpuset");
     if !reports_affinity_requests(&daemon) {
         return;
     }
-    wait_until("it is told", || {
+    wait_until("the request is reported", || {
         violation_texts(&daemon).iter().any(|text| text.contains("(taskset) asked for"))
     });
-    assert_eq!(taskset(&mut shell, &others), "1", "and nothing where it may have nothing");
+    assert_eq!(taskset(&mut shell, &others), "1", "the kernel refuses a mask outside the cpuset");
     let refused =
         format!("(taskset) asked for {others}: the kernel refused, for none of them is in {cpus} of ");
-    wait_until("that is told too", || violation_texts(&daemon).iter().any(|text| text.contains(&refused)));
+    wait_until("the refused request is reported too", || {
+        violation_texts(&daemon).iter().any(|text| text.contains(&refused))
+    });
     let texts = violation_texts(&daemon);
-    assert_eq!(texts.len(), 2, "what it may have is its own business: {texts:?}");
-    assert_eq!(daemon.job("a").unwrap().violations, 0, "it was never outside");
+    assert_eq!(texts.len(), 2, "a request inside the cpuset is not reported: {texts:?}");
+    assert_eq!(daemon.job("a").unwrap().violations, 0, "the process was never outside its cpuset");
 }
 
 #[test]
@@ -175,7 +181,7 @@ fn a_request_beyond_the_pin_is_reported_and_the_thread_pinned_again() {
     let are_pinned = || busy.iter().all(|&pid| mask(pid).len() < cpus.len());
     wait_until("both are pinned", are_pinned);
     affinity::set_full_mask(Tid(busy[0])).unwrap();
-    wait_until("it is told of", || {
+    wait_until("the events are reported", || {
         let texts = history(&daemon, "a");
         let at = texts
             .iter()
@@ -190,7 +196,7 @@ fn a_command_is_inside_before_its_first_instruction() {
     let Some(daemon) = start_daemon("") else { return };
     let id = daemon.job_id("a");
     for _ in 0..10 {
-        // cat does nothing before it reads these two.
+        // cat reads these two files first of all.
         let arguments =
             ["run", "--cores", "1", "--job", &id, "--", "cat", "/proc/self/status", "/proc/self/cgroup"];
         let output = daemon.pjwctl(&arguments);
@@ -201,7 +207,7 @@ fn a_command_is_inside_before_its_first_instruction() {
         assert_eq!(list.trim().parse::<CpuSet>().unwrap().len(), core.len(), "{texts}");
         let cgroup = cgroup_of_job(&daemon, "a");
         assert!(texts.lines().any(|line| line.ends_with(&format!(":{cgroup}"))), "{texts}");
-        wait_until("the job is over, and its wall is gone", || {
+        wait_until("the job is over, and its cgroup is removed", || {
             daemon.status().jobs.is_empty() && !cgroup_dir(&cgroup).exists()
         });
     }
@@ -216,11 +222,12 @@ fn a_cpuset_that_another_program_widens_is_repaired_and_reported() {
     let repairs = || history(&daemon, "a").iter().filter(|(event, _)| event == "repaired").count();
     for again in 1..=2 {
         write_file(&cgroup, "cpuset.cpus", &all_cpus(&daemon));
-        wait_until("the wall is narrow", || read_file(&cgroup, "cpuset.cpus") == cpus.to_string());
+        wait_until("the cpuset is repaired", || read_file(&cgroup, "cpuset.cpus") == cpus.to_string());
         assert_eq!(mask(shell.pid()), cpus);
-        wait_until("it is told of", || repairs() == again);
-        // What is written over too often between two full looks is somebody else's to write.
-        wait_until("it is kept again", || enforcement(&daemon, "a") == "cpuset");
+        wait_until("the repair is reported", || repairs() == again);
+        // If another program changes a cpuset too often between two full scans, the daemon does not write it any
+        // more.
+        wait_until("the job is kept by a cpuset again", || enforcement(&daemon, "a") == "cpuset");
     }
     let texts = history(&daemon, "a");
     let (_, text) = texts.iter().find(|(event, _)| event == "repaired").unwrap();
@@ -236,16 +243,18 @@ fn a_member_moved_to_another_cgroup_is_moved_back_and_reported() {
     let child = shell.background("sleep 1000");
     let _end = KillOnDrop(child);
     move_process(shell.pid(), "/");
-    // Born outside, of a member.
+    // A child of a member, started outside the cpuset.
     let late = shell.background("sleep 1000");
     let _end_of_late = KillOnDrop(late);
-    wait_until("all are back", || {
+    wait_until("all processes are in the cgroup again", || {
         [shell.pid(), child, late]
             .iter()
             .all(|&pid| cgroup_of_process(pid).as_deref() == Some(cgroup.as_str()))
     });
-    wait_until("they are inside", || [shell.pid(), child, late].iter().all(|&pid| mask(pid) == cpus));
-    let texts = wait_for("it is told of", || {
+    wait_until("all masks are those of the job", || {
+        [shell.pid(), child, late].iter().all(|&pid| mask(pid) == cpus)
+    });
+    let texts = wait_for("the events are reported", || {
         let texts = history(&daemon, "a");
         let of_shell = |(event, text): &&(String, String)| {
             ["stray", "repaired"].contains(&event.as_str()) && text.contains(&shell.pid().to_string())
@@ -256,7 +265,7 @@ fn a_member_moved_to_another_cgroup_is_moved_back_and_reported() {
     assert_eq!((texts[0].0.as_str(), texts[1].0.as_str()), ("stray", "repaired"));
     assert!(texts[0].1.contains("had been moved to /"), "{texts:?}");
     assert!(texts[1].1.contains(&cgroup), "{texts:?}");
-    wait_until("it is kept again", || enforcement(&daemon, "a") == "cpuset");
+    wait_until("the job is kept by a cpuset again", || enforcement(&daemon, "a") == "cpuset");
 }
 
 #[test]
@@ -268,12 +277,12 @@ fn a_mask_that_a_program_sets_inside_its_cpuset_is_kept() {
     let cpus = daemon.assign("a", 2, &[shell.pid()]).unwrap();
     let one = CpuSet::from(cpus.last().unwrap());
     affinity::set_mask(Tid(own), &one).unwrap();
-    // A look that would have changed it: the newcomer is known after it.
+    // A scan that would have changed the mask: the new process is known after the scan.
     let late = shell.background("sleep 1000");
     let _end_of_late = KillOnDrop(late);
-    wait_until("the newcomer is known", || daemon.job("a").unwrap().processes == 3);
+    wait_until("the new process is a member", || daemon.job("a").unwrap().processes == 3);
     assert_eq!((mask(own), mask(shell.pid()), mask(late)), (one, cpus.clone(), cpus));
-    assert!(history(&daemon, "a").iter().all(|(event, _)| event != "violation"), "nothing was wrong");
+    assert!(history(&daemon, "a").iter().all(|(event, _)| event != "violation"), "there was no violation");
 }
 
 #[test]
@@ -312,7 +321,7 @@ fn memory_is_bound_on_request() {
 fn a_job_that_cgroup_v1_cannot_isolate_is_kept_by_masks_with_a_warning() {
     let Some(daemon) = start_daemon("interval = \"50ms\"\n") else { return };
     if find_hierarchy().unwrap().unified {
-        pjw_tests::skipping::skip("cgroup v2 isolates: the virtual machine shows that");
+        pjw_tests::skipping::skip("cgroup v2 isolates the job: the tests on the virtual machine cover that");
         return;
     }
     let shell = Shell::start();
@@ -326,18 +335,18 @@ fn a_job_that_cgroup_v1_cannot_isolate_is_kept_by_masks_with_a_warning() {
     assert!(texts.len() == 1 && texts[0].contains("can't be isolated"), "{texts:?}");
 }
 
-/// A cgroup of somebody else's, which counts by it. It is gone with the test.
+/// A cgroup that pjw did not make. It is removed when this value is dropped.
 struct ForeignCgroup(PathBuf, String);
 
 impl ForeignCgroup {
-    /// One whose name no warden takes for its own, and which keeps nobody anywhere.
+    /// Makes the cgroup. Its name is not one of pjw's, and it has every CPU.
     fn new() -> Self {
         let name = format!("/made-by-test-{}.service", std::process::id());
         let tree = find_hierarchy().unwrap();
         let dir = tree.cgroup(&name).unwrap().dir;
         std::fs::create_dir(&dir).unwrap();
         let foreign = Self(dir, name);
-        // v2 has a cgroup without a cpuset of its own, and with the one above.
+        // In cgroup v2, a cgroup without a cpuset of its own has that of its parent.
         if !tree.unified {
             for file in ["cpuset.mems", "cpuset.cpus"] {
                 write_file(&foreign.1, file, &read_file("/", file));
@@ -349,7 +358,7 @@ impl ForeignCgroup {
 
 impl Drop for ForeignCgroup {
     fn drop(&mut self) {
-        wait_until("nobody is left in it", || std::fs::remove_dir(&self.0).is_ok());
+        wait_until("the cgroup has no process", || std::fs::remove_dir(&self.0).is_ok());
     }
 }
 
@@ -383,7 +392,7 @@ fn a_process_in_a_foreign_cgroup_is_not_moved_unless_pjwctl_started_it() {
         std::iter::once(ctl.get_program()).chain(ctl.get_args()).map(|word| word.to_str().unwrap()).collect();
     let cgroup = cgroup_of_job(&daemon, "b");
     let texts = shell.run(&format!("{} -- grep -c ':{cgroup}$' /proc/self/cgroup", arguments.join(" ")));
-    assert_eq!(texts, "1", "the command that pjwctl became is behind its own wall");
+    assert_eq!(texts, "1", "the command of pjwctl run is in its own cpuset");
     drop(shell);
 }
 
@@ -397,7 +406,7 @@ fn in_observe_mode_no_cpuset_is_changed() {
     daemon.configure("mode = \"observe\"\ninterval = \"50ms\"\n");
     daemon.spawn();
     write_file(&cgroup, "cpuset.cpus", &all_cpus(&daemon));
-    wait_until("it is seen outside", || daemon.job("a").is_some_and(|job| job.violations >= 1));
+    wait_until("the violation is counted", || daemon.job("a").is_some_and(|job| job.violations >= 1));
     assert_eq!(read_file(&cgroup, "cpuset.cpus"), all_cpus(&daemon).to_string());
     write_file(&cgroup, "cpuset.cpus", &cpus);
     let reply: Value = daemon.call("ExplainPid", &json!({ "pid": shell.pid() })).unwrap();

@@ -1,4 +1,4 @@
-//! A wall outlives its daemon and nothing else: the next one has it, and whoever lets go leaves all as it was.
+//! The cpusets of a killed daemon stay, and the next daemon uses them. A release restores all masks and cgroups.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,17 +17,18 @@ use pjw_tests::waiting::{wait_until, wait_until_empty};
 use super::{all_cpus, cgroup_dir, cgroup_of_job, enforcement, move_process, read_file, start_daemon};
 use crate::processes::{KillOnDrop, Shell, has_cpusets, mask, masks};
 
-/// Cgroups that other tests make, which may run at the same time, and remove themselves.
+/// Cgroups of other tests, which may run at the same time and remove these cgroups themselves.
 const OTHER_TESTS_CGROUPS: [&str; 3] = ["/made-by-test", "/slurm_doctor", "/pjw_test"];
 
-/// All cpusets, and the mask and cgroup of every thread, of this machine.
+/// All cpusets of the machine, and the mask and cgroup of every thread.
 struct MachineState {
     cpusets: BTreeMap<PathBuf, String>,
     threads: BTreeMap<(u32, u32, u64), String>,
 }
 
 impl MachineState {
-    /// As they are now. Walls of other daemons come and go meanwhile, in another test say, and are left out.
+    /// Reads the state of the machine. The cgroups of other daemons are left out: another test may make and remove
+    /// them at the same time.
     fn read(own_tag: &str) -> Self {
         let mut state = Self { cpusets: BTreeMap::new(), threads: BTreeMap::new() };
         state.add_cgroup(&find_hierarchy().unwrap().root(), own_tag);
@@ -62,7 +63,7 @@ impl MachineState {
         }
     }
 
-    /// What is not as it was, of what still lives.
+    /// Returns the differences between the saved state and the present state. Ended threads are left out.
     fn changes(&self, own_tag: &str) -> Vec<String> {
         let now = Self::read(own_tag);
         let paths = self.cpusets.keys().chain(now.cpusets.keys());
@@ -77,9 +78,9 @@ impl MachineState {
         cpusets.chain(threads).collect()
     }
 
-    /// Nothing is left of what the daemon did. What others do meanwhile ends sooner or later.
+    /// Waits until the saved state is restored. Changes by other programs end after some time.
     fn wait_until_restored(&self, daemon: &Daemon) {
-        wait_until_empty("all is as it was at the start", || self.changes(daemon.tag()));
+        wait_until_empty("the state is restored", || self.changes(daemon.tag()));
     }
 }
 
@@ -94,7 +95,7 @@ fn release_all_without_a_daemon(daemon: &Daemon) {
     assert!(done.status.success() && done.stderr.is_empty(), "{done:?}");
 }
 
-/// Two shells with children, of which one chose a mask, and what they all had.
+/// Two shells with children, one of which has set its own mask, and the state of the machine before the jobs.
 struct Jobs {
     shells: [Shell; 2],
     pids: Vec<u32>,
@@ -111,10 +112,10 @@ impl Jobs {
         let last = mask(pids[2]).last().unwrap();
         affinity::set_mask(Tid(pids[2]), &last.into()).unwrap();
         let _ends = pids[2..].iter().map(|&pid| KillOnDrop(pid)).collect();
-        Self { shells, pids, before: MachineState::read("nobody's"), _ends }
+        Self { shells, pids, before: MachineState::read("no-tag"), _ends }
     }
 
-    /// One job each, and somebody born inside.
+    /// Assigns each shell to a job, and starts a child in job a.
     fn start(&mut self, daemon: &Daemon) -> KillOnDrop {
         for (name, shell) in ["a", "b"].iter().zip(&self.shells) {
             daemon.assign(name, 1, &[shell.pid()]).unwrap();
@@ -130,11 +131,12 @@ impl Jobs {
         KillOnDrop(late_child)
     }
 
-    /// Nobody is anywhere but where they were, whoever was born inside as their parents.
+    /// Waits until all processes have their masks and cgroups again. The child that started in the job must have
+    /// those of its parent.
     fn wait_until_restored(&self, daemon: &Daemon) {
         self.before.wait_until_restored(daemon);
         let (late_child, parent) = (self.pids[self.pids.len() - 1], self.pids[0]);
-        wait_until("who was born inside is where its father is", || {
+        wait_until("the child has the mask and cgroup of its parent", || {
             (mask(late_child), cgroup_of_process(late_child)) == (mask(parent), cgroup_of_process(parent))
         });
     }
@@ -152,7 +154,7 @@ fn a_release_restores_masks_and_cgroups_and_removes_the_cpuset() {
         daemon.release(job).unwrap();
         assert!(
             !cgroup_dir(&cgroup_of_job(&daemon, job)).exists(),
-            "it is gone when the release is answered"
+            "the cgroup is removed before the release is answered"
         );
     }
     jobs.wait_until_restored(&daemon);
@@ -181,13 +183,13 @@ fn release_all_without_a_daemon_removes_the_cpusets_of_a_killed_daemon() {
     let Some(mut daemon) = start_daemon("interval = \"50ms\"\n") else { return };
     let _late = jobs.start(&daemon);
     daemon.kill();
-    // Whom somebody took out meanwhile stays where that somebody put them.
+    // A process that another program has moved to another cgroup stays there.
     move_process(jobs.pids[1], "/");
     release_all_without_a_daemon(&daemon);
     jobs.wait_until_restored(&daemon);
     release_all_without_a_daemon(&daemon);
     daemon.spawn();
-    assert!(daemon.status().jobs.is_empty(), "what was released stays released");
+    assert!(daemon.status().jobs.is_empty(), "the released jobs are not found again");
     jobs.wait_until_restored(&daemon);
 }
 
@@ -220,7 +222,7 @@ fn the_cpusets_of_a_killed_daemon_stay_and_the_next_daemon_uses_them() {
         check_unchanged();
         let job = daemon.job("a").unwrap();
         assert_eq!((job.cpus, job.enforcement), (cpus.to_string(), "cpuset".to_owned()), "{round}");
-        wait_until("the child is known", || daemon.job("a").unwrap().processes >= 2);
+        wait_until("the child is a member", || daemon.job("a").unwrap().processes >= 2);
     }
     daemon.release("a").unwrap();
     assert_eq!(
@@ -241,8 +243,8 @@ fn a_change_to_enforcement_by_masks_removes_the_cpuset_and_keeps_the_cores() {
     daemon.stop();
     daemon.configure("enforcement = \"affinity\"\ninterval = \"50ms\"\n");
     daemon.spawn();
-    wait_until("the wall is gone", || !cgroup_dir(&cgroup).exists());
-    wait_until("masks keep the job", || {
+    wait_until("the cgroup is removed", || !cgroup_dir(&cgroup).exists());
+    wait_until("the job is kept by masks", || {
         let inside = [shell.pid(), own].iter().all(|&pid| mask(pid) == cpus);
         inside && enforcement(&daemon, "a") == "affinity"
     });
@@ -250,11 +252,11 @@ fn a_change_to_enforcement_by_masks_removes_the_cpuset_and_keeps_the_cores() {
     daemon.release("a").unwrap();
     assert_eq!(masks(&[shell.pid(), own]), before);
 
-    // And back again, while it runs.
+    // Back to cpusets while the daemon runs.
     daemon.assign("a", 1, &[shell.pid()]).unwrap();
     daemon.configure("enforcement = \"cpuset\"\ninterval = \"50ms\"\n");
     daemon.signal(nix::sys::signal::Signal::SIGHUP);
-    wait_until("the wall is back", || enforcement(&daemon, "a") == "cpuset");
+    wait_until("the job has a cpuset again", || enforcement(&daemon, "a") == "cpuset");
     assert_eq!(cgroup_of_process(own), Some(cgroup));
     daemon.release("a").unwrap();
     assert_eq!(masks(&[shell.pid(), own]), before);
