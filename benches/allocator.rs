@@ -99,15 +99,15 @@ fn policy_figures(
     let run = |chooser| {
         replay(topology, log, &ReplayOptions { unit, chooser, housekeeping: CpuSet::new() }, |_| {})
     };
-    let ours = run(PACK);
-    print_means(stream, "pack", &ours)?;
+    let pack = run(PACK);
+    print_means(stream, "pack", &pack)?;
     let mut figures = Vec::new();
     for reference in ReferencePolicy::ALL {
         let peer = run(CoreChooser::Reference(reference));
         print_means("", reference.name(), &peer)?;
         for (domains, count) in COUNTS {
             let name = format!("{stream}: {domains} per job");
-            let (value, peer_value) = (ours.mean_domains(count), peer.mean_domains(count));
+            let (value, peer_value) = (pack.mean_domains(count), peer.mean_domains(count));
             if peer_value > 0.0 {
                 figures.push(Figure::new(&name, value, domains, reference.name(), peer_value));
             }
@@ -161,7 +161,7 @@ fn by_pu(mut log: JobLog, siblings: usize) -> JobLog {
 /// naive first fit on the same machine.
 fn decision_figures(size: &str, topology: &Topology) -> anyhow::Result<Vec<Figure>> {
     let log = mixed_jobs(topology.cores().len(), 5_000);
-    let ours = decision_times(topology, &log, PACK);
+    let pack = decision_times(topology, &log, PACK);
     let first_fit = decision_times(topology, &log, CoreChooser::Reference(ReferencePolicy::FirstFit));
     let mut figures = Vec::new();
     for percentile in [50, 99] {
@@ -169,7 +169,7 @@ fn decision_figures(size: &str, topology: &Topology) -> anyhow::Result<Vec<Figur
             times.get(times.len() * percentile / 100).map_or(0.0, |time| time.as_secs_f64() * 1e6)
         };
         let name = format!("one decision on {size}, {percentile} of 100");
-        let figure = Figure::new(&name, micros(&ours), "µs", "naive first fit", micros(&first_fit));
+        let figure = Figure::new(&name, micros(&pack), "µs", "naive first fit", micros(&first_fit));
         print_line(&format!("{name}: {:.1} µs; naive first fit: {:.1} µs", figure.value, figure.peer_value))?;
         figures.push(figure);
     }
@@ -200,8 +200,8 @@ fn replay_figure(topology: &Topology) -> anyhow::Result<Figure> {
         );
         begin.elapsed().as_secs_f64()
     };
-    let (ours, first_fit) = (seconds(PACK), seconds(CoreChooser::Reference(ReferencePolicy::FirstFit)));
+    let (pack, first_fit) = (seconds(PACK), seconds(CoreChooser::Reference(ReferencePolicy::FirstFit)));
     let name = "a replay of 100,000 jobs on 512 PUs";
-    print_line(&format!("{name}: {ours:.2} s; by naive first fit: {first_fit:.2} s"))?;
-    Ok(Figure::new(name, ours, "s", "naive first fit", first_fit))
+    print_line(&format!("{name}: {pack:.2} s; by naive first fit: {first_fit:.2} s"))?;
+    Ok(Figure::new(name, pack, "s", "naive first fit", first_fit))
 }

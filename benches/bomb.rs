@@ -43,7 +43,7 @@ fn main() -> anyhow::Result<()> {
 /// The times of the answers during the fork bomb.
 #[derive(Default)]
 struct Answers {
-    ours_ms: Vec<f64>,
+    pjwd_ms: Vec<f64>,
     echo_ms: Vec<f64>,
 }
 
@@ -67,9 +67,9 @@ fn run_fork_bomb(
             break status;
         }
         let [daemon, echo] = &mut clients;
-        answers.ours_ms.push(call_ms(daemon)?);
+        answers.pjwd_ms.push(call_ms(daemon)?);
         answers.echo_ms.push(call_ms(echo)?);
-        if answers.ours_ms.len().is_multiple_of(CHECK_EVERY)
+        if answers.pjwd_ms.len().is_multiple_of(CHECK_EVERY)
             && job_cpus(warden, "manual:neighbour")? != before
         {
             bail!("the second job has lost its cores");
@@ -80,7 +80,7 @@ fn run_fork_bomb(
         bail!("the fork bomb failed: {status}");
     }
     let took = began.elapsed().as_secs_f64();
-    print_line(&format!("{processes} processes in {took:.1} s; {} calls", answers.ours_ms.len()))?;
+    print_line(&format!("{processes} processes in {took:.1} s; {} calls", answers.pjwd_ms.len()))?;
     wait_for("the job of the fork bomb still exists", CLEAN_TIMEOUT, interrupt, || {
         Ok(warden.job("manual:bomb")?.is_none().then_some(()))
     })?;
@@ -109,7 +109,7 @@ impl Answers {
     fn figures(&self, processes: u32) -> anyhow::Result<Vec<Figure>> {
         let shares = [("p50", 0.5), ("p99", 0.99), ("max", 1.0)];
         let figure = |(name, share)| {
-            let daemon = quantile(&self.ours_ms, share).context("nothing was measured")?;
+            let daemon = quantile(&self.pjwd_ms, share).context("nothing was measured")?;
             let echo = quantile(&self.echo_ms, share).context("nothing was measured")?;
             let name = format!("status while a job starts {processes} processes, {name}");
             Ok(Figure::new(&name, daemon, "ms", "an echo server", echo))

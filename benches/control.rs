@@ -93,8 +93,8 @@ impl Bench<'_> {
             // The servers take turns. Each one is first in every second round.
             let sockets = [(true, warden.socket()), (false, echo.socket())];
             for at in [round % 2, (round + 1) % 2] {
-                let (is_ours, socket) = &sockets[at];
-                measured.answers_of(*is_ours).add(self.measure_server(socket)?);
+                let (is_pjwd, socket) = &sockets[at];
+                measured.answers_of(*is_pjwd).add(self.measure_server(socket)?);
             }
             measured.through_client_us.push(self.measure_client_us(&warden.socket())?);
         }
@@ -163,18 +163,18 @@ fn call_repeatedly(
 
 #[derive(Default)]
 struct Measured {
-    ours: Answers,
+    pjwd: Answers,
     echo: Answers,
     through_client_us: Vec<f64>,
 }
 
 impl Measured {
-    fn answers_of(&mut self, is_ours: bool) -> &mut Answers {
-        if is_ours { &mut self.ours } else { &mut self.echo }
+    fn answers_of(&mut self, is_pjwd: bool) -> &mut Answers {
+        if is_pjwd { &mut self.pjwd } else { &mut self.echo }
     }
 
     fn figures(&self, call_name: &str) -> anyhow::Result<Vec<Figure>> {
-        let Self { ours, echo, through_client_us } = self;
+        let Self { pjwd, echo, through_client_us } = self;
         let figure = |what: &str, unit: &str, own_values: &[f64], peer: &str, peer_values: &[f64]| {
             let medians = median(own_values).zip(median(peer_values)).context("nothing was measured")?;
             anyhow::Ok(Figure::new(&format!("{call_name}: {what}"), medians.0, unit, peer, medians.1))
@@ -182,14 +182,14 @@ impl Measured {
         let echoed = "an echo of the same size";
         let several = format!("{CLIENTS} clients");
         Ok(vec![
-            figure("p50", "us", &ours.p50_us, echoed, &echo.p50_us)?,
-            figure("p99", "us", &ours.p99_us, echoed, &echo.p99_us)?,
-            figure("p50 with a new connection", "us", &ours.connecting_us, echoed, &echo.connecting_us)?,
-            figure("answers to one client", "1/s", &ours.one_per_s, echoed, &echo.one_per_s)?,
+            figure("p50", "us", &pjwd.p50_us, echoed, &echo.p50_us)?,
+            figure("p99", "us", &pjwd.p99_us, echoed, &echo.p99_us)?,
+            figure("p50 with a new connection", "us", &pjwd.connecting_us, echoed, &echo.connecting_us)?,
+            figure("answers to one client", "1/s", &pjwd.one_per_s, echoed, &echo.one_per_s)?,
             figure(
                 &format!("answers to {several}"),
                 "1/s",
-                &ours.several_per_s,
+                &pjwd.several_per_s,
                 echoed,
                 &echo.several_per_s,
             )?,

@@ -170,7 +170,7 @@ impl Rounds {
     fn figures(&self, kind: &str) -> anyhow::Result<Vec<Figure>> {
         let Self { kernel, pins, floating, pins_to_floating, pinned_turns } = self;
         let to_kernel = |times: &[f64]| -> Vec<f64> {
-            times.iter().zip(kernel).map(|(ours, peer_times)| ours / peer_times).collect()
+            times.iter().zip(kernel).map(|(own, kernel)| own / kernel).collect()
         };
         let without = "the warden without pins";
         let name = format!("{kind}: {without}");

@@ -254,19 +254,19 @@ fn figures(all: &BTreeMap<Key, ReactionTimes>) -> anyhow::Result<Vec<Figure>> {
                     all.get(&(method, with_forks))
                         .and_then(|times: &ReactionTimes| quantile(&times.ms, share))
                 };
-                let Some(ours) = of(Method::Warden(case)) else { continue };
+                let Some(own_value) = of(Method::Warden(case)) else { continue };
                 let what = format!("{}, {}, {name}", Method::Warden(case).name(), load_name(with_forks));
                 figures.extend(peers.iter().filter_map(|&peer| {
-                    of(peer).map(|peer_value| Figure::new(&what, ours, "ms", peer.name(), peer_value))
+                    of(peer).map(|peer_value| Figure::new(&what, own_value, "ms", peer.name(), peer_value))
                 }));
                 let kernel_clock = |method| {
                     all.get(&(method, with_forks)).and_then(|times| quantile(&times.kernel_clock_ms, share))
                 };
                 let values = kernel_clock(Method::Warden(case)).zip(kernel_clock(Method::ForkListener(case)));
-                figures.extend(values.map(|(ours, peer_value)| {
+                figures.extend(values.map(|(own_value, peer_value)| {
                     Figure::new(
                         &format!("{what}, by the kernel's clock"),
-                        ours,
+                        own_value,
                         "ms",
                         Method::ForkListener(case).name(),
                         peer_value,

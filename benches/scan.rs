@@ -28,25 +28,25 @@ trait ScanMethod {
 
 /// Returns all ways to scan, first those of pjw.
 fn scan_methods() -> anyhow::Result<Vec<Box<dyn ScanMethod>>> {
-    let mut ours: Vec<Box<dyn ScanMethod>> = Vec::new();
+    let mut methods: Vec<Box<dyn ScanMethod>> = Vec::new();
     match TaskScan::load() {
         Ok(scan) => {
             let mut node = open_node()?;
             node.use_task_scan(Some(scan));
-            ours.push(Box::new(PjwScan { node, kind: ScanKind::FullRescan, source: "BPF" }));
+            methods.push(Box::new(PjwScan { node, kind: ScanKind::FullRescan, source: "BPF" }));
         }
         Err(why) => print_line(&format!("skipped: scans by BPF: {why}"))?,
     }
     let proc_scan = |kind| -> anyhow::Result<Box<dyn ScanMethod>> {
         Ok(Box::new(PjwScan { node: open_node()?, kind, source: "/proc" }))
     };
-    ours.extend([proc_scan(ScanKind::Members)?, proc_scan(ScanKind::FullRescan)?]);
-    ours.extend::<[Box<dyn ScanMethod>; 3]>([
+    methods.extend([proc_scan(ScanKind::Members)?, proc_scan(ScanKind::FullRescan)?]);
+    methods.extend::<[Box<dyn ScanMethod>; 3]>([
         Box::new(PjwFirstScan),
         Box::new(BareCalls(SyscallScan::new()?)),
         Box::new(ProcfsCrate),
     ]);
-    Ok(ours)
+    Ok(methods)
 }
 
 fn open_node() -> anyhow::Result<LinuxNode> {
@@ -203,13 +203,13 @@ fn compare(
     for (name, cpu_time) in names.iter().zip(&medians) {
         print_line(&format!("{what}: {name}: {cpu_time:.0} ns per thread"))?;
     }
-    let ours = names.iter().zip(&medians).filter(|(name, _)| name.starts_with("pjw"));
+    let own = names.iter().zip(&medians).filter(|(name, _)| name.starts_with("pjw"));
     let peers = || names.iter().zip(&medians).filter(|(name, _)| !name.starts_with("pjw"));
-    let beside = |(ours, &value): (&String, &f64)| {
-        let name = format!("{what}: {ours}");
+    let beside = |(own, &value): (&String, &f64)| {
+        let name = format!("{what}: {own}");
         peers()
             .map(move |(peer, &peer_value)| Figure::new(&name, value, "ns/thread", peer, peer_value))
             .collect::<Vec<_>>()
     };
-    Ok(ours.flat_map(beside).collect())
+    Ok(own.flat_map(beside).collect())
 }

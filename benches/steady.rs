@@ -165,7 +165,7 @@ struct Bench {
 /// The cost of pjwd and of its peers: CPU time in milliseconds each second, and memory at the end of the measurement.
 #[derive(Debug)]
 struct Costs {
-    ours_ms: f64,
+    pjwd_ms: f64,
     bare_ms: f64,
     rss_mib: f64,
     /// The CPU time of numad in milliseconds each second, and its memory in MiB.
@@ -236,10 +236,10 @@ impl Bench {
         pids: &[u32],
         intervals: u32,
     ) -> anyhow::Result<Costs> {
-        let ours = ProcessUsage::new(warden.pid())?;
-        let theirs = numad.map(|numad| ProcessUsage::new(numad.pid())).transpose()?;
-        let their_cpu = || theirs.as_ref().map(ProcessUsage::cpu_time).transpose();
-        let (began, before, their_before) = (Instant::now(), ours.cpu_time()?, their_cpu()?);
+        let pjwd = ProcessUsage::new(warden.pid())?;
+        let numad_usage = numad.map(|numad| ProcessUsage::new(numad.pid())).transpose()?;
+        let numad_cpu = || numad_usage.as_ref().map(ProcessUsage::cpu_time).transpose();
+        let (began, before, numad_before) = (Instant::now(), pjwd.cpu_time()?, numad_cpu()?);
         let mut scan_time = Duration::ZERO;
         for number in 1..=intervals {
             let cpu = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
@@ -249,28 +249,28 @@ impl Bench {
             self.interrupt.sleep_until(began + INTERVAL * number)?;
         }
         let each = |cpu: Duration| cpu.as_secs_f64() * 1000.0 / began.elapsed().as_secs_f64();
-        let (ours_ms, bare_ms, rss_mib) =
-            (each(ours.cpu_time()?.saturating_sub(before)), each(scan_time), ours.rss_mib()?);
-        let numad = match (&theirs, their_before) {
-            (Some(theirs), Some(before)) => {
-                Some((each(theirs.cpu_time()?.saturating_sub(before)), theirs.rss_mib()?))
+        let (pjwd_ms, bare_ms, rss_mib) =
+            (each(pjwd.cpu_time()?.saturating_sub(before)), each(scan_time), pjwd.rss_mib()?);
+        let numad = match (&numad_usage, numad_before) {
+            (Some(numad_usage), Some(before)) => {
+                Some((each(numad_usage.cpu_time()?.saturating_sub(before)), numad_usage.rss_mib()?))
             }
             _ => None,
         };
-        Ok(Costs { ours_ms, bare_ms, rss_mib, numad })
+        Ok(Costs { pjwd_ms, bare_ms, rss_mib, numad })
     }
 }
 
 impl Costs {
     fn figures(&self, case: &str) -> anyhow::Result<Vec<Figure>> {
-        let &Costs { ours_ms: ours, bare_ms: bare, rss_mib: rss, numad } = self;
-        let mut figures = vec![Figure::new(case, ours, "ms/s", "bare system calls", bare)];
+        let &Costs { pjwd_ms: pjwd, bare_ms: bare, rss_mib: rss, numad } = self;
+        let mut figures = vec![Figure::new(case, pjwd, "ms/s", "bare system calls", bare)];
         if let Some((numad, numad_rss)) = numad {
-            figures.push(Figure::new(case, ours, "ms/s", "numad -i 1:1", numad));
+            figures.push(Figure::new(case, pjwd, "ms/s", "numad -i 1:1", numad));
             figures.push(Figure::new(&format!("{case}: memory"), rss, "MiB", "numad -i 1:1", numad_rss));
         }
         print_line(&format!(
-            "{case}: pjwd {ours:.2} ms of CPU each second, {rss:.1} MiB; bare calls {bare:.2} ms"
+            "{case}: pjwd {pjwd:.2} ms of CPU each second, {rss:.1} MiB; bare calls {bare:.2} ms"
         ))?;
         Ok(figures)
     }
