@@ -230,7 +230,8 @@ impl Bench {
         };
         let name = mpi.name;
         print_line(&format!(
-            "{name}: one run alone {alone:.3} s, two {unseparated:.3} s, two under the warden {under_warden:.3} s"
+            "{name}: one run alone {alone:.3} s, two {unseparated:.3} s, two under the warden \
+             {under_warden:.3} s"
         ))?;
         let what = format!("two {name} runs under the warden");
         Ok(vec![

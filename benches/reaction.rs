@@ -160,7 +160,8 @@ impl Bench {
                 let discovery = warden.status()?["discovery"].as_str().unwrap_or_default().to_owned();
                 if discovery != "polling" {
                     bail!(
-                        "a pjwd in a network namespace of its own reports the discovery {discovery:?}, not \"polling\""
+                        "a pjwd in a network namespace of its own reports the discovery {discovery:?}, \
+                         not \"polling\""
                     );
                 }
                 let workers = self.effort.pick(2, 12);

@@ -110,7 +110,8 @@ fn modules_import_only_from_lower_layers() {
                 if layers.get(part(to)).is_none_or(|layer| layer >= own) {
                     let location = imports.location(from, to);
                     violations.push(format!(
-                        "{location}: {} (layer {own}) must not import {}: move the item down, or the import up",
+                        "{location}: {} (layer {own}) must not import {}: move the item down, or the import \
+                         up",
                         part(from),
                         display_name(to)
                     ));

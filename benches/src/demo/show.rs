@@ -20,8 +20,9 @@ const HOT_TIMEOUT: Duration = Duration::from_secs(15);
 pub fn introduction(scale: &Scale) -> String {
     let Scale { core_count, b_cores, a_cores, a_workers, .. } = scale;
     format!(
-        "Two jobs on {core_count} cores. Job B asked for {b_cores} and runs {b_cores} {}. Job A asked for {a_cores} and \
-         starts {a_workers}.\nAll of them compute in steps and spin at a barrier after each. How long does B take?\n",
+        "Two jobs on {core_count} cores. Job B asked for {b_cores} and runs {b_cores} {}. Job A asked for \
+         {a_cores} and starts {a_workers}.\nAll of them compute in steps and spin at a barrier after each. How long \
+         does B take?\n",
         if *b_cores == 1 { "worker" } else { "workers" }
     )
 }
@@ -32,8 +33,8 @@ pub fn busy_warning(others: f64, scale: &Scale) -> Option<String> {
     let cpus = scale.usable_pus.len();
     (others >= BUSY_CPUS).then(|| {
         format!(
-            "! Other programs use {others:.1} of these {cpus} CPUs now. The figures will say little about pjwd. Run the \
-             demo on an idle machine.\n"
+            "! Other programs use {others:.1} of these {cpus} CPUs now. The figures will say little about \
+             pjwd. Run the demo on an idle machine.\n"
         )
     })
 }
@@ -88,8 +89,8 @@ pub fn table(times: &AllTimes, medians: &Medians) -> String {
 /// The text instead of a verdict, if the machine was busy.
 fn no_verdict(medians: &Medians) -> String {
     format!(
-        "No verdict: other programs used up to {:.1} CPUs while the rows marked ! were measured, and B waited for \
-         them too.\nThese figures say nothing about pjwd. Run make demo again on an idle machine.",
+        "No verdict: other programs used up to {:.1} CPUs while the rows marked ! were measured, and B \
+         waited for them too.\nThese figures say nothing about pjwd. Run make demo again on an idle machine.",
         medians.others_cpus
     )
 }
@@ -103,12 +104,13 @@ fn verdict(medians: &Medians) -> String {
         )
     } else if slowdown_with <= MAX_SLOWDOWN {
         format!(
-            "A alone pays for its extra workers: B takes x {slowdown_with:.2} of its time alone, not x {slowdown_without:.2}."
+            "A alone pays for its extra workers: B takes x {slowdown_with:.2} of its time alone, not \
+             x {slowdown_without:.2}."
         )
     } else {
         format!(
-            "Here B is slower with pjwd than alone: x {slowdown_with:.2}; without pjwd x {slowdown_without:.2}. Other \
-             programs used at most {:.1} CPUs during the measurements.",
+            "Here B is slower with pjwd than alone: x {slowdown_with:.2}; without pjwd x {slowdown_without:.2}. \
+             Other programs used at most {:.1} CPUs during the measurements.",
             medians.others_cpus
         )
     }

@@ -41,8 +41,8 @@ impl Scale {
         let core_count = usable_cores.len();
         if core_count < 2 {
             bail!(
-                "there is nothing to show on {core_count} core: two jobs can't be kept apart there. Run the demo on a \
-                 machine with two cores or more"
+                "two jobs need two cores, and this program may use {core_count}: run it on a machine with two cores \
+                 or more"
             );
         }
         let b_cores = core_count / 2;
