@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use nix::time::{ClockId, clock_gettime};
 use pjw_benches::load::idle_jobs::{ENFORCEMENTS, IdleJobs};
-use pjw_benches::load::processes::{Activity, Processes};
-use pjw_benches::measure::results::{Figure, median, publish, say};
-use pjw_benches::measure::usage::Usage;
+use pjw_benches::load::processes::{Activity, LoadProcesses};
+use pjw_benches::measure::results::{Figure, median, print_line, publish};
+use pjw_benches::measure::usage::ProcessUsage;
 use pjw_benches::peers::cgroups::Cgroup;
-use pjw_benches::programs::daemon::{Hearing, Warden};
+use pjw_benches::programs::daemon::{EventSource, PrivateWarden};
 use pjw_benches::setup::Setup;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Tid;
@@ -27,17 +27,17 @@ struct Costs {
 }
 
 fn main() -> anyhow::Result<()> {
-    let Setup { effort, interrupt, programs, scale } = Setup::find()?;
+    let Setup { effort, interrupt, programs, scale } = Setup::prepare()?;
     let sizes: &[usize] = effort.pick(&[8, 16], &[32, 100, 128, 300, 512, 600]);
     let mut figures = Vec::new();
     for (enforcement, way) in ENFORCEMENTS {
         let keys = format!(
             "enforcement = \"{enforcement}\"\nhousekeeping = \"{}\"\non_exhausted = \"share\"\n",
-            scale.not_ours
+            scale.unusable_pus
         );
-        let warden = Warden::configured(&programs, &keys, Hearing::Events, &interrupt)?;
-        let daemon = Usage::of(warden.pid())?;
-        let process = Processes::start(1, 1, Activity::Sleeping, &interrupt)?;
+        let warden = PrivateWarden::start_with_config(&programs, &keys, EventSource::ProcEvents, &interrupt)?;
+        let daemon = ProcessUsage::new(warden.pid())?;
+        let process = LoadProcesses::start(1, 1, Activity::Sleeping, &interrupt)?;
         let pids = process.pids();
         let mut jobs = IdleJobs::default();
         for &size in sizes {
@@ -48,14 +48,14 @@ fn main() -> anyhow::Result<()> {
                 interrupt.sleep_until(Instant::now() + Duration::from_millis(effort.pick(10, 60)))?;
                 assign.measure(&daemon, || warden.assign_cores(COMMAND_JOB, 1, &pids))?;
                 release.measure(&daemon, || warden.release(COMMAND_JOB))?;
-                bare_ms.push(bare_change(enforcement == "auto", &scale.whole_cores[0], pids[0])?);
+                bare_ms.push(bare_change(enforcement == "auto", &scale.usable_cores[0], pids[0])?);
             }
             let bare = median(&bare_ms).context("nothing was measured")?;
             for (command, costs) in [("assign", assign), ("release", release)] {
                 let both = median(&costs.cpu_ms).zip(median(&costs.answer_ms));
                 let (cpu, answer) = both.context("nothing was measured")?;
                 let name = format!("{command} beside {size} jobs, kept by {way}");
-                say(&format!("{name}: {cpu:.2} ms of CPU, answer after {answer:.2} ms"))?;
+                print_line(&format!("{name}: {cpu:.2} ms of CPU, answer after {answer:.2} ms"))?;
                 figures.push(Figure::new(&format!("{name}: CPU"), cpu, "ms", "bare system calls", bare));
                 figures.push(Figure::new(
                     &format!("{name}: answer"),
@@ -74,13 +74,13 @@ fn main() -> anyhow::Result<()> {
 impl Costs {
     fn measure(
         &mut self,
-        server: &Usage,
+        server: &ProcessUsage,
         command: impl FnOnce() -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let (begin, before) = (Instant::now(), server.cpu()?);
+        let (begin, before) = (Instant::now(), server.cpu_time()?);
         command()?;
         self.answer_ms.push(begin.elapsed().as_secs_f64() * 1000.0);
-        self.cpu_ms.push(server.cpu()?.saturating_sub(before).as_secs_f64() * 1000.0);
+        self.cpu_ms.push(server.cpu_time()?.saturating_sub(before).as_secs_f64() * 1000.0);
         Ok(())
     }
 }
@@ -92,7 +92,7 @@ fn bare_change(by_cpuset: bool, core: &CpuSet, pid: u32) -> anyhow::Result<f64> 
     let before = thread_cpu()?;
     if by_cpuset {
         let cgroup = Cgroup::new("cpuset", "command")?;
-        cgroup.wall(core)?;
+        cgroup.set_cpus(core)?;
         cgroup.move_in_and_back(pid)?;
     } else {
         let original = affinity::get_mask(Tid(pid)).context("can't read the mask")?;

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use nix::time::{ClockId, clock_gettime};
 use pjw_benches::load::idle_jobs::{ENFORCEMENTS, IdleJobs};
-use pjw_benches::measure::results::{Figure, publish, say};
-use pjw_benches::measure::usage::Usage;
-use pjw_benches::peers::syscalls::Syscalls;
-use pjw_benches::programs::daemon::{Hearing, Warden};
+use pjw_benches::measure::results::{Figure, print_line, publish};
+use pjw_benches::measure::usage::ProcessUsage;
+use pjw_benches::peers::syscalls::SyscallScan;
+use pjw_benches::programs::daemon::{EventSource, PrivateWarden};
 use pjw_benches::setup::Setup;
 
 /// The interval of pjwd by default, and of the bare loop.
@@ -24,19 +24,24 @@ const SETTLING_INTERVALS: u32 = 120;
 const MEASURED_INTERVALS: u32 = 80;
 
 fn main() -> anyhow::Result<()> {
-    let Setup { effort, interrupt, programs, scale } = Setup::find()?;
+    let Setup { effort, interrupt, programs, scale } = Setup::prepare()?;
     let sizes: &[usize] = effort.pick(&[16], &[128, 512]);
     let mut figures = Vec::new();
     for (enforcement, way) in ENFORCEMENTS {
         let keys = |interval: Duration| {
             let interval = interval.as_millis();
-            let not_ours = &scale.not_ours;
+            let unusable_pus = &scale.unusable_pus;
             format!(
-                "enforcement = \"{enforcement}\"\ninterval = \"{interval}ms\"\nhousekeeping = \"{not_ours}\"\n\
+                "enforcement = \"{enforcement}\"\ninterval = \"{interval}ms\"\nhousekeeping = \"{unusable_pus}\"\n\
                  on_exhausted = \"share\"\n"
             )
         };
-        let warden = Warden::configured(&programs, &keys(SHORT_INTERVAL), Hearing::Events, &interrupt)?;
+        let warden = PrivateWarden::start_with_config(
+            &programs,
+            &keys(SHORT_INTERVAL),
+            EventSource::ProcEvents,
+            &interrupt,
+        )?;
         let mut jobs = IdleJobs::default();
         for &size in sizes {
             jobs.grow(&warden, size, &interrupt)?;
@@ -45,22 +50,24 @@ fn main() -> anyhow::Result<()> {
             interrupt.sleep_until(Instant::now() + INTERVAL * effort.pick(1, 12))?;
 
             let pids = jobs.pids();
-            let mut bare = Syscalls::new()?;
-            let daemon = Usage::of(warden.pid())?;
-            let (begin, cpu_before) = (Instant::now(), daemon.cpu()?);
+            let mut bare = SyscallScan::new()?;
+            let daemon = ProcessUsage::new(warden.pid())?;
+            let (begin, cpu_before) = (Instant::now(), daemon.cpu_time()?);
             let mut bare_cpu = Duration::ZERO;
             for number in 1..=effort.pick(2, MEASURED_INTERVALS) {
                 let thread_cpu = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
                 let before = thread_cpu()?;
-                bare.look(&pids).context("a process of the load ended")?;
+                bare.scan(&pids).context("a process of the load ended")?;
                 bare_cpu += thread_cpu()?.saturating_sub(before);
                 interrupt.sleep_until(begin + INTERVAL * number)?;
             }
             let ms_per_s = |cpu: Duration| cpu.as_secs_f64() * 1000.0 / begin.elapsed().as_secs_f64();
-            let (ours, bare) = (ms_per_s(daemon.cpu()?.saturating_sub(cpu_before)), ms_per_s(bare_cpu));
+            let (ours, bare) = (ms_per_s(daemon.cpu_time()?.saturating_sub(cpu_before)), ms_per_s(bare_cpu));
             let name =
                 format!("{size} idle jobs of {} processes, kept by {way}", IdleJobs::PROCESSES_PER_JOB);
-            say(&format!("{name}: pjwd {ours:.2} ms of CPU each second, bare system calls {bare:.2} ms"))?;
+            print_line(&format!(
+                "{name}: pjwd {ours:.2} ms of CPU each second, bare system calls {bare:.2} ms"
+            ))?;
             figures.push(Figure::new(&name, ours, "ms/s", "bare system calls", bare));
             warden.reconfigure(&keys(SHORT_INTERVAL))?;
         }
