@@ -93,7 +93,8 @@ fn check_grants(state: &WardenState, machine: &CpuSet, policy: &Policy) -> Vec<V
     let (held, housekeeping) = by_holder(state);
     let core_of = core_by_pu(state);
     let mut found = Vec::new();
-    for (id, job) in state.jobs.iter() {
+    for job in state.jobs.values() {
+        let id = &job.id;
         let held = held.get(id).cloned().unwrap_or_default();
         let Some(grant) = &job.grant else {
             if !held.is_empty() {
@@ -165,7 +166,8 @@ fn split_core(
 fn check_owners(state: &WardenState) -> Vec<Violation> {
     let mut owner: BTreeMap<Pu, &JobId> = BTreeMap::new();
     let mut both: BTreeMap<(&JobId, &JobId), CpuSet> = BTreeMap::new();
-    for (id, job) in state.jobs.iter() {
+    for job in state.jobs.values() {
+        let id = &job.id;
         for pu in job.grant.iter().filter(|grant| !grant.shared).flat_map(|grant| grant.cpus.iter()) {
             if let Some(other) = owner.insert(pu, id) {
                 both.entry((id, other)).or_default().insert(pu);

@@ -68,7 +68,7 @@ impl Draft<'_> {
         if state.dirty.is_everything() {
             return state.jobs.keys().cloned().collect();
         }
-        let dirty = state.dirty.dirty_parts().map(|(id, _)| id).filter(|id| state.jobs.contains_key(*id));
+        let dirty = state.dirty.dirty_parts().map(|(id, _)| id).filter(|id| state.jobs.contains_key(id));
         dirty.chain(state.jobs.without_cores().map(|job| &job.id)).cloned().collect()
     }
 

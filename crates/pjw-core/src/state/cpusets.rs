@@ -59,6 +59,8 @@ pub struct CpusetRegistry {
     managed: BTreeMap<String, ManagedCpuset>,
     /// For each job the path of the cpuset that the job is to have.
     wanted: BTreeMap<JobId, String>,
+    /// The paths of the cpusets that are to be removed.
+    to_remove: BTreeSet<String>,
     moved: BTreeMap<ProcessId, MovedProcess>,
     refused: BTreeMap<JobId, String>,
     move_errors: BTreeMap<ProcessId, String>,
@@ -81,7 +83,7 @@ impl CpusetRegistry {
 
     /// Iterates over the cgroup paths of the cpusets that no job needs and that are still to be removed.
     pub(crate) fn paths_to_remove(&self) -> impl Iterator<Item = &str> {
-        self.managed.iter().filter(|(_, managed)| managed.unwanted).map(|(path, _)| path.as_str())
+        self.to_remove.iter().map(String::as_str)
     }
 
     /// Returns the cpuset in which pjw keeps a job, or which pjw is about to make for it. `None` if there is none.
@@ -93,7 +95,8 @@ impl CpusetRegistry {
     /// Whether the job has a cpuset that is still to be removed, because the job no longer needs it.
     #[must_use]
     pub fn has_pending_removal(&self, job: &JobId) -> bool {
-        self.managed.values().any(|managed| managed.job_cpuset.job == *job && managed.unwanted)
+        let to_remove = self.to_remove.iter().filter_map(|path| self.managed.get(path));
+        to_remove.into_iter().any(|managed| managed.job_cpuset.job == *job)
     }
 
     /// Whether pjw moved the process into a cpuset.
@@ -179,12 +182,14 @@ impl CpusetRegistry {
                 self.write_history(path, machine, machine, at);
                 if let Some(managed) = self.managed.get_mut(path) {
                     managed.unwanted = true;
+                    self.to_remove.insert(path.clone());
                 }
-                self.wanted.retain(|_, wanted| wanted != path);
+                self.forget_wanted(path);
             }
             CpusetRecord::Removed { path } => {
+                self.forget_wanted(path);
                 self.managed.remove(path);
-                self.wanted.retain(|_, wanted| wanted != path);
+                self.to_remove.remove(path);
                 self.moved.retain(|_, moved| moved.to != *path);
                 let managed = &self.managed;
                 let kept_from = Nanos(at.0.saturating_sub(HISTORY_AFTER_REMOVAL.0));
@@ -201,6 +206,14 @@ impl CpusetRegistry {
                     managed.origin = Some(from.clone());
                 }
             }
+        }
+    }
+
+    /// Records that no job is to have the cpuset at `path`.
+    fn forget_wanted(&mut self, path: &str) {
+        let job = self.managed.get(path).map(|managed| &managed.job_cpuset.job);
+        if let Some(job) = job.filter(|job| self.wanted.get(*job).is_some_and(|wanted| wanted == path)) {
+            self.wanted.remove(job);
         }
     }
 
@@ -233,6 +246,7 @@ impl CpusetRegistry {
         };
         self.managed.insert(job_cpuset.path.clone(), managed);
         self.wanted.insert(job_cpuset.job.clone(), job_cpuset.path.clone());
+        self.to_remove.remove(&job_cpuset.path);
         if tries + 1 > MAX_TRIES {
             let why = format!("another program overwrites the cpuset of {}", job_cpuset.path);
             self.refused.insert(job_cpuset.job.clone(), why);

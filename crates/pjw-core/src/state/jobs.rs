@@ -1,9 +1,10 @@
 //! The jobs, by id, by owner and by cgroup, and those that need a visit in every cycle.
 //!
-//! Reading goes to the map from id to job. Writing goes through the methods of [`Jobs`]: they update the indexes. So a
-//! cycle in which few jobs changed need not visit all jobs.
+//! All reading and writing goes through the methods of [`Jobs`]: they use and update the indexes. So a cycle in which few jobs
+//! changed need not visit all jobs. Tests count the visits.
 
-use core::ops::Deref;
+use core::cell::Cell;
+use core::ops::Index;
 
 use crate::basics::{Pid, Uid, prelude::*};
 use crate::terms::{Job, JobId};
@@ -18,17 +19,73 @@ pub struct Jobs {
     without_cores: BTreeSet<JobId>,
     without_processes: BTreeSet<JobId>,
     shared: BTreeSet<JobId>,
+    visits: VisitCount,
 }
 
-impl Deref for Jobs {
-    type Target = BTreeMap<JobId, Job>;
+/// How many jobs were read. It says nothing about the jobs, so all counts are equal.
+#[derive(Debug, Clone, Default)]
+struct VisitCount(Cell<usize>);
 
-    fn deref(&self) -> &Self::Target {
-        &self.jobs
+impl PartialEq for VisitCount {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for VisitCount {}
+
+impl Index<&JobId> for Jobs {
+    type Output = Job;
+
+    fn index(&self, id: &JobId) -> &Job {
+        &self.jobs[id]
     }
 }
 
 impl Jobs {
+    /// Returns a job. `None` if there is no such job.
+    #[must_use]
+    pub fn get(&self, id: &JobId) -> Option<&Job> {
+        self.jobs.get(id).inspect(|_| self.count_visit())
+    }
+
+    /// Whether there is such a job.
+    #[must_use]
+    pub fn contains_key(&self, id: &JobId) -> bool {
+        self.get(id).is_some()
+    }
+
+    /// Iterates over all jobs, by id.
+    pub fn values(&self) -> impl Iterator<Item = &Job> {
+        self.jobs.values().inspect(|_| self.count_visit())
+    }
+
+    /// Iterates over the ids of all jobs.
+    pub fn keys(&self) -> impl Iterator<Item = &JobId> {
+        self.values().map(|job| &job.id)
+    }
+
+    /// Returns the number of jobs.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.jobs.len()
+    }
+
+    /// Whether there are no jobs.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    /// Returns how many jobs were read since the last call. A job that was read twice counts twice.
+    pub fn take_visit_count(&self) -> usize {
+        self.visits.0.take()
+    }
+
+    fn count_visit(&self) {
+        self.visits.0.update(|count| count + 1);
+    }
+
     /// Adds a job, or replaces the job with the same id.
     pub fn insert(&mut self, job: Job) {
         let id = job.id.clone();
@@ -79,7 +136,7 @@ impl Jobs {
 
     /// Iterates over the jobs of a user.
     pub fn of_owner(&self, user: Uid) -> impl Iterator<Item = &Job> {
-        self.by_owner.get(&user).into_iter().flatten().filter_map(|id| self.jobs.get(id))
+        self.by_owner.get(&user).into_iter().flatten().filter_map(|id| self.get(id))
     }
 
     /// Iterates over the users who own jobs.
@@ -89,12 +146,12 @@ impl Jobs {
 
     /// Iterates over the jobs for which a scheduler made the cgroup at this path.
     pub(crate) fn at_cgroup(&self, path: &str) -> impl Iterator<Item = &Job> {
-        self.by_cgroup.get(path).into_iter().flatten().filter_map(|id| self.jobs.get(id))
+        self.by_cgroup.get(path).into_iter().flatten().filter_map(|id| self.get(id))
     }
 
     /// Iterates over the jobs to which a session was assigned as a whole.
     pub(crate) fn with_session(&self, session: Pid) -> impl Iterator<Item = &Job> {
-        self.by_session.get(&session).into_iter().flatten().filter_map(|id| self.jobs.get(id))
+        self.by_session.get(&session).into_iter().flatten().filter_map(|id| self.get(id))
     }
 
     /// Iterates over the paths of the cgroups that schedulers made for jobs.
@@ -104,17 +161,17 @@ impl Jobs {
 
     /// Iterates over the jobs that hold no cores: they wait for cores, or were released.
     pub(crate) fn without_cores(&self) -> impl Iterator<Item = &Job> {
-        self.without_cores.iter().filter_map(|id| self.jobs.get(id))
+        self.without_cores.iter().filter_map(|id| self.get(id))
     }
 
     /// Iterates over the jobs that have no processes, as far as is known.
     pub(crate) fn without_processes(&self) -> impl Iterator<Item = &Job> {
-        self.without_processes.iter().filter_map(|id| self.jobs.get(id))
+        self.without_processes.iter().filter_map(|id| self.get(id))
     }
 
     /// Iterates over the jobs whose cores other jobs may hold too.
     pub fn with_shared_cores(&self) -> impl Iterator<Item = &Job> {
-        self.shared.iter().filter_map(|id| self.jobs.get(id))
+        self.shared.iter().filter_map(|id| self.get(id))
     }
 }
 

@@ -4,9 +4,9 @@
 //! indexes. So a job that begins or ends need not visit all processes.
 
 use alloc::sync::Arc;
-use core::ops::Deref;
+use core::ops::{Bound, Deref};
 
-use crate::basics::{Nanos, Pid, Uid, prelude::*};
+use crate::basics::{Nanos, Pid, Uid, is_within, prelude::*};
 use crate::terms::{JobId, JobMarks, JobUnit, Process};
 
 /// A process of the node, as the last scan read it, with the time when it was first seen. Without its threads.
@@ -31,6 +31,7 @@ pub struct Processes {
     processes: BTreeMap<Pid, KnownProcess>,
     children: BTreeMap<Pid, BTreeSet<Pid>>,
     by_user: BTreeMap<Uid, BTreeSet<Pid>>,
+    by_cgroup: BTreeMap<Arc<str>, BTreeSet<Pid>>,
     by_marked_job: BTreeMap<JobId, BTreeSet<Pid>>,
     /// The processes whose session or process group belongs to their job as a whole, by that session or group.
     by_own_unit: BTreeMap<(JobUnit, Pid), BTreeSet<Pid>>,
@@ -51,6 +52,9 @@ impl Processes {
         self.remove(pid);
         self.children.entry(known.process.parent).or_default().insert(pid);
         self.by_user.entry(known.process.uid).or_default().insert(pid);
+        if let Some(cgroup) = &known.process.cgroup {
+            self.by_cgroup.entry(Arc::clone(cgroup)).or_default().insert(pid);
+        }
         for mark in &known.job_marks.marks {
             self.by_marked_job.entry(mark.job.clone()).or_default().insert(pid);
         }
@@ -65,6 +69,9 @@ impl Processes {
         let known = self.processes.remove(&pid)?;
         remove_from(&mut self.children, &known.process.parent, pid);
         remove_from(&mut self.by_user, &known.process.uid, pid);
+        if let Some(cgroup) = &known.process.cgroup {
+            remove_from(&mut self.by_cgroup, cgroup, pid);
+        }
         for mark in &known.job_marks.marks {
             remove_from(&mut self.by_marked_job, &mark.job, pid);
         }
@@ -77,6 +84,15 @@ impl Processes {
     /// Iterates over the processes of a user.
     pub fn of_user(&self, user: Uid) -> impl Iterator<Item = &KnownProcess> {
         self.by_user.get(&user).into_iter().flatten().filter_map(|pid| self.processes.get(pid))
+    }
+
+    /// Iterates over the processes in a cgroup and in the cgroups below it.
+    pub(crate) fn within_cgroup(&self, path: &str) -> impl Iterator<Item = &KnownProcess> {
+        let from = (Bound::Included(path), Bound::Unbounded);
+        let named_alike =
+            self.by_cgroup.range::<str, _>(from).take_while(move |(cgroup, _)| cgroup.starts_with(path));
+        let within = named_alike.filter(move |(cgroup, _)| is_within(cgroup, path));
+        within.flat_map(|(_, pids)| pids).filter_map(|pid| self.processes.get(pid))
     }
 
     /// Iterates over the processes whose attributes name a job.

@@ -15,4 +15,5 @@ mod machine;
 mod masks;
 mod membership;
 mod restore;
+mod visits;
 mod without_cpuset;

@@ -365,6 +365,22 @@ mod tests {
     }
 
     #[test]
+    fn reserved_space_holds_no_records() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut journal, _) = reopen(dir.path());
+        if !journal.reserve(10_000) {
+            return println!("skipped: this file system can't reserve space");
+        }
+        journal.append(&[ended("a")]).unwrap();
+        journal.rewrite(&[ended("a")]).unwrap();
+        assert!(journal.reserve(10_000), "a rewrite gives the space back");
+        journal.append(&[ended("b")]).unwrap();
+        drop(journal);
+        let (_, recovered) = reopen(dir.path());
+        assert_eq!((recovered.records, recovered.remarks.len()), (vec![ended("a"), ended("b")], 0));
+    }
+
+    #[test]
     fn a_rewrite_replaces_only_earlier_records() {
         let dir = tempfile::tempdir().unwrap();
         let (mut journal, _) = reopen(dir.path());

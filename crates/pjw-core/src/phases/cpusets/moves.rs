@@ -99,8 +99,8 @@ pub(super) fn original_cgroup(state: &WardenState, process: ProcessId, job_cpuse
 
 /// The processes in a job's cpuset, each with its original cgroup. `None` if the process can't be moved back there.
 pub(super) fn processes_with_origin(state: &WardenState, path: &str) -> Vec<(ProcessId, Option<String>)> {
-    let processes = state.processes.values().map(|known| &known.process);
-    let inside = processes.filter(|process| process.is_within(path) && process.id.pid != Pid(1));
+    let inside = state.processes.within_cgroup(path).map(|known| &known.process);
+    let inside = inside.filter(|process| process.id.pid != Pid(1));
     let with_origin = inside.map(|process| {
         let origin = original_cgroup(state, process.id, path);
         (process.id, origin.filter(|_| state.cpusets.move_error(process.id).is_none()))

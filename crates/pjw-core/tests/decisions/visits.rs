@@ -1,0 +1,78 @@
+//! Costs follow change: a decision visits the jobs that it concerns, however many other jobs there are.
+
+use pjw_core::command::{Assign, Command};
+use pjw_core::command_scan::command_scan_request;
+use pjw_core::ids::Pid;
+use pjw_core::job::Amount;
+use pjw_core::scan::{ScanRequest, ScanScope};
+use pjw_core::testing::{job, regular_topology};
+use pjw_core::{policy::Policy, time::Nanos};
+
+use crate::machine::{Machine, ROOT, assign_of, machine_with};
+
+/// The pid of the first process that belongs to no job.
+const OUTSIDE: u32 = 50;
+
+/// A machine with this number of jobs of one core and one process each, which are all idle. Fork events are monitored.
+fn with_jobs(jobs: u32) -> Machine {
+    let mut machine = machine_with(regular_topology(2, 2, 2, 64, 1), Policy::default());
+    machine.spawn(OUTSIDE, 1, 1000);
+    for n in 0..jobs {
+        machine.spawn(100 + n, 1, 1000);
+        machine.assign(&format!("idle-{n}"), 1, &[100 + n]).unwrap();
+    }
+    for _ in 0..2 {
+        machine.run(&[]);
+        machine.settle();
+    }
+    machine.state.forks_complete_since = Some(Nanos(0));
+    machine.state.full_scan_due = false;
+    // The node learns the CPU times of the idle processes.
+    for _ in 0..2 {
+        let scan = machine.state.scan_request(false);
+        let _ = machine.cycle(&scan, &[]);
+    }
+    machine
+}
+
+/// The jobs that are visited until the cycles have nothing left to do. The first cycle has this scan and these commands.
+fn visits(machine: &mut Machine, scan: ScanRequest, commands: &[Command]) -> usize {
+    machine.state.jobs.take_visit_count();
+    let (mut scan, mut commands) = (Some(scan), commands);
+    while let Some(request) = scan.take() {
+        assert_ne!(request.scope, ScanScope::Full);
+        let decision = machine.cycle(&request, std::mem::take(&mut commands));
+        assert!(decision.replies.iter().all(Result::is_ok), "{:?}", decision.replies);
+        let dirty: Vec<_> = decision.dirty.dirty_parts().map(|(job, _)| job.to_string()).collect();
+        assert!(!decision.dirty.is_everything() && dirty.len() <= 1, "{dirty:?}");
+        scan = decision.next_scan;
+    }
+    machine.state.jobs.take_visit_count()
+}
+
+fn visits_of_command(machine: &mut Machine, command: Command) -> usize {
+    let commands = [command];
+    let scan = command_scan_request(&mut machine.state, &commands);
+    visits(machine, scan, &commands)
+}
+
+fn visits_of_each_change(jobs: u32) -> [(&'static str, usize); 4] {
+    let mut machine = with_jobs(jobs);
+    let idle = machine.state.scan_request(false);
+    let idle = visits(&mut machine, idle, &[]);
+    let (pids, amount) = (vec![Pid(OUTSIDE)], Some(Amount::Cores(1)));
+    let assign = Assign { pids, caller: ROOT, ..assign_of("new", amount) };
+    let assign = visits_of_command(&mut machine, Command::Assign(assign));
+    machine.spawn(60, OUTSIDE, 1000);
+    let scope = ScanScope::Partial([Pid(60)].into());
+    let birth = ScanRequest { scope, cgroups: [].into(), ..machine.state.scan_request(false) };
+    let birth = visits(&mut machine, birth, &[]);
+    assert_eq!(machine.member(60), "manual:new by Parent");
+    let release = visits_of_command(&mut machine, Command::Release { job: job("new"), caller: ROOT });
+    [("idle scan", idle), ("assign", assign), ("birth", birth), ("release", release)]
+}
+
+#[test]
+fn an_idle_scan_a_birth_and_a_command_visit_the_same_number_of_jobs_beside_20_and_beside_200_jobs() {
+    assert_eq!(visits_of_each_change(20), visits_of_each_change(200));
+}
