@@ -18,11 +18,26 @@ use crate::terms::{ActionKind, GrantedBy, JobId, MaskAction, Plan, Policy};
 /// planner's errors.
 #[must_use]
 pub fn audit(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
+    let mut found = audit_grants(state, policy);
+    found.extend(audit_actions(state, plan, policy));
+    found
+}
+
+/// Checks the holders of all PUs and the grants of all jobs. The result stays the same until a job or the pool changes
+/// ([`crate::state::jobs::Jobs::change_count`], [`crate::state::pool::Pool::change_count`]).
+#[must_use]
+pub fn audit_grants(state: &WardenState, policy: &Policy) -> Vec<Violation> {
     let machine = machine(state);
     let mut found = check_pool(state, &machine);
     found.extend(check_grants(state, &machine, policy));
     found.extend(check_owners(state));
-    found.extend(cpusets::check_cpusets(state, plan, policy));
+    found
+}
+
+/// Checks the changes of a plan.
+#[must_use]
+pub fn audit_actions(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
+    let mut found = cpusets::check_cpusets(state, plan, policy);
     let mut changed = BTreeSet::new();
     for action in &plan.actions {
         let MaskAction { kind, job, thread, .. } = action;

@@ -19,6 +19,8 @@ pub struct Jobs {
     without_cores: BTreeSet<JobId>,
     without_processes: BTreeSet<JobId>,
     shared: BTreeSet<JobId>,
+    /// The number of changes so far.
+    change_count: u64,
     visits: VisitCount,
 }
 
@@ -77,6 +79,12 @@ impl Jobs {
         self.jobs.is_empty()
     }
 
+    /// Returns the number of changes of jobs so far.
+    #[must_use]
+    pub fn change_count(&self) -> u64 {
+        self.change_count
+    }
+
     /// Returns how many jobs were read since the last call. A job that was read twice counts twice.
     pub fn take_visit_count(&self) -> usize {
         self.visits.0.take()
@@ -108,11 +116,13 @@ impl Jobs {
             }
         }
         self.jobs.insert(id, job);
+        self.change_count += 1;
     }
 
     /// Removes a job and returns it. `None` if there is no such job.
     pub fn remove(&mut self, id: &JobId) -> Option<Job> {
         let job = self.jobs.remove(id)?;
+        self.change_count += 1;
         remove_from(&mut self.by_owner, &job.owner, id);
         if let Some(path) = &job.cgroup {
             remove_from(&mut self.by_cgroup, path, id);

@@ -1,7 +1,8 @@
 //! The scope of the next scan: which processes are scanned, and which are only checked for activity.
 //!
 //! The node reads the cgroups that changed by itself ([`crate::ports::Node::observe`]). So the scan of a normal cycle names
-//! only the cgroups of jobs of which something is pending, and a rescan names all cgroups.
+//! only the cgroups of jobs of which something is pending. A full rescan names all cgroups, and each other rescan names an
+//! eighth of them in turn: a change of a cgroup above them is not reported.
 //!
 //! The scan of a normal cycle reads the processes that are active, that are to be restored, or that were not scanned yet. The
 //! request also names the idle processes, by cgroup: the node scans an idle process only if the process ran, or if
@@ -18,6 +19,9 @@ use core::cell::OnceCell;
 use crate::basics::{Pid, prelude::*};
 use crate::state::{members::Member, warden::WardenState};
 use crate::terms::{IdleGroup, IdleWatch, JobId, ScanRequest, ScanScope};
+
+/// One rescan of this number is full.
+const RESCANS_PER_FULL_PLAN: u32 = 8;
 
 impl WardenState {
     /// Returns the request for the scan of a normal cycle of the daemon: the threads of tracked processes (those of jobs,
@@ -61,8 +65,12 @@ impl WardenState {
         let unassigned = unassigned.filter(|process| !process.kernel).map(|process| process.id.pid);
         let unassigned = unassigned.filter(|&pid| self.tracked(pid).is_none()).collect();
         let groups = self.idle_watch().groups.clone();
-        let (cgroups, idle_watch) = (self.job_cgroups(), Arc::new(IdleWatch { groups, unassigned }));
-        ScanRequest { cgroups, idle_watch, ..self.scan_request(false) }
+        let turn = self.rescans_until_full_plan as usize;
+        let turns = RESCANS_PER_FULL_PLAN as usize;
+        let in_turn = self.job_cgroups().into_iter().skip(turn).step_by(turns);
+        let mut request = self.scan_request(false);
+        request.cgroups.extend(in_turn);
+        ScanRequest { idle_watch: Arc::new(IdleWatch { groups, unassigned }), ..request }
     }
 
     /// Whether a partial rescan is enough: fork events are monitored, every job has its grant, and no mask or cpuset

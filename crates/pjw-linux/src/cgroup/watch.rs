@@ -48,6 +48,11 @@ impl CgroupWatch {
         self.refused.remove(path);
     }
 
+    /// Iterates over the watched cgroups.
+    pub fn watched(&self) -> impl Iterator<Item = &str> {
+        self.watched.iter().map(String::as_str)
+    }
+
     /// Returns the cgroups that changed since the last call, and those that can't be watched. If the kernel dropped
     /// events, all watched cgroups are returned.
     pub fn take_changed(&mut self) -> BTreeSet<String> {

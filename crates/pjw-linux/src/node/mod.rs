@@ -210,6 +210,10 @@ impl LinuxNode {
     /// Reads these cgroups, and those that changed since they were read.
     fn read_cgroups(&mut self, requested: &BTreeSet<String>) -> BTreeMap<String, Observed<Cgroup>> {
         let mut paths = self.cgroup_watch.take_changed();
+        // The kernel changes cpusets when PUs go offline or online, and reports no change.
+        if self.online_changed_at.is_some() {
+            paths.extend(self.cgroup_watch.watched().map(str::to_owned));
+        }
         paths.extend(requested.iter().cloned());
         paths.into_iter().map(|path| (path.clone(), self.read_cgroup(&path))).collect()
     }

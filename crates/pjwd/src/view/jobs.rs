@@ -33,8 +33,8 @@ struct JobView {
 
 impl JobViews {
     /// Computes again what the status shows of the jobs in `dirty`, and of the jobs that a changed fact outside of them
-    /// concerns.
-    pub(super) fn update(&mut self, state: &WardenState, policy: &Policy, dirty: &DirtySet) {
+    /// concerns. Returns whether anything was computed again.
+    pub(super) fn update(&mut self, state: &WardenState, policy: &Policy, dirty: &DirtySet) -> bool {
         self.counts.update(state, dirty);
         let shared = state.jobs.with_shared_cores().filter_map(|job| job.grant.as_ref());
         let shared = shared.fold(CpuSet::new(), |shared, grant| shared.union(&grant.cpus));
@@ -51,12 +51,14 @@ impl JobViews {
             changed.extend(state.jobs.of_owner(user).map(|job| &job.id));
         }
         (self.shared, self.unassigned) = (shared, unassigned);
+        let has_changed = is_all || !changed.is_empty();
         for id in changed {
             match state.jobs.get(id) {
                 Some(job) => drop(self.views.insert(id.clone(), self.view(state, policy, job))),
                 None => drop(self.views.remove(id)),
             }
         }
+        has_changed
     }
 
     fn view(&self, state: &WardenState, policy: &Policy, job: &Job) -> JobView {

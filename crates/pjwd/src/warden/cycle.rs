@@ -19,8 +19,9 @@ use pjw_core::report::{cpuset_events, mask_events};
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{AffinityRequest, EventBatch, JobMarks, Observed, Snapshot};
 use pjw_core::{
-    audit::audit, command_scan::command_scan_request, cpuset::CpuSet, job::JobId, record::Record,
-    refusal::Refusal, state::WardenState, state::dirty::DirtySet, time::Nanos, topology::Topology,
+    audit::Violation, audit::audit_actions, audit::audit_grants, command_scan::command_scan_request,
+    cpuset::CpuSet, job::JobId, record::Record, refusal::Refusal, state::WardenState, state::dirty::DirtySet,
+    time::Nanos, topology::Topology,
 };
 use pjw_sources::Host;
 
@@ -55,6 +56,8 @@ pub struct Warden<N, J> {
     /// Affinity requests from the scans of dry runs. The node reports each request once.
     pub(super) affinity_requests: Vec<AffinityRequest>,
     pub(super) unknown_pus: CpuSet,
+    /// The violations of the grants, with the number of changes of the jobs and of the pool after which they were found.
+    pub(super) audited_grants: Option<((u64, u64), Vec<Violation>)>,
     /// The time that this cycle has spent on cpuset changes.
     pub(super) cpuset_time: Duration,
 }
@@ -84,6 +87,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             pending_claims: BTreeMap::new(),
             affinity_requests: Vec::new(),
             unknown_pus: CpuSet::new(),
+            audited_grants: None,
             cpuset_time: Duration::ZERO,
         }
     }
@@ -160,6 +164,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let cpuset_support = std::mem::take(&mut self.policy.cpuset_support);
         self.state.pool.set_housekeeping(&policy.housekeeping);
         self.policy = Policy { own_pid, only_user, cpuset_support, ..policy };
+        self.audited_grants = None;
         self.state.dirty = DirtySet::everything();
         self.state.full_scan_due = true;
     }
@@ -394,7 +399,12 @@ impl<N: Node, J: Journal> Warden<N, J> {
     /// they are.
     fn audited(&mut self, plan: Plan) -> Plan {
         self.faults.audit.clear();
-        for violation in audit(&self.state, &plan, &self.policy) {
+        let version = (self.state.jobs.change_count(), self.state.pool.change_count());
+        if self.audited_grants.as_ref().is_none_or(|(audited, _)| *audited != version) {
+            self.audited_grants = Some((version, audit_grants(&self.state, &self.policy)));
+        }
+        let of_grants = self.audited_grants.iter().flat_map(|(_, violations)| violations.clone());
+        for violation in of_grants.chain(audit_actions(&self.state, &plan, &self.policy)) {
             self.faults.audit.insert(violation.job().cloned(), violation.to_string());
         }
         let broken = &self.faults.audit;

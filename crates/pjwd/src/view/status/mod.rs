@@ -59,6 +59,8 @@ pub struct Publisher {
     /// Users whose unassigned processes were reported.
     unassigned_users: BTreeSet<Uid>,
     jobs: JobViews,
+    /// The last published status.
+    last: Option<StatusSnapshot>,
     /// The largest requests that fit, with the version of the pool.
     fits: Option<(u64, wire::Fits)>,
 }
@@ -92,6 +94,7 @@ impl Publisher {
             unassigned_users: BTreeSet::new(),
             jobs: JobViews::default(),
             fits: None,
+            last: None,
         };
         (publisher, StatusFeed { view: seen, machine: known, events: event_receiver })
     }
@@ -100,6 +103,7 @@ impl Publisher {
     pub fn publish_topology(&mut self, topology: &Topology) {
         self.machine.send_replace(Arc::new(topology_tree::topology_to_wire(topology)));
         self.cores = cores(topology);
+        self.last = None;
     }
 
     /// Writes each event to the log, and sends it to the control server.
@@ -130,12 +134,20 @@ impl Publisher {
         loop_status: LoopStatus,
     ) -> StatusSnapshot {
         let state = warden.state();
-        self.jobs.update(state, warden.policy(), dirty);
+        let is_clean = !self.jobs.update(state, warden.policy(), dirty);
         let mut warnings = warnings(plan_warnings, warden.faults(), self.jobs.warnings());
         warnings.extend(loop_status.lateness.map(lateness_warning));
         self.log_changes(&warnings);
         self.report_unassigned(state, plan_warnings);
         let fits = self.fits(state);
+        let discovery = if loop_status.netlink { "netlink" } else { "polling" };
+        let is_same = |last: &StatusSnapshot| {
+            let status = &last.status;
+            is_clean && status.fits == fits && status.warnings == warnings && status.discovery == discovery
+        };
+        if let Some(last) = self.last.as_ref().filter(|last| is_same(last)) {
+            return last.clone();
+        }
         let status = Arc::new(wire::Status {
             schema: wire::SCHEMA_VERSION,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -145,7 +157,7 @@ impl Publisher {
                 Mode::Enforce => "enforce",
             }
             .to_owned(),
-            discovery: if loop_status.netlink { "netlink" } else { "polling" }.to_owned(),
+            discovery: discovery.to_owned(),
             node: node(&self.hostname, &state.topology),
             pool: wire::Pool {
                 housekeeping: state.pool.housekeeping_cpus().to_string(),
@@ -159,7 +171,9 @@ impl Publisher {
         });
         self.view.send_replace(Arc::clone(&status));
         let (demands, unassigned) = (self.jobs.demands(), self.jobs.unassigned_count());
-        StatusSnapshot { status, demands, unassigned }
+        let snapshot = StatusSnapshot { status, demands, unassigned };
+        self.last = Some(snapshot.clone());
+        snapshot
     }
 
     /// The largest requests that fit now. They change only with the pool.
