@@ -151,19 +151,29 @@ fn held(path: &Path, pid: Option<i32>) -> BindFault {
     }
 }
 
+fn not_a_file() -> io::Error {
+    io::Error::other("it is not a regular file: remove it")
+}
+
 /// Takes the lock beside the socket at `path`.
 fn lock(path: &Path) -> Result<Flock<File>, BindFault> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".lock");
     let beside = PathBuf::from(beside);
     let mut options = OpenOptions::new();
-    // Through a symbolic link the lock file would be created at the target of the link.
-    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
+    // Through a symbolic link the lock file would be created at the target of the link. Opening a pipe without a reader
+    // must not block the start.
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(flags.bits());
     let file = options.open(&beside).map_err(|why| match listening(path) {
         // The daemon of another user has a lock file that this user cannot open.
         Listening::Process(pid) if why.kind() == io::ErrorKind::PermissionDenied => held(path, pid),
+        _ if why.raw_os_error() == Some(Errno::ENXIO as i32) => fault("lock", &beside)(not_a_file()),
         _ => fault("make", &beside)(why),
     })?;
+    if !file.metadata().is_ok_and(|meta| meta.is_file()) {
+        return Err(fault("lock", &beside)(not_a_file()));
+    }
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
         Errno::EWOULDBLOCK => held(path, listening(path).pid()),
         errno => fault("lock", &beside)(errno.into()),
@@ -216,6 +226,17 @@ mod tests {
         drop(first);
         assert!(!path.exists(), "a clean end removes the socket");
         bind(&path).unwrap();
+    }
+
+    #[test]
+    fn a_pipe_in_place_of_the_lock_file_is_refused_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pjwd.sock");
+        let lock = dir.path().join("pjwd.sock.lock");
+        nix::unistd::mkfifo(&lock, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert!(refusal(&path).contains("it is not a regular file: remove it"), "{}", refusal(&path));
+        let _reader = File::options().read(true).write(true).open(&lock).unwrap();
+        assert!(refusal(&path).contains("it is not a regular file"), "a pipe with a reader");
     }
 
     #[test]
