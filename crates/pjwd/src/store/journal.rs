@@ -40,13 +40,11 @@ pub struct JournalFault {
     path: PathBuf,
     why: String,
     remedy: &'static str,
-    #[source]
-    source: Option<io::Error>,
 }
 
 impl JournalFault {
-    fn new(operation: &'static str, path: &Path, source: io::Error) -> Self {
-        let remedy = match source.raw_os_error() {
+    fn new(operation: &'static str, path: &Path, error: &io::Error) -> Self {
+        let remedy = match error.raw_os_error() {
             Some(libc_enospc) if libc_enospc == nix::libc::ENOSPC => "free space there and try again",
             Some(libc_erofs) if libc_erofs == nix::libc::EROFS => {
                 "make it writable, or choose another --state-dir"
@@ -57,7 +55,7 @@ impl JournalFault {
             None => "remove it, or choose another --state-dir",
             _ => "check the directory, or choose another --state-dir",
         };
-        Self { operation, path: path.to_owned(), why: source.to_string(), remedy, source: Some(source) }
+        Self { operation, path: path.to_owned(), why: error.to_string(), remedy }
     }
 }
 
@@ -129,18 +127,17 @@ impl FileJournal {
         let mut options = OpenOptions::new();
         options.read(true).append(true).create(true).mode(0o600);
         let file = directories::open_own_file(&path, &mut options)
-            .map_err(|error| JournalFault::new("open", &path, error))?;
+            .map_err(|error| JournalFault::new("open", &path, &error))?;
         let lines = lock(file).map_err(|errno| JournalFault {
             operation: "lock",
             path: path.clone(),
             why: if errno == Errno::EAGAIN { "it is in use".to_owned() } else { errno.to_string() },
             remedy: "another pjwd keeps its state there: stop it, or choose another --state-dir",
-            source: None,
         })?;
         let mut recovered = RecoveredJournal::default();
         let mut last = read_state(dir, boot_id, &mut recovered);
         let length = read_batches(&lines, dir, boot_id, &mut last, &mut recovered)
-            .map_err(|error| JournalFault::new("read", &path, error))?;
+            .map_err(|error| JournalFault::new("read", &path, &error))?;
         let journal =
             Self { dir: dir.to_owned(), boot_id: boot_id.to_owned(), lines, last, length, reserved: 0 };
         Ok((journal, recovered))
@@ -179,7 +176,7 @@ impl Journal for FileJournal {
                 // Remove a partial line, because the next line would be appended to it.
                 let _ = self.lines.set_len(self.length);
                 self.reserved = 0;
-                Err(JournalFault::new("write", &self.path(), error))
+                Err(JournalFault::new("write", &self.path(), &error))
             }
         }
     }
@@ -214,9 +211,9 @@ impl Journal for FileJournal {
         });
         if let Err(error) = written {
             let _ = std::fs::remove_file(&fresh);
-            return Err(JournalFault::new("write", &path, error));
+            return Err(JournalFault::new("write", &path, &error));
         }
-        self.lines.set_len(0).map_err(|error| JournalFault::new("shorten", &self.path(), error))?;
+        self.lines.set_len(0).map_err(|error| JournalFault::new("shorten", &self.path(), &error))?;
         (self.length, self.reserved) = (0, 0);
         Ok(())
     }
@@ -362,6 +359,15 @@ mod tests {
         journal.append(&[ended("c")]).unwrap();
         drop(journal);
         assert_eq!(reopen(dir.path()).1.records, [ended("a"), ended("b"), ended("c")]);
+    }
+
+    #[test]
+    fn the_reason_of_a_fault_is_printed_once() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("journal.jsonl")).unwrap();
+        let fault = FileJournal::open(dir.path(), "boot").unwrap_err();
+        let text = crate::error_text::error_chain(&fault);
+        assert_eq!(text.matches("directory (os error").count(), 1, "{text}");
     }
 
     #[test]
