@@ -12,6 +12,7 @@ pub mod file;
 pub mod output;
 pub mod render;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 /// Runs pjwctl with the command line of this process. Prints an error to standard error, and returns the exit code.
@@ -20,9 +21,13 @@ pub fn main() -> ExitCode {
     let cli = match cli::Cli::parse_args(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => {
-            // If stdout is closed, there is no other place for the help text.
-            let _ = error.print();
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+            return match error.print().and_then(|()| std::io::stdout().flush()) {
+                Err(fault) if fault.kind() != std::io::ErrorKind::BrokenPipe => {
+                    output::print_error(&format!("can't write the output: {fault}"));
+                    ExitCode::FAILURE
+                }
+                _ => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)),
+            };
         }
     };
     match commands::execute(cli) {

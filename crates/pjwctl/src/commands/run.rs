@@ -34,6 +34,9 @@ const NOT_EXECUTABLE: u8 = 126;
 /// Replaces this process by the command. Returns only if that fails.
 pub(super) fn run(warden: &Warden, request: &RunArgs) -> anyhow::Result<ExitCode> {
     let Some((program, arguments)) = request.command.split_first() else { bail!("no command was given") };
+    if program.is_empty() {
+        bail!("the name of the command is empty: give a program after --");
+    }
     let pid = std::process::id();
     let job = request.job.clone().unwrap_or_else(|| default_name(program, pid));
     let mut client = warden.connect()?;

@@ -17,6 +17,11 @@ use crate::cli::{self, LogUnitArg, ReferenceArg, SimulatePolicyArg};
 use crate::output;
 use crate::render::simulate::{SimulationResult, fragmentation_csv, per_job_csv, simulation_text};
 
+/// The length of the longest line of a job log.
+const MAX_LINE_BYTES: u64 = 1 << 20;
+/// The size of the largest job log.
+const MAX_LOG_BYTES: u64 = 1 << 30;
+
 pub(super) fn run(what: &cli::SimulateArgs) -> anyhow::Result<ExitCode> {
     let trace = trace(&what.trace)?;
     let source = daemon_program::source_option(what.input.as_deref(), what.synthetic.as_deref());
@@ -52,14 +57,35 @@ fn chooser(what: &cli::SimulateArgs) -> CoreChooser {
 }
 
 fn trace(path: &Path) -> anyhow::Result<JobLog> {
-    let mut bytes = Vec::new();
     let (name, read) = if path == Path::new("-") {
-        ("standard input".to_owned(), io::stdin().lock().read_to_end(&mut bytes))
+        ("standard input".to_owned(), read_lines(&mut io::stdin().lock()))
     } else {
-        (path.display().to_string(), fs::File::open(path).and_then(|mut file| file.read_to_end(&mut bytes)))
+        (path.display().to_string(), fs::File::open(path).and_then(|mut file| read_lines(&mut file)))
     };
-    read.map_err(|error| anyhow!("can't read the log {name}: {error}"))?;
+    let bytes = read.map_err(|error| anyhow!("can't read the log {name}: {error}"))?;
     swf::parse(&bytes).map_err(|error| anyhow!("{name}: {error}"))
+}
+
+/// Reads a text with lines of at most [`MAX_LINE_BYTES`], up to [`MAX_LOG_BYTES`]. So a device or a pipe without an end is
+/// refused before it fills the memory.
+fn read_lines(from: &mut dyn Read) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    loop {
+        let known = bytes.len();
+        from.take(MAX_LINE_BYTES).read_to_end(&mut bytes)?;
+        let part = &bytes[known..];
+        if (part.len() as u64) < MAX_LINE_BYTES {
+            return Ok(bytes);
+        }
+        if !part.contains(&b'\n') {
+            return Err(io::Error::other(
+                "a line is longer than 1 MiB; give a log in the standard workload format",
+            ));
+        }
+        if bytes.len() as u64 > MAX_LOG_BYTES {
+            return Err(io::Error::other("it is larger than 1 GiB; give a part of it"));
+        }
+    }
 }
 
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {

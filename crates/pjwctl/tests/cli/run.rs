@@ -94,6 +94,8 @@ fn a_pipe_breaks_for_the_command_as_for_any_other() {
 #[test]
 fn a_command_that_cannot_be_executed_has_the_exit_codes_of_shells() {
     let daemon = granting(own_cpus());
+    let empty = answer(&mut pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", ""]));
+    assert_refused(&empty, "the name of the command is empty");
     let missing = answer(&mut pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "no-such-command"]));
     assert_eq!(missing.code, Some(127), "{missing:?}");
     assert!(missing.stderr.contains("no-such-command") && missing.stderr.lines().count() == 1, "{missing:?}");

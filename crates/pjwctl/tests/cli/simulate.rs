@@ -183,3 +183,9 @@ fn a_machine_that_the_daemons_program_cannot_load_is_its_refusal() {
     let expected = Answer { code: Some(1), stdout: String::new(), stderr: "pjwctl: no such file\n".into() };
     assert_eq!(answer(&mut command), expected);
 }
+
+#[test]
+fn a_log_without_an_end_is_refused_before_it_fills_the_memory() {
+    let bench = Bench::new();
+    assert_refused(&bench.simulate(&["--trace", "/dev/zero"]), "a line is longer than 1 MiB");
+}

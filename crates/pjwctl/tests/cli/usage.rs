@@ -2,7 +2,7 @@
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use super::{Answer, answer, assert_refused, pjwctl};
 
@@ -161,4 +161,11 @@ fn another_machines_topology_comes_from_the_daemons_program() {
 
     let (_dir, mut command) = beside("echo nonsense");
     assert_refused(&answer(command.args(["topology", "--input", "x.xml"])), "can't be parsed");
+}
+
+#[test]
+fn help_that_can_not_be_written_is_a_failure() {
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let status = pjwctl(Path::new("/none"), &["--help"]).stdout(full).stderr(Stdio::null()).status().unwrap();
+    assert_eq!(status.code(), Some(1));
 }
