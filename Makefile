@@ -22,7 +22,7 @@ CARGO_DENY_VERSION := 0.20.2
 
 help:
 	@echo 'make demo      two competing jobs on this machine, without the warden and with it'
-	@echo 'make check     format, lints, unit tests, decisions and house rules, in three minutes: before each commit'
+	@echo 'make check     format, lints, unit tests, decisions, rules for the source tree, in three minutes: before each commit'
 	@echo 'make test      everything that can be tested on this machine'
 	@echo 'make test-vm   the warden on virtual machines of 16 CPUs and 2 NUMA nodes, beside systemd and real schedulers'
 	@echo 'make bench     the figures of the README; results in target/bench (make peers mpi installs what they are compared with)'
