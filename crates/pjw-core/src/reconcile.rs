@@ -60,6 +60,10 @@ pub fn reconcile(
     if full {
         mark_dirty_by_rescan(state);
     }
+    if !commands.is_empty() {
+        // The scan for a command reads only what the command concerns. The next rescan checks the rest.
+        state.rescans_until_full_plan = 0;
+    }
     let mut draft = Draft::new(state, snapshot, policy);
 
     observe::update_state(&mut draft);

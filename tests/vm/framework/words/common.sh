@@ -12,15 +12,15 @@ check() {
     if "$@" >&2; then ok "$name"; else not_ok "$name" "false: $*"; fi
 }
 
-# eventually NAME COMMAND…: the rule holds once the command succeeds, within a minute. The guest is emulated and its
+# eventually NAME COMMAND…: the rule holds once the command succeeds, within time_limit seconds (60). The guest is emulated, and its
 # 16 CPUs may share two real ones.
 eventually() {
     name=$1
     shift
-    deadline=$(($(date +%s) + 60))
+    deadline=$(($(date +%s) + ${time_limit:-60}))
     until "$@" >&2; do
         if [ "$(date +%s)" -gt $deadline ]; then
-            not_ok "$name" "still false after a minute: $*"
+            not_ok "$name" "still false after ${time_limit:-60} s: $*"
             return 1
         fi
         sleep 0.2
