@@ -75,6 +75,15 @@ impl UnrelatedThreads {
         if reached { self.find_bound(context) } else { Vec::new() }
     }
 
+    /// Restores the masks that could not be restored before, after the cgroup at `path` was removed: its partition may have
+    /// had their PUs.
+    pub(crate) fn restore_pending(&mut self, context: &mut CpusetContext<'_>, path: &str) {
+        if !self.pending.is_empty() {
+            let pending = self.still_pending(context, &mut EffectiveCpus::new());
+            self.restore(context, pending, path);
+        }
+    }
+
     /// Restores the recorded masks. Except threads in the changed cpuset, at `path`: their masks are planned.
     pub(super) fn restore(&mut self, context: &mut CpusetContext<'_>, bound: Vec<BoundThread>, path: &str) {
         if bound.is_empty() {

@@ -215,7 +215,16 @@ impl LinuxNode {
             paths.extend(self.cgroup_watch.watched().map(str::to_owned));
         }
         paths.extend(requested.iter().cloned());
-        paths.into_iter().map(|path| (path.clone(), self.read_cgroup(&path))).collect()
+        let cgroups: BTreeMap<String, Observed<Cgroup>> =
+            paths.into_iter().map(|path| (path.clone(), self.read_cgroup(&path))).collect();
+        // systemd removes the scope of a job that ended, and with it a partition.
+        for (path, _) in cgroups.iter().filter(|(_, cgroup)| **cgroup == Observed::Gone) {
+            let Some(hierarchy) = CpusetMount::choose(&self.mounts) else { break };
+            let Self { cache, systemd, unrelated_threads, .. } = self;
+            let context = &mut CpusetContext { proc: &mut cache.proc, hierarchy: &hierarchy, systemd };
+            unrelated_threads.restore_pending(context, path);
+        }
+        cgroups
     }
 
     fn read_cgroup(&mut self, path: &str) -> Observed<Cgroup> {
