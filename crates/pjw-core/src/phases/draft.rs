@@ -109,7 +109,7 @@ impl Draft<'_> {
             let (before, set) = (entry.original().clone(), requested.clone());
             entry.begin_write(set.clone(), before.clone(), now);
             let since = entry.journaled_since().unwrap_or(now);
-            self.out.records.push(Record::MaskSet { thread: *thread, before, set, since });
+            self.out.records.push(Record::MaskSet { thread: *thread, before, set, since, at: Some(now) });
         }
     }
 

@@ -47,11 +47,15 @@ impl WardenState {
                 self.members.remove(pid);
                 self.restoring.insert(pid, Member::from_record(membership));
             }
-            Record::MaskSet { thread, before, set, since } => {
+            Record::MaskSet { thread, before, set, since: kept_since, at } => {
+                let since = at.unwrap_or(kept_since);
                 let request = MaskRequest { mask: set, original: before, by: MaskWriter::Warden, since };
                 match self.recorded_masks.get_mut(&thread) {
                     Some(entry) => entry.add_recorded_request(request),
-                    None => drop(self.recorded_masks.insert(thread, MaskEntry::from_record(request))),
+                    None => {
+                        self.recorded_masks
+                            .insert(thread, MaskEntry::from_record(request).with_journaled_since(kept_since));
+                    }
                 }
             }
             Record::MaskReleased(thread) => {
@@ -104,5 +108,6 @@ pub(crate) fn mask_records(thread: ThreadId, entry: &MaskEntry) -> impl Iterator
         before: request.original.clone(),
         set: request.mask.clone(),
         since,
+        at: Some(request.since),
     })
 }

@@ -92,6 +92,9 @@ pub enum Record {
         /// The time at which pjw began to change or keep the mask, since boot.
         #[serde(default)]
         since: Nanos,
+        /// The time of the request, since boot. `None` in records of earlier versions: then `since` counts.
+        #[serde(default)]
+        at: Option<Nanos>,
     },
     /// pjw no longer sets the mask of a thread: the original mask was restored, or the program chose a mask inside the
     /// grant.

@@ -176,7 +176,7 @@ fn a_crash_between_record_and_action_loses_no_mask() {
     let since = m.state.mask_entry(&thread).unwrap().journaled_since().unwrap();
     // Two recorded actions, neither of them carried out.
     for mask in ["0-2", "0-3"] {
-        m.state.replay(Record::MaskSet { thread, before: set("0-7"), set: set(mask), since });
+        m.state.replay(Record::MaskSet { thread, before: set("0-7"), set: set(mask), since, at: None });
     }
     restart(&mut m, 2);
     assert_eq!(m.mask(10, 10), "0-1");

@@ -174,6 +174,11 @@ impl MaskEntry {
         Self::of(SmallVec::from_iter([request]), Some(since), Nanos(0))
     }
 
+    /// Sets the time since when the journal keeps the original mask: earlier than the last request.
+    pub(crate) fn with_journaled_since(self, since: Nanos) -> Self {
+        Self { journaled_since: Some(since), ..self }
+    }
+
     /// Adds a request from another journal record of the same thread: either request may be in force.
     pub fn add_recorded_request(&mut self, request: MaskRequest) {
         self.add(request);
