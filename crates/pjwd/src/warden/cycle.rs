@@ -287,8 +287,13 @@ impl<N: Node, J: Journal> Warden<N, J> {
         }
         if !undone.is_empty() {
             let mut release_report = CycleReport::default();
-            let request = self.state.scan_request(true);
-            self.round(&request, &undone, &mut release_report);
+            let mut next = Some(command_scan_request(&mut self.state, &undone));
+            let mut commands: &[Command] = &undone;
+            for _ in 0..MAX_ROUNDS {
+                let Some(request) = next.take() else { break };
+                next = self.round(&request, commands, &mut release_report);
+                commands = &[];
+            }
             report.events.extend(release_report.events);
         }
     }
