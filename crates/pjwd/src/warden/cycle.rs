@@ -42,24 +42,24 @@ const MAX_CPUSET_TIME: Duration = Duration::from_secs(5);
 /// the journal; tests use others than the daemon.
 #[derive(Debug)]
 pub struct Warden<N, J> {
-    pub(super) node: N,
+    node: N,
     pub(super) journal: J,
     pub(super) state: WardenState,
-    pub(super) policy: Policy,
-    pub(super) host: Host,
+    policy: Policy,
+    host: Host,
     pub(super) faults: Faults,
     /// The process events that were read since the event loop last took this value.
-    pub(super) events_read: EventCount,
+    events_read: EventCount,
     /// Claims of scanned processes that are not yet in the state: the scan was part of a dry run, or its decision was
     /// rolled back. The node reports the attributes of a process only once.
     pub(super) pending_claims: BTreeMap<ProcessId, JobMarks>,
     /// Affinity requests from the scans of dry runs. The node reports each request once.
-    pub(super) affinity_requests: Vec<AffinityRequest>,
-    pub(super) unknown_pus: CpuSet,
+    affinity_requests: Vec<AffinityRequest>,
+    unknown_pus: CpuSet,
     /// The violations of the grants, with the number of changes of the jobs and of the pool after which they were found.
     pub(super) audited_grants: Option<((u64, u64), Vec<Violation>)>,
     /// The time that this cycle has spent on cpuset changes.
-    pub(super) cpuset_time: Duration,
+    cpuset_time: Duration,
 }
 
 impl<N: Node, J: Journal> Warden<N, J> {

@@ -81,11 +81,12 @@ impl<N: Node, J: Journal> Warden<N, J> {
         if let Some(before) = before {
             self.state = before;
             self.state.full_scan_due = true;
-            report.replies.extend(all_unrecorded(commands, &fault));
+            // The earlier state counts its next changes with the same numbers.
+            self.audited_grants = None;
         } else {
             plan.actions.iter().for_each(|action| self.state.note_not_tried(action));
-            report.replies.extend(all_unrecorded(commands, &fault));
         }
+        report.replies.extend(all_unrecorded(commands, &fault));
         self.faults.journal = Some(fault);
         None
     }
