@@ -7,9 +7,9 @@ use crate::phases::commands::types::{Assign, Command};
 use crate::state::{Member, WardenState};
 use crate::terms::{JobId, ScanRequest, ScanScope};
 
-/// Returns the request for the scan before `commands` are carried out: the processes that the commands name with their
-/// descendants, and the processes of the jobs that the commands name. The scan reads every process of the node if a
-/// command concerns a session or all jobs, and while fork events are not monitored: then a process may be unknown.
+/// Returns the request for the scan that precedes the execution of `commands`. It covers the processes that the
+/// commands name, the descendants of these processes, and the processes of the jobs that the commands name. It
+/// covers every process of the node if a command concerns a session or all jobs, or if fork events are missing.
 pub fn command_scan_request(state: &mut WardenState, commands: &[Command]) -> ScanRequest {
     let mut pids: BTreeSet<Pid> = BTreeSet::new();
     let mut jobs: BTreeSet<&JobId> = BTreeSet::new();

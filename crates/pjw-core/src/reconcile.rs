@@ -29,18 +29,19 @@ const RESCANS_PER_REVISION: u32 = 7;
 #[derive(Debug)]
 #[must_use = "a decision that is not carried out is lost"]
 pub struct Decision {
-    /// The records to write to the journal before the plan is applied.
+    /// The journal records that describe the decided changes. They are written before the plan is carried out.
     pub records: Vec<Record>,
-    /// The changes to the node.
+    /// The changes to affinity masks and cpusets that are to be made.
     pub plan: Plan,
-    /// The changes that were not made, with the reasons.
+    /// The changes that were considered and not planned, each with its reason and a remedy.
     pub warnings: Vec<Warning>,
-    /// The events to report.
+    /// What happened in this cycle, for `pjwctl events` and the log.
     pub events: Vec<Event>,
-    /// The replies to the commands, in the order of the commands. They are valid after the plan is applied.
+    /// The replies to the commands, in the order of the commands. They are sent to the callers only after the plan
+    /// is carried out.
     pub replies: Vec<Result<Reply, Refusal>>,
-    /// The scan that is to follow at once: it reads what the decision needs and does not know yet, and what the plan
-    /// changes. `None` if no scan is needed.
+    /// The scan that has to follow at once. It reads facts that the decision lacked, and the processes that the
+    /// plan changes. `None` if no scan is needed.
     pub next_scan: Option<ScanRequest>,
     /// The jobs and processes that were planned in this cycle. For all others, the previous plan is unchanged.
     pub dirty: DirtySet,

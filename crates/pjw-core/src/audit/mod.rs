@@ -23,7 +23,8 @@ pub fn audit(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation
     found
 }
 
-/// Checks the holders of all PUs and the grants of all jobs. The result stays the same until a job or the pool changes
+/// Checks the holders of all PUs and the grants of all jobs against the invariants of pjw, and returns every
+/// violation. The result stays the same until a job or the pool changes
 /// ([`crate::state::jobs::Jobs::change_count`], [`crate::state::pool::Pool::change_count`]).
 #[must_use]
 pub fn audit_grants(state: &WardenState, policy: &Policy) -> Vec<Violation> {
@@ -34,7 +35,8 @@ pub fn audit_grants(state: &WardenState, policy: &Policy) -> Vec<Violation> {
     found
 }
 
-/// Checks the changes of a plan.
+/// Checks the planned changes of affinity masks and cpusets against the invariants of pjw (such as: a job's thread
+/// gets only PUs of the job), and returns every violation.
 #[must_use]
 pub fn audit_actions(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
     let mut found = cpusets::check_cpusets(state, plan, policy);

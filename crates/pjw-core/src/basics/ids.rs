@@ -50,27 +50,28 @@ impl StartTime {
     /// 100 per second on every supported architecture (time(7)).
     pub const TICK: Nanos = Nanos(10_000_000);
 
-    /// Returns the earliest possible time of the start, since boot: the beginning of the 10 ms clock tick in which
-    /// the process or thread started.
+    /// Returns the earliest possible time of the start, in ns since boot (`CLOCK_BOOTTIME`): the beginning of the
+    /// 10 ms clock tick in which the process or thread started.
     #[must_use]
     pub fn earliest(self) -> Nanos {
         Nanos(self.0.saturating_mul(Self::TICK.0))
     }
 
-    /// Returns the latest possible time of the start, since boot: the end of the 10 ms clock tick in which the
-    /// process or thread started.
+    /// Returns the latest possible time of the start, in ns since boot (`CLOCK_BOOTTIME`): the end of the 10 ms
+    /// clock tick in which the process or thread started.
     #[must_use]
     pub fn latest(self) -> Nanos {
         Nanos(self.0.saturating_add(1).saturating_mul(Self::TICK.0))
     }
 }
 
-/// The time at which a thread was born, as an interval, because the exact time is not always known.
+/// The time at which a process or thread was forked, as an interval: a fork event gives the exact time, a start
+/// time in /proc only the 10 ms in which it lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BirthTime {
-    /// The earliest possible time of birth.
+    /// The earliest possible time of the fork, in ns since boot (`CLOCK_BOOTTIME`).
     pub earliest: Nanos,
-    /// The latest possible time of birth.
+    /// The latest possible time of the fork, in ns since boot (`CLOCK_BOOTTIME`).
     pub latest: Nanos,
 }
 
@@ -85,8 +86,8 @@ impl BirthTime {
         Self { earliest, latest }
     }
 
-    /// Whether the thread was born before `moment`, the time of a scan. If the birth is known only to 10 ms, a thread
-    /// that the scan found counts as born before the scan.
+    /// Whether the thread was certainly born before `moment`. An interval that ends at `moment` also counts,
+    /// because a scan at that time found the thread. An exact birth time that equals `moment` does not.
     #[must_use]
     pub fn is_before(self, moment: Nanos) -> bool {
         self.latest < moment || (self.latest == moment && self.earliest < moment)
@@ -102,9 +103,10 @@ impl Uid {
 /// has another start time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ProcessId {
-    /// The process number.
+    /// The process id (pid), by the numbers of pjw's pid namespace.
     pub pid: Pid,
-    /// The start time of the process.
+    /// The time at which the process started, to 10 ms. It distinguishes this process from later ones with the same
+    /// pid.
     pub start: StartTime,
 }
 
@@ -132,18 +134,19 @@ impl fmt::Display for ProcessId {
 /// thread with the same id has another start time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ThreadId {
-    /// The process of the thread.
+    /// The process to which the thread belongs.
     pub process: ProcessId,
-    /// The thread number.
+    /// The thread id (tid), by the numbers of pjw's pid namespace. The first thread has the pid of its process.
     pub tid: Tid,
-    /// The start time of the thread.
+    /// The time at which the thread started, to 10 ms. It distinguishes this thread from later ones with the same
+    /// tid.
     pub start: StartTime,
 }
 
 /// The identity of a cgroup: its path and its inode. A later cgroup may have the same path, but it has another inode.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct CgroupId {
-    /// The inode of the cgroup directory.
+    /// The inode number of the cgroup's directory. The kernel gives a later cgroup another number.
     pub inode: u64,
     /// The path below the mount point, as in `/proc/PID/cgroup`.
     pub path: String,
@@ -205,7 +208,8 @@ impl From<&str> for Comm {
     }
 }
 
-/// Whether the cgroup at the path `cgroup` is the cgroup `directory` itself or is below it.
+/// Whether a cgroup is the same as, or is below, another one. Both are paths as in `/proc/PID/cgroup`; `directory`
+/// is the upper one.
 #[must_use]
 pub fn is_within(cgroup: &str, directory: &str) -> bool {
     cgroup.strip_prefix(directory).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))

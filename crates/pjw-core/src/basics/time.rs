@@ -17,8 +17,8 @@ pub struct UnixMillis(pub i64);
 /// One point in time, as read from two clocks: the time since boot, for measuring, and the UTC time, for display.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Moment {
-    /// The time since boot, for computing differences.
+    /// The time since boot (`CLOCK_BOOTTIME`), for computing differences.
     pub since_boot: Nanos,
-    /// The wall clock time, to show to users.
+    /// The UTC time of the wall clock, to show to users.
     pub wall_clock: UnixMillis,
 }

@@ -37,19 +37,20 @@ impl Severity {
 /// One result of the diagnosis (`pjwctl doctor`): a problem, an advice or a note about the node, with a remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// The name of the finding, for scripts.
+    /// A short name of the kind of finding that scripts can rely on, such as `no-warden`.
     pub code: String,
-    /// The urgency.
+    /// How urgent the finding is.
     pub severity: Severity,
-    /// The description, one sentence.
+    /// What was found, in one sentence for the user.
     pub text: String,
-    /// What the user can do.
+    /// What the user can do about the finding, as text.
     pub remedy: String,
-    /// The jobs concerned.
+    /// The jobs that the finding is about. Empty if it is about no job.
     pub jobs: BTreeSet<JobId>,
-    /// The processes concerned; a limited number of them.
+    /// The processes that the finding is about: at most 20, those with the lowest pids. Empty if it is about no
+    /// process.
     pub pids: BTreeSet<Pid>,
-    /// The PUs concerned.
+    /// The PUs (logical CPUs) that the finding is about. Empty if it is about no PU.
     pub cpus: CpuSet,
 }
 
@@ -111,55 +112,60 @@ impl Finding {
 /// The input of the diagnosis (`pjwctl doctor`): all facts that were read about the node.
 #[derive(Debug, Clone)]
 pub struct Examination {
-    /// The topology of the machine.
+    /// The cores, caches, NUMA nodes and packages of the machine.
     pub topology: Topology,
-    /// The online PUs.
+    /// The PUs (logical CPUs) of the topology that were online during the observation.
     pub online: CpuSet,
-    /// The length of the observation, in ms.
+    /// The time between the two scans of the node from which CPU use is computed, in ms.
     pub span_ms: u64,
-    /// The jobs.
+    /// The jobs on the node, as the diagnosis recognised them or a running `pjwd` reported them.
     pub jobs: Vec<ObservedJob>,
     /// The processes that belong to no job, without kernel threads and without the diagnosing process.
     pub unassigned: Vec<UnassignedProcess>,
-    /// The interrupts of devices.
+    /// The interrupts of devices, with their counts during the observation. The kernel's own interrupts, such as
+    /// timers, are left out.
     pub interrupts: Vec<Interrupt>,
-    /// The settings of the kernel and the boot parameters.
+    /// The settings and the boot parameters of the kernel, and what the diagnosis could not read.
     pub host: HostFacts,
     /// Other programs on the node that move threads or change cpusets.
     pub conflicting_programs: Vec<ConflictingProgram>,
-    /// The batch systems on the node.
+    /// The batch systems whose daemons run on the node.
     pub schedulers: Vec<ObservedScheduler>,
-    /// The cpuset features of the node.
+    /// Whether and how `pjwd` could make cpusets on the node. Found out by reading files only.
     pub cpuset_support: CpusetSupport,
-    /// pjw's state, if one runs.
+    /// Whether the daemon `pjwd` runs on the node, and what it answered.
     pub warden: WardenStatus,
-    /// The user that runs the diagnosis.
+    /// The user id of the user that runs the diagnosis. A user other than root sees less.
     pub viewer: Uid,
-    /// The lowest user id of a person.
+    /// The lowest user id of a person. Processes with lower user ids, except root's, belong to services.
     pub first_person_uid: u32,
 }
 
-/// A job, as the two scans of the diagnosis observed it: its PUs, and its threads with their CPU use.
+/// A job, as `pjwctl doctor` observed it: its PUs, and its threads with their CPU use. The command scans the node
+/// twice; the CPU use is the difference.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedJob {
     /// The id of the job.
     pub id: JobId,
-    /// The owner of the job.
+    /// The user that owns the job.
     pub owner: Uid,
-    /// The requested number of cores; `None` if unknown.
+    /// The number of cores or PUs that the job requested; `None` if unknown.
     pub amount: Option<Amount>,
     /// The PUs that the job holds, and whether its scheduler or a running warden granted them. `None` if the job
     /// holds none.
     pub holds: Option<(CpuSet, GrantedBy)>,
-    /// The PUs that pjwd would grant to the job.
+    /// The PUs that `pjwd` would grant to the job if it ran. `None` if the job holds PUs already, or if its request
+    /// is unknown or can't be served.
     pub expected_cpus: Option<CpuSet>,
-    /// The number of processes.
+    /// The number of processes that belong to the job.
     pub processes: usize,
-    /// The threads of the job.
+    /// The threads of all processes of the job, as the second scan found them.
     pub threads: Vec<ObservedThread>,
-    /// Processes of the job that are not in the scheduler's cgroup for the job.
+    /// The pids of those processes of the job that are not in the scheduler's cgroup for the job. Empty if the job
+    /// has no such cgroup.
     pub outside: Vec<Pid>,
-    /// The path of the scheduler's cgroup for the job, if one was seen.
+    /// The path of the scheduler's cgroup for the job, as in `/proc/PID/cgroup`. `None` if no process of the job
+    /// was seen in such a cgroup.
     pub cgroup: Option<String>,
     /// Whether the scheduler's cgroup has a cpuset; `None` if unknown.
     pub has_cpuset: Option<bool>,
@@ -168,18 +174,20 @@ pub struct ObservedJob {
     pub kept_by: String,
 }
 
-/// A thread, as the two scans of the diagnosis observed it: its affinity mask, and its CPU use between the scans.
+/// A thread, as `pjwctl doctor` observed it: its affinity mask at the second of two scans, and its CPU use between
+/// them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedThread {
-    /// The process of the thread.
+    /// The process to which the thread belongs.
     pub pid: Pid,
     /// The effective affinity mask (sched_getaffinity(2)).
     pub effective_mask: CpuSet,
-    /// The PU on which the thread ran last.
+    /// The PU on which the thread ran last, at the second scan.
     pub last_cpu: Pu,
-    /// The demand: the time running or waiting for a PU, in permille of the observed time.
+    /// The demand for CPU time between the two scans: the time running or waiting for a PU, in permille of the time
+    /// between the scans.
     pub demand_permille: u32,
-    /// The time running, in permille of the observed time.
+    /// The time running between the two scans, in permille of the time between the scans.
     pub run_permille: u32,
 }
 
@@ -191,32 +199,35 @@ impl ObservedThread {
     }
 }
 
-/// A process that belongs to no job, as the two scans of the diagnosis observed it: its threads and their CPU use.
+/// A process that belongs to no job, as `pjwctl doctor` observed it: its threads and their CPU use. The command
+/// scans the node twice; the CPU use is the difference.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnassignedProcess {
-    /// The pid.
+    /// The process id (pid).
     pub pid: Pid,
-    /// The user of the process.
+    /// The real user id of the process.
     pub uid: Uid,
-    /// The command name.
+    /// The command name (comm) of the process, at most 15 bytes.
     pub comm: Comm,
-    /// Whether the process belongs to a batch system itself.
+    /// Whether the process is a daemon or a helper of a batch system, such as `slurmstepd`. Always false for
+    /// processes of ordinary users.
     pub of_scheduler: bool,
-    /// The threads. If there were too many processes to read all threads, one entry with the mask of the
-    /// first thread.
+    /// The threads of the process. Above 4,096 processes in no job, a further process has one entry: the mask of
+    /// the first thread, with the CPU use 0.
     pub threads: Vec<ObservedThread>,
 }
 
 /// An interrupt of a device, and the PUs that handle it. Interrupts on the PUs of a job disturb the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interrupt {
-    /// The number of the interrupt.
+    /// The interrupt number (IRQ) of the kernel, as in `/proc/interrupts`.
     pub number: u32,
-    /// The name of the device or of the handler, as given by the kernel.
+    /// The name of the device or of the interrupt handler, as in `/proc/interrupts`.
     pub name: String,
     /// The PUs that the interrupt is sent to (`effective_affinity_list`, or else `smp_affinity_list`).
     pub sent_to: CpuSet,
-    /// The number of interrupts on each PU during the observation. PUs without interrupts are left out.
+    /// How often the interrupt occurred on each PU between the two scans of the diagnosis. PUs with the count 0 are
+    /// left out.
     pub counts: BTreeMap<Pu, u64>,
 }
 
@@ -224,23 +235,23 @@ pub struct Interrupt {
 /// can't observe on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostFacts {
-    /// The kernel release.
+    /// The kernel release, as `uname -r` prints it.
     pub kernel: String,
     /// The cgroup layout: v1, v2, hybrid or none.
     pub layout: String,
-    /// A description of the hierarchy that has the cpuset controller.
+    /// A description of the cgroup hierarchy that has the cpuset controller, as text for users.
     pub cpuset: String,
     /// Whether pressure stall information is available (`/proc/pressure`).
     pub psi: bool,
     /// Whether wait times of threads are available (`schedstat`).
     pub schedstat: bool,
-    /// The reason why no fork events are available; `None` if they are.
+    /// The reason why the kernel reports no fork events to this user; `None` if it does.
     pub no_events: Option<String>,
-    /// Whether type information for BPF programs is available (BTF).
+    /// Whether the kernel has type information (BTF), which pjwd's BPF programs need.
     pub btf: bool,
-    /// PUs that are excluded from load balancing by the boot parameter `isolcpus=`.
+    /// PUs that the boot parameter `isolcpus=` excludes from the kernel's load balancing.
     pub isolated: CpuSet,
-    /// PUs without the timer tick (`nohz_full=`).
+    /// PUs that the boot parameter `nohz_full=` frees from the periodic timer tick.
     pub nohz_full: CpuSet,
     /// Whether automatic NUMA balancing is on; `None` if the kernel does not support it.
     pub numa_balancing: Option<bool>,
@@ -262,15 +273,16 @@ pub struct HostFacts {
 /// Another program on the node that moves threads, moves interrupts or changes cpusets, and so may work against pjw.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConflictingProgram {
-    /// The name of the program.
+    /// The command name of the program.
     pub name: String,
-    /// The process, if the program is a process.
+    /// The pid of one process of the program. `None` if the program runs in the kernel.
     pub pid: Option<Pid>,
-    /// The effect of the program, as part of a sentence.
+    /// What the program does that may work against pjw, as part of a sentence without the subject: `moves processes
+    /// between cgroups by its rules`.
     pub effect: &'static str,
-    /// What the user can do.
+    /// What the user can do against the conflict, as text.
     pub remedy: &'static str,
-    /// Whether the program undoes changes of pjw; if false, the program may only interfere.
+    /// Whether the program undoes changes of pjw. If false, the program may interfere but undoes nothing.
     pub undoes_warden: bool,
 }
 
@@ -290,11 +302,11 @@ pub enum Binding {
 /// A batch system that was found on the node, and how it binds its jobs to cores.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedScheduler {
-    /// The name of the batch system.
+    /// The name of the batch system, for people.
     pub name: String,
-    /// How the batch system binds jobs to cores.
+    /// The means by which the batch system binds its jobs to cores.
     pub binding: Binding,
-    /// The consequence for pjw, one sentence.
+    /// What the binding by the batch system means for pjw, in one sentence.
     pub meaning: String,
 }
 

@@ -9,11 +9,11 @@ use crate::terms::CpusetHierarchy;
 /// A fact about the node, as one sentence. The diagnosis (`pjwctl doctor`) prints the facts before its findings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fact {
-    /// The name of the fact, for scripts.
+    /// A short name of the fact that scripts can rely on, such as `kernel`.
     pub code: &'static str,
-    /// The fact as a sentence.
+    /// The fact, in a few words or a sentence.
     pub text: String,
-    /// Whether the fact is shown only in the detailed output.
+    /// Whether the fact is shown only by `pjwctl doctor --all`.
     pub detail: bool,
 }
 

@@ -51,9 +51,10 @@ const CONFLICTING_PROGRAMS: [(&str, &str, &str, bool); 6] = [
     ),
 ];
 
-/// Returns those of `processes` whose command names are of programs known to move threads, move interrupts or change
-/// cpusets. Processes of ordinary users (uid `first_person_uid` or higher) are left out, because any user can give
-/// such a name to a process; but several `pjwd` of one user are returned.
+/// Finds programs that may work against pjw: returns those of `processes` whose command names are of programs known
+/// to move threads, move interrupts or change cpusets. Processes of ordinary users (uid `first_person_uid` or
+/// higher) are left out, because any user can give such a name to a process. Except several `pjwd` of one user:
+/// they are returned.
 #[must_use]
 pub fn conflicting_programs(
     processes: impl IntoIterator<Item = (Pid, Uid, Comm)>,

@@ -10,7 +10,7 @@ use crate::basics::{CpuSet, prelude::*};
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Devices {
-    /// The dies, on machines whose packages consist of several.
+    /// The dies, on machines whose packages consist of several. Empty on other machines.
     pub dies: Vec<Die>,
     /// The kinds of core, the most energy-efficient first. [`Core::kind`](super::topology::Core::kind) is an
     /// index into this list. Empty if all cores are of the same kind or the kinds are unknown.
@@ -26,9 +26,9 @@ pub struct Devices {
 /// A die: one piece of silicon in a package, with its number and its PUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Die {
-    /// The number of the die. Dies of different packages may have the same number.
+    /// The number of the die in its package. Dies of different packages may have the same number.
     pub number: u32,
-    /// The PUs of the die.
+    /// The PUs (logical CPUs) on the die.
     pub cpus: CpuSet,
 }
 
@@ -62,18 +62,18 @@ pub enum DeviceClass {
 /// A PCI device, such as a GPU or a network card, and the PUs that are near it. Jobs can request cores near a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
-    /// The class of the device.
+    /// The class of the device, such as GPU or network card.
     pub class: DeviceClass,
     /// The names that the system uses for the device; one card may be `card0` and `cuda0`. Empty if no driver
     /// has named the device.
     pub names: Vec<String>,
     /// The PCI address, such as `0000:03:00.0`. Empty if the device is not on a PCI bus.
     pub address: String,
-    /// Vendor and model. Empty if unknown.
+    /// The vendor and the model of the device, as text. Empty if unknown.
     pub model: String,
     /// The PUs near the device. All PUs of the machine if none are nearer than others.
     pub cpus: CpuSet,
-    /// The numbers of the NUMA nodes near the device.
+    /// The numbers of the NUMA nodes near the device, by the kernel's numbering.
     pub numa_nodes: Vec<u32>,
 }
 

@@ -15,7 +15,7 @@ use crate::terms::{OversubscriptionPolicy, Policy};
 /// A hot thread of a job (a thread that runs most of the time), as input for [`choose_pins`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HotThread {
-    /// The thread.
+    /// The thread to pin.
     pub thread: ThreadId,
     /// The PU on which the thread ran last.
     pub last_cpu: Pu,
@@ -23,7 +23,8 @@ pub struct HotThread {
     pub affinity: ThreadAffinity,
 }
 
-/// Whether a hot thread is floating, so that pjw may pin it, or bound to one PU by its program, so that pjw may not.
+/// Whether a hot thread may be pinned: it may if it is floating (allowed on several PUs), and may not if its
+/// program bound it to one PU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ThreadAffinity {
     /// pjw may pin the thread.

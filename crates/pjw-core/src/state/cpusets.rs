@@ -16,14 +16,15 @@ const HISTORY_AFTER_REMOVAL: Nanos = Nanos(60_000_000_000);
 /// A job's cpuset that pjw made or changed, or is about to, with the facts that pjw needs to remove it later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ManagedCpuset {
-    /// The cpuset.
+    /// The cgroup and the settings of the cpuset.
     pub job_cpuset: JobCpuset,
-    /// PU sets that the cpuset may still have: earlier settings, kept until a scan shows the current ones.
+    /// Earlier PU sets that pjw wrote to the cpuset and that may still be in force. Emptied when a scan shows which
+    /// set is in force.
     pub previous: Vec<CpuSet>,
-    /// Whether the cpuset is to be removed.
+    /// Whether the job needs the cpuset no longer, so that pjw removes it.
     pub unwanted: bool,
-    /// The cgroup from which the first process was moved in. Processes that were born inside are moved back
-    /// to the same cgroup.
+    /// The cgroup from which pjw moved the first process into the cpuset. Processes that were forked inside the
+    /// cpuset go to this cgroup when pjw removes the cpuset. `None` if no process was moved in.
     pub origin: Option<String>,
     tries: u32,
 }
@@ -46,9 +47,9 @@ impl ManagedCpuset {
 /// pjw moved it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MovedProcess {
-    /// The cgroup from which the process was moved.
+    /// The path of the cgroup in which the process was before the move.
     pub from: String,
-    /// The cgroup of the cpuset.
+    /// The path of the job's cpuset cgroup into which the process was moved.
     pub to: String,
 }
 
@@ -70,7 +71,7 @@ pub struct CpusetRegistry {
 }
 
 impl CpusetRegistry {
-    /// Returns the cpuset at this cgroup path. `None` if pjw has no cpuset there.
+    /// Returns the job cpuset at this cgroup path. `None` if pjw did not make or change a cpuset there.
     #[must_use]
     pub fn cpuset_at(&self, path: &str) -> Option<&ManagedCpuset> {
         self.managed.get(path)
@@ -99,13 +100,15 @@ impl CpusetRegistry {
         to_remove.into_iter().any(|managed| managed.job_cpuset.job == *job)
     }
 
-    /// Whether pjw moved the process into a cpuset.
+    /// Whether the registry has a move of the process into the cpuset of any job. It keeps a move until the process
+    /// exits or the cpuset is removed.
     #[must_use]
     pub fn was_moved_anywhere(&self, process: ProcessId) -> bool {
         self.moved.contains_key(&process)
     }
 
-    /// Whether pjw moved the process into the cpuset at this cgroup path.
+    /// Whether the registry has a move of the process into the cpuset at this cgroup path. It keeps a move until
+    /// the process exits or the cpuset is removed.
     #[must_use]
     pub fn was_moved_into(&self, process: ProcessId, path: &str) -> bool {
         self.moved.get(&process).is_some_and(|moved| moved.to == path)

@@ -12,8 +12,8 @@ use crate::terms::Policy;
 pub struct Demand {
     /// The smoothed demand, in permille of one PU.
     pub permille: u32,
-    /// The part of the demand that was spent waiting on a run queue, smoothed, in permille of one PU. Used
-    /// only for display.
+    /// The part of the demand that was spent waiting on a run queue, smoothed like `permille`, in permille of one
+    /// PU. Used only for display.
     pub waiting_permille: u32,
     /// Whether the thread is hot (running most of the time). The thresholds for becoming hot and cold differ,
     /// so that a thread near a threshold does not switch at each reading.
@@ -34,16 +34,17 @@ struct Reading {
 const MIN_INTERVAL_NS: u64 = 100_000_000;
 
 impl Demand {
-    /// Returns the time of the last reading of the thread's CPU time, since boot. `None` before the first reading.
+    /// Returns the time of the last reading of the thread's CPU time, in ns since boot. `None` before the first
+    /// reading.
     #[must_use]
     pub fn last_read_at(&self) -> Option<Nanos> {
         self.last.map(|last| last.at)
     }
 
-    /// Returns the demand after one more reading at the time `at`. `run_ns` and `wait_ns` are the times for which the
-    /// thread has run and waited for a PU since its start; `idle_until` is the last time at which a scan found it
-    /// idle without reading them. The demand stays the same on the first reading, and less than 100 ms after the last
-    /// one.
+    /// Returns the demand after one more reading. `at` is the time of the reading; `run_ns` and `wait_ns` are the
+    /// times for which the thread has run and waited for a PU since its start. `idle_until` is the latest time at
+    /// which a check, without reading these times, found that the thread had not run. The demand does not change at
+    /// the first reading, nor at a reading less than 100 ms after the last one.
     #[must_use]
     pub fn with_reading(
         self,

@@ -9,7 +9,7 @@ use core::ops::Index;
 use crate::basics::{Pid, Uid, prelude::*};
 use crate::terms::{Job, JobId};
 
-/// All jobs.
+/// All jobs that pjw knows on this node, found by id, by owner and by cgroup.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Jobs {
     jobs: BTreeMap<JobId, Job>,
@@ -45,24 +45,24 @@ impl Index<&JobId> for Jobs {
 }
 
 impl Jobs {
-    /// Returns a job. `None` if there is no such job.
+    /// Returns the job with this id. `None` if pjw does not know such a job.
     #[must_use]
     pub fn get(&self, id: &JobId) -> Option<&Job> {
         self.jobs.get(id).inspect(|_| self.count_visit())
     }
 
-    /// Whether there is such a job.
+    /// Whether pjw knows a job with this id.
     #[must_use]
     pub fn contains_key(&self, id: &JobId) -> bool {
         self.get(id).is_some()
     }
 
-    /// Iterates over all jobs, by id.
+    /// Iterates over all jobs, in the order of their ids.
     pub fn values(&self) -> impl Iterator<Item = &Job> {
         self.jobs.values().inspect(|_| self.count_visit())
     }
 
-    /// Iterates over the ids of all jobs.
+    /// Iterates over the ids of all jobs, in ascending order.
     pub fn keys(&self) -> impl Iterator<Item = &JobId> {
         self.values().map(|job| &job.id)
     }
@@ -73,19 +73,20 @@ impl Jobs {
         self.jobs.len()
     }
 
-    /// Whether there are no jobs.
+    /// Whether pjw knows no job.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.jobs.is_empty()
     }
 
-    /// Returns the number of changes of jobs so far.
+    /// Returns the number of changes so far: each time that a job was added, changed or removed.
     #[must_use]
     pub fn change_count(&self) -> u64 {
         self.change_count
     }
 
-    /// Returns how many jobs were read since the last call. A job that was read twice counts twice.
+    /// Returns how often a job was read since the last call of this method. Tests check with it that a cycle reads
+    /// few jobs.
     pub fn take_visit_count(&self) -> usize {
         self.visits.0.take()
     }
@@ -136,7 +137,7 @@ impl Jobs {
         Some(job)
     }
 
-    /// Changes a job. Has no effect if there is no such job.
+    /// Calls `change` with the job, to change it. Does nothing if there is no job with this id.
     pub fn change(&mut self, id: &JobId, change: impl FnOnce(&mut Job)) {
         if let Some(mut job) = self.remove(id) {
             change(&mut job);
@@ -144,7 +145,7 @@ impl Jobs {
         }
     }
 
-    /// Iterates over the jobs of a user.
+    /// Iterates over the jobs that this user owns.
     pub fn of_owner(&self, user: Uid) -> impl Iterator<Item = &Job> {
         self.by_owner.get(&user).into_iter().flatten().filter_map(|id| self.get(id))
     }
@@ -179,7 +180,8 @@ impl Jobs {
         self.without_processes.iter().filter_map(|id| self.get(id))
     }
 
-    /// Iterates over the jobs whose cores other jobs may hold too.
+    /// Iterates over the jobs that may hold the same cores as other jobs
+    /// ([`Grant::shared`](crate::terms::Grant::shared)).
     pub fn with_shared_cores(&self) -> impl Iterator<Item = &Job> {
         self.shared.iter().filter_map(|id| self.get(id))
     }

@@ -22,21 +22,25 @@ pub const MAX_DESCENDANTS: usize = 65_536;
 /// fork event: the job and the affinity masks that it may have inherited.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Descendant {
-    /// The nearest ancestor that was tracked when the process was born.
+    /// The nearest ancestor of the process that belonged to a job, or whose original masks were being restored,
+    /// when the process was forked.
     pub ancestor: Pid,
-    /// The job of that ancestor.
+    /// The job to which that ancestor belonged.
     pub job: JobId,
-    /// Whether the ancestor was a member of that job. `false` if it was being restored.
+    /// Whether the ancestor belonged to the job at the fork. `false` if the job had released the ancestor, and only
+    /// its original masks were being restored.
     pub is_member: bool,
-    /// The evidence by which the process belongs to the job.
+    /// The kind of evidence by which the process belongs to the job of its ancestor.
     pub evidence: Evidence,
-    /// The time of the fork event, since boot. `None` for a process that a scan found gone before its exit event was
-    /// read.
+    /// The time of the fork event, in ns since boot. `None` if a scan found that the process has ended, before its
+    /// exit event was read.
     pub forked_at: Option<Nanos>,
-    /// The requested masks of which the process inherited one. If a scan found the process gone, those of which it
-    /// last had one.
+    /// The mask requests of the thread that forked the process: the process began with the mask of one of them,
+    /// nearly always of the only one. Once a scan found that the process has ended, the requests of its own threads
+    /// instead, for its children whose fork events are still unread.
     pub requests: Vec<MaskRequest>,
-    /// The time of the reading of the ancestor's masks before the birth.
+    /// The time at which the masks of the ancestor were last read before the fork, in ns since boot. 0 if they were
+    /// never read.
     pub read_at: Nanos,
 }
 
@@ -58,7 +62,7 @@ pub struct Lineage {
     unscanned: BTreeSet<Pid>,
     /// Tracked processes whose exit event was read and that no scan has found gone yet.
     exited: BTreeSet<Pid>,
-    /// The processes that have to be scanned because of their events.
+    /// The processes that had an event (fork, exec, exit) and were not scanned since.
     pub to_scan: ScanQueue,
 }
 
@@ -139,13 +143,15 @@ impl Lineage {
         self.to_scan.exited(pid);
     }
 
-    /// Returns what is known of a process from its fork event. `None` if it does not descend from a process of a job.
+    /// Returns what is known of a process from its fork event. `None` if the process does not descend from a
+    /// process of a job, or if its fork event was not read.
     #[must_use]
     pub fn descendant(&self, pid: Pid) -> Option<&Descendant> {
         self.descendants.get(&pid)
     }
 
-    /// Iterates over the descendants of jobs' processes that were forked and not scanned yet.
+    /// Iterates over the processes that descend from jobs' processes, and that no scan has read since they were
+    /// forked.
     pub fn unscanned_descendants(&self) -> impl Iterator<Item = (Pid, &Descendant)> {
         self.unscanned.iter().filter_map(|&pid| Some((pid, self.descendants.get(&pid)?)))
     }

@@ -18,18 +18,19 @@ use crate::terms::{Evidence, JobId, Membership};
 /// job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// The identity of the process.
+    /// The pid and the start time of the process.
     pub id: ProcessId,
-    /// The job of the process.
+    /// The job to which the process belongs.
     pub job: JobId,
-    /// The evidence by which the process belongs to the job.
+    /// The kind of evidence by which the process belongs to the job, such as the scheduler's cgroup.
     pub evidence: Evidence,
-    /// The affinity mask of the nearest ancestor outside the job: the mask with which the first process of the job
-    /// began. A thread with exactly this mask did not request it.
+    /// The affinity mask of the nearest ancestor outside the job, from which the processes of the job inherited
+    /// theirs. A thread with exactly this mask did not choose it. `None` if unknown.
     pub inherited: Option<CpuSet>,
-    /// The time of the first scan that found the process, since boot. `None` if the record of the process has no time.
+    /// The time of the first scan that found the process, in ns since boot. `None` if the process is known only
+    /// from a journal record without this time.
     pub first_seen: Option<Nanos>,
-    /// The threads, as the last scan of the threads read them.
+    /// The threads of the process by thread id, as the last scan that read its threads found them.
     pub threads: BTreeMap<Tid, MemberThread>,
 }
 
@@ -92,19 +93,21 @@ impl Member {
 /// A thread of a process that belongs to a job, as the last scan of the process read it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemberThread {
-    /// The start time of the thread.
+    /// The time at which the thread started, to 10 ms.
     pub start: StartTime,
-    /// The name of the thread.
+    /// The name (comm) of the thread, at most 15 bytes.
     pub comm: Comm,
-    /// The kernel's letter for the state of the thread.
+    /// The kernel's letter for the state of the thread at the last scan: R (running), S (sleeping), Z (zombie) and
+    /// so on.
     pub state: char,
-    /// The PU on which the thread ran last.
+    /// The PU on which the thread ran last, as of the last scan.
     pub last_cpu: Pu,
-    /// The effective affinity mask.
+    /// The effective affinity mask (sched_getaffinity(2)), as of the last scan.
     pub effective_mask: CpuSet,
-    /// The demand of the thread for CPU time.
+    /// The CPU time that the thread uses or waits for, smoothed over the last scans.
     pub demand: Demand,
-    /// The mask entry of the thread. `None` until the cpuset of the thread was read.
+    /// The mask requests of the thread and its original mask. `None` until a scan has read the cpuset around the
+    /// thread.
     pub mask: Option<MaskEntry>,
 }
 
@@ -117,7 +120,7 @@ impl MemberThread {
     }
 }
 
-/// The members of all jobs: every process that belongs to a job. It is found by its pid or by its job.
+/// The members of all jobs (every process that belongs to a job), found by pid or by job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Members {
     members: BTreeMap<Pid, Member>,
@@ -146,7 +149,7 @@ impl Deref for Members {
 }
 
 impl Members {
-    /// Iterates over the processes of one job.
+    /// Iterates over the processes that belong to this job.
     pub fn of_job<'a>(&'a self, job: &JobId) -> impl Iterator<Item = &'a Member> + use<'a> {
         let job_members = self.by_job.get(job).into_iter().flat_map(|job_members| &job_members.all);
         job_members.filter_map(|pid| self.members.get(pid))

@@ -51,7 +51,7 @@ impl PartialEq for Pool {
 
 impl Eq for Pool {}
 
-/// The error of [`Pool::commit`]: the pool changed after the offer was made, so PUs of the offer may have another
+/// The error of [`Pool::commit`]: the pool changed after the offer was made, so a PU of the offer may have another
 /// holder now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the pool changed after this offer was made: ask for a new one")]
@@ -85,7 +85,7 @@ impl Pool {
         self.places().filter_map(|(pu, place)| Some((pu, self.holders.get(place)?)))
     }
 
-    /// Returns the PUs that are online and have no holder.
+    /// Returns the PUs that are online and that neither a job nor the system holds.
     #[must_use]
     pub fn free_cpus(&self) -> CpuSet {
         self.held_at(FREE).difference(&self.offline)
@@ -109,13 +109,14 @@ impl Pool {
         self.places().filter(|&(_, place)| place > HOUSEKEEPING).map(|(pu, _)| pu).collect()
     }
 
-    /// Returns the PUs that `job` holds.
+    /// Returns the PUs that `job` holds, offline ones included. Empty if it holds none.
     #[must_use]
     pub fn pus_of(&self, job: &JobId) -> CpuSet {
         self.place_of(job).map(|place| self.held_at(place)).unwrap_or_default()
     }
 
-    /// Returns the number of changes of the pool so far. An offer that was made at another count is no longer valid.
+    /// Returns the number of changes of the pool so far. An offer is valid only while the count is the same as when
+    /// the offer was made.
     #[must_use]
     pub fn change_count(&self) -> u64 {
         self.version
@@ -235,13 +236,13 @@ impl Pool {
 /// [`Pool::commit`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer {
-    /// The offered PUs.
+    /// The PUs that the job gets if it accepts the offer.
     pub cpus: CpuSet,
     /// The reasons for the choice, one sentence each.
     pub because: Vec<String>,
     /// The second-best choice as a sentence; empty if there was none.
     pub runner_up: String,
-    /// The version of the pool for which the offer was made.
+    /// The [`Pool::change_count`] at which the offer was made. The offer is stale at another count.
     pub version: u64,
 }
 

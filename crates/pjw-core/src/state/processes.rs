@@ -9,16 +9,19 @@ use core::ops::{Bound, Deref};
 use crate::basics::{Nanos, Pid, Uid, is_within, prelude::*};
 use crate::terms::{JobId, JobMarks, JobUnit, Process};
 
-/// A process of the node, as the last scan read it, with the time when it was first seen. Without its threads.
+/// A process of the node, as the last scan read it, with the time of the first scan that found it. Without its
+/// threads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownProcess {
-    /// The facts about the process. `attributes`, `job_marks` and `threads` are `None`.
+    /// The facts that the last scan read. The fields `attributes`, `job_marks` and `threads` are always `None`
+    /// here.
     pub process: Process,
     /// The jobs that the attributes of the process name.
     pub job_marks: JobMarks,
-    /// The time of the first scan that found the process. The process may have been born during that scan.
+    /// The time of the first scan that found the process, in ns since boot. The process may have been forked during
+    /// that scan.
     pub first_seen: Nanos,
-    /// Whether the last scan was the first one that found the process.
+    /// Whether only one scan, the last one, has found the process.
     pub is_new: bool,
     /// The previous cgroup of the process, and the time of the first scan that found the process in the present
     /// cgroup. `None` if the cgroup never changed.
@@ -46,7 +49,7 @@ impl Deref for Processes {
 }
 
 impl Processes {
-    /// Adds a process, or replaces the facts about it.
+    /// Adds a process. If a process with this pid is known, it is replaced.
     pub fn insert(&mut self, known: KnownProcess) {
         let pid = known.process.id.pid;
         self.remove(pid);
@@ -81,7 +84,7 @@ impl Processes {
         Some(known)
     }
 
-    /// Iterates over the processes of a user.
+    /// Iterates over the processes of the node that belong to this user.
     pub fn of_user(&self, user: Uid) -> impl Iterator<Item = &KnownProcess> {
         self.by_user.get(&user).into_iter().flatten().filter_map(|pid| self.processes.get(pid))
     }

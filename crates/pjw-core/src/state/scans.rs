@@ -24,9 +24,9 @@ use crate::terms::{IdleGroup, IdleWatch, JobId, ScanRequest, ScanScope};
 const RESCANS_PER_FULL_PLAN: u32 = 8;
 
 impl WardenState {
-    /// Returns the request for the scan of a normal cycle of the daemon: the threads of tracked processes (those of jobs,
-    /// and those whose masks are being restored) except idle ones. If `full`, the scan reads every process of the node, the
-    /// threads of all tracked processes, and the cgroups of all jobs.
+    /// Returns the request for the scan of a normal cycle of the daemon: the processes of jobs, except idle ones,
+    /// and the processes whose masks are being restored, each with its threads. If `full`, the request covers every
+    /// process of the node, the threads of all processes of jobs, and the cgroups of all jobs.
     #[must_use]
     pub fn scan_request(&self, full: bool) -> ScanRequest {
         if full {

@@ -24,50 +24,52 @@ use crate::terms::{
 /// their cores and their processes. A fact about a process is kept only while a later decision needs it.
 #[derive(Debug, Clone)]
 pub struct WardenState {
-    /// The machine.
+    /// The cores, caches, NUMA nodes and packages of the machine.
     pub topology: Topology,
-    /// The holder of each PU.
+    /// The holder of each PU: a job, the system, or nobody.
     pub pool: Pool,
-    /// The jobs.
+    /// All jobs that pjw knows on this node.
     pub jobs: Jobs,
     /// Every process of the node, as the last scan read it.
     pub processes: Processes,
-    /// The members of all jobs.
+    /// The processes that belong to jobs, with their threads.
     pub members: Members,
-    /// Processes of released or ended jobs, until a scan finds that their original masks are restored.
+    /// Processes of released or ended jobs, by pid, until a scan finds that the original masks of their threads are
+    /// in force again.
     pub restoring: BTreeMap<Pid, Member>,
-    /// The processes in `restoring` that are unassigned: they are kept off every grant, and their original masks are
-    /// not restored.
+    /// The processes in `restoring` that pjw keeps off the cores of all jobs: they belong to no job, so their
+    /// original masks are not restored.
     pub excluded: BTreeSet<Pid>,
-    /// The cgroups of the jobs, both the scheduler's and those of pjw's cpusets, as the last scan read them. The
-    /// grant of a scheduler is unknown before the first scan of its cgroup.
+    /// The cgroups of the jobs, by path, as the last scan of each cgroup read it: those that schedulers made, and
+    /// those of pjw's cpusets.
     pub cgroups: BTreeMap<String, Observed<Cgroup>>,
     /// The cpusets that pjw created or changed for jobs.
     pub cpusets: CpusetRegistry,
-    /// The mask entries from the journal whose threads were not scanned since the restart.
+    /// The saved masks from the journal of threads that no scan has read since the daemon was restarted.
     pub recorded_masks: BTreeMap<ThreadId, MaskEntry>,
     /// The online PUs, now and in the past.
     pub(crate) online: History<CpuSet>,
     /// The warnings about each job: the changes that are not made, as they were when the job was last planned.
     pub(crate) warnings: BTreeMap<JobId, Vec<Warning>>,
-    /// The descent of new processes, from process events.
+    /// Which processes were forked by processes of jobs, as known from the kernel's process events.
     pub lineage: Lineage,
     /// The jobs and processes whose masks the next cycle has to plan, whether or not its scan shows a change.
     pub dirty: DirtySet,
-    /// The number of rescans that may be partial and plan only what changed. If it is 0, the next rescan is full and
-    /// plans everything.
+    /// The number of rescans until the next full one: the rescans before it may be partial and plan only what
+    /// changed. If 0, the next rescan reads every process and plans everything.
     pub rescans_until_full_plan: u32,
-    /// Whether the next rescan must be full, because events may have been lost and a process may be unknown.
+    /// Whether the next rescan must read every process, because events may have been lost, so that a process may be
+    /// unknown.
     pub full_scan_due: bool,
-    /// The unassigned processes by user: processes in no job, of users who have jobs here. A user without unassigned
-    /// processes has no entry.
+    /// The processes in no job, by user, of all users who have a job on this node. A user without such processes
+    /// has no entry.
     pub unassigned: BTreeMap<Uid, BTreeSet<Pid>>,
     /// The threads whose affinity request outside the grant was reported, and whose mask was not scanned since.
     pub(crate) affinity_requesters: AffinityRequesters,
     /// The number of affinity attempts of each job that were reported in the current minute.
     pub(crate) attempts: BTreeMap<JobId, ReportedCount>,
-    /// The time since when no fork event was lost, since boot. A process that was born later to a process outside of
-    /// all jobs belongs to no job by descent. `None` if fork events are not monitored.
+    /// The time since which the kernel's fork events were read without loss, in ns since boot. The parent of every
+    /// process that was forked later is known. `None` if fork events are not monitored, or are being lost.
     pub forks_complete_since: Option<Nanos>,
     /// The idle processes of each job, by group.
     pub(crate) idle_groups: BTreeMap<JobId, Vec<Arc<IdleGroup>>>,
@@ -186,7 +188,7 @@ impl WardenState {
     }
 
     /// Updates the state from process events of the kernel, in their order. Returns true if an event was dropped
-    /// because too many descendants of jobs' processes are known; a full scan is then needed.
+    /// because too many descendants of jobs' processes are known; the caller must then request a full scan.
     pub fn apply_events(&mut self, events: &[ProcessEvent]) -> bool {
         self.lineage.apply_events(events, |pid| tracked_in(&self.members, &self.restoring, pid))
     }

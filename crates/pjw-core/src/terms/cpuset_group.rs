@@ -25,7 +25,7 @@ pub enum Enforcement {
 /// daemon starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpusetSupport {
-    /// The cgroup hierarchy that has the cpuset controller.
+    /// The cgroup hierarchy in which pjw can make cpusets, or the reason why it can't.
     pub hierarchy: CpusetHierarchy,
     /// Whether a mask set by sched_setaffinity(2) survives a change of the cpuset (Linux 6.2 and later).
     /// Older kernels give every thread the whole cpuset when the cpuset is written or the thread enters
@@ -33,7 +33,7 @@ pub struct CpusetSupport {
     pub affinity_persists: bool,
 }
 
-/// The cgroup hierarchy in which pjw makes cpusets, and who creates the cgroups there: systemd or pjw itself.
+/// The cgroup hierarchy in which pjw makes cpusets, and whether systemd or pjw itself creates the cgroups there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpusetHierarchy {
     /// pjw can't write any cpuset.
@@ -78,9 +78,9 @@ pub enum CgroupOwner {
 /// The settings that a cpuset should have: its PUs, its NUMA nodes, and whether it is an isolated partition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpusetSpec {
-    /// `cpuset.cpus`: the PUs.
+    /// `cpuset.cpus`: the PUs on which the processes in the cpuset may run.
     pub cpus: CpuSet,
-    /// `cpuset.mems`: the numbers of the NUMA nodes; `None` for all nodes.
+    /// `cpuset.mems`: the numbers of the NUMA nodes from which memory may be allocated; `None` for all nodes.
     pub mems: Option<CpuSet>,
     /// Whether the cpuset is an isolated partition: no other cgroup uses its PUs, and the kernel does not
     /// balance load on them (Documentation/admin-guide/cgroup-v2.rst, `cpuset.cpus.partition`).
@@ -100,14 +100,14 @@ impl CpusetSpec {
 /// cpuset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobCpuset {
-    /// The job.
+    /// The job whose processes the cpuset limits.
     pub job: JobId,
-    /// The program that created the cgroup.
+    /// Who created the cgroup: the scheduler, systemd or pjw.
     #[serde(rename = "mason")]
     pub cgroup_owner: CgroupOwner,
     /// The path of the cgroup below the mount point of the cpuset hierarchy, as in `/proc/PID/cgroup`.
     pub path: String,
-    /// The settings that were written last, or are about to be written.
+    /// The settings of the cpuset that pjw wrote last, or is about to write.
     #[serde(rename = "bounds")]
     pub spec: CpusetSpec,
 }
@@ -157,13 +157,13 @@ fn directory_name(job: &JobId) -> String {
 /// out of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpusetAction {
-    /// The job.
+    /// The job whose cpuset changes.
     pub job: JobId,
-    /// The change.
+    /// What is done: create, widen or remove the cpuset, or move a process.
     pub change: CpusetChange,
-    /// Whether the change repairs an earlier change that another program undid.
+    /// Whether the change repeats an earlier one that another program undid.
     pub is_repair: bool,
-    /// The reason, one sentence.
+    /// The reason for the change, in one sentence.
     pub why: String,
 }
 

@@ -51,17 +51,17 @@ impl EventKind {
 /// An event: something that happened on the node or that pjw did. Events are shown by `pjwctl events` and in the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// The kind of the event.
+    /// What happened, as one of the fixed kinds.
     pub kind: EventKind,
-    /// The job concerned, if any.
+    /// The job that the event is about. `None` if it is about no single job.
     pub job: Option<JobId>,
-    /// The process concerned, if any.
+    /// The process that the event is about. `None` if it is about no single process.
     pub pid: Option<Pid>,
-    /// The thread concerned, if any.
+    /// The thread that the event is about. `None` if it is about no single thread.
     pub tid: Option<Tid>,
-    /// The PUs concerned, if any.
+    /// The PUs that the event is about, such as those that a job got. `None` if it is about no PUs.
     pub cpus: Option<CpuSet>,
-    /// The description, one sentence.
+    /// The description of what happened, in one sentence for users.
     pub text: String,
 }
 

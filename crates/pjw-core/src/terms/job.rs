@@ -202,7 +202,8 @@ pub enum Placement {
     Explicit,
 }
 
-/// The amount of CPU that a job requests: a number of cores, a number of PUs, or an explicit list of PUs.
+/// The amount of CPU that a job requests: a number of cores, a number of PUs (logical CPUs), or an explicit list of
+/// PUs.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Amount {
@@ -234,11 +235,11 @@ impl Amount {
 /// What a job requests: an amount of cores, how they are chosen, and their properties.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// The number of cores or PUs, or an explicit list.
+    /// How much CPU the job requests: a number of cores or PUs, or an explicit list of PUs.
     pub amount: Amount,
-    /// How the cores are chosen.
+    /// How the cores are chosen: close together, spread, or as listed.
     pub placement: Placement,
-    /// The priority of the job.
+    /// The priority class of the job.
     pub class: PriorityClass,
     /// The name of a device that the cores should be near; `None` for no preference.
     #[serde(default)]
@@ -279,9 +280,9 @@ pub enum GrantedBy {
 /// A grant: the PUs that are given to a job, who chose them, and the reasons for the choice.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
-    /// The PUs of the grant.
+    /// The PUs (logical CPUs) that the job holds by this grant.
     pub cpus: CpuSet,
-    /// Which side chose the PUs.
+    /// Who chose the PUs: pjw or the scheduler.
     pub granted_by: GrantedBy,
     /// Whether another job may hold some of the PUs too, because of `on_exhausted = "share"` or because a
     /// scheduler granted the same PUs twice. The pool then lists only the other job as the holder.
@@ -289,12 +290,12 @@ pub struct Grant {
     /// Whether the grant was made while `share_smt` was on: SMT siblings may then serve two jobs.
     #[serde(default, rename = "by_pus")]
     pub smt_shared: bool,
-    /// The time of the grant, since boot.
+    /// The time at which the PUs were granted, in ns since boot.
     #[serde(default)]
     pub since: Nanos,
     /// The reasons for the choice of the PUs, one sentence each, for `pjwctl explain`.
     pub because: Vec<String>,
-    /// The second-best choice as a sentence; empty if there was none.
+    /// The second-best choice of PUs, described in a sentence; empty if there was none.
     pub runner_up: String,
 }
 
@@ -314,23 +315,24 @@ pub enum Lifetime {
 /// they hold.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
-    /// The id of the job.
+    /// The id of the job, such as `slurm:7`.
     pub id: JobId,
-    /// The user that owns the job.
+    /// The user that owns the job. It may release the job and change its request.
     pub owner: Uid,
     /// The request for cores. `None` if the number of cores is unknown; the job is then only observed.
     pub request: Option<Request>,
-    /// The cores that the job holds. `None` while it waits for cores or is only observed.
+    /// The PUs that the job holds. `None` while the job waits for cores or is only observed.
     pub grant: Option<Grant>,
-    /// The condition on which the job ends while it has no processes.
+    /// Whether the job ends with its last process, or is a reservation that can exist without processes.
     pub lifetime: Lifetime,
-    /// The path of the scheduler's cgroup for the job, if one was seen.
+    /// The path of the scheduler's cgroup for the job, as in `/proc/PID/cgroup`. `None` if no such cgroup was seen.
     pub cgroup: Option<String>,
-    /// Login sessions whose processes all belong to the job (`assign --session`).
+    /// The login sessions whose processes all belong to the job (`assign --session`). Usually empty.
     pub sessions: BTreeSet<Pid>,
-    /// The time when the job was first seen.
+    /// The UTC time at which pjw first saw the job.
     pub since: UnixMillis,
-    /// The time since which the job has no member, for `reservation_timeout`. `None` while it has members.
+    /// The time since which the job has no process, in ns since boot. `None` while it has processes. After
+    /// `reservation_timeout` a reservation without processes ends.
     #[serde(default)]
     pub empty_since: Option<Nanos>,
     /// Whether the job was released while its scheduler still runs it. pjw leaves the threads of such

@@ -17,9 +17,9 @@ pub struct Plan {
 /// A planned change of the affinity mask of one thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskAction {
-    /// The kind of change.
+    /// What the change is for, such as to confine or to restore.
     pub kind: ActionKind,
-    /// The job for which the mask changes.
+    /// The job because of which the mask changes.
     pub job: JobId,
     /// The thread whose mask changes.
     pub thread: ThreadId,
@@ -30,7 +30,7 @@ pub struct MaskAction {
     /// The mask for sched_setaffinity(2). If a request for every PU of the machine has the effective mask `target`, every
     /// PU is requested: then the thread follows its cpuset, and runs on PUs that come online later.
     pub requested: CpuSet,
-    /// The reason for the change, in one sentence.
+    /// The reason for the change, in one sentence for users.
     pub why: String,
 }
 
@@ -64,11 +64,11 @@ impl ActionKind {
 /// A warning for users: something that pjw did not do, the reason, and what the user can do.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Warning {
-    /// The job, if the warning is about one job.
+    /// The job that the warning is about. `None` if it is about no single job.
     pub job: Option<JobId>,
-    /// The process, if the warning is about one process.
+    /// The process that the warning is about. `None` if it is about no single process.
     pub pid: Option<Pid>,
-    /// A short name for scripts, as in the warnings of `status`: `unknown-count`, `stray`, `own-binding`, ….
+    /// The kind of warning, as a short name that scripts can rely on: `unknown-count`, `stray`, `own-binding`, ….
     pub code: &'static str,
     /// What was not done and the reason, in one sentence.
     pub why: String,

@@ -44,48 +44,52 @@ pub enum OversubscriptionPolicy {
 /// All settings on which the decisions of pjw depend, made from the configuration file and the options of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
-    /// Whether plans are carried out.
+    /// Whether pjw carries out its plans, or only makes and shows them.
     pub mode: Mode,
     /// The PUs that no job gets. Already resolved against the topology.
     pub housekeeping: CpuSet,
     /// Whether SMT siblings of a core may serve two jobs.
     pub share_smt: bool,
-    /// The reaction to a request that the free cores can't serve.
+    /// What happens to a request for which too few cores are free.
     pub on_exhausted: OnExhausted,
-    /// Whether a user's unassigned processes join the user's job, if the user has exactly one job.
+    /// Whether a user's processes that belong to no job join the user's job. They do only if the user has exactly
+    /// one job.
     pub adopt_strays: bool,
     /// The maximum number of cores that an unprivileged user may hold through `assign` and `run`, over all
     /// jobs.
     pub user_max_cores: u32,
     /// The lowest user id of a person. Processes of users with lower ids are never reported as unassigned.
     pub first_person_uid: u32,
-    /// The sources whose jobs are discovered.
+    /// The sources (such as batch systems) whose jobs pjw discovers on the node.
     pub sources: BTreeSet<Source>,
-    /// The number of cores for jobs of a source whose own count is unknown.
+    /// For each source, the number of cores for its jobs that do not say how many cores they need. Such a job of a
+    /// source without an entry gets none.
     pub source_cores: BTreeMap<Source, u32>,
-    /// How jobs are kept on their cores: by cpuset or by affinity masks.
+    /// Whether jobs are kept on their cores by cpusets or by affinity masks.
     pub enforcement: Enforcement,
-    /// The cpuset features of the node.
+    /// Whether and how pjw can make cpusets on this node.
     pub cpuset_support: CpusetSupport,
-    /// The sources whose job cgroups pjw may restrict. These are sources whose scheduler does not
-    /// write the cpuset of a job itself, except to grant cores by it.
+    /// The sources whose schedulers make a cgroup for each job that pjw may limit by a cpuset. Left out are
+    /// schedulers that write the cpuset of a job themselves, unless they grant cores by it.
     pub narrowable: BTreeSet<Source>,
-    /// The process of pjw. It is never a member of a job.
+    /// The pid of pjw itself, which never becomes a member of a job. `None` if pjw is no process of the node, as in
+    /// simulations.
     pub own_pid: Option<Pid>,
-    /// The only user whose processes pjw may change: the user of the daemon, if that is not root.
-    /// `None` if all.
+    /// The only user whose processes pjw may change: the user of the daemon, if that is not root. `None` if pjw may
+    /// change the processes of all users.
     pub only_user: Option<Uid>,
-    /// The demand at which a thread becomes hot, in permille of one PU.
+    /// The demand for CPU time at which a thread becomes hot, in permille of one PU.
     pub hot_permille: u32,
-    /// The demand at which a hot thread becomes cold again, in permille of one PU.
+    /// The demand for CPU time at which a hot thread becomes cold again, in permille of one PU. Lower than
+    /// `hot_permille`.
     pub cold_permille: u32,
-    /// The weight of the newest reading in the smoothed demand, in permille.
+    /// The weight of the newest reading in the smoothed demand of a thread, in permille.
     pub smoothing_permille: u32,
-    /// Whether hot threads are pinned.
+    /// Whether hot threads (threads that run most of the time) are each pinned to one PU.
     pub pin: bool,
-    /// The pinning of threads in a job with more hot threads than PUs.
+    /// What is done with the hot threads of a job that has more of them than PUs.
     pub oversubscribed: OversubscriptionPolicy,
-    /// How long a job without members keeps its cores, if it was created as a reservation.
+    /// How long a job that was created as a reservation keeps its cores while it has no process.
     pub reservation_timeout: Duration,
 }
 

@@ -52,15 +52,17 @@ pub enum CpusetRecord {
 /// restarted daemon could not read again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Membership {
-    /// The process.
+    /// The process that belongs to the job.
     pub process: ProcessId,
-    /// The job.
+    /// The job to which the process belongs.
     pub job: JobId,
-    /// The evidence by which the process belongs to the job.
+    /// The kind of evidence by which the process belongs to the job.
     pub evidence: Evidence,
-    /// See [`crate::state::members::Member::inherited`].
+    /// The affinity mask that the processes of the job inherited from outside the job. See
+    /// [`crate::state::members::Member::inherited`].
     pub inherited: Option<CpuSet>,
-    /// See [`crate::state::members::Member::first_seen`].
+    /// The time of the first scan that found the process, in ns since boot. See
+    /// [`crate::state::members::Member::first_seen`].
     #[serde(default, rename = "met")]
     pub first_seen: Option<Nanos>,
 }

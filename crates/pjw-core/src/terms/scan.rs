@@ -17,17 +17,17 @@ pub enum ScanScope {
 /// cgroups.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScanRequest {
-    /// The processes to read.
+    /// Whether to read all processes of the node, or only some.
     pub scope: ScanScope,
-    /// The processes whose threads are all read. In a partial scan, the threads of all named processes are
-    /// read in addition.
+    /// The processes of which all threads are read. A partial scan also reads all threads of the processes in its
+    /// scope.
     pub threads_of: BTreeSet<Pid>,
     /// The cgroup directories to read, by path below the mount point. The node also reads each cgroup that it read before
     /// and that changed since.
     pub cgroups: BTreeSet<String>,
-    /// Idle processes. The node reads their threads only if the process ran since the last scan, or if a mask
-    /// allows PUs that it should not. A full scan checks the masks of all idle processes, a partial scan
-    /// those of some in turn. If an idle process is not in the snapshot, nothing has changed for it.
+    /// The idle processes of jobs, and in some scans of others, that need only a quick check. Their threads are
+    /// read only if the process ran since the last scan, or if a mask allows PUs that it should not. If an idle
+    /// process is not in the snapshot, nothing has changed for it.
     pub idle_watch: Arc<IdleWatch>,
 }
 
@@ -35,8 +35,8 @@ pub struct ScanRequest {
 /// affinity mask changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct IdleWatch {
-    /// Idle processes of jobs, grouped by job cgroup. No other processes are below these cgroups. Each
-    /// process is listed once.
+    /// The idle processes of jobs, grouped by the cgroups of the jobs. A cgroup that a group names contains no
+    /// other processes. Each process is listed once.
     pub groups: Vec<Arc<IdleGroup>>,
     /// Idle processes in no job. A process that ran since the last check, or has exited, is read without its
     /// threads.
@@ -53,6 +53,6 @@ pub struct IdleGroup {
     /// job on its cores: other programs may change masks. `None` if a cpuset keeps the job on its cores, or if the
     /// job holds no cores.
     pub within: Option<CpuSet>,
-    /// The pids of the processes.
+    /// The pids of the processes in the group.
     pub pids: Vec<Pid>,
 }

@@ -17,43 +17,43 @@ use crate::terms::scan::ScanScope;
 /// some processes; all others count as unchanged.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// The scope of the scan: all processes of the node, or some.
+    /// Whether the scan read all processes of the node, or only some.
     pub scope: ScanScope,
-    /// The time at which the scan began.
+    /// The time at which the scan began, on two clocks.
     pub taken_at: Moment,
-    /// The PUs that are online.
+    /// The PUs that were online at the scan.
     pub online: CpuSet,
-    /// The scanned processes. In a full snapshot, a process that is not listed has ended.
+    /// The processes that the scan read, by pid. In a full snapshot, a process that is not listed has ended.
     pub processes: BTreeMap<Pid, Observed<Process>>,
-    /// The scanned cgroups, by path.
+    /// The cgroups that the scan read, by path. A cgroup that is not listed was not read.
     pub cgroups: BTreeMap<String, Observed<Cgroup>>,
     /// The affinity requests of the scanned processes since the last scan: every call of sched_setaffinity(2) whose
     /// result the scan shows, and maybe later calls. Empty if affinity requests are not monitored.
     pub affinity_requests: Vec<AffinityRequest>,
-    /// Why some things could not be scanned although they exist (no free file descriptor, no memory). `None` if
-    /// everything was scanned. An incomplete snapshot is never full. Nothing may be concluded from what an incomplete
-    /// snapshot does not list.
+    /// The reason why some things could not be scanned although they exist, such as no free file descriptor. `None`
+    /// if everything was scanned. Nothing may be concluded from what an incomplete snapshot does not list, and it
+    /// never counts as full.
     pub incomplete: Option<String>,
 }
 
-/// A program's call of sched_setaffinity(2) that the kernel carried out, or refused because the mask and the cpuset
-/// have no PU in common. It tells which program changed a mask.
+/// A call of sched_setaffinity(2) by a program. The kernel carried the call out, or refused it because the mask and
+/// the thread's cpuset have no PU in common. It tells which program changed a mask.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AffinityRequest {
     /// The thread that called sched_setaffinity(2).
     pub caller: Tid,
-    /// The process of the caller. The process may have ended since then.
+    /// The process of the thread that called. It may have ended since then.
     pub process: Pid,
-    /// The parent of the caller's process at the time of the call.
+    /// The parent of the calling process at the time of the call.
     pub parent: Pid,
-    /// The name of the caller at the time of the call.
+    /// The name (comm) of the calling thread at the time of the call.
     pub comm: Comm,
-    /// The time of the call, since boot.
+    /// The time of the call, in ns since boot.
     pub at: Nanos,
     /// The thread whose mask the caller set. The number is from the caller's pid namespace: in a container, the same
     /// number may be another thread on the node. `None` if the caller set its own mask.
     pub target: Option<Tid>,
-    /// The requested mask. It may contain offline PUs and PUs that do not exist.
+    /// The mask that was passed to sched_setaffinity(2). It may contain offline PUs and PUs that do not exist.
     pub cpus: CpuSet,
     /// Whether the kernel refused the call.
     pub refused: bool,
@@ -71,15 +71,15 @@ pub enum Observed<T> {
 /// A process, as a scan read it from /proc.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
-    /// The identity of the process.
+    /// The pid and the start time of the process.
     pub id: ProcessId,
     /// The process id of the parent. If the parent has ended, 1 or a subreaper.
     pub parent: Pid,
-    /// The process group.
+    /// The id of the process group, see setpgid(2).
     pub group: Pid,
-    /// The session.
+    /// The id of the session, see setsid(2).
     pub session: Pid,
-    /// The real user id.
+    /// The real user id of the process.
     pub uid: Uid,
     /// The name of the first thread (`/proc/PID/comm`).
     pub comm: Comm,
@@ -94,30 +94,31 @@ pub struct Process {
     pub attributes: Option<BatchAttributes>,
     /// The jobs that the attributes name, as pjw-sources recognised them. `None` if unchanged since the last scan.
     pub job_marks: Option<JobMarks>,
-    /// The threads, with the first thread. `None` if the threads were not scanned.
+    /// The threads of the process, the first thread included. `None` if the scan did not read the threads.
     pub threads: Option<Vec<Thread>>,
-    /// The end of the last interval between two scans in which the process did not run. `None` if the process ran, or
-    /// was scanned, in every interval.
+    /// The latest time at which a check, without reading the process, found that it had not run since the check
+    /// before, in ns since boot. `None` if no check found so since the process last ran.
     pub idle_until: Option<Nanos>,
 }
 
 /// A thread, as a scan read it: its affinity mask, its state, and its CPU time so far.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Thread {
-    /// The thread id.
+    /// The thread id (tid), by the numbers of pjw's pid namespace.
     pub tid: Tid,
-    /// The start time of the thread.
+    /// The time at which the thread started, to 10 ms.
     pub start: StartTime,
-    /// The name of the thread.
+    /// The name (comm) of the thread, at most 15 bytes.
     pub comm: Comm,
     /// The kernel's letter for the state of the thread: R, S, D, T, Z, …
     pub state: char,
-    /// The PU on which the thread ran last.
+    /// The PU on which the thread ran last before the scan.
     pub last_cpu: Pu,
-    /// The time for which the thread has run, in ns: from `schedstat`, or user and system time if there is no
-    /// `schedstat`.
+    /// The time for which the thread has run since its start, in ns: from `schedstat`, or user and system time if
+    /// there is no `schedstat`.
     pub run_ns: u64,
-    /// The time for which the thread has waited on a run queue, in ns. 0 if there is no `schedstat`.
+    /// The time for which the thread has waited on a run queue since its start, in ns. 0 if there is no
+    /// `schedstat`.
     pub wait_ns: u64,
     /// The effective affinity mask (sched_getaffinity(2)).
     pub effective_mask: CpuSet,
@@ -131,9 +132,9 @@ pub struct BatchAttributes {
     pub cgroups: Vec<(String, String)>,
     /// The environment variables that a source of jobs needs. Empty if the environment can't be read.
     pub environ: BTreeMap<String, String>,
-    /// The supplementary groups. Grid Engine gives each job a supplementary group of its own.
+    /// The supplementary group ids of the process. Grid Engine gives each job a supplementary group of its own.
     pub groups: Vec<u32>,
-    /// The first bytes of the command line. Spaces separate the arguments.
+    /// The beginning of the command line: at most 256 bytes, with spaces between the arguments.
     pub command_line: String,
 }
 
@@ -153,7 +154,7 @@ impl BatchAttributes {
 /// process there, and the marks that name jobs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct JobMarks {
-    /// The role of the process in a batch system.
+    /// Whether the process is an ordinary process, a launcher of jobs, or a helper of a batch system.
     pub role: BatchRole,
     /// The jobs that the attributes name: at most one for each source and each kind of attribute.
     pub marks: Vec<JobMark>,
@@ -188,9 +189,9 @@ pub enum BatchRole {
 /// forged, so it alone does not make the process a member of the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobMark {
-    /// The named job.
+    /// The job that the mark names.
     pub job: JobId,
-    /// The kind of attribute that names the job.
+    /// Where the mark was found: in the cgroup, a supplementary group or an environment variable.
     pub kind: MarkKind,
     /// The number of the job's cores on this node. `None` if the attribute does not say.
     pub amount: Option<Amount>,
@@ -227,7 +228,7 @@ pub enum JobUnit {
 /// A cgroup, as a scan read it: its identity, its cpuset, and whether it contains processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cgroup {
-    /// The identity of the cgroup.
+    /// The inode and the path of the cgroup.
     pub id: CgroupId,
     /// The effective PUs of the cpuset (`cpuset.cpus.effective`). `None` if `cpuset.cpus` of the cgroup is not set.
     pub cpus: Option<CpuSet>,
@@ -250,13 +251,13 @@ impl Cgroup {
 /// The settings of a cpuset, as a scan read them from the files of its cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cpuset {
-    /// `cpuset.cpus`: the requested PUs. In v2, empty if no PUs were requested.
+    /// `cpuset.cpus`: the requested PUs. Empty in cgroup v2 if no PUs were requested.
     pub cpus: CpuSet,
     /// The PUs that the kernel allows: v2 `cpuset.cpus.effective`, v1 `cpuset.effective_cpus`.
     pub effective: CpuSet,
-    /// `cpuset.mems`: the requested NUMA nodes. In v2, empty if no NUMA nodes were requested.
+    /// `cpuset.mems`: the requested NUMA nodes. Empty in cgroup v2 if no NUMA nodes were requested.
     pub mems: CpuSet,
-    /// Whether the cpuset is a valid partition of the type `isolated`.
+    /// Whether the cpuset is an isolated partition, and the kernel accepts it as valid.
     pub isolated: bool,
 }
 
@@ -282,20 +283,20 @@ impl<T> Observed<T> {
 /// forked. Wrong masks can so be corrected at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskProbe {
-    /// The time at which the masks were read.
+    /// The time at which the masks were read, on two clocks.
     pub taken_at: Moment,
     /// The PUs that were online at the last scan.
     pub online: CpuSet,
-    /// The new processes whose mask is not the expected mask.
+    /// The forked processes whose mask is not the expected mask. Processes with the expected mask are left out.
     pub mismatches: Vec<MismatchedProcess>,
 }
 
 /// A forked process that has another affinity mask than expected, and the mask that it has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MismatchedProcess {
-    /// The process, with the start time of its fork event.
+    /// The pid of the process, and its start time as the fork event gives it.
     pub id: ProcessId,
-    /// The affinity mask of its first thread.
+    /// The effective affinity mask of the first thread of the process.
     pub mask: CpuSet,
 }
 
@@ -303,9 +304,9 @@ pub struct MismatchedProcess {
 /// in a mask probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpectedMask {
-    /// The expected affinity mask.
+    /// The affinity mask that the process should have: the PUs that its job holds.
     pub mask: CpuSet,
-    /// The time of the fork event, since boot.
+    /// The time of the fork event, in ns since boot.
     pub born: Nanos,
 }
 
@@ -358,10 +359,11 @@ pub enum ProcessEvent {
 /// The process events that one call read from the kernel, in their order, and whether the kernel lost events.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EventBatch {
-    /// The events.
+    /// The process events, in the order in which the kernel reported them.
     pub events: Vec<ProcessEvent>,
-    /// Whether an event before the last event of `events` was lost.
+    /// Whether the kernel lost an event before the last event in `events`.
     pub lost: bool,
-    /// Whether the kernel goes on losing events until its buffer is empty.
+    /// Whether the kernel still drops events. It does so from the moment its buffer overflows until the buffer has
+    /// been read empty.
     pub congested: bool,
 }

@@ -29,13 +29,13 @@ const LEVELS: [Level; 3] = [Level::Package, Level::NumaNode, Level::L3];
 /// A planned move of one job to other cores, which reduces fragmentation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobMove {
-    /// The job.
+    /// The job that moves.
     pub job: JobId,
-    /// The PUs that the job holds.
+    /// The PUs (logical CPUs) that the job holds before the move.
     pub from: CpuSet,
-    /// The PUs that the job would hold: the same number, on cores of the same kinds.
+    /// The PUs that the job is to hold after the move: the same number, on cores of the same kinds.
     pub to: CpuSet,
-    /// The improvement, as half a sentence.
+    /// What the move improves, as part of a sentence: `it lies on 1 package instead of 2`.
     pub why: String,
 }
 
@@ -45,9 +45,10 @@ pub struct JobMove {
 pub struct DefragPlan {
     /// The moves, at most one for each job.
     pub moves: Vec<JobMove>,
-    /// The largest requests that fit before the moves.
+    /// The largest requests, in whole cores, that can be served before the moves: in one L3, NUMA node, package,
+    /// and in the whole machine.
     pub fits_before: Fits,
-    /// The largest requests that fit after the moves.
+    /// The largest requests, in whole cores, that can be served after the moves.
     pub fits_after: Fits,
     /// The changes of the pool, in order. The pool is valid after each step. A job may appear twice.
     pub(crate) steps: Vec<Step>,

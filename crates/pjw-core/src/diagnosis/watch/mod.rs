@@ -11,8 +11,8 @@ use crate::terms::{
 /// the first thread is known.
 const MAX_UNASSIGNED: usize = 4096;
 
-/// Returns the processes of which the diagnosis reads the threads too: all processes of jobs, and at most 4,096
-/// others.
+/// Returns the processes of which the diagnosis (`pjwctl doctor`) reads every thread, not only the first: all
+/// processes of jobs, and at most 4,096 others.
 #[must_use]
 pub fn pids_to_scan_fully(state: &WardenState) -> BTreeSet<Pid> {
     let members = state.members.keys().copied();
@@ -24,13 +24,13 @@ pub fn pids_to_scan_fully(state: &WardenState) -> BTreeSet<Pid> {
 /// Two scans of the same node, some time apart. From the difference, the diagnosis computes the CPU use of threads.
 #[derive(Debug, Clone, Copy)]
 pub struct ScanPair<'a> {
-    /// The state after both scans.
+    /// The jobs and processes of the node, as they are known after both scans.
     pub state: &'a WardenState,
-    /// The policy with which the state was computed.
+    /// The settings by which `state` was made from the scans.
     pub policy: &'a Policy,
-    /// The first scan of threads.
+    /// The first scan, with the CPU times of threads at its time.
     pub before: &'a Snapshot,
-    /// The second scan of threads.
+    /// The second scan, with the CPU times of threads at its time.
     pub after: &'a Snapshot,
 }
 
@@ -38,7 +38,7 @@ pub struct ScanPair<'a> {
 type Key = (ProcessId, Tid, StartTime);
 
 impl ScanPair<'_> {
-    /// Returns the time between the two scans, in ms.
+    /// Returns the time between the beginnings of the two scans, in ms.
     #[must_use]
     pub fn span_ms(&self) -> u64 {
         self.span_ns() / 1_000_000

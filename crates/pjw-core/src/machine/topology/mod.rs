@@ -37,21 +37,21 @@ pub enum Level {
 /// A domain: one L3 cache, NUMA node or package, with its PUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Domain {
-    /// The level of the domain.
+    /// Whether the domain is an L3 cache, a NUMA node or a package.
     pub level: Level,
     /// The number of the domain: the kernel's number for NUMA nodes and packages, hwloc's logical number for
     /// L3s.
     pub number: u32,
-    /// The PUs of the domain.
+    /// The PUs (logical CPUs) of the domain.
     pub cpus: CpuSet,
-    /// The local memory in bytes. 0 for levels other than NUMA nodes.
+    /// The memory of the NUMA node in bytes. 0 for L3 caches and packages.
     pub memory_bytes: u64,
 }
 
 /// A physical core, with its PUs (its SMT siblings).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Core {
-    /// The PUs of the core (SMT siblings).
+    /// The PUs (logical CPUs) of the core: its SMT siblings.
     pub pus: CpuSet,
     /// The kind of the core: 0 is the most energy-efficient kind (hwloc's CPU kinds). 0 if all cores are of
     /// the same kind.
@@ -179,15 +179,15 @@ pub enum TopologyError {
 /// field is a number of parts in one part of the next larger level. For tests and for capacity planning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegularShape {
-    /// Number of packages.
+    /// The number of packages (sockets) of the machine.
     pub packages: u32,
-    /// NUMA nodes per package.
+    /// The number of NUMA nodes in each package.
     pub numa_per_package: u32,
-    /// L3s per NUMA node.
+    /// The number of L3 caches in each NUMA node.
     pub l3_per_numa: u32,
-    /// Cores per L3.
+    /// The number of cores at each L3 cache.
     pub cores_per_l3: u32,
-    /// PUs per core.
+    /// The number of PUs (hardware threads) of each core.
     pub pus_per_core: u32,
 }
 
@@ -286,8 +286,9 @@ impl Topology {
         }))
     }
 
-    /// Returns the levels that this machine has, largest domains first. The order differs between machines: usually
-    /// packages contain NUMA nodes, but some NUMA nodes contain packages.
+    /// Returns the levels (L3, NUMA node, package) that this machine has, the level with the largest domains first.
+    /// The order differs between machines: usually packages contain NUMA nodes, but some NUMA nodes contain
+    /// packages.
     #[must_use]
     pub fn levels(&self) -> &[Level] {
         &self.0.levels

@@ -9,7 +9,8 @@ use crate::terms::{Amount, Job, JobId, Placement, PriorityClass};
 pub struct Caller {
     /// The user id, as verified by the kernel (`SO_PEERCRED`).
     pub uid: Uid,
-    /// Whether the user may change jobs of other users.
+    /// Whether the user may change jobs of other users: root, the daemon's own user, or a member of an
+    /// administrators' group.
     pub admin: bool,
 }
 
@@ -41,29 +42,34 @@ pub enum Command {
 /// it, and the processes that join it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Assign {
-    /// The job. It is created if it does not exist.
+    /// The job that gets the cores. It is created if it does not exist.
     pub job: JobId,
-    /// The number of cores or PUs, or an explicit list; `None` keeps the present value.
+    /// The amount of CPU for the job: a number of cores or PUs, or an explicit list of PUs. `None` keeps the
+    /// present value.
     pub amount: Option<Amount>,
-    /// How the cores are chosen; `None` keeps the present value, for a new job [`Placement::Pack`].
+    /// How the cores are chosen, such as close together. `None` keeps the present value; a new job gets
+    /// [`Placement::Pack`].
     pub placement: Option<Placement>,
-    /// The priority; `None` keeps the present value, for a new job [`PriorityClass::Normal`].
+    /// The priority class of the job. `None` keeps the present value; a new job gets [`PriorityClass::Normal`].
     pub class: Option<PriorityClass>,
-    /// The name of the device that the cores should be near; `None` keeps the present value, an empty name
-    /// removes it.
+    /// The name of the device that the cores should be near. `None` keeps the present value, an empty name removes
+    /// it.
     pub near: Option<String>,
-    /// Whether memory comes only from the NUMA nodes of the cores; `None` keeps the present value, for a new
-    /// job false.
+    /// Whether the job's memory comes only from the NUMA nodes of its cores. `None` keeps the present value; for a
+    /// new job, that is false.
     pub bind_memory: Option<bool>,
-    /// Whether the cores become an isolated partition; `None` keeps the present value, for a new job false.
+    /// Whether the cores become an isolated partition (`cpuset.cpus.partition`). `None` keeps the present value;
+    /// for a new job, that is false.
     pub isolated: Option<bool>,
-    /// Processes that join the job, with their descendants.
+    /// The processes that join the job, with their descendants.
     pub pids: Vec<Pid>,
-    /// A session whose processes join the job, with their descendants.
+    /// The session (setsid(2)) whose processes join the job, with their descendants. `None` if the command names no
+    /// session.
     pub session: Option<Pid>,
-    /// Whether the job must not exist yet (`pjwctl run`).
+    /// Whether the command is refused if the job exists already, as `pjwctl run` demands.
     pub must_be_new: bool,
-    /// The owner of the job, set by an administrator. `None`: the user of the processes, or the caller.
+    /// The owner of the job, as an administrator set it. `None`: the owner of the processes, or the caller if there
+    /// are no processes.
     pub owner: Option<Uid>,
     /// The user that sent the command.
     pub caller: Caller,

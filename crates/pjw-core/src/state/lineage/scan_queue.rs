@@ -50,7 +50,8 @@ impl ScanQueue {
         }
     }
 
-    /// Returns the processes that have to be scanned because of their events, and removes them from the list.
+    /// Returns the processes that have to be scanned because of an event: processes of jobs, and others that
+    /// executed a program. Removes the returned processes from the queue.
     pub fn take_pids(&mut self) -> BTreeSet<Pid> {
         let mut pids = core::mem::take(&mut self.of_jobs);
         pids.append(&mut self.executed);
@@ -75,8 +76,8 @@ impl ScanQueue {
         }
     }
 
-    /// Returns the forked processes that belong to no job and were not returned before, so that the next periodic
-    /// scan reads them. They are then removed from the list.
+    /// Returns the processes outside of jobs that were forked since the last call, so that the next periodic scan
+    /// reads them. Removes the returned processes from the queue.
     pub fn take_unassigned_pids(&mut self) -> impl Iterator<Item = Pid> + use<> {
         core::mem::take(&mut self.unassigned).into_keys()
     }

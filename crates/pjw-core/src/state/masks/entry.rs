@@ -17,9 +17,9 @@ use crate::basics::{BirthTime, CpuSet, Nanos, Pu, prelude::*};
 /// force.
 const EARLIER_REQUESTS: usize = 8;
 
-/// Returns the effective mask: what the kernel shows for a thread whose mask was set to `requested`. That is the part
-/// in `possible` (the online PUs of the thread's cpuset), or all of `possible` if that part is empty
-/// (kernel/sched/core.c, `__set_cpus_allowed_ptr`).
+/// Returns the effective mask: the mask that the kernel shows for a thread whose mask was set to `requested`. That
+/// is the part of `requested` that lies in `possible` (the online PUs of the thread's cpuset), or all of `possible`
+/// if that part is empty (kernel/sched/core.c, `__set_cpus_allowed_ptr`).
 #[must_use]
 pub fn effective_mask(requested: &CpuSet, possible: &CpuSet) -> CpuSet {
     let left = requested.intersection(possible);
@@ -41,19 +41,20 @@ pub enum MaskWriter {
 /// and the original mask that the thread gets back when its job is released.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskRequest {
-    /// The requested mask. It may name PUs that are offline or outside of the cpuset.
+    /// The mask that was passed to sched_setaffinity(2). It may name PUs that are offline or outside of the
+    /// thread's cpuset.
     pub mask: CpuSet,
-    /// The mask that a release restores while this request is in force.
+    /// The mask that the thread gets back when its job is released, if this request is the last one for the thread.
     pub original: CpuSet,
-    /// The side that requested the mask.
+    /// Who made the request: the program, pjw, or the kernel.
     pub by: MaskWriter,
-    /// The time of the request, since boot. 0 if the request is older than the first reading.
+    /// The time of the request, in ns since boot. 0 if the request was made before pjw first read the mask.
     pub since: Nanos,
 }
 
 impl MaskRequest {
-    /// Whether a release of the job has to restore the original mask while this request is in force: pjw or the
-    /// kernel requested another mask.
+    /// Whether a release of the job has to restore the original mask if this request is the last one: pjw or the
+    /// kernel requested a mask other than the original.
     #[must_use]
     pub fn needs_restore(&self) -> bool {
         self.by != MaskWriter::Program && self.mask != self.original
@@ -64,12 +65,13 @@ impl MaskRequest {
 /// read. The kernel shows only the part of a requested mask that is within the limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskLimits {
-    /// Each set of PUs that the cpuset and the online PUs allowed at some moment since the last reading. The present
-    /// set is first.
+    /// The sets of PUs that the cpuset and the online PUs allowed together since the last reading of the mask. The
+    /// present set is first; more sets follow only if the cpuset or the online PUs changed.
     pub possible: SmallVec<[CpuSet; 1]>,
     /// Every PU of the machine.
     pub machine: CpuSet,
-    /// Whether a kernel before Linux 6.2 may have replaced the request since the last reading: see `old_kernels`.
+    /// Whether a kernel before Linux 6.2 may have replaced the mask by the whole cpuset since the last reading: see
+    /// `old_kernels`.
     pub may_be_reset: bool,
 }
 
@@ -104,8 +106,8 @@ pub enum MaskReading {
     Written,
 }
 
-/// What pjw knows of the affinity mask of one thread: the requests of which one is in force, and the original mask
-/// that the thread gets back when its job is released.
+/// What pjw knows of the affinity mask of one thread: the requests that may be the last one for the thread, and the
+/// original mask that the thread gets back when its job is released.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskEntry {
     /// The requests that may be in force, newest last. Never empty, and nearly always one.
@@ -204,13 +206,13 @@ impl MaskEntry {
         self.candidates.iter().all(|request| request.mask == newest.mask).then_some(&newest.mask)
     }
 
-    /// Iterates over the mask requests of which one is in force, newest last. Nearly always there is only one;
-    /// several if pjw can't know which was the last.
+    /// Iterates over the mask requests that may have been the last one for the thread, newest last. Nearly always
+    /// there is only one.
     pub fn possible_requests(&self) -> impl DoubleEndedIterator<Item = &MaskRequest> {
         self.candidates.iter()
     }
 
-    /// Whether the mask that the thread has now was requested by the program itself, not by pjw or the kernel.
+    /// Whether the thread's own program requested the present mask of the thread, not pjw or the kernel.
     #[must_use]
     pub fn is_from_program(&self) -> bool {
         self.newest().by == MaskWriter::Program
@@ -228,21 +230,21 @@ impl MaskEntry {
         self.candidates.iter().any(MaskRequest::needs_restore)
     }
 
-    /// Returns the time from which the journal keeps the original mask of the thread, since boot. `None` if the
-    /// journal does not keep it.
+    /// Returns the time since which the journal keeps the original mask of the thread, in ns since boot. `None` if
+    /// the journal does not keep it.
     #[must_use]
     pub fn journaled_since(&self) -> Option<Nanos> {
         self.journaled_since
     }
 
-    /// Whether the program requested a mask of its own after pjw had set or journaled the mask: the thread may have
-    /// left its job's cores.
+    /// Whether the program requested another mask after pjw had set the mask, or after the journal began to keep
+    /// it. The thread may then run outside its job's cores.
     #[must_use]
     pub fn is_overridden_by_program(&self) -> bool {
         self.is_from_program() && self.journaled_since.is_some_and(|kept| kept <= self.newest().since)
     }
 
-    /// Returns the time at which a scan last read the mask, since boot.
+    /// Returns the time at which a scan last read the mask, in ns since boot.
     #[must_use]
     pub fn last_read_at(&self) -> Nanos {
         self.read_at
@@ -309,7 +311,8 @@ impl MaskEntry {
         self.candidates.insert_many(0, inherited.into_iter().map(|(request, _)| request));
     }
 
-    /// Takes back [`MaskEntry::begin_write`]: records that pjw did not request `mask` after all.
+    /// Undoes [`MaskEntry::begin_write`] for a request that pjw did not make after all: `mask` is the mask of this
+    /// request.
     pub fn cancel_write(&mut self, mask: &CpuSet) {
         if self.candidates.len() > 1 && self.newest().mask == *mask {
             self.candidates.pop();
@@ -411,8 +414,8 @@ impl MaskEntry {
         }
     }
 
-    /// Iterates over the mask requests of this thread of which a child that was born at the time `birth` inherited
-    /// one: those that may have been in force then.
+    /// Iterates over the mask requests of this thread that may have been the last one at the time `birth`. A child
+    /// that was forked at that time inherited the mask of one of them.
     pub fn requests_inherited_at(&self, birth: BirthTime) -> impl Iterator<Item = &MaskRequest> {
         let earlier = self.earlier.iter().filter(move |(_, end)| end.is_none_or(|end| end >= birth.earliest));
         let all = earlier.map(|(request, _)| request).chain(&self.candidates);

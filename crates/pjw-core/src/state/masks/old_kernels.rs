@@ -15,8 +15,8 @@ use crate::state::masks::entry::{MaskEntry, MaskLimits};
 /// seconds.
 pub const HOTPLUG_DELAY: Duration = Duration::from_secs(3);
 
-/// Returns the start of the hotplug window of a reading, since boot: only changes of the online PUs after this time
-/// can have affected a mask that was first read at `read_at`. See [`HOTPLUG_DELAY`].
+/// Returns the start of the hotplug window of a reading at the time `read_at`, in ns since boot: [`HOTPLUG_DELAY`]
+/// before `read_at`. Only changes of the online PUs within the window can have affected the mask that was read.
 #[must_use]
 pub fn hotplug_window_start(read_at: Nanos) -> Nanos {
     let delay = u64::try_from(HOTPLUG_DELAY.as_nanos()).unwrap_or(u64::MAX);

@@ -3,9 +3,9 @@
 use crate::basics::CpuSet;
 use crate::machine::topology::Topology;
 
-/// Returns the affinity mask that a thread should have inside `grant`, the PUs that its job holds. `original` is the
-/// mask before pjw changed it, `inherited` the mask with which the first process of the job began. A thread whose
-/// original is `inherited` has no mask of its own, and gets the whole grant.
+/// Returns the affinity mask that a thread should have inside `grant`, the PUs that its job holds. `original` is
+/// the mask that the thread had before pjw changed it; `inherited` is the mask that the processes of the job
+/// inherited from outside the job. If both are equal, the thread chose no mask of its own and gets the whole grant.
 #[must_use]
 pub fn target_mask(
     topology: &Topology,
