@@ -8,9 +8,9 @@ use super::task::MAX_SCANNED_PROCESSES;
 #[derive(Debug, Clone, Error)]
 #[error("{step}: {why}")]
 pub struct BpfStepError {
-    /// The step, for people.
+    /// The step that failed, named for people, such as `capabilities`.
     pub step: &'static str,
-    /// The error and its causes.
+    /// The error of the step and its causes, as text.
     pub why: String,
 }
 

@@ -23,30 +23,32 @@ pub enum TaskScope<'a> {
 /// and its affinity mask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TaskRecord<'a> {
-    /// Thread id.
+    /// The thread id (tid) of the task.
     pub tid: Tid,
-    /// Process id.
+    /// The process id (pid) of the task.
     pub process: Pid,
-    /// As in `/proc/PID/task/TID/stat`, with three exceptions: /proc extends the names of some kernel threads; the
-    /// stack address is 0 if the process has no memory map; the ticks are computed from `run_ns`.
+    /// The fields that `/proc/PID/task/TID/stat` has too, with three exceptions: /proc extends the names of some
+    /// kernel threads; the stack address is 0 if the process has no memory map; the ticks are computed from
+    /// `run_ns`.
     pub stat: Stat,
-    /// Time running on a PU, in ns, as in `schedstat`.
+    /// The time for which the task has run on a PU since its start, in ns, as in `schedstat`.
     pub run_ns: u64,
-    /// Time waiting on a run queue, in ns, as in `schedstat`. `None` if the kernel does not record it
-    /// (`CONFIG_SCHED_INFO`).
+    /// The time for which the task has waited on a run queue since its start, in ns, as in `schedstat`. `None` if
+    /// the kernel does not record it (`CONFIG_SCHED_INFO`).
     pub wait_ns: Option<u64>,
-    /// Real user id.
+    /// The real user id of the process.
     pub uid: Uid,
-    /// Effective user id.
+    /// The effective user id of the process, which decides about permissions.
     pub effective_uid: Uid,
-    /// Inode of the v2 cgroup, even if v2 is not mounted. 0 on a kernel without cgroups.
+    /// The inode number of the task's cgroup v2 directory, even if cgroup v2 is not mounted. 0 on a kernel without
+    /// cgroups.
     pub cgroup: u64,
-    /// A number that changes when the process moves to another cgroup. Set for the first thread of a process,
-    /// otherwise 0; also 0 on a kernel without cgroups. The number always changes for v2 and for v1
-    /// hierarchies with controllers, nearly always for hierarchies with a name only.
+    /// A number that changes when the process moves to another cgroup. Only the first thread of a process has one;
+    /// for all others it is 0, also on a kernel without cgroups. A move in a v1 hierarchy without controllers
+    /// changes the number nearly always, any other move always.
     pub cgroup_fingerprint: u64,
-    /// The effective affinity mask, as [`crate::sys::affinity::get_mask`] returns it. Least significant word
-    /// first, without trailing zero words.
+    /// The effective affinity mask, as [`crate::sys::affinity::get_mask`] returns it, in 64-bit words. The word
+    /// with the lowest PU numbers comes first; trailing zero words are left out.
     pub allowed_words: &'a [u64],
 }
 
@@ -70,9 +72,9 @@ impl TaskRecord<'_> {
 /// [`TaskScope`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TaskScanSummary {
-    /// Number of reported tasks.
+    /// The number of tasks that the scan reported to its caller.
     pub reported: u64,
-    /// Number of tasks outside the scope of the pass.
+    /// The number of tasks that the scan did not report, because they are outside of its [`TaskScope`].
     pub skipped: u64,
 }
 
@@ -80,8 +82,9 @@ pub struct TaskScanSummary {
 /// [`AffinityMonitor::drain_requests`](super::AffinityMonitor::drain_requests), which returns this value.
 #[derive(Debug, Default)]
 pub struct DrainedRequests {
-    /// The requests, in order. Except calls that the kernel refused for another reason than the cpuset.
+    /// The reported calls, in the order in which the kernel reported them. Calls that the kernel refused are
+    /// included only if the mask and the thread's cpuset have no PU in common.
     pub requests: Vec<AffinityRequest>,
-    /// Number of requests that did not fit into the ring buffer.
+    /// The number of calls that were not reported because the ring buffer was full.
     pub lost: u64,
 }

@@ -18,15 +18,15 @@ pub(crate) const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
 /// The mounted cgroup hierarchy, v1 or v2, that has the cpuset controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpusetMount {
-    /// Mount point of the hierarchy.
+    /// The directory at which the hierarchy is mounted.
     pub mount_point: PathBuf,
-    /// Whether the hierarchy is cgroup v2.
+    /// Whether the hierarchy is cgroup v2 (also called the unified hierarchy). Otherwise it is cgroup v1.
     pub unified: bool,
 }
 
 impl CpusetMount {
-    /// Chooses the hierarchy with the cpuset controller among `mounts`: the v1 cpuset hierarchy if one is mounted, else
-    /// the v2 hierarchy. `None` if neither is mounted.
+    /// Chooses the hierarchy with the cpuset controller among `mounts`: the v1 cpuset hierarchy if it is mounted,
+    /// else the v2 hierarchy. `None` if neither is mounted.
     #[must_use]
     pub fn choose(mounts: &CgroupMounts) -> Option<Self> {
         match mounts.v1_cpuset_mount() {
@@ -65,12 +65,13 @@ impl CpusetMount {
     }
 }
 
-/// A cgroup directory in the hierarchy with the cpuset controller. The directory may not exist.
+/// A cgroup directory in the hierarchy with the cpuset controller. The value may name a directory that does not
+/// exist.
 #[derive(Debug, Clone)]
 pub struct CgroupDir {
-    /// Path of the cgroup, as in `/proc/PID/cgroup`.
+    /// The path of the cgroup below the mount point, as in `/proc/PID/cgroup`.
     pub path: String,
-    /// The directory in the file system.
+    /// The full path of the cgroup's directory in the file system.
     pub dir: PathBuf,
     pub(super) unified: bool,
 }
@@ -79,11 +80,11 @@ pub struct CgroupDir {
 /// (the effective values).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CpusetConfig {
-    /// `cpuset.cpus`: the requested PUs.
+    /// `cpuset.cpus`: the requested PUs. In cgroup v2, empty if no PUs were requested.
     pub cpus: CpuSet,
-    /// `cpuset.mems`: the requested NUMA nodes.
+    /// `cpuset.mems`: the numbers of the requested NUMA nodes. In cgroup v2, empty if none were requested.
     pub mems: CpuSet,
-    /// `cpuset.cpus.partition`. Empty if there is no such file.
+    /// `cpuset.cpus.partition`: the type of the partition, such as `isolated`. Empty if there is no such file.
     pub partition: String,
 }
 

@@ -63,8 +63,8 @@ impl CgroupMounts {
         found.map(Observed::Present).or_else(|| sure.then_some(Observed::Gone))
     }
 
-    /// The directories of a cgroup whose changes are of interest: in the v2 hierarchy and in the hierarchy with cpusets; in
-    /// each v1 hierarchy if it is in neither.
+    /// Returns the directories to watch for changes of the cgroup at `path`: those of this path in the v2 hierarchy
+    /// and in the hierarchy with the cpuset controller. If neither has the path, those in the other v1 hierarchies.
     #[must_use]
     pub fn watch_dirs(&self, path: &str) -> Vec<PathBuf> {
         let relative = path.trim_start_matches('/');

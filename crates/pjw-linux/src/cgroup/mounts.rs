@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 /// The mount points of the cgroup hierarchies of this machine, v1 and v2.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CgroupMounts {
-    /// Mount point of the v2 hierarchy.
+    /// The mount point of the cgroup v2 hierarchy. `None` if cgroup v2 is not mounted.
     pub unified: Option<PathBuf>,
-    /// Mount options and mount point of each v1 hierarchy. The options name the controllers, or the hierarchy
-    /// as `name=…`.
+    /// The mounted cgroup v1 hierarchies, each as (mount options, mount point). The options name the controllers,
+    /// or the hierarchy itself as `name=…`.
     pub legacy: Vec<(String, PathBuf)>,
 }
 

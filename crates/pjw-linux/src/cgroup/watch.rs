@@ -10,7 +10,8 @@ use std::path::PathBuf;
 use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 
-/// The watched job cgroups, by path.
+/// Watches the cgroups of jobs for changes, so that pjwd reads only those that changed. The kernel reports changes
+/// by inotify(7).
 #[derive(Debug, Default)]
 pub struct CgroupWatch {
     /// `None` before the first watch, and if the kernel refuses inotify.
@@ -22,7 +23,8 @@ pub struct CgroupWatch {
 }
 
 impl CgroupWatch {
-    /// Watches the cgroup at `path`, if it is not watched yet. `dirs` returns its directories.
+    /// Starts to watch the cgroup at `path`, if it is not watched yet. `dirs` returns the directories that belong
+    /// to the cgroup.
     pub fn add(&mut self, path: &str, dirs: impl FnOnce() -> Vec<PathBuf>) {
         if self.watched.contains(path) {
             return;
@@ -42,19 +44,20 @@ impl CgroupWatch {
         }
     }
 
-    /// Stops watching a cgroup that no longer exists. Its watches end with its directories.
+    /// Stops watching the cgroup at `path`, which no longer exists. The kernel has ended its watches together with
+    /// the directories.
     pub fn remove(&mut self, path: &str) {
         self.watched.remove(path);
         self.refused.remove(path);
     }
 
-    /// Iterates over the watched cgroups.
+    /// Iterates over the paths of the watched cgroups.
     pub fn watched(&self) -> impl Iterator<Item = &str> {
         self.watched.iter().map(String::as_str)
     }
 
-    /// Returns the cgroups that changed since the last call, and those that can't be watched. If the kernel dropped
-    /// events, all watched cgroups are returned.
+    /// Returns the paths of the cgroups that changed since the last call, and of those that can't be watched. If
+    /// the kernel dropped events, all watched cgroups are returned.
     pub fn take_changed(&mut self) -> BTreeSet<String> {
         let mut changed = self.refused.clone();
         while let Some(Ok(events)) = self.inotify.as_ref().map(Inotify::read_events) {

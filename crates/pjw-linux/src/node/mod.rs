@@ -102,8 +102,8 @@ impl LinuxNode {
         })
     }
 
-    /// Sets the socket from which snapshots take process events (fork, exec and exit). With `None` no event is
-    /// reported.
+    /// Sets the socket from which this node reads process events (fork, exec and exit). With `None`, no process
+    /// events are read.
     pub fn use_process_events(&mut self, events: Option<ProcEvents>) {
         self.process_events = events;
     }
@@ -115,14 +115,14 @@ impl LinuxNode {
         self.process_events.as_ref().map(AsFd::as_fd)
     }
 
-    /// Sets the BPF program by which later snapshots read the state of threads where it is faster than `/proc`. With
-    /// `None` they read `/proc` only.
+    /// Sets the BPF program by which later scans read the state of threads where that is faster than reading
+    /// `/proc`. With `None`, scans read `/proc` only.
     pub fn use_task_scan(&mut self, scan: Option<TaskScan>) {
         self.scan = scan;
     }
 
-    /// Sets the BPF program from which snapshots take calls of sched_setaffinity(2). With `None` snapshots contain no
-    /// such calls.
+    /// Sets the BPF program that reports calls of sched_setaffinity(2) to later scans. With `None`, snapshots
+    /// contain no such calls.
     pub fn use_affinity_monitor(&mut self, monitor: Option<AffinityMonitor>) {
         self.affinity_monitor = monitor;
     }
@@ -144,8 +144,8 @@ impl LinuxNode {
         requests
     }
 
-    /// Sets the cpuset support that [`crate::probe`] determined. Before the first call, the support is assumed from the
-    /// version of the kernel.
+    /// Tells this node how cpusets can be used, as [`crate::probe`] found out. Before the first call, this is
+    /// assumed from the version of the kernel.
     pub fn set_cpuset_support(&mut self, support: &CpusetSupport) {
         self.unrelated_threads = UnrelatedThreads::new(support.affinity_persists);
     }

@@ -15,11 +15,12 @@ use crate::proc::events::{ProcEvents, ProcEventsFault};
 /// cpusets can be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Whether this process can set the affinity masks of the threads of all users.
+    /// Whether this process may set the affinity masks of the threads of all users. Otherwise it may set only those
+    /// of its own user.
     pub can_set_all_masks: bool,
     /// How cpusets can be used, or why they can't.
     pub cpuset_support: CpusetSupport,
-    /// One sentence per capability, for people.
+    /// What was found out, as sentences for people: one for each capability.
     pub sentences: Vec<String>,
 }
 

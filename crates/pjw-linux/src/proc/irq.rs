@@ -22,7 +22,8 @@ const MAX_NAME_CHARACTERS: usize = 48;
 /// The count of an interrupt on each CPU.
 type Columns = BTreeMap<Pu, u64>;
 
-/// One reading of `/proc/interrupts`: for each interrupt number, its name and its count on each CPU since boot.
+/// One reading of `/proc/interrupts`: for each interrupt number, its name and how often it occurred on each CPU
+/// since boot.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InterruptCounts(BTreeMap<u32, (String, Columns)>);
 
@@ -45,8 +46,8 @@ impl InterruptCounts {
         Self(lines.filter_map(|line| interrupt(line, &cpus)).collect())
     }
 
-    /// How often each interrupt of this reading occurred on each CPU since the `earlier` reading. `sent_to` returns the
-    /// target CPUs of an interrupt number, as [`target_cpus`] does.
+    /// Returns how often each interrupt occurred on each CPU between the reading `earlier` and this one. `sent_to`
+    /// returns the CPUs to which the kernel sends an interrupt, as [`target_cpus`] does.
     #[must_use]
     pub fn interrupts_since(&self, earlier: &Self, sent_to: impl Fn(u32) -> CpuSet) -> Vec<Interrupt> {
         let came = |number: &u32, counts: &Columns| {

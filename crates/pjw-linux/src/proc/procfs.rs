@@ -36,24 +36,24 @@ pub struct ProcDir {
 /// The fields of `/proc/PID/stat` (a process) or `/proc/PID/task/TID/stat` (a thread) that pjw uses, proc_pid_stat(5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
-    /// Name of the thread.
+    /// The name (comm) of the process or thread, at most 15 bytes.
     pub comm: Comm,
-    /// State letter: R, S, D, Z and so on.
+    /// The letter for the state: R (running), S (sleeping), D (waiting for a device), Z (zombie) and so on.
     pub state: char,
-    /// Process id of the parent. 0 if there is none.
+    /// The process id of the parent. 0 if there is none, as for process 1.
     pub parent: Pid,
-    /// Process group id. 0 if there is none.
+    /// The process group id. 0 if there is none, as for kernel threads.
     pub group: Pid,
-    /// Session id. 0 if there is none.
+    /// The session id. 0 if there is none, as for kernel threads.
     pub session: Pid,
-    /// Whether this is a kernel thread.
+    /// Whether the kernel runs this process itself, without a program (`PF_KTHREAD`).
     pub kernel: bool,
-    /// User and system time, in clock ticks.
+    /// The CPU time in user and kernel mode since the start, in clock ticks of 10 ms.
     pub run_ticks: u64,
-    /// Start time.
+    /// The time at which the process or thread started, to 10 ms.
     pub start: StartTime,
-    /// Start address of the stack. Differs after nearly every exec (address space randomisation). 0 or 1 if
-    /// this user may not read it.
+    /// The start address of the stack. It differs after nearly every exec (address space randomisation), and so
+    /// shows that another program runs. 0 or 1 if this user may not read it.
     pub stack: u64,
     /// The PU on which the thread last ran.
     pub last_cpu: Pu,
@@ -62,18 +62,18 @@ pub struct Stat {
 /// The run time and the wait time of a thread, from `/proc/PID/task/TID/schedstat`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SchedStat {
-    /// Time running on a PU, in ns.
+    /// The time for which the thread has run on a PU since its start, in ns.
     pub run_ns: u64,
-    /// Time waiting on a run queue, in ns.
+    /// The time for which the thread has waited on a run queue since its start, in ns.
     pub wait_ns: u64,
 }
 
 /// The user and the groups of a process, from `/proc/PID/status`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Real user id.
+    /// The real user id of the process.
     pub uid: u32,
-    /// Supplementary group ids.
+    /// The supplementary group ids of the process.
     pub groups: Vec<u32>,
 }
 
@@ -109,8 +109,8 @@ impl ProcDir {
         Ok(numbers.into_iter().map(Tid).collect())
     }
 
-    /// Reads `/proc/PID/stat` of a process. Its CPU times are sums over all threads, which takes the kernel time: for
-    /// the first thread alone use [`ProcDir::thread_stat`].
+    /// Reads `/proc/PID/stat` of a process. Its CPU times are sums over all threads, which costs the kernel time
+    /// for each thread. For the first thread alone use [`ProcDir::thread_stat`].
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended. `EIO` if the text is malformed.

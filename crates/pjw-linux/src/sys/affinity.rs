@@ -12,8 +12,8 @@ use pjw_core::ids::Tid;
 const WORDS: usize = 128;
 const MAX_WORDS: usize = (Pu::MAX.0 as usize + 1) / 64;
 
-/// Reads the effective affinity mask of a thread, sched_getaffinity(2): the requested mask without the PUs that are
-/// outside of the thread's cpuset or offline.
+/// Reads the effective affinity mask of a thread, sched_getaffinity(2): the PUs of its requested mask that are
+/// online and in the thread's cpuset.
 ///
 /// # Errors
 /// `ESRCH` if the thread has ended.

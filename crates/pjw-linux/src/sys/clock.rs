@@ -7,7 +7,8 @@ use nix::time::{ClockId, clock_gettime};
 use pjw_core::ids::Pid;
 use pjw_core::time::{Moment, Nanos, UnixMillis};
 
-/// The current time: since boot (`CLOCK_BOOTTIME`, which includes suspended time) and on the wall clock.
+/// Returns the current time on two clocks: since boot (`CLOCK_BOOTTIME`, which includes suspended time), and the
+/// wall clock (UTC).
 #[must_use]
 pub fn now() -> Moment {
     let since_boot = clock_gettime(ClockId::CLOCK_BOOTTIME).map(nanos);
@@ -17,8 +18,8 @@ pub fn now() -> Moment {
     Moment { since_boot: since_boot.unwrap_or_default(), wall_clock: wall_clock.unwrap_or_default() }
 }
 
-/// The current time on `CLOCK_MONOTONIC`, which stops while the machine is suspended. The kernel dates its process
-/// events by this clock, and [`std::time::Instant`] uses it.
+/// Returns the current time on `CLOCK_MONOTONIC`, in ns. This clock stops while the machine is suspended. The
+/// kernel dates its process events by it, and [`std::time::Instant`] uses it.
 #[must_use]
 pub fn monotonic_now() -> Nanos {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map(nanos).unwrap_or_default()

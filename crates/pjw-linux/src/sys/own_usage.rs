@@ -9,13 +9,13 @@ use nix::unistd::{SysconfVar, sysconf};
 /// The resource usage of this process: its CPU time and its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OwnUsage {
-    /// CPU time of all threads, including ended threads, in user and kernel mode.
+    /// The CPU time of this process in user and kernel mode since its start. Ended threads are included.
     pub cpu: Duration,
-    /// Resident memory in bytes.
+    /// The memory of this process that is in RAM, in bytes.
     pub resident_bytes: u64,
 }
 
-/// Reads the resource usage of this process. A value that the kernel does not provide is 0.
+/// Reads the CPU time and the memory of this process. A value that the kernel does not provide is 0.
 #[must_use]
 pub fn own_usage() -> OwnUsage {
     let cpu = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).map_or(Duration::ZERO, Duration::from);

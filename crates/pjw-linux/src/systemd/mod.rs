@@ -29,21 +29,21 @@ pub(crate) fn is_running() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
-/// The properties of a scope that systemd shall start: a unit with a cgroup for processes that systemd did not start
-/// itself.
+/// The properties of a transient scope that systemd is asked to start: a unit with a cgroup, for processes that
+/// systemd did not start itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransientScope {
-    /// Unit name, with `.scope`.
+    /// The name of the unit, which ends in `.scope`.
     pub unit: String,
-    /// Slice of the scope. `-.slice` is the root slice.
+    /// The name of the slice (a group of units) in which the scope lies. `-.slice` is the root slice.
     pub slice: String,
-    /// Description of the unit, for people.
+    /// The description of the unit, which `systemctl status` shows.
     pub description: String,
-    /// Processes that are moved into the scope. At least one.
+    /// The processes that systemd moves into the scope. At least one.
     pub pids: Vec<Pid>,
-    /// CPUs of the scope (`cpuset.cpus`).
+    /// The PUs of the scope (`AllowedCPUs=`).
     pub cpus: CpuSet,
-    /// Memory nodes of the scope (`cpuset.mems`). `None` for no limit.
+    /// The NUMA nodes of the scope (`AllowedMemoryNodes=`). `None` for no limit.
     pub mems: Option<CpuSet>,
 }
 

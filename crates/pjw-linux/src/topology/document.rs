@@ -19,9 +19,9 @@ const MAX_SET_WORDS: usize = (Pu::MAX.0 as usize + 1) / 32;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("line {line}: {what}")]
 pub struct TopologyXmlError {
-    /// Line number, from 1.
+    /// The number of the line with the error, counted from 1.
     pub line: usize,
-    /// The error, for people.
+    /// What is wrong in this line, as text for people.
     pub what: String,
 }
 

@@ -7,9 +7,9 @@ use thiserror::Error;
 /// a loss the caller must scan all processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EventLoss {
-    /// Whether events were lost: the buffer overran, or message numbers are missing.
+    /// Whether events were lost before this call returned: the buffer overflowed, or message numbers are missing.
     pub overrun: bool,
-    /// Whether the kernel still drops events: the buffer overran and has not been empty since.
+    /// Whether the kernel still drops events: its buffer overflowed and has not been read empty since.
     pub congested: bool,
 }
 
