@@ -76,8 +76,8 @@ pub struct BoundSocket {
 }
 
 impl BoundSocket {
-    /// Returns a second file descriptor of the listening socket, for the server. Dropping this descriptor does not
-    /// remove the socket file.
+    /// Returns a duplicate of the file descriptor of the listening socket, for the server. Dropping the duplicate
+    /// does not remove the socket file.
     ///
     /// # Errors
     /// If the process has no file descriptor left.

@@ -173,15 +173,17 @@ pub enum Reply {
 /// The reply to the call `GetJob`: a job, one page of its processes, and its latest events.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobDetail {
-    /// The job.
+    /// The job, as `pjwctl show` prints it.
     pub job: Job,
-    /// One page of the job's members.
+    /// One page of the processes that belong to the job, with their threads.
     pub members: Vec<Member>,
-    /// The latest events of the job.
+    /// The latest events of the job, oldest first. Only the first page has them.
     pub history: Vec<Arc<Event>>,
-    /// `after` of the next page. Absent on the last page.
+    /// The value for the parameter `after` of the next call, which asks for the next page: a process id. Absent on
+    /// the last page.
     pub next: Option<u32>,
-    /// `after_tid` of the next page, if this page ended within process `next`.
+    /// The value for the parameter `after_tid` of the next call: a thread id. Present only if this page ended in
+    /// the middle of the threads of the process `next`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_tid: Option<u32>,
 }
@@ -189,13 +191,13 @@ pub struct JobDetail {
 /// The reply to the call `ExplainJob`: the reasons for the choice of the job's CPUs, as sentences.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobReasons {
-    /// The job id.
+    /// The id of the job, such as `slurm:7`.
     pub job: String,
-    /// The PUs that the job holds, in the kernel's list form.
+    /// The PUs (logical CPUs) that the job holds, as a CPU list such as `0-3,8`.
     pub cpus: String,
-    /// The reasons, one sentence for each.
+    /// The reasons why the job got these PUs, one sentence for each.
     pub because: Vec<String>,
-    /// The second-best choice of cores. Empty if there was none.
+    /// The second-best choice of PUs, described in a sentence. Empty if there was none.
     pub runner_up: String,
 }
 
@@ -203,15 +205,16 @@ pub struct JobReasons {
 /// affinity masks. One reply has one page of the threads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PidReasons {
-    /// The process id.
+    /// The process id of the process that the call asked about.
     pub pid: u32,
-    /// The id of its job, if it has one.
+    /// The id of the job to which the process belongs. Absent if it belongs to none.
     pub job: Option<String>,
-    /// The reasons, one sentence for each.
+    /// The reasons why the process belongs to the job or to none, one sentence for each.
     pub because: Vec<String>,
-    /// The threads of the process, if it is a member of a job.
+    /// One page of the threads of the process. Empty if the process belongs to no job.
     pub threads: Vec<Thread>,
-    /// `after_tid` of the next page. Absent on the last page.
+    /// The value for the parameter `after_tid` of the next call, which asks for the next page: a thread id. Absent
+    /// on the last page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_tid: Option<u32>,
 }
@@ -220,9 +223,9 @@ pub struct PidReasons {
 /// that it would leave out, with the reasons.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanReply {
-    /// The actions that the next cycle would carry out.
+    /// The changes of affinity masks and cpusets that the next cycle would make.
     pub actions: Vec<Action>,
-    /// The actions that the next cycle would skip, and the reasons.
+    /// The changes that the next cycle would leave out, each with its reason and a remedy.
     pub abstained: Vec<Abstained>,
 }
 
@@ -230,11 +233,11 @@ pub struct PlanReply {
 /// cores fits, and the largest requests that fit before and after.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DefragReply {
-    /// The jobs that would move, or were moved. Each job occurs once.
+    /// The jobs that would move, or were moved, with their old and new PUs. Each job occurs once.
     pub moves: Vec<Move>,
-    /// The largest requests that fit before the moves.
+    /// The largest requests, in whole cores, that can be served before the moves.
     pub fits_before: Fits,
-    /// The largest requests that fit after the moves.
+    /// The largest requests, in whole cores, that can be served after the moves.
     pub fits_after: Fits,
 }
 

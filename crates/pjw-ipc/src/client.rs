@@ -91,7 +91,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the daemon's socket at `path`. Connecting may take 30 s, and so may each later call.
+    /// Connects to the daemon's socket at `path`. Each call on the connection, and connecting itself, fails if it
+    /// takes more than 30 s.
     ///
     /// # Errors
     /// If no daemon listens at `path`, the daemon hangs, or the user has no permission.
@@ -99,8 +100,8 @@ impl Client {
         Self::connect_within(path, REPLY_TIMEOUT)
     }
 
-    /// Connects to the daemon's socket at `path`, in at most the time `timeout`, rounded up to whole seconds. Each
-    /// later call on the connection may also take as long as `timeout`.
+    /// Connects to the daemon's socket at `path`. Each call on the connection, and connecting itself, fails if it
+    /// takes more than the time `timeout`, rounded up to whole seconds.
     ///
     /// # Errors
     /// If no daemon listens at `path`, the daemon hangs, or the user has no permission.
@@ -261,8 +262,9 @@ pub fn runtime_dir(uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     }
 }
 
-/// Returns the path of the daemon's socket to which a client connects: `explicit` if given, else the socket of the
-/// daemon of user `uid` if that daemon runs or the system's socket is missing, else the system's socket.
+/// Returns the path of the daemon's socket to which a client connects. That is `explicit` if given. Else it is the
+/// socket of user `uid`'s own daemon, if that daemon runs or if the system has no daemon's socket; otherwise the
+/// system's socket.
 #[must_use]
 pub fn socket_path(explicit: Option<&Path>, uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     if let Some(path) = explicit {

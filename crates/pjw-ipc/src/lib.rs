@@ -19,5 +19,6 @@ pub mod wire;
 /// The definition of the interface `org.pjw.Warden` in the Varlink language. The server sends it to clients that ask
 /// for it.
 pub const INTERFACE_DEFINITION: &str = include_str!("org.pjw.Warden.varlink");
-/// The Varlink name of the interface between pjwd and its clients. Full method names begin with it.
+/// The Varlink name of the interface between pjwd and its clients. The full name of each method begins with it,
+/// such as `org.pjw.Warden.GetJob`.
 pub const INTERFACE_NAME: &str = "org.pjw.Warden";

@@ -12,22 +12,23 @@ use crate::call::{Call, CallError, Reply};
 /// limit is closed.
 #[derive(Debug, Clone, Copy)]
 pub struct ServerLimits {
-    /// Connections of all users.
+    /// The maximum number of open connections, of all users together.
     pub connections: usize,
-    /// How many of [`ServerLimits::connections`] are reserved for root and the user of the server's process, so that an
-    /// administrator can always connect.
+    /// How many of [`ServerLimits::connections`] are reserved for root and for the user of the server's process, so
+    /// that an administrator can always connect.
     pub connections_reserved: usize,
-    /// Connections of one user. Root and the user of the server's process have no such limit.
+    /// The maximum number of open connections of one user. Root and the user of the server's process have no such
+    /// limit.
     pub connections_per_user: usize,
-    /// Bytes of one request.
+    /// The maximum size of one request, in bytes.
     pub request_bytes: usize,
-    /// The time in which a request must arrive, from its first byte to its last.
+    /// The time within which a request must arrive completely, counted from its first byte.
     pub request_time: Duration,
-    /// The time in which a reply must be read.
+    /// The time within which the client must read a reply.
     pub write_time: Duration,
-    /// Bytes of replies that wait to be read, of all connections.
+    /// The maximum number of bytes in all replies that clients have not read yet, summed over all connections.
     pub unsent_bytes: usize,
-    /// The time after which an idle connection is closed.
+    /// The time after which a connection without any call is closed.
     pub idle_time: Duration,
 }
 
@@ -50,11 +51,11 @@ impl Default for ServerLimits {
 /// (`SO_PEERCRED`, unix(7)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
-    /// The user id.
+    /// The user id of the client process.
     pub uid: u32,
-    /// The primary group id.
+    /// The primary group id of the client process.
     pub gid: u32,
-    /// The process id, if the kernel reports one.
+    /// The process id of the client process. `None` if the kernel does not report it.
     pub pid: Option<i32>,
 }
 
