@@ -18,13 +18,14 @@ pub use crate::flaw::InputError;
 /// The description of a job that a batch system gives to a hook (a program that it runs at the start or end of a job).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Announcement {
-    /// The id of the job.
+    /// The id of the job, such as `slurm:7`.
     pub job: JobId,
-    /// Another id of the job. The job's cgroup may have this one in its name.
+    /// A second id under which the same job may be known: the job's cgroup may have this one in its name. `None` if
+    /// there is only one id.
     pub alias: Option<JobId>,
-    /// The owner of the job.
+    /// The user that owns the job, or why the batch system's description does not tell it.
     pub owner: Result<JobOwner, InputError>,
-    /// The cores or PUs that the job has on this node.
+    /// The number of cores or PUs that the job has on this node, or why the description does not tell it.
     pub amount: Result<Amount, InputError>,
 }
 

@@ -59,8 +59,8 @@ pub(crate) fn number(text: &str) -> Option<u32> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// The count that every node has in a list of counts in Slurm's form: 72 for `72(x2)`. `None` if the counts differ, as
-/// in `72(x2),36`.
+/// Returns the count of all nodes from a list of counts in Slurm's form, if all nodes have the same: 72 for
+/// `72(x2)` (72 on each of two nodes). `None` if the counts differ, as in `72(x2),36`.
 ///
 /// # Errors
 /// If the text is not a list of counts.
@@ -77,8 +77,8 @@ pub fn count_on_every_node(text: &str) -> Result<Option<u32>, CountsError> {
     Ok(first.filter(|_| same))
 }
 
-/// The count of one node in a list of counts in Slurm's form, such as `72(x2),36` (72, 72, 36). `position` is the
-/// node's place in the list, from 0. `nodes` is the number of nodes of the job.
+/// Returns the count of one node from a list of counts in Slurm's form: `72(x2),36` means 72, 72 and 36. `position`
+/// is the node's place in the list, from 0. `nodes` is the number of nodes of the job.
 ///
 /// # Errors
 /// If the text is not a list of counts, or has not one count for each of the `nodes` nodes.
@@ -98,8 +98,8 @@ pub fn count_at_position(text: &str, position: u32, nodes: u32) -> Result<u32, C
     found.filter(|_| counts == u64::from(nodes)).ok_or(CountsError::OtherLength { counts, nodes })
 }
 
-/// The number of slots of a host in a list of pairs of host name and count in LSF's form, such as `hostA 4 hostB 8`.
-/// The sum, if the host occurs more than once. `None` if the host does not occur.
+/// Returns the number of slots of a host from a list of pairs of host name and count in LSF's form, such as `hostA
+/// 4 hostB 8`. The counts are added if the host occurs more than once. `None` if the host does not occur.
 ///
 /// # Errors
 /// If the text is not a list of such pairs.

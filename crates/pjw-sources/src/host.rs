@@ -6,9 +6,10 @@ use pjw_core::ids::Uid;
 /// daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Host {
-    /// The host name, short or full: `n1` and `n1.example.org` match each other.
+    /// The name of this machine, short or full: `n1` and `n1.example.org` count as the same host.
     pub name: String,
-    /// The user id of Flux's system instance, if there is one (its user is usually called `flux`). Cgroup names below
-    /// a service manager are trusted only for this user and root: every other user can choose the names there.
+    /// The user id under which Flux's system instance runs, if there is one (usually that of the user `flux`).
+    /// Below a user's own service manager every user can choose cgroup names; so names of Flux jobs there are
+    /// trusted only for this user and root.
     pub flux_user: Option<Uid>,
 }

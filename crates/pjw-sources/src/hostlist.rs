@@ -58,7 +58,7 @@ pub enum HostlistError {
 /// The position of a node in a list of nodes, and the length of the list, as [`find_node`] returns them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodePosition {
-    /// The index of the node, from 0. `None` if the list does not contain the node.
+    /// The index of the node in the list, counted from 0. `None` if the list does not contain the node.
     pub index: Option<u32>,
     /// The number of nodes in the list.
     pub nodes: u32,

@@ -10,17 +10,17 @@ use pjw_core::ids::{Comm, Uid};
 /// whether it binds jobs to cores.
 #[derive(Debug, Clone, Copy)]
 pub struct Scheduler {
-    /// The name of the scheduler, for people.
+    /// The name of the scheduler, as shown to people.
     pub name: &'static str,
     /// The program names of its daemons.
     daemons: &'static [&'static str],
-    /// The environment variable that names the directory of the configuration, or a file in it. Empty if there is
-    /// none.
+    /// The environment variable that names the directory of the configuration files, or one of these files. Empty
+    /// if there is no such variable.
     pub variable: &'static str,
-    /// The usual directories of the configuration.
+    /// The directories in which the configuration files usually are.
     pub directories: &'static [&'static str],
-    /// The configuration files in the directory. The first must exist. A name that ends in `/` is a directory of
-    /// files.
+    /// The names of the configuration files in their directory. The first must exist. A name that ends in `/` is a
+    /// directory of files.
     pub files: &'static [&'static str],
     judge: fn(&str) -> (Binding, &'static str),
 }
@@ -101,15 +101,16 @@ pub const SCHEDULERS: [Scheduler; 9] = [
 ];
 
 impl Scheduler {
-    /// Whether a process of user `uid` with the program name `comm` is a daemon of this scheduler. Always false for
-    /// user ids from `first_person_uid` on, because people can choose the names of their programs.
+    /// Whether a process of user `uid` with the command name `comm` is a daemon of this scheduler. Always false for
+    /// user ids from `first_person_uid` on, because people can give their processes any name.
     #[must_use]
     pub fn is_daemon(&self, comm: &Comm, uid: Uid, first_person_uid: u32) -> bool {
         uid.0 < first_person_uid && self.daemons.iter().any(|name| name.as_bytes() == comm.as_bytes())
     }
 
-    /// How this scheduler binds jobs to cores, and what that means for pjwd, as `pjwctl doctor` reports it.
-    /// `configuration` is the text of all its files, one after the other. `None` if the files could not be read.
+    /// Returns how this scheduler binds jobs to cores, and what that means for pjwd, for the report of `pjwctl
+    /// doctor`. `configuration` is the text of all its configuration files, one after the other. `None` if the
+    /// files could not be read.
     #[must_use]
     pub fn describe(&self, configuration: Option<&str>) -> ObservedScheduler {
         let needs_none = self.files.is_empty();

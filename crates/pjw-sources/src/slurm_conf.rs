@@ -6,14 +6,16 @@
 /// The settings in `slurm.conf` and `cgroup.conf` that matter for the cgroups of jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SlurmConf {
-    /// Slurm gives each job a cpuset of its own: `ConstrainCores=yes`, and the plugin `task/cgroup` is enabled.
+    /// Whether Slurm gives each job a cpuset of its own: `ConstrainCores=yes` is set, and the plugin `task/cgroup`
+    /// is enabled.
     pub constrains_cores: bool,
-    /// The directories of jobs have the SLUID in their names, not the number (26.05 and later, cgroup v2 only).
+    /// Whether the cgroup directories of jobs have the SLUID (Slurm's unique id of a job) in their names instead of
+    /// the job number. So it is from Slurm 26.05 on, on nodes with cgroup v2 only.
     pub sluid_directories: bool,
 }
 
-/// Parses the texts of `slurm.conf` and `cgroup.conf`. An empty text stands for a missing file. `unified` says whether
-/// the node has cgroup v2 alone.
+/// Parses the texts of `slurm.conf` and `cgroup.conf`. An empty text stands for a missing file. `unified` says that
+/// the node has cgroup v2 and no cgroup v1.
 #[must_use]
 pub fn parse(slurm_conf: &str, cgroup_conf: &str, unified: bool) -> SlurmConf {
     let yes = |value: &str| value.eq_ignore_ascii_case("yes");

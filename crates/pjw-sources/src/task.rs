@@ -8,13 +8,16 @@ use crate::{host::Host, slurm, system::Environ};
 /// Slurm is a core or a PU, as Slurm is configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlurmTaskCpus {
-    /// The requested CPUs of each task (`--cpus-per-task`).
+    /// The number of CPUs that were requested for each task (`--cpus-per-task`). `None` if the environment does not
+    /// say.
     pub cpus: Option<u32>,
-    /// The CPUs of the task's step on this node. In a batch script: the CPUs of the job.
+    /// The number of CPUs on this node of the job step to which the task belongs; in a batch script, of the whole
+    /// job. `None` if the environment does not say.
     pub step_cpus: Option<u32>,
-    /// The CPUs of the job on this node.
+    /// The number of CPUs of the job on this node. `None` if the environment does not say.
     pub job_cpus: Option<u32>,
-    /// The number of tasks that share these CPUs on this node, at least 1.
+    /// The number of tasks of the step (or of the job, outside of a step) on this node, which share its CPUs. At
+    /// least 1.
     pub tasks: u32,
 }
 
