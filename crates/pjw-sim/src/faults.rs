@@ -10,19 +10,20 @@ use crate::seed::RandomStream;
 /// could occur.
 #[derive(Debug, Clone)]
 pub struct Faults {
-    /// The frequency of events that are lost without a report.
+    /// How often the kernel loses process events without reporting the loss, in 1000 occasions.
     pub lost_events: u32,
-    /// The frequency of masks that the kernel refuses to set.
+    /// How often the kernel refuses to set an affinity mask, in 1000 attempts.
     pub refused: u32,
-    /// The frequency of records that can't be written.
+    /// How often the journal can't write its records, in 1000 attempts.
     pub refused_records: u32,
-    /// The frequency of steps of the workload between a scan and the changes that follow from it.
+    /// How often processes change between a scan and the changes that the daemon makes because of it, in 1000
+    /// occasions.
     pub interleaved: u32,
-    /// Whether PUs go offline and online.
+    /// Whether PUs go offline and come back during the run.
     pub hotplug: bool,
-    /// The frequency of processes that exist and can't be scanned.
+    /// How often a process that exists can't be scanned, in 1000 occasions.
     pub unreadable: u32,
-    /// The frequency of kills of the daemon before or after a record or an action.
+    /// How often the daemon is killed before or after it writes a record or makes a change, in 1000 occasions.
     pub kills: u32,
     enabled: Rc<Cell<bool>>,
     random: Rc<RefCell<RandomStream>>,

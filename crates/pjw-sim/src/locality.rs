@@ -17,17 +17,18 @@ pub enum CountUnit {
     Pu,
 }
 
-/// The location of a PU: the indexes of its core, L3 cache, NUMA node and package in the lists of the machine's
-/// topology. `None` if the PU is in no L3 cache, node or package.
+/// The place of a PU in the machine: the indexes of its core, L3 cache, NUMA node and package in the topology's
+/// lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PuLocation {
-    /// The index of the core, in the machine's order.
+    /// The index of the core in the topology's list of cores.
     pub core: u32,
-    /// The index of the L3 cache.
+    /// The index of the L3 cache in the topology's list. `None` if the PU is in no L3 cache.
     pub l3: Option<u32>,
-    /// The index of the NUMA node. If slow and fast memory have the same PUs, the index of the first node.
+    /// The index of the NUMA node in the topology's list. `None` if the PU is in no NUMA node. If a node of slow
+    /// and a node of fast memory have the same PUs, the index of the first.
     pub numa_node: Option<u32>,
-    /// The index of the package.
+    /// The index of the package in the topology's list. `None` if the PU is in no package.
     pub package: Option<u32>,
 }
 
@@ -43,11 +44,11 @@ pub struct Locality {
 /// contains only a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DomainsUsed {
-    /// The number of packages.
+    /// The number of packages in which at least one of the PUs lies.
     pub packages: u32,
-    /// The number of NUMA nodes.
+    /// The number of NUMA nodes in which at least one of the PUs lies.
     pub numa_nodes: u32,
-    /// The number of L3 caches.
+    /// The number of L3 caches that at least one of the PUs uses.
     pub l3: u32,
     /// The number of cores of which the set contains some PUs and not all.
     pub split_cores: u32,
@@ -102,8 +103,8 @@ impl Locality {
 }
 
 impl PuLocation {
-    /// The index of the PU's L3 cache, NUMA node or package, whichever `level` names. `None` if the PU is in none of
-    /// that level, and for the level of the whole machine.
+    /// Returns the index of the PU's L3 cache, NUMA node or package, as `level` says. `None` if the PU has none of
+    /// this level, or if `level` is the whole machine.
     #[must_use]
     pub fn domain_index(mut self, level: Level) -> Option<u32> {
         if level == Level::Machine { None } else { *self.domain_mut(level) }

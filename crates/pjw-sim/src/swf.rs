@@ -21,22 +21,24 @@ const REQUESTED: (usize, &str) = (8, "requested processors");
 /// One job of a job log: when it was submitted, how long it ran, and on how many processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoggedJob {
-    /// The number of the job in the log.
+    /// The number by which the log identifies the job.
     pub number: u64,
     /// The submit time, in seconds since the start of the log.
     pub submit_s: u64,
-    /// The run time in seconds.
+    /// The time for which the job ran, in seconds.
     pub run_s: u64,
-    /// The number of processors: the allocated ones or, if unknown, the requested ones.
+    /// The number of processors that the job used; if the log does not say, the number that it requested. The log
+    /// does not say whether a processor is a core or a PU.
     pub processors: u32,
 }
 
 /// A parsed job log in the Standard Workload Format: the jobs that ran on a cluster, as its scheduler recorded them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobLog {
-    /// The jobs by submit time. Jobs of the same second are in the order of the log.
+    /// The jobs in the order of their submit times. Jobs of the same second are in the order of the log.
     pub jobs: Vec<LoggedJob>,
-    /// The number of jobs that were skipped: their size or run time is unknown, or they used no processor.
+    /// The number of jobs that can't be replayed and were left out: their size or run time is unknown, or they used
+    /// no processor.
     pub skipped: u32,
 }
 

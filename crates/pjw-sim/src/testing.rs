@@ -28,20 +28,21 @@ impl ScriptedMachine {
         Self { world: Rc::new(RefCell::new(world)) }
     }
 
-    /// The machine, as the daemon reads and changes it: a [`SimNode`] without faults and random workload. It shares the
-    /// processes with this value.
+    /// Returns the machine in the form in which the daemon reads and changes it: a [`SimNode`] without faults and
+    /// without a random workload. Both values share the processes.
     #[must_use]
     pub fn sim_node(&self) -> SimNode {
         SimNode::new(Rc::clone(&self.world), Rc::new(RefCell::new(Workload::stopped())), Faults::none())
     }
 
-    /// The simulated kernel with its processes. A test may read and change it.
+    /// Returns the simulated kernel with its processes, so that a test can read and change them.
     #[must_use]
     pub fn world(&self) -> RefMut<'_, World> {
         self.world.borrow_mut()
     }
 
-    /// The running process `pid`. A test may read and change it. Panics if there is no such process.
+    /// Returns the running process `pid`, so that a test can read and change it. Panics if there is no such
+    /// process.
     #[must_use]
     pub fn process(&self, pid: u32) -> RefMut<'_, SimProcess> {
         RefMut::map(self.world(), |world| world.processes.get_mut(&Pid(pid)).expect("the process runs"))
@@ -67,18 +68,18 @@ impl ScriptedMachine {
         world.clone_thread(Pid(pid), Tid(pid));
     }
 
-    /// Ends the process `pid`.
+    /// Ends the process `pid` with all its threads.
     pub fn exit(&self, pid: u32) {
         self.world().exit(Pid(pid));
     }
 
-    /// Requests the affinity mask `mask` for the thread `tid`, as the thread itself would. Returns whether the
-    /// simulated kernel accepts the request.
+    /// Requests the affinity mask `mask` for the thread `tid` of the process `pid`, as the thread itself would.
+    /// Returns whether the simulated kernel accepts the request.
     pub fn request_mask(&self, pid: u32, tid: u32, mask: &str) -> bool {
         self.world().request_mask(Pid(pid), Tid(tid), &set(mask))
     }
 
-    /// The effective affinity mask of a thread, as a CPU list.
+    /// Returns the effective affinity mask of the thread `tid` of the process `pid`, as a CPU list.
     #[must_use]
     pub fn mask(&self, pid: u32, tid: u32) -> String {
         let world = self.world.borrow();
@@ -99,8 +100,8 @@ impl ScriptedMachine {
     }
 }
 
-/// Returns the command by which root gives `cores` cores to the job `id` with the processes `pids`. All options have
-/// their defaults.
+/// Makes the command by which root assigns `cores` cores and the processes `pids` to the job `id`. All options have
+/// their defaults. The test passes the command to the daemon.
 #[must_use]
 pub fn assign(id: &str, cores: u32, pids: &[Pid]) -> Assign {
     let caller = Caller { uid: Uid::ROOT, admin: true };

@@ -26,14 +26,14 @@ impl ReferencePolicy {
     pub const ALL: [ReferencePolicy; 3] =
         [ReferencePolicy::FirstFit, ReferencePolicy::Kubelet, ReferencePolicy::KubeletL3];
 
-    /// The name of the policy on the command line and in results.
+    /// The name of the policy in the option `--reference` of `pjwctl simulate` and in its output.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.into()
     }
 
-    /// Chooses PUs for a request for `n` cores or PUs, as `unit` says, among the `free` PUs. `None` if fewer are free,
-    /// or if `n` is 0.
+    /// Chooses `n` cores or PUs (as `unit` says) among the `free` PUs, and returns their PUs. `None` if too few are
+    /// free, or if `n` is 0.
     #[must_use]
     pub fn choose_pus(self, n: u32, unit: CountUnit, free: &CpuSet, locality: &Locality) -> Option<CpuSet> {
         let cells = cells(unit, free, locality);

@@ -39,24 +39,25 @@ pub enum CoreChooser {
 /// gets.
 #[derive(Debug, Clone)]
 pub struct ReplayOptions {
-    /// The unit of the log's processor counts.
+    /// Whether the processor counts in the job log are numbers of cores or of PUs.
     pub unit: CountUnit,
-    /// The code that chooses the cores.
+    /// What chooses the cores of each job: pjw's allocator or another policy.
     pub chooser: CoreChooser,
-    /// Housekeeping: PUs that no job gets.
+    /// The housekeeping PUs: those that are kept for the system, and that no job gets.
     pub housekeeping: CpuSet,
 }
 
 /// A job of the log that the replay started, with the PUs that it got.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartedJob {
-    /// The job in the log.
+    /// The job, as the log describes it.
     pub job: LoggedJob,
-    /// The PUs that the job held.
+    /// The PUs (logical CPUs) that the job held from its start to its end.
     pub cpus: CpuSet,
-    /// The number of domains that these PUs use.
+    /// The numbers of packages, NUMA nodes and L3 caches that these PUs use, and of cores that are used only in
+    /// part.
     pub domains_used: DomainsUsed,
-    /// The time that the decision took.
+    /// The time that the choice of the PUs took, measured on the clock of this computer.
     pub decision: Duration,
 }
 
@@ -72,22 +73,23 @@ impl StartedJob {
 /// L3 cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FreeCoresSample {
-    /// The time, in seconds since the start of the log.
+    /// The time of the sample, in seconds since the start of the log.
     pub time_s: u64,
-    /// The free whole cores, and the largest request that fits one domain of each level.
+    /// The number of free whole cores at this time, and the largest requests that fit one L3, NUMA node or package.
     pub fits: Fits,
 }
 
 /// The result of the replay of a job log: the started jobs, the number of refused jobs, and the free cores over time.
 #[derive(Debug, Clone)]
 pub struct ReplayResult {
-    /// The started jobs, in the order of their start.
+    /// The jobs that got cores, in the order in which they were started.
     pub started: Vec<StartedJob>,
-    /// The number of refused jobs.
+    /// The number of jobs that got no cores because too few were free.
     pub refused: u32,
-    /// Samples of the free cores: at most [`MAX_SAMPLES`], evenly over the time from the first submission to the last.
+    /// Samples of the free cores over time: at most [`MAX_SAMPLES`], at equal distances from the first submission
+    /// to the last.
     pub samples: Vec<FreeCoresSample>,
-    /// The number of cores or PUs that jobs can have.
+    /// The number of cores or PUs of the machine that jobs can have. The unit is that of the log's counts.
     pub usable: u32,
     /// The submit time of the first job.
     begin_s: u64,
@@ -98,11 +100,11 @@ pub struct ReplayResult {
 /// decision.
 #[derive(Debug, Clone, Copy)]
 pub struct JobDecision<'r> {
-    /// The job in the log.
+    /// The job, as the log describes it.
     pub job: LoggedJob,
-    /// The pool before the decision.
+    /// The holders of all PUs before the decision.
     pub pool: &'r Pool,
-    /// The chosen PUs. `None` if the job is refused.
+    /// The PUs that were chosen for the job. `None` if the job was refused.
     pub cpus: Option<&'r CpuSet>,
 }
 

@@ -216,7 +216,7 @@ impl World {
         concerned.iter().for_each(|path| self.rewrite_cgroup_masks(path, None));
     }
 
-    /// Whether a cgroup or one of its descendants contains a process.
+    /// Whether the cgroup at `path`, or a cgroup below it, contains a process.
     #[must_use]
     pub fn is_populated(&self, path: &str) -> bool {
         self.processes.values().any(|process| is_within(&process.cgroup, path))
