@@ -27,9 +27,9 @@ const CYCLE_DELAY: Duration = Duration::from_millis(700);
 /// What `pjwd --release-all` did, for its output.
 #[derive(Debug, Default)]
 pub struct ReleaseSummary {
-    /// The jobs that were released.
+    /// The ids of the jobs that were released.
     pub jobs: Vec<JobId>,
-    /// Records that could not be used, or that there were none: one sentence each.
+    /// Sentences for the user: which records could not be used, or that there were no records.
     pub remarks: Vec<String>,
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use pjw_core::policy::{Mode, OnExhausted, OversubscriptionPolicy, Policy};
 use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::Source};
 
-/// The value of the configuration key `log_level`. Messages of this severity and of higher severities are logged.
+/// The value of the configuration key `log_level`: the lowest severity of the messages that are logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogLevel {
     /// Failures.
@@ -51,13 +51,14 @@ pub enum LogFormat {
 /// they are served over HTTP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetricsSettings {
-    /// `metrics.textfile`: the path of the text file. `None` if no file is written.
+    /// `metrics.textfile`: the path of the file to which the metrics are written. `None` if no file is written.
     pub textfile: Option<PathBuf>,
-    /// `metrics.interval`: the time between two writes of the file.
+    /// `metrics.interval`: the time between two writes of the metrics file.
     pub interval: Duration,
-    /// `metrics.listen`: the addresses of the HTTP endpoint. Empty if there is none.
+    /// `metrics.listen`: the addresses at which the metrics are served over HTTP. Empty if they are not served.
     pub listen: Vec<SocketAddr>,
-    /// `metrics.max_jobs`: how many jobs have samples of their own.
+    /// `metrics.max_jobs`: the maximum number of jobs that have metrics of their own. The metrics of all further
+    /// jobs are summed.
     pub max_jobs: u32,
 }
 
@@ -79,50 +80,54 @@ impl Default for MetricsSettings {
 /// The value of every configuration key of pjwd. A key that the file does not have gets its default.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// `mode`: whether decisions are carried out.
+    /// `mode`: whether pjwd carries out its plans, or only makes and shows them.
     pub mode: Mode,
-    /// `housekeeping`: the rule for the PUs reserved for the system, not yet resolved against a topology.
+    /// `housekeeping`: the rule that selects the PUs kept for the system. It is applied to a topology later.
     pub housekeeping: HousekeepingRule,
-    /// `interval`: the time between two timed scans of the jobs.
+    /// `interval`: the time between two periodic scans of the jobs' processes.
     pub interval: Duration,
-    /// `rescan_interval`: the time between two rescans. Never below `interval`.
+    /// `rescan_interval`: the time between two rescans, which also read processes outside of jobs. Never below
+    /// `interval`.
     pub rescan_interval: Duration,
-    /// `scan`: the interface by which facts about many threads are read.
+    /// `scan`: the kernel interface through which pjwd reads the state of many threads.
     pub scan: ScanInterface,
-    /// `cpu_budget_permille`: the share of one PU for cycles that kernel events trigger.
+    /// `cpu_budget_permille`: the maximum CPU time for cycles that process events trigger, in permille of one PU.
     pub cpu_budget_permille: u32,
-    /// `enforcement`: how jobs are kept on their cores.
+    /// `enforcement`: whether jobs are kept on their cores by cpusets or by affinity masks.
     pub enforcement: Enforcement,
-    /// `share_smt`: whether the PUs of one core may belong to two jobs.
+    /// `share_smt`: whether the PUs (hardware threads) of one core may belong to two jobs.
     pub share_smt: bool,
-    /// `on_exhausted`: what happens to a request if the free cores are not enough.
+    /// `on_exhausted`: what happens to a request for which too few cores are free.
     pub on_exhausted: OnExhausted,
-    /// `adopt_strays`: whether unassigned processes of a user join that user's only job.
+    /// `adopt_strays`: whether a user's processes that belong to no job join the user's job. They do only if the
+    /// user has exactly one job.
     pub adopt_strays: bool,
-    /// `first_person_uid`: the lowest user id of a person.
+    /// `first_person_uid`: the lowest user id of a person. Lower user ids belong to services.
     pub first_person_uid: u32,
-    /// `admin_groups`: the groups whose members are administrators, by name or number.
+    /// `admin_groups`: the groups whose members are administrators of pjwd, by name or number.
     pub admin_groups: Vec<String>,
-    /// `user_max_cores`: how many cores a user who is not an administrator may hold.
+    /// `user_max_cores`: the maximum number of cores that a user who is not an administrator may hold.
     pub user_max_cores: u32,
-    /// `reservation_timeout`: how long a registered job keeps its cores without a process.
+    /// `reservation_timeout`: how long a job that was created as a reservation keeps its cores while it has no
+    /// process.
     pub reservation_timeout: Duration,
-    /// `log_level`: the log level.
+    /// `log_level`: the lowest severity of the messages that are logged.
     pub log_level: LogLevel,
-    /// `log_format`: the output of the log.
+    /// `log_format`: where messages are logged, and in what format.
     pub log_format: LogFormat,
-    /// `balance.pin`: whether hot threads are pinned.
+    /// `balance.pin`: whether hot threads (threads that run most of the time) are each pinned to one PU.
     pub pin: bool,
-    /// `balance.hot_permille`: a thread becomes hot at this demand, in permille of one PU.
+    /// `balance.hot_permille`: the CPU demand at which a thread becomes hot, in permille of one PU.
     pub hot_permille: u32,
-    /// `balance.cold_permille`: a hot thread becomes cold at this demand, in permille of one PU. Always below
-    /// `hot_permille`.
+    /// `balance.cold_permille`: the CPU demand at which a hot thread becomes cold again, in permille of one PU.
+    /// Always below `hot_permille`.
     pub cold_permille: u32,
-    /// `balance.smoothing_permille`: the weight of the newest reading, in permille.
+    /// `balance.smoothing_permille`: the weight of the newest reading in the smoothed CPU demand of a thread, in
+    /// permille.
     pub smoothing_permille: u32,
-    /// `balance.oversubscribed`: what happens if a job has more hot threads than PUs.
+    /// `balance.oversubscribed`: what is done with the hot threads of a job that has more of them than PUs.
     pub oversubscribed: OversubscriptionPolicy,
-    /// `metrics.…`: the outputs of the metrics.
+    /// `metrics.…`: the file and the addresses at which metrics are published.
     pub metrics: MetricsSettings,
     /// `sources.NAME.enabled`: the batch systems whose jobs are detected.
     pub sources: BTreeSet<Source>,

@@ -79,8 +79,8 @@ impl Watchdog {
         Self { period, next: if period.is_some() { now } else { now + NO_WATCHDOG } }
     }
 
-    /// The time at which [`Watchdog::ping`] sends the next ping. An hour after the start if the service manager set no
-    /// watchdog.
+    /// The time at which the next ping is due. An hour after the start if the service manager set no watchdog,
+    /// because no pings are sent then.
     #[must_use]
     pub fn next_ping_at(&self) -> Instant {
         self.next

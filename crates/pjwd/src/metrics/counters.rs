@@ -55,16 +55,17 @@ pub const BUCKET_BOUNDS: [(Duration, &str); 15] = [
 /// Counts durations by size, for a Prometheus histogram. [`BUCKET_BOUNDS`] has the upper bounds of its buckets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Histogram {
-    /// The number of values in each bucket, without the buckets below.
+    /// The number of durations in each bucket. A duration counts in the smallest bucket that holds it, and in no
+    /// larger one.
     pub buckets: [u64; BUCKET_BOUNDS.len()],
-    /// The number of all values.
+    /// The number of durations that were added.
     pub count: u64,
-    /// The sum of all values.
+    /// The sum of all durations that were added.
     pub sum: Duration,
 }
 
 impl Histogram {
-    /// Adds a duration to the histogram.
+    /// Adds one measured duration to the histogram.
     pub fn add(&mut self, took: Duration) {
         if let Some(at) = BUCKET_BOUNDS.iter().position(|(bound, _)| took <= *bound) {
             self.buckets[at] += 1;
@@ -92,36 +93,39 @@ pub const MASK_ACTIONS: [ActionKind; 6] = [
 /// cpuset. [`Counters::cpuset_actions`] has the same order.
 pub const CPUSET_ACTIONS: [&str; 5] = ["raise", "admit", "return", "open", "raze"];
 
-/// Everything that pjwd counts for its metrics, since metrics were switched on.
+/// Everything that pjwd counts for its metrics, from the time at which metrics were switched on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Cycles, by [`CycleCause::ALL`].
+    /// The number of cycles, separately for each cause. The order is that of [`CycleCause::ALL`].
     pub cycles: [u64; CycleCause::ALL.len()],
-    /// The duration of cycles.
+    /// How long the cycles took.
     pub times: Histogram,
-    /// The time from the fork of a new process to its affinity mask.
+    /// The times from the fork of a process outside its job's cores to the change of its affinity mask.
     pub reaction_times: Histogram,
-    /// Process events from the kernel.
+    /// The number of process events (fork, exec, exit) that were read from the kernel.
     pub kernel_events: u64,
-    /// How often the kernel reported dropped events.
+    /// How often the kernel reported that it had dropped process events.
     pub overruns: u64,
-    /// Mask changes, by [`MASK_ACTIONS`] and [`OUTCOME_LABELS`].
+    /// The number of tried changes of affinity masks, for each kind ([`MASK_ACTIONS`]) and each outcome
+    /// ([`OUTCOME_LABELS`]).
     pub actions: [[u64; OUTCOME_LABELS.len()]; MASK_ACTIONS.len()],
-    /// Cpuset changes, by [`CPUSET_ACTIONS`] and [`OUTCOME_LABELS`].
+    /// The number of tried changes of cpusets, for each kind ([`CPUSET_ACTIONS`]) and each outcome
+    /// ([`OUTCOME_LABELS`]).
     pub cpuset_actions: [[u64; OUTCOME_LABELS.len()]; CPUSET_ACTIONS.len()],
-    /// Violations: threads found outside their job's cores, or affinity requests for other CPUs.
+    /// The number of violations: threads that were found outside their job's cores, and requests for affinity masks
+    /// outside these cores.
     pub violations: u64,
-    /// Plans, or parts of plans, that failed the audit.
+    /// How often a plan, or the plan for one job, was not carried out because it failed the audit.
     pub audit_failures: u64,
-    /// Failures to write the journal.
+    /// How often the journal could not be written.
     pub journal_faults: u64,
-    /// How long after its due time the last timed scan began.
+    /// The time by which the last periodic scan began later than it was due.
     pub scan_lateness: Duration,
 }
 
 impl Counters {
     /// Adds a finished cycle of the daemon to the counters. `took` is its duration, `report` has its changes, and
-    /// `faults` the failures that last after it.
+    /// `faults` has the failures that still exist after it.
     pub fn count_cycle(&mut self, cause: CycleCause, took: Duration, report: &CycleReport, faults: &Faults) {
         self.cycles[cause as usize] += 1;
         self.times.add(took);

@@ -16,25 +16,25 @@ pub const OTHER_JOBS_LABEL: &str = "other";
 /// The metrics of one job, or the sum of the metrics of all jobs that have none of their own.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct JobMetrics {
-    /// The job id, or [`OTHER_JOBS_LABEL`].
+    /// The id of the job, or [`OTHER_JOBS_LABEL`] for the sum of several jobs.
     pub id: String,
     /// The number of cores of the job. A core counts if the job holds at least one of its PUs.
     pub cores: u64,
-    /// The number of PUs of the job.
+    /// The number of PUs (logical CPUs) that the job holds.
     pub pus: u64,
-    /// The number of cores that the job requested.
+    /// The number of cores that the job requested. 0 if unknown.
     pub requested: u64,
-    /// The number of processes.
+    /// The number of processes that belong to the job.
     pub processes: u64,
-    /// The number of threads.
+    /// The number of threads of all processes of the job.
     pub threads: u64,
-    /// The number of hot threads.
+    /// The number of hot threads: those that run most of the time.
     pub hot: u64,
-    /// The number of threads that are pinned to one PU.
+    /// The number of threads that pjw pinned to one PU.
     pub pinned: u64,
     /// The number of threads whose affinity mask is not within the job's cores.
     pub outside: u64,
-    /// The CPU demand of the threads.
+    /// The CPU time that the threads of the job want, smoothed over the last scans.
     pub demand: CpuDemand,
 }
 
@@ -98,15 +98,16 @@ impl PuCounts {
 /// The computed values of all metrics, from which the metrics text is written.
 #[derive(Debug)]
 pub struct MetricValues<'p> {
-    /// The snapshot of the last cycle.
+    /// The counters and the status at the end of the last cycle.
     pub snapshot: &'p MetricsSnapshot,
-    /// The CPU time and memory of the daemon.
+    /// The CPU time and the memory that pjwd itself uses.
     pub own: OwnUsage,
-    /// The PUs.
+    /// How many PUs are free, held by jobs, kept for the system, or offline.
     pub pool: PuCounts,
-    /// The jobs with metrics of their own. If there are more jobs, the last entry is [`OTHER_JOBS_LABEL`] with their sums.
+    /// The metrics of the jobs, oldest first. If there are too many jobs, the last entry is the sum of those that
+    /// have no metrics of their own ([`OTHER_JOBS_LABEL`]).
     pub jobs: Vec<JobMetrics>,
-    /// How many jobs are summed in [`OTHER_JOBS_LABEL`].
+    /// The number of jobs in the sum [`OTHER_JOBS_LABEL`]. 0 if each job has metrics of its own.
     pub summed_jobs: usize,
 }
 
@@ -144,8 +145,8 @@ impl<'p> MetricValues<'p> {
         Self { snapshot, own, pool: PuCounts::of(&status.pool, &snapshot.offline), jobs, summed_jobs }
     }
 
-    /// Counts the jobs by a property such as their state, which `key` reads from a job. The result has, for each of
-    /// `values`, the number of jobs with this value.
+    /// Counts the jobs by a property such as their state: `key` returns its value for a job. The result has the
+    /// number of jobs for each value in `values`.
     #[must_use]
     pub fn count_jobs_by<const N: usize>(
         &self,
@@ -156,7 +157,7 @@ impl<'p> MetricValues<'p> {
         values.map(|value| (value, jobs.iter().filter(|job| key(job) == value).count()))
     }
 
-    /// Returns how many warnings the status has of each warning code.
+    /// Returns the number of warnings in the status for each kind of warning (by its code, such as `stray`).
     #[must_use]
     pub fn warnings(&self) -> BTreeMap<&'p str, usize> {
         let mut counts = BTreeMap::new();

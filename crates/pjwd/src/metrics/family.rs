@@ -21,15 +21,15 @@ pub enum MetricKind {
 /// The definition of a metric: its name, type, help text and labels, and how its samples are written.
 #[derive(Debug)]
 pub struct MetricFamily {
-    /// The name.
+    /// The name of the metric in the Prometheus format.
     pub name: &'static str,
-    /// The type.
+    /// The Prometheus type of the metric, such as counter.
     pub kind: MetricKind,
-    /// The names of the labels.
+    /// The names of the labels by which the samples of this metric differ. Empty if it has only one sample.
     pub labels: &'static [&'static str],
-    /// The meaning in one sentence, for the HELP line and the documentation.
+    /// The meaning of the metric in one sentence, for the HELP line and the documentation.
     pub help: &'static str,
-    /// Writes the samples.
+    /// Writes the samples of this metric from the computed values.
     pub write_samples: fn(&MetricValues<'_>, &mut SampleWriter<'_>),
 }
 
@@ -41,7 +41,7 @@ pub struct SampleWriter<'t> {
 }
 
 impl<'t> SampleWriter<'t> {
-    /// A writer that appends the samples of `family` to `text`.
+    /// Makes a writer that appends the samples of the metric `family` to `text`.
     pub fn new(text: &'t mut String, family: &'t MetricFamily) -> Self {
         Self { text, family }
     }

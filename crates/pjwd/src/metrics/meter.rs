@@ -16,19 +16,19 @@ use crate::warden::{CycleReport, Faults};
 /// The counters and the status at the end of a cycle of the daemon, from which the metrics are computed.
 #[derive(Debug, Clone, Default)]
 pub struct MetricsSnapshot {
-    /// The counters.
+    /// The values that were counted since metrics were switched on.
     pub counters: Counters,
-    /// The published status.
+    /// The status that was published at the end of the cycle.
     pub published: StatusSnapshot,
-    /// Offline PUs.
+    /// The PUs (logical CPUs) of the machine that were offline at the end of the cycle.
     pub offline: CpuSet,
-    /// The start time of the daemon.
+    /// The UTC time at which the daemon started.
     pub started: UnixMillis,
-    /// The time at which this snapshot was published.
+    /// The UTC time at which this snapshot was published.
     pub at: UnixMillis,
 }
 
-/// The start time and the cause of a cycle that runs now.
+/// A measurement of the cycle that runs now: its start and its cause.
 #[derive(Debug, Clone, Copy)]
 pub struct CycleTimer {
     cause: CycleCause,
@@ -51,7 +51,7 @@ pub struct Meter {
 pub struct MetricsReceiver {
     /// The latest snapshot. `None` before the first cycle since metrics were switched on.
     pub snapshot: watch::Receiver<Option<Arc<MetricsSnapshot>>>,
-    /// The settings in force.
+    /// The configured outputs of the metrics, as last read from the configuration.
     pub settings: watch::Receiver<MetricsSettings>,
 }
 
@@ -74,8 +74,8 @@ impl Meter {
         self.settings.borrow().is_on()
     }
 
-    /// Puts new settings into force after the configuration was read again. If they switch metrics off, all counters
-    /// are reset.
+    /// Applies the settings of a configuration that was read again. If they switch metrics off, all counters are
+    /// reset.
     pub fn apply_settings(&mut self, settings: &Settings) {
         let new = &settings.metrics;
         if !new.is_on() {
@@ -115,7 +115,7 @@ impl Meter {
     }
 
     /// Counts a cycle that has ended. `running` is what [`Meter::begin_cycle`] returned; with `None` nothing is
-    /// counted. `report` has the changes of the cycle, and `faults` the failures that last after it.
+    /// counted. `report` has the changes of the cycle, and `faults` has the failures that still exist after it.
     pub fn end_cycle(&mut self, running: Option<CycleTimer>, report: &CycleReport, faults: &Faults) {
         let Some(CycleTimer { cause, begun, scan_lateness }) = running else { return };
         self.counters.scan_lateness = scan_lateness.unwrap_or(self.counters.scan_lateness);

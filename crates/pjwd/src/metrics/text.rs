@@ -28,7 +28,7 @@ impl MetricsFormat {
     }
 }
 
-/// All metrics as one text, with their HELP and TYPE lines.
+/// Returns all metrics as one text in the given format, with their HELP and TYPE lines.
 #[must_use]
 pub fn metrics_text(facts: &MetricValues<'_>, format: MetricsFormat) -> String {
     // A first estimate. A text with many jobs grows the string a few times.

@@ -37,8 +37,8 @@ impl<T> DryRunQueue<T> {
         Self { waiters: Vec::new(), last: None, wrap }
     }
 
-    /// Adds a client to the queue. The result is sent to it through `answer`. If `fresh` is true, only a new dry run
-    /// will do, else also a result of the last second.
+    /// Adds a client to the queue. `answer` is the channel to the client. If `fresh` is true, the client gets the
+    /// result of a new dry run; else it may get a result that is at most one second old.
     pub fn enqueue(&mut self, answer: oneshot::Sender<Answer>, fresh: bool) {
         self.waiters.push(Waiter { answer, fresh });
     }

@@ -81,15 +81,15 @@ pub struct EventLoop {
 /// pjwd that get new settings.
 #[derive(Debug)]
 pub struct LoopSettings {
-    /// The configuration.
+    /// The configuration in force, as read at the start or at the last reload.
     pub config: Config,
-    /// The configuration file from the command line. `None` for the default path.
+    /// The path of the configuration file that the command line names. `None` for the default path.
     pub config_path: Option<PathBuf>,
-    /// Sends the admission rules to the control server.
+    /// The channel that sends changed admission rules (who may do what) to the control server.
     pub rules: watch::Sender<AdmissionRules>,
-    /// The log.
+    /// The logging of the process, whose level follows the configuration.
     pub logging: Logging,
-    /// The metrics counters.
+    /// Counts for the metrics what the event loop does. It gets the configured outputs of the metrics.
     pub meter: Meter,
 }
 
@@ -131,8 +131,8 @@ impl EventLoop {
         }
     }
 
-    /// Runs the first cycle, which scans all processes. Only after it is the published status complete, so clients are
-    /// served from then on.
+    /// Runs the first cycle, which scans all processes. The published status is complete only after this cycle, so
+    /// the caller must not serve clients before.
     pub fn run_first_cycle(&mut self) {
         self.triggers.timer = true;
         self.triggers.full = true;

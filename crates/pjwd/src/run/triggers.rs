@@ -13,15 +13,15 @@ use pjw_core::state::WardenState;
 
 use crate::metrics::counters::CycleCause;
 
-/// The timers and requests that make the event loop run its next cycle. Process events also do, but are kept in the
-/// state of the jobs.
+/// The reasons, other than process events, for the event loop to run its next cycle: timers, and the need for a
+/// full scan. Process events wait in the daemon's state instead.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CycleTriggers {
-    /// The interval has passed.
+    /// Whether the time between two periodic scans of the jobs' processes has passed.
     pub timer: bool,
-    /// The time between two rescans has passed.
+    /// Whether the time between two rescans, which also read processes outside of jobs, has passed.
     pub rescan: bool,
-    /// Every process must be scanned: process events were lost, or there are none.
+    /// Whether every process must be scanned, because process events were lost or are not available.
     pub full: bool,
 }
 
@@ -32,7 +32,7 @@ impl CycleTriggers {
         self.timer || self.scans_unassigned()
     }
 
-    /// Returns whether the scan of the next cycle also reads processes that belong to no job.
+    /// Returns whether the scan of the next cycle also reads processes outside of jobs.
     #[must_use]
     pub fn scans_unassigned(self) -> bool {
         self.rescan || self.full
@@ -48,8 +48,9 @@ impl CycleTriggers {
         }
     }
 
-    /// Returns the request for the scan of the next cycle. It includes the processes with pending process events, which
-    /// are removed from the pending ones in `state`. If `commands` wait for their answers, it is the scan that they need.
+    /// Returns the request for the scan of the next cycle. It includes the processes with pending process events;
+    /// they are then no longer pending in `state`. If there are `commands`, it is instead the scan that their
+    /// execution needs.
     pub fn scan_request(self, state: &mut WardenState, commands: &[Command]) -> ScanRequest {
         let active = state.lineage.to_scan.take_pids();
         if !commands.is_empty() && !self.full {

@@ -32,7 +32,7 @@ const RESERVED_BYTES: u64 = 256 << 10;
 /// The largest state file in bytes. This program writes no larger file.
 const MAX_STATE_BYTES: u64 = 256 << 20;
 
-/// Error of a journal operation. The message has the file and the remedy.
+/// An error of the journal. The message names the file, the cause and the remedy.
 #[derive(Debug, Error)]
 #[error("can't {operation} {path}: {why}; {remedy}", path = path.display())]
 pub struct JournalFault {
@@ -78,9 +78,10 @@ pub struct FileJournal {
 /// threads, and the cpusets.
 #[derive(Debug, Default)]
 pub struct RecoveredJournal {
-    /// The records, oldest first.
+    /// The records of the journal, oldest first.
     pub records: Vec<Record>,
-    /// The files and records that could not be used, and what was done with each: one sentence each.
+    /// Sentences for the log about files and records that could not be used: what was wrong, and what was done with
+    /// it.
     pub remarks: Vec<String>,
 }
 

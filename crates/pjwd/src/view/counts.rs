@@ -11,9 +11,9 @@ use pjw_core::state::{Member, WardenState};
 /// How much CPU time the threads of a job want, in thousandths of one PU, smoothed over some scans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuDemand {
-    /// The demand of threads that run or wait to run.
+    /// The CPU time that the threads run or wait for, in permille of one PU, summed over the threads.
     pub total_permille: u64,
-    /// The part of the demand that threads wait to run.
+    /// The part of `total_permille` that is time spent waiting for a PU.
     pub waiting_permille: u64,
 }
 

@@ -38,8 +38,8 @@ const MAX_ROUNDS: usize = 8;
 /// The longest time that one cycle spends on cpuset changes, including waiting for systemd.
 const MAX_CPUSET_TIME: Duration = Duration::from_secs(5);
 
-/// Keeps the processes of each job on the job's cores: the centre of pjwd. `N` is the interface to the machine and `J`
-/// the journal; tests use others than the daemon.
+/// The core of pjwd, which keeps the processes of each job on the job's cores. `N` is the interface to the machine
+/// and `J` is the journal: the daemon uses the real ones, tests use simulated ones.
 #[derive(Debug)]
 pub struct Warden<N, J> {
     node: N,
@@ -97,18 +97,18 @@ impl<N: Node, J: Journal> Warden<N, J> {
         &self.state
     }
 
-    /// Returns the failures that last: of the journal, of the audit of plans, and of mask changes that the kernel
-    /// refuses.
+    /// Returns the failures that still exist after the last cycle: of the journal, of the audit of plans, and of
+    /// mask changes that the kernel refuses.
     pub fn faults(&self) -> &Faults {
         &self.faults
     }
 
-    /// Returns the configured rules in force, by which pjwd gives cores to jobs.
+    /// Returns the policy in force: the configured settings on which the decisions depend.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// Returns the interface to the machine, through which processes are scanned and affinity masks and cpusets
+    /// Returns the interface to the machine, by which processes are scanned, and affinity masks and cpusets are
     /// changed.
     pub fn node_interface(&self) -> &N {
         &self.node
@@ -119,13 +119,15 @@ impl<N: Node, J: Journal> Warden<N, J> {
         &mut self.node
     }
 
-    /// Returns the state of the jobs for changes: a scan request takes the pending process events out of it.
+    /// Returns the state for changes, for a caller that makes a scan request: this takes the processes with pending
+    /// events out of the state.
     pub fn state_mut(&mut self) -> &mut WardenState {
         &mut self.state
     }
 
-    /// Sets the time since which every fork was reported by an event. `None` if events are missing or still being lost;
-    /// the next regular scan then reads all processes.
+    /// Sets the time since which the kernel's fork events were read without loss, in ns since boot. `None` if fork
+    /// events are missing or still being lost. The next periodic rescan then reads all processes, whatever `since`
+    /// is.
     pub fn set_forks_complete_since(&mut self, since: Option<Nanos>) {
         self.state.forks_complete_since = since;
         self.state.full_scan_due = true;
@@ -175,7 +177,8 @@ impl<N: Node, J: Journal> Warden<N, J> {
         &self.unknown_pus
     }
 
-    /// Replaces the topology, after PUs were added to the machine, and the policy. Jobs keep their cores.
+    /// Replaces the topology, after PUs were added to the machine, and the policy that belongs to it. Jobs keep
+    /// their cores.
     pub fn replace_topology(&mut self, topology: Topology, policy: Policy) {
         self.state.set_topology(topology, &policy.housekeeping);
         self.set_policy(policy);

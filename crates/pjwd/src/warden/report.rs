@@ -10,25 +10,26 @@ use pjw_core::ids::{Pid, ThreadId};
 use pjw_core::plan::{MaskAction, MaskOutcome, Warning};
 use pjw_core::{job::JobId, refusal::Refusal, state::dirty::DirtySet, time::Nanos};
 
-/// The failures that last: of the journal, of the audit of plans, and of refused mask changes. `pjwctl status` shows
-/// them as warnings.
+/// The failures that still exist: of the journal, of the audit of plans, and of mask changes that the kernel
+/// refused. `pjwctl status` shows them as warnings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// The error of the last journal write, if it failed. No change is made then.
+    /// The error of the last write of the journal. `None` if the write succeeded. While there is an error, pjwd
+    /// changes nothing on the machine.
     pub journal: Option<String>,
-    /// Jobs whose plans failed the audit, with the violation. `None` stands for violations of no single job. The
-    /// actions of these jobs are dropped.
+    /// The violation that the audit found in the plan for each job; the changes for these jobs are not made. The
+    /// key `None` is for violations that concern no single job.
     pub audit: BTreeMap<Option<JobId>, String>,
-    /// Threads whose affinity mask the kernel refuses to change.
+    /// The threads whose affinity masks the kernel refuses to change.
     pub refused: BTreeMap<ThreadId, RefusedMask>,
 }
 
-/// The job and the reason of an affinity mask change that the kernel refused for a thread.
+/// A change of a thread's affinity mask that the kernel refused: the job for which it was made, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusedMask {
-    /// The job of the thread.
+    /// The job for which the mask was to change.
     pub job: JobId,
-    /// The reason and the remedy.
+    /// Why the kernel refused the change, and what the user can do.
     pub hint: String,
 }
 
@@ -36,21 +37,22 @@ pub struct RefusedMask {
 /// outcomes.
 #[derive(Debug, Default)]
 pub struct CycleReport {
-    /// The results of the commands, in the order of the commands.
+    /// The reply or the refusal for each command, in the order of the commands.
     pub replies: Vec<Result<Reply, Refusal>>,
-    /// Events, in order.
+    /// What happened in the cycle, in the order in which it happened.
     pub events: Vec<Event>,
-    /// Warnings of the last round: changes that were not made, with the reason.
+    /// The changes that were considered and not planned in the last round of the cycle, each with its reason.
     pub warnings: Vec<Warning>,
-    /// Mask changes with their outcomes.
+    /// The changes of affinity masks that were tried, each with its outcome.
     pub outcomes: Vec<(MaskAction, MaskOutcome)>,
-    /// Cpuset changes with their outcomes.
+    /// The changes of cpusets that were tried, each with its outcome.
     pub cpuset_outcomes: Vec<(CpusetAction, CpusetOutcome)>,
-    /// The jobs and processes that were planned again. All others are unchanged.
+    /// The jobs and processes that were planned in this cycle. For all others, the previous plan is unchanged.
     pub dirty: DirtySet,
-    /// Forked processes that were confined before the scan.
+    /// Forked processes that were found outside their job's cores before the scan, and got their affinity masks at
+    /// once.
     pub confined_forks: Vec<ConfinedFork>,
-    /// Whether the cycle ended with work left to do.
+    /// Whether work is left for the next cycle, because the cycle has a limited number of rounds.
     pub unfinished: bool,
 }
 
@@ -58,22 +60,23 @@ pub struct CycleReport {
 /// scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConfinedFork {
-    /// The process.
+    /// The process id (pid).
     pub pid: Pid,
-    /// The time of the fork event of the process, since boot.
+    /// The time of the fork event of the process, in ns since boot.
     pub forked_at: Nanos,
-    /// The time at which the mask of the process was set.
+    /// The time at which the affinity mask of the process was set.
     pub done_at: Instant,
 }
 
 /// How many process events were read from the kernel, and whether some were lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EventCount {
-    /// The number of events.
+    /// The number of events that were read.
     pub count: usize,
-    /// Whether events were lost.
+    /// Whether the kernel lost events.
     pub lost: bool,
-    /// Whether the kernel goes on losing events until its buffer is empty.
+    /// Whether the kernel still drops events. It does so from the moment its buffer overflows until the buffer has
+    /// been read empty.
     pub congested: bool,
 }
 

@@ -27,11 +27,12 @@ const LOG_PERIOD: Duration = Duration::from_secs(10);
 /// administrator, and what other users may do.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AdmissionRules {
-    /// The groups whose members are administrators.
+    /// The groups whose members are administrators of pjwd, by name or number.
     pub admin_groups: Vec<String>,
-    /// How many cores a user who is not an administrator may hold. 0 means that such users may not create jobs.
+    /// The maximum number of cores that a user who is not an administrator may hold. 0 means that such users may
+    /// not create jobs.
     pub user_max_cores: u32,
-    /// Whether the daemon carries out changes.
+    /// Whether the daemon carries out changes, or only plans and shows them.
     pub mode: Mode,
 }
 
@@ -56,8 +57,8 @@ pub fn caller_of(command: &Command) -> Caller {
     }
 }
 
-/// Returns the answer to a user's command if `rules` and the published `jobs` suffice to decide it. `None` if the event
-/// loop must decide, as it does for all commands of administrators.
+/// Decides a user's command without the event loop, if `rules` and the published `jobs` suffice for that. Returns
+/// the reply or the refusal. `None` if the event loop must decide, as it must for all commands of administrators.
 #[must_use]
 pub fn early_answer(
     rules: &AdmissionRules,

@@ -45,13 +45,13 @@ pub enum Query {
 /// The largest number of threads on one page of an answer. A process with more threads continues on the next page.
 pub const MAX_THREADS: usize = 1000;
 
-/// The last process and thread of a page, after which the next page of a job's processes starts.
+/// A position in the list of a job's processes and threads: the last process and thread of one page. The next page
+/// starts after them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cursor {
-    /// The last process of the page.
+    /// The last process on the page.
     pub pid: Pid,
-    /// The last thread of that process on the page, if the process has more threads. `None` if the process is
-    /// complete.
+    /// The last thread on the page, if the threads of `pid` continue on the next page. `None` if they are complete.
     pub tid: Option<Tid>,
 }
 
@@ -70,29 +70,30 @@ pub enum Answer {
     Defrag(Arc<DefragReply>),
 }
 
-/// A process of a job for an answer: its threads, and the reason why it belongs to the job.
+/// A process of a job, as an answer lists it: its threads, and the reason why it belongs to the job.
 #[derive(Debug)]
 pub struct MemberFacts {
-    /// The process.
+    /// The pid and the start time of the process.
     pub id: ProcessId,
-    /// Why the process belongs to the job.
+    /// The kind of evidence by which the process belongs to the job.
     pub evidence: Evidence,
-    /// The name and the user of the process. `None` if the process was not scanned since it joined.
+    /// The facts about the process that the last scan read, such as its name and its user. `None` if no scan has
+    /// read it since it joined the job.
     pub process: Option<pjw_core::snapshot::Process>,
-    /// The threads of the process, at most [`MAX_THREADS`].
+    /// One page of the threads of the process: at most [`MAX_THREADS`].
     pub threads: Vec<ThreadFacts>,
 }
 
-/// A thread of a job's process for an answer, with the reason for its affinity mask.
+/// A thread of a job's process, as an answer lists it, with the reason for its affinity mask.
 #[derive(Debug)]
 pub struct ThreadFacts {
-    /// The thread id.
+    /// The thread id (tid).
     pub tid: Tid,
-    /// The last observation of the thread.
+    /// The state of the thread, as the last scan read it.
     pub thread: MemberThread,
-    /// The PU that the thread is pinned to.
+    /// The PU to which pjw pinned the thread. `None` if pjw did not pin it.
     pub pinned: Option<pjw_core::cpuset::Pu>,
-    /// Why the thread has its affinity mask.
+    /// The reason for the affinity mask of the thread, in one sentence.
     pub because: String,
 }
 
@@ -100,20 +101,20 @@ pub struct ThreadFacts {
 /// for their affinity masks.
 #[derive(Debug)]
 pub struct ProcessReasons {
-    /// Whether the process was found by the last scan.
+    /// Whether a process with this pid exists, according to the last scan.
     pub known: bool,
-    /// The job of the process. `None` if the process belongs to no job.
+    /// The job to which the process belongs. `None` if it belongs to no job.
     pub job: Option<JobId>,
-    /// The reasons, one sentence each.
+    /// The reasons why the process belongs to its job or to none, one sentence each.
     pub because: Vec<String>,
-    /// The threads of the process. Empty if the process belongs to no job.
+    /// One page of the threads of the process: at most [`MAX_THREADS`]. Empty if the process belongs to no job.
     pub threads: Vec<ThreadFacts>,
-    /// The last thread of this page, if there are more threads.
+    /// The last thread on this page, after which the next page starts. `None` if no page follows.
     pub next: Option<Tid>,
 }
 
-/// Returns one page of the processes of a job, ordered by pid. The page starts after the process and thread in `after`
-/// and has at most `limit` processes and [`MAX_THREADS`] threads.
+/// Returns one page of the processes of a job, ordered by pid. The page starts after the position `after` (the end
+/// of the previous page; `None` for the first page), and has at most `limit` processes and [`MAX_THREADS`] threads.
 #[must_use]
 pub fn members_page(state: &WardenState, job: &JobId, after: Option<Cursor>, limit: usize) -> Answer {
     if !state.jobs.contains_key(job) {
@@ -156,8 +157,9 @@ pub fn job_reasons(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
     }))
 }
 
-/// Returns why the process `pid` belongs to its job, and why its threads have their affinity masks. The page starts
-/// after thread `after` and has at most [`MAX_THREADS`] threads.
+/// Returns why the process `pid` belongs to its job, and why its threads have their affinity masks. The page of
+/// threads starts after the thread `after` (the end of the previous page; `None` for the first page), and has at
+/// most [`MAX_THREADS`] threads.
 #[must_use]
 pub fn process_reasons(state: &WardenState, policy: &Policy, pid: Pid, after: Option<Tid>) -> Answer {
     let member = state.members.get(&pid);

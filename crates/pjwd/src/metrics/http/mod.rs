@@ -27,13 +27,13 @@ const MAX_DRAINED_BYTES: usize = 64 * 1024;
 /// The limits on connections, request sizes and times that protect the metrics HTTP server from its clients.
 #[derive(Debug, Clone, Copy)]
 pub struct HttpLimits {
-    /// Simultaneous connections, over all addresses.
+    /// The maximum number of open connections, of all addresses together.
     pub connections: usize,
-    /// The size of a request head in bytes.
+    /// The maximum size of a request line with its headers, in bytes.
     pub request_bytes: usize,
-    /// The time for a request to arrive.
+    /// The time within which a request must arrive completely.
     pub request_time: Duration,
-    /// The lifetime of a connection.
+    /// The time after which a connection is closed.
     pub connection_time: Duration,
 }
 

@@ -26,11 +26,11 @@ use crate::warden::Warden;
 /// The status that was published after a cycle of the daemon, with additional values for the metrics.
 #[derive(Debug, Clone, Default)]
 pub struct StatusSnapshot {
-    /// The published status.
+    /// The status, as clients receive it.
     pub status: Arc<wire::Status>,
     /// The CPU demand of each job in `status.jobs`, in the same order.
     pub demands: Vec<CpuDemand>,
-    /// The number of unassigned processes: processes in no job, of users who have jobs here.
+    /// The number of processes that belong to no job, of all users who have a job on this node.
     pub unassigned: usize,
 }
 
@@ -38,9 +38,9 @@ pub struct StatusSnapshot {
 /// status.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LoopStatus {
-    /// Whether the kernel sends process events.
+    /// Whether the kernel reports process events (fork, exec, exit) to this daemon, over netlink.
     pub netlink: bool,
-    /// The longest recent wait of a due cycle. `None` if the loop is on time.
+    /// The longest time that a recent cycle waited after it was due. `None` if no recent cycle waited for long.
     pub lateness: Option<Duration>,
 }
 
@@ -68,17 +68,17 @@ pub struct Publisher {
 /// What a [`Publisher`] publishes, as the control server receives it: the latest status and topology, and new events.
 #[derive(Debug)]
 pub struct StatusFeed {
-    /// The latest status.
+    /// The latest published status.
     pub view: watch::Receiver<Arc<wire::Status>>,
-    /// The topology.
+    /// The topology of the machine, with the latest changes.
     pub machine: watch::Receiver<Arc<wire::Topology>>,
-    /// Events as they happen.
+    /// The events of the daemon, each as soon as it is published.
     pub events: mpsc::UnboundedReceiver<Arc<wire::Event>>,
 }
 
 impl Publisher {
-    /// Makes the publisher for the event loop, and the feed that receives what it publishes, for the control server.
-    /// The status contains `hostname` and `topology`.
+    /// Makes the publisher for the event loop, and the receiving end for the control server. The status contains
+    /// `hostname` and `topology`.
     #[must_use]
     pub fn new(hostname: String, topology: &Topology) -> (Self, StatusFeed) {
         let (view, seen) = watch::channel(Arc::new(wire::Status::default()));
