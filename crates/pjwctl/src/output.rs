@@ -19,8 +19,8 @@ use crate::{cli::JsonArg, render::Terminal, render::text::printable};
 /// The number of columns if the width is unknown.
 const USUAL_WIDTH: usize = 80;
 
-/// Returns the width of the terminal at standard output and whether it gets colours. If standard output is no terminal:
-/// 80 columns without colours.
+/// Returns the width of the terminal at standard output in columns, and whether text for it may have colours. If
+/// standard output is no terminal: 80 columns without colours.
 #[must_use]
 pub fn stdout_terminal() -> Terminal {
     let stdout = io::stdout();
@@ -51,8 +51,8 @@ pub fn print_json<T: Serialize>(value: &T) -> anyhow::Result<()> {
     print(&(serde_json::to_string_pretty(value).context("can't write the reply as JSON")? + "\n"))
 }
 
-/// Prints the daemon's reply to standard output: as indented JSON if the option `json` is set, else as the text that
-/// the function `text` makes of it. Always returns the exit code for success.
+/// Prints the daemon's reply to standard output. If the option `json` is set, prints it as indented JSON, else as
+/// the text that the function `text` makes of it. Always returns the exit code for success.
 ///
 /// # Errors
 /// If standard output cannot be written.

@@ -19,7 +19,7 @@ pub struct DoctorArgs {
     /// Show also findings that need no action, and every fact
     #[arg(long, short)]
     pub all: bool,
-    /// Whether JSON is printed.
+    /// Whether the report is printed as JSON instead of text.
     #[command(flatten)]
     pub json: JsonArg,
 }

@@ -25,8 +25,8 @@ pub struct HookArgs {
     pub arguments: Vec<OsString>,
 }
 
-/// The first argument of `pjwctl hook`: the batch system that runs the hook, and the step of the job (such as Slurm's
-/// prolog) at which it does.
+/// The first argument of `pjwctl hook`, such as `slurm-prolog`: which batch system runs the hook, and at which step
+/// of the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum HookKind {
     /// Prolog: allocates the job's cores before its first process
@@ -68,8 +68,8 @@ pub enum HookKind {
 }
 
 impl HookKind {
-    /// Returns whether the hook is a job starter: the batch system passes it the job's command, and the hook prepares
-    /// the environment and becomes that command.
+    /// Returns whether the hook is a job starter: the batch system gives it the job's command; it prepares the
+    /// environment, and then this process becomes the command.
     #[must_use]
     pub fn is_starter(self) -> bool {
         matches!(self, Self::LsfJobStarter | Self::SgeStarter | Self::CondorJobWrapper)

@@ -51,7 +51,7 @@ pub struct Cli {
     )]
     pub socket: Option<PathBuf>,
 
-    /// The subcommand.
+    /// The subcommand, such as `status`, with its own options.
     #[command(subcommand)]
     pub command: CliCommand,
 }
@@ -216,7 +216,7 @@ pub struct CoreArgs {
 pub struct AssignArgs {
     /// The job, as in slurm:123 or mytest; it is created if it does not exist
     pub job: String,
-    /// The amount of cores.
+    /// The options that say what cores the job gets.
     #[command(flatten)]
     pub amount: CoreArgs,
     /// A process that joins the job, with its descendants; may be given several times
@@ -234,7 +234,7 @@ pub struct AssignArgs {
     /// The unit of --cores [default: whole]
     #[arg(long, value_enum, requires = "cores")]
     pub smt: Option<CoresUnitArg>,
-    /// Whether JSON is printed.
+    /// Whether the reply is printed as JSON instead of text.
     #[command(flatten)]
     pub json: JsonArg,
 }
@@ -243,7 +243,7 @@ pub struct AssignArgs {
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("amount").required(true).args(["cores", "cpus"]))]
 pub struct RunArgs {
-    /// The amount of cores.
+    /// The options that say what cores the job gets.
     #[command(flatten)]
     pub amount: CoreArgs,
     /// The job's name, which must be new [default: the command's name and its process id]
@@ -266,7 +266,7 @@ pub struct TopologyArgs {
     /// Write a drawing in SVG instead of printing the tree; - is standard output
     #[arg(long, value_name = "FILE", conflicts_with = "json")]
     pub svg: Option<PathBuf>,
-    /// Whether JSON is printed.
+    /// Whether the topology is printed as JSON instead of text.
     #[command(flatten)]
     pub json: JsonArg,
 }
@@ -301,7 +301,7 @@ pub struct SimulateArgs {
     /// Write a CSV file with the free cores over time, and the largest request that fits one domain
     #[arg(long, value_name = "FILE.csv")]
     pub fragmentation: Option<PathBuf>,
-    /// Whether JSON is printed.
+    /// Whether the result is printed as JSON instead of text.
     #[command(flatten)]
     pub json: JsonArg,
 }

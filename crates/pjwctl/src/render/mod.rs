@@ -23,9 +23,9 @@ use std::collections::BTreeMap;
 /// The width of the terminal, file or pipe for which a text is made, and whether the text may have colours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terminal {
-    /// The width of the output in columns.
+    /// The width of the terminal, file or pipe in columns.
     pub width: usize,
-    /// Whether the output has ANSI colours.
+    /// Whether the text may contain ANSI colours.
     pub colour: bool,
 }
 

@@ -17,60 +17,63 @@ const ROWS: usize = 10;
 /// The result of `pjwctl simulate`. `--json` prints it with the names of these fields.
 #[derive(Debug, Clone, Serialize)]
 pub struct SimulationResult {
-    /// The number of replayed jobs.
+    /// The number of jobs that were replayed: those that were started, and those that were refused.
     pub jobs: u32,
-    /// The number of jobs that were started.
+    /// The number of jobs that got cores.
     pub started: usize,
-    /// The number of jobs that were refused.
+    /// The number of jobs that got no cores because too few were free.
     pub refused: u32,
-    /// The number of jobs in the log with unknown size or run time. They are not in `jobs`.
+    /// The number of jobs in the log that can't be replayed, because their size or run time is unknown. `jobs` does
+    /// not include them.
     pub skipped: u32,
-    /// The policy: `pack`, `spread`, or the name of a reference policy.
+    /// The policy that chose the cores: `pack`, `spread`, or the name of a reference policy.
     pub policy: &'static str,
-    /// The unit of processor counts: `core` or `pu`.
+    /// What a processor of the log is: a `core` or a `pu` (logical CPU).
     pub unit: &'static str,
-    /// The number of these units that jobs can have.
+    /// The number of cores or PUs (as `unit` says) of the machine that jobs can have.
     pub usable: u32,
-    /// The utilisation from the first submission to the last end: 0 to 1.
+    /// The utilisation of the machine, from 0 to 1: the core time that jobs held, divided by the core time that
+    /// jobs could have held from the first submission to the last end.
     pub utilisation: f64,
-    /// The mean number of packages that a started job uses.
+    /// The number of packages that a started job uses, as the mean over all started jobs.
     pub mean_packages: f64,
-    /// The mean number of NUMA nodes that a started job uses.
+    /// The number of NUMA nodes that a started job uses, as the mean over all started jobs.
     pub mean_numa_nodes: f64,
-    /// The mean number of L3s that a started job uses.
+    /// The number of L3 caches that a started job uses, as the mean over all started jobs.
     pub mean_l3: f64,
-    /// The number of split cores, over all jobs: cores of which a job got some PUs and not all.
+    /// The number of split cores (cores of which a job got some PUs and not all), summed over all started jobs.
     pub split_cores: u64,
-    /// The mean number of split cores of a started job.
+    /// The number of split cores of a started job (cores of which it got some PUs and not all), as the mean over
+    /// all started jobs.
     pub mean_split_cores: f64,
-    /// The decision times.
+    /// The time that the choice of a job's cores took, in ns.
     pub decision_ns: Percentiles,
-    /// The free cores over time.
+    /// Samples of the free cores over time.
     pub fragmentation: Vec<FragmentationSample>,
 }
 
 /// The median and the 99th percentile of a set of measured durations, in nanoseconds.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Percentiles {
-    /// The median.
+    /// The median, in ns.
     pub p50: u64,
-    /// The 99th percentile.
+    /// The 99th percentile, in ns.
     pub p99: u64,
 }
 
-/// The free cores at one time of the simulation: how many there are, and how large a request fits into a single L3
-/// domain, NUMA node or package.
+/// The free cores at one time of the simulation: how many there are, and how large a request fits into a single L3,
+/// NUMA node or package.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct FragmentationSample {
-    /// The time, in seconds since the start of the log.
+    /// The time of the sample, in seconds since the start of the log.
     pub time_s: u64,
-    /// The number of free cores.
+    /// The number of free whole cores of the machine.
     pub free: u32,
-    /// The largest request that fits one L3.
+    /// The number of cores of the largest request that fits one L3.
     pub largest_l3: u32,
-    /// The largest request that fits one NUMA node.
+    /// The number of cores of the largest request that fits one NUMA node.
     pub largest_numa_node: u32,
-    /// The largest request that fits one package.
+    /// The number of cores of the largest request that fits one package.
     pub largest_package: u32,
 }
 

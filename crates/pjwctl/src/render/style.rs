@@ -13,7 +13,8 @@ pub const SECONDARY: Style = Style::new().dimmed();
 /// The text style of headings: bold.
 pub const HEADING: Style = Style::new().bold();
 
-/// Returns the colour of the `n`th job of the status in the core map. The colours repeat after eight jobs.
+/// Returns the colour of a job in the core map. `n` is the position of the job in the list of jobs, from 0. The
+/// colours repeat after eight jobs.
 #[must_use]
 pub fn job_style(n: usize) -> Style {
     const COLOURS: [AnsiColor; 8] = [
@@ -29,8 +30,8 @@ pub fn job_style(n: usize) -> Style {
     COLOURS[n % COLOURS.len()].on_default()
 }
 
-/// Returns `text` in the given style, that is between terminal escape sequences. If the terminal shows no colours,
-/// `text` is unchanged.
+/// Returns `text` in the given style, that is, between terminal escape sequences. If `term` has no colours, `text`
+/// is unchanged.
 #[must_use]
 pub fn paint(text: &str, style: Style, term: Terminal) -> String {
     if term.colour && !text.is_empty() { format!("{style}{text}{style:#}") } else { text.to_owned() }

@@ -19,8 +19,8 @@ const BLOCK: usize = 8;
 /// The letters, in the order of the jobs.
 const LETTERS: &[u8; 62] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
 
-/// Returns the letter or digit that stands for a job in the core map and the job table. `n` is the position of the job
-/// in the status, from 0. The result is `*` from 62 on.
+/// Returns the letter or digit that stands for a job in the core map and the job table of `pjwctl status`. `n` is
+/// the position of the job in the list of jobs, from 0. From position 62 on, all jobs have `*`.
 #[must_use]
 pub fn job_letter(n: usize) -> char {
     LETTERS.get(n).map_or('*', |&letter| char::from(letter))
@@ -55,8 +55,8 @@ impl Holder {
         }
     }
 
-    /// Returns the holder's name for texts: a job id, `several jobs`, `housekeeping`, `free` or `offline`. `jobs` must
-    /// be the list of jobs from which this holder was made.
+    /// Returns the holder's name for texts: a job id, `several jobs`, `housekeeping`, `free` or `offline`. `jobs`
+    /// is the list of jobs from which the [`Holders`] were computed.
     #[must_use]
     pub fn name(self, jobs: &[Job]) -> String {
         match self {
@@ -110,7 +110,8 @@ impl Holders {
         }
     }
 
-    /// Returns all holders of the PUs in `pus` (jobs, housekeeping or none), each with the PUs of `pus` that it holds.
+    /// Returns the holder of each PU in `pus`, grouped: for each holder (a job, housekeeping or none), its PUs
+    /// among `pus`.
     #[must_use]
     pub fn holders_of(&self, pus: &CpuSet) -> BTreeMap<Holder, CpuSet> {
         let mut among: BTreeMap<Holder, CpuSet> = BTreeMap::new();

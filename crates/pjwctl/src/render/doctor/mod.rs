@@ -19,13 +19,13 @@ const MAX_JOBS: usize = 20;
 /// The report of `pjwctl doctor`. `--json` prints it with the names of these fields.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorReport {
-    /// The host name.
+    /// The name of the host that was diagnosed.
     pub hostname: String,
-    /// The findings, most urgent first.
+    /// The faults and possible improvements that were found, most urgent first.
     pub findings: Vec<DoctorFinding>,
-    /// The jobs on the node.
+    /// The jobs on the node, with their cores and their numbers of threads.
     pub jobs: Vec<DoctorJob>,
-    /// The facts about the node.
+    /// Facts about the node, such as its kernel and its batch systems.
     pub facts: Vec<DoctorFact>,
 }
 
@@ -33,53 +33,55 @@ pub struct DoctorReport {
 /// remedy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorFinding {
-    /// The name of the finding, for scripts.
+    /// A short name of the kind of finding that scripts can rely on, such as `no-warden`.
     pub code: String,
-    /// The severity: `problem`, `advice` or `note`.
+    /// How urgent the finding is: `problem`, `advice` or `note`.
     pub severity: &'static str,
-    /// The description of the finding, in one sentence.
+    /// What was found, in one sentence.
     pub text: String,
-    /// What the user can do.
+    /// What the user can do about the finding, as text.
     pub remedy: String,
-    /// The ids of the jobs concerned.
+    /// The ids of the jobs that the finding is about. Empty if it is about no job.
     pub jobs: Vec<String>,
-    /// The processes concerned.
+    /// The process ids of the processes that the finding is about, at most 20. Empty if it is about no process.
     pub pids: Vec<u32>,
-    /// The CPUs concerned, as a CPU list.
+    /// The PUs (logical CPUs) that the finding is about, as a CPU list such as `0-3,8`. Empty if it is about no PU.
     pub cpus: String,
 }
 
-/// One batch job in the report of `pjwctl doctor`, with the cores that it requested, uses and would get from pjwd.
+/// One job in the report of `pjwctl doctor`, with the cores that it requested, holds and would get from pjwd.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorJob {
-    /// The id of the job.
+    /// The id of the job, such as `slurm:7`.
     pub id: String,
-    /// The user id of the owner.
+    /// The user id of the user that owns the job.
     pub owner: u32,
     /// The requested number of cores; `null` if unknown.
     pub requested_cores: Option<u32>,
-    /// The CPUs that the job holds.
+    /// The PUs (logical CPUs) that the job holds, as a CPU list. Empty if it holds none.
     pub cpus: String,
-    /// The party that granted the CPUs: `scheduler`, `warden`, or empty.
+    /// Who granted the PUs in `cpus`: the `scheduler`, or pjwd (`warden`). Empty if the job holds none.
     pub granted_by: &'static str,
-    /// The union of the affinity masks of the job's threads.
+    /// The PUs on which the job's threads may run by their affinity masks, as a CPU list. A thread that may also
+    /// run outside the job's PUs is left out.
     pub allowed: String,
-    /// The CPUs that pjwd would grant.
+    /// The PUs that pjwd would grant to the job if it ran, as a CPU list. Empty if the job holds PUs already, or if
+    /// that is unknown.
     pub would_get: String,
-    /// The number of processes.
+    /// The number of processes of the job.
     pub processes: usize,
-    /// The number of threads.
+    /// The number of threads of all processes of the job.
     pub threads: usize,
-    /// The number of busy threads.
+    /// The number of busy threads: those that ran or waited for a PU during at least half of the observed time.
     pub busy: usize,
 }
 
 /// One fact about the machine in the report of `pjwctl doctor`, such as its cgroup version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorFact {
-    /// The name of the fact, for scripts.
+    /// A short name of the fact that scripts can rely on, such as `kernel`.
     pub code: &'static str,
-    /// The fact in one sentence.
+    /// The fact, in a few words or a sentence.
     pub text: String,
     /// Whether the fact is shown only with `--all`.
     #[serde(skip)]

@@ -16,14 +16,15 @@ const LIST_LINES: usize = 3;
 /// The minimum width of a list and of an id, also on a terminal that is too narrow.
 const MIN_WIDTH: usize = 8;
 
-/// Returns the text of `pjwctl jobs`: a table of the jobs, or `no jobs`. `now` is needed for the age of each job.
+/// Returns the text of `pjwctl jobs`: a table of the jobs, or `no jobs`. The ages of the jobs are computed as of
+/// the time `now`.
 #[must_use]
 pub fn jobs_text(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) -> String {
     if jobs.is_empty() { "no jobs\n".to_owned() } else { jobs_table(jobs, names, now, term) }
 }
 
-/// Returns a table with one row per job: its letter in the core map, its CPUs, the numbers of its processes and
-/// threads, and others. `now` is needed for the age of each job.
+/// Returns a table with one row per job: its letter in the core map, its id, its CPUs, the numbers of its processes
+/// and threads, and others. The ages of the jobs are computed as of the time `now`.
 #[must_use]
 pub fn jobs_table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) -> String {
     let rows: Vec<[String; 10]> = jobs.iter().map(|job| cells(job, names, now)).collect();
@@ -93,15 +94,16 @@ fn break_at(text: &str, width: usize, may_end: fn(char) -> bool) -> String {
     broken
 }
 
-/// Returns the line that `pjwctl assign` prints: the job id and its CPUs, or only the job id if the job still waits for
-/// cores.
+/// Returns the line that `pjwctl assign` prints for the job: its id and the CPUs that it got, or only the id if the
+/// job still waits for cores.
 #[must_use]
 pub fn assigned_line(job: &Job) -> String {
     let line = format!("{} {}", text::printable(&job.id), text::printable(&job.cpus));
     line.trim_end().to_owned() + "\n"
 }
 
-/// Returns the message of `pjwctl assign` if the job got no cores: the reason, and how to cancel the request.
+/// Returns the message that `pjwctl assign` prints if the job got no cores: the reason, and how to cancel the
+/// request.
 #[must_use]
 pub fn no_cores_message(job: &Job) -> String {
     if job.state != "waiting" {

@@ -12,12 +12,12 @@ use super::{Terminal, UserNames, style, text, user_name};
 /// fields of the job stand beside the two lists.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct JobDetails {
-    /// The job.
+    /// The job: its id, owner, cores and state.
     #[serde(flatten)]
     pub job: Job,
-    /// All its members.
+    /// All processes that belong to the job, with their threads.
     pub members: Vec<Member>,
-    /// The latest events of the job.
+    /// The latest events of the job, oldest first.
     pub history: Vec<Arc<Event>>,
 }
 
