@@ -100,15 +100,15 @@ impl CpusetRegistry {
         to_remove.into_iter().any(|managed| managed.job_cpuset.job == *job)
     }
 
-    /// Whether the registry has a move of the process into the cpuset of any job. It keeps a move until the process
-    /// exits or the cpuset is removed.
+    /// Whether pjw moved the process into the cpuset of any job. True until the process exits or the cpuset is
+    /// removed, even if another program moved the process out again.
     #[must_use]
     pub fn was_moved_anywhere(&self, process: ProcessId) -> bool {
         self.moved.contains_key(&process)
     }
 
-    /// Whether the registry has a move of the process into the cpuset at this cgroup path. It keeps a move until
-    /// the process exits or the cpuset is removed.
+    /// Whether pjw moved the process into the cpuset at this cgroup path. True until the process exits or the
+    /// cpuset is removed, even if another program moved the process out again.
     #[must_use]
     pub fn was_moved_into(&self, process: ProcessId, path: &str) -> bool {
         self.moved.get(&process).is_some_and(|moved| moved.to == path)

@@ -14,8 +14,8 @@ use crate::state::masks::entry::{MaskEntry, MaskRequest};
 use crate::state::members::Member;
 use crate::terms::{Evidence, JobId, ProcessEvent};
 
-/// The maximum number of descendants of jobs' processes that are remembered, and of other forked processes that wait
-/// for a scan. Further events count as lost, and a full scan follows.
+/// The maximum number of processes with a [`Descendant`], and of other forked processes that wait for a scan. At
+/// the limit, a further fork event counts as lost, and a full scan follows.
 pub const MAX_DESCENDANTS: usize = 65_536;
 
 /// A process that was forked by a process of a job or by one of its descendants, and what is known of it from the

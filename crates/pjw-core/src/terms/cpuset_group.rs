@@ -112,8 +112,8 @@ pub struct JobCpuset {
     pub spec: CpusetSpec,
 }
 
-/// The cgroup directory below which pjw itself creates the cgroups of jobs, if systemd does not manage the hierarchy.
-/// If systemd does, it creates them below [`PJW_SLICE`].
+/// The cgroup directory below which pjw itself creates the cgroups of jobs. Where systemd manages the cgroups,
+/// systemd creates them instead, below [`PJW_SLICE`].
 pub const PJW_DIRECTORY: &str = "/pjw";
 
 /// The systemd slice (a group of units) below which systemd creates the cgroups of jobs, one scope unit for each job.

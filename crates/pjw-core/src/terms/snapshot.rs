@@ -96,8 +96,9 @@ pub struct Process {
     pub job_marks: Option<JobMarks>,
     /// The threads of the process, the first thread included. `None` if the scan did not read the threads.
     pub threads: Option<Vec<Thread>>,
-    /// The latest time at which a check, without reading the process, found that it had not run since the check
-    /// before, in ns since boot. `None` if no check found so since the process last ran.
+    /// Until when the process is known to have been idle: the time of the last check, in ns since boot, if that
+    /// check found no CPU time used since the check before. `None` if it found some, or if the process was never
+    /// checked.
     pub idle_until: Option<Nanos>,
 }
 

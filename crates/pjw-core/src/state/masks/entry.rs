@@ -65,8 +65,8 @@ impl MaskRequest {
 /// read. The kernel shows only the part of a requested mask that is within the limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskLimits {
-    /// The sets of PUs that the cpuset and the online PUs allowed together since the last reading of the mask. The
-    /// present set is first; more sets follow only if the cpuset or the online PUs changed.
+    /// The sets of PUs on which the thread could have run since the last reading of the mask: the online PUs of its
+    /// cpuset. The present set is first; earlier sets follow if the cpuset or the online PUs changed.
     pub possible: SmallVec<[CpuSet; 1]>,
     /// Every PU of the machine.
     pub machine: CpuSet,
