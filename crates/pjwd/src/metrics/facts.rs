@@ -73,7 +73,7 @@ impl JobMetrics {
 /// How many PUs (logical CPUs) of the machine are free, held by jobs, reserved for the system, or offline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PuCounts {
-    /// The number of online PUs that no job holds.
+    /// The number of online PUs that neither a job nor the system holds.
     pub free: usize,
     /// The number of online PUs that a job holds.
     pub allocated: usize,

@@ -36,8 +36,8 @@ pub struct CycleTimer {
     scan_lateness: Option<Duration>,
 }
 
-/// Counts for the metrics what the event loop does, and publishes the counters. Does nothing while metrics are switched
-/// off.
+/// The counters of the event loop for the metrics: its cycles, changes, process events and failures. They are
+/// published after each cycle. Does nothing while metrics are switched off.
 #[derive(Debug)]
 pub struct Meter {
     counters: Counters,

@@ -89,7 +89,7 @@ pub struct LoopSettings {
     pub rules: watch::Sender<AdmissionRules>,
     /// The logging of the process, whose level follows the configuration.
     pub logging: Logging,
-    /// Counts for the metrics what the event loop does. It gets the configured outputs of the metrics.
+    /// The counters of the event loop for the metrics. The configuration says whether they are published.
     pub meter: Meter,
 }
 
