@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use nix::unistd::Uid;
-use pjw_core::cpuset_group::PJW_DIRECTORY;
+use pjw_core::cpuset_group::OwnCgroups;
 use pjw_linux::cgroup::CgroupMounts;
 use pjw_linux::cgroup::CpusetMount;
 
@@ -53,12 +53,13 @@ pub fn cgroup_of_process(pid: u32) -> Option<String> {
     legacy.or_else(unified).map(|(_, path)| path.clone())
 }
 
-/// Returns the directories of the remaining cgroups of jobs whose names end with `tag`.
+/// Returns the directories of the remaining cgroups of jobs, of any warden, whose names end with `tag`.
 #[must_use]
 pub fn remaining_cgroups(tag: &str) -> Vec<PathBuf> {
     let Some(hierarchy) = CpusetMount::choose(&CgroupMounts::read()) else { return Vec::new() };
-    let own = hierarchy.mount_point.join(PJW_DIRECTORY.trim_start_matches('/'));
-    let entries = [own, hierarchy.mount_point].into_iter().filter_map(|dir| std::fs::read_dir(dir).ok());
-    let paths = entries.flatten().flatten().map(|entry| entry.path());
-    paths.filter(|path| path.to_string_lossy().ends_with(tag)).collect()
+    let top = hierarchy.root().children().into_iter();
+    let of_wardens: Vec<_> = top.filter(|group| OwnCgroups::of_path(&group.path).is_some()).collect();
+    let below: Vec<_> = of_wardens.iter().flat_map(|group| group.children()).collect();
+    let all = of_wardens.into_iter().chain(below);
+    all.filter(|group| group.path.ends_with(tag)).map(|group| group.dir).collect()
 }

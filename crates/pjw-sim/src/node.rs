@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::cpuset_group::{
-    CgroupOwner, CpusetAction, CpusetChange, CpusetHierarchy, CpusetOutcome, JobCpuset, PJW_DIRECTORY,
+    CgroupOwner, CpusetAction, CpusetChange, CpusetHierarchy, CpusetOutcome, JobCpuset, OwnCgroups,
 };
 use pjw_core::ids::{CgroupId, Pid, ProcessId, StartTime, Tid};
 use pjw_core::plan::{MaskAction, MaskOutcome};
@@ -162,7 +162,7 @@ fn read_cgroup(world: &World, path: &str) -> Observed<Cgroup> {
     let populated = world.is_populated(path);
     // A scheduler and systemd remove their empty cgroups, and the warden removes its own.
     let is_unified = world.cpuset_support.hierarchy == CpusetHierarchy::Unified;
-    let is_own = is_unified && path.starts_with(PJW_DIRECTORY) && world.cpusets.contains_key(path);
+    let is_own = is_unified && OwnCgroups::of_path(path).is_some() && world.cpusets.contains_key(path);
     if !populated && !is_own && !world.kept_cgroups.contains(path) {
         return Observed::Gone;
     }

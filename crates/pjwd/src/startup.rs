@@ -11,7 +11,13 @@ use anyhow::{Context, anyhow, bail};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{Uid, User, gettid};
 use pjw_core::ids::{Pid, Tid};
-use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport, ids, state::WardenState, topology::Topology};
+use pjw_core::{
+    cpuset::CpuSet,
+    cpuset_group::{CpusetSupport, OwnCgroups},
+    ids,
+    state::WardenState,
+    topology::Topology,
+};
 use pjw_ipc::bind::{BoundSocket, bind};
 use pjw_ipc::client::runtime_dir;
 use pjw_ipc::server::{ServerLimits, serve};
@@ -129,7 +135,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     }
 
     policy.own_pid = Some(Pid(std::process::id()));
-    let capabilities = probe::probe_capabilities();
+    let capabilities = probe::probe_capabilities(&OwnCgroups::default());
     policy.only_user = (!capabilities.can_set_all_masks).then(|| ids::Uid(Uid::effective().as_raw()));
     policy.cpuset_support = capabilities.cpuset_support;
     for sentence in capabilities.sentences {

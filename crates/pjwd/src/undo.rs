@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use nix::unistd::Uid;
 use pjw_core::command::{Caller, Command, Reply};
+use pjw_core::cpuset_group::OwnCgroups;
 use pjw_core::{ids, ids::Pid, job::JobId, policy::Policy, snapshot::Observed, state::WardenState};
 use pjw_linux::topology::{TopologySource, load};
 use pjw_linux::{node::LinuxNode, probe, sys::clock};
@@ -51,7 +52,7 @@ pub fn release_all(state_dir: &Path) -> anyhow::Result<ReleaseSummary> {
     directories::make_state_directory(state_dir, user.as_raw())?;
     let (journal, recovered) = FileJournal::open(state_dir, &clock::boot_id())?;
     let own_uid = ids::Uid(user.as_raw());
-    let capabilities = probe::probe_capabilities();
+    let capabilities = probe::probe_capabilities(&OwnCgroups::default());
     let policy = Policy {
         sources: BTreeSet::new(),
         pin: false,

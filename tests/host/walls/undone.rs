@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use pjw_core::cpuset_group::PJW_DIRECTORY;
+use pjw_core::cpuset_group::OwnCgroups;
 use pjw_core::ids::Tid;
 use pjw_linux::cgroup::CgroupDir;
 use pjw_linux::proc::procfs::parse_stat;
@@ -47,7 +47,7 @@ impl MachineState {
     fn add_cgroup(&mut self, group: &CgroupDir, own_tag: &str) {
         let children = group.children();
         let has_own_tag = |group: &CgroupDir| group.path.ends_with(own_tag);
-        let is_pjw_directory = group.path == PJW_DIRECTORY;
+        let is_pjw_directory = group.path == OwnCgroups::default().directory();
         if !is_pjw_directory || children.iter().all(has_own_tag) {
             let files = ["cpuset.cpus", "cpuset.mems", "cpuset.cpus.partition", "cgroup.subtree_control"];
             let contents: Vec<_> = files.iter().map(|file| group.read_file(file).ok()).collect();

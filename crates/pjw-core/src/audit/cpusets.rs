@@ -14,7 +14,7 @@ pub(super) fn check_cpusets(state: &WardenState, plan: &Plan, policy: &Policy) -
         let job = &action.job;
         match &action.change {
             CpusetChange::Create { job_cpuset, initial_processes } => {
-                found.extend(check_create(state, job, job_cpuset));
+                found.extend(check_create(state, policy, job, job_cpuset));
                 if !created.insert(&job_cpuset.path) {
                     found.push(not_the_jobs_cpuset(job, &job_cpuset.path));
                 }
@@ -47,7 +47,7 @@ pub(super) fn check_cpusets(state: &WardenState, plan: &Plan, policy: &Policy) -
     found
 }
 
-fn check_create(state: &WardenState, job: &JobId, job_cpuset: &JobCpuset) -> Vec<Violation> {
+fn check_create(state: &WardenState, policy: &Policy, job: &JobId, job_cpuset: &JobCpuset) -> Vec<Violation> {
     let mut found = Vec::new();
     let known = state.jobs.get(job);
     let grant = known.and_then(|job| job.grant_by(GrantedBy::Warden));
@@ -58,7 +58,9 @@ fn check_create(state: &WardenState, job: &JobId, job_cpuset: &JobCpuset) -> Vec
         found.push(Violation::CpusetExceedsGrant { job, path, cpus, granted });
     }
     let of_scheduler = known.and_then(|job| job.cgroup.as_deref()) == Some(job_cpuset.path.as_str());
-    let own = ["/pjw/", "/pjw-", "/pjw.slice/"].iter().any(|start| job_cpuset.path.starts_with(start));
+    let (directory, slice) = (policy.own_cgroups.directory(), policy.own_cgroups.slice());
+    let starts = [format!("{directory}/"), format!("{directory}-"), format!("/{slice}/")];
+    let own = starts.iter().any(|start| job_cpuset.path.starts_with(start));
     let has_parent_component = job_cpuset.path.split('/').any(|part| part == "..");
     let is_allowed_path = if job_cpuset.cgroup_owner == CgroupOwner::Scheduler { of_scheduler } else { own };
     if !is_allowed_path

@@ -112,24 +112,95 @@ pub struct JobCpuset {
     pub spec: CpusetSpec,
 }
 
-/// The cgroup directory below which pjw itself creates the cgroups of jobs. Where systemd manages the cgroups,
-/// systemd creates them instead, below [`PJW_SLICE`].
-pub const PJW_DIRECTORY: &str = "/pjw";
+/// The name of the cgroups of a warden that runs alone. The name of a warden beside it starts with this name, `_` and
+/// [`HASH_DIGITS`] digits.
+const NAME: &str = "pjw";
 
-/// The systemd slice (a group of units) below which systemd creates the cgroups of jobs, one scope unit for each job.
-pub const PJW_SLICE: &str = "pjw.slice";
+/// The number of hexadecimal digits after `pjw_` in the name of a warden that runs beside another.
+const HASH_DIGITS: usize = 16;
 
-/// Returns the path of the cgroup that pjw or systemd (`cgroup_owner`) creates for a job, relative to the mount point
-/// of the cgroup hierarchy. If `isolated`, the cgroup is directly below the root, because an isolated partition needs
-/// a partition as its parent.
-#[must_use]
-pub fn job_cgroup_path(job: &JobId, cgroup_owner: CgroupOwner, isolated: bool) -> String {
-    let name = directory_name(job);
-    match (cgroup_owner, isolated) {
-        (CgroupOwner::Systemd, false) => format!("/{PJW_SLICE}/pjw-{name}.scope"),
-        (CgroupOwner::Systemd, true) => format!("/pjw-{name}.scope"),
-        (CgroupOwner::Warden | CgroupOwner::Scheduler, false) => format!("{PJW_DIRECTORY}/{name}"),
-        (CgroupOwner::Warden | CgroupOwner::Scheduler, true) => format!("{PJW_DIRECTORY}-{name}"),
+/// The names of the cgroups that one warden creates for jobs. Two wardens on one machine have different names, so that
+/// neither writes into a cgroup of the other.
+///
+/// A name has no `-`: systemd would take the part before it as the name of a parent slice (systemd.slice(5)).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnCgroups {
+    name: String,
+}
+
+impl Default for OwnCgroups {
+    /// The cgroups of a warden that runs alone: below `/pjw`, or below `pjw.slice` where systemd creates them.
+    fn default() -> Self {
+        Self { name: NAME.to_owned() }
+    }
+}
+
+impl OwnCgroups {
+    /// The cgroups of a warden that runs beside another one. They are named after its state directory (the absolute
+    /// path, without symbolic links): `/pjw_` and a 64-bit FNV-1a hash of the path.
+    #[must_use]
+    pub fn beside(state_directory: &[u8]) -> Self {
+        let add = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        let hash = state_directory.iter().fold(0xcbf2_9ce4_8422_2325, add);
+        Self { name: format!("{NAME}_{hash:0HASH_DIGITS$x}") }
+    }
+
+    /// The cgroups of the warden that created the cgroup at `path`, by its name. `None` if no warden gives a cgroup
+    /// such a name.
+    #[must_use]
+    pub fn of_path(path: &str) -> Option<Self> {
+        let top = path.strip_prefix('/')?.split('/').next()?;
+        let name = match top.split_once('-') {
+            Some((name, _)) => name,
+            None => top.strip_suffix(".slice").unwrap_or(top),
+        };
+        let hash = name.strip_prefix(NAME)?;
+        let is_hash = |digits: &str| {
+            digits.len() == HASH_DIGITS
+                && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+        };
+        (hash.is_empty() || hash.strip_prefix('_').is_some_and(is_hash))
+            .then(|| Self { name: name.to_owned() })
+    }
+
+    /// The cgroup directory below which the warden itself creates the cgroups of jobs, if systemd does not manage the
+    /// hierarchy: `/pjw`.
+    #[must_use]
+    pub fn directory(&self) -> String {
+        format!("/{}", self.name)
+    }
+
+    /// The systemd slice (a group of units) below which systemd creates the cgroups of jobs, one scope unit for each
+    /// job: `pjw.slice`.
+    #[must_use]
+    pub fn slice(&self) -> String {
+        format!("{}.slice", self.name)
+    }
+
+    /// Whether the cgroup at `path` is one of these, or lies in one of these. The directory and the slice count.
+    #[must_use]
+    pub fn contains(&self, path: &str) -> bool {
+        Self::of_path(path).as_ref() == Some(self)
+    }
+
+    /// Returns the path of the cgroup that the warden or systemd (`cgroup_owner`) creates for a job, relative to the
+    /// mount point of the cgroup hierarchy. If `isolated`, the cgroup is directly below the root, because an isolated
+    /// partition needs a partition as its parent.
+    #[must_use]
+    pub fn job_path(&self, job: &JobId, cgroup_owner: CgroupOwner, isolated: bool) -> String {
+        self.path_of(&directory_name(job), cgroup_owner, isolated)
+    }
+
+    /// As [`OwnCgroups::job_path`], by the name that stands for the job. No job has a name with a `-`.
+    #[must_use]
+    pub fn path_of(&self, job: &str, cgroup_owner: CgroupOwner, isolated: bool) -> String {
+        let name = &self.name;
+        match (cgroup_owner, isolated) {
+            (CgroupOwner::Systemd, false) => format!("/{name}.slice/{name}-{job}.scope"),
+            (CgroupOwner::Systemd, true) => format!("/{name}-{job}.scope"),
+            (CgroupOwner::Warden | CgroupOwner::Scheduler, false) => format!("/{name}/{job}"),
+            (CgroupOwner::Warden | CgroupOwner::Scheduler, true) => format!("/{name}-{job}"),
+        }
     }
 }
 
@@ -268,7 +339,8 @@ mod tests {
 
     #[test]
     fn a_cpuset_path_contains_the_job_name() {
-        let path = |job: &str, cgroup_owner| job_cgroup_path(&job.parse().unwrap(), cgroup_owner, false);
+        let own = OwnCgroups::default();
+        let path = |job: &str, cgroup_owner| own.job_path(&job.parse().unwrap(), cgroup_owner, false);
         assert_eq!(path("a", CgroupOwner::Systemd), "/pjw.slice/pjw-a.scope");
         assert_eq!(path("slurm:12", CgroupOwner::Warden), "/pjw/slurm:12");
         assert_eq!(path("pbs:124[3].srv", CgroupOwner::Warden), "/pjw/pbs:124\\x5b3\\x5d.srv");
@@ -278,13 +350,38 @@ mod tests {
             "/pjw/slurm\\x3a12",
             "not the path of slurm:12"
         );
-        assert_eq!(job_cgroup_path(&"a".parse().unwrap(), CgroupOwner::Systemd, true), "/pjw-a.scope");
-        assert_eq!(job_cgroup_path(&"a".parse().unwrap(), CgroupOwner::Warden, true), "/pjw-a");
+        assert_eq!(own.job_path(&"a".parse().unwrap(), CgroupOwner::Systemd, true), "/pjw-a.scope");
+        assert_eq!(own.job_path(&"a".parse().unwrap(), CgroupOwner::Warden, true), "/pjw-a");
     }
 
     #[test]
     fn no_job_name_makes_a_parent_path_or_a_hidden_file() {
-        assert_eq!(job_cgroup_path(&"..".parse().unwrap(), CgroupOwner::Warden, false), "/pjw/\\x2e.");
-        assert_eq!(job_cgroup_path(&".a".parse().unwrap(), CgroupOwner::Warden, false), "/pjw/\\x2ea");
+        let own = OwnCgroups::default();
+        assert_eq!(own.job_path(&"..".parse().unwrap(), CgroupOwner::Warden, false), "/pjw/\\x2e.");
+        assert_eq!(own.job_path(&".a".parse().unwrap(), CgroupOwner::Warden, false), "/pjw/\\x2ea");
+    }
+
+    #[test]
+    fn two_wardens_have_different_cgroups_and_each_is_known_by_the_path() {
+        let (alone, one, two) =
+            (OwnCgroups::default(), OwnCgroups::beside(b"/tmp/one"), OwnCgroups::beside(b"/tmp/two"));
+        assert_eq!(one.directory(), "/pjw_8cf11471b8d8b200", "the same state directory, the same cgroups");
+        let job: JobId = "a".parse().unwrap();
+        for own in [&alone, &one, &two] {
+            let owners = [CgroupOwner::Warden, CgroupOwner::Systemd];
+            let jobs = owners.iter().flat_map(|&owner| [true, false].map(|is| own.job_path(&job, owner, is)));
+            for path in jobs.chain([own.directory(), format!("/{}", own.slice())]) {
+                assert_eq!(OwnCgroups::of_path(&path).as_ref(), Some(own), "{path}");
+                let owners: Vec<_> = [&alone, &one, &two].map(|other| other.contains(&path)).into();
+                assert_eq!(owners.iter().filter(|contains| **contains).count(), 1, "{path}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_cgroup_that_only_looks_like_one_of_a_warden_is_none() {
+        for path in ["", "/", "pjw/a", "/pjwx/a", "/pjw_/a", "/pjw_test_12", "/pjw.service/a", "/a/pjw/b"] {
+            assert_eq!(OwnCgroups::of_path(path), None, "{path}");
+        }
     }
 }

@@ -4,7 +4,7 @@
 use core::time::Duration;
 
 use crate::basics::{CpuSet, Pid, Uid, prelude::*};
-use crate::terms::cpuset_group::{CpusetSupport, Enforcement};
+use crate::terms::cpuset_group::{CpusetSupport, Enforcement, OwnCgroups};
 use crate::terms::job::Source;
 
 /// The mode of the daemon: it carries out its plans (`enforce`), or only makes and shows them (`observe`).
@@ -69,6 +69,8 @@ pub struct Policy {
     pub enforcement: Enforcement,
     /// Whether and how pjw can make cpusets on this node.
     pub cpuset_support: CpusetSupport,
+    /// The names of the cgroups that this warden creates for jobs.
+    pub own_cgroups: OwnCgroups,
     /// The sources whose schedulers make a cgroup for each job that pjw may limit by a cpuset. Left out are
     /// schedulers that write the cpuset of a job themselves, unless they grant cores by it.
     pub narrowable: BTreeSet<Source>,
@@ -107,6 +109,7 @@ impl Default for Policy {
             source_cores: BTreeMap::new(),
             enforcement: Enforcement::default(),
             cpuset_support: CpusetSupport::default(),
+            own_cgroups: OwnCgroups::default(),
             narrowable: BTreeSet::from([Source::Slurm]),
             own_pid: None,
             only_user: None,

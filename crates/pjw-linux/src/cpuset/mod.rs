@@ -73,7 +73,9 @@ fn create(
             Some(Err(_)) => {}
             None => {
                 let _ = group.remove();
-                own::clean_up(context.hierarchy);
+                if let Some(base) = own::directory_of(context.hierarchy, &group) {
+                    own::clean_up(context.hierarchy, &base);
+                }
             }
         }
     }
@@ -114,12 +116,15 @@ fn remove(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<()>
     match job_cpuset.cgroup_owner {
         CgroupOwner::Scheduler => Ok(()),
         CgroupOwner::Systemd => scope::remove(context, &group),
-        CgroupOwner::Warden if !own::is_own(&group) => {
-            Err(refused(format!("the cgroup {} does not belong to pjwd and is not removed", group.path)))
-        }
         CgroupOwner::Warden => {
+            let Some(base) = own::directory_of(context.hierarchy, &group) else {
+                return Err(refused(format!(
+                    "the cgroup {} does not belong to pjwd and is not removed",
+                    group.path
+                )));
+            };
             let removed = group.remove();
-            own::clean_up(context.hierarchy);
+            own::clean_up(context.hierarchy, &base);
             removed.map_err(|errno| match errno {
                 nix::errno::Errno::EBUSY => {
                     refused(format!("the cgroup {} can't be removed: processes are still in it", group.path))

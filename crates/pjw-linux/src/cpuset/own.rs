@@ -1,11 +1,13 @@
-//! The warden's own cgroups: below `/pjw`, and at the root as `/pjw-…` for isolated cpusets.
+//! The warden's own cgroups: below its directory `/pjw`, and at the root as `/pjw-…` for isolated cpusets. A warden
+//! that runs beside another has a directory with another name ([`OwnCgroups`]); the path of a cgroup tells it.
 //!
-//! In v2 the cpuset controller must be enabled from the root down. An extended attribute of `/pjw` records
+//! In v2 the cpuset controller must be enabled from the root down. An extended attribute of the directory records
 //! that the warden enabled the controller. So the controller can be disabled again when the last cpuset is
-//! removed.
+//! removed. A warden that removes its last cpuset while another warden has cpusets passes the attribute on to the
+//! directory of that one.
 
 use nix::errno::Errno;
-use pjw_core::cpuset_group::{CpusetOutcome, PJW_DIRECTORY};
+use pjw_core::cpuset_group::{CpusetOutcome, OwnCgroups};
 use rustix::fs::XattrFlags;
 
 use super::{
@@ -20,16 +22,13 @@ const ENABLED_MARKS: [&str; 2] = ["user.pjw.switched-on", "trusted.pjw.switched-
 
 /// Creates a cpuset's cgroup and the cgroups above it.
 pub(super) fn create(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Result<()> {
-    let base = hierarchy
-        .cgroup(PJW_DIRECTORY)
-        .ok_or_else(|| refused(format!("{PJW_DIRECTORY} is no cgroup path")))?;
-    let at_the_top = job_cpuset.parent().path == "/";
-    if !is_own(job_cpuset) {
+    let Some(base) = directory_of(hierarchy, job_cpuset) else {
         return Err(refused(format!(
             "the cgroup {} does not belong to pjwd and is not created",
             job_cpuset.path
         )));
-    }
+    };
+    let at_the_top = job_cpuset.parent().path == "/";
     let create_dir = |group: &CgroupDir| group.create().map_err(refusal(group, "be created"));
     if hierarchy.unified {
         // Also for a cgroup at the root: this directory carries the mark.
@@ -45,13 +44,14 @@ pub(super) fn create(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Result<
     create_dir(job_cpuset)
 }
 
-/// Whether this is a cgroup that the warden creates itself.
-pub(super) fn is_own(job_cpuset: &CgroupDir) -> bool {
-    let name = job_cpuset.path.strip_prefix(PJW_DIRECTORY).and_then(|rest| rest.strip_prefix(['/', '-']));
-    name.is_some_and(|name| !name.is_empty() && !name.contains('/'))
+/// The directory of the warden that creates this cgroup itself. `None` if no warden does.
+pub(super) fn directory_of(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Option<CgroupDir> {
+    let directory = OwnCgroups::of_path(&job_cpuset.path)?.directory();
+    let name = job_cpuset.path.strip_prefix(&directory)?.strip_prefix(['/', '-'])?;
+    (!name.is_empty() && !name.contains('/')).then(|| hierarchy.cgroup(&directory))?
 }
 
-/// Gives `/pjw` all CPUs and nodes of the root cgroup. In v1 this is needed after each hotplug: v1 removes an
+/// Gives the warden's directory all CPUs and nodes of the root cgroup. In v1 this is needed after each hotplug: v1 removes an
 /// offline CPU for good.
 fn sync_with_root(hierarchy: &CpusetMount, base: &CgroupDir) -> Result<()> {
     let top = hierarchy.root().read_cpuset().map_err(refusal(&hierarchy.root(), "be read"))?;
@@ -67,7 +67,7 @@ fn sync_with_root(hierarchy: &CpusetMount, base: &CgroupDir) -> Result<()> {
 /// Restores what hotplug removed from the parent of one of the warden's own cgroups.
 pub(super) fn repair_parent(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) {
     let above = job_cpuset.parent();
-    if !hierarchy.unified && above.path == PJW_DIRECTORY {
+    if !hierarchy.unified && above.path != "/" && directory_of(hierarchy, job_cpuset).is_some() {
         // If this fails, the kernel refuses the next write with a reason of its own.
         let _ = sync_with_root(hierarchy, &above);
     }
@@ -79,15 +79,8 @@ pub(super) fn enable_controller(group: &CgroupDir, mark_on: Option<&CgroupDir>) 
     }
     // The mark comes first: when the last cpuset is removed, a mark without an enabled controller does no
     // harm.
-    if let Some(base) = mark_on
-        && !ENABLED_MARKS
-            .iter()
-            .any(|name| rustix::fs::setxattr(&base.dir, *name, b"1", XattrFlags::empty()).is_ok())
-    {
-        tracing::warn!(
-            cgroup = base.path,
-            "the mark could not be written: the cpuset controller will stay enabled"
-        );
+    if let Some(base) = mark_on {
+        mark(base);
     }
     group.write_file(SUBTREE_CONTROL, "+cpuset").map_err(|errno| {
         let why = match errno {
@@ -100,11 +93,20 @@ pub(super) fn enable_controller(group: &CgroupDir, mark_on: Option<&CgroupDir>) 
     })
 }
 
-/// Called after a cpuset was removed. After the last one, removes `/pjw` and disables the controller again,
-/// unless another program uses the controller.
-pub(super) fn clean_up(hierarchy: &CpusetMount) {
-    let Some(base) = hierarchy.cgroup(PJW_DIRECTORY) else { return };
-    let prefix = format!("{PJW_DIRECTORY}-");
+fn mark(base: &CgroupDir) {
+    let set = |name: &&str| rustix::fs::setxattr(&base.dir, *name, b"1", XattrFlags::empty()).is_ok();
+    if !ENABLED_MARKS.iter().any(set) {
+        tracing::warn!(
+            cgroup = base.path,
+            "the mark could not be written: the cpuset controller will stay enabled"
+        );
+    }
+}
+
+/// Called after a cpuset was removed. After the last one of a warden, removes the warden's directory `base` and disables
+/// the controller again, unless another program uses the controller.
+pub(super) fn clean_up(hierarchy: &CpusetMount, base: &CgroupDir) {
+    let prefix = format!("{}-", base.path);
     let others = hierarchy.root().children();
     let is_last = base.children().is_empty() && !others.iter().any(|group| group.path.starts_with(&prefix));
     if !base.exists() || !is_last || base.read_file("cgroup.procs").is_ok_and(|procs| !procs.is_empty()) {
@@ -118,7 +120,13 @@ pub(super) fn clean_up(hierarchy: &CpusetMount) {
         let is_member = matches!(files.partition.as_str(), "" | "member");
         group.enables_controller("cpuset") || !files.cpus.is_empty() || !files.mems.is_empty() || !is_member
     };
-    if hierarchy.unified && marked && !others.iter().filter(|group| group.path != base.path).any(used) {
+    let mut others = others.iter().filter(|group| group.path != base.path);
+    let is_directory = |group: &&CgroupDir| {
+        OwnCgroups::of_path(&group.path).is_some_and(|own| own.directory() == group.path)
+    };
+    if let Some(other_warden) = others.clone().find(is_directory).filter(|_| marked) {
+        mark(other_warden);
+    } else if hierarchy.unified && marked && !others.any(used) {
         let off = base
             .write_file(SUBTREE_CONTROL, "-cpuset")
             .and_then(|()| hierarchy.root().write_file(SUBTREE_CONTROL, "-cpuset"));

@@ -1,9 +1,9 @@
-//! Cpusets in transient scopes of systemd: below `pjw.slice`, and at the root for isolated cpusets.
+//! Cpusets in transient scopes of systemd: below the warden's slice, `pjw.slice`, and at the root for isolated cpusets.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use pjw_core::cpuset_group::{CpusetOutcome, JobCpuset, PJW_SLICE};
+use pjw_core::cpuset_group::{CpusetOutcome, JobCpuset, OwnCgroups};
 use pjw_core::{cpuset::CpuSet, ids::ProcessId};
 
 use super::context::{CpusetContext, Result, refused};
@@ -24,7 +24,7 @@ pub(super) fn create(
     initial_processes: &[ProcessId],
 ) -> Result<CpuSet> {
     let (unit, slice) = names(group)?;
-    if let Err(outcome) = enable_controller_above(context, group, slice) {
+    if let Err(outcome) = enable_controller_above(context, group, &slice) {
         reset_unit_cpuset(context, group, unit);
         return Err(outcome);
     }
@@ -40,7 +40,7 @@ pub(super) fn create(
         None => {
             let scope = TransientScope {
                 unit: unit.to_owned(),
-                slice: slice.to_owned(),
+                slice,
                 description: format!("Cores of job {}, managed by pjwd", job_cpuset.job),
                 pids: initial.iter().map(|(process, _)| process.pid).collect(),
                 cpus: job_cpuset.spec.cpus.clone(),
@@ -74,15 +74,15 @@ fn reset_unit_cpuset(context: &mut CpusetContext<'_>, group: &CgroupDir, unit: &
 }
 
 /// The names of a scope's unit and of its slice.
-fn names(group: &CgroupDir) -> Result<(&str, &'static str)> {
-    let foreign = || refused(format!("the cgroup {} is no scope of pjwd", group.path));
-    let (above, unit) = group.path.rsplit_once('/').ok_or_else(foreign)?;
-    let slice = match above.strip_prefix('/') {
-        None => "-.slice",
-        Some(PJW_SLICE) => PJW_SLICE,
-        Some(_) => return Err(foreign()),
-    };
-    if unit.starts_with("pjw-") && unit.ends_with(".scope") { Ok((unit, slice)) } else { Err(foreign()) }
+fn names(group: &CgroupDir) -> Result<(&str, String)> {
+    let found = OwnCgroups::of_path(&group.path).and_then(|own| {
+        let (above, unit) = group.path.rsplit_once('/')?;
+        let slice = if above.is_empty() { "-.slice".to_owned() } else { own.slice() };
+        let is_below = above.is_empty() || above.strip_prefix('/') == Some(&slice);
+        let name = unit.strip_prefix(own.directory().trim_start_matches('/'))?;
+        (is_below && name.starts_with('-') && name.ends_with(".scope")).then_some((unit, slice))
+    });
+    found.ok_or_else(|| refused(format!("the cgroup {} is no scope of pjwd", group.path)))
 }
 
 /// Enables the controller above a scope if another program disabled it there. systemd does not notice that,
@@ -255,10 +255,10 @@ pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Resu
         std::thread::sleep(POLL_INTERVAL);
     }
     let above = group.parent();
-    if slice == PJW_SLICE && above.exists() && above.children().is_empty() && !above.is_populated() {
+    if above.path != "/" && above.exists() && above.children().is_empty() && !above.is_populated() {
         // If the slice stays, it is an empty name.
-        if let Err(fault) = context.systemd.stop_unit(PJW_SLICE) {
-            tracing::debug!(%fault, "the empty {PJW_SLICE} could not be stopped");
+        if let Err(fault) = context.systemd.stop_unit(&slice) {
+            tracing::debug!(%fault, "the empty {slice} could not be stopped");
         }
     }
     Ok(())

@@ -1,18 +1,18 @@
 //! Finds the cpuset hierarchy of this machine, and its manager.
 
 use nix::unistd::Uid;
-use pjw_core::cpuset_group::{CgroupOwner, CpusetHierarchy, CpusetSupport};
+use pjw_core::cpuset_group::{CgroupOwner, CpusetHierarchy, CpusetSupport, OwnCgroups};
 
 use super::cpuset_test;
 use crate::cgroup::{CgroupMounts, CpusetMount};
 use crate::{sys::version, systemd};
 
 /// Determines the cpuset support with a test cpuset, and describes it in sentences.
-pub(super) fn find() -> (CpusetSupport, Vec<String>) {
+pub(super) fn find(own_cgroups: &OwnCgroups) -> (CpusetSupport, Vec<String>) {
     let found = find_hierarchy().map_err(str::to_owned).and_then(|(mount, hierarchy)| {
         let is_systemd = hierarchy == CpusetHierarchy::Systemd;
         let cgroup_owner = if is_systemd { CgroupOwner::Systemd } else { CgroupOwner::Warden };
-        let result = cpuset_test::run(&mount, cgroup_owner)?;
+        let result = cpuset_test::run(&mount, own_cgroups, cgroup_owner)?;
         let sentences = vec![describe_cpusets(&hierarchy), describe_masks(&result)];
         Ok((CpusetSupport { hierarchy, affinity_persists: result.affinity_persists }, sentences))
     });

@@ -12,9 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::Pid as RawPid;
 use pjw_core::cpuset::CpuSet;
-use pjw_core::cpuset_group::{
-    CgroupOwner, CpusetChange, CpusetOutcome, CpusetSpec, JobCpuset, PJW_DIRECTORY, PJW_SLICE,
-};
+use pjw_core::cpuset_group::{CgroupOwner, CpusetChange, CpusetOutcome, CpusetSpec, JobCpuset, OwnCgroups};
 use pjw_core::ids::{Pid, ProcessId, Tid};
 
 use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change};
@@ -36,13 +34,18 @@ pub(super) struct TestResult {
 }
 
 /// Creates a cpuset, tests it and removes it. The error says why no cpuset can be created.
-pub(super) fn run(hierarchy: &CpusetMount, cgroup_owner: CgroupOwner) -> Result<TestResult, String> {
+pub(super) fn run(
+    hierarchy: &CpusetMount,
+    own_cgroups: &OwnCgroups,
+    cgroup_owner: CgroupOwner,
+) -> Result<TestResult, String> {
     let mut proc = ProcDir::open(Path::new("/proc")).map_err(failed("/proc can't be opened"))?;
     let mut systemd = SystemdClient::default();
     let mut unrelated_threads = UnrelatedThreads::new(version::affinity_survives_by_version());
     remove_leftovers(
         &mut CpusetContext { proc: &mut proc, hierarchy, systemd: &mut systemd },
         &mut unrelated_threads,
+        own_cgroups,
         cgroup_owner,
     );
     let idle_process =
@@ -51,7 +54,7 @@ pub(super) fn run(hierarchy: &CpusetMount, cgroup_owner: CgroupOwner) -> Result<
     let start = stat.map_err(failed("the process of the cpuset test can't be read"))?.start;
     let process = ProcessId { pid: idle_process.pid(), start };
     let all = hierarchy.root().effective_cpus().map_err(failed("the root cpuset can't be read"))?;
-    let job_cpuset = job_cpuset(cgroup_owner, std::process::id(), all.clone())?;
+    let job_cpuset = job_cpuset(own_cgroups, cgroup_owner, std::process::id(), all.clone())?;
     let mut cpuset_test =
         CpusetTest { proc, hierarchy, systemd, unrelated_threads, job_cpuset, idle_process, process };
     match (all.first(), all.last()) {
@@ -70,13 +73,15 @@ fn failed(what: &'static str) -> impl FnOnce(Errno) -> String {
     move |errno| format!("{what}: {errno}")
 }
 
-fn job_cpuset(cgroup_owner: CgroupOwner, warden: u32, cpus: CpuSet) -> Result<JobCpuset, String> {
-    let job =
-        format!("{NAME}{warden}").parse().map_err(|_| "the test cpuset has an invalid name".to_owned())?;
-    let path = match cgroup_owner {
-        CgroupOwner::Systemd => format!("/{PJW_SLICE}/pjw-{NAME}{warden}.scope"),
-        CgroupOwner::Warden | CgroupOwner::Scheduler => format!("{PJW_DIRECTORY}/{NAME}{warden}"),
-    };
+fn job_cpuset(
+    own_cgroups: &OwnCgroups,
+    cgroup_owner: CgroupOwner,
+    warden: u32,
+    cpus: CpuSet,
+) -> Result<JobCpuset, String> {
+    let name = format!("{NAME}{warden}");
+    let job = name.parse().map_err(|_| "the test cpuset has an invalid name".to_owned())?;
+    let path = own_cgroups.path_of(&name, cgroup_owner, false);
     Ok(JobCpuset { job, cgroup_owner, path, spec: CpusetSpec::from_cpus(cpus) })
 }
 
@@ -84,20 +89,21 @@ fn job_cpuset(cgroup_owner: CgroupOwner, warden: u32, cpus: CpuSet) -> Result<Jo
 fn remove_leftovers(
     context: &mut CpusetContext<'_>,
     unrelated_threads: &mut UnrelatedThreads,
+    own_cgroups: &OwnCgroups,
     cgroup_owner: CgroupOwner,
 ) {
     if cgroup_owner == CgroupOwner::Systemd {
         // Their processes ended with them, and an empty scope ends by itself.
         return;
     }
-    let Some(base) = context.hierarchy.cgroup(PJW_DIRECTORY) else { return };
+    let Some(base) = context.hierarchy.cgroup(&own_cgroups.directory()) else { return };
     for group in base.children() {
         let name = group.path.rsplit('/').next().unwrap_or_default();
         let warden = name.strip_prefix(NAME).and_then(|number| number.parse::<u32>().ok());
         let Some(warden) = warden.filter(|pid| !Path::new(&format!("/proc/{pid}")).exists()) else {
             continue;
         };
-        if let Ok(job_cpuset) = job_cpuset(cgroup_owner, warden, CpuSet::new()) {
+        if let Ok(job_cpuset) = job_cpuset(own_cgroups, cgroup_owner, warden, CpuSet::new()) {
             apply_change(context, unrelated_threads, &CpusetChange::Remove { job_cpuset });
         }
     }

@@ -6,7 +6,7 @@ mod cpuset_test;
 use std::path::Path;
 
 use nix::unistd::Uid;
-use pjw_core::cpuset_group::CpusetSupport;
+use pjw_core::cpuset_group::{CpusetSupport, OwnCgroups};
 
 use crate::cgroup::CgroupMounts;
 use crate::proc::events::{ProcEvents, ProcEventsFault};
@@ -25,12 +25,13 @@ pub struct Capabilities {
 }
 
 /// Finds out what this kernel allows this user: whose affinity masks can be set, and how cpusets can be used. To test
-/// cpusets, it creates one with a process in it and removes it again.
+/// cpusets, it creates one with a process in it, among the cgroups
+/// of this warden, and removes it again.
 #[must_use]
-pub fn probe_capabilities() -> Capabilities {
+pub fn probe_capabilities(own_cgroups: &OwnCgroups) -> Capabilities {
     let can_set_all_masks = Uid::effective().is_root();
     let schedstat = Path::new("/proc/self/schedstat").exists();
-    let (cpuset_support, about_cpusets) = cpuset_support::find();
+    let (cpuset_support, about_cpusets) = cpuset_support::find(own_cgroups);
     let mut sentences = vec![
         if can_set_all_masks {
             "runs as root: processes of all users can be confined".to_owned()
@@ -51,8 +52,8 @@ pub fn probe_capabilities() -> Capabilities {
 /// Finds out how cpusets can be used, or why they can't. For that, it creates a test cpuset with a process in it and
 /// removes it again.
 #[must_use]
-pub fn probe_cpuset_support() -> CpusetSupport {
-    cpuset_support::find().0
+pub fn probe_cpuset_support(own_cgroups: &OwnCgroups) -> CpusetSupport {
+    cpuset_support::find(own_cgroups).0
 }
 
 /// Opens the kernel's process events (fork, exec and exit), by which new processes are found without polling.
@@ -84,7 +85,7 @@ mod tests {
 
     #[test]
     fn the_result_has_sentences_and_the_test_cpuset_is_removed() {
-        let found = probe_capabilities();
+        let found = probe_capabilities(&OwnCgroups::default());
         let (is_root, about) = (Uid::effective().is_root(), found.sentences.join("\n"));
         match &found.cpuset_support.hierarchy {
             CpusetHierarchy::Unavailable { why } => {

@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::unistd::Uid;
-use pjw_core::cpuset_group::CpusetSupport;
+use pjw_core::cpuset_group::{CpusetSupport, OwnCgroups};
 use pjw_core::job::Source;
 use pjw_core::policy::Policy;
 use pjw_core::topology::Topology;
@@ -134,6 +134,7 @@ impl Config {
             source_cores: settings.source_cores.clone(),
             enforcement: settings.enforcement,
             cpuset_support: CpusetSupport::default(),
+            own_cgroups: OwnCgroups::default(),
             narrowable: pjw_sources::narrowable_systems(),
             own_pid: None,
             only_user: None,

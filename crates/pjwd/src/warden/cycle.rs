@@ -159,13 +159,14 @@ impl<N: Node, J: Journal> Warden<N, J> {
         &self.journal
     }
 
-    /// Replaces the policy (the configured rules) from the next cycle on. Its values `own_pid`, `only_user` and
-    /// `cpuset_support` are kept, because they do not come from the configuration.
+    /// Replaces the policy (the configured rules) from the next cycle on. Its values `own_pid`, `only_user`,
+    /// `cpuset_support` and `own_cgroups` are kept, because they do not come from the configuration.
     pub fn set_policy(&mut self, policy: Policy) {
         let Policy { own_pid, only_user, .. } = self.policy;
         let cpuset_support = std::mem::take(&mut self.policy.cpuset_support);
+        let own_cgroups = std::mem::take(&mut self.policy.own_cgroups);
         self.state.pool.set_housekeeping(&policy.housekeeping);
-        self.policy = Policy { own_pid, only_user, cpuset_support, ..policy };
+        self.policy = Policy { own_pid, only_user, cpuset_support, own_cgroups, ..policy };
         self.audited_grants = None;
         self.state.dirty = DirtySet::everything();
         self.state.full_scan_due = true;

@@ -20,7 +20,7 @@ use crate::phases::draft::Draft;
 use crate::state::{Member, MemberThread, WardenState};
 use crate::terms::{
     Cgroup, CgroupOwner, Cpuset, CpusetAction, CpusetChange, CpusetHierarchy, CpusetRecord, CpusetSpec,
-    Enforcement, GrantedBy, Job, JobCpuset, JobId, Mode, Observed, Policy, Record, job_cgroup_path,
+    Enforcement, GrantedBy, Job, JobCpuset, JobId, Mode, Observed, Policy, Record,
 };
 
 /// The planned changes of cpusets, and the jobs that wait for them.
@@ -195,7 +195,8 @@ fn owner_and_path(
     job: &Job,
 ) -> Result<Option<(CgroupOwner, String)>, String> {
     let isolated = job.request.as_ref().is_some_and(|request| request.isolated);
-    let own = |cgroup_owner| Ok(Some((cgroup_owner, job_cgroup_path(&job.id, cgroup_owner, isolated))));
+    let own =
+        |cgroup_owner| Ok(Some((cgroup_owner, policy.own_cgroups.job_path(&job.id, cgroup_owner, isolated))));
     let hierarchy = &policy.cpuset_support.hierarchy;
     let is_legacy = *hierarchy == CpusetHierarchy::Legacy;
     let source = job.id.source();

@@ -54,19 +54,19 @@ pub(super) fn why_unmovable(state: &WardenState, policy: &Policy, member: &Membe
     }
     // An adopted process was not started for the job: it may be a user's service manager.
     let was_launched = job.launched && member.evidence != Evidence::Adopted;
-    (!was_launched && !is_free_to_leave(cgroup, hierarchy))
+    (!was_launched && !is_free_to_leave(cgroup, policy))
         .then(|| format!("process {pid} stays in {cgroup}, by which a service or a container tracks it"))
 }
 
 /// Whether processes may be moved out of this cgroup without an effect on another program. True for the root, the
 /// scopes of logins and of commands that users started there, and pjw's own cpusets.
-fn is_free_to_leave(cgroup: &str, hierarchy: &CpusetHierarchy) -> bool {
-    let is_own =
-        ["/pjw", "/pjw.slice"].iter().any(|own| is_within(cgroup, own)) || cgroup.starts_with("/pjw-");
+fn is_free_to_leave(cgroup: &str, policy: &Policy) -> bool {
+    let is_own = policy.own_cgroups.contains(cgroup);
     let scope = cgroup.rsplit('/').next().and_then(|name| name.strip_suffix(".scope"));
     let is_users = |name: &str| USER_SCOPES.iter().any(|start| name.starts_with(start));
-    let is_unmanaged =
-        *hierarchy == CpusetHierarchy::Unified && !cgroup.contains(".service") && !cgroup.contains(".scope");
+    let is_unmanaged = policy.cpuset_support.hierarchy == CpusetHierarchy::Unified
+        && !cgroup.contains(".service")
+        && !cgroup.contains(".scope");
     cgroup == "/" || is_own || scope.is_some_and(is_users) || is_unmanaged
 }
 

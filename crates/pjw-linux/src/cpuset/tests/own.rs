@@ -1,7 +1,8 @@
 //! Cpusets in the warden's own cgroups, in v1 or v2, with real processes and threads.
 
 use nix::errno::Errno;
-use pjw_core::{cpuset::Pu, cpuset_group::CpusetSpec, ids::StartTime};
+use pjw_core::cpuset_group::{CpusetSpec, OwnCgroups};
+use pjw_core::{cpuset::Pu, ids::StartTime};
 
 use super::fixture::*;
 use crate::cgroup::{CgroupMounts, PopulatedCache};
@@ -75,7 +76,7 @@ fn every_change_may_be_repeated() {
 #[test]
 fn removing_the_last_cpuset_removes_everything() {
     let Some(mut fixture) = fixture() else { return };
-    let base = fixture.hierarchy.cgroup(pjw_core::cpuset_group::PJW_DIRECTORY).unwrap();
+    let base = fixture.hierarchy.cgroup(&OwnCgroups::default().directory()).unwrap();
     if base.exists() {
         skip("another warden has cpusets here");
         return;
@@ -88,6 +89,36 @@ fn removing_the_last_cpuset_removes_everything() {
     assert!(base.exists());
     assert_eq!(fixture.remove(&two), DONE);
     assert!(!base.exists());
+    assert_eq!(fixture.hierarchy.root().read_file("cgroup.subtree_control"), switches);
+}
+
+#[test]
+fn of_two_wardens_the_last_one_to_remove_its_cpusets_leaves_nothing_behind() {
+    let Some(mut fixture) = fixture() else { return };
+    let directory = |own: &OwnCgroups| fixture.hierarchy.cgroup(&own.directory()).unwrap();
+    let beside = OwnCgroups::beside(format!("/of-test/{}", std::process::id()).as_bytes());
+    let bases = [directory(&OwnCgroups::default()), directory(&beside)];
+    if bases[0].exists() {
+        skip("another warden has cpusets here");
+        return;
+    }
+    let switches = fixture.hierarchy.root().read_file("cgroup.subtree_control");
+    let alone = job_cpuset("alone", &fixture.first());
+    let path = beside.job_path(&alone.job, CgroupOwner::Warden, false);
+    let cpusets = [alone.clone(), JobCpuset { path, ..alone }];
+    for job_cpuset in &cpusets {
+        assert_eq!(fixture.create(job_cpuset), done(fixture.first()));
+    }
+    assert_eq!(bases.each_ref().map(CgroupDir::exists), [true; 2]);
+    assert_eq!(fixture.remove(&cpusets[0]), DONE);
+    assert_eq!(bases.each_ref().map(CgroupDir::exists), [false, true]);
+    assert_eq!(
+        fixture.group(&cpusets[1]).effective_cpus(),
+        Ok(fixture.first()),
+        "the other warden's is as it was"
+    );
+    assert_eq!(fixture.remove(&cpusets[1]), DONE);
+    assert_eq!(bases.each_ref().map(CgroupDir::exists), [false; 2]);
     assert_eq!(fixture.hierarchy.root().read_file("cgroup.subtree_control"), switches);
 }
 
@@ -276,7 +307,7 @@ fn the_cgroup_of_a_scheduler_is_narrowed_and_restored() {
 #[test]
 fn in_v1_the_parent_gets_back_what_hotplug_removed() {
     let Some(mut fixture) = fixture().filter(|fixture| !fixture.hierarchy.unified) else { return };
-    let base = fixture.hierarchy.cgroup(pjw_core::cpuset_group::PJW_DIRECTORY).unwrap();
+    let base = fixture.hierarchy.cgroup(&OwnCgroups::default().directory()).unwrap();
     let (first, last) = (fixture.first(), fixture.last());
     let one = job_cpuset("before", &first);
     assert_eq!(fixture.create(&one), done(first.clone()));

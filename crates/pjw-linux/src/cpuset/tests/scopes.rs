@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use pjw_core::cpuset::Pu;
-use pjw_core::cpuset_group::{CpusetSpec, PJW_SLICE};
+use pjw_core::cpuset_group::{CpusetSpec, OwnCgroups};
 
 use super::fixture::*;
 use crate::cgroup::{CgroupMounts, PopulatedCache};
@@ -15,6 +15,10 @@ use crate::tests::until_true;
 
 fn scope(name: &str, cpus: &CpuSet) -> JobCpuset {
     job_cpuset_of(CgroupOwner::Systemd, name, CpusetSpec::from_cpus(cpus.clone()))
+}
+
+fn own_slice() -> String {
+    OwnCgroups::default().slice()
 }
 
 fn systemctl(words: &[&str]) -> String {
@@ -75,7 +79,7 @@ fn no_thread_leaves_a_scope_and_none_is_killed_at_its_end() {
 #[test]
 fn the_slice_ends_with_its_last_scope() {
     let Some(mut fixture) = fixture_of(CgroupOwner::Systemd) else { return };
-    let slice = fixture.hierarchy.cgroup(&format!("/{PJW_SLICE}")).unwrap();
+    let slice = fixture.hierarchy.cgroup(&format!("/{}", own_slice())).unwrap();
     if slice.exists() {
         skip("another warden has cpusets here");
         return;
@@ -100,7 +104,10 @@ fn a_scope_is_delegated_without_limits_and_survives_an_oom_kill() {
     assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(fixture.first()));
     let unit = unit(&job_cpuset);
     let show = |property: &str| systemctl(&["show", "-P", property, &unit]);
-    assert_eq!([show("Slice"), show("Transient"), show("Delegate")], [PJW_SLICE, "yes", "yes"]);
+    assert_eq!(
+        [show("Slice"), show("Transient"), show("Delegate")],
+        [own_slice(), "yes".to_owned(), "yes".to_owned()]
+    );
     assert_eq!(show("DelegateControllers"), "cpuset");
     assert_eq!([show("TasksMax"), show("CollectMode")], ["infinity", "inactive-or-failed"]);
     assert_eq!(show("AllowedCPUs").parse::<CpuSet>().unwrap(), fixture.first());
@@ -156,7 +163,7 @@ fn a_scope_without_its_controller_is_repaired_or_removed() {
     let Some(mut fixture) = fixture_of(CgroupOwner::Systemd) else { return };
     let (threaded, process) = ThreadedProcess::start(&mut fixture);
     let (job_cpuset, first, all) = (scope("off", &fixture.first()), fixture.first(), fixture.all.clone());
-    let slice = fixture.hierarchy.cgroup(&format!("/{PJW_SLICE}")).unwrap();
+    let slice = fixture.hierarchy.cgroup(&format!("/{}", own_slice())).unwrap();
     assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(first.clone()));
 
     slice.write_file("cgroup.subtree_control", "-cpuset").unwrap();
@@ -165,7 +172,7 @@ fn a_scope_without_its_controller_is_repaired_or_removed() {
     assert_eq!(fixture.masks(process), shown(&first));
 
     let withhold = |words: &str| {
-        systemctl(&["set-property", "--runtime", PJW_SLICE, &format!("DisableControllers={words}")])
+        systemctl(&["set-property", "--runtime", &own_slice(), &format!("DisableControllers={words}")])
     };
     withhold("cpuset");
     until_true("systemd takes the controller away", || fixture.group(&job_cpuset).read_cpuset().is_err());
@@ -184,7 +191,7 @@ fn a_scope_without_its_controller_is_repaired_or_removed() {
     withhold("");
     assert_eq!(fixture.masks(process), shown(&all), "systemd restores no outdated cpuset");
     assert_eq!(fixture.create(&job_cpuset), done(first));
-    systemctl(&["revert", PJW_SLICE]);
+    systemctl(&["revert", &own_slice()]);
     other.end();
     threaded.end();
     gone(&mut fixture, &job_cpuset);
