@@ -63,7 +63,8 @@ fn invalid_requests_are_refused() {
 }
 
 fn check_start_refused(args: &[&str], expected: &str) {
-    let output = Command::new(program_path("pjwd")).args(args).stdin(Stdio::null()).output().unwrap();
+    let output =
+        Command::new(program_path("pjwd")).arg("--beside").args(args).stdin(Stdio::null()).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{args:?}: {output:?}");
     assert!(stderr_of(&output).contains(expected), "{args:?}: {}", stderr_of(&output));
 }

@@ -4,6 +4,7 @@
 #![allow(missing_docs, unreachable_pub)]
 
 mod bad_input;
+mod beside;
 mod confining;
 mod discovery;
 mod doctor;

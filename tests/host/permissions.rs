@@ -96,7 +96,7 @@ impl UserDaemon {
         std::fs::create_dir(&dir).unwrap();
         chown(&dir, Some(NOBODY), Some(NOBODY)).unwrap();
         let mut command = Command::new(program_path("pjwd"));
-        command.arg("--config").arg(private.dir().join("pjwd.toml"));
+        command.arg("--beside").arg("--config").arg(private.dir().join("pjwd.toml"));
         command.arg("--socket").arg(dir.join("pjwd.sock")).arg("--state-dir").arg(&dir);
         command.uid(NOBODY).gid(NOBODY).current_dir("/").stdin(Stdio::null());
         let child = command.stderr(Stdio::null()).spawn().unwrap();

@@ -33,10 +33,10 @@ fn can_act_as_user() -> bool {
     !Uid::effective().is_root() || programs_are_reachable()
 }
 
-/// Returns the command that starts the daemon as the plain user, with default paths.
+/// Returns the command that starts the daemon as the plain user, with default paths, beside those of other tests.
 fn pjwd_command(runtime: Option<&Path>) -> Command {
     let mut command = Command::new(program_path("pjwd"));
-    command.stdin(Stdio::null()).stderr(Stdio::piped()).current_dir("/");
+    command.arg("--beside").stdin(Stdio::null()).stderr(Stdio::piped()).current_dir("/");
     match runtime {
         Some(runtime) => command.env("XDG_RUNTIME_DIR", runtime),
         None => command.env_remove("XDG_RUNTIME_DIR"),

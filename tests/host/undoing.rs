@@ -8,8 +8,7 @@ use pjw_tests::programs::program_path;
 use crate::processes::{KillOnDrop, Shell, has_two_cores, mask, masks};
 
 fn release_all(daemon: &Daemon) -> Output {
-    let mut command = Command::new(program_path("pjwd"));
-    command.arg("--release-all").arg("--state-dir").arg(daemon.state_dir()).output().unwrap()
+    daemon.release_all_command().output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -94,7 +93,8 @@ fn an_unused_state_directory_is_not_changed() {
     let dir = tempfile::tempdir().unwrap();
     for state_dir in [dir.path().to_owned(), dir.path().join("missing")] {
         let mut command = Command::new(program_path("pjwd"));
-        let done = command.arg("--release-all").arg("--state-dir").arg(&state_dir).output().unwrap();
+        command.args(["--beside", "--release-all", "--state-dir"]);
+        let done = command.arg(&state_dir).output().unwrap();
         assert!(done.status.success() && done.stdout.is_empty(), "{done:?}");
         let stderr = text(&done.stderr);
         assert!(stderr.contains(&format!("nothing is recorded in {}", state_dir.display())), "{stderr}");

@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Deref;
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::Output;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::cpusets::{self, NoCpusets};
 use crate::private_daemon::PrivateDaemon;
-use crate::programs::{program_dir, program_path};
+use crate::programs::program_dir;
 use crate::skipping::skip;
 
 /// The longest time from SIGTERM to the end.
@@ -190,8 +190,7 @@ impl Drop for Daemon {
             }
             self.stop();
         } else if self.state_dir().exists() {
-            let mut release = Command::new(program_path("pjwd"));
-            let _ = release.arg("--release-all").arg("--state-dir").arg(self.state_dir()).output();
+            let _ = self.release_all_command().output();
         }
         if std::thread::panicking() {
             println!("the daemon's log:\n{}", self.log());

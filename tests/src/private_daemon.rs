@@ -1,14 +1,16 @@
-//! A private `pjwd`: its configuration, socket, state and log are in a temporary directory. The host tests and the
-//! benches use it.
+//! A private `pjwd`: its configuration, socket, state and log are in a temporary directory. It runs beside the
+//! machine's own daemon. The host tests and the benches use it.
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use pjw_core::cpuset_group::OwnCgroups;
 use pjw_ipc::client::{Client, ClientFault};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -104,9 +106,25 @@ impl PrivateDaemon {
     #[must_use]
     pub fn command(&self) -> Command {
         let mut command = Command::new(self.programs.join("pjwd"));
-        command.arg("--config").arg(self.dir().join("pjwd.toml"));
+        command.arg("--beside").arg("--config").arg(self.dir().join("pjwd.toml"));
         command.arg("--socket").arg(self.socket()).arg("--state-dir").arg(self.state_dir());
         command
+    }
+
+    /// Returns the command that restores what the daemon changed, after the end of the daemon.
+    #[must_use]
+    pub fn release_all_command(&self) -> Command {
+        let mut command = Command::new(self.programs.join("pjwd"));
+        command.args(["--beside", "--release-all", "--state-dir"]).arg(self.state_dir());
+        command
+    }
+
+    /// Returns the names of the cgroups of the daemon's jobs. The daemon must have made its state directory.
+    ///
+    /// # Errors
+    /// If the state directory can't be read.
+    pub fn own_cgroups(&self) -> io::Result<OwnCgroups> {
+        Ok(OwnCgroups::beside(self.state_dir().canonicalize()?.as_os_str().as_bytes()))
     }
 
     /// Returns the command of `pjwctl` for this daemon.

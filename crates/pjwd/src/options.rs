@@ -22,6 +22,10 @@ pub struct DaemonOptions {
     /// the socket.
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
+    /// Run beside another pjwd of this user, for tests. Each of the two may give the same cores to a job of its own. The
+    /// cgroups of the jobs are named after the state directory, below /pjw_HASH instead of /pjw, and status has a warning.
+    #[arg(long)]
+    pub(crate) beside: bool,
     /// Check the configuration, print the mistakes, and exit.
     #[arg(long)]
     pub(crate) check_config: bool,

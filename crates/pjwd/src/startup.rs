@@ -11,13 +11,7 @@ use anyhow::{Context, anyhow, bail};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{Uid, User, gettid};
 use pjw_core::ids::{Pid, Tid};
-use pjw_core::{
-    cpuset::CpuSet,
-    cpuset_group::{CpusetSupport, OwnCgroups},
-    ids,
-    state::WardenState,
-    topology::Topology,
-};
+use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport, ids, state::WardenState, topology::Topology};
 use pjw_ipc::bind::{BoundSocket, bind};
 use pjw_ipc::client::runtime_dir;
 use pjw_ipc::server::{ServerLimits, serve};
@@ -90,7 +84,7 @@ fn check_config(options: &DaemonOptions) -> anyhow::Result<()> {
 fn release_all(options: &DaemonOptions) -> anyhow::Result<()> {
     let xdg = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let usual = || runtime_dir(Uid::effective().as_raw(), xdg.as_deref());
-    let undone = undo::release_all(&options.state_dir.clone().unwrap_or_else(usual))?;
+    let undone = undo::release_all(&options.state_dir.clone().unwrap_or_else(usual), options.beside)?;
     for remark in &undone.remarks {
         writeln!(std::io::stderr(), "pjwd: {remark}").context("can't print")?;
     }
@@ -135,7 +129,8 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     }
 
     policy.own_pid = Some(Pid(std::process::id()));
-    let capabilities = probe::probe_capabilities(&OwnCgroups::default());
+    policy.own_cgroups = directories::own_cgroups(&state_dir, options.beside);
+    let capabilities = probe::probe_capabilities(&policy.own_cgroups);
     policy.only_user = (!capabilities.can_set_all_masks).then(|| ids::Uid(Uid::effective().as_raw()));
     policy.cpuset_support = capabilities.cpuset_support;
     for sentence in capabilities.sentences {

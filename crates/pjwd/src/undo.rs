@@ -12,7 +12,6 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use nix::unistd::Uid;
 use pjw_core::command::{Caller, Command, Reply};
-use pjw_core::cpuset_group::OwnCgroups;
 use pjw_core::{ids, ids::Pid, job::JobId, policy::Policy, snapshot::Observed, state::WardenState};
 use pjw_linux::topology::{TopologySource, load};
 use pjw_linux::{node::LinuxNode, probe, sys::clock};
@@ -35,11 +34,11 @@ pub struct ReleaseSummary {
 }
 
 /// Releases all jobs that an earlier daemon recorded in the directory `state_dir`: restores affinity masks and removes
-/// cpusets. Does nothing if the directory has no journal.
+/// cpusets. Does nothing if the directory has no journal. `beside`: a daemon with another state directory may run.
 ///
 /// # Errors
 /// If a running daemon uses the directory, the journal can't be used, or a mask or cpuset can't be restored.
-pub fn release_all(state_dir: &Path) -> anyhow::Result<ReleaseSummary> {
+pub fn release_all(state_dir: &Path, beside: bool) -> anyhow::Result<ReleaseSummary> {
     let has_state = |name: &str| state_dir.join(name).exists();
     if !has_state("journal.jsonl") && !has_state("state.json") {
         let remark = format!(
@@ -52,13 +51,15 @@ pub fn release_all(state_dir: &Path) -> anyhow::Result<ReleaseSummary> {
     directories::make_state_directory(state_dir, user.as_raw())?;
     let (journal, recovered) = FileJournal::open(state_dir, &clock::boot_id())?;
     let own_uid = ids::Uid(user.as_raw());
-    let capabilities = probe::probe_capabilities(&OwnCgroups::default());
+    let own_cgroups = directories::own_cgroups(state_dir, beside);
+    let capabilities = probe::probe_capabilities(&own_cgroups);
     let policy = Policy {
         sources: BTreeSet::new(),
         pin: false,
         own_pid: Some(Pid(std::process::id())),
         only_user: (!capabilities.can_set_all_masks).then_some(own_uid),
         cpuset_support: capabilities.cpuset_support,
+        own_cgroups,
         ..Policy::default()
     };
     let state = WardenState::new(load(TopologySource::Live)?, &policy.housekeeping);

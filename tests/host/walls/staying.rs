@@ -2,7 +2,6 @@
 //! another program moves the process or writes the cpuset.
 
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::{Arc, Barrier};
 
 use nix::sys::signal::Signal;
@@ -411,8 +410,7 @@ fn in_observe_mode_no_cpuset_is_changed() {
     write_file(&cgroup, "cpuset.cpus", &cpus);
     let reply: Value = daemon.call("ExplainPid", &json!({ "pid": shell.pid() })).unwrap();
     assert_eq!(reply["job"], daemon.job_id("a"));
-    let mut release = Command::new(pjw_tests::programs::program_path("pjwd"));
     daemon.stop();
-    let done = release.arg("--release-all").arg("--state-dir").arg(daemon.state_dir()).output().unwrap();
+    let done = daemon.release_all_command().output().unwrap();
     assert!(done.status.success() && !cgroup_dir(&cgroup).exists(), "{done:?}");
 }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use pjw_core::cpuset_group::OwnCgroups;
 use pjw_core::ids::Tid;
@@ -11,7 +10,6 @@ use pjw_linux::proc::procfs::parse_stat;
 use pjw_linux::sys::affinity;
 use pjw_tests::cpusets::{cgroup_of_process, find_hierarchy};
 use pjw_tests::daemon::Daemon;
-use pjw_tests::programs::program_path;
 use pjw_tests::waiting::{wait_until, wait_until_empty};
 
 use super::{all_cpus, cgroup_dir, cgroup_of_job, enforcement, move_process, read_file, start_daemon};
@@ -27,11 +25,11 @@ struct MachineState {
 }
 
 impl MachineState {
-    /// Reads the state of the machine. The cgroups of other daemons are left out: another test may make and remove
-    /// them at the same time.
-    fn read(own_tag: &str) -> Self {
+    /// Reads the state of the machine. Of the cgroups of daemons, only those of the daemon with the names `own` are read:
+    /// another test may make and remove others at the same time.
+    fn read(own: Option<&OwnCgroups>) -> Self {
         let mut state = Self { cpusets: BTreeMap::new(), threads: BTreeMap::new() };
-        state.add_cgroup(&find_hierarchy().unwrap().root(), own_tag);
+        state.add_cgroup(&find_hierarchy().unwrap().root(), own);
         for pid in numeric_entries(Path::new("/proc")) {
             for tid in numeric_entries(Path::new(&format!("/proc/{pid}/task"))) {
                 let stat = std::fs::read(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();
@@ -44,28 +42,23 @@ impl MachineState {
         state
     }
 
-    fn add_cgroup(&mut self, group: &CgroupDir, own_tag: &str) {
-        let children = group.children();
-        let has_own_tag = |group: &CgroupDir| group.path.ends_with(own_tag);
-        let is_pjw_directory = group.path == OwnCgroups::default().directory();
-        if !is_pjw_directory || children.iter().all(has_own_tag) {
-            let files = ["cpuset.cpus", "cpuset.mems", "cpuset.cpus.partition", "cgroup.subtree_control"];
-            let contents: Vec<_> = files.iter().map(|file| group.read_file(file).ok()).collect();
-            self.cpusets.insert(group.dir.clone(), format!("{contents:?}"));
-        }
-        let is_of_other_tests =
-            |group: &CgroupDir| OTHER_TESTS_CGROUPS.iter().any(|name| group.path.starts_with(name));
-        for group in children
-            .iter()
-            .filter(|group| !is_of_other_tests(group) && (!is_pjw_directory || has_own_tag(group)))
-        {
-            self.add_cgroup(group, own_tag);
+    fn add_cgroup(&mut self, group: &CgroupDir, own: Option<&OwnCgroups>) {
+        let files = ["cpuset.cpus", "cpuset.mems", "cpuset.cpus.partition", "cgroup.subtree_control"];
+        let contents: Vec<_> = files.iter().map(|file| group.read_file(file).ok()).collect();
+        self.cpusets.insert(group.dir.clone(), format!("{contents:?}"));
+        let is_of_other_tests = |group: &CgroupDir| {
+            let of_daemon = OwnCgroups::of_path(&group.path);
+            let is_of_other_daemon = of_daemon.is_some_and(|found| Some(&found) != own);
+            is_of_other_daemon || OTHER_TESTS_CGROUPS.iter().any(|name| group.path.starts_with(name))
+        };
+        for group in group.children().iter().filter(|group| !is_of_other_tests(group)) {
+            self.add_cgroup(group, own);
         }
     }
 
     /// Returns the differences between the saved state and the present state. Ended threads are left out.
-    fn changes(&self, own_tag: &str) -> Vec<String> {
-        let now = Self::read(own_tag);
+    fn changes(&self, own: &OwnCgroups) -> Vec<String> {
+        let now = Self::read(Some(own));
         let paths = self.cpusets.keys().chain(now.cpusets.keys());
         let cpusets = paths.filter_map(|path| {
             let (was, is) = (self.cpusets.get(path), now.cpusets.get(path));
@@ -80,7 +73,7 @@ impl MachineState {
 
     /// Waits until the saved state is restored. Changes by other programs end after some time.
     fn wait_until_restored(&self, daemon: &Daemon) {
-        wait_until_empty("the state is restored", || self.changes(daemon.tag()));
+        wait_until_empty("the state is restored", || self.changes(&daemon.own_cgroups().unwrap()));
     }
 }
 
@@ -90,8 +83,7 @@ fn numeric_entries(dir: &Path) -> Vec<u32> {
 }
 
 fn release_all_without_a_daemon(daemon: &Daemon) {
-    let mut command = Command::new(program_path("pjwd"));
-    let done = command.arg("--release-all").arg("--state-dir").arg(daemon.state_dir()).output().unwrap();
+    let done = daemon.release_all_command().output().unwrap();
     assert!(done.status.success() && done.stderr.is_empty(), "{done:?}");
 }
 
@@ -112,7 +104,7 @@ impl Jobs {
         let last = mask(pids[2]).last().unwrap();
         affinity::set_mask(Tid(pids[2]), &last.into()).unwrap();
         let _ends = pids[2..].iter().map(|&pid| KillOnDrop(pid)).collect();
-        Self { shells, pids, before: MachineState::read("no-tag"), _ends }
+        Self { shells, pids, before: MachineState::read(None), _ends }
     }
 
     /// Assigns each shell to a job, and starts a child in job a.

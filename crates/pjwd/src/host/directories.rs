@@ -3,12 +3,14 @@
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use anyhow::{Context, bail};
 use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
 use nix::unistd::Uid;
+use pjw_core::cpuset_group::OwnCgroups;
 
 const STICKY: u32 = 0o1000;
 const OTHERS_MAY_WRITE: u32 = 0o002;
@@ -48,6 +50,16 @@ pub fn make_state_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
     let made = DirBuilder::new().recursive(true).create(dir);
     made.with_context(|| format!("can't make {}: choose another --state-dir", dir.display()))?;
     check_safe(dir, uid)
+}
+
+/// Returns the names of the cgroups of a warden that keeps its state in `state_dir`, and runs `beside` another or alone.
+#[must_use]
+pub fn own_cgroups(state_dir: &Path, beside: bool) -> OwnCgroups {
+    if !beside {
+        return OwnCgroups::default();
+    }
+    let real = state_dir.canonicalize().unwrap_or_else(|_| state_dir.to_owned());
+    OwnCgroups::beside(real.as_os_str().as_bytes())
 }
 
 /// Checks that the directory and all its parents belong to this user or to root, and that no other user can rename

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use pjw_core::cpuset_group::OwnCgroups;
 use pjw_core::job::{GrantedBy, Job};
 use pjw_core::{cpuset::CpuSet, plan::Warning, policy::Policy};
 use pjw_ipc::wire;
@@ -14,13 +15,14 @@ fn warning(code: &str, job: String, text: String, remedy: &str) -> wire::Warning
     wire::Warning { code: code.to_owned(), job, text, remedy: remedy.to_owned() }
 }
 
-/// All warnings: those of lasting failures, those about single jobs, and those of the last plan.
+/// All warnings: those of lasting conditions, those about single jobs, and those of the last plan.
 pub(super) fn warnings<'a>(
     plan_warnings: &[Warning],
     faults: &Faults,
+    own_cgroups: &OwnCgroups,
     of_jobs: impl Iterator<Item = &'a wire::Warning>,
 ) -> Vec<wire::Warning> {
-    let mut warnings = Vec::new();
+    let mut warnings = Vec::from_iter(beside_warning(own_cgroups));
     for (job, violation) in &faults.audit {
         let job = job.as_ref().map(ToString::to_string).unwrap_or_default();
         let remedy = "this is a bug of pjw: nothing is changed for this job; please report it with the log";
@@ -73,6 +75,19 @@ pub(super) fn lateness_warning(by: Duration) -> wire::Warning {
             "nothing is lost; find out which program starts so many processes, or raise cpu_budget_permille"
                 .to_owned(),
     }
+}
+
+/// The warning of a daemon that was started with `--beside`.
+fn beside_warning(own_cgroups: &OwnCgroups) -> Option<wire::Warning> {
+    let text = format!(
+        "this pjwd was started with --beside: another one may give the same cores to jobs of its own; the cgroups of \
+         this one are in {} or {}",
+        own_cgroups.directory(),
+        own_cgroups.slice()
+    );
+    let remedy =
+        "--beside is for tests: stop this pjwd, or the other one and start this one without --beside";
+    (*own_cgroups != OwnCgroups::default()).then(|| warning("beside", String::new(), text, remedy))
 }
 
 fn overlap(job: &Job) -> Option<String> {

@@ -135,7 +135,8 @@ impl Publisher {
     ) -> StatusSnapshot {
         let state = warden.state();
         let is_clean = !self.jobs.update(state, warden.policy(), dirty);
-        let mut warnings = warnings(plan_warnings, warden.faults(), self.jobs.warnings());
+        let mut warnings =
+            warnings(plan_warnings, warden.faults(), &warden.policy().own_cgroups, self.jobs.warnings());
         warnings.extend(loop_status.lateness.map(lateness_warning));
         self.log_changes(&warnings);
         self.report_unassigned(state, plan_warnings);

@@ -1,6 +1,7 @@
 //! The published status of states that the tests make.
 
 use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset_group::OwnCgroups;
 use pjw_core::evidence::Evidence;
 use pjw_core::ids::{Pid, ProcessId, StartTime};
 use pjw_core::job::{Amount, Grant, GrantedBy, Job, Lifetime};
@@ -139,7 +140,7 @@ fn a_job_that_holds_housekeeping_cpus_causes_a_warning() {
     let policy = Policy { housekeeping: "1".parse().unwrap(), ..Policy::default() };
     let mut views = JobViews::default();
     views.update(&state, &policy, &DirtySet::everything());
-    let published = warnings(&[], &Faults::default(), views.warnings());
+    let published = warnings(&[], &Faults::default(), &OwnCgroups::default(), views.warnings());
     let published: Vec<_> =
         published.iter().map(|published| (published.code.as_str(), published.job.as_str())).collect();
     assert_eq!(published, [("housekeeping", "manual:a")]);
