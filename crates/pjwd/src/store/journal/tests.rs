@@ -1,0 +1,162 @@
+//! The journal in a temporary directory: what a later daemon recovers.
+
+use super::*;
+use pjw_core::job::JobId;
+
+fn ended(name: &str) -> Record {
+    Record::Ended(name.parse::<JobId>().unwrap())
+}
+
+fn reopen(dir: &Path) -> (FileJournal, RecoveredJournal) {
+    FileJournal::open(dir, "boot").unwrap()
+}
+
+#[test]
+fn complete_lines_of_another_format_are_saved_and_an_incomplete_line_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = reopen(dir.path());
+    journal.append(&[ended("a")]).unwrap();
+    drop(journal);
+    let aside = dir.path().join("journal.jsonl.unreadable");
+    for (rest, kept) in [("{\"torn", false), ("{\"form\":\"of another version\"}\n{\"torn", true)] {
+        let mut lines = OpenOptions::new().append(true).open(dir.path().join("journal.jsonl")).unwrap();
+        lines.write_all(rest.as_bytes()).unwrap();
+        drop(lines);
+        assert_eq!(reopen(dir.path()).1.records, [ended("a")]);
+        assert_eq!(std::fs::read_to_string(&aside).is_ok_and(|text| text == rest), kept);
+    }
+}
+
+#[test]
+fn appended_records_are_recovered_in_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, found) = reopen(dir.path());
+    assert!(found.records.is_empty() && found.remarks.is_empty());
+    journal.append(&[ended("a"), ended("b")]).unwrap();
+    journal.append(&[ended("c")]).unwrap();
+    drop(journal);
+    assert_eq!(reopen(dir.path()).1.records, [ended("a"), ended("b"), ended("c")]);
+}
+
+#[test]
+fn the_reason_of_a_fault_is_printed_once() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("journal.jsonl")).unwrap();
+    let fault = FileJournal::open(dir.path(), "boot").unwrap_err();
+    let text = crate::error_text::error_chain(&fault);
+    assert_eq!(text.matches("directory (os error").count(), 1, "{text}");
+}
+
+#[test]
+fn reserved_space_holds_no_records() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = reopen(dir.path());
+    if !journal.reserve(10_000) {
+        return println!("skipped: this file system can't reserve space");
+    }
+    journal.append(&[ended("a")]).unwrap();
+    journal.rewrite(&[ended("a")]).unwrap();
+    assert!(journal.reserve(10_000), "a rewrite gives the space back");
+    journal.append(&[ended("b")]).unwrap();
+    drop(journal);
+    let (_, recovered) = reopen(dir.path());
+    assert_eq!((recovered.records, recovered.remarks.len()), (vec![ended("a"), ended("b")], 0));
+}
+
+#[test]
+fn a_rewrite_replaces_only_earlier_records() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = reopen(dir.path());
+    journal.append(&[ended("old")]).unwrap();
+    let before = std::fs::read(dir.path().join("journal.jsonl")).unwrap();
+    journal.rewrite(&[ended("kept")]).unwrap();
+    journal.append(&[ended("new")]).unwrap();
+    drop(journal);
+    assert_eq!(reopen(dir.path()).1.records, [ended("kept"), ended("new")]);
+    // The daemon was killed between the rename and the truncation. The old batches are still there and must not
+    // count again.
+    std::fs::write(dir.path().join("journal.jsonl"), before).unwrap();
+    assert_eq!(reopen(dir.path()).1.records, [ended("kept")]);
+}
+
+#[test]
+fn an_incomplete_last_line_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = reopen(dir.path());
+    journal.append(&[ended("a")]).unwrap();
+    drop(journal);
+    let path = dir.path().join("journal.jsonl");
+    let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+    file.write_all(b"{\"boot_id\":\"boot\",\"numb").unwrap();
+    let (mut journal, found) = reopen(dir.path());
+    assert_eq!((found.records.len(), found.remarks.len()), (1, 1));
+    journal.append(&[ended("b")]).unwrap();
+    drop(journal);
+    assert_eq!(reopen(dir.path()).1.records, [ended("a"), ended("b")]);
+}
+
+#[test]
+fn records_of_another_boot_are_dropped() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = reopen(dir.path());
+    journal.append(&[ended("a")]).unwrap();
+    journal.rewrite(&[ended("a")]).unwrap();
+    journal.append(&[ended("b")]).unwrap();
+    drop(journal);
+    let (_, found) = FileJournal::open(dir.path(), "next boot").unwrap();
+    assert!(found.records.is_empty() && found.remarks.is_empty());
+}
+
+#[test]
+fn an_unreadable_state_file_is_set_aside() {
+    let dir = tempfile::tempdir().unwrap();
+    for (text, word) in [
+        ("not json", "understood"),
+        ("{\"schema\":99,\"boot_id\":\"boot\",\"last\":0,\"records\":[]}", "schema 99"),
+    ] {
+        std::fs::write(dir.path().join("state.json"), text).unwrap();
+        let (_, found) = reopen(dir.path());
+        assert!(found.remarks[0].contains(word), "{:?}", found.remarks);
+        assert!(dir.path().join("state.json.unreadable").exists());
+    }
+}
+
+#[test]
+fn a_second_daemon_on_the_same_directory_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let _first = reopen(dir.path());
+    let error = FileJournal::open(dir.path(), "boot").unwrap_err().to_string();
+    assert!(error.contains("another pjwd keeps its state there"), "{error}");
+}
+
+#[test]
+fn a_failed_rewrite_keeps_the_old_records() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("state.json.new")).unwrap();
+    let (mut journal, _) = reopen(dir.path());
+    journal.append(&[ended("a")]).unwrap();
+    let error = journal.rewrite(&[ended("b")]).unwrap_err().to_string();
+    assert!(error.contains("state.json") && error.contains("check the directory"), "{error}");
+    drop(journal);
+    assert_eq!(reopen(dir.path()).1.records, [ended("a")]);
+}
+
+#[test]
+fn planted_links_are_not_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    std::fs::write(path("precious"), "precious").unwrap();
+    for name in ["state.json", "state.json.new"] {
+        std::os::unix::fs::symlink(path("precious"), path(name)).unwrap();
+    }
+    let (mut journal, found) = reopen(dir.path());
+    assert!(found.remarks[0].contains("symbolic link"), "{:?}", found.remarks);
+    journal.rewrite(&[ended("a")]).unwrap();
+    drop(journal);
+    assert_eq!(reopen(dir.path()).1.records, [ended("a")]);
+    std::fs::remove_file(path("journal.jsonl")).unwrap();
+    std::os::unix::fs::symlink(path("precious"), path("journal.jsonl")).unwrap();
+    let refusal = FileJournal::open(dir.path(), "boot").unwrap_err().to_string();
+    assert!(refusal.contains("symbolic link; remove it"), "{refusal}");
+    assert_eq!(std::fs::read_to_string(path("precious")).unwrap(), "precious");
+}
