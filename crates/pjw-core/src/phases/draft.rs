@@ -131,9 +131,14 @@ impl Draft<'_> {
         }
     }
 
-    /// Journals that the mask of a thread is the program's own again.
+    /// Journals that the mask of a thread is the program's own again. Except while a cpuset may change the mask.
     pub(crate) fn stop_journaling(&mut self, thread: ThreadId) {
-        if let Some(entry) = self.state.mask_mut(&thread).filter(|entry| entry.journaled_since().is_some()) {
+        let pid = thread.process.pid;
+        let entry = self.state.mask_entry(&thread).filter(|entry| entry.journaled_since().is_some());
+        if entry.is_none_or(|entry| self.state.may_cpuset_change_masks(pid, entry.last_read_at())) {
+            return;
+        }
+        if let Some(entry) = self.state.mask_mut(&thread) {
             entry.stop_journaling();
             self.out.records.push(Record::MaskReleased(thread));
         }

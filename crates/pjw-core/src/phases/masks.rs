@@ -4,7 +4,7 @@
 //! the original becomes inside the grant of its job. Threads that run are pinned to one PU of the target. A thread outside
 //! of the grant is restricted to the grant again; a tighter mask that the program chose inside the grant is its own target.
 
-use crate::basics::{CpuSet, Pid, ProcessId, Pu, ThreadId, prelude::*};
+use crate::basics::{CpuSet, Nanos, Pid, ProcessId, Pu, ThreadId, prelude::*};
 use crate::phases::pinning::{HotThread, ThreadAffinity, choose_pins};
 use crate::phases::{attempts::ReportedAttempts, draft::Draft, observe::make_missing_masks};
 use crate::state::{MaskEntry, Member, MemberThread, WardenState, target_mask};
@@ -269,7 +269,7 @@ fn restore_job(draft: &mut Draft<'_>, id: &JobId) -> Vec<MaskAction> {
         members.into_iter().map(|member| restores_of(draft.state, member)).unzip();
     let (actions, done) = (actions.concat(), done.concat());
     // Only after a full scan: see `restore`.
-    if draft.full && !draft.state.cpusets.has_pending_removal(id) {
+    if draft.full {
         done.into_iter().for_each(|thread| draft.stop_journaling(thread));
     }
     draft.begin_writes(&actions);
@@ -305,9 +305,10 @@ pub(crate) fn restore(draft: &mut Draft<'_>) -> Vec<MaskAction> {
         draft.state.restoring.values().filter(|member| !draft.state.excluded.contains(&member.id.pid));
     for member in released {
         let (restores, _) = restores_of(draft.state, member);
-        let is_in_cpuset = draft.state.cpusets.has_pending_removal(&member.job);
+        let read_at = member.masks_read_at().unwrap_or(Nanos(u64::MAX));
+        let may_change = draft.state.may_cpuset_change_masks(member.id.pid, read_at);
         let is_unread = member.threads.values().all(|thread| thread.mask.is_none() && thread.is_alive());
-        if restores.is_empty() && !is_unread && !is_in_cpuset {
+        if restores.is_empty() && !is_unread && !may_change {
             restored.push(member.id);
         }
         actions.extend(restores);

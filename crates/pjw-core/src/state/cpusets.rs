@@ -93,11 +93,13 @@ impl CpusetRegistry {
         self.managed.get(self.wanted.get(job)?)
     }
 
-    /// Whether the job has a cpuset that is still to be removed, because the job no longer needs it.
-    #[must_use]
-    pub fn has_pending_removal(&self, job: &JobId) -> bool {
-        let to_remove = self.to_remove.iter().filter_map(|path| self.managed.get(path));
-        to_remove.into_iter().any(|managed| managed.job_cpuset.job == *job)
+    /// Whether masks in the cgroup `cgroup` that were read at `read_at` may change: a cpuset around it was written since,
+    /// or is to be removed.
+    pub(crate) fn may_change_masks(&self, cgroup: &str, read_at: Nanos) -> bool {
+        enclosing_paths(cgroup).any(|path| {
+            let history = self.history.get(path);
+            self.to_remove.contains(path) || history.is_some_and(|known| known.has_changed_since(read_at))
+        })
     }
 
     /// Whether pjw moved the process into the cpuset of any job. True until the process exits or the cpuset is

@@ -132,6 +132,20 @@ impl WardenState {
         self.members.of_job(job).chain(self.restoring.values().filter(move |member| member.job == *job))
     }
 
+    /// The tracked processes whose masks a change of this cpuset of a job may change: those of the job, and those of other
+    /// jobs in the cgroup of the cpuset.
+    pub(crate) fn concerned_by_cpuset(&self, job: &JobId, path: &str) -> impl Iterator<Item = &Member> {
+        let inside = self.processes.within_cgroup(path).map(|known| known.process.id.pid);
+        let inside = inside.filter_map(|pid| self.tracked(pid));
+        self.tracked_of(job).chain(inside.filter(move |member| member.job != *job))
+    }
+
+    /// Whether a cpuset may change masks of a process that were read at `read_at`: it was written since, or is to be removed.
+    pub(crate) fn may_cpuset_change_masks(&self, pid: Pid, read_at: Nanos) -> bool {
+        let cgroup = self.process(pid).and_then(|process| process.cgroup.as_deref());
+        cgroup.is_some_and(|cgroup| self.cpusets.may_change_masks(cgroup, read_at))
+    }
+
     /// Returns the PU to which pjw pinned a thread of a job. `None` if pjw did not pin the thread, also if the
     /// program itself bound it to one PU.
     #[must_use]

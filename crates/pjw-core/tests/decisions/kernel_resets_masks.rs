@@ -2,13 +2,16 @@
 //! 6.2). Afterwards every thread that had bound itself is bound again.
 
 use pjw_core::command::{Assign, Command};
+use pjw_core::command_scan::command_scan_request;
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
-use pjw_core::ids::Pid;
+use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::Amount;
-use pjw_core::policy::Policy;
+use pjw_core::policy::{OnExhausted, Policy};
+use pjw_core::reconcile::Decision;
 use pjw_core::topology::Topology;
 
 use super::machine::{Machine, SECOND, assign_of, machine_with, regular_topology, set};
+use super::restore::restart;
 
 const WALL: &str = "/pjw/a";
 
@@ -173,4 +176,47 @@ fn a_mask_that_a_thread_set_shortly_before_hotplug_stays_its_own() {
     rewrite_masks_after_hotplug(&m);
     rounds(&mut m);
     assert_eq!(masks(&m)[1], "0,2");
+}
+
+/// Process 9 bound itself to PU 1 and is in the cpuset of job a. It was assigned to job b, which waits for cores. Its mask
+/// is restored, and no longer in the journal.
+fn waiting_in_the_cpuset_of_another_job() -> Machine {
+    let cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Legacy, affinity_persists: false };
+    let policy = Policy { cpuset_support, on_exhausted: OnExhausted::Wait, ..Policy::default() };
+    let mut m = machine_with(regular_topology(2, 1, 1, 4, 1), policy);
+    m.spawn(7, 1, 0);
+    m.spawn(9, 7, 0);
+    m.bind(9, 9, "1");
+    m.assign("a", 4, &[7]).unwrap();
+    m.assign("b", 8, &[9]).unwrap();
+    m.settle();
+    assert_eq!((m.member(9), m.mask(9, 9)), ("manual:b by Registered".into(), "1".into()));
+    assert_eq!(m.process(9).cgroup, WALL);
+    assert!(m.kept().iter().all(|thread| thread.tid != Tid(9)));
+    m
+}
+
+/// One decision, in which job a gets one core instead of four.
+fn shrink(m: &mut Machine) -> Decision {
+    let commands = [Command::Assign(assign_of("a", Some(Amount::Cores(1))))];
+    let scan = command_scan_request(&mut m.state, &commands);
+    m.cycle(&scan, &commands)
+}
+
+#[test]
+fn a_changed_cpuset_is_read_with_the_processes_of_other_jobs_inside() {
+    let mut m = waiting_in_the_cpuset_of_another_job();
+    let scan = shrink(&mut m).next_scan.unwrap();
+    assert!(scan.threads_of.contains(&Pid(9)), "{scan:?}");
+}
+
+#[test]
+fn a_process_of_another_job_in_a_changed_cpuset_gets_its_mask_back_after_a_restart() {
+    let mut m = waiting_in_the_cpuset_of_another_job();
+    let _ = shrink(&mut m);
+    restart(&mut m, 2);
+    m.settle();
+    m.release("a").unwrap();
+    m.release("b").unwrap();
+    assert_eq!([m.mask(7, 7), m.mask(9, 9)], ["0-7", "1"]);
 }

@@ -28,7 +28,7 @@ fn give_cpuset(m: &mut Machine, cpus: &str) {
 
 /// The daemon exits and another one reads its journal, on a machine with this number of packages of four
 /// cores.
-fn restart(m: &mut Machine, packages: u32) {
+pub(crate) fn restart(m: &mut Machine, packages: u32) {
     let mut state = WardenState::new(regular_topology(packages, 1, 1, 4, 1), &m.policy.housekeeping);
     m.state.records().into_iter().for_each(|record| state.replay(record));
     m.state = state;

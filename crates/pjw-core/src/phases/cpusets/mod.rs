@@ -278,7 +278,7 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
         return;
     }
     if !is_up_to_date || !outside.is_empty() {
-        keep_masks(draft, job);
+        keep_masks(draft, job, path);
     }
     if is_up_to_date {
         draft.state.cpusets.confirm(path);
@@ -332,14 +332,13 @@ fn record_move(draft: &mut Draft<'_>, process: ProcessId, from: &str, to: &str) 
     cgroup
 }
 
-/// Writes to the journal the masks that the threads of a job, and of its processes that are being restored, requested:
-/// a cpuset is about to change their masks.
-fn keep_masks(draft: &mut Draft<'_>, job: &JobId) {
+/// Writes to the journal the masks that threads requested: a change of the cpuset at `path` is about to change their masks.
+fn keep_masks(draft: &mut Draft<'_>, job: &JobId, path: &str) {
     let machine = draft.state.topology.cpus();
     let is_bound = |thread: &MemberThread| {
         thread.mask.as_ref().is_some_and(|entry| !machine.is_subset(entry.original()))
     };
-    let threads = draft.state.tracked_of(job).flat_map(Member::living_threads);
+    let threads = draft.state.concerned_by_cpuset(job, path).flat_map(Member::living_threads);
     let bound: Vec<ThreadId> = threads.filter(|(_, thread)| is_bound(thread)).map(|(id, _)| id).collect();
     bound.into_iter().for_each(|thread| draft.start_journaling(thread));
 }
@@ -368,7 +367,7 @@ fn remove_cpuset(draft: &mut Draft<'_>, path: &str, changes: &mut PendingCpusetC
         return;
     }
     if !managed.unwanted {
-        keep_masks(draft, &job_cpuset.job);
+        keep_masks(draft, &job_cpuset.job, path);
         record(draft, CpusetRecord::Unwanted { path: path.to_owned() });
     }
     if !is_unlimited && !draft.state.cpusets.has_failed_removal(path) {
