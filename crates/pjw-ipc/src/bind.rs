@@ -71,11 +71,40 @@ fn holder(pid: &Option<i32>) -> String {
 pub struct BoundSocket {
     listener: UnixListener,
     path: PathBuf,
-    inode: u64,
-    _lock: Flock<File>,
+    /// The device and inode of the socket file.
+    inode: (u64, u64),
+    lock: Flock<File>,
 }
 
 impl BoundSocket {
+    /// Returns the path of the socket file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns whether clients find the socket: its file was neither removed nor replaced. The same for the lock file.
+    #[must_use]
+    pub fn is_in_place(&self) -> bool {
+        inode_of(&self.path) == Some(self.inode) && is_lock_in_place(&self.path, &self.lock)
+    }
+
+    /// Makes the socket and its lock file again after they were removed. Connections to the former socket stay. Returns the
+    /// new listener for the server, as [`BoundSocket::dup_listener`] does.
+    ///
+    /// # Errors
+    /// As [`bind`].
+    pub fn bind_again(&mut self) -> Result<UnixListener, BindFault> {
+        prepare(&self.path)?;
+        if !is_lock_in_place(&self.path, &self.lock) {
+            self.lock = lock(&self.path)?;
+        }
+        if inode_of(&self.path) != Some(self.inode) {
+            (self.listener, self.inode) = listen_at(&self.path)?;
+        }
+        self.dup_listener().map_err(fault("listen on", &self.path))
+    }
+
     /// Returns a duplicate of the file descriptor of the listening socket, for the server. Dropping the duplicate
     /// does not remove the socket file.
     ///
@@ -89,7 +118,7 @@ impl BoundSocket {
 impl Drop for BoundSocket {
     fn drop(&mut self) {
         // Another process may have put another socket at this path in the meantime.
-        if std::fs::symlink_metadata(&self.path).is_ok_and(|meta| meta.ino() == self.inode) {
+        if std::fs::symlink_metadata(&self.path).is_ok_and(|meta| (meta.dev(), meta.ino()) == self.inode) {
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -105,6 +134,14 @@ pub fn bind(path: &Path) -> Result<BoundSocket, BindFault> {
     if let Some(length) = length_if_too_long(path) {
         return Err(BindFault::TooLong { path: path.to_owned(), length });
     }
+    prepare(path)?;
+    let lock = lock(path)?;
+    let (listener, inode) = listen_at(path)?;
+    Ok(BoundSocket { listener, path: path.to_owned(), inode, lock })
+}
+
+/// Makes the directory of the socket, and checks that nothing but a socket is at its path.
+fn prepare(path: &Path) -> Result<(), BindFault> {
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         std::fs::create_dir_all(dir).map_err(fault("make", dir))?;
     }
@@ -117,7 +154,11 @@ pub fn bind(path: &Path) -> Result<BoundSocket, BindFault> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(fault("look at", path)(error)),
     }
-    let lock = lock(path)?;
+    Ok(())
+}
+
+/// Listens at the path, and replaces a socket file at which no process listens. Returns the device and inode of the file.
+fn listen_at(path: &Path) -> Result<(UnixListener, (u64, u64)), BindFault> {
     if let Listening::Process(pid) = listening(path) {
         // A daemon runs that was started by other means, without the lock.
         return Err(held(path, pid));
@@ -131,8 +172,25 @@ pub fn bind(path: &Path) -> Result<BoundSocket, BindFault> {
     let listener = UnixListener::bind(path).map_err(fault("listen on", path))?;
     std::fs::set_permissions(path, Permissions::from_mode(0o666))
         .map_err(fault("set the permissions of", path))?;
-    let inode = std::fs::symlink_metadata(path).map_err(fault("look at", path))?.ino();
-    Ok(BoundSocket { listener, path: path.to_owned(), inode, _lock: lock })
+    let meta = std::fs::symlink_metadata(path).map_err(fault("look at", path))?;
+    Ok((listener, (meta.dev(), meta.ino())))
+}
+
+/// The device and inode of the file at `path`. `None` if there is no file.
+fn inode_of(path: &Path) -> Option<(u64, u64)> {
+    std::fs::symlink_metadata(path).ok().map(|meta| (meta.dev(), meta.ino()))
+}
+
+fn is_lock_in_place(path: &Path, lock: &File) -> bool {
+    let open = lock.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
+    open.is_some() && open == inode_of(&lock_path(path))
+}
+
+/// The path of the lock file beside the socket at `path`.
+fn lock_path(path: &Path) -> PathBuf {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".lock");
+    PathBuf::from(beside)
 }
 
 fn fault(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> BindFault {
@@ -157,9 +215,7 @@ fn not_a_file() -> io::Error {
 
 /// Takes the lock beside the socket at `path`.
 fn lock(path: &Path) -> Result<Flock<File>, BindFault> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".lock");
-    let beside = PathBuf::from(beside);
+    let beside = lock_path(path);
     let mut options = OpenOptions::new();
     // Through a symbolic link the lock file would be created at the target of the link. Opening a pipe without a reader
     // must not block the start.
@@ -237,6 +293,41 @@ mod tests {
         assert!(refusal(&path).contains("it is not a regular file: remove it"), "{}", refusal(&path));
         let _reader = File::options().read(true).write(true).open(&lock).unwrap();
         assert!(refusal(&path).contains("it is not a regular file"), "a pipe with a reader");
+    }
+
+    #[test]
+    fn a_removed_socket_is_made_again_and_a_second_daemon_is_still_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("below/pjwd.sock");
+        let mut owned = bind(&path).unwrap();
+        let connected = dial(&path, Duration::ZERO).unwrap();
+        let removals: [fn(&Path) -> io::Result<()>; 2] =
+            [|path| std::fs::remove_file(path), |path| std::fs::remove_dir_all(path.parent().unwrap())];
+        for remove in removals {
+            remove(&path).unwrap();
+            assert!(!owned.is_in_place());
+            owned.bind_again().unwrap();
+            assert!(owned.is_in_place());
+            assert_eq!(
+                dial(&path, Duration::ZERO).map(|client| listener_pid(&client)),
+                Ok(Some(std::process::id().cast_signed()))
+            );
+            assert!(refusal(&path).contains("running already"));
+        }
+        drop(connected);
+    }
+
+    #[test]
+    fn a_file_in_place_of_a_removed_socket_is_kept_and_reported() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pjwd.sock");
+        let mut owned = bind(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "precious").unwrap();
+        let fault = owned.bind_again().unwrap_err().to_string();
+        assert!(fault.contains("is a file, not a socket"), "{fault}");
+        drop(owned);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
     }
 
     #[test]

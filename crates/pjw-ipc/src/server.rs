@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use nix::unistd::geteuid;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::spawn_local;
 use tokio::time::sleep;
 use tracing::{debug, warn};
@@ -95,17 +95,38 @@ pub async fn serve<S: Service>(
     listener: StdListener,
     service: Rc<S>,
     limits: ServerLimits,
+    stop: watch::Receiver<bool>,
+) -> std::io::Result<()> {
+    let (_, none) = mpsc::unbounded_channel();
+    serve_successively(listener, none, service, limits, stop).await
+}
+
+/// As [`serve`]. Each listener that comes from `successors` takes the place of the one before, such as one whose socket file
+/// was removed. Connections stay.
+///
+/// # Errors
+/// If a listener cannot be registered with the runtime.
+pub async fn serve_successively<S: Service>(
+    listener: StdListener,
+    mut successors: mpsc::UnboundedReceiver<StdListener>,
+    service: Rc<S>,
+    limits: ServerLimits,
     mut stop: watch::Receiver<bool>,
 ) -> std::io::Result<()> {
-    listener.set_nonblocking(true)?;
-    let listener = UnixListener::from_std(listener)?;
+    let mut listener = registered(listener)?;
     let connections = Connections::new(geteuid().as_raw());
     let unsent = ReplyBudget::new(limits.unsent_bytes);
     let mut failing = false;
     loop {
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            // A successor comes last, so that every connection to the former listener is accepted.
+            biased;
             _ = stop.wait_for(|stop| *stop) => break,
+            accepted = listener.accept() => accepted,
+            Some(successor) = successors.recv() => {
+                listener = registered(successor)?;
+                continue;
+            }
         };
         match accepted {
             Ok((stream, _)) => {
@@ -128,6 +149,11 @@ pub async fn serve<S: Service>(
         () = reject_all(&listener) => {}
     }
     Ok(())
+}
+
+fn registered(listener: StdListener) -> std::io::Result<UnixListener> {
+    listener.set_nonblocking(true)?;
+    UnixListener::from_std(listener)
 }
 
 /// Rejects the connections in the queue of a server that stops.
