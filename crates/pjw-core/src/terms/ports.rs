@@ -44,6 +44,12 @@ pub trait Journal {
     /// If the records could not be written. The changes that they describe must then not be made.
     fn append(&mut self, records: &[Record]) -> Result<(), Self::Fault>;
 
+    /// Returns whether the file is still where a later daemon looks for it. If another program removed it, records must be
+    /// written by [`Journal::rewrite`], which makes it again.
+    fn is_in_place(&self) -> bool {
+        true
+    }
+
     /// Reserves space, so that the next call of [`Journal::append`] with up to `bytes` bytes of records does not fail for
     /// lack of space. Returns whether that is certain.
     fn reserve(&mut self, bytes: u64) -> bool;

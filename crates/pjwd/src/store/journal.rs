@@ -12,17 +12,22 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, Flock, FlockArg, fallocate};
+use nix::fcntl::{FallocateFlags, Flock, fallocate};
+use nix::unistd::Uid;
 use pjw_core::{ports::Journal, record::Record};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use tracing::warn;
 
+use super::lock::{inode_of, is_name_of, lock};
 use crate::host::directories;
 
+/// The names of both files.
+pub const FILES: [&str; 2] = [LINES, STATE];
+const LINES: &str = "journal.jsonl";
+const STATE: &str = "state.json";
 /// The format of both files. A file with another schema is set aside.
 const SCHEMA: u32 = 1;
 /// The journal is rewritten after it has grown by this many bytes.
@@ -66,6 +71,8 @@ pub struct FileJournal {
     dir: PathBuf,
     boot_id: String,
     lines: Flock<File>,
+    /// The device and inode of `state.json`. `None` before the first one is written.
+    state: Option<(u64, u64)>,
     /// The number of the last batch.
     last: u64,
     /// The length in bytes, up to the last complete batch.
@@ -100,22 +107,6 @@ struct Batch {
     records: Vec<Record>,
 }
 
-/// How long to wait for the lock. The files of a killed daemon stay locked until the kernel has removed its BPF
-/// programs, which takes until every task was off its PU once.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
-
-fn lock(mut file: File) -> Result<Flock<File>, Errno> {
-    let deadline = Instant::now() + LOCK_TIMEOUT;
-    loop {
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(locked) => return Ok(locked),
-            Err((unlocked, Errno::EWOULDBLOCK)) if Instant::now() < deadline => file = unlocked,
-            Err((_, errno)) => return Err(errno),
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-}
-
 impl FileJournal {
     /// Opens and locks the journal in the directory `dir`, and reads its records. Records of another boot than
     /// `boot_id` are dropped.
@@ -124,24 +115,14 @@ impl FileJournal {
     /// If the directory is not writable, another daemon holds the lock, or the journal file does not belong to this
     /// user.
     pub fn open(dir: &Path, boot_id: &str) -> Result<(Self, RecoveredJournal), JournalFault> {
-        let path = dir.join("journal.jsonl");
-        let mut options = OpenOptions::new();
-        options.read(true).append(true).create(true).mode(0o600);
-        let file = directories::open_own_file(&path, &mut options)
-            .map_err(|error| JournalFault::new("open", &path, &error))?;
-        let lines = lock(file).map_err(|errno| JournalFault {
-            operation: "lock",
-            path: path.clone(),
-            why: if errno == Errno::EAGAIN { "it is in use".to_owned() } else { errno.to_string() },
-            remedy: "another pjwd keeps its state there: stop it, or choose another --state-dir",
-        })?;
+        let (path, lines) = open_lines(dir)?;
         let mut recovered = RecoveredJournal::default();
         let mut last = read_state(dir, boot_id, &mut recovered);
         let length = read_batches(&lines, dir, boot_id, &mut last, &mut recovered)
             .map_err(|error| JournalFault::new("read", &path, &error))?;
-        let journal =
-            Self { dir: dir.to_owned(), boot_id: boot_id.to_owned(), lines, last, length, reserved: 0 };
-        Ok((journal, recovered))
+        let (state, dir) = (inode_of(&dir.join(STATE)), dir.to_owned());
+        let boot_id = boot_id.to_owned();
+        Ok((Self { dir, boot_id, lines, state, last, length, reserved: 0 }, recovered))
     }
 
     /// Whether the journal has grown by more than 1 MiB since it was last rewritten.
@@ -151,8 +132,38 @@ impl FileJournal {
     }
 
     fn path(&self) -> PathBuf {
-        self.dir.join("journal.jsonl")
+        self.dir.join(LINES)
     }
+
+    /// Makes the directory and an empty `journal.jsonl` in it. The old file has no name any more.
+    fn make_again(&mut self) -> Result<(), JournalFault> {
+        let unusable = |error: anyhow::Error| JournalFault {
+            operation: "make",
+            path: self.dir.clone(),
+            why: crate::error_text::error_chain(error.as_ref()),
+            remedy: "it was removed while pjwd runs",
+        };
+        directories::make_state_directory(&self.dir, Uid::effective().as_raw()).map_err(unusable)?;
+        let (_, lines) = open_lines(&self.dir)?;
+        (self.lines, self.length, self.reserved) = (lines, 0, 0);
+        Ok(())
+    }
+}
+
+/// Opens and locks the file of the batches.
+fn open_lines(dir: &Path) -> Result<(PathBuf, Flock<File>), JournalFault> {
+    let path = dir.join(LINES);
+    let mut options = OpenOptions::new();
+    options.read(true).append(true).create(true).mode(0o600);
+    let file = directories::open_own_file(&path, &mut options)
+        .map_err(|error| JournalFault::new("open", &path, &error))?;
+    let lines = lock(file, |_| false).map_err(|errno| JournalFault {
+        operation: "lock",
+        path: path.clone(),
+        why: if errno == Errno::EAGAIN { "it is in use".to_owned() } else { errno.to_string() },
+        remedy: "another pjwd keeps its state there: stop it, or choose another --state-dir",
+    })?;
+    Ok((path, lines))
 }
 
 impl Journal for FileJournal {
@@ -182,6 +193,11 @@ impl Journal for FileJournal {
         }
     }
 
+    fn is_in_place(&self) -> bool {
+        let has_state = self.state.is_none() || self.state == inode_of(&self.dir.join(STATE));
+        has_state && is_name_of(&self.path(), &self.lines)
+    }
+
     fn reserve(&mut self, bytes: u64) -> bool {
         let end = self.length.saturating_add(bytes);
         if end <= self.reserved {
@@ -198,13 +214,17 @@ impl Journal for FileJournal {
     }
 
     fn rewrite(&mut self, records: &[Record]) -> Result<(), JournalFault> {
+        let was_removed = !self.is_in_place();
+        if !is_name_of(&self.path(), &self.lines) {
+            self.make_again()?;
+        }
         let state = StateFile {
             schema: SCHEMA,
             boot_id: self.boot_id.clone(),
             last: self.last,
             records: records.to_vec(),
         };
-        let path = self.dir.join("state.json");
+        let path = self.dir.join(STATE);
         let fresh = self.dir.join("state.json.new");
         let written = serde_json::to_vec(&state).map_err(io::Error::from).and_then(|bytes| {
             directories::recreate_file(&fresh)?.write_all(&bytes)?;
@@ -215,7 +235,13 @@ impl Journal for FileJournal {
             return Err(JournalFault::new("write", &path, &error));
         }
         self.lines.set_len(0).map_err(|error| JournalFault::new("shorten", &self.path(), &error))?;
-        (self.length, self.reserved) = (0, 0);
+        (self.length, self.reserved, self.state) = (0, 0, inode_of(&path));
+        if was_removed {
+            warn!(
+                directory = %self.dir.display(),
+                "files were removed from the state directory; they were made again from what pjwd knows"
+            );
+        }
         Ok(())
     }
 }
@@ -228,7 +254,7 @@ fn line_of(batch: &Batch) -> io::Result<Vec<u8>> {
 
 /// Reads `state.json`. Returns the number of the last batch in the file.
 fn read_state(dir: &Path, boot_id: &str, recovered: &mut RecoveredJournal) -> u64 {
-    let path = dir.join("state.json");
+    let path = dir.join(STATE);
     let mut text = Vec::new();
     let opened = directories::open_own_file(&path, OpenOptions::new().read(true));
     let read = opened.and_then(|file| file.take(MAX_STATE_BYTES).read_to_end(&mut text));

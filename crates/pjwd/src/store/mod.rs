@@ -1,3 +1,4 @@
-//! The files in the state directory.
+//! The files in the state directory, and the lock against a second daemon.
 
 pub mod journal;
+pub mod lock;

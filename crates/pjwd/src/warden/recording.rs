@@ -31,10 +31,18 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.journal.rewrite(&self.state.records())
     }
 
+    /// Makes the journal again from the state if another program removed it. If that fails, the fault lasts, and each
+    /// cycle tries again.
+    pub fn keep_journal(&mut self) {
+        if self.faults.journal.is_none() && !self.journal.is_in_place() {
+            self.faults.journal = self.rewrite_journal().err().map(|fault| fault.to_string());
+        }
+    }
+
     /// Writes the records of a decision to the journal. After a failed write the journal lacks earlier records on which
-    /// these depend, so then all records of the state are written.
+    /// these depend, so then all records of the state are written. The same if another program removed the journal.
     pub(super) fn write_records(&mut self, records: &[Record]) -> Result<(), J::Fault> {
-        if self.faults.journal.is_none() {
+        if self.faults.journal.is_none() && self.journal.is_in_place() {
             return self.journal.append(records);
         }
         self.rewrite_journal()?;
@@ -61,8 +69,9 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let records = records.sum::<Option<usize>>().filter(|&records| records <= MAX_RESERVED_RECORDS);
         let size = records.map(|records| records_size(records, self.state.topology.cpus()));
         // After a failed write the whole state is written, for which no space is reserved.
-        let is_reserved =
-            self.faults.journal.is_none() && size.is_some_and(|size| self.journal.reserve(size));
+        let is_reserved = self.faults.journal.is_none()
+            && self.journal.is_in_place()
+            && size.is_some_and(|size| self.journal.reserve(size));
         (!is_reserved).then(|| self.state.clone())
     }
 

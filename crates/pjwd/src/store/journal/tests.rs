@@ -142,6 +142,48 @@ fn a_failed_rewrite_keeps_the_old_records() {
 }
 
 #[test]
+fn removed_files_are_made_again_by_a_rewrite() {
+    let dir = tempfile::tempdir().unwrap();
+    let state_dir = dir.path().join("state");
+    std::fs::create_dir(&state_dir).unwrap();
+    let (mut journal, _) = reopen(&state_dir);
+    journal.append(&[ended("a")]).unwrap();
+    journal.rewrite(&[ended("a")]).unwrap();
+    let remove = |name: &str| std::fs::remove_file(state_dir.join(name)).unwrap();
+    let removals: [&dyn Fn(); 3] = [&|| remove("journal.jsonl"), &|| remove("state.json"), &|| {
+        std::fs::rename(&state_dir, dir.path().join("elsewhere")).unwrap()
+    }];
+    for remove in removals {
+        assert!(journal.is_in_place());
+        remove();
+        assert!(!journal.is_in_place());
+        journal.rewrite(&[ended("a")]).unwrap();
+        journal.append(&[ended("b")]).unwrap();
+        let copy = tempfile::tempdir().unwrap();
+        for name in FILES {
+            std::fs::copy(state_dir.join(name), copy.path().join(name)).unwrap();
+        }
+        assert_eq!(reopen(copy.path()).1.records, [ended("a"), ended("b")]);
+        journal.rewrite(&[ended("a")]).unwrap();
+    }
+}
+
+#[test]
+fn a_directory_that_cannot_be_made_again_is_a_fault_until_it_can() {
+    let dir = tempfile::tempdir().unwrap();
+    let state_dir = dir.path().join("state");
+    std::fs::create_dir(&state_dir).unwrap();
+    let (mut journal, _) = reopen(&state_dir);
+    std::fs::remove_dir_all(&state_dir).unwrap();
+    std::fs::write(&state_dir, "").unwrap();
+    let fault = journal.rewrite(&[ended("a")]).unwrap_err().to_string();
+    assert!(fault.contains(&format!("can't make {}", state_dir.display())), "{fault}");
+    std::fs::remove_file(&state_dir).unwrap();
+    journal.rewrite(&[ended("a")]).unwrap();
+    assert!(journal.is_in_place());
+}
+
+#[test]
 fn planted_links_are_not_followed() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);

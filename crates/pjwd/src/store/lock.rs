@@ -1,0 +1,307 @@
+//! The lock by which one pjwd serves a machine, or a user.
+//!
+//! The lock file is at a path that depends on the user only: not on the configuration, the socket or the state directory.
+//! The kernel drops the lock when the process ends (flock(2)). The file names the process that holds it, for the message
+//! to a second one. Only its owner may open the file: with any descriptor of it, another user could take the lock.
+
+use std::fmt;
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use nix::unistd::Uid;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::host::directories;
+
+/// The name of the lock file in the user's runtime directory.
+const FILE_NAME: &str = "warden.lock";
+/// How long to wait for a lock. The files of a killed daemon stay locked until the kernel has removed its BPF
+/// programs, which takes until every task was off its PU once.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// How long to wait for a lock of a process that is alive: it may have been killed and not yet begun to end.
+const TIMEOUT_OF_LIVING: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// The most bytes that are read from a lock file: two paths and a number.
+const MAX_BYTES: u64 = 64 << 10;
+/// How often the file may be removed by another process while the lock is taken.
+const MAX_ATTEMPTS: usize = 10;
+
+/// Takes the lock of a file. Waits while the kernel may still hold the files of a daemon that was killed. `is_alive` says
+/// whether the process that has the lock runs.
+pub(super) fn lock(mut file: File, is_alive: impl Fn(&File) -> bool) -> Result<Flock<File>, Errno> {
+    let begun = Instant::now();
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(locked) => return Ok(locked),
+            Err((unlocked, Errno::EWOULDBLOCK)) => {
+                let timeout = if is_alive(&unlocked) { TIMEOUT_OF_LIVING } else { TIMEOUT };
+                if begun.elapsed() >= timeout {
+                    return Err(Errno::EWOULDBLOCK);
+                }
+                file = unlocked;
+            }
+            Err((_, errno)) => return Err(errno),
+        }
+        thread::sleep(POLL_INTERVAL);
+    }
+}
+
+/// The device and inode of the file at `path`. `None` if there is no file.
+pub(super) fn inode_of(path: &Path) -> Option<(u64, u64)> {
+    std::fs::symlink_metadata(path).ok().map(|meta| (meta.dev(), meta.ino()))
+}
+
+/// Whether `path` is the name of the open file `file`.
+pub(super) fn is_name_of(path: &Path, file: &File) -> bool {
+    let open = file.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
+    open.is_some() && open == inode_of(path)
+}
+
+/// The pjwd that holds the lock, as the lock file names it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LockHolder {
+    pid: u32,
+    /// `None` for `pjwd --release-all`, which has no socket.
+    socket: Option<String>,
+    state_dir: String,
+}
+
+impl LockHolder {
+    /// This process, with its socket and its state directory.
+    #[must_use]
+    pub fn this_process(socket: Option<&Path>, state_dir: &Path) -> Self {
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        Self { pid: std::process::id(), socket: socket.map(text), state_dir: text(state_dir) }
+    }
+
+    fn read(mut file: &File) -> Option<Self> {
+        let mut text = Vec::new();
+        file.rewind().ok()?;
+        file.take(MAX_BYTES).read_to_end(&mut text).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    /// Whether the process runs. A process that ends has no program file any more before its files are closed (do_exit
+    /// in kernel/exit.c).
+    fn is_alive(&self) -> bool {
+        std::fs::read_link(format!("/proc/{}/exe", self.pid)).is_ok()
+    }
+}
+
+impl fmt::Display for LockHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {}, ", self.pid)?;
+        match &self.socket {
+            Some(socket) => write!(f, "socket {socket:?}, ")?,
+            None => write!(f, "which releases all jobs, ")?,
+        }
+        write!(f, "state directory {:?}", self.state_dir)
+    }
+}
+
+/// The reason why the lock can't be taken.
+#[derive(Debug, Error)]
+pub enum LockFault {
+    /// Another pjwd has it.
+    #[error("another pjwd runs {serves}{}: stop it first (for tests, --beside runs a second one beside it)", of_holder(.holder))]
+    Held {
+        /// For whom the other one runs: `on this machine`.
+        serves: String,
+        /// The other one. `None` if the file does not name it.
+        holder: Option<LockHolder>,
+    },
+    /// The file can't be used.
+    #[error("can't lock {path} against a second pjwd: {why}; {remedy}", path = path.display())]
+    Unusable {
+        /// The path of the lock file.
+        path: PathBuf,
+        /// The reason.
+        why: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+}
+
+fn of_holder(holder: &Option<LockHolder>) -> String {
+    holder.as_ref().map(|holder| format!(" ({holder})")).unwrap_or_default()
+}
+
+/// The lock by which one pjwd serves a machine (as root) or a user. It ends with this value or with the process.
+#[derive(Debug)]
+pub struct WardenLock {
+    path: PathBuf,
+    holder: LockHolder,
+    file: Flock<File>,
+}
+
+impl WardenLock {
+    /// Takes the lock in the directory `dir`, which must be the same for each daemon of the user. Makes the directory.
+    ///
+    /// # Errors
+    /// If another pjwd has the lock, or the file or the directory can't be used: another user made it, or it is a link or a
+    /// pipe.
+    pub fn take(dir: &Path, holder: LockHolder) -> Result<Self, LockFault> {
+        let path = dir.join(FILE_NAME);
+        let file = lock_file(&path, &holder)?;
+        Ok(Self { path, holder, file })
+    }
+
+    /// Returns the path of the lock file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Takes the lock again if the file was removed or replaced: another daemon would make a new file and lock it. Returns
+    /// whether that was necessary.
+    ///
+    /// # Errors
+    /// As [`WardenLock::take`]. If another daemon has taken the lock, it runs too.
+    pub fn keep(&mut self) -> Result<bool, LockFault> {
+        if is_name_of(&self.path, &self.file) {
+            return Ok(false);
+        }
+        self.file = lock_file(&self.path, &self.holder)?;
+        Ok(true)
+    }
+}
+
+fn lock_file(path: &Path, holder: &LockHolder) -> Result<Flock<File>, LockFault> {
+    let unusable = |why: String, remedy| LockFault::Unusable { path: path.to_owned(), why, remedy };
+    let uid = Uid::effective().as_raw();
+    if let Some(dir) = path.parent() {
+        let made = directories::make_default_directory(dir, uid);
+        made.map_err(|error| {
+            unusable(crate::error_text::error_chain(error.as_ref()), "--beside needs no lock")
+        })?;
+    }
+    let of_io = |error: io::Error| match error.raw_os_error() {
+        Some(_) => unusable(error.to_string(), "make its directory writable"),
+        None => unusable(error.to_string(), "remove it"),
+    };
+    for _ in 0..MAX_ATTEMPTS {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let file = directories::open_own_file(path, &mut options).map_err(of_io)?;
+        let is_alive = |file: &File| LockHolder::read(file).is_some_and(|holder| holder.is_alive());
+        // A second descriptor, to read from after the lock was refused.
+        let again = file.try_clone().map_err(of_io)?;
+        let locked = lock(file, is_alive).map_err(|errno| match errno {
+            Errno::EWOULDBLOCK => {
+                let serves = if uid == 0 { "on this machine".to_owned() } else { format!("for user {uid}") };
+                LockFault::Held { serves, holder: LockHolder::read(&again) }
+            }
+            other => of_io(other.into()),
+        })?;
+        // Another process may have removed the file before it was locked.
+        if !is_name_of(path, &locked) {
+            continue;
+        }
+        write(&locked, holder).map_err(of_io)?;
+        return Ok(locked);
+    }
+    Err(unusable("it is removed again and again".to_owned(), "find out which program removes it"))
+}
+
+fn write(mut file: &File, holder: &LockHolder) -> io::Result<()> {
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    let mut text = serde_json::to_vec(holder)?;
+    text.push(b'\n');
+    file.set_len(0)?;
+    file.rewind()?;
+    file.write_all(&text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use nix::sys::stat::Mode;
+
+    use super::*;
+
+    fn holder(state_dir: &str) -> LockHolder {
+        LockHolder::this_process(Some(Path::new("/tmp/a.sock")), Path::new(state_dir))
+    }
+
+    fn runtime_dir() -> tempfile::TempDir {
+        tempfile::tempdir().unwrap()
+    }
+
+    #[test]
+    fn a_second_lock_is_refused_and_names_the_first() {
+        let dir = runtime_dir();
+        let first = WardenLock::take(dir.path(), holder("/tmp/state of one")).unwrap();
+        let refusal = WardenLock::take(dir.path(), holder("/tmp/two")).unwrap_err().to_string();
+        let expected = format!(
+            "(process {}, socket \"/tmp/a.sock\", state directory \"/tmp/state of one\"): stop it first",
+            std::process::id()
+        );
+        assert!(refusal.contains(&expected) && refusal.contains("--beside"), "{refusal}");
+        assert_eq!(refusal.lines().count(), 1);
+        drop(first);
+        WardenLock::take(dir.path(), holder("/tmp/two")).unwrap();
+    }
+
+    #[test]
+    fn a_removed_lock_file_is_made_again_and_still_keeps_a_second_daemon_away() {
+        let dir = runtime_dir();
+        let mut lock = WardenLock::take(dir.path(), holder("/tmp/one")).unwrap();
+        assert!(!lock.keep().unwrap(), "nothing happened");
+        std::fs::remove_file(dir.path().join(FILE_NAME)).unwrap();
+        assert!(lock.keep().unwrap());
+        assert!(matches!(WardenLock::take(dir.path(), holder("/tmp/two")), Err(LockFault::Held { .. })));
+        std::fs::remove_dir_all(dir.path()).unwrap();
+        assert!(lock.keep().unwrap(), "also the directory");
+        assert!(matches!(WardenLock::take(dir.path(), holder("/tmp/two")), Err(LockFault::Held { .. })));
+    }
+
+    #[test]
+    fn a_daemon_that_came_in_while_the_lock_file_was_removed_is_named() {
+        let dir = runtime_dir();
+        let mut lock = WardenLock::take(dir.path(), holder("/tmp/one")).unwrap();
+        std::fs::remove_file(dir.path().join(FILE_NAME)).unwrap();
+        let second = WardenLock::take(dir.path(), holder("/tmp/two")).unwrap();
+        let fault = lock.keep().unwrap_err().to_string();
+        assert!(fault.contains("state directory \"/tmp/two\""), "{fault}");
+        drop(second);
+        assert!(lock.keep().unwrap(), "the lock is taken again after its end");
+    }
+
+    #[test]
+    fn a_pipe_a_link_or_a_directory_in_place_of_the_lock_file_is_refused_at_once() {
+        let dir = runtime_dir();
+        let path = dir.path().join(FILE_NAME);
+        let refusal = || WardenLock::take(dir.path(), holder("/tmp/one")).unwrap_err().to_string();
+        nix::unistd::mkfifo(&path, Mode::S_IRWXU).unwrap();
+        assert!(refusal().contains("it is not a regular file; remove it"), "{}", refusal());
+        std::fs::remove_file(&path).unwrap();
+        let target = dir.path().join("target");
+        symlink(&target, &path).unwrap();
+        assert!(refusal().contains("it is a symbolic link; remove it"), "{}", refusal());
+        assert!(!target.exists(), "no file was made through the link");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        assert!(refusal().contains(&format!("can't lock {}", path.display())), "{}", refusal());
+    }
+
+    #[test]
+    fn a_lock_file_is_readable_by_its_owner_only_and_one_without_a_name_is_refused_too() {
+        let dir = runtime_dir();
+        let path = dir.path().join(FILE_NAME);
+        std::fs::write(&path, "{torn").unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
+        let lock = WardenLock::take(dir.path(), holder("/tmp/one")).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        lock.file.set_len(0).unwrap();
+        let refusal = WardenLock::take(dir.path(), holder("/tmp/two")).unwrap_err().to_string();
+        assert!(refusal.contains("another pjwd runs") && !refusal.contains("process"), "{refusal}");
+    }
+}
