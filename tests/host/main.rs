@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // a test may fail
 #![allow(missing_docs, unreachable_pub)]
 
+mod abandoned;
 mod bad_input;
 mod beside;
 mod confining;

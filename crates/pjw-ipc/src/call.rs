@@ -310,6 +310,13 @@ impl Call {
             _ => Err(CallError::MethodNotFound(method.to_owned())),
         }
     }
+
+    /// Whether the call is of no use once its caller has hung up: it takes cores for the caller, or its answer is
+    /// costly. Such a call ends with its connection. A release is carried out also for a caller that has hung up:
+    /// the epilog of a batch system runs once, and does not repeat a release that took too long.
+    pub(crate) fn is_void_without_caller(&self) -> bool {
+        matches!(self, Call::Assign(_) | Call::Defrag | Call::Plan | Call::PlanDefrag)
+    }
 }
 
 /// Checks the parameters of a method that has none.

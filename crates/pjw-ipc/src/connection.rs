@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::rc::Rc;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -13,6 +14,7 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Duration, Instant, sleep, timeout, timeout_at};
+use tracing::{debug, info};
 
 use crate::call::{self, Call, CallError, Reply};
 use crate::service::{Peer, Replies, ServerLimits, Service};
@@ -125,7 +127,8 @@ pub(crate) async fn serve_connection<S: Service>(
         };
         let oneway = request.oneway;
         let more = request.more && !oneway;
-        match answer(&*service, peer, request, more).await {
+        match answer(&*service, peer, request, &mut reader).await {
+            Ok(Outgoing::Abandoned(end)) => return Err(end),
             _ if oneway => {}
             Ok(Outgoing::Plain(parameters)) => writer.reply(parameters, false).await?,
             Ok(Outgoing::Own(Replies::Once(reply))) => writer.reply(reply, false).await?,
@@ -138,17 +141,19 @@ pub(crate) async fn serve_connection<S: Service>(
     }
 }
 
-/// A reply to send: of our own interface, or of the interface `org.varlink.service`.
+/// A reply to send: of our own interface, or of the interface `org.varlink.service`. Or none, because the client has
+/// hung up.
 enum Outgoing {
     Plain(Map<String, Value>),
     Own(Replies),
+    Abandoned(io::Error),
 }
 
 async fn answer<S: Service>(
     service: &S,
     peer: Peer,
     request: Request,
-    more: bool,
+    reader: &mut Reader,
 ) -> Result<Outgoing, CallError> {
     let parameters = request.parameters.unwrap_or_else(|| json!({}));
     match request.method.strip_prefix("org.varlink.service.") {
@@ -159,8 +164,31 @@ async fn answer<S: Service>(
         Some(_) => Err(CallError::MethodNotFound(request.method)),
         None => {
             let call = Call::parse(&request.method, Some(parameters))?;
-            service.call(peer, call, more).await.map(Outgoing::Own)
+            let more = request.more && !request.oneway;
+            // The caller of a oneway call may hang up at once.
+            if request.oneway || !call.is_void_without_caller() {
+                return service.call(peer, call, more).await.map(Outgoing::Own);
+            }
+            if reader.is_closed() {
+                log_dropped(peer, &request.method);
+                return Ok(Outgoing::Abandoned(io::ErrorKind::UnexpectedEof.into()));
+            }
+            tokio::select! {
+                biased;
+                replies = service.call(peer, call, more) => replies.map(Outgoing::Own),
+                end = reader.hang_up() => Ok(Outgoing::Abandoned(end)),
+            }
         }
+    }
+}
+
+/// Logs that a call is dropped. Calls of users are only debug messages, because they could fill the log.
+fn log_dropped(peer: Peer, method: &str) {
+    let Peer { uid, pid, .. } = peer;
+    if uid == 0 || uid == geteuid().as_raw() {
+        info!(uid, pid, "{method} is dropped: its caller has hung up");
+    } else {
+        debug!(uid, pid, "{method} is dropped: its caller has hung up");
     }
 }
 

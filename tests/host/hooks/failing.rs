@@ -6,9 +6,11 @@ use std::path::Path;
 use nix::sys::signal::Signal;
 use pjw_tests::daemon::Daemon;
 use pjw_tests::programs::program_path;
+use pjw_tests::waiting::wait_until;
 
 use super::slurm::{EPILOG, PROLOG};
 use super::{Call, hook_path, installed_hook, write_executable};
+use crate::processes::has_two_cores;
 
 /// Returns the call of the prolog, as by Slurm.
 fn prolog(dir: &Path, socket: &Path) -> Call {
@@ -59,6 +61,20 @@ fn a_daemon_that_hangs_delays_no_job() {
     daemon.signal(Signal::SIGSTOP);
     check_job_is_not_delayed(daemon.dir(), &daemon.socket(), "within 1.");
     daemon.signal(Signal::SIGCONT);
+}
+
+#[test]
+fn a_prolog_that_gave_up_leaves_no_reservation() {
+    if !has_two_cores() {
+        return;
+    }
+    let daemon = Daemon::start("");
+    daemon.signal(Signal::SIGSTOP);
+    prolog(daemon.dir(), &daemon.socket()).assert_warning("within 1.");
+    daemon.signal(Signal::SIGCONT);
+    wait_until("the daemon reports the request", || daemon.log().contains("hung up"));
+    assert!(daemon.status().jobs.is_empty());
+    prolog(daemon.dir(), &daemon.socket()).assert_silent_success();
 }
 
 #[test]

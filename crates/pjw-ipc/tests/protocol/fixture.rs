@@ -205,6 +205,12 @@ impl Running {
         self.gate.send(true).unwrap();
     }
 
+    /// Waits until `calls` calls of `slow` wait at the gate.
+    pub(crate) fn wait_for_slow_calls(&self, calls: usize) {
+        // The service itself has one receiver.
+        until("the calls that wait are as many as expected", || self.gate.receiver_count() == calls + 1);
+    }
+
     pub(crate) fn tell_to_stop(&self) {
         self.stop.send(true).unwrap();
     }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // a test may fail
 #![allow(missing_docs)]
 
+mod abandoned;
 mod bounds;
 mod client;
 mod descriptors;

@@ -21,7 +21,7 @@ use tokio::sync::{oneshot, watch};
 use tracing::{debug, warn};
 
 use super::lateness::{Lateness, reaction_time};
-use super::{budget::CpuBudget, dry_runs::DryRunQueue, triggers::CycleTriggers};
+use super::{abandoned, budget::CpuBudget, dry_runs::DryRunQueue, triggers::CycleTriggers};
 use crate::config::{Config, ConfigError};
 use crate::control::admission::AdmissionRules;
 use crate::control::inbox::{Inbox, Message};
@@ -150,6 +150,9 @@ impl EventLoop {
             let mut pending = PendingCommands::new();
             for message in self.inbox.take_messages() {
                 match message {
+                    Message::Command { command, reply } if reply.is_closed() => {
+                        self.publisher.publish_events(abandoned::dropped(&command).into_iter().collect());
+                    }
                     Message::Command { command, reply } => pending.push((command, reply)),
                     Message::Query { query, answer } => self.answer(query, answer),
                     Message::Reload { reply } => {
@@ -324,7 +327,9 @@ impl EventLoop {
         let snapshot = self.publisher.publish_status(&self.warden, &warnings, &dirty, health);
         self.meter.publish(snapshot, self.warden.state());
         for (reply, result) in replies.into_iter().zip(results) {
-            let _ = reply.send(result);
+            if let Err(result) = reply.send(result) {
+                abandoned::log_unanswered(&result);
+            }
         }
         if outcomes.len() >= TRIM_ACTIONS {
             drop(outcomes);

@@ -1,5 +1,6 @@
-//! The event loop, its triggers, its CPU budget and its lateness.
+//! The event loop, its triggers, its CPU budget, its priority and its lateness.
 
+mod abandoned;
 pub mod budget;
 pub mod dry_runs;
 pub mod event_loop;

@@ -1,0 +1,37 @@
+//! Commands whose callers have hung up, such as a hook whose timeout has passed.
+//!
+//! A command that waits when its caller hangs up is dropped: it would take cores for nobody. Except a release, whose
+//! connection does not end it. A command that is being carried out is carried out to its end. A job that it made stays,
+//! because a hook that gave up does not stop its job: the job begins, and is found on its cores.
+
+use pjw_core::command::{Assign, Command, Reply};
+use pjw_core::event::{Event, EventKind};
+use pjw_core::refusal::Refusal;
+use tracing::{debug, info};
+
+/// The event that a command is not carried out because its caller has hung up. `None` for a command without a job, and
+/// for a command of a user: users could fill the log.
+pub(super) fn dropped(command: &Command) -> Option<Event> {
+    let text = "not carried out: the caller hung up before pjwd began with the request";
+    match command {
+        Command::Assign(Assign { job, caller, .. }) | Command::Release { job, caller } if caller.admin => {
+            Some(Event::new(EventKind::Refused, text).with_job(job))
+        }
+        command => {
+            debug!(?command, "{text}");
+            None
+        }
+    }
+}
+
+/// Logs that a command was carried out and its caller has hung up before the answer.
+pub(super) fn log_unanswered(result: &Result<Reply, Refusal>) {
+    if let Ok(Reply::Assigned(job)) = result {
+        info!(
+            job = %job.id,
+            "{}: the caller hung up while the request was carried out; the job stays, without a process until \
+             reservation_timeout has passed",
+            job.id
+        );
+    }
+}
