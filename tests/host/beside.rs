@@ -1,13 +1,20 @@
 //! One daemon serves a machine or a user. Another one runs beside it only with `--beside`, with cgroups of its own.
 
 use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
 
+use nix::unistd::Uid;
 use pjw_core::cpuset_group::CgroupOwner;
+use pjw_ipc::client::runtime_dir;
 use pjw_ipc::wire::Status;
 use pjw_tests::cpusets::cgroup_of_process;
 use pjw_tests::daemon::{Daemon, Enforcement};
 use pjw_tests::private_daemon::PrivateDaemon;
-use pjw_tests::programs::program_dir;
+use pjw_tests::programs::{program_dir, program_path};
+use pjw_tests::skipping::skip;
+use pjw_tests::waiting::{wait_for, wait_until};
 use serde_json::{Value, json};
 
 use crate::processes::{Shell, has_cpusets, has_two_cores, masks};
@@ -47,5 +54,91 @@ fn two_daemons_beside_each_other_keep_jobs_of_one_name_in_cgroups_of_their_own()
     assert_eq!(cgroup_of_process(shells[0].pid()).as_ref(), Some(&cgroups[0]));
     first.release("a").unwrap();
     assert_eq!(masks(&shells.each_ref().map(Shell::pid)), before);
-    assert_eq!(pjw_tests::cpusets::remaining_cgroups(first.tag()), Vec::<std::path::PathBuf>::new());
+    assert_eq!(pjw_tests::cpusets::remaining_cgroups(first.tag()), Vec::<PathBuf>::new());
+}
+
+/// Returns the path of the lock of this user, or of the machine for root.
+fn lock_path() -> PathBuf {
+    runtime_dir(Uid::effective().as_raw(), None).join("warden.lock")
+}
+
+/// Returns the command that starts a daemon in the directory of a private one, but alone.
+fn alone(private: &PrivateDaemon) -> Command {
+    let mut command = Command::new(program_path("pjwd"));
+    command.args(private.command().get_args().filter(|argument| *argument != "--beside"));
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+/// A daemon that runs alone. It is killed when this value is dropped.
+struct Lone(Child);
+
+impl Drop for Lone {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Lone {
+    /// Starts the daemon and waits until it answers. `None`, with a report, if another daemon serves this machine or user.
+    fn start(private: &PrivateDaemon) -> Option<Self> {
+        let mut lone = Self(alone(private).spawn().unwrap());
+        let answers = wait_for("the daemon answers or ends", || {
+            let has_ended = lone.0.try_wait().unwrap().is_some();
+            let answers = private.call::<Value>("GetStatus", &json!({})).is_ok();
+            (has_ended || answers).then_some(answers)
+        });
+        if answers {
+            return Some(lone);
+        }
+        let mut stderr = String::new();
+        io::Read::read_to_string(&mut lone.0.stderr.take().unwrap(), &mut stderr).unwrap();
+        assert!(stderr.contains("another pjwd runs"), "{stderr}");
+        skip(format_args!("{stderr}"));
+        None
+    }
+}
+
+fn check_refused(refused: &Output, first: &Lone, private: &PrivateDaemon) {
+    let stderr = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!((refused.status.code(), stderr.lines().count()), (Some(1), 1), "{stderr}");
+    let named = format!(
+        "process {}, socket {:?}, state directory {:?}",
+        first.0.id(),
+        private.socket(),
+        private.state_dir()
+    );
+    assert!(stderr.contains(&named) && stderr.contains("stop it") && stderr.contains("--beside"), "{stderr}");
+}
+
+fn release_all_alone(state_dir: &Path) -> Output {
+    let mut command = Command::new(program_path("pjwd"));
+    command.args(["--release-all", "--state-dir"]).arg(state_dir).output().unwrap()
+}
+
+#[test]
+fn a_second_daemon_is_refused_and_the_first_is_named_until_the_first_is_killed() {
+    // It also keeps the other tests of this program from starting a daemon meanwhile.
+    let mut private = Daemon::start("");
+    private.stop();
+    let other = PrivateDaemon::new(program_dir(), "").unwrap();
+    let Some(first) = Lone::start(&private) else { return };
+    check_refused(&alone(&other).output().unwrap(), &first, &private);
+    assert!(!other.socket().exists() && !other.state_dir().join("journal.jsonl").exists());
+    check_refused(&release_all_alone(&other.state_dir()), &first, &private);
+    check_refused(&release_all_alone(&private.state_dir()), &first, &private);
+    assert!(!status(&private).warnings.iter().any(|warning| warning.code == "beside"));
+
+    // The lock file is removed: the daemon makes it again.
+    std::fs::remove_file(lock_path()).unwrap();
+    wait_until("the lock is there again", || std::fs::read(lock_path()).is_ok_and(|text| !text.is_empty()));
+    check_refused(&alone(&other).output().unwrap(), &first, &private);
+    if Uid::effective().is_root() {
+        let mut flock = Command::new("flock");
+        flock.arg("--nonblock").arg(lock_path()).arg("true").uid(65_534).gid(65_534);
+        assert!(!flock.output().unwrap().status.success(), "another user can't take the lock");
+    }
+    drop(first);
+    assert!(Lone::start(&other).is_some(), "the lock ends with the process");
 }

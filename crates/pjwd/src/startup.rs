@@ -12,14 +12,14 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{Uid, User, gettid};
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport, ids, state::WardenState, topology::Topology};
-use pjw_ipc::bind::{BoundSocket, bind};
+use pjw_ipc::bind::bind;
 use pjw_ipc::client::runtime_dir;
-use pjw_ipc::server::{ServerLimits, serve};
+use pjw_ipc::server::{ServerLimits, serve_successively};
 use pjw_linux::sys::{affinity, clock};
 use pjw_linux::topology::{TopologySource, load};
 use pjw_linux::{node::LinuxNode, probe, sys::own_usage::limit_allocator_cache, systemd::activation};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::config::{Config, Settings};
@@ -27,10 +27,11 @@ use crate::control::inbox::{Message, Outbox, message_channel};
 use crate::host::{directories, notify, task_scan};
 use crate::metrics::meter::{Meter, MetricsReceiver};
 use crate::run::event_loop::{EventLoop, LoopSettings};
+use crate::run::own_files::{OwnFiles, SocketFile};
+use crate::store::{journal::FileJournal, lock::LockHolder, lock::WardenLock};
 use crate::{
     control::admission::AdmissionRules, control::server::ControlService, error_text, host::logging::Logging,
-    metrics, options::DaemonOptions, store::journal::FileJournal, undo, view::status::Publisher,
-    view::topology_tree, warden::Warden,
+    metrics, options::DaemonOptions, undo, view::status::Publisher, view::topology_tree, warden::Warden,
 };
 
 /// How long the loop may take to stop.
@@ -84,7 +85,9 @@ fn check_config(options: &DaemonOptions) -> anyhow::Result<()> {
 fn release_all(options: &DaemonOptions) -> anyhow::Result<()> {
     let xdg = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let usual = || runtime_dir(Uid::effective().as_raw(), xdg.as_deref());
-    let undone = undo::release_all(&options.state_dir.clone().unwrap_or_else(usual), options.beside)?;
+    let state_dir = options.state_dir.clone().unwrap_or_else(usual);
+    let _lock = take_lock(options, LockHolder::this_process(None, &state_dir))?;
+    let undone = undo::release_all(&state_dir, options.beside)?;
     for remark in &undone.remarks {
         writeln!(std::io::stderr(), "pjwd: {remark}").context("can't print")?;
     }
@@ -92,6 +95,13 @@ fn release_all(options: &DaemonOptions) -> anyhow::Result<()> {
         writeln!(std::io::stdout(), "{job} released").context("can't print")?;
     }
     Ok(())
+}
+
+/// Takes the lock by which one daemon serves this machine, or this user. `None` if the daemon is to run beside another.
+fn take_lock(options: &DaemonOptions, holder: LockHolder) -> anyhow::Result<Option<WardenLock>> {
+    // Not the directory that XDG_RUNTIME_DIR names: each daemon of the user must use the same.
+    let dir = runtime_dir(Uid::effective().as_raw(), None);
+    Ok((!options.beside).then(|| WardenLock::take(&dir, holder)).transpose()?)
 }
 
 fn checked_config(
@@ -117,12 +127,17 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let xdg = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let own_dir = runtime_dir(uid, xdg.as_deref());
     let state_dir = options.state_dir.clone().unwrap_or_else(|| own_dir.clone());
-    let socket_path = options.socket.clone().unwrap_or_else(|| own_dir.join("pjwd.sock"));
+    let passed = passed_listener()?;
+    let passed_path = passed.as_ref().map(address_of);
+    let default_path = || options.socket.clone().unwrap_or_else(|| own_dir.join("pjwd.sock"));
+    let socket_path = passed_path.flatten().unwrap_or_else(default_path);
+    let lock = take_lock(options, LockHolder::this_process(Some(&socket_path), &state_dir))?;
     if options.socket.is_none() || options.state_dir.is_none() {
         directories::make_default_directory(&own_dir, uid)?;
     }
     directories::make_state_directory(&state_dir, uid)?;
-    let (listener, owned) = listen(&socket_path)?;
+    let (listener, socket_file) = listen(passed, &socket_path)?;
+    let own_files = OwnFiles::new(lock, socket_file, state_dir.clone());
     let (journal, recovered) = FileJournal::open(&state_dir, &clock::boot_id())?;
     for remark in &recovered.remarks {
         warn!("{remark}");
@@ -163,8 +178,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let loop_handle = loop_handle.context("can't start the thread of the event loop")?;
     let (control, record_events) = ControlService::new(outbox.clone(), published, rules);
     let loop_thread = LoopThread { started, ended, outbox: &outbox, metrics_receiver };
-    let served = serve_until_stopped(listener, control, record_events, loop_thread);
-    drop(owned);
+    let served = serve_until_stopped(listener, own_files, control, record_events, loop_thread);
     if let Err(failure) = &served {
         error!("{}", error_text::error_chain(failure.as_ref()));
     }
@@ -172,18 +186,26 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     loop_handle.join().map_err(|_| anyhow!("the event loop panicked; jobs keep their cores"))
 }
 
+/// The socket that systemd passed to the daemon, if it passed one.
+fn passed_listener() -> anyhow::Result<Option<UnixListener>> {
+    let passed = notify::passed_socket().context("can't use the socket that systemd passed")?;
+    passed.map(activation::dup_listener).transpose().context("can't use the socket that systemd passed")
+}
+
+fn address_of(listener: &UnixListener) -> Option<PathBuf> {
+    listener.local_addr().ok()?.as_pathname().map(Path::to_owned)
+}
+
 /// The listener: the socket that systemd passed, or a new one at `path`. A new socket is removed when the second value
 /// is dropped.
-fn listen(path: &Path) -> anyhow::Result<(UnixListener, Option<BoundSocket>)> {
-    let passed = notify::passed_socket().context("can't use the socket that systemd passed")?;
-    if let Some(passed) = passed {
-        let listener =
-            activation::dup_listener(passed).context("can't use the socket that systemd passed")?;
-        return Ok((listener, None));
+fn listen(passed: Option<UnixListener>, path: &Path) -> anyhow::Result<(UnixListener, SocketFile)> {
+    if let Some(listener) = passed {
+        let path = address_of(&listener);
+        return Ok((listener, SocketFile::Passed { path }));
     }
     let owned = bind(path)?;
     let listener = owned.dup_listener().context("can't listen")?;
-    Ok((listener, Some(owned)))
+    Ok((listener, SocketFile::Own(owned)))
 }
 
 fn node(settings: &Settings, cpuset_support: &CpusetSupport) -> anyhow::Result<LinuxNode> {
@@ -228,6 +250,7 @@ struct LoopThread<'a> {
 /// by itself: then no thread keeps the jobs on their cores, and the published status would become outdated.
 fn serve_until_stopped(
     listener: UnixListener,
+    own_files: OwnFiles,
     control: Rc<ControlService>,
     record_events: impl Future<Output = ()> + 'static,
     loop_thread: LoopThread<'_>,
@@ -245,7 +268,10 @@ fn serve_until_stopped(
         // No call is answered before the first cycle, because the status is still empty.
         started.await.context("the event loop ended before its first scan")?;
         let metrics = tokio::task::spawn_local(metrics::service::serve_metrics(metrics_receiver, stopped.clone()));
-        let server = tokio::task::spawn_local(serve(listener, control, ServerLimits::default(), stopped));
+        let (sender, successors) = mpsc::unbounded_channel();
+        tokio::task::spawn_local(own_files.keep(sender, outbox.clone()));
+        let serving = serve_successively(listener, successors, control, ServerLimits::default(), stopped);
+        let server = tokio::task::spawn_local(serving);
         notify::report_ready("watching");
         loop {
             tokio::select! {
@@ -310,8 +336,10 @@ mod tests {
         });
         let (_meter, metrics_receiver) = Meter::new(&Settings::default());
         let loop_thread = LoopThread { started, ended, outbox: &outbox, metrics_receiver };
-        let failure = serve_until_stopped(owned.dup_listener().unwrap(), control, record_events, loop_thread)
-            .unwrap_err();
+        let listener = owned.dup_listener().unwrap();
+        let own_files = OwnFiles::new(None, SocketFile::Own(owned), dir.path().to_owned());
+        let failure =
+            serve_until_stopped(listener, own_files, control, record_events, loop_thread).unwrap_err();
         assert!(failure.to_string().contains("the event loop ended by itself"), "{failure}");
         assert!(loop_handle.join().is_err());
     }

@@ -6,6 +6,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use pjw_core::command::{Command, Reply};
+use pjw_core::plan::Warning;
 use pjw_core::refusal::Refusal;
 use tokio::sync::oneshot;
 
@@ -34,6 +35,10 @@ pub enum Message {
         /// Receives the list of changes, or why the old configuration stays in force.
         reply: oneshot::Sender<Result<Vec<String>, String>>,
     },
+    /// Check whether the journal is still in place: files of the daemon were removed.
+    CheckJournal,
+    /// These warnings about files of the daemon are in force. They replace the earlier ones.
+    FileWarnings(Vec<Warning>),
     /// Stop the loop. Every job stays as it is.
     Stop,
 }

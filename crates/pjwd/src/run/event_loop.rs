@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use pjw_core::command::{Assign, Command, Reply};
 use pjw_core::event::{Event, EventKind};
+use pjw_core::plan::Warning;
 use pjw_core::{
     allocate::defrag::defrag, cpuset::CpuSet, job::JobId, refusal::Refusal,
     state::lineage::scan_queue::ScanUrgency,
@@ -71,6 +72,8 @@ pub struct EventLoop {
     lateness: Lateness,
     /// PUs that are online and missing in the topology, even after the topology was read again.
     unresolved_pus: CpuSet,
+    /// The warnings about files of the daemon that were removed and can't be made again.
+    file_warnings: Vec<Warning>,
     /// Sends the admission rules to the control server.
     rules: watch::Sender<AdmissionRules>,
     logging: Logging,
@@ -125,6 +128,7 @@ impl EventLoop {
             netlink_paused_since: None,
             lateness: Lateness::default(),
             unresolved_pus: CpuSet::new(),
+            file_warnings: Vec::new(),
             rules,
             logging,
             meter,
@@ -157,6 +161,14 @@ impl EventLoop {
                     Message::Query { query, answer } => self.answer(query, answer),
                     Message::Reload { reply } => {
                         let _ = reply.send(self.reload());
+                    }
+                    Message::CheckJournal => {
+                        self.warden.keep_journal();
+                        self.triggers.timer |= self.warden.faults().journal.is_some();
+                    }
+                    Message::FileWarnings(warnings) => {
+                        self.file_warnings = warnings;
+                        self.triggers.timer = true;
                     }
                     Message::Stop => {
                         self.stop(pending);
@@ -301,7 +313,8 @@ impl EventLoop {
             );
             self.meter.count_reaction(took);
         }
-        let CycleReport { replies: results, mut events, warnings, outcomes, unfinished, dirty, .. } = report;
+        let CycleReport { replies: results, mut events, mut warnings, outcomes, unfinished, dirty, .. } =
+            report;
         let of_users = user_refusals(&commands, &results);
         // The control server publishes these events.
         events.retain(|event| !is_user_refusal(event, &of_users));
@@ -315,13 +328,9 @@ impl EventLoop {
         if unfinished {
             self.next_scan = now + CONTINUE_DELAY;
         }
-        if self.warden.journal().needs_rewrite()
-            && let Err(fault) = self.warden.rewrite_journal()
-        {
-            self.meter.count_journal_fault();
-            warn!(%fault, "the journal can't be rewritten");
-        }
+        self.keep_journal(scanned_unassigned);
         self.publisher.publish_events(events);
+        warnings.extend(self.file_warnings.iter().cloned());
         self.add_new_pus();
         let health = LoopStatus { netlink: self.has_process_events, lateness: self.lateness.max_wait(now) };
         let snapshot = self.publisher.publish_status(&self.warden, &warnings, &dirty, health);
@@ -339,6 +348,19 @@ impl EventLoop {
         if !was_timer && !scanned_unassigned && commands.is_empty() {
             let now = Instant::now();
             self.budget.spend(now.saturating_duration_since(begun), now);
+        }
+    }
+
+    /// Makes the journal shorter if it has become long. In a rescan, also makes it again if it was removed.
+    fn keep_journal(&mut self, is_rescan: bool) {
+        if is_rescan {
+            self.warden.keep_journal();
+        }
+        if self.warden.journal().needs_rewrite()
+            && let Err(fault) = self.warden.rewrite_journal()
+        {
+            self.meter.count_journal_fault();
+            warn!(%fault, "the journal can't be rewritten");
         }
     }
 

@@ -26,7 +26,10 @@ pub(super) fn page(help: &str) -> Option<Page> {
         ),
         roff::section("FILES"),
         roff::item("/etc/pjw/pjwd.toml", "Root's configuration. See pjwd.toml(5)."),
-        roff::item("/run/pjwd/pjwd.sock", "Root's socket; state and undo journal are in the same directory."),
+        roff::item(
+            "/run/pjwd/pjwd.sock",
+            "Root's socket; lock, state and undo journal are in the same directory.",
+        ),
         roff::item(
             "$XDG_RUNTIME_DIR/pjwd/pjwd.sock",
             "A user's socket; without the variable /run/user/UID/pjwd/pjwd.sock, or \

@@ -1,0 +1,217 @@
+//! Keeps the files of the daemon in place. A program that cleans up old files, or a person, may remove the lock file, the
+//! socket or the state directory while the daemon runs. Then a second daemon could start, clients would find no daemon, or
+//! the records for an undo would be written into a file without a name.
+//!
+//! The directories are watched by inotify(7), so nothing is done while nothing happens. A directory can also vanish with a
+//! directory above it, which inotify does not report: so the files are checked now and then too.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use pjw_core::plan::Warning;
+use pjw_ipc::bind::BoundSocket;
+use tokio::sync::mpsc;
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+use tracing::warn;
+
+use crate::control::inbox::{Message, Outbox};
+use crate::store::{journal, lock::WardenLock};
+
+/// The time between two checks without an event.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+/// The time from a removal to the check. A program that removes a directory removes the files in it first.
+const SETTLE_TIME: Duration = Duration::from_millis(20);
+
+/// The socket of the daemon.
+#[derive(Debug)]
+pub enum SocketFile {
+    /// The daemon made it.
+    Own(BoundSocket),
+    /// The service manager made it and passed it to the daemon. Only the service manager can make it again.
+    Passed {
+        /// The path. `None` if the socket has no path.
+        path: Option<PathBuf>,
+    },
+}
+
+/// The files of a running daemon that other programs can remove: the lock, the socket and the state directory.
+#[derive(Debug)]
+pub struct OwnFiles {
+    /// `None` for a daemon that runs beside another.
+    lock: Option<WardenLock>,
+    socket: SocketFile,
+    state_dir: PathBuf,
+}
+
+impl OwnFiles {
+    /// The files as they are now.
+    #[must_use]
+    pub fn new(lock: Option<WardenLock>, socket: SocketFile, state_dir: PathBuf) -> Self {
+        Self { lock, socket, state_dir }
+    }
+
+    /// Makes the lock file and the socket again whenever they are removed, and lets the event loop check its journal. Sends
+    /// each new socket to `listeners`, and the warnings about files that can't be made again to the event loop. Never
+    /// returns. Must run inside a tokio runtime.
+    pub async fn keep(mut self, listeners: mpsc::UnboundedSender<UnixListener>, outbox: Outbox) {
+        let mut reported = Vec::new();
+        loop {
+            // The watch comes first: a file that is removed after its check is reported.
+            let watch = DirectoryWatch::new(&self.paths());
+            let warnings = self.check(&listeners);
+            if warnings != reported {
+                reported.clone_from(&warnings);
+                let _ = outbox.send(Message::FileWarnings(warnings));
+            }
+            // The task is cancelled while the daemon stops.
+            if spawn_blocking(move || watch.wait(CHECK_INTERVAL)).await.unwrap_or(false) {
+                sleep(SETTLE_TIME).await;
+                let _ = outbox.send(Message::CheckJournal);
+            }
+        }
+    }
+
+    /// The files to watch.
+    fn paths(&self) -> Vec<PathBuf> {
+        let socket = match &self.socket {
+            SocketFile::Own(socket) => Some(socket.path()),
+            SocketFile::Passed { path } => path.as_deref(),
+        };
+        let mut paths: Vec<PathBuf> = journal::FILES.iter().map(|name| self.state_dir.join(name)).collect();
+        paths.extend(self.lock.as_ref().map(|lock| lock.path().to_owned()));
+        paths.extend(socket.map(Path::to_owned));
+        paths
+    }
+
+    /// Makes what is missing. Returns a warning for what can't be made.
+    fn check(&mut self, listeners: &mpsc::UnboundedSender<UnixListener>) -> Vec<Warning> {
+        let mut warnings = Vec::new();
+        match self.lock.as_mut().map(WardenLock::keep) {
+            None | Some(Ok(false)) => {}
+            Some(Ok(true)) => warn!("the lock file was removed; it was made again"),
+            Some(Err(fault)) => {
+                let remedy = "pjwd tries again every 10 s; find out which program removes its files";
+                let why = format!("the lock file was removed, and is not there again: {fault}");
+                warnings.push(Warning::new("lock-removed", why, remedy));
+            }
+        }
+        match &mut self.socket {
+            SocketFile::Own(socket) if socket.is_in_place() => {}
+            SocketFile::Own(socket) => match socket.bind_again() {
+                Ok(listener) => {
+                    warn!(socket = %socket.path().display(), "the socket was removed; it was made again");
+                    // The control server ends before this task.
+                    let _ = listeners.send(listener);
+                }
+                Err(fault) => {
+                    let remedy = "pjwd tries again every 10 s; find out which program removes its files";
+                    let why = format!("the socket was removed, and is not there again: {fault}");
+                    warnings.push(Warning::new("socket-removed", why, remedy));
+                }
+            },
+            SocketFile::Passed { path: Some(path) } if std::fs::symlink_metadata(&*path).is_err() => {
+                let why = format!("the socket {} was removed: new clients can't connect", path.display());
+                let remedy = "only systemd can make it again: systemctl restart pjwd.socket pjwd.service";
+                warnings.push(Warning::new("socket-removed", why, remedy));
+            }
+            SocketFile::Passed { .. } => {}
+        }
+        warnings
+    }
+}
+
+/// Reports when one of the files, or a directory of them, is removed or renamed.
+struct DirectoryWatch {
+    /// `None` if the kernel refuses inotify: then the files are only checked now and then.
+    inotify: Option<Inotify>,
+    names: BTreeSet<OsString>,
+}
+
+impl DirectoryWatch {
+    fn new(paths: &[PathBuf]) -> Self {
+        let flags = AddWatchFlags::IN_DELETE
+            | AddWatchFlags::IN_MOVED_FROM
+            | AddWatchFlags::IN_DELETE_SELF
+            | AddWatchFlags::IN_MOVE_SELF
+            | AddWatchFlags::IN_ONLYDIR;
+        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).ok();
+        let mut names = BTreeSet::new();
+        for path in paths {
+            let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            // A directory that is not there now is found by a check.
+            let _ = inotify.as_ref().map(|inotify| inotify.add_watch(dir, flags));
+            names.extend(path.file_name().map(ToOwned::to_owned));
+        }
+        Self { inotify, names }
+    }
+
+    /// Waits until something was removed, or the time has passed. Blocks the thread. Returns whether something was removed.
+    fn wait(&self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let mut fds: Vec<PollFd<'_>> = Vec::new();
+            fds.extend(self.inotify.iter().map(|inotify| PollFd::new(inotify.as_fd(), PollFlags::POLLIN)));
+            // An interrupted wait ends early and is repeated.
+            let _ = poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX));
+            let events = self.inotify.as_ref().map(Inotify::read_events);
+            // Events of a directory itself, and the loss of events, have no name.
+            let concerns =
+                |name: &Option<OsString>| name.as_ref().is_none_or(|name| self.names.contains(name));
+            if events
+                .is_some_and(|events| events.is_ok_and(|all| all.iter().any(|event| concerns(&event.name))))
+            {
+                return true;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_removed_socket_of_systemd_is_a_warning_with_the_command_that_makes_it_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pjwd.sock");
+        let _systemd = UnixListener::bind(&path).unwrap();
+        let socket = SocketFile::Passed { path: Some(path.clone()) };
+        let mut files = OwnFiles::new(None, socket, dir.path().to_owned());
+        let (listeners, mut made) = mpsc::unbounded_channel();
+        assert!(files.check(&listeners).is_empty());
+        std::fs::remove_file(&path).unwrap();
+        let warnings = files.check(&listeners);
+        assert!(warnings[0].remedy.contains("systemctl restart pjwd.socket pjwd.service"), "{warnings:?}");
+        assert!(made.try_recv().is_err() && !path.exists(), "the daemon makes no socket in its place");
+    }
+
+    #[test]
+    fn only_the_removal_of_a_file_of_the_daemon_or_of_its_directory_is_reported() {
+        let dir = tempfile::tempdir().unwrap();
+        let (below, timeout) = (dir.path().join("below"), Duration::from_secs(60));
+        std::fs::create_dir(&below).unwrap();
+        let (own, other) = (below.join("own"), below.join("other"));
+        for path in [&own, &other] {
+            std::fs::write(path, "").unwrap();
+        }
+        let watch = DirectoryWatch::new(std::slice::from_ref(&own));
+        std::fs::write(&own, "more").unwrap();
+        std::fs::remove_file(&other).unwrap();
+        assert!(!watch.wait(Duration::from_millis(1)));
+        std::fs::remove_file(&own).unwrap();
+        assert!(watch.wait(timeout));
+        std::fs::rename(&below, dir.path().join("elsewhere")).unwrap();
+        assert!(watch.wait(timeout));
+    }
+}
