@@ -13,12 +13,12 @@ pub(super) fn find(own_cgroups: &OwnCgroups) -> (CpusetSupport, Vec<String>) {
         let is_systemd = hierarchy == CpusetHierarchy::Systemd;
         let cgroup_owner = if is_systemd { CgroupOwner::Systemd } else { CgroupOwner::Warden };
         let result = cpuset_test::run(&mount, own_cgroups, cgroup_owner)?;
-        let sentences = vec![describe_cpusets(&hierarchy), describe_masks(&result)];
+        let sentences = vec![describe_cpusets(&hierarchy, own_cgroups), describe_masks(&result)];
         Ok((CpusetSupport { hierarchy, affinity_persists: result.affinity_persists }, sentences))
     });
     found.unwrap_or_else(|why| {
         let hierarchy = CpusetHierarchy::Unavailable { why: why.clone() };
-        let sentence = format!("{}: {why}", describe_cpusets(&hierarchy));
+        let sentence = format!("{}: {why}", describe_cpusets(&hierarchy, own_cgroups));
         let affinity_persists = version::affinity_survives_by_version();
         (CpusetSupport { hierarchy, affinity_persists }, vec![sentence])
     })
@@ -52,12 +52,13 @@ fn is_complete(mount: &CpusetMount) -> bool {
     if mount.unified { top.read_file("cgroup.events").is_err() } else { is_v1_root() }
 }
 
-fn describe_cpusets(hierarchy: &CpusetHierarchy) -> String {
+fn describe_cpusets(hierarchy: &CpusetHierarchy, own_cgroups: &OwnCgroups) -> String {
+    let (directory, slice) = (own_cgroups.directory(), own_cgroups.slice());
     let how = match hierarchy {
-        CpusetHierarchy::Systemd => "cpusets: systemd scopes below pjw.slice",
-        CpusetHierarchy::Unified => "cpusets: directories below /pjw in cgroup v2",
-        CpusetHierarchy::Legacy => "cpusets: directories below /pjw in the v1 hierarchy",
-        CpusetHierarchy::Unavailable { .. } => "affinity masks",
+        CpusetHierarchy::Systemd => format!("cpusets: systemd scopes below {slice}"),
+        CpusetHierarchy::Unified => format!("cpusets: directories below {directory} in cgroup v2"),
+        CpusetHierarchy::Legacy => format!("cpusets: directories below {directory} in the v1 hierarchy"),
+        CpusetHierarchy::Unavailable { .. } => "affinity masks".to_owned(),
     };
     format!("jobs are confined to their cores by {how}")
 }
