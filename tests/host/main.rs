@@ -16,6 +16,7 @@ mod metrics;
 mod mpi;
 mod permissions;
 mod processes;
+mod realtime;
 mod removed_files;
 mod restarting;
 mod running;

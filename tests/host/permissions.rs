@@ -99,7 +99,8 @@ impl UserDaemon {
         command.arg("--beside").arg("--config").arg(private.dir().join("pjwd.toml"));
         command.arg("--socket").arg(dir.join("pjwd.sock")).arg("--state-dir").arg(&dir);
         command.uid(NOBODY).gid(NOBODY).current_dir("/").stdin(Stdio::null());
-        let child = command.stderr(Stdio::null()).spawn().unwrap();
+        let log = std::fs::File::create(dir.join("log")).unwrap();
+        let child = command.stderr(log).spawn().unwrap();
         let daemon = Self { private, child };
         wait_for("the user's daemon answers", || {
             daemon.connect()?.call::<Value>("GetStatus", &json!({})).ok()
@@ -240,6 +241,12 @@ fn the_daemon_of_a_plain_user_confines_that_users_processes_and_has_that_user_as
     }
     wait_until("the child is a member", found);
     assert_eq!(mask(child).to_string(), cpus);
+    let log = std::fs::read_to_string(daemon.private.dir().join("own/log")).unwrap();
+    assert!(log.contains("watches this machine"), "{log}");
+    assert!(
+        !log.contains("real-time"),
+        "a plain user may have no real-time priority, which is normal: {log}"
+    );
     daemon.stop();
 }
 

@@ -82,12 +82,24 @@ impl Daemon {
     /// are available, unless the configuration says otherwise.
     #[must_use]
     pub fn start(config: &str) -> Self {
+        let mut daemon = Self::new(config);
+        daemon.spawn();
+        daemon
+    }
+
+    /// Starts a daemon by `launcher`, a program with arguments that keeps the process id.
+    #[must_use]
+    pub fn start_by(launcher: &[&str]) -> Self {
+        let mut daemon = Self::new("");
+        daemon.spawn_by(launcher);
+        daemon
+    }
+
+    fn new(config: &str) -> Self {
         let lock = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let daemon = PrivateDaemon::new(program_dir(), config).expect("a temporary directory");
         let tag = format!("t{}.{}", std::process::id(), STARTED.fetch_add(1, Ordering::Relaxed));
-        let mut daemon = Self { daemon, tag, _lock: lock };
-        daemon.spawn();
-        daemon
+        Self { daemon, tag, _lock: lock }
     }
 
     /// Starts a daemon with the configuration `config` that keeps its jobs by `enforcement`.
@@ -111,7 +123,11 @@ impl Daemon {
 
     /// Starts the daemon again after [`Daemon::kill`] or [`Daemon::stop`].
     pub fn spawn(&mut self) {
-        if let Err(error) = self.daemon.start(&[], || Ok::<(), io::Error>(())) {
+        self.spawn_by(&[]);
+    }
+
+    fn spawn_by(&mut self, launcher: &[&str]) {
+        if let Err(error) = self.daemon.start(launcher, || Ok::<(), io::Error>(())) {
             panic!("{error}");
         }
     }

@@ -15,6 +15,7 @@ use pjw_core::ids::{Comm, Pid, ProcessId, StartTime, Tid, Uid};
 use pjw_core::snapshot::{BatchAttributes, Process, Thread};
 
 use super::task_pass::ScannedProcess;
+use crate::proc::memory_files::{MemoryContents, MemoryFiles};
 use crate::proc::procfs::{ProcDir, SchedStat, Stat};
 use crate::sys::affinity;
 use crate::sys::errno::{is_denied, is_gone};
@@ -64,13 +65,19 @@ struct ThreadFacts {
     ran: SchedStat,
 }
 
+impl CachedProcess {
+    fn last_memory_contents(&self) -> MemoryContents {
+        let BatchAttributes { environ, command_line, .. } = &self.attributes;
+        MemoryContents { environ: environ.clone(), command_line: command_line.clone() }
+    }
+}
+
 /// The cached processes, and the reader of `/proc`.
 #[derive(Debug)]
 pub(super) struct ProcessCache {
     pub(super) proc: ProcDir,
     pub(super) processes: BTreeMap<Pid, CachedProcess>,
-    /// Names of the environment variables to read.
-    wanted: BTreeSet<&'static str>,
+    memory_files: MemoryFiles,
     pub(super) ns_per_tick: u64,
     schedstat: bool,
     /// Number of full scans since the start. It wraps around.
@@ -95,7 +102,7 @@ impl ProcessCache {
         Ok(Self {
             proc: ProcDir::open(Path::new("/proc"))?,
             processes: BTreeMap::new(),
-            wanted,
+            memory_files: MemoryFiles::new(wanted),
             ns_per_tick: 1_000_000_000 / ticks,
             schedstat: Path::new("/proc/self/schedstat").exists(),
             full_scans: 0,
@@ -252,12 +259,13 @@ impl ProcessCache {
         if known.program == program && stays {
             return Ok(None);
         }
-        let environ = match self.proc.environ(representative, &self.wanted) {
-            Err(errno) if is_gone(errno) => return Err(errno),
-            environ => environ.unwrap_or_default(),
-        };
+        let (program, MemoryContents { environ, command_line }) =
+            match self.memory_files.read(&mut self.proc, representative) {
+                // The last known contents hold until the next scan, which reads the files again.
+                Err(Errno::EAGAIN) => (None, known.last_memory_contents()),
+                contents => (program, contents?),
+            };
         let status = self.proc.status(representative)?;
-        let command_line = self.proc.command_line(representative)?;
         let attributes = BatchAttributes { cgroups, environ, groups: status.groups, command_line };
         known.uid = Uid(status.uid);
         known.program = program;

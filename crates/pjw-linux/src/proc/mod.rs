@@ -2,4 +2,5 @@
 
 pub mod events;
 pub mod irq;
+pub(crate) mod memory_files;
 pub mod procfs;

@@ -128,6 +128,15 @@ impl ProcDir {
         parse_stat(&self.buffer).ok_or(Errno::EIO)
     }
 
+    /// Reads in `/proc/PID/task/PID/stat` whether a process has only one thread, and whether it sleeps or is stopped.
+    ///
+    /// # Errors
+    /// `ENOENT` or `ESRCH` if the process has ended.
+    pub(crate) fn sleeps_alone(&mut self, pid: Pid) -> Result<bool, Errno> {
+        self.read_at_once(format_args!("{pid}/task/{pid}/stat"))?;
+        Ok(parse_sleeps_alone(&self.buffer))
+    }
+
     /// Reads the run time and the wait time of a thread from `/proc/PID/task/TID/schedstat`.
     ///
     /// # Errors
@@ -264,6 +273,14 @@ pub fn parse_stat(text: &[u8]) -> Option<Stat> {
     })
 }
 
+fn parse_sleeps_alone(text: &[u8]) -> bool {
+    let Some(close) = text.iter().rposition(|&byte| byte == b')') else { return false };
+    let mut fields = text[close + 1..].split(u8::is_ascii_whitespace).skip(1);
+    // Field 3 is the state, field 20 the number of threads.
+    let sleeps = fields.next().is_some_and(|state| matches!(state, b"S" | b"T" | b"t" | b"I"));
+    sleeps && fields.nth(16) == Some(b"1")
+}
+
 /// Parses the text of `/proc/PID/task/TID/schedstat`: run time and wait time in ns, and the number of time slices.
 /// `None` if the text is malformed.
 #[must_use]
@@ -319,6 +336,24 @@ mod tests {
 
     const REST: &str = "S 7 8 9 0 -1 4194560 1 2 3 4 150 50 0 0 20 0 3 0 4711 1000 200 \
                         18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 5 0 0 0 0 0 0 0 0 0 0 0 0 0\n";
+
+    #[test]
+    fn a_process_sleeps_alone_if_it_has_one_thread_that_sleeps() {
+        let line = |state: &str, threads: u32| {
+            format!("42 (a) S 1 2) {state} 7 8 9 0 -1 4194560 1 2 3 4 150 50 0 0 20 0 {threads} 0 4711\n")
+        };
+        for (state, threads, expected) in [
+            ("S", 1, true),
+            ("T", 1, true),
+            ("R", 1, false),
+            ("D", 1, false),
+            ("S", 3, false),
+            ("S", 11, false),
+        ] {
+            assert_eq!(parse_sleeps_alone(line(state, threads).as_bytes()), expected, "{state} {threads}");
+        }
+        assert!(!parse_sleeps_alone(b"42 (a") && !parse_sleeps_alone(b"") && !parse_sleeps_alone(b"1 (a) S"));
+    }
 
     #[test]
     fn a_stat_line_is_read_from_its_last_parenthesis() {

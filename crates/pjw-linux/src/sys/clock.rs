@@ -1,10 +1,12 @@
 //! Clocks, boot id and host name.
 
+use std::time::Duration;
+
 use nix::errno::Errno;
 use nix::libc::pid_t;
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_gettime};
-use pjw_core::ids::Pid;
+use pjw_core::ids::{Pid, Tid};
 use pjw_core::time::{Moment, Nanos, UnixMillis};
 
 /// Returns the current time on two clocks: since boot (`CLOCK_BOOTTIME`, which includes suspended time), and the
@@ -52,7 +54,26 @@ pub fn hostname() -> String {
 pub fn process_cpu_time(pid: Pid) -> Result<u64, Errno> {
     // The clock id is built as clock_getcpuclockid(3) builds it, without that function's extra system call:
     // MAKE_PROCESS_CPUCLOCK of linux/posix-timers.h with CPUCLOCK_SCHED.
-    let number = pid_t::try_from(pid.0).map_err(|_| Errno::ESRCH)?;
-    let clock = ClockId::from_raw((!number << 3) | 2);
+    cpu_time(pid.0, 2)
+}
+
+/// The CPU time of a thread of this process in ns. Makes one system call.
+///
+/// # Errors
+/// `EINVAL` if this process has no such thread.
+pub fn thread_cpu_time(tid: Tid) -> Result<u64, Errno> {
+    // MAKE_THREAD_CPUCLOCK with CPUCLOCK_SCHED.
+    cpu_time(tid.0, 2 | 4)
+}
+
+/// The CPU time of the calling thread.
+#[must_use]
+pub fn own_thread_cpu_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
+}
+
+fn cpu_time(id: u32, kind: pid_t) -> Result<u64, Errno> {
+    let number = pid_t::try_from(id).map_err(|_| Errno::ESRCH)?;
+    let clock = ClockId::from_raw((!number << 3) | kind);
     Ok(nanos(clock_gettime(clock)?).0)
 }

@@ -6,4 +6,5 @@ pub mod clock;
 pub mod errno;
 pub(crate) mod online;
 pub mod own_usage;
+pub mod realtime;
 pub(crate) mod version;

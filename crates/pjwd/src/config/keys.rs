@@ -106,6 +106,7 @@ const PLAIN: &[PlainKey] = &[
     duration!(RESCAN_INTERVAL, rescan_interval, Duration::from_millis(10)..=24 * HOUR),
     choice!("scan", scan, SCANS),
     number!("cpu_budget_permille", cpu_budget_permille, 10..=1000),
+    boolean!("realtime", realtime),
     choice!("enforcement", enforcement, ENFORCEMENTS),
     boolean!("share_smt", share_smt),
     choice!("on_exhausted", on_exhausted, EXHAUSTED),

@@ -93,6 +93,8 @@ pub struct Settings {
     pub scan: ScanInterface,
     /// `cpu_budget_permille`: the maximum CPU time for cycles that process events trigger, in permille of one PU.
     pub cpu_budget_permille: u32,
+    /// `realtime`: whether the daemon has a real-time priority where the system allows it.
+    pub realtime: bool,
     /// `enforcement`: whether jobs are kept on their cores by cpusets or by affinity masks.
     pub enforcement: Enforcement,
     /// `share_smt`: whether the PUs (hardware threads) of one core may belong to two jobs.
@@ -147,6 +149,7 @@ impl Default for Settings {
             rescan_interval: Duration::from_secs(10),
             scan: ScanInterface::default(),
             cpu_budget_permille: 200,
+            realtime: true,
             enforcement: Enforcement::default(),
             share_smt: policy.share_smt,
             on_exhausted: policy.on_exhausted,

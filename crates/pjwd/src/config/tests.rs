@@ -52,6 +52,7 @@ fn every_key_is_read() {
         rescan_interval = "1m 30s"
         scan = "proc"
         cpu_budget_permille = 50
+        realtime = false
         enforcement = "affinity"
         share_smt = true
         on_exhausted = "wait"
@@ -80,6 +81,7 @@ fn every_key_is_read() {
         rescan_interval: Duration::from_secs(90),
         scan: ScanInterface::Proc,
         cpu_budget_permille: 50,
+        realtime: false,
         enforcement: Enforcement::Affinity,
         share_smt: true,
         on_exhausted: OnExhausted::Wait,

@@ -1,8 +1,9 @@
-//! The CPU budget of cycles that kernel events trigger, as a share of one PU.
+//! A CPU budget, as a share of one PU. The event loop has one for process events, and each thread one for its real-time
+//! priority ([`super::realtime`]).
 //!
-//! Without a budget, a fork storm would make the warden use a whole PU. Credit accrues with time, and each such cycle
-//! spends credit. While the balance is negative, events wait and are processed together later. Cycles that the timer
-//! or a command triggers neither wait nor spend credit.
+//! Without a budget, a fork storm would make the warden use a whole PU. Credit accrues with time. Reading process events,
+//! and the cycles that they trigger, spend credit. While the balance is negative, events wait and are processed together
+//! later. Cycles that the timer or a command triggers neither wait nor spend credit.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +12,7 @@ const MAX_CREDIT: Duration = Duration::from_millis(50);
 /// The largest debt. One long cycle delays later events for a bounded time.
 const MAX_DEBT: Duration = Duration::from_millis(100);
 
-/// Limits the CPU time that pjwd spends on process events to a share of one PU (logical CPU). Up to 50 ms of unused
-/// time is saved. When the budget is overdrawn, events wait.
+/// Limits the CPU time for a kind of work to a share of one PU (logical CPU). Up to 50 ms of unused time is saved.
 #[derive(Debug)]
 pub struct CpuBudget {
     permille: u32,
@@ -28,24 +28,30 @@ impl CpuBudget {
         Self { permille, balance: nanos(MAX_CREDIT), at: now }
     }
 
-    /// Sets the share of one PU that process events may use, in thousandths.
+    /// Sets the share of one PU that the work may use, in thousandths.
     pub fn set_share(&mut self, permille: u32) {
         self.permille = permille;
     }
 
-    /// Subtracts from the budget the CPU time `used` by a cycle of the daemon.
+    /// Subtracts the CPU time `used` from the budget.
     pub fn spend(&mut self, used: Duration, now: Instant) {
         self.accrue(now);
         self.balance = (self.balance - nanos(used)).max(-nanos(MAX_DEBT));
     }
 
-    /// Returns how long process events must wait from `now` on because the budget is overdrawn. Zero if they need not
-    /// wait.
+    /// Returns how long the work must wait from `now` on because the budget is overdrawn. Zero if it need not wait.
     #[must_use]
     pub fn wait_time(&mut self, now: Instant) -> Duration {
         self.accrue(now);
         let owed = u64::try_from(-self.balance).unwrap_or(0);
         Duration::from_nanos(owed.saturating_mul(1000) / u64::from(self.permille.max(1)))
+    }
+
+    /// Returns whether at least half of the largest credit is there.
+    #[must_use]
+    pub fn has_reserve(&mut self, now: Instant) -> bool {
+        self.accrue(now);
+        self.balance >= nanos(MAX_CREDIT) / 2
     }
 
     fn accrue(&mut self, now: Instant) {
@@ -88,6 +94,16 @@ mod tests {
         assert_eq!(budget.wait_time(later), 100 * MS);
         budget.set_share(100);
         assert_eq!(budget.wait_time(later), 1000 * MS);
+    }
+
+    #[test]
+    fn half_of_the_credit_is_a_reserve() {
+        let begin = Instant::now();
+        let mut budget = CpuBudget::new(100, begin);
+        assert!(budget.has_reserve(begin));
+        budget.spend(26 * MS, begin);
+        assert!(!budget.has_reserve(begin));
+        assert!(budget.has_reserve(begin + 10 * MS));
     }
 
     #[test]

@@ -8,11 +8,12 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd::{getpid, gettid};
 use pjw_core::command::{Assign, Command, Reply};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::plan::Warning;
 use pjw_core::{
-    allocate::defrag::defrag, cpuset::CpuSet, job::JobId, refusal::Refusal,
+    allocate::defrag::defrag, cpuset::CpuSet, ids::Tid, job::JobId, refusal::Refusal,
     state::lineage::scan_queue::ScanUrgency,
 };
 use pjw_ipc::call::{DefragReply, PlanReply};
@@ -22,7 +23,8 @@ use tokio::sync::{oneshot, watch};
 use tracing::{debug, warn};
 
 use super::lateness::{Lateness, reaction_time};
-use super::{abandoned, budget::CpuBudget, dry_runs::DryRunQueue, triggers::CycleTriggers};
+use super::triggers::CycleTriggers;
+use super::{abandoned, budget::CpuBudget, dry_runs::DryRunQueue, realtime::RealtimePriority};
 use crate::config::{Config, ConfigError};
 use crate::control::admission::AdmissionRules;
 use crate::control::inbox::{Inbox, Message};
@@ -63,7 +65,9 @@ pub struct EventLoop {
     next_scan: Instant,
     next_rescan: Instant,
     last_overrun: Option<Instant>,
+    /// The budget for process events.
     budget: CpuBudget,
+    realtime: RealtimePriority,
     /// The arrival time of the oldest event that is not yet processed. `None` if all events are processed.
     pending_since: Option<Instant>,
     /// The time at which the loop stopped reading events because the CPU budget was overdrawn. `None` if it reads
@@ -124,6 +128,7 @@ impl EventLoop {
             next_rescan: now,
             last_overrun: None,
             budget: CpuBudget::new(cpu_budget, now),
+            realtime: RealtimePriority::default(),
             pending_since: None,
             netlink_paused_since: None,
             lateness: Lateness::default(),
@@ -149,10 +154,17 @@ impl EventLoop {
 
     /// Waits for messages, process events and timers, and handles them. Returns after a [`Message::Stop`].
     pub fn run(&mut self) {
+        let tids = [("event loop", gettid()), ("control server", getpid())];
+        let threads = tids.map(|(name, tid)| (name, Tid(tid.as_raw().cast_unsigned())));
+        self.realtime = RealtimePriority::new(&threads, Instant::now());
+        self.realtime.turn(self.config.settings().realtime);
         loop {
+            let cpu_before = clock::own_thread_cpu_time();
             self.wait();
             let mut pending = PendingCommands::new();
-            for message in self.inbox.take_messages() {
+            let messages = self.inbox.take_messages();
+            let mut is_for_events = messages.is_empty();
+            for message in messages {
                 match message {
                     Message::Command { command, reply } if reply.is_closed() => {
                         self.publisher.publish_events(abandoned::dropped(&command).into_iter().collect());
@@ -183,8 +195,14 @@ impl EventLoop {
             self.triggers.timer |= now >= self.next_scan;
             self.triggers.rescan |= now >= self.next_rescan;
             let events_are_due = self.events_due(now).is_some_and(|due| due <= now);
+            is_for_events &= !self.triggers.are_due();
             if self.triggers.are_due() || !pending.is_empty() || events_are_due {
                 self.cycle(pending);
+            }
+            // Timer cycles and commands have their own limits. They must not delay the confinement of new processes.
+            if is_for_events {
+                let used = clock::own_thread_cpu_time().saturating_sub(cpu_before);
+                self.budget.spend(used, Instant::now());
             }
             self.watchdog.ping();
             let Self { dry_runs, defrags, warden, .. } = self;
@@ -210,7 +228,9 @@ impl EventLoop {
 
     fn wait(&mut self) {
         let now = Instant::now();
+        self.realtime.enforce_bounds(now);
         let mut next = self.next_scan.min(self.next_rescan).min(self.watchdog.next_ping_at());
+        next = self.realtime.next_check_at(now).map_or(next, |check| next.min(check));
         let owed = self.budget.wait_time(now);
         if !owed.is_zero() {
             next = next.min(now + owed);
@@ -344,11 +364,6 @@ impl EventLoop {
             drop(outcomes);
             return_free_memory();
         }
-        // Timer cycles and commands have their own limits. They must not delay the confinement of new processes.
-        if !was_timer && !scanned_unassigned && commands.is_empty() {
-            let now = Instant::now();
-            self.budget.spend(now.saturating_duration_since(begun), now);
-        }
     }
 
     /// Makes the journal shorter if it has become long. In a rescan, also makes it again if it was removed.
@@ -392,6 +407,7 @@ impl EventLoop {
                     task_scan::configure(config.settings().scan, self.warden.node_interface_mut());
                 }
                 self.budget.set_share(config.settings().cpu_budget_permille);
+                self.realtime.turn(config.settings().realtime);
                 self.meter.apply_settings(config.settings());
                 self.config = config;
                 // The client that requested the reload expects the effect in the next status.

@@ -6,4 +6,5 @@ pub mod dry_runs;
 pub mod event_loop;
 pub mod lateness;
 pub mod own_files;
+pub mod realtime;
 pub mod triggers;

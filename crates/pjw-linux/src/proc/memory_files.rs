@@ -1,0 +1,191 @@
+//! Reads the files of `/proc` that are in the memory of a process, `environ` and `cmdline`, without waiting for its lock.
+//!
+//! To read the memory of a process, the kernel locks it (`mmap_lock`, fs/proc/base.c, Linux 6.18). A process that forks
+//! or ends holds this lock. On a busy machine it may be preempted meanwhile, and the reader waits until the process runs
+//! again: up to seconds beside hundreds of processes, with any priority. So a caller with a real-time priority lets another
+//! thread read the files of a process that may hold the lock, and waits for a bounded time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use pjw_core::ids::{Pid, Tid};
+
+use super::procfs::ProcDir;
+use crate::sys::errno::is_gone;
+use crate::sys::realtime::{self, Policy};
+
+/// How long a caller waits for the files of one process.
+const TIMEOUT: Duration = Duration::from_millis(10);
+/// The largest number of threads that read. If all of them wait for locks, no further process is tried.
+const MAX_READERS: usize = 4;
+
+/// The contents of the files of one process.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct MemoryContents {
+    /// The variables of the environment whose names are wanted. Empty if this user may not read them.
+    pub(crate) environ: BTreeMap<String, String>,
+    /// See [`ProcDir::command_line`].
+    pub(crate) command_line: String,
+}
+
+type Contents = Result<MemoryContents, Errno>;
+type ReadFiles = fn(&mut ProcDir, Pid, &BTreeSet<&'static str>) -> Contents;
+
+/// The reader of the files, with the thread that reads those of processes that may hold their lock.
+#[derive(Debug)]
+pub(crate) struct MemoryFiles {
+    wanted: BTreeSet<&'static str>,
+    read: ReadFiles,
+    may_wait: fn(&mut ProcDir, Pid) -> Result<bool, Errno>,
+    reader: Option<Reader>,
+    /// The number of threads that read, with those that wait for a lock.
+    readers: Arc<AtomicUsize>,
+}
+
+/// A thread that reads. It ends when this value is dropped and its present read is done.
+#[derive(Debug)]
+struct Reader {
+    requests: Sender<Pid>,
+    contents: Receiver<Contents>,
+}
+
+/// Counts a thread that reads, until it ends.
+struct Counted(Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl MemoryFiles {
+    /// A reader of the environment variables `wanted`. Starts no thread yet.
+    pub(crate) fn new(wanted: BTreeSet<&'static str>) -> Self {
+        Self { wanted, read: read_files, may_wait, reader: None, readers: Arc::default() }
+    }
+
+    /// Reads the files of a process. `pid` is the process or one of its threads.
+    ///
+    /// # Errors
+    /// `EAGAIN` if the memory of the process was locked for longer than 10 ms: the files can be read later. `ENOENT` or
+    /// `ESRCH` if the process has ended.
+    pub(crate) fn read(&mut self, proc: &mut ProcDir, pid: Pid) -> Contents {
+        if (self.may_wait)(proc, pid)? {
+            return (self.read)(proc, pid, &self.wanted);
+        }
+        let reader = match self.reader.take() {
+            Some(reader) => reader,
+            None => self.start_reader()?,
+        };
+        reader.requests.send(pid).map_err(|_| Errno::EAGAIN)?;
+        // After the timeout the thread is left to itself. It ends when it has the lock.
+        let contents = reader.contents.recv_timeout(TIMEOUT).map_err(|_| Errno::EAGAIN)?;
+        self.reader = Some(reader);
+        contents
+    }
+
+    fn start_reader(&self) -> Result<Reader, Errno> {
+        if self.readers.load(Ordering::Relaxed) >= MAX_READERS {
+            return Err(Errno::EAGAIN);
+        }
+        self.readers.fetch_add(1, Ordering::Relaxed);
+        let counted = Counted(Arc::clone(&self.readers));
+        let (requests, requested) = channel::<Pid>();
+        let (send_contents, contents) = channel();
+        let (wanted, read) = (self.wanted.clone(), self.read);
+        let run = move || {
+            let _counted = counted;
+            let Ok(mut proc) = ProcDir::open(Path::new("/proc")) else { return };
+            for pid in requested {
+                if send_contents.send(read(&mut proc, pid, &wanted)).is_err() {
+                    return;
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("proc-reader".to_owned()).spawn(run);
+        let thread = thread.map_err(|_| Errno::EAGAIN)?;
+        // With the normal policy, the caller would wait until the thread gets a CPU.
+        let _ = realtime::raise_thread(&thread);
+        Ok(Reader { requests, contents })
+    }
+}
+
+/// Whether the caller may wait for the lock of a process: the process can't hold the lock, or the caller has no real-time
+/// priority, so it waits for CPUs anyway.
+fn may_wait(proc: &mut ProcDir, pid: Pid) -> Result<bool, Errno> {
+    // The thread id 0 is the calling thread.
+    Ok(realtime::policy(Tid(0)) != Ok(Policy::RoundRobin) || proc.sleeps_alone(pid)?)
+}
+
+fn read_files(proc: &mut ProcDir, pid: Pid, wanted: &BTreeSet<&'static str>) -> Contents {
+    let environ = match proc.environ(pid, wanted) {
+        Err(errno) if is_gone(errno) => return Err(errno),
+        environ => environ.unwrap_or_default(),
+    };
+    Ok(MemoryContents { environ, command_line: proc.command_line(pid)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::tests::until;
+
+    const LOCKED: Pid = Pid(1);
+    /// The lock of a process that holds it, in these tests.
+    static LOCK: Mutex<()> = Mutex::new(());
+
+    fn read_when_unlocked(_: &mut ProcDir, pid: Pid, _: &BTreeSet<&'static str>) -> Contents {
+        let _held = (pid == LOCKED).then(|| LOCK.lock());
+        Ok(MemoryContents { command_line: pid.to_string(), ..MemoryContents::default() })
+    }
+
+    const SLEEPING: Pid = Pid(2);
+
+    #[test]
+    fn a_locked_process_does_not_delay_the_files_of_others_and_is_read_later() {
+        let mut proc = ProcDir::open(Path::new("/proc")).unwrap();
+        let mut files = MemoryFiles {
+            read: read_when_unlocked,
+            may_wait: |_, pid| Ok(pid == SLEEPING),
+            ..MemoryFiles::new(BTreeSet::new())
+        };
+        let mut read_later =
+            |files: &mut MemoryFiles, pid| until("the files are read", || files.read(&mut proc, pid).ok());
+        let mut other_proc = ProcDir::open(Path::new("/proc")).unwrap();
+        let mut read_now = |files: &mut MemoryFiles, pid| files.read(&mut other_proc, pid);
+        let held = LOCK.lock().unwrap();
+        assert_eq!(read_now(&mut files, LOCKED), Err(Errno::EAGAIN));
+        assert_eq!(read_later(&mut files, Pid(3)).command_line, "3", "by another thread");
+        for _ in 0..2 * MAX_READERS {
+            assert_eq!(read_now(&mut files, LOCKED), Err(Errno::EAGAIN));
+        }
+        assert_eq!(files.readers.load(Ordering::Relaxed), MAX_READERS, "the number of threads is bounded");
+        assert_eq!(read_now(&mut files, Pid(3)), Err(Errno::EAGAIN));
+        assert_eq!(read_now(&mut files, SLEEPING).unwrap().command_line, "2", "it holds no lock");
+        drop(held);
+        assert_eq!(read_later(&mut files, LOCKED).command_line, "1");
+        let count = |files: &MemoryFiles| files.readers.load(Ordering::Relaxed);
+        until("the threads that waited end", || (count(&files) <= 1).then_some(()));
+        drop(files.reader.take());
+        until("the last one ends", || (count(&files) == 0).then_some(()));
+    }
+
+    #[test]
+    fn the_environment_and_the_command_line_are_those_of_the_process() {
+        let mut proc = ProcDir::open(Path::new("/proc")).unwrap();
+        let own = Pid(std::process::id());
+        let mut files =
+            MemoryFiles { may_wait: |_, _| Ok(false), ..MemoryFiles::new(BTreeSet::from(["PATH"])) };
+        let read = until("the files are read", || files.read(&mut proc, own).ok());
+        assert_eq!(read.environ["PATH"], std::env::var("PATH").unwrap());
+        assert_eq!(read.command_line, proc.command_line(own).unwrap());
+    }
+}

@@ -1,0 +1,228 @@
+//! The real-time priority of threads of this process: sched_setscheduler(2), sched(7).
+//!
+//! A raised thread has the policy `SCHED_RR` and the priority 1, the lowest: it runs before all threads without a
+//! real-time priority. `RLIMIT_RTTIME` (getrlimit(2)) bounds how long such a thread runs without sleeping. After that
+//! time the kernel sends `SIGXCPU`, and the handler of this module gives the thread that runs the normal policy again.
+//!
+//! `SCHED_RESET_ON_FORK` is always set, so no child and no new thread inherits the priority.
+
+use std::os::unix::thread::JoinHandleExt;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::resource::{Resource, getrlimit, rlim_t, setrlimit};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use pjw_core::ids::Tid;
+
+/// The scheduling policy of a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Policy {
+    /// `SCHED_OTHER`.
+    Normal,
+    /// `SCHED_RR`.
+    RoundRobin,
+    /// Another policy.
+    Other,
+}
+
+/// Reads the scheduling policy of a thread.
+///
+/// # Errors
+/// `ESRCH` if the thread has ended.
+pub fn policy(tid: Tid) -> Result<Policy, Errno> {
+    let pid = libc::pid_t::try_from(tid.0).map_err(|_| Errno::ESRCH)?;
+    // SAFETY: the call takes a number and accesses no memory.
+    let policy = Errno::result(unsafe { libc::syscall(libc::SYS_sched_getscheduler, pid) })?;
+    Ok(match policy & !i64::from(libc::SCHED_RESET_ON_FORK) {
+        policy if policy == i64::from(libc::SCHED_OTHER) => Policy::Normal,
+        policy if policy == i64::from(libc::SCHED_RR) => Policy::RoundRobin,
+        _ => Policy::Other,
+    })
+}
+
+/// Gives a thread the policy `SCHED_RR` and the priority 1.
+///
+/// # Errors
+/// `EPERM` without `CAP_SYS_NICE` and `RLIMIT_RTPRIO`, if the cgroup of the thread has no real-time runtime
+/// (`CONFIG_RT_GROUP_SCHED` with the v1 controller `cpu`), or if a seccomp filter refuses it. `ESRCH` if the thread
+/// has ended.
+pub fn raise(tid: Tid) -> Result<(), Errno> {
+    set_policy(tid, libc::SCHED_RR, 1)
+}
+
+/// Gives a thread that may not have run yet the policy `SCHED_RR` and the priority 1.
+///
+/// # Errors
+/// The errors of [`raise`].
+pub(crate) fn raise_thread<T>(thread: &JoinHandle<T>) -> Result<(), Errno> {
+    let parameters = parameters(1);
+    let policy = libc::SCHED_RR | libc::SCHED_RESET_ON_FORK;
+    // SAFETY: the handle is of a thread that was neither joined nor detached. The function reads `parameters`.
+    match unsafe { libc::pthread_setschedparam(thread.as_pthread_t(), policy, &raw const parameters) } {
+        0 => Ok(()),
+        errno => Err(Errno::from_raw(errno)),
+    }
+}
+
+/// Gives a thread the policy `SCHED_OTHER`. Its nice value stays.
+///
+/// # Errors
+/// `ESRCH` if the thread has ended.
+pub fn lower(tid: Tid) -> Result<(), Errno> {
+    set_policy(tid, libc::SCHED_OTHER, 0)
+}
+
+fn set_policy(tid: Tid, policy: libc::c_int, priority: libc::c_int) -> Result<(), Errno> {
+    let pid = libc::pid_t::try_from(tid.0).map_err(|_| Errno::ESRCH)?;
+    let parameters = parameters(priority);
+    let policy = policy | libc::SCHED_RESET_ON_FORK;
+    // Musl's own function only returns ENOSYS.
+    // SAFETY: the kernel reads `parameters`, which outlives the call.
+    let done = unsafe { libc::syscall(libc::SYS_sched_setscheduler, pid, policy, &raw const parameters) };
+    Errno::result(done).map(drop)
+}
+
+fn parameters(priority: libc::c_int) -> libc::sched_param {
+    // SAFETY: sched_param is a plain struct of the C library, for which zeros are valid. Musl's has more fields.
+    let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };
+    parameters.sched_priority = priority;
+    parameters
+}
+
+/// Bounds how long a thread of this process may run with a real-time priority without sleeping: sets the soft limit
+/// `RLIMIT_RTTIME` to at most `limit`, and handles `SIGXCPU`. A thread that reaches the limit has the normal policy
+/// from then on. The kernel counts in ticks, so the thread may run one or two ticks longer.
+///
+/// The kernel adds 1 s to the soft limit each time a thread reaches it. So this function must be called again then.
+/// Returns the limit in force.
+///
+/// # Errors
+/// `ERANGE` if there is a hard limit: the kernel would kill the process, because its count goes on in a thread that was
+/// lowered and raised again without sleeping. The errors of setrlimit(2) and sigaction(2).
+pub fn limit_run_time(limit: Duration) -> Result<Duration, Errno> {
+    // The handler must be there before the limit: the default action of SIGXCPU ends the process.
+    let action =
+        SigAction::new(SigHandler::Handler(lower_running_thread), SaFlags::SA_RESTART, SigSet::empty());
+    // SAFETY: the handler makes one system call and keeps errno, so it is async-signal-safe (signal-safety(7)).
+    unsafe { sigaction(Signal::SIGXCPU, &action) }?;
+    let (soft, hard) = getrlimit(Resource::RLIMIT_RTTIME)?;
+    if hard != libc::RLIM_INFINITY {
+        return Err(Errno::ERANGE);
+    }
+    let limit = rlim_t::try_from(limit.as_micros()).unwrap_or(libc::RLIM_INFINITY);
+    let limit = limit.min(soft);
+    setrlimit(Resource::RLIMIT_RTTIME, limit, hard)?;
+    Ok(Duration::from_micros(limit))
+}
+
+/// The handler of `SIGXCPU`. The kernel sends the signal to the process while the thread that reached the limit runs, and
+/// the thread that runs handles it, because no thread blocks it.
+extern "C" fn lower_running_thread(_signal: libc::c_int) {
+    let errno = Errno::last_raw();
+    // The thread id 0 is the calling thread.
+    let _ = lower(Tid(0));
+    Errno::set_raw(errno);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::process::Command;
+    use std::time::Instant;
+
+    use nix::unistd::gettid;
+
+    use super::*;
+    use crate::sys::clock::thread_cpu_time;
+
+    const LIMIT: Duration = Duration::from_millis(20);
+
+    fn own_tid() -> Tid {
+        Tid(gettid().as_raw().cast_unsigned())
+    }
+
+    /// Whether a thread may have a real-time priority here. If not, reports that the test is skipped.
+    fn may_raise() -> bool {
+        let raised = std::thread::spawn(|| raise(own_tid())).join().unwrap();
+        if let Err(errno) = raised {
+            // Not by a macro: the harness shows this line also if the test passes.
+            let _ = writeln!(std::io::stderr(), "skipped: no real-time priority here: {errno}");
+        }
+        raised.is_ok()
+    }
+
+    #[test]
+    fn a_raised_thread_has_round_robin_and_its_threads_and_children_have_not() {
+        if !may_raise() {
+            return;
+        }
+        let test = || {
+            assert_eq!(policy(own_tid()), Ok(Policy::Normal));
+            raise(own_tid()).unwrap();
+            assert_eq!(policy(own_tid()), Ok(Policy::RoundRobin));
+            assert_eq!(std::thread::spawn(|| policy(own_tid())).join().unwrap(), Ok(Policy::Normal));
+            let thread = std::thread::spawn(|| (std::thread::park(), policy(own_tid())).1);
+            raise_thread(&thread).unwrap();
+            thread.thread().unpark();
+            assert_eq!(thread.join().unwrap(), Ok(Policy::RoundRobin));
+            let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+            let of_child = policy(Tid(child.id()));
+            child.kill().and_then(|()| child.wait()).unwrap();
+            assert_eq!(of_child, Ok(Policy::Normal));
+            lower(own_tid()).unwrap();
+            assert_eq!(policy(own_tid()), Ok(Policy::Normal));
+        };
+        std::thread::spawn(test).join().unwrap();
+    }
+
+    #[test]
+    #[ignore = "run in a child by a_thread_that_reaches_the_limit_has_the_normal_policy_again"]
+    fn child_that_runs_without_sleeping() {
+        assert_eq!(limit_run_time(LIMIT), Ok(LIMIT));
+        let raised = std::thread::spawn(|| {
+            raise(own_tid()).unwrap();
+            let end = Instant::now() + Duration::from_secs(30);
+            while policy(own_tid()) == Ok(Policy::RoundRobin) {
+                assert!(Instant::now() < end, "the kernel's limit has no effect");
+            }
+            (policy(own_tid()), thread_cpu_time(own_tid()).unwrap())
+        });
+        let (policy_afterwards, ran) = raised.join().unwrap();
+        assert_eq!(policy_afterwards, Ok(Policy::Normal));
+        assert!(ran >= LIMIT.as_nanos() as u64 / 2, "{ran} ns");
+        let (raised_limit, _) = getrlimit(Resource::RLIMIT_RTTIME).unwrap();
+        assert!(raised_limit > 1_000_000, "the kernel adds a second");
+        assert_eq!(limit_run_time(LIMIT), Ok(LIMIT), "and it is taken back");
+    }
+
+    #[test]
+    #[ignore = "run in a child by beside_a_hard_limit_no_soft_limit_is_set"]
+    fn child_with_a_hard_limit() {
+        setrlimit(Resource::RLIMIT_RTTIME, 900_000, 900_000).unwrap();
+        assert_eq!(limit_run_time(LIMIT), Err(Errno::ERANGE));
+        assert_eq!(getrlimit(Resource::RLIMIT_RTTIME), Ok((900_000, 900_000)));
+    }
+
+    /// Runs an ignored test in a child, because limits and signal handlers belong to the whole process.
+    fn run_in_child(test: &str) {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args([&format!("sys::realtime::tests::{test}"), "--exact", "--ignored", "--nocapture"])
+            .output()
+            .unwrap();
+        let output = String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success() && output.contains("1 passed"), "{child:?}");
+    }
+
+    #[test]
+    fn a_thread_that_reaches_the_limit_has_the_normal_policy_again() {
+        if may_raise() {
+            run_in_child("child_that_runs_without_sleeping");
+        }
+    }
+
+    #[test]
+    fn beside_a_hard_limit_no_soft_limit_is_set() {
+        run_in_child("child_with_a_hard_limit");
+    }
+}

@@ -1,0 +1,193 @@
+//! The real-time priority of the event loop and of the control server, and its bounds.
+//!
+//! Beside many processes that start and end all the time, a thread with the normal policy may wait for a CPU for seconds.
+//! A nice value does not help, because the kernel first divides the time between groups of processes (sched(7), "The
+//! autogroup feature"). So both threads have the lowest real-time priority where the system allows it. Both are needed: a
+//! request passes through the control server and then the loop.
+//!
+//! A thread with a real-time priority could keep a CPU from a job. So it is bounded twice:
+//! - The thread runs at most [`RUN_LIMIT`] without sleeping, as in a scan of a very large node. The kernel enforces this.
+//! - The thread has a budget of [`SHARE_PERMILLE`] of one PU, also if clients or processes make work all the time.
+//!
+//! A thread that exceeds a bound goes on with the normal policy, and is raised again when the budget has a reserve.
+
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::unistd::Uid;
+use pjw_core::ids::Tid;
+use pjw_linux::sys::errno::is_denied;
+use pjw_linux::sys::realtime::{Policy, limit_run_time, lower, policy};
+use pjw_linux::sys::{clock::thread_cpu_time, realtime};
+use tracing::{debug, info, warn};
+
+use super::budget::CpuBudget;
+
+/// How long a thread may run with the real-time priority without sleeping.
+const RUN_LIMIT: Duration = Duration::from_millis(50);
+/// The share of one PU that each thread may use with the real-time priority in the long run. More than the largest
+/// share for process events by default (`cpu_budget_permille`).
+const SHARE_PERMILLE: u32 = 400;
+/// The longest time between two checks of the budgets.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// The shortest time between two log lines about a thread that exceeded a bound.
+const LOG_PERIOD: Duration = Duration::from_secs(60 * 60);
+
+/// Gives threads of the daemon a real-time priority, and takes it away while a thread exceeds its bounds.
+#[derive(Debug, Default)]
+pub struct RealtimePriority {
+    threads: Vec<BoundedThread>,
+    /// Whether the threads may have the priority: the configuration wants it, and the system allowed it at the last
+    /// attempt.
+    is_on: bool,
+    run_limit: Duration,
+}
+
+#[derive(Debug)]
+struct BoundedThread {
+    name: &'static str,
+    tid: Tid,
+    budget: CpuBudget,
+    /// The CPU time of the thread at the last check, in ns.
+    cpu_time: u64,
+    is_raised: bool,
+    last_logged: Option<Instant>,
+}
+
+impl RealtimePriority {
+    /// Makes the priority of these threads of this process, each with a name for the log. It is off.
+    #[must_use]
+    pub fn new(threads: &[(&'static str, Tid)], now: Instant) -> Self {
+        let thread = |&(name, tid)| BoundedThread {
+            name,
+            tid,
+            budget: CpuBudget::new(SHARE_PERMILLE, now),
+            cpu_time: thread_cpu_time(tid).unwrap_or_default(),
+            is_raised: false,
+            last_logged: None,
+        };
+        Self { threads: threads.iter().map(thread).collect(), is_on: false, run_limit: RUN_LIMIT }
+    }
+
+    /// Turns the priority on or off. The log says why it can't be turned on, except to a plain user, for whom this is
+    /// normal.
+    pub fn turn(&mut self, on: bool) {
+        if on == self.is_on {
+            return;
+        }
+        self.is_on = false;
+        if !on {
+            self.threads.iter_mut().for_each(BoundedThread::lower);
+            return;
+        }
+        match self.turn_on() {
+            Ok(()) => info!(
+                "the event loop and the control server have a real-time priority (SCHED_RR, 1), at most {:?} at a time and {} % of a CPU each",
+                self.run_limit,
+                SHARE_PERMILLE / 10
+            ),
+            Err(why) if Uid::effective().is_root() => info!("no real-time priority: {why}"),
+            Err(why) => debug!("no real-time priority: {why}"),
+        }
+    }
+
+    fn turn_on(&mut self) -> Result<(), String> {
+        if let Some(thread) = self.threads.iter().find(|thread| policy(thread.tid) != Ok(Policy::Normal)) {
+            return Err(format!(
+                "the {} was started with a scheduling policy of its own, and keeps it",
+                thread.name
+            ));
+        }
+        self.run_limit = limit_run_time(RUN_LIMIT).map_err(|errno| match errno {
+            Errno::ERANGE => {
+                "the hard limit RLIMIT_RTTIME is below 40 ms (LimitRTTIME= in the unit)".to_owned()
+            }
+            errno => format!("RLIMIT_RTTIME can't be set: {errno}"),
+        })?;
+        let raised = self.threads.iter_mut().try_for_each(BoundedThread::raise);
+        self.is_on = raised.is_ok();
+        raised.map_err(|errno| {
+            self.threads.iter_mut().for_each(BoundedThread::lower);
+            let cause = if is_denied(errno) {
+                ": CAP_SYS_NICE is missing, RestrictRealtime= forbids it, or the cgroup has no real-time runtime \
+                 (cpu.rt_runtime_us)"
+            } else {
+                ""
+            };
+            format!("{errno}{cause}; beside very many processes, requests may wait for seconds")
+        })
+    }
+
+    /// Returns when [`RealtimePriority::enforce_bounds`] must be called at the latest. `None` if the priority is off.
+    #[must_use]
+    pub fn next_check_at(&self, now: Instant) -> Option<Instant> {
+        self.is_on.then(|| now + CHECK_INTERVAL)
+    }
+
+    /// Gives threads that exceeded a bound the normal policy, and raises threads whose budget has a reserve again. Must be
+    /// called just before the loop sleeps, because the kernel counts the time of [`RUN_LIMIT`] from the last sleep.
+    pub fn enforce_bounds(&mut self, now: Instant) {
+        if !self.is_on {
+            return;
+        }
+        for thread in &mut self.threads {
+            let is_overdrawn = thread.spend(now);
+            if thread.is_raised && policy(thread.tid) == Ok(Policy::Normal) {
+                thread.is_raised = false;
+                thread.log_exceeded(now, format_args!("it ran for {:?} without a pause", self.run_limit));
+                // The kernel has raised the limit.
+                if let Err(errno) = limit_run_time(self.run_limit) {
+                    warn!("no real-time priority: RLIMIT_RTTIME can't be set: {errno}");
+                    return self.turn(false);
+                }
+            } else if thread.is_raised && is_overdrawn {
+                thread.lower();
+                let percent = SHARE_PERMILLE / 10;
+                thread.log_exceeded(now, format_args!("it used more than {percent} % of a CPU"));
+            } else if !thread.is_raised && thread.budget.has_reserve(now) {
+                match thread.raise() {
+                    Ok(()) => debug!("the {} has a real-time priority again", thread.name),
+                    Err(errno) => {
+                        info!("no real-time priority any more: {errno}");
+                        return self.turn(false);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl BoundedThread {
+    /// Spends the CPU time since the last check. Returns whether the budget is overdrawn.
+    fn spend(&mut self, now: Instant) -> bool {
+        let before = self.cpu_time;
+        self.cpu_time = thread_cpu_time(self.tid).unwrap_or(before);
+        self.budget.spend(Duration::from_nanos(self.cpu_time.saturating_sub(before)), now);
+        !self.budget.wait_time(now).is_zero()
+    }
+
+    fn raise(&mut self) -> Result<(), Errno> {
+        realtime::raise(self.tid)?;
+        self.is_raised = true;
+        Ok(())
+    }
+
+    fn lower(&mut self) {
+        if self.is_raised
+            && let Err(errno) = lower(self.tid)
+        {
+            warn!("the {} can't get the normal policy: {errno}", self.name);
+        }
+        self.is_raised = false;
+    }
+
+    fn log_exceeded(&mut self, now: Instant, what: std::fmt::Arguments<'_>) {
+        let name = self.name;
+        if self.last_logged.is_none_or(|last| now.saturating_duration_since(last) >= LOG_PERIOD) {
+            self.last_logged = Some(now);
+            info!("the {name} has the normal priority for a moment: {what}");
+        } else {
+            debug!("the {name} has the normal priority for a moment: {what}");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! The real-time priority of the daemon, and its bounds.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use nix::unistd::gettid;
+use pjw_core::ids::Tid;
+use pjw_linux::sys::realtime::{self, Policy};
+use pjw_tests::daemon::Daemon;
+use pjw_tests::skipping::skip;
+use pjw_tests::waiting::wait_until;
+
+const STATUS_CALL: &[u8] = b"{\"method\":\"org.pjw.Warden.GetStatus\"}\0";
+/// The number of requests that a client of the flood sends at once.
+const REQUESTS: usize = 500;
+const CLIENTS: usize = 16;
+
+/// Whether a daemon of this user may have a real-time priority. If not, reports that the test is skipped.
+fn may_have_realtime_priority() -> bool {
+    let raise = || realtime::raise(Tid(gettid().as_raw().cast_unsigned()));
+    let raised = thread::spawn(raise).join().unwrap();
+    if let Err(errno) = raised {
+        skip(format_args!("no real-time priority here: {errno}"));
+    }
+    raised.is_ok()
+}
+
+/// Returns the policy of the daemon's control server, which is its first thread.
+fn policy_of_control_server(daemon: &Daemon) -> Policy {
+    realtime::policy(Tid(daemon.pid())).unwrap()
+}
+
+/// Returns the policy of the daemon's event loop.
+fn policy_of_event_loop(daemon: &Daemon) -> Policy {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap().flatten();
+    let is_loop = |task: &std::fs::DirEntry| {
+        std::fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm == "warden\n")
+    };
+    let task = tasks.into_iter().find(is_loop).expect("the event loop has a thread");
+    realtime::policy(Tid(task.file_name().to_str().unwrap().parse().unwrap())).unwrap()
+}
+
+fn wait_for_policy(daemon: &Daemon, policy: Policy) {
+    wait_until(&format!("the control server has the policy {policy:?}"), || {
+        policy_of_control_server(daemon) == policy
+    });
+    wait_until(&format!("the event loop has the policy {policy:?}"), || {
+        policy_of_event_loop(daemon) == policy
+    });
+}
+
+#[test]
+fn the_event_loop_and_the_control_server_have_a_realtime_priority_unless_it_is_switched_off() {
+    if !may_have_realtime_priority() {
+        return;
+    }
+    let daemon = Daemon::start("");
+    wait_for_policy(&daemon, Policy::RoundRobin);
+    daemon.configure("realtime = false\n");
+    assert!(daemon.pjwctl(&["reload"]).status.success());
+    wait_for_policy(&daemon, Policy::Normal);
+    daemon.configure("");
+    assert!(daemon.pjwctl(&["reload"]).status.success());
+    wait_for_policy(&daemon, Policy::RoundRobin);
+}
+
+#[test]
+fn a_flood_of_requests_does_not_keep_a_cpu_by_the_realtime_priority() {
+    if !may_have_realtime_priority() {
+        return;
+    }
+    let daemon = Daemon::start("");
+    wait_for_policy(&daemon, Policy::RoundRobin);
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..CLIENTS {
+            scope.spawn(|| flood(&daemon, &stop));
+        }
+        wait_until("the control server gives way", || policy_of_control_server(&daemon) == Policy::Normal);
+        stop.store(true, Ordering::Relaxed);
+    });
+    wait_for_policy(&daemon, Policy::RoundRobin);
+    let log = daemon.log();
+    let lines = log.lines().filter(|line| line.contains("the control server has the normal priority"));
+    assert_eq!(lines.count(), 1, "the log says so once: {log}");
+}
+
+/// Sends many requests at once and reads the replies, again and again until `stop` is set.
+fn flood(daemon: &Daemon, stop: &AtomicBool) {
+    let mut reader = UnixStream::connect(daemon.socket()).unwrap();
+    let mut writer = reader.try_clone().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            while !stop.load(Ordering::Relaxed) && writer.write_all(&STATUS_CALL.repeat(REQUESTS)).is_ok() {}
+            let _ = writer.shutdown(std::net::Shutdown::Write);
+        });
+        let mut buffer = vec![0; 1 << 20];
+        while reader.read(&mut buffer).is_ok_and(|read| read > 0) {}
+    });
+}
+
+#[test]
+fn without_permission_the_log_says_so_once_and_the_daemon_works() {
+    if !crate::processes::is_root() || !crate::processes::is_installed("setpriv") {
+        return;
+    }
+    let daemon = Daemon::start_by(&["setpriv", "--bounding-set", "-sys_nice", "--"]);
+    assert!(daemon.status().jobs.is_empty());
+    wait_until("the log says so", || daemon.log().contains("no real-time priority: EPERM"));
+    assert!(daemon.pjwctl(&["events"]).status.success());
+    let log = daemon.log();
+    assert_eq!(log.lines().filter(|line| line.contains("real-time")).count(), 1, "{log}");
+    assert_eq!(policy_of_control_server(&daemon), Policy::Normal);
+}
+
+#[test]
+fn a_daemon_with_a_policy_of_its_own_keeps_it() {
+    if !crate::processes::is_installed("chrt") {
+        return;
+    }
+    let daemon = Daemon::start_by(&["chrt", "-b", "0"]);
+    wait_until("the log says so, except to a plain user", || {
+        daemon.log().contains("a scheduling policy of its own") || !nix::unistd::Uid::effective().is_root()
+    });
+    assert_eq!(policy_of_control_server(&daemon), Policy::Other);
+    assert_eq!(policy_of_event_loop(&daemon), Policy::Other);
+}
