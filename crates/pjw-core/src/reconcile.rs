@@ -6,7 +6,7 @@
 //! on any machine.
 //!
 //! ```text
-//! Snapshot ─> observe ─> membership ─> attempts ─> jobs, hotplug ─> commands ─> membership ─> jobs ─> unassigned
+//! Snapshot ─> observe ─> recovery ─> membership ─> attempts ─> jobs, hotplug ─> commands ─> membership ─> jobs ─> unassigned
 //!          ─> cpusets ─> masks, pinning ─> Plan
 //! ```
 
@@ -16,7 +16,7 @@ use crate::phases::commands::types::{Command, Reply};
 use crate::phases::draft::{Draft, Output};
 use crate::phases::{
     attempts, commands::serve, cpusets, cpusets::PendingCpusetChanges, hotplug, jobs, masks, membership,
-    observe, unassigned,
+    observe, recovery, unassigned,
 };
 use crate::state::{DirtySet, WardenState};
 use crate::terms::{Event, JobId, Plan, Policy, Record, Refusal, ScanRequest, ScanScope, Snapshot, Warning};
@@ -68,6 +68,7 @@ pub fn reconcile(
     let mut draft = Draft::new(state, snapshot, policy);
 
     observe::update_state(&mut draft);
+    recovery::recover_cpusets(&mut draft);
     membership::update_members(&mut draft);
     let reported_attempts = attempts::report(&mut draft);
     observe::forget_gone(&mut draft);
@@ -86,6 +87,7 @@ pub fn reconcile(
     // Restoring comes first: threads of a released job must leave the PUs of a new one.
     let plan = Plan { cpusets, actions: [restored, kept_off, confined].concat() };
 
+    recovery::warn_of_recovered(&mut draft);
     report_incomplete_scan(&mut draft, snapshot);
 
     let planned = draft.jobs_to_plan();

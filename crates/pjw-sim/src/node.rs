@@ -6,9 +6,10 @@ use std::rc::Rc;
 
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::cpuset_group::{
-    CgroupOwner, CpusetAction, CpusetChange, CpusetHierarchy, CpusetOutcome, JobCpuset, OwnCgroups,
+    CgroupOwner, CpusetAction, CpusetChange, CpusetHierarchy, CpusetOutcome, FoundCpuset, JobCpuset,
+    OwnCgroups,
 };
-use pjw_core::ids::{CgroupId, Pid, ProcessId, StartTime, Tid};
+use pjw_core::ids::{CgroupId, Pid, ProcessId, StartTime, Tid, Uid};
 use pjw_core::plan::{MaskAction, MaskOutcome};
 use pjw_core::scan::{IdleWatch, ScanRequest, ScanScope};
 use pjw_core::snapshot::{
@@ -178,7 +179,12 @@ fn read_cgroup(world: &World, path: &str) -> Observed<Cgroup> {
     Observed::Present(Cgroup { id: CgroupId { inode: 1, path: path.to_owned() }, cpus, populated, cpuset })
 }
 
-fn create_cpuset(world: &mut World, job_cpuset: &JobCpuset, initial: &[ProcessId]) -> CpusetOutcome {
+fn create_cpuset(
+    world: &mut World,
+    job_cpuset: &JobCpuset,
+    owner: Uid,
+    initial: &[ProcessId],
+) -> CpusetOutcome {
     let path = &job_cpuset.path;
     let is_empty = !world.is_populated(path);
     if job_cpuset.cgroup_owner == CgroupOwner::Scheduler && is_empty {
@@ -198,8 +204,13 @@ fn create_cpuset(world: &mut World, job_cpuset: &JobCpuset, initial: &[ProcessId
             if world.processes[&pid].attributes_changed {
                 world.mark_unknown_origin(pid);
             }
+            let from = world.processes[&pid].cgroup.clone();
+            world.note_origin(path, &from);
             world.move_process_for_pjw(pid, path);
         }
+    }
+    if job_cpuset.cgroup_owner != CgroupOwner::Scheduler {
+        world.cgroup_owners.insert(path.clone(), owner);
     }
     world.write_cpuset(path, Some(&job_cpuset.spec.cpus));
     if job_cpuset.spec.isolated {
@@ -212,8 +223,8 @@ fn create_cpuset(world: &mut World, job_cpuset: &JobCpuset, initial: &[ProcessId
 
 fn change_cpuset(world: &mut World, change: &CpusetChange) -> CpusetOutcome {
     match change {
-        CpusetChange::Create { job_cpuset, initial_processes } => {
-            return create_cpuset(world, job_cpuset, initial_processes);
+        CpusetChange::Create { job_cpuset, owner, initial_processes } => {
+            return create_cpuset(world, job_cpuset, *owner, initial_processes);
         }
         CpusetChange::MoveIn { process, from, to } | CpusetChange::MoveBack { process, from, to } => {
             let found = world.processes.get(&process.pid);
@@ -223,6 +234,9 @@ fn change_cpuset(world: &mut World, change: &CpusetChange) -> CpusetOutcome {
             if world.removed_cgroups.contains(to) {
                 return CpusetOutcome::Refused { hint: "it is gone".to_owned() };
             }
+            if matches!(change, CpusetChange::MoveIn { .. }) {
+                world.note_origin(to, from);
+            }
             world.move_process_for_pjw(process.pid, to);
         }
         CpusetChange::Widen { job_cpuset } if job_cpuset.cgroup_owner == CgroupOwner::Scheduler => {
@@ -231,6 +245,7 @@ fn change_cpuset(world: &mut World, change: &CpusetChange) -> CpusetOutcome {
         CpusetChange::Widen { job_cpuset } => {
             let all = world.cpus.clone();
             world.partitions.remove(&job_cpuset.path);
+            world.cgroup_owners.remove(&job_cpuset.path);
             world.write_cpuset(&job_cpuset.path, Some(&all));
         }
         CpusetChange::Remove { job_cpuset } if job_cpuset.cgroup_owner == CgroupOwner::Scheduler => {}
@@ -311,6 +326,18 @@ impl Node for SimNode {
         let mut events = std::mem::take(&mut self.world.borrow_mut().events);
         events.retain(|_| !self.faults.occurs(self.faults.lost_events));
         EventBatch { events, lost: false, congested: false }
+    }
+
+    fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroups) -> Vec<FoundCpuset> {
+        let world = self.world.borrow();
+        let is_present =
+            |path: &&String| own_cgroups.contains(path) && read_cgroup(&world, path) != Observed::Gone;
+        let found = |path: &String| FoundCpuset {
+            path: path.clone(),
+            owner: world.cgroup_owners.get(path).copied(),
+            origin: world.cgroup_origins.get(path).filter(|origin| !origin.is_empty()).cloned(),
+        };
+        world.cpusets.keys().filter(is_present).map(found).collect()
     }
 
     fn apply(&mut self, action: &MaskAction) -> MaskOutcome {

@@ -13,7 +13,7 @@ pub(super) fn check_cpusets(state: &WardenState, plan: &Plan, policy: &Policy) -
     for action in &plan.cpusets {
         let job = &action.job;
         match &action.change {
-            CpusetChange::Create { job_cpuset, initial_processes } => {
+            CpusetChange::Create { job_cpuset, initial_processes, .. } => {
                 found.extend(check_create(state, policy, job, job_cpuset));
                 if !created.insert(&job_cpuset.path) {
                     found.push(not_the_jobs_cpuset(job, &job_cpuset.path));

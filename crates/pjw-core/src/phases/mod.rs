@@ -11,4 +11,5 @@ pub(crate) mod masks;
 pub(crate) mod membership;
 pub(crate) mod observe;
 pub mod pinning;
+pub(crate) mod recovery;
 pub mod unassigned;

@@ -3,7 +3,8 @@
 
 use crate::basics::{CpuSet, Nanos, ProcessId, enclosing_paths, history::History, prelude::*};
 use crate::terms::{
-    CgroupOwner, Cpuset, CpusetAction, CpusetChange, CpusetRecord, JobCpuset, JobId, Warning,
+    CgroupOwner, Cpuset, CpusetAction, CpusetChange, CpusetRecord, FoundCpuset, JobCpuset, JobId, Request,
+    Warning,
 };
 
 /// The maximum number of times that pjw writes a cpuset again between two full scans. Another program
@@ -53,6 +54,21 @@ pub struct MovedProcess {
     pub to: String,
 }
 
+/// A cpuset that an earlier daemon made and that the journal did not know, and what became of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RecoveredCpuset {
+    /// The job.
+    pub(crate) job: JobId,
+    /// The request of the job after the recovery.
+    pub(crate) request: Option<Request>,
+    /// The processes that were in the cpuset.
+    pub(crate) processes: Vec<ProcessId>,
+    /// The processes of these whose masks are narrower than the cpuset. `None` before their threads were read.
+    pub(crate) bound: Option<Vec<ProcessId>>,
+    /// Why the cpuset was removed. `None` if the job keeps its cores.
+    pub(crate) undone: Option<String>,
+}
+
 /// The registry of pjw's own changes of cpusets: the cpusets of jobs, the processes that were moved into these
 /// cpusets, and the changes that the kernel or systemd refused.
 #[derive(Debug, Clone, Default)]
@@ -68,6 +84,10 @@ pub struct CpusetRegistry {
     failed_removals: BTreeMap<String, String>,
     /// The PUs of each cpuset, now and in the past.
     history: BTreeMap<String, History<CpuSet>>,
+    /// The cgroups that were found when the daemon started, until it is decided what becomes of them.
+    found: Vec<FoundCpuset>,
+    /// The cpusets of these that are worth a warning, by path.
+    recovered: BTreeMap<String, RecoveredCpuset>,
 }
 
 impl CpusetRegistry {
@@ -85,6 +105,39 @@ impl CpusetRegistry {
     /// Iterates over the cgroup paths of the cpusets that no job needs and that are still to be removed.
     pub(crate) fn paths_to_remove(&self) -> impl Iterator<Item = &str> {
         self.to_remove.iter().map(String::as_str)
+    }
+
+    /// Adds a cgroup with the name of a job's cpuset, as the node found it when the daemon started. A cgroup that the journal
+    /// knows is left out. The next full scan reads the others, and then it is decided what becomes of them.
+    pub fn note_found(&mut self, found: FoundCpuset) {
+        if !self.managed.contains_key(&found.path) {
+            self.found.push(found);
+        }
+    }
+
+    /// Iterates over the paths of the found cgroups about which nothing was decided yet.
+    pub fn found_paths(&self) -> impl Iterator<Item = &str> {
+        self.found.iter().map(|found| found.path.as_str())
+    }
+
+    /// Takes the found cgroups, to decide about them.
+    pub(crate) fn take_found(&mut self) -> Vec<FoundCpuset> {
+        core::mem::take(&mut self.found)
+    }
+
+    /// Records what became of a found cpuset, for the warnings.
+    pub(crate) fn note_recovered(&mut self, path: &str, recovered: RecoveredCpuset) {
+        self.recovered.insert(path.to_owned(), recovered);
+    }
+
+    /// Takes the recovered cpusets that are worth a warning, by path.
+    pub(crate) fn take_recovered(&mut self) -> BTreeMap<String, RecoveredCpuset> {
+        core::mem::take(&mut self.recovered)
+    }
+
+    /// Puts the recovered cpusets back that are still worth a warning.
+    pub(crate) fn put_recovered(&mut self, recovered: BTreeMap<String, RecoveredCpuset>) {
+        self.recovered = recovered;
     }
 
     /// Returns the cpuset in which pjw keeps a job, or which pjw is about to make for it. `None` if there is none.
@@ -345,6 +398,7 @@ mod tests {
     use super::*;
     use crate::basics::ids::Pid;
     use crate::basics::ids::StartTime;
+    use crate::basics::ids::Uid;
     use crate::terms::cpuset_group::CgroupOwner;
     use crate::terms::cpuset_group::CpusetSpec;
     use crate::testing::set;
@@ -371,7 +425,8 @@ mod tests {
         assert!(!cpusets.has_nothing_pending(), "no scan has read it yet");
         cpusets.confirm("/pjw/a");
         assert!(cpusets.has_nothing_pending());
-        let change = CpusetChange::Create { job_cpuset: job_cpuset(), initial_processes: Vec::new() };
+        let change =
+            CpusetChange::Create { job_cpuset: job_cpuset(), owner: Uid(7), initial_processes: Vec::new() };
         let action = CpusetAction { job: job_cpuset().job, change, is_repair: false, why: String::new() };
         cpusets.note_refusal(&action, "no memory");
         assert!(!cpusets.has_nothing_pending(), "it is refused");

@@ -108,10 +108,12 @@ impl WardenState {
         self.members.keys().chain(self.restoring.keys()).copied().collect()
     }
 
-    /// Returns the paths of the cgroups that belong to jobs: those that schedulers made, and those of pjw's cpusets.
+    /// Returns the paths of the cgroups that belong to jobs: those that schedulers made, those of pjw's cpusets, and those
+    /// that were found when the daemon started.
     #[must_use]
     pub fn job_cgroups(&self) -> BTreeSet<String> {
-        self.jobs.cgroup_paths().chain(self.cpusets.paths()).map(str::to_owned).collect()
+        let own = self.cpusets.paths().chain(self.cpusets.found_paths());
+        self.jobs.cgroup_paths().chain(own).map(str::to_owned).collect()
     }
 
     /// The cgroups of one job: the scheduler's, and that of the job's cpuset.

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::basics::{CpuSet, ProcessId, prelude::*};
+use crate::basics::{CpuSet, ProcessId, Uid, prelude::*};
 use crate::terms::job::{JobId, Source};
 
 /// The config key `enforcement`: whether pjw keeps jobs on their cores by cpusets or by affinity masks.
@@ -112,6 +112,20 @@ pub struct JobCpuset {
     pub spec: CpusetSpec,
 }
 
+/// A cgroup with the name of a job's cpuset, found on the node when the daemon starts, and what pjw wrote to its
+/// attributes when it made the cgroup. The journal may not know it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundCpuset {
+    /// The path of the cgroup below the mount point of the cpuset hierarchy.
+    pub path: String,
+    /// The owner of the job. `None` if the attribute is missing: cgroups have no attributes here, or the cpuset was
+    /// about to be removed.
+    pub owner: Option<Uid>,
+    /// The cgroup from which every process was moved in. `None` if that is unknown, or if the processes came from several
+    /// cgroups.
+    pub origin: Option<String>,
+}
+
 /// The name of the cgroups of a warden that runs alone. The name of a warden beside it starts with this name, `_` and
 /// [`HASH_DIGITS`] digits.
 const NAME: &str = "pjw";
@@ -202,6 +216,20 @@ impl OwnCgroups {
             (CgroupOwner::Warden | CgroupOwner::Scheduler, true) => format!("/{name}-{job}"),
         }
     }
+
+    /// Returns the job for which [`OwnCgroups::job_path`] returns `path`, and whether the cgroup is that of an isolated
+    /// partition. `None` if the warden or systemd (`cgroup_owner`) creates no such cgroup for a job.
+    #[must_use]
+    pub fn job_of(&self, path: &str, cgroup_owner: CgroupOwner) -> Option<(JobId, bool)> {
+        let name = &self.name;
+        let (usual, end) = match cgroup_owner {
+            CgroupOwner::Systemd => (format!("/{name}.slice/{name}-"), ".scope"),
+            CgroupOwner::Warden | CgroupOwner::Scheduler => (format!("/{name}/"), ""),
+        };
+        let in_usual = path.strip_prefix(&usual);
+        let job = in_usual.or_else(|| path.strip_prefix(&format!("/{name}-")))?.strip_suffix(end)?;
+        Some((job_of_directory_name(job)?, in_usual.is_none()))
+    }
 }
 
 /// Returns the part of a unit name or directory name that stands for a job. A manual job is named by its id
@@ -222,6 +250,23 @@ fn directory_name(job: &JobId) -> String {
         }
     }
     name
+}
+
+/// Returns the job for which [`directory_name`] returns `name`. `None` if there is no such job.
+fn job_of_directory_name(name: &str) -> Option<JobId> {
+    let mut bytes = Vec::with_capacity(name.len());
+    let mut parts = name.split("\\x");
+    bytes.extend(parts.next()?.bytes());
+    for part in parts {
+        let (digits, rest) = part.split_at_checked(2)?;
+        bytes.push(u8::from_str_radix(digits, 16).ok()?);
+        bytes.extend(rest.bytes());
+    }
+    let text = String::from_utf8(bytes).ok()?;
+    // Only the colon between source and name is not escaped.
+    let job = if name.contains(':') { text.parse().ok()? } else { JobId::new(Source::Manual, &text).ok()? };
+    // Another text may stand for the same job, such as one with an escaped letter. pjw writes only one of them.
+    (directory_name(&job) == name).then_some(job)
 }
 
 /// One planned change of a job's cpuset: the cpuset is created, widened or removed, or a process is moved into it or
@@ -280,6 +325,8 @@ pub enum CpusetChange {
     Create {
         /// The cpuset.
         job_cpuset: JobCpuset,
+        /// The owner of the job. It is written to an attribute of the cgroup, for a daemon that has lost its journal.
+        owner: Uid,
         /// Processes that are moved in at creation. Only [`CgroupOwner::Systemd`] uses them, because systemd
         /// creates no scope without a process.
         initial_processes: Vec<ProcessId>,
@@ -382,6 +429,39 @@ mod tests {
     fn a_cgroup_that_only_looks_like_one_of_a_warden_is_none() {
         for path in ["", "/", "pjw/a", "/pjwx/a", "/pjw_/a", "/pjw_test_12", "/pjw.service/a", "/a/pjw/b"] {
             assert_eq!(OwnCgroups::of_path(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_pjw_gives_to_no_cgroup_stands_for_no_job() {
+        for name in [
+            "", "a-b", "probe-12", "\\x61", "\\x2", "\\xzz", "\\xff", ".a", "manual:a", "slrm:1", "slurm:",
+            "a b",
+        ] {
+            assert_eq!(job_of_directory_name(name), None, "{name}");
+        }
+        for path in
+            ["/", "/pjw", "/pjw/", "/pjw/a/b", "/pjw_test", "/pjw-", "/other/a", "/pjw.slice/pjw-a.scope"]
+        {
+            assert_eq!(OwnCgroups::default().job_of(path, CgroupOwner::Warden), None, "{path}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn the_name_of_a_cgroup_gives_back_its_job(
+            source in proptest::sample::select(Source::ALL),
+            name in "[A-Za-z0-9._:@+\\[\\]-]{1,128}",
+        ) {
+            let job = JobId::new(source, &name).unwrap();
+            for cgroup_owner in [CgroupOwner::Warden, CgroupOwner::Systemd] {
+                for isolated in [false, true] {
+                    for own in [OwnCgroups::default(), OwnCgroups::beside(b"/tmp/one")] {
+                        let path = own.job_path(&job, cgroup_owner, isolated);
+                        proptest::prop_assert_eq!(own.job_of(&path, cgroup_owner), Some((job.clone(), isolated)));
+                    }
+                }
+            }
         }
     }
 }

@@ -9,6 +9,8 @@ use crate::terms::job::JobId;
 pub enum EventKind {
     /// A job got cores.
     Assigned,
+    /// A cpuset that an earlier pjwd made was found, and no record of it: its job keeps the cores, or the cpuset is removed.
+    Recovered,
     /// The cores of a job changed in number or were replaced.
     Resized,
     /// A job ended or was released; its cores are free.

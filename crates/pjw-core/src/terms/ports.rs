@@ -3,7 +3,7 @@
 use core::error::Error;
 
 use crate::basics::{Pid, prelude::*};
-use crate::terms::cpuset_group::{CpusetAction, CpusetOutcome};
+use crate::terms::cpuset_group::{CpusetAction, CpusetOutcome, FoundCpuset, OwnCgroups};
 use crate::terms::plan::{MaskAction, MaskOutcome};
 use crate::terms::snapshot::{EventBatch, ExpectedMask, MaskProbe, Snapshot};
 use crate::terms::{record::Record, scan::ScanRequest};
@@ -23,6 +23,10 @@ pub trait Node {
     /// Reads the process events that came in since the last call, without waiting. Called after each scan: the fork event of every
     /// process that the scan saw is among the events then, unless events were lost.
     fn read_process_events(&mut self) -> EventBatch;
+
+    /// Lists the cgroups in the places where this warden creates those of jobs, with the attributes that pjw wrote. Called
+    /// when the daemon starts, and not in each cycle.
+    fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroups) -> Vec<FoundCpuset>;
 
     /// Carries out one mask change and reads the new mask back. If the thread of the action no longer exists,
     /// the result is [`MaskOutcome::Gone`], also if its number was reused.

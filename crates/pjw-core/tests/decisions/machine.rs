@@ -144,6 +144,20 @@ impl Machine {
         self.state.members.put_threads(pid, threads);
     }
 
+    /// The daemon is killed, its state directory is lost, and another daemon starts.
+    pub fn lose_state(&mut self) {
+        self.state = WardenState::new(self.state.topology.clone(), &CpuSet::new());
+        self.node = self.kernel.sim_node();
+        self.world().processes.values_mut().for_each(|process| process.attributes_changed = true);
+        self.find_cpusets();
+    }
+
+    /// The daemon lists the cgroups of an earlier daemon, as it does when it starts.
+    pub fn find_cpusets(&mut self) {
+        let found = self.node.list_job_cpusets(&self.policy.own_cgroups);
+        found.into_iter().for_each(|found| self.state.cpusets.note_found(found));
+    }
+
     /// Forgets that pjw wrote any mask.
     pub fn forget_writes(&mut self) {
         let limits = self.limits();

@@ -14,6 +14,7 @@ mod kernel_resets_masks;
 mod machine;
 mod masks;
 mod membership;
+mod recovery;
 mod restore;
 mod visits;
 mod without_cpuset;

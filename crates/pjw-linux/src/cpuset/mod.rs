@@ -6,17 +6,20 @@
 
 mod bounds;
 mod context;
+mod marks;
 mod moving;
 mod own;
 mod scope;
 mod unrelated_threads;
 
+use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CgroupOwner, CpusetChange, CpusetOutcome, JobCpuset};
-use pjw_core::{cpuset::CpuSet, ids::ProcessId};
+use pjw_core::ids::{ProcessId, Uid};
 
 use context::{Result, changed_cpuset, done, refused};
 
 pub(crate) use context::CpusetContext;
+pub(crate) use marks::list_job_cpusets;
 pub(crate) use unrelated_threads::UnrelatedThreads;
 
 use crate::cgroup::CgroupDir;
@@ -39,12 +42,13 @@ pub(crate) fn apply_change(
 
 fn try_change(context: &mut CpusetContext<'_>, change: &CpusetChange) -> CpusetOutcome {
     let result = match change {
-        CpusetChange::Create { job_cpuset, initial_processes } => {
-            create(context, job_cpuset, initial_processes).map(done)
+        CpusetChange::Create { job_cpuset, owner, initial_processes } => {
+            create(context, job_cpuset, *owner, initial_processes).map(done)
         }
-        CpusetChange::MoveIn { process, from, to } | CpusetChange::MoveBack { process, from, to } => {
-            moving::move_between(context, *process, from, to)
+        CpusetChange::MoveIn { process, from, to } => {
+            note_origin(context, from, to).and_then(|()| moving::move_between(context, *process, from, to))
         }
+        CpusetChange::MoveBack { process, from, to } => moving::move_between(context, *process, from, to),
         CpusetChange::Widen { job_cpuset } => widen(context, job_cpuset).map(done),
         CpusetChange::Remove { job_cpuset } => {
             remove(context, job_cpuset).map(|()| CpusetOutcome::Done { effective: None })
@@ -53,9 +57,19 @@ fn try_change(context: &mut CpusetContext<'_>, change: &CpusetChange) -> CpusetO
     result.unwrap_or_else(|outcome| outcome)
 }
 
+/// Comes before the move: the attribute must be there if the warden is killed after the move.
+fn note_origin(context: &CpusetContext<'_>, from: &str, to: &str) -> Result<()> {
+    let (from, to) = (context.cgroup(from)?, context.cgroup(to)?);
+    if to.exists() {
+        marks::note_origin(&to, &from);
+    }
+    Ok(())
+}
+
 fn create(
     context: &mut CpusetContext<'_>,
     job_cpuset: &JobCpuset,
+    owner: Uid,
     initial_processes: &[ProcessId],
 ) -> Result<CpuSet> {
     let group = context.job_cgroup(job_cpuset)?;
@@ -64,8 +78,13 @@ fn create(
         CgroupOwner::Scheduler if before.is_none() => return Err(CpusetOutcome::Gone),
         CgroupOwner::Scheduler => bounds::apply(&group, &job_cpuset.spec, true),
         CgroupOwner::Warden => create_own(context, &group, job_cpuset),
-        CgroupOwner::Systemd => return scope::create(context, job_cpuset, &group, initial_processes),
+        CgroupOwner::Systemd => {
+            return scope::create(context, job_cpuset, owner, &group, initial_processes);
+        }
     };
+    if created.is_ok() && job_cpuset.cgroup_owner == CgroupOwner::Warden {
+        marks::write_owner(&group, owner);
+    }
     if created.is_err() {
         match before {
             Some(Ok(files)) => bounds::restore(&group, &files),
@@ -100,6 +119,9 @@ fn widen(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<CpuS
     let group = context.job_cgroup(job_cpuset)?;
     if !group.exists() {
         return Err(CpusetOutcome::Gone);
+    }
+    if job_cpuset.cgroup_owner != CgroupOwner::Scheduler {
+        marks::remove_owner(&group);
     }
     if job_cpuset.cgroup_owner == CgroupOwner::Systemd {
         return scope::remove_limits(context, &group);

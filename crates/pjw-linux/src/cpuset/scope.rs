@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetOutcome, JobCpuset, OwnCgroups};
-use pjw_core::{cpuset::CpuSet, ids::ProcessId};
+use pjw_core::ids::{ProcessId, Uid};
 
 use super::context::{CpusetContext, Result, refused};
-use super::{bounds, moving, own, unrelated_threads};
+use super::{bounds, marks, moving, own, unrelated_threads};
 use crate::cgroup::{CgroupDir, CpusetConfig};
 use crate::sys::online::{possible_cpus, possible_nodes};
 use crate::systemd::{SystemdFault, TransientScope};
@@ -20,6 +21,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(2);
 pub(super) fn create(
     context: &mut CpusetContext<'_>,
     job_cpuset: &JobCpuset,
+    owner: Uid,
     group: &CgroupDir,
     initial_processes: &[ProcessId],
 ) -> Result<CpuSet> {
@@ -51,7 +53,11 @@ pub(super) fn create(
     };
     let outcome =
         created.and_then(|()| wait_until_applied(context, job_cpuset, group, &initial, before.is_none()));
-    if outcome.is_err() {
+    if outcome.is_ok() {
+        marks::write_owner(group, owner);
+        let origins = initial.iter().filter_map(|(_, origin)| context.hierarchy.cgroup(origin));
+        origins.filter(|_| before.is_none()).for_each(|origin| marks::note_origin(group, &origin));
+    } else {
         match before {
             Some(files) => restore(context, unit, group, &files),
             // An empty scope ends by itself.

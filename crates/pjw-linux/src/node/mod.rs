@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome, CpusetSupport};
+use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome, CpusetSupport, FoundCpuset, OwnCgroups};
 use pjw_core::ids::{CgroupId, Pid, ProcessId, StartTime, Tid};
 use pjw_core::plan::{ActionKind, MaskAction, MaskOutcome};
 use pjw_core::scan::{IdleWatch, ScanRequest, ScanScope};
@@ -23,7 +23,7 @@ use tracing::warn;
 
 use crate::bpf::{AffinityMonitor, DrainedRequests, TaskScan, TaskScope};
 use crate::cgroup::{CgroupMounts, CgroupWatch, CpusetMount, PopulatedCache};
-use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change};
+use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change, list_job_cpusets};
 use crate::proc::events::{EventLoss, ProcEvents};
 use crate::proc::procfs::{ProcDir, Stat};
 use crate::sys::{affinity, clock};
@@ -443,6 +443,11 @@ impl Node for LinuxNode {
         let EventLoss { overrun: lost, congested } =
             self.process_events.as_mut().map(|source| source.drain_events(&mut events)).unwrap_or_default();
         EventBatch { events, lost, congested }
+    }
+
+    fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroups) -> Vec<FoundCpuset> {
+        let hierarchy = CpusetMount::choose(&self.mounts);
+        hierarchy.map(|hierarchy| list_job_cpusets(&hierarchy, own_cgroups)).unwrap_or_default()
     }
 
     fn apply(&mut self, action: &MaskAction) -> MaskOutcome {

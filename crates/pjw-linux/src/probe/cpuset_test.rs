@@ -13,7 +13,7 @@ use nix::sys::wait::waitpid;
 use nix::unistd::Pid as RawPid;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CgroupOwner, CpusetChange, CpusetOutcome, CpusetSpec, JobCpuset, OwnCgroups};
-use pjw_core::ids::{Pid, ProcessId, Tid};
+use pjw_core::ids::{Pid, ProcessId, Tid, Uid};
 
 use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change};
 use crate::sys::{affinity, version};
@@ -140,6 +140,7 @@ impl CpusetTest<'_> {
         self.job_cpuset.spec.cpus = cpus.clone();
         self.make(&CpusetChange::Create {
             job_cpuset: self.job_cpuset.clone(),
+            owner: Uid::ROOT,
             initial_processes: vec![self.process],
         })?;
         let from = self.proc.cpuset_path(self.process.pid).unwrap_or_default();

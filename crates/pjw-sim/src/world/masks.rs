@@ -46,7 +46,11 @@ impl World {
     pub fn write_cpuset(&mut self, path: &str, cpus: Option<&CpuSet>) {
         let before = match cpus {
             Some(cpus) => self.cpusets.insert(path.to_owned(), cpus.clone()),
-            None => self.cpusets.remove(path),
+            None => {
+                self.cgroup_owners.remove(path);
+                self.cgroup_origins.remove(path);
+                self.cpusets.remove(path)
+            }
         };
         self.log(|| format!("  cpuset {path} is {cpus:?}"));
         if before.as_ref() != cpus {

@@ -120,6 +120,10 @@ pub struct World {
     pub removed_cgroups: BTreeSet<String>,
     /// The cgroups that exist without a process too.
     pub kept_cgroups: BTreeSet<String>,
+    /// The attribute of pjw's cgroups with the owner of the job.
+    pub cgroup_owners: BTreeMap<String, Uid>,
+    /// The attribute of pjw's cgroups with the cgroup from which the processes came. Empty if they came from several.
+    pub cgroup_origins: BTreeMap<String, String>,
     /// The cpuset features of the machine.
     pub cpuset_support: CpusetSupport,
     /// Whether the affinity requests of programs are reported.
@@ -196,6 +200,8 @@ impl World {
             without_controller: BTreeSet::new(),
             removed_cgroups: BTreeSet::new(),
             kept_cgroups: BTreeSet::new(),
+            cgroup_owners: BTreeMap::new(),
+            cgroup_origins: BTreeMap::new(),
             cpuset_support: CpusetSupport::default(),
             affinity_requests: Vec::new(),
             log: None,
@@ -311,6 +317,15 @@ impl World {
             process.threads.retain(|tid, _| tid.0 == pid.0);
             process.threads.values_mut().for_each(|thread| thread.run_ns = ran + 1);
             self.events.push(ProcessEvent::Exec { pid });
+        }
+    }
+
+    /// Records in the attribute of the cgroup `to` that a process is moved in from the cgroup `from`.
+    pub fn note_origin(&mut self, to: &str, from: &str) {
+        let from = self.cgroup_origins.get(from).cloned().unwrap_or_else(|| from.to_owned());
+        let known = self.cgroup_origins.entry(to.to_owned()).or_insert_with(|| from.clone());
+        if *known != from {
+            known.clear();
         }
     }
 

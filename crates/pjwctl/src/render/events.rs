@@ -9,7 +9,7 @@ use super::{Terminal, style, text::printable};
 pub fn event_line(event: &Event, term: Terminal) -> String {
     let style = match event.event.as_str() {
         "violation" | "overrun" => style::FAILURE,
-        "stray" | "refused" | "revoked" | "hotplug" | "repaired" => style::WARNING,
+        "recovered" | "stray" | "refused" | "revoked" | "hotplug" | "repaired" => style::WARNING,
         _ => anstyle::Style::new(),
     };
     let kind = style::paint(&format!("{:10}", printable(&event.event)), style, term);

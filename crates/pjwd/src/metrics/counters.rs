@@ -178,7 +178,7 @@ mod tests {
     use pjw_core::cpuset::CpuSet;
     use pjw_core::cpuset_group::{CgroupOwner, CpusetAction, CpusetSpec, JobCpuset};
     use pjw_core::event::Event;
-    use pjw_core::ids::{Pid, ProcessId, StartTime, ThreadId, Tid};
+    use pjw_core::ids::{Pid, ProcessId, StartTime, ThreadId, Tid, Uid};
     use pjw_core::plan::MaskAction;
 
     use super::*;
@@ -202,7 +202,11 @@ mod tests {
         let process = ProcessId { pid: Pid(7), start: StartTime(1) };
         let (from, to) = ("/".to_owned(), "/pjw/a".to_owned());
         let changes = [
-            CpusetChange::Create { job_cpuset: job_cpuset.clone(), initial_processes: Vec::new() },
+            CpusetChange::Create {
+                job_cpuset: job_cpuset.clone(),
+                owner: Uid(7),
+                initial_processes: Vec::new(),
+            },
             CpusetChange::MoveIn { process, from: from.clone(), to: to.clone() },
             CpusetChange::MoveBack { process, from, to },
             CpusetChange::Widen { job_cpuset: job_cpuset.clone() },

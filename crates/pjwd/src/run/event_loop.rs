@@ -147,6 +147,7 @@ impl EventLoop {
         self.triggers.full = true;
         let polling = if self.has_process_events { "netlink" } else { "polling" };
         self.restart_fork_tracking();
+        self.warden.find_cpusets();
         let text = format!("pjwd {} watches this machine ({polling})", env!("CARGO_PKG_VERSION"));
         self.publisher.publish_events(vec![Event::new(EventKind::Started, text)]);
         self.cycle(Vec::new());

@@ -154,6 +154,13 @@ impl<N: Node, J: Journal> Warden<N, J> {
         std::mem::replace(&mut self.events_read, EventCount { congested, ..EventCount::default() })
     }
 
+    /// Lists the cgroups that an earlier daemon made for jobs. The next full scan decides about those that the journal does
+    /// not know. Called once, before the first cycle.
+    pub fn find_cpusets(&mut self) {
+        let found = self.node.list_job_cpusets(&self.policy.own_cgroups);
+        found.into_iter().for_each(|found| self.state.cpusets.note_found(found));
+    }
+
     /// Returns the journal, in which each change is recorded before it is made.
     pub fn journal(&self) -> &J {
         &self.journal

@@ -11,7 +11,7 @@
 mod moves;
 mod warnings;
 
-use crate::basics::{CpuSet, ProcessId, Pu, ThreadId, prelude::*};
+use crate::basics::{CpuSet, ProcessId, Pu, ThreadId, Uid, prelude::*};
 use crate::machine::Level;
 use crate::phases::cpusets::moves::{
     born_inside, is_inhabited, original_cgroup, outside, processes_with_origin, why_unmovable,
@@ -287,7 +287,8 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
         let why = write_reason(job_cpuset, found);
         record(draft, CpusetRecord::Created(job_cpuset.clone()));
         let initial_processes = outside.iter().map(|(process, _)| *process).collect();
-        let change = CpusetChange::Create { job_cpuset: job_cpuset.clone(), initial_processes };
+        let owner = draft.state.jobs.get(job).map_or(Uid::ROOT, |job| job.owner);
+        let change = CpusetChange::Create { job_cpuset: job_cpuset.clone(), owner, initial_processes };
         push(changes, job, change, is_same, why);
     }
     for (process, from) in born {
@@ -399,7 +400,7 @@ fn remove_cpuset(draft: &mut Draft<'_>, path: &str, changes: &mut PendingCpusetC
 }
 
 /// Whether the cpuset of a cgroup allows every online PU, or there is none.
-fn allows_every_pu(state: &WardenState, cgroup: &Cgroup) -> bool {
+pub(super) fn allows_every_pu(state: &WardenState, cgroup: &Cgroup) -> bool {
     cgroup.cpuset.as_ref().is_none_or(|cpuset| {
         let is_unlimited = cpuset.cpus.is_empty() || state.pool.online_cpus().is_subset(&cpuset.cpus);
         is_unlimited && !cpuset.isolated
@@ -412,7 +413,7 @@ fn push(changes: &mut PendingCpusetChanges, job: &JobId, change: CpusetChange, i
 }
 
 /// Applies a record to the registry of cpusets, and adds it to the records for the journal.
-fn record(draft: &mut Draft<'_>, record: CpusetRecord) {
+pub(super) fn record(draft: &mut Draft<'_>, record: CpusetRecord) {
     let state = &mut *draft.state;
     state.cpusets.apply_record(&record, state.topology.cpus(), draft.now.since_boot);
     draft.out.records.push(Record::Cpuset(record));

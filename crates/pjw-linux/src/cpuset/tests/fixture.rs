@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pjw_core::cpuset_group::CpusetSpec;
-use pjw_core::ids::{Pid, Tid};
+use pjw_core::ids::{Pid, Tid, Uid};
 
 use crate::cgroup::{CgroupMounts, CpusetMount};
 use crate::cpuset::*;
@@ -15,6 +15,9 @@ use crate::proc::procfs::ProcDir;
 use crate::sys::affinity;
 use crate::systemd::SystemdClient;
 use crate::tests::until_true;
+
+/// The owner of the jobs.
+pub(super) const OWNER: Uid = Uid(1007);
 
 /// Serialises the tests: they share `/pjw`, which exists only while there is a cpuset.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -104,6 +107,7 @@ impl Fixture {
     ) -> CpusetOutcome {
         self.make(&CpusetChange::Create {
             job_cpuset: job_cpuset.clone(),
+            owner: OWNER,
             initial_processes: initial_processes.to_vec(),
         })
     }

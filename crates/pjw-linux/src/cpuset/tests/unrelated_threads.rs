@@ -52,6 +52,7 @@ fn no_mask_is_recorded_if_the_kernel_stores_masks() {
     fixture.hierarchy = CpusetMount { mount_point: top.path().to_owned(), unified: true };
     let raise = CpusetChange::Create {
         job_cpuset: job_cpuset("reaches", &fixture.first()),
+        owner: OWNER,
         initial_processes: Vec::new(),
     };
     for (affinity_persists, recorded) in [(false, true), (true, false)] {
@@ -78,8 +79,11 @@ fn a_mask_is_restored_when_its_cpus_are_available_again() {
 
     let all = fixture.all.clone();
     assert_eq!(fixture.widen(&rest), done(all));
-    let raise =
-        CpusetChange::Create { job_cpuset: job_cpuset("next", &first), initial_processes: Vec::new() };
+    let raise = CpusetChange::Create {
+        job_cpuset: job_cpuset("next", &first),
+        owner: OWNER,
+        initial_processes: Vec::new(),
+    };
     let real = fixture.hierarchy.clone();
     let top = tempfile::tempdir().unwrap();
     fixture.hierarchy = CpusetMount { mount_point: top.path().to_owned(), unified: true };

@@ -1,0 +1,281 @@
+//! Cpusets of an earlier daemon that the journal does not know, because the state directory was lost.
+//!
+//! The node lists the cgroups of pjw when the daemon starts. The name of a cgroup gives the job, its cpuset the cores, and
+//! its attributes the owner and the cgroup from which the processes came. A cpuset with processes becomes a job again: its
+//! processes are members because they are in the cgroup (`membership.rs`), and its cores are not given to another job.
+//! Every other cpuset is removed as one that no job needs.
+
+use crate::basics::{CpuSet, Pid, ProcessId, Pu, Uid, cpus_text, prelude::*};
+use crate::machine::Level;
+use crate::phases::cpusets::{allows_every_pu, record};
+use crate::phases::draft::Draft;
+use crate::state::cpusets::RecoveredCpuset;
+use crate::state::{Holder, Member, WardenState};
+use crate::terms::{
+    Amount, Cgroup, CgroupOwner, CpusetHierarchy, CpusetRecord, CpusetSpec, Event, EventKind, FoundCpuset,
+    Grant, GrantedBy, Job, JobCpuset, Lifetime, Mode, Observed, Placement, Process, Request, Warning,
+};
+
+/// The largest number of processes that one warning names.
+const MAX_NAMED: usize = 8;
+
+/// A found cgroup, and what the scan says about it.
+struct Candidate {
+    found: FoundCpuset,
+    job_cpuset: JobCpuset,
+    /// Whether the cgroup is that of an isolated partition.
+    isolated: bool,
+    cgroup: Cgroup,
+    /// The processes in the cgroup, oldest first, each with its user.
+    processes: Vec<(ProcessId, Uid)>,
+}
+
+/// What becomes of a found cpuset.
+enum Fate {
+    /// Its job holds these PUs.
+    Kept(CpuSet),
+    /// It is removed. The reason, if processes lose their cores.
+    Removed(Option<String>),
+}
+
+/// Decides about the cgroups that the node found when the daemon started. Waits for a full scan that read them.
+pub(crate) fn recover_cpusets(draft: &mut Draft<'_>) {
+    if !draft.full || draft.policy.mode == Mode::Observe {
+        return;
+    }
+    let mut candidates: Vec<Candidate> = Vec::new();
+    for found in draft.state.cpusets.take_found() {
+        match draft.seen.cgroups.get(&found.path) {
+            None => draft.state.cpusets.note_found(found),
+            Some(Observed::Gone) => {}
+            Some(Observed::Present(cgroup)) => candidates.extend(candidate(draft, found, cgroup)),
+        }
+    }
+    // The kernel counts the numbers of cgroups up: the older of two cpusets with the same PUs keeps them.
+    candidates.sort_by(|one, other| {
+        (one.cgroup.id.inode, &one.found.path).cmp(&(other.cgroup.id.inode, &other.found.path))
+    });
+    candidates.iter().for_each(|candidate| recover(draft, candidate));
+}
+
+fn candidate(draft: &Draft<'_>, found: FoundCpuset, cgroup: &Cgroup) -> Option<Candidate> {
+    let cgroup_owner = match draft.policy.cpuset_support.hierarchy {
+        CpusetHierarchy::Unavailable { .. } => return None,
+        CpusetHierarchy::Systemd => CgroupOwner::Systemd,
+        CpusetHierarchy::Unified | CpusetHierarchy::Legacy => CgroupOwner::Warden,
+    };
+    let (job, isolated) = draft.policy.own_cgroups.job_of(&found.path, cgroup_owner)?;
+    let cpuset = cgroup.cpuset.as_ref();
+    let spec = CpusetSpec {
+        cpus: cpuset.map(|cpuset| cpuset.cpus.clone()).unwrap_or_default(),
+        mems: cpuset.map(|cpuset| cpuset.mems.clone()).filter(|mems| !mems.is_empty()),
+        isolated: cpuset.is_some_and(|cpuset| cpuset.isolated),
+    };
+    let inside = draft.state.processes.within_cgroup(&found.path).map(|known| &known.process);
+    let mut inside: Vec<&Process> = inside.filter(|process| process.id.pid != Pid(1)).collect();
+    inside.sort_by_key(|process| (process.id.start, process.id.pid));
+    let processes = inside.into_iter().map(|process| (process.id, process.uid)).collect();
+    let job_cpuset = JobCpuset { job, cgroup_owner, path: found.path.clone(), spec };
+    Some(Candidate { found, job_cpuset, isolated, cgroup: cgroup.clone(), processes })
+}
+
+fn recover(draft: &mut Draft<'_>, candidate: &Candidate) {
+    let JobCpuset { job, path, .. } = &candidate.job_cpuset;
+    if draft.state.cpusets.cpuset_at(path).is_some() {
+        return;
+    }
+    let fate = fate(draft.state, candidate);
+    record(draft, CpusetRecord::Created(candidate.job_cpuset.clone()));
+    // systemd manages the root of its hierarchy: without another place, the processes stay in their scope, which is widened.
+    let root = (candidate.job_cpuset.cgroup_owner == CgroupOwner::Warden).then(|| "/".to_owned());
+    if let Some(from) = candidate.found.origin.clone().or(root) {
+        record(draft, CpusetRecord::Origin { path: path.clone(), from });
+    }
+    let processes = candidate.processes.iter().map(|(process, _)| *process).collect();
+    let (text, cpus, undone) = match fate {
+        Fate::Kept(cpus) => {
+            keep(draft, candidate, &cpus);
+            (format!("found in {path} without a record; it keeps {}", cpus_text(&cpus)), Some(cpus), None)
+        }
+        Fate::Removed(why) => {
+            record(draft, CpusetRecord::Unwanted { path: path.clone() });
+            let because = why.clone().unwrap_or_else(|| "no process needs it".to_owned());
+            (format!("{path} was found without a record and is removed: {because}"), None, why)
+        }
+    };
+    let is_notable = cpus.is_some() || undone.is_some();
+    let mut event = Event::new(EventKind::Recovered, text).with_job(job);
+    event.cpus = cpus;
+    draft.out.events.push(event);
+    if is_notable {
+        let request = draft.state.jobs.get(job).and_then(|job| job.request.clone());
+        let recovered = RecoveredCpuset { job: job.clone(), request, processes, bound: None, undone };
+        draft.state.cpusets.note_recovered(path, recovered);
+    }
+}
+
+fn fate(state: &WardenState, candidate: &Candidate) -> Fate {
+    let Candidate { found, job_cpuset: JobCpuset { job, path, .. }, cgroup, processes, .. } = candidate;
+    let Some(cpuset) = cgroup.cpuset.as_ref().filter(|_| !processes.is_empty()) else {
+        return Fate::Removed(None);
+    };
+    // Another record of the job may have been lost with the record of its cpuset.
+    let held = state.jobs.get(job).and_then(|job| job.grant.as_ref());
+    if let Some(grant) = held {
+        return Fate::Kept(grant.cpus.clone());
+    }
+    if found.owner.is_none() && allows_every_pu(state, cgroup) {
+        return Fate::Removed(None);
+    }
+    let cpus = &cpuset.effective;
+    let unknown = cpus.difference(state.topology.cpus());
+    if cpus.is_empty() || !unknown.is_empty() {
+        return Fate::Removed(Some(format!(
+            "{path} has {}, which this machine does not have",
+            cpus_text(&unknown)
+        )));
+    }
+    let holder = cpus.iter().find_map(|pu| match state.pool.holder(pu) {
+        Some(Holder::Job(holder)) if holder != job => Some(holder),
+        _ => None,
+    });
+    match holder {
+        Some(holder) => {
+            Fate::Removed(Some(format!("{path} has {}, and {holder} holds some of them", cpus_text(cpus))))
+        }
+        None => Fate::Kept(cpus.clone()),
+    }
+}
+
+/// Makes the job of a cpuset, if the journal does not know it.
+fn keep(draft: &mut Draft<'_>, candidate: &Candidate, cpus: &CpuSet) {
+    let Candidate { found, job_cpuset: JobCpuset { job: id, path, spec, .. }, isolated, processes, .. } =
+        candidate;
+    if draft.state.jobs.get(id).is_some_and(|job| job.grant.is_some()) {
+        return;
+    }
+    let first = processes.first().map(|(_, uid)| *uid);
+    let owner = found.owner.or(first).unwrap_or(Uid::ROOT);
+    let new_job = || Job::new(id.clone(), owner, Lifetime::Members, draft.now.wall_clock);
+    let mut job = draft.state.jobs.get(id).cloned().unwrap_or_else(new_job);
+    let topology = &draft.state.topology;
+    let has_whole_cores = cpus.iter().all(|pu| topology.core_cpus(pu).is_subset(cpus));
+    let (amount, placement) = if has_whole_cores {
+        (Amount::Cores(topology.overlapping_core_count(cpus)), Placement::Pack)
+    } else {
+        (Amount::Exactly(cpus.clone()), Placement::Explicit)
+    };
+    // In v1 every cpuset names its nodes.
+    let nodes: CpuSet = topology.domains(Level::NumaNode).map(|node| Pu(node.number)).collect();
+    let bind_memory = spec.mems.as_ref().is_some_and(|mems| !nodes.is_subset(mems));
+    let request = Request { amount, placement, bind_memory, isolated: *isolated, ..Request::of_cores(0) };
+    job.request.get_or_insert(request);
+    job.grant = Some(Grant {
+        cpus: cpus.clone(),
+        granted_by: GrantedBy::Warden,
+        shared: false,
+        // Half a core may have been granted so. The next grant follows the configuration.
+        smt_shared: !has_whole_cores,
+        since: draft.now.since_boot,
+        because: vec![format!("the cpuset of {path} was found with these CPUs, and no record of the job")],
+        runner_up: String::new(),
+    });
+    draft.state.pool.reclaim(id, cpus);
+    draft.put_job(job);
+}
+
+/// Warns about the recovered jobs while that is useful: until the job gets another request or ends, or while processes live
+/// that lost their cores.
+pub(crate) fn warn_of_recovered(draft: &mut Draft<'_>) {
+    let Draft { state, out, .. } = draft;
+    let mut recovered = state.cpusets.take_recovered();
+    recovered.retain(|path, cpuset| {
+        let warnings = match cpuset.undone.clone() {
+            Some(why) => undone_warning(state, cpuset, &why).into_iter().collect(),
+            None => kept_warnings(state, path, cpuset),
+        };
+        let is_useful = !warnings.is_empty();
+        out.warnings.extend(warnings);
+        is_useful
+    });
+    state.cpusets.put_recovered(recovered);
+}
+
+fn undone_warning(state: &WardenState, cpuset: &mut RecoveredCpuset, why: &str) -> Option<Warning> {
+    let is_outside = |process: &ProcessId| {
+        let lives = state.process(process.pid).is_some_and(|known| known.id == *process);
+        lives && !state.members.contains_key(&process.pid)
+    };
+    cpuset.processes.retain(is_outside);
+    if cpuset.processes.is_empty() {
+        return None;
+    }
+    let job = &cpuset.job;
+    let pids = pids_text(cpuset.processes.iter().map(|process| process.pid));
+    let text = format!("{job} was found without a record and has no cores now: {why}. Its processes: {pids}");
+    let remedy = format!("pjwctl assign {job} --cores N --pid PID for each of them gives it cores again");
+    Some(Warning { job: Some(job.clone()), ..Warning::new("recovered", text, remedy) })
+}
+
+fn kept_warnings(state: &WardenState, path: &str, cpuset: &mut RecoveredCpuset) -> Vec<Warning> {
+    let id = &cpuset.job;
+    let Some(job) = state.jobs.get(id).filter(|job| job.request == cpuset.request) else { return Vec::new() };
+    let text =
+        format!("{id} was found in {path}, and no record of it: its class and options are the usual ones");
+    let remedy =
+        format!("pjwctl assign {id} with all options sets them again; pjwctl release {id} frees its cores");
+    let about_job = Warning { job: Some(job.id.clone()), ..Warning::new("recovered", text, remedy) };
+    if cpuset.bound.is_none() {
+        cpuset.bound = bound_processes(state, &cpuset.processes);
+    }
+    let bound = cpuset
+        .bound
+        .iter()
+        .flatten()
+        .filter(|process| state.tracked(process.pid).is_some_and(|known| known.id == **process));
+    let bound: Vec<Pid> = bound.map(|process| process.pid).collect();
+    let about_masks =
+        unknown_masks_warning(state, &bound).map(|warning| Warning { job: Some(job.id.clone()), ..warning });
+    [about_job].into_iter().chain(about_masks).collect()
+}
+
+/// The warning that an earlier daemon may have set the masks of processes.
+fn unknown_masks_warning(state: &WardenState, bound: &[Pid]) -> Option<Warning> {
+    let first = bound.first()?;
+    let text = format!(
+        "the masks of some processes may be those that an earlier pjwd set, and are kept: {}",
+        pids_text(bound.iter().copied())
+    );
+    let remedy = format!(
+        "taskset -pac {} {first} widens the mask of a process that did not choose it",
+        state.topology.cpus()
+    );
+    Some(Warning::new("unknown-masks", text, remedy))
+}
+
+/// The processes with a thread whose mask is narrower than its cpuset. `None` if the threads of one were not read yet.
+fn bound_processes(state: &WardenState, processes: &[ProcessId]) -> Option<Vec<ProcessId>> {
+    let tracked = processes
+        .iter()
+        .filter_map(|process| state.tracked(process.pid).filter(|known| known.id == *process));
+    let machine = state.topology.cpus();
+    let is_bound = |member: &&Member| {
+        let mut masks = member.threads.values().filter_map(|thread| thread.mask.as_ref());
+        masks.any(|entry| !machine.is_subset(entry.original()))
+    };
+    let tracked: Vec<&Member> = tracked.collect();
+    let is_unread = |member: &&Member| member.living_threads().any(|(_, thread)| thread.mask.is_none());
+    if tracked.iter().any(|member| member.threads.is_empty() || is_unread(member)) {
+        return None;
+    }
+    Some(tracked.into_iter().filter(is_bound).map(|member| member.id).collect())
+}
+
+fn pids_text(pids: impl Iterator<Item = Pid>) -> String {
+    let pids: Vec<String> = pids.map(|pid| pid.to_string()).collect();
+    let named = pids[..pids.len().min(MAX_NAMED)].join(", ");
+    match pids.len().saturating_sub(MAX_NAMED) {
+        0 => named,
+        more => format!("{named} and {more} more"),
+    }
+}

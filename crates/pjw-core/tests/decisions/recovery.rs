@@ -1,0 +1,243 @@
+//! The state directory is lost: the cpusets of the earlier daemon are found by their names. Those with processes become
+//! jobs again, the others are removed.
+
+use pjw_core::command::{Assign, Command};
+use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
+use pjw_core::event::EventKind;
+use pjw_core::ids::{Pid, Uid};
+use pjw_core::job::{Amount, Lifetime, PriorityClass};
+use pjw_core::plan::Warning;
+use pjw_core::policy::{Mode, Policy};
+use pjw_core::testing::regular_topology;
+
+use super::machine::{Machine, assign_of, job, machine_with, set};
+
+const LOGIN: &str = "/session-1.scope";
+
+fn machine(hierarchy: CpusetHierarchy) -> Machine {
+    let cpuset_support = CpusetSupport { hierarchy, affinity_persists: true };
+    machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() })
+}
+
+/// A machine with v1 cpusets, where process 7 of user 1001 came from the cgroup of a login into the cpuset of job a, and
+/// has a child 8 there.
+fn with_job_a() -> Machine {
+    let mut machine = machine(CpusetHierarchy::Legacy);
+    machine.spawn(7, 1, 1001).cgroup = LOGIN.into();
+    machine.assign("a", 2, &[7]).unwrap();
+    machine.spawn(8, 7, 1001);
+    machine.settle();
+    machine
+}
+
+fn cgroup(machine: &Machine, pid: u32) -> String {
+    machine.process(pid).cgroup.clone()
+}
+
+fn recovered(machine: &Machine) -> Vec<Warning> {
+    let warnings = machine.last.as_ref().unwrap().warnings.iter();
+    warnings.filter(|warning| ["recovered", "unknown-masks"].contains(&warning.code)).cloned().collect()
+}
+
+#[test]
+fn a_job_whose_record_was_lost_keeps_its_cores_and_its_processes() {
+    for hierarchy in [CpusetHierarchy::Legacy, CpusetHierarchy::Unified, CpusetHierarchy::Systemd] {
+        let mut machine = machine(hierarchy);
+        machine.spawn(7, 1, 1001).cgroup = LOGIN.into();
+        machine.assign("a", 2, &[7]).unwrap();
+        machine.spawn(8, 7, 1001);
+        machine.settle();
+        let before = (machine.grant("a"), cgroup(&machine, 7), machine.mask(8, 8));
+        machine.lose_state();
+        machine.exit(7);
+        let before = (before.0, before.1, before.2);
+        machine.settle();
+        assert_eq!((machine.grant("a"), cgroup(&machine, 8), machine.mask(8, 8)), before);
+        assert_eq!(machine.member(8), "manual:a by JobCpuset");
+        let adopted = machine.state.jobs[&job("a")].clone();
+        assert_eq!((adopted.owner, adopted.lifetime), (Uid(1001), Lifetime::Members));
+        let request = adopted.request.unwrap();
+        assert_eq!((request.amount, request.class), (Amount::Cores(2), PriorityClass::Normal));
+        let events: Vec<EventKind> = machine.events.iter().map(|event| event.kind).collect();
+        assert_eq!(events, [EventKind::Recovered]);
+        assert_eq!(machine.events[0].job, Some(job("a")));
+
+        machine.spawn(9, 1, 1001);
+        machine.assign("b", 6, &[9]).unwrap();
+        assert_eq!(machine.grant("b"), "2-7", "no core is given twice");
+        machine.release("a").unwrap();
+        assert_eq!((cgroup(&machine, 8).as_str(), machine.mask(8, 8).as_str()), (LOGIN, "0-7"));
+        assert!(!machine.world().cpusets.contains_key(&before.1));
+    }
+}
+
+#[test]
+fn a_recovered_job_is_shown_until_it_is_assigned_again() {
+    let mut machine = with_job_a();
+    machine.lose_state();
+    machine.settle();
+    let warnings = recovered(&machine);
+    assert!(warnings[0].why.contains("manual:a was found in /pjw/a"), "{warnings:?}");
+    assert_eq!((warnings.len(), warnings[0].job.clone()), (1, Some(job("a"))));
+    machine.settle();
+    assert_eq!(recovered(&machine), warnings);
+    machine.assign("a", 3, &[]).unwrap();
+    assert_eq!(recovered(&machine), []);
+}
+
+#[test]
+fn a_process_whose_origin_is_unknown_returns_to_the_root_cgroup() {
+    let mut machine = with_job_a();
+    machine.world().cgroup_origins.clear();
+    machine.world().cgroup_owners.clear();
+    machine.lose_state();
+    machine.settle();
+    assert_eq!(machine.state.jobs[&job("a")].owner, Uid(1001), "the user of its first process");
+    machine.release("a").unwrap();
+    assert_eq!((cgroup(&machine, 7).as_str(), cgroup(&machine, 8).as_str()), ("/", "/"));
+}
+
+#[test]
+fn a_cpuset_without_processes_is_removed() {
+    let mut machine = machine(CpusetHierarchy::Unified);
+    machine.spawn(7, 1, 1001);
+    machine.assign("a", 2, &[7]).unwrap();
+    machine.lose_state();
+    machine.exit(7);
+    assert!(machine.world().cpusets.contains_key("/pjw/a"));
+    machine.settle();
+    assert!(machine.world().cpusets.is_empty() && machine.state.jobs.keys().next().is_none());
+    assert_eq!(recovered(&machine), []);
+}
+
+#[test]
+fn of_two_cpusets_with_the_same_cores_the_later_one_is_removed_with_a_warning() {
+    let mut machine = with_job_a();
+    machine.spawn(9, 1, 1002);
+    machine.assign("b", 2, &[9]).unwrap();
+    machine.world().write_cpuset("/pjw/b", Some(&set("1-2")));
+    machine.lose_state();
+    machine.settle();
+    assert_eq!((machine.grant("a").as_str(), machine.grant("b").as_str()), ("0-1", "-"));
+    assert_eq!((cgroup(&machine, 9).as_str(), machine.mask(9, 9).as_str()), ("/", "0-7"));
+    assert!(!machine.world().cpusets.contains_key("/pjw/b"));
+    let warnings = recovered(&machine);
+    let about_b = warnings.iter().find(|warning| warning.job == Some(job("b"))).unwrap();
+    assert!(about_b.why.contains("/pjw/b has CPUs 1-2, and manual:a holds some of them"), "{about_b:?}");
+    assert!(about_b.why.ends_with("Its processes: 9") && about_b.remedy.contains("pjwctl assign manual:b"));
+    machine.exit(9);
+    machine.settle();
+    assert_eq!(recovered(&machine).len(), 1, "the warning ends with the processes");
+}
+
+#[test]
+fn a_cpuset_with_a_core_of_a_recorded_job_is_removed() {
+    let mut machine = with_job_a();
+    let records = machine.state.records();
+    machine.lose_state();
+    machine.spawn(9, 1, 1002).cgroup = "/pjw/b".into();
+    machine.world().write_cpuset("/pjw/b", Some(&set("0")));
+    records.into_iter().for_each(|record| machine.state.replay(record));
+    machine.find_cpusets();
+    machine.settle();
+    assert_eq!((machine.grant("a").as_str(), machine.grant("b").as_str()), ("0-1", "-"));
+    assert_eq!((cgroup(&machine, 7).as_str(), cgroup(&machine, 9).as_str()), ("/pjw/a", "/"));
+}
+
+#[test]
+fn a_cpuset_with_cores_that_do_not_exist_is_removed() {
+    let mut machine = with_job_a();
+    machine.lose_state();
+    machine.state = pjw_core::state::WardenState::new(regular_topology(1, 1, 1, 1, 1), &set(""));
+    machine.find_cpusets();
+    machine.settle();
+    assert_eq!((machine.grant("a").as_str(), cgroup(&machine, 7).as_str()), ("-", LOGIN));
+    assert!(recovered(&machine)[0].why.contains("CPU 1, which this machine does not have"));
+}
+
+#[test]
+fn a_cpuset_that_the_earlier_daemon_had_widened_is_removed() {
+    let mut machine = with_job_a();
+    machine.world().write_cpuset("/pjw/a", Some(&set("0-7")));
+    machine.world().cgroup_owners.clear();
+    machine.lose_state();
+    machine.settle();
+    assert_eq!((machine.grant("a").as_str(), cgroup(&machine, 8).as_str()), ("-", LOGIN));
+}
+
+#[test]
+fn a_job_with_every_core_is_found_again() {
+    let mut machine = machine(CpusetHierarchy::Legacy);
+    machine.spawn(7, 1, 1001);
+    machine.assign("a", 8, &[7]).unwrap();
+    machine.lose_state();
+    machine.settle();
+    assert_eq!((machine.grant("a").as_str(), machine.member(7).as_str()), ("0-7", "manual:a by JobCpuset"));
+}
+
+#[test]
+fn a_cgroup_that_is_not_a_jobs_is_left_alone() {
+    let mut machine = machine(CpusetHierarchy::Legacy);
+    machine.spawn(7, 1, 0).cgroup = "/pjw/probe-12".into();
+    machine.world().write_cpuset("/pjw/probe-12", Some(&set("0")));
+    machine.lose_state();
+    machine.settle();
+    assert_eq!((cgroup(&machine, 7).as_str(), machine.mask(7, 7).as_str()), ("/pjw/probe-12", "0"));
+    assert!(machine.events.is_empty());
+}
+
+#[test]
+fn a_recorded_cpuset_is_not_found_a_second_time() {
+    let mut machine = with_job_a();
+    let records = machine.state.records();
+    let before = machine.state.jobs[&job("a")].clone();
+    machine.lose_state();
+    records.into_iter().for_each(|record| machine.state.replay(record));
+    machine.settle();
+    assert!(machine.events.is_empty() && recovered(&machine).is_empty());
+    assert_eq!(machine.state.jobs[&job("a")], before);
+}
+
+#[test]
+fn masks_that_the_earlier_daemon_may_have_set_are_named_with_the_command_that_widens_them() {
+    let mut machine = with_job_a();
+    machine.bind(8, 8, "1");
+    machine.lose_state();
+    machine.settle();
+    let warnings = recovered(&machine);
+    let masks = warnings.iter().find(|warning| warning.code == "unknown-masks").unwrap();
+    assert!(masks.why.ends_with(": 8") && masks.remedy.starts_with("taskset -pac 0-7 8 "), "{masks:?}");
+    assert_eq!(machine.mask(8, 8), "1");
+    machine.exit(8);
+    machine.settle();
+    assert!(recovered(&machine).iter().all(|warning| warning.code != "unknown-masks"));
+}
+
+#[test]
+fn a_daemon_that_only_observes_leaves_the_cpusets_until_it_enforces() {
+    let mut machine = with_job_a();
+    machine.policy.mode = Mode::Observe;
+    machine.lose_state();
+    machine.settle();
+    assert_eq!((machine.grant("a").as_str(), cgroup(&machine, 7).as_str()), ("-", "/pjw/a"));
+    machine.policy.mode = Mode::Enforce;
+    machine.settle();
+    assert_eq!(machine.grant("a"), "0-1");
+}
+
+#[test]
+fn half_a_core_is_found_again_as_such() {
+    let cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Legacy, affinity_persists: true };
+    let policy = Policy { cpuset_support, ..Policy::default() };
+    let mut machine = machine_with(regular_topology(1, 1, 1, 4, 2), policy);
+    machine.spawn(7, 1, 1001);
+    machine.policy.share_smt = true;
+    machine
+        .command(Command::Assign(Assign { pids: vec![Pid(7)], ..assign_of("a", Some(Amount::Pus(1))) }))
+        .unwrap();
+    let half = machine.grant("a");
+    machine.policy.share_smt = false;
+    machine.lose_state();
+    machine.settle();
+    assert_eq!(machine.grant("a"), half);
+}

@@ -1,0 +1,83 @@
+//! Extended attributes of the warden's own cgroups: the owner of the job, and the cgroup from which the processes came.
+//!
+//! A warden that has lost its journal finds the cgroups by their names, and knows the rest from the attributes. Only the
+//! owner of a cgroup directory can write them, and the directories belong to root.
+
+use std::path::Path;
+
+use pjw_core::cpuset_group::{FoundCpuset, OwnCgroups};
+use pjw_core::ids::Uid;
+use rustix::fs::{XattrFlags, getxattr, removexattr, setxattr};
+
+use crate::cgroup::{CgroupDir, CpusetMount};
+
+/// Since Linux 5.7 cgroups have `user.` attributes. Before, they have only `trusted.` attributes, which need
+/// `CAP_SYS_ADMIN`.
+const NAMESPACES: [&str; 2] = ["user", "trusted"];
+const OWNER: &str = "pjw.owner";
+const ORIGIN: &str = "pjw.origin";
+/// The longest value that the kernel stores (`XATTR_SIZE_MAX` is larger; `PATH_MAX` is the longest path of a cgroup).
+const MAX_VALUE: usize = 4096;
+
+fn read(dir: &Path, name: &str) -> Option<String> {
+    let mut buffer = vec![0u8; MAX_VALUE];
+    let length = NAMESPACES
+        .iter()
+        .find_map(|namespace| getxattr(dir, format!("{namespace}.{name}"), &mut buffer[..]).ok())?;
+    buffer.truncate(length);
+    String::from_utf8(buffer).ok()
+}
+
+/// A cgroup without attributes is no error: a warden that loses its journal then knows less about the job.
+fn write(dir: &Path, name: &str, value: &str) {
+    let set = |namespace: &&str| {
+        setxattr(dir, format!("{namespace}.{name}"), value.as_bytes(), XattrFlags::empty()).is_ok()
+    };
+    if !NAMESPACES.iter().any(|namespace| set(&namespace)) {
+        tracing::debug!(cgroup = %dir.display(), name, "the attribute could not be written");
+    }
+}
+
+/// Writes the owner of the job whose cpuset the cgroup is.
+pub(super) fn write_owner(group: &CgroupDir, owner: Uid) {
+    let value = owner.0.to_string();
+    if read(&group.dir, OWNER).as_ref() != Some(&value) {
+        write(&group.dir, OWNER, &value);
+    }
+}
+
+/// Records that a process comes from the cgroup at the path `from`. If processes came from several cgroups, the attribute
+/// is empty. A process that comes from the cgroup of another job has the origin of that job.
+pub(super) fn note_origin(group: &CgroupDir, from: &CgroupDir) {
+    let from = read(&from.dir, ORIGIN).unwrap_or_else(|| from.path.clone());
+    match read(&group.dir, ORIGIN) {
+        Some(known) if known == from || known.is_empty() => {}
+        Some(_) => write(&group.dir, ORIGIN, ""),
+        None => write(&group.dir, ORIGIN, &from),
+    }
+}
+
+/// Removes the owner, before the cpuset is widened and removed: a cpuset without limits and owner is no job's.
+pub(super) fn remove_owner(group: &CgroupDir) {
+    for namespace in NAMESPACES {
+        let _ = removexattr(&group.dir, format!("{namespace}.{OWNER}"));
+    }
+}
+
+/// The cgroup with its attributes.
+fn found_cpuset(group: &CgroupDir) -> FoundCpuset {
+    let owner = read(&group.dir, OWNER).and_then(|owner| owner.parse().ok()).map(Uid);
+    let origin = read(&group.dir, ORIGIN).filter(|origin| origin.starts_with('/'));
+    FoundCpuset { path: group.path.clone(), owner, origin }
+}
+
+/// Lists the cgroups in the places where the warden and systemd create the cgroups of jobs, in the order of their paths.
+pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroups) -> Vec<FoundCpuset> {
+    let above = [own_cgroups.directory(), format!("/{}", own_cgroups.slice())];
+    let below = above.iter().filter_map(|path| hierarchy.cgroup(path)).flat_map(|above| above.children());
+    let isolated = hierarchy.root().children().into_iter();
+    let isolated = isolated.filter(|group| own_cgroups.contains(&group.path) && !above.contains(&group.path));
+    let mut found: Vec<FoundCpuset> = below.chain(isolated).map(|group| found_cpuset(&group)).collect();
+    found.sort_by(|one, other| one.path.cmp(&other.path));
+    found
+}
