@@ -154,16 +154,13 @@ fn by_job_cpuset<'a>(state: &'a WardenState, process: &Process) -> Option<&'a Jo
     (is_own && !is_with_parent && state.jobs.contains_key(&cpuset.job)).then_some(&cpuset.job)
 }
 
-/// The job of an orphan by its mask, where no fork event names its parent: the mask lies in the grant of a job of the same
+/// The job of an orphan by its mask, where no fork event names its ancestors: the mask lies in the grant of a job of the same
 /// user, and the process can only have it by inheritance or by choice. This finds a daemonised grandchild whose parent came and
 /// went between two scans. Root's daemons choose masks, so root's orphans are left alone. So are processes that started
 /// before the first process of the job, or were seen before.
 fn by_inherited_mask<'a>(state: &'a WardenState, known: &KnownProcess) -> Option<&'a JobId> {
     let process = &known.process;
-    let parent = state.process(process.parent);
-    let is_orphan = process.parent == Pid(1) || parent.is_some_and(|parent| parent.uid != process.uid);
-    let has_fork_event = state.forks_complete_since.is_some_and(|since| process.id.start.earliest() >= since);
-    let may_inherit = is_orphan && known.is_new && !has_fork_event && process.uid != Uid::ROOT;
+    let may_inherit = known.is_new && process.uid != Uid::ROOT && is_orphan_of_unknown_descent(state, known);
     let mask = process.mask.as_ref().filter(|mask| may_inherit && !mask.is_empty())?;
     let born_inside = |job: &&Job| {
         let grant = job.grant_by(GrantedBy::Warden).filter(|grant| !grant.shared);
@@ -173,6 +170,14 @@ fn by_inherited_mask<'a>(state: &'a WardenState, known: &KnownProcess) -> Option
         }) && state.members_of(&job.id).any(is_older)
     };
     state.jobs.of_owner(process.uid).find(born_inside).map(|job| &job.id)
+}
+
+/// Whether the parent of a process is not the process that started it, and no fork event names the one that did.
+pub(crate) fn is_orphan_of_unknown_descent(state: &WardenState, known: &KnownProcess) -> bool {
+    let process = &known.process;
+    let parent = state.process(process.parent);
+    let is_orphan = process.parent == Pid(1) || parent.is_some_and(|parent| parent.uid != process.uid);
+    is_orphan && !state.has_known_descent(process.id.pid, process.id.start.earliest())
 }
 
 fn by_environment<'a>(

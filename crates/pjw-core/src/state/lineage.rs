@@ -61,24 +61,31 @@ pub struct Lineage {
     unscanned: BTreeSet<Pid>,
     /// Tracked processes whose exit event was read and that no scan has found gone yet.
     exited: BTreeSet<Pid>,
+    /// Forked processes that descend from a process of no job, until their exit event is read.
+    outside: BTreeSet<Pid>,
+    /// Forked processes with an ancestor that no scan found and no fork event named: the ancestor was born before the fork
+    /// events were complete.
+    of_unknown_descent: BTreeSet<Pid>,
     /// The processes that had an event (fork, exec, exit) and were not scanned since.
     pub to_scan: ScanQueue,
 }
 
 impl Lineage {
     /// Updates the descent from process events, in their order. `tracked` returns the tracked process with a pid (a
-    /// process of a job, or one whose original masks are being restored), and whether it belongs to a job. Returns
-    /// true if an event was dropped because [`MAX_DESCENDANTS`] is reached.
+    /// process of a job, or one whose original masks are being restored), and whether it belongs to a job. `is_scanned`
+    /// tells whether a scan found a process. Returns true if an event was dropped because [`MAX_DESCENDANTS`] is reached.
     pub fn apply_events<'a>(
         &mut self,
         events: &[ProcessEvent],
         tracked: impl Fn(Pid) -> Option<(&'a Member, bool)>,
+        is_scanned: impl Fn(Pid) -> bool,
     ) -> bool {
         let mut is_full = false;
         for event in events {
             match *event {
                 ProcessEvent::Fork { parent, creator, child, at } => {
                     is_full |= !self.fork(tracked(parent), (parent, creator), child, at);
+                    self.note_descent(parent, child, &is_scanned);
                 }
                 ProcessEvent::Exec { pid }
                     if tracked(pid).is_some() || self.descendants.contains_key(&pid) =>
@@ -131,7 +138,31 @@ impl Lineage {
         true
     }
 
+    /// Records whether the descent of a child that is no descendant is known. The scan of a process comes before its last
+    /// fork events are read, so a parent that no scan and no event named was born before the events were complete.
+    fn note_descent(&mut self, parent: Pid, child: Pid, is_scanned: impl Fn(Pid) -> bool) {
+        self.outside.remove(&child);
+        self.of_unknown_descent.remove(&child);
+        if self.descendants.contains_key(&child) {
+            return;
+        }
+        let is_known = |pid| is_scanned(pid) && !self.of_unknown_descent.contains(&pid);
+        if self.outside.contains(&parent) || is_known(parent) {
+            self.outside.insert(child);
+        } else {
+            self.of_unknown_descent.insert(child);
+        }
+    }
+
+    /// Whether the process has an ancestor of which nothing is known, although its own fork event was read.
+    #[must_use]
+    pub fn is_of_unknown_descent(&self, pid: Pid) -> bool {
+        self.of_unknown_descent.contains(&pid)
+    }
+
     fn exit(&mut self, pid: Pid, is_tracked: bool) {
+        self.outside.remove(&pid);
+        self.of_unknown_descent.remove(&pid);
         if is_tracked {
             self.exited.insert(pid);
         }
@@ -185,6 +216,8 @@ impl Lineage {
         self.descendants.clear();
         self.unscanned.clear();
         self.exited.clear();
+        self.outside.clear();
+        self.of_unknown_descent.clear();
     }
 }
 

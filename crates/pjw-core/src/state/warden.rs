@@ -47,6 +47,11 @@ pub struct WardenState {
     pub cpusets: CpusetRegistry,
     /// The saved masks from the journal of threads that no scan has read since the daemon was restarted.
     pub recorded_masks: BTreeMap<ThreadId, MaskEntry>,
+    /// Whether records of an earlier daemon were lost. The next full scan finds the processes whose masks that daemon may
+    /// have set.
+    pub is_record_lost: bool,
+    /// The processes in no job whose masks an earlier daemon may have set, each with the mask.
+    pub unknown_masks: BTreeMap<ProcessId, CpuSet>,
     /// The online PUs, now and in the past.
     pub(crate) online: History<CpuSet>,
     /// The warnings about each job: the changes that are not made, as they were when the job was last planned.
@@ -95,6 +100,8 @@ impl WardenState {
             cgroups: BTreeMap::new(),
             cpusets: CpusetRegistry::default(),
             recorded_masks: BTreeMap::new(),
+            is_record_lost: false,
+            unknown_masks: BTreeMap::new(),
             online,
             warnings: BTreeMap::new(),
             lineage: Lineage::default(),
@@ -204,7 +211,14 @@ impl WardenState {
     /// Updates the state from process events of the kernel, in their order. Returns true if an event was dropped
     /// because too many descendants of jobs' processes are known; the caller must then request a full scan.
     pub fn apply_events(&mut self, events: &[ProcessEvent]) -> bool {
-        self.lineage.apply_events(events, |pid| tracked_in(&self.members, &self.restoring, pid))
+        let tracked = |pid| tracked_in(&self.members, &self.restoring, pid);
+        self.lineage.apply_events(events, tracked, |pid| self.processes.contains_key(&pid))
+    }
+
+    /// Whether the descent of a process that was born at this time is known from its fork event.
+    pub(crate) fn has_known_descent(&self, pid: Pid, born: Nanos) -> bool {
+        let has_fork_event = self.forks_complete_since.is_some_and(|since| born >= since);
+        has_fork_event && !self.lineage.is_of_unknown_descent(pid)
     }
 
     /// A tracked process: a member, or a process whose original masks are to be restored. `None` if the process is

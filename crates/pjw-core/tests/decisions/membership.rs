@@ -262,6 +262,30 @@ fn with_fork_events_a_mask_makes_no_member() {
     assert_eq!([m.member(20), m.member(21)], ["-", "manual:a by Parent"], "21 was born before");
 }
 
+/// The daemon reads fork events, and then scans: an ancestor that ended before the scan has no event.
+#[test]
+fn an_orphan_of_unknown_descent_is_recognised_by_its_mask_although_its_own_fork_event_was_read() {
+    let mut m = machine();
+    m.spawn(10, 1, 1001);
+    m.assign("a", 2, &[10]).unwrap();
+    m.advance(SECOND);
+    m.spawn(11, 10, 1001);
+    m.world().events.clear();
+    m.state.forks_complete_since = Some(Nanos(m.now()));
+    m.advance(SECOND);
+    m.spawn(12, 11, 1001);
+    m.spawn(13, 12, 1001);
+    m.spawn(14, 1, 1001);
+    m.exit(11);
+    m.exit(12);
+    m.bind(14, 14, "0-1");
+    let events = std::mem::take(&mut m.world().events);
+    m.state.apply_events(&events);
+    m.settle();
+    let members = [13, 14].map(|pid| m.member(pid));
+    assert_eq!(members, ["manual:a by Parent", "-"], "process 1 is known, and 14 is its child");
+}
+
 #[test]
 fn the_wardens_own_programs_are_not_reported_as_unassigned() {
     let mut m = machine();

@@ -163,11 +163,11 @@ impl WardenState {
     /// The requests that a thread with an unknown creator may have inherited. This is the only guess of pjw. No fork
     /// event named the creator. pjw set the mask of every thread of the job. So a thread that was born after that,
     /// with such a mask or with exactly the grant, inherited the mask from one of them. Except the first thread of a
-    /// registered process: it may have had such a mask before. Except the first thread of a process whose fork event
-    /// would have been read.
+    /// registered process: it may have had such a mask before. Except the first thread of a process whose descent is
+    /// known.
     fn jobs_requests(&self, member: &Member, is_first: bool, birth: BirthTime) -> Vec<MaskRequest> {
-        let has_fork_event = self.forks_complete_since.is_some_and(|since| birth.earliest >= since);
-        if is_first && (has_fork_event || member.evidence == Evidence::Registered) {
+        let has_known_descent = self.has_known_descent(member.id.pid, birth.earliest);
+        if is_first && (has_known_descent || member.evidence == Evidence::Registered) {
             return Vec::new();
         }
         let others = self.tracked_of(&member.job).filter(|other| other.id != member.id);
