@@ -1,6 +1,7 @@
 //! Cpusets: a job can't leave its cpuset, a change by another program is repaired and reported, and no cgroup remains
 //! after a release.
 
+mod lost_state;
 mod staying;
 mod undone;
 

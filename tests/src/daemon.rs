@@ -143,6 +143,12 @@ impl Daemon {
         self.daemon.kill();
     }
 
+    /// Kills the daemon, and removes its state directory.
+    pub fn lose_state(&mut self) {
+        self.daemon.kill();
+        std::fs::remove_dir_all(self.state_dir()).expect("the state directory can be removed");
+    }
+
     /// Sends the daemon SIGTERM and waits for its end.
     pub fn stop(&mut self) {
         self.daemon.stop(STOP_TIMEOUT);

@@ -16,7 +16,7 @@ use crate::phases::commands::types::{Command, Reply};
 use crate::phases::draft::{Draft, Output};
 use crate::phases::{
     attempts, commands::serve, cpusets, cpusets::PendingCpusetChanges, hotplug, jobs, masks, membership,
-    observe, recovery, unassigned,
+    observe, recovery, unassigned, unknown_masks,
 };
 use crate::state::{DirtySet, WardenState};
 use crate::terms::{Event, JobId, Plan, Policy, Record, Refusal, ScanRequest, ScanScope, Snapshot, Warning};
@@ -88,6 +88,7 @@ pub fn reconcile(
     let plan = Plan { cpusets, actions: [restored, kept_off, confined].concat() };
 
     recovery::warn_of_recovered(&mut draft);
+    unknown_masks::update_and_report(&mut draft);
     report_incomplete_scan(&mut draft, snapshot);
 
     let planned = draft.jobs_to_plan();

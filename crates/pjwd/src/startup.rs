@@ -154,7 +154,8 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let kernel = probe::open_process_events().map_err(|why| info!("{why}")).ok();
     let mut node = node(config.settings(), &policy.cpuset_support)?;
     node.use_process_events(kernel);
-    let state = WardenState::new(topology.clone(), &policy.housekeeping);
+    let mut state = WardenState::new(topology.clone(), &policy.housekeeping);
+    state.is_record_lost = recovered.has_lost_records;
     let host = pjw_sources::Host { name: clock::hostname(), flux_user: flux_user() };
     let (rules_sender, rules) = watch::channel(AdmissionRules::from(config.settings()));
     let warden = Warden::new(node, journal, state, recovered.records, policy, host);

@@ -12,17 +12,25 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use nix::unistd::Uid;
 use pjw_core::command::{Caller, Command, Reply};
-use pjw_core::{ids, ids::Pid, job::JobId, policy::Policy, snapshot::Observed, state::WardenState};
+use pjw_core::ids::{self, Pid};
+use pjw_core::policy::{Mode, Policy};
+use pjw_core::ports::{Journal, Node};
+use pjw_core::{job::JobId, record::Record, snapshot::Observed, state::WardenState};
 use pjw_linux::topology::{TopologySource, load};
 use pjw_linux::{node::LinuxNode, probe, sys::clock};
 
-use crate::{host::directories, store::journal::FileJournal, warden::Warden};
+use crate::store::journal::{FileJournal, JournalFault};
+use crate::{host::directories, warden::Warden};
 
 /// The largest number of cycles. A job that forks all the time needs several.
 const MAX_CYCLES: usize = 20;
 
 /// The delay between two cycles. Over all cycles it is long enough to repeat a call to an unresponsive systemd.
 const CYCLE_DELAY: Duration = Duration::from_millis(700);
+
+/// The number of scans before the release. A process that was born before the fork events are read, and that ended during
+/// the first scan, may have children: the next scan finds these.
+const FINDING_SCANS: usize = 2;
 
 /// What `pjwd --release-all` did, for its output.
 #[derive(Debug, Default)]
@@ -34,52 +42,107 @@ pub struct ReleaseSummary {
 }
 
 /// Releases all jobs that an earlier daemon recorded in the directory `state_dir`: restores affinity masks and removes
-/// cpusets. Does nothing if the directory has no journal. `beside`: a daemon with another state directory may run.
+/// cpusets. Also removes cpusets that an earlier daemon made and of which no record is left. If records are lost, names the
+/// processes whose masks an earlier daemon may have set. Creates no state directory if there is nothing to undo. `beside`: a
+/// daemon with another state directory may run.
 ///
 /// # Errors
 /// If a running daemon uses the directory, the journal can't be used, or a mask or cpuset can't be restored.
 pub fn release_all(state_dir: &Path, beside: bool) -> anyhow::Result<ReleaseSummary> {
-    let has_state = |name: &str| state_dir.join(name).exists();
-    if !has_state("journal.jsonl") && !has_state("state.json") {
-        let remark = format!(
-            "nothing is recorded in {}: a daemon with another --state-dir keeps its records there",
-            state_dir.display()
-        );
-        return Ok(ReleaseSummary { jobs: Vec::new(), remarks: vec![remark] });
-    }
-    let user = Uid::effective();
-    directories::make_state_directory(state_dir, user.as_raw())?;
-    let (journal, recovered) = FileJournal::open(state_dir, &clock::boot_id())?;
-    let own_uid = ids::Uid(user.as_raw());
     let own_cgroups = directories::own_cgroups(state_dir, beside);
-    let capabilities = probe::probe_capabilities(&own_cgroups);
-    let policy = Policy {
-        sources: BTreeSet::new(),
-        pin: false,
-        own_pid: Some(Pid(std::process::id())),
-        only_user: (!capabilities.can_set_all_masks).then_some(own_uid),
-        cpuset_support: capabilities.cpuset_support,
-        own_cgroups,
-        ..Policy::default()
-    };
-    let state = WardenState::new(load(TopologySource::Live)?, &policy.housekeeping);
     let mut node = LinuxNode::new(pjw_sources::wanted_variables()).context("can't open /proc")?;
+    let has_state = |name: &str| state_dir.join(name).exists();
+    let is_recorded = has_state("journal.jsonl") || has_state("state.json");
+    // Only root makes cgroups.
+    let has_cgroups = Uid::effective().is_root() && !node.list_job_cpusets(&own_cgroups).is_empty();
+    if !is_recorded && !has_cgroups {
+        return without_records(state_dir, node);
+    }
+    directories::make_state_directory(state_dir, Uid::effective().as_raw())?;
+    let (journal, recovered) = FileJournal::open(state_dir, &clock::boot_id())?;
+    let capabilities = probe::probe_capabilities(&own_cgroups);
+    let only_user = only_user(capabilities.can_set_all_masks);
+    let cpuset_support = capabilities.cpuset_support;
+    let policy = Policy { only_user, cpuset_support, own_cgroups, ..policy() };
+    let state = WardenState::new(load(TopologySource::Live)?, &policy.housekeeping);
     node.set_cpuset_support(&policy.cpuset_support);
-    let host = pjw_sources::Host { name: clock::hostname(), flux_user: None };
-    let mut warden = Warden::new(node, journal, state, recovered.records, policy, host);
+    let events = probe::open_process_events().ok();
+    let has_events = events.is_some();
+    node.use_process_events(events);
+    let mut warden = Warden::new(node, journal, state, recovered.records, policy, host());
+    warden.set_forks_complete_since(has_events.then(|| clock::now().since_boot));
+    warden.find_cpusets();
 
+    let is_any_unrecorded = warden.state().cpusets.found_paths().next().is_some();
+    let is_record_lost = !is_recorded || recovered.has_lost_records || is_any_unrecorded;
     let mut undone = ReleaseSummary { jobs: Vec::new(), remarks: recovered.remarks };
-    let all = Command::ReleaseAll { caller: Caller { uid: own_uid, admin: true } };
+    if is_any_unrecorded {
+        // The cpusets without a record become jobs, whose masks are read before the release.
+        warden.run_cycle(warden.state().scan_request(true), &[]);
+    }
+    let bound = warden.state().cpusets.processes_with_unknown_masks();
+    let mut unknown: BTreeSet<Pid> = bound.map(|process| process.pid).collect();
+    find_processes(&mut warden);
+    release(&mut warden, has_events, &mut undone)?;
+    unknown.extend(warden.state().unknown_masks.keys().map(|process| process.pid));
+    if is_record_lost {
+        unknown.extend(unknown_masks(&mut warden));
+    }
+    undone.remarks.extend(mask_remarks(warden.state(), &unknown));
+    warden.rewrite_journal().context("everything is restored, but the journal can't be rewritten")?;
+    Ok(undone)
+}
+
+/// Where nothing is recorded and there is no cpuset, only masks may be left.
+fn without_records(state_dir: &Path, node: LinuxNode) -> anyhow::Result<ReleaseSummary> {
+    let policy = Policy { only_user: only_user(Uid::effective().is_root()), ..policy() };
+    let state = WardenState::new(load(TopologySource::Live)?, &policy.housekeeping);
+    let mut warden = Warden::new(node, NoJournal, state, Vec::new(), policy, host());
+    let unknown = unknown_masks(&mut warden);
+    let mut remarks = vec![format!(
+        "nothing is recorded in {}: a daemon with another --state-dir keeps its records there",
+        state_dir.display()
+    )];
+    remarks.extend(mask_remarks(warden.state(), &unknown));
+    Ok(ReleaseSummary { jobs: Vec::new(), remarks })
+}
+
+/// The policy without batch systems and pinning.
+fn policy() -> Policy {
+    let own_pid = Some(Pid(std::process::id()));
+    Policy { sources: BTreeSet::new(), pin: false, own_pid, ..Policy::default() }
+}
+
+fn only_user(can_set_all_masks: bool) -> Option<ids::Uid> {
+    (!can_set_all_masks).then(|| ids::Uid(Uid::effective().as_raw()))
+}
+
+fn host() -> pjw_sources::Host {
+    pjw_sources::Host { name: clock::hostname(), flux_user: None }
+}
+
+/// Releases all jobs, in cycles until nothing is left.
+fn release<J: Journal>(
+    warden: &mut Warden<LinuxNode, J>,
+    has_events: bool,
+    undone: &mut ReleaseSummary,
+) -> anyhow::Result<()> {
+    let caller = Caller { uid: ids::Uid(Uid::effective().as_raw()), admin: true };
+    let all = Command::ReleaseAll { caller };
     for _ in 0..MAX_CYCLES {
         let report = warden.run_cycle(warden.state().scan_request(true), std::slice::from_ref(&all));
+        track_forks(warden, has_events);
         for reply in report.replies {
             if let Reply::Released(jobs) = reply? {
                 undone.jobs.extend(jobs);
             }
         }
+        // A process that was forked before the mask of its parent was restored, and that no scan found yet.
+        let mut unscanned = warden.state().lineage.unscanned_descendants();
+        let is_scanned = unscanned.all(|(_, descendant)| descendant.requests.is_empty());
         let nothing_left = warden.state().journaled_masks().next().is_none()
             && warden.state().cpusets.paths().next().is_none();
-        if !report.unfinished && nothing_left {
+        if !report.unfinished && nothing_left && is_scanned {
             break;
         }
         // systemd may be busy. Retry the requests without an answer after a delay.
@@ -100,8 +163,72 @@ pub fn release_all(state_dir: &Path, beside: bool) -> anyhow::Result<ReleaseSumm
             .map_or_else(|| "the threads could not be changed".to_owned(), |refused| refused.hint.clone());
         bail!("{left} affinity masks are not restored: {why}; run pjwd --release-all again");
     }
-    warden.rewrite_journal().context("everything is restored, but the journal can't be rewritten")?;
-    Ok(undone)
+    Ok(())
+}
+
+/// Runs cycles that change nothing.
+fn observe<J: Journal>(warden: &mut Warden<LinuxNode, J>, cycles: usize) {
+    let enforcing = warden.policy().clone();
+    warden.set_policy(Policy { mode: Mode::Observe, ..enforcing.clone() });
+    for _ in 0..cycles {
+        warden.run_cycle(warden.state().scan_request(true), &[]);
+    }
+    warden.set_policy(enforcing);
+}
+
+/// Finds the processes that were born while no daemon ran, so that they are released with their jobs.
+fn find_processes<J: Journal>(warden: &mut Warden<LinuxNode, J>) {
+    if warden.state().jobs.keys().next().is_some() {
+        observe(warden, FINDING_SCANS);
+    }
+}
+
+/// The processes whose masks an earlier daemon may have set, and which no record explains.
+fn unknown_masks<J: Journal>(warden: &mut Warden<LinuxNode, J>) -> BTreeSet<Pid> {
+    warden.state_mut().is_record_lost = true;
+    observe(warden, 1);
+    warden.state().unknown_masks.keys().map(|process| process.pid).collect()
+}
+
+/// A sentence for each process, with the command that widens its mask.
+fn mask_remarks(state: &WardenState, pids: &BTreeSet<Pid>) -> Vec<String> {
+    let all = state.topology.cpus();
+    let remark = |pid: &Pid| {
+        format!(
+            "the mask of process {pid} may be that of an earlier pjwd: taskset -pac {all} {pid} widens it"
+        )
+    };
+    pids.iter().map(remark).collect()
+}
+
+/// After lost events, the descent of later processes is known again.
+fn track_forks<J: Journal>(warden: &mut Warden<LinuxNode, J>, has_events: bool) {
+    let count = warden.take_event_count();
+    if count.congested {
+        warden.set_forks_complete_since(None);
+    } else if count.lost {
+        warden.set_forks_complete_since(has_events.then(|| clock::now().since_boot));
+    }
+}
+
+/// No journal, for cycles that change nothing.
+#[derive(Debug)]
+struct NoJournal;
+
+impl Journal for NoJournal {
+    type Fault = JournalFault;
+
+    fn append(&mut self, _: &[Record]) -> Result<(), JournalFault> {
+        Ok(())
+    }
+
+    fn reserve(&mut self, _: u64) -> bool {
+        true
+    }
+
+    fn rewrite(&mut self, _: &[Record]) -> Result<(), JournalFault> {
+        Ok(())
+    }
 }
 
 /// The paths of cpuset cgroups that are still narrower than the online CPUs.

@@ -19,7 +19,7 @@ use crate::processes::{KillOnDrop, Shell, has_cpusets, mask, masks};
 const OTHER_TESTS_CGROUPS: [&str; 3] = ["/made-by-test", "/slurm_doctor", "/pjw_test"];
 
 /// All cpusets of the machine, and the mask and cgroup of every thread.
-struct MachineState {
+pub(super) struct MachineState {
     cpusets: BTreeMap<PathBuf, String>,
     threads: BTreeMap<(u32, u32, u64), String>,
 }
@@ -27,7 +27,7 @@ struct MachineState {
 impl MachineState {
     /// Reads the state of the machine. Of the cgroups of daemons, only those of the daemon with the names `own` are read:
     /// another test may make and remove others at the same time.
-    fn read(own: Option<&OwnCgroups>) -> Self {
+    pub(super) fn read(own: Option<&OwnCgroups>) -> Self {
         let mut state = Self { cpusets: BTreeMap::new(), threads: BTreeMap::new() };
         state.add_cgroup(&find_hierarchy().unwrap().root(), own);
         for pid in numeric_entries(Path::new("/proc")) {
@@ -72,7 +72,7 @@ impl MachineState {
     }
 
     /// Waits until the saved state is restored. Changes by other programs end after some time.
-    fn wait_until_restored(&self, daemon: &Daemon) {
+    pub(super) fn wait_until_restored(&self, daemon: &Daemon) {
         wait_until_empty("the state is restored", || self.changes(&daemon.own_cgroups().unwrap()));
     }
 }

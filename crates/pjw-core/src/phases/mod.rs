@@ -13,3 +13,4 @@ pub(crate) mod observe;
 pub mod pinning;
 pub(crate) mod recovery;
 pub mod unassigned;
+pub(crate) mod unknown_masks;

@@ -8,16 +8,13 @@
 use crate::basics::{CpuSet, Pid, ProcessId, Pu, Uid, cpus_text, prelude::*};
 use crate::machine::Level;
 use crate::phases::cpusets::{allows_every_pu, record};
-use crate::phases::draft::Draft;
+use crate::phases::{draft::Draft, unknown_masks};
 use crate::state::cpusets::RecoveredCpuset;
 use crate::state::{Holder, Member, WardenState};
 use crate::terms::{
     Amount, Cgroup, CgroupOwner, CpusetHierarchy, CpusetRecord, CpusetSpec, Event, EventKind, FoundCpuset,
     Grant, GrantedBy, Job, JobCpuset, Lifetime, Mode, Observed, Placement, Process, Request, Warning,
 };
-
-/// The largest number of processes that one warning names.
-const MAX_NAMED: usize = 8;
 
 /// A found cgroup, and what the scan says about it.
 struct Candidate {
@@ -66,9 +63,13 @@ fn candidate(draft: &Draft<'_>, found: FoundCpuset, cgroup: &Cgroup) -> Option<C
     };
     let (job, isolated) = draft.policy.own_cgroups.job_of(&found.path, cgroup_owner)?;
     let cpuset = cgroup.cpuset.as_ref();
+    let nodes: CpuSet = draft.state.topology.domains(Level::NumaNode).map(|node| Pu(node.number)).collect();
     let spec = CpusetSpec {
         cpus: cpuset.map(|cpuset| cpuset.cpus.clone()).unwrap_or_default(),
-        mems: cpuset.map(|cpuset| cpuset.mems.clone()).filter(|mems| !mems.is_empty()),
+        // In v1 every cpuset names its nodes, also where the memory is not limited.
+        mems: cpuset
+            .map(|cpuset| cpuset.mems.clone())
+            .filter(|mems| !mems.is_empty() && !nodes.is_subset(mems)),
         isolated: cpuset.is_some_and(|cpuset| cpuset.isolated),
     };
     let inside = draft.state.processes.within_cgroup(&found.path).map(|known| &known.process);
@@ -165,10 +166,8 @@ fn keep(draft: &mut Draft<'_>, candidate: &Candidate, cpus: &CpuSet) {
     } else {
         (Amount::Exactly(cpus.clone()), Placement::Explicit)
     };
-    // In v1 every cpuset names its nodes.
-    let nodes: CpuSet = topology.domains(Level::NumaNode).map(|node| Pu(node.number)).collect();
-    let bind_memory = spec.mems.as_ref().is_some_and(|mems| !nodes.is_subset(mems));
-    let request = Request { amount, placement, bind_memory, isolated: *isolated, ..Request::of_cores(0) };
+    let (bind_memory, isolated) = (spec.mems.is_some(), *isolated);
+    let request = Request { amount, placement, bind_memory, isolated, ..Request::of_cores(0) };
     job.request.get_or_insert(request);
     job.grant = Some(Grant {
         cpus: cpus.clone(),
@@ -211,7 +210,8 @@ fn undone_warning(state: &WardenState, cpuset: &mut RecoveredCpuset, why: &str) 
         return None;
     }
     let job = &cpuset.job;
-    let pids = pids_text(cpuset.processes.iter().map(|process| process.pid));
+    let pids: Vec<Pid> = cpuset.processes.iter().map(|process| process.pid).collect();
+    let pids = unknown_masks::pids_text(&pids);
     let text = format!("{job} was found without a record and has no cores now: {why}. Its processes: {pids}");
     let remedy = format!("pjwctl assign {job} --cores N --pid PID for each of them gives it cores again");
     Some(Warning { job: Some(job.clone()), ..Warning::new("recovered", text, remedy) })
@@ -235,22 +235,8 @@ fn kept_warnings(state: &WardenState, path: &str, cpuset: &mut RecoveredCpuset) 
         .filter(|process| state.tracked(process.pid).is_some_and(|known| known.id == **process));
     let bound: Vec<Pid> = bound.map(|process| process.pid).collect();
     let about_masks =
-        unknown_masks_warning(state, &bound).map(|warning| Warning { job: Some(job.id.clone()), ..warning });
+        unknown_masks::warning(state, &bound).map(|warning| Warning { job: Some(job.id.clone()), ..warning });
     [about_job].into_iter().chain(about_masks).collect()
-}
-
-/// The warning that an earlier daemon may have set the masks of processes.
-fn unknown_masks_warning(state: &WardenState, bound: &[Pid]) -> Option<Warning> {
-    let first = bound.first()?;
-    let text = format!(
-        "the masks of some processes may be those that an earlier pjwd set, and are kept: {}",
-        pids_text(bound.iter().copied())
-    );
-    let remedy = format!(
-        "taskset -pac {} {first} widens the mask of a process that did not choose it",
-        state.topology.cpus()
-    );
-    Some(Warning::new("unknown-masks", text, remedy))
 }
 
 /// The processes with a thread whose mask is narrower than its cpuset. `None` if the threads of one were not read yet.
@@ -269,13 +255,4 @@ fn bound_processes(state: &WardenState, processes: &[ProcessId]) -> Option<Vec<P
         return None;
     }
     Some(tracked.into_iter().filter(is_bound).map(|member| member.id).collect())
-}
-
-fn pids_text(pids: impl Iterator<Item = Pid>) -> String {
-    let pids: Vec<String> = pids.map(|pid| pid.to_string()).collect();
-    let named = pids[..pids.len().min(MAX_NAMED)].join(", ");
-    match pids.len().saturating_sub(MAX_NAMED) {
-        0 => named,
-        more => format!("{named} and {more} more"),
-    }
 }

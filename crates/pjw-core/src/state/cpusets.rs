@@ -130,6 +130,12 @@ impl CpusetRegistry {
         self.recovered.insert(path.to_owned(), recovered);
     }
 
+    /// Iterates over the processes that were found in a cpuset without a record, and whose masks are narrower than the
+    /// cpuset: an earlier daemon may have set them.
+    pub fn processes_with_unknown_masks(&self) -> impl Iterator<Item = ProcessId> {
+        self.recovered.values().filter_map(|cpuset| cpuset.bound.as_ref()).flatten().copied()
+    }
+
     /// Takes the recovered cpusets that are worth a warning, by path.
     pub(crate) fn take_recovered(&mut self) -> BTreeMap<String, RecoveredCpuset> {
         core::mem::take(&mut self.recovered)

@@ -241,3 +241,39 @@ fn half_a_core_is_found_again_as_such() {
     machine.settle();
     assert_eq!(machine.grant("a"), half);
 }
+
+#[test]
+fn masks_of_processes_in_no_cpuset_are_named_after_a_lost_record() {
+    let mut machine = machine_with(regular_topology(2, 1, 1, 4, 1), Policy::default());
+    machine.spawn(7, 1, 1001);
+    machine.spawn(8, 1, 1001);
+    machine.assign("a", 2, &[7]).unwrap();
+    assert_eq!(machine.mask(7, 7), "0-1");
+    machine.lose_state();
+    machine.settle();
+    assert_eq!(recovered(&machine), [], "nothing tells that a record was lost");
+    machine.state.is_record_lost = true;
+    machine.settle();
+    let warnings = recovered(&machine);
+    assert!(warnings[0].why.ends_with(": 7") && warnings[0].remedy.starts_with("taskset -pac 0-7 7 "));
+    assert_eq!(warnings.len(), 1);
+    machine.bind(7, 7, "0-7");
+    machine.settle();
+    assert_eq!(recovered(&machine), [], "the mask was widened");
+}
+
+#[test]
+fn an_orphan_of_root_with_a_mask_of_its_job_is_named() {
+    let mut machine = machine_with(regular_topology(2, 1, 1, 4, 1), Policy::default());
+    machine.spawn(7, 1, 0);
+    machine.assign("a", 2, &[7]).unwrap();
+    machine.advance(1_000_000_000);
+    for (pid, mask) in [(8, "0-1"), (9, "0"), (10, "0-2"), (11, "0-7")] {
+        machine.spawn(pid, 1, 0);
+        machine.bind(pid, pid, mask);
+    }
+    machine.settle();
+    assert!(recovered(&machine)[0].why.ends_with(": 8"), "{:?}", recovered(&machine));
+    machine.release("a").unwrap();
+    assert!(recovered(&machine)[0].why.ends_with(": 8"), "it is named after the release too");
+}

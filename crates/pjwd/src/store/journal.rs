@@ -90,6 +90,8 @@ pub struct RecoveredJournal {
     /// Sentences for the log about files and records that could not be used: what was wrong, and what was done with
     /// it.
     pub remarks: Vec<String>,
+    /// Whether records were lost. An incomplete last line alone is no loss: its changes were never made.
+    pub has_lost_records: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -264,6 +266,7 @@ fn read_state(dir: &Path, boot_id: &str, recovered: &mut RecoveredJournal) -> u6
             recovered
                 .remarks
                 .push(format!("can't read {}: {error}; starting from what is running", path.display()));
+            recovered.has_lost_records = true;
             return 0;
         }
         Ok(_) => {}
@@ -282,6 +285,7 @@ fn read_state(dir: &Path, boot_id: &str, recovered: &mut RecoveredJournal) -> u6
 }
 
 fn set_aside(path: &Path, why: &str, recovered: &mut RecoveredJournal) -> u64 {
+    recovered.has_lost_records = true;
     let aside = path.with_extension("json.unreadable");
     let kept = match std::fs::rename(path, &aside) {
         Ok(()) => format!("kept as {}", aside.display()),
@@ -325,7 +329,9 @@ fn read_batches(
         reader.seek(SeekFrom::Start(length))?;
         let mut rest = Vec::new();
         reader.take(MAX_STATE_BYTES).read_to_end(&mut rest)?;
-        recovered.remarks.extend(save_unreadable_lines(dir, &rest));
+        let saved = save_unreadable_lines(dir, &rest);
+        recovered.has_lost_records |= saved.is_some();
+        recovered.remarks.extend(saved);
         lines.set_len(length)?;
     }
     Ok(length)

@@ -159,6 +159,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
     pub fn find_cpusets(&mut self) {
         let found = self.node.list_job_cpusets(&self.policy.own_cgroups);
         found.into_iter().for_each(|found| self.state.cpusets.note_found(found));
+        self.state.is_record_lost |= self.state.cpusets.found_paths().next().is_some();
     }
 
     /// Returns the journal, in which each change is recorded before it is made.

@@ -361,3 +361,51 @@ fn an_isolated_cpuset_is_exclusive_or_refused_with_a_reason() {
     assert!(hint(fixture.create(&below)).contains("can't be isolated"));
     assert!(!fixture.group(&below).exists());
 }
+
+#[test]
+fn a_cgroup_tells_its_owner_and_the_cgroup_of_its_processes_until_it_is_widened() {
+    let Some(mut fixture) = fixture() else { return };
+    let (first, own) = (fixture.first(), OwnCgroups::default());
+    let (threaded, process) = ThreadedProcess::start(&mut fixture);
+    let (other, second) = ThreadedProcess::start(&mut fixture);
+    let original_cgroup = fixture.cgroup_of(process);
+    let (one, two) = (job_cpuset("told", &first), job_cpuset("mixed", &first));
+    let found = |fixture: &Fixture, job_cpuset: &JobCpuset| {
+        let found = list_job_cpusets(&fixture.hierarchy, &own).into_iter();
+        found.filter(|found| found.path == job_cpuset.path).map(|found| (found.owner, found.origin)).next()
+    };
+    assert_eq!(found(&fixture, &one), None);
+    assert_eq!(fixture.create(&one), done(first.clone()));
+    if found(&fixture, &one) == Some((None, None)) {
+        skip("cgroups have no attributes here");
+    } else {
+        assert_eq!(found(&fixture, &one), Some((Some(OWNER), None)));
+        assert_eq!(fixture.move_in(process, &one), DONE);
+        assert_eq!(found(&fixture, &one), Some((Some(OWNER), Some(original_cgroup.clone()))));
+        // From one job to another: the origin is the same.
+        assert_eq!(fixture.create(&two), done(first));
+        assert_eq!(fixture.move_in(process, &two), DONE);
+        assert_eq!(found(&fixture, &two), Some((Some(OWNER), Some(original_cgroup.clone()))));
+        let elsewhere = fixture.hierarchy.cgroup("/made-by-test-elsewhere").unwrap();
+        elsewhere.create().unwrap();
+        let top = fixture.hierarchy.root();
+        for file in ["cpuset.cpus", "cpuset.mems"] {
+            if !fixture.hierarchy.unified {
+                elsewhere.write_file(file, &top.read_file(file).unwrap()).unwrap();
+            }
+        }
+        elsewhere.write_file("cgroup.procs", &second.pid.to_string()).unwrap();
+        assert_eq!(fixture.move_in(second, &two), DONE);
+        assert_eq!(found(&fixture, &two), Some((Some(OWNER), None)), "the processes come from two cgroups");
+        assert_eq!(fixture.move_back(second, &two, &original_cgroup), DONE);
+        assert_eq!(fixture.move_back(process, &two, &original_cgroup), DONE);
+        elsewhere.remove().unwrap();
+        let all = fixture.all.clone();
+        assert_eq!(fixture.widen(&two), done(all));
+        assert_eq!(found(&fixture, &two), Some((None, None)));
+        assert_eq!(fixture.remove(&two), DONE);
+    }
+    assert_eq!(fixture.remove(&one), DONE);
+    threaded.end();
+    other.end();
+}
