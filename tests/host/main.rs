@@ -10,6 +10,7 @@ mod confining;
 mod discovery;
 mod doctor;
 mod hooks;
+mod killed;
 mod lost_events;
 mod many_jobs;
 mod metrics;

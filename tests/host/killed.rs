@@ -1,0 +1,249 @@
+//! The daemon is killed at any moment, while its jobs start daemons all the time: they fork twice and call setsid. The
+//! next daemon, or `pjwd --release-all`, finds what is left, also if the state directory is lost.
+//!
+//! `PJW_KILL_ROUNDS=100` makes 100 rounds of each kind instead of 4.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, Uid};
+use pjw_core::cpuset::CpuSet;
+use pjw_linux::cgroup::{CgroupMounts, CpusetMount};
+use pjw_tests::cpusets::{cgroup_of_process, remaining_cgroups};
+use pjw_tests::daemon::{Daemon, Enforcement};
+use pjw_tests::waiting::{wait_until, wait_until_empty};
+
+use crate::processes::{Shell, has_two_cores, mask};
+
+const DEFAULT_ROUNDS: u64 = 4;
+/// The daemon is killed within this time after the first command.
+const LONGEST_LIFE: u64 = 400;
+/// The user of the jobs, if the tests run as root.
+const NOBODY: u32 = 65_534;
+/// The variable in the environment of all processes of a forker.
+const MARK: &str = "PJW_TEST_FORKER";
+/// Each daemon of the shell has a child that lives long and was never seen with its parent.
+const FORK_ALL_THE_TIME: &str =
+    "while :; do (setsid sh -c 'sleep 1000 & exec sleep 0.05' &); sleep 0.05; done &";
+
+/// A shell that starts daemons all the time.
+struct Forker {
+    shell: Shell,
+    mark: String,
+}
+
+impl Forker {
+    fn start(name: &str) -> Self {
+        let mark = format!("{name}-{}", std::process::id());
+        let mut command = Command::new("sh");
+        command.env(MARK, &mark);
+        if Uid::effective().is_root() {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        let mut forker = Self { shell: Shell::from_command(command), mark };
+        forker.shell.send_line(FORK_ALL_THE_TIME);
+        wait_until("daemons are started", || forker.processes().len() > 4);
+        forker
+    }
+
+    /// All processes of the forker.
+    fn processes(&self) -> Vec<u32> {
+        let line = format!("{MARK}={}", self.mark);
+        let is_of_forker = |pid: &u32| {
+            let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environ.split(|byte| *byte == 0).any(|variable| variable == line.as_bytes())
+        };
+        let entries = std::fs::read_dir("/proc").unwrap().flatten();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        pids.filter(is_of_forker).collect()
+    }
+
+    /// Ends the shells. The daemons that they started stay.
+    fn stop_forking(&self) {
+        let name = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        wait_until_empty("no shell forks", || {
+            let shells: Vec<u32> =
+                self.processes().into_iter().filter(|pid| name(*pid).trim() != "sleep").collect();
+            shells.iter().for_each(|pid| kill_process(*pid));
+            // A killed shell stays a zombie until this test waits for it.
+            shells.into_iter().filter(|pid| !is_ended(*pid)).collect()
+        });
+    }
+}
+
+impl Drop for Forker {
+    fn drop(&mut self) {
+        self.stop_forking();
+        self.processes().into_iter().for_each(kill_process);
+    }
+}
+
+fn is_ended(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    status.rsplit(") ").next().is_none_or(|rest| rest.is_empty() || rest.starts_with(['Z', 'X']))
+}
+
+/// A number from the time, so that each run kills at other moments.
+fn random(below: u64) -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    u64::from(now.subsec_nanos()) / 7 % below
+}
+
+fn rounds() -> u64 {
+    std::env::var("PJW_KILL_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(DEFAULT_ROUNDS)
+}
+
+fn kill_process(pid: u32) {
+    let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
+}
+
+/// Gives commands until the daemon is killed. In every second round the daemon is killed within a moment of the first
+/// command, else of its answer.
+fn kill_at_any_moment(daemon: &mut Daemon, forkers: &[Forker; 2], round: u64) {
+    let [one, two] = forkers.each_ref().map(|forker| forker.shell.pid());
+    let running = &*daemon;
+    let (answered, first_answer) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            while running.assign("a", 1, &[one]).is_ok()
+                && answered.send(()).is_ok()
+                && running.assign("b", 1, &[two]).is_ok()
+                && running.release("a").is_ok()
+            {}
+        });
+        if round / 2 % 2 == 0 {
+            let _ = first_answer.recv();
+        }
+        std::thread::sleep(Duration::from_millis(random(LONGEST_LIFE)));
+        running.signal(Signal::SIGKILL);
+    });
+    daemon.kill();
+}
+
+/// No PU belongs to two jobs, by the daemon's account and by the cpusets with processes.
+fn check_owners(daemon: &Daemon) {
+    let mut owners: BTreeMap<u32, String> = BTreeMap::new();
+    let of_jobs = daemon.status().jobs.into_iter().map(|job| (job.id, job.cpus.parse().unwrap()));
+    for (name, cpus) in of_jobs {
+        let cpus: CpuSet = cpus;
+        for pu in cpus.iter() {
+            let other = owners.insert(pu.0, name.clone());
+            assert_eq!(other, None, "PU {pu} belongs to {name} too\n{}", daemon.log());
+        }
+    }
+    let Some(hierarchy) = CpusetMount::choose(&CgroupMounts::read()) else { return };
+    let mut inside: BTreeMap<u32, String> = BTreeMap::new();
+    for dir in remaining_cgroups(daemon.tag()) {
+        let read = |file: &str| std::fs::read_to_string(dir.join(file)).unwrap_or_default();
+        if read("cgroup.procs").is_empty() {
+            continue;
+        }
+        let file = if hierarchy.unified { "cpuset.cpus.effective" } else { "cpuset.cpus" };
+        let cpus: CpuSet = read(file).trim().parse().unwrap_or_default();
+        for pu in cpus.iter() {
+            let other = inside.insert(pu.0, dir.display().to_string());
+            assert_eq!(other, None, "PU {pu} is in {} too\n{}", dir.display(), daemon.log());
+        }
+    }
+}
+
+/// The processes of the forkers whose masks or cgroups are not those before the first command.
+fn changed(forkers: &[Forker; 2], before: &(CpuSet, Option<String>)) -> Vec<(u32, String)> {
+    let of = |pid: u32| (mask(pid), cgroup_of_process(pid));
+    let pids = forkers.iter().flat_map(Forker::processes);
+    let states = pids.map(|pid| (pid, of(pid)));
+    let is_alive = |pid: u32| !is_ended(pid);
+    let changed = states.filter(|(pid, now)| now != before && is_alive(*pid));
+    changed.map(|(pid, now)| (pid, format!("{now:?}"))).collect()
+}
+
+/// The processes for which a text has a command that widens their masks, with the command.
+fn named(text: &str) -> BTreeMap<u32, String> {
+    let commands = text.split("taskset -pac ").skip(1);
+    let command = |rest: &str| {
+        let mut words = rest.split_ascii_whitespace();
+        let (list, pid) = (words.next()?, words.next()?);
+        Some((pid.parse().ok()?, format!("taskset -pac {list} {pid}")))
+    };
+    commands.filter_map(command).collect()
+}
+
+/// Undoes everything, by the next daemon or without one. Returns the text that names unknown masks.
+fn undo(daemon: &mut Daemon, with_a_daemon: bool) -> String {
+    if with_a_daemon {
+        daemon.spawn();
+        check_owners(daemon);
+        let warnings = daemon.status().warnings.into_iter();
+        let warnings: Vec<String> =
+            warnings.map(|warning| format!("{} {}", warning.text, warning.remedy)).collect();
+        let done = daemon.pjwctl(&["release", "--all"]);
+        assert!(done.status.success(), "{done:?}\n{}", daemon.log());
+        return warnings.join("\n");
+    }
+    let done = daemon.release_all_command().output().unwrap();
+    assert!(done.status.success(), "{done:?}\n{}", daemon.log());
+    String::from_utf8_lossy(&done.stderr).into_owned()
+}
+
+fn kill_rounds(enforcement: Enforcement) {
+    let mut found = 0;
+    for round in 0..rounds() {
+        let forkers = [Forker::start("one"), Forker::start("two")];
+        let first = forkers[0].shell.pid();
+        let before = (mask(first), cgroup_of_process(first));
+        let mut daemon = Daemon::start_with(enforcement, "interval = \"50ms\"\n");
+        kill_at_any_moment(&mut daemon, &forkers, round);
+        found += changed(&forkers, &before).len();
+        undo(&mut daemon, round % 2 == 0);
+        assert_eq!(remaining_cgroups(daemon.tag()), Vec::<std::path::PathBuf>::new(), "round {round}");
+        wait_until_empty(&format!("everything is as before in round {round}"), || changed(&forkers, &before));
+    }
+    assert!(found > 0, "there was nothing to undo");
+}
+
+fn kill_rounds_with_lost_state(enforcement: Enforcement) {
+    let mut found = 0;
+    for round in 0..rounds() {
+        let forkers = [Forker::start("one"), Forker::start("two")];
+        let first = forkers[0].shell.pid();
+        let before = (mask(first), cgroup_of_process(first));
+        let mut daemon = Daemon::start_with(enforcement, "interval = \"50ms\"\n");
+        kill_at_any_moment(&mut daemon, &forkers, round);
+        found += changed(&forkers, &before).len();
+        daemon.lose_state();
+        forkers.iter().for_each(Forker::stop_forking);
+        let text = undo(&mut daemon, round % 2 == 0);
+        assert_eq!(remaining_cgroups(daemon.tag()), Vec::<std::path::PathBuf>::new(), "round {round}");
+        let named = named(&text);
+        let left: BTreeSet<u32> = changed(&forkers, &before).into_iter().map(|(pid, _)| pid).collect();
+        let is_named = |pid: &u32| named.contains_key(pid) || (round % 2 == 0 && text.contains("unknown"));
+        let unnamed: Vec<&u32> = left.iter().filter(|pid| !is_named(pid)).collect();
+        assert_eq!(unnamed, Vec::<&u32>::new(), "round {round}: {text}");
+        for command in left.iter().filter_map(|pid| named.get(pid)) {
+            assert!(Command::new("sh").args(["-c", command]).output().unwrap().status.success(), "{command}");
+        }
+        if round % 2 != 0 {
+            wait_until_empty("the named commands widen the masks", || changed(&forkers, &before));
+        }
+    }
+    assert!(found > 0, "there was nothing to undo");
+}
+
+#[test]
+fn a_daemon_killed_at_any_moment_leaves_nothing_that_a_release_does_not_undo() {
+    if !has_two_cores() {
+        return;
+    }
+    Enforcement::available().into_iter().for_each(kill_rounds);
+}
+
+#[test]
+fn a_daemon_killed_at_any_moment_and_a_lost_state_directory_leave_nothing_unnamed() {
+    if !has_two_cores() {
+        return;
+    }
+    Enforcement::available().into_iter().for_each(kill_rounds_with_lost_state);
+}
