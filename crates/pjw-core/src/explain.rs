@@ -3,7 +3,7 @@
 use crate::basics::{CpuSet, Pid, Tid, cpus_text, prelude::*};
 use crate::phases::cpusets::{EffectiveEnforcement, effective_enforcement, effective_enforcement_of};
 use crate::phases::{jobs::find_offer, membership::ancestors};
-use crate::state::{Member, MemberThread, WardenState, target_mask};
+use crate::state::{Member, MemberThread, WardenState};
 use crate::terms::{BatchRole, Evidence, GrantedBy, Job, MarkKind, Policy};
 
 /// Returns the reasons why a job has its cores, one sentence each, for `pjwctl explain`.
@@ -152,15 +152,22 @@ pub fn mask_reason(state: &WardenState, member: &Member, tid: Tid, thread: &Memb
             false => chose(),
         };
     };
+    let own = state.own_mask(grant, member, entry);
+    let is_unbound = entry.is_unbound_from(&own);
+    let lifted = format!(
+        ": too many running threads were bound to its own {}, while other CPUs of the job idled",
+        cpus_text(&own)
+    );
+    let lifted = if is_unbound { lifted.as_str() } else { "" };
     if let Some(pu) = state.pinned_pu_of(member, tid) {
-        return format!("it runs {percent} % of the time and is pinned to CPU {pu}");
+        return format!("it runs {percent} % of the time and is pinned to CPU {pu}{lifted}");
     }
-    let target = target_mask(&state.topology, grant, entry.original(), member.inherited.as_ref());
-    let own = own_mask(entry.original(), &target, grant);
-    format!("it runs {percent} % of the time and floats over {}{own}", cpus_text(&target))
+    let target = if is_unbound { grant } else { &own };
+    let moved = moved_mask(entry.original(), target, grant);
+    format!("it runs {percent} % of the time and floats over {}{moved}{lifted}", cpus_text(target))
 }
 
-fn own_mask(original: &CpuSet, target: &CpuSet, grant: &CpuSet) -> String {
+fn moved_mask(original: &CpuSet, target: &CpuSet, grant: &CpuSet) -> String {
     if target == grant {
         String::new()
     } else {

@@ -1,6 +1,6 @@
 //! Events about the actions that were carried out.
 
-use crate::basics::{Pid, prelude::*};
+use crate::basics::{CpuSet, Pid, cpus_text, prelude::*};
 use crate::state::WardenState;
 use crate::terms::{
     ActionKind, CpusetAction, CpusetChange, CpusetOutcome, Event, EventKind, JobId, MaskAction, MaskOutcome,
@@ -45,20 +45,22 @@ pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
 /// whatever the number of threads. Changes that failed are left out.
 #[must_use]
 pub fn mask_events(state: &WardenState, outcomes: &[(MaskAction, MaskOutcome)]) -> Vec<Event> {
-    let mut counts: BTreeMap<(&JobId, ActionKind), usize> = BTreeMap::new();
+    let mut changed: BTreeMap<(&JobId, ActionKind), Vec<&MaskAction>> = BTreeMap::new();
     for (action, outcome) in outcomes {
         if matches!(outcome, MaskOutcome::Done { .. }) {
-            *counts.entry((&action.job, action.kind)).or_default() += 1;
+            changed.entry((&action.job, action.kind)).or_default().push(action);
         }
     }
     let mut events = Vec::new();
-    for ((job, kind), count) in counts {
+    for ((job, kind), actions) in changed {
+        let count = actions.len();
         let grant = state.grant_of(job).map(|grant| grant.cpus.clone()).unwrap_or_default();
         let threads = if count == 1 { "1 thread".to_owned() } else { format!("{count} threads") };
         let (event, text) = match kind {
             ActionKind::Confine => (EventKind::Confined, format!("{threads} put on {grant}")),
             ActionKind::Repair => (EventKind::Repaired, format!("{threads} put back on {grant}")),
             ActionKind::Pin => (EventKind::Rebalanced, format!("{threads} pinned inside {grant}")),
+            ActionKind::Unbind => (EventKind::Repaired, unbind_text(&threads, &actions, &grant)),
             ActionKind::KeepOff => {
                 (EventKind::Confined, format!("{threads} of strays kept off the cores of jobs"))
             }
@@ -67,4 +69,13 @@ pub fn mask_events(state: &WardenState, outcomes: &[(MaskAction, MaskOutcome)]) 
         events.push(Event::new(event, text).with_job(job).with_cpus(&grant));
     }
     events
+}
+
+fn unbind_text(threads: &str, actions: &[&MaskAction], grant: &CpuSet) -> String {
+    let bound_to = actions.iter().fold(CpuSet::new(), |cpus, action| cpus.union(&action.current));
+    format!(
+        "{threads} bound to {} moved inside {grant}: too many running threads were bound there, while other CPUs of the job \
+         idled",
+        cpus_text(&bound_to)
+    )
 }

@@ -53,7 +53,11 @@ pub fn audit_actions(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<V
         match kind {
             ActionKind::Restore => problems.extend(check_restore(state, action)),
             ActionKind::KeepOff => problems.extend(check_keep_off(state, action)),
-            ActionKind::Confine | ActionKind::Repair | ActionKind::Pin | ActionKind::Float => {
+            ActionKind::Confine
+            | ActionKind::Repair
+            | ActionKind::Pin
+            | ActionKind::Float
+            | ActionKind::Unbind => {
                 problems.extend(check_confine(state, action));
             }
         }

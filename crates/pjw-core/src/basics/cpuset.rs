@@ -188,6 +188,14 @@ impl CpuSet {
         self.words.iter().zip(&other.words).any(|(a, b)| a & b != 0)
     }
 
+    /// Returns the lowest PU that is in both sets, or `None` if they have none in common.
+    #[must_use]
+    pub fn first_common(&self, other: &Self) -> Option<Pu> {
+        let words = self.words.iter().zip(&other.words).map(|(a, b)| a & b);
+        let (index, word) = words.enumerate().find(|(_, word)| *word != 0)?;
+        pu_at(index, word.trailing_zeros())
+    }
+
     fn combine(&self, other: &Self, op: impl Fn(u64, u64) -> u64) -> Self {
         let mut set = self.clone();
         for (index, word) in set.words.iter_mut().enumerate() {

@@ -1,13 +1,17 @@
 //! Last phase of a cycle: the masks that threads should have, compared with the masks that the kernel shows.
 //!
 //! The *original* mask of a thread is the one that a release puts back: see [`crate::state::masks`]. Its *target* is what
-//! the original becomes inside the grant of its job. Threads that run are pinned to one PU of the target. A thread outside
-//! of the grant is restricted to the grant again; a tighter mask that the program chose inside the grant is its own target.
+//! the original becomes inside the grant of its job. A thread outside of the grant is restricted to the grant again; a tighter
+//! mask that the program chose inside the grant is its own target. Except where too many running threads are bound to some
+//! PUs while others idle ([`crate::phases::overload`]): then the target of some of them is the whole grant. Running threads
+//! whose target is the whole grant are pinned to one PU.
 
 use crate::basics::{CpuSet, Nanos, Pid, ProcessId, Pu, ThreadId, prelude::*};
-use crate::phases::pinning::{HotThread, ThreadAffinity, choose_pins};
+use crate::machine::Topology;
+use crate::phases::overload::overloaded_threads;
+use crate::phases::pinning::{HotThread, choose_pins};
 use crate::phases::{attempts::ReportedAttempts, draft::Draft, observe::make_missing_masks};
-use crate::state::{MaskEntry, Member, MemberThread, WardenState, target_mask};
+use crate::state::{MaskEntry, Member, MemberThread, WardenState};
 use crate::terms::{ActionKind, Event, EventKind, JobId, MaskAction, OversubscriptionPolicy, Policy};
 
 /// Plans the affinity masks of all jobs. The masks of the jobs in `waiting_jobs` wait for their cpusets. `reported` contains the
@@ -26,12 +30,12 @@ struct ThreadPlan<'a> {
     id: ThreadId,
     thread: &'a MemberThread,
     entry: &'a MaskEntry,
-    /// The mask that the thread should have, unless it is pinned.
-    target: CpuSet,
-    /// The PU to which pjw pinned the thread.
-    pinned: Option<Pu>,
-    /// Whether the program chose the same PU as another process while PUs of the grant idle.
-    shares_pu: bool,
+    /// The part of the grant to which the program bound the thread; the whole grant if it did not bind the thread.
+    own: CpuSet,
+    /// Whether pjw lifted that binding in an earlier cycle.
+    was_unbound: bool,
+    /// Whether this cycle lifts that binding, because too many hot threads are bound there while PUs of the grant idle.
+    is_overloaded: bool,
     /// Whether the thread is in the cpuset of its job.
     in_cpuset: bool,
     /// Whether that cpuset is exactly the grant, so that a thread that requests every PU gets the grant.
@@ -39,9 +43,19 @@ struct ThreadPlan<'a> {
 }
 
 impl ThreadPlan<'_> {
+    /// The mask that the thread should have, unless it is pinned.
+    fn target<'t>(&'t self, grant: &'t CpuSet) -> &'t CpuSet {
+        if self.was_unbound || self.is_overloaded { grant } else { &self.own }
+    }
+
+    /// The PU to which pjw pinned the thread.
+    fn pinned(&self, grant: &CpuSet) -> Option<Pu> {
+        self.entry.pinned_pu().filter(|&pin| self.target(grant).single() != Some(pin))
+    }
+
     /// Whether the program requested a mask that is not within the grant, or every PU, after pjw had set its mask.
     fn has_left(&self, grant: &CpuSet) -> bool {
-        let requested_all = self.in_cpuset && self.target == *grant;
+        let requested_all = self.in_cpuset && self.own == *grant;
         self.entry.is_overridden_by_program()
             && (requested_all || !self.thread.effective_mask.is_subset(grant))
     }
@@ -75,7 +89,7 @@ fn plan_job(
     make_masks_of(draft, id);
     let Some(concerned) = draft.state.members.concerned(&draft.state.dirty, id) else { return Vec::new() };
     let mut plans = thread_plans(draft, &grant, concerned);
-    find_shared_pus(&mut plans, &grant);
+    find_overloaded(&draft.state.topology, &mut plans, &grant);
     let pins = pins(draft, id, &grant, &plans);
     let machine = draft.state.topology.cpus();
 
@@ -83,8 +97,7 @@ fn plan_job(
     let mut own = Vec::new();
     for plan in plans {
         let pin = pins.get(&plan.id).copied();
-        let unpinned = if plan.shares_pu { &grant } else { &plan.target };
-        let target = pin.map_or_else(|| unpinned.clone(), CpuSet::from);
+        let target = pin.map_or_else(|| plan.target(&grant).clone(), CpuSet::from);
         let requested = plan.request(&target, &grant, machine, &online);
         let is_lifted = target == grant && plan.is_request_hidden(&grant);
         let is_requested = !plan.entry.is_from_program() && plan.entry.requested() == Some(&requested);
@@ -120,16 +133,16 @@ fn thread_plans<'a>(draft: &'a Draft<'_>, grant: &CpuSet, members: Vec<&'a Membe
         let follows_cpuset = in_cpuset && state.cpuset_read_around(member.id.pid) == Some(grant);
         for (id, thread) in member.living_threads() {
             let Some(entry) = &thread.mask else { continue };
-            let target = target_mask(&state.topology, grant, entry.original(), member.inherited.as_ref());
-            let pinned = entry.pinned_pu().filter(|&pin| target.single() != Some(pin));
-            let shares_pu = false;
+            let own = state.own_mask(grant, member, entry);
+            let was_unbound = entry.is_unbound_from(&own);
+            let is_overloaded = false;
             plans.push(ThreadPlan {
                 id,
                 thread,
                 entry,
-                target,
-                pinned,
-                shares_pu,
+                own,
+                was_unbound,
+                is_overloaded,
                 in_cpuset,
                 follows_cpuset,
             });
@@ -138,24 +151,14 @@ fn thread_plans<'a>(draft: &'a Draft<'_>, grant: &CpuSet, members: Vec<&'a Membe
     plans
 }
 
-/// Finds processes that chose the same PU while other PUs of the grant are idle, as two launchers in one job do. All
-/// but the first get another PU. Except threads of one process that share a PU: their program chose that.
-fn find_shared_pus(plans: &mut [ThreadPlan<'_>], grant: &CpuSet) {
-    let mut processes: BTreeMap<Pu, BTreeSet<ProcessId>> = BTreeMap::new();
-    let mut floating = 0;
-    for plan in plans.iter().filter(|plan| plan.thread.demand.hot) {
-        match plan.target.single() {
-            Some(pu) => drop(processes.entry(pu).or_default().insert(plan.id.process)),
-            None => floating += 1,
-        }
-    }
-    let idle = grant.len().saturating_sub(processes.len() + floating);
-    if idle == 0 {
-        return;
-    }
-    for plan in plans.iter_mut().filter(|plan| plan.thread.demand.hot) {
-        let sharing = plan.target.single().and_then(|pu| processes.get(&pu));
-        plan.shares_pu = sharing.and_then(BTreeSet::first).is_some_and(|first| *first != plan.id.process);
+/// Finds the hot threads whose bindings are lifted. A thread outside of the grant is confined first.
+fn find_overloaded(topology: &Topology, plans: &mut [ThreadPlan<'_>], grant: &CpuSet) {
+    let hot = plans.iter().filter(|plan| plan.thread.demand.hot);
+    let hot_threads: Vec<HotThread> = hot.map(|plan| hot_thread(plan, grant)).collect();
+    let overloaded = overloaded_threads(topology, grant, &hot_threads);
+    for plan in plans {
+        let is_inside = plan.thread.effective_mask.is_subset(grant);
+        plan.is_overloaded = is_inside && overloaded.contains(&plan.id);
     }
 }
 
@@ -168,21 +171,17 @@ fn pins(draft: &Draft<'_>, id: &JobId, grant: &CpuSet, plans: &[ThreadPlan<'_>])
         |plan: &&ThreadPlan<'_>| if is_isolated { plan.in_cpuset } else { plan.thread.demand.hot };
     let mut candidates: Vec<&ThreadPlan<'_>> = plans.iter().filter(is_candidate).collect();
     candidates.sort_by_key(|plan| !plan.thread.demand.hot);
-    let threads: Vec<HotThread> = candidates.into_iter().filter_map(|plan| hot_thread(plan, grant)).collect();
+    let threads: Vec<HotThread> = candidates.into_iter().map(|plan| hot_thread(plan, grant)).collect();
     let spread = OversubscriptionPolicy::Spread;
     let pin_all = || Policy { pin: true, oversubscribed: spread, ..draft.policy.clone() };
     let pin_all = is_isolated.then(pin_all);
     choose_pins(&draft.state.topology, grant, &threads, pin_all.as_ref().unwrap_or(draft.policy))
 }
 
-/// A thread as input for [`choose_pins`]. Threads that chose several PUs are left to the kernel.
-fn hot_thread(plan: &ThreadPlan<'_>, grant: &CpuSet) -> Option<HotThread> {
-    let affinity = match plan.target.single() {
-        _ if plan.target == *grant || plan.shares_pu => ThreadAffinity::Floating { pinned: plan.pinned },
-        Some(pu) => ThreadAffinity::Bound(pu),
-        None => return None,
-    };
-    Some(HotThread { thread: plan.id, last_cpu: plan.thread.last_cpu, affinity })
+/// A thread as input for [`choose_pins`] and [`overloaded_threads`].
+fn hot_thread(plan: &ThreadPlan<'_>, grant: &CpuSet) -> HotThread {
+    let (thread, last_cpu) = (plan.id, plan.thread.last_cpu);
+    HotThread { thread, last_cpu, mask: plan.target(grant).clone(), pinned: plan.pinned(grant) }
 }
 
 /// The kind of the change to the mask `target`, and its reason.
@@ -204,16 +203,17 @@ fn kind_and_reason(
         _ if plan.has_left(grant) => {
             (ActionKind::Repair, format!("the thread left {grant} of {job}: it was found on {current}"))
         }
-        Some(_) if is_inside && plan.shares_pu => (
-            ActionKind::Pin,
+        _ if plan.is_overloaded => (
+            ActionKind::Unbind,
             format!(
-                "other ranks of {job} chose {original} too while PUs of {grant} idle: this one runs beside them"
+                "too many running threads of {job} are bound to {}, while other PUs of {grant} idle",
+                plan.own
             ),
         ),
         Some(_) if is_inside => {
             (ActionKind::Pin, format!("the thread runs {demand} % of the time: one PU of {grant} for it"))
         }
-        None if is_inside && plan.pinned.is_some() => {
+        None if is_inside && plan.pinned(grant).is_some() => {
             (ActionKind::Float, format!("the thread runs {demand} % of the time: it may use all of {target}"))
         }
         _ if is_lifted => (

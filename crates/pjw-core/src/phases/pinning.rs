@@ -1,8 +1,9 @@
 //! Pinning inside a job: chooses a PU for each hot thread.
 //!
-//! A *floating* thread may run on all PUs of the grant. A *bound* thread was restricted to one PU by its
-//! program; pjw only counts it. Hot threads are spread round-robin over the PUs of the grant, one per
-//! core before a second on any core, near the PU on which they already run. Cold threads float.
+//! A *floating* thread may run on all PUs of the grant. A *bound* thread has a mask of its program inside the grant. pjw does
+//! not pin it. It counts on one PU of its mask, so that as many bound threads as possible count on PUs of their own
+//! ([`Matching`]). Hot floating threads are spread over the PUs of the grant: on the PU with the fewest threads, of
+//! these on the core with the fewest, near the PU on which the thread already runs. Cold threads float.
 //!
 //! Tests check these properties: pins are inside the grant; the numbers of threads on two PUs differ by at
 //! most one, as far as bound threads allow; a pin that is still balanced stays; the order of the input has no
@@ -10,6 +11,7 @@
 
 use crate::basics::{CpuSet, Pu, ThreadId, prelude::*};
 use crate::machine::{Level, Topology};
+use crate::phases::matching::Matching;
 use crate::terms::{OversubscriptionPolicy, Policy};
 
 /// A hot thread of a job (a thread that runs most of the time), as input for [`choose_pins`].
@@ -19,26 +21,16 @@ pub struct HotThread {
     pub thread: ThreadId,
     /// The PU on which the thread ran last.
     pub last_cpu: Pu,
-    /// Whether pjw may pin the thread.
-    pub affinity: ThreadAffinity,
+    /// The PUs on which the thread may run: the whole grant if it floats, otherwise the part of the grant to which its
+    /// program bound it. Never empty.
+    pub mask: CpuSet,
+    /// The PU to which pjw pinned the thread, if any.
+    pub pinned: Option<Pu>,
 }
 
-/// Whether a hot thread may be pinned: it may if it is floating (allowed on several PUs), and may not if its
-/// program bound it to one PU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ThreadAffinity {
-    /// pjw may pin the thread.
-    Floating {
-        /// The PU to which pjw pinned the thread, if any.
-        pinned: Option<Pu>,
-    },
-    /// The program bound the thread to this PU.
-    Bound(Pu),
-}
-
-/// Chooses a PU for each hot thread of a job, evenly over the PUs of `grant` (the PUs that the job holds). A thread
-/// that is not in the result may run on the whole grant. The result is empty if the policy does not allow pinning, or
-/// if the grant has one PU.
+/// Chooses a PU for each floating hot thread of a job, evenly over the PUs of `grant` (the PUs that the job holds). A
+/// thread that is not in the result may run on its whole mask. The result is empty if the policy does not allow pinning,
+/// or if the grant has one PU.
 #[must_use]
 pub fn choose_pins(
     topology: &Topology,
@@ -55,7 +47,7 @@ pub fn choose_pins(
     {
         return BTreeMap::new();
     }
-    load.assign(hot_threads)
+    load.assign(grant, hot_threads)
 }
 
 /// The PUs of a grant, with the number of hot threads on each PU.
@@ -85,35 +77,41 @@ impl<'a> PuLoad<'a> {
         let equal_cores = sizes.iter().all(|size| sizes.first() == Some(size));
         Self {
             topology,
+            threads_on_pu: order.iter().map(|&pu| (pu, 0)).collect(),
+            threads_on_core: core.values().map(|&index| (index, 0)).collect(),
             order,
             core,
-            threads_on_pu: BTreeMap::new(),
-            threads_on_core: BTreeMap::new(),
             equal_cores,
         }
     }
 
-    fn assign(mut self, hot_threads: &[HotThread]) -> BTreeMap<ThreadId, Pu> {
-        let mut sorted: Vec<&HotThread> = hot_threads.iter().collect();
-        sorted.sort_by_key(|hot_thread| hot_thread.thread);
-        for hot_thread in &sorted {
-            if let ThreadAffinity::Bound(pu) = hot_thread.affinity {
-                self.add_thread(pu);
-            }
-        }
+    fn assign(mut self, grant: &CpuSet, hot_threads: &[HotThread]) -> BTreeMap<ThreadId, Pu> {
+        let is_bound = |hot_thread: &&HotThread| hot_thread.mask != *grant;
+        let (mut bound, mut floating): (Vec<&HotThread>, Vec<_>) = hot_threads.iter().partition(is_bound);
+        floating.sort_by_key(|hot_thread| hot_thread.thread);
+        // The smallest masks first: they leave the fewest choices.
+        bound.sort_by_key(|hot_thread| (hot_thread.mask.len(), hot_thread.thread));
+        let free_pus = self.count_bound(grant, &bound);
+        let balances_cores = self.equal_cores && (bound.is_empty() || floating.len() <= free_pus);
+
+        let mut room = Room::new(&self.threads_on_pu, floating.len());
+        let mut core_room = Room::new(&self.threads_on_core, floating.len());
         let mut pins = BTreeMap::new();
         let mut unplaced = Vec::new();
-        for hot_thread in sorted {
-            match hot_thread.affinity {
-                ThreadAffinity::Bound(_) => {}
-                ThreadAffinity::Floating { pinned: Some(pu) }
-                    if self.keeps_balance(pu, hot_threads.len()) =>
-                {
-                    self.add_thread(pu);
-                    pins.insert(hot_thread.thread, pu);
-                }
-                ThreadAffinity::Floating { .. } => unplaced.push(hot_thread),
-            }
+        for hot_thread in floating {
+            let pinned = hot_thread.pinned.and_then(|pu| Some((pu, *self.core.get(&pu)?)));
+            let balanced = pinned.filter(|(pu, core)| {
+                room.has_place(self.threads_on(*pu))
+                    && (!balances_cores || core_room.has_place(self.threads_on_core(*core)))
+            });
+            let Some((pu, core)) = balanced else {
+                unplaced.push(hot_thread);
+                continue;
+            };
+            room.take_place(self.threads_on(pu));
+            core_room.take_place(self.threads_on_core(core));
+            self.add_thread(pu);
+            pins.insert(hot_thread.thread, pu);
         }
         for hot_thread in unplaced {
             if let Some(pu) = self.best_pu_for(hot_thread) {
@@ -124,30 +122,29 @@ impl<'a> PuLoad<'a> {
         pins
     }
 
-    /// Whether `total` threads can still be spread evenly with one more thread on `pu`.
-    fn keeps_balance(&self, pu: Pu, total: usize) -> bool {
-        let Some(core) = self.core.get(&pu) else { return false };
-        let cores = self.core.values().max().map_or(1, |last| last + 1);
-        let has_room = |places: usize, threads: usize, at_ceiling: usize| {
-            let (base, extra) = (total / places, total % places);
-            threads < base || (threads == base && at_ceiling < extra)
-        };
-        let full_pus =
-            self.threads_on_pu.values().filter(|&&threads| threads > total / self.order.len()).count();
-        let full_cores = self.threads_on_core.values().filter(|&&threads| threads > total / cores).count();
-        has_room(self.order.len(), self.threads_on(pu), full_pus)
-            && (!self.equal_cores
-                || has_room(cores, self.threads_on_core.get(core).copied().unwrap_or(0), full_cores))
+    /// Counts each bound thread on a PU of its mask: on a PU of its own if there is one. The pins have no influence on that,
+    /// so they stay when nothing else changes. Returns the number of PUs without a bound thread.
+    fn count_bound(&mut self, grant: &CpuSet, bound: &[&HotThread]) -> usize {
+        let mut matching = Matching::new(self.topology, grant);
+        let without_pu: Vec<&HotThread> =
+            bound.iter().copied().filter(|hot_thread| !matching.add(&hot_thread.mask)).collect();
+        matching.places().iter().for_each(|&pu| self.add_thread(pu));
+        // These threads share PUs that are counted for their cores already.
+        for hot_thread in without_pu {
+            if let Some(pu) = hot_thread.mask.iter().min_by_key(|&pu| self.threads_on(pu)) {
+                *self.threads_on_pu.entry(pu).or_default() += 1;
+            }
+        }
+        matching.free_pus().len()
     }
 
     fn best_pu_for(&self, hot_thread: &HotThread) -> Option<Pu> {
         let node_cpus = self.topology.domain_of(Level::NumaNode, hot_thread.last_cpu).map(|node| &node.cpus);
         let rank = |(index, pu): &(usize, Pu)| {
-            let threads_on_core =
-                self.core.get(pu).and_then(|core| self.threads_on_core.get(core)).copied().unwrap_or(0);
-            let threads_on_core = if self.equal_cores { threads_on_core } else { 0 };
+            let threads_on_core = self.core.get(pu).map_or(0, |core| self.threads_on_core(*core));
             let on_other_node = node_cpus.is_some_and(|node_cpus| !node_cpus.contains(*pu));
-            (threads_on_core, self.threads_on(*pu), *pu != hot_thread.last_cpu, on_other_node, *index)
+            let (pinned, last) = (hot_thread.pinned == Some(*pu), hot_thread.last_cpu == *pu);
+            (self.threads_on(*pu), threads_on_core, !pinned, !last, on_other_node, *index)
         };
         self.order.iter().copied().enumerate().min_by_key(rank).map(|(_, pu)| pu)
     }
@@ -156,11 +153,50 @@ impl<'a> PuLoad<'a> {
         self.threads_on_pu.get(&pu).copied().unwrap_or(0)
     }
 
+    fn threads_on_core(&self, core: usize) -> usize {
+        self.threads_on_core.get(&core).copied().unwrap_or(0)
+    }
+
     fn add_thread(&mut self, pu: Pu) {
         *self.threads_on_pu.entry(pu).or_default() += 1;
         if let Some(&core) = self.core.get(&pu) {
             *self.threads_on_core.entry(core).or_default() += 1;
         }
+    }
+}
+
+/// How many threads each PU, or each core, may have if threads are added where there are the fewest.
+struct Room {
+    /// The number of threads up to which each PU is filled.
+    level: usize,
+    /// The number of PUs that may get one thread more than `level`.
+    above: usize,
+}
+
+impl Room {
+    /// The room for `added` threads beside those that are counted in `threads_on`.
+    fn new<T>(threads_on: &BTreeMap<T, usize>, added: usize) -> Self {
+        let mut counts: Vec<usize> = threads_on.values().copied().collect();
+        counts.sort_unstable();
+        let (mut level, mut left) = (counts.first().copied().unwrap_or(0), added);
+        for (filled, next) in (1..).zip(counts.iter().copied().skip(1).map(Some).chain([None])) {
+            let steps = next.map_or(left / filled, |next| (left / filled).min(next - level));
+            (level, left) = (level + steps, left - steps * filled);
+            if next.is_none_or(|next| level < next) {
+                break;
+            }
+        }
+        Self { level, above: left }
+    }
+
+    /// Whether a PU that has so many threads may get another one.
+    fn has_place(&self, threads: usize) -> bool {
+        threads < self.level || (threads == self.level && self.above > 0)
+    }
+
+    /// Records that a PU that had so many threads gets another one.
+    fn take_place(&mut self, threads: usize) {
+        self.above = self.above.saturating_sub(usize::from(threads == self.level));
     }
 }
 
@@ -186,11 +222,22 @@ mod tests {
     }
 
     fn floater(n: u32, last_cpu: u32, pinned: Option<u32>) -> HotThread {
-        HotThread {
-            thread: thread(n),
-            last_cpu: Pu(last_cpu),
-            affinity: ThreadAffinity::Floating { pinned: pinned.map(Pu) },
+        bound_to(n, last_cpu, "", pinned)
+    }
+
+    /// A thread that may run on these PUs; on the whole grant if there is none.
+    fn bound_to(n: u32, last_cpu: u32, mask: &str, pinned: Option<u32>) -> HotThread {
+        let mask = mask.parse().unwrap();
+        HotThread { thread: thread(n), last_cpu: Pu(last_cpu), mask, pinned: pinned.map(Pu) }
+    }
+
+    /// The pins of hot threads. A thread without a mask may run on the whole grant.
+    fn pins_of(grant: &CpuSet, hot_threads: &[HotThread], policy: &Policy) -> BTreeMap<ThreadId, Pu> {
+        let mut hot_threads = hot_threads.to_vec();
+        for hot_thread in hot_threads.iter_mut().filter(|hot_thread| hot_thread.mask.is_empty()) {
+            hot_thread.mask = grant.clone();
         }
+        choose_pins(&machine(), grant, &hot_threads, policy)
     }
 
     fn spread() -> Policy {
@@ -204,7 +251,7 @@ mod tests {
     }
 
     fn check(grant: &str, hot_threads: &[HotThread], expected: &str) {
-        let pins = choose_pins(&machine(), &grant.parse().unwrap(), hot_threads, &spread());
+        let pins = pins_of(&grant.parse().unwrap(), hot_threads, &spread());
         assert_eq!(show(&pins), expected);
     }
 
@@ -232,8 +279,22 @@ mod tests {
 
     #[test]
     fn a_bound_thread_is_counted_and_not_moved() {
-        let bound = HotThread { thread: thread(9), last_cpu: Pu(0), affinity: ThreadAffinity::Bound(Pu(0)) };
-        check("0-1,4-5", &[bound, floater(0, 0, None)], "0:1");
+        check("0-1,4-5", &[bound_to(9, 0, "0", None), floater(0, 0, None)], "0:1");
+        check("0-1,4-5", &[bound_to(9, 0, "0,4", None), floater(0, 0, None)], "0:1");
+    }
+
+    #[test]
+    fn a_bound_thread_is_counted_where_it_leaves_room_for_the_others() {
+        let bound = [bound_to(7, 0, "0-1,4-5", None), bound_to(8, 0, "0,4", None)];
+        let floaters = [floater(0, 5, None), floater(1, 4, None)];
+        check("0-7", &[bound.as_slice(), &floaters].concat(), "0:2 1:3");
+    }
+
+    #[test]
+    fn many_threads_bound_to_one_core_do_not_make_others_share_another() {
+        let bound: Vec<HotThread> = (10..18).map(|n| bound_to(n, 0, "0,4", None)).collect();
+        let floaters = [floater(0, 1, Some(1)), floater(1, 5, Some(5))];
+        check("0-7", &[bound.as_slice(), &floaters].concat(), "0:1 1:2");
     }
 
     #[test]
@@ -241,8 +302,8 @@ mod tests {
         let grant: CpuSet = "0-1,4-5".parse().unwrap();
         let many: Vec<_> = (0..6).map(|n| floater(n, 0, None)).collect();
         let float = Policy { oversubscribed: OversubscriptionPolicy::Float, ..Policy::default() };
-        assert!(choose_pins(&machine(), &grant, &many, &float).is_empty());
-        assert_eq!(choose_pins(&machine(), &grant, &many, &spread()).len(), 6);
+        assert!(pins_of(&grant, &many, &float).is_empty());
+        assert_eq!(pins_of(&grant, &many, &spread()).len(), 6);
     }
 
     #[test]
@@ -262,7 +323,7 @@ mod tests {
         #[test]
         fn pins_are_inside_the_grant_even_and_stable(hot_threads in any_runners(), mask in 1u64..256) {
             let grant = CpuSet::from_words(&[mask]);
-            let pins = choose_pins(&machine(), &grant, &hot_threads, &spread());
+            let pins = pins_of(&grant, &hot_threads, &spread());
             if grant.len() < 2 {
                 prop_assert!(pins.is_empty());
                 return Ok(());
@@ -277,12 +338,47 @@ mod tests {
                 prop_assert!(counts.values().max().unwrap() - counts.values().min().unwrap() <= 1, "{:?}", counts);
             }
             let again: Vec<HotThread> = hot_threads.iter().map(|hot_thread| HotThread {
-                affinity: ThreadAffinity::Floating { pinned: pins.get(&hot_thread.thread).copied() },
+                pinned: pins.get(&hot_thread.thread).copied(),
                 ..hot_thread.clone()
             }).collect();
-            prop_assert_eq!(&choose_pins(&machine(), &grant, &again, &spread()), &pins, "a second call moves no thread");
+            prop_assert_eq!(&pins_of(&grant, &again, &spread()), &pins, "a second call moves no thread");
             let backwards: Vec<HotThread> = hot_threads.iter().rev().cloned().collect();
-            prop_assert_eq!(&choose_pins(&machine(), &grant, &backwards, &spread()), &pins);
+            prop_assert_eq!(&pins_of(&grant, &backwards, &spread()), &pins);
+        }
+
+        #[test]
+        fn pins_beside_bound_threads_are_even_and_stable(
+            hot_threads in any_runners(),
+            bound in proptest::collection::vec(1u64..256, 0..12),
+        ) {
+            let grant = CpuSet::from_words(&[255]);
+            let bound_threads = bound.iter().zip(100..).map(|(&word, n)| HotThread {
+                mask: CpuSet::from_words(&[word]),
+                ..floater(n, 0, None)
+            });
+            let hot_threads: Vec<HotThread> = hot_threads.into_iter().chain(bound_threads).collect();
+            let pins = pins_of(&grant, &hot_threads, &spread());
+            let is_floating = |known: &&HotThread| known.mask.is_empty() || known.mask == grant;
+            prop_assert!(hot_threads.iter().filter(is_floating).map(|known| &known.thread).eq(pins.keys()));
+            // A pinned thread shares a PU only if no PU is without a thread.
+            let topology = machine();
+            let mut matching = Matching::new(&topology, &grant);
+            let pinned: Vec<CpuSet> = pins.values().copied().map(CpuSet::from).collect();
+            let mut masks: Vec<&CpuSet> =
+                hot_threads.iter().filter(|known| !is_floating(known)).map(|known| &known.mask).collect();
+            masks.sort_by_key(|mask| mask.len());
+            for mask in masks {
+                matching.add(mask);
+            }
+            let shared = pinned.iter().filter(|pin| !matching.add(pin)).count();
+            prop_assert!(shared == 0 || matching.free_pus().is_empty(), "{pins:?}");
+            let again: Vec<HotThread> = hot_threads
+                .iter()
+                .map(|known| HotThread { pinned: pins.get(&known.thread).copied(), ..known.clone() })
+                .collect();
+            prop_assert_eq!(&pins_of(&grant, &again, &spread()), &pins, "a second call moves no thread");
+            let backwards: Vec<HotThread> = hot_threads.iter().rev().cloned().collect();
+            prop_assert_eq!(&pins_of(&grant, &backwards, &spread()), &pins);
         }
     }
 }

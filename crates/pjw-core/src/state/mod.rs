@@ -18,6 +18,4 @@ pub use members::{Member, MemberThread};
 pub use processes::KnownProcess;
 pub use warden::WardenState;
 
-pub(crate) use self::{
-    attempts::*, dirty::*, lineage::*, masks::entry::*, masks::target::*, pool::*, replay::*,
-};
+pub(crate) use self::{attempts::*, dirty::*, lineage::*, masks::entry::*, pool::*, replay::*};

@@ -16,8 +16,8 @@ use crate::state::{
     masks::target::target_mask, pool::Pool, processes::Processes,
 };
 use crate::terms::{
-    Cgroup, Grant, GrantedBy, IdleGroup, IdleWatch, JobId, MaskAction, Observed, Process, ProcessEvent,
-    Warning,
+    ActionKind, Cgroup, Grant, GrantedBy, IdleGroup, IdleWatch, JobId, MaskAction, Observed, Process,
+    ProcessEvent, Warning,
 };
 
 /// All that pjwd knows between two cycles (one cycle is a scan, a decision and its changes): the machine, the jobs,
@@ -160,10 +160,21 @@ impl WardenState {
         let thread = member.threads.get(&tid)?;
         let entry = thread.mask.as_ref()?;
         let grant = &self.grant_of(&member.job)?.cpus;
-        let target = target_mask(&self.topology, grant, entry.original(), member.inherited.as_ref());
-        entry
-            .pinned_pu()
-            .filter(|&pin| target.single() != Some(pin) && thread.effective_mask.single() == Some(pin))
+        let own = self.own_mask(grant, member, entry);
+        let is_bound_to = |pin| own.single() == Some(pin) && !entry.is_unbound_from(&own);
+        entry.pinned_pu().filter(|&pin| !is_bound_to(pin) && thread.effective_mask.single() == Some(pin))
+    }
+
+    /// The PUs of `grant` to which the program of a thread bound it; the whole grant if it did not bind the thread.
+    pub(crate) fn own_mask(&self, grant: &CpuSet, member: &Member, entry: &MaskEntry) -> CpuSet {
+        target_mask(&self.topology, grant, entry.original(), member.inherited.as_ref())
+    }
+
+    /// The mask from which an action of the kind `Unbind` frees this thread.
+    fn mask_to_unbind_from(&self, id: &ThreadId) -> Option<CpuSet> {
+        let member = self.members.get(&id.process.pid)?;
+        let grant = self.jobs.get(&member.job)?.online_cpus(&self.pool.online_cpus())?;
+        Some(self.own_mask(&grant, member, self.mask_entry(id)?))
     }
 
     /// Returns what pjw knows of the affinity mask of a thread. `None` if the mask was not read yet, or if the
@@ -253,10 +264,15 @@ impl WardenState {
         let online = self.pool.online_cpus();
         // No limit changes after this time, so these are the present limits.
         let limits = self.mask_limits(action.thread.process.pid, Nanos(u64::MAX), true);
+        let is_unbound = action.kind == ActionKind::Unbind;
+        let unbound_from = is_unbound.then(|| self.mask_to_unbind_from(&action.thread)).flatten();
         let Some(thread) = self.thread_mut(&action.thread) else { return };
         thread.effective_mask = effective.clone();
         if let Some(entry) = &mut thread.mask {
             entry.end_write(requested, &effective.intersection(&online), &limits);
+            if unbound_from.is_some() || action.kind == ActionKind::Restore {
+                entry.note_unbound(unbound_from);
+            }
         }
     }
 

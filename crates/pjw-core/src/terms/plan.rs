@@ -34,7 +34,8 @@ pub struct MaskAction {
     pub why: String,
 }
 
-/// The purpose of a planned change of an affinity mask: confine, repair, pin, float, keep off or restore.
+/// The purpose of a planned change of an affinity mask: confine, repair, pin, float, unbind, keep off or
+/// restore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum ActionKind {
@@ -47,6 +48,9 @@ pub enum ActionKind {
     Pin,
     /// A pinned thread gets the whole grant again.
     Float,
+    /// A hot thread that its program bound to some PUs of the grant gets other PUs of the grant, because too many hot
+    /// threads are bound there while other PUs of the grant idle.
+    Unbind,
     /// An unassigned thread is kept off the cores of jobs.
     KeepOff,
     /// A thread gets back its original mask: the mask that it had before pjw changed it.

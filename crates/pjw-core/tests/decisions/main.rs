@@ -14,6 +14,7 @@ mod kernel_resets_masks;
 mod machine;
 mod masks;
 mod membership;
+mod overloaded;
 mod recovery;
 mod restore;
 mod visits;

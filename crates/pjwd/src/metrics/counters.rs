@@ -80,11 +80,12 @@ impl Histogram {
 pub const OUTCOME_LABELS: [&str; 3] = ["done", "gone", "refused"];
 
 /// The kinds of affinity mask changes that the metrics count. [`Counters::actions`] has the same order.
-pub const MASK_ACTIONS: [ActionKind; 6] = [
+pub const MASK_ACTIONS: [ActionKind; 7] = [
     ActionKind::Confine,
     ActionKind::Repair,
     ActionKind::Pin,
     ActionKind::Float,
+    ActionKind::Unbind,
     ActionKind::KeepOff,
     ActionKind::Restore,
 ];
@@ -158,8 +159,9 @@ fn action_index(kind: ActionKind) -> usize {
         ActionKind::Repair => 1,
         ActionKind::Pin => 2,
         ActionKind::Float => 3,
-        ActionKind::KeepOff => 4,
-        ActionKind::Restore => 5,
+        ActionKind::Unbind => 4,
+        ActionKind::KeepOff => 5,
+        ActionKind::Restore => 6,
     }
 }
 

@@ -130,6 +130,8 @@ pub struct MaskEntry {
     is_original_unreachable: bool,
     /// Whether it is certain that the program requested the mask that was not predicted: see `old_kernels`.
     is_writer_certain: bool,
+    /// The mask inside the grant to which the program bound the thread, if pjw lifted that binding. Not in the journal.
+    unbound_from: Option<Box<CpuSet>>,
 }
 
 impl MaskEntry {
@@ -143,6 +145,7 @@ impl MaskEntry {
             narrowed: None,
             is_original_unreachable: false,
             is_writer_certain: false,
+            unbound_from: None,
         }
     }
 
@@ -255,6 +258,19 @@ impl MaskEntry {
     #[must_use]
     pub fn pinned_pu(&self) -> Option<Pu> {
         if self.is_from_program() { None } else { self.newest().mask.single() }
+    }
+
+    /// Whether pjw lifted the binding of the thread to `mask`, the part of the grant to which its program had bound the
+    /// thread. False if the program requested another mask later.
+    #[must_use]
+    pub fn is_unbound_from(&self, mask: &CpuSet) -> bool {
+        self.unbound_from.as_deref() == Some(mask)
+    }
+
+    /// Records that pjw lifted the binding of the thread to `mask`; `None` if the binding is in force again, because pjw
+    /// restored the original mask.
+    pub(crate) fn note_unbound(&mut self, mask: Option<CpuSet>) {
+        self.unbound_from = mask.map(Box::new);
     }
 
     /// Records that pjw is about to request `mask` for the thread. `original` is the mask that a release of the job
@@ -374,6 +390,7 @@ impl MaskEntry {
         let replaced = core::mem::replace(&mut self.candidates, SmallVec::from_iter([request]));
         self.replace(replaced, Some(now));
         self.narrowed = None;
+        self.unbound_from = None;
         self.is_writer_certain = false;
         MaskReading::Written
     }

@@ -1,0 +1,106 @@
+//! Finds the hot threads whose program bound them where too many other threads are bound, while other PUs of the grant
+//! idle.
+//!
+//! A binding inside the grant is the program's choice, and is kept. It is broken in two cases only:
+//!
+//! - More hot threads are bound to some PUs than these are (Hall's theorem: then there is no assignment in which each
+//!   thread has a PU of its mask for itself), while PUs of the grant idle.
+//! - Hot threads of several processes are bound to the same whole core, while a core of the grant idles. A launcher
+//!   that binds a rank to a core reserves the core for this rank, with all hardware threads. Another launcher of the same
+//!   job begins with the same core.
+//!
+//! As few threads as possible are moved: as many as have no PU, or no core, for themselves, and not more than there
+//! are idle PUs, or cores. Those with the largest masks move, and of these those with the largest ids. Threads of one
+//! process that share a PU are not moved for that: their program bound them all.
+
+use crate::basics::{CpuSet, ProcessId, ThreadId, prelude::*};
+use crate::machine::Topology;
+use crate::phases::matching::Matching;
+use crate::phases::pinning::HotThread;
+
+/// Returns the threads whose bindings are to be lifted, so that they can run on other PUs of `grant`. `hot_threads` are
+/// the hot threads of a job, also the floating ones.
+pub(crate) fn overloaded_threads(
+    topology: &Topology,
+    grant: &CpuSet,
+    hot_threads: &[HotThread],
+) -> BTreeSet<ThreadId> {
+    let mut bound: Vec<&HotThread> = hot_threads.iter().filter(|thread| thread.mask != *grant).collect();
+    let floating = hot_threads.len() - bound.len();
+    bound.sort_by_key(|hot_thread| (hot_thread.mask.len(), hot_thread.thread));
+    let mut moving: BTreeSet<ProcessId> = BTreeSet::new();
+    loop {
+        let counted = without_own_excess(topology, grant, &bound, &moving);
+        let overloaded = overloaded_of(topology, grant, &counted, floating);
+        let known = moving.len();
+        moving.extend(overloaded.iter().map(|thread| thread.process));
+        // If some threads of a process move, the others that shared their PUs are compared with those of other processes.
+        if moving.len() == known {
+            return overloaded;
+        }
+    }
+}
+
+/// The threads to move, of the bound threads `bound` in the order of priority, beside so many floating threads.
+fn overloaded_of(
+    topology: &Topology,
+    grant: &CpuSet,
+    bound: &[&HotThread],
+    floating: usize,
+) -> BTreeSet<ThreadId> {
+    let mut matching = Matching::new(topology, grant);
+    let (with_pu, without_pu): (Vec<&HotThread>, Vec<_>) =
+        bound.iter().partition(|hot_thread| matching.add(&hot_thread.mask));
+    let idle_pus = matching.free_pus().len().saturating_sub(floating);
+    let mut overloaded: BTreeSet<ThreadId> =
+        without_pu.into_iter().take(idle_pus).map(|hot_thread| hot_thread.thread).collect();
+    let idle_cores = matching.idle_core_count().saturating_sub(floating + overloaded.len());
+    overloaded.extend(on_shared_cores(topology, grant, &with_pu).take(idle_cores));
+    overloaded
+}
+
+/// Leaves out the threads that would have no PU for themselves even if their process ran alone. Except threads of the
+/// processes in `moving`.
+fn without_own_excess<'a>(
+    topology: &'a Topology,
+    grant: &'a CpuSet,
+    bound: &[&'a HotThread],
+    moving: &BTreeSet<ProcessId>,
+) -> Vec<&'a HotThread> {
+    let mut threads_of: BTreeMap<ProcessId, usize> = BTreeMap::new();
+    bound.iter().for_each(|hot_thread| *threads_of.entry(hot_thread.thread.process).or_default() += 1);
+    let mut matching_of: BTreeMap<ProcessId, Matching<'_>> = BTreeMap::new();
+    let has_pu = |hot_thread: &&'a HotThread| {
+        let process = hot_thread.thread.process;
+        moving.contains(&process)
+            || threads_of.get(&process) == Some(&1)
+            || matching_of
+                .entry(process)
+                .or_insert_with(|| Matching::new(topology, grant))
+                .add(&hot_thread.mask)
+    };
+    bound.iter().copied().filter(has_pu).collect()
+}
+
+/// The threads that are bound to a whole core to which a thread of another process is bound too. Except the first thread
+/// of each core, and other threads of its process.
+fn on_shared_cores(
+    topology: &Topology,
+    grant: &CpuSet,
+    bound: &[&HotThread],
+) -> impl Iterator<Item = ThreadId> {
+    let mut first_on: BTreeMap<CpuSet, ProcessId> = BTreeMap::new();
+    bound.iter().filter_map(move |hot_thread| {
+        let (mask, thread) = (&hot_thread.mask, hot_thread.thread);
+        let core = topology.core_cpus(mask.first()?).intersection(grant);
+        let is_whole = *mask == core;
+        if !mask.is_subset(&core) {
+            return None;
+        }
+        let first = *first_on.entry(core).or_insert(thread.process);
+        (is_whole && first != thread.process).then_some(thread)
+    })
+}
+
+#[cfg(test)]
+mod tests;

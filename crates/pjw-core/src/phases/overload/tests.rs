@@ -1,0 +1,147 @@
+//! The properties of repaired bindings, on a machine of four cores with two PUs each.
+
+use super::*;
+use crate::basics::{Pid, Pu, StartTime, Tid};
+use crate::testing::{regular_topology, set};
+use proptest::prelude::*;
+
+/// Two packages of two cores of two PUs. Core n has the PUs n and n + 4.
+fn machine() -> Topology {
+    regular_topology(2, 1, 1, 2, 2)
+}
+
+fn thread(pid: u32, tid: u32, mask: CpuSet) -> HotThread {
+    let start = StartTime(1);
+    let process = ProcessId { pid: Pid(pid), start };
+    HotThread { thread: ThreadId { process, tid: Tid(tid), start }, last_cpu: Pu(0), mask, pinned: None }
+}
+
+/// Threads with these masks, each in a process of its own.
+fn ranks(masks: &[&str]) -> Vec<HotThread> {
+    masks.iter().zip(100..).map(|(mask, pid)| thread(pid, pid, set(mask))).collect()
+}
+
+fn overloaded(grant: &CpuSet, hot_threads: &[HotThread]) -> BTreeSet<ThreadId> {
+    overloaded_threads(&machine(), grant, hot_threads)
+}
+
+/// The numbers of the ranks that move.
+fn moved(grant: &str, masks: &[&str]) -> Vec<u32> {
+    overloaded(&set(grant), &ranks(masks)).into_iter().map(|id| id.tid.0 - 100).collect()
+}
+
+#[test]
+fn as_many_threads_move_as_there_are_idle_pus() {
+    assert_eq!(moved("0-3", &["0", "0", "0"]), [1, 2]);
+    assert_eq!(moved("0-3", &["0", "0", "0", "1", "2"]), [1]);
+    assert_eq!(moved("0-3", &["0", "0", "0-3", "0-3", "0-3"]), [0; 0], "floating threads use the other PUs");
+}
+
+#[test]
+fn ranks_on_one_core_of_two_pus_move_while_cores_idle() {
+    assert_eq!(moved("0-1,4-5", &["0,4", "0,4"]), [1]);
+    assert_eq!(
+        moved("0-1,4-5", &["0,4", "0,4", "0-1,4-5"]),
+        [0; 0],
+        "the floating thread has the other core"
+    );
+    assert_eq!(moved("0-1,4-5", &["0,4", "0"]), [0], "the rank with one PU stays");
+    assert_eq!(moved("0-1,4-5", &["0", "4"]), [0; 0], "a program that names two PUs means them");
+}
+
+#[test]
+fn threads_of_a_process_count_as_many_pus_as_they_can_use_alone() {
+    let own = |pid, count| (1..=count).map(move |tid| thread(pid, tid, set("0,4")));
+    let grant = set("0-7");
+    assert_eq!(overloaded(&grant, &own(7, 5).collect::<Vec<_>>()).len(), 0);
+    let both: Vec<HotThread> = own(7, 5).chain(own(8, 1)).collect();
+    let pids = overloaded(&grant, &both).into_iter().map(|id| id.process.pid.0);
+    assert_eq!(pids.collect::<Vec<_>>(), [8], "only the thread of the second process");
+}
+
+fn any_threads() -> impl Strategy<Value = Vec<HotThread>> {
+    let any_mask = prop_oneof![
+        (0u32..8).prop_map(|pu| CpuSet::from(Pu(pu))),
+        (0u32..4).prop_map(|core| [Pu(core), Pu(core + 4)].into_iter().collect()),
+        Just(set("0-1,4-5")),
+        (1u64..256).prop_map(|word| CpuSet::from_words(&[word])),
+    ];
+    proptest::collection::vec((0u32..6, any_mask), 0..14).prop_map(|threads| {
+        threads.into_iter().zip(1..).map(|((pid, mask), tid)| thread(pid, tid, mask)).collect()
+    })
+}
+
+/// The threads after the repair: those whose binding is lifted may run on the whole grant.
+fn repaired(grant: &CpuSet, hot_threads: &[HotThread], lifted: &BTreeSet<ThreadId>) -> Vec<HotThread> {
+    let mut threads = hot_threads.to_vec();
+    for hot_thread in threads.iter_mut().filter(|hot_thread| lifted.contains(&hot_thread.thread)) {
+        hot_thread.mask = grant.clone();
+    }
+    threads
+}
+
+/// Whether more of the bound threads than it has PUs lie in some set of PUs around `mask`.
+fn is_in_full_set(grant: &CpuSet, bound: &[&HotThread], mask: &CpuSet) -> bool {
+    let sets = (1u64..256).map(|word| CpuSet::from_words(&[word]));
+    sets.filter(|pus| mask.is_subset(pus) && pus.is_subset(grant))
+        .any(|pus| bound.iter().filter(|hot_thread| hot_thread.mask.is_subset(&pus)).count() > pus.len())
+}
+
+proptest! {
+    #[test]
+    fn only_threads_of_a_full_set_or_a_shared_core_move(hot_threads in any_threads()) {
+        let grant = set("0-7");
+        let bound: Vec<&HotThread> = hot_threads.iter().filter(|hot_thread| hot_thread.mask != grant).collect();
+        let lifted = overloaded(&grant, &hot_threads);
+        for hot_thread in hot_threads.iter().filter(|hot_thread| lifted.contains(&hot_thread.thread)) {
+            let (mask, process) = (&hot_thread.mask, hot_thread.thread.process);
+            let core = machine().core_cpus(mask.first().unwrap());
+            let is_shared = *mask == core
+                && bound.iter().any(|other| other.mask.is_subset(&core) && other.thread.process != process);
+            prop_assert!(is_shared || is_in_full_set(&grant, &bound, mask), "{hot_thread:?}");
+        }
+        prop_assert!(lifted.len() + hot_threads.len() - bound.len() <= grant.len(), "each has an idle PU");
+        let pids: BTreeSet<ProcessId> = bound.iter().map(|hot_thread| hot_thread.thread.process).collect();
+        prop_assert!(pids.len() > 1 || lifted.is_empty(), "one program chose its own masks");
+    }
+
+    #[test]
+    fn after_the_repair_no_pu_idles_beside_threads_of_several_processes_that_share_one(hot_threads in any_threads()) {
+        let grant = set("0-7");
+        let lifted = overloaded(&grant, &hot_threads);
+        let after = repaired(&grant, &hot_threads, &lifted);
+        prop_assert!(overloaded(&grant, &after).is_empty(), "the repair is stable");
+        let backwards: Vec<HotThread> = hot_threads.iter().rev().cloned().collect();
+        prop_assert_eq!(overloaded(&grant, &backwards), lifted, "the order of the threads has no effect");
+
+        // Each process of one thread: then each thread that shares a PU shares it with another process.
+        let alone: Vec<HotThread> =
+            hot_threads.iter().map(|known| thread(known.thread.tid.0, 1, known.mask.clone())).collect();
+        let after = repaired(&grant, &alone, &overloaded(&grant, &alone));
+        let mut bound: Vec<&HotThread> = after.iter().filter(|hot_thread| hot_thread.mask != grant).collect();
+        // Threads with large masks take cores that are left by those with small ones.
+        bound.sort_by_key(|hot_thread| hot_thread.mask.len());
+        let floating = after.len() - bound.len();
+        let topology = machine();
+        let mut matching = Matching::new(&topology, &grant);
+        let with_pu = bound.iter().filter(|hot_thread| matching.add(&hot_thread.mask)).count();
+        prop_assert!(with_pu == bound.len() || with_pu + floating >= grant.len(), "a PU idles: {after:?}");
+        // Ranks that are bound to whole cores share none while a core idles.
+        let mut on_core: BTreeMap<CpuSet, usize> = BTreeMap::new();
+        let cores = bound.iter().filter(|known| known.mask == topology.core_cpus(known.mask.first().unwrap()));
+        cores.for_each(|known| *on_core.entry(known.mask.clone()).or_default() += 1);
+        let is_shared = on_core.values().any(|&ranks| ranks > 1);
+        prop_assert!(!is_shared || matching.idle_core_count() <= floating, "a core idles: {after:?}");
+    }
+}
+
+#[test]
+fn two_hundred_and_fifty_six_threads_that_make_room_for_each_other_are_all_kept() {
+    // Chains in which each new thread makes all earlier ones move.
+    let topology = regular_topology(2, 2, 2, 16, 2);
+    let chain = |n: u32| CpuSet::from_range(Pu(n.saturating_sub(1)), Pu(n));
+    let hot_threads: Vec<HotThread> =
+        (0..256).map(|n| thread(n + 1, n + 1, if n == 255 { set("254-255") } else { chain(n) })).collect();
+    let lifted = overloaded_threads(&topology, topology.cpus(), &hot_threads);
+    assert!(lifted.is_empty(), "{lifted:?}");
+}

@@ -1,0 +1,229 @@
+//! Bindings inside the grant: a binding is kept, except if more running threads of several processes are bound to some PUs
+//! than they are, while other PUs of the grant idle.
+
+use pjw_core::event::EventKind;
+use pjw_core::explain;
+use pjw_core::ids::{Pid, Tid};
+use pjw_core::plan::{ActionKind, MaskAction, MaskOutcome};
+use pjw_core::policy::Policy;
+use pjw_core::report::mask_events;
+
+use super::machine::{Machine, machine_with, regular_topology};
+
+/// Two packages of two cores of two PUs. Core n has the PUs n and n + 4, package 0 the cores 0 and 1.
+fn smt_machine() -> Machine {
+    machine_with(regular_topology(2, 1, 1, 2, 2), Policy::default())
+}
+
+/// A job on so many cores with one process of one thread for each mask. The processes are 20, 21, and so on.
+fn job_of_ranks(machine: &mut Machine, cores: u32, masks: &[&str]) -> Vec<u32> {
+    machine.spawn(10, 1, 0);
+    let pids: Vec<u32> = (20..).take(masks.len()).collect();
+    for &pid in &pids {
+        machine.spawn(pid, 10, 0);
+    }
+    machine.assign("mpi", cores, &[10]).unwrap();
+    for (&pid, mask) in pids.iter().zip(masks) {
+        machine.bind(pid, pid, mask);
+    }
+    machine.settle();
+    pids
+}
+
+/// Lets some seconds pass in which these threads run, with a cycle after each. Returns the kinds of all actions and the
+/// texts of the events that report repairs.
+fn run_for_seconds(machine: &mut Machine, seconds: u32, busy: &[u32]) -> (Vec<ActionKind>, Vec<String>) {
+    let (mut kinds, mut repairs) = (Vec::new(), Vec::new());
+    for _ in 0..seconds {
+        machine.run(busy);
+        let actions = machine.settle();
+        kinds.extend(actions.iter().map(|action| action.kind));
+        let done = |action: MaskAction| {
+            let effective = action.target.clone();
+            (action, MaskOutcome::Done { effective })
+        };
+        let outcomes: Vec<_> = actions.into_iter().map(done).collect();
+        let events = mask_events(&machine.state, &outcomes).into_iter().chain(machine.events.clone());
+        repairs.extend(events.filter(|event| event.kind == EventKind::Repaired).map(|event| event.text));
+    }
+    (kinds, repairs)
+}
+
+fn masks(machine: &Machine, pids: &[u32]) -> Vec<String> {
+    pids.iter().map(|&pid| machine.mask(pid, pid)).collect()
+}
+
+fn reason(machine: &Machine, pid: u32) -> String {
+    let member = &machine.state.members[&Pid(pid)];
+    explain::mask_reason(&machine.state, member, Tid(pid), &member.threads[&Tid(pid)])
+}
+
+/// Runs a job of ranks with these masks until it is settled, and checks the masks then.
+#[track_caller]
+fn check(cores: u32, own: &[&str], expected: &[&str]) {
+    let mut machine = smt_machine();
+    let pids = job_of_ranks(&mut machine, cores, own);
+    run_for_seconds(&mut machine, 5, &pids);
+    assert_eq!(masks(&machine, &pids), expected);
+    let (kinds, repairs) = run_for_seconds(&mut machine, 3, &pids);
+    assert_eq!((kinds, repairs), (vec![], vec![]), "nothing is left to change");
+    machine.release("mpi").unwrap();
+    assert_eq!(masks(&machine, &pids), own, "a release restores every mask");
+}
+
+#[test]
+fn four_ranks_bound_to_one_core_of_two_pus_use_both_cores_of_the_job() {
+    check(2, &["0,4"; 4], &["0,4", "0,4", "1", "5"]);
+}
+
+#[test]
+fn ranks_bound_to_one_core_get_a_core_each_before_two_share_one() {
+    check(4, &["0,4"; 4], &["0,4", "1", "2", "3"]);
+    check(3, &["0,4"; 4], &["0,4", "0,4", "1", "2"]);
+}
+
+#[test]
+fn ranks_of_two_launchers_that_both_bind_to_the_first_cores_do_not_share_a_core() {
+    check(4, &["0,4", "1,5", "0,4", "1,5"], &["0,4", "1,5", "2", "3"]);
+    check(4, &["0", "1", "0", "1"], &["0", "1", "2", "3"]);
+}
+
+#[test]
+fn of_more_threads_bound_to_a_numa_node_than_it_has_pus_only_the_excess_moves() {
+    check(4, &["0-1,4-5"; 5], &["0-1,4-5", "0-1,4-5", "0-1,4-5", "0-1,4-5", "2"]);
+}
+
+#[test]
+fn the_thread_with_the_widest_mask_moves() {
+    check(4, &["0-1,4-5", "0", "4", "1,5", "1,5"], &["2", "0", "4", "1,5", "3"]);
+}
+
+#[test]
+fn a_binding_in_which_each_thread_has_a_place_is_kept() {
+    for own in [
+        // One rank to a core, with both PUs.
+        &["0,4", "1,5", "2,6", "3,7"][..],
+        // One rank to a PU, on half of the cores.
+        &["0", "4", "1", "5"],
+        // A NUMA node that is full, and one that is not.
+        &["0-1,4-5"; 4],
+        &["0-1,4-5"; 3],
+        // A rank alone, on fewer PUs than the job has.
+        &["0,4"],
+        // Masks that overlap, although each rank has a PU.
+        &["0-1", "1-2", "0,2"],
+        &["0,4", "0-1,4-5", "0-1,4-5"],
+    ] {
+        check(4, own, own);
+    }
+}
+
+#[test]
+fn bound_ranks_are_left_alone_if_no_pu_idles() {
+    check(2, &["0,4", "0,4", "0,4", "1", "5"], &["0,4", "0,4", "0,4", "1", "5"]);
+    check(1, &["0", "0", "4"], &["0", "0", "4"]);
+}
+
+#[test]
+fn threads_of_one_process_share_their_pus_as_their_program_chose() {
+    let mut machine = smt_machine();
+    let pids = job_of_ranks(&mut machine, 2, &["0,4"]);
+    for tid in [30, 31, 32] {
+        machine.clone_thread(20, tid);
+    }
+    machine.settle();
+    let (kinds, repairs) = run_for_seconds(&mut machine, 5, &[20, 30, 31, 32]);
+    assert_eq!((kinds, repairs), (vec![], vec![]));
+    assert_eq!(masks(&machine, &pids), ["0,4"]);
+}
+
+#[test]
+fn a_repair_of_a_binding_is_reported_once_and_explained() {
+    let mut machine = smt_machine();
+    let pids = job_of_ranks(&mut machine, 2, &["0,4"; 4]);
+    let (_, repairs) = run_for_seconds(&mut machine, 8, &pids);
+    let told: Vec<&str> = repairs.iter().map(String::as_str).collect();
+    assert_eq!(
+        told,
+        ["2 threads bound to CPUs 0,4 moved inside 0-1,4-5: too many running threads were bound there, \
+             while other CPUs of the job idled"]
+    );
+    let expected = "it runs 99 % of the time and is pinned to CPU 1: too many running threads were bound to its own \
+                    CPUs 0,4, while other CPUs of the job idled";
+    assert_eq!(reason(&machine, 22), expected);
+    assert!(reason(&machine, 20).starts_with("it chose CPUs 0,4 itself"), "{}", reason(&machine, 20));
+}
+
+#[test]
+fn a_repaired_thread_that_sleeps_and_runs_again_does_not_return_to_the_others() {
+    let mut machine = smt_machine();
+    let pids = job_of_ranks(&mut machine, 2, &["0,4"; 4]);
+    run_for_seconds(&mut machine, 5, &pids);
+    for _ in 0..3 {
+        run_for_seconds(&mut machine, 8, &[]);
+        assert_eq!(masks(&machine, &pids), ["0,4", "0,4", "0-1,4-5", "0-1,4-5"]);
+        let idle = reason(&machine, 22);
+        assert!(idle.contains("floats over CPUs 0-1,4-5: too many running threads"), "{idle}");
+        let (kinds, repairs) = run_for_seconds(&mut machine, 5, &pids);
+        assert_eq!((kinds, repairs), (vec![ActionKind::Pin; 2], vec![]));
+        assert_eq!(masks(&machine, &pids), ["0,4", "0,4", "1", "5"]);
+    }
+}
+
+#[test]
+fn a_thread_that_was_left_on_a_full_core_moves_when_another_core_becomes_idle() {
+    let mut machine = smt_machine();
+    let pids = job_of_ranks(&mut machine, 2, &["0,4"; 4]);
+    run_for_seconds(&mut machine, 5, &pids);
+    let (_, repairs) = run_for_seconds(&mut machine, 8, &pids[..2]);
+    assert_eq!(masks(&machine, &pids), ["0,4", "1", "0-1,4-5", "0-1,4-5"]);
+    assert_eq!(repairs.len(), 1);
+    let (_, repairs) = run_for_seconds(&mut machine, 5, &pids);
+    assert_eq!(
+        (masks(&machine, &pids), repairs),
+        (["0,4", "1", "4", "5"].map(String::from).to_vec(), vec![])
+    );
+}
+
+#[test]
+fn a_repaired_thread_that_binds_itself_again_is_where_its_program_wants_it() {
+    let mut machine = smt_machine();
+    let pids = job_of_ranks(&mut machine, 2, &["0,4"; 4]);
+    run_for_seconds(&mut machine, 5, &pids);
+    machine.bind(22, 22, "1,5");
+    assert_eq!(run_for_seconds(&mut machine, 3, &pids), (vec![], vec![]));
+    assert_eq!(masks(&machine, &pids), ["0,4", "0,4", "1,5", "5"]);
+    assert!(reason(&machine, 22).starts_with("it chose CPUs 1,5 itself"), "{}", reason(&machine, 22));
+}
+
+#[test]
+fn without_pinning_a_repaired_thread_may_use_the_whole_grant() {
+    let mut machine =
+        machine_with(regular_topology(2, 1, 1, 2, 2), Policy { pin: false, ..Policy::default() });
+    let pids = job_of_ranks(&mut machine, 2, &["0,4"; 4]);
+    run_for_seconds(&mut machine, 5, &pids);
+    assert_eq!(masks(&machine, &pids), ["0,4", "0,4", "0-1,4-5", "0-1,4-5"]);
+    assert_eq!(run_for_seconds(&mut machine, 3, &pids), (vec![], vec![]));
+}
+
+#[test]
+fn a_binding_outside_of_the_grant_is_translated_and_then_counted_with_the_others() {
+    let mut machine = smt_machine();
+    machine.spawn(5, 1, 0);
+    machine.assign("other", 2, &[5]).unwrap();
+    machine.spawn(10, 1, 0);
+    let pids = [20, 21, 22, 23];
+    for pid in pids {
+        machine.spawn(pid, 10, 0);
+        machine.bind(pid, pid, "0,4");
+    }
+    machine.assign("mpi", 2, &[10]).unwrap();
+    assert_eq!(
+        (machine.grant("mpi"), masks(&machine, &pids)),
+        ("2-3,6-7".to_owned(), vec!["2,6".to_owned(); 4])
+    );
+    run_for_seconds(&mut machine, 5, &pids);
+    assert_eq!(masks(&machine, &pids), ["2,6", "2,6", "3", "7"]);
+    machine.release("mpi").unwrap();
+    assert_eq!(masks(&machine, &pids), ["0,4"; 4]);
+}
