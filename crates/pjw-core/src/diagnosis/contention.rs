@@ -186,16 +186,27 @@ fn stack_finding(exam: &Examination, mask: &CpuSet, stack: &Stack<'_>, idle: &Cp
         cpus_text(idle),
         if idle.len() == 1 { "idles" } else { "idle" }
     );
-    let remedy = if matches!(exam.warden, WardenStatus::Answers { observes: false, .. }) && stack.others == 0
-    {
-        "pjwd spreads them in its next cycle if they are its jobs'; else start them without binding (mpirun --bind-to none)"
-    } else {
-        "start them without binding (mpirun --bind-to none), or each under pjwctl run --cores N: it translates the masks"
-    };
+    let remedy = stack_remedy(exam, stack, idle);
     Finding::problem("stacked", text, remedy)
         .with_jobs(stack.jobs.keys().copied())
         .with_pids(stack.pids.iter().copied())
         .with_cpus(mask)
+}
+
+/// The remedy for a stack. pjwd spreads a stack of several processes while PUs of their job idle, and keeps what a
+/// program chose for its own threads.
+fn stack_remedy(exam: &Examination, stack: &Stack<'_>, idle: &CpuSet) -> &'static str {
+    let has_warden = matches!(exam.warden, WardenStatus::Answers { observes: false, .. });
+    let mut jobs = exam.jobs.iter().filter(|job| stack.jobs.contains_key(&job.id));
+    let has_idle = |job: &ObservedJob| job.held_cpus(&exam.online).is_some_and(|held| held.intersects(idle));
+    if stack.pids.len() == 1 {
+        "one process: its program, or the launcher, bound all its threads, and pjwd keeps that; give each process enough CPUs \
+         (mpirun --map-by slot:PE=N) or do not bind it (mpirun --bind-to none)"
+    } else if has_warden && stack.others == 0 && jobs.all(has_idle) {
+        "pjwd spreads them in its next cycles; pjwctl events shows it"
+    } else {
+        "start them without binding (mpirun --bind-to none), or each under pjwctl run --cores N: it translates the masks"
+    }
 }
 
 /// Finds threads whose masks allow PUs that their job does not hold.

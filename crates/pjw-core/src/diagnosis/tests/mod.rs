@@ -236,6 +236,26 @@ fn two_mpirun_on_the_same_first_cpus_are_found_also_without_jobs() {
 }
 
 #[test]
+fn only_a_stack_that_pjwd_spreads_is_promised_to_be_spread() {
+    let mut exam = node();
+    exam.warden = answering(false);
+    let threads = |pids: [u32; 2]| pids.map(|pid| thread(pid, "0", 0, 990)).to_vec();
+    let spread = "pjwd spreads them";
+    let job = |cpus, pids| ObservedJob { threads: threads(pids), ..held("a", cpus, GrantedBy::Warden) };
+    exam.jobs = vec![job("0-1", [7, 8])];
+    assert!(only(&exam, "stacked").remedy.starts_with(spread), "PU 1 of the job idles");
+    exam.jobs = vec![job("0-1", [7, 7])];
+    assert!(only(&exam, "stacked").remedy.starts_with("one process"), "its program chose that");
+    let mut full = job("0-1", [7, 8]);
+    full.threads.push(thread(9, "1", 1, 990));
+    exam.jobs = vec![full];
+    assert!(!only(&exam, "stacked").remedy.starts_with(spread), "no PU of the job idles");
+    exam.jobs = vec![job("0-1", [7, 8])];
+    exam.warden = answering(true);
+    assert!(!only(&exam, "stacked").remedy.starts_with(spread), "pjwd only observes");
+}
+
+#[test]
 fn a_stack_is_reported_only_if_other_cpus_are_idle() {
     let mut exam = node();
     exam.jobs =
