@@ -1,0 +1,57 @@
+# Four ranks that are all bound to the two hardware threads of one core, as two runs of a launcher bind them, use both cores of
+# their job. A rank that is bound to a core alone stays there. A release restores every binding.
+. /cases/words
+
+answers() { pjwctl status --json >/dev/null 2>&1; }
+stopped() { [ ! -d "/proc/$1" ] || grep -q '^State:.Z' "/proc/$1/status"; }
+# The shells of a job that compute: all but the first.
+ranks() { family "$1" | grep -vx "$1"; }
+masks_of_ranks() { for pid in $(ranks "$1"); do masks "$pid"; done | sort | tr '\n' ' '; }
+run_on() { [ "$(ranks "$1" | wc -l)" = "$2" ] && [ "$(masks_of_ranks "$1")" = "$3" ]; }
+repairs() { pjwctl events --json | tr -d ' ' | grep '"event":"repaired"' | grep -c "\"job\":\"$1\""; }
+explained() { pjwctl explain "$1" --json | grep -q "too many running threads were bound to its own CPUs $2"; }
+
+pjwd 2>>/dev/ttyS0 &
+warden=$!
+eventually "the daemon answers" answers || exit 1
+
+busy='while :; do :; done'
+pjwctl run --cores 2 --job ranks -- sh -c "core=\$(echo \$PJW_CPUS | cut -d- -f1)
+core=\$core-\$((core + 1))
+for rank in 1 2 3 4; do taskset -c \$core sh -c '$busy' & done
+wait" &
+ranks=$!
+pjwctl run --cores 2 --job bound -- sh -c "core=\$(echo \$PJW_CPUS | cut -d- -f1)
+taskset -c \$core-\$((core + 1)) sh -c '$busy' &
+taskset -c \$((core + 2))-\$((core + 3)) sh -c '$busy' &
+wait" &
+bound=$!
+eventually "the job holds two cores" holds manual:ranks
+eventually "so does the other" holds manual:bound
+first=$(cpus manual:ranks)
+first=${first%-*}
+core=$first-$((first + 1))
+eventually "of four ranks bound to one core two get the PUs of the other" \
+    run_on $ranks 4 "$core $core $((first + 2)) $((first + 3)) "
+moved=$(for pid in $(ranks $ranks); do [ "$(masks "$pid")" = "$core" ] || echo "$pid"; done | head -n 1)
+check "explain says why" explained "$moved" "$core"
+check "it is told once" [ "$(repairs manual:ranks)" = 1 ]
+other=$(cpus manual:bound)
+other=${other%-*}
+check "ranks with a core each keep their masks" \
+    run_on $bound 2 "$other-$((other + 1)) $((other + 2))-$((other + 3)) "
+check "no repair of them is told" [ "$(repairs manual:bound)" = 0 ]
+
+# Stopped and continued: the threads that moved float while they are idle, and do not return to the full core.
+kill -STOP $(ranks $ranks)
+eventually "ranks that are idle float" run_on $ranks 4 "$core $core $first-$((first + 3)) $first-$((first + 3)) "
+kill -CONT $(ranks $ranks)
+eventually "ranks that run again are pinned again" run_on $ranks 4 "$core $core $((first + 2)) $((first + 3)) "
+check "which is no new repair" [ "$(repairs manual:ranks)" = 1 ]
+
+pjwctl release --all >&2
+eventually "a release restores each binding" run_on $ranks 4 "$core $core $core $core "
+kill -9 $(family $ranks) $(family $bound)
+kill $warden
+eventually "the daemon stops" stopped $warden
+wait $ranks $bound $warden 2>/dev/null || true
