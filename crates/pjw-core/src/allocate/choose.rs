@@ -125,9 +125,12 @@ impl<'a> Allocator<'a> {
         number(whole.map(|free_core| free_core.position).collect::<BTreeSet<_>>().len())
     }
 
-    /// Returns the available PUs.
-    pub(super) fn cpus(&self) -> CpuSet {
-        self.free_cores.iter().flat_map(|free_core| free_core.pus.iter().copied()).collect()
+    /// Returns the number of available whole cores that the job does not hold yet, and all available PUs that it does
+    /// not hold.
+    pub(super) fn not_held(&self) -> (u32, CpuSet) {
+        let others = || self.free_cores.iter().filter(|free_core| !free_core.held);
+        let cpus = others().flat_map(|free_core| free_core.pus.iter().copied()).collect();
+        (number(others().filter(|free_core| free_core.whole).count()), cpus)
     }
 
     /// Returns the number of cores that a request for `units` needs: the fewest available cores that cover

@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 use crate::basics::{CpuSet, Pid, Pu, Uid, cpus_are, prelude::*};
-use crate::terms::job::JobId;
+use crate::terms::job::{JobId, Source};
 
 /// The reason why a command was refused. The message says what was requested, why it is refused, and what the user
 /// can do.
@@ -12,14 +12,14 @@ pub enum Refusal {
     /// The request is for zero cores.
     #[error("0 cores were asked for: ask for at least 1")]
     ZeroCores,
-    /// A request for a new job has neither a number of cores nor a list of PUs.
-    #[error("{job} is new and no count was given: add --cores N or --cpus LIST")]
+    /// The request has neither a number of cores nor a list of PUs, and the job has no earlier request.
+    #[error("the number of cores of {job} is not known: add --cores N or --cpus LIST")]
     NoAmount {
         /// The id of the job.
         job: JobId,
     },
     /// The request is for more cores than the machine has for jobs.
-    #[error("{} asked for and this machine has {usable} for jobs: ask for at most {usable}", cores_were(*requested))]
+    #[error("{} asked for and {}", cores_were(*requested), machine_has(*usable))]
     MoreThanMachine {
         /// The number of requested cores.
         requested: u32,
@@ -27,28 +27,38 @@ pub enum Refusal {
         usable: u32,
     },
     /// The request is for more cores than are free now.
-    #[error("{} asked for and {}", cores_were(*requested), what_fits(*free, free_cpus, *largest_l3))]
+    #[error("{} asked for{}", cores_were(*requested), what_fits(*free, free_cpus, *held, *largest_l3))]
     NotEnough {
         /// The number of requested cores.
         requested: u32,
-        /// The number of free whole cores.
+        /// The number of whole cores that no job holds.
         free: u32,
         /// The PUs of the free cores.
         free_cpus: CpuSet,
-        /// The largest number of free cores in one L3.
+        /// The number of cores that the job itself holds. A request for more cores keeps them.
+        held: u32,
+        /// The largest number of cores in one L3 that are free or held by the job.
         largest_l3: u32,
     },
+    /// The request is for more than is free now, and it does not wait although `on_exhausted = "wait"`.
+    #[error("{shortage}; {why}")]
+    DoesNotWait {
+        /// Why the request can't be served now.
+        shortage: Box<Refusal>,
+        /// Why it does not wait, and what the user can do, as part of a sentence.
+        why: &'static str,
+    },
     /// The requested list contains PUs that the machine does not have.
-    #[error("{} not on this machine or offline: it has {machine}", cpus_are(cpus))]
+    #[error("{} not on this machine or offline: choose among {machine}", cpus_are(cpus))]
     NoSuchPus {
         /// The PUs that the machine does not have.
         cpus: CpuSet,
-        /// All PUs of the machine.
+        /// The online PUs of the machine.
         machine: CpuSet,
     },
     /// The requested list contains housekeeping PUs.
     #[error(
-        "{} kept for housekeeping: choose others, or change `housekeeping` in the configuration",
+        "{} kept for housekeeping: choose others, or have `housekeeping` changed in the configuration",
         cpus_are(cpus)
     )]
     Housekeeping {
@@ -56,7 +66,7 @@ pub enum Refusal {
         cpus: CpuSet,
     },
     /// The requested list contains a PU that another job holds.
-    #[error("CPU {pu} belongs to {holder}: choose others, or release {holder} first")]
+    #[error("CPU {pu} belongs to {holder}: choose others, or have {holder} released first")]
     HeldByOtherJob {
         /// The first such PU.
         pu: Pu,
@@ -65,7 +75,8 @@ pub enum Refusal {
     },
     /// The requested list contains some PUs of a core and leaves out its other PUs.
     #[error(
-        "CPU {pu} shares its core with {siblings}, which the list leaves out: add {siblings}, or set share_smt = true"
+        "CPU {pu} shares its core with {siblings}, which the list leaves out: add {siblings}, or have share_smt = true \
+         set in the configuration"
     )]
     SplitsCore {
         /// A PU of the list.
@@ -91,10 +102,12 @@ pub enum Refusal {
         job: JobId,
     },
     /// The id of a new job is in use.
-    #[error("there is a job {job} already: choose another name with --job, or release it first")]
+    #[error("there is a job {job} already: choose another name with --job{}", or_release(*may_release))]
     JobExists {
         /// The id.
         job: JobId,
+        /// Whether the caller can free the name by a release.
+        may_release: bool,
     },
     /// There is no process with this pid.
     #[error("there is no process {pid}: it may have exited; check the number with ps -p {pid}")]
@@ -117,7 +130,7 @@ pub enum Refusal {
         why: &'static str,
     },
     /// The process belongs to another job.
-    #[error("process {pid} belongs to {job}: release {job} first")]
+    #[error("process {pid} belongs to {job}: {}", how_to_leave(job))]
     InOtherJob {
         /// The pid.
         pid: Pid,
@@ -155,7 +168,8 @@ pub enum Refusal {
     },
     /// An unprivileged user tried to create a job with the id of a scheduler's job.
     #[error(
-        "{job} would be a job of a scheduler: only an administrator may announce one; choose a name without a source"
+        "only an administrator may make a job of the source {}, such as {job}: choose a name without a source",
+        job.source()
     )]
     SchedulerJobByUser {
         /// The id of the job.
@@ -191,12 +205,14 @@ pub enum Refusal {
     AssignNeedsAdmin,
     /// The request exceeds the limit for unprivileged users.
     #[error(
-        "{} asked for, which makes {total} for you, and the limit is {limit}: release a job first, or ask an administrator to raise user_max_cores", cores_were(*requested)
+        "{} asked for, which makes {total} for you, and the limit is {limit}: {}, or ask an administrator to raise \
+         user_max_cores",
+        cores_were(*requested), within_limit(*requested, *total, *limit)
     )]
     UserLimit {
         /// The number of requested cores.
         requested: u32,
-        /// The number of cores that the user would hold in total.
+        /// The number of cores that the user would hold in total, with those that the user's other jobs hold or wait for.
         total: u32,
         /// The limit: `user_max_cores`.
         limit: u32,
@@ -225,14 +241,55 @@ fn cores_were(requested: u32) -> String {
     if requested == 1 { "1 core was".to_owned() } else { format!("{requested} cores were") }
 }
 
-fn what_fits(free: u32, free_cpus: &CpuSet, largest_l3: u32) -> String {
-    const REMEDY: &str = "release a job first (pjwctl jobs shows who holds what)";
-    if free == 0 {
-        return format!("no whole core is free: {REMEDY}");
+fn machine_has(usable: u32) -> String {
+    if usable == 0 {
+        return "this machine has none for jobs: have `housekeeping` changed in the configuration".to_owned();
     }
-    let free_is = if free == 1 { "1 is".to_owned() } else { format!("{free} are") };
+    format!("this machine has {usable} for jobs: ask for at most {usable}")
+}
+
+fn what_fits(free: u32, free_cpus: &CpuSet, held: u32, largest_l3: u32) -> String {
+    const JOBS: &str = "(pjwctl jobs shows who holds what)";
+    let is = |n: u32| if n == 1 { "1 is".to_owned() } else { format!("{n} are") };
+    let largest = free.saturating_add(held);
+    match (free, held) {
+        (0, 0) => format!(" and no whole core is free: have a job released first {JOBS}"),
+        (0, _) => format!(
+            ", the job has {held}, and no other whole core is free: have another job released first {JOBS}"
+        ),
+        (_, 0) => format!(
+            " and {} free ({free_cpus}); the largest request that fits now is {largest}, \
+             {largest_l3} within one L3: ask for fewer, or have a job released first {JOBS}",
+            is(free)
+        ),
+        _ => format!(
+            ", the job has {held}, and {} free besides ({free_cpus}); the largest request that fits now is {largest}, \
+             {largest_l3} within one L3: ask for fewer, or have another job released first {JOBS}",
+            is(free)
+        ),
+    }
+}
+
+fn or_release(may_release: bool) -> &'static str {
+    if may_release { ", or release it first" } else { "" }
+}
+
+/// A release frees the processes of a manual job. The job of a scheduler goes on after a release and keeps its processes.
+fn how_to_leave(job: &JobId) -> String {
+    if job.source() == Source::Manual {
+        return format!("it can join another job when {job} is released");
+    }
     format!(
-        "{free_is} free ({free_cpus}); the largest request that fits now is {free}, \
-         {largest_l3} within one L3: ask for fewer, or {REMEDY}"
+        "it stays there until {} ends the job; change the cores of {job} instead (pjwctl assign {job} --cores N)",
+        job.source()
     )
+}
+
+fn within_limit(requested: u32, total: u32, limit: u32) -> String {
+    let elsewhere = total.saturating_sub(requested);
+    match limit.saturating_sub(elsewhere) {
+        0 => "release a job of yours first".to_owned(),
+        left if elsewhere == 0 => format!("ask for at most {left}"),
+        left => format!("ask for at most {left}, release a job of yours first"),
+    }
 }

@@ -16,6 +16,7 @@ mod masks;
 mod membership;
 mod overloaded;
 mod recovery;
+mod refusals;
 mod restore;
 mod visits;
 mod without_cpuset;

@@ -19,12 +19,12 @@ use anyhow::{Context, anyhow, bail};
 use nix::errno::Errno;
 use pjw_core::{cpuset::CpuSet, ids::Tid, text::cpus_text};
 use pjw_ipc::call::{Assign, JobName};
-use pjw_ipc::client::{Client, ClientFault};
-use pjw_ipc::wire::{Core, Job, Status};
+use pjw_ipc::client::Client;
+use pjw_ipc::wire::{Core, Job};
 use pjw_linux::sys::affinity;
 
 use super::connection::{Warden, call_for, job_id, read_status};
-use crate::cli::{CoreArgs, RunArgs};
+use crate::cli::RunArgs;
 use crate::output;
 
 /// The exit codes of shells for a command that does not exist, and for one that cannot be executed.
@@ -54,8 +54,7 @@ pub(super) fn run(warden: &Warden, request: &RunArgs) -> anyhow::Result<ExitCode
         fresh: Some(true),
         ..Assign::default()
     };
-    let job: Job =
-        call_for(&mut client, "Assign", &request, "job").map_err(|fault| refused(fault, amount, &status))?;
+    let job: Job = call_for(&mut client, "Assign", &request, "job")?;
     let cpus = match granted(&job) {
         Ok(cpus) => cpus,
         Err(error) => {
@@ -110,36 +109,6 @@ fn granted(job: &Job) -> anyhow::Result<CpuSet> {
             cpus_text(&cpus),
             cpus_text(&allowed)
         ),
-    }
-}
-
-/// The error for a refused request. If only a shortage of free cores is the reason, it says that `run` does not wait:
-/// the configuration may promise otherwise for jobs whose processes run in the meantime.
-fn refused(fault: ClientFault, amount: &CoreArgs, status: &Status) -> anyhow::Error {
-    match fault {
-        ClientFault::Refused { error, message }
-            if error.ends_with(".Refused") && is_short(amount, status) =>
-        {
-            anyhow!(
-                "{message}; run never waits for cores, whatever the value of on_exhausted: try again later"
-            )
-        }
-        fault => fault.into(),
-    }
-}
-
-/// Whether the machine has the requested cores, but not enough of them are free.
-fn is_short(amount: &CoreArgs, status: &Status) -> bool {
-    let set = |list: &str| list.parse::<CpuSet>().unwrap_or_default();
-    let (free, reserved) = (set(&status.pool.free), set(&status.pool.housekeeping));
-    let usable = set(&status.node.cpus).difference(&reserved);
-    match (&amount.cpus, amount.cores) {
-        (Some(cpus), _) => cpus.is_subset(&usable) && !cpus.is_subset(&free),
-        (None, Some(cores)) => {
-            let whole = status.cores.iter().filter(|core| !set(&core.cpus).intersects(&reserved));
-            status.fits.machine < cores && cores as usize <= whole.count()
-        }
-        (None, None) => false,
     }
 }
 
@@ -208,26 +177,6 @@ mod tests {
         assert_eq!(cores_in(&"0-1,4-5".parse().unwrap(), &cores), 2);
         assert_eq!(cores_in(&"5".parse().unwrap(), &cores), 1);
         assert_eq!(cores_in(&CpuSet::new(), &cores), 0);
-    }
-
-    #[test]
-    fn a_shortage_of_free_cores_is_distinguished_from_an_impossible_request() {
-        let core = |n: u32| Core { cpus: n.to_string(), ..Core::default() };
-        let mut status = Status { cores: (0..4).map(core).collect(), ..Status::default() };
-        status.node.cpus = "0-3".into();
-        status.pool.housekeeping = "0".into();
-        status.pool.free = "3".into();
-        status.fits.machine = 1;
-        let short = |cores, cpus: Option<&str>| {
-            let cpus = cpus.map(|list| list.parse().unwrap());
-            is_short(&CoreArgs { cores, cpus, near: None, bind_memory: None, isolated: None }, &status)
-        };
-        assert!(short(Some(2), None) && short(Some(3), None) && short(None, Some("2-3")));
-        assert!(!short(Some(1), None) && !short(None, Some("3")), "it is free: the reason is another");
-        assert!(
-            !short(Some(4), None) && !short(None, Some("0")) && !short(None, Some("7")),
-            "never possible"
-        );
     }
 
     #[test]

@@ -124,21 +124,6 @@ fn outside_its_cores_the_command_is_not_started() {
 }
 
 #[test]
-fn it_never_waits_for_cores_and_says_so_where_waiting_would_help() {
-    let core = |n: u32| Core { cpus: n.to_string(), ..Core::default() };
-    let mut status = Status { cores: vec![core(0), core(1)], ..Status::default() };
-    status.node.cpus = "0-1".into();
-    let status = Arc::new(status);
-    let daemon = Daemon::start(move |call| match call {
-        Call::GetStatus => Answer::reply(Reply::Status { status: status.clone() }),
-        _ => Answer::refusal("no whole core is free"),
-    });
-    let ask = |cores: &str| answer(&mut pjwctl(&daemon.socket(), &["run", "--cores", cores, "--", "true"]));
-    assert_refused(&ask("1"), "no whole core is free; run never waits for cores");
-    assert!(!ask("3").stderr.contains("never waits"), "three there will never be");
-}
-
-#[test]
 fn a_job_without_cores_runs_nothing() {
     let daemon = granting(String::new());
     let answer = answer(&mut pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "echo", "started"]));
@@ -147,11 +132,17 @@ fn a_job_without_cores_runs_nothing() {
 }
 
 #[test]
-fn a_refused_job_runs_nothing() {
-    let daemon = Daemon::start(|call| match call {
-        Call::GetStatus => Answer::reply(Reply::Status { status: Arc::new(Status::default()) }),
+fn a_refused_job_runs_nothing_and_gives_the_reason_of_the_daemon_alone() {
+    let core = |n: u32| Core { cpus: n.to_string(), ..Core::default() };
+    let mut status = Status { cores: vec![core(0), core(1)], ..Status::default() };
+    status.node.cpus = "0-1".into();
+    let status = Arc::new(status);
+    let daemon = Daemon::start(move |call| match call {
+        Call::GetStatus => Answer::reply(Reply::Status { status: status.clone() }),
         _ => Answer::refusal("there is a job manual:x already"),
     });
     let arguments = ["run", "--cores", "1", "--job", "x", "--", "echo", "started"];
-    assert_refused(&answer(&mut pjwctl(&daemon.socket(), &arguments)), "there is a job manual:x already");
+    let answer = answer(&mut pjwctl(&daemon.socket(), &arguments));
+    assert_refused(&answer, "there is a job manual:x already");
+    assert_eq!(answer.stderr, "pjwctl: there is a job manual:x already\n", "no free core is another cause");
 }

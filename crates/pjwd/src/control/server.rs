@@ -116,6 +116,7 @@ impl ControlService {
             | Refusal::NotYourProcess { .. }
             | Refusal::AssignNeedsAdmin
             | Refusal::JobForOtherUser { .. }
+            | Refusal::SchedulerJobByUser { .. }
             | Refusal::DefragNeedsAdmin => CallError::NotAllowed(refusal.to_string()),
             Refusal::Stopping => stopping(),
             refusal => CallError::Refused(refusal.to_string()),

@@ -170,10 +170,12 @@ fn not_enough(units: u32, usable: &Allocator<'_>, available: &Allocator<'_>) -> 
     if requested > most {
         return Refusal::MoreThanMachine { requested, usable: most };
     }
+    let (free, free_cpus) = available.not_held();
     Refusal::NotEnough {
         requested: available.cores_for(units),
-        free: available.cores(),
-        free_cpus: available.cpus(),
+        free,
+        free_cpus,
+        held: available.cores().saturating_sub(free),
         largest_l3: available.largest(Level::L3),
     }
 }

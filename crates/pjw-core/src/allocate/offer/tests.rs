@@ -77,7 +77,7 @@ fn the_smallest_hole_that_holds_the_request_is_taken() {
     assert_eq!(
         bench.cores(5, 3),
         "3 cores were asked for and 2 are free (14-15); the largest request that fits now is 2, \
-         2 within one L3: ask for fewer, or release a job first (pjwctl jobs shows who holds what)"
+         2 within one L3: ask for fewer, or have a job released first (pjwctl jobs shows who holds what)"
     );
 }
 
@@ -205,7 +205,7 @@ fn explicit_lists_are_refused_with_the_reason() {
     assert_eq!(bench.ask(1, &exactly("1,5")).unwrap().cpus.to_string(), "1,5");
     assert_eq!(bench.ask(1, &exactly("1,5")).unwrap().cpus.to_string(), "1,5", "its own are not in its way");
     let refusal = bench.ask(2, &exactly("1-2,5-6")).unwrap_err().to_string();
-    assert_eq!(refusal, "CPU 1 belongs to manual:1: choose others, or release manual:1 first");
+    assert_eq!(refusal, "CPU 1 belongs to manual:1: choose others, or have manual:1 released first");
     bench.policy.share_smt = true;
     assert_eq!(bench.ask(2, &exactly("2")).unwrap().cpus.to_string(), "2", "half a core where allowed");
 }
@@ -326,7 +326,7 @@ fn remaining_single_pus_come_from_a_core_already_in_use() {
     }
     let refusal = bench.ask(4, &pus(3)).unwrap_err();
     let free_cpus = "1,7".parse().unwrap();
-    assert_eq!(refusal, Refusal::NotEnough { requested: 3, free: 0, free_cpus, largest_l3: 0 });
+    assert_eq!(refusal, Refusal::NotEnough { requested: 3, free: 0, free_cpus, held: 0, largest_l3: 0 });
 }
 
 #[test]
@@ -345,7 +345,7 @@ fn a_full_machine_is_named_in_the_refusal() {
     assert_eq!(
         bench.cores(2, 2),
         "2 cores were asked for and no whole core is free: \
-         release a job first (pjwctl jobs shows who holds what)"
+         have a job released first (pjwctl jobs shows who holds what)"
     );
 }
 
@@ -361,8 +361,13 @@ fn refusals_state_the_request_and_the_available_cores() {
     assert_eq!(refuse(&mut bench, &pus(15)), too_many(8));
     assert_eq!(refuse(&mut bench, &pus(u32::MAX)), too_many(1 << 31));
     assert_eq!(bench.cores(1, 4), "4-7,12-15");
-    let not_enough =
-        Refusal::NotEnough { requested: 4, free: 3, free_cpus: "1-3,9-11".parse().unwrap(), largest_l3: 3 };
+    let not_enough = Refusal::NotEnough {
+        requested: 4,
+        free: 3,
+        free_cpus: "1-3,9-11".parse().unwrap(),
+        held: 0,
+        largest_l3: 3,
+    };
     assert_eq!(refuse(&mut bench, &Request::of_cores(4)), not_enough);
     assert_eq!(refuse(&mut bench, &pus(7)), not_enough);
 }

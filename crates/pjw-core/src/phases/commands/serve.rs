@@ -91,7 +91,8 @@ fn assign(draft: &mut Draft<'_>, args: &Assign) -> Result<Job, Refusal> {
     let existing = draft.state.jobs.get(&args.job).cloned();
     if let Some(job) = &existing {
         if args.must_be_new {
-            return Err(Refusal::JobExists { job: job.id.clone() });
+            let may_release = !job.released && check_may_change(job, &args.caller).is_ok();
+            return Err(Refusal::JobExists { job: job.id.clone(), may_release });
         }
         check_may_change(job, &args.caller)?;
     } else if !args.caller.admin && args.job.source() != Source::Manual {
@@ -235,13 +236,28 @@ fn offer(
     if !args.caller.admin {
         check_user_limit(draft, &args.job, request, owner)?;
     }
-    // A job that waits for more cores keeps those that it has. `pjwctl run` can't wait, because its command would start
-    // without cores.
-    let may_wait = draft.policy.on_exhausted == OnExhausted::Wait && held.is_none() && !args.must_be_new;
     match jobs::find_offer(draft.state, draft.policy, &args.job, request) {
-        Err(Refusal::NotEnough { .. } | Refusal::HeldByOtherJob { .. }) if may_wait => Ok(None),
+        Err(shortage @ (Refusal::NotEnough { .. } | Refusal::HeldByOtherJob { .. }))
+            if draft.policy.on_exhausted == OnExhausted::Wait =>
+        {
+            match why_not_wait(held.is_some(), args.must_be_new) {
+                None => Ok(None),
+                Some(why) => Err(Refusal::DoesNotWait { shortage: Box::new(shortage), why }),
+            }
+        }
         offer => offer.map(Some),
     }
+}
+
+/// Returns the reason why a request does not wait for cores although the configuration lets requests wait.
+fn why_not_wait(has_cores: bool, must_be_new: bool) -> Option<&'static str> {
+    // The command of `pjwctl run` would start without cores.
+    if must_be_new {
+        return Some("run does not wait for cores, also with on_exhausted = \"wait\": try again later");
+    }
+    has_cores.then_some(
+        "a job that has cores keeps them and does not wait for others, also with on_exhausted = \"wait\": try again later",
+    )
 }
 
 /// Checks the limit for unprivileged users. It counts all cores that the user's jobs hold in full or in part,

@@ -80,7 +80,10 @@ pub fn early_answer(
     let refusal = match command {
         Command::Assign(_) if rules.mode == Mode::Observe => Some(Refusal::ObserveOnly),
         Command::Assign(request) => match find(&request.job) {
-            Some(_) if request.must_be_new => Some(Refusal::JobExists { job: request.job.clone() }),
+            Some(job) if request.must_be_new => {
+                let may_release = job.owner == caller.uid.0 && job.state != "released";
+                Some(Refusal::JobExists { job: request.job.clone(), may_release })
+            }
             Some(job) => not_yours(&request.job, job),
             None => (rules.user_max_cores == 0).then_some(Refusal::AssignNeedsAdmin),
         },

@@ -37,7 +37,10 @@ fn a_command_that_the_status_decides_does_not_reach_the_loop() {
     assert_eq!(refusal(&observing, &Command::Assign(assign("new"))), Some(Refusal::ObserveOnly));
     assert_eq!(refusal(&some, &Command::Assign(assign("theirs"))), not_yours());
     let fresh = Assign { must_be_new: true, ..assign("mine") };
-    assert_eq!(refusal(&some, &Command::Assign(fresh)), Some(Refusal::JobExists { job: mine }));
+    let exists = |job, may_release| Some(Refusal::JobExists { job, may_release });
+    assert_eq!(refusal(&some, &Command::Assign(fresh)), exists(mine, true));
+    let fresh = Assign { must_be_new: true, ..assign("theirs") };
+    assert_eq!(refusal(&some, &Command::Assign(fresh)), exists(theirs.clone(), false));
     assert_eq!(refusal(&some, &release("theirs")), not_yours());
     let gone = "gone".parse().unwrap();
     assert_eq!(refusal(&some, &release("gone")), Some(Refusal::NoSuchJob { job: gone }));
