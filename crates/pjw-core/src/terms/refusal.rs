@@ -115,6 +115,17 @@ pub enum Refusal {
         /// The pid.
         pid: Pid,
     },
+    /// The processes of a new job ended while the job was made.
+    #[error(
+        "process {pid} has ended, and {job} with it: name a process that runs (ps -p {pid} shows whether one does), or \
+         start the command with pjwctl run"
+    )]
+    ProcessEnded {
+        /// The first named process.
+        pid: Pid,
+        /// The id of the job.
+        job: JobId,
+    },
     /// There is no process in this session.
     #[error("no process is in session {session}: ps -o sid= -p PID shows a process's session")]
     NoSuchSession {

@@ -157,7 +157,12 @@ impl ControlService {
             caller,
         };
         match self.command(Command::Assign(assign)).await? {
-            CommandReply::Assigned(_) => self.published_job(&id).map(|job| Reply::Job { job }),
+            CommandReply::Assigned(_) => {
+                let ended = format!(
+                    "{id} has ended already, with its last process or by a release: pjwctl events shows which"
+                );
+                self.published_job(&id).map(|job| Reply::Job { job }).map_err(|_| CallError::Refused(ended))
+            }
             CommandReply::Released(_) | CommandReply::Moved(_) => {
                 Err(CallError::Refused(format!("{id} ended as it was assigned")))
             }

@@ -235,6 +235,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         // Drop the processes that ended before the first scan of all their facts.
         report.confined_forks.retain(|fork| self.state.processes.contains_key(&fork.pid));
         self.undo_unenforceable(all_commands, &known, &mut report);
+        report.refuse_ended(all_commands, &self.state);
         self.forget_ended_threads();
         report
     }

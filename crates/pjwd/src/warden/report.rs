@@ -8,7 +8,8 @@ use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::{Pid, ThreadId};
 use pjw_core::plan::{MaskAction, MaskOutcome, Warning};
-use pjw_core::{job::JobId, refusal::Refusal, state::dirty::DirtySet, time::Nanos};
+use pjw_core::state::{WardenState, dirty::DirtySet};
+use pjw_core::{job::JobId, refusal::Refusal, time::Nanos};
 
 /// The failures that still exist: of the journal, of the audit of plans, and of mask changes that the kernel
 /// refused. `pjwctl status` shows them as warnings.
@@ -89,6 +90,18 @@ impl CycleReport {
         };
         events.retain(|event| event.kind != EventKind::Violation || !is_repeated(event));
         self.events.append(&mut events);
+    }
+
+    /// Refuses the commands whose new job is over already, because all its named processes ended in the meantime.
+    pub(super) fn refuse_ended(&mut self, commands: &[Command], state: &WardenState) {
+        for (command, reply) in commands.iter().zip(&mut self.replies) {
+            let (Command::Assign(assign), Ok(Reply::Assigned(job))) = (command, &*reply) else { continue };
+            let Some(&pid) = assign.pids.first() else { continue };
+            let has_ended = |pid: &Pid| !state.processes.contains_key(pid);
+            if !state.jobs.contains_key(&job.id) && assign.pids.iter().all(has_ended) {
+                *reply = Err(Refusal::ProcessEnded { pid, job: job.id.clone() });
+            }
+        }
     }
 }
 

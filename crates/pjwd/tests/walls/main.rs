@@ -19,6 +19,7 @@ use pjw_sim::node::SimNode;
 use pjw_sim::testing::{ScriptedMachine, assign};
 use pjwd::warden::{CycleReport, Warden};
 
+mod between_scans;
 mod older_kernels;
 mod resizing;
 

@@ -1,0 +1,103 @@
+//! Processes that end, or change their masks, between two scans of one cycle.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use pjw_core::command::Reply;
+use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome};
+use pjw_core::plan::{MaskAction, MaskOutcome};
+use pjw_core::ports;
+use pjw_core::refusal::Refusal;
+use pjw_core::scan::ScanRequest;
+use pjw_core::snapshot::{EventBatch, ExpectedMask, MaskProbe, Snapshot};
+
+use super::*;
+
+/// What the daemon did so far.
+#[derive(Default)]
+struct Work {
+    scans: Cell<usize>,
+    mask_writes: Cell<usize>,
+}
+
+/// A node that calls `before` with the number of earlier scans before each scan, and counts the work.
+struct InterleavedNode<F> {
+    node: SimNode,
+    work: Rc<Work>,
+    before: F,
+}
+
+impl<F: FnMut(usize)> ports::Node for InterleavedNode<F> {
+    fn observe(&mut self, request: &ScanRequest) -> Snapshot {
+        (self.before)(self.work.scans.get());
+        self.work.scans.update(|scans| scans + 1);
+        self.node.observe(request)
+    }
+
+    fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbe {
+        self.node.probe_masks(expected)
+    }
+
+    fn read_process_events(&mut self) -> EventBatch {
+        self.node.read_process_events()
+    }
+
+    fn apply(&mut self, action: &MaskAction) -> MaskOutcome {
+        self.work.mask_writes.update(|writes| writes + 1);
+        self.node.apply(action)
+    }
+
+    fn change_cpuset(&mut self, action: &CpusetAction) -> CpusetOutcome {
+        self.node.change_cpuset(action)
+    }
+}
+
+type Interleaved<F> = Warden<InterleavedNode<F>, SimJournal>;
+
+/// A machine on which the processes 10 and 20 run, and its daemon. `before` is called before each scan.
+fn daemon<F: FnMut(usize)>(before: impl FnOnce(ScriptedMachine) -> F) -> (Interleaved<F>, Rc<Work>) {
+    let kernel = ScriptedMachine::new(regular_topology(2, 1, 1, 4, 1).cpus(), CpusetSupport::default());
+    for pid in [10, 20] {
+        drop(kernel.spawn(pid, 1, ALICE.0));
+    }
+    let work = Rc::new(Work::default());
+    let node = InterleavedNode { node: kernel.sim_node(), work: Rc::clone(&work), before: before(kernel) };
+    let state = WardenState::new(regular_topology(2, 1, 1, 4, 1), &set(""));
+    let host = pjw_sources::Host { name: "n1".to_owned(), flux_user: None };
+    let journal = SimJournal::new(Faults::none());
+    (Warden::new(node, journal, state, Vec::new(), Policy::default(), host), work)
+}
+
+/// The reply to an assignment of `pids` to a new job, and the daemon after it. Process 10 ends after the scan that
+/// precedes the assignment.
+fn assigned_while_10_ends(pids: &[Pid]) -> (Result<Reply, Refusal>, WardenState) {
+    let (mut warden, _) = daemon(|kernel| {
+        move |scans| {
+            if scans == 1 {
+                kernel.exit(10);
+            }
+        }
+    });
+    let scan = warden.state().scan_request(true);
+    let mut report = warden.run_cycle(scan, &[Command::Assign(assign("a", 2, pids))]);
+    (report.replies.remove(0), warden.state().clone())
+}
+
+#[test]
+fn a_process_that_ends_while_it_is_assigned_is_named_in_the_refusal() {
+    let (reply, state) = assigned_while_10_ends(&[Pid(10)]);
+    let refusal = reply.unwrap_err();
+    assert_eq!(refusal, Refusal::ProcessEnded { pid: Pid(10), job: job("a") });
+    let text = refusal.to_string();
+    assert!(text.starts_with("process 10 has ended, and manual:a with it: "), "{text}");
+    assert!(text.contains("ps -p 10") && text.contains("pjwctl run"), "{text}");
+    assert!(state.jobs.is_empty() && state.pool.free_cpus() == set("0-7"));
+}
+
+#[test]
+fn a_job_lives_on_with_the_processes_that_did_not_end() {
+    let (reply, state) = assigned_while_10_ends(&[Pid(10), Pid(20)]);
+    assert!(matches!(reply, Ok(Reply::Assigned(_))), "{reply:?}");
+    assert!(state.jobs.contains_key(&job("a")));
+}
