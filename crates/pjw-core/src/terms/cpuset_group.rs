@@ -233,17 +233,21 @@ impl OwnCgroups {
 }
 
 /// Returns the part of a unit name or directory name that stands for a job. A manual job is named by its id
-/// alone. Characters that systemd does not allow in a unit name are escaped as systemd-escape(1) does.
+/// alone. Characters that systemd does not allow in a unit name are escaped as systemd-escape(1) does: `\xNN`, with the
+/// byte as two hexadecimal digits. The first byte is escaped too if the kernel has, or may have, a file of this name in
+/// every cgroup ([`is_cgroup_file`]). Nothing else makes a backslash, so replacing each `\xNN` by its byte gives the id
+/// back.
 fn directory_name(job: &JobId) -> String {
     let by_hand = job.source() == Source::Manual;
     let text = if by_hand { job.name().to_owned() } else { job.to_string() };
+    let is_file = is_cgroup_file(&text);
     let mut name = String::with_capacity(text.len());
     for (at, byte) in text.bytes().enumerate() {
         // Only the colon between source and name becomes a separator: a manual job may be called `slurm:1`
         // too, as `manual:slurm:1`.
         let separates = byte == b':' && !by_hand;
         let plain = byte.is_ascii_alphanumeric() || byte == b'_' || separates || (byte == b'.' && at > 0);
-        if plain {
+        if plain && !(is_file && at == 0) {
             name.push(char::from(byte));
         } else {
             name.push_str(&format!("\\x{byte:02x}"));
@@ -267,6 +271,35 @@ fn job_of_directory_name(name: &str) -> Option<JobId> {
     let job = if name.contains(':') { text.parse().ok()? } else { JobId::new(Source::Manual, &text).ok()? };
     // Another text may stand for the same job, such as one with an escaped letter. pjw writes only one of them.
     (directory_name(&job) == name).then_some(job)
+}
+
+/// Whether the name is that of a file that the kernel makes in a cgroup directory, where no directory of this name can be
+/// made: a v1 core file without a prefix, or a name that begins with a controller and a dot (`cgroup1_base_files` and
+/// `cgroup_file_name` in kernel/cgroup, Linux 6.18).
+fn is_cgroup_file(name: &str) -> bool {
+    const CORE_FILES: [&str; 3] = ["tasks", "notify_on_release", "release_agent"];
+    const PREFIXES: [&str; 19] = [
+        "blkio",
+        "cgroup",
+        "cpu",
+        "cpuacct",
+        "cpuset",
+        "debug",
+        "devices",
+        "dmem",
+        "freezer",
+        "hugetlb",
+        "io",
+        "irq",
+        "memory",
+        "misc",
+        "net_cls",
+        "net_prio",
+        "perf_event",
+        "pids",
+        "rdma",
+    ];
+    CORE_FILES.contains(&name) || name.split_once('.').is_some_and(|(prefix, _)| PREFIXES.contains(&prefix))
 }
 
 /// One planned change of a job's cpuset: the cpuset is created, widened or removed, or a process is moved into it or
@@ -462,6 +495,20 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn no_job_name_makes_the_path_of_a_file_of_its_parent_cgroup() {
+        let own = OwnCgroups::default();
+        let path = |job: &str| own.job_path(&job.parse().unwrap(), CgroupOwner::Warden, false);
+        assert_eq!(path("tasks"), "/pjw/\\x74asks");
+        assert_eq!(path("notify_on_release"), "/pjw/\\x6eotify_on_release");
+        assert_eq!(path("cgroup.procs"), "/pjw/\\x63group.procs");
+        assert_eq!(path("cpuset.cpus"), "/pjw/\\x63puset.cpus");
+        assert_eq!(path("memory.pressure-x"), "/pjw/\\x6demory.pressure\\x2dx");
+        for other in ["tasks2", "cpuset", "cpus", "run.tasks", "cpu_set.cpus", "make.4711"] {
+            assert_eq!(path(other), format!("/pjw/{other}"), "running jobs have this path");
         }
     }
 }

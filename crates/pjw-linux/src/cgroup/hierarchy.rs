@@ -217,16 +217,16 @@ impl CgroupDir {
     /// Creates the directory, and so the cgroup. An existing directory is no error.
     ///
     /// # Errors
-    /// The error of mkdir(2).
+    /// The error of mkdir(2). `EEXIST` if the kernel has a file of this name.
     pub fn create(&self) -> Result<(), Errno> {
         match fs::create_dir(&self.dir) {
-            Err(fault) if fault.kind() != io::ErrorKind::AlreadyExists => Err(from_io(fault)),
-            _ => Ok(()),
+            Err(fault) if fault.kind() == io::ErrorKind::AlreadyExists && self.exists() => Ok(()),
+            created => created.map_err(from_io),
         }
     }
 
     /// Removes the directory of the cgroup and the cgroups below it, if they hold no process. A missing directory is no
-    /// error.
+    /// error, and neither is a file in its place.
     ///
     /// # Errors
     /// `EBUSY` if a process is in the cgroup or below it.
@@ -234,8 +234,8 @@ impl CgroupDir {
         for child in self.children() {
             child.remove()?;
         }
-        match fs::remove_dir(&self.dir) {
-            Err(fault) if fault.kind() != io::ErrorKind::NotFound => Err(from_io(fault)),
+        match fs::remove_dir(&self.dir).map_err(from_io) {
+            Err(errno) if !is_gone(errno) => Err(errno),
             _ => Ok(()),
         }
     }

@@ -5,9 +5,9 @@
 //! configured, `cpuset.cpus.effective` is effective: Documentation/admin-guide/cgroup-v2.rst), v1
 //! (cgroups(7)) and both together are supported. Nothing is written here.
 
+use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
 use nix::errno::Errno;
 use pjw_core::snapshot::{Cgroup, Cpuset, Observed};
@@ -18,6 +18,7 @@ use super::{
     mounts::CgroupMounts,
     populated_cache::PopulatedCache,
 };
+use crate::sys::errno::{from_io, is_gone};
 
 impl CgroupMounts {
     /// Reads the state of the cgroup of a job: whether it exists, whether it holds processes, and its cpuset. `path` is
@@ -38,9 +39,11 @@ impl CgroupMounts {
         let mut sure = self.unified.is_some() || !self.legacy.is_empty();
         for group in unified.chain(legacy) {
             let meta = match fs::metadata(&group.dir) {
-                Ok(meta) => meta,
+                Ok(meta) if meta.is_dir() => meta,
+                // A file of the cgroup above it has the name.
+                Ok(_) => continue,
                 Err(fault) => {
-                    sure &= fault.kind() == io::ErrorKind::NotFound;
+                    sure &= is_gone(from_io(fault));
                     continue;
                 }
             };
@@ -100,7 +103,7 @@ impl CgroupMounts {
                 mems: files.mems,
                 isolated: files.partition == "isolated",
             })),
-            Err(Errno::ENOENT | Errno::ENODEV | Errno::ENOTDIR) => Ok(None),
+            Err(errno) if is_gone(errno) => Ok(None),
             Err(errno) => Err(errno),
         }
     }
@@ -181,13 +184,24 @@ mod tests {
     #[test]
     fn without_a_readable_mount_the_state_is_unknown() {
         assert_eq!(CgroupMounts::default().read_cgroup("/s/job_1", &mut PopulatedCache::default()), None);
+    }
+
+    #[test]
+    fn a_cgroup_is_gone_where_there_is_nothing_or_a_file_of_the_cgroup_above() {
         let (dir, mounts) = hierarchy();
-        write(dir.path(), &[("unified/file", "")]);
-        assert_eq!(
-            mounts.read_cgroup("/file/job_1", &mut PopulatedCache::default()),
-            None,
-            "ENOTDIR does not mean that the job is gone"
-        );
-        assert_eq!(mounts.read_cgroup("/s/job_1", &mut PopulatedCache::default()), Some(Observed::Gone));
+        write(dir.path(), &[("unified/pjw/tasks", "17\n"), ("cpuset/pjw/tasks", "17\n")]);
+        for path in ["/s/job_1", "/pjw/tasks", "/pjw/tasks/step_0"] {
+            assert_eq!(
+                mounts.read_cgroup(path, &mut PopulatedCache::default()),
+                Some(Observed::Gone),
+                "{path}"
+            );
+        }
+        let hierarchy = CpusetMount::choose(&mounts).unwrap();
+        for path in ["/pjw/none", "/pjw/tasks", "/pjw/tasks/step_0"] {
+            assert_eq!(hierarchy.cgroup(path).unwrap().remove(), Ok(()), "{path}");
+        }
+        assert!(dir.path().join("cpuset/pjw/tasks").exists());
+        assert_eq!(hierarchy.cgroup("/pjw/tasks").unwrap().create(), Err(Errno::EEXIST));
     }
 }

@@ -1,12 +1,13 @@
 //! Whether a v1 cgroup holds processes.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
 use pjw_core::ids::is_within;
 
 use crate::proc::procfs::parse_cgroups;
+use crate::sys::errno::{from_io, is_gone};
 
 /// A larger v1 directory tree counts as populated and is not searched to its end.
 const MAX_DIRECTORIES: usize = 256;
@@ -58,20 +59,17 @@ enum Populated {
     No,
 }
 
-fn is_gone(fault: &io::Error) -> bool {
-    fault.kind() == io::ErrorKind::NotFound || fault.raw_os_error() == Some(libc::ENODEV)
-}
-
 fn find_process(top: &Path) -> Populated {
     let mut left = vec![top.to_owned()];
     for _ in 0..MAX_DIRECTORIES {
         let Some(dir) = left.pop() else { return Populated::No };
         let both = fs::read_to_string(dir.join("cgroup.procs"))
-            .and_then(|listed| fs::read_dir(&dir).map(|below| (listed, below)));
+            .and_then(|listed| fs::read_dir(&dir).map(|below| (listed, below)))
+            .map_err(from_io);
         let (listed, below) = match both {
             Ok(both) => both,
             // A directory that was removed meanwhile was empty.
-            Err(fault) if is_gone(&fault) => continue,
+            Err(errno) if is_gone(errno) => continue,
             Err(_) => return Populated::Unknown,
         };
         if let Some(pid) = listed.lines().find_map(|line| line.parse().ok()) {

@@ -6,7 +6,7 @@ use pjw_core::cpuset_group::{CpusetOutcome, CpusetSpec};
 
 use super::context::{Result, refused};
 use crate::cgroup::{CgroupDir, CpusetConfig};
-use crate::sys::online;
+use crate::sys::{errno::is_gone, online};
 
 const PARTITION: &str = "cpuset.cpus.partition";
 
@@ -182,7 +182,7 @@ pub(super) fn restore_partition(group: &CgroupDir, before: &CpusetConfig) {
 pub(super) fn refusal(group: &CgroupDir, what: &str) -> impl FnOnce(Errno) -> CpusetOutcome {
     move |errno| {
         let why = match errno {
-            Errno::ENOENT | Errno::ENODEV => return CpusetOutcome::Gone,
+            errno if is_gone(errno) => return CpusetOutcome::Gone,
             Errno::EROFS => "cgroups are mounted read-only here: in a container, or by ProtectControlGroups=",
             Errno::EACCES | Errno::EPERM if !nix::unistd::Uid::effective().is_root() => "run pjwd as root",
             Errno::EACCES => "the parent cgroup or a child cgroup does not allow that",

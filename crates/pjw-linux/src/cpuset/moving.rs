@@ -44,7 +44,7 @@ fn explain_refusal(proc: &mut ProcDir, process: ProcessId, to: &CgroupDir, errno
         return CpusetOutcome::Gone;
     }
     let why = match errno {
-        Errno::ENOENT | Errno::ENODEV => "the cgroup no longer exists",
+        Errno::ENOENT | Errno::ENODEV | Errno::ENOTDIR => "the cgroup no longer exists",
         Errno::EBUSY if to.is_unified() => "the cgroup has child cgroups now and can't hold processes",
         Errno::EOPNOTSUPP => "the cgroup is threaded",
         Errno::ENOSPC => "the cgroup has no CPUs or no memory nodes",
