@@ -202,3 +202,35 @@ fn on_a_full_disk_requests_are_refused_and_no_job_is_lost() {
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
     child.wait().unwrap();
 }
+
+/// Without the id of the boot, the records of an earlier daemon would count as those of another boot and be overwritten.
+#[test]
+fn a_start_without_a_boot_id_is_refused_and_the_state_is_kept() {
+    if !is_root() || !can_mount() {
+        return;
+    }
+    let mut daemon = Daemon::start("");
+    let shell = Shell::start();
+    let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
+    daemon.kill();
+    let files =
+        || ["journal.jsonl", "state.json"].map(|name| std::fs::read(daemon.state_dir().join(name)).ok());
+    let before = files();
+    let empty = daemon.dir().join("empty");
+    std::fs::write(&empty, "").unwrap();
+    let command = daemon.command();
+    for more in [&[][..], &["--release-all"]] {
+        let script = "mount --bind \"$0\" /proc/sys/kernel/random/boot_id && exec \"$@\"";
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--mount", "sh", "-c", script]).arg(&empty).arg(command.get_program());
+        let output = unshare.args(command.get_args()).args(more).output().unwrap();
+        let stderr = stderr_of(&output);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        let cause = "can't read the id of this boot in /proc/sys/kernel/random/boot_id: the file is empty";
+        assert!(stderr.contains(cause) && stderr.contains("mount -t proc"), "{stderr}");
+        assert_eq!(files(), before);
+    }
+    daemon.spawn();
+    assert_eq!(daemon.job("a").map(|job| job.cpus), Some(cpus.to_string()));
+    daemon.release("a").unwrap();
+}

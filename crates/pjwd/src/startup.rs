@@ -136,9 +136,10 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
         directories::make_default_directory(&own_dir, uid)?;
     }
     directories::make_state_directory(&state_dir, uid)?;
+    let boot_id = clock::boot_id()?;
     let (listener, socket_file) = listen(passed, &socket_path)?;
     let own_files = OwnFiles::new(lock, socket_file, state_dir.clone());
-    let (journal, recovered) = FileJournal::open(&state_dir, &clock::boot_id())?;
+    let (journal, recovered) = FileJournal::open(&state_dir, &boot_id)?;
     for remark in &recovered.remarks {
         warn!("{remark}");
     }

@@ -59,7 +59,7 @@ pub fn release_all(state_dir: &Path, beside: bool) -> anyhow::Result<ReleaseSumm
         return without_records(state_dir, node);
     }
     directories::make_state_directory(state_dir, Uid::effective().as_raw())?;
-    let (journal, recovered) = FileJournal::open(state_dir, &clock::boot_id())?;
+    let (journal, recovered) = FileJournal::open(state_dir, &clock::boot_id()?)?;
     let capabilities = probe::probe_capabilities(&own_cgroups);
     let only_user = only_user(capabilities.can_set_all_masks);
     let cpuset_support = capabilities.cpuset_support;

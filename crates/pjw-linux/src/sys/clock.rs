@@ -1,5 +1,6 @@
 //! Clocks, boot id and host name.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -8,6 +9,9 @@ use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_gettime};
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::time::{Moment, Nanos, UnixMillis};
+use thiserror::Error;
+
+use crate::sys::errno::from_io;
 
 /// Returns the current time on two clocks: since boot (`CLOCK_BOOTTIME`, which includes suspended time), and the
 /// wall clock (UTC).
@@ -32,12 +36,34 @@ fn nanos(time: TimeSpec) -> Nanos {
     Nanos(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec()).unwrap_or(0))
 }
 
+/// Where the kernel shows the id of the boot.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// The reason why there is no boot id. The message names the remedy.
+#[derive(Debug, Error)]
+#[error(
+    "can't read the id of this boot in {}: {why}; records of this boot and of an earlier one can't be told apart \
+     without it: mount /proc as the kernel makes it, with mount -t proc proc /proc, and start pjwd again",
+    path.display()
+)]
+pub struct BootIdFault {
+    path: PathBuf,
+    why: String,
+}
+
 /// The random id of the current boot, random(4). It tells whether a recorded start time of a process is from this boot.
-/// Empty if the kernel provides no such id.
-#[must_use]
-pub fn boot_id() -> String {
-    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    id.trim().to_owned()
+///
+/// # Errors
+/// If the file of the id can't be read or is empty, as where /proc is not mounted.
+pub fn boot_id() -> Result<String, BootIdFault> {
+    read_boot_id(Path::new(BOOT_ID))
+}
+
+fn read_boot_id(path: &Path) -> Result<String, BootIdFault> {
+    let fault = |why: String| BootIdFault { path: path.to_owned(), why };
+    let id = std::fs::read_to_string(path).map_err(|error| fault(from_io(error).desc().to_owned()))?;
+    let id = id.trim();
+    if id.is_empty() { Err(fault("the file is empty".to_owned())) } else { Ok(id.to_owned()) }
 }
 
 /// The name of this host, as the command `hostname` prints it.
@@ -76,4 +102,33 @@ fn cpu_time(id: u32, kind: pid_t) -> Result<u64, Errno> {
     let number = pid_t::try_from(id).map_err(|_| Errno::ESRCH)?;
     let clock = ClockId::from_raw((!number << 3) | kind);
     Ok(nanos(clock_gettime(clock)?).0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_boot_has_an_id_and_it_stays_the_same() {
+        let id = boot_id().unwrap();
+        assert!(!id.is_empty() && id.trim() == id, "{id:?}");
+        assert_eq!(boot_id().unwrap(), id);
+    }
+
+    #[test]
+    fn an_absent_or_empty_boot_id_is_an_error_and_not_an_empty_id() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("boot_id");
+        let read = || read_boot_id(&path).unwrap_err().to_string();
+        let absent = read();
+        assert!(
+            absent.starts_with(&format!("can't read the id of this boot in {}: ", path.display())),
+            "{absent}"
+        );
+        assert!(absent.contains("No such file") && absent.contains("mount -t proc"), "{absent}");
+        std::fs::write(&path, "\n").unwrap();
+        assert!(read().contains("the file is empty"), "{}", read());
+        std::fs::write(&path, "1b4e28ba\n").unwrap();
+        assert_eq!(read_boot_id(&path).unwrap(), "1b4e28ba");
+    }
 }
