@@ -72,8 +72,7 @@ impl ControlService {
     }
 
     fn record(&self, event: Arc<wire::Event>) {
-        let view = self.view.borrow();
-        self.history.borrow_mut().record(event, view.jobs.iter().map(|job| job.id.as_str()));
+        self.history.borrow_mut().record(event, &self.view.borrow().jobs);
     }
 
     async fn caller(&self, peer: Peer) -> Caller {
@@ -193,7 +192,7 @@ impl ControlService {
             return Err(CallError::Refused(Refusal::NoSuchJob { job: id }.to_string()));
         };
         let members = members.into_iter().map(member_to_wire).collect();
-        let history = if after.is_none() { self.history.borrow().events_of_job(&job.id) } else { Vec::new() };
+        let history = if after.is_none() { self.history.borrow().events_of_job(&job) } else { Vec::new() };
         let (next_tid, next) = (next.and_then(|next| next.tid).map(|tid| tid.0), next.map(|next| next.pid.0));
         Ok(Reply::JobDetail(Box::new(call::JobDetail { job, members, history, next, next_tid })))
     }

@@ -350,11 +350,11 @@ impl EventLoop {
             self.next_scan = now + CONTINUE_DELAY;
         }
         self.keep_journal(scanned_unassigned);
-        self.publisher.publish_events(events);
         warnings.extend(self.file_warnings.iter().cloned());
         self.add_new_pus();
         let health = LoopStatus { netlink: self.has_process_events, lateness: self.lateness.max_wait(now) };
         let snapshot = self.publisher.publish_status(&self.warden, &warnings, &dirty, health);
+        self.publisher.publish_events(events);
         self.meter.publish(snapshot, self.warden.state());
         for (reply, result) in replies.into_iter().zip(results) {
             if let Err(result) = reply.send(result) {

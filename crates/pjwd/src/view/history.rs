@@ -7,7 +7,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use pjw_core::event::EventKind;
-use pjw_ipc::{call::Reply, wire::Event};
+use pjw_ipc::{
+    call::Reply,
+    wire::{Event, Job},
+};
 use tokio::sync::{broadcast, mpsc};
 
 use super::to_wire::rfc3339;
@@ -31,8 +34,17 @@ pub struct EventHistory {
     count: u64,
     events: VecDeque<(u64, Arc<Event>)>,
     refusals: VecDeque<(u64, Arc<Event>)>,
-    histories: BTreeMap<String, VecDeque<Arc<Event>>>,
+    histories: BTreeMap<String, JobHistory>,
     live: broadcast::Sender<Arc<Event>>,
+}
+
+/// The latest events of one job. A later job may have the same id: `since` tells the two apart.
+#[derive(Debug, Default)]
+struct JobHistory {
+    /// The time at which the job was made, as the status shows it. Empty if the job had ended before its first event was
+    /// stored.
+    since: String,
+    events: VecDeque<Arc<Event>>,
 }
 
 impl Default for EventHistory {
@@ -48,31 +60,42 @@ impl Default for EventHistory {
 }
 
 impl EventHistory {
-    /// Stores an event and sends it to the subscribers. `jobs` are the ids of the current jobs. If events of too many
-    /// jobs are stored, those of jobs that have ended are dropped.
-    pub fn record<'a>(&mut self, event: Arc<Event>, jobs: impl Iterator<Item = &'a str>) {
+    /// Stores an event and sends it to the subscribers. `jobs` are the current jobs. If events of too many jobs are stored,
+    /// those of jobs that have ended are dropped. The history of a job that ended is dropped when another job of the same
+    /// id gets cores.
+    pub fn record(&mut self, event: Arc<Event>, jobs: &[Job]) {
         self.count += 1;
         let is_refusal = event.event == EventKind::Refused.name();
         let (memory, most) =
             if is_refusal { (&mut self.refusals, MAX_REFUSALS) } else { (&mut self.events, MAX_EVENTS) };
         push((self.count, Arc::clone(&event)), memory, most);
+        let known = self.histories.contains_key(&event.job);
         // A refusal does not start a job history.
-        if !event.job.is_empty() && (!is_refusal || self.histories.contains_key(&event.job)) {
-            if self.histories.len() >= MAX_HISTORIES && !self.histories.contains_key(&event.job) {
-                let there: BTreeSet<&str> = jobs.collect();
+        if !event.job.is_empty() && (!is_refusal || known) {
+            if self.histories.len() >= MAX_HISTORIES && !known {
+                let there: BTreeSet<&str> = jobs.iter().map(|job| job.id.as_str()).collect();
                 self.histories.retain(|job, _| there.contains(job.as_str()));
             }
             let history = self.histories.entry(event.job.clone()).or_default();
-            push(Arc::clone(&event), history, MAX_EVENTS_OF_A_JOB);
+            if !known || event.event == EventKind::Assigned.name() {
+                let job = jobs.iter().find(|job| job.id == event.job);
+                let since = job.map(|job| job.since.as_str()).unwrap_or_default();
+                if history.since != since {
+                    *history = JobHistory { since: since.to_owned(), events: VecDeque::new() };
+                }
+            }
+            push(Arc::clone(&event), &mut history.events, MAX_EVENTS_OF_A_JOB);
         }
         // There may be no subscriber.
         let _ = self.live.send(event);
     }
 
-    /// Returns the events of the job with the id `job` that the history still has, oldest first. Empty if there are none.
+    /// Returns the events of the current job `job` that the history still has, oldest first. Empty if there are none. Events
+    /// of an earlier job of the same id are not returned.
     #[must_use]
-    pub fn events_of_job(&self, job: &str) -> Vec<Arc<Event>> {
-        self.histories.get(job).into_iter().flatten().cloned().collect()
+    pub fn events_of_job(&self, job: &Job) -> Vec<Arc<Event>> {
+        let history = self.histories.get(&job.id).filter(|history| history.since == job.since);
+        history.into_iter().flat_map(|history| &history.events).cloned().collect()
     }
 
     /// All events in the list, oldest first.
@@ -143,8 +166,13 @@ mod tests {
         Arc::new(Event { event, job, text, ..Event::default() })
     }
 
+    /// The job `a`, which was made at the time `since`.
+    fn job_a(since: &str) -> Job {
+        Job { id: "manual:a".to_owned(), since: since.to_owned(), ..Job::default() }
+    }
+
     fn record(past_events: &mut EventHistory, kind: EventKind, job: &str, text: &str) {
-        past_events.record(event(kind, job, text), ["manual:a"].into_iter());
+        past_events.record(event(kind, job, text), &[job_a("12:00")]);
     }
 
     fn texts(events: &[Arc<Event>]) -> Vec<&str> {
@@ -163,8 +191,34 @@ mod tests {
         let all = texts(&all);
         assert_eq!((all[0], all[1], all[all.len() - 1]), ("first", "no", "last"), "in order");
         assert_eq!(all.len(), MAX_REFUSALS + 2);
-        assert_eq!(texts(&past_events.events_of_job("manual:a")), ["first", "last"]);
-        assert!(past_events.events_of_job("manual:b").is_empty(), "a refusal makes no job");
+        assert_eq!(texts(&past_events.events_of_job(&job_a("12:00"))), ["first", "last"]);
+        assert!(!past_events.histories.contains_key("manual:b"), "a refusal makes no job");
+    }
+
+    #[test]
+    fn the_history_of_a_job_begins_with_the_job_and_not_with_an_earlier_one_of_its_name() {
+        let mut past_events = EventHistory::default();
+        let mut record = |kind, text: &str, jobs: &[Job]| {
+            past_events.record(event(kind, "manual:a", text), jobs);
+            past_events.histories["manual:a"]
+                .events
+                .iter()
+                .map(|event| event.text.clone())
+                .collect::<Vec<_>>()
+        };
+        let (old, new) = ([job_a("12:00")], [job_a("13:00")]);
+        record(EventKind::Assigned, "old", &old);
+        record(EventKind::Revoked, "taken back", &old);
+        assert_eq!(record(EventKind::Assigned, "again", &old), ["old", "taken back", "again"], "one job");
+        record(EventKind::Released, "over", &[]);
+        assert_eq!(record(EventKind::Assigned, "new", &new), ["new"]);
+        assert_eq!(record(EventKind::Resized, "larger", &new), ["new", "larger"]);
+        // Ends and begins again between two looks at the status.
+        record(EventKind::Released, "over", &old);
+        assert_eq!(record(EventKind::Assigned, "third", &old), ["third"]);
+        assert_eq!(texts(&past_events.events_of_job(&old[0])), ["third"]);
+        assert!(past_events.events_of_job(&new[0]).is_empty(), "a job that had no event yet");
+        assert_eq!(past_events.all().len(), 8, "events lists them all");
     }
 
     #[test]
@@ -175,13 +229,13 @@ mod tests {
         for n in 0..10_000 {
             record(&mut past_events, EventKind::Confined, &format!("manual:b{}", n % 3000), "confined");
         }
-        assert_eq!(texts(&past_events.events_of_job("manual:a")), ["assigned", "refused"]);
+        assert_eq!(texts(&past_events.events_of_job(&job_a("12:00"))), ["assigned", "refused"]);
         assert_eq!(past_events.all().len(), MAX_EVENTS + 1);
         assert!(past_events.histories.len() <= MAX_HISTORIES, "jobs that have ended are forgotten");
         for _ in 0..MAX_EVENTS_OF_A_JOB + 50 {
             record(&mut past_events, EventKind::Confined, "manual:a", "confined");
         }
-        assert_eq!(past_events.events_of_job("manual:a").len(), MAX_EVENTS_OF_A_JOB);
+        assert_eq!(past_events.events_of_job(&job_a("12:00")).len(), MAX_EVENTS_OF_A_JOB);
     }
 
     /// The next event that a subscriber receives.

@@ -106,7 +106,8 @@ impl Publisher {
         self.last = None;
     }
 
-    /// Writes each event to the log, and sends it to the control server.
+    /// Writes each event to the log, and sends it to the control server. The events of a cycle follow its status, in which
+    /// the history of events finds the jobs.
     pub fn publish_events(&self, events: Vec<Event>) {
         for event in events {
             let wire_event = event_to_wire(&event);
