@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use serde::Serialize;
@@ -88,6 +88,8 @@ pub struct Client {
     stream: UnixStream,
     buffer: Vec<u8>,
     timeout: Duration,
+    /// The end of the time for the present call and its whole reply. `None` for a series of replies.
+    deadline: Option<Instant>,
 }
 
 impl Client {
@@ -118,33 +120,45 @@ impl Client {
             Errno::EAGAIN => ConnectFault::Hangs { path: path_there },
             errno => ConnectFault::Io { path: path_there, why: errno.into() },
         })?;
-        let client = Self { stream, buffer: Vec::new(), timeout };
-        client.set_timeout(Some(timeout));
-        Ok(client)
+        Ok(Self { stream, buffer: Vec::new(), timeout, deadline: None })
     }
 
-    /// Sets the timeouts of the socket. A socket accepts any timeout that is not zero.
-    fn set_timeout(&self, timeout: Option<Duration>) {
-        let timeout = timeout.map(|timeout| timeout.max(Duration::from_millis(1)));
-        let _ = self.stream.set_read_timeout(timeout);
-        let _ = self.stream.set_write_timeout(timeout);
+    /// Lets the next read or write wait until the deadline of the call at most. A daemon that sends a byte now and then
+    /// does not extend the time.
+    fn limit_wait(&self) -> Result<(), ClientFault> {
+        let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Err(ClientFault::Timeout(self.timeout));
+        }
+        // A socket accepts any timeout that is not zero, and rounds it to microseconds.
+        let left = left.map(|left| left.max(Duration::from_millis(1)));
+        let _ = self.stream.set_read_timeout(left);
+        let _ = self.stream.set_write_timeout(left);
+        Ok(())
+    }
+
+    fn start_deadline(&mut self) {
+        // A time that the clock can't count is no limit.
+        self.deadline = Instant::now().checked_add(self.timeout.max(Duration::from_millis(1)));
     }
 
     /// Calls a method of the daemon, such as `GetStatus`, and waits for the single reply, which it parses as a `T`.
     ///
     /// # Errors
-    /// If the daemon refuses the call, the timeout passes, the connection breaks, or the reply cannot be parsed.
+    /// If the daemon refuses the call, the timeout passes before the whole reply is there, the connection breaks, or the
+    /// reply cannot be parsed.
     pub fn call<T: DeserializeOwned>(
         &mut self,
         method: &str,
         parameters: &impl Serialize,
     ) -> Result<T, ClientFault> {
+        self.start_deadline();
         self.send(method, parameters, false)?;
         self.receive().map(|(reply, _)| reply)
     }
 
     /// Calls a method that sends a series of replies, such as `Events`, and passes each reply to `each` until it
-    /// returns false. No timeout applies. The connection is not usable for another call afterwards if `each` returned
+    /// returns false. No timeout applies to the replies. The connection is not usable for another call afterwards if `each` returned
     /// false.
     ///
     /// # Errors
@@ -155,12 +169,11 @@ impl Client {
         parameters: &impl Serialize,
         mut each: impl FnMut(T) -> bool,
     ) -> Result<(), ClientFault> {
+        self.start_deadline();
         self.send(method, parameters, true)?;
         // Events may be far apart: no timeout.
-        self.set_timeout(None);
-        let explicit = self.receive_all(&mut each);
-        self.set_timeout(Some(self.timeout));
-        explicit
+        self.deadline = None;
+        self.receive_all(&mut each)
     }
 
     fn receive_all<T: DeserializeOwned>(
@@ -188,15 +201,28 @@ impl Client {
         if more {
             call["more"] = Value::from(true);
         }
-        let written = self.stream.write_all(format!("{call}\0").as_bytes());
-        written.map_err(|error| match error.kind() {
+        let message = format!("{call}\0");
+        let mut left = message.as_bytes();
+        while !left.is_empty() {
+            self.limit_wait()?;
+            match self.stream.write(left) {
+                Ok(written) => left = &left[written..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.not_sent(error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn not_sent(&mut self, error: io::Error) -> ClientFault {
+        match error.kind() {
             // A server that rejects a connection sends the reason before it closes the connection.
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => match self.receive::<Value>() {
                 Err(refused @ ClientFault::Refused { .. }) => refused,
                 _ => ClientFault::Io(error),
             },
             _ => self.broke(error),
-        })
+        }
     }
 
     fn broke(&self, error: io::Error) -> ClientFault {
@@ -216,6 +242,7 @@ impl Client {
             if searched > MAX_REPLY {
                 return Err(ClientFault::Malformed("it does not end".to_owned()));
             }
+            self.limit_wait()?;
             let mut chunk = [0; 64 * 1024];
             match self.stream.read(&mut chunk) {
                 Ok(0) => return Err(ClientFault::Io(io::ErrorKind::UnexpectedEof.into())),

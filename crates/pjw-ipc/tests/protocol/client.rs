@@ -84,6 +84,47 @@ fn a_daemon_that_hangs_runs_into_the_timeout() {
 }
 
 #[test]
+fn a_daemon_that_sends_a_byte_now_and_then_runs_into_the_timeout() {
+    let (_dir, path) = daemon(|mut stream| {
+        // The reads of the client are never idle for as long as its timeout. It ends them by closing the connection.
+        while stream.write_all(b" ").is_ok() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let fault = ask(&path);
+    assert!(matches!(fault, ClientFault::Timeout(_)), "{fault}");
+    assert!(fault.to_string().contains("has not answered within 1s"), "{fault}");
+}
+
+#[test]
+fn a_series_of_replies_has_no_deadline_and_the_next_call_has_its_own() {
+    let (_dir, path) = daemon(|mut stream| {
+        let replies: [(&[u8], u64); 3] = [
+            (br#"{"parameters":{"n":1},"continues":true}"#, 700),
+            (br#"{"parameters":{"n":2}}"#, 700),
+            (br#"{"parameters":{"n":3}}"#, 0),
+        ];
+        for (reply, ms) in replies {
+            std::thread::sleep(Duration::from_millis(ms));
+            stream.write_all(reply).unwrap();
+            stream.write_all(&[0]).unwrap();
+        }
+        // Until the client closes the connection.
+        let _ = std::io::copy(&mut stream, &mut std::io::sink());
+    });
+    let mut client = Client::connect_within(&path, Duration::from_secs(1)).unwrap();
+    let mut seen = Vec::new();
+    client
+        .stream_replies("Events", &json!({}), |reply: Value| {
+            seen.push(reply["n"].as_u64());
+            true
+        })
+        .unwrap();
+    assert_eq!(seen, [Some(1), Some(2)]);
+    assert_eq!(client.call::<Value>("GetStatus", &json!({})).unwrap(), json!({"n": 3}));
+}
+
+#[test]
 fn a_rejected_client_reads_the_reason_also_after_it_sent_a_call() {
     let server = Running::start(ServerLimits { connections: 1, ..ServerLimits::default() });
     let mut first = Client::connect(server.path()).unwrap();
