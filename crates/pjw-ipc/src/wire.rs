@@ -101,7 +101,7 @@ wire! {
         owner: u32,
         /// `running`, `reserved` (no process yet), `waiting` (for cores) or `observed` (count unknown).
         state: String,
-        /// `guaranteed`, `normal` or `besteffort`.
+        /// `guaranteed`, `normal` or `besteffort`, which is treated as `normal` now.
         class: String,
         /// The requested number of cores on this machine, converted from the unit of the request. 0 if unknown.
         requested_cores: u32,

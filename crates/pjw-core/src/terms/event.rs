@@ -26,7 +26,7 @@ pub enum EventKind {
     Repaired,
     /// A request was refused.
     Refused,
-    /// Cores were taken back from a job.
+    /// Cores were taken back from a job, because a scheduler granted them to another job.
     Revoked,
     /// Running threads were pinned to other PUs of their job.
     Rebalanced,

@@ -176,16 +176,17 @@ impl<'de> Deserialize<'de> for JobId {
     }
 }
 
-/// The priority class of a job. When cores are short, the class decides whether cores may be taken back from the job.
+/// The priority class of a job. Only `Guaranteed` has an effect: pjw does not lend cores or take them back for a class yet. A
+/// scheduler's grant takes its cores from jobs of all classes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PriorityClass {
-    /// The cores of the job are never lent or taken back.
+    /// Defragmentation does not move the job.
     Guaranteed,
     /// The default class.
     #[default]
     Normal,
-    /// The cores of the job may be taken back.
+    /// Treated as `Normal`.
     Besteffort,
 }
 

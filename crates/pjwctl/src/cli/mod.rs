@@ -228,7 +228,7 @@ pub struct AssignArgs {
     /// The policy that chooses the cores [default: as before, else pack]
     #[arg(long, value_enum)]
     pub policy: Option<PolicyArg>,
-    /// The priority of the job when cores are short [default: as before, else normal]
+    /// The class of the job; cores are not lent or taken back for any class yet [default: as before, else normal]
     #[arg(long, value_enum)]
     pub class: Option<PriorityClassArg>,
     /// The unit of --cores [default: whole]
@@ -349,14 +349,14 @@ pub enum PolicyArg {
     Explicit,
 }
 
-/// The value of `pjwctl assign --class`: the priority of the job when the machine has too few free cores.
+/// The value of `pjwctl assign --class`: whether the job may be moved. Lending of cores does not exist yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PriorityClassArg {
-    /// The job's cores are never lent or taken back
+    /// defrag does not move the job; else treated as normal
     Guaranteed,
     /// The default
     Normal,
-    /// The job's cores may be taken back
+    /// Treated as normal until pjwd can take the job's cores back for others
     Besteffort,
 }
 

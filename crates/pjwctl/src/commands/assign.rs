@@ -29,5 +29,8 @@ pub(super) fn run(warden: &Warden, request: &AssignArgs) -> anyhow::Result<ExitC
     if job.cpus.is_empty() && !request.json.json {
         output::print_error(&render::jobs::no_cores_message(&job));
     }
+    if let Some(message) = render::jobs::class_message(&job).filter(|_| !request.json.json) {
+        output::print_error(&message);
+    }
     Ok(printed)
 }

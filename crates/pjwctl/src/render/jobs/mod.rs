@@ -119,6 +119,15 @@ pub fn no_cores_message(job: &Job) -> String {
     )
 }
 
+/// Returns the message of `pjwctl assign` about a class that has no effect yet. `None` for the other classes.
+#[must_use]
+pub fn class_message(job: &Job) -> Option<String> {
+    (job.class == "besteffort").then(|| {
+        let id = text::printable(&job.id);
+        format!("{id} has the class besteffort, which is treated as normal until pjwd can take cores back from such jobs")
+    })
+}
+
 /// Returns the text that `pjwctl release` prints: one line per released job. `jobs` are the job ids.
 #[must_use]
 pub fn released_lines(jobs: &[String]) -> String {

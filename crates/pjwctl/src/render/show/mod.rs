@@ -64,8 +64,9 @@ fn header(job: &Job, names: &UserNames, term: Terminal) -> String {
         plural(job.violations, "violation", "violations"),
         plural(job.strays, "stray", "strays"),
     );
+    let remark = if job.class == "besteffort" { " (treated as normal)" } else { "" };
     let state = format!(
-        "{}, class {}, of {}, since {}",
+        "{}, class {}{remark}, of {}, since {}",
         printable(&job.state),
         printable(&job.class),
         user_name(names, job.owner),

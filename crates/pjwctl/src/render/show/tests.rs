@@ -52,6 +52,17 @@ fn a_job_without_cores_or_processes_says_so() {
 }
 
 #[test]
+fn a_class_without_an_effect_is_marked() {
+    let mut job = job("manual:a", "2-3");
+    job.class = "besteffort".into();
+    let details = job_details_text(&JobDetails { job, ..JobDetails::default() }, &names(), PLAIN);
+    assert!(
+        details.starts_with("manual:a: running, class besteffort (treated as normal), of alice"),
+        "{details}"
+    );
+}
+
+#[test]
 fn the_json_is_the_job_with_members_and_history() {
     let sample = sample();
     let json = serde_json::to_value(&sample).unwrap();
