@@ -18,7 +18,7 @@ SHARE       = $(DESTDIR)$(PREFIX)/share/pjw
 
 CARGO_DENY_VERSION := 0.20.2
 
-.PHONY: help demo check test test-vm bench bench-quick bpf build deps deps-bpf deps-vm python mpi peers deny install package uninstall
+.PHONY: help demo check test test-vm bench bench-quick bpf build deps deps-bpf deps-vm python mpi peers deny built install package uninstall
 
 help:
 	@echo 'make demo      two competing jobs on this machine, without the warden and with it'
@@ -29,7 +29,7 @@ help:
 	@echo 'make bench-quick  all benches for some seconds each, to see that they work'
 	@echo 'make build     pjwd and pjwctl, optimised, in $(RELEASE)'
 	@echo 'make bpf       the program in the kernel, from its source: needs clang and llvm, which nothing else does'
-	@echo 'make install   what was built, with units, man pages and completions; PREFIX=$(PREFIX)'
+	@echo 'make install   what was built, with units, man pages and completions; PREFIX=$(PREFIX). Needs no cargo after make build'
 	@echo 'make package   the same as a Debian package, in target/package'
 	@echo 'make uninstall puts back what the daemon changed, and removes all of that except the configuration'
 
@@ -146,7 +146,15 @@ deny:
 	cargo deny --locked check licenses bans sources
 	@cargo deny --locked check advisories || echo 'told, not refused: advisories'
 
-install: build
+# Where there is no cargo, as for root by sudo, what another user built is installed.
+built:
+	@if ! [ -x $(RELEASE)/pjwd ] || ! [ -x $(RELEASE)/pjwctl ]; then \
+	    echo "can't install: there are no programs in $(RELEASE), and no cargo here to build them. As the user that has Rust:" \
+	        "make build; then repeat make install, with the same CARGO_TARGET_DIR if that is set" >&2; exit 1; fi; \
+	newer=$$(find crates Cargo.toml Cargo.lock -type f -newer $(RELEASE)/pjwctl -print -quit); \
+	[ -z "$$newer" ] || echo "$$newer is newer than $(RELEASE)/pjwctl, and there is no cargo here to build it again" >&2
+
+install: $(if $(shell PATH="$(PATH)" command -v cargo),build,built)
 	install -Dm755 $(RELEASE)/pjwd $(DESTDIR)$(PREFIX)/bin/pjwd
 	install -Dm755 $(RELEASE)/pjwctl $(DESTDIR)$(PREFIX)/bin/pjwctl
 	install -d $(COMPLETIONS)/man/man1 $(COMPLETIONS)/bash-completion/completions \
