@@ -137,7 +137,8 @@ pub fn mask_reason(state: &WardenState, member: &Member, tid: Tid, thread: &Memb
     let Some(grant) = state.jobs.get(&member.job).and_then(Job::active_grant) else {
         return format!("it is left on {allowed}: its job holds no cores");
     };
-    let (grant, percent) = (&grant.cpus, thread.demand.permille / 10);
+    let grant = &grant.cpus;
+    let wants = format!("it wants a CPU {} % of the time (running or waiting)", thread.demand.permille / 10);
     if thread.effective_mask.is_empty() || !thread.effective_mask.is_subset(grant) {
         return format!(
             "it is outside {} for now: it may run on {allowed}; pjwctl plan shows what the next cycle does \
@@ -148,7 +149,7 @@ pub fn mask_reason(state: &WardenState, member: &Member, tid: Tid, thread: &Memb
     let chose = || format!("it chose {allowed} itself, inside {}", cpus_text(grant));
     let Some(entry) = thread.mask.as_ref().filter(|entry| !entry.is_from_program()) else {
         return match thread.effective_mask == *grant {
-            true => format!("it runs {percent} % of the time and floats over {allowed}, as it was found"),
+            true => format!("{wants} and floats over {allowed}, as it was found"),
             false => chose(),
         };
     };
@@ -160,11 +161,11 @@ pub fn mask_reason(state: &WardenState, member: &Member, tid: Tid, thread: &Memb
     );
     let lifted = if is_unbound { lifted.as_str() } else { "" };
     if let Some(pu) = state.pinned_pu_of(member, tid) {
-        return format!("it runs {percent} % of the time and is pinned to CPU {pu}{lifted}");
+        return format!("{wants} and is pinned to CPU {pu}{lifted}");
     }
     let target = if is_unbound { grant } else { &own };
     let moved = moved_mask(entry.original(), target, grant);
-    format!("it runs {percent} % of the time and floats over {}{moved}{lifted}", cpus_text(target))
+    format!("{wants} and floats over {}{moved}{lifted}", cpus_text(target))
 }
 
 fn moved_mask(original: &CpuSet, target: &CpuSet, grant: &CpuSet) -> String {

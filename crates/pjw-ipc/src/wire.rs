@@ -117,7 +117,7 @@ wire! {
         processes: u32,
         /// The number of threads of the job.
         threads: u32,
-        /// The number of hot threads of the job: threads that run most of the time.
+        /// The number of hot threads of the job: threads that run or wait for a PU most of the time.
         hot: u32,
         /// The number of threads of the job that are pinned to one PU.
         pinned: u32,

@@ -116,7 +116,8 @@ fn oversubscribed(exam: &Examination, job: &ObservedJob, widest: usize) -> Optio
         return None;
     }
     let has = if job.holds.is_some() || job.amount.is_none() { "has" } else { "asked for" };
-    let text = format!("{} runs {} and {has} {}", job.id, count(busy, "thread"), count(room, "CPU"));
+    let (threads, cpus) = (count(busy, "thread"), count(room, "CPU"));
+    let text = format!("{threads} of {} want a CPU most of the time, and it {has} {cpus}", job.id);
     let (severity, remedy) = if job.holds.is_some() {
         (
             Severity::Advice,

@@ -210,12 +210,14 @@ fn kind_and_reason(
                 plan.own
             ),
         ),
-        Some(_) if is_inside => {
-            (ActionKind::Pin, format!("the thread runs {demand} % of the time: one PU of {grant} for it"))
-        }
-        None if is_inside && plan.pinned(grant).is_some() => {
-            (ActionKind::Float, format!("the thread runs {demand} % of the time: it may use all of {target}"))
-        }
+        Some(_) if is_inside => (
+            ActionKind::Pin,
+            format!("the thread wants a PU {demand} % of the time: one PU of {grant} for it"),
+        ),
+        None if is_inside && plan.pinned(grant).is_some() => (
+            ActionKind::Float,
+            format!("the thread wants a PU {demand} % of the time: it may use all of {target}"),
+        ),
         _ if is_lifted => (
             ActionKind::Confine,
             format!("the cpuset of {job} keeps it on {grant}: a mask from elsewhere is lifted"),

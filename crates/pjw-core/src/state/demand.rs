@@ -15,7 +15,7 @@ pub struct Demand {
     /// The part of the demand that was spent waiting on a run queue, smoothed like `permille`, in permille of one
     /// PU. Used only for display.
     pub waiting_permille: u32,
-    /// Whether the thread is hot (running most of the time). The thresholds for becoming hot and cold differ,
+    /// Whether the thread is hot (it runs or waits for a PU most of the time). The thresholds for becoming hot and cold differ,
     /// so that a thread near a threshold does not switch at each reading.
     pub hot: bool,
     /// The last reading: run time and wait time in ns, and the time of the reading.

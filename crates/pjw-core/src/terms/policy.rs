@@ -30,7 +30,7 @@ pub enum OnExhausted {
     Wait,
 }
 
-/// What is done with hot threads (threads that run most of the time) in a job that has more of them than PUs: they
+/// What is done with hot threads (threads that want a PU most of the time) in a job that has more of them than PUs: they
 /// are pinned evenly, or not pinned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OversubscriptionPolicy {

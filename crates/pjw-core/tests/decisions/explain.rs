@@ -49,11 +49,14 @@ fn a_thread_outside_the_grant_is_not_explained_as_bound_inside() {
 #[test]
 fn masks_set_by_the_warden_are_explained_as_such() {
     let mut machine = with_a_job();
-    assert_eq!(mask_reason(&machine, "0-1"), "it runs 0 % of the time and floats over CPUs 0-1");
+    assert_eq!(
+        mask_reason(&machine, "0-1"),
+        "it wants a CPU 0 % of the time (running or waiting) and floats over CPUs 0-1"
+    );
     machine.forget_writes();
     assert_eq!(
         mask_reason(&machine, "0-1"),
-        "it runs 0 % of the time and floats over CPUs 0-1, as it was found"
+        "it wants a CPU 0 % of the time (running or waiting) and floats over CPUs 0-1, as it was found"
     );
 }
 

@@ -107,7 +107,7 @@ mod tests {
                100 R    99.8%     3  3 (pinned)        solver
                101 S     0.3%     2  2-3               io
                102 S     0.3%     2  2-3               evil\u{1b}[2J\nname
-        - thread 100: it runs 99.8% of the time: one of 2 running threads on 2 cores
+        - thread 100: it wants a CPU 99.8% of the time: one of 2 hot threads on 2 cores
         - 2 threads (101, …): it sleeps most of the time and floats on its job's cores
         ");
     }

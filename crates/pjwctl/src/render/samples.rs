@@ -101,7 +101,7 @@ pub(crate) fn threads() -> Vec<Thread> {
         last_cpu: 3,
         allowed: "3".into(),
         pinned: Some(3),
-        because: "it runs 99.8% of the time: one of 2 running threads on 2 cores".into(),
+        because: "it wants a CPU 99.8% of the time: one of 2 hot threads on 2 cores".into(),
     };
     vec![hot, cold(101, "io"), cold(102, "evil\x1b[2J\nname")]
 }

@@ -120,7 +120,7 @@ pub const METRIC_FAMILIES: &[MetricFamily] = families! {
         |values, to| by_job(values, to, |job| job.processes);
     Gauge "pjw_job_threads" ["jobid"] "Threads of a job.":
         |values, to| by_job(values, to, |job| job.threads);
-    Gauge "pjw_job_hot_threads" ["jobid"] "Threads of a job that run most of the time.":
+    Gauge "pjw_job_hot_threads" ["jobid"] "Threads of a job that want a PU most of the time: they run or wait for one.":
         |values, to| by_job(values, to, |job| job.hot);
     Gauge "pjw_job_pinned_threads" ["jobid"] "Threads of a job that are pinned to one PU.":
         |values, to| by_job(values, to, |job| job.pinned);

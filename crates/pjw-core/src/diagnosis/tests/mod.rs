@@ -206,13 +206,13 @@ fn a_job_with_more_busy_threads_than_cpus_is_reported() {
     let finding = only(&exam, "oversubscribed");
     assert_eq!(
         (finding.severity, finding.text.as_str()),
-        (Severity::Advice, "manual:a runs 3 threads and has 2 CPUs")
+        (Severity::Advice, "3 threads of manual:a want a CPU most of the time, and it has 2 CPUs")
     );
     assert_eq!(finding.pids.len(), 3);
     exam.jobs = vec![ObservedJob { amount: Some(Amount::Pus(2)), ..job("slurm:1", "0-15", 6, 6) }];
     let finding = only(&exam, "oversubscribed");
     assert_eq!(finding.severity, Severity::Problem, "it takes CPUs from others");
-    assert_eq!(finding.text, "slurm:1 runs 6 threads and asked for 2 CPUs");
+    assert_eq!(finding.text, "6 threads of slurm:1 want a CPU most of the time, and it asked for 2 CPUs");
     exam.jobs = vec![job("slurm:1", "0-15", 60, 2)];
     assert_eq!(of(&exam, "oversubscribed"), [], "idle threads need no CPU");
 }

@@ -12,7 +12,9 @@ use pjw_core::testing::regular_topology;
 use pjw_core::time::{Nanos, UnixMillis};
 use pjw_core::unassigned::unassigned_by_user;
 
+use crate::view::counts::Counts;
 use crate::view::to_wire::{MAX_TEXT_BYTES, evidence_name};
+use crate::view::warnings::job_warnings;
 use crate::warden::Faults;
 
 use super::*;
@@ -199,4 +201,16 @@ fn evidence_has_the_names_that_the_contract_lists() {
         let name = evidence_name(evidence);
         assert!(contract.contains(&format!("`{name}`")), "{name}");
     }
+}
+
+#[test]
+fn more_hot_threads_than_cpus_are_told_as_what_they_want_and_not_as_what_runs() {
+    let texts = |job: &Job, hot| {
+        let counts = Counts { hot, ..Counts::default() };
+        let warnings = job_warnings(job, &Policy::default(), counts);
+        warnings.into_iter().map(|warning| warning.text).collect::<Vec<_>>()
+    };
+    let holding = holding("a", "1", false);
+    assert_eq!(texts(&holding, 3), ["3 threads of manual:a want a CPU most of the time, and it has 1 CPU"]);
+    assert!(texts(&holding, 1).is_empty() && texts(&job("a", 0), 3).is_empty());
 }
