@@ -389,8 +389,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         report.events.extend(cpuset_events(&cpusets));
         let outcomes = self.apply(actions);
         report.events.extend(mask_events(&self.state, &outcomes));
-        let moved = outcomes.is_empty()
-            || outcomes.iter().any(|(_, outcome)| matches!(outcome, MaskOutcome::Done { .. }));
+        let moved = outcomes.is_empty() || report.count_progress(&outcomes);
         // A refused cpuset change leaves the job to masks. The next round decides that at once.
         let moved = moved || !cpusets.is_empty();
         report.outcomes.extend(outcomes);

@@ -55,7 +55,13 @@ pub struct CycleReport {
     pub confined_forks: Vec<ConfinedFork>,
     /// Whether work is left for the next cycle, because the cycle has a limited number of rounds.
     pub unfinished: bool,
+    /// How often the mask of a thread was written in this cycle.
+    pub mask_writes: BTreeMap<ThreadId, u32>,
 }
+
+/// If the mask of a thread has to be written more often in one cycle, the program changes it as fast as pjw. The next
+/// cycle goes on, after the interval.
+const MAX_MASK_WRITES: u32 = 3;
 
 /// A new process that was forked outside its job's cores, and got its affinity mask at once instead of in the next
 /// scan.
@@ -90,6 +96,19 @@ impl CycleReport {
         };
         events.retain(|event| event.kind != EventKind::Violation || !is_repeated(event));
         self.events.append(&mut events);
+    }
+
+    /// Counts the mask writes of a round. Returns whether one of them was a step forward, so that another round is worth
+    /// its scan.
+    pub(super) fn count_progress(&mut self, outcomes: &[(MaskAction, MaskOutcome)]) -> bool {
+        let mut progress = false;
+        for (action, _) in outcomes.iter().filter(|(_, outcome)| matches!(outcome, MaskOutcome::Done { .. }))
+        {
+            let writes = self.mask_writes.entry(action.thread).or_default();
+            *writes += 1;
+            progress |= *writes < MAX_MASK_WRITES;
+        }
+        progress
     }
 
     /// Refuses the commands whose new job is over already, because all its named processes ended in the meantime.

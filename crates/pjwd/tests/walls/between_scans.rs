@@ -101,3 +101,32 @@ fn a_job_lives_on_with_the_processes_that_did_not_end() {
     assert!(matches!(reply, Ok(Reply::Assigned(_))), "{reply:?}");
     assert!(state.jobs.contains_key(&job("a")));
 }
+
+#[test]
+fn a_program_that_rewrites_its_mask_all_the_time_costs_a_bounded_number_of_scans_writes_and_events() {
+    const CYCLES: usize = 100;
+    // The mask is wide again before each scan, however often it is repaired.
+    let (mut warden, work) = daemon(|kernel| {
+        move |scans| {
+            kernel.world().advance(1_000_000);
+            if scans > 2 {
+                assert!(kernel.request_mask(10, 10, "0-7"));
+            }
+        }
+    });
+    let scan = warden.state().scan_request(true);
+    let report = warden.run_cycle(scan, &[Command::Assign(assign("a", 2, &[Pid(10)]))]);
+    assert!(report.replies[0].is_ok());
+    let before = (work.scans.get(), work.mask_writes.get());
+    let mut events = 0;
+    for _ in 0..CYCLES {
+        let scan = warden.state().scan_request(false);
+        let report = warden.run_cycle(scan, &[]);
+        assert!(!report.unfinished, "the next cycle would follow at once");
+        events += report.events.len();
+    }
+    let (scans, writes) = (work.scans.get() - before.0, work.mask_writes.get() - before.1);
+    assert!(writes >= CYCLES, "each cycle repairs the mask: {writes}");
+    assert!(scans <= 4 * CYCLES && writes <= 3 * CYCLES, "{scans} scans and {writes} writes");
+    assert!(events <= 4 * CYCLES, "one violation in each cycle, and one repair for each write: {events}");
+}

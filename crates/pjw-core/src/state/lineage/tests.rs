@@ -172,3 +172,25 @@ fn where_no_events_are_read_a_process_that_is_gone_leaves_nothing() {
     state.forget_gone(Pid(10));
     assert!(state.lineage.descendant(Pid(10)).is_none());
 }
+
+#[test]
+fn threads_that_start_and_end_all_the_time_cause_no_scan_and_leave_nothing_behind() {
+    let mut state = with_a_member();
+    let outside = ProcessEvent::Fork { parent: Pid(1), creator: Tid(1), child: Pid(30), at: Nanos(6) };
+    state.apply_events(&[outside]);
+    for number in 100..10_100 {
+        for pid in [Pid(10), Pid(30)] {
+            let tid = Tid(number);
+            let events = [ProcessEvent::ThreadFork { pid, tid }, ProcessEvent::ThreadExit { pid, tid }];
+            assert!(!state.apply_events(&events), "no event is dropped");
+            assert_eq!(state.lineage.to_scan.urgency(), None, "a thread inherits the mask of its creator");
+        }
+    }
+    assert_eq!(state.lineage.to_scan.take_pids(), BTreeSet::new());
+    assert_eq!(
+        state.lineage.to_scan.take_unassigned_pids().collect::<Vec<_>>(),
+        [Pid(30)],
+        "once, at the rescan"
+    );
+    assert_eq!((state.lineage.descendants.len(), state.lineage.exited.len()), (0, 0));
+}
