@@ -1,6 +1,6 @@
 //! Unassigned processes: processes that belong to no job, of users who have jobs here.
 //!
-//! They are always reported. With `adopt_strays`, an unassigned process of a user with a single job joins that job
+//! They are always counted. They are reported, except for the processes that belong to a login and not to any work. With `adopt_strays`, an unassigned process of a user with a single job joins that job
 //! (`membership.rs`). The processes of a user with several jobs are kept off every grant, because their job can't be
 //! known. Their original masks are restored when the user has fewer jobs.
 
@@ -11,6 +11,40 @@ use crate::terms::{ActionKind, Evidence, JobId, MaskAction, Policy, Process, Rec
 
 /// The names of pjw's own programs. Their processes never count as unassigned.
 const OUR_PROGRAMS: [&str; 2] = ["pjwctl", "pjwd"];
+
+/// The programs of a login itself: the session of an ssh client and of the server, the user's systemd and its services that
+/// every login has, and terminal multiplexers. Longer names are cut as the kernel cuts them (`TASK_COMM_LEN`).
+const LOGIN_PROGRAMS: [&str; 20] = [
+    "(sd-pam)",
+    "(systemd)",
+    "dbus-broker",
+    "dbus-broker-launch",
+    "dbus-daemon",
+    "gpg-agent",
+    "login",
+    "mosh-server",
+    "screen",
+    "sftp-server",
+    "ssh",
+    "ssh-agent",
+    "sshd",
+    "sshd-session",
+    "su",
+    "sudo",
+    "systemd",
+    "systemd-userwork",
+    "tmux: client",
+    "tmux: server",
+];
+
+/// Shells. One that leads its session is the shell of a login, of a terminal, or of a command over ssh.
+const SHELLS: [&str; 10] = ["ash", "bash", "csh", "dash", "fish", "ksh", "mksh", "sh", "tcsh", "zsh"];
+
+/// Whether the process belongs to a login and not to any work: an administrator is not told of it. What it starts is told.
+fn belongs_to_login(process: &Process) -> bool {
+    let is_one_of = |names: &[&str]| names.iter().any(|name| process.comm == Comm::from(*name));
+    is_one_of(&LOGIN_PROGRAMS) || (process.session == process.id.pid && is_one_of(&SHELLS))
+}
 
 /// The job that adopts an unassigned process: the only job of its user. `None` if the process is not unassigned, its
 /// user has several jobs, or unassigned processes are not adopted.
@@ -49,19 +83,30 @@ fn is_free(state: &WardenState, policy: &Policy, process: &Process) -> bool {
 /// Updates the unassigned processes, from the scanned processes and those that a changed job concerns.
 fn update_unassigned(draft: &mut Draft<'_>) {
     if draft.recheck_all {
-        draft.state.unassigned = unassigned_by_user(draft.state, draft.policy);
+        let state = &mut *draft.state;
+        state.unassigned = unassigned_by_user(state, draft.policy);
+        let of_login = |pid: &&Pid| state.process(**pid).is_some_and(belongs_to_login);
+        let users = state.unassigned.iter();
+        let login_processes =
+            users.map(|(&user, pids)| (user, pids.iter().filter(of_login).copied().collect())).collect();
+        state.login_processes = login_processes;
         return;
     }
     let is_owner = |user: &Uid| draft.state.jobs.of_owner(*user).next().is_some();
     let mut unassigned = core::mem::take(&mut draft.state.unassigned);
+    let mut login_processes = core::mem::take(&mut draft.state.login_processes);
     unassigned.retain(|user, _| is_owner(user));
+    login_processes.retain(|user, _| is_owner(user));
     for pid in draft.scanned_pids().chain(draft.recheck.iter().copied()) {
         let Some(process) = draft.state.process(pid) else { continue };
         if is_unassigned(draft, process) {
             unassigned.entry(process.uid).or_default().insert(pid);
+            if belongs_to_login(process) {
+                login_processes.entry(process.uid).or_default().insert(pid);
+            }
         }
     }
-    draft.state.unassigned = unassigned;
+    (draft.state.unassigned, draft.state.login_processes) = (unassigned, login_processes);
 }
 
 /// Whether a process is unassigned: in no job, of a user who has jobs here.
@@ -152,9 +197,12 @@ fn report_no_free_pus(out: &mut Output, excluded: &BTreeMap<Pid, JobId>) {
 
 /// Reports which users have processes outside their jobs.
 fn report(draft: &mut Draft<'_>) {
-    for (user, pids) in &draft.state.unassigned {
-        let Some(&first) = pids.first() else { continue };
-        let (count, belong) = match pids.len() {
+    let state = &*draft.state;
+    for (user, pids) in &state.unassigned {
+        let of_login = state.login_processes.get(user);
+        let is_reported = |pid: &&Pid| of_login.is_none_or(|of_login| !of_login.contains(*pid));
+        let Some(&first) = pids.iter().find(is_reported) else { continue };
+        let (count, belong) = match pids.len() - of_login.map_or(0, BTreeSet::len) {
             1 => ("1 process".to_owned(), "belongs"),
             several => (format!("{several} processes"), "belong"),
         };

@@ -69,6 +69,8 @@ pub struct WardenState {
     /// The processes in no job, by user, of all users who have a job on this node. A user without such processes
     /// has no entry.
     pub unassigned: BTreeMap<Uid, BTreeSet<Pid>>,
+    /// The unassigned processes that belong to a login, such as its shell, by user. They are not reported.
+    pub login_processes: BTreeMap<Uid, BTreeSet<Pid>>,
     /// The threads whose affinity request outside the grant was reported, and whose mask was not scanned since.
     pub(crate) affinity_requesters: AffinityRequesters,
     /// The number of affinity attempts of each job that were reported in the current minute.
@@ -109,6 +111,7 @@ impl WardenState {
             rescans_until_full_plan: 0,
             full_scan_due: true,
             unassigned: BTreeMap::new(),
+            login_processes: BTreeMap::new(),
             affinity_requesters: AffinityRequesters::default(),
             attempts: BTreeMap::new(),
             forks_complete_since: None,
@@ -309,8 +312,11 @@ impl WardenState {
     /// Removes a process from the unassigned processes of its user.
     pub(crate) fn remove_unassigned(&mut self, pid: Pid) {
         let user = self.process(pid).map(|process| process.uid);
-        if let Some(pids) = user.and_then(|user| self.unassigned.get_mut(&user)) {
-            pids.remove(&pid);
+        let Some(user) = user else { return };
+        for by_user in [&mut self.unassigned, &mut self.login_processes] {
+            if let Some(pids) = by_user.get_mut(&user) {
+                pids.remove(&pid);
+            }
         }
     }
 

@@ -1,6 +1,6 @@
 //! The assignment of processes to jobs.
 
-use pjw_core::ids::{Comm, Pid, StartTime};
+use pjw_core::ids::{Comm, Pid, StartTime, Uid};
 use pjw_core::job::{Amount, Source};
 use pjw_core::snapshot::{BatchRole, JobMarks, JobUnit};
 use pjw_core::time::Nanos;
@@ -219,6 +219,40 @@ fn strays_are_reported_and_adopted_only_on_request_by_an_only_job() {
     m.spawn(51, 1, 1002);
     m.settle();
     assert_eq!(m.member(51), "-", "two jobs: the right one is unknown");
+}
+
+#[test]
+fn the_processes_of_a_login_are_counted_and_not_reported_but_what_they_start_is() {
+    let mut m = machine();
+    m.spawn(10, 1, 1001);
+    m.spawn(30, 1, 1001).comm = Comm::from("systemd");
+    m.spawn(31, 1, 1001).comm = Comm::from("sshd-session");
+    // Processes of process 1 lead a session of their own here, others do not.
+    m.spawn(32, 1, 1001).comm = Comm::from("bash");
+    m.assign("a", 2, &[10]).unwrap();
+    assert_eq!(m.warnings(), Vec::<&str>::new());
+    assert_eq!(m.state.unassigned[&Uid(1001)].len(), 3, "status counts them");
+    m.spawn(33, 32, 1001).comm = Comm::from("solver");
+    m.spawn(34, 32, 1001).comm = Comm::from("bash");
+    m.settle();
+    let warnings = &m.last.as_ref().unwrap().warnings;
+    let told: Vec<_> = warnings.iter().map(|warning| (warning.pid, warning.why.as_str())).collect();
+    let why = "2 processes of user 1001 belong to no job, though the user has jobs here";
+    assert_eq!(told, [(Some(Pid(33)), why)], "a shell inside a shell may be a script");
+    m.exit(34);
+    m.process(33).comm = Comm::from("sftp-server");
+    m.settle();
+    assert_eq!(m.warnings(), Vec::<&str>::new(), "it executed another program");
+    m.process(32).comm = Comm::from("solver");
+    m.settle();
+    assert_eq!(m.warnings(), ["stray"]);
+    m.policy.adopt_strays = true;
+    m.settle();
+    assert_eq!(
+        [m.member(30), m.member(32)],
+        ["manual:a by Adopted", "manual:a by Adopted"],
+        "adoption is for all"
+    );
 }
 
 #[test]

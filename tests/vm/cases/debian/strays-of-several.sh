@@ -7,12 +7,16 @@ mask() { masks $(pid "$1"); }
 has_mask() { [ "$(mask "$1")" = "$2" ]; }
 off_every_grant() { [ -n "$(mask "$1")" ] && disjoint "$(mask "$1")" "$grants"; }
 joins_none() { pjwctl explain "$(pid "$1")" --json >/tmp/explained && ! grep -q '"job": *"' /tmp/explained; }
-# Whom the first event on strays of this user names: a process of the user's that no job has.
-told_of() { pjwctl events --json | grep '"event":"stray"' | grep "of user $1 belong" | head -n 1 | sed 's/.*"pid":\([0-9]*\).*/\1/'; }
+# Whom the events on strays of this user name: each names one process of the user's that no job has. A short command of
+# the login may be one of them.
+told_of() { pjwctl events --json | grep '"event":"stray"' | grep "of user $1 belong" | sed 's/.*"pid":\([0-9]*\).*/\1/'; }
 names_a_stray() {
     local pid
-    pid=$(told_of 1001)
-    grep -q '^Uid:[[:space:]]*1001' "/proc/$pid/status" && ! { pids_of_job "$one"; pids_of_job "$two"; } | grep -qx "$pid"
+    for pid in $(told_of 1001); do
+        grep -qs '^Uid:[[:space:]]*1001' "/proc/$pid/status" &&
+            ! { pids_of_job "$one"; pids_of_job "$two"; } | grep -qx "$pid" && return
+    done
+    return 1
 }
 warns() { pjwctl status --json | tr -d '\n' | grep -o '"warnings":.*' | grep '"code": *"stray"' | grep -q "$1"; }
 
