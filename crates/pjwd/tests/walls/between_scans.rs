@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use pjw_core::command::Reply;
-use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome};
+use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome, FoundCpuset, OwnCgroups};
 use pjw_core::plan::{MaskAction, MaskOutcome};
 use pjw_core::ports;
 use pjw_core::refusal::Refusal;
@@ -41,6 +41,10 @@ impl<F: FnMut(usize)> ports::Node for InterleavedNode<F> {
 
     fn read_process_events(&mut self) -> EventBatch {
         self.node.read_process_events()
+    }
+
+    fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroups) -> Vec<FoundCpuset> {
+        self.node.list_job_cpusets(own_cgroups)
     }
 
     fn apply(&mut self, action: &MaskAction) -> MaskOutcome {
