@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use nix::unistd::Uid;
-use pjw_core::cpuset_group::OwnCgroups;
+use pjw_core::own_cgroups::OwnCgroups;
 use pjw_linux::cgroup::CgroupMounts;
 use pjw_linux::cgroup::CpusetMount;
 

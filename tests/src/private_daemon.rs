@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use pjw_core::cpuset_group::OwnCgroups;
+use pjw_core::own_cgroups::OwnCgroups;
 use pjw_ipc::client::{Client, ClientFault};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};

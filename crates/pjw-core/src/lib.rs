@@ -44,4 +44,6 @@ pub use basics::{cpuset, ids, text, time};
 pub use machine::{devices, housekeeping, topology};
 pub use phases::commands::types as command;
 pub use phases::{cpusets, pinning, unassigned};
-pub use terms::{cpuset_group, event, evidence, job, plan, policy, ports, record, refusal, scan, snapshot};
+pub use terms::{
+    cpuset_group, event, evidence, job, own_cgroups, plan, policy, ports, record, refusal, scan, snapshot,
+};

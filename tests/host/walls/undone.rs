@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use pjw_core::cpuset_group::OwnCgroups;
 use pjw_core::ids::Tid;
+use pjw_core::own_cgroups::OwnCgroups;
 use pjw_linux::cgroup::CgroupDir;
 use pjw_linux::proc::procfs::parse_stat;
 use pjw_linux::sys::affinity;

@@ -8,7 +8,6 @@ pub(crate) mod draft;
 pub(crate) mod hotplug;
 pub(crate) mod jobs;
 pub(crate) mod masks;
-pub(crate) mod matching;
 pub(crate) mod membership;
 pub(crate) mod observe;
 pub(crate) mod overload;

@@ -13,9 +13,11 @@
 //! are idle PUs, or cores. Those with the largest masks move, and of these those with the largest ids. Threads of one
 //! process that share a PU are not moved for that: their program bound them all.
 
+pub(crate) mod matching;
+
 use crate::basics::{CpuSet, ProcessId, ThreadId, prelude::*};
 use crate::machine::Topology;
-use crate::phases::matching::Matching;
+use crate::phases::overload::matching::Matching;
 use crate::phases::pinning::HotThread;
 
 /// Returns the threads whose bindings are to be lifted, so that they can run on other PUs of `grant`. `hot_threads` are

@@ -11,7 +11,7 @@
 
 use crate::basics::{CpuSet, Pu, ThreadId, prelude::*};
 use crate::machine::{Level, Topology};
-use crate::phases::matching::Matching;
+use crate::phases::overload::matching::Matching;
 use crate::terms::{OversubscriptionPolicy, Policy};
 
 /// A hot thread of a job (a thread that runs most of the time), as input for [`choose_pins`].

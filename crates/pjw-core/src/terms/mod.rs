@@ -4,6 +4,7 @@ pub mod cpuset_group;
 pub mod event;
 pub mod evidence;
 pub mod job;
+pub mod own_cgroups;
 pub mod plan;
 pub mod policy;
 pub mod ports;

@@ -4,8 +4,9 @@
 use core::time::Duration;
 
 use crate::basics::{CpuSet, Pid, Uid, prelude::*};
-use crate::terms::cpuset_group::{CpusetSupport, Enforcement, OwnCgroups};
+use crate::terms::cpuset_group::{CpusetSupport, Enforcement};
 use crate::terms::job::Source;
+use crate::terms::own_cgroups::OwnCgroups;
 
 /// The mode of the daemon: it carries out its plans (`enforce`), or only makes and shows them (`observe`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -3,7 +3,8 @@
 use core::error::Error;
 
 use crate::basics::{Pid, prelude::*};
-use crate::terms::cpuset_group::{CpusetAction, CpusetOutcome, FoundCpuset, OwnCgroups};
+use crate::terms::cpuset_group::{CpusetAction, CpusetOutcome, FoundCpuset};
+use crate::terms::own_cgroups::OwnCgroups;
 use crate::terms::plan::{MaskAction, MaskOutcome};
 use crate::terms::snapshot::{EventBatch, ExpectedMask, MaskProbe, Snapshot};
 use crate::terms::{record::Record, scan::ScanRequest};

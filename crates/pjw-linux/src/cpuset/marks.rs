@@ -5,8 +5,9 @@
 
 use std::path::Path;
 
-use pjw_core::cpuset_group::{FoundCpuset, OwnCgroups};
+use pjw_core::cpuset_group::FoundCpuset;
 use pjw_core::ids::Uid;
+use pjw_core::own_cgroups::OwnCgroups;
 use rustix::fs::{XattrFlags, getxattr, removexattr, setxattr};
 
 use crate::cgroup::{CgroupDir, CpusetMount};

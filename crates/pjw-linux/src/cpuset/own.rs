@@ -7,7 +7,8 @@
 //! directory of that one.
 
 use nix::errno::Errno;
-use pjw_core::cpuset_group::{CpusetOutcome, OwnCgroups};
+use pjw_core::cpuset_group::CpusetOutcome;
+use pjw_core::own_cgroups::OwnCgroups;
 use rustix::fs::XattrFlags;
 
 use super::{

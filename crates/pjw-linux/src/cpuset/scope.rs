@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use pjw_core::cpuset::CpuSet;
-use pjw_core::cpuset_group::{CpusetOutcome, JobCpuset, OwnCgroups};
+use pjw_core::cpuset_group::{CpusetOutcome, JobCpuset};
 use pjw_core::ids::{ProcessId, Uid};
+use pjw_core::own_cgroups::OwnCgroups;
 
 use super::context::{CpusetContext, Result, refused};
 use super::{bounds, marks, moving, own, unrelated_threads};

@@ -9,8 +9,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome, CpusetSupport, FoundCpuset, OwnCgroups};
+use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome, CpusetSupport, FoundCpuset};
 use pjw_core::ids::{CgroupId, Pid, ProcessId, StartTime, Tid};
+use pjw_core::own_cgroups::OwnCgroups;
 use pjw_core::plan::{ActionKind, MaskAction, MaskOutcome};
 use pjw_core::scan::{IdleWatch, ScanRequest, ScanScope};
 use pjw_core::snapshot::{

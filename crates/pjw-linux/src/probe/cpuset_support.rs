@@ -1,7 +1,8 @@
 //! Finds the cpuset hierarchy of this machine, and its manager.
 
 use nix::unistd::Uid;
-use pjw_core::cpuset_group::{CgroupOwner, CpusetHierarchy, CpusetSupport, OwnCgroups};
+use pjw_core::cpuset_group::{CgroupOwner, CpusetHierarchy, CpusetSupport};
+use pjw_core::own_cgroups::OwnCgroups;
 
 use super::cpuset_test;
 use crate::cgroup::{CgroupMounts, CpusetMount};

@@ -12,8 +12,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::Pid as RawPid;
 use pjw_core::cpuset::CpuSet;
-use pjw_core::cpuset_group::{CgroupOwner, CpusetChange, CpusetOutcome, CpusetSpec, JobCpuset, OwnCgroups};
+use pjw_core::cpuset_group::{CgroupOwner, CpusetChange, CpusetOutcome, CpusetSpec, JobCpuset};
 use pjw_core::ids::{Pid, ProcessId, Tid, Uid};
+use pjw_core::own_cgroups::OwnCgroups;
 
 use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change};
 use crate::sys::{affinity, version};

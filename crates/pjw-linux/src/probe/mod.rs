@@ -6,7 +6,8 @@ mod cpuset_test;
 use std::path::Path;
 
 use nix::unistd::Uid;
-use pjw_core::cpuset_group::{CpusetSupport, OwnCgroups};
+use pjw_core::cpuset_group::CpusetSupport;
+use pjw_core::own_cgroups::OwnCgroups;
 
 use crate::cgroup::CgroupMounts;
 use crate::proc::events::{ProcEvents, ProcEventsFault};

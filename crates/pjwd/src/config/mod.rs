@@ -27,8 +27,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::unistd::Uid;
-use pjw_core::cpuset_group::{CpusetSupport, OwnCgroups};
+use pjw_core::cpuset_group::CpusetSupport;
 use pjw_core::job::Source;
+use pjw_core::own_cgroups::OwnCgroups;
 use pjw_core::policy::Policy;
 use pjw_core::topology::Topology;
 

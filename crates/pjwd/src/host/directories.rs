@@ -10,7 +10,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
 use nix::unistd::Uid;
-use pjw_core::cpuset_group::OwnCgroups;
+use pjw_core::own_cgroups::OwnCgroups;
 
 const STICKY: u32 = 0o1000;
 const OTHERS_MAY_WRITE: u32 = 0o002;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pjw_core::cpuset_group::OwnCgroups;
 use pjw_core::job::{GrantedBy, Job};
+use pjw_core::own_cgroups::OwnCgroups;
 use pjw_core::{cpuset::CpuSet, plan::Warning, policy::Policy};
 use pjw_ipc::wire;
 

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use pjw_core::command::Reply;
-use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome, FoundCpuset, OwnCgroups};
+use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome, FoundCpuset};
+use pjw_core::own_cgroups::OwnCgroups;
 use pjw_core::plan::{MaskAction, MaskOutcome};
 use pjw_core::ports;
 use pjw_core::refusal::Refusal;

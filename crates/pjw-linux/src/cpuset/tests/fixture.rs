@@ -159,7 +159,7 @@ impl Fixture {
 /// A cpuset with a name that no other test and no other run uses.
 pub(super) fn job_cpuset_of(cgroup_owner: CgroupOwner, name: &str, spec: CpusetSpec) -> JobCpuset {
     let job = format!("test-{}-{name}", std::process::id()).parse().unwrap();
-    let path = pjw_core::cpuset_group::OwnCgroups::default().job_path(&job, cgroup_owner, spec.isolated);
+    let path = pjw_core::own_cgroups::OwnCgroups::default().job_path(&job, cgroup_owner, spec.isolated);
     JobCpuset { job, cgroup_owner, path, spec }
 }
 

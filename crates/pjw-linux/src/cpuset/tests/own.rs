@@ -1,7 +1,8 @@
 //! Cpusets in the warden's own cgroups, in v1 or v2, with real processes and threads.
 
 use nix::errno::Errno;
-use pjw_core::cpuset_group::{CpusetSpec, OwnCgroups};
+use pjw_core::cpuset_group::CpusetSpec;
+use pjw_core::own_cgroups::OwnCgroups;
 use pjw_core::{cpuset::Pu, ids::StartTime};
 
 use super::fixture::*;

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use pjw_core::cpuset::Pu;
-use pjw_core::cpuset_group::{CpusetSpec, OwnCgroups};
+use pjw_core::cpuset_group::CpusetSpec;
+use pjw_core::own_cgroups::OwnCgroups;
 
 use super::fixture::*;
 use crate::cgroup::{CgroupMounts, PopulatedCache};

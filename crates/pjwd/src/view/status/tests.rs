@@ -1,10 +1,10 @@
 //! The published status of states that the tests make.
 
 use pjw_core::cpuset::CpuSet;
-use pjw_core::cpuset_group::OwnCgroups;
 use pjw_core::evidence::Evidence;
 use pjw_core::ids::{Pid, ProcessId, StartTime};
 use pjw_core::job::{Amount, Grant, GrantedBy, Job, Lifetime};
+use pjw_core::own_cgroups::OwnCgroups;
 use pjw_core::policy::Policy;
 use pjw_core::snapshot::{JobMark, JobMarks, MarkKind, Process};
 use pjw_core::state::{KnownProcess, Member};

@@ -1,0 +1,281 @@
+//! The names of the cgroups that a warden creates for jobs, and the way back from a cgroup's path to its job.
+
+use crate::basics::prelude::*;
+use crate::terms::cpuset_group::CgroupOwner;
+use crate::terms::job::{JobId, Source};
+
+/// The name of the cgroups of a warden that runs alone. The name of a warden beside it starts with this name, `_` and
+/// [`HASH_DIGITS`] digits.
+const NAME: &str = "pjw";
+
+/// The number of hexadecimal digits after `pjw_` in the name of a warden that runs beside another.
+const HASH_DIGITS: usize = 16;
+
+/// The names of the cgroups that one warden creates for jobs. Two wardens on one machine have different names, so that
+/// neither writes into a cgroup of the other.
+///
+/// A name has no `-`: systemd would take the part before it as the name of a parent slice (systemd.slice(5)).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnCgroups {
+    name: String,
+}
+
+impl Default for OwnCgroups {
+    /// The cgroups of a warden that runs alone: below `/pjw`, or below `pjw.slice` where systemd creates them.
+    fn default() -> Self {
+        Self { name: NAME.to_owned() }
+    }
+}
+
+impl OwnCgroups {
+    /// The cgroups of a warden that runs beside another one. They are named after its state directory (the absolute
+    /// path, without symbolic links): `/pjw_` and a 64-bit FNV-1a hash of the path.
+    #[must_use]
+    pub fn beside(state_directory: &[u8]) -> Self {
+        let add = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        let hash = state_directory.iter().fold(0xcbf2_9ce4_8422_2325, add);
+        Self { name: format!("{NAME}_{hash:0HASH_DIGITS$x}") }
+    }
+
+    /// The cgroups of the warden that created the cgroup at `path`, by its name. `None` if no warden gives a cgroup
+    /// such a name.
+    #[must_use]
+    pub fn of_path(path: &str) -> Option<Self> {
+        let top = path.strip_prefix('/')?.split('/').next()?;
+        let name = match top.split_once('-') {
+            Some((name, _)) => name,
+            None => top.strip_suffix(".slice").unwrap_or(top),
+        };
+        let hash = name.strip_prefix(NAME)?;
+        let is_hash = |digits: &str| {
+            digits.len() == HASH_DIGITS
+                && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+        };
+        (hash.is_empty() || hash.strip_prefix('_').is_some_and(is_hash))
+            .then(|| Self { name: name.to_owned() })
+    }
+
+    /// The cgroup directory below which the warden itself creates the cgroups of jobs, if systemd does not manage the
+    /// hierarchy: `/pjw`.
+    #[must_use]
+    pub fn directory(&self) -> String {
+        format!("/{}", self.name)
+    }
+
+    /// The systemd slice (a group of units) below which systemd creates the cgroups of jobs, one scope unit for each
+    /// job: `pjw.slice`.
+    #[must_use]
+    pub fn slice(&self) -> String {
+        format!("{}.slice", self.name)
+    }
+
+    /// Whether the cgroup at `path` is one of these, or lies in one of these. The directory and the slice count.
+    #[must_use]
+    pub fn contains(&self, path: &str) -> bool {
+        Self::of_path(path).as_ref() == Some(self)
+    }
+
+    /// Returns the path of the cgroup that the warden or systemd (`cgroup_owner`) creates for a job, relative to the
+    /// mount point of the cgroup hierarchy. If `isolated`, the cgroup is directly below the root, because an isolated
+    /// partition needs a partition as its parent.
+    #[must_use]
+    pub fn job_path(&self, job: &JobId, cgroup_owner: CgroupOwner, isolated: bool) -> String {
+        self.path_of(&directory_name(job), cgroup_owner, isolated)
+    }
+
+    /// As [`OwnCgroups::job_path`], by the name that stands for the job. No job has a name with a `-`.
+    #[must_use]
+    pub fn path_of(&self, job: &str, cgroup_owner: CgroupOwner, isolated: bool) -> String {
+        let name = &self.name;
+        match (cgroup_owner, isolated) {
+            (CgroupOwner::Systemd, false) => format!("/{name}.slice/{name}-{job}.scope"),
+            (CgroupOwner::Systemd, true) => format!("/{name}-{job}.scope"),
+            (CgroupOwner::Warden | CgroupOwner::Scheduler, false) => format!("/{name}/{job}"),
+            (CgroupOwner::Warden | CgroupOwner::Scheduler, true) => format!("/{name}-{job}"),
+        }
+    }
+
+    /// Returns the job for which [`OwnCgroups::job_path`] returns `path`, and whether the cgroup is that of an isolated
+    /// partition. `None` if the warden or systemd (`cgroup_owner`) creates no such cgroup for a job.
+    #[must_use]
+    pub fn job_of(&self, path: &str, cgroup_owner: CgroupOwner) -> Option<(JobId, bool)> {
+        let name = &self.name;
+        let (usual, end) = match cgroup_owner {
+            CgroupOwner::Systemd => (format!("/{name}.slice/{name}-"), ".scope"),
+            CgroupOwner::Warden | CgroupOwner::Scheduler => (format!("/{name}/"), ""),
+        };
+        let in_usual = path.strip_prefix(&usual);
+        let job = in_usual.or_else(|| path.strip_prefix(&format!("/{name}-")))?.strip_suffix(end)?;
+        Some((job_of_directory_name(job)?, in_usual.is_none()))
+    }
+}
+
+/// Returns the part of a unit name or directory name that stands for a job. A manual job is named by its id
+/// alone. Characters that systemd does not allow in a unit name are escaped as systemd-escape(1) does: `\xNN`, with the
+/// byte as two hexadecimal digits. The first byte is escaped too if the kernel has, or may have, a file of this name in
+/// every cgroup ([`is_cgroup_file`]). Nothing else makes a backslash, so replacing each `\xNN` by its byte gives the id
+/// back.
+fn directory_name(job: &JobId) -> String {
+    let by_hand = job.source() == Source::Manual;
+    let text = if by_hand { job.name().to_owned() } else { job.to_string() };
+    let is_file = is_cgroup_file(&text);
+    let mut name = String::with_capacity(text.len());
+    for (at, byte) in text.bytes().enumerate() {
+        // Only the colon between source and name becomes a separator: a manual job may be called `slurm:1`
+        // too, as `manual:slurm:1`.
+        let separates = byte == b':' && !by_hand;
+        let plain = byte.is_ascii_alphanumeric() || byte == b'_' || separates || (byte == b'.' && at > 0);
+        if plain && !(is_file && at == 0) {
+            name.push(char::from(byte));
+        } else {
+            name.push_str(&format!("\\x{byte:02x}"));
+        }
+    }
+    name
+}
+
+/// Returns the job for which [`directory_name`] returns `name`. `None` if there is no such job.
+fn job_of_directory_name(name: &str) -> Option<JobId> {
+    let mut bytes = Vec::with_capacity(name.len());
+    let mut parts = name.split("\\x");
+    bytes.extend(parts.next()?.bytes());
+    for part in parts {
+        let (digits, rest) = part.split_at_checked(2)?;
+        bytes.push(u8::from_str_radix(digits, 16).ok()?);
+        bytes.extend(rest.bytes());
+    }
+    let text = String::from_utf8(bytes).ok()?;
+    // Only the colon between source and name is not escaped.
+    let job = if name.contains(':') { text.parse().ok()? } else { JobId::new(Source::Manual, &text).ok()? };
+    // Another text may stand for the same job, such as one with an escaped letter. pjw writes only one of them.
+    (directory_name(&job) == name).then_some(job)
+}
+
+/// Whether the name is that of a file that the kernel makes in a cgroup directory, where no directory of this name can be
+/// made: a v1 core file without a prefix, or a name that begins with a controller and a dot (`cgroup1_base_files` and
+/// `cgroup_file_name` in kernel/cgroup, Linux 6.18).
+fn is_cgroup_file(name: &str) -> bool {
+    const CORE_FILES: [&str; 3] = ["tasks", "notify_on_release", "release_agent"];
+    const PREFIXES: [&str; 19] = [
+        "blkio",
+        "cgroup",
+        "cpu",
+        "cpuacct",
+        "cpuset",
+        "debug",
+        "devices",
+        "dmem",
+        "freezer",
+        "hugetlb",
+        "io",
+        "irq",
+        "memory",
+        "misc",
+        "net_cls",
+        "net_prio",
+        "perf_event",
+        "pids",
+        "rdma",
+    ];
+    CORE_FILES.contains(&name) || name.split_once('.').is_some_and(|(prefix, _)| PREFIXES.contains(&prefix))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cpuset_path_contains_the_job_name() {
+        let own = OwnCgroups::default();
+        let path = |job: &str, cgroup_owner| own.job_path(&job.parse().unwrap(), cgroup_owner, false);
+        assert_eq!(path("a", CgroupOwner::Systemd), "/pjw.slice/pjw-a.scope");
+        assert_eq!(path("slurm:12", CgroupOwner::Warden), "/pjw/slurm:12");
+        assert_eq!(path("pbs:124[3].srv", CgroupOwner::Warden), "/pjw/pbs:124\\x5b3\\x5d.srv");
+        assert_eq!(path("a-b@c+d", CgroupOwner::Systemd), "/pjw.slice/pjw-a\\x2db\\x40c\\x2bd.scope");
+        assert_eq!(
+            path("manual:slurm:12", CgroupOwner::Warden),
+            "/pjw/slurm\\x3a12",
+            "not the path of slurm:12"
+        );
+        assert_eq!(own.job_path(&"a".parse().unwrap(), CgroupOwner::Systemd, true), "/pjw-a.scope");
+        assert_eq!(own.job_path(&"a".parse().unwrap(), CgroupOwner::Warden, true), "/pjw-a");
+    }
+
+    #[test]
+    fn no_job_name_makes_a_parent_path_or_a_hidden_file() {
+        let own = OwnCgroups::default();
+        assert_eq!(own.job_path(&"..".parse().unwrap(), CgroupOwner::Warden, false), "/pjw/\\x2e.");
+        assert_eq!(own.job_path(&".a".parse().unwrap(), CgroupOwner::Warden, false), "/pjw/\\x2ea");
+    }
+
+    #[test]
+    fn two_wardens_have_different_cgroups_and_each_is_known_by_the_path() {
+        let (alone, one, two) =
+            (OwnCgroups::default(), OwnCgroups::beside(b"/tmp/one"), OwnCgroups::beside(b"/tmp/two"));
+        assert_eq!(one.directory(), "/pjw_8cf11471b8d8b200", "the same state directory, the same cgroups");
+        let job: JobId = "a".parse().unwrap();
+        for own in [&alone, &one, &two] {
+            let owners = [CgroupOwner::Warden, CgroupOwner::Systemd];
+            let jobs = owners.iter().flat_map(|&owner| [true, false].map(|is| own.job_path(&job, owner, is)));
+            for path in jobs.chain([own.directory(), format!("/{}", own.slice())]) {
+                assert_eq!(OwnCgroups::of_path(&path).as_ref(), Some(own), "{path}");
+                let owners: Vec<_> = [&alone, &one, &two].map(|other| other.contains(&path)).into();
+                assert_eq!(owners.iter().filter(|contains| **contains).count(), 1, "{path}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_cgroup_that_only_looks_like_one_of_a_warden_is_none() {
+        for path in ["", "/", "pjw/a", "/pjwx/a", "/pjw_/a", "/pjw_test_12", "/pjw.service/a", "/a/pjw/b"] {
+            assert_eq!(OwnCgroups::of_path(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_pjw_gives_to_no_cgroup_stands_for_no_job() {
+        for name in [
+            "", "a-b", "probe-12", "\\x61", "\\x2", "\\xzz", "\\xff", ".a", "manual:a", "slrm:1", "slurm:",
+            "a b",
+        ] {
+            assert_eq!(job_of_directory_name(name), None, "{name}");
+        }
+        for path in
+            ["/", "/pjw", "/pjw/", "/pjw/a/b", "/pjw_test", "/pjw-", "/other/a", "/pjw.slice/pjw-a.scope"]
+        {
+            assert_eq!(OwnCgroups::default().job_of(path, CgroupOwner::Warden), None, "{path}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn the_name_of_a_cgroup_gives_back_its_job(
+            source in proptest::sample::select(Source::ALL),
+            name in "[A-Za-z0-9._:@+\\[\\]-]{1,128}",
+        ) {
+            let job = JobId::new(source, &name).unwrap();
+            for cgroup_owner in [CgroupOwner::Warden, CgroupOwner::Systemd] {
+                for isolated in [false, true] {
+                    for own in [OwnCgroups::default(), OwnCgroups::beside(b"/tmp/one")] {
+                        let path = own.job_path(&job, cgroup_owner, isolated);
+                        proptest::prop_assert_eq!(own.job_of(&path, cgroup_owner), Some((job.clone(), isolated)));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_job_name_makes_the_path_of_a_file_of_its_parent_cgroup() {
+        let own = OwnCgroups::default();
+        let path = |job: &str| own.job_path(&job.parse().unwrap(), CgroupOwner::Warden, false);
+        assert_eq!(path("tasks"), "/pjw/\\x74asks");
+        assert_eq!(path("notify_on_release"), "/pjw/\\x6eotify_on_release");
+        assert_eq!(path("cgroup.procs"), "/pjw/\\x63group.procs");
+        assert_eq!(path("cpuset.cpus"), "/pjw/\\x63puset.cpus");
+        assert_eq!(path("memory.pressure-x"), "/pjw/\\x6demory.pressure\\x2dx");
+        for other in ["tasks2", "cpuset", "cpus", "run.tasks", "cpu_set.cpus", "make.4711"] {
+            assert_eq!(path(other), format!("/pjw/{other}"), "running jobs have this path");
+        }
+    }
+}
