@@ -149,6 +149,14 @@ impl Daemon {
         std::fs::remove_dir_all(self.state_dir()).expect("the state directory can be removed");
     }
 
+    /// Kills the daemon, and writes garbage into its state files.
+    pub fn damage_state(&mut self) {
+        self.daemon.kill();
+        for file in ["journal.jsonl", "state.json"] {
+            std::fs::write(self.state_dir().join(file), "garbage\n").expect("a state file can be written");
+        }
+    }
+
     /// Sends the daemon SIGTERM and waits for its end.
     pub fn stop(&mut self) {
         self.daemon.stop(STOP_TIMEOUT);

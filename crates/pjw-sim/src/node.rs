@@ -7,9 +7,9 @@ use std::rc::Rc;
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::cpuset_group::{
     CgroupOwner, CpusetAction, CpusetChange, CpusetHierarchy, CpusetOutcome, FoundCpuset, JobCpuset,
-    OwnCgroups,
 };
 use pjw_core::ids::{CgroupId, Pid, ProcessId, StartTime, Tid, Uid};
+use pjw_core::own_cgroups::OwnCgroups;
 use pjw_core::plan::{MaskAction, MaskOutcome};
 use pjw_core::scan::{IdleWatch, ScanRequest, ScanScope};
 use pjw_core::snapshot::{

@@ -85,6 +85,8 @@ fn recover(draft: &mut Draft<'_>, candidate: &Candidate) {
     if draft.state.cpusets.cpuset_at(path).is_some() {
         return;
     }
+    // The job itself may be recorded: its class and options are then known.
+    let is_recorded = draft.state.jobs.get(job).is_some_and(|job| job.grant.is_some());
     let fate = fate(draft.state, candidate);
     record(draft, CpusetRecord::Created(candidate.job_cpuset.clone()));
     // systemd manages the root of its hierarchy: without another place, the processes stay in their scope, which is widened.
@@ -104,7 +106,7 @@ fn recover(draft: &mut Draft<'_>, candidate: &Candidate) {
             (format!("{path} was found without a record and is removed: {because}"), None, why)
         }
     };
-    let is_notable = cpus.is_some() || undone.is_some();
+    let is_notable = (cpus.is_some() && !is_recorded) || undone.is_some();
     let mut event = Event::new(EventKind::Recovered, text).with_job(job);
     event.cpus = cpus;
     draft.out.events.push(event);

@@ -31,10 +31,10 @@ fn read(dir: &Path, name: &str) -> Option<String> {
 
 /// A cgroup without attributes is no error: a warden that loses its journal then knows less about the job.
 fn write(dir: &Path, name: &str, value: &str) {
-    let set = |namespace: &&str| {
+    let set = |namespace: &str| {
         setxattr(dir, format!("{namespace}.{name}"), value.as_bytes(), XattrFlags::empty()).is_ok()
     };
-    if !NAMESPACES.iter().any(|namespace| set(&namespace)) {
+    if !NAMESPACES.into_iter().any(set) {
         tracing::debug!(cgroup = %dir.display(), name, "the attribute could not be written");
     }
 }

@@ -190,7 +190,7 @@ mod tests {
         });
         let (policy_afterwards, ran) = raised.join().unwrap();
         assert_eq!(policy_afterwards, Ok(Policy::Normal));
-        assert!(ran >= LIMIT.as_nanos() as u64 / 2, "{ran} ns");
+        assert!(Duration::from_nanos(ran) >= LIMIT / 2, "{ran} ns");
         let (raised_limit, _) = getrlimit(Resource::RLIMIT_RTTIME).unwrap();
         assert!(raised_limit > 1_000_000, "the kernel adds a second");
         assert_eq!(limit_run_time(LIMIT), Ok(LIMIT), "and it is taken back");

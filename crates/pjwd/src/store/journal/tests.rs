@@ -152,7 +152,7 @@ fn removed_files_are_made_again_by_a_rewrite() {
     journal.rewrite(&[ended("a")]).unwrap();
     let remove = |name: &str| std::fs::remove_file(state_dir.join(name)).unwrap();
     let removals: [&dyn Fn(); 3] = [&|| remove("journal.jsonl"), &|| remove("state.json"), &|| {
-        std::fs::rename(&state_dir, dir.path().join("elsewhere")).unwrap()
+        std::fs::rename(&state_dir, dir.path().join("elsewhere")).unwrap();
     }];
     for remove in removals {
         assert!(journal.is_in_place());
