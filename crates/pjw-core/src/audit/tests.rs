@@ -2,6 +2,7 @@
 //! others.
 
 use super::*;
+use crate::basics::Pu;
 use crate::basics::ids::Comm;
 use crate::basics::ids::ProcessId;
 use crate::basics::ids::StartTime;
@@ -168,4 +169,39 @@ fn a_violation_names_the_job_to_drop_or_none_for_the_whole_plan() {
     state.jobs = Jobs::default();
     let found = audit(&state, &Plan::default(), &Policy::default());
     assert!(found.iter().all(|wrong| wrong.job().is_none()) && found.len() == 2, "{found:?}");
+}
+
+#[test]
+fn a_check_of_what_changed_finds_what_a_check_of_everything_finds() {
+    let policy = Policy::default();
+    let mut state = WardenState::new(regular_topology(1, 1, 1, 4, 2), &set("0,4"));
+    let mut audit = GrantAudit::new(&state, &policy);
+    let holding = |name: &str, cpus: &str, shared| {
+        let grant = crate::terms::Grant { shared, ..pjw_grant(set(cpus)) };
+        Job { grant: Some(grant), ..Job::new(job(name), Uid(1001), Lifetime::Reservation, UnixMillis(0)) }
+    };
+    type Change<'a> = &'a dyn Fn(&mut WardenState);
+    let changes: [(Change<'_>, usize); 9] = [
+        (&|state| drop(state.pool.claim(&job("a"), &set("1,5"))), 2),
+        (&|state| state.jobs.insert(holding("a", "1,5", false)), 0),
+        (&|state| state.jobs.insert(holding("b", "5-6", false)), 3),
+        (&|state| state.jobs.insert(holding("b", "2,5", true)), 0),
+        (&|state| drop(state.pool.claim(&job("b"), &set("2,6"))), 0),
+        (&|state| state.jobs.insert(holding("b", "2", false)), 1),
+        (&|state| state.jobs.insert(holding("b", "0,2,6", false)), 2),
+        (&|state| drop(state.jobs.remove(&job("b"))), 2),
+        (&|state| drop(state.pool.release(&job("b"))), 0),
+    ];
+    for (number, (change, expected)) in changes.into_iter().enumerate() {
+        change(&mut state);
+        let changed = state.jobs.take_changed();
+        audit.update(&state, &changed, &policy);
+        let text = |violation: &Violation| format!("{violation:?}");
+        let mut kept: Vec<String> = audit.violations().map(text).collect();
+        let mut again: Vec<String> = audit_grants(&state, &policy).iter().map(text).collect();
+        kept.sort();
+        again.sort();
+        assert_eq!(kept, again, "after change {number}");
+        assert_eq!(kept.len(), expected, "after change {number}: {kept:?}");
+    }
 }

@@ -131,7 +131,10 @@ fn revoke_for_scheduler(draft: &mut Draft<'_>, winner: &JobId, cpus: &CpuSet) {
         let grant = job.grant_by(GrantedBy::Warden).filter(|_| job.id != *winner);
         grant.is_some_and(|grant| !grant.shared && grant.cpus.intersects(cpus))
     };
-    let losers: Vec<JobId> = draft.state.jobs.values().filter(loses).map(|job| job.id.clone()).collect();
+    let holders = cpus.iter().filter_map(|pu| draft.state.pool.holder(pu)?.job());
+    let holders: BTreeSet<&JobId> = holders.collect();
+    let losers = holders.into_iter().filter_map(|id| draft.state.jobs.get(id)).filter(loses);
+    let losers: Vec<JobId> = losers.map(|job| job.id.clone()).collect();
     for loser in losers {
         let held = draft.state.pool.release(&loser);
         let text = format!("{winner} was given {cpus} by its scheduler; {held} had to be taken back");
@@ -187,9 +190,9 @@ pub(crate) fn find_offer(
         Err(Refusal::NotEnough { .. } | Refusal::HeldByOtherJob { .. })
             if policy.on_exhausted == OnExhausted::Share =>
         {
-            let others = state.jobs.values().filter(|job| job.id != *id);
-            let others = others.filter_map(|job| Some(&job.grant.as_ref()?.cpus));
-            allocate_shared(id, request, &state.pool, others, &state.topology, policy)
+            let mut others = state.jobs.granted().clone();
+            state.grant_of(id).into_iter().for_each(|own| others.remove(&own.cpus));
+            allocate_shared(id, request, &state.pool, &others, &state.topology, policy)
                 .map(|offer| (offer, true))
         }
         offer => offer.map(|offer| (offer, false)),

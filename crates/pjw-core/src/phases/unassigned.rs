@@ -154,8 +154,7 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
 
 /// The online PUs that no job holds.
 fn outside(state: &WardenState) -> CpuSet {
-    let grants = state.jobs.values().filter_map(|job| job.grant.as_ref());
-    grants.fold(state.pool.online_cpus(), |outside, grant| outside.difference(&grant.cpus))
+    state.pool.online_cpus().difference(&state.jobs.granted().cpus())
 }
 
 /// The actions that keep the unassigned processes of users with several jobs off the cores of all jobs.

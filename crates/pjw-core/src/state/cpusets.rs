@@ -79,11 +79,15 @@ pub struct CpusetRegistry {
     /// The paths of the cpusets that are to be removed.
     to_remove: BTreeSet<String>,
     moved: BTreeMap<ProcessId, MovedProcess>,
+    /// The same processes, by the cgroup to which they were moved.
+    moved_to: BTreeMap<String, BTreeSet<ProcessId>>,
     refused: BTreeMap<JobId, String>,
     move_errors: BTreeMap<ProcessId, String>,
     failed_removals: BTreeMap<String, String>,
     /// The PUs of each cpuset, now and in the past.
     history: BTreeMap<String, History<CpuSet>>,
+    /// The paths of removed cpusets that have a history.
+    removed: BTreeSet<String>,
     /// The cgroups that were found when the daemon started, until it is decided what becomes of them.
     found: Vec<FoundCpuset>,
     /// The cpusets of these that are worth a warning, by path.
@@ -254,16 +258,15 @@ impl CpusetRegistry {
                 self.forget_wanted(path);
                 self.managed.remove(path);
                 self.to_remove.remove(path);
-                self.moved.retain(|_, moved| moved.to != *path);
-                let managed = &self.managed;
-                let kept_from = Nanos(at.0.saturating_sub(HISTORY_AFTER_REMOVAL.0));
-                self.history.retain(|path, history| {
-                    managed.contains_key(path) || history.has_changed_since(kept_from)
-                });
+                for process in self.moved_to.remove(path).into_iter().flatten() {
+                    self.moved.remove(&process);
+                }
+                self.removed.insert(path.clone());
+                self.forget_histories(at);
             }
             CpusetRecord::Moved { process, from, to } => {
                 self.began(to, from);
-                self.moved.insert(*process, MovedProcess { from: from.clone(), to: to.clone() });
+                self.note_moved(*process, from.clone(), to.clone());
             }
             CpusetRecord::Origin { path, from } => {
                 if let Some(managed) = self.managed.get_mut(path) {
@@ -281,10 +284,40 @@ impl CpusetRegistry {
         }
     }
 
+    fn note_moved(&mut self, process: ProcessId, from: String, to: String) {
+        self.forget_moved(process);
+        self.moved_to.entry(to.clone()).or_default().insert(process);
+        self.moved.insert(process, MovedProcess { from, to });
+    }
+
+    fn forget_moved(&mut self, process: ProcessId) {
+        let Some(moved) = self.moved.remove(&process) else { return };
+        if let Some(processes) = self.moved_to.get_mut(&moved.to) {
+            processes.remove(&process);
+            if processes.is_empty() {
+                self.moved_to.remove(&moved.to);
+            }
+        }
+    }
+
+    /// Removes the histories of cpusets that were removed and that have not changed for long.
+    fn forget_histories(&mut self, at: Nanos) {
+        let kept_from = Nanos(at.0.saturating_sub(HISTORY_AFTER_REMOVAL.0));
+        let Self { history, removed, .. } = self;
+        removed.retain(|path| {
+            let is_kept = history.get(path).is_some_and(|history| history.has_changed_since(kept_from));
+            if !is_kept {
+                history.remove(path);
+            }
+            is_kept
+        });
+    }
+
     /// A kernel before Linux 6.2 replaces masks at every write of a cpuset, also of the same value.
     fn write_history(&mut self, path: &str, cpus: &CpuSet, machine: &CpuSet, at: Nanos) {
         let history = self.history.entry(path.to_owned()).or_insert_with(|| History::new(machine.clone()));
         history.write(cpus.clone(), at);
+        self.removed.remove(path);
     }
 
     fn began(&mut self, path: &str, from: &str) {
@@ -327,7 +360,7 @@ impl CpusetRegistry {
 
     /// Removes a process that has exited.
     pub(crate) fn forget(&mut self, process: ProcessId) {
-        self.moved.remove(&process);
+        self.forget_moved(process);
         self.move_errors.remove(&process);
     }
 
@@ -358,7 +391,7 @@ impl CpusetRegistry {
             .get(from)
             .is_some_and(|managed| managed.job_cpuset.cgroup_owner == CgroupOwner::Warden);
         if is_wardens && to != "/" {
-            self.moved.insert(process, MovedProcess { from: "/".to_owned(), to: from.to_owned() });
+            self.note_moved(process, "/".to_owned(), from.to_owned());
         } else {
             self.move_errors.insert(process, hint.to_owned());
         }

@@ -6,7 +6,10 @@
 use core::cell::Cell;
 use core::ops::Index;
 
-use crate::basics::{Pid, Uid, prelude::*};
+pub mod grant_counts;
+
+use crate::basics::{CpuSet, Pid, Uid, prelude::*};
+use crate::state::jobs::grant_counts::GrantCounts;
 use crate::terms::{Job, JobId};
 
 /// All jobs that pjw knows on this node, found by id, by owner and by cgroup.
@@ -18,23 +21,31 @@ pub struct Jobs {
     by_session: BTreeMap<Pid, BTreeSet<JobId>>,
     without_cores: BTreeSet<JobId>,
     without_processes: BTreeSet<JobId>,
-    shared: BTreeSet<JobId>,
+    /// How many grants contain each PU.
+    granted: GrantCounts,
+    /// The same of the grants that may overlap with others.
+    shared: GrantCounts,
     /// The number of changes so far.
     change_count: u64,
-    visits: VisitCount,
+    traces: Traces,
 }
 
-/// How many jobs were read. It says nothing about the jobs, so all counts are equal.
+/// What was done with the jobs. It says nothing about the jobs, so all values are equal.
 #[derive(Debug, Clone, Default)]
-struct VisitCount(Cell<usize>);
+struct Traces {
+    /// How many jobs were read.
+    visits: Cell<usize>,
+    /// The jobs that were added, changed or removed since the last call of [`Jobs::take_changed`].
+    changed: BTreeSet<JobId>,
+}
 
-impl PartialEq for VisitCount {
+impl PartialEq for Traces {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Eq for VisitCount {}
+impl Eq for Traces {}
 
 impl Index<&JobId> for Jobs {
     type Output = Job;
@@ -88,11 +99,16 @@ impl Jobs {
     /// Returns how often a job was read since the last call of this method. Tests check with it that a cycle reads
     /// few jobs.
     pub fn take_visit_count(&self) -> usize {
-        self.visits.0.take()
+        self.traces.visits.take()
+    }
+
+    /// Returns the jobs that were added, changed or removed since the last call.
+    pub fn take_changed(&mut self) -> BTreeSet<JobId> {
+        core::mem::take(&mut self.traces.changed)
     }
 
     fn count_visit(&self) {
-        self.visits.0.update(|count| count + 1);
+        self.traces.visits.update(|count| count + 1);
     }
 
     /// Adds a job, or replaces the job with the same id.
@@ -106,16 +122,21 @@ impl Jobs {
         for &session in &job.sessions {
             self.by_session.entry(session).or_default().insert(id.clone());
         }
-        let is_shared = job.grant.as_ref().is_some_and(|grant| grant.shared);
         for (index, is_in) in [
             (&mut self.without_cores, job.active_grant().is_none()),
             (&mut self.without_processes, job.empty_since.is_some()),
-            (&mut self.shared, is_shared),
         ] {
             if is_in {
                 index.insert(id.clone());
             }
         }
+        if let Some(grant) = &job.grant {
+            self.granted.add(&grant.cpus);
+            if grant.shared {
+                self.shared.add(&grant.cpus);
+            }
+        }
+        self.traces.changed.insert(id.clone());
         self.jobs.insert(id, job);
         self.change_count += 1;
     }
@@ -123,6 +144,7 @@ impl Jobs {
     /// Removes a job and returns it. `None` if there is no such job.
     pub fn remove(&mut self, id: &JobId) -> Option<Job> {
         let job = self.jobs.remove(id)?;
+        self.traces.changed.insert(id.clone());
         self.change_count += 1;
         remove_from(&mut self.by_owner, &job.owner, id);
         if let Some(path) = &job.cgroup {
@@ -131,8 +153,14 @@ impl Jobs {
         for session in &job.sessions {
             remove_from(&mut self.by_session, session, id);
         }
-        for index in [&mut self.without_cores, &mut self.without_processes, &mut self.shared] {
+        for index in [&mut self.without_cores, &mut self.without_processes] {
             index.remove(id);
+        }
+        if let Some(grant) = &job.grant {
+            self.granted.remove(&grant.cpus);
+            if grant.shared {
+                self.shared.remove(&grant.cpus);
+            }
         }
         Some(job)
     }
@@ -180,10 +208,16 @@ impl Jobs {
         self.without_processes.iter().filter_map(|id| self.get(id))
     }
 
-    /// Iterates over the jobs that may hold the same cores as other jobs
-    /// ([`Grant::shared`](crate::terms::Grant::shared)).
-    pub fn with_shared_cores(&self) -> impl Iterator<Item = &Job> {
-        self.shared.iter().filter_map(|id| self.get(id))
+    /// Returns how many grants contain each PU.
+    #[must_use]
+    pub fn granted(&self) -> &GrantCounts {
+        &self.granted
+    }
+
+    /// Returns the PUs of grants that may overlap with grants of other jobs.
+    #[must_use]
+    pub fn shared_cpus(&self) -> CpuSet {
+        self.shared.cpus()
     }
 }
 

@@ -15,6 +15,16 @@ pub enum Holder {
     Job(JobId),
 }
 
+impl Holder {
+    /// Returns the job. `None` if no job is the holder.
+    pub(crate) fn job(&self) -> Option<&JobId> {
+        match self {
+            Self::Job(job) => Some(job),
+            Self::Free | Self::Housekeeping => None,
+        }
+    }
+}
+
 /// The index of [`Holder::Free`] in the list of holders.
 const FREE: usize = 0;
 

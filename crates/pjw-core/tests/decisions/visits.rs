@@ -1,12 +1,14 @@
 //! Costs follow change: a decision visits the jobs that it concerns, however many other jobs there are.
 
+use pjw_core::audit::{GrantAudit, audit_actions};
 use pjw_core::command::{Assign, Command};
 use pjw_core::command_scan::command_scan_request;
 use pjw_core::ids::Pid;
 use pjw_core::job::Amount;
+use pjw_core::policy::{OnExhausted, Policy};
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::testing::{job, regular_topology};
-use pjw_core::{policy::Policy, time::Nanos};
+use pjw_core::time::Nanos;
 
 use crate::machine::{Machine, ROOT, assign_of, machine_with};
 
@@ -14,13 +16,19 @@ use crate::machine::{Machine, ROOT, assign_of, machine_with};
 const OUTSIDE: u32 = 50;
 
 /// A machine with this number of jobs of one core and one process each, which are all idle. Fork events are monitored.
-fn with_jobs(jobs: u32) -> Machine {
-    let mut machine = machine_with(regular_topology(2, 2, 2, 64, 1), Policy::default());
+/// The machine has this number of cores; if it has fewer cores than jobs, the jobs share them.
+fn with_jobs(jobs: u32, cores: u32) -> Machine {
+    let policy = Policy { on_exhausted: OnExhausted::Share, ..Policy::default() };
+    let mut machine = machine_with(regular_topology(1, 1, 1, cores, 1), policy);
+    machine.world().pid_max = 1000;
     machine.spawn(OUTSIDE, 1, 1000);
-    for n in 0..jobs {
+    let assign = |n: u32| {
         machine.spawn(100 + n, 1, 1000);
-        machine.assign(&format!("idle-{n}"), 1, &[100 + n]).unwrap();
-    }
+        let assign = assign_of(&format!("idle-{n}"), Some(Amount::Cores(1)));
+        Command::Assign(Assign { pids: vec![Pid(100 + n)], caller: ROOT, ..assign })
+    };
+    let commands: Vec<Command> = (0..jobs).map(assign).collect();
+    assert!(machine.settle_with(&commands).0.iter().all(Result::is_ok));
     for _ in 0..2 {
         machine.run(&[]);
         machine.settle();
@@ -35,13 +43,21 @@ fn with_jobs(jobs: u32) -> Machine {
     machine
 }
 
-/// The jobs that are visited until the cycles have nothing left to do. The first cycle has this scan and these commands.
+/// The jobs that are visited until the cycles have nothing left to do, by the decisions and by their audit. The first cycle
+/// has this scan and these commands.
 fn visits(machine: &mut Machine, scan: ScanRequest, commands: &[Command]) -> usize {
+    let mut audit = GrantAudit::new(&machine.state, &machine.policy);
+    machine.state.jobs.take_changed();
     machine.state.jobs.take_visit_count();
     let (mut scan, mut commands) = (Some(scan), commands);
     while let Some(request) = scan.take() {
         assert_ne!(request.scope, ScanScope::Full);
         let decision = machine.cycle(&request, std::mem::take(&mut commands));
+        let changed = machine.state.jobs.take_changed();
+        audit.update(&machine.state, &changed, &machine.policy);
+        assert_eq!(audit.violations().next(), None);
+        // The actions are carried out already. To audit them visits the same jobs as before.
+        let _ = audit_actions(&machine.state, &decision.plan, &machine.policy);
         assert!(decision.replies.iter().all(Result::is_ok), "{:?}", decision.replies);
         let dirty: Vec<_> = decision.dirty.dirty_parts().map(|(job, _)| job.to_string()).collect();
         assert!(!decision.dirty.is_everything() && dirty.len() <= 1, "{dirty:?}");
@@ -56,8 +72,8 @@ fn visits_of_command(machine: &mut Machine, command: Command) -> usize {
     visits(machine, scan, &commands)
 }
 
-fn visits_of_each_change(jobs: u32) -> [(&'static str, usize); 4] {
-    let mut machine = with_jobs(jobs);
+fn visits_of_each_change(jobs: u32, cores: u32) -> [(&'static str, usize); 4] {
+    let mut machine = with_jobs(jobs, cores);
     let idle = machine.state.scan_request(false);
     let idle = visits(&mut machine, idle, &[]);
     let (pids, amount) = (vec![Pid(OUTSIDE)], Some(Amount::Cores(1)));
@@ -73,6 +89,11 @@ fn visits_of_each_change(jobs: u32) -> [(&'static str, usize); 4] {
 }
 
 #[test]
-fn an_idle_scan_a_birth_and_a_command_visit_the_same_number_of_jobs_beside_20_and_beside_200_jobs() {
-    assert_eq!(visits_of_each_change(20), visits_of_each_change(200));
+fn an_idle_scan_a_birth_and_a_command_visit_the_same_number_of_jobs_beside_20_and_beside_600_jobs() {
+    assert_eq!(visits_of_each_change(20, 1024), visits_of_each_change(600, 1024));
+}
+
+#[test]
+fn they_visit_the_same_number_of_jobs_where_all_jobs_share_the_cores() {
+    assert_eq!(visits_of_each_change(20, 4), visits_of_each_change(600, 4));
 }

@@ -19,7 +19,7 @@ mod masks;
 #[cfg(test)]
 mod tests;
 
-/// The largest process id. It is small, so that process ids are used again often.
+/// The largest process id by default.
 const PID_MAX: u32 = 400;
 
 /// A thread of a simulated process, with its masks and its run time.
@@ -139,6 +139,8 @@ pub struct World {
     /// The active PUs at the last rewrite of the masks in cpusets.
     active_at_rewrite: CpuSet,
     now: u64,
+    /// The largest process id. By default it is small, so that process ids are used again often.
+    pub pid_max: u32,
     next_number: u32,
     /// The start time of the last process or thread with each number.
     starts: BTreeMap<u32, StartTime>,
@@ -193,6 +195,7 @@ impl World {
             active: cpus.clone(),
             active_at_rewrite: cpus.clone(),
             now,
+            pid_max: PID_MAX,
             next_number: 2,
             starts: BTreeMap::from([(1, id.start)]),
             cpusets: BTreeMap::new(),
@@ -232,10 +235,10 @@ impl World {
             !self.processes.contains_key(&Pid(*number))
                 && !self.processes.values().any(|process| process.threads.contains_key(&Tid(*number)))
         };
-        let first = self.next_number;
+        let (first, pid_max) = (self.next_number, self.pid_max);
         let number =
-            (0..PID_MAX).map(|step| (first - 1 + step) % PID_MAX + 1).find(is_free).unwrap_or(PID_MAX + 1);
-        self.next_number = number % PID_MAX + 1;
+            (0..pid_max).map(|step| (first - 1 + step) % pid_max + 1).find(is_free).unwrap_or(pid_max + 1);
+        self.next_number = number % pid_max + 1;
         number
     }
 

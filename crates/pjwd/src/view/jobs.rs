@@ -36,8 +36,7 @@ impl JobViews {
     /// concerns. Returns whether anything was computed again.
     pub(super) fn update(&mut self, state: &WardenState, policy: &Policy, dirty: &DirtySet) -> bool {
         self.counts.update(state, dirty);
-        let shared = state.jobs.with_shared_cores().filter_map(|job| job.grant.as_ref());
-        let shared = shared.fold(CpuSet::new(), |shared, grant| shared.union(&grant.cpus));
+        let shared = state.jobs.shared_cpus();
         let unassigned: BTreeMap<Uid, usize> =
             state.unassigned.iter().map(|(&user, pids)| (user, pids.len())).collect();
         let is_all = dirty.is_everything() || shared != self.shared;

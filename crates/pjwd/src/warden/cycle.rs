@@ -19,9 +19,8 @@ use pjw_core::report::{cpuset_events, mask_events};
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{AffinityRequest, EventBatch, JobMarks, Observed, Snapshot};
 use pjw_core::{
-    audit::Violation, audit::audit_actions, audit::audit_grants, command_scan::command_scan_request,
-    cpuset::CpuSet, job::JobId, record::Record, refusal::Refusal, state::WardenState, state::dirty::DirtySet,
-    time::Nanos, topology::Topology,
+    audit::GrantAudit, command_scan::command_scan_request, cpuset::CpuSet, job::JobId, record::Record,
+    refusal::Refusal, state::WardenState, state::dirty::DirtySet, time::Nanos, topology::Topology,
 };
 use pjw_sources::Host;
 
@@ -45,7 +44,7 @@ pub struct Warden<N, J> {
     node: N,
     pub(super) journal: J,
     pub(super) state: WardenState,
-    policy: Policy,
+    pub(super) policy: Policy,
     host: Host,
     pub(super) faults: Faults,
     /// The process events that were read since the event loop last took this value.
@@ -56,8 +55,8 @@ pub struct Warden<N, J> {
     /// Affinity requests from the scans of dry runs. The node reports each request once.
     affinity_requests: Vec<AffinityRequest>,
     unknown_pus: CpuSet,
-    /// The violations of the grants, with the number of changes of the jobs and of the pool after which they were found.
-    pub(super) audited_grants: Option<((u64, u64), Vec<Violation>)>,
+    /// The audit of the grants, with the number of changes of the pool at the last check.
+    pub(super) audited_grants: Option<(u64, GrantAudit)>,
     /// The time that this cycle has spent on cpuset changes.
     cpuset_time: Duration,
 }
@@ -363,6 +362,10 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let Decision { mut records, plan, warnings: plan_warnings, events, replies, next_scan, dirty } =
             reconcile(&mut self.state, snapshot, commands, &self.policy);
         report.warnings = plan_warnings;
+        if dirty.is_everything() {
+            // All grants are audited again, in case a change was missed.
+            self.audited_grants = None;
+        }
         report.dirty.extend(&dirty);
 
         let plan = self.audited(plan);
@@ -410,35 +413,6 @@ impl<N: Node, J: Journal> Warden<N, J> {
         }
         self.read_process_events();
         snapshot
-    }
-
-    /// The plan without the actions of jobs that fail the audit. The current masks and cpusets of these jobs stay as
-    /// they are.
-    fn audited(&mut self, plan: Plan) -> Plan {
-        self.faults.audit.clear();
-        let version = (self.state.jobs.change_count(), self.state.pool.change_count());
-        if self.audited_grants.as_ref().is_none_or(|(audited, _)| *audited != version) {
-            self.audited_grants = Some((version, audit_grants(&self.state, &self.policy)));
-        }
-        let of_grants = self.audited_grants.iter().flat_map(|(_, violations)| violations.clone());
-        for violation in of_grants.chain(audit_actions(&self.state, &plan, &self.policy)) {
-            self.faults.audit.insert(violation.job().cloned(), violation.to_string());
-        }
-        let broken = &self.faults.audit;
-        if broken.is_empty() {
-            return plan;
-        }
-        let is_valid = |job: &JobId| !broken.contains_key(&None) && !broken.contains_key(&Some(job.clone()));
-        let (kept, dropped): (Vec<MaskAction>, Vec<MaskAction>) =
-            plan.actions.into_iter().partition(|action| is_valid(&action.job));
-        dropped.iter().for_each(|action| self.state.note_not_tried(action));
-        let (cpusets, unsound): (Vec<CpusetAction>, Vec<CpusetAction>) =
-            plan.cpusets.into_iter().partition(|action| is_valid(&action.job));
-        // A job without a valid cpuset plan is kept by masks.
-        unsound
-            .iter()
-            .for_each(|action| self.state.cpusets.note_refusal(action, "its plan failed the audit"));
-        Plan { cpusets, actions: kept }
     }
 
     fn apply_cpuset_changes(&mut self, actions: Vec<CpusetAction>) -> Vec<(CpusetAction, CpusetOutcome)> {

@@ -1,5 +1,6 @@
 //! The warden: one cycle of observe, reconcile, audit, journal and apply, and the report of a cycle.
 
+mod auditing;
 mod cycle;
 mod forks;
 mod recording;

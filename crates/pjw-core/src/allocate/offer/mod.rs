@@ -14,6 +14,7 @@
 use crate::allocate::{choose::Allocator, reasons, tree::Unit};
 use crate::basics::{CpuSet, cpus_are, cpus_text, cpus_were, prelude::*};
 use crate::machine::{Device, Level, Topology};
+use crate::state::jobs::grant_counts::GrantCounts;
 use crate::state::{Holder, Offer, Pool};
 use crate::terms::{Amount, JobId, Placement, Policy, Refusal, Request};
 
@@ -69,24 +70,24 @@ fn near_device(device: &Device, anywhere: Offer, near: Option<Offer>) -> Offer {
 }
 
 /// Chooses cores that may overlap with the grants of other jobs, for a request that the free cores can't
-/// serve. Free cores and the job's own cores come first, then cores that the fewest of the grants in `others`
-/// contain.
+/// serve. Free cores and the job's own cores come first, then cores that the fewest grants of other jobs contain, which
+/// `others` counts.
 ///
 /// # Errors
 /// If the whole machine is too small for the request.
-pub fn allocate_shared<'a>(
+pub fn allocate_shared(
     job: &JobId,
     request: &Request,
     pool: &Pool,
-    others: impl IntoIterator<Item = &'a CpuSet>,
+    others: &GrantCounts,
     topology: &Topology,
     policy: &Policy,
 ) -> Result<Offer, Refusal> {
     let free = pool.free_cpus().union(&pool.pus_of(job)).intersection(&pool.online_cpus());
     let everything = pool.online_cpus().difference(&pool.housekeeping_cpus());
     let offer_of = |available: &CpuSet| make_offer(request, &free, available, pool, topology, policy);
-    let held_by = held_by_at_least(others);
-    let least_shared = held_by.iter().find_map(|cpus| offer_of(&everything.difference(cpus)).ok());
+    let least_shared =
+        others.held_by_at_least().find_map(|cpus| offer_of(&everything.difference(&cpus)).ok());
     let mut offer = least_shared.map_or_else(|| offer_of(&everything), Ok)?;
     let others = offer.cpus.difference(&free);
     if !others.is_empty() {
@@ -99,23 +100,6 @@ pub fn allocate_shared<'a>(
         offer.runner_up.clear();
     }
     Ok(offer)
-}
-
-/// Returns the PUs that are in at least one of the sets, the PUs in at least two, and so on.
-fn held_by_at_least<'a>(sets: impl IntoIterator<Item = &'a CpuSet>) -> Vec<CpuSet> {
-    let mut held_by: Vec<CpuSet> = Vec::new();
-    for set in sets {
-        let mut more = set.clone();
-        for cpus in &mut held_by {
-            let both = cpus.intersection(&more);
-            *cpus = cpus.union(&more);
-            more = both;
-        }
-        if !more.is_empty() {
-            held_by.push(more);
-        }
-    }
-    held_by
 }
 
 fn make_offer(

@@ -350,7 +350,8 @@ proptest! {
         bench.pool.claim(&numbered_job(1), &some_of(&topology, &taken));
         let free = bench.pool.free_cpus();
         let usable = topology.cpus().difference(&bench.pool.housekeeping_cpus());
-        match allocate_shared(&numbered_job(2), &Request::of_cores(cores), &bench.pool, [&bench.pool.pus_of(&numbered_job(1))], &topology, &bench.policy) {
+        let held = [&bench.pool.pus_of(&numbered_job(1))].into_iter().collect();
+        match allocate_shared(&numbered_job(2), &Request::of_cores(cores), &bench.pool, &held, &topology, &bench.policy) {
             Ok(offer) => {
                 check_whole(&topology, &offer.cpus, cores);
                 prop_assert!(offer.cpus.is_subset(&usable));

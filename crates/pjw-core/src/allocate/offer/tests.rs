@@ -386,7 +386,7 @@ fn an_offline_sibling_is_not_granted_and_does_not_block_its_core() {
 fn sharing_takes_free_cores_first_and_names_the_overlap() {
     let mut bench = Bench::new(regular_topology(1, 1, 2, 2, 1), "0");
     assert_eq!(bench.cores(1, 2), "2-3");
-    let held = [bench.pool.pus_of(&numbered_job(1))];
+    let held = [&bench.pool.pus_of(&numbered_job(1))].into_iter().collect();
     let share = |n| {
         allocate_shared(
             &numbered_job(2),
@@ -410,13 +410,14 @@ fn sharing_takes_free_cores_first_and_names_the_overlap() {
 #[test]
 fn sharing_takes_the_cores_that_the_fewest_others_hold() {
     let bench = Bench::new(regular_topology(1, 1, 1, 4, 1), "");
-    let mut held: Vec<CpuSet> = vec!["0-3".parse().unwrap()];
+    let mut held = GrantCounts::default();
+    held.add(&"0-3".parse().unwrap());
     let mut share = |n| {
         let request = Request::of_cores(n);
         let offer =
             allocate_shared(&numbered_job(9), &request, &bench.pool, &held, &bench.topology, &bench.policy)
                 .unwrap();
-        held.push(offer.cpus.clone());
+        held.add(&offer.cpus);
         offer.cpus.to_string()
     };
     assert_eq!([1, 1, 2, 2, 4, 3].map(&mut share), ["0", "1", "2-3", "0-1", "0-3", "0-2"]);

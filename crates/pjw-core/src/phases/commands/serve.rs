@@ -268,7 +268,7 @@ fn check_user_limit(draft: &Draft<'_>, id: &JobId, request: &Request, owner: Uid
         return Err(Refusal::AssignNeedsAdmin);
     }
     let topology = &draft.state.topology;
-    let others = draft.state.jobs.values().filter(|job| job.owner == owner && job.id != *id);
+    let others = draft.state.jobs.of_owner(owner).filter(|job| job.id != *id);
     let cores_of = |job: &Job| match (&job.grant, &job.request) {
         (Some(grant), _) => topology.overlapping_core_count(&grant.cpus),
         (None, Some(request)) if !job.released => request.amount.core_count(topology),

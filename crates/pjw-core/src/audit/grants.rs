@@ -1,0 +1,250 @@
+//! Audits the pool and the grants of all jobs. What was checked is kept, so that a check after a change reads only what the
+//! change concerns: the jobs that changed, and the holders of the cores that these have or had.
+
+use crate::audit::violation::Violation;
+use crate::basics::{CpuSet, Pu, prelude::*};
+use crate::machine::Topology;
+use crate::state::{Holder, WardenState};
+use crate::terms::{GrantedBy, Job, JobId, Policy};
+
+/// The audit of the holders of all PUs and of the grants of all jobs, as they were at the last check.
+#[derive(Debug)]
+pub struct GrantAudit {
+    machine: CpuSet,
+    /// The PUs of the core of each PU, by the number of the PU.
+    cores: Vec<CpuSet>,
+    holders: Vec<(Pu, Holder)>,
+    housekeeping: CpuSet,
+    /// The PUs that each job holds in the pool.
+    held: BTreeMap<JobId, CpuSet>,
+    grants: BTreeMap<JobId, AuditedGrant>,
+    /// The jobs that hold each PU by a grant that no other job may share.
+    owners: BTreeMap<Pu, BTreeSet<JobId>>,
+    of_machine: Option<Violation>,
+    of_pus: BTreeMap<Pu, Violation>,
+    of_jobs: BTreeMap<JobId, Vec<Violation>>,
+}
+
+/// What was last read of a job's grant. A job without a grant has no PUs.
+#[derive(Debug, Default)]
+struct AuditedGrant {
+    cpus: CpuSet,
+    shared: bool,
+}
+
+impl GrantAudit {
+    /// Checks everything. The result is for this topology: after a change of it, everything is to be checked again.
+    #[must_use]
+    pub fn new(state: &WardenState, policy: &Policy) -> Self {
+        let mut audit = Self {
+            machine: state.topology.cores().iter().flat_map(|core| core.pus.iter()).collect(),
+            cores: core_by_pu(&state.topology),
+            holders: Vec::new(),
+            housekeeping: CpuSet::new(),
+            held: BTreeMap::new(),
+            grants: BTreeMap::new(),
+            owners: BTreeMap::new(),
+            of_machine: None,
+            of_pus: BTreeMap::new(),
+            of_jobs: BTreeMap::new(),
+        };
+        audit.update(state, &state.jobs.keys().cloned().collect(), policy);
+        audit
+    }
+
+    /// Checks what changed since the last check. `changed` are the jobs that were added, changed or removed since then.
+    pub fn update(&mut self, state: &WardenState, changed: &BTreeSet<JobId>, policy: &Policy) {
+        let mut concerned = changed.clone();
+        let mut changed_pus = self.read_pool(state, &mut concerned);
+        for id in changed {
+            changed_pus = changed_pus.union(&self.read_grant(state, id));
+        }
+        let cores = changed_pus.iter().filter_map(|pu| self.cores.get(pu.0 as usize));
+        changed_pus = cores.fold(changed_pus.clone(), |changed_pus, core| changed_pus.union(core));
+        for pu in changed_pus.iter() {
+            concerned.extend(self.owners.get(&pu).into_iter().flatten().cloned());
+            concerned.extend(state.pool.holder(pu).and_then(Holder::job).cloned());
+        }
+        self.check_pus(state, &changed_pus);
+        for id in &concerned {
+            self.of_jobs.remove(id);
+            let violations = state.jobs.get(id).map(|job| self.check_job(state, job, policy));
+            if let Some(violations) = violations.filter(|violations| !violations.is_empty()) {
+                self.of_jobs.insert(id.clone(), violations);
+            }
+        }
+    }
+
+    /// Iterates over all violations that the last check left.
+    pub fn violations(&self) -> impl Iterator<Item = &Violation> {
+        let of_jobs = self.of_jobs.values().flatten();
+        self.of_machine.iter().chain(self.of_pus.values()).chain(of_jobs)
+    }
+
+    /// Reads the holders of all PUs. Returns the PUs that have another holder now, and those of jobs that changed. Adds the
+    /// former holders to `concerned`.
+    fn read_pool(&mut self, state: &WardenState, concerned: &mut BTreeSet<JobId>) -> CpuSet {
+        let mut changed_pus = CpuSet::new();
+        let holders = state.pool.holders();
+        let is_of = |pu: Pu| move |(known, _): &&(Pu, Holder)| *known == pu;
+        let changed: Vec<(usize, Pu, &Holder)> = (0..)
+            .zip(holders)
+            .map(|(place, (pu, holder))| (place, pu, holder))
+            .filter(|&(place, pu, holder)| {
+                if holder.job().is_some_and(|job| concerned.contains(job)) {
+                    changed_pus.insert(pu);
+                }
+                self.holders.get(place).filter(is_of(pu)).is_none_or(|(_, known)| known != holder)
+            })
+            .collect();
+        for (place, pu, holder) in changed {
+            changed_pus.insert(pu);
+            let known = self.holders.get(place).filter(is_of(pu)).and_then(|(_, known)| known.job().cloned());
+            if let Some(job) = known {
+                if let Some(mut held) = self.held.remove(&job).filter(|held| held.len() > 1) {
+                    held.remove(pu);
+                    self.held.insert(job.clone(), held);
+                }
+                concerned.insert(job);
+            }
+            self.housekeeping.remove(pu);
+            let holds = match holder {
+                Holder::Job(job) => Some(self.held.entry(job.clone()).or_default()),
+                Holder::Housekeeping => Some(&mut self.housekeeping),
+                Holder::Free => None,
+            };
+            holds.into_iter().for_each(|cpus| _ = cpus.insert(pu));
+            match self.holders.get_mut(place) {
+                Some(entry) => *entry = (pu, holder.clone()),
+                None => self.holders.push((pu, holder.clone())),
+            }
+        }
+        changed_pus
+    }
+
+    /// Reads the grant of a job that changed. Returns the PUs that the grant has or had.
+    fn read_grant(&mut self, state: &WardenState, id: &JobId) -> CpuSet {
+        let before = self.grants.remove(id).unwrap_or_default();
+        if !before.shared {
+            for pu in before.cpus.iter() {
+                let owners = self.owners.get_mut(&pu).map(|owners| {
+                    owners.remove(id);
+                    owners.is_empty()
+                });
+                if owners == Some(true) {
+                    self.owners.remove(&pu);
+                }
+            }
+        }
+        let Some(job) = state.jobs.get(id) else { return before.cpus };
+        let grant = job.grant.as_ref();
+        let cpus = grant.map(|grant| grant.cpus.clone()).unwrap_or_default();
+        let shared = grant.is_some_and(|grant| grant.shared);
+        if !shared {
+            for pu in cpus.iter() {
+                self.owners.entry(pu).or_default().insert(id.clone());
+            }
+        }
+        let changed_pus = before.cpus.union(&cpus);
+        self.grants.insert(id.clone(), AuditedGrant { cpus, shared });
+        changed_pus
+    }
+
+    /// The pool has an entry for each PU of the machine and no other, and each holder exists.
+    fn check_pus(&mut self, state: &WardenState, changed_pus: &CpuSet) {
+        let entries: CpuSet = self.holders.iter().map(|&(pu, _)| pu).collect();
+        let cpus = entries.difference(&self.machine).union(&self.machine.difference(&entries));
+        self.of_machine = (!cpus.is_empty()).then_some(Violation::PoolDiffersFromMachine { cpus });
+        for pu in changed_pus.iter() {
+            self.of_pus.remove(&pu);
+            let holder = state.pool.holder(pu).and_then(Holder::job);
+            if let Some(job) = holder.filter(|job| !self.grants.contains_key(*job)) {
+                self.of_pus.insert(pu, Violation::UnknownHolder { pu, job: job.clone() });
+            }
+        }
+    }
+
+    fn check_job(&self, state: &WardenState, job: &Job, policy: &Policy) -> Vec<Violation> {
+        let id = &job.id;
+        let held = self.held.get(id).cloned().unwrap_or_default();
+        let mut found = Vec::new();
+        let Some(grant) = &job.grant else {
+            if !held.is_empty() {
+                found.push(Violation::GrantDiffersFromPool { job: id.clone(), granted: CpuSet::new(), held });
+            }
+            return found;
+        };
+        if grant.cpus.is_empty() {
+            found.push(Violation::EmptyGrant { job: id.clone() });
+        }
+        // PUs that were offline when the daemon was restarted are not in the topology, and still belong to the job.
+        let granted = grant.cpus.intersection(&self.machine);
+        if granted.is_empty() {
+            found.push(Violation::OutsideTheMachine { job: id.clone(), cpus: grant.cpus.clone() });
+        }
+        if granted != held && !grant.shared {
+            found.push(Violation::GrantDiffersFromPool { job: id.clone(), granted, held });
+        }
+        if grant.granted_by != GrantedBy::Scheduler {
+            let kept = grant.cpus.intersection(&self.housekeeping);
+            if !kept.is_empty() {
+                found.push(Violation::OnHousekeeping { job: id.clone(), cpus: kept });
+            }
+            if !grant.smt_shared && !policy.share_smt && !grant.shared {
+                found.extend(self.split_core(state, id, &grant.cpus));
+            }
+        }
+        if !grant.shared {
+            found.extend(self.other_owners(id, &grant.cpus));
+        }
+        found
+    }
+
+    /// Two jobs on one core.
+    fn split_core(&self, state: &WardenState, job: &JobId, cpus: &CpuSet) -> Option<Violation> {
+        cpus.iter().find_map(|pu| {
+            let core = self.cores.get(pu.0 as usize)?;
+            let others = core.difference(cpus);
+            let by_warden = |holder: &JobId| {
+                let grant = state.jobs.get(holder).and_then(|job| job.grant_by(GrantedBy::Warden));
+                grant.is_some_and(|grant| !grant.shared && !grant.smt_shared)
+            };
+            let of_another = |pu: Pu| {
+                let holder = state.pool.holder(pu).and_then(Holder::job);
+                holder.is_some_and(|holder| holder != job && by_warden(holder))
+            };
+            let is_split = others.iter().any(of_another);
+            is_split.then(|| Violation::SplitCore { job: job.clone(), cpus: core.intersection(cpus) })
+        })
+    }
+
+    /// Jobs with PUs of this job in grants that no other job may share. Each pair of jobs is reported once.
+    fn other_owners(&self, job: &JobId, cpus: &CpuSet) -> Vec<Violation> {
+        let mut both: BTreeMap<&JobId, CpuSet> = BTreeMap::new();
+        for pu in cpus.iter() {
+            let other = self.owners.get(&pu).and_then(|owners| owners.range(..job).next_back());
+            if let Some(other) = other {
+                both.entry(other).or_default().insert(pu);
+            }
+        }
+        let violation = |(other, cpus): (&JobId, CpuSet)| Violation::TwoOwners {
+            job: job.clone(),
+            other: other.clone(),
+            cpus,
+        };
+        both.into_iter().map(violation).collect()
+    }
+}
+
+/// The PUs of the core of each PU, by the number of the PU. Empty for a number that no core has.
+fn core_by_pu(topology: &Topology) -> Vec<CpuSet> {
+    let mut core_of = Vec::new();
+    for core in topology.cores() {
+        for pu in core.pus.iter() {
+            let number = pu.0 as usize;
+            core_of.resize(core_of.len().max(number + 1), CpuSet::new());
+            core_of[number] = core.pus.clone();
+        }
+    }
+    core_of
+}

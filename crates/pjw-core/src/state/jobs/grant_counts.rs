@@ -1,0 +1,48 @@
+//! How many grants contain each PU. So a question about all grants need not visit every job.
+
+use crate::basics::{CpuSet, Pu, prelude::*};
+
+/// The number of grants that contain each PU.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GrantCounts(BTreeMap<Pu, usize>);
+
+impl<'a> FromIterator<&'a CpuSet> for GrantCounts {
+    fn from_iter<T: IntoIterator<Item = &'a CpuSet>>(grants: T) -> Self {
+        let mut counts = Self::default();
+        grants.into_iter().for_each(|cpus| counts.add(cpus));
+        counts
+    }
+}
+
+impl GrantCounts {
+    /// Counts one more grant.
+    pub fn add(&mut self, grant: &CpuSet) {
+        grant.iter().for_each(|pu| *self.0.entry(pu).or_default() += 1);
+    }
+
+    /// Counts one grant less. The grant must have been counted.
+    pub(crate) fn remove(&mut self, grant: &CpuSet) {
+        for pu in grant.iter() {
+            let count = self.0.get_mut(&pu).map(|count| {
+                *count = count.saturating_sub(1);
+                *count
+            });
+            if count == Some(0) {
+                self.0.remove(&pu);
+            }
+        }
+    }
+
+    /// Returns the PUs that are in at least one grant.
+    #[must_use]
+    pub fn cpus(&self) -> CpuSet {
+        self.0.keys().copied().collect()
+    }
+
+    /// Returns the PUs that are in at least so many grants, for each number that a PU has, smallest number first.
+    pub(crate) fn held_by_at_least(&self) -> impl Iterator<Item = CpuSet> {
+        let numbers: BTreeSet<usize> = self.0.values().copied().collect();
+        let held = |least| self.0.iter().filter(move |(_, count)| **count >= least).map(|(&pu, _)| pu);
+        numbers.into_iter().map(move |least| held(least).collect())
+    }
+}

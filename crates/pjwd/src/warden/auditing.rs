@@ -1,0 +1,52 @@
+//! The audit of each plan: the actions of jobs that fail it are dropped.
+
+use pjw_core::audit::{GrantAudit, audit_actions};
+use pjw_core::cpuset_group::CpusetAction;
+use pjw_core::job::JobId;
+use pjw_core::plan::{MaskAction, Plan};
+use pjw_core::ports::{Journal, Node};
+
+use super::cycle::Warden;
+
+impl<N: Node, J: Journal> Warden<N, J> {
+    /// The plan without the actions of jobs that fail the audit. The current masks and cpusets of these jobs stay as
+    /// they are.
+    pub(super) fn audited(&mut self, plan: Plan) -> Plan {
+        self.faults.audit.clear();
+        self.audit_grants();
+        let of_actions = audit_actions(&self.state, &plan, &self.policy);
+        let of_grants = self.audited_grants.iter().flat_map(|(_, audit)| audit.violations());
+        for violation in of_grants.chain(&of_actions) {
+            self.faults.audit.insert(violation.job().cloned(), violation.to_string());
+        }
+        let broken = &self.faults.audit;
+        if broken.is_empty() {
+            return plan;
+        }
+        let is_valid = |job: &JobId| !broken.contains_key(&None) && !broken.contains_key(&Some(job.clone()));
+        let (kept, dropped): (Vec<MaskAction>, Vec<MaskAction>) =
+            plan.actions.into_iter().partition(|action| is_valid(&action.job));
+        dropped.iter().for_each(|action| self.state.note_not_tried(action));
+        let (cpusets, unsound): (Vec<CpusetAction>, Vec<CpusetAction>) =
+            plan.cpusets.into_iter().partition(|action| is_valid(&action.job));
+        // A job without a valid cpuset plan is kept by masks.
+        unsound
+            .iter()
+            .for_each(|action| self.state.cpusets.note_refusal(action, "its plan failed the audit"));
+        Plan { cpusets, actions: kept }
+    }
+
+    /// Checks the grants of the jobs that changed, and those that a change of the pool concerns.
+    fn audit_grants(&mut self) {
+        let changed = self.state.jobs.take_changed();
+        let version = self.state.pool.change_count();
+        match &mut self.audited_grants {
+            Some((audited, _)) if *audited == version && changed.is_empty() => {}
+            Some((audited, audit)) => {
+                audit.update(&self.state, &changed, &self.policy);
+                *audited = version;
+            }
+            None => self.audited_grants = Some((version, GrantAudit::new(&self.state, &self.policy))),
+        }
+    }
+}
