@@ -46,7 +46,7 @@ impl DirtySet {
     }
 
     /// Adds a whole job.
-    pub(crate) fn add_job(&mut self, job: &JobId) {
+    pub fn add_job(&mut self, job: &JobId) {
         self.jobs.insert(job.clone(), DirtyPart::Whole);
     }
 

@@ -25,8 +25,10 @@ use tokio::sync::{oneshot, watch};
 use super::admission::{self, AdmissionRules, RateLimiter, RefusalLog};
 use super::inbox::{Message, Outbox};
 use super::query::{Answer, Cursor, MemberFacts, Query, ThreadFacts};
+use crate::view::history::EventHistory;
+use crate::view::status::{PublishedStatus, StatusFeed};
 use crate::view::to_wire::{defrag_to_wire, event_to_wire, evidence_name};
-use crate::{view::history::EventHistory, view::status::StatusFeed, view::topology_tree};
+use crate::view::topology_tree;
 
 /// The largest and the default number of members on a page.
 const PAGE: (usize, usize) = (500, 100);
@@ -35,7 +37,7 @@ const PAGE: (usize, usize) = (500, 100);
 #[derive(Debug)]
 pub struct ControlService {
     outbox: Outbox,
-    view: watch::Receiver<Arc<wire::Status>>,
+    view: watch::Receiver<Arc<PublishedStatus>>,
     machine: watch::Receiver<Arc<wire::Topology>>,
     history: RefCell<EventHistory>,
     rules: watch::Receiver<AdmissionRules>,
@@ -171,13 +173,18 @@ impl ControlService {
     /// The topology, with the cores that are free now.
     fn topology(&self) -> wire::Topology {
         let view = self.view.borrow();
-        topology_tree::add_free_cores(wire::Topology::clone(&self.machine.borrow()), &view.fits, &view.pool)
+        topology_tree::add_free_cores(
+            wire::Topology::clone(&self.machine.borrow()),
+            &view.head.fits,
+            &view.head.pool,
+        )
     }
 
     /// The job in the latest status. The job may have ended since the command.
     fn published_job(&self, id: &JobId) -> Result<wire::Job, CallError> {
         let name = id.to_string();
         let found = self.view.borrow().jobs.iter().find(|job| job.id == name).cloned();
+        let found = found.map(Arc::unwrap_or_clone);
         found.ok_or_else(|| CallError::Refused(Refusal::NoSuchJob { job: id.clone() }.to_string()))
     }
 
@@ -255,8 +262,8 @@ impl ControlService {
 impl Service for ControlService {
     async fn call(&self, peer: Peer, call: Call, _more: bool) -> Result<Replies, CallError> {
         let reply = match call {
-            Call::GetStatus => Reply::Status { status: Arc::clone(&self.view.borrow()) },
-            Call::ListJobs => Reply::Jobs { jobs: self.view.borrow().jobs.clone() },
+            Call::GetStatus => Reply::Status { status: self.view.borrow().to_wire() },
+            Call::ListJobs => Reply::Jobs { jobs: self.view.borrow().to_wire().jobs.clone() },
             Call::GetTopology => Reply::Topology { topology: self.topology() },
             Call::GetJob(request) => self.job_detail(request).await?,
             Call::Assign(request) => self.assign(peer, request).await?,

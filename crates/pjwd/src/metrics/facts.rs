@@ -142,7 +142,7 @@ impl<'p> MetricValues<'p> {
         if summed_jobs > 0 {
             jobs.push(other);
         }
-        Self { snapshot, own, pool: PuCounts::of(&status.pool, &snapshot.offline), jobs, summed_jobs }
+        Self { snapshot, own, pool: PuCounts::of(&status.head.pool, &snapshot.offline), jobs, summed_jobs }
     }
 
     /// Counts the jobs by a property such as their state: `key` returns its value for a job. The result has the

@@ -28,11 +28,11 @@ macro_rules! families {
 /// The definitions of all metrics of pjwd, in the order in which the metrics text lists them.
 pub const METRIC_FAMILIES: &[MetricFamily] = families! {
     Gauge "pjw_build_info" ["version"] "1, with the version of pjwd.":
-        |values, to| to.write_labelled(&[&values.snapshot.published.status.version], 1);
+        |values, to| to.write_labelled(&[&values.snapshot.published.status.head.version], 1);
     Gauge "pjw_daemon_info" ["mode", "discovery"]
         "1, with the mode (enforce or observe) and how new processes are found (netlink or polling).":
         |values, to| {
-            let wire::Status { mode, discovery, .. } = &*values.snapshot.published.status;
+            let wire::Status { mode, discovery, .. } = &values.snapshot.published.status.head;
             to.write_labelled(&[mode, discovery], 1);
         };
     Gauge "pjw_process_start_time_seconds" [] "When pjwd started, in seconds since 1970.":
@@ -90,11 +90,11 @@ pub const METRIC_FAMILIES: &[MetricFamily] = families! {
             by_label(to, uses.into_iter().zip([free, allocated, housekeeping, offline]));
         };
     Gauge "pjw_machine_cores" [] "Cores of the machine.":
-        |values, to| to.write_value(values.snapshot.published.status.node.cores);
+        |values, to| to.write_value(values.snapshot.published.status.head.node.cores);
     Gauge "pjw_fits_cores" ["domain"]
         "The largest request, in cores, that fits into one domain: l3, numa_node, package, machine.":
         |values, to| {
-            let wire::Fits { l3, numa_node, package, machine } = values.snapshot.published.status.fits;
+            let wire::Fits { l3, numa_node, package, machine } = values.snapshot.published.status.head.fits;
             let domains = ["l3", "numa_node", "package", "machine"];
             by_label(to, domains.into_iter().zip([l3, numa_node, package, machine]));
         };

@@ -52,7 +52,7 @@ fn snapshot(jobs: Vec<wire::Job>) -> MetricsSnapshot {
         cores: (0..4).map(core).collect(),
         ..wire::Status::default()
     };
-    let published = StatusSnapshot { status: Arc::new(status), demands, unassigned: 3 };
+    let published = StatusSnapshot { status: Arc::new(status.into()), demands, unassigned: 3 };
     let (started, at) = (UnixMillis(1_700_000_000_005), UnixMillis(1_700_000_060_120));
     MetricsSnapshot { published, offline: "7".parse().unwrap(), started, at, ..MetricsSnapshot::default() }
 }
@@ -199,9 +199,9 @@ fn names_are_escaped() {
 fn warnings_are_counted_by_code() {
     let mut snapshot = snapshot(Vec::new());
     let warning = |code: &str| wire::Warning { code: code.to_owned(), ..wire::Warning::default() };
-    let mut status = (*snapshot.published.status).clone();
-    status.warnings = vec![warning("stray"), warning("overlap"), warning("stray")];
-    snapshot.published.status = Arc::new(status);
+    let warnings = vec![warning("stray"), warning("overlap"), warning("stray")];
+    let status = wire::Status { warnings, ..(*snapshot.published.status.to_wire()).clone() };
+    snapshot.published.status = Arc::new(status.into());
     let lines = classic(&snapshot, 9);
     has(&lines, "pjw_warnings{code=\"stray\"} 2");
     has(&lines, "pjw_warnings{code=\"overlap\"} 1");

@@ -1,6 +1,7 @@
 //! What the status shows of each job. Only the jobs that changed are computed again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use pjw_core::cpusets::{EffectiveEnforcement, effective_enforcement_of};
 use pjw_core::job::{Job, JobId};
@@ -26,38 +27,57 @@ pub(super) struct JobViews {
 /// What the status shows of one job.
 #[derive(Debug)]
 struct JobView {
-    job: wire::Job,
+    job: Arc<wire::Job>,
     demand: CpuDemand,
-    warnings: Vec<wire::Warning>,
+    warnings: Vec<Arc<wire::Warning>>,
+}
+
+/// What an update of the views changed.
+#[derive(Debug, Default)]
+pub(super) struct ViewChanges {
+    /// Whether anything was computed again.
+    pub(super) is_any: bool,
+    /// The warnings about single jobs that begin.
+    pub(super) begun: Vec<Arc<wire::Warning>>,
+    /// The warnings about single jobs that ended.
+    pub(super) ended: Vec<Arc<wire::Warning>>,
 }
 
 impl JobViews {
     /// Computes again what the status shows of the jobs in `dirty`, and of the jobs that a changed fact outside of them
-    /// concerns. Returns whether anything was computed again.
-    pub(super) fn update(&mut self, state: &WardenState, policy: &Policy, dirty: &DirtySet) -> bool {
+    /// concerns.
+    pub(super) fn update(&mut self, state: &WardenState, policy: &Policy, dirty: &DirtySet) -> ViewChanges {
         self.counts.update(state, dirty);
         let shared = state.jobs.shared_cpus();
         let unassigned: BTreeMap<Uid, usize> =
             state.unassigned.iter().map(|(&user, pids)| (user, pids.len())).collect();
         let is_all = dirty.is_everything() || shared != self.shared;
         let mut changed: BTreeSet<&JobId> = dirty.dirty_parts().map(|(id, _)| id).collect();
+        let known: Vec<JobId> = if is_all { self.views.keys().cloned().collect() } else { Vec::new() };
         if is_all {
-            self.views.clear();
-            changed.extend(state.jobs.keys());
+            changed.extend(state.jobs.keys().chain(&known));
         }
         let users = unassigned.keys().chain(self.unassigned.keys());
         for &user in users.filter(|user| unassigned.get(user) != self.unassigned.get(user)) {
             changed.extend(state.jobs.of_owner(user).map(|job| &job.id));
         }
         (self.shared, self.unassigned) = (shared, unassigned);
-        let has_changed = is_all || !changed.is_empty();
+        let mut changes = ViewChanges { is_any: is_all || !changed.is_empty(), ..ViewChanges::default() };
         for id in changed {
-            match state.jobs.get(id) {
-                Some(job) => drop(self.views.insert(id.clone(), self.view(state, policy, job))),
-                None => drop(self.views.remove(id)),
-            }
+            let view = state.jobs.get(id).map(|job| self.view(state, policy, job));
+            let now = view.as_ref().map(|view| view.warnings.clone()).unwrap_or_default();
+            let before = match view {
+                Some(view) => self.views.insert(id.clone(), view),
+                None => self.views.remove(id),
+            };
+            let before = before.map(|view| view.warnings).unwrap_or_default();
+            let is_in = |warnings: &[Arc<wire::Warning>], code: &str| {
+                warnings.iter().any(|warning| warning.code == code)
+            };
+            changes.begun.extend(now.iter().filter(|warning| !is_in(&before, &warning.code)).cloned());
+            changes.ended.extend(before.iter().filter(|warning| !is_in(&now, &warning.code)).cloned());
         }
-        has_changed
+        changes
     }
 
     fn view(&self, state: &WardenState, policy: &Policy, job: &Job) -> JobView {
@@ -73,12 +93,13 @@ impl JobViews {
             };
         let mut wire_job = job_to_wire(job, counts, &state.topology, enforcement);
         wire_job.shared |= job.grant.as_ref().is_some_and(|grant| grant.cpus.intersects(&self.shared));
-        JobView { job: wire_job, demand: counts.demand, warnings: job_warnings(job, policy, counts) }
+        let warnings = job_warnings(job, policy, counts).into_iter().map(Arc::new).collect();
+        JobView { job: Arc::new(wire_job), demand: counts.demand, warnings }
     }
 
     /// Returns the jobs, by id.
-    pub(super) fn jobs(&self) -> Vec<wire::Job> {
-        self.views.values().map(|view| view.job.clone()).collect()
+    pub(super) fn jobs(&self) -> Vec<Arc<wire::Job>> {
+        self.views.values().map(|view| Arc::clone(&view.job)).collect()
     }
 
     /// Returns the CPU demand of each job, in the order of [`JobViews::jobs`].
@@ -87,7 +108,7 @@ impl JobViews {
     }
 
     /// Returns the warnings about single jobs.
-    pub(super) fn warnings(&self) -> impl Iterator<Item = &wire::Warning> {
+    pub(super) fn warnings(&self) -> impl Iterator<Item = &Arc<wire::Warning>> {
         self.views.values().flat_map(|view| &view.warnings)
     }
 

@@ -15,13 +15,8 @@ fn warning(code: &str, job: String, text: String, remedy: &str) -> wire::Warning
     wire::Warning { code: code.to_owned(), job, text, remedy: remedy.to_owned() }
 }
 
-/// All warnings: those of lasting conditions, those about single jobs, and those of the last plan.
-pub(super) fn warnings<'a>(
-    plan_warnings: &[Warning],
-    faults: &Faults,
-    own_cgroups: &OwnCgroups,
-    of_jobs: impl Iterator<Item = &'a wire::Warning>,
-) -> Vec<wire::Warning> {
+/// The warnings of lasting conditions: of a daemon beside another one, and of failures.
+pub(super) fn fault_warnings(faults: &Faults, own_cgroups: &OwnCgroups) -> Vec<wire::Warning> {
     let mut warnings = Vec::from_iter(beside_warning(own_cgroups));
     for (job, violation) in &faults.audit {
         let job = job.as_ref().map(ToString::to_string).unwrap_or_default();
@@ -42,12 +37,15 @@ pub(super) fn warnings<'a>(
         let text = format!("{threads} threads can't be put on their cores: {hint}");
         warnings.push(warning("unconfined", job, text, "pjwd retries in each cycle"));
     }
-    warnings.extend(of_jobs.cloned());
-    warnings.extend(plan_warnings.iter().map(|plan_warning| {
+    warnings
+}
+
+/// The warnings of the last plan.
+pub(super) fn warnings_of_plan(plan_warnings: &[Warning]) -> impl Iterator<Item = wire::Warning> {
+    plan_warnings.iter().map(|plan_warning| {
         let job = plan_warning.job.as_ref().map(ToString::to_string).unwrap_or_default();
         warning(plan_warning.code, job, plan_warning.why.clone(), &plan_warning.remedy)
-    }));
-    warnings
+    })
 }
 
 /// The warnings about what a job holds and runs.

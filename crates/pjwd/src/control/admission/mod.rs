@@ -5,6 +5,7 @@
 //! limited.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pjw_core::command::{Caller, Command, Reply};
@@ -62,7 +63,7 @@ pub fn caller_of(command: &Command) -> Caller {
 #[must_use]
 pub fn early_answer(
     rules: &AdmissionRules,
-    jobs: &[Job],
+    jobs: &[Arc<Job>],
     command: &Command,
 ) -> Option<Result<Reply, Refusal>> {
     let caller = caller_of(command);

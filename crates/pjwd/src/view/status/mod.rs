@@ -3,7 +3,7 @@
 //! JSON, text and metrics are made from these values. The status is small, O(jobs + cores). Details are queries to
 //! the event loop.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,18 +16,22 @@ use pjw_ipc::wire;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
+mod published;
+
+pub use published::PublishedStatus;
+
 use super::counts::CpuDemand;
 use super::jobs::JobViews;
 use super::to_wire::{count, event_to_wire, fits_to_wire};
 use super::topology_tree;
-use super::warnings::{lateness_warning, warnings};
+use super::warnings::{fault_warnings, lateness_warning, warnings_of_plan};
 use crate::warden::Warden;
 
 /// The status that was published after a cycle of the daemon, with additional values for the metrics.
 #[derive(Debug, Clone, Default)]
 pub struct StatusSnapshot {
     /// The status, as clients receive it.
-    pub status: Arc<wire::Status>,
+    pub status: Arc<PublishedStatus>,
     /// The CPU demand of each job in `status.jobs`, in the same order.
     pub demands: Vec<CpuDemand>,
     /// The number of processes that belong to no job, of all users who have a job on this node.
@@ -49,13 +53,17 @@ pub struct LoopStatus {
 #[derive(Debug)]
 pub struct Publisher {
     hostname: String,
-    view: watch::Sender<Arc<wire::Status>>,
+    view: watch::Sender<Arc<PublishedStatus>>,
     events: mpsc::UnboundedSender<Arc<wire::Event>>,
     /// The topology. Replaced only when the machine has new PUs.
     machine: watch::Sender<Arc<wire::Topology>>,
-    cores: Vec<wire::Core>,
-    /// The warnings of the last cycle by code and job. Each is logged when it begins and when it ends.
-    logged: BTreeMap<(String, String), String>,
+    /// The machine in numbers, and its cores.
+    node: wire::Node,
+    cores: Arc<[wire::Core]>,
+    /// The warnings of the last published status, except those about single jobs.
+    warnings: Vec<wire::Warning>,
+    /// The code and the job of each of these warnings. It is logged when it begins and when it ends.
+    logged: BTreeSet<(String, String)>,
     /// Users whose unassigned processes were reported.
     unassigned_users: BTreeSet<Uid>,
     jobs: JobViews,
@@ -69,7 +77,7 @@ pub struct Publisher {
 #[derive(Debug)]
 pub struct StatusFeed {
     /// The latest published status.
-    pub view: watch::Receiver<Arc<wire::Status>>,
+    pub view: watch::Receiver<Arc<PublishedStatus>>,
     /// The topology of the machine, with the latest changes.
     pub machine: watch::Receiver<Arc<wire::Topology>>,
     /// The events of the daemon, each as soon as it is published.
@@ -81,16 +89,18 @@ impl Publisher {
     /// `hostname` and `topology`.
     #[must_use]
     pub fn new(hostname: String, topology: &Topology) -> (Self, StatusFeed) {
-        let (view, seen) = watch::channel(Arc::new(wire::Status::default()));
+        let (view, seen) = watch::channel(Arc::new(PublishedStatus::default()));
         let (machine, known) = watch::channel(Arc::new(topology_tree::topology_to_wire(topology)));
         let (events, event_receiver) = mpsc::unbounded_channel();
         let publisher = Self {
+            node: node(&hostname, topology),
             hostname,
             view,
             events,
             machine,
             cores: cores(topology),
-            logged: BTreeMap::new(),
+            warnings: Vec::new(),
+            logged: BTreeSet::new(),
             unassigned_users: BTreeSet::new(),
             jobs: JobViews::default(),
             fits: None,
@@ -102,7 +112,7 @@ impl Publisher {
     /// Publishes the changed topology of the machine to the control server, after PUs (logical CPUs) were added.
     pub fn publish_topology(&mut self, topology: &Topology) {
         self.machine.send_replace(Arc::new(topology_tree::topology_to_wire(topology)));
-        self.cores = cores(topology);
+        (self.node, self.cores) = (node(&self.hostname, topology), cores(topology));
         self.last = None;
     }
 
@@ -135,42 +145,52 @@ impl Publisher {
         loop_status: LoopStatus,
     ) -> StatusSnapshot {
         let state = warden.state();
-        let is_clean = !self.jobs.update(state, warden.policy(), dirty);
-        let mut warnings =
-            warnings(plan_warnings, warden.faults(), &warden.policy().own_cgroups, self.jobs.warnings());
+        let changes = self.jobs.update(state, warden.policy(), dirty);
+        changes.begun.iter().for_each(|warning| log_begun(warning));
+        changes.ended.iter().for_each(|warning| log_ended(&warning.code, &warning.job));
+        // The warnings about single jobs come between these two.
+        let mut warnings = fault_warnings(warden.faults(), &warden.policy().own_cgroups);
+        let faults = warnings.len();
+        warnings.extend(warnings_of_plan(plan_warnings));
         warnings.extend(loop_status.lateness.map(lateness_warning));
         self.log_changes(&warnings);
         self.report_unassigned(state, plan_warnings);
         let fits = self.fits(state);
         let discovery = if loop_status.netlink { "netlink" } else { "polling" };
+        let mode = match warden.policy().mode {
+            Mode::Observe => "observe",
+            Mode::Enforce => "enforce",
+        };
         let is_same = |last: &StatusSnapshot| {
-            let status = &last.status;
-            is_clean && status.fits == fits && status.warnings == warnings && status.discovery == discovery
+            let head = &last.status.head;
+            !changes.is_any
+                && (&head.fits, head.discovery.as_str(), head.mode.as_str()) == (&fits, discovery, mode)
+                && self.warnings == warnings
         };
         if let Some(last) = self.last.as_ref().filter(|last| is_same(last)) {
             return last.clone();
         }
-        let status = Arc::new(wire::Status {
+        let shared = |warnings: &[wire::Warning]| warnings.iter().cloned().map(Arc::new).collect::<Vec<_>>();
+        let [before, after] = [&warnings[..faults], &warnings[faults..]].map(shared);
+        let published = before.into_iter().chain(self.jobs.warnings().cloned()).chain(after).collect();
+        self.warnings = warnings;
+        let head = wire::Status {
             schema: wire::SCHEMA_VERSION,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
-            mode: match warden.policy().mode {
-                Mode::Observe => "observe",
-                Mode::Enforce => "enforce",
-            }
-            .to_owned(),
+            mode: mode.to_owned(),
             discovery: discovery.to_owned(),
-            node: node(&self.hostname, &state.topology),
+            node: self.node.clone(),
             pool: wire::Pool {
                 housekeeping: state.pool.housekeeping_cpus().to_string(),
                 free: state.pool.free_cpus().to_string(),
                 allocated: state.pool.allocated_cpus().to_string(),
             },
             fits,
-            jobs: self.jobs.jobs(),
-            warnings,
-            cores: self.cores.clone(),
-        });
+            ..wire::Status::default()
+        };
+        let status = PublishedStatus::new(head, self.jobs.jobs(), published, Arc::clone(&self.cores));
+        let status = Arc::new(status);
         self.view.send_replace(Arc::clone(&status));
         let (demands, unassigned) = (self.jobs.demands(), self.jobs.unassigned_count());
         let snapshot = StatusSnapshot { status, demands, unassigned };
@@ -209,16 +229,19 @@ impl Publisher {
 
     fn log_changes(&mut self, warnings: &[wire::Warning]) {
         let key = |warning: &wire::Warning| (warning.code.clone(), warning.job.clone());
-        let now: BTreeMap<_, _> =
-            warnings.iter().map(|warning| (key(warning), warning.text.clone())).collect();
-        for warning in warnings.iter().filter(|warning| !self.logged.contains_key(&key(warning))) {
-            warn!(condition = %warning.code, job = %warning.job, remedy = %warning.remedy, "{}", warning.text);
-        }
-        for ((code, job), _) in self.logged.iter().filter(|(key, _)| !now.contains_key(key)) {
-            info!(condition = %code, job = %job, "no longer the case");
-        }
+        let now: BTreeSet<_> = warnings.iter().map(key).collect();
+        warnings.iter().filter(|warning| !self.logged.contains(&key(warning))).for_each(log_begun);
+        self.logged.difference(&now).for_each(|(code, job)| log_ended(code, job));
         self.logged = now;
     }
+}
+
+fn log_begun(warning: &wire::Warning) {
+    warn!(condition = %warning.code, job = %warning.job, remedy = %warning.remedy, "{}", warning.text);
+}
+
+fn log_ended(code: &str, job: &str) {
+    info!(condition = %code, job = %job, "no longer the case");
 }
 
 fn node(hostname: &str, topology: &Topology) -> wire::Node {
@@ -233,7 +256,7 @@ fn node(hostname: &str, topology: &Topology) -> wire::Node {
     }
 }
 
-fn cores(topology: &Topology) -> Vec<wire::Core> {
+fn cores(topology: &Topology) -> Arc<[wire::Core]> {
     let number = |level, core: &pjw_core::topology::Core| {
         let pu = core.pus.first()?;
         topology.domain_of(level, pu).map(|domain| domain.number)

@@ -1,10 +1,11 @@
 //! The published status of states that the tests make.
 
+use std::collections::BTreeMap;
+
 use pjw_core::cpuset::CpuSet;
 use pjw_core::evidence::Evidence;
 use pjw_core::ids::{Pid, ProcessId, StartTime};
-use pjw_core::job::{Amount, Grant, GrantedBy, Job, Lifetime};
-use pjw_core::own_cgroups::OwnCgroups;
+use pjw_core::job::{Amount, Grant, GrantedBy, Job, JobId, Lifetime};
 use pjw_core::policy::Policy;
 use pjw_core::snapshot::{JobMark, JobMarks, MarkKind, Process};
 use pjw_core::state::{KnownProcess, Member};
@@ -15,7 +16,6 @@ use pjw_core::unassigned::unassigned_by_user;
 use crate::view::counts::Counts;
 use crate::view::to_wire::{MAX_TEXT_BYTES, evidence_name};
 use crate::view::warnings::job_warnings;
-use crate::warden::Faults;
 
 use super::*;
 
@@ -80,7 +80,7 @@ fn enroll(state: &mut WardenState, pid: u32, job: &str) {
     state.members.insert(member);
 }
 
-fn published_jobs(state: &WardenState, policy: &Policy) -> Vec<wire::Job> {
+fn published_jobs(state: &WardenState, policy: &Policy) -> Vec<Arc<wire::Job>> {
     let mut views = JobViews::default();
     views.update(state, policy, &DirtySet::everything());
     views.jobs()
@@ -142,10 +142,33 @@ fn a_job_that_holds_housekeeping_cpus_causes_a_warning() {
     let policy = Policy { housekeeping: "1".parse().unwrap(), ..Policy::default() };
     let mut views = JobViews::default();
     views.update(&state, &policy, &DirtySet::everything());
-    let published = warnings(&[], &Faults::default(), &OwnCgroups::default(), views.warnings());
-    let published: Vec<_> =
-        published.iter().map(|published| (published.code.as_str(), published.job.as_str())).collect();
-    assert_eq!(published, [("housekeeping", "manual:a")]);
+    let published = views.warnings().map(|published| (published.code.as_str(), published.job.as_str()));
+    assert_eq!(published.collect::<Vec<_>>(), [("housekeeping", "manual:a")]);
+}
+
+#[test]
+fn jobs_that_did_not_change_are_neither_computed_nor_copied_again() {
+    let mut state = state((0..3).map(|n| holding(&format!("{n}"), "0", true)).collect(), Vec::new());
+    let (policy, mut views) = (Policy::default(), JobViews::default());
+    let codes = |warnings: &[Arc<wire::Warning>]| {
+        warnings.iter().map(|warning| format!("{} {}", warning.code, warning.job)).collect::<Vec<_>>()
+    };
+    let first = views.update(&state, &policy, &DirtySet::everything());
+    assert_eq!(codes(&first.begun), ["overlap manual:0", "overlap manual:1", "overlap manual:2"]);
+    let before = views.jobs();
+    let id: JobId = "1".parse().unwrap();
+    state.jobs.change(&id, |job| job.grant.iter_mut().for_each(|grant| grant.shared = false));
+    let mut dirty = DirtySet::default();
+    dirty.add_job(&id);
+    let changes = views.update(&state, &policy, &dirty);
+    assert_eq!(
+        (codes(&changes.begun), codes(&changes.ended)),
+        (Vec::new(), vec!["overlap manual:1".to_owned()])
+    );
+    let same = before.iter().zip(&views.jobs()).map(|(old, new)| Arc::ptr_eq(old, new)).collect::<Vec<_>>();
+    assert_eq!(same, [true, false, true]);
+    let nothing = views.update(&state, &policy, &DirtySet::default());
+    assert!(!nothing.is_any && nothing.begun.is_empty() && nothing.ended.is_empty());
 }
 
 #[test]
