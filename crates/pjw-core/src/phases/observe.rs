@@ -8,7 +8,7 @@ use crate::phases::draft::Draft;
 use crate::state::masks::entry::{MaskEntry, MaskReading};
 use crate::state::masks::old_kernels::{correct_mask_writer, hotplug_window_start};
 use crate::state::{KnownProcess, WardenState};
-use crate::state::{dirty::DirtySet, members::MemberThread};
+use crate::state::{dirty::DirtySet, members::Member, members::MemberThread};
 use crate::terms::{Event, EventKind, Observed, Process, Record, ScanScope, Thread};
 
 /// Updates the state with the processes, cgroups and PUs of the scan.
@@ -80,6 +80,10 @@ fn note_online(draft: &mut Draft<'_>, online: &CpuSet) {
 fn update_process(draft: &mut Draft<'_>, process: &Process) {
     let pid = process.id.pid;
     let state = &mut draft.state;
+    if is_unchanged(state, process) {
+        state.lineage.scanned(pid);
+        return;
+    }
     let other_start = |id| id != process.id;
     let reused = state.processes.get(&pid).is_some_and(|known| other_start(known.process.id))
         || state.members.get(&pid).is_some_and(|member| other_start(member.id))
@@ -114,6 +118,32 @@ fn update_process(draft: &mut Draft<'_>, process: &Process) {
         state.dirty.add(&member.job, pid);
     }
     update_threads(draft, process);
+}
+
+/// Whether a scan without threads found of a process what is known already.
+fn is_unchanged(state: &WardenState, process: &Process) -> bool {
+    let Some(known) = state.processes.get(&process.id.pid).filter(|known| !known.is_new) else {
+        return false;
+    };
+    let has_same_marks = process.job_marks.as_ref().is_none_or(|marks| *marks == known.job_marks);
+    let Process { id, parent: _, group, session, uid, comm, kernel, mask, cgroup, .. } = process;
+    let is_same = (*id, *group, *session, *uid, *comm, *kernel)
+        == (
+            known.process.id,
+            known.process.group,
+            known.process.session,
+            known.process.uid,
+            known.process.comm,
+            known.process.kernel,
+        );
+    let has_same_place = *mask == known.process.mask && *cgroup == known.process.cgroup;
+    let is_tracked_as = |member: &Member| member.id == *id;
+    process.threads.is_none()
+        && is_same
+        && has_same_place
+        && has_same_marks
+        && state.tracked(id.pid).is_none_or(is_tracked_as)
+        && parent_at_birth(state, process) == known.process.parent
 }
 
 /// The parent of a process. For an orphan, the ancestor that the fork event named: the kernel shows process 1 or a subreaper.

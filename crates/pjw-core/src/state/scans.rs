@@ -10,7 +10,8 @@
 //! the next full scan find the change.
 //!
 //! A rescan also reads every other process that may have changed. Without an event and without running, no process
-//! changes. One rescan in eight is full. So is each rescan while events are not monitored, and while a decision is
+//! changes, except that another program may change its mask: a rescan checks the masks of all processes that masks alone keep
+//! on their cores. One rescan in eight is full. So is each rescan while events are not monitored, and while a decision is
 //! pending that needs a full scan.
 
 use alloc::sync::Arc;
@@ -70,21 +71,20 @@ impl WardenState {
         let in_turn = self.job_cgroups().into_iter().skip(turn).step_by(turns);
         let mut request = self.scan_request(false);
         request.cgroups.extend(in_turn);
-        ScanRequest { idle_watch: Arc::new(IdleWatch { groups, unassigned }), ..request }
+        ScanRequest { idle_watch: Arc::new(IdleWatch { groups, unassigned, all_masks: true }), ..request }
     }
 
     /// Whether a partial rescan is enough: fork events are monitored, every job has its grant, and no mask or cpuset
     /// is to be restored or tried again.
     fn is_settled(&self) -> bool {
         let are_served = self.jobs.without_cores().next().is_none();
-        let may_be_moved = self.idle_watch().groups.iter().any(|group| group.within.is_some());
         let is_open = !self.restoring.is_empty() || !self.cpusets.has_nothing_pending();
-        self.forks_complete_since.is_some() && are_served && !may_be_moved && !is_open
+        self.forks_complete_since.is_some() && are_served && !is_open
     }
 
     fn idle_watch(&self) -> Arc<IdleWatch> {
         let groups = || self.idle_groups.values().flatten().cloned().collect();
-        let watch = || Arc::new(IdleWatch { groups: groups(), unassigned: Vec::new() });
+        let watch = || Arc::new(IdleWatch { groups: groups(), ..IdleWatch::default() });
         Arc::clone(self.idle_watch.get_or_init(watch))
     }
 

@@ -41,6 +41,8 @@ pub struct IdleWatch {
     /// Idle processes in no job. A process that ran since the last check, or has exited, is read without its
     /// threads.
     pub unassigned: Vec<Pid>,
+    /// Whether a partial scan checks the masks of all idle processes of jobs, not only those of some in turn.
+    pub all_masks: bool,
 }
 
 /// Idle processes of one job, which a scan checks together: processes that did not run since the last scan.

@@ -132,7 +132,7 @@ fn a_rescan_plans_an_idle_process_whose_mask_changed() {
     assert!(!was_planned(&rescan(&mut machine, &[8]), 8));
 }
 
-/// The same with fork events. Processes that are kept by masks alone are not watched as idle.
+/// The same with fork events.
 fn with_fork_events() -> Machine {
     let mut machine = with_a_sleeper();
     machine.spawn(20, 1, 1001);
@@ -199,6 +199,17 @@ fn begin_to_release(machine: &mut Machine) {
 }
 
 #[test]
+fn a_rescan_checks_the_masks_of_all_processes_that_masks_alone_keep() {
+    let mut machine = with_fork_events();
+    fall_asleep(&mut machine);
+    assert!(!machine.state.scan_request(false).idle_watch.all_masks);
+    let request = machine.state.rescan_request();
+    assert!(request.scope != ScanScope::Full && request.idle_watch.all_masks, "{request:?}");
+    let kept_by_masks = request.idle_watch.groups.iter().filter(|group| group.within.is_some());
+    assert!(kept_by_masks.flat_map(|group| &group.pids).any(|pid| *pid == Pid(7)), "{request:?}");
+}
+
+#[test]
 fn a_rescan_is_full_while_something_is_pending() {
     let is_full = |change: fn(&mut Machine)| {
         let mut machine = with_fork_events();
@@ -210,7 +221,6 @@ fn a_rescan_is_full_while_something_is_pending() {
     assert!(is_full(|machine| machine.state.forks_complete_since = None), "fork events are not monitored");
     assert!(is_full(|machine| machine.state.rescans_until_full_plan = 0), "it is time");
     assert!(is_full(|machine| machine.state.full_scan_due = true), "events were lost");
-    assert!(is_full(fall_asleep), "masks can be changed by others");
     assert!(is_full(ask_for_too_much), "a job waits for cores");
     assert!(is_full(go_blind), "a process could not be read");
     assert!(is_full(begin_to_release), "masks are to be put back");

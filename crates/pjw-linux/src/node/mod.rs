@@ -26,7 +26,7 @@ use crate::bpf::{AffinityMonitor, DrainedRequests, TaskScan, TaskScope};
 use crate::cgroup::{CgroupMounts, CgroupWatch, CpusetMount, PopulatedCache};
 use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change, list_job_cpusets};
 use crate::proc::events::{EventLoss, ProcEvents};
-use crate::proc::procfs::{ProcDir, Stat};
+use crate::proc::procfs::Stat;
 use crate::sys::{affinity, clock};
 use crate::{
     sys::errno::is_gone, sys::online::Online, sys::version::affinity_survives_by_version,
@@ -38,7 +38,7 @@ mod mask_write;
 mod process_cache;
 mod task_pass;
 
-use idle::{IdleCheck, IdleTracker};
+use idle::{IdleCheck, IdleTracker, check_thread_masks};
 use mask_write::{refusal_hint, set_mask, set_mask_or_inherit};
 use process_cache::{ProcessCache, is_absent};
 use task_pass::{PassResult, is_pass_cheaper};
@@ -239,13 +239,21 @@ impl LinuxNode {
     }
 
     /// Marks idle processes as active if they are confined by masks only and a mask is not as planned.
-    fn check_masks(&mut self, idle_check: &mut IdleCheck, idle_watch: &IdleWatch, pass: &mut PassResult) {
-        let masked: Vec<Pid> = idle_check.mask_only.keys().copied().collect();
-        for pid in masked {
-            let Some(within) = idle_check.within(pid, idle_watch) else { continue };
+    fn check_masks(
+        &mut self,
+        idle_check: &mut IdleCheck,
+        planned: &BTreeMap<Pid, &CpuSet>,
+        pass: &mut PassResult,
+    ) {
+        for (&pid, within) in planned {
             let scanned = pass.processes.get(&pid).map(|process| process.is_outside);
-            if scanned.unwrap_or_else(|| check_thread_masks(&mut self.cache.proc, pid, within).1) {
-                idle_check.mark_active(pid);
+            let is_outside = || {
+                let proc = &mut self.cache.proc;
+                let known = self.idle.tids_of(pid);
+                known.is_some_and(|known| check_thread_masks(proc, pid, within, known).1)
+            };
+            if scanned.unwrap_or_else(is_outside) {
+                idle_check.active.insert(pid);
                 // The pass did not report the threads. They are read in `/proc`.
                 pass.processes.remove(&pid);
             }
@@ -268,8 +276,8 @@ impl LinuxNode {
         idle_check: &mut IdleCheck,
     ) -> ScanPlan {
         let Self { idle, cache, .. } = self;
-        idle.sample_masks(idle_check, idle_watch, |pid, within| {
-            check_thread_masks(&mut cache.proc, pid, within)
+        idle.sample_masks(idle_check, idle_watch, |pid, within, known| {
+            check_thread_masks(&mut cache.proc, pid, within, known)
         });
         let pids: BTreeSet<Pid> = pids.union(&idle_check.active).copied().collect();
         let threads = |pid| self.cache.processes.get(pid).map_or(1, |known| known.thread_count);
@@ -288,14 +296,14 @@ impl LinuxNode {
 
     /// Plans a full scan.
     fn plan_full(&mut self, scan_request: &ScanRequest, idle_check: &mut IdleCheck) -> ScanPlan {
-        let with_threads =
-            scan_request.threads_of.difference(&idle_check.idle).chain(idle_check.mask_only.keys());
-        let with_threads: BTreeSet<Pid> = with_threads.copied().collect();
-        let mut pass = self.run_pass(TaskScope::AllProcesses(&with_threads), |pid| {
-            idle_check.within(pid, &scan_request.idle_watch)
-        });
-        self.check_masks(idle_check, &scan_request.idle_watch, &mut pass);
-        let wanted = scan_request.threads_of.difference(&idle_check.idle).copied().collect();
+        let planned = idle_check.planned_masks(&scan_request.idle_watch);
+        let idle = idle_check.unobserved();
+        let with_threads: BTreeSet<Pid> =
+            scan_request.threads_of.difference(&idle).chain(planned.keys()).copied().collect();
+        let mut pass =
+            self.run_pass(TaskScope::AllProcesses(&with_threads), |pid| planned.get(&pid).copied());
+        self.check_masks(idle_check, &planned, &mut pass);
+        let wanted = scan_request.threads_of.difference(&idle_check.unobserved()).copied().collect();
         ScanPlan { wanted, pids: self.all_pids(&pass), pass }
     }
 
@@ -337,14 +345,6 @@ fn cut_masks(seen: &mut BTreeMap<Pid, Observed<Process>>, within: &CpuSet) {
         process.mask.iter_mut().for_each(cut);
         process.threads.iter_mut().flatten().for_each(|thread| cut(&mut thread.effective_mask));
     }
-}
-
-/// The number of threads of a process, and whether one of their masks is not a subset of `within`. Ended
-/// threads are skipped.
-fn check_thread_masks(proc: &mut ProcDir, pid: Pid, within: &CpuSet) -> (usize, bool) {
-    let tids = proc.tids(pid).unwrap_or_default();
-    let outside = |tid: &Tid| affinity::get_mask(*tid).is_ok_and(|mask| !mask.is_subset(within));
-    (tids.len(), tids.iter().any(outside))
 }
 
 /// The assumption for a cgroup whose state is unknown: populated, without limits.

@@ -1,21 +1,23 @@
 //! Finds the processes that ran since the last scan: one system call per process, or two file reads per job.
 //!
 //! A job's cgroup has a counter of CPU time (`cpu.stat`, v2). If the counter is unchanged, no process of the
-//! job ran. Otherwise the CPU clock of each process is read. Processes in a cpuset are checked less often the
+//! job ran. Otherwise the CPU clock of each process is read. Jobs and processes in a cpuset are checked less often the
 //! longer they are idle. Processes confined by masks only are checked each time. Another program may change
 //! the mask of an idle process, so the masks of some of them are read in each regular scan, and of all of
-//! them in a full scan.
+//! them in a rescan.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
-use std::ops::Bound;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 
-use pjw_core::{cpuset::CpuSet, ids::Pid, scan::IdleWatch, time::Nanos};
+use pjw_core::scan::{IdleGroup, IdleWatch};
+use pjw_core::{cpuset::CpuSet, ids::Pid, ids::Tid, time::Nanos};
 
-use crate::sys::clock::process_cpu_time;
+use crate::proc::procfs::ProcDir;
+use crate::sys::{affinity, clock::process_cpu_time};
 
 /// Maximum number of masks of idle processes that a regular scan reads. At least the masks of one process are
 /// read.
@@ -30,28 +32,46 @@ const MAX_PERIOD: u32 = 16;
 #[derive(Debug, Default)]
 pub(super) struct IdleTracker {
     processes: BTreeMap<Pid, LastUsage>,
-    jobs: BTreeMap<String, LastUsage>,
-    /// The open files of the jobs' cgroups.
-    counters: BTreeMap<String, CgroupCounters>,
+    /// The jobs with a cgroup, by its path.
+    jobs: BTreeMap<String, JobUsage>,
+    /// The groups of which each process has the maximum check period, by address.
+    settled: BTreeMap<usize, Arc<IdleGroup>>,
     /// Number of scans that listed idle processes.
     scans: u32,
-    /// The process whose masks were sampled last.
-    last_sampled: Option<Pid>,
+    /// The process whose masks were sampled last, with its place in the list of the processes to sample.
+    last_sampled: Option<(usize, Pid)>,
 }
 
-/// CPU time at the last check, and the time until which no activity was seen.
-#[derive(Debug, Clone, Copy)]
+/// CPU time of a process at the last check, and the time until which no activity was seen.
+#[derive(Debug, Default)]
 struct LastUsage {
-    usage: (u64, u64),
+    cpu_time: u64,
     idle_until: Option<Nanos>,
     /// Number of consecutive checks without activity.
     idle_checks: u32,
+    /// The threads of the process, if they were listed since it last ran. A process that does not run starts and ends no
+    /// thread.
+    tids: Option<Box<[Tid]>>,
+}
+
+/// CPU time and number of tasks of a job's cgroup at the last check.
+#[derive(Debug, Default)]
+struct JobUsage {
+    /// The open files of the cgroup. `None` if it has no such files.
+    counters: Option<CgroupCounters>,
+    usage: Option<(u64, u64)>,
+    activity: CgroupActivity,
+    idle_until: Option<Nanos>,
+    idle_checks: u32,
+    /// The number of scans after which the next check is due.
+    next_check: u32,
 }
 
 /// Activity of a job, by the CPU time of its cgroup.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum CgroupActivity {
     /// A process of the job ran since the last scan, or the activity is unknown.
+    #[default]
     Active,
     /// No process ran since the last scan. Processes that were skipped before must be checked now.
     BecameIdle,
@@ -64,27 +84,31 @@ enum CgroupActivity {
 pub(super) struct IdleCheck {
     /// Processes to observe: they ran, are new, or have ended.
     pub(super) active: BTreeSet<Pid>,
-    /// The time until which each process was seen idle, at the check before this one.
+    /// The time until which each active process was seen idle, at the check before this one.
     pub(super) idle_until: BTreeMap<Pid, Nanos>,
     /// Processes that did not run.
-    pub(super) idle: BTreeSet<Pid>,
+    pub(super) idle: Vec<Pid>,
     /// Idle processes confined by masks only, with the index of their group in [`IdleWatch::groups`].
-    pub(super) mask_only: BTreeMap<Pid, usize>,
+    pub(super) mask_only: Vec<(Pid, usize)>,
     /// Unassigned processes that ran or have ended. A process may also be in one of the other fields.
     pub(super) active_unassigned: BTreeSet<Pid>,
 }
 
 impl IdleCheck {
-    /// The planned CPU set of an idle process, if the process is confined by masks only.
-    pub(super) fn within<'a>(&self, pid: Pid, idle_watch: &'a IdleWatch) -> Option<&'a CpuSet> {
-        idle_watch.groups.get(*self.mask_only.get(&pid)?)?.within.as_ref()
+    /// The processes that did not run and need not be observed.
+    pub(super) fn unobserved(&self) -> BTreeSet<Pid> {
+        self.idle.iter().filter(|pid| !self.active.contains(pid)).copied().collect()
     }
 
-    /// Marks a process to be observed although it did not run.
-    pub(super) fn mark_active(&mut self, pid: Pid) {
-        self.idle.remove(&pid);
-        self.active.insert(pid);
+    /// The planned CPU set of each idle process that is confined by masks only.
+    pub(super) fn planned_masks<'a>(&self, idle_watch: &'a IdleWatch) -> BTreeMap<Pid, &'a CpuSet> {
+        let planned = |&(pid, group): &(Pid, usize)| Some((pid, planned_mask(idle_watch, group)?));
+        self.mask_only.iter().filter_map(planned).collect()
     }
+}
+
+fn planned_mask(idle_watch: &IdleWatch, group: usize) -> Option<&CpuSet> {
+    idle_watch.groups.get(group)?.within.as_ref()
 }
 
 impl IdleTracker {
@@ -98,130 +122,170 @@ impl IdleTracker {
         full: bool,
     ) -> IdleCheck {
         let mut idle_check = IdleCheck::default();
-        let mut jobs: BTreeMap<&str, CgroupActivity> = BTreeMap::new();
         if !idle_watch.groups.is_empty() {
             self.scans = self.scans.wrapping_add(1);
         }
+        let mut last: Option<(&str, Option<CgroupActivity>, Option<Nanos>)> = None;
         for (number, group) in idle_watch.groups.iter().enumerate() {
-            let path = group.cgroup.as_deref();
-            let since = path.and_then(|path| self.jobs.get(path)).and_then(|job| job.idle_until);
-            let job = path
-                .zip(unified)
-                .map(|(path, root)| *jobs.entry(path).or_insert_with(|| self.check_cgroup(root, path, at)));
+            let (job, since) = match (group.cgroup.as_deref().zip(unified), last) {
+                (None, _) => (None, None),
+                // The groups of a job follow each other.
+                (Some((path, _)), Some((checked, job, since))) if path == checked => (job, since),
+                (Some((path, root)), _) => {
+                    let (job, since) = self.check_job(root, path, &idle_watch.groups[number..], at);
+                    last = Some((path, job, since));
+                    (job, since)
+                }
+            };
             if job == Some(CgroupActivity::Idle) && !full {
                 continue;
             }
+            let may_skip = group.within.is_none() && job != Some(CgroupActivity::BecameIdle);
+            let address = Arc::as_ptr(group).addr();
+            let is_settled = may_skip && self.settled.contains_key(&address);
+            let mut settles = may_skip && !is_settled;
             for &pid in &group.pids {
                 // A process confined by masks only may have changed them when it ran.
-                if group.within.is_none() && self.is_skippable(pid, job) {
-                    if full {
-                        idle_check.idle.insert(pid);
+                let is_skipped = if is_settled && !self.is_turn_of(pid, MAX_PERIOD) {
+                    true
+                } else {
+                    may_skip && self.is_skippable(pid, job)
+                };
+                if is_skipped {
+                    idle_check.idle.extend(full.then_some(pid));
+                } else {
+                    let was_idle = self.check_process(pid, at, since, &mut idle_check);
+                    if was_idle && group.within.is_some() {
+                        idle_check.mask_only.push((pid, number));
                     }
-                    continue;
                 }
-                let was_idle = self.check_process(pid, at, since, &mut idle_check);
-                if was_idle && group.within.is_some() {
-                    idle_check.mask_only.insert(pid, number);
-                }
+                settles = settles && self.has_maximum_period(pid);
+            }
+            if settles {
+                self.settled.insert(address, Arc::clone(group));
             }
         }
         idle_check.active_unassigned =
-            idle_watch.unassigned.iter().copied().filter(|&pid| !self.was_idle(pid, at)).collect();
+            idle_watch.unassigned.iter().copied().filter(|&pid| !self.was_idle(pid, at).0).collect();
         idle_check
     }
 
-    fn check_cgroup(&mut self, root: &Path, path: &str, at: Nanos) -> CgroupActivity {
-        let Some(usage) = self.read_counters(root, path) else { return CgroupActivity::Active };
-        let idle_checks = idle_checks(self.jobs.get(path), usage).unwrap_or(0);
-        let job = match idle_checks {
-            0 => CgroupActivity::Active,
-            1 => CgroupActivity::BecameIdle,
-            _ => CgroupActivity::Idle,
-        };
-        let idle_until = (job == CgroupActivity::Idle).then_some(at);
-        self.jobs.insert(path.to_owned(), LastUsage { usage, idle_until, idle_checks });
-        job
-    }
-
-    /// Reads the counters of a cgroup. A cgroup that was removed and made again has new files.
-    fn read_counters(&mut self, root: &Path, path: &str) -> Option<(u64, u64)> {
-        if let Some(usage) = self.counters.get(path).and_then(CgroupCounters::read) {
-            return Some(usage);
+    /// The activity of a job, and the time until which it was seen idle before this scan. `groups` begin with those of the
+    /// job. The cgroup is read less often the longer the job is idle, unless masks alone confine a process of the job.
+    fn check_job(
+        &mut self,
+        root: &Path,
+        path: &str,
+        groups: &[Arc<IdleGroup>],
+        at: Nanos,
+    ) -> (Option<CgroupActivity>, Option<Nanos>) {
+        let mut of_job = groups.iter().take_while(|group| group.cgroup.as_deref() == Some(path));
+        let has_mask_only = of_job.any(|group| group.within.is_some());
+        let scans = self.scans;
+        if let Some(known) = self.jobs.get_mut(path) {
+            let since = known.idle_until;
+            if has_reached(scans, known.next_check) || (has_mask_only && known.counters.is_some()) {
+                known.check(root, path, at, scans);
+            }
+            return (Some(known.activity), since);
         }
-        self.counters.remove(path);
-        let counters = CgroupCounters::open(root, path).ok()?;
-        let usage = counters.read();
-        self.counters.insert(path.to_owned(), counters);
-        usage
+        let mut new = JobUsage::default();
+        new.check(root, path, at, scans);
+        self.jobs.insert(path.to_owned(), new);
+        (Some(CgroupActivity::Active), None)
     }
 
     fn check_process(&mut self, pid: Pid, at: Nanos, since: Option<Nanos>, check: &mut IdleCheck) -> bool {
-        let idle_until = self.processes.get(&pid).and_then(|known| known.idle_until).max(since);
-        let was_idle = self.was_idle(pid, at);
+        let (was_idle, idle_until) = self.was_idle(pid, at);
         if was_idle {
-            check.idle.insert(pid);
+            check.idle.push(pid);
         } else {
             check.active.insert(pid);
+            check.idle_until.extend(idle_until.max(since).map(|until| (pid, until)));
         }
-        check.idle_until.extend(idle_until.map(|until| (pid, until)));
         was_idle
     }
 
-    /// Whether a process did not run since its last check.
-    fn was_idle(&mut self, pid: Pid, at: Nanos) -> bool {
-        let Ok(usage) = process_cpu_time(pid).map(|usage| (usage, 0)) else {
-            self.processes.remove(&pid);
-            return false;
+    /// Whether a process did not run since its last check, and the time until which it was seen idle before.
+    fn was_idle(&mut self, pid: Pid, at: Nanos) -> (bool, Option<Nanos>) {
+        let Ok(cpu_time) = process_cpu_time(pid) else {
+            let known = self.processes.remove(&pid);
+            return (false, known.and_then(|known| known.idle_until));
         };
-        let idle_checks = idle_checks(self.processes.get(&pid), usage);
-        let idle_until = idle_checks.map(|_| at);
-        self.processes.insert(pid, LastUsage { usage, idle_until, idle_checks: idle_checks.unwrap_or(0) });
-        idle_checks.is_some()
+        let Some(known) = self.processes.get_mut(&pid) else {
+            self.processes.insert(pid, LastUsage { cpu_time, ..LastUsage::default() });
+            return (false, None);
+        };
+        let was_idle = known.cpu_time == cpu_time;
+        let idle_until = known.idle_until;
+        if was_idle {
+            known.idle_until = Some(at);
+            known.idle_checks = known.idle_checks.saturating_add(1);
+        } else {
+            *known = LastUsage { cpu_time, ..LastUsage::default() };
+            self.settled.clear();
+        }
+        (was_idle, idle_until)
     }
 
     /// Whether a process need not be checked: its job is idle, or the process has been idle for long and its
     /// next check is not due. A check costs the kernel time for each thread.
     fn is_skippable(&self, pid: Pid, job: Option<CgroupActivity>) -> bool {
         let Some(was_idle) = self.processes.get(&pid) else { return false };
-        match job {
-            Some(CgroupActivity::Idle) => true,
-            Some(CgroupActivity::BecameIdle) => false,
-            Some(CgroupActivity::Active) | None => {
-                !pid.0.wrapping_add(self.scans).is_multiple_of(check_period(was_idle.idle_checks))
-            }
-        }
+        job == Some(CgroupActivity::Idle) || !self.is_turn_of(pid, check_period(was_idle.idle_checks))
+    }
+
+    fn is_turn_of(&self, pid: Pid, period: u32) -> bool {
+        pid.0.wrapping_add(self.scans).is_multiple_of(period)
+    }
+
+    fn has_maximum_period(&self, pid: Pid) -> bool {
+        self.processes.get(&pid).is_some_and(|known| check_period(known.idle_checks) == MAX_PERIOD)
     }
 
     /// Resets the check period of a process that was observed.
     pub(super) fn mark_active(&mut self, pid: Pid) {
-        if let Some(was_idle) = self.processes.get_mut(&pid) {
+        if let Some(was_idle) = self.processes.get_mut(&pid).filter(|known| known.idle_checks > 0) {
             was_idle.idle_checks = 0;
+            self.settled.clear();
         }
     }
 
-    /// Reads the masks of the next few idle processes that are confined by masks only, and marks a process as
-    /// active if a mask is not as planned. `masks` returns the number of masks that it read, and whether one
-    /// is not a subset of the set.
+    /// The known threads of a process that did not run at the last check. `None` if the process was not checked.
+    pub(super) fn tids_of(&mut self, pid: Pid) -> Option<&mut Option<Box<[Tid]>>> {
+        self.processes.get_mut(&pid).map(|known| &mut known.tids)
+    }
+
+    /// Reads the masks of the next few idle processes that are confined by masks only, or of all of them if
+    /// [`IdleWatch::all_masks`] is set, and marks a process as active if a mask is not as planned. `masks` gets the known threads of the process, and returns the number of masks
+    /// that it read, and whether one is not a subset of the set.
     pub(super) fn sample_masks(
         &mut self,
         idle_check: &mut IdleCheck,
         idle_watch: &IdleWatch,
-        mut masks: impl FnMut(Pid, &CpuSet) -> (usize, bool),
+        mut masks: impl FnMut(Pid, &CpuSet, &mut Option<Box<[Tid]>>) -> (usize, bool),
     ) {
-        let turn = self.last_sampled.unwrap_or(Pid(0));
-        let after = (Bound::Excluded(turn), Bound::Unbounded);
-        let turns = idle_check.mask_only.range(after).chain(idle_check.mask_only.range(..=turn));
-        let turns: Vec<Pid> = turns.map(|(&pid, _)| pid).take(MASKS_PER_SCAN).collect();
-        let mut masks_read = 0;
-        for pid in turns {
-            let Some(within) = idle_check.within(pid, idle_watch) else { continue };
-            let (count, outside) = masks(pid, within);
-            if outside {
-                idle_check.mark_active(pid);
+        let listed = &idle_check.mask_only;
+        let begin = self.last_sampled.map_or(0, |(place, last)| {
+            let is_last = |&(pid, _): &(Pid, usize)| pid == last;
+            match listed.get(place).filter(|entry| is_last(entry)) {
+                Some(_) => place + 1,
+                // The list has changed.
+                None => listed.iter().position(is_last).map_or(place, |place| place + 1).min(listed.len()),
             }
-            self.last_sampled = Some(pid);
+        });
+        let mut masks_read = 0;
+        for place in (begin..listed.len()).chain(0..begin) {
+            let (pid, group) = listed[place];
+            let Some(within) = planned_mask(idle_watch, group) else { continue };
+            let Some(known) = self.processes.get_mut(&pid) else { continue };
+            let (count, outside) = masks(pid, within, &mut known.tids);
+            if outside {
+                idle_check.active.insert(pid);
+            }
+            self.last_sampled = Some((place, pid));
             masks_read += count;
-            if masks_read >= MASKS_PER_SCAN {
+            if masks_read >= MASKS_PER_SCAN && !idle_watch.all_masks {
                 break;
             }
         }
@@ -233,13 +297,58 @@ impl IdleTracker {
         let jobs: BTreeSet<&str> =
             idle_watch.groups.iter().filter_map(|group| group.cgroup.as_deref()).collect();
         self.jobs.retain(|path, _| jobs.contains(path.as_str()));
-        self.counters.retain(|path, _| jobs.contains(path.as_str()));
+        let listed: BTreeSet<usize> =
+            idle_watch.groups.iter().map(|group| Arc::as_ptr(group).addr()).collect();
+        self.settled.retain(|group, _| listed.contains(group));
     }
 }
 
-/// The number of consecutive checks without activity, with this one. `None` if there was activity.
-fn idle_checks(last: Option<&LastUsage>, usage: (u64, u64)) -> Option<u32> {
-    last.filter(|last| last.usage == usage).map(|last| last.idle_checks.saturating_add(1))
+impl JobUsage {
+    /// Reads the counters of the cgroup, compares them with those of the last check, and plans the next check.
+    fn check(&mut self, root: &Path, path: &str, at: Nanos, scans: u32) {
+        let usage = self.read_counters(root, path);
+        let was_idle = usage.is_some() && usage == self.usage;
+        self.idle_checks = if was_idle { self.idle_checks.saturating_add(1) } else { 0 };
+        self.activity = match self.idle_checks {
+            0 => CgroupActivity::Active,
+            1 => CgroupActivity::BecameIdle,
+            _ => CgroupActivity::Idle,
+        };
+        self.idle_until = (self.activity == CgroupActivity::Idle).then_some(at);
+        self.usage = usage;
+        let period = if self.counters.is_some() { check_period(self.idle_checks) } else { MAX_PERIOD };
+        self.next_check = scans.wrapping_add(period);
+    }
+
+    /// Reads the counters. A cgroup that was removed and made again has new files.
+    fn read_counters(&mut self, root: &Path, path: &str) -> Option<(u64, u64)> {
+        if let Some(usage) = self.counters.as_ref().and_then(CgroupCounters::read) {
+            return Some(usage);
+        }
+        self.counters = CgroupCounters::open(root, path).ok();
+        self.counters.as_ref().and_then(CgroupCounters::read)
+    }
+}
+
+/// Whether a number of scans has reached another one. Both may have wrapped around.
+fn has_reached(scans: u32, other: u32) -> bool {
+    scans.wrapping_sub(other) < u32::MAX / 2
+}
+
+/// The number of threads of a process, and whether one of their masks is not a subset of `within`. Ended
+/// threads are skipped. The threads are listed if they are not in `known`, and kept there.
+pub(super) fn check_thread_masks(
+    proc: &mut ProcDir,
+    pid: Pid,
+    within: &CpuSet,
+    known: &mut Option<Box<[Tid]>>,
+) -> (usize, bool) {
+    if known.is_none() {
+        *known = proc.tids(pid).ok().map(Vec::into_boxed_slice);
+    }
+    let tids = known.as_deref().unwrap_or_default();
+    let outside = |tid: &Tid| affinity::get_mask(*tid).is_ok_and(|mask| !mask.is_subset(within));
+    (tids.len(), tids.iter().any(outside))
 }
 
 /// The check period, in scans that list the process. The period stays below half of the idle time.

@@ -2,10 +2,9 @@
 
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pjw_core::{cpuset::Pu, scan::IdleGroup};
+use pjw_core::cpuset::Pu;
 
 use super::*;
 
@@ -190,7 +189,7 @@ fn masks_are_sampled_in_turn_and_a_changed_mask_makes_a_process_active() {
     let mut sampled = Vec::new();
     for _ in 0..4 {
         // Each process has so many threads that one fills the sample.
-        tracker.sample_masks(&mut idle_check, &idle_watch, |pid, within| {
+        tracker.sample_masks(&mut idle_check, &idle_watch, |pid, within, _| {
             assert_eq!(*within, CpuSet::from(Pu(0)));
             sampled.push(pid);
             (MASKS_PER_SCAN, pid == pids[1])
@@ -199,11 +198,60 @@ fn masks_are_sampled_in_turn_and_a_changed_mask_makes_a_process_active() {
     assert_eq!(sampled[..3].iter().collect::<BTreeSet<_>>().len(), 3, "{sampled:?}");
     assert_eq!(sampled[3], sampled[0]);
     assert_eq!(idle_check.active, BTreeSet::from([pids[1]]));
-    tracker.sample_masks(&mut idle_check, &idle_watch, |pid, _| {
+    tracker.sample_masks(&mut idle_check, &idle_watch, |pid, _, _| {
         sampled.push(pid);
         (1, false)
     });
     assert_eq!(sampled.len(), 4 + 3, "small processes share a sample, each once");
+    let rescan = IdleWatch { all_masks: true, ..IdleWatch::clone(&idle_watch) };
+    tracker.sample_masks(&mut idle_check, &rescan, |pid, _, _| {
+        sampled.push(pid);
+        (MASKS_PER_SCAN, false)
+    });
+    assert_eq!(sampled.len(), 4 + 3 + 3, "a rescan reads all masks");
+}
+
+#[test]
+fn the_threads_of_a_process_are_listed_again_after_it_ran() {
+    let mut shell = Shell::start();
+    let idle_watch = idle_watch(None, &[shell.pid()]);
+    let mut tracker = IdleTracker::default();
+    let known = |tracker: &mut IdleTracker| {
+        let mut idle_check = settled(tracker, &idle_watch);
+        let mut was_known = None;
+        tracker.sample_masks(&mut idle_check, &idle_watch, |pid, _, tids| {
+            was_known = Some(tids.is_some());
+            *tids = Some([Tid(pid.0)].into());
+            (1, false)
+        });
+        was_known
+    };
+    assert_eq!(known(&mut tracker), Some(false));
+    assert_eq!(known(&mut tracker), Some(true));
+    shell.wake();
+    assert_eq!(known(&mut tracker), Some(false), "it may have other threads now");
+}
+
+#[test]
+fn an_idle_cgroup_is_read_less_often_the_longer_it_is_idle_except_where_masks_keep_the_job() {
+    let root = tempfile::tempdir().unwrap();
+    std::fs::create_dir(root.path().join("job")).unwrap();
+    let stat = root.path().join("job/cpu.stat");
+    std::fs::write(&stat, "usage_usec 0\n").unwrap();
+    let group = |within| IdleGroup { cgroup: Some("/job".into()), within, pids: vec![Pid(u32::MAX >> 1)] };
+    for (within, latest) in [(None, MAX_PERIOD), (Some(CpuSet::from(Pu(0))), 1)] {
+        let groups = vec![Arc::new(group(None)), Arc::new(group(within))];
+        let idle_watch = IdleWatch { groups, ..IdleWatch::default() };
+        let mut tracker = IdleTracker::default();
+        for usage in 1..4 {
+            let mut check = || tracker.check(&idle_watch, Some(root.path()), Nanos(1), false).active.len();
+            (0..200).for_each(|_| _ = check());
+            assert_eq!(check(), 0);
+            std::fs::write(&stat, format!("usage_usec {usage}\n")).unwrap();
+            let found = (1..=MAX_PERIOD).find(|_| check() > 0).unwrap();
+            assert!(found <= latest, "found after {found} scans, not after {latest}");
+        }
+    }
 }
 
 #[test]
@@ -236,7 +284,7 @@ fn an_idle_cgroup_makes_all_its_processes_idle() {
 fn an_unassigned_process_is_observed_if_it_ran_or_ended() {
     let mut shell = Shell::start();
     let pid = shell.pid();
-    let idle_watch = IdleWatch { groups: Vec::new(), unassigned: vec![pid, Pid(u32::MAX >> 1)] };
+    let idle_watch = IdleWatch { unassigned: vec![pid, Pid(u32::MAX >> 1)], ..IdleWatch::default() };
     let mut tracker = IdleTracker::default();
     let mut check = || {
         let idle_check = tracker.check(&idle_watch, None, Nanos(1), false);
