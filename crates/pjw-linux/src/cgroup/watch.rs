@@ -5,10 +5,11 @@
 //! change of the processes in a cgroup.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 
 use nix::errno::Errno;
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 
 /// Watches the cgroups of jobs for changes, so that pjwd reads only those that changed. The kernel reports changes
 /// by inotify(7).
@@ -20,6 +21,8 @@ pub struct CgroupWatch {
     watched: BTreeSet<String>,
     /// Cgroups whose watch the kernel refused (too many watches): each counts as changed.
     refused: BTreeSet<String>,
+    /// Cgroups whose change was read from the kernel and not returned yet.
+    changed: BTreeSet<String>,
 }
 
 impl CgroupWatch {
@@ -47,6 +50,7 @@ impl CgroupWatch {
     /// Stops watching the cgroup at `path`, which no longer exists. The kernel has ended its watches together with
     /// the directories.
     pub fn remove(&mut self, path: &str) {
+        self.changed.remove(path);
         self.watched.remove(path);
         self.refused.remove(path);
     }
@@ -56,30 +60,57 @@ impl CgroupWatch {
         self.watched.iter().map(String::as_str)
     }
 
+    /// The file descriptor that poll(2) shows as readable while changes are pending. `None` if no cgroup is watched.
+    #[must_use]
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inotify.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Returns whether a watched cgroup changed since the last call of [`CgroupWatch::take_changed`]. Except cgroups that
+    /// can't be watched.
+    pub fn has_changes(&mut self) -> bool {
+        self.read_events();
+        !self.changed.is_empty()
+    }
+
     /// Returns the paths of the cgroups that changed since the last call, and of those that can't be watched. If
     /// the kernel dropped events, all watched cgroups are returned.
     pub fn take_changed(&mut self) -> BTreeSet<String> {
-        let mut changed = self.refused.clone();
+        self.read_events();
+        let mut changed = std::mem::take(&mut self.changed);
+        changed.extend(self.refused.iter().filter(|path| self.watched.contains(*path)).cloned());
+        changed
+    }
+
+    fn read_events(&mut self) {
         while let Some(Ok(events)) = self.inotify.as_ref().map(Inotify::read_events) {
             for event in events {
                 if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
-                    changed.extend(self.watched.iter().cloned());
+                    self.changed.extend(self.watched.iter().cloned());
                 }
-                if event.mask.contains(AddWatchFlags::IN_IGNORED) {
-                    changed.extend(self.paths.remove(&event.wd));
+                let path = if event.mask.contains(AddWatchFlags::IN_IGNORED) {
+                    self.paths.remove(&event.wd)
                 } else {
-                    changed.extend(self.paths.get(&event.wd).cloned());
-                }
+                    self.paths.get(&event.wd).filter(|_| is_of_interest(&event)).cloned()
+                };
+                self.changed.extend(path.filter(|path| self.watched.contains(path)));
             }
         }
-        changed.retain(|path| self.watched.contains(path));
-        changed
     }
+}
+
+/// Whether an event is about the directory, or about a file that says which processes and PUs the cgroup has. Some other
+/// files change many times each second, such as `memory.events`.
+fn is_of_interest(event: &InotifyEvent) -> bool {
+    let Some(name) = event.name.as_ref().map(|name| name.as_encoded_bytes()) else { return true };
+    name.starts_with(b"cgroup.") || name.starts_with(b"cpuset.") || name == b"tasks"
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
+
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
     use super::*;
 
@@ -102,6 +133,26 @@ mod tests {
         watch.add("/job", || vec![group.clone()]);
         fs::write(group.join("cpuset.cpus"), "0").unwrap();
         assert_eq!(watch.take_changed(), BTreeSet::from(["/job".to_owned()]), "the cgroup was made again");
+    }
+
+    #[test]
+    fn a_change_makes_the_descriptor_readable_unless_it_is_of_another_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut watch = CgroupWatch::default();
+        assert!(watch.fd().is_none());
+        watch.add("/job", || vec![dir.path().to_owned()]);
+        let is_readable = |watch: &CgroupWatch| {
+            let mut fds = [PollFd::new(watch.fd().unwrap(), PollFlags::POLLIN)];
+            poll(&mut fds, PollTimeout::ZERO).unwrap() == 1
+        };
+        fs::write(dir.path().join("memory.events"), "high 1").unwrap();
+        assert!(is_readable(&watch));
+        assert!(!watch.has_changes() && !is_readable(&watch));
+        fs::write(dir.path().join("cgroup.events"), "populated 0").unwrap();
+        assert!(is_readable(&watch));
+        assert!(watch.has_changes() && watch.has_changes(), "until the change is taken");
+        assert_eq!(watch.take_changed(), BTreeSet::from(["/job".to_owned()]));
+        assert!(!watch.has_changes());
     }
 
     #[test]

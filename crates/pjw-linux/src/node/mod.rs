@@ -116,6 +116,18 @@ impl LinuxNode {
         self.process_events.as_ref().map(AsFd::as_fd)
     }
 
+    /// The file descriptor that poll(2) shows as readable when a cgroup of a job may have changed. `None` if no cgroup is
+    /// watched.
+    #[must_use]
+    pub fn cgroup_changes_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.cgroup_watch.fd()
+    }
+
+    /// Returns whether a cgroup of a job changed since the last scan. The next scan reads it.
+    pub fn has_cgroup_changes(&mut self) -> bool {
+        self.cgroup_watch.has_changes()
+    }
+
     /// Sets the BPF program by which later scans read the state of threads where that is faster than reading
     /// `/proc`. With `None`, scans read `/proc` only.
     pub fn use_task_scan(&mut self, scan: Option<TaskScan>) {

@@ -40,6 +40,8 @@ use crate::warden::{CycleReport, EventCount, Warden};
 
 /// How long a scan of unassigned processes is delayed, to collect more of them.
 const UNASSIGNED_DELAY: Duration = Duration::from_millis(20);
+/// How long the scan of changed cgroups is delayed, to collect more changes.
+const CGROUP_DELAY: Duration = Duration::from_millis(20);
 /// The delay before the next cycle if a cycle left work undone.
 const CONTINUE_DELAY: Duration = Duration::from_millis(2);
 /// A cycle with at least this many actions returns unused heap memory to the kernel.
@@ -73,6 +75,8 @@ pub struct EventLoop {
     /// The time at which the loop stopped reading events because the CPU budget was overdrawn. `None` if it reads
     /// events.
     netlink_paused_since: Option<Instant>,
+    /// The time at which a cgroup of a job was found changed. `None` if the last scan read all changed cgroups.
+    cgroups_changed_at: Option<Instant>,
     lateness: Lateness,
     /// PUs that are online and missing in the topology, even after the topology was read again.
     unresolved_pus: CpuSet,
@@ -131,6 +135,7 @@ impl EventLoop {
             realtime: RealtimePriority::default(),
             pending_since: None,
             netlink_paused_since: None,
+            cgroups_changed_at: None,
             lateness: Lateness::default(),
             unresolved_pus: CpuSet::new(),
             file_warnings: Vec::new(),
@@ -161,7 +166,7 @@ impl EventLoop {
         self.realtime.turn(self.config.settings().realtime);
         loop {
             let cpu_before = clock::own_thread_cpu_time();
-            self.wait();
+            let cgroups_may_have_changed = self.wait();
             let mut pending = PendingCommands::new();
             let messages = self.inbox.take_messages();
             let mut is_for_events = messages.is_empty();
@@ -193,11 +198,16 @@ impl EventLoop {
             }
             self.drain_events();
             let now = Instant::now();
+            if cgroups_may_have_changed && self.warden.node_interface_mut().has_cgroup_changes() {
+                self.cgroups_changed_at.get_or_insert(now);
+            }
             self.triggers.timer |= now >= self.next_scan;
             self.triggers.rescan |= now >= self.next_rescan;
             let events_are_due = self.events_due(now).is_some_and(|due| due <= now);
             is_for_events &= !self.triggers.are_due();
             if self.triggers.are_due() || !pending.is_empty() || events_are_due {
+                // Each scan reads the changed cgroups.
+                self.cgroups_changed_at = None;
                 self.cycle(pending);
             }
             // Timer cycles and commands have their own limits. They must not delay the confinement of new processes.
@@ -216,18 +226,21 @@ impl EventLoop {
         }
     }
 
-    /// The time at which pending events are due. Events of unassigned processes are delayed, and all events wait while
-    /// the CPU budget is overdrawn. `None` without pending events.
+    /// The time at which pending events are due. Events of unassigned processes and of cgroups are delayed, and all events
+    /// wait while the CPU budget is overdrawn. `None` without pending events.
     fn events_due(&mut self, now: Instant) -> Option<Instant> {
         let pending_since = self.pending_since.unwrap_or(now);
-        let due = match self.warden.state().lineage.to_scan.urgency()? {
+        let of_processes = self.warden.state().lineage.to_scan.urgency().map(|urgency| match urgency {
             ScanUrgency::Jobs => now,
             ScanUrgency::Unassigned => pending_since + UNASSIGNED_DELAY,
-        };
+        });
+        let of_cgroups = self.cgroups_changed_at.map(|since| since + CGROUP_DELAY);
+        let due = of_processes.into_iter().chain(of_cgroups).min()?;
         Some(due.max(now + self.budget.wait_time(now)))
     }
 
-    fn wait(&mut self) {
+    /// Waits for a message, an event or a timer. Returns whether a cgroup of a job may have changed.
+    fn wait(&mut self) -> bool {
         let now = Instant::now();
         self.realtime.enforce_bounds(now);
         let mut next = self.next_scan.min(self.next_rescan).min(self.watchdog.next_ping_at());
@@ -247,11 +260,17 @@ impl EventLoop {
             self.netlink_paused_since.get_or_insert(now);
         }
         fds.extend(events_fd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+        let of_cgroups = fds.len();
+        let cgroups_fd = self.warden.node_interface().cgroup_changes_fd();
+        // While the scan of changed cgroups is due, more changes wake nothing.
+        let cgroups_fd = cgroups_fd.filter(|_| owed.is_zero() && self.cgroups_changed_at.is_none());
+        fds.extend(cgroups_fd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
         let left = next.saturating_duration_since(now);
         let timeout =
             PollTimeout::try_from(left.as_millis().saturating_add(1).min(60_000)).unwrap_or(PollTimeout::MAX);
         // An interrupted wait ends early. The loop then waits again.
         let _ = poll(&mut fds, timeout);
+        fds.get(of_cgroups).and_then(PollFd::any).unwrap_or(false)
     }
 
     fn drain_events(&mut self) {
