@@ -8,6 +8,7 @@
 //! A damaged file never stops the daemon. A file from another boot is dropped. An unreadable file is set aside. An
 //! incomplete last line is a batch whose changes were never made.
 
+use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -95,18 +96,18 @@ pub struct RecoveredJournal {
 }
 
 #[derive(Serialize, Deserialize)]
-struct StateFile {
+struct StateFile<'a> {
     schema: u32,
-    boot_id: String,
+    boot_id: Cow<'a, str>,
     last: u64,
-    records: Vec<Record>,
+    records: Cow<'a, [Record]>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Batch {
-    boot_id: String,
+struct Batch<'a> {
+    boot_id: Cow<'a, str>,
     number: u64,
-    records: Vec<Record>,
+    records: Cow<'a, [Record]>,
 }
 
 impl FileJournal {
@@ -175,7 +176,8 @@ impl Journal for FileJournal {
         if records.is_empty() {
             return Ok(());
         }
-        let batch = Batch { boot_id: self.boot_id.clone(), number: self.last + 1, records: records.to_vec() };
+        let (boot_id, records) = (Cow::from(&self.boot_id), Cow::from(records));
+        let batch = Batch { boot_id, number: self.last + 1, records };
         let written = line_of(&batch).and_then(|line| {
             self.lines.write_all(&line)?;
             Ok(line.len() as u64)
@@ -222,9 +224,9 @@ impl Journal for FileJournal {
         }
         let state = StateFile {
             schema: SCHEMA,
-            boot_id: self.boot_id.clone(),
+            boot_id: Cow::from(&self.boot_id),
             last: self.last,
-            records: records.to_vec(),
+            records: Cow::from(records),
         };
         let path = self.dir.join(STATE);
         let fresh = self.dir.join("state.json.new");
@@ -248,7 +250,7 @@ impl Journal for FileJournal {
     }
 }
 
-fn line_of(batch: &Batch) -> io::Result<Vec<u8>> {
+fn line_of(batch: &Batch<'_>) -> io::Result<Vec<u8>> {
     let mut line = serde_json::to_vec(batch)?;
     line.push(b'\n');
     Ok(line)
@@ -271,13 +273,13 @@ fn read_state(dir: &Path, boot_id: &str, recovered: &mut RecoveredJournal) -> u6
         }
         Ok(_) => {}
     }
-    match serde_json::from_slice::<StateFile>(&text) {
+    match serde_json::from_slice::<StateFile<'_>>(&text) {
         Ok(state) if state.schema != SCHEMA => {
             set_aside(&path, &format!("has schema {}", state.schema), recovered)
         }
         Ok(state) if state.boot_id != boot_id => 0,
         Ok(state) => {
-            recovered.records = state.records;
+            recovered.records = state.records.into_owned();
             state.last
         }
         Err(error) => set_aside(&path, &format!("can't be understood: {error}"), recovered),
@@ -313,7 +315,7 @@ fn read_batches(
         if read == 0 {
             break;
         }
-        let batch = line.ends_with(b"\n").then(|| serde_json::from_slice::<Batch>(&line).ok()).flatten();
+        let batch = line.ends_with(b"\n").then(|| serde_json::from_slice::<Batch<'_>>(&line).ok()).flatten();
         let Some(batch) = batch else {
             let remark = format!("the journal is damaged after {length} bytes; the rest of it is not used");
             recovered.remarks.push(remark);
@@ -322,7 +324,7 @@ fn read_batches(
         length += read as u64;
         if batch.boot_id == boot_id && batch.number > *last {
             *last = batch.number;
-            recovered.records.extend(batch.records);
+            recovered.records.extend(batch.records.into_owned());
         }
     }
     if length < lines.metadata()?.len() {
