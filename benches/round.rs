@@ -1,0 +1,186 @@
+//! The CPU time of one round of a decision that confines a newborn process, with its audit: on a made-up machine of 768 cores
+//! with 600 jobs. The peer is the same round beside 20 jobs.
+#![forbid(unsafe_code)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use nix::time::{ClockId, clock_gettime};
+use pjw_benches::measure::results::{Figure, median, print_line, publish};
+use pjw_core::audit::{GrantAudit, audit_actions};
+use pjw_core::command::{Assign, Caller, Command};
+use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_core::ids::{Comm, Pid, ProcessId, StartTime, Tid, Uid};
+use pjw_core::job::Amount;
+use pjw_core::policy::Policy;
+use pjw_core::reconcile::{Decision, reconcile};
+use pjw_core::scan::ScanScope;
+use pjw_core::snapshot::{JobMarks, Observed, Process, ProcessEvent, Snapshot, Thread};
+use pjw_core::state::WardenState;
+use pjw_core::time::{Moment, Nanos, UnixMillis};
+use pjw_core::topology::{RegularShape, Topology};
+
+const BIRTHS: u32 = 200;
+/// The number of processes that belong to no job.
+const OUTSIDERS: u32 = 300;
+const MAX_ROUNDS: usize = 8;
+
+fn main() -> anyhow::Result<()> {
+    let shape =
+        RegularShape { packages: 2, numa_per_package: 4, l3_per_numa: 12, cores_per_l3: 8, pus_per_core: 1 };
+    let [few, many] =
+        [20, 600].map(|jobs| MadeUpMachine::new(shape, jobs).and_then(MadeUpMachine::measure_births));
+    let (few, many) = (few?, many?);
+    let name = "a birth beside 600 jobs on 768 cores, with the audit";
+    print_line(&format!("{name}: {many:.3} ms of CPU; beside 20 jobs {few:.3} ms"))?;
+    publish("round", &[Figure::new(name, many, "ms", "the same beside 20 jobs", few)])
+}
+
+/// A machine that exists as numbers only: what the plan changes is what the next scan finds.
+struct MadeUpMachine {
+    state: WardenState,
+    policy: Policy,
+    audit: GrantAudit,
+    processes: BTreeMap<Pid, Process>,
+    now: u64,
+}
+
+impl MadeUpMachine {
+    /// A machine with so many jobs of one core and one process of five threads.
+    fn new(shape: RegularShape, jobs: u32) -> anyhow::Result<Self> {
+        let (state, policy) =
+            (WardenState::new(Topology::from_shape(shape), &CpuSet::new()), Policy::default());
+        let audit = GrantAudit::new(&state, &policy);
+        let mut machine = Self { state, policy, audit, processes: BTreeMap::new(), now: 1_000_000_000 };
+        for number in 0..jobs + OUTSIDERS {
+            let process = machine.process(pid_of(number), Pid(1), 5, machine.state.topology.cpus().clone());
+            machine.processes.insert(process.id.pid, process);
+        }
+        machine.run(&ScanScope::Full, &(0..jobs).map(assign).collect::<anyhow::Result<Vec<_>>>()?)?;
+        ensure!(machine.state.jobs.len() == jobs as usize, "not every job was made");
+        machine.state.forks_complete_since = Some(Nanos(0));
+        Ok(machine)
+    }
+
+    fn process(&self, pid: Pid, parent: Pid, threads: u32, mask: CpuSet) -> Process {
+        let start = StartTime(self.now / 10_000_000);
+        let thread = |number| Thread {
+            tid: Tid(pid.0 + number),
+            start,
+            comm: Comm::from("work"),
+            state: 'S',
+            last_cpu: Pu(0),
+            run_ns: 0,
+            wait_ns: 0,
+            effective_mask: mask.clone(),
+        };
+        Process {
+            id: ProcessId { pid, start },
+            parent,
+            group: pid,
+            session: pid,
+            uid: Uid(1001),
+            comm: Comm::from("work"),
+            kernel: false,
+            threads: Some((0..threads).map(thread).collect()),
+            mask: Some(mask),
+            cgroup: None,
+            attributes: None,
+            job_marks: Some(JobMarks::default()),
+            idle_until: None,
+        }
+    }
+
+    fn snapshot(&mut self, scope: &ScanScope) -> Snapshot {
+        self.now += 1_000_000;
+        let observed = |(&pid, process): (&Pid, &Process)| (pid, Observed::Present(process.clone()));
+        let processes = match scope {
+            ScanScope::Full => self.processes.iter().map(observed).collect(),
+            ScanScope::Partial(pids) => {
+                pids.iter().filter_map(|pid| self.processes.get_key_value(pid)).map(observed).collect()
+            }
+        };
+        Snapshot {
+            scope: scope.clone(),
+            taken_at: Moment { since_boot: Nanos(self.now), wall_clock: UnixMillis(0) },
+            online: self.state.topology.cpus().clone(),
+            processes,
+            cgroups: BTreeMap::new(),
+            affinity_requests: Vec::new(),
+            incomplete: None,
+        }
+    }
+
+    /// One decision and its audit. Returns its CPU time in ms.
+    fn decide(&mut self, snapshot: &Snapshot, commands: &[Command]) -> anyhow::Result<(Decision, f64)> {
+        let before = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?;
+        let decision = reconcile(&mut self.state, snapshot, commands, &self.policy);
+        let changed = self.state.jobs.take_changed();
+        if !changed.is_empty() {
+            self.audit.update(&self.state, &changed, &self.policy);
+        }
+        let violations =
+            self.audit.violations().count() + audit_actions(&self.state, &decision.plan, &self.policy).len();
+        let after = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?;
+        ensure!(violations == 0, "the plan fails its audit");
+        Ok((decision, Duration::from(after - before).as_secs_f64() * 1000.0))
+    }
+
+    fn carry_out(&mut self, decision: &Decision) {
+        for action in &decision.plan.actions {
+            let Some(process) = self.processes.get_mut(&action.thread.process.pid) else { continue };
+            for thread in
+                process.threads.iter_mut().flatten().filter(|thread| thread.tid == action.thread.tid)
+            {
+                thread.effective_mask = action.target.clone();
+            }
+            process.mask = Some(action.target.clone());
+            self.state.note_mask_applied(action, &action.requested, &action.target);
+        }
+    }
+
+    /// Decides until nothing is left to do. Returns the CPU time of the longest round, in ms.
+    fn run(&mut self, scope: &ScanScope, commands: &[Command]) -> anyhow::Result<f64> {
+        let (mut scope, mut commands, mut longest) = (scope.clone(), commands, 0.0_f64);
+        for _ in 0..MAX_ROUNDS {
+            let snapshot = self.snapshot(&scope);
+            let (decision, ms) = self.decide(&snapshot, std::mem::take(&mut commands))?;
+            longest = longest.max(ms);
+            self.carry_out(&decision);
+            match decision.next_scan {
+                Some(next) => scope = next.scope,
+                None => break,
+            }
+        }
+        Ok(longest)
+    }
+
+    /// The CPU time in ms of the round that confines a newborn process. The process begins with the mask of the machine.
+    fn measure_births(mut self) -> anyhow::Result<f64> {
+        let mut costs = Vec::new();
+        for number in 0..BIRTHS {
+            let (parent, pid) = (pid_of(number % 20), pid_of(10_000 + number));
+            let child = self.process(pid, parent, 1, self.state.topology.cpus().clone());
+            self.processes.insert(pid, child);
+            let (creator, at) = (Tid(parent.0), Nanos(self.now));
+            self.state.apply_events(&[ProcessEvent::Fork { parent, creator, child: pid, at }]);
+            costs.push(self.run(&ScanScope::Partial(BTreeSet::from([pid])), &[])?);
+            ensure!(
+                self.state.members.get(&pid).is_some_and(|member| member.threads.len() == 1),
+                "the newborn process was not found"
+            );
+        }
+        median(&costs).context("nothing was measured")
+    }
+}
+
+fn pid_of(number: u32) -> Pid {
+    Pid(1000 + 10 * number)
+}
+
+fn assign(number: u32) -> anyhow::Result<Command> {
+    let caller = Caller { uid: Uid(0), admin: true };
+    let assign = Assign::new(format!("job-{number}").parse()?, caller);
+    Ok(Command::Assign(Assign { amount: Some(Amount::Cores(1)), pids: vec![pid_of(number)], ..assign }))
+}
