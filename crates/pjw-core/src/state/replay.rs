@@ -49,7 +49,9 @@ impl WardenState {
             }
             Record::MaskSet { thread, before, set, since: kept_since, at } => {
                 let since = at.unwrap_or(kept_since);
-                let request = MaskRequest { mask: set, original: before, by: MaskWriter::Warden, since };
+                // A mask is journaled before the first request of pjw: an older request is the program's.
+                let by = if since < kept_since { MaskWriter::Program } else { MaskWriter::Warden };
+                let request = MaskRequest { mask: set, original: before, by, since };
                 match self.recorded_masks.get_mut(&thread) {
                     Some(entry) => entry.add_recorded_request(request),
                     None => {

@@ -2,15 +2,18 @@
 //! changed gets its mask and cgroup back; other processes are not changed.
 
 use pjw_core::command::{Assign, Caller, Command};
+use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
 use pjw_core::ids::{Pid, Tid, Uid};
 use pjw_core::job::{Amount, GrantedBy};
 use pjw_core::plan::{ActionKind, MaskAction};
-use pjw_core::policy::Mode;
+use pjw_core::policy::{Mode, Policy};
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::state::WardenState;
 
-use crate::machine::{Machine, ROOT, assign_of, in_cgroup, job, machine, regular_topology, set};
+use crate::machine::{
+    Machine, ROOT, SECOND, assign_of, in_cgroup, job, machine, machine_with, regular_topology, set,
+};
 
 const PLACE: &str = "/system.slice/slurmstepd.scope/job_7";
 
@@ -24,6 +27,12 @@ fn slurm_job(m: &mut Machine, cpus: Option<&str>) {
 
 fn give_cpuset(m: &mut Machine, cpus: &str) {
     m.world().write_cpuset(PLACE, Some(&set(cpus)));
+}
+
+/// A machine with cpusets, and a kernel that keeps requested masks or forgets them.
+fn machine_with_cpusets(affinity_persists: bool) -> Machine {
+    let cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Legacy, affinity_persists };
+    machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() })
 }
 
 /// The daemon exits and another one reads its journal, on a machine with this number of packages of four
@@ -127,6 +136,20 @@ fn a_mask_from_before_the_grant_stays_the_programs_own() {
     m.settle();
     m.release("a").unwrap();
     assert_eq!([m.mask(10, 10), m.mask(11, 11), m.mask(10, 12)], ["0-7", "0", "0"]);
+}
+
+#[test]
+fn after_a_restart_a_child_in_the_cpuset_has_no_mask_that_its_parent_requested_after_its_birth() {
+    let mut m = machine_with_cpusets(true);
+    m.spawn(10, 1, 0);
+    m.spawn(11, 10, 0);
+    m.advance(SECOND);
+    m.bind(10, 10, "3,5");
+    m.assign("a", 1, &[10]).unwrap();
+    restart(&mut m, 2);
+    m.settle();
+    m.release("a").unwrap();
+    assert_eq!([m.mask(10, 10), m.mask(11, 11)], ["3,5", "0-7"]);
 }
 
 #[test]
