@@ -1,7 +1,7 @@
 //! The data that the phases of one cycle share.
 
 use crate::basics::{Moment, Pid, ThreadId, prelude::*};
-use crate::state::{WardenState, mask_records};
+use crate::state::{MaskEntry, WardenState, mask_records};
 use crate::terms::{Event, Job, JobId, MaskAction, Observed, Policy, Record, ScanScope, Snapshot, Warning};
 
 /// The unfinished decision of a cycle: the input, the state, and the output so far.
@@ -131,11 +131,14 @@ impl Draft<'_> {
         }
     }
 
-    /// Journals that the mask of a thread is the program's own again. Except while a cpuset may change the mask.
+    /// Journals that the mask of a thread is the program's own again. Except while a cpuset may hide it from a restarted
+    /// daemon.
     pub(crate) fn stop_journaling(&mut self, thread: ThreadId) {
         let pid = thread.process.pid;
-        let entry = self.state.mask_entry(&thread).filter(|entry| entry.journaled_since().is_some());
-        if entry.is_none_or(|entry| self.state.may_cpuset_change_masks(pid, entry.last_read_at())) {
+        let known = self.state.tracked(pid).and_then(|member| member.threads.get(&thread.tid));
+        let is_journaled = |mask: &MaskEntry| mask.journaled_since().is_some();
+        let known = known.filter(|known| known.mask.as_ref().is_some_and(is_journaled));
+        if known.is_none_or(|known| self.state.may_cpuset_hide_mask(pid, known)) {
             return;
         }
         if let Some(entry) = self.state.mask_mut(&thread) {

@@ -6,11 +6,11 @@
 //! PUs while others idle ([`crate::phases::overload`]): then the target of some of them is the whole grant. Running threads
 //! whose target is the whole grant are pinned to one PU.
 
-use crate::basics::{CpuSet, Nanos, Pid, ProcessId, Pu, ThreadId, prelude::*};
+use crate::basics::{CpuSet, ProcessId, Pu, ThreadId, prelude::*};
 use crate::machine::Topology;
 use crate::phases::overload::overloaded_threads;
 use crate::phases::pinning::{HotThread, choose_pins};
-use crate::phases::{attempts::ReportedAttempts, draft::Draft, observe::make_missing_masks};
+use crate::phases::{attempts::ReportedAttempts, draft::Draft};
 use crate::state::{MaskEntry, Member, MemberThread, WardenState};
 use crate::terms::{ActionKind, Event, EventKind, JobId, MaskAction, OversubscriptionPolicy, Policy};
 
@@ -86,7 +86,6 @@ fn plan_job(
         return restore_job(draft, id);
     }
     let Some(grant) = job.online_cpus(&online).filter(|_| !waits_for_cpuset) else { return Vec::new() };
-    make_masks_of(draft, id);
     let Some(concerned) = draft.state.members.concerned(&draft.state.dirty, id) else { return Vec::new() };
     let mut plans = thread_plans(draft, &grant, concerned);
     find_overloaded(&draft.state.topology, &mut plans, &grant);
@@ -115,14 +114,6 @@ fn plan_job(
     draft.begin_writes(&actions);
     report_violations(draft, id, &grant, &actions, reported);
     actions
-}
-
-/// Makes the mask entries of threads whose cpuset was unread when they were scanned.
-fn make_masks_of(draft: &mut Draft<'_>, id: &JobId) {
-    let members = draft.state.members.concerned(&draft.state.dirty, id).unwrap_or_default();
-    let lacks_mask = |member: &&Member| member.living_threads().any(|(_, thread)| thread.mask.is_none());
-    let pids: Vec<Pid> = members.into_iter().filter(lacks_mask).map(|member| member.id.pid).collect();
-    pids.into_iter().for_each(|pid| make_missing_masks(draft, pid, &[]));
 }
 
 fn thread_plans<'a>(draft: &'a Draft<'_>, grant: &CpuSet, members: Vec<&'a Member>) -> Vec<ThreadPlan<'a>> {
@@ -307,10 +298,9 @@ pub(crate) fn restore(draft: &mut Draft<'_>) -> Vec<MaskAction> {
         draft.state.restoring.values().filter(|member| !draft.state.excluded.contains(&member.id.pid));
     for member in released {
         let (restores, _) = restores_of(draft.state, member);
-        let read_at = member.masks_read_at().unwrap_or(Nanos(u64::MAX));
-        let may_change = draft.state.may_cpuset_change_masks(member.id.pid, read_at);
+        let is_hidden = |thread| draft.state.may_cpuset_hide_mask(member.id.pid, thread);
         let is_unread = member.threads.values().all(|thread| thread.mask.is_none() && thread.is_alive());
-        if restores.is_empty() && !is_unread && !may_change {
+        if restores.is_empty() && !is_unread && !member.threads.values().any(is_hidden) {
             restored.push(member.id);
         }
         actions.extend(restores);

@@ -9,7 +9,7 @@ use crate::state::masks::entry::{MaskEntry, MaskReading};
 use crate::state::masks::old_kernels::{correct_mask_writer, hotplug_window_start};
 use crate::state::{KnownProcess, WardenState};
 use crate::state::{dirty::DirtySet, members::Member, members::MemberThread};
-use crate::terms::{Event, EventKind, Observed, Process, Record, ScanScope, Thread};
+use crate::terms::{Event, EventKind, JobId, Observed, Process, Record, ScanScope, Thread};
 
 /// Updates the state with the processes, cgroups and PUs of the scan.
 pub(crate) fn update_state(draft: &mut Draft<'_>) {
@@ -253,9 +253,17 @@ fn is_exceeded_in_cpuset(draft: &Draft<'_>, pid: Pid, mask: &CpuSet) -> bool {
     threads.any(|thread| !thread.effective_mask.is_subset(mask))
 }
 
+/// Makes the mask entries of threads of a job whose cpuset was unread when they were scanned.
+pub(crate) fn make_masks_of(draft: &mut Draft<'_>, id: &JobId) {
+    let members = draft.state.members.concerned(&draft.state.dirty, id).unwrap_or_default();
+    let lacks_mask = |member: &&Member| member.living_threads().any(|(_, thread)| thread.mask.is_none());
+    let pids: Vec<Pid> = members.into_iter().filter(lacks_mask).map(|member| member.id.pid).collect();
+    pids.into_iter().for_each(|pid| make_missing_masks(draft, pid, &[]));
+}
+
 /// Makes the mask entries of the threads of a process that have none. `ended` are threads of it that ended since the last
 /// scan. The cpuset around a thread may be unread; then the entry is made later.
-pub(crate) fn make_missing_masks(draft: &mut Draft<'_>, pid: Pid, ended: &[MemberThread]) {
+fn make_missing_masks(draft: &mut Draft<'_>, pid: Pid, ended: &[MemberThread]) {
     let persists = draft.policy.cpuset_support.affinity_persists;
     let now: Nanos = draft.now.since_boot;
     let state = &*draft.state;

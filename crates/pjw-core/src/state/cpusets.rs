@@ -156,12 +156,12 @@ impl CpusetRegistry {
         self.managed.get(self.wanted.get(job)?)
     }
 
-    /// Whether masks in the cgroup `cgroup` that were read at `read_at` may change: a cpuset around it was written since,
-    /// or is to be removed.
-    pub(crate) fn may_change_masks(&self, cgroup: &str, read_at: Nanos) -> bool {
+    /// Whether a cpuset of pjw around the cgroup `cgroup` may hide a mask that was read at `read_at`: the cpuset is the
+    /// reason that the mask `is_cut`, was written since, or is to be removed.
+    pub(crate) fn may_hide_mask(&self, cgroup: &str, is_cut: bool, read_at: Nanos) -> bool {
         enclosing_paths(cgroup).any(|path| {
-            let history = self.history.get(path);
-            self.to_remove.contains(path) || history.is_some_and(|known| known.has_changed_since(read_at))
+            let is_written = self.history.get(path).is_some_and(|known| known.has_changed_since(read_at));
+            is_written || self.to_remove.contains(path) || (is_cut && self.managed.contains_key(path))
         })
     }
 
@@ -172,11 +172,16 @@ impl CpusetRegistry {
         self.moved.contains_key(&process)
     }
 
+    /// The cgroup of the cpuset into which pjw moved the process last.
+    pub(crate) fn moved_into(&self, process: ProcessId) -> Option<&str> {
+        self.moved.get(&process).map(|moved| moved.to.as_str())
+    }
+
     /// Whether pjw moved the process into the cpuset at this cgroup path. True until the process exits or the
     /// cpuset is removed, even if another program moved the process out again.
     #[must_use]
     pub fn was_moved_into(&self, process: ProcessId, path: &str) -> bool {
-        self.moved.get(&process).is_some_and(|moved| moved.to == path)
+        self.moved_into(process) == Some(path)
     }
 
     /// Returns the nearest cpuset of pjw that contains the cgroup `cgroup`: the cpuset of this cgroup or of a cgroup

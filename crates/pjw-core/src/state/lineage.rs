@@ -10,7 +10,7 @@ pub mod scan_queue;
 
 use self::scan_queue::{ScanQueue, UnscannedProcess};
 use crate::basics::{BirthTime, Nanos, Pid, Tid, prelude::*};
-use crate::state::masks::entry::MaskRequest;
+use crate::state::masks::entry::{MaskEntry, MaskRequest};
 use crate::state::members::Member;
 use crate::terms::{Evidence, JobId, ProcessEvent};
 
@@ -47,7 +47,8 @@ pub struct Descendant {
 impl Descendant {
     fn of(ancestor: &Member, is_member: bool, forked_at: Option<Nanos>, requests: Vec<MaskRequest>) -> Self {
         let (pid, job, evidence) = (ancestor.id.pid, ancestor.job.clone(), child_evidence(ancestor.evidence));
-        let read_at = ancestor.masks_read_at().unwrap_or_default();
+        let masks = ancestor.threads.values().filter_map(|thread| thread.mask.as_ref());
+        let read_at = masks.map(MaskEntry::last_read_at).min().unwrap_or_default();
         Self { ancestor: pid, job, is_member, evidence, forked_at, requests, read_at }
     }
 }

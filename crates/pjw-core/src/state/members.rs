@@ -71,12 +71,6 @@ impl Member {
         self.threads.values().filter_map(|thread| thread.mask.as_ref()).flat_map(MaskEntry::possible_requests)
     }
 
-    /// The time of the last reading of the mask that was not read for the longest time. `None` if no mask was read.
-    pub(crate) fn masks_read_at(&self) -> Option<Nanos> {
-        let masks = self.threads.values().filter_map(|thread| thread.mask.as_ref());
-        masks.map(MaskEntry::last_read_at).min()
-    }
-
     /// The threads, with their identities.
     fn identified_threads(&self) -> impl Iterator<Item = (ThreadId, &MemberThread)> {
         let id = |tid, start| ThreadId { process: self.id, tid, start };

@@ -13,7 +13,7 @@ use crate::state::attempts::{AffinityRequesters, ReportedCount};
 use crate::state::members::{Member, MemberThread, Members};
 use crate::state::{
     cpusets::CpusetRegistry, dirty::DirtySet, jobs::Jobs, lineage::Lineage, masks::entry::MaskEntry,
-    masks::target::target_mask, pool::Pool, processes::Processes,
+    masks::entry::MaskLimits, masks::target::target_mask, pool::Pool, processes::Processes,
 };
 use crate::terms::{
     ActionKind, Cgroup, Grant, GrantedBy, IdleGroup, IdleWatch, JobId, MaskAction, Observed, Process,
@@ -150,10 +150,20 @@ impl WardenState {
         self.tracked_of(job).chain(inside.filter(move |member| member.job != *job))
     }
 
-    /// Whether a cpuset may change masks of a process that were read at `read_at`: it was written since, or is to be removed.
-    pub(crate) fn may_cpuset_change_masks(&self, pid: Pid, read_at: Nanos) -> bool {
+    /// The present limits of the masks of a process: no limit changes after this time.
+    fn present_mask_limits(&self, pid: Pid) -> MaskLimits {
+        self.mask_limits(pid, Nanos(u64::MAX), true)
+    }
+
+    /// Whether a reading of this thread of a process need not show the original mask, because of a cpuset of pjw around it:
+    /// the cpuset cuts the mask, was written after the mask was read, or is to be removed.
+    pub(crate) fn may_cpuset_hide_mask(&self, pid: Pid, thread: &MemberThread) -> bool {
         let cgroup = self.process(pid).and_then(|process| process.cgroup.as_deref());
-        cgroup.is_some_and(|cgroup| self.cpusets.may_change_masks(cgroup, read_at))
+        let (Some(entry), Some(cgroup)) = (&thread.mask, cgroup) else { return false };
+        let (seen, read_at) = (&thread.effective_mask, entry.last_read_at());
+        let limits = self.present_mask_limits(pid);
+        let is_cut = MaskEntry::from_first_reading(seen, &limits, read_at).original() != entry.original();
+        self.cpusets.may_hide_mask(cgroup, is_cut, read_at)
     }
 
     /// Returns the PU to which pjw pinned a thread of a job. `None` if pjw did not pin the thread, also if the
@@ -265,8 +275,7 @@ impl WardenState {
     /// `effective` is the mask that the kernel showed right after the call.
     pub fn note_mask_applied(&mut self, action: &MaskAction, requested: &CpuSet, effective: &CpuSet) {
         let online = self.pool.online_cpus();
-        // No limit changes after this time, so these are the present limits.
-        let limits = self.mask_limits(action.thread.process.pid, Nanos(u64::MAX), true);
+        let limits = self.present_mask_limits(action.thread.process.pid);
         let is_unbound = action.kind == ActionKind::Unbind;
         let unbound_from = is_unbound.then(|| self.mask_to_unbind_from(&action.thread)).flatten();
         let Some(thread) = self.thread_mut(&action.thread) else { return };
@@ -290,9 +299,10 @@ impl WardenState {
     /// Records that the kernel refused to restore the original mask of a thread, because the thread's cpuset has none
     /// of the mask's PUs.
     pub fn note_original_unreachable(&mut self, action: &MaskAction) {
+        let limits = self.present_mask_limits(action.thread.process.pid);
         let Some(thread) = self.thread_mut(&action.thread) else { return };
         if let Some(entry) = &mut thread.mask {
-            entry.note_original_unreachable(&thread.effective_mask);
+            entry.note_original_unreachable(&thread.effective_mask, &limits);
         }
     }
 

@@ -6,7 +6,7 @@ use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
 use pjw_core::ids::{Pid, Tid, Uid};
 use pjw_core::job::{Amount, GrantedBy};
 use pjw_core::plan::{ActionKind, MaskAction};
-use pjw_core::policy::{Mode, Policy};
+use pjw_core::policy::{Mode, OnExhausted, Policy};
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::state::WardenState;
@@ -150,6 +150,54 @@ fn after_a_restart_a_child_in_the_cpuset_has_no_mask_that_its_parent_requested_a
     m.settle();
     m.release("a").unwrap();
     assert_eq!([m.mask(10, 10), m.mask(11, 11)], ["3,5", "0-7"]);
+}
+
+#[test]
+fn a_mask_that_equals_the_cpuset_is_put_back_after_a_restart() {
+    for persists in [true, false] {
+        let mut m = machine_with_cpusets(persists);
+        m.spawn(10, 1, 0);
+        m.bind(10, 10, "0-1");
+        m.assign("a", 2, &[10]).unwrap();
+        assert_eq!((m.grant("a"), m.mask(10, 10)), ("0-1".into(), "0-1".into()));
+        restart(&mut m, 2);
+        m.settle();
+        m.assign("a", 1, &[]).unwrap();
+        m.release("a").unwrap();
+        assert_eq!(m.mask(10, 10), "0-1", "{persists}");
+    }
+}
+
+#[test]
+fn a_mask_that_the_cpuset_of_another_job_forbids_is_put_back_once_the_process_leaves_it() {
+    let mut m = machine_with_cpusets(true);
+    m.policy.on_exhausted = OnExhausted::Wait;
+    m.spawn(10, 1, 0);
+    m.spawn(11, 10, 0);
+    m.bind(11, 11, "7");
+    m.assign("a", 2, &[10]).unwrap();
+    assert_eq!(m.mask(11, 11), "1");
+    m.assign("b", 8, &[11]).unwrap();
+    m.settle();
+    m.release("b").unwrap();
+    m.release("a").unwrap();
+    assert_eq!([m.mask(10, 10), m.mask(11, 11)], ["0-7", "7"]);
+}
+
+#[test]
+fn a_mask_that_was_restored_in_the_cpuset_survives_a_crash_after_the_process_was_moved_back() {
+    let mut m = machine_with_cpusets(false);
+    m.spawn(10, 1, 0);
+    m.bind(10, 10, "1");
+    m.assign("a", 2, &[10]).unwrap();
+    let release = [Command::Release { job: job("a"), caller: ROOT }];
+    let scan = m.state.scan_request(true);
+    let _ = m.cycle(&scan, &release);
+    assert_eq!(m.process(10).cgroup, "/");
+    assert_eq!(m.mask(10, 10), "0-7", "the kernel forgot it");
+    restart(&mut m, 2);
+    m.settle();
+    assert_eq!(m.mask(10, 10), "1");
 }
 
 #[test]

@@ -16,7 +16,7 @@ use crate::machine::Level;
 use crate::phases::cpusets::moves::{
     born_inside, is_inhabited, original_cgroup, outside, processes_with_origin, why_unmovable,
 };
-use crate::phases::draft::Draft;
+use crate::phases::{draft::Draft, observe::make_masks_of};
 use crate::state::{Member, MemberThread, WardenState};
 use crate::terms::{
     Cgroup, CgroupOwner, Cpuset, CpusetAction, CpusetChange, CpusetHierarchy, CpusetRecord, CpusetSpec,
@@ -52,6 +52,8 @@ pub(crate) fn plan(draft: &mut Draft<'_>) -> PendingCpusetChanges {
     let mut changes = PendingCpusetChanges::default();
     let mut wanted: BTreeSet<String> = BTreeSet::new();
     for id in draft.jobs_to_plan() {
+        // Only a mask entry can be journaled before the cpuset changes.
+        make_masks_of(draft, &id);
         match placement_of(draft.state, draft.policy, &id) {
             CpusetPlacement::At(job_cpuset) => {
                 wanted.insert(job_cpuset.path.clone());

@@ -125,9 +125,9 @@ pub struct MaskEntry {
     /// The effective mask right after a write, if it was not predicted, because a cpuset that pjw does not read
     /// limits the mask.
     narrowed: Option<CpuSet>,
-    /// Whether the kernel refused the original mask, because the cpuset has none of its PUs, and no other mask was read
-    /// since.
-    is_original_unreachable: bool,
+    /// The PUs that the cpuset and the online PUs allowed when the kernel refused the original mask, because it has none of
+    /// them. `None` if another mask was read since, or they changed.
+    refused_within: Option<CpuSet>,
     /// Whether it is certain that the program requested the mask that was not predicted: see `old_kernels`.
     is_writer_certain: bool,
     /// The mask inside the grant to which the program bound the thread, if pjw lifted that binding. Not in the journal.
@@ -143,7 +143,7 @@ impl MaskEntry {
             read_at,
             compared_from: Nanos(0),
             narrowed: None,
-            is_original_unreachable: false,
+            refused_within: None,
             is_writer_certain: false,
             unbound_from: None,
         }
@@ -224,7 +224,7 @@ impl MaskEntry {
     /// Whether the thread needs no restore: the program requested the present mask, pjw requested the original mask, or
     /// the kernel can't give the thread the original mask.
     pub(crate) fn is_restored(&self) -> bool {
-        self.is_from_program() || self.is_original_unreachable || self.requested() == Some(self.original())
+        self.is_from_program() || self.refused_within.is_some() || self.requested() == Some(self.original())
     }
 
     /// Whether a release of the job may have to restore the original mask, because pjw or the kernel changed the mask.
@@ -277,7 +277,7 @@ impl MaskEntry {
     /// restores. The caller writes the request to the journal before making it.
     pub fn begin_write(&mut self, mask: CpuSet, original: CpuSet, now: Nanos) {
         self.journaled_since.get_or_insert(now);
-        self.is_original_unreachable = false;
+        self.refused_within = None;
         self.add(MaskRequest { mask, original, by: MaskWriter::Warden, since: now });
     }
 
@@ -302,10 +302,10 @@ impl MaskEntry {
     }
 
     /// Records that the kernel refused the original mask, because the cpuset has none of its PUs. The thread keeps its
-    /// request and its effective mask, `effective`.
-    pub(crate) fn note_original_unreachable(&mut self, effective: &CpuSet) {
+    /// request and its effective mask, `effective`. `limits` are the present limits.
+    pub(crate) fn note_original_unreachable(&mut self, effective: &CpuSet, limits: &MaskLimits) {
         self.narrowed = Some(effective.clone());
-        self.is_original_unreachable = true;
+        self.refused_within = Some(limits.possible[0].clone());
     }
 
     /// Records that the kernel accepted a request of pjw for the mask `requested`, and showed the mask `effective`
@@ -316,7 +316,7 @@ impl MaskEntry {
         let replaced = core::mem::replace(&mut self.candidates, SmallVec::from_iter([request]));
         self.replace(replaced.into_iter().filter(|known| known.mask != *requested), None);
         self.narrowed = (!limits.show(requested, effective)).then(|| effective.clone());
-        self.is_original_unreachable = false;
+        self.refused_within = None;
     }
 
     /// Makes the mask requests that the thread inherited possible again. Called if pjw set the mask while the thread
@@ -376,9 +376,9 @@ impl MaskEntry {
             self.candidates.insert(0, reset);
         }
         let possible_part = |mask: &CpuSet| mask.intersection(&limits.possible[0]);
-        let narrowed = self.narrowed.as_ref();
-        let is_narrowed = narrowed.is_some_and(|narrowed| possible_part(narrowed) == possible_part(seen));
-        self.is_original_unreachable &= is_narrowed;
+        let is_narrowed =
+            self.narrowed.as_ref().is_some_and(|mask| possible_part(mask) == possible_part(seen));
+        self.refused_within.take_if(|within| !is_narrowed || *within != limits.possible[0]);
         let predicts = |request: &MaskRequest| {
             limits.show(&request.mask, seen) || (is_narrowed && request.by != MaskWriter::Kernel)
         };

@@ -20,7 +20,10 @@ impl WardenState {
         let known = self.processes.get(&pid);
         let moved = known.and_then(|known| known.moved.as_ref()).filter(|(_, at)| *at >= read_at);
         let present = known.and_then(|known| known.process.cgroup.as_deref()).unwrap_or_default();
-        let cgroups = core::iter::once(present).chain(moved.map(|(from, _)| &**from));
+        // The daemon before may have moved the process back out of a cpuset.
+        let unread = known.filter(|_| read_at == Nanos(0));
+        let left = unread.and_then(|known| self.cpusets.moved_into(known.process.id));
+        let cgroups = core::iter::once(present).chain(moved.map(|(from, _)| &**from)).chain(left);
         let mut cpusets = CpusetList::new();
         let mut has_changed = moved.is_some();
         for cgroup in cgroups {
@@ -142,9 +145,8 @@ impl WardenState {
         }
         // The limits before this reading are irrelevant for a request that was not inherited.
         let limits = self.mask_limits(pid, now, persists);
-        let is_everywhere = limits.are_all_in(seen);
-        let jobs = || predicted(self.jobs_requests(member, is_first, birth));
-        let inherited = if is_everywhere { None } else { jobs() };
+        let of_job = (!limits.are_all_in(seen)).then(|| self.jobs_requests(member, is_first, birth));
+        let inherited = of_job.and_then(predicted);
         Some(inherited.unwrap_or_else(|| MaskEntry::from_first_reading(seen, &limits, now)))
     }
 

@@ -281,7 +281,7 @@ fn a_cancelled_write_of_a_mask_that_may_be_requested_already_leaves_it_a_candida
 fn an_original_mask_that_the_cpuset_forbids_is_not_tried_again_until_another_mask_is_read() {
     let mut entry = confined();
     entry.begin_write(set("0-7"), set("0-7"), Nanos(4));
-    entry.note_original_unreachable(&set("4-5"));
+    entry.note_original_unreachable(&set("4-5"), &limits(&["4-5"]));
     assert!(entry.is_restored());
     assert_eq!(read(&mut entry, "4-5", &limits(&["4-5"]), 5), MaskReading::Predicted);
     assert!(entry.is_restored());
@@ -291,6 +291,18 @@ fn an_original_mask_that_the_cpuset_forbids_is_not_tried_again_until_another_mas
         "the request of before is in force"
     );
     assert!(!entry.is_restored() && entry.needs_restore());
+}
+
+#[test]
+fn an_original_mask_that_the_cpuset_forbade_is_tried_again_if_the_cpuset_changes_and_the_mask_does_not() {
+    let mut entry = confined();
+    entry.end_write(&set("4-5"), &set("4-5"), &everything());
+    entry.begin_write(set("0-1"), set("0-1"), Nanos(4));
+    entry.note_original_unreachable(&set("4-5"), &limits(&["4-5"]));
+    read(&mut entry, "4-5", &limits(&["4-5"]), 5);
+    assert!(entry.is_restored());
+    read(&mut entry, "4-5", &everything(), 6);
+    assert!(!entry.is_restored());
 }
 
 #[test]
