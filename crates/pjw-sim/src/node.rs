@@ -355,6 +355,12 @@ impl Node for SimNode {
         if self.faults.occurs(self.faults.refused) {
             return MaskOutcome::Refused { errno: 1, hint: "refused by chance".to_owned() };
         }
+        // The plan is made from the last reading.
+        let present =
+            world.effective_mask(&world.processes[&id.pid], &world.processes[&id.pid].threads[&tid]);
+        if present == action.current {
+            world.note_reading(id.pid, tid);
+        }
         if !world.request_mask_for_pjw(id.pid, tid, &action.requested) {
             return MaskOutcome::Refused { errno: 22, hint: "its cpuset allows none of these PUs".into() };
         }

@@ -4,7 +4,7 @@ use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::ids::{Pid, Tid, is_within};
 use pjw_core::{snapshot::AffinityRequest, time::Nanos};
 
-use super::{SimProcess, SimThread, World};
+use super::{OwnRequest, SimProcess, SimThread, World};
 
 impl World {
     /// Records that pjw can't know the original cgroups of a process and of its descendants. The checks of a run skip
@@ -25,7 +25,7 @@ impl World {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.original_cgroup = cgroup.to_owned();
             for thread in process.threads.values_mut().filter(|_| forgets) {
-                (thread.has_own_request, thread.requested_at) = (true, now);
+                (thread.own_request, thread.requested_at) = (OwnRequest::Hidden, now);
             }
         }
         self.move_process_for_pjw(pid, cgroup);
@@ -66,11 +66,17 @@ impl World {
         let is_concerned = |process: &&mut SimProcess| {
             only.is_none_or(|pid| pid == process.id.pid) && is_within(&process.cgroup, path)
         };
-        let processes = self.processes.values_mut().filter(is_concerned);
-        for thread in processes.flat_map(|process| process.threads.values_mut()) {
-            thread.fallback = None;
-            if forgets {
-                thread.requested = self.cpus.clone();
+        let has_cpuset = only.is_none() || self.cpuset_of(path).is_some();
+        for process in self.processes.values_mut().filter(is_concerned) {
+            process.was_in_cpuset |= has_cpuset;
+            for thread in process.threads.values_mut() {
+                thread.fallback = None;
+                if forgets {
+                    thread.requested = self.cpus.clone();
+                }
+                if has_cpuset {
+                    thread.note_replacement();
+                }
             }
         }
     }
@@ -131,20 +137,37 @@ impl World {
         Some(thread)
     }
 
+    /// Records that the daemon knows the mask that a program requested last for a thread.
+    pub fn note_reading(&mut self, pid: Pid, tid: Tid) {
+        let thread = self.processes.get_mut(&pid).and_then(|process| process.threads.get_mut(&tid));
+        if let Some(thread) = thread.filter(|thread| thread.own_request == OwnRequest::Unread) {
+            thread.own_request = OwnRequest::Read;
+        }
+    }
+
     /// Requests an affinity mask for a thread, as pjw does. The thread's original mask, which a release must restore,
     /// stays the same. Returns whether the simulated kernel accepts the request.
     pub fn request_mask_for_pjw(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
-        self.set_requested(pid, tid, mask).is_some()
+        let thread = self.set_requested(pid, tid, mask);
+        let is_accepted = thread.is_some();
+        if let Some(thread) = thread {
+            thread.note_replacement();
+            self.requested_by_pjw.insert(mask.clone());
+        }
+        is_accepted
     }
 
     /// Requests an affinity mask for a thread, as a program does. The mask becomes the thread's original mask, which a
     /// release must restore. Returns whether the simulated kernel accepts the request.
     pub fn request_mask(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
         let now = self.now;
+        let was_in_cpuset = self.processes.get(&pid).is_none_or(|process| process.was_in_cpuset);
+        let is_hidden = was_in_cpuset || self.requested_by_pjw.contains(mask);
         let thread = self.set_requested(pid, tid, mask);
         let is_accepted = thread.is_some();
         if let Some(thread) = thread {
-            (thread.original, thread.has_own_request) = (mask.clone(), true);
+            let own_request = if is_hidden { OwnRequest::Hidden } else { OwnRequest::Unread };
+            (thread.original, thread.own_request) = (mask.clone(), own_request);
             thread.requested_at = now;
             thread.run_ns += 1;
         }

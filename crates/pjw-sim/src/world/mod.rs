@@ -22,6 +22,20 @@ mod tests;
 /// The largest process id by default.
 const PID_MAX: u32 = 400;
 
+/// The last request of a program for the mask of a thread, or of the thread from which it inherited the mask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OwnRequest {
+    /// No program made a request.
+    None,
+    /// The daemon has not read the mask since the request.
+    Unread,
+    /// The daemon has read the mask since the request.
+    Read,
+    /// No reading shows what was requested: the mask was replaced before it was read, is a mask that pjw requested too, or
+    /// was requested where cpusets may have cut it.
+    Hidden,
+}
+
 /// A thread of a simulated process, with its masks and its run time.
 #[derive(Debug, Clone)]
 pub struct SimThread {
@@ -33,9 +47,8 @@ pub struct SimThread {
     pub original: CpuSet,
     /// The mask that the kernel set because no PU of the thread was active. It holds until the next request or rewrite.
     pub fallback: Option<CpuSet>,
-    /// Whether a program requested the original mask, for this thread or for the thread from which it inherited the
-    /// mask.
-    pub has_own_request: bool,
+    /// Whether a program requested the original mask, and whether the daemon can know it.
+    pub own_request: OwnRequest,
     /// The time of the last request by the program or a user, since boot, in ns.
     pub requested_at: u64,
     /// Whether the original mask can't be known, because the creator of the thread or of an ancestor is unknown: the
@@ -80,6 +93,8 @@ pub struct SimProcess {
     /// The job to which the process belongs, as the workload that made the process knows. `None` if it belongs to no
     /// job.
     pub expected_job: Option<String>,
+    /// Whether a cpuset around the process, or around the process from which it descends, was ever written.
+    pub was_in_cpuset: bool,
     /// Whether the attributes of the process changed since they were last read.
     pub attributes_changed: bool,
     /// The threads.
@@ -87,6 +102,13 @@ pub struct SimProcess {
 }
 
 impl SimThread {
+    /// Records that no reading will show the last request of the program, if none did yet.
+    fn note_replacement(&mut self) {
+        if self.own_request == OwnRequest::Unread {
+            self.own_request = OwnRequest::Hidden;
+        }
+    }
+
     /// A thread that this thread starts: it inherits the mask.
     fn started(&self, start: StartTime) -> Self {
         Self { start, busy: false, state: None, run_ns: 0, ..self.clone() }
@@ -138,6 +160,8 @@ pub struct World {
     active: CpuSet,
     /// The active PUs at the last rewrite of the masks in cpusets.
     active_at_rewrite: CpuSet,
+    /// The masks that pjw requested.
+    requested_by_pjw: BTreeSet<CpuSet>,
     now: u64,
     /// The largest process id. By default it is small, so that process ids are used again often.
     pub pid_max: u32,
@@ -157,7 +181,7 @@ impl World {
             requested: cpus.clone(),
             original: cpus.clone(),
             fallback: None,
-            has_own_request: false,
+            own_request: OwnRequest::None,
             requested_at: 0,
             has_unknown_creator: false,
             busy: false,
@@ -178,6 +202,7 @@ impl World {
             environ: BTreeMap::new(),
             job_marks: None,
             expected_job: None,
+            was_in_cpuset: false,
             attributes_changed: true,
             threads: BTreeMap::from([(Tid(1), thread)]),
         };
@@ -194,6 +219,7 @@ impl World {
             }],
             active: cpus.clone(),
             active_at_rewrite: cpus.clone(),
+            requested_by_pjw: BTreeSet::new(),
             now,
             pid_max: PID_MAX,
             next_number: 2,
@@ -302,6 +328,8 @@ impl World {
             let differs = process.threads.values().any(|other| other.original != creator.original);
             let mut thread = creator.started(start);
             thread.has_unknown_creator |= differs;
+            // The creator may have requested a mask before and after.
+            thread.note_replacement();
             thread.run_ns = 1;
             let requested = thread.requested.clone();
             process.threads.insert(tid, thread);

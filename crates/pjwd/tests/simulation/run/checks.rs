@@ -9,7 +9,7 @@ use pjw_core::event::EventKind;
 use pjw_core::ids::{Pid, ProcessId, ThreadId, Tid, Uid, is_within};
 use pjw_core::job::{GrantedBy, Job, JobId};
 use pjw_core::plan::{MaskOutcome, Plan};
-use pjw_sim::world::{SimProcess, SimThread, World};
+use pjw_sim::world::{OwnRequest, SimProcess, SimThread, World};
 
 use super::{ROOT, Run};
 
@@ -193,7 +193,7 @@ impl Run {
         }
     }
 
-    /// Every thread without a request of its own has its original mask, unless the original could not be known.
+    /// Every thread has its original mask, unless the original could not be known, or the cpuset has none of its PUs.
     pub(super) fn check_originals(&self, process: &SimProcess) {
         // The request of a thread can't be read while some of its PUs are offline. Then the mask that was seen is restored.
         if self.faults.hotplug {
@@ -203,10 +203,13 @@ impl Run {
         for (tid, thread) in process
             .threads
             .iter()
-            .filter(|(_, thread)| !thread.has_own_request && !thread.has_unknown_creator)
+            .filter(|(_, thread)| thread.own_request != OwnRequest::Hidden && !thread.has_unknown_creator)
         {
             let id = ThreadId { process: process.id, tid: *tid, start: thread.start };
             if self.has_missed_information() && !self.originals_known.contains(&id) {
+                continue;
+            }
+            if !thread.original.intersects(&world.effective_cpus(&process.cgroup)) {
                 continue;
             }
             let original = world.effective_mask_in(&process.cgroup, &thread.original);
@@ -235,6 +238,25 @@ impl Run {
         }
     }
 
+    /// Records which requests of programs the warden has read.
+    pub(super) fn note_readings(&self) {
+        let state = self.warden.state();
+        let mut world = self.world.borrow_mut();
+        let is_read = |process: &SimProcess, tid: Tid, thread: &SimThread| {
+            let id = ThreadId { process: process.id, tid, start: thread.start };
+            state.mask_entry(&id).is_some_and(|entry| entry.last_read_at().0 > thread.requested_at)
+        };
+        let threads = world.processes.values().flat_map(|process| {
+            process
+                .threads
+                .iter()
+                .filter(|(tid, thread)| is_read(process, **tid, thread))
+                .map(|(tid, _)| (process.id.pid, *tid))
+        });
+        let read: Vec<(Pid, Tid)> = threads.collect();
+        read.into_iter().for_each(|(pid, tid)| world.note_reading(pid, tid));
+    }
+
     /// Each mask entry is correct, unless the program changed the mask since the last reading.
     pub(super) fn check_masks(&self) {
         if self.has_missed_information() || self.faults.hotplug {
@@ -249,7 +271,7 @@ impl Run {
                 continue;
             };
             // A program's request for exactly the mask that pjw had requested looks like pjw's request.
-            if thread.has_own_request && thread.requested == thread.original {
+            if thread.own_request != OwnRequest::None && thread.requested == thread.original {
                 continue;
             }
             let candidates: Vec<String> =
@@ -262,7 +284,9 @@ impl Run {
                 thread.requested
             );
             assert!(
-                thread.has_own_request || thread.has_unknown_creator || thread.original == *entry.original(),
+                thread.own_request == OwnRequest::Hidden
+                    || thread.has_unknown_creator
+                    || thread.original == *entry.original(),
                 "thread {} of {} is to get back {}, and the entry says {}",
                 id.tid,
                 id.process,

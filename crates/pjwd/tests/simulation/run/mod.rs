@@ -184,6 +184,7 @@ impl Run {
             Err(why) => resume_unwind(why),
         };
         self.print_log();
+        self.note_readings();
         self.note_known_originals();
         self.totals.cycles += 1;
         self.totals.actions += report.outcomes.len();
