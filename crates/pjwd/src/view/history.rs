@@ -63,7 +63,7 @@ impl EventHistory {
     /// Stores an event and sends it to the subscribers. `jobs` are the current jobs. If events of too many jobs are stored,
     /// those of jobs that have ended are dropped. The history of a job that ended is dropped when another job of the same
     /// id gets cores.
-    pub fn record(&mut self, event: Arc<Event>, jobs: &[Job]) {
+    pub fn record(&mut self, event: Arc<Event>, jobs: &[Arc<Job>]) {
         self.count += 1;
         let is_refusal = event.event == EventKind::Refused.name();
         let (memory, most) =
@@ -167,8 +167,8 @@ mod tests {
     }
 
     /// The job `a`, which was made at the time `since`.
-    fn job_a(since: &str) -> Job {
-        Job { id: "manual:a".to_owned(), since: since.to_owned(), ..Job::default() }
+    fn job_a(since: &str) -> Arc<Job> {
+        Arc::new(Job { id: "manual:a".to_owned(), since: since.to_owned(), ..Job::default() })
     }
 
     fn record(past_events: &mut EventHistory, kind: EventKind, job: &str, text: &str) {
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn the_history_of_a_job_begins_with_the_job_and_not_with_an_earlier_one_of_its_name() {
         let mut past_events = EventHistory::default();
-        let mut record = |kind, text: &str, jobs: &[Job]| {
+        let mut record = |kind, text: &str, jobs: &[Arc<Job>]| {
             past_events.record(event(kind, "manual:a", text), jobs);
             past_events.histories["manual:a"]
                 .events
