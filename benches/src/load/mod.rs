@@ -6,3 +6,4 @@ pub mod forker;
 pub mod idle_jobs;
 pub mod mpi;
 pub mod processes;
+pub mod user_load;

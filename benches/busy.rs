@@ -1,0 +1,171 @@
+//! Measures pjwd beside many processes of a plain user that fork or spin without a pause: the time of `assign`, `release`,
+//! `status` and of a hook, asked by a client with a real-time priority, and the time from the fork of a worker outside its
+//! job's cores to its mask. The peers are servers with the normal priority: an echo server, and the listener of the bench
+//! `reaction`.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use nix::unistd::gettid;
+use pjw_benches::load::forker::{self, Forker, WorkerStart};
+use pjw_benches::load::processes::{Activity, LoadProcesses};
+use pjw_benches::load::user_load::{self, UserActivity, UserLoad};
+use pjw_benches::measure::results::{Figure, median, print_line, publish, quantile};
+use pjw_benches::measure::usage::ProcessUsage;
+use pjw_benches::peers::cgrulesengd::find_sleep;
+use pjw_benches::peers::echo::{EchoServer, RawClient};
+use pjw_benches::peers::fork_listener::{self, ForkListener};
+use pjw_benches::programs::daemon::{EventSource, PrivateWarden};
+use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::setup::Setup;
+use pjw_benches::setup::effort::Effort;
+use pjw_core::cpuset::CpuSet;
+use pjw_core::ids::Tid;
+use pjw_linux::sys::realtime;
+
+/// The loads: the name in the figures, what each process does, and the number of processes.
+const LOADS: [(&str, UserActivity, usize); 2] = [
+    ("beside 200 processes that fork", UserActivity::Forking, 200),
+    ("beside 1,000 processes that spin", UserActivity::Spinning, 1000),
+];
+/// The time between two calls.
+const PAUSE: Duration = Duration::from_millis(15);
+/// The longest pause between two workers.
+const WORKER_PAUSE: Duration = Duration::from_millis(40);
+const STATUS_CALL: &[u8] = b"{\"method\":\"org.pjw.Warden.GetStatus\",\"parameters\":{}}\0";
+const ECHO: &str = "an echo server with the normal priority";
+const LISTENER: &str = "the bare calls with the normal priority";
+
+/// The measured times of a round, in ms, by the name of what was measured.
+type Times = BTreeMap<&'static str, Vec<f64>>;
+
+fn main() -> anyhow::Result<()> {
+    user_load::run_as_leader()?;
+    forker::run_as_forker()?;
+    fork_listener::run_as_fork_listener()?;
+    let setup = Setup::prepare()?;
+    let mut figures = Vec::new();
+    for (name, activity, processes) in LOADS {
+        let processes = setup.effort.pick(processes / 20, processes);
+        let mut rounds = Vec::new();
+        for _ in 0..setup.effort.pick(1, 5) {
+            rounds.push(measure_round(&setup, activity, processes)?);
+        }
+        figures.extend(compare(name, &rounds)?);
+    }
+    publish("busy", &figures)
+}
+
+fn measure_round(setup: &Setup, activity: UserActivity, processes: usize) -> anyhow::Result<Times> {
+    let Setup { effort, interrupt, programs, scale } = setup;
+    let keys = format!("housekeeping = \"{}\"\nlog_level = \"debug\"\n", scale.unusable_pus);
+    let warden = PrivateWarden::start_with_config(programs, &keys, EventSource::ProcEvents, interrupt)?;
+    let target = LoadProcesses::start(1, 1, Activity::Sleeping, interrupt)?;
+    let reply_bytes = RawClient::connect(&warden.socket())?.call(STATUS_CALL)?;
+    let echo = EchoServer::start(reply_bytes, interrupt)?;
+    let daemon = ProcessUsage::new(warden.pid())?;
+    let load = UserLoad::start(activity, processes, interrupt)?;
+    interrupt.sleep_until(Instant::now() + Duration::from_secs(1))?;
+    let (begun, cpu_before) = (Instant::now(), daemon.cpu_time()?);
+    let mut times = with_realtime_priority(|| call_repeatedly(*effort, &warden, &echo, &target, interrupt))?;
+    let share = daemon.cpu_time()?.saturating_sub(cpu_before).as_secs_f64() / begun.elapsed().as_secs_f64();
+    print_line(&format!("pjwd uses {:.1} % of a CPU beside {processes} processes", share * 100.0))?;
+    times.extend(measure_births(*effort, &warden, &scale.usable_cores, interrupt)?);
+    drop(load);
+    warden.release_all()?;
+    Ok(times)
+}
+
+/// Runs `measure` on this thread with the lowest real-time priority, so that the client does not wait for a CPU itself.
+/// The children of this program do not inherit the priority.
+fn with_realtime_priority<T>(measure: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let tid = Tid(u32::try_from(gettid().as_raw())?);
+    realtime::raise(tid).context("this program may have no real-time priority: run it as root")?;
+    let measured = measure();
+    realtime::lower(tid)?;
+    measured
+}
+
+fn call_repeatedly(
+    effort: Effort,
+    warden: &PrivateWarden,
+    echo: &EchoServer,
+    target: &LoadProcesses,
+    interrupt: &Interrupt,
+) -> anyhow::Result<Times> {
+    let mut times = Times::new();
+    let mut measure = |name, call: &mut dyn FnMut() -> anyhow::Result<()>| -> anyhow::Result<()> {
+        interrupt.sleep_until(Instant::now() + PAUSE)?;
+        let begin = Instant::now();
+        call()?;
+        times.entry(name).or_default().push(begin.elapsed().as_secs_f64() * 1000.0);
+        Ok(())
+    };
+    for round in 0..effort.pick(5, 200) {
+        measure("assign", &mut || warden.assign_cores("busy", 1, &target.pids()))?;
+        measure("release", &mut || warden.release("busy"))?;
+        measure("status", &mut || RawClient::connect(&warden.socket())?.call(STATUS_CALL).map(drop))?;
+        measure(ECHO, &mut || RawClient::connect(&echo.socket())?.call(STATUS_CALL).map(drop))?;
+        if round % 10 == 0 {
+            measure("prolog hook", &mut || run_prolog(warden))?;
+            warden.call::<serde_json::Value>("ReleaseAll", &serde_json::json!({}))?;
+        }
+    }
+    Ok(times)
+}
+
+/// Runs the prolog hook of Slurm, with a real-time priority. Prints the reason if the hook gives up.
+fn run_prolog(warden: &PrivateWarden) -> anyhow::Result<()> {
+    let hook = warden.pjwctl_command(&[]);
+    let mut command = std::process::Command::new("chrt");
+    command.args(["-f", "1"]).arg(hook.get_program());
+    command.args(["hook", "slurm-prolog", "--cores", "1", "--strict", "--socket"]).arg(warden.socket());
+    command.envs([("SLURM_JOB_ID", "7"), ("SLURM_JOB_UID", "65534"), ("SLURM_CONF", "/nowhere/slurm.conf")]);
+    let output = command.stdin(Stdio::null()).output().context("can't run chrt")?;
+    if !output.status.success() {
+        print_line(String::from_utf8_lossy(&output.stderr).trim_end())?;
+    }
+    Ok(())
+}
+
+/// Measures the time from the fork of a worker outside its job's cores to its mask, by the kernel's clock.
+fn measure_births(
+    effort: Effort,
+    warden: &PrivateWarden,
+    cores: &[CpuSet],
+    interrupt: &Interrupt,
+) -> anyhow::Result<Times> {
+    let workers = (effort.pick(5, 60), WORKER_PAUSE);
+    let (core, sleep) = (&cores[0], find_sleep()?);
+    let forker = Forker::start(WorkerStart::OutsideJob, workers, core, &sleep, interrupt)?;
+    warden.assign("births", core, &[forker.pid()])?;
+    forker.wait_for_times(interrupt)?;
+    // The job ends with the forker.
+    warden.release_all()?;
+    let forker = Forker::start(WorkerStart::OutsideJob, workers, core, &sleep, interrupt)?;
+    let listener = ForkListener::start(forker.pid(), core, core, interrupt)?;
+    forker.wait_for_times(interrupt)?;
+    let bare = listener.reaction_times_ms(workers.0, interrupt)?;
+    Ok(Times::from([("birth", warden.reaction_times_ms()), (LISTENER, bare)]))
+}
+
+/// Returns the figures: for each quantile the median of the rounds.
+fn compare(load: &str, rounds: &[Times]) -> anyhow::Result<Vec<Figure>> {
+    let mut figures = Vec::new();
+    for what in ["assign", "release", "status", "prolog hook", "birth"] {
+        let peer = if what == "birth" { LISTENER } else { ECHO };
+        for (quantile_name, share) in [("p50", 0.5), ("p99", 0.99), ("max", 1.0)] {
+            let of = |name| {
+                let values: Vec<f64> =
+                    rounds.iter().filter_map(|round| quantile(round.get(name)?, share)).collect();
+                median(&values).context("nothing was measured")
+            };
+            let name = format!("{what} {load}, {quantile_name}");
+            figures.push(Figure::new(&name, of(what)?, "ms", peer, of(peer)?));
+        }
+    }
+    Ok(figures)
+}
