@@ -17,21 +17,21 @@ use pjw_core::{
     state::lineage::scan_queue::ScanUrgency,
 };
 use pjw_ipc::call::{DefragReply, PlanReply};
-use pjw_linux::topology::{TopologySource, load};
 use pjw_linux::{node::LinuxNode, sys::clock, sys::own_usage::return_free_memory};
 use tokio::sync::{oneshot, watch};
 use tracing::{debug, warn};
 
+mod reload;
+
 use super::lateness::{Lateness, reaction_time};
 use super::triggers::CycleTriggers;
 use super::{abandoned, budget::CpuBudget, dry_runs::DryRunQueue, realtime::RealtimePriority};
-use crate::config::{Config, ConfigError};
+use crate::config::Config;
 use crate::control::admission::AdmissionRules;
 use crate::control::inbox::{Inbox, Message};
 use crate::control::query::{self, Answer, Query};
 use crate::host::logging::Logging;
 use crate::host::notify::Watchdog;
-use crate::host::task_scan;
 use crate::metrics::meter::Meter;
 use crate::store::journal::FileJournal;
 use crate::view::status::{LoopStatus, Publisher};
@@ -412,73 +412,6 @@ impl EventLoop {
         let _ = answer.send(reply);
     }
 
-    /// Loads the configuration again. Returns the changes, or why the old configuration stays in force.
-    fn reload(&mut self) -> Result<Vec<String>, String> {
-        let topology = self.warden.state().topology.clone();
-        let loaded = Config::load(self.config_path.as_deref())
-            .and_then(|config| config.policy(&topology).map(|policy| (config, policy)));
-        match loaded {
-            Ok((config, policy)) => {
-                let changes = self.config.changes(&config);
-                self.warden.set_policy(policy);
-                self.rules.send_replace(AdmissionRules::from(config.settings()));
-                self.logging.apply_level(config.settings());
-                if config.settings().scan != self.config.settings().scan {
-                    task_scan::configure(config.settings().scan, self.warden.node_interface_mut());
-                }
-                self.budget.set_share(config.settings().cpu_budget_permille);
-                self.realtime.turn(config.settings().realtime);
-                self.meter.apply_settings(config.settings());
-                self.config = config;
-                // The client that requested the reload expects the effect in the next status.
-                self.triggers.timer = true;
-                self.cycle(Vec::new());
-                let text = if changes.is_empty() { "nothing changed".to_owned() } else { changes.join("; ") };
-                self.publisher.publish_events(vec![Event::new(EventKind::Reloaded, text)]);
-                Ok(changes)
-            }
-            Err(problems) => {
-                for problem in &problems {
-                    warn!("{}", problem.log_line());
-                }
-                warn!("the new configuration is invalid; the old one stays in force");
-                Err(rejection(&problems))
-            }
-        }
-    }
-
-    /// Reads the topology again when PUs are online that the known topology does not have. PUs that hwloc does not
-    /// report either are tried once. The cpuset of the daemon can hide such PUs.
-    fn add_new_pus(&mut self) {
-        let unknown = self.warden.unknown_pus();
-        if unknown.is_subset(&self.unresolved_pus) {
-            return;
-        }
-        self.unresolved_pus = unknown.clone();
-        let read = load(TopologySource::Live).map_err(|fault| fault.to_string()).and_then(|topology| {
-            let policy = self.config.policy(&topology);
-            let policy =
-                policy.map_err(|problems| problems.iter().map(ToString::to_string).collect::<String>());
-            policy.map(|policy| (topology, policy))
-        });
-        let (topology, policy) = match read {
-            Ok(read) => read,
-            Err(why) => {
-                warn!(cpus = %self.unresolved_pus, "the new CPUs are not used: {why}");
-                return;
-            }
-        };
-        let new = topology.cpus().difference(self.warden.state().topology.cpus());
-        if new.is_empty() {
-            return;
-        }
-        self.publisher.publish_topology(&topology);
-        self.warden.replace_topology(topology, policy);
-        let text = format!("CPUs {new} came online and were unknown: they are free now");
-        self.publisher.publish_events(vec![Event::new(EventKind::Hotplug, text).with_cpus(&new)]);
-        self.triggers.timer = true;
-    }
-
     /// Answers the pending commands, writes the journal and publishes the stop. Jobs keep their cores and masks.
     fn stop(&mut self, pending: PendingCommands) {
         for (_, reply) in pending {
@@ -490,20 +423,6 @@ impl EventLoop {
         self.publisher
             .publish_events(vec![Event::new(EventKind::Stopped, "pjwd stops; jobs keep their cores")]);
     }
-}
-
-/// The error message for a rejected configuration: the place of the first mistake only. The text of the line goes to
-/// the log, because a client on the socket may not be allowed to read the file.
-fn rejection(problems: &[ConfigError]) -> String {
-    let first = problems.first().map(ConfigError::location).unwrap_or_default();
-    let more = match problems.len().saturating_sub(1) {
-        0 => String::new(),
-        1 => " (and one more mistake)".to_owned(),
-        more => format!(" (and {more} more mistakes)"),
-    };
-    format!(
-        "the old configuration stays in force: {first} is wrong{more}; for the reason run pjwctl check-config FILE, or see pjwd's log"
-    )
 }
 
 /// The refused commands of users who are not administrators: the job and the message.

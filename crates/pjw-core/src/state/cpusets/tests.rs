@@ -1,0 +1,67 @@
+use super::*;
+use crate::basics::ids::Pid;
+use crate::basics::ids::StartTime;
+use crate::basics::ids::Uid;
+use crate::terms::cpuset_group::CgroupOwner;
+use crate::terms::cpuset_group::CpusetSpec;
+use crate::testing::set;
+
+fn machine() -> CpuSet {
+    set("0-7")
+}
+
+fn job_cpuset() -> JobCpuset {
+    let spec = CpusetSpec::from_cpus(set("0-1"));
+    JobCpuset {
+        job: "manual:a".parse().unwrap(),
+        cgroup_owner: CgroupOwner::Warden,
+        path: "/pjw/a".to_owned(),
+        spec,
+    }
+}
+
+#[test]
+fn nothing_is_pending_once_no_change_is_tried_or_refused() {
+    let mut cpusets = CpusetRegistry::default();
+    assert!(cpusets.has_nothing_pending());
+    cpusets.apply_record(&CpusetRecord::Created(job_cpuset()), &machine(), Nanos(0));
+    assert!(!cpusets.has_nothing_pending(), "no scan has read it yet");
+    cpusets.confirm("/pjw/a");
+    assert!(cpusets.has_nothing_pending());
+    let change =
+        CpusetChange::Create { job_cpuset: job_cpuset(), owner: Uid(7), initial_processes: Vec::new() };
+    let action = CpusetAction { job: job_cpuset().job, change, is_repair: false, why: String::new() };
+    cpusets.note_refusal(&action, "no memory");
+    assert!(!cpusets.has_nothing_pending(), "it is refused");
+    cpusets.reset_failures();
+    cpusets.apply_record(&CpusetRecord::Unwanted { path: "/pjw/a".to_owned() }, &machine(), Nanos(0));
+    assert!(!cpusets.has_nothing_pending(), "it is to go");
+}
+
+#[test]
+fn a_process_born_in_a_recreated_cpuset_returns_to_the_cgroup_of_its_first_processes() {
+    let mut cpusets = CpusetRegistry::default();
+    let process = |pid| ProcessId { pid: Pid(pid), start: StartTime(u64::from(pid)) };
+    let moved = |pid, from: &str| CpusetRecord::Moved {
+        process: process(pid),
+        from: from.to_owned(),
+        to: "/pjw/a".to_owned(),
+    };
+    cpusets.apply_record(&CpusetRecord::Created(job_cpuset()), &machine(), Nanos(0));
+    cpusets.apply_record(&moved(7, "/session-1"), &machine(), Nanos(0));
+    cpusets.apply_record(&moved(8, "/session-2"), &machine(), Nanos(0));
+    assert_eq!(cpusets.original_cgroup([process(9)], "/pjw/a"), Some("/session-1"), "who came first");
+    let original = cpusets.original_cgroup([process(9), process(8)], "/pjw/a");
+    assert_eq!(original, Some("/session-2"), "its parent");
+    cpusets.apply_record(&CpusetRecord::Created(job_cpuset()), &machine(), Nanos(0));
+    cpusets.apply_record(
+        &CpusetRecord::Origin { path: "/pjw/a".to_owned(), from: "/session-3".to_owned() },
+        &machine(),
+        Nanos(0),
+    );
+    cpusets.apply_record(&moved(10, "/session-3"), &machine(), Nanos(0));
+    assert_eq!(cpusets.original_cgroup([process(9)], "/pjw/a"), Some("/session-3"));
+    let mut again = CpusetRegistry::default();
+    cpusets.records().iter().for_each(|record| again.apply_record(record, &machine(), Nanos(0)));
+    assert_eq!(again.original_cgroup([process(9)], "/pjw/a"), Some("/session-3"), "also after a restart");
+}

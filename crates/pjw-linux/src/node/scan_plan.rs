@@ -1,0 +1,109 @@
+//! Which processes a scan reads, and by which interface: the task scan or `/proc`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use nix::errno::Errno;
+use pjw_core::cpuset::CpuSet;
+use pjw_core::ids::Pid;
+use pjw_core::scan::{IdleWatch, ScanRequest, ScanScope};
+
+use super::LinuxNode;
+use super::idle::{IdleCheck, check_thread_masks};
+use super::task_pass::{PassResult, is_pass_cheaper};
+use crate::bpf::TaskScope;
+
+/// The processes of a scan, and what the task scan reported about them.
+pub(super) struct ScanPlan {
+    /// Processes whose threads are read.
+    pub(super) wanted: BTreeSet<Pid>,
+    /// All processes to observe, including `wanted`. The error is that of the process list.
+    pub(super) pids: Result<BTreeSet<Pid>, Errno>,
+    /// What the task scan reported.
+    pub(super) pass: PassResult,
+}
+
+impl LinuxNode {
+    /// Marks idle processes as active if they are confined by masks only and a mask is not as planned.
+    fn check_masks(
+        &mut self,
+        idle_check: &mut IdleCheck,
+        planned: &BTreeMap<Pid, &CpuSet>,
+        pass: &mut PassResult,
+    ) {
+        for (&pid, within) in planned {
+            let scanned = pass.processes.get(&pid).map(|process| process.is_outside);
+            let is_outside = || {
+                let proc = &mut self.cache.proc;
+                let known = self.idle.tids_of(pid);
+                known.is_some_and(|known| check_thread_masks(proc, pid, within, known).1)
+            };
+            if scanned.unwrap_or_else(is_outside) {
+                idle_check.active.insert(pid);
+                // The pass did not report the threads. They are read in `/proc`.
+                pass.processes.remove(&pid);
+            }
+        }
+    }
+
+    /// Plans the scan of the processes in `scan_request`, without those that are idle.
+    pub(super) fn plan_scan(&mut self, scan_request: &ScanRequest, idle_check: &mut IdleCheck) -> ScanPlan {
+        match &scan_request.scope {
+            ScanScope::Partial(pids) => self.plan_partial(pids, &scan_request.idle_watch, idle_check),
+            ScanScope::Full => self.plan_full(scan_request, idle_check),
+        }
+    }
+
+    /// Plans a partial scan: of the processes whose threads are read, and of active unassigned processes. The result
+    /// of the pass over them is empty where `/proc` is faster.
+    fn plan_partial(
+        &mut self,
+        pids: &BTreeSet<Pid>,
+        idle_watch: &IdleWatch,
+        idle_check: &mut IdleCheck,
+    ) -> ScanPlan {
+        let Self { idle, cache, .. } = self;
+        idle.sample_masks(idle_check, idle_watch, |pid, within, known| {
+            check_thread_masks(&mut cache.proc, pid, within, known)
+        });
+        let pids: BTreeSet<Pid> = pids.union(&idle_check.active).copied().collect();
+        let threads = |pid| self.cache.processes.get(pid).map_or(1, |known| known.thread_count);
+        let unassigned = idle_check.active_unassigned.difference(&pids).count();
+        let pass = if !is_pass_cheaper(pids.iter().map(threads).sum::<usize>() + unassigned, self.tasks) {
+            PassResult::default()
+        } else if unassigned == 0 {
+            self.run_pass(TaskScope::Only(&pids), |_| None)
+        } else {
+            // For unassigned processes the first thread suffices.
+            self.run_pass(TaskScope::AllProcesses(&pids), |_| None)
+        };
+        let all = pids.union(&idle_check.active_unassigned).copied().collect();
+        ScanPlan { wanted: pids, pids: Ok(all), pass }
+    }
+
+    /// Plans a full scan.
+    fn plan_full(&mut self, scan_request: &ScanRequest, idle_check: &mut IdleCheck) -> ScanPlan {
+        let planned = idle_check.planned_masks(&scan_request.idle_watch);
+        let idle = idle_check.unobserved();
+        let with_threads: BTreeSet<Pid> =
+            scan_request.threads_of.difference(&idle).chain(planned.keys()).copied().collect();
+        let mut pass =
+            self.run_pass(TaskScope::AllProcesses(&with_threads), |pid| planned.get(&pid).copied());
+        self.check_masks(idle_check, &planned, &mut pass);
+        let wanted = scan_request.threads_of.difference(&idle_check.unobserved()).copied().collect();
+        ScanPlan { wanted, pids: self.all_pids(&pass), pass }
+    }
+
+    /// All process ids: those in the pass and those already known, or those in `/proc`. A security module may
+    /// hide processes from BPF programs. The first scan finds these in `/proc`, and later scans know them.
+    fn all_pids(&mut self, pass: &PassResult) -> Result<BTreeSet<Pid>, Errno> {
+        if pass.processes.is_empty() {
+            return self.cache.proc.pids().map(|pids| pids.into_iter().collect());
+        }
+        let mut pids: BTreeSet<Pid> = pass.processes.keys().copied().collect();
+        if self.cache.processes.is_empty() {
+            pids.extend(self.cache.proc.pids()?);
+        }
+        pids.extend(self.cache.processes.keys());
+        Ok(pids)
+    }
+}

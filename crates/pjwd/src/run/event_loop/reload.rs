@@ -1,0 +1,93 @@
+//! What the event loop reads again while it runs: the configuration at a reload, and the topology when PUs come online.
+
+use pjw_core::event::{Event, EventKind};
+use pjw_linux::topology::{TopologySource, load};
+use tracing::warn;
+
+use super::EventLoop;
+use crate::config::{Config, ConfigError};
+use crate::control::admission::AdmissionRules;
+use crate::host::task_scan;
+
+impl EventLoop {
+    /// Loads the configuration again. Returns the changes, or why the old configuration stays in force.
+    pub(super) fn reload(&mut self) -> Result<Vec<String>, String> {
+        let topology = self.warden.state().topology.clone();
+        let loaded = Config::load(self.config_path.as_deref())
+            .and_then(|config| config.policy(&topology).map(|policy| (config, policy)));
+        match loaded {
+            Ok((config, policy)) => {
+                let changes = self.config.changes(&config);
+                self.warden.set_policy(policy);
+                self.rules.send_replace(AdmissionRules::from(config.settings()));
+                self.logging.apply_level(config.settings());
+                if config.settings().scan != self.config.settings().scan {
+                    task_scan::configure(config.settings().scan, self.warden.node_interface_mut());
+                }
+                self.budget.set_share(config.settings().cpu_budget_permille);
+                self.realtime.turn(config.settings().realtime);
+                self.meter.apply_settings(config.settings());
+                self.config = config;
+                // The client that requested the reload expects the effect in the next status.
+                self.triggers.timer = true;
+                self.cycle(Vec::new());
+                let text = if changes.is_empty() { "nothing changed".to_owned() } else { changes.join("; ") };
+                self.publisher.publish_events(vec![Event::new(EventKind::Reloaded, text)]);
+                Ok(changes)
+            }
+            Err(problems) => {
+                for problem in &problems {
+                    warn!("{}", problem.log_line());
+                }
+                warn!("the new configuration is invalid; the old one stays in force");
+                Err(rejection(&problems))
+            }
+        }
+    }
+
+    /// Reads the topology again when PUs are online that the known topology does not have. PUs that hwloc does not
+    /// report either are tried once. The cpuset of the daemon can hide such PUs.
+    pub(super) fn add_new_pus(&mut self) {
+        let unknown = self.warden.unknown_pus();
+        if unknown.is_subset(&self.unresolved_pus) {
+            return;
+        }
+        self.unresolved_pus = unknown.clone();
+        let read = load(TopologySource::Live).map_err(|fault| fault.to_string()).and_then(|topology| {
+            let policy = self.config.policy(&topology);
+            let policy =
+                policy.map_err(|problems| problems.iter().map(ToString::to_string).collect::<String>());
+            policy.map(|policy| (topology, policy))
+        });
+        let (topology, policy) = match read {
+            Ok(read) => read,
+            Err(why) => {
+                warn!(cpus = %self.unresolved_pus, "the new CPUs are not used: {why}");
+                return;
+            }
+        };
+        let new = topology.cpus().difference(self.warden.state().topology.cpus());
+        if new.is_empty() {
+            return;
+        }
+        self.publisher.publish_topology(&topology);
+        self.warden.replace_topology(topology, policy);
+        let text = format!("CPUs {new} came online and were unknown: they are free now");
+        self.publisher.publish_events(vec![Event::new(EventKind::Hotplug, text).with_cpus(&new)]);
+        self.triggers.timer = true;
+    }
+}
+
+/// The error message for a rejected configuration: the place of the first mistake only. The text of the line goes to
+/// the log, because a client on the socket may not be allowed to read the file.
+fn rejection(problems: &[ConfigError]) -> String {
+    let first = problems.first().map(ConfigError::location).unwrap_or_default();
+    let more = match problems.len().saturating_sub(1) {
+        0 => String::new(),
+        1 => " (and one more mistake)".to_owned(),
+        more => format!(" (and {more} more mistakes)"),
+    };
+    format!(
+        "the old configuration stays in force: {first} is wrong{more}; for the reason run pjwctl check-config FILE, or see pjwd's log"
+    )
+}
