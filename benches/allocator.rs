@@ -12,7 +12,7 @@ use pjw_benches::measure::results::{Figure, write_json};
 use pjw_core::topology::{RegularShape, Topology};
 use pjw_core::{cpuset::CpuSet, job::Placement};
 use pjw_linux::topology::{TopologySource, load};
-use pjw_sim::replay::{CoreChooser, CountUnit, ReplayOptions, ReplayResult, replay};
+use pjw_sim::replay::{CoreChooser, ProcessorUnit, ReplayOptions, ReplayResult, replay};
 use pjw_sim::swf::{JobLog, LoggedJob, parse};
 use pjw_sim::{locality::DomainsUsed, reference::ReferencePolicy, seed::RandomStream};
 
@@ -77,11 +77,11 @@ fn stream_figures(root: &Path) -> anyhow::Result<Vec<Figure>> {
         let siblings = topology.cpus().len() / cores;
         let mixed = mixed_jobs(cores, 5_000);
         let streams = [
-            ("NASA", CountUnit::Core, nasa.clone()),
-            ("NASA crowded", CountUnit::Core, scaled_to_machine(&nasa, cores)),
-            ("LCG", CountUnit::Core, lcg.clone()),
-            ("mixed", CountUnit::Core, mixed.clone()),
-            ("mixed, by PU", CountUnit::Pu, by_pu(mixed, siblings)),
+            ("NASA", ProcessorUnit::Core, nasa.clone()),
+            ("NASA crowded", ProcessorUnit::Core, scaled_to_machine(&nasa, cores)),
+            ("LCG", ProcessorUnit::Core, lcg.clone()),
+            ("mixed", ProcessorUnit::Core, mixed.clone()),
+            ("mixed, by PU", ProcessorUnit::Pu, by_pu(mixed, siblings)),
         ];
         for (stream, unit, log) in &streams {
             figures.extend(policy_figures(&format!("{name}: {stream}"), &topology, log, *unit)?);
@@ -94,7 +94,7 @@ fn policy_figures(
     stream: &str,
     topology: &Topology,
     log: &JobLog,
-    unit: CountUnit,
+    unit: ProcessorUnit,
 ) -> anyhow::Result<Vec<Figure>> {
     let run = |chooser| {
         replay(topology, log, &ReplayOptions { unit, chooser, housekeeping: CpuSet::new() }, |_| {})
@@ -179,9 +179,10 @@ fn decision_figures(size: &str, topology: &Topology) -> anyhow::Result<Vec<Figur
 /// Returns the time of each decision, sorted, the shortest first. The time of a decision is the shortest of three
 /// equal replays, which removes most of the influence of other load.
 fn decision_times(topology: &Topology, log: &JobLog, chooser: CoreChooser) -> Vec<Duration> {
-    let options = ReplayOptions { unit: CountUnit::Core, chooser, housekeeping: CpuSet::new() };
+    let options = ReplayOptions { unit: ProcessorUnit::Core, chooser, housekeeping: CpuSet::new() };
     let runs = [(); 3].map(|()| replay(topology, log, &options, |_| {}).started);
-    let [first, second, third] = runs.map(|run| run.into_iter().map(|one| one.decision).collect::<Vec<_>>());
+    let [first, second, third] =
+        runs.map(|run| run.into_iter().map(|one| one.decision_time).collect::<Vec<_>>());
     let best = first.into_iter().zip(second).zip(third).map(|((one, two), three)| one.min(two).min(three));
     let mut times: Vec<Duration> = best.collect();
     times.sort_unstable();
@@ -195,7 +196,7 @@ fn replay_figure(topology: &Topology) -> anyhow::Result<Figure> {
         replay(
             topology,
             &log,
-            &ReplayOptions { unit: CountUnit::Core, chooser, housekeeping: CpuSet::new() },
+            &ReplayOptions { unit: ProcessorUnit::Core, chooser, housekeeping: CpuSet::new() },
             |_| {},
         );
         begin.elapsed().as_secs_f64()

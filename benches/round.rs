@@ -59,7 +59,7 @@ impl MadeUpMachine {
         }
         machine.run(&ScanScope::Full, &(0..jobs).map(assign).collect::<anyhow::Result<Vec<_>>>()?)?;
         ensure!(machine.state.jobs.len() == jobs as usize, "not every job was made");
-        machine.state.forks_complete_since = Some(Nanos(0));
+        machine.state.fork_events_complete_since = Some(Nanos(0));
         Ok(machine)
     }
 
@@ -82,7 +82,7 @@ impl MadeUpMachine {
             session: pid,
             uid: Uid(1001),
             comm: Comm::from("work"),
-            kernel: false,
+            is_kernel_thread: false,
             threads: Some((0..threads).map(thread).collect()),
             mask: Some(mask),
             cgroup: None,

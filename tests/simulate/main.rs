@@ -11,7 +11,7 @@ use pjw_core::topology::Topology;
 use pjw_linux::topology::{TopologySource, load};
 use pjw_sim::locality::{DomainsUsed, Locality};
 use pjw_sim::reference::ReferencePolicy;
-use pjw_sim::replay::{CoreChooser, CountUnit, ReplayOptions, replay};
+use pjw_sim::replay::{CoreChooser, ProcessorUnit, ReplayOptions, replay};
 use pjw_sim::swf::{JobLog, parse};
 
 mod fewest_domains;
@@ -59,7 +59,7 @@ fn crowded(log: &JobLog, cores: usize) -> JobLog {
 }
 
 /// Replays a log and fails at the first grants that are not the fewest domains; returns how many jobs were started.
-fn check(name: &str, topology: &Topology, log: &JobLog, unit: CountUnit, housekeeping: &str) -> usize {
+fn check(name: &str, topology: &Topology, log: &JobLog, unit: ProcessorUnit, housekeeping: &str) -> usize {
     let (fewest_domains, locality) =
         (FewestDomains::new(topology).unwrap(), Locality::from_topology(topology));
     let kept: CpuSet = housekeeping.parse().unwrap();
@@ -74,8 +74,11 @@ fn check(name: &str, topology: &Topology, log: &JobLog, unit: CountUnit, houseke
             wrong.push(format!("job {} of {n}, {free} free: {got:?}, not {best:?}", turn.job.number));
         }
         if let Some(cpus) = turn.cpus {
-            let given =
-                if unit == CountUnit::Core { topology.whole_core_count(cpus) as usize } else { cpus.len() };
+            let given = if unit == ProcessorUnit::Core {
+                topology.whole_core_count(cpus) as usize
+            } else {
+                cpus.len()
+            };
             assert_eq!(given, n as usize, "{name}: job {}", turn.job.number);
             assert!(cpus.is_subset(&free) && !cpus.intersects(&kept), "{name}: job {}", turn.job.number);
             held = held.union(cpus);
@@ -99,11 +102,11 @@ fn every_grant_of_every_replay_is_on_the_fewest_domains() {
     for name in MACHINES {
         let topology = machine(name);
         let scaled = crowded(&nasa, topology.cores().len());
-        let started = [&nasa, &lcg, &scaled].map(|log| check(name, &topology, log, CountUnit::Core, ""));
+        let started = [&nasa, &lcg, &scaled].map(|log| check(name, &topology, log, ProcessorUnit::Core, ""));
         assert!(started.iter().sum::<usize>() > 900, "{name}: {started:?}");
         let mut short = scaled;
         short.jobs.truncate(400);
-        check(name, &topology, &short, CountUnit::Pu, "");
+        check(name, &topology, &short, ProcessorUnit::Pu, "");
     }
 }
 
@@ -113,11 +116,11 @@ fn housekeeping_changes_nothing_about_that() {
     let rule: pjw_core::housekeeping::HousekeepingRule = "1/l3".parse().unwrap();
     let kept = rule.resolve(&zen).unwrap().to_string();
     let scaled = crowded(&log(NASA), zen.cores().len());
-    assert!(check("Zen 4", &zen, &scaled, CountUnit::Core, &kept) > 500);
+    assert!(check("Zen 4", &zen, &scaled, ProcessorUnit::Core, &kept) > 500);
 }
 
 /// Means of packages, NUMA nodes, L3s and split cores.
-fn means(topology: &Topology, log: &JobLog, unit: CountUnit, chooser: CoreChooser) -> [f64; 4] {
+fn means(topology: &Topology, log: &JobLog, unit: ProcessorUnit, chooser: CoreChooser) -> [f64; 4] {
     let done = replay(topology, log, &ReplayOptions { unit, chooser, housekeeping: CpuSet::new() }, |_| {});
     assert!(!done.started.is_empty());
     [
@@ -137,7 +140,7 @@ fn no_policy_of_others_does_better_on_average_over_all_streams() {
         let log = crowded(&nasa, topology.cores().len());
         let others = ReferencePolicy::ALL.map(CoreChooser::Reference);
         for (sum, chooser) in sums.iter_mut().zip([PACK].into_iter().chain(others)) {
-            let means = means(&topology, &log, CountUnit::Core, chooser);
+            let means = means(&topology, &log, ProcessorUnit::Core, chooser);
             sum.iter_mut().zip(means).for_each(|(sum, mean)| *sum += mean);
         }
     }

@@ -25,7 +25,7 @@ pub fn command_scan_request(state: &mut WardenState, commands: &[Command]) -> Sc
             }
         }
     }
-    if state.forks_complete_since.is_none() || state.full_scan_due {
+    if state.fork_events_complete_since.is_none() || state.full_scan_due {
         return state.scan_request(true);
     }
     let of_jobs = jobs.iter().flat_map(|job| state.tracked_of(job));

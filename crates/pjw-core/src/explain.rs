@@ -85,7 +85,7 @@ pub fn process_reasons(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<St
         }
         return because;
     }
-    if known.process.kernel {
+    if known.process.is_kernel_thread {
         because.push(format!("process {pid} is a kernel thread: no job owns those"));
     } else if let BatchRole::Launcher(source) | BatchRole::Helper(source) = known.job_marks.role {
         because.push(format!("process {pid} ({}) is one of {source}'s own processes", known.process.comm));

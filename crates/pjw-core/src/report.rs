@@ -3,7 +3,8 @@
 use crate::basics::{CpuSet, Pid, cpus_text, prelude::*};
 use crate::state::WardenState;
 use crate::terms::{
-    ActionKind, CpusetAction, CpusetChange, CpusetOutcome, Event, EventKind, JobId, MaskAction, MaskOutcome,
+    CpusetAction, CpusetChange, CpusetOutcome, Event, EventKind, JobId, MaskAction, MaskActionKind,
+    MaskOutcome,
 };
 
 /// Returns the events that report the cpusets that were changed: one for each cpuset that was created or repaired,
@@ -45,7 +46,7 @@ pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
 /// whatever the number of threads. Changes that failed are left out.
 #[must_use]
 pub fn mask_events(state: &WardenState, outcomes: &[(MaskAction, MaskOutcome)]) -> Vec<Event> {
-    let mut changed: BTreeMap<(&JobId, ActionKind), Vec<&MaskAction>> = BTreeMap::new();
+    let mut changed: BTreeMap<(&JobId, MaskActionKind), Vec<&MaskAction>> = BTreeMap::new();
     for (action, outcome) in outcomes {
         if matches!(outcome, MaskOutcome::Done { .. }) {
             changed.entry((&action.job, action.kind)).or_default().push(action);
@@ -57,14 +58,14 @@ pub fn mask_events(state: &WardenState, outcomes: &[(MaskAction, MaskOutcome)]) 
         let grant = state.grant_of(job).map(|grant| grant.cpus.clone()).unwrap_or_default();
         let threads = if count == 1 { "1 thread".to_owned() } else { format!("{count} threads") };
         let (event, text) = match kind {
-            ActionKind::Confine => (EventKind::Confined, format!("{threads} put on {grant}")),
-            ActionKind::Repair => (EventKind::Repaired, format!("{threads} put back on {grant}")),
-            ActionKind::Pin => (EventKind::Rebalanced, format!("{threads} pinned inside {grant}")),
-            ActionKind::Unbind => (EventKind::Repaired, unbind_text(&threads, &actions, &grant)),
-            ActionKind::KeepOff => {
+            MaskActionKind::Confine => (EventKind::Confined, format!("{threads} put on {grant}")),
+            MaskActionKind::Repair => (EventKind::Repaired, format!("{threads} put back on {grant}")),
+            MaskActionKind::Pin => (EventKind::Rebalanced, format!("{threads} pinned inside {grant}")),
+            MaskActionKind::Unbind => (EventKind::Repaired, unbind_text(&threads, &actions, &grant)),
+            MaskActionKind::KeepOff => {
                 (EventKind::Confined, format!("{threads} of strays kept off the cores of jobs"))
             }
-            ActionKind::Float | ActionKind::Restore => continue,
+            MaskActionKind::Float | MaskActionKind::Restore => continue,
         };
         events.push(Event::new(event, text).with_job(job).with_cpus(&grant));
     }

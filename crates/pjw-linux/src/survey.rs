@@ -50,8 +50,8 @@ pub fn host_facts(online: &CpuSet) -> HostFacts {
     let mounts = CgroupMounts::read();
     HostFacts {
         kernel: version::release(),
-        layout: mounts.layout_name().to_owned(),
-        cpuset: describe_cpusets(&mounts),
+        cgroup_layout: mounts.layout_name().to_owned(),
+        cpuset_hierarchy: describe_cpusets(&mounts),
         psi: fs::read("/proc/pressure/cpu").is_ok(),
         schedstat: Path::new("/proc/self/schedstat").exists(),
         no_events: probe::open_process_events().err(),
@@ -210,7 +210,7 @@ mod tests {
         let online = "0-1".parse().unwrap();
         let facts = host_facts(&online);
         assert!(facts.kernel.contains('.'), "{facts:?}");
-        assert!(!facts.cpuset.is_empty());
+        assert!(!facts.cpuset_hierarchy.is_empty());
         let _ = cpuset_support_by_reading();
         assert_eq!(has_cpuset_controller(&CgroupMounts::read(), "/../etc"), None);
         assert_eq!(read_regular_file(Path::new("/dev/zero")), None, "a device is no regular file");

@@ -13,16 +13,16 @@ pub struct Faults {
     /// How often the kernel loses process events without reporting the loss, in 1000 occasions.
     pub lost_events: u32,
     /// How often the kernel refuses to set an affinity mask, in 1000 attempts.
-    pub refused: u32,
+    pub refused_masks: u32,
     /// How often the journal can't write its records, in 1000 attempts.
     pub refused_records: u32,
     /// How often processes change between a scan and the changes that the daemon makes because of it, in 1000
     /// occasions.
-    pub interleaved: u32,
+    pub interleaved_steps: u32,
     /// Whether PUs go offline and come back during the run.
     pub hotplug: bool,
     /// How often a process that exists can't be scanned, in 1000 occasions.
-    pub unreadable: u32,
+    pub unreadable_processes: u32,
     /// How often the daemon is killed before or after it writes a record or makes a change, in 1000 occasions.
     pub kills: u32,
     enabled: Rc<Cell<bool>>,
@@ -41,12 +41,12 @@ impl Faults {
         let mut sometimes = |permille: u32| if swarm.chance(500) { swarm.random_below(permille) } else { 0 };
         Self {
             lost_events: sometimes(300),
-            refused: sometimes(100),
+            refused_masks: sometimes(100),
             refused_records: sometimes(80),
-            interleaved: sometimes(500),
+            interleaved_steps: sometimes(500),
             kills: sometimes(20),
             hotplug: sometimes(2) > 0,
-            unreadable: sometimes(60),
+            unreadable_processes: sometimes(60),
             enabled: Rc::new(Cell::new(true)),
             random: Rc::new(RefCell::new(seed.substream("faults"))),
         }

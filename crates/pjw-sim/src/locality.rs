@@ -10,7 +10,7 @@ use pjw_core::topology::{Level, Topology};
 
 /// The unit of the processor counts in a job log: cores or PUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CountUnit {
+pub enum ProcessorUnit {
     /// Whole cores.
     Core,
     /// Single PUs. The siblings of a core may belong to two jobs.

@@ -85,7 +85,7 @@ impl SimNode {
             let is_idle = known.is_some_and(|(before, _)| before == run_ns) && !is_hotplug;
             self.cpu_times.insert(pid, (run_ns, is_idle.then_some(at)));
             let is_checked = full || pid.0 % MASK_CHECK_INTERVAL == self.scans % MASK_CHECK_INTERVAL;
-            let within = group.within.as_ref().filter(|_| is_checked);
+            let within = group.expected_cpus.as_ref().filter(|_| is_checked);
             let is_inside =
                 |thread| within.is_none_or(|within| world.effective_mask(process, thread).is_subset(within));
             if is_idle && process.threads.values().all(is_inside) {
@@ -112,7 +112,7 @@ impl SimNode {
     /// same time.
     fn pass_time(&self) {
         self.world.borrow_mut().advance(1);
-        if self.faults.occurs(self.faults.interleaved) {
+        if self.faults.occurs(self.faults.interleaved_steps) {
             self.workload.borrow_mut().step(&mut self.world.borrow_mut());
         }
     }
@@ -149,7 +149,7 @@ fn read_process(world: &mut World, pid: Pid, with_threads: bool) -> Option<Proce
         session: process.session,
         uid: process.uid,
         comm: process.comm,
-        kernel: process.kernel,
+        is_kernel_thread: process.is_kernel_thread,
         mask: first.map(|thread| world.effective_mask(process, thread)),
         cgroup: Some(process.cgroup.as_str().into()),
         attributes,
@@ -191,7 +191,7 @@ fn create_cpuset(
         return CpusetOutcome::Gone;
     }
     if world.without_controller.contains(path) {
-        return CpusetOutcome::Refused { hint: "its controller is switched off".to_owned() };
+        return CpusetOutcome::Refused { reason: "its controller is switched off".to_owned() };
     }
     if job_cpuset.cgroup_owner == CgroupOwner::Systemd && is_empty {
         let is_alive = |id: &&ProcessId| world.processes.get(&id.pid).is_some_and(|found| found.id == **id);
@@ -232,7 +232,7 @@ fn change_cpuset(world: &mut World, change: &CpusetChange) -> CpusetOutcome {
                 return CpusetOutcome::Gone;
             }
             if world.removed_cgroups.contains(to) {
-                return CpusetOutcome::Refused { hint: "it is gone".to_owned() };
+                return CpusetOutcome::Refused { reason: "it is gone".to_owned() };
             }
             if matches!(change, CpusetChange::MoveIn { .. }) {
                 world.note_origin(to, from);
@@ -250,7 +250,7 @@ fn change_cpuset(world: &mut World, change: &CpusetChange) -> CpusetOutcome {
         }
         CpusetChange::Remove { job_cpuset } if job_cpuset.cgroup_owner == CgroupOwner::Scheduler => {}
         CpusetChange::Remove { job_cpuset } if world.is_populated(&job_cpuset.path) => {
-            return CpusetOutcome::Refused { hint: "processes are still in it".to_owned() };
+            return CpusetOutcome::Refused { reason: "processes are still in it".to_owned() };
         }
         CpusetChange::Remove { job_cpuset } => world.write_cpuset(&job_cpuset.path, None),
     }
@@ -275,7 +275,7 @@ impl Node for SimNode {
         let mut scope = request.scope.clone();
         let mut incomplete = None;
         for pid in pids {
-            if self.faults.occurs(self.faults.unreadable) {
+            if self.faults.occurs(self.faults.unreadable_processes) {
                 incomplete = Some("Too many open files (simulated)".to_owned());
                 continue;
             }
@@ -352,8 +352,8 @@ impl Node for SimNode {
         if thread.is_none_or(|thread| !is_probed && thread.start != action.thread.start) {
             return MaskOutcome::Gone;
         }
-        if self.faults.occurs(self.faults.refused) {
-            return MaskOutcome::Refused { errno: 1, hint: "refused by chance".to_owned() };
+        if self.faults.occurs(self.faults.refused_masks) {
+            return MaskOutcome::Refused { errno: 1, reason: "refused by chance".to_owned() };
         }
         // The plan is made from the last reading.
         let present =
@@ -362,7 +362,7 @@ impl Node for SimNode {
             world.note_reading(id.pid, tid);
         }
         if !world.request_mask_for_pjw(id.pid, tid, &action.requested) {
-            return MaskOutcome::Refused { errno: 22, hint: "its cpuset allows none of these PUs".into() };
+            return MaskOutcome::Refused { errno: 22, reason: "its cpuset allows none of these PUs".into() };
         }
         let process = &world.processes[&id.pid];
         let effective = world.effective_mask(process, &process.threads[&tid]);
@@ -374,8 +374,8 @@ impl Node for SimNode {
     fn change_cpuset(&mut self, action: &CpusetAction) -> CpusetOutcome {
         self.faults.maybe_kill_daemon();
         self.pass_time();
-        if self.faults.occurs(self.faults.refused) {
-            return CpusetOutcome::Refused { hint: "refused by chance".to_owned() };
+        if self.faults.occurs(self.faults.refused_masks) {
+            return CpusetOutcome::Refused { reason: "refused by chance".to_owned() };
         }
         let outcome = change_cpuset(&mut self.world.borrow_mut(), &action.change);
         self.faults.maybe_kill_daemon();

@@ -103,7 +103,7 @@ impl ScriptedMachine {
 /// Makes the command by which root assigns `cores` cores and the processes `pids` to the job `id`. All options have
 /// their defaults. The test passes the command to the daemon.
 #[must_use]
-pub fn assign(id: &str, cores: u32, pids: &[Pid]) -> Assign {
+pub fn assign_command(id: &str, cores: u32, pids: &[Pid]) -> Assign {
     let caller = Caller { uid: Uid::ROOT, admin: true };
     Assign { amount: Some(Amount::Cores(cores)), pids: pids.to_vec(), ..Assign::new(job(id), caller) }
 }

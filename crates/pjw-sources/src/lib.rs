@@ -53,7 +53,7 @@ pub fn wanted_variables() -> BTreeSet<&'static str> {
 
 /// The batch systems that give each job a cgroup whose cpuset pjwd may narrow to the PUs of the job.
 #[must_use]
-pub fn narrowable_systems() -> BTreeSet<Source> {
+pub fn narrowable_sources() -> BTreeSet<Source> {
     SYSTEMS.iter().filter(|system| system.narrowable).map(|system| system.source).collect()
 }
 

@@ -16,12 +16,12 @@ pub struct Scheduler {
     daemons: &'static [&'static str],
     /// The environment variable that names the directory of the configuration files, or one of these files. Empty
     /// if there is no such variable.
-    pub variable: &'static str,
+    pub config_variable: &'static str,
     /// The directories in which the configuration files usually are.
-    pub directories: &'static [&'static str],
+    pub config_directories: &'static [&'static str],
     /// The names of the configuration files in their directory. The first must exist. A name that ends in `/` is a
     /// directory of files.
-    pub files: &'static [&'static str],
+    pub config_files: &'static [&'static str],
     judge: fn(&str) -> (Binding, &'static str),
 }
 
@@ -30,72 +30,79 @@ pub const SCHEDULERS: [Scheduler; 9] = [
     Scheduler {
         name: "Slurm",
         daemons: &["slurmd", "slurmctld", "slurmstepd"],
-        variable: "SLURM_CONF",
-        directories: &[
+        config_variable: "SLURM_CONF",
+        config_directories: &[
             "/etc/slurm",
             "/etc/slurm-llnl",
             "/usr/local/etc",
             "/run/slurm/conf",
             "/var/spool/slurmd/conf-cache",
         ],
-        files: &["slurm.conf", "cgroup.conf"],
+        config_files: &["slurm.conf", "cgroup.conf"],
         judge: slurm,
     },
     Scheduler {
         name: "LSF",
         daemons: &["sbatchd", "lim"],
-        variable: "LSF_ENVDIR",
-        directories: &["/etc", "/usr/share/lsf/conf", "/opt/lsf/conf"],
-        files: &["lsf.conf"],
+        config_variable: "LSF_ENVDIR",
+        config_directories: &["/etc", "/usr/share/lsf/conf", "/opt/lsf/conf"],
+        config_files: &["lsf.conf"],
         judge: lsf,
     },
     Scheduler {
         name: "PBS",
         daemons: &["pbs_mom"],
-        variable: "",
-        directories: &["/var/spool/pbs/mom_priv/hooks", "/var/spool/torque/mom_priv"],
-        files: &["pbs_cgroups.HK"],
+        config_variable: "",
+        config_directories: &["/var/spool/pbs/mom_priv/hooks", "/var/spool/torque/mom_priv"],
+        config_files: &["pbs_cgroups.HK"],
         judge: pbs,
     },
     Scheduler {
         name: "Grid Engine",
         daemons: &["sge_execd"],
-        variable: "SGE_ROOT",
-        directories: &["/var/lib/gridengine", "/usr/share/gridengine", "/opt/sge"],
-        files: &["default/common/bootstrap", "default/common/configuration"],
+        config_variable: "SGE_ROOT",
+        config_directories: &["/var/lib/gridengine", "/usr/share/gridengine", "/opt/sge"],
+        config_files: &["default/common/bootstrap", "default/common/configuration"],
         judge: grid_engine,
     },
     Scheduler {
         name: "HTCondor",
         daemons: &["condor_startd", "condor_master"],
-        variable: "CONDOR_CONFIG",
-        directories: &["/etc/condor", "/usr/local/etc/condor"],
-        files: &["condor_config", "condor_config.local", "config.d/"],
+        config_variable: "CONDOR_CONFIG",
+        config_directories: &["/etc/condor", "/usr/local/etc/condor"],
+        config_files: &["condor_config", "condor_config.local", "config.d/"],
         judge: condor,
     },
     Scheduler {
         name: "Flux",
         daemons: &["flux-broker", "flux-broker-0"],
-        variable: "",
-        directories: &["/etc/flux/system/conf.d"],
-        files: &["./"],
+        config_variable: "",
+        config_directories: &["/etc/flux/system/conf.d"],
+        config_files: &["./"],
         judge: flux,
     },
-    Scheduler { name: "OAR", daemons: &["oarexec"], variable: "", directories: &[], files: &[], judge: oar },
+    Scheduler {
+        name: "OAR",
+        daemons: &["oarexec"],
+        config_variable: "",
+        config_directories: &[],
+        config_files: &[],
+        judge: oar,
+    },
     Scheduler {
         name: "Kubernetes",
         daemons: &["kubelet"],
-        variable: "",
-        directories: &["/var/lib/kubelet"],
-        files: &["cpu_manager_state"],
+        config_variable: "",
+        config_directories: &["/var/lib/kubelet"],
+        config_files: &["cpu_manager_state"],
         judge: kubernetes,
     },
     Scheduler {
         name: "Nomad",
         daemons: &["nomad"],
-        variable: "",
-        directories: &[],
-        files: &[],
+        config_variable: "",
+        config_directories: &[],
+        config_files: &[],
         judge: nomad,
     },
 ];
@@ -113,7 +120,7 @@ impl Scheduler {
     /// files could not be read.
     #[must_use]
     pub fn describe(&self, configuration: Option<&str>) -> ObservedScheduler {
-        let needs_none = self.files.is_empty();
+        let needs_none = self.config_files.is_empty();
         let (binding, meaning) = match configuration {
             Some(text) => (self.judge)(text),
             None if needs_none => (self.judge)(""),
@@ -121,12 +128,12 @@ impl Scheduler {
         };
         let meaning = match (binding, meaning) {
             (Binding::Unknown, "") => {
-                let hint = if self.variable.is_empty() {
+                let hint = if self.config_variable.is_empty() {
                     "look as root".to_owned()
                 } else {
-                    format!("set {} or look as root", self.variable)
+                    format!("set {} or look as root", self.config_variable)
                 };
-                let file = self.files.first().copied().unwrap_or_default();
+                let file = self.config_files.first().copied().unwrap_or_default();
                 format!(
                     "how it binds jobs is not known ({file} was not found or can't be read: {hint}); if it sets a \
              cpuset, that is the grant; else the warden allocates"

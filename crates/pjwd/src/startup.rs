@@ -5,6 +5,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
@@ -26,7 +27,7 @@ use crate::config::{Config, Settings};
 use crate::control::inbox::{Message, Outbox, message_channel};
 use crate::host::{directories, notify, task_scan};
 use crate::metrics::meter::{Meter, MetricsReceiver};
-use crate::run::event_loop::{EventLoop, LoopSettings};
+use crate::run::event_loop::{EventLoop, ReloadContext};
 use crate::run::own_files::{OwnFiles, SocketFile};
 use crate::store::{journal::FileJournal, lock::LockHolder, lock::WardenLock};
 use crate::{
@@ -165,19 +166,9 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
 
     let (meter, metrics_receiver) = Meter::new(config.settings());
     let settings =
-        LoopSettings { config, config_path: options.config.clone(), rules: rules_sender, logging, meter };
+        ReloadContext { config, config_path: options.config.clone(), rules: rules_sender, logging, meter };
     let event_loop = EventLoop::new(warden, inbox, publisher, settings);
-    let (ready, started) = oneshot::channel();
-    let (alive, ended) = oneshot::channel();
-    let loop_handle = std::thread::Builder::new().name("warden".to_owned()).spawn(move || {
-        // Dropped when the thread ends, also after a panic.
-        let _alive: oneshot::Sender<()> = alive;
-        let mut event_loop = event_loop;
-        event_loop.run_first_cycle();
-        let _ = ready.send(());
-        event_loop.run();
-    });
-    let loop_handle = loop_handle.context("can't start the thread of the event loop")?;
+    let (loop_handle, started, ended) = spawn_loop(event_loop)?;
     let (control, record_events) = ControlService::new(outbox.clone(), published, rules);
     let loop_thread = LoopThread { started, ended, outbox: &outbox, metrics_receiver };
     let served = serve_until_stopped(listener, own_files, control, record_events, loop_thread);
@@ -186,6 +177,22 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     }
     served?;
     loop_handle.join().map_err(|_| anyhow!("the event loop panicked; jobs keep their cores"))
+}
+
+/// Starts the thread of the event loop. The first receiver resolves after the first cycle. The second one is closed when
+/// the thread ends, also after a panic.
+fn spawn_loop(
+    mut event_loop: EventLoop,
+) -> anyhow::Result<(JoinHandle<()>, oneshot::Receiver<()>, oneshot::Receiver<()>)> {
+    let (ready, started) = oneshot::channel();
+    let (alive, ended) = oneshot::channel::<()>();
+    let spawned = std::thread::Builder::new().name("warden".to_owned()).spawn(move || {
+        let _alive = alive;
+        event_loop.run_first_cycle();
+        let _ = ready.send(());
+        event_loop.run();
+    });
+    Ok((spawned.context("can't start the thread of the event loop")?, started, ended))
 }
 
 /// The socket that systemd passed to the daemon, if it passed one.

@@ -70,7 +70,7 @@ pub fn release_all(state_dir: &Path, beside: bool) -> anyhow::Result<ReleaseSumm
     let has_events = events.is_some();
     node.use_process_events(events);
     let mut warden = Warden::new(node, journal, state, recovered.records, policy, host());
-    warden.set_forks_complete_since(has_events.then(|| clock::now().since_boot));
+    warden.set_fork_events_complete_since(has_events.then(|| clock::now().since_boot));
     warden.find_cpusets();
 
     let is_any_unrecorded = warden.state().cpusets.found_paths().next().is_some();
@@ -160,7 +160,7 @@ fn release<J: Journal>(
     if left > 0 {
         let refused = warden.faults().refused.values().next();
         let why = refused
-            .map_or_else(|| "the threads could not be changed".to_owned(), |refused| refused.hint.clone());
+            .map_or_else(|| "the threads could not be changed".to_owned(), |refused| refused.reason.clone());
         bail!("{left} affinity masks are not restored: {why}; run pjwd --release-all again");
     }
     Ok(())
@@ -205,9 +205,9 @@ fn mask_remarks(state: &WardenState, pids: &BTreeSet<Pid>) -> Vec<String> {
 fn track_forks<J: Journal>(warden: &mut Warden<LinuxNode, J>, has_events: bool) {
     let count = warden.take_event_count();
     if count.congested {
-        warden.set_forks_complete_since(None);
+        warden.set_fork_events_complete_since(None);
     } else if count.lost {
-        warden.set_forks_complete_since(has_events.then(|| clock::now().since_boot));
+        warden.set_fork_events_complete_since(has_events.then(|| clock::now().since_boot));
     }
 }
 

@@ -11,7 +11,7 @@
 use pjw_core::cpuset::CpuSet;
 use pjw_core::topology::{Level, Topology};
 
-use pjw_sim::locality::{CountUnit, DomainsUsed, Locality, PuLocation};
+use pjw_sim::locality::{DomainsUsed, Locality, ProcessorUnit, PuLocation};
 
 /// Bits of a cost for each level: enough for more domains than any machine has.
 const BITS: u32 = 20;
@@ -48,7 +48,7 @@ impl<'t> FewestDomains<'t> {
 
     /// The domains that the best choice for `n` units uses. `None` if fewer than `n` units are free. If one kind of
     /// core has enough units, only the fastest such kind counts: one kind comes before few domains.
-    pub(crate) fn of(&self, n: u32, unit: CountUnit, free: &CpuSet) -> Option<DomainsUsed> {
+    pub(crate) fn of(&self, n: u32, unit: ProcessorUnit, free: &CpuSet) -> Option<DomainsUsed> {
         let mut free_units = self.free_units(unit, free);
         let mut kinds: Vec<u32> = free_units.iter().map(|free_unit| free_unit.kind).collect();
         kinds.sort_unstable();
@@ -74,11 +74,11 @@ impl<'t> FewestDomains<'t> {
         })
     }
 
-    fn free_units(&self, unit: CountUnit, free: &CpuSet) -> Vec<FreeUnit> {
+    fn free_units(&self, unit: ProcessorUnit, free: &CpuSet) -> Vec<FreeUnit> {
         let cores = self.locality.cores().zip(self.topology.cores());
         let units = |pus: &CpuSet| match unit {
-            CountUnit::Core => usize::from(pus.is_subset(free)),
-            CountUnit::Pu => pus.intersection(free).len(),
+            ProcessorUnit::Core => usize::from(pus.is_subset(free)),
+            ProcessorUnit::Pu => pus.intersection(free).len(),
         };
         cores
             .flat_map(|((location, pus), core)| vec![FreeUnit { location, kind: core.kind }; units(pus)])

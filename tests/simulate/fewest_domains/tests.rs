@@ -43,8 +43,11 @@ fn any_machine() -> impl Strategy<Value = Topology> {
 
 /// The best of all sets of smallest domains that have `n` free cores together.
 fn by_trying_everything(fewest_domains: &FewestDomains<'_>, n: usize, free: &CpuSet) -> Option<Vec<usize>> {
-    let free_units: Vec<PuLocation> =
-        fewest_domains.free_units(CountUnit::Core, free).iter().map(|free_unit| free_unit.location).collect();
+    let free_units: Vec<PuLocation> = fewest_domains
+        .free_units(ProcessorUnit::Core, free)
+        .iter()
+        .map(|free_unit| free_unit.location)
+        .collect();
     let path = |location: &PuLocation| {
         fewest_domains.levels.iter().map(|&level| location.domain_index(level)).collect::<Vec<_>>()
     };
@@ -96,7 +99,7 @@ proptest! {
         let cores = topology.cores().iter().zip(taken.iter());
         let free: CpuSet =
             cores.filter(|(_, taken)| !**taken).flat_map(|(core, _)| core.pus.iter().collect::<Vec<_>>()).collect();
-        let found = fewest_domains.of(n, CountUnit::Core, &free).map(|domains_used| counts(&fewest_domains, domains_used));
+        let found = fewest_domains.of(n, ProcessorUnit::Core, &free).map(|domains_used| counts(&fewest_domains, domains_used));
         prop_assert_eq!(found, by_trying_everything(&fewest_domains, n as usize, &free));
     }
 
@@ -107,7 +110,7 @@ proptest! {
         by_pu in any::<bool>(),
     ) {
         let fewest_domains = FewestDomains::new(&topology).unwrap();
-        let unit = if by_pu { CountUnit::Pu } else { CountUnit::Core };
+        let unit = if by_pu { ProcessorUnit::Pu } else { ProcessorUnit::Core };
         let rules = ReplayOptions { unit, chooser: CoreChooser::Allocator(Placement::Pack), housekeeping: CpuSet::new() };
         let mut wrong = Vec::new();
         replay(&topology, &jobs(&log), &rules, |turn| {
@@ -157,7 +160,7 @@ fn one_kind_of_core_comes_before_few_domains() {
     let topology = Topology::new(cores, vec![domain(0, "0-1"), domain(1, "2-3")]).unwrap();
     let fewest_domains = FewestDomains::new(&topology).unwrap();
     let l3 = |n, free: &str| {
-        fewest_domains.of(n, CountUnit::Core, &free.parse().unwrap()).map(|domains_used| domains_used.l3)
+        fewest_domains.of(n, ProcessorUnit::Core, &free.parse().unwrap()).map(|domains_used| domains_used.l3)
     };
     assert_eq!(l3(2, "0-3"), Some(2));
     assert_eq!(l3(2, "0-1"), Some(1));

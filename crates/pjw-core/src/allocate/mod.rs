@@ -9,4 +9,4 @@ mod reasons;
 mod tree;
 
 pub use crate::state::pool::Offer;
-pub use offer::{Fits, allocate, allocate_shared, fits};
+pub use offer::{LargestRequests, allocate, allocate_shared, largest_requests};

@@ -88,7 +88,7 @@ fn check_move(
     action: &CpusetAction,
     process: ProcessId,
 ) -> Option<Violation> {
-    let kernel = state.process(process.pid).is_some_and(|process| process.kernel);
+    let kernel = state.process(process.pid).is_some_and(|process| process.is_kernel_thread);
     let is_system_process = kernel || process.pid == Pid(1) || policy.own_pid == Some(process.pid);
     is_system_process.then(|| Violation::NotToBeMoved { job: action.job.clone(), process })
 }

@@ -13,7 +13,7 @@ pub use violation::{ActionProblem, Violation};
 
 use crate::basics::{CpuSet, Pid, ThreadId, prelude::*};
 use crate::state::{MaskEntry, Member, WardenState};
-use crate::terms::{ActionKind, MaskAction, Plan, Policy};
+use crate::terms::{MaskAction, MaskActionKind, Plan, Policy};
 
 /// Checks a plan, and the state from which it was made, against the invariants of pjw (such as: no PU has two
 /// holders). Returns every violation, or an empty list. The audit shares no code with the planner, so it finds the
@@ -38,7 +38,7 @@ pub fn audit_grants(state: &WardenState, policy: &Policy) -> Vec<Violation> {
 pub fn audit_actions(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
     let mut found = cpusets::check_cpusets(state, plan, policy);
     let mut changed = BTreeSet::new();
-    let keeps_off = plan.actions.iter().any(|action| action.kind == ActionKind::KeepOff);
+    let keeps_off = plan.actions.iter().any(|action| action.kind == MaskActionKind::KeepOff);
     // Only a plan that keeps processes off every grant needs all grants.
     let grants = keeps_off.then(|| state.jobs.values().filter_map(|job| job.grant.as_ref()));
     let grants = grants.into_iter().flatten();
@@ -48,18 +48,18 @@ pub fn audit_actions(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<V
         let mut problems = Vec::new();
         problems.extend((!changed.insert(*thread)).then_some(ActionProblem::ChangedTwice));
         let pid = thread.process.pid;
-        let is_kernel_thread = state.process(pid).is_some_and(|process| process.kernel);
+        let is_kernel_thread = state.process(pid).is_some_and(|process| process.is_kernel_thread);
         if is_kernel_thread || pid == Pid(1) || policy.own_pid == Some(pid) {
             problems.push(ActionProblem::SystemProcess);
         }
         match kind {
-            ActionKind::Restore => problems.extend(check_restore(state, action)),
-            ActionKind::KeepOff => problems.extend(check_keep_off(state, &granted, action)),
-            ActionKind::Confine
-            | ActionKind::Repair
-            | ActionKind::Pin
-            | ActionKind::Float
-            | ActionKind::Unbind => {
+            MaskActionKind::Restore => problems.extend(check_restore(state, action)),
+            MaskActionKind::KeepOff => problems.extend(check_keep_off(state, &granted, action)),
+            MaskActionKind::Confine
+            | MaskActionKind::Repair
+            | MaskActionKind::Pin
+            | MaskActionKind::Float
+            | MaskActionKind::Unbind => {
                 problems.extend(check_confine(state, action));
             }
         }
@@ -85,7 +85,7 @@ fn check_confine(state: &WardenState, action: &MaskAction) -> Vec<ActionProblem>
     if !target.is_subset(&grant) {
         found.push(ActionProblem::MaskOutsideGrant { mask: target.clone(), grant });
     }
-    if target.is_empty() || (*kind == ActionKind::Pin && target.len() != 1) {
+    if target.is_empty() || (*kind == MaskActionKind::Pin && target.len() != 1) {
         found.push(ActionProblem::WrongMask(target.clone()));
     }
     // In a cpuset the effective mask may hide the requested mask, so the action may change it.

@@ -70,7 +70,7 @@ fn restoring(pid: u32) -> (WardenState, MaskAction) {
     };
     state.restoring.insert(Pid(pid), member);
     let action = MaskAction {
-        kind: ActionKind::Restore,
+        kind: MaskActionKind::Restore,
         job: job("a"),
         thread,
         current: set,
@@ -145,7 +145,7 @@ fn a_kernel_thread_is_never_changed() {
         session: Pid(0),
         uid: Uid::ROOT,
         comm: Comm::from("kworker/0:1"),
-        kernel: true,
+        is_kernel_thread: true,
         mask: None,
         cgroup: None,
         attributes: None,
@@ -154,7 +154,13 @@ fn a_kernel_thread_is_never_changed() {
         idle_until: None,
     };
     let (job_marks, first_seen) = (JobMarks::default(), Nanos(0));
-    state.processes.insert(KnownProcess { process, job_marks, first_seen, is_new: false, moved: None });
+    state.processes.insert(KnownProcess {
+        process,
+        job_marks,
+        first_seen,
+        is_new: false,
+        last_cgroup_change: None,
+    });
     assert_eq!(found(&state, &Policy::default(), action.clone()), [system(&action)]);
 }
 

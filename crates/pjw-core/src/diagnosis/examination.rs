@@ -163,7 +163,7 @@ pub struct ObservedJob {
     pub threads: Vec<ObservedThread>,
     /// The pids of those processes of the job that are not in the scheduler's cgroup for the job. Empty if the job
     /// has no such cgroup.
-    pub outside: Vec<Pid>,
+    pub outside_cgroup: Vec<Pid>,
     /// The path of the scheduler's cgroup for the job, as in `/proc/PID/cgroup`. `None` if no process of the job
     /// was seen in such a cgroup.
     pub cgroup: Option<String>,
@@ -211,7 +211,7 @@ pub struct UnassignedProcess {
     pub comm: Comm,
     /// Whether the process is a daemon or a helper of a batch system, such as `slurmstepd`. Always false for
     /// processes of ordinary users.
-    pub of_scheduler: bool,
+    pub belongs_to_scheduler: bool,
     /// The threads of the process. Above 4,096 processes in no job, a further process has one entry: the mask of
     /// the first thread, with the CPU use 0.
     pub threads: Vec<ObservedThread>,
@@ -238,9 +238,9 @@ pub struct HostFacts {
     /// The kernel release, as `uname -r` prints it.
     pub kernel: String,
     /// The cgroup layout: v1, v2, hybrid or none.
-    pub layout: String,
+    pub cgroup_layout: String,
     /// A description of the cgroup hierarchy that has the cpuset controller, as text for users.
-    pub cpuset: String,
+    pub cpuset_hierarchy: String,
     /// Whether pressure stall information is available (`/proc/pressure`).
     pub psi: bool,
     /// Whether wait times of threads are available (`schedstat`).

@@ -26,7 +26,7 @@ pub fn facts(exam: &Examination) -> Vec<Fact> {
     let mut facts = vec![
         fact("machine", machine(exam)),
         fact("kernel", format!("Linux {}", host.kernel)),
-        fact("cgroups", format!("{}; {}", host.layout, host.cpuset)),
+        fact("cgroups", format!("{}; {}", host.cgroup_layout, host.cpuset_hierarchy)),
     ];
     if exam.schedulers.is_empty() {
         facts.push(fact("scheduler", no_scheduler(exam)));

@@ -57,7 +57,7 @@ fn daemons(exam: &Examination, jobs: &JobPus<'_>) -> Option<Finding> {
     }
     let may_run_there = |other: &&UnassignedProcess| {
         other.uid.0 < exam.first_person_uid
-            && !other.of_scheduler
+            && !other.belongs_to_scheduler
             && other.threads.iter().any(|thread| thread.effective_mask.intersects(&jobs.cpus))
     };
     let may: Vec<&UnassignedProcess> = exam.unassigned.iter().filter(may_run_there).collect();
@@ -179,7 +179,7 @@ fn strays(exam: &Examination) -> Option<Finding> {
 fn unmanaged(exam: &Examination) -> Option<Finding> {
     let owners: BTreeSet<Uid> = exam.jobs.iter().map(|job| job.owner).collect();
     let is_unmanaged = |other: &&UnassignedProcess| {
-        other.uid.0 >= exam.first_person_uid && !other.of_scheduler && !owners.contains(&other.uid)
+        other.uid.0 >= exam.first_person_uid && !other.belongs_to_scheduler && !owners.contains(&other.uid)
     };
     let busy = exam.unassigned.iter().filter(is_unmanaged).filter(|other| is_busy(other));
     let busy: Vec<&UnassignedProcess> = busy.collect();

@@ -79,11 +79,11 @@ fn unknown_counts(exam: &Examination) -> Option<Finding> {
 }
 
 fn outside_cgroup(job: &ObservedJob) -> Option<Finding> {
-    let first = job.outside.first()?;
-    let (left, they) = if job.outside.len() == 1 { ("is", "it") } else { ("are", "them") };
+    let first = job.outside_cgroup.first()?;
+    let (left, they) = if job.outside_cgroup.len() == 1 { ("is", "it") } else { ("are", "them") };
     let text = format!(
         "{} of {} {left} outside the cgroup of its scheduler, whose accounting and kill miss {they}",
-        count(job.outside.len(), "process"),
+        count(job.outside_cgroup.len(), "process"),
         job.id
     );
     let remedy = format!(
@@ -91,7 +91,7 @@ fn outside_cgroup(job: &ObservedJob) -> Option<Finding> {
          pam_slurm_adopt or its like; pjwd keeps {they} on the job's cores meanwhile"
     );
     let finding = Finding::problem(OUTSIDE_CGROUP, text, remedy);
-    Some(finding.with_jobs([&job.id]).with_pids(job.outside.iter().copied()))
+    Some(finding.with_jobs([&job.id]).with_pids(job.outside_cgroup.iter().copied()))
 }
 
 /// Finds jobs whose scheduler's cgroup has no cpuset, though the scheduler uses cpusets or the cgroup could

@@ -12,7 +12,7 @@ use crate::phases::overload::overloaded_threads;
 use crate::phases::pinning::{HotThread, choose_pins};
 use crate::phases::{attempts::ReportedAttempts, draft::Draft};
 use crate::state::{MaskEntry, Member, MemberThread, WardenState};
-use crate::terms::{ActionKind, Event, EventKind, JobId, MaskAction, OversubscriptionPolicy, Policy};
+use crate::terms::{Event, EventKind, JobId, MaskAction, MaskActionKind, OversubscriptionPolicy, Policy};
 
 /// Plans the affinity masks of all jobs. The masks of the jobs in `waiting_jobs` wait for their cpusets. `reported` contains the
 /// violations that were reported already.
@@ -183,41 +183,41 @@ fn kind_and_reason(
     job: &JobId,
     grant: &CpuSet,
     is_lifted: bool,
-) -> (ActionKind, String) {
+) -> (MaskActionKind, String) {
     let (current, original) = (&plan.thread.effective_mask, plan.entry.original());
     let (demand, is_inside) = (plan.thread.demand.permille / 10, current.is_subset(grant));
     match pin {
         _ if plan.has_left(grant) && is_inside => (
-            ActionKind::Repair,
+            MaskActionKind::Repair,
             format!("the thread requested more than its share: the cpuset of {job} kept it on {current}"),
         ),
         _ if plan.has_left(grant) => {
-            (ActionKind::Repair, format!("the thread left {grant} of {job}: it was found on {current}"))
+            (MaskActionKind::Repair, format!("the thread left {grant} of {job}: it was found on {current}"))
         }
         _ if plan.is_overloaded => (
-            ActionKind::Unbind,
+            MaskActionKind::Unbind,
             format!(
                 "too many running threads of {job} are bound to {}, while other PUs of {grant} idle",
                 plan.own
             ),
         ),
         Some(_) if is_inside => (
-            ActionKind::Pin,
+            MaskActionKind::Pin,
             format!("the thread wants a PU {demand} % of the time: one PU of {grant} for it"),
         ),
         None if is_inside && plan.pinned(grant).is_some() => (
-            ActionKind::Float,
+            MaskActionKind::Float,
             format!("the thread wants a PU {demand} % of the time: it may use all of {target}"),
         ),
         _ if is_lifted => (
-            ActionKind::Confine,
+            MaskActionKind::Confine,
             format!("the cpuset of {job} keeps it on {grant}: a mask from elsewhere is lifted"),
         ),
         _ if target == grant => {
-            (ActionKind::Confine, format!("{job} holds {grant}; the thread may run on {current}"))
+            (MaskActionKind::Confine, format!("{job} holds {grant}; the thread may run on {current}"))
         }
         _ => (
-            ActionKind::Confine,
+            MaskActionKind::Confine,
             format!("{job} holds {grant}; the thread's own {original} becomes {target} there"),
         ),
     }
@@ -232,7 +232,7 @@ fn report_violations(
     actions: &[MaskAction],
     reported: &mut ReportedAttempts,
 ) {
-    let repairs = actions.iter().filter(|action| action.kind == ActionKind::Repair);
+    let repairs = actions.iter().filter(|action| action.kind == MaskActionKind::Repair);
     for MaskAction { thread, current, .. } in repairs {
         let pid = thread.process.pid;
         let requester = (thread.process, thread.tid);
@@ -283,7 +283,8 @@ fn restores_of(state: &WardenState, member: &Member) -> (Vec<MaskAction>, Vec<Th
             continue;
         }
         let why = format!("{} has no cores of its own: back to {target}", member.job);
-        let (kind, job, current) = (ActionKind::Restore, member.job.clone(), known.effective_mask.clone());
+        let (kind, job, current) =
+            (MaskActionKind::Restore, member.job.clone(), known.effective_mask.clone());
         actions.push(MaskAction { kind, job, thread: id, current, requested: target.clone(), target, why });
     }
     (actions, done)

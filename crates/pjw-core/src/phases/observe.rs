@@ -101,8 +101,8 @@ fn update_process(draft: &mut Draft<'_>, process: &Process) {
         state.members.note_move(pid);
     }
     let now = draft.now.since_boot;
-    let moved = before.as_ref().and_then(|known| {
-        if has_moved { Some((known.process.cgroup.clone()?, now)) } else { known.moved.clone() }
+    let last_cgroup_change = before.as_ref().and_then(|known| {
+        if has_moved { Some((known.process.cgroup.clone()?, now)) } else { known.last_cgroup_change.clone() }
     });
     // An idle process that a rescan found in the same cgroup has no news.
     let known_marks = before.as_ref().map(|known| &known.job_marks);
@@ -113,7 +113,13 @@ fn update_process(draft: &mut Draft<'_>, process: &Process) {
     let job_marks = process.job_marks.clone().or(before.map(|known| known.job_marks)).unwrap_or_default();
     let parent = parent_at_birth(state, process);
     let facts = Process { parent, attributes: None, job_marks: None, threads: None, ..process.clone() };
-    state.processes.insert(KnownProcess { process: facts, job_marks, first_seen, is_new, moved });
+    state.processes.insert(KnownProcess {
+        process: facts,
+        job_marks,
+        first_seen,
+        is_new,
+        last_cgroup_change,
+    });
     if let Some(member) = state.members.get(&pid).filter(|_| is_news) {
         state.dirty.add(&member.job, pid);
     }
@@ -126,15 +132,15 @@ fn is_unchanged(state: &WardenState, process: &Process) -> bool {
         return false;
     };
     let has_same_marks = process.job_marks.as_ref().is_none_or(|marks| *marks == known.job_marks);
-    let Process { id, parent: _, group, session, uid, comm, kernel, mask, cgroup, .. } = process;
-    let is_same = (*id, *group, *session, *uid, *comm, *kernel)
+    let Process { id, parent: _, group, session, uid, comm, is_kernel_thread, mask, cgroup, .. } = process;
+    let is_same = (*id, *group, *session, *uid, *comm, *is_kernel_thread)
         == (
             known.process.id,
             known.process.group,
             known.process.session,
             known.process.uid,
             known.process.comm,
-            known.process.kernel,
+            known.process.is_kernel_thread,
         );
     let has_same_place = *mask == known.process.mask && *cgroup == known.process.cgroup;
     let is_tracked_as = |member: &Member| member.id == *id;

@@ -7,7 +7,7 @@
 use crate::basics::{Comm, CpuSet, Pid, Uid, prelude::*};
 use crate::phases::draft::{Draft, Output};
 use crate::state::{Member, WardenState};
-use crate::terms::{ActionKind, Evidence, JobId, MaskAction, Policy, Process, Record, Warning};
+use crate::terms::{Evidence, JobId, MaskAction, MaskActionKind, Policy, Process, Record, Warning};
 
 /// The names of pjw's own programs. Their processes never count as unassigned.
 const OUR_PROGRAMS: [&str; 2] = ["pjwctl", "pjwd"];
@@ -77,7 +77,10 @@ pub fn unassigned_by_user(state: &WardenState, policy: &Policy) -> BTreeMap<Uid,
 fn is_free(state: &WardenState, policy: &Policy, process: &Process) -> bool {
     let pid = process.id.pid;
     let is_ours = || OUR_PROGRAMS.iter().any(|name| process.comm == Comm::from(*name));
-    !process.kernel && policy.own_pid != Some(pid) && !state.members.contains_key(&pid) && !is_ours()
+    !process.is_kernel_thread
+        && policy.own_pid != Some(pid)
+        && !state.members.contains_key(&pid)
+        && !is_ours()
 }
 
 /// Updates the unassigned processes, from the scanned processes and those that a changed job concerns.
@@ -182,7 +185,8 @@ fn exclusions_of<'a>(member: &'a Member, outside: &'a CpuSet) -> impl Iterator<I
             return None;
         }
         let why = format!("a stray of a user with several jobs: it may use what no job holds, {outside}");
-        let (kind, job, current) = (ActionKind::KeepOff, member.job.clone(), thread.effective_mask.clone());
+        let (kind, job, current) =
+            (MaskActionKind::KeepOff, member.job.clone(), thread.effective_mask.clone());
         Some(MaskAction { kind, job, thread: id, current, requested: target.clone(), target, why })
     })
 }

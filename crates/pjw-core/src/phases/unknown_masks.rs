@@ -47,7 +47,7 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
 fn is_bound(state: &WardenState, policy: &Policy, process: &Process) -> bool {
     let (pid, online) = (process.id.pid, state.pool.online_cpus());
     let is_served = policy.only_user.is_none_or(|user| user == process.uid);
-    let is_system = process.kernel || pid == Pid(1) || policy.own_pid == Some(pid);
+    let is_system = process.is_kernel_thread || pid == Pid(1) || policy.own_pid == Some(pid);
     if is_system || !is_served || state.tracked(pid).is_some() {
         return false;
     }
@@ -63,7 +63,10 @@ fn is_bound(state: &WardenState, policy: &Policy, process: &Process) -> bool {
 /// Daemons of root choose masks, so an orphan of root is only named.
 fn may_inherit_from_root(state: &WardenState, known: &KnownProcess) -> bool {
     let process = &known.process;
-    if process.uid != Uid::ROOT || process.kernel || !known.is_new || state.tracked(process.id.pid).is_some()
+    if process.uid != Uid::ROOT
+        || process.is_kernel_thread
+        || !known.is_new
+        || state.tracked(process.id.pid).is_some()
     {
         return false;
     }

@@ -369,20 +369,20 @@ impl CpusetRegistry {
         self.move_errors.remove(&process);
     }
 
-    /// Records that the kernel or systemd refused a change of a cpuset. `hint` is the reason, as text for users.
-    pub fn note_refusal(&mut self, action: &CpusetAction, hint: &str) {
+    /// Records that the kernel or systemd refused a change of a cpuset. `reason` is text for users.
+    pub fn note_refusal(&mut self, action: &CpusetAction, reason: &str) {
         match &action.change {
             CpusetChange::Create { job_cpuset, .. } => {
-                self.refused.insert(job_cpuset.job.clone(), hint.to_owned());
+                self.refused.insert(job_cpuset.job.clone(), reason.to_owned());
             }
             CpusetChange::MoveIn { process, .. } => {
-                self.move_errors.insert(*process, hint.to_owned());
+                self.move_errors.insert(*process, reason.to_owned());
             }
             CpusetChange::MoveBack { process, from, to } => {
-                self.note_move_back_refusal(*process, from, to, hint);
+                self.note_move_back_refusal(*process, from, to, reason);
             }
             CpusetChange::Widen { job_cpuset } | CpusetChange::Remove { job_cpuset } => {
-                self.failed_removals.insert(job_cpuset.path.clone(), hint.to_owned());
+                self.failed_removals.insert(job_cpuset.path.clone(), reason.to_owned());
             }
         }
     }
@@ -390,7 +390,7 @@ impl CpusetRegistry {
     /// Handles a refused move back. The original cgroup may no longer exist. Where pjw manages the
     /// hierarchy, the process is moved to the root instead. A systemd scope has no such alternative; the
     /// process stays, and the scope allows all PUs.
-    fn note_move_back_refusal(&mut self, process: ProcessId, from: &str, to: &str, hint: &str) {
+    fn note_move_back_refusal(&mut self, process: ProcessId, from: &str, to: &str, reason: &str) {
         let is_wardens = self
             .managed
             .get(from)
@@ -398,7 +398,7 @@ impl CpusetRegistry {
         if is_wardens && to != "/" {
             self.note_moved(process, "/".to_owned(), from.to_owned());
         } else {
-            self.move_errors.insert(process, hint.to_owned());
+            self.move_errors.insert(process, reason.to_owned());
         }
     }
 
@@ -427,9 +427,9 @@ impl CpusetRegistry {
 
     /// Iterates over the warnings about cpuset cgroups that could not be removed.
     pub(crate) fn removal_warnings(&self) -> impl Iterator<Item = Warning> + '_ {
-        self.failed_removals.iter().filter_map(|(path, hint)| {
+        self.failed_removals.iter().filter_map(|(path, reason)| {
             let managed = self.managed.get(path)?;
-            let why = format!("{path} is open and could not be removed: {hint}");
+            let why = format!("{path} is open and could not be removed: {reason}");
             let remedy = "it is removed once its last process has ended";
             let job = Some(managed.job_cpuset.job.clone());
             Some(Warning { job, ..Warning::new("wall-stays", why, remedy) })

@@ -41,15 +41,15 @@ pub struct Descendant {
     pub requests: Vec<MaskRequest>,
     /// The time at which the masks of the ancestor were last read before the fork, in ns since boot. 0 if they were
     /// never read.
-    pub read_at: Nanos,
+    pub masks_read_at: Nanos,
 }
 
 impl Descendant {
     fn of(ancestor: &Member, is_member: bool, forked_at: Option<Nanos>, requests: Vec<MaskRequest>) -> Self {
         let (pid, job, evidence) = (ancestor.id.pid, ancestor.job.clone(), child_evidence(ancestor.evidence));
         let masks = ancestor.threads.values().filter_map(|thread| thread.mask.as_ref());
-        let read_at = masks.map(MaskEntry::last_read_at).min().unwrap_or_default();
-        Self { ancestor: pid, job, is_member, evidence, forked_at, requests, read_at }
+        let masks_read_at = masks.map(MaskEntry::last_read_at).min().unwrap_or_default();
+        Self { ancestor: pid, job, is_member, evidence, forked_at, requests, masks_read_at }
     }
 }
 
@@ -120,7 +120,8 @@ impl Lineage {
             let mut descendant = Descendant::of(tracked, is_member, Some(at), requests);
             // The masks of a new process may be unread. Its child has what it inherited itself.
             if let Some(parent) = self.descendants.get(&parent).filter(|_| descendant.requests.is_empty()) {
-                (descendant.requests, descendant.read_at) = (parent.requests.clone(), parent.read_at);
+                (descendant.requests, descendant.masks_read_at) =
+                    (parent.requests.clone(), parent.masks_read_at);
             }
             descendant
         });

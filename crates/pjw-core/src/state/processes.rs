@@ -25,7 +25,7 @@ pub struct KnownProcess {
     pub is_new: bool,
     /// The previous cgroup of the process, and the time of the first scan that found the process in the present
     /// cgroup. `None` if the cgroup never changed.
-    pub moved: Option<(Arc<str>, Nanos)>,
+    pub last_cgroup_change: Option<(Arc<str>, Nanos)>,
 }
 
 /// Every process of the node, as the last scan read it.

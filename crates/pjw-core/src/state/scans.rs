@@ -63,7 +63,7 @@ impl WardenState {
         }
         self.rescans_until_full_plan -= 1;
         let unassigned = self.processes.values().map(|known| &known.process);
-        let unassigned = unassigned.filter(|process| !process.kernel).map(|process| process.id.pid);
+        let unassigned = unassigned.filter(|process| !process.is_kernel_thread).map(|process| process.id.pid);
         let unassigned = unassigned.filter(|&pid| self.tracked(pid).is_none()).collect();
         let groups = self.idle_watch().groups.clone();
         let turn = self.rescans_until_full_plan as usize;
@@ -79,7 +79,7 @@ impl WardenState {
     fn is_settled(&self) -> bool {
         let are_served = self.jobs.without_cores().next().is_none();
         let is_open = !self.restoring.is_empty() || !self.cpusets.has_nothing_pending();
-        self.forks_complete_since.is_some() && are_served && !is_open
+        self.fork_events_complete_since.is_some() && are_served && !is_open
     }
 
     fn idle_watch(&self) -> Arc<IdleWatch> {
@@ -148,8 +148,8 @@ impl WardenState {
         }
         let groups = groups.into_iter().map(|((inside, masked), pids)| {
             let cgroup = cgroup.filter(|_| inside).map(str::to_owned);
-            let within = self.grant_of(job).filter(|_| masked).map(|grant| grant.cpus.clone());
-            Arc::new(IdleGroup { cgroup, within, pids })
+            let expected_cpus = self.grant_of(job).filter(|_| masked).map(|grant| grant.cpus.clone());
+            Arc::new(IdleGroup { cgroup, expected_cpus, pids })
         });
         groups.collect()
     }

@@ -16,7 +16,7 @@ use crate::state::{
     masks::entry::MaskLimits, masks::target::target_mask, pool::Pool, processes::Processes,
 };
 use crate::terms::{
-    ActionKind, Cgroup, Grant, GrantedBy, IdleGroup, IdleWatch, JobId, MaskAction, Observed, Process,
+    Cgroup, Grant, GrantedBy, IdleGroup, IdleWatch, JobId, MaskAction, MaskActionKind, Observed, Process,
     ProcessEvent, Warning,
 };
 
@@ -77,7 +77,7 @@ pub struct WardenState {
     pub(crate) attempts: BTreeMap<JobId, ReportedCount>,
     /// The time since which the kernel's fork events were read without loss, in ns since boot. The parent of every
     /// process that was forked later is known. `None` if fork events are not monitored, or are being lost.
-    pub forks_complete_since: Option<Nanos>,
+    pub fork_events_complete_since: Option<Nanos>,
     /// The idle processes of each job, by group.
     pub(crate) idle_groups: BTreeMap<JobId, Vec<Arc<IdleGroup>>>,
     /// The groups in `idle_groups` together. Empty if one changed since the last calculation.
@@ -114,7 +114,7 @@ impl WardenState {
             login_processes: BTreeMap::new(),
             affinity_requesters: AffinityRequesters::default(),
             attempts: BTreeMap::new(),
-            forks_complete_since: None,
+            fork_events_complete_since: None,
             idle_groups: BTreeMap::new(),
             idle_watch: OnceCell::new(),
         }
@@ -241,7 +241,7 @@ impl WardenState {
 
     /// Whether the descent of a process that was born at this time is known from its fork event.
     pub(crate) fn has_known_descent(&self, pid: Pid, born: Nanos) -> bool {
-        let has_fork_event = self.forks_complete_since.is_some_and(|since| born >= since);
+        let has_fork_event = self.fork_events_complete_since.is_some_and(|since| born >= since);
         has_fork_event && !self.lineage.is_of_unknown_descent(pid)
     }
 
@@ -276,13 +276,13 @@ impl WardenState {
     pub fn note_mask_applied(&mut self, action: &MaskAction, requested: &CpuSet, effective: &CpuSet) {
         let online = self.pool.online_cpus();
         let limits = self.present_mask_limits(action.thread.process.pid);
-        let is_unbound = action.kind == ActionKind::Unbind;
+        let is_unbound = action.kind == MaskActionKind::Unbind;
         let unbound_from = is_unbound.then(|| self.mask_to_unbind_from(&action.thread)).flatten();
         let Some(thread) = self.thread_mut(&action.thread) else { return };
         thread.effective_mask = effective.clone();
         if let Some(entry) = &mut thread.mask {
             entry.end_write(requested, &effective.intersection(&online), &limits);
-            if unbound_from.is_some() || action.kind == ActionKind::Restore {
+            if unbound_from.is_some() || action.kind == MaskActionKind::Restore {
                 entry.note_unbound(unbound_from);
             }
         }
@@ -345,7 +345,7 @@ impl WardenState {
     /// Removes a process that a scan found gone. The exit event of the process may be unread, and the fork events of
     /// its last children too.
     pub(crate) fn forget_gone(&mut self, pid: Pid) {
-        if self.forks_complete_since.is_some()
+        if self.fork_events_complete_since.is_some()
             && let Some((process, is_member)) = tracked_in(&self.members, &self.restoring, pid)
         {
             self.lineage.note_gone(process, is_member);

@@ -233,6 +233,6 @@ pub enum CpusetOutcome {
     /// The kernel or systemd refused the change.
     Refused {
         /// The error and what to do, one sentence.
-        hint: String,
+        reason: String,
     },
 }

@@ -18,7 +18,7 @@ pub struct Plan {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskAction {
     /// What the change is for, such as to confine or to restore.
-    pub kind: ActionKind,
+    pub kind: MaskActionKind,
     /// The job because of which the mask changes.
     pub job: JobId,
     /// The thread whose mask changes.
@@ -38,7 +38,7 @@ pub struct MaskAction {
 /// restore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
-pub enum ActionKind {
+pub enum MaskActionKind {
     /// A thread outside the grant of its job is restricted to the grant, for the first time or because the grant
     /// changed.
     Confine,
@@ -57,7 +57,7 @@ pub enum ActionKind {
     Restore,
 }
 
-impl ActionKind {
+impl MaskActionKind {
     /// Returns the name of the kind in `pjwctl plan --json` and in logs, such as `confine`.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -105,6 +105,6 @@ pub enum MaskOutcome {
         /// The error number, see errno(3).
         errno: i32,
         /// The usual cause of this error here, and what to do.
-        hint: String,
+        reason: String,
     },
 }

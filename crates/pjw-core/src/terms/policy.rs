@@ -74,7 +74,7 @@ pub struct Policy {
     pub own_cgroups: OwnCgroups,
     /// The sources whose schedulers make a cgroup for each job that pjw may limit by a cpuset. Left out are
     /// schedulers that write the cpuset of a job themselves, unless they grant cores by it.
-    pub narrowable: BTreeSet<Source>,
+    pub narrowable_sources: BTreeSet<Source>,
     /// The pid of pjw itself, which never becomes a member of a job. `None` if pjw is no process of the node, as in
     /// simulations.
     pub own_pid: Option<Pid>,
@@ -111,7 +111,7 @@ impl Default for Policy {
             enforcement: Enforcement::default(),
             cpuset_support: CpusetSupport::default(),
             own_cgroups: OwnCgroups::default(),
-            narrowable: BTreeSet::from([Source::Slurm]),
+            narrowable_sources: BTreeSet::from([Source::Slurm]),
             own_pid: None,
             only_user: None,
             hot_permille: 600,

@@ -54,7 +54,7 @@ pub struct IdleGroup {
     /// The PUs in which the masks of all threads of these processes are expected to lie, if masks alone keep the
     /// job on its cores: other programs may change masks. `None` if a cpuset keeps the job on its cores, or if the
     /// job holds no cores.
-    pub within: Option<CpuSet>,
+    pub expected_cpus: Option<CpuSet>,
     /// The pids of the processes in the group.
     pub pids: Vec<Pid>,
 }

@@ -84,7 +84,7 @@ pub struct Process {
     /// The name of the first thread (`/proc/PID/comm`).
     pub comm: Comm,
     /// Whether the process is a kernel thread (`PF_KTHREAD`). A kernel thread never belongs to a job.
-    pub kernel: bool,
+    pub is_kernel_thread: bool,
     /// The affinity mask of the first thread. `None` if the mask could not be read.
     pub mask: Option<CpuSet>,
     /// The cgroup of the process in the hierarchy that has the cpuset controller: v1 if mounted there, else v2.

@@ -2,7 +2,7 @@
 
 use pjw_core::audit::{Violation, audit};
 use pjw_core::ids::ThreadId;
-use pjw_core::plan::{ActionKind, MaskAction, Plan};
+use pjw_core::plan::{MaskAction, MaskActionKind, Plan};
 use pjw_core::state::WardenState;
 use pjw_core::time::Nanos;
 
@@ -28,7 +28,7 @@ fn pin(m: &mut Machine) -> MaskAction {
     let now = Nanos(m.now());
     m.change_thread(thread, |thread| thread.mask.as_mut().unwrap().begin_write(set("1"), set("0-7"), now));
     MaskAction {
-        kind: ActionKind::Pin,
+        kind: MaskActionKind::Pin,
         job: job("a"),
         thread,
         current: set("0-1"),
@@ -165,7 +165,7 @@ fn a_restore_sets_the_saved_mask_for_released_processes_only() {
     let mut m = sound();
     let thread = thread(&m, 10);
     let back = |to: &str| MaskAction {
-        kind: ActionKind::Restore,
+        kind: MaskActionKind::Restore,
         job: job("a"),
         thread,
         current: set("0-1"),

@@ -45,7 +45,10 @@ fn threads_follow_a_moved_job_and_a_release_restores_their_masks() {
     let mut m = fragmented();
     let defragmenting = defragment(&mut m);
     assert_eq!(defragmenting.moves.len(), 1);
-    assert_eq!((defragmenting.fits_before.package, defragmenting.fits_after.package), (2, 4));
+    assert_eq!(
+        (defragmenting.largest_requests_before.package, defragmenting.largest_requests_after.package),
+        (2, 4)
+    );
     assert_eq!((m.grant("a"), m.grant("b")), ("6-7".into(), "4-5".into()));
     assert_eq!([m.mask(10, 10), m.mask(10, 11), m.mask(20, 20)], ["6-7", "7", "4-5"]);
     assert_eq!(m.state.pool.free_cpus(), set("0-3"));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use pjw_core::event::EventKind;
 use pjw_core::fork_fastpath::{expected_masks, snapshot_of_new_processes};
 use pjw_core::ids::{Pid, ProcessId, StartTime, Tid};
-use pjw_core::plan::{ActionKind, MaskAction};
+use pjw_core::plan::{MaskAction, MaskActionKind};
 use pjw_core::snapshot::Observed;
 use pjw_core::snapshot::{ExpectedMask, MaskProbe, MismatchedProcess, ProcessEvent};
 use pjw_core::time::Nanos;
@@ -79,7 +79,7 @@ fn a_child_born_outside_of_the_cores_is_confined_at_once() {
     let mut machine = with_a_parent();
     let actions = welcome(&mut machine, 9, "0-7");
     let changes: Vec<_> = actions.iter().map(|action| (action.kind, action.target.to_string())).collect();
-    assert_eq!(changes, [(ActionKind::Confine, "0-1".to_owned())]);
+    assert_eq!(changes, [(MaskActionKind::Confine, "0-1".to_owned())]);
     assert_eq!(machine.member(9), "manual:a by Parent");
 }
 
@@ -88,7 +88,7 @@ fn a_child_born_on_the_pin_of_its_parent_gets_the_grant_and_later_the_original_m
     let (mut machine, pin) = with_a_pinned_parent();
     let actions = welcome(&mut machine, 9, &pin);
     let changes: Vec<_> = actions.iter().map(|action| (action.kind, action.target.to_string())).collect();
-    assert_eq!(changes, [(ActionKind::Float, "0-1".to_owned())]);
+    assert_eq!(changes, [(MaskActionKind::Float, "0-1".to_owned())]);
     assert_eq!(machine.state.mask_entry(&actions[0].thread).unwrap().original(), &set("0-7"));
 }
 

@@ -138,7 +138,7 @@ fn with_fork_events() -> Machine {
     machine.spawn(20, 1, 1001);
     machine.run(&[7, 8]);
     machine.settle();
-    machine.state.forks_complete_since = Some(Nanos(0));
+    machine.state.fork_events_complete_since = Some(Nanos(0));
     machine
 }
 
@@ -205,7 +205,7 @@ fn a_rescan_checks_the_masks_of_all_processes_that_masks_alone_keep() {
     assert!(!machine.state.scan_request(false).idle_watch.all_masks);
     let request = machine.state.rescan_request();
     assert!(request.scope != ScanScope::Full && request.idle_watch.all_masks, "{request:?}");
-    let kept_by_masks = request.idle_watch.groups.iter().filter(|group| group.within.is_some());
+    let kept_by_masks = request.idle_watch.groups.iter().filter(|group| group.expected_cpus.is_some());
     assert!(kept_by_masks.flat_map(|group| &group.pids).any(|pid| *pid == Pid(7)), "{request:?}");
 }
 
@@ -218,7 +218,10 @@ fn a_rescan_is_full_while_something_is_pending() {
         machine.state.rescan_request().scope == ScanScope::Full
     };
     assert!(!is_full(|_| {}));
-    assert!(is_full(|machine| machine.state.forks_complete_since = None), "fork events are not monitored");
+    assert!(
+        is_full(|machine| machine.state.fork_events_complete_since = None),
+        "fork events are not monitored"
+    );
     assert!(is_full(|machine| machine.state.rescans_until_full_plan = 0), "it is time");
     assert!(is_full(|machine| machine.state.full_scan_due = true), "events were lost");
     assert!(is_full(ask_for_too_much), "a job waits for cores");

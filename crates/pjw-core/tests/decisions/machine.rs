@@ -9,7 +9,7 @@ use pjw_core::cpuset_group::CpusetOutcome;
 use pjw_core::event::Event;
 use pjw_core::ids::{Comm, Pid, ThreadId, Tid, Uid};
 use pjw_core::job::{Amount, Job};
-use pjw_core::plan::{ActionKind, MaskAction, MaskOutcome};
+use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome};
 use pjw_core::policy::Policy;
 use pjw_core::ports::Node;
 use pjw_core::reconcile::{Decision, reconcile};
@@ -191,8 +191,8 @@ impl Machine {
         let snapshot = self.node.observe(scan);
         let decision = self.decide(&snapshot, commands);
         for action in &decision.plan.cpusets {
-            if let CpusetOutcome::Refused { hint } = self.node.change_cpuset(action) {
-                self.state.cpusets.note_refusal(action, &hint);
+            if let CpusetOutcome::Refused { reason } = self.node.change_cpuset(action) {
+                self.state.cpusets.note_refusal(action, &reason);
             }
         }
         decision.plan.actions.iter().for_each(|action| self.carry_out(action));
@@ -205,7 +205,7 @@ impl Machine {
             MaskOutcome::Done { effective } => {
                 self.state.note_mask_applied(action, &action.requested, &effective);
             }
-            MaskOutcome::Refused { .. } if action.kind == ActionKind::Restore => {
+            MaskOutcome::Refused { .. } if action.kind == MaskActionKind::Restore => {
                 self.state.note_original_unreachable(action);
             }
             MaskOutcome::Refused { .. } | MaskOutcome::Gone => {}
@@ -282,7 +282,7 @@ impl Machine {
 
 /// A request of root for a job, with no option set.
 pub fn assign_of(id: &str, amount: Option<Amount>) -> Assign {
-    Assign { amount, ..pjw_sim::testing::assign(id, 0, &[]) }
+    Assign { amount, ..pjw_sim::testing::assign_command(id, 0, &[]) }
 }
 
 /// A process in a cgroup of a batch system's job.

@@ -2,7 +2,7 @@
 
 use pjw_core::ids::Tid;
 use pjw_core::job::{Amount, GrantedBy};
-use pjw_core::plan::ActionKind;
+use pjw_core::plan::MaskActionKind;
 
 use crate::machine::{SECOND, in_cgroup, job, machine, set};
 
@@ -35,7 +35,7 @@ fn a_changed_mask_is_repaired_and_reported_once() {
     m.assign("a", 2, &[10]).unwrap();
     m.bind(10, 10, "0-7");
     let done = m.settle();
-    assert_eq!(done.iter().map(|action| action.kind).collect::<Vec<_>>(), [ActionKind::Repair]);
+    assert_eq!(done.iter().map(|action| action.kind).collect::<Vec<_>>(), [MaskActionKind::Repair]);
     assert_eq!(m.mask(10, 10), "0-1");
 }
 

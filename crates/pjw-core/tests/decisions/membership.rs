@@ -287,7 +287,7 @@ fn with_fork_events_a_mask_makes_no_member() {
     m.spawn(10, 1, 1001);
     m.assign("a", 2, &[10]).unwrap();
     m.advance(SECOND);
-    m.state.forks_complete_since = Some(Nanos(m.now() - StartTime::TICK.0));
+    m.state.fork_events_complete_since = Some(Nanos(m.now() - StartTime::TICK.0));
     for (pid, start) in [(20, m.now()), (21, m.now() - SECOND / 2)] {
         m.spawn(pid, 1, 1001).id.start = StartTime(start / StartTime::TICK.0);
         m.bind(pid, pid, "0-1");
@@ -305,7 +305,7 @@ fn an_orphan_of_unknown_descent_is_recognised_by_its_mask_although_its_own_fork_
     m.advance(SECOND);
     m.spawn(11, 10, 1001);
     m.world().events.clear();
-    m.state.forks_complete_since = Some(Nanos(m.now()));
+    m.state.fork_events_complete_since = Some(Nanos(m.now()));
     m.advance(SECOND);
     m.spawn(12, 11, 1001);
     m.spawn(13, 12, 1001);

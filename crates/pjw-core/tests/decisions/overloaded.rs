@@ -4,7 +4,7 @@
 use pjw_core::event::EventKind;
 use pjw_core::explain;
 use pjw_core::ids::{Pid, Tid};
-use pjw_core::plan::{ActionKind, MaskAction, MaskOutcome};
+use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome};
 use pjw_core::policy::Policy;
 use pjw_core::report::mask_events;
 
@@ -32,7 +32,7 @@ fn job_of_ranks(machine: &mut Machine, cores: u32, masks: &[&str]) -> Vec<u32> {
 
 /// Lets some seconds pass in which these threads run, with a cycle after each. Returns the kinds of all actions and the
 /// texts of the events that report repairs.
-fn run_for_seconds(machine: &mut Machine, seconds: u32, busy: &[u32]) -> (Vec<ActionKind>, Vec<String>) {
+fn run_for_seconds(machine: &mut Machine, seconds: u32, busy: &[u32]) -> (Vec<MaskActionKind>, Vec<String>) {
     let (mut kinds, mut repairs) = (Vec::new(), Vec::new());
     for _ in 0..seconds {
         machine.run(busy);
@@ -148,7 +148,7 @@ fn a_repair_of_a_binding_is_reported_once_and_explained() {
         ["2 threads bound to CPUs 0,4 moved inside 0-1,4-5: too many running threads were bound there, \
              while other CPUs of the job idled"]
     );
-    let expected = "it runs 99 % of the time and is pinned to CPU 1: too many running threads were bound to its own \
+    let expected = "it wants a CPU 99 % of the time (running or waiting) and is pinned to CPU 1: too many running threads were bound to its own \
                     CPUs 0,4, while other CPUs of the job idled";
     assert_eq!(reason(&machine, 22), expected);
     assert!(reason(&machine, 20).starts_with("it chose CPUs 0,4 itself"), "{}", reason(&machine, 20));
@@ -165,7 +165,7 @@ fn a_repaired_thread_that_sleeps_and_runs_again_does_not_return_to_the_others() 
         let idle = reason(&machine, 22);
         assert!(idle.contains("floats over CPUs 0-1,4-5: too many running threads"), "{idle}");
         let (kinds, repairs) = run_for_seconds(&mut machine, 5, &pids);
-        assert_eq!((kinds, repairs), (vec![ActionKind::Pin; 2], vec![]));
+        assert_eq!((kinds, repairs), (vec![MaskActionKind::Pin; 2], vec![]));
         assert_eq!(masks(&machine, &pids), ["0,4", "0,4", "1", "5"]);
     }
 }

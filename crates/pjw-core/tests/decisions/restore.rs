@@ -5,7 +5,7 @@ use pjw_core::command::{Assign, Caller, Command};
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
 use pjw_core::ids::{Pid, Tid, Uid};
 use pjw_core::job::{Amount, GrantedBy};
-use pjw_core::plan::{ActionKind, MaskAction};
+use pjw_core::plan::{MaskAction, MaskActionKind};
 use pjw_core::policy::{Mode, OnExhausted, Policy};
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
@@ -370,7 +370,7 @@ fn a_refused_restore_of_a_mask_cut_by_a_cpuset_is_tried_again() {
     m.spawn(7, 1, 0);
     m.assign("a", 3, &[7]).unwrap();
     let thread = m.kept()[0];
-    let (kind, why) = (ActionKind::Restore, String::new());
+    let (kind, why) = (MaskActionKind::Restore, String::new());
     let (current, target) = (set("0-1"), set("0-7"));
     let requested = target.clone();
     m.state.note_not_tried(&MaskAction {

@@ -33,7 +33,7 @@ fn with_jobs(jobs: u32, cores: u32) -> Machine {
         machine.run(&[]);
         machine.settle();
     }
-    machine.state.forks_complete_since = Some(Nanos(0));
+    machine.state.fork_events_complete_since = Some(Nanos(0));
     machine.state.full_scan_due = false;
     // The node learns the CPU times of the idle processes.
     for _ in 0..2 {

@@ -60,7 +60,7 @@ fn task(header: &[u8; HEADER_BYTES]) -> TaskRecord<'static> {
             parent: Pid(u32_at(header, 12)),
             group: Pid(u32_at(header, 20)),
             session: Pid(u32_at(header, 16)),
-            kernel: flags & IS_KERNEL_THREAD != 0,
+            is_kernel_thread: flags & IS_KERNEL_THREAD != 0,
             run_ticks: run_ns / StartTime::TICK.0,
             start: StartTime(u64_at(header, 48) / StartTime::TICK.0),
             stack: u64_at(header, 72),

@@ -104,7 +104,7 @@ impl Facts {
             .or_else(|| unequal("session", &scan.session, &stat.session))
             .or_else(|| unequal("process group", &scan.group, &stat.group))
             .or_else(|| unequal("state", &scan.state, &stat.state))
-            .or_else(|| unequal("kernel thread", &scan.kernel, &stat.kernel))
+            .or_else(|| unequal("kernel thread", &scan.is_kernel_thread, &stat.is_kernel_thread))
             .or_else(|| unequal("name", &scan.comm, &stat.comm))
             .or_else(|| unequal("stack", &scan.stack, &stat.stack))
             .or_else(|| unequal("last CPU", &scan.last_cpu, &stat.last_cpu))

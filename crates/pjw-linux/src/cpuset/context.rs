@@ -16,9 +16,9 @@ pub(crate) struct CpusetContext<'a> {
 /// The result of a step of a change. The error is the outcome of the whole change.
 pub(super) type Result<T, E = CpusetOutcome> = std::result::Result<T, E>;
 
-/// The outcome of a refused change. `hint` is the reason, for people.
-pub(super) fn refused(hint: String) -> CpusetOutcome {
-    CpusetOutcome::Refused { hint }
+/// The outcome of a refused change. `reason` is text for people.
+pub(super) fn refused(reason: String) -> CpusetOutcome {
+    CpusetOutcome::Refused { reason }
 }
 
 /// The outcome of a change after which these CPUs are effective.

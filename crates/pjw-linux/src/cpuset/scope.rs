@@ -204,8 +204,8 @@ fn restore(context: &mut CpusetContext<'_>, unit: &str, group: &CgroupDir, befor
     if now.partition != before.partition {
         bounds::restore_partition(group, before);
     }
-    if let Err(CpusetOutcome::Refused { hint }) = set(context, unit, &now, Some(&cpus), mems) {
-        tracing::warn!(unit, hint, "the earlier cpuset could not be restored");
+    if let Err(CpusetOutcome::Refused { reason }) = set(context, unit, &now, Some(&cpus), mems) {
+        tracing::warn!(unit, reason, "the earlier cpuset could not be restored");
     }
 }
 

@@ -124,7 +124,9 @@ impl UnrelatedThreads {
                     continue;
                 }
                 let Ok(stat) = context.proc.thread_stat(pid, tid) else { continue };
-                let Some(path) = context.proc.cpuset_path(pid).filter(|_| !stat.kernel) else { continue };
+                let Some(path) = context.proc.cpuset_path(pid).filter(|_| !stat.is_kernel_thread) else {
+                    continue;
+                };
                 if mask != *effective_cached(context.hierarchy, &mut cache, path) {
                     bound.push(BoundThread { pid, tid, start: stat.start, effective: mask.clone(), mask });
                 }

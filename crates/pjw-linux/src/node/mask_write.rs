@@ -23,7 +23,7 @@ pub(super) fn set_mask_or_inherit(tid: Tid, to: &CpuSet, online: &CpuSet) -> Res
     if allowed == to.intersection(online) { Ok(allowed) } else { set_mask(tid, to, online) }
 }
 
-pub(super) fn refusal_hint(errno: Errno, action: &MaskAction) -> String {
+pub(super) fn refusal_reason(errno: Errno, action: &MaskAction) -> String {
     let (tid, to) = (action.thread.tid, &action.target);
     let why = match errno {
         Errno::EPERM => {

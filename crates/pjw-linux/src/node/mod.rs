@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome, CpusetSupport, FoundCpuset};
 use pjw_core::ids::{CgroupId, Pid, ProcessId, StartTime, Tid};
 use pjw_core::own_cgroups::OwnCgroups;
-use pjw_core::plan::{ActionKind, MaskAction, MaskOutcome};
+use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome};
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{
     AffinityRequest, Cgroup, EventBatch, ExpectedMask, MaskProbe, MismatchedProcess, Observed, Process,
@@ -40,9 +40,8 @@ mod scan_plan;
 mod task_pass;
 
 use idle::IdleTracker;
-use mask_write::{refusal_hint, set_mask, set_mask_or_inherit};
+use mask_write::{refusal_reason, set_mask, set_mask_or_inherit};
 use process_cache::{ProcessCache, is_absent};
-use scan_plan::ScanPlan;
 use task_pass::PassResult;
 
 /// Lost affinity requests are logged again only after this long without a loss.
@@ -287,7 +286,8 @@ impl Node for LinuxNode {
         }
         let unified = self.mounts.unified.as_deref();
         let mut idle_check = self.idle.check(&scan_request.idle_watch, unified, taken_at.since_boot, full);
-        let ScanPlan { wanted, pids, mut pass } = self.plan_scan(scan_request, &mut idle_check);
+        let plan = self.plan_scan(scan_request, &mut idle_check);
+        let (wanted, pids, mut pass) = (plan.wanted, plan.pids, plan.pass);
         // Without the process list, a missing process proves nothing.
         let (pids, mut scope) = match pids {
             Ok(pids) => (pids, scan_request.scope.clone()),
@@ -384,19 +384,21 @@ impl Node for LinuxNode {
             return MaskOutcome::Gone;
         }
         let result = match action.kind {
-            ActionKind::Restore => set_mask_or_inherit(thread.tid, &action.target, &self.online),
+            MaskActionKind::Restore => set_mask_or_inherit(thread.tid, &action.target, &self.online),
             _ => set_mask(thread.tid, &action.requested, &self.online),
         };
         match result {
             Ok(effective) => MaskOutcome::Done { effective },
             Err(errno) if is_gone(errno) => MaskOutcome::Gone,
-            Err(errno) => MaskOutcome::Refused { errno: errno as i32, hint: refusal_hint(errno, action) },
+            Err(errno) => MaskOutcome::Refused { errno: errno as i32, reason: refusal_reason(errno, action) },
         }
     }
 
     fn change_cpuset(&mut self, action: &CpusetAction) -> CpusetOutcome {
         let Some(hierarchy) = CpusetMount::choose(&self.mounts) else {
-            return CpusetOutcome::Refused { hint: "no cgroup hierarchy with cpusets is mounted".to_owned() };
+            return CpusetOutcome::Refused {
+                reason: "no cgroup hierarchy with cpusets is mounted".to_owned(),
+            };
         };
         let Self { cache, systemd, unrelated_threads, .. } = self;
         apply_change(

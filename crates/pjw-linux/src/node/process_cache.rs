@@ -142,9 +142,9 @@ impl ProcessCache {
         let threads = match scanned {
             Some(scanned) => {
                 self.apply_scanned(pid, &scanned);
-                scanned.threads.filter(|_| !stat.kernel)
+                scanned.threads.filter(|_| !stat.is_kernel_thread)
             }
-            None => (with_threads && !stat.kernel).then(|| self.read_threads(pid)).transpose()?,
+            None => (with_threads && !stat.is_kernel_thread).then(|| self.read_threads(pid)).transpose()?,
         };
         let known = self.processes.get(&pid).ok_or(Errno::ESRCH)?;
         Ok(Process {
@@ -154,7 +154,7 @@ impl ProcessCache {
             session: stat.session,
             uid: known.uid,
             comm: stat.comm,
-            kernel: stat.kernel,
+            is_kernel_thread: stat.is_kernel_thread,
             mask,
             cgroup: known.cgroup.clone(),
             attributes,
@@ -232,7 +232,7 @@ impl ProcessCache {
         fingerprint: u64,
         first: bool,
     ) -> Result<Option<BatchAttributes>, Errno> {
-        if stat.kernel {
+        if stat.is_kernel_thread {
             return Ok(first.then(BatchAttributes::default));
         }
         let stack = if representative == pid {

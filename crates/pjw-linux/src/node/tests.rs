@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pjw_core::ids::{Comm, StartTime, ThreadId};
-use pjw_core::{cpuset::Pu, plan::ActionKind, snapshot::Process, time::Nanos};
+use pjw_core::{cpuset::Pu, plan::MaskActionKind, snapshot::Process, time::Nanos};
 
 use super::*;
 
@@ -52,7 +52,7 @@ fn see(node: &mut LinuxNode, pid: Pid) -> Option<Process> {
 fn set_to(process: &Process, to: CpuSet) -> MaskAction {
     let thread = &process.threads.as_ref().unwrap()[0];
     MaskAction {
-        kind: ActionKind::Confine,
+        kind: MaskActionKind::Confine,
         job: "manual:a".parse().unwrap(),
         thread: ThreadId { process: process.id, tid: thread.tid, start: thread.start },
         current: thread.effective_mask.clone(),
@@ -74,7 +74,7 @@ fn a_full_scan_lists_every_process_and_the_requested_threads() {
     };
     let snapshot = node.observe(&scan_request);
     let me = snapshot.processes[&Pid(std::process::id())].present().unwrap();
-    assert!(me.threads.is_none() && !me.kernel);
+    assert!(me.threads.is_none() && !me.is_kernel_thread);
     let observed = snapshot.processes[&idle_process.pid()].present().unwrap();
     assert_eq!(observed.parent, Pid(std::process::id()));
     assert_eq!(observed.threads.as_ref().unwrap().len(), 1);
@@ -175,7 +175,10 @@ fn an_impossible_mask_is_refused_with_a_hint() {
     let mut node = node();
     let seen = see(&mut node, idle_process.pid()).unwrap();
     let outcome = node.apply(&set_to(&seen, CpuSet::from(Pu(8000))));
-    assert!(matches!(&outcome, MaskOutcome::Refused { hint, .. } if hint.contains("cpuset")), "{outcome:?}");
+    assert!(
+        matches!(&outcome, MaskOutcome::Refused { reason, .. } if reason.contains("cpuset")),
+        "{outcome:?}"
+    );
 }
 
 #[test]

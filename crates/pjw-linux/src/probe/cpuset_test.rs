@@ -154,7 +154,7 @@ impl CpusetTest<'_> {
         match apply_change(&mut CpusetContext { proc, hierarchy, systemd }, unrelated_threads, change) {
             CpusetOutcome::Done { .. } => Ok(()),
             CpusetOutcome::Gone => Err("the process of the cpuset test ended early".to_owned()),
-            CpusetOutcome::Refused { hint } => Err(hint),
+            CpusetOutcome::Refused { reason } => Err(reason),
         }
     }
 }

@@ -47,7 +47,7 @@ pub struct Stat {
     /// The session id. 0 if there is none, as for kernel threads.
     pub session: Pid,
     /// Whether the kernel runs this process itself, without a program (`PF_KTHREAD`).
-    pub kernel: bool,
+    pub is_kernel_thread: bool,
     /// The CPU time in user and kernel mode since the start, in clock ticks of 10 ms.
     pub run_ticks: u64,
     /// The time at which the process or thread started, to 10 ms.
@@ -265,7 +265,7 @@ pub fn parse_stat(text: &[u8]) -> Option<Stat> {
         parent: pid(4)?,
         group: pid(5)?,
         session: pid(6)?,
-        kernel: number(9)? & KERNEL_THREAD != 0,
+        is_kernel_thread: number(9)? & KERNEL_THREAD != 0,
         run_ticks: number(14)?.saturating_add(number(15)?),
         start: StartTime(number(22)?),
         stack: number(28)?,
@@ -362,7 +362,7 @@ mod tests {
             assert_eq!(stat.comm, Comm::from(comm));
             assert_eq!((stat.state, stat.parent, stat.group, stat.session), ('S', Pid(7), Pid(8), Pid(9)));
             assert_eq!((stat.run_ticks, stat.start, stat.last_cpu), (200, StartTime(4711), Pu(5)));
-            assert!(!stat.kernel);
+            assert!(!stat.is_kernel_thread);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use pjw_core::cpuset::{CpuSet, Pu};
 
-use crate::locality::{CountUnit, Locality, PuLocation};
+use crate::locality::{Locality, ProcessorUnit, PuLocation};
 
 /// A unit that a policy allocates: a whole core, or a PU if the log counts PUs.
 #[derive(Debug, Clone)]
@@ -12,12 +12,12 @@ pub(super) struct Cell {
 }
 
 /// The free cells, in the machine's order.
-pub(super) fn cells(unit: CountUnit, free: &CpuSet, locality: &Locality) -> Vec<Cell> {
+pub(super) fn cells(unit: ProcessorUnit, free: &CpuSet, locality: &Locality) -> Vec<Cell> {
     let cells_of = |(location, pus): (PuLocation, &CpuSet)| {
         let free = pus.intersection(free);
         let cells: Vec<CpuSet> = match unit {
-            CountUnit::Core => Some(free).filter(|free| free == pus).into_iter().collect(),
-            CountUnit::Pu => free.iter().map(CpuSet::from).collect(),
+            ProcessorUnit::Core => Some(free).filter(|free| free == pus).into_iter().collect(),
+            ProcessorUnit::Pu => free.iter().map(CpuSet::from).collect(),
         };
         cells.into_iter().map(move |pus| Cell { location, pus })
     };
@@ -25,7 +25,7 @@ pub(super) fn cells(unit: CountUnit, free: &CpuSet, locality: &Locality) -> Vec<
 }
 
 /// All cells of the machine, free or not.
-pub(super) fn all_cells(unit: CountUnit, locality: &Locality) -> Vec<Cell> {
+pub(super) fn all_cells(unit: ProcessorUnit, locality: &Locality) -> Vec<Cell> {
     let all: CpuSet = locality.cores().flat_map(|(_, pus)| pus.iter().collect::<Vec<Pu>>()).collect();
     cells(unit, &all, locality)
 }

@@ -9,14 +9,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use pjw_core::topology::Level;
 
 use super::cells::{Cell, all_cells};
-use crate::locality::{CountUnit, Locality};
+use crate::locality::{Locality, ProcessorUnit};
 
 /// A domain of a level. Cells without a domain count as one domain.
 type Domain = Option<u32>;
 
 /// Takes `n` of the free cells. The caller has checked that there are enough. `by_l3` keeps the cells of an uncore
 /// cache together.
-pub(super) fn take(n: u32, unit: CountUnit, free: Vec<Cell>, locality: &Locality, by_l3: bool) -> Vec<Cell> {
+pub(super) fn take(
+    n: u32,
+    unit: ProcessorUnit,
+    free: Vec<Cell>,
+    locality: &Locality,
+    by_l3: bool,
+) -> Vec<Cell> {
     let all = all_cells(unit, locality);
     let count = |level| {
         all.iter().filter_map(|cell| cell.location.domain_index(level)).collect::<BTreeSet<_>>().len()

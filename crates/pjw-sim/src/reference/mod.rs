@@ -6,7 +6,7 @@ mod kubelet;
 
 use pjw_core::cpuset::CpuSet;
 
-use crate::locality::{CountUnit, Locality};
+use crate::locality::{Locality, ProcessorUnit};
 use cells::cells;
 
 /// A policy by which another system chooses cores for a job. pjw's allocator is compared with it on the same job log.
@@ -35,7 +35,13 @@ impl ReferencePolicy {
     /// Chooses `n` cores or PUs (as `unit` says) among the `free` PUs, and returns their PUs. `None` if too few are
     /// free, or if `n` is 0.
     #[must_use]
-    pub fn choose_pus(self, n: u32, unit: CountUnit, free: &CpuSet, locality: &Locality) -> Option<CpuSet> {
+    pub fn choose_pus(
+        self,
+        n: u32,
+        unit: ProcessorUnit,
+        free: &CpuSet,
+        locality: &Locality,
+    ) -> Option<CpuSet> {
         let cells = cells(unit, free, locality);
         if n == 0 || cells.len() < n as usize {
             return None;

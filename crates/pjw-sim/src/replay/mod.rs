@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::{Duration, Instant};
 
-use pjw_core::allocate::offer::{Fits, allocate, fits};
+use pjw_core::allocate::offer::{LargestRequests, allocate, largest_requests};
 use pjw_core::job::{Amount, JobId, Placement, Request, Source};
 use pjw_core::state::pool::{Offer, Pool};
 use pjw_core::{cpuset::CpuSet, policy::Policy, topology::Topology};
@@ -21,7 +21,7 @@ use crate::locality::{DomainsUsed, Locality};
 use crate::reference::ReferencePolicy;
 use crate::swf::{JobLog, LoggedJob};
 
-pub use crate::locality::CountUnit;
+pub use crate::locality::ProcessorUnit;
 
 /// The maximum number of samples of the free cores in a [`ReplayResult`]: as many as a curve on a screen needs.
 pub const MAX_SAMPLES: u32 = 100;
@@ -40,7 +40,7 @@ pub enum CoreChooser {
 #[derive(Debug, Clone)]
 pub struct ReplayOptions {
     /// Whether the processor counts in the job log are numbers of cores or of PUs.
-    pub unit: CountUnit,
+    pub unit: ProcessorUnit,
     /// What chooses the cores of each job: pjw's allocator or another policy.
     pub chooser: CoreChooser,
     /// The housekeeping PUs: those that are kept for the system, and that no job gets.
@@ -58,7 +58,7 @@ pub struct StartedJob {
     /// part.
     pub domains_used: DomainsUsed,
     /// The time that the choice of the PUs took, measured on the clock of this computer.
-    pub decision: Duration,
+    pub decision_time: Duration,
 }
 
 impl StartedJob {
@@ -76,7 +76,7 @@ pub struct FreeCoresSample {
     /// The time of the sample, in seconds since the start of the log.
     pub time_s: u64,
     /// The number of free whole cores at this time, and the largest requests that fit one L3, NUMA node or package.
-    pub fits: Fits,
+    pub largest_requests: LargestRequests,
 }
 
 /// The result of the replay of a job log: the started jobs, the number of refused jobs, and the free cores over time.
@@ -93,7 +93,7 @@ pub struct ReplayResult {
     pub usable: u32,
     /// The submit time of the first job.
     begin_s: u64,
-    unit: CountUnit,
+    unit: ProcessorUnit,
 }
 
 /// What was decided for one job of a replay: the chosen PUs or a refusal, with the pool of free PUs before the
@@ -124,7 +124,7 @@ pub fn replay(
     let mut refused = 0;
     let mut look = |machine: &mut Machine<'_>, ends: &mut BinaryHeap<_>, time_s| {
         machine.end_until(time_s, ends);
-        samples.push(FreeCoresSample { time_s, fits: fits(&machine.pool, topology) });
+        samples.push(FreeCoresSample { time_s, largest_requests: largest_requests(&machine.pool, topology) });
     };
     for (number, &job) in log.jobs.iter().enumerate() {
         while let Some(time_s) = instants.next_if(|&time_s| time_s < job.submit_s) {
@@ -133,14 +133,14 @@ pub fn replay(
         machine.end_until(job.submit_s, &mut ends);
         let begin = Instant::now();
         let choice = machine.choose(number, job.processors);
-        let decision = begin.elapsed();
+        let decision_time = begin.elapsed();
         watch(JobDecision { job, pool: &machine.pool, cpus: choice.as_ref().map(|choice| &choice.cpus) });
         let Some(choice) = choice.filter(|choice| machine.give(number, choice)) else {
             refused += 1;
             continue;
         };
         let domains_used = machine.locality.domains_used(&choice.cpus);
-        let one = StartedJob { job, cpus: choice.cpus, domains_used, decision };
+        let one = StartedJob { job, cpus: choice.cpus, domains_used, decision_time };
         ends.push(Reverse((one.end_s(), number)));
         started.push(one);
     }
@@ -179,7 +179,7 @@ impl<'r> Machine<'r> {
     fn new(topology: &'r Topology, options: &'r ReplayOptions) -> Self {
         let policy = Policy {
             housekeeping: options.housekeeping.clone(),
-            share_smt: options.unit == CountUnit::Pu,
+            share_smt: options.unit == ProcessorUnit::Pu,
             ..Policy::default()
         };
         let pool = Pool::new(topology, &options.housekeeping);
@@ -189,8 +189,8 @@ impl<'r> Machine<'r> {
     fn free_units(&self) -> u32 {
         let free = self.pool.free_cpus();
         match self.options.unit {
-            CountUnit::Core => self.topology.whole_core_count(&free),
-            CountUnit::Pu => u32::try_from(free.len()).unwrap_or(u32::MAX),
+            ProcessorUnit::Core => self.topology.whole_core_count(&free),
+            ProcessorUnit::Pu => u32::try_from(free.len()).unwrap_or(u32::MAX),
         }
     }
 
@@ -198,8 +198,8 @@ impl<'r> Machine<'r> {
         match self.options.chooser {
             CoreChooser::Allocator(placement) => {
                 let amount = match self.options.unit {
-                    CountUnit::Core => Amount::Cores(n),
-                    CountUnit::Pu => Amount::Pus(n),
+                    ProcessorUnit::Core => Amount::Cores(n),
+                    ProcessorUnit::Pu => Amount::Pus(n),
                 };
                 let request = Request { amount, placement, ..Request::of_cores(n) };
                 let offer = allocate(&id(number)?, &request, &self.pool, self.topology, &self.policy).ok()?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{ReplayResult, StartedJob};
-use crate::locality::{CountUnit, DomainsUsed};
+use crate::locality::{DomainsUsed, ProcessorUnit};
 
 impl ReplayResult {
     /// The number of jobs that were replayed: started and refused ones.
@@ -18,8 +18,8 @@ impl ReplayResult {
     pub fn utilisation(&self) -> f64 {
         let end_s = self.started.iter().map(StartedJob::end_s).max().unwrap_or(self.begin_s);
         let units = |one: &StartedJob| match self.unit {
-            CountUnit::Core => one.job.processors,
-            CountUnit::Pu => u32::try_from(one.cpus.len()).unwrap_or(u32::MAX),
+            ProcessorUnit::Core => one.job.processors,
+            ProcessorUnit::Pu => u32::try_from(one.cpus.len()).unwrap_or(u32::MAX),
         };
         let held: u128 = self
             .started
@@ -47,7 +47,7 @@ impl ReplayResult {
     /// started.
     #[must_use]
     pub fn decision_time(&self, percentile: usize) -> Duration {
-        let mut times: Vec<Duration> = self.started.iter().map(|one| one.decision).collect();
+        let mut times: Vec<Duration> = self.started.iter().map(|one| one.decision_time).collect();
         times.sort_unstable();
         let rank = (times.len() * percentile.min(100)).div_ceil(100).saturating_sub(1);
         times.get(rank).copied().unwrap_or_default()

@@ -79,7 +79,7 @@ pub struct SimProcess {
     /// The name.
     pub comm: Comm,
     /// Whether the process is a kernel thread.
-    pub kernel: bool,
+    pub is_kernel_thread: bool,
     /// The cgroup.
     pub cgroup: String,
     /// The cgroup in which the process would be without pjw.
@@ -195,7 +195,7 @@ impl World {
             session: Pid(1),
             uid: Uid::ROOT,
             comm: Comm::from("work"),
-            kernel: false,
+            is_kernel_thread: false,
             cgroup: "/".to_owned(),
             original_cgroup: "/".to_owned(),
             has_unknown_origin: false,
@@ -306,7 +306,7 @@ impl World {
             parent,
             uid,
             comm: Comm::from("work"),
-            kernel: false,
+            is_kernel_thread: false,
             job_marks: None,
             attributes_changed: true,
             threads: BTreeMap::from([(Tid(pid.0), thread)]),

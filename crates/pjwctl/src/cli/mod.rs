@@ -218,7 +218,7 @@ pub struct AssignArgs {
     pub job: String,
     /// The options that say what cores the job gets.
     #[command(flatten)]
-    pub amount: CoreArgs,
+    pub core_args: CoreArgs,
     /// A process that joins the job, with its descendants; may be given several times
     #[arg(long = "pid", value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
     pub pids: Vec<u32>,
@@ -245,7 +245,7 @@ pub struct AssignArgs {
 pub struct RunArgs {
     /// The options that say what cores the job gets.
     #[command(flatten)]
-    pub amount: CoreArgs,
+    pub core_args: CoreArgs,
     /// The job's name, which must be new [default: the command's name and its process id]
     #[arg(long, value_name = "NAME")]
     pub job: Option<String>,
@@ -285,7 +285,7 @@ pub struct SimulateArgs {
     pub synthetic: Option<String>,
     /// The unit of the log's processor counts
     #[arg(long, value_enum, default_value = "core")]
-    pub unit: LogUnitArg,
+    pub unit: ProcessorUnitArg,
     /// The policy of the allocator [default: pack]
     #[arg(long, value_enum, conflicts_with = "reference")]
     pub policy: Option<SimulatePolicyArg>,
@@ -308,7 +308,7 @@ pub struct SimulateArgs {
 
 /// The value of `pjwctl simulate --unit`: whether the replayed job log counts cores or PUs (logical CPUs).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LogUnitArg {
+pub enum ProcessorUnitArg {
     /// Whole cores
     Core,
     /// Single logical CPUs, whose siblings may belong to another job
@@ -381,7 +381,7 @@ impl Cli {
         match &cli.command {
             // clap drops the requirements of a value as soon as the value conflicts with another argument.
             CliCommand::Assign(request)
-                if request.policy == Some(PolicyArg::Explicit) && request.amount.cpus.is_none() =>
+                if request.policy == Some(PolicyArg::Explicit) && request.core_args.cpus.is_none() =>
             {
                 let needed = "--policy explicit needs --cpus LIST";
                 let whole = clap_command();
@@ -480,7 +480,7 @@ mod tests {
         for line in ["pjwctl run --cores 1 -- ls --cores -- -l", "pjwctl run --cores 1 ls --cores -- -l"] {
             let CliCommand::Run(run) = parse(line).unwrap().command else { panic!("not run") };
             assert_eq!(run.command, ["ls", "--cores", "--", "-l"], "{line}");
-            assert_eq!(run.amount.cores, Some(1));
+            assert_eq!(run.core_args.cores, Some(1));
         }
     }
 

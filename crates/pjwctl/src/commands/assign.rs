@@ -11,17 +11,17 @@ use crate::{output, render};
 pub(super) fn run(warden: &Warden, request: &AssignArgs) -> anyhow::Result<ExitCode> {
     let parameters = call::Assign {
         job: job_id(&request.job)?,
-        cores: request.amount.cores,
-        cpus: request.amount.cpus.as_ref().map(ToString::to_string),
+        cores: request.core_args.cores,
+        cpus: request.core_args.cpus.as_ref().map(ToString::to_string),
         pids: (!request.pids.is_empty()).then(|| request.pids.clone()),
         session: request.session,
         // A list of CPUs is explicit in itself, so the policy `explicit` is not sent.
         policy: request.policy.filter(|&kind| kind != PolicyArg::Explicit).map(|kind| value_name(&kind)),
         class: request.class.map(|class| value_name(&class)),
         smt: request.smt.map(|smt| value_name(&smt)),
-        near: request.amount.near.clone(),
-        bind_memory: request.amount.bind_memory,
-        isolated: request.amount.isolated,
+        near: request.core_args.near.clone(),
+        bind_memory: request.core_args.bind_memory,
+        isolated: request.core_args.isolated,
         ..call::Assign::default()
     };
     let job: Job = call_for(&mut warden.connect()?, "Assign", &parameters, "job")?;

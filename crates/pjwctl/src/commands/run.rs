@@ -42,15 +42,15 @@ pub(super) fn run(warden: &Warden, request: &RunArgs) -> anyhow::Result<ExitCode
     let mut client = warden.connect()?;
     // The PUs of each core do not depend on the job, and a failure here leaves nothing to undo.
     let status = read_status(&mut client)?;
-    let amount = &request.amount;
+    let core_args = &request.core_args;
     let request = Assign {
         job: job_id(&job)?,
-        cores: amount.cores,
-        cpus: amount.cpus.as_ref().map(ToString::to_string),
+        cores: core_args.cores,
+        cpus: core_args.cpus.as_ref().map(ToString::to_string),
         pids: Some(vec![pid]),
-        near: amount.near.clone(),
-        bind_memory: amount.bind_memory,
-        isolated: amount.isolated,
+        near: core_args.near.clone(),
+        bind_memory: core_args.bind_memory,
+        isolated: core_args.isolated,
         fresh: Some(true),
         ..Assign::default()
     };

@@ -9,11 +9,11 @@ use std::process::ExitCode;
 use anyhow::anyhow;
 use pjw_core::{job::Placement, topology::Topology};
 use pjw_sim::reference::ReferencePolicy;
-use pjw_sim::replay::{CoreChooser, CountUnit, ReplayOptions, replay};
+use pjw_sim::replay::{CoreChooser, ProcessorUnit, ReplayOptions, replay};
 use pjw_sim::swf::{self, JobLog};
 
 use super::daemon_program;
-use crate::cli::{self, LogUnitArg, ReferenceArg, SimulatePolicyArg};
+use crate::cli::{self, ProcessorUnitArg, ReferenceArg, SimulatePolicyArg};
 use crate::output;
 use crate::render::simulate::{SimulationResult, fragmentation_csv, per_job_csv, simulation_text};
 
@@ -29,8 +29,8 @@ pub(super) fn run(what: &cli::SimulateArgs) -> anyhow::Result<ExitCode> {
     let topology: Topology = daemon_program::machine(&arguments)?;
     let rules = ReplayOptions {
         unit: match what.unit {
-            LogUnitArg::Core => CountUnit::Core,
-            LogUnitArg::Pu => CountUnit::Pu,
+            ProcessorUnitArg::Core => ProcessorUnit::Core,
+            ProcessorUnitArg::Pu => ProcessorUnit::Pu,
         },
         chooser: chooser(what),
         housekeeping: what.housekeeping.resolve(&topology)?,

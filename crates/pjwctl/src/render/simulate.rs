@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, TableStyle};
 use pjw_core::job::Placement;
-use pjw_sim::replay::{CoreChooser, CountUnit, FreeCoresSample, ReplayOptions, ReplayResult};
+use pjw_sim::replay::{CoreChooser, FreeCoresSample, ProcessorUnit, ReplayOptions, ReplayResult};
 use pjw_sim::swf::JobLog;
 use serde::Serialize;
 
@@ -93,8 +93,8 @@ impl SimulationResult {
                 CoreChooser::Reference(reference) => reference.name(),
             },
             unit: match options.unit {
-                CountUnit::Core => "core",
-                CountUnit::Pu => "pu",
+                ProcessorUnit::Core => "core",
+                ProcessorUnit::Pu => "pu",
             },
             usable: replay.usable,
             utilisation: replay.utilisation(),
@@ -116,10 +116,10 @@ impl From<&FreeCoresSample> for FragmentationSample {
     fn from(sample: &FreeCoresSample) -> Self {
         Self {
             time_s: sample.time_s,
-            free: sample.fits.machine,
-            largest_l3: sample.fits.l3,
-            largest_numa_node: sample.fits.numa_node,
-            largest_package: sample.fits.package,
+            free: sample.largest_requests.machine,
+            largest_l3: sample.largest_requests.l3,
+            largest_numa_node: sample.largest_requests.numa_node,
+            largest_package: sample.largest_requests.package,
         }
     }
 }
@@ -250,7 +250,7 @@ mod tests {
         let jobs = vec![job(7, 100, 50, 1), job(8, 110, 90_000, 3), job(9, 120, 10, 1)];
         let log = JobLog { jobs, skipped: 2 };
         let options = ReplayOptions {
-            unit: CountUnit::Core,
+            unit: ProcessorUnit::Core,
             chooser: CoreChooser::Allocator(Placement::Pack),
             housekeeping: CpuSet::new(),
         };

@@ -136,7 +136,7 @@ impl Config {
             enforcement: settings.enforcement,
             cpuset_support: CpusetSupport::default(),
             own_cgroups: OwnCgroups::default(),
-            narrowable: pjw_sources::narrowable_systems(),
+            narrowable_sources: pjw_sources::narrowable_sources(),
             own_pid: None,
             only_user: None,
             hot_permille: settings.hot_permille,

@@ -24,7 +24,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::admission::{self, AdmissionRules, RateLimiter, RefusalLog};
 use super::inbox::{Message, Outbox};
-use super::query::{Answer, Cursor, MemberFacts, Query, ThreadFacts};
+use super::query::{Answer, MemberFacts, PageEnd, Query, ThreadFacts};
 use crate::view::history::EventHistory;
 use crate::view::status::{PublishedStatus, StatusFeed};
 use crate::view::to_wire::{defrag_to_wire, event_to_wire, evidence_name};
@@ -37,8 +37,8 @@ const PAGE: (usize, usize) = (500, 100);
 #[derive(Debug)]
 pub struct ControlService {
     outbox: Outbox,
-    view: watch::Receiver<Arc<PublishedStatus>>,
-    machine: watch::Receiver<Arc<wire::Topology>>,
+    status: watch::Receiver<Arc<PublishedStatus>>,
+    topology: watch::Receiver<Arc<wire::Topology>>,
     history: RefCell<EventHistory>,
     rules: watch::Receiver<AdmissionRules>,
     rate_limiter: RefCell<RateLimiter>,
@@ -54,11 +54,11 @@ impl ControlService {
         published: StatusFeed,
         rules: watch::Receiver<AdmissionRules>,
     ) -> (Rc<Self>, impl Future<Output = ()>) {
-        let StatusFeed { view, machine, mut events } = published;
+        let StatusFeed { status, topology, mut events } = published;
         let control = Rc::new(Self {
             outbox,
-            view,
-            machine,
+            status,
+            topology,
             history: RefCell::default(),
             rules,
             rate_limiter: RefCell::default(),
@@ -74,7 +74,7 @@ impl ControlService {
     }
 
     fn record(&self, event: Arc<wire::Event>) {
-        self.history.borrow_mut().record(event, &self.view.borrow().jobs);
+        self.history.borrow_mut().record(event, &self.status.borrow().jobs);
     }
 
     async fn caller(&self, peer: Peer) -> Caller {
@@ -102,7 +102,8 @@ impl ControlService {
             Command::Assign(Assign { job, .. }) | Command::Release { job, .. } => Some(job.clone()),
             Command::ReleaseAll { .. } | Command::Defrag { .. } => None,
         };
-        let early_answer = admission::early_answer(&self.rules.borrow(), &self.view.borrow().jobs, &command);
+        let early_answer =
+            admission::early_answer(&self.rules.borrow(), &self.status.borrow().jobs, &command);
         let answer = match early_answer {
             Some(answer) => answer,
             None => self.call_loop(|reply| Message::Command { command, reply }).await?,
@@ -172,18 +173,18 @@ impl ControlService {
 
     /// The topology, with the cores that are free now.
     fn topology(&self) -> wire::Topology {
-        let view = self.view.borrow();
+        let status = self.status.borrow();
         topology_tree::add_free_cores(
-            wire::Topology::clone(&self.machine.borrow()),
-            &view.head.fits,
-            &view.head.pool,
+            wire::Topology::clone(&self.topology.borrow()),
+            &status.head.fits,
+            &status.head.pool,
         )
     }
 
     /// The job in the latest status. The job may have ended since the command.
     fn published_job(&self, id: &JobId) -> Result<wire::Job, CallError> {
         let name = id.to_string();
-        let found = self.view.borrow().jobs.iter().find(|job| job.id == name).cloned();
+        let found = self.status.borrow().jobs.iter().find(|job| job.id == name).cloned();
         let found = found.map(Arc::unwrap_or_clone);
         found.ok_or_else(|| CallError::Refused(Refusal::NoSuchJob { job: id.clone() }.to_string()))
     }
@@ -193,7 +194,7 @@ impl ControlService {
         let job = self.published_job(&id)?;
         let (most, usual) = PAGE;
         let limit = request.limit.map_or(usual, |limit| (limit as usize).clamp(1, most));
-        let after = request.after.map(|pid| Cursor { pid: Pid(pid), tid: request.after_tid.map(Tid) });
+        let after = request.after.map(|pid| PageEnd { pid: Pid(pid), tid: request.after_tid.map(Tid) });
         let query = Query::Members { job: id.clone(), after, limit };
         let Answer::Members(Some((members, next))) = self.query_loop(query).await? else {
             return Err(CallError::Refused(Refusal::NoSuchJob { job: id }.to_string()));
@@ -227,7 +228,7 @@ impl ControlService {
             job: reasons.job.map(|job| job.to_string()),
             because: reasons.because,
             threads: reasons.threads.into_iter().map(thread_to_wire).collect(),
-            next_tid: reasons.next.map(|tid| tid.0),
+            next_tid: reasons.continue_after.map(|tid| tid.0),
         }))
     }
 
@@ -262,8 +263,8 @@ impl ControlService {
 impl Service for ControlService {
     async fn call(&self, peer: Peer, call: Call, _more: bool) -> Result<Replies, CallError> {
         let reply = match call {
-            Call::GetStatus => Reply::Status { status: self.view.borrow().to_wire() },
-            Call::ListJobs => Reply::Jobs { jobs: self.view.borrow().to_wire().jobs.clone() },
+            Call::GetStatus => Reply::Status { status: self.status.borrow().to_wire() },
+            Call::ListJobs => Reply::Jobs { jobs: self.status.borrow().to_wire().jobs.clone() },
             Call::GetTopology => Reply::Topology { topology: self.topology() },
             Call::GetJob(request) => self.job_detail(request).await?,
             Call::Assign(request) => self.assign(peer, request).await?,

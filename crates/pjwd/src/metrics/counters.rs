@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pjw_core::cpuset_group::{CpusetChange, CpusetOutcome};
 use pjw_core::event::EventKind;
-use pjw_core::plan::{ActionKind, MaskOutcome};
+use pjw_core::plan::{MaskActionKind, MaskOutcome};
 
 use crate::warden::{CycleReport, Faults};
 
@@ -80,14 +80,14 @@ impl Histogram {
 pub const OUTCOME_LABELS: [&str; 3] = ["done", "gone", "refused"];
 
 /// The kinds of affinity mask changes that the metrics count. [`Counters::actions`] has the same order.
-pub const MASK_ACTIONS: [ActionKind; 7] = [
-    ActionKind::Confine,
-    ActionKind::Repair,
-    ActionKind::Pin,
-    ActionKind::Float,
-    ActionKind::Unbind,
-    ActionKind::KeepOff,
-    ActionKind::Restore,
+pub const MASK_ACTIONS: [MaskActionKind; 7] = [
+    MaskActionKind::Confine,
+    MaskActionKind::Repair,
+    MaskActionKind::Pin,
+    MaskActionKind::Float,
+    MaskActionKind::Unbind,
+    MaskActionKind::KeepOff,
+    MaskActionKind::Restore,
 ];
 
 /// The kinds of cpuset changes: create a cpuset, move a process in, move it back, allow all PUs again, remove the
@@ -100,7 +100,7 @@ pub struct Counters {
     /// The number of cycles, separately for each cause. The order is that of [`CycleCause::ALL`].
     pub cycles: [u64; CycleCause::ALL.len()],
     /// How long the cycles took.
-    pub times: Histogram,
+    pub cycle_times: Histogram,
     /// The times from the fork of a process outside its job's cores to the change of its affinity mask.
     pub reaction_times: Histogram,
     /// The number of process events (fork, exec, exit) that were read from the kernel.
@@ -129,7 +129,7 @@ impl Counters {
     /// `faults` has the failures that still exist after it.
     pub fn count_cycle(&mut self, cause: CycleCause, took: Duration, report: &CycleReport, faults: &Faults) {
         self.cycles[cause as usize] += 1;
-        self.times.add(took);
+        self.cycle_times.add(took);
         for (action, outcome) in &report.outcomes {
             let outcome = match outcome {
                 MaskOutcome::Done { .. } => 0,
@@ -153,15 +153,15 @@ impl Counters {
     }
 }
 
-fn action_index(kind: ActionKind) -> usize {
+fn action_index(kind: MaskActionKind) -> usize {
     match kind {
-        ActionKind::Confine => 0,
-        ActionKind::Repair => 1,
-        ActionKind::Pin => 2,
-        ActionKind::Float => 3,
-        ActionKind::Unbind => 4,
-        ActionKind::KeepOff => 5,
-        ActionKind::Restore => 6,
+        MaskActionKind::Confine => 0,
+        MaskActionKind::Repair => 1,
+        MaskActionKind::Pin => 2,
+        MaskActionKind::Float => 3,
+        MaskActionKind::Unbind => 4,
+        MaskActionKind::KeepOff => 5,
+        MaskActionKind::Restore => 6,
     }
 }
 
@@ -185,7 +185,7 @@ mod tests {
 
     use super::*;
 
-    fn action(kind: ActionKind) -> MaskAction {
+    fn action(kind: MaskActionKind) -> MaskAction {
         let process = ProcessId { pid: Pid(7), start: StartTime(1) };
         let thread = ThreadId { process, tid: Tid(7), start: StartTime(1) };
         let (current, target, requested) = (CpuSet::new(), CpuSet::new(), CpuSet::new());
@@ -233,13 +233,13 @@ mod tests {
     #[test]
     fn a_report_updates_all_counters() {
         let mut counters = Counters::default();
-        let refused = || MaskOutcome::Refused { errno: 1, hint: String::new() };
+        let refused = || MaskOutcome::Refused { errno: 1, reason: String::new() };
         let report = CycleReport {
             events: vec![Event::new(EventKind::Violation, "x"), Event::new(EventKind::Repaired, "x")],
             outcomes: vec![
-                (action(ActionKind::Pin), MaskOutcome::Done { effective: CpuSet::new() }),
-                (action(ActionKind::Pin), MaskOutcome::Gone),
-                (action(ActionKind::Repair), refused()),
+                (action(MaskActionKind::Pin), MaskOutcome::Done { effective: CpuSet::new() }),
+                (action(MaskActionKind::Pin), MaskOutcome::Gone),
+                (action(MaskActionKind::Repair), refused()),
             ],
             cpuset_outcomes: wall_actions()
                 .into_iter()
@@ -260,9 +260,13 @@ mod tests {
         assert_eq!((counters.actions[2], counters.actions[1]), ([1, 1, 0], [0, 0, 1]));
         assert_eq!(counters.cpuset_actions, [[0, 1, 0]; 5]);
         assert_eq!((counters.violations, counters.audit_failures, counters.journal_faults), (1, 1, 1));
-        assert_eq!((counters.times.count, counters.times.buckets[5]), (2, 1), "a minute is in no bucket");
-        assert_eq!(counters.times.buckets.iter().sum::<u64>(), 1);
-        assert_eq!(counters.times.sum, Duration::from_millis(60_003));
+        assert_eq!(
+            (counters.cycle_times.count, counters.cycle_times.buckets[5]),
+            (2, 1),
+            "a minute is in no bucket"
+        );
+        assert_eq!(counters.cycle_times.buckets.iter().sum::<u64>(), 1);
+        assert_eq!(counters.cycle_times.sum, Duration::from_millis(60_003));
     }
 
     #[test]

@@ -101,7 +101,7 @@ pub struct MetricValues<'p> {
     /// The counters and the status at the end of the last cycle.
     pub snapshot: &'p MetricsSnapshot,
     /// The CPU time and the memory that pjwd itself uses.
-    pub own: OwnUsage,
+    pub own_usage: OwnUsage,
     /// How many PUs are free, held by jobs, kept for the system, or offline.
     pub pool: PuCounts,
     /// The metrics of the jobs, oldest first. If there are too many jobs, the last entry is the sum of those that
@@ -112,10 +112,10 @@ pub struct MetricValues<'p> {
 }
 
 impl<'p> MetricValues<'p> {
-    /// Computes the values of all metrics after a cycle. `own` is the CPU time and memory that pjwd itself uses. The
+    /// Computes the values of all metrics after a cycle. `own_usage` is the CPU time and memory that pjwd itself uses. The
     /// oldest `max_jobs` jobs get metrics of their own; the others are summed.
     #[must_use]
-    pub fn new(snapshot: &'p MetricsSnapshot, own: OwnUsage, max_jobs: usize) -> Self {
+    pub fn new(snapshot: &'p MetricsSnapshot, own_usage: OwnUsage, max_jobs: usize) -> Self {
         let status = &snapshot.published.status;
         let core_of: BTreeMap<Pu, usize> = status
             .cores
@@ -142,7 +142,13 @@ impl<'p> MetricValues<'p> {
         if summed_jobs > 0 {
             jobs.push(other);
         }
-        Self { snapshot, own, pool: PuCounts::of(&status.head.pool, &snapshot.offline), jobs, summed_jobs }
+        Self {
+            snapshot,
+            own_usage,
+            pool: PuCounts::of(&status.head.pool, &snapshot.offline),
+            jobs,
+            summed_jobs,
+        }
     }
 
     /// Counts the jobs by a property such as their state: `key` returns its value for a job. The result has the

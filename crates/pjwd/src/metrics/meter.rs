@@ -23,9 +23,9 @@ pub struct MetricsSnapshot {
     /// The PUs (logical CPUs) of the machine that were offline at the end of the cycle.
     pub offline: CpuSet,
     /// The UTC time at which the daemon started.
-    pub started: UnixMillis,
+    pub started_at: UnixMillis,
     /// The UTC time at which this snapshot was published.
-    pub at: UnixMillis,
+    pub published_at: UnixMillis,
 }
 
 /// A measurement of the cycle that runs now: its start and its cause.
@@ -135,8 +135,9 @@ impl Meter {
             return;
         }
         let offline = state.topology.cpus().difference(&state.pool.online_cpus());
-        let (counters, started, at) = (self.counters.clone(), self.started, clock::now().wall_clock);
-        let snapshot = MetricsSnapshot { counters, published, offline, started, at };
+        let (counters, started_at, published_at) =
+            (self.counters.clone(), self.started, clock::now().wall_clock);
+        let snapshot = MetricsSnapshot { counters, published, offline, started_at, published_at };
         self.snapshot.send_replace(Some(Arc::new(snapshot)));
     }
 }

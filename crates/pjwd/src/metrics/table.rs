@@ -36,13 +36,13 @@ pub const METRIC_FAMILIES: &[MetricFamily] = families! {
             to.write_labelled(&[mode, discovery], 1);
         };
     Gauge "pjw_process_start_time_seconds" [] "When pjwd started, in seconds since 1970.":
-        |values, to| to.write_value(thousandths(values.snapshot.started.0.cast_unsigned()));
+        |values, to| to.write_value(thousandths(values.snapshot.started_at.0.cast_unsigned()));
     Counter "pjw_process_cpu_seconds_total" [] "CPU time that pjwd used itself, in seconds.":
-        |values, to| to.write_seconds(values.own.cpu);
+        |values, to| to.write_seconds(values.own_usage.cpu);
     Gauge "pjw_process_resident_memory_bytes" [] "Memory that pjwd holds itself, in bytes.":
-        |values, to| to.write_value(values.own.resident_bytes);
+        |values, to| to.write_value(values.own_usage.resident_bytes);
     Gauge "pjw_last_cycle_timestamp_seconds" [] "When the last cycle ended, in seconds since 1970.":
-        |values, to| to.write_value(thousandths(values.snapshot.at.0.cast_unsigned()));
+        |values, to| to.write_value(thousandths(values.snapshot.published_at.0.cast_unsigned()));
     Counter "pjw_cycles_total" ["cause"]
         "Cycles, by cause: event (scan of some processes), timer (scan of all jobs, and in a rescan of other processes that may have changed), full (scan of all processes).":
         |values, to| {
@@ -52,7 +52,7 @@ pub const METRIC_FAMILIES: &[MetricFamily] = families! {
         };
     Histogram "pjw_cycle_duration_seconds" []
         "Duration of cycles, from the scan to the last change, in seconds.":
-        |values, to| to.write_histogram(&values.snapshot.counters.times);
+        |values, to| to.write_histogram(&values.snapshot.counters.cycle_times);
     Histogram "pjw_reaction_seconds" []
         "Time from the fork of a new process outside its job's cores to its corrected mask, by the kernel's clock, in seconds.":
         |values, to| to.write_histogram(&values.snapshot.counters.reaction_times);

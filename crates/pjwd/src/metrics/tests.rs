@@ -53,8 +53,14 @@ fn snapshot(jobs: Vec<wire::Job>) -> MetricsSnapshot {
         ..wire::Status::default()
     };
     let published = StatusSnapshot { status: Arc::new(status.into()), demands, unassigned: 3 };
-    let (started, at) = (UnixMillis(1_700_000_000_005), UnixMillis(1_700_000_060_120));
-    MetricsSnapshot { published, offline: "7".parse().unwrap(), started, at, ..MetricsSnapshot::default() }
+    let (started_at, published_at) = (UnixMillis(1_700_000_000_005), UnixMillis(1_700_000_060_120));
+    MetricsSnapshot {
+        published,
+        offline: "7".parse().unwrap(),
+        started_at,
+        published_at,
+        ..MetricsSnapshot::default()
+    }
 }
 
 fn text(snapshot: &MetricsSnapshot, max_jobs: usize, format: MetricsFormat) -> String {
@@ -153,7 +159,7 @@ fn every_pu_is_counted_once() {
 fn histogram_buckets_are_cumulative() {
     let mut snapshot = snapshot(Vec::new());
     for micros in [100, 300, 400, 2_000, 9_000_000] {
-        snapshot.counters.times.add(Duration::from_micros(micros));
+        snapshot.counters.cycle_times.add(Duration::from_micros(micros));
     }
     let lines = classic(&snapshot, 9);
     for (bound, end_cycle) in

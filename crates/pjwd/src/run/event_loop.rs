@@ -91,7 +91,7 @@ pub struct EventLoop {
 /// What the event loop needs to read the configuration again: the configuration in force, its path, and the parts of
 /// pjwd that get new settings.
 #[derive(Debug)]
-pub struct LoopSettings {
+pub struct ReloadContext {
     /// The configuration in force, as read at the start or at the last reload.
     pub config: Config,
     /// The path of the configuration file that the command line names. `None` for the default path.
@@ -112,9 +112,9 @@ impl EventLoop {
         warden: Warden<LinuxNode, FileJournal>,
         inbox: Inbox,
         publisher: Publisher,
-        settings: LoopSettings,
+        settings: ReloadContext,
     ) -> Self {
-        let LoopSettings { config, config_path, rules, logging, meter } = settings;
+        let ReloadContext { config, config_path, rules, logging, meter } = settings;
         let now = Instant::now();
         let cpu_budget = config.settings().cpu_budget_permille;
         Self {
@@ -290,7 +290,7 @@ impl EventLoop {
             self.pending_since.get_or_insert_with(|| waited_since.unwrap_or_else(Instant::now));
         }
         if congested {
-            self.warden.set_forks_complete_since(None);
+            self.warden.set_fork_events_complete_since(None);
         } else if lost {
             self.restart_fork_tracking();
         }
@@ -301,7 +301,7 @@ impl EventLoop {
 
     fn restart_fork_tracking(&mut self) {
         let now = self.has_process_events.then(|| clock::now().since_boot);
-        self.warden.set_forks_complete_since(now);
+        self.warden.set_fork_events_complete_since(now);
     }
 
     /// Schedules a full scan after lost events, at most one per interval. If events are lost all the time, more full

@@ -17,8 +17,8 @@ const RECOVERY_TIME: Duration = Duration::from_secs(5);
 #[must_use]
 pub fn reaction_time(fork: &ConfinedFork, now: (Instant, Nanos)) -> Duration {
     let since_boot = Duration::from_nanos(now.1.0);
-    let done_at = since_boot.saturating_sub(now.0.saturating_duration_since(fork.done_at));
-    done_at.saturating_sub(Duration::from_nanos(fork.forked_at.0))
+    let confined_at = since_boot.saturating_sub(now.0.saturating_duration_since(fork.confined_at));
+    confined_at.saturating_sub(Duration::from_nanos(fork.forked_at.0))
 }
 
 /// The longest time that a cycle of the daemon recently waited after it was due. Waits of up to 250 ms are ignored.
@@ -67,8 +67,8 @@ mod tests {
 
     #[test]
     fn a_reaction_time_is_the_time_from_the_fork_to_the_mask() {
-        let (done_at, ms) = (Instant::now(), Duration::from_millis);
-        let fork = ConfinedFork { pid: Pid(7), forked_at: Nanos(2_000_000), done_at };
-        assert_eq!(reaction_time(&fork, (done_at + ms(3), Nanos(10_000_000))), ms(5));
+        let (confined_at, ms) = (Instant::now(), Duration::from_millis);
+        let fork = ConfinedFork { pid: Pid(7), forked_at: Nanos(2_000_000), confined_at };
+        assert_eq!(reaction_time(&fork, (confined_at + ms(3), Nanos(10_000_000))), ms(5));
     }
 }

@@ -91,7 +91,7 @@ mod tests {
 
     fn state() -> WardenState {
         let mut state = WardenState::new(regular_topology(1, 1, 1, 4, 1), &CpuSet::new());
-        (state.forks_complete_since, state.rescans_until_full_plan, state.full_scan_due) =
+        (state.fork_events_complete_since, state.rescans_until_full_plan, state.full_scan_due) =
             (Some(Nanos(0)), 7, false);
         state
     }

@@ -5,8 +5,8 @@ use pjw_core::cpuset_group::{CpusetAction, CpusetChange};
 use pjw_core::job::{GrantedBy, Job, PriorityClass};
 use pjw_core::plan::{MaskAction, Plan, Warning};
 use pjw_core::{
-    allocate::defrag::DefragPlan, allocate::offer::Fits, event::Event, evidence::Evidence, time::UnixMillis,
-    topology::Topology,
+    allocate::defrag::DefragPlan, allocate::offer::LargestRequests, event::Event, evidence::Evidence,
+    time::UnixMillis, topology::Topology,
 };
 use pjw_ipc::call::{DefragReply, PlanReply};
 use pjw_ipc::wire;
@@ -122,12 +122,14 @@ pub fn defrag_to_wire(defrag: &DefragPlan) -> DefragReply {
     });
     DefragReply {
         moves: moves.collect(),
-        fits_before: fits_to_wire(defrag.fits_before),
-        fits_after: fits_to_wire(defrag.fits_after),
+        fits_before: fits_to_wire(defrag.largest_requests_before),
+        fits_after: fits_to_wire(defrag.largest_requests_after),
     }
 }
 
-pub(crate) fn fits_to_wire(Fits { l3, numa_node, package, machine }: Fits) -> wire::Fits {
+pub(crate) fn fits_to_wire(
+    LargestRequests { l3, numa_node, package, machine }: LargestRequests,
+) -> wire::Fits {
     wire::Fits { l3, numa_node, package, machine }
 }
 

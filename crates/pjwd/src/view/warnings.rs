@@ -30,11 +30,11 @@ pub(super) fn fault_warnings(faults: &Faults, own_cgroups: &OwnCgroups) -> Vec<w
     }
     let mut refused: BTreeMap<String, (usize, String)> = BTreeMap::new();
     for refusal in faults.refused.values() {
-        let entry = refused.entry(refusal.job.to_string()).or_insert_with(|| (0, refusal.hint.clone()));
+        let entry = refused.entry(refusal.job.to_string()).or_insert_with(|| (0, refusal.reason.clone()));
         entry.0 += 1;
     }
-    for (job, (threads, hint)) in refused {
-        let text = format!("{threads} threads can't be put on their cores: {hint}");
+    for (job, (threads, reason)) in refused {
+        let text = format!("{threads} threads can't be put on their cores: {reason}");
         warnings.push(warning("unconfined", job, text, "pjwd retries in each cycle"));
     }
     warnings

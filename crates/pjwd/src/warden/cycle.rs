@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use pjw_core::command::{Command, Reply};
 use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome};
 use pjw_core::ids::{ProcessId, ThreadId};
-use pjw_core::plan::{ActionKind, MaskAction, MaskOutcome, Plan, Warning};
+use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome, Plan, Warning};
 use pjw_core::policy::{Mode, Policy};
 use pjw_core::ports::{Journal, Node};
 use pjw_core::reconcile::{Decision, reconcile};
@@ -127,8 +127,8 @@ impl<N: Node, J: Journal> Warden<N, J> {
     /// Sets the time since which the kernel's fork events were read without loss, in ns since boot. `None` if fork
     /// events are missing or still being lost. The next periodic rescan then reads all processes, whatever `since`
     /// is.
-    pub fn set_forks_complete_since(&mut self, since: Option<Nanos>) {
-        self.state.forks_complete_since = since;
+    pub fn set_fork_events_complete_since(&mut self, since: Option<Nanos>) {
+        self.state.fork_events_complete_since = since;
         self.state.full_scan_due = true;
     }
 
@@ -260,13 +260,17 @@ impl<N: Node, J: Journal> Warden<N, J> {
         }
         let snapshot = probe(&mut self.node, &self.state)?;
         let _ = self.decide(&snapshot, &[], report);
-        let done_at = Instant::now();
+        let confined_at = Instant::now();
         let is_done = |outcome: &MaskOutcome| matches!(outcome, MaskOutcome::Done { .. });
         for (action, _) in report.outcomes.iter().filter(|(_, outcome)| is_done(outcome)) {
             self.state.note_applied_during_fork(action);
             let pid = action.thread.process.pid;
             let forked_at = self.state.lineage.descendant(pid).and_then(|node| node.forked_at);
-            report.confined_forks.extend(forked_at.map(|forked_at| ConfinedFork { pid, forked_at, done_at }));
+            report.confined_forks.extend(forked_at.map(|forked_at| ConfinedFork {
+                pid,
+                forked_at,
+                confined_at,
+            }));
         }
         self.faults.journal.clone()
     }
@@ -284,7 +288,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             let (Command::Assign(assign), Ok(Reply::Assigned(job))) = (command, &*reply) else { continue };
             let mine = report.outcomes.iter().filter(|(action, _)| action.job == job.id);
             let refused = mine.clone().find_map(|(_, outcome)| match outcome {
-                MaskOutcome::Refused { hint, .. } => Some(hint.clone()),
+                MaskOutcome::Refused { reason, .. } => Some(reason.clone()),
                 MaskOutcome::Done { .. } | MaskOutcome::Gone => None,
             });
             let any_done = mine.clone().any(|(_, outcome)| matches!(outcome, MaskOutcome::Done { .. }));
@@ -425,8 +429,8 @@ impl<N: Node, J: Journal> Warden<N, J> {
             let begun = Instant::now();
             let outcome = self.node.change_cpuset(&action);
             self.cpuset_time += begun.elapsed();
-            if let CpusetOutcome::Refused { hint } = &outcome {
-                self.state.cpusets.note_refusal(&action, hint);
+            if let CpusetOutcome::Refused { reason } = &outcome {
+                self.state.cpusets.note_refusal(&action, reason);
             }
             outcomes.push((action, outcome));
         }
@@ -443,11 +447,11 @@ impl<N: Node, J: Journal> Warden<N, J> {
                     self.faults.refused.remove(&action.thread);
                 }
                 MaskOutcome::Gone => {}
-                MaskOutcome::Refused { errno: EINVAL, .. } if action.kind == ActionKind::Restore => {
+                MaskOutcome::Refused { errno: EINVAL, .. } if action.kind == MaskActionKind::Restore => {
                     self.state.note_original_unreachable(&action);
                 }
-                MaskOutcome::Refused { hint, .. } => {
-                    let refused = RefusedMask { job: action.job.clone(), hint: hint.clone() };
+                MaskOutcome::Refused { reason, .. } => {
+                    let refused = RefusedMask { job: action.job.clone(), reason: reason.clone() };
                     self.faults.refused.insert(action.thread, refused);
                 }
             }

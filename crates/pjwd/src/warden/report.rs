@@ -31,7 +31,7 @@ pub struct RefusedMask {
     /// The job for which the mask was to change.
     pub job: JobId,
     /// Why the kernel refused the change, and what the user can do.
-    pub hint: String,
+    pub reason: String,
 }
 
 /// The results of a cycle of the daemon: the replies to commands, events, warnings, and the changes with their
@@ -72,7 +72,7 @@ pub struct ConfinedFork {
     /// The time of the fork event of the process, in ns since boot.
     pub forked_at: Nanos,
     /// The time at which the affinity mask of the process was set.
-    pub done_at: Instant,
+    pub confined_at: Instant,
 }
 
 /// How many process events were read from the kernel, and whether some were lost.

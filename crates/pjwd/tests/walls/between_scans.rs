@@ -85,7 +85,7 @@ fn assigned_while_10_ends(pids: &[Pid]) -> (Result<Reply, Refusal>, WardenState)
         }
     });
     let scan = warden.state().scan_request(true);
-    let mut report = warden.run_cycle(scan, &[Command::Assign(assign("a", 2, pids))]);
+    let mut report = warden.run_cycle(scan, &[Command::Assign(assign_command("a", 2, pids))]);
     (report.replies.remove(0), warden.state().clone())
 }
 
@@ -120,7 +120,7 @@ fn a_program_that_rewrites_its_mask_all_the_time_costs_a_bounded_number_of_scans
         }
     });
     let scan = warden.state().scan_request(true);
-    let report = warden.run_cycle(scan, &[Command::Assign(assign("a", 2, &[Pid(10)]))]);
+    let report = warden.run_cycle(scan, &[Command::Assign(assign_command("a", 2, &[Pid(10)]))]);
     assert!(report.replies[0].is_ok());
     let before = (work.scans.get(), work.mask_writes.get());
     let mut events = 0;

@@ -16,7 +16,7 @@ use pjw_core::testing::{job, regular_topology, set};
 use pjw_sim::faults::Faults;
 use pjw_sim::journal::SimJournal;
 use pjw_sim::node::SimNode;
-use pjw_sim::testing::{ScriptedMachine, assign};
+use pjw_sim::testing::{ScriptedMachine, assign_command};
 use pjwd::warden::{CycleReport, Warden};
 
 mod between_scans;
@@ -91,7 +91,7 @@ impl Node {
     }
 
     fn assign(&mut self, job: &str, cores: u32, pids: &[Pid]) -> CycleReport {
-        let report = self.cycle(&[Command::Assign(assign(job, cores, pids))]);
+        let report = self.cycle(&[Command::Assign(assign_command(job, cores, pids))]);
         assert!(report.replies.iter().all(Result::is_ok), "{:?}", report.replies);
         report
     }
@@ -260,7 +260,7 @@ fn a_process_in_a_service_stays_there_with_masks_except_when_started_by_pjwctl_r
     let mut node = Node::new(CpusetHierarchy::Systemd);
     let (served, asked) = (node.spawn(Pid(1), service), node.spawn(Pid(1), service));
     node.assign("a", 2, &[served]);
-    let fresh = Assign { must_be_new: true, ..assign("b", 2, &[asked]) };
+    let fresh = Assign { must_be_new: true, ..assign_command("b", 2, &[asked]) };
     node.cycle(&[Command::Assign(fresh)]);
     assert_eq!([node.cgroup(served), node.cgroup(asked)], [service, "/pjw.slice/pjw-b.scope"]);
     assert_eq!(node.mask(served), ("0-1".into(), "0-1".into()));
@@ -303,7 +303,7 @@ fn every_thread_of_an_isolated_job_is_pinned_because_the_kernel_does_not_balance
     let mut node = Node::new(CpusetHierarchy::Unified);
     let pid = node.spawn(Pid(1), "/");
     let others: Vec<Pid> = (0..3).map(|_| node.spawn(pid, "/")).collect();
-    let isolated = Assign { isolated: Some(true), ..assign("a", 2, &[pid]) };
+    let isolated = Assign { isolated: Some(true), ..assign_command("a", 2, &[pid]) };
     node.cycle(&[Command::Assign(isolated)]);
     node.cycle(&[]);
     let mut masks: Vec<String> = others.iter().chain([&pid]).map(|&pid| node.mask(pid).0).collect();
@@ -353,7 +353,7 @@ fn an_adopted_service_manager_of_a_user_is_not_moved() {
     node.succeeded_by(Enforcement::Auto);
     let place = "/user.slice/user-1001.slice/user@1001.service/init.scope";
     let (run, manager) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), place));
-    let fresh = Assign { must_be_new: true, ..assign("a", 2, &[run]) };
+    let fresh = Assign { must_be_new: true, ..assign_command("a", 2, &[run]) };
     node.cycle(&[Command::Assign(fresh)]);
     assert_eq!(node.cgroup(run), "/pjw.slice/pjw-a.scope");
     assert_eq!((node.cgroup(manager), node.mask(manager).0), (place.to_owned(), "0-1".into()));
@@ -417,7 +417,10 @@ fn unassigned_processes_of_a_user_with_several_jobs_are_excluded_from_all_grante
         "adopted"
     );
     node.release("a");
-    node.cycle(&[Command::Assign(assign("a", 2, &[one])), Command::Assign(assign("b", 2, &[two]))]);
+    node.cycle(&[
+        Command::Assign(assign_command("a", 2, &[one])),
+        Command::Assign(assign_command("b", 2, &[two])),
+    ]);
     let rest = node.cycle(&[]);
     assert!(rest.outcomes.is_empty(), "{:?}", rest.outcomes);
     assert_eq!((node.cgroup(stray), node.mask(stray).0), (LOGIN.to_owned(), "4-5".into()));

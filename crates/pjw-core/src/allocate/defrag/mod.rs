@@ -11,7 +11,7 @@
 
 use core::cmp::Reverse;
 
-use crate::allocate::offer::{Fits, allocate, fits};
+use crate::allocate::offer::{LargestRequests, allocate, largest_requests};
 use crate::basics::{CpuSet, cpus_text, prelude::*};
 use crate::machine::{Level, Topology};
 use crate::state::{Offer, Pool, WardenState};
@@ -47,9 +47,9 @@ pub struct DefragPlan {
     pub moves: Vec<JobMove>,
     /// The largest requests, in whole cores, that can be served before the moves: in one L3, NUMA node, package,
     /// and in the whole machine.
-    pub fits_before: Fits,
+    pub largest_requests_before: LargestRequests,
     /// The largest requests, in whole cores, that can be served after the moves.
-    pub fits_after: Fits,
+    pub largest_requests_after: LargestRequests,
     /// The changes of the pool, in order. The pool is valid after each step. A job may appear twice.
     pub(crate) steps: Vec<Step>,
 }
@@ -82,8 +82,8 @@ pub fn defrag(state: &WardenState, policy: &Policy) -> DefragPlan {
     }
     DefragPlan {
         moves: search.moves(&steps),
-        fits_before: fits(&state.pool, &state.topology),
-        fits_after: fits(&search.pool, &state.topology),
+        largest_requests_before: largest_requests(&state.pool, &state.topology),
+        largest_requests_after: largest_requests(&search.pool, &state.topology),
         steps,
     }
 }
@@ -235,7 +235,7 @@ fn domains_used(topology: &Topology, cpus: &CpuSet) -> [u32; 3] {
 
 /// Returns the sizes of the largest holes in a package, in a NUMA node and in an L3.
 fn largest_holes(pool: &Pool, topology: &Topology) -> [u32; 3] {
-    let Fits { package, numa_node, l3, .. } = fits(pool, topology);
+    let LargestRequests { package, numa_node, l3, .. } = largest_requests(pool, topology);
     [package, numa_node, l3]
 }
 

@@ -81,7 +81,7 @@ fn a_job_on_two_l3s_comes_together_where_one_has_room() {
     put(&mut state, 1, Request::of_cores(4), "2-5");
     let plan = defrag(&state, &Policy::default());
     assert_eq!(moves_text(&plan), ["manual:1 2-5 -> 0-3: it lies on 1 L3 instead of 2"]);
-    assert_eq!((plan.fits_before.l3, plan.fits_after.l3), (2, 4));
+    assert_eq!((plan.largest_requests_before.l3, plan.largest_requests_after.l3), (2, 4));
     apply(&mut state, &plan);
     assert_eq!(defrag(&state, &Policy::default()).moves, []);
 }
@@ -93,7 +93,7 @@ fn small_jobs_are_moved_so_that_a_large_request_fits() {
     put(&mut state, 2, Request::of_cores(1), "4");
     let plan = defrag(&state, &Policy::default());
     assert_eq!(moves_text(&plan), ["manual:2 4 -> 2: one package can then serve 4 cores instead of 3"]);
-    assert_eq!((plan.fits_before.l3, plan.fits_after.l3), (3, 4));
+    assert_eq!((plan.largest_requests_before.l3, plan.largest_requests_after.l3), (3, 4));
 }
 
 #[test]
@@ -196,8 +196,8 @@ proptest! {
         check_ledger(&after);
         prop_assert_eq!(plan.moves.is_empty(), plan.steps.is_empty());
         prop_assert!(plan.moves.is_empty() || score(&after) < score(&state));
-        prop_assert_eq!(plan.fits_before, fits(&state.pool, &topology));
-        prop_assert_eq!(plan.fits_after, fits(&after.pool, &topology));
+        prop_assert_eq!(plan.largest_requests_before, largest_requests(&state.pool, &topology));
+        prop_assert_eq!(plan.largest_requests_after, largest_requests(&after.pool, &topology));
         let mut moved: Vec<&JobId> = plan.moves.iter().map(|m| &m.job).collect();
         moved.sort();
         moved.dedup();

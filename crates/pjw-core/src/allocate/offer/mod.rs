@@ -200,7 +200,7 @@ fn check_explicit(
 /// The largest requests that the free cores can serve now, in cores: anywhere on the machine, and inside one domain
 /// of each level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Fits {
+pub struct LargestRequests {
     /// In one L3.
     pub l3: u32,
     /// In one NUMA node.
@@ -214,10 +214,10 @@ pub struct Fits {
 /// Returns the largest request that fits one domain of each level. For a level that the machine does not
 /// have, the next larger level is used.
 #[must_use]
-pub fn fits(pool: &Pool, topology: &Topology) -> Fits {
+pub fn largest_requests(pool: &Pool, topology: &Topology) -> LargestRequests {
     let allocator =
         Allocator::new(topology, Unit::Core, &pool.free_cpus(), &pool.online_cpus(), &CpuSet::new());
-    Fits {
+    LargestRequests {
         l3: allocator.largest(Level::L3),
         numa_node: allocator.largest(Level::NumaNode),
         package: allocator.largest(Level::Package),

@@ -221,8 +221,8 @@ fn allocation_works_on_eight_thousand_pus() {
     assert_eq!(bench.pool.pus_of(&numbered_job(1)), offer.cpus);
     bench.pool.release(&numbered_job(2));
     assert_eq!(
-        fits(&bench.pool, &bench.topology),
-        Fits { l3: 8, numa_node: 128, package: 512, machine: 4087 }
+        largest_requests(&bench.pool, &bench.topology),
+        LargestRequests { l3: 8, numa_node: 128, package: 512, machine: 4087 }
     );
 }
 
@@ -268,7 +268,10 @@ fn nodes_inside_an_l3_are_kept_whole() {
     let mut bench = Bench::new(nodes_in_l3, "0");
     assert_eq!(bench.cores(1, 3), "3-5", "not 1-3, which are on one L3 but on two nodes");
     assert_eq!(bench.cores(2, 4), "6-9");
-    assert_eq!(fits(&bench.pool, &bench.topology), Fits { l3: 2, numa_node: 2, package: 4, machine: 4 });
+    assert_eq!(
+        largest_requests(&bench.pool, &bench.topology),
+        LargestRequests { l3: 2, numa_node: 2, package: 4, machine: 4 }
+    );
 }
 
 #[test]
@@ -303,7 +306,10 @@ fn a_machine_that_shows_no_domains_is_one() {
         offer.because,
         ["the job gets CPUs 0-2 on the machine, the fewest parts that hold 3 free cores"]
     );
-    assert_eq!(fits(&bench.pool, &bench.topology), Fits { l3: 1, numa_node: 1, package: 1, machine: 1 });
+    assert_eq!(
+        largest_requests(&bench.pool, &bench.topology),
+        LargestRequests { l3: 1, numa_node: 1, package: 1, machine: 1 }
+    );
 }
 
 #[test]

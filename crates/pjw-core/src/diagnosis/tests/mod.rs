@@ -38,8 +38,8 @@ fn with_cores(cores_per_l3: u32, pus_per_core: u32) -> Examination {
         interrupts: Vec::new(),
         host: HostFacts {
             kernel: "6.12.0".to_owned(),
-            layout: "v2".to_owned(),
-            cpuset: "cpusets in v2".to_owned(),
+            cgroup_layout: "v2".to_owned(),
+            cpuset_hierarchy: "cpusets in v2".to_owned(),
             psi: true,
             schedstat: true,
             no_events: None,
@@ -95,7 +95,7 @@ fn job(name: &str, allowed: &str, threads: u32, busy: u32) -> ObservedJob {
         expected_cpus: None,
         processes: 1,
         threads,
-        outside: Vec::new(),
+        outside_cgroup: Vec::new(),
         cgroup: None,
         has_cpuset: None,
         kept_by: String::new(),
@@ -107,7 +107,13 @@ fn held(name: &str, cpus: &str, granted_by: GrantedBy) -> ObservedJob {
 }
 
 fn other(pid: u32, uid: u32, name: &str, threads: Vec<ObservedThread>) -> UnassignedProcess {
-    UnassignedProcess { pid: Pid(pid), uid: Uid(uid), comm: Comm::from(name), of_scheduler: false, threads }
+    UnassignedProcess {
+        pid: Pid(pid),
+        uid: Uid(uid),
+        comm: Comm::from(name),
+        belongs_to_scheduler: false,
+        threads,
+    }
 }
 
 /// The only finding with this code.
@@ -284,8 +290,10 @@ fn threads_outside_what_their_job_holds_are_found() {
 #[test]
 fn members_outside_their_schedulers_cgroup_are_found() {
     let mut exam = node();
-    exam.jobs =
-        vec![ObservedJob { outside: vec![Pid(5), Pid(6)], ..held("slurm:1", "0-3", GrantedBy::Scheduler) }];
+    exam.jobs = vec![ObservedJob {
+        outside_cgroup: vec![Pid(5), Pid(6)],
+        ..held("slurm:1", "0-3", GrantedBy::Scheduler)
+    }];
     let finding = only(&exam, "outside-cgroup");
     assert!(finding.text.starts_with("2 processes of slurm:1 are outside"), "{}", finding.text);
     assert!(finding.remedy.starts_with("pjwctl explain 5;"));
@@ -296,11 +304,11 @@ fn a_process_outside_cgroup_and_cpus_is_reported_once() {
     let mut exam = node();
     let mut job = held("slurm:1", "0-3", GrantedBy::Scheduler);
     job.threads.push(thread(77, "0-15", 2, 0));
-    job.outside = vec![Pid(77)];
+    job.outside_cgroup = vec![Pid(77)];
     exam.jobs = vec![job];
     let _ = only(&exam, "outside");
     assert_eq!(of(&exam, "outside-cgroup"), []);
-    exam.jobs[0].outside.push(Pid(78));
+    exam.jobs[0].outside_cgroup.push(Pid(78));
     let _ = only(&exam, "outside-cgroup");
 }
 

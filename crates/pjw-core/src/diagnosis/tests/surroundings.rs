@@ -44,7 +44,7 @@ fn system_daemons_on_job_cpus_are_reported_with_a_remedy() {
         other(31, 101, "dbus-daemon", vec![thread(31, "0-15", 9, 50)]),
         other(32, 0, "quiet", vec![thread(32, "8-15", 9, 50)]),
         UnassignedProcess {
-            of_scheduler: true,
+            belongs_to_scheduler: true,
             ..other(33, 0, "slurmstepd", vec![thread(33, "0-15", 1, 50)])
         },
     ];

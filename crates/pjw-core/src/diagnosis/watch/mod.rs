@@ -17,7 +17,8 @@ const MAX_UNASSIGNED: usize = 4096;
 pub fn pids_to_scan_fully(state: &WardenState) -> BTreeSet<Pid> {
     let members = state.members.keys().copied();
     let others = state.processes.values().map(|known| &known.process);
-    let others = others.filter(|process| !process.kernel && !state.members.contains_key(&process.id.pid));
+    let others =
+        others.filter(|process| !process.is_kernel_thread && !state.members.contains_key(&process.id.pid));
     members.chain(others.map(|process| process.id.pid).take(MAX_UNASSIGNED)).collect()
 }
 
@@ -76,7 +77,7 @@ impl ScanPair<'_> {
                 holds,
                 processes: members.len(),
                 threads: threads.collect(),
-                outside: outside.map(|member| member.id.pid).collect(),
+                outside_cgroup: outside.map(|member| member.id.pid).collect(),
                 cgroup: job.cgroup.clone(),
                 has_cpuset: None,
                 kept_by: String::new(),
@@ -92,7 +93,7 @@ impl ScanPair<'_> {
         let readings = self.readings();
         let others = self.state.processes.values().filter(|known| {
             let process = &known.process;
-            !process.kernel
+            !process.is_kernel_thread
                 && self.policy.own_pid != Some(process.id.pid)
                 && !self.state.members.contains_key(&process.id.pid)
         });
@@ -104,7 +105,7 @@ impl ScanPair<'_> {
                 pid: process.id.pid,
                 uid: process.uid,
                 comm: process.comm,
-                of_scheduler: role != BatchRole::Ordinary && by_system,
+                belongs_to_scheduler: role != BatchRole::Ordinary && by_system,
                 threads,
             }
         };

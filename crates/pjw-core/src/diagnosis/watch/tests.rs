@@ -44,7 +44,7 @@ fn process(pid: u32, uid: u32, job_marks: JobMarks, threads: Vec<Thread>) -> (Pi
         session: Pid(pid),
         uid: Uid(uid),
         comm: Comm::from("x"),
-        kernel: false,
+        is_kernel_thread: false,
         mask: Some("0-7".parse().unwrap()),
         cgroup: Some(Arc::from("/")),
         attributes: None,
@@ -151,8 +151,9 @@ fn a_member_outside_its_cgroup_is_found_and_helpers_belong_to_the_scheduler() {
     ];
     let after = swept.into_iter().chain(of_scheduler).collect();
     let (jobs, others) = watched(&snapshot(10 * SECOND, None, inside), &snapshot(11 * SECOND, None, after));
-    assert_eq!(jobs[0].outside, [Pid(10)], "it is still a member");
-    let pids: Vec<(u32, bool)> = others.iter().map(|other| (other.pid.0, other.of_scheduler)).collect();
+    assert_eq!(jobs[0].outside_cgroup, [Pid(10)], "it is still a member");
+    let pids: Vec<(u32, bool)> =
+        others.iter().map(|other| (other.pid.0, other.belongs_to_scheduler)).collect();
     assert_eq!(
         pids,
         [(20, true), (21, false)],

@@ -148,7 +148,7 @@ fn check_may_join(draft: &Draft<'_>, pid: Pid, args: &Assign) -> Result<(), Refu
     let process = &known.process;
     let is_schedulers = process.uid == Uid::ROOT && known.job_marks.role != BatchRole::Ordinary;
     let reasons_against = [
-        (process.kernel, "it is a kernel thread"),
+        (process.is_kernel_thread, "it is a kernel thread"),
         (pid == Pid(1), "it is the system's first process"),
         (draft.policy.own_pid == Some(pid), "it is the warden itself"),
         (is_schedulers, "it is a scheduler's own process"),

@@ -214,7 +214,7 @@ fn owner_and_path(
         (_, Some(path)) => {
             let Some(scanned) = state.cgroups.get(path) else { return Ok(None) };
             match scanned.present().and_then(|cgroup| cgroup.cpuset.as_ref()) {
-                Some(_) if policy.narrowable.contains(&source) => {
+                Some(_) if policy.narrowable_sources.contains(&source) => {
                     Ok(Some((CgroupOwner::Scheduler, path.clone())))
                 }
                 Some(_) => Err(format!("the cpuset of {path} is {source}'s to write")),

@@ -1,3 +1,5 @@
+//! The registry of cpusets: what is pending, and where processes return to.
+
 use super::*;
 use crate::basics::ids::Pid;
 use crate::basics::ids::StartTime;

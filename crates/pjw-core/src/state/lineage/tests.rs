@@ -17,7 +17,7 @@ use crate::testing::{job, regular_topology, set};
 /// Eight PUs, and a job with process 10 of two threads: pjw requested 0-1 for thread 10 and 1 for thread 20.
 fn with_a_member() -> WardenState {
     let mut state = WardenState::new(regular_topology(1, 1, 1, 8, 1), &CpuSet::new());
-    state.forks_complete_since = Some(Nanos(0));
+    state.fork_events_complete_since = Some(Nanos(0));
     state.jobs.insert(Job::new(job("a"), Uid(1), Lifetime::Members, UnixMillis(0)));
     let start = StartTime(0);
     let thread = |mask: &str| MemberThread {
@@ -168,7 +168,7 @@ fn where_events_were_lost_nothing_is_known_of_processes_that_only_events_told_of
 #[test]
 fn where_no_events_are_read_a_process_that_is_gone_leaves_nothing() {
     let mut state = with_a_member();
-    state.forks_complete_since = None;
+    state.fork_events_complete_since = None;
     state.forget_gone(Pid(10));
     assert!(state.lineage.descendant(Pid(10)).is_none());
 }

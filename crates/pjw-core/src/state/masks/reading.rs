@@ -18,7 +18,8 @@ impl WardenState {
     /// The limits of the masks of a process since `read_at`. `persists` is false for kernels before Linux 6.2.
     pub(crate) fn mask_limits(&self, pid: Pid, read_at: Nanos, persists: bool) -> MaskLimits {
         let known = self.processes.get(&pid);
-        let moved = known.and_then(|known| known.moved.as_ref()).filter(|(_, at)| *at >= read_at);
+        let moved =
+            known.and_then(|known| known.last_cgroup_change.as_ref()).filter(|(_, at)| *at >= read_at);
         let present = known.and_then(|known| known.process.cgroup.as_deref()).unwrap_or_default();
         // The daemon before may have moved the process back out of a cpuset.
         let unread = known.filter(|_| read_at == Nanos(0));
@@ -52,7 +53,7 @@ impl WardenState {
         persists: bool,
     ) -> MaskLimits {
         let mut limits = self.mask_limits(pid, at, persists);
-        let of_ancestor = new.map(|new| self.mask_limits(new.ancestor, new.read_at, persists));
+        let of_ancestor = new.map(|new| self.mask_limits(new.ancestor, new.masks_read_at, persists));
         limits.may_be_reset |= of_ancestor.is_some_and(|limits| limits.may_be_reset);
         limits
     }
@@ -61,7 +62,7 @@ impl WardenState {
     /// another cgroup. `None` if they never changed.
     pub(crate) fn limits_changed_at(&self, pid: Pid) -> Option<Nanos> {
         let known = self.processes.get(&pid)?;
-        let moved_at = known.moved.as_ref().map(|&(_, at)| at);
+        let moved_at = known.last_cgroup_change.as_ref().map(|&(_, at)| at);
         let cgroup = known.process.cgroup.as_deref().unwrap_or_default();
         let written = enclosing_paths(cgroup).filter_map(|path| self.cpusets.history(path)?.changed_at());
         written.chain(moved_at).chain(self.online.changed_at()).max()

@@ -240,7 +240,7 @@ fn the_scope_of_all_processes_includes_kernel_threads() {
     let mut kernel = 0;
     let collect = &mut |task: TaskRecord<'_>| {
         reported.insert(task.process);
-        kernel += u32::from(task.stat.kernel);
+        kernel += u32::from(task.stat.is_kernel_thread);
     };
     let summary = scan.for_each_task(TaskScope::AllProcesses(&BTreeSet::new()), collect).unwrap();
     let after = all(&mut proc);
@@ -260,9 +260,9 @@ fn a_kernel_thread_is_marked() {
     };
     let mut reported = Vec::new();
     let collect = &mut |task: TaskRecord<'_>| {
-        reported.push((task.stat.kernel, task.stat.comm, task.stat.stack, task.stat.parent));
+        reported.push((task.stat.is_kernel_thread, task.stat.comm, task.stat.stack, task.stat.parent));
     };
     scan.for_each_task(TaskScope::Only(&BTreeSet::from([Pid(2)])), collect).unwrap();
-    assert!(stat.kernel);
+    assert!(stat.is_kernel_thread);
     assert_eq!(reported, [(true, stat.comm, 0, Pid(0))]);
 }

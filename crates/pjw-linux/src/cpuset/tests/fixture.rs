@@ -226,9 +226,9 @@ pub(super) fn shown(cpus: &CpuSet) -> BTreeSet<String> {
     BTreeSet::from([cpus.to_string()])
 }
 
-pub(super) fn hint(outcome: CpusetOutcome) -> String {
+pub(super) fn reason(outcome: CpusetOutcome) -> String {
     match outcome {
-        CpusetOutcome::Refused { hint } => hint,
+        CpusetOutcome::Refused { reason } => reason,
         other => panic!("not refused: {other:?}"),
     }
 }

@@ -39,7 +39,7 @@ fn no_thread_leaves_its_cpuset_by_setting_a_mask() {
     assert_eq!(fixture.create(&job_cpuset), done(first));
     assert_eq!(fixture.widen(&job_cpuset), done(all.clone()));
     assert_eq!(fixture.masks(process), shown(&all));
-    assert!(hint(fixture.remove(&job_cpuset)).contains("processes are still in it"));
+    assert!(reason(fixture.remove(&job_cpuset)).contains("processes are still in it"));
     assert_eq!(fixture.move_back(process, &job_cpuset, &original_cgroup), DONE);
     assert_eq!(fixture.cgroup_of(process), original_cgroup);
     assert_eq!(fixture.remove(&job_cpuset), DONE);
@@ -153,19 +153,19 @@ fn a_cpuset_without_a_cpu_of_this_machine_is_refused_and_leaves_nothing() {
     let Some(mut fixture) = fixture() else { return };
     let beyond = CpuSet::from(Pu(8000));
     let impossible = job_cpuset("nowhere", &beyond);
-    assert!(hint(fixture.create(&impossible)).contains("8000") || !fixture.group(&impossible).exists());
+    assert!(reason(fixture.create(&impossible)).contains("8000") || !fixture.group(&impossible).exists());
     assert!(!fixture.group(&impossible).exists());
 
     let first = fixture.first();
     let known = job_cpuset("known", &first);
     assert_eq!(fixture.create(&known), done(first.clone()));
     let moved = JobCpuset { spec: CpusetSpec::from_cpus(beyond), ..known.clone() };
-    hint(fixture.create(&moved));
+    reason(fixture.create(&moved));
     assert_eq!(fixture.group(&known).effective_cpus().unwrap(), first);
     let mems = Some(CpuSet::from(Pu(63)));
     let no_memory =
         JobCpuset { spec: CpusetSpec { mems, ..CpusetSpec::from_cpus(fixture.last()) }, ..known.clone() };
-    hint(fixture.create(&no_memory));
+    reason(fixture.create(&no_memory));
     assert_eq!(fixture.group(&known).effective_cpus().unwrap(), first);
     assert_eq!(fixture.remove(&known), DONE);
 }
@@ -231,7 +231,7 @@ fn only_the_identified_process_is_moved() {
     assert_eq!((fixture.cgroup_of(process), fixture.remove(&next)), (job_cpuset.path.clone(), DONE));
 
     assert!(
-        hint(fixture.move_back(process, &job_cpuset, "/test-gone"))
+        reason(fixture.move_back(process, &job_cpuset, "/test-gone"))
             .contains("/test-gone: the cgroup no longer exists")
     );
     assert_eq!(fixture.cgroup_of(process), job_cpuset.path);
@@ -245,7 +245,7 @@ fn a_process_cannot_move_into_a_removed_cpuset() {
     let Some(mut fixture) = fixture() else { return };
     let (threaded, process) = ThreadedProcess::start(&mut fixture);
     let job_cpuset = job_cpuset("absent", &fixture.first());
-    assert!(hint(fixture.move_in(process, &job_cpuset)).contains("no longer exists"));
+    assert!(reason(fixture.move_in(process, &job_cpuset)).contains("no longer exists"));
     threaded.end();
 }
 
@@ -254,9 +254,9 @@ fn foreign_paths_and_paths_with_dot_dot_are_refused() {
     let Some(mut fixture) = fixture() else { return };
     for path in ["/pjw/../x", "/..", "/", "x", "/pjw/.", "/slice/x", "/pjw", "/pjw/", "/pjw/a/b", "/pjwx"] {
         let foreign = JobCpuset { path: path.to_owned(), ..job_cpuset("path", &fixture.first()) };
-        let what = hint(fixture.create(&foreign));
+        let what = reason(fixture.create(&foreign));
         assert!(!what.is_empty(), "{path}");
-        hint(fixture.remove(&foreign));
+        reason(fixture.remove(&foreign));
     }
 }
 
@@ -333,7 +333,7 @@ fn an_isolated_cpuset_is_exclusive_or_refused_with_a_reason() {
     let group = fixture.group(&job_cpuset);
     let top = fixture.hierarchy.root();
     if !fixture.hierarchy.unified {
-        assert!(hint(fixture.create(&job_cpuset)).contains("can't be isolated"));
+        assert!(reason(fixture.create(&job_cpuset)).contains("can't be isolated"));
         assert!(!group.exists());
         return;
     }
@@ -348,7 +348,7 @@ fn an_isolated_cpuset_is_exclusive_or_refused_with_a_reason() {
     // A partition can't have all CPUs of the machine. The earlier state is restored.
     let greedy =
         JobCpuset { spec: CpusetSpec { cpus: all.clone(), ..job_cpuset.spec.clone() }, ..job_cpuset.clone() };
-    let said = hint(fixture.create(&greedy));
+    let said = reason(fixture.create(&greedy));
     assert!(said.contains("can't be isolated") || said.contains("can't get"), "{said}");
     assert_eq!(group.effective_cpus().unwrap(), last);
     assert_eq!(group.read_file("cpuset.cpus.partition").unwrap(), "isolated");
@@ -359,7 +359,7 @@ fn an_isolated_cpuset_is_exclusive_or_refused_with_a_reason() {
 
     // A partition needs a parent that is a partition.
     let below = JobCpuset { spec: job_cpuset.spec.clone(), ..below };
-    assert!(hint(fixture.create(&below)).contains("can't be isolated"));
+    assert!(reason(fixture.create(&below)).contains("can't be isolated"));
     assert!(!fixture.group(&below).exists());
 }
 

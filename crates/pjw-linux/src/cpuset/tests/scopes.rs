@@ -68,7 +68,7 @@ fn no_thread_leaves_a_scope_and_none_is_killed_at_its_end() {
         [done(all.clone()), done(all.clone())]
     );
     assert_eq!(fixture.masks(process), shown(&all));
-    assert!(hint(fixture.remove(&job_cpuset)).contains("processes are still in it"));
+    assert!(reason(fixture.remove(&job_cpuset)).contains("processes are still in it"));
     assert_eq!(fixture.move_back(process, &job_cpuset, &original_cgroup), DONE);
     gone(&mut fixture, &job_cpuset);
     assert_eq!(threaded.0.try_wait().unwrap(), None, "the process keeps running");
@@ -145,14 +145,16 @@ fn a_refused_scope_leaves_its_process_in_the_original_cgroup() {
     let (threaded, process) = ThreadedProcess::start(&mut fixture);
     let original_cgroup = fixture.cgroup_of(process);
     let job_cpuset = scope("beyond", &CpuSet::from(Pu(8000)));
-    hint(fixture.create_with(&job_cpuset, &[process]));
+    reason(fixture.create_with(&job_cpuset, &[process]));
     assert_eq!(fixture.cgroup_of(process), original_cgroup);
     gone(&mut fixture, &job_cpuset);
 
     // An existing scope keeps its cpuset.
     let known = scope("known", &fixture.first());
     assert_eq!(fixture.create_with(&known, &[process]), done(fixture.first()));
-    hint(fixture.create(&JobCpuset { spec: CpusetSpec::from_cpus(CpuSet::from(Pu(8000))), ..known.clone() }));
+    reason(
+        fixture.create(&JobCpuset { spec: CpusetSpec::from_cpus(CpuSet::from(Pu(8000))), ..known.clone() }),
+    );
     assert_eq!(fixture.group(&known).effective_cpus().unwrap(), fixture.first());
     assert_eq!(fixture.cgroup_of(process), known.path);
     threaded.end();
@@ -177,7 +179,7 @@ fn a_scope_without_its_controller_is_repaired_or_removed() {
     };
     withhold("cpuset");
     until_true("systemd takes the controller away", || fixture.group(&job_cpuset).read_cpuset().is_err());
-    assert!(hint(fixture.create(&job_cpuset)).contains("DisableControllers"));
+    assert!(reason(fixture.create(&job_cpuset)).contains("DisableControllers"));
     assert_eq!([fixture.widen(&job_cpuset), fixture.remove(&job_cpuset)], [done(all.clone()), DONE]);
     assert_eq!(
         (fixture.cgroup_of(process), fixture.masks(process)),
@@ -186,7 +188,7 @@ fn a_scope_without_its_controller_is_repaired_or_removed() {
     );
     let (other, second) = ThreadedProcess::start(&mut fixture);
     let original_cgroup = fixture.cgroup_of(second);
-    assert!(hint(fixture.create_with(&scope("none", &first), &[second])).contains("DisableControllers"));
+    assert!(reason(fixture.create_with(&scope("none", &first), &[second])).contains("DisableControllers"));
     assert_eq!(fixture.cgroup_of(second), original_cgroup);
 
     withhold("");

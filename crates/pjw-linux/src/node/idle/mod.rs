@@ -108,7 +108,7 @@ impl IdleCheck {
 }
 
 fn planned_mask(idle_watch: &IdleWatch, group: usize) -> Option<&CpuSet> {
-    idle_watch.groups.get(group)?.within.as_ref()
+    idle_watch.groups.get(group)?.expected_cpus.as_ref()
 }
 
 impl IdleTracker {
@@ -140,7 +140,7 @@ impl IdleTracker {
             if job == Some(CgroupActivity::Idle) && !full {
                 continue;
             }
-            let may_skip = group.within.is_none() && job != Some(CgroupActivity::BecameIdle);
+            let may_skip = group.expected_cpus.is_none() && job != Some(CgroupActivity::BecameIdle);
             let address = Arc::as_ptr(group).addr();
             let is_settled = may_skip && self.settled.contains_key(&address);
             let mut settles = may_skip && !is_settled;
@@ -155,7 +155,7 @@ impl IdleTracker {
                     idle_check.idle.extend(full.then_some(pid));
                 } else {
                     let was_idle = self.check_process(pid, at, since, &mut idle_check);
-                    if was_idle && group.within.is_some() {
+                    if was_idle && group.expected_cpus.is_some() {
                         idle_check.mask_only.push((pid, number));
                     }
                 }
@@ -180,7 +180,7 @@ impl IdleTracker {
         at: Nanos,
     ) -> (Option<CgroupActivity>, Option<Nanos>) {
         let mut of_job = groups.iter().take_while(|group| group.cgroup.as_deref() == Some(path));
-        let has_mask_only = of_job.any(|group| group.within.is_some());
+        let has_mask_only = of_job.any(|group| group.expected_cpus.is_some());
         let scans = self.scans;
         if let Some(known) = self.jobs.get_mut(path) {
             let since = known.idle_until;

@@ -47,12 +47,12 @@ impl Drop for Shell {
 
 fn idle_watch(cgroup: Option<&str>, pids: &[Pid]) -> Arc<IdleWatch> {
     let within = Some(CpuSet::from(Pu(0)));
-    let group = IdleGroup { cgroup: cgroup.map(str::to_owned), within, pids: pids.to_vec() };
+    let group = IdleGroup { cgroup: cgroup.map(str::to_owned), expected_cpus: within, pids: pids.to_vec() };
     Arc::new(IdleWatch { groups: vec![Arc::new(group)], ..IdleWatch::default() })
 }
 
 fn behind_a_cpuset(pid: Pid) -> IdleWatch {
-    let group = IdleGroup { cgroup: None, within: None, pids: vec![pid] };
+    let group = IdleGroup { cgroup: None, expected_cpus: None, pids: vec![pid] };
     IdleWatch { groups: vec![Arc::new(group)], ..IdleWatch::default() }
 }
 
@@ -132,7 +132,7 @@ fn a_run_between_two_checks_is_found_when_the_job_becomes_idle() {
     let pid = shell.pid();
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir(root.path().join("job")).unwrap();
-    let group = IdleGroup { cgroup: Some("/job".into()), within: None, pids: vec![pid] };
+    let group = IdleGroup { cgroup: Some("/job".into()), expected_cpus: None, pids: vec![pid] };
     let idle_watch = IdleWatch {
         groups: vec![Arc::new(group.clone()), Arc::new(IdleGroup { pids: Vec::new(), ..group })],
         ..IdleWatch::default()
@@ -238,7 +238,11 @@ fn an_idle_cgroup_is_read_less_often_the_longer_it_is_idle_except_where_masks_ke
     std::fs::create_dir(root.path().join("job")).unwrap();
     let stat = root.path().join("job/cpu.stat");
     std::fs::write(&stat, "usage_usec 0\n").unwrap();
-    let group = |within| IdleGroup { cgroup: Some("/job".into()), within, pids: vec![Pid(u32::MAX >> 1)] };
+    let group = |within| IdleGroup {
+        cgroup: Some("/job".into()),
+        expected_cpus: within,
+        pids: vec![Pid(u32::MAX >> 1)],
+    };
     for (within, latest) in [(None, MAX_PERIOD), (Some(CpuSet::from(Pu(0))), 1)] {
         let groups = vec![Arc::new(group(None)), Arc::new(group(within))];
         let idle_watch = IdleWatch { groups, ..IdleWatch::default() };

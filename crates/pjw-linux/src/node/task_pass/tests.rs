@@ -81,7 +81,7 @@ fn a_full_scan_is_the_same_both_ways() {
     let Some(reported) = agreed(&full(&[test_process.pid()]), &pids, true) else { return };
     assert_eq!(reported[0].threads.as_ref().unwrap().len(), threads.len() + 2);
     assert_eq!(reported[0].attributes.as_ref().unwrap().environ["PJW_TEST_PROCESS"], "yes");
-    assert!(reported[1].threads.is_none() && reported[2].kernel);
+    assert!(reported[1].threads.is_none() && reported[2].is_kernel_thread);
 }
 
 #[test]

@@ -49,8 +49,12 @@ fn examine(warden: &Warden) -> anyhow::Result<Examination> {
     let policy = scanner.policy();
     let mut host = survey::host_facts(&watched.after.online);
     host.incomplete = watched.after.incomplete.clone().or_else(|| watched.before.incomplete.clone());
-    let has_kernel =
-        watched.after.processes.values().filter_map(Observed::present).any(|process| process.kernel);
+    let has_kernel = watched
+        .after
+        .processes
+        .values()
+        .filter_map(Observed::present)
+        .any(|process| process.is_kernel_thread);
     host.container = !has_kernel && !host.hides_processes;
     let watch = scanner.diagnosis(&watched);
     let mut jobs = watch.observed_jobs(&answer.held);
@@ -81,7 +85,8 @@ fn examine(warden: &Warden) -> anyhow::Result<Examination> {
 /// The processes that are not kernel threads.
 fn programs(snapshot: &Snapshot) -> impl Iterator<Item = (Pid, Uid, Comm)> + '_ {
     let seen = snapshot.processes.values().filter_map(Observed::present);
-    seen.filter(|process| !process.kernel).map(|process| (process.id.pid, process.uid, process.comm))
+    seen.filter(|process| !process.is_kernel_thread)
+        .map(|process| (process.id.pid, process.uid, process.comm))
 }
 
 fn viewer() -> Uid {

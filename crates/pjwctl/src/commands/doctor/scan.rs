@@ -149,9 +149,9 @@ pub(super) fn schedulers(processes: &[(Pid, Uid, Comm)], first_person_uid: u32) 
 
 /// The text of a batch system's configuration, from the first directory that contains one.
 fn configuration(service: &Scheduler) -> Option<String> {
-    let named = std::env::var_os(service.variable).filter(|_| !service.variable.is_empty());
+    let named = std::env::var_os(service.config_variable).filter(|_| !service.config_variable.is_empty());
     let named = named.map(PathBuf::from).map(|path| if path.is_file() { parent(&path) } else { path });
-    let directories = named.into_iter().chain(service.directories.iter().map(PathBuf::from));
+    let directories = named.into_iter().chain(service.config_directories.iter().map(PathBuf::from));
     let mut texts = directories.filter_map(|directory| text_in(service, &directory));
     texts.next()
 }
@@ -161,7 +161,7 @@ fn parent(path: &Path) -> PathBuf {
 }
 
 fn text_in(service: &Scheduler, directory: &Path) -> Option<String> {
-    let (first, others) = service.files.split_first()?;
+    let (first, others) = service.config_files.split_first()?;
     let mut text = text_of(directory, first)?;
     for file in others {
         text.push('\n');

@@ -17,7 +17,7 @@ pub enum Query {
         /// The job.
         job: JobId,
         /// The start of the page. `None` for the first page.
-        after: Option<Cursor>,
+        after: Option<PageEnd>,
         /// The largest number of members on the page.
         limit: usize,
     },
@@ -48,7 +48,7 @@ pub const MAX_THREADS: usize = 1000;
 /// A position in the list of a job's processes and threads: the last process and thread of one page. The next page
 /// starts after them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cursor {
+pub struct PageEnd {
     /// The last process on the page.
     pub pid: Pid,
     /// The last thread on the page, if the threads of `pid` continue on the next page. `None` if they are complete.
@@ -59,7 +59,7 @@ pub struct Cursor {
 #[derive(Debug)]
 pub enum Answer {
     /// A page of members, and the cursor of the next page if there is one. `None` if there is no such job.
-    Members(Option<(Vec<MemberFacts>, Option<Cursor>)>),
+    Members(Option<(Vec<MemberFacts>, Option<PageEnd>)>),
     /// Why a job has its CPUs. `None` if there is no such job.
     Job(Option<JobReasons>),
     /// Why a process belongs to its job.
@@ -110,13 +110,13 @@ pub struct ProcessReasons {
     /// One page of the threads of the process: at most [`MAX_THREADS`]. Empty if the process belongs to no job.
     pub threads: Vec<ThreadFacts>,
     /// The last thread on this page, after which the next page starts. `None` if no page follows.
-    pub next: Option<Tid>,
+    pub continue_after: Option<Tid>,
 }
 
 /// Returns one page of the processes of a job, ordered by pid. The page starts after the position `after` (the end
 /// of the previous page; `None` for the first page), and has at most `limit` processes and [`MAX_THREADS`] threads.
 #[must_use]
-pub fn members_page(state: &WardenState, job: &JobId, after: Option<Cursor>, limit: usize) -> Answer {
+pub fn members_page(state: &WardenState, job: &JobId, after: Option<PageEnd>, limit: usize) -> Answer {
     if !state.jobs.contains_key(job) {
         return Answer::Members(None);
     }
@@ -138,7 +138,7 @@ pub fn members_page(state: &WardenState, job: &JobId, after: Option<Cursor>, lim
             let process = state.processes.get(&member.id.pid).map(|known| known.process.clone());
             page.push(MemberFacts { id: member.id, evidence: member.evidence, process, threads });
         }
-        cursor = Some(Cursor { pid: member.id.pid, tid: next });
+        cursor = Some(PageEnd { pid: member.id.pid, tid: next });
         if next.is_some() {
             return Answer::Members(Some((page, cursor)));
         }
@@ -163,13 +163,14 @@ pub fn job_reasons(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
 #[must_use]
 pub fn process_reasons(state: &WardenState, policy: &Policy, pid: Pid, after: Option<Tid>) -> Answer {
     let member = state.members.get(&pid);
-    let (threads, next) = member.map(|member| threads(state, member, after, MAX_THREADS)).unwrap_or_default();
+    let (threads, continue_after) =
+        member.map(|member| threads(state, member, after, MAX_THREADS)).unwrap_or_default();
     Answer::Process(ProcessReasons {
         known: state.processes.contains_key(&pid),
         job: member.map(|member| member.job.clone()),
         because: explain::process_reasons(state, policy, pid),
         threads,
-        next,
+        continue_after,
     })
 }
 

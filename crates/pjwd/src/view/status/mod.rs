@@ -11,7 +11,9 @@ use pjw_core::event::{Event, EventKind};
 use pjw_core::policy::Mode;
 use pjw_core::ports::{Journal, Node};
 use pjw_core::topology::{Level, Topology};
-use pjw_core::{allocate::offer::fits, ids::Uid, plan::Warning, state::WardenState, state::dirty::DirtySet};
+use pjw_core::{
+    allocate::offer::largest_requests, ids::Uid, plan::Warning, state::WardenState, state::dirty::DirtySet,
+};
 use pjw_ipc::wire;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
@@ -77,9 +79,9 @@ pub struct Publisher {
 #[derive(Debug)]
 pub struct StatusFeed {
     /// The latest published status.
-    pub view: watch::Receiver<Arc<PublishedStatus>>,
+    pub status: watch::Receiver<Arc<PublishedStatus>>,
     /// The topology of the machine, with the latest changes.
-    pub machine: watch::Receiver<Arc<wire::Topology>>,
+    pub topology: watch::Receiver<Arc<wire::Topology>>,
     /// The events of the daemon, each as soon as it is published.
     pub events: mpsc::UnboundedReceiver<Arc<wire::Event>>,
 }
@@ -106,7 +108,7 @@ impl Publisher {
             fits: None,
             last: None,
         };
-        (publisher, StatusFeed { view: seen, machine: known, events: event_receiver })
+        (publisher, StatusFeed { status: seen, topology: known, events: event_receiver })
     }
 
     /// Publishes the changed topology of the machine to the control server, after PUs (logical CPUs) were added.
@@ -202,7 +204,7 @@ impl Publisher {
     fn fits(&mut self, state: &WardenState) -> wire::Fits {
         let version = state.pool.change_count();
         if self.fits.as_ref().is_none_or(|(known, _)| *known != version) {
-            self.fits = Some((version, fits_to_wire(fits(&state.pool, &state.topology))));
+            self.fits = Some((version, fits_to_wire(largest_requests(&state.pool, &state.topology))));
         }
         self.fits.as_ref().map(|(_, fits)| fits.clone()).unwrap_or_default()
     }

@@ -44,7 +44,7 @@ fn process(pid: u32, uid: u32) -> Process {
         session: Pid(pid),
         uid: Uid(uid),
         comm: "x".into(),
-        kernel: false,
+        is_kernel_thread: false,
         mask: None,
         cgroup: None,
         attributes: None,
@@ -62,7 +62,7 @@ fn state(jobs: Vec<Job>, processes: Vec<Process>) -> WardenState {
         job_marks: JobMarks::default(),
         first_seen: Nanos(0),
         is_new: false,
-        moved: None,
+        last_cgroup_change: None,
     };
     processes.into_iter().for_each(|process| state.processes.insert(known(process)));
     state

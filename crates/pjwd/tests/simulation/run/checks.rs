@@ -300,7 +300,7 @@ impl Run {
     /// and ended in the meantime.
     pub(super) fn has_missed_information(&self) -> bool {
         self.faults.lost_events > 0
-            || self.faults.unreadable > 0
+            || self.faults.unreadable_processes > 0
             || self.totals.kills > 0
             || self.faults.refused_records > 0
     }

@@ -238,7 +238,7 @@ impl Run {
 
     fn restart_fork_tracking(&mut self) {
         let now = self.world.borrow().moment().since_boot;
-        self.warden.set_forks_complete_since(Some(now).filter(|_| self.faults.lost_events == 0));
+        self.warden.set_fork_events_complete_since(Some(now).filter(|_| self.faults.lost_events == 0));
     }
 
     /// Prints what happened to processes and masks since the last cycle.
@@ -386,5 +386,5 @@ fn start(
 }
 
 fn assign(job: &JobId, cores: u32, pid: Option<Pid>) -> Command {
-    Command::Assign(pjw_sim::testing::assign(&job.to_string(), cores, pid.as_slice()))
+    Command::Assign(pjw_sim::testing::assign_command(&job.to_string(), cores, pid.as_slice()))
 }
