@@ -1,6 +1,7 @@
 //! The data that the phases of one cycle share.
 
 use crate::basics::{Moment, Pid, ThreadId, prelude::*};
+use crate::state::masks::entry::{MaskRequest, MaskWriter};
 use crate::state::{MaskEntry, WardenState, mask_records};
 use crate::terms::{Event, Job, JobId, MaskAction, Observed, Policy, Record, ScanScope, Snapshot, Warning};
 
@@ -106,10 +107,11 @@ impl Draft<'_> {
         let now = self.now.since_boot;
         for MaskAction { thread, requested, .. } in actions {
             let Some(entry) = self.state.mask_mut(thread) else { continue };
-            let (before, set) = (entry.original().clone(), requested.clone());
-            entry.begin_write(set.clone(), before.clone(), now);
-            let since = entry.journaled_since().unwrap_or(now);
-            self.out.records.push(Record::MaskSet { thread: *thread, before, set, since, at: Some(now) });
+            let original = entry.original().clone();
+            entry.begin_write(requested.clone(), original, now);
+            // The journal does not have the requests of a kernel before 6.2 yet.
+            let is_new = |request: &MaskRequest| request.since == now || request.by == MaskWriter::Kernel;
+            self.out.records.extend(mask_records(*thread, entry, is_new));
         }
     }
 
@@ -127,7 +129,7 @@ impl Draft<'_> {
     pub(crate) fn journal_mask(&mut self, thread: ThreadId) {
         if let Some(entry) = self.state.mask_entry(&thread).filter(|entry| entry.journaled_since().is_some())
         {
-            self.out.records.extend(mask_records(thread, entry));
+            self.out.records.extend(mask_records(thread, entry, |_| true));
         }
     }
 

@@ -15,7 +15,8 @@ impl WardenState {
         let members = self.members.values().map(Member::membership).map(Record::Joined);
         let restoring = self.restoring.values().map(Member::membership).map(Record::Left);
         let masks = self.journaled_masks();
-        let masks = masks.flat_map(|(thread, entry)| mask_records(thread, entry).collect::<Vec<_>>());
+        let masks =
+            masks.flat_map(|(thread, entry)| mask_records(thread, entry, |_| true).collect::<Vec<_>>());
         let cpusets = self.cpusets.records().into_iter().map(Record::Cpuset);
         jobs.chain(cpusets).chain(members).chain(restoring).chain(masks).collect()
     }
@@ -50,7 +51,8 @@ impl WardenState {
             Record::MaskSet { thread, before, set, since: kept_since, at } => {
                 let since = at.unwrap_or(kept_since);
                 // A mask is journaled before the first request of pjw: an older request is the program's.
-                let by = if since < kept_since { MaskWriter::Program } else { MaskWriter::Warden };
+                let is_programs = since < kept_since && set == before;
+                let by = if is_programs { MaskWriter::Program } else { MaskWriter::Warden };
                 let request = MaskRequest { mask: set, original: before, by, since };
                 match self.recorded_masks.get_mut(&thread) {
                     Some(entry) => entry.add_recorded_request(request),
@@ -102,10 +104,14 @@ impl WardenState {
     }
 }
 
-/// The records of one mask entry: each mask that may have been requested.
-pub(crate) fn mask_records(thread: ThreadId, entry: &MaskEntry) -> impl Iterator<Item = Record> {
+/// The records of one mask entry: each mask that may have been requested, if `is_wanted`.
+pub(crate) fn mask_records(
+    thread: ThreadId,
+    entry: &MaskEntry,
+    is_wanted: impl Fn(&MaskRequest) -> bool,
+) -> impl Iterator<Item = Record> {
     let since = entry.journaled_since().unwrap_or_default();
-    entry.possible_requests().map(move |request| Record::MaskSet {
+    entry.possible_requests().filter(move |request| is_wanted(request)).map(move |request| Record::MaskSet {
         thread,
         before: request.original.clone(),
         set: request.mask.clone(),

@@ -201,6 +201,25 @@ fn a_mask_that_was_restored_in_the_cpuset_survives_a_crash_after_the_process_was
 }
 
 #[test]
+fn a_journaled_restore_after_the_kernel_forgot_the_mask_is_carried_out_by_the_next_daemon() {
+    let mut m = machine_with_cpusets(false);
+    m.spawn(10, 1, 0);
+    m.bind(10, 10, "1");
+    m.assign("a", 2, &[10]).unwrap();
+    let mut next = WardenState::new(regular_topology(2, 1, 1, 4, 1), &m.policy.housekeeping);
+    m.state.records().into_iter().for_each(|record| next.replay(record));
+    let scan = m.state.scan_request(true);
+    let release = m.cycle(&scan, &[Command::Release { job: job("a"), caller: ROOT }]);
+    let after = m.scan();
+    let restore = m.decide(&after, &[]);
+    assert_eq!(restore.plan.actions.len(), 1);
+    release.records.into_iter().chain(restore.records).for_each(|record| next.replay(record));
+    m.state = next;
+    m.settle();
+    assert_eq!(m.mask(10, 10), "1");
+}
+
+#[test]
 fn a_process_from_before_the_grant_has_its_own_mask() {
     let mut m = machine();
     m.spawn(10, 1, 0);
