@@ -5,9 +5,9 @@
 //! variable counts only for the owner of the job, and only if the job is known otherwise or an ancestor is the
 //! scheduler's launcher. Otherwise a user could join the job of another user, or invent jobs to get more cores.
 
-use crate::basics::{BirthTime, CpuSet, Pid, Uid, prelude::*};
+use crate::basics::{BirthTime, CpuSet, Pid, ProcessId, Uid, prelude::*};
 use crate::phases::{draft::Draft, observe::update_threads, unassigned::adopting_job};
-use crate::state::{KnownProcess, MaskEntry, MaskRequest, Member, WardenState, child_evidence};
+use crate::state::{KnownProcess, MaskEntry, MaskRequest, MaskWriter, Member, WardenState, child_evidence};
 use crate::terms::{
     BatchRole, CgroupOwner, Evidence, GrantedBy, Job, JobId, JobMark, JobUnit, Lifetime, MarkKind, Observed,
     Process, Record, Source,
@@ -43,6 +43,7 @@ fn processes_to_check<'a>(draft: &'a Draft<'_>) -> Box<dyn Iterator<Item = &'a K
 /// Tracks the children of released processes. A child that was born before the mask of its parent was restored has the mask
 /// that pjw set for the parent.
 fn track_children_of_released(draft: &mut Draft<'_>) {
+    note_orphans_of_released(draft);
     let state = &*draft.state;
     let persists = draft.policy.cpuset_support.affinity_persists;
     let child_with_mask = |known: &KnownProcess| {
@@ -74,6 +75,55 @@ fn track_children_of_released(draft: &mut Draft<'_>) {
         draft.state.restoring.insert(pid, child);
         update_threads_of(draft, pid);
     }
+}
+
+/// Records the descent of new orphans that have exactly a mask that pjw set for a released process.
+fn note_orphans_of_released(draft: &mut Draft<'_>) {
+    let state = &*draft.state;
+    let is_new = |known: &&KnownProcess| known.is_new && state.tracked(known.process.id.pid).is_none();
+    let orphans = processes_to_check(draft).filter(is_new);
+    let orphans =
+        orphans.filter_map(|known| Some((known.process.id.pid, request_of_released(state, known)?)));
+    let orphans: Vec<(Pid, (Member, MaskRequest))> = orphans.collect();
+    for (pid, (ancestor, request)) in orphans {
+        draft.state.lineage.note_orphan(pid, &ancestor, vec![request]);
+    }
+}
+
+/// The request of pjw for a released process of the same user that an orphan of unknown descent inherited: the orphan has
+/// exactly this mask. `None` if there is none, or if several have different original masks. Never for root, whose daemons
+/// choose masks.
+fn request_of_released(state: &WardenState, known: &KnownProcess) -> Option<(Member, MaskRequest)> {
+    let (process, online) = (&known.process, state.pool.online_cpus());
+    let birth = BirthTime::from_start_time(process.id.start, Some(known.first_seen));
+    let mask = process.mask.as_ref().filter(|mask| !online.is_subset(mask))?;
+    if process.uid == Uid::ROOT || !is_orphan_of_unknown_descent(state, known) {
+        return None;
+    }
+    let recorded = state.released_masks.iter().chain(&state.recorded_masks);
+    let recorded = recorded.map(|(thread, entry)| (thread.process, entry));
+    let scanned = state.restoring.values().flat_map(|member| {
+        let entries = member.threads.values().filter_map(|thread| thread.mask.as_ref());
+        entries.map(|entry| (member.id, entry))
+    });
+    let is_relative = |id: ProcessId| {
+        let is_released = state.restoring.get(&id.pid).is_some_and(|member| member.id == id);
+        let relative = state.process(id.pid).filter(|relative| relative.id == id);
+        is_released
+            && id.start <= process.id.start
+            && relative.is_some_and(|relative| relative.uid == process.uid)
+    };
+    let requests = recorded
+        .chain(scanned)
+        .filter(|(id, _)| is_relative(*id))
+        .flat_map(|(id, entry)| entry.requests_inherited_at(birth).map(move |request| (id, request)));
+    let mut inherited = requests.filter(|(_, request)| {
+        request.by == MaskWriter::Warden && request.mask.intersection(&online) == *mask
+    });
+    let (first, request) = inherited.next()?;
+    let is_same = inherited.all(|(_, other)| other.original == request.original);
+    let ancestor = state.restoring.get(&first.pid)?;
+    is_same.then(|| (ancestor.clone(), request.clone()))
 }
 
 /// The job to which a process belongs, with the evidence.

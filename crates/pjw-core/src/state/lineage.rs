@@ -156,6 +156,13 @@ impl Lineage {
         }
     }
 
+    /// Records the descent of an orphan that is known by its mask, and not by a fork event: from the released process
+    /// `ancestor`, with these requests.
+    pub(crate) fn note_orphan(&mut self, orphan: Pid, ancestor: &Member, requests: Vec<MaskRequest>) {
+        self.of_unknown_descent.remove(&orphan);
+        self.descendants.insert(orphan, Descendant::of(ancestor, false, None, requests));
+    }
+
     /// Whether the process has an ancestor of which nothing is known, although its own fork event was read.
     #[must_use]
     pub fn is_of_unknown_descent(&self, pid: Pid) -> bool {

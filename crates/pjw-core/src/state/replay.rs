@@ -63,7 +63,8 @@ impl WardenState {
                 }
             }
             Record::MaskReleased(thread) => {
-                self.recorded_masks.remove(&thread);
+                let released = self.recorded_masks.remove(&thread);
+                self.released_masks.extend(released.map(|entry| (thread, entry)));
             }
             Record::Cpuset(record) => self.cpusets.apply_record(&record, self.topology.cpus(), Nanos(0)),
         }

@@ -47,6 +47,9 @@ pub struct WardenState {
     pub cpusets: CpusetRegistry,
     /// The saved masks from the journal of threads that no scan has read since the daemon was restarted.
     pub recorded_masks: BTreeMap<ThreadId, MaskEntry>,
+    /// The mask entries that the earlier daemon ended, until the first full scan: a child that was born before the end may
+    /// have such a mask, and the earlier daemon may have been killed before it found the child.
+    pub(crate) released_masks: BTreeMap<ThreadId, MaskEntry>,
     /// Whether records of an earlier daemon were lost. The next full scan finds the processes whose masks that daemon may
     /// have set.
     pub is_record_lost: bool,
@@ -102,6 +105,7 @@ impl WardenState {
             cgroups: BTreeMap::new(),
             cpusets: CpusetRegistry::default(),
             recorded_masks: BTreeMap::new(),
+            released_masks: BTreeMap::new(),
             is_record_lost: false,
             unknown_masks: BTreeMap::new(),
             online,
