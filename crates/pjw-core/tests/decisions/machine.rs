@@ -128,7 +128,8 @@ impl Machine {
     /// The limits of a mask where every PU is online and no cpuset changed.
     pub fn limits(&self) -> MaskLimits {
         let machine = self.state.topology.cpus().clone();
-        MaskLimits { possible: [machine.clone()].into_iter().collect(), machine, may_be_reset: false }
+        let possible = [machine.clone()].into_iter().collect();
+        MaskLimits { possible, machine, have_changed: false, may_be_reset: false }
     }
 
     /// The threads of which the journal keeps the masks.

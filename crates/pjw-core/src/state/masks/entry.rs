@@ -70,6 +70,8 @@ pub struct MaskLimits {
     pub possible: SmallVec<[CpuSet; 1]>,
     /// Every PU of the machine.
     pub machine: CpuSet,
+    /// Whether the cpuset was written, or the process moved, or PUs went offline or online since the last reading.
+    pub have_changed: bool,
     /// Whether a kernel before Linux 6.2 may have replaced the mask by the whole cpuset since the last reading: see
     /// `old_kernels`.
     pub may_be_reset: bool,
@@ -126,7 +128,7 @@ pub struct MaskEntry {
     /// limits the mask.
     narrowed: Option<CpuSet>,
     /// The PUs that the cpuset and the online PUs allowed when the kernel refused the original mask, because it has none of
-    /// them. `None` if another mask was read since, or they changed.
+    /// them. `None` if another mask was read since, or the limits changed.
     refused_within: Option<CpuSet>,
     /// Whether it is certain that the program requested the mask that was not predicted: see `old_kernels`.
     is_writer_certain: bool,
@@ -378,7 +380,8 @@ impl MaskEntry {
         let possible_part = |mask: &CpuSet| mask.intersection(&limits.possible[0]);
         let is_narrowed =
             self.narrowed.as_ref().is_some_and(|mask| possible_part(mask) == possible_part(seen));
-        self.refused_within.take_if(|within| !is_narrowed || *within != limits.possible[0]);
+        let are_other_limits = |within: &CpuSet| limits.have_changed || *within != limits.possible[0];
+        self.refused_within.take_if(|within| !is_narrowed || are_other_limits(within));
         let predicts = |request: &MaskRequest| {
             limits.show(&request.mask, seen) || (is_narrowed && request.by != MaskWriter::Kernel)
         };

@@ -26,11 +26,11 @@ impl WardenState {
         let left = unread.and_then(|known| self.cpusets.moved_into(known.process.id));
         let cgroups = core::iter::once(present).chain(moved.map(|(from, _)| &**from)).chain(left);
         let mut cpusets = CpusetList::new();
-        let mut has_changed = moved.is_some();
+        let mut have_changed = moved.is_some();
         for cgroup in cgroups {
             let (around, is_new) = self.cpusets_around(cgroup, read_at);
             cpusets.extend(around);
-            has_changed |= is_new;
+            have_changed |= is_new;
         }
         let mut possible: SmallVec<[CpuSet; 1]> = SmallVec::new();
         let at_each = |online| cpusets.iter().map(move |cpuset| effective_mask(cpuset, online));
@@ -39,8 +39,9 @@ impl WardenState {
                 possible.push(left);
             }
         }
-        has_changed |= self.online.has_changed_since(hotplug_window_start(read_at));
-        MaskLimits { possible, machine: self.topology.cpus().clone(), may_be_reset: !persists && has_changed }
+        have_changed |= self.online.has_changed_since(hotplug_window_start(read_at));
+        let (machine, may_be_reset) = (self.topology.cpus().clone(), !persists && have_changed);
+        MaskLimits { possible, machine, have_changed, may_be_reset }
     }
 
     /// The limits of the masks of a new process since its birth. A kernel before Linux 6.2 may have replaced the request of
@@ -151,9 +152,14 @@ impl WardenState {
         Some(inherited.unwrap_or_else(|| MaskEntry::from_first_reading(seen, &limits, now)))
     }
 
-    /// The requests of the parent's threads that a child inherits if it is born in the interval `birth`. Except requests
-    /// of the program that are older than the first reading: the child may be even older.
+    /// The requests with one of which a process began. If no fork event names them: those of the parent's threads that a
+    /// child inherits if it is born in the interval `birth`. Except requests of the program that are older than the first
+    /// reading: the child may be even older.
     fn parents_requests(&self, member: &Member, birth: BirthTime) -> Vec<MaskRequest> {
+        let known = self.lineage.descendant(member.id.pid).filter(|known| !known.requests.is_empty());
+        if let Some(known) = known {
+            return known.requests.clone();
+        }
         let parent = self.process(member.id.pid).and_then(|process| self.tracked(process.parent));
         let parent = parent.filter(|parent| parent.id.start <= member.id.start);
         let requests = parent.into_iter().flat_map(|parent| parent.requests_at_birth(birth));

@@ -18,7 +18,12 @@ fn limits(possible: &[&str]) -> MaskLimits {
 }
 
 fn limits_of(possible: impl IntoIterator<Item = CpuSet>) -> MaskLimits {
-    MaskLimits { possible: possible.into_iter().collect(), machine: machine(), may_be_reset: false }
+    MaskLimits {
+        possible: possible.into_iter().collect(),
+        machine: machine(),
+        have_changed: false,
+        may_be_reset: false,
+    }
 }
 
 fn everything() -> MaskLimits {
@@ -301,8 +306,12 @@ fn an_original_mask_that_the_cpuset_forbade_is_tried_again_if_the_cpuset_changes
     entry.note_original_unreachable(&set("4-5"), &limits(&["4-5"]));
     read(&mut entry, "4-5", &limits(&["4-5"]), 5);
     assert!(entry.is_restored());
-    read(&mut entry, "4-5", &everything(), 6);
-    assert!(!entry.is_restored());
+    let changed = MaskLimits { have_changed: true, ..limits(&["4-5"]) };
+    for limits in [everything(), changed] {
+        let mut entry = entry.clone();
+        read(&mut entry, "4-5", &limits, 6);
+        assert!(!entry.is_restored());
+    }
 }
 
 #[test]
