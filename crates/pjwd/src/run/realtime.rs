@@ -6,8 +6,8 @@
 //! request passes through the control server and then the loop.
 //!
 //! A thread with a real-time priority could keep a CPU from a job. So it is bounded twice:
-//! - The thread runs at most [`RUN_LIMIT`] without sleeping, as in a scan of a very large node. The kernel enforces this.
-//! - The thread has a budget of [`SHARE_PERMILLE`] of one PU, also if clients or processes make work all the time.
+//! - The thread runs at most `RUN_LIMIT` without sleeping, as in a scan of a very large node. The kernel enforces this.
+//! - The thread has a budget of `SHARE_PERMILLE` of one PU, also if clients or processes make work all the time.
 //!
 //! A thread that exceeds a bound goes on with the normal policy, and is raised again when the budget has a reserve.
 
@@ -125,7 +125,7 @@ impl RealtimePriority {
     }
 
     /// Gives threads that exceeded a bound the normal policy, and raises threads whose budget has a reserve again. Must be
-    /// called just before the loop sleeps, because the kernel counts the time of [`RUN_LIMIT`] from the last sleep.
+    /// called just before the loop sleeps, because the kernel counts the time of `RUN_LIMIT` from the last sleep.
     pub fn enforce_bounds(&mut self, now: Instant) {
         if !self.is_on {
             return;
