@@ -2,7 +2,7 @@
 //!
 //! A *floating* thread may run on all PUs of the grant. A *bound* thread has a mask of its program inside the grant. pjw does
 //! not pin it. It counts on one PU of its mask, so that as many bound threads as possible count on PUs of their own
-//! ([`Matching`]). Hot floating threads are spread over the PUs of the grant: on the PU with the fewest threads, of
+//! (`Matching`). Hot floating threads are spread over the PUs of the grant: on the PU with the fewest threads, of
 //! these on the core with the fewest, near the PU on which the thread already runs. Cold threads float.
 //!
 //! Tests check these properties: pins are inside the grant; the numbers of threads on two PUs differ by at
