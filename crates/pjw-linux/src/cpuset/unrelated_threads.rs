@@ -8,6 +8,7 @@
 //! meanwhile is not restored either.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CgroupOwner, CpusetChange};
@@ -27,7 +28,14 @@ pub(crate) struct UnrelatedThreads {
     /// Threads whose masks name PUs of a partition. The masks are restored when the partition ends while this
     /// warden runs.
     pending: Vec<BoundThread>,
+    /// The cgroup that was removed last while masks were pending, and until when the kernel may still change masks
+    /// because of that.
+    removed: Option<(String, Instant)>,
 }
+
+/// How long the kernel may take to give the CPUs of a removed partition back: it ends the partition after rmdir(2), in
+/// a work queue (`css_killed_work_fn` in kernel/cgroup/cgroup.c, Linux 6.1).
+const REMOVAL_DELAY: Duration = Duration::from_secs(5);
 
 /// A thread whose mask was narrower than its cpuset before a change.
 #[derive(Debug, Clone)]
@@ -62,7 +70,7 @@ impl UnrelatedThreads {
     /// `affinity_persists`: whether affinity survives cpuset writes, as in
     /// [`pjw_core::cpuset_group::CpusetSupport::affinity_persists`].
     pub(crate) fn new(affinity_persists: bool) -> Self {
-        Self { affinity_persists, pending: Vec::new() }
+        Self { affinity_persists, pending: Vec::new(), removed: None }
     }
 
     /// The threads with masks of their own that the change would affect. Empty if it affects none.
@@ -75,12 +83,25 @@ impl UnrelatedThreads {
         if reached { self.find_bound(context) } else { Vec::new() }
     }
 
-    /// Restores the masks that could not be restored before, after the cgroup at `path` was removed: its partition may have
-    /// had their PUs.
-    pub(crate) fn restore_pending(&mut self, context: &mut CpusetContext<'_>, path: &str) {
+    /// Notes that the cgroup at `path` was removed. Its partition may have had the PUs of masks that are pending.
+    pub(crate) fn note_removed(&mut self, path: &str) {
         if !self.pending.is_empty() {
-            let pending = self.still_pending(context, &mut EffectiveCpus::new());
-            self.restore(context, pending, path);
+            self.removed = Some((path.to_owned(), Instant::now() + REMOVAL_DELAY));
+        }
+    }
+
+    /// Restores the pending masks after a cgroup was removed. The kernel may replace a restored mask until it has ended
+    /// the partition, so the masks stay pending for that time.
+    pub(crate) fn restore_after_removal(&mut self, context: &mut CpusetContext<'_>) {
+        let Some((path, until)) = self.removed.take() else { return };
+        let pending = self.still_pending(context, &mut EffectiveCpus::new());
+        let restored = pending.clone();
+        self.restore(context, pending, &path);
+        if Instant::now() < until && !restored.is_empty() {
+            let left: BTreeSet<Tid> = self.pending.iter().map(|bound| bound.tid).collect();
+            let done = restored.into_iter().filter(|bound| !left.contains(&bound.tid));
+            self.pending.extend(done.map(|bound| BoundThread { effective: bound.mask.clone(), ..bound }));
+            self.removed = Some((path, until));
         }
     }
 
@@ -91,13 +112,13 @@ impl UnrelatedThreads {
         }
         self.pending.clear();
         let mut cache = EffectiveCpus::new();
-        for BoundThread { pid, tid, start, mask, .. } in bound {
+        for BoundThread { pid, tid, start, mask, effective } in bound {
             let Some((current, now)) = current_state(context.proc, pid, tid, start) else { continue };
             if now == mask || is_within(&current, path) {
                 continue;
             }
             // Only the kernel sets a mask to exactly the cgroup's effective CPUs.
-            if now != *effective_cached(context.hierarchy, &mut cache, current) {
+            if now != effective && now != *effective_cached(context.hierarchy, &mut cache, current) {
                 continue;
             }
             if let Err(errno) = affinity::set_mask(tid, &mask) {

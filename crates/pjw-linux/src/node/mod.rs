@@ -232,11 +232,13 @@ impl LinuxNode {
         let cgroups: BTreeMap<String, Observed<Cgroup>> =
             paths.into_iter().map(|path| (path.clone(), self.read_cgroup(&path))).collect();
         // systemd removes the scope of a job that ended, and with it a partition.
+        let Self { cache, systemd, unrelated_threads, mounts, .. } = self;
         for (path, _) in cgroups.iter().filter(|(_, cgroup)| **cgroup == Observed::Gone) {
-            let Some(hierarchy) = CpusetMount::choose(&self.mounts) else { break };
-            let Self { cache, systemd, unrelated_threads, .. } = self;
+            unrelated_threads.note_removed(path);
+        }
+        if let Some(hierarchy) = CpusetMount::choose(mounts) {
             let context = &mut CpusetContext { proc: &mut cache.proc, hierarchy: &hierarchy, systemd };
-            unrelated_threads.restore_pending(context, path);
+            unrelated_threads.restore_after_removal(context);
         }
         cgroups
     }
