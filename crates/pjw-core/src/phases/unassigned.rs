@@ -40,7 +40,8 @@ const LOGIN_PROGRAMS: [&str; 20] = [
 /// Shells. One that leads its session is the shell of a login, of a terminal, or of a command over ssh.
 const SHELLS: [&str; 10] = ["ash", "bash", "csh", "dash", "fish", "ksh", "mksh", "sh", "tcsh", "zsh"];
 
-/// Whether the process belongs to a login and not to any work: an administrator is not told of it. What it starts is told.
+/// Whether the process belongs to a login, such as sshd or a login shell. Such a process is counted as a stray and not
+/// reported. Except processes that it starts: these are reported.
 fn belongs_to_login(process: &Process) -> bool {
     let is_one_of = |names: &[&str]| names.iter().any(|name| process.comm == Comm::from(*name));
     is_one_of(&LOGIN_PROGRAMS) || (process.session == process.id.pid && is_one_of(&SHELLS))

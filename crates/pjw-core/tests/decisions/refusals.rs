@@ -24,6 +24,16 @@ fn refused(m: &mut Machine, id: &str, cores: u32) -> String {
     m.assign(id, cores, &[]).unwrap_err().to_string()
 }
 
+/// Starts process 10 in Slurm's cgroup of job 7, which requested two cores.
+fn spawn_in_slurm_job(m: &mut Machine) {
+    in_cgroup(
+        m.spawn(10, 1, 1001),
+        "slurm:7",
+        "/system.slice/slurmstepd.scope/job_7",
+        Some(Amount::Cores(2)),
+    );
+}
+
 #[test]
 fn a_taken_name_is_named_as_the_cause_also_where_no_core_is_free() {
     let mut m = machine();
@@ -40,12 +50,7 @@ fn a_taken_name_is_named_as_the_cause_also_where_no_core_is_free() {
 #[test]
 fn a_job_that_is_released_and_still_listed_is_not_to_be_released_again() {
     let mut m = machine();
-    in_cgroup(
-        m.spawn(10, 1, 1001),
-        "slurm:7",
-        "/system.slice/slurmstepd.scope/job_7",
-        Some(Amount::Cores(2)),
-    );
+    spawn_in_slurm_job(&mut m);
     m.settle();
     m.release("slurm:7").unwrap();
     let refusal = refused_run(&mut m, ROOT, "slurm:7", 1);
@@ -138,12 +143,7 @@ fn an_old_job_without_a_count_is_not_called_new() {
 #[test]
 fn a_process_that_a_scheduler_keeps_in_a_job_is_not_freed_by_a_release() {
     let mut m = machine();
-    in_cgroup(
-        m.spawn(10, 1, 1001),
-        "slurm:7",
-        "/system.slice/slurmstepd.scope/job_7",
-        Some(Amount::Cores(2)),
-    );
+    spawn_in_slurm_job(&mut m);
     m.spawn(20, 1, 1001);
     m.settle();
     m.assign("a", 1, &[20]).unwrap();
