@@ -39,6 +39,14 @@ impl<T: PartialEq> History<T> {
         self.earlier.push((before, at));
     }
 
+    /// Takes back the last replacement, which failed: the value before is the present one again. The failed value counts as
+    /// an earlier value, because a part of the change may have been made.
+    pub(crate) fn take_back(&mut self) {
+        if let Some((before, _)) = self.earlier.last_mut() {
+            core::mem::swap(&mut self.now, before);
+        }
+    }
+
     /// Every value that held at some moment from `from` until now, the present value first.
     pub(crate) fn since(&self, from: Nanos) -> impl Iterator<Item = &T> {
         let earlier = self.earlier.iter().rev().filter(move |(_, until)| *until >= from);
@@ -73,6 +81,16 @@ mod tests {
         assert_eq!(since(11), ['c', 'b']);
         assert_eq!(since(21), ['c']);
         assert!(history.has_changed_since(Nanos(20)) && !history.has_changed_since(Nanos(21)));
+    }
+
+    #[test]
+    fn a_replacement_that_failed_is_no_longer_the_present_value() {
+        let mut history = History::new('a');
+        history.take_back();
+        history.set('b', Nanos(10));
+        history.take_back();
+        assert_eq!(history.since(Nanos(5)).copied().collect::<Vec<_>>(), ['a', 'b']);
+        assert_eq!(history.since(Nanos(11)).copied().collect::<Vec<_>>(), ['a']);
     }
 
     #[test]

@@ -374,6 +374,9 @@ impl CpusetRegistry {
         match &action.change {
             CpusetChange::Create { job_cpuset, .. } => {
                 self.refused.insert(job_cpuset.job.clone(), reason.to_owned());
+                if let Some(history) = self.history.get_mut(&job_cpuset.path) {
+                    history.take_back();
+                }
             }
             CpusetChange::MoveIn { process, .. } => {
                 self.move_errors.insert(*process, reason.to_owned());
