@@ -29,6 +29,8 @@ pub struct PrivateDaemon {
     programs: PathBuf,
     child: Option<Child>,
     dir: TempDir,
+    /// Whether the daemon may run beside another one: the argument `--beside`.
+    beside: bool,
 }
 
 impl PrivateDaemon {
@@ -39,7 +41,7 @@ impl PrivateDaemon {
     /// If the temporary directory or the configuration file can't be written.
     pub fn new(programs: &Path, config: &str) -> io::Result<Self> {
         let dir = tempfile::Builder::new().prefix("pjw-private-").tempdir()?;
-        let daemon = Self { programs: programs.to_owned(), child: None, dir };
+        let daemon = Self { programs: programs.to_owned(), child: None, dir, beside: true };
         daemon.configure(config)?;
         Ok(daemon)
     }
@@ -50,6 +52,11 @@ impl PrivateDaemon {
     /// If the file can't be written.
     pub fn configure(&self, config: &str) -> io::Result<()> {
         fs::write(self.dir().join("pjwd.toml"), config)
+    }
+
+    /// The daemon runs without `--beside` when it is started next. It is refused if another daemon of the user runs.
+    pub fn refuse_to_run_beside(&mut self) {
+        self.beside = false;
     }
 
     /// Starts the daemon and waits until it answers. `launcher` is a program with arguments that starts the daemon,
@@ -106,7 +113,8 @@ impl PrivateDaemon {
     #[must_use]
     pub fn command(&self) -> Command {
         let mut command = Command::new(self.programs.join("pjwd"));
-        command.arg("--beside").arg("--config").arg(self.dir().join("pjwd.toml"));
+        command.args(self.beside.then_some("--beside"));
+        command.arg("--config").arg(self.dir().join("pjwd.toml"));
         command.arg("--socket").arg(self.socket()).arg("--state-dir").arg(self.state_dir());
         command
     }
@@ -115,7 +123,8 @@ impl PrivateDaemon {
     #[must_use]
     pub fn release_all_command(&self) -> Command {
         let mut command = Command::new(self.programs.join("pjwd"));
-        command.args(["--beside", "--release-all", "--state-dir"]).arg(self.state_dir());
+        command.args(self.beside.then_some("--beside"));
+        command.args(["--release-all", "--state-dir"]).arg(self.state_dir());
         command
     }
 

@@ -123,7 +123,7 @@ fn verdict(medians: &Medians) -> String {
 /// If a program fails, or the demo was interrupted.
 pub fn show_live_jobs(experiment: &Experiment<'_>, print_line: impl Fn(&str)) -> anyhow::Result<()> {
     let Experiment { programs, scale, interrupt } = experiment;
-    let warden = PrivateWarden::start(programs, &scale.unusable_pus, interrupt)?;
+    let warden = PrivateWarden::start_alone_if_possible(programs, &scale.unusable_pus, interrupt)?;
     let _a = experiment.start_a(Some(&warden))?;
     let b = experiment.start_b(Some(&warden), 0)?;
     wait_until_hot(&warden, "manual:demo-a", interrupt)?;

@@ -112,8 +112,25 @@ impl PrivateWarden {
     /// # Errors
     /// If the daemon can't be started or does not answer in time. The error has the end of its log.
     pub fn start(programs: &Programs, unusable_pus: &CpuSet, interrupt: &Interrupt) -> anyhow::Result<Self> {
-        let keys = format!("interval = \"1s\"\nhousekeeping = \"{unusable_pus}\"\n");
-        Self::start_with_config(programs, &keys, EventSource::ProcEvents, interrupt)
+        Self::start_with_config(programs, &default_keys(unusable_pus), EventSource::ProcEvents, interrupt)
+    }
+
+    /// Starts a daemon as [`PrivateWarden::start`] does, and without `--beside` if no other daemon of this user runs: its
+    /// status then has no warning of another daemon.
+    ///
+    /// # Errors
+    /// As [`PrivateWarden::start`].
+    pub fn start_alone_if_possible(
+        programs: &Programs,
+        unusable_pus: &CpuSet,
+        interrupt: &Interrupt,
+    ) -> anyhow::Result<Self> {
+        let mut daemon = PrivateDaemon::new(programs.directory(), &config_text(&default_keys(unusable_pus)))?;
+        daemon.refuse_to_run_beside();
+        match daemon.start(&[], || interrupt.check()) {
+            Ok(()) => Ok(Self(daemon)),
+            Err(_) => Self::start(programs, unusable_pus, interrupt),
+        }
     }
 
     /// Starts a daemon with the keys `keys` in its configuration, and waits until it answers. Without the key
@@ -219,6 +236,10 @@ impl Drop for PrivateWarden {
     fn drop(&mut self) {
         self.0.stop(STOP_TIMEOUT);
     }
+}
+
+fn default_keys(unusable_pus: &CpuSet) -> String {
+    format!("interval = \"1s\"\nhousekeeping = \"{unusable_pus}\"\n")
 }
 
 fn config_text(keys: &str) -> String {
