@@ -141,14 +141,15 @@ impl Lineage {
     }
 
     /// Records whether the descent of a child that is no descendant is known. The scan of a process comes before its last
-    /// fork events are read, so a parent that no scan and no event named was born before the events were complete.
+    /// fork events are read, so a parent that no scan and no event named was born before the events were complete. Except
+    /// process 1: it has no ancestor.
     fn note_descent(&mut self, parent: Pid, child: Pid, is_scanned: impl Fn(Pid) -> bool) {
         self.outside.remove(&child);
         self.of_unknown_descent.remove(&child);
         if self.descendants.contains_key(&child) {
             return;
         }
-        let is_known = |pid| is_scanned(pid) && !self.of_unknown_descent.contains(&pid);
+        let is_known = |pid| pid == Pid(1) || (is_scanned(pid) && !self.of_unknown_descent.contains(&pid));
         if self.outside.contains(&parent) || is_known(parent) {
             self.outside.insert(child);
         } else {

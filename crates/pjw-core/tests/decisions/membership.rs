@@ -6,6 +6,7 @@ use pjw_core::snapshot::{BatchRole, JobMarks, JobUnit};
 use pjw_core::time::Nanos;
 
 use crate::machine::{Machine, SECOND, in_cgroup, in_environment, job, machine};
+use crate::restore::restart;
 
 const SLURM_JOB: &str = "/system.slice/slurmstepd.scope/job_7";
 
@@ -318,6 +319,24 @@ fn an_orphan_of_unknown_descent_is_recognised_by_its_mask_although_its_own_fork_
     m.settle();
     let members = [13, 14].map(|pid| m.member(pid));
     assert_eq!(members, ["manual:a by Parent", "-"], "process 1 is known, and 14 is its child");
+}
+
+#[test]
+fn the_descent_of_a_child_of_process_1_that_was_born_before_the_first_scan_is_known() {
+    let mut m = machine();
+    m.spawn(10, 1, 1001);
+    m.assign("a", 2, &[10]).unwrap();
+    m.advance(SECOND);
+    restart(&mut m, 2);
+    m.world().events.clear();
+    m.state.fork_events_complete_since = Some(Nanos(m.now()));
+    m.advance(SECOND);
+    m.spawn(20, 1, 1001);
+    m.bind(20, 20, "0-1");
+    let events = std::mem::take(&mut m.world().events);
+    m.state.apply_events(&events);
+    m.settle();
+    assert_eq!([10, 20].map(|pid| m.member(pid)), ["manual:a by Registered", "-"], "20 chose its mask");
 }
 
 #[test]
