@@ -116,11 +116,10 @@ impl Draft<'_> {
     }
 
     /// Journals the mask of a thread, before its cpuset changes: a kernel before 6.2 then forgets the mask, and a restarted
-    /// daemon can't read it.
+    /// daemon can't read it. Also the mask that a program requested after pjw had set another one.
     pub(crate) fn start_journaling(&mut self, thread: ThreadId) {
         let now = self.now.since_boot;
-        if let Some(entry) = self.state.mask_mut(&thread).filter(|entry| entry.journaled_since().is_none()) {
-            entry.start_journaling(now);
+        if self.state.mask_mut(&thread).is_some_and(|entry| entry.start_journaling(now)) {
             self.journal_mask(thread);
         }
     }

@@ -424,3 +424,31 @@ fn an_orphan_that_a_killed_daemon_did_not_find_after_a_release_gets_the_original
     m.settle();
     assert_eq!([10, 20, 30, 40, 50].map(|pid| m.mask(pid, pid)), ["0-7", "0-7", "1-2", "0-1", "0-1"]);
 }
+
+#[test]
+fn a_mask_requested_after_pjw_had_set_another_one_is_journaled_before_a_cpuset_hides_it() {
+    let cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Legacy, affinity_persists: true };
+    let policy = Policy { cpuset_support, adopt_strays: true, ..Policy::default() };
+    let mut m = machine_with(regular_topology(2, 1, 1, 4, 1), policy);
+    m.spawn(10, 1, 1001);
+    m.spawn(11, 1, 1001);
+    let mut records = Vec::new();
+    for (id, pid) in [("a", 10), ("b", 11)] {
+        m.assign(id, 2, &[pid]).unwrap();
+        records.append(&mut m.records);
+    }
+    m.spawn(20, 1, 1001);
+    m.settle();
+    records.append(&mut m.records);
+    assert_eq!(m.mask(20, 20), "4-7", "of a user with two jobs");
+    m.bind(20, 20, "6-7");
+    m.settle();
+    records.append(&mut m.records);
+    m.release("b").unwrap();
+    records.append(&mut m.records);
+    assert_eq!((m.member(20).as_str(), m.mask(20, 20).as_str()), ("manual:a by Adopted", "0-1"));
+    m.lose_state();
+    records.into_iter().for_each(|record| m.state.replay(record));
+    m.release("a").unwrap();
+    assert_eq!(m.mask(20, 20), "6-7");
+}

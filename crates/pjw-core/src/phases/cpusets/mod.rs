@@ -17,7 +17,7 @@ use crate::phases::cpusets::moves::{
     born_inside, is_inhabited, original_cgroup, outside, processes_with_origin, why_unmovable,
 };
 use crate::phases::{draft::Draft, observe::make_masks_of};
-use crate::state::{Member, MemberThread, WardenState};
+use crate::state::{MaskEntry, Member, MemberThread, WardenState};
 use crate::terms::{
     Cgroup, CgroupOwner, Cpuset, CpusetAction, CpusetChange, CpusetHierarchy, CpusetRecord, CpusetSpec,
     Enforcement, GrantedBy, Job, JobCpuset, JobId, Mode, Observed, Policy, Record,
@@ -338,9 +338,10 @@ fn record_move(draft: &mut Draft<'_>, process: ProcessId, from: &str, to: &str) 
 /// Writes to the journal the masks that threads requested: a change of the cpuset at `path` is about to change their masks.
 fn keep_masks(draft: &mut Draft<'_>, job: &JobId, path: &str) {
     let machine = draft.state.topology.cpus();
-    let is_bound = |thread: &MemberThread| {
-        thread.mask.as_ref().is_some_and(|entry| !machine.is_subset(entry.original()))
-    };
+    // The journal may have an earlier request of a thread that has every PU now.
+    let is_kept =
+        |entry: &MaskEntry| !machine.is_subset(entry.original()) || entry.journaled_since().is_some();
+    let is_bound = |thread: &MemberThread| thread.mask.as_ref().is_some_and(is_kept);
     let threads = draft.state.concerned_by_cpuset(job, path).flat_map(Member::living_threads);
     let bound: Vec<ThreadId> = threads.filter(|(_, thread)| is_bound(thread)).map(|(id, _)| id).collect();
     bound.into_iter().for_each(|thread| draft.start_journaling(thread));

@@ -119,6 +119,9 @@ pub struct MaskEntry {
     earlier: Vec<(MaskRequest, Option<Nanos>)>,
     /// The time since when pjw changes the mask, or keeps the mask in the journal. `None` if pjw does neither.
     journaled_since: Option<Nanos>,
+    /// Whether the journal lacks the present request, although it keeps an earlier one: the program has requested another
+    /// mask since.
+    is_unrecorded: bool,
     /// The time of the last reading of the mask.
     read_at: Nanos,
     /// The time of the reading before the last one that was compared with the prediction: limits from this time on were
@@ -142,6 +145,7 @@ impl MaskEntry {
             candidates,
             earlier: Vec::new(),
             journaled_since,
+            is_unrecorded: false,
             read_at,
             compared_from: Nanos(0),
             narrowed: None,
@@ -279,14 +283,16 @@ impl MaskEntry {
     /// restores. The caller writes the request to the journal before making it.
     pub fn begin_write(&mut self, mask: CpuSet, original: CpuSet, now: Nanos) {
         self.journaled_since.get_or_insert(now);
+        self.is_unrecorded = false;
         self.refused_within = None;
         self.add(MaskRequest { mask, original, by: MaskWriter::Warden, since: now });
     }
 
     /// Records that the journal keeps the original mask of the thread from `now` on, although pjw does not change the
-    /// mask yet.
-    pub fn start_journaling(&mut self, now: Nanos) {
-        self.journaled_since.get_or_insert(now);
+    /// mask yet. Returns whether the journal does not have the present request yet: the caller then writes it.
+    pub fn start_journaling(&mut self, now: Nanos) -> bool {
+        let is_new = self.journaled_since.replace(self.journaled_since.unwrap_or(now)).is_none();
+        core::mem::take(&mut self.is_unrecorded) || is_new
     }
 
     /// Records that the journal no longer keeps the original mask, because pjw has nothing to restore. The caller
@@ -394,6 +400,7 @@ impl MaskEntry {
         self.replace(replaced, Some(now));
         self.narrowed = None;
         self.unbound_from = None;
+        self.is_unrecorded = true;
         self.is_writer_certain = false;
         MaskReading::Written
     }

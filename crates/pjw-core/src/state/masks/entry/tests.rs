@@ -108,8 +108,18 @@ fn a_mask_that_is_not_predicted_was_written_by_the_program() {
 fn a_mask_that_the_program_requested_before_pjw_began_is_no_attempt_to_leave() {
     let mut entry = first("0-7");
     assert_eq!(read(&mut entry, "5", &everything(), 4), MaskReading::Written);
-    entry.start_journaling(Nanos(9));
+    assert!(entry.start_journaling(Nanos(9)));
     assert!(!entry.is_overridden_by_program());
+}
+
+#[test]
+fn a_mask_that_the_program_requested_after_pjw_is_not_in_the_journal() {
+    let mut entry = first("0-7");
+    entry.begin_write(set("0-3"), set("0-7"), Nanos(2));
+    assert!(!entry.start_journaling(Nanos(3)));
+    assert_eq!(read(&mut entry, "5", &everything(), 4), MaskReading::Written);
+    assert!(entry.start_journaling(Nanos(5)) && !entry.start_journaling(Nanos(6)));
+    assert_eq!(entry.journaled_since(), Some(Nanos(2)));
 }
 
 #[test]
