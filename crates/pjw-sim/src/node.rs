@@ -347,6 +347,7 @@ impl Node for SimNode {
         // The start times of a mask probe are those of the fork events.
         let is_probed = self.probed.contains(&id);
         let mut world = self.world.borrow_mut();
+        world.note_mask_of_pjw(&action.requested);
         let process = world.processes.get(&id.pid).filter(|process| is_probed || process.id == id);
         let thread = process.and_then(|process| process.threads.get(&tid));
         if thread.is_none_or(|thread| !is_probed && thread.start != action.thread.start) {

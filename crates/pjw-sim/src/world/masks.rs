@@ -152,9 +152,14 @@ impl World {
         let is_accepted = thread.is_some();
         if let Some(thread) = thread {
             thread.note_replacement();
-            self.requested_by_pjw.insert(mask.clone());
         }
         is_accepted
+    }
+
+    /// Records that pjw has journaled a request for a mask. A program's request for this mask looks like pjw's from now on,
+    /// also if the kernel refuses pjw's request, or the daemon is killed before it.
+    pub fn note_mask_of_pjw(&mut self, mask: &CpuSet) {
+        self.requested_by_pjw.insert(mask.clone());
     }
 
     /// Requests an affinity mask for a thread, as a program does. The mask becomes the thread's original mask, which a
@@ -162,7 +167,11 @@ impl World {
     pub fn request_mask(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
         let now = self.now;
         let was_in_cpuset = self.processes.get(&pid).is_none_or(|process| process.was_in_cpuset);
-        let is_hidden = was_in_cpuset || self.requested_by_pjw.contains(mask);
+        // A kernel before Linux 6.2 gives a thread that moves to another cgroup every PU.
+        let is_kernels = |thread: &SimThread| thread.requested == *mask && thread.original != *mask;
+        let thread = self.processes.get(&pid).and_then(|process| process.threads.get(&tid));
+        let is_hidden =
+            was_in_cpuset || self.requested_by_pjw.contains(mask) || thread.is_some_and(is_kernels);
         let thread = self.set_requested(pid, tid, mask);
         let is_accepted = thread.is_some();
         if let Some(thread) = thread {

@@ -31,8 +31,8 @@ pub enum OwnRequest {
     Unread,
     /// The daemon has read the mask since the request.
     Read,
-    /// No reading shows what was requested: the mask was replaced before it was read, is a mask that pjw requested too, or
-    /// was requested where cpusets may have cut it.
+    /// No reading shows what was requested: the mask was replaced before it was read, is a mask that pjw requested too or
+    /// that the kernel had just set, or was requested where cpusets may have cut it.
     Hidden,
 }
 
@@ -160,7 +160,7 @@ pub struct World {
     active: CpuSet,
     /// The active PUs at the last rewrite of the masks in cpusets.
     active_at_rewrite: CpuSet,
-    /// The masks that pjw requested.
+    /// The masks that pjw requested, or was about to request.
     requested_by_pjw: BTreeSet<CpuSet>,
     now: u64,
     /// The largest process id. By default it is small, so that process ids are used again often.

@@ -14,6 +14,7 @@ use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::{Pid, ProcessId, ThreadId, Uid};
 use pjw_core::job::JobId;
 use pjw_core::policy::{OnExhausted, OversubscriptionPolicy, Policy};
+use pjw_core::record::Record;
 use pjw_core::state::WardenState;
 use pjw_core::testing::regular_topology;
 use pjw_core::topology::Topology;
@@ -229,6 +230,12 @@ impl Run {
         let node = SimNode::new(Rc::clone(&self.world), Rc::clone(&self.workload), self.faults.clone());
         // A new daemon has read no attributes, and affinity requests are reported from now on.
         self.world.borrow_mut().affinity_requests.clear();
+        // The daemon may have been killed between a record and the request.
+        for record in self.journal.records() {
+            if let Record::MaskSet { set, .. } = record {
+                self.world.borrow_mut().note_mask_of_pjw(&set);
+            }
+        }
         self.world.borrow_mut().processes.values_mut().for_each(|process| process.attributes_changed = true);
         self.warden = start(node, &self.journal, &self.topology, &self.policy);
         self.restart_fork_tracking();
