@@ -1,0 +1,82 @@
+//! A process of a group that was started. Its end is awaited through its pidfd.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use nix::errno::Errno;
+use pjw_core::ids::Pid;
+
+/// A process that was started. It is not killed when this value is dropped.
+#[derive(Debug)]
+pub struct Child {
+    /// The process id. It is valid until the child has been waited for.
+    pub pid: Pid,
+    /// The pidfd. It becomes readable when the process ends: pidfd_open(2).
+    pub pidfd: OwnedFd,
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// With this exit status, 0 to 255.
+    Code(i32),
+    /// By this signal.
+    Signal(i32),
+}
+
+impl Child {
+    /// Waits for the end of the process, and removes it from the process table.
+    ///
+    /// # Errors
+    /// `ECHILD` if the process is no child of the caller, or was waited for before.
+    pub fn wait(&self) -> Result<Exit, Errno> {
+        loop {
+            match self.wait_once(libc::WEXITED) {
+                Ok(Some(exit)) => return Ok(exit),
+                Ok(None) | Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    /// Returns how the process ended, and removes it from the process table. `None` if it has not ended.
+    ///
+    /// # Errors
+    /// The errors of [`Child::wait`].
+    pub fn try_wait(&self) -> Result<Option<Exit>, Errno> {
+        self.wait_once(libc::WEXITED | libc::WNOHANG)
+    }
+
+    /// nix has no form of waitid(2) for a process that was ended by a real-time signal.
+    fn wait_once(&self, flags: i32) -> Result<Option<Exit>, Errno> {
+        let pidfd = libc::id_t::try_from(self.pidfd.as_raw_fd()).map_err(|_| Errno::EBADF)?;
+        // SAFETY: zero is a valid value of each of its fields, and stands for "no child has ended".
+        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        // SAFETY: the kernel writes one siginfo_t into `info`, which outlives the call.
+        Errno::result(unsafe { libc::waitid(libc::P_PIDFD, pidfd, &raw mut info, flags) })?;
+        // SAFETY: after waitid(2) these fields of the union are in use, or all bytes are zero.
+        let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
+        Ok(match (pid, info.si_code) {
+            (0, _) => None,
+            (_, libc::CLD_EXITED) => Some(Exit::Code(status)),
+            _ => Some(Exit::Signal(status)),
+        })
+    }
+
+    /// Sends a signal. It never reaches another process, also after the end of this one: pidfd_send_signal(2).
+    ///
+    /// # Errors
+    /// `ESRCH` if the process has ended and was waited for, `EPERM` for a process of another user, `EINVAL` for a
+    /// number that is no signal.
+    pub fn signal(&self, signal: i32) -> Result<(), Errno> {
+        let (pidfd, no_info, no_flags) = (self.pidfd.as_raw_fd(), std::ptr::null::<libc::siginfo_t>(), 0);
+        // SAFETY: the descriptor is open, and a null pointer stands for the usual information.
+        let sent = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd, signal, no_info, no_flags) };
+        Errno::result(sent).map(drop)
+    }
+}
+
+impl AsFd for Child {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+}

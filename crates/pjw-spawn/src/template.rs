@@ -1,0 +1,204 @@
+//! The arguments of instances: `%r` is the rank, `%n` the number of instances, `%%` a percent sign.
+
+use std::ffi::{CString, OsStr};
+use std::os::unix::ffi::OsStrExt;
+
+use thiserror::Error;
+
+/// The argument list of instances, with argument 0. It is parsed once; [`Arguments::expand`] makes the list of one
+/// instance.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Arguments {
+    pub(crate) list: Vec<Argument>,
+}
+
+/// One argument.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Argument {
+    /// The same for every instance.
+    Fixed(CString),
+    /// Made of these pieces for each instance.
+    PerInstance(Vec<Piece>),
+}
+
+/// A piece of an argument. A literal has no NUL byte.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Piece {
+    Literal(Vec<u8>),
+    Rank,
+    Size,
+}
+
+/// An argument that can't be used.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ArgumentError {
+    /// A percent sign is followed by something else than `r`, `n` or `%`.
+    #[error(
+        "argument {argument} has the unknown placeholder {placeholder}: use %r for the rank, %n for the number of \
+         instances, %% for a percent sign"
+    )]
+    UnknownPlaceholder {
+        /// The argument, with bytes that are not UTF-8 replaced.
+        argument: String,
+        /// The placeholder, such as `%x`, or `%` at the end.
+        placeholder: String,
+    },
+    /// execve(2) ends a string at its first NUL byte.
+    #[error("argument {argument} has a NUL byte: remove it")]
+    Nul {
+        /// The argument, with bytes that are not UTF-8 replaced.
+        argument: String,
+    },
+    /// There is no argument 0.
+    #[error("the argument list is empty: give at least argument 0, the name of the program")]
+    Empty,
+}
+
+impl Arguments {
+    /// Parses an argument list with placeholders.
+    ///
+    /// # Errors
+    /// An unknown placeholder, a NUL byte, or an empty list.
+    pub fn parse<S: AsRef<OsStr>>(list: &[S]) -> Result<Self, ArgumentError> {
+        Self::of(list, pieces)
+    }
+
+    /// Takes an argument list as it is: a percent sign has no meaning.
+    ///
+    /// # Errors
+    /// A NUL byte, or an empty list.
+    pub fn literal<S: AsRef<OsStr>>(list: &[S]) -> Result<Self, ArgumentError> {
+        Self::of(list, |argument| Ok(vec![Piece::Literal(argument.to_vec())]))
+    }
+
+    fn of<S: AsRef<OsStr>>(
+        list: &[S],
+        pieces: impl Fn(&[u8]) -> Result<Vec<Piece>, ArgumentError>,
+    ) -> Result<Self, ArgumentError> {
+        let argument = |text: &S| {
+            let bytes = text.as_ref().as_bytes();
+            if bytes.contains(&0) {
+                return Err(ArgumentError::Nul { argument: lossy(bytes) });
+            }
+            let pieces = pieces(bytes)?;
+            let literals: Option<Vec<&[u8]>> = pieces.iter().map(Piece::literal).collect();
+            Ok(match literals.map(|literals| CString::new(literals.concat())) {
+                Some(Ok(fixed)) => Argument::Fixed(fixed),
+                _ => Argument::PerInstance(pieces),
+            })
+        };
+        let list: Vec<Argument> = list.iter().map(argument).collect::<Result<_, _>>()?;
+        if list.is_empty() { Err(ArgumentError::Empty) } else { Ok(Self { list }) }
+    }
+
+    /// Returns the arguments of one instance.
+    #[must_use]
+    pub fn expand(&self, rank: u32, size: u32) -> Vec<CString> {
+        let expanded = self.list.iter().map(|argument| match argument {
+            Argument::Fixed(fixed) => fixed.clone(),
+            Argument::PerInstance(pieces) => {
+                let mut bytes = Vec::new();
+                pieces.iter().for_each(|piece| piece.append(rank, size, &mut bytes));
+                CString::new(bytes).unwrap_or_default()
+            }
+        });
+        expanded.collect()
+    }
+}
+
+impl Piece {
+    fn literal(&self) -> Option<&[u8]> {
+        match self {
+            Self::Literal(bytes) => Some(bytes),
+            Self::Rank | Self::Size => None,
+        }
+    }
+
+    /// Appends the text of the piece for one instance.
+    pub(crate) fn append(&self, rank: u32, size: u32, bytes: &mut Vec<u8>) {
+        match self {
+            Self::Literal(literal) => bytes.extend_from_slice(literal),
+            Self::Rank => bytes.extend_from_slice(rank.to_string().as_bytes()),
+            Self::Size => bytes.extend_from_slice(size.to_string().as_bytes()),
+        }
+    }
+}
+
+/// Splits an argument at its placeholders.
+fn pieces(argument: &[u8]) -> Result<Vec<Piece>, ArgumentError> {
+    let mut pieces = Vec::new();
+    let mut literal = Vec::new();
+    let mut bytes = argument.iter().copied();
+    while let Some(byte) = bytes.next() {
+        if byte != b'%' {
+            literal.push(byte);
+            continue;
+        }
+        let piece = match bytes.next() {
+            Some(b'%') => {
+                literal.push(b'%');
+                continue;
+            }
+            Some(b'r') => Piece::Rank,
+            Some(b'n') => Piece::Size,
+            other => {
+                let placeholder: Vec<u8> = [b'%'].into_iter().chain(other).collect();
+                return Err(ArgumentError::UnknownPlaceholder {
+                    argument: lossy(argument),
+                    placeholder: lossy(&placeholder),
+                });
+            }
+        };
+        pieces.push(Piece::Literal(std::mem::take(&mut literal)));
+        pieces.push(piece);
+    }
+    pieces.push(Piece::Literal(literal));
+    pieces.retain(|piece| piece.literal().is_none_or(|literal| !literal.is_empty()));
+    Ok(pieces)
+}
+
+fn lossy(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn expand(argument: &str, rank: u32, size: u32) -> String {
+        let list = Arguments::parse(&[argument]).unwrap().expand(rank, size);
+        list[0].to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn placeholders_are_replaced_for_each_instance() {
+        assert_eq!(expand("out.%r", 3, 8), "out.3");
+        assert_eq!(expand("%r/%n", 3, 8), "3/8");
+        assert_eq!(expand("100%%", 3, 8), "100%");
+        assert_eq!(expand("%%r", 3, 8), "%r");
+        assert_eq!(expand("", 3, 8), "");
+    }
+
+    #[test]
+    fn an_unknown_placeholder_is_refused_by_name() {
+        for (argument, placeholder) in [("a%x", "%x"), ("50%", "%"), ("%R", "%R")] {
+            let error = Arguments::parse(&[argument]).unwrap_err();
+            assert!(
+                matches!(&error, ArgumentError::UnknownPlaceholder { placeholder: p, .. } if p == placeholder)
+            );
+            assert!(error.to_string().contains("%r for the rank"), "{error}");
+        }
+    }
+
+    #[test]
+    fn literal_arguments_keep_their_percent_signs() {
+        let list = Arguments::literal(&["prog", "%x%r"]).unwrap();
+        assert_eq!(list.expand(1, 2)[1].to_str().unwrap(), "%x%r");
+    }
+
+    #[test]
+    fn an_empty_list_and_a_nul_byte_are_refused() {
+        assert_eq!(Arguments::parse::<&str>(&[]), Err(ArgumentError::Empty));
+        assert!(matches!(Arguments::parse(&["a\0b"]), Err(ArgumentError::Nul { .. })));
+    }
+}
