@@ -25,6 +25,20 @@ pub enum Step {
 }
 
 impl Step {
+    /// All steps, each at the place of its number.
+    const ALL: [Self; 7] =
+        [Self::Clone, Self::Cgroup, Self::Mask, Self::Credentials, Self::Directory, Self::Stdio, Self::Exec];
+
+    /// The number of the step, from 0.
+    pub(crate) fn number(self) -> u8 {
+        self as u8
+    }
+
+    /// The step with a number.
+    pub(crate) fn of_number(number: usize) -> Option<Self> {
+        Self::ALL.get(number).copied()
+    }
+
     /// Returns the name of the step, as in `pjwctl spawn --json`.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -54,4 +68,18 @@ pub struct SpawnError {
     pub step: Step,
     /// The error of the step's system call.
     pub errno: Errno,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_step_has_its_number() {
+        for (number, step) in Step::ALL.into_iter().enumerate() {
+            assert_eq!(usize::from(step.number()), number);
+            assert_eq!(Step::of_number(number), Some(step));
+        }
+        assert_eq!(Step::of_number(Step::ALL.len()), None);
+    }
 }

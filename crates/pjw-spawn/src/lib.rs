@@ -1,22 +1,35 @@
 //! pjw-spawn starts groups of processes, each on its own CPUs from its first instruction.
 //!
 //! A [`Context`] holds what all instances of a program have in common: the program, the environment, the credentials.
-//! An [`Instance`] is one process of the group: its arguments, its [`Placement`], its streams. The result for each
+//! An [`Instance`] is one process of the group: its arguments, its [`Placement`], its streams. [`Context::spawn_n`] returns
+//! when every instance has begun its program or has failed; [`Context::start`] returns at once. The result for each
 //! instance is a [`Child`], or a [`SpawnError`] with the step that failed and its errno.
 //!
-//! The crate needs no daemon. Without one, the placements must lie inside the caller's own affinity mask.
+//! The crate needs no daemon. The placements must lie inside the caller's own affinity mask.
 //!
 //! `unsafe` is allowed in this crate, in small functions with a `SAFETY` comment.
 
+mod batch;
+mod checks;
 mod child;
+mod clone;
 mod context;
+mod credentials;
 mod failure;
 mod instance;
+mod layout;
+mod own_policy;
 mod placement;
+mod results;
+mod signals;
+mod spawner;
 mod template;
 
+pub use batch::Batch;
+pub use checks::CheckError;
 pub use child::{Child, Exit};
-pub use context::{Context, Credentials};
+pub use context::Context;
+pub use credentials::Credentials;
 pub use failure::{SpawnError, Step};
 pub use instance::{Instance, Stdio};
 pub use placement::Placement;

@@ -1,0 +1,330 @@
+//! Starts a group of instances by spawner threads, and hands over the results.
+//!
+//! Each part of the machine has a spawner thread, so instances are started on all parts in parallel. A thread that carries
+//! the mask of its part needs no system call for the mask. With more parts than threads, neighbours share a thread.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::time::{ClockId, clock_gettime};
+
+use crate::checks::CheckError;
+use crate::child::Child;
+use crate::context::{Context, Setup};
+use crate::failure::{SpawnError, Step};
+use crate::instance::Instance;
+use crate::results::{self, InstanceResult, MAX_RESULTS, Packet};
+use crate::signals;
+use crate::spawner::Spawner;
+
+/// The stack of a spawner thread.
+const THREAD_STACK_BYTES: usize = 256 * 1024;
+
+/// Instances that are being started. It is an iterator over the results, in the order in which they arrive: the index of
+/// the instance in the list that was given, and the process or the error. Its descriptor is readable when a result is there.
+///
+/// The spawner threads wait when about 10,000 results have not been taken. When this value is dropped, it waits until all
+/// instances are started. They are not killed.
+#[derive(Debug)]
+pub struct Batch {
+    socket: OwnedFd,
+    /// The other end. It is open as long as a spawner may need it.
+    sending: OwnedFd,
+    /// The instances. Their descriptors are open as long as a spawner may need them.
+    instances: Arc<[Instance]>,
+    results: VecDeque<InstanceResult>,
+    /// The number of spawners that have not sent their last packet.
+    busy_spawners: usize,
+    is_cancelled: Arc<AtomicBool>,
+    /// From when to when instances were started.
+    busy: Option<(Duration, Duration)>,
+}
+
+impl Context {
+    /// Starts instances and returns at once. The results come from the batch.
+    ///
+    /// # Errors
+    /// If something is found to be wrong beforehand. Then no instance is started.
+    pub fn start(&self, instances: Vec<Instance>) -> Result<Batch, CheckError> {
+        self.check(&instances)?;
+        crate::checks::room::raise_descriptor_limit(instances.len())?;
+        let (sending, socket) = results::channel().map_err(|error| CheckError::System {
+            what: "a socket can't be made",
+            errno: Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)),
+        })?;
+        let mut batch = Batch {
+            socket,
+            sending,
+            instances: instances.into(),
+            results: VecDeque::new(),
+            busy_spawners: 0,
+            is_cancelled: Arc::default(),
+            busy: None,
+        };
+        for indexes in shares(&batch.instances, self.max_spawners) {
+            batch.start_spawner(self, indexes);
+        }
+        Ok(batch)
+    }
+
+    /// Starts instances. Returns after each has begun its program, or has failed: one result for each, in their order.
+    ///
+    /// # Errors
+    /// As [`Context::start`].
+    pub fn spawn_n(&self, instances: Vec<Instance>) -> Result<Vec<Result<Child, SpawnError>>, CheckError> {
+        let missing = SpawnError { step: Step::Clone, errno: Errno::ECANCELED };
+        let mut results: Vec<_> = instances.iter().map(|_| Err(missing)).collect();
+        for (index, result) in self.start(instances)? {
+            if let Some(place) = results.get_mut(index) {
+                *place = result;
+            }
+        }
+        Ok(results)
+    }
+
+    /// Starts one instance. Returns after it has begun its program, or has failed.
+    ///
+    /// # Errors
+    /// The outer error as [`Context::start`], the inner one if the start failed.
+    pub fn spawn(&self, instance: Instance) -> Result<Result<Child, SpawnError>, CheckError> {
+        let result = self.spawn_n(vec![instance])?.pop();
+        Ok(result.unwrap_or(Err(SpawnError { step: Step::Clone, errno: Errno::ECANCELED })))
+    }
+}
+
+/// Deals the instances to the spawners: the indexes for each. Instances of one placement have the same spawner. Placements
+/// that follow each other share one.
+fn shares(instances: &[Instance], max_spawners: usize) -> Vec<Vec<usize>> {
+    let mut numbers = HashMap::new();
+    for instance in instances {
+        let number = numbers.len();
+        numbers.entry(Arc::as_ptr(&instance.placement)).or_insert(number);
+    }
+    let count = numbers.len().min(max_spawners);
+    let mut shares = vec![Vec::new(); count];
+    for (index, instance) in instances.iter().enumerate() {
+        let number = numbers[&Arc::as_ptr(&instance.placement)];
+        shares[number * count / numbers.len()].push(index);
+    }
+    shares
+}
+
+impl Batch {
+    /// Lets the spawners start no more instances. An instance that is not started has no result.
+    pub fn cancel(&self) {
+        self.is_cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns the next result if there is one now.
+    pub fn next_ready(&mut self) -> Option<InstanceResult> {
+        self.next_result(false)
+    }
+
+    /// Returns whether all results have been returned.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.busy_spawners == 0 && self.results.is_empty()
+    }
+
+    /// Returns the time from the creation of the first process until the last one had begun its program, as far as the
+    /// results have been returned.
+    #[must_use]
+    pub fn started_in(&self) -> Duration {
+        self.busy.map_or(Duration::ZERO, |(begin, end)| end.saturating_sub(begin))
+    }
+
+    fn next_result(&mut self, wait: bool) -> Option<InstanceResult> {
+        loop {
+            if let Some(result) = self.results.pop_front() {
+                return Some(result);
+            }
+            if self.busy_spawners == 0 {
+                return None;
+            }
+            // An error here would be one of a socket that nothing else has.
+            match results::receive(self.socket.as_fd(), wait) {
+                Ok(Some(packet)) => self.take(packet),
+                Ok(None) => return None,
+                Err(_) => self.busy_spawners = 0,
+            }
+        }
+    }
+
+    fn take(&mut self, packet: Packet) {
+        self.busy_spawners -= usize::from(packet.is_last);
+        self.results.extend(packet.results);
+        let (begin, end) = self.busy.unwrap_or(packet.busy);
+        self.busy = Some((begin.min(packet.busy.0), end.max(packet.busy.1)));
+    }
+
+    fn start_spawner(&mut self, context: &Context, indexes: Vec<usize>) {
+        let setup = Arc::clone(&context.setup);
+        let instances = Arc::clone(&self.instances);
+        let is_cancelled = Arc::clone(&self.is_cancelled);
+        let socket = self.sending.as_raw_fd();
+        let (keep, released) = mpsc::channel::<()>();
+        let ends_with_launcher = setup.ends_with_launcher;
+        let failed = indexes.clone();
+        let thread = std::thread::Builder::new().name("spawner".into()).stack_size(THREAD_STACK_BYTES);
+        let started = thread.spawn(move || {
+            signals::block_all();
+            let work = Work { setup, instances, indexes, is_cancelled };
+            work.run(socket, leave_shared_descriptors());
+            if ends_with_launcher {
+                let _ = released.recv();
+            }
+        });
+        match started {
+            Ok(_) => {
+                self.busy_spawners += 1;
+                if ends_with_launcher {
+                    context.keep(keep);
+                }
+            }
+            Err(error) => {
+                let errno = Errno::from_raw(error.raw_os_error().unwrap_or(libc::EAGAIN));
+                let error = SpawnError { step: Step::Clone, errno };
+                self.results.extend(failed.into_iter().map(|index| (index, Err(error))));
+            }
+        }
+    }
+}
+
+impl Iterator for Batch {
+    type Item = InstanceResult;
+
+    /// Waits for the next result.
+    fn next(&mut self) -> Option<InstanceResult> {
+        self.next_result(true)
+    }
+}
+
+impl AsFd for Batch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        while self.next().is_some() {}
+    }
+}
+
+/// The work of one spawner thread.
+struct Work {
+    setup: Arc<Setup>,
+    instances: Arc<[Instance]>,
+    indexes: Vec<usize>,
+    is_cancelled: Arc<AtomicBool>,
+}
+
+impl Work {
+    /// Starts the instances, and sends the results to `socket`. `has_own_table` says whether the thread has a table of
+    /// descriptors of its own. That table is closed at the end: it may hold the ends of pipes of other instances.
+    fn run(self, socket: RawFd, has_own_table: bool) {
+        let mut packet = Packet { busy: (now(), now()), ..Packet::default() };
+        match Spawner::new(&self.setup) {
+            Ok(mut spawner) => self.start_all(&mut spawner, socket, &mut packet),
+            Err(errno) => {
+                let error = SpawnError { step: Step::Mask, errno };
+                for index in &self.indexes {
+                    packet.results.push((*index, Err(error)));
+                    send_if_full(socket, &mut packet);
+                }
+            }
+        }
+        // The instances own descriptors of the caller's table. The batch, not this thread, must be their last owner.
+        drop(self);
+        packet.is_last = true;
+        send(socket, &mut packet);
+        if has_own_table {
+            close_all_descriptors();
+        }
+    }
+
+    fn start_all(&self, spawner: &mut Spawner<'_>, socket: RawFd, packet: &mut Packet) {
+        for &index in &self.indexes {
+            if self.is_cancelled.load(Ordering::Relaxed) {
+                break;
+            }
+            let Some(instance) = self.instances.get(index) else { break };
+            packet.results.push((index, spawner.start(instance)));
+            packet.busy.1 = now();
+            send_if_full(socket, packet);
+        }
+    }
+}
+
+fn send_if_full(socket: RawFd, packet: &mut Packet) {
+    if packet.results.len() == MAX_RESULTS {
+        send(socket, packet);
+    }
+}
+
+/// The batch keeps both ends open until the last packet, so sending fails only if the system has no memory. Then the
+/// results of the packet are lost.
+fn send(socket: RawFd, packet: &mut Packet) {
+    // SAFETY: the batch keeps the descriptor open until it has the last packet of this thread.
+    let socket = unsafe { BorrowedFd::borrow_raw(socket) };
+    let _ = results::send(socket, packet);
+}
+
+/// Gives the calling thread a table of descriptors of its own, with copies of all descriptors. Returns whether it has one
+/// now.
+fn leave_shared_descriptors() -> bool {
+    // SAFETY: the thread uses no descriptor that another thread opens later.
+    unsafe { libc::unshare(libc::CLONE_FILES) == 0 }
+}
+
+/// Closes the calling thread's own table of descriptors.
+fn close_all_descriptors() {
+    // SAFETY: the table belongs to the calling thread alone, and the thread uses no descriptor after this.
+    let _ = unsafe { libc::syscall(libc::SYS_close_range, 0_u32, u32::MAX, 0_u32) };
+}
+
+fn now() -> Duration {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::instance::Stdio;
+    use crate::placement::Placement;
+    use crate::template::Arguments;
+
+    /// A list of instances, each with the number of its placement.
+    fn instances(placements: &[usize]) -> Vec<Instance> {
+        let parts: Vec<_> = (0..10).map(|_| Arc::new(Placement::default())).collect();
+        let arguments = Arc::new(Arguments::literal(&["true"]).unwrap());
+        let instance = |(rank, part): (usize, &usize)| Instance {
+            rank: u32::try_from(rank).unwrap(),
+            size: u32::try_from(placements.len()).unwrap(),
+            arguments: Arc::clone(&arguments),
+            variables: Vec::new(),
+            placement: Arc::clone(&parts[*part]),
+            stdio: Stdio::default(),
+        };
+        placements.iter().enumerate().map(instance).collect()
+    }
+
+    #[test]
+    fn each_placement_has_a_spawner_if_there_are_enough() {
+        assert_eq!(shares(&instances(&[0, 1, 0, 1, 0]), 8), [vec![0, 2, 4], vec![1, 3]]);
+        assert_eq!(shares(&instances(&[0, 0]), 8), [vec![0, 1]]);
+        assert!(shares(&[], 8).is_empty());
+    }
+
+    #[test]
+    fn neighbouring_placements_share_a_spawner_if_there_are_too_few() {
+        assert_eq!(shares(&instances(&[0, 1, 2, 3]), 2), [vec![0, 1], vec![2, 3]]);
+        assert_eq!(shares(&instances(&[0, 1, 2, 0, 1, 2]), 1), [vec![0, 1, 2, 3, 4, 5]]);
+        assert_eq!(shares(&instances(&[0, 1, 2]), 2), [vec![0, 1], vec![2]]);
+    }
+}

@@ -1,0 +1,76 @@
+//! Whether there is the program, and whether it can be executed.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::AtFlags;
+use nix::unistd::{AccessFlags, faccessat};
+
+use super::CheckError;
+
+/// The path that execvp(3) searches without the variable `PATH`.
+const DEFAULT_PATH: &str = "/bin:/usr/bin";
+
+/// Finds a program as execvp(3) does: a name without a slash in the directories of `PATH`.
+///
+/// # Errors
+/// If there is no such file, or if none of the found ones can be executed.
+pub(crate) fn find_program(program: &OsStr) -> Result<PathBuf, CheckError> {
+    if program.is_empty() || program.as_bytes().contains(&0) {
+        return Err(no_program(program));
+    }
+    if program.as_bytes().contains(&b'/') {
+        let path = Path::new(program);
+        return why_not_executable(path).map_or_else(|| Ok(path.to_owned()), |why| Err(refusal(path, why)));
+    }
+    let path = std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
+    let mut first_found = None;
+    for candidate in std::env::split_paths(&path).map(|directory| directory.join(program)) {
+        match why_not_executable(&candidate) {
+            None => return Ok(candidate),
+            Some(WhyNot::Missing) => {}
+            Some(why) => first_found = first_found.or(Some(refusal(&candidate, why))),
+        }
+    }
+    Err(first_found.unwrap_or_else(|| no_program(program)))
+}
+
+/// Why a file can't be executed.
+enum WhyNot {
+    Missing,
+    Because(String),
+}
+
+fn why_not_executable(path: &Path) -> Option<WhyNot> {
+    let because = |why: &str| Some(WhyNot::Because(why.to_owned()));
+    match fs::metadata(path) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => {
+            Some(WhyNot::Missing)
+        }
+        Err(error) => because(&format!("{error}; check the permissions of its directories")),
+        Ok(file) if file.is_dir() => because("it is a directory; name the program in it"),
+        Ok(file) if !file.is_file() => because("it is no regular file; name a program"),
+        Ok(_) => match faccessat(nix::fcntl::AT_FDCWD, path, AccessFlags::X_OK, AtFlags::AT_EACCESS) {
+            Ok(()) => None,
+            Err(Errno::EACCES) => because(
+                "it may not be executed; check its permissions (chmod +x) and the mount option noexec",
+            ),
+            Err(errno) => because(errno.desc()),
+        },
+    }
+}
+
+fn refusal(path: &Path, why: WhyNot) -> CheckError {
+    match why {
+        WhyNot::Missing => no_program(path.as_os_str()),
+        WhyNot::Because(why) => CheckError::NotExecutable { program: path.display().to_string(), why },
+    }
+}
+
+fn no_program(program: &OsStr) -> CheckError {
+    let name = program.to_string_lossy();
+    CheckError::NoProgram { program: if name.is_empty() { "\"\"".to_owned() } else { name.into_owned() } }
+}

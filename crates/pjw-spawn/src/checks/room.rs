@@ -1,0 +1,202 @@
+//! Whether there is room for so many processes, and for a descriptor of each.
+
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::unistd::getuid;
+
+use super::CheckError;
+use crate::instance::Instance;
+
+/// Descriptors that the caller may need beside those of the instances.
+const SPARE_DESCRIPTORS: u64 = 64;
+/// The capabilities that lift RLIMIT_NPROC: `CAP_SYS_ADMIN` and `CAP_SYS_RESOURCE`, fork.c of Linux 6.18.
+const LIFTING_CAPABILITIES: u64 = 1 << 21 | 1 << 24;
+
+/// A limit with the number of processes for which it has room.
+#[derive(Debug)]
+struct Limit {
+    room: u64,
+    name: String,
+    remedy: String,
+}
+
+/// Checks the limits of the number of processes: of the system, of the user, and of the cgroups in which the instances
+/// begin. A limit that can't be read is left to the kernel.
+pub(super) fn check_room(instances: &[Instance]) -> Result<(), CheckError> {
+    let wanted = instances.len() as u64;
+    let all_threads = all_threads();
+    let mut limits: Vec<Limit> = system_limits(all_threads);
+    limits.extend(user_limit(wanted, all_threads));
+    limits.extend(cgroup_limits(instances));
+    match limits.into_iter().min_by_key(|limit| limit.room).filter(|limit| limit.room < wanted) {
+        None => Ok(()),
+        Some(Limit { room, name, remedy }) => Err(CheckError::NoRoom { wanted, room, limit: name, remedy }),
+    }
+}
+
+/// Raises the soft limit of open descriptors, if so many pidfds would not fit. The instances get the limit that their
+/// context was made with.
+pub(crate) fn raise_descriptor_limit(instances: usize) -> Result<(), CheckError> {
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Ok(()) };
+    let needed = instances as u64 + SPARE_DESCRIPTORS;
+    // The descriptors that are open now are counted only if it may matter.
+    if needed * 2 <= soft {
+        return Ok(());
+    }
+    let open = fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count() as u64);
+    let needed = needed + open;
+    if needed <= soft {
+        return Ok(());
+    }
+    if needed > hard {
+        return Err(CheckError::NoDescriptors { wanted: instances, needed, limit: hard });
+    }
+    setrlimit(Resource::RLIMIT_NOFILE, needed, hard)
+        .map_err(|errno| CheckError::System { what: "the limit of open descriptors can't be raised", errno })
+}
+
+/// The number of threads of the system: the fourth field of /proc/loadavg, proc(5).
+fn all_threads() -> Option<u64> {
+    let text = fs::read_to_string("/proc/loadavg").ok()?;
+    text.split_whitespace().nth(3)?.split_once('/')?.1.parse().ok()
+}
+
+fn system_limits(all_threads: Option<u64>) -> Vec<Limit> {
+    let limit = |file: &str| {
+        let most = number_in(Path::new("/proc/sys/kernel").join(file).as_path())?;
+        Some(Limit {
+            room: most.saturating_sub(all_threads?),
+            name: format!("kernel.{file} is {most}"),
+            remedy: format!("start fewer, or raise it: sysctl kernel.{file}=N"),
+        })
+    };
+    ["pid_max", "threads-max"].into_iter().filter_map(limit).collect()
+}
+
+/// `RLIMIT_NPROC` counts the threads of the real user, setrlimit(2). It does not hold for root.
+fn user_limit(wanted: u64, all_threads: Option<u64>) -> Option<Limit> {
+    let (most, _) = getrlimit(Resource::RLIMIT_NPROC).ok()?;
+    let uid = getuid();
+    let has_room = all_threads.is_some_and(|threads| most.saturating_sub(threads) >= wanted);
+    if uid.is_root() || has_room || effective_capabilities() & LIFTING_CAPABILITIES != 0 {
+        return None;
+    }
+    let used = threads_of_user(uid.as_raw());
+    Some(Limit {
+        room: most.saturating_sub(used),
+        name: format!("RLIMIT_NPROC of this user is {most}, and {used} threads run"),
+        remedy: "start fewer, or raise it: ulimit -u N".to_owned(),
+    })
+}
+
+fn effective_capabilities() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    field(&status, "CapEff:").and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(0)
+}
+
+fn threads_of_user(uid: u32) -> u64 {
+    let Ok(processes) = fs::read_dir("/proc") else { return 0 };
+    let is_process =
+        |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().first().is_some_and(u8::is_ascii_digit);
+    let threads = |entry: fs::DirEntry| {
+        let status = fs::read_to_string(entry.path().join("status")).ok()?;
+        let is_users = field(&status, "Uid:")?.parse::<u32>().ok()? == uid;
+        is_users.then(|| field(&status, "Threads:")?.parse::<u64>().ok()).flatten()
+    };
+    processes.flatten().filter(is_process).filter_map(threads).sum()
+}
+
+/// The first word of a field in /proc/PID/status.
+fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    status.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()
+}
+
+/// The limits `pids.max` of the cgroups in which the instances begin, and of all cgroups above them.
+fn cgroup_limits(instances: &[Instance]) -> Vec<Limit> {
+    let of_placement = |instance: &Instance| {
+        let cgroup = instance.placement.cgroup.as_ref()?;
+        fs::read_link(format!("/proc/self/fd/{}", cgroup.as_raw_fd())).ok()
+    };
+    let mut cgroups: Vec<PathBuf> = instances.iter().filter_map(of_placement).collect();
+    cgroups.sort();
+    cgroups.dedup();
+    cgroups.extend(own_pids_cgroup());
+    cgroups.iter().flat_map(|cgroup| cgroup.ancestors()).filter_map(pids_limit).collect()
+}
+
+fn pids_limit(cgroup: &Path) -> Option<Limit> {
+    let file = cgroup.join("pids.max");
+    let most = number_in(&file)?;
+    let used = number_in(&cgroup.join("pids.current"))?;
+    Some(Limit {
+        room: most.saturating_sub(used),
+        name: format!("{} is {most}, and {used} threads run there", file.display()),
+        remedy: "start fewer, or raise it".to_owned(),
+    })
+}
+
+/// The directory of the caller's cgroup with the pids controller, of v1 or of v2.
+fn own_pids_cgroup() -> Option<PathBuf> {
+    let cgroups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    pids_cgroup(&cgroups, &mounts)
+}
+
+/// Reads the texts of /proc/PID/cgroup and /proc/PID/mountinfo, cgroups(7) and proc(5).
+fn pids_cgroup(cgroups: &str, mounts: &str) -> Option<PathBuf> {
+    let path_of = |is_wanted: &dyn Fn(&str, &str) -> bool| {
+        cgroups.lines().find_map(|line| {
+            let mut fields = line.splitn(3, ':');
+            let (number, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+            is_wanted(number, controllers).then_some(path)
+        })
+    };
+    let has_pids = |list: &str| list.split(',').any(|controller| controller == "pids");
+    let v1 = path_of(&|_, controllers| has_pids(controllers));
+    let path = v1.or_else(|| path_of(&|number, _| number == "0"))?;
+    let is_hierarchy = |kind: &str, options: &str| match v1 {
+        Some(_) => kind == "cgroup" && has_pids(options),
+        None => kind == "cgroup2",
+    };
+    mounts.lines().find_map(|line| {
+        let (before, after) = line.split_once(" - ")?;
+        let mut after = after.split_whitespace();
+        let (kind, options) = (after.next()?, after.nth(1)?);
+        let mut before = before.split_whitespace().skip(3);
+        let (root, mount) = (before.next()?, before.next()?);
+        let below = Path::new(path).strip_prefix(root).ok()?;
+        is_hierarchy(kind, options).then(|| Path::new(mount).join(below))
+    })
+}
+
+/// The number in a file. `None` for `max`.
+fn number_in(file: &Path) -> Option<u64> {
+    fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V1: &str = "35 30 0:30 / /sys/fs/cgroup/pids rw,nosuid - cgroup cgroup rw,pids\n\
+                      36 30 0:31 / /sys/fs/cgroup/cpu rw shared:1 - cgroup cgroup rw,cpu,cpuacct\n";
+    const V2: &str = "35 30 0:30 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+
+    #[test]
+    fn the_cgroup_of_the_pids_controller_is_found_in_both_versions() {
+        let v1 = pids_cgroup("5:cpu,cpuacct:/a\n4:pids:/user/b\n0::/c\n", V1);
+        assert_eq!(v1, Some(PathBuf::from("/sys/fs/cgroup/pids/user/b")));
+        assert_eq!(pids_cgroup("0::/user/b\n", V2), Some(PathBuf::from("/sys/fs/cgroup/user/b")));
+        assert_eq!(pids_cgroup("4:cpu:/a\n", V1), None);
+    }
+
+    #[test]
+    fn a_cgroup_outside_the_visible_tree_is_left_to_the_kernel() {
+        let container = "35 30 0:30 /docker/1 /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+        assert_eq!(pids_cgroup("0::/other\n", container), None);
+        assert_eq!(pids_cgroup("0::/docker/1/x\n", container), Some(PathBuf::from("/sys/fs/cgroup/x")));
+    }
+}

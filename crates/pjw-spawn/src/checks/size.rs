@@ -1,0 +1,92 @@
+//! Whether the arguments and the environment of the instances fit the limits of execve(2).
+
+use std::ffi::CString;
+use std::sync::Arc;
+
+use nix::sys::resource::{Resource, getrlimit};
+
+use super::CheckError;
+use crate::context::Setup;
+use crate::instance::Instance;
+use crate::layout::RANK_VARIABLES;
+use crate::template::{Argument, Arguments, Piece};
+
+/// The longest string with its NUL byte: `MAX_ARG_STRLEN`, 32 pages of 4 KiB. With larger pages the limit is higher.
+const MAX_STRING: usize = 128 * 1024;
+/// The lower and the upper limit of all strings and pointers: `ARG_MAX`, and 3/4 of the usual stack (`_STK_LIM`).
+const MIN_TOTAL: u64 = 128 * 1024;
+const MAX_TOTAL: u64 = 6 * 1024 * 1024;
+/// The most bytes of a number, and of the list of PUs in a variable, with a NUL byte.
+const NUMBER: usize = 11;
+
+/// The size of some strings: the longest one, and all of them with their pointers.
+#[derive(Debug, Clone, Copy, Default)]
+struct Size {
+    longest: usize,
+    total: usize,
+}
+
+/// Fails if every instance is too large. The limits are those of bprm_stack_limits() in fs/exec.c, Linux 6.18.
+pub(super) fn check_sizes(setup: &Setup, instances: &[Instance]) -> Result<(), CheckError> {
+    let max_total = max_total();
+    let mut shared = strings(&setup.environment);
+    shared.add(setup.program.as_bytes_with_nul().len());
+    if setup.has_rank_variables {
+        RANK_VARIABLES.iter().for_each(|name| shared.add(name.len() + 1 + NUMBER));
+    }
+    let mut last: Option<(&Arc<Arguments>, Size)> = None;
+    let mut why = None;
+    for instance in instances {
+        let of_arguments = match last {
+            Some((arguments, size)) if Arc::ptr_eq(arguments, &instance.arguments) => size,
+            _ => arguments(&instance.arguments),
+        };
+        last = Some((&instance.arguments, of_arguments));
+        let size = shared.with(of_arguments).with(strings(&instance.variables));
+        if size.longest <= MAX_STRING && size.total as u64 <= max_total {
+            return Ok(());
+        }
+        why.get_or_insert(if size.longest > MAX_STRING {
+            format!("a string has {} bytes, at most {MAX_STRING} are allowed", size.longest)
+        } else {
+            format!("they have {} bytes, at most {max_total} are allowed", size.total)
+        });
+    }
+    Err(CheckError::TooLarge { why: why.unwrap_or_default() })
+}
+
+fn max_total() -> u64 {
+    let stack = getrlimit(Resource::RLIMIT_STACK).map_or(u64::MAX, |(soft, _)| soft);
+    (stack / 4).clamp(MIN_TOTAL, MAX_TOTAL)
+}
+
+fn strings(strings: &[CString]) -> Size {
+    let mut size = Size::default();
+    strings.iter().for_each(|string| size.add(string.as_bytes_with_nul().len()));
+    size
+}
+
+/// The size of an argument list. The numbers in it have at most 10 digits, and are taken as one.
+fn arguments(arguments: &Arguments) -> Size {
+    let piece = |piece: &Piece| if let Piece::Literal(literal) = piece { literal.len() } else { 1 };
+    let mut size = Size::default();
+    for argument in &arguments.list {
+        size.add(match argument {
+            Argument::Fixed(fixed) => fixed.as_bytes_with_nul().len(),
+            Argument::PerInstance(pieces) => pieces.iter().map(piece).sum::<usize>() + 1,
+        });
+    }
+    size
+}
+
+impl Size {
+    /// Adds a string of so many bytes, with its NUL byte.
+    fn add(&mut self, bytes: usize) {
+        self.longest = self.longest.max(bytes);
+        self.total += bytes + size_of::<usize>();
+    }
+
+    fn with(self, other: Self) -> Self {
+        Self { longest: self.longest.max(other.longest), total: self.total + other.total }
+    }
+}

@@ -1,0 +1,319 @@
+//! Makes a process that executes a program at once: clone3(2) with the semantics of vfork(2).
+//!
+//! The process shares the memory of the caller until it executes its program, so no page table is copied and no memory
+//! is committed. The calling thread sleeps until then. The process has a stack of its own. Between its birth and
+//! execve(2) it makes system calls only: it takes no lock and allocates nothing.
+//!
+//! The caller must have blocked all signals. The process begins with them blocked, and without the handlers of the
+//! caller (`CLONE_CLEAR_SIGHAND`, Linux 5.5), so that no handler runs in the shared memory.
+
+use std::ffi::{c_char, c_int};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering::Relaxed};
+
+use nix::errno::Errno;
+use pjw_core::ids::Pid;
+
+use crate::child::Child;
+use crate::credentials::Credentials;
+use crate::failure::{SpawnError, Step};
+use crate::signals::KernelSignals;
+
+/// The flags of clone3(2) above 32 bits, from linux/sched.h.
+const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+/// The size of the stack of the process until it executes its program. Debug builds need the most of it, some KiB.
+const STACK_BYTES: usize = 64 * 1024;
+
+/// The arguments of clone3(2), version 2 of `struct clone_args` (Linux 5.7).
+#[repr(C, align(8))]
+#[derive(Default)]
+struct CloneArguments {
+    flags: u64,
+    pidfd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_size: u64,
+    tls: u64,
+    set_tid: u64,
+    set_tid_size: u64,
+    cgroup: u64,
+}
+
+/// What a process does before it executes its program.
+pub(crate) struct Start<'a> {
+    pub(crate) program: *const c_char,
+    /// The arguments and the environment, each ended by a null pointer.
+    pub(crate) arguments: *const *const c_char,
+    pub(crate) environment: *const *const c_char,
+    pub(crate) settings: &'a Settings<'a>,
+    /// The descriptors of the streams 0 to 2. -1 for the stream of the caller.
+    pub(crate) streams: [RawFd; 3],
+    /// The directory of the cgroup in which the process is born.
+    pub(crate) cgroup: Option<RawFd>,
+}
+
+/// What the processes of a spawner have in common before they execute their program.
+pub(crate) struct Settings<'a> {
+    /// The working directory, or null for that of the caller.
+    pub(crate) directory: *const c_char,
+    pub(crate) credentials: Option<&'a Credentials>,
+    /// The process id of the caller if the process ends with its spawner thread, or 0.
+    pub(crate) launcher: c_int,
+    /// The signals that the program begins with blocked.
+    pub(crate) blocked_signals: KernelSignals,
+    /// `RLIMIT_NOFILE`, if the caller has raised its own.
+    pub(crate) descriptor_limit: Option<libc::rlimit64>,
+}
+
+/// The failed step of the process, in the memory that it shares with the caller.
+#[derive(Default)]
+struct Failure {
+    /// The number of the step plus 1. 0 for none.
+    step: AtomicUsize,
+    errno: AtomicI32,
+}
+
+/// What the process gets through the memory that it shares with the caller.
+struct Shared<'a> {
+    start: &'a Start<'a>,
+    failure: Failure,
+}
+
+/// The stack of a process until it executes its program. One after the other, many processes use the same stack.
+pub(crate) struct Stack(Vec<u128>);
+
+impl Stack {
+    pub(crate) fn new() -> Self {
+        Self(vec![0; STACK_BYTES / size_of::<u128>()])
+    }
+}
+
+/// Starts a process. Returns after it has begun its program, or has failed.
+pub(crate) fn start(start: &Start<'_>, stack: &mut Stack) -> Result<Child, SpawnError> {
+    let shared = Shared { start, failure: Failure::default() };
+    let mut pidfd: c_int = -1;
+    let mut arguments = CloneArguments {
+        flags: libc::CLONE_VM as u64
+            | libc::CLONE_VFORK as u64
+            | libc::CLONE_PIDFD as u64
+            | CLONE_CLEAR_SIGHAND,
+        pidfd: (&raw mut pidfd).addr() as u64,
+        exit_signal: libc::SIGCHLD as u64,
+        stack: stack.0.as_mut_ptr().addr() as u64,
+        stack_size: STACK_BYTES as u64,
+        ..CloneArguments::default()
+    };
+    if let Some(cgroup) = start.cgroup {
+        arguments.flags |= CLONE_INTO_CGROUP;
+        arguments.cgroup = u64::from(cgroup.cast_unsigned());
+    }
+    // SAFETY: the stack is not used by another process, because the call returns only after the process has executed
+    // its program or has ended. `shared` and all that it points to outlive that. The process makes system calls only.
+    let pid = unsafe { clone_and_run(&arguments, &shared) };
+    if pid < 0 {
+        return Err(clone_error(Errno::from_raw(i32::try_from(-pid).unwrap_or(libc::EIO)), start.cgroup));
+    }
+    // SAFETY: the kernel has opened the descriptor for this call, and nothing else knows it.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+    let child = Child { pid: Pid(u32::try_from(pid).unwrap_or(0)), pidfd };
+    let failed_step = shared.failure.step.load(Relaxed).checked_sub(1).and_then(Step::of_number);
+    match failed_step {
+        None => Ok(child),
+        Some(step) => {
+            let _ = child.wait();
+            Err(SpawnError { step, errno: Errno::from_raw(shared.failure.errno.load(Relaxed)) })
+        }
+    }
+}
+
+/// `EAGAIN`, `ENOMEM` and `ENOSYS` do not depend on the cgroup, unless it is the limit `pids.max`.
+fn clone_error(errno: Errno, cgroup: Option<RawFd>) -> SpawnError {
+    let of_cgroup = [
+        Errno::EACCES,
+        Errno::EPERM,
+        Errno::EBADF,
+        Errno::EBUSY,
+        Errno::EOPNOTSUPP,
+        Errno::ENODEV,
+        Errno::ENOENT,
+    ];
+    let step = if cgroup.is_some() && of_cgroup.contains(&errno) { Step::Cgroup } else { Step::Clone };
+    SpawnError { step, errno }
+}
+
+/// Calls clone3(2). The process runs [`run`] on its stack and never returns. Returns the process id or a negative errno.
+///
+/// # Safety
+/// The stack in `arguments` must be of the given size and in use by nothing else.
+#[cfg(target_arch = "x86_64")]
+unsafe fn clone_and_run(arguments: &CloneArguments, shared: &Shared<'_>) -> i64 {
+    let result: i64;
+    // SAFETY: the caller guarantees the stack. The kernel keeps all registers except rax, rcx and r11. The code of the
+    // process is only the call of `run`, which has its arguments in registers and does not return.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, r8",
+            "call r9",
+            "ud2",
+            "2:",
+            inlateout("rax") libc::SYS_clone3 => result,
+            in("rdi") &raw const *arguments,
+            in("rsi") size_of::<CloneArguments>(),
+            in("r8") &raw const *shared,
+            in("r9") run as extern "C" fn(&Shared<'_>) -> !,
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    result
+}
+
+/// As above.
+///
+/// # Safety
+/// As above.
+#[cfg(target_arch = "aarch64")]
+unsafe fn clone_and_run(arguments: &CloneArguments, shared: &Shared<'_>) -> i64 {
+    let result: i64;
+    // SAFETY: as above. The kernel keeps all registers except x0.
+    unsafe {
+        std::arch::asm!(
+            "svc 0",
+            "cbnz x0, 2f",
+            "mov x29, xzr",
+            "mov x30, xzr",
+            "mov x0, x9",
+            "blr x10",
+            "brk 1",
+            "2:",
+            in("x8") libc::SYS_clone3,
+            inlateout("x0") &raw const *arguments => result,
+            in("x1") size_of::<CloneArguments>(),
+            in("x9") &raw const *shared,
+            in("x10") run as extern "C" fn(&Shared<'_>) -> !,
+            lateout("x30") _,
+        );
+    }
+    result
+}
+
+/// Other architectures are not supported: `ENOSYS`.
+///
+/// # Safety
+/// None is needed.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+unsafe fn clone_and_run(_: &CloneArguments, shared: &Shared<'_>) -> i64 {
+    let _: extern "C" fn(&Shared<'_>) -> ! = run;
+    let _ = shared;
+    -i64::from(libc::ENOSYS)
+}
+
+/// The process: prepares itself and executes the program. It shares the memory of the caller, so it must not allocate,
+/// lock or unwind.
+extern "C" fn run(shared: &Shared<'_>) -> ! {
+    let start = shared.start;
+    let (step, errno) = match prepare(start) {
+        Err(failure) => failure,
+        Ok(()) => {
+            // SAFETY: the program and both lists end with a zero, and outlive the call.
+            unsafe { libc::execve(start.program, start.arguments, start.environment) };
+            (Step::Exec, Errno::last_raw())
+        }
+    };
+    shared.failure.errno.store(errno, Relaxed);
+    shared.failure.step.store(usize::from(step.number()) + 1, Relaxed);
+    // SAFETY: ends the process without the handlers of exit(3), which belong to the caller.
+    unsafe { libc::_exit(127) }
+}
+
+type Failed = (Step, i32);
+
+fn prepare(start: &Start<'_>) -> Result<(), Failed> {
+    let settings = start.settings;
+    take_streams(start.streams)?;
+    if !settings.directory.is_null() {
+        // SAFETY: the path ends with a zero.
+        checked(Step::Directory, unsafe { libc::chdir(settings.directory) }.into())?;
+    }
+    if let Some(credentials) = settings.credentials {
+        take_credentials(credentials)?;
+    }
+    if settings.launcher != 0 {
+        end_with_launcher(settings.launcher)?;
+    }
+    if let Some(limit) = &settings.descriptor_limit {
+        // SAFETY: the limit outlives the call. The C library may lock here only if its types differ from the kernel's.
+        let set = unsafe {
+            libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, limit, std::ptr::null_mut::<u8>())
+        };
+        checked(Step::Clone, set)?;
+    }
+    default_sigpipe();
+    let (set, no_old) = (&raw const settings.blocked_signals, std::ptr::null_mut::<KernelSignals>());
+    // SAFETY: the set has the size that is given. The C library's function does not unblock its own two signals.
+    let unblocked = unsafe {
+        libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, set, no_old, size_of::<KernelSignals>())
+    };
+    checked(Step::Clone, unblocked)
+}
+
+fn checked(step: Step, result: i64) -> Result<(), Failed> {
+    if result < 0 { Err((step, Errno::last_raw())) } else { Ok(()) }
+}
+
+/// Puts the given descriptors in the place of the streams 0 to 2. A descriptor below 3 is copied above first, so that
+/// streams may change places.
+fn take_streams(mut streams: [RawFd; 3]) -> Result<(), Failed> {
+    for stream in streams.iter_mut().filter(|stream| (0..3).contains(*stream)) {
+        // SAFETY: changes descriptors of the process only, whose table is its own.
+        let copy = unsafe { libc::fcntl(*stream, libc::F_DUPFD_CLOEXEC, 3) };
+        checked(Step::Stdio, copy.into())?;
+        *stream = copy;
+    }
+    for (target, &stream) in (0..).zip(&streams).filter(|(_, stream)| **stream >= 0) {
+        // SAFETY: as above. The two differ, so the copy is not closed by execve(2).
+        checked(Step::Stdio, unsafe { libc::dup2(stream, target) }.into())?;
+    }
+    Ok(())
+}
+
+/// Takes groups, group and user, in this order: after the user the process may not change the others. These are bare
+/// system calls: the C library's functions would change all threads that it knows.
+fn take_credentials(credentials: &Credentials) -> Result<(), Failed> {
+    let (uid, gid, groups) = (credentials.uid, credentials.gid, &credentials.groups);
+    // SAFETY: the list has the length that is given.
+    checked(Step::Credentials, unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) })?;
+    // SAFETY: changes the process only.
+    checked(Step::Credentials, unsafe { libc::syscall(libc::SYS_setresgid, gid, gid, gid) })?;
+    // SAFETY: changes the process only.
+    checked(Step::Credentials, unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) })
+}
+
+/// Asks the kernel to kill the process when its spawner thread ends. If the launcher has ended before, the process ends
+/// at once.
+fn end_with_launcher(launcher: c_int) -> Result<(), Failed> {
+    // SAFETY: changes the process only.
+    checked(Step::Clone, unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) }.into())?;
+    // SAFETY: has no precondition. After the end of its parent, a process has another one.
+    if unsafe { libc::getppid() } != launcher {
+        // SAFETY: as in `run`.
+        unsafe { libc::_exit(127) }
+    }
+    Ok(())
+}
+
+/// The runtime of Rust ignores `SIGPIPE`, and a program that is executed would inherit that.
+fn default_sigpipe() {
+    // SAFETY: a null action is SIG_DFL with an empty set of signals. The table of actions is the process's own.
+    unsafe {
+        let default: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGPIPE, &raw const default, std::ptr::null_mut());
+    }
+}

@@ -1,0 +1,173 @@
+//! The argument list and the environment of instances, as the arrays of pointers that execve(2) reads.
+//!
+//! What all instances of a spawner have in common is laid out once. Before each instance, only its own arguments and
+//! variables are written again. The memory of the last instance can be used for the next one: execve(2) has copied it.
+
+use std::ffi::{CString, c_char};
+use std::fmt::Write as _;
+use std::ptr;
+use std::sync::Arc;
+
+use crate::instance::Instance;
+use crate::placement::Placement;
+use crate::template::{Argument, Arguments};
+
+/// The variables that an instance gets about itself: its rank, the number of instances, its PUs.
+pub(crate) const RANK_VARIABLES: [&str; 3] = ["PJW_RANK", "PJW_SIZE", "PJW_CPUS"];
+
+/// The arrays of one spawner thread.
+pub(crate) struct Layout {
+    arguments: Vec<*const c_char>,
+    /// The arguments that differ between instances, each with its place in `arguments`.
+    own_arguments: Vec<(usize, Vec<u8>)>,
+    /// The list that is laid out in `arguments`.
+    of_arguments: Option<Arc<Arguments>>,
+    environment: Vec<*const c_char>,
+    /// How many variables of `environment` all instances have.
+    shared_variables: usize,
+    has_rank_variables: bool,
+    /// The texts of the variables in [`RANK_VARIABLES`], each ended by a NUL byte.
+    rank_variables: [String; 3],
+    /// The placement for which `PJW_CPUS` is written.
+    of_placement: Option<Arc<Placement>>,
+}
+
+impl Layout {
+    /// Lays out the variables that all instances have. `environment` must outlive this value.
+    pub(crate) fn new(environment: &[CString], has_rank_variables: bool) -> Self {
+        let environment: Vec<_> = environment.iter().map(|variable| variable.as_ptr()).collect();
+        Self {
+            arguments: Vec::new(),
+            own_arguments: Vec::new(),
+            of_arguments: None,
+            shared_variables: environment.len(),
+            environment,
+            has_rank_variables,
+            rank_variables: Default::default(),
+            of_placement: None,
+        }
+    }
+
+    /// Lays out one instance, and returns its arguments and its environment. Both end with a null pointer. They are
+    /// valid until the next call, and as long as the instance is.
+    pub(crate) fn of(&mut self, instance: &Instance) -> (*const *const c_char, *const *const c_char) {
+        self.lay_out_arguments(instance);
+        self.lay_out_variables(instance);
+        (self.arguments.as_ptr(), self.environment.as_ptr())
+    }
+
+    fn lay_out_arguments(&mut self, instance: &Instance) {
+        if !self.of_arguments.as_ref().is_some_and(|laid_out| Arc::ptr_eq(laid_out, &instance.arguments)) {
+            self.arguments.clear();
+            self.own_arguments.clear();
+            for (at, argument) in instance.arguments.list.iter().enumerate() {
+                self.arguments.push(match argument {
+                    Argument::Fixed(fixed) => fixed.as_ptr(),
+                    Argument::PerInstance(_) => {
+                        self.own_arguments.push((at, Vec::new()));
+                        ptr::null()
+                    }
+                });
+            }
+            self.arguments.push(ptr::null());
+            self.of_arguments = Some(Arc::clone(&instance.arguments));
+        }
+        for (at, bytes) in &mut self.own_arguments {
+            if let Argument::PerInstance(pieces) = &instance.arguments.list[*at] {
+                bytes.clear();
+                pieces.iter().for_each(|piece| piece.append(instance.rank, instance.size, bytes));
+                bytes.push(0);
+                self.arguments[*at] = bytes.as_ptr().cast();
+            }
+        }
+    }
+
+    fn lay_out_variables(&mut self, instance: &Instance) {
+        self.environment.truncate(self.shared_variables);
+        if self.has_rank_variables {
+            self.write_rank_variables(instance);
+            self.environment.extend(self.rank_variables.iter().map(|text| text.as_ptr().cast()));
+        }
+        self.environment.extend(instance.variables.iter().map(|variable| variable.as_ptr()));
+        self.environment.push(ptr::null());
+    }
+
+    fn write_rank_variables(&mut self, instance: &Instance) {
+        let [rank, size, cpus] = &mut self.rank_variables;
+        let [rank_name, size_name, cpus_name] = RANK_VARIABLES;
+        rank.clear();
+        size.clear();
+        let _ = write!(rank, "{rank_name}={}\0", instance.rank);
+        let _ = write!(size, "{size_name}={}\0", instance.size);
+        let placement = &instance.placement;
+        if !self.of_placement.as_ref().is_some_and(|written| Arc::ptr_eq(written, placement)) {
+            cpus.clear();
+            let _ = write!(cpus, "{cpus_name}={}\0", placement.cpus.clone().unwrap_or_default());
+            self.of_placement = Some(Arc::clone(placement));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::instance::Stdio;
+    use std::ffi::CStr;
+
+    /// Reads an array that ends with a null pointer.
+    fn texts(mut array: *const *const c_char) -> Vec<String> {
+        let mut texts = Vec::new();
+        // SAFETY: the layout ends both of its arrays with a null pointer, and each text with a NUL byte.
+        unsafe {
+            while !(*array).is_null() {
+                texts.push(CStr::from_ptr(*array).to_str().unwrap().to_owned());
+                array = array.add(1);
+            }
+        }
+        texts
+    }
+
+    fn instance(rank: u32, arguments: &Arc<Arguments>, cpus: &str) -> Instance {
+        Instance {
+            rank,
+            size: 3,
+            arguments: Arc::clone(arguments),
+            variables: vec![CString::new(format!("OWN={rank}")).unwrap()],
+            placement: Arc::new(Placement::on(cpus.parse().unwrap())),
+            stdio: Stdio::default(),
+        }
+    }
+
+    #[test]
+    fn each_instance_has_its_own_arguments_and_variables_after_the_shared_ones() {
+        let shared = [c"PATH=/bin".to_owned()];
+        let mut layout = Layout::new(&shared, true);
+        let arguments = Arc::new(Arguments::parse(&["prog", "-o", "out.%r.of.%n"]).unwrap());
+        for rank in [2, 0, 1] {
+            let instance = instance(rank, &arguments, &format!("{rank}-7"));
+            let (argv, envp) = layout.of(&instance);
+            assert_eq!(texts(argv), ["prog", "-o", &format!("out.{rank}.of.3")]);
+            let cpus = format!("PJW_CPUS={rank}-7");
+            let expected =
+                ["PATH=/bin", &format!("PJW_RANK={rank}"), "PJW_SIZE=3", &cpus, &format!("OWN={rank}")];
+            assert_eq!(texts(envp), expected);
+        }
+    }
+
+    #[test]
+    fn instances_with_different_lists_follow_each_other() {
+        let mut layout = Layout::new(&[], false);
+        let long = Arc::new(Arguments::parse(&["prog", "%r", "b", "c"]).unwrap());
+        let short = Arc::new(Arguments::parse(&["prog"]).unwrap());
+        for (rank, arguments, expected) in [
+            (0, &long, vec!["prog", "0", "b", "c"]),
+            (1, &short, vec!["prog"]),
+            (2, &long, vec!["prog", "2", "b", "c"]),
+        ] {
+            let instance = instance(rank, arguments, "0");
+            let (argv, envp) = layout.of(&instance);
+            assert_eq!(texts(argv), expected);
+            assert_eq!(texts(envp), [format!("OWN={rank}")]);
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The affinity mask and the memory policy of the calling thread. A new process inherits both.
+
+use nix::errno::Errno;
+use pjw_core::cpuset::{CpuSet, Pu};
+
+/// 8,192 PUs, the largest `NR_CPUS`. A kernel with longer masks gets a larger buffer.
+const MASK_WORDS: usize = 128;
+const MAX_MASK_WORDS: usize = (Pu::MAX.0 as usize + 1) / 64;
+/// The most NUMA nodes of a kernel: `NODES_SHIFT` is at most 10.
+const MAX_NODES: usize = 1024;
+/// `MPOL_PREFERRED`, set_mempolicy(2).
+const MPOL_PREFERRED: i32 = 1;
+
+/// A memory policy of a thread, set_mempolicy(2).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MemoryPolicy {
+    mode: i32,
+    nodes: [u64; MAX_NODES / 64],
+}
+
+/// Returns the affinity mask of the calling thread, sched_getaffinity(2): the PUs that are online and in its cpuset.
+pub(crate) fn own_mask() -> Result<CpuSet, Errno> {
+    let mut words = vec![0_u64; MASK_WORDS];
+    loop {
+        let bytes = size_of_val(&words[..]);
+        // SAFETY: the kernel writes at most `bytes` bytes into `words`, which is that long. 0 is the calling thread.
+        let written = unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, bytes, words.as_mut_ptr()) };
+        match Errno::result(written) {
+            Err(Errno::EINVAL) if words.len() < MAX_MASK_WORDS => words.resize(words.len() * 2, 0),
+            Err(errno) => return Err(errno),
+            Ok(written) => {
+                let written = usize::try_from(written).unwrap_or(0).div_ceil(8).min(words.len());
+                return Ok(CpuSet::from_words(&words[..written]));
+            }
+        }
+    }
+}
+
+/// Sets the affinity mask of the calling thread.
+pub(crate) fn set_own_mask(cpus: &CpuSet) -> Result<(), Errno> {
+    let words = cpus.words();
+    // SAFETY: the kernel reads `words`, which has the length that is given. 0 is the calling thread.
+    let set = unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, size_of_val(words), words.as_ptr()) };
+    Errno::result(set).map(drop)
+}
+
+impl MemoryPolicy {
+    /// Returns the policy that prefers one node. `EINVAL` for a number that no node can have.
+    pub(crate) fn preferring(node: u32) -> Result<Self, Errno> {
+        let node = usize::try_from(node).map_err(|_| Errno::EINVAL)?;
+        let mut nodes = [0; MAX_NODES / 64];
+        *nodes.get_mut(node / 64).ok_or(Errno::EINVAL)? |= 1 << (node % 64);
+        Ok(Self { mode: MPOL_PREFERRED, nodes })
+    }
+
+    /// Returns the policy of the calling thread, get_mempolicy(2). `None` for a kernel without NUMA.
+    pub(crate) fn own() -> Option<Self> {
+        let mut policy = Self { mode: 0, nodes: [0; MAX_NODES / 64] };
+        let (mode, nodes) = (&raw mut policy.mode, policy.nodes.as_mut_ptr());
+        // SAFETY: the kernel writes one int, and at most MAX_NODES bits, which `nodes` has room for.
+        let read = unsafe { libc::syscall(libc::SYS_get_mempolicy, mode, nodes, MAX_NODES, 0_usize, 0) };
+        Errno::result(read).ok().map(|_| policy)
+    }
+
+    /// Makes this the policy of the calling thread.
+    pub(crate) fn set(&self) -> Result<(), Errno> {
+        // The kernel reads one bit less than it is given: get_nodes() in mm/mempolicy.c, Linux 6.18.
+        // SAFETY: the kernel reads at most MAX_NODES bits of `nodes`.
+        let set =
+            unsafe { libc::syscall(libc::SYS_set_mempolicy, self.mode, self.nodes.as_ptr(), MAX_NODES) };
+        Errno::result(set).map(drop)
+    }
+}

@@ -1,0 +1,143 @@
+//! The way of the results from the spawner threads to the caller: a socket that carries the pidfds.
+//!
+//! A spawner thread has its own table of descriptors, so a pidfd must be sent. Results are sent in packets of up to
+//! [`MAX_RESULTS`], because the caller would be woken for each packet. The socket can be polled.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use pjw_core::ids::Pid;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+
+use crate::child::Child;
+use crate::failure::{SpawnError, Step};
+
+/// The most results of a packet. The kernel passes at most 253 descriptors (`SCM_MAX_FD`).
+pub(crate) const MAX_RESULTS: usize = 64;
+/// The bytes of one result, and of the head of a packet.
+const RESULT_BYTES: usize = 16;
+const HEAD_BYTES: usize = 24;
+
+/// The result for one instance: its index in the list of instances, and the process or the error.
+pub(crate) type InstanceResult = (usize, Result<Child, SpawnError>);
+
+/// The packet of a spawner thread.
+#[derive(Debug, Default)]
+pub(crate) struct Packet {
+    pub(crate) results: Vec<InstanceResult>,
+    /// Whether this is the last packet of its spawner.
+    pub(crate) is_last: bool,
+    /// From when to when the spawner started instances, both since `CLOCK_MONOTONIC`'s zero.
+    pub(crate) busy: (Duration, Duration),
+}
+
+/// Makes the two ends: for the spawner threads, and for the caller.
+pub(crate) fn channel() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+/// Sends a packet, and closes the pidfds in it. Waits while the socket is full.
+pub(crate) fn send(socket: BorrowedFd<'_>, packet: &mut Packet) -> io::Result<()> {
+    let mut bytes = Vec::with_capacity(HEAD_BYTES + packet.results.len() * RESULT_BYTES);
+    bytes.extend_from_slice(&u64::from(packet.is_last).to_ne_bytes());
+    bytes.extend_from_slice(&nanoseconds(packet.busy.0).to_ne_bytes());
+    bytes.extend_from_slice(&nanoseconds(packet.busy.1).to_ne_bytes());
+    let mut pidfds = Vec::with_capacity(packet.results.len());
+    for (index, result) in &packet.results {
+        let (pid, step, errno) = match result {
+            Ok(child) => {
+                pidfds.push(child.as_fd());
+                (child.pid.0, 0, 0)
+            }
+            Err(SpawnError { step, errno }) => (0, u32::from(step.number()), *errno as i32),
+        };
+        let words = [u32::try_from(*index).unwrap_or(u32::MAX), pid, step, errno.cast_unsigned()];
+        words.iter().for_each(|word| bytes.extend_from_slice(&word.to_ne_bytes()));
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_RESULTS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !pidfds.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(&pidfds));
+    }
+    let sent = loop {
+        match sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL) {
+            Err(rustix::io::Errno::INTR) => {}
+            // Too many descriptors are under way (unix(7)): the caller has to take some first.
+            Err(rustix::io::Errno::TOOMANYREFS) => std::thread::yield_now(),
+            other => break other,
+        }
+    };
+    drop(pidfds);
+    packet.results.clear();
+    sent?;
+    Ok(())
+}
+
+/// Receives a packet. `None` if there is none now, or after the end of all spawners.
+pub(crate) fn receive(socket: BorrowedFd<'_>, wait: bool) -> io::Result<Option<Packet>> {
+    let mut bytes = [0_u8; HEAD_BYTES + MAX_RESULTS * RESULT_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_RESULTS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = if wait { RecvFlags::CMSG_CLOEXEC } else { RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT };
+    let received = loop {
+        match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::AGAIN) => return Ok(None),
+            other => break other?.bytes,
+        }
+    };
+    let mut pidfds = control.drain().flat_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(pidfds) => pidfds.collect::<Vec<OwnedFd>>(),
+        _ => Vec::new(),
+    });
+    let (head, results) = bytes[..received].split_at(HEAD_BYTES.min(received));
+    let [is_last, begin, end] = [0, 8, 16].map(|at| number(head.get(at..at + 8)));
+    if head.len() < HEAD_BYTES {
+        return Ok(None);
+    }
+    let results = results.chunks_exact(RESULT_BYTES).map(|bytes| {
+        let [index, pid, step, errno] = [0, 4, 8, 12].map(|at| word(&bytes[at..at + 4]));
+        let result = if pid == 0 {
+            let step = Step::of_number(step as usize).unwrap_or(Step::Clone);
+            Err(SpawnError { step, errno: Errno::from_raw(errno.cast_signed()) })
+        } else {
+            pidfds
+                .next()
+                .map_or_else(|| Err(end_unreachable(Pid(pid))), |pidfd| Ok(Child { pid: Pid(pid), pidfd }))
+        };
+        (index as usize, result)
+    });
+    let results = results.collect();
+    Ok(Some(Packet {
+        results,
+        is_last: is_last != 0,
+        busy: (Duration::from_nanos(begin), Duration::from_nanos(end)),
+    }))
+}
+
+/// Ends a process whose pidfd found no place in the table of descriptors. It is a child that was not waited for, so no
+/// other process has its id.
+fn end_unreachable(pid: Pid) -> SpawnError {
+    let pid = nix::unistd::Pid::from_raw(pid.0.cast_signed());
+    let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+    let _ = nix::sys::wait::waitpid(pid, None);
+    SpawnError { step: Step::Clone, errno: Errno::EMFILE }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn number(bytes: Option<&[u8]>) -> u64 {
+    bytes.and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_ne_bytes)
+}
+
+fn word(bytes: &[u8]) -> u32 {
+    bytes.try_into().map_or(0, u32::from_ne_bytes)
+}

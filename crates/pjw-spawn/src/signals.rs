@@ -1,0 +1,29 @@
+//! The signals that the calling thread has blocked, as the kernel has them. The C library's functions leave out two
+//! signals of its own.
+
+use nix::errno::Errno;
+
+/// A set of signals as the kernel has it: 64 bits on every architecture of Linux except MIPS.
+pub(crate) type KernelSignals = u64;
+
+/// Blocks every signal for the calling thread, and returns the signals that were blocked before.
+pub(crate) fn block_all() -> KernelSignals {
+    change(libc::SIG_BLOCK, Some(KernelSignals::MAX))
+}
+
+/// Returns the signals that the calling thread has blocked.
+pub(crate) fn blocked() -> KernelSignals {
+    change(libc::SIG_BLOCK, None)
+}
+
+/// rt_sigprocmask(2) can fail only for an invalid pointer or size.
+fn change(how: i32, signals: Option<KernelSignals>) -> KernelSignals {
+    let new = signals.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    let mut old: KernelSignals = 0;
+    // SAFETY: `new` is null or points to a set of the given size, `old` to room for one. Both outlive the call.
+    let done = unsafe {
+        libc::syscall(libc::SYS_rt_sigprocmask, how, new, &raw mut old, size_of::<KernelSignals>())
+    };
+    debug_assert_eq!(Errno::result(done), Ok(0));
+    old
+}

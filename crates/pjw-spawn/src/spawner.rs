@@ -1,0 +1,107 @@
+//! A spawner thread: it takes the mask of a placement itself, and the instances that it starts inherit the mask.
+//!
+//! So an instance has its mask before its first instruction, and makes no system call for it. The thread has a table
+//! of descriptors of its own: the pidfds of many instances would be copied for each new process, and closed again.
+
+use std::ffi::CStr;
+use std::os::fd::AsRawFd;
+use std::ptr;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use pjw_core::cpuset::CpuSet;
+
+use crate::child::Child;
+use crate::clone::{self, Settings, Stack, Start};
+use crate::context::Setup;
+use crate::failure::{SpawnError, Step};
+use crate::instance::Instance;
+use crate::layout::Layout;
+use crate::own_policy::{MemoryPolicy, own_mask, set_own_mask};
+use crate::placement::Placement;
+
+/// What a spawner thread keeps between two instances.
+pub(crate) struct Spawner<'a> {
+    program: &'a CStr,
+    settings: Settings<'a>,
+    layout: Layout,
+    stack: Stack,
+    inherited: Inherited,
+    /// The placement whose mask and memory policy the thread has.
+    current: Option<Arc<Placement>>,
+}
+
+/// What the thread had from the caller. A placement that names nothing else gets it.
+struct Inherited {
+    mask: CpuSet,
+    memory_policy: Option<MemoryPolicy>,
+    /// Whether the thread still has it.
+    is_in_force: bool,
+}
+
+impl<'a> Spawner<'a> {
+    /// Makes the spawner of the calling thread. All signals must be blocked.
+    ///
+    /// # Errors
+    /// If the mask of the calling thread can't be read.
+    pub(crate) fn new(setup: &'a Setup) -> Result<Self, Errno> {
+        let launcher = if setup.ends_with_launcher { std::process::id().cast_signed() } else { 0 };
+        let inherited =
+            Inherited { mask: own_mask()?, memory_policy: MemoryPolicy::own(), is_in_force: true };
+        Ok(Self {
+            program: &setup.program,
+            settings: Settings {
+                directory: setup.directory.as_ref().map_or(ptr::null(), |path| path.as_ptr()),
+                credentials: setup.credentials.as_ref(),
+                launcher,
+                blocked_signals: setup.blocked_signals,
+                descriptor_limit: setup.descriptor_limit_to_restore(),
+            },
+            layout: Layout::new(&setup.environment, setup.has_rank_variables),
+            stack: Stack::new(),
+            inherited,
+            current: None,
+        })
+    }
+
+    /// Starts one instance. Returns after it has begun its program, or has failed.
+    pub(crate) fn start(&mut self, instance: &Instance) -> Result<Child, SpawnError> {
+        self.enter(&instance.placement)?;
+        let (arguments, environment) = self.layout.of(instance);
+        let stream =
+            |stream: &Option<Arc<std::os::fd::OwnedFd>>| stream.as_ref().map_or(-1, |fd| fd.as_raw_fd());
+        let stdio = &instance.stdio;
+        let start = Start {
+            program: self.program.as_ptr(),
+            arguments,
+            environment,
+            settings: &self.settings,
+            streams: [stream(&stdio.input), stream(&stdio.output), stream(&stdio.error)],
+            cgroup: instance.placement.cgroup.as_ref().map(|cgroup| cgroup.as_raw_fd()),
+        };
+        clone::start(&start, &mut self.stack)
+    }
+
+    /// Gives the calling thread the mask and the memory policy of a placement.
+    fn enter(&mut self, placement: &Arc<Placement>) -> Result<(), SpawnError> {
+        if self.current.as_ref().is_some_and(|current| Arc::ptr_eq(current, placement)) {
+            return Ok(());
+        }
+        self.current = None;
+        self.set_policies(placement).map_err(|errno| SpawnError { step: Step::Mask, errno })?;
+        self.current = Some(Arc::clone(placement));
+        Ok(())
+    }
+
+    fn set_policies(&mut self, placement: &Placement) -> Result<(), Errno> {
+        if placement.cpus.is_none() && placement.memory_node.is_none() && self.inherited.is_in_force {
+            return Ok(());
+        }
+        self.inherited.is_in_force = false;
+        set_own_mask(placement.cpus.as_ref().unwrap_or(&self.inherited.mask))?;
+        match placement.memory_node {
+            Some(node) => MemoryPolicy::preferring(node)?.set(),
+            None => self.inherited.memory_policy.as_ref().map_or(Ok(()), MemoryPolicy::set),
+        }
+    }
+}

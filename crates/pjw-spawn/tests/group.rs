@@ -1,0 +1,213 @@
+//! Groups of real processes: where they begin, what they get, and what is reported of those that fail.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // a test may fail
+
+mod programs;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use pjw_core::cpuset::CpuSet;
+use pjw_spawn::{Arguments, Context, Exit, Instance, Placement, SpawnError, Stdio, Step};
+use programs::{Record, own_mask, peer_records, program_without_libc, records};
+
+/// One placement for each PU of the caller's mask.
+fn one_pu_each() -> Vec<Arc<Placement>> {
+    own_mask().iter().map(|pu| Arc::new(Placement::on(CpuSet::from(pu)))).collect()
+}
+
+/// Instances with the same arguments, dealt to the placements in turns.
+fn instances(count: u32, arguments: &[&str], placements: &[Arc<Placement>], stdio: &Stdio) -> Vec<Instance> {
+    let arguments = Arc::new(Arguments::parse(arguments).unwrap());
+    let instance = |rank| Instance {
+        rank,
+        size: count,
+        arguments: Arc::clone(&arguments),
+        variables: Vec::new(),
+        placement: Arc::clone(&placements[rank as usize % placements.len()]),
+        stdio: stdio.clone(),
+    };
+    (0..count).map(instance).collect()
+}
+
+fn anywhere() -> Vec<Arc<Placement>> {
+    vec![Arc::default()]
+}
+
+/// Runs one shell script, and returns its output and its end.
+fn run_shell(context: &Context, script: &str) -> (String, Exit) {
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let output = Some(Arc::new(OwnedFd::from(writer)));
+    let stdio = Stdio { output, ..Stdio::default() };
+    let group = instances(1, &["sh", "-c", script], &anywhere(), &stdio);
+    drop(stdio);
+    let child = context.spawn_n(group).unwrap().remove(0).unwrap();
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    (text.trim_end().to_owned(), child.wait().unwrap())
+}
+
+#[test]
+fn every_instance_is_inside_its_part_at_its_first_instruction_and_a_mask_set_afterwards_is_late() {
+    let placements = one_pu_each();
+    if placements.len() < 2 {
+        println!("skipped: this process has one CPU only, so there is no other part");
+        return;
+    }
+    let (program, dir) = program_without_libc();
+    let context = Context::new(&program).unwrap();
+    let count = if cfg!(debug_assertions) { 1_000 } else { 10_000 };
+    let output = dir.path().join("records");
+    let stdio = Stdio {
+        output: Some(Arc::new(File::options().append(true).create(true).open(&output).unwrap().into())),
+        ..Stdio::default()
+    };
+    let mut expected = BTreeMap::new();
+    let results = context.spawn_n(instances(count, &["first_act"], &placements, &stdio)).unwrap();
+    for (rank, child) in results.into_iter().enumerate() {
+        let child = child.unwrap();
+        assert_eq!(child.wait().unwrap(), Exit::Code(0));
+        expected.insert(child.pid.0, placements[rank % placements.len()].cpus.clone().unwrap());
+    }
+    let outside = |records: &[Record], expected: &BTreeMap<u32, CpuSet>| {
+        let is_outside = |record: &&Record| {
+            !record.mask.is_subset(&expected[&record.pid]) || !expected[&record.pid].contains(record.cpu)
+        };
+        records.iter().filter(is_outside).count()
+    };
+    let records = records(&output);
+    assert_eq!(records.len(), count as usize);
+    assert_eq!(outside(&records, &expected), 0);
+    let parts: Vec<CpuSet> = placements.iter().map(|placement| placement.cpus.clone().unwrap()).collect();
+    let (peer, expected) = peer_records(&program, &dir.path().join("peer"), 100, &parts);
+    assert!(outside(&peer, &expected) > 0, "the test finds no process outside, even if its mask is set late");
+}
+
+#[test]
+fn each_instance_has_its_own_arguments_and_variables() {
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let stdio = Stdio { output: Some(Arc::new(writer.into())), ..Stdio::default() };
+    let script = "echo $1 $PJW_RANK $PJW_SIZE $PJW_CPUS";
+    let placements = one_pu_each();
+    let group = instances(5, &["sh", "-c", script, "sh", "%r/%n"], &placements, &stdio);
+    drop(stdio);
+    let context = Context::new("sh").unwrap().rank_variables();
+    let children = context.spawn_n(group).unwrap();
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.sort_unstable();
+    let expected: Vec<String> = (0..5)
+        .map(|rank| {
+            let cpus = placements[rank % placements.len()].cpus.clone().unwrap();
+            format!("{rank}/5 {rank} 5 {cpus}")
+        })
+        .collect();
+    assert_eq!(lines, expected);
+    children.into_iter().for_each(|child| assert_eq!(child.unwrap().wait(), Ok(Exit::Code(0))));
+}
+
+#[test]
+fn exit_codes_and_signals_are_reported_also_real_time_signals() {
+    let context = Context::new("sh").unwrap();
+    assert_eq!(run_shell(&context, "exit 42").1, Exit::Code(42));
+    assert_eq!(run_shell(&context, "kill -9 $$").1, Exit::Signal(9));
+    assert_eq!(run_shell(&context, "kill -40 $$").1, Exit::Signal(40));
+}
+
+#[test]
+fn the_program_begins_with_the_signals_of_the_caller_and_a_default_sigpipe() {
+    let context = Context::new("sh").unwrap();
+    let (status, _) = run_shell(&context, "grep -E '^Sig(Blk|Ign)' /proc/self/status");
+    let own = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    let blocked = own.lines().find(|line| line.starts_with("SigBlk")).unwrap();
+    assert!(status.contains(blocked), "{status}\n{blocked}");
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap().trim();
+    assert_eq!(u64::from_str_radix(ignored, 16).unwrap() & 1 << 12, 0, "SIGPIPE is ignored: {status}");
+}
+
+#[test]
+fn an_instance_has_the_descriptors_that_any_child_of_the_caller_has() {
+    let script = "ls /proc/self/fd";
+    let (descriptors, _) = run_shell(&Context::new("sh").unwrap(), script);
+    let other = std::process::Command::new("sh").args(["-c", script]).output().unwrap();
+    assert_eq!(descriptors, String::from_utf8(other.stdout).unwrap().trim_end());
+}
+
+#[test]
+fn streams_may_change_places() {
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let writer = Arc::new(OwnedFd::from(writer));
+    let stdio = Stdio { input: None, output: Some(Arc::clone(&writer)), error: Some(writer) };
+    let group = instances(1, &["sh", "-c", "echo out; echo err >&2"], &anywhere(), &stdio);
+    drop(stdio);
+    Context::new("sh").unwrap().spawn_n(group).unwrap().remove(0).unwrap().wait().unwrap();
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "out\nerr\n");
+}
+
+#[test]
+fn an_environment_that_is_too_large_for_one_of_ten_fails_that_one_only() {
+    let context = Context::new("true").unwrap();
+    let mut group = instances(10, &["true"], &one_pu_each(), &Stdio::default());
+    let large = "x".repeat(200_000);
+    group[3].variables.push(std::ffi::CString::new(format!("LARGE={large}")).unwrap());
+    let results = context.spawn_n(group).unwrap();
+    for (rank, result) in results.into_iter().enumerate() {
+        match result {
+            Ok(child) => assert_eq!((rank == 3, child.wait()), (false, Ok(Exit::Code(0)))),
+            Err(SpawnError { step, errno }) => {
+                assert_eq!((rank, step, errno), (3, Step::Exec, nix::errno::Errno::E2BIG));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_program_that_disappears_after_the_check_is_reported_for_each_instance() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("vanishing");
+    std::fs::copy("/bin/true", &program).unwrap();
+    let context = Context::new(&program).unwrap();
+    std::fs::remove_file(&program).unwrap();
+    let results = context.spawn_n(instances(4, &["vanishing"], &one_pu_each(), &Stdio::default())).unwrap();
+    for result in results {
+        assert_eq!(result.unwrap_err(), SpawnError { step: Step::Exec, errno: nix::errno::Errno::ENOENT });
+    }
+}
+
+#[test]
+fn a_cgroup_that_is_none_is_the_failed_step() {
+    let no_cgroup = File::open("/").unwrap();
+    let placement = Placement { cgroup: Some(Arc::new(no_cgroup.into())), ..Placement::default() };
+    let group = instances(1, &["true"], &[Arc::new(placement)], &Stdio::default());
+    let error = Context::new("true").unwrap().spawn_n(group).unwrap().remove(0).unwrap_err();
+    assert_eq!((error.step, error.errno), (Step::Cgroup, nix::errno::Errno::EBADF));
+}
+
+#[test]
+fn the_results_of_a_batch_arrive_while_it_goes_on() {
+    let context = Context::new("true").unwrap();
+    let batch = context.start(instances(200, &["true"], &one_pu_each(), &Stdio::default())).unwrap();
+    let mut ranks: Vec<usize> = Vec::new();
+    for (rank, result) in batch {
+        result.unwrap().wait().unwrap();
+        ranks.push(rank);
+    }
+    ranks.sort_unstable();
+    assert_eq!(ranks, (0..200).collect::<Vec<_>>());
+}
+
+#[test]
+fn instances_end_with_their_context_if_they_are_to() {
+    let context = Context::new("sleep").unwrap().end_with_launcher();
+    let children =
+        context.spawn_n(instances(4, &["sleep", "1000"], &one_pu_each(), &Stdio::default())).unwrap();
+    let children: Vec<_> = children.into_iter().map(Result::unwrap).collect();
+    assert!(children.iter().all(|child| child.try_wait() == Ok(None)));
+    drop(context);
+    assert!(children.iter().all(|child| child.wait() == Ok(Exit::Signal(9))));
+}
