@@ -45,6 +45,7 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("pjw-ipc", &[]),
     ("pjw-sim", &["pjw-core"]),
     ("pjw-spawn", &["pjw-core"]),
+    ("pjw-spawn-c", &["pjw-core", "pjw-spawn"]),
     ("pjwd", &["pjw-core", "pjw-linux", "pjw-sources", "pjw-ipc"]),
     ("pjwctl", &["pjw-core", "pjw-ipc", "pjw-linux", "pjw-sim", "pjw-sources", "pjw-spawn"]),
 ];
@@ -72,6 +73,7 @@ const FORBIDDEN_IN_CORE: &[(&str, &str)] = &[
 /// The crates that may have unsafe code: (crate, reason).
 const UNSAFE_CRATES: &[(&str, &str)] = &[
     ("pjw-linux", "system calls, in small wrappers"),
+    ("pjw-spawn-c", "the functions that C programs call"),
     ("pjw-spawn", "clone3 with a shared address space, and the C arrays of execve"),
 ];
 

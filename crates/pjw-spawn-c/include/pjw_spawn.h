@@ -1,0 +1,71 @@
+/* pjw_spawn: starts groups of processes, each on its own CPUs from its first instruction.
+ *
+ * Link with -lpjw_spawn. The manual page is pjw_spawn(3). All functions may be called from several threads at once.
+ * The processes are children of the caller: wait for them with waitpid(2).
+ */
+#ifndef PJW_SPAWN_H
+#define PJW_SPAWN_H
+
+#include <sched.h> /* cpu_set_t; CPU_SET(3) and its relatives need _GNU_SOURCE before the first #include */
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A program that is started many times, with the CPU of its processes. */
+typedef struct pspawn_context {
+    void *pspawn_private;
+} pspawn_context_t;
+
+/* How pspawn_v() and ipspawn() read their arguments. Flags may be combined by |. */
+enum pspawn_flags {
+    PSPAWN_DEFAULT = 0,
+    /* `argv` has one list for each process, one after the other. Each list ends with NULL. Without this flag, `argv` is
+     * one list, and every process gets it. */
+    PSPAWN_ARGV_EACH = 1,
+    /* The same for `envp`. */
+    PSPAWN_ENVP_EACH = 2
+};
+
+/* Makes a context for the program at `path`. `core` is the CPU on which its processes run, or -1 for all CPUs of the
+ * calling thread. The processes get the environment that the caller has now. Returns 0, or -1 with errno. */
+int pspawn_context_create(pspawn_context_t *ctx, const char *path, int core);
+
+/* Frees a context. Its processes live on. */
+void pspawn_context_destroy(pspawn_context_t *ctx);
+
+/* Starts one process. Returns its process id when it has begun the program, or -1 with errno. */
+pid_t pspawn(pspawn_context_t *ctx, char *const argv[]);
+
+/* Starts `nspawns` processes with the same arguments. Writes a process id or a negative errno into each of `pids`.
+ * Returns the number of processes that have begun the program, or -1 with errno if none has. */
+int pspawn_n(pid_t *pids, pspawn_context_t *ctx, int nspawns, char *const argv[]);
+
+/* Starts `nspawns` processes of a program. Process i runs on the CPUs mask[i % clen]; with clen 0, all run on the CPUs of
+ * the calling thread. envp NULL stands for the caller's environment. Writes a process id or a negative errno into each
+ * of `pids`, which may be NULL. Returns when every process has begun the program or has failed: the number of those that
+ * have begun it, or -1 with errno if none has. */
+int pspawn_v(const char *filename, char *const *argv, char *const *envp, unsigned int nspawns, unsigned int clen,
+             cpu_set_t *const *mask, enum pspawn_flags flags, pid_t *pids);
+
+/* Starts `nspawns` processes of a program, and returns before they have begun. `mask` has one set for each process, or is
+ * NULL for the CPUs of the calling thread. The arguments may be changed or freed after the call. Returns a file
+ * descriptor, which becomes readable when every process has begun the program or has failed, or -1 with errno.
+ * pspawn_collect() must be called with it. */
+int ipspawn(const char *filename, char *const *argv, char *const *envp, unsigned int nspawns, cpu_set_t *const *mask,
+            enum pspawn_flags flags);
+
+/* Waits until every process of an ipspawn() has begun the program or has failed, closes the descriptor, and returns as
+ * pspawn_v() does. `pids` has room for `nspawns` numbers, or is NULL. */
+int pspawn_collect(int fd, pid_t *pids, unsigned int nspawns);
+
+/* Returns what failed in the last call of the calling thread that returned -1 or a negative errno in `pids`: the step and
+ * the error, such as "exec: No such file or directory". The text is valid until the thread's next call. */
+const char *pspawn_error(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

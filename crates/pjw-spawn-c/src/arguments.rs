@@ -1,0 +1,125 @@
+//! Reads lists of strings and CPU sets from the memory of a C program.
+
+use std::ffi::{CStr, CString, OsStr, c_char, c_uint};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use libc::cpu_set_t;
+use pjw_core::cpuset::CpuSet;
+
+use crate::failure::Failure;
+
+/// Lists of strings: none, one for all processes, or one for each.
+#[derive(Debug, Default)]
+pub(crate) struct Lists(Vec<Arc<Vec<CString>>>);
+
+impl Lists {
+    /// No list.
+    pub(crate) fn none() -> Self {
+        Self::default()
+    }
+
+    /// One list of one argument, for all processes.
+    pub(crate) fn one(argument: &OsStr) -> Self {
+        Self(vec![Arc::new(CString::new(argument.as_bytes()).into_iter().collect())])
+    }
+
+    /// Reads one argument list for all processes.
+    ///
+    /// # Safety
+    /// `list` must be NULL or an array of C strings that ends with NULL.
+    pub(crate) unsafe fn one_for_all(list: *const *const c_char) -> Result<Self, Failure> {
+        // SAFETY: the caller guarantees the same.
+        unsafe { Self::read(list, 1, false) }
+    }
+
+    /// Reads argument lists: with `each`, `count` lists one after the other; else one.
+    ///
+    /// # Safety
+    /// `lists` must be NULL or such arrays of C strings, each of which ends with NULL.
+    pub(crate) unsafe fn read(
+        lists: *const *const c_char,
+        count: c_uint,
+        each: bool,
+    ) -> Result<Self, Failure> {
+        if lists.is_null() {
+            return Err(Failure::invalid("argv is NULL"));
+        }
+        // SAFETY: the caller guarantees the same.
+        let lists = unsafe { Self::read_all(lists, count, each) };
+        if lists.0.iter().any(|list| list.is_empty()) {
+            return Err(Failure::invalid(
+                "an argument list is empty: it needs at least argument 0, the program's name",
+            ));
+        }
+        Ok(lists)
+    }
+
+    /// Reads environments. NULL is no list: every process gets the environment of the caller.
+    ///
+    /// # Safety
+    /// As [`Lists::read`].
+    pub(crate) unsafe fn read_environments(
+        lists: *const *const c_char,
+        count: c_uint,
+        each: bool,
+    ) -> Result<Self, Failure> {
+        // SAFETY: the caller guarantees the same.
+        Ok(if lists.is_null() { Self::none() } else { unsafe { Self::read_all(lists, count, each) } })
+    }
+
+    /// # Safety
+    /// As [`Lists::read`], and `next` must not be NULL.
+    unsafe fn read_all(mut next: *const *const c_char, count: c_uint, each: bool) -> Self {
+        let number = if each { count } else { 1 };
+        let lists = (0..number).map(|_| {
+            let mut list = Vec::new();
+            // SAFETY: each list ends with NULL, and the next one begins after it.
+            unsafe {
+                while !(*next).is_null() {
+                    list.push(CStr::from_ptr(*next).to_owned());
+                    next = next.add(1);
+                }
+                next = next.add(1);
+            }
+            Arc::new(list)
+        });
+        Self(lists.collect())
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the different lists, in the order of the processes.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Vec<CString>> {
+        self.0.iter().map(AsRef::as_ref)
+    }
+}
+
+/// Returns the strings as they are passed to the crate.
+pub(crate) fn as_os(list: &[CString]) -> Vec<&OsStr> {
+    list.iter().map(|text| OsStr::from_bytes(text.to_bytes())).collect()
+}
+
+/// Reads CPU sets of the size of `cpu_set_t`.
+///
+/// # Safety
+/// `masks` must be NULL or `count` pointers, each NULL or to a set.
+pub(crate) unsafe fn read_masks(
+    masks: *const *const cpu_set_t,
+    count: c_uint,
+) -> Result<Vec<CpuSet>, Failure> {
+    if count > 0 && masks.is_null() {
+        return Err(Failure::invalid("mask is NULL, and clen is not 0"));
+    }
+    let read = |index: c_uint| {
+        // SAFETY: the caller gives `count` pointers.
+        let mask = unsafe { (*masks.add(index as usize)).cast::<[u64; size_of::<cpu_set_t>() / 8]>() };
+        // SAFETY: the pointer is NULL or points to a set. The set may be aligned to less than a word.
+        let words = (!mask.is_null()).then(|| unsafe { mask.read_unaligned() });
+        let words = words.ok_or_else(|| Failure::invalid(format!("mask {index} is NULL")))?;
+        Ok(CpuSet::from_words(&words))
+    };
+    (0..count).map(read).collect()
+}

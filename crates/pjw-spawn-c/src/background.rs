@@ -1,0 +1,69 @@
+//! Groups whose start the caller does not wait for. Each has a descriptor that becomes readable when every process has begun
+//! or has failed.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use nix::errno::Errno;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use spawn::{Child, Context, Instance, SpawnError, Step};
+
+use crate::failure::Failure;
+
+type Results = Vec<Result<Child, SpawnError>>;
+
+struct Background {
+    /// Closed when the group is collected, so that its number is not given to another group before.
+    event: Arc<EventFd>,
+    thread: JoinHandle<Results>,
+}
+
+/// The groups that were not collected.
+static GROUPS: Mutex<Option<HashMap<RawFd, Background>>> = Mutex::new(None);
+
+/// Starts the instances and returns the descriptor of the group.
+pub(crate) fn start(context: Context, instances: Vec<Instance>) -> Result<c_int, Failure> {
+    let event = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
+    let event = Arc::new(event.map_err(|errno| Failure::of("eventfd", errno))?);
+    let count = instances.len();
+    let batch = context.start(instances)?;
+    let fd = event.as_raw_fd();
+    let waker = Arc::clone(&event);
+    let thread = std::thread::Builder::new().name("pspawn".into()).spawn(move || {
+        let missing = SpawnError { step: Step::Clone, errno: Errno::ECANCELED };
+        let mut results: Results = (0..count).map(|_| Err(missing)).collect();
+        for (index, result) in batch {
+            if let Some(place) = results.get_mut(index) {
+                *place = result;
+            }
+        }
+        drop(context);
+        // The counter is 0 before, so the write can't fail.
+        let _ = waker.write(1);
+        results
+    });
+    let thread = thread.map_err(|error| Failure::of("a thread can't be made", errno_of(&error)))?;
+    let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
+    groups.get_or_insert_default().insert(fd, Background { event, thread });
+    Ok(fd)
+}
+
+/// Waits until every process of the group has begun or has failed, and returns the results.
+pub(crate) fn collect(fd: c_int) -> Result<Results, Failure> {
+    let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
+    let group = groups.as_mut().and_then(|groups| groups.remove(&fd));
+    drop(groups);
+    let not_a_group =
+        Failure::of("the descriptor is not from ipspawn(), or was collected before", Errno::EBADF);
+    let Background { event, thread } = group.ok_or(not_a_group)?;
+    let results = thread.join();
+    drop(event);
+    results.map_err(|_| Failure::of("a fault in libpjw_spawn", Errno::EIO))
+}
+
+fn errno_of(error: &std::io::Error) -> Errno {
+    Errno::from_raw(error.raw_os_error().unwrap_or(Errno::EAGAIN as i32))
+}

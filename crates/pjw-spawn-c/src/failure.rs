@@ -1,0 +1,68 @@
+//! How a failure reaches the caller: as `errno`, and as a text of the calling thread.
+
+use std::cell::RefCell;
+use std::ffi::{CString, c_char, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use nix::errno::Errno;
+use spawn::CheckError;
+
+/// Why a call failed.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    errno: Errno,
+    text: String,
+}
+
+impl Failure {
+    /// An argument is invalid: `EINVAL`.
+    pub(crate) fn invalid(text: impl Into<String>) -> Self {
+        Self { errno: Errno::EINVAL, text: text.into() }
+    }
+
+    /// A step or a system call failed.
+    pub(crate) fn of(step: &str, errno: Errno) -> Self {
+        Self { errno, text: format!("{step}: {}", errno.desc()) }
+    }
+}
+
+impl From<CheckError> for Failure {
+    fn from(error: CheckError) -> Self {
+        let errno = match &error {
+            CheckError::NoInstances | CheckError::Argument(_) | CheckError::Mask { .. } => Errno::EINVAL,
+            CheckError::NoProgram { .. } => Errno::ENOENT,
+            CheckError::NotExecutable { .. } => Errno::EACCES,
+            CheckError::NoRoom { .. } => Errno::EAGAIN,
+            CheckError::NoDescriptors { .. } => Errno::EMFILE,
+            CheckError::TooLarge { .. } => Errno::E2BIG,
+            CheckError::System { errno, .. } => *errno,
+        };
+        Self { errno, text: error.to_string() }
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// Keeps a text for [`last_text`].
+pub(crate) fn keep_text(text: &str) {
+    LAST.set(CString::new(text.replace('\0', "?")).unwrap_or_default());
+}
+
+/// The text of the last failure of this thread. It is valid until the next failure.
+pub(crate) fn last_text() -> *const c_char {
+    LAST.with_borrow(|text| text.as_ptr())
+}
+
+/// Calls a function of the library. A failure becomes -1, with `errno` and a text. No panic leaves the library: it would
+/// end a C program without a word.
+pub(crate) fn returned(call: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
+    let result = catch_unwind(AssertUnwindSafe(call));
+    let result = result.unwrap_or_else(|_| Err(Failure::of("a fault in libpjw_spawn", Errno::EIO)));
+    result.unwrap_or_else(|failure| {
+        keep_text(&failure.text);
+        failure.errno.set();
+        -1
+    })
+}

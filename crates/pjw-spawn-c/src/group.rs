@@ -1,0 +1,97 @@
+//! The processes of one call, and where their process ids go.
+
+use std::ffi::{CString, c_int, c_uint};
+use std::sync::Arc;
+
+use libc::pid_t;
+use pjw_core::cpuset::CpuSet;
+use spawn::{Arguments, Child, Instance, Placement, SpawnError, Stdio};
+
+use crate::arguments::{Lists, as_os};
+use crate::failure::{Failure, keep_text};
+
+/// The processes of one call.
+#[derive(Debug)]
+pub(crate) struct Group {
+    /// The number of processes.
+    pub(crate) count: c_uint,
+    /// One argument list for all, or one for each.
+    pub(crate) arguments: Lists,
+    /// None for the environment of the context, one for all, or one for each.
+    pub(crate) environments: Lists,
+    /// Process i has mask i modulo their number. Without masks, all run on the CPUs of the calling thread.
+    pub(crate) masks: Vec<CpuSet>,
+}
+
+impl Group {
+    /// Returns the instances.
+    pub(crate) fn instances(&self) -> Result<Vec<Instance>, Failure> {
+        let arguments: Vec<Arc<Arguments>> = self
+            .arguments
+            .iter()
+            .map(|list| {
+                Arguments::literal(&as_os(list))
+                    .map(Arc::new)
+                    .map_err(|error| Failure::invalid(error.to_string()))
+            })
+            .collect::<Result<_, _>>()?;
+        let environments: Vec<&Vec<CString>> = self.environments.iter().collect();
+        let mut placements: Vec<_> =
+            self.masks.iter().map(|mask| Arc::new(Placement::on(mask.clone()))).collect();
+        if placements.is_empty() {
+            placements.push(Arc::new(Placement::default()));
+        }
+        let instance = |rank: c_uint| Instance {
+            rank,
+            size: self.count,
+            arguments: Arc::clone(of_rank(&arguments, rank)),
+            variables: if environments.is_empty() {
+                Vec::new()
+            } else {
+                (*of_rank(&environments, rank)).clone()
+            },
+            placement: Arc::clone(of_rank(&placements, rank)),
+            stdio: Stdio::default(),
+        };
+        Ok((0..self.count).map(instance).collect())
+    }
+}
+
+/// A list has one element for all ranks, one for each, or some that take turns. It must not be empty.
+fn of_rank<T>(list: &[T], rank: c_uint) -> &T {
+    &list[rank as usize % list.len()]
+}
+
+/// The array of process ids of the caller.
+pub(crate) struct Pids<'a>(Option<&'a mut [pid_t]>);
+
+impl Pids<'_> {
+    /// # Safety
+    /// `pids` must be NULL or have room for `count` numbers.
+    pub(crate) unsafe fn new(pids: *mut pid_t, count: c_uint) -> Self {
+        // SAFETY: the caller guarantees the room. The numbers need not be initialised, because they are only written.
+        Self((!pids.is_null()).then(|| unsafe { std::slice::from_raw_parts_mut(pids, count as usize) }))
+    }
+
+    /// Writes the process ids and the negative error numbers. Returns how many processes have begun.
+    pub(crate) fn write(self, results: &[Result<Child, SpawnError>]) -> Result<c_int, Failure> {
+        let pid_or_errno = |result: &Result<Child, SpawnError>| match result {
+            Ok(child) => pid_t::try_from(child.pid.0).unwrap_or(pid_t::MAX),
+            Err(error) => -(error.errno as c_int),
+        };
+        for (place, result) in self.0.into_iter().flatten().zip(results) {
+            *place = pid_or_errno(result);
+        }
+        let first = results.iter().find_map(|result| result.as_ref().err());
+        let begun = results.iter().filter(|result| result.is_ok()).count();
+        match first {
+            Some(error) if begun == 0 => Err(Failure::of(error.step.name(), error.errno)),
+            failed => {
+                if let Some(error) = failed {
+                    keep_text(&format!("{}: {}", error.step, error.errno.desc()));
+                }
+                Ok(c_int::try_from(begun).unwrap_or(c_int::MAX))
+            }
+        }
+    }
+}

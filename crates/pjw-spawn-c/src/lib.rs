@@ -1,0 +1,237 @@
+//! libpjw_spawn.so: the crate pjw-spawn for C programs. `include/pjw_spawn.h` and the manual page pjw_spawn(3) describe the
+//! functions.
+//!
+//! The names are those of the pspawn slides ("Optimizing Latency and Throughput for Spawning Processes on Massively
+//! Multicore Processors"). Each function reads the caller's arguments, which may be anything, before it starts a process.
+//! A failure sets `errno` and a text of the calling thread.
+
+mod arguments;
+mod background;
+mod failure;
+mod group;
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr;
+
+use libc::{cpu_set_t, pid_t};
+use pjw_core::cpuset::{CpuSet, Pu};
+use spawn::Context;
+
+use crate::arguments::{Lists, read_masks};
+use crate::failure::{Failure, returned};
+use crate::group::{Group, Pids};
+
+/// `pspawn_context_t`.
+#[repr(C)]
+pub struct PspawnContext {
+    private: *mut c_void,
+}
+
+/// What a context of C holds.
+struct ContextOnCpu {
+    context: Context,
+    /// `None` for the CPUs of the calling thread.
+    cpus: Option<CpuSet>,
+}
+
+/// Makes a context.
+///
+/// # Safety
+/// `ctx` must be NULL or have room for a context. `path` must be NULL or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pspawn_context_create(
+    ctx: *mut PspawnContext,
+    path: *const c_char,
+    core: c_int,
+) -> c_int {
+    returned(|| {
+        if ctx.is_null() || path.is_null() {
+            return Err(Failure::invalid("a pointer is NULL"));
+        }
+        // SAFETY: the caller gives a C string.
+        let path = Path::new(std::ffi::OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()));
+        let cpus = if core == -1 { None } else { Some(read_core(core)?) };
+        let context = Context::new(path)?;
+        let arguments = Lists::one(path.as_os_str());
+        let masks = cpus.iter().cloned().collect();
+        context.check(&Group { count: 1, arguments, environments: Lists::none(), masks }.instances()?)?;
+        let private = Box::into_raw(Box::new(ContextOnCpu { context, cpus })).cast();
+        // SAFETY: the caller gives room for a context.
+        unsafe { ctx.write(PspawnContext { private }) };
+        Ok(0)
+    })
+}
+
+/// Frees a context. NULL and a context that was freed before are left alone.
+///
+/// # Safety
+/// `ctx` must be NULL or be from [`pspawn_context_create`], and no other function may use it meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pspawn_context_destroy(ctx: *mut PspawnContext) {
+    // SAFETY: the caller gives NULL or a context.
+    let Some(ctx) = (unsafe { ctx.as_mut() }) else { return };
+    let private = std::mem::replace(&mut ctx.private, ptr::null_mut()).cast::<ContextOnCpu>();
+    if !private.is_null() {
+        // SAFETY: the value is from `pspawn_context_create`, and nothing else knows it any more.
+        drop(unsafe { Box::from_raw(private) });
+    }
+}
+
+/// Starts one process.
+///
+/// # Safety
+/// `ctx` must be NULL or be from [`pspawn_context_create`]. `argv` must be NULL or a list of C strings that ends with NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pspawn(ctx: *mut PspawnContext, argv: *const *const c_char) -> pid_t {
+    let mut pid = -1;
+    // SAFETY: the caller guarantees the same, and `pid` has room for one number.
+    match unsafe { pspawn_n(&raw mut pid, ctx, 1, argv) } {
+        1 => pid,
+        failed => failed,
+    }
+}
+
+/// Starts processes with the same arguments.
+///
+/// # Safety
+/// As [`pspawn`]. `pids` must be NULL or have room for `nspawns` numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pspawn_n(
+    pids: *mut pid_t,
+    ctx: *mut PspawnContext,
+    nspawns: c_int,
+    argv: *const *const c_char,
+) -> c_int {
+    returned(|| {
+        // SAFETY: the caller gives NULL or a context.
+        let private = unsafe { ctx.as_ref() }.map_or(ptr::null_mut(), |ctx| ctx.private);
+        // SAFETY: a context that was not freed has a value of `pspawn_context_create`.
+        let on_cpu = unsafe { private.cast::<ContextOnCpu>().as_ref() };
+        let on_cpu = on_cpu.ok_or_else(|| Failure::invalid("the context is NULL or was destroyed"))?;
+        let count = c_uint::try_from(nspawns).map_err(|_| Failure::invalid("nspawns is negative"))?;
+        // SAFETY: the caller gives NULL or such a list.
+        let arguments = unsafe { Lists::one_for_all(argv) }?;
+        let masks = on_cpu.cpus.iter().cloned().collect();
+        let instances = Group { count, arguments, environments: Lists::none(), masks }.instances()?;
+        let results = on_cpu.context.spawn_n(instances)?;
+        // SAFETY: the caller gives NULL or the room.
+        unsafe { Pids::new(pids, count) }.write(&results)
+    })
+}
+
+/// Starts processes, each with its mask, arguments and environment, and waits until each has begun.
+///
+/// # Safety
+/// `filename` must be NULL or a C string; `argv` and `envp` NULL or lists as the flags say; `mask` NULL or `clen` pointers
+/// to sets; `pids` NULL or room for `nspawns` numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pspawn_v(
+    filename: *const c_char,
+    argv: *const *const c_char,
+    envp: *const *const c_char,
+    nspawns: c_uint,
+    clen: c_uint,
+    mask: *const *const cpu_set_t,
+    flags: c_int,
+    pids: *mut pid_t,
+) -> c_int {
+    returned(|| {
+        // SAFETY: the caller guarantees the same.
+        let masks = unsafe { read_masks(mask, clen) }?;
+        // SAFETY: the caller guarantees the same.
+        let (context, group) = unsafe { read_call(filename, argv, envp, nspawns, masks, flags) }?;
+        let results = context.spawn_n(group.instances()?)?;
+        // SAFETY: the caller gives NULL or the room.
+        unsafe { Pids::new(pids, nspawns) }.write(&results)
+    })
+}
+
+/// Starts processes as [`pspawn_v`] does, and returns before they have begun.
+///
+/// # Safety
+/// As [`pspawn_v`], with `nspawns` for `clen`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ipspawn(
+    filename: *const c_char,
+    argv: *const *const c_char,
+    envp: *const *const c_char,
+    nspawns: c_uint,
+    mask: *const *const cpu_set_t,
+    flags: c_int,
+) -> c_int {
+    returned(|| {
+        // SAFETY: the caller guarantees the same.
+        let masks = unsafe { read_masks(mask, if mask.is_null() { 0 } else { nspawns }) }?;
+        // SAFETY: the caller guarantees the same.
+        let (context, group) = unsafe { read_call(filename, argv, envp, nspawns, masks, flags) }?;
+        background::start(context, group.instances()?)
+    })
+}
+
+/// Waits for the results of [`ipspawn`], and closes the descriptor.
+///
+/// # Safety
+/// `pids` must be NULL or have room for `nspawns` numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pspawn_collect(fd: c_int, pids: *mut pid_t, nspawns: c_uint) -> c_int {
+    returned(|| {
+        let results = background::collect(fd)?;
+        // SAFETY: the caller gives NULL or the room.
+        unsafe { Pids::new(pids, nspawns) }.write(&results)
+    })
+}
+
+/// Returns the text of the last failure of the calling thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn pspawn_error() -> *const c_char {
+    failure::last_text()
+}
+
+/// Reads the number of a CPU.
+fn read_core(core: c_int) -> Result<CpuSet, Failure> {
+    let pu = u32::try_from(core).ok().map(Pu).filter(|pu| *pu <= Pu::MAX);
+    let pu =
+        pu.ok_or_else(|| Failure::invalid(format!("core {core} is no CPU: give its number, or -1 for all")))?;
+    Ok(CpuSet::from_iter([pu]))
+}
+
+/// Reads the arguments that [`pspawn_v`] and [`ipspawn`] have in common.
+///
+/// # Safety
+/// As [`pspawn_v`].
+unsafe fn read_call(
+    filename: *const c_char,
+    argv: *const *const c_char,
+    envp: *const *const c_char,
+    count: c_uint,
+    masks: Vec<CpuSet>,
+    flags: c_int,
+) -> Result<(Context, Group), Failure> {
+    const ARGV_EACH: c_int = 1;
+    const ENVP_EACH: c_int = 2;
+    if flags & !(ARGV_EACH | ENVP_EACH) != 0 {
+        return Err(Failure::invalid(format!("the flags {flags:#x} have an unknown bit")));
+    }
+    if filename.is_null() {
+        return Err(Failure::invalid("filename is NULL"));
+    }
+    // SAFETY: the caller guarantees lists as the flags say.
+    let (arguments, environments) = unsafe {
+        (
+            Lists::read(argv, count, flags & ARGV_EACH != 0)?,
+            Lists::read_environments(envp, count, flags & ENVP_EACH != 0)?,
+        )
+    };
+    // SAFETY: the caller gives a C string.
+    let path = std::ffi::OsStr::from_bytes(unsafe { CStr::from_ptr(filename) }.to_bytes());
+    // Like execve(2), and unlike execvp(3), the call does not search PATH.
+    let path =
+        if path.as_bytes().contains(&b'/') { path.to_owned() } else { Path::new(".").join(path).into() };
+    let mut context = Context::new(path)?;
+    if !environments.is_empty() {
+        context = context.environment::<&str, &str>([]);
+    }
+    Ok((context, Group { count, arguments, environments, masks }))
+}

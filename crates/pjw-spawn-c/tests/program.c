@@ -1,0 +1,139 @@
+/* The functions of pjw_spawn.h as a C program calls them. Prints what it expected and what it got, and exits with 1, if a
+ * function does something else. Arguments: the path of this program. With the argument "child", it is an instance. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "pjw_spawn.h"
+
+static int failures;
+
+static void expect(int holds, const char *what) {
+    if (!holds) {
+        fprintf(stderr, "not true: %s (errno %d, %s)\n", what, errno, pspawn_error());
+        failures++;
+    }
+}
+#define EXPECT(condition) expect(condition, #condition)
+
+static int exit_status(pid_t pid) {
+    int status;
+    return waitpid(pid, &status, 0) == pid && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+/* An instance: its status says on which CPU it may run, or what its argument and its variable are. */
+static int instance(char **argv) {
+    cpu_set_t mask;
+    sched_getaffinity(0, sizeof mask, &mask);
+    if (strcmp(argv[2], "cpu") == 0) {
+        for (int cpu = 0; cpu < 100; cpu++)
+            if (CPU_ISSET(cpu, &mask)) return CPU_COUNT(&mask) == 1 ? cpu : 100 + CPU_COUNT(&mask);
+        return 255;
+    }
+    if (strcmp(argv[2], "variable") == 0) return getenv("NUMBER") ? atoi(getenv("NUMBER")) : 254;
+    return atoi(argv[2]);
+}
+
+static int first_cpu(void) {
+    cpu_set_t mask;
+    sched_getaffinity(0, sizeof mask, &mask);
+    int cpu = 0;
+    while (!CPU_ISSET(cpu, &mask)) cpu++;
+    return cpu;
+}
+
+static int last_cpu(void) {
+    cpu_set_t mask;
+    sched_getaffinity(0, sizeof mask, &mask);
+    int cpu = CPU_SETSIZE - 1;
+    while (!CPU_ISSET(cpu, &mask)) cpu--;
+    return cpu;
+}
+
+static void a_context_starts_processes_on_its_cpu(char *self) {
+    pspawn_context_t ctx;
+    char *arguments[] = {self, "child", "cpu", NULL};
+    EXPECT(pspawn_context_create(&ctx, self, last_cpu()) == 0);
+    pid_t pid = pspawn(&ctx, arguments);
+    EXPECT(pid > 0);
+    EXPECT(exit_status(pid) == last_cpu());
+
+    pid_t pids[20];
+    EXPECT(pspawn_n(pids, &ctx, 20, arguments) == 20);
+    for (int i = 0; i < 20; i++) EXPECT(exit_status(pids[i]) == last_cpu());
+    pspawn_context_destroy(&ctx);
+}
+
+static void a_vector_call_gives_each_process_its_mask_arguments_and_environment(char *self) {
+    cpu_set_t first, last;
+    CPU_ZERO(&first);
+    CPU_SET(first_cpu(), &first);
+    CPU_ZERO(&last);
+    CPU_SET(last_cpu(), &last);
+    cpu_set_t *masks[] = {&first, &last};
+    char *on_cpus[] = {self, "child", "cpu", NULL};
+    pid_t pids[4];
+    EXPECT(pspawn_v(self, on_cpus, NULL, 4, 2, masks, PSPAWN_DEFAULT, pids) == 4);
+    for (int i = 0; i < 4; i++) EXPECT(exit_status(pids[i]) == (i % 2 ? last_cpu() : first_cpu()));
+
+    char *each[] = {self, "child", "7", NULL, self, "child", "8", NULL};
+    EXPECT(pspawn_v(self, each, NULL, 2, 0, NULL, PSPAWN_ARGV_EACH, pids) == 2);
+    EXPECT(exit_status(pids[0]) == 7 && exit_status(pids[1]) == 8);
+
+    char *variable[] = {self, "child", "variable", NULL};
+    char *environments[] = {"NUMBER=3", NULL, "NUMBER=4", NULL};
+    EXPECT(pspawn_v(self, variable, environments, 2, 0, NULL, PSPAWN_ENVP_EACH, pids) == 2);
+    EXPECT(exit_status(pids[0]) == 3 && exit_status(pids[1]) == 4);
+}
+
+static void an_asynchronous_call_tells_its_end_by_a_descriptor(char *self) {
+    cpu_set_t first;
+    CPU_ZERO(&first);
+    CPU_SET(first_cpu(), &first);
+    cpu_set_t *masks[] = {&first, &first, &first};
+    char *arguments[] = {self, "child", "cpu", NULL};
+    int fd = ipspawn(self, arguments, NULL, 3, masks, PSPAWN_DEFAULT);
+    EXPECT(fd >= 0);
+    struct pollfd ready = {.fd = fd, .events = POLLIN};
+    EXPECT(poll(&ready, 1, 30000) == 1);
+    pid_t pids[3];
+    EXPECT(pspawn_collect(fd, pids, 3) == 3);
+    for (int i = 0; i < 3; i++) EXPECT(exit_status(pids[i]) == first_cpu());
+    EXPECT(pspawn_collect(fd, pids, 3) == -1 && errno == EBADF);
+}
+
+static void a_mistake_has_an_errno_and_a_text(char *self) {
+    pspawn_context_t ctx;
+    char *arguments[] = {self, "child", "0", NULL};
+    char *none[] = {NULL};
+    pid_t pids[2];
+    EXPECT(pspawn_context_create(&ctx, "/nowhere/program", -1) == -1 && errno == ENOENT);
+    EXPECT(strstr(pspawn_error(), "/nowhere/program") != NULL);
+    EXPECT(pspawn_context_create(&ctx, "/tmp", -1) == -1 && errno == EACCES);
+    EXPECT(pspawn_context_create(&ctx, self, 1000000) == -1 && errno == EINVAL);
+    EXPECT(pspawn_context_create(NULL, self, -1) == -1 && errno == EINVAL);
+    EXPECT(pspawn_v(self, arguments, NULL, 0, 0, NULL, PSPAWN_DEFAULT, pids) == -1 && errno == EINVAL);
+    EXPECT(pspawn_v(self, none, NULL, 1, 0, NULL, PSPAWN_DEFAULT, pids) == -1 && errno == EINVAL);
+    EXPECT(pspawn_v(self, NULL, NULL, 1, 0, NULL, PSPAWN_DEFAULT, pids) == -1 && errno == EINVAL);
+    EXPECT(pspawn_v(self, arguments, NULL, 1, 0, NULL, (enum pspawn_flags)1024, pids) == -1 && errno == EINVAL);
+    cpu_set_t nothing;
+    CPU_ZERO(&nothing);
+    cpu_set_t *masks[] = {&nothing};
+    EXPECT(pspawn_v(self, arguments, NULL, 1, 1, masks, PSPAWN_DEFAULT, pids) == -1 && errno == EINVAL);
+    EXPECT(pspawn_collect(-1, pids, 2) == -1 && errno == EBADF);
+    EXPECT(waitpid(-1, NULL, WNOHANG) == -1 && errno == ECHILD);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 2 && strcmp(argv[1], "child") == 0) return instance(argv);
+    a_context_starts_processes_on_its_cpu(argv[0]);
+    a_vector_call_gives_each_process_its_mask_arguments_and_environment(argv[0]);
+    an_asynchronous_call_tells_its_end_by_a_descriptor(argv[0]);
+    a_mistake_has_an_errno_and_a_text(argv[0]);
+    return failures != 0;
+}
