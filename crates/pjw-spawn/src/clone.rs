@@ -53,6 +53,9 @@ pub(crate) struct Start<'a> {
     pub(crate) streams: [RawFd; 3],
     /// The directory of the cgroup in which the process is born.
     pub(crate) cgroup: Option<RawFd>,
+    /// The channel of a template, which the process keeps. It is then traced by the calling thread, stops after execve(2),
+    /// and is killed when that thread ends.
+    pub(crate) template_channel: Option<RawFd>,
 }
 
 /// What the processes of a spawner have in common before they execute their program.
@@ -255,6 +258,9 @@ fn prepare(start: &Start<'_>) -> Result<(), Failed> {
         };
         checked(Step::Clone, set)?;
     }
+    if let Some(channel) = start.template_channel {
+        become_template(channel)?;
+    }
     default_sigpipe();
     let (set, no_old) = (&raw const settings.blocked_signals, std::ptr::null_mut::<KernelSignals>());
     // SAFETY: the set has the size that is given. The C library's function does not unblock its own two signals.
@@ -307,6 +313,17 @@ fn end_with_launcher(launcher: c_int) -> Result<(), Failed> {
         unsafe { libc::_exit(127) }
     }
     Ok(())
+}
+
+/// Keeps the channel over execve(2), and lets the calling thread trace the process.
+fn become_template(channel: RawFd) -> Result<(), Failed> {
+    // SAFETY: changes descriptors of the process only, whose table is its own.
+    checked(Step::Stdio, unsafe { libc::fcntl(channel, libc::F_SETFD, 0) }.into())?;
+    // SAFETY: changes the process only.
+    checked(Step::Clone, unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) }.into())?;
+    let none = std::ptr::null_mut::<libc::c_void>();
+    // SAFETY: changes the process only. The call uses neither the address nor the data.
+    checked(Step::Clone, unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, none, none) })
 }
 
 /// The runtime of Rust ignores `SIGPIPE`, and a program that is executed would inherit that.

@@ -62,6 +62,11 @@ impl MemoryPolicy {
         Errno::result(read).ok().map(|_| policy)
     }
 
+    /// The nodes as set_mempolicy(2) takes them: the bytes of the set, and its length.
+    pub(crate) fn nodes(&self) -> (Vec<u8>, u64) {
+        (self.nodes.iter().flat_map(|word| word.to_ne_bytes()).collect(), MAX_NODES as u64)
+    }
+
     /// Makes this the policy of the calling thread.
     pub(crate) fn set(&self) -> Result<(), Errno> {
         // The kernel reads one bit less than it is given: get_nodes() in mm/mempolicy.c, Linux 6.18.

@@ -11,6 +11,11 @@ pub(crate) fn block_all() -> KernelSignals {
     change(libc::SIG_BLOCK, Some(KernelSignals::MAX))
 }
 
+/// Blocks these signals for the calling thread, and no others.
+pub(crate) fn set_blocked(signals: KernelSignals) {
+    change(libc::SIG_SETMASK, Some(signals));
+}
+
 /// Returns the signals that the calling thread has blocked.
 pub(crate) fn blocked() -> KernelSignals {
     change(libc::SIG_BLOCK, None)

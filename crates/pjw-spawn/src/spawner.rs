@@ -39,24 +39,28 @@ struct Inherited {
     is_in_force: bool,
 }
 
+/// Returns what the processes of a context have in common before they execute their program.
+pub(crate) fn settings(setup: &Setup) -> Settings<'_> {
+    Settings {
+        directory: setup.directory.as_ref().map_or(ptr::null(), |path| path.as_ptr()),
+        credentials: setup.credentials.as_ref(),
+        launcher: if setup.ends_with_launcher { std::process::id().cast_signed() } else { 0 },
+        blocked_signals: setup.blocked_signals,
+        descriptor_limit: setup.descriptor_limit_to_restore(),
+    }
+}
+
 impl<'a> Spawner<'a> {
     /// Makes the spawner of the calling thread. All signals must be blocked.
     ///
     /// # Errors
     /// If the mask of the calling thread can't be read.
     pub(crate) fn new(setup: &'a Setup) -> Result<Self, Errno> {
-        let launcher = if setup.ends_with_launcher { std::process::id().cast_signed() } else { 0 };
         let inherited =
             Inherited { mask: own_mask()?, memory_policy: MemoryPolicy::own(), is_in_force: true };
         Ok(Self {
             program: &setup.program,
-            settings: Settings {
-                directory: setup.directory.as_ref().map_or(ptr::null(), |path| path.as_ptr()),
-                credentials: setup.credentials.as_ref(),
-                launcher,
-                blocked_signals: setup.blocked_signals,
-                descriptor_limit: setup.descriptor_limit_to_restore(),
-            },
+            settings: settings(setup),
             layout: Layout::new(&setup.environment, setup.has_rank_variables),
             stack: Stack::new(),
             inherited,
@@ -78,6 +82,7 @@ impl<'a> Spawner<'a> {
             settings: &self.settings,
             streams: [stream(&stdio.input), stream(&stdio.output), stream(&stdio.error)],
             cgroup: instance.placement.cgroup.as_ref().map(|cgroup| cgroup.as_raw_fd()),
+            template_channel: None,
         };
         clone::start(&start, &mut self.stack)
     }

@@ -1,0 +1,52 @@
+//! The channel between the launcher and a template: a pair of sockets that keep the bounds of messages.
+
+use std::io::IoSlice;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, recv, sendmsg, socketpair,
+};
+
+use super::stub::Reply;
+use super::tracee::value_of;
+
+/// The launcher's end. When it is closed, the template ends.
+#[derive(Debug)]
+pub(super) struct Channel(OwnedFd);
+
+impl Channel {
+    /// Makes a channel, and the end of the template.
+    pub(super) fn pair() -> Result<(Self, OwnedFd), Errno> {
+        let (own, other) =
+            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
+        Ok((Self(own), other))
+    }
+
+    /// Sends a message, with descriptors.
+    pub(super) fn send(&self, bytes: &[u8], descriptors: &[RawFd]) -> Result<(), Errno> {
+        let control = [ControlMessage::ScmRights(descriptors)];
+        let control = if descriptors.is_empty() { &control[..0] } else { &control };
+        let flags = MsgFlags::MSG_NOSIGNAL;
+        retry(|| sendmsg::<()>(self.0.as_raw_fd(), &[IoSlice::new(bytes)], control, flags, None)).map(drop)
+    }
+
+    /// Waits for the reply. `None` if the other end has closed the channel.
+    pub(super) fn receive(&self) -> Result<Option<Reply>, Errno> {
+        let mut bytes = [0; size_of::<Reply>()];
+        match retry(|| recv(self.0.as_raw_fd(), &mut bytes, MsgFlags::empty())) {
+            Ok(0) | Err(Errno::ECONNRESET) => Ok(None),
+            Ok(length) => Ok(value_of(&bytes[..length])),
+            Err(errno) => Err(errno),
+        }
+    }
+}
+
+fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    loop {
+        match call() {
+            Err(Errno::EINTR) => {}
+            other => return other,
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The stack that execve(2) makes: the argument count, the pointers to arguments and variables, the auxiliary vector.
+
+use nix::errno::Errno;
+
+use super::tracee::Tracee;
+
+/// The stack of a program that has executed no instruction yet.
+#[derive(Debug, Clone)]
+pub(super) struct EntryStack {
+    /// The address of the argument count.
+    pub(super) at: u64,
+    /// The pointers to the arguments, a zero, the pointers to the variables, a zero.
+    pub(super) pointers: Vec<u64>,
+    /// How many of the pointers are arguments.
+    pub(super) argument_count: usize,
+    auxiliary: Vec<(u64, u64)>,
+}
+
+impl EntryStack {
+    /// Reads the stack of a process that is stopped after its execve(2).
+    pub(super) fn read(tracee: &Tracee, stack_pointer: u64) -> Result<Self, Errno> {
+        let argument_count = usize::try_from(tracee.read_u64(stack_pointer)?).map_err(|_| Errno::ENOEXEC)?;
+        let mut words = Words { tracee, at: stack_pointer + 8, chunk: Vec::new() };
+        let mut pointers = Vec::new();
+        while pointers.iter().filter(|pointer| **pointer == 0).count() < 2 {
+            pointers.push(words.next()?);
+        }
+        let mut auxiliary = Vec::new();
+        loop {
+            match (words.next()?, words.next()?) {
+                (0, _) => break,
+                pair => auxiliary.push(pair),
+            }
+        }
+        if pointers.get(argument_count) != Some(&0) {
+            return Err(Errno::ENOEXEC);
+        }
+        Ok(Self { at: stack_pointer, pointers, argument_count, auxiliary })
+    }
+
+    /// Returns a value of the auxiliary vector, getauxval(3).
+    pub(super) fn auxiliary(&self, kind: u64) -> Option<u64> {
+        self.auxiliary.iter().find(|(of, _)| *of == kind).map(|(_, value)| *value)
+    }
+
+    /// How many pointers are variables.
+    pub(super) fn variable_count(&self) -> usize {
+        self.pointers.len() - self.argument_count - 2
+    }
+}
+
+/// The words of a stack, upwards. It is read in blocks that end where a page ends, because no mapping ends elsewhere.
+struct Words<'a> {
+    tracee: &'a Tracee,
+    at: u64,
+    chunk: Vec<u8>,
+}
+
+impl Words<'_> {
+    fn next(&mut self) -> Result<u64, Errno> {
+        if self.chunk.is_empty() {
+            let length = 4096 - self.at % 4096;
+            self.chunk = vec![0; usize::try_from(length).unwrap_or(8)];
+            self.tracee.read(self.at, &mut self.chunk)?;
+            self.at += length;
+        }
+        let mut word = [0; 8];
+        let rest = self.chunk.split_off(8.min(self.chunk.len()));
+        word.copy_from_slice(self.chunk.get(..8).ok_or(Errno::EFAULT)?);
+        self.chunk = rest;
+        Ok(u64::from_ne_bytes(word))
+    }
+}

@@ -1,0 +1,151 @@
+//! Runs a program to the point where it is loaded and linked, and nothing of its own has run.
+//!
+//! For a dynamic program this is the second call of the function that the dynamic linker has for debuggers (`r_brk` of
+//! `_r_debug`, the interface of `<link.h>`): all libraries are mapped and relocated, and no constructor has run. So
+//! constructors see the arguments, the environment, the mask and the process id of their own instance. Static programs
+//! and dynamic linkers without that interface stop at the entry point of the program: musl runs constructors after it.
+
+use nix::errno::Errno;
+
+use super::arch;
+use super::entry_stack::EntryStack;
+use super::tracee::{Lost, Stop, Tracee};
+
+/// `r_state` of `_r_debug`: all libraries are there. It is also the state before the first one.
+const RT_CONSISTENT: u64 = 0;
+/// The offsets of `r_brk` and `r_state` in `struct r_debug` of 64 bits: `<link.h>`.
+const R_BRK: u64 = 16;
+const R_STATE: u64 = 24;
+/// Section 2 of the ELF specification, and its supplement for 64 bits.
+const PT_DYNAMIC: u32 = 2;
+const DT_STRTAB: u64 = 5;
+const DT_SYMTAB: u64 = 6;
+const SYMBOL_SIZE: u64 = 24;
+/// More symbols than a dynamic linker has.
+const MAX_SYMBOLS: u64 = 1 << 14;
+
+/// A breakpoint, and the bytes that it replaced.
+struct Breakpoint {
+    at: u64,
+    before: [u8; arch::BREAKPOINT.len()],
+}
+
+impl Breakpoint {
+    fn set(tracee: &Tracee, at: u64) -> Result<Self, Errno> {
+        let mut before = [0; arch::BREAKPOINT.len()];
+        tracee.read(at, &mut before)?;
+        tracee.write(at, &arch::BREAKPOINT)?;
+        Ok(Self { at, before })
+    }
+
+    /// Whether the process has just run into it.
+    fn is_hit(&self, tracee: &Tracee) -> Result<bool, Errno> {
+        Ok(arch::breakpoint_before(&tracee.registers()?) == self.at)
+    }
+
+    /// Puts the instruction back. A process that has run into the breakpoint will execute it.
+    fn remove(self, tracee: &Tracee) -> Result<(), Errno> {
+        tracee.write(self.at, &self.before)?;
+        let registers = tracee.registers()?;
+        if arch::breakpoint_before(&registers) == self.at {
+            tracee.set_registers(arch::at(registers, self.at))?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs a process that is stopped after its execve(2) until its program is linked, or has come to its entry point.
+pub(super) fn run_until_linked(tracee: &mut Tracee, stack: &EntryStack) -> Result<(), Lost> {
+    let entry = Breakpoint::set(tracee, stack.auxiliary(libc::AT_ENTRY).ok_or(Errno::ENOEXEC)?)?;
+    let linker = stack.auxiliary(libc::AT_BASE).filter(|base| *base != 0);
+    let debug = linker.and_then(|base| symbol(tracee, base, b"_r_debug").ok().flatten());
+    match debug {
+        Some(debug) => run_linker(tracee, debug, &entry)?,
+        None => run_to(tracee, &entry)?,
+    }
+    Ok(entry.remove(tracee)?)
+}
+
+/// Runs until a breakpoint.
+fn run_to(tracee: &mut Tracee, breakpoint: &Breakpoint) -> Result<(), Lost> {
+    while tracee.run()? != Stop::Trap || !breakpoint.is_hit(tracee)? {}
+    Ok(())
+}
+
+/// Runs the dynamic linker until all is linked, or until the entry point.
+fn run_linker(tracee: &mut Tracee, debug: u64, entry: &Breakpoint) -> Result<(), Lost> {
+    // The linker sets r_brk when it begins, before the system calls that open the first library.
+    let function = loop {
+        if tracee.run_to_system_call()? == Stop::Trap && entry.is_hit(tracee)? {
+            return Ok(());
+        }
+        let function = tracee.read_u64(debug + R_BRK)?;
+        if function != 0 {
+            break function;
+        }
+    };
+    // An auditor (`LD_AUDIT`) and its libraries are linked before, with calls of their own.
+    let mut has_begun = false;
+    loop {
+        let called = Breakpoint::set(tracee, function)?;
+        while tracee.run()? != Stop::Trap || !called.is_hit(tracee)? {
+            if entry.is_hit(tracee)? {
+                return Ok(called.remove(tracee)?);
+            }
+        }
+        called.remove(tracee)?;
+        // r_state has 32 bits; the rest is padding.
+        let is_consistent = tracee.read_u64(debug + R_STATE)? & u64::from(u32::MAX) == RT_CONSISTENT;
+        if has_begun && is_consistent {
+            return Ok(());
+        }
+        has_begun |= !is_consistent;
+        tracee.step()?;
+    }
+}
+
+/// Returns the address of a symbol of the ELF object that is mapped, and not relocated, at a base.
+fn symbol(tracee: &Tracee, base: u64, name: &[u8]) -> Result<Option<u64>, Errno> {
+    let Some(dynamic) = dynamic_section(tracee, base)? else { return Ok(None) };
+    let (mut strings, mut symbols) = (None, None);
+    for entry in (dynamic..).step_by(16) {
+        let value = tracee.read_u64(entry + 8)?;
+        match tracee.read_u64(entry)? {
+            0 => break,
+            DT_STRTAB => strings = Some(base + value),
+            DT_SYMTAB => symbols = Some(base + value),
+            _ => {}
+        }
+    }
+    let (Some(strings), Some(symbols)) = (strings, symbols) else { return Ok(None) };
+    // Linkers place the names directly behind the symbols.
+    let count = strings.saturating_sub(symbols) / SYMBOL_SIZE;
+    for at in (0..count.min(MAX_SYMBOLS)).map(|index| symbols + index * SYMBOL_SIZE) {
+        let mut text = vec![0; name.len() + 1];
+        let offset = tracee.read_u64(at)? & u64::from(u32::MAX);
+        if tracee.read(strings + offset, &mut text).is_ok() && text.split_last() == Some((&0, name)) {
+            return Ok(Some(base + tracee.read_u64(at + 8)?));
+        }
+    }
+    Ok(None)
+}
+
+/// Returns the address of the dynamic section of the object at a base.
+fn dynamic_section(tracee: &Tracee, base: u64) -> Result<Option<u64>, Errno> {
+    let mut header = [0; 64];
+    tracee.read(base, &mut header)?;
+    let headers = base + number(&header[32..40]);
+    let (size, count) = (number(&header[54..56]), number(&header[56..58]));
+    for at in (0..count).map(|index| headers + index * size) {
+        let kind = tracee.read_u64(at)? & u64::from(u32::MAX);
+        if kind == u64::from(PT_DYNAMIC) {
+            return Ok(Some(base + tracee.read_u64(at + 16)?));
+        }
+    }
+    Ok(None)
+}
+
+/// Returns the little-endian number of at most 8 bytes.
+fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}

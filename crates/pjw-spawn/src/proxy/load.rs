@@ -1,0 +1,239 @@
+//! Makes a template: starts the program, runs it until it is linked, and leaves it to the code of [`super::stub`].
+
+use std::ffi::CStr;
+use std::fs::{self, File};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::ptr;
+
+use nix::errno::Errno;
+use nix::unistd::Pid;
+
+use super::arch;
+use super::block::{Block, CODE_SIZE, MemoryMap, SIZE};
+use super::channel::Channel;
+use super::entry_stack::EntryStack;
+use super::linker::run_until_linked;
+use super::refusal::TemplateRefusal;
+use super::stub::{self, Slots};
+use super::tracee::{Lost, Tracee, bytes_of};
+use crate::child::Child;
+use crate::clone::{self, Settings, Stack, Start};
+use crate::context::Setup;
+use crate::failure::{SpawnError, Step};
+use crate::signals;
+use crate::spawner::settings;
+
+/// `PR_GET_TID_ADDRESS` of prctl(2), which libc lacks.
+const PR_GET_TID_ADDRESS: u64 = 40;
+/// The bits of a mode that give a program another user or group.
+const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
+
+/// A process that waits for messages where its program is linked.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    pub(super) child: Child,
+    pub(super) channel: Channel,
+    /// The number of the channel in the template.
+    pub(super) descriptor: u64,
+    pub(super) block: Block,
+    pub(super) stack: EntryStack,
+    /// The arguments that the kernel has put before the given ones, for a script with `#!`.
+    pub(super) interpreter: Vec<Vec<u8>>,
+    /// `None` if this kernel does not tell it.
+    pub(super) memory_map: Option<MemoryMap>,
+    /// Where the C library keeps the thread id. `None` if it has not been asked for it yet, as in a static program.
+    pub(super) thread_id: Option<u64>,
+    /// The head and the length of the robust list.
+    pub(super) robust_list: (u64, u64),
+}
+
+/// Starts a program, and leaves it waiting for messages.
+pub(super) fn load(
+    setup: &Setup,
+    cgroup: Option<RawFd>,
+    arguments: &[&CStr],
+    environment: &[&CStr],
+) -> Result<Loaded, TemplateRefusal> {
+    let (channel, other) = Channel::pair().map_err(failed("socketpair"))?;
+    let mut tracee = Tracee::after_exec(start(setup, cgroup, arguments, environment, other.as_raw_fd())?)
+        .map_err(|lost| match lost {
+            Lost::Failed(errno) => TemplateRefusal::Forbidden(errno),
+            lost => refusal("execve")(lost),
+        })?;
+    let pid = tracee.pid();
+    check_program(pid)?;
+    let registers = tracee.registers().map_err(failed("registers"))?;
+    let stack = EntryStack::read(&tracee, arch::stack_pointer(&registers)).map_err(failed("stack"))?;
+    if stack.auxiliary(libc::AT_SECURE).is_some_and(|secure| secure != 0) {
+        return Err(TemplateRefusal::Privileged);
+    }
+    run_until_linked(&mut tracee, &stack).map_err(refusal("linking"))?;
+    check_threads(pid)?;
+    let added = stack.argument_count.saturating_sub(arguments.len());
+    let interpreter = interpreter(&tracee, &stack, added).map_err(failed("arguments"))?;
+    let thread_id = thread_id(&mut tracee, &stack).map_err(refusal("thread id"))?;
+    if thread_id.is_some_and(|address| !holds_pid(&tracee, address)) {
+        return Err(TemplateRefusal::ThreadId);
+    }
+    let robust_list = robust_list(&mut tracee, &stack).map_err(refusal("robust list"))?;
+    let memory_map = memory_map(&mut tracee).map_err(refusal("memory map"))?;
+    let descriptor = u64::try_from(other.as_raw_fd()).unwrap_or(u64::MAX);
+    let block = install(&mut tracee, descriptor).map_err(refusal("memory"))?;
+    let child = tracee.detach().map_err(failed("detach"))?;
+    Ok(Loaded { child, channel, descriptor, block, stack, interpreter, memory_map, thread_id, robust_list })
+}
+
+/// Starts the program: traced, and stopped after its execve(2).
+fn start(
+    setup: &Setup,
+    cgroup: Option<RawFd>,
+    arguments: &[&CStr],
+    environment: &[&CStr],
+    channel: RawFd,
+) -> Result<Child, TemplateRefusal> {
+    let pointers =
+        |texts: &[&CStr]| texts.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect::<Vec<_>>();
+    let (arguments, environment) = (pointers(arguments), pointers(environment));
+    let settings = Settings { launcher: 0, ..settings(setup) };
+    let start = Start {
+        program: setup.program.as_ptr(),
+        arguments: arguments.as_ptr(),
+        environment: environment.as_ptr(),
+        settings: &settings,
+        streams: [-1; 3],
+        cgroup,
+        template_channel: Some(channel),
+    };
+    let blocked = signals::block_all();
+    let child = clone::start(&start, &mut Stack::new());
+    signals::set_blocked(blocked);
+    child.map_err(|error| match error {
+        // Except for ptrace(2), nothing that is a step of its own fails with this error.
+        SpawnError { step: Step::Clone, errno: Errno::EPERM } => TemplateRefusal::Forbidden(Errno::EPERM),
+        error => TemplateRefusal::Start(error),
+    })
+}
+
+fn failed(step: &'static str) -> impl Fn(Errno) -> TemplateRefusal {
+    move |errno| TemplateRefusal::Failed { step, errno }
+}
+
+fn refusal(step: &'static str) -> impl Fn(Lost) -> TemplateRefusal {
+    move |lost| match lost {
+        Lost::Exited(status) => TemplateRefusal::Exited(status),
+        Lost::Killed(signal) => TemplateRefusal::Killed(signal),
+        Lost::Failed(errno) => TemplateRefusal::Failed { step, errno },
+    }
+}
+
+/// Checks the file that was executed: for a script, this is its interpreter.
+fn check_program(pid: Pid) -> Result<(), TemplateRefusal> {
+    let of_io = |error: std::io::Error| {
+        TemplateRefusal::Forbidden(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
+    };
+    let file = File::open(format!("/proc/{pid}/exe")).map_err(of_io)?;
+    let mode = file.metadata().map_err(of_io)?.mode();
+    if mode & SET_ID != 0 || has_capabilities(&file) {
+        return Err(TemplateRefusal::Privileged);
+    }
+    let mut header = [0; 20];
+    file.read_exact_at(&mut header, 0).map_err(of_io)?;
+    let is_64_bit = header[4] == 2;
+    let machine = u16::from_le_bytes([header[18], header[19]]);
+    if is_64_bit && machine == arch::ELF_MACHINE { Ok(()) } else { Err(TemplateRefusal::Architecture) }
+}
+
+/// Whether a file has file capabilities, capabilities(7).
+fn has_capabilities(file: &File) -> bool {
+    let name = c"security.capability".as_ptr();
+    // SAFETY: with the length 0, the kernel writes nothing and returns the length of the attribute.
+    unsafe { libc::fgetxattr(file.as_raw_fd(), name, ptr::null_mut(), 0) > 0 }
+}
+
+fn check_threads(pid: Pid) -> Result<(), TemplateRefusal> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let threads = status.lines().find_map(|line| line.strip_prefix("Threads:")?.trim().parse().ok());
+    match threads {
+        Some(1) => Ok(()),
+        Some(threads) => Err(TemplateRefusal::Threads(threads)),
+        None => Err(TemplateRefusal::Failed { step: "threads", errno: Errno::ESRCH }),
+    }
+}
+
+/// Reads the arguments before the given ones: the interpreter of a script, its argument, and the path of the script in
+/// place of argument 0.
+fn interpreter(tracee: &Tracee, stack: &EntryStack, added: usize) -> Result<Vec<Vec<u8>>, Errno> {
+    let count = if added == 0 { 0 } else { added + 1 };
+    stack.pointers[..count].iter().map(|address| tracee.read_string(*address)).collect()
+}
+
+/// Returns the address that the program has given to set_tid_address(2).
+fn thread_id(tracee: &mut Tracee, stack: &EntryStack) -> Result<Option<u64>, Lost> {
+    let address = with_scratch(tracee, stack, |tracee, scratch| {
+        tracee.call(libc::SYS_prctl, [PR_GET_TID_ADDRESS, scratch, 0, 0, 0, 0])?;
+        Ok(tracee.read_u64(scratch)?)
+    })?;
+    Ok(Some(address).filter(|address| *address != 0))
+}
+
+/// Whether the 32 bits at an address are the thread id. Glibc keeps it where the kernel clears it at the thread's end,
+/// musl elsewhere.
+fn holds_pid(tracee: &Tracee, address: u64) -> bool {
+    let mut bytes = [0; 4];
+    tracee.read(address, &mut bytes).is_ok() && i32::from_ne_bytes(bytes) == tracee.pid().as_raw()
+}
+
+fn robust_list(tracee: &mut Tracee, stack: &EntryStack) -> Result<(u64, u64), Lost> {
+    with_scratch(tracee, stack, |tracee, scratch| {
+        tracee.call(libc::SYS_get_robust_list, [0, scratch, scratch + 8, 0, 0, 0])?;
+        Ok((tracee.read_u64(scratch)?, tracee.read_u64(scratch + 8)?))
+    })
+}
+
+/// Lends the 16 bytes at the argument count to system calls that write.
+fn with_scratch<T>(
+    tracee: &mut Tracee,
+    stack: &EntryStack,
+    work: impl FnOnce(&mut Tracee, u64) -> Result<T, Lost>,
+) -> Result<T, Lost> {
+    let mut before = [0; 16];
+    tracee.read(stack.at, &mut before)?;
+    let result = work(tracee, stack.at);
+    tracee.write(stack.at, &before)?;
+    result
+}
+
+fn memory_map(tracee: &mut Tracee) -> Result<Option<MemoryMap>, Lost> {
+    let brk = tracee.call(libc::SYS_brk, [0; 6])?;
+    let stat = fs::read_to_string(format!("/proc/{}/stat", tracee.pid())).unwrap_or_default();
+    Ok(MemoryMap::from_stat(&stat, brk))
+}
+
+/// Gives the process its code and its block, and continues it there. Its parent's end kills it no longer: the end of the
+/// channel ends it.
+fn install(tracee: &mut Tracee, descriptor: u64) -> Result<Block, Lost> {
+    let private = flag(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    let (read, write, execute) = (flag(libc::PROT_READ), flag(libc::PROT_WRITE), flag(libc::PROT_EXEC));
+    let mut map = |size, protection| tracee.call(libc::SYS_mmap, [0, size, protection, private, u64::MAX, 0]);
+    let code = map(CODE_SIZE, read | execute)?;
+    let block = Block(map(SIZE, read | write)?);
+    let registers = tracee.registers()?;
+    let slots = Slots {
+        channel: descriptor,
+        header: block.header(),
+        calls: block.message(),
+        reply: block.reply(),
+        ..arch::slots(&registers)
+    };
+    tracee.write(code, &[bytes_of(&slots), stub::code()].concat())?;
+    tracee.write(block.header(), &block.contents())?;
+    tracee.call(libc::SYS_prctl, [flag(libc::PR_SET_PDEATHSIG), 0, 0, 0, 0, 0])?;
+    tracee.set_registers(arch::at(registers, code + size_of::<Slots>() as u64))?;
+    Ok(block)
+}
+
+/// Returns flags as an argument of a system call.
+pub(super) fn flag(flags: i32) -> u64 {
+    u64::try_from(flags).unwrap_or(0)
+}

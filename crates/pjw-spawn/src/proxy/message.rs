@@ -1,0 +1,187 @@
+//! The message that makes instances: calls, and the bytes that they use. A pure computation.
+
+use std::os::fd::RawFd;
+
+use super::block::{Block, MAX_MESSAGE};
+use super::load::flag;
+use super::stub::{CHECK, COPY, Call, FORK, INDIRECT, LAST, MAX_INSTANCES, QUIET, RESUME};
+use super::tracee::bytes_of;
+
+/// `PR_SET_MM_MAP` of prctl(2), which libc has for some targets only.
+const PR_SET_MM_MAP: i32 = 14;
+
+/// The calls of the template and of the instances that it makes, and the descriptors that are sent with them.
+#[derive(Debug, Default)]
+pub(super) struct Message {
+    template: List,
+    instances: Vec<List>,
+    pub(super) descriptors: Vec<RawFd>,
+}
+
+/// Calls that a process makes in order.
+#[derive(Debug, Default)]
+struct List {
+    calls: Vec<Call>,
+    /// Bytes that calls use, with the call and the argument that gets their address.
+    data: Vec<(Vec<u8>, usize, usize)>,
+}
+
+/// What all instances of a template do before their program.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct InstanceStart {
+    /// Where the C library keeps the thread id.
+    pub(super) thread_id: Option<u64>,
+    /// The head and the length of the robust list, which a fork forgets.
+    pub(super) robust_list: (u64, u64),
+    /// The number of the channel in the template.
+    pub(super) channel: u64,
+    /// The process id of the launcher, if the instance is to end with it.
+    pub(super) launcher: Option<u64>,
+}
+
+/// What one instance does before its program.
+#[derive(Debug, Default)]
+pub(super) struct Own {
+    /// The bytes of its mask.
+    pub(super) mask: Option<Vec<u8>>,
+    /// The bytes of the set of its preferred NUMA node, and the length of the set in bits.
+    pub(super) nodes: Option<(Vec<u8>, u64)>,
+    /// The streams, each with the descriptor that it gets.
+    pub(super) streams: Vec<(u64, RawFd)>,
+    /// The bytes of the map for `PR_SET_MM_MAP`.
+    pub(super) memory_map: Option<Vec<u8>>,
+}
+
+impl Message {
+    /// Returns the message that maps memory.
+    pub(super) fn mapping(size: u64) -> Self {
+        let mut message = Self::default();
+        let protection = flag(libc::PROT_READ | libc::PROT_WRITE);
+        let private = flag(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        message.template.add(libc::SYS_mmap, &[0, size, protection, private, u64::MAX, 0], 0);
+        message
+    }
+
+    /// How many instances the message makes.
+    pub(super) fn instance_count(&self) -> usize {
+        self.instances.len()
+    }
+
+    /// Whether there is room for another instance. An instance with descriptors has a message of its own, because it would
+    /// inherit those of the instances after it.
+    pub(super) fn has_room(&self) -> bool {
+        self.instances.len() < MAX_INSTANCES && self.descriptors.is_empty() && self.size() <= MAX_MESSAGE / 2
+    }
+
+    /// Adds a copy of bytes to an address of the template.
+    pub(super) fn copy(&mut self, address: u64, bytes: Vec<u8>) {
+        let length = bytes.len() as u64;
+        self.template.add_with_data(0, &[address, 0, length], COPY, bytes, 1);
+    }
+
+    /// Adds an instance.
+    pub(super) fn make_instance(&mut self, block: Block, start: &InstanceStart, own: Own) {
+        let mut flags = flag(libc::CLONE_PARENT | libc::SIGCHLD);
+        if start.thread_id.is_some() {
+            flags |= flag(libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID);
+        }
+        let result = block.pid(self.instances.len());
+        self.template.add(libc::SYS_clone, &[flags, 0, 0, start.thread_id.unwrap_or(0), result], FORK);
+        let mut calls = List::default();
+        let received = (0..).zip(&own.streams).map(|(index, (stream, _))| (block.descriptor(index), *stream));
+        for (descriptor, stream) in received.clone() {
+            // The template keeps no end of an instance's pipe.
+            self.template.add(libc::SYS_close, &[descriptor], INDIRECT | QUIET);
+            calls.add(libc::SYS_dup2, &[descriptor, stream, 0, 0, 0, stream], INDIRECT | CHECK);
+        }
+        for (descriptor, _) in received {
+            calls.add(libc::SYS_close, &[descriptor], INDIRECT | QUIET);
+        }
+        self.descriptors.extend(own.streams.iter().map(|(_, descriptor)| *descriptor));
+        calls.begin_program(start, own);
+        self.instances.push(calls);
+    }
+
+    fn size(&self) -> usize {
+        self.template.size() + self.instances.iter().map(List::size).sum::<usize>()
+    }
+
+    /// Returns the bytes of the message: the calls of the template, then those of each instance, each followed by their
+    /// data. `None` if there are too many.
+    pub(super) fn into_bytes(mut self, block: Block) -> Option<Vec<u8>> {
+        if let Some(last) = self.template.calls.last_mut() {
+            last.flags |= LAST;
+        }
+        let mut at = block.message() + self.template.size() as u64;
+        let forks = self.template.calls.iter_mut().filter(|call| call.flags & FORK != 0);
+        for (fork, instance) in forks.zip(&self.instances) {
+            fork.arguments[5] = at;
+            at += instance.size() as u64;
+        }
+        let mut bytes = Vec::new();
+        for list in std::iter::once(self.template).chain(self.instances) {
+            list.append_to(&mut bytes, block.message());
+        }
+        (bytes.len() <= MAX_MESSAGE).then_some(bytes)
+    }
+}
+
+impl List {
+    fn add(&mut self, number: i64, first: &[u64], flags: u64) {
+        let mut arguments = [0; 6];
+        arguments[..first.len()].copy_from_slice(first);
+        self.calls.push(Call { number, arguments, flags });
+    }
+
+    /// Adds a call, one of whose arguments is the address of bytes.
+    fn add_with_data(&mut self, number: i64, first: &[u64], flags: u64, data: Vec<u8>, argument: usize) {
+        self.data.push((data, self.calls.len(), argument));
+        self.add(number, first, flags);
+    }
+
+    fn size(&self) -> usize {
+        let data = self.data.iter().map(|(data, ..)| data.len().next_multiple_of(8));
+        size_of_val(self.calls.as_slice()) + data.sum::<usize>()
+    }
+
+    /// Appends the calls and their data to the bytes of a message that lies at an address.
+    fn append_to(mut self, bytes: &mut Vec<u8>, message_at: u64) {
+        let mut data_at = message_at + (bytes.len() + size_of_val(self.calls.as_slice())) as u64;
+        for (data, call, argument) in &self.data {
+            self.calls[*call].arguments[*argument] = data_at;
+            data_at += data.len().next_multiple_of(8) as u64;
+        }
+        self.calls.iter().for_each(|call| bytes.extend_from_slice(bytes_of(call)));
+        for (data, ..) in &self.data {
+            bytes.extend_from_slice(data);
+            bytes.resize(bytes.len().next_multiple_of(8), 0);
+        }
+    }
+
+    /// Adds the calls after which the process begins its program.
+    fn begin_program(&mut self, start: &InstanceStart, own: Own) {
+        if let Some(mask) = own.mask {
+            self.add_with_data(libc::SYS_sched_setaffinity, &[0, mask.len() as u64], CHECK, mask, 2);
+        }
+        if let Some((nodes, bits)) = own.nodes {
+            let arguments = [flag(libc::MPOL_PREFERRED), 0, bits];
+            self.add_with_data(libc::SYS_set_mempolicy, &arguments, CHECK, nodes, 1);
+        }
+        if let Some(map) = own.memory_map {
+            let arguments = [flag(libc::PR_SET_MM), flag(PR_SET_MM_MAP), 0, map.len() as u64];
+            self.add_with_data(libc::SYS_prctl, &arguments, QUIET, map, 2);
+        }
+        let (head, length) = start.robust_list;
+        if head != 0 {
+            self.add(libc::SYS_set_robust_list, &[head, length], QUIET);
+        }
+        if let Some(launcher) = start.launcher {
+            let arguments = [flag(libc::PR_SET_PDEATHSIG), flag(libc::SIGKILL), 0, 0, 0, 0];
+            self.add(libc::SYS_prctl, &arguments, CHECK);
+            // The launcher may have ended before.
+            self.add(libc::SYS_getppid, &[0, 0, 0, 0, 0, launcher], CHECK);
+        }
+        self.add(libc::SYS_close, &[start.channel], QUIET);
+        self.calls.push(Call { flags: RESUME, ..Call::default() });
+    }
+}

@@ -1,0 +1,212 @@
+//! The code that a template runs while it waits, and that its instances run before their program. For x86_64.
+//!
+//! A template is stopped where its program is loaded and linked. This code is then written into a page of its memory,
+//! and the template continues here. The code uses no stack and no memory of the program, so that both stay as they
+//! were at the stop.
+//!
+//! The code reads a message from the channel: a list of system calls ([`Call`]). It makes them in order, and writes a
+//! [`Reply`] to the channel after the last one, or after the first that failed. One of them, clone(2), makes the
+//! instance. The instance goes on with a list of its own, loads the registers of the stop and continues with its
+//! program. When the channel ends, the template ends: with exit status 125, as an instance does whose calls fail.
+
+/// The registers of the stop, and the addresses of the buffers. They precede the code in its page. The assembly has
+/// their offsets.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Slots {
+    pub(super) rip: u64,
+    pub(super) rsp: u64,
+    pub(super) rax: u64,
+    pub(super) rbx: u64,
+    pub(super) rcx: u64,
+    pub(super) rdx: u64,
+    pub(super) rsi: u64,
+    pub(super) rdi: u64,
+    pub(super) rbp: u64,
+    pub(super) r8_to_r15: [u64; 8],
+    /// The descriptor of the channel.
+    pub(super) channel: u64,
+    /// The address of the `msghdr` for recvmsg(2).
+    pub(super) header: u64,
+    /// The address of the received calls.
+    pub(super) calls: u64,
+    /// The address of the [`Reply`].
+    pub(super) reply: u64,
+}
+
+/// A system call of a message.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Call {
+    pub(super) number: i64,
+    pub(super) arguments: [u64; 6],
+    pub(super) flags: u64,
+}
+
+/// Argument 0 is the address of a descriptor, and not the descriptor.
+pub(super) const INDIRECT: u64 = 1;
+/// The call makes an instance, which goes on with the calls at the address in argument 5. The 32 bits of the result, also
+/// of an error, go to the address in argument 4, and the list goes on.
+pub(super) const FORK: u64 = 2;
+/// The last call of the list: the reply follows.
+pub(super) const LAST: u64 = 4;
+/// No call: the program begins.
+pub(super) const RESUME: u64 = 8;
+/// No call: the process waits for a message.
+pub(super) const SERVE: u64 = 16;
+/// The process ends if the result is not argument 5.
+pub(super) const CHECK: u64 = 32;
+/// An error of the call is ignored.
+pub(super) const QUIET: u64 = 64;
+/// No call: the bytes at argument 1, as many as argument 2 says, are copied to argument 0.
+pub(super) const COPY: u64 = 128;
+
+/// What the template writes to the channel.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Reply {
+    /// The result of the last call, or the negative errno of the call that failed.
+    pub(super) result: i64,
+    /// For each instance of the message its process id, or the negative errno of its clone(2).
+    pub(super) pids: [i32; MAX_INSTANCES],
+}
+
+/// The most instances that one message makes.
+pub(super) const MAX_INSTANCES: usize = 16;
+
+std::arch::global_asm!(
+    ".pushsection .rodata.pjw_spawn_stub, \"a\"",
+    ".balign 16",
+    ".globl pjw_spawn_stub, pjw_spawn_stub_end",
+    ".hidden pjw_spawn_stub, pjw_spawn_stub_end",
+    ".set slots, pjw_spawn_stub - 168",
+    "pjw_spawn_stub:",
+    // Wait for a message: recvmsg(channel, header, 0).
+    "2: mov edi, [rip + slots + 136]",
+    "mov rsi, [rip + slots + 144]",
+    "mov qword ptr [rsi + 40], 64", // msg_controllen, which the kernel has changed
+    "xor edx, edx",
+    "mov eax, 47",
+    "syscall",
+    "cmp rax, -4", // EINTR
+    "je 2b",
+    "test rax, rax",
+    "jle 9f",
+    "mov rbx, [rip + slots + 152]",
+    // One call. A system call changes only rax, rcx and r11.
+    "3: mov rax, [rbx]",
+    "mov rdi, [rbx + 8]",
+    "mov rsi, [rbx + 16]",
+    "mov rdx, [rbx + 24]",
+    "mov r10, [rbx + 32]",
+    "mov r8, [rbx + 40]",
+    "mov r9, [rbx + 48]",
+    "mov r12, [rbx + 56]",
+    "test r12d, {resume}",
+    "jnz 8f",
+    "test r12d, {serve}",
+    "jnz 2b",
+    "test r12d, {copy}",
+    "jnz 21f",
+    "test r12d, {indirect}",
+    "jz 4f",
+    "mov edi, [rdi]",
+    "4: syscall",
+    "test r12d, {check}",
+    "jz 5f",
+    "cmp rax, r9",
+    "jne 9f",
+    "5: test r12d, {quiet}",
+    "jnz 6f",
+    "test r12d, {fork}",
+    "jnz 20f",
+    "cmp rax, -4095",
+    "jae 7f",
+    "6: test r12d, {last}",
+    "jnz 7f",
+    "add rbx, 64",
+    "jmp 3b",
+    // The template goes on. The instance goes on with its own calls.
+    "20: test rax, rax",
+    "jz 22f",
+    "mov [r8], eax",
+    "jmp 6b",
+    "22: mov rbx, r9",
+    "jmp 3b",
+    "21: mov rcx, rdx",
+    "rep movsb",
+    "jmp 6b",
+    // The reply: write(channel, reply, 72).
+    "7: mov rsi, [rip + slots + 160]",
+    "mov [rsi], rax",
+    "mov edi, [rip + slots + 136]",
+    "mov edx, 72",
+    "mov eax, 1",
+    "syscall",
+    "jmp 2b",
+    // The program begins.
+    "8: mov rsp, [rip + slots + 8]",
+    "mov rax, [rip + slots + 16]",
+    "mov rbx, [rip + slots + 24]",
+    "mov rcx, [rip + slots + 32]",
+    "mov rdx, [rip + slots + 40]",
+    "mov rsi, [rip + slots + 48]",
+    "mov rdi, [rip + slots + 56]",
+    "mov rbp, [rip + slots + 64]",
+    "mov r8, [rip + slots + 72]",
+    "mov r9, [rip + slots + 80]",
+    "mov r10, [rip + slots + 88]",
+    "mov r11, [rip + slots + 96]",
+    "mov r12, [rip + slots + 104]",
+    "mov r13, [rip + slots + 112]",
+    "mov r14, [rip + slots + 120]",
+    "mov r15, [rip + slots + 128]",
+    "jmp [rip + slots]",
+    // The channel has ended, or a check failed: exit_group(125).
+    "9: mov edi, 125",
+    "mov eax, 231",
+    "syscall",
+    "pjw_spawn_stub_end:",
+    ".popsection",
+    indirect = const INDIRECT,
+    fork = const FORK,
+    last = const LAST,
+    resume = const RESUME,
+    serve = const SERVE,
+    check = const CHECK,
+    quiet = const QUIET,
+    copy = const COPY,
+);
+
+unsafe extern "C" {
+    static pjw_spawn_stub: u8;
+    static pjw_spawn_stub_end: u8;
+}
+
+/// Returns the code. Its first instruction belongs directly after the [`Slots`].
+pub(super) fn code() -> &'static [u8] {
+    let (start, end) = (&raw const pjw_spawn_stub, &raw const pjw_spawn_stub_end);
+    // SAFETY: both symbols bound one block of constant bytes in this program's read-only data.
+    unsafe { std::slice::from_raw_parts(start, end.addr() - start.addr()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::{offset_of, size_of};
+
+    #[test]
+    fn the_slots_lie_where_the_assembly_reads_them() {
+        assert_eq!(size_of::<Slots>(), 168);
+        assert_eq!(offset_of!(Slots, rbp), 64);
+        assert_eq!(offset_of!(Slots, r8_to_r15), 72);
+        assert_eq!(offset_of!(Slots, channel), 136);
+        assert_eq!(offset_of!(Slots, header), 144);
+        assert_eq!(offset_of!(Slots, calls), 152);
+        assert_eq!(offset_of!(Slots, reply), 160);
+        assert_eq!(size_of::<Call>(), 64);
+        assert_eq!(offset_of!(Call, flags), 56);
+        assert_eq!(size_of::<Reply>(), 72);
+        assert!(size_of::<Slots>() + code().len() <= 4096);
+    }
+}

@@ -1,0 +1,439 @@
+//! A template, and how it makes instances.
+
+use std::collections::VecDeque;
+use std::ffi::{CStr, CString, OsStr, c_char};
+use std::io::IoSlice;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::{fmt, fs, mem};
+
+use nix::errno::Errno;
+use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::uio::{RemoteIoVec, process_vm_writev};
+use pjw_core::cpuset::CpuSet;
+use pjw_core::ids::Pid;
+
+use super::block::Block;
+use super::image::{Image, Strings};
+use super::load::{Loaded, load};
+use super::message::{InstanceStart, Message, Own};
+use super::refusal::{ForkError, TemplateRefusal};
+use super::stub::{MAX_INSTANCES, Reply};
+use super::tracee::{bytes_of, end};
+use crate::child::Child;
+use crate::context::{Context, Setup};
+use crate::failure::{SpawnError, Step};
+use crate::instance::{Instance, Stdio};
+use crate::layout::Layout;
+use crate::own_policy::MemoryPolicy;
+use crate::placement::Placement;
+
+/// The variables that the dynamic linker of glibc reads begin with these.
+const LINKER_VARIABLES: [&[u8]; 2] = [b"LD_", b"GLIBC_TUNABLES="];
+/// Makes the dynamic linker of glibc bind all functions at once: in the template, and not again in each instance.
+const BIND_NOW: &CStr = c"LD_BIND_NOW=1";
+/// The longest argument or variable of execve(2), with its NUL byte: `MAX_ARG_STRLEN`.
+const MAX_STRING: usize = 32 * 4096;
+/// What execve(2) allows for all strings: at least this, at most three quarters of 8 MiB, else a quarter of
+/// `RLIMIT_STACK`.
+const MIN_STRINGS: u64 = 128 * 1024;
+const MAX_STRINGS: u64 = 6 * 1024 * 1024;
+/// The most bytes that a message copies into the template. More are written into its memory while it waits.
+const MAX_COPIED: usize = 768;
+/// The bytes at `AT_RANDOM`, and for how many instances they are got at once.
+const RANDOM_SIZE: usize = 16;
+const RANDOM_COUNT: usize = 16;
+
+/// A process that is stopped before `main`, and that makes instances of its program by fork.
+///
+/// It uses no CPU while it waits. It ends when this value is dropped, and when the launcher ends in whatever way. The
+/// thread that has loaded it is its parent and that of its instances: with [`Context::end_with_launcher`], the instances
+/// are killed when that thread ends.
+pub struct Template {
+    loaded: Loaded,
+    // Its pointers lead into `setup`.
+    layout: Layout,
+    setup: Arc<Setup>,
+    start: InstanceStart,
+    /// The variables that the dynamic linker has read.
+    linker_variables: Vec<CString>,
+    /// The strings of the last instance, which are still in the memory of the template.
+    image: Image,
+    /// The address and the size of the memory for strings.
+    strings: (u64, u64),
+    max_strings: u64,
+    cgroup: Option<RawFd>,
+    online_cpus: CpuSet,
+    has_streams: bool,
+    /// The message that was not sent yet.
+    message: Message,
+    /// How many instances each message makes that has no reply yet.
+    sent: VecDeque<usize>,
+    /// The results that were received and not returned yet: process ids and negative errnos.
+    results: VecDeque<i32>,
+    /// Random bytes for the next instances.
+    random: Vec<u8>,
+    file: Option<FileVersion>,
+}
+
+/// The device, the inode, the time of the last change of a file.
+type FileVersion = (u64, u64, i64, i64);
+
+impl Template {
+    /// Starts the program with the arguments and variables of an instance, in its cgroup and on the PUs of the calling
+    /// thread, and stops it before `main`. The calling thread sleeps meanwhile.
+    ///
+    /// # Errors
+    /// The program can't have a template. It can be started by exec, except after [`TemplateRefusal::Start`].
+    pub fn load(context: &Context, first: &Instance) -> Result<Self, TemplateRefusal> {
+        let setup = Arc::clone(&context.setup);
+        let mut layout = Layout::new(&setup.environment, setup.has_rank_variables);
+        let (arguments, mut variables) = texts(&mut layout, first);
+        let is_linkers = |variable: &&CStr| is_linker_variable(variable.to_bytes());
+        let linker_variables = variables.iter().copied().filter(is_linkers).map(CStr::to_owned).collect();
+        if let Some(replaced) = variables.iter_mut().rev().find(|variable| !is_linkers(variable)) {
+            *replaced = BIND_NOW;
+        }
+        let file = version(&setup.program);
+        // Instances take their masks and nodes themselves. A template that changed PUs would cost more: at each fork, the
+        // PU before would have to forget what it knows of the template's memory.
+        let cgroup = cgroup(&first.placement);
+        let loaded = load(&setup, cgroup, &arguments, &variables)?;
+        let start = InstanceStart {
+            thread_id: loaded.thread_id,
+            robust_list: loaded.robust_list,
+            channel: loaded.descriptor,
+            launcher: setup.ends_with_launcher.then(|| u64::from(std::process::id())),
+        };
+        let stack_limit = getrlimit(Resource::RLIMIT_STACK).map_or(0, |(soft, _)| soft);
+        Ok(Self {
+            layout,
+            setup,
+            start,
+            linker_variables,
+            image: Image::default(),
+            strings: (loaded.block.strings(), Block::strings_size()),
+            max_strings: (stack_limit / 4).clamp(MIN_STRINGS, MAX_STRINGS),
+            cgroup,
+            online_cpus: online_cpus(),
+            has_streams: has_streams(loaded.child.pid),
+            message: Message::default(),
+            sent: VecDeque::new(),
+            results: VecDeque::new(),
+            random: Vec::new(),
+            file,
+            loaded,
+        })
+    }
+
+    /// The process id of the template.
+    #[must_use]
+    pub fn pid(&self) -> Pid {
+        self.loaded.child.pid
+    }
+
+    /// Whether the program's file is still the one that was loaded. Libraries are not checked.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        self.file.is_some() && version(&self.setup.program) == self.file
+    }
+
+    /// Makes an instance. It is a child of the caller's process. Except for a mask without a PU that is online, a mask or
+    /// a node that the kernel refuses is seen late: the instance then ends with exit status 125 before its program.
+    ///
+    /// # Errors
+    /// [`ForkError::Unfit`] if the instance needs a template of its own, [`ForkError::Ended`] if this one has ended. Any
+    /// other error concerns this instance only.
+    pub fn fork(&mut self, instance: &Instance) -> Result<Child, ForkError> {
+        self.add(instance)?;
+        self.send()?;
+        self.next_child()
+    }
+
+    /// Makes instances, as [`Template::fork`] does. `result` is called once for each instance. This is faster than single
+    /// calls: one message makes up to 16 instances, and the next message is prepared meanwhile. The first messages are
+    /// short, so that the first instances begin at once.
+    pub fn fork_n<'a>(
+        &mut self,
+        instances: impl IntoIterator<Item = &'a Instance>,
+        mut result: impl FnMut(&'a Instance, Result<Child, ForkError>),
+    ) {
+        let mut added = VecDeque::new();
+        let mut length = 1;
+        for instance in instances {
+            match self.add(instance) {
+                Ok(()) => added.push_back(instance),
+                Err(error) => result(instance, Err(error)),
+            }
+            if self.message.instance_count() >= length {
+                length = (2 * length).min(MAX_INSTANCES);
+                // An error shows again when the results are received.
+                let _ = self.send();
+            }
+            while self.sent.len() > 1 {
+                let children = self.results.len() + self.sent.front().copied().unwrap_or(0);
+                added.drain(..children).for_each(|earlier| result(earlier, self.next_child()));
+            }
+        }
+        let _ = self.send();
+        added.into_iter().for_each(|earlier| result(earlier, self.next_child()));
+    }
+
+    /// Adds an instance to the message.
+    fn add(&mut self, instance: &Instance) -> Result<(), ForkError> {
+        let own = self.own_calls(instance)?;
+        let strings = self.strings_of(instance);
+        self.check_fit(instance, &strings)?;
+        if !self.message.has_room() || !own.streams.is_empty() && self.message.instance_count() > 0 {
+            self.send()?;
+        }
+        if strings.size() > self.strings.1 {
+            self.make_room(2 * strings.size())?;
+        }
+        let image = strings.at(self.strings.0);
+        let map = self.loaded.memory_map.map(|map| map.with_strings(image.arguments(), image.variables()));
+        let own = Own { memory_map: map.map(|map| bytes_of(&map).to_vec()), ..own };
+        let changes = self.changes(&image);
+        if changes.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() <= MAX_COPIED {
+            changes.into_iter().for_each(|(address, bytes)| self.message.copy(address, bytes));
+        } else {
+            self.wait_until_idle()?;
+            self.write(&changes)?;
+        }
+        self.message.make_instance(self.loaded.block, &self.start, own);
+        self.image = image;
+        Ok(())
+    }
+
+    /// Returns the strings of an instance. A script has the arguments of its interpreter in place of argument 0.
+    fn strings_of(&mut self, instance: &Instance) -> Strings {
+        let (arguments, variables) = texts(&mut self.layout, instance);
+        let interpreter = &self.loaded.interpreter;
+        let given = arguments.iter().skip(usize::from(!interpreter.is_empty())).map(|text| text.to_bytes());
+        Strings::of(
+            interpreter.iter().map(Vec::as_slice).chain(given),
+            variables.iter().map(|text| text.to_bytes()),
+        )
+    }
+
+    /// Sends the message, if there is one.
+    fn send(&mut self) -> Result<(), ForkError> {
+        let message = mem::take(&mut self.message);
+        let count = message.instance_count();
+        if count == 0 {
+            return Ok(());
+        }
+        self.sent.push_back(count);
+        let descriptors = message.descriptors.clone();
+        let bytes = message.into_bytes(self.loaded.block).ok_or(ForkError::Ended)?;
+        self.loaded.channel.send(&bytes, &descriptors).map_err(|_| ForkError::Ended)
+    }
+
+    /// Returns the result of the oldest instance that was sent.
+    fn next_child(&mut self) -> Result<Child, ForkError> {
+        if self.results.is_empty() {
+            self.receive()?;
+        }
+        match self.results.pop_front() {
+            Some(pid @ 1..) => child(pid),
+            Some(negative) => {
+                let errno = Errno::from_raw(negative.saturating_neg());
+                Err(SpawnError { step: Step::Clone, errno }.into())
+            }
+            None => Err(ForkError::Ended),
+        }
+    }
+
+    /// Waits until the template has handled its oldest message.
+    fn receive(&mut self) -> Result<(), ForkError> {
+        let count = self.sent.pop_front().unwrap_or(0);
+        let reply = self.reply()?;
+        self.results.extend(reply.pids.iter().take(count));
+        Ok(())
+    }
+
+    fn reply(&self) -> Result<Reply, ForkError> {
+        self.loaded.channel.receive().ok().flatten().ok_or(ForkError::Ended)
+    }
+
+    /// Waits until the template has handled all messages.
+    fn wait_until_idle(&mut self) -> Result<(), ForkError> {
+        self.send()?;
+        while !self.sent.is_empty() {
+            self.receive()?;
+        }
+        Ok(())
+    }
+
+    /// Returns what this instance does before its program, except for the map of its memory.
+    fn own_calls(&self, instance: &Instance) -> Result<Own, ForkError> {
+        let of_mask = SpawnError { step: Step::Mask, errno: Errno::EINVAL };
+        let Placement { cpus, memory_node, .. } = &*instance.placement;
+        let mask = match cpus {
+            Some(cpus) if !cpus.intersects(&self.online_cpus) => return Err(of_mask.into()),
+            Some(cpus) => Some(cpus.words().iter().flat_map(|word| word.to_ne_bytes()).collect()),
+            None => None,
+        };
+        let nodes = match memory_node {
+            Some(node) if !Path::new(&format!("/sys/devices/system/node/node{node}")).exists() => {
+                return Err(of_mask.into());
+            }
+            Some(node) => Some(MemoryPolicy::preferring(*node).map_err(|_| of_mask)?.nodes()),
+            None => None,
+        };
+        let Stdio { input, output, error } = &instance.stdio;
+        let streams = (0..).zip([input, output, error]);
+        let streams = streams.filter_map(|(number, stream)| Some((number, stream.as_ref()?.as_raw_fd())));
+        Ok(Own { mask, nodes, streams: streams.collect(), memory_map: None })
+    }
+
+    /// Returns what differs from the instance before in the memory of the template.
+    fn changes(&mut self, image: &Image) -> Vec<(u64, Vec<u8>)> {
+        let mut changes = image.changes(&self.image, self.loaded.stack.at + 8);
+        if let Some(address) = self.loaded.stack.auxiliary(libc::AT_RANDOM) {
+            changes.push((address, self.next_random()));
+        }
+        changes
+    }
+
+    fn next_random(&mut self) -> Vec<u8> {
+        if self.random.len() < RANDOM_SIZE {
+            self.random.resize(RANDOM_SIZE * RANDOM_COUNT, 0);
+            // SAFETY: the kernel writes at most the bytes of the buffer.
+            unsafe { libc::getrandom(self.random.as_mut_ptr().cast(), self.random.len(), 0) };
+        }
+        self.random.split_off(self.random.len() - RANDOM_SIZE)
+    }
+
+    /// Checks what the dynamic linker has read, what can't be changed later, and the limits of execve(2).
+    fn check_fit(&self, instance: &Instance, strings: &Strings) -> Result<(), ForkError> {
+        let stack = &self.loaded.stack;
+        if strings.argument_count() != stack.argument_count {
+            return Err(ForkError::Unfit("number of arguments"));
+        }
+        if strings.variable_count() != stack.variable_count() {
+            return Err(ForkError::Unfit("number of variables"));
+        }
+        let of_linker = strings.variables().filter(|variable| is_linker_variable(variable));
+        if !of_linker.eq(self.linker_variables.iter().map(|variable| variable.to_bytes())) {
+            return Err(ForkError::Unfit("variable of the dynamic linker"));
+        }
+        if self.cgroup != cgroup(&instance.placement) {
+            return Err(ForkError::Unfit("cgroup"));
+        }
+        let Stdio { input, output, error } = &instance.stdio;
+        if !self.has_streams && [input, output, error].iter().any(|stream| stream.is_some()) {
+            return Err(ForkError::Unfit("set of open streams"));
+        }
+        let pointers = 8 * stack.pointers.len() as u64;
+        if strings.size() + pointers > self.max_strings || strings.longest() > MAX_STRING {
+            return Err(SpawnError { step: Step::Exec, errno: Errno::E2BIG }.into());
+        }
+        Ok(())
+    }
+
+    /// Maps memory for strings. The old memory stays: it is less than half of the new.
+    fn make_room(&mut self, size: u64) -> Result<(), ForkError> {
+        self.wait_until_idle()?;
+        let size = size.next_multiple_of(4096);
+        let bytes = Message::mapping(size).into_bytes(self.loaded.block).unwrap_or_default();
+        self.loaded.channel.send(&bytes, &[]).map_err(|_| ForkError::Ended)?;
+        let no_memory = SpawnError { step: Step::Exec, errno: Errno::ENOMEM };
+        self.strings = (u64::try_from(self.reply()?.result).map_err(|_| no_memory)?, size);
+        Ok(())
+    }
+
+    /// Writes into the memory of the template, which waits.
+    fn write(&self, changes: &[(u64, Vec<u8>)]) -> Result<(), ForkError> {
+        let local: Vec<IoSlice<'_>> = changes.iter().map(|(_, bytes)| IoSlice::new(bytes)).collect();
+        let remote = |(address, bytes): &(u64, Vec<u8>)| RemoteIoVec {
+            base: usize::try_from(*address).unwrap_or(0),
+            len: bytes.len(),
+        };
+        let remote: Vec<RemoteIoVec> = changes.iter().map(remote).collect();
+        let length: usize = remote.iter().map(|piece| piece.len).sum();
+        match process_vm_writev(
+            nix::unistd::Pid::from_raw(self.loaded.child.pid.0.cast_signed()),
+            &local,
+            &remote,
+        ) {
+            Ok(written) if written == length => Ok(()),
+            Err(Errno::ESRCH) => Err(ForkError::Ended),
+            Ok(_) => Err(SpawnError { step: Step::Clone, errno: Errno::EFAULT }.into()),
+            Err(errno) => Err(SpawnError { step: Step::Clone, errno }.into()),
+        }
+    }
+}
+
+impl Drop for Template {
+    fn drop(&mut self) {
+        end(&self.loaded.child);
+    }
+}
+
+impl fmt::Debug for Template {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Template").field("loaded", &self.loaded).finish_non_exhaustive()
+    }
+}
+
+/// Returns the arguments and the variables of an instance.
+fn texts<'a>(layout: &'a mut Layout, instance: &'a Instance) -> (Vec<&'a CStr>, Vec<&'a CStr>) {
+    let (arguments, variables) = layout.of(instance);
+    // SAFETY: both arrays end with a null pointer. They and their texts live as long as the layout and the instance are
+    // borrowed; the texts of the context live as long as the layout, by the condition of `Layout::new`.
+    unsafe { (array(arguments), array(variables)) }
+}
+
+/// Returns the texts of an array.
+///
+/// # Safety
+/// The array ends with a null pointer, and each text with a NUL byte. All live for `'a`.
+unsafe fn array<'a>(mut array: *const *const c_char) -> Vec<&'a CStr> {
+    let mut texts = Vec::new();
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        while !(*array).is_null() {
+            texts.push(CStr::from_ptr(*array));
+            array = array.add(1);
+        }
+    }
+    texts
+}
+
+/// Opens the pidfd of a child that was not waited for.
+fn child(pid: i32) -> Result<Child, ForkError> {
+    // SAFETY: the call takes numbers.
+    let pidfd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) });
+    let pidfd = pidfd.map_err(|errno| SpawnError { step: Step::Clone, errno })?;
+    // SAFETY: the kernel has opened the descriptor for this call, and nothing else knows it.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(RawFd::try_from(pidfd).unwrap_or(-1)) };
+    Ok(Child { pid: Pid(pid.cast_unsigned()), pidfd })
+}
+
+/// Returns the PUs that are online. None, if the kernel does not tell.
+fn online_cpus() -> CpuSet {
+    let text = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    text.trim().parse().unwrap_or_default()
+}
+
+fn cgroup(placement: &Placement) -> Option<RawFd> {
+    placement.cgroup.as_ref().map(|directory| directory.as_raw_fd())
+}
+
+fn is_linker_variable(variable: &[u8]) -> bool {
+    LINKER_VARIABLES.iter().any(|prefix| variable.starts_with(prefix))
+}
+
+fn version(program: &CStr) -> Option<FileVersion> {
+    let metadata = fs::metadata(Path::new(OsStr::from_bytes(program.to_bytes()))).ok()?;
+    Some((metadata.dev(), metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))
+}
+
+/// Whether a process has the streams 0 to 2. Without one, a received descriptor could take its number.
+fn has_streams(pid: Pid) -> bool {
+    (0..3).all(|number| fs::symlink_metadata(format!("/proc/{}/fd/{number}", pid.0)).is_ok())
+}

@@ -1,0 +1,131 @@
+//! The life of a template, and what is left after it.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+
+use super::*;
+use crate::Exit;
+use crate::proxy::{ForkError, Template};
+
+const SLEEP: &str = "#include <unistd.h>\nint main(void) { for (;;) pause(); }";
+
+/// Whether a process runs or sleeps: not a zombie, not gone.
+fn is_alive(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
+}
+
+/// Waits until a process has ended.
+fn wait_for_end(pid: u32) {
+    let begin = std::time::Instant::now();
+    while is_alive(pid) {
+        assert!(begin.elapsed().as_secs() < 60, "process {pid} lives on");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_template_sleeps_in_a_system_call_and_is_not_traced() {
+    let directory = tempfile::tempdir().unwrap();
+    let context = context(&compile(directory.path(), "sleep", SLEEP, &[]), &[]);
+    let template = Template::load(&context, &instance(0, &["sleep"])).unwrap();
+    let pid = template.pid().0;
+    let receiving = || fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap().starts_with("47 ");
+    while !receiving() {
+        std::thread::yield_now();
+    }
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    assert!(status.contains("TracerPid:\t0"), "{status}");
+    drop(template);
+    assert!(!is_alive(pid));
+}
+
+#[test]
+fn an_instance_ends_by_its_own_signal_and_lives_longer_than_its_template() {
+    let directory = tempfile::tempdir().unwrap();
+    let context = context(&compile(directory.path(), "sleep", SLEEP, &[]), &[]);
+    let mut template = Template::load(&context, &instance(0, &["sleep"])).unwrap();
+    let child = template.fork(&instance(0, &["sleep"])).unwrap();
+    let status = fs::read_to_string(format!("/proc/{}/status", child.pid.0)).unwrap();
+    assert!(status.contains("TracerPid:\t0"), "{status}");
+    drop(template);
+    assert!(is_alive(child.pid.0));
+    child.signal(libc::SIGTERM).unwrap();
+    assert_eq!(child.wait().unwrap(), Exit::Signal(libc::SIGTERM));
+}
+
+#[test]
+fn a_template_that_was_killed_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let context = context(&compile(directory.path(), "sleep", SLEEP, &[]), &[]);
+    let mut template = Template::load(&context, &instance(0, &["sleep"])).unwrap();
+    nix::sys::signal::kill(
+        nix::unistd::Pid::from_raw(template.pid().0.cast_signed()),
+        nix::sys::signal::Signal::SIGKILL,
+    )
+    .unwrap();
+    wait_for_end(template.pid().0);
+    assert_eq!(template.fork(&instance(0, &["sleep"])).unwrap_err(), ForkError::Ended);
+}
+
+#[test]
+fn a_changed_program_is_noticed() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = compile(directory.path(), "sleep", SLEEP, &[]);
+    let context = context(&program, &[]);
+    let template = Template::load(&context, &instance(0, &["sleep"])).unwrap();
+    assert!(template.is_current());
+    fs::remove_file(&program).unwrap();
+    assert!(!template.is_current());
+}
+
+#[test]
+fn an_instance_may_end_with_the_thread_that_has_loaded_its_template() {
+    let directory = tempfile::tempdir().unwrap();
+    let context = context(&compile(directory.path(), "sleep", SLEEP, &[]), &[]).end_with_launcher();
+    let (done, wait) = mpsc::channel::<()>();
+    let (send, receive) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let mut template = Template::load(&context, &instance(0, &["sleep"])).unwrap();
+        send.send(template.fork(&instance(0, &["sleep"])).unwrap()).unwrap();
+        let _ = wait.recv();
+    });
+    let child = receive.recv().unwrap();
+    assert!(is_alive(child.pid.0));
+    drop(done);
+    thread.join().unwrap();
+    assert_eq!(child.wait().unwrap(), Exit::Signal(libc::SIGKILL));
+}
+
+/// The launcher that the next test kills. On its own it does nothing.
+#[test]
+fn launcher() {
+    let Ok(program) = std::env::var("PJW_TEST_TEMPLATE_OF") else { return };
+    let context = context(program.as_ref(), &[]).end_with_launcher();
+    let mut template = Template::load(&context, &instance(0, &["sleep"])).unwrap();
+    let child = template.fork(&instance(0, &["sleep"])).unwrap();
+    println!("\npids {} {}", template.pid(), child.pid);
+    let _ = child.wait();
+}
+
+#[test]
+fn a_killed_launcher_leaves_no_template_and_no_instance() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = compile(directory.path(), "sleep", SLEEP, &[]);
+    let mut launcher = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--nocapture", "proxy::tests::life::launcher"])
+        .env("PJW_TEST_TEMPLATE_OF", &program)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(launcher.stdout.take().unwrap()).lines();
+    let pids =
+        lines.map_while(Result::ok).find_map(|line| Some(line.strip_prefix("pids ")?.to_owned())).unwrap();
+    let pids: Vec<u32> = pids.split(' ').map(|pid| pid.parse().unwrap()).collect();
+    assert!(pids.iter().all(|pid| is_alive(*pid)));
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    pids.into_iter().for_each(wait_for_end);
+}

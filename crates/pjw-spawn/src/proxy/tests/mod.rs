@@ -1,0 +1,10 @@
+//! Templates of real programs, compiled here with cc.
+#![cfg(target_arch = "x86_64")]
+
+mod fork;
+mod group;
+mod life;
+mod programs;
+mod refusals;
+
+use programs::*;

@@ -1,0 +1,138 @@
+//! Programs that can't have a template. Nothing of them is left.
+
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use nix::errno::Errno;
+
+use super::*;
+use crate::proxy::{Template, TemplateRefusal};
+use crate::{SpawnError, Step};
+
+const TRUE: &str = "int main(void) { return 0; }";
+
+fn refusal(program: &std::path::Path, environment: &[&str]) -> TemplateRefusal {
+    Template::load(&context(program, environment), &instance(0, &["x"])).unwrap_err()
+}
+
+#[test]
+fn a_program_that_is_not_there_or_not_executable_is_refused_with_the_step() {
+    let directory = tempfile::tempdir().unwrap();
+    let missing = refusal(&directory.path().join("missing"), &[]);
+    assert_eq!(missing, TemplateRefusal::Start(SpawnError { step: Step::Exec, errno: Errno::ENOENT }));
+    let a_directory = refusal(directory.path(), &[]);
+    assert_eq!(a_directory, TemplateRefusal::Start(SpawnError { step: Step::Exec, errno: Errno::EACCES }));
+    let text = directory.path().join("text");
+    std::fs::write(&text, "no program").unwrap();
+    std::fs::set_permissions(&text, PermissionsExt::from_mode(0o755)).unwrap();
+    assert_eq!(
+        refusal(&text, &[]),
+        TemplateRefusal::Start(SpawnError { step: Step::Exec, errno: Errno::ENOEXEC })
+    );
+}
+
+#[test]
+fn a_set_user_id_program_and_one_with_capabilities_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = compile(directory.path(), "true", TRUE, &[]);
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o4755)).unwrap();
+    assert_eq!(refusal(&program, &[]), TemplateRefusal::Privileged);
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    if Command::new("setcap").arg("cap_net_raw+ep").arg(&program).status().is_ok_and(|done| done.success()) {
+        assert_eq!(refusal(&program, &[]), TemplateRefusal::Privileged);
+    } else {
+        eprintln!("skipped: capabilities of files, which setcap could not give");
+    }
+}
+
+#[test]
+fn a_program_that_ends_before_main_is_refused_with_its_status() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = directory.path().join("library.c");
+    std::fs::write(&source, "int there(void) { return 0; }").unwrap();
+    let library = directory.path().join("libgone.so");
+    let made = Command::new("cc").args(["-shared", "-o"]).args([&library, &source]).status().unwrap();
+    assert!(made.success());
+    let program = compile(
+        directory.path(),
+        "needs",
+        "int there(void); int main(void) { return there(); }",
+        &[library.to_str().unwrap()],
+    );
+    std::fs::remove_file(&library).unwrap();
+    assert_eq!(refusal(&program, &[]), TemplateRefusal::Exited(127));
+}
+
+#[test]
+fn threads_before_main_are_refused_with_their_number() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = directory.path().join("audit.c");
+    // An auditor of the dynamic linker runs while the linker links.
+    std::fs::write(
+        &source,
+        "#define _GNU_SOURCE\n#include <sched.h>\n#include <unistd.h>\nstatic char stack[65536];\n\
+         static int wait(void *x) { for (;;) pause(); return x != 0; }\n\
+         unsigned la_version(unsigned v) {\n\
+         int flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD;\n\
+         clone(wait, stack + sizeof stack, flags, 0); return v; }",
+    )
+    .unwrap();
+    let library = directory.path().join("audit.so");
+    let made =
+        Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status().unwrap();
+    assert!(made.success());
+    let program = compile(directory.path(), "true", TRUE, &[]);
+    let audit = format!("LD_AUDIT={}", library.display());
+    assert_eq!(refusal(&program, &[&audit]), TemplateRefusal::Threads(2));
+}
+
+#[test]
+fn a_32_bit_program_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = directory.path().join("small.c");
+    std::fs::write(&source, "void _start(void) { for (;;) {} }").unwrap();
+    let program = directory.path().join("small");
+    let made =
+        Command::new("cc").args(["-m32", "-nostdlib", "-static", "-o"]).args([&program, &source]).status();
+    if !made.unwrap().success() {
+        eprintln!("skipped: this compiler makes no 32-bit programs");
+        return;
+    }
+    let refused = refusal(&program, &[]);
+    let no_support = TemplateRefusal::Start(SpawnError { step: Step::Exec, errno: Errno::ENOEXEC });
+    assert!([TemplateRefusal::Architecture, no_support].contains(&refused), "{refused}");
+}
+
+#[test]
+fn a_forbidden_ptrace_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = compile(directory.path(), "true", TRUE, &[]);
+    // The filter holds for this thread and its children only.
+    let refused = std::thread::spawn(move || {
+        forbid_ptrace();
+        refusal(&program, &[])
+    });
+    let refused = refused.join().unwrap();
+    assert_eq!(refused, TemplateRefusal::Forbidden(Errno::EPERM));
+    assert!(refused.to_string().contains("ptrace_scope"), "{refused}");
+}
+
+/// Lets the kernel answer ptrace(2) of the calling thread with `EPERM`: seccomp(2).
+fn forbid_ptrace() {
+    let statement =
+        |code: u32, jt, jf, k| libc::sock_filter { code: u16::try_from(code).unwrap(), jt, jf, k };
+    let ptrace = u32::try_from(libc::SYS_ptrace).unwrap();
+    let error = libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned();
+    let mut filter = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, ptrace),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, error),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
+    // SAFETY: the program and its filter outlive the calls.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+    }
+}

@@ -1,0 +1,241 @@
+//! A stopped process: its memory, its registers, and system calls that it is made to make.
+
+use std::fs::File;
+use std::mem::{MaybeUninit, size_of};
+use std::os::unix::fs::FileExt;
+
+use nix::errno::Errno;
+use nix::sys::ptrace::{self, Options};
+use nix::sys::signal::Signal;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+use super::arch::{self, Registers};
+use crate::child::Child;
+
+/// A traced child of the calling thread, stopped unless a method lets it run. It is killed when this value is dropped.
+#[derive(Debug)]
+pub(super) struct Tracee {
+    pid: Pid,
+    /// `None` after the end of the trace.
+    child: Option<Child>,
+    memory: File,
+}
+
+/// Why a traced process is stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stop {
+    /// Before or after a system call.
+    SystemCall,
+    /// At a breakpoint, whose instruction has been executed, or after execve(2).
+    Trap,
+}
+
+/// Why a traced process can't be led further.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lost {
+    /// It has ended with this status.
+    Exited(i32),
+    /// A signal has ended it.
+    Killed(i32),
+    /// A call of ptrace(2), or an access to its memory, has failed.
+    Failed(Errno),
+}
+
+impl From<Errno> for Lost {
+    fn from(errno: Errno) -> Self {
+        Self::Failed(errno)
+    }
+}
+
+impl Tracee {
+    /// Takes a process that stops after its execve(2). From now on it is killed if this thread ends.
+    pub(super) fn after_exec(child: Child) -> Result<Self, Lost> {
+        let pid = Pid::from_raw(child.pid.0.cast_signed());
+        wait_stop(pid)?;
+        let options = Options::PTRACE_O_EXITKILL | Options::PTRACE_O_TRACESYSGOOD;
+        let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem"));
+        match (ptrace::setoptions(pid, options), memory) {
+            (Ok(()), Ok(memory)) => Ok(Self { pid, child: Some(child), memory }),
+            (options, memory) => {
+                end(&child);
+                Err(Lost::Failed(
+                    options.err().or(memory.as_ref().err().map(errno_of)).unwrap_or(Errno::EPERM),
+                ))
+            }
+        }
+    }
+
+    pub(super) fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// Reads memory.
+    pub(super) fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Errno> {
+        self.memory.read_exact_at(bytes, address).map_err(|error| errno_of(&error))
+    }
+
+    /// Reads a number of 64 bits.
+    pub(super) fn read_u64(&self, address: u64) -> Result<u64, Errno> {
+        let mut bytes = [0; 8];
+        self.read(address, &mut bytes)?;
+        Ok(u64::from_ne_bytes(bytes))
+    }
+
+    /// Reads a string, without its NUL byte.
+    pub(super) fn read_string(&self, address: u64) -> Result<Vec<u8>, Errno> {
+        let mut text = Vec::new();
+        let mut byte = [0];
+        loop {
+            self.read(address + text.len() as u64, &mut byte)?;
+            match byte {
+                [0] => return Ok(text),
+                [byte] => text.push(byte),
+            }
+        }
+    }
+
+    /// Writes memory, also where the process itself may not write.
+    pub(super) fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Errno> {
+        self.memory.write_all_at(bytes, address).map_err(|error| errno_of(&error))
+    }
+
+    pub(super) fn registers(&self) -> Result<Registers, Errno> {
+        ptrace::getregs(self.pid)
+    }
+
+    pub(super) fn set_registers(&self, registers: Registers) -> Result<(), Errno> {
+        ptrace::setregs(self.pid, registers)
+    }
+
+    /// Runs until a breakpoint. Signals that arrive meanwhile are delivered.
+    pub(super) fn run(&mut self) -> Result<Stop, Lost> {
+        self.go(ptrace::cont)
+    }
+
+    /// Runs until the next system call begins or ends, or until a breakpoint.
+    pub(super) fn run_to_system_call(&mut self) -> Result<Stop, Lost> {
+        self.go(ptrace::syscall)
+    }
+
+    /// Executes one instruction.
+    pub(super) fn step(&mut self) -> Result<Stop, Lost> {
+        self.go(ptrace::step)
+    }
+
+    fn go(&mut self, resume: fn(Pid, Option<Signal>) -> Result<(), Errno>) -> Result<Stop, Lost> {
+        let mut signal = None;
+        loop {
+            resume(self.pid, signal)?;
+            match wait_stop(self.pid) {
+                Ok(StopOrSignal::Stop(stop)) => return Ok(stop),
+                Ok(StopOrSignal::Signal(arrived)) => signal = Some(arrived),
+                Err(lost) => {
+                    if !matches!(lost, Lost::Failed(_)) {
+                        self.child = None;
+                    }
+                    return Err(lost);
+                }
+            }
+        }
+    }
+
+    /// Makes the process make one system call, and returns its result: an address, a number, or the negative errno.
+    /// Registers and memory are afterwards as before.
+    pub(super) fn call(&mut self, number: i64, arguments: [u64; 6]) -> Result<u64, Lost> {
+        let before = self.registers()?;
+        let at = arch::instruction_pointer(&before);
+        let mut code = [0; arch::SYSTEM_CALL.len()];
+        self.read(at, &mut code)?;
+        self.write(at, &arch::SYSTEM_CALL)?;
+        self.set_registers(arch::for_system_call(before, number, arguments))?;
+        self.step()?;
+        let result = arch::result(&self.registers()?);
+        self.write(at, &code)?;
+        self.set_registers(before)?;
+        let errno =
+            i64::from_ne_bytes(result.to_ne_bytes()).checked_neg().and_then(|n| i32::try_from(n).ok());
+        match errno {
+            Some(errno @ 1..=4095) => Err(Lost::Failed(Errno::from_raw(errno))),
+            _ => Ok(result),
+        }
+    }
+
+    /// Lets the process run on, no longer traced.
+    pub(super) fn detach(mut self) -> Result<Child, Errno> {
+        ptrace::detach(self.pid, None)?;
+        self.child.take().ok_or(Errno::ESRCH)
+    }
+}
+
+impl Drop for Tracee {
+    fn drop(&mut self) {
+        if let Some(child) = &self.child {
+            end(child);
+        }
+    }
+}
+
+/// Kills a child and waits for its end.
+pub(super) fn end(child: &Child) {
+    let _ = child.signal(libc::SIGKILL);
+    let _ = child.wait();
+}
+
+enum StopOrSignal {
+    Stop(Stop),
+    Signal(Signal),
+}
+
+fn wait_stop(pid: Pid) -> Result<StopOrSignal, Lost> {
+    loop {
+        match waitpid(pid, Some(WaitPidFlag::__WALL)) {
+            Ok(WaitStatus::PtraceSyscall(_)) => return Ok(StopOrSignal::Stop(Stop::SystemCall)),
+            Ok(WaitStatus::Stopped(_, Signal::SIGTRAP) | WaitStatus::PtraceEvent(..)) => {
+                return Ok(StopOrSignal::Stop(Stop::Trap));
+            }
+            Ok(WaitStatus::Stopped(_, signal)) => return Ok(StopOrSignal::Signal(signal)),
+            Ok(WaitStatus::Exited(_, status)) => return Err(Lost::Exited(status)),
+            Ok(WaitStatus::Signaled(_, signal, _)) => return Err(Lost::Killed(signal as i32)),
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(Lost::Failed(errno)),
+        }
+    }
+}
+
+/// Returns the bytes of a plain value.
+pub(super) fn bytes_of<T: Plain>(value: &T) -> &[u8] {
+    // SAFETY: a plain type has no padding, so that all of its bytes are initialised. The slice borrows the value.
+    unsafe { std::slice::from_raw_parts((&raw const *value).cast(), size_of::<T>()) }
+}
+
+/// Makes a plain value of its bytes. `None` if there are too few.
+pub(super) fn value_of<T: Plain>(bytes: &[u8]) -> Option<T> {
+    let bytes = bytes.get(..size_of::<T>())?;
+    let mut value = MaybeUninit::<T>::uninit();
+    // SAFETY: the source has as many bytes as the target, and every value of the bytes is a value of a plain type.
+    unsafe {
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.as_mut_ptr().cast::<u8>(), size_of::<T>());
+        Some(value.assume_init())
+    }
+}
+
+/// A type of numbers only, without padding.
+///
+/// # Safety
+/// Every value of its bytes is a value of the type, and it has no padding.
+pub(super) unsafe trait Plain: Copy {}
+
+// SAFETY: numbers of 64 bits, in the order of C.
+unsafe impl Plain for super::stub::Slots {}
+// SAFETY: as above.
+unsafe impl Plain for super::stub::Call {}
+// SAFETY: as above.
+unsafe impl Plain for super::stub::Reply {}
+
+// SAFETY: as above, and two numbers of 32 bits that fill the last 64.
+unsafe impl Plain for super::block::MemoryMap {}
+
+pub(super) fn errno_of(error: &std::io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+}
