@@ -20,6 +20,7 @@ mod instance;
 mod layout;
 mod own_policy;
 mod placement;
+pub mod pool;
 pub mod proxy;
 mod results;
 mod signals;

@@ -1,10 +1,11 @@
 //! The message that makes instances: calls, and the bytes that they use. A pure computation.
 
+use std::mem;
 use std::os::fd::RawFd;
 
 use super::block::{Block, MAX_MESSAGE};
 use super::load::flag;
-use super::stub::{CHECK, COPY, Call, FORK, INDIRECT, LAST, MAX_INSTANCES, QUIET, RESUME};
+use super::stub::{CHECK, COPY, Call, FORK, INDIRECT, LAST, MAX_INSTANCES, QUIET, RESUME, SERVE};
 use super::tracee::bytes_of;
 
 /// `PR_SET_MM_MAP` of prctl(2), which libc has for some targets only.
@@ -81,25 +82,48 @@ impl Message {
 
     /// Adds an instance.
     pub(super) fn make_instance(&mut self, block: Block, start: &InstanceStart, own: Own) {
+        self.clone_process(block, start);
+        // The template keeps no end of an instance's pipe.
+        for (index, _) in (0..).zip(&own.streams) {
+            self.template.add(libc::SYS_close, &[block.descriptor(index)], INDIRECT | QUIET);
+        }
+        let mut calls = List::default();
+        calls.take_streams(block, &own.streams);
+        self.descriptors.extend(own.streams.iter().map(|(_, descriptor)| *descriptor));
+        calls.begin_program(start, own);
+        self.instances.push(calls);
+    }
+
+    /// Adds a spare: a process that waits for messages on the channel whose end has this descriptor.
+    pub(super) fn make_spare(&mut self, block: Block, start: &InstanceStart, channel: RawFd) {
+        self.clone_process(block, start);
+        let received = block.descriptor(self.descriptors.len() as u64);
+        self.descriptors.push(channel);
+        self.template.add(libc::SYS_close, &[received], INDIRECT | QUIET);
+        let mut calls = List::default();
+        calls.add(libc::SYS_dup2, &[received, start.channel, 0, 0, 0, start.channel], INDIRECT | CHECK);
+        calls.add(libc::SYS_close, &[received], INDIRECT | QUIET);
+        calls.calls.push(Call { flags: SERVE, ..Call::default() });
+        self.instances.push(calls);
+    }
+
+    /// Makes the receiver of the message, a spare, the instance. It has no reply.
+    pub(super) fn begin_program(&mut self, block: Block, start: &InstanceStart, own: Own) {
+        let mut calls = mem::take(&mut self.template);
+        calls.take_streams(block, &own.streams);
+        self.descriptors.extend(own.streams.iter().map(|(_, descriptor)| *descriptor));
+        calls.begin_program(start, own);
+        self.template = calls;
+    }
+
+    /// Adds the call that makes a process. The result goes to the place of the next instance.
+    fn clone_process(&mut self, block: Block, start: &InstanceStart) {
         let mut flags = flag(libc::CLONE_PARENT | libc::SIGCHLD);
         if start.thread_id.is_some() {
             flags |= flag(libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID);
         }
         let result = block.pid(self.instances.len());
         self.template.add(libc::SYS_clone, &[flags, 0, 0, start.thread_id.unwrap_or(0), result], FORK);
-        let mut calls = List::default();
-        let received = (0..).zip(&own.streams).map(|(index, (stream, _))| (block.descriptor(index), *stream));
-        for (descriptor, stream) in received.clone() {
-            // The template keeps no end of an instance's pipe.
-            self.template.add(libc::SYS_close, &[descriptor], INDIRECT | QUIET);
-            calls.add(libc::SYS_dup2, &[descriptor, stream, 0, 0, 0, stream], INDIRECT | CHECK);
-        }
-        for (descriptor, _) in received {
-            calls.add(libc::SYS_close, &[descriptor], INDIRECT | QUIET);
-        }
-        self.descriptors.extend(own.streams.iter().map(|(_, descriptor)| *descriptor));
-        calls.begin_program(start, own);
-        self.instances.push(calls);
     }
 
     fn size(&self) -> usize {
@@ -155,6 +179,17 @@ impl List {
         for (data, ..) in &self.data {
             bytes.extend_from_slice(data);
             bytes.resize(bytes.len().next_multiple_of(8), 0);
+        }
+    }
+
+    /// Adds the calls that put the received descriptors in the place of streams.
+    fn take_streams(&mut self, block: Block, streams: &[(u64, RawFd)]) {
+        for (index, (stream, _)) in (0..).zip(streams) {
+            let arguments = [block.descriptor(index), *stream, 0, 0, 0, *stream];
+            self.add(libc::SYS_dup2, &arguments, INDIRECT | CHECK);
+        }
+        for (index, _) in (0..).zip(streams) {
+            self.add(libc::SYS_close, &[block.descriptor(index)], INDIRECT | QUIET);
         }
     }
 

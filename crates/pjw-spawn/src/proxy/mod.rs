@@ -28,6 +28,8 @@ mod load;
 #[cfg(target_arch = "x86_64")]
 mod message;
 #[cfg(target_arch = "x86_64")]
+mod spare;
+#[cfg(target_arch = "x86_64")]
 mod stub;
 #[cfg(target_arch = "x86_64")]
 mod template;
@@ -39,7 +41,7 @@ mod tracee;
 mod unsupported;
 
 pub use refusal::{ForkError, TemplateRefusal};
-#[cfg(target_arch = "x86_64")]
-pub use template::Template;
 #[cfg(not(target_arch = "x86_64"))]
-pub use unsupported::Template;
+pub use unsupported::{Spare, Template};
+#[cfg(target_arch = "x86_64")]
+pub use {spare::Spare, template::Template};

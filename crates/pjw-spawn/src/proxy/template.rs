@@ -42,7 +42,7 @@ const MAX_STRING: usize = 32 * 4096;
 const MIN_STRINGS: u64 = 128 * 1024;
 const MAX_STRINGS: u64 = 6 * 1024 * 1024;
 /// The most bytes that a message copies into the template. More are written into its memory while it waits.
-const MAX_COPIED: usize = 768;
+pub(super) const MAX_COPIED: usize = 768;
 /// The bytes at `AT_RANDOM`, and for how many instances they are got at once.
 const RANDOM_SIZE: usize = 16;
 const RANDOM_COUNT: usize = 16;
@@ -53,23 +53,23 @@ const RANDOM_COUNT: usize = 16;
 /// thread that has loaded it is its parent and that of its instances: with [`Context::end_with_launcher`], the instances
 /// are killed when that thread ends.
 pub struct Template {
-    loaded: Loaded,
+    pub(super) loaded: Loaded,
     // Its pointers lead into `setup`.
     layout: Layout,
     setup: Arc<Setup>,
-    start: InstanceStart,
+    pub(super) start: InstanceStart,
     /// The variables that the dynamic linker has read.
     linker_variables: Vec<CString>,
     /// The strings of the last instance, which are still in the memory of the template.
-    image: Image,
+    pub(super) image: Image,
     /// The address and the size of the memory for strings.
-    strings: (u64, u64),
+    pub(super) strings: (u64, u64),
     max_strings: u64,
     cgroup: Option<RawFd>,
     online_cpus: CpuSet,
     has_streams: bool,
     /// The message that was not sent yet.
-    message: Message,
+    pub(super) message: Message,
     /// How many instances each message makes that has no reply yet.
     sent: VecDeque<usize>,
     /// The results that were received and not returned yet: process ids and negative errnos.
@@ -194,14 +194,14 @@ impl Template {
             self.make_room(2 * strings.size())?;
         }
         let image = strings.at(self.strings.0);
-        let map = self.loaded.memory_map.map(|map| map.with_strings(image.arguments(), image.variables()));
-        let own = Own { memory_map: map.map(|map| bytes_of(&map).to_vec()), ..own };
-        let changes = self.changes(&image);
+        let own = self.with_map(own, &image);
+        let before = mem::take(&mut self.image);
+        let changes = self.changes(&image, &before);
         if changes.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() <= MAX_COPIED {
             changes.into_iter().for_each(|(address, bytes)| self.message.copy(address, bytes));
         } else {
             self.wait_until_idle()?;
-            self.write(&changes)?;
+            write(&self.loaded.child, &changes)?;
         }
         self.message.make_instance(self.loaded.block, &self.start, own);
         self.image = image;
@@ -209,7 +209,7 @@ impl Template {
     }
 
     /// Returns the strings of an instance. A script has the arguments of its interpreter in place of argument 0.
-    fn strings_of(&mut self, instance: &Instance) -> Strings {
+    pub(super) fn strings_of(&mut self, instance: &Instance) -> Strings {
         let (arguments, variables) = texts(&mut self.layout, instance);
         let interpreter = &self.loaded.interpreter;
         let given = arguments.iter().skip(usize::from(!interpreter.is_empty())).map(|text| text.to_bytes());
@@ -220,7 +220,7 @@ impl Template {
     }
 
     /// Sends the message, if there is one.
-    fn send(&mut self) -> Result<(), ForkError> {
+    pub(super) fn send(&mut self) -> Result<(), ForkError> {
         let message = mem::take(&mut self.message);
         let count = message.instance_count();
         if count == 0 {
@@ -233,7 +233,7 @@ impl Template {
     }
 
     /// Returns the result of the oldest instance that was sent.
-    fn next_child(&mut self) -> Result<Child, ForkError> {
+    pub(super) fn next_child(&mut self) -> Result<Child, ForkError> {
         if self.results.is_empty() {
             self.receive()?;
         }
@@ -260,7 +260,7 @@ impl Template {
     }
 
     /// Waits until the template has handled all messages.
-    fn wait_until_idle(&mut self) -> Result<(), ForkError> {
+    pub(super) fn wait_until_idle(&mut self) -> Result<(), ForkError> {
         self.send()?;
         while !self.sent.is_empty() {
             self.receive()?;
@@ -269,7 +269,7 @@ impl Template {
     }
 
     /// Returns what this instance does before its program, except for the map of its memory.
-    fn own_calls(&self, instance: &Instance) -> Result<Own, ForkError> {
+    pub(super) fn own_calls(&self, instance: &Instance) -> Result<Own, ForkError> {
         let of_mask = SpawnError { step: Step::Mask, errno: Errno::EINVAL };
         let Placement { cpus, memory_node, .. } = &*instance.placement;
         let mask = match cpus {
@@ -290,9 +290,15 @@ impl Template {
         Ok(Own { mask, nodes, streams: streams.collect(), memory_map: None })
     }
 
-    /// Returns what differs from the instance before in the memory of the template.
-    fn changes(&mut self, image: &Image) -> Vec<(u64, Vec<u8>)> {
-        let mut changes = image.changes(&self.image, self.loaded.stack.at + 8);
+    /// Adds the map of the memory, with the places of the strings.
+    pub(super) fn with_map(&self, own: Own, image: &Image) -> Own {
+        let map = self.loaded.memory_map.map(|map| map.with_strings(image.arguments(), image.variables()));
+        Own { memory_map: map.map(|map| bytes_of(&map).to_vec()), ..own }
+    }
+
+    /// Returns what is written into memory that has the image before.
+    pub(super) fn changes(&mut self, image: &Image, before: &Image) -> Vec<(u64, Vec<u8>)> {
+        let mut changes = image.changes(before, self.loaded.stack.at + 8);
         if let Some(address) = self.loaded.stack.auxiliary(libc::AT_RANDOM) {
             changes.push((address, self.next_random()));
         }
@@ -309,7 +315,7 @@ impl Template {
     }
 
     /// Checks what the dynamic linker has read, what can't be changed later, and the limits of execve(2).
-    fn check_fit(&self, instance: &Instance, strings: &Strings) -> Result<(), ForkError> {
+    pub(super) fn check_fit(&self, instance: &Instance, strings: &Strings) -> Result<(), ForkError> {
         let stack = &self.loaded.stack;
         if strings.argument_count() != stack.argument_count {
             return Err(ForkError::Unfit("number of arguments"));
@@ -344,27 +350,6 @@ impl Template {
         let no_memory = SpawnError { step: Step::Exec, errno: Errno::ENOMEM };
         self.strings = (u64::try_from(self.reply()?.result).map_err(|_| no_memory)?, size);
         Ok(())
-    }
-
-    /// Writes into the memory of the template, which waits.
-    fn write(&self, changes: &[(u64, Vec<u8>)]) -> Result<(), ForkError> {
-        let local: Vec<IoSlice<'_>> = changes.iter().map(|(_, bytes)| IoSlice::new(bytes)).collect();
-        let remote = |(address, bytes): &(u64, Vec<u8>)| RemoteIoVec {
-            base: usize::try_from(*address).unwrap_or(0),
-            len: bytes.len(),
-        };
-        let remote: Vec<RemoteIoVec> = changes.iter().map(remote).collect();
-        let length: usize = remote.iter().map(|piece| piece.len).sum();
-        match process_vm_writev(
-            nix::unistd::Pid::from_raw(self.loaded.child.pid.0.cast_signed()),
-            &local,
-            &remote,
-        ) {
-            Ok(written) if written == length => Ok(()),
-            Err(Errno::ESRCH) => Err(ForkError::Ended),
-            Ok(_) => Err(SpawnError { step: Step::Clone, errno: Errno::EFAULT }.into()),
-            Err(errno) => Err(SpawnError { step: Step::Clone, errno }.into()),
-        }
     }
 }
 
@@ -402,6 +387,24 @@ unsafe fn array<'a>(mut array: *const *const c_char) -> Vec<&'a CStr> {
         }
     }
     texts
+}
+
+/// Writes into the memory of a process that waits for a message.
+pub(super) fn write(process: &Child, changes: &[(u64, Vec<u8>)]) -> Result<(), ForkError> {
+    let local: Vec<IoSlice<'_>> = changes.iter().map(|(_, bytes)| IoSlice::new(bytes)).collect();
+    let remote = |(address, bytes): &(u64, Vec<u8>)| RemoteIoVec {
+        base: usize::try_from(*address).unwrap_or(0),
+        len: bytes.len(),
+    };
+    let remote: Vec<RemoteIoVec> = changes.iter().map(remote).collect();
+    let length: usize = remote.iter().map(|piece| piece.len).sum();
+    let pid = nix::unistd::Pid::from_raw(process.pid.0.cast_signed());
+    match process_vm_writev(pid, &local, &remote) {
+        Ok(written) if written == length => Ok(()),
+        Err(Errno::ESRCH) => Err(ForkError::Ended),
+        Ok(_) => Err(SpawnError { step: Step::Clone, errno: Errno::EFAULT }.into()),
+        Err(errno) => Err(SpawnError { step: Step::Clone, errno }.into()),
+    }
 }
 
 /// Opens the pidfd of a child that was not waited for.

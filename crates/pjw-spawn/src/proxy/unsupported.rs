@@ -13,6 +13,10 @@ use crate::instance::Instance;
 #[derive(Debug)]
 pub struct Template(Infallible);
 
+/// A spare, which this processor has none of.
+#[derive(Debug)]
+pub struct Spare(Infallible);
+
 impl Template {
     /// Refuses.
     ///
@@ -39,6 +43,22 @@ impl Template {
     /// # Errors
     /// Is never called.
     pub fn fork(&mut self, _: &Instance) -> Result<Child, ForkError> {
+        match self.0 {}
+    }
+
+    /// Makes a spare.
+    ///
+    /// # Errors
+    /// Is never called.
+    pub fn make_spare(&mut self) -> Result<Spare, ForkError> {
+        match self.0 {}
+    }
+
+    /// Lets a spare begin the program.
+    ///
+    /// # Errors
+    /// Is never called.
+    pub fn begin(&mut self, _: Spare, _: &Instance) -> Result<Child, ForkError> {
         match self.0 {}
     }
 

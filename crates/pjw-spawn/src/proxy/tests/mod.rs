@@ -4,6 +4,7 @@
 mod fork;
 mod group;
 mod life;
+mod pool;
 mod programs;
 mod refusals;
 

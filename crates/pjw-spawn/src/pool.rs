@@ -1,0 +1,179 @@
+//! A pool: workers, and spares that replace a worker that dies.
+
+use std::collections::VecDeque;
+
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use thiserror::Error;
+
+use crate::child::{Child, Exit};
+use crate::context::Context;
+use crate::instance::Instance;
+use crate::proxy::{ForkError, Spare, Template, TemplateRefusal};
+
+/// Workers, each an [`Instance`], and spares. A spare is a process of the program that is stopped before `main`. It uses no
+/// CPU. When a worker dies, a spare becomes its replacement at once. A new spare is made at the next [`Pool::wait`].
+///
+/// When the pool is dropped, the spares end. The workers live on.
+#[derive(Debug)]
+pub struct Pool {
+    template: Template,
+    spares: VecDeque<Spare>,
+    spare_count: usize,
+    workers: Vec<Worker>,
+    epoll: Epoll,
+}
+
+#[derive(Debug)]
+struct Worker {
+    instance: Instance,
+    /// `None` after it has ended and was not replaced.
+    child: Option<Child>,
+}
+
+/// Why there is no pool.
+#[derive(Debug, Error)]
+pub enum PoolError {
+    /// The program can't have a template.
+    #[error(transparent)]
+    Refused(#[from] TemplateRefusal),
+    /// A worker or a spare was not made.
+    #[error("worker {rank}: {error}")]
+    Worker {
+        /// The rank of the worker, or the number of workers for a spare.
+        rank: usize,
+        /// What failed.
+        error: ForkError,
+    },
+    /// The workers can't be watched.
+    #[error("the workers can't be watched: epoll: {}", .0.desc())]
+    Watch(Errno),
+}
+
+/// A worker that has ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its index in the list of instances.
+    pub index: usize,
+    /// How it has ended.
+    pub exit: Exit,
+    /// Whether it was replaced, or why not. `None` for a worker that has ended with exit status 0: it is done.
+    pub replaced: Option<Result<(), ForkError>>,
+}
+
+impl Pool {
+    /// Starts a worker for each instance, and makes spares. All instances must have the same number of arguments and of
+    /// variables, and one cgroup. The calling thread becomes the parent of all: see [`Template`].
+    ///
+    /// # Errors
+    /// If the program can't have a template, or if a worker or a spare can't be made. The workers that were started are
+    /// killed then.
+    pub fn start(context: &Context, instances: Vec<Instance>, spares: usize) -> Result<Self, PoolError> {
+        let Some(first) = instances.first() else {
+            return Err(PoolError::Worker { rank: 0, error: ForkError::Unfit("number of instances") });
+        };
+        let template = Template::load(context, first)?;
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(PoolError::Watch)?;
+        let workers = instances.into_iter().map(|instance| Worker { instance, child: None }).collect();
+        let mut pool = Self { template, spares: VecDeque::new(), spare_count: spares, workers, epoll };
+        let started = pool.start_all();
+        if started.is_err() {
+            for child in pool.workers.iter().filter_map(|worker| worker.child.as_ref()) {
+                let _ = child.signal(libc::SIGKILL);
+                let _ = child.wait();
+            }
+        }
+        started.map(|()| pool)
+    }
+
+    fn start_all(&mut self) -> Result<(), PoolError> {
+        for index in 0..self.workers.len() {
+            let child = self.template.fork(&self.workers[index].instance);
+            let child = child.map_err(|error| PoolError::Worker { rank: index, error })?;
+            self.watch(index, child).map_err(PoolError::Watch)?;
+        }
+        let rank = self.workers.len();
+        self.refill().map_err(|error| PoolError::Worker { rank, error })
+    }
+
+    /// Makes the spares that are missing.
+    fn refill(&mut self) -> Result<(), ForkError> {
+        while self.spares.len() < self.spare_count {
+            self.spares.push_back(self.template.make_spare()?);
+        }
+        Ok(())
+    }
+
+    fn watch(&mut self, index: usize, child: Child) -> Result<(), Errno> {
+        let child = self.workers[index].child.insert(child);
+        self.epoll.add(child, EpollEvent::new(EpollFlags::EPOLLIN, index as u64))
+    }
+
+    /// Returns the process of a worker. `None` if it has ended and was not replaced.
+    #[must_use]
+    pub fn worker(&self, index: usize) -> Option<&Child> {
+        self.workers.get(index)?.child.as_ref()
+    }
+
+    /// Returns the number of spares.
+    #[must_use]
+    pub fn spares(&self) -> usize {
+        self.spares.len()
+    }
+
+    /// Waits until a worker ends, and replaces it unless its exit status is 0. `None` after the timeout, in milliseconds.
+    /// The spares that were used before are made again while no worker is dead.
+    ///
+    /// # Errors
+    /// If the workers can't be watched.
+    pub fn wait(&mut self, timeout: Option<u16>) -> Result<Option<Ended>, Errno> {
+        let index = match self.next_ended(EpollTimeout::ZERO)? {
+            Some(index) => index,
+            None => {
+                // An error shows again when a worker is replaced.
+                let _ = self.refill();
+                let timeout = timeout.map_or(EpollTimeout::NONE, EpollTimeout::from);
+                let Some(index) = self.next_ended(timeout)? else { return Ok(None) };
+                index
+            }
+        };
+        let Some(worker) = self.workers.get_mut(index) else { return Ok(None) };
+        let Some(child) = worker.child.take() else { return Ok(None) };
+        let exit = child.wait()?;
+        // The pidfd leaves the set when it is closed.
+        drop(child);
+        let replaced = match exit {
+            Exit::Code(0) => None,
+            _ => Some(self.replace(index)),
+        };
+        Ok(Some(Ended { index, exit, replaced }))
+    }
+
+    /// Waits for the end of a worker. Returns its index.
+    fn next_ended(&self, timeout: EpollTimeout) -> Result<Option<usize>, Errno> {
+        let mut events = [EpollEvent::empty()];
+        loop {
+            match self.epoll.wait(&mut events, timeout) {
+                Ok(0) => return Ok(None),
+                Ok(_) => return Ok(usize::try_from(events[0].data()).ok()),
+                Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    fn replace(&mut self, index: usize) -> Result<(), ForkError> {
+        let instance = &self.workers[index].instance;
+        let child = match self.spares.pop_front() {
+            Some(spare) => match self.template.begin(spare, instance) {
+                // The spare was killed.
+                Err(ForkError::Ended) => self.template.fork(instance)?,
+                begun => begun?,
+            },
+            None => self.template.fork(instance)?,
+        };
+        let watched = self.watch(index, child);
+        let step = crate::Step::Clone;
+        watched.map_err(|errno| ForkError::Failed(crate::SpawnError { step, errno }))
+    }
+}

@@ -1,0 +1,83 @@
+//! Spares: instances that exist already, stopped before `main`, and get their arguments when they are needed.
+
+use super::channel::Channel;
+use super::image::Image;
+use super::message::Message;
+use super::refusal::ForkError;
+use super::template::{MAX_COPIED, Template, write};
+use super::tracee::end;
+use crate::child::Child;
+use crate::failure::{SpawnError, Step};
+use crate::instance::Instance;
+use std::os::fd::AsRawFd;
+
+/// A process that is stopped before `main`. It uses no CPU while it waits. It ends when this value is dropped, and when the
+/// launcher ends in whatever way.
+#[derive(Debug)]
+pub struct Spare {
+    /// `None` once it is an instance.
+    child: Option<Child>,
+    channel: Channel,
+    image: Image,
+    strings: (u64, u64),
+}
+
+impl Template {
+    /// Makes a spare.
+    ///
+    /// # Errors
+    /// As [`Template::fork`].
+    pub fn make_spare(&mut self) -> Result<Spare, ForkError> {
+        let failed = |errno| ForkError::from(SpawnError { step: Step::Clone, errno });
+        let (channel, other) = Channel::pair().map_err(failed)?;
+        self.wait_until_idle()?;
+        self.message.make_spare(self.loaded.block, &self.start, other.as_raw_fd());
+        self.send()?;
+        let child = self.next_child()?;
+        Ok(Spare { child: Some(child), channel, image: self.image.clone(), strings: self.strings })
+    }
+
+    /// Lets a spare begin the program as an instance. The call sends one message and waits for nothing.
+    ///
+    /// # Errors
+    /// As [`Template::fork`]. Except after an error that says so, the spare has ended.
+    pub fn begin(&mut self, mut spare: Spare, instance: &Instance) -> Result<Child, ForkError> {
+        let own = self.own_calls(instance)?;
+        let strings = self.strings_of(instance);
+        self.check_fit(instance, &strings)?;
+        if strings.size() > spare.strings.1 {
+            // The memory of the spare is from before a larger instance.
+            return self.fork(instance);
+        }
+        let image = strings.at(spare.strings.0);
+        let own = self.with_map(own, &image);
+        let changes = self.changes(&image, &spare.image);
+        let mut message = Message::default();
+        let child = spare.child.take().ok_or(ForkError::Ended)?;
+        if changes.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() <= MAX_COPIED {
+            changes.into_iter().for_each(|(address, bytes)| message.copy(address, bytes));
+        } else if let Err(error) = write(&child, &changes) {
+            end(&child);
+            return Err(error);
+        }
+        message.begin_program(self.loaded.block, &self.start, own);
+        let descriptors = message.descriptors.clone();
+        let sent =
+            message.into_bytes(self.loaded.block).map(|bytes| spare.channel.send(&bytes, &descriptors));
+        match sent {
+            Some(Ok(())) => Ok(child),
+            _ => {
+                end(&child);
+                Err(ForkError::Ended)
+            }
+        }
+    }
+}
+
+impl Drop for Spare {
+    fn drop(&mut self) {
+        if let Some(child) = &self.child {
+            end(child);
+        }
+    }
+}
