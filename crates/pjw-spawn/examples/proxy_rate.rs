@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{ForkResult, fork};
 use pjw_spawn::proxy::Template;
 use pjw_spawn::{Arguments, Child, Context, Instance, Placement, Stdio};
 
@@ -110,9 +112,13 @@ fn proxy(program: &Path, count: u32, pins: bool) {
         stdio: Stdio::default(),
     };
     let mut template = Template::load(&context, &instance(0)).unwrap();
-    let mut children: VecDeque<Child> = VecDeque::new();
     let instances: Vec<Instance> = (0..count).map(instance).collect();
-    template.fork_n(&instances, |_, child| {
+    run_all(&mut template, &instances);
+}
+
+fn run_all(template: &mut Template, instances: &[Instance]) {
+    let mut children: VecDeque<Child> = VecDeque::new();
+    template.fork_n(instances, |_, child| {
         children.push_back(child.unwrap());
         while children.front().is_some_and(|child| child.try_wait().unwrap().is_some()) {
             drop(children.pop_front());
@@ -156,7 +162,58 @@ fn library(directory: &Path, number: u32) -> String {
     compile(directory, &name, &source, &["-shared", "-fPIC"]).to_str().unwrap().to_owned()
 }
 
+/// This program as a template, with `PJW_LATE=template`: its instances end at once. With `PJW_LATE=COUNT` it is the bare
+/// fork loop of the same size.
+fn late(mode: &str) {
+    if mode == "template" {
+        let own = pjw_spawn::proxy::fork_here().unwrap();
+        assert!(own.is_some());
+    } else {
+        let mut running = 0;
+        for _ in 0..mode.parse::<u32>().unwrap() {
+            // SAFETY: the process has one thread, and the child ends at once.
+            if let ForkResult::Child = unsafe { fork() }.unwrap() {
+                end_now();
+            }
+            running += 1;
+            while running > 0 && waitpid(None, Some(WaitPidFlag::WNOHANG)).unwrap() != WaitStatus::StillAlive
+            {
+                running -= 1;
+            }
+        }
+        for _ in 0..running {
+            waitpid(None, None).unwrap();
+        }
+    }
+    end_now();
+}
+
+fn end_now() -> ! {
+    // SAFETY: _exit(2) runs no code of this process.
+    unsafe { libc::_exit(0) }
+}
+
+fn late_proxy(count: u32) {
+    let program = std::env::current_exe().unwrap();
+    let context = Context::of_path(&program).variable("PJW_LATE", "template");
+    let arguments = Arc::new(Arguments::parse(&["late", "%r"]).unwrap());
+    let placement = Arc::new(Placement::default());
+    let instance = |rank| Instance {
+        rank,
+        size: count,
+        arguments: Arc::clone(&arguments),
+        variables: Vec::new(),
+        placement: Arc::clone(&placement),
+        stdio: Stdio::default(),
+    };
+    let instances: Vec<Instance> = (0..count).map(instance).collect();
+    run_all(&mut Template::load_late(&context, &instances[0]).unwrap(), &instances);
+}
+
 fn main() {
+    if let Ok(mode) = std::env::var("PJW_LATE") {
+        late(&mode);
+    }
     let mut arguments = std::env::args().skip(1);
     let count: u32 = arguments.next().map_or(2000, |text| text.parse().unwrap());
     let libraries: u32 = arguments.next().map_or(0, |text| text.parse().unwrap());
@@ -169,6 +226,14 @@ fn main() {
         libraries => many_libraries(directory.path(), libraries),
     };
     let fixed = compile(directory.path(), "true_static", TRUE, &["-static"]);
+    for _ in 0..5 {
+        let own_program = std::env::current_exe().unwrap();
+        let bare = measure("fork loop of this program", count, || {
+            assert!(Command::new(&own_program).env("PJW_LATE", &number).status().unwrap().success());
+        });
+        let late = measure("late fork of this program", count, || late_proxy(count));
+        println!("  CPU: fork loop / late fork {:.2}", bare / late);
+    }
     for _ in 0..3 {
         let fork = measure("fork loop", count, || run(&forks, &[&number]));
         let pinned = measure("fork loop, child pins itself", count, || run(&forks, &[&number, "pins"]));

@@ -53,9 +53,17 @@ pub(crate) struct Start<'a> {
     pub(crate) streams: [RawFd; 3],
     /// The directory of the cgroup in which the process is born.
     pub(crate) cgroup: Option<RawFd>,
-    /// The channel of a template, which the process keeps. It is then traced by the calling thread, stops after execve(2),
-    /// and is killed when that thread ends.
-    pub(crate) template_channel: Option<RawFd>,
+    /// The process is a template.
+    pub(crate) template: Option<TemplateStart>,
+}
+
+/// What the process of a template needs. Until the template says otherwise, it is killed when the calling thread ends.
+#[derive(Clone, Copy)]
+pub(crate) struct TemplateStart {
+    /// The end of the channel, which the program keeps.
+    pub(crate) channel: RawFd,
+    /// Whether the calling thread traces the process, which then stops after execve(2).
+    pub(crate) is_traced: bool,
 }
 
 /// What the processes of a spawner have in common before they execute their program.
@@ -258,8 +266,8 @@ fn prepare(start: &Start<'_>) -> Result<(), Failed> {
         };
         checked(Step::Clone, set)?;
     }
-    if let Some(channel) = start.template_channel {
-        become_template(channel)?;
+    if let Some(template) = start.template {
+        become_template(template)?;
     }
     default_sigpipe();
     let (set, no_old) = (&raw const settings.blocked_signals, std::ptr::null_mut::<KernelSignals>());
@@ -316,11 +324,14 @@ fn end_with_launcher(launcher: c_int) -> Result<(), Failed> {
 }
 
 /// Keeps the channel over execve(2), and lets the calling thread trace the process.
-fn become_template(channel: RawFd) -> Result<(), Failed> {
+fn become_template(template: TemplateStart) -> Result<(), Failed> {
     // SAFETY: changes descriptors of the process only, whose table is its own.
-    checked(Step::Stdio, unsafe { libc::fcntl(channel, libc::F_SETFD, 0) }.into())?;
+    checked(Step::Stdio, unsafe { libc::fcntl(template.channel, libc::F_SETFD, 0) }.into())?;
     // SAFETY: changes the process only.
     checked(Step::Clone, unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) }.into())?;
+    if !template.is_traced {
+        return Ok(());
+    }
     let none = std::ptr::null_mut::<libc::c_void>();
     // SAFETY: changes the process only. The call uses neither the address nor the data.
     checked(Step::Clone, unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, none, none) })

@@ -82,7 +82,7 @@ impl<'a> Spawner<'a> {
             settings: &self.settings,
             streams: [stream(&stdio.input), stream(&stdio.output), stream(&stdio.error)],
             cgroup: instance.placement.cgroup.as_ref().map(|cgroup| cgroup.as_raw_fd()),
-            template_channel: None,
+            template: None,
         };
         clone::start(&start, &mut self.stack)
     }

@@ -8,8 +8,7 @@ use nix::sys::socket::{
     AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, recv, sendmsg, socketpair,
 };
 
-use super::stub::Reply;
-use super::tracee::value_of;
+use super::tracee::{Plain, value_of};
 
 /// The launcher's end. When it is closed, the template ends.
 #[derive(Debug)]
@@ -31,9 +30,9 @@ impl Channel {
         retry(|| sendmsg::<()>(self.0.as_raw_fd(), &[IoSlice::new(bytes)], control, flags, None)).map(drop)
     }
 
-    /// Waits for the reply. `None` if the other end has closed the channel.
-    pub(super) fn receive(&self) -> Result<Option<Reply>, Errno> {
-        let mut bytes = [0; size_of::<Reply>()];
+    /// Waits for a message. `None` if the other end has closed the channel.
+    pub(super) fn receive<T: Plain>(&self) -> Result<Option<T>, Errno> {
+        let mut bytes = vec![0; size_of::<T>()];
         match retry(|| recv(self.0.as_raw_fd(), &mut bytes, MsgFlags::empty())) {
             Ok(0) | Err(Errno::ECONNRESET) => Ok(None),
             Ok(length) => Ok(value_of(&bytes[..length])),

@@ -38,6 +38,11 @@ impl EntryStack {
         Ok(Self { at: stack_pointer, pointers, argument_count, auxiliary })
     }
 
+    /// Returns what stands for the stack of a program that has begun: only a place for the pointers.
+    pub(super) fn of_pointers(address: u64) -> Self {
+        Self { at: address - 8, pointers: Vec::new(), argument_count: 0, auxiliary: Vec::new() }
+    }
+
     /// Returns a value of the auxiliary vector, getauxval(3).
     pub(super) fn auxiliary(&self, kind: u64) -> Option<u64> {
         self.auxiliary.iter().find(|(of, _)| *of == kind).map(|(_, value)| *value)
@@ -45,7 +50,7 @@ impl EntryStack {
 
     /// How many pointers are variables.
     pub(super) fn variable_count(&self) -> usize {
-        self.pointers.len() - self.argument_count - 2
+        self.pointers.len().saturating_sub(self.argument_count + 2)
     }
 }
 

@@ -66,6 +66,11 @@ impl Strings {
         self.variables.len()
     }
 
+    /// The pointers to all strings, and the two zeros.
+    pub(super) fn pointer_count(&self) -> usize {
+        self.arguments.len() + self.variables.len() + 2
+    }
+
     /// Returns the variables, without their NUL bytes.
     pub(super) fn variables(&self) -> impl Iterator<Item = &[u8]> {
         self.variables.iter().filter_map(|start| self.bytes[*start..].split(|byte| *byte == 0).next())

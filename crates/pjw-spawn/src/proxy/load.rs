@@ -1,6 +1,6 @@
 //! Makes a template: starts the program, runs it until it is linked, and leaves it to the code of [`super::stub`].
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::fs::{self, File};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -14,18 +14,17 @@ use super::block::{Block, CODE_SIZE, MemoryMap, SIZE};
 use super::channel::Channel;
 use super::entry_stack::EntryStack;
 use super::linker::run_until_linked;
+use super::place::{CHANNEL_VARIABLE, PR_GET_TID_ADDRESS, Place};
 use super::refusal::TemplateRefusal;
 use super::stub::{self, Slots};
 use super::tracee::{Lost, Tracee, bytes_of};
-use crate::child::Child;
-use crate::clone::{self, Settings, Stack, Start};
+use crate::child::{Child, Exit};
+use crate::clone::{self, Settings, Stack, Start, TemplateStart};
 use crate::context::Setup;
 use crate::failure::{SpawnError, Step};
 use crate::signals;
 use crate::spawner::settings;
 
-/// `PR_GET_TID_ADDRESS` of prctl(2), which libc lacks.
-const PR_GET_TID_ADDRESS: u64 = 40;
 /// The bits of a mode that give a program another user or group.
 const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
 
@@ -56,11 +55,13 @@ pub(super) fn load(
     environment: &[&CStr],
 ) -> Result<Loaded, TemplateRefusal> {
     let (channel, other) = Channel::pair().map_err(failed("socketpair"))?;
-    let mut tracee = Tracee::after_exec(start(setup, cgroup, arguments, environment, other.as_raw_fd())?)
-        .map_err(|lost| match lost {
+    let template = TemplateStart { channel: other.as_raw_fd(), is_traced: true };
+    let mut tracee = Tracee::after_exec(start(setup, cgroup, arguments, environment, template)?).map_err(
+        |lost| match lost {
             Lost::Failed(errno) => TemplateRefusal::Forbidden(errno),
             lost => refusal("execve")(lost),
-        })?;
+        },
+    )?;
     let pid = tracee.pid();
     check_program(pid)?;
     let registers = tracee.registers().map_err(failed("registers"))?;
@@ -84,13 +85,13 @@ pub(super) fn load(
     Ok(Loaded { child, channel, descriptor, block, stack, interpreter, memory_map, thread_id, robust_list })
 }
 
-/// Starts the program: traced, and stopped after its execve(2).
+/// Starts the program.
 fn start(
     setup: &Setup,
     cgroup: Option<RawFd>,
     arguments: &[&CStr],
     environment: &[&CStr],
-    channel: RawFd,
+    template: TemplateStart,
 ) -> Result<Child, TemplateRefusal> {
     let pointers =
         |texts: &[&CStr]| texts.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect::<Vec<_>>();
@@ -103,7 +104,7 @@ fn start(
         settings: &settings,
         streams: [-1; 3],
         cgroup,
-        template_channel: Some(channel),
+        template: Some(template),
     };
     let blocked = signals::block_all();
     let child = clone::start(&start, &mut Stack::new());
@@ -112,6 +113,41 @@ fn start(
         // Except for ptrace(2), nothing that is a step of its own fails with this error.
         SpawnError { step: Step::Clone, errno: Errno::EPERM } => TemplateRefusal::Forbidden(Errno::EPERM),
         error => TemplateRefusal::Start(error),
+    })
+}
+
+/// Starts a program that calls [`super::fork_here`], and leaves it waiting for messages there.
+pub(super) fn load_late(
+    setup: &Setup,
+    cgroup: Option<RawFd>,
+    arguments: &[&CStr],
+    environment: &[&CStr],
+) -> Result<Loaded, TemplateRefusal> {
+    let (channel, other) = Channel::pair().map_err(failed("socketpair"))?;
+    let variable = CString::new(format!("{}={}", CHANNEL_VARIABLE, other.as_raw_fd())).unwrap_or_default();
+    let environment = [environment, &[&variable]].concat();
+    let template = TemplateStart { channel: other.as_raw_fd(), is_traced: false };
+    let child = start(setup, cgroup, arguments, &environment, template)?;
+    let descriptor = u64::try_from(other.as_raw_fd()).unwrap_or(u64::MAX);
+    // The program's end of the channel is then the only one.
+    drop(other);
+    let Some(place) = channel.receive::<Place>().map_err(failed("recv"))? else {
+        return Err(match child.wait().map_err(failed("waitid"))? {
+            Exit::Code(status) => TemplateRefusal::Exited(status),
+            Exit::Signal(signal) => TemplateRefusal::Killed(signal),
+        });
+    };
+    let stat = fs::read_to_string(format!("/proc/{}/stat", child.pid.0)).unwrap_or_default();
+    Ok(Loaded {
+        child,
+        channel,
+        descriptor,
+        block: Block(place.block),
+        stack: EntryStack::of_pointers(place.pointers),
+        interpreter: Vec::new(),
+        memory_map: MemoryMap::from_stat(&stat, place.brk),
+        thread_id: Some(place.thread_id).filter(|address| *address != 0),
+        robust_list: (place.robust_list, place.robust_list_length),
     })
 }
 

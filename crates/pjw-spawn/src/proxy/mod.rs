@@ -22,11 +22,15 @@ mod entry_stack;
 #[cfg(target_arch = "x86_64")]
 mod image;
 #[cfg(target_arch = "x86_64")]
+mod late;
+#[cfg(target_arch = "x86_64")]
 mod linker;
 #[cfg(target_arch = "x86_64")]
 mod load;
 #[cfg(target_arch = "x86_64")]
 mod message;
+#[cfg(target_arch = "x86_64")]
+mod place;
 #[cfg(target_arch = "x86_64")]
 mod spare;
 #[cfg(target_arch = "x86_64")]
@@ -44,4 +48,8 @@ pub use refusal::{ForkError, TemplateRefusal};
 #[cfg(not(target_arch = "x86_64"))]
 pub use unsupported::{Spare, Template};
 #[cfg(target_arch = "x86_64")]
-pub use {spare::Spare, template::Template};
+pub use {
+    late::{LateError, OwnStart, fork_here},
+    spare::Spare,
+    template::Template,
+};

@@ -18,8 +18,9 @@ use pjw_core::ids::Pid;
 
 use super::block::Block;
 use super::image::{Image, Strings};
-use super::load::{Loaded, load};
+use super::load::{Loaded, load, load_late};
 use super::message::{InstanceStart, Message, Own};
+use super::place::MAX_POINTERS;
 use super::refusal::{ForkError, TemplateRefusal};
 use super::stub::{MAX_INSTANCES, Reply};
 use super::tracee::{bytes_of, end};
@@ -58,8 +59,8 @@ pub struct Template {
     layout: Layout,
     setup: Arc<Setup>,
     pub(super) start: InstanceStart,
-    /// The variables that the dynamic linker has read.
-    linker_variables: Vec<CString>,
+    /// `None` if the program has begun.
+    shape: Option<Shape>,
     /// The strings of the last instance, which are still in the memory of the template.
     pub(super) image: Image,
     /// The address and the size of the memory for strings.
@@ -76,6 +77,12 @@ pub struct Template {
     results: VecDeque<i32>,
     /// Random bytes for the next instances.
     random: Vec<u8>,
+}
+
+/// What the instances of a program that has not begun must have in common, and the file that was loaded.
+struct Shape {
+    /// The variables that the dynamic linker has read.
+    linker_variables: Vec<CString>,
     file: Option<FileVersion>,
 }
 
@@ -97,11 +104,33 @@ impl Template {
         if let Some(replaced) = variables.iter_mut().rev().find(|variable| !is_linkers(variable)) {
             *replaced = BIND_NOW;
         }
-        let file = version(&setup.program);
         // Instances take their masks and nodes themselves. A template that changed PUs would cost more: at each fork, the
         // PU before would have to forget what it knows of the template's memory.
-        let cgroup = cgroup(&first.placement);
-        let loaded = load(&setup, cgroup, &arguments, &variables)?;
+        let file = version(&setup.program);
+        let loaded = load(&setup, cgroup(&first.placement), &arguments, &variables)?;
+        Ok(Self::of_loaded(setup, layout, loaded, Some(Shape { linker_variables, file }), first))
+    }
+
+    /// Starts a program that calls [`super::fork_here`], and waits until it does. The instances begin there. Each has its
+    /// arguments and variables from that call. They may be as many as fit into 32 KiB of pointers.
+    ///
+    /// # Errors
+    /// The program does not start, or has ended without that call.
+    pub fn load_late(context: &Context, first: &Instance) -> Result<Self, TemplateRefusal> {
+        let setup = Arc::clone(&context.setup);
+        let mut layout = Layout::new(&setup.environment, setup.has_rank_variables);
+        let (arguments, variables) = texts(&mut layout, first);
+        let loaded = load_late(&setup, cgroup(&first.placement), &arguments, &variables)?;
+        Ok(Self::of_loaded(setup, layout, loaded, None, first))
+    }
+
+    fn of_loaded(
+        setup: Arc<Setup>,
+        layout: Layout,
+        loaded: Loaded,
+        shape: Option<Shape>,
+        first: &Instance,
+    ) -> Self {
         let start = InstanceStart {
             thread_id: loaded.thread_id,
             robust_list: loaded.robust_list,
@@ -109,24 +138,23 @@ impl Template {
             launcher: setup.ends_with_launcher.then(|| u64::from(std::process::id())),
         };
         let stack_limit = getrlimit(Resource::RLIMIT_STACK).map_or(0, |(soft, _)| soft);
-        Ok(Self {
+        Self {
             layout,
             setup,
             start,
-            linker_variables,
+            shape,
             image: Image::default(),
             strings: (loaded.block.strings(), Block::strings_size()),
             max_strings: (stack_limit / 4).clamp(MIN_STRINGS, MAX_STRINGS),
-            cgroup,
+            cgroup: cgroup(&first.placement),
             online_cpus: online_cpus(),
             has_streams: has_streams(loaded.child.pid),
             message: Message::default(),
             sent: VecDeque::new(),
             results: VecDeque::new(),
             random: Vec::new(),
-            file,
             loaded,
-        })
+        }
     }
 
     /// The process id of the template.
@@ -135,10 +163,12 @@ impl Template {
         self.loaded.child.pid
     }
 
-    /// Whether the program's file is still the one that was loaded. Libraries are not checked.
+    /// Whether the program's file is still the one that was loaded. Libraries are not checked, and neither is a program that
+    /// has begun.
     #[must_use]
     pub fn is_current(&self) -> bool {
-        self.file.is_some() && version(&self.setup.program) == self.file
+        let Some(shape) = &self.shape else { return true };
+        shape.file.is_some() && version(&self.setup.program) == shape.file
     }
 
     /// Makes an instance. It is a child of the caller's process. Except for a mask without a PU that is online, a mask or
@@ -208,15 +238,15 @@ impl Template {
         Ok(())
     }
 
-    /// Returns the strings of an instance. A script has the arguments of its interpreter in place of argument 0.
+    /// Returns the strings of an instance. A script has the arguments of its interpreter in place of argument 0. A program
+    /// that has begun has the variables of the context already.
     pub(super) fn strings_of(&mut self, instance: &Instance) -> Strings {
         let (arguments, variables) = texts(&mut self.layout, instance);
         let interpreter = &self.loaded.interpreter;
         let given = arguments.iter().skip(usize::from(!interpreter.is_empty())).map(|text| text.to_bytes());
-        Strings::of(
-            interpreter.iter().map(Vec::as_slice).chain(given),
-            variables.iter().map(|text| text.to_bytes()),
-        )
+        let known = if self.shape.is_some() { 0 } else { self.setup.environment.len() };
+        let variables = variables.iter().skip(known).map(|text| text.to_bytes());
+        Strings::of(interpreter.iter().map(Vec::as_slice).chain(given), variables)
     }
 
     /// Sends the message, if there is one.
@@ -292,7 +322,10 @@ impl Template {
 
     /// Adds the map of the memory, with the places of the strings.
     pub(super) fn with_map(&self, own: Own, image: &Image) -> Own {
-        let map = self.loaded.memory_map.map(|map| map.with_strings(image.arguments(), image.variables()));
+        let map = self.loaded.memory_map.map(|map| {
+            let variables = if self.shape.is_some() { image.variables() } else { map.env_start..map.env_end };
+            map.with_strings(image.arguments(), variables)
+        });
         Own { memory_map: map.map(|map| bytes_of(&map).to_vec()), ..own }
     }
 
@@ -316,16 +349,12 @@ impl Template {
 
     /// Checks what the dynamic linker has read, what can't be changed later, and the limits of execve(2).
     pub(super) fn check_fit(&self, instance: &Instance, strings: &Strings) -> Result<(), ForkError> {
-        let stack = &self.loaded.stack;
-        if strings.argument_count() != stack.argument_count {
-            return Err(ForkError::Unfit("number of arguments"));
-        }
-        if strings.variable_count() != stack.variable_count() {
-            return Err(ForkError::Unfit("number of variables"));
-        }
-        let of_linker = strings.variables().filter(|variable| is_linker_variable(variable));
-        if !of_linker.eq(self.linker_variables.iter().map(|variable| variable.to_bytes())) {
-            return Err(ForkError::Unfit("variable of the dynamic linker"));
+        match &self.shape {
+            Some(shape) => self.check_shape(shape, strings)?,
+            None if strings.pointer_count() > MAX_POINTERS => {
+                return Err(ForkError::Unfit("number of pointers"));
+            }
+            None => {}
         }
         if self.cgroup != cgroup(&instance.placement) {
             return Err(ForkError::Unfit("cgroup"));
@@ -334,9 +363,24 @@ impl Template {
         if !self.has_streams && [input, output, error].iter().any(|stream| stream.is_some()) {
             return Err(ForkError::Unfit("set of open streams"));
         }
-        let pointers = 8 * stack.pointers.len() as u64;
+        let pointers = 8 * strings.pointer_count() as u64;
         if strings.size() + pointers > self.max_strings || strings.longest() > MAX_STRING {
             return Err(SpawnError { step: Step::Exec, errno: Errno::E2BIG }.into());
+        }
+        Ok(())
+    }
+
+    fn check_shape(&self, shape: &Shape, strings: &Strings) -> Result<(), ForkError> {
+        let stack = &self.loaded.stack;
+        if strings.argument_count() != stack.argument_count {
+            return Err(ForkError::Unfit("number of arguments"));
+        }
+        if strings.variable_count() != stack.variable_count() {
+            return Err(ForkError::Unfit("number of variables"));
+        }
+        let of_linker = strings.variables().filter(|variable| is_linker_variable(variable));
+        if !of_linker.eq(shape.linker_variables.iter().map(|variable| variable.to_bytes())) {
+            return Err(ForkError::Unfit("variable of the dynamic linker"));
         }
         Ok(())
     }

@@ -236,6 +236,9 @@ unsafe impl Plain for super::stub::Reply {}
 // SAFETY: as above, and two numbers of 32 bits that fill the last 64.
 unsafe impl Plain for super::block::MemoryMap {}
 
+// SAFETY: as the first ones.
+unsafe impl Plain for super::place::Place {}
+
 pub(super) fn errno_of(error: &std::io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }

@@ -1,0 +1,183 @@
+//! Late fork: a program makes itself the template, where it has done its start-up.
+
+use std::ffi::{CStr, CString, c_char};
+use std::os::fd::RawFd;
+use std::{env, fs, process, ptr};
+
+use nix::errno::Errno;
+use thiserror::Error;
+
+use super::block::{Block, CODE_SIZE, SIZE};
+use super::place::{CHANNEL_VARIABLE, POINTERS_SIZE, PR_GET_TID_ADDRESS, Place};
+use super::stub::{self, Slots};
+use super::tracee::bytes_of;
+
+/// What an instance has of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnStart {
+    /// The arguments, with argument 0.
+    pub arguments: Vec<&'static CStr>,
+    /// The variables that not all instances have, each as `NAME=value`. [`fork_here`] has set them in the environment.
+    pub variables: Vec<&'static CStr>,
+}
+
+/// Why a program can't be a template.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum LateError {
+    /// A fork has only one of the threads.
+    #[error("fork_here is called with {0} threads: call it before the first thread is started")]
+    Threads(u64),
+    /// A system call has failed.
+    #[error("fork_here: {step}: {}", errno.desc())]
+    Failed {
+        /// The system call.
+        step: &'static str,
+        /// Its error.
+        errno: Errno,
+    },
+}
+
+/// Makes the program a template, at this point of its start-up. The call returns once in each instance, with its arguments
+/// and variables. In a program that was not started by [`super::Template::load_late`], it returns `None` at once.
+///
+/// The instances are children of the launcher. They have what the program has done so far: memory, open files, working
+/// directory. Handlers of pthread_atfork(3) are not called. A program that was a template ends when its launcher ends.
+///
+/// # Errors
+/// If the program has more than one thread, or if a system call fails. The program is no template then.
+pub fn fork_here() -> Result<Option<OwnStart>, LateError> {
+    let Some(channel) = env::var(CHANNEL_VARIABLE).ok().and_then(|text| text.parse::<RawFd>().ok()) else {
+        return Ok(None);
+    };
+    let threads = fs::read_dir("/proc/self/task").map_or(1, |tasks| tasks.count() as u64);
+    if threads != 1 {
+        return Err(LateError::Threads(threads));
+    }
+    let code = map(CODE_SIZE)?;
+    let block = Block(map(SIZE)?);
+    let pointers = map(POINTERS_SIZE as u64)?;
+    let slots = Slots {
+        channel: channel.cast_unsigned().into(),
+        header: block.header(),
+        calls: block.message(),
+        reply: block.reply(),
+        ..Slots::default()
+    };
+    write(code, &[bytes_of(&slots), stub::code()].concat());
+    write(block.header(), &block.contents());
+    let place = place(block, pointers);
+    let length = size_of::<Place>();
+    // SAFETY: the kernel reads the place, which has that length. The page of code is prepared above, and the launcher
+    // writes the pointers before an instance begins. The process has one thread.
+    unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, 0);
+        if libc::send(channel, ptr::from_ref(&place).cast(), length, libc::MSG_NOSIGNAL) < 0 {
+            // The launcher has ended.
+            process::exit(125);
+        }
+        env::remove_var(CHANNEL_VARIABLE);
+        serve(code);
+        let own = own_start(pointers);
+        set_environment(&own);
+        Ok(Some(own))
+    }
+}
+
+/// Maps memory that can be read and written.
+fn map(size: u64) -> Result<u64, LateError> {
+    let size = usize::try_from(size).unwrap_or(0);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: the kernel chooses an address where nothing is mapped.
+    let at = unsafe { libc::mmap(ptr::null_mut(), size, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return Err(LateError::Failed { step: "mmap", errno: Errno::last() });
+    }
+    Ok(at.addr() as u64)
+}
+
+/// Writes into memory of [`map`].
+fn write(at: u64, bytes: &[u8]) {
+    let at = ptr::with_exposed_provenance_mut::<u8>(usize::try_from(at).unwrap_or(0));
+    // SAFETY: the callers have mapped more bytes there, and nothing else refers to them.
+    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
+}
+
+fn place(block: Block, pointers: u64) -> Place {
+    let mut place = Place { block: block.0, pointers, ..Place::default() };
+    let (head, length) = (&raw mut place.robust_list, &raw mut place.robust_list_length);
+    // SAFETY: each call writes one number of 64 bits into a field. sbrk(0) changes nothing.
+    unsafe {
+        place.brk = libc::sbrk(0).addr() as u64;
+        libc::prctl(i32::try_from(PR_GET_TID_ADDRESS).unwrap_or(0), &raw mut place.thread_id);
+        libc::syscall(libc::SYS_get_robust_list, 0, head, length);
+    }
+    place
+}
+
+/// Runs the code of [`stub`] in the page of code. Returns in each instance.
+///
+/// # Safety
+/// The page has the slots and the code, and can be written.
+unsafe fn serve(code: u64) {
+    let start = code + size_of::<Slots>() as u64;
+    // SAFETY: the code changes no memory of the program. It comes back to label 2 with the stack pointer, the frame
+    // pointer and rbx as they were, and the rest is told to be changed.
+    unsafe {
+        std::arch::asm!(
+            "lea rax, [rip + 2f]",
+            "mov [rdi], rax",
+            "mov [rdi + 8], rsp",
+            "mov [rdi + 24], rbx",
+            "mov [rdi + 64], rbp",
+            // From now on the page can be executed and not written: mprotect(2).
+            "mov esi, 4096",
+            "mov edx, 5",
+            "mov eax, 10",
+            "syscall",
+            "jmp r13",
+            "2:",
+            inout("rdi") code => _,
+            inout("r13") start => _,
+            out("rax") _, out("rcx") _, out("rdx") _, out("rsi") _,
+            out("r8") _, out("r9") _, out("r10") _, out("r11") _,
+            out("r12") _, out("r14") _, out("r15") _,
+        );
+    }
+}
+
+/// Reads what the launcher has written for this instance.
+///
+/// # Safety
+/// The launcher has written a list of pointers there: the arguments, a zero, the variables, a zero.
+unsafe fn own_start(pointers: u64) -> OwnStart {
+    let mut at = ptr::with_exposed_provenance::<*const c_char>(usize::try_from(pointers).unwrap_or(0));
+    let mut list = || {
+        let mut texts = Vec::new();
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            while !(*at).is_null() {
+                texts.push(CStr::from_ptr(*at));
+                at = at.add(1);
+            }
+            at = at.add(1);
+        }
+        texts
+    };
+    OwnStart { arguments: list(), variables: list() }
+}
+
+/// Sets the variables of the instance.
+///
+/// # Safety
+/// The process has one thread.
+unsafe fn set_environment(own: &OwnStart) {
+    for variable in &own.variables {
+        let mut halves = variable.to_bytes_with_nul().splitn(2, |byte| *byte == b'=');
+        let (Some(name), Some(value)) = (halves.next().filter(|name| !name.is_empty()), halves.next()) else {
+            continue;
+        };
+        let Ok(name) = CString::new(name) else { continue };
+        // SAFETY: both texts end with a NUL byte, and no other thread reads the environment.
+        unsafe { libc::setenv(name.as_ptr(), value.as_ptr().cast(), 1) };
+    }
+}

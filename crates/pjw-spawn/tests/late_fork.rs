@@ -1,0 +1,156 @@
+//! A program makes itself the template after its start-up. This test is that program, too: it is started again.
+#![cfg_attr(not(target_arch = "x86_64"), allow(unused))]
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test with a main function of its own")]
+
+use std::io::{Read, Write, pipe};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use pjw_spawn::{Arguments, Child, Context, Exit, Instance, Placement, Stdio};
+
+const MODE: &str = "PJW_TEST_MODE";
+
+#[cfg(not(target_arch = "x86_64"))]
+fn main() {
+    println!("skipped: templates exist for x86_64 only");
+}
+
+#[cfg(target_arch = "x86_64")]
+fn main() {
+    match std::env::var(MODE).as_deref() {
+        Ok("forks") => program(),
+        Ok("ends") => std::process::exit(3),
+        Ok("has threads") => program_with_threads(),
+        _ => {
+            let tests: [(&str, fn()); 5] = [
+                ("a_program_without_a_launcher_goes_on", a_program_without_a_launcher_goes_on),
+                (
+                    "instances_begin_at_the_fork_with_what_is_their_own",
+                    instances_begin_at_the_fork_with_what_is_their_own,
+                ),
+                (
+                    "five_hundred_instances_have_their_own_arguments",
+                    five_hundred_instances_have_their_own_arguments,
+                ),
+                (
+                    "a_program_that_ends_before_the_fork_is_refused",
+                    a_program_that_ends_before_the_fork_is_refused,
+                ),
+                (
+                    "a_program_with_threads_is_refused_with_their_number",
+                    a_program_with_threads_is_refused_with_their_number,
+                ),
+            ];
+            for (name, test) in tests {
+                test();
+                println!("test {name} ... ok");
+            }
+        }
+    }
+}
+
+/// The program: its start-up has a result, which all instances have without doing the work again.
+#[cfg(target_arch = "x86_64")]
+fn program() {
+    let start_up: Vec<u64> = (0..100_000).collect();
+    let before = std::process::id();
+    let own = pjw_spawn::proxy::fork_here().unwrap().unwrap();
+    let sum: u64 = start_up.iter().sum();
+    let texts: Vec<&str> = own.arguments.iter().map(|text| text.to_str().unwrap()).collect();
+    // A thread works only if the C library knows the right thread id and robust list.
+    let in_thread = std::thread::spawn(move || sum + 1).join().unwrap();
+    let is_new =
+        std::process::id() != before && nix::unistd::gettid().as_raw() == nix::unistd::getpid().as_raw();
+    println!(
+        "{} {} {in_thread} {is_new} {:?} {}",
+        texts.join(" "),
+        std::env::var("OWN").unwrap(),
+        std::env::var("PJW_SPAWN_CHANNEL").ok(),
+        std::fs::read_to_string("/proc/self/cmdline").unwrap().replace('\0', "|"),
+    );
+    std::process::exit(i32::try_from(texts.len()).unwrap());
+}
+
+#[cfg(target_arch = "x86_64")]
+fn program_with_threads() {
+    let (sender, receiver) = std::sync::mpsc::channel::<()>();
+    std::thread::spawn(move || receiver.recv());
+    let error = pjw_spawn::proxy::fork_here().unwrap_err();
+    assert_eq!(error, pjw_spawn::proxy::LateError::Threads(2));
+    drop(sender);
+    std::process::exit(5);
+}
+
+fn context(mode: &str) -> Context {
+    Context::of_path(&std::env::current_exe().unwrap()).variable(MODE, mode)
+}
+
+fn instance(rank: u32, arguments: &[&str]) -> Instance {
+    Instance {
+        rank,
+        size: 500,
+        arguments: Arc::new(Arguments::parse(arguments).unwrap()),
+        variables: vec![std::ffi::CString::new(format!("OWN=of {rank}")).unwrap()],
+        placement: Arc::new(Placement::default()),
+        stdio: Stdio::default(),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn a_program_without_a_launcher_goes_on() {
+    assert_eq!(pjw_spawn::proxy::fork_here(), Ok(None));
+}
+
+#[cfg(target_arch = "x86_64")]
+fn instances_begin_at_the_fork_with_what_is_their_own() {
+    let mut template =
+        pjw_spawn::proxy::Template::load_late(&context("forks"), &instance(0, &["p"])).unwrap();
+    for (rank, arguments) in [(1, &["p", "r%r"][..]), (20, &["p"]), (3, &["prog", "a", "b", "%n"])] {
+        let (mut reader, writer) = pipe().unwrap();
+        let mut own = instance(rank, arguments);
+        own.stdio.output = Some(Arc::new(OwnedFd::from(writer)));
+        let child = template.fork(&own).unwrap();
+        let given = own.arguments.expand(rank, 500);
+        let given: Vec<&str> = given.iter().map(|text| text.to_str().unwrap()).collect();
+        drop(own);
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        let expected = format!("{} of {rank} 4999950001 true None {}|\n", given.join(" "), given.join("|"));
+        assert_eq!(text, expected);
+        assert_eq!(child.wait().unwrap(), Exit::Code(i32::try_from(given.len()).unwrap()));
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn five_hundred_instances_have_their_own_arguments() {
+    let mut template =
+        pjw_spawn::proxy::Template::load_late(&context("forks"), &instance(0, &["p"])).unwrap();
+    let null = Arc::new(OwnedFd::from(std::fs::File::create("/dev/null").unwrap()));
+    let lists: [&[&str]; 3] = [&["p"], &["p", "%r"], &["p", "%r", "x"]];
+    let instances: Vec<Instance> = (0..500)
+        .map(|rank| {
+            let mut own = instance(rank, lists[rank as usize % 3]);
+            own.stdio.output = Some(Arc::clone(&null));
+            own
+        })
+        .collect();
+    let mut children: Vec<(u32, Child)> = Vec::new();
+    template.fork_n(&instances, |instance, child| children.push((instance.rank, child.unwrap())));
+    for (rank, child) in children {
+        assert_eq!(child.wait().unwrap(), Exit::Code(i32::try_from(rank % 3 + 1).unwrap()));
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn a_program_that_ends_before_the_fork_is_refused() {
+    let refused = pjw_spawn::proxy::Template::load_late(&context("ends"), &instance(0, &["p"])).unwrap_err();
+    assert_eq!(refused, pjw_spawn::proxy::TemplateRefusal::Exited(3));
+}
+
+#[cfg(target_arch = "x86_64")]
+fn a_program_with_threads_is_refused_with_their_number() {
+    let refused =
+        pjw_spawn::proxy::Template::load_late(&context("has threads"), &instance(0, &["p"])).unwrap_err();
+    assert_eq!(refused, pjw_spawn::proxy::TemplateRefusal::Exited(5));
+    std::io::stdout().flush().unwrap();
+}
