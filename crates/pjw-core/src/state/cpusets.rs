@@ -374,9 +374,7 @@ impl CpusetRegistry {
         match &action.change {
             CpusetChange::Create { job_cpuset, .. } => {
                 self.refused.insert(job_cpuset.job.clone(), reason.to_owned());
-                if let Some(history) = self.history.get_mut(&job_cpuset.path) {
-                    history.take_back();
-                }
+                self.take_back_write(&job_cpuset.path);
             }
             CpusetChange::MoveIn { process, .. } => {
                 self.move_errors.insert(*process, reason.to_owned());
@@ -384,9 +382,20 @@ impl CpusetRegistry {
             CpusetChange::MoveBack { process, from, to } => {
                 self.note_move_back_refusal(*process, from, to, reason);
             }
-            CpusetChange::Widen { job_cpuset } | CpusetChange::Remove { job_cpuset } => {
+            CpusetChange::Widen { job_cpuset } => {
+                self.failed_removals.insert(job_cpuset.path.clone(), reason.to_owned());
+                self.take_back_write(&job_cpuset.path);
+            }
+            CpusetChange::Remove { job_cpuset } => {
                 self.failed_removals.insert(job_cpuset.path.clone(), reason.to_owned());
             }
+        }
+    }
+
+    /// Records that the cpuset at `path` still has the PUs that it had before the last write, which was refused.
+    fn take_back_write(&mut self, path: &str) {
+        if let Some(history) = self.history.get_mut(path) {
+            history.take_back();
         }
     }
 

@@ -452,3 +452,24 @@ fn a_mask_requested_after_pjw_had_set_another_one_is_journaled_before_a_cpuset_h
     m.release("a").unwrap();
     assert_eq!(m.mask(20, 20), "6-7");
 }
+
+#[test]
+fn a_restore_that_a_cpuset_forbade_is_tried_again_after_the_second_attempt_to_widen_the_cpuset() {
+    let mut m = machine_with_cpusets(true);
+    slurm_job(&mut m, None);
+    m.bind(10, 10, "7");
+    m.settle();
+    assert_eq!(m.mask(10, 10), "1");
+    let mut commands = vec![Command::Release { job: job("slurm:7"), caller: ROOT }];
+    for _ in 0..2 {
+        m.advance(SECOND);
+        let snapshot = m.scan();
+        let decision = m.decide(&snapshot, &std::mem::take(&mut commands));
+        assert!(!decision.plan.cpusets.is_empty() && !decision.plan.actions.is_empty());
+        decision.plan.cpusets.iter().for_each(|action| m.state.cpusets.note_refusal(action, "no memory"));
+        decision.plan.actions.iter().for_each(|action| m.carry_out(action));
+    }
+    m.advance(SECOND);
+    m.settle();
+    assert_eq!(m.mask(10, 10), "7");
+}

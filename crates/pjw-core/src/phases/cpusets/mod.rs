@@ -370,11 +370,13 @@ fn remove_cpuset(draft: &mut Draft<'_>, path: &str, changes: &mut PendingCpusetC
         record(draft, CpusetRecord::Removed { path: path.to_owned() });
         return;
     }
-    if !managed.unwanted {
+    let is_to_widen = !is_unlimited && !draft.state.cpusets.has_failed_removal(path);
+    // A second attempt, after a refusal, changes the cpuset at another time.
+    if !managed.unwanted || is_to_widen {
         keep_masks(draft, &job_cpuset.job, path);
         record(draft, CpusetRecord::Unwanted { path: path.to_owned() });
     }
-    if !is_unlimited && !draft.state.cpusets.has_failed_removal(path) {
+    if is_to_widen {
         let why = format!("{} needs {path} no longer", job_cpuset.job);
         push(changes, &job_cpuset.job, CpusetChange::Widen { job_cpuset: job_cpuset.clone() }, false, why);
     }
