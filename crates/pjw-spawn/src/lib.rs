@@ -22,6 +22,7 @@ mod own_policy;
 mod placement;
 pub mod pool;
 pub mod proxy;
+pub mod replicate;
 mod results;
 mod signals;
 mod spawner;

@@ -7,5 +7,6 @@ mod life;
 mod pool;
 mod programs;
 mod refusals;
+mod replicas;
 
 use programs::*;

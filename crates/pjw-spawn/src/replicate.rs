@@ -1,0 +1,261 @@
+//! Replicas: a copy of the program and its libraries on each NUMA node, so that instances read them from their own node.
+//!
+//! The page cache has one copy of a file, on the node of whoever read it first. The copies lie in a tmpfs whose memory
+//! policy binds it to one node, in a mount namespace of the thread that starts the instances of that node. There they are
+//! mounted over the files, so paths stay as they are. The tmpfs has no mount point outside of that namespace: it is gone
+//! with the thread and its last instance, in whatever way they end.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use pjw_core::ids::Pid;
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags,
+    UnmountFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen, mount_change, move_mount, open_tree,
+    unmount,
+};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+use thiserror::Error;
+
+/// Where the tmpfs is attached while its files are mounted: no program lies below. Only the calling thread sees it there.
+const ATTACHED_AT: &str = "/proc";
+/// What a tmpfs needs beside the pages of its files, for each file.
+const BYTES_PER_FILE: u64 = 4096;
+
+/// The files that are copied to each of the nodes. It prints as the memory that this takes, such as `2 x 20 MB`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Replicas {
+    files: Vec<(PathBuf, u64)>,
+    nodes: BTreeSet<u32>,
+}
+
+/// Why there are no replicas.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ReplicaError {
+    /// The caller may not make a mount namespace.
+    #[error(
+        "replicas need a mount namespace, which only root may make (CAP_SYS_ADMIN): run as root, or without replicas"
+    )]
+    NotPermitted,
+    /// They are larger than allowed.
+    #[error(
+        "replicas would take {needed} bytes, and {most} are allowed: allow more, or run without replicas"
+    )]
+    TooLarge {
+        /// The bytes on all nodes.
+        needed: u64,
+        /// The allowed bytes.
+        most: u64,
+    },
+    /// A node has too little memory.
+    #[error("replicas take {needed} bytes on NUMA node {node}, which has {free} free: run without replicas")]
+    NoRoom {
+        /// The node.
+        node: u32,
+        /// The bytes on each node.
+        needed: u64,
+        /// The bytes that are free, or that hold the cache of files.
+        free: u64,
+    },
+    /// A system call has failed.
+    #[error("no replica of {}: {step}: {}", path.display(), errno.desc())]
+    Failed {
+        /// The file, or the mount.
+        path: PathBuf,
+        /// What was tried.
+        step: &'static str,
+        /// Its error.
+        errno: Errno,
+    },
+}
+
+impl Replicas {
+    /// Takes the files that a process has mapped: for a template, the program and all libraries that its linker has found.
+    /// Libraries that instances open later are not among them.
+    ///
+    /// # Errors
+    /// If the maps of the process can't be read.
+    pub fn of_process(pid: Pid, nodes: impl IntoIterator<Item = u32>) -> Result<Self, ReplicaError> {
+        let maps = PathBuf::from(format!("/proc/{pid}/maps"));
+        let text = fs::read_to_string(&maps).map_err(failed(&maps, "read"))?;
+        let with_size = |path: &str| Some((PathBuf::from(path), fs::metadata(path).ok()?.len()));
+        let files = mapped_files(&text).into_iter().filter_map(with_size).collect();
+        Ok(Self { files, nodes: nodes.into_iter().collect() })
+    }
+
+    /// The bytes that the copies take on each node.
+    #[must_use]
+    pub fn bytes_per_node(&self) -> u64 {
+        self.files.iter().map(|(_, size)| size.next_multiple_of(4096) + BYTES_PER_FILE).sum()
+    }
+
+    /// The bytes that the copies take on all nodes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes_per_node() * self.nodes.len() as u64
+    }
+
+    /// Checks that the copies take no more bytes than allowed, and fit into the memory of each node.
+    ///
+    /// # Errors
+    /// If they don't.
+    pub fn check(&self, most: u64) -> Result<(), ReplicaError> {
+        if self.bytes() > most {
+            return Err(ReplicaError::TooLarge { needed: self.bytes(), most });
+        }
+        let needed = self.bytes_per_node();
+        for node in self.nodes.iter().copied() {
+            let path = PathBuf::from(format!("/sys/devices/system/node/node{node}/meminfo"));
+            let text = fs::read_to_string(&path).map_err(failed(&path, "read"))?;
+            let free = free_bytes(&text);
+            if needed > free {
+                return Err(ReplicaError::NoRoom { node, needed, free });
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves the calling thread into a mount namespace of its own, in which the files are copies on a node. Processes that
+    /// the thread starts afterwards are in it too. The thread stays there until it ends.
+    ///
+    /// # Errors
+    /// If a step fails. The thread may then be in a namespace with some of the copies: it must start no instances.
+    pub fn enter(&self, node: u32) -> Result<(), ReplicaError> {
+        let root = Path::new("/");
+        // SAFETY: the descriptors of the thread stay those of the process.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.map_err(|error| match error {
+            rustix::io::Errno::PERM => ReplicaError::NotPermitted,
+            error => failed(root, "unshare")(error),
+        })?;
+        let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+        mount_change(root, private).map_err(failed(root, "make private"))?;
+        let mount = self.tmpfs(node)?;
+        for (number, (path, _)) in self.files.iter().enumerate() {
+            copy(path, mount.as_fd(), number)?;
+        }
+        // A file of a mount that is attached nowhere can be mounted since Linux 6.15 only.
+        let attached = Path::new(ATTACHED_AT);
+        move_mount(mount.as_fd(), "", CWD, attached, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+            .map_err(failed(attached, "move_mount"))?;
+        for (number, (path, _)) in self.files.iter().enumerate() {
+            let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+            let tree = open_tree(mount.as_fd(), number.to_string(), flags);
+            let tree = tree.map_err(failed(path, "open_tree"))?;
+            move_mount(tree.as_fd(), "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+                .map_err(failed(path, "move_mount"))?;
+        }
+        unmount(attached, UnmountFlags::DETACH).map_err(failed(attached, "umount"))
+    }
+
+    /// Makes a tmpfs with its memory on a node. It is attached nowhere.
+    fn tmpfs(&self, node: u32) -> Result<OwnedFd, ReplicaError> {
+        let tmpfs = Path::new("tmpfs");
+        let at = |step| failed(tmpfs, step);
+        let context = fsopen(tmpfs, FsOpenFlags::FSOPEN_CLOEXEC).map_err(at("fsopen"))?;
+        let size = (self.bytes_per_node() + BYTES_PER_FILE).to_string();
+        fsconfig_set_string(context.as_fd(), "size", &size).map_err(at("size"))?;
+        fsconfig_set_string(context.as_fd(), "mode", "0755").map_err(at("mode"))?;
+        fsconfig_set_string(context.as_fd(), "mpol", format!("bind:{node}")).map_err(at("memory policy"))?;
+        fsconfig_create(context.as_fd()).map_err(at("fsconfig"))?;
+        let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+        fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(at("fsmount"))
+    }
+}
+
+impl fmt::Display for Replicas {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} x {} MB", self.nodes.len(), self.bytes_per_node().div_ceil(1_000_000))
+    }
+}
+
+/// Copies a file into a directory, under a number as its name.
+fn copy(path: &Path, to: BorrowedFd<'_>, number: usize) -> Result<(), ReplicaError> {
+    let of_io = |step| move |error: io::Error| failed(path, step)(error);
+    let mut from = File::open(path).map_err(of_io("open"))?;
+    let mode = from.metadata().map_err(of_io("stat"))?.permissions().mode();
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let to = openat(to, number.to_string(), flags, Mode::RUSR).map_err(failed(path, "create"))?;
+    let mut to = File::from(to);
+    io::copy(&mut from, &mut to).map_err(of_io("copy"))?;
+    // Nobody writes to a copy.
+    to.set_permissions(fs::Permissions::from_mode(mode & 0o555)).map_err(of_io("chmod"))
+}
+
+fn failed<E: Into<io::Error>>(path: &Path, step: &'static str) -> impl Fn(E) -> ReplicaError {
+    let path = path.to_owned();
+    move |error| {
+        let errno = error.into().raw_os_error().map_or(Errno::EIO, Errno::from_raw);
+        ReplicaError::Failed { path: path.clone(), step, errno }
+    }
+}
+
+/// Returns the paths of the files in the text of `/proc/PID/maps`: lines with an inode, whose file was not removed.
+fn mapped_files(maps: &str) -> BTreeSet<&str> {
+    let path = |line: &'_ str| {
+        let mut rest = line;
+        let mut inode = "0";
+        for _ in 0..5 {
+            let (field, after) = rest.trim_start().split_once(' ')?;
+            (inode, rest) = (field, after);
+        }
+        let at = line.len() - rest.trim_start().len();
+        (inode != "0").then_some(at)
+    };
+    let paths = maps.lines().filter_map(|line| Some(&line[path(line)?..]));
+    paths.filter(|path| path.starts_with('/') && !path.ends_with(" (deleted)")).collect()
+}
+
+/// Returns the free bytes in the text of a node's `meminfo`, with those of the page cache.
+fn free_bytes(meminfo: &str) -> u64 {
+    let kib = |line: &str| {
+        let (_, rest) = line.split_once(' ')?.1.split_once(' ')?;
+        let (name, value) = rest.split_once(':')?;
+        let counts = ["MemFree", "Active(file)", "Inactive(file)"].contains(&name.trim());
+        counts.then(|| value.trim().trim_end_matches(" kB").parse::<u64>().ok()).flatten()
+    };
+    meminfo.lines().filter_map(kib).sum::<u64>() * 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_files_that_are_there_are_copied() {
+        let maps = "55d0-55d1 r-xp 00001000 08:01 123                       /usr/bin/a program\n\
+                    7f00-7f01 r--p 00000000 08:01 124    /lib/libc.so.6\n\
+                    7f01-7f02 rw-p 00001000 08:01 124    /lib/libc.so.6\n\
+                    7f02-7f03 rw-p 00000000 00:00 0 \n\
+                    7f03-7f04 r--p 00000000 00:05 99    /memfd:x (deleted)\n\
+                    7ffd-7ffe rw-p 00000000 00:00 0                          [stack]\n";
+        assert_eq!(mapped_files(maps), BTreeSet::from(["/lib/libc.so.6", "/usr/bin/a program"]));
+    }
+
+    #[test]
+    fn free_memory_is_with_the_page_cache_of_files() {
+        let text = "Node 0 MemTotal:       100 kB\nNode 0 MemFree:         10 kB\nNode 0 Active(file):     2 kB\n\
+                    Node 0 Inactive(file):   3 kB\nNode 0 Active(anon):     7 kB\n";
+        assert_eq!(free_bytes(text), 15 * 1024);
+    }
+
+    #[test]
+    fn too_large_replicas_are_refused_with_what_they_need() {
+        let replicas = Replicas { files: vec![("/x".into(), 1_000_000)], nodes: BTreeSet::from([0, 1]) };
+        assert_eq!(replicas.to_string(), "2 x 2 MB");
+        assert_eq!(
+            replicas.check(1_000_000),
+            Err(ReplicaError::TooLarge { needed: 2 * (1_003_520 + 4096), most: 1_000_000 })
+        );
+        let huge = Replicas { files: vec![("/x".into(), 1 << 50)], nodes: BTreeSet::from([0]) };
+        if Path::new("/sys/devices/system/node/node0").exists() {
+            assert!(matches!(huge.check(u64::MAX), Err(ReplicaError::NoRoom { node: 0, .. })));
+        }
+    }
+}
