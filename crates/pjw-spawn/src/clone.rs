@@ -57,7 +57,8 @@ pub(crate) struct Start<'a> {
     pub(crate) template: Option<TemplateStart>,
 }
 
-/// What the process of a template needs. Until the template says otherwise, it is killed when the calling thread ends.
+/// What the process of a template needs, beside [`Settings::launcher`]: until it waits for messages, it is killed when the
+/// calling thread ends.
 #[derive(Clone, Copy)]
 pub(crate) struct TemplateStart {
     /// The end of the channel, which the program keeps.
@@ -327,8 +328,6 @@ fn end_with_launcher(launcher: c_int) -> Result<(), Failed> {
 fn become_template(template: TemplateStart) -> Result<(), Failed> {
     // SAFETY: changes descriptors of the process only, whose table is its own.
     checked(Step::Stdio, unsafe { libc::fcntl(template.channel, libc::F_SETFD, 0) }.into())?;
-    // SAFETY: changes the process only.
-    checked(Step::Clone, unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) }.into())?;
     if !template.is_traced {
         return Ok(());
     }

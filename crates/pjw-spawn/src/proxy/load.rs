@@ -96,7 +96,7 @@ fn start(
     let pointers =
         |texts: &[&CStr]| texts.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect::<Vec<_>>();
     let (arguments, environment) = (pointers(arguments), pointers(environment));
-    let settings = Settings { launcher: 0, ..settings(setup) };
+    let settings = Settings { launcher: std::process::id().cast_signed(), ..settings(setup) };
     let start = Start {
         program: setup.program.as_ptr(),
         arguments: arguments.as_ptr(),

@@ -110,6 +110,62 @@ fn launcher() {
     let _ = child.wait();
 }
 
+/// The launcher that makes templates, instances and spares until the next but one test kills it.
+#[test]
+fn busy_launcher() {
+    let Ok(program) = std::env::var("PJW_TEST_TEMPLATES_OF") else { return };
+    let context = context(program.as_ref(), &["A=1"]).end_with_launcher();
+    let instances: Vec<_> = (0..40).map(|rank| instance(rank, &["sleep", "%r"])).collect();
+    println!("\nbegins");
+    loop {
+        let mut template = Template::load(&context, &instances[0]).unwrap();
+        let spare = template.make_spare().unwrap();
+        let mut children = vec![template.begin(spare, &instances[0]).unwrap()];
+        let _spare = template.make_spare().unwrap();
+        template.fork_n(&instances, |_, child| children.push(child.unwrap()));
+        for child in children {
+            child.signal(libc::SIGKILL).unwrap();
+            child.wait().unwrap();
+        }
+    }
+}
+
+/// Returns the processes of a program, and what has become of them.
+fn processes_of(program: &std::path::Path) -> Vec<String> {
+    let pids = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let is_its = |pid: &String| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|path| path == program);
+    pids.filter(is_its).collect()
+}
+
+#[test]
+fn a_launcher_that_is_killed_at_fifty_moments_leaves_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = compile(directory.path(), "sleep", SLEEP, &[]);
+    for moment in 0..50 {
+        let mut launcher = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--nocapture", "proxy::tests::life::busy_launcher"])
+            .env("PJW_TEST_TEMPLATES_OF", &program)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(launcher.stdout.take().unwrap()).lines().map_while(Result::ok);
+        assert!(lines.any(|line| line == "begins"));
+        // The moments are spread over the first rounds. Nothing depends on where they are.
+        std::thread::sleep(std::time::Duration::from_micros(moment * 331));
+        launcher.kill().unwrap();
+        launcher.wait().unwrap();
+        let begin = std::time::Instant::now();
+        loop {
+            let left = processes_of(&program);
+            if left.is_empty() {
+                break;
+            }
+            assert!(begin.elapsed().as_secs() < 60, "moment {moment}: {left:?} are left");
+            std::thread::yield_now();
+        }
+    }
+}
+
 #[test]
 fn a_killed_launcher_leaves_no_template_and_no_instance() {
     let directory = tempfile::tempdir().unwrap();
