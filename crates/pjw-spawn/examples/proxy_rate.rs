@@ -10,10 +10,11 @@ use std::process::{Command, Stdio as Standard};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{ForkResult, fork};
+use nix::unistd::{ForkResult, Pid, fork};
 use pjw_spawn::proxy::Template;
 use pjw_spawn::{Arguments, Child, Context, Instance, Placement, Stdio};
 
@@ -73,7 +74,7 @@ fn measure(name: &str, count: u32, work: impl FnOnce()) -> f64 {
     work();
     let (wall, used) = (start.elapsed(), cpu() - cpu_before);
     let each = used.as_secs_f64() * 1e6 / f64::from(count);
-    println!("{name:32} {each:8.1} us CPU, {:8.0}/s", f64::from(count) / wall.as_secs_f64());
+    println!("{name:36} {each:8.1} us CPU, {:8.0}/s", f64::from(count) / wall.as_secs_f64());
     each
 }
 
@@ -163,16 +164,19 @@ fn library(directory: &Path, number: u32) -> String {
 }
 
 /// This program as a template, with `PJW_LATE=template`: its instances end at once. With `PJW_LATE=COUNT` it is the bare
-/// fork loop of the same size.
+/// fork loop of the same size. Every child gets a mask.
 fn late(mode: &str) {
     if mode == "template" {
         let own = pjw_spawn::proxy::fork_here().unwrap();
         assert!(own.is_some());
     } else {
         let mut running = 0;
-        for _ in 0..mode.parse::<u32>().unwrap() {
+        for number in 0..mode.parse::<usize>().unwrap() {
             // SAFETY: the process has one thread, and the child ends at once.
             if let ForkResult::Child = unsafe { fork() }.unwrap() {
+                let mut one = CpuSet::new();
+                one.set(number % 2).unwrap();
+                sched_setaffinity(Pid::from_raw(0), &one).unwrap();
                 end_now();
             }
             running += 1;
@@ -197,13 +201,13 @@ fn late_proxy(count: u32) {
     let program = std::env::current_exe().unwrap();
     let context = Context::of_path(&program).variable("PJW_LATE", "template");
     let arguments = Arc::new(Arguments::parse(&["late", "%r"]).unwrap());
-    let placement = Arc::new(Placement::default());
-    let instance = |rank| Instance {
+    let placements = ["0", "1"].map(|list| Arc::new(Placement::on(list.parse().unwrap())));
+    let instance = |rank: u32| Instance {
         rank,
         size: count,
         arguments: Arc::clone(&arguments),
         variables: Vec::new(),
-        placement: Arc::clone(&placement),
+        placement: Arc::clone(&placements[rank as usize % 2]),
         stdio: Stdio::default(),
     };
     let instances: Vec<Instance> = (0..count).map(instance).collect();
@@ -228,11 +232,11 @@ fn main() {
     let fixed = compile(directory.path(), "true_static", TRUE, &["-static"]);
     for _ in 0..5 {
         let own_program = std::env::current_exe().unwrap();
-        let bare = measure("fork loop of this program", count, || {
+        let bare = measure("fork loop of this program, pinned", count, || {
             assert!(Command::new(&own_program).env("PJW_LATE", &number).status().unwrap().success());
         });
-        let late = measure("late fork of this program", count, || late_proxy(count));
-        println!("  CPU: fork loop / late fork {:.2}", bare / late);
+        let late = measure("late fork of this program, pinned", count, || late_proxy(count));
+        println!("  CPU: fork loop / late fork, pinned {:.2}", bare / late);
     }
     for _ in 0..3 {
         let fork = measure("fork loop", count, || run(&forks, &[&number]));
