@@ -235,7 +235,7 @@ fn the_request_has_the_options_of_the_command_line() {
         .calls()
         .into_iter()
         .map(|call| match call {
-            Call::Assign(wish) => json!(wish),
+            Call::Assign(request) => json!(request),
             other => panic!("{other:?}"),
         })
         .collect();
@@ -247,8 +247,8 @@ fn the_request_has_the_options_of_the_command_line() {
 #[test]
 fn a_class_without_an_effect_is_accepted_and_the_reply_says_so() {
     let daemon = Daemon::start(|call| match call {
-        Call::Assign(wish) => {
-            let class = wish.class.clone().unwrap_or_else(|| "normal".into());
+        Call::Assign(request) => {
+            let class = request.class.clone().unwrap_or_else(|| "normal".into());
             Answer::reply(Reply::Job { job: Job { class, ..job() } })
         }
         other => panic!("{other:?}"),
