@@ -145,9 +145,13 @@ impl EventLoop {
         }
     }
 
-    /// Runs the first cycle, which scans all processes. The published status is complete only after this cycle, so
-    /// the caller must not serve clients before.
+    /// Runs the first cycle, which scans all processes, with the real-time priority. The published status is complete only
+    /// after this cycle, so the caller must not serve clients before.
     pub fn run_first_cycle(&mut self) {
+        let tids = [("event loop", gettid()), ("control server", getpid())];
+        let threads = tids.map(|(name, tid)| (name, Tid(tid.as_raw().cast_unsigned())));
+        self.realtime = RealtimePriority::new(&threads, Instant::now());
+        self.realtime.turn(self.config.settings().realtime);
         self.triggers.timer = true;
         self.triggers.full = true;
         let polling = if self.has_process_events { "netlink" } else { "polling" };
@@ -160,10 +164,6 @@ impl EventLoop {
 
     /// Waits for messages, process events and timers, and handles them. Returns after a [`Message::Stop`].
     pub fn run(&mut self) {
-        let tids = [("event loop", gettid()), ("control server", getpid())];
-        let threads = tids.map(|(name, tid)| (name, Tid(tid.as_raw().cast_unsigned())));
-        self.realtime = RealtimePriority::new(&threads, Instant::now());
-        self.realtime.turn(self.config.settings().realtime);
         loop {
             let cpu_before = clock::own_thread_cpu_time();
             let cgroups_may_have_changed = self.wait();
