@@ -1,8 +1,8 @@
 //! Finds the processes that ran since the last scan: one system call per process, or two file reads per job.
 //!
 //! A job's cgroup has a counter of CPU time (`cpu.stat`, v2). If the counter is unchanged, no process of the
-//! job ran. Otherwise the CPU clock of each process is read. Jobs and processes in a cpuset are checked less often the
-//! longer they are idle. Processes confined by masks only are checked each time. Another program may change
+//! job ran. Otherwise the CPU clock of each process is read. Jobs and processes are checked less often the longer
+//! they are idle, processes confined by masks only at least in each fourth scan. Another program may change
 //! the mask of an idle process, so the masks of some of them are read in each regular scan, and of all of
 //! them in a rescan.
 
@@ -27,6 +27,8 @@ const CHECKS_PER_STEP: u32 = 8;
 /// Maximum check period, in scans that list the process. With a scan interval of 1 s, activity is noticed
 /// after 16 s at the latest.
 const MAX_PERIOD: u32 = 16;
+/// The same for processes confined by masks only, which may leave their cores when they run: 4 s at the latest.
+const MAX_PERIOD_OF_MASKS: u32 = 4;
 
 /// Earlier CPU times of idle processes and of jobs.
 #[derive(Debug, Default)]
@@ -34,7 +36,7 @@ pub(super) struct IdleTracker {
     processes: BTreeMap<Pid, LastUsage>,
     /// The jobs with a cgroup, by its path.
     jobs: BTreeMap<String, JobUsage>,
-    /// The groups of which each process has the maximum check period, by address.
+    /// The groups of which each process has the longest check period of the group, by address.
     settled: BTreeMap<usize, Arc<IdleGroup>>,
     /// Number of scans that listed idle processes.
     scans: u32,
@@ -88,7 +90,7 @@ pub(super) struct IdleCheck {
     pub(super) idle_until: BTreeMap<Pid, Nanos>,
     /// Processes that did not run.
     pub(super) idle: Vec<Pid>,
-    /// Idle processes confined by masks only, with the index of their group in [`IdleWatch::groups`].
+    /// Idle processes confined by masks only, also those whose check was not due, with the index of their group in [`IdleWatch::groups`].
     pub(super) mask_only: Vec<(Pid, usize)>,
     /// Unassigned processes that ran or have ended. A process may also be in one of the other fields.
     pub(super) active_unassigned: BTreeSet<Pid>,
@@ -140,26 +142,28 @@ impl IdleTracker {
             if job == Some(CgroupActivity::Idle) && !full {
                 continue;
             }
-            let may_skip = group.expected_cpus.is_none() && job != Some(CgroupActivity::BecameIdle);
+            let is_mask_only = group.expected_cpus.is_some();
+            let longest = if is_mask_only { MAX_PERIOD_OF_MASKS } else { MAX_PERIOD };
+            let may_skip = job != Some(CgroupActivity::BecameIdle);
             let address = Arc::as_ptr(group).addr();
             let is_settled = may_skip && self.settled.contains_key(&address);
             let mut settles = may_skip && !is_settled;
             for &pid in &group.pids {
-                // A process confined by masks only may have changed them when it ran.
-                let is_skipped = if is_settled && !self.is_turn_of(pid, MAX_PERIOD) {
+                let is_skipped = if is_settled && !self.is_turn_of(pid, longest) {
                     true
                 } else {
-                    may_skip && self.is_skippable(pid, job)
+                    may_skip && self.is_skippable(pid, job, longest)
                 };
-                if is_skipped {
+                let is_idle = if is_skipped {
                     idle_check.idle.extend(full.then_some(pid));
+                    true
                 } else {
-                    let was_idle = self.check_process(pid, at, since, &mut idle_check);
-                    if was_idle && group.expected_cpus.is_some() {
-                        idle_check.mask_only.push((pid, number));
-                    }
+                    self.check_process(pid, at, since, &mut idle_check)
+                };
+                if is_idle && is_mask_only {
+                    idle_check.mask_only.push((pid, number));
                 }
-                settles = settles && self.has_maximum_period(pid);
+                settles = settles && self.has_period(pid, longest);
             }
             if settles {
                 self.settled.insert(address, Arc::clone(group));
@@ -230,17 +234,18 @@ impl IdleTracker {
 
     /// Whether a process need not be checked: its job is idle, or the process has been idle for long and its
     /// next check is not due. A check costs the kernel time for each thread.
-    fn is_skippable(&self, pid: Pid, job: Option<CgroupActivity>) -> bool {
+    fn is_skippable(&self, pid: Pid, job: Option<CgroupActivity>, longest: u32) -> bool {
         let Some(was_idle) = self.processes.get(&pid) else { return false };
-        job == Some(CgroupActivity::Idle) || !self.is_turn_of(pid, check_period(was_idle.idle_checks))
+        let period = check_period(was_idle.idle_checks).min(longest);
+        job == Some(CgroupActivity::Idle) || !self.is_turn_of(pid, period)
     }
 
     fn is_turn_of(&self, pid: Pid, period: u32) -> bool {
         pid.0.wrapping_add(self.scans).is_multiple_of(period)
     }
 
-    fn has_maximum_period(&self, pid: Pid) -> bool {
-        self.processes.get(&pid).is_some_and(|known| check_period(known.idle_checks) == MAX_PERIOD)
+    fn has_period(&self, pid: Pid, longest: u32) -> bool {
+        self.processes.get(&pid).is_some_and(|known| check_period(known.idle_checks) >= longest)
     }
 
     /// Resets the check period of a process that was observed.

@@ -158,14 +158,27 @@ fn a_run_between_two_checks_is_found_when_the_job_becomes_idle() {
 }
 
 #[test]
-fn a_process_confined_by_masks_only_is_checked_each_time() {
-    let shell = Shell::start();
-    let idle_watch = idle_watch(None, &[shell.pid()]);
+fn a_process_confined_by_masks_only_is_checked_in_each_fourth_scan_however_long_it_is_idle() {
+    let mut shell = Shell::start();
+    let pid = shell.pid();
+    let idle_watch = idle_watch(None, &[pid]);
     let mut tracker = IdleTracker::default();
-    tracker.check(&idle_watch, None, Nanos(0), false);
-    for at in 1..u64::from(CHECKS_PER_STEP + 2 * MAX_PERIOD) {
-        assert!(tracker.check(&idle_watch, None, Nanos(at), false).idle.contains(&shell.pid()), "{at}");
+    let mut check = || tracker.check(&idle_watch, None, Nanos(1), false);
+    check();
+    for at in 1..=CHECKS_PER_STEP {
+        assert!(check().idle.contains(&pid), "at first each time: {at}");
     }
+    for _ in 0..20 {
+        let checks: Vec<IdleCheck> = (0..MAX_PERIOD_OF_MASKS).map(|_| check()).collect();
+        assert_eq!(checks.iter().filter(|check| check.idle.contains(&pid)).count(), 1);
+        assert!(
+            checks.iter().all(|check| check.mask_only == [(pid, 0)]),
+            "its mask may be read in each scan: {checks:?}"
+        );
+    }
+    shell.wake();
+    let found = (1..=MAX_PERIOD).find(|_| check().active.contains(&pid)).unwrap();
+    assert!(found <= MAX_PERIOD_OF_MASKS, "found after {found} scans");
 }
 
 #[test]
@@ -243,7 +256,7 @@ fn an_idle_cgroup_is_read_less_often_the_longer_it_is_idle_except_where_masks_ke
         expected_cpus: within,
         pids: vec![Pid(u32::MAX >> 1)],
     };
-    for (within, latest) in [(None, MAX_PERIOD), (Some(CpuSet::from(Pu(0))), 1)] {
+    for (within, latest) in [(None, MAX_PERIOD), (Some(CpuSet::from(Pu(0))), MAX_PERIOD_OF_MASKS)] {
         let groups = vec![Arc::new(group(None)), Arc::new(group(within))];
         let idle_watch = IdleWatch { groups, ..IdleWatch::default() };
         let mut tracker = IdleTracker::default();
