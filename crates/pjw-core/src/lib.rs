@@ -41,7 +41,7 @@ mod terms;
 pub mod testing;
 
 pub use basics::{cpuset, ids, text, time};
-pub use machine::{devices, housekeeping, topology};
+pub use machine::{devices, housekeeping, parts, topology};
 pub use phases::commands::types as command;
 pub use phases::{cpusets, pinning, unassigned};
 pub use terms::{

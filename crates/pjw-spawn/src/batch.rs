@@ -14,6 +14,7 @@ use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
 
 use crate::checks::CheckError;
+use crate::checks::room::reserve_descriptors;
 use crate::child::Child;
 use crate::context::{Context, Setup};
 use crate::failure::{SpawnError, Step};
@@ -52,7 +53,7 @@ impl Context {
     /// If something is found to be wrong beforehand. Then no instance is started.
     pub fn start(&self, instances: Vec<Instance>) -> Result<Batch, CheckError> {
         self.check(&instances)?;
-        crate::checks::room::raise_descriptor_limit(instances.len())?;
+        reserve_descriptors(instances.len())?;
         let (sending, socket) = results::channel().map_err(|error| CheckError::System {
             what: "a socket can't be made",
             errno: Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)),
@@ -131,11 +132,11 @@ impl Batch {
         self.busy_spawners == 0 && self.results.is_empty()
     }
 
-    /// Returns the time from the creation of the first process until the last one had begun its program, as far as the
-    /// results have been returned.
+    /// Returns the time before the creation of the first process, and the time at which the last one had begun its program:
+    /// both of `CLOCK_MONOTONIC`, and as far as the results have been returned. `None` before the first result.
     #[must_use]
-    pub fn started_in(&self) -> Duration {
-        self.busy.map_or(Duration::ZERO, |(begin, end)| end.saturating_sub(begin))
+    pub fn started_between(&self) -> Option<(Duration, Duration)> {
+        self.busy
     }
 
     fn next_result(&mut self, wait: bool) -> Option<InstanceResult> {

@@ -30,6 +30,7 @@ mod template;
 
 pub use batch::Batch;
 pub use checks::CheckError;
+pub use checks::room::{check_room, reserve_descriptors};
 pub use child::{Child, Exit};
 pub use context::Context;
 pub use credentials::Credentials;

@@ -71,6 +71,20 @@ impl Arguments {
         Self::of(list, |argument| Ok(vec![Piece::Literal(argument.to_vec())]))
     }
 
+    /// Takes the name of a program as argument 0, as it is, and parses the other arguments with placeholders.
+    ///
+    /// # Errors
+    /// An unknown placeholder, or a NUL byte.
+    pub fn of_command<S: AsRef<OsStr>>(program: &OsStr, others: &[S]) -> Result<Self, ArgumentError> {
+        let mut list = Self::literal(&[program])?.list;
+        match Self::parse(others) {
+            Ok(others) => list.extend(others.list),
+            Err(ArgumentError::Empty) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(Self { list })
+    }
+
     fn of<S: AsRef<OsStr>>(
         list: &[S],
         pieces: impl Fn(&[u8]) -> Result<Vec<Piece>, ArgumentError>,
@@ -194,6 +208,16 @@ mod tests {
     fn literal_arguments_keep_their_percent_signs() {
         let list = Arguments::literal(&["prog", "%x%r"]).unwrap();
         assert_eq!(list.expand(1, 2)[1].to_str().unwrap(), "%x%r");
+    }
+
+    #[test]
+    fn the_name_of_a_program_has_no_placeholders() {
+        let list = Arguments::of_command(OsStr::new("50%"), &["%r"]).unwrap().expand(7, 8);
+        assert_eq!(list, [c"50%".to_owned(), c"7".to_owned()]);
+        assert_eq!(
+            Arguments::of_command::<&str>(OsStr::new("prog"), &[]).unwrap().expand(0, 1),
+            [c"prog".to_owned()]
+        );
     }
 
     #[test]

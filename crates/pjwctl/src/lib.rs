@@ -3,7 +3,7 @@
 //! [`cli`] is the one definition of the command line: help, completions and man pages come from it. A file in
 //! [`commands`] sends requests, a file in [`render`] makes a text of the reply, [`output`] prints it. Exit codes: 0
 //! done; 1 refused or failed, with one line on stderr; 2 usage. `run` becomes the command that it starts, so its exit
-//! code is that of the command.
+//! code is that of the command; `spawn` has the highest of its instances.
 #![forbid(unsafe_code)]
 
 pub mod cli;

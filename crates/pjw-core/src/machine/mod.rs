@@ -2,6 +2,7 @@
 
 pub mod devices;
 pub mod housekeeping;
+pub mod parts;
 pub mod topology;
 
 pub(crate) use self::{devices::*, topology::*};

@@ -56,15 +56,15 @@ pub enum CheckError {
         /// What to do.
         remedy: String,
     },
-    /// The limit of open descriptors is too low: each instance needs one until its end.
+    /// The limit of open descriptors is too low: each instance needs at least one until its end.
     #[error(
-        "{wanted} instances need {needed} descriptors, and at most {limit} may be open (RLIMIT_NOFILE); start fewer, or \
-         raise the hard limit with ulimit -Hn {needed}"
+        "the instances need {wanted} descriptors, with the open ones {needed}, and at most {limit} may be open \
+         (RLIMIT_NOFILE); start fewer, or raise the hard limit with ulimit -Hn {needed}"
     )]
     NoDescriptors {
-        /// The number of instances.
+        /// The number of descriptors for the instances.
         wanted: usize,
-        /// The number of descriptors that they need.
+        /// The number of descriptors with those that are open now.
         needed: u64,
         /// The hard limit.
         limit: u64,

@@ -23,6 +23,7 @@ impl Context {
         }
         masks::check_masks(instances)?;
         size::check_sizes(&self.setup, instances)?;
-        room::check_room(instances)
+        room::check_cgroups(instances)?;
+        room::check_room(instances.len())
     }
 }

@@ -1,7 +1,8 @@
 //! Whether there is room for so many processes, and for a descriptor of each.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -23,25 +24,47 @@ struct Limit {
     remedy: String,
 }
 
-/// Checks the limits of the number of processes: of the system, of the user, and of the cgroups in which the instances
-/// begin. A limit that can't be read is left to the kernel.
-pub(super) fn check_room(instances: &[Instance]) -> Result<(), CheckError> {
-    let wanted = instances.len() as u64;
+/// Checks whether there is room for so many more processes: the limits of the system, of the user, and of the caller's cgroups.
+/// A limit that can't be read is left to the kernel.
+///
+/// # Errors
+/// If a limit is too low.
+pub fn check_room(wanted: usize) -> Result<(), CheckError> {
+    let wanted = wanted as u64;
     let all_threads = all_threads();
-    let mut limits: Vec<Limit> = system_limits(all_threads);
+    let mut limits = system_limits(all_threads);
     limits.extend(user_limit(wanted, all_threads));
-    limits.extend(cgroup_limits(instances));
+    limits.extend(own_pids_cgroup().iter().flat_map(|cgroup| cgroup_limits(cgroup)));
+    check_limits(wanted, limits)
+}
+
+/// Checks the cgroups in which instances are born, each for the instances in it.
+pub(super) fn check_cgroups(instances: &[Instance]) -> Result<(), CheckError> {
+    let mut wanted: BTreeMap<RawFd, u64> = BTreeMap::new();
+    for cgroup in instances.iter().filter_map(|instance| instance.placement.cgroup.as_ref()) {
+        *wanted.entry(cgroup.as_raw_fd()).or_default() += 1;
+    }
+    wanted.into_iter().try_for_each(|(cgroup, wanted)| {
+        let directory = fs::read_link(format!("/proc/self/fd/{cgroup}")).unwrap_or_default();
+        check_limits(wanted, cgroup_limits(&directory))
+    })
+}
+
+fn check_limits(wanted: u64, limits: impl IntoIterator<Item = Limit>) -> Result<(), CheckError> {
     match limits.into_iter().min_by_key(|limit| limit.room).filter(|limit| limit.room < wanted) {
         None => Ok(()),
         Some(Limit { room, name, remedy }) => Err(CheckError::NoRoom { wanted, room, limit: name, remedy }),
     }
 }
 
-/// Raises the soft limit of open descriptors, if so many pidfds would not fit. The instances get the limit that their
-/// context was made with.
-pub(crate) fn raise_descriptor_limit(instances: usize) -> Result<(), CheckError> {
+/// Raises the soft limit of open descriptors of the caller, if so many more would not fit. Instances do not get the raised
+/// limit: they get the one with which their context was made. [`crate::Context::start`] does this for the pidfds.
+///
+/// # Errors
+/// If the hard limit is too low.
+pub fn reserve_descriptors(wanted: usize) -> Result<(), CheckError> {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Ok(()) };
-    let needed = instances as u64 + SPARE_DESCRIPTORS;
+    let needed = wanted as u64 + SPARE_DESCRIPTORS;
     // The descriptors that are open now are counted only if it may matter.
     if needed * 2 <= soft {
         return Ok(());
@@ -52,7 +75,7 @@ pub(crate) fn raise_descriptor_limit(instances: usize) -> Result<(), CheckError>
         return Ok(());
     }
     if needed > hard {
-        return Err(CheckError::NoDescriptors { wanted: instances, needed, limit: hard });
+        return Err(CheckError::NoDescriptors { wanted, needed, limit: hard });
     }
     setrlimit(Resource::RLIMIT_NOFILE, needed, hard)
         .map_err(|errno| CheckError::System { what: "the limit of open descriptors can't be raised", errno })
@@ -114,17 +137,9 @@ fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()
 }
 
-/// The limits `pids.max` of the cgroups in which the instances begin, and of all cgroups above them.
-fn cgroup_limits(instances: &[Instance]) -> Vec<Limit> {
-    let of_placement = |instance: &Instance| {
-        let cgroup = instance.placement.cgroup.as_ref()?;
-        fs::read_link(format!("/proc/self/fd/{}", cgroup.as_raw_fd())).ok()
-    };
-    let mut cgroups: Vec<PathBuf> = instances.iter().filter_map(of_placement).collect();
-    cgroups.sort();
-    cgroups.dedup();
-    cgroups.extend(own_pids_cgroup());
-    cgroups.iter().flat_map(|cgroup| cgroup.ancestors()).filter_map(pids_limit).collect()
+/// The limits `pids.max` of a cgroup and of all cgroups above it.
+fn cgroup_limits(cgroup: &Path) -> Vec<Limit> {
+    cgroup.ancestors().filter_map(pids_limit).collect()
 }
 
 fn pids_limit(cgroup: &Path) -> Option<Limit> {

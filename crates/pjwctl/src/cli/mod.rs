@@ -3,6 +3,7 @@
 pub mod doctor;
 mod hook;
 mod json;
+mod spawn;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -14,6 +15,7 @@ use pjw_core::{cpuset::CpuSet, housekeeping::HousekeepingRule};
 
 pub use hook::{HookArgs, HookKind};
 pub use json::JsonArg;
+pub use spawn::{ProxyArg, SpawnArgs};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -34,8 +36,8 @@ pub use json::JsonArg;
         The socket is that of --socket, else of PJW_SOCKET, else of your own daemon, else of the system's daemon, \
         /run/pjwd/pjwd.sock. That of your own daemon is $XDG_RUNTIME_DIR/pjwd/pjwd.sock; without that variable it is \
         /run/user/UID/pjwd/pjwd.sock, or /tmp/pjwd-UID/pjwd.sock where /run/user/UID is no directory.\n\n\
-        Exit codes: 0 done; 1 refused or failed, with the reason on stderr; 2 usage; run has the \
-        exit code of its command."
+        Exit codes: 0 done; 1 refused or failed, with the reason on stderr; 2 usage; run and \
+        spawn have the exit codes of their commands."
 )]
 /// The parsed command line of pjwctl: the path of the daemon's socket, and the subcommand with its options.
 pub struct Cli {
@@ -100,6 +102,9 @@ pub enum CliCommand {
         Exit codes: the command's own; 127 if it does not exist, 126 if it can't be executed; 1 if the cores \
         were refused, 2 usage.")]
     Run(RunArgs),
+    /// Start many instances of a command, each on its own cores from its first instruction
+    #[command(after_help = spawn::EXAMPLES)]
+    Spawn(SpawnArgs),
     /// Explain why a process (all digits) or a job has its CPUs
     Explain {
         /// A process id, or a job as in slurm:123 or mytest

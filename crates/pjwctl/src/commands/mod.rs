@@ -18,6 +18,7 @@ mod reload;
 mod run;
 mod show;
 mod simulate;
+mod spawn;
 mod status;
 mod topology;
 
@@ -40,6 +41,7 @@ pub fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
         CliCommand::Assign(request) => assign::run(&warden, &request),
         CliCommand::Release { job, .. } => release::run(&warden, job.as_deref()),
         CliCommand::Run(request) => run::run(&warden, &request),
+        CliCommand::Spawn(request) => spawn::run(&warden, &request),
         CliCommand::Explain { subject, json } => explain::run(&warden, &subject, json),
         CliCommand::Plan { defrag: false, json } => plan::run(&warden, json),
         CliCommand::Plan { defrag: true, json } => defrag::plan(&warden, json),

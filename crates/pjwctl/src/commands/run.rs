@@ -28,8 +28,8 @@ use crate::cli::RunArgs;
 use crate::output;
 
 /// The exit codes of shells for a command that does not exist, and for one that cannot be executed.
-const NOT_FOUND: u8 = 127;
-const NOT_EXECUTABLE: u8 = 126;
+pub(super) const NOT_FOUND: u8 = 127;
+pub(super) const NOT_EXECUTABLE: u8 = 126;
 
 /// Replaces this process by the command. Returns only if that fails.
 pub(super) fn run(warden: &Warden, request: &RunArgs) -> anyhow::Result<ExitCode> {
@@ -95,7 +95,7 @@ fn is_there(program: &OsStr) -> bool {
 }
 
 /// The CPUs that the job was granted, after a check that this process runs on them only.
-fn granted(job: &Job) -> anyhow::Result<CpuSet> {
+pub(super) fn granted(job: &Job) -> anyhow::Result<CpuSet> {
     let cpus: CpuSet = job
         .cpus
         .parse()
@@ -137,7 +137,7 @@ fn own_masks() -> io::Result<Vec<CpuSet>> {
 }
 
 /// Releases the job. A failure is ignored, because the job ends with this process anyway.
-fn release(client: &mut Client, job: &str) {
+pub(super) fn release(client: &mut Client, job: &str) {
     let _ = client.call::<serde_json::Value>("Release", &JobName { job: job.to_owned() });
 }
 
@@ -148,7 +148,7 @@ pub(super) fn cores_in(cpus: &CpuSet, cores: &[Core]) -> usize {
 }
 
 /// A job name made of the program's name and the process id: `make-4711`. No other running process has the same.
-fn default_name(program: &OsStr, pid: u32) -> String {
+pub(super) fn default_name(program: &OsStr, pid: u32) -> String {
     let allowed = |c: char| if c.is_ascii_alphanumeric() || "._-+@".contains(c) { c } else { '_' };
     let base = Path::new(program).file_name().unwrap_or(OsStr::new("job")).to_string_lossy();
     let name: String = base.chars().take(64).map(allowed).collect();

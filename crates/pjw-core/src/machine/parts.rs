@@ -1,0 +1,190 @@
+//! Divides the PUs of a job into parts, one for each instance of a group. Instance i gets part i, in turns.
+
+use core::str::FromStr;
+
+use thiserror::Error;
+
+use crate::basics::cpuset::CpuListError;
+use crate::basics::{CpuSet, Pu, prelude::*};
+use crate::machine::topology::{Level, Topology};
+
+/// How the PUs are divided.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum PartMap {
+    /// The cores are dealt evenly: neighbouring cores form a part. There are as many parts as instances, and not more than
+    /// cores.
+    #[default]
+    Even,
+    /// One part for each core.
+    Core,
+    /// One part for each PU.
+    Pu,
+    /// One part for each L3 cache.
+    L3,
+    /// One part for each NUMA node.
+    Numa,
+    /// These parts.
+    Lists(Vec<CpuSet>),
+}
+
+/// A text that is no map.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum PartMapError {
+    /// A part between semicolons is no list of PUs.
+    #[error(
+        "the part {part:?} of the map is no CPU list: {why}; write core, pu, l3, numa, or lists as in 0-1;2-3"
+    )]
+    NoList {
+        /// The part.
+        part: String,
+        /// What is wrong with it.
+        why: CpuListError,
+    },
+    /// A part between semicolons is empty.
+    #[error("a part of the map {map:?} is empty: write core, pu, l3, numa, or lists as in 0-1;2-3")]
+    Empty {
+        /// The map.
+        map: String,
+    },
+}
+
+impl FromStr for PartMap {
+    type Err = PartMapError;
+
+    /// Parses `core`, `pu`, `l3`, `numa`, or lists of PUs with semicolons between them.
+    fn from_str(text: &str) -> Result<Self, PartMapError> {
+        Ok(match text {
+            "core" => Self::Core,
+            "pu" => Self::Pu,
+            "l3" => Self::L3,
+            "numa" => Self::Numa,
+            _ => Self::Lists(text.split(';').map(|part| list(text, part)).collect::<Result<_, _>>()?),
+        })
+    }
+}
+
+fn list(map: &str, part: &str) -> Result<CpuSet, PartMapError> {
+    let cpus: CpuSet =
+        part.trim().parse().map_err(|why| PartMapError::NoList { part: part.to_owned(), why })?;
+    if cpus.is_empty() { Err(PartMapError::Empty { map: map.to_owned() }) } else { Ok(cpus) }
+}
+
+/// Returns the parts of `cpus`, in the order of the machine. No part is empty. The lists of a map are returned as they are,
+/// also outside `cpus`.
+#[must_use]
+pub fn parts(topology: &Topology, cpus: &CpuSet, map: &PartMap, instances: u32) -> Vec<CpuSet> {
+    match map {
+        PartMap::Lists(lists) => lists.clone(),
+        PartMap::Pu => topology.sorted_pus(cpus).into_iter().map(CpuSet::from).collect(),
+        PartMap::Core => cores(topology, cpus),
+        PartMap::L3 => domains(topology, cpus, Level::L3),
+        PartMap::Numa => domains(topology, cpus, Level::NumaNode),
+        PartMap::Even => {
+            let cores = cores(topology, cpus);
+            let count = cores.len().min(usize::try_from(instances).unwrap_or(usize::MAX)).max(1);
+            let mut parts = vec![CpuSet::new(); count];
+            for (index, core) in cores.iter().enumerate() {
+                let part = &mut parts[index * count / cores.len()];
+                *part = part.union(core);
+            }
+            parts.retain(|part| !part.is_empty());
+            parts
+        }
+    }
+}
+
+/// Returns the number of the NUMA node in which all of `cpus` are. `None` if they are in several, or if the machine has only
+/// one.
+#[must_use]
+pub fn only_node(topology: &Topology, cpus: &CpuSet) -> Option<u32> {
+    let has_several = topology.domains(Level::NumaNode).nth(1).is_some();
+    let node = |pu: Pu| topology.domain_of(Level::NumaNode, pu).map(|node| node.number);
+    let first = node(cpus.first()?)?;
+    (has_several && cpus.iter().all(|pu| node(pu) == Some(first))).then_some(first)
+}
+
+fn cores(topology: &Topology, cpus: &CpuSet) -> Vec<CpuSet> {
+    let inside = |pus: &[Pu]| pus.iter().copied().filter(|&pu| cpus.contains(pu)).collect::<CpuSet>();
+    topology.pus_by_core().map(inside).filter(|core| !core.is_empty()).collect()
+}
+
+/// PUs that are in no domain of the level form a part of their own.
+fn domains(topology: &Topology, cpus: &CpuSet, level: Level) -> Vec<CpuSet> {
+    let inside = topology.domains(level).map(|domain| topology.cpus_belonging_to(domain).intersection(cpus));
+    let mut parts: Vec<CpuSet> = inside.filter(|part| !part.is_empty()).collect();
+    let others = parts.iter().fold(cpus.clone(), |others, part| others.difference(part));
+    parts.extend((!others.is_empty()).then_some(others));
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::topology::RegularShape;
+
+    /// 2 NUMA nodes with 2 L3 each, with 2 cores of 2 PUs each: 16 PUs.
+    fn machine() -> Topology {
+        Topology::from_shape(RegularShape {
+            packages: 2,
+            numa_per_package: 1,
+            l3_per_numa: 2,
+            cores_per_l3: 2,
+            pus_per_core: 2,
+        })
+    }
+
+    fn texts(cpus: &CpuSet, map: &str, instances: u32) -> Vec<String> {
+        parts(&machine(), cpus, &map.parse().unwrap(), instances).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn maps_divide_by_the_parts_of_the_machine() {
+        let machine = machine();
+        let all = machine.cpus();
+        for (map, level) in [("l3", Level::L3), ("numa", Level::NumaNode)] {
+            let expected: Vec<_> = machine.domains(level).map(|domain| domain.cpus.to_string()).collect();
+            assert_eq!(texts(all, map, 3), expected, "{map}");
+        }
+        assert_eq!(texts(all, "core", 1).len(), 8);
+        assert_eq!(texts(all, "pu", 1).len(), 16);
+    }
+
+    #[test]
+    fn parts_contain_only_the_pus_of_the_job() {
+        let machine = machine();
+        let cpus: CpuSet = machine.pus_in_order()[3..7].iter().copied().collect();
+        for map in ["core", "pu", "l3", "numa"] {
+            let parts = parts(&machine, &cpus, &map.parse().unwrap(), 4);
+            let all = parts.iter().fold(CpuSet::new(), |all, part| all.union(part));
+            assert_eq!(all, cpus, "{map}");
+            assert_eq!(parts.iter().map(CpuSet::len).sum::<usize>(), cpus.len(), "{map}");
+        }
+    }
+
+    #[test]
+    fn the_even_map_deals_neighbouring_cores_and_makes_no_more_parts_than_cores() {
+        let machine = machine();
+        let even = |instances| parts(&machine, machine.cpus(), &PartMap::Even, instances);
+        assert_eq!(even(2).iter().map(CpuSet::len).collect::<Vec<_>>(), [8, 8]);
+        assert_eq!(even(3).iter().map(CpuSet::len).collect::<Vec<_>>(), [6, 6, 4]);
+        assert_eq!(even(100).len(), 8);
+        assert_eq!(even(0).len(), 1);
+        assert!(parts(&machine, &CpuSet::new(), &PartMap::Even, 4).is_empty());
+    }
+
+    #[test]
+    fn lists_are_parsed_and_kept() {
+        assert_eq!(texts(&CpuSet::new(), "0-1;7", 4), ["0-1", "7"]);
+        assert!(matches!("0-1;;2".parse::<PartMap>(), Err(PartMapError::Empty { .. })));
+        assert!(matches!("cores".parse::<PartMap>(), Err(PartMapError::NoList { .. })));
+    }
+
+    #[test]
+    fn a_part_in_one_of_several_nodes_has_that_node() {
+        let machine = machine();
+        let node = machine.domains(Level::NumaNode).nth(1).unwrap();
+        assert_eq!(only_node(&machine, &node.cpus), Some(node.number));
+        assert_eq!(only_node(&machine, machine.cpus()), None);
+        assert_eq!(only_node(&machine, &CpuSet::new()), None);
+    }
+}

@@ -1,0 +1,69 @@
+//! The options of `pjwctl spawn`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use pjw_core::parts::PartMap;
+
+use super::JsonArg;
+
+pub(super) const EXAMPLES: &str = "Examples:\n  \
+    pjwctl spawn -n 8 -- ./solver --rank %r --of %n\n  \
+    pjwctl spawn -n 4 --cores 16 --label -- ./worker      four cores for each of four\n  \
+    pjwctl spawn -n 2 --local --map '0-1;2-3' -- ./worker   without a daemon, on these CPUs\n\n\
+    One job gets the cores. Its cores are divided into parts, and instance i runs on part i, in turns, from its first \
+    instruction. In arguments, %r is the rank from 0, %n the number of instances, %% a percent sign. Each instance has \
+    PJW_RANK, PJW_SIZE, PJW_CPUS and PJW_JOB in its environment. Everything is checked first: if something is wrong, \
+    nothing starts. Signals that pjwctl gets go to all instances. If pjwctl is killed, the kernel kills the instances; with --async they \
+    live on.\n\n\
+    Exit codes: 0 if all instances ended with 0, else the highest of theirs, 128 + signal for one that a signal ended; \
+    127 if the command does not exist, 126 if it can't be executed; 1 if nothing was started, 2 usage.";
+
+/// The command line options of `pjwctl spawn`, which starts many instances of a command, each on its own cores.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "pjwctl spawn [OPTIONS] -n <N> -- <CMD>...\n       pjwctl spawn [OPTIONS] [-n <N>] --multi <FILE>"
+)]
+pub struct SpawnArgs {
+    /// The number of instances
+    #[arg(short = 'n', long = "instances", value_name = "N", required_unless_present = "multi")]
+    pub instances: Option<u32>,
+    /// The number of cores of the job [default: as many as instances; with --local all of the own mask]
+    #[arg(long, value_name = "M")]
+    pub cores: Option<u32>,
+    /// The job's name, which must be new [default: the command's name and its process id]
+    #[arg(long, value_name = "NAME", conflicts_with = "local")]
+    pub job: Option<String>,
+    /// The parts: one for each core, pu, l3 or numa node, or CPU lists [default: the cores, dealt evenly]
+    #[arg(long, value_name = "core|pu|l3|numa|LIST;LIST...")]
+    pub map: Option<PartMap>,
+    /// Whether instances are forked from one that has loaded the program; never: each executes the program
+    #[arg(long, value_enum, default_value = "never")]
+    pub proxy: ProxyArg,
+    /// Return when all instances have begun; they live on as members of the job
+    #[arg(long = "async", conflicts_with = "label")]
+    pub in_background: bool,
+    /// Read commands from a file: on each line ranks (0-2,5 or * for the others), a program, and its arguments
+    #[arg(long, value_name = "FILE", conflicts_with = "command")]
+    pub multi: Option<PathBuf>,
+    /// Put the rank before each line that an instance prints
+    #[arg(long)]
+    pub label: bool,
+    /// Without a daemon: the cores of the own affinity mask, in the own cgroup
+    #[arg(long)]
+    pub local: bool,
+    /// Whether the result is printed as JSON.
+    #[command(flatten)]
+    pub json: JsonArg,
+    /// The command and its arguments; everything after the command belongs to it, also without `--`
+    #[arg(trailing_var_arg = true, required_unless_present = "multi", value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+/// The value of `pjwctl spawn --proxy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ProxyArg {
+    /// Each instance executes the program
+    Never,
+}

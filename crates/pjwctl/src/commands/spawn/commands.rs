@@ -1,0 +1,171 @@
+//! The commands of the instances: one for all, or from a file, as srun(1) has it with `--multi-prog`.
+//!
+//! Each line of the file has ranks (`0`, `1-3,7`, or `*` for the ranks without a line), a program, and its arguments. Quotes
+//! hold words together, a backslash at the end of a line continues it, and `#` begins a comment.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+
+use anyhow::{Context, anyhow, bail};
+use pjw_core::cpuset::CpuSet;
+
+use crate::cli::SpawnArgs;
+
+/// A command with the ranks that execute it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct RankedCommand {
+    pub(super) ranks: Vec<u32>,
+    pub(super) program: OsString,
+    pub(super) arguments: Vec<OsString>,
+}
+
+/// Reads the commands of the command line or of the file.
+pub(super) fn read(request: &SpawnArgs) -> anyhow::Result<Vec<RankedCommand>> {
+    if let Some(path) = &request.multi {
+        let text = std::fs::read_to_string(path).with_context(|| format!("can't read {}", path.display()));
+        let text = text.map_err(|error| anyhow!("{error:#}"))?;
+        return parse(&text, request.instances).map_err(|error| anyhow!("{}: {error}", path.display()));
+    }
+    let Some((program, arguments)) = request.command.split_first() else {
+        bail!("no command was given: add one after --");
+    };
+    let ranks = (0..request.instances.unwrap_or(0)).collect();
+    Ok(vec![RankedCommand { ranks, program: program.clone(), arguments: arguments.to_vec() }])
+}
+
+/// Parses a file of commands. Each rank below the number of instances must have one command. Without a number, the highest
+/// rank gives it.
+fn parse(text: &str, instances: Option<u32>) -> anyhow::Result<Vec<RankedCommand>> {
+    let mut commands = Vec::new();
+    let mut taken = BTreeSet::new();
+    let mut of_others = None;
+    for (number, line) in logical_lines(text) {
+        let words = words(&line).map_err(|error| anyhow!("line {number}: {error}"))?;
+        let Some((ranks, command)) = words.split_first() else { continue };
+        let Some((program, arguments)) = command.split_first() else {
+            bail!("line {number}: the program is missing: write ranks, a program and its arguments");
+        };
+        let arguments = arguments.iter().map(OsString::from).collect();
+        let ranks = if ranks == "*" {
+            if of_others.replace(commands.len()).is_some() {
+                bail!("line {number}: * was used before: remove one of the two lines");
+            }
+            Vec::new()
+        } else {
+            // Ranks have the form of CPU lists.
+            let list: CpuSet =
+                ranks.parse().map_err(|error| anyhow!("line {number}: ranks {ranks}: {error}"))?;
+            list.iter().map(|rank| rank.0).collect()
+        };
+        if let Some(rank) = ranks.iter().find(|rank| !taken.insert(**rank)) {
+            bail!("line {number}: rank {rank} has a command already: remove it from one of the lines");
+        }
+        commands.push(RankedCommand { ranks, program: program.into(), arguments });
+    }
+    let size = match (instances, of_others, taken.last()) {
+        (Some(instances), ..) => instances,
+        (None, None, Some(last)) => last + 1,
+        (None, ..) => bail!("the number of instances is unknown: add -n N"),
+    };
+    if let Some(rank) = taken.last().filter(|last| **last >= size) {
+        bail!("rank {rank} is not below the number of instances, {size}: correct the ranks, or -n");
+    }
+    let others: Vec<u32> = (0..size).filter(|rank| !taken.contains(rank)).collect();
+    match (of_others.and_then(|index| commands.get_mut(index)), others.first()) {
+        (Some(command), _) => command.ranks = others,
+        (None, Some(rank)) => bail!("rank {rank} has no command: add a line for it, or * for all others"),
+        (None, None) => {}
+    }
+    commands.retain(|command| !command.ranks.is_empty());
+    Ok(commands)
+}
+
+/// The lines with their numbers. A line that ends with a backslash goes on with the next one.
+fn logical_lines(text: &str) -> Vec<(usize, String)> {
+    let mut lines: Vec<(usize, String)> = Vec::new();
+    let mut continues = false;
+    for (index, line) in text.lines().enumerate() {
+        let (part, goes_on) = line.strip_suffix('\\').map_or((line, false), |part| (part, true));
+        match lines.last_mut().filter(|_| continues) {
+            Some((_, last)) => last.push_str(part),
+            None => lines.push((index + 1, part.to_owned())),
+        }
+        continues = goes_on;
+    }
+    lines
+}
+
+/// Splits a line into words at white space outside of quotes. `#` begins a comment where a word could begin.
+fn words(line: &str) -> anyhow::Result<Vec<String>> {
+    let mut words = Vec::new();
+    let mut word: Option<String> = None;
+    let mut quote = None;
+    for c in line.chars() {
+        match (quote, c) {
+            (Some(open), _) if c == open => quote = None,
+            (None, '\'' | '"') => {
+                quote = Some(c);
+                word.get_or_insert_default();
+            }
+            (None, '#') if word.is_none() => break,
+            (None, _) if c.is_whitespace() => words.extend(word.take()),
+            _ => word.get_or_insert_default().push(c),
+        }
+    }
+    if let Some(quote) = quote {
+        bail!("the quote {quote} is not closed: add another");
+    }
+    words.extend(word);
+    Ok(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The ranks of a command, and its words.
+    type Summary = (Vec<u32>, Vec<String>);
+
+    fn summary(text: &str, instances: Option<u32>) -> Result<Vec<Summary>, String> {
+        let commands = parse(text, instances).map_err(|error| error.to_string())?;
+        let words = |command: RankedCommand| {
+            let words = [vec![command.program], command.arguments].concat();
+            (command.ranks, words.into_iter().map(|word| word.into_string().unwrap()).collect())
+        };
+        Ok(commands.into_iter().map(words).collect())
+    }
+
+    #[test]
+    fn each_line_gives_ranks_a_command() {
+        let text = "# a master and workers\n0 master --of %n\n1-2,4 worker 'a b' \\\n  c # last\n* spare\n";
+        let expected: Vec<Summary> = vec![
+            (vec![0], vec!["master".into(), "--of".into(), "%n".into()]),
+            (vec![1, 2, 4], vec!["worker".into(), "a b".into(), "c".into()]),
+            (vec![3, 5], vec!["spare".into()]),
+        ];
+        assert_eq!(summary(text, Some(6)).unwrap(), expected);
+    }
+
+    #[test]
+    fn the_highest_rank_gives_the_number_of_instances() {
+        assert_eq!(summary("0-2 a", None).unwrap()[0].0, [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_file_that_leaves_something_open_is_refused() {
+        for (text, instances, why) in [
+            ("0 a\n2 b", None, "rank 1 has no command"),
+            ("0 a\n0-1 b", None, "rank 0 has a command already"),
+            ("* a", None, "add -n N"),
+            ("* a\n* b", Some(2), "* was used before"),
+            ("0-3 a", Some(2), "rank 3 is not below"),
+            ("0", None, "the program is missing"),
+            ("x a", None, "ranks x"),
+            ("0 'a", None, "not closed"),
+            ("", None, "add -n N"),
+        ] {
+            let error = summary(text, instances).unwrap_err();
+            assert!(error.contains(why), "{text:?}: {error}");
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! The cores that the instances are started on: of a job of the daemon, or of the own affinity mask.
+
+use std::ffi::OsStr;
+
+use pjw_core::cpuset::CpuSet;
+use pjw_core::ids::Tid;
+use pjw_ipc::call::{Assign, PidNumber, PidReasons};
+use pjw_ipc::client::{Client, ClientFault};
+use pjw_ipc::wire::Job;
+use pjw_linux::sys::affinity;
+
+use crate::cli::SpawnArgs;
+use crate::commands::connection::{Warden, call_for, job_id};
+use crate::commands::run;
+
+/// The cores that the instances are started on.
+pub(super) struct Grant {
+    pub(super) cpus: CpuSet,
+    /// The job, if a daemon knows one.
+    pub(super) job: Option<String>,
+    /// The connection over which the job was made. `None` if it was not made for this command.
+    client: Option<Client>,
+}
+
+impl Grant {
+    /// Makes a job, with this process as its first member. A process of a scheduler's job stays in that job: its own mask is
+    /// the grant then, and the cgroup is not left.
+    pub(super) fn obtain(
+        warden: &Warden,
+        request: &SpawnArgs,
+        size: u32,
+        program: &OsStr,
+    ) -> anyhow::Result<Self> {
+        if request.local {
+            return Ok(Self { cpus: own_mask()?, job: None, client: None });
+        }
+        let pid = std::process::id();
+        let mut client = warden.connect()?;
+        let name = request.job.clone().unwrap_or_else(|| run::default_name(program, pid));
+        let assign = Assign {
+            job: job_id(&name)?,
+            cores: Some(request.cores.unwrap_or(size)),
+            pids: Some(vec![pid]),
+            fresh: Some(true),
+            ..Assign::default()
+        };
+        let job: Job = match call_for(&mut client, "Assign", &assign, "job") {
+            Ok(job) => job,
+            Err(fault) => {
+                let job = schedulers_job(&mut client, pid).filter(|_| request.job.is_none());
+                return match (fault, job) {
+                    (ClientFault::Refused { .. }, Some(job)) => {
+                        Ok(Self { cpus: own_mask()?, job: Some(job), client: None })
+                    }
+                    (fault, _) => Err(fault.into()),
+                };
+            }
+        };
+        match run::granted(&job) {
+            Ok(cpus) => Ok(Self { cpus, job: Some(job.id), client: Some(client) }),
+            Err(error) => {
+                run::release(&mut client, &job.id);
+                Err(error)
+            }
+        }
+    }
+
+    /// Releases the job, if it was made for this command. It has no other member.
+    pub(super) fn release(self) {
+        if let (Some(mut client), Some(job)) = (self.client, self.job) {
+            run::release(&mut client, &job);
+        }
+    }
+}
+
+/// The job of this process, if it is one of a scheduler.
+fn schedulers_job(client: &mut Client, pid: u32) -> Option<String> {
+    let reasons: PidReasons = client.call("ExplainPid", &PidNumber { pid, after_tid: None }).ok()?;
+    reasons.job.filter(|job| !job.starts_with("manual:"))
+}
+
+fn own_mask() -> anyhow::Result<CpuSet> {
+    affinity::get_mask(Tid(std::process::id()))
+        .map_err(|errno| anyhow::anyhow!("the affinity mask of this process can't be read: {}", errno.desc()))
+}

@@ -1,0 +1,318 @@
+//! The instances from their start to their end: results, ends, signals and labelled output, in one loop.
+
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use pjw_core::cpuset::CpuSet;
+use pjw_spawn::{Batch, Child, Exit, SpawnError};
+
+use super::Program;
+use super::labels::Labels;
+use super::signals::{Received, Signals};
+use crate::commands::run::{NOT_EXECUTABLE, NOT_FOUND};
+use crate::output;
+
+/// The kinds of descriptors, in the upper half of their number in the epoll set. The lower half is an index.
+const SIGNALS: u64 = 0;
+const BATCH: u64 = 1 << 32;
+const CHILD: u64 = 2 << 32;
+const PIPE: u64 = 3 << 32;
+const KIND: u64 = !0 << 32;
+/// The most events that are taken at once.
+const EVENTS: usize = 256;
+/// The most lines about failed instances.
+const MAX_FAILURE_LINES: usize = 10;
+/// With more instances, a terminal gets a progress line.
+const MANY: usize = 100;
+/// The time between two progress lines.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The instances, and what is awaited.
+pub(super) struct Group {
+    /// What is known of each instance, by rank.
+    pub(super) states: Vec<InstanceState>,
+    /// The batches that are not finished, with the ranks of their instances.
+    batches: Vec<Option<(Batch, Vec<u32>)>>,
+    /// The contexts end their instances when they are dropped.
+    contexts: Vec<pjw_spawn::Context>,
+    epoll: Epoll,
+    signals: Signals,
+    labels: Labels,
+    /// The signal after which no more instances are started.
+    ending: Option<i32>,
+    /// Signals that came while instances were being started.
+    deferred: Vec<i32>,
+    running: usize,
+    begun: usize,
+    failure_lines: usize,
+    /// When the first process was made, and when the last one had begun its program.
+    started_between: Option<(Duration, Duration)>,
+    progress: Option<Instant>,
+}
+
+/// What is known of an instance.
+#[derive(Debug, Default)]
+pub(super) struct InstanceState {
+    pub(super) cpus: CpuSet,
+    pub(super) pid: Option<u32>,
+    pub(super) exit: Option<Exit>,
+    pub(super) error: Option<SpawnError>,
+    child: Option<Child>,
+}
+
+impl Group {
+    /// Lets the spawner threads begin.
+    pub(super) fn start(programs: Vec<Program>, labels: Labels) -> anyhow::Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).context("no epoll set can be made")?;
+        let signals = Signals::block()?;
+        let size = programs.iter().map(|program| program.instances.len()).sum();
+        let mut group = Self {
+            states: (0..size).map(|_| InstanceState::default()).collect(),
+            batches: Vec::new(),
+            contexts: Vec::new(),
+            epoll,
+            signals,
+            labels,
+            ending: None,
+            deferred: Vec::new(),
+            running: 0,
+            begun: 0,
+            failure_lines: 0,
+            started_between: None,
+            progress: (size > MANY && io::stderr().is_terminal()).then(Instant::now),
+        };
+        group.watch(&group.signals.descriptor, SIGNALS)?;
+        for (number, pipe) in group.labels.descriptors() {
+            group.watch(pipe, PIPE | number)?;
+        }
+        for Program { context, instances } in programs {
+            for instance in &instances {
+                if let Some(state) = group.states.get_mut(instance.rank as usize) {
+                    state.cpus = instance.placement.cpus.clone().unwrap_or_default();
+                }
+            }
+            let ranks = instances.iter().map(|instance| instance.rank).collect();
+            let batch = context.start(instances)?;
+            group.watch(&batch, BATCH | group.batches.len() as u64)?;
+            group.batches.push(Some((batch, ranks)));
+            group.contexts.push(context);
+        }
+        Ok(group)
+    }
+
+    /// Waits until every instance has ended. With `only_begun` until every instance has begun or failed.
+    pub(super) fn wait(&mut self, only_begun: bool) -> anyhow::Result<()> {
+        // A spawner thread that could not be started has left results that no descriptor tells of.
+        (0..self.batches.len()).try_for_each(|index| self.take_results(index))?;
+        while self.batches.iter().any(Option::is_some) || (self.running > 0 && !only_begun) {
+            let mut events = [EpollEvent::empty(); EVENTS];
+            let count = match self.epoll.wait(&mut events, EpollTimeout::NONE) {
+                Err(Errno::EINTR) => 0,
+                other => other.context("waiting for the instances failed")?,
+            };
+            for event in &events[..count] {
+                self.handle(event.data())?;
+            }
+            self.show_progress();
+        }
+        self.clear_progress();
+        self.labels.finish();
+        if self.failure_lines > MAX_FAILURE_LINES {
+            let more = self.failure_lines - MAX_FAILURE_LINES;
+            output::print_error(&format!("{more} more instances failed; --json lists all"));
+        }
+        Ok(())
+    }
+
+    /// Returns the exit code of pjwctl: the highest of the instances.
+    pub(super) fn exit_code(&self) -> ExitCode {
+        if self.begun == 0 && self.states.iter().all(|state| state.error.is_none()) {
+            return ExitCode::FAILURE;
+        }
+        ExitCode::from(self.states.iter().map(InstanceState::code).max().unwrap_or(0))
+    }
+
+    /// Returns the time from the creation of the first process until the last one had begun its program.
+    pub(super) fn started_in(&self) -> Duration {
+        self.started_between.map_or(Duration::ZERO, |(begin, end)| end.saturating_sub(begin))
+    }
+
+    fn watch(&self, descriptor: impl AsFd, number: u64) -> anyhow::Result<()> {
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, number);
+        self.epoll.add(descriptor, event).context("a descriptor can't be watched")
+    }
+
+    fn handle(&mut self, number: u64) -> anyhow::Result<()> {
+        let index = usize::try_from(number & !KIND)?;
+        match number & KIND {
+            BATCH => self.take_results(index)?,
+            CHILD => self.take_end(index),
+            PIPE => self.labels.read(number & !KIND),
+            _ => {
+                while let Some(signal) = self.signals.next() {
+                    self.take_signal(signal);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the results of a batch that are there. A finished batch is dropped: it holds the writing ends of labelled output.
+    fn take_results(&mut self, index: usize) -> anyhow::Result<()> {
+        let Some((mut batch, ranks)) = self.batches.get_mut(index).and_then(Option::take) else {
+            return Ok(());
+        };
+        while let Some((instance, result)) = batch.next_ready() {
+            let Some(&rank) = ranks.get(instance) else { continue };
+            self.take_result(rank, result)?;
+        }
+        if !batch.is_finished() {
+            self.batches[index] = Some((batch, ranks));
+            return Ok(());
+        }
+        if let Some((begin, end)) = batch.started_between() {
+            let (first, last) = self.started_between.unwrap_or((begin, end));
+            self.started_between = Some((first.min(begin), last.max(end)));
+        }
+        let _ = self.epoll.delete(&batch);
+        drop(batch);
+        if self.batches.iter().all(Option::is_none) {
+            std::mem::take(&mut self.deferred).into_iter().for_each(|signal| self.send(signal));
+        }
+        Ok(())
+    }
+
+    fn take_result(&mut self, rank: u32, result: Result<Child, SpawnError>) -> anyhow::Result<()> {
+        let Some(state) = self.states.get_mut(rank as usize) else { return Ok(()) };
+        match result {
+            Err(error) => {
+                state.error = Some(error);
+                self.print_failure(&format!(
+                    "instance {rank} was not started: {error}; {}",
+                    remedy(error.errno)
+                ));
+            }
+            Ok(child) => {
+                self.begun += 1;
+                self.running += 1;
+                state.pid = Some(child.pid.0);
+                if let Some(signal) = self.ending {
+                    let _ = child.signal(signal);
+                }
+                self.epoll
+                    .add(&child, EpollEvent::new(EpollFlags::EPOLLIN, CHILD | u64::from(rank)))
+                    .context("an instance can't be watched")?;
+                state.child = Some(child);
+            }
+        }
+        Ok(())
+    }
+
+    fn take_end(&mut self, rank: usize) {
+        let Some(state) = self.states.get_mut(rank) else { return };
+        let Some(exit) = state.child.as_ref().and_then(|child| child.try_wait().ok().flatten()) else {
+            return;
+        };
+        if let Some(child) = state.child.take() {
+            let _ = self.epoll.delete(&child);
+        }
+        state.exit = Some(exit);
+        self.running -= 1;
+        let pid = state.pid.unwrap_or(0);
+        match exit {
+            Exit::Code(0) => {}
+            Exit::Code(code) => {
+                self.print_failure(&format!("instance {rank} (pid {pid}) ended with exit code {code}"));
+            }
+            Exit::Signal(signal) => {
+                self.print_failure(&format!("instance {rank} (pid {pid}) was ended by signal {signal}"));
+            }
+        }
+    }
+
+    /// A signal that ends programs ends the start too. Another one waits until all instances have begun.
+    fn take_signal(&mut self, signal: Received) {
+        let mut batches = self.batches.iter().flatten().peekable();
+        let is_starting = batches.peek().is_some();
+        if is_starting && signal.is_ending {
+            batches.for_each(|(batch, _)| batch.cancel());
+            self.ending = Some(signal.number);
+        }
+        if signal.is_from_terminal {
+            return;
+        }
+        if is_starting && !signal.is_ending {
+            self.deferred.push(signal.number);
+        } else {
+            self.send(signal.number);
+        }
+    }
+
+    /// An instance that has ended needs no signal.
+    fn send(&self, signal: i32) {
+        self.states.iter().filter_map(|state| state.child.as_ref()).for_each(|child| {
+            let _ = child.signal(signal);
+        });
+    }
+
+    fn print_failure(&mut self, text: &str) {
+        self.failure_lines += 1;
+        if self.failure_lines <= MAX_FAILURE_LINES {
+            self.clear_progress();
+            output::print_error(text);
+        }
+    }
+
+    fn show_progress(&mut self) {
+        let size = self.states.len();
+        let ended = self.begun - self.running;
+        let Some(shown_at) = self.progress.as_mut().filter(|shown_at| shown_at.elapsed() > PROGRESS_INTERVAL)
+        else {
+            return;
+        };
+        *shown_at = Instant::now();
+        let mut line = String::new();
+        let _ = write!(line, "\r{} of {size} instances begun, {ended} ended\x1b[K", self.begun);
+        let _ = io::stderr().write_all(line.as_bytes());
+    }
+
+    fn clear_progress(&self) {
+        if self.progress.is_some() {
+            let _ = io::stderr().write_all(b"\r\x1b[K");
+        }
+    }
+}
+
+impl InstanceState {
+    /// The exit code of the instance, as a shell has it. 0 for one that has not ended, or was not started after a signal.
+    fn code(&self) -> u8 {
+        match (self.exit, self.error) {
+            (Some(Exit::Code(code)), _) => u8::try_from(code).unwrap_or(u8::MAX),
+            (Some(Exit::Signal(signal)), _) => u8::try_from(signal).unwrap_or(0).saturating_add(128),
+            (None, Some(error)) if error.errno == Errno::ENOENT => NOT_FOUND,
+            (None, Some(_)) => NOT_EXECUTABLE,
+            (None, None) => 0,
+        }
+    }
+}
+
+/// What to do about an instance that was not started.
+fn remedy(errno: Errno) -> &'static str {
+    match errno {
+        Errno::ENOENT => "the program, or the interpreter that it names, is gone",
+        Errno::E2BIG => "make its arguments and its environment smaller",
+        Errno::ENOEXEC => "it needs a format that the kernel knows, or a first line with #!",
+        Errno::EAGAIN => "a limit of processes was reached: see pids.max of the cgroup, and ulimit -u",
+        Errno::ENOMEM => "the memory is exhausted: start fewer",
+        Errno::EMFILE => "too many descriptors are open: see ulimit -n",
+        Errno::ENOSYS => "Linux 5.5 or later on x86_64 or aarch64 is needed",
+        Errno::EACCES | Errno::EPERM => "check the permissions of the program and its directories",
+        _ => "the man pages of clone3(2) and execve(2) have the causes",
+    }
+}

@@ -1,0 +1,196 @@
+//! `pjwctl spawn -n N -- CMD`: starts many instances of a command, each on its own part of the job's cores from its first
+//! instruction.
+//!
+//! pjwctl registers its own process as the first member of the job, as `run` does. The spawner threads of this process
+//! carry the masks of the parts, and the instances inherit cgroup and mask: the daemon has no work for an instance. If
+//! pjwctl is killed, the kernel kills the instances (docs/adr/0021-spawn-launcher.md). The job ends with its last process.
+
+mod commands;
+mod grant;
+mod group;
+mod labels;
+mod report;
+mod signals;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::bail;
+use pjw_core::cpuset::CpuSet;
+use pjw_core::parts::{PartMap, only_node, parts};
+use pjw_core::topology::Topology;
+use pjw_linux::topology::{self, TopologySource};
+use pjw_spawn::{
+    Arguments, CheckError, Context, Instance, Placement, Stdio, check_room, reserve_descriptors,
+};
+
+use super::connection::Warden;
+use super::run::{NOT_EXECUTABLE, NOT_FOUND};
+use crate::cli::{ProxyArg, SpawnArgs};
+use crate::output;
+use commands::RankedCommand;
+use grant::Grant;
+use group::Group;
+use labels::Labels;
+
+/// The descriptors of a labelled instance: both ends of two pipes.
+const DESCRIPTORS_OF_LABELS: usize = 4;
+
+/// How instances are started.
+#[derive(Debug, Clone, Copy)]
+enum Mode {
+    /// Each executes the program.
+    Exec,
+}
+
+impl Mode {
+    fn of(proxy: ProxyArg) -> Self {
+        match proxy {
+            ProxyArg::Never => Self::Exec,
+        }
+    }
+}
+
+/// A program with the instances that execute it.
+struct Program {
+    context: Context,
+    instances: Vec<Instance>,
+}
+
+/// Starts the instances and waits for their end. With `--async` it does not wait.
+pub(super) fn run(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
+    match spawn(warden, request) {
+        Ok(code) => Ok(code),
+        Err(error) if output::is_closed_pipe(&error) => Err(error),
+        Err(error) => {
+            output::print_error(&format!("nothing was started: {error}"));
+            Ok(match error.downcast_ref() {
+                Some(CheckError::NoProgram { .. }) => ExitCode::from(NOT_FOUND),
+                Some(CheckError::NotExecutable { .. }) => ExitCode::from(NOT_EXECUTABLE),
+                _ => ExitCode::FAILURE,
+            })
+        }
+    }
+}
+
+fn spawn(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
+    let commands = commands::read(request)?;
+    let size = commands.iter().map(|command| command.ranks.len()).sum::<usize>();
+    if size == 0 {
+        return Err(CheckError::NoInstances.into());
+    }
+    let size = u32::try_from(size)?;
+    let programs: Vec<(Context, RankedCommand, Arc<Arguments>)> =
+        commands.into_iter().map(|command| prepare(command, request)).collect::<anyhow::Result<_>>()?;
+    let mut labels = Labels::default();
+    let descriptors = if request.label { DESCRIPTORS_OF_LABELS + 1 } else { 1 };
+    check_room(size as usize)?;
+    reserve_descriptors(size as usize * descriptors)?;
+    let topology = topology::load(TopologySource::Live)?;
+    let name = programs.first().map(|(_, command, _)| command.program.clone()).unwrap_or_default();
+    let grant = Grant::obtain(warden, request, size, &name)?;
+    let programs = match placements(&topology, &grant.cpus, request, size) {
+        Ok(placements) => {
+            with_instances(programs, size, &placements, &grant, request.label.then_some(&mut labels))
+        }
+        Err(error) => Err(error),
+    };
+    let started = programs.and_then(|programs| {
+        programs.iter().try_for_each(|program| program.context.check(&program.instances))?;
+        Group::start(programs, labels)
+    });
+    let mut group = match started {
+        Ok(group) => group,
+        Err(error) => {
+            grant.release();
+            return Err(error);
+        }
+    };
+    let Mode::Exec = Mode::of(request.proxy);
+    group.wait(request.in_background)?;
+    report::print(&group, grant.job.as_deref(), request.json)?;
+    Ok(group.exit_code())
+}
+
+/// Finds the program, and parses the arguments.
+fn prepare(
+    command: RankedCommand,
+    request: &SpawnArgs,
+) -> anyhow::Result<(Context, RankedCommand, Arc<Arguments>)> {
+    let context = Context::new(&command.program)?.rank_variables();
+    let context = if request.in_background { context } else { context.end_with_launcher() };
+    let arguments = Arguments::of_command(&command.program, &command.arguments).map_err(CheckError::from)?;
+    Ok((context, command, Arc::new(arguments)))
+}
+
+/// The placement of each part. Instance i gets placement i, in turns.
+fn placements(
+    topology: &Topology,
+    granted: &CpuSet,
+    request: &SpawnArgs,
+    size: u32,
+) -> anyhow::Result<Vec<Arc<Placement>>> {
+    let cpus = match request.cores.filter(|_| request.local) {
+        None => granted.clone(),
+        Some(cores) => first_cores(topology, granted, cores)?,
+    };
+    let map = request.map.clone().unwrap_or_default();
+    let parts = parts(topology, &cpus, &map, size);
+    if let Some(part) = parts.iter().find(|part| !part.is_subset(granted)) {
+        bail!(
+            "the part {part} of the map is not inside the CPUs {granted}: choose from these, or request others with --cores"
+        );
+    }
+    let placement = |part: CpuSet| {
+        let memory_node = only_node(topology, &part);
+        Arc::new(Placement { memory_node, ..Placement::on(part) })
+    };
+    Ok(parts.into_iter().map(placement).collect())
+}
+
+/// The first cores of the own mask, for `--local --cores`.
+fn first_cores(topology: &Topology, mask: &CpuSet, cores: u32) -> anyhow::Result<CpuSet> {
+    let all = parts(topology, mask, &PartMap::Core, 0);
+    let wanted = usize::try_from(cores)?;
+    if wanted == 0 || wanted > all.len() {
+        bail!(
+            "{cores} cores were asked for, and the affinity mask {mask} of this process has {}: choose from 1 to {}",
+            all.len(),
+            all.len()
+        );
+    }
+    Ok(all[..wanted].iter().fold(CpuSet::new(), |cpus, core| cpus.union(core)))
+}
+
+fn with_instances(
+    programs: Vec<(Context, RankedCommand, Arc<Arguments>)>,
+    size: u32,
+    placements: &[Arc<Placement>],
+    grant: &Grant,
+    mut labels: Option<&mut Labels>,
+) -> anyhow::Result<Vec<Program>> {
+    let mut result = Vec::new();
+    for (context, command, arguments) in programs {
+        let context = match &grant.job {
+            Some(job) => context.variable("PJW_JOB", job),
+            None => context,
+        };
+        let mut instances = Vec::with_capacity(command.ranks.len());
+        for rank in command.ranks {
+            let stdio = match &mut labels {
+                Some(labels) => labels.add(rank)?,
+                None => Stdio::default(),
+            };
+            instances.push(Instance {
+                rank,
+                size,
+                arguments: Arc::clone(&arguments),
+                variables: Vec::new(),
+                placement: Arc::clone(&placements[rank as usize % placements.len()]),
+                stdio,
+            });
+        }
+        result.push(Program { context, instances });
+    }
+    Ok(result)
+}

@@ -1,0 +1,62 @@
+//! What is printed at the end: JSON, and a line for each instance that failed.
+
+use pjw_spawn::Exit;
+use serde::Serialize;
+
+use super::group::{Group, InstanceState};
+use crate::cli::JsonArg;
+use crate::output;
+
+/// The result of `pjwctl spawn --json`. Scripts rely on the names.
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    /// The job. `None` if no daemon knows one.
+    job: Option<&'a str>,
+    mode: &'static str,
+    /// Why this mode was chosen.
+    why: &'static str,
+    instances: Vec<InstanceReport>,
+    /// From the creation of the first process until the last one has begun its program.
+    started_us: u64,
+}
+
+/// One instance.
+#[derive(Debug, Serialize)]
+struct InstanceReport {
+    rank: usize,
+    pid: Option<u32>,
+    cpus: String,
+    exit: Option<i32>,
+    signal: Option<i32>,
+    /// The step that failed, with its errno.
+    step: Option<&'static str>,
+    errno: Option<String>,
+}
+
+/// Prints the result as JSON, if that was requested.
+pub(super) fn print(group: &Group, job: Option<&str>, json: JsonArg) -> anyhow::Result<()> {
+    if !json.json {
+        return Ok(());
+    }
+    let instances = group.states.iter().enumerate().map(|(rank, state)| instance(rank, state)).collect();
+    let started_us = u64::try_from(group.started_in().as_micros()).unwrap_or(u64::MAX);
+    let why = "each instance executes the program";
+    output::print_json(&Report { job, mode: "exec", why, instances, started_us })
+}
+
+fn instance(rank: usize, state: &InstanceState) -> InstanceReport {
+    let (exit, signal) = match state.exit {
+        Some(Exit::Code(code)) => (Some(code), None),
+        Some(Exit::Signal(signal)) => (None, Some(signal)),
+        None => (None, None),
+    };
+    InstanceReport {
+        rank,
+        pid: state.pid,
+        cpus: state.cpus.to_string(),
+        exit,
+        signal,
+        step: state.error.map(|error| error.step.name()),
+        errno: state.error.map(|error| format!("{:?}", error.errno)),
+    }
+}
