@@ -135,6 +135,7 @@ fn check_owners(daemon: &Daemon) {
         }
     }
     let Some(hierarchy) = CpusetMount::choose(&CgroupMounts::read()) else { return };
+    let machine: CpuSet = daemon.status().node.cpus.parse().unwrap();
     let mut inside: BTreeMap<u32, String> = BTreeMap::new();
     for dir in remaining_cgroups(daemon.tag()) {
         let read = |file: &str| std::fs::read_to_string(dir.join(file)).unwrap_or_default();
@@ -143,6 +144,10 @@ fn check_owners(daemon: &Daemon) {
         }
         let file = if hierarchy.unified { "cpuset.cpus.effective" } else { "cpuset.cpus" };
         let cpus: CpuSet = read(file).trim().parse().unwrap_or_default();
+        // The cpuset of a released job is opened before it is removed, and holds no core.
+        if machine.is_subset(&cpus) {
+            continue;
+        }
         for pu in cpus.iter() {
             let other = inside.insert(pu.0, dir.display().to_string());
             assert_eq!(other, None, "PU {pu} is in {} too\n{}", dir.display(), daemon.log());
@@ -189,14 +194,30 @@ fn undo(daemon: &mut Daemon, with_a_daemon: bool) -> String {
     String::from_utf8_lossy(&done.stderr).into_owned()
 }
 
-fn kill_rounds(enforcement: Enforcement) {
-    let mut found = 0;
-    for round in 0..rounds() {
+/// A daemon that was killed while its jobs started daemons.
+struct Killed {
+    daemon: Daemon,
+    forkers: [Forker; 2],
+    /// The mask and the cgroup of each process before the first command.
+    before: (CpuSet, Option<String>),
+}
+
+impl Killed {
+    fn at_any_moment(enforcement: Enforcement, round: u64) -> Self {
         let forkers = [Forker::start("one"), Forker::start("two")];
         let first = forkers[0].shell.pid();
         let before = (mask(first), cgroup_of_process(first));
         let mut daemon = Daemon::start_with(enforcement, "interval = \"50ms\"\n");
         kill_at_any_moment(&mut daemon, &forkers, round);
+        Self { daemon, forkers, before }
+    }
+}
+
+fn kill_rounds(enforcement: Enforcement) {
+    let mut found = 0;
+    for round in 0..rounds() {
+        // In the order in which they are dropped again: the daemon first.
+        let Killed { forkers, before, mut daemon } = Killed::at_any_moment(enforcement, round);
         found += changed(&forkers, &before).len();
         undo(&mut daemon, round % 2 == 0);
         wait_until_empty(&format!("no cgroup is left in round {round}"), || remaining_cgroups(daemon.tag()));
@@ -209,14 +230,11 @@ fn kill_rounds(enforcement: Enforcement) {
 fn kill_rounds_with_lost_state(enforcement: Enforcement) {
     let mut found = 0;
     for round in 0..rounds() {
-        let forkers = [Forker::start("one"), Forker::start("two")];
-        let first = forkers[0].shell.pid();
-        let before = (mask(first), cgroup_of_process(first));
-        let mut daemon = Daemon::start_with(enforcement, "interval = \"50ms\"\n");
-        kill_at_any_moment(&mut daemon, &forkers, round);
+        // In the order in which they are dropped again: the daemon first.
+        let Killed { forkers, before, mut daemon } = Killed::at_any_moment(enforcement, round);
         found += changed(&forkers, &before).len();
         let with_a_daemon = round % 2 == 0;
-        // Of an absent directory a daemon can't know that it is lost.
+        // By the lock file a daemon knows that the directory is lost. A daemon beside another has no lock file.
         if with_a_daemon && enforcement == Enforcement::Affinity {
             daemon.damage_state();
         } else {
@@ -243,7 +261,7 @@ fn kill_rounds_with_lost_state(enforcement: Enforcement) {
 }
 
 #[test]
-#[ignore = "in one of 30 to 60 rounds, a child of a job that was being released when the daemon was killed keeps its mask"]
+#[ignore = "in one of some 100 rounds, a process that was born during a release keeps the mask of its job"]
 fn a_daemon_killed_at_any_moment_leaves_nothing_that_a_release_does_not_undo() {
     if !has_two_cores() {
         return;

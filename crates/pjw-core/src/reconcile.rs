@@ -70,12 +70,14 @@ pub fn reconcile(
     observe::update_state(&mut draft);
     recovery::recover_cpusets(&mut draft);
     membership::update_members(&mut draft);
+    membership::released::track_children(&mut draft);
     let reported_attempts = attempts::report(&mut draft);
     observe::forget_gone(&mut draft);
     jobs::end_finished(&mut draft);
     hotplug::replace_lost_cores(&mut draft);
     let replies = serve::carry_out_all(&mut draft, commands);
     membership::update_members(&mut draft);
+    membership::released::track_children(&mut draft);
     jobs::apply_scheduler_cpusets(&mut draft);
     jobs::serve_waiting(&mut draft);
     unassigned::update_and_report(&mut draft);
@@ -89,6 +91,7 @@ pub fn reconcile(
 
     recovery::warn_of_recovered(&mut draft);
     unknown_masks::update_and_report(&mut draft);
+    membership::released::settle(&mut draft);
     report_incomplete_scan(&mut draft, snapshot);
 
     let planned = draft.jobs_to_plan();

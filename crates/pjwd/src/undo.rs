@@ -28,6 +28,9 @@ const MAX_CYCLES: usize = 20;
 /// The delay between two cycles. Over all cycles it is long enough to repeat a call to an unresponsive systemd.
 const CYCLE_DELAY: Duration = Duration::from_millis(700);
 
+/// The delay between two cycles while only a fork may be unfinished that began before the release.
+const FORK_DELAY: Duration = Duration::from_millis(20);
+
 /// The number of scans before the release. A process that was born before the fork events are read, and that ended during
 /// the first scan, may have children: the next scan finds these.
 const FINDING_SCANS: usize = 2;
@@ -141,6 +144,7 @@ fn release<J: Journal>(
         let mut unscanned = warden.state().lineage.unscanned_descendants();
         let is_scanned = unscanned.all(|(_, descendant)| descendant.requests.is_empty());
         let nothing_left = warden.state().journaled_masks().next().is_none()
+            && warden.state().released_masks.is_empty()
             && warden.state().cpusets.paths().next().is_none();
         if !report.unfinished && nothing_left && is_scanned {
             break;
@@ -148,6 +152,8 @@ fn release<J: Journal>(
         // systemd may be busy. Retry the requests without an answer after a delay.
         if warden.state().cpusets.paths().next().is_some() {
             std::thread::sleep(CYCLE_DELAY);
+        } else if !report.unfinished {
+            std::thread::sleep(FORK_DELAY);
         }
     }
     if let Some(path) = narrow_cpusets(warden.state()).next() {

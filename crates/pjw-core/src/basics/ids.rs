@@ -76,6 +76,10 @@ pub struct BirthTime {
 }
 
 impl BirthTime {
+    /// The longest time that a fork is assumed to take: 100 ms. The kernel copies the mask of the parent when the fork
+    /// begins, and takes the start time and sends the fork event when it ends (kernel/fork.c, `copy_process`).
+    pub const FORK_TIME: Nanos = Nanos(100_000_000);
+
     /// Makes the birth time of a thread from its start time, which the kernel rounds to 10 ms. `first_seen` is the
     /// time of the scan that first found the thread: the thread was born before that scan.
     #[must_use]

@@ -63,11 +63,13 @@ pub(crate) fn release_job(draft: &mut Draft<'_>, id: &JobId, why: &str) {
     let grant = job.grant_by(GrantedBy::Scheduler).cloned();
     let cpus = if grant.is_some() { CpuSet::new() } else { draft.state.pool.release(id) };
     report_released(draft, id, why, &cpus);
+    keep_released_masks(draft, id);
     draft.put_job(Job { grant, released: true, ..job });
 }
 
 /// Removes a job: its cores become free, and the masks of its threads are restored.
 pub(crate) fn release(draft: &mut Draft<'_>, id: &JobId, why: &str) {
+    keep_released_masks(draft, id);
     let Some(job) = draft.state.jobs.remove(id) else { return };
     draft.recheck_for_job(&job);
     draft.recheck.extend(draft.state.members_of(id).map(|member| member.id.pid));
@@ -79,6 +81,14 @@ pub(crate) fn release(draft: &mut Draft<'_>, id: &JobId, why: &str) {
     draft.state.move_to_restoring(id);
     draft.out.records.push(Record::Ended(id.clone()));
     report_released(draft, id, why, &cpus);
+}
+
+/// Journals the masks of a job that is about to be released: children that no scan has found may keep them.
+fn keep_released_masks(draft: &mut Draft<'_>, id: &JobId) {
+    if let Some(released) = draft.state.masks_to_release(id, draft.now.since_boot) {
+        draft.out.records.push(Record::ReleasedMasks(released.clone()));
+        draft.state.released_masks.insert(id.clone(), released);
+    }
 }
 
 fn report_released(draft: &mut Draft<'_>, id: &JobId, why: &str, cpus: &CpuSet) {

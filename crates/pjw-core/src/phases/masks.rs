@@ -314,8 +314,10 @@ pub(crate) fn restore(draft: &mut Draft<'_>) -> Vec<MaskAction> {
         let Some(member) = draft.state.restoring.get(&process.pid) else { continue };
         let kept: Vec<ThreadId> = member.journaled_masks().map(|(thread, _)| thread).collect();
         kept.into_iter().for_each(|thread| draft.stop_journaling(thread));
-        draft.state.restoring.remove(&process.pid);
-        draft.state.lineage.forget_requests(process.pid);
+        if let Some(member) = draft.state.restoring.remove(&process.pid) {
+            let is_settled = !draft.state.released_masks.contains_key(&member.job);
+            draft.state.lineage.note_restored(&member, is_settled);
+        }
     }
     actions
 }

@@ -5,13 +5,15 @@
 //! variable counts only for the owner of the job, and only if the job is known otherwise or an ancestor is the
 //! scheduler's launcher. Otherwise a user could join the job of another user, or invent jobs to get more cores.
 
-use crate::basics::{BirthTime, CpuSet, Pid, ProcessId, Uid, prelude::*};
+use crate::basics::{CpuSet, Pid, Uid, prelude::*};
 use crate::phases::{draft::Draft, observe::update_threads, unassigned::adopting_job};
-use crate::state::{KnownProcess, MaskEntry, MaskRequest, MaskWriter, Member, WardenState, child_evidence};
+use crate::state::{KnownProcess, Member, WardenState, child_evidence};
 use crate::terms::{
     BatchRole, CgroupOwner, Evidence, GrantedBy, Job, JobId, JobMark, JobUnit, Lifetime, MarkKind, Observed,
     Process, Record, Source,
 };
+
+pub(crate) mod released;
 
 /// Makes processes members of their jobs: processes without a job, and members for which a scan found stronger evidence
 /// for another job.
@@ -26,7 +28,6 @@ pub(crate) fn update_members(draft: &mut Draft<'_>) {
         }
         found.iter().for_each(|(pid, found_job)| join(draft, *pid, found_job));
     }
-    track_children_of_released(draft);
 }
 
 /// The processes that may belong to another job than before: the scanned processes, and those that a changed job
@@ -38,92 +39,6 @@ fn processes_to_check<'a>(draft: &'a Draft<'_>) -> Box<dyn Iterator<Item = &'a K
     }
     let pids: BTreeSet<Pid> = draft.scanned_pids().chain(draft.recheck.iter().copied()).collect();
     Box::new(pids.into_iter().filter_map(|pid| processes.get(&pid)))
-}
-
-/// Tracks the children of released processes. A child that was born before the mask of its parent was restored has the mask
-/// that pjw set for the parent.
-fn track_children_of_released(draft: &mut Draft<'_>) {
-    note_orphans_of_released(draft);
-    let state = &*draft.state;
-    let persists = draft.policy.cpuset_support.affinity_persists;
-    let child_with_mask = |known: &KnownProcess| {
-        let (id, mask) = (known.process.id, known.process.mask.as_ref()?);
-        // A process that was seen before was not born to a tracked process.
-        if !known.is_new || state.tracked(id.pid).is_some() {
-            return None;
-        }
-        let birth = BirthTime::from_start_time(id.start, Some(known.first_seen));
-        let parent = state.restoring.get(&known.process.parent).filter(|parent| parent.id.start <= id.start);
-        let descendant = state.lineage.descendant(id.pid);
-        let (job, requests): (&JobId, Vec<MaskRequest>) = match (descendant, parent) {
-            (Some(descendant), _) => (&descendant.job, descendant.requests.clone()),
-            (None, Some(parent)) => (&parent.job, parent.requests_at_birth(birth).cloned().collect()),
-            (None, None) => return None,
-        };
-        let mut entry = MaskEntry::from_inherited(requests, birth)?;
-        let limits = state.birth_limits(id.pid, descendant, birth.earliest, persists);
-        entry.note_reading(mask, &limits, draft.now.since_boot);
-        let (job, evidence) = (job.clone(), Evidence::Parent);
-        let (first_seen, threads) = (Some(known.first_seen), BTreeMap::new());
-        let child = Member { id, job, evidence, inherited: None, first_seen, threads };
-        entry.needs_restore().then_some(child)
-    };
-    let children: Vec<Member> = processes_to_check(draft).filter_map(child_with_mask).collect();
-    for child in children {
-        let pid = child.id.pid;
-        draft.out.records.push(Record::Left(child.membership()));
-        draft.state.restoring.insert(pid, child);
-        update_threads_of(draft, pid);
-    }
-}
-
-/// Records the descent of new orphans that have exactly a mask that pjw set for a released process.
-fn note_orphans_of_released(draft: &mut Draft<'_>) {
-    let state = &*draft.state;
-    let is_new = |known: &&KnownProcess| known.is_new && state.tracked(known.process.id.pid).is_none();
-    let orphans = processes_to_check(draft).filter(is_new);
-    let orphans =
-        orphans.filter_map(|known| Some((known.process.id.pid, request_of_released(state, known)?)));
-    let orphans: Vec<(Pid, (Member, MaskRequest))> = orphans.collect();
-    for (pid, (ancestor, request)) in orphans {
-        draft.state.lineage.note_orphan(pid, &ancestor, vec![request]);
-    }
-}
-
-/// The request of pjw for a released process of the same user that an orphan of unknown descent inherited: the orphan has
-/// exactly this mask. `None` if there is none, or if several have different original masks. Never for root, whose daemons
-/// choose masks.
-fn request_of_released(state: &WardenState, known: &KnownProcess) -> Option<(Member, MaskRequest)> {
-    let (process, online) = (&known.process, state.pool.online_cpus());
-    let birth = BirthTime::from_start_time(process.id.start, Some(known.first_seen));
-    let mask = process.mask.as_ref().filter(|mask| !online.is_subset(mask))?;
-    if process.uid == Uid::ROOT || !is_orphan_of_unknown_descent(state, known) {
-        return None;
-    }
-    let recorded = state.released_masks.iter().chain(&state.recorded_masks);
-    let recorded = recorded.map(|(thread, entry)| (thread.process, entry));
-    let scanned = state.restoring.values().flat_map(|member| {
-        let entries = member.threads.values().filter_map(|thread| thread.mask.as_ref());
-        entries.map(|entry| (member.id, entry))
-    });
-    let is_relative = |id: ProcessId| {
-        let is_released = state.restoring.get(&id.pid).is_some_and(|member| member.id == id);
-        let relative = state.process(id.pid).filter(|relative| relative.id == id);
-        is_released
-            && id.start <= process.id.start
-            && relative.is_some_and(|relative| relative.uid == process.uid)
-    };
-    let requests = recorded
-        .chain(scanned)
-        .filter(|(id, _)| is_relative(*id))
-        .flat_map(|(id, entry)| entry.requests_inherited_at(birth).map(move |request| (id, request)));
-    let mut inherited = requests.filter(|(_, request)| {
-        request.by == MaskWriter::Warden && request.mask.intersection(&online) == *mask
-    });
-    let (first, request) = inherited.next()?;
-    let is_same = inherited.all(|(_, other)| other.original == request.original);
-    let ancestor = state.restoring.get(&first.pid)?;
-    is_same.then(|| (ancestor.clone(), request.clone()))
 }
 
 /// The job to which a process belongs, with the evidence.

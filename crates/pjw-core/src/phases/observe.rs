@@ -43,7 +43,6 @@ pub(crate) fn forget_gone(draft: &mut Draft<'_>) {
     gone.into_iter().for_each(|pid| state.forget_gone(pid));
     if draft.full {
         forget_unread_masks(draft);
-        draft.state.released_masks.clear();
     }
 }
 

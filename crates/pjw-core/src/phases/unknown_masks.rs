@@ -73,8 +73,8 @@ fn may_inherit_from_root(state: &WardenState, known: &KnownProcess) -> bool {
     let Some(mask) = process.mask.as_ref().filter(|mask| !state.pool.online_cpus().is_subset(mask)) else {
         return false;
     };
-    is_orphan_of_unknown_descent(state, known)
-        && state.jobs.of_owner(Uid::ROOT).any(|job| {
+    let has_mask_of_job = || {
+        state.jobs.of_owner(Uid::ROOT).any(|job| {
             let members = || state.members_of(&job.id).filter(|member| member.id.start <= process.id.start);
             let entries = members()
                 .flat_map(|member| member.threads.values())
@@ -85,6 +85,8 @@ fn may_inherit_from_root(state: &WardenState, known: &KnownProcess) -> bool {
                 && (is_granted
                     || requests.any(|request| request.by == MaskWriter::Warden && request.mask == *mask))
         })
+    };
+    is_orphan_of_unknown_descent(state, known) && (has_mask_of_job() || state.has_released_mask(process))
 }
 
 /// The warning that an earlier daemon may have set the masks of these processes. `None` if there are none.

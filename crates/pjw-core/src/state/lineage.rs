@@ -157,11 +157,12 @@ impl Lineage {
         }
     }
 
-    /// Records the descent of an orphan that is known by its mask, and not by a fork event: from the released process
-    /// `ancestor`, with these requests.
-    pub(crate) fn note_orphan(&mut self, orphan: Pid, ancestor: &Member, requests: Vec<MaskRequest>) {
-        self.of_unknown_descent.remove(&orphan);
-        self.descendants.insert(orphan, Descendant::of(ancestor, false, None, requests));
+    /// Records the requests of which a released process may have inherited one, also those that its fork event does not name.
+    pub(crate) fn note_inherited(&mut self, released: &Member, requests: Vec<MaskRequest>) {
+        let pid = released.id.pid;
+        self.of_unknown_descent.remove(&pid);
+        let new = || Descendant::of(released, false, None, Vec::new());
+        self.descendants.entry(pid).or_insert_with(new).requests = requests;
     }
 
     /// Whether the process has an ancestor of which nothing is known, although its own fork event was read.
@@ -201,11 +202,24 @@ impl Lineage {
         self.unscanned.remove(&pid);
     }
 
-    /// Removes the inherited requests of a process that is no longer tracked: it may make requests that no scan reads.
-    pub(crate) fn forget_requests(&mut self, pid: Pid) {
+    /// Records that the original masks of a released process are in force again. Its inherited requests are removed: it may
+    /// make requests that no scan reads. Until the release is settled, its children are descendants: the fork of one may have
+    /// begun before the restore.
+    pub(crate) fn note_restored(&mut self, released: &Member, is_settled: bool) {
+        let pid = released.id.pid;
+        if !is_settled && self.descendants.len() < MAX_DESCENDANTS {
+            let new = || Descendant::of(released, false, None, Vec::new());
+            self.descendants.entry(pid).or_insert_with(new);
+        }
         if let Some(descendant) = self.descendants.get_mut(&pid) {
             descendant.requests.clear();
         }
+    }
+
+    /// Removes the scanned descendants of the released processes of a job, when no process has a mask of the job any more.
+    pub(crate) fn settle(&mut self, job: &JobId) {
+        let Self { descendants, unscanned, .. } = self;
+        descendants.retain(|pid, known| known.is_member || known.job != *job || unscanned.contains(pid));
     }
 
     /// Records that a scan found a tracked process gone. If its exit event was not read yet, a descendant keeps the facts
@@ -218,6 +232,11 @@ impl Lineage {
         }
         let requests = member.requests().cloned().collect();
         self.descendants.entry(pid).or_insert_with(|| Descendant::of(member, is_member, None, requests));
+    }
+
+    /// Removes a process that has ended, where no exit event says so.
+    pub(crate) fn forget(&mut self, pid: Pid) {
+        self.descendants.remove(&pid);
     }
 
     /// Removes all descendants. Called when process events were lost: a process may have exited unseen, and its pid

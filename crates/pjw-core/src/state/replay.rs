@@ -18,7 +18,8 @@ impl WardenState {
         let masks =
             masks.flat_map(|(thread, entry)| mask_records(thread, entry, |_| true).collect::<Vec<_>>());
         let cpusets = self.cpusets.records().into_iter().map(Record::Cpuset);
-        jobs.chain(cpusets).chain(members).chain(restoring).chain(masks).collect()
+        let released = self.released_masks.values().cloned().map(Record::ReleasedMasks);
+        jobs.chain(released).chain(cpusets).chain(members).chain(restoring).chain(masks).collect()
     }
 
     /// Applies one record of the journal to the state, when the daemon starts. A recorded job loses its grant (its
@@ -63,8 +64,13 @@ impl WardenState {
                 }
             }
             Record::MaskReleased(thread) => {
-                let released = self.recorded_masks.remove(&thread);
-                self.released_masks.extend(released.map(|entry| (thread, entry)));
+                self.recorded_masks.remove(&thread);
+            }
+            Record::ReleasedMasks(released) => {
+                self.released_masks.insert(released.job.clone(), released);
+            }
+            Record::ReleaseSettled(job) => {
+                self.released_masks.remove(&job);
             }
             Record::Cpuset(record) => self.cpusets.apply_record(&record, self.topology.cpus(), Nanos(0)),
         }

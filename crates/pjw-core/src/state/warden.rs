@@ -17,7 +17,7 @@ use crate::state::{
 };
 use crate::terms::{
     Cgroup, Grant, GrantedBy, IdleGroup, IdleWatch, JobId, MaskAction, MaskActionKind, Observed, Process,
-    ProcessEvent, Warning,
+    ProcessEvent, ReleasedMasks, Warning,
 };
 
 /// All that pjwd knows between two cycles (one cycle is a scan, a decision and its changes): the machine, the jobs,
@@ -47,9 +47,9 @@ pub struct WardenState {
     pub cpusets: CpusetRegistry,
     /// The saved masks from the journal of threads that no scan has read since the daemon was restarted.
     pub recorded_masks: BTreeMap<ThreadId, MaskEntry>,
-    /// The mask entries that the earlier daemon ended, until the first full scan: a child that was born before the end may
-    /// have such a mask, and the earlier daemon may have been killed before it found the child.
-    pub(crate) released_masks: BTreeMap<ThreadId, MaskEntry>,
+    /// The masks of released jobs that descendants of their processes may have, until a full scan after the release finds
+    /// that none has one. Also those of jobs that an earlier daemon released.
+    pub released_masks: BTreeMap<JobId, ReleasedMasks>,
     /// Whether records of an earlier daemon were lost. The next full scan finds the processes whose masks that daemon may
     /// have set.
     pub is_record_lost: bool,
@@ -210,11 +210,19 @@ impl WardenState {
         tracked.flat_map(Member::journaled_masks).chain(unread)
     }
 
-    /// Removes the mask entries from the journal for threads of this process that have ended.
-    pub(crate) fn forget_recorded_masks(&mut self, process: ProcessId) {
+    /// The mask entries in the journal for the threads of this process that no scan has read since the restart.
+    pub(crate) fn recorded_masks_of(
+        &self,
+        process: ProcessId,
+    ) -> impl Iterator<Item = (&ThreadId, &MaskEntry)> {
         let first = ThreadId { process, tid: Tid(0), start: StartTime(0) };
         let last = ThreadId { process, tid: Tid(u32::MAX), start: StartTime(u64::MAX) };
-        let ended: Vec<ThreadId> = self.recorded_masks.range(first..=last).map(|(&id, _)| id).collect();
+        self.recorded_masks.range(first..=last)
+    }
+
+    /// Removes the mask entries from the journal for threads of this process that have ended.
+    pub(crate) fn forget_recorded_masks(&mut self, process: ProcessId) {
+        let ended: Vec<ThreadId> = self.recorded_masks_of(process).map(|(&id, _)| id).collect();
         ended.iter().for_each(|id| drop(self.recorded_masks.remove(id)));
     }
 
@@ -353,6 +361,9 @@ impl WardenState {
             && let Some((process, is_member)) = tracked_in(&self.members, &self.restoring, pid)
         {
             self.lineage.note_gone(process, is_member);
+        }
+        if self.fork_events_complete_since.is_none() {
+            self.lineage.forget(pid);
         }
         self.forget(pid);
     }

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::basics::{CpuSet, Nanos, ProcessId, ThreadId, prelude::*};
+use crate::basics::{CpuSet, Nanos, ProcessId, ThreadId, Uid, prelude::*};
 use crate::terms::job::{Job, JobId};
 use crate::terms::{cpuset_group::JobCpuset, evidence::Evidence};
 
@@ -67,6 +67,44 @@ pub struct Membership {
     pub first_seen: Option<Nanos>,
 }
 
+/// The masks that the processes of a job had because of pjw when it was released. A child that was born before the masks of
+/// its parent were restored, and that no scan has found, has one of these masks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReleasedMasks {
+    /// The job that was released.
+    pub job: JobId,
+    /// The users of the processes.
+    pub users: BTreeSet<Uid>,
+    /// Each mask, with the original mask of the thread.
+    pub masks: BTreeSet<ReleasedMask>,
+    /// The time since when processes may have had these masks, in ns since boot.
+    pub since: Nanos,
+    /// The time of the release, in ns since boot.
+    pub released_at: Nanos,
+}
+
+impl ReleasedMasks {
+    /// No masks of a job that is released at this time.
+    #[must_use]
+    pub fn new(job: JobId, released_at: Nanos) -> Self {
+        Self { job, users: BTreeSet::new(), masks: BTreeSet::new(), since: released_at, released_at }
+    }
+
+    /// Adds masks.
+    pub(crate) fn extend(&mut self, masks: impl Iterator<Item = ReleasedMask>) {
+        self.masks.extend(masks);
+    }
+}
+
+/// A mask that processes of a job had because of pjw when the job was released.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ReleasedMask {
+    /// The mask that pjw requested, or that the cpuset of the job left.
+    pub set: CpuSet,
+    /// The original mask: the mask that a release restores.
+    pub before: CpuSet,
+}
+
 /// A record of the journal, which describes one change: of a job, of the processes of a job, of an affinity mask, or
 /// of a cpuset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,6 +140,10 @@ pub enum Record {
     /// grant.
     #[serde(rename = "untouched")]
     MaskReleased(ThreadId),
+    /// A job is about to be released: descendants of its processes that no scan has found may keep these masks.
+    ReleasedMasks(ReleasedMasks),
+    /// A full scan after the release of a job found that no process has a mask of it any more.
+    ReleaseSettled(JobId),
     /// A record about the cpuset of a job.
     #[serde(rename = "wall")]
     Cpuset(CpusetRecord),

@@ -17,6 +17,7 @@ mod membership;
 mod overloaded;
 mod recovery;
 mod refusals;
+mod released;
 mod restore;
 mod visits;
 mod without_cpuset;

@@ -406,26 +406,6 @@ fn a_refused_restore_of_a_mask_cut_by_a_cpuset_is_tried_again() {
 }
 
 #[test]
-fn an_orphan_that_a_killed_daemon_did_not_find_after_a_release_gets_the_original_mask() {
-    let mut m = machine();
-    m.spawn(10, 1, 1001);
-    m.assign("a", 2, &[10]).unwrap();
-    let mut records = m.state.records();
-    m.advance(SECOND);
-    m.release("a").unwrap();
-    records.extend(m.records.iter().cloned());
-    // The parent of process 20 had the mask of the job, and ended. Process 30 chose another mask.
-    for (pid, uid, mask) in [(20, 1001, "0-1"), (30, 1001, "1-2"), (40, 0, "0-1"), (50, 1002, "0-1")] {
-        m.spawn(pid, 1, uid);
-        m.bind(pid, pid, mask);
-    }
-    m.lose_state();
-    records.into_iter().for_each(|record| m.state.replay(record));
-    m.settle();
-    assert_eq!([10, 20, 30, 40, 50].map(|pid| m.mask(pid, pid)), ["0-7", "0-7", "1-2", "0-1", "0-1"]);
-}
-
-#[test]
 fn a_mask_requested_after_pjw_had_set_another_one_is_journaled_before_a_cpuset_hides_it() {
     let cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Legacy, affinity_persists: true };
     let policy = Policy { cpuset_support, adopt_strays: true, ..Policy::default() };

@@ -63,7 +63,8 @@ impl<N: Node, J: Journal> Warden<N, J> {
             Command::Assign(assign) if assign.session.is_none() => {
                 Some(assign.pids.len() + threads_of(&assign.job))
             }
-            Command::Release { job, .. } => Some(threads_of(job)),
+            // The masks that are restored, and the masks from which children may have to be restored.
+            Command::Release { job, .. } => Some(2 * threads_of(job)),
             Command::Assign(_) | Command::ReleaseAll { .. } | Command::Defrag { .. } => None,
         });
         let records = records.sum::<Option<usize>>().filter(|&records| records <= MAX_RESERVED_RECORDS);

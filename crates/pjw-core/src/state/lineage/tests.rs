@@ -122,9 +122,25 @@ fn a_child_of_a_tracked_process_whose_masks_are_unread_begins_with_a_request_tha
     state.apply_events(&[fork(11, 12)]);
     assert_eq!(state.lineage.descendant(Pid(12)).unwrap().ancestor, Pid(11));
     assert_eq!(masks(&state, 12), [set("0-1")]);
-    state.lineage.forget_requests(Pid(11));
+    let released = state.members[&Pid(11)].clone();
+    state.lineage.note_restored(&released, true);
     state.apply_events(&[fork(11, 13)]);
     assert_eq!(masks(&state, 13), [], "the masks of its parent were restored");
+}
+
+#[test]
+fn the_children_of_a_restored_process_are_descendants_until_the_release_is_settled() {
+    let mut state = with_a_member();
+    let released = state.members.remove(Pid(10)).unwrap();
+    state.lineage.note_restored(&released, false);
+    state.apply_events(&[fork(10, 11)]);
+    let child = state.lineage.descendant(Pid(11)).unwrap();
+    assert!(!child.is_member && child.job == job("a") && child.requests.is_empty());
+    state.lineage.scanned(Pid(11));
+    state.apply_events(&[fork(11, 12)]);
+    state.lineage.settle(&job("a"));
+    assert!(state.lineage.descendant(Pid(10)).is_none() && state.lineage.descendant(Pid(11)).is_none());
+    assert!(state.lineage.descendant(Pid(12)).is_some(), "no scan has read its mask");
 }
 
 #[test]

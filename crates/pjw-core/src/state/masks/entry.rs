@@ -221,6 +221,11 @@ impl MaskEntry {
         self.candidates.iter()
     }
 
+    /// Iterates over all requests of which the entry knows, also the replaced ones.
+    pub(crate) fn known_requests(&self) -> impl Iterator<Item = &MaskRequest> {
+        self.earlier.iter().map(|(request, _)| request).chain(&self.candidates)
+    }
+
     /// Whether the thread's own program requested the present mask of the thread, not pjw or the kernel.
     #[must_use]
     pub fn is_from_program(&self) -> bool {
@@ -392,7 +397,14 @@ impl MaskEntry {
             limits.show(&request.mask, seen) || (is_narrowed && request.by != MaskWriter::Kernel)
         };
         if self.candidates.iter().any(predicts) {
-            self.candidates.retain(|request| predicts(request));
+            let known = core::mem::take(&mut self.candidates);
+            let (kept, excluded): (SmallVec<[MaskRequest; 1]>, SmallVec<[MaskRequest; 1]>) =
+                known.into_iter().partition(predicts);
+            self.candidates = kept;
+            if last_read_at == Nanos(0) {
+                // The earlier daemon made some of these requests, and children may have inherited them.
+                self.replace(excluded, Some(now));
+            }
             return MaskReading::Predicted;
         }
         let request = limits.request_of(seen, last_read_at);
@@ -444,7 +456,8 @@ impl MaskEntry {
     /// Iterates over the mask requests of this thread that may have been the last one at the time `birth`. A child
     /// that was forked at that time inherited the mask of one of them.
     pub fn requests_inherited_at(&self, birth: BirthTime) -> impl Iterator<Item = &MaskRequest> {
-        let earlier = self.earlier.iter().filter(move |(_, end)| end.is_none_or(|end| end >= birth.earliest));
+        let copied_after = Nanos(birth.earliest.0.saturating_sub(BirthTime::FORK_TIME.0));
+        let earlier = self.earlier.iter().filter(move |(_, end)| end.is_none_or(|end| end >= copied_after));
         let all = earlier.map(|(request, _)| request).chain(&self.candidates);
         all.filter(move |request| !birth.is_before(request.since))
     }

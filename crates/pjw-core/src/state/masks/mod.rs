@@ -3,4 +3,5 @@
 pub mod entry;
 pub mod old_kernels;
 pub(crate) mod reading;
+mod released;
 pub mod target;

@@ -175,7 +175,10 @@ impl WardenState {
     /// registered process: it may have had such a mask before. Except the first thread of a process whose descent is
     /// known.
     fn jobs_requests(&self, member: &Member, is_first: bool, birth: BirthTime) -> Vec<MaskRequest> {
-        let has_known_descent = self.has_known_descent(member.id.pid, birth.earliest);
+        // A child of a process whose masks were unread at the fork has a known descent, but no known requests.
+        let descendant = self.lineage.descendant(member.id.pid);
+        let has_known_descent = self.has_known_descent(member.id.pid, birth.earliest)
+            && descendant.is_none_or(|descendant| !descendant.requests.is_empty());
         if is_first && (has_known_descent || member.evidence == Evidence::Registered) {
             return Vec::new();
         }

@@ -181,7 +181,7 @@ fn a_child_begins_with_a_request_that_held_when_it_was_born() {
     };
     assert_eq!(requests(1), [machine()], "before the write");
     assert_eq!(requests(3), [machine(), set("0-3")], "the write may not have been carried out yet");
-    assert_eq!(requests(5), [set("0-3")], "a reading after the write was before");
+    assert_eq!(requests(BirthTime::FORK_TIME.0 + 5), [set("0-3")], "a reading after the write was before");
     assert!(MaskEntry::from_inherited([], at(5)).is_none());
 }
 
@@ -472,4 +472,36 @@ proptest! {
             kernel.take(step)?;
         }
     }
+}
+
+#[test]
+fn a_child_may_have_a_mask_that_was_replaced_while_it_was_being_forked() {
+    let mut parent = confined();
+    let restored_at = parent.last_read_at();
+    parent.begin_write(machine(), machine(), restored_at);
+    parent.end_write(&machine(), &machine(), &everything());
+    read(&mut parent, "0-7", &everything(), restored_at.0 + 1);
+    let inherited = |after: u64| {
+        let birth = at(restored_at.0 + 1 + after);
+        parent.requests_inherited_at(birth).map(|request| request.mask.clone()).collect::<Vec<_>>()
+    };
+    assert!(inherited(1_000_000).contains(&set("0-3")), "the kernel copies the mask when a fork begins");
+    assert_eq!(inherited(BirthTime::FORK_TIME.0 + 1), [machine()], "no fork takes that long");
+}
+
+#[test]
+fn a_recorded_request_that_a_reading_excludes_may_still_be_that_of_a_child() {
+    let request = |mask: &str, since| MaskRequest {
+        mask: set(mask),
+        original: machine(),
+        by: MaskWriter::Warden,
+        since: Nanos(since),
+    };
+    let mut parent = MaskEntry::from_record(request("0-1", 2));
+    parent.add_recorded_request(request("0-7", 4));
+    assert_eq!(read(&mut parent, "0-7", &everything(), 6), MaskReading::Predicted);
+    assert_eq!(masks(&parent), [machine()]);
+    let inherited: Vec<CpuSet> =
+        parent.requests_inherited_at(at(5)).map(|known| known.mask.clone()).collect();
+    assert_eq!(inherited, [set("0-1"), machine()]);
 }

@@ -1,0 +1,91 @@
+//! The children of released processes. A child that was born before the mask of its parent was restored has the mask that
+//! pjw set for the parent. It is tracked until its original mask is restored.
+
+use crate::basics::{BirthTime, ProcessId, prelude::*};
+use crate::phases::draft::Draft;
+use crate::phases::membership::{is_orphan_of_unknown_descent, processes_to_check, update_threads_of};
+use crate::state::{KnownProcess, MaskEntry, MaskRequest, Member, WardenState};
+use crate::terms::{Evidence, JobId, Record};
+
+/// Tracks the children of released processes. The child of a child is found after its parent: repeats until nothing new is
+/// found.
+pub(crate) fn track_children(draft: &mut Draft<'_>) {
+    loop {
+        let state = &*draft.state;
+        let persists = draft.policy.cpuset_support.affinity_persists;
+        let child = |known: &KnownProcess| {
+            // A process that was seen before was not born to a tracked process.
+            let is_untracked = known.is_new && state.tracked(known.process.id.pid).is_none();
+            let (job, requests) = is_untracked.then(|| inherited_requests(state, known)).flatten()?;
+            let (id, mask) = (known.process.id, known.process.mask.as_ref()?);
+            let birth = BirthTime::from_start_time(id.start, Some(known.first_seen));
+            let mut entry = MaskEntry::from_inherited(requests.clone(), birth)?;
+            let limits =
+                state.birth_limits(id.pid, state.lineage.descendant(id.pid), birth.earliest, persists);
+            entry.note_reading(mask, &limits, draft.now.since_boot);
+            let child = released_member(id, job, known);
+            entry.needs_restore().then_some((child, requests))
+        };
+        let children: Vec<(Member, Vec<MaskRequest>)> = processes_to_check(draft).filter_map(child).collect();
+        if children.is_empty() {
+            break;
+        }
+        for (child, requests) in children {
+            let pid = child.id.pid;
+            draft.state.lineage.note_inherited(&child, requests);
+            draft.out.records.push(Record::Left(child.membership()));
+            draft.state.restoring.insert(pid, child);
+            update_threads_of(draft, pid);
+        }
+    }
+}
+
+/// Forgets the masks of the released jobs of which a full scan found no process left.
+pub(crate) fn settle(draft: &mut Draft<'_>) {
+    if !draft.full {
+        return;
+    }
+    for job in draft.state.settled_releases(draft.now.since_boot) {
+        draft.state.released_masks.remove(&job);
+        draft.state.lineage.settle(&job);
+        draft.out.records.push(Record::ReleaseSettled(job));
+    }
+}
+
+fn released_member(id: ProcessId, job: &JobId, known: &KnownProcess) -> Member {
+    let (job, evidence, first_seen) = (job.clone(), Evidence::Parent, Some(known.first_seen));
+    Member { id, job, evidence, inherited: None, first_seen, threads: BTreeMap::new() }
+}
+
+/// The job of the released process to which a process was born, and the requests of which it may have inherited one. By its
+/// fork event, else by its parent, else by its mask.
+fn inherited_requests<'a>(
+    state: &'a WardenState,
+    known: &'a KnownProcess,
+) -> Option<(&'a JobId, Vec<MaskRequest>)> {
+    let process = &known.process;
+    let birth = BirthTime::from_start_time(process.id.start, Some(known.first_seen));
+    let parent = state.restoring.get(&process.parent).filter(|parent| parent.id.start <= process.id.start);
+    let descendant = state.lineage.descendant(process.id.pid);
+    let by_event = descendant.map(|descendant| (&descendant.job, descendant.requests.clone()));
+    let by_parent = || {
+        let parent = parent?;
+        let own = state.lineage.descendant(parent.id.pid).into_iter().flat_map(|known| &known.requests);
+        Some((&parent.job, parent.requests_at_birth(birth).chain(own).cloned().collect()))
+    };
+    let has_requests = |(_, requests): &(&JobId, Vec<MaskRequest>)| !requests.is_empty();
+    let by_relative = by_event.filter(has_requests).or_else(by_parent);
+    // The process that adopted an orphan may also be its true parent.
+    let has_mask_of_parent =
+        || state.process(process.parent).is_some_and(|parent| parent.mask == process.mask);
+    let is_orphan = || is_orphan_of_unknown_descent(state, known) && !has_mask_of_parent();
+    let may_inherit = descendant.is_some() || parent.is_some() || is_orphan();
+    let by_mask = may_inherit.then(|| state.released_request_of(process)).flatten();
+    match (by_relative, by_mask) {
+        // The newest request decides where several are possible.
+        (Some((job, requests)), Some((_, request))) => {
+            Some((job, [request].into_iter().chain(requests).collect()))
+        }
+        (by_relative, by_mask) => by_relative.or_else(|| by_mask.map(|(job, request)| (job, vec![request]))),
+    }
+}

@@ -1,0 +1,105 @@
+//! The masks of released jobs.
+//!
+//! A process may be born while the masks of its parent are being restored, and be found only after its ancestors have
+//! ended. So the masks of a released job are kept, also in the journal, until a full scan finds no process that may still
+//! have one of them.
+
+use crate::basics::{BirthTime, CpuSet, Nanos, Uid, prelude::*};
+use crate::state::masks::entry::{MaskEntry, MaskRequest, MaskWriter, effective_mask};
+use crate::state::warden::WardenState;
+use crate::terms::{JobId, Process, ReleasedMask, ReleasedMasks};
+
+impl WardenState {
+    /// The masks that the tracked processes of a job which is about to be released have because of pjw, and those of an
+    /// earlier release of this job that is not settled. `None` if there are none.
+    pub(crate) fn masks_to_release(&self, job: &JobId, now: Nanos) -> Option<ReleasedMasks> {
+        let earlier = self.released_masks.get(job).cloned();
+        let new = || ReleasedMasks::new(job.clone(), now);
+        let mut released = ReleasedMasks { released_at: now, ..earlier.unwrap_or_else(new) };
+        for member in self.tracked_of(job) {
+            let scanned = member.threads.values().filter_map(|thread| thread.mask.as_ref());
+            let entries = scanned.chain(self.recorded_masks_of(member.id).map(|(_, entry)| entry));
+            let cpuset = self.cpusets.cpuset_of(job).filter(|_| self.is_in_job_cpuset(member));
+            let cpuset = cpuset.map(|managed| &managed.job_cpuset.spec.cpus);
+            for request in entries.flat_map(MaskEntry::known_requests) {
+                released.extend(masks_because_of_pjw(request, cpuset));
+                if request.by == MaskWriter::Warden {
+                    released.since = released.since.min(request.since);
+                }
+            }
+            released.users.extend(self.process(member.id.pid).map(|process| process.uid));
+        }
+        let job = self.jobs.get(job);
+        released.users.extend(job.map(|job| job.owner));
+        let granted_since = job.and_then(|job| job.grant.as_ref()).map(|grant| grant.since);
+        released.since = granted_since.map_or(released.since, |since| since.min(released.since));
+        (!released.masks.is_empty()).then_some(released)
+    }
+
+    /// The request of pjw that a process inherited from a process of a released job, if it has exactly that mask and that
+    /// user. `None` if there is none, or if several have different original masks. Never for root, whose daemons choose
+    /// masks.
+    pub(crate) fn released_request_of<'a>(
+        &'a self,
+        process: &'a Process,
+    ) -> Option<(&'a JobId, MaskRequest)> {
+        if process.uid == Uid::ROOT {
+            return None;
+        }
+        let mut inherited = self.released_requests_of(process);
+        let (job, request) = inherited.next()?;
+        let is_same = inherited.all(|(_, other)| other.original == request.original);
+        is_same.then_some((job, request))
+    }
+
+    /// Whether a process of any user has exactly a mask that pjw set for a released process of that user.
+    pub(crate) fn has_released_mask(&self, process: &Process) -> bool {
+        self.released_requests_of(process).next().is_some()
+    }
+
+    fn released_requests_of<'a>(
+        &'a self,
+        process: &'a Process,
+    ) -> impl Iterator<Item = (&'a JobId, MaskRequest)> {
+        let online = self.pool.online_cpus();
+        let mask = process.mask.as_ref().filter(|mask| !online.is_subset(mask));
+        let born_by = process.id.start.latest();
+        let of_user = self.released_masks.values().filter(move |released| {
+            mask.is_some() && released.users.contains(&process.uid) && released.since <= born_by
+        });
+        let requests = of_user.flat_map(|released| released.masks.iter().map(move |mask| (released, mask)));
+        let is_shown = move |set: &CpuSet| mask.is_some_and(|mask| set.intersection(&online) == *mask);
+        requests.filter(move |(_, mask)| is_shown(&mask.set)).map(|(released, mask)| {
+            let (set, original) = (mask.set.clone(), mask.before.clone());
+            let request = MaskRequest { mask: set, original, by: MaskWriter::Warden, since: released.since };
+            (&released.job, request)
+        })
+    }
+
+    /// The released jobs of which a full scan at the time `now` shows that no process has a mask of them: every process that
+    /// was found has its original masks, and every fork that began before the release has ended.
+    pub(crate) fn settled_releases(&self, now: Nanos) -> Vec<JobId> {
+        let is_unfinished = |job: &JobId| {
+            let mut unscanned = self.lineage.unscanned_descendants();
+            self.restoring.values().any(|member| member.job == *job)
+                || unscanned.any(|(_, descendant)| !descendant.is_member && descendant.job == *job)
+        };
+        let is_old = |released: &&ReleasedMasks| released.released_at.0 + BirthTime::FORK_TIME.0 < now.0;
+        let old = self.released_masks.values().filter(is_old);
+        old.map(|released| &released.job).filter(|job| !is_unfinished(job)).cloned().collect()
+    }
+}
+
+/// The masks with their originals that a child of a thread with this request may have because of pjw: the mask that pjw
+/// requested, and in the cpuset of a job what the cpuset leaves of the request. The kernel copies the latter at the begin of
+/// a fork, and does not replace it if the parent is moved to the root of the hierarchy meanwhile (kernel/cgroup/cpuset.c,
+/// `cpuset_fork`).
+fn masks_because_of_pjw<'a>(
+    request: &'a MaskRequest,
+    cpuset: Option<&'a CpuSet>,
+) -> impl Iterator<Item = ReleasedMask> {
+    let before = &request.original;
+    let requested = request.needs_restore().then(|| request.mask.clone());
+    let shown = cpuset.map(|cpuset| effective_mask(&request.mask, cpuset)).filter(|shown| shown != before);
+    requested.into_iter().chain(shown).map(|set| ReleasedMask { set, before: before.clone() })
+}

@@ -1,0 +1,144 @@
+//! Children of released processes that a killed daemon did not find. The journal names the masks that they may have, until a
+//! full scan after the release finds no such child.
+
+use pjw_core::command::Command;
+use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
+use pjw_core::ids::{Pid, Tid};
+use pjw_core::policy::Policy;
+use pjw_core::record::Record;
+use pjw_core::snapshot::ProcessEvent;
+use pjw_core::time::Nanos;
+
+use crate::machine::{Machine, ROOT, SECOND, job, machine, machine_with, regular_topology};
+
+/// A job on PUs 0-1 with process 10, whose daemon is killed right after it journaled the release. Returns the records.
+fn killed_in_a_release(m: &mut Machine) -> Vec<Record> {
+    m.spawn(10, 1, 1001);
+    m.assign("a", 2, &[10]).unwrap();
+    let mut records = m.state.records();
+    m.advance(SECOND);
+    let scan = m.state.scan_request(true);
+    let release = m.cycle(&scan, &[Command::Release { job: job("a"), caller: ROOT }]);
+    records.extend(release.records);
+    records
+}
+
+/// A process that inherited a mask.
+fn spawn_with(m: &Machine, (pid, parent, uid): (u32, u32, u32), mask: &str) {
+    m.spawn(pid, parent, uid);
+    m.bind(pid, pid, mask);
+}
+
+/// Another daemon starts with these records.
+fn restart_with(m: &mut Machine, records: Vec<Record>) {
+    m.lose_state();
+    records.into_iter().for_each(|record| m.state.replay(record));
+    m.settle();
+}
+
+#[test]
+fn an_orphan_that_a_killed_daemon_did_not_find_after_a_release_gets_the_original_mask() {
+    let mut m = machine();
+    let records = killed_in_a_release(&mut m);
+    // The parent of process 20 had the mask of the job, and ended. Process 30 chose another mask.
+    for (pid, uid, mask) in [(20, 1001, "0-1"), (30, 1001, "1-2"), (40, 0, "0-1"), (50, 1002, "0-1")] {
+        spawn_with(&m, (pid, 1, uid), mask);
+    }
+    restart_with(&mut m, records);
+    assert_eq!([10, 20, 30, 40, 50].map(|pid| m.mask(pid, pid)), ["0-7", "0-7", "1-2", "0-1", "0-1"]);
+}
+
+#[test]
+fn an_orphan_gets_the_original_mask_also_if_every_process_of_the_journal_has_ended() {
+    let mut m = machine();
+    let records = killed_in_a_release(&mut m);
+    spawn_with(&m, (20, 1, 1001), "0-1");
+    m.exit(10);
+    restart_with(&mut m, records);
+    assert_eq!(m.mask(20, 20), "0-7");
+}
+
+#[test]
+fn the_children_of_an_orphan_get_their_original_masks() {
+    let mut m = machine();
+    let records = killed_in_a_release(&mut m);
+    spawn_with(&m, (20, 1, 1001), "0-1");
+    m.spawn(21, 20, 1001);
+    m.spawn(22, 21, 1001);
+    restart_with(&mut m, records);
+    assert_eq!([20, 21, 22].map(|pid| m.mask(pid, pid)), ["0-7", "0-7", "0-7"]);
+}
+
+#[test]
+fn a_child_that_was_born_before_its_parent_was_restored_gets_the_original_mask_from_the_next_daemon() {
+    let mut m = machine();
+    let records = killed_in_a_release(&mut m);
+    // The killed daemon had already restored the parent.
+    assert_eq!(m.mask(10, 10), "0-7");
+    spawn_with(&m, (20, 10, 1001), "0-1");
+    restart_with(&mut m, records);
+    assert_eq!(m.mask(20, 20), "0-7");
+}
+
+#[test]
+fn a_rewritten_journal_still_names_the_masks_of_a_release() {
+    let mut m = machine();
+    let records = killed_in_a_release(&mut m);
+    spawn_with(&m, (20, 1, 1001), "0-1");
+    m.lose_state();
+    records.into_iter().for_each(|record| m.state.replay(record));
+    let rewritten = m.state.records();
+    restart_with(&mut m, rewritten);
+    assert_eq!(m.mask(20, 20), "0-7");
+}
+
+#[test]
+fn the_masks_of_a_release_are_forgotten_when_a_full_scan_finds_nothing_of_it() {
+    let mut m = machine();
+    killed_in_a_release(&mut m);
+    assert!(!m.state.released_masks.is_empty());
+    m.settle();
+    m.advance(SECOND);
+    m.settle();
+    assert!(m.state.released_masks.is_empty());
+    assert!(m.state.records().is_empty(), "{:?}", m.state.records());
+    spawn_with(&m, (20, 1, 1001), "0-1");
+    m.settle();
+    assert_eq!(m.mask(20, 20), "0-1", "it is the program's own");
+}
+
+#[test]
+fn an_orphan_of_root_with_a_mask_of_a_released_job_is_named() {
+    let mut m = machine();
+    m.spawn(11, 1, 0);
+    m.assign("b", 2, &[11]).unwrap();
+    let mut records = m.state.records();
+    m.advance(SECOND);
+    let scan = m.state.scan_request(true);
+    records.extend(m.cycle(&scan, &[Command::Release { job: job("b"), caller: ROOT }]).records);
+    spawn_with(&m, (20, 1, 0), "0-1");
+    restart_with(&mut m, records);
+    assert_eq!((m.mask(20, 20), m.warnings()), ("0-1".into(), vec!["unknown-masks"]));
+}
+
+#[test]
+fn a_process_that_was_forked_in_a_cpuset_and_came_up_outside_with_its_mask_gets_the_original_mask() {
+    let cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Legacy, affinity_persists: true };
+    let policy = Policy { cpuset_support, ..Policy::default() };
+    let mut m = machine_with(regular_topology(2, 1, 1, 4, 1), policy);
+    m.state.fork_events_complete_since = Some(Nanos(0));
+    m.spawn(10, 1, 1001);
+    m.settle();
+    m.assign("a", 2, &[10]).unwrap();
+    m.advance(SECOND);
+    let scan = m.state.scan_request(true);
+    let _ = m.cycle(&scan, &[Command::Release { job: job("a"), caller: ROOT }]);
+    // The kernel copied the mask before the parent was moved, and sends the fork event after that.
+    spawn_with(&m, (20, 10, 1001), "0-1");
+    let at = Nanos(m.now());
+    let fork = ProcessEvent::Fork { parent: Pid(10), creator: Tid(10), child: Pid(20), at };
+    m.state.apply_events(&[fork]);
+    m.spawn(21, 20, 1001);
+    m.settle();
+    assert_eq!([10, 20, 21].map(|pid| m.mask(pid, pid)), ["0-7", "0-7", "0-7"]);
+}
