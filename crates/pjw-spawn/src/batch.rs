@@ -5,13 +5,15 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::Arc;
+use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
+use pjw_core::cpuset::CpuSet;
 
 use crate::checks::CheckError;
 use crate::checks::room::reserve_descriptors;
@@ -19,12 +21,17 @@ use crate::child::Child;
 use crate::context::{Context, Setup};
 use crate::failure::{SpawnError, Step};
 use crate::instance::Instance;
+use crate::own_policy::set_own_mask;
+use crate::proxy::{ForkError, Template, TemplateRefusal};
 use crate::results::{self, InstanceResult, MAX_RESULTS, Packet};
 use crate::signals;
 use crate::spawner::Spawner;
 
 /// The stack of a spawner thread.
 const THREAD_STACK_BYTES: usize = 256 * 1024;
+/// The fewest instances for which another spawner loads another template. A template costs as much as three instances that
+/// are started by exec.
+const INSTANCES_OF_A_TEMPLATE: usize = 8;
 
 /// Instances that are being started. It is an iterator over the results, in the order in which they arrive: the index of
 /// the instance in the list that was given, and the process or the error. Its descriptor is readable when a result is there.
@@ -42,6 +49,7 @@ pub struct Batch {
     /// The number of spawners that have not sent their last packet.
     busy_spawners: usize,
     is_cancelled: Arc<AtomicBool>,
+    refusal: Arc<OnceLock<TemplateRefusal>>,
     /// From when to when instances were started.
     busy: Option<(Duration, Duration)>,
 }
@@ -65,9 +73,14 @@ impl Context {
             results: VecDeque::new(),
             busy_spawners: 0,
             is_cancelled: Arc::default(),
+            refusal: Arc::default(),
             busy: None,
         };
-        for indexes in shares(&batch.instances, self.max_spawners) {
+        let max_spawners = match self.setup.uses_templates {
+            true => self.max_spawners.min(batch.instances.len() / INSTANCES_OF_A_TEMPLATE).max(1),
+            false => self.max_spawners,
+        };
+        for indexes in shares(&batch.instances, max_spawners) {
             batch.start_spawner(self, indexes);
         }
         Ok(batch)
@@ -126,6 +139,13 @@ impl Batch {
         self.next_result(false)
     }
 
+    /// Returns why instances are started by exec, although the context uses templates. `None` before that is known. A single
+    /// instance that does not fit the template is started by exec without a refusal.
+    #[must_use]
+    pub fn refusal(&self) -> Option<TemplateRefusal> {
+        self.refusal.get().copied()
+    }
+
     /// Returns whether all results have been returned.
     #[must_use]
     pub fn is_finished(&self) -> bool {
@@ -167,6 +187,7 @@ impl Batch {
         let setup = Arc::clone(&context.setup);
         let instances = Arc::clone(&self.instances);
         let is_cancelled = Arc::clone(&self.is_cancelled);
+        let refusal = Arc::clone(&self.refusal);
         let socket = self.sending.as_raw_fd();
         let (keep, released) = mpsc::channel::<()>();
         let ends_with_launcher = setup.ends_with_launcher;
@@ -174,7 +195,7 @@ impl Batch {
         let thread = std::thread::Builder::new().name("spawner".into()).stack_size(THREAD_STACK_BYTES);
         let started = thread.spawn(move || {
             signals::block_all();
-            let work = Work { setup, instances, indexes, is_cancelled };
+            let work = Work { setup, instances, indexes, is_cancelled, refusal };
             work.run(socket, leave_shared_descriptors());
             if ends_with_launcher {
                 let _ = released.recv();
@@ -223,6 +244,7 @@ struct Work {
     instances: Arc<[Instance]>,
     indexes: Vec<usize>,
     is_cancelled: Arc<AtomicBool>,
+    refusal: Arc<OnceLock<TemplateRefusal>>,
 }
 
 impl Work {
@@ -231,7 +253,10 @@ impl Work {
     fn run(self, socket: RawFd, has_own_table: bool) {
         let mut packet = Packet { busy: (now(), now()), ..Packet::default() };
         match Spawner::new(&self.setup) {
-            Ok(mut spawner) => self.start_all(&mut spawner, socket, &mut packet),
+            Ok(mut spawner) => match self.template() {
+                Some(template) => self.fork_all(template, &mut spawner, socket, &mut packet),
+                None => self.start_all(&mut spawner, socket, &mut packet),
+            },
             Err(errno) => {
                 let error = SpawnError { step: Step::Mask, errno };
                 for index in &self.indexes {
@@ -247,6 +272,51 @@ impl Work {
         if has_own_table {
             close_all_descriptors();
         }
+    }
+
+    /// Loads the template, if there is to be one and it makes at least two instances.
+    fn template(&self) -> Option<Template> {
+        let first = self.instances.get(*self.indexes.first()?)?;
+        if !self.setup.uses_templates || self.indexes.len() < 2 {
+            return None;
+        }
+        // The template and its memory lie where its instances will be.
+        let cpus =
+            self.indexes.iter().filter_map(|index| self.instances.get(*index)?.placement.cpus.as_ref());
+        let cpus = cpus.fold(CpuSet::new(), |all, cpus| all.union(cpus));
+        let _ = set_own_mask(&cpus);
+        match Template::of_setup(Arc::clone(&self.setup), first) {
+            Ok(template) => Some(template),
+            Err(refusal) => {
+                let _ = self.refusal.set(refusal);
+                None
+            }
+        }
+    }
+
+    /// Makes the instances by the template. Those that need another one are started by exec.
+    fn fork_all(
+        &self,
+        mut template: Template,
+        spawner: &mut Spawner<'_>,
+        socket: RawFd,
+        packet: &mut Packet,
+    ) {
+        let instances = self.indexes.iter().map_while(|index| {
+            let is_cancelled = self.is_cancelled.load(Ordering::Relaxed);
+            self.instances.get(*index).filter(|_| !is_cancelled)
+        });
+        template.fork_n(instances, |instance, child| {
+            let result = match child {
+                Ok(child) => Ok(child),
+                Err(ForkError::Failed(error)) => Err(error),
+                Err(ForkError::Unfit(_) | ForkError::Ended) => spawner.start(instance),
+            };
+            let offset = ptr::from_ref(instance).addr() - self.instances.as_ptr().addr();
+            packet.results.push((offset / size_of::<Instance>(), result));
+            packet.busy.1 = now();
+            send_if_full(socket, packet);
+        });
     }
 
     fn start_all(&self, spawner: &mut Spawner<'_>, socket: RawFd, packet: &mut Packet) {

@@ -42,6 +42,8 @@ pub(crate) struct Setup {
     pub(crate) ends_with_launcher: bool,
     /// Whether each instance gets `PJW_RANK`, `PJW_SIZE` and `PJW_CPUS`.
     pub(crate) has_rank_variables: bool,
+    /// Whether instances are forks of a template where the program can have one.
+    pub(crate) uses_templates: bool,
     /// The signals that are blocked at the beginning of the program.
     pub(crate) blocked_signals: KernelSignals,
     /// The limit of open descriptors (`RLIMIT_NOFILE`, soft and hard) at the beginning of the program.
@@ -70,6 +72,7 @@ impl Context {
             directory: None,
             ends_with_launcher: false,
             has_rank_variables: false,
+            uses_templates: false,
             blocked_signals: signals::blocked(),
             descriptor_limit: getrlimit(Resource::RLIMIT_NOFILE).ok(),
         };
@@ -132,6 +135,14 @@ impl Context {
     #[must_use]
     pub fn end_with_launcher(mut self) -> Self {
         self.setup_mut().ends_with_launcher = true;
+        self
+    }
+
+    /// Makes instances by fork of a [template](crate::proxy::Template), which each spawner thread loads for itself. Instances
+    /// that can't be made so are started by exec: see [`Batch::refusal`](crate::Batch::refusal).
+    #[must_use]
+    pub fn templates(mut self) -> Self {
+        self.setup_mut().uses_templates = true;
         self
     }
 

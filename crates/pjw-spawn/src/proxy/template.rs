@@ -96,7 +96,11 @@ impl Template {
     /// # Errors
     /// The program can't have a template. It can be started by exec, except after [`TemplateRefusal::Start`].
     pub fn load(context: &Context, first: &Instance) -> Result<Self, TemplateRefusal> {
-        let setup = Arc::clone(&context.setup);
+        Self::of_setup(Arc::clone(&context.setup), first)
+    }
+
+    /// As [`Template::load`].
+    pub(crate) fn of_setup(setup: Arc<Setup>, first: &Instance) -> Result<Self, TemplateRefusal> {
         let mut layout = Layout::new(&setup.environment, setup.has_rank_variables);
         let (arguments, mut variables) = texts(&mut layout, first);
         let is_linkers = |variable: &&CStr| is_linker_variable(variable.to_bytes());

@@ -1,12 +1,13 @@
 //! Other processors than x86_64 have no templates.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use pjw_core::ids::Pid;
 
 use super::{ForkError, TemplateRefusal};
 use crate::child::Child;
-use crate::context::Context;
+use crate::context::{Context, Setup};
 use crate::instance::Instance;
 
 /// A template, which this processor has none of.
@@ -23,6 +24,11 @@ impl Template {
     /// # Errors
     /// Always [`TemplateRefusal::Unsupported`].
     pub fn load(_: &Context, _: &Instance) -> Result<Self, TemplateRefusal> {
+        Err(TemplateRefusal::Unsupported)
+    }
+
+    /// As [`Template::load`].
+    pub(crate) fn of_setup(_: Arc<Setup>, _: &Instance) -> Result<Self, TemplateRefusal> {
         Err(TemplateRefusal::Unsupported)
     }
 
