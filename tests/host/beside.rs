@@ -142,3 +142,33 @@ fn a_second_daemon_is_refused_and_the_first_is_named_until_the_first_is_killed()
     drop(first);
     assert!(Lone::start(&other).is_some(), "the lock ends with the process");
 }
+
+#[test]
+fn a_daemon_that_starts_without_the_journal_of_the_one_before_names_the_masks_that_it_can_not_know() {
+    if !has_two_cores() {
+        return;
+    }
+    // It also keeps the other tests of this program from starting a daemon meanwhile.
+    let mut private = Daemon::start("");
+    private.stop();
+    private.configure("enforcement = \"affinity\"\n");
+    let shell = Shell::start();
+    let Some(first) = Lone::start(&private) else { return };
+    let names_mask = |private: &PrivateDaemon| {
+        let warnings = status(private).warnings.into_iter().filter(|warning| warning.code == "unknown-masks");
+        let pid = shell.pid().to_string();
+        warnings
+            .flat_map(|warning| warning.text.split([' ', ',']).map(str::to_owned).collect::<Vec<_>>())
+            .any(|word| word == pid)
+    };
+    private.assign("a", 1, &[shell.pid()]).unwrap();
+    drop(first);
+    let kept = Lone::start(&private).unwrap();
+    assert!(private.job("a").is_some() && !names_mask(&private), "the journal is there");
+    drop(kept);
+    std::fs::remove_dir_all(private.state_dir()).unwrap();
+    let next = Lone::start(&private).unwrap();
+    assert!(private.job("a").is_none());
+    wait_until("the mask is named", || names_mask(&private));
+    drop(next);
+}

@@ -29,7 +29,9 @@ use crate::host::{directories, notify, task_scan};
 use crate::metrics::meter::{Meter, MetricsReceiver};
 use crate::run::event_loop::{EventLoop, ReloadContext};
 use crate::run::own_files::{OwnFiles, SocketFile};
-use crate::store::{journal::FileJournal, lock::LockHolder, lock::WardenLock};
+use crate::store::{
+    journal, journal::FileJournal, journal::RecoveredJournal, lock::LockHolder, lock::WardenLock,
+};
 use crate::{
     control::admission::AdmissionRules, control::server::ControlService, error_text, host::logging::Logging,
     metrics, options::DaemonOptions, undo, view::status::Publisher, view::topology_tree, warden::Warden,
@@ -132,15 +134,15 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let passed_path = passed.as_ref().map(address_of);
     let default_path = || options.socket.clone().unwrap_or_else(|| own_dir.join("pjwd.sock"));
     let socket_path = passed_path.flatten().unwrap_or_else(default_path);
-    let lock = take_lock(options, LockHolder::this_process(Some(&socket_path), &state_dir))?;
+    let mut lock = take_lock(options, LockHolder::this_process(Some(&socket_path), &state_dir))?;
     if options.socket.is_none() || options.state_dir.is_none() {
         directories::make_default_directory(&own_dir, uid)?;
     }
     directories::make_state_directory(&state_dir, uid)?;
     let boot_id = clock::boot_id()?;
     let (listener, socket_file) = listen(passed, &socket_path)?;
+    let (journal, recovered) = open_journal(&state_dir, &boot_id, lock.as_mut())?;
     let own_files = OwnFiles::new(lock, socket_file, state_dir.clone());
-    let (journal, recovered) = FileJournal::open(&state_dir, &boot_id)?;
     for remark in &recovered.remarks {
         warn!("{remark}");
     }
@@ -177,6 +179,27 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     }
     served?;
     loop_handle.join().map_err(|_| anyhow!("the event loop panicked; jobs keep their cores"))
+}
+
+/// Opens the journal. The lock file tells whether the journal of an earlier daemon was removed.
+fn open_journal(
+    state_dir: &Path,
+    boot_id: &str,
+    mut lock: Option<&mut WardenLock>,
+) -> anyhow::Result<(FileJournal, RecoveredJournal)> {
+    let earlier = lock.as_ref().and_then(|lock| lock.earlier_state_dir(boot_id));
+    let lost = earlier.filter(|directory| !journal::is_in(directory)).map(Path::to_owned);
+    let (journal, mut recovered) = FileJournal::open(state_dir, boot_id)?;
+    if let Some(directory) = lost {
+        recovered.has_lost_records = true;
+        recovered.remarks.push(format!(
+            "the records of the pjwd before are gone from {}: the masks that it may have set are named in the status",
+            directory.display()
+        ));
+    }
+    let noted = lock.as_mut().map_or(Ok(()), |lock| lock.note_journal(boot_id));
+    noted.context("can't write the lock file")?;
+    Ok((journal, recovered))
 }
 
 /// Starts the thread of the event loop. The first receiver resolves after the first cycle. The second one is closed when

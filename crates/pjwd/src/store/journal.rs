@@ -153,6 +153,12 @@ impl FileJournal {
     }
 }
 
+/// Whether the directory `dir` has a file of a journal.
+#[must_use]
+pub fn is_in(dir: &Path) -> bool {
+    FILES.iter().any(|name| dir.join(name).exists())
+}
+
 /// Opens and locks the file of the batches.
 fn open_lines(dir: &Path) -> Result<(PathBuf, Flock<File>), JournalFault> {
     let path = dir.join(LINES);

@@ -2,7 +2,7 @@
 //!
 //! The lock file is at a path that depends on the user only: not on the configuration, the socket or the state directory.
 //! The kernel drops the lock when the process ends (flock(2)). The file names the process that holds it, for the message
-//! to a second one. Only its owner may open the file: with any descriptor of it, another user could take the lock.
+//! to a second one, and tells the next one where the last one made its journal. Only its owner may open the file: with any descriptor of it, another user could take the lock.
 
 use std::fmt;
 use std::fs::{File, OpenOptions, Permissions};
@@ -71,6 +71,9 @@ pub struct LockHolder {
     /// `None` for `pjwd --release-all`, which has no socket.
     socket: Option<String>,
     state_dir: String,
+    /// The boot in which it made its journal. `None` before it did, and for `pjwd --release-all`.
+    #[serde(default)]
+    journal_of_boot: Option<String>,
 }
 
 impl LockHolder {
@@ -78,7 +81,8 @@ impl LockHolder {
     #[must_use]
     pub fn this_process(socket: Option<&Path>, state_dir: &Path) -> Self {
         let text = |path: &Path| path.to_string_lossy().into_owned();
-        Self { pid: std::process::id(), socket: socket.map(text), state_dir: text(state_dir) }
+        let (socket, state_dir) = (socket.map(text), text(state_dir));
+        Self { pid: std::process::id(), socket, state_dir, journal_of_boot: None }
     }
 
     fn read(mut file: &File) -> Option<Self> {
@@ -138,6 +142,8 @@ fn of_holder(holder: &Option<LockHolder>) -> String {
 pub struct WardenLock {
     path: PathBuf,
     holder: LockHolder,
+    /// The pjwd that had the lock before.
+    earlier: Option<LockHolder>,
     file: Flock<File>,
 }
 
@@ -149,8 +155,26 @@ impl WardenLock {
     /// pipe.
     pub fn take(dir: &Path, holder: LockHolder) -> Result<Self, LockFault> {
         let path = dir.join(FILE_NAME);
-        let file = lock_file(&path, &holder)?;
-        Ok(Self { path, holder, file })
+        let (file, earlier) = lock_file(&path, &holder)?;
+        Ok(Self { path, holder, earlier, file })
+    }
+
+    /// Returns the state directory in which the pjwd before this one made a journal in the boot `boot_id`. `None` if it made
+    /// none. If the journal is gone, the masks that it set are not known any more.
+    #[must_use]
+    pub fn earlier_state_dir(&self, boot_id: &str) -> Option<&Path> {
+        let earlier = self.earlier.as_ref();
+        let of_boot = earlier.filter(|earlier| earlier.journal_of_boot.as_deref() == Some(boot_id));
+        of_boot.map(|earlier| Path::new(&earlier.state_dir))
+    }
+
+    /// Records that this process made its journal in the boot `boot_id`, for the next pjwd.
+    ///
+    /// # Errors
+    /// If the file can't be written.
+    pub fn note_journal(&mut self, boot_id: &str) -> io::Result<()> {
+        self.holder.journal_of_boot = Some(boot_id.to_owned());
+        write(&self.file, &self.holder)
     }
 
     /// Returns the path of the lock file.
@@ -168,12 +192,13 @@ impl WardenLock {
         if is_name_of(&self.path, &self.file) {
             return Ok(false);
         }
-        self.file = lock_file(&self.path, &self.holder)?;
+        (self.file, _) = lock_file(&self.path, &self.holder)?;
         Ok(true)
     }
 }
 
-fn lock_file(path: &Path, holder: &LockHolder) -> Result<Flock<File>, LockFault> {
+/// Locks the file and writes `holder` into it. Returns the file, and the holder before.
+fn lock_file(path: &Path, holder: &LockHolder) -> Result<(Flock<File>, Option<LockHolder>), LockFault> {
     let unusable = |why: String, remedy| LockFault::Unusable { path: path.to_owned(), why, remedy };
     let uid = Uid::effective().as_raw();
     if let Some(dir) = path.parent() {
@@ -204,8 +229,9 @@ fn lock_file(path: &Path, holder: &LockHolder) -> Result<Flock<File>, LockFault>
         if !is_name_of(path, &locked) {
             continue;
         }
+        let earlier = LockHolder::read(&locked);
         write(&locked, holder).map_err(of_io)?;
-        return Ok(locked);
+        return Ok((locked, earlier));
     }
     Err(unusable("it is removed again and again".to_owned(), "find out which program removes it"))
 }
@@ -273,6 +299,18 @@ mod tests {
         assert!(fault.contains("state directory \"/tmp/two\""), "{fault}");
         drop(second);
         assert!(lock.keep().unwrap(), "the lock is taken again after its end");
+    }
+
+    #[test]
+    fn the_next_daemon_knows_where_the_one_before_made_a_journal_in_this_boot() {
+        let dir = runtime_dir();
+        let take = || WardenLock::take(dir.path(), holder("/tmp/one")).unwrap();
+        assert_eq!(take().earlier_state_dir("boot"), None, "the first start");
+        assert_eq!(take().earlier_state_dir("boot"), None, "the start before failed without a journal");
+        take().note_journal("boot").unwrap();
+        let lock = take();
+        assert_eq!(lock.earlier_state_dir("boot"), Some(Path::new("/tmp/one")));
+        assert_eq!(lock.earlier_state_dir("later"), None, "no process of that boot lives");
     }
 
     #[test]
