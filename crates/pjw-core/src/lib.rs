@@ -8,7 +8,7 @@
 //! The layers, lowest first. Each layer imports only the layers below it:
 //!
 //! - `basics`: CPU sets, process and thread ids, times, text helpers.
-//! - `machine`: the topology, its devices, the housekeeping rule.
+//! - `machine`: the topology, its devices, the housekeeping rule, the parts of a group of processes.
 //! - `terms`: plain data types of the decisions, from [`job::Job`] to [`plan::Plan`].
 //! - [`state`]: the data kept between two cycles.
 //! - [`allocate`]: chooses the cores for a request.

@@ -1,7 +1,7 @@
 //! Access to the Linux kernel: one module per kernel interface. [`node::LinuxNode`] combines them.
 //!
 //! In each module the parsers are pure functions and the readers are thin. `unsafe` is allowed in this crate
-//! only, in small wrappers with a `SAFETY` comment.
+//! and in pjw-spawn only, in small wrappers with a `SAFETY` comment.
 //!
 //! The modules form layers. A module imports only modules listed before it: [`sys`], [`proc`], [`cgroup`],
 //! [`systemd`], `cpuset`, [`bpf`], [`probe`], [`survey`], [`node`]. [`topology`] imports none of them.

@@ -4,6 +4,7 @@ pub mod doctor;
 mod hook;
 mod json;
 mod spawn;
+mod topology;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -16,6 +17,7 @@ use pjw_core::{cpuset::CpuSet, housekeeping::HousekeepingRule};
 pub use hook::{HookArgs, HookKind};
 pub use json::JsonArg;
 pub use spawn::{ProxyArg, SpawnArgs};
+pub use topology::TopologyArgs;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -257,23 +259,6 @@ pub struct RunArgs {
     /// The command and its arguments; everything after the command belongs to it, also without `--`
     #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
     pub command: Vec<OsString>,
-}
-
-/// The command line options of `pjwctl topology`, which shows the machine as a tree or a drawing.
-#[derive(Debug, Args)]
-pub struct TopologyArgs {
-    /// A machine in hwloc's XML format
-    #[arg(long, value_name = "FILE", conflicts_with = "synthetic")]
-    pub input: Option<PathBuf>,
-    /// A machine in hwloc's synthetic format
-    #[arg(long, value_name = "DESCRIPTION")]
-    pub synthetic: Option<String>,
-    /// Write a drawing in SVG instead of printing the tree; - is standard output
-    #[arg(long, value_name = "FILE", conflicts_with = "json")]
-    pub svg: Option<PathBuf>,
-    /// Whether the topology is printed as JSON instead of text.
-    #[command(flatten)]
-    pub json: JsonArg,
 }
 
 /// The command line options of `pjwctl simulate`, which replays a log of jobs to measure how they are placed.

@@ -10,9 +10,8 @@ use anyhow::Context;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use pjw_core::cpuset::CpuSet;
-use pjw_spawn::{Batch, Child, Exit, SpawnError};
+use pjw_spawn::{Batch, Child, Exit, Instance, SpawnError};
 
-use super::Program;
 use super::labels::Labels;
 use super::signals::{Received, Signals};
 use crate::commands::run::{NOT_EXECUTABLE, NOT_FOUND};
@@ -32,6 +31,12 @@ const MAX_FAILURE_LINES: usize = 10;
 const MANY: usize = 100;
 /// The time between two progress lines.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+
+/// A program with the instances that execute it.
+pub(super) struct Program {
+    pub(super) context: pjw_spawn::Context,
+    pub(super) instances: Vec<Instance>,
+}
 
 /// The instances, and what is awaited.
 pub(super) struct Group {

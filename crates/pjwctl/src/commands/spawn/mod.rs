@@ -30,7 +30,7 @@ use crate::cli::{ProxyArg, SpawnArgs};
 use crate::output;
 use commands::RankedCommand;
 use grant::Grant;
-use group::Group;
+use group::{Group, Program};
 use labels::Labels;
 
 /// The descriptors of a labelled instance: both ends of two pipes.
@@ -49,12 +49,6 @@ impl Mode {
             ProxyArg::Never => Self::Exec,
         }
     }
-}
-
-/// A program with the instances that execute it.
-struct Program {
-    context: Context,
-    instances: Vec<Instance>,
 }
 
 /// Starts the instances and waits for their end. With `--async` it does not wait.
