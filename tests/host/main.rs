@@ -22,5 +22,6 @@ mod removed_files;
 mod restarting;
 mod running;
 mod socket_paths;
+mod spawning;
 mod undoing;
 mod walls;
