@@ -3,7 +3,7 @@
 //!
 //! pjwctl registers its own process as the first member of the job, as `run` does. The spawner threads of this process
 //! carry the masks of the parts, and the instances inherit cgroup and mask: the daemon has no work for an instance. If
-//! pjwctl is killed, the kernel kills the instances (docs/adr/0021-spawn-launcher.md). The job ends with its last process.
+//! pjwctl is killed, the kernel kills the instances (docs/adr/0020-spawn-launcher.md). The job ends with its last process.
 
 mod commands;
 mod grant;
