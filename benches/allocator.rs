@@ -11,7 +11,7 @@ use anyhow::Context;
 use pjw_benches::measure::results::{Figure, write_json};
 use pjw_core::topology::{RegularShape, Topology};
 use pjw_core::{cpuset::CpuSet, job::Placement};
-use pjw_linux::topology::{TopologySource, load};
+use pjw_linux::topology::{TopologySource, load_topology};
 use pjw_sim::replay::{CoreChooser, ProcessorUnit, ReplayOptions, ReplayResult, replay};
 use pjw_sim::swf::{JobLog, LoggedJob, parse};
 use pjw_sim::{locality::DomainsUsed, reference::ReferencePolicy, seed::RandomStream};
@@ -33,7 +33,7 @@ type Count = fn(&DomainsUsed) -> u32;
 const COUNTS: [(&str, Count); 4] = [
     ("packages", |domains_used| domains_used.packages),
     ("NUMA nodes", |domains_used| domains_used.numa_nodes),
-    ("L3s", |domains_used| domains_used.l3),
+    ("L3s", |domains_used| domains_used.l3_caches),
     ("split cores", |domains_used| domains_used.split_cores),
 ];
 
@@ -71,7 +71,7 @@ fn stream_figures(root: &Path) -> anyhow::Result<Vec<Figure>> {
     ))?;
     for machine in MACHINES {
         let path = root.join("crates/pjw-linux/tests/topologies").join(machine);
-        let topology = load(TopologySource::Xml(&path))?;
+        let topology = load_topology(TopologySource::Xml(&path))?;
         let name = machine.trim_end_matches(".xml");
         let cores = topology.cores().len();
         let siblings = topology.cpus().len() / cores;
@@ -146,7 +146,7 @@ fn mixed_jobs(cores: usize, jobs: u64) -> JobLog {
         let processors = 1 + chance.random_below(1 + most);
         LoggedJob { number, submit_s, run_s: 60 + u64::from(chance.random_below(1_000)), processors }
     });
-    JobLog { jobs: jobs.collect(), skipped: 0 }
+    JobLog { jobs: jobs.collect(), skipped_jobs: 0 }
 }
 
 fn by_pu(mut log: JobLog, siblings: usize) -> JobLog {
@@ -180,7 +180,7 @@ fn decision_figures(size: &str, topology: &Topology) -> anyhow::Result<Vec<Figur
 /// equal replays, which removes most of the influence of other load.
 fn decision_times(topology: &Topology, log: &JobLog, chooser: CoreChooser) -> Vec<Duration> {
     let options = ReplayOptions { unit: ProcessorUnit::Core, chooser, housekeeping: CpuSet::new() };
-    let runs = [(); 3].map(|()| replay(topology, log, &options, |_| {}).started);
+    let runs = [(); 3].map(|()| replay(topology, log, &options, |_| {}).started_jobs);
     let [first, second, third] =
         runs.map(|run| run.into_iter().map(|one| one.decision_time).collect::<Vec<_>>());
     let best = first.into_iter().zip(second).zip(third).map(|((one, two), three)| one.min(two).min(three));

@@ -83,9 +83,10 @@ fn measure_round(setup: &Setup, activity: UserActivity, processes: usize) -> any
 /// The children of this program do not inherit the priority.
 fn with_realtime_priority<T>(measure: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
     let tid = Tid(u32::try_from(gettid().as_raw())?);
-    realtime::raise(tid).context("this program may have no real-time priority: run it as root")?;
+    realtime::set_realtime_policy(tid)
+        .context("this program may have no real-time priority: run it as root")?;
     let measured = measure();
-    realtime::lower(tid)?;
+    realtime::set_normal_policy(tid)?;
     measured
 }
 

@@ -18,12 +18,12 @@ use pjw_benches::load::processes::{self, Activity, LoadProcesses};
 use pjw_benches::measure::results::{Figure, median, write_json};
 use pjw_benches::peers::syscalls::SyscallScan;
 use pjw_benches::programs::interrupt::Interrupt;
-use pjw_core::command::{Assign, Caller, Command};
+use pjw_core::command::{AssignCommand, Caller, Command};
 use pjw_core::ids::{Pid, Uid};
 use pjw_core::{
-    cpuset::CpuSet, job::Amount, policy::Policy, ports::Journal, record::Record, state::WardenState,
+    cpuset::CpuSet, job::CpuRequest, policy::Policy, ports::Journal, record::Record, state::WardenState,
 };
-use pjw_linux::topology::{TopologySource, load};
+use pjw_linux::topology::{TopologySource, load_topology};
 use pjw_linux::{node::LinuxNode, sys::clock};
 use pjw_sources::{Host, wanted_variables};
 use pjwd::warden::Warden;
@@ -104,17 +104,17 @@ fn measure_cycles(
 
 /// Makes a warden with one job of one core, which has the load processes.
 fn new_warden(pids: &[u32]) -> anyhow::Result<Warden<LinuxNode, DiscardingJournal>> {
-    let topology = load(TopologySource::Live)?;
+    let topology = load_topology(TopologySource::Live)?;
     let node = LinuxNode::new(wanted_variables()).context("can't open /proc")?;
     let state = WardenState::new(topology, &CpuSet::new());
     let host = Host { name: clock::hostname(), flux_user: None };
     let mut warden = Warden::new(node, DiscardingJournal, state, Vec::new(), Policy::default(), host);
     let caller = Caller { uid: Uid(getuid().as_raw()), admin: true };
-    let assign = Assign {
-        amount: Some(Amount::Cores(1)),
+    let assign = AssignCommand {
+        cpu_request: Some(CpuRequest::Cores(1)),
         pids: pids.iter().copied().map(Pid).collect(),
         must_be_new: true,
-        ..Assign::new("crowd".parse()?, caller)
+        ..AssignCommand::new("crowd".parse()?, caller)
     };
     let request = warden.state().scan_request(true);
     let report = warden.run_cycle(request, &[Command::Assign(assign)]);

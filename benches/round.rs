@@ -9,10 +9,10 @@ use anyhow::{Context, ensure};
 use nix::time::{ClockId, clock_gettime};
 use pjw_benches::measure::results::{Figure, median, print_line, publish};
 use pjw_core::audit::{GrantAudit, audit_actions};
-use pjw_core::command::{Assign, Caller, Command};
+use pjw_core::command::{AssignCommand, Caller, Command};
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::ids::{Comm, Pid, ProcessId, StartTime, Tid, Uid};
-use pjw_core::job::Amount;
+use pjw_core::job::CpuRequest;
 use pjw_core::policy::Policy;
 use pjw_core::reconcile::{Decision, reconcile};
 use pjw_core::scan::ScanScope;
@@ -84,11 +84,11 @@ impl MadeUpMachine {
             comm: Comm::from("work"),
             is_kernel_thread: false,
             threads: Some((0..threads).map(thread).collect()),
-            mask: Some(mask),
+            first_thread_mask: Some(mask),
             cgroup: None,
             attributes: None,
             job_marks: Some(JobMarks::default()),
-            idle_until: None,
+            last_seen_idle: None,
         }
     }
 
@@ -108,7 +108,7 @@ impl MadeUpMachine {
             processes,
             cgroups: BTreeMap::new(),
             affinity_requests: Vec::new(),
-            incomplete: None,
+            incomplete_reason: None,
         }
     }
 
@@ -128,15 +128,15 @@ impl MadeUpMachine {
     }
 
     fn carry_out(&mut self, decision: &Decision) {
-        for action in &decision.plan.actions {
+        for action in &decision.plan.mask_actions {
             let Some(process) = self.processes.get_mut(&action.thread.process.pid) else { continue };
             for thread in
                 process.threads.iter_mut().flatten().filter(|thread| thread.tid == action.thread.tid)
             {
-                thread.effective_mask = action.target.clone();
+                thread.effective_mask = action.target_mask.clone();
             }
-            process.mask = Some(action.target.clone());
-            self.state.note_mask_applied(action, &action.requested, &action.target);
+            process.first_thread_mask = Some(action.target_mask.clone());
+            self.state.note_mask_applied(action, &action.requested_mask, &action.target_mask);
         }
     }
 
@@ -181,6 +181,10 @@ fn pid_of(number: u32) -> Pid {
 
 fn assign(number: u32) -> anyhow::Result<Command> {
     let caller = Caller { uid: Uid(0), admin: true };
-    let assign = Assign::new(format!("job-{number}").parse()?, caller);
-    Ok(Command::Assign(Assign { amount: Some(Amount::Cores(1)), pids: vec![pid_of(number)], ..assign }))
+    let assign = AssignCommand::new(format!("job-{number}").parse()?, caller);
+    Ok(Command::Assign(AssignCommand {
+        cpu_request: Some(CpuRequest::Cores(1)),
+        pids: vec![pid_of(number)],
+        ..assign
+    }))
 }

@@ -131,7 +131,7 @@ impl Cpusets {
     fn new() -> Option<Self> {
         let mounts = pjw_linux::cgroup::CgroupMounts::read();
         let has = |options: &str| options.split(',').any(|option| option == "cpuset");
-        let Some((_, mount)) = mounts.legacy.iter().find(|(options, _)| has(options)) else {
+        let Some((_, mount)) = mounts.v1_mounts.iter().find(|(options, _)| has(options)) else {
             skip("no v1 hierarchy of cpusets is mounted; the virtual machine has v2 and a real Slurm");
             return None;
         };

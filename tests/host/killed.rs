@@ -142,7 +142,7 @@ fn check_owners(daemon: &Daemon) {
         if read("cgroup.procs").is_empty() {
             continue;
         }
-        let file = if hierarchy.unified { "cpuset.cpus.effective" } else { "cpuset.cpus" };
+        let file = if hierarchy.is_unified { "cpuset.cpus.effective" } else { "cpuset.cpus" };
         let cpus: CpuSet = read(file).trim().parse().unwrap_or_default();
         // The cpuset of a released job is opened before it is removed, and holds no core.
         if machine.is_subset(&cpus) {

@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use pjw_core::cpuset::CpuSet;
 use pjw_linux::proc::procfs::{Stat, parse_stat};
-use pjw_linux::topology::{TopologySource, load};
+use pjw_linux::topology::{TopologySource, load_topology};
 use pjw_tests::daemon::{Daemon, Enforcement};
 use pjw_tests::waiting::{wait_for, wait_until};
 use serde_json::{Value, json};
@@ -102,7 +102,7 @@ fn read_rank_pid(file: &Path, run: &mut MpiRun) -> u32 {
 
 /// Returns the PUs of the first and of the second core of the machine.
 fn first_and_second() -> (CpuSet, CpuSet) {
-    let topology = load(TopologySource::Live).unwrap();
+    let topology = load_topology(TopologySource::Live).unwrap();
     let mut cores = topology.pus_by_core().map(|pus| pus.iter().copied().collect::<CpuSet>());
     (cores.next().unwrap(), cores.next().unwrap())
 }

@@ -92,7 +92,7 @@ pub fn masks(pids: &[u32]) -> Vec<(u32, String)> {
 
 /// Returns the number of cores of this machine.
 pub fn core_count() -> u32 {
-    let topology = pjw_linux::topology::load(pjw_linux::topology::TopologySource::Live).unwrap();
+    let topology = pjw_linux::topology::load_topology(pjw_linux::topology::TopologySource::Live).unwrap();
     u32::try_from(topology.cores().len()).unwrap()
 }
 

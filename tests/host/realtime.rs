@@ -7,7 +7,7 @@ use std::thread;
 
 use nix::unistd::gettid;
 use pjw_core::ids::Tid;
-use pjw_linux::sys::realtime::{self, Policy};
+use pjw_linux::sys::realtime::{self, SchedulingPolicy};
 use pjw_tests::daemon::Daemon;
 use pjw_tests::skipping::skip;
 use pjw_tests::waiting::wait_until;
@@ -19,7 +19,7 @@ const CLIENTS: usize = 16;
 
 /// Whether a daemon of this user may have a real-time priority. If not, reports that the test is skipped.
 fn may_have_realtime_priority() -> bool {
-    let raise = || realtime::raise(Tid(gettid().as_raw().cast_unsigned()));
+    let raise = || realtime::set_realtime_policy(Tid(gettid().as_raw().cast_unsigned()));
     let raised = thread::spawn(raise).join().unwrap();
     if let Err(errno) = raised {
         skip(format_args!("no real-time priority here: {errno}"));
@@ -28,21 +28,21 @@ fn may_have_realtime_priority() -> bool {
 }
 
 /// Returns the policy of the daemon's control server, which is its first thread.
-fn policy_of_control_server(daemon: &Daemon) -> Policy {
-    realtime::policy(Tid(daemon.pid())).unwrap()
+fn policy_of_control_server(daemon: &Daemon) -> SchedulingPolicy {
+    realtime::scheduling_policy(Tid(daemon.pid())).unwrap()
 }
 
 /// Returns the policy of the daemon's event loop.
-fn policy_of_event_loop(daemon: &Daemon) -> Policy {
+fn policy_of_event_loop(daemon: &Daemon) -> SchedulingPolicy {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap().flatten();
     let is_loop = |task: &std::fs::DirEntry| {
         std::fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm == "warden\n")
     };
     let task = tasks.into_iter().find(is_loop).expect("the event loop has a thread");
-    realtime::policy(Tid(task.file_name().to_str().unwrap().parse().unwrap())).unwrap()
+    realtime::scheduling_policy(Tid(task.file_name().to_str().unwrap().parse().unwrap())).unwrap()
 }
 
-fn wait_for_policy(daemon: &Daemon, policy: Policy) {
+fn wait_for_policy(daemon: &Daemon, policy: SchedulingPolicy) {
     wait_until(&format!("the control server has the policy {policy:?}"), || {
         policy_of_control_server(daemon) == policy
     });
@@ -57,13 +57,13 @@ fn the_event_loop_and_the_control_server_have_a_realtime_priority_unless_it_is_s
         return;
     }
     let daemon = Daemon::start("");
-    wait_for_policy(&daemon, Policy::RoundRobin);
+    wait_for_policy(&daemon, SchedulingPolicy::RoundRobin);
     daemon.configure("realtime = false\n");
     assert!(daemon.pjwctl(&["reload"]).status.success());
-    wait_for_policy(&daemon, Policy::Normal);
+    wait_for_policy(&daemon, SchedulingPolicy::Normal);
     daemon.configure("");
     assert!(daemon.pjwctl(&["reload"]).status.success());
-    wait_for_policy(&daemon, Policy::RoundRobin);
+    wait_for_policy(&daemon, SchedulingPolicy::RoundRobin);
 }
 
 #[test]
@@ -72,16 +72,18 @@ fn a_flood_of_requests_does_not_keep_a_cpu_by_the_realtime_priority() {
         return;
     }
     let daemon = Daemon::start("");
-    wait_for_policy(&daemon, Policy::RoundRobin);
+    wait_for_policy(&daemon, SchedulingPolicy::RoundRobin);
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         for _ in 0..CLIENTS {
             scope.spawn(|| flood(&daemon, &stop));
         }
-        wait_until("the control server gives way", || policy_of_control_server(&daemon) == Policy::Normal);
+        wait_until("the control server gives way", || {
+            policy_of_control_server(&daemon) == SchedulingPolicy::Normal
+        });
         stop.store(true, Ordering::Relaxed);
     });
-    wait_for_policy(&daemon, Policy::RoundRobin);
+    wait_for_policy(&daemon, SchedulingPolicy::RoundRobin);
     let log = daemon.log();
     let lines = log.lines().filter(|line| line.contains("the control server has the normal priority"));
     assert_eq!(lines.count(), 1, "the log says so once: {log}");
@@ -112,7 +114,7 @@ fn without_permission_the_log_says_so_once_and_the_daemon_works() {
     assert!(daemon.pjwctl(&["events"]).status.success());
     let log = daemon.log();
     assert_eq!(log.lines().filter(|line| line.contains("real-time")).count(), 1, "{log}");
-    assert_eq!(policy_of_control_server(&daemon), Policy::Normal);
+    assert_eq!(policy_of_control_server(&daemon), SchedulingPolicy::Normal);
 }
 
 #[test]
@@ -124,6 +126,6 @@ fn a_daemon_with_a_policy_of_its_own_keeps_it() {
     wait_until("the log says so, except to a plain user", || {
         daemon.log().contains("a scheduling policy of its own") || !nix::unistd::Uid::effective().is_root()
     });
-    assert_eq!(policy_of_control_server(&daemon), Policy::Other);
-    assert_eq!(policy_of_event_loop(&daemon), Policy::Other);
+    assert_eq!(policy_of_control_server(&daemon), SchedulingPolicy::Other);
+    assert_eq!(policy_of_event_loop(&daemon), SchedulingPolicy::Other);
 }

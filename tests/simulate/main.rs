@@ -8,8 +8,8 @@ use std::path::Path;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::job::Placement;
 use pjw_core::topology::Topology;
-use pjw_linux::topology::{TopologySource, load};
-use pjw_sim::locality::{DomainsUsed, Locality};
+use pjw_linux::topology::{TopologySource, load_topology};
+use pjw_sim::locality::{DomainsUsed, PuLocations};
 use pjw_sim::reference::ReferencePolicy;
 use pjw_sim::replay::{CoreChooser, ProcessorUnit, ReplayOptions, replay};
 use pjw_sim::swf::{JobLog, parse};
@@ -38,7 +38,7 @@ const MACHINES: [&str; 11] = [
 
 fn machine(name: &str) -> Topology {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/pjw-linux/tests/topologies");
-    load(TopologySource::Xml(&dir.join(name))).unwrap()
+    load_topology(TopologySource::Xml(&dir.join(name))).unwrap()
 }
 
 fn log(name: &str) -> JobLog {
@@ -61,13 +61,13 @@ fn crowded(log: &JobLog, cores: usize) -> JobLog {
 /// Replays a log and fails at the first grants that are not the fewest domains; returns how many jobs were started.
 fn check(name: &str, topology: &Topology, log: &JobLog, unit: ProcessorUnit, housekeeping: &str) -> usize {
     let (fewest_domains, locality) =
-        (FewestDomains::new(topology).unwrap(), Locality::from_topology(topology));
+        (FewestDomains::new(topology).unwrap(), PuLocations::from_topology(topology));
     let kept: CpuSet = housekeeping.parse().unwrap();
     let rules = ReplayOptions { unit, chooser: PACK, housekeeping: kept.clone() };
     let mut wrong = Vec::new();
     let mut held = CpuSet::new();
     let done = replay(topology, log, &rules, |turn| {
-        let (n, free) = (turn.job.processors, turn.pool.free_cpus());
+        let (n, free) = (turn.job.processors, turn.holders_before.free_cpus());
         let got = turn.cpus.map(|cpus| DomainsUsed { split_cores: 0, ..locality.domains_used(cpus) });
         let best = fewest_domains.of(n, unit, &free);
         if got != best {
@@ -92,7 +92,7 @@ fn check(name: &str, topology: &Topology, log: &JobLog, unit: ProcessorUnit, hou
         &wrong[..1]
     );
     assert!(held.is_subset(&topology.cpus().difference(&kept)));
-    done.started.len()
+    done.started_jobs.len()
 }
 
 #[test]
@@ -122,11 +122,11 @@ fn housekeeping_changes_nothing_about_that() {
 /// Means of packages, NUMA nodes, L3s and split cores.
 fn means(topology: &Topology, log: &JobLog, unit: ProcessorUnit, chooser: CoreChooser) -> [f64; 4] {
     let done = replay(topology, log, &ReplayOptions { unit, chooser, housekeeping: CpuSet::new() }, |_| {});
-    assert!(!done.started.is_empty());
+    assert!(!done.started_jobs.is_empty());
     [
         done.mean_domains(|domains_used| domains_used.packages),
         done.mean_domains(|domains_used| domains_used.numa_nodes),
-        done.mean_domains(|domains_used| domains_used.l3),
+        done.mean_domains(|domains_used| domains_used.l3_caches),
         done.mean_domains(|domains_used| domains_used.split_cores),
     ]
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use nix::unistd::Uid;
-use pjw_core::own_cgroups::OwnCgroups;
+use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_linux::cgroup::CgroupMounts;
 use pjw_linux::cgroup::CpusetMount;
 
@@ -23,7 +23,7 @@ pub fn find_hierarchy() -> Result<CpusetMount, NoCpusets> {
     let Some(hierarchy) = CpusetMount::choose(&CgroupMounts::read()) else {
         return unavailable("no cpuset hierarchy is mounted here");
     };
-    if hierarchy.unified && Path::new("/run/systemd/system").exists() {
+    if hierarchy.is_unified && Path::new("/run/systemd/system").exists() {
         return unavailable("systemd manages the cgroups here: the tests on the virtual machine cover that");
     }
     if hierarchy.root().read_cpuset().is_err() {
@@ -58,7 +58,8 @@ pub fn cgroup_of_process(pid: u32) -> Option<String> {
 pub fn remaining_cgroups(tag: &str) -> Vec<PathBuf> {
     let Some(hierarchy) = CpusetMount::choose(&CgroupMounts::read()) else { return Vec::new() };
     let top = hierarchy.root().children().into_iter();
-    let of_wardens: Vec<_> = top.filter(|group| OwnCgroups::of_path(&group.path).is_some()).collect();
+    let of_wardens: Vec<_> =
+        top.filter(|group| OwnCgroupNames::from_cgroup_path(&group.path).is_some()).collect();
     let below: Vec<_> = of_wardens.iter().flat_map(|group| group.children()).collect();
     let all = of_wardens.into_iter().chain(below);
     all.filter(|group| group.path.ends_with(tag)).map(|group| group.dir).collect()

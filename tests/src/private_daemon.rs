@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use pjw_core::own_cgroups::OwnCgroups;
+use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_ipc::client::{Client, ClientFault};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -132,8 +132,8 @@ impl PrivateDaemon {
     ///
     /// # Errors
     /// If the state directory can't be read.
-    pub fn own_cgroups(&self) -> io::Result<OwnCgroups> {
-        Ok(OwnCgroups::beside(self.state_dir().canonicalize()?.as_os_str().as_bytes()))
+    pub fn own_cgroups(&self) -> io::Result<OwnCgroupNames> {
+        Ok(OwnCgroupNames::of_additional_daemon(self.state_dir().canonicalize()?.as_os_str().as_bytes()))
     }
 
     /// Returns the command of `pjwctl` for this daemon.

@@ -29,12 +29,12 @@ impl Cgroup {
     pub fn new(controller: &str, name: &str) -> anyhow::Result<Self> {
         let mounts = CgroupMounts::read();
         let has = |options: &str| options.split(',').any(|option| option == controller);
-        let legacy = mounts.legacy.iter().find(|(options, _)| has(options)).map(|(_, root)| root.clone());
+        let legacy = mounts.v1_mounts.iter().find(|(options, _)| has(options)).map(|(_, root)| root.clone());
         let is_delegated = |root: &Path| {
             let text = fs::read_to_string(root.join("cgroup.subtree_control")).unwrap_or_default();
             text.split_ascii_whitespace().any(|name| name == controller)
         };
-        let (root, unified) = match (legacy, mounts.unified) {
+        let (root, unified) = match (legacy, mounts.v2_mount_point) {
             (Some(root), _) => (root, false),
             (None, Some(root)) if is_delegated(&root) => (root, true),
             _ => bail!("no cgroup hierarchy here has the {controller} controller"),

@@ -4,7 +4,7 @@ use anyhow::{Context, bail};
 use nix::unistd::getpid;
 use pjw_core::{cpuset::CpuSet, ids::Tid};
 use pjw_linux::sys::affinity;
-use pjw_linux::topology::{TopologySource, load};
+use pjw_linux::topology::{TopologySource, load_topology};
 
 /// The cores of this machine, and the size of the two jobs of the demo.
 #[derive(Debug, Clone)]
@@ -31,7 +31,7 @@ impl Scale {
     /// # Errors
     /// If the topology or the mask can't be read, or there are fewer than two usable cores.
     pub fn from_this_machine() -> anyhow::Result<Self> {
-        let topology = load(TopologySource::Live)?;
+        let topology = load_topology(TopologySource::Live)?;
         let usable_pus = affinity::get_mask(Tid(getpid().as_raw().unsigned_abs()))
             .context("can't read this program's mask")?;
         let unusable_pus = topology.cpus().difference(&usable_pus);

@@ -3,19 +3,20 @@
 use alloc::sync::Arc;
 
 use crate::basics::{Pid, prelude::*};
-use crate::phases::commands::types::{Assign, Command};
+use crate::phases::commands::types::{AssignCommand, Command};
 use crate::state::{Member, WardenState};
 use crate::terms::{JobId, ScanRequest, ScanScope};
 
-/// Returns the request for the scan that precedes the execution of `commands`. It covers the processes that the
-/// commands name, the descendants of these processes, and the processes of the jobs that the commands name. It
-/// covers every process of the node if a command concerns a session or all jobs, or if fork events are missing.
+/// Returns the request for the scan that pjwd makes before it executes `commands`. The scan reads the
+/// processes that the commands name, all descendants of these processes, and the processes of the jobs that
+/// the commands name. The scan reads every process of the node in these cases: a command concerns a session
+/// or all jobs, or fork events may have been lost.
 pub fn command_scan_request(state: &mut WardenState, commands: &[Command]) -> ScanRequest {
     let mut pids: BTreeSet<Pid> = BTreeSet::new();
     let mut jobs: BTreeSet<&JobId> = BTreeSet::new();
     for command in commands {
         match command {
-            Command::Assign(Assign { job, pids: named, session: None, .. }) => {
+            Command::Assign(AssignCommand { job, pids: named, session: None, .. }) => {
                 pids.extend(named);
                 jobs.insert(job);
             }
@@ -31,7 +32,7 @@ pub fn command_scan_request(state: &mut WardenState, commands: &[Command]) -> Sc
     let of_jobs = jobs.iter().flat_map(|job| state.tracked_of(job));
     pids.extend(of_jobs.map(|member: &Member| member.id.pid));
     let mut pids = state.processes.with_descendants(pids);
-    let forked = state.lineage.to_scan.take_descendants_of(&pids);
+    let forked = state.lineage.scan_queue.take_descendants_of(&pids);
     pids.extend(forked);
     let cgroups = jobs.iter().flat_map(|job| state.cgroups_of(job)).collect();
     let scope = ScanScope::Partial(pids.clone());

@@ -6,7 +6,8 @@ use crate::phases::{jobs::find_offer, membership::ancestors};
 use crate::state::{Member, MemberThread, WardenState};
 use crate::terms::{BatchRole, Evidence, GrantedBy, Job, MarkKind, Policy};
 
-/// Returns the reasons why a job has its cores, one sentence each, for `pjwctl explain`.
+/// Returns the sentences by which `pjwctl explain` explains a job: the reasons why the job holds its cores,
+/// what restricts its processes to them, and why its processes belong to it.
 #[must_use]
 pub fn job_reasons(state: &WardenState, policy: &Policy, job: &Job) -> Vec<String> {
     let mut members: Vec<&Member> = state.members_of(&job.id).collect();
@@ -23,7 +24,7 @@ pub fn job_reasons(state: &WardenState, policy: &Policy, job: &Job) -> Vec<Strin
                 GrantedBy::Scheduler => "its scheduler",
             };
             because.push(format!("{} holds {}, granted by {by}", job.id, cpus_text(&grant.cpus)));
-            because.extend(grant.because.iter().cloned());
+            because.extend(grant.reasons.iter().cloned());
             if members.is_empty() {
                 because.push("no process belongs to it: what it holds is reserved".to_owned());
             } else {
@@ -66,7 +67,8 @@ fn enforcement_text(by: &EffectiveEnforcement, whom: &str) -> String {
     }
 }
 
-/// Returns the reasons why a process belongs to its job, or to no job, one sentence each, for `pjwctl explain`.
+/// Returns the reasons why a process belongs to its job, or to no job, for `pjwctl explain`. Each reason is
+/// one sentence.
 #[must_use]
 pub fn process_reasons(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<String> {
     let Some(known) = state.processes.get(&pid) else {
@@ -129,8 +131,9 @@ fn how_known(state: &WardenState, member: &Member) -> String {
     }
 }
 
-/// Returns the reason for the affinity mask of a thread, as one sentence for `pjwctl explain`. The sentence does not
-/// name the thread, so that threads with the same reason can be listed together.
+/// Returns the reason why a thread has its affinity mask, as one sentence for `pjwctl explain`. `member` is
+/// the process of the thread. The sentence does not name the thread, so that threads with the same reason can
+/// be listed together.
 #[must_use]
 pub fn mask_reason(state: &WardenState, member: &Member, tid: Tid, thread: &MemberThread) -> String {
     let allowed = cpus_text(&thread.effective_mask);
@@ -147,7 +150,7 @@ pub fn mask_reason(state: &WardenState, member: &Member, tid: Tid, thread: &Memb
         );
     }
     let chose = || format!("it chose {allowed} itself, inside {}", cpus_text(grant));
-    let Some(entry) = thread.mask.as_ref().filter(|entry| !entry.is_from_program()) else {
+    let Some(entry) = thread.mask_entry.as_ref().filter(|entry| !entry.is_from_program()) else {
         return match thread.effective_mask == *grant {
             true => format!("{wants} and floats over {allowed}, as it was found"),
             false => chose(),

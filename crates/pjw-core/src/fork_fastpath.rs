@@ -12,16 +12,17 @@
 use crate::basics::{CpuSet, Pid, Pu, Tid, prelude::*};
 use crate::state::{Descendant, WardenState};
 use crate::terms::{
-    ExpectedMask, MaskProbe, MismatchedProcess, Observed, Process, ScanScope, Snapshot, Thread,
+    ExpectedMask, ForkMaskMismatch, MaskProbe, Observed, Process, ScanScope, Snapshot, Thread,
 };
 
-/// Returns the affinity mask that each forked and not yet scanned process should have: the PUs that are granted to
-/// its parent's job. A process of a job in a cpuset is left out, because the cpuset already limits it.
+/// Returns the expected affinity mask of each process that was forked by a process of a job and is not
+/// scanned yet: the online PUs that the job holds. Processes of a job with a cpuset are not included, because
+/// the cpuset limits them already.
 #[must_use]
 pub fn expected_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let expected = |(pid, descendant): (Pid, &Descendant)| {
         let born = descendant.forked_at.filter(|_| !state.processes.contains_key(&pid))?;
-        Some((pid, ExpectedMask { mask: expected_mask(state, descendant.ancestor)?, born }))
+        Some((pid, ExpectedMask { mask: expected_mask(state, descendant.ancestor)?, forked_at: born }))
     };
     state.lineage.unscanned_descendants().filter_map(expected).collect()
 }
@@ -33,10 +34,11 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
     job.online_cpus(&state.pool.online_cpus()).filter(|_| !has_cpuset)
 }
 
-/// Makes a partial snapshot of the forked processes that a mask probe found with a wrong affinity mask. The probe
-/// reads only masks, so all other facts are copied from the nearest tracked ancestor of each process.
+/// Makes a partial snapshot of the processes in `probe`: the forked processes whose affinity mask is not the
+/// expected one. A mask probe reads only masks, so all other facts are copied from the nearest tracked
+/// ancestor of each process. (A tracked process belongs to a job, or its original masks are being restored.)
 #[must_use]
-pub fn snapshot_of_new_processes(state: &WardenState, probe: MaskProbe) -> Snapshot {
+pub fn snapshot_of_mismatches(state: &WardenState, probe: MaskProbe) -> Snapshot {
     let MaskProbe { taken_at, online, mismatches } = probe;
     let processes: BTreeMap<Pid, Observed<Process>> = mismatches
         .into_iter()
@@ -54,11 +56,11 @@ pub fn snapshot_of_new_processes(state: &WardenState, probe: MaskProbe) -> Snaps
         processes,
         cgroups: BTreeMap::new(),
         affinity_requests: Vec::new(),
-        incomplete: None,
+        incomplete_reason: None,
     }
 }
 
-fn process_from_parent(known: &Process, MismatchedProcess { id, mask }: MismatchedProcess) -> Process {
+fn process_from_parent(known: &Process, ForkMaskMismatch { id, mask }: ForkMaskMismatch) -> Process {
     let first = Thread {
         tid: Tid(id.pid.0),
         start: id.start,
@@ -69,5 +71,11 @@ fn process_from_parent(known: &Process, MismatchedProcess { id, mask }: Mismatch
         wait_ns: 0,
         effective_mask: mask.clone(),
     };
-    Process { id, parent: known.id.pid, mask: Some(mask), threads: Some(vec![first]), ..known.clone() }
+    Process {
+        id,
+        parent: known.id.pid,
+        first_thread_mask: Some(mask),
+        threads: Some(vec![first]),
+        ..known.clone()
+    }
 }

@@ -22,14 +22,15 @@ pub(crate) fn next_scan(
     let new_members = new_members.filter_map(|process| state.tracked(process.pid));
     let unread = all_tracked.chain(new_members).filter(|member| member.threads.is_empty());
     // A change of a cpuset may change the masks and the cgroups of all its processes.
-    let cpusets: BTreeSet<_> = plan.cpusets.iter().map(|action| (&action.job, action.path())).collect();
+    let cpusets: BTreeSet<_> =
+        plan.cpuset_actions.iter().map(|action| (&action.job, action.path())).collect();
     let in_cpuset = cpusets.into_iter().flat_map(|(job, path)| state.concerned_by_cpuset(job, path));
-    let moved = plan.cpusets.iter().filter_map(CpusetAction::process);
-    let changed = plan.actions.iter().map(|action| action.thread.process).chain(moved);
+    let moved = plan.cpuset_actions.iter().filter_map(CpusetAction::process);
+    let changed = plan.mask_actions.iter().map(|action| action.thread.process).chain(moved);
     let processes = unread.chain(in_cpuset).map(|member| member.id).chain(changed);
     let pids: BTreeSet<_> = processes.map(|process| process.pid).collect();
     let mut cgroups = state.unread_cgroups();
-    cgroups.extend(plan.cpusets.iter().map(|action| action.path().to_owned()));
+    cgroups.extend(plan.cpuset_actions.iter().map(|action| action.path().to_owned()));
     (!pids.is_empty() || !cgroups.is_empty()).then(|| ScanRequest {
         scope: ScanScope::Partial(pids.clone()),
         threads_of: pids,

@@ -21,35 +21,38 @@ use crate::phases::{
 use crate::state::{DirtySet, WardenState};
 use crate::terms::{Event, JobId, Plan, Policy, Record, Refusal, ScanRequest, ScanScope, Snapshot, Warning};
 
-/// After this number of rescans, the next rescan plans everything.
+/// After this number of rescans, the next rescan plans all jobs and processes again.
 const RESCANS_PER_REVISION: u32 = 7;
 
-/// The decision of one cycle of the daemon: the planned changes to the node, the journal records, the replies to
-/// commands, and the events to report.
+/// The decision of one cycle of the daemon: the planned changes to the node, the records for the journal, the
+/// replies to commands, and the events to report.
 #[derive(Debug)]
 #[must_use = "a decision that is not carried out is lost"]
 pub struct Decision {
-    /// The journal records that describe the decided changes. They are written before the plan is carried out.
+    /// The records for the journal that describe the decided changes. They must be written before the plan is
+    /// carried out.
     pub records: Vec<Record>,
-    /// The changes to affinity masks and cpusets that are to be made.
+    /// The changes of affinity masks and cpusets that are to be made.
     pub plan: Plan,
-    /// The changes that were considered and not planned, each with its reason and a remedy.
+    /// The warnings for users: changes that pjw does not make, and states that need attention, each with the
+    /// reason and a remedy.
     pub warnings: Vec<Warning>,
     /// What happened in this cycle, for `pjwctl events` and the log.
     pub events: Vec<Event>,
-    /// The replies to the commands, in the order of the commands. They are sent to the callers only after the plan
-    /// is carried out.
+    /// The replies to the commands, in the order of the commands. They must be sent to the callers only after
+    /// the plan was carried out.
     pub replies: Vec<Result<Reply, Refusal>>,
-    /// The scan that has to follow at once. It reads facts that the decision lacked, and the processes that the
-    /// plan changes. `None` if no scan is needed.
+    /// The scan that must follow at once. It reads facts that were missing for this decision, and the
+    /// processes that the plan changes. `None` if no scan is needed.
     pub next_scan: Option<ScanRequest>,
-    /// The jobs and processes that were planned in this cycle. For all others, the previous plan is unchanged.
-    pub dirty: DirtySet,
+    /// The jobs and processes for which this cycle made a plan. For all others, the earlier plan is still
+    /// valid.
+    pub planned: DirtySet,
 }
 
-/// Makes the decision of one cycle of the daemon: updates the state from a scan, serves the commands, and plans the
-/// changes to the node. Only `state` is changed here; the caller writes the records to the journal and carries out
-/// the plan.
+/// Makes the decision of one cycle of the daemon: updates `state` from the scan `snapshot`, serves
+/// `commands`, and plans the changes to the node. Changes only `state`. The caller writes the records of the
+/// decision to the journal, and then carries out its plan.
 pub fn reconcile(
     state: &mut WardenState,
     snapshot: &Snapshot,
@@ -87,7 +90,7 @@ pub fn reconcile(
     let restored = masks::restore(&mut draft);
     let confined = masks::plan(&mut draft, &waiting_jobs, reported_attempts);
     // Restoring comes first: threads of a released job must leave the PUs of a new one.
-    let plan = Plan { cpusets, actions: [restored, kept_off, confined].concat() };
+    let plan = Plan { cpuset_actions: cpusets, mask_actions: [restored, kept_off, confined].concat() };
 
     recovery::warn_of_recovered(&mut draft);
     unknown_masks::update_and_report(&mut draft);
@@ -102,12 +105,12 @@ pub fn reconcile(
     let next_scan = next_scan(state, &plan, full, &records);
     let dirty = core::mem::replace(&mut state.dirty, still_dirty(&plan, &waiting_jobs));
     let mut changed = state.members.take_changed_jobs();
-    changed.extend(dirty.dirty_parts().map(|(job, _)| job.clone()));
+    changed.extend(dirty.dirty_jobs().map(|(job, _)| job.clone()));
     if dirty.is_everything() {
         changed.extend(state.jobs.keys().chain(state.idle_groups.keys()).cloned());
     }
     state.update_idle_groups(&changed);
-    Decision { records, plan, warnings, events, replies, next_scan, dirty }
+    Decision { records, plan, warnings, events, replies, next_scan, planned: dirty }
 }
 
 /// Marks what a full rescan plans in addition to the processes that ran. Jobs without cores are planned as a whole,
@@ -128,13 +131,13 @@ fn mark_dirty_by_rescan(state: &mut WardenState) {
 fn still_dirty(plan: &Plan, waiting_jobs: &BTreeSet<JobId>) -> DirtySet {
     let mut dirty = DirtySet::default();
     waiting_jobs.iter().for_each(|job| dirty.add_job(job));
-    plan.actions.iter().for_each(|action| dirty.add(&action.job, action.thread.process.pid));
+    plan.mask_actions.iter().for_each(|action| dirty.add(&action.job, action.thread.process.pid));
     dirty
 }
 
-/// Reports an incomplete scan. Things that could not be scanned count neither as present nor as gone.
+/// Reports an incomplete scan. What is known of a thing that could not be scanned stays unchanged.
 fn report_incomplete_scan(draft: &mut Draft<'_>, snapshot: &Snapshot) {
-    let Some(cause) = &snapshot.incomplete else { return };
+    let Some(cause) = &snapshot.incomplete_reason else { return };
     draft.state.full_scan_due = true;
     let why = format!("some processes could not be read ({cause}): what is known of them is kept as it is");
     let remedy = "give pjwd more open files and memory (LimitNOFILE=, MemoryMax= of its unit)";

@@ -7,9 +7,9 @@ use crate::terms::{
     MaskOutcome,
 };
 
-/// Returns the events that report the cpusets that were changed: one for each cpuset that was created or repaired,
-/// and two for each job whose processes had left the job's cpuset and were moved back into it. Changes that failed
-/// are left out.
+/// Returns the events that report the changes of cpusets in `outcomes`. There is one event for each cpuset
+/// that was created or repaired. There are two events for each job with processes that had left its cpuset
+/// and were moved back into it. Changes that failed are not reported.
 #[must_use]
 pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
     let mut events = Vec::new();
@@ -42,8 +42,9 @@ pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
     events
 }
 
-/// Returns the events that report the affinity masks that were changed: one event for each job and kind of change,
-/// whatever the number of threads. Changes that failed are left out.
+/// Returns the events that report the changes of affinity masks in `outcomes`: one event for each combination
+/// of a job and a kind of change, for all its threads together. Changes that failed, and the kinds `float`
+/// and `restore`, are not reported.
 #[must_use]
 pub fn mask_events(state: &WardenState, outcomes: &[(MaskAction, MaskOutcome)]) -> Vec<Event> {
     let mut changed: BTreeMap<(&JobId, MaskActionKind), Vec<&MaskAction>> = BTreeMap::new();
@@ -73,7 +74,7 @@ pub fn mask_events(state: &WardenState, outcomes: &[(MaskAction, MaskOutcome)]) 
 }
 
 fn unbind_text(threads: &str, actions: &[&MaskAction], grant: &CpuSet) -> String {
-    let bound_to = actions.iter().fold(CpuSet::new(), |cpus, action| cpus.union(&action.current));
+    let bound_to = actions.iter().fold(CpuSet::new(), |cpus, action| cpus.union(&action.current_mask));
     format!(
         "{threads} bound to {} moved inside {grant}: too many running threads were bound there, while other CPUs of the job \
          idled",

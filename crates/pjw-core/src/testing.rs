@@ -8,17 +8,17 @@ use crate::terms::{Grant, GrantedBy, JobId};
 /// Parses a set of PUs from a CPU list, such as `0-3,8`. For tests.
 ///
 /// # Panics
-/// If `list` is no CPU list.
+/// If `list` is not a valid CPU list.
 #[must_use]
 #[track_caller]
 pub fn set(list: &str) -> CpuSet {
     list.parse().expect("a CPU list")
 }
 
-/// Parses a job id, such as `slurm:7`, or `a` for `manual:a`. For tests.
+/// Parses a job id, such as `slurm:7`. A text without a source, such as `a`, is the id `manual:a`. For tests.
 ///
 /// # Panics
-/// If `text` is no job id.
+/// If `text` is not a valid job id.
 #[must_use]
 #[track_caller]
 pub fn job(text: &str) -> JobId {
@@ -31,7 +31,7 @@ pub fn numbered_job(number: usize) -> JobId {
     job(&format!("manual:{number}"))
 }
 
-/// Makes a grant: gives the PUs `cpus` to a job, as chosen by pjw at the time of boot. For tests.
+/// Makes a grant of the PUs `cpus`, chosen by pjw at the time of boot (0 ns). For tests.
 #[must_use]
 pub fn pjw_grant(cpus: CpuSet) -> Grant {
     Grant {
@@ -39,14 +39,14 @@ pub fn pjw_grant(cpus: CpuSet) -> Grant {
         granted_by: GrantedBy::Warden,
         shared: false,
         smt_shared: false,
-        since: Nanos(0),
-        because: Vec::new(),
+        granted_at: Nanos(0),
+        reasons: Vec::new(),
         runner_up: String::new(),
     }
 }
 
-/// Builds the topology of a machine in which all packages are equal, and so are all NUMA nodes, L3s and cores. Each
-/// number is that of the parts in one part of the next larger level. For tests.
+/// Builds the topology of a machine in which all packages have the same structure, and so have all NUMA
+/// nodes, L3s and cores. For tests.
 #[must_use]
 pub fn regular_topology(
     packages: u32,

@@ -65,8 +65,8 @@ fn holder(pid: &Option<i32>) -> String {
     pid.map(|pid| format!(" as process {pid}")).unwrap_or_default()
 }
 
-/// The Unix socket on which pjwd listens, together with its file and a lock file that keeps other daemons away.
-/// Dropping it removes the socket file and releases the lock.
+/// The Unix socket on which pjwd listens, with its socket file, and with a lock file that keeps other daemons
+/// away. Dropping the value removes the socket file and releases the lock.
 #[derive(Debug)]
 pub struct BoundSocket {
     listener: UnixListener,
@@ -83,14 +83,16 @@ impl BoundSocket {
         &self.path
     }
 
-    /// Returns whether clients find the socket: its file was neither removed nor replaced. The same for the lock file.
+    /// Returns true if neither the socket file nor the lock file was removed or replaced, so that clients
+    /// still reach this socket.
     #[must_use]
     pub fn is_in_place(&self) -> bool {
         inode_of(&self.path) == Some(self.inode) && is_lock_in_place(&self.path, &self.lock)
     }
 
-    /// Makes the socket and its lock file again after they were removed. Connections to the former socket stay. Returns the
-    /// new listener for the server, as [`BoundSocket::dup_listener`] does.
+    /// Makes the socket and its lock file again, each only if it was removed or replaced. Connections through
+    /// the former socket stay open. Returns the listener of the socket for the server, as
+    /// [`BoundSocket::dup_listener`] does.
     ///
     /// # Errors
     /// As [`bind`].
@@ -105,7 +107,7 @@ impl BoundSocket {
         self.dup_listener().map_err(fault("listen on", &self.path))
     }
 
-    /// Returns a duplicate of the file descriptor of the listening socket, for the server. Dropping the duplicate
+    /// Returns a duplicate of the listening socket's file descriptor, for the server. Dropping the duplicate
     /// does not remove the socket file.
     ///
     /// # Errors
@@ -124,9 +126,9 @@ impl Drop for BoundSocket {
     }
 }
 
-/// Creates the Unix socket at `path` on which pjwd listens for its clients. Creates a missing directory and replaces
-/// the socket file of a daemon that no longer runs. Every user may connect (mode 0666); the server checks permissions
-/// later.
+/// Creates the Unix socket at `path` on which pjwd listens for its clients. Creates a missing directory.
+/// Replaces the socket file of a daemon that no longer runs. Every user may connect (mode 0666), because the
+/// server checks the permissions for each call.
 ///
 /// # Errors
 /// If another daemon holds the socket, if `path` is not a socket, or if a file operation fails.

@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 use crate::INTERFACE_NAME;
 use crate::wire::{Abstained, Action, Event, Fits, Job, Member, Move, Status, Thread, Topology};
 
-/// A parsed method call of a client. The types of its parameters have been checked, but not whether their values make
-/// sense, such as whether a named job exists.
+/// A parsed method call of a client. The types of its parameters have been checked. Whether their values make
+/// sense has not been checked, such as whether a named job exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Call {
     /// Returns the state of the whole machine.
@@ -179,16 +179,17 @@ pub struct JobDetail {
     pub members: Vec<Member>,
     /// The latest events of the job, oldest first. Only the first page has them.
     pub history: Vec<Arc<Event>>,
-    /// The value for the parameter `after` of the next call, which asks for the next page: a process id. Absent on
-    /// the last page.
-    pub next: Option<u32>,
-    /// The value for the parameter `after_tid` of the next call: a thread id. Present only if this page ended in
-    /// the middle of the threads of the process `next`.
+    /// The id of the last process on this page: the value for the parameter `after` of the call for the next
+    /// page. `None` on the last page.
+    #[serde(rename = "next")]
+    pub next_after_pid: Option<u32>,
+    /// The id of the last thread on this page: the value for the parameter `after_tid` of the call for the
+    /// next page. Only if more threads of the last process follow there, else `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_tid: Option<u32>,
 }
 
-/// The reply to the call `ExplainJob`: the reasons for the choice of the job's CPUs, as sentences.
+/// The reply to the call `ExplainJob`: why the job has its CPUs, as sentences.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobReasons {
     /// The id of the job, such as `slurm:7`.
@@ -196,7 +197,8 @@ pub struct JobReasons {
     /// The PUs (logical CPUs) that the job holds, as a CPU list such as `0-3,8`.
     pub cpus: String,
     /// The reasons why the job got these PUs, one sentence for each.
-    pub because: Vec<String>,
+    #[serde(rename = "because")]
+    pub grant_reasons: Vec<String>,
     /// The second-best choice of PUs, described in a sentence. Empty if there was none.
     pub runner_up: String,
 }
@@ -207,26 +209,28 @@ pub struct JobReasons {
 pub struct PidReasons {
     /// The process id of the process that the call asked about.
     pub pid: u32,
-    /// The id of the job to which the process belongs. Absent if it belongs to none.
+    /// The id of the job to which the process belongs. `None` if it belongs to no job.
     pub job: Option<String>,
     /// The reasons why the process belongs to the job or to none, one sentence for each.
-    pub because: Vec<String>,
+    #[serde(rename = "because")]
+    pub membership_reasons: Vec<String>,
     /// One page of the threads of the process. Empty if the process belongs to no job.
     pub threads: Vec<Thread>,
-    /// The value for the parameter `after_tid` of the next call, which asks for the next page: a thread id. Absent
-    /// on the last page.
+    /// The id of the last thread on this page: the value for the parameter `after_tid` of the call for the
+    /// next page. `None` on the last page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_tid: Option<u32>,
 }
 
-/// The reply to the call `Plan`: the changes of affinity masks and cpusets that the daemon would make next, and those
-/// that it would leave out, with the reasons.
+/// The reply to the call `Plan`: the changes of affinity masks and cpusets that the next cycle would make, and
+/// the changes that it would leave out, with the reasons.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanReply {
     /// The changes of affinity masks and cpusets that the next cycle would make.
     pub actions: Vec<Action>,
     /// The changes that the next cycle would leave out, each with its reason and a remedy.
-    pub abstained: Vec<Abstained>,
+    #[serde(rename = "abstained")]
+    pub skipped_changes: Vec<Abstained>,
 }
 
 /// The reply to the calls `PlanDefrag` and `Defrag`: the jobs that move to other cores so that a larger request for
@@ -261,7 +265,8 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// Returns the error as it is sent to the client: its full Varlink name and its parameters.
+    /// Returns the error in the form in which the client receives it: its full Varlink name and its
+    /// parameters.
     #[must_use]
     pub fn to_wire(&self) -> (String, Map<String, Value>) {
         let own = |name: &str| format!("{INTERFACE_NAME}.{name}");

@@ -93,8 +93,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the daemon's socket at `path`. Each call on the connection, and connecting itself, fails if it
-    /// takes more than 30 s.
+    /// Connects to the daemon's socket at `path`. Connecting fails if it takes more than 30 s, and so does
+    /// each call on the connection.
     ///
     /// # Errors
     /// If no daemon listens at `path`, the daemon hangs, or the user has no permission.
@@ -102,8 +102,8 @@ impl Client {
         Self::connect_within(path, REPLY_TIMEOUT)
     }
 
-    /// Connects to the daemon's socket at `path`. Each call on the connection, and connecting itself, fails if it
-    /// takes more than the time `timeout`, rounded up to whole seconds.
+    /// Connects to the daemon's socket at `path`. Connecting fails if it takes more than the time `timeout`,
+    /// rounded up to whole seconds, and so does each call on the connection.
     ///
     /// # Errors
     /// If no daemon listens at `path`, the daemon hangs, or the user has no permission.
@@ -157,9 +157,9 @@ impl Client {
         self.receive().map(|(reply, _)| reply)
     }
 
-    /// Calls a method that sends a series of replies, such as `Events`, and passes each reply to `each` until it
-    /// returns false. No timeout applies to the replies. The connection is not usable for another call afterwards if `each` returned
-    /// false.
+    /// Calls a method that sends a series of replies, such as `Events`. Passes each reply to `each` until
+    /// `each` returns false. No timeout applies to the replies. If `each` returned false, the connection can't
+    /// be used for another call.
     ///
     /// # Errors
     /// If the daemon refuses the call, the connection breaks, or a reply cannot be parsed.
@@ -289,9 +289,9 @@ pub fn runtime_dir(uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     }
 }
 
-/// Returns the path of the daemon's socket to which a client connects. That is `explicit` if given. Else it is the
-/// socket of user `uid`'s own daemon, if that daemon runs or if the system has no daemon's socket; otherwise the
-/// system's socket.
+/// Returns the path of the daemon's socket to which a client connects. That is `explicit`, if given. Otherwise
+/// it is the socket of user `uid`'s own daemon if that daemon runs, else the socket of root's daemon if it
+/// exists, else the path of the user's own socket.
 #[must_use]
 pub fn socket_path(explicit: Option<&Path>, uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     if let Some(path) = explicit {

@@ -279,12 +279,12 @@ impl Reader {
                 return Ok(None);
             }
             if self.buffer.is_empty() {
-                let idle = timeout(self.limits.idle_time, self.fill()).await;
+                let idle = timeout(self.limits.idle_timeout, self.fill()).await;
                 let Ok(filled) = idle else { return Ok(None) };
                 filled?;
             } else {
                 // The limit is for the whole request: single bytes now and then do not extend it.
-                let by = *complete_by.get_or_insert_with(|| Instant::now() + self.limits.request_time);
+                let by = *complete_by.get_or_insert_with(|| Instant::now() + self.limits.request_timeout);
                 timeout_at(by, self.fill()).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
             }
         }
@@ -352,7 +352,7 @@ impl Writer {
     }
 
     async fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
-        match timeout(self.limits.write_time, self.writer.write_all(bytes)).await {
+        match timeout(self.limits.write_timeout, self.writer.write_all(bytes)).await {
             Ok(written) => written,
             Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "a reply was not read in time")),
         }

@@ -85,9 +85,9 @@ impl Drop for Slot {
     }
 }
 
-/// Serves the clients that connect to `listener` until `stop` becomes true. `service` computes the replies. When
-/// stopped, it still sends the replies to calls in progress, but waits at most [`ServerLimits::write_time`]. Must run
-/// inside a [`tokio::task::LocalSet`].
+/// Serves the clients that connect to `listener` until `stop` becomes true. `service` computes the replies.
+/// After the stop, the replies to calls in progress are still sent, for at most
+/// [`ServerLimits::write_timeout`]. Must run inside a [`tokio::task::LocalSet`].
 ///
 /// # Errors
 /// If the listener cannot be registered with the runtime.
@@ -101,8 +101,9 @@ pub async fn serve<S: Service>(
     serve_successively(listener, none, service, limits, stop).await
 }
 
-/// As [`serve`]. Each listener that comes from `successors` takes the place of the one before, such as one whose socket file
-/// was removed. Connections stay.
+/// Serves clients as [`serve`] does, on one listener after the other: each listener that `successors` delivers
+/// replaces the listener before it. A new listener is needed, for example, after the socket file was removed.
+/// Open connections stay.
 ///
 /// # Errors
 /// If a listener cannot be registered with the runtime.
@@ -145,7 +146,7 @@ pub async fn serve_successively<S: Service>(
     }
     tokio::select! {
         () = connections.wait_until_empty() => {}
-        () = sleep(limits.write_time) => {}
+        () = sleep(limits.write_timeout) => {}
         () = reject_all(&listener) => {}
     }
     Ok(())
@@ -193,10 +194,10 @@ mod tests {
         connections_reserved: 2,
         connections_per_user: 2,
         request_bytes: 0,
-        request_time: Duration::ZERO,
-        write_time: Duration::ZERO,
+        request_timeout: Duration::ZERO,
+        write_timeout: Duration::ZERO,
         unsent_bytes: 0,
-        idle_time: Duration::ZERO,
+        idle_timeout: Duration::ZERO,
     };
 
     #[test]

@@ -14,8 +14,8 @@ use crate::call::{Call, CallError, Reply};
 pub struct ServerLimits {
     /// The maximum number of open connections, of all users together.
     pub connections: usize,
-    /// How many of [`ServerLimits::connections`] are reserved for root and for the user of the server's process, so
-    /// that an administrator can always connect.
+    /// The number of connections, among [`ServerLimits::connections`], that are reserved for root and for the
+    /// user of the server's process, so that an administrator can always connect.
     pub connections_reserved: usize,
     /// The maximum number of open connections of one user. Root and the user of the server's process have no such
     /// limit.
@@ -23,13 +23,13 @@ pub struct ServerLimits {
     /// The maximum size of one request, in bytes.
     pub request_bytes: usize,
     /// The time within which a request must arrive completely, counted from its first byte.
-    pub request_time: Duration,
+    pub request_timeout: Duration,
     /// The time within which the client must read a reply.
-    pub write_time: Duration,
+    pub write_timeout: Duration,
     /// The maximum number of bytes in all replies that clients have not read yet, summed over all connections.
     pub unsent_bytes: usize,
     /// The time after which a connection without any call is closed.
-    pub idle_time: Duration,
+    pub idle_timeout: Duration,
 }
 
 impl Default for ServerLimits {
@@ -39,10 +39,10 @@ impl Default for ServerLimits {
             connections_reserved: 16,
             connections_per_user: 64,
             request_bytes: 64 * 1024,
-            request_time: Duration::from_secs(30),
-            write_time: Duration::from_secs(5),
+            request_timeout: Duration::from_secs(30),
+            write_timeout: Duration::from_secs(5),
             unsent_bytes: 64 * 1024 * 1024,
-            idle_time: Duration::from_secs(600),
+            idle_timeout: Duration::from_secs(600),
         }
     }
 }
@@ -68,7 +68,7 @@ pub enum Replies {
     Many(mpsc::Receiver<Reply>),
 }
 
-/// Computes the replies to the calls of clients. The server, which handles connections and the protocol, asks an
+/// Computes the replies to the calls of clients. The server handles connections and the protocol, and calls an
 /// implementation of this trait for each reply.
 pub trait Service: 'static {
     /// Answers one call of `peer`. `more` is true if the caller accepts several replies.

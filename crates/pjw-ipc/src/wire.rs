@@ -5,8 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The version of the JSON format of [`Status`], sent in its field `schema`. It grows when a field is renamed or
-/// removed.
+/// The version of the JSON format of [`Status`], which is sent in its field `schema`. The version is increased
+/// when a field is renamed or removed.
 pub const SCHEMA_VERSION: u32 = 1;
 
 macro_rules! wire {

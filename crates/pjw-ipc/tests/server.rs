@@ -177,8 +177,10 @@ fn a_stream_ends_with_its_last_reply_and_the_connection_goes_on() {
 
 #[test]
 fn garbage_half_requests_and_requests_without_end_harm_only_their_sender() {
-    let server =
-        Running::start(ServerLimits { request_time: Duration::from_millis(100), ..ServerLimits::default() });
+    let server = Running::start(ServerLimits {
+        request_timeout: Duration::from_millis(100),
+        ..ServerLimits::default()
+    });
     let mut garbage = server.connect();
     assert_eq!(ask(&mut garbage, "}{ no json")["error"], "org.varlink.service.InvalidParameter");
     assert_eq!(receive(&mut garbage), None, "nobody knows where the next request starts");
@@ -197,7 +199,7 @@ fn garbage_half_requests_and_requests_without_end_harm_only_their_sender() {
 #[test]
 fn a_client_that_never_reads_is_dropped_and_delays_no_other() {
     let server =
-        Running::start(ServerLimits { write_time: Duration::from_millis(200), ..ServerLimits::default() });
+        Running::start(ServerLimits { write_timeout: Duration::from_millis(200), ..ServerLimits::default() });
     let mut deaf: Vec<UnixStream> = (0..5).map(|_| server.connect()).collect();
     for stream in &mut deaf {
         say(stream, r#"{"method":"org.pjw.Warden.Events","parameters":{"follow":true},"more":true}"#);

@@ -43,8 +43,8 @@ fn is_enabled(path: &str) -> Option<bool> {
     trimmed_text(path).map(|text| text != "0")
 }
 
-/// Reads the facts about the kernel and this host from which `pjwctl doctor` finds problems. `online` is the set of
-/// online PUs. The fields `container` and `incomplete` are left for the caller to set.
+/// Reads the facts about the kernel and this host from which `pjwctl doctor` finds problems. `online` is the
+/// set of online PUs. The caller must set the fields `container` and `incomplete`.
 #[must_use]
 pub fn host_facts(online: &CpuSet) -> HostFacts {
     let mounts = CgroupMounts::read();
@@ -54,9 +54,9 @@ pub fn host_facts(online: &CpuSet) -> HostFacts {
         cpuset_hierarchy: describe_cpusets(&mounts),
         psi: fs::read("/proc/pressure/cpu").is_ok(),
         schedstat: Path::new("/proc/self/schedstat").exists(),
-        no_events: probe::open_process_events().err(),
+        no_fork_events_reason: probe::open_process_events().err(),
         btf: Path::new("/sys/kernel/btf/vmlinux").exists(),
-        isolated: cpu_list("/sys/devices/system/cpu/isolated"),
+        isolated_cpus: cpu_list("/sys/devices/system/cpu/isolated"),
         nohz_full: cpu_list("/sys/devices/system/cpu/nohz_full"),
         numa_balancing: is_enabled("/proc/sys/kernel/numa_balancing"),
         autogroup: is_enabled("/proc/sys/kernel/sched_autogroup_enabled"),
@@ -64,7 +64,7 @@ pub fn host_facts(online: &CpuSet) -> HostFacts {
         governors: governors(online),
         container: false,
         hides_processes: !Path::new("/proc/1/stat").exists(),
-        incomplete: None,
+        incomplete_reason: None,
     }
 }
 
@@ -79,12 +79,13 @@ fn governors(online: &CpuSet) -> BTreeMap<String, CpuSet> {
     governors
 }
 
-/// Whether the cpuset controller is enabled in the v2 cgroup at `path`, which has the form of `/proc/PID/cgroup`.
-/// `None` if that is unknown, and always where a v1 cpuset hierarchy is mounted.
+/// Returns whether the cpuset controller is enabled in the v2 cgroup at `path`, which has the form of
+/// `/proc/PID/cgroup`. `None` if that is unknown, if `path` is the root, or if a v1 cpuset hierarchy is
+/// mounted.
 #[must_use]
 pub fn has_cpuset_controller(mounts: &CgroupMounts, path: &str) -> Option<bool> {
     // In v1 a batch system chooses whether to create a cpuset directory.
-    let mount = CpusetMount::choose(mounts).filter(|mount| mount.unified)?;
+    let mount = CpusetMount::choose(mounts).filter(|mount| mount.is_unified)?;
     let group = mount.cgroup(path).filter(|group| group.path != "/")?;
     group.has_controller("cpuset").ok()
 }
@@ -96,7 +97,7 @@ fn describe_cpusets(mounts: &CgroupMounts) -> String {
     };
     let at = mount.mount_point.display();
     match mount.root().has_controller("cpuset") {
-        _ if !mount.unified => return format!("cpusets in v1 at {at}"),
+        _ if !mount.is_unified => return format!("cpusets in v1 at {at}"),
         Err(_) => return format!("cpusets of v2 at {at} can't be read"),
         Ok(false) => return format!("v2 at {at} has no cpuset controller"),
         Ok(true) => {}
@@ -114,9 +115,9 @@ fn describe_cpusets(mounts: &CgroupMounts) -> String {
     }
 }
 
-/// Finds out how cpusets can be used by reading files only, without a test cpuset as in
-/// [`probe::probe_cpuset_support`]. Whether affinity masks survive a write to a cpuset is assumed from the version of
-/// the kernel.
+/// Finds out how cpusets can be used, only by reading files: unlike [`probe::probe_cpuset_support`], it
+/// creates no test cpuset. So it assumes from the kernel version whether affinity masks survive a write to a
+/// cpuset.
 #[must_use]
 pub fn cpuset_support_by_reading() -> CpusetSupport {
     let mounts = CgroupMounts::read();
@@ -167,7 +168,7 @@ mod tests {
     fn v2(controllers: &str) -> (tempfile::TempDir, CgroupMounts) {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("cgroup.controllers"), controllers).unwrap();
-        let mounts = CgroupMounts { unified: Some(dir.path().to_owned()), legacy: Vec::new() };
+        let mounts = CgroupMounts { v2_mount_point: Some(dir.path().to_owned()), v1_mounts: Vec::new() };
         (dir, mounts)
     }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use pjw_core::devices::DeviceClass;
 use pjw_core::topology::{Level, Topology};
-use pjw_linux::topology::{TopologySource, load};
+use pjw_linux::topology::{TopologySource, load_topology};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -34,7 +34,7 @@ fn directory() -> PathBuf {
 }
 
 fn machine(file: &str) -> Topology {
-    load(TopologySource::Xml(&directory().join(file))).unwrap()
+    load_topology(TopologySource::Xml(&directory().join(file))).unwrap()
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn every_machine_has_the_counts_of_hwlocs_tools() {
             with_pus(Level::L3),
             machine.cores().len(),
             machine.cpus().len(),
-            machine.devices().kinds.len(),
+            machine.details().kinds.len(),
         ];
         let Counted { packages, numa_nodes, l3, cores, pus, core_kinds, .. } = counted;
         assert_eq!(found, [packages, numa_nodes, l3, cores, pus, core_kinds], "{}", counted.file);
@@ -63,7 +63,7 @@ fn every_machine_has_the_counts_of_hwlocs_tools() {
         assert_eq!(found, smt, "{}", counted.file);
         for oddity in &counted.oddities {
             if let Some((number, _)) = oddity.split_once(" PUs offline or hidden") {
-                assert_eq!(machine.devices().offline.len().to_string(), number, "{}", counted.file);
+                assert_eq!(machine.details().unavailable_pus.len().to_string(), number, "{}", counted.file);
             }
         }
     }
@@ -86,7 +86,7 @@ fn a_node_without_pus_is_memory_only() {
 fn kinds_of_cores_have_names_and_efficiency_comes_first() {
     for file in ["20em64t-hybrid-1p6c2t+2ca4co1t.xml", "Intel-RaptorLake-Corei7-1370P.xml"] {
         let machine = machine(file);
-        let names: Vec<&str> = machine.devices().kinds.iter().map(|kind| kind.name.as_str()).collect();
+        let names: Vec<&str> = machine.details().kinds.iter().map(|kind| kind.name.as_str()).collect();
         assert_eq!(names, ["efficiency", "performance"], "{file}");
         let fast = machine.cores().iter().filter(|core| core.kind == 1);
         assert!(fast.clone().all(|core| core.pus.len() == 2) && fast.count() == 6, "{file}");
@@ -97,7 +97,7 @@ fn kinds_of_cores_have_names_and_efficiency_comes_first() {
 fn devices(file: &str) -> Vec<String> {
     let machine = machine(file);
     let mut lines = Vec::new();
-    for device in &machine.devices().devices {
+    for device in &machine.details().devices {
         assert!(!device.cpus.is_empty() && device.cpus.is_subset(machine.cpus()), "{file}: {device:?}");
         let names = if device.names.is_empty() { device.address.clone() } else { device.names.join(" ") };
         lines.push(format!(
@@ -129,7 +129,7 @@ fn devices_have_all_their_names_and_the_pus_near_them() {
     assert!(both.contains(&"network ib0 mlx5_0 near 8-15,24-31 of [1]".to_owned()), "{both:?}");
     let of = |file: &str, class| {
         let machine = machine(file);
-        machine.devices().devices.iter().filter(|device| device.class == class).count()
+        machine.details().devices.iter().filter(|device| device.class == class).count()
     };
     assert_eq!(of("power8gpudistances.xml", DeviceClass::Gpu), 4);
     assert_eq!(of("nvidiagpunumanodes.xml", DeviceClass::Gpu), 6);

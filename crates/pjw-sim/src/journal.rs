@@ -13,8 +13,8 @@ use crate::faults::Faults;
 #[error("No space left on device (simulated)")]
 pub struct DiskFull;
 
-/// The simulated journal of pjwd, the file from which a restarted daemon restores its state. Keeps its records in
-/// memory; clones share the records.
+/// The simulated journal of pjwd: the file from which a restarted daemon restores its state. The records are
+/// in memory. Clones share the records.
 #[derive(Debug, Clone)]
 pub struct SimJournal {
     records: Rc<RefCell<Vec<Record>>>,
@@ -24,13 +24,13 @@ pub struct SimJournal {
 }
 
 impl SimJournal {
-    /// Makes an empty journal, whose writes fail as `faults` decides.
+    /// Makes an empty journal. Its writes fail as `faults` decides.
     #[must_use]
     pub fn new(faults: Faults) -> Self {
         Self { records: Rc::default(), is_reserved: false, faults }
     }
 
-    /// All records of the journal, in the order in which they were written.
+    /// Returns all records of the journal, in the order in which they were written.
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         self.records.borrow().clone()
@@ -43,7 +43,7 @@ impl Journal for SimJournal {
     fn append(&mut self, records: &[Record]) -> Result<(), DiskFull> {
         self.faults.maybe_kill_daemon();
         let is_reserved = std::mem::take(&mut self.is_reserved);
-        if !records.is_empty() && !is_reserved && self.faults.occurs(self.faults.refused_records) {
+        if !records.is_empty() && !is_reserved && self.faults.occurs(self.faults.refused_record_permille) {
             return Err(DiskFull);
         }
         self.records.borrow_mut().extend_from_slice(records);
@@ -58,7 +58,7 @@ impl Journal for SimJournal {
     }
 
     fn rewrite(&mut self, records: &[Record]) -> Result<(), DiskFull> {
-        if self.faults.occurs(self.faults.refused_records) {
+        if self.faults.occurs(self.faults.refused_record_permille) {
             return Err(DiskFull);
         }
         *self.records.borrow_mut() = records.to_vec();

@@ -17,31 +17,31 @@ pub enum ProcessorUnit {
     Pu,
 }
 
-/// The place of a PU in the machine: the indexes of its core, L3 cache, NUMA node and package in the topology's
-/// lists.
+/// The place of a PU in the machine: the indexes of its core, L3 cache, NUMA node and package. Each is an
+/// index in the topology's list of such objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PuLocation {
     /// The index of the core in the topology's list of cores.
     pub core: u32,
     /// The index of the L3 cache in the topology's list. `None` if the PU is in no L3 cache.
     pub l3: Option<u32>,
-    /// The index of the NUMA node in the topology's list. `None` if the PU is in no NUMA node. If a node of slow
-    /// and a node of fast memory have the same PUs, the index of the first.
+    /// The index of the NUMA node in the topology's list. `None` if the PU is in no NUMA node. If several NUMA
+    /// nodes have the same PUs, such as one with fast and one with slow memory, the index of the first.
     pub numa_node: Option<u32>,
     /// The index of the package in the topology's list. `None` if the PU is in no package.
     pub package: Option<u32>,
 }
 
-/// The location of each PU of a machine, from which the simulation counts the caches, NUMA nodes and packages that a
-/// job uses.
+/// The location of each PU of a machine. With these locations, the simulation counts the caches, NUMA nodes
+/// and packages that a job uses.
 #[derive(Debug, Clone)]
-pub struct Locality {
+pub struct PuLocations {
     by_pu: Vec<Option<PuLocation>>,
     cores: Vec<CpuSet>,
 }
 
-/// The number of packages, NUMA nodes and L3 caches that a set of PUs uses, and the number of cores of which the set
-/// contains only a part.
+/// The number of packages, NUMA nodes and L3 caches that a set of PUs uses, and the number of split cores:
+/// cores of which the set contains some PUs and not all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DomainsUsed {
     /// The number of packages in which at least one of the PUs lies.
@@ -49,12 +49,12 @@ pub struct DomainsUsed {
     /// The number of NUMA nodes in which at least one of the PUs lies.
     pub numa_nodes: u32,
     /// The number of L3 caches that at least one of the PUs uses.
-    pub l3: u32,
+    pub l3_caches: u32,
     /// The number of cores of which the set contains some PUs and not all.
     pub split_cores: u32,
 }
 
-impl Locality {
+impl PuLocations {
     /// Computes the location of each PU of the machine with this topology.
     #[must_use]
     pub fn from_topology(topology: &Topology) -> Self {
@@ -76,18 +76,19 @@ impl Locality {
         Self { by_pu, cores: topology.cores().iter().map(|core| core.pus.clone()).collect() }
     }
 
-    /// The location of a PU. `None` if the machine does not have the PU.
+    /// Returns the location of a PU. `None` if the machine does not have the PU.
     #[must_use]
     pub fn location_of(&self, pu: Pu) -> Option<PuLocation> {
         self.by_pu.get(pu.0 as usize).copied().flatten()
     }
 
-    /// All cores in the order of the machine's topology, each with its location and its PUs.
+    /// Returns all cores in the order of the machine's topology, each with its location and its PUs.
     pub fn cores(&self) -> impl Iterator<Item = (PuLocation, &CpuSet)> {
         self.cores.iter().filter_map(|pus| Some((self.location_of(pus.first()?)?, pus)))
     }
 
-    /// Counts the packages, NUMA nodes and L3 caches that these PUs use, and the cores of which they are only a part.
+    /// Counts the packages, NUMA nodes and L3 caches that the PUs `cpus` use, and the split cores: cores of
+    /// which `cpus` has some PUs and not all.
     #[must_use]
     pub fn domains_used(&self, cpus: &CpuSet) -> DomainsUsed {
         let locality: Vec<PuLocation> = cpus.iter().filter_map(|pu| self.location_of(pu)).collect();
@@ -96,7 +97,7 @@ impl Locality {
         DomainsUsed {
             packages: distinct(locality.iter().map(|location| location.package)),
             numa_nodes: distinct(locality.iter().map(|location| location.numa_node)),
-            l3: distinct(locality.iter().map(|location| location.l3)),
+            l3_caches: distinct(locality.iter().map(|location| location.l3)),
             split_cores: u32::try_from(split.count()).unwrap_or(u32::MAX),
         }
     }
@@ -133,7 +134,7 @@ mod tests {
     #[test]
     fn every_level_is_counted_and_half_cores_too() {
         let machine = regular_topology(2, 2, 2, 2, 2);
-        let locality = Locality::from_topology(&machine);
+        let locality = PuLocations::from_topology(&machine);
         for (cpus, packages, numa_nodes, l3, split_cores) in [
             ("", 0, 0, 0, 0),
             ("0,16", 1, 1, 1, 0),
@@ -143,7 +144,7 @@ mod tests {
             ("0-31", 2, 4, 8, 0),
             ("40", 0, 0, 0, 0),
         ] {
-            let expected = DomainsUsed { packages, numa_nodes, l3, split_cores };
+            let expected = DomainsUsed { packages, numa_nodes, l3_caches: l3, split_cores };
             assert_eq!(locality.domains_used(&cpus.parse().unwrap()), expected, "{cpus}");
         }
     }
@@ -154,7 +155,7 @@ mod tests {
         let node =
             |number| Domain { level: Level::NumaNode, number, cpus: "0-1".parse().unwrap(), memory_bytes: 1 };
         let machine = Topology::new(vec![core(0), core(1)], vec![node(0), node(1)]).unwrap();
-        let domains_used = Locality::from_topology(&machine).domains_used(machine.cpus());
-        assert_eq!(domains_used, DomainsUsed { packages: 0, numa_nodes: 1, l3: 0, split_cores: 0 });
+        let domains_used = PuLocations::from_topology(&machine).domains_used(machine.cpus());
+        assert_eq!(domains_used, DomainsUsed { packages: 0, numa_nodes: 1, l3_caches: 0, split_cores: 0 });
     }
 }

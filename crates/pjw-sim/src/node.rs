@@ -9,11 +9,11 @@ use pjw_core::cpuset_group::{
     CgroupOwner, CpusetAction, CpusetChange, CpusetHierarchy, CpusetOutcome, FoundCpuset, JobCpuset,
 };
 use pjw_core::ids::{CgroupId, Pid, ProcessId, StartTime, Tid, Uid};
-use pjw_core::own_cgroups::OwnCgroups;
+use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::plan::{MaskAction, MaskOutcome};
 use pjw_core::scan::{IdleWatch, ScanRequest, ScanScope};
 use pjw_core::snapshot::{
-    BatchAttributes, Cgroup, Cpuset, EventBatch, ExpectedMask, MaskProbe, MismatchedProcess, Observed,
+    BatchAttributes, Cgroup, Cpuset, EventBatch, ExpectedMask, ForkMaskMismatch, MaskProbe, Observed,
     Process, Snapshot, Thread,
 };
 use pjw_core::{ports::Node, time::Nanos};
@@ -24,8 +24,8 @@ use crate::{faults::Faults, workload::Workload};
 /// A partial scan checks the masks of one in this number of idle processes.
 const MASK_CHECK_INTERVAL: u32 = 4;
 
-/// The simulated machine, as pjwd reads and changes it (the trait [`Node`]). Reads and writes fail at random, and
-/// processes change while the daemon works.
+/// The simulated machine as pjwd reads and changes it: an implementation of the trait [`Node`]. Reads and
+/// writes fail at random, and processes change while the daemon works.
 #[derive(Debug, Clone)]
 pub struct SimNode {
     world: Rc<RefCell<World>>,
@@ -112,7 +112,7 @@ impl SimNode {
     /// same time.
     fn pass_time(&self) {
         self.world.borrow_mut().advance(1);
-        if self.faults.occurs(self.faults.interleaved_steps) {
+        if self.faults.occurs(self.faults.interleaved_step_permille) {
             self.workload.borrow_mut().step(&mut self.world.borrow_mut());
         }
     }
@@ -150,12 +150,12 @@ fn read_process(world: &mut World, pid: Pid, with_threads: bool) -> Option<Proce
         uid: process.uid,
         comm: process.comm,
         is_kernel_thread: process.is_kernel_thread,
-        mask: first.map(|thread| world.effective_mask(process, thread)),
+        first_thread_mask: first.map(|thread| world.effective_mask(process, thread)),
         cgroup: Some(process.cgroup.as_str().into()),
         attributes,
         job_marks: process.job_marks.clone(),
         threads: with_threads.then(|| process.threads.iter().map(read_thread).collect()),
-        idle_until: None,
+        last_seen_idle: None,
     })
 }
 
@@ -163,7 +163,8 @@ fn read_cgroup(world: &World, path: &str) -> Observed<Cgroup> {
     let populated = world.is_populated(path);
     // A scheduler and systemd remove their empty cgroups, and the warden removes its own.
     let is_unified = world.cpuset_support.hierarchy == CpusetHierarchy::Unified;
-    let is_own = is_unified && OwnCgroups::of_path(path).is_some() && world.cpusets.contains_key(path);
+    let is_own =
+        is_unified && OwnCgroupNames::from_cgroup_path(path).is_some() && world.cpusets.contains_key(path);
     if !populated && !is_own && !world.kept_cgroups.contains(path) {
         return Observed::Gone;
     }
@@ -176,7 +177,12 @@ fn read_cgroup(world: &World, path: &str) -> Observed<Cgroup> {
         mems: CpuSet::new(),
         isolated: world.partitions.contains(path),
     });
-    Observed::Present(Cgroup { id: CgroupId { inode: 1, path: path.to_owned() }, cpus, populated, cpuset })
+    Observed::Present(Cgroup {
+        id: CgroupId { inode: 1, path: path.to_owned() },
+        restricted_cpus: cpus,
+        populated,
+        cpuset,
+    })
 }
 
 fn create_cpuset(
@@ -202,7 +208,7 @@ fn create_cpuset(
         for pid in alive {
             // systemd moves the process wherever it is. If another program moved it after the scan, pjw can't know from where.
             if world.processes[&pid].attributes_changed {
-                world.mark_unknown_origin(pid);
+                world.mark_original_cgroup_unknown(pid);
             }
             let from = world.processes[&pid].cgroup.clone();
             world.note_origin(path, &from);
@@ -275,7 +281,7 @@ impl Node for SimNode {
         let mut scope = request.scope.clone();
         let mut incomplete = None;
         for pid in pids {
-            if self.faults.occurs(self.faults.unreadable_processes) {
+            if self.faults.occurs(self.faults.unreadable_process_permille) {
                 incomplete = Some("Too many open files (simulated)".to_owned());
                 continue;
             }
@@ -287,7 +293,7 @@ impl Node for SimNode {
             let with_threads = is_requested || (!is_full && !unassigned.contains(&pid));
             let mut process = read_process(&mut self.world.borrow_mut(), pid, with_threads);
             if let Some(process) = &mut process {
-                process.idle_until = active.get(&pid).copied().flatten();
+                process.last_seen_idle = active.get(&pid).copied().flatten();
             }
             processes.insert(pid, process.map_or(Observed::Gone, Observed::Present));
         }
@@ -296,7 +302,7 @@ impl Node for SimNode {
         }
         // The affinity requests are read last.
         let mut affinity_requests = std::mem::take(&mut self.world.borrow_mut().affinity_requests);
-        affinity_requests.retain(|_| !self.faults.occurs(self.faults.lost_events));
+        affinity_requests.retain(|_| !self.faults.occurs(self.faults.silent_event_loss_permille));
         let world = self.world.borrow();
         let changed = self.cgroups.iter().filter(|(path, known)| read_cgroup(&world, path) != **known);
         let paths: BTreeSet<&String> = changed.map(|(path, _)| path).chain(&request.cgroups).collect();
@@ -304,7 +310,15 @@ impl Node for SimNode {
             paths.into_iter().map(|path| (path.clone(), read_cgroup(&world, path))).collect();
         self.cgroups.extend(cgroups.clone());
         let online = world.online.clone();
-        Snapshot { scope, taken_at, online, processes, cgroups, affinity_requests, incomplete }
+        Snapshot {
+            scope,
+            taken_at,
+            online,
+            processes,
+            cgroups,
+            affinity_requests,
+            incomplete_reason: incomplete,
+        }
     }
 
     fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbe {
@@ -315,27 +329,27 @@ impl Node for SimNode {
             let mask = world.effective_mask(process, process.threads.values().next()?);
             // The time of the fork event, which differs from the kernel's start time.
             let start = StartTime((process.id.start.0 + u64::from(pid.0 % 3)).saturating_sub(1));
-            (mask != expected.mask).then_some(MismatchedProcess { id: ProcessId { pid, start }, mask })
+            (mask != expected.mask).then_some(ForkMaskMismatch { id: ProcessId { pid, start }, mask })
         };
-        let mismatches: Vec<MismatchedProcess> = expected.iter().filter_map(mismatch).collect();
+        let mismatches: Vec<ForkMaskMismatch> = expected.iter().filter_map(mismatch).collect();
         self.probed = mismatches.iter().map(|mismatch| mismatch.id).collect();
         MaskProbe { taken_at: world.moment(), online: self.online.clone(), mismatches }
     }
 
     fn read_process_events(&mut self) -> EventBatch {
         let mut events = std::mem::take(&mut self.world.borrow_mut().events);
-        events.retain(|_| !self.faults.occurs(self.faults.lost_events));
+        events.retain(|_| !self.faults.occurs(self.faults.silent_event_loss_permille));
         EventBatch { events, lost: false, congested: false }
     }
 
-    fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroups) -> Vec<FoundCpuset> {
+    fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroupNames) -> Vec<FoundCpuset> {
         let world = self.world.borrow();
         let is_present =
             |path: &&String| own_cgroups.contains(path) && read_cgroup(&world, path) != Observed::Gone;
         let found = |path: &String| FoundCpuset {
             path: path.clone(),
             owner: world.cgroup_owners.get(path).copied(),
-            origin: world.cgroup_origins.get(path).filter(|origin| !origin.is_empty()).cloned(),
+            origin_cgroup: world.cgroup_origins.get(path).filter(|origin| !origin.is_empty()).cloned(),
         };
         world.cpusets.keys().filter(is_present).map(found).collect()
     }
@@ -347,22 +361,22 @@ impl Node for SimNode {
         // The start times of a mask probe are those of the fork events.
         let is_probed = self.probed.contains(&id);
         let mut world = self.world.borrow_mut();
-        world.note_mask_of_pjw(&action.requested);
+        world.note_mask_of_pjw(&action.requested_mask);
         let process = world.processes.get(&id.pid).filter(|process| is_probed || process.id == id);
         let thread = process.and_then(|process| process.threads.get(&tid));
         if thread.is_none_or(|thread| !is_probed && thread.start != action.thread.start) {
             return MaskOutcome::Gone;
         }
-        if self.faults.occurs(self.faults.refused_masks) {
+        if self.faults.occurs(self.faults.refused_mask_permille) {
             return MaskOutcome::Refused { errno: 1, reason: "refused by chance".to_owned() };
         }
         // The plan is made from the last reading.
         let present =
             world.effective_mask(&world.processes[&id.pid], &world.processes[&id.pid].threads[&tid]);
-        if present == action.current {
-            world.note_reading(id.pid, tid);
+        if present == action.current_mask {
+            world.note_mask_read(id.pid, tid);
         }
-        if !world.request_mask_for_pjw(id.pid, tid, &action.requested) {
+        if !world.request_mask_for_pjw(id.pid, tid, &action.requested_mask) {
             return MaskOutcome::Refused { errno: 22, reason: "its cpuset allows none of these PUs".into() };
         }
         let process = &world.processes[&id.pid];
@@ -375,7 +389,7 @@ impl Node for SimNode {
     fn change_cpuset(&mut self, action: &CpusetAction) -> CpusetOutcome {
         self.faults.maybe_kill_daemon();
         self.pass_time();
-        if self.faults.occurs(self.faults.refused_masks) {
+        if self.faults.occurs(self.faults.refused_mask_permille) {
             return CpusetOutcome::Refused { reason: "refused by chance".to_owned() };
         }
         let outcome = change_cpuset(&mut self.world.borrow_mut(), &action.change);

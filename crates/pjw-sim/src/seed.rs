@@ -8,14 +8,14 @@
 pub struct RandomStream(u64);
 
 impl RandomStream {
-    /// The stream of a simulation run, with the number of the run as its seed.
+    /// Returns the stream of a simulation run, with the number of the run as its seed.
     #[must_use]
     pub fn new(number: u64) -> Self {
         Self(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
     }
 
-    /// An independent stream for the kind of choice named `kind`. So a new kind of choice in the code does not change
-    /// the other choices of a run.
+    /// Returns an independent stream for the kind of choice named `kind`. Each kind has a stream of its own,
+    /// so that a new kind of choice in the code does not change the other choices of a run.
     #[must_use]
     pub fn substream(&self, kind: &str) -> Self {
         Self(
@@ -31,7 +31,7 @@ impl RandomStream {
         mixed ^ (mixed >> 31)
     }
 
-    /// A random number from 0 to `bound - 1`. 0 if `bound` is 0.
+    /// Returns a random number from 0 to `bound - 1`. 0 if `bound` is 0.
     pub fn random_below(&mut self, bound: u32) -> u32 {
         u32::try_from(self.next() % u64::from(bound.max(1))).unwrap_or(0)
     }

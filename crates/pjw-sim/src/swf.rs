@@ -27,8 +27,8 @@ pub struct LoggedJob {
     pub submit_s: u64,
     /// The time for which the job ran, in seconds.
     pub run_s: u64,
-    /// The number of processors that the job used; if the log does not say, the number that it requested. The log
-    /// does not say whether a processor is a core or a PU.
+    /// The number of processors that the job used. If the log does not state it, the number that the job
+    /// requested. The log does not state whether a processor is a core or a PU.
     pub processors: u32,
 }
 
@@ -39,7 +39,7 @@ pub struct JobLog {
     pub jobs: Vec<LoggedJob>,
     /// The number of jobs that can't be replayed and were left out: their size or run time is unknown, or they used
     /// no processor.
-    pub skipped: u32,
+    pub skipped_jobs: u32,
 }
 
 /// Error: a text is not a job log in the Standard Workload Format.
@@ -92,13 +92,14 @@ pub enum SwfError {
     },
 }
 
-/// Parses a job log in the Standard Workload Format. Comments may have any encoding. Jobs that can't be replayed are
-/// skipped.
+/// Parses a job log in the Standard Workload Format. Comments may have any encoding. Jobs that can't be
+/// replayed are skipped.
 ///
 /// # Errors
-/// If a line is not a job: the number of the line and the wrong field. Also if no job can be replayed.
+/// If a line does not describe a job. The error has the number of the line and the wrong field. Also if no job
+/// can be replayed.
 pub fn parse(bytes: &[u8]) -> Result<JobLog, SwfError> {
-    let mut log = JobLog { jobs: Vec::new(), skipped: 0 };
+    let mut log = JobLog { jobs: Vec::new(), skipped_jobs: 0 };
     for (line, bytes) in (1..).zip(bytes.split(|&byte| byte == b'\n')) {
         let bytes = bytes.trim_ascii();
         if bytes.is_empty() || bytes.starts_with(b";") {
@@ -106,10 +107,10 @@ pub fn parse(bytes: &[u8]) -> Result<JobLog, SwfError> {
         }
         match job(line, &String::from_utf8_lossy(bytes))? {
             Some(job) => log.jobs.push(job),
-            None => log.skipped += 1,
+            None => log.skipped_jobs += 1,
         }
     }
-    match (log.jobs.is_empty(), log.skipped) {
+    match (log.jobs.is_empty(), log.skipped_jobs) {
         (true, 0) => Err(SwfError::NoJobs),
         (true, skipped) => Err(SwfError::NothingKnown { skipped }),
         (false, _) => {
@@ -171,7 +172,7 @@ mod tests {
         let log = parse(text.as_bytes()).unwrap();
         let job = |number, submit_s, run_s, processors| LoggedJob { number, submit_s, run_s, processors };
         assert_eq!(log.jobs, [job(2, 3, 0, 2), job(1, 10, 5, 4), job(3, 10, 1, 1)]);
-        assert_eq!(log.skipped, 0);
+        assert_eq!(log.skipped_jobs, 0);
     }
 
     #[test]
@@ -183,7 +184,7 @@ mod tests {
             line("4", "0", "9", "1", "1"),
         ];
         let log = parse(text.concat().as_bytes()).unwrap();
-        assert_eq!((log.jobs.len(), log.skipped), (1, 3));
+        assert_eq!((log.jobs.len(), log.skipped_jobs), (1, 3));
         assert_eq!(error(&text[..3].concat()), SwfError::NothingKnown { skipped: 3 }.to_string());
     }
 

@@ -4,23 +4,24 @@
 use std::cell::{RefCell, RefMut};
 use std::rc::Rc;
 
-use pjw_core::command::{Assign, Caller};
+use pjw_core::command::{AssignCommand, Caller};
 use pjw_core::ids::{Pid, Tid, Uid};
 use pjw_core::testing::{job, set};
-use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport, job::Amount};
+use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport, job::CpuRequest};
 
 use crate::world::{SimProcess, World};
 use crate::{faults::Faults, node::SimNode, workload::Workload};
 
-/// A simulated machine for tests, on which only the test makes things happen: no faults, no random workload. Process
-/// ids, thread ids and user ids are plain numbers, affinity masks are CPU lists such as `0-3,8`.
+/// A simulated machine for tests that changes only as the test says: it has no faults and no random workload.
+/// Process ids, thread ids and user ids are plain numbers. Affinity masks are CPU lists such as `0-3,8`.
 #[derive(Debug, Clone)]
 pub struct ScriptedMachine {
     world: Rc<RefCell<World>>,
 }
 
 impl ScriptedMachine {
-    /// A machine with these PUs, on which only process 1 runs.
+    /// Makes a machine with the PUs `cpus`, on which only process 1 runs. `cpuset_support` says how cpusets
+    /// can be used.
     #[must_use]
     pub fn new(cpus: &CpuSet, cpuset_support: CpusetSupport) -> Self {
         let mut world = World::new(cpus);
@@ -48,8 +49,8 @@ impl ScriptedMachine {
         RefMut::map(self.world(), |world| world.processes.get_mut(&Pid(pid)).expect("the process runs"))
     }
 
-    /// Starts the process `pid` of user `uid` as a child of `parent`, and returns it for changing. A child of process 1
-    /// leads a session of its own, as a service or a login does.
+    /// Starts the process `pid` of user `uid` as a child of `parent`, and returns the process, so that the
+    /// test can change it. A child of process 1 leads a session of its own, as a service or a login does.
     pub fn spawn(&self, pid: u32, parent: u32, uid: u32) -> RefMut<'_, SimProcess> {
         let mut world = self.world();
         world.set_next_number(pid);
@@ -61,7 +62,8 @@ impl ScriptedMachine {
         RefMut::map(world, |world| world.processes.get_mut(&child).expect("it was just started"))
     }
 
-    /// Starts the thread `tid` in the process `pid`. The process's first thread is its creator.
+    /// Starts the thread `tid` in the process `pid`. The first thread of the process is the creator of the new
+    /// thread.
     pub fn clone_thread(&self, pid: u32, tid: u32) {
         let mut world = self.world();
         world.set_next_number(tid);
@@ -81,14 +83,14 @@ impl ScriptedMachine {
 
     /// Returns the effective affinity mask of the thread `tid` of the process `pid`, as a CPU list.
     #[must_use]
-    pub fn mask(&self, pid: u32, tid: u32) -> String {
+    pub fn effective_mask(&self, pid: u32, tid: u32) -> String {
         let world = self.world.borrow();
         let process = &world.processes[&Pid(pid)];
         world.effective_mask(process, &process.threads[&Tid(tid)]).to_string()
     }
 
-    /// Advances the simulated time by `ns` nanoseconds. The threads with the ids `busy` run for that time, all others
-    /// sleep.
+    /// Advances the simulated time by `ns` nanoseconds. The threads whose ids are in `busy` run for that time.
+    /// All other threads sleep.
     pub fn run_for(&self, busy: &[u32], ns: u64) {
         let mut world = self.world();
         for threads in world.processes.values_mut().map(|process| &mut process.threads) {
@@ -100,10 +102,14 @@ impl ScriptedMachine {
     }
 }
 
-/// Makes the command by which root assigns `cores` cores and the processes `pids` to the job `id`. All options have
-/// their defaults. The test passes the command to the daemon.
+/// Makes the command by which root assigns `cores` cores and the processes `pids` to the job `id`. All options
+/// have their defaults. The caller passes the command to the daemon.
 #[must_use]
-pub fn assign_command(id: &str, cores: u32, pids: &[Pid]) -> Assign {
+pub fn assign_command(id: &str, cores: u32, pids: &[Pid]) -> AssignCommand {
     let caller = Caller { uid: Uid::ROOT, admin: true };
-    Assign { amount: Some(Amount::Cores(cores)), pids: pids.to_vec(), ..Assign::new(job(id), caller) }
+    AssignCommand {
+        cpu_request: Some(CpuRequest::Cores(cores)),
+        pids: pids.to_vec(),
+        ..AssignCommand::new(job(id), caller)
+    }
 }

@@ -21,8 +21,8 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// Makes the random workload of the simulation run with this seed. If `hotplug` is true, it also switches PUs off
-    /// and on.
+    /// Makes the random workload of the simulation run with this seed. If `hotplug` is true, the workload also
+    /// switches PUs off and on.
     #[must_use]
     pub fn new(seed: &RandomStream, hotplug: bool) -> Self {
         Self { random: seed.substream("workload"), next_job: 1, hotplug, is_stopped: false }

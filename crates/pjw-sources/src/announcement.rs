@@ -4,29 +4,32 @@
 //! The input is plain data: the hook's environment, its arguments, or its standard input. The files of the batch
 //! systems parse the formats.
 //!
-//! Nothing is guessed. A value that is missing or impossible is an [`InputError`], which names the variable and the
-//! remedy. A job without a count can still be released, and the hook's configuration can give the count.
+//! Nothing is guessed. A value that is missing or impossible is a [`HookInputError`], which names the
+//! variable and the remedy. A job without a count can still be released, and the hook's configuration can give
+//! the count.
 
-use pjw_core::job::{Amount, JobId, Source};
+use pjw_core::job::{CpuRequest, JobId, Source};
 use pjw_core::{ids::Uid, snapshot::BatchAttributes};
 
 use crate::system::{Environ, valid_count};
 use crate::{condor, flux, host::Host, lsf, pbs, sge, slurm};
 
-pub use crate::flaw::InputError;
+pub use crate::flaw::HookInputError;
 
-/// The description of a job that a batch system gives to a hook (a program that it runs at the start or end of a job).
+/// The description of a job that a batch system gives to a hook. A hook is a program that the batch system
+/// runs at the start or end of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Announcement {
+pub struct JobAnnouncement {
     /// The id of the job, such as `slurm:7`.
     pub job: JobId,
-    /// A second id under which the same job may be known: the job's cgroup may have this one in its name. `None` if
-    /// there is only one id.
+    /// A second id of the same job. The name of the job's cgroup may contain this id instead of `job`. `None`
+    /// if the job has only one id.
     pub alias: Option<JobId>,
-    /// The user that owns the job, or why the batch system's description does not tell it.
-    pub owner: Result<JobOwner, InputError>,
-    /// The number of cores or PUs that the job has on this node, or why the description does not tell it.
-    pub amount: Result<Amount, InputError>,
+    /// The user that owns the job, or the reason why the batch system's description has no valid user.
+    pub owner: Result<JobOwner, HookInputError>,
+    /// The number of cores or PUs that the job has on this node, or the reason why the description has no
+    /// valid number.
+    pub cpu_request: Result<CpuRequest, HookInputError>,
 }
 
 /// The owner of a job, by user id or by user name, as the batch system gives it.
@@ -39,19 +42,22 @@ pub enum JobOwner {
 }
 
 /// An amount with a count that a machine can have.
-fn amount(count: Result<u32, InputError>, unit: fn(u32) -> Amount) -> Result<Amount, InputError> {
-    count.and_then(|count| valid_count(count).map(unit).ok_or(InputError::CountOutOfRange(count)))
+fn amount(
+    count: Result<u32, HookInputError>,
+    unit: fn(u32) -> CpuRequest,
+) -> Result<CpuRequest, HookInputError> {
+    count.and_then(|count| valid_count(count).map(unit).ok_or(HookInputError::CountOutOfRange(count)))
 }
 
 /// The user id in a variable. The largest number means "no user" (chown(2)).
-fn uid(variable: &'static str, text: &str) -> Result<JobOwner, InputError> {
+fn uid(variable: &'static str, text: &str) -> Result<JobOwner, HookInputError> {
     let number =
         text.parse().ok().filter(|&uid| text.bytes().all(|byte| byte.is_ascii_digit()) && uid != u32::MAX);
-    number.map(|uid| JobOwner::Uid(Uid(uid))).ok_or_else(|| InputError::not_a_user(variable, text))
+    number.map(|uid| JobOwner::Uid(Uid(uid))).ok_or_else(|| HookInputError::not_a_user(variable, text))
 }
 
 /// A user name or a user id.
-fn user(variable: &'static str, text: &str) -> Result<JobOwner, InputError> {
+fn user(variable: &'static str, text: &str) -> Result<JobOwner, HookInputError> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let name = |byte: u8| byte.is_ascii_graphic() && !b":/".contains(&byte);
     if digits {
@@ -59,14 +65,15 @@ fn user(variable: &'static str, text: &str) -> Result<JobOwner, InputError> {
     }
     let is_name = (1..=256).contains(&text.len()) && !text.starts_with('-') && text.bytes().all(name);
     let owner = is_name.then(|| JobOwner::Name(text.to_owned()));
-    owner.ok_or_else(|| InputError::not_a_user(variable, text))
+    owner.ok_or_else(|| HookInputError::not_a_user(variable, text))
 }
 
-/// Reads the job from `attributes`, the environment in which Slurm runs its prolog, epilog and task prolog scripts.
+/// Reads the job from `attributes`, the environment in which Slurm runs its prolog, epilog and task prolog
+/// scripts. `host` is this node, by whose name Slurm's lists of nodes are searched.
 ///
 /// # Errors
 /// If the environment names no job.
-pub fn from_slurm(attributes: &BatchAttributes, host: &Host) -> Result<Announcement, InputError> {
+pub fn from_slurm(attributes: &BatchAttributes, host: &Host) -> Result<JobAnnouncement, HookInputError> {
     const VARIABLES: &[&str] = &[
         "SLURM_JOB_ID",
         "SLURM_JOBID",
@@ -82,34 +89,39 @@ pub fn from_slurm(attributes: &BatchAttributes, host: &Host) -> Result<Announcem
     let (job, alias) = slurm::ids(environ)?;
     let owner =
         environ.first(["SLURM_JOB_UID", "SLURM_UID"]).and_then(|(variable, text)| uid(variable, text));
-    Ok(Announcement { job, alias, owner, amount: amount(slurm::count_of_job(environ, host), Amount::Pus) })
+    Ok(JobAnnouncement {
+        job,
+        alias,
+        owner,
+        cpu_request: amount(slurm::count_of_job(environ, host), CpuRequest::Pus),
+    })
 }
 
-/// Reads the job from `attributes`, the environment in which LSF runs its pre- and post-execution commands and its job
-/// starter.
+/// Reads the job from `attributes`, the environment in which LSF runs its pre- and post-execution commands and
+/// its job starter. `host` is this node, by whose name LSF's lists of hosts are searched.
 ///
 /// # Errors
 /// If the environment names no job.
-pub fn from_lsf(attributes: &BatchAttributes, host: &Host) -> Result<Announcement, InputError> {
+pub fn from_lsf(attributes: &BatchAttributes, host: &Host) -> Result<JobAnnouncement, HookInputError> {
     const VARIABLES: &[&str] =
         &["LSB_JOBID", "LSB_JOBINDEX", "LSB_MCPU_HOSTS", "LSB_HOSTS", "LSB_JOB_EXECUSER", "LSFUSER"];
     let environ = Environ::of(VARIABLES, attributes);
     let owner =
         environ.first(["LSB_JOB_EXECUSER", "LSFUSER"]).and_then(|(variable, text)| user(variable, text));
-    let amount = amount(lsf::count(environ, host), Amount::Cores);
-    Ok(Announcement { job: lsf::id(environ)?, alias: None, owner, amount })
+    let amount = amount(lsf::count(environ, host), CpuRequest::Cores);
+    Ok(JobAnnouncement { job: lsf::id(environ)?, alias: None, owner, cpu_request: amount })
 }
 
-/// Reads the job from the arguments of pjw's hook for OpenPBS: the job's id, its user, its `exec_vnode` (its CPUs on
-/// each node), and the PBS name of this node. At the end of a job all but the id may be missing. A CPU of PBS is a
-/// logical CPU (a PU).
+/// Reads the job from the arguments of pjw's hook for OpenPBS: the job's id, its user, its `exec_vnode` (the
+/// CPUs of the job on each node), and the PBS name of this node. At the end of a job, all arguments except the
+/// id may be missing. A CPU of PBS is a logical CPU (a PU).
 ///
 /// # Errors
 /// If the first argument is no job id.
-pub fn from_openpbs(arguments: &[&str]) -> Result<Announcement, InputError> {
+pub fn from_openpbs(arguments: &[&str]) -> Result<JobAnnouncement, HookInputError> {
     let amount = match arguments.get(2..) {
-        Some([exec_vnode, node, ..]) => amount(pbs::cpus_on(exec_vnode, node), Amount::Pus),
-        _ => Err(InputError::CountNotProvided(Source::Pbs)),
+        Some([exec_vnode, node, ..]) => amount(pbs::cpus_on(exec_vnode, node), CpuRequest::Pus),
+        _ => Err(HookInputError::CountNotProvided(Source::Pbs)),
     };
     pbs_job(arguments, amount)
 }
@@ -119,34 +131,37 @@ pub fn from_openpbs(arguments: &[&str]) -> Result<Announcement, InputError> {
 ///
 /// # Errors
 /// If the first argument is no job id.
-pub fn from_torque(arguments: &[&str]) -> Result<Announcement, InputError> {
+pub fn from_torque(arguments: &[&str]) -> Result<JobAnnouncement, HookInputError> {
     let limits = arguments.get(4).copied().unwrap_or_default();
     let hosts = arguments.get(8).copied().unwrap_or_default();
-    pbs_job(arguments, amount(pbs::ppn(limits, hosts), Amount::Cores))
+    pbs_job(arguments, amount(pbs::ppn(limits, hosts), CpuRequest::Cores))
 }
 
-fn pbs_job(arguments: &[&str], amount: Result<Amount, InputError>) -> Result<Announcement, InputError> {
+fn pbs_job(
+    arguments: &[&str],
+    amount: Result<CpuRequest, HookInputError>,
+) -> Result<JobAnnouncement, HookInputError> {
     const ID: &str = "the first argument";
     const USER: &str = "the second argument";
-    let id = arguments.first().filter(|id| !id.is_empty()).ok_or(InputError::Missing(ID))?;
-    let job = pbs::job(id).ok_or_else(|| InputError::not_an_id(ID, id))?;
-    let owner = arguments.get(1).ok_or(InputError::Missing(USER)).and_then(|name| user(USER, name));
-    Ok(Announcement { job, alias: None, owner, amount })
+    let id = arguments.first().filter(|id| !id.is_empty()).ok_or(HookInputError::Missing(ID))?;
+    let job = pbs::job(id).ok_or_else(|| HookInputError::not_an_id(ID, id))?;
+    let owner = arguments.get(1).ok_or(HookInputError::Missing(USER)).and_then(|name| user(USER, name));
+    Ok(JobAnnouncement { job, alias: None, owner, cpu_request: amount })
 }
 
-/// Reads the job from `attributes`, the environment of a task of the job, for OpenPBS's `execjob_launch` hook. The
-/// number of cores is unknown.
+/// Reads the job from `attributes`, the environment of one of the job's tasks, for OpenPBS's `execjob_launch`
+/// hook. The number of cores is unknown.
 ///
 /// # Errors
 /// If the environment names no job.
-pub fn from_pbs_task(attributes: &BatchAttributes) -> Result<Announcement, InputError> {
+pub fn from_pbs_task(attributes: &BatchAttributes) -> Result<JobAnnouncement, HookInputError> {
     let id = Environ::of(&["PBS_JOBID"], attributes).required("PBS_JOBID")?;
-    pbs_job(&[id], Err(InputError::CountNotProvided(Source::Pbs)))
+    pbs_job(&[id], Err(HookInputError::CountNotProvided(Source::Pbs)))
 }
 
-/// Reads the job from `attributes`, the environment in which Grid Engine runs its prolog, epilog and starter method.
-/// `owner` is the user name that Grid Engine puts for `$job_owner` in the command line of the prolog. `hostfile` is the
-/// text of the file that `PE_HOSTFILE` names, if there is one.
+/// Reads the job from `attributes`, the environment in which Grid Engine runs its prolog, epilog and starter
+/// method. `host` is this node. `owner` is the user name that Grid Engine puts for `$job_owner` in the command
+/// line of the prolog. `hostfile` is the text of the file that `PE_HOSTFILE` names, if there is one.
 ///
 /// # Errors
 /// If the environment names no job.
@@ -155,15 +170,20 @@ pub fn from_sge(
     host: &Host,
     owner: Option<&str>,
     hostfile: Option<&str>,
-) -> Result<Announcement, InputError> {
+) -> Result<JobAnnouncement, HookInputError> {
     const OWNER: &str = "the first argument ($job_owner)";
     let environ = Environ::of(&["JOB_ID", "SGE_TASK_ID", "NSLOTS", "NHOSTS"], attributes);
     let count = match hostfile {
         Some(text) => sge::count_in_hostfile(text, host),
         None => sge::count(environ),
     };
-    let owner = owner.ok_or(InputError::Missing(OWNER)).and_then(|name| user(OWNER, name));
-    Ok(Announcement { job: sge::id(environ)?, alias: None, owner, amount: amount(count, Amount::Cores) })
+    let owner = owner.ok_or(HookInputError::Missing(OWNER)).and_then(|name| user(OWNER, name));
+    Ok(JobAnnouncement {
+        job: sge::id(environ)?,
+        alias: None,
+        owner,
+        cpu_request: amount(count, CpuRequest::Cores),
+    })
 }
 
 /// Reads the job from `attributes`, the environment in which HTCondor runs its preparation hook and its job wrapper.
@@ -175,10 +195,10 @@ pub fn from_condor(
     attributes: &BatchAttributes,
     machine_ad: &str,
     job_ad: &str,
-) -> Result<Announcement, InputError> {
+) -> Result<JobAnnouncement, HookInputError> {
     const OWNER: &str = "Owner in the job's ad";
     let slot = Environ::of(&["_CONDOR_SLOT"], attributes).required("_CONDOR_SLOT")?;
-    let flaw = |_| InputError::not_an_id("_CONDOR_SLOT", slot);
+    let flaw = |_| HookInputError::not_an_id("_CONDOR_SLOT", slot);
     let named = JobId::new(Source::Condor, slot).map_err(flaw)?;
     // The variable may lack the machine's name, which the directory of the cgroup contains.
     let first = |name: &str| name.split('@').next().map(str::to_owned);
@@ -187,21 +207,26 @@ pub fn from_condor(
         Some(full) if full != named => (full, Some(named)),
         _ => (named, None),
     };
-    let owner = condor::text(job_ad, "Owner").ok_or(InputError::Missing(OWNER));
-    let count = condor::count(machine_ad).unwrap_or(Err(InputError::CountNotProvided(Source::Condor)));
+    let owner = condor::text(job_ad, "Owner").ok_or(HookInputError::Missing(OWNER));
+    let count = condor::count(machine_ad).unwrap_or(Err(HookInputError::CountNotProvided(Source::Condor)));
     let owner = owner.and_then(|name| user(OWNER, name));
-    Ok(Announcement { job, alias, owner, amount: amount(count, Amount::Cores) })
+    Ok(JobAnnouncement { job, alias, owner, cpu_request: amount(count, CpuRequest::Cores) })
 }
 
-/// Reads the job from `attributes`, the environment in which Flux runs its prolog and epilog. The number of cores is
-/// unknown, because no variable has it.
+/// Reads the job from `attributes`, the environment in which Flux runs its prolog and epilog. The number of
+/// cores is unknown, because no environment variable has this number.
 ///
 /// # Errors
 /// If the environment names no job.
-pub fn from_flux(attributes: &BatchAttributes) -> Result<Announcement, InputError> {
+pub fn from_flux(attributes: &BatchAttributes) -> Result<JobAnnouncement, HookInputError> {
     let environ = Environ::of(&["FLUX_JOB_ID", "FLUX_JOB_USERID"], attributes);
     let id = environ.required("FLUX_JOB_ID")?;
-    let job = flux::job(id).ok_or_else(|| InputError::not_an_id("FLUX_JOB_ID", id))?;
+    let job = flux::job(id).ok_or_else(|| HookInputError::not_an_id("FLUX_JOB_ID", id))?;
     let owner = environ.required("FLUX_JOB_USERID").and_then(|text| uid("FLUX_JOB_USERID", text));
-    Ok(Announcement { job, alias: None, owner, amount: Err(InputError::CountNotProvided(Source::Flux)) })
+    Ok(JobAnnouncement {
+        job,
+        alias: None,
+        owner,
+        cpu_request: Err(HookInputError::CountNotProvided(Source::Flux)),
+    })
 }

@@ -13,7 +13,7 @@ use pjw_core::job::{JobId, Source};
 use pjw_core::snapshot::JobUnit;
 
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System};
-use crate::{counts, flaw::InputError, host::Host};
+use crate::{counts, flaw::HookInputError, host::Host};
 
 pub(crate) const SYSTEM: System = System {
     source: Source::Condor,
@@ -58,8 +58,8 @@ pub(crate) fn text<'a>(ad: &'a str, name: &str) -> Option<&'a str> {
 }
 
 /// The number of cores in the ClassAd of the slot. `None` if the ClassAd does not name it.
-pub(crate) fn count(machine_ad: &str) -> Option<Result<u32, InputError>> {
+pub(crate) fn count(machine_ad: &str) -> Option<Result<u32, HookInputError>> {
     let text = attribute(machine_ad, "Cpus")?;
     let variable = "Cpus in the machine's ad";
-    Some(counts::number(text).ok_or_else(|| InputError::not_a_number(variable, text)))
+    Some(counts::number(text).ok_or_else(|| HookInputError::not_a_number(variable, text)))
 }

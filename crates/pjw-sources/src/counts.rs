@@ -59,8 +59,8 @@ pub(crate) fn number(text: &str) -> Option<u32> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// Returns the count of all nodes from a list of counts in Slurm's form, if all nodes have the same: 72 for
-/// `72(x2)` (72 on each of two nodes). `None` if the counts differ, as in `72(x2),36`.
+/// Returns the count that is the same for all nodes, from a list of counts in Slurm's form: 72 for `72(x2)`
+/// (72 on each of two nodes). `None` if the nodes have different counts, as in `72(x2),36`.
 ///
 /// # Errors
 /// If the text is not a list of counts.
@@ -77,8 +77,8 @@ pub fn count_on_every_node(text: &str) -> Result<Option<u32>, CountsError> {
     Ok(first.filter(|_| same))
 }
 
-/// Returns the count of one node from a list of counts in Slurm's form: `72(x2),36` means 72, 72 and 36. `position`
-/// is the node's place in the list, from 0. `nodes` is the number of nodes of the job.
+/// Returns the count of one node from a list of counts in Slurm's form. `72(x2),36` means 72, 72 and 36.
+/// `position` is the node's position in the list, from 0. `nodes` is the number of nodes of the job.
 ///
 /// # Errors
 /// If the text is not a list of counts, or has not one count for each of the `nodes` nodes.
@@ -103,7 +103,7 @@ pub fn count_at_position(text: &str, position: u32, nodes: u32) -> Result<u32, C
 ///
 /// # Errors
 /// If the text is not a list of such pairs.
-pub fn count_in_pairs(text: &str, host: &str) -> Result<Option<u32>, CountsError> {
+pub fn slot_count_in_pairs(text: &str, host: &str) -> Result<Option<u32>, CountsError> {
     let mut tokens = text.split_ascii_whitespace().enumerate();
     let mut sum: Option<u32> = None;
     while let Some((at, name)) = tokens.next() {
@@ -116,12 +116,12 @@ pub fn count_in_pairs(text: &str, host: &str) -> Result<Option<u32>, CountsError
     if text.trim_ascii().is_empty() { Err(CountsError::Empty) } else { Ok(sum) }
 }
 
-/// The number of slots of a host in a list that repeats the host's name once per slot, as LSF's `LSB_HOSTS` does.
-/// `None` if the host does not occur.
+/// Returns the number of slots of a host in a list that repeats the host's name once per slot, as LSF's
+/// `LSB_HOSTS` does. `None` if the host does not occur.
 ///
 /// # Errors
 /// If the text is empty.
-pub fn count_in_names(text: &str, host: &str) -> Result<Option<u32>, CountsError> {
+pub fn slot_count_in_names(text: &str, host: &str) -> Result<Option<u32>, CountsError> {
     if text.trim_ascii().is_empty() {
         return Err(CountsError::Empty);
     }
@@ -188,14 +188,14 @@ mod tests {
             (" ", "hostA", Err(CountsError::Empty)),
         ];
         for (text, host, expected) in cases {
-            assert_eq!(count_in_pairs(text, host), expected, "{text:?} on {host}");
+            assert_eq!(slot_count_in_pairs(text, host), expected, "{text:?} on {host}");
         }
     }
 
     #[test]
     fn names_are_counted() {
-        assert_eq!(count_in_names("vm vm other", "vm.example.org"), Ok(Some(2)));
-        assert_eq!(count_in_names("other", "vm"), Ok(None));
-        assert_eq!(count_in_names("", "vm"), Err(CountsError::Empty));
+        assert_eq!(slot_count_in_names("vm vm other", "vm.example.org"), Ok(Some(2)));
+        assert_eq!(slot_count_in_names("other", "vm"), Ok(None));
+        assert_eq!(slot_count_in_names("", "vm"), Err(CountsError::Empty));
     }
 }

@@ -3,10 +3,10 @@
 use pjw_core::job::Source;
 use thiserror::Error;
 
-/// Error: the description of a job that a batch system gave to a hook is incomplete or wrong. Names the variable or
-/// argument.
+/// Error: the description of a job that a batch system gave to a hook is incomplete or wrong. It names the
+/// wrong variable or argument.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum InputError {
+pub enum HookInputError {
     /// A variable that the scheduler always sets is missing: this one.
     #[error("{0} is not set: check that the scheduler calls this hook as the right kind of hook")]
     Missing(&'static str),
@@ -46,7 +46,7 @@ pub enum InputError {
     CountNotProvided(Source),
 }
 
-impl InputError {
+impl HookInputError {
     pub(crate) fn not_an_id(variable: &'static str, text: &str) -> Self {
         Self::malformed(variable, "names no job of this scheduler", text)
     }
@@ -60,15 +60,15 @@ impl InputError {
     }
 
     fn malformed(variable: &'static str, problem: &'static str, text: &str) -> Self {
-        InputError::Malformed { variable, problem, value: shortened(text) }
+        HookInputError::Malformed { variable, problem, value: shortened(text) }
     }
 
     pub(crate) fn list(variable: &'static str, why: &impl ToString) -> Self {
-        InputError::List { variable, why: why.to_string() }
+        HookInputError::List { variable, why: why.to_string() }
     }
 
     pub(crate) fn host_not_listed(variable: &'static str, host: &str) -> Self {
-        InputError::HostNotListed { variable, host: shortened(host) }
+        HookInputError::HostNotListed { variable, host: shortened(host) }
     }
 }
 

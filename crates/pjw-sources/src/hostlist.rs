@@ -64,8 +64,8 @@ pub struct NodePosition {
     pub nodes: u32,
 }
 
-/// Finds a node in a list of nodes in Slurm's form, such as `n[1-3,7],login2`. A node's short name and its full name
-/// with the domain match each other. Returns the node's position, and the length of the list.
+/// Finds a node in a list of nodes in Slurm's form, such as `n[1-3,7],login2`. The short name of a node
+/// matches its full name with the domain. Returns the node's position, and the length of the list.
 ///
 /// # Errors
 /// If the text is not a list of nodes, is too long or names too many nodes.
@@ -93,8 +93,8 @@ pub fn find_node(list: &str, node: &str) -> Result<NodePosition, HostlistError> 
     Ok(NodePosition { index: index.map(narrow), nodes: narrow(of) })
 }
 
-/// Whether two names are names of the same host. A short name (`n1`) matches each full name with the same first part
-/// (`n1.example.org`). Case does not matter.
+/// Returns whether two names are names of the same host. A short name (`n1`) matches each full name whose
+/// first part it is (`n1.example.org`). Upper and lower case are not distinguished.
 #[must_use]
 pub fn is_same_host(one: &str, other: &str) -> bool {
     let first = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();

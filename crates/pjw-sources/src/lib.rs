@@ -44,22 +44,22 @@ pub use host::Host;
 const SYSTEMS: [System; 7] =
     [slurm::SYSTEM, lsf::SYSTEM, pbs::SYSTEM, sge::SYSTEM, condor::SYSTEM, flux::SYSTEM, oar::SYSTEM];
 
-/// The names of all environment variables by which jobs of batch systems are recognised. They must be read from each
-/// process.
+/// Returns the names of all environment variables by which jobs of batch systems are recognised. pjwd must
+/// read these variables of each process.
 #[must_use]
 pub fn wanted_variables() -> BTreeSet<&'static str> {
     SYSTEMS.iter().flat_map(|system| system.variables).copied().collect()
 }
 
-/// The batch systems that give each job a cgroup whose cpuset pjwd may narrow to the PUs of the job.
+/// Returns the batch systems that give each job a cgroup whose cpuset pjwd may narrow to the PUs of the job.
 #[must_use]
-pub fn narrowable_sources() -> BTreeSet<Source> {
+pub fn sources_with_narrowable_cpusets() -> BTreeSet<Source> {
     SYSTEMS.iter().filter(|system| system.narrowable).map(|system| system.source).collect()
 }
 
-/// The batch system that has a launcher with the program name `comm`. A launcher is a daemon whose children are the
-/// processes of a job. `None` if no batch system has such a launcher. Every user can choose program names, so the
-/// caller must check the user of the process.
+/// Returns the batch system that has a launcher with the program name `comm`. A launcher is a daemon whose
+/// child processes belong to a job. `None` if no batch system has such a launcher. Every user can choose
+/// program names, so the caller must check the user of the process.
 #[must_use]
 pub fn launcher_system(comm: &Comm) -> Option<Source> {
     let is_launcher =
@@ -67,14 +67,15 @@ pub fn launcher_system(comm: &Comm) -> Option<Source> {
     SYSTEMS.iter().find(is_launcher).map(|system| system.source)
 }
 
-/// Recognises the jobs of a process by its attributes: its cgroup, its environment and its program name. Returns the
-/// role of the process in a batch system, and the jobs to which it claims to belong. Batch systems that are not in
-/// `enabled` are ignored.
+/// Recognises the jobs of a process by its attributes: its cgroup, its environment and its program name.
+/// Returns the role of the process in a batch system, and its claims: the jobs to which it may belong. Batch
+/// systems that are not in `enabled` are ignored.
 ///
-/// The first claim is that of the cgroup, if there is one. The outermost directory counts, because the job may have
-/// created the directories below its own. Claims of the environment follow, at most one for each batch system. They are
-/// dropped if they contradict the cgroup: a process in the cgroup of job 5 with the variable of job 6 is in job 5. The
-/// number of cores comes from the environment.
+/// The first claim is that of the cgroup, if there is one. If several directories of the cgroup's path have
+/// the form of a job's directory, the outermost one decides, because the job may have created the others. The
+/// claims of the environment follow, at most one for each batch system. Claims that contradict the cgroup are
+/// dropped: a process in the cgroup of job 5 with the variable of job 6 is in job 5. The number of cores comes
+/// from the environment.
 #[must_use]
 pub fn recognise(
     comm: &Comm,
@@ -110,7 +111,11 @@ pub fn recognise(
             .iter()
             .find(|(environ_claim, _)| environ_claim.names(job))
             .and_then(|(environ_claim, _)| environ_claim.amount.clone());
-        claims.push(JobMark { job: job.clone(), kind: MarkKind::Cgroup(directory.clone()), amount });
+        claims.push(JobMark {
+            job: job.clone(),
+            kind: MarkKind::Cgroup(directory.clone()),
+            cpu_request: amount,
+        });
     }
     for (environ_claim, system) in environ_claims {
         let contradicted = place
@@ -118,7 +123,7 @@ pub fn recognise(
             .is_some_and(|(job, _)| job.source() == environ_claim.job.source() && *job != environ_claim.job);
         if !contradicted {
             let kind = MarkKind::Environment { own: system.own };
-            claims.push(JobMark { job: environ_claim.job, kind, amount: environ_claim.amount });
+            claims.push(JobMark { job: environ_claim.job, kind, cpu_request: environ_claim.amount });
         }
     }
     JobMarks { role, marks: claims }

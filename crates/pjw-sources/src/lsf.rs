@@ -8,11 +8,11 @@
 //! after this host's name in `LSB_MCPU_HOSTS` (`hostA 4 hostB 8 `), or the number of times that the name occurs in
 //! `LSB_HOSTS`. `LSB_DJOB_NUMPROC` is the sum over all hosts and adds nothing. A slot is read as a core.
 
-use pjw_core::job::{Amount, JobId, Source};
+use pjw_core::job::{CpuRequest, JobId, Source};
 use pjw_core::snapshot::JobUnit;
 
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, valid_count};
-use crate::{counts, flaw::InputError, host::Host};
+use crate::{counts, flaw::HookInputError, host::Host};
 
 pub(crate) const SYSTEM: System = System {
     source: Source::Lsf,
@@ -38,25 +38,25 @@ fn place(process: &ProcessView<'_>) -> Option<Place> {
 }
 
 fn environ_claim(environ: Environ<'_>, host: &Host) -> Option<EnvironClaim> {
-    let amount = count(environ, host).ok().and_then(valid_count).map(Amount::Cores);
+    let amount = count(environ, host).ok().and_then(valid_count).map(CpuRequest::Cores);
     Some(EnvironClaim { amount, ..EnvironClaim::of(id(environ).ok()?) })
 }
 
 /// The id of the job.
-pub(crate) fn id(environ: Environ<'_>) -> Result<JobId, InputError> {
+pub(crate) fn id(environ: Environ<'_>) -> Result<JobId, HookInputError> {
     let (number, index) = (environ.required("LSB_JOBID")?, environ.get("LSB_JOBINDEX").unwrap_or("0"));
-    job(number, index).ok_or_else(|| InputError::not_an_id("LSB_JOBID", &format!("{number}[{index}]")))
+    job(number, index).ok_or_else(|| HookInputError::not_an_id("LSB_JOBID", &format!("{number}[{index}]")))
 }
 
 /// The number of the job's slots on this host.
-pub(crate) fn count(environ: Environ<'_>, host: &Host) -> Result<u32, InputError> {
+pub(crate) fn count(environ: Environ<'_>, host: &Host) -> Result<u32, HookInputError> {
     let (variable, list) = environ.first(["LSB_MCPU_HOSTS", "LSB_HOSTS"])?;
     let count = match variable {
-        "LSB_MCPU_HOSTS" => counts::count_in_pairs(list, &host.name),
-        _ => counts::count_in_names(list, &host.name),
+        "LSB_MCPU_HOSTS" => counts::slot_count_in_pairs(list, &host.name),
+        _ => counts::slot_count_in_names(list, &host.name),
     };
-    let count = count.map_err(|why| InputError::list(variable, &why))?;
-    count.ok_or_else(|| InputError::host_not_listed(variable, &host.name))
+    let count = count.map_err(|why| HookInputError::list(variable, &why))?;
+    count.ok_or_else(|| HookInputError::host_not_listed(variable, &host.name))
 }
 
 fn job(id: &str, index: &str) -> Option<JobId> {

@@ -9,11 +9,11 @@
 //! has the number, or pjw's own hook gives it. Torque's `PBS_NUM_PPN` is the share of a node if the job has one node
 //! and `PBS_NP`, the total of the job, agrees.
 
-use pjw_core::job::{Amount, JobId, Source};
+use pjw_core::job::{CpuRequest, JobId, Source};
 use pjw_core::snapshot::JobUnit;
 
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, valid_count};
-use crate::{counts, flaw::InputError, host::Host};
+use crate::{counts, flaw::HookInputError, host::Host};
 
 pub(crate) const SYSTEM: System = System {
     source: Source::Pbs,
@@ -42,44 +42,45 @@ fn environ_claim(environ: Environ<'_>, _host: &Host) -> Option<EnvironClaim> {
     let share = environ.number("PBS_NUM_PPN");
     let whole =
         share.is_some() && environ.number("PBS_NP") == share && environ.number("PBS_NUM_NODES") == Some(1);
-    let amount = share.filter(|_| whole).and_then(valid_count).map(Amount::Cores);
+    let amount = share.filter(|_| whole).and_then(valid_count).map(CpuRequest::Cores);
     Some(EnvironClaim { amount, ..EnvironClaim::of(job) })
 }
 
 /// The CPUs that a job has on this node, from its `exec_vnode`: chunks in parentheses, joined with `+`. A chunk has
 /// vnodes with their resources, joined with `+`: `(n1:ncpus=2:mem=1gb)+(n2[0]:ncpus=1+n2[1]:ncpus=1)`. The vnodes of
 /// a node have the name of the node, or `n2[0]`, `n2[1]` ... OpenPBS's own hook for cgroups reads them in this way.
-pub(crate) fn cpus_on(exec_vnode: &str, node: &str) -> Result<u32, InputError> {
+pub(crate) fn cpus_on(exec_vnode: &str, node: &str) -> Result<u32, HookInputError> {
     const WHAT: &str = "exec_vnode";
     let mut sum: Option<u32> = None;
     for (at, piece) in exec_vnode.split('+').enumerate() {
         let mut parts = piece.trim().trim_start_matches('(').trim_end_matches(')').split(':');
         let vnode = parts.next().unwrap_or_default();
         let count = match parts.find_map(|part| part.strip_prefix("ncpus=")) {
-            Some(text) => counts::number(text)
-                .ok_or_else(|| InputError::list(WHAT, &counts::CountsError::NotACount { part: at + 1 }))?,
+            Some(text) => counts::number(text).ok_or_else(|| {
+                HookInputError::list(WHAT, &counts::CountsError::NotACount { part: at + 1 })
+            })?,
             None => 0,
         };
         if vnode.split('[').next() == Some(node) {
             sum = Some(sum.unwrap_or(0).saturating_add(count));
         }
     }
-    sum.ok_or_else(|| InputError::host_not_listed(WHAT, node))
+    sum.ok_or_else(|| HookInputError::host_not_listed(WHAT, node))
 }
 
 /// The processors that a Torque job has on this host, from the list of its limits (`nodes=1:ppn=2,walltime=60`) and,
 /// for several nodes, the list of its hosts. Torque may put several "nodes" on one host. So a node's share is the
 /// share of a host only if there are as many hosts as nodes, all alike.
-pub(crate) fn ppn(limits: &str, hosts: &str) -> Result<u32, InputError> {
+pub(crate) fn ppn(limits: &str, hosts: &str) -> Result<u32, HookInputError> {
     const WHAT: &str = "the list of limits";
-    let no_count = || InputError::CountNotProvided(Source::Pbs);
+    let no_count = || HookInputError::CountNotProvided(Source::Pbs);
     let nodes =
         limits.split(',').find_map(|limit| limit.trim().strip_prefix("nodes=")).ok_or_else(no_count)?;
     let mut parts = nodes.split(':');
     let first = parts.next().unwrap_or_default();
     let share = match parts.find_map(|part| part.strip_prefix("ppn=")) {
         Some(text) if !nodes.contains('+') => {
-            counts::number(text).ok_or_else(|| InputError::not_a_number(WHAT, text))?
+            counts::number(text).ok_or_else(|| HookInputError::not_a_number(WHAT, text))?
         }
         Some(_) => return Err(no_count()),
         None => 1,

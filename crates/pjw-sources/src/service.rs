@@ -3,14 +3,14 @@
 //! For `pjwctl doctor`: which daemons run, which files to read, and what the files mean for a warden. Texts in,
 //! sentences out. Other code reads the files. A setting that cannot be determined is reported as such, never guessed.
 
-use pjw_core::diagnosis::{Binding, ObservedScheduler};
+use pjw_core::diagnosis::{JobBinding, ObservedScheduler};
 use pjw_core::ids::{Comm, Uid};
 
-/// A scheduler that may run on a node: the names of its daemons, its configuration files, and how to read from them
-/// whether it binds jobs to cores.
+/// A scheduler that may run on a node: the names of its daemons and configuration files, and how these files
+/// say whether it binds jobs to cores.
 #[derive(Debug, Clone, Copy)]
 pub struct Scheduler {
-    /// The name of the scheduler, as shown to people.
+    /// The name of the scheduler, for display.
     pub name: &'static str,
     /// The program names of its daemons.
     daemons: &'static [&'static str],
@@ -19,10 +19,10 @@ pub struct Scheduler {
     pub config_variable: &'static str,
     /// The directories in which the configuration files usually are.
     pub config_directories: &'static [&'static str],
-    /// The names of the configuration files in their directory. The first must exist. A name that ends in `/` is a
-    /// directory of files.
+    /// The names of the configuration files in their directory. The first file must exist. A name that ends in
+    /// `/` is that of a directory of files.
     pub config_files: &'static [&'static str],
-    judge: fn(&str) -> (Binding, &'static str),
+    judge: fn(&str) -> (JobBinding, &'static str),
 }
 
 /// All schedulers (batch systems and others) whose daemons are recognised on a node.
@@ -108,26 +108,26 @@ pub const SCHEDULERS: [Scheduler; 9] = [
 ];
 
 impl Scheduler {
-    /// Whether a process of user `uid` with the command name `comm` is a daemon of this scheduler. Always false for
-    /// user ids from `first_person_uid` on, because people can give their processes any name.
+    /// Returns whether a process of user `uid` with the command name `comm` is a daemon of this scheduler.
+    /// Always false for user ids from `first_person_uid` on, because people can give their processes any name.
     #[must_use]
     pub fn is_daemon(&self, comm: &Comm, uid: Uid, first_person_uid: u32) -> bool {
         uid.0 < first_person_uid && self.daemons.iter().any(|name| name.as_bytes() == comm.as_bytes())
     }
 
-    /// Returns how this scheduler binds jobs to cores, and what that means for pjwd, for the report of `pjwctl
-    /// doctor`. `configuration` is the text of all its configuration files, one after the other. `None` if the
-    /// files could not be read.
+    /// Returns how this scheduler binds jobs to cores, and what that means for pjwd. `pjwctl doctor` reports
+    /// it. `configuration` is the text of all configuration files of the scheduler, one after the other.
+    /// `None` if the files could not be read.
     #[must_use]
     pub fn describe(&self, configuration: Option<&str>) -> ObservedScheduler {
         let needs_none = self.config_files.is_empty();
         let (binding, meaning) = match configuration {
             Some(text) => (self.judge)(text),
             None if needs_none => (self.judge)(""),
-            None => (Binding::Unknown, ""),
+            None => (JobBinding::Unknown, ""),
         };
         let meaning = match (binding, meaning) {
-            (Binding::Unknown, "") => {
+            (JobBinding::Unknown, "") => {
                 let hint = if self.config_variable.is_empty() {
                     "look as root".to_owned()
                 } else {
@@ -141,7 +141,7 @@ impl Scheduler {
             }
             (_, meaning) => meaning.to_owned(),
         };
-        ObservedScheduler { name: self.name.to_owned(), binding, meaning }
+        ObservedScheduler { name: self.name.to_owned(), binding, effect_on_pjw: meaning }
     }
 }
 
@@ -163,66 +163,69 @@ fn is_yes(value: Option<&str>) -> bool {
 }
 
 /// slurm.conf(5) and cgroup.conf(5). Without settings nothing is bound.
-fn slurm(text: &str) -> (Binding, &'static str) {
+fn slurm(text: &str) -> (JobBinding, &'static str) {
     let plugins = value(text, "TaskPlugin").unwrap_or_default().to_ascii_lowercase();
     let has = |plugin: &str| plugins.split(',').any(|part| part.trim().trim_start_matches("task/") == plugin);
     let includes = value(text, "Include").is_some();
     match (is_yes(value(text, "ConstrainCores")), has("cgroup"), has("affinity")) {
         (true, true, _) => (
-            Binding::Cpusets,
+            JobBinding::Cpusets,
             "it constrains cores (ConstrainCores=yes): its cpuset is the grant, the warden only balances inside",
         ),
         (_, _, true) => (
-            Binding::Masks,
+            JobBinding::Masks,
             "it binds tasks by a mask at their start (task/affinity) and never checks again: the warden allocates and \
              confines them",
         ),
         (true, false, false) if !includes => (
-            Binding::Nothing,
+            JobBinding::Nothing,
             "ConstrainCores=yes does nothing without TaskPlugin=task/cgroup: the warden allocates",
         ),
         _ if includes => (
-            Binding::Unknown,
+            JobBinding::Unknown,
             "slurm.conf includes other files, which were not read: if it sets a cpuset, that is the grant; else the warden allocates",
         ),
-        _ => (Binding::Nothing, "it binds nothing here: the warden allocates"),
+        _ => (JobBinding::Nothing, "it binds nothing here: the warden allocates"),
     }
 }
 
 /// lsf.conf(5).
-fn lsf(text: &str) -> (Binding, &'static str) {
+fn lsf(text: &str) -> (JobBinding, &'static str) {
     let enforces = value(text, "LSB_RESOURCE_ENFORCE").is_some_and(|what| what.contains("cpu"));
     let binds = value(text, "LSF_BIND_JOB").or_else(|| value(text, "LSB_BIND_JOB"));
     match (enforces, binds.is_some_and(|how| !how.eq_ignore_ascii_case("none") && !how.is_empty())) {
         (true, _) => (
-            Binding::Cpusets,
+            JobBinding::Cpusets,
             "jobs with affinity[] get a cpuset (LSB_RESOURCE_ENFORCE), which is the grant; for other jobs the warden allocates",
         ),
         (false, true) => (
-            Binding::Masks,
+            JobBinding::Masks,
             "it binds jobs by a mask at their start (LSF_BIND_JOB): the warden allocates and confines them",
         ),
-        (false, false) => (Binding::Nothing, "it binds nothing here: the warden allocates"),
+        (false, false) => (JobBinding::Nothing, "it binds nothing here: the warden allocates"),
     }
 }
 
 /// The settings of the cgroups hook, in JSON of a known form. Only whether the hook is enabled matters here.
-fn pbs(text: &str) -> (Binding, &'static str) {
+fn pbs(text: &str) -> (JobBinding, &'static str) {
     let is_on = text.split_ascii_whitespace().any(|word| word == "enabled=true")
         || text.replace(' ', "").contains("enabled=true");
     if is_on {
-        (Binding::Cpusets, "its cgroups hook is on: its cpuset is the grant, the warden only balances inside")
+        (
+            JobBinding::Cpusets,
+            "its cgroups hook is on: its cpuset is the grant, the warden only balances inside",
+        )
     } else {
-        (Binding::Nothing, "its cgroups hook is off: the warden allocates")
+        (JobBinding::Nothing, "its cgroups hook is off: the warden allocates")
     }
 }
 
 /// sge_conf(5), `execd_params`, which every configuration has. Where the configuration is not a file (bootstrap(5),
 /// `spooling_method`), as in Debian, only Grid Engine itself knows it.
-fn grid_engine(text: &str) -> (Binding, &'static str) {
+fn grid_engine(text: &str) -> (JobBinding, &'static str) {
     let Some(parameters) = value(text, "execd_params").map(str::to_ascii_lowercase) else {
         return (
-            Binding::Unknown,
+            JobBinding::Unknown,
             "how it binds jobs is not known (its configuration is in no file that can be read; qconf -sconf shows it): \
              if it sets a cpuset, that is the grant; else the warden allocates",
         );
@@ -234,71 +237,71 @@ fn grid_engine(text: &str) -> (Binding, &'static str) {
     });
     if uses {
         (
-            Binding::Cpusets,
+            JobBinding::Cpusets,
             "jobs with -binding get a cpuset (USE_CGROUPS), which is the grant; for other jobs the warden allocates",
         )
     } else {
         (
-            Binding::Nothing,
+            JobBinding::Nothing,
             "it binds only jobs that request it (-binding), by masks: the warden allocates and confines them",
         )
     }
 }
 
-fn condor(text: &str) -> (Binding, &'static str) {
+fn condor(text: &str) -> (JobBinding, &'static str) {
     if is_yes(value(text, "ASSIGN_CPU_AFFINITY")) {
         (
-            Binding::Masks,
+            JobBinding::Masks,
             "it binds each slot by a mask (ASSIGN_CPU_AFFINITY), without regard to caches and NUMA nodes: the warden allocates and \
              confines them",
         )
     } else {
-        (Binding::Nothing, "it binds nothing here (ASSIGN_CPU_AFFINITY): the warden allocates")
+        (JobBinding::Nothing, "it binds nothing here (ASSIGN_CPU_AFFINITY): the warden allocates")
     }
 }
 
-fn flux(text: &str) -> (Binding, &'static str) {
+fn flux(text: &str) -> (JobBinding, &'static str) {
     let own_units = text.lines().any(|line| {
         let line: String = line.split('#').next().unwrap_or_default().split_whitespace().collect();
         line == "service=\"sdexec\""
     });
     if own_units {
         (
-            Binding::Masks,
+            JobBinding::Masks,
             "jobs have units of their own (sdexec) and masks from its shell: the warden allocates and confines them",
         )
     } else {
         (
-            Binding::Masks,
+            JobBinding::Masks,
             "all jobs share one cgroup (no sdexec) and get masks from its shell: the warden finds them as root by \
              their environment, and confines them",
         )
     }
 }
 
-fn oar(_: &str) -> (Binding, &'static str) {
-    (Binding::Cpusets, "it gives each job a cpuset, which is the grant: the warden only balances inside")
+fn oar(_: &str) -> (JobBinding, &'static str) {
+    (JobBinding::Cpusets, "it gives each job a cpuset, which is the grant: the warden only balances inside")
 }
 
 /// The checkpoint file of the kubelet names its policy.
-fn kubernetes(text: &str) -> (Binding, &'static str) {
+fn kubernetes(text: &str) -> (JobBinding, &'static str) {
     if text.replace(' ', "").contains("\"policyName\":\"static\"") {
         (
-            Binding::Cpusets,
+            JobBinding::Cpusets,
             "the kubelet hands out CPUs itself (static CPU manager): keep the warden off them with housekeeping, or \
              let one of the two go",
         )
     } else {
         (
-            Binding::Nothing,
+            JobBinding::Nothing,
             "the kubelet binds nothing, and the warden does not know pods as jobs: both may use the same CPUs",
         )
     }
 }
 
-fn nomad(_: &str) -> (Binding, &'static str) {
+fn nomad(_: &str) -> (JobBinding, &'static str) {
     (
-        Binding::Cpusets,
+        JobBinding::Cpusets,
         "it makes cpusets of its own, and the warden does not know its tasks as jobs: reserve their CPUs with housekeeping",
     )
 }
@@ -311,46 +314,46 @@ mod tests {
         SCHEDULERS.into_iter().find(|service| service.name == name).unwrap()
     }
 
-    fn binding(name: &str, text: &str) -> Binding {
+    fn binding(name: &str, text: &str) -> JobBinding {
         service(name).describe(Some(text)).binding
     }
 
     #[test]
     fn slurm_binds_only_as_configured() {
         for (text, expected) in [
-            ("", Binding::Nothing),
-            ("ClusterName=c\nTaskPlugin=task/none\n", Binding::Nothing),
-            ("TaskPlugin=task/cgroup\nConstrainRAMSpace=yes\n", Binding::Nothing),
-            ("taskplugin = task/affinity,task/cgroup\nCONSTRAINCORES = YES # why\n", Binding::Cpusets),
-            ("TaskPlugin=affinity\n", Binding::Masks),
-            ("TaskPlugin=task/affinity\nConstrainCores=yes\n", Binding::Masks),
-            ("ConstrainCores=yes\n", Binding::Nothing),
-            ("#TaskPlugin=task/cgroup\n#ConstrainCores=yes\n", Binding::Nothing),
-            ("TaskPlugin=task/cgroup\nConstrainCores=yes\nConstrainCores=no\n", Binding::Nothing),
-            ("Include /etc/slurm/more.conf\n", Binding::Unknown),
+            ("", JobBinding::Nothing),
+            ("ClusterName=c\nTaskPlugin=task/none\n", JobBinding::Nothing),
+            ("TaskPlugin=task/cgroup\nConstrainRAMSpace=yes\n", JobBinding::Nothing),
+            ("taskplugin = task/affinity,task/cgroup\nCONSTRAINCORES = YES # why\n", JobBinding::Cpusets),
+            ("TaskPlugin=affinity\n", JobBinding::Masks),
+            ("TaskPlugin=task/affinity\nConstrainCores=yes\n", JobBinding::Masks),
+            ("ConstrainCores=yes\n", JobBinding::Nothing),
+            ("#TaskPlugin=task/cgroup\n#ConstrainCores=yes\n", JobBinding::Nothing),
+            ("TaskPlugin=task/cgroup\nConstrainCores=yes\nConstrainCores=no\n", JobBinding::Nothing),
+            ("Include /etc/slurm/more.conf\n", JobBinding::Unknown),
         ] {
             assert_eq!(binding("Slurm", text), expected, "{text:?}");
         }
         let seen = service("Slurm").describe(Some(""));
-        assert_eq!(seen.meaning, "it binds nothing here: the warden allocates");
+        assert_eq!(seen.effect_on_pjw, "it binds nothing here: the warden allocates");
     }
 
     #[test]
     fn the_configurations_of_other_systems_are_read_too() {
         for (name, text, expected) in [
-            ("LSF", "LSF_BIND_JOB=BALANCE\n", Binding::Masks),
-            ("LSF", "LSB_RESOURCE_ENFORCE=\"memory cpu\"\n", Binding::Cpusets),
-            ("LSF", "LSF_BIND_JOB=NONE\n", Binding::Nothing),
-            ("PBS", "{\n enabled=true\n}\n", Binding::Cpusets),
-            ("PBS", "enabled=false\n", Binding::Nothing),
-            ("Grid Engine", "execd_params  USE_CGROUPS=yes,KEEP_ACTIVE=true\n", Binding::Cpusets),
-            ("Grid Engine", "spooling_method classic\nexecd_params none\n", Binding::Nothing),
-            ("Grid Engine", "spooling_method berkeleydb\n", Binding::Unknown),
-            ("HTCondor", "ASSIGN_CPU_AFFINITY = True\n", Binding::Masks),
-            ("HTCondor", "ASSIGN_CPU_AFFINITY = True\nassign_cpu_affinity=false\n", Binding::Nothing),
-            ("Flux", "[exec]\nservice = \"sdexec\"\n", Binding::Masks),
-            ("Kubernetes", "{\"policyName\": \"static\",\"defaultCpuSet\":\"0-1\"}", Binding::Cpusets),
-            ("Kubernetes", "{\"policyName\":\"none\"}", Binding::Nothing),
+            ("LSF", "LSF_BIND_JOB=BALANCE\n", JobBinding::Masks),
+            ("LSF", "LSB_RESOURCE_ENFORCE=\"memory cpu\"\n", JobBinding::Cpusets),
+            ("LSF", "LSF_BIND_JOB=NONE\n", JobBinding::Nothing),
+            ("PBS", "{\n enabled=true\n}\n", JobBinding::Cpusets),
+            ("PBS", "enabled=false\n", JobBinding::Nothing),
+            ("Grid Engine", "execd_params  USE_CGROUPS=yes,KEEP_ACTIVE=true\n", JobBinding::Cpusets),
+            ("Grid Engine", "spooling_method classic\nexecd_params none\n", JobBinding::Nothing),
+            ("Grid Engine", "spooling_method berkeleydb\n", JobBinding::Unknown),
+            ("HTCondor", "ASSIGN_CPU_AFFINITY = True\n", JobBinding::Masks),
+            ("HTCondor", "ASSIGN_CPU_AFFINITY = True\nassign_cpu_affinity=false\n", JobBinding::Nothing),
+            ("Flux", "[exec]\nservice = \"sdexec\"\n", JobBinding::Masks),
+            ("Kubernetes", "{\"policyName\": \"static\",\"defaultCpuSet\":\"0-1\"}", JobBinding::Cpusets),
+            ("Kubernetes", "{\"policyName\":\"none\"}", JobBinding::Nothing),
         ] {
             assert_eq!(binding(name, text), expected, "{name}: {text:?}");
         }
@@ -359,10 +362,13 @@ mod tests {
     #[test]
     fn a_configuration_that_cannot_be_read_is_not_guessed() {
         let seen = service("Slurm").describe(None);
-        assert_eq!(seen.binding, Binding::Unknown);
-        assert!(seen.meaning.contains("slurm.conf") && seen.meaning.contains("SLURM_CONF"), "{seen:?}");
-        assert!(service("PBS").describe(None).meaning.contains("look as root"));
-        assert_eq!(service("OAR").describe(None).binding, Binding::Cpusets);
+        assert_eq!(seen.binding, JobBinding::Unknown);
+        assert!(
+            seen.effect_on_pjw.contains("slurm.conf") && seen.effect_on_pjw.contains("SLURM_CONF"),
+            "{seen:?}"
+        );
+        assert!(service("PBS").describe(None).effect_on_pjw.contains("look as root"));
+        assert_eq!(service("OAR").describe(None).binding, JobBinding::Cpusets);
     }
 
     #[test]
@@ -379,7 +385,7 @@ mod tests {
             for text in
                 ["=\n==\n#\n = \n", "\u{0}\u{ffff}", "TaskPlugin", "execd_params", &"x=".repeat(10_000)]
             {
-                assert!(!service.describe(Some(text)).meaning.is_empty());
+                assert!(!service.describe(Some(text)).effect_on_pjw.is_empty());
             }
         }
     }

@@ -16,11 +16,11 @@
 //!
 //! `NSLOTS` is the sum over all hosts, so it is read only if `NHOSTS` is 1. A slot is read as a core.
 
-use pjw_core::job::{Amount, JobId, Source};
+use pjw_core::job::{CpuRequest, JobId, Source};
 use pjw_core::snapshot::JobUnit;
 
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, valid_count};
-use crate::{counts, flaw::InputError, host::Host};
+use crate::{counts, flaw::HookInputError, host::Host};
 
 pub(crate) const SYSTEM: System = System {
     source: Source::Sge,
@@ -67,35 +67,36 @@ fn job_before_suffix(name: &str) -> Option<JobId> {
 }
 
 fn environ_claim(environ: Environ<'_>, _host: &Host) -> Option<EnvironClaim> {
-    let amount = count(environ).ok().and_then(valid_count).map(Amount::Cores);
+    let amount = count(environ).ok().and_then(valid_count).map(CpuRequest::Cores);
     Some(EnvironClaim { amount, ..EnvironClaim::of(id(environ).ok()?) })
 }
 
 /// The id of the job.
-pub(crate) fn id(environ: Environ<'_>) -> Result<JobId, InputError> {
+pub(crate) fn id(environ: Environ<'_>) -> Result<JobId, HookInputError> {
     let (task, number) = (environ.required("SGE_TASK_ID")?, environ.required("JOB_ID")?);
     job(number, if task == "undefined" { "1" } else { task })
-        .ok_or_else(|| InputError::not_an_id("JOB_ID", &format!("{number}.{task}")))
+        .ok_or_else(|| HookInputError::not_an_id("JOB_ID", &format!("{number}.{task}")))
 }
 
 /// The number of the job's slots, if the job has this host only.
-pub(crate) fn count(environ: Environ<'_>) -> Result<u32, InputError> {
+pub(crate) fn count(environ: Environ<'_>) -> Result<u32, HookInputError> {
     let number = |variable| {
         let text = environ.required(variable)?;
-        let bad = || InputError::not_a_number(variable, text);
+        let bad = || HookInputError::not_a_number(variable, text);
         environ.number(variable).ok_or_else(bad)
     };
-    if number("NHOSTS")? == 1 { number("NSLOTS") } else { Err(InputError::CountNotProvided(Source::Sge)) }
+    if number("NHOSTS")? == 1 { number("NSLOTS") } else { Err(HookInputError::CountNotProvided(Source::Sge)) }
 }
 
 /// The number of the job's slots on this host, from the hostfile of its parallel environment: lines of host, slots,
 /// queue, range.
-pub(crate) fn count_in_hostfile(text: &str, host: &Host) -> Result<u32, InputError> {
+pub(crate) fn count_in_hostfile(text: &str, host: &Host) -> Result<u32, HookInputError> {
     let variable = "PE_HOSTFILE";
     let two = |line: &str| line.split_ascii_whitespace().take(2).collect::<Vec<_>>().join(" ");
     let pairs = text.lines().map(two).collect::<Vec<_>>().join(" ");
-    let count = counts::count_in_pairs(&pairs, &host.name).map_err(|why| InputError::list(variable, &why))?;
-    count.ok_or_else(|| InputError::host_not_listed(variable, &host.name))
+    let count = counts::slot_count_in_pairs(&pairs, &host.name)
+        .map_err(|why| HookInputError::list(variable, &why))?;
+    count.ok_or_else(|| HookInputError::host_not_listed(variable, &host.name))
 }
 
 fn job(id: &str, task: &str) -> Option<JobId> {

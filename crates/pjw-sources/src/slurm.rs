@@ -19,11 +19,11 @@
 //! Both count the CPUs of Slurm, which are logical CPUs if Slurm is configured with several threads per core. A site
 //! that configures cores only, on a machine with several threads per core, should set the count in the hook.
 
-use pjw_core::job::{Amount, JobId, Source};
+use pjw_core::job::{CpuRequest, JobId, Source};
 use pjw_core::snapshot::JobUnit;
 
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, valid_count};
-use crate::{counts, flaw::InputError, host::Host, hostlist};
+use crate::{counts, flaw::HookInputError, host::Host, hostlist};
 
 pub(crate) const SYSTEM: System = System {
     source: Source::Slurm,
@@ -98,11 +98,11 @@ fn environ_claim(environ: Environ<'_>, host: &Host) -> Option<EnvironClaim> {
     }
     let (job, alias) = ids(environ).ok()?;
     let count = count_of_job(environ, host).ok().or_else(|| count_of_batch_step(environ));
-    Some(EnvironClaim { job, alias, amount: count.and_then(valid_count).map(Amount::Pus) })
+    Some(EnvironClaim { job, alias, amount: count.and_then(valid_count).map(CpuRequest::Pus) })
 }
 
 /// The job's CPUs on this node, if the variables agree with each other.
-pub(crate) fn count_of_job(environ: Environ<'_>, host: &Host) -> Result<u32, InputError> {
+pub(crate) fn count_of_job(environ: Environ<'_>, host: &Host) -> Result<u32, HookInputError> {
     count_here(environ, host, "SLURM_JOB_CPUS_PER_NODE", ["SLURM_JOB_NODELIST", "SLURM_NODELIST"])
 }
 
@@ -112,24 +112,24 @@ pub(crate) fn count_here(
     host: &Host,
     variable: &'static str,
     lists: [&'static str; 2],
-) -> Result<u32, InputError> {
+) -> Result<u32, HookInputError> {
     let counts = environ.required(variable)?;
-    let bad = |why| InputError::list(variable, &why);
+    let bad = |why| HookInputError::list(variable, &why);
     if let Some(count) = counts::count_on_every_node(counts).map_err(bad)? {
         return Ok(count);
     }
     let set = lists.into_iter().find_map(|list| Some((list, environ.get(list)?)));
-    let (list, nodes) = set.ok_or(InputError::Missing(lists[0]))?;
+    let (list, nodes) = set.ok_or(HookInputError::Missing(lists[0]))?;
     let name = environ.get("SLURMD_NODENAME").unwrap_or(&host.name);
-    let position = hostlist::find_node(nodes, name).map_err(|why| InputError::list(list, &why))?;
-    let index = position.index.ok_or_else(|| InputError::host_not_listed(list, name))?;
+    let position = hostlist::find_node(nodes, name).map_err(|why| HookInputError::list(list, &why))?;
+    let index = position.index.ok_or_else(|| HookInputError::host_not_listed(list, name))?;
     counts::count_at_position(counts, index, position.nodes).map_err(bad)
 }
 
 /// The number of the job, and its SLUID if the environment has one.
-pub(crate) fn ids(environ: Environ<'_>) -> Result<(JobId, Option<JobId>), InputError> {
+pub(crate) fn ids(environ: Environ<'_>) -> Result<(JobId, Option<JobId>), HookInputError> {
     let (variable, number) = environ.first(["SLURM_JOB_ID", "SLURM_JOBID"])?;
-    let flaw = || InputError::not_an_id(variable, number);
+    let flaw = || HookInputError::not_an_id(variable, number);
     let job =
         plain_number(number).and_then(|number| JobId::new(Source::Slurm, number).ok()).ok_or_else(flaw)?;
     let alias =

@@ -9,13 +9,13 @@ pub struct SlurmConf {
     /// Whether Slurm gives each job a cpuset of its own: `ConstrainCores=yes` is set, and the plugin `task/cgroup`
     /// is enabled.
     pub constrains_cores: bool,
-    /// Whether the cgroup directories of jobs have the SLUID (Slurm's unique id of a job) in their names instead of
-    /// the job number. So it is from Slurm 26.05 on, on nodes with cgroup v2 only.
-    pub sluid_directories: bool,
+    /// Whether Slurm 26.05 or later names the cgroup directories of jobs by the SLUID (Slurm's unique id of a
+    /// job) instead of the job number. Earlier versions always use the job number.
+    pub has_sluid_directories: bool,
 }
 
-/// Parses the texts of `slurm.conf` and `cgroup.conf`. An empty text stands for a missing file. `unified` says that
-/// the node has cgroup v2 and no cgroup v1.
+/// Parses the texts of `slurm.conf` and `cgroup.conf`. A text is empty if its file is missing. `unified` says
+/// that the node has cgroup v2 and no cgroup v1.
 #[must_use]
 pub fn parse(slurm_conf: &str, cgroup_conf: &str, unified: bool) -> SlurmConf {
     let yes = |value: &str| value.eq_ignore_ascii_case("yes");
@@ -29,7 +29,7 @@ pub fn parse(slurm_conf: &str, cgroup_conf: &str, unified: bool) -> SlurmConf {
     let numbers = last(cgroup_conf, "CgroupJobIdPaths").is_some_and(yes);
     SlurmConf {
         constrains_cores: constrain && by_cgroup,
-        sluid_directories: unified && !v1 && tracked && !numbers,
+        has_sluid_directories: unified && !v1 && tracked && !numbers,
     }
 }
 
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn directories_are_named_by_sluid_unless_configured_otherwise() {
-        let sluids = |slurm, cgroup, unified| parse(slurm, cgroup, unified).sluid_directories;
+        let sluids = |slurm, cgroup, unified| parse(slurm, cgroup, unified).has_sluid_directories;
         assert!(sluids("", "", true));
         assert!(sluids("ProctrackType=proctrack/cgroup\n", "CgroupPlugin=cgroup/v2\n", true));
         assert!(!sluids("", "", false));

@@ -1,10 +1,10 @@
 //! The description of one batch system: one row of the table of sources.
 
 use pjw_core::ids::Comm;
-use pjw_core::job::{Amount, JobId, Source};
+use pjw_core::job::{CpuRequest, JobId, Source};
 use pjw_core::snapshot::{BatchAttributes, JobUnit};
 
-use crate::{flaw::InputError, host::Host};
+use crate::{flaw::HookInputError, host::Host};
 
 /// The maximum number of cores of a job. No machine has more: a larger count is an error or a lie.
 const MAX_CORES: u32 = 65_536;
@@ -77,7 +77,7 @@ pub(crate) struct EnvironClaim {
     /// Another id of the same job. The cgroup may have this one in its name.
     pub(crate) alias: Option<JobId>,
     /// The amount of cores that the job has on this node.
-    pub(crate) amount: Option<Amount>,
+    pub(crate) amount: Option<CpuRequest>,
 }
 
 impl EnvironClaim {
@@ -110,14 +110,14 @@ impl<'a> Environ<'a> {
     }
 
     /// The value of a variable. The error says that it is missing.
-    pub(crate) fn required(self, variable: &'static str) -> Result<&'a str, InputError> {
-        self.get(variable).ok_or(InputError::Missing(variable))
+    pub(crate) fn required(self, variable: &'static str) -> Result<&'a str, HookInputError> {
+        self.get(variable).ok_or(HookInputError::Missing(variable))
     }
 
     /// The name and the value of the first of two variables that is set. The error says that the first is missing.
-    pub(crate) fn first(self, names: [&'static str; 2]) -> Result<(&'static str, &'a str), InputError> {
+    pub(crate) fn first(self, names: [&'static str; 2]) -> Result<(&'static str, &'a str), HookInputError> {
         let set = names.into_iter().find_map(|name| Some((name, self.get(name)?)));
-        set.ok_or(InputError::Missing(names[0]))
+        set.ok_or(HookInputError::Missing(names[0]))
     }
 
     /// The value of a variable, if it is set and not empty.

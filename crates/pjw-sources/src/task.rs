@@ -4,25 +4,26 @@ use pjw_core::snapshot::BatchAttributes;
 
 use crate::{host::Host, slurm, system::Environ};
 
-/// The CPU counts of a task of Slurm (a process of a parallel job), and the number of tasks that share them. A CPU of
-/// Slurm is a core or a PU, as Slurm is configured.
+/// The CPU counts of a Slurm task (a process of a parallel job), and the number of tasks that share these
+/// CPUs. Slurm's configuration says whether a CPU of Slurm is a core or a PU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlurmTaskCpus {
-    /// The number of CPUs that were requested for each task (`--cpus-per-task`). `None` if the environment does not
-    /// say.
-    pub cpus: Option<u32>,
-    /// The number of CPUs on this node of the job step to which the task belongs; in a batch script, of the whole
-    /// job. `None` if the environment does not say.
+    /// The number of CPUs that were requested for each task (`--cpus-per-task`). `None` if the environment
+    /// does not state it.
+    pub cpus_per_task: Option<u32>,
+    /// The number of CPUs, on this node, of the job step to which the task belongs. For a batch script, that
+    /// of the whole job. `None` if the environment does not state it.
     pub step_cpus: Option<u32>,
-    /// The number of CPUs of the job on this node. `None` if the environment does not say.
+    /// The number of CPUs of the job on this node. `None` if the environment does not state it.
     pub job_cpus: Option<u32>,
-    /// The number of tasks of the step (or of the job, outside of a step) on this node, which share its CPUs. At
-    /// least 1.
+    /// The number of tasks of the job step on this node, which share the CPUs of the step. For a batch script,
+    /// the number of tasks of the whole job. At least 1.
     pub tasks: u32,
 }
 
-/// Reads the CPU counts of a Slurm task from `attributes`, the environment of the task. A batch script counts as all
-/// tasks of its job on this node, because the programs that it starts inherit its variables.
+/// Reads the CPU counts of a Slurm task from `attributes`, the environment of the task. For a batch script,
+/// the counts are those of its whole job on this node. The reason: programs that the script starts inherit its
+/// environment.
 #[must_use]
 pub fn read_task_cpus(attributes: &BatchAttributes, host: &Host) -> SlurmTaskCpus {
     const VARIABLES: &[&str] = &[
@@ -47,5 +48,5 @@ pub fn read_task_cpus(attributes: &BatchAttributes, host: &Host) -> SlurmTaskCpu
     let tasks = slurm::count_here(environ, host, counts, lists).unwrap_or(1).max(1);
     let job_cpus = slurm::count_of_job(environ, host).ok().filter(|&cpus| cpus > 0);
     let step_cpus = environ.number("SLURM_CPUS_ON_NODE");
-    SlurmTaskCpus { cpus: environ.number("SLURM_CPUS_PER_TASK"), step_cpus, job_cpus, tasks }
+    SlurmTaskCpus { cpus_per_task: environ.number("SLURM_CPUS_PER_TASK"), step_cpus, job_cpus, tasks }
 }

@@ -1,10 +1,10 @@
 //! The input of hooks and its interpretation: recorded environments and arguments, and hostile ones.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)] // a test may fail
 
-use pjw_core::job::Amount;
+use pjw_core::job::CpuRequest;
 use pjw_core::snapshot::BatchAttributes;
 use pjw_sources::Host;
-use pjw_sources::announcement::{self, Announcement, InputError, JobOwner};
+use pjw_sources::announcement::{self, HookInputError, JobAnnouncement, JobOwner};
 use pjw_sources::task::{self, SlurmTaskCpus};
 
 const PROLOG: &str = include_str!("fixtures/slurm-prolog.environ.txt");
@@ -27,8 +27,8 @@ fn host() -> Host {
     Host { name: "n1.example.org".to_owned(), flux_user: None }
 }
 
-fn tell(told: Result<Announcement, InputError>) -> String {
-    let Announcement { job, alias, owner, amount } = match told {
+fn tell(told: Result<JobAnnouncement, HookInputError>) -> String {
+    let JobAnnouncement { job, alias, owner, cpu_request: amount } = match told {
         Ok(told) => told,
         Err(flaw) => return format!("no job: {flaw}"),
     };
@@ -39,9 +39,9 @@ fn tell(told: Result<Announcement, InputError>) -> String {
         Err(flaw) => format!("nobody: {flaw}"),
     };
     let amount = match amount {
-        Ok(Amount::Pus(n)) => format!("{n} PUs"),
-        Ok(Amount::Cores(n)) => format!("{n} cores"),
-        Ok(Amount::Exactly(cpus)) => format!("PUs {cpus}"),
+        Ok(CpuRequest::Pus(n)) => format!("{n} PUs"),
+        Ok(CpuRequest::Cores(n)) => format!("{n} cores"),
+        Ok(CpuRequest::Exactly(cpus)) => format!("PUs {cpus}"),
         Err(flaw) => format!("nothing: {flaw}"),
     };
     format!("{job}{alias}, {owner}, {amount}")
@@ -83,14 +83,14 @@ fn a_flaw_names_the_variable_and_only_the_beginning_of_its_value() {
 #[test]
 fn a_task_has_its_share_of_the_job() {
     let of = |text, more: &[(&str, &str)]| task::read_task_cpus(&attributes(text, more), &host());
-    let recorded = SlurmTaskCpus { cpus: Some(2), step_cpus: Some(2), job_cpus: Some(2), tasks: 1 };
+    let recorded = SlurmTaskCpus { cpus_per_task: Some(2), step_cpus: Some(2), job_cpus: Some(2), tasks: 1 };
     assert_eq!((of(STEP, &[]), of(BATCH, &[])), (recorded, recorded));
     let step = of(STEP, &[("SLURM_STEP_TASKS_PER_NODE", "4(x2),3"), ("SLURM_STEP_NODELIST", "a[1-2],n1")]);
     assert_eq!(step.tasks, 3);
     assert_eq!(of(BATCH, &[("SLURM_TASKS_PER_NODE", "6")]).tasks, 6, "its script starts them");
     let odd =
         [("SLURM_CPUS_PER_TASK", "-1"), ("SLURM_CPUS_ON_NODE", "x"), ("SLURM_STEP_TASKS_PER_NODE", "0")];
-    let nothing = SlurmTaskCpus { cpus: None, step_cpus: None, job_cpus: Some(2), tasks: 1 };
+    let nothing = SlurmTaskCpus { cpus_per_task: None, step_cpus: None, job_cpus: Some(2), tasks: 1 };
     assert_eq!(of(STEP, &odd), nothing);
     assert_eq!(
         task::read_task_cpus(&BatchAttributes::default(), &host()),

@@ -19,14 +19,14 @@ use crate::{cli::JsonArg, render::Terminal, render::text::printable};
 /// The number of columns if the width is unknown.
 const USUAL_WIDTH: usize = 80;
 
-/// Returns the width of the terminal at standard output in columns, and whether text for it may have colours. If
-/// standard output is no terminal: 80 columns without colours.
+/// Returns the width of the terminal at standard output in columns, and whether text for it may have colours.
+/// If standard output is no terminal, returns 80 columns without colours.
 #[must_use]
 pub fn stdout_terminal() -> Terminal {
     let stdout = io::stdout();
     let colour = anstream::AutoStream::choice(&stdout) != anstream::ColorChoice::Never;
     let columns = rustix::termios::tcgetwinsize(&stdout).map(|size| usize::from(size.ws_col)).unwrap_or(0);
-    Terminal { width: if columns == 0 { USUAL_WIDTH } else { columns }, colour }
+    Terminal { width: if columns == 0 { USUAL_WIDTH } else { columns }, has_colours: colour }
 }
 
 /// Prints `text` to standard output.
@@ -51,8 +51,8 @@ pub fn print_json<T: Serialize>(value: &T) -> anyhow::Result<()> {
     print(&(serde_json::to_string_pretty(value).context("can't write the reply as JSON")? + "\n"))
 }
 
-/// Prints the daemon's reply to standard output. If the option `json` is set, prints it as indented JSON, else as
-/// the text that the function `text` makes of it. Always returns the exit code for success.
+/// Prints the daemon's reply to standard output. If the option `json` is set, prints indented JSON. Otherwise
+/// prints the text that `text` returns for the reply and the terminal. Returns the exit code for success.
 ///
 /// # Errors
 /// If standard output cannot be written.
@@ -111,8 +111,8 @@ pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.is::<Closed>()
 }
 
-/// Starts a thread that ends this process once the program that reads standard output through a pipe closes it.
-/// Commands need this if they wait for a long time between outputs, such as `events --follow`.
+/// Starts a thread that ends this process when the reader of standard output closes the pipe. Commands that
+/// wait for a long time between outputs need this, such as `events --follow`.
 pub fn exit_when_reader_closes() {
     if io::stdout().is_terminal() {
         return;

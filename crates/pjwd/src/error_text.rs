@@ -5,7 +5,7 @@
 
 use std::error::Error;
 
-/// The messages of an error and of its causes, on one line: `can't read the file: permission denied`.
+/// Returns the messages of an error and of its causes as one line: `can't read the file: permission denied`.
 #[must_use]
 pub fn error_chain(error: &dyn Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| (*cause).source());

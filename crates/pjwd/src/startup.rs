@@ -17,7 +17,7 @@ use pjw_ipc::bind::bind;
 use pjw_ipc::client::runtime_dir;
 use pjw_ipc::server::{ServerLimits, serve_successively};
 use pjw_linux::sys::{affinity, clock};
-use pjw_linux::topology::{TopologySource, load};
+use pjw_linux::topology::{TopologySource, load_topology};
 use pjw_linux::{node::LinuxNode, probe, sys::own_usage::limit_allocator_cache, systemd::activation};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -30,7 +30,7 @@ use crate::metrics::meter::{Meter, MetricsReceiver};
 use crate::run::event_loop::{EventLoop, ReloadContext};
 use crate::run::own_files::{OwnFiles, SocketFile};
 use crate::store::{
-    journal, journal::FileJournal, journal::RecoveredJournal, lock::LockHolder, lock::WardenLock,
+    journal, journal::FileJournal, journal::RecoveredJournal, lock::DaemonLock, lock::LockHolder,
 };
 use crate::{
     control::admission::AdmissionRules, control::server::ControlService, error_text, host::logging::Logging,
@@ -67,7 +67,7 @@ fn print_topology(options: &DaemonOptions) -> anyhow::Result<()> {
         (None, Some(text)) => TopologySource::Synthetic(text),
         (None, None) => TopologySource::Live,
     };
-    let topology = load(source)?;
+    let topology = load_topology(source)?;
     let text = if options.plain {
         serde_json::to_string(&topology)
     } else {
@@ -78,7 +78,7 @@ fn print_topology(options: &DaemonOptions) -> anyhow::Result<()> {
 }
 
 fn check_config(options: &DaemonOptions) -> anyhow::Result<()> {
-    let topology = load(TopologySource::Live)?;
+    let topology = load_topology(TopologySource::Live)?;
     let (config, _) = checked_config(options.config.as_deref(), &topology)?;
     let what =
         config.path().map_or_else(|| "no file, all defaults".to_owned(), |path| path.display().to_string());
@@ -94,17 +94,17 @@ fn release_all(options: &DaemonOptions) -> anyhow::Result<()> {
     for remark in &undone.remarks {
         writeln!(std::io::stderr(), "pjwd: {remark}").context("can't print")?;
     }
-    for job in &undone.jobs {
+    for job in &undone.released_jobs {
         writeln!(std::io::stdout(), "{job} released").context("can't print")?;
     }
     Ok(())
 }
 
 /// Takes the lock by which one daemon serves this machine, or this user. `None` if the daemon is to run beside another.
-fn take_lock(options: &DaemonOptions, holder: LockHolder) -> anyhow::Result<Option<WardenLock>> {
+fn take_lock(options: &DaemonOptions, holder: LockHolder) -> anyhow::Result<Option<DaemonLock>> {
     // Not the directory that XDG_RUNTIME_DIR names: each daemon of the user must use the same.
     let dir = runtime_dir(Uid::effective().as_raw(), None);
-    Ok((!options.beside).then(|| WardenLock::take(&dir, holder)).transpose()?)
+    Ok((!options.beside).then(|| DaemonLock::take(&dir, holder)).transpose()?)
 }
 
 fn checked_config(
@@ -120,12 +120,12 @@ fn checked_config(
 }
 
 fn run(options: &DaemonOptions) -> anyhow::Result<()> {
-    let topology = load(TopologySource::Live)?;
+    let topology = load_topology(TopologySource::Live)?;
     let (config, mut policy) = checked_config(options.config.as_deref(), &topology)?;
     let logging = Logging::start(config.settings())?;
 
     limit_allocator_cache();
-    set_limits_and_affinity(&policy.housekeeping);
+    set_limits_and_affinity(&policy.housekeeping_cpus);
     let uid = Uid::effective().as_raw();
     let xdg = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let own_dir = runtime_dir(uid, xdg.as_deref());
@@ -158,7 +158,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let kernel = probe::open_process_events().map_err(|why| info!("{why}")).ok();
     let mut node = node(config.settings(), &policy.cpuset_support)?;
     node.use_process_events(kernel);
-    let mut state = WardenState::new(topology.clone(), &policy.housekeeping);
+    let mut state = WardenState::new(topology.clone(), &policy.housekeeping_cpus);
     state.is_record_lost = recovered.has_lost_records;
     let host = pjw_sources::Host { name: clock::hostname(), flux_user: flux_user() };
     let (rules_sender, rules) = watch::channel(AdmissionRules::from(config.settings()));
@@ -185,7 +185,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
 fn open_journal(
     state_dir: &Path,
     boot_id: &str,
-    mut lock: Option<&mut WardenLock>,
+    mut lock: Option<&mut DaemonLock>,
 ) -> anyhow::Result<(FileJournal, RecoveredJournal)> {
     let earlier = lock.as_ref().and_then(|lock| lock.earlier_state_dir(boot_id));
     let lost = earlier.filter(|directory| !journal::is_in(directory)).map(Path::to_owned);
@@ -243,7 +243,7 @@ fn listen(passed: Option<UnixListener>, path: &Path) -> anyhow::Result<(UnixList
 fn node(settings: &Settings, cpuset_support: &CpusetSupport) -> anyhow::Result<LinuxNode> {
     let mut node = LinuxNode::new(pjw_sources::wanted_variables()).context("can't open /proc")?;
     node.set_cpuset_support(cpuset_support);
-    task_scan::configure(settings.scan, &mut node);
+    task_scan::configure(settings.scan_interface, &mut node);
     Ok(node)
 }
 
@@ -301,7 +301,7 @@ fn serve_until_stopped(
         started.await.context("the event loop ended before its first scan")?;
         let metrics = tokio::task::spawn_local(metrics::service::serve_metrics(metrics_receiver, stopped.clone()));
         let (sender, successors) = mpsc::unbounded_channel();
-        tokio::task::spawn_local(own_files.keep(sender, outbox.clone()));
+        tokio::task::spawn_local(own_files.restore_removed_files(sender, outbox.clone()));
         let serving = serve_successively(listener, successors, control, ServerLimits::default(), stopped);
         let server = tokio::task::spawn_local(serving);
         notify::report_ready("watching");

@@ -16,7 +16,7 @@ use pjw_core::ids::{self, Pid};
 use pjw_core::policy::{Mode, Policy};
 use pjw_core::ports::{Journal, Node};
 use pjw_core::{job::JobId, record::Record, snapshot::Observed, state::WardenState};
-use pjw_linux::topology::{TopologySource, load};
+use pjw_linux::topology::{TopologySource, load_topology};
 use pjw_linux::{node::LinuxNode, probe, sys::clock};
 
 use crate::store::journal::{FileJournal, JournalFault};
@@ -35,19 +35,19 @@ const FORK_DELAY: Duration = Duration::from_millis(20);
 /// the first scan, may have children: the next scan finds these.
 const FINDING_SCANS: usize = 2;
 
-/// What `pjwd --release-all` did, for its output.
+/// The result of `pjwd --release-all`, for its output: the released jobs and remarks.
 #[derive(Debug, Default)]
 pub struct ReleaseSummary {
     /// The ids of the jobs that were released.
-    pub jobs: Vec<JobId>,
+    pub released_jobs: Vec<JobId>,
     /// Sentences for the user: which records could not be used, or that there were no records.
     pub remarks: Vec<String>,
 }
 
-/// Releases all jobs that an earlier daemon recorded in the directory `state_dir`: restores affinity masks and removes
-/// cpusets. Also removes cpusets that an earlier daemon made and of which no record is left. If records are lost, names the
-/// processes whose masks an earlier daemon may have set. Creates no state directory if there is nothing to undo. `beside`: a
-/// daemon with another state directory may run.
+/// Releases all jobs that an earlier daemon recorded in the directory `state_dir`: restores affinity masks and
+/// removes cpusets. Also removes cpusets without a record that an earlier daemon made. If records are lost,
+/// the remarks name the processes whose masks an earlier daemon may have set. Creates no state directory if
+/// there is nothing to undo. `beside` says that a daemon with another state directory may run.
 ///
 /// # Errors
 /// If a running daemon uses the directory, the journal can't be used, or a mask or cpuset can't be restored.
@@ -67,7 +67,7 @@ pub fn release_all(state_dir: &Path, beside: bool) -> anyhow::Result<ReleaseSumm
     let only_user = only_user(capabilities.can_set_all_masks);
     let cpuset_support = capabilities.cpuset_support;
     let policy = Policy { only_user, cpuset_support, own_cgroups, ..policy() };
-    let state = WardenState::new(load(TopologySource::Live)?, &policy.housekeeping);
+    let state = WardenState::new(load_topology(TopologySource::Live)?, &policy.housekeeping_cpus);
     node.set_cpuset_support(&policy.cpuset_support);
     let events = probe::open_process_events().ok();
     let has_events = events.is_some();
@@ -76,18 +76,18 @@ pub fn release_all(state_dir: &Path, beside: bool) -> anyhow::Result<ReleaseSumm
     warden.set_fork_events_complete_since(has_events.then(|| clock::now().since_boot));
     warden.find_cpusets();
 
-    let is_any_unrecorded = warden.state().cpusets.found_paths().next().is_some();
+    let is_any_unrecorded = warden.state().cpusets.found_cgroup_paths().next().is_some();
     let is_record_lost = !is_recorded || recovered.has_lost_records || is_any_unrecorded;
-    let mut undone = ReleaseSummary { jobs: Vec::new(), remarks: recovered.remarks };
+    let mut undone = ReleaseSummary { released_jobs: Vec::new(), remarks: recovered.remarks };
     if is_any_unrecorded {
         // The cpusets without a record become jobs, whose masks are read before the release.
         warden.run_cycle(warden.state().scan_request(true), &[]);
     }
-    let bound = warden.state().cpusets.processes_with_unknown_masks();
+    let bound = warden.state().cpusets.processes_with_masks_of_unknown_origin();
     let mut unknown: BTreeSet<Pid> = bound.map(|process| process.pid).collect();
     find_processes(&mut warden);
     release(&mut warden, has_events, &mut undone)?;
-    unknown.extend(warden.state().unknown_masks.keys().map(|process| process.pid));
+    unknown.extend(warden.state().masks_of_unknown_origin.keys().map(|process| process.pid));
     if is_record_lost {
         unknown.extend(unknown_masks(&mut warden));
     }
@@ -99,7 +99,7 @@ pub fn release_all(state_dir: &Path, beside: bool) -> anyhow::Result<ReleaseSumm
 /// Where nothing is recorded and there is no cpuset, only masks may be left.
 fn without_records(state_dir: &Path, node: LinuxNode) -> anyhow::Result<ReleaseSummary> {
     let policy = Policy { only_user: only_user(Uid::effective().is_root()), ..policy() };
-    let state = WardenState::new(load(TopologySource::Live)?, &policy.housekeeping);
+    let state = WardenState::new(load_topology(TopologySource::Live)?, &policy.housekeeping_cpus);
     let mut warden = Warden::new(node, NoJournal, state, Vec::new(), policy, host());
     let unknown = unknown_masks(&mut warden);
     let mut remarks = vec![format!(
@@ -107,13 +107,13 @@ fn without_records(state_dir: &Path, node: LinuxNode) -> anyhow::Result<ReleaseS
         state_dir.display()
     )];
     remarks.extend(mask_remarks(warden.state(), &unknown));
-    Ok(ReleaseSummary { jobs: Vec::new(), remarks })
+    Ok(ReleaseSummary { released_jobs: Vec::new(), remarks })
 }
 
 /// The policy without batch systems and pinning.
 fn policy() -> Policy {
     let own_pid = Some(Pid(std::process::id()));
-    Policy { sources: BTreeSet::new(), pin: false, own_pid, ..Policy::default() }
+    Policy { sources: BTreeSet::new(), pin_hot_threads: false, own_pid, ..Policy::default() }
 }
 
 fn only_user(can_set_all_masks: bool) -> Option<ids::Uid> {
@@ -137,7 +137,7 @@ fn release<J: Journal>(
         track_forks(warden, has_events);
         for reply in report.replies {
             if let Reply::Released(jobs) = reply? {
-                undone.jobs.extend(jobs);
+                undone.released_jobs.extend(jobs);
             }
         }
         // A process that was forked before the mask of its parent was restored, and that no scan found yet.
@@ -164,7 +164,7 @@ fn release<J: Journal>(
     }
     let left = warden.state().journaled_masks().count();
     if left > 0 {
-        let refused = warden.faults().refused.values().next();
+        let refused = warden.faults().refused_masks.values().next();
         let why = refused
             .map_or_else(|| "the threads could not be changed".to_owned(), |refused| refused.reason.clone());
         bail!("{left} affinity masks are not restored: {why}; run pjwd --release-all again");
@@ -193,7 +193,7 @@ fn find_processes<J: Journal>(warden: &mut Warden<LinuxNode, J>) {
 fn unknown_masks<J: Journal>(warden: &mut Warden<LinuxNode, J>) -> BTreeSet<Pid> {
     warden.state_mut().is_record_lost = true;
     observe(warden, 1);
-    warden.state().unknown_masks.keys().map(|process| process.pid).collect()
+    warden.state().masks_of_unknown_origin.keys().map(|process| process.pid).collect()
 }
 
 /// A sentence for each process, with the command that widens its mask.

@@ -304,7 +304,7 @@ fn memory_is_bound_on_request() {
     let arguments = ["assign", &id, "--cores", "1", "--bind-memory", "--pid", &pid];
     let output = daemon.pjwctl(&arguments);
     assert!(output.status.success(), "{output:?}");
-    let topology = pjw_linux::topology::load(pjw_linux::topology::TopologySource::Live).unwrap();
+    let topology = pjw_linux::topology::load_topology(pjw_linux::topology::TopologySource::Live).unwrap();
     let cpus = mask(shell.pid());
     let nodes =
         topology.domains(pjw_core::topology::Level::NumaNode).filter(|node| node.cpus.intersects(&cpus));
@@ -319,7 +319,7 @@ fn memory_is_bound_on_request() {
 #[test]
 fn a_job_that_cgroup_v1_cannot_isolate_is_kept_by_masks_with_a_warning() {
     let Some(daemon) = start_daemon("interval = \"50ms\"\n") else { return };
-    if find_hierarchy().unwrap().unified {
+    if find_hierarchy().unwrap().is_unified {
         pjw_tests::skipping::skip("cgroup v2 isolates the job: the tests on the virtual machine cover that");
         return;
     }
@@ -346,7 +346,7 @@ impl ForeignCgroup {
         std::fs::create_dir(&dir).unwrap();
         let foreign = Self(dir, name);
         // In cgroup v2, a cgroup without a cpuset of its own has that of its parent.
-        if !tree.unified {
+        if !tree.is_unified {
             for file in ["cpuset.mems", "cpuset.cpus"] {
                 write_file(&foreign.1, file, &read_file("/", file));
             }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use pjw_core::ids::Tid;
-use pjw_core::own_cgroups::OwnCgroups;
+use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_linux::cgroup::CgroupDir;
 use pjw_linux::proc::procfs::parse_stat;
 use pjw_linux::sys::affinity;
@@ -27,7 +27,7 @@ pub(super) struct MachineState {
 impl MachineState {
     /// Reads the state of the machine. Of the cgroups of daemons, only those of the daemon with the names `own` are read:
     /// another test may make and remove others at the same time.
-    pub(super) fn read(own: Option<&OwnCgroups>) -> Self {
+    pub(super) fn read(own: Option<&OwnCgroupNames>) -> Self {
         let mut state = Self { cpusets: BTreeMap::new(), threads: BTreeMap::new() };
         state.add_cgroup(&find_hierarchy().unwrap().root(), own);
         for pid in numeric_entries(Path::new("/proc")) {
@@ -42,12 +42,12 @@ impl MachineState {
         state
     }
 
-    fn add_cgroup(&mut self, group: &CgroupDir, own: Option<&OwnCgroups>) {
+    fn add_cgroup(&mut self, group: &CgroupDir, own: Option<&OwnCgroupNames>) {
         let files = ["cpuset.cpus", "cpuset.mems", "cpuset.cpus.partition", "cgroup.subtree_control"];
         let contents: Vec<_> = files.iter().map(|file| group.read_file(file).ok()).collect();
         self.cpusets.insert(group.dir.clone(), format!("{contents:?}"));
         let is_of_other_tests = |group: &CgroupDir| {
-            let of_daemon = OwnCgroups::of_path(&group.path);
+            let of_daemon = OwnCgroupNames::from_cgroup_path(&group.path);
             let is_of_other_daemon = of_daemon.is_some_and(|found| Some(&found) != own);
             is_of_other_daemon || OTHER_TESTS_CGROUPS.iter().any(|name| group.path.starts_with(name))
         };
@@ -57,7 +57,7 @@ impl MachineState {
     }
 
     /// Returns the differences between the saved state and the present state. Ended threads are left out.
-    fn changes(&self, own: &OwnCgroups) -> Vec<String> {
+    fn changes(&self, own: &OwnCgroupNames) -> Vec<String> {
         let now = Self::read(Some(own));
         let paths = self.cpusets.keys().chain(now.cpusets.keys());
         let cpusets = paths.filter_map(|path| {

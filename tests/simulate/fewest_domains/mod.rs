@@ -11,7 +11,7 @@
 use pjw_core::cpuset::CpuSet;
 use pjw_core::topology::{Level, Topology};
 
-use pjw_sim::locality::{DomainsUsed, Locality, ProcessorUnit, PuLocation};
+use pjw_sim::locality::{DomainsUsed, ProcessorUnit, PuLocation, PuLocations};
 
 /// Bits of a cost for each level: enough for more domains than any machine has.
 const BITS: u32 = 20;
@@ -22,7 +22,7 @@ const UNAVAILABLE: u64 = u64::MAX;
 #[derive(Debug)]
 pub(crate) struct FewestDomains<'t> {
     topology: &'t Topology,
-    locality: Locality,
+    locality: PuLocations,
     /// The levels, largest domains first.
     levels: Vec<Level>,
 }
@@ -37,7 +37,7 @@ struct FreeUnit {
 impl<'t> FewestDomains<'t> {
     /// `None` if domains of the machine overlap without nesting.
     pub(crate) fn new(topology: &'t Topology) -> Option<Self> {
-        let locality = Locality::from_topology(topology);
+        let locality = PuLocations::from_topology(topology);
         let mut levels =
             [Level::Package, Level::NumaNode, Level::L3].map(|level| (level, mean(&locality, level)));
         levels.sort_by_key(|&(_, size)| std::cmp::Reverse(size));
@@ -69,7 +69,7 @@ impl<'t> FewestDomains<'t> {
         Some(DomainsUsed {
             packages: count(Level::Package)?,
             numa_nodes: count(Level::NumaNode)?,
-            l3: count(Level::L3)?,
+            l3_caches: count(Level::L3)?,
             split_cores: 0,
         })
     }
@@ -104,7 +104,7 @@ impl<'t> FewestDomains<'t> {
 
 /// The mean number of cores in the domain of a core, in thousandths. A core in no domain counts as a domain of its
 /// own.
-fn mean(locality: &Locality, level: Level) -> usize {
+fn mean(locality: &PuLocations, level: Level) -> usize {
     let domains: Vec<Option<u32>> =
         locality.cores().map(|(location, _)| location.domain_index(level)).collect();
     let around = |domain: &Option<u32>| domains.iter().filter(|other| *other == domain).count();

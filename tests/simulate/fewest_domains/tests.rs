@@ -72,7 +72,7 @@ fn by_trying_everything(fewest_domains: &FewestDomains<'_>, n: usize, free: &Cpu
 
 fn counts(fewest_domains: &FewestDomains<'_>, domains_used: DomainsUsed) -> Vec<usize> {
     let count = |level: &Level| match level {
-        Level::L3 => domains_used.l3,
+        Level::L3 => domains_used.l3_caches,
         Level::NumaNode => domains_used.numa_nodes,
         Level::Package | Level::Machine => domains_used.packages,
     };
@@ -83,7 +83,7 @@ fn jobs(jobs: &[(u64, u64, u32)]) -> JobLog {
     let job = |(number, &(submit_s, run_s, processors))| LoggedJob { number, submit_s, run_s, processors };
     let mut jobs: Vec<LoggedJob> = (1..).zip(jobs).map(job).collect();
     jobs.sort_by_key(|job| job.submit_s);
-    JobLog { jobs, skipped: 0 }
+    JobLog { jobs, skipped_jobs: 0 }
 }
 
 proptest! {
@@ -114,7 +114,7 @@ proptest! {
         let rules = ReplayOptions { unit, chooser: CoreChooser::Allocator(Placement::Pack), housekeeping: CpuSet::new() };
         let mut wrong = Vec::new();
         replay(&topology, &jobs(&log), &rules, |turn| {
-            let free = turn.pool.free_cpus();
+            let free = turn.holders_before.free_cpus();
             let best = fewest_domains.of(turn.job.processors, unit, &free);
             let got = turn.cpus.map(|cpus| DomainsUsed { split_cores: 0, ..fewest_domains.locality.domains_used(cpus) });
             if got != best {
@@ -160,7 +160,9 @@ fn one_kind_of_core_comes_before_few_domains() {
     let topology = Topology::new(cores, vec![domain(0, "0-1"), domain(1, "2-3")]).unwrap();
     let fewest_domains = FewestDomains::new(&topology).unwrap();
     let l3 = |n, free: &str| {
-        fewest_domains.of(n, ProcessorUnit::Core, &free.parse().unwrap()).map(|domains_used| domains_used.l3)
+        fewest_domains
+            .of(n, ProcessorUnit::Core, &free.parse().unwrap())
+            .map(|domains_used| domains_used.l3_caches)
     };
     assert_eq!(l3(2, "0-3"), Some(2));
     assert_eq!(l3(2, "0-1"), Some(1));

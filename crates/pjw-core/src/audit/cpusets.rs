@@ -10,7 +10,7 @@ use crate::terms::{CgroupOwner, CpusetAction, CpusetChange, GrantedBy, JobCpuset
 pub(super) fn check_cpusets(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
     let mut found = Vec::new();
     let mut created: BTreeSet<&str> = BTreeSet::new();
-    for action in &plan.cpusets {
+    for action in &plan.cpuset_actions {
         let job = &action.job;
         match &action.change {
             CpusetChange::Create { job_cpuset, initial_processes, .. } => {

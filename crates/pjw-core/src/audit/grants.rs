@@ -7,7 +7,8 @@ use crate::machine::Topology;
 use crate::state::{Holder, WardenState};
 use crate::terms::{GrantedBy, Job, JobId, Policy};
 
-/// The audit of the holders of all PUs and of the grants of all jobs, as they were at the last check.
+/// A repeated check of the PUs that jobs hold. It stores the violations that the last check found, so that
+/// the next check need only read the jobs and PUs that changed.
 #[derive(Debug)]
 pub struct GrantAudit {
     machine: CpuSet,
@@ -33,7 +34,8 @@ struct AuditedGrant {
 }
 
 impl GrantAudit {
-    /// Checks everything. The result is for this topology: after a change of it, everything is to be checked again.
+    /// Checks the holders of all PUs and the grants of all jobs in `state` against the invariants of pjw. The
+    /// audit is valid only for the present topology of `state`: if the topology changes, make a new audit.
     #[must_use]
     pub fn new(state: &WardenState, policy: &Policy) -> Self {
         let mut audit = Self {
@@ -52,7 +54,8 @@ impl GrantAudit {
         audit
     }
 
-    /// Checks what changed since the last check. `changed` are the jobs that were added, changed or removed since then.
+    /// Checks the PUs and the jobs that changed since the last check. `changed` must contain every job that
+    /// was added, changed or removed since then.
     pub fn update(&mut self, state: &WardenState, changed: &BTreeSet<JobId>, policy: &Policy) {
         let mut concerned = changed.clone();
         let mut changed_pus = self.read_pool(state, &mut concerned);
@@ -75,7 +78,8 @@ impl GrantAudit {
         }
     }
 
-    /// Iterates over all violations that the last check left.
+    /// Iterates over all present violations: those that the last check found, and earlier ones that still
+    /// exist.
     pub fn violations(&self) -> impl Iterator<Item = &Violation> {
         let of_jobs = self.of_jobs.values().flatten();
         self.of_machine.iter().chain(self.of_pus.values()).chain(of_jobs)

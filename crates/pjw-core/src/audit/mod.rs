@@ -15,9 +15,9 @@ use crate::basics::{CpuSet, Pid, ThreadId, prelude::*};
 use crate::state::{MaskEntry, Member, WardenState};
 use crate::terms::{MaskAction, MaskActionKind, Plan, Policy};
 
-/// Checks a plan, and the state from which it was made, against the invariants of pjw (such as: no PU has two
-/// holders). Returns every violation, or an empty list. The audit shares no code with the planner, so it finds the
-/// planner's errors.
+/// Checks a plan, and the state from which the plan was made, against the invariants of pjw. One invariant is
+/// that no PU has two holders. Returns all violations; the list is empty if there are none. The audit shares
+/// no code with the planner, so it can find errors of the planner.
 #[must_use]
 pub fn audit(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
     let mut found = audit_grants(state, policy);
@@ -25,25 +25,25 @@ pub fn audit(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation
     found
 }
 
-/// Checks the holders of all PUs and the grants of all jobs against the invariants of pjw, and returns every
-/// violation. [`GrantAudit`] checks only what changed.
+/// Checks the holders of all PUs and the grants of all jobs against the invariants of pjw, and returns all
+/// violations. For repeated checks, [`GrantAudit`] is faster: it checks only the jobs that changed.
 #[must_use]
 pub fn audit_grants(state: &WardenState, policy: &Policy) -> Vec<Violation> {
     GrantAudit::new(state, policy).violations().cloned().collect()
 }
 
-/// Checks the planned changes of affinity masks and cpusets against the invariants of pjw (such as: a job's thread
-/// gets only PUs of the job), and returns every violation.
+/// Checks the planned changes of affinity masks and cpusets against the invariants of pjw, and returns all
+/// violations. One invariant is that a thread of a job gets only PUs of the job.
 #[must_use]
 pub fn audit_actions(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
     let mut found = cpusets::check_cpusets(state, plan, policy);
     let mut changed = BTreeSet::new();
-    let keeps_off = plan.actions.iter().any(|action| action.kind == MaskActionKind::KeepOff);
+    let keeps_off = plan.mask_actions.iter().any(|action| action.kind == MaskActionKind::KeepOff);
     // Only a plan that keeps processes off every grant needs all grants.
     let grants = keeps_off.then(|| state.jobs.values().filter_map(|job| job.grant.as_ref()));
     let grants = grants.into_iter().flatten();
     let granted = grants.fold(CpuSet::new(), |granted, grant| granted.union(&grant.cpus));
-    for action in &plan.actions {
+    for action in &plan.mask_actions {
         let MaskAction { kind, job, thread, .. } = action;
         let mut problems = Vec::new();
         problems.extend((!changed.insert(*thread)).then_some(ActionProblem::ChangedTwice));
@@ -72,7 +72,7 @@ pub fn audit_actions(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<V
 
 /// The problems of an action that restricts a thread of a member to the grant.
 fn check_confine(state: &WardenState, action: &MaskAction) -> Vec<ActionProblem> {
-    let MaskAction { kind, job, thread, current, target, .. } = action;
+    let MaskAction { kind, job, thread, current_mask: current, target_mask: target, .. } = action;
     let mut found = Vec::new();
     let member = state.members.get(&thread.process.pid).filter(|member| member.id == thread.process);
     let is_the_jobs = member.is_some_and(|member| {
@@ -99,15 +99,16 @@ fn check_confine(state: &WardenState, action: &MaskAction) -> Vec<ActionProblem>
 /// The journal must contain the mask that the action requests, so that a restart can restore the original mask.
 fn check_journal(state: &WardenState, action: &MaskAction) -> Option<ActionProblem> {
     let entry = state.mask_entry(&action.thread).filter(|entry| entry.journaled_since().is_some());
-    let mut requests = entry.into_iter().flat_map(MaskEntry::possible_requests);
-    let is_journaled = requests.any(|request| request.mask == action.requested);
+    let mut requests = entry.into_iter().flat_map(MaskEntry::last_request_candidates);
+    let is_journaled = requests.any(|request| request.mask == action.requested_mask);
     (!is_journaled).then_some(ActionProblem::NoUndo)
 }
 
 /// The problems of an action that keeps an unassigned process off the grants: the mask must lie outside every
 /// grant, the process must not be a member, and the original mask must be known.
 fn check_keep_off(state: &WardenState, granted: &CpuSet, action: &MaskAction) -> Vec<ActionProblem> {
-    let MaskAction { thread: ThreadId { process, .. }, current, target, .. } = action;
+    let MaskAction { thread: ThreadId { process, .. }, current_mask: current, target_mask: target, .. } =
+        action;
     let mut found = Vec::new();
     let is_restoring = state.restoring.get(&process.pid).is_some_and(|known| known.id == *process);
     if !is_restoring || state.members.contains_key(&process.pid) {
@@ -133,7 +134,7 @@ fn check_keep_off(state: &WardenState, granted: &CpuSet, action: &MaskAction) ->
 /// released. The mask may equal the present effective mask: while PUs are offline, two masks that differ only in
 /// these PUs have the same effective mask.
 fn check_restore(state: &WardenState, action: &MaskAction) -> Option<ActionProblem> {
-    let MaskAction { job, thread, target, .. } = action;
+    let MaskAction { job, thread, target_mask: target, .. } = action;
     let original = state.mask_entry(thread).map(MaskEntry::original);
     let is_it = |known: &&Member| known.id == thread.process && known.job == *job;
     let pid = thread.process.pid;

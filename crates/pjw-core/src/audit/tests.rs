@@ -53,18 +53,18 @@ fn restoring(pid: u32) -> (WardenState, MaskAction) {
         last_cpu: Pu(0),
         effective_mask: set.clone(),
         demand: Demand::default(),
-        mask: Some(MaskEntry::from_record(MaskRequest {
+        mask_entry: Some(MaskEntry::from_record(MaskRequest {
             mask: set.clone(),
             original: before.clone(),
-            by: MaskWriter::Warden,
-            since: Nanos(0),
+            writer: MaskWriter::Warden,
+            requested_at: Nanos(0),
         })),
     };
     let member = Member {
         id: thread.process,
         job: job("a"),
         evidence: Evidence::Registered,
-        inherited: None,
+        inherited_mask: None,
         first_seen: None,
         threads: BTreeMap::from([(thread.tid, known)]),
     };
@@ -73,16 +73,16 @@ fn restoring(pid: u32) -> (WardenState, MaskAction) {
         kind: MaskActionKind::Restore,
         job: job("a"),
         thread,
-        current: set,
-        requested: before.clone(),
-        target: before,
+        current_mask: set,
+        requested_mask: before.clone(),
+        target_mask: before,
         why: String::new(),
     };
     (state, action)
 }
 
 fn found(state: &WardenState, policy: &Policy, action: MaskAction) -> Vec<Violation> {
-    audit(state, &Plan { actions: vec![action], ..Plan::default() }, policy)
+    audit(state, &Plan { mask_actions: vec![action], ..Plan::default() }, policy)
 }
 
 fn system(action: &MaskAction) -> Violation {
@@ -113,7 +113,7 @@ fn a_mask_is_restored_only_for_a_process_that_this_job_released() {
         |state, _| state.restoring.clear(),
         |state, _| state.restoring.values_mut().for_each(|left| left.id.start.0 += 1),
         |_, action| action.job = "b".parse().unwrap(),
-        |state, action| state.thread_mut(&action.thread).unwrap().mask = None,
+        |state, action| state.thread_mut(&action.thread).unwrap().mask_entry = None,
     ];
     for (case, spoil) in wrong.into_iter().enumerate() {
         let (mut state, mut action) = restoring(10);
@@ -146,12 +146,12 @@ fn a_kernel_thread_is_never_changed() {
         uid: Uid::ROOT,
         comm: Comm::from("kworker/0:1"),
         is_kernel_thread: true,
-        mask: None,
+        first_thread_mask: None,
         cgroup: None,
         attributes: None,
         job_marks: None,
         threads: None,
-        idle_until: None,
+        last_seen_idle: None,
     };
     let (job_marks, first_seen) = (JobMarks::default(), Nanos(0));
     state.processes.insert(KnownProcess {
@@ -167,7 +167,7 @@ fn a_kernel_thread_is_never_changed() {
 #[test]
 fn a_violation_names_the_job_to_drop_or_none_for_the_whole_plan() {
     let (state, mut action) = restoring(1);
-    action.target = set("3");
+    action.target_mask = set("3");
     let jobs: Vec<_> =
         found(&state, &Policy::default(), action).iter().map(|wrong| wrong.job().cloned()).collect();
     assert_eq!(jobs, [Some(job("a")), Some(job("a"))]);

@@ -5,8 +5,8 @@ use thiserror::Error;
 use crate::basics::{CpuSet, ProcessId, Pu, ThreadId, Tid, prelude::*};
 use crate::terms::JobId;
 
-/// An invariant of pjw that a plan, or the state from which the plan was made, violates. Every violation is an error
-/// in the code of pjw.
+/// A violated invariant of pjw. The audit found it in a plan, or in the state from which the plan was made.
+/// Every violation is a bug of pjw.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Violation {
     /// The pool and the machine have different PUs.
@@ -163,8 +163,9 @@ impl ActionProblem {
 }
 
 impl Violation {
-    /// Returns the job to which the violation is limited: only the planned changes of this job must not be carried
-    /// out. `None` if no change of the plan may be carried out.
+    /// Returns the job that the violation concerns: the planned changes for this job must not be carried out,
+    /// all others may. `None` if the violation concerns no single job: then no change of the plan may be
+    /// carried out.
     #[must_use]
     pub fn job(&self) -> Option<&JobId> {
         match self {

@@ -19,8 +19,9 @@ use crate::basics::prelude::*;
 pub struct Pu(pub u32);
 
 impl Pu {
-    /// The highest PU number that a CPU list may contain, so that a malicious list can't allocate gigabytes. It is
-    /// far above the 8,192 CPUs that the kernel supports (`NR_CPUS`).
+    /// The highest PU number that a CPU list may contain. It limits the memory that a malicious CPU list can
+    /// make pjw allocate. It is far above the highest CPU number that the kernel supports (8,191 with
+    /// `NR_CPUS` = 8,192).
     pub const MAX: Pu = Pu(65_535);
 }
 
@@ -128,7 +129,7 @@ impl CpuSet {
         pu_at(self.words.len() - 1, 63 - last.leading_zeros())
     }
 
-    /// Returns the only PU of a set with exactly one PU, else `None`.
+    /// Returns the PU if the set contains exactly one PU, else `None`.
     #[must_use]
     pub fn single(&self) -> Option<Pu> {
         let first = self.first()?;
@@ -188,7 +189,7 @@ impl CpuSet {
         self.words.iter().zip(&other.words).any(|(a, b)| a & b != 0)
     }
 
-    /// Returns the lowest PU that is in both sets, or `None` if they have none in common.
+    /// Returns the lowest PU that is in both sets, or `None` if no PU is in both.
     #[must_use]
     pub fn first_common(&self, other: &Self) -> Option<Pu> {
         let words = self.words.iter().zip(&other.words).map(|(a, b)| a & b);
@@ -277,8 +278,8 @@ impl fmt::Debug for CpuSet {
     }
 }
 
-/// The reason why a text is not a valid CPU list, such as `0-3,8`. Each message quotes the wrong part and shows the
-/// correct form.
+/// The reason why a text is not a valid CPU list, such as `0-3,8`. The error message quotes the wrong part of
+/// the text, and shows the correct form.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CpuListError {
     /// The text has nothing between two commas, or a comma at its start or end.

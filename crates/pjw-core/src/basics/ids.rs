@@ -46,8 +46,8 @@ number! {
 }
 
 impl StartTime {
-    /// The length of one clock tick: 10 ms. The kernel reports start times in ticks (`USER_HZ`), of which there are
-    /// 100 per second on every supported architecture (time(7)).
+    /// The length of one clock tick, 10 ms. The kernel reports start times in clock ticks (`USER_HZ`, see
+    /// time(7)). On every supported architecture there are 100 ticks per second.
     pub const TICK: Nanos = Nanos(10_000_000);
 
     /// Returns the earliest possible time of the start, in ns since boot (`CLOCK_BOOTTIME`): the beginning of the
@@ -65,8 +65,9 @@ impl StartTime {
     }
 }
 
-/// The time at which a process or thread was forked, as an interval: a fork event gives the exact time, a start
-/// time in /proc only the 10 ms in which it lies.
+/// The time at which a process or thread was forked, as an interval. A fork event gives the exact time; the
+/// interval then has the length 0. A start time in /proc gives only the 10 ms tick in which the fork
+/// happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BirthTime {
     /// The earliest possible time of the fork, in ns since boot (`CLOCK_BOOTTIME`).
@@ -80,8 +81,9 @@ impl BirthTime {
     /// begins, and takes the start time and sends the fork event when it ends (kernel/fork.c, `copy_process`).
     pub const FORK_TIME: Nanos = Nanos(100_000_000);
 
-    /// Makes the birth time of a thread from its start time, which the kernel rounds to 10 ms. `first_seen` is the
-    /// time of the scan that first found the thread: the thread was born before that scan.
+    /// Makes the birth time of a thread from its start time, which the kernel rounds down to 10 ms.
+    /// `first_seen` is the time of the scan that first found the thread, so the birth time ends no later than
+    /// that. `None` if this time is unknown.
     #[must_use]
     pub fn from_start_time(start: StartTime, first_seen: Option<Nanos>) -> Self {
         let earliest = start.earliest();
@@ -90,8 +92,9 @@ impl BirthTime {
         Self { earliest, latest }
     }
 
-    /// Whether the thread was certainly born before `moment`. An interval that ends at `moment` also counts,
-    /// because a scan at that time found the thread. An exact birth time that equals `moment` does not.
+    /// Whether the thread was certainly born before the time `moment`. Also true if the interval ends exactly
+    /// at `moment` and has a length: `moment` is then the time of a scan that found the thread. False if the
+    /// birth time is exact and equals `moment`.
     #[must_use]
     pub fn is_before(self, moment: Nanos) -> bool {
         self.latest < moment || (self.latest == moment && self.earliest < moment)
@@ -107,20 +110,22 @@ impl Uid {
 /// has another start time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ProcessId {
-    /// The process id (pid), by the numbers of pjw's pid namespace.
+    /// The process id (pid), as seen in the pid namespace in which pjw runs.
     pub pid: Pid,
-    /// The time at which the process started, to 10 ms. It distinguishes this process from later ones with the same
-    /// pid.
+    /// The time at which the process started, in clock ticks of 10 ms. A later process with the same pid has
+    /// another start time.
     pub start: StartTime,
 }
 
 impl ProcessId {
-    /// The minimum time between two uses of a pid: 100 ms. Within this time after a fork, a pid still names the
-    /// forked process. To reuse it earlier would take hundreds of thousands of forks per second.
+    /// The minimum time between two uses of a pid, 100 ms. For at least this time after a fork event, the pid
+    /// in the event is that of the forked process. Earlier reuse would need hundreds of thousands of forks
+    /// per second.
     pub const MIN_PID_REUSE_TIME: Nanos = Nanos(100_000_000);
 
-    /// Whether both ids name the same process, if one has its start time from `/proc/PID/stat` and the other from the
-    /// fork event. The two times differ slightly, because the kernel takes them from different clocks.
+    /// Whether both ids name the same process, although one has its start time from `/proc/PID/stat` and the
+    /// other from the fork event. Start times that differ by at most 100 ms are taken as equal, because the
+    /// kernel reads them from different clocks.
     #[must_use]
     pub fn is_same_process(self, other: Self) -> bool {
         let apart = self.start.0.abs_diff(other.start.0);
@@ -140,19 +145,21 @@ impl fmt::Display for ProcessId {
 pub struct ThreadId {
     /// The process to which the thread belongs.
     pub process: ProcessId,
-    /// The thread id (tid), by the numbers of pjw's pid namespace. The first thread has the pid of its process.
+    /// The thread id (tid), as seen in the pid namespace in which pjw runs. For the first thread of a
+    /// process, it equals the pid.
     pub tid: Tid,
-    /// The time at which the thread started, to 10 ms. It distinguishes this thread from later ones with the same
-    /// tid.
+    /// The time at which the thread started, in clock ticks of 10 ms. A later thread with the same tid has
+    /// another start time.
     pub start: StartTime,
 }
 
-/// The identity of a cgroup: its path and its inode. A later cgroup may have the same path, but it has another inode.
+/// The identity of a cgroup: its path and the inode number of its directory. A later cgroup with the same
+/// path has another inode number.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct CgroupId {
-    /// The inode number of the cgroup's directory. The kernel gives a later cgroup another number.
+    /// The inode number of the cgroup's directory.
     pub inode: u64,
-    /// The path below the mount point, as in `/proc/PID/cgroup`.
+    /// The path of the cgroup below the mount point of its hierarchy, as in `/proc/PID/cgroup`.
     pub path: String,
 }
 
@@ -162,7 +169,7 @@ pub struct CgroupId {
 pub struct Comm([u8; 15]);
 
 impl Comm {
-    /// Makes a name from the first 15 bytes of `name`; the kernel cuts longer names in the same way.
+    /// Makes a command name from the first 15 bytes of `name`. The kernel cuts longer names in the same way.
     #[must_use]
     pub fn new(name: &[u8]) -> Self {
         let mut bytes = [0; 15];
@@ -212,10 +219,10 @@ impl From<&str> for Comm {
     }
 }
 
-/// Whether a cgroup is the same as, or is below, another one. Both are paths as in `/proc/PID/cgroup`; `directory`
-/// is the upper one.
+/// Whether the cgroup at the path `cgroup` is the cgroup at the path `directory`, or lies below it. Both
+/// paths are as in `/proc/PID/cgroup`.
 #[must_use]
-pub fn is_within(cgroup: &str, directory: &str) -> bool {
+pub fn is_cgroup_within(cgroup: &str, directory: &str) -> bool {
     cgroup.strip_prefix(directory).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 

@@ -2,23 +2,24 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A time in nanoseconds since boot, including time in suspend (`CLOCK_BOOTTIME`). The clock never goes back while
-/// the machine is up, so times can be compared across restarts of the daemon.
+/// A point in time, in nanoseconds since boot, including time in suspend (`CLOCK_BOOTTIME`). This clock never
+/// goes back while the machine is up, so times can be compared across restarts of the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Nanos(pub u64);
 
-/// A time in milliseconds since 1970 (UTC), for display to users. The clock can be set, so it is not used to measure
-/// durations.
+/// A point in time, in milliseconds since 1970 (UTC), for display to users. An administrator can set this
+/// clock, so it is not used to measure durations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct UnixMillis(pub i64);
 
-/// One point in time, as read from two clocks: the time since boot, for measuring, and the UTC time, for display.
+/// One point in time, read from two clocks: the time since boot (for computing durations) and the UTC time
+/// (for display).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Moment {
-    /// The time since boot (`CLOCK_BOOTTIME`), for computing differences.
+    /// The time since boot (`CLOCK_BOOTTIME`), for computing durations.
     pub since_boot: Nanos,
-    /// The UTC time of the wall clock, to show to users.
+    /// The UTC time (`CLOCK_REALTIME`), for display to users.
     pub wall_clock: UnixMillis,
 }

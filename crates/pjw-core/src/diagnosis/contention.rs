@@ -3,10 +3,10 @@
 
 use crate::basics::{CpuSet, Pid, Pu, cpus_are, cpus_text, prelude::*};
 use crate::diagnosis::examination::{
-    Examination, Finding, ObservedJob, Severity, WardenStatus, push_limited,
+    DiagnosisInput, Finding, ObservedJob, Severity, WardenStatus, push_limited,
 };
 use crate::diagnosis::words::{count, join_names};
-use crate::terms::{Amount, GrantedBy, JobId};
+use crate::terms::{CpuRequest, GrantedBy, JobId};
 
 /// The code of the finding about threads outside of the PUs that their job holds.
 pub(super) const OUTSIDE: &str = "outside";
@@ -15,7 +15,7 @@ pub(super) const OUTSIDE: &str = "outside";
 const START: &str = "start pjwd: it gives each job cores of its own (systemctl start pjwd)";
 
 /// Adds the findings about overlapping jobs, too many threads, and threads outside of their cores.
-pub(super) fn add_findings(exam: &Examination, findings: &mut Vec<Finding>) {
+pub(super) fn add_findings(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
     let stacks = stacks(exam);
     let overlaps = overlaps(exam).into_iter().filter(|overlap| {
         !stacks.iter().any(|stack| overlap.cpus.is_subset(&stack.cpus) && overlap.jobs.is_subset(&stack.jobs))
@@ -31,12 +31,12 @@ pub(super) fn add_findings(exam: &Examination, findings: &mut Vec<Finding>) {
 }
 
 /// Whether the job may use all online PUs.
-pub(super) fn is_unbound(exam: &Examination, job: &ObservedJob) -> bool {
-    job.holds.is_none() && exam.online.is_subset(&job.allowed_cpus(&exam.online))
+pub(super) fn is_unbound(exam: &DiagnosisInput, job: &ObservedJob) -> bool {
+    job.grant.is_none() && exam.online.is_subset(&job.allowed_cpus(&exam.online))
 }
 
 /// Finds PUs that several bound jobs may use: one finding per group of jobs.
-fn overlaps(exam: &Examination) -> Vec<Finding> {
+fn overlaps(exam: &DiagnosisInput) -> Vec<Finding> {
     let bound = exam.jobs.iter().filter(|job| !is_unbound(exam, job)).map(|job| {
         let held = job.held_cpus(&exam.online).unwrap_or_default();
         (job, held.union(&job.allowed_cpus(&exam.online)))
@@ -54,7 +54,7 @@ fn overlaps(exam: &Examination) -> Vec<Finding> {
         let jobs: BTreeSet<&JobId> = group.iter().map(|&at| &bound[at].0.id).collect();
         let text = format!("{} given to {} at once", cpus_are(&cpus), join_names(&jobs));
         let by_scheduler = group.iter().all(|&at| {
-            bound[at].0.holds.as_ref().is_some_and(|(_, granted_by)| *granted_by == GrantedBy::Scheduler)
+            bound[at].0.grant.as_ref().is_some_and(|(_, granted_by)| *granted_by == GrantedBy::Scheduler)
         });
         let remedy = if by_scheduler {
             "their scheduler gave the same CPUs twice: see its log and configuration (OverSubscribe of the partition)"
@@ -69,7 +69,7 @@ fn overlaps(exam: &Examination) -> Vec<Finding> {
 }
 
 /// Finds jobs that may use all PUs, on a node with other jobs.
-fn unbound(exam: &Examination) -> Option<Finding> {
+fn unbound(exam: &DiagnosisInput) -> Option<Finding> {
     let free: Vec<&ObservedJob> =
         exam.jobs.iter().filter(|job| !job.threads.is_empty() && is_unbound(exam, job)).collect();
     let first = free.first()?;
@@ -99,14 +99,14 @@ fn unbound(exam: &Examination) -> Option<Finding> {
 }
 
 /// Finds a job that has more busy threads than PUs. `widest` is the number of PUs of the largest core.
-fn oversubscribed(exam: &Examination, job: &ObservedJob, widest: usize) -> Option<Finding> {
-    let asked = |amount: &Amount| match amount {
-        Amount::Cores(cores) => usize::try_from(*cores).unwrap_or(usize::MAX).saturating_mul(widest),
-        Amount::Pus(pus) => usize::try_from(*pus).unwrap_or(usize::MAX),
-        Amount::Exactly(cpus) => cpus.len(),
+fn oversubscribed(exam: &DiagnosisInput, job: &ObservedJob, widest: usize) -> Option<Finding> {
+    let asked = |amount: &CpuRequest| match amount {
+        CpuRequest::Cores(cores) => usize::try_from(*cores).unwrap_or(usize::MAX).saturating_mul(widest),
+        CpuRequest::Pus(pus) => usize::try_from(*pus).unwrap_or(usize::MAX),
+        CpuRequest::Exactly(cpus) => cpus.len(),
     };
     let allowed = job.allowed_cpus(&exam.online);
-    let room = match (&job.holds, &job.amount) {
+    let room = match (&job.grant, &job.requested) {
         (Some((cpus, _)), _) => cpus.len(),
         (None, Some(amount)) => asked(amount).min(allowed.len().max(1)),
         (None, None) => allowed.len(),
@@ -115,10 +115,10 @@ fn oversubscribed(exam: &Examination, job: &ObservedJob, widest: usize) -> Optio
     if busy <= room || room == 0 {
         return None;
     }
-    let has = if job.holds.is_some() || job.amount.is_none() { "has" } else { "asked for" };
+    let has = if job.grant.is_some() || job.requested.is_none() { "has" } else { "asked for" };
     let (threads, cpus) = (count(busy, "thread"), count(room, "CPU"));
     let text = format!("{threads} of {} want a CPU most of the time, and it {has} {cpus}", job.id);
-    let (severity, remedy) = if job.holds.is_some() {
+    let (severity, remedy) = if job.grant.is_some() {
         (
             Severity::Advice,
             "it slows down only itself; ask for more cores, or start fewer threads (OMP_NUM_THREADS)",
@@ -147,17 +147,17 @@ struct Stack<'a> {
 
 /// Finds groups of busy threads that share a mask with fewer PUs than threads, while other PUs are idle. A
 /// typical cause are two `mpirun` that both bind from CPU 0.
-fn stacks(exam: &Examination) -> Vec<Finding> {
+fn stacks(exam: &DiagnosisInput) -> Vec<Finding> {
     let mut by_mask: BTreeMap<CpuSet, Stack<'_>> = BTreeMap::new();
     let mut used = CpuSet::new();
     let of_jobs = exam.jobs.iter().flat_map(|job| job.threads.iter().map(move |thread| (Some(job), thread)));
     let of_others =
-        exam.unassigned.iter().flat_map(|other| other.threads.iter().map(|thread| (None, thread)));
+        exam.unassigned_processes.iter().flat_map(|other| other.threads.iter().map(|thread| (None, thread)));
     for (job, thread) in of_jobs.chain(of_others).filter(|(_, thread)| thread.is_busy()) {
         used.insert(thread.last_cpu);
         let mask = thread.effective_mask.intersection(&exam.online);
         let all_it_holds =
-            job.and_then(|job| job.holds.as_ref()).is_some_and(|(cpus, _)| cpus.is_subset(&mask));
+            job.and_then(|job| job.grant.as_ref()).is_some_and(|(cpus, _)| cpus.is_subset(&mask));
         if mask.is_empty() || exam.online.is_subset(&mask) || all_it_holds {
             continue;
         }
@@ -176,7 +176,7 @@ fn stacks(exam: &Examination) -> Vec<Finding> {
     found.collect()
 }
 
-fn stack_finding(exam: &Examination, mask: &CpuSet, stack: &Stack<'_>, idle: &CpuSet) -> Finding {
+fn stack_finding(exam: &DiagnosisInput, mask: &CpuSet, stack: &Stack<'_>, idle: &CpuSet) -> Finding {
     let whose = stack.jobs.iter().map(|(job, threads)| format!("{threads} of {job}"));
     let others = (stack.others > 0).then(|| format!("{} of no job", stack.others));
     let text = format!(
@@ -196,7 +196,7 @@ fn stack_finding(exam: &Examination, mask: &CpuSet, stack: &Stack<'_>, idle: &Cp
 
 /// The remedy for a stack. pjwd spreads a stack of several processes while PUs of their job idle, and keeps what a
 /// program chose for its own threads.
-fn stack_remedy(exam: &Examination, stack: &Stack<'_>, idle: &CpuSet) -> &'static str {
+fn stack_remedy(exam: &DiagnosisInput, stack: &Stack<'_>, idle: &CpuSet) -> &'static str {
     let has_warden = matches!(exam.warden, WardenStatus::Answers { observes: false, .. });
     let mut jobs = exam.jobs.iter().filter(|job| stack.jobs.contains_key(&job.id));
     let has_idle = |job: &ObservedJob| job.held_cpus(&exam.online).is_some_and(|held| held.intersects(idle));
@@ -212,7 +212,7 @@ fn stack_remedy(exam: &Examination, stack: &Stack<'_>, idle: &CpuSet) -> &'stati
 
 /// Finds threads whose masks allow PUs that their job does not hold.
 fn outside_holdings(job: &ObservedJob) -> Option<Finding> {
-    let (held, granted_by) = job.holds.as_ref()?;
+    let (held, granted_by) = job.grant.as_ref()?;
     let out: Vec<_> = job.threads.iter().filter(|thread| !thread.effective_mask.is_subset(held)).collect();
     if out.is_empty() {
         return None;

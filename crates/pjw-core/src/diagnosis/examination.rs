@@ -1,11 +1,11 @@
-//! The input of the diagnosis, [`Examination`], and its output, [`Finding`].
+//! The input of the diagnosis, [`DiagnosisInput`], and its output, [`Finding`].
 
 use crate::basics::{Comm, CpuSet, Pid, Pu, Uid, prelude::*};
 use crate::machine::Topology;
-use crate::terms::{Amount, CpusetSupport, GrantedBy, JobId};
+use crate::terms::{CpuRequest, CpusetSupport, GrantedBy, JobId};
 
-/// The demand from which the diagnosis counts a thread as busy: 500 permille, half of one PU. The demand is the share
-/// of the observed time in which the thread ran or waited for a PU.
+/// The minimum demand of a busy thread in the diagnosis: 500 permille of one PU. The demand is the share of
+/// the observed time in which the thread ran or waited for a PU.
 pub const BUSY_PERMILLE: u32 = 500;
 
 /// The maximum number of processes that a finding lists. The text has the full number.
@@ -14,7 +14,7 @@ pub(crate) const MAX_PIDS: usize = 20;
 /// The maximum number of findings of one kind. A further finding gives the number of those that were left out.
 pub(crate) const MAX_OF_A_KIND: usize = 8;
 
-/// How urgent a finding is, most urgent first: problem, advice or note.
+/// The severity of a finding of the diagnosis, most severe first: problem, advice or note.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Severity {
@@ -27,7 +27,7 @@ pub enum Severity {
 }
 
 impl Severity {
-    /// Returns the name of the severity in text and JSON: `problem`, `advice` or `note`.
+    /// Returns the name of the severity, as in text and JSON output: `problem`, `advice` or `note`.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.into()
@@ -37,26 +37,27 @@ impl Severity {
 /// One result of the diagnosis (`pjwctl doctor`): a problem, an advice or a note about the node, with a remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// A short name of the kind of finding that scripts can rely on, such as `no-warden`.
+    /// The stable short name of this kind of finding, for scripts, such as `no-warden`.
     pub code: String,
-    /// How urgent the finding is.
+    /// The severity of the finding: problem, advice or note.
     pub severity: Severity,
     /// What was found, in one sentence for the user.
     pub text: String,
-    /// What the user can do about the finding, as text.
+    /// The remedy that is proposed to the user, as text.
     pub remedy: String,
     /// The jobs that the finding is about. Empty if it is about no job.
     pub jobs: BTreeSet<JobId>,
-    /// The processes that the finding is about: at most 20, those with the lowest pids. Empty if it is about no
-    /// process.
+    /// The pids of the processes that the finding is about: at most 20, the lowest ones. Empty if it is about
+    /// no process.
     pub pids: BTreeSet<Pid>,
     /// The PUs (logical CPUs) that the finding is about. Empty if it is about no PU.
     pub cpus: CpuSet,
 }
 
 impl Finding {
-    /// Makes a finding that names no job, process or PU. These are added with `with_jobs`, `with_pids` and
-    /// `with_cpus`.
+    /// Makes a finding that names no jobs, processes or PUs. To add these, call `with_jobs`, `with_pids` and
+    /// `with_cpus`. `code` is the short name of the kind of finding, `text` says what was found, and `remedy`
+    /// says what the user can do.
     #[must_use]
     pub fn new(severity: Severity, code: &str, text: String, remedy: impl Into<String>) -> Self {
         Self {
@@ -85,22 +86,22 @@ impl Finding {
         Self::new(Severity::Note, code, text, remedy)
     }
 
-    /// Sets the jobs that the finding concerns, and returns the finding.
+    /// Sets the jobs that the finding is about, and returns the finding.
     #[must_use]
     pub fn with_jobs<'a>(mut self, jobs: impl IntoIterator<Item = &'a JobId>) -> Self {
         self.jobs = jobs.into_iter().cloned().collect();
         self
     }
 
-    /// Sets the PUs that the finding concerns, and returns the finding.
+    /// Sets the PUs that the finding is about, and returns the finding.
     #[must_use]
     pub fn with_cpus(mut self, cpus: &CpuSet) -> Self {
         self.cpus = cpus.clone();
         self
     }
 
-    /// Sets the processes that the finding concerns, and returns the finding. At most 20 processes are kept, those
-    /// with the lowest pids.
+    /// Sets the pids of the processes that the finding is about, and returns the finding. Stores at most 20
+    /// pids, the lowest ones.
     #[must_use]
     pub fn with_pids(mut self, pids: impl IntoIterator<Item = Pid>) -> Self {
         let pids: BTreeSet<Pid> = pids.into_iter().collect();
@@ -109,98 +110,104 @@ impl Finding {
     }
 }
 
-/// The input of the diagnosis (`pjwctl doctor`): all facts that were read about the node.
+/// The input of the diagnosis (`pjwctl doctor`): all facts that were observed on the node.
 #[derive(Debug, Clone)]
-pub struct Examination {
+pub struct DiagnosisInput {
     /// The cores, caches, NUMA nodes and packages of the machine.
     pub topology: Topology,
-    /// The PUs (logical CPUs) of the topology that were online during the observation.
+    /// The PUs (logical CPUs) of `topology` that were online during the observation.
     pub online: CpuSet,
-    /// The time between the two scans of the node from which CPU use is computed, in ms.
-    pub span_ms: u64,
-    /// The jobs on the node, as the diagnosis recognised them or a running `pjwd` reported them.
+    /// The time between the two scans of the node, in ms. The CPU use of threads is computed from the
+    /// difference of these scans.
+    pub scan_interval_ms: u64,
+    /// The jobs on the node. The diagnosis recognised them itself, or a running `pjwd` reported them.
     pub jobs: Vec<ObservedJob>,
-    /// The processes that belong to no job, without kernel threads and without the diagnosing process.
-    pub unassigned: Vec<UnassignedProcess>,
-    /// The interrupts of devices, with their counts during the observation. The kernel's own interrupts, such as
-    /// timers, are left out.
+    /// The processes that belong to no job, except kernel threads and the process that makes the diagnosis.
+    pub unassigned_processes: Vec<UnassignedProcess>,
+    /// The interrupts of devices, with their counts between the two scans. The kernel's own interrupts, such
+    /// as timers, are not included.
     pub interrupts: Vec<Interrupt>,
-    /// The settings and the boot parameters of the kernel, and what the diagnosis could not read.
+    /// The settings and boot parameters of the kernel, and the reasons why the diagnosis may not have seen
+    /// all processes.
     pub host: HostFacts,
     /// Other programs on the node that move threads or change cpusets.
     pub conflicting_programs: Vec<ConflictingProgram>,
-    /// The batch systems whose daemons run on the node.
+    /// The batch systems of which a daemon runs on the node.
     pub schedulers: Vec<ObservedScheduler>,
-    /// Whether and how `pjwd` could make cpusets on the node. Found out by reading files only.
+    /// Whether and in which cgroup hierarchy `pjwd` could make cpusets on the node. Determined by reading
+    /// files only.
     pub cpuset_support: CpusetSupport,
-    /// Whether the daemon `pjwd` runs on the node, and what it answered.
+    /// Whether the daemon `pjwd` runs on the node, and its answer to the diagnosis.
     pub warden: WardenStatus,
-    /// The user id of the user that runs the diagnosis. A user other than root sees less.
+    /// The user id of the user that runs the diagnosis. A user other than root can't read all facts.
     pub viewer: Uid,
-    /// The lowest user id of a person. Processes with lower user ids, except root's, belong to services.
+    /// The lowest user id that belongs to a person (the config key `first_person_uid`). Lower user ids belong
+    /// to root and to services.
     pub first_person_uid: u32,
 }
 
-/// A job, as `pjwctl doctor` observed it: its PUs, and its threads with their CPU use. The command scans the node
-/// twice; the CPU use is the difference.
+/// A job, as `pjwctl doctor` observed it: its PUs, its processes, and the CPU use of its threads between two
+/// scans of the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedJob {
     /// The id of the job.
     pub id: JobId,
     /// The user that owns the job.
     pub owner: Uid,
-    /// The number of cores or PUs that the job requested; `None` if unknown.
-    pub amount: Option<Amount>,
-    /// The PUs that the job holds, and whether its scheduler or a running warden granted them. `None` if the job
-    /// holds none.
-    pub holds: Option<(CpuSet, GrantedBy)>,
-    /// The PUs that `pjwd` would grant to the job if it ran. `None` if the job holds PUs already, or if its request
-    /// is unknown or can't be served.
+    /// The number of cores or PUs, or the list of PUs, that the job requested. `None` if the request is
+    /// unknown.
+    pub requested: Option<CpuRequest>,
+    /// The PUs that the job holds, and who granted them: its scheduler or a running `pjwd`. `None` if the job
+    /// holds no PUs.
+    pub grant: Option<(CpuSet, GrantedBy)>,
+    /// The PUs that `pjwd` would grant to the job if `pjwd` ran. `None` in these cases: the job holds PUs
+    /// already, its request is unknown, or its request can't be served.
     pub expected_cpus: Option<CpuSet>,
     /// The number of processes that belong to the job.
-    pub processes: usize,
-    /// The threads of all processes of the job, as the second scan found them.
+    pub process_count: usize,
+    /// The threads of all processes of the job, as of the second scan.
     pub threads: Vec<ObservedThread>,
-    /// The pids of those processes of the job that are not in the scheduler's cgroup for the job. Empty if the job
-    /// has no such cgroup.
-    pub outside_cgroup: Vec<Pid>,
-    /// The path of the scheduler's cgroup for the job, as in `/proc/PID/cgroup`. `None` if no process of the job
-    /// was seen in such a cgroup.
+    /// The pids of the job's processes outside the cgroup that the scheduler made for the job. Empty if the
+    /// scheduler made no cgroup for the job.
+    pub pids_outside_cgroup: Vec<Pid>,
+    /// The path of the cgroup that the scheduler made for the job, as in `/proc/PID/cgroup`. `None` if no
+    /// process of the job was found in such a cgroup.
     pub cgroup: Option<String>,
-    /// Whether the scheduler's cgroup has a cpuset; `None` if unknown.
+    /// Whether the cgroup that the scheduler made for the job has a cpuset. `None` if unknown.
     pub has_cpuset: Option<bool>,
-    /// How a running warden keeps the processes of the job on its cores: `cpuset`, `affinity` or `none`. Empty if
-    /// no warden runs.
-    pub kept_by: String,
+    /// The mechanism by which `pjwd` keeps the processes of the job on its cores: `cpuset`, `affinity` or
+    /// `none`. Empty if `pjwd` does not run.
+    pub enforcement: String,
 }
 
-/// A thread, as `pjwctl doctor` observed it: its affinity mask at the second of two scans, and its CPU use between
-/// them.
+/// A thread, as `pjwctl doctor` observed it: its CPU use between two scans of the node, and its affinity mask
+/// as of the second scan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedThread {
-    /// The process to which the thread belongs.
+    /// The pid of the process to which the thread belongs.
     pub pid: Pid,
-    /// The effective affinity mask (sched_getaffinity(2)).
+    /// The effective affinity mask of the thread (sched_getaffinity(2)), as of the second scan.
     pub effective_mask: CpuSet,
-    /// The PU on which the thread ran last, at the second scan.
+    /// The PU on which the thread last ran before the second scan.
     pub last_cpu: Pu,
-    /// The demand for CPU time between the two scans: the time running or waiting for a PU, in permille of the time
-    /// between the scans.
+    /// The demand of the thread for CPU time: the time between the two scans in which the thread ran or
+    /// waited for a PU, in permille of the time between the scans.
     pub demand_permille: u32,
-    /// The time running between the two scans, in permille of the time between the scans.
+    /// The time between the two scans in which the thread ran, in permille of the time between the scans.
     pub run_permille: u32,
 }
 
 impl ObservedThread {
-    /// Whether the thread ran or waited for a PU during at least half of the observed time ([`BUSY_PERMILLE`]).
+    /// Whether the thread ran or waited for a PU during at least half of the time between the two scans
+    /// ([`BUSY_PERMILLE`]).
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.demand_permille >= BUSY_PERMILLE
     }
 }
 
-/// A process that belongs to no job, as `pjwctl doctor` observed it: its threads and their CPU use. The command
-/// scans the node twice; the CPU use is the difference.
+/// A process that belongs to no job, as `pjwctl doctor` observed it, with the CPU use of its threads between
+/// two scans of the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnassignedProcess {
     /// The process id (pid).
@@ -210,85 +217,90 @@ pub struct UnassignedProcess {
     /// The command name (comm) of the process, at most 15 bytes.
     pub comm: Comm,
     /// Whether the process is a daemon or a helper of a batch system, such as `slurmstepd`. Always false for
-    /// processes of ordinary users.
+    /// processes of persons (user ids from `first_person_uid` on), because they can choose any process name.
     pub belongs_to_scheduler: bool,
-    /// The threads of the process. Above 4,096 processes in no job, a further process has one entry: the mask of
-    /// the first thread, with the CPU use 0.
+    /// The threads of the process. If more than 4,096 processes belong to no job, the threads of the further
+    /// ones are not read. Such a process has one entry, with the mask of its first thread and the CPU use 0.
     pub threads: Vec<ObservedThread>,
 }
 
-/// An interrupt of a device, and the PUs that handle it. Interrupts on the PUs of a job disturb the job.
+/// An interrupt of a device, with the PUs that handle it. An interrupt on a PU of a job slows down the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interrupt {
-    /// The interrupt number (IRQ) of the kernel, as in `/proc/interrupts`.
+    /// The interrupt number (IRQ), as in `/proc/interrupts`.
     pub number: u32,
     /// The name of the device or of the interrupt handler, as in `/proc/interrupts`.
     pub name: String,
-    /// The PUs that the interrupt is sent to (`effective_affinity_list`, or else `smp_affinity_list`).
+    /// The PUs that handle the interrupt (`effective_affinity_list`; if that is missing,
+    /// `smp_affinity_list`).
     pub sent_to: CpuSet,
-    /// How often the interrupt occurred on each PU between the two scans of the diagnosis. PUs with the count 0 are
-    /// left out.
+    /// For each PU, the number of times that the interrupt occurred on it between the two scans of the
+    /// diagnosis. A PU with the count 0 has no entry.
     pub counts: BTreeMap<Pu, u64>,
 }
 
-/// Facts about the host for the diagnosis: the settings of its kernel, its boot parameters, and what the diagnosis
-/// can't observe on it.
+/// Facts about the host for the diagnosis: the settings and boot parameters of its kernel, and limits of the
+/// observation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostFacts {
     /// The kernel release, as `uname -r` prints it.
     pub kernel: String,
-    /// The cgroup layout: v1, v2, hybrid or none.
+    /// The cgroup layout of the host, as text for users: v1, v2, hybrid or none.
     pub cgroup_layout: String,
     /// A description of the cgroup hierarchy that has the cpuset controller, as text for users.
     pub cpuset_hierarchy: String,
-    /// Whether pressure stall information is available (`/proc/pressure`).
+    /// Whether the kernel provides pressure stall information (`/proc/pressure`).
     pub psi: bool,
-    /// Whether wait times of threads are available (`schedstat`).
+    /// Whether the kernel provides the wait times of threads (`/proc/PID/schedstat`).
     pub schedstat: bool,
-    /// The reason why the kernel reports no fork events to this user; `None` if it does.
-    pub no_events: Option<String>,
-    /// Whether the kernel has type information (BTF), which pjwd's BPF programs need.
+    /// The reason why the kernel reports no fork events to this user. `None` if it reports them.
+    pub no_fork_events_reason: Option<String>,
+    /// Whether the kernel provides type information (BTF). The BPF programs of pjwd need it.
     pub btf: bool,
-    /// PUs that the boot parameter `isolcpus=` excludes from the kernel's load balancing.
-    pub isolated: CpuSet,
-    /// PUs that the boot parameter `nohz_full=` frees from the periodic timer tick.
+    /// The PUs that the boot parameter `isolcpus=` excludes from the kernel's load balancing.
+    pub isolated_cpus: CpuSet,
+    /// The PUs without a periodic timer tick, by the boot parameter `nohz_full=`.
     pub nohz_full: CpuSet,
-    /// Whether automatic NUMA balancing is on; `None` if the kernel does not support it.
+    /// Whether automatic NUMA balancing is on. `None` if the kernel does not support it.
     pub numa_balancing: Option<bool>,
-    /// Whether sessions are scheduled as groups (autogroup); `None` if the kernel does not support it.
+    /// Whether the kernel schedules each session as a group (autogroup). `None` if the kernel does not
+    /// support it.
     pub autogroup: Option<bool>,
-    /// The state of SMT (`on`, `off`, `forceoff`, `notsupported`, …); empty if unknown.
+    /// The state of SMT, as the kernel names it: `on`, `off`, `forceoff`, `notsupported` and so on. Empty if
+    /// unknown.
     pub smt: String,
-    /// The frequency governors and their PUs; empty if there are none.
+    /// The names of the CPU frequency governors in use, each with its PUs. Empty if there are none.
     pub governors: BTreeMap<String, CpuSet>,
-    /// Whether the diagnosis runs in a pid namespace, such as in a container. Kernel threads are not visible
-    /// there.
+    /// Whether the diagnosis runs in a pid namespace of its own, as in a container. Kernel threads, and
+    /// processes outside the namespace, are not visible there.
     pub container: bool,
-    /// Whether processes of other users are hidden (`hidepid=`).
+    /// Whether `/proc` hides the processes of other users (mount option `hidepid=`).
     pub hides_processes: bool,
-    /// The reason why some processes could not be read; `None` if all were read.
-    pub incomplete: Option<String>,
+    /// The reason why some processes could not be read. `None` if all processes were read.
+    pub incomplete_reason: Option<String>,
 }
 
-/// Another program on the node that moves threads, moves interrupts or changes cpusets, and so may work against pjw.
+/// Another program on the node that may work against pjw: it moves threads, moves interrupts or changes
+/// cpusets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConflictingProgram {
-    /// The command name of the program.
+    /// The command name of the program, or a description of several processes of `pjwd`.
     pub name: String,
     /// The pid of one process of the program. `None` if the program runs in the kernel.
     pub pid: Option<Pid>,
-    /// What the program does that may work against pjw, as part of a sentence without the subject: `moves processes
-    /// between cgroups by its rules`.
+    /// The action of the program that may work against pjw, as a sentence without its subject: `moves
+    /// processes between cgroups by its rules`.
     pub effect: &'static str,
-    /// What the user can do against the conflict, as text.
+    /// What the user can do to end the conflict, as text.
     pub remedy: &'static str,
-    /// Whether the program undoes changes of pjw. If false, the program may interfere but undoes nothing.
+    /// Whether the program undoes changes that pjw makes. If false, the program may disturb jobs, but does
+    /// not change what pjw has set.
     pub undoes_warden: bool,
 }
 
 /// The way in which a batch system binds its jobs to cores: by cpusets, by affinity masks, or not at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Binding {
+pub enum JobBinding {
     /// By its own cpusets. pjw never widens these.
     Cpusets,
     /// By affinity masks set at the start of each job.
@@ -299,38 +311,38 @@ pub enum Binding {
     Unknown,
 }
 
-/// A batch system that was found on the node, and how it binds its jobs to cores.
+/// A batch system of which a daemon runs on the node, and the way in which it binds its jobs to cores.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedScheduler {
-    /// The name of the batch system, for people.
+    /// The name of the batch system, for display to users.
     pub name: String,
-    /// The means by which the batch system binds its jobs to cores.
-    pub binding: Binding,
-    /// What the binding by the batch system means for pjw, in one sentence.
-    pub meaning: String,
+    /// The way in which the batch system binds its jobs to cores.
+    pub binding: JobBinding,
+    /// The consequence of this binding for pjw, in one sentence.
+    pub effect_on_pjw: String,
 }
 
-/// Whether the daemon `pjwd` runs on the node and answers the diagnosis.
+/// Whether the daemon `pjwd` runs on the node and answers requests of the diagnosis.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WardenStatus {
-    /// No warden runs. The text says where its socket was expected and how to start the daemon.
+    /// `pjwd` does not run. The text says where its socket was expected and how to start it.
     Absent(String),
-    /// pjw runs and does not answer. The text has the reason and the remedy.
+    /// `pjwd` runs and does not answer. The text has the reason and the remedy.
     Unresponsive(String),
-    /// pjw answers.
+    /// `pjwd` answers.
     Answers {
-        /// The version of pjw.
+        /// The version of `pjwd`.
         version: String,
         /// The version of the diagnosing program.
         own_version: String,
-        /// Whether pjw runs in observe mode.
+        /// Whether `pjwd` runs in observe mode.
         observes: bool,
-        /// pjw's own warnings.
+        /// The warnings that `pjwd` reports.
         warnings: Vec<Finding>,
     },
 }
 
-impl Examination {
+impl DiagnosisInput {
     /// Returns the ids of the jobs for which `is_concerned` is true.
     pub(crate) fn job_ids(&self, is_concerned: impl Fn(&ObservedJob) -> bool) -> BTreeSet<&JobId> {
         self.jobs.iter().filter(|job| is_concerned(job)).map(|job| &job.id).collect()
@@ -338,22 +350,23 @@ impl Examination {
 }
 
 impl ObservedJob {
-    /// Returns the online PUs on which the job's threads may run by their affinity masks. If the job holds PUs, a
-    /// thread whose mask has other PUs is left out, because the diagnosis reports that thread by itself.
+    /// Returns the online PUs that the affinity masks of the job's threads allow. `online` is the set of
+    /// online PUs. If the job holds PUs, threads whose masks allow other PUs are not taken into account: the
+    /// diagnosis reports them separately.
     #[must_use]
     pub fn allowed_cpus(&self, online: &CpuSet) -> CpuSet {
-        let is_inside = |mask: &&CpuSet| self.holds.as_ref().is_none_or(|(cpus, _)| mask.is_subset(cpus));
+        let is_inside = |mask: &&CpuSet| self.grant.as_ref().is_none_or(|(cpus, _)| mask.is_subset(cpus));
         let masks = self.threads.iter().map(|thread| &thread.effective_mask).filter(is_inside);
         masks.fold(CpuSet::new(), |allowed, mask| allowed.union(mask)).intersection(online)
     }
 
     /// Returns the online PUs that the job holds; `None` if the job holds none.
     pub(crate) fn held_cpus(&self, online: &CpuSet) -> Option<CpuSet> {
-        self.holds.as_ref().map(|(cpus, _)| cpus.intersection(online))
+        self.grant.as_ref().map(|(cpus, _)| cpus.intersection(online))
     }
 
-    /// Returns the number of busy threads of the job: those that ran or waited for a PU during at least half of the
-    /// observed time.
+    /// Returns the number of busy threads of the job: threads that ran or waited for a PU during at least
+    /// half of the time between the two scans.
     #[must_use]
     pub fn busy_thread_count(&self) -> usize {
         self.threads.iter().filter(|thread| thread.is_busy()).count()

@@ -1,25 +1,27 @@
 //! Facts about the node, one sentence each: the context for the findings.
 
 use crate::basics::{Uid, cpus_text, prelude::*};
-use crate::diagnosis::examination::{Examination, WardenStatus};
+use crate::diagnosis::examination::{DiagnosisInput, WardenStatus};
 use crate::diagnosis::words::{count, join_names};
 use crate::machine::Level;
 use crate::terms::CpusetHierarchy;
 
-/// A fact about the node, as one sentence. The diagnosis (`pjwctl doctor`) prints the facts before its findings.
+/// A line of the output of the diagnosis (`pjwctl doctor`): one fact about the node. The facts come before
+/// the findings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fact {
-    /// A short name of the fact that scripts can rely on, such as `kernel`.
+    /// The stable short name of the fact, for scripts, such as `kernel`.
     pub code: &'static str,
-    /// The fact, in a few words or a sentence.
+    /// The text of the fact: a few words or a sentence.
     pub text: String,
     /// Whether the fact is shown only by `pjwctl doctor --all`.
     pub detail: bool,
 }
 
-/// Returns the facts about the node that the diagnosis prints before its findings, the most important first.
+/// Returns the facts about the node that the diagnosis prints before its findings, the most important fact
+/// first.
 #[must_use]
-pub fn facts(exam: &Examination) -> Vec<Fact> {
+pub fn facts(exam: &DiagnosisInput) -> Vec<Fact> {
     let fact = |code, text| Fact { code, text, detail: false };
     let detail = |code, text| Fact { code, text, detail: true };
     let host = &exam.host;
@@ -33,15 +35,16 @@ pub fn facts(exam: &Examination) -> Vec<Fact> {
     }
     let schedulers = exam.schedulers.iter();
     facts.extend(
-        schedulers.map(|scheduler| fact("scheduler", format!("{}: {}", scheduler.name, scheduler.meaning))),
+        schedulers
+            .map(|scheduler| fact("scheduler", format!("{}: {}", scheduler.name, scheduler.effect_on_pjw))),
     );
     facts.push(fact("enforcement", enforcement(exam)));
     facts.push(fact("warden", warden(exam)));
     if exam.viewer != Uid::ROOT {
         facts.push(fact("viewer", format!("user {}, with less access than root", exam.viewer)));
     }
-    facts.push(detail("watched", format!("for {} ms", exam.span_ms)));
-    facts.push(detail("processes", format!("{} belong to no job", exam.unassigned.len())));
+    facts.push(detail("watched", format!("for {} ms", exam.scan_interval_ms)));
+    facts.push(detail("processes", format!("{} belong to no job", exam.unassigned_processes.len())));
     facts.push(detail("interrupts", format!("{} of devices", exam.interrupts.len())));
     facts.extend(kernel(exam).into_iter().map(|(code, text)| detail(code, text)));
     facts
@@ -49,7 +52,7 @@ pub fn facts(exam: &Examination) -> Vec<Fact> {
 
 /// Returns the fact for a node on which no batch system runs. Jobs may still run: they outlive the daemon of
 /// their scheduler.
-fn no_scheduler(exam: &Examination) -> String {
+fn no_scheduler(exam: &DiagnosisInput) -> String {
     let sources = exam.jobs.iter().map(|job| job.id.source()).filter(|source| source.is_scheduler());
     let sources: BTreeSet<_> = sources.collect();
     if sources.is_empty() {
@@ -59,7 +62,7 @@ fn no_scheduler(exam: &Examination) -> String {
     format!("none of its daemons runs here, but jobs of {names} do")
 }
 
-fn machine(exam: &Examination) -> String {
+fn machine(exam: &DiagnosisInput) -> String {
     let inhabited =
         |level| exam.topology.domains(level).filter(|domain| !domain.cpus.is_empty()).count().max(1);
     format!(
@@ -72,7 +75,7 @@ fn machine(exam: &Examination) -> String {
 }
 
 /// Returns the fact about the kind of enforcement that would be used, with the reason.
-fn enforcement(exam: &Examination) -> String {
+fn enforcement(exam: &DiagnosisInput) -> String {
     let by_root = match &exam.cpuset_support.hierarchy {
         CpusetHierarchy::Unavailable { why } => format!("affinity masks, because {why}"),
         CpusetHierarchy::Systemd => "cpusets, in scopes that systemd makes below pjw.slice".to_owned(),
@@ -96,7 +99,7 @@ fn enforcement(exam: &Examination) -> String {
     format!("{by_root}{masks}{sure}{by_whom}")
 }
 
-fn warden(exam: &Examination) -> String {
+fn warden(exam: &DiagnosisInput) -> String {
     match &exam.warden {
         WardenStatus::Absent(why) => why.clone(),
         WardenStatus::Unresponsive(why) => format!("pjwd does not answer: {why}"),
@@ -107,7 +110,7 @@ fn warden(exam: &Examination) -> String {
     }
 }
 
-fn kernel(exam: &Examination) -> Vec<(&'static str, String)> {
+fn kernel(exam: &DiagnosisInput) -> Vec<(&'static str, String)> {
     let host = &exam.host;
     let there = |is: bool| if is { "there" } else { "missing" };
     let on = |is: Option<bool>| match is {
@@ -121,7 +124,8 @@ fn kernel(exam: &Examination) -> Vec<(&'static str, String)> {
     let governors =
         host.governors.iter().map(|(governor, cpus)| format!("{governor} on {}", cpus_text(cpus)));
     let governors = if host.governors.is_empty() { "none here".to_owned() } else { join_names(governors) };
-    let events = host.no_events.clone().unwrap_or_else(|| "the kernel reports new processes".to_owned());
+    let events =
+        host.no_fork_events_reason.clone().unwrap_or_else(|| "the kernel reports new processes".to_owned());
     vec![
         ("events", events),
         ("schedstat", there(host.schedstat).to_owned()),
@@ -129,7 +133,7 @@ fn kernel(exam: &Examination) -> Vec<(&'static str, String)> {
         ("btf", there(host.btf).to_owned()),
         ("smt", if host.smt.is_empty() { "unknown".to_owned() } else { host.smt.clone() }),
         ("governors", governors),
-        ("isolated", set(&host.isolated)),
+        ("isolated", set(&host.isolated_cpus)),
         ("nohz_full", set(&host.nohz_full)),
         ("numa_balancing", on(host.numa_balancing).to_owned()),
         ("autogroup", on(host.autogroup).to_owned()),

@@ -2,7 +2,7 @@
 //! observation, and the state of pjw.
 
 use crate::basics::{Comm, Pid, Uid, cpus_text, prelude::*};
-use crate::diagnosis::examination::{ConflictingProgram, Examination, Finding, Severity, WardenStatus};
+use crate::diagnosis::examination::{ConflictingProgram, DiagnosisInput, Finding, Severity, WardenStatus};
 use crate::diagnosis::words::{count, join_names};
 use crate::machine::Level;
 use crate::terms::CpusetHierarchy;
@@ -51,10 +51,10 @@ const CONFLICTING_PROGRAMS: [(&str, &str, &str, bool); 6] = [
     ),
 ];
 
-/// Finds programs that may work against pjw: returns those of `processes` whose command names are of programs known
-/// to move threads, move interrupts or change cpusets. Processes of ordinary users (uid `first_person_uid` or
-/// higher) are left out, because any user can give such a name to a process. Except several `pjwd` of one user:
-/// they are returned.
+/// Finds programs that may work against pjw. Returns the programs in `processes` whose command names are
+/// known as those of programs that move threads, move interrupts or change cpusets. Processes of persons
+/// (user ids from `first_person_uid` on) are ignored, because a person can give any name to a process. If any
+/// user runs several processes of `pjwd`, the result also has one entry for them.
 #[must_use]
 pub fn conflicting_programs(
     processes: impl IntoIterator<Item = (Pid, Uid, Comm)>,
@@ -93,7 +93,7 @@ pub fn conflicting_programs(
 }
 
 /// Adds the findings about the kernel, the boot parameters, other programs and pjw.
-pub(super) fn add_findings(exam: &Examination, findings: &mut Vec<Finding>) {
+pub(super) fn add_findings(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
     findings.extend(warden(exam));
     conflicts(exam, findings);
     findings.extend(several_schedulers(exam));
@@ -103,7 +103,7 @@ pub(super) fn add_findings(exam: &Examination, findings: &mut Vec<Finding>) {
     boot(exam, findings);
 }
 
-fn warden(exam: &Examination) -> Option<Finding> {
+fn warden(exam: &DiagnosisInput) -> Option<Finding> {
     match &exam.warden {
         WardenStatus::Absent(_) if !exam.jobs.is_empty() => {
             let text = format!("pjwd is not running: no warden manages {}", count(exam.jobs.len(), "job"));
@@ -129,7 +129,7 @@ fn warden(exam: &Examination) -> Option<Finding> {
     }
 }
 
-fn conflicts(exam: &Examination, findings: &mut Vec<Finding>) {
+fn conflicts(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
     for program in &exam.conflicting_programs {
         let text = format!("{} is here too: it {}", program.name, program.effect);
         let severity = if program.undoes_warden { Severity::Advice } else { Severity::Note };
@@ -138,7 +138,7 @@ fn conflicts(exam: &Examination, findings: &mut Vec<Finding>) {
 }
 
 /// Finds several batch systems on one node. Each of them allocates all CPUs of the node.
-fn several_schedulers(exam: &Examination) -> Option<Finding> {
+fn several_schedulers(exam: &DiagnosisInput) -> Option<Finding> {
     let names = exam.schedulers.iter().map(|scheduler| scheduler.name.as_str());
     let text = format!("{} are all here, and each hands out the same CPUs", join_names(names));
     let remedy = "pjwd keeps the jobs of all batch systems apart, but pods and Nomad's tasks are no jobs to it: give \
@@ -146,7 +146,7 @@ fn several_schedulers(exam: &Examination) -> Option<Finding> {
     (exam.schedulers.len() > 1).then(|| Finding::advice("several-schedulers", text, remedy))
 }
 
-fn visibility(exam: &Examination, findings: &mut Vec<Finding>) {
+fn visibility(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
     if exam.host.hides_processes {
         let text = "processes of others are hidden here: their jobs were not seen".to_owned();
         findings.push(Finding::advice("hidden", text, HIDDEN_PROCESSES));
@@ -160,7 +160,7 @@ fn visibility(exam: &Examination, findings: &mut Vec<Finding>) {
         let severity = if exam.schedulers.is_empty() { Severity::Note } else { Severity::Advice };
         findings.push(Finding::new(severity, "not-root", text, "sudo pjwctl doctor"));
     }
-    if let Some(why) = &exam.host.incomplete {
+    if let Some(why) = &exam.host.incomplete_reason {
         let text = format!("not everything could be looked at: {why}");
         let remedy = "the other findings are valid; run doctor again, with more open files (ulimit -n) if that is the cause";
         findings.push(Finding::advice("blind", text, remedy));
@@ -171,7 +171,7 @@ fn visibility(exam: &Examination, findings: &mut Vec<Finding>) {
     }
 }
 
-fn cpusets(exam: &Examination, findings: &mut Vec<Finding>) {
+fn cpusets(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
     if let CpusetHierarchy::Unavailable { why } = &exam.cpuset_support.hierarchy {
         let text = format!("jobs can only be kept by masks, which they can undo for a moment: {why}");
         let remedy = "nothing, if masks will do: pjwd puts threads back in each cycle; else see the cause";
@@ -186,7 +186,7 @@ fn cpusets(exam: &Examination, findings: &mut Vec<Finding>) {
     }
 }
 
-fn kernel(exam: &Examination, findings: &mut Vec<Finding>) {
+fn kernel(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
     let host = &exam.host;
     if !host.schedstat {
         let text = "this kernel doesn't report how long threads wait (schedstat): a thread that waits for a CPU looks idle";
@@ -198,15 +198,15 @@ fn kernel(exam: &Examination, findings: &mut Vec<Finding>) {
         let remedy = "psi=1 on the kernel's command line, if you want it: pjw works without";
         findings.push(Finding::note("no-psi", text, remedy));
     }
-    if let Some(why) = &host.no_events {
+    if let Some(why) = &host.no_fork_events_reason {
         let remedy = "run pjwd as root on the host; polling finds new processes within interval (1s)";
         findings.push(Finding::note("no-events", why.clone(), remedy));
     }
 }
 
-fn boot(exam: &Examination, findings: &mut Vec<Finding>) {
+fn boot(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
     let host = &exam.host;
-    let isolated = host.isolated.intersection(&exam.online);
+    let isolated = host.isolated_cpus.intersection(&exam.online);
     if !isolated.is_empty() {
         let text = format!(
             "{} {} isolated at boot (isolcpus=): the kernel balances nothing there, so a job's threads pile up",

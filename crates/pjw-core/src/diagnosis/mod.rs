@@ -1,6 +1,6 @@
 //! Diagnosis: finds problems on a node and gives a remedy for each.
 //!
-//! [`diagnose`] is a pure function from an [`Examination`] (all observed facts) to [`Finding`]s, which
+//! [`diagnose`] is a pure function from a [`DiagnosisInput`] (all observed facts) to [`Finding`]s, which
 //! `pjwctl doctor` prints. [`watch`] makes the part about processes from two scans and the state that
 //! [`crate::reconcile`] computes from them, so the doctor and pjw agree on the jobs of all processes.
 
@@ -19,9 +19,10 @@ pub use examination::*;
 pub use facts::{Fact, facts};
 pub use host::conflicting_programs;
 
-/// Diagnoses a node: returns what slows down its jobs or can be improved, most urgent first.
+/// Diagnoses a node. Returns the findings (what slows down jobs, and what can be improved), most severe
+/// first.
 #[must_use]
-pub fn diagnose(exam: &Examination) -> Vec<Finding> {
+pub fn diagnose(exam: &DiagnosisInput) -> Vec<Finding> {
     let mut findings = Vec::new();
     contention::add_findings(exam, &mut findings);
     placement::add_findings(exam, &mut findings);
@@ -34,7 +35,7 @@ pub fn diagnose(exam: &Examination) -> Vec<Finding> {
 }
 
 /// Adds pjw's own warnings, except those that the diagnosis found too.
-fn apply_warden(exam: &Examination, findings: &mut Vec<Finding>) {
+fn apply_warden(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
     let WardenStatus::Answers { warnings, .. } = &exam.warden else { return };
     for warning in warnings {
         let is_same = |finding: &Finding| {

@@ -5,7 +5,7 @@ use core::cmp::Reverse;
 
 use crate::basics::{CpuSet, Pid, Uid, cpus_text, prelude::*};
 use crate::diagnosis::contention::is_unbound;
-use crate::diagnosis::examination::{Examination, Finding, Interrupt, Severity, UnassignedProcess};
+use crate::diagnosis::examination::{DiagnosisInput, Finding, Interrupt, Severity, UnassignedProcess};
 use crate::diagnosis::words::{count, join_names, percent};
 use crate::terms::JobId;
 
@@ -16,7 +16,7 @@ const DISTURBANCE_PERMILLE: u64 = 10;
 const FREQUENT_PER_SECOND: u64 = 100;
 
 /// Adds the findings about system daemons, interrupts and processes in no job.
-pub(super) fn add_findings(exam: &Examination, findings: &mut Vec<Finding>) {
+pub(super) fn add_findings(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
     let jobs = JobPus::new(exam);
     findings.extend(daemons(exam, &jobs));
     findings.extend(interrupts(exam, &jobs));
@@ -24,16 +24,16 @@ pub(super) fn add_findings(exam: &Examination, findings: &mut Vec<Finding>) {
     findings.extend(unmanaged(exam));
 }
 
-/// The PUs on which jobs are kept.
+/// The PUs of the jobs, and the PUs that no job may use.
 struct JobPus<'a> {
     cpus: CpuSet,
     jobs: BTreeSet<&'a JobId>,
-    /// The PUs that are left for the system.
+    /// The PUs that remain for the system.
     system_cpus: CpuSet,
 }
 
 impl<'a> JobPus<'a> {
-    fn new(exam: &'a Examination) -> Self {
+    fn new(exam: &'a DiagnosisInput) -> Self {
         let mut cpus = CpuSet::new();
         let mut jobs = BTreeSet::new();
         for job in exam.jobs.iter().filter(|job| !is_unbound(exam, job)) {
@@ -51,7 +51,7 @@ impl<'a> JobPus<'a> {
     }
 }
 
-fn daemons(exam: &Examination, jobs: &JobPus<'_>) -> Option<Finding> {
+fn daemons(exam: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Finding> {
     if jobs.cpus.is_empty() {
         return None;
     }
@@ -60,7 +60,7 @@ fn daemons(exam: &Examination, jobs: &JobPus<'_>) -> Option<Finding> {
             && !other.belongs_to_scheduler
             && other.threads.iter().any(|thread| thread.effective_mask.intersects(&jobs.cpus))
     };
-    let may: Vec<&UnassignedProcess> = exam.unassigned.iter().filter(may_run_there).collect();
+    let may: Vec<&UnassignedProcess> = exam.unassigned_processes.iter().filter(may_run_there).collect();
     if may.is_empty() {
         return None;
     }
@@ -95,11 +95,11 @@ fn daemons(exam: &Examination, jobs: &JobPus<'_>) -> Option<Finding> {
     Some(jobs.finding(severity, "daemons", text, remedy).with_pids(pids))
 }
 
-fn interrupts(exam: &Examination, jobs: &JobPus<'_>) -> Option<Finding> {
+fn interrupts(exam: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Finding> {
     if jobs.cpus.is_empty() {
         return None;
     }
-    let span_ms = exam.span_ms.max(1);
+    let span_ms = exam.scan_interval_ms.max(1);
     let on_jobs = |interrupt: &Interrupt| -> u64 {
         let there = interrupt.counts.iter().filter(|(pu, _)| jobs.cpus.contains(**pu));
         there.fold(0_u64, |sum, (_, came)| sum.saturating_add(*came)).saturating_mul(1000) / span_ms
@@ -146,11 +146,11 @@ fn interrupts(exam: &Examination, jobs: &JobPus<'_>) -> Option<Finding> {
 }
 
 /// Finds processes that belong to no job though their user has jobs on the node.
-fn strays(exam: &Examination) -> Option<Finding> {
+fn strays(exam: &DiagnosisInput) -> Option<Finding> {
     let owners: BTreeSet<Uid> =
         exam.jobs.iter().map(|job| job.owner).filter(|owner| owner.0 >= exam.first_person_uid).collect();
     let mut found: BTreeMap<Uid, Vec<&UnassignedProcess>> = BTreeMap::new();
-    for other in exam.unassigned.iter().filter(|other| owners.contains(&other.uid)) {
+    for other in exam.unassigned_processes.iter().filter(|other| owners.contains(&other.uid)) {
         found.entry(other.uid).or_default().push(other);
     }
     let all: Vec<&UnassignedProcess> = found.values().flatten().copied().collect();
@@ -176,12 +176,12 @@ fn strays(exam: &Examination) -> Option<Finding> {
 }
 
 /// Finds busy processes of users without jobs.
-fn unmanaged(exam: &Examination) -> Option<Finding> {
+fn unmanaged(exam: &DiagnosisInput) -> Option<Finding> {
     let owners: BTreeSet<Uid> = exam.jobs.iter().map(|job| job.owner).collect();
     let is_unmanaged = |other: &&UnassignedProcess| {
         other.uid.0 >= exam.first_person_uid && !other.belongs_to_scheduler && !owners.contains(&other.uid)
     };
-    let busy = exam.unassigned.iter().filter(is_unmanaged).filter(|other| is_busy(other));
+    let busy = exam.unassigned_processes.iter().filter(is_unmanaged).filter(|other| is_busy(other));
     let busy: Vec<&UnassignedProcess> = busy.collect();
     let first = busy.first()?;
     let threads: usize =

@@ -2,7 +2,9 @@
 //! cpuset.
 
 use crate::basics::{CpuSet, Pu, cpus_text, prelude::*};
-use crate::diagnosis::examination::{Binding, Examination, Finding, ObservedJob, Severity, push_limited};
+use crate::diagnosis::examination::{
+    DiagnosisInput, Finding, JobBinding, ObservedJob, Severity, push_limited,
+};
 use crate::diagnosis::words::{count, join_names};
 use crate::machine::Level;
 use crate::terms::{CpusetHierarchy, GrantedBy, JobId};
@@ -11,7 +13,7 @@ use crate::terms::{CpusetHierarchy, GrantedBy, JobId};
 pub(super) const OUTSIDE_CGROUP: &str = "outside-cgroup";
 
 /// Adds the findings about the cores, the cgroup and the cpuset of each job.
-pub(super) fn add_findings(exam: &Examination, findings: &mut Vec<Finding>) {
+pub(super) fn add_findings(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
     findings.extend(unknown_counts(exam));
     push_limited(exam.jobs.iter().filter_map(outside_cgroup).collect(), findings);
     findings.extend(without_cpuset(exam));
@@ -25,17 +27,17 @@ pub(super) fn add_findings(exam: &Examination, findings: &mut Vec<Finding>) {
 /// The PUs of each job and the jobs on each PU. Computed once, because a node may have thousands of jobs and
 /// PUs.
 struct Places<'a> {
-    /// The jobs that are kept on some PUs, with these PUs.
+    /// The jobs that may run on some PUs only, each with these PUs.
     kept: Vec<(&'a ObservedJob, CpuSet)>,
     on: BTreeMap<Pu, BTreeSet<&'a JobId>>,
     /// The PUs of each NUMA node that has PUs, by node number.
     nodes: Vec<(u32, CpuSet)>,
-    /// The PUs on which some job is kept.
+    /// The PUs of all jobs in `kept`.
     used: CpuSet,
 }
 
 impl<'a> Places<'a> {
-    fn new(exam: &'a Examination) -> Self {
+    fn new(exam: &'a DiagnosisInput) -> Self {
         let kept: Vec<_> = exam.jobs.iter().filter_map(|job| Some((job, kept_on(exam, job)?))).collect();
         let mut on: BTreeMap<Pu, BTreeSet<&JobId>> = BTreeMap::new();
         for (job, cpus) in &kept {
@@ -54,16 +56,16 @@ impl<'a> Places<'a> {
     }
 }
 
-/// Returns the PUs that the job is kept on; `None` if it may use all PUs.
-fn kept_on(exam: &Examination, job: &ObservedJob) -> Option<CpuSet> {
+/// Returns the PUs to which the job is restricted. `None` if it may run on all online PUs.
+fn kept_on(exam: &DiagnosisInput, job: &ObservedJob) -> Option<CpuSet> {
     job.held_cpus(&exam.online).or_else(|| {
         let allowed = job.allowed_cpus(&exam.online);
         (!allowed.is_empty() && !exam.online.is_subset(&allowed)).then_some(allowed)
     })
 }
 
-fn unknown_counts(exam: &Examination) -> Option<Finding> {
-    let jobs = exam.job_ids(|job| job.amount.is_none() && job.holds.is_none());
+fn unknown_counts(exam: &DiagnosisInput) -> Option<Finding> {
+    let jobs = exam.job_ids(|job| job.requested.is_none() && job.grant.is_none());
     let first = jobs.first()?;
     let text = format!("it is unknown how many cores {} should have", join_names(&jobs));
     let source = first.source();
@@ -79,11 +81,11 @@ fn unknown_counts(exam: &Examination) -> Option<Finding> {
 }
 
 fn outside_cgroup(job: &ObservedJob) -> Option<Finding> {
-    let first = job.outside_cgroup.first()?;
-    let (left, they) = if job.outside_cgroup.len() == 1 { ("is", "it") } else { ("are", "them") };
+    let first = job.pids_outside_cgroup.first()?;
+    let (left, they) = if job.pids_outside_cgroup.len() == 1 { ("is", "it") } else { ("are", "them") };
     let text = format!(
         "{} of {} {left} outside the cgroup of its scheduler, whose accounting and kill miss {they}",
-        count(job.outside_cgroup.len(), "process"),
+        count(job.pids_outside_cgroup.len(), "process"),
         job.id
     );
     let remedy = format!(
@@ -91,16 +93,16 @@ fn outside_cgroup(job: &ObservedJob) -> Option<Finding> {
          pam_slurm_adopt or its like; pjwd keeps {they} on the job's cores meanwhile"
     );
     let finding = Finding::problem(OUTSIDE_CGROUP, text, remedy);
-    Some(finding.with_jobs([&job.id]).with_pids(job.outside_cgroup.iter().copied()))
+    Some(finding.with_jobs([&job.id]).with_pids(job.pids_outside_cgroup.iter().copied()))
 }
 
 /// Finds jobs whose scheduler's cgroup has no cpuset, though the scheduler uses cpusets or the cgroup could
 /// have one.
-fn without_cpuset(exam: &Examination) -> Option<Finding> {
+fn without_cpuset(exam: &DiagnosisInput) -> Option<Finding> {
     let bare = exam.job_ids(|job| job.has_cpuset == Some(false));
     let first = bare.first()?;
     let promised = exam.schedulers.iter().find(|scheduler| {
-        scheduler.binding == Binding::Cpusets && scheduler.name.eq_ignore_ascii_case(first.source().name())
+        scheduler.binding == JobBinding::Cpusets && scheduler.name.eq_ignore_ascii_case(first.source().name())
     });
     let text = match promised {
         Some(scheduler) => format!(
@@ -119,11 +121,11 @@ fn without_cpuset(exam: &Examination) -> Option<Finding> {
 }
 
 /// Finds jobs that pjw keeps by masks, though the node supports cpusets.
-fn kept_by_masks(exam: &Examination) -> Option<Finding> {
+fn kept_by_masks(exam: &DiagnosisInput) -> Option<Finding> {
     if matches!(exam.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. }) {
         return None;
     }
-    let open = exam.job_ids(|job| job.kept_by == "affinity");
+    let open = exam.job_ids(|job| job.enforcement == "affinity");
     let first = open.first()?;
     let verb = if open.len() == 1 { "is" } else { "are" };
     let text = format!("{} {verb} kept by masks, though this node has cpusets", join_names(&open));
@@ -135,7 +137,12 @@ fn kept_by_masks(exam: &Examination) -> Option<Finding> {
 }
 
 /// Finds a job that has some PUs of a core and not all.
-fn half_cores(exam: &Examination, places: &Places<'_>, job: &ObservedJob, own: &CpuSet) -> Option<Finding> {
+fn half_cores(
+    exam: &DiagnosisInput,
+    places: &Places<'_>,
+    job: &ObservedJob,
+    own: &CpuSet,
+) -> Option<Finding> {
     let siblings: CpuSet = own
         .iter()
         .flat_map(|pu| exam.topology.core_cpus(pu).iter().collect::<Vec<_>>())
@@ -150,7 +157,7 @@ fn half_cores(exam: &Examination, places: &Places<'_>, job: &ObservedJob, own: &
     if group.first().is_some_and(|other| **other < job.id) {
         return None;
     }
-    let remedy = match job.holds {
+    let remedy = match job.grant {
         Some((_, GrantedBy::Scheduler)) => {
             "have the scheduler give whole cores (Slurm: CR_Core, or --hint=nomultithread)"
         }
@@ -184,7 +191,7 @@ fn spread(places: &Places<'_>, job: &ObservedJob, own: &CpuSet) -> Option<Findin
         None => ", but none has room now".to_owned(),
     };
     let text = format!("{} lies on NUMA nodes {} and would fit in one{now}", job.id, join_names(&on));
-    let remedy = match job.holds {
+    let remedy = match job.grant {
         Some((_, GrantedBy::Warden)) => {
             "pjwctl plan --defrag shows which jobs would move; pjwctl defrag moves them"
         }

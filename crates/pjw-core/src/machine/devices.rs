@@ -5,21 +5,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::basics::{CpuSet, prelude::*};
 
-/// The parts of a machine besides its cores and domains: dies, kinds of core, and PCI devices such as GPUs and
-/// network cards. Empty if the machine has none of these, or if they were not read.
+/// Details of a machine beside its cores, caches, NUMA nodes and packages: its dies, the kinds of its cores,
+/// its PCI devices, and the PUs that can't be used. A list is empty if the machine has no such thing, or if
+/// it was not read.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Devices {
-    /// The dies, on machines whose packages consist of several. Empty on other machines.
+pub struct MachineDetails {
+    /// The dies, if a package of the machine consists of several. Empty on other machines.
     pub dies: Vec<Die>,
-    /// The kinds of core, the most energy-efficient first. [`Core::kind`](super::topology::Core::kind) is an
-    /// index into this list. Empty if all cores are of the same kind or the kinds are unknown.
+    /// The kinds of core, the most energy-efficient kind first. [`Core::kind`](super::topology::Core::kind)
+    /// is an index into this list. Empty if all cores are of the same kind, or if the kinds are unknown.
     pub kinds: Vec<CoreKind>,
-    /// GPUs, network cards, disks and other devices, in hwloc's order.
+    /// The PCI devices (GPUs, network cards, disks and others), in the order of hwloc.
     pub devices: Vec<Device>,
-    /// PUs of the machine that are offline, or hidden from the process that saved the topology.
-    pub offline: CpuSet,
-    /// PUs of the machine that the cpuset of the reading process does not allow.
+    /// The PUs of the machine that are offline, or that hwloc could not see for another reason.
+    #[serde(rename = "offline")]
+    pub unavailable_pus: CpuSet,
+    /// The online PUs on which the process that read the topology may not run, because of its cpuset.
     pub disallowed: CpuSet,
 }
 
@@ -32,13 +34,13 @@ pub struct Die {
     pub cpus: CpuSet,
 }
 
-/// A kind of core, such as performance or efficiency cores, with the PUs of all cores of this kind.
+/// A kind of core, such as performance cores or efficiency cores, with the PUs of all cores of this kind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoreKind {
-    /// The name: `performance`, `efficiency`, or the vendor's name.
+    /// The name of the kind: `performance`, `efficiency`, or a name that the vendor chose.
     pub name: String,
-    /// The PUs of this kind. If siblings of a core are of different kinds, the core has the kind of its first
-    /// PU.
+    /// The PUs of this kind. If the PUs of one core are of different kinds, the kind of the first PU is that
+    /// of the core.
     pub cpus: CpuSet,
 }
 
@@ -59,26 +61,27 @@ pub enum DeviceClass {
     Storage,
 }
 
-/// A PCI device, such as a GPU or a network card, and the PUs that are near it. Jobs can request cores near a device.
+/// A PCI device, such as a GPU or a network card, and the PUs that are near it. A job can request cores near
+/// a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
     /// The class of the device, such as GPU or network card.
     pub class: DeviceClass,
-    /// The names that the system uses for the device; one card may be `card0` and `cuda0`. Empty if no driver
-    /// has named the device.
+    /// The names of the device in the operating system. A GPU may have two, `card0` and `cuda0`. Empty if no
+    /// driver has named the device.
     pub names: Vec<String>,
-    /// The PCI address, such as `0000:03:00.0`. Empty if the device is not on a PCI bus.
+    /// The PCI address of the device, such as `0000:03:00.0`. Empty if the device is not on a PCI bus.
     pub address: String,
     /// The vendor and the model of the device, as text. Empty if unknown.
     pub model: String,
-    /// The PUs near the device. All PUs of the machine if none are nearer than others.
+    /// The PUs that are nearest to the device. Every PU of the machine if all are equally near.
     pub cpus: CpuSet,
-    /// The numbers of the NUMA nodes near the device, by the kernel's numbering.
+    /// The numbers of the NUMA nodes that are nearest to the device, as the kernel numbers them.
     pub numa_nodes: Vec<u32>,
 }
 
 impl DeviceClass {
-    /// Returns the name of the class in the JSON output and the protocol, such as `gpu`.
+    /// Returns the name of the class in JSON output and in the protocol, such as `gpu`.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.into()

@@ -12,8 +12,8 @@ use thiserror::Error;
 use crate::basics::{CpuListError, CpuSet, Pu, prelude::*};
 use crate::machine::topology::{Level, Topology};
 
-/// The rule that selects the housekeeping PUs of a machine: the PUs that are kept for the system and that no job
-/// gets.
+/// The rule of the configuration that selects the housekeeping PUs of a machine. Housekeeping PUs are
+/// reserved for the system: no job gets them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum HousekeepingRule {
     /// No housekeeping: every core is for jobs.
@@ -30,7 +30,7 @@ pub enum HousekeepingRule {
     },
 }
 
-/// The reason why a housekeeping rule can't be parsed, or can't be resolved on a machine.
+/// The reason why the text of a housekeeping rule is invalid, or why the rule can't be applied to a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum HousekeepingError {
     /// The text is neither a CPU list nor a number of cores per domain.
@@ -135,12 +135,12 @@ impl fmt::Display for HousekeepingRule {
 }
 
 impl HousekeepingRule {
-    /// Returns the housekeeping PUs (those kept for the system) that the rule selects on this machine. They are
-    /// always whole cores.
+    /// Returns the housekeeping PUs (reserved for the system) that the rule selects on this machine. The
+    /// result consists of whole cores.
     ///
     /// # Errors
-    /// If the machine lacks PUs or a level that the rule names, if the rule splits a core, or if it leaves no core
-    /// for jobs.
+    /// If the rule names PUs or a level that the machine does not have, if it selects only some PUs of a
+    /// core, or if it selects every core, so that none remains for jobs.
     pub fn resolve(&self, topology: &Topology) -> Result<CpuSet, HousekeepingError> {
         let cpus = match self {
             Self::None => return Ok(CpuSet::new()),

@@ -47,7 +47,7 @@ pub(crate) fn report(draft: &mut Draft<'_>) -> ReportedAttempts {
     }
     let mut attempts: BTreeMap<Pid, Vec<AffinityAttempt<'_>>> = BTreeMap::new();
     for attempt in requests.iter().filter_map(|request| attempt(draft.state, request)) {
-        attempts.entry(attempt.request.process).or_default().push(attempt);
+        attempts.entry(attempt.request.caller_pid).or_default().push(attempt);
     }
     for (&pid, attempts) in &attempts {
         let Some(first) = attempts.first() else { continue };
@@ -95,9 +95,9 @@ fn attempt<'a>(state: &WardenState, request: &'a AffinityRequest) -> Option<Affi
     let job = state.jobs.get(&member.job).filter(|job| !job.released)?;
     let online = state.pool.online_cpus();
     let grant = job.online_cpus(&online)?;
-    let requested = request.cpus.intersection(&online);
+    let requested = request.requested_mask.intersection(&online);
     // A call from before the grant is not an attempt to leave the grant.
-    let is_later = job.grant.as_ref().is_some_and(|grant| request.at >= grant.since);
+    let is_later = job.grant.as_ref().is_some_and(|grant| request.called_at >= grant.granted_at);
     let is_outside = !requested.is_subset(&grant) && is_later && state.is_in_job_cpuset(member);
     let of_others = request.target.is_some_and(|target| is_outside_job(state, target, &member.job));
     let (job, thread) = (member.job.clone(), target_thread(state, request, member));
@@ -107,13 +107,17 @@ fn attempt<'a>(state: &WardenState, request: &'a AffinityRequest) -> Option<Affi
 /// Returns the member that made the call. If the process started and exited between two scans, its parent is
 /// used.
 fn calling_member<'a>(state: &'a WardenState, request: &AffinityRequest) -> Option<&'a Member> {
-    let member = |pid: Pid| state.members.get(&pid).filter(|member| member.id.start.earliest() <= request.at);
-    if state.processes.contains_key(&request.process) || state.restoring.contains_key(&request.process) {
-        return member(request.process);
+    let member =
+        |pid: Pid| state.members.get(&pid).filter(|member| member.id.start.earliest() <= request.called_at);
+    if state.processes.contains_key(&request.caller_pid) || state.restoring.contains_key(&request.caller_pid)
+    {
+        return member(request.caller_pid);
     }
-    let ancestor =
-        state.lineage.descendant(request.process).map_or(request.parent, |descendant| descendant.ancestor);
-    member(request.process).or_else(|| member(ancestor))
+    let ancestor = state
+        .lineage
+        .descendant(request.caller_pid)
+        .map_or(request.caller_parent, |descendant| descendant.ancestor);
+    member(request.caller_pid).or_else(|| member(ancestor))
 }
 
 /// Whether the target thread is known to belong to a process outside of the job. A user may bind processes
@@ -137,7 +141,7 @@ fn target_thread(
 
 fn event_text(attempt: &AffinityAttempt<'_>, others: usize) -> String {
     let AffinityAttempt { request, job, grant, requested, .. } = attempt;
-    let AffinityRequest { caller, process, comm, .. } = request;
+    let AffinityRequest { caller, caller_pid: process, comm, .. } = request;
     let target_text = request.target.map(|target| format!(" for {target}")).unwrap_or_default();
     let kept = requested.intersection(grant);
     let effect = if request.refused {

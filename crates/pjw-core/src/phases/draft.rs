@@ -69,7 +69,7 @@ impl Draft<'_> {
         if state.dirty.is_everything() {
             return state.jobs.keys().cloned().collect();
         }
-        let dirty = state.dirty.dirty_parts().map(|(id, _)| id).filter(|id| state.jobs.contains_key(id));
+        let dirty = state.dirty.dirty_jobs().map(|(id, _)| id).filter(|id| state.jobs.contains_key(id));
         dirty.chain(state.jobs.without_cores().map(|job| &job.id)).cloned().collect()
     }
 
@@ -105,12 +105,13 @@ impl Draft<'_> {
     /// Journals the masks that are about to be requested, and for each thread the mask that a release puts back.
     pub(crate) fn begin_writes(&mut self, actions: &[MaskAction]) {
         let now = self.now.since_boot;
-        for MaskAction { thread, requested, .. } in actions {
+        for MaskAction { thread, requested_mask: requested, .. } in actions {
             let Some(entry) = self.state.mask_mut(thread) else { continue };
             let original = entry.original().clone();
-            entry.begin_write(requested.clone(), original, now);
+            entry.note_intended_request(requested.clone(), original, now);
             // The journal does not have the requests of a kernel before 6.2 yet.
-            let is_new = |request: &MaskRequest| request.since == now || request.by == MaskWriter::Kernel;
+            let is_new =
+                |request: &MaskRequest| request.requested_at == now || request.writer == MaskWriter::Kernel;
             self.out.records.extend(mask_records(*thread, entry, is_new));
         }
     }
@@ -138,7 +139,7 @@ impl Draft<'_> {
         let pid = thread.process.pid;
         let known = self.state.tracked(pid).and_then(|member| member.threads.get(&thread.tid));
         let is_journaled = |mask: &MaskEntry| mask.journaled_since().is_some();
-        let known = known.filter(|known| known.mask.as_ref().is_some_and(is_journaled));
+        let known = known.filter(|known| known.mask_entry.as_ref().is_some_and(is_journaled));
         if known.is_none_or(|known| self.state.may_cpuset_hide_mask(pid, known)) {
             return;
         }

@@ -9,7 +9,7 @@ use crate::basics::{CpuSet, Pu, cpus_text, prelude::*};
 use crate::machine::Topology;
 use crate::phases::draft::{Draft, warn};
 use crate::phases::jobs;
-use crate::terms::{Amount, Event, EventKind, Grant, GrantedBy, Job, JobId};
+use crate::terms::{CpuRequest, Event, EventKind, Grant, GrantedBy, Job, JobId};
 
 /// Gives other cores to the jobs that lost cores, near their remaining cores if possible.
 pub(crate) fn replace_lost_cores(draft: &mut Draft<'_>) {
@@ -62,7 +62,10 @@ fn replace(draft: &mut Draft<'_>, id: &JobId, lost: &CpuSet) {
             report_change(draft, id, lost, &what);
             let because = vec![format!("{} went offline, and no others were free", cpus_text(lost))];
             let since = draft.now.since_boot;
-            draft.put_job(Job { grant: Some(Grant { cpus: kept, because, since, ..grant }), ..job });
+            draft.put_job(Job {
+                grant: Some(Grant { cpus: kept, reasons: because, granted_at: since, ..grant }),
+                ..job
+            });
         }
     }
 }
@@ -76,10 +79,10 @@ fn report_change(draft: &mut Draft<'_>, id: &JobId, lost: &CpuSet, what: &str) {
 pub(crate) fn has_fewer_than_requested(topology: &Topology, job: &Job) -> bool {
     let grant = job.grant_by(GrantedBy::Warden).filter(|grant| !grant.shared);
     let Some((grant, request)) = grant.zip(job.request.as_ref()) else { return false };
-    match &request.amount {
-        Amount::Cores(cores) => topology.overlapping_core_count(&grant.cpus) < *cores,
-        Amount::Pus(pus) => u32::try_from(grant.cpus.len()).unwrap_or(u32::MAX) < *pus,
-        Amount::Exactly(cpus) => grant.cpus != *cpus,
+    match &request.cpu_request {
+        CpuRequest::Cores(cores) => topology.overlapping_core_count(&grant.cpus) < *cores,
+        CpuRequest::Pus(pus) => u32::try_from(grant.cpus.len()).unwrap_or(u32::MAX) < *pus,
+        CpuRequest::Exactly(cpus) => grant.cpus != *cpus,
     }
 }
 

@@ -5,8 +5,8 @@ use crate::basics::{CpuSet, cpus_text, prelude::*};
 use crate::phases::draft::{Draft, warn};
 use crate::state::{Offer, WardenState};
 use crate::terms::{
-    Amount, Cgroup, Event, EventKind, Grant, GrantedBy, Job, JobId, Lifetime, Observed, OnExhausted, Policy,
-    Record, Refusal, Request,
+    Cgroup, CpuRequest, Event, EventKind, Grant, GrantedBy, Job, JobId, JobRequest, Lifetime, Observed,
+    OnExhausted, Policy, Record, Refusal,
 };
 
 /// Removes the jobs that have ended. Their PUs are free within the same cycle.
@@ -112,8 +112,15 @@ pub(crate) fn apply_scheduler_cpusets(draft: &mut Draft<'_>) {
             because.push(format!("{also_held} of these are another job's or housekeeping too"));
         }
         let (granted_by, shared, since) = (GrantedBy::Scheduler, !also_held.is_empty(), draft.now.since_boot);
-        let grant =
-            Grant { cpus, granted_by, shared, smt_shared: true, since, because, runner_up: String::new() };
+        let grant = Grant {
+            cpus,
+            granted_by,
+            shared,
+            smt_shared: true,
+            granted_at: since,
+            reasons: because,
+            runner_up: String::new(),
+        };
         set_grant(draft, &id, grant);
     }
 }
@@ -126,7 +133,7 @@ fn new_scheduler_cpus(draft: &Draft<'_>, job: &Job) -> Option<CpuSet> {
     // A cpuset that pjw wrote is not a grant of the scheduler.
     let is_ours = managed.zip(cpuset).is_some_and(|(managed, cpuset)| managed.is_own_setting(cpuset));
     let machine = draft.state.topology.cpus();
-    let cpus = cgroup.cpus.as_ref()?.intersection(machine);
+    let cpus = cgroup.restricted_cpus.as_ref()?.intersection(machine);
     // A cpuset with all PUs is not a grant, also if some of its PUs are offline or in a partition at the moment.
     let has_all = machine.is_subset(&cpus)
         || cpuset.is_some_and(|cpuset| draft.state.pool.online_cpus().is_subset(&cpuset.cpus));
@@ -194,13 +201,13 @@ pub(crate) fn find_offer(
     state: &WardenState,
     policy: &Policy,
     id: &JobId,
-    request: &Request,
+    request: &JobRequest,
 ) -> Result<(Offer, bool), Refusal> {
     match allocate(id, request, &state.pool, &state.topology, policy) {
         Err(Refusal::NotEnough { .. } | Refusal::HeldByOtherJob { .. })
             if policy.on_exhausted == OnExhausted::Share =>
         {
-            let mut others = state.jobs.granted().clone();
+            let mut others = state.jobs.grant_counts().clone();
             state.grant_of(id).into_iter().for_each(|own| others.remove(&own.cpus));
             allocate_shared(id, request, &state.pool, &others, &state.topology, policy)
                 .map(|offer| (offer, true))
@@ -218,10 +225,14 @@ pub(crate) fn grant_offer(draft: &mut Draft<'_>, id: &JobId, offer: &Offer, shar
         // The pool changed after the offer was made. The job is served in the next cycle.
         return;
     }
-    let Offer { cpus, because, runner_up, .. } = offer.clone();
+    let Offer { cpus, reasons: because, runner_up, .. } = offer.clone();
     let (smt_shared, since) = (draft.policy.share_smt, draft.now.since_boot);
     let granted_by = GrantedBy::Warden;
-    set_grant(draft, id, Grant { cpus, granted_by, shared, smt_shared, since, because, runner_up });
+    set_grant(
+        draft,
+        id,
+        Grant { cpus, granted_by, shared, smt_shared, granted_at: since, reasons: because, runner_up },
+    );
 }
 
 fn set_grant(draft: &mut Draft<'_>, id: &JobId, grant: Grant) {
@@ -229,7 +240,7 @@ fn set_grant(draft: &mut Draft<'_>, id: &JobId, grant: Grant) {
     let event = match &job.grant {
         Some(before) if before.cpus == grant.cpus => None,
         Some(before) => Some((EventKind::Resized, resize_text(before, &grant))),
-        None => Some((EventKind::Assigned, grant.because.first().cloned().unwrap_or_default())),
+        None => Some((EventKind::Assigned, grant.reasons.first().cloned().unwrap_or_default())),
     };
     if let Some((kind, text)) = event {
         draft.out.events.push(Event::new(kind, text).with_job(id).with_cpus(&grant.cpus));
@@ -241,7 +252,7 @@ fn set_grant(draft: &mut Draft<'_>, id: &JobId, grant: Grant) {
 /// reason for the change.
 fn resize_text(before: &Grant, now: &Grant) -> String {
     let text = format!("{} instead of {}", cpus_text(&now.cpus), cpus_text(&before.cpus));
-    let why = now.because.first().filter(|_| now.cpus.len() == before.cpus.len());
+    let why = now.reasons.first().filter(|_| now.cpus.len() == before.cpus.len());
     why.map_or(text.clone(), |why| format!("{text}: {why}"))
 }
 
@@ -254,11 +265,14 @@ fn set_missing_requests(draft: &mut Draft<'_>) {
     for job in unknown {
         let named = draft.state.members_of(&job.id).find_map(|member| {
             let marks = &draft.state.processes.get(&member.id.pid)?.job_marks.marks;
-            marks.iter().filter(|mark| mark.job == job.id).find_map(|mark| mark.amount.clone())
+            marks.iter().filter(|mark| mark.job == job.id).find_map(|mark| mark.cpu_request.clone())
         });
-        let default = draft.policy.source_cores.get(&job.id.source()).map(|&cores| Amount::Cores(cores));
+        let default = draft.policy.source_cores.get(&job.id.source()).map(|&cores| CpuRequest::Cores(cores));
         if let Some(amount) = named.or(default) {
-            draft.put_job(Job { request: Some(Request { amount, ..Request::of_cores(1) }), ..job });
+            draft.put_job(Job {
+                request: Some(JobRequest { cpu_request: amount, ..JobRequest::of_cores(1) }),
+                ..job
+            });
         }
     }
 }

@@ -69,7 +69,7 @@ impl ThreadPlan<'_> {
     /// Whether the kernel remembers a request of pjw that the cpuset hides: the request would take effect in another
     /// cgroup, and children inherit it.
     fn is_request_hidden(&self, grant: &CpuSet) -> bool {
-        let requested = self.entry.requested().filter(|_| !self.entry.is_from_program());
+        let requested = self.entry.requested_mask().filter(|_| !self.entry.is_from_program());
         self.follows_cpuset && requested.is_some_and(|requested| !grant.is_subset(requested))
     }
 }
@@ -99,7 +99,7 @@ fn plan_job(
         let target = pin.map_or_else(|| plan.target(&grant).clone(), CpuSet::from);
         let requested = plan.request(&target, &grant, machine, &online);
         let is_lifted = target == grant && plan.is_request_hidden(&grant);
-        let is_requested = !plan.entry.is_from_program() && plan.entry.requested() == Some(&requested);
+        let is_requested = !plan.entry.is_from_program() && plan.entry.requested_mask() == Some(&requested);
         if is_requested || (plan.thread.effective_mask == target && !is_lifted) {
             own.extend(
                 (plan.entry.is_from_program() && plan.thread.effective_mask == target).then_some(plan.id),
@@ -108,7 +108,15 @@ fn plan_job(
         }
         let (kind, why) = kind_and_reason(&plan, pin, &target, id, &grant, is_lifted);
         let current = plan.thread.effective_mask.clone();
-        actions.push(MaskAction { kind, job: id.clone(), thread: plan.id, current, target, requested, why });
+        actions.push(MaskAction {
+            kind,
+            job: id.clone(),
+            thread: plan.id,
+            current_mask: current,
+            target_mask: target,
+            requested_mask: requested,
+            why,
+        });
     }
     own.into_iter().for_each(|thread| draft.stop_journaling(thread));
     draft.begin_writes(&actions);
@@ -123,7 +131,7 @@ fn thread_plans<'a>(draft: &'a Draft<'_>, grant: &CpuSet, members: Vec<&'a Membe
         let in_cpuset = state.is_in_job_cpuset(member);
         let follows_cpuset = in_cpuset && state.cpuset_read_around(member.id.pid) == Some(grant);
         for (id, thread) in member.living_threads() {
-            let Some(entry) = &thread.mask else { continue };
+            let Some(entry) = &thread.mask_entry else { continue };
             let own = state.own_mask(grant, member, entry);
             let was_unbound = entry.is_unbound_from(&own);
             let is_overloaded = false;
@@ -164,7 +172,7 @@ fn pins(draft: &Draft<'_>, id: &JobId, grant: &CpuSet, plans: &[ThreadPlan<'_>])
     candidates.sort_by_key(|plan| !plan.thread.demand.hot);
     let threads: Vec<HotThread> = candidates.into_iter().map(|plan| hot_thread(plan, grant)).collect();
     let spread = OversubscriptionPolicy::Spread;
-    let pin_all = || Policy { pin: true, oversubscribed: spread, ..draft.policy.clone() };
+    let pin_all = || Policy { pin_hot_threads: true, oversubscription: spread, ..draft.policy.clone() };
     let pin_all = is_isolated.then(pin_all);
     choose_pins(&draft.state.topology, grant, &threads, pin_all.as_ref().unwrap_or(draft.policy))
 }
@@ -233,7 +241,7 @@ fn report_violations(
     reported: &mut ReportedAttempts,
 ) {
     let repairs = actions.iter().filter(|action| action.kind == MaskActionKind::Repair);
-    for MaskAction { thread, current, .. } in repairs {
+    for MaskAction { thread, current_mask: current, .. } in repairs {
         let pid = thread.process.pid;
         let requester = (thread.process, thread.tid);
         draft.state.affinity_requesters.remove(&requester);
@@ -275,7 +283,7 @@ fn restores_of(state: &WardenState, member: &Member) -> (Vec<MaskAction>, Vec<Th
     let mut actions = Vec::new();
     let mut done = Vec::new();
     for (id, known) in member.living_threads() {
-        let Some(entry) = &known.mask else { continue };
+        let Some(entry) = &known.mask_entry else { continue };
         let target = entry.original().clone();
         // A mask without an online PU can't be requested.
         if entry.is_restored() || !target.intersects(&online) {
@@ -285,7 +293,15 @@ fn restores_of(state: &WardenState, member: &Member) -> (Vec<MaskAction>, Vec<Th
         let why = format!("{} has no cores of its own: back to {target}", member.job);
         let (kind, job, current) =
             (MaskActionKind::Restore, member.job.clone(), known.effective_mask.clone());
-        actions.push(MaskAction { kind, job, thread: id, current, requested: target.clone(), target, why });
+        actions.push(MaskAction {
+            kind,
+            job,
+            thread: id,
+            current_mask: current,
+            requested_mask: target.clone(),
+            target_mask: target,
+            why,
+        });
     }
     (actions, done)
 }
@@ -296,11 +312,12 @@ pub(crate) fn restore(draft: &mut Draft<'_>) -> Vec<MaskAction> {
     let mut actions = Vec::new();
     let mut restored: Vec<ProcessId> = Vec::new();
     let released =
-        draft.state.restoring.values().filter(|member| !draft.state.excluded.contains(&member.id.pid));
+        draft.state.restoring.values().filter(|member| !draft.state.excluded_pids.contains(&member.id.pid));
     for member in released {
         let (restores, _) = restores_of(draft.state, member);
         let is_hidden = |thread| draft.state.may_cpuset_hide_mask(member.id.pid, thread);
-        let is_unread = member.threads.values().all(|thread| thread.mask.is_none() && thread.is_alive());
+        let is_unread =
+            member.threads.values().all(|thread| thread.mask_entry.is_none() && thread.is_alive());
         if restores.is_empty() && !is_unread && !member.threads.values().any(is_hidden) {
             restored.push(member.id);
         }

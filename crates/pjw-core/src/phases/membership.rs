@@ -100,7 +100,8 @@ fn parent_of<'a>(state: &'a WardenState, process: &Process) -> Option<&'a Member
 
 /// The job of the ancestor that the fork event of the process named, by the evidence of that ancestor.
 fn by_descent<'a>(state: &'a WardenState, process: &Process) -> Option<(&'a JobId, Evidence)> {
-    let descendant = state.lineage.descendant(process.id.pid).filter(|descendant| descendant.is_member)?;
+    let descendant =
+        state.lineage.descendant(process.id.pid).filter(|descendant| descendant.is_ancestor_member)?;
     // A process can be registered for another job after its child was born: the child follows it.
     match state.members.get(&descendant.ancestor).filter(|ancestor| ancestor.id.start <= process.id.start) {
         Some(ancestor) => Some((&ancestor.job, child_evidence(ancestor.evidence))),
@@ -119,14 +120,16 @@ fn by_job_cpuset<'a>(state: &'a WardenState, process: &Process) -> Option<&'a Jo
     (is_own && !is_with_parent && state.jobs.contains_key(&cpuset.job)).then_some(&cpuset.job)
 }
 
-/// The job of an orphan by its mask, where no fork event names its ancestors: the mask lies in the grant of a job of the same
-/// user, and the process can only have it by inheritance or by choice. This finds a daemonised grandchild whose parent came and
-/// went between two scans. Root's daemons choose masks, so root's orphans are left alone. So are processes that started
-/// before the first process of the job, or were seen before.
+/// Returns the job of an orphan by its affinity mask. Used if no fork event names the ancestors of the
+/// orphan. The mask must lie in the grant of a job of the same user: the orphan then inherited the mask from
+/// the job, or requested it. This finds a daemonised grandchild whose parent was forked and exited between
+/// two scans. Processes of root are not considered, because daemons of root request masks themselves. Also
+/// not considered are processes that started before the first process of the job, or that an earlier scan
+/// found.
 fn by_inherited_mask<'a>(state: &'a WardenState, known: &KnownProcess) -> Option<&'a JobId> {
     let process = &known.process;
     let may_inherit = known.is_new && process.uid != Uid::ROOT && is_orphan_of_unknown_descent(state, known);
-    let mask = process.mask.as_ref().filter(|mask| may_inherit && !mask.is_empty())?;
+    let mask = process.first_thread_mask.as_ref().filter(|mask| may_inherit && !mask.is_empty())?;
     let born_inside = |job: &&Job| {
         let grant = job.grant_by(GrantedBy::Warden).filter(|grant| !grant.shared);
         let is_older = |member: &Member| member.id.start <= process.id.start;
@@ -192,9 +195,9 @@ fn is_helper(state: &WardenState, known: &KnownProcess, job: &JobId) -> bool {
     helper && (known.process.uid == Uid::ROOT || known.process.uid != owner)
 }
 
-/// The job to which the session or the process group of a process belongs as a whole, because of a source or of
-/// `assign --session`. A session or group counts while a member is in it: until then the kernel can't use the number
-/// again.
+/// Returns the job to which the session or the process group of a process belongs as a whole. The reason is
+/// the source of the job, or `assign --session`. A member of the job must still be in this session or group:
+/// as long as there is one, the kernel can't use the number of the session or group again.
 fn by_session<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId> {
     let Process { session, group, .. } = *process;
     let owned = |unit: JobUnit, leader: Pid| {
@@ -241,7 +244,7 @@ pub(crate) fn add_member(draft: &mut Draft<'_>, pid: Pid, job: &JobId, evidence:
     }
     // A thread list read under another job is as good under this one.
     let threads = before.map(|member| member.threads).unwrap_or_default();
-    let member = Member { id, job: job.clone(), evidence, inherited, first_seen, threads };
+    let member = Member { id, job: job.clone(), evidence, inherited_mask: inherited, first_seen, threads };
     draft.out.records.push(Record::Joined(member.membership()));
     draft.state.members.insert(member);
     draft.state.dirty.add(job, pid);
@@ -264,7 +267,7 @@ fn update_threads_of(draft: &mut Draft<'_>, pid: Pid) {
 /// The mask with which the job began: the affinity mask of the nearest ancestor of `process` that is outside the job.
 fn inherited_mask(state: &WardenState, process: &Process) -> Option<CpuSet> {
     match parent_of(state, process) {
-        Some(parent) => parent.inherited.clone(),
-        None => state.process(process.parent).and_then(|parent| parent.mask.clone()),
+        Some(parent) => parent.inherited_mask.clone(),
+        None => state.process(process.parent).and_then(|parent| parent.first_thread_mask.clone()),
     }
 }

@@ -132,7 +132,18 @@ fn is_unchanged(state: &WardenState, process: &Process) -> bool {
         return false;
     };
     let has_same_marks = process.job_marks.as_ref().is_none_or(|marks| *marks == known.job_marks);
-    let Process { id, parent: _, group, session, uid, comm, is_kernel_thread, mask, cgroup, .. } = process;
+    let Process {
+        id,
+        parent: _,
+        group,
+        session,
+        uid,
+        comm,
+        is_kernel_thread,
+        first_thread_mask: mask,
+        cgroup,
+        ..
+    } = process;
     let is_same = (*id, *group, *session, *uid, *comm, *is_kernel_thread)
         == (
             known.process.id,
@@ -142,7 +153,7 @@ fn is_unchanged(state: &WardenState, process: &Process) -> bool {
             known.process.comm,
             known.process.is_kernel_thread,
         );
-    let has_same_place = *mask == known.process.mask && *cgroup == known.process.cgroup;
+    let has_same_place = *mask == known.process.first_thread_mask && *cgroup == known.process.cgroup;
     let is_tracked_as = |member: &Member| member.id == *id;
     process.threads.is_none()
         && is_same
@@ -203,7 +214,7 @@ pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
     let updated = |thread: &Thread| {
         let mut known = before.remove(&thread.tid).filter(|known| known.start == thread.start);
         let id = ThreadId { process, tid: thread.tid, start: thread.start };
-        let mask = known.as_mut().and_then(|known| known.mask.take());
+        let mask = known.as_mut().and_then(|known| known.mask_entry.take());
         let mask = mask.or_else(|| draft.state.recorded_masks.remove(&id));
         let is_same_mask = known.as_ref().is_some_and(|known| known.effective_mask == thread.effective_mask);
         let mask = mask.map(|mut entry| {
@@ -214,10 +225,11 @@ pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
             read_mask(draft, entry, &thread.effective_mask, pid)
         });
         let demand = known.map(|known| known.demand).unwrap_or_default();
-        let demand = demand.with_reading(thread.run_ns, thread.wait_ns, now, seen.idle_until, draft.policy);
+        let demand =
+            demand.with_reading(thread.run_ns, thread.wait_ns, now, seen.last_seen_idle, draft.policy);
         let Thread { start, comm, state, last_cpu, .. } = *thread;
         let effective_mask = thread.effective_mask.clone();
-        (thread.tid, MemberThread { start, comm, state, last_cpu, effective_mask, demand, mask })
+        (thread.tid, MemberThread { start, comm, state, last_cpu, effective_mask, demand, mask_entry: mask })
     };
     // A map that is collected takes half of the memory of a map into which the threads are inserted in their order.
     let threads: BTreeMap<Tid, MemberThread> = list.iter().map(updated).collect();
@@ -262,7 +274,8 @@ fn is_exceeded_in_cpuset(draft: &Draft<'_>, pid: Pid, mask: &CpuSet) -> bool {
 /// Makes the mask entries of threads of a job whose cpuset was unread when they were scanned.
 pub(crate) fn make_masks_of(draft: &mut Draft<'_>, id: &JobId) {
     let members = draft.state.members.concerned(&draft.state.dirty, id).unwrap_or_default();
-    let lacks_mask = |member: &&Member| member.living_threads().any(|(_, thread)| thread.mask.is_none());
+    let lacks_mask =
+        |member: &&Member| member.living_threads().any(|(_, thread)| thread.mask_entry.is_none());
     let pids: Vec<Pid> = members.into_iter().filter(lacks_mask).map(|member| member.id.pid).collect();
     pids.into_iter().for_each(|pid| make_missing_masks(draft, pid, &[]));
 }
@@ -274,14 +287,14 @@ fn make_missing_masks(draft: &mut Draft<'_>, pid: Pid, ended: &[MemberThread]) {
     let now: Nanos = draft.now.since_boot;
     let state = &*draft.state;
     let Some(member) = state.tracked(pid) else { return };
-    let missing = member.living_threads().filter(|(_, thread)| thread.mask.is_none());
+    let missing = member.living_threads().filter(|(_, thread)| thread.mask_entry.is_none());
     let entry = |(id, thread): (ThreadId, _)| {
         Some((id, state.first_mask_entry(member, (id.tid, thread), ended, persists, now)?))
     };
     let made: Vec<(ThreadId, MaskEntry)> = missing.filter_map(entry).collect();
     for (id, entry) in made {
         if let Some(thread) = draft.state.thread_mut(&id) {
-            thread.mask = Some(entry);
+            thread.mask_entry = Some(entry);
         }
         draft.journal_mask(id);
     }

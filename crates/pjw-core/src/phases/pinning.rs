@@ -14,23 +14,24 @@ use crate::machine::{Level, Topology};
 use crate::phases::overload::matching::Matching;
 use crate::terms::{OversubscriptionPolicy, Policy};
 
-/// A hot thread of a job (a thread that runs most of the time), as input for [`choose_pins`].
+/// A hot thread of a job (it runs or waits for a PU most of the time), as input for [`choose_pins`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HotThread {
-    /// The thread to pin.
+    /// The identity of the thread.
     pub thread: ThreadId,
     /// The PU on which the thread ran last.
     pub last_cpu: Pu,
-    /// The PUs on which the thread may run: the whole grant if it floats, otherwise the part of the grant to which its
-    /// program bound it. Never empty.
+    /// The PUs on which the thread may run. If its program bound it to some PUs of the grant, these PUs;
+    /// otherwise the whole grant. Never empty.
     pub mask: CpuSet,
-    /// The PU to which pjw pinned the thread, if any.
+    /// The PU to which pjw has pinned the thread. `None` if pjw has not pinned it.
     pub pinned: Option<Pu>,
 }
 
-/// Chooses a PU for each floating hot thread of a job, evenly over the PUs of `grant` (the PUs that the job holds). A
-/// thread that is not in the result may run on its whole mask. The result is empty if the policy does not allow pinning,
-/// or if the grant has one PU.
+/// Chooses a PU for each hot thread whose mask is the whole grant, so that the threads are spread evenly over
+/// the PUs of `grant` (the PUs that the job holds). A thread for which the result has no PU is not to be
+/// pinned. The result is empty in these cases: the policy forbids pinning, the grant has one PU, or there are
+/// more hot threads than PUs and the policy then lets them float.
 #[must_use]
 pub fn choose_pins(
     topology: &Topology,
@@ -41,9 +42,9 @@ pub fn choose_pins(
     let load = PuLoad::new(topology, grant);
     let oversubscribed = hot_threads.len() > load.order.len();
     // If the grant has one PU, a pin has no effect.
-    if !policy.pin
+    if !policy.pin_hot_threads
         || load.order.len() < 2
-        || (oversubscribed && policy.oversubscribed == OversubscriptionPolicy::Float)
+        || (oversubscribed && policy.oversubscription == OversubscriptionPolicy::Float)
     {
         return BTreeMap::new();
     }
@@ -241,7 +242,7 @@ mod tests {
     }
 
     fn spread() -> Policy {
-        Policy { oversubscribed: OversubscriptionPolicy::Spread, ..Policy::default() }
+        Policy { oversubscription: OversubscriptionPolicy::Spread, ..Policy::default() }
     }
 
     fn show(pins: &BTreeMap<ThreadId, Pu>) -> String {
@@ -301,7 +302,7 @@ mod tests {
     fn more_threads_than_pus_float_unless_the_policy_spreads_them() {
         let grant: CpuSet = "0-1,4-5".parse().unwrap();
         let many: Vec<_> = (0..6).map(|n| floater(n, 0, None)).collect();
-        let float = Policy { oversubscribed: OversubscriptionPolicy::Float, ..Policy::default() };
+        let float = Policy { oversubscription: OversubscriptionPolicy::Float, ..Policy::default() };
         assert!(pins_of(&grant, &many, &float).is_empty());
         assert_eq!(pins_of(&grant, &many, &spread()).len(), 6);
     }

@@ -12,8 +12,9 @@ use crate::phases::{draft::Draft, unknown_masks};
 use crate::state::cpusets::RecoveredCpuset;
 use crate::state::{Holder, Member, WardenState};
 use crate::terms::{
-    Amount, Cgroup, CgroupOwner, CpusetHierarchy, CpusetRecord, CpusetSpec, Event, EventKind, FoundCpuset,
-    Grant, GrantedBy, Job, JobCpuset, Lifetime, Mode, Observed, Placement, Process, Request, Warning,
+    Cgroup, CgroupOwner, CpuRequest, CpusetHierarchy, CpusetRecord, CpusetSpec, Event, EventKind,
+    FoundCpuset, Grant, GrantedBy, Job, JobCpuset, JobRequest, Lifetime, Mode, Observed, Placement, Process,
+    Warning,
 };
 
 /// A found cgroup, and what the scan says about it.
@@ -61,7 +62,7 @@ fn candidate(draft: &Draft<'_>, found: FoundCpuset, cgroup: &Cgroup) -> Option<C
         CpusetHierarchy::Systemd => CgroupOwner::Systemd,
         CpusetHierarchy::Unified | CpusetHierarchy::Legacy => CgroupOwner::Warden,
     };
-    let (job, isolated) = draft.policy.own_cgroups.job_of(&found.path, cgroup_owner)?;
+    let (job, isolated) = draft.policy.own_cgroups.job_at_path(&found.path, cgroup_owner)?;
     let cpuset = cgroup.cpuset.as_ref();
     let nodes: CpuSet = draft.state.topology.domains(Level::NumaNode).map(|node| Pu(node.number)).collect();
     let spec = CpusetSpec {
@@ -91,7 +92,7 @@ fn recover(draft: &mut Draft<'_>, candidate: &Candidate) {
     record(draft, CpusetRecord::Created(candidate.job_cpuset.clone()));
     // systemd manages the root of its hierarchy: without another place, the processes stay in their scope, which is widened.
     let root = (candidate.job_cpuset.cgroup_owner == CgroupOwner::Warden).then(|| "/".to_owned());
-    if let Some(from) = candidate.found.origin.clone().or(root) {
+    if let Some(from) = candidate.found.origin_cgroup.clone().or(root) {
         record(draft, CpusetRecord::Origin { path: path.clone(), from });
     }
     let processes = candidate.processes.iter().map(|(process, _)| *process).collect();
@@ -164,12 +165,13 @@ fn keep(draft: &mut Draft<'_>, candidate: &Candidate, cpus: &CpuSet) {
     let topology = &draft.state.topology;
     let has_whole_cores = cpus.iter().all(|pu| topology.core_cpus(pu).is_subset(cpus));
     let (amount, placement) = if has_whole_cores {
-        (Amount::Cores(topology.overlapping_core_count(cpus)), Placement::Pack)
+        (CpuRequest::Cores(topology.overlapping_core_count(cpus)), Placement::Pack)
     } else {
-        (Amount::Exactly(cpus.clone()), Placement::Explicit)
+        (CpuRequest::Exactly(cpus.clone()), Placement::Explicit)
     };
     let (bind_memory, isolated) = (spec.mems.is_some(), *isolated);
-    let request = Request { amount, placement, bind_memory, isolated, ..Request::of_cores(0) };
+    let request =
+        JobRequest { cpu_request: amount, placement, bind_memory, isolated, ..JobRequest::of_cores(0) };
     job.request.get_or_insert(request);
     job.grant = Some(Grant {
         cpus: cpus.clone(),
@@ -177,8 +179,8 @@ fn keep(draft: &mut Draft<'_>, candidate: &Candidate, cpus: &CpuSet) {
         shared: false,
         // Half a core may have been granted so. The next grant follows the configuration.
         smt_shared: !has_whole_cores,
-        since: draft.now.since_boot,
-        because: vec![format!("the cpuset of {path} was found with these CPUs, and no record of the job")],
+        granted_at: draft.now.since_boot,
+        reasons: vec![format!("the cpuset of {path} was found with these CPUs, and no record of the job")],
         runner_up: String::new(),
     });
     draft.state.pool.reclaim(id, cpus);
@@ -248,11 +250,11 @@ fn bound_processes(state: &WardenState, processes: &[ProcessId]) -> Option<Vec<P
         .filter_map(|process| state.tracked(process.pid).filter(|known| known.id == *process));
     let machine = state.topology.cpus();
     let is_bound = |member: &&Member| {
-        let mut masks = member.threads.values().filter_map(|thread| thread.mask.as_ref());
+        let mut masks = member.threads.values().filter_map(|thread| thread.mask_entry.as_ref());
         masks.any(|entry| !machine.is_subset(entry.original()))
     };
     let tracked: Vec<&Member> = tracked.collect();
-    let is_unread = |member: &&Member| member.living_threads().any(|(_, thread)| thread.mask.is_none());
+    let is_unread = |member: &&Member| member.living_threads().any(|(_, thread)| thread.mask_entry.is_none());
     if tracked.iter().any(|member| member.threads.is_empty() || is_unread(member)) {
         return None;
     }

@@ -63,8 +63,9 @@ fn jobs_of(state: &WardenState, user: Uid) -> impl Iterator<Item = &JobId> {
     state.jobs.of_owner(user).filter(|job| !job.released).map(|job| &job.id)
 }
 
-/// Returns the unassigned processes (those in no job) of each user that has a job on this node. The set is empty for
-/// a user without such processes.
+/// Returns, for each person that owns a job on this node, the pids of the person's unassigned processes
+/// (processes that belong to no job). The set is empty if the person has no such processes. A person is a
+/// user with at least the user id `first_person_uid` of the policy.
 #[must_use]
 pub fn unassigned_by_user(state: &WardenState, policy: &Policy) -> BTreeMap<Uid, BTreeSet<Pid>> {
     let people = state.jobs.owners().filter(|owner| owner.0 >= policy.first_person_uid);
@@ -88,16 +89,16 @@ fn is_free(state: &WardenState, policy: &Policy, process: &Process) -> bool {
 fn update_unassigned(draft: &mut Draft<'_>) {
     if draft.recheck_all {
         let state = &mut *draft.state;
-        state.unassigned = unassigned_by_user(state, draft.policy);
+        state.unassigned_by_user = unassigned_by_user(state, draft.policy);
         let of_login = |pid: &&Pid| state.process(**pid).is_some_and(belongs_to_login);
-        let users = state.unassigned.iter();
+        let users = state.unassigned_by_user.iter();
         let login_processes =
             users.map(|(&user, pids)| (user, pids.iter().filter(of_login).copied().collect())).collect();
         state.login_processes = login_processes;
         return;
     }
     let is_owner = |user: &Uid| draft.state.jobs.of_owner(*user).next().is_some();
-    let mut unassigned = core::mem::take(&mut draft.state.unassigned);
+    let mut unassigned = core::mem::take(&mut draft.state.unassigned_by_user);
     let mut login_processes = core::mem::take(&mut draft.state.login_processes);
     unassigned.retain(|user, _| is_owner(user));
     login_processes.retain(|user, _| is_owner(user));
@@ -110,7 +111,7 @@ fn update_unassigned(draft: &mut Draft<'_>) {
             }
         }
     }
-    (draft.state.unassigned, draft.state.login_processes) = (unassigned, login_processes);
+    (draft.state.unassigned_by_user, draft.state.login_processes) = (unassigned, login_processes);
 }
 
 /// Whether a process is unassigned: in no job, of a user who has jobs here.
@@ -129,7 +130,7 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
     let (state, policy) = (&*draft.state, draft.policy);
     let mut excluded: BTreeMap<Pid, JobId> = BTreeMap::new();
     if policy.adopt_strays {
-        for (&user, pids) in &state.unassigned {
+        for (&user, pids) in &state.unassigned_by_user {
             let mut jobs = jobs_of(state, user);
             if let (Some(first), Some(_)) = (jobs.next(), jobs.next()) {
                 excluded.extend(pids.iter().map(|&pid| (pid, first.clone())));
@@ -146,29 +147,29 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
         let known = state.processes.get(pid).filter(|_| !state.restoring.contains_key(pid))?;
         let (id, job, evidence) = (known.process.id, job.clone(), Evidence::Adopted);
         let (first_seen, threads) = (Some(known.first_seen), BTreeMap::new());
-        Some(Member { id, job, evidence, inherited: None, first_seen, threads })
+        Some(Member { id, job, evidence, inherited_mask: None, first_seen, threads })
     };
     let newly_excluded: Vec<Member> = excluded.iter().filter_map(to_member).collect();
     for process in newly_excluded {
         draft.out.records.push(Record::Left(process.membership()));
         draft.state.restoring.insert(process.id.pid, process);
     }
-    draft.state.excluded = excluded.into_keys().collect();
+    draft.state.excluded_pids = excluded.into_keys().collect();
 }
 
 /// The online PUs that no job holds.
 fn outside(state: &WardenState) -> CpuSet {
-    state.pool.online_cpus().difference(&state.jobs.granted().cpus())
+    state.pool.online_cpus().difference(&state.jobs.grant_counts().cpus())
 }
 
 /// The actions that keep the unassigned processes of users with several jobs off the cores of all jobs.
 pub(crate) fn keep_off(draft: &mut Draft<'_>) -> Vec<MaskAction> {
     let state = &*draft.state;
-    if state.excluded.is_empty() {
+    if state.excluded_pids.is_empty() {
         return Vec::new();
     }
     let outside = outside(state);
-    let excluded = state.excluded.iter().filter_map(|pid| state.restoring.get(pid));
+    let excluded = state.excluded_pids.iter().filter_map(|pid| state.restoring.get(pid));
     let actions: Vec<MaskAction> = excluded.flat_map(|member| exclusions_of(member, &outside)).collect();
     draft.begin_writes(&actions);
     actions
@@ -177,18 +178,26 @@ pub(crate) fn keep_off(draft: &mut Draft<'_>) -> Vec<MaskAction> {
 /// The actions that restrict the threads of one process to the PUs in `outside`.
 fn exclusions_of<'a>(member: &'a Member, outside: &'a CpuSet) -> impl Iterator<Item = MaskAction> + 'a {
     member.living_threads().filter_map(move |(id, thread)| {
-        let entry = thread.mask.as_ref()?;
+        let entry = thread.mask_entry.as_ref()?;
         let own = entry.original().intersection(outside);
         let target = if own.is_empty() { outside.clone() } else { own };
         // If the cpuset leaves less of the mask, a second request changes nothing.
-        let is_requested = !entry.is_from_program() && entry.requested() == Some(&target);
+        let is_requested = !entry.is_from_program() && entry.requested_mask() == Some(&target);
         if target == thread.effective_mask || is_requested {
             return None;
         }
         let why = format!("a stray of a user with several jobs: it may use what no job holds, {outside}");
         let (kind, job, current) =
             (MaskActionKind::KeepOff, member.job.clone(), thread.effective_mask.clone());
-        Some(MaskAction { kind, job, thread: id, current, requested: target.clone(), target, why })
+        Some(MaskAction {
+            kind,
+            job,
+            thread: id,
+            current_mask: current,
+            requested_mask: target.clone(),
+            target_mask: target,
+            why,
+        })
     })
 }
 
@@ -202,7 +211,7 @@ fn report_no_free_pus(out: &mut Output, excluded: &BTreeMap<Pid, JobId>) {
 /// Reports which users have processes outside their jobs.
 fn report(draft: &mut Draft<'_>) {
     let state = &*draft.state;
-    for (user, pids) in &state.unassigned {
+    for (user, pids) in &state.unassigned_by_user {
         let of_login = state.login_processes.get(user);
         let is_reported = |pid: &&Pid| of_login.is_none_or(|of_login| !of_login.contains(*pid));
         let Some(&first) = pids.iter().find(is_reported) else { continue };

@@ -27,18 +27,21 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
             .collect()
     };
     for pid in found {
-        let found = draft.state.process(pid).and_then(|process| Some((process.id, process.mask.clone()?)));
-        draft.state.unknown_masks.extend(found);
+        let found = draft
+            .state
+            .process(pid)
+            .and_then(|process| Some((process.id, process.first_thread_mask.clone()?)));
+        draft.state.masks_of_unknown_origin.extend(found);
     }
-    let mut masks = core::mem::take(&mut draft.state.unknown_masks);
+    let mut masks = core::mem::take(&mut draft.state.masks_of_unknown_origin);
     let has_mask = |process: &ProcessId, mask: &mut CpuSet| {
         let known = draft.state.process(process.pid).filter(|known| known.id == *process);
         draft.state.tracked(process.pid).is_none()
-            && known.is_some_and(|known| known.mask.as_ref() == Some(mask))
+            && known.is_some_and(|known| known.first_thread_mask.as_ref() == Some(mask))
     };
     masks.retain(has_mask);
     let pids: Vec<Pid> = masks.keys().map(|process| process.pid).collect();
-    draft.state.unknown_masks = masks;
+    draft.state.masks_of_unknown_origin = masks;
     draft.out.warnings.extend(warning(draft.state, &pids));
 }
 
@@ -56,7 +59,7 @@ fn is_bound(state: &WardenState, policy: &Policy, process: &Process) -> bool {
         marks.is_some_and(|marks| marks.iter().any(|mark| matches!(mark.kind, MarkKind::Cgroup(_))));
     let possible =
         state.cpuset_read_around(pid).map_or(online.clone(), |cpuset| cpuset.intersection(&online));
-    !is_schedulers && process.mask.as_ref().is_some_and(|mask| !possible.is_subset(mask))
+    !is_schedulers && process.first_thread_mask.as_ref().is_some_and(|mask| !possible.is_subset(mask))
 }
 
 /// Whether an orphan of root has exactly a mask that pjw set for a job of root. Such an orphan of another user becomes a member.
@@ -70,7 +73,9 @@ fn may_inherit_from_root(state: &WardenState, known: &KnownProcess) -> bool {
     {
         return false;
     }
-    let Some(mask) = process.mask.as_ref().filter(|mask| !state.pool.online_cpus().is_subset(mask)) else {
+    let Some(mask) =
+        process.first_thread_mask.as_ref().filter(|mask| !state.pool.online_cpus().is_subset(mask))
+    else {
         return false;
     };
     let has_mask_of_job = || {
@@ -78,12 +83,12 @@ fn may_inherit_from_root(state: &WardenState, known: &KnownProcess) -> bool {
             let members = || state.members_of(&job.id).filter(|member| member.id.start <= process.id.start);
             let entries = members()
                 .flat_map(|member| member.threads.values())
-                .filter_map(|thread| thread.mask.as_ref());
-            let mut requests = entries.flat_map(MaskEntry::possible_requests);
+                .filter_map(|thread| thread.mask_entry.as_ref());
+            let mut requests = entries.flat_map(MaskEntry::last_request_candidates);
             let is_granted = job.grant_by(GrantedBy::Warden).is_some_and(|grant| grant.cpus == *mask);
             members().next().is_some()
                 && (is_granted
-                    || requests.any(|request| request.by == MaskWriter::Warden && request.mask == *mask))
+                    || requests.any(|request| request.writer == MaskWriter::Warden && request.mask == *mask))
         })
     };
     is_orphan_of_unknown_descent(state, known) && (has_mask_of_job() || state.has_released_mask(process))

@@ -3,7 +3,7 @@
 
 use crate::basics::{CpuSet, Nanos, ProcessId, enclosing_paths, history::History, prelude::*};
 use crate::terms::{
-    CgroupOwner, Cpuset, CpusetAction, CpusetChange, CpusetRecord, FoundCpuset, JobCpuset, JobId, Request,
+    CgroupOwner, Cpuset, CpusetAction, CpusetChange, CpusetRecord, FoundCpuset, JobCpuset, JobId, JobRequest,
     Warning,
 };
 
@@ -11,28 +11,30 @@ use crate::terms::{
 /// manages a cpuset that is overwritten more often.
 const MAX_TRIES: u32 = 4;
 
-/// How long the history of a removed cpuset is kept: until the masks of the processes that left the cpuset were read.
+/// The time for which pjw keeps the history of a removed cpuset. In this time, scans read the masks of the
+/// processes that were in the cpuset.
 const HISTORY_AFTER_REMOVAL: Nanos = Nanos(60_000_000_000);
 
-/// A job's cpuset that pjw made or changed, or is about to, with the facts that pjw needs to remove it later.
+/// A job's cpuset that pjw created or changed, or is about to, with the facts that pjw needs in order to
+/// remove it later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ManagedCpuset {
     /// The cgroup and the settings of the cpuset.
     pub job_cpuset: JobCpuset,
-    /// Earlier PU sets that pjw wrote to the cpuset and that may still be in force. Emptied when a scan shows which
-    /// set is in force.
+    /// The sets of PUs that pjw wrote to the cpuset earlier and that may still be in force. Emptied when a
+    /// scan finds the present set in force.
     pub previous: Vec<CpuSet>,
-    /// Whether the job needs the cpuset no longer, so that pjw removes it.
+    /// Whether no job needs the cpuset any longer, so that pjw is to remove it.
     pub unwanted: bool,
-    /// The cgroup from which pjw moved the first process into the cpuset. Processes that were forked inside the
-    /// cpuset go to this cgroup when pjw removes the cpuset. `None` if no process was moved in.
-    pub origin: Option<String>,
+    /// The cgroup from which pjw moved the first process into the cpuset. When pjw removes the cpuset, it
+    /// moves processes that were forked inside the cpuset to this cgroup. `None` if pjw moved no process in.
+    pub origin_cgroup: Option<String>,
     tries: u32,
 }
 
 impl ManagedCpuset {
-    /// Whether the PUs in `cpuset` are a setting that pjw wrote: the present setting, or an earlier one that may
-    /// still be in force. If not, another program changed the cpuset.
+    /// Whether pjw wrote the PUs that a scan found in `cpuset`: either the present set, or an earlier set
+    /// that may still be in force. If false, another program changed the cpuset.
     #[must_use]
     pub fn is_own_setting(&self, cpuset: &Cpuset) -> bool {
         self.possible_cpus().any(|cpus| *cpus == cpuset.cpus)
@@ -44,13 +46,13 @@ impl ManagedCpuset {
     }
 }
 
-/// A record of one move: the cgroup from which pjw moved a process, and the cgroup (of the job's cpuset) into which
-/// pjw moved it.
+/// A move of a process by pjw into a job's cpuset: the cgroup before the move and the cgroup after it. The
+/// process itself is not named here.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MovedProcess {
-    /// The path of the cgroup in which the process was before the move.
+pub struct CgroupMove {
+    /// The path of the cgroup that contained the process before the move.
     pub from: String,
-    /// The path of the job's cpuset cgroup into which the process was moved.
+    /// The path of the cgroup of the job's cpuset, into which pjw moved the process.
     pub to: String,
 }
 
@@ -60,17 +62,18 @@ pub(crate) struct RecoveredCpuset {
     /// The job.
     pub(crate) job: JobId,
     /// The request of the job after the recovery.
-    pub(crate) request: Option<Request>,
+    pub(crate) request: Option<JobRequest>,
     /// The processes that were in the cpuset.
     pub(crate) processes: Vec<ProcessId>,
-    /// The processes of these whose masks are narrower than the cpuset. `None` before their threads were read.
+    /// The processes in `processes` whose masks are narrower than the cpuset. `None` until their threads are
+    /// read.
     pub(crate) bound: Option<Vec<ProcessId>>,
-    /// Why the cpuset was removed. `None` if the job keeps its cores.
+    /// The reason why pjw removes the cpuset. `None` if the job keeps its cores.
     pub(crate) undone: Option<String>,
 }
 
-/// The registry of pjw's own changes of cpusets: the cpusets of jobs, the processes that were moved into these
-/// cpusets, and the changes that the kernel or systemd refused.
+/// The cpusets that pjw created or changed for jobs, the processes that pjw moved into them, and the changes
+/// of cpusets that the kernel or systemd refused.
 #[derive(Debug, Clone, Default)]
 pub struct CpusetRegistry {
     managed: BTreeMap<String, ManagedCpuset>,
@@ -78,7 +81,7 @@ pub struct CpusetRegistry {
     wanted: BTreeMap<JobId, String>,
     /// The paths of the cpusets that are to be removed.
     to_remove: BTreeSet<String>,
-    moved: BTreeMap<ProcessId, MovedProcess>,
+    moved: BTreeMap<ProcessId, CgroupMove>,
     /// The same processes, by the cgroup to which they were moved.
     moved_to: BTreeMap<String, BTreeSet<ProcessId>>,
     refused: BTreeMap<JobId, String>,
@@ -88,20 +91,23 @@ pub struct CpusetRegistry {
     history: BTreeMap<String, History<CpuSet>>,
     /// The paths of removed cpusets that have a history.
     removed: BTreeSet<String>,
-    /// The cgroups that were found when the daemon started, until it is decided what becomes of them.
+    /// The cgroups that existed when the daemon started, without a journal record, and about which pjw has
+    /// not decided yet.
     found: Vec<FoundCpuset>,
-    /// The cpusets of these that are worth a warning, by path.
+    /// The found cpusets that a warning must name, by path.
     recovered: BTreeMap<String, RecoveredCpuset>,
 }
 
 impl CpusetRegistry {
-    /// Returns the job cpuset at this cgroup path. `None` if pjw did not make or change a cpuset there.
+    /// Returns the job's cpuset at the cgroup path `path`. `None` if pjw neither created nor changed a cpuset
+    /// there.
     #[must_use]
     pub fn cpuset_at(&self, path: &str) -> Option<&ManagedCpuset> {
         self.managed.get(path)
     }
 
-    /// Iterates over the cgroup paths of all cpusets in the registry, including those that are still to be removed.
+    /// Iterates over the cgroup paths of all cpusets in the registry, including cpusets that pjw is to
+    /// remove.
     pub fn paths(&self) -> impl Iterator<Item = &str> {
         self.managed.keys().map(String::as_str)
     }
@@ -111,16 +117,18 @@ impl CpusetRegistry {
         self.to_remove.iter().map(String::as_str)
     }
 
-    /// Adds a cgroup with the name of a job's cpuset, as the node found it when the daemon started. A cgroup that the journal
-    /// knows is left out. The next full scan reads the others, and then it is decided what becomes of them.
+    /// Adds a cgroup that has the name of a job's cpuset and that existed when the daemon started. Has no
+    /// effect if the journal has a record of this cgroup. After the next full scan, pjw decides whether the
+    /// cgroup becomes the cpuset of a job or is removed.
     pub fn note_found(&mut self, found: FoundCpuset) {
         if !self.managed.contains_key(&found.path) {
             self.found.push(found);
         }
     }
 
-    /// Iterates over the paths of the found cgroups about which nothing was decided yet.
-    pub fn found_paths(&self) -> impl Iterator<Item = &str> {
+    /// Iterates over the paths of the found cgroups about which pjw has not decided yet. A found cgroup has
+    /// the name of a job's cpuset, existed when the daemon started, and has no journal record.
+    pub fn found_cgroup_paths(&self) -> impl Iterator<Item = &str> {
         self.found.iter().map(|found| found.path.as_str())
     }
 
@@ -134,9 +142,9 @@ impl CpusetRegistry {
         self.recovered.insert(path.to_owned(), recovered);
     }
 
-    /// Iterates over the processes that were found in a cpuset without a record, and whose masks are narrower than the
-    /// cpuset: an earlier daemon may have set them.
-    pub fn processes_with_unknown_masks(&self) -> impl Iterator<Item = ProcessId> {
+    /// Iterates over processes whose affinity masks an earlier daemon may have set. These processes were
+    /// found in a cpuset without a journal record, and their masks are narrower than this cpuset.
+    pub fn processes_with_masks_of_unknown_origin(&self) -> impl Iterator<Item = ProcessId> {
         self.recovered.values().filter_map(|cpuset| cpuset.bound.as_ref()).flatten().copied()
     }
 
@@ -150,14 +158,16 @@ impl CpusetRegistry {
         self.recovered = recovered;
     }
 
-    /// Returns the cpuset in which pjw keeps a job, or which pjw is about to make for it. `None` if there is none.
+    /// Returns the cpuset that pjw created for a job, or is about to create. `None` if there is none, or if
+    /// the job no longer needs it.
     #[must_use]
     pub fn cpuset_of(&self, job: &JobId) -> Option<&ManagedCpuset> {
         self.managed.get(self.wanted.get(job)?)
     }
 
-    /// Whether a cpuset of pjw around the cgroup `cgroup` may hide a mask that was read at `read_at`: the cpuset is the
-    /// reason that the mask `is_cut`, was written since, or is to be removed.
+    /// Whether a cpuset of pjw at or above the cgroup `cgroup` may hide a mask that was read at the time
+    /// `read_at`. True in each of these cases: the cpuset was written since, the cpuset is to be removed, or
+    /// there is a cpuset and `is_cut` (the mask that was read lacks PUs of the original mask).
     pub(crate) fn may_hide_mask(&self, cgroup: &str, is_cut: bool, read_at: Nanos) -> bool {
         enclosing_paths(cgroup).any(|path| {
             let is_written = self.history.get(path).is_some_and(|known| known.has_changed_since(read_at));
@@ -165,8 +175,8 @@ impl CpusetRegistry {
         })
     }
 
-    /// Whether pjw moved the process into the cpuset of any job. True until the process exits or the cpuset is
-    /// removed, even if another program moved the process out again.
+    /// Whether pjw moved the process into the cpuset of any job. Stays true until the process exits or the
+    /// cpuset is removed, even if another program moves the process out again.
     #[must_use]
     pub fn was_moved_anywhere(&self, process: ProcessId) -> bool {
         self.moved.contains_key(&process)
@@ -177,15 +187,15 @@ impl CpusetRegistry {
         self.moved.get(&process).map(|moved| moved.to.as_str())
     }
 
-    /// Whether pjw moved the process into the cpuset at this cgroup path. True until the process exits or the
-    /// cpuset is removed, even if another program moved the process out again.
+    /// Whether pjw moved the process into the cpuset at the cgroup path `path`. Stays true until the process
+    /// exits or the cpuset is removed, even if another program moves the process out again.
     #[must_use]
     pub fn was_moved_into(&self, process: ProcessId, path: &str) -> bool {
         self.moved_into(process) == Some(path)
     }
 
-    /// Returns the nearest cpuset of pjw that contains the cgroup `cgroup`: the cpuset of this cgroup or of a cgroup
-    /// above it. `None` if pjw has no such cpuset.
+    /// Returns the nearest cpuset of pjw at or above the cgroup `cgroup`. `None` if pjw has neither a cpuset
+    /// in this cgroup nor in a cgroup above it.
     #[must_use]
     pub fn cpuset_around(&self, cgroup: &str) -> Option<&ManagedCpuset> {
         enclosing_paths(cgroup).find_map(|path| self.managed.get(path))
@@ -196,32 +206,34 @@ impl CpusetRegistry {
         self.history.get(path)
     }
 
-    /// Returns the cgroup to which a process is moved back when its job's cpuset, at `path`, is removed. `ancestry`
-    /// is the process, its parent, and so on. The result is the cgroup from which pjw moved the nearest of them, or
-    /// else the first process of the cpuset; `None` if that is unknown.
+    /// Returns the cgroup to which pjw moves a process when it removes the job's cpuset at `path`. `ancestry`
+    /// lists the process, its parent, its grandparent and so on. The result is the cgroup from which pjw
+    /// moved the first process in this list that pjw ever moved. If pjw moved none of them, the result is the
+    /// cgroup from which pjw moved the first process into the cpuset. `None` if that is unknown too.
     #[must_use]
     pub fn original_cgroup(&self, ancestry: impl IntoIterator<Item = ProcessId>, path: &str) -> Option<&str> {
         let relative = ancestry.into_iter().find_map(|process| self.moved.get(&process));
-        let original = relative.map(|moved| &moved.from).or_else(|| self.managed.get(path)?.origin.as_ref());
+        let original =
+            relative.map(|moved| &moved.from).or_else(|| self.managed.get(path)?.origin_cgroup.as_ref());
         original.map(String::as_str)
     }
 
-    /// Returns the reason why the last attempt to make a cpuset for the job was refused. `None` if the attempt was
-    /// not refused, or if there was none.
+    /// Returns the reason why the kernel or systemd refused the last attempt to create a cpuset for the job.
+    /// `None` if the attempt was not refused, or if there was no attempt.
     #[must_use]
     pub fn creation_error(&self, job: &JobId) -> Option<&str> {
         self.refused.get(job).map(String::as_str)
     }
 
-    /// Returns the reason why the last attempt to move the process into its job's cpuset was refused. `None` if the
-    /// attempt was not refused, or if there was none.
+    /// Returns the reason why the kernel or systemd refused the last attempt to move the process into its
+    /// job's cpuset. `None` if the attempt was not refused, or if there was no attempt.
     #[must_use]
     pub fn move_error(&self, process: ProcessId) -> Option<&str> {
         self.move_errors.get(&process).map(String::as_str)
     }
 
-    /// Whether an attempt to remove the cpuset at this cgroup path failed since the last full scan. Such a removal is
-    /// tried again only after the next full scan.
+    /// Whether an attempt to remove the cpuset at the cgroup path `path` has failed since the last full scan.
+    /// pjw tries such a removal again only after the next full scan.
     #[must_use]
     pub fn has_failed_removal(&self, path: &str) -> bool {
         self.failed_removals.contains_key(path)
@@ -275,7 +287,7 @@ impl CpusetRegistry {
             }
             CpusetRecord::Origin { path, from } => {
                 if let Some(managed) = self.managed.get_mut(path) {
-                    managed.origin = Some(from.clone());
+                    managed.origin_cgroup = Some(from.clone());
                 }
             }
         }
@@ -292,7 +304,7 @@ impl CpusetRegistry {
     fn note_moved(&mut self, process: ProcessId, from: String, to: String) {
         self.forget_moved(process);
         self.moved_to.entry(to.clone()).or_default().insert(process);
-        self.moved.insert(process, MovedProcess { from, to });
+        self.moved.insert(process, CgroupMove { from, to });
     }
 
     fn forget_moved(&mut self, process: ProcessId) {
@@ -327,14 +339,14 @@ impl CpusetRegistry {
 
     fn began(&mut self, path: &str, from: &str) {
         if let Some(managed) = self.managed.get_mut(path) {
-            managed.origin.get_or_insert_with(|| from.to_owned());
+            managed.origin_cgroup.get_or_insert_with(|| from.to_owned());
         }
     }
 
     fn raised(&mut self, job_cpuset: &JobCpuset) {
         let known = self.managed.remove(&job_cpuset.path);
         let (mut previous, origin, tries) = known.as_ref().map_or((Vec::new(), None, 0), |known| {
-            (known.previous.clone(), known.origin.clone(), known.tries)
+            (known.previous.clone(), known.origin_cgroup.clone(), known.tries)
         });
         if let Some(known) = known {
             previous.push(known.job_cpuset.spec.cpus);
@@ -343,7 +355,7 @@ impl CpusetRegistry {
             job_cpuset: job_cpuset.clone(),
             previous,
             unwanted: false,
-            origin,
+            origin_cgroup: origin,
             tries: tries + 1,
         };
         self.managed.insert(job_cpuset.path.clone(), managed);
@@ -369,7 +381,8 @@ impl CpusetRegistry {
         self.move_errors.remove(&process);
     }
 
-    /// Records that the kernel or systemd refused a change of a cpuset. `reason` is text for users.
+    /// Records that the kernel or systemd refused the change `action` of a cpuset. `reason` is the reason, as
+    /// text for users.
     pub fn note_refusal(&mut self, action: &CpusetAction, reason: &str) {
         match &action.change {
             CpusetChange::Create { job_cpuset, .. } => {
@@ -425,7 +438,7 @@ impl CpusetRegistry {
             let earlier = managed.previous.iter().map(as_it_was);
             let unwanted = managed.unwanted.then(|| CpusetRecord::Unwanted { path: path.clone() });
             let origin = |from: &String| CpusetRecord::Origin { path: path.clone(), from: from.clone() };
-            let first = managed.origin.iter().map(origin);
+            let first = managed.origin_cgroup.iter().map(origin);
             let last = [CpusetRecord::Created(managed.job_cpuset.clone())];
             earlier.chain(last).chain(first).chain(unwanted).collect::<Vec<_>>()
         });

@@ -6,17 +6,18 @@
 use crate::basics::Nanos;
 use crate::terms::Policy;
 
-/// The demand of a thread for CPU time, in permille of one PU: the share of time in which it ran or waited for a PU,
-/// smoothed over several readings.
+/// The demand of a thread for CPU time, in permille of one PU. The demand is the share of time in which the
+/// thread ran or waited for a PU, smoothed over several readings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Demand {
     /// The smoothed demand, in permille of one PU.
     pub permille: u32,
-    /// The part of the demand that was spent waiting on a run queue, smoothed like `permille`, in permille of one
-    /// PU. Used only for display.
+    /// The smoothed share of time in which the thread waited on a run queue, in permille of one PU. It is
+    /// included in `permille`. Used only for display.
     pub waiting_permille: u32,
-    /// Whether the thread is hot (it runs or waits for a PU most of the time). The thresholds for becoming hot and cold differ,
-    /// so that a thread near a threshold does not switch at each reading.
+    /// Whether the thread is hot, which means that it runs or waits for a PU most of the time. A thread
+    /// becomes hot at a higher demand than the demand at which it becomes cold, so that it does not switch at
+    /// each reading.
     pub hot: bool,
     /// The last reading: run time and wait time in ns, and the time of the reading.
     last: Option<Reading>,
@@ -34,17 +35,17 @@ struct Reading {
 const MIN_INTERVAL_NS: u64 = 100_000_000;
 
 impl Demand {
-    /// Returns the time of the last reading of the thread's CPU time, in ns since boot. `None` before the first
-    /// reading.
+    /// Returns the time of the last reading of the thread's CPU time, in ns since boot. `None` if there was
+    /// no reading.
     #[must_use]
     pub fn last_read_at(&self) -> Option<Nanos> {
         self.last.map(|last| last.at)
     }
 
-    /// Returns the demand after one more reading. `at` is the time of the reading; `run_ns` and `wait_ns` are the
-    /// times for which the thread has run and waited for a PU since its start. `idle_until` is the latest time at
-    /// which a check, without reading these times, found that the thread had not run. The demand does not change at
-    /// the first reading, nor at a reading less than 100 ms after the last one.
+    /// Returns the demand after one more reading, made at the time `at`. `run_ns` and `wait_ns` are the times
+    /// for which the thread ran and waited for a PU since its start. `idle_until` is the time of the last
+    /// check that found the process of the thread idle; such a check does not read `run_ns` and `wait_ns`.
+    /// The demand is unchanged at the first reading, and at a reading less than 100 ms after the last one.
     #[must_use]
     pub fn with_reading(
         self,

@@ -8,74 +8,74 @@
 use crate::basics::{Pid, prelude::*};
 use crate::terms::JobId;
 
-/// The jobs and processes that changed, so that the next cycle of the daemon has to plan them again. The plan for all
-/// others stays the same.
+/// The dirty jobs and processes: those that changed, so that the next cycle of the daemon must plan them
+/// again. For all others, the earlier plan is still valid.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DirtySet {
     everything: bool,
-    jobs: BTreeMap<JobId, DirtyPart>,
+    jobs: BTreeMap<JobId, DirtyScope>,
 }
 
-/// The part of a changed job that the next cycle of the daemon has to plan again: the whole job, or some of its
-/// processes.
+/// The processes of a dirty job that the next cycle of the daemon must plan again: all of them, or only some.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum DirtyPart {
-    /// The whole job.
+pub enum DirtyScope {
+    /// All processes of the job.
     Whole,
-    /// These processes, of which some may have exited, and all hot threads of the job.
+    /// These processes, of which some may have exited, and the active processes of the job.
     Processes(BTreeSet<Pid>),
 }
 
 impl DirtySet {
-    /// Makes the dirty set of all jobs and processes, so that the next cycle of the daemon plans everything again.
+    /// Makes a dirty set that contains all jobs and processes, so that the next cycle of the daemon plans
+    /// them all again.
     #[must_use]
     pub fn everything() -> Self {
         Self { everything: true, jobs: BTreeMap::new() }
     }
 
-    /// Whether all jobs and processes have to be planned again, not only those in the set.
+    /// Whether the set contains all jobs and processes, so that all of them must be planned again.
     #[must_use]
     pub fn is_everything(&self) -> bool {
         self.everything
     }
 
-    /// Iterates over the changed jobs that have to be planned again, each with the part to plan. The list is not
-    /// complete if [`DirtySet::is_everything`] is true: then every job is planned.
-    pub fn dirty_parts(&self) -> impl Iterator<Item = (&JobId, &DirtyPart)> {
+    /// Iterates over the jobs that were added to the set, each with the processes that must be planned again.
+    /// If [`DirtySet::is_everything`] is true, every other job must be planned again too.
+    pub fn dirty_jobs(&self) -> impl Iterator<Item = (&JobId, &DirtyScope)> {
         self.jobs.iter()
     }
 
-    /// Adds a whole job.
+    /// Adds a job with all its processes.
     pub fn add_job(&mut self, job: &JobId) {
-        self.jobs.insert(job.clone(), DirtyPart::Whole);
+        self.jobs.insert(job.clone(), DirtyScope::Whole);
     }
 
     /// Adds one process of a job.
     pub(crate) fn add(&mut self, job: &JobId, pid: Pid) {
         if let Some(part) = self.jobs.get_mut(job) {
-            if let DirtyPart::Processes(pids) = part {
+            if let DirtyScope::Processes(pids) = part {
                 pids.insert(pid);
             }
             return;
         }
-        self.jobs.insert(job.clone(), DirtyPart::Processes(BTreeSet::from([pid])));
+        self.jobs.insert(job.clone(), DirtyScope::Processes(BTreeSet::from([pid])));
     }
 
-    /// Adds the jobs and processes of another dirty set.
+    /// Adds all jobs and processes of the dirty set `other`.
     pub fn extend(&mut self, other: &Self) {
         self.everything |= other.everything;
         for (job, part) in &other.jobs {
             match part {
-                DirtyPart::Whole => self.add_job(job),
-                DirtyPart::Processes(pids) => pids.iter().for_each(|&pid| self.add(job, pid)),
+                DirtyScope::Whole => self.add_job(job),
+                DirtyScope::Processes(pids) => pids.iter().for_each(|&pid| self.add(job, pid)),
             }
         }
     }
 
     /// Returns the part of a job to plan again; `None` if the job is not dirty.
-    pub(crate) fn part_of(&self, job: &JobId) -> Option<&DirtyPart> {
+    pub(crate) fn part_of(&self, job: &JobId) -> Option<&DirtyScope> {
         if self.everything { Some(&WHOLE) } else { self.jobs.get(job) }
     }
 }
 
-static WHOLE: DirtyPart = DirtyPart::Whole;
+static WHOLE: DirtyScope = DirtyScope::Whole;

@@ -12,7 +12,7 @@ use crate::basics::{CpuSet, Pid, Uid, prelude::*};
 use crate::state::jobs::grant_counts::GrantCounts;
 use crate::terms::{Job, JobId};
 
-/// All jobs that pjw knows on this node, found by id, by owner and by cgroup.
+/// All jobs that pjw knows on this node, with indexes by id, by owner and by cgroup.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Jobs {
     jobs: BTreeMap<JobId, Job>,
@@ -56,7 +56,7 @@ impl Index<&JobId> for Jobs {
 }
 
 impl Jobs {
-    /// Returns the job with this id. `None` if pjw does not know such a job.
+    /// Returns the job with this id. `None` if pjw knows no such job.
     #[must_use]
     pub fn get(&self, id: &JobId) -> Option<&Job> {
         self.jobs.get(id).inspect(|_| self.count_visit())
@@ -90,19 +90,20 @@ impl Jobs {
         self.jobs.is_empty()
     }
 
-    /// Returns the number of changes so far: each time that a job was added, changed or removed.
+    /// Returns the number of changes so far. Each addition, change or removal of a job is at least one
+    /// change.
     #[must_use]
     pub fn change_count(&self) -> u64 {
         self.change_count
     }
 
-    /// Returns how often a job was read since the last call of this method. Tests check with it that a cycle reads
-    /// few jobs.
+    /// Returns the number of times that a job was read since the last call of this method. Only tests call
+    /// it, to check that a cycle reads few jobs.
     pub fn take_visit_count(&self) -> usize {
         self.traces.visits.take()
     }
 
-    /// Returns the jobs that were added, changed or removed since the last call.
+    /// Returns the ids of the jobs that were added, changed or removed since the last call of this method.
     pub fn take_changed(&mut self) -> BTreeSet<JobId> {
         core::mem::take(&mut self.traces.changed)
     }
@@ -165,7 +166,8 @@ impl Jobs {
         Some(job)
     }
 
-    /// Calls `change` with the job, to change it. Does nothing if there is no job with this id.
+    /// Calls `change` with the job, so that `change` can modify it. Does nothing if there is no job with this
+    /// id.
     pub fn change(&mut self, id: &JobId, change: impl FnOnce(&mut Job)) {
         if let Some(mut job) = self.remove(id) {
             change(&mut job);
@@ -173,7 +175,7 @@ impl Jobs {
         }
     }
 
-    /// Iterates over the jobs that this user owns.
+    /// Iterates over the jobs that the user owns.
     pub fn of_owner(&self, user: Uid) -> impl Iterator<Item = &Job> {
         self.by_owner.get(&user).into_iter().flatten().filter_map(|id| self.get(id))
     }
@@ -208,13 +210,13 @@ impl Jobs {
         self.without_processes.iter().filter_map(|id| self.get(id))
     }
 
-    /// Returns how many grants contain each PU.
+    /// Returns, for each PU, the number of grants that contain it.
     #[must_use]
-    pub fn granted(&self) -> &GrantCounts {
+    pub fn grant_counts(&self) -> &GrantCounts {
         &self.granted
     }
 
-    /// Returns the PUs of grants that may overlap with grants of other jobs.
+    /// Returns the PUs of all shared grants. Other jobs may hold these PUs too.
     #[must_use]
     pub fn shared_cpus(&self) -> CpuSet {
         self.shared.cpus()

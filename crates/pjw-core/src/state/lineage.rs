@@ -14,32 +14,34 @@ use crate::state::masks::entry::{MaskEntry, MaskRequest};
 use crate::state::members::Member;
 use crate::terms::{Evidence, JobId, ProcessEvent};
 
-/// The maximum number of processes with a [`Descendant`], and of other forked processes that wait for a scan. At
-/// the limit, a further fork event counts as lost, and a full scan follows.
+/// The maximum number of processes with a [`Descendant`], and also the maximum number of other forked
+/// processes that wait for a scan. If the maximum is reached, pjw handles a further fork event as a lost one,
+/// and makes a full scan.
 pub const MAX_DESCENDANTS: usize = 65_536;
 
-/// A process that was forked by a process of a job or by one of its descendants, and what is known of it from the
-/// fork event: the job and the affinity masks that it may have inherited.
+/// A process that was forked by a process of a job, or by a descendant of one. Holds the facts that are known
+/// from the fork event: the job, and the affinity masks that the process may have inherited.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Descendant {
-    /// The nearest ancestor of the process that belonged to a job, or whose original masks were being restored,
-    /// when the process was forked.
+    /// The pid of the nearest ancestor that was tracked at the time of the fork: it belonged to a job, or its
+    /// original masks were being restored.
     pub ancestor: Pid,
-    /// The job to which that ancestor belonged.
+    /// The job to which the process `ancestor` belongs or belonged.
     pub job: JobId,
-    /// Whether the ancestor belonged to the job at the fork. `false` if the job had released the ancestor, and only
-    /// its original masks were being restored.
-    pub is_member: bool,
-    /// The kind of evidence by which the process belongs to the job of its ancestor.
+    /// Whether the process `ancestor` belonged to the job at the time of the fork. If false, the job had
+    /// released the ancestor, and pjw was restoring its original masks.
+    pub is_ancestor_member: bool,
+    /// The evidence that the process belongs to the job, as it follows from the evidence for the ancestor.
     pub evidence: Evidence,
-    /// The time of the fork event, in ns since boot. `None` if a scan found that the process has ended, before its
-    /// exit event was read.
+    /// The time of the fork event, in ns since boot. `None` in two cases: a scan found that the process had
+    /// ended, before its exit event was read; or no fork event named the process.
     pub forked_at: Option<Nanos>,
-    /// The mask requests of the thread that forked the process: the process began with the mask of one of them,
-    /// nearly always of the only one. Once a scan found that the process has ended, the requests of its own threads
-    /// instead, for its children whose fork events are still unread.
+    /// The requests that may have set the mask with which the process began, nearly always one. They are the
+    /// mask requests of the thread that forked the process. If a scan found that the process has ended, they
+    /// are replaced by the requests of its own threads, because children of the process whose fork events are
+    /// still unread may have inherited those.
     pub requests: Vec<MaskRequest>,
-    /// The time at which the masks of the ancestor were last read before the fork, in ns since boot. 0 if they were
+    /// The time of the last reading of the ancestor's masks before the fork, in ns since boot. 0 if they were
     /// never read.
     pub masks_read_at: Nanos,
 }
@@ -47,14 +49,22 @@ pub struct Descendant {
 impl Descendant {
     fn of(ancestor: &Member, is_member: bool, forked_at: Option<Nanos>, requests: Vec<MaskRequest>) -> Self {
         let (pid, job, evidence) = (ancestor.id.pid, ancestor.job.clone(), child_evidence(ancestor.evidence));
-        let masks = ancestor.threads.values().filter_map(|thread| thread.mask.as_ref());
+        let masks = ancestor.threads.values().filter_map(|thread| thread.mask_entry.as_ref());
         let masks_read_at = masks.map(MaskEntry::last_read_at).min().unwrap_or_default();
-        Self { ancestor: pid, job, is_member, evidence, forked_at, requests, masks_read_at }
+        Self {
+            ancestor: pid,
+            job,
+            is_ancestor_member: is_member,
+            evidence,
+            forked_at,
+            requests,
+            masks_read_at,
+        }
     }
 }
 
-/// The descent of processes, as known from the kernel's fork events: the processes that descend from processes of
-/// jobs, and the processes that have to be scanned because of an event.
+/// The descent of processes, as known from the kernel's fork events: which processes descend from processes
+/// of jobs, and which processes must be scanned because of an event.
 #[derive(Debug, Clone, Default)]
 pub struct Lineage {
     descendants: BTreeMap<Pid, Descendant>,
@@ -62,19 +72,20 @@ pub struct Lineage {
     unscanned: BTreeSet<Pid>,
     /// Tracked processes whose exit event was read and that no scan has found gone yet.
     exited: BTreeSet<Pid>,
-    /// Forked processes that descend from a process of no job, until their exit event is read.
+    /// Forked processes that do not descend from a process of a job, until their exit event is read.
     outside: BTreeSet<Pid>,
-    /// Forked processes with an ancestor that no scan found and no fork event named: the ancestor was born before the fork
-    /// events were complete.
+    /// Forked processes with an ancestor that neither a scan nor a fork event named. This ancestor was forked
+    /// before pjw read all fork events.
     of_unknown_descent: BTreeSet<Pid>,
-    /// The processes that had an event (fork, exec, exit) and were not scanned since.
-    pub to_scan: ScanQueue,
+    /// The processes that had an event (fork, exec or exit) and were not scanned after it.
+    pub scan_queue: ScanQueue,
 }
 
 impl Lineage {
-    /// Updates the descent from process events, in their order. `tracked` returns the tracked process with a pid (a
-    /// process of a job, or one whose original masks are being restored), and whether it belongs to a job. `is_scanned`
-    /// tells whether a scan found a process. Returns true if an event was dropped because [`MAX_DESCENDANTS`] is reached.
+    /// Updates the descent from process events, in the given order. `tracked` returns the tracked process
+    /// with a given pid (a process of a job, or a process whose original masks are being restored), and
+    /// whether the process belongs to a job. `is_scanned` returns whether a scan has found the process with a
+    /// given pid. The result is true if an event was dropped because [`MAX_DESCENDANTS`] was reached.
     pub fn apply_events<'a>(
         &mut self,
         events: &[ProcessEvent],
@@ -91,12 +102,12 @@ impl Lineage {
                 ProcessEvent::Exec { pid }
                     if tracked(pid).is_some() || self.descendants.contains_key(&pid) =>
                 {
-                    self.to_scan.of_jobs.insert(pid);
+                    self.scan_queue.of_jobs.insert(pid);
                 }
-                ProcessEvent::Exec { pid } => drop(self.to_scan.executed.insert(pid)),
+                ProcessEvent::Exec { pid } => drop(self.scan_queue.executed.insert(pid)),
                 ProcessEvent::Exit { pid } => self.exit(pid, tracked(pid).is_some()),
                 ProcessEvent::ThreadFork { pid, .. } => {
-                    self.to_scan.unassigned.entry(pid).and_modify(|process| process.has_threads = true);
+                    self.scan_queue.unassigned.entry(pid).and_modify(|process| process.has_threads = true);
                 }
                 ProcessEvent::Session { .. } | ProcessEvent::ThreadExit { .. } => {}
             }
@@ -130,10 +141,10 @@ impl Lineage {
             Some(descendant) if self.descendants.len() < MAX_DESCENDANTS => {
                 self.descendants.insert(child, descendant);
                 self.unscanned.insert(child);
-                self.to_scan.of_jobs.insert(child);
+                self.scan_queue.of_jobs.insert(child);
             }
-            None if self.to_scan.unassigned.len() < MAX_DESCENDANTS => {
-                self.to_scan.unassigned.insert(child, UnscannedProcess { parent, has_threads: false });
+            None if self.scan_queue.unassigned.len() < MAX_DESCENDANTS => {
+                self.scan_queue.unassigned.insert(child, UnscannedProcess { parent, has_threads: false });
             }
             _ => return false,
         }
@@ -165,7 +176,8 @@ impl Lineage {
         self.descendants.entry(pid).or_insert_with(new).requests = requests;
     }
 
-    /// Whether the process has an ancestor of which nothing is known, although its own fork event was read.
+    /// Whether the descent of the process is unknown: its fork event was read, but one of its ancestors was
+    /// named neither by a fork event nor by a scan.
     #[must_use]
     pub fn is_of_unknown_descent(&self, pid: Pid) -> bool {
         self.of_unknown_descent.contains(&pid)
@@ -178,21 +190,21 @@ impl Lineage {
             self.exited.insert(pid);
         }
         if self.descendants.remove(&pid).is_some() || is_tracked {
-            self.to_scan.of_jobs.insert(pid);
+            self.scan_queue.of_jobs.insert(pid);
         }
         self.unscanned.remove(&pid);
-        self.to_scan.exited(pid);
+        self.scan_queue.exited(pid);
     }
 
-    /// Returns what is known of a process from its fork event. `None` if the process does not descend from a
-    /// process of a job, or if its fork event was not read.
+    /// Returns the facts that are known of a process from its fork event. `None` if the process does not
+    /// descend from a process of a job, or if its fork event was not read.
     #[must_use]
     pub fn descendant(&self, pid: Pid) -> Option<&Descendant> {
         self.descendants.get(&pid)
     }
 
-    /// Iterates over the processes that descend from jobs' processes, and that no scan has read since they were
-    /// forked.
+    /// Iterates over the processes that descend from processes of jobs and that were not scanned since they
+    /// were forked.
     pub fn unscanned_descendants(&self) -> impl Iterator<Item = (Pid, &Descendant)> {
         self.unscanned.iter().filter_map(|&pid| Some((pid, self.descendants.get(&pid)?)))
     }
@@ -219,7 +231,8 @@ impl Lineage {
     /// Removes the scanned descendants of the released processes of a job, when no process has a mask of the job any more.
     pub(crate) fn settle(&mut self, job: &JobId) {
         let Self { descendants, unscanned, .. } = self;
-        descendants.retain(|pid, known| known.is_member || known.job != *job || unscanned.contains(pid));
+        descendants
+            .retain(|pid, known| known.is_ancestor_member || known.job != *job || unscanned.contains(pid));
     }
 
     /// Records that a scan found a tracked process gone. If its exit event was not read yet, a descendant keeps the facts
@@ -239,8 +252,8 @@ impl Lineage {
         self.descendants.remove(&pid);
     }
 
-    /// Removes all descendants. Called when process events were lost: a process may have exited unseen, and its pid
-    /// may belong to another process.
+    /// Removes all descendants. Called if process events were lost: a process may have exited, and its pid
+    /// may now be that of another process.
     pub fn forget_descendants(&mut self) {
         self.descendants.clear();
         self.unscanned.clear();
@@ -250,9 +263,9 @@ impl Lineage {
     }
 }
 
-/// Returns the evidence that the child of a job's process belongs to the job, from the evidence for its parent. A
-/// child of an adopted process (one that joined its user's only job) is adopted too; any other child belongs to the
-/// job because of its parent.
+/// Returns the evidence that a child of a job's process belongs to the job. `evidence` is the evidence for
+/// the parent. The result is `Adopted` if the parent was adopted (it belongs to the job because that is the
+/// only job of its user). Otherwise it is `Parent`.
 #[must_use]
 pub fn child_evidence(evidence: Evidence) -> Evidence {
     if evidence == Evidence::Adopted { evidence } else { Evidence::Parent }

@@ -10,50 +10,56 @@ use crate::basics::{
     BirthTime, Comm, CpuSet, Nanos, Pid, ProcessId, Pu, StartTime, ThreadId, Tid, prelude::*,
 };
 use crate::state::demand::Demand;
-use crate::state::dirty::{DirtyPart, DirtySet};
+use crate::state::dirty::{DirtyScope, DirtySet};
 use crate::state::masks::entry::{MaskEntry, MaskRequest};
 use crate::terms::{Evidence, JobId, Membership};
 
-/// A member of a job: a process that belongs to the job, with its threads and the evidence that it belongs to the
-/// job.
+/// A member of a job: a process that belongs to the job, with its threads and the evidence for the
+/// membership.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     /// The pid and the start time of the process.
     pub id: ProcessId,
     /// The job to which the process belongs.
     pub job: JobId,
-    /// The kind of evidence by which the process belongs to the job, such as the scheduler's cgroup.
+    /// The evidence that the process belongs to the job, such as the scheduler's cgroup.
     pub evidence: Evidence,
-    /// The affinity mask of the nearest ancestor outside the job, from which the processes of the job inherited
-    /// theirs. A thread with exactly this mask did not choose it. `None` if unknown.
-    pub inherited: Option<CpuSet>,
+    /// The affinity mask that the processes of the job inherited from their nearest ancestor outside the job.
+    /// A thread whose original mask equals this mask did not set its mask itself. `None` if unknown.
+    pub inherited_mask: Option<CpuSet>,
     /// The time of the first scan that found the process, in ns since boot. `None` if the process is known only
     /// from a journal record without this time.
     pub first_seen: Option<Nanos>,
-    /// The threads of the process by thread id, as the last scan that read its threads found them.
+    /// The threads of the process, as of the last scan that read them, by thread id.
     pub threads: BTreeMap<Tid, MemberThread>,
 }
 
 impl Member {
     /// A process without threads, as the journal has it.
     pub(crate) fn from_record(membership: Membership) -> Self {
-        let Membership { process: id, job, evidence, inherited, first_seen } = membership;
-        Self { id, job, evidence, inherited, first_seen, threads: BTreeMap::new() }
+        let Membership { process: id, job, evidence, inherited_mask: inherited, first_seen } = membership;
+        Self { id, job, evidence, inherited_mask: inherited, first_seen, threads: BTreeMap::new() }
     }
 
     /// The facts that the journal keeps.
     pub(crate) fn membership(&self) -> Membership {
-        let Self { id: process, job, evidence, inherited, first_seen, .. } = self;
+        let Self { id: process, job, evidence, inherited_mask: inherited, first_seen, .. } = self;
         let (job, inherited) = (job.clone(), inherited.clone());
-        Membership { process: *process, job, evidence: *evidence, inherited, first_seen: *first_seen }
+        Membership {
+            process: *process,
+            job,
+            evidence: *evidence,
+            inherited_mask: inherited,
+            first_seen: *first_seen,
+        }
     }
 
     /// The requested masks of which a child inherited one: those of the thread that created it. If that thread is not
     /// known, those of all threads.
     pub(crate) fn requests_for_child(&self, creator: Tid, birth: BirthTime) -> Vec<MaskRequest> {
-        let entry = self.threads.get(&creator).and_then(|thread| thread.mask.as_ref());
+        let entry = self.threads.get(&creator).and_then(|thread| thread.mask_entry.as_ref());
         let requests: Vec<MaskRequest> =
-            entry.into_iter().flat_map(|entry| entry.requests_inherited_at(birth)).cloned().collect();
+            entry.into_iter().flat_map(|entry| entry.requests_for_child_born_at(birth)).cloned().collect();
         if requests.is_empty() { self.requests_at_birth(birth).cloned().collect() } else { requests }
     }
 
@@ -62,13 +68,16 @@ impl Member {
     pub(crate) fn requests_at_birth(&self, birth: BirthTime) -> impl Iterator<Item = &MaskRequest> {
         let first = Tid(self.id.pid.0);
         let others = self.threads.iter().filter(move |(tid, _)| **tid != first).map(|(_, thread)| thread);
-        let entries = others.chain(self.threads.get(&first)).filter_map(|thread| thread.mask.as_ref());
-        entries.flat_map(move |entry| entry.requests_inherited_at(birth))
+        let entries = others.chain(self.threads.get(&first)).filter_map(|thread| thread.mask_entry.as_ref());
+        entries.flat_map(move |entry| entry.requests_for_child_born_at(birth))
     }
 
     /// The present requests of all threads.
     pub(crate) fn requests(&self) -> impl Iterator<Item = &MaskRequest> {
-        self.threads.values().filter_map(|thread| thread.mask.as_ref()).flat_map(MaskEntry::possible_requests)
+        self.threads
+            .values()
+            .filter_map(|thread| thread.mask_entry.as_ref())
+            .flat_map(MaskEntry::last_request_candidates)
     }
 
     /// The threads, with their identities.
@@ -82,45 +91,46 @@ impl Member {
         self.identified_threads().filter(|(_, thread)| thread.is_alive())
     }
 
-    /// Iterates over the threads of the process whose original masks the journal keeps, so that a release can restore
-    /// them.
+    /// Iterates over the threads of the process whose original masks are in the journal. pjw restores these
+    /// masks when the job is released.
     pub fn journaled_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
-        let entries = self.identified_threads().filter_map(|(id, thread)| Some((id, thread.mask.as_ref()?)));
+        let entries =
+            self.identified_threads().filter_map(|(id, thread)| Some((id, thread.mask_entry.as_ref()?)));
         entries.filter(|(_, entry)| entry.journaled_since().is_some())
     }
 }
 
-/// A thread of a process that belongs to a job, as the last scan of the process read it.
+/// A thread of a member (a process of a job), as of the last scan that read it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemberThread {
-    /// The time at which the thread started, to 10 ms.
+    /// The time at which the thread started, in clock ticks of 10 ms.
     pub start: StartTime,
     /// The name (comm) of the thread, at most 15 bytes.
     pub comm: Comm,
-    /// The kernel's letter for the state of the thread at the last scan: R (running), S (sleeping), Z (zombie) and
-    /// so on.
+    /// The kernel's letter for the state of the thread at the last scan: R (running), S (sleeping), Z
+    /// (zombie) and so on (proc(5)).
     pub state: char,
-    /// The PU on which the thread ran last, as of the last scan.
+    /// The PU on which the thread last ran before the last scan.
     pub last_cpu: Pu,
     /// The effective affinity mask (sched_getaffinity(2)), as of the last scan.
     pub effective_mask: CpuSet,
-    /// The CPU time that the thread uses or waits for, smoothed over the last scans.
+    /// The demand of the thread for CPU time: the share of time in which it runs or waits for a PU.
     pub demand: Demand,
-    /// The mask requests of the thread and its original mask. `None` until a scan has read the cpuset around the
-    /// thread.
-    pub mask: Option<MaskEntry>,
+    /// The facts about the thread's mask: the mask requests and the original mask. `None` until a scan has
+    /// read the cpuset around the thread.
+    pub mask_entry: Option<MaskEntry>,
 }
 
 impl MemberThread {
-    /// Whether the thread can still run. False for a zombie, such as the first thread of a process that waits for the
-    /// other threads to end; its mask can't be set.
+    /// Whether the thread can still run. False for a zombie, whose mask can't be set. A zombie may be the
+    /// first thread of a process whose other threads still run.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         !matches!(self.state, 'Z' | 'X')
     }
 }
 
-/// The members of all jobs (every process that belongs to a job), found by pid or by job.
+/// The members of all jobs (the processes that belong to a job), with indexes by pid and by job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Members {
     members: BTreeMap<Pid, Member>,
@@ -149,25 +159,26 @@ impl Deref for Members {
 }
 
 impl Members {
-    /// Iterates over the processes that belong to this job.
+    /// Iterates over the processes that belong to the job.
     pub fn of_job<'a>(&'a self, job: &JobId) -> impl Iterator<Item = &'a Member> + use<'a> {
         let job_members = self.by_job.get(job).into_iter().flat_map(|job_members| &job_members.all);
         job_members.filter_map(|pid| self.members.get(pid))
     }
 
-    /// Iterates over the active processes of a job: those that ran lately, and those whose threads were not scanned
-    /// yet.
+    /// Iterates over the pids of the active processes of a job. A process is active if the smoothed CPU
+    /// demand of one of its threads is not 0, or if its threads were not scanned yet.
     pub fn active_pids_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = Pid> + use<'a> {
         self.by_job.get(job).into_iter().flat_map(|job_members| &job_members.active).copied()
     }
 
-    /// Iterates over the active processes of all jobs: those that ran lately, and those whose threads were not
-    /// scanned yet.
+    /// Iterates over the pids of the active processes of all jobs. A process is active if the smoothed CPU
+    /// demand of one of its threads is not 0, or if its threads were not scanned yet.
     pub fn active_pids(&self) -> impl Iterator<Item = Pid> {
         self.active.iter().copied()
     }
 
-    /// Iterates over the idle processes of a job: those that a scan found not to have run since the previous scan.
+    /// Iterates over the idle processes of a job. A process is idle if the smoothed CPU demand of all its
+    /// threads is 0.
     pub fn idle_members_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = &'a Member> + use<'a> {
         let job_members = self.by_job.get(job);
         let idle =
@@ -178,13 +189,16 @@ impl Members {
     /// The members of a job whose masks are to be planned again. `None` if nothing of the job is dirty. If only some
     /// processes of the job are dirty, the active members are included.
     pub(crate) fn concerned(&self, dirty: &DirtySet, job: &JobId) -> Option<Vec<&Member>> {
-        let DirtyPart::Processes(pids) = dirty.part_of(job)? else { return Some(self.of_job(job).collect()) };
+        let DirtyScope::Processes(pids) = dirty.part_of(job)? else {
+            return Some(self.of_job(job).collect());
+        };
         let concerned: BTreeSet<Pid> = pids.iter().copied().chain(self.active_pids_of(job)).collect();
         let members = concerned.iter().filter_map(|pid| self.members.get(pid));
         Some(members.filter(|member| member.job == *job).collect())
     }
 
-    /// Adds a process to its job. Returns the process that had the same pid before, or `None`.
+    /// Adds the process `member` to its job. Returns the earlier member of any job that had the same pid, or
+    /// `None` if there was none.
     pub fn insert(&mut self, member: Member) -> Option<Member> {
         let pid = member.id.pid;
         let before = self.remove(pid);
@@ -199,7 +213,8 @@ impl Members {
         before
     }
 
-    /// Removes a process from its job and returns it. `None` if the process belongs to no job.
+    /// Removes the process with this pid from its job and returns it. `None` if no such process belongs to a
+    /// job.
     pub fn remove(&mut self, pid: Pid) -> Option<Member> {
         let member = self.members.remove(&pid)?;
         self.changed.insert(member.job.clone());
@@ -214,7 +229,7 @@ impl Members {
         Some(member)
     }
 
-    /// Removes all processes of a job, and returns them.
+    /// Removes all processes from a job, and returns them.
     pub fn remove_all_of(&mut self, job: &JobId) -> Vec<Member> {
         self.changed.insert(job.clone());
         let job_members = self.by_job.remove(job).unwrap_or_default();
@@ -228,8 +243,8 @@ impl Members {
         self.members.get_mut(&pid).map(|member| core::mem::take(&mut member.threads))
     }
 
-    /// Replaces the threads of a job's process by those that a scan read. Has no effect if the process belongs to no
-    /// job.
+    /// Replaces the threads of a job's process by `threads`, as a scan read them. Has no effect if the
+    /// process belongs to no job.
     pub fn put_threads(&mut self, pid: Pid, threads: BTreeMap<Tid, MemberThread>) {
         let Some(member) = self.members.get_mut(&pid) else { return };
         let active = is_active(&threads);

@@ -4,7 +4,7 @@ use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::Topology;
 use crate::terms::JobId;
 
-/// The holder of a PU: a job, the system (if the PU is housekeeping), or nobody.
+/// The holder of a PU: a job, the system (for a housekeeping PU), or none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Holder {
     /// No holder: any job may get the PU.
@@ -31,7 +31,8 @@ const FREE: usize = 0;
 /// The index of [`Holder::Housekeeping`] in the list of holders.
 const HOUSEKEEPING: usize = 1;
 
-/// The pool: all PUs of the machine, each with its one holder (a job, the system for housekeeping, or nobody).
+/// All PUs of the machine, each with its holder: a job, the system (for a housekeeping PU), or none. A PU has
+/// at most one holder.
 #[derive(Debug, Clone)]
 pub struct Pool {
     /// For each PU number the index of its holder in `holders`; `None` if the machine does not have the PU.
@@ -61,15 +62,15 @@ impl PartialEq for Pool {
 
 impl Eq for Pool {}
 
-/// The error of [`Pool::commit`]: the pool changed after the offer was made, so a PU of the offer may have another
-/// holder now.
+/// The error of [`Pool::commit`]: the offer is no longer valid. The pool changed after the offer was made, so
+/// another job may hold a PU of the offer now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the pool changed after this offer was made: ask for a new one")]
 pub struct StaleOffer;
 
 impl Pool {
-    /// Makes a pool of all PUs of the machine, all online. The system holds the housekeeping PUs; all others are
-    /// free.
+    /// Makes a pool of all PUs of the machine, all online. The system holds the PUs `housekeeping`; no job
+    /// holds a PU.
     #[must_use]
     pub fn new(topology: &Topology, housekeeping: &CpuSet) -> Self {
         let length = topology.cpus().last().map_or(0, |last| last.0 as usize + 1);
@@ -83,7 +84,8 @@ impl Pool {
         Self { entries, holders, cpus, offline: CpuSet::new(), version: 0, reserved }
     }
 
-    /// Returns the holder of a PU, which may be nobody. `None` if the machine does not have the PU.
+    /// Returns the holder of a PU; the holder of a free PU is [`Holder::Free`]. `None` if the machine does
+    /// not have the PU.
     #[must_use]
     pub fn holder(&self, pu: Pu) -> Option<&Holder> {
         let place = *self.entries.get(pu.0 as usize)?;
@@ -107,32 +109,33 @@ impl Pool {
         self.cpus.difference(&self.offline)
     }
 
-    /// Returns the housekeeping PUs: those that are kept for the system, and that no job gets.
+    /// Returns the housekeeping PUs, which are reserved for the system. PUs that a job still holds are not
+    /// included.
     #[must_use]
     pub fn housekeeping_cpus(&self) -> CpuSet {
         self.held_at(HOUSEKEEPING)
     }
 
-    /// Returns the PUs that are held by jobs.
+    /// Returns the PUs that jobs hold.
     #[must_use]
     pub fn allocated_cpus(&self) -> CpuSet {
         self.places().filter(|&(_, place)| place > HOUSEKEEPING).map(|(pu, _)| pu).collect()
     }
 
-    /// Returns the PUs that `job` holds, offline ones included. Empty if it holds none.
+    /// Returns the PUs that the job holds, including offline ones. Empty if the job holds none.
     #[must_use]
     pub fn pus_of(&self, job: &JobId) -> CpuSet {
         self.place_of(job).map(|place| self.held_at(place)).unwrap_or_default()
     }
 
-    /// Returns the number of changes of the pool so far. An offer is valid only while the count is the same as when
-    /// the offer was made.
+    /// Returns the number of changes of the pool so far. An offer is valid only until this number changes.
     #[must_use]
     pub fn change_count(&self) -> u64 {
         self.version
     }
 
-    /// Sets the online PUs. An offline PU is never offered to a job; a job that holds one keeps it.
+    /// Sets which PUs are online. The pool never offers an offline PU to a job. A job that already holds a PU
+    /// keeps it when the PU goes offline.
     pub fn set_online(&mut self, online: &CpuSet) {
         let offline = self.cpus.difference(online);
         if offline != self.offline {
@@ -141,30 +144,33 @@ impl Pool {
         }
     }
 
-    /// Gives a job the PUs of an offer, which the allocator chose for it; all its other PUs become free.
+    /// Gives the job the PUs of `offer`, and frees all other PUs of the job. The allocator made the offer for
+    /// this job.
     ///
     /// # Errors
-    /// If the pool changed since the offer was made, or if a PU of the offer is neither free nor held by the job. The
-    /// pool is then unchanged.
+    /// If the pool changed since the offer was made, or if a PU of the offer is neither free nor held by the
+    /// job. The pool is then unchanged.
     pub fn commit(&mut self, job: &JobId, offer: &Offer) -> Result<(), StaleOffer> {
-        if offer.version != self.version || !offer.cpus.is_subset(&self.available_to(job)) {
+        if offer.pool_change_count != self.version || !offer.cpus.is_subset(&self.available_to(job)) {
             return Err(StaleOffer);
         }
         self.give(job, &offer.cpus);
         Ok(())
     }
 
-    /// Gives `job` those PUs of `cpus` that are free or that it holds already; all its other PUs become free. Returns
-    /// the PUs of `cpus` that another holder keeps. Used for PUs that a scheduler chose, not pjw.
+    /// Gives the job the PUs of `cpus` that are free or that the job holds already, and frees all its other
+    /// PUs. Returns the PUs of `cpus` that the job did not get, because they have another holder. Used for
+    /// PUs that a scheduler chose.
     pub fn claim(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         let granted = cpus.intersection(&self.available_to(job));
         self.give(job, &granted);
         cpus.difference(&granted)
     }
 
-    /// Gives `job` the PUs that it held before a restart of the daemon, like [`Pool::claim`]. PUs that have become
-    /// housekeeping (kept for the system) since then stay with the job until it releases them. Returns the PUs of
-    /// `cpus` that another holder keeps.
+    /// Gives the job the PUs `cpus` that it held before a restart of the daemon, and frees all its other PUs.
+    /// Unlike [`Pool::claim`], it also gives the job housekeeping PUs: they become housekeeping again when
+    /// the job releases them. Returns the PUs of `cpus` that the job did not get, because they have another
+    /// holder.
     pub fn reclaim(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         for pu in self.housekeeping_cpus().intersection(cpus).iter() {
             self.entries[pu.0 as usize] = Some(FREE);
@@ -174,8 +180,8 @@ impl Pool {
         elsewhere
     }
 
-    /// Sets the housekeeping PUs: those that are kept for the system. A PU that a job holds becomes housekeeping only
-    /// when the job releases it.
+    /// Sets the housekeeping PUs, which are reserved for the system. A PU that a job holds becomes
+    /// housekeeping only when the job releases it.
     pub fn set_housekeeping(&mut self, housekeeping: &CpuSet) {
         self.reserved = housekeeping.clone();
         for (entry, pu) in self.entries.iter_mut().zip((0..).map(Pu)) {
@@ -188,7 +194,7 @@ impl Pool {
         self.version += 1;
     }
 
-    /// Frees all PUs of a job, and returns the PUs that the job held.
+    /// Frees all PUs that the job holds, and returns them.
     pub fn release(&mut self, job: &JobId) -> CpuSet {
         let held = self.pus_of(job);
         self.give(job, &CpuSet::new());
@@ -242,18 +248,19 @@ impl Pool {
     }
 }
 
-/// An offer: the PUs that the allocator chose for a job, with the reasons. The job gets these PUs only by
+/// The PUs that the allocator chose for a job, with the reasons. The job gets these PUs only by
 /// [`Pool::commit`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer {
-    /// The PUs that the job gets if it accepts the offer.
+    /// The PUs that the job is to get.
     pub cpus: CpuSet,
-    /// The reasons for the choice, one sentence each.
-    pub because: Vec<String>,
-    /// The second-best choice as a sentence; empty if there was none.
+    /// The reasons why these PUs were chosen, one sentence each.
+    pub reasons: Vec<String>,
+    /// The second-best set of PUs, described in a sentence. Empty if there was none.
     pub runner_up: String,
-    /// The [`Pool::change_count`] at which the offer was made. The offer is stale at another count.
-    pub version: u64,
+    /// The value of [`Pool::change_count`] when the offer was made. The offer is invalid if the pool has
+    /// another value now.
+    pub pool_change_count: u64,
 }
 
 #[cfg(test)]
@@ -266,7 +273,12 @@ mod tests {
     }
 
     fn offer(pool: &Pool, cpus: &str) -> Offer {
-        Offer { cpus: set(cpus), because: Vec::new(), runner_up: String::new(), version: pool.change_count() }
+        Offer {
+            cpus: set(cpus),
+            reasons: Vec::new(),
+            runner_up: String::new(),
+            pool_change_count: pool.change_count(),
+        }
     }
 
     #[test]

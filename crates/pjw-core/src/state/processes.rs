@@ -6,29 +6,29 @@
 use alloc::sync::Arc;
 use core::ops::{Bound, Deref};
 
-use crate::basics::{Nanos, Pid, Uid, is_within, prelude::*};
+use crate::basics::{Nanos, Pid, Uid, is_cgroup_within, prelude::*};
 use crate::terms::{JobId, JobMarks, JobUnit, Process};
 
-/// A process of the node, as the last scan read it, with the time of the first scan that found it. Without its
-/// threads.
+/// A process of the node, as of the last scan that read it, without its threads. It also has the time of the
+/// first scan that found it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownProcess {
-    /// The facts that the last scan read. The fields `attributes`, `job_marks` and `threads` are always `None`
-    /// here.
+    /// The facts of the last scan that read the process. The fields `attributes`, `job_marks` and `threads`
+    /// are always `None` here.
     pub process: Process,
-    /// The jobs that the attributes of the process name.
+    /// The role of the process in a batch system, and the jobs that its attributes name.
     pub job_marks: JobMarks,
-    /// The time of the first scan that found the process, in ns since boot. The process may have been forked during
-    /// that scan.
+    /// The time at which the first scan that found the process began, in ns since boot. The process may have
+    /// been forked during that scan.
     pub first_seen: Nanos,
-    /// Whether only one scan, the last one, has found the process.
+    /// Whether only the last scan has found the process, and no earlier scan.
     pub is_new: bool,
-    /// The previous cgroup of the process, and the time of the first scan that found the process in the present
-    /// cgroup. `None` if the cgroup never changed.
+    /// The last change of the process's cgroup: the path of the previous cgroup, and the time of the first
+    /// scan that found the process in its present cgroup. `None` if the cgroup never changed.
     pub last_cgroup_change: Option<(Arc<str>, Nanos)>,
 }
 
-/// Every process of the node, as the last scan read it.
+/// All processes of the node, each as of the last scan that read it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Processes {
     processes: BTreeMap<Pid, KnownProcess>,
@@ -49,7 +49,7 @@ impl Deref for Processes {
 }
 
 impl Processes {
-    /// Adds a process. If a process with this pid is known, it is replaced.
+    /// Adds a process. Replaces an earlier process with the same pid.
     pub fn insert(&mut self, known: KnownProcess) {
         let pid = known.process.id.pid;
         self.remove(pid);
@@ -67,7 +67,7 @@ impl Processes {
         self.processes.insert(pid, known);
     }
 
-    /// Removes a process and returns the facts about it. `None` if no process has this pid.
+    /// Removes the process with this pid, and returns the facts about it. `None` if no process has this pid.
     pub fn remove(&mut self, pid: Pid) -> Option<KnownProcess> {
         let known = self.processes.remove(&pid)?;
         remove_from(&mut self.children, &known.process.parent, pid);
@@ -84,7 +84,7 @@ impl Processes {
         Some(known)
     }
 
-    /// Iterates over the processes of the node that belong to this user.
+    /// Iterates over the processes of the node whose user is `user`.
     pub fn of_user(&self, user: Uid) -> impl Iterator<Item = &KnownProcess> {
         self.by_user.get(&user).into_iter().flatten().filter_map(|pid| self.processes.get(pid))
     }
@@ -94,7 +94,7 @@ impl Processes {
         let from = (Bound::Included(path), Bound::Unbounded);
         let named_alike =
             self.by_cgroup.range::<str, _>(from).take_while(move |(cgroup, _)| cgroup.starts_with(path));
-        let within = named_alike.filter(move |(cgroup, _)| is_within(cgroup, path));
+        let within = named_alike.filter(move |(cgroup, _)| is_cgroup_within(cgroup, path));
         within.flat_map(|(_, pids)| pids).filter_map(|pid| self.processes.get(pid))
     }
 
@@ -113,7 +113,9 @@ impl Processes {
         self.children.get(&pid).into_iter().flatten().copied()
     }
 
-    /// Returns these processes and all their descendants. A process whose parent has ended descends from process 1.
+    /// Returns the pids in `pids` and the pids of all descendants of these processes. If the parent of a
+    /// process has ended, the process is a descendant of the process that adopted it (process 1 or a
+    /// subreaper).
     #[must_use]
     pub fn with_descendants(&self, pids: impl IntoIterator<Item = Pid>) -> BTreeSet<Pid> {
         let mut found = BTreeSet::new();

@@ -7,8 +7,8 @@ use crate::state::{members::Member, pool::Pool, warden::WardenState};
 use crate::terms::{Job, Record};
 
 impl WardenState {
-    /// Returns the journal records from which [`WardenState::replay`] makes this state again. The daemon rewrites its
-    /// journal with these records, to keep it short.
+    /// Returns the journal records from which [`WardenState::replay`] can restore this state. To shorten the
+    /// journal, the daemon replaces its content by these records.
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         let jobs = self.jobs_unshared_first().cloned().map(Record::Job);
@@ -22,9 +22,9 @@ impl WardenState {
         jobs.chain(released).chain(cpusets).chain(members).chain(restoring).chain(masks).collect()
     }
 
-    /// Applies one record of the journal to the state, when the daemon starts. A recorded job loses its grant (its
-    /// PUs) if another job holds one of these PUs, or if the machine has none of them. Processes that have ended are
-    /// removed only by the first full scan.
+    /// Applies one record of the journal to the state. Called for each record when the daemon starts. A job
+    /// in a record loses its grant if another job holds one of the granted PUs, or if the machine has none of
+    /// these PUs. Processes that have ended since are removed by the first full scan, not here.
     pub fn replay(&mut self, record: Record) {
         match record {
             Record::Job(mut job) => {
@@ -54,7 +54,7 @@ impl WardenState {
                 // A mask is journaled before the first request of pjw: an older request is the program's.
                 let is_programs = since < kept_since && set == before;
                 let by = if is_programs { MaskWriter::Program } else { MaskWriter::Warden };
-                let request = MaskRequest { mask: set, original: before, by, since };
+                let request = MaskRequest { mask: set, original: before, writer: by, requested_at: since };
                 match self.recorded_masks.get_mut(&thread) {
                     Some(entry) => entry.add_recorded_request(request),
                     None => {
@@ -91,8 +91,8 @@ impl WardenState {
         self.pool.reclaim(&job.id, &here).is_empty() && !here.is_empty()
     }
 
-    /// Replaces the topology when the machine has got new PUs, with `housekeeping` as the PUs kept for the system.
-    /// Every job keeps its PUs.
+    /// Replaces the topology, after the machine got new PUs. `housekeeping` are the PUs that are reserved for
+    /// the system from now on. Every job keeps its PUs.
     pub fn set_topology(&mut self, topology: Topology, housekeeping: &CpuSet) {
         let online = self.pool.online_cpus();
         self.pool = Pool::new(&topology, housekeeping);
@@ -118,11 +118,13 @@ pub(crate) fn mask_records(
     is_wanted: impl Fn(&MaskRequest) -> bool,
 ) -> impl Iterator<Item = Record> {
     let since = entry.journaled_since().unwrap_or_default();
-    entry.possible_requests().filter(move |request| is_wanted(request)).map(move |request| Record::MaskSet {
-        thread,
-        before: request.original.clone(),
-        set: request.mask.clone(),
-        since,
-        at: Some(request.since),
+    entry.last_request_candidates().filter(move |request| is_wanted(request)).map(move |request| {
+        Record::MaskSet {
+            thread,
+            before: request.original.clone(),
+            set: request.mask.clone(),
+            since,
+            at: Some(request.requested_at),
+        }
     })
 }

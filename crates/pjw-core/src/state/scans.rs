@@ -25,9 +25,11 @@ use crate::terms::{IdleGroup, IdleWatch, JobId, ScanRequest, ScanScope};
 const RESCANS_PER_FULL_PLAN: u32 = 8;
 
 impl WardenState {
-    /// Returns the request for the scan of a normal cycle of the daemon: the processes of jobs, except idle ones,
-    /// and the processes whose masks are being restored, each with its threads. If `full`, the request covers every
-    /// process of the node, the threads of all processes of jobs, and the cgroups of all jobs.
+    /// Returns the request for a scan. If `full` is false, it is the scan of a normal cycle: it reads the
+    /// active processes of jobs and the processes whose original masks are being restored, with their
+    /// threads, and only checks whether idle processes ran. If `full` is true, the scan reads every process
+    /// of the node, the cgroups of all jobs, and the threads of all processes that belong to a job or are
+    /// being restored.
     #[must_use]
     pub fn scan_request(&self, full: bool) -> ScanRequest {
         if full {
@@ -47,16 +49,17 @@ impl WardenState {
         of_jobs.chain(self.cpusets.paths_to_remove().map(str::to_owned)).collect()
     }
 
-    /// Returns the request for a scan of every process of the node. Of idle processes (which did not run lately), the
-    /// threads are read only for a few processes, in turn.
+    /// Returns the request for a scan of every process of the node. Unlike `scan_request(true)`, the scan
+    /// does not read the threads of all idle processes: it only checks whether they ran, and checks the masks
+    /// of some of them, in rotation.
     #[must_use]
     pub fn full_scan_request(&self) -> ScanRequest {
         ScanRequest { idle_watch: self.idle_watch(), ..self.scan_request(true) }
     }
 
-    /// Returns the request for the periodic scan, which also reads processes outside of jobs. One periodic scan in
-    /// eight reads every process; the others read only processes that may have changed. The caller adds the processes
-    /// that were forked since the last one.
+    /// Returns the request for the periodic scan, which also reads processes outside jobs. One periodic scan
+    /// in eight reads every process; the others read only processes that may have changed. The caller must
+    /// add the processes that were forked since the last periodic scan.
     pub fn rescan_request(&mut self) -> ScanRequest {
         if self.rescans_until_full_plan == 0 || self.full_scan_due || !self.is_settled() {
             return self.full_scan_request();
@@ -71,7 +74,10 @@ impl WardenState {
         let in_turn = self.job_cgroups().into_iter().skip(turn).step_by(turns);
         let mut request = self.scan_request(false);
         request.cgroups.extend(in_turn);
-        ScanRequest { idle_watch: Arc::new(IdleWatch { groups, unassigned, all_masks: true }), ..request }
+        ScanRequest {
+            idle_watch: Arc::new(IdleWatch { groups, unassigned, check_all_masks: true }),
+            ..request
+        }
     }
 
     /// Whether a partial rescan is enough: fork events are monitored, every job has its grant, and no mask or cpuset
@@ -101,18 +107,19 @@ impl WardenState {
         }
     }
 
-    /// Returns the pids of the tracked processes: the processes of jobs, and the processes whose original masks are
-    /// being restored.
+    /// Returns the pids of the tracked processes: those that belong to a job, and those whose original masks
+    /// are being restored.
     #[must_use]
     pub fn tracked_pids(&self) -> BTreeSet<Pid> {
         self.members.keys().chain(self.restoring.keys()).copied().collect()
     }
 
-    /// Returns the paths of the cgroups that belong to jobs: those that schedulers made, those of pjw's cpusets, and those
-    /// that were found when the daemon started.
+    /// Returns the paths of the cgroups of jobs. These are the cgroups that schedulers made for jobs, the
+    /// cgroups of pjw's cpusets, and the cgroups with the name of a job's cpuset that existed when the daemon
+    /// started.
     #[must_use]
     pub fn job_cgroups(&self) -> BTreeSet<String> {
-        let own = self.cpusets.paths().chain(self.cpusets.found_paths());
+        let own = self.cpusets.paths().chain(self.cpusets.found_cgroup_paths());
         self.jobs.cgroup_paths().chain(own).map(str::to_owned).collect()
     }
 
@@ -130,7 +137,7 @@ impl WardenState {
             let paths = self.jobs.cgroup_paths().chain(self.cpusets.paths());
             return paths.filter(is_unread).map(str::to_owned).collect();
         }
-        let of_dirty = self.dirty.dirty_parts().flat_map(|(id, _)| self.cgroups_of(id));
+        let of_dirty = self.dirty.dirty_jobs().flat_map(|(id, _)| self.cgroups_of(id));
         let to_remove = self.cpusets.paths_to_remove().map(str::to_owned);
         of_dirty.chain(to_remove).filter(|path| is_unread(&path.as_str())).collect()
     }

@@ -6,7 +6,7 @@ use core::cell::OnceCell;
 
 use crate::basics::{
     CpuSet, Nanos, Pid, ProcessId, Pu, StartTime, ThreadId, Tid, Uid, enclosing_paths, history::History,
-    is_within, prelude::*,
+    is_cgroup_within, prelude::*,
 };
 use crate::machine::topology::Topology;
 use crate::state::attempts::{AffinityRequesters, ReportedCount};
@@ -20,66 +20,75 @@ use crate::terms::{
     ProcessEvent, ReleasedMasks, Warning,
 };
 
-/// All that pjwd knows between two cycles (one cycle is a scan, a decision and its changes): the machine, the jobs,
-/// their cores and their processes. A fact about a process is kept only while a later decision needs it.
+/// The state that pjwd keeps between two cycles: the machine, the jobs, their cores and their processes. (A
+/// cycle is a scan, a decision and the decided changes.) The state keeps a fact about a process only while a
+/// later decision needs it.
 #[derive(Debug, Clone)]
 pub struct WardenState {
     /// The cores, caches, NUMA nodes and packages of the machine.
     pub topology: Topology,
-    /// The holder of each PU: a job, the system, or nobody.
+    /// The holder of each PU: a job, the system, or none.
     pub pool: Pool,
     /// All jobs that pjw knows on this node.
     pub jobs: Jobs,
-    /// Every process of the node, as the last scan read it.
+    /// All processes of the node, each as of the last scan that read it.
     pub processes: Processes,
     /// The processes that belong to jobs, with their threads.
     pub members: Members,
-    /// Processes of released or ended jobs, by pid, until a scan finds that the original masks of their threads are
-    /// in force again.
+    /// The processes whose original masks pjw must restore, by pid. The processes in `excluded_pids` belonged
+    /// to no job; the jobs of all others were released or have ended. An entry is removed when a scan finds
+    /// the original masks in force.
     pub restoring: BTreeMap<Pid, Member>,
-    /// The processes in `restoring` that pjw keeps off the cores of all jobs: they belong to no job, so their
-    /// original masks are not restored.
-    pub excluded: BTreeSet<Pid>,
-    /// The cgroups of the jobs, by path, as the last scan of each cgroup read it: those that schedulers made, and
-    /// those of pjw's cpusets.
+    /// The pids of unassigned processes (they belong to no job) that pjw keeps off the cores of all jobs.
+    /// They are also in `restoring`, so that pjw can later restore their original masks.
+    pub excluded_pids: BTreeSet<Pid>,
+    /// The cgroups of jobs, by path, each as of the last scan that read it. These are the cgroups that
+    /// schedulers made for jobs, and the cgroups of pjw's cpusets.
     pub cgroups: BTreeMap<String, Observed<Cgroup>>,
     /// The cpusets that pjw created or changed for jobs.
     pub cpusets: CpusetRegistry,
-    /// The saved masks from the journal of threads that no scan has read since the daemon was restarted.
+    /// The mask entries from the journal, by thread, for threads that no scan has read since the daemon
+    /// started.
     pub recorded_masks: BTreeMap<ThreadId, MaskEntry>,
     /// The masks of released jobs that descendants of their processes may have, until a full scan after the release finds
     /// that none has one. Also those of jobs that an earlier daemon released.
     pub released_masks: BTreeMap<JobId, ReleasedMasks>,
-    /// Whether records of an earlier daemon were lost. The next full scan finds the processes whose masks that daemon may
-    /// have set.
+    /// Whether journal records of an earlier daemon were lost. The next full scan then searches for processes
+    /// whose masks the earlier daemon may have set.
     pub is_record_lost: bool,
-    /// The processes in no job whose masks an earlier daemon may have set, each with the mask.
-    pub unknown_masks: BTreeMap<ProcessId, CpuSet>,
+    /// Processes that belong to no job, each with its affinity mask. An earlier daemon may have set this
+    /// mask, but no journal record says so.
+    pub masks_of_unknown_origin: BTreeMap<ProcessId, CpuSet>,
     /// The online PUs, now and in the past.
     pub(crate) online: History<CpuSet>,
-    /// The warnings about each job: the changes that are not made, as they were when the job was last planned.
+    /// The warnings about each job, as of the last time that the job was planned.
     pub(crate) warnings: BTreeMap<JobId, Vec<Warning>>,
-    /// Which processes were forked by processes of jobs, as known from the kernel's process events.
+    /// The descent of processes, as known from the kernel's fork events: which processes were forked by
+    /// processes of jobs.
     pub lineage: Lineage,
-    /// The jobs and processes whose masks the next cycle has to plan, whether or not its scan shows a change.
+    /// The jobs and processes that the next cycle must plan again, even if its scan finds no change.
     pub dirty: DirtySet,
-    /// The number of rescans until the next full one: the rescans before it may be partial and plan only what
-    /// changed. If 0, the next rescan reads every process and plans everything.
+    /// The number of partial rescans (periodic scans) that may come before the next full one. A partial
+    /// rescan reads and plans only what may have changed. If 0, the next rescan reads every process and plans
+    /// all jobs again.
     pub rescans_until_full_plan: u32,
-    /// Whether the next rescan must read every process, because events may have been lost, so that a process may be
-    /// unknown.
+    /// Whether the next rescan (periodic scan) must read every process, because a process may be unknown. Set
+    /// if events may have been lost.
     pub full_scan_due: bool,
-    /// The processes in no job, by user, of all users who have a job on this node. A user without such processes
-    /// has no entry.
-    pub unassigned: BTreeMap<Uid, BTreeSet<Pid>>,
-    /// The unassigned processes that belong to a login, such as its shell, by user. They are not reported.
+    /// The pids of the unassigned processes (they belong to no job) of each user that owns a job on this
+    /// node. A user without such processes has an empty set or no entry.
+    pub unassigned_by_user: BTreeMap<Uid, BTreeSet<Pid>>,
+    /// The pids of the unassigned processes that belong to a login, such as the login shell, by user. pjw
+    /// does not report these processes.
     pub login_processes: BTreeMap<Uid, BTreeSet<Pid>>,
-    /// The threads whose affinity request outside the grant was reported, and whose mask was not scanned since.
+    /// The threads for which an affinity request outside the grant was reported, and whose masks were not
+    /// scanned since.
     pub(crate) affinity_requesters: AffinityRequesters,
     /// The number of affinity attempts of each job that were reported in the current minute.
     pub(crate) attempts: BTreeMap<JobId, ReportedCount>,
-    /// The time since which the kernel's fork events were read without loss, in ns since boot. The parent of every
-    /// process that was forked later is known. `None` if fork events are not monitored, or are being lost.
+    /// The time since which pjwd has read every fork event of the kernel, in ns since boot. For each process
+    /// that was forked later, the parent is known. `None` if fork events are not monitored, or are being
+    /// lost.
     pub fork_events_complete_since: Option<Nanos>,
     /// The idle processes of each job, by group.
     pub(crate) idle_groups: BTreeMap<JobId, Vec<Arc<IdleGroup>>>,
@@ -88,8 +97,8 @@ pub struct WardenState {
 }
 
 impl WardenState {
-    /// Makes the initial state of the daemon, without jobs and processes. `housekeeping` are the PUs that no job
-    /// gets.
+    /// Makes the initial state of the daemon, without jobs and processes. `housekeeping` are the PUs that are
+    /// reserved for the system.
     #[must_use]
     pub fn new(topology: Topology, housekeeping: &CpuSet) -> Self {
         let pool = Pool::new(&topology, housekeeping);
@@ -101,20 +110,20 @@ impl WardenState {
             processes: Processes::default(),
             members: Members::default(),
             restoring: BTreeMap::new(),
-            excluded: BTreeSet::new(),
+            excluded_pids: BTreeSet::new(),
             cgroups: BTreeMap::new(),
             cpusets: CpusetRegistry::default(),
             recorded_masks: BTreeMap::new(),
             released_masks: BTreeMap::new(),
             is_record_lost: false,
-            unknown_masks: BTreeMap::new(),
+            masks_of_unknown_origin: BTreeMap::new(),
             online,
             warnings: BTreeMap::new(),
             lineage: Lineage::default(),
             dirty: DirtySet::everything(),
             rescans_until_full_plan: 0,
             full_scan_due: true,
-            unassigned: BTreeMap::new(),
+            unassigned_by_user: BTreeMap::new(),
             login_processes: BTreeMap::new(),
             affinity_requesters: AffinityRequesters::default(),
             attempts: BTreeMap::new(),
@@ -124,18 +133,20 @@ impl WardenState {
         }
     }
 
-    /// Iterates over the members of a job: the processes that belong to it.
+    /// Iterates over the members of a job: the processes that belong to the job.
     pub fn members_of<'a>(&'a self, job: &'a JobId) -> impl Iterator<Item = &'a Member> + 'a {
         self.members.of_job(job)
     }
 
-    /// Returns a process of the node, as the last scan read it. `None` if no process has this pid.
+    /// Returns the process with this pid, as of the last scan that read it. `None` if no scan found a process
+    /// with this pid, or if it has ended.
     #[must_use]
     pub fn process(&self, pid: Pid) -> Option<&Process> {
         self.processes.get(&pid).map(|known| &known.process)
     }
 
-    /// Returns the grant of a job: its cores. `None` if the job holds no cores, or does not exist.
+    /// Returns the grant of a job (the PUs that the job holds, and who chose them). `None` if the job holds
+    /// no PUs or does not exist.
     #[must_use]
     pub fn grant_of(&self, job: &JobId) -> Option<&Grant> {
         self.jobs.get(job)?.grant.as_ref()
@@ -163,19 +174,19 @@ impl WardenState {
     /// the cpuset cuts the mask, was written after the mask was read, or is to be removed.
     pub(crate) fn may_cpuset_hide_mask(&self, pid: Pid, thread: &MemberThread) -> bool {
         let cgroup = self.process(pid).and_then(|process| process.cgroup.as_deref());
-        let (Some(entry), Some(cgroup)) = (&thread.mask, cgroup) else { return false };
+        let (Some(entry), Some(cgroup)) = (&thread.mask_entry, cgroup) else { return false };
         let (seen, read_at) = (&thread.effective_mask, entry.last_read_at());
         let limits = self.present_mask_limits(pid);
         let is_cut = MaskEntry::from_first_reading(seen, &limits, read_at).original() != entry.original();
         self.cpusets.may_hide_mask(cgroup, is_cut, read_at)
     }
 
-    /// Returns the PU to which pjw pinned a thread of a job. `None` if pjw did not pin the thread, also if the
-    /// program itself bound it to one PU.
+    /// Returns the PU to which pjw pinned the thread `tid` of the process `member`. `None` if pjw did not pin
+    /// the thread. Also `None` if the program itself bound the thread to this PU.
     #[must_use]
     pub fn pinned_pu_of(&self, member: &Member, tid: Tid) -> Option<Pu> {
         let thread = member.threads.get(&tid)?;
-        let entry = thread.mask.as_ref()?;
+        let entry = thread.mask_entry.as_ref()?;
         let grant = &self.grant_of(&member.job)?.cpus;
         let own = self.own_mask(grant, member, entry);
         let is_bound_to = |pin| own.single() == Some(pin) && !entry.is_unbound_from(&own);
@@ -184,7 +195,7 @@ impl WardenState {
 
     /// The PUs of `grant` to which the program of a thread bound it; the whole grant if it did not bind the thread.
     pub(crate) fn own_mask(&self, grant: &CpuSet, member: &Member, entry: &MaskEntry) -> CpuSet {
-        target_mask(&self.topology, grant, entry.original(), member.inherited.as_ref())
+        target_mask(&self.topology, grant, entry.original(), member.inherited_mask.as_ref())
     }
 
     /// The mask from which an action of the kind `Unbind` frees this thread.
@@ -194,16 +205,17 @@ impl WardenState {
         Some(self.own_mask(&grant, member, self.mask_entry(id)?))
     }
 
-    /// Returns what pjw knows of the affinity mask of a thread. `None` if the mask was not read yet, or if the
-    /// process is not tracked: it is neither in a job nor being restored.
+    /// Returns the facts that pjw knows of the affinity mask of a thread. `None` if the mask was not read
+    /// yet, or if the process of the thread is not tracked (it neither belongs to a job nor is being
+    /// restored).
     #[must_use]
     pub fn mask_entry(&self, id: &ThreadId) -> Option<&MaskEntry> {
         let member = self.tracked(id.process.pid).filter(|member| member.id == id.process)?;
-        member.threads.get(&id.tid).filter(|thread| thread.start == id.start)?.mask.as_ref()
+        member.threads.get(&id.tid).filter(|thread| thread.start == id.start)?.mask_entry.as_ref()
     }
 
-    /// Iterates over the threads whose original masks the journal keeps, so that a release of the job can restore
-    /// them. Includes threads that were not scanned since a restart of the daemon.
+    /// Iterates over the threads whose original masks are in the journal, so that pjw can restore them when
+    /// the job is released. Includes threads that were not scanned since a restart of the daemon.
     pub fn journaled_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
         let tracked = self.members.values().chain(self.restoring.values());
         let unread = self.recorded_masks.iter().map(|(&thread, entry)| (thread, entry));
@@ -241,11 +253,12 @@ impl WardenState {
 
     /// The mask entry of a thread, so that the caller can change it.
     pub(crate) fn mask_mut(&mut self, id: &ThreadId) -> Option<&mut MaskEntry> {
-        self.thread_mut(id)?.mask.as_mut()
+        self.thread_mut(id)?.mask_entry.as_mut()
     }
 
-    /// Updates the state from process events of the kernel, in their order. Returns true if an event was dropped
-    /// because too many descendants of jobs' processes are known; the caller must then request a full scan.
+    /// Updates the state from process events of the kernel, in the given order. The result is true if an
+    /// event was dropped, because pjw knows too many descendants of jobs' processes. The caller must then
+    /// request a full scan.
     pub fn apply_events(&mut self, events: &[ProcessEvent]) -> bool {
         let tracked = |pid| tracked_in(&self.members, &self.restoring, pid);
         self.lineage.apply_events(events, tracked, |pid| self.processes.contains_key(&pid))
@@ -263,17 +276,19 @@ impl WardenState {
         tracked_in(&self.members, &self.restoring, pid).map(|(process, _)| process)
     }
 
-    /// Whether a process of a job is in the cpuset of the job, made by the scheduler or by pjw.
+    /// Whether the process `member` is in the cpuset of its job. The scheduler or pjw made this cpuset.
     #[must_use]
     pub fn is_in_job_cpuset(&self, member: &Member) -> bool {
         let place = self.process(member.id.pid).and_then(|process| process.cgroup.as_deref());
         let Some(job) = self.jobs.get(&member.job) else { return false };
         if job.grant.as_ref().is_some_and(|grant| grant.granted_by == GrantedBy::Scheduler) {
             let schedulers = job.cgroup.as_deref().unwrap_or_default();
-            return place.is_none_or(|place| is_within(place, schedulers));
+            return place.is_none_or(|place| is_cgroup_within(place, schedulers));
         }
         let job_cpuset = self.cpusets.cpuset_of(&member.job);
-        place.zip(job_cpuset).is_some_and(|(place, managed)| is_within(place, &managed.job_cpuset.path))
+        place
+            .zip(job_cpuset)
+            .is_some_and(|(place, managed)| is_cgroup_within(place, &managed.job_cpuset.path))
     }
 
     /// The PUs that the nearest cpuset around a process allows, as the last scan read them.
@@ -283,8 +298,9 @@ impl WardenState {
             .find_map(|path| Some(&self.cgroups.get(path)?.present()?.cpuset.as_ref()?.effective))
     }
 
-    /// Records that the mask of a thread was changed as planned: `requested` was passed to sched_setaffinity(2), and
-    /// `effective` is the mask that the kernel showed right after the call.
+    /// Records that the mask of a thread was changed as planned in `action`. `requested` is the mask that was
+    /// passed to sched_setaffinity(2), and `effective` is the mask that the kernel showed right after the
+    /// call.
     pub fn note_mask_applied(&mut self, action: &MaskAction, requested: &CpuSet, effective: &CpuSet) {
         let online = self.pool.online_cpus();
         let limits = self.present_mask_limits(action.thread.process.pid);
@@ -292,36 +308,36 @@ impl WardenState {
         let unbound_from = is_unbound.then(|| self.mask_to_unbind_from(&action.thread)).flatten();
         let Some(thread) = self.thread_mut(&action.thread) else { return };
         thread.effective_mask = effective.clone();
-        if let Some(entry) = &mut thread.mask {
-            entry.end_write(requested, &effective.intersection(&online), &limits);
+        if let Some(entry) = &mut thread.mask_entry {
+            entry.note_completed_request(requested, &effective.intersection(&online), &limits);
             if unbound_from.is_some() || action.kind == MaskActionKind::Restore {
                 entry.note_unbound(unbound_from);
             }
         }
     }
 
-    /// Records that pjw changed the mask of a thread while the thread was still being forked. The end of fork(2) may
-    /// give the thread the parent's mask once more.
+    /// Records that pjw changed the mask of a thread, as planned in `action`, while fork(2) was still
+    /// creating the thread. At its end, fork(2) may give the thread the parent's mask once more.
     pub fn note_applied_during_fork(&mut self, action: &MaskAction) {
         if let Some(entry) = self.mask_mut(&action.thread) {
             entry.reopen_inherited_requests();
         }
     }
 
-    /// Records that the kernel refused to restore the original mask of a thread, because the thread's cpuset has none
-    /// of the mask's PUs.
+    /// Records that the kernel refused to restore the original mask of a thread, as planned in `action`,
+    /// because this mask and the thread's cpuset have no PU in common.
     pub fn note_original_unreachable(&mut self, action: &MaskAction) {
         let limits = self.present_mask_limits(action.thread.process.pid);
         let Some(thread) = self.thread_mut(&action.thread) else { return };
-        if let Some(entry) = &mut thread.mask {
+        if let Some(entry) = &mut thread.mask_entry {
             entry.note_original_unreachable(&thread.effective_mask, &limits);
         }
     }
 
-    /// Records that pjw did not try a planned change of a mask, so the thread still has its old mask.
-    pub fn note_not_tried(&mut self, action: &MaskAction) {
+    /// Records that pjw did not try the mask change `action`, so that the thread still has its earlier mask.
+    pub fn note_mask_not_tried(&mut self, action: &MaskAction) {
         if let Some(entry) = self.mask_mut(&action.thread) {
-            entry.cancel_write(&action.requested);
+            entry.cancel_intended_request(&action.requested_mask);
         }
     }
 
@@ -335,7 +351,7 @@ impl WardenState {
     pub(crate) fn remove_unassigned(&mut self, pid: Pid) {
         let user = self.process(pid).map(|process| process.uid);
         let Some(user) = user else { return };
-        for by_user in [&mut self.unassigned, &mut self.login_processes] {
+        for by_user in [&mut self.unassigned_by_user, &mut self.login_processes] {
             if let Some(pids) = by_user.get_mut(&user) {
                 pids.remove(&pid);
             }

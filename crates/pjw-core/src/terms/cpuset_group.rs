@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::basics::{CpuSet, ProcessId, Uid, prelude::*};
 use crate::terms::job::JobId;
 
-/// The config key `enforcement`: whether pjw keeps jobs on their cores by cpusets or by affinity masks.
+/// The config key `enforcement`: whether pjw restricts jobs to their cores by cpusets or by affinity masks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Enforcement {
     /// By a cpuset if the job can have one, else by affinity masks.
@@ -21,19 +21,20 @@ pub enum Enforcement {
     Affinity,
 }
 
-/// What the node supports: whether pjw can make cpusets, and in which cgroup hierarchy. Found out once, when the
-/// daemon starts.
+/// The support for cpusets on this node: whether pjw can create cpusets, and in which cgroup hierarchy.
+/// Determined once, when the daemon starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpusetSupport {
-    /// The cgroup hierarchy in which pjw can make cpusets, or the reason why it can't.
+    /// The cgroup hierarchy in which pjw can create cpusets, or the reason why it can't.
     pub hierarchy: CpusetHierarchy,
-    /// Whether a mask set by sched_setaffinity(2) survives a change of the cpuset (Linux 6.2 and later).
-    /// Older kernels give every thread the whole cpuset when the cpuset is written or the thread enters
-    /// another one.
+    /// Whether a mask set by sched_setaffinity(2) stays in force when the cpuset changes. True on Linux 6.2
+    /// and later. An older kernel gives every thread the whole cpuset when the cpuset is written or the
+    /// thread enters another cpuset.
     pub affinity_persists: bool,
 }
 
-/// The cgroup hierarchy in which pjw makes cpusets, and whether systemd or pjw itself creates the cgroups there.
+/// The cgroup hierarchy in which pjw creates cpusets, and whether systemd or pjw itself creates the cgroups
+/// there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpusetHierarchy {
     /// pjw can't write any cpuset.
@@ -62,8 +63,8 @@ impl Default for CpusetSupport {
     }
 }
 
-/// The owner of a job's cgroup, which created it: the scheduler, systemd or pjw. pjw changes and removes the cgroup
-/// by the interface that the owner used.
+/// The creator of a job's cgroup: the scheduler, systemd or pjw. pjw changes and removes the cgroup by the
+/// interface that the creator used: the files of the cgroup, or D-Bus calls to systemd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CgroupOwner {
@@ -75,73 +76,76 @@ pub enum CgroupOwner {
     Warden,
 }
 
-/// The settings that a cpuset should have: its PUs, its NUMA nodes, and whether it is an isolated partition.
+/// The settings that pjw writes to a cpuset: its PUs, its NUMA nodes, and whether it is an isolated
+/// partition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpusetSpec {
     /// `cpuset.cpus`: the PUs on which the processes in the cpuset may run.
     pub cpus: CpuSet,
-    /// `cpuset.mems`: the numbers of the NUMA nodes from which memory may be allocated; `None` for all nodes.
+    /// `cpuset.mems`: the numbers of the NUMA nodes from which the processes may allocate memory. `None` for
+    /// all nodes.
     pub mems: Option<CpuSet>,
-    /// Whether the cpuset is an isolated partition: no other cgroup uses its PUs, and the kernel does not
-    /// balance load on them (Documentation/admin-guide/cgroup-v2.rst, `cpuset.cpus.partition`).
+    /// Whether the cpuset is an isolated partition. No other cgroup may then use its PUs, and the kernel does
+    /// not balance load on them (Documentation/admin-guide/cgroup-v2.rst, `cpuset.cpus.partition`).
     pub isolated: bool,
 }
 
 impl CpusetSpec {
-    /// Makes the settings of a cpuset with these PUs, the memory of all NUMA nodes, and without an isolated
-    /// partition.
+    /// Makes the settings of a cpuset with the PUs `cpus` and the memory of all NUMA nodes. The cpuset is no
+    /// isolated partition.
     #[must_use]
     pub fn from_cpus(cpus: CpuSet) -> Self {
         Self { cpus, mems: None, isolated: false }
     }
 }
 
-/// The cpuset of a job: the cgroup to which it belongs, the owner that created this cgroup, and the settings of the
-/// cpuset.
+/// The cpuset of a job: the path of its cgroup, the creator of this cgroup, and the settings of the cpuset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobCpuset {
     /// The job whose processes the cpuset limits.
     pub job: JobId,
-    /// Who created the cgroup: the scheduler, systemd or pjw.
+    /// The creator of the cgroup: the scheduler, systemd or pjw.
     #[serde(rename = "mason")]
     pub cgroup_owner: CgroupOwner,
     /// The path of the cgroup below the mount point of the cpuset hierarchy, as in `/proc/PID/cgroup`.
     pub path: String,
-    /// The settings of the cpuset that pjw wrote last, or is about to write.
+    /// The settings that pjw last wrote to the cpuset, or is about to write.
     #[serde(rename = "bounds")]
     pub spec: CpusetSpec,
 }
 
-/// A cgroup with the name of a job's cpuset, found on the node when the daemon starts, and what pjw wrote to its
-/// attributes when it made the cgroup. The journal may not know it.
+/// A cgroup that has the name of a job's cpuset and that existed when the daemon started. It also has the
+/// facts that pjw stored in extended attributes when it created the cgroup. The journal may have no record of
+/// this cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundCpuset {
     /// The path of the cgroup below the mount point of the cpuset hierarchy.
     pub path: String,
-    /// The owner of the job. `None` if the attribute is missing: cgroups have no attributes here, or the cpuset was
-    /// about to be removed.
+    /// The owner of the job. `None` if the extended attribute is missing: this kernel does not support such
+    /// attributes on cgroups, or pjw was about to remove the cpuset.
     pub owner: Option<Uid>,
-    /// The cgroup from which every process was moved in. `None` if that is unknown, or if the processes came from several
-    /// cgroups.
-    pub origin: Option<String>,
+    /// The path of the cgroup from which all processes were moved into this one. `None` if it is unknown, or
+    /// if the processes came from several cgroups.
+    pub origin_cgroup: Option<String>,
 }
 
-/// One planned change of a job's cpuset: the cpuset is created, widened or removed, or a process is moved into it or
-/// out of it.
+/// One planned change of a job's cpuset. Either the cpuset is created, widened or removed, or a process is
+/// moved into or out of the cpuset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpusetAction {
     /// The job whose cpuset changes.
     pub job: JobId,
-    /// What is done: create, widen or remove the cpuset, or move a process.
+    /// The change: to create, widen or remove the cpuset, or to move a process.
     pub change: CpusetChange,
-    /// Whether the change repeats an earlier one that another program undid.
+    /// Whether pjw had made this change before, and another program undid it.
     pub is_repair: bool,
-    /// The reason for the change, in one sentence.
+    /// The reason for the change, in one sentence for users.
     pub why: String,
 }
 
 impl CpusetAction {
-    /// Returns the name of the change in `pjwctl plan --json` and in logs, such as `raise`.
+    /// Returns the name of the kind of change, as in `pjwctl plan --json` and in logs, such as `raise` (the
+    /// cpuset is created).
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self.change {
@@ -153,7 +157,7 @@ impl CpusetAction {
         }
     }
 
-    /// Returns the path of the cgroup whose cpuset is changed, or into or out of which a process is moved.
+    /// Returns the path of the job's cpuset cgroup that the change concerns.
     #[must_use]
     pub fn path(&self) -> &str {
         match &self.change {
@@ -164,7 +168,8 @@ impl CpusetAction {
         }
     }
 
-    /// Returns the process that the change moves into or out of a cpuset, or `None` if it moves no process.
+    /// Returns the process that the change moves into or out of a cpuset. `None` if the change moves no
+    /// process.
     #[must_use]
     pub fn process(&self) -> Option<ProcessId> {
         match &self.change {
@@ -174,8 +179,8 @@ impl CpusetAction {
     }
 }
 
-/// What a planned change does to a job's cpuset: create it, move a process into it, move a process back, widen it to
-/// all PUs, or remove it.
+/// The kind of a planned change of a job's cpuset: create the cpuset, move a process into it, move a process
+/// back, widen the cpuset to all PUs, or remove it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpusetChange {
     /// Creates the cgroup if it does not exist, and writes the settings. Repeating the change has no effect.
@@ -218,8 +223,8 @@ pub enum CpusetChange {
     },
 }
 
-/// The result of carrying out a [`CpusetAction`] (a change of a job's cpuset): done, refused with the reason, or gone
-/// because the process or cgroup no longer exists.
+/// The result of carrying out a [`CpusetAction`] (a change of a job's cpuset). The change was made, the
+/// kernel or systemd refused it, or the process or cgroup no longer exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpusetOutcome {
     /// The change was made.

@@ -3,13 +3,15 @@
 use crate::basics::{CpuSet, Pid, Tid, prelude::*};
 use crate::terms::job::JobId;
 
-/// The kind of an event. Scripts read the names of the kinds in `pjwctl events --json`, so the names must not change.
+/// The kind of an event. The names of the kinds in `pjwctl events --json` are stable, because scripts rely on
+/// them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum EventKind {
     /// A job got cores.
     Assigned,
-    /// A cpuset that an earlier pjwd made was found, and no record of it: its job keeps the cores, or the cpuset is removed.
+    /// A cpuset of an earlier pjwd was found without a journal record. Its job gets the cores of the cpuset,
+    /// or the cpuset is removed.
     Recovered,
     /// The cores of a job changed in number or were replaced.
     Resized,
@@ -17,10 +19,10 @@ pub enum EventKind {
     Released,
     /// Threads were restricted to the cores of their job.
     Confined,
-    /// A thread tried to leave the cores of its job, or left them.
+    /// A thread left the cores of its job, or tried to.
     Violation,
-    /// A process is outside: it belongs to no job though its user has jobs here, or it was moved out of its
-    /// job's cpuset.
+    /// A process is outside of its job. Either it belongs to no job although its user has a job here, or it
+    /// was moved out of its job's cpuset.
     Stray,
     /// A mask, a cpuset or the cgroup of a process was restored after another program changed it.
     Repaired,
@@ -50,10 +52,11 @@ impl EventKind {
     }
 }
 
-/// An event: something that happened on the node or that pjw did. Events are shown by `pjwctl events` and in the log.
+/// An event: something that happened on the node, or that pjw did. `pjwctl events` and the log show the
+/// events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// What happened, as one of the fixed kinds.
+    /// The kind of the event.
     pub kind: EventKind,
     /// The job that the event is about. `None` if it is about no single job.
     pub job: Option<JobId>,
@@ -63,33 +66,33 @@ pub struct Event {
     pub tid: Option<Tid>,
     /// The PUs that the event is about, such as those that a job got. `None` if it is about no PUs.
     pub cpus: Option<CpuSet>,
-    /// The description of what happened, in one sentence for users.
+    /// A description of what happened, in one sentence for users.
     pub text: String,
 }
 
 impl Event {
-    /// Makes an event from its kind and its description. The job, the PUs and the process that it concerns are added
-    /// with `with_job`, `with_cpus` and `with_pid`.
+    /// Makes an event that names no job, PUs or process. To add these, call `with_job`, `with_cpus` and
+    /// `with_pid`. `text` describes what happened, for users.
     #[must_use]
     pub fn new(kind: EventKind, text: impl Into<String>) -> Self {
         Self { kind, job: None, pid: None, tid: None, cpus: None, text: text.into() }
     }
 
-    /// Sets the job that the event concerns, and returns the event.
+    /// Sets the job that the event is about, and returns the event.
     #[must_use]
     pub fn with_job(mut self, job: &JobId) -> Self {
         self.job = Some(job.clone());
         self
     }
 
-    /// Sets the PUs that the event concerns, and returns the event.
+    /// Sets the PUs that the event is about, and returns the event.
     #[must_use]
     pub fn with_cpus(mut self, cpus: &CpuSet) -> Self {
         self.cpus = Some(cpus.clone());
         self
     }
 
-    /// Sets the process that the event concerns, and returns the event.
+    /// Sets the process that the event is about, and returns the event.
     #[must_use]
     pub fn with_pid(mut self, pid: Pid) -> Self {
         self.pid = Some(pid);

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The evidence that a process belongs to a job, such as its cgroup or its parent. Ordered from weak to strong, so
-/// `max` returns the stronger of two.
+/// The evidence that a process belongs to a job, such as its cgroup or its parent. The order is from weak to
+/// strong evidence, so `max` returns the stronger of two.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, strum::IntoStaticStr,
 )]

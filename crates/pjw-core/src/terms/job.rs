@@ -9,8 +9,8 @@ use thiserror::Error;
 use crate::basics::{CpuSet, Nanos, Pid, Uid, UnixMillis, prelude::*};
 use crate::machine::Topology;
 
-/// The system that started a job: a batch system, a user's command, or a login session. It is the first part of a job
-/// id.
+/// The system that started a job, as the first part of the job's id: a batch system, a user's command, or a
+/// login session.
 #[derive(
     Debug,
     Clone,
@@ -50,7 +50,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// All sources of jobs, in the order in which they are listed for users.
+    /// All sources of jobs, in the order in which users see them.
     pub const ALL: &[Self] = <Self as strum::VariantArray>::VARIANTS;
 
     /// Returns the name of the source in job ids, config keys and JSON, such as `slurm`.
@@ -59,16 +59,17 @@ impl Source {
         self.into()
     }
 
-    /// Whether the source is a batch system: every source except `manual` (a user's command) and `session` (a login).
-    /// pjw never changes which cores a batch system gave to its job.
+    /// Whether the source is a batch system. False only for `Manual` (a user's command) and `Session` (a
+    /// login session). The cores that a batch system chose for a job are never changed by pjw.
     #[must_use]
     pub fn is_scheduler(self) -> bool {
         !matches!(self, Source::Manual | Source::Session)
     }
 }
 
-/// The id of a job: its source and its name there, written `source:name`, such as `slurm:7`. A name need not be a
-/// number: some schedulers use names such as `123[4].srv`.
+/// The id of a job: its source (the system that started it) and its name in this source. It is written
+/// `source:name`, such as `slurm:7`. The name need not be a number: some schedulers use names such as
+/// `123[4].srv`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId {
     source: Source,
@@ -104,13 +105,14 @@ pub enum JobIdError {
 }
 
 impl JobId {
-    /// The maximum number of characters in the name part of a job id (the part after the source).
+    /// The maximum number of characters in the name of a job (the part of the id after the first colon).
     pub const MAX_LENGTH: usize = 128;
 
-    /// Makes an id from the system that started the job and the job's name there.
+    /// Makes the id of the job with the name `name` in the source `source` (the system that started the job).
     ///
     /// # Errors
-    /// If the name is empty, too long, or has a character outside `[A-Za-z0-9._:@+\[\]-]`.
+    /// If the name is empty, if it has more than [`JobId::MAX_LENGTH`] characters, or if it has a character
+    /// outside `[A-Za-z0-9._:@+\[\]-]`.
     pub fn new(source: Source, name: &str) -> Result<Self, JobIdError> {
         if name.is_empty() {
             return Err(JobIdError::Empty);
@@ -126,14 +128,14 @@ impl JobId {
         }
     }
 
-    /// Returns the source of the job (the system that started it, such as Slurm): the part of the id before the first
-    /// colon.
+    /// Returns the source of the job (the system that started it, such as Slurm). It is the part of the id
+    /// before the first colon.
     #[must_use]
     pub fn source(&self) -> Source {
         self.source
     }
 
-    /// Returns the name of the job: the part of the id after the first colon.
+    /// Returns the name of the job in its source. It is the part of the id after the first colon.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -176,8 +178,8 @@ impl<'de> Deserialize<'de> for JobId {
     }
 }
 
-/// The priority class of a job. Only `Guaranteed` has an effect: pjw does not lend cores or take them back for a class yet. A
-/// scheduler's grant takes its cores from jobs of all classes.
+/// The priority class of a job. At present only the class `Guaranteed` has an effect: defragmentation does
+/// not move such a job. No class protects a job from losing cores that a scheduler grants to another job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PriorityClass {
@@ -190,7 +192,8 @@ pub enum PriorityClass {
     Besteffort,
 }
 
-/// How the cores for a job are chosen: close together, spread over the machine, or as the user lists them.
+/// The rule by which the cores for a job are chosen: close together, spread over the machine, or as listed by
+/// the user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
@@ -203,11 +206,11 @@ pub enum Placement {
     Explicit,
 }
 
-/// The amount of CPU that a job requests: a number of cores, a number of PUs (logical CPUs), or an explicit list of
+/// The CPUs that a job requests: a number of cores, a number of PUs (logical CPUs), or an explicit list of
 /// PUs.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Amount {
+pub enum CpuRequest {
     /// This number of whole cores.
     Cores(u32),
     /// This number of PUs, the unit of Slurm on machines with SMT. Rounded up to whole cores, except if the
@@ -217,58 +220,61 @@ pub enum Amount {
     Exactly(CpuSet),
 }
 
-impl Amount {
-    /// Returns the number of cores that this amount needs on a machine. If the cores of the machine have different
-    /// numbers of PUs, the result is an upper bound.
+impl CpuRequest {
+    /// Returns the number of cores that this request needs on the machine with this topology. If cores of the
+    /// machine differ in their number of PUs, the result for a number of PUs is an upper bound.
     #[must_use]
     pub fn core_count(&self, topology: &Topology) -> u32 {
         match self {
-            Amount::Cores(count) => *count,
-            Amount::Pus(count) => {
+            CpuRequest::Cores(count) => *count,
+            CpuRequest::Pus(count) => {
                 let smallest = topology.cores().iter().map(|core| core.pus.len()).min().unwrap_or(1).max(1);
                 count.div_ceil(u32::try_from(smallest).unwrap_or(1))
             }
-            Amount::Exactly(cpus) => topology.overlapping_core_count(cpus),
+            CpuRequest::Exactly(cpus) => topology.overlapping_core_count(cpus),
         }
     }
 }
 
-/// What a job requests: an amount of cores, how they are chosen, and their properties.
+/// The request of a job: the number or list of CPUs, the rule by which the cores are chosen, and properties
+/// that the cores should have.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Request {
-    /// How much CPU the job requests: a number of cores or PUs, or an explicit list of PUs.
-    pub amount: Amount,
-    /// How the cores are chosen: close together, spread, or as listed.
+pub struct JobRequest {
+    /// The requested number of cores or PUs, or the requested list of PUs.
+    #[serde(rename = "amount")]
+    pub cpu_request: CpuRequest,
+    /// The rule by which the cores are chosen: close together, spread, or as listed.
     pub placement: Placement,
     /// The priority class of the job.
     pub class: PriorityClass,
-    /// The name of a device that the cores should be near; `None` for no preference.
-    #[serde(default)]
-    pub near: Option<String>,
-    /// Whether memory is allocated only from the NUMA nodes of the cores (`cpuset.mems`).
+    /// The name or the PCI address of a device near which the cores should be. `None` for no preference.
+    #[serde(default, rename = "near")]
+    pub near_device: Option<String>,
+    /// Whether memory is allocated only from the NUMA nodes of the job's cores (`cpuset.mems`).
     #[serde(default)]
     pub bind_memory: bool,
-    /// Whether the cores become an isolated partition (`cpuset.cpus.partition = isolated`).
+    /// Whether the job's cores become an isolated partition (`cpuset.cpus.partition = isolated`).
     #[serde(default)]
     pub isolated: bool,
 }
 
-impl Request {
-    /// Makes a request for `n` whole cores close together, with the normal priority class and no other condition.
+impl JobRequest {
+    /// Makes a request for `n` whole cores that are close together. The priority class is normal, and no
+    /// further property is requested.
     #[must_use]
     pub fn of_cores(n: u32) -> Self {
         Self {
-            amount: Amount::Cores(n),
+            cpu_request: CpuRequest::Cores(n),
             placement: Placement::Pack,
             class: PriorityClass::Normal,
-            near: None,
+            near_device: None,
             bind_memory: false,
             isolated: false,
         }
     }
 }
 
-/// Who chose the PUs of a grant: pjw, or the scheduler that started the job.
+/// The side that chose the PUs of a grant: pjw, or the scheduler that started the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GrantedBy {
@@ -278,30 +284,33 @@ pub enum GrantedBy {
     Scheduler,
 }
 
-/// A grant: the PUs that are given to a job, who chose them, and the reasons for the choice.
+/// A grant: the PUs that were given to a job, the side that chose them (pjw or a scheduler), and the reasons.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
     /// The PUs (logical CPUs) that the job holds by this grant.
     pub cpus: CpuSet,
-    /// Who chose the PUs: pjw or the scheduler.
+    /// The side that chose the PUs: pjw or the scheduler.
     pub granted_by: GrantedBy,
-    /// Whether another job may hold some of the PUs too, because of `on_exhausted = "share"` or because a
-    /// scheduler granted the same PUs twice. The pool then lists only the other job as the holder.
+    /// Whether other jobs may hold some of the PUs too. The reason is `on_exhausted = "share"`, or a
+    /// scheduler that granted the same PUs twice. The pool then names only one of the jobs as the holder of
+    /// such a PU.
     pub shared: bool,
-    /// Whether the grant was made while `share_smt` was on: SMT siblings may then serve two jobs.
+    /// Whether `share_smt` was on when the grant was made. The SMT siblings of a core may then belong to two
+    /// jobs.
     #[serde(default, rename = "by_pus")]
     pub smt_shared: bool,
     /// The time at which the PUs were granted, in ns since boot.
-    #[serde(default)]
-    pub since: Nanos,
-    /// The reasons for the choice of the PUs, one sentence each, for `pjwctl explain`.
-    pub because: Vec<String>,
-    /// The second-best choice of PUs, described in a sentence; empty if there was none.
+    #[serde(default, rename = "since")]
+    pub granted_at: Nanos,
+    /// The reasons why these PUs were chosen, one sentence each, for `pjwctl explain`.
+    #[serde(rename = "because")]
+    pub reasons: Vec<String>,
+    /// The second-best set of PUs, described in a sentence. Empty if there was none.
     pub runner_up: String,
 }
 
-/// When a job ends: with its last process, or, if it was created as a reservation before it had processes, by a
-/// release or a timeout.
+/// The condition under which a job ends. A normal job ends with its last process. A reservation (a job that
+/// was created before it had processes) ends by a release or a timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Lifetime {
@@ -312,42 +321,47 @@ pub enum Lifetime {
     Reservation,
 }
 
-/// A job: a group of processes that belong together, with the cores that were requested for them and the cores that
-/// they hold.
+/// A job: a group of processes that belong together, with the cores that they request and the PUs that they
+/// hold.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
     /// The id of the job, such as `slurm:7`.
     pub id: JobId,
-    /// The user that owns the job. It may release the job and change its request.
+    /// The user that owns the job. The owner may release the job and change its request.
     pub owner: Uid,
-    /// The request for cores. `None` if the number of cores is unknown; the job is then only observed.
-    pub request: Option<Request>,
-    /// The PUs that the job holds. `None` while the job waits for cores or is only observed.
+    /// The request of the job. `None` if its number of cores is unknown. Without a request, pjw gives the job
+    /// no cores and only observes it.
+    pub request: Option<JobRequest>,
+    /// The PUs that the job holds. `None` if the job waits for cores, or if pjw only observes it.
     pub grant: Option<Grant>,
-    /// Whether the job ends with its last process, or is a reservation that can exist without processes.
+    /// The condition under which the job ends: with its last process, or, for a reservation, by a release or
+    /// a timeout.
     pub lifetime: Lifetime,
-    /// The path of the scheduler's cgroup for the job, as in `/proc/PID/cgroup`. `None` if no such cgroup was seen.
+    /// The path of the cgroup that the scheduler made for the job, as in `/proc/PID/cgroup`. `None` if no
+    /// such cgroup was found.
     pub cgroup: Option<String>,
-    /// The login sessions whose processes all belong to the job (`assign --session`). Usually empty.
+    /// The ids of the sessions (setsid(2)) that were assigned to the job by `assign --session`. Usually
+    /// empty.
     pub sessions: BTreeSet<Pid>,
-    /// The UTC time at which pjw first saw the job.
+    /// The UTC time at which pjw first found the job, or created it.
     pub since: UnixMillis,
-    /// The time since which the job has no process, in ns since boot. `None` while it has processes. After
-    /// `reservation_timeout` a reservation without processes ends.
+    /// The time since which the job has had no process, in ns since boot. `None` while it has processes. A
+    /// reservation ends if it has had no process for the `reservation_timeout` of the policy.
     #[serde(default)]
     pub empty_since: Option<Nanos>,
-    /// Whether the job was released while its scheduler still runs it. pjw leaves the threads of such
-    /// a job alone until the scheduler ends the job, or a user assigns cores to it again.
+    /// Whether the job was released while its scheduler still runs it. pjw then does not change the job's
+    /// threads, until the scheduler ends the job or a user assigns cores to the job again.
     #[serde(default, rename = "let_go")]
     pub released: bool,
-    /// Whether `pjwctl run` started the job. Its first process is then moved into the job's cpuset from any
-    /// cgroup.
+    /// Whether `pjwctl run` started the job. pjw then moves the first process of the job into the job's
+    /// cpuset, whatever cgroup the process is in.
     #[serde(default)]
     pub launched: bool,
 }
 
 impl Job {
-    /// Makes a job that has requested no cores and holds none. `since` is the time when the job was first seen.
+    /// Makes a job without a request and without PUs. `since` is the UTC time at which pjw first found the
+    /// job.
     #[must_use]
     pub fn new(id: JobId, owner: Uid, lifetime: Lifetime, since: UnixMillis) -> Self {
         Self {
@@ -365,21 +379,22 @@ impl Job {
         }
     }
 
-    /// Returns the grant of the job (the PUs that it holds) if the job's threads are kept on it. `None` if the job
-    /// holds no PUs, or if it was released while its scheduler still runs it.
+    /// Returns the grant of the job (the PUs that it holds) if pjw restricts the job's threads to these PUs.
+    /// `None` if the job holds no PUs, or if it was released while its scheduler still runs it.
     #[must_use]
     pub fn active_grant(&self) -> Option<&Grant> {
         self.grant.as_ref().filter(|_| !self.released)
     }
 
-    /// Returns the grant of the job (the PUs that it holds) if `granted_by` chose these PUs; else `None`.
+    /// Returns the grant of the job (the PUs that it holds) if `granted_by` (pjw or the scheduler) chose
+    /// these PUs. `None` otherwise.
     #[must_use]
     pub fn grant_by(&self, granted_by: GrantedBy) -> Option<&Grant> {
         self.grant.as_ref().filter(|grant| grant.granted_by == granted_by)
     }
 
-    /// Returns the PUs that the job holds and that are online. `None` if the job holds no PUs, or if all of them are
-    /// offline.
+    /// Returns the PUs that the job holds and that are in `online`, the set of online PUs. `None` if there
+    /// are no such PUs.
     #[must_use]
     pub fn online_cpus(&self, online: &CpuSet) -> Option<CpuSet> {
         self.grant.as_ref().map(|grant| grant.cpus.intersection(online)).filter(|cpus| !cpus.is_empty())

@@ -4,43 +4,46 @@ use crate::basics::prelude::*;
 use crate::terms::cpuset_group::CgroupOwner;
 use crate::terms::job::{JobId, Source};
 
-/// The name of the cgroups of a warden that runs alone. The name of a warden beside it starts with this name, `_` and
-/// [`HASH_DIGITS`] digits.
+/// The name of the cgroups of a daemon (`pjwd`) that runs alone. If a daemon runs beside another one, the
+/// name is followed by `_` and [`HASH_DIGITS`] digits.
 const NAME: &str = "pjw";
 
-/// The number of hexadecimal digits after `pjw_` in the name of a warden that runs beside another.
+/// The number of hexadecimal digits after `pjw_` in the name of a daemon that runs beside another one.
 const HASH_DIGITS: usize = 16;
 
-/// The names of the cgroups that one warden creates for jobs. Two wardens on one machine have different names, so that
-/// neither writes into a cgroup of the other.
+/// The names of the cgroups that one daemon (`pjwd`) creates for jobs. Two daemons on one machine use
+/// different names, so that neither writes into a cgroup of the other.
 ///
-/// A name has no `-`: systemd would take the part before it as the name of a parent slice (systemd.slice(5)).
+/// A name contains no `-`, because systemd takes the text before a `-` as the name of a parent slice
+/// (systemd.slice(5)).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OwnCgroups {
+pub struct OwnCgroupNames {
     name: String,
 }
 
-impl Default for OwnCgroups {
-    /// The cgroups of a warden that runs alone: below `/pjw`, or below `pjw.slice` where systemd creates them.
+impl Default for OwnCgroupNames {
+    /// The names for a daemon that runs alone: cgroups below `/pjw`, or below `pjw.slice` if systemd creates
+    /// them.
     fn default() -> Self {
         Self { name: NAME.to_owned() }
     }
 }
 
-impl OwnCgroups {
-    /// The cgroups of a warden that runs beside another one. They are named after its state directory (the absolute
-    /// path, without symbolic links): `/pjw_` and a 64-bit FNV-1a hash of the path.
+impl OwnCgroupNames {
+    /// Makes the names for a daemon that runs beside another one. Each name starts with `pjw_` and a 64-bit
+    /// FNV-1a hash of `state_directory`, the absolute path of the daemon's state directory without symbolic
+    /// links.
     #[must_use]
-    pub fn beside(state_directory: &[u8]) -> Self {
+    pub fn of_additional_daemon(state_directory: &[u8]) -> Self {
         let add = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         let hash = state_directory.iter().fold(0xcbf2_9ce4_8422_2325, add);
         Self { name: format!("{NAME}_{hash:0HASH_DIGITS$x}") }
     }
 
-    /// The cgroups of the warden that created the cgroup at `path`, by its name. `None` if no warden gives a cgroup
-    /// such a name.
+    /// Returns the names that are used by the daemon that created the cgroup at `path`, as recognised by this
+    /// path. `None` if no daemon creates a cgroup at such a path.
     #[must_use]
-    pub fn of_path(path: &str) -> Option<Self> {
+    pub fn from_cgroup_path(path: &str) -> Option<Self> {
         let top = path.strip_prefix('/')?.split('/').next()?;
         let name = match top.split_once('-') {
             Some((name, _)) => name,
@@ -55,37 +58,39 @@ impl OwnCgroups {
             .then(|| Self { name: name.to_owned() })
     }
 
-    /// The cgroup directory below which the warden itself creates the cgroups of jobs, if systemd does not manage the
-    /// hierarchy: `/pjw`.
+    /// Returns the path of the cgroup below which the daemon itself creates the cgroups of jobs, such as
+    /// `/pjw`. It is used if systemd does not manage the cgroup hierarchy.
     #[must_use]
     pub fn directory(&self) -> String {
         format!("/{}", self.name)
     }
 
-    /// The systemd slice (a group of units) below which systemd creates the cgroups of jobs, one scope unit for each
-    /// job: `pjw.slice`.
+    /// Returns the name of the systemd slice (systemd.slice(5)) below which systemd creates the cgroups of
+    /// jobs, such as `pjw.slice`. Each job is a scope unit in this slice.
     #[must_use]
     pub fn slice(&self) -> String {
         format!("{}.slice", self.name)
     }
 
-    /// Whether the cgroup at `path` is one of these, or lies in one of these. The directory and the slice count.
+    /// Whether the cgroup at `path` was created by the daemon that uses these names, or lies below such a
+    /// cgroup. Also true for the directory and the slice that contain the cgroups of jobs.
     #[must_use]
     pub fn contains(&self, path: &str) -> bool {
-        Self::of_path(path).as_ref() == Some(self)
+        Self::from_cgroup_path(path).as_ref() == Some(self)
     }
 
-    /// Returns the path of the cgroup that the warden or systemd (`cgroup_owner`) creates for a job, relative to the
-    /// mount point of the cgroup hierarchy. If `isolated`, the cgroup is directly below the root, because an isolated
-    /// partition needs a partition as its parent.
+    /// Returns the path of the cgroup that `cgroup_owner` (the daemon or systemd) creates for the job,
+    /// relative to the mount point of the cgroup hierarchy. If `isolated`, the cgroup lies directly below the
+    /// root, because the parent of an isolated partition must be a partition too.
     #[must_use]
     pub fn job_path(&self, job: &JobId, cgroup_owner: CgroupOwner, isolated: bool) -> String {
-        self.path_of(&directory_name(job), cgroup_owner, isolated)
+        self.path_for_name(&directory_name(job), cgroup_owner, isolated)
     }
 
-    /// As [`OwnCgroups::job_path`], by the name that stands for the job. No job has a name with a `-`.
+    /// Returns the same path as [`OwnCgroupNames::job_path`], for a cgroup name instead of a job. A name with
+    /// a `-` is never that of a job.
     #[must_use]
-    pub fn path_of(&self, job: &str, cgroup_owner: CgroupOwner, isolated: bool) -> String {
+    pub fn path_for_name(&self, job: &str, cgroup_owner: CgroupOwner, isolated: bool) -> String {
         let name = &self.name;
         match (cgroup_owner, isolated) {
             (CgroupOwner::Systemd, false) => format!("/{name}.slice/{name}-{job}.scope"),
@@ -95,10 +100,11 @@ impl OwnCgroups {
         }
     }
 
-    /// Returns the job for which [`OwnCgroups::job_path`] returns `path`, and whether the cgroup is that of an isolated
-    /// partition. `None` if the warden or systemd (`cgroup_owner`) creates no such cgroup for a job.
+    /// Returns the job for which [`OwnCgroupNames::job_path`] returns `path`, and whether the path is that of
+    /// an isolated partition. `None` if `cgroup_owner` (the daemon or systemd) creates no cgroup at this path
+    /// for any job.
     #[must_use]
-    pub fn job_of(&self, path: &str, cgroup_owner: CgroupOwner) -> Option<(JobId, bool)> {
+    pub fn job_at_path(&self, path: &str, cgroup_owner: CgroupOwner) -> Option<(JobId, bool)> {
         let name = &self.name;
         let (usual, end) = match cgroup_owner {
             CgroupOwner::Systemd => (format!("/{name}.slice/{name}-"), ".scope"),
@@ -186,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_cpuset_path_contains_the_job_name() {
-        let own = OwnCgroups::default();
+        let own = OwnCgroupNames::default();
         let path = |job: &str, cgroup_owner| own.job_path(&job.parse().unwrap(), cgroup_owner, false);
         assert_eq!(path("a", CgroupOwner::Systemd), "/pjw.slice/pjw-a.scope");
         assert_eq!(path("slurm:12", CgroupOwner::Warden), "/pjw/slurm:12");
@@ -203,22 +209,25 @@ mod tests {
 
     #[test]
     fn no_job_name_makes_a_parent_path_or_a_hidden_file() {
-        let own = OwnCgroups::default();
+        let own = OwnCgroupNames::default();
         assert_eq!(own.job_path(&"..".parse().unwrap(), CgroupOwner::Warden, false), "/pjw/\\x2e.");
         assert_eq!(own.job_path(&".a".parse().unwrap(), CgroupOwner::Warden, false), "/pjw/\\x2ea");
     }
 
     #[test]
     fn two_wardens_have_different_cgroups_and_each_is_known_by_the_path() {
-        let (alone, one, two) =
-            (OwnCgroups::default(), OwnCgroups::beside(b"/tmp/one"), OwnCgroups::beside(b"/tmp/two"));
+        let (alone, one, two) = (
+            OwnCgroupNames::default(),
+            OwnCgroupNames::of_additional_daemon(b"/tmp/one"),
+            OwnCgroupNames::of_additional_daemon(b"/tmp/two"),
+        );
         assert_eq!(one.directory(), "/pjw_8cf11471b8d8b200", "the same state directory, the same cgroups");
         let job: JobId = "a".parse().unwrap();
         for own in [&alone, &one, &two] {
             let owners = [CgroupOwner::Warden, CgroupOwner::Systemd];
             let jobs = owners.iter().flat_map(|&owner| [true, false].map(|is| own.job_path(&job, owner, is)));
             for path in jobs.chain([own.directory(), format!("/{}", own.slice())]) {
-                assert_eq!(OwnCgroups::of_path(&path).as_ref(), Some(own), "{path}");
+                assert_eq!(OwnCgroupNames::from_cgroup_path(&path).as_ref(), Some(own), "{path}");
                 let owners: Vec<_> = [&alone, &one, &two].map(|other| other.contains(&path)).into();
                 assert_eq!(owners.iter().filter(|contains| **contains).count(), 1, "{path}");
             }
@@ -228,7 +237,7 @@ mod tests {
     #[test]
     fn a_cgroup_that_only_looks_like_one_of_a_warden_is_none() {
         for path in ["", "/", "pjw/a", "/pjwx/a", "/pjw_/a", "/pjw_test_12", "/pjw.service/a", "/a/pjw/b"] {
-            assert_eq!(OwnCgroups::of_path(path), None, "{path}");
+            assert_eq!(OwnCgroupNames::from_cgroup_path(path), None, "{path}");
         }
     }
 
@@ -243,7 +252,7 @@ mod tests {
         for path in
             ["/", "/pjw", "/pjw/", "/pjw/a/b", "/pjw_test", "/pjw-", "/other/a", "/pjw.slice/pjw-a.scope"]
         {
-            assert_eq!(OwnCgroups::default().job_of(path, CgroupOwner::Warden), None, "{path}");
+            assert_eq!(OwnCgroupNames::default().job_at_path(path, CgroupOwner::Warden), None, "{path}");
         }
     }
 
@@ -256,9 +265,9 @@ mod tests {
             let job = JobId::new(source, &name).unwrap();
             for cgroup_owner in [CgroupOwner::Warden, CgroupOwner::Systemd] {
                 for isolated in [false, true] {
-                    for own in [OwnCgroups::default(), OwnCgroups::beside(b"/tmp/one")] {
+                    for own in [OwnCgroupNames::default(), OwnCgroupNames::of_additional_daemon(b"/tmp/one")] {
                         let path = own.job_path(&job, cgroup_owner, isolated);
-                        proptest::prop_assert_eq!(own.job_of(&path, cgroup_owner), Some((job.clone(), isolated)));
+                        proptest::prop_assert_eq!(own.job_at_path(&path, cgroup_owner), Some((job.clone(), isolated)));
                     }
                 }
             }
@@ -267,7 +276,7 @@ mod tests {
 
     #[test]
     fn no_job_name_makes_the_path_of_a_file_of_its_parent_cgroup() {
-        let own = OwnCgroups::default();
+        let own = OwnCgroupNames::default();
         let path = |job: &str| own.job_path(&job.parse().unwrap(), CgroupOwner::Warden, false);
         assert_eq!(path("tasks"), "/pjw/\\x74asks");
         assert_eq!(path("notify_on_release"), "/pjw/\\x6eotify_on_release");

@@ -3,33 +3,34 @@
 use crate::basics::{CpuSet, Pid, ThreadId, prelude::*};
 use crate::terms::{cpuset_group::CpusetAction, job::JobId};
 
-/// The plan of one cycle of the daemon: all changes to the node that were decided. Changes of cpusets are made first,
-/// then those of affinity masks, in the order of the lists.
+/// The plan of one cycle of the daemon: all changes to the node that were decided. The changes of cpusets are
+/// made first, then the changes of affinity masks, each in the order of its list.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
-    /// Changes to cpusets. They come before `actions`, because a mask can only be restored after the cpuset allows
-    /// it.
-    pub cpusets: Vec<CpusetAction>,
-    /// Changes to affinity masks, in the order in which they are to be made.
-    pub actions: Vec<MaskAction>,
+    /// The changes of cpusets. They are made before the changes of masks, because a mask can be restored only
+    /// when the cpuset allows it.
+    pub cpuset_actions: Vec<CpusetAction>,
+    /// The changes of affinity masks, in the order in which they must be made.
+    pub mask_actions: Vec<MaskAction>,
 }
 
 /// A planned change of the affinity mask of one thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskAction {
-    /// What the change is for, such as to confine or to restore.
+    /// The purpose of the change, such as to confine or to restore.
     pub kind: MaskActionKind,
-    /// The job because of which the mask changes.
+    /// The job for which the mask changes.
     pub job: JobId,
     /// The thread whose mask changes.
     pub thread: ThreadId,
     /// The effective mask of the thread before the change, as the last scan read it.
-    pub current: CpuSet,
-    /// The effective mask that the thread is to have after the change.
-    pub target: CpuSet,
-    /// The mask for sched_setaffinity(2). If a request for every PU of the machine has the effective mask `target`, every
-    /// PU is requested: then the thread follows its cpuset, and runs on PUs that come online later.
-    pub requested: CpuSet,
+    pub current_mask: CpuSet,
+    /// The effective mask that the thread should have after the change.
+    pub target_mask: CpuSet,
+    /// The mask to pass to sched_setaffinity(2). It is every PU of the machine if that leads to the effective
+    /// mask `target_mask`. The thread then follows changes of its cpuset, and can run on PUs that come online
+    /// later. Otherwise it is `target_mask`.
+    pub requested_mask: CpuSet,
     /// The reason for the change, in one sentence for users.
     pub why: String,
 }
@@ -58,39 +59,41 @@ pub enum MaskActionKind {
 }
 
 impl MaskActionKind {
-    /// Returns the name of the kind in `pjwctl plan --json` and in logs, such as `confine`.
+    /// Returns the name of the kind, as in `pjwctl plan --json` and in logs, such as `confine`.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.into()
     }
 }
 
-/// A warning for users: something that pjw did not do, the reason, and what the user can do.
+/// A warning for users: a change that pjw does not make or a state that needs attention, the reason, and a
+/// remedy.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Warning {
     /// The job that the warning is about. `None` if it is about no single job.
     pub job: Option<JobId>,
     /// The process that the warning is about. `None` if it is about no single process.
     pub pid: Option<Pid>,
-    /// The kind of warning, as a short name that scripts can rely on: `unknown-count`, `stray`, `own-binding`, ….
+    /// The stable short name of this kind of warning, for scripts, such as `unknown-count`, `stray` or
+    /// `own-binding`.
     pub code: &'static str,
-    /// What was not done and the reason, in one sentence.
+    /// The subject of the warning and the reason, in one sentence for users.
     pub why: String,
-    /// What the user can do about the warning. Empty if there is nothing to do.
+    /// The remedy that is proposed to the user. Empty if the user need not do anything.
     pub remedy: String,
 }
 
 impl Warning {
-    /// Makes a warning that names no job or process. `code` is the name of the warning for scripts, `why` the reason,
-    /// and `remedy` what the user can do (empty if nothing).
+    /// Makes a warning that names no job or process. `code` is the short name of the kind of warning. `why`
+    /// is the text of the warning. `remedy` says what the user can do; it is empty if there is nothing to do.
     #[must_use]
     pub fn new(code: &'static str, why: String, remedy: impl Into<String>) -> Self {
         Self { job: None, pid: None, code, why, remedy: remedy.into() }
     }
 }
 
-/// The result of carrying out a [`MaskAction`] (a change of a thread's affinity mask): the mask was set, the thread
-/// has ended, or the kernel refused.
+/// The result of carrying out a [`MaskAction`] (a change of a thread's affinity mask). The mask was set, the
+/// thread has ended, or the kernel refused the change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MaskOutcome {
     /// The mask was set.

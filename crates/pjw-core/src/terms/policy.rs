@@ -6,9 +6,10 @@ use core::time::Duration;
 use crate::basics::{CpuSet, Pid, Uid, prelude::*};
 use crate::terms::cpuset_group::{CpusetSupport, Enforcement};
 use crate::terms::job::Source;
-use crate::terms::own_cgroups::OwnCgroups;
+use crate::terms::own_cgroups::OwnCgroupNames;
 
-/// The mode of the daemon: it carries out its plans (`enforce`), or only makes and shows them (`observe`).
+/// The mode of the daemon. In the mode `enforce` it carries out its plans. In the mode `observe` it only
+/// makes and shows them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
     /// Plans are made and not carried out.
@@ -18,8 +19,8 @@ pub enum Mode {
     Enforce,
 }
 
-/// What happens to a request when too few cores are free for it: the request is refused, it waits, or the job shares
-/// cores with other jobs.
+/// The treatment of a request for which too few cores are free: the request is refused, it waits, or the job
+/// shares cores with other jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnExhausted {
     /// The request is refused.
@@ -31,8 +32,8 @@ pub enum OnExhausted {
     Wait,
 }
 
-/// What is done with hot threads (threads that want a PU most of the time) in a job that has more of them than PUs: they
-/// are pinned evenly, or not pinned.
+/// The treatment of hot threads (threads that run or wait for a PU most of the time) in a job that has more
+/// hot threads than PUs: they are pinned evenly, or not pinned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OversubscriptionPolicy {
     /// Hot threads are pinned evenly: the numbers of threads on two PUs differ by at most one.
@@ -42,57 +43,61 @@ pub enum OversubscriptionPolicy {
     Float,
 }
 
-/// All settings on which the decisions of pjw depend, made from the configuration file and the options of the daemon.
+/// All settings on which decisions of pjw depend. The daemon makes them from its configuration file, its
+/// options and the facts that it found when it started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     /// Whether pjw carries out its plans, or only makes and shows them.
     pub mode: Mode,
-    /// The PUs that no job gets. Already resolved against the topology.
-    pub housekeeping: CpuSet,
-    /// Whether SMT siblings of a core may serve two jobs.
+    /// The housekeeping PUs, which are reserved for the system: no job gets them. They are the result of
+    /// applying the housekeeping rule to this machine.
+    pub housekeeping_cpus: CpuSet,
+    /// Whether the SMT siblings of a core may belong to two jobs.
     pub share_smt: bool,
-    /// What happens to a request for which too few cores are free.
+    /// The treatment of a request for which too few cores are free.
     pub on_exhausted: OnExhausted,
-    /// Whether a user's processes that belong to no job join the user's job. They do only if the user has exactly
-    /// one job.
+    /// Whether an unassigned process (it belongs to no job) joins the job of its user. It joins only if its
+    /// user has exactly one job.
     pub adopt_strays: bool,
-    /// The maximum number of cores that an unprivileged user may hold through `assign` and `run`, over all
-    /// jobs.
+    /// The maximum number of cores that an unprivileged user may hold through `assign` and `run`, in all jobs
+    /// together.
     pub user_max_cores: u32,
-    /// The lowest user id of a person. Processes of users with lower ids are never reported as unassigned.
+    /// The lowest user id that belongs to a person; lower ones belong to root and to services. pjw never
+    /// reports processes of users with lower ids as unassigned (belonging to no job).
     pub first_person_uid: u32,
-    /// The sources (such as batch systems) whose jobs pjw discovers on the node.
+    /// The sources (such as batch systems) whose jobs pjw recognises on the node.
     pub sources: BTreeSet<Source>,
-    /// For each source, the number of cores for its jobs that do not say how many cores they need. Such a job of a
-    /// source without an entry gets none.
+    /// For each source, the number of cores for a job that does not say how many cores it needs. If a source
+    /// has no entry, such a job gets no cores.
     pub source_cores: BTreeMap<Source, u32>,
-    /// Whether jobs are kept on their cores by cpusets or by affinity masks.
+    /// Whether pjw restricts jobs to their cores by cpusets or by affinity masks.
     pub enforcement: Enforcement,
-    /// Whether and how pjw can make cpusets on this node.
+    /// Whether pjw can create cpusets on this node, and in which cgroup hierarchy.
     pub cpuset_support: CpusetSupport,
-    /// The names of the cgroups that this warden creates for jobs.
-    pub own_cgroups: OwnCgroups,
-    /// The sources whose schedulers make a cgroup for each job that pjw may limit by a cpuset. Left out are
-    /// schedulers that write the cpuset of a job themselves, unless they grant cores by it.
+    /// The names of the cgroups that this daemon creates for jobs.
+    pub own_cgroups: OwnCgroupNames,
+    /// The batch systems that make a cgroup with a cpuset for each job, and in whose cpusets pjw may write. A
+    /// batch system that itself writes these cpusets is included only if it does so to grant cores.
     pub narrowable_sources: BTreeSet<Source>,
-    /// The pid of pjw itself, which never becomes a member of a job. `None` if pjw is no process of the node, as in
-    /// simulations.
+    /// The pid of pjw itself, which never belongs to a job. `None` if pjw does not run as a process of the
+    /// node, as in simulations.
     pub own_pid: Option<Pid>,
-    /// The only user whose processes pjw may change: the user of the daemon, if that is not root. `None` if pjw may
-    /// change the processes of all users.
+    /// The only user whose processes pjw may change: the user of the daemon, if that is not root. `None` if
+    /// the daemon runs as root, so that it may change the processes of all users.
     pub only_user: Option<Uid>,
-    /// The demand for CPU time at which a thread becomes hot, in permille of one PU.
+    /// The demand for CPU time from which on a thread is hot, in permille of one PU.
     pub hot_permille: u32,
-    /// The demand for CPU time at which a hot thread becomes cold again, in permille of one PU. Lower than
-    /// `hot_permille`.
+    /// The demand for CPU time at which a hot thread becomes cold again, in permille of one PU. It is lower
+    /// than `hot_permille`.
     pub cold_permille: u32,
     /// The weight of the newest reading in the smoothed demand of a thread, in permille.
     pub smoothing_permille: u32,
-    /// Whether hot threads (threads that run most of the time) are each pinned to one PU.
-    pub pin: bool,
-    /// What is done with the hot threads of a job that has more of them than PUs.
-    pub oversubscribed: OversubscriptionPolicy,
-    /// How long a job that was created as a reservation keeps its cores while it has no process.
+    /// Whether pjw pins each hot thread (a thread that runs or waits for a PU most of the time) to one PU.
+    pub pin_hot_threads: bool,
+    /// The treatment of hot threads in a job that has more hot threads than PUs.
+    pub oversubscription: OversubscriptionPolicy,
+    /// The time for which a reservation (a job that was created before it had processes) keeps its cores
+    /// without a process.
     pub reservation_timeout: Duration,
 }
 
@@ -100,7 +105,7 @@ impl Default for Policy {
     fn default() -> Self {
         Self {
             mode: Mode::default(),
-            housekeeping: CpuSet::new(),
+            housekeeping_cpus: CpuSet::new(),
             share_smt: false,
             on_exhausted: OnExhausted::default(),
             adopt_strays: false,
@@ -110,15 +115,15 @@ impl Default for Policy {
             source_cores: BTreeMap::new(),
             enforcement: Enforcement::default(),
             cpuset_support: CpusetSupport::default(),
-            own_cgroups: OwnCgroups::default(),
+            own_cgroups: OwnCgroupNames::default(),
             narrowable_sources: BTreeSet::from([Source::Slurm]),
             own_pid: None,
             only_user: None,
             hot_permille: 600,
             cold_permille: 300,
             smoothing_permille: 500,
-            pin: true,
-            oversubscribed: OversubscriptionPolicy::default(),
+            pin_hot_threads: true,
+            oversubscription: OversubscriptionPolicy::default(),
             reservation_timeout: Duration::from_secs(24 * 60 * 60),
         }
     }

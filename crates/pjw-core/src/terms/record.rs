@@ -10,15 +10,15 @@ use crate::basics::{CpuSet, Nanos, ProcessId, ThreadId, Uid, prelude::*};
 use crate::terms::job::{Job, JobId};
 use crate::terms::{cpuset_group::JobCpuset, evidence::Evidence};
 
-/// A journal record about the cpuset of a job: a change of the cpuset, or a move of a process, that is about to be
-/// made or was made.
+/// A journal record about a job's cpuset. Most records say that a change of the cpuset, or a move of a
+/// process, is about to be made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CpusetRecord {
     /// A cpuset is about to be created or changed.
     #[serde(rename = "raised")]
     Created(JobCpuset),
-    /// A job no longer needs its cpuset: the cpuset is about to be widened and removed.
+    /// No job needs the cpuset any longer: pjw is about to widen and remove it.
     Unwanted {
         /// The cgroup of the cpuset.
         path: String,
@@ -38,8 +38,8 @@ pub enum CpusetRecord {
         /// The cgroup of the cpuset.
         to: String,
     },
-    /// The original cgroup of the first process that was moved into the cgroup of a job's cpuset. Written if that
-    /// process has ended, or if the cgroup that it was moved into was removed.
+    /// The cgroup from which the first process was moved into the cgroup of a job's cpuset. Written if that
+    /// process has ended, or if the cgroup into which it was moved was removed.
     Origin {
         /// The cgroup of the cpuset.
         path: String,
@@ -48,19 +48,20 @@ pub enum CpusetRecord {
     },
 }
 
-/// A journal record that a process belongs to a job: the job, the evidence, and the facts about the process that a
-/// restarted daemon could not read again.
+/// The facts of a journal record about a process that belongs or belonged to a job: the job, the evidence,
+/// and facts that a restarted daemon could not read again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Membership {
-    /// The process that belongs to the job.
+    /// The process that belongs or belonged to the job.
     pub process: ProcessId,
-    /// The job to which the process belongs.
+    /// The job to which the process belongs or belonged.
     pub job: JobId,
-    /// The kind of evidence by which the process belongs to the job.
+    /// The evidence that the process belongs to the job.
     pub evidence: Evidence,
     /// The affinity mask that the processes of the job inherited from outside the job. See
-    /// [`crate::state::members::Member::inherited`].
-    pub inherited: Option<CpuSet>,
+    /// [`crate::state::members::Member::inherited_mask`].
+    #[serde(rename = "inherited")]
+    pub inherited_mask: Option<CpuSet>,
     /// The time of the first scan that found the process, in ns since boot. See
     /// [`crate::state::members::Member::first_seen`].
     #[serde(default, rename = "met")]
@@ -105,8 +106,8 @@ pub struct ReleasedMask {
     pub before: CpuSet,
 }
 
-/// A record of the journal, which describes one change: of a job, of the processes of a job, of an affinity mask, or
-/// of a cpuset.
+/// A record of the journal. It describes one change: of a job, of the membership of a process, of an affinity
+/// mask, or of a cpuset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Record {
@@ -114,30 +115,31 @@ pub enum Record {
     Job(Job),
     /// A job ended: its processes are no longer members, and their original masks are to be restored.
     Ended(JobId),
-    /// A process became a member.
+    /// A process became a member of a job.
     Joined(Membership),
-    /// A process of a job was released, and its original masks are to be restored. The process was a member, or is a
-    /// child of one that was born before the masks of its parent were restored. The job may have ended, and another job
-    /// may have the same name now.
+    /// A job released a process, and pjw is to restore the original masks of the process. The process was a
+    /// member of the job, or was forked by a member before the masks of that member were restored. The job
+    /// may have ended since, and another job may have the same id now.
     Left(Membership),
     /// pjw is about to set the mask of a thread.
     #[serde(rename = "touched")]
     MaskSet {
         /// The thread.
         thread: ThreadId,
-        /// The original mask: the mask that a release restores.
+        /// The original mask, which a release restores.
         before: CpuSet,
         /// The mask that is about to be requested.
         set: CpuSet,
         /// The time at which pjw began to change or keep the mask, since boot.
         #[serde(default)]
         since: Nanos,
-        /// The time of the request, since boot. `None` in records of earlier versions: then `since` counts.
+        /// The time of the request, in ns since boot. `None` in records of earlier versions of pjw: the time
+        /// is then `since`.
         #[serde(default)]
         at: Option<Nanos>,
     },
-    /// pjw no longer sets the mask of a thread: the original mask was restored, or the program chose a mask inside the
-    /// grant.
+    /// pjw no longer sets the mask of a thread. Its original mask was restored, or its program requested a
+    /// mask inside the grant.
     #[serde(rename = "untouched")]
     MaskReleased(ThreadId),
     /// A job is about to be released: descendants of its processes that no scan has found may keep these masks.

@@ -5,8 +5,8 @@ use thiserror::Error;
 use crate::basics::{CpuSet, Pid, Pu, Uid, cpus_are, prelude::*};
 use crate::terms::job::{JobId, Source};
 
-/// The reason why a command was refused. The message says what was requested, why it is refused, and what the user
-/// can do.
+/// The reason why a command was refused. The message says what the user requested, why it is refused, and
+/// what the user can do.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Refusal {
     /// The request is for zero cores.

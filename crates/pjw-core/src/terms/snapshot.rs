@@ -8,63 +8,69 @@
 use alloc::sync::Arc;
 
 use crate::basics::{
-    CgroupId, Comm, CpuSet, Moment, Nanos, Pid, ProcessId, Pu, StartTime, Tid, Uid, is_within, prelude::*,
+    CgroupId, Comm, CpuSet, Moment, Nanos, Pid, ProcessId, Pu, StartTime, Tid, Uid, is_cgroup_within,
+    prelude::*,
 };
-use crate::terms::job::{Amount, JobId, Source};
+use crate::terms::job::{CpuRequest, JobId, Source};
 use crate::terms::scan::ScanScope;
 
-/// The result of one scan of the node: its processes, its cgroups and its online PUs. A partial snapshot lists only
-/// some processes; all others count as unchanged.
+/// The result of one scan of the node: its processes, its cgroups and its online PUs. A partial snapshot
+/// lists only some processes; all other processes are unchanged since the last scan.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// Whether the scan read all processes of the node, or only some.
+    /// The processes that the scan read: all processes of the node, or only the listed ones.
     pub scope: ScanScope,
-    /// The time at which the scan began, on two clocks.
+    /// The time at which the scan began, as the time since boot and as the UTC time.
     pub taken_at: Moment,
-    /// The PUs that were online at the scan.
+    /// The PUs that were online when the scan was made.
     pub online: CpuSet,
-    /// The processes that the scan read, by pid. In a full snapshot, a process that is not listed has ended.
+    /// The processes that the scan read, by pid. If the scope is full, a process that is missing here has
+    /// ended.
     pub processes: BTreeMap<Pid, Observed<Process>>,
-    /// The cgroups that the scan read, by path. A cgroup that is not listed was not read.
+    /// The cgroups that the scan read, by path. A cgroup that is missing here was not read.
     pub cgroups: BTreeMap<String, Observed<Cgroup>>,
-    /// The affinity requests of the scanned processes since the last scan: every call of sched_setaffinity(2) whose
-    /// result the scan shows, and maybe later calls. Empty if affinity requests are not monitored.
+    /// The affinity requests (calls of sched_setaffinity(2)) by programs since the last scan. The list has
+    /// every call whose effect is visible in this snapshot, and perhaps later calls. Empty if affinity
+    /// requests are not monitored.
     pub affinity_requests: Vec<AffinityRequest>,
-    /// The reason why some things could not be scanned although they exist, such as no free file descriptor. `None`
-    /// if everything was scanned. Nothing may be concluded from what an incomplete snapshot does not list, and it
-    /// never counts as full.
-    pub incomplete: Option<String>,
+    /// The reason why the scan is incomplete, such as that no file descriptor was free. `None` if the scan
+    /// read all that was requested. A process that is missing in an incomplete snapshot may still exist. The
+    /// scope of an incomplete snapshot is never full.
+    pub incomplete_reason: Option<String>,
 }
 
-/// A call of sched_setaffinity(2) by a program. The kernel carried the call out, or refused it because the mask and
-/// the thread's cpuset have no PU in common. It tells which program changed a mask.
+/// An affinity request: a call of sched_setaffinity(2) by a program. The kernel carried out the call, or
+/// refused it because the mask and the thread's cpuset have no PU in common. From these calls, pjw learns
+/// which program changed a mask.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AffinityRequest {
     /// The thread that called sched_setaffinity(2).
     pub caller: Tid,
-    /// The process of the thread that called. It may have ended since then.
-    pub process: Pid,
-    /// The parent of the calling process at the time of the call.
-    pub parent: Pid,
+    /// The pid of the process that made the call. It may have ended since then.
+    pub caller_pid: Pid,
+    /// The pid of the parent of the calling process, at the time of the call.
+    pub caller_parent: Pid,
     /// The name (comm) of the calling thread at the time of the call.
     pub comm: Comm,
     /// The time of the call, in ns since boot.
-    pub at: Nanos,
-    /// The thread whose mask the caller set. The number is from the caller's pid namespace: in a container, the same
-    /// number may be another thread on the node. `None` if the caller set its own mask.
+    pub called_at: Nanos,
+    /// The tid of the thread whose mask is set, as passed by the caller. It is a number in the caller's pid
+    /// namespace: if the caller runs in a container, another thread may have this number on the node. `None`
+    /// if the caller set its own mask.
     pub target: Option<Tid>,
     /// The mask that was passed to sched_setaffinity(2). It may contain offline PUs and PUs that do not exist.
-    pub cpus: CpuSet,
+    pub requested_mask: CpuSet,
     /// Whether the kernel refused the call.
     pub refused: bool,
 }
 
-/// The result of looking for a process or cgroup in a scan: its properties, or that it does not exist.
+/// The result of reading a process or a cgroup in a scan: the facts that were read, or that it does not
+/// exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Observed<T> {
-    /// The thing exists, with these properties.
+    /// It exists, and these facts were read.
     Present(T),
-    /// The thing does not exist, or ended while it was being read.
+    /// It does not exist, or it ended while the scan was reading it.
     Gone,
 }
 
@@ -73,11 +79,11 @@ pub enum Observed<T> {
 pub struct Process {
     /// The pid and the start time of the process.
     pub id: ProcessId,
-    /// The process id of the parent. If the parent has ended, 1 or a subreaper.
+    /// The pid of the parent. If the parent has ended, it is 1 or the pid of a subreaper.
     pub parent: Pid,
-    /// The id of the process group, see setpgid(2).
+    /// The id of the process group (setpgid(2)).
     pub group: Pid,
-    /// The id of the session, see setsid(2).
+    /// The id of the session (setsid(2)).
     pub session: Pid,
     /// The real user id of the process.
     pub uid: Uid,
@@ -85,63 +91,73 @@ pub struct Process {
     pub comm: Comm,
     /// Whether the process is a kernel thread (`PF_KTHREAD`). A kernel thread never belongs to a job.
     pub is_kernel_thread: bool,
-    /// The affinity mask of the first thread. `None` if the mask could not be read.
-    pub mask: Option<CpuSet>,
-    /// The cgroup of the process in the hierarchy that has the cpuset controller: v1 if mounted there, else v2.
-    /// `None` if the process has no cgroup there.
+    /// The effective affinity mask of the first thread (sched_getaffinity(2)). `None` if it could not be
+    /// read.
+    pub first_thread_mask: Option<CpuSet>,
+    /// The path of the cgroup of the process in the hierarchy that has the cpuset controller. This is the v1
+    /// cpuset hierarchy if it is mounted, otherwise the v2 hierarchy. `None` if the process has no cgroup
+    /// there.
     pub cgroup: Option<Arc<str>>,
-    /// The attributes that a batch system may have set on the process. `None` if unchanged since the last scan.
+    /// The attributes of the process by which a batch system may be recognised. `None` if they are unchanged
+    /// since the last scan.
     pub attributes: Option<BatchAttributes>,
-    /// The jobs that the attributes name, as pjw-sources recognised them. `None` if unchanged since the last scan.
+    /// The role of the process in a batch system, and the jobs that its attributes name, as pjw-sources
+    /// recognised them. `None` if the attributes are unchanged since the last scan.
     pub job_marks: Option<JobMarks>,
-    /// The threads of the process, the first thread included. `None` if the scan did not read the threads.
+    /// The threads of the process, including the first one. `None` if the scan did not read them.
     pub threads: Option<Vec<Thread>>,
-    /// Until when the process is known to have been idle: the time of the last check, in ns since boot, if that
-    /// check found no CPU time used since the check before. `None` if it found some, or if the process was never
+    /// The time until which the process is known to have been idle, in ns since boot: the time of the last
+    /// check before this scan. A check finds a process idle if the process used no CPU time since the
+    /// previous check. `None` if the last check did not find the process idle, or if the process was never
     /// checked.
-    pub idle_until: Option<Nanos>,
+    pub last_seen_idle: Option<Nanos>,
 }
 
-/// A thread, as a scan read it: its affinity mask, its state, and its CPU time so far.
+/// A thread, as a scan read it: its effective affinity mask, its state, and the CPU time that it has used so
+/// far.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Thread {
-    /// The thread id (tid), by the numbers of pjw's pid namespace.
+    /// The thread id (tid), as seen in the pid namespace in which pjw runs.
     pub tid: Tid,
-    /// The time at which the thread started, to 10 ms.
+    /// The time at which the thread started, in clock ticks of 10 ms.
     pub start: StartTime,
     /// The name (comm) of the thread, at most 15 bytes.
     pub comm: Comm,
-    /// The kernel's letter for the state of the thread: R, S, D, T, Z, …
+    /// The kernel's letter for the state of the thread: R (running), S (sleeping), Z (zombie) and so on
+    /// (proc(5)).
     pub state: char,
-    /// The PU on which the thread ran last before the scan.
+    /// The PU on which the thread last ran before the scan.
     pub last_cpu: Pu,
-    /// The time for which the thread has run since its start, in ns: from `schedstat`, or user and system time if
-    /// there is no `schedstat`.
+    /// The time for which the thread has run since its start, in ns. The source is `schedstat`; if the kernel
+    /// has none, the sum of user time and system time.
     pub run_ns: u64,
-    /// The time for which the thread has waited on a run queue since its start, in ns. 0 if there is no
-    /// `schedstat`.
+    /// The time for which the thread has waited on a run queue since its start, in ns. The source is
+    /// `schedstat`; if the kernel has none, the value is 0.
     pub wait_ns: u64,
     /// The effective affinity mask (sched_getaffinity(2)).
     pub effective_mask: CpuSet,
 }
 
-/// The attributes of a process by which its batch system and its job are recognised: cgroups, environment,
-/// supplementary groups and command line.
+/// The attributes of a process by which its batch system and its job can be recognised: its cgroups,
+/// environment, supplementary groups and command line.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BatchAttributes {
-    /// The lines of `/proc/PID/cgroup`, as (controllers, path). The controllers of v2 are empty.
+    /// The lines of `/proc/PID/cgroup`, each as (controllers, path). The text of the controllers is empty for
+    /// the v2 hierarchy.
     pub cgroups: Vec<(String, String)>,
-    /// The environment variables that a source of jobs needs. Empty if the environment can't be read.
+    /// The environment variables by which jobs are recognised, with their values. Empty if the environment
+    /// can't be read.
     pub environ: BTreeMap<String, String>,
     /// The supplementary group ids of the process. Grid Engine gives each job a supplementary group of its own.
     pub groups: Vec<u32>,
-    /// The beginning of the command line: at most 256 bytes, with spaces between the arguments.
+    /// The first 256 bytes of the command line, with spaces between the arguments.
     pub command_line: String,
 }
 
 impl BatchAttributes {
-    /// Returns the cgroup path of the process in the hierarchy that has the cpuset controller: cgroup v1 if the
-    /// controller is mounted there, else cgroup v2. `None` if the path is unknown.
+    /// Returns the path of the cgroup of the process in the hierarchy that has the cpuset controller. This is
+    /// the v1 hierarchy with this controller if there is one, otherwise the v2 hierarchy. `None` if the
+    /// process has no cgroup there.
     #[must_use]
     pub fn cpuset_path(&self) -> Option<&str> {
         let has = |controllers: &str| controllers.split(',').any(|controller| controller == "cpuset");
@@ -151,13 +167,14 @@ impl BatchAttributes {
     }
 }
 
-/// What the attributes of a process (such as cgroups and environment) say about its batch system: the role of the
-/// process there, and the marks that name jobs.
+/// The information about batch systems in the attributes of a process (such as its cgroups and environment):
+/// the role of the process in a batch system, and the jobs that the attributes name.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct JobMarks {
-    /// Whether the process is an ordinary process, a launcher of jobs, or a helper of a batch system.
+    /// The role of the process in a batch system: an ordinary process, a launcher of jobs, or a helper.
     pub role: BatchRole,
-    /// The jobs that the attributes name: at most one for each source and each kind of attribute.
+    /// The marks: attributes of the process that each name a job. There is at most one mark for each source
+    /// and each kind of attribute.
     pub marks: Vec<JobMark>,
 }
 
@@ -179,46 +196,47 @@ pub enum BatchRole {
     /// A user's process: the batch system did not start it for itself.
     #[default]
     Ordinary,
-    /// The scheduler's own process whose children are job processes (slurmstepd, res, pbs_mom, …). Only the name was
-    /// compared. `phases::membership` decides by the user of the process whether the name is trusted.
+    /// A daemon of the batch system whose children are processes of jobs (slurmstepd, res, pbs_mom and
+    /// others). It is recognised only by its name, which any user could choose. `phases::membership` decides
+    /// by the user of the process whether to trust the name.
     Launcher(Source),
-    /// A helper of the scheduler inside a job's cgroup. Never a member.
+    /// A helper of the batch system that runs in the cgroup of a job. It never belongs to the job.
     Helper(Source),
 }
 
-/// A mark of a process that names a job, such as a cgroup or an environment variable. The mark may be wrong or
-/// forged, so it alone does not make the process a member of the job.
+/// A mark: an attribute of a process that names a job, such as a cgroup or an environment variable. A mark
+/// may be wrong or forged. So a mark without further evidence does not make the process a member of the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobMark {
     /// The job that the mark names.
     pub job: JobId,
-    /// Where the mark was found: in the cgroup, a supplementary group or an environment variable.
+    /// The kind of attribute that names the job: a cgroup, a supplementary group or an environment variable.
     pub kind: MarkKind,
-    /// The number of the job's cores on this node. `None` if the attribute does not say.
-    pub amount: Option<Amount>,
+    /// The number of cores or PUs of the job on this node. `None` if the attribute does not say it.
+    pub cpu_request: Option<CpuRequest>,
 }
 
-/// The kind of a mark that names a job: a cgroup, a supplementary group or an environment variable. Ordered from most
-/// to least trusted.
+/// The kind of attribute that names a job: a cgroup, a supplementary group or an environment variable. The
+/// most trusted kind is first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MarkKind {
-    /// The cgroup that the scheduler made for the job. The path is that of the job's cgroup; steps and tasks may have
-    /// cgroups below.
+    /// The cgroup that the scheduler made for the job, with its path. The process may be in a cgroup below
+    /// it, such as that of a step or task.
     Cgroup(String),
     /// The supplementary group that Grid Engine gave to the job.
     SupplementaryGroup(u32),
     /// An environment variable. Any user can set it.
     Environment {
-        /// Whether the source makes a process group or a session for each job.
+        /// The unit of processes (process group or session) that the batch system creates for each job.
         own: JobUnit,
     },
 }
 
-/// The unit of processes that a batch system creates for each job: a process group, a session, or neither. All
-/// processes in the unit belong to the job.
+/// The unit of processes that a batch system creates for each job: a process group, a session, or none. All
+/// processes in this unit belong to the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum JobUnit {
-    /// The process group. (LSF: all jobs share the session of sbatchd.)
+    /// A process group for each job. (LSF: all jobs have the session of sbatchd.)
     Group,
     /// The session. (PBS, Grid Engine.)
     Session,
@@ -231,47 +249,51 @@ pub enum JobUnit {
 pub struct Cgroup {
     /// The inode and the path of the cgroup.
     pub id: CgroupId,
-    /// The effective PUs of the cpuset (`cpuset.cpus.effective`). `None` if `cpuset.cpus` of the cgroup is not set.
-    pub cpus: Option<CpuSet>,
-    /// Whether the cgroup or one of its descendants contains a process.
+    /// The PUs to which the cpuset restricts the cgroup. In v2, they are `cpuset.cpus.effective`, and `None`
+    /// if `cpuset.cpus` is not set. In v1, they are `cpuset.cpus`, and `None` if that has the same PUs as
+    /// that of the root cgroup.
+    pub restricted_cpus: Option<CpuSet>,
+    /// Whether the cgroup or a cgroup below it contains a process.
     pub populated: bool,
-    /// The cpuset of the cgroup. `None` if the hierarchy has no cpuset controller, or the controller is off in this
-    /// cgroup.
+    /// The settings of the cgroup's cpuset. `None` if the hierarchy has no cpuset controller, or if the
+    /// controller is not enabled in this cgroup.
     pub cpuset: Option<Cpuset>,
 }
 
 impl Cgroup {
-    /// Whether it is certain that this cgroup has no cpuset, so that it limits no process. False for a cgroup that
-    /// the scan could not read (its inode is 0).
+    /// Whether the cgroup certainly has no cpuset, and so can't limit a process by one. False if the cgroup
+    /// has a cpuset, or if the scan could not read the cgroup (its inode is then 0).
     #[must_use]
     pub fn has_no_cpuset(&self) -> bool {
         self.cpuset.is_none() && self.id.inode != 0
     }
 }
 
-/// The settings of a cpuset, as a scan read them from the files of its cgroup.
+/// The settings of a cpuset and their effect, as a scan read them from the files of a cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cpuset {
-    /// `cpuset.cpus`: the requested PUs. Empty in cgroup v2 if no PUs were requested.
+    /// `cpuset.cpus`: the PUs that were requested for the cpuset. Empty in cgroup v2 if none were requested.
     pub cpus: CpuSet,
-    /// The PUs that the kernel allows: v2 `cpuset.cpus.effective`, v1 `cpuset.effective_cpus`.
+    /// The PUs that the kernel allows in the cpuset. v2: `cpuset.cpus.effective`; v1:
+    /// `cpuset.effective_cpus`.
     pub effective: CpuSet,
-    /// `cpuset.mems`: the requested NUMA nodes. Empty in cgroup v2 if no NUMA nodes were requested.
+    /// `cpuset.mems`: the NUMA nodes that were requested for the cpuset. Empty in cgroup v2 if none were
+    /// requested.
     pub mems: CpuSet,
-    /// Whether the cpuset is an isolated partition, and the kernel accepts it as valid.
+    /// Whether the cpuset is a valid isolated partition (`cpuset.cpus.partition` reads `isolated`).
     pub isolated: bool,
 }
 
 impl Process {
-    /// Whether the process is in the cgroup at this path, or in one of the cgroups below.
+    /// Whether the process is in the cgroup at the path `cgroup`, or in a cgroup below it.
     #[must_use]
     pub fn is_within(&self, cgroup: &str) -> bool {
-        self.cgroup.as_deref().is_some_and(|at| is_within(at, cgroup))
+        self.cgroup.as_deref().is_some_and(|at| is_cgroup_within(at, cgroup))
     }
 }
 
 impl<T> Observed<T> {
-    /// Returns the properties of the process or cgroup that was looked for; `None` if it does not exist.
+    /// Returns the facts that were read about the process or cgroup. `None` if it does not exist.
     pub fn present(&self) -> Option<&T> {
         match self {
             Observed::Present(thing) => Some(thing),
@@ -280,42 +302,42 @@ impl<T> Observed<T> {
     }
 }
 
-/// The result of a mask probe: a quick reading, without a scan, of the affinity masks of processes that were just
-/// forked. Wrong masks can so be corrected at once.
+/// The result of a mask probe: the affinity masks of processes that were just forked, read without a scan, so
+/// that pjw can correct wrong masks at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskProbe {
-    /// The time at which the masks were read, on two clocks.
+    /// The time at which the masks were read, as the time since boot and as the UTC time.
     pub taken_at: Moment,
     /// The PUs that were online at the last scan.
     pub online: CpuSet,
-    /// The forked processes whose mask is not the expected mask. Processes with the expected mask are left out.
-    pub mismatches: Vec<MismatchedProcess>,
+    /// The forked processes whose affinity mask is not the expected one.
+    pub mismatches: Vec<ForkMaskMismatch>,
 }
 
-/// A forked process that has another affinity mask than expected, and the mask that it has.
+/// A forked process whose affinity mask is not the expected one, with the mask that it has.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MismatchedProcess {
-    /// The pid of the process, and its start time as the fork event gives it.
+pub struct ForkMaskMismatch {
+    /// The pid of the process, and the start time that follows from its fork event.
     pub id: ProcessId,
     /// The effective affinity mask of the first thread of the process.
     pub mask: CpuSet,
 }
 
-/// The affinity mask that a forked process should have, and the time of the fork. It is compared with the real mask
-/// in a mask probe.
+/// The affinity mask that a forked process should have, and the time of the fork. A mask probe compares it
+/// with the real mask.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpectedMask {
-    /// The affinity mask that the process should have: the PUs that its job holds.
+    /// The affinity mask that the process should have: the online PUs that its job holds.
     pub mask: CpuSet,
     /// The time of the fork event, in ns since boot.
-    pub born: Nanos,
+    pub forked_at: Nanos,
 }
 
-/// A process event of the kernel: a process or thread was forked, executed a program, or exited (process connector,
-/// include/uapi/linux/cn_proc.h).
+/// A process event of the kernel: a process or thread was forked or exited, or a process executed a program
+/// or started a session (process connector, include/uapi/linux/cn_proc.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessEvent {
-    /// A process was born.
+    /// A process was forked.
     Fork {
         /// The parent process.
         parent: Pid,
@@ -326,14 +348,14 @@ pub enum ProcessEvent {
         /// The time of the event, since boot.
         at: Nanos,
     },
-    /// A thread was born that is not the first one of its process.
+    /// A further thread of a process was created.
     ThreadFork {
         /// The process.
         pid: Pid,
         /// The new thread.
         tid: Tid,
     },
-    /// A process executes another program.
+    /// A process executed another program.
     Exec {
         /// The process.
         pid: Pid,
@@ -343,12 +365,12 @@ pub enum ProcessEvent {
         /// The process.
         pid: Pid,
     },
-    /// The first thread of a process ended.
+    /// The first thread of a process exited. Other threads of the process may still run.
     Exit {
         /// The process.
         pid: Pid,
     },
-    /// A thread ended that was not the first one of its process.
+    /// A thread exited that was not the first thread of its process.
     ThreadExit {
         /// The process.
         pid: Pid,
@@ -357,12 +379,12 @@ pub enum ProcessEvent {
     },
 }
 
-/// The process events that one call read from the kernel, in their order, and whether the kernel lost events.
+/// The process events that one call read from the kernel, and whether the kernel lost further events.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EventBatch {
     /// The process events, in the order in which the kernel reported them.
     pub events: Vec<ProcessEvent>,
-    /// Whether the kernel lost an event before the last event in `events`.
+    /// Whether the kernel lost at least one event that happened before the last event in `events`.
     pub lost: bool,
     /// Whether the kernel still drops events. It does so from the moment its buffer overflows until the buffer has
     /// been read empty.

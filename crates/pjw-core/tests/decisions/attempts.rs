@@ -2,7 +2,7 @@
 
 use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::{Pid, Tid};
-use pjw_core::job::Amount;
+use pjw_core::job::CpuRequest;
 use pjw_core::time::Nanos;
 
 use super::machine::{Machine, SECOND, in_cgroup, job, machine, set};
@@ -12,7 +12,7 @@ const PLACE: &str = "/slurmstepd.scope/job_4";
 /// Slurm keeps process 10 on 4-5 by a cpuset. Process 20 is not restricted.
 fn in_cpuset() -> Machine {
     let mut m = machine();
-    in_cgroup(m.spawn(10, 1, 1001), "slurm:4", PLACE, Some(Amount::Pus(2)));
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:4", PLACE, Some(CpuRequest::Pus(2)));
     m.world().write_cpuset(PLACE, Some(&set("4-5")));
     m.bind(10, 10, "4-5");
     m.spawn(20, 1, 0);
@@ -105,7 +105,7 @@ fn an_attempt_of_a_pinned_thread_is_reported_once_and_the_pin_restored() {
             m.run(&[10, 11]);
             m.settle();
         });
-        let pinned = m.mask(10, 10);
+        let pinned = m.effective_mask(10, 10);
         assert!(["4", "5"].contains(&pinned.as_str()), "{pinned}");
         m.run(&[10, 11]);
         m.ask(10, 10, "0-7");
@@ -119,7 +119,7 @@ fn an_attempt_of_a_pinned_thread_is_reported_once_and_the_pin_restored() {
         reported.extend(violations(&mut m));
         assert_eq!(reported.len(), 1, "{reported:?}");
         assert!(reported[0].text.contains("asked for 0-7"), "{reported:?}");
-        assert_eq!(m.mask(10, 10), pinned);
+        assert_eq!(m.effective_mask(10, 10), pinned);
         // The call of this thread is not reported.
         m.run(&[10, 11]);
         m.bind(10, 10, "4-5");
@@ -149,29 +149,29 @@ fn an_attempt_of_an_exited_process_is_reported_for_its_job() {
     m.ask(12, 12, "0-7");
     m.exit(12);
     assert_eq!(violations(&mut m)[0].job, Some(job("slurm:4")), "a member that has just ended");
-    m.ask(13, 13, "0-7").parent = Pid(10);
+    m.ask(13, 13, "0-7").caller_parent = Pid(10);
     let reported = violations(&mut m);
     assert_eq!(
         (reported[0].job.as_ref(), reported[0].pid),
         (Some(&job("slurm:4")), Some(Pid(13))),
         "the process was never scanned"
     );
-    m.ask(13, 13, "0-7").parent = Pid(20);
+    m.ask(13, 13, "0-7").caller_parent = Pid(20);
     assert_eq!(violations(&mut m), [], "a child of a process outside jobs");
     m.spawn(12, 20, 0);
-    m.ask(12, 12, "0-7").at = Nanos(m.now());
+    m.ask(12, 12, "0-7").called_at = Nanos(m.now());
     assert_eq!(violations(&mut m), [], "its number is another's now");
 }
 
 #[test]
 fn a_request_from_before_the_grant_is_not_an_attempt() {
     let mut m = machine();
-    in_cgroup(m.spawn(10, 1, 1001), "slurm:4", PLACE, Some(Amount::Pus(2)));
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:4", PLACE, Some(CpuRequest::Pus(2)));
     m.world().write_cpuset(PLACE, Some(&set("4-5")));
     m.ask(10, 10, "0-7");
     m.advance(SECOND);
     m.settle();
-    m.ask(10, 10, "0-7").at = Nanos(SECOND);
+    m.ask(10, 10, "0-7").called_at = Nanos(SECOND);
     assert_eq!(violations(&mut m), []);
 }
 
@@ -202,7 +202,7 @@ fn attempts_of_a_job_are_limited_per_minute() {
     let mut m = in_cpuset();
     let mut reported = Vec::new();
     for pid in 100..300 {
-        m.ask(pid, pid, "0-7").parent = Pid(10);
+        m.ask(pid, pid, "0-7").caller_parent = Pid(10);
         reported.extend(violations(&mut m));
     }
     assert_eq!(reported.len(), 32);
@@ -212,6 +212,6 @@ fn attempts_of_a_job_are_limited_per_minute() {
     );
     assert!(!reported[30].text.contains("are not reported"));
     m.advance(60 * SECOND);
-    m.ask(300, 300, "0-7").parent = Pid(10);
+    m.ask(300, 300, "0-7").caller_parent = Pid(10);
     assert_eq!(violations(&mut m).len(), 1, "another minute");
 }

@@ -26,20 +26,22 @@ fn thread(m: &Machine, pid: u32) -> ThreadId {
 fn pin(m: &mut Machine) -> MaskAction {
     let thread = thread(m, 10);
     let now = Nanos(m.now());
-    m.change_thread(thread, |thread| thread.mask.as_mut().unwrap().begin_write(set("1"), set("0-7"), now));
+    m.change_thread(thread, |thread| {
+        thread.mask_entry.as_mut().unwrap().note_intended_request(set("1"), set("0-7"), now);
+    });
     MaskAction {
         kind: MaskActionKind::Pin,
         job: job("a"),
         thread,
-        current: set("0-1"),
-        target: set("1"),
-        requested: set("1"),
+        current_mask: set("0-1"),
+        target_mask: set("1"),
+        requested_mask: set("1"),
         why: String::new(),
     }
 }
 
 fn found(m: &Machine, actions: Vec<MaskAction>) -> Vec<String> {
-    audit(&m.state, &Plan { actions, ..Plan::default() }, &m.policy)
+    audit(&m.state, &Plan { mask_actions: actions, ..Plan::default() }, &m.policy)
         .iter()
         .map(Violation::to_string)
         .collect()
@@ -143,12 +145,12 @@ fn half_a_core_is_noticed_unless_the_policy_shares_siblings() {
 fn wrong_actions_are_noticed() {
     wrongs(|m, action| action.thread = thread(m, 20), "it is not a thread of manual:a");
     wrongs(|_, action| action.thread.start.0 += 1, "it is not a thread of manual:a");
-    wrongs(|_, action| action.target = set("2"), "to 2, outside 0-1 of manual:a");
-    wrongs(|_, action| action.target = set(""), "is not a valid mask");
-    wrongs(|_, action| action.target = set("0-1"), "is not a valid mask");
-    wrongs(|_, action| action.current = set("1"), "to the mask it has");
+    wrongs(|_, action| action.target_mask = set("2"), "to 2, outside 0-1 of manual:a");
+    wrongs(|_, action| action.target_mask = set(""), "is not a valid mask");
+    wrongs(|_, action| action.target_mask = set("0-1"), "is not a valid mask");
+    wrongs(|_, action| action.current_mask = set("1"), "to the mask it has");
     wrongs(
-        |m, action| m.change_thread(action.thread, |thread| thread.mask = None),
+        |m, action| m.change_thread(action.thread, |thread| thread.mask_entry = None),
         "without its old mask in the journal",
     );
 }
@@ -168,9 +170,9 @@ fn a_restore_sets_the_saved_mask_for_released_processes_only() {
         kind: MaskActionKind::Restore,
         job: job("a"),
         thread,
-        current: set("0-1"),
-        target: set(to),
-        requested: set(to),
+        current_mask: set("0-1"),
+        target_mask: set(to),
+        requested_mask: set(to),
         why: String::new(),
     };
     assert_eq!(found(&m, vec![back("0-7")]).len(), 1, "it is still a member");

@@ -1,9 +1,9 @@
 //! Commands: what is granted and what is refused.
 
-use pjw_core::command::{Assign, Caller, Command};
-use pjw_core::devices::{Device, DeviceClass, Devices};
+use pjw_core::command::{AssignCommand, Caller, Command};
+use pjw_core::devices::{Device, DeviceClass, MachineDetails};
 use pjw_core::ids::{Pid, Uid};
-use pjw_core::job::{Amount, Lifetime};
+use pjw_core::job::{CpuRequest, Lifetime};
 use pjw_core::plan::Plan;
 use pjw_core::policy::{Mode, OnExhausted};
 use pjw_core::refusal::Refusal;
@@ -17,7 +17,7 @@ fn the_same_request_again_changes_nothing() {
     let mut m = machine();
     m.spawn(10, 1, 0);
     let first = m.assign("a", 3, &[10]).unwrap();
-    let (_, done) = m.settle_with(&[Command::Assign(assign_of("a", Some(Amount::Cores(3))))]);
+    let (_, done) = m.settle_with(&[Command::Assign(assign_of("a", Some(CpuRequest::Cores(3))))]);
     assert!(done.is_empty());
     assert_eq!(m.state.jobs[&job("a")], first);
 }
@@ -48,17 +48,18 @@ fn a_resize_that_does_not_fit_keeps_the_grant() {
     m.assign("a", 4, &[10]).unwrap();
     m.assign("b", 4, &[20]).unwrap();
     assert!(m.assign("a", 5, &[]).is_err());
-    assert_eq!((m.grant("a").as_str(), m.mask(10, 10).as_str()), ("0-3", "0-3"));
+    assert_eq!((m.grant("a").as_str(), m.effective_mask(10, 10).as_str()), ("0-3", "0-3"));
 }
 
 #[test]
 fn an_explicit_list_is_granted_as_it_stands() {
     let mut m = machine();
-    m.command(Command::Assign(assign_of("a", Some(Amount::Exactly(set("1,3,6")))))).unwrap();
+    m.command(Command::Assign(assign_of("a", Some(CpuRequest::Exactly(set("1,3,6")))))).unwrap();
     assert_eq!(m.grant("a"), "1,3,6");
-    let held = m.command(Command::Assign(assign_of("b", Some(Amount::Exactly(set("3-4")))))).unwrap_err();
+    let held = m.command(Command::Assign(assign_of("b", Some(CpuRequest::Exactly(set("3-4")))))).unwrap_err();
     assert_eq!(held, Refusal::HeldByOtherJob { pu: pjw_core::cpuset::Pu(3), holder: job("a") });
-    let absent = m.command(Command::Assign(assign_of("b", Some(Amount::Exactly(set("7-9")))))).unwrap_err();
+    let absent =
+        m.command(Command::Assign(assign_of("b", Some(CpuRequest::Exactly(set("7-9")))))).unwrap_err();
     assert!(absent.to_string().contains("8-9"), "{absent}");
 }
 
@@ -87,7 +88,11 @@ fn an_unprivileged_user_gets_cores_only_if_allowed_and_for_own_processes() {
 fn only_an_administrator_creates_a_job_for_another_user() {
     let mut m = machine();
     let for_alice = |caller, id: &str| {
-        Command::Assign(Assign { owner: Some(ALICE.uid), caller, ..assign_of(id, Some(Amount::Pus(2))) })
+        Command::Assign(AssignCommand {
+            owner: Some(ALICE.uid),
+            caller,
+            ..assign_of(id, Some(CpuRequest::Pus(2)))
+        })
     };
     m.command(for_alice(ROOT, "slurm:7")).unwrap();
     assert_eq!(m.state.jobs[&job("slurm:7")].owner, ALICE.uid);
@@ -108,7 +113,7 @@ fn only_an_administrator_creates_a_job_for_another_user() {
 fn run_requires_a_new_job() {
     let mut m = machine();
     m.assign("a", 1, &[]).unwrap();
-    let again = Assign { must_be_new: true, ..assign_of("a", Some(Amount::Cores(1))) };
+    let again = AssignCommand { must_be_new: true, ..assign_of("a", Some(CpuRequest::Cores(1))) };
     assert!(matches!(m.command(Command::Assign(again)).unwrap_err(), Refusal::JobExists { .. }));
 }
 
@@ -143,11 +148,11 @@ fn with_on_exhausted_wait_a_job_is_served_when_cores_become_free() {
     m.spawn(20, 1, 0);
     m.assign("a", 6, &[10]).unwrap();
     m.assign("b", 4, &[20]).unwrap();
-    assert_eq!((m.grant("b").as_str(), m.mask(20, 20).as_str()), ("-", "0-7"));
+    assert_eq!((m.grant("b").as_str(), m.effective_mask(20, 20).as_str()), ("-", "0-7"));
     assert_eq!(m.warnings(), ["unserved"]);
     m.exit(10);
     m.settle();
-    assert_eq!((m.grant("b").as_str(), m.mask(20, 20).as_str()), ("0-3", "0-3"));
+    assert_eq!((m.grant("b").as_str(), m.effective_mask(20, 20).as_str()), ("0-3", "0-3"));
 }
 
 #[test]
@@ -158,7 +163,7 @@ fn with_on_exhausted_share_grants_overlap_and_name_the_overlap() {
     m.spawn(20, 1, 0);
     let grant = m.assign("b", 4, &[20]).unwrap().grant.unwrap();
     assert!(grant.shared && grant.cpus.len() == 4, "{grant:?}");
-    assert_eq!(m.mask(20, 20), grant.cpus.to_string());
+    assert_eq!(m.effective_mask(20, 20), grant.cpus.to_string());
     m.release("a").unwrap();
     m.release("b").unwrap();
     assert_eq!(m.state.pool.free_cpus().to_string(), "0-7");
@@ -183,7 +188,7 @@ fn the_user_limit_counts_waiting_requests_and_partly_used_cores() {
     m.state = WardenState::new(regular_topology(1, 1, 1, 4, 2), &set(""));
     m.policy.share_smt = true;
     for (name, expected) in [("a", true), ("b", true), ("c", false)] {
-        let pu = Assign { caller: ALICE, ..assign_of(name, Some(Amount::Pus(1))) };
+        let pu = AssignCommand { caller: ALICE, ..assign_of(name, Some(CpuRequest::Pus(1))) };
         let half = m.command(Command::Assign(pu));
         assert_eq!(half.is_ok(), expected, "{half:?}");
     }
@@ -207,7 +212,7 @@ fn two_jobs_on_one_core_are_valid_after_share_smt_was_switched_off() {
     m.state = WardenState::new(Topology::from_shape(smt), &set(""));
     m.policy.share_smt = true;
     for name in ["a", "b"] {
-        m.command(Command::Assign(assign_of(name, Some(Amount::Pus(1))))).unwrap();
+        m.command(Command::Assign(assign_of(name, Some(CpuRequest::Pus(1))))).unwrap();
     }
     m.policy.share_smt = false;
     assert_eq!(pjw_core::audit::audit(&m.state, &Plan::default(), &m.policy), []);
@@ -235,8 +240,8 @@ fn with_a_card() -> crate::machine::Machine {
         cpus: set("4-7"),
         numa_nodes: vec![1],
     };
-    let devices = Devices { devices: vec![card], ..Devices::default() };
-    m.state = WardenState::new(m.state.topology.clone().with_devices(devices), &set(""));
+    let devices = MachineDetails { devices: vec![card], ..MachineDetails::default() };
+    m.state = WardenState::new(m.state.topology.clone().with_details(devices), &set(""));
     m
 }
 
@@ -244,18 +249,21 @@ fn with_a_card() -> crate::machine::Machine {
 fn cores_are_near_the_device_if_it_has_enough_else_the_answer_says_so() {
     let mut m = with_a_card();
     let near = |id: &str, cores, name: &str| {
-        Command::Assign(Assign { near: Some(name.to_owned()), ..assign_of(id, Some(Amount::Cores(cores))) })
+        Command::Assign(AssignCommand {
+            near_device: Some(name.to_owned()),
+            ..assign_of(id, Some(CpuRequest::Cores(cores)))
+        })
     };
     m.command(near("a", 3, "cuda0")).unwrap();
     assert_eq!(m.grant("a"), "4-6");
     m.command(near("b", 2, "0000:03:00.0")).unwrap();
     assert_eq!(m.grant("b"), "0-1");
     let because = |m: &crate::machine::Machine, id: &str| {
-        m.state.jobs[&job(id)].grant.as_ref().unwrap().because.join("; ")
+        m.state.jobs[&job(id)].grant.as_ref().unwrap().reasons.join("; ")
     };
     assert!(because(&m, "a").contains("card0 was asked to be near, and is near CPUs 4-7"));
     assert!(because(&m, "b").contains("but CPUs 4-7 have not enough free cores"));
-    assert_eq!(m.state.jobs[&job("a")].request.as_ref().unwrap().near.as_deref(), Some("cuda0"));
+    assert_eq!(m.state.jobs[&job("a")].request.as_ref().unwrap().near_device.as_deref(), Some("cuda0"));
     m.assign("a", 4, &[]).unwrap();
     assert_eq!(m.grant("a"), "4-7", "the request for the device outlives a change of size");
 }
@@ -263,7 +271,8 @@ fn cores_are_near_the_device_if_it_has_enough_else_the_answer_says_so() {
 #[test]
 fn an_unknown_device_is_refused_with_the_known_ones() {
     let mut m = with_a_card();
-    let assign = Assign { near: Some("eth9".to_owned()), ..assign_of("a", Some(Amount::Cores(1))) };
+    let assign =
+        AssignCommand { near_device: Some("eth9".to_owned()), ..assign_of("a", Some(CpuRequest::Cores(1))) };
     let refused = m.command(Command::Assign(assign)).unwrap_err().to_string();
     assert_eq!(refused, "this machine has no device \"eth9\": it has card0");
 }

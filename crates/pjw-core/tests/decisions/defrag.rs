@@ -3,7 +3,7 @@
 use pjw_core::allocate::defrag::DefragPlan;
 use pjw_core::command::{Command, Reply};
 use pjw_core::event::EventKind;
-use pjw_core::job::Amount;
+use pjw_core::job::CpuRequest;
 use pjw_core::policy::Mode;
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
@@ -50,11 +50,14 @@ fn threads_follow_a_moved_job_and_a_release_restores_their_masks() {
         (2, 4)
     );
     assert_eq!((m.grant("a"), m.grant("b")), ("6-7".into(), "4-5".into()));
-    assert_eq!([m.mask(10, 10), m.mask(10, 11), m.mask(20, 20)], ["6-7", "7", "4-5"]);
+    assert_eq!(
+        [m.effective_mask(10, 10), m.effective_mask(10, 11), m.effective_mask(20, 20)],
+        ["6-7", "7", "4-5"]
+    );
     assert_eq!(m.state.pool.free_cpus(), set("0-3"));
     assert_eq!(defragment(&mut m).moves, [], "healed is healed");
     m.release("a").unwrap();
-    assert_eq!([m.mask(10, 10), m.mask(10, 11)], ["0-7", "1"]);
+    assert_eq!([m.effective_mask(10, 10), m.effective_mask(10, 11)], ["0-7", "1"]);
 }
 
 #[test]
@@ -62,7 +65,7 @@ fn a_move_is_reported_with_its_reason() {
     let mut m = fragmented();
     let replies = m.settle_with(&[Command::Defrag { caller: ROOT }]);
     assert!(replies.0[0].is_ok());
-    let because = &m.state.jobs[&job("a")].grant.as_ref().unwrap().because;
+    let because = &m.state.jobs[&job("a")].grant.as_ref().unwrap().reasons;
     assert_eq!(
         because[0],
         "moved from CPUs 0-1 to heal fragmentation: one package can then serve 4 cores instead of 2"
@@ -81,9 +84,9 @@ fn a_move_persists_over_a_restart() {
     m.state.records().into_iter().for_each(|record| state.replay(record));
     m.state = state;
     assert!(m.settle().is_empty());
-    assert_eq!((m.grant("a"), m.mask(10, 10)), ("6-7".into(), "6-7".into()));
+    assert_eq!((m.grant("a"), m.effective_mask(10, 10)), ("6-7".into(), "6-7".into()));
     m.release("a").unwrap();
-    assert_eq!([m.mask(10, 10), m.mask(10, 11)], ["0-7", "1"]);
+    assert_eq!([m.effective_mask(10, 10), m.effective_mask(10, 11)], ["0-7", "1"]);
 }
 
 /// A job may move to cores that another job has just left. Each record must be valid for the pool that the
@@ -92,7 +95,7 @@ fn a_move_persists_over_a_restart() {
 fn a_journal_of_moves_is_valid_when_truncated_anywhere() {
     let mut m = machine();
     for (name, cpus) in [("a", "0,4"), ("b", "1,5"), ("c", "2,6")] {
-        m.command(Command::Assign(assign_of(name, Some(Amount::Exactly(set(cpus)))))).unwrap();
+        m.command(Command::Assign(assign_of(name, Some(CpuRequest::Exactly(set(cpus)))))).unwrap();
         m.assign(name, 2, &[]).unwrap();
     }
     let before = m.state.records();
@@ -115,5 +118,5 @@ fn only_administrators_defragment_and_only_in_enforce_mode() {
     assert_eq!(m.command(Command::Defrag { caller: ALICE }), Err(Refusal::DefragNeedsAdmin));
     m.policy.mode = Mode::Observe;
     assert_eq!(m.command(Command::Defrag { caller: ROOT }), Err(Refusal::ObserveOnly));
-    assert_eq!((m.grant("a"), m.mask(10, 10)), ("0-1".into(), "0-1".into()));
+    assert_eq!((m.grant("a"), m.effective_mask(10, 10)), ("0-1".into(), "0-1".into()));
 }

@@ -24,7 +24,7 @@ fn mask_reason(machine: &Machine, effective: &str) -> String {
     let thread = member.threads.get_mut(&Tid(7)).unwrap();
     thread.effective_mask = set(effective);
     let now = Nanos(machine.now());
-    thread.mask.as_mut().unwrap().note_reading(&thread.effective_mask, &machine.limits(), now);
+    thread.mask_entry.as_mut().unwrap().note_reading(&thread.effective_mask, &machine.limits(), now);
     explain::mask_reason(&machine.state, &member, Tid(7), &member.threads[&Tid(7)])
 }
 
@@ -67,7 +67,7 @@ fn a_pin_and_a_translated_mask_are_explained_with_cpus() {
     machine.bind(7, 7, "5");
     machine.assign("a", 2, &[7]).unwrap();
     machine.settle();
-    let moved = machine.mask(7, 7);
+    let moved = machine.effective_mask(7, 7);
     let reason = mask_reason(&machine, &moved);
     let expected = format!("floats over CPU {moved} (its own CPU 5, moved inside CPUs 0-1)");
     assert!(reason.ends_with(&expected), "{reason}");
@@ -77,7 +77,7 @@ fn a_pin_and_a_translated_mask_are_explained_with_cpus() {
         machine.run(&[7]);
         machine.settle();
     }
-    let pinned = machine.mask(7, 7);
+    let pinned = machine.effective_mask(7, 7);
     assert_eq!(pinned.len(), 1, "one CPU: {pinned}");
     let reason = mask_reason(&machine, &pinned);
     assert!(reason.ends_with(&format!("is pinned to CPU {pinned}")), "{reason}");

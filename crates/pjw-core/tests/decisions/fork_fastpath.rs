@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use pjw_core::event::EventKind;
-use pjw_core::fork_fastpath::{expected_masks, snapshot_of_new_processes};
+use pjw_core::fork_fastpath::{expected_masks, snapshot_of_mismatches};
 use pjw_core::ids::{Pid, ProcessId, StartTime, Tid};
 use pjw_core::plan::{MaskAction, MaskActionKind};
 use pjw_core::snapshot::Observed;
-use pjw_core::snapshot::{ExpectedMask, MaskProbe, MismatchedProcess, ProcessEvent};
+use pjw_core::snapshot::{ExpectedMask, ForkMaskMismatch, MaskProbe, ProcessEvent};
 use pjw_core::time::Nanos;
 
 use super::machine::{Machine, job, machine, set};
@@ -28,7 +28,7 @@ fn with_a_pinned_parent() -> (Machine, String) {
         machine.run(&[7, 8]);
         machine.settle();
     }
-    let pin = machine.mask(7, 7);
+    let pin = machine.effective_mask(7, 7);
     assert_eq!(set(&pin).len(), 1, "two that run on two cores are pinned");
     (machine, pin)
 }
@@ -44,11 +44,11 @@ fn fork(machine: &mut Machine, child: u32, parent: u32) {
 fn welcome(machine: &mut Machine, child: u32, mask: &str) -> Vec<MaskAction> {
     let snapshot = machine.scan();
     let start = StartTime(machine.now() / 10_000_000);
-    let forked = MismatchedProcess { id: ProcessId { pid: Pid(child), start }, mask: set(mask) };
+    let forked = ForkMaskMismatch { id: ProcessId { pid: Pid(child), start }, mask: set(mask) };
     let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![forked] };
     fork(machine, child, 7);
-    let snapshot = snapshot_of_new_processes(&machine.state, probe);
-    machine.decide(&snapshot, &[]).plan.actions
+    let snapshot = snapshot_of_mismatches(&machine.state, probe);
+    machine.decide(&snapshot, &[]).plan.mask_actions
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn unscanned_children_of_members_are_expected_on_the_cores_of_the_job() {
         fork(&mut machine, child, parent);
     }
     let expected = expected_masks(&machine.state);
-    let nine = ExpectedMask { mask: set("0-1"), born: Nanos(machine.now()) };
+    let nine = ExpectedMask { mask: set("0-1"), forked_at: Nanos(machine.now()) };
     assert_eq!(expected, BTreeMap::from([(Pid(9), nine)]), "8 was scanned, 51 is in no job");
 }
 
@@ -78,7 +78,8 @@ fn without_a_grant_no_mask_is_expected() {
 fn a_child_born_outside_of_the_cores_is_confined_at_once() {
     let mut machine = with_a_parent();
     let actions = welcome(&mut machine, 9, "0-7");
-    let changes: Vec<_> = actions.iter().map(|action| (action.kind, action.target.to_string())).collect();
+    let changes: Vec<_> =
+        actions.iter().map(|action| (action.kind, action.target_mask.to_string())).collect();
     assert_eq!(changes, [(MaskActionKind::Confine, "0-1".to_owned())]);
     assert_eq!(machine.member(9), "manual:a by Parent");
 }
@@ -87,7 +88,8 @@ fn a_child_born_outside_of_the_cores_is_confined_at_once() {
 fn a_child_born_on_the_pin_of_its_parent_gets_the_grant_and_later_the_original_mask() {
     let (mut machine, pin) = with_a_pinned_parent();
     let actions = welcome(&mut machine, 9, &pin);
-    let changes: Vec<_> = actions.iter().map(|action| (action.kind, action.target.to_string())).collect();
+    let changes: Vec<_> =
+        actions.iter().map(|action| (action.kind, action.target_mask.to_string())).collect();
     assert_eq!(changes, [(MaskActionKind::Float, "0-1".to_owned())]);
     assert_eq!(machine.state.mask_entry(&actions[0].thread).unwrap().original(), &set("0-7"));
 }
@@ -118,9 +120,9 @@ fn a_start_time_one_tick_late_is_corrected_and_the_mask_entry_kept() {
     let [thread] = kept.as_slice() else { panic!("{kept:?}") };
     let entry = machine.state.mask_entry(thread).unwrap();
     assert_eq!((thread.process, thread.start, entry.original()), (real, real.start, &set("0-7")));
-    assert!(entry.requested().is_some() && machine.events.is_empty(), "{entry:?} {:?}", machine.events);
+    assert!(entry.requested_mask().is_some() && machine.events.is_empty(), "{entry:?} {:?}", machine.events);
     machine.release("a").unwrap();
-    assert_eq!(machine.mask(9, 9), "0-7");
+    assert_eq!(machine.effective_mask(9, 9), "0-7");
 }
 
 #[test]
@@ -128,9 +130,9 @@ fn an_orphan_belongs_to_its_nearest_known_ancestor() {
     let mut machine = with_a_parent();
     fork(&mut machine, 9, 7);
     let snapshot = machine.scan();
-    let forked = MismatchedProcess { id: ProcessId { pid: Pid(9), start: StartTime(200) }, mask: set("3") };
+    let forked = ForkMaskMismatch { id: ProcessId { pid: Pid(9), start: StartTime(200) }, mask: set("3") };
     let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![forked] };
-    let seen = snapshot_of_new_processes(&machine.state, probe).processes.remove(&Pid(9));
+    let seen = snapshot_of_mismatches(&machine.state, probe).processes.remove(&Pid(9));
     let Some(Observed::Present(process)) = seen else { panic!("it was not reported") };
     assert_eq!((process.parent, process.uid.0, process.threads.unwrap().len()), (Pid(7), 1000, 1));
 }
@@ -150,7 +152,7 @@ fn a_fork_that_completes_after_the_mask_was_set_is_no_violation_and_repaired() {
         process.threads.get_mut(&Tid(9)).unwrap().start = start;
         drop(process);
         machine.settle();
-        assert_eq!(machine.mask(9, 9), "0-1", "born on {mask}");
+        assert_eq!(machine.effective_mask(9, 9), "0-1", "born on {mask}");
         assert!(
             machine.events.iter().all(|event| event.kind != EventKind::Violation),
             "{:?}",

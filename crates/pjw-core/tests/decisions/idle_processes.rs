@@ -9,7 +9,7 @@ use pjw_core::policy::OnExhausted;
 use pjw_core::reconcile::Decision;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{Observed, Snapshot};
-use pjw_core::state::dirty::DirtyPart;
+use pjw_core::state::dirty::DirtyScope;
 use pjw_core::time::Nanos;
 
 use super::machine::{Machine, ROOT, job, machine};
@@ -64,9 +64,9 @@ fn processes_that_were_not_scanned_are_not_planned_again() {
     let mut machine = with_a_sleeper();
     let before = machine.state.members.len();
     let decision = probe_masks(&mut machine, &[]);
-    assert!(decision.plan.actions.is_empty() && decision.records.is_empty(), "{decision:?}");
-    assert!(!decision.dirty.is_everything());
-    assert_eq!(decision.dirty.dirty_parts().count(), 0);
+    assert!(decision.plan.mask_actions.is_empty() && decision.records.is_empty(), "{decision:?}");
+    assert!(!decision.planned.is_everything());
+    assert_eq!(decision.planned.dirty_jobs().count(), 0);
     assert_eq!(machine.state.members.len(), before);
 }
 
@@ -77,18 +77,18 @@ fn a_child_is_confined_without_a_scan_of_the_rest_of_its_job() {
     machine.spawn(9, 8, 1000);
     machine.bind(9, 9, &all.to_string());
     let decision = probe_masks(&mut machine, &[9]);
-    let put: Vec<u32> = decision.plan.actions.iter().map(|action| action.thread.process.pid.0).collect();
+    let put: Vec<u32> = decision.plan.mask_actions.iter().map(|action| action.thread.process.pid.0).collect();
     assert_eq!(put, [9]);
-    assert_eq!(decision.plan.actions[0].target.to_string(), "0-1");
+    assert_eq!(decision.plan.mask_actions[0].target_mask.to_string(), "0-1");
 }
 
 #[test]
 fn an_action_is_planned_again_until_a_scan_confirms_it() {
     let mut machine = with_a_sleeper();
     machine.bind(7, 7, "5");
-    assert_eq!(probe_masks(&mut machine, &[7]).plan.actions.len(), 1);
+    assert_eq!(probe_masks(&mut machine, &[7]).plan.mask_actions.len(), 1);
     let again = probe_masks(&mut machine, &[]);
-    assert_eq!(again.plan.actions.len(), 1, "the change was not carried out: {again:?}");
+    assert_eq!(again.plan.mask_actions.len(), 1, "the change was not carried out: {again:?}");
 }
 
 /// A rescan in which these processes are still idle: their threads are not read again.
@@ -105,11 +105,11 @@ fn rescan(machine: &mut Machine, sleep_on: &[u32]) -> Decision {
 }
 
 fn was_planned(decision: &Decision, pid: u32) -> bool {
-    let of = |part: &DirtyPart| match part {
-        DirtyPart::Whole => true,
-        DirtyPart::Processes(pids) => pids.contains(&Pid(pid)),
+    let of = |part: &DirtyScope| match part {
+        DirtyScope::Whole => true,
+        DirtyScope::Processes(pids) => pids.contains(&Pid(pid)),
     };
-    decision.dirty.is_everything() || decision.dirty.dirty_parts().any(|(_, part)| of(part))
+    decision.planned.is_everything() || decision.planned.dirty_jobs().any(|(_, part)| of(part))
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn a_rescan_plans_active_processes_and_sometimes_everything() {
     let mut machine = with_a_sleeper();
     let rescans: Vec<Decision> = (0..16).map(|_| rescan(&mut machine, &[8])).collect();
     assert!(rescans.iter().all(|decision| was_planned(decision, 7)));
-    let whole = rescans.iter().filter(|decision| decision.dirty.is_everything()).count();
+    let whole = rescans.iter().filter(|decision| decision.planned.is_everything()).count();
     let sleeper = rescans.iter().filter(|decision| was_planned(decision, 8)).count();
     assert_eq!((whole, sleeper), (2, 2), "one rescan of eight");
 }
@@ -126,7 +126,7 @@ fn a_rescan_plans_active_processes_and_sometimes_everything() {
 fn a_rescan_plans_an_idle_process_whose_mask_changed() {
     let mut machine = with_a_sleeper();
     // The seven rescans after one that plans everything plan only what changed.
-    while !rescan(&mut machine, &[8]).dirty.is_everything() {}
+    while !rescan(&mut machine, &[8]).planned.is_everything() {}
     machine.process(8).cgroup = "/elsewhere".into();
     assert!(was_planned(&rescan(&mut machine, &[8]), 8));
     assert!(!was_planned(&rescan(&mut machine, &[8]), 8));
@@ -184,7 +184,7 @@ fn go_blind(machine: &mut Machine) {
     let snapshot = machine.scan();
     let snapshot = Snapshot {
         scope: ScanScope::Partial(BTreeSet::new()),
-        incomplete: Some("no file".to_owned()),
+        incomplete_reason: Some("no file".to_owned()),
         ..snapshot
     };
     let decision = machine.decide(&snapshot, &[]);
@@ -195,16 +195,19 @@ fn begin_to_release(machine: &mut Machine) {
     let order = Command::Release { job: job("manual:a"), caller: ROOT };
     let snapshot = machine.scan();
     let decision = machine.decide(&snapshot, &[order]);
-    assert!(decision.replies.iter().all(Result::is_ok) && !decision.plan.actions.is_empty(), "{decision:?}");
+    assert!(
+        decision.replies.iter().all(Result::is_ok) && !decision.plan.mask_actions.is_empty(),
+        "{decision:?}"
+    );
 }
 
 #[test]
 fn a_rescan_checks_the_masks_of_all_processes_that_masks_alone_keep() {
     let mut machine = with_fork_events();
     fall_asleep(&mut machine);
-    assert!(!machine.state.scan_request(false).idle_watch.all_masks);
+    assert!(!machine.state.scan_request(false).idle_watch.check_all_masks);
     let request = machine.state.rescan_request();
-    assert!(request.scope != ScanScope::Full && request.idle_watch.all_masks, "{request:?}");
+    assert!(request.scope != ScanScope::Full && request.idle_watch.check_all_masks, "{request:?}");
     let kept_by_masks = request.idle_watch.groups.iter().filter(|group| group.expected_cpus.is_some());
     assert!(kept_by_masks.flat_map(|group| &group.pids).any(|pid| *pid == Pid(7)), "{request:?}");
 }

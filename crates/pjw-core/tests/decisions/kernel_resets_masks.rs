@@ -1,11 +1,11 @@
 //! PUs go offline and online on a kernel that resets the masks of all threads in a cpuset then (before Linux
 //! 6.2). Afterwards every thread that had bound itself is bound again.
 
-use pjw_core::command::{Assign, Command};
+use pjw_core::command::{AssignCommand, Command};
 use pjw_core::command_scan::command_scan_request;
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
 use pjw_core::ids::{Pid, Tid};
-use pjw_core::job::Amount;
+use pjw_core::job::CpuRequest;
 use pjw_core::policy::{OnExhausted, Policy};
 use pjw_core::reconcile::Decision;
 use pjw_core::topology::Topology;
@@ -29,7 +29,7 @@ fn bound_on(topology: Topology, cores: u32) -> Machine {
     m.spawn(7, 1, 0).cgroup = WALL.into();
     m.clone_thread(7, 8);
     let pids = vec![Pid(7)];
-    let assign = Assign { pids, ..assign_of("a", Some(Amount::Cores(cores))) };
+    let assign = AssignCommand { pids, ..assign_of("a", Some(CpuRequest::Cores(cores))) };
     rounds_with(&mut m, &[Command::Assign(assign)]);
     m.bind(7, 8, "1");
     rounds(&mut m);
@@ -69,7 +69,7 @@ fn rewrite_masks_after_hotplug(m: &Machine) {
 
 /// The masks of both threads.
 fn masks(m: &Machine) -> [String; 2] {
-    [m.mask(7, 7), m.mask(7, 8)]
+    [m.effective_mask(7, 7), m.effective_mask(7, 8)]
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn waiting_in_the_cpuset_of_another_job() -> Machine {
     m.assign("a", 4, &[7]).unwrap();
     m.assign("b", 8, &[9]).unwrap();
     m.settle();
-    assert_eq!((m.member(9), m.mask(9, 9)), ("manual:b by Registered".into(), "1".into()));
+    assert_eq!((m.member(9), m.effective_mask(9, 9)), ("manual:b by Registered".into(), "1".into()));
     assert_eq!(m.process(9).cgroup, WALL);
     assert!(m.kept().iter().all(|thread| thread.tid != Tid(9)));
     m
@@ -198,7 +198,7 @@ fn waiting_in_the_cpuset_of_another_job() -> Machine {
 
 /// One decision, in which job a gets one core instead of four.
 fn shrink(m: &mut Machine) -> Decision {
-    let commands = [Command::Assign(assign_of("a", Some(Amount::Cores(1))))];
+    let commands = [Command::Assign(assign_of("a", Some(CpuRequest::Cores(1))))];
     let scan = command_scan_request(&mut m.state, &commands);
     m.cycle(&scan, &commands)
 }
@@ -218,5 +218,5 @@ fn a_process_of_another_job_in_a_changed_cpuset_gets_its_mask_back_after_a_resta
     m.settle();
     m.release("a").unwrap();
     m.release("b").unwrap();
-    assert_eq!([m.mask(7, 7), m.mask(9, 9)], ["0-7", "1"]);
+    assert_eq!([m.effective_mask(7, 7), m.effective_mask(9, 9)], ["0-7", "1"]);
 }

@@ -3,12 +3,12 @@
 use std::cell::RefMut;
 use std::ops::Deref;
 
-use pjw_core::command::{Assign, Caller, Command, Reply};
+use pjw_core::command::{AssignCommand, Caller, Command, Reply};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::CpusetOutcome;
 use pjw_core::event::Event;
 use pjw_core::ids::{Comm, Pid, ThreadId, Tid, Uid};
-use pjw_core::job::{Amount, Job};
+use pjw_core::job::{CpuRequest, Job};
 use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome};
 use pjw_core::policy::Policy;
 use pjw_core::ports::Node;
@@ -93,12 +93,12 @@ impl Machine {
         let at = world.moment().since_boot;
         world.affinity_requests.push(AffinityRequest {
             caller: Tid(tid),
-            process: Pid(pid),
-            parent,
+            caller_pid: Pid(pid),
+            caller_parent: parent,
             comm: Comm::from("mpirun"),
-            at,
+            called_at: at,
             target: None,
-            cpus: set(cpus),
+            requested_mask: set(cpus),
             refused: false,
         });
         RefMut::map(world, |world| world.affinity_requests.last_mut().unwrap())
@@ -129,7 +129,7 @@ impl Machine {
     pub fn limits(&self) -> MaskLimits {
         let machine = self.state.topology.cpus().clone();
         let possible = [machine.clone()].into_iter().collect();
-        MaskLimits { possible, machine, have_changed: false, may_be_reset: false }
+        MaskLimits { possible_cpus: possible, machine, have_changed: false, may_mask_be_reset: false }
     }
 
     /// The threads of which the journal keeps the masks.
@@ -165,7 +165,7 @@ impl Machine {
         let now = Nanos(self.now());
         for id in self.kept() {
             self.change_thread(id, |thread| {
-                thread.mask = Some(MaskEntry::from_first_reading(&thread.effective_mask, &limits, now));
+                thread.mask_entry = Some(MaskEntry::from_first_reading(&thread.effective_mask, &limits, now));
             });
         }
     }
@@ -191,12 +191,12 @@ impl Machine {
     pub fn cycle(&mut self, scan: &ScanRequest, commands: &[Command]) -> Decision {
         let snapshot = self.node.observe(scan);
         let decision = self.decide(&snapshot, commands);
-        for action in &decision.plan.cpusets {
+        for action in &decision.plan.cpuset_actions {
             if let CpusetOutcome::Refused { reason } = self.node.change_cpuset(action) {
                 self.state.cpusets.note_refusal(action, &reason);
             }
         }
-        decision.plan.actions.iter().for_each(|action| self.carry_out(action));
+        decision.plan.mask_actions.iter().for_each(|action| self.carry_out(action));
         decision
     }
 
@@ -204,7 +204,7 @@ impl Machine {
     pub fn carry_out(&mut self, action: &MaskAction) {
         match self.node.apply(action) {
             MaskOutcome::Done { effective } => {
-                self.state.note_mask_applied(action, &action.requested, &effective);
+                self.state.note_mask_applied(action, &action.requested_mask, &effective);
             }
             MaskOutcome::Refused { .. } if action.kind == MaskActionKind::Restore => {
                 self.state.note_original_unreachable(action);
@@ -227,9 +227,9 @@ impl Machine {
             replies.extend(decision.replies.iter().cloned());
             self.events.extend(decision.events.iter().cloned());
             self.records.extend(decision.records.iter().cloned());
-            done.extend(decision.plan.actions.iter().cloned());
+            done.extend(decision.plan.mask_actions.iter().cloned());
             scan.clone_from(&decision.next_scan);
-            let is_settled = is_full && decision.plan.actions.is_empty() && decision.next_scan.is_none();
+            let is_settled = is_full && decision.plan.mask_actions.is_empty() && decision.next_scan.is_none();
             self.last = Some(decision);
             if is_settled {
                 return (replies, done);
@@ -252,7 +252,7 @@ impl Machine {
 
     pub fn assign_as(&mut self, caller: Caller, id: &str, cores: u32, pids: &[u32]) -> Result<Job, Refusal> {
         let pids = pids.iter().copied().map(Pid).collect();
-        let assign = Assign { pids, caller, ..assign_of(id, Some(Amount::Cores(cores))) };
+        let assign = AssignCommand { pids, caller, ..assign_of(id, Some(CpuRequest::Cores(cores))) };
         match self.command(Command::Assign(assign))? {
             Reply::Assigned(job) => Ok(*job),
             Reply::Released(_) | Reply::Moved(_) => unreachable!(),
@@ -282,20 +282,25 @@ impl Machine {
 }
 
 /// A request of root for a job, with no option set.
-pub fn assign_of(id: &str, amount: Option<Amount>) -> Assign {
-    Assign { amount, ..pjw_sim::testing::assign_command(id, 0, &[]) }
+pub fn assign_of(id: &str, amount: Option<CpuRequest>) -> AssignCommand {
+    AssignCommand { cpu_request: amount, ..pjw_sim::testing::assign_command(id, 0, &[]) }
 }
 
 /// A process in a cgroup of a batch system's job.
-pub fn in_cgroup(mut process: RefMut<'_, SimProcess>, id: &str, path: &str, amount: Option<Amount>) {
+pub fn in_cgroup(mut process: RefMut<'_, SimProcess>, id: &str, path: &str, amount: Option<CpuRequest>) {
     path.clone_into(&mut process.cgroup);
     path.clone_into(&mut process.original_cgroup);
-    let claim = JobMark { job: job(id), kind: MarkKind::Cgroup(path.to_owned()), amount };
+    let claim = JobMark { job: job(id), kind: MarkKind::Cgroup(path.to_owned()), cpu_request: amount };
     process.job_marks = Some(JobMarks { role: BatchRole::Ordinary, marks: vec![claim] });
 }
 
 /// A process whose environment names a job.
-pub fn in_environment(mut process: RefMut<'_, SimProcess>, id: &str, own: JobUnit, amount: Option<Amount>) {
-    let claim = JobMark { job: job(id), kind: MarkKind::Environment { own }, amount };
+pub fn in_environment(
+    mut process: RefMut<'_, SimProcess>,
+    id: &str,
+    own: JobUnit,
+    amount: Option<CpuRequest>,
+) {
+    let claim = JobMark { job: job(id), kind: MarkKind::Environment { own }, cpu_request: amount };
     process.job_marks = Some(JobMarks { role: BatchRole::Ordinary, marks: vec![claim] });
 }

@@ -1,7 +1,7 @@
 //! The masks of threads: when they are set, kept and restored.
 
 use pjw_core::ids::Tid;
-use pjw_core::job::{Amount, GrantedBy};
+use pjw_core::job::{CpuRequest, GrantedBy};
 use pjw_core::plan::MaskActionKind;
 
 use crate::machine::{SECOND, in_cgroup, job, machine, set};
@@ -14,7 +14,7 @@ fn every_thread_of_a_member_is_confined_and_restored_on_release() {
     m.spawn(12, 10, 0);
     m.assign("a", 2, &[10]).unwrap();
     for (pid, tid) in [(10, 10), (10, 11), (12, 12)] {
-        assert_eq!(m.mask(pid, tid), "0-1");
+        assert_eq!(m.effective_mask(pid, tid), "0-1");
     }
     // The thread was born inside. Its mask came from the warden and is restored with the others.
     m.advance(SECOND);
@@ -23,7 +23,7 @@ fn every_thread_of_a_member_is_confined_and_restored_on_release() {
     assert!(m.settle().is_empty(), "a mask that is right is not written");
     m.release("a").unwrap();
     for (pid, tid) in [(10, 10), (10, 11), (12, 12), (10, 13), (14, 14)] {
-        assert_eq!(m.mask(pid, tid), "0-7", "thread {tid}");
+        assert_eq!(m.effective_mask(pid, tid), "0-7", "thread {tid}");
     }
     assert!(m.kept().is_empty() && m.state.restoring.is_empty());
 }
@@ -36,7 +36,7 @@ fn a_changed_mask_is_repaired_and_reported_once() {
     m.bind(10, 10, "0-7");
     let done = m.settle();
     assert_eq!(done.iter().map(|action| action.kind).collect::<Vec<_>>(), [MaskActionKind::Repair]);
-    assert_eq!(m.mask(10, 10), "0-1");
+    assert_eq!(m.effective_mask(10, 10), "0-1");
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn an_own_tighter_mask_inside_the_grant_is_kept() {
     m.bind(10, 10, "2");
     assert!(m.settle().is_empty());
     m.release("a").unwrap();
-    assert_eq!(m.mask(10, 10), "2", "it is the program's own choice");
+    assert_eq!(m.effective_mask(10, 10), "2", "it is the program's own choice");
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn a_reservation_of_a_prolog_yields_to_the_grant_of_the_scheduler() {
     m.assign("slurm:4", 2, &[]).unwrap();
     assert_eq!(m.grant("slurm:4"), "0-1", "the prolog's, before there is a process");
     let path = "/slurmstepd.scope/job_4";
-    in_cgroup(m.spawn(10, 1, 1001), "slurm:4", path, Some(Amount::Pus(2)));
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:4", path, Some(CpuRequest::Pus(2)));
     m.world().write_cpuset(path, Some(&set("4-5")));
     m.bind(10, 10, "4-5");
     m.settle();
@@ -65,7 +65,7 @@ fn a_reservation_of_a_prolog_yields_to_the_grant_of_the_scheduler() {
     m.spawn(20, 1, 0);
     m.assign("other", 6, &[20]).unwrap();
     assert_eq!(m.grant("other"), "0-3,6-7", "what the prolog took is free again");
-    assert_eq!(m.mask(10, 10), "4-5");
+    assert_eq!(m.effective_mask(10, 10), "4-5");
 }
 
 #[test]
@@ -79,10 +79,10 @@ fn four_ranks_bound_to_the_first_pus_are_not_stacked() {
         m.bind(20 + rank, 20 + rank, &rank.to_string());
     }
     m.assign("mpi", 4, &[10]).unwrap();
-    let masks: Vec<String> = (20..24).map(|pid| m.mask(pid, pid)).collect();
+    let masks: Vec<String> = (20..24).map(|pid| m.effective_mask(pid, pid)).collect();
     assert_eq!(masks, ["4", "5", "6", "7"]);
     m.release("mpi").unwrap();
-    let masks: Vec<String> = (20..24).map(|pid| m.mask(pid, pid)).collect();
+    let masks: Vec<String> = (20..24).map(|pid| m.effective_mask(pid, pid)).collect();
     assert_eq!(masks, ["0", "1", "2", "3"]);
 }
 
@@ -93,11 +93,11 @@ fn the_mask_of_the_launcher_does_not_restrict_the_job() {
     m.bind(5, 5, "0");
     m.spawn(10, 5, 0);
     m.spawn(11, 10, 0);
-    assert_eq!(m.mask(11, 11), "0", "as a service with CPUAffinity= would start it");
+    assert_eq!(m.effective_mask(11, 11), "0", "as a service with CPUAffinity= would start it");
     m.assign("a", 4, &[10]).unwrap();
-    assert_eq!([m.mask(10, 10), m.mask(11, 11)], ["0-3", "0-3"]);
+    assert_eq!([m.effective_mask(10, 10), m.effective_mask(11, 11)], ["0-3", "0-3"]);
     m.release("a").unwrap();
-    assert_eq!([m.mask(10, 10), m.mask(11, 11)], ["0", "0"]);
+    assert_eq!([m.effective_mask(10, 10), m.effective_mask(11, 11)], ["0", "0"]);
 }
 
 #[test]
@@ -112,14 +112,22 @@ fn hot_threads_are_pinned_and_cold_threads_float() {
         m.run(&[11, 12]);
         m.settle();
     }
-    assert_eq!([m.mask(10, 11), m.mask(10, 12), m.mask(10, 10), m.mask(10, 13)], ["0", "1", "0-3", "0-3"]);
+    assert_eq!(
+        [
+            m.effective_mask(10, 11),
+            m.effective_mask(10, 12),
+            m.effective_mask(10, 10),
+            m.effective_mask(10, 13)
+        ],
+        ["0", "1", "0-3", "0-3"]
+    );
     m.run(&[11, 12]);
     assert!(m.settle().is_empty(), "no pin moves without a gain");
     for _ in 0..4 {
         m.run(&[12]);
         m.settle();
     }
-    assert_eq!([m.mask(10, 11), m.mask(10, 12)], ["0-3", "1"]);
+    assert_eq!([m.effective_mask(10, 11), m.effective_mask(10, 12)], ["0-3", "1"]);
 }
 
 #[test]
@@ -131,13 +139,16 @@ fn the_child_of_a_pinned_thread_floats() {
         m.run(&[10]);
         m.settle();
     }
-    assert_eq!(m.mask(10, 10), "0");
+    assert_eq!(m.effective_mask(10, 10), "0");
     m.spawn(20, 10, 0);
     m.clone_thread(10, 21);
     m.settle();
-    assert_eq!([m.mask(20, 20), m.mask(10, 21)], ["0-3", "0-3"]);
+    assert_eq!([m.effective_mask(20, 20), m.effective_mask(10, 21)], ["0-3", "0-3"]);
     m.release("a").unwrap();
-    assert_eq!([m.mask(20, 20), m.mask(10, 21), m.mask(10, 10)], ["0-7", "0-7", "0-7"]);
+    assert_eq!(
+        [m.effective_mask(20, 20), m.effective_mask(10, 21), m.effective_mask(10, 10)],
+        ["0-7", "0-7", "0-7"]
+    );
 }
 
 #[test]
@@ -149,9 +160,9 @@ fn a_resize_moves_every_thread_with_the_grant() {
     m.bind(10, 11, "1");
     m.settle();
     m.assign("a", 4, &[]).unwrap();
-    assert_eq!([m.mask(10, 10), m.mask(10, 11)], ["0-3", "1"]);
+    assert_eq!([m.effective_mask(10, 10), m.effective_mask(10, 11)], ["0-3", "1"]);
     m.assign("a", 1, &[]).unwrap();
-    assert_eq!([m.mask(10, 10), m.mask(10, 11)], ["0", "0"]);
+    assert_eq!([m.effective_mask(10, 10), m.effective_mask(10, 11)], ["0", "0"]);
 }
 
 #[test]
@@ -161,12 +172,12 @@ fn a_schedulers_cpuset_is_the_grant_and_the_wardens_job_yields() {
     m.assign("mine", 2, &[5]).unwrap();
     assert_eq!(m.grant("mine"), "0-1");
     let path = "/slurm/uid_1001/job_7";
-    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", path, Some(Amount::Cores(2)));
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", path, Some(CpuRequest::Cores(2)));
     m.bind(10, 10, "0-1");
     m.world().write_cpuset(path, Some(&set("0-1")));
     m.settle();
     assert_eq!([m.grant("slurm:7"), m.grant("mine")], ["0-1", "2-3"]);
-    assert_eq!([m.mask(10, 10), m.mask(5, 5)], ["0-1", "2-3"]);
+    assert_eq!([m.effective_mask(10, 10), m.effective_mask(5, 5)], ["0-1", "2-3"]);
 }
 
 #[test]
@@ -181,7 +192,7 @@ fn a_restart_keeps_pins_bindings_and_requested_masks() {
         m.run(&[11]);
         m.settle();
     }
-    let masks = |m: &crate::machine::Machine| [10, 11, 12].map(|tid| m.mask(10, tid));
+    let masks = |m: &crate::machine::Machine| [10, 11, 12].map(|tid| m.effective_mask(10, tid));
     let before = masks(&m);
     let records = m.state.records();
     let topology = m.state.topology.clone();
@@ -197,7 +208,7 @@ fn a_restart_keeps_pins_bindings_and_requested_masks() {
     }
     assert_eq!(masks(&m), before);
     m.release("a").unwrap();
-    assert_eq!([10, 11, 12].map(|tid| m.mask(10, tid)), ["0-7", "0-7", "3"]);
+    assert_eq!([10, 11, 12].map(|tid| m.effective_mask(10, tid)), ["0-7", "0-7", "3"]);
 }
 
 #[test]
@@ -208,11 +219,11 @@ fn a_mask_that_a_cpuset_cuts_is_set_only_once() {
     m.world().write_cpuset("/", Some(&set("0-3")));
     m.bind(10, 10, "0-3");
     m.assign("a", 8, &[10]).unwrap();
-    assert_eq!(m.mask(10, 10), "0-3");
+    assert_eq!(m.effective_mask(10, 10), "0-3");
     assert!(m.settle().is_empty());
     m.assign("a", 2, &[]).unwrap();
     m.release("a").unwrap();
-    assert_eq!(m.mask(10, 10), "0-3");
+    assert_eq!(m.effective_mask(10, 10), "0-3");
     assert!(m.state.restoring.is_empty() && m.kept().is_empty());
 }
 
@@ -228,7 +239,9 @@ fn ranks_bound_to_one_pu_are_separated_while_other_pus_are_idle() {
         m.bind(pid, tid, "0");
     }
     m.settle();
-    let masks = |m: &crate::machine::Machine| [m.mask(10, 10), m.mask(11, 11), m.mask(12, 12)];
+    let masks = |m: &crate::machine::Machine| {
+        [m.effective_mask(10, 10), m.effective_mask(11, 11), m.effective_mask(12, 12)]
+    };
     assert_eq!(masks(&m), ["0", "0", "0"], "idle threads disturb no thread");
     for _ in 0..4 {
         m.run(&[10, 11]);
@@ -255,7 +268,7 @@ fn threads_of_one_program_that_share_a_pu_are_left_alone() {
         m.run(&[10, 11]);
         m.settle();
     }
-    assert_eq!([m.mask(10, 10), m.mask(10, 11)], ["1", "1"]);
+    assert_eq!([m.effective_mask(10, 10), m.effective_mask(10, 11)], ["1", "1"]);
 }
 
 #[test]
@@ -265,7 +278,7 @@ fn the_zombie_of_a_first_thread_is_left_alone() {
     m.clone_thread(10, 11);
     m.process(10).threads.get_mut(&Tid(10)).unwrap().state = Some('Z');
     m.assign("a", 2, &[10]).unwrap();
-    assert_eq!([m.mask(10, 10), m.mask(10, 11)], ["0-7", "0-1"]);
+    assert_eq!([m.effective_mask(10, 10), m.effective_mask(10, 11)], ["0-7", "0-1"]);
     m.release("a").unwrap();
     assert!(m.state.restoring.is_empty());
 }

@@ -1,7 +1,7 @@
 //! The assignment of processes to jobs.
 
 use pjw_core::ids::{Comm, Pid, StartTime, Uid};
-use pjw_core::job::{Amount, Source};
+use pjw_core::job::{CpuRequest, Source};
 use pjw_core::snapshot::{BatchRole, JobMarks, JobUnit};
 use pjw_core::time::Nanos;
 
@@ -48,7 +48,7 @@ fn existing_descendants_join_with_their_ancestor_but_its_neighbours_do_not() {
 #[test]
 fn a_schedulers_cgroup_makes_a_job_and_its_member() {
     let mut m = machine();
-    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(CpuRequest::Cores(2)));
     m.settle();
     assert_eq!(m.member(10), "slurm:7 by Cgroup");
     assert_eq!(m.grant("slurm:7"), "0-1");
@@ -57,7 +57,7 @@ fn a_schedulers_cgroup_makes_a_job_and_its_member() {
 #[test]
 fn a_member_swept_into_another_cgroup_stays() {
     let mut m = machine();
-    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(CpuRequest::Cores(2)));
     m.settle();
     m.world().kept_cgroups.insert(SLURM_JOB.to_owned());
     sweep_out(&m, 10);
@@ -68,9 +68,9 @@ fn a_member_swept_into_another_cgroup_stays() {
 #[test]
 fn exporting_another_users_job_id_makes_no_member() {
     let mut m = machine();
-    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(CpuRequest::Cores(2)));
     in_environment(m.spawn(20, 1, 1002), "slurm:7", JobUnit::Nothing, None);
-    in_environment(m.spawn(21, 1, 1002), "slurm:8", JobUnit::Nothing, Some(Amount::Cores(8)));
+    in_environment(m.spawn(21, 1, 1002), "slurm:8", JobUnit::Nothing, Some(CpuRequest::Cores(8)));
     m.settle();
     assert_eq!([m.member(20), m.member(21)], ["-", "-"]);
     assert!(!m.state.jobs.contains_key(&job("slurm:8")), "nor a job");
@@ -79,7 +79,7 @@ fn exporting_another_users_job_id_makes_no_member() {
 #[test]
 fn the_environment_counts_for_the_jobs_own_user() {
     let mut m = machine();
-    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(CpuRequest::Cores(2)));
     in_environment(m.spawn(20, 1, 1001), "slurm:7", JobUnit::Nothing, None);
     m.settle();
     assert_eq!(m.member(20), "slurm:7 by Environment");
@@ -90,7 +90,7 @@ fn the_environment_counts_below_the_schedulers_launcher() {
     let mut m = machine();
     let role = BatchRole::Launcher(Source::Slurm);
     m.spawn(5, 1, 0).job_marks = Some(JobMarks { role, marks: Vec::new() });
-    in_environment(m.spawn(10, 5, 1001), "slurm:7", JobUnit::Nothing, Some(Amount::Cores(3)));
+    in_environment(m.spawn(10, 5, 1001), "slurm:7", JobUnit::Nothing, Some(CpuRequest::Cores(3)));
     m.settle();
     assert_eq!([m.member(5), m.member(10)], ["-", "slurm:7 by Environment"]);
     assert_eq!(m.grant("slurm:7"), "0-2");
@@ -101,7 +101,7 @@ fn a_schedulers_prolog_makes_no_job_of_roots() {
     let mut m = machine();
     let role = BatchRole::Launcher(Source::Slurm);
     m.spawn(5, 1, 0).job_marks = Some(JobMarks { role, marks: Vec::new() });
-    in_environment(m.spawn(10, 5, 0), "slurm:7", JobUnit::Nothing, Some(Amount::Cores(3)));
+    in_environment(m.spawn(10, 5, 0), "slurm:7", JobUnit::Nothing, Some(CpuRequest::Cores(3)));
     m.settle();
     assert!(m.state.jobs.is_empty());
 }
@@ -111,7 +111,7 @@ fn a_process_with_the_name_of_a_launcher_is_no_launcher() {
     let mut m = machine();
     let role = BatchRole::Launcher(Source::Slurm);
     m.spawn(5, 1, 1001).job_marks = Some(JobMarks { role, marks: Vec::new() });
-    in_environment(m.spawn(10, 5, 1001), "slurm:7", JobUnit::Nothing, Some(Amount::Cores(8)));
+    in_environment(m.spawn(10, 5, 1001), "slurm:7", JobUnit::Nothing, Some(CpuRequest::Cores(8)));
     m.settle();
     assert_eq!(m.member(10), "-");
 }
@@ -130,7 +130,7 @@ fn a_member_that_takes_a_helpers_name_stays_inside() {
 #[test]
 fn a_schedulers_helper_inside_the_jobs_cgroup_is_no_member() {
     let mut m = machine();
-    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(CpuRequest::Cores(2)));
     in_cgroup(m.spawn(11, 1, 0), "slurm:7", SLURM_JOB, None);
     m.process(11).job_marks.as_mut().unwrap().role = BatchRole::Helper(Source::Slurm);
     m.settle();
@@ -146,7 +146,12 @@ fn a_session_counts_only_where_the_source_gives_each_job_one() {
         let base = if source == "pbs" { 100 } else { 200 };
         let role = BatchRole::Launcher(launcher);
         m.spawn(base, 1, 0).job_marks = Some(JobMarks { role, marks: Vec::new() });
-        in_environment(m.spawn(base + 1, base, 1001), &format!("{source}:1"), own, Some(Amount::Cores(1)));
+        in_environment(
+            m.spawn(base + 1, base, 1001),
+            &format!("{source}:1"),
+            own,
+            Some(CpuRequest::Cores(1)),
+        );
         m.world().setsid(Pid(base + 1));
         // An orphan of the same session in another process group.
         m.spawn(base + 2, 1, 1001).session = Pid(base + 1);
@@ -181,12 +186,12 @@ fn a_job_ends_with_its_last_member_and_its_cores_are_free_in_that_cycle() {
 #[test]
 fn a_job_ends_when_its_schedulers_cgroup_is_gone() {
     let mut m = machine();
-    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(CpuRequest::Cores(2)));
     m.settle();
     sweep_out(&m, 10);
     m.settle();
     assert_eq!(m.grant("slurm:7"), "-");
-    assert_eq!(m.mask(10, 10), "0-7");
+    assert_eq!(m.effective_mask(10, 10), "0-7");
 }
 
 #[test]
@@ -194,7 +199,7 @@ fn an_unknown_core_count_is_not_guessed() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, None);
     m.settle();
-    assert_eq!((m.grant("slurm:7").as_str(), m.mask(10, 10).as_str()), ("-", "0-7"));
+    assert_eq!((m.grant("slurm:7").as_str(), m.effective_mask(10, 10).as_str()), ("-", "0-7"));
     assert_eq!(m.warnings(), ["unknown-count"]);
     m.policy.source_cores.insert(Source::Slurm, 4);
     m.settle();
@@ -232,7 +237,7 @@ fn the_processes_of_a_login_are_counted_and_not_reported_but_what_they_start_is(
     m.spawn(32, 1, 1001).comm = Comm::from("bash");
     m.assign("a", 2, &[10]).unwrap();
     assert_eq!(m.warnings(), Vec::<&str>::new());
-    assert_eq!(m.state.unassigned[&Uid(1001)].len(), 3, "status counts them");
+    assert_eq!(m.state.unassigned_by_user[&Uid(1001)].len(), 3, "status counts them");
     m.spawn(33, 32, 1001).comm = Comm::from("solver");
     m.spawn(34, 32, 1001).comm = Comm::from("bash");
     m.settle();
@@ -354,7 +359,7 @@ fn the_wardens_own_programs_are_not_reported_as_unassigned() {
 #[test]
 fn a_job_goes_on_after_all_processes_were_moved_out_of_its_cgroup() {
     let mut m = machine();
-    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(Amount::Cores(2)));
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(CpuRequest::Cores(2)));
     m.settle();
     m.world().kept_cgroups.insert(SLURM_JOB.to_owned());
     m.world().move_process(Pid(10), "/");

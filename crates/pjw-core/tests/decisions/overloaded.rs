@@ -39,7 +39,7 @@ fn run_for_seconds(machine: &mut Machine, seconds: u32, busy: &[u32]) -> (Vec<Ma
         let actions = machine.settle();
         kinds.extend(actions.iter().map(|action| action.kind));
         let done = |action: MaskAction| {
-            let effective = action.target.clone();
+            let effective = action.target_mask.clone();
             (action, MaskOutcome::Done { effective })
         };
         let outcomes: Vec<_> = actions.into_iter().map(done).collect();
@@ -50,7 +50,7 @@ fn run_for_seconds(machine: &mut Machine, seconds: u32, busy: &[u32]) -> (Vec<Ma
 }
 
 fn masks(machine: &Machine, pids: &[u32]) -> Vec<String> {
-    pids.iter().map(|&pid| machine.mask(pid, pid)).collect()
+    pids.iter().map(|&pid| machine.effective_mask(pid, pid)).collect()
 }
 
 fn reason(machine: &Machine, pid: u32) -> String {
@@ -199,7 +199,7 @@ fn a_repaired_thread_that_binds_itself_again_is_where_its_program_wants_it() {
 #[test]
 fn without_pinning_a_repaired_thread_may_use_the_whole_grant() {
     let mut machine =
-        machine_with(regular_topology(2, 1, 1, 2, 2), Policy { pin: false, ..Policy::default() });
+        machine_with(regular_topology(2, 1, 1, 2, 2), Policy { pin_hot_threads: false, ..Policy::default() });
     let pids = job_of_ranks(&mut machine, 2, &["0,4"; 4]);
     run_for_seconds(&mut machine, 5, &pids);
     assert_eq!(masks(&machine, &pids), ["0,4", "0,4", "0-1,4-5", "0-1,4-5"]);

@@ -1,11 +1,11 @@
 //! The state directory is lost: the cpusets of the earlier daemon are found by their names. Those with processes become
 //! jobs again, the others are removed.
 
-use pjw_core::command::{Assign, Command};
+use pjw_core::command::{AssignCommand, Command};
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
 use pjw_core::event::EventKind;
 use pjw_core::ids::{Pid, Uid};
-use pjw_core::job::{Amount, Lifetime, PriorityClass};
+use pjw_core::job::{CpuRequest, Lifetime, PriorityClass};
 use pjw_core::plan::Warning;
 use pjw_core::policy::{Mode, Policy};
 use pjw_core::testing::regular_topology;
@@ -47,17 +47,17 @@ fn a_job_whose_record_was_lost_keeps_its_cores_and_its_processes() {
         machine.assign("a", 2, &[7]).unwrap();
         machine.spawn(8, 7, 1001);
         machine.settle();
-        let before = (machine.grant("a"), cgroup(&machine, 7), machine.mask(8, 8));
+        let before = (machine.grant("a"), cgroup(&machine, 7), machine.effective_mask(8, 8));
         machine.lose_state();
         machine.exit(7);
         let before = (before.0, before.1, before.2);
         machine.settle();
-        assert_eq!((machine.grant("a"), cgroup(&machine, 8), machine.mask(8, 8)), before);
+        assert_eq!((machine.grant("a"), cgroup(&machine, 8), machine.effective_mask(8, 8)), before);
         assert_eq!(machine.member(8), "manual:a by JobCpuset");
         let adopted = machine.state.jobs[&job("a")].clone();
         assert_eq!((adopted.owner, adopted.lifetime), (Uid(1001), Lifetime::Members));
         let request = adopted.request.unwrap();
-        assert_eq!((request.amount, request.class), (Amount::Cores(2), PriorityClass::Normal));
+        assert_eq!((request.cpu_request, request.class), (CpuRequest::Cores(2), PriorityClass::Normal));
         let events: Vec<EventKind> = machine.events.iter().map(|event| event.kind).collect();
         assert_eq!(events, [EventKind::Recovered]);
         assert_eq!(machine.events[0].job, Some(job("a")));
@@ -66,7 +66,7 @@ fn a_job_whose_record_was_lost_keeps_its_cores_and_its_processes() {
         machine.assign("b", 6, &[9]).unwrap();
         assert_eq!(machine.grant("b"), "2-7", "no core is given twice");
         machine.release("a").unwrap();
-        assert_eq!((cgroup(&machine, 8).as_str(), machine.mask(8, 8).as_str()), (LOGIN, "0-7"));
+        assert_eq!((cgroup(&machine, 8).as_str(), machine.effective_mask(8, 8).as_str()), (LOGIN, "0-7"));
         assert!(!machine.world().cpusets.contains_key(&before.1));
     }
 }
@@ -119,7 +119,7 @@ fn of_two_cpusets_with_the_same_cores_the_later_one_is_removed_with_a_warning() 
     machine.lose_state();
     machine.settle();
     assert_eq!((machine.grant("a").as_str(), machine.grant("b").as_str()), ("0-1", "-"));
-    assert_eq!((cgroup(&machine, 9).as_str(), machine.mask(9, 9).as_str()), ("/", "0-7"));
+    assert_eq!((cgroup(&machine, 9).as_str(), machine.effective_mask(9, 9).as_str()), ("/", "0-7"));
     assert!(!machine.world().cpusets.contains_key("/pjw/b"));
     let warnings = recovered(&machine);
     let about_b = warnings.iter().find(|warning| warning.job == Some(job("b"))).unwrap();
@@ -182,7 +182,7 @@ fn a_cgroup_that_is_not_a_jobs_is_left_alone() {
     machine.world().write_cpuset("/pjw/probe-12", Some(&set("0")));
     machine.lose_state();
     machine.settle();
-    assert_eq!((cgroup(&machine, 7).as_str(), machine.mask(7, 7).as_str()), ("/pjw/probe-12", "0"));
+    assert_eq!((cgroup(&machine, 7).as_str(), machine.effective_mask(7, 7).as_str()), ("/pjw/probe-12", "0"));
     assert!(machine.events.is_empty());
 }
 
@@ -207,7 +207,7 @@ fn masks_that_the_earlier_daemon_may_have_set_are_named_with_the_command_that_wi
     let warnings = recovered(&machine);
     let masks = warnings.iter().find(|warning| warning.code == "unknown-masks").unwrap();
     assert!(masks.why.ends_with(": 8") && masks.remedy.starts_with("taskset -pac 0-7 8 "), "{masks:?}");
-    assert_eq!(machine.mask(8, 8), "1");
+    assert_eq!(machine.effective_mask(8, 8), "1");
     machine.exit(8);
     machine.settle();
     assert!(recovered(&machine).iter().all(|warning| warning.code != "unknown-masks"));
@@ -233,7 +233,10 @@ fn half_a_core_is_found_again_as_such() {
     machine.spawn(7, 1, 1001);
     machine.policy.share_smt = true;
     machine
-        .command(Command::Assign(Assign { pids: vec![Pid(7)], ..assign_of("a", Some(Amount::Pus(1))) }))
+        .command(Command::Assign(AssignCommand {
+            pids: vec![Pid(7)],
+            ..assign_of("a", Some(CpuRequest::Pus(1)))
+        }))
         .unwrap();
     let half = machine.grant("a");
     machine.policy.share_smt = false;
@@ -248,7 +251,7 @@ fn masks_of_processes_in_no_cpuset_are_named_after_a_lost_record() {
     machine.spawn(7, 1, 1001);
     machine.spawn(8, 1, 1001);
     machine.assign("a", 2, &[7]).unwrap();
-    assert_eq!(machine.mask(7, 7), "0-1");
+    assert_eq!(machine.effective_mask(7, 7), "0-1");
     machine.lose_state();
     machine.settle();
     assert_eq!(recovered(&machine), [], "nothing tells that a record was lost");

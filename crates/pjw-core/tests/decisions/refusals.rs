@@ -1,9 +1,9 @@
 //! Refusals: each names the cause, and a remedy that works for the caller.
 
-use pjw_core::command::{Assign, Caller, Command};
+use pjw_core::command::{AssignCommand, Caller, Command};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, Uid};
-use pjw_core::job::Amount;
+use pjw_core::job::CpuRequest;
 use pjw_core::policy::OnExhausted;
 use pjw_core::refusal::Refusal;
 use pjw_core::state::WardenState;
@@ -15,7 +15,7 @@ const BOB: Caller = Caller { uid: Uid(1002), admin: false };
 /// The text of the refusal of `pjwctl run --job ID --cores N`.
 #[track_caller]
 fn refused_run(m: &mut Machine, caller: Caller, id: &str, cores: u32) -> String {
-    let run = Assign { must_be_new: true, caller, ..assign_of(id, Some(Amount::Cores(cores))) };
+    let run = AssignCommand { must_be_new: true, caller, ..assign_of(id, Some(CpuRequest::Cores(cores))) };
     m.command(Command::Assign(run)).unwrap_err().to_string()
 }
 
@@ -30,7 +30,7 @@ fn spawn_in_slurm_job(m: &mut Machine) {
         m.spawn(10, 1, 1001),
         "slurm:7",
         "/system.slice/slurmstepd.scope/job_7",
-        Some(Amount::Cores(2)),
+        Some(CpuRequest::Cores(2)),
     );
 }
 
@@ -212,7 +212,7 @@ fn every_refusal_of_a_list_names_the_list_and_the_remedy() {
     m.assign("a", 1, &[]).unwrap();
     let mut refused = |list: &str| {
         let cpus: CpuSet = set(list);
-        m.command(Command::Assign(assign_of("b", Some(Amount::Exactly(cpus))))).unwrap_err().to_string()
+        m.command(Command::Assign(assign_of("b", Some(CpuRequest::Exactly(cpus))))).unwrap_err().to_string()
     };
     assert_eq!(refused("8-9"), "CPUs 8-9 are not on this machine or offline: choose among 0-7");
     assert_eq!(

@@ -45,7 +45,10 @@ fn an_orphan_that_a_killed_daemon_did_not_find_after_a_release_gets_the_original
         spawn_with(&m, (pid, 1, uid), mask);
     }
     restart_with(&mut m, records);
-    assert_eq!([10, 20, 30, 40, 50].map(|pid| m.mask(pid, pid)), ["0-7", "0-7", "1-2", "0-1", "0-1"]);
+    assert_eq!(
+        [10, 20, 30, 40, 50].map(|pid| m.effective_mask(pid, pid)),
+        ["0-7", "0-7", "1-2", "0-1", "0-1"]
+    );
 }
 
 #[test]
@@ -55,7 +58,7 @@ fn an_orphan_gets_the_original_mask_also_if_every_process_of_the_journal_has_end
     spawn_with(&m, (20, 1, 1001), "0-1");
     m.exit(10);
     restart_with(&mut m, records);
-    assert_eq!(m.mask(20, 20), "0-7");
+    assert_eq!(m.effective_mask(20, 20), "0-7");
 }
 
 #[test]
@@ -66,7 +69,7 @@ fn the_children_of_an_orphan_get_their_original_masks() {
     m.spawn(21, 20, 1001);
     m.spawn(22, 21, 1001);
     restart_with(&mut m, records);
-    assert_eq!([20, 21, 22].map(|pid| m.mask(pid, pid)), ["0-7", "0-7", "0-7"]);
+    assert_eq!([20, 21, 22].map(|pid| m.effective_mask(pid, pid)), ["0-7", "0-7", "0-7"]);
 }
 
 #[test]
@@ -74,10 +77,10 @@ fn a_child_that_was_born_before_its_parent_was_restored_gets_the_original_mask_f
     let mut m = machine();
     let records = killed_in_a_release(&mut m);
     // The killed daemon had already restored the parent.
-    assert_eq!(m.mask(10, 10), "0-7");
+    assert_eq!(m.effective_mask(10, 10), "0-7");
     spawn_with(&m, (20, 10, 1001), "0-1");
     restart_with(&mut m, records);
-    assert_eq!(m.mask(20, 20), "0-7");
+    assert_eq!(m.effective_mask(20, 20), "0-7");
 }
 
 #[test]
@@ -89,7 +92,7 @@ fn a_rewritten_journal_still_names_the_masks_of_a_release() {
     records.into_iter().for_each(|record| m.state.replay(record));
     let rewritten = m.state.records();
     restart_with(&mut m, rewritten);
-    assert_eq!(m.mask(20, 20), "0-7");
+    assert_eq!(m.effective_mask(20, 20), "0-7");
 }
 
 #[test]
@@ -104,7 +107,7 @@ fn the_masks_of_a_release_are_forgotten_when_a_full_scan_finds_nothing_of_it() {
     assert!(m.state.records().is_empty(), "{:?}", m.state.records());
     spawn_with(&m, (20, 1, 1001), "0-1");
     m.settle();
-    assert_eq!(m.mask(20, 20), "0-1", "it is the program's own");
+    assert_eq!(m.effective_mask(20, 20), "0-1", "it is the program's own");
 }
 
 #[test]
@@ -118,7 +121,7 @@ fn an_orphan_of_root_with_a_mask_of_a_released_job_is_named() {
     records.extend(m.cycle(&scan, &[Command::Release { job: job("b"), caller: ROOT }]).records);
     spawn_with(&m, (20, 1, 0), "0-1");
     restart_with(&mut m, records);
-    assert_eq!((m.mask(20, 20), m.warnings()), ("0-1".into(), vec!["unknown-masks"]));
+    assert_eq!((m.effective_mask(20, 20), m.warnings()), ("0-1".into(), vec!["unknown-masks"]));
 }
 
 #[test]
@@ -140,5 +143,5 @@ fn a_process_that_was_forked_in_a_cpuset_and_came_up_outside_with_its_mask_gets_
     m.state.apply_events(&[fork]);
     m.spawn(21, 20, 1001);
     m.settle();
-    assert_eq!([10, 20, 21].map(|pid| m.mask(pid, pid)), ["0-7", "0-7", "0-7"]);
+    assert_eq!([10, 20, 21].map(|pid| m.effective_mask(pid, pid)), ["0-7", "0-7", "0-7"]);
 }

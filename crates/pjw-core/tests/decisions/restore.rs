@@ -1,10 +1,10 @@
 //! Restoring after a release, after a grant of a scheduler and after a restart. Every process that was
 //! changed gets its mask and cgroup back; other processes are not changed.
 
-use pjw_core::command::{Assign, Caller, Command};
+use pjw_core::command::{AssignCommand, Caller, Command};
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
 use pjw_core::ids::{Pid, Tid, Uid};
-use pjw_core::job::{Amount, GrantedBy};
+use pjw_core::job::{CpuRequest, GrantedBy};
 use pjw_core::plan::{MaskAction, MaskActionKind};
 use pjw_core::policy::{Mode, OnExhausted, Policy};
 use pjw_core::record::Record;
@@ -19,7 +19,7 @@ const PLACE: &str = "/system.slice/slurmstepd.scope/job_7";
 
 /// Slurm's job 7 with process 10, whose cpuset is `cpus` if that is given.
 fn slurm_job(m: &mut Machine, cpus: Option<&str>) {
-    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", PLACE, Some(Amount::Cores(2)));
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", PLACE, Some(CpuRequest::Cores(2)));
     if let Some(cpus) = cpus {
         give_cpuset(m, cpus);
     }
@@ -38,7 +38,7 @@ fn machine_with_cpusets(affinity_persists: bool) -> Machine {
 /// The daemon exits and another one reads its journal, on a machine with this number of packages of four
 /// cores.
 pub(crate) fn restart(m: &mut Machine, packages: u32) {
-    let mut state = WardenState::new(regular_topology(packages, 1, 1, 4, 1), &m.policy.housekeeping);
+    let mut state = WardenState::new(regular_topology(packages, 1, 1, 4, 1), &m.policy.housekeeping_cpus);
     m.state.records().into_iter().for_each(|record| state.replay(record));
     m.state = state;
 }
@@ -48,16 +48,20 @@ fn a_released_job_of_a_scheduler_stays_known_and_is_left_alone() {
     let mut m = machine();
     slurm_job(&mut m, None);
     m.settle();
-    assert_eq!((m.grant("slurm:7"), m.mask(10, 10)), ("0-1".into(), "0-1".into()));
+    assert_eq!((m.grant("slurm:7"), m.effective_mask(10, 10)), ("0-1".into(), "0-1".into()));
     m.release("slurm:7").unwrap();
-    assert_eq!((m.grant("slurm:7"), m.mask(10, 10)), ("-".into(), "0-7".into()));
+    assert_eq!((m.grant("slurm:7"), m.effective_mask(10, 10)), ("-".into(), "0-7".into()));
     assert!(m.state.jobs[&job("slurm:7")].released && m.kept().is_empty());
     m.spawn(11, 10, 1001);
     assert!(m.settle().is_empty(), "nor is it found again");
     restart(&mut m, 2);
     assert!(m.settle().is_empty(), "nor by the next daemon");
     m.assign("slurm:7", 2, &[]).unwrap();
-    assert_eq!([m.mask(10, 10), m.mask(11, 11)], ["0-1", "0-1"], "until a user assigns it cores again");
+    assert_eq!(
+        [m.effective_mask(10, 10), m.effective_mask(11, 11)],
+        ["0-1", "0-1"],
+        "until a user assigns it cores again"
+    );
 }
 
 #[test]
@@ -66,9 +70,9 @@ fn a_job_that_a_prolog_reserved_ends_when_an_epilog_releases_it() {
     m.assign("lsf:7", 2, &[]).unwrap();
     m.spawn(10, 1, 1001);
     m.assign("lsf:7", 2, &[10]).unwrap();
-    assert_eq!(m.mask(10, 10), "0-1");
+    assert_eq!(m.effective_mask(10, 10), "0-1");
     m.release("lsf:7").unwrap();
-    assert_eq!((m.grant("lsf:7"), m.mask(10, 10)), ("-".into(), "0-7".into()));
+    assert_eq!((m.grant("lsf:7"), m.effective_mask(10, 10)), ("-".into(), "0-7".into()));
     m.settle();
     assert!(m.state.jobs[&job("lsf:7")].released, "as long as something of it runs");
     m.exit(10);
@@ -98,7 +102,7 @@ fn release_all_also_releases_jobs_found_meanwhile() {
     m.settle();
     m.assign("a", 2, &[5]).unwrap();
     m.command(Command::ReleaseAll { caller: ROOT }).unwrap();
-    assert_eq!([m.mask(5, 5), m.mask(10, 10)], ["0-7", "0-7"]);
+    assert_eq!([m.effective_mask(5, 5), m.effective_mask(10, 10)], ["0-7", "0-7"]);
     assert!(m.settle().is_empty());
 }
 
@@ -108,17 +112,17 @@ fn a_job_leaves_cores_that_a_scheduler_grants_to_another_job() {
     m.spawn(20, 1, 1002);
     m.assign("a", 4, &[20]).unwrap();
     m.assign("rest", 4, &[]).unwrap();
-    assert_eq!(m.mask(20, 20), "0-3");
+    assert_eq!(m.effective_mask(20, 20), "0-3");
     slurm_job(&mut m, Some("0-3"));
     m.bind(10, 10, "0-3");
     m.settle();
     assert_eq!((m.grant("slurm:7"), m.grant("manual:a")), ("0-3".into(), "-".into()));
-    assert_eq!(m.mask(20, 20), "0-7", "it has no cores of its own, and must not keep another's");
+    assert_eq!(m.effective_mask(20, 20), "0-7", "it has no cores of its own, and must not keep another's");
     m.release("rest").unwrap();
     m.settle();
-    assert_eq!((m.grant("manual:a"), m.mask(20, 20)), ("4-7".into(), "4-7".into()));
+    assert_eq!((m.grant("manual:a"), m.effective_mask(20, 20)), ("4-7".into(), "4-7".into()));
     m.release("a").unwrap();
-    assert_eq!(m.mask(20, 20), "0-7");
+    assert_eq!(m.effective_mask(20, 20), "0-7");
 }
 
 #[test]
@@ -131,11 +135,14 @@ fn a_mask_from_before_the_grant_stays_the_programs_own() {
     m.bind(10, 12, "0");
     m.advance(1_000_000_000);
     m.assign("a", 1, &[10]).unwrap();
-    assert_eq!(m.mask(10, 10), "0");
+    assert_eq!(m.effective_mask(10, 10), "0");
     restart(&mut m, 2);
     m.settle();
     m.release("a").unwrap();
-    assert_eq!([m.mask(10, 10), m.mask(11, 11), m.mask(10, 12)], ["0-7", "0", "0"]);
+    assert_eq!(
+        [m.effective_mask(10, 10), m.effective_mask(11, 11), m.effective_mask(10, 12)],
+        ["0-7", "0", "0"]
+    );
 }
 
 #[test]
@@ -149,7 +156,7 @@ fn after_a_restart_a_child_in_the_cpuset_has_no_mask_that_its_parent_requested_a
     restart(&mut m, 2);
     m.settle();
     m.release("a").unwrap();
-    assert_eq!([m.mask(10, 10), m.mask(11, 11)], ["3,5", "0-7"]);
+    assert_eq!([m.effective_mask(10, 10), m.effective_mask(11, 11)], ["3,5", "0-7"]);
 }
 
 #[test]
@@ -159,12 +166,12 @@ fn a_mask_that_equals_the_cpuset_is_put_back_after_a_restart() {
         m.spawn(10, 1, 0);
         m.bind(10, 10, "0-1");
         m.assign("a", 2, &[10]).unwrap();
-        assert_eq!((m.grant("a"), m.mask(10, 10)), ("0-1".into(), "0-1".into()));
+        assert_eq!((m.grant("a"), m.effective_mask(10, 10)), ("0-1".into(), "0-1".into()));
         restart(&mut m, 2);
         m.settle();
         m.assign("a", 1, &[]).unwrap();
         m.release("a").unwrap();
-        assert_eq!(m.mask(10, 10), "0-1", "{persists}");
+        assert_eq!(m.effective_mask(10, 10), "0-1", "{persists}");
     }
 }
 
@@ -176,12 +183,12 @@ fn a_mask_that_the_cpuset_of_another_job_forbids_is_put_back_once_the_process_le
     m.spawn(11, 10, 0);
     m.bind(11, 11, "7");
     m.assign("a", 2, &[10]).unwrap();
-    assert_eq!(m.mask(11, 11), "1");
+    assert_eq!(m.effective_mask(11, 11), "1");
     m.assign("b", 8, &[11]).unwrap();
     m.settle();
     m.release("b").unwrap();
     m.release("a").unwrap();
-    assert_eq!([m.mask(10, 10), m.mask(11, 11)], ["0-7", "7"]);
+    assert_eq!([m.effective_mask(10, 10), m.effective_mask(11, 11)], ["0-7", "7"]);
 }
 
 #[test]
@@ -194,10 +201,10 @@ fn a_mask_that_was_restored_in_the_cpuset_survives_a_crash_after_the_process_was
     let scan = m.state.scan_request(true);
     let _ = m.cycle(&scan, &release);
     assert_eq!(m.process(10).cgroup, "/");
-    assert_eq!(m.mask(10, 10), "0-7", "the kernel forgot it");
+    assert_eq!(m.effective_mask(10, 10), "0-7", "the kernel forgot it");
     restart(&mut m, 2);
     m.settle();
-    assert_eq!(m.mask(10, 10), "1");
+    assert_eq!(m.effective_mask(10, 10), "1");
 }
 
 #[test]
@@ -206,17 +213,17 @@ fn a_journaled_restore_after_the_kernel_forgot_the_mask_is_carried_out_by_the_ne
     m.spawn(10, 1, 0);
     m.bind(10, 10, "1");
     m.assign("a", 2, &[10]).unwrap();
-    let mut next = WardenState::new(regular_topology(2, 1, 1, 4, 1), &m.policy.housekeeping);
+    let mut next = WardenState::new(regular_topology(2, 1, 1, 4, 1), &m.policy.housekeeping_cpus);
     m.state.records().into_iter().for_each(|record| next.replay(record));
     let scan = m.state.scan_request(true);
     let release = m.cycle(&scan, &[Command::Release { job: job("a"), caller: ROOT }]);
     let after = m.scan();
     let restore = m.decide(&after, &[]);
-    assert_eq!(restore.plan.actions.len(), 1);
+    assert_eq!(restore.plan.mask_actions.len(), 1);
     release.records.into_iter().chain(restore.records).for_each(|record| next.replay(record));
     m.state = next;
     m.settle();
-    assert_eq!(m.mask(10, 10), "1");
+    assert_eq!(m.effective_mask(10, 10), "1");
 }
 
 #[test]
@@ -231,11 +238,19 @@ fn a_process_from_before_the_grant_has_its_own_mask() {
     m.assign("a", 1, &[10]).unwrap();
     m.spawn(13, 10, 0);
     m.settle();
-    assert_eq!([m.mask(10, 10), m.mask(13, 13)], ["0", "0"]);
+    assert_eq!([m.effective_mask(10, 10), m.effective_mask(13, 13)], ["0", "0"]);
     restart(&mut m, 2);
     m.settle();
     m.release("a").unwrap();
-    assert_eq!([m.mask(10, 10), m.mask(11, 11), m.mask(11, 12), m.mask(13, 13)], ["0-7", "0", "0", "0-7"]);
+    assert_eq!(
+        [
+            m.effective_mask(10, 10),
+            m.effective_mask(11, 11),
+            m.effective_mask(11, 12),
+            m.effective_mask(13, 13)
+        ],
+        ["0-7", "0", "0", "0-7"]
+    );
 }
 
 #[test]
@@ -254,7 +269,7 @@ fn a_thread_younger_than_the_grant_has_the_mask_of_the_grant() {
     m.process(11).threads.remove(&Tid(12));
     m.settle();
     m.release("a").unwrap();
-    assert_eq!([m.mask(11, 11), m.mask(11, 13)], ["0", "0-7"]);
+    assert_eq!([m.effective_mask(11, 11), m.effective_mask(11, 13)], ["0", "0-7"]);
 }
 
 #[test]
@@ -269,9 +284,9 @@ fn a_crash_between_record_and_action_loses_no_mask() {
         m.state.replay(Record::MaskSet { thread, before: set("0-7"), set: set(mask), since, at: None });
     }
     restart(&mut m, 2);
-    assert_eq!(m.mask(10, 10), "0-1");
+    assert_eq!(m.effective_mask(10, 10), "0-1");
     m.release("a").unwrap();
-    assert_eq!(m.mask(10, 10), "0-7");
+    assert_eq!(m.effective_mask(10, 10), "0-7");
 }
 
 #[test]
@@ -282,7 +297,7 @@ fn processes_to_restore_are_in_the_journal() {
     m.state.replay(Record::Ended(job("a")));
     restart(&mut m, 2);
     m.settle();
-    assert_eq!(m.mask(10, 10), "0-7");
+    assert_eq!(m.effective_mask(10, 10), "0-7");
     assert!(m.state.restoring.is_empty() && m.kept().is_empty());
 }
 
@@ -296,7 +311,7 @@ fn members_of_a_job_without_record_are_restored() {
     records.for_each(|record| state.replay(record));
     m.state = state;
     m.settle();
-    assert_eq!(m.mask(10, 10), "0-7");
+    assert_eq!(m.effective_mask(10, 10), "0-7");
     m.assign("b", 2, &[10]).unwrap();
 }
 
@@ -314,7 +329,7 @@ fn a_grant_with_offline_cores_persists_over_a_restart() {
     let whole = m.state.topology.clone();
     restart(&mut m, 1);
     m.settle();
-    assert_eq!((m.grant("a"), m.mask(10, 10)), ("0-1".into(), "0-1".into()), "what is left of it");
+    assert_eq!((m.grant("a"), m.effective_mask(10, 10)), ("0-1".into(), "0-1".into()), "what is left of it");
     m.state.set_topology(whole, &set(""));
     m.settle();
     assert_eq!((m.state.pool.pus_of(&job("a")), m.state.pool.free_cpus()), (set("0-1"), set("4-7")));
@@ -368,19 +383,19 @@ fn an_unprivileged_daemon_refuses_processes_of_other_users() {
 fn a_mask_cut_by_a_cpuset_is_still_the_wardens_when_the_cpuset_grows() {
     let mut m = machine();
     m.spawn(7, 1, 0);
-    let assign = Assign { pids: vec![Pid(7)], ..assign_of("a", Some(Amount::Cores(4))) };
+    let assign = AssignCommand { pids: vec![Pid(7)], ..assign_of("a", Some(CpuRequest::Cores(4))) };
     let snapshot = m.scan();
     let decision = m.decide(&snapshot, &[Command::Assign(assign)]);
     m.world().write_cpuset("/", Some(&set("2-3")));
-    decision.plan.actions.iter().for_each(|action| m.carry_out(action));
+    decision.plan.mask_actions.iter().for_each(|action| m.carry_out(action));
     m.settle();
-    assert_eq!((m.grant("a"), m.mask(7, 7)), ("0-3".into(), "2-3".into()));
+    assert_eq!((m.grant("a"), m.effective_mask(7, 7)), ("0-3".into(), "2-3".into()));
     restart(&mut m, 2);
     m.world().write_cpuset("/", None);
-    assert_eq!(m.mask(7, 7), "0-3");
+    assert_eq!(m.effective_mask(7, 7), "0-3");
     assert!(m.settle().is_empty());
     m.release("a").unwrap();
-    assert_eq!(m.mask(7, 7), "0-7");
+    assert_eq!(m.effective_mask(7, 7), "0-7");
 }
 
 #[test]
@@ -392,17 +407,17 @@ fn a_refused_restore_of_a_mask_cut_by_a_cpuset_is_tried_again() {
     let (kind, why) = (MaskActionKind::Restore, String::new());
     let (current, target) = (set("0-1"), set("0-7"));
     let requested = target.clone();
-    m.state.note_not_tried(&MaskAction {
+    m.state.note_mask_not_tried(&MaskAction {
         kind,
         job: job("manual:a"),
         thread,
-        current,
-        target,
-        requested,
+        current_mask: current,
+        target_mask: target,
+        requested_mask: requested,
         why,
     });
     m.release("a").unwrap();
-    assert_eq!(m.mask(7, 7), "0-7");
+    assert_eq!(m.effective_mask(7, 7), "0-7");
 }
 
 #[test]
@@ -420,17 +435,17 @@ fn a_mask_requested_after_pjw_had_set_another_one_is_journaled_before_a_cpuset_h
     m.spawn(20, 1, 1001);
     m.settle();
     records.append(&mut m.records);
-    assert_eq!(m.mask(20, 20), "4-7", "of a user with two jobs");
+    assert_eq!(m.effective_mask(20, 20), "4-7", "of a user with two jobs");
     m.bind(20, 20, "6-7");
     m.settle();
     records.append(&mut m.records);
     m.release("b").unwrap();
     records.append(&mut m.records);
-    assert_eq!((m.member(20).as_str(), m.mask(20, 20).as_str()), ("manual:a by Adopted", "0-1"));
+    assert_eq!((m.member(20).as_str(), m.effective_mask(20, 20).as_str()), ("manual:a by Adopted", "0-1"));
     m.lose_state();
     records.into_iter().for_each(|record| m.state.replay(record));
     m.release("a").unwrap();
-    assert_eq!(m.mask(20, 20), "6-7");
+    assert_eq!(m.effective_mask(20, 20), "6-7");
 }
 
 #[test]
@@ -439,17 +454,21 @@ fn a_restore_that_a_cpuset_forbade_is_tried_again_after_the_second_attempt_to_wi
     slurm_job(&mut m, None);
     m.bind(10, 10, "7");
     m.settle();
-    assert_eq!(m.mask(10, 10), "1");
+    assert_eq!(m.effective_mask(10, 10), "1");
     let mut commands = vec![Command::Release { job: job("slurm:7"), caller: ROOT }];
     for _ in 0..2 {
         m.advance(SECOND);
         let snapshot = m.scan();
         let decision = m.decide(&snapshot, &std::mem::take(&mut commands));
-        assert!(!decision.plan.cpusets.is_empty() && !decision.plan.actions.is_empty());
-        decision.plan.cpusets.iter().for_each(|action| m.state.cpusets.note_refusal(action, "no memory"));
-        decision.plan.actions.iter().for_each(|action| m.carry_out(action));
+        assert!(!decision.plan.cpuset_actions.is_empty() && !decision.plan.mask_actions.is_empty());
+        decision
+            .plan
+            .cpuset_actions
+            .iter()
+            .for_each(|action| m.state.cpusets.note_refusal(action, "no memory"));
+        decision.plan.mask_actions.iter().for_each(|action| m.carry_out(action));
     }
     m.advance(SECOND);
     m.settle();
-    assert_eq!(m.mask(10, 10), "7");
+    assert_eq!(m.effective_mask(10, 10), "7");
 }

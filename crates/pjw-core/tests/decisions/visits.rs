@@ -1,10 +1,10 @@
 //! Costs follow change: a decision visits the jobs that it concerns, however many other jobs there are.
 
 use pjw_core::audit::{GrantAudit, audit_actions};
-use pjw_core::command::{Assign, Command};
+use pjw_core::command::{AssignCommand, Command};
 use pjw_core::command_scan::command_scan_request;
 use pjw_core::ids::Pid;
-use pjw_core::job::Amount;
+use pjw_core::job::CpuRequest;
 use pjw_core::policy::{OnExhausted, Policy};
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::testing::{job, regular_topology};
@@ -24,8 +24,8 @@ fn with_jobs(jobs: u32, cores: u32) -> Machine {
     machine.spawn(OUTSIDE, 1, 1000);
     let assign = |n: u32| {
         machine.spawn(100 + n, 1, 1000);
-        let assign = assign_of(&format!("idle-{n}"), Some(Amount::Cores(1)));
-        Command::Assign(Assign { pids: vec![Pid(100 + n)], caller: ROOT, ..assign })
+        let assign = assign_of(&format!("idle-{n}"), Some(CpuRequest::Cores(1)));
+        Command::Assign(AssignCommand { pids: vec![Pid(100 + n)], caller: ROOT, ..assign })
     };
     let commands: Vec<Command> = (0..jobs).map(assign).collect();
     assert!(machine.settle_with(&commands).0.iter().all(Result::is_ok));
@@ -59,8 +59,8 @@ fn visits(machine: &mut Machine, scan: ScanRequest, commands: &[Command]) -> usi
         // The actions are carried out already. To audit them visits the same jobs as before.
         let _ = audit_actions(&machine.state, &decision.plan, &machine.policy);
         assert!(decision.replies.iter().all(Result::is_ok), "{:?}", decision.replies);
-        let dirty: Vec<_> = decision.dirty.dirty_parts().map(|(job, _)| job.to_string()).collect();
-        assert!(!decision.dirty.is_everything() && dirty.len() <= 1, "{dirty:?}");
+        let dirty: Vec<_> = decision.planned.dirty_jobs().map(|(job, _)| job.to_string()).collect();
+        assert!(!decision.planned.is_everything() && dirty.len() <= 1, "{dirty:?}");
         scan = decision.next_scan;
     }
     machine.state.jobs.take_visit_count()
@@ -76,8 +76,8 @@ fn visits_of_each_change(jobs: u32, cores: u32) -> [(&'static str, usize); 4] {
     let mut machine = with_jobs(jobs, cores);
     let idle = machine.state.scan_request(false);
     let idle = visits(&mut machine, idle, &[]);
-    let (pids, amount) = (vec![Pid(OUTSIDE)], Some(Amount::Cores(1)));
-    let assign = Assign { pids, caller: ROOT, ..assign_of("new", amount) };
+    let (pids, amount) = (vec![Pid(OUTSIDE)], Some(CpuRequest::Cores(1)));
+    let assign = AssignCommand { pids, caller: ROOT, ..assign_of("new", amount) };
     let assign = visits_of_command(&mut machine, Command::Assign(assign));
     machine.spawn(60, OUTSIDE, 1000);
     let scope = ScanScope::Partial([Pid(60)].into());

@@ -1,12 +1,12 @@
 //! Jobs that can't have a cpuset are kept by masks, with a warning if a cpuset was required. A process that
 //! is already in a cpuset of the warden has one.
 
-use pjw_core::command::{Assign, Command};
+use pjw_core::command::{AssignCommand, Command};
 use pjw_core::cpuset_group::{CpusetChange, CpusetHierarchy, CpusetSupport, Enforcement};
 use pjw_core::cpusets::{EffectiveEnforcement, effective_enforcement};
 use pjw_core::explain;
 use pjw_core::ids::Pid;
-use pjw_core::job::Amount;
+use pjw_core::job::CpuRequest;
 use pjw_core::policy::Policy;
 
 use super::machine::{Machine, assign_of, job, machine_with, regular_topology};
@@ -33,7 +33,7 @@ fn kept(machine: &Machine) -> EffectiveEnforcement {
 fn a_job_in_a_service_cgroup_is_kept_by_masks_with_a_warning_if_cpusets_are_required() {
     let mut machine = with_a_service(Enforcement::Cpuset);
     machine.settle();
-    assert_eq!(machine.mask(7, 7), "0-1");
+    assert_eq!(machine.effective_mask(7, 7), "0-1");
     let warnings = &machine.last.as_ref().unwrap().warnings;
     let no_cpuset: Vec<_> = warnings.iter().filter(|warning| warning.code == "no-wall").collect();
     assert!(no_cpuset.len() == 1 && no_cpuset[0].why.contains("/system.slice/x.service"), "{warnings:?}");
@@ -43,7 +43,7 @@ fn a_job_in_a_service_cgroup_is_kept_by_masks_with_a_warning_if_cpusets_are_requ
 #[test]
 fn a_request_that_needs_a_cpuset_gets_a_warning_without_one() {
     let mut machine = with_a_service(Enforcement::Auto);
-    let isolated = Assign { isolated: Some(true), ..assign_of("a", Some(Amount::Cores(2))) };
+    let isolated = AssignCommand { isolated: Some(true), ..assign_of("a", Some(CpuRequest::Cores(2))) };
     machine.command(Command::Assign(isolated)).unwrap();
     let warnings = &machine.last.as_ref().unwrap().warnings;
     let no_cpuset: Vec<_> = warnings.iter().filter(|warning| warning.code == "no-wall").collect();
@@ -79,14 +79,16 @@ fn explain_names_the_enforcement_of_a_job_and_its_process() {
 fn an_unregistered_cpuset_gets_the_settings_of_the_job_inside() {
     let mut machine = with_v1_cpusets();
     machine.spawn(7, 1, 0).cgroup = "/pjw/a".into();
-    let mut commands =
-        vec![Command::Assign(Assign { pids: [Pid(7)].into(), ..assign_of("a", Some(Amount::Cores(2))) })];
+    let mut commands = vec![Command::Assign(AssignCommand {
+        pids: [Pid(7)].into(),
+        ..assign_of("a", Some(CpuRequest::Cores(2)))
+    })];
     // The masks are read before a cpuset changes them.
     let raised = [(); 3].iter().find_map(|()| {
         let snapshot = machine.scan();
         let commands = std::mem::take(&mut commands);
         let decision = machine.decide(&snapshot, &commands);
-        decision.plan.cpusets.iter().find_map(|action| match &action.change {
+        decision.plan.cpuset_actions.iter().find_map(|action| match &action.change {
             CpusetChange::Create { job_cpuset, .. } => {
                 Some((job_cpuset.path.clone(), job_cpuset.spec.cpus.to_string()))
             }

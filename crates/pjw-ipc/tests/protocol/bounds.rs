@@ -39,8 +39,10 @@ fn pipelined_calls_may_exceed_the_size_of_one_request() {
 
 #[test]
 fn a_slow_request_is_cut_off_at_its_time_limit() {
-    let server =
-        Running::start(ServerLimits { request_time: Duration::from_millis(300), ..ServerLimits::default() });
+    let server = Running::start(ServerLimits {
+        request_timeout: Duration::from_millis(300),
+        ..ServerLimits::default()
+    });
     let mut client = server.connect();
     until("the trickle is cut off", || {
         std::thread::sleep(Duration::from_millis(20));
@@ -52,7 +54,7 @@ fn a_slow_request_is_cut_off_at_its_time_limit() {
 #[test]
 fn an_idle_connection_is_closed() {
     let server =
-        Running::start(ServerLimits { idle_time: Duration::from_millis(100), ..ServerLimits::default() });
+        Running::start(ServerLimits { idle_timeout: Duration::from_millis(100), ..ServerLimits::default() });
     let mut client = server.connect();
     assert!(is_fine(&client.ask(ASK)));
     assert_eq!(client.receive(), None);
@@ -159,7 +161,7 @@ fn a_reply_beyond_the_budget_is_refused_and_small_ones_are_not() {
 
 #[test]
 fn unread_replies_never_exceed_the_budget() {
-    let limits = ServerLimits { unsent_bytes: 5_000, write_time: 10 * TIMEOUT, ..ServerLimits::default() };
+    let limits = ServerLimits { unsent_bytes: 5_000, write_timeout: 10 * TIMEOUT, ..ServerLimits::default() };
     let server = Running::with_past(limits, usize::MAX);
     // Each sends nothing more and reads nothing: bytes that do not fit the socket wait in the server.
     let mut silent: Vec<RawClient> = (0..60).map(|_| server.connect()).collect();

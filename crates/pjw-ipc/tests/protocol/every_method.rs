@@ -81,7 +81,7 @@ fn zlink_calls_every_method() {
         assert_eq!(warden.get_status().await.unwrap().unwrap().status.schema, 1);
         assert_eq!(warden.list_jobs().await.unwrap().unwrap().jobs[0].id, "manual:a");
         let detail = warden.get_job("b", None, Some(5)).await.unwrap().unwrap();
-        assert_eq!((detail.members[0].comm.as_str(), detail.next), ("a b) \n\"", Some(5)));
+        assert_eq!((detail.members[0].comm.as_str(), detail.next_after_pid), ("a b) \n\"", Some(5)));
         let job = warden.assign("b", Some(2), Some(vec![1, 2])).await.unwrap().unwrap().job;
         assert_eq!((job.id.as_str(), job.requested_cores), ("b", 2));
         assert_eq!(warden.release("b").await.unwrap().unwrap().released, ["b"]);

@@ -40,7 +40,7 @@ impl Service for TestService {
                 job: job(&wish.job),
                 members: vec![member()],
                 history: vec![event(0).into()],
-                next: wish.limit,
+                next_after_pid: wish.limit,
                 next_tid: wish.after_tid,
             })),
             Call::Assign(wish) => match wish.job.as_str() {
@@ -59,19 +59,20 @@ impl Service for TestService {
             Call::ExplainJob(wish) => Reply::JobReasons(JobReasons {
                 job: wish.job,
                 cpus: "2-3".to_owned(),
-                because: vec!["it asked for two cores".to_owned()],
+                grant_reasons: vec!["it asked for two cores".to_owned()],
                 runner_up: String::new(),
             }),
             Call::ExplainPid(wish) => Reply::PidReasons(PidReasons {
                 pid: wish.pid,
                 job: None,
-                because: vec!["it belongs to no job".to_owned()],
+                membership_reasons: vec!["it belongs to no job".to_owned()],
                 threads: vec![thread()],
                 next_tid: wish.after_tid,
             }),
-            Call::Plan => {
-                Reply::Plan(Arc::new(PlanReply { actions: vec![action()], abstained: vec![abstained()] }))
-            }
+            Call::Plan => Reply::Plan(Arc::new(PlanReply {
+                actions: vec![action()],
+                skipped_changes: vec![abstained()],
+            })),
             Call::PlanDefrag => Reply::Defrag(Arc::new(healing("it would lie on 1 L3 instead of 2"))),
             Call::Defrag => Reply::Defrag(Arc::new(healing("it lies on 1 L3 instead of 2"))),
             Call::Events(wish) => return Ok(Replies::Many(self.events(wish.follow.unwrap_or(false)))),

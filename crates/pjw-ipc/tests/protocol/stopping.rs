@@ -48,7 +48,7 @@ fn a_stream_gets_its_last_reply() {
 #[test]
 fn a_call_without_end_does_not_delay_the_stop_for_ever() {
     let mut server =
-        Running::start(ServerLimits { write_time: Duration::from_millis(100), ..ServerLimits::default() });
+        Running::start(ServerLimits { write_timeout: Duration::from_millis(100), ..ServerLimits::default() });
     let mut client = server.connect();
     client.say(SLOW);
     server.wait_for_calls(1);

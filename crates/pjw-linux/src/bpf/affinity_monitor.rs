@@ -32,8 +32,8 @@ const HEADER_BYTES: usize = 48;
 /// its calls are reported; bytes of a mask; number of lost records.
 type MonitorValue = [u64; 4];
 
-/// A BPF program that reports each call of sched_setaffinity(2) by another process: the caller, the thread whose
-/// mask it sets, and the requested mask. Dropping the value detaches the program from the kernel.
+/// A BPF program that reports the calls of sched_setaffinity(2) by other processes: the caller, the thread
+/// whose mask is set, and the requested mask. Dropping the value detaches the program from the kernel.
 pub struct AffinityMonitor {
     ring: RingBuf<MapData>,
     orders: Array<MapData, MonitorValue>,
@@ -49,8 +49,8 @@ impl std::fmt::Debug for AffinityMonitor {
 }
 
 impl AffinityMonitor {
-    /// Loads the BPF program, attaches it to the kernel function of sched_setaffinity(2), and checks that it reports a
-    /// test call of this process. After the check, calls of this process are not reported.
+    /// Loads the BPF program, attaches it to the kernel function of sched_setaffinity(2), and checks that it
+    /// reports a test call of this process. After the check, the program reports no calls of this process.
     ///
     /// # Errors
     /// The reason why the monitor can't be used, with a remedy.
@@ -82,8 +82,9 @@ impl AffinityMonitor {
         Ok(monitor)
     }
 
-    /// Takes all pending affinity requests out of the ring buffer that the kernel fills. Makes no system call unless
-    /// the buffer is at least half full. A request that arrives during the call may stay for the next call.
+    /// Takes the pending affinity requests out of the ring buffer that the kernel fills, and returns them.
+    /// Makes no system call unless the buffer is at least half full. A request that arrives during the call
+    /// may stay for the next call.
     pub fn drain_requests(&mut self) -> DrainedRequests {
         let mut drained = DrainedRequests::default();
         let mut read = 0;
@@ -97,7 +98,7 @@ impl AffinityMonitor {
         if read >= RING_BYTES / 2
             && let Ok([_, _, _, lost]) = self.orders.get(&0, 0)
         {
-            drained.lost = lost.saturating_sub(self.lost);
+            drained.lost_count = lost.saturating_sub(self.lost);
             self.lost = lost;
         }
         drained
@@ -121,9 +122,9 @@ impl AffinityMonitor {
         let reported = self.drain_requests().requests;
         let ours = Pid(std::process::id());
         let is_right = |request: &AffinityRequest| {
-            (request.process, request.caller) == (ours, tid)
+            (request.caller_pid, request.caller) == (ours, tid)
                 && request.target.is_none()
-                && request.cpus == mask
+                && request.requested_mask == mask
         };
         // During the check no other process is reported, so that many requests of a job can't fill the ring
         // buffer.
@@ -146,12 +147,12 @@ fn parse(record: &[u8]) -> Option<AffinityRequest> {
     let words: Vec<u64> = mask.chunks_exact(8).map(|word| u64_at(word, 0)).collect();
     Some(AffinityRequest {
         caller: Tid(caller),
-        process: Pid(u32_at(header, 4)),
-        parent: Pid(u32_at(header, 8)),
+        caller_pid: Pid(u32_at(header, 4)),
+        caller_parent: Pid(u32_at(header, 8)),
         comm: comm(&header[32..]),
-        at: Nanos(u64_at(header, 24)),
+        called_at: Nanos(u64_at(header, 24)),
         target: Some(Tid(scope)).filter(|_| scope != 0 && scope != caller),
-        cpus: CpuSet::from_words(&words),
+        requested_mask: CpuSet::from_words(&words),
         refused: u64_at(header, 16) != 0,
     })
 }
@@ -170,12 +171,12 @@ mod tests {
         record.extend(b"mpirun\0\0\0\0\0\0\0\0\0\0");
         let mut expected = AffinityRequest {
             caller: Tid(7),
-            process: Pid(6),
-            parent: Pid(5),
+            caller_pid: Pid(6),
+            caller_parent: Pid(5),
             comm: Comm::from("mpirun"),
-            at: Nanos(9),
+            called_at: Nanos(9),
             target: None,
-            cpus: CpuSet::new(),
+            requested_mask: CpuSet::new(),
             refused: true,
         };
         assert_eq!(parse(&record), Some(expected.clone()));
@@ -184,7 +185,7 @@ mod tests {
         }
         record.extend([0_u64; 99].into_iter().flat_map(u64::to_ne_bytes));
         record.extend(0b101_u64.to_ne_bytes());
-        expected.cpus = "6336,6338".parse().unwrap();
+        expected.requested_mask = "6336,6338".parse().unwrap();
         assert_eq!(parse(&record), Some(expected));
     }
 

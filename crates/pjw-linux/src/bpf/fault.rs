@@ -8,7 +8,7 @@ use super::task::MAX_SCANNED_PROCESSES;
 #[derive(Debug, Clone, Error)]
 #[error("{step}: {why}")]
 pub struct BpfStepError {
-    /// The step that failed, named for people, such as `capabilities`.
+    /// The name of the step that failed, for display, such as `capabilities`.
     pub step: &'static str,
     /// The error of the step and its causes, as text.
     pub why: String,

@@ -53,26 +53,26 @@ fn task(header: &[u8; HEADER_BYTES]) -> TaskRecord<'static> {
     let (flags, run_ns) = (u32_at(header, 32), u64_at(header, 56));
     TaskRecord {
         tid: Tid(u32_at(header, 4)),
-        process: Pid(u32_at(header, 8)),
+        pid: Pid(u32_at(header, 8)),
         stat: Stat {
             comm: comm(&header[96..]),
             state: letter(u32_at(header, 24), u32_at(header, 28)),
             parent: Pid(u32_at(header, 12)),
-            group: Pid(u32_at(header, 20)),
+            process_group: Pid(u32_at(header, 20)),
             session: Pid(u32_at(header, 16)),
             is_kernel_thread: flags & IS_KERNEL_THREAD != 0,
             run_ticks: run_ns / StartTime::TICK.0,
             start: StartTime(u64_at(header, 48) / StartTime::TICK.0),
-            stack: u64_at(header, 72),
+            stack_start: u64_at(header, 72),
             last_cpu: Pu(u32_at(header, 36)),
         },
         run_ns,
         wait_ns: (flags & HAS_WAIT != 0).then(|| u64_at(header, 64)),
         uid: Uid(u32_at(header, 40)),
         effective_uid: Uid(u32_at(header, 44)),
-        cgroup: u64_at(header, 80),
+        cgroup_inode: u64_at(header, 80),
         cgroup_fingerprint: u64_at(header, 88),
-        allowed_words: &[],
+        mask_words: &[],
     }
 }
 

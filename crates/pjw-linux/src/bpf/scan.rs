@@ -40,8 +40,8 @@ impl std::fmt::Debug for TaskScan {
 }
 
 impl TaskScan {
-    /// Loads the BPF program into the kernel, which takes about 100 ms, and checks that its record of the calling
-    /// thread agrees with `/proc`.
+    /// Loads the BPF program into the kernel, which takes about 100 ms. Checks that the program's record of
+    /// the calling thread agrees with `/proc`.
     ///
     /// # Errors
     /// The reason why the task scan can't be used, with a remedy.
@@ -73,8 +73,9 @@ impl TaskScan {
         Ok(scan)
     }
 
-    /// Runs the scan: calls `each` for every task (thread) in `scope`, in the order of thread ids, and returns how many
-    /// tasks were reported. This is no atomic snapshot: tasks start and end meanwhile, and a new task may be missed.
+    /// Calls `each` for every task (thread) in `scope`, in the order of thread ids, and returns how many tasks
+    /// were reported. The records are no atomic snapshot: tasks start and end meanwhile, and a new task may be
+    /// missed.
     ///
     /// # Errors
     /// If `scope` names more than [`MAX_SCANNED_PROCESSES`] processes, or if the kernel stops the iteration.
@@ -94,7 +95,7 @@ impl TaskScan {
         let file = self.open().map_err(|error| stopped("opening", &error))?;
         self.read(file, each)?;
         let [_, _, reported, skipped] = self.pass.get(&0, 0).map_err(|error| stopped("ending", &error))?;
-        Ok(TaskScanSummary { reported, skipped })
+        Ok(TaskScanSummary { reported_tasks: reported, skipped_tasks: skipped })
     }
 
     /// Opens a file. Reading it makes the kernel iterate over its tasks once.
@@ -121,7 +122,7 @@ impl TaskScan {
             while let Some((record, others)) = record::first(rest).map_err(|_| TaskScanError::Malformed)? {
                 rest = others;
                 record::decode_mask(record.mask, self.online.set().words(), &mut self.words);
-                each(TaskRecord { allowed_words: &self.words, ..record.task });
+                each(TaskRecord { mask_words: &self.words, ..record.task });
             }
             // Each read returns complete records, unless the buffer is too short.
             let left = rest.len();
@@ -185,7 +186,7 @@ mod tests {
         let summary = scan
             .for_each_task(TaskScope::Only(&us), &mut |task| reported.push((task.tid, task.allowed_pus())))
             .unwrap();
-        assert_eq!(summary.reported, reported.len() as u64);
+        assert_eq!(summary.reported_tasks, reported.len() as u64);
         let allowed = reported.into_iter().find(|(tid, _)| *tid == ours).unwrap().1;
         assert_eq!(allowed, crate::sys::affinity::get_mask(ours).unwrap());
     }

@@ -98,20 +98,20 @@ impl Facts {
 
     fn differ(&self, record: &TaskRecord<'_>) -> Option<ScanUnavailable> {
         let (scan, stat) = (&record.stat, &self.stat);
-        unequal("process", &record.process, &self.process)
+        unequal("process", &record.pid, &self.process)
             .or_else(|| unequal("start", &scan.start, &stat.start))
             .or_else(|| unequal("parent", &scan.parent, &stat.parent))
             .or_else(|| unequal("session", &scan.session, &stat.session))
-            .or_else(|| unequal("process group", &scan.group, &stat.group))
+            .or_else(|| unequal("process group", &scan.process_group, &stat.process_group))
             .or_else(|| unequal("state", &scan.state, &stat.state))
             .or_else(|| unequal("kernel thread", &scan.is_kernel_thread, &stat.is_kernel_thread))
             .or_else(|| unequal("name", &scan.comm, &stat.comm))
-            .or_else(|| unequal("stack", &scan.stack, &stat.stack))
+            .or_else(|| unequal("stack", &scan.stack_start, &stat.stack_start))
             .or_else(|| unequal("last CPU", &scan.last_cpu, &stat.last_cpu))
             .or_else(|| unequal("mask", &record.allowed_pus(), &self.allowed))
             .or_else(|| unequal("real user", &record.uid, &self.uid))
             .or_else(|| unequal("effective user", &record.effective_uid, &self.effective_uid))
-            .or_else(|| self.cgroup.and_then(|cgroup| unequal("cgroup", &record.cgroup, &cgroup)))
+            .or_else(|| self.cgroup.and_then(|cgroup| unequal("cgroup", &record.cgroup_inode, &cgroup)))
             .or_else(|| self.ran_less(record))
     }
 
@@ -147,7 +147,7 @@ fn sched(proc: &mut ProcDir, us: Pid, tid: Tid) -> Result<Option<SchedStat>, Err
 
 /// The inode of this process's cgroup directory in v2. `None` if unknown.
 fn cgroup(proc: &mut ProcDir, us: Pid) -> Result<Option<u64>, Errno> {
-    let Some(mount) = CgroupMounts::read().unified else { return Ok(None) };
+    let Some(mount) = CgroupMounts::read().v2_mount_point else { return Ok(None) };
     let cgroups = match proc.cgroups(us) {
         Ok(cgroups) => cgroups,
         // The kernel has no cgroups.

@@ -21,7 +21,7 @@ pub struct CpusetMount {
     /// The directory at which the hierarchy is mounted.
     pub mount_point: PathBuf,
     /// Whether the hierarchy is cgroup v2 (also called the unified hierarchy). Otherwise it is cgroup v1.
-    pub unified: bool,
+    pub is_unified: bool,
 }
 
 impl CpusetMount {
@@ -30,14 +30,14 @@ impl CpusetMount {
     #[must_use]
     pub fn choose(mounts: &CgroupMounts) -> Option<Self> {
         match mounts.v1_cpuset_mount() {
-            Some(root) => Some(Self { mount_point: root.to_owned(), unified: false }),
-            None => mounts.unified.clone().map(|mount_point| Self { mount_point, unified: true }),
+            Some(root) => Some(Self { mount_point: root.to_owned(), is_unified: false }),
+            None => mounts.v2_mount_point.clone().map(|mount_point| Self { mount_point, is_unified: true }),
         }
     }
 
-    /// The cgroup at `path` in this hierarchy, whether it exists or not. `path` has the form of `/proc/PID/cgroup`.
-    /// `None` if `path` does not begin with `/`, or contains `.` or `..`, as the path of a cgroup outside of this
-    /// cgroup namespace does.
+    /// Returns the directory of the cgroup at `path` in this hierarchy. The directory need not exist. `path`
+    /// has the form of `/proc/PID/cgroup`. `None` if `path` does not begin with `/`, or has a component `.` or
+    /// `..`: a cgroup outside of this cgroup namespace has such a path.
     #[must_use]
     pub fn cgroup(&self, path: &str) -> Option<CgroupDir> {
         let climbs = path.split('/').any(|part| part == ".." || part == ".");
@@ -45,23 +45,23 @@ impl CpusetMount {
             return None;
         }
         let dir = self.mount_point.join(path.trim_matches('/'));
-        Some(CgroupDir { path: path.to_owned(), dir, unified: self.unified })
+        Some(CgroupDir { path: path.to_owned(), dir, unified: self.is_unified })
     }
 
     /// The kind of the hierarchy, which `with_systemd` is managed by systemd if it is v2. `None` if v2 has no cpuset
     /// controller, or its controllers can't be read.
     pub(crate) fn kind(&self, with_systemd: bool) -> Option<CpusetHierarchy> {
-        if !self.unified {
+        if !self.is_unified {
             return Some(CpusetHierarchy::Legacy);
         }
         let kind = if with_systemd { CpusetHierarchy::Systemd } else { CpusetHierarchy::Unified };
         self.root().has_controller("cpuset").ok()?.then_some(kind)
     }
 
-    /// The root cgroup of the hierarchy, with the path `/`.
+    /// Returns the directory of the root cgroup of the hierarchy, whose path is `/`.
     #[must_use]
     pub fn root(&self) -> CgroupDir {
-        CgroupDir { path: "/".to_owned(), dir: self.mount_point.clone(), unified: self.unified }
+        CgroupDir { path: "/".to_owned(), dir: self.mount_point.clone(), unified: self.is_unified }
     }
 }
 
@@ -76,8 +76,8 @@ pub struct CgroupDir {
     pub(super) unified: bool,
 }
 
-/// The configured values of a cgroup's cpuset, as its files contain them. The kernel may allow fewer PUs and NUMA nodes
-/// (the effective values).
+/// The configured values of a cgroup's cpuset, as its files contain them. The effective values may have fewer
+/// PUs and NUMA nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CpusetConfig {
     /// `cpuset.cpus`: the requested PUs. In cgroup v2, empty if no PUs were requested.
@@ -89,19 +89,20 @@ pub struct CpusetConfig {
 }
 
 impl CgroupDir {
-    /// Whether the cgroup directory exists.
+    /// Returns whether the cgroup directory exists.
     #[must_use]
     pub fn exists(&self) -> bool {
         self.dir.is_dir()
     }
 
-    /// Whether the cgroup is in the v2 (unified) hierarchy. Otherwise it is in the v1 cpuset hierarchy.
+    /// Returns whether the cgroup is in the v2 (unified) hierarchy. Otherwise it is in the v1 cpuset
+    /// hierarchy.
     #[must_use]
     pub fn is_unified(&self) -> bool {
         self.unified
     }
 
-    /// The parent cgroup. The root cgroup is its own parent.
+    /// Returns the parent cgroup. The root cgroup is its own parent.
     #[must_use]
     pub fn parent(&self) -> Self {
         let path = match self.path.trim_end_matches('/').rsplit_once('/') {
@@ -200,7 +201,7 @@ impl CgroupDir {
         self.read_list("cpuset.effective_mems").or_else(|_| self.read_list("cpuset.mems"))
     }
 
-    /// The child cgroups, in no order. Empty if the directory can't be read.
+    /// Returns the child cgroups, in no defined order. Empty if the directory can't be read.
     #[must_use]
     pub fn children(&self) -> Vec<Self> {
         let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
@@ -214,10 +215,11 @@ impl CgroupDir {
         .collect()
     }
 
-    /// Creates the directory, and so the cgroup. An existing directory is no error.
+    /// Creates the directory of the cgroup, by which the kernel creates the cgroup. An existing directory is
+    /// no error.
     ///
     /// # Errors
-    /// The error of mkdir(2). `EEXIST` if the kernel has a file of this name.
+    /// The error of mkdir(2). `EEXIST` if the parent directory has a file with this name.
     pub fn create(&self) -> Result<(), Errno> {
         match fs::create_dir(&self.dir) {
             Err(fault) if fault.kind() == io::ErrorKind::AlreadyExists && self.exists() => Ok(()),

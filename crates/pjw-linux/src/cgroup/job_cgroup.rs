@@ -21,9 +21,10 @@ use super::{
 use crate::sys::errno::{from_io, is_gone};
 
 impl CgroupMounts {
-    /// Reads the state of the cgroup of a job: whether it exists, whether it holds processes, and its cpuset. `path` is
-    /// a path as in `/proc/PID/cgroup`. `None` if the state is unknown: no hierarchy is mounted, the path belongs to
-    /// another cgroup namespace, or the directory can't be read.
+    /// Reads the state of the cgroup of a job: whether it exists, whether it holds processes, and its cpuset.
+    /// `path` is a path as in `/proc/PID/cgroup`. `populated_cache` speeds up the search for processes in v1
+    /// hierarchies. `None` if the state is unknown: no hierarchy is mounted, the path belongs to another
+    /// cgroup namespace, or the directory can't be read.
     #[must_use]
     pub fn read_cgroup(&self, path: &str, populated_cache: &mut PopulatedCache) -> Option<Observed<Cgroup>> {
         let relative = path.trim_start_matches('/');
@@ -33,10 +34,10 @@ impl CgroupMounts {
         }
         let group_in =
             |mount: &Path, unified| CgroupDir { path: path.to_owned(), dir: mount.join(relative), unified };
-        let unified = self.unified.iter().map(|mount| group_in(mount, true));
-        let legacy = self.legacy.iter().map(|(_, mount)| group_in(mount, false));
+        let unified = self.v2_mount_point.iter().map(|mount| group_in(mount, true));
+        let legacy = self.v1_mounts.iter().map(|(_, mount)| group_in(mount, false));
         let mut found: Option<Cgroup> = None;
-        let mut sure = self.unified.is_some() || !self.legacy.is_empty();
+        let mut sure = self.v2_mount_point.is_some() || !self.v1_mounts.is_empty();
         for group in unified.chain(legacy) {
             let meta = match fs::metadata(&group.dir) {
                 Ok(meta) if meta.is_dir() => meta,
@@ -48,15 +49,16 @@ impl CgroupMounts {
                 }
             };
             let id = CgroupId { inode: meta.ino(), path: path.to_owned() };
-            let cgroup = found.get_or_insert(Cgroup { id, cpus: None, populated: false, cpuset: None });
+            let cgroup =
+                found.get_or_insert(Cgroup { id, restricted_cpus: None, populated: false, cpuset: None });
             cgroup.populated = cgroup.populated
                 || if group.unified {
                     group.is_populated()
                 } else {
                     populated_cache.is_populated(&group.dir, path)
                 };
-            cgroup.cpus = cgroup.cpus.take().or_else(|| self.restricted_cpus(&group));
-            if cgroup.populated && cgroup.cpus.is_some() {
+            cgroup.restricted_cpus = cgroup.restricted_cpus.take().or_else(|| self.restricted_cpus(&group));
+            if cgroup.populated && cgroup.restricted_cpus.is_some() {
                 break;
             }
         }
@@ -66,14 +68,15 @@ impl CgroupMounts {
         found.map(Observed::Present).or_else(|| sure.then_some(Observed::Gone))
     }
 
-    /// Returns the directories to watch for changes of the cgroup at `path`: those of this path in the v2 hierarchy
-    /// and in the hierarchy with the cpuset controller. If neither has the path, those in the other v1 hierarchies.
+    /// Returns the directories to watch for changes of the cgroup at `path`: the directories with this path in
+    /// the v2 hierarchy and in the hierarchy with the cpuset controller. If there are none, the directories
+    /// with this path in the other v1 hierarchies.
     #[must_use]
     pub fn watch_dirs(&self, path: &str) -> Vec<PathBuf> {
         let relative = path.trim_start_matches('/');
-        let both = self.unified.iter().map(PathBuf::as_path).chain(self.v1_cpuset_mount());
+        let both = self.v2_mount_point.iter().map(PathBuf::as_path).chain(self.v1_cpuset_mount());
         let dirs: Vec<PathBuf> = both.map(|mount| mount.join(relative)).filter(|dir| dir.is_dir()).collect();
-        let legacy = self.legacy.iter().map(|(_, mount)| mount.join(relative)).filter(|dir| dir.is_dir());
+        let legacy = self.v1_mounts.iter().map(|(_, mount)| mount.join(relative)).filter(|dir| dir.is_dir());
         if dirs.is_empty() { legacy.collect() } else { dirs }
     }
 
@@ -116,8 +119,8 @@ mod tests {
     fn hierarchy() -> (tempfile::TempDir, CgroupMounts) {
         let dir = tempfile::tempdir().unwrap();
         let mounts = CgroupMounts {
-            unified: Some(dir.path().join("unified")),
-            legacy: vec![("rw,cpuset".to_owned(), dir.path().join("cpuset"))],
+            v2_mount_point: Some(dir.path().join("unified")),
+            v1_mounts: vec![("rw,cpuset".to_owned(), dir.path().join("cpuset"))],
         };
         (dir, mounts)
     }
@@ -152,7 +155,7 @@ mod tests {
         let states: Vec<_> = (1..=5)
             .map(|n| match mounts.read_cgroup(&format!("/s/job_{n}"), &mut PopulatedCache::default()) {
                 Some(Observed::Present(cgroup)) => {
-                    let cpus = cgroup.cpus.map_or("-".to_owned(), |cpus| cpus.to_string());
+                    let cpus = cgroup.restricted_cpus.map_or("-".to_owned(), |cpus| cpus.to_string());
                     format!("{cpus} {}", cgroup.populated)
                 }
                 Some(Observed::Gone) => "gone".to_owned(),
@@ -173,7 +176,7 @@ mod tests {
     #[test]
     fn an_unreadable_cpuset_makes_the_state_unknown() {
         let (dir, mut mounts) = hierarchy();
-        mounts.legacy.clear();
+        mounts.v1_mounts.clear();
         write(dir.path(), &[("unified/s/job_1/cgroup.events", "populated 1\n")]);
         let read = || mounts.read_cgroup("/s/job_1", &mut PopulatedCache::default());
         assert_eq!(read().unwrap().present().unwrap().cpuset, None, "the controller is not on");

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CgroupMounts {
     /// The mount point of the cgroup v2 hierarchy. `None` if cgroup v2 is not mounted.
-    pub unified: Option<PathBuf>,
+    pub v2_mount_point: Option<PathBuf>,
     /// The mounted cgroup v1 hierarchies, each as (mount options, mount point). The options name the controllers,
     /// or the hierarchy itself as `name=…`.
-    pub legacy: Vec<(String, PathBuf)>,
+    pub v1_mounts: Vec<(String, PathBuf)>,
 }
 
 impl CgroupMounts {
@@ -33,19 +33,19 @@ impl CgroupMounts {
             };
             match kind {
                 "cgroup2" => {
-                    mounts.unified.get_or_insert_with(|| PathBuf::from(target));
+                    mounts.v2_mount_point.get_or_insert_with(|| PathBuf::from(target));
                 }
-                "cgroup" => mounts.legacy.push((options.to_owned(), PathBuf::from(target))),
+                "cgroup" => mounts.v1_mounts.push((options.to_owned(), PathBuf::from(target))),
                 _ => {}
             }
         }
         mounts
     }
 
-    /// The name of the cgroup layout: `v1`, `v2`, `hybrid` (v1 and v2 are mounted) or `none`.
+    /// Returns the name of the cgroup layout: `v1`, `v2`, `hybrid` (v1 and v2 are mounted) or `none`.
     #[must_use]
     pub fn layout_name(&self) -> &'static str {
-        match (&self.unified, self.legacy.is_empty()) {
+        match (&self.v2_mount_point, self.v1_mounts.is_empty()) {
             (Some(_), true) => "v2",
             (Some(_), false) => "hybrid",
             (None, false) => "v1",
@@ -53,11 +53,12 @@ impl CgroupMounts {
         }
     }
 
-    /// The mount point of the v1 hierarchy with the cpuset controller. `None` if no such hierarchy is mounted.
+    /// Returns the mount point of the v1 hierarchy with the cpuset controller. `None` if no such hierarchy is
+    /// mounted.
     #[must_use]
     pub fn v1_cpuset_mount(&self) -> Option<&Path> {
         let has = |options: &str| options.split(',').any(|option| option == "cpuset");
-        self.legacy.iter().find(|(options, _)| has(options)).map(|(_, root)| root.as_path())
+        self.v1_mounts.iter().find(|(options, _)| has(options)).map(|(_, root)| root.as_path())
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use pjw_core::ids::is_within;
+use pjw_core::ids::is_cgroup_within;
 
 use crate::proc::procfs::parse_cgroups;
 use crate::sys::errno::{from_io, is_gone};
@@ -12,11 +12,11 @@ use crate::sys::errno::{from_io, is_gone};
 /// A larger v1 directory tree counts as populated and is not searched to its end.
 const MAX_DIRECTORIES: usize = 256;
 
-/// A cache by which pjwd checks cheaply whether a v1 cgroup directory still holds a process: it remembers one process
-/// of each directory.
+/// A cache of one process for each v1 cgroup directory, with which pjwd checks cheaply whether a directory
+/// still holds a process.
 ///
-/// A v1 directory has no file that says whether it holds a process, and to list its processes takes time for each of
-/// them. To read `/proc/PID/cgroup` of the remembered process is cheaper.
+/// A v1 directory has no file that says whether it holds a process, and listing its processes takes time for
+/// each process. Reading `/proc/PID/cgroup` of the cached process is cheaper.
 #[derive(Debug, Default)]
 pub struct PopulatedCache(BTreeMap<PathBuf, u32>);
 
@@ -48,7 +48,7 @@ impl PopulatedCache {
 /// the root cgroup.
 fn is_at(pid: u32, path: &str) -> bool {
     let lines = fs::read(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    parse_cgroups(&lines).iter().any(|(_, place)| is_within(place, path))
+    parse_cgroups(&lines).iter().any(|(_, place)| is_cgroup_within(place, path))
 }
 
 enum Populated {

@@ -11,8 +11,7 @@ use std::path::PathBuf;
 use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 
-/// Watches the cgroups of jobs for changes, so that pjwd reads only those that changed. The kernel reports changes
-/// by inotify(7).
+/// Watches the cgroups of jobs for changes by inotify(7), so that pjwd reads only the cgroups that changed.
 #[derive(Debug, Default)]
 pub struct CgroupWatch {
     /// `None` before the first watch, and if the kernel refuses inotify.
@@ -26,8 +25,8 @@ pub struct CgroupWatch {
 }
 
 impl CgroupWatch {
-    /// Starts to watch the cgroup at `path`, if it is not watched yet. `dirs` returns the directories that belong
-    /// to the cgroup.
+    /// Starts to watch the cgroup at `path`, if it is not watched yet. `dirs` returns the directories to watch
+    /// for this cgroup.
     pub fn add(&mut self, path: &str, dirs: impl FnOnce() -> Vec<PathBuf>) {
         if self.watched.contains(path) {
             return;
@@ -47,8 +46,8 @@ impl CgroupWatch {
         }
     }
 
-    /// Stops watching the cgroup at `path`, which no longer exists. The kernel has ended its watches together with
-    /// the directories.
+    /// Stops watching the cgroup at `path`, which no longer exists. The kernel has already ended the watches
+    /// of its removed directories.
     pub fn remove(&mut self, path: &str) {
         self.changed.remove(path);
         self.watched.remove(path);
@@ -56,25 +55,27 @@ impl CgroupWatch {
     }
 
     /// Iterates over the paths of the watched cgroups.
-    pub fn watched(&self) -> impl Iterator<Item = &str> {
+    pub fn watched_paths(&self) -> impl Iterator<Item = &str> {
         self.watched.iter().map(String::as_str)
     }
 
-    /// The file descriptor that poll(2) shows as readable while changes are pending. `None` if no cgroup is watched.
+    /// Returns the file descriptor that poll(2) shows as readable while changes are pending. `None` if no
+    /// cgroup was watched yet, or if the kernel refuses inotify.
     #[must_use]
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.inotify.as_ref().map(AsFd::as_fd)
     }
 
-    /// Returns whether a watched cgroup changed since the last call of [`CgroupWatch::take_changed`]. Except cgroups that
-    /// can't be watched.
+    /// Returns whether a watched cgroup changed since the last call of [`CgroupWatch::take_changed`]. Changes
+    /// of cgroups that can't be watched are not included.
     pub fn has_changes(&mut self) -> bool {
         self.read_events();
         !self.changed.is_empty()
     }
 
-    /// Returns the paths of the cgroups that changed since the last call, and of those that can't be watched. If
-    /// the kernel dropped events, all watched cgroups are returned.
+    /// Returns the paths of the cgroups that changed since the last call of this function. Also returns every
+    /// cgroup that can't be watched, because it may have changed. Returns all watched cgroups if the kernel
+    /// dropped events.
     pub fn take_changed(&mut self) -> BTreeSet<String> {
         self.read_events();
         let mut changed = std::mem::take(&mut self.changed);

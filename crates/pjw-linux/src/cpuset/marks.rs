@@ -7,7 +7,7 @@ use std::path::Path;
 
 use pjw_core::cpuset_group::FoundCpuset;
 use pjw_core::ids::Uid;
-use pjw_core::own_cgroups::OwnCgroups;
+use pjw_core::own_cgroups::OwnCgroupNames;
 use rustix::fs::{XattrFlags, getxattr, removexattr, setxattr};
 
 use crate::cgroup::{CgroupDir, CpusetMount};
@@ -69,11 +69,11 @@ pub(super) fn remove_owner(group: &CgroupDir) {
 fn found_cpuset(group: &CgroupDir) -> FoundCpuset {
     let owner = read(&group.dir, OWNER).and_then(|owner| owner.parse().ok()).map(Uid);
     let origin = read(&group.dir, ORIGIN).filter(|origin| origin.starts_with('/'));
-    FoundCpuset { path: group.path.clone(), owner, origin }
+    FoundCpuset { path: group.path.clone(), owner, origin_cgroup: origin }
 }
 
 /// Lists the cgroups in the places where the warden and systemd create the cgroups of jobs, in the order of their paths.
-pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroups) -> Vec<FoundCpuset> {
+pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) -> Vec<FoundCpuset> {
     let above = [own_cgroups.directory(), format!("/{}", own_cgroups.slice())];
     let below = above.iter().filter_map(|path| hierarchy.cgroup(path)).flat_map(|above| above.children());
     let isolated = hierarchy.root().children().into_iter();

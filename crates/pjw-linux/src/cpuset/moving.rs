@@ -2,7 +2,7 @@
 
 use nix::errno::Errno;
 use pjw_core::cpuset_group::CpusetOutcome;
-use pjw_core::ids::{ProcessId, Tid, is_within};
+use pjw_core::ids::{ProcessId, Tid, is_cgroup_within};
 
 use super::bounds::refusal;
 use super::context::{CpusetContext, Result, refused};
@@ -23,7 +23,7 @@ pub(super) fn move_between(
     }
     // Elsewhere, another program moved the process. A cgroup below `from`, made by the job itself, counts as
     // `from`.
-    if !is_within(&here, &from.path) {
+    if !is_cgroup_within(&here, &from.path) {
         return Err(CpusetOutcome::Gone);
     }
     if !to.exists() {

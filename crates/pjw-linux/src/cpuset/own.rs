@@ -1,5 +1,6 @@
 //! The warden's own cgroups: below its directory `/pjw`, and at the root as `/pjw-…` for isolated cpusets. A warden
-//! that runs beside another has a directory with another name ([`OwnCgroups`]); the path of a cgroup tells it.
+//! that runs beside another has a directory with another name ([`OwnCgroupNames`]); the path of a
+//! cgroup tells it.
 //!
 //! In v2 the cpuset controller must be enabled from the root down. An extended attribute of the directory records
 //! that the warden enabled the controller. So the controller can be disabled again when the last cpuset is
@@ -8,7 +9,7 @@
 
 use nix::errno::Errno;
 use pjw_core::cpuset_group::CpusetOutcome;
-use pjw_core::own_cgroups::OwnCgroups;
+use pjw_core::own_cgroups::OwnCgroupNames;
 use rustix::fs::XattrFlags;
 
 use super::{
@@ -31,7 +32,7 @@ pub(super) fn create(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Result<
     };
     let at_the_top = job_cpuset.parent().path == "/";
     let create_dir = |group: &CgroupDir| group.create().map_err(refusal(group, "be created"));
-    if hierarchy.unified {
+    if hierarchy.is_unified {
         // Also for a cgroup at the root: this directory carries the mark.
         create_dir(&base)?;
         enable_controller(&hierarchy.root(), Some(&base))?;
@@ -47,7 +48,7 @@ pub(super) fn create(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Result<
 
 /// The directory of the warden that creates this cgroup itself. `None` if no warden does.
 pub(super) fn directory_of(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Option<CgroupDir> {
-    let directory = OwnCgroups::of_path(&job_cpuset.path)?.directory();
+    let directory = OwnCgroupNames::from_cgroup_path(&job_cpuset.path)?.directory();
     let name = job_cpuset.path.strip_prefix(&directory)?.strip_prefix(['/', '-'])?;
     (!name.is_empty() && !name.contains('/')).then(|| hierarchy.cgroup(&directory))?
 }
@@ -68,7 +69,7 @@ fn sync_with_root(hierarchy: &CpusetMount, base: &CgroupDir) -> Result<()> {
 /// Restores what hotplug removed from the parent of one of the warden's own cgroups.
 pub(super) fn repair_parent(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) {
     let above = job_cpuset.parent();
-    if !hierarchy.unified && above.path != "/" && directory_of(hierarchy, job_cpuset).is_some() {
+    if !hierarchy.is_unified && above.path != "/" && directory_of(hierarchy, job_cpuset).is_some() {
         // If this fails, the kernel refuses the next write with a reason of its own.
         let _ = sync_with_root(hierarchy, &above);
     }
@@ -123,11 +124,11 @@ pub(super) fn clean_up(hierarchy: &CpusetMount, base: &CgroupDir) {
     };
     let mut others = others.iter().filter(|group| group.path != base.path);
     let is_directory = |group: &&CgroupDir| {
-        OwnCgroups::of_path(&group.path).is_some_and(|own| own.directory() == group.path)
+        OwnCgroupNames::from_cgroup_path(&group.path).is_some_and(|own| own.directory() == group.path)
     };
     if let Some(other_warden) = others.clone().find(is_directory).filter(|_| marked) {
         mark(other_warden);
-    } else if hierarchy.unified && marked && !others.any(used) {
+    } else if hierarchy.is_unified && marked && !others.any(used) {
         let off = base
             .write_file(SUBTREE_CONTROL, "-cpuset")
             .and_then(|()| hierarchy.root().write_file(SUBTREE_CONTROL, "-cpuset"));

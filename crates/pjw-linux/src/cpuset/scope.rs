@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetOutcome, JobCpuset};
 use pjw_core::ids::{ProcessId, Uid};
-use pjw_core::own_cgroups::OwnCgroups;
+use pjw_core::own_cgroups::OwnCgroupNames;
 
 use super::context::{CpusetContext, Result, refused};
 use super::{bounds, marks, moving, own, unrelated_threads};
@@ -82,7 +82,7 @@ fn reset_unit_cpuset(context: &mut CpusetContext<'_>, group: &CgroupDir, unit: &
 
 /// The names of a scope's unit and of its slice.
 fn names(group: &CgroupDir) -> Result<(&str, String)> {
-    let found = OwnCgroups::of_path(&group.path).and_then(|own| {
+    let found = OwnCgroupNames::from_cgroup_path(&group.path).and_then(|own| {
         let (above, unit) = group.path.rsplit_once('/')?;
         let slice = if above.is_empty() { "-.slice".to_owned() } else { own.slice() };
         let is_below = above.is_empty() || above.strip_prefix('/') == Some(&slice);

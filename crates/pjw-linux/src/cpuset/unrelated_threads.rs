@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CgroupOwner, CpusetChange};
-use pjw_core::ids::{Pid, StartTime, Tid, is_within};
+use pjw_core::ids::{Pid, StartTime, Tid, is_cgroup_within};
 
 use super::context::{CpusetContext, changed_cpuset};
 use crate::sys::{affinity, online};
@@ -63,7 +63,7 @@ fn affects_unrelated(context: &CpusetContext<'_>, change: &CpusetChange) -> bool
         CpusetChange::Remove { .. } => group.parent().children().len() <= 1,
         _ => false,
     };
-    context.hierarchy.unified && (switches || is_isolated())
+    context.hierarchy.is_unified && (switches || is_isolated())
 }
 
 impl UnrelatedThreads {
@@ -114,7 +114,7 @@ impl UnrelatedThreads {
         let mut cache = EffectiveCpus::new();
         for BoundThread { pid, tid, start, mask, effective } in bound {
             let Some((current, now)) = current_state(context.proc, pid, tid, start) else { continue };
-            if now == mask || is_within(&current, path) {
+            if now == mask || is_cgroup_within(&current, path) {
                 continue;
             }
             // Only the kernel sets a mask to exactly the cgroup's effective CPUs.

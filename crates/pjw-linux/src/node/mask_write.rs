@@ -24,7 +24,7 @@ pub(super) fn set_mask_or_inherit(tid: Tid, to: &CpuSet, online: &CpuSet) -> Res
 }
 
 pub(super) fn refusal_reason(errno: Errno, action: &MaskAction) -> String {
-    let (tid, to) = (action.thread.tid, &action.target);
+    let (tid, to) = (action.thread.tid, &action.target_mask);
     let why = match errno {
         Errno::EPERM => {
             return format!("thread {tid} belongs to another user: run pjwd as root, or with CAP_SYS_NICE");

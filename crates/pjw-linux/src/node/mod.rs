@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome, CpusetSupport, FoundCpuset};
 use pjw_core::ids::{CgroupId, Pid, ProcessId, StartTime, Tid};
-use pjw_core::own_cgroups::OwnCgroups;
+use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome};
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{
-    AffinityRequest, Cgroup, EventBatch, ExpectedMask, MaskProbe, MismatchedProcess, Observed, Process,
+    AffinityRequest, Cgroup, EventBatch, ExpectedMask, ForkMaskMismatch, MaskProbe, Observed, Process,
     Snapshot,
 };
 use pjw_core::{cpuset::CpuSet, ports::Node, state::masks::old_kernels::HOTPLUG_DELAY};
@@ -47,8 +47,8 @@ use task_pass::PassResult;
 /// Lost affinity requests are logged again only after this long without a loss.
 const LOSS_REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The live machine, as pjwd reads and changes it (the trait [`Node`]): reads processes and cgroups from the kernel,
-/// and sets affinity masks and cpusets.
+/// The live machine as pjwd reads and changes it: the implementation of the trait [`Node`] for Linux. It reads
+/// processes and cgroups from the kernel, and sets affinity masks and cpusets.
 #[derive(Debug)]
 pub struct LinuxNode {
     cache: ProcessCache,
@@ -78,8 +78,8 @@ pub struct LinuxNode {
 }
 
 impl LinuxNode {
-    /// Opens `/proc` of the live machine. `wanted` has the names of the environment variables that are read from each
-    /// process.
+    /// Opens `/proc` of the live machine. `wanted` has the names of the environment variables to read from
+    /// each process.
     ///
     /// # Errors
     /// If `/proc` can't be opened.
@@ -110,21 +110,21 @@ impl LinuxNode {
         self.process_events = events;
     }
 
-    /// The file descriptor that poll(2) shows as readable while process events (fork, exec and exit) are pending.
-    /// `None` if the machine is read without process events.
+    /// Returns the file descriptor that poll(2) shows as readable while process events (fork, exec and exit)
+    /// are pending. `None` if this node reads no process events.
     #[must_use]
     pub fn process_events_fd(&self) -> Option<BorrowedFd<'_>> {
         self.process_events.as_ref().map(AsFd::as_fd)
     }
 
-    /// The file descriptor that poll(2) shows as readable when a cgroup of a job may have changed. `None` if no cgroup is
-    /// watched.
+    /// Returns the file descriptor that poll(2) shows as readable when a cgroup of a job may have changed.
+    /// `None` if no cgroup is watched.
     #[must_use]
     pub fn cgroup_changes_fd(&self) -> Option<BorrowedFd<'_>> {
         self.cgroup_watch.fd()
     }
 
-    /// Returns whether a cgroup of a job changed since the last scan. The next scan reads it.
+    /// Returns whether a cgroup of a job changed since the last scan. The next scan reads the changed cgroups.
     pub fn has_cgroup_changes(&mut self) -> bool {
         self.cgroup_watch.has_changes()
     }
@@ -143,7 +143,7 @@ impl LinuxNode {
 
     /// The affinity requests since the last scan. Logs the loss of requests when it begins.
     fn drain_affinity_requests(&mut self) -> Vec<AffinityRequest> {
-        let DrainedRequests { requests, lost } =
+        let DrainedRequests { requests, lost_count: lost } =
             self.affinity_monitor.as_mut().map(AffinityMonitor::drain_requests).unwrap_or_default();
         if lost > 0 {
             let now = Instant::now();
@@ -158,8 +158,8 @@ impl LinuxNode {
         requests
     }
 
-    /// Tells this node how cpusets can be used, as [`crate::probe`] found out. Before the first call, this is
-    /// assumed from the version of the kernel.
+    /// Sets how cpusets can be used on this machine, as [`crate::probe`] found out. Until the first call, the
+    /// node assumes it from the version of the kernel.
     pub fn set_cpuset_support(&mut self, support: &CpusetSupport) {
         self.unrelated_threads = UnrelatedThreads::new(support.affinity_persists);
     }
@@ -226,7 +226,7 @@ impl LinuxNode {
         let mut paths = self.cgroup_watch.take_changed();
         // The kernel changes cpusets when PUs go offline or online, and reports no change.
         if self.online_changed_at.is_some() {
-            paths.extend(self.cgroup_watch.watched().map(str::to_owned));
+            paths.extend(self.cgroup_watch.watched_paths().map(str::to_owned));
         }
         paths.extend(requested.iter().cloned());
         let cgroups: BTreeMap<String, Observed<Cgroup>> =
@@ -264,7 +264,7 @@ fn cut_masks(seen: &mut BTreeMap<Pid, Observed<Process>>, within: &CpuSet) {
     };
     for process in seen.values_mut() {
         let Observed::Present(process) = process else { continue };
-        process.mask.iter_mut().for_each(cut);
+        process.first_thread_mask.iter_mut().for_each(cut);
         process.threads.iter_mut().flatten().for_each(|thread| cut(&mut thread.effective_mask));
     }
 }
@@ -272,7 +272,7 @@ fn cut_masks(seen: &mut BTreeMap<Pid, Observed<Process>>, within: &CpuSet) {
 /// The assumption for a cgroup whose state is unknown: populated, without limits.
 fn assumed_cgroup(path: &str) -> Observed<Cgroup> {
     let id = CgroupId { inode: 0, path: path.to_owned() };
-    Observed::Present(Cgroup { id, cpus: None, populated: true, cpuset: None })
+    Observed::Present(Cgroup { id, restricted_cpus: None, populated: true, cpuset: None })
 }
 
 impl Node for LinuxNode {
@@ -286,7 +286,7 @@ impl Node for LinuxNode {
         if full {
             self.update_mounts();
         }
-        let unified = self.mounts.unified.as_deref();
+        let unified = self.mounts.v2_mount_point.as_deref();
         let mut idle_check = self.idle.check(&scan_request.idle_watch, unified, taken_at.since_boot, full);
         let plan = self.plan_scan(scan_request, &mut idle_check);
         let (wanted, pids, mut pass) = (plan.wanted, plan.pids, plan.pass);
@@ -310,7 +310,7 @@ impl Node for LinuxNode {
             match self.cache.observe_process(pid, with_threads, pass) {
                 Ok(mut process) => {
                     let idle_until = idle_check.idle_until.get(&pid).copied();
-                    process.idle_until = idle_until.filter(|_| process.threads.is_some());
+                    process.last_seen_idle = idle_until.filter(|_| process.threads.is_some());
                     processes.insert(pid, Observed::Present(process));
                 }
                 Err(errno) if is_absent(errno) => {
@@ -342,22 +342,22 @@ impl Node for LinuxNode {
             processes,
             cgroups,
             affinity_requests,
-            incomplete,
+            incomplete_reason: incomplete,
         }
     }
 
     fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbe {
         let taken_at = clock::now();
         let mismatch = |(&pid, expected): (&Pid, &ExpectedMask)| {
-            let age = taken_at.since_boot.0.checked_sub(expected.born.0)?;
+            let age = taken_at.since_boot.0.checked_sub(expected.forked_at.0)?;
             if age > ProcessId::MIN_PID_REUSE_TIME.0 {
                 return None;
             }
             let mask = affinity::get_mask(Tid(pid.0)).ok().filter(|mask| *mask != expected.mask)?;
-            let start = StartTime(expected.born.0 / self.cache.ns_per_tick);
-            Some(MismatchedProcess { id: ProcessId { pid, start }, mask })
+            let start = StartTime(expected.forked_at.0 / self.cache.ns_per_tick);
+            Some(ForkMaskMismatch { id: ProcessId { pid, start }, mask })
         };
-        let mismatches: Vec<MismatchedProcess> = expected.iter().filter_map(mismatch).collect();
+        let mismatches: Vec<ForkMaskMismatch> = expected.iter().filter_map(mismatch).collect();
         self.probed_mismatches = mismatches.iter().map(|mismatch| mismatch.id).collect();
         MaskProbe { taken_at, online: self.online.clone(), mismatches }
     }
@@ -369,7 +369,7 @@ impl Node for LinuxNode {
         EventBatch { events, lost, congested }
     }
 
-    fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroups) -> Vec<FoundCpuset> {
+    fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroupNames) -> Vec<FoundCpuset> {
         let hierarchy = CpusetMount::choose(&self.mounts);
         hierarchy.map(|hierarchy| list_job_cpusets(&hierarchy, own_cgroups)).unwrap_or_default()
     }
@@ -386,8 +386,8 @@ impl Node for LinuxNode {
             return MaskOutcome::Gone;
         }
         let result = match action.kind {
-            MaskActionKind::Restore => set_mask_or_inherit(thread.tid, &action.target, &self.online),
-            _ => set_mask(thread.tid, &action.requested, &self.online),
+            MaskActionKind::Restore => set_mask_or_inherit(thread.tid, &action.target_mask, &self.online),
+            _ => set_mask(thread.tid, &action.requested_mask, &self.online),
         };
         match result {
             Ok(effective) => MaskOutcome::Done { effective },

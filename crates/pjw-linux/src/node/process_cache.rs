@@ -150,17 +150,17 @@ impl ProcessCache {
         Ok(Process {
             id,
             parent: stat.parent,
-            group: stat.group,
+            group: stat.process_group,
             session: stat.session,
             uid: known.uid,
             comm: stat.comm,
             is_kernel_thread: stat.is_kernel_thread,
-            mask,
+            first_thread_mask: mask,
             cgroup: known.cgroup.clone(),
             attributes,
             job_marks: None,
             threads,
-            idle_until: None,
+            last_seen_idle: None,
         })
     }
 
@@ -236,9 +236,9 @@ impl ProcessCache {
             return Ok(first.then(BatchAttributes::default));
         }
         let stack = if representative == pid {
-            stat.stack
+            stat.stack_start
         } else {
-            self.proc.thread_stat(pid, Tid(representative.0))?.stack
+            self.proc.thread_stat(pid, Tid(representative.0))?.stack_start
         };
         let program = Some(Program { comm: stat.comm, stack });
         let known = self.processes.get_mut(&pid).ok_or(Errno::ESRCH)?;

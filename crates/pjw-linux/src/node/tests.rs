@@ -55,9 +55,9 @@ fn set_to(process: &Process, to: CpuSet) -> MaskAction {
         kind: MaskActionKind::Confine,
         job: "manual:a".parse().unwrap(),
         thread: ThreadId { process: process.id, tid: thread.tid, start: thread.start },
-        current: thread.effective_mask.clone(),
-        requested: to.clone(),
-        target: to,
+        current_mask: thread.effective_mask.clone(),
+        requested_mask: to.clone(),
+        target_mask: to,
         why: String::new(),
     }
 }
@@ -130,7 +130,7 @@ fn a_mask_is_set_and_read_back() {
     let idle_process = Running::start("sleep", &["1000"]);
     let mut node = node();
     let before = see(&mut node, idle_process.pid()).unwrap();
-    let one = CpuSet::from(before.mask.as_ref().unwrap().last().unwrap());
+    let one = CpuSet::from(before.first_thread_mask.as_ref().unwrap().last().unwrap());
     assert_eq!(node.apply(&set_to(&before, one.clone())), MaskOutcome::Done { effective: one.clone() });
     assert_eq!(see(&mut node, idle_process.pid()).unwrap().threads.unwrap()[0].effective_mask, one);
     let all = node.online.clone();
@@ -141,12 +141,15 @@ fn a_mask_is_set_and_read_back() {
 fn pus_that_go_offline_during_a_scan_are_removed_from_its_masks() {
     let idle_process = Running::start("sleep", &["1000"]);
     let process = see(&mut node(), idle_process.pid()).unwrap();
-    let all = process.mask.clone().unwrap();
+    let all = process.first_thread_mask.clone().unwrap();
     let one = CpuSet::from(all.first().unwrap());
     let mut seen = BTreeMap::from([(idle_process.pid(), Observed::Present(process))]);
     let masks = |seen: &BTreeMap<Pid, Observed<Process>>| {
         let process = seen[&idle_process.pid()].present().unwrap();
-        (process.mask.clone().unwrap(), process.threads.as_ref().unwrap()[0].effective_mask.clone())
+        (
+            process.first_thread_mask.clone().unwrap(),
+            process.threads.as_ref().unwrap()[0].effective_mask.clone(),
+        )
     };
     cut_masks(&mut seen, &CpuSet::new());
     assert_eq!(masks(&seen), (all.clone(), all), "a mask without an online PU is kept");
@@ -251,7 +254,7 @@ fn a_mask_probe_reports_processes_with_an_unexpected_mask() {
     over.0.wait().unwrap();
     let mut node = node();
     let seen = see(&mut node, child.pid()).unwrap();
-    let mask = seen.mask.clone().unwrap();
+    let mask = seen.first_thread_mask.clone().unwrap();
     let other = CpuSet::from(Pu(4000));
     // The reported start time now differs from the child's.
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -261,7 +264,8 @@ fn a_mask_probe_reports_processes_with_an_unexpected_mask() {
     }
     let born = || clock::now().since_boot;
     let mut probe = |pid: Pid, mask: &CpuSet, born: Nanos| {
-        node.probe_masks(&BTreeMap::from([(pid, ExpectedMask { mask: mask.clone(), born })])).mismatches
+        node.probe_masks(&BTreeMap::from([(pid, ExpectedMask { mask: mask.clone(), forked_at: born })]))
+            .mismatches
     };
     assert_eq!(probe(child.pid(), &mask, born()), []);
     assert_eq!(probe(over.pid(), &other, born()), []);

@@ -2,14 +2,14 @@
 
 use nix::unistd::Uid;
 use pjw_core::cpuset_group::{CgroupOwner, CpusetHierarchy, CpusetSupport};
-use pjw_core::own_cgroups::OwnCgroups;
+use pjw_core::own_cgroups::OwnCgroupNames;
 
 use super::cpuset_test;
 use crate::cgroup::{CgroupMounts, CpusetMount};
 use crate::{sys::version, systemd};
 
 /// Determines the cpuset support with a test cpuset, and describes it in sentences.
-pub(super) fn find(own_cgroups: &OwnCgroups) -> (CpusetSupport, Vec<String>) {
+pub(super) fn find(own_cgroups: &OwnCgroupNames) -> (CpusetSupport, Vec<String>) {
     let found = find_hierarchy().map_err(str::to_owned).and_then(|(mount, hierarchy)| {
         let is_systemd = hierarchy == CpusetHierarchy::Systemd;
         let cgroup_owner = if is_systemd { CgroupOwner::Systemd } else { CgroupOwner::Warden };
@@ -50,10 +50,10 @@ fn find_hierarchy() -> Result<(CpusetMount, CpusetHierarchy), &'static str> {
 fn is_complete(mount: &CpusetMount) -> bool {
     let top = mount.root();
     let is_v1_root = || top.dir.join("release_agent").exists();
-    if mount.unified { top.read_file("cgroup.events").is_err() } else { is_v1_root() }
+    if mount.is_unified { top.read_file("cgroup.events").is_err() } else { is_v1_root() }
 }
 
-fn describe_cpusets(hierarchy: &CpusetHierarchy, own_cgroups: &OwnCgroups) -> String {
+fn describe_cpusets(hierarchy: &CpusetHierarchy, own_cgroups: &OwnCgroupNames) -> String {
     let (directory, slice) = (own_cgroups.directory(), own_cgroups.slice());
     let how = match hierarchy {
         CpusetHierarchy::Systemd => format!("cpusets: systemd scopes below {slice}"),

@@ -14,7 +14,7 @@ use nix::unistd::Pid as RawPid;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CgroupOwner, CpusetChange, CpusetOutcome, CpusetSpec, JobCpuset};
 use pjw_core::ids::{Pid, ProcessId, Tid, Uid};
-use pjw_core::own_cgroups::OwnCgroups;
+use pjw_core::own_cgroups::OwnCgroupNames;
 
 use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change};
 use crate::sys::{affinity, version};
@@ -37,7 +37,7 @@ pub(super) struct TestResult {
 /// Creates a cpuset, tests it and removes it. The error says why no cpuset can be created.
 pub(super) fn run(
     hierarchy: &CpusetMount,
-    own_cgroups: &OwnCgroups,
+    own_cgroups: &OwnCgroupNames,
     cgroup_owner: CgroupOwner,
 ) -> Result<TestResult, String> {
     let mut proc = ProcDir::open(Path::new("/proc")).map_err(failed("/proc can't be opened"))?;
@@ -75,14 +75,14 @@ fn failed(what: &'static str) -> impl FnOnce(Errno) -> String {
 }
 
 fn job_cpuset(
-    own_cgroups: &OwnCgroups,
+    own_cgroups: &OwnCgroupNames,
     cgroup_owner: CgroupOwner,
     warden: u32,
     cpus: CpuSet,
 ) -> Result<JobCpuset, String> {
     let name = format!("{NAME}{warden}");
     let job = name.parse().map_err(|_| "the test cpuset has an invalid name".to_owned())?;
-    let path = own_cgroups.path_of(&name, cgroup_owner, false);
+    let path = own_cgroups.path_for_name(&name, cgroup_owner, false);
     Ok(JobCpuset { job, cgroup_owner, path, spec: CpusetSpec::from_cpus(cpus) })
 }
 
@@ -90,7 +90,7 @@ fn job_cpuset(
 fn remove_leftovers(
     context: &mut CpusetContext<'_>,
     unrelated_threads: &mut UnrelatedThreads,
-    own_cgroups: &OwnCgroups,
+    own_cgroups: &OwnCgroupNames,
     cgroup_owner: CgroupOwner,
 ) {
     if cgroup_owner == CgroupOwner::Systemd {

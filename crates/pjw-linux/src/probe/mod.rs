@@ -7,7 +7,7 @@ use std::path::Path;
 
 use nix::unistd::Uid;
 use pjw_core::cpuset_group::CpusetSupport;
-use pjw_core::own_cgroups::OwnCgroups;
+use pjw_core::own_cgroups::OwnCgroupNames;
 
 use crate::cgroup::CgroupMounts;
 use crate::proc::events::{ProcEvents, ProcEventsFault};
@@ -21,15 +21,15 @@ pub struct Capabilities {
     pub can_set_all_masks: bool,
     /// How cpusets can be used, or why they can't.
     pub cpuset_support: CpusetSupport,
-    /// What was found out, as sentences for people: one for each capability.
+    /// The results as sentences for display, one for each capability.
     pub sentences: Vec<String>,
 }
 
-/// Finds out what this kernel allows this user: whose affinity masks can be set, and how cpusets can be used. To test
-/// cpusets, it creates one with a process in it, among the cgroups
-/// of this warden, and removes it again.
+/// Finds out what this kernel allows this user: whose affinity masks can be set, and how cpusets can be used.
+/// To test cpusets, creates one with a process in it, and removes it again. `own_cgroups` has the names under
+/// which pjwd creates cgroups.
 #[must_use]
-pub fn probe_capabilities(own_cgroups: &OwnCgroups) -> Capabilities {
+pub fn probe_capabilities(own_cgroups: &OwnCgroupNames) -> Capabilities {
     let can_set_all_masks = Uid::effective().is_root();
     let schedstat = Path::new("/proc/self/schedstat").exists();
     let (cpuset_support, about_cpusets) = cpuset_support::find(own_cgroups);
@@ -50,10 +50,10 @@ pub fn probe_capabilities(own_cgroups: &OwnCgroups) -> Capabilities {
     Capabilities { can_set_all_masks, cpuset_support, sentences }
 }
 
-/// Finds out how cpusets can be used, or why they can't. For that, it creates a test cpuset with a process in it and
-/// removes it again.
+/// Finds out how cpusets can be used, or why they can't. To test this, creates a cpuset with a process in it,
+/// and removes it again. `own_cgroups` has the names under which pjwd creates cgroups.
 #[must_use]
-pub fn probe_cpuset_support(own_cgroups: &OwnCgroups) -> CpusetSupport {
+pub fn probe_cpuset_support(own_cgroups: &OwnCgroupNames) -> CpusetSupport {
     cpuset_support::find(own_cgroups).0
 }
 
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn the_result_has_sentences_and_the_test_cpuset_is_removed() {
-        let found = probe_capabilities(&OwnCgroups::default());
+        let found = probe_capabilities(&OwnCgroupNames::default());
         let (is_root, about) = (Uid::effective().is_root(), found.sentences.join("\n"));
         match &found.cpuset_support.hierarchy {
             CpusetHierarchy::Unavailable { why } => {

@@ -46,8 +46,8 @@ impl InterruptCounts {
         Self(lines.filter_map(|line| interrupt(line, &cpus)).collect())
     }
 
-    /// Returns how often each interrupt occurred on each CPU between the reading `earlier` and this one. `sent_to`
-    /// returns the CPUs to which the kernel sends an interrupt, as [`target_cpus`] does.
+    /// Returns how often each interrupt occurred on each CPU between the reading `earlier` and the reading
+    /// `self`. `sent_to` returns the CPUs to which the kernel sends an interrupt, as [`target_cpus`] does.
     #[must_use]
     pub fn interrupts_since(&self, earlier: &Self, sent_to: impl Fn(u32) -> CpuSet) -> Vec<Interrupt> {
         let came = |number: &u32, counts: &Columns| {
@@ -72,7 +72,8 @@ impl InterruptCounts {
     }
 }
 
-/// The CPUs to which the kernel sends the interrupt with this number, from `/proc/irq`. Empty if unknown.
+/// Returns the CPUs to which the kernel sends the interrupt with this number, from `/proc/irq`. Empty if
+/// unknown.
 #[must_use]
 pub fn target_cpus(number: u32) -> CpuSet {
     let directory = Path::new("/proc/irq").join(number.to_string());

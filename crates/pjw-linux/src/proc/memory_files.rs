@@ -18,7 +18,7 @@ use pjw_core::ids::{Pid, Tid};
 
 use super::procfs::ProcDir;
 use crate::sys::errno::is_gone;
-use crate::sys::realtime::{self, Policy};
+use crate::sys::realtime::{self, SchedulingPolicy};
 
 /// How long a caller waits for the files of one process.
 const TIMEOUT: Duration = Duration::from_millis(10);
@@ -120,7 +120,7 @@ impl MemoryFiles {
 /// priority, so it waits for CPUs anyway.
 fn may_wait(proc: &mut ProcDir, pid: Pid) -> Result<bool, Errno> {
     // The thread id 0 is the calling thread.
-    Ok(realtime::policy(Tid(0)) != Ok(Policy::RoundRobin) || proc.sleeps_alone(pid)?)
+    Ok(realtime::scheduling_policy(Tid(0)) != Ok(SchedulingPolicy::RoundRobin) || proc.sleeps_alone(pid)?)
 }
 
 fn read_files(proc: &mut ProcDir, pid: Pid, wanted: &BTreeSet<&'static str>) -> Contents {

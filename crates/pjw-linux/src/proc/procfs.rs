@@ -38,23 +38,23 @@ pub struct ProcDir {
 pub struct Stat {
     /// The name (comm) of the process or thread, at most 15 bytes.
     pub comm: Comm,
-    /// The letter for the state: R (running), S (sleeping), D (waiting for a device), Z (zombie) and so on.
+    /// The letter for the state: R (running), S (sleeping), D (uninterruptible sleep), Z (zombie) and so on.
     pub state: char,
     /// The process id of the parent. 0 if there is none, as for process 1.
     pub parent: Pid,
     /// The process group id. 0 if there is none, as for kernel threads.
-    pub group: Pid,
+    pub process_group: Pid,
     /// The session id. 0 if there is none, as for kernel threads.
     pub session: Pid,
-    /// Whether the kernel runs this process itself, without a program (`PF_KTHREAD`).
+    /// Whether this is a kernel thread (`PF_KTHREAD`).
     pub is_kernel_thread: bool,
     /// The CPU time in user and kernel mode since the start, in clock ticks of 10 ms.
     pub run_ticks: u64,
-    /// The time at which the process or thread started, to 10 ms.
+    /// The time at which the process or thread started, with a resolution of 10 ms.
     pub start: StartTime,
-    /// The start address of the stack. It differs after nearly every exec (address space randomisation), and so
-    /// shows that another program runs. 0 or 1 if this user may not read it.
-    pub stack: u64,
+    /// The start address of the stack. It changes with nearly every exec (address space randomisation), so a
+    /// change shows that another program runs. 0 or 1 if this user may not read the address.
+    pub stack_start: u64,
     /// The PU on which the thread last ran.
     pub last_cpu: Pu,
 }
@@ -109,8 +109,8 @@ impl ProcDir {
         Ok(numbers.into_iter().map(Tid).collect())
     }
 
-    /// Reads `/proc/PID/stat` of a process. Its CPU times are sums over all threads, which costs the kernel time
-    /// for each thread. For the first thread alone use [`ProcDir::thread_stat`].
+    /// Reads `/proc/PID/stat` of a process. The CPU times in it are sums over all threads, which the kernel
+    /// computes thread by thread. For the first thread alone, [`ProcDir::thread_stat`] is cheaper.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended. `EIO` if the text is malformed.
@@ -263,12 +263,12 @@ pub fn parse_stat(text: &[u8]) -> Option<Stat> {
         comm,
         state: fields[0].chars().next()?,
         parent: pid(4)?,
-        group: pid(5)?,
+        process_group: pid(5)?,
         session: pid(6)?,
         is_kernel_thread: number(9)? & KERNEL_THREAD != 0,
         run_ticks: number(14)?.saturating_add(number(15)?),
         start: StartTime(number(22)?),
-        stack: number(28)?,
+        stack_start: number(28)?,
         last_cpu: Pu(u32::try_from(number(39)?).ok()?),
     })
 }
@@ -313,8 +313,9 @@ pub fn parse_cgroups(text: &[u8]) -> Vec<(String, String)> {
     text.lines().filter_map(line).collect()
 }
 
-/// Parses the text of `/proc/PID/environ`: entries `NAME=value` that end with a zero byte. Returns the variables whose
-/// names are in `wanted`. If a name occurs twice, the first entry counts, as in getenv(3).
+/// Parses the text of `/proc/PID/environ`: entries `NAME=value` that end with a zero byte. Returns the
+/// variables whose names are in `wanted`. If a name occurs twice, returns the value of the first entry, as
+/// getenv(3) does.
 #[must_use]
 pub fn parse_environ(text: &[u8], wanted: &BTreeSet<&'static str>) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
@@ -360,7 +361,10 @@ mod tests {
         for comm in ["sh", "a b", "a) S 1 2", "(((", "x\n) R 0"] {
             let stat = parse_stat(format!("42 ({comm}) {REST}").as_bytes()).unwrap();
             assert_eq!(stat.comm, Comm::from(comm));
-            assert_eq!((stat.state, stat.parent, stat.group, stat.session), ('S', Pid(7), Pid(8), Pid(9)));
+            assert_eq!(
+                (stat.state, stat.parent, stat.process_group, stat.session),
+                ('S', Pid(7), Pid(8), Pid(9))
+            );
             assert_eq!((stat.run_ticks, stat.start, stat.last_cpu), (200, StartTime(4711), Pu(5)));
             assert!(!stat.is_kernel_thread);
         }
@@ -380,7 +384,7 @@ mod tests {
     #[test]
     fn a_process_group_of_minus_one_is_zero() {
         let text = format!("2 (kthreadd) {}", REST.replace("7 8 9", "0 -1 0"));
-        assert_eq!(parse_stat(text.as_bytes()).unwrap().group, Pid(0));
+        assert_eq!(parse_stat(text.as_bytes()).unwrap().process_group, Pid(0));
     }
 
     #[test]
@@ -409,7 +413,10 @@ mod tests {
         let pid = Pid(std::process::id());
         let (ours, theirs) = (proc.stat(pid).unwrap(), me.stat().unwrap());
         assert_eq!(ours.start.0, theirs.starttime);
-        assert_eq!((ours.parent.0, ours.group.0), (theirs.ppid.cast_unsigned(), theirs.pgrp.cast_unsigned()));
+        assert_eq!(
+            (ours.parent.0, ours.process_group.0),
+            (theirs.ppid.cast_unsigned(), theirs.pgrp.cast_unsigned())
+        );
         assert_eq!(ours.session.0, theirs.session.cast_unsigned());
         assert_eq!(ours.comm, Comm::from(theirs.comm.as_str()));
         let status = me.status().unwrap();

@@ -12,8 +12,8 @@ use pjw_core::ids::Tid;
 const WORDS: usize = 128;
 const MAX_WORDS: usize = (Pu::MAX.0 as usize + 1) / 64;
 
-/// Reads the effective affinity mask of a thread, sched_getaffinity(2): the PUs of its requested mask that are
-/// online and in the thread's cpuset.
+/// Reads the effective affinity mask of a thread with sched_getaffinity(2): the PUs of its requested mask that
+/// are online and in the thread's cpuset. If there are none, all online PUs of the cpuset.
 ///
 /// # Errors
 /// `ESRCH` if the thread has ended.
@@ -44,16 +44,17 @@ fn get_into(tid: Tid, words: &mut [u64]) -> Result<CpuSet, Errno> {
 /// Sets the affinity mask of a thread with sched_setaffinity(2).
 ///
 /// # Errors
-/// `ESRCH` if the thread has ended. `EINVAL` if the mask and the thread's cpuset have no PU in common, or if
-/// the kernel forbids a change for this thread. `EPERM` for a thread of another user without `CAP_SYS_NICE`.
+/// `ESRCH` if the thread has ended. `EINVAL` if the mask and the thread's cpuset have no PU in common.
+/// `EINVAL` also if the kernel forbids a change for this thread. `EPERM` for a thread of another user without
+/// `CAP_SYS_NICE`.
 pub fn set_mask(tid: Tid, cpus: &CpuSet) -> Result<(), Errno> {
     set_words(tid, cpus.words())
 }
 
 /// Sets the affinity mask of a thread to every possible PU, so that the thread may use all of its cpuset.
 ///
-/// Since Linux 6.2 the kernel stores the requested mask and cuts it to the cpuset. With every possible PU requested,
-/// the effective mask follows all later changes of the cpuset.
+/// Since Linux 6.2 the kernel stores the requested mask and intersects it with the cpuset. If every possible
+/// PU is requested, the effective mask follows all later changes of the cpuset.
 ///
 /// # Errors
 /// The errors of [`set_mask`].

@@ -24,8 +24,8 @@ pub fn now() -> Moment {
     Moment { since_boot: since_boot.unwrap_or_default(), wall_clock: wall_clock.unwrap_or_default() }
 }
 
-/// Returns the current time on `CLOCK_MONOTONIC`, in ns. This clock stops while the machine is suspended. The
-/// kernel dates its process events by it, and [`std::time::Instant`] uses it.
+/// Returns the current time on `CLOCK_MONOTONIC`, in ns. This clock stops while the machine is suspended. It
+/// gives the times of the kernel's process events, and those of [`std::time::Instant`].
 #[must_use]
 pub fn monotonic_now() -> Nanos {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map(nanos).unwrap_or_default()
@@ -39,19 +39,20 @@ fn nanos(time: TimeSpec) -> Nanos {
 /// Where the kernel shows the id of the boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// The reason why there is no boot id. The message names the remedy.
 #[derive(Debug, Error)]
 #[error(
     "can't read the id of this boot in {}: {why}; records of this boot and of an earlier one can't be told apart \
      without it: mount /proc as the kernel makes it, with mount -t proc proc /proc, and start pjwd again",
     path.display()
 )]
+/// The reason why the id of the current boot can't be read. The message names the remedy.
 pub struct BootIdFault {
     path: PathBuf,
     why: String,
 }
 
-/// The random id of the current boot, random(4). It tells whether a recorded start time of a process is from this boot.
+/// Returns the random id of the current boot, random(4). With this id, pjwd detects that a recorded start time
+/// of a process is from an earlier boot.
 ///
 /// # Errors
 /// If the file of the id can't be read or is empty, as where /proc is not mounted.
@@ -66,14 +67,14 @@ fn read_boot_id(path: &Path) -> Result<String, BootIdFault> {
     if id.is_empty() { Err(fault("the file is empty".to_owned())) } else { Ok(id.to_owned()) }
 }
 
-/// The name of this host, as the command `hostname` prints it.
+/// Returns the name of this host, as the command `hostname` prints it.
 #[must_use]
 pub fn hostname() -> String {
     nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// The CPU time of a process in ns: the sum over all its threads, including those that have ended. Makes one system
-/// call.
+/// Returns the CPU time of a process in ns: the sum over all its threads, including those that have ended.
+/// Makes one system call.
 ///
 /// # Errors
 /// `ESRCH` if there is no such process.
@@ -83,7 +84,7 @@ pub fn process_cpu_time(pid: Pid) -> Result<u64, Errno> {
     cpu_time(pid.0, 2)
 }
 
-/// The CPU time of a thread of this process in ns. Makes one system call.
+/// Returns the CPU time of a thread of this process in ns. Makes one system call.
 ///
 /// # Errors
 /// `EINVAL` if this process has no such thread.
@@ -92,7 +93,7 @@ pub fn thread_cpu_time(tid: Tid) -> Result<u64, Errno> {
     cpu_time(tid.0, 2 | 4)
 }
 
-/// The CPU time of the calling thread.
+/// Returns the CPU time of the calling thread since its start.
 #[must_use]
 pub fn own_thread_cpu_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)

@@ -4,14 +4,15 @@ use std::io;
 
 use nix::errno::Errno;
 
-/// Whether the error number says that the process, thread, file or cgroup does not exist. This is normal in `/proc`, where
-/// processes end while they are read. `ENOTDIR` says it of a path below a file, or of a cgroup whose path is a file.
+/// Returns whether the error number says that the process, thread, file or cgroup does not exist. This is
+/// normal in `/proc`, where processes end while they are read. `ENOTDIR` is included: a directory of the path
+/// is a file.
 #[must_use]
 pub fn is_gone(errno: Errno) -> bool {
     matches!(errno, Errno::ENOENT | Errno::ENOTDIR | Errno::ESRCH | Errno::ENODEV)
 }
 
-/// Whether the error number says that the caller lacks permission.
+/// Returns whether the error number says that the caller lacks permission.
 #[must_use]
 pub fn is_denied(errno: Errno) -> bool {
     matches!(errno, Errno::EPERM | Errno::EACCES)

@@ -9,9 +9,10 @@ use nix::unistd::{SysconfVar, sysconf};
 /// The resource usage of this process: its CPU time and its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OwnUsage {
-    /// The CPU time of this process in user and kernel mode since its start. Ended threads are included.
-    pub cpu: Duration,
-    /// The memory of this process that is in RAM, in bytes.
+    /// The CPU time of this process in user and kernel mode since its start. The time of ended threads is
+    /// included.
+    pub cpu_time: Duration,
+    /// The resident memory of this process (in RAM), in bytes.
     pub resident_bytes: u64,
 }
 
@@ -21,7 +22,7 @@ pub fn own_usage() -> OwnUsage {
     let cpu = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).map_or(Duration::ZERO, Duration::from);
     let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().and_then(|size| u64::try_from(size).ok());
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    OwnUsage { cpu, resident_bytes: resident_pages(&statm).unwrap_or(0) * page.unwrap_or(4096) }
+    OwnUsage { cpu_time: cpu, resident_bytes: resident_pages(&statm).unwrap_or(0) * page.unwrap_or(4096) }
 }
 
 /// In bytes. The allocator returns a larger free block to the kernel at once.
@@ -74,9 +75,9 @@ mod tests {
         let before = own_usage();
         assert!(before.resident_bytes > 0);
         let mut sum = 0_u64;
-        while own_usage().cpu < before.cpu + Duration::from_millis(20) {
+        while own_usage().cpu_time < before.cpu_time + Duration::from_millis(20) {
             sum = std::hint::black_box(sum.wrapping_add(1));
         }
-        assert!(own_usage().cpu > before.cpu);
+        assert!(own_usage().cpu_time > before.cpu_time);
     }
 }

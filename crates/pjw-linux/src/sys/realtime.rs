@@ -17,7 +17,7 @@ use pjw_core::ids::Tid;
 
 /// The scheduling policy of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Policy {
+pub enum SchedulingPolicy {
     /// `SCHED_OTHER`.
     Normal,
     /// `SCHED_RR`.
@@ -30,31 +30,31 @@ pub enum Policy {
 ///
 /// # Errors
 /// `ESRCH` if the thread has ended.
-pub fn policy(tid: Tid) -> Result<Policy, Errno> {
+pub fn scheduling_policy(tid: Tid) -> Result<SchedulingPolicy, Errno> {
     let pid = libc::pid_t::try_from(tid.0).map_err(|_| Errno::ESRCH)?;
     // SAFETY: the call takes a number and accesses no memory.
     let policy = Errno::result(unsafe { libc::syscall(libc::SYS_sched_getscheduler, pid) })?;
     Ok(match policy & !i64::from(libc::SCHED_RESET_ON_FORK) {
-        policy if policy == i64::from(libc::SCHED_OTHER) => Policy::Normal,
-        policy if policy == i64::from(libc::SCHED_RR) => Policy::RoundRobin,
-        _ => Policy::Other,
+        policy if policy == i64::from(libc::SCHED_OTHER) => SchedulingPolicy::Normal,
+        policy if policy == i64::from(libc::SCHED_RR) => SchedulingPolicy::RoundRobin,
+        _ => SchedulingPolicy::Other,
     })
 }
 
-/// Gives a thread the policy `SCHED_RR` and the priority 1.
+/// Gives a thread the policy `SCHED_RR` with the priority 1.
 ///
 /// # Errors
-/// `EPERM` without `CAP_SYS_NICE` and `RLIMIT_RTPRIO`, if the cgroup of the thread has no real-time runtime
-/// (`CONFIG_RT_GROUP_SCHED` with the v1 controller `cpu`), or if a seccomp filter refuses it. `ESRCH` if the thread
-/// has ended.
-pub fn raise(tid: Tid) -> Result<(), Errno> {
+/// `ESRCH` if the thread has ended. `EPERM` if the process has neither `CAP_SYS_NICE` nor a sufficient
+/// `RLIMIT_RTPRIO`, if the cgroup of the thread has no real-time runtime (`CONFIG_RT_GROUP_SCHED` with the v1
+/// controller `cpu`), or if a seccomp filter refuses the call.
+pub fn set_realtime_policy(tid: Tid) -> Result<(), Errno> {
     set_policy(tid, libc::SCHED_RR, 1)
 }
 
 /// Gives a thread that may not have run yet the policy `SCHED_RR` and the priority 1.
 ///
 /// # Errors
-/// The errors of [`raise`].
+/// The errors of [`set_realtime_policy`].
 pub(crate) fn raise_thread<T>(thread: &JoinHandle<T>) -> Result<(), Errno> {
     let parameters = parameters(1);
     let policy = libc::SCHED_RR | libc::SCHED_RESET_ON_FORK;
@@ -65,11 +65,11 @@ pub(crate) fn raise_thread<T>(thread: &JoinHandle<T>) -> Result<(), Errno> {
     }
 }
 
-/// Gives a thread the policy `SCHED_OTHER`. Its nice value stays.
+/// Gives a thread the normal policy, `SCHED_OTHER`. Its nice value stays.
 ///
 /// # Errors
 /// `ESRCH` if the thread has ended.
-pub fn lower(tid: Tid) -> Result<(), Errno> {
+pub fn set_normal_policy(tid: Tid) -> Result<(), Errno> {
     set_policy(tid, libc::SCHED_OTHER, 0)
 }
 
@@ -90,17 +90,18 @@ fn parameters(priority: libc::c_int) -> libc::sched_param {
     parameters
 }
 
-/// Bounds how long a thread of this process may run with a real-time priority without sleeping: sets the soft limit
-/// `RLIMIT_RTTIME` to at most `limit`, and handles `SIGXCPU`. A thread that reaches the limit has the normal policy
-/// from then on. The kernel counts in ticks, so the thread may run one or two ticks longer.
+/// Limits how long a thread of this process may run with a real-time priority without sleeping. Sets the soft
+/// limit `RLIMIT_RTTIME` to at most `limit`, and returns the limit in force. The kernel sends `SIGXCPU` to a
+/// thread that reaches the limit; the handler of this signal gives the thread the normal policy. The kernel
+/// counts in ticks, so a thread may run one or two ticks longer.
 ///
-/// The kernel adds 1 s to the soft limit each time a thread reaches it. So this function must be called again then.
-/// Returns the limit in force.
+/// After each `SIGXCPU`, call this function again, because the kernel has raised the soft limit by 1 s.
 ///
 /// # Errors
-/// `ERANGE` if there is a hard limit: the kernel would kill the process, because its count goes on in a thread that was
-/// lowered and raised again without sleeping. The errors of setrlimit(2) and sigaction(2).
-pub fn limit_run_time(limit: Duration) -> Result<Duration, Errno> {
+/// `ERANGE` if a hard limit is set. The kernel's count for a thread is not reset by a change of policy, only
+/// by sleep. So the thread could reach the hard limit, at which the kernel kills the process. The errors of
+/// setrlimit(2) and sigaction(2).
+pub fn limit_realtime_run(limit: Duration) -> Result<Duration, Errno> {
     // The handler must be there before the limit: the default action of SIGXCPU ends the process.
     let action =
         SigAction::new(SigHandler::Handler(lower_running_thread), SaFlags::SA_RESTART, SigSet::empty());
@@ -121,7 +122,7 @@ pub fn limit_run_time(limit: Duration) -> Result<Duration, Errno> {
 extern "C" fn lower_running_thread(_signal: libc::c_int) {
     let errno = Errno::last_raw();
     // The thread id 0 is the calling thread.
-    let _ = lower(Tid(0));
+    let _ = set_normal_policy(Tid(0));
     Errno::set_raw(errno);
 }
 
@@ -144,7 +145,7 @@ mod tests {
 
     /// Whether a thread may have a real-time priority here. If not, reports that the test is skipped.
     fn may_raise() -> bool {
-        let raised = std::thread::spawn(|| raise(own_tid())).join().unwrap();
+        let raised = std::thread::spawn(|| set_realtime_policy(own_tid())).join().unwrap();
         if let Err(errno) = raised {
             // Not by a macro: the harness shows this line also if the test passes.
             let _ = writeln!(std::io::stderr(), "skipped: no real-time priority here: {errno}");
@@ -158,20 +159,23 @@ mod tests {
             return;
         }
         let test = || {
-            assert_eq!(policy(own_tid()), Ok(Policy::Normal));
-            raise(own_tid()).unwrap();
-            assert_eq!(policy(own_tid()), Ok(Policy::RoundRobin));
-            assert_eq!(std::thread::spawn(|| policy(own_tid())).join().unwrap(), Ok(Policy::Normal));
-            let thread = std::thread::spawn(|| (std::thread::park(), policy(own_tid())).1);
+            assert_eq!(scheduling_policy(own_tid()), Ok(SchedulingPolicy::Normal));
+            set_realtime_policy(own_tid()).unwrap();
+            assert_eq!(scheduling_policy(own_tid()), Ok(SchedulingPolicy::RoundRobin));
+            assert_eq!(
+                std::thread::spawn(|| scheduling_policy(own_tid())).join().unwrap(),
+                Ok(SchedulingPolicy::Normal)
+            );
+            let thread = std::thread::spawn(|| (std::thread::park(), scheduling_policy(own_tid())).1);
             raise_thread(&thread).unwrap();
             thread.thread().unpark();
-            assert_eq!(thread.join().unwrap(), Ok(Policy::RoundRobin));
+            assert_eq!(thread.join().unwrap(), Ok(SchedulingPolicy::RoundRobin));
             let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-            let of_child = policy(Tid(child.id()));
+            let of_child = scheduling_policy(Tid(child.id()));
             child.kill().and_then(|()| child.wait()).unwrap();
-            assert_eq!(of_child, Ok(Policy::Normal));
-            lower(own_tid()).unwrap();
-            assert_eq!(policy(own_tid()), Ok(Policy::Normal));
+            assert_eq!(of_child, Ok(SchedulingPolicy::Normal));
+            set_normal_policy(own_tid()).unwrap();
+            assert_eq!(scheduling_policy(own_tid()), Ok(SchedulingPolicy::Normal));
         };
         std::thread::spawn(test).join().unwrap();
     }
@@ -179,28 +183,28 @@ mod tests {
     #[test]
     #[ignore = "run in a child by a_thread_that_reaches_the_limit_has_the_normal_policy_again"]
     fn child_that_runs_without_sleeping() {
-        assert_eq!(limit_run_time(LIMIT), Ok(LIMIT));
+        assert_eq!(limit_realtime_run(LIMIT), Ok(LIMIT));
         let raised = std::thread::spawn(|| {
-            raise(own_tid()).unwrap();
+            set_realtime_policy(own_tid()).unwrap();
             let end = Instant::now() + Duration::from_secs(30);
-            while policy(own_tid()) == Ok(Policy::RoundRobin) {
+            while scheduling_policy(own_tid()) == Ok(SchedulingPolicy::RoundRobin) {
                 assert!(Instant::now() < end, "the kernel's limit has no effect");
             }
-            (policy(own_tid()), thread_cpu_time(own_tid()).unwrap())
+            (scheduling_policy(own_tid()), thread_cpu_time(own_tid()).unwrap())
         });
         let (policy_afterwards, ran) = raised.join().unwrap();
-        assert_eq!(policy_afterwards, Ok(Policy::Normal));
+        assert_eq!(policy_afterwards, Ok(SchedulingPolicy::Normal));
         assert!(Duration::from_nanos(ran) >= LIMIT / 2, "{ran} ns");
         let (raised_limit, _) = getrlimit(Resource::RLIMIT_RTTIME).unwrap();
         assert!(raised_limit > 1_000_000, "the kernel adds a second");
-        assert_eq!(limit_run_time(LIMIT), Ok(LIMIT), "and it is taken back");
+        assert_eq!(limit_realtime_run(LIMIT), Ok(LIMIT), "and it is taken back");
     }
 
     #[test]
     #[ignore = "run in a child by beside_a_hard_limit_no_soft_limit_is_set"]
     fn child_with_a_hard_limit() {
         setrlimit(Resource::RLIMIT_RTTIME, 900_000, 900_000).unwrap();
-        assert_eq!(limit_run_time(LIMIT), Err(Errno::ERANGE));
+        assert_eq!(limit_realtime_run(LIMIT), Err(Errno::ERANGE));
         assert_eq!(getrlimit(Resource::RLIMIT_RTTIME), Ok((900_000, 900_000)));
     }
 

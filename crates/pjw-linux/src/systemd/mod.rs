@@ -122,17 +122,19 @@ impl SystemdClient {
         self.call(&Request::manager("SetUnitProperties", body)).map(drop)
     }
 
-    /// Stops a unit. systemd kills all processes of the unit, so the caller must know that there are none.
+    /// Stops a unit. systemd kills all processes of the unit, so the caller must make sure that there are
+    /// none.
     ///
     /// # Errors
-    /// [`SystemdFault::NoSuchUnit`] if the unit is not loaded. Other faults if systemd refuses the request or can't be
-    /// reached.
+    /// [`SystemdFault::NoSuchUnit`] if the unit is not loaded. Other faults if systemd refuses the request or
+    /// can't be reached.
     pub fn stop_unit(&mut self, unit: &str) -> Result<(), SystemdFault> {
         let body = Body::default().text(unit).text("replace");
         self.call(&Request::manager("StopUnit", body)).map(drop)
     }
 
-    /// Whether a slice switches the cpuset controller off for all units below it, by its setting `DisableControllers=`.
+    /// Returns whether the setting `DisableControllers=` of a slice switches the cpuset controller off for all
+    /// units below the slice.
     ///
     /// # Errors
     /// If systemd refuses the request or can't be reached.

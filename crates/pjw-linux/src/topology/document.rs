@@ -15,14 +15,15 @@ const MAX_DEPTH: usize = 64;
 /// Maximum number of 32-bit words in a set.
 const MAX_SET_WORDS: usize = (Pu::MAX.0 as usize + 1) / 32;
 
-/// Error: the content of a topology file, the XML that `lstopo` writes, is invalid. Gives the line and the cause.
+/// Error: the content of a topology file (the XML that `lstopo` writes) is invalid. It has the line and the
+/// problem.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("line {line}: {what}")]
+#[error("line {line}: {problem}")]
 pub struct TopologyXmlError {
     /// The number of the line with the error, counted from 1.
     pub line: usize,
-    /// What is wrong in this line, as text for people.
-    pub what: String,
+    /// The problem in this line, as text for display.
+    pub problem: String,
 }
 
 /// Validates a document.
@@ -30,7 +31,7 @@ pub(super) fn check(text: &str) -> Result<(), TopologyXmlError> {
     let nesting = Nesting::default();
     let mut reader = Reader { text, at: 0, open: Vec::new(), pus: 0, seen_root: false, nesting };
     let checked = reader.document();
-    checked.map_err(|what| TopologyXmlError { line: line_of(text, reader.at), what })
+    checked.map_err(|what| TopologyXmlError { line: line_of(text, reader.at), problem: what })
 }
 
 fn line_of(text: &str, at: usize) -> usize {

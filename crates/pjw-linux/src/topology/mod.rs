@@ -101,7 +101,7 @@ pub enum TopologyFileFault {
 ///
 /// # Errors
 /// If the source can't be read or is invalid, or if the machine has no core.
-pub fn load(source: TopologySource<'_>) -> Result<Topology, TopologyFault> {
+pub fn load_topology(source: TopologySource<'_>) -> Result<Topology, TopologyFault> {
     let (hwloc, what) = match source {
         TopologySource::Live => {
             let live = live().map_err(|error| TopologyFault::Live(error.to_string()))?;

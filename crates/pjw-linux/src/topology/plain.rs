@@ -5,7 +5,7 @@ use hwlocality::object::TopologyObject;
 use hwlocality::object::attributes::ObjectAttributes;
 use hwlocality::object::types::ObjectType;
 use pjw_core::cpuset::CpuSet;
-use pjw_core::devices::{CoreKind, Devices, Die};
+use pjw_core::devices::{CoreKind, Die, MachineDetails};
 use pjw_core::topology::{Core, Domain, Level, Topology, TopologyError};
 
 use super::convert::{numbers, pus_of, trimmed};
@@ -22,14 +22,14 @@ pub(super) fn machine(hwloc: &Hwloc) -> Result<Topology, TopologyError> {
     let allowed = numbers(hwloc.allowed_cpuset().iter_set().map(usize::from));
     let die = |object| Die { number: os_number(object), cpus: pus_of(object) };
     let dies = hwloc.objects_with_type(ObjectType::Die).map(die);
-    let devices = Devices {
+    let devices = MachineDetails {
         dies: dies.filter(|die| !die.cpus.is_empty()).collect(),
         devices: devices::devices(hwloc),
-        offline: complete.difference(&all),
+        unavailable_pus: complete.difference(&all),
         disallowed: all.difference(&allowed),
         kinds: kinds.clone(),
     };
-    Ok(Topology::new(cores(hwloc, &kinds), domains(hwloc))?.with_devices(devices))
+    Ok(Topology::new(cores(hwloc, &kinds), domains(hwloc))?.with_details(devices))
 }
 
 fn cores(hwloc: &Hwloc, kinds: &[CoreKind]) -> Vec<Core> {

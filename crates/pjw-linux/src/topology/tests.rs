@@ -5,7 +5,7 @@ use pjw_core::topology::Level;
 use super::*;
 
 fn synthetic(text: &str) -> Topology {
-    load(TopologySource::Synthetic(text)).unwrap()
+    load_topology(TopologySource::Synthetic(text)).unwrap()
 }
 
 fn counts(topology: &Topology) -> [usize; 5] {
@@ -15,12 +15,12 @@ fn counts(topology: &Topology) -> [usize; 5] {
 }
 
 fn refusal(source: TopologySource<'_>) -> String {
-    load(source).expect_err("the topology is invalid").to_string()
+    load_topology(source).expect_err("the topology is invalid").to_string()
 }
 
 #[test]
 fn the_live_machine_has_the_online_pus() {
-    let topology = load(TopologySource::Live).unwrap();
+    let topology = load_topology(TopologySource::Live).unwrap();
     let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
     assert_eq!(topology.cpus(), &online.parse().unwrap());
 }
@@ -44,7 +44,7 @@ fn synthetic_machines_have_any_nesting() {
 
 #[test]
 fn dies_are_listed_if_a_package_has_several() {
-    let dies = |text| synthetic(text).devices().dies.iter().map(|d| d.cpus.to_string()).collect::<Vec<_>>();
+    let dies = |text| synthetic(text).details().dies.iter().map(|d| d.cpus.to_string()).collect::<Vec<_>>();
     assert_eq!(dies("pack:2 die:2 core:2 pu:1"), ["0-1", "2-3", "4-5", "6-7"]);
     assert!(dies("pack:2 core:2 pu:1").is_empty());
 }
@@ -184,6 +184,6 @@ fn a_truncated_file_is_refused() {
     let end = whole.trim_end().len();
     for cut in (1..end).rev().filter(|&cut| whole.is_char_boundary(cut)) {
         let error = document::check(&whole[..cut]).expect_err("the file is truncated");
-        assert!(error.what.contains("cut off"), "{cut}: {error}");
+        assert!(error.problem.contains("cut off"), "{cut}: {error}");
     }
 }

@@ -2,7 +2,7 @@
 
 use pjw_core::cpuset::{CpuSet, Pu};
 
-use crate::locality::{Locality, ProcessorUnit, PuLocation};
+use crate::locality::{ProcessorUnit, PuLocation, PuLocations};
 
 /// A unit that a policy allocates: a whole core, or a PU if the log counts PUs.
 #[derive(Debug, Clone)]
@@ -12,7 +12,7 @@ pub(super) struct Cell {
 }
 
 /// The free cells, in the machine's order.
-pub(super) fn cells(unit: ProcessorUnit, free: &CpuSet, locality: &Locality) -> Vec<Cell> {
+pub(super) fn cells(unit: ProcessorUnit, free: &CpuSet, locality: &PuLocations) -> Vec<Cell> {
     let cells_of = |(location, pus): (PuLocation, &CpuSet)| {
         let free = pus.intersection(free);
         let cells: Vec<CpuSet> = match unit {
@@ -25,7 +25,7 @@ pub(super) fn cells(unit: ProcessorUnit, free: &CpuSet, locality: &Locality) -> 
 }
 
 /// All cells of the machine, free or not.
-pub(super) fn all_cells(unit: ProcessorUnit, locality: &Locality) -> Vec<Cell> {
+pub(super) fn all_cells(unit: ProcessorUnit, locality: &PuLocations) -> Vec<Cell> {
     let all: CpuSet = locality.cores().flat_map(|(_, pus)| pus.iter().collect::<Vec<Pu>>()).collect();
     cells(unit, &all, locality)
 }

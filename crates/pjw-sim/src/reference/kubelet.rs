@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use pjw_core::topology::Level;
 
 use super::cells::{Cell, all_cells};
-use crate::locality::{Locality, ProcessorUnit};
+use crate::locality::{ProcessorUnit, PuLocations};
 
 /// A domain of a level. Cells without a domain count as one domain.
 type Domain = Option<u32>;
@@ -20,7 +20,7 @@ pub(super) fn take(
     n: u32,
     unit: ProcessorUnit,
     free: Vec<Cell>,
-    locality: &Locality,
+    locality: &PuLocations,
     by_l3: bool,
 ) -> Vec<Cell> {
     let all = all_cells(unit, locality);

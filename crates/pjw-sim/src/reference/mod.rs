@@ -6,10 +6,11 @@ mod kubelet;
 
 use pjw_core::cpuset::CpuSet;
 
-use crate::locality::{Locality, ProcessorUnit};
+use crate::locality::{ProcessorUnit, PuLocations};
 use cells::cells;
 
-/// A policy by which another system chooses cores for a job. pjw's allocator is compared with it on the same job log.
+/// A policy by which another system chooses cores for a job. pjw's allocator is compared with this policy on
+/// the same job log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum ReferencePolicy {
@@ -26,21 +27,21 @@ impl ReferencePolicy {
     pub const ALL: [ReferencePolicy; 3] =
         [ReferencePolicy::FirstFit, ReferencePolicy::Kubelet, ReferencePolicy::KubeletL3];
 
-    /// The name of the policy in the option `--reference` of `pjwctl simulate` and in its output.
+    /// Returns the name of the policy in the option `--reference` of `pjwctl simulate` and in its output.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.into()
     }
 
-    /// Chooses `n` cores or PUs (as `unit` says) among the `free` PUs, and returns their PUs. `None` if too few are
-    /// free, or if `n` is 0.
+    /// Chooses `n` cores or PUs (as `unit` says) among the `free` PUs, and returns the chosen PUs. `None` if
+    /// too few are free, or if `n` is 0.
     #[must_use]
     pub fn choose_pus(
         self,
         n: u32,
         unit: ProcessorUnit,
         free: &CpuSet,
-        locality: &Locality,
+        locality: &PuLocations,
     ) -> Option<CpuSet> {
         let cells = cells(unit, free, locality);
         if n == 0 || cells.len() < n as usize {

@@ -4,8 +4,14 @@ use pjw_core::{testing::regular_topology, topology::Topology};
 
 use super::*;
 
-fn machine(packages: u32, numa_per_package: u32, l3_per_numa: u32, cores_per_l3: u32, pus: u32) -> Locality {
-    Locality::from_topology(&regular_topology(packages, numa_per_package, l3_per_numa, cores_per_l3, pus))
+fn machine(
+    packages: u32,
+    numa_per_package: u32,
+    l3_per_numa: u32,
+    cores_per_l3: u32,
+    pus: u32,
+) -> PuLocations {
+    PuLocations::from_topology(&regular_topology(packages, numa_per_package, l3_per_numa, cores_per_l3, pus))
 }
 
 #[track_caller]
@@ -14,7 +20,7 @@ fn gives(
     n: u32,
     unit: ProcessorUnit,
     free: &str,
-    locality: &Locality,
+    locality: &PuLocations,
     expected: &str,
 ) {
     let cpus = policy.choose_pus(n, unit, &free.parse().unwrap(), locality).map(|cpus| cpus.to_string());
@@ -94,7 +100,7 @@ fn where_nodes_hold_packages_nodes_are_the_outer_domains() {
         domain(Level::Package, 2, "4-5"),
         domain(Level::Package, 3, "6-7"),
     ];
-    let locality = Locality::from_topology(&Topology::new(cores, domains).unwrap());
+    let locality = PuLocations::from_topology(&Topology::new(cores, domains).unwrap());
     gives(ReferencePolicy::Kubelet, 2, ProcessorUnit::Core, "1-3,4-7", &locality, "2-3");
     gives(ReferencePolicy::Kubelet, 4, ProcessorUnit::Core, "0,2-7", &locality, "4-7");
 }

@@ -13,17 +13,18 @@ use std::collections::BinaryHeap;
 use std::time::{Duration, Instant};
 
 use pjw_core::allocate::offer::{LargestRequests, allocate, largest_requests};
-use pjw_core::job::{Amount, JobId, Placement, Request, Source};
+use pjw_core::job::{CpuRequest, JobId, JobRequest, Placement, Source};
 use pjw_core::state::pool::{Offer, Pool};
 use pjw_core::{cpuset::CpuSet, policy::Policy, topology::Topology};
 
-use crate::locality::{DomainsUsed, Locality};
+use crate::locality::{DomainsUsed, PuLocations};
 use crate::reference::ReferencePolicy;
 use crate::swf::{JobLog, LoggedJob};
 
 pub use crate::locality::ProcessorUnit;
 
-/// The maximum number of samples of the free cores in a [`ReplayResult`]: as many as a curve on a screen needs.
+/// The maximum number of samples of the free cores in a [`ReplayResult`]. A curve on a screen needs no more
+/// points.
 pub const MAX_SAMPLES: u32 = 100;
 
 /// What chooses the cores of each job in a replay: pjw's allocator or a reference policy.
@@ -35,13 +36,13 @@ pub enum CoreChooser {
     Reference(ReferencePolicy),
 }
 
-/// The options of a replay of a job log: what chooses the cores, the unit of the log's counts, and the PUs that no job
-/// gets.
+/// The options of a replay of a job log: what chooses the cores, the unit of the processor counts in the log,
+/// and the PUs that no job gets.
 #[derive(Debug, Clone)]
 pub struct ReplayOptions {
     /// Whether the processor counts in the job log are numbers of cores or of PUs.
     pub unit: ProcessorUnit,
-    /// What chooses the cores of each job: pjw's allocator or another policy.
+    /// What chooses the cores of each job: pjw's allocator or a reference policy.
     pub chooser: CoreChooser,
     /// The housekeeping PUs: those that are kept for the system, and that no job gets.
     pub housekeeping: CpuSet,
@@ -54,23 +55,24 @@ pub struct StartedJob {
     pub job: LoggedJob,
     /// The PUs (logical CPUs) that the job held from its start to its end.
     pub cpus: CpuSet,
-    /// The numbers of packages, NUMA nodes and L3 caches that these PUs use, and of cores that are used only in
-    /// part.
+    /// The numbers of packages, NUMA nodes and L3 caches that the PUs of the job use, and the number of split
+    /// cores.
     pub domains_used: DomainsUsed,
-    /// The time that the choice of the PUs took, measured on the clock of this computer.
+    /// The time that it took to choose the PUs, in real time (not in the time of the replay).
     pub decision_time: Duration,
 }
 
 impl StartedJob {
-    /// The end of the job, in seconds since the start of the log: the sum of its submit time and its run time.
+    /// Returns the end of the job, in seconds since the start of the log: the sum of its submit time and its
+    /// run time.
     #[must_use]
     pub fn end_s(&self) -> u64 {
         self.job.submit_s.saturating_add(self.job.run_s)
     }
 }
 
-/// The free cores at one moment of a replay: their number, and the largest requests that fit one package, NUMA node or
-/// L3 cache.
+/// The free cores at one moment of a replay: their number, and the largest requests that fit one package, NUMA
+/// node or L3 cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FreeCoresSample {
     /// The time of the sample, in seconds since the start of the log.
@@ -83,33 +85,34 @@ pub struct FreeCoresSample {
 #[derive(Debug, Clone)]
 pub struct ReplayResult {
     /// The jobs that got cores, in the order in which they were started.
-    pub started: Vec<StartedJob>,
+    pub started_jobs: Vec<StartedJob>,
     /// The number of jobs that got no cores because too few were free.
-    pub refused: u32,
+    pub refused_count: u32,
     /// Samples of the free cores over time: at most [`MAX_SAMPLES`], at equal distances from the first submission
     /// to the last.
-    pub samples: Vec<FreeCoresSample>,
-    /// The number of cores or PUs of the machine that jobs can have. The unit is that of the log's counts.
-    pub usable: u32,
+    pub free_cores_samples: Vec<FreeCoresSample>,
+    /// The number of cores or PUs of the machine that jobs can have, in the unit of the processor counts in
+    /// the log.
+    pub usable_units: u32,
     /// The submit time of the first job.
     begin_s: u64,
     unit: ProcessorUnit,
 }
 
-/// What was decided for one job of a replay: the chosen PUs or a refusal, with the pool of free PUs before the
+/// The decision about one job of a replay: the chosen PUs or a refusal, with the holders of all PUs before the
 /// decision.
 #[derive(Debug, Clone, Copy)]
 pub struct JobDecision<'r> {
     /// The job, as the log describes it.
     pub job: LoggedJob,
-    /// The holders of all PUs before the decision.
-    pub pool: &'r Pool,
+    /// The holder of each PU before the decision: a job, the system, or none.
+    pub holders_before: &'r Pool,
     /// The PUs that were chosen for the job. `None` if the job was refused.
     pub cpus: Option<&'r CpuSet>,
 }
 
-/// Replays a job log on a machine: gives each job cores at its submit time, or refuses the job, and frees the cores
-/// after the job's run time. Calls `watch` with the decision for each job.
+/// Replays a job log on a machine. At its submit time, each job gets cores or is refused. After the run time
+/// of the job, its cores become free. Calls `watch` with the decision for each job.
 pub fn replay(
     topology: &Topology,
     log: &JobLog,
@@ -134,7 +137,11 @@ pub fn replay(
         let begin = Instant::now();
         let choice = machine.choose(number, job.processors);
         let decision_time = begin.elapsed();
-        watch(JobDecision { job, pool: &machine.pool, cpus: choice.as_ref().map(|choice| &choice.cpus) });
+        watch(JobDecision {
+            job,
+            holders_before: &machine.pool,
+            cpus: choice.as_ref().map(|choice| &choice.cpus),
+        });
         let Some(choice) = choice.filter(|choice| machine.give(number, choice)) else {
             refused += 1;
             continue;
@@ -146,7 +153,14 @@ pub fn replay(
     }
     instants.for_each(|time_s| look(&mut machine, &mut ends, time_s));
     let begin_s = log.jobs.first().map_or(0, |job| job.submit_s);
-    ReplayResult { started, refused, samples, usable, begin_s, unit: options.unit }
+    ReplayResult {
+        started_jobs: started,
+        refused_count: refused,
+        free_cores_samples: samples,
+        usable_units: usable,
+        begin_s,
+        unit: options.unit,
+    }
 }
 
 /// The times of the samples: evenly from the first submission to the last.
@@ -169,7 +183,7 @@ struct Choice {
 
 struct Machine<'r> {
     topology: &'r Topology,
-    locality: Locality,
+    locality: PuLocations,
     pool: Pool,
     policy: Policy,
     options: &'r ReplayOptions,
@@ -178,12 +192,12 @@ struct Machine<'r> {
 impl<'r> Machine<'r> {
     fn new(topology: &'r Topology, options: &'r ReplayOptions) -> Self {
         let policy = Policy {
-            housekeeping: options.housekeeping.clone(),
+            housekeeping_cpus: options.housekeeping.clone(),
             share_smt: options.unit == ProcessorUnit::Pu,
             ..Policy::default()
         };
         let pool = Pool::new(topology, &options.housekeeping);
-        Self { topology, locality: Locality::from_topology(topology), pool, policy, options }
+        Self { topology, locality: PuLocations::from_topology(topology), pool, policy, options }
     }
 
     fn free_units(&self) -> u32 {
@@ -198,10 +212,10 @@ impl<'r> Machine<'r> {
         match self.options.chooser {
             CoreChooser::Allocator(placement) => {
                 let amount = match self.options.unit {
-                    ProcessorUnit::Core => Amount::Cores(n),
-                    ProcessorUnit::Pu => Amount::Pus(n),
+                    ProcessorUnit::Core => CpuRequest::Cores(n),
+                    ProcessorUnit::Pu => CpuRequest::Pus(n),
                 };
-                let request = Request { amount, placement, ..Request::of_cores(n) };
+                let request = JobRequest { cpu_request: amount, placement, ..JobRequest::of_cores(n) };
                 let offer = allocate(&id(number)?, &request, &self.pool, self.topology, &self.policy).ok()?;
                 Some(Choice { cpus: offer.cpus.clone(), offer: Some(offer) })
             }

@@ -6,48 +6,49 @@ use super::{ReplayResult, StartedJob};
 use crate::locality::{DomainsUsed, ProcessorUnit};
 
 impl ReplayResult {
-    /// The number of jobs that were replayed: started and refused ones.
+    /// Returns the number of jobs that were replayed: started and refused ones.
     #[must_use]
     pub fn job_count(&self) -> u32 {
-        u32::try_from(self.started.len()).unwrap_or(u32::MAX).saturating_add(self.refused)
+        u32::try_from(self.started_jobs.len()).unwrap_or(u32::MAX).saturating_add(self.refused_count)
     }
 
-    /// The utilisation of the machine, from 0 to 1: the core time that jobs held, divided by the core time that jobs
-    /// could have held from the first submission to the last end.
+    /// Returns the utilisation of the machine, from 0 to 1: the core time that jobs held, divided by the core
+    /// time that jobs could have held from the first submission to the last end.
     #[must_use]
     pub fn utilisation(&self) -> f64 {
-        let end_s = self.started.iter().map(StartedJob::end_s).max().unwrap_or(self.begin_s);
+        let end_s = self.started_jobs.iter().map(StartedJob::end_s).max().unwrap_or(self.begin_s);
         let units = |one: &StartedJob| match self.unit {
             ProcessorUnit::Core => one.job.processors,
             ProcessorUnit::Pu => u32::try_from(one.cpus.len()).unwrap_or(u32::MAX),
         };
         let held: u128 = self
-            .started
+            .started_jobs
             .iter()
             .map(|one| u128::from(units(one)) * u128::from(one.end_s() - one.job.submit_s))
             .sum();
-        ratio(held, u128::from(end_s - self.begin_s) * u128::from(self.usable))
+        ratio(held, u128::from(end_s - self.begin_s) * u128::from(self.usable_units))
     }
 
-    /// The mean number of domains, such as packages, that a started job uses. `count` selects the kind: it returns a
-    /// field of [`DomainsUsed`]. 0 if no job was started.
+    /// Returns the mean number of domains of one kind that a started job uses. `count` selects the kind: it
+    /// returns the field of [`DomainsUsed`] for this kind, such as `packages`. 0 if no job was started.
     #[must_use]
     pub fn mean_domains(&self, count: impl Fn(&DomainsUsed) -> u32) -> f64 {
-        let sum: u128 = self.started.iter().map(|one| u128::from(count(&one.domains_used))).sum();
-        ratio(sum, self.started.len() as u128)
+        let sum: u128 = self.started_jobs.iter().map(|one| u128::from(count(&one.domains_used))).sum();
+        ratio(sum, self.started_jobs.len() as u128)
     }
 
-    /// The number of split cores (cores of which a job got some PUs and not all), summed over the started jobs.
+    /// Returns the number of split cores (cores of which a job got some PUs and not all), summed over the
+    /// started jobs.
     #[must_use]
     pub fn split_core_count(&self) -> u64 {
-        self.started.iter().map(|one| u64::from(one.domains_used.split_cores)).sum()
+        self.started_jobs.iter().map(|one| u64::from(one.domains_used.split_cores)).sum()
     }
 
-    /// The time that the choice of cores took, at a percentile (0 to 100) over all started jobs. Zero if no job was
-    /// started.
+    /// Returns a percentile (0 to 100) of the decision times of all started jobs. A decision time is the time
+    /// that it took to choose the cores of a job. Zero if no job was started.
     #[must_use]
-    pub fn decision_time(&self, percentile: usize) -> Duration {
-        let mut times: Vec<Duration> = self.started.iter().map(|one| one.decision_time).collect();
+    pub fn decision_time_percentile(&self, percentile: usize) -> Duration {
+        let mut times: Vec<Duration> = self.started_jobs.iter().map(|one| one.decision_time).collect();
         times.sort_unstable();
         let rank = (times.len() * percentile.min(100)).div_ceil(100).saturating_sub(1);
         times.get(rank).copied().unwrap_or_default()

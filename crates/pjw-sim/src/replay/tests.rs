@@ -14,7 +14,7 @@ fn machine() -> Topology {
 /// Jobs by submit time, run time and size.
 fn job_log(jobs: &[(u64, u64, u32)]) -> JobLog {
     let job = |(number, &(submit_s, run_s, processors))| LoggedJob { number, submit_s, run_s, processors };
-    JobLog { jobs: (1..).zip(jobs).map(job).collect(), skipped: 0 }
+    JobLog { jobs: (1..).zip(jobs).map(job).collect(), skipped_jobs: 0 }
 }
 
 fn options(unit: ProcessorUnit, chooser: CoreChooser) -> ReplayOptions {
@@ -24,7 +24,7 @@ fn options(unit: ProcessorUnit, chooser: CoreChooser) -> ReplayOptions {
 const PACK: CoreChooser = CoreChooser::Allocator(Placement::Pack);
 
 fn cpus(replay: &ReplayResult) -> Vec<(u64, String)> {
-    replay.started.iter().map(|one| (one.job.number, one.cpus.to_string())).collect()
+    replay.started_jobs.iter().map(|one| (one.job.number, one.cpus.to_string())).collect()
 }
 
 fn grants(list: &[(u64, &str)]) -> Vec<(u64, String)> {
@@ -37,28 +37,31 @@ fn cores_of_a_job_that_ends_are_free_for_a_job_that_starts_at_the_same_time() {
     let done = replay(&machine(), &log, &options(ProcessorUnit::Core, PACK), |_| {});
     // The fourth ends when it starts, so the fifth has its core, and the sixth has none.
     assert_eq!(cpus(&done), grants(&[(1, "0-7"), (3, "0-2,4-6"), (4, "3,7"), (5, "3,7")]));
-    assert_eq!((done.job_count(), done.refused, done.usable), (6, 2, 4));
+    assert_eq!((done.job_count(), done.refused_count, done.usable_units), (6, 2, 4));
 }
 
 #[test]
 fn figures_are_over_the_started_jobs() {
     let log = job_log(&[(100, 10, 3), (100, 10, 2), (105, 10, 1)]);
     let done = replay(&machine(), &log, &options(ProcessorUnit::Core, PACK), |_| {});
-    assert_eq!((done.started.len(), done.refused), (2, 1));
+    assert_eq!((done.started_jobs.len(), done.refused_count), (2, 1));
     assert!((done.utilisation() - 40.0 / 60.0).abs() < 1e-9, "{}", done.utilisation());
-    assert!((done.mean_domains(|domains_used| domains_used.l3) - 1.5).abs() < 1e-9);
+    assert!((done.mean_domains(|domains_used| domains_used.l3_caches) - 1.5).abs() < 1e-9);
     assert!((done.mean_domains(|domains_used| domains_used.packages) - 1.0).abs() < 1e-9);
     assert_eq!(done.split_core_count(), 0);
-    assert!(done.decision_time(50) > Duration::ZERO && done.decision_time(50) <= done.decision_time(99));
+    assert!(
+        done.decision_time_percentile(50) > Duration::ZERO
+            && done.decision_time_percentile(50) <= done.decision_time_percentile(99)
+    );
 }
 
 #[test]
 fn pus_are_allocated_one_by_one_and_split_cores_are_counted() {
     let log = job_log(&[(0, 10, 3), (0, 10, 5), (0, 10, 1)]);
     let done = replay(&machine(), &log, &options(ProcessorUnit::Pu, PACK), |_| {});
-    assert_eq!((done.started.len(), done.refused, done.usable), (2, 1, 8));
+    assert_eq!((done.started_jobs.len(), done.refused_count, done.usable_units), (2, 1, 8));
     assert_eq!(done.split_core_count(), 2);
-    assert_eq!(done.started.iter().map(|one| one.cpus.len()).sum::<usize>(), 8);
+    assert_eq!(done.started_jobs.iter().map(|one| one.cpus.len()).sum::<usize>(), 8);
     assert!((done.utilisation() - 1.0).abs() < 1e-9);
 }
 
@@ -67,9 +70,9 @@ fn no_job_gets_housekeeping_and_a_job_that_is_too_large_is_refused() {
     let options =
         ReplayOptions { housekeeping: "0,4".parse().unwrap(), ..options(ProcessorUnit::Core, PACK) };
     let done = replay(&machine(), &job_log(&[(0, 1, 4), (0, 1, u32::MAX), (0, 1, 3)]), &options, |_| {});
-    assert_eq!((cpus(&done), done.refused, done.usable), (grants(&[(3, "1-3,5-7")]), 2, 3));
+    assert_eq!((cpus(&done), done.refused_count, done.usable_units), (grants(&[(3, "1-3,5-7")]), 2, 3));
     let all_refused = replay(&machine(), &job_log(&[(0, 1, 9)]), &options, |_| {});
-    assert!(all_refused.utilisation().abs() < 1e-9 && all_refused.decision_time(99).is_zero());
+    assert!(all_refused.utilisation().abs() < 1e-9 && all_refused.decision_time_percentile(99).is_zero());
 }
 
 #[test]
@@ -93,8 +96,10 @@ fn spread_and_the_reference_policies_use_the_same_pool() {
 fn samples_are_even_and_limited() {
     let log = job_log(&[(0, 60, 1), (50, 100, 3), (198, 1, 1)]);
     let done = replay(&machine(), &log, &options(ProcessorUnit::Core, PACK), |_| {});
-    assert_eq!(done.samples.len(), MAX_SAMPLES as usize);
-    let at = |time_s| done.samples.iter().find(|sample| sample.time_s == time_s).unwrap().largest_requests;
+    assert_eq!(done.free_cores_samples.len(), MAX_SAMPLES as usize);
+    let at = |time_s| {
+        done.free_cores_samples.iter().find(|sample| sample.time_s == time_s).unwrap().largest_requests
+    };
     assert_eq!(at(0), LargestRequests { l3: 2, numa_node: 3, package: 3, machine: 3 });
     assert_eq!(at(50).machine, 0);
     assert_eq!(at(60).machine, 1);
@@ -102,9 +107,9 @@ fn samples_are_even_and_limited() {
     assert_eq!(at(198).machine, 3);
     let short =
         replay(&machine(), &job_log(&[(7, 1, 1), (9, 1, 1)]), &options(ProcessorUnit::Core, PACK), |_| {});
-    assert_eq!(short.samples.iter().map(|sample| sample.time_s).collect::<Vec<_>>(), [7, 8, 9]);
+    assert_eq!(short.free_cores_samples.iter().map(|sample| sample.time_s).collect::<Vec<_>>(), [7, 8, 9]);
     let one = replay(&machine(), &job_log(&[(7, 1, 1)]), &options(ProcessorUnit::Core, PACK), |_| {});
-    assert_eq!(one.samples.len(), 1);
+    assert_eq!(one.free_cores_samples.len(), 1);
 }
 
 #[test]

@@ -1,25 +1,26 @@
 //! Cgroups, cpusets, online PUs, and the masks that follow from them.
 
 use pjw_core::cpuset::{CpuSet, Pu};
-use pjw_core::ids::{Pid, Tid, is_within};
+use pjw_core::ids::{Pid, Tid, is_cgroup_within};
 use pjw_core::{snapshot::AffinityRequest, time::Nanos};
 
 use super::{OwnRequest, SimProcess, SimThread, World};
 
 impl World {
-    /// Records that pjw can't know the original cgroups of a process and of its descendants. The checks of a run skip
-    /// such processes.
-    pub fn mark_unknown_origin(&mut self, pid: Pid) {
+    /// Records that pjw can't know the original cgroup of a process and of each of its descendants: the cgroup
+    /// to which a release must return the process. The checks of a run skip such processes.
+    pub fn mark_original_cgroup_unknown(&mut self, pid: Pid) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         process.has_unknown_origin = true;
         let children =
             self.processes.values().filter(|child| child.parent == pid && !child.has_unknown_origin);
         let children: Vec<Pid> = children.map(|child| child.id.pid).collect();
-        children.into_iter().for_each(|child| self.mark_unknown_origin(child));
+        children.into_iter().for_each(|child| self.mark_original_cgroup_unknown(child));
     }
 
-    /// Moves a process to another cgroup, as a program other than pjw does. The new cgroup becomes the process's
-    /// original cgroup. On a kernel before Linux 6.2 the process's threads lose their requested masks.
+    /// Moves a process to another cgroup, as a program other than pjw does. From then on, the new cgroup is
+    /// the one to which pjw must return the process when its job is released. On a kernel before Linux 6.2 the
+    /// process's threads lose their requested masks.
     pub fn move_process(&mut self, pid: Pid, cgroup: &str) {
         let (forgets, now) = (!self.cpuset_support.affinity_persists, self.now);
         if let Some(process) = self.processes.get_mut(&pid) {
@@ -31,8 +32,8 @@ impl World {
         self.move_process_for_pjw(pid, cgroup);
     }
 
-    /// Moves a process to another cgroup, as pjw does. The process's original cgroup, to which a release must return
-    /// the process, stays the same.
+    /// Moves a process to another cgroup, as pjw does. The cgroup to which pjw must return the process when
+    /// its job is released stays the same.
     pub fn move_process_for_pjw(&mut self, pid: Pid, cgroup: &str) {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.cgroup = cgroup.to_owned();
@@ -58,13 +59,13 @@ impl World {
         }
     }
 
-    /// Rewrites the affinity masks of the processes in the cgroup at `path`, or only of the process `only`, as the
-    /// kernel does after a change of their cpuset: the new masks follow from the requested masks, or on a kernel before
-    /// Linux 6.2 from the cpuset.
+    /// Rewrites the affinity masks of the processes in the cgroup at `path`, as the kernel does after a change
+    /// of their cpuset. If `only` is given, rewrites only the masks of this process. The new masks follow from
+    /// the requested masks. On a kernel before Linux 6.2, each new mask is the whole cpuset instead.
     pub fn rewrite_cgroup_masks(&mut self, path: &str, only: Option<Pid>) {
         let forgets = !self.cpuset_support.affinity_persists;
         let is_concerned = |process: &&mut SimProcess| {
-            only.is_none_or(|pid| pid == process.id.pid) && is_within(&process.cgroup, path)
+            only.is_none_or(|pid| pid == process.id.pid) && is_cgroup_within(&process.cgroup, path)
         };
         let has_cpuset = only.is_none() || self.cpuset_of(path).is_some();
         for process in self.processes.values_mut().filter(is_concerned) {
@@ -83,13 +84,13 @@ impl World {
 
     /// The cpuset that restricts the processes of a cgroup. `None` if there is none.
     fn cpuset_of(&self, cgroup: &str) -> Option<&CpuSet> {
-        let around = self.cpusets.iter().filter(|(path, _)| is_within(cgroup, path));
+        let around = self.cpusets.iter().filter(|(path, _)| is_cgroup_within(cgroup, path));
         let around = around.filter(|(path, _)| !self.without_controller.contains(*path));
         around.max_by_key(|(path, _)| path.len()).map(|(_, cpus)| cpus)
     }
 
-    /// The effective PUs of a cgroup: the PUs of its cpuset that the kernel used when it last rewrote the masks of
-    /// threads in cpusets.
+    /// Returns the simulated `cpuset.cpus.effective` of a cgroup. It changes only when the kernel rewrites
+    /// masks (see [`World::rewrite_masks_after_hotplug`]), so it can be out of date after hotplug.
     #[must_use]
     pub fn effective_cpus(&self, cgroup: &str) -> CpuSet {
         let Some(cpuset) = self.cpuset_of(cgroup) else { return self.active.clone() };
@@ -97,7 +98,7 @@ impl World {
         if effective.is_empty() { self.active_at_rewrite.clone() } else { effective }
     }
 
-    /// The effective affinity mask of a thread of a process, as sched_getaffinity(2) would report it.
+    /// Returns the effective affinity mask of a thread of a process, as sched_getaffinity(2) would report it.
     #[must_use]
     pub fn effective_mask(&self, process: &SimProcess, thread: &SimThread) -> CpuSet {
         match &thread.fallback {
@@ -106,7 +107,8 @@ impl World {
         }
     }
 
-    /// The effective affinity mask that a thread in the cgroup `cgroup` gets if it requests the mask `requested`.
+    /// Returns the effective affinity mask that a thread in the cgroup `cgroup` gets if it requests the mask
+    /// `requested`.
     #[must_use]
     pub fn effective_mask_in(&self, cgroup: &str, requested: &CpuSet) -> CpuSet {
         let mask = self.stored_mask(cgroup, requested).intersection(&self.active);
@@ -137,8 +139,9 @@ impl World {
         Some(thread)
     }
 
-    /// Records that the daemon knows the mask that a program requested last for a thread.
-    pub fn note_reading(&mut self, pid: Pid, tid: Tid) {
+    /// Records that the daemon has read the mask of a thread. So the daemon knows the mask that a program
+    /// requested last for the thread.
+    pub fn note_mask_read(&mut self, pid: Pid, tid: Tid) {
         let thread = self.processes.get_mut(&pid).and_then(|process| process.threads.get_mut(&tid));
         if let Some(thread) = thread.filter(|thread| thread.own_request == OwnRequest::Unread) {
             thread.own_request = OwnRequest::Read;
@@ -183,12 +186,12 @@ impl World {
         if let Some(process) = self.processes.get(&pid).filter(|_| self.reports_requests) {
             self.affinity_requests.push(AffinityRequest {
                 caller: tid,
-                process: pid,
-                parent: process.parent,
+                caller_pid: pid,
+                caller_parent: process.parent,
                 comm: process.comm,
-                at: Nanos(now),
+                called_at: Nanos(now),
                 target: None,
-                cpus: mask.clone(),
+                requested_mask: mask.clone(),
                 refused: !is_accepted,
             });
         }
@@ -196,8 +199,8 @@ impl World {
         is_accepted
     }
 
-    /// Requests every PU for a thread, and then the previous mask again, as a program does. The thread's mask is
-    /// unchanged afterwards, but the kernel reports the first request.
+    /// Requests every PU for a thread, and then the previous mask again, as a program does. The thread's mask
+    /// is unchanged afterwards. The kernel reports only the first of the two requests.
     pub fn request_and_restore_mask(&mut self, pid: Pid, tid: Tid) {
         let before = self.processes.get(&pid).and_then(|process| process.threads.get(&tid)).cloned();
         self.request_mask(pid, tid, &self.cpus.clone());
@@ -242,8 +245,8 @@ impl World {
         self.processes = processes;
     }
 
-    /// Rewrites the affinity masks of the threads in each cpuset with a PU that became active or inactive since the
-    /// last rewrite, as the kernel does some time after hotplug.
+    /// Acts as the kernel does some time after hotplug. Finds each cpuset that contains a PU which became
+    /// active or inactive since the last rewrite. Rewrites the affinity masks of the threads in these cpusets.
     pub fn rewrite_masks_after_hotplug(&mut self) {
         let before = std::mem::replace(&mut self.active_at_rewrite, self.active.clone());
         let changed = before.difference(&self.active).union(&self.active.difference(&before));
@@ -252,9 +255,9 @@ impl World {
         concerned.iter().for_each(|path| self.rewrite_cgroup_masks(path, None));
     }
 
-    /// Whether the cgroup at `path`, or a cgroup below it, contains a process.
+    /// Returns whether the cgroup at `path`, or a cgroup below it, contains a process.
     #[must_use]
     pub fn is_populated(&self, path: &str) -> bool {
-        self.processes.values().any(|process| is_within(&process.cgroup, path))
+        self.processes.values().any(|process| is_cgroup_within(&process.cgroup, path))
     }
 }

@@ -104,7 +104,7 @@ fn a_count_that_no_machine_has_is_no_count() {
             let claims = story.claims().marks;
             // For LSF " 4" is a pair of its own, because blanks separate the tokens.
             let claims_text =
-                claims[0].amount.is_some() && !(count == " 4" && claims[0].job.source() == Source::Lsf);
+                claims[0].cpu_request.is_some() && !(count == " 4" && claims[0].job.source() == Source::Lsf);
             assert!(!claims_text, "{count:?}: {claims:?}");
         }
     }

@@ -180,8 +180,8 @@ proptest! {
         }
         let _ = counts::count_on_every_node(&list);
         let _ = counts::count_at_position(&list, index, nodes);
-        let _ = counts::count_in_pairs(&list, &name);
-        let _ = counts::count_in_names(&list, &name);
+        let _ = counts::slot_count_in_pairs(&list, &name);
+        let _ = counts::slot_count_in_names(&list, &name);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use pjw_core::ids::{Comm, Uid};
-use pjw_core::job::{Amount, Source};
+use pjw_core::job::{CpuRequest, Source};
 use pjw_core::snapshot::{BatchAttributes, BatchRole, JobMarks, JobUnit, MarkKind};
 use pjw_sources::{Host, recognise};
 
@@ -72,11 +72,11 @@ pub(crate) fn tell(claims: &JobMarks) -> String {
         BatchRole::Helper(source) => Some(format!("helper of {source}")),
     };
     let claims = claims.marks.iter().map(|claim| {
-        let amount = match &claim.amount {
+        let amount = match &claim.cpu_request {
             None => String::new(),
-            Some(Amount::Cores(n)) => format!(", {n} cores"),
-            Some(Amount::Pus(n)) => format!(", {n} PUs"),
-            Some(Amount::Exactly(cpus)) => format!(", PUs {cpus}"),
+            Some(CpuRequest::Cores(n)) => format!(", {n} cores"),
+            Some(CpuRequest::Pus(n)) => format!(", {n} PUs"),
+            Some(CpuRequest::Exactly(cpus)) => format!(", PUs {cpus}"),
         };
         let mark = match &claim.kind {
             MarkKind::Cgroup(path) => format!("cgroup {path}"),

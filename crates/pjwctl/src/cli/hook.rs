@@ -8,10 +8,11 @@ use clap::{Args, ValueEnum};
 /// The command line options of `pjwctl hook`, which the scripts of batch systems run at the start and the end of a job.
 #[derive(Debug, Clone, Args)]
 pub struct HookArgs {
-    /// The hook and its scheduler
+    /// The name of the hook: the scheduler that runs it, and the step of the job
     #[arg(value_enum, value_name = "HOOK")]
     pub kind: HookKind,
-    /// Fail with exit code 1 where the job would otherwise go on without pjw. A starter starts the job in any case
+    /// After a failure, exit with code 1 instead of letting the job go on without pjw. A starter starts the
+    /// job in any case
     #[arg(long)]
     pub strict: bool,
     /// The time limit for the whole hook
@@ -68,8 +69,8 @@ pub enum HookKind {
 }
 
 impl HookKind {
-    /// Returns whether the hook is a job starter: the batch system gives it the job's command; it prepares the
-    /// environment, and then this process becomes the command.
+    /// Returns whether the hook is a job starter. The batch system passes the job's command to a job starter,
+    /// which prepares the environment and then becomes the command.
     #[must_use]
     pub fn is_starter(self) -> bool {
         matches!(self, Self::LsfJobStarter | Self::SgeStarter | Self::CondorJobWrapper)

@@ -5,7 +5,7 @@ use clap::Args;
 /// The command line option `--json`, for the subcommands that can print JSON instead of text.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct JsonArg {
-    /// Print JSON; scripts may rely on its names
+    /// Print JSON; scripts may rely on the names of its fields
     #[arg(long)]
     pub json: bool,
 }

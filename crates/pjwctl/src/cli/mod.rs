@@ -43,7 +43,6 @@ pub use topology::TopologyArgs;
 )]
 /// The parsed command line of pjwctl: the path of the daemon's socket, and the subcommand with its options.
 pub struct Cli {
-    /// The socket of pjwd [default: your own daemon's socket if there is one, else /run/pjwd/pjwd.sock]
     #[arg(
         long,
         global = true,
@@ -53,6 +52,7 @@ pub struct Cli {
         hide_env_values = true,
         value_parser = OsStringValueParser::new().map(PathBuf::from)
     )]
+    /// The socket of pjwd [default: your own daemon's socket if there is one, else /run/pjwd/pjwd.sock]
     pub socket: Option<PathBuf>,
 
     /// The subcommand, such as `status`, with its own options.
@@ -239,8 +239,8 @@ pub struct AssignArgs {
     #[arg(long, value_enum)]
     pub class: Option<PriorityClassArg>,
     /// The unit of --cores [default: whole]
-    #[arg(long, value_enum, requires = "cores")]
-    pub smt: Option<CoresUnitArg>,
+    #[arg(long = "smt", value_enum, value_name = "SMT", requires = "cores")]
+    pub cores_unit: Option<CoresUnitArg>,
     /// Whether the reply is printed as JSON instead of text.
     #[command(flatten)]
     pub json: JsonArg,
@@ -261,10 +261,10 @@ pub struct RunArgs {
     pub command: Vec<OsString>,
 }
 
-/// The command line options of `pjwctl simulate`, which replays a log of jobs to measure how they are placed.
+/// The command line options of `pjwctl simulate`, which replays a job log to measure how jobs are placed.
 #[derive(Debug, Args)]
 pub struct SimulateArgs {
-    /// The log, in the Standard Workload Format; - is standard input
+    /// The log of jobs, in the Standard Workload Format; - is standard input
     #[arg(long, value_name = "FILE")]
     pub trace: PathBuf,
     /// A machine in hwloc's XML format
@@ -276,21 +276,22 @@ pub struct SimulateArgs {
     /// The unit of the log's processor counts
     #[arg(long, value_enum, default_value = "core")]
     pub unit: ProcessorUnitArg,
-    /// The policy of the allocator [default: pack]
-    #[arg(long, value_enum, conflicts_with = "reference")]
+    /// The policy by which pjw's allocator chooses cores [default: pack]
+    #[arg(long, value_enum, conflicts_with = "reference_policy")]
     pub policy: Option<SimulatePolicyArg>,
     /// CPUs that no job gets, as in the configuration: 0-1,8 or 1/l3
     #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
     pub housekeeping: HousekeepingRule,
-    /// A reference policy instead of the allocator, for comparison
-    #[arg(long, value_enum, value_name = "NAME")]
-    pub reference: Option<ReferenceArg>,
+    /// Simulate this reference policy instead of pjw's allocator, for comparison
+    #[arg(long = "reference", value_enum, value_name = "NAME")]
+    pub reference_policy: Option<ReferencePolicyArg>,
     /// Write a CSV file with one line for each started job
-    #[arg(long, value_name = "FILE.csv")]
-    pub per_job: Option<PathBuf>,
-    /// Write a CSV file with the free cores over time, and the largest request that fits one domain
-    #[arg(long, value_name = "FILE.csv")]
-    pub fragmentation: Option<PathBuf>,
+    #[arg(long = "per-job", value_name = "FILE.csv")]
+    pub per_job_csv: Option<PathBuf>,
+    /// Write a CSV file with the free cores over time and the largest request that fits one L3, node or
+    /// package
+    #[arg(long = "fragmentation", value_name = "FILE.csv")]
+    pub fragmentation_csv: Option<PathBuf>,
     /// Whether the result is printed as JSON instead of text.
     #[command(flatten)]
     pub json: JsonArg,
@@ -315,10 +316,10 @@ pub enum SimulatePolicyArg {
     Spread,
 }
 
-/// The value of `pjwctl simulate --reference`: a simple allocator, such as Kubernetes' kubelet has, that is simulated
-/// instead of pjw's for comparison.
+/// The value of `pjwctl simulate --reference`: a simple allocator, such as that of Kubernetes' kubelet. It is
+/// simulated instead of pjw's allocator, for comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ReferenceArg {
+pub enum ReferencePolicyArg {
     /// The first free cores
     FirstFit,
     /// Kubernetes' static CPU manager, whole cores
@@ -339,7 +340,7 @@ pub enum PolicyArg {
     Explicit,
 }
 
-/// The value of `pjwctl assign --class`: whether the job may be moved. Lending of cores does not exist yet.
+/// The value of `pjwctl assign --class`: whether a defragmentation may move the job. Cores are not lent yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PriorityClassArg {
     /// defrag does not move the job; else treated as normal
@@ -361,11 +362,11 @@ pub enum CoresUnitArg {
 }
 
 impl Cli {
-    /// Parses the command line `arguments`, of which the first is the name of the program.
+    /// Parses the command line `arguments`. The first of them is the name of the program.
     ///
     /// # Errors
-    /// A usage error, with its message. If `--help` or `--version` was given, the error contains the text to print
-    /// instead.
+    /// A usage error, with its message. If `--help` or `--version` was given, the error contains the text to
+    /// print instead.
     pub fn parse_args(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         let cli = Self::try_parse_from(arguments)?;
         match &cli.command {

@@ -18,7 +18,7 @@ pub(super) fn run(warden: &Warden, request: &AssignArgs) -> anyhow::Result<ExitC
         // A list of CPUs is explicit in itself, so the policy `explicit` is not sent.
         policy: request.policy.filter(|&kind| kind != PolicyArg::Explicit).map(|kind| value_name(&kind)),
         class: request.class.map(|class| value_name(&class)),
-        smt: request.smt.map(|smt| value_name(&smt)),
+        smt: request.cores_unit.map(|smt| value_name(&smt)),
         near: request.core_args.near.clone(),
         bind_memory: request.core_args.bind_memory,
         isolated: request.core_args.isolated,

@@ -13,7 +13,7 @@ use pjw_sim::replay::{CoreChooser, ProcessorUnit, ReplayOptions, replay};
 use pjw_sim::swf::{self, JobLog};
 
 use super::daemon_program;
-use crate::cli::{self, ProcessorUnitArg, ReferenceArg, SimulatePolicyArg};
+use crate::cli::{self, ProcessorUnitArg, ReferencePolicyArg, SimulatePolicyArg};
 use crate::output;
 use crate::render::simulate::{SimulationResult, fragmentation_csv, per_job_csv, simulation_text};
 
@@ -37,20 +37,20 @@ pub(super) fn run(what: &cli::SimulateArgs) -> anyhow::Result<ExitCode> {
     };
     let done = replay(&topology, &trace, &rules, |_| {});
     let simulation = SimulationResult::new(&done, &trace, &rules);
-    if let Some(path) = &what.per_job {
+    if let Some(path) = &what.per_job_csv {
         write(path, &per_job_csv(&done))?;
     }
-    if let Some(path) = &what.fragmentation {
+    if let Some(path) = &what.fragmentation_csv {
         write(path, &fragmentation_csv(&simulation))?;
     }
     output::print_reply(what.json, &simulation, simulation_text)
 }
 
 fn chooser(what: &cli::SimulateArgs) -> CoreChooser {
-    match (what.reference, what.policy) {
-        (Some(ReferenceArg::FirstFit), _) => CoreChooser::Reference(ReferencePolicy::FirstFit),
-        (Some(ReferenceArg::Kubelet), _) => CoreChooser::Reference(ReferencePolicy::Kubelet),
-        (Some(ReferenceArg::KubeletL3), _) => CoreChooser::Reference(ReferencePolicy::KubeletL3),
+    match (what.reference_policy, what.policy) {
+        (Some(ReferencePolicyArg::FirstFit), _) => CoreChooser::Reference(ReferencePolicy::FirstFit),
+        (Some(ReferencePolicyArg::Kubelet), _) => CoreChooser::Reference(ReferencePolicy::Kubelet),
+        (Some(ReferencePolicyArg::KubeletL3), _) => CoreChooser::Reference(ReferencePolicy::KubeletL3),
         (None, Some(SimulatePolicyArg::Spread)) => CoreChooser::Allocator(Placement::Spread),
         (None, Some(SimulatePolicyArg::Pack) | None) => CoreChooser::Allocator(Placement::Pack),
     }

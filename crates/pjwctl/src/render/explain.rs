@@ -12,7 +12,7 @@ use super::{Terminal, show, style};
 #[must_use]
 pub fn job_reasons_text(reasons: &JobReasons, term: Terminal) -> String {
     let holds = cpus_phrase(&reasons.cpus, usize::MAX);
-    let mut text = title(&reasons.job, &format!(": {holds}"), term) + &because(&reasons.because, term);
+    let mut text = title(&reasons.job, &format!(": {holds}"), term) + &because(&reasons.grant_reasons, term);
     if !reasons.runner_up.is_empty() {
         text += &wrap(&format!("runner-up: {}", reasons.runner_up), term.width, "- ", "  ");
     }
@@ -24,7 +24,8 @@ pub fn job_reasons_text(reasons: &JobReasons, term: Terminal) -> String {
 #[must_use]
 pub fn process_reasons_text(reasons: &PidReasons, term: Terminal) -> String {
     let job = reasons.job.as_ref().map_or(": in no job".to_owned(), |job| format!(": in {}", printable(job)));
-    let mut text = title(&format!("process {}", reasons.pid), &job, term) + &because(&reasons.because, term);
+    let mut text =
+        title(&format!("process {}", reasons.pid), &job, term) + &because(&reasons.membership_reasons, term);
     if !reasons.threads.is_empty() {
         text += "\n";
         text += &show::threads_table(&reasons.threads, term);
@@ -73,7 +74,7 @@ mod tests {
         let reasons = JobReasons {
             job: "manual:a".into(),
             cpus: "2-3".into(),
-            because: vec![
+            grant_reasons: vec![
                 "manual:a holds CPUs 2-3, granted by the warden".into(),
                 "L3#0 is the smallest part of the machine that holds 2 cores, and the choice that leaves \
                  the largest hole whole"
@@ -95,7 +96,7 @@ mod tests {
         let reasons = PidReasons {
             pid: 100,
             job: Some("manual:a".into()),
-            because: vec!["it was registered".into()],
+            membership_reasons: vec!["it was registered".into()],
             threads: samples::threads(),
             next_tid: None,
         };
@@ -115,7 +116,13 @@ mod tests {
     #[test]
     fn a_process_of_no_job_is_explained_too() {
         let because = vec!["nobody registered process 1".into()];
-        let reasons = PidReasons { pid: 1, job: None, because, threads: Vec::new(), next_tid: None };
+        let reasons = PidReasons {
+            pid: 1,
+            job: None,
+            membership_reasons: because,
+            threads: Vec::new(),
+            next_tid: None,
+        };
         assert_snapshot!(process_reasons_text(&reasons, samples::PLAIN), @r"
         process 1: in no job
         - nobody registered process 1

@@ -20,13 +20,14 @@ pub mod topology;
 
 use std::collections::BTreeMap;
 
-/// The width of the terminal, file or pipe for which a text is made, and whether the text may have colours.
+/// The properties of the terminal, file or pipe for which a text is made: its width, and whether it may get
+/// colours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terminal {
     /// The width of the terminal, file or pipe in columns.
     pub width: usize,
     /// Whether the text may contain ANSI colours.
-    pub colour: bool,
+    pub has_colours: bool,
 }
 
 /// The names of users by their user id, to show the owners of jobs and processes.

@@ -6,9 +6,9 @@ use pjw_ipc::wire::{Core, Fits, Job, Node, Pool, Status, Thread, Warning};
 use super::{Terminal, UserNames};
 
 /// A pipe.
-pub(crate) const PLAIN: Terminal = Terminal { width: 80, colour: false };
+pub(crate) const PLAIN: Terminal = Terminal { width: 80, has_colours: false };
 /// A terminal with colours.
-pub(crate) const COLOURED: Terminal = Terminal { width: 80, colour: true };
+pub(crate) const COLOURED: Terminal = Terminal { width: 80, has_colours: true };
 
 /// Five minutes after the start of the jobs.
 pub(crate) fn now() -> Timestamp {

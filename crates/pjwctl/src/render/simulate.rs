@@ -14,7 +14,7 @@ use super::{Terminal, style, text::plural};
 /// The number of samples in the table. JSON and CSV have all samples.
 const ROWS: usize = 10;
 
-/// The result of `pjwctl simulate`. `--json` prints it with the names of these fields.
+/// The result of `pjwctl simulate`, which `--json` prints as JSON.
 #[derive(Debug, Clone, Serialize)]
 pub struct SimulationResult {
     /// The number of jobs that were replayed: those that were started, and those that were refused.
@@ -23,14 +23,15 @@ pub struct SimulationResult {
     pub started: usize,
     /// The number of jobs that got no cores because too few were free.
     pub refused: u32,
-    /// The number of jobs in the log that can't be replayed, because their size or run time is unknown. `jobs` does
-    /// not include them.
+    /// The number of jobs in the log that can't be replayed, because their size or run time is unknown. They
+    /// are not included in the number of replayed jobs.
     pub skipped: u32,
     /// The policy that chose the cores: `pack`, `spread`, or the name of a reference policy.
     pub policy: &'static str,
-    /// What a processor of the log is: a `core` or a `pu` (logical CPU).
+    /// The unit of the processor counts in the log: `core` or `pu` (logical CPU).
     pub unit: &'static str,
-    /// The number of cores or PUs (as `unit` says) of the machine that jobs can have.
+    /// The number of cores or PUs of the machine that jobs can have, in the unit of the processor counts in
+    /// the log.
     pub usable: u32,
     /// The utilisation of the machine, from 0 to 1: the core time that jobs held, divided by the core time that
     /// jobs could have held from the first submission to the last end.
@@ -46,7 +47,7 @@ pub struct SimulationResult {
     /// The number of split cores of a started job (cores of which it got some PUs and not all), as the mean over
     /// all started jobs.
     pub mean_split_cores: f64,
-    /// The time that the choice of a job's cores took, in ns.
+    /// The times that it took to choose the cores of each started job, as percentiles in ns.
     pub decision_ns: Percentiles,
     /// Samples of the free cores over time.
     pub fragmentation: Vec<FragmentationSample>,
@@ -61,7 +62,7 @@ pub struct Percentiles {
     pub p99: u64,
 }
 
-/// The free cores at one time of the simulation: how many there are, and how large a request fits into a single L3,
+/// The free cores at one time of the simulation: their number, and the largest requests that fit a single L3,
 /// NUMA node or package.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct FragmentationSample {
@@ -84,9 +85,9 @@ impl SimulationResult {
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         Self {
             jobs: replay.job_count(),
-            started: replay.started.len(),
-            refused: replay.refused,
-            skipped: log.skipped,
+            started: replay.started_jobs.len(),
+            refused: replay.refused_count,
+            skipped: log.skipped_jobs,
             policy: match options.chooser {
                 CoreChooser::Allocator(Placement::Spread) => "spread",
                 CoreChooser::Allocator(_) => "pack",
@@ -96,18 +97,18 @@ impl SimulationResult {
                 ProcessorUnit::Core => "core",
                 ProcessorUnit::Pu => "pu",
             },
-            usable: replay.usable,
+            usable: replay.usable_units,
             utilisation: replay.utilisation(),
             mean_packages: replay.mean_domains(|domains_used| domains_used.packages),
             mean_numa_nodes: replay.mean_domains(|domains_used| domains_used.numa_nodes),
-            mean_l3: replay.mean_domains(|domains_used| domains_used.l3),
+            mean_l3: replay.mean_domains(|domains_used| domains_used.l3_caches),
             split_cores: replay.split_core_count(),
             mean_split_cores: replay.mean_domains(|domains_used| domains_used.split_cores),
             decision_ns: Percentiles {
-                p50: nanoseconds(replay.decision_time(50)),
-                p99: nanoseconds(replay.decision_time(99)),
+                p50: nanoseconds(replay.decision_time_percentile(50)),
+                p99: nanoseconds(replay.decision_time_percentile(99)),
             },
-            fragmentation: replay.samples.iter().map(FragmentationSample::from).collect(),
+            fragmentation: replay.free_cores_samples.iter().map(FragmentationSample::from).collect(),
         }
     }
 }
@@ -190,7 +191,7 @@ fn microseconds(nanoseconds: u64) -> String {
 #[must_use]
 pub fn per_job_csv(replay: &ReplayResult) -> String {
     let mut text = "job,submit_s,end_s,requested,cpus,packages,numa_nodes,l3\n".to_owned();
-    for one in &replay.started {
+    for one in &replay.started_jobs {
         let (job, domains_used) = (one.job, one.domains_used);
         let cpus = quoted(&one.cpus.to_string());
         let _ = writeln!(
@@ -202,7 +203,7 @@ pub fn per_job_csv(replay: &ReplayResult) -> String {
             job.processors,
             domains_used.packages,
             domains_used.numa_nodes,
-            domains_used.l3
+            domains_used.l3_caches
         );
     }
     text
@@ -248,7 +249,7 @@ mod tests {
         let topology = Topology::from_shape(shape);
         let job = |number, submit_s, run_s, processors| LoggedJob { number, submit_s, run_s, processors };
         let jobs = vec![job(7, 100, 50, 1), job(8, 110, 90_000, 3), job(9, 120, 10, 1)];
-        let log = JobLog { jobs, skipped: 2 };
+        let log = JobLog { jobs, skipped_jobs: 2 };
         let options = ReplayOptions {
             unit: ProcessorUnit::Core,
             chooser: CoreChooser::Allocator(Placement::Pack),
@@ -263,7 +264,7 @@ mod tests {
     #[test]
     fn the_text_for_people_is_a_table() {
         let (_, result) = done();
-        insta::assert_snapshot!(simulation_text(&result, Terminal { width: 80, colour: false }), @r"
+        insta::assert_snapshot!(simulation_text(&result, Terminal { width: 80, has_colours: false }), @r"
         3 jobs on 4 cores, pack
 
         started                        2

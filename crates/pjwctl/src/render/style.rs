@@ -34,5 +34,5 @@ pub fn job_style(n: usize) -> Style {
 /// is unchanged.
 #[must_use]
 pub fn paint(text: &str, style: Style, term: Terminal) -> String {
-    if term.colour && !text.is_empty() { format!("{style}{text}{style:#}") } else { text.to_owned() }
+    if term.has_colours && !text.is_empty() { format!("{style}{text}{style:#}") } else { text.to_owned() }
 }

@@ -26,7 +26,7 @@ pub fn wrap(text: &str, width: usize, first: &str, later: &str) -> String {
     let mut line = first.to_owned();
     let mut empty = true;
     for word in printable(text).split_whitespace() {
-        if !empty && columns(&line) + 1 + columns(word) > width {
+        if !empty && column_count(&line) + 1 + column_count(word) > width {
             lines.push_str(&line);
             lines.push('\n');
             later.clone_into(&mut line);
@@ -48,7 +48,8 @@ pub fn remedy_lines(remedy: &str, width: usize) -> String {
     if remedy.is_empty() { String::new() } else { wrap(remedy, width, "  → ", "    ") }
 }
 
-/// Returns the sentences as text with one line each. If there are no sentences: the line `none`.
+/// Returns the sentences as text, one on each line. If there are no sentences, the only line is the text of
+/// the parameter `none`.
 #[must_use]
 pub fn sentence_lines(none: &str, sentences: &[String]) -> String {
     if sentences.is_empty() {
@@ -59,21 +60,22 @@ pub fn sentence_lines(none: &str, sentences: &[String]) -> String {
 
 /// Returns the number of terminal columns that the text takes. Every character counts as one column, even a wide one.
 #[must_use]
-pub fn columns(text: &str) -> usize {
+pub fn column_count(text: &str) -> usize {
     text.chars().count()
 }
 
-/// Returns a CPU list in at most `width` columns. A longer list is cut, and its number of CPUs added: `0,2,…(8)`.
+/// Returns a CPU list in at most `width` columns. If the list is longer, it is cut, and the number of its CPUs
+/// follows: `0,2,…(8)`.
 #[must_use]
 pub fn short_cpu_list(list: &str, width: usize) -> String {
-    if columns(list) <= width {
+    if column_count(list) <= width {
         return printable(list);
     }
     let count = list.parse::<CpuSet>().map(|set| set.len()).unwrap_or_default();
     let rest = format!("…({count})");
     let mut short = String::new();
     for piece in list.split(',') {
-        if columns(&short) + columns(piece) + 1 + columns(&rest) > width {
+        if column_count(&short) + column_count(piece) + 1 + column_count(&rest) > width {
             break;
         }
         short.push_str(piece);
@@ -82,8 +84,8 @@ pub fn short_cpu_list(list: &str, width: usize) -> String {
     printable(&(short + &rest))
 }
 
-/// Returns a CPU list with the noun before it: `no CPU`, `CPU 0` or `CPUs 2-3`. A list wider than `width` columns is
-/// cut, and its number of CPUs added.
+/// Returns a CPU list with the noun before it: `no CPU`, `CPU 0` or `CPUs 2-3`. If the list is wider than
+/// `width` columns, it is cut, and the number of its CPUs follows.
 #[must_use]
 pub fn cpus_phrase(list: &str, width: usize) -> String {
     match list.parse::<CpuSet>().map(|set| set.len()) {
@@ -93,7 +95,8 @@ pub fn cpus_phrase(list: &str, width: usize) -> String {
     }
 }
 
-/// Returns a number with its noun, `one` or `many` as the number demands: `1 core`, `2 cores`.
+/// Returns a number with its noun, such as `1 core` or `2 cores`. The noun is the parameter `one` for the
+/// number 1, and the parameter `many` for other numbers.
 #[must_use]
 pub fn plural(number: impl Into<u64>, one: &str, many: &str) -> String {
     match number.into() {
@@ -102,8 +105,8 @@ pub fn plural(number: impl Into<u64>, one: &str, many: &str) -> String {
     }
 }
 
-/// Returns the time from `since` (in RFC 3339) to `now` in at most four characters, such as `5m`. If `since` cannot be
-/// parsed, it is returned unchanged.
+/// Returns the time from `since` (in RFC 3339) to `now` in at most four characters, such as `5m`. Returns
+/// `since` unchanged if it cannot be parsed.
 #[must_use]
 pub fn age_text(since: &str, now: Timestamp) -> String {
     let Ok(since) = since.parse::<Timestamp>() else { return printable(since) };

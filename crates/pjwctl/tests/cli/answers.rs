@@ -58,7 +58,7 @@ fn pid_reasons() -> PidReasons {
     PidReasons {
         pid: 7,
         job: None,
-        because: vec!["nobody claims it".into()],
+        membership_reasons: vec!["nobody claims it".into()],
         threads: vec![],
         next_tid: None,
     }
@@ -66,12 +66,12 @@ fn pid_reasons() -> PidReasons {
 
 fn job_reasons() -> JobReasons {
     let because = vec!["it fits".into()];
-    JobReasons { job: "manual:a".into(), cpus: "1".into(), because, runner_up: String::new() }
+    JobReasons { job: "manual:a".into(), cpus: "1".into(), grant_reasons: because, runner_up: String::new() }
 }
 
 fn plan() -> PlanReply {
     let actions = vec![Action { action: "confine".into(), to: "1".into(), ..Action::default() }];
-    PlanReply { actions, abstained: vec![Abstained { code: "stray".into(), ..Abstained::default() }] }
+    PlanReply { actions, skipped_changes: vec![Abstained { code: "stray".into(), ..Abstained::default() }] }
 }
 
 fn healing() -> DefragReply {
@@ -90,7 +90,7 @@ fn daemon() -> Daemon {
                 job: job(),
                 members: vec![member(after.unwrap_or(0) + 1)],
                 history: vec![event("1 core: 1").into()],
-                next: Some(after.unwrap_or(0) + 1).filter(|&last| last < 3),
+                next_after_pid: Some(after.unwrap_or(0) + 1).filter(|&last| last < 3),
                 next_tid: None,
             })),
             Call::Assign(_) => Reply::Job { job: job() },
@@ -150,7 +150,7 @@ fn the_threads_of_a_huge_process_are_put_together_again() {
                     job: job(),
                     members: vec![if last { member(8) } else { begun }],
                     history: vec![],
-                    next: Some(7).filter(|_| !last),
+                    next_after_pid: Some(7).filter(|_| !last),
                     next_tid: more(wish.after_tid).filter(|_| !last),
                 }))
             }

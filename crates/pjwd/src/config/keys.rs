@@ -102,11 +102,11 @@ macro_rules! boolean {
 const PLAIN: &[PlainKey] = &[
     choice!("mode", mode, MODES),
     key!(HOUSEKEEPING, housekeeping, housekeeping, |rule| format!("\"{rule}\"")),
-    duration!(INTERVAL, interval, Duration::from_millis(10)..=HOUR),
+    duration!(INTERVAL, scan_interval, Duration::from_millis(10)..=HOUR),
     duration!(RESCAN_INTERVAL, rescan_interval, Duration::from_millis(10)..=24 * HOUR),
-    choice!("scan", scan, SCANS),
+    choice!("scan", scan_interface, SCANS),
     number!("cpu_budget_permille", cpu_budget_permille, 10..=1000),
-    boolean!("realtime", realtime),
+    boolean!("realtime", use_realtime_priority),
     choice!("enforcement", enforcement, ENFORCEMENTS),
     boolean!("share_smt", share_smt),
     choice!("on_exhausted", on_exhausted, EXHAUSTED),
@@ -117,14 +117,24 @@ const PLAIN: &[PlainKey] = &[
     duration!("reservation_timeout", reservation_timeout, Duration::from_secs(1)..=365 * 24 * HOUR),
     choice!("log_level", log_level, LEVELS),
     choice!("log_format", log_format, FORMATS),
-    boolean!("balance.pin", pin),
+    boolean!("balance.pin", pin_hot_threads),
     number!(HOT_PERMILLE, hot_permille, 1..=1000),
     number!(COLD_PERMILLE, cold_permille, 0..=999),
     number!("balance.smoothing_permille", smoothing_permille, 1..=1000),
-    choice!("balance.oversubscribed", oversubscribed, OVERSUBSCRIBED),
-    key!("metrics.textfile", metrics.textfile, metrics_targets::textfile, metrics_targets::show_textfile),
-    duration!("metrics.interval", metrics.interval, Duration::from_secs(1)..=HOUR),
-    key!("metrics.listen", metrics.listen, metrics_targets::addresses, metrics_targets::show_addresses),
+    choice!("balance.oversubscribed", oversubscription_policy, OVERSUBSCRIBED),
+    key!(
+        "metrics.textfile",
+        metrics.textfile_path,
+        metrics_targets::textfile,
+        metrics_targets::show_textfile
+    ),
+    duration!("metrics.interval", metrics.write_interval, Duration::from_secs(1)..=HOUR),
+    key!(
+        "metrics.listen",
+        metrics.listen_addresses,
+        metrics_targets::addresses,
+        metrics_targets::show_addresses
+    ),
     number!("metrics.max_jobs", metrics.max_jobs, 0..=MAX_JOBS),
 ];
 
@@ -159,8 +169,10 @@ impl Key {
     pub(super) fn read(self, value: &DeValue<'_>, settings: &mut Settings) -> Result<(), ValueError> {
         match self {
             Key::Plain(key) => return (key.read)(value, settings),
-            Key::SourceEnabled(source) if values::boolean(value)? => drop(settings.sources.insert(source)),
-            Key::SourceEnabled(source) => drop(settings.sources.remove(&source)),
+            Key::SourceEnabled(source) if values::boolean(value)? => {
+                settings.enabled_sources.insert(source);
+            }
+            Key::SourceEnabled(source) => drop(settings.enabled_sources.remove(&source)),
             Key::SourceCores(source) => {
                 match values::number(value, 0..=MAX_CORES)? {
                     0 => settings.source_cores.remove(&source),
@@ -175,7 +187,7 @@ impl Key {
     pub(super) fn show(self, settings: &Settings) -> String {
         match self {
             Key::Plain(key) => (key.show)(settings),
-            Key::SourceEnabled(source) => settings.sources.contains(&source).to_string(),
+            Key::SourceEnabled(source) => settings.enabled_sources.contains(&source).to_string(),
             Key::SourceCores(source) => settings.source_cores.get(&source).unwrap_or(&0).to_string(),
         }
     }

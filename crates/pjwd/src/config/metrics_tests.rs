@@ -25,9 +25,9 @@ fn metrics_are_off_without_an_output() {
 fn every_key_is_read() {
     let all = read("textfile = '/x/pjw.prom'\ninterval = '30s'\nlisten = ['9844', '[::1]:1']\nmax_jobs = 0")
         .unwrap();
-    assert_eq!(all.textfile, Some(PathBuf::from("/x/pjw.prom")));
-    assert_eq!((all.interval, all.max_jobs), (Duration::from_secs(30), 0));
-    let listen: Vec<String> = all.listen.iter().map(ToString::to_string).collect();
+    assert_eq!(all.textfile_path, Some(PathBuf::from("/x/pjw.prom")));
+    assert_eq!((all.write_interval, all.max_jobs), (Duration::from_secs(30), 0));
+    let listen: Vec<String> = all.listen_addresses.iter().map(ToString::to_string).collect();
     assert_eq!(listen, ["127.0.0.1:9844", "[::1]:1"], "a port alone is the loopback's");
     assert!(all.is_on());
 }

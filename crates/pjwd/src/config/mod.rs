@@ -29,7 +29,7 @@ use std::time::Duration;
 use nix::unistd::Uid;
 use pjw_core::cpuset_group::CpusetSupport;
 use pjw_core::job::Source;
-use pjw_core::own_cgroups::OwnCgroups;
+use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::policy::Policy;
 use pjw_core::topology::Topology;
 
@@ -98,7 +98,7 @@ impl Config {
     /// The time between two timed scans of the jobs.
     #[must_use]
     pub fn interval(&self) -> Duration {
-        self.settings.interval
+        self.settings.scan_interval
     }
 
     /// The time between two rescans. Never below [`Config::interval`].
@@ -125,25 +125,25 @@ impl Config {
         let by_hand = Source::ALL.iter().copied().filter(|source| !source.is_scheduler());
         Ok(Policy {
             mode: settings.mode,
-            housekeeping,
+            housekeeping_cpus: housekeeping,
             share_smt: settings.share_smt,
             on_exhausted: settings.on_exhausted,
             adopt_strays: settings.adopt_strays,
             user_max_cores: settings.user_max_cores,
             first_person_uid: settings.first_person_uid,
-            sources: settings.sources.iter().copied().chain(by_hand).collect(),
+            sources: settings.enabled_sources.iter().copied().chain(by_hand).collect(),
             source_cores: settings.source_cores.clone(),
             enforcement: settings.enforcement,
             cpuset_support: CpusetSupport::default(),
-            own_cgroups: OwnCgroups::default(),
-            narrowable_sources: pjw_sources::narrowable_sources(),
+            own_cgroups: OwnCgroupNames::default(),
+            narrowable_sources: pjw_sources::sources_with_narrowable_cpusets(),
             own_pid: None,
             only_user: None,
             hot_permille: settings.hot_permille,
             cold_permille: settings.cold_permille,
             smoothing_permille: settings.smoothing_permille,
-            pin: settings.pin,
-            oversubscribed: settings.oversubscribed,
+            pin_hot_threads: settings.pin_hot_threads,
+            oversubscription: settings.oversubscription_policy,
             reservation_timeout: settings.reservation_timeout,
         })
     }

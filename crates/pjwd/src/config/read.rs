@@ -115,7 +115,8 @@ impl Reader<'_> {
 
     /// Checks combinations of keys that are valid only together.
     fn check_combinations(&mut self) {
-        let Settings { interval, rescan_interval, hot_permille, cold_permille, .. } = self.settings;
+        let Settings { scan_interval: interval, rescan_interval, hot_permille, cold_permille, .. } =
+            self.settings;
         if rescan_interval < interval {
             let (one, other) = (show_duration(&interval), show_duration(&rescan_interval));
             let text = format!("rescan_interval ({other}) must not be shorter than interval ({one})");

@@ -52,28 +52,33 @@ pub enum LogFormat {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetricsSettings {
     /// `metrics.textfile`: the path of the file to which the metrics are written. `None` if no file is written.
-    pub textfile: Option<PathBuf>,
+    pub textfile_path: Option<PathBuf>,
     /// `metrics.interval`: the time between two writes of the metrics file.
-    pub interval: Duration,
+    pub write_interval: Duration,
     /// `metrics.listen`: the addresses at which the metrics are served over HTTP. Empty if they are not served.
-    pub listen: Vec<SocketAddr>,
+    pub listen_addresses: Vec<SocketAddr>,
     /// `metrics.max_jobs`: the maximum number of jobs that have metrics of their own. The metrics of all further
     /// jobs are summed.
     pub max_jobs: u32,
 }
 
 impl MetricsSettings {
-    /// Returns whether the configuration asks for metrics, in a file or over HTTP. If not, pjwd does not count anything
-    /// for them.
+    /// Returns whether metrics are switched on: written to a file, or served over HTTP. If not, pjwd counts
+    /// nothing for them.
     #[must_use]
     pub fn is_on(&self) -> bool {
-        self.textfile.is_some() || !self.listen.is_empty()
+        self.textfile_path.is_some() || !self.listen_addresses.is_empty()
     }
 }
 
 impl Default for MetricsSettings {
     fn default() -> Self {
-        Self { textfile: None, interval: Duration::from_secs(15), listen: Vec::new(), max_jobs: 200 }
+        Self {
+            textfile_path: None,
+            write_interval: Duration::from_secs(15),
+            listen_addresses: Vec::new(),
+            max_jobs: 200,
+        }
     }
 }
 
@@ -82,26 +87,27 @@ impl Default for MetricsSettings {
 pub struct Settings {
     /// `mode`: whether pjwd carries out its plans, or only makes and shows them.
     pub mode: Mode,
-    /// `housekeeping`: the rule that selects the PUs kept for the system. It is applied to a topology later.
+    /// `housekeeping`: the rule that selects the housekeeping PUs, which are reserved for the system. The rule
+    /// is applied to a topology later.
     pub housekeeping: HousekeepingRule,
     /// `interval`: the time between two periodic scans of the jobs' processes.
-    pub interval: Duration,
-    /// `rescan_interval`: the time between two rescans, which also read processes outside of jobs. Never below
-    /// `interval`.
+    pub scan_interval: Duration,
+    /// `rescan_interval`: the time between two rescans. A rescan also reads the processes that belong to no
+    /// job. Never below `interval`.
     pub rescan_interval: Duration,
     /// `scan`: the kernel interface through which pjwd reads the state of many threads.
-    pub scan: ScanInterface,
+    pub scan_interface: ScanInterface,
     /// `cpu_budget_permille`: the maximum CPU time for cycles that process events trigger, in permille of one PU.
     pub cpu_budget_permille: u32,
-    /// `realtime`: whether the daemon has a real-time priority where the system allows it.
-    pub realtime: bool,
+    /// `realtime`: whether pjwd runs with a real-time priority, if the system allows this.
+    pub use_realtime_priority: bool,
     /// `enforcement`: whether jobs are kept on their cores by cpusets or by affinity masks.
     pub enforcement: Enforcement,
     /// `share_smt`: whether the PUs (hardware threads) of one core may belong to two jobs.
     pub share_smt: bool,
     /// `on_exhausted`: what happens to a request for which too few cores are free.
     pub on_exhausted: OnExhausted,
-    /// `adopt_strays`: whether a user's processes that belong to no job join the user's job. They do only if the
+    /// `adopt_strays`: whether a process that belongs to no job joins a job of its user. It joins only if the
     /// user has exactly one job.
     pub adopt_strays: bool,
     /// `first_person_uid`: the lowest user id of a person. Lower user ids belong to services.
@@ -110,15 +116,15 @@ pub struct Settings {
     pub admin_groups: Vec<String>,
     /// `user_max_cores`: the maximum number of cores that a user who is not an administrator may hold.
     pub user_max_cores: u32,
-    /// `reservation_timeout`: how long a job that was created as a reservation keeps its cores while it has no
-    /// process.
+    /// `reservation_timeout`: how long a job without a process keeps its cores, if it was created as a
+    /// reservation.
     pub reservation_timeout: Duration,
     /// `log_level`: the lowest severity of the messages that are logged.
     pub log_level: LogLevel,
     /// `log_format`: where messages are logged, and in what format.
     pub log_format: LogFormat,
-    /// `balance.pin`: whether hot threads (threads that run most of the time) are each pinned to one PU.
-    pub pin: bool,
+    /// `balance.pin`: whether each hot thread (a thread that runs most of the time) is pinned to one PU.
+    pub pin_hot_threads: bool,
     /// `balance.hot_permille`: the CPU demand at which a thread becomes hot, in permille of one PU.
     pub hot_permille: u32,
     /// `balance.cold_permille`: the CPU demand at which a hot thread becomes cold again, in permille of one PU.
@@ -127,14 +133,14 @@ pub struct Settings {
     /// `balance.smoothing_permille`: the weight of the newest reading in the smoothed CPU demand of a thread, in
     /// permille.
     pub smoothing_permille: u32,
-    /// `balance.oversubscribed`: what is done with the hot threads of a job that has more of them than PUs.
-    pub oversubscribed: OversubscriptionPolicy,
+    /// `balance.oversubscribed`: how the hot threads of a job are placed if they outnumber the PUs of the job.
+    pub oversubscription_policy: OversubscriptionPolicy,
     /// `metrics.…`: the file and the addresses at which metrics are published.
     pub metrics: MetricsSettings,
     /// `sources.NAME.enabled`: the batch systems whose jobs are detected.
-    pub sources: BTreeSet<Source>,
-    /// `sources.NAME.cores`: the number of cores for a job of this batch system that does not state a number. No
-    /// entry: such a job gets no cores.
+    pub enabled_sources: BTreeSet<Source>,
+    /// `sources.NAME.cores`: for each batch system, the number of cores of a job that states no number itself.
+    /// Without an entry for its batch system, such a job gets no cores.
     pub source_cores: BTreeMap<Source, u32>,
 }
 
@@ -145,11 +151,11 @@ impl Default for Settings {
         Self {
             mode: policy.mode,
             housekeeping: HousekeepingRule::default(),
-            interval: Duration::from_secs(1),
+            scan_interval: Duration::from_secs(1),
             rescan_interval: Duration::from_secs(10),
-            scan: ScanInterface::default(),
+            scan_interface: ScanInterface::default(),
             cpu_budget_permille: 200,
-            realtime: true,
+            use_realtime_priority: true,
             enforcement: Enforcement::default(),
             share_smt: policy.share_smt,
             on_exhausted: policy.on_exhausted,
@@ -160,13 +166,13 @@ impl Default for Settings {
             reservation_timeout: policy.reservation_timeout,
             log_level: LogLevel::default(),
             log_format: LogFormat::default(),
-            pin: policy.pin,
+            pin_hot_threads: policy.pin_hot_threads,
             hot_permille: policy.hot_permille,
             cold_permille: policy.cold_permille,
             smoothing_permille: policy.smoothing_permille,
-            oversubscribed: policy.oversubscribed,
+            oversubscription_policy: policy.oversubscription,
             metrics: MetricsSettings::default(),
-            sources: policy.sources.into_iter().filter(|source| source.is_scheduler()).collect(),
+            enabled_sources: policy.sources.into_iter().filter(|source| source.is_scheduler()).collect(),
             source_cores: policy.source_cores,
         }
     }

@@ -31,7 +31,7 @@ fn machine() -> Topology {
 fn resolved(housekeeping: &str) -> Result<String, String> {
     let config = parse(&format!("share_smt = true\nhousekeeping = \"{housekeeping}\"\n"))?;
     let policy = config.policy(&machine());
-    policy.map(|policy| policy.housekeeping.to_string()).map_err(|problems| problems[0].to_string())
+    policy.map(|policy| policy.housekeeping_cpus.to_string()).map_err(|problems| problems[0].to_string())
 }
 
 #[test]
@@ -72,16 +72,16 @@ fn every_key_is_read() {
         "#,
     )
     .unwrap();
-    let mut sources = Settings::default().sources;
+    let mut sources = Settings::default().enabled_sources;
     sources.remove(&Source::Lsf);
     let expected = Settings {
         mode: Mode::Observe,
         housekeeping: "1/l3".parse().unwrap(),
-        interval: Duration::from_millis(500),
+        scan_interval: Duration::from_millis(500),
         rescan_interval: Duration::from_secs(90),
-        scan: ScanInterface::Proc,
+        scan_interface: ScanInterface::Proc,
         cpu_budget_permille: 50,
-        realtime: false,
+        use_realtime_priority: false,
         enforcement: Enforcement::Affinity,
         share_smt: true,
         on_exhausted: OnExhausted::Wait,
@@ -92,18 +92,18 @@ fn every_key_is_read() {
         reservation_timeout: Duration::from_secs(7200),
         log_level: LogLevel::Debug,
         log_format: LogFormat::Text,
-        pin: false,
+        pin_hot_threads: false,
         hot_permille: 700,
         cold_permille: 100,
         smoothing_permille: 1000,
-        oversubscribed: OversubscriptionPolicy::Float,
+        oversubscription_policy: OversubscriptionPolicy::Float,
         metrics: MetricsSettings { max_jobs: 7, ..MetricsSettings::default() },
-        sources,
+        enabled_sources: sources,
         source_cores: [(Source::Slurm, 4)].into(),
     };
     assert_eq!(config.settings(), &expected);
     let policy = config.policy(&machine()).unwrap();
-    assert_eq!(policy.housekeeping.to_string(), "0,2,4,6,8,10,12,14");
+    assert_eq!(policy.housekeeping_cpus.to_string(), "0,2,4,6,8,10,12,14");
     assert!(!policy.sources.contains(&Source::Lsf) && policy.sources.contains(&Source::Manual));
 }
 

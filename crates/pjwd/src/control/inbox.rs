@@ -12,8 +12,8 @@ use tokio::sync::oneshot;
 
 use super::query::{Answer, Query};
 
-/// A message to the event loop, from the control server or a signal handler: a command, a query, or a request to reload
-/// or stop.
+/// A message to the event loop, from another thread of pjwd: a command, a query, the request to reload or to
+/// stop, or news about removed files of the daemon.
 #[derive(Debug)]
 pub enum Message {
     /// Execute a command.
@@ -43,7 +43,8 @@ pub enum Message {
     Stop,
 }
 
-/// The receiving end of the message channel, in the event loop. A waiting message ends the loop's poll(2).
+/// The receiving end of the message channel, in the event loop. While a message waits in it, the loop's
+/// poll(2) returns at once.
 #[derive(Debug)]
 pub struct Inbox {
     messages: Receiver<Message>,

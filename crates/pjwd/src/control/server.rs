@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use nix::unistd::{Group, Uid, User, getgrouplist};
-use pjw_core::command::{Assign, Caller, Command, Reply as CommandReply};
+use pjw_core::command::{AssignCommand, Caller, Command, Reply as CommandReply};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::{Pid, Tid};
-use pjw_core::job::{Amount, JobId, Placement, PriorityClass};
+use pjw_core::job::{CpuRequest, JobId, Placement, PriorityClass};
 use pjw_core::refusal::Refusal;
 use pjw_ipc::call::{self, Call, CallError, Reply};
 use pjw_ipc::server::{Peer, Replies, Service};
@@ -46,9 +46,9 @@ pub struct ControlService {
 }
 
 impl ControlService {
-    /// Makes the service. It answers calls from the `published` status and sends everything else to the event loop
-    /// through `outbox`. The returned future stores published events for later calls, and must run as long as the
-    /// service.
+    /// Makes the service. It answers calls from the `published` status, and sends all other calls to the event
+    /// loop through `outbox`. The returned future stores published events for later calls, and must run as
+    /// long as the service.
     pub fn new(
         outbox: Outbox,
         published: StatusFeed,
@@ -99,7 +99,7 @@ impl ControlService {
             return Err(CallError::Busy(why));
         }
         let job = match &command {
-            Command::Assign(Assign { job, .. }) | Command::Release { job, .. } => Some(job.clone()),
+            Command::Assign(AssignCommand { job, .. }) | Command::Release { job, .. } => Some(job.clone()),
             Command::ReleaseAll { .. } | Command::Defrag { .. } => None,
         };
         let early_answer =
@@ -144,12 +144,12 @@ impl ControlService {
     async fn assign(&self, peer: Peer, request: call::Assign) -> Result<Reply, CallError> {
         let caller = self.caller(peer).await;
         let id = job_id(&request.job)?;
-        let assign = Assign {
+        let assign = AssignCommand {
             job: id.clone(),
-            amount: amount(&request)?,
+            cpu_request: amount(&request)?,
             placement: request.policy.as_deref().map(placement).transpose()?,
             class: request.class.as_deref().map(class).transpose()?,
-            near: request.near,
+            near_device: request.near,
             bind_memory: request.bind_memory,
             isolated: request.isolated,
             pids: request.pids.unwrap_or_default().into_iter().map(Pid).collect(),
@@ -176,8 +176,8 @@ impl ControlService {
         let status = self.status.borrow();
         topology_tree::add_free_cores(
             wire::Topology::clone(&self.topology.borrow()),
-            &status.head.fits,
-            &status.head.pool,
+            &status.summary.fits,
+            &status.summary.pool,
         )
     }
 
@@ -202,7 +202,13 @@ impl ControlService {
         let members = members.into_iter().map(member_to_wire).collect();
         let history = if after.is_none() { self.history.borrow().events_of_job(&job) } else { Vec::new() };
         let (next_tid, next) = (next.and_then(|next| next.tid).map(|tid| tid.0), next.map(|next| next.pid.0));
-        Ok(Reply::JobDetail(Box::new(call::JobDetail { job, members, history, next, next_tid })))
+        Ok(Reply::JobDetail(Box::new(call::JobDetail {
+            job,
+            members,
+            history,
+            next_after_pid: next,
+            next_tid,
+        })))
     }
 
     async fn explain_job(&self, name: &str) -> Result<Reply, CallError> {
@@ -220,13 +226,13 @@ impl ControlService {
         let Answer::Process(reasons) = self.query_loop(query).await? else {
             return Err(stopping());
         };
-        if !reasons.known {
+        if !reasons.process_exists {
             return Err(CallError::Refused(Refusal::NoSuchProcess { pid: Pid(pid) }.to_string()));
         }
         Ok(Reply::PidReasons(call::PidReasons {
             pid,
             job: reasons.job.map(|job| job.to_string()),
-            because: reasons.because,
+            membership_reasons: reasons.membership_reasons,
             threads: reasons.threads.into_iter().map(thread_to_wire).collect(),
             next_tid: reasons.continue_after.map(|tid| tid.0),
         }))
@@ -307,7 +313,7 @@ fn job_id(text: &str) -> Result<JobId, CallError> {
     text.parse().map_err(|error: pjw_core::job::JobIdError| CallError::Refused(error.to_string()))
 }
 
-fn amount(request: &call::Assign) -> Result<Option<Amount>, CallError> {
+fn amount(request: &call::Assign) -> Result<Option<CpuRequest>, CallError> {
     let by_pus = match request.smt.as_deref() {
         None | Some("whole") => false,
         Some("pus") => true,
@@ -318,11 +324,11 @@ fn amount(request: &call::Assign) -> Result<Option<Amount>, CallError> {
             Err(CallError::Refused("give either a count of cores or a CPU list, not both".to_owned()))
         }
         (None, Some(list)) => match list.parse::<CpuSet>() {
-            Ok(cpus) => Ok(Some(Amount::Exactly(cpus))),
+            Ok(cpus) => Ok(Some(CpuRequest::Exactly(cpus))),
             Err(error) => Err(CallError::Refused(error.to_string())),
         },
-        (Some(n), None) if by_pus => Ok(Some(Amount::Pus(n))),
-        (Some(n), None) => Ok(Some(Amount::Cores(n))),
+        (Some(n), None) if by_pus => Ok(Some(CpuRequest::Pus(n))),
+        (Some(n), None) => Ok(Some(CpuRequest::Cores(n))),
         (None, None) => Ok(None),
     }
 }
@@ -365,7 +371,7 @@ fn member_to_wire(facts: MemberFacts) -> wire::Member {
 }
 
 fn thread_to_wire(facts: ThreadFacts) -> wire::Thread {
-    let ThreadFacts { tid, thread, pinned, because } = facts;
+    let ThreadFacts { tid, thread, pinned_pu: pinned, mask_reason: because } = facts;
     wire::Thread {
         tid: tid.0,
         comm: thread.comm.to_string(),

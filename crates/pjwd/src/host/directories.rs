@@ -10,7 +10,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
 use nix::unistd::Uid;
-use pjw_core::own_cgroups::OwnCgroups;
+use pjw_core::own_cgroups::OwnCgroupNames;
 
 const STICKY: u32 = 0o1000;
 const OTHERS_MAY_WRITE: u32 = 0o002;
@@ -52,14 +52,15 @@ pub fn make_state_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
     check_safe(dir, uid)
 }
 
-/// Returns the names of the cgroups of a warden that keeps its state in `state_dir`, and runs `beside` another or alone.
+/// Returns the names of the cgroups that this pjwd creates for jobs. If `beside` is true, another pjwd may
+/// run, so the names contain a hash of the path `state_dir`.
 #[must_use]
-pub fn own_cgroups(state_dir: &Path, beside: bool) -> OwnCgroups {
+pub fn own_cgroups(state_dir: &Path, beside: bool) -> OwnCgroupNames {
     if !beside {
-        return OwnCgroups::default();
+        return OwnCgroupNames::default();
     }
     let real = state_dir.canonicalize().unwrap_or_else(|_| state_dir.to_owned());
-    OwnCgroups::beside(real.as_os_str().as_bytes())
+    OwnCgroupNames::of_additional_daemon(real.as_os_str().as_bytes())
 }
 
 /// Checks that the directory and all its parents belong to this user or to root, and that no other user can rename

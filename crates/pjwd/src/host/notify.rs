@@ -43,8 +43,8 @@ pub fn report_stopping() {
     send(&[NotifyState::Stopping]);
 }
 
-/// Returns the listening socket that the service manager opened for pjwd and passed to it at the start. `None` if it
-/// passed none. Every call returns the same file descriptor.
+/// Returns the file descriptor of the listening socket that the service manager opened and passed to pjwd at
+/// its start. `None` if no socket was passed. Every call returns the same file descriptor.
 ///
 /// # Errors
 /// If more than one socket was passed, or the environment variables of sd_listen_fds(3) are malformed.
@@ -79,15 +79,16 @@ impl Watchdog {
         Self { period, next: if period.is_some() { now } else { now + NO_WATCHDOG } }
     }
 
-    /// The time at which the next ping is due. An hour after the start if the service manager set no watchdog,
-    /// because no pings are sent then.
+    /// Returns the time at which the next ping is due. If the service manager set no watchdog, this time is at
+    /// most an hour ahead, and no ping is sent.
     #[must_use]
     pub fn next_ping_at(&self) -> Instant {
         self.next
     }
 
-    /// Sends a ping to the service manager if half of the watchdog timeout has passed since the last one.
-    pub fn ping(&mut self) {
+    /// Sends a ping to the service manager if one is due: half of the watchdog timeout has passed since the
+    /// last ping. Sends nothing if the service manager set no watchdog.
+    pub fn ping_if_due(&mut self) {
         if self.is_due(Instant::now()) && self.period.is_some() {
             send(&[NotifyState::Watchdog]);
         }
@@ -178,8 +179,8 @@ mod tests {
     #[ignore = "run in a child by the_watchdog_is_pinged_twice_per_timeout"]
     fn child_that_pings() {
         let mut watchdog = Watchdog::from_environment();
-        watchdog.ping();
-        watchdog.ping();
+        watchdog.ping_if_due();
+        watchdog.ping_if_due();
     }
 
     #[test]

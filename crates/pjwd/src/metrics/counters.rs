@@ -8,8 +8,8 @@ use pjw_core::plan::{MaskActionKind, MaskOutcome};
 
 use crate::warden::{CycleReport, Faults};
 
-/// The reason for a cycle of the daemon (one scan of processes, a decision, and its changes): events, the timer, or a
-/// full scan. With several reasons, the one with the largest scan counts.
+/// The reason for a cycle of the daemon (one scan of processes, a decision, and its changes): process events,
+/// the timer, or a full scan. If a cycle has several reasons, this is the one that requires the largest scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum CycleCause {
@@ -22,7 +22,7 @@ pub enum CycleCause {
 }
 
 impl CycleCause {
-    /// All causes of cycles. The counts in [`Counters::cycles`] have the same order.
+    /// All causes of cycles. The counts in [`Counters::cycles`] are in the same order.
     pub const ALL: [CycleCause; 3] = [CycleCause::Event, CycleCause::Timer, CycleCause::Full];
 
     /// Returns the name of the cause, as the metrics label `cause` has it.
@@ -55,8 +55,8 @@ pub const BUCKET_BOUNDS: [(Duration, &str); 15] = [
 /// Counts durations by size, for a Prometheus histogram. [`BUCKET_BOUNDS`] has the upper bounds of its buckets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Histogram {
-    /// The number of durations in each bucket. A duration counts in the smallest bucket that holds it, and in no
-    /// larger one.
+    /// The number of durations in each bucket. Each duration is counted once: in the first bucket whose upper
+    /// bound it does not exceed, or in none if it exceeds all bounds.
     pub buckets: [u64; BUCKET_BOUNDS.len()],
     /// The number of durations that were added.
     pub count: u64,
@@ -75,12 +75,13 @@ impl Histogram {
     }
 }
 
-/// The values of the metrics label `outcome` for changes of masks and cpusets: made, impossible because the thread or
-/// cgroup had ended, or refused by the kernel.
+/// The values of the metrics label `outcome` for changes of affinity masks and cpusets. `done`: the change was
+/// made. `gone`: the thread or cgroup had ended. `refused`: the kernel refused the change.
 pub const OUTCOME_LABELS: [&str; 3] = ["done", "gone", "refused"];
 
-/// The kinds of affinity mask changes that the metrics count. [`Counters::actions`] has the same order.
-pub const MASK_ACTIONS: [MaskActionKind; 7] = [
+/// The kinds of affinity mask changes that the metrics count. The counts in [`Counters::mask_actions`] are in
+/// the same order.
+pub const MASK_ACTION_KINDS: [MaskActionKind; 7] = [
     MaskActionKind::Confine,
     MaskActionKind::Repair,
     MaskActionKind::Pin,
@@ -90,53 +91,56 @@ pub const MASK_ACTIONS: [MaskActionKind; 7] = [
     MaskActionKind::Restore,
 ];
 
-/// The kinds of cpuset changes: create a cpuset, move a process in, move it back, allow all PUs again, remove the
-/// cpuset. [`Counters::cpuset_actions`] has the same order.
-pub const CPUSET_ACTIONS: [&str; 5] = ["raise", "admit", "return", "open", "raze"];
+/// The names of the kinds of cpuset changes, as the metrics label `kind` has them. In order: create a cpuset,
+/// move a process into a cpuset, move a process back, allow all PUs again, remove a cpuset. The counts in
+/// [`Counters::cpuset_actions`] are in the same order.
+pub const CPUSET_ACTION_NAMES: [&str; 5] = ["raise", "admit", "return", "open", "raze"];
 
-/// Everything that pjwd counts for its metrics, from the time at which metrics were switched on.
+/// The counts for the metrics of pjwd, from the time at which metrics were switched on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counters {
     /// The number of cycles, separately for each cause. The order is that of [`CycleCause::ALL`].
     pub cycles: [u64; CycleCause::ALL.len()],
-    /// How long the cycles took.
+    /// The durations of the cycles.
     pub cycle_times: Histogram,
-    /// The times from the fork of a process outside its job's cores to the change of its affinity mask.
+    /// The reaction times of pjwd to processes that were forked outside their job's cores. A reaction time is
+    /// the time from the fork to the change of the process's affinity mask.
     pub reaction_times: Histogram,
     /// The number of process events (fork, exec, exit) that were read from the kernel.
-    pub kernel_events: u64,
+    pub process_events: u64,
     /// How often the kernel reported that it had dropped process events.
-    pub overruns: u64,
-    /// The number of tried changes of affinity masks, for each kind ([`MASK_ACTIONS`]) and each outcome
+    pub event_overruns: u64,
+    /// The number of attempts to change affinity masks, for each kind ([`MASK_ACTION_KINDS`]) and each outcome
     /// ([`OUTCOME_LABELS`]).
-    pub actions: [[u64; OUTCOME_LABELS.len()]; MASK_ACTIONS.len()],
-    /// The number of tried changes of cpusets, for each kind ([`CPUSET_ACTIONS`]) and each outcome
+    pub mask_actions: [[u64; OUTCOME_LABELS.len()]; MASK_ACTION_KINDS.len()],
+    /// The number of attempts to change cpusets, for each kind ([`CPUSET_ACTION_NAMES`]) and each outcome
     /// ([`OUTCOME_LABELS`]).
-    pub cpuset_actions: [[u64; OUTCOME_LABELS.len()]; CPUSET_ACTIONS.len()],
+    pub cpuset_actions: [[u64; OUTCOME_LABELS.len()]; CPUSET_ACTION_NAMES.len()],
     /// The number of violations: threads that were found outside their job's cores, and requests for affinity masks
     /// outside these cores.
     pub violations: u64,
-    /// How often a plan, or the plan for one job, was not carried out because it failed the audit.
+    /// The number of times that the audit rejected a plan or the plan for one job, so that it was not carried
+    /// out.
     pub audit_failures: u64,
     /// How often the journal could not be written.
     pub journal_faults: u64,
-    /// The time by which the last periodic scan began later than it was due.
+    /// The delay of the last periodic scan: the time from when it was due to when it began.
     pub scan_lateness: Duration,
 }
 
 impl Counters {
-    /// Adds a finished cycle of the daemon to the counters. `took` is its duration, `report` has its changes, and
-    /// `faults` has the failures that still exist after it.
+    /// Adds a finished cycle of the daemon to the counters. `took` is the duration of the cycle, `report` has
+    /// its changes, and `faults` has the failures that still exist after the cycle.
     pub fn count_cycle(&mut self, cause: CycleCause, took: Duration, report: &CycleReport, faults: &Faults) {
         self.cycles[cause as usize] += 1;
         self.cycle_times.add(took);
-        for (action, outcome) in &report.outcomes {
+        for (action, outcome) in &report.mask_outcomes {
             let outcome = match outcome {
                 MaskOutcome::Done { .. } => 0,
                 MaskOutcome::Gone => 1,
                 MaskOutcome::Refused { .. } => 2,
             };
-            self.actions[action_index(action.kind)][outcome] += 1;
+            self.mask_actions[action_index(action.kind)][outcome] += 1;
         }
         for (action, outcome) in &report.cpuset_outcomes {
             let outcome = match outcome {
@@ -148,8 +152,8 @@ impl Counters {
         }
         let violations = report.events.iter().filter(|event| event.kind == EventKind::Violation);
         self.violations += violations.count() as u64;
-        self.audit_failures += faults.audit.len() as u64;
-        self.journal_faults += u64::from(faults.journal.is_some());
+        self.audit_failures += faults.audit_violations.len() as u64;
+        self.journal_faults += u64::from(faults.journal_error.is_some());
     }
 }
 
@@ -189,7 +193,15 @@ mod tests {
         let process = ProcessId { pid: Pid(7), start: StartTime(1) };
         let thread = ThreadId { process, tid: Tid(7), start: StartTime(1) };
         let (current, target, requested) = (CpuSet::new(), CpuSet::new(), CpuSet::new());
-        MaskAction { kind, job: "a".parse().unwrap(), thread, current, target, requested, why: String::new() }
+        MaskAction {
+            kind,
+            job: "a".parse().unwrap(),
+            thread,
+            current_mask: current,
+            target_mask: target,
+            requested_mask: requested,
+            why: String::new(),
+        }
     }
 
     fn wall_actions() -> Vec<CpusetAction> {
@@ -220,11 +232,11 @@ mod tests {
 
     #[test]
     fn the_index_of_each_action_matches_its_name() {
-        for (at, kind) in MASK_ACTIONS.into_iter().enumerate() {
+        for (at, kind) in MASK_ACTION_KINDS.into_iter().enumerate() {
             assert_eq!(action_index(kind), at, "{}", kind.name());
         }
         let names: Vec<&str> = wall_actions().iter().map(CpusetAction::name).collect();
-        assert_eq!(names, CPUSET_ACTIONS);
+        assert_eq!(names, CPUSET_ACTION_NAMES);
         for (at, action) in wall_actions().iter().enumerate() {
             assert_eq!(cpuset_action_index(&action.change), at, "{}", action.name());
         }
@@ -236,7 +248,7 @@ mod tests {
         let refused = || MaskOutcome::Refused { errno: 1, reason: String::new() };
         let report = CycleReport {
             events: vec![Event::new(EventKind::Violation, "x"), Event::new(EventKind::Repaired, "x")],
-            outcomes: vec![
+            mask_outcomes: vec![
                 (action(MaskActionKind::Pin), MaskOutcome::Done { effective: CpuSet::new() }),
                 (action(MaskActionKind::Pin), MaskOutcome::Gone),
                 (action(MaskActionKind::Repair), refused()),
@@ -247,8 +259,8 @@ mod tests {
                 .collect(),
             ..CycleReport::default()
         };
-        let mut faults = Faults { journal: Some("full".to_owned()), ..Faults::default() };
-        faults.audit.insert(None, "two holders".to_owned());
+        let mut faults = Faults { journal_error: Some("full".to_owned()), ..Faults::default() };
+        faults.audit_violations.insert(None, "two holders".to_owned());
         counters.count_cycle(CycleCause::Timer, Duration::from_millis(3), &report, &faults);
         counters.count_cycle(
             CycleCause::Full,
@@ -257,7 +269,7 @@ mod tests {
             &Faults::default(),
         );
         assert_eq!(counters.cycles, [0, 1, 1]);
-        assert_eq!((counters.actions[2], counters.actions[1]), ([1, 1, 0], [0, 0, 1]));
+        assert_eq!((counters.mask_actions[2], counters.mask_actions[1]), ([1, 1, 0], [0, 0, 1]));
         assert_eq!(counters.cpuset_actions, [[0, 1, 0]; 5]);
         assert_eq!((counters.violations, counters.audit_failures, counters.journal_faults), (1, 1, 1));
         assert_eq!(

@@ -18,23 +18,23 @@ pub const OTHER_JOBS_LABEL: &str = "other";
 pub struct JobMetrics {
     /// The id of the job, or [`OTHER_JOBS_LABEL`] for the sum of several jobs.
     pub id: String,
-    /// The number of cores of the job. A core counts if the job holds at least one of its PUs.
+    /// The number of cores of which the job holds at least one PU.
     pub cores: u64,
     /// The number of PUs (logical CPUs) that the job holds.
     pub pus: u64,
     /// The number of cores that the job requested. 0 if unknown.
-    pub requested: u64,
+    pub requested_cores: u64,
     /// The number of processes that belong to the job.
     pub processes: u64,
     /// The number of threads of all processes of the job.
     pub threads: u64,
     /// The number of hot threads: those that run most of the time.
-    pub hot: u64,
+    pub hot_threads: u64,
     /// The number of threads that pjw pinned to one PU.
-    pub pinned: u64,
+    pub pinned_threads: u64,
     /// The number of threads whose affinity mask is not within the job's cores.
-    pub outside: u64,
-    /// The CPU time that the threads of the job want, smoothed over the last scans.
+    pub outside_threads: u64,
+    /// The CPU demand of the threads of the job, smoothed over the last scans.
     pub demand: CpuDemand,
 }
 
@@ -46,12 +46,12 @@ impl JobMetrics {
             id: job.id.clone(),
             cores: cores.len() as u64,
             pus: cpus.len() as u64,
-            requested: job.requested_cores.into(),
+            requested_cores: job.requested_cores.into(),
             processes: job.processes.into(),
             threads: job.threads.into(),
-            hot: job.hot.into(),
-            pinned: job.pinned.into(),
-            outside: job.violations.into(),
+            hot_threads: job.hot.into(),
+            pinned_threads: job.pinned.into(),
+            outside_threads: job.violations.into(),
             demand,
         }
     }
@@ -59,12 +59,12 @@ impl JobMetrics {
     fn add(&mut self, other: &Self) {
         self.cores += other.cores;
         self.pus += other.pus;
-        self.requested += other.requested;
+        self.requested_cores += other.requested_cores;
         self.processes += other.processes;
         self.threads += other.threads;
-        self.hot += other.hot;
-        self.pinned += other.pinned;
-        self.outside += other.outside;
+        self.hot_threads += other.hot_threads;
+        self.pinned_threads += other.pinned_threads;
+        self.outside_threads += other.outside_threads;
         self.demand.total_permille += other.demand.total_permille;
         self.demand.waiting_permille += other.demand.waiting_permille;
     }
@@ -102,8 +102,8 @@ pub struct MetricValues<'p> {
     pub snapshot: &'p MetricsSnapshot,
     /// The CPU time and the memory that pjwd itself uses.
     pub own_usage: OwnUsage,
-    /// How many PUs are free, held by jobs, kept for the system, or offline.
-    pub pool: PuCounts,
+    /// How many PUs are free, held by jobs, reserved for the system, or offline.
+    pub pu_counts: PuCounts,
     /// The metrics of the jobs, oldest first. If there are too many jobs, the last entry is the sum of those that
     /// have no metrics of their own ([`OTHER_JOBS_LABEL`]).
     pub jobs: Vec<JobMetrics>,
@@ -112,8 +112,9 @@ pub struct MetricValues<'p> {
 }
 
 impl<'p> MetricValues<'p> {
-    /// Computes the values of all metrics after a cycle. `own_usage` is the CPU time and memory that pjwd itself uses. The
-    /// oldest `max_jobs` jobs get metrics of their own; the others are summed.
+    /// Computes the values of all metrics after a cycle. `own_usage` is the CPU time and memory that pjwd
+    /// itself uses. The oldest `max_jobs` jobs get metrics of their own. The metrics of all other jobs are
+    /// summed.
     #[must_use]
     pub fn new(snapshot: &'p MetricsSnapshot, own_usage: OwnUsage, max_jobs: usize) -> Self {
         let status = &snapshot.published.status;
@@ -130,7 +131,7 @@ impl<'p> MetricValues<'p> {
         let mut jobs = Vec::with_capacity(named.len() + 1);
         let mut other = JobMetrics { id: OTHER_JOBS_LABEL.to_owned(), ..JobMetrics::default() };
         for (at, job) in status.jobs.iter().enumerate() {
-            let demand = snapshot.published.demands.get(at).copied().unwrap_or_default();
+            let demand = snapshot.published.job_demands.get(at).copied().unwrap_or_default();
             let facts = JobMetrics::of(job, demand, &core_of);
             if named.contains(&at) {
                 jobs.push(facts);
@@ -145,14 +146,14 @@ impl<'p> MetricValues<'p> {
         Self {
             snapshot,
             own_usage,
-            pool: PuCounts::of(&status.head.pool, &snapshot.offline),
+            pu_counts: PuCounts::of(&status.summary.pool, &snapshot.offline_pus),
             jobs,
             summed_jobs,
         }
     }
 
-    /// Counts the jobs by a property such as their state: `key` returns its value for a job. The result has the
-    /// number of jobs for each value in `values`.
+    /// Counts the jobs by a property, such as their state. `key` returns the value of this property for one
+    /// job. The result has each value in `values` with its number of jobs.
     #[must_use]
     pub fn count_jobs_by<const N: usize>(
         &self,
@@ -163,9 +164,10 @@ impl<'p> MetricValues<'p> {
         values.map(|value| (value, jobs.iter().filter(|job| key(job) == value).count()))
     }
 
-    /// Returns the number of warnings in the status for each kind of warning (by its code, such as `stray`).
+    /// Returns the number of warnings of each kind in the published status. The key is the code of the kind,
+    /// such as `stray`.
     #[must_use]
-    pub fn warnings(&self) -> BTreeMap<&'p str, usize> {
+    pub fn warning_counts(&self) -> BTreeMap<&'p str, usize> {
         let mut counts = BTreeMap::new();
         for warning in &self.snapshot.published.status.warnings {
             *counts.entry(warning.code.as_str()).or_default() += 1;

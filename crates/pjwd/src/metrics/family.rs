@@ -25,8 +25,9 @@ pub struct MetricFamily {
     pub name: &'static str,
     /// The Prometheus type of the metric, such as counter.
     pub kind: MetricKind,
-    /// The names of the labels by which the samples of this metric differ. Empty if it has only one sample.
-    pub labels: &'static [&'static str],
+    /// The names of the labels by which the samples of this metric differ. Empty if the metric has only one
+    /// sample.
+    pub label_names: &'static [&'static str],
     /// The meaning of the metric in one sentence, for the HELP line and the documentation.
     pub help: &'static str,
     /// Writes the samples of this metric from the computed values.
@@ -56,8 +57,8 @@ impl SampleWriter<'_> {
     /// Writes one sample (a value with its labels). `labels` has the label values in the order of the label names of
     /// the metric.
     pub fn write_labelled(&mut self, labels: &[&str], value: impl Display) {
-        debug_assert_eq!(labels.len(), self.family.labels.len(), "{}", self.family.name);
-        self.line("", self.family.labels.iter().copied().zip(labels.iter().copied()), value);
+        debug_assert_eq!(labels.len(), self.family.label_names.len(), "{}", self.family.name);
+        self.line("", self.family.label_names.iter().copied().zip(labels.iter().copied()), value);
     }
 
     /// Writes the only sample of a metric that has no labels: the duration `time` in seconds.

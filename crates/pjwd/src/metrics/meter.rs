@@ -13,7 +13,8 @@ use crate::config::{MetricsSettings, Settings};
 use crate::view::status::StatusSnapshot;
 use crate::warden::{CycleReport, Faults};
 
-/// The counters and the status at the end of a cycle of the daemon, from which the metrics are computed.
+/// The counters and the status at the end of a cycle of the daemon. The metrics are computed from these
+/// values.
 #[derive(Debug, Clone, Default)]
 pub struct MetricsSnapshot {
     /// The values that were counted since metrics were switched on.
@@ -21,14 +22,14 @@ pub struct MetricsSnapshot {
     /// The status that was published at the end of the cycle.
     pub published: StatusSnapshot,
     /// The PUs (logical CPUs) of the machine that were offline at the end of the cycle.
-    pub offline: CpuSet,
+    pub offline_pus: CpuSet,
     /// The UTC time at which the daemon started.
     pub started_at: UnixMillis,
     /// The UTC time at which this snapshot was published.
     pub published_at: UnixMillis,
 }
 
-/// A measurement of the cycle that runs now: its start and its cause.
+/// A measurement of the cycle that runs now: the start and the cause of the cycle.
 #[derive(Debug, Clone, Copy)]
 pub struct CycleTimer {
     cause: CycleCause,
@@ -37,7 +38,7 @@ pub struct CycleTimer {
 }
 
 /// The counters of the event loop for the metrics: its cycles, changes, process events and failures. They are
-/// published after each cycle. Does nothing while metrics are switched off.
+/// published after each cycle. While metrics are switched off, nothing is counted or published.
 #[derive(Debug)]
 pub struct Meter {
     counters: Counters,
@@ -46,7 +47,8 @@ pub struct Meter {
     settings: watch::Sender<MetricsSettings>,
 }
 
-/// The receiving end of what a [`Meter`] publishes, for the metrics service: the latest snapshot and the settings.
+/// The receiving end, in the metrics service, of what a [`Meter`] publishes: the latest snapshot and the
+/// settings.
 #[derive(Debug, Clone)]
 pub struct MetricsReceiver {
     /// The latest snapshot. `None` before the first cycle since metrics were switched on.
@@ -74,8 +76,8 @@ impl Meter {
         self.settings.borrow().is_on()
     }
 
-    /// Applies the settings of a configuration that was read again. If they switch metrics off, all counters are
-    /// reset.
+    /// Applies the settings of a configuration that was read again. If these settings switch metrics off, all
+    /// counters are reset.
     pub fn apply_settings(&mut self, settings: &Settings) {
         let new = &settings.metrics;
         if !new.is_on() {
@@ -87,11 +89,12 @@ impl Meter {
         }
     }
 
-    /// Counts process events (fork, exec, exit) from the kernel. `overrun` is true if the kernel dropped some.
-    pub fn count_kernel_events(&mut self, events: usize, overrun: bool) {
+    /// Adds `events` process events (fork, exec, exit) to the count. `overrun` is true if the kernel dropped
+    /// some events.
+    pub fn count_process_events(&mut self, events: usize, overrun: bool) {
         if self.is_on() {
-            self.counters.kernel_events += events as u64;
-            self.counters.overruns += u64::from(overrun);
+            self.counters.process_events += events as u64;
+            self.counters.event_overruns += u64::from(overrun);
         }
     }
 
@@ -102,8 +105,8 @@ impl Meter {
         }
     }
 
-    /// Starts to measure a cycle. `scheduled` is the time at which its scan was due, or `None` if no timer started it.
-    /// Returns `None` if metrics are switched off.
+    /// Starts to measure a cycle. `scheduled` is the time at which the scan of the cycle was due, or `None` if
+    /// no timer started the cycle. Returns `None` if metrics are switched off.
     #[must_use]
     pub fn begin_cycle(&self, cause: CycleCause, scheduled: Option<Instant>) -> Option<CycleTimer> {
         if !self.is_on() {
@@ -114,8 +117,9 @@ impl Meter {
         Some(CycleTimer { cause, begun, scan_lateness })
     }
 
-    /// Counts a cycle that has ended. `running` is what [`Meter::begin_cycle`] returned; with `None` nothing is
-    /// counted. `report` has the changes of the cycle, and `faults` has the failures that still exist after it.
+    /// Counts a cycle that has ended. `running` is the value that [`Meter::begin_cycle`] returned; with `None`
+    /// nothing is counted. `report` has the changes of the cycle, and `faults` has the failures that still
+    /// exist after it.
     pub fn end_cycle(&mut self, running: Option<CycleTimer>, report: &CycleReport, faults: &Faults) {
         let Some(CycleTimer { cause, begun, scan_lateness }) = running else { return };
         self.counters.scan_lateness = scan_lateness.unwrap_or(self.counters.scan_lateness);
@@ -129,7 +133,8 @@ impl Meter {
         }
     }
 
-    /// Publishes a snapshot of the counters and the status to the metrics service. Called after each cycle.
+    /// Publishes a snapshot of the counters and of the status `published` to the metrics service. Called after
+    /// each cycle.
     pub fn publish(&self, published: StatusSnapshot, state: &WardenState) {
         if !self.is_on() {
             return;
@@ -137,7 +142,8 @@ impl Meter {
         let offline = state.topology.cpus().difference(&state.pool.online_cpus());
         let (counters, started_at, published_at) =
             (self.counters.clone(), self.started, clock::now().wall_clock);
-        let snapshot = MetricsSnapshot { counters, published, offline, started_at, published_at };
+        let snapshot =
+            MetricsSnapshot { counters, published, offline_pus: offline, started_at, published_at };
         self.snapshot.send_replace(Some(Arc::new(snapshot)));
     }
 }

@@ -66,8 +66,8 @@ impl MetricsSource for TextCache {
     }
 }
 
-/// Writes the metrics to a file and serves them over HTTP, as configured, until `stop` becomes true. The file is then
-/// removed. Must run inside a [`tokio::task::LocalSet`].
+/// Writes the metrics to a file and serves them over HTTP, as configured, until `stop` becomes true. Then
+/// removes the file. Must run inside a [`tokio::task::LocalSet`].
 pub async fn serve_metrics(receiver: MetricsReceiver, mut stop: watch::Receiver<bool>) {
     let MetricsReceiver { snapshot, mut settings } = receiver;
     let cache = Rc::new(TextCache { snapshot, settings: settings.clone(), last: RefCell::default() });
@@ -79,12 +79,12 @@ pub async fn serve_metrics(receiver: MetricsReceiver, mut stop: watch::Receiver<
     let mut file_writer = TextFileWriter { cache, path: None, failing: false, next: Instant::now() };
     loop {
         let now = settings.borrow_and_update().clone();
-        listeners.set_addresses(&now.listen);
-        file_writer.set_path(now.textfile.as_deref()).await;
+        listeners.set_addresses(&now.listen_addresses);
+        file_writer.set_path(now.textfile_path.as_deref()).await;
         loop {
             tokio::select! {
                 () = file_writer.due() => {
-                    file_writer.write(now.interval).await;
+                    file_writer.write(now.write_interval).await;
                     continue;
                 }
                 Ok(()) = settings.changed() => break,

@@ -57,7 +57,7 @@ fn the_documentation_lists_the_table() {
             MetricKind::Gauge => "gauge",
             MetricKind::Histogram => "histogram",
         };
-        let labels: Vec<String> = family.labels.iter().map(|label| format!("`{label}`")).collect();
+        let labels: Vec<String> = family.label_names.iter().map(|label| format!("`{label}`")).collect();
         format!("| `{}` | {kind} | {} | {} |", family.name, labels.join(", "), family.help)
     };
     let expected: Vec<String> = METRIC_FAMILIES.iter().map(row).collect();
@@ -91,7 +91,7 @@ fn every_metric_is_used_by_the_dashboard_or_an_alert() {
 fn queries_use_only_existing_labels() {
     // Labels that Prometheus and histograms add.
     let mut known: BTreeSet<&str> = ["instance", "le"].into();
-    known.extend(METRIC_FAMILIES.iter().flat_map(|family| family.labels));
+    known.extend(METRIC_FAMILIES.iter().flat_map(|family| family.label_names));
     let all = queries(&dashboard()).join("\n") + &expressions().join("\n");
     let inside = all.split('{').skip(1).filter_map(|rest| Some(rest.split_once('}')?.0));
     let grouped = ["by (", "on (", "group_left("]

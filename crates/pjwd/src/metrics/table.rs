@@ -8,7 +8,7 @@ use std::fmt::Display;
 
 use pjw_ipc::wire;
 
-use super::counters::{CPUSET_ACTIONS, CycleCause, MASK_ACTIONS, OUTCOME_LABELS};
+use super::counters::{CPUSET_ACTION_NAMES, CycleCause, MASK_ACTION_KINDS, OUTCOME_LABELS};
 use super::facts::{JobMetrics, MetricValues, PuCounts};
 use super::family::{MetricFamily, MetricKind, SampleWriter};
 
@@ -18,7 +18,7 @@ macro_rules! families {
         &[$(MetricFamily {
             name: $name,
             kind: MetricKind::$kind,
-            labels: &[$($label),*],
+            label_names: &[$($label),*],
             help: $help,
             write_samples: $write_samples,
         }),*]
@@ -28,17 +28,17 @@ macro_rules! families {
 /// The definitions of all metrics of pjwd, in the order in which the metrics text lists them.
 pub const METRIC_FAMILIES: &[MetricFamily] = families! {
     Gauge "pjw_build_info" ["version"] "1, with the version of pjwd.":
-        |values, to| to.write_labelled(&[&values.snapshot.published.status.head.version], 1);
+        |values, to| to.write_labelled(&[&values.snapshot.published.status.summary.version], 1);
     Gauge "pjw_daemon_info" ["mode", "discovery"]
         "1, with the mode (enforce or observe) and how new processes are found (netlink or polling).":
         |values, to| {
-            let wire::Status { mode, discovery, .. } = &values.snapshot.published.status.head;
+            let wire::Status { mode, discovery, .. } = &values.snapshot.published.status.summary;
             to.write_labelled(&[mode, discovery], 1);
         };
     Gauge "pjw_process_start_time_seconds" [] "When pjwd started, in seconds since 1970.":
         |values, to| to.write_value(thousandths(values.snapshot.started_at.0.cast_unsigned()));
     Counter "pjw_process_cpu_seconds_total" [] "CPU time that pjwd used itself, in seconds.":
-        |values, to| to.write_seconds(values.own_usage.cpu);
+        |values, to| to.write_seconds(values.own_usage.cpu_time);
     Gauge "pjw_process_resident_memory_bytes" [] "Memory that pjwd holds itself, in bytes.":
         |values, to| to.write_value(values.own_usage.resident_bytes);
     Gauge "pjw_last_cycle_timestamp_seconds" [] "When the last cycle ended, in seconds since 1970.":
@@ -59,16 +59,16 @@ pub const METRIC_FAMILIES: &[MetricFamily] = families! {
     Gauge "pjw_behind_seconds" [] "How long after its due time the last timed scan began, in seconds.":
         |values, to| to.write_seconds(values.snapshot.counters.scan_lateness);
     Counter "pjw_kernel_events_total" [] "Process events from the kernel (fork, exec, exit and others).":
-        |values, to| to.write_value(values.snapshot.counters.kernel_events);
+        |values, to| to.write_value(values.snapshot.counters.process_events);
     Counter "pjw_overruns_total" []
         "How often process events were lost: they came faster than they were read, or the kernel had no memory for one.":
-        |values, to| to.write_value(values.snapshot.counters.overruns);
+        |values, to| to.write_value(values.snapshot.counters.event_overruns);
     Counter "pjw_actions_total" ["kind", "outcome"]
         "Changes to masks of threads, by kind (as in pjwctl plan) and outcome: done, gone (the thread had ended), refused (by the kernel).":
-        |values, to| by_outcome(to, MASK_ACTIONS.map(|kind| kind.name()), values.snapshot.counters.actions);
+        |values, to| by_outcome(to, MASK_ACTION_KINDS.map(|kind| kind.name()), values.snapshot.counters.mask_actions);
     Counter "pjw_wall_actions_total" ["kind", "outcome"]
         "Changes to cpusets of jobs, by kind (as in pjwctl plan) and outcome: done, gone, refused.":
-        |values, to| by_outcome(to, CPUSET_ACTIONS, values.snapshot.counters.cpuset_actions);
+        |values, to| by_outcome(to, CPUSET_ACTION_NAMES, values.snapshot.counters.cpuset_actions);
     Counter "pjw_violations_total" []
         "How often a thread was found outside its job's cores, or requested other CPUs.":
         |values, to| to.write_value(values.snapshot.counters.violations);
@@ -79,22 +79,22 @@ pub const METRIC_FAMILIES: &[MetricFamily] = families! {
         "Cycles that changed nothing because the journal could not be written, and failures to rewrite the journal.":
         |values, to| to.write_value(values.snapshot.counters.journal_faults);
     Gauge "pjw_stray_processes" [] "Processes that belong to no job, of users who have jobs here.":
-        |values, to| to.write_value(values.snapshot.published.unassigned);
+        |values, to| to.write_value(values.snapshot.published.unassigned_processes);
     Gauge "pjw_warnings" ["code"] "Warnings of pjwctl status, by code; a code without a warning has no sample.":
-        |values, to| by_label(to, values.warnings());
+        |values, to| by_label(to, values.warning_counts());
     Gauge "pjw_pool_pus" ["use"]
         "PUs of the machine, each counted once: free, allocated (to jobs), housekeeping, offline.":
         |values, to| {
-            let PuCounts { free, allocated, housekeeping, offline } = values.pool;
+            let PuCounts { free, allocated, housekeeping, offline } = values.pu_counts;
             let uses = ["free", "allocated", "housekeeping", "offline"];
             by_label(to, uses.into_iter().zip([free, allocated, housekeeping, offline]));
         };
     Gauge "pjw_machine_cores" [] "Cores of the machine.":
-        |values, to| to.write_value(values.snapshot.published.status.head.node.cores);
+        |values, to| to.write_value(values.snapshot.published.status.summary.node.cores);
     Gauge "pjw_fits_cores" ["domain"]
         "The largest request, in cores, that fits into one domain: l3, numa_node, package, machine.":
         |values, to| {
-            let wire::Fits { l3, numa_node, package, machine } = values.snapshot.published.status.head.fits;
+            let wire::Fits { l3, numa_node, package, machine } = values.snapshot.published.status.summary.fits;
             let domains = ["l3", "numa_node", "package", "machine"];
             by_label(to, domains.into_iter().zip([l3, numa_node, package, machine]));
         };
@@ -115,17 +115,17 @@ pub const METRIC_FAMILIES: &[MetricFamily] = families! {
     Gauge "pjw_job_pus" ["jobid"] "PUs that a job holds.":
         |values, to| by_job(values, to, |job| job.pus);
     Gauge "pjw_job_requested_cores" ["jobid"] "Cores that a job requested; 0 if unknown.":
-        |values, to| by_job(values, to, |job| job.requested);
+        |values, to| by_job(values, to, |job| job.requested_cores);
     Gauge "pjw_job_processes" ["jobid"] "Processes of a job.":
         |values, to| by_job(values, to, |job| job.processes);
     Gauge "pjw_job_threads" ["jobid"] "Threads of a job.":
         |values, to| by_job(values, to, |job| job.threads);
     Gauge "pjw_job_hot_threads" ["jobid"] "Threads of a job that want a PU most of the time: they run or wait for one.":
-        |values, to| by_job(values, to, |job| job.hot);
+        |values, to| by_job(values, to, |job| job.hot_threads);
     Gauge "pjw_job_pinned_threads" ["jobid"] "Threads of a job that are pinned to one PU.":
-        |values, to| by_job(values, to, |job| job.pinned);
+        |values, to| by_job(values, to, |job| job.pinned_threads);
     Gauge "pjw_job_outside_threads" ["jobid"] "Threads of a job that were last seen outside its cores.":
-        |values, to| by_job(values, to, |job| job.outside);
+        |values, to| by_job(values, to, |job| job.outside_threads);
     Gauge "pjw_job_running_pus" ["jobid"]
         "PUs that the threads of a job ran on, on average (smoothed over some intervals).":
         |values, to| by_job(values, to, |job| {

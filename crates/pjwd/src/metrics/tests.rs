@@ -52,11 +52,12 @@ fn snapshot(jobs: Vec<wire::Job>) -> MetricsSnapshot {
         cores: (0..4).map(core).collect(),
         ..wire::Status::default()
     };
-    let published = StatusSnapshot { status: Arc::new(status.into()), demands, unassigned: 3 };
+    let published =
+        StatusSnapshot { status: Arc::new(status.into()), job_demands: demands, unassigned_processes: 3 };
     let (started_at, published_at) = (UnixMillis(1_700_000_000_005), UnixMillis(1_700_000_060_120));
     MetricsSnapshot {
         published,
-        offline: "7".parse().unwrap(),
+        offline_pus: "7".parse().unwrap(),
         started_at,
         published_at,
         ..MetricsSnapshot::default()
@@ -64,7 +65,7 @@ fn snapshot(jobs: Vec<wire::Job>) -> MetricsSnapshot {
 }
 
 fn text(snapshot: &MetricsSnapshot, max_jobs: usize, format: MetricsFormat) -> String {
-    let own = OwnUsage { cpu: Duration::from_millis(1500), resident_bytes: 4096 };
+    let own = OwnUsage { cpu_time: Duration::from_millis(1500), resident_bytes: 4096 };
     metrics_text(&MetricValues::new(snapshot, own, max_jobs), format)
 }
 
@@ -87,7 +88,7 @@ fn the_table_follows_the_naming_rules() {
         };
         assert!(name.starts_with("pjw_") && plain(name), "{name}");
         assert!(
-            family.labels.iter().all(|label| plain(label) && !["le", "job", "instance"].contains(label)),
+            family.label_names.iter().all(|label| plain(label) && !["le", "job", "instance"].contains(label)),
             "{name}"
         );
         assert_eq!(name.ends_with("_total"), family.kind == MetricKind::Counter, "{name}");
@@ -232,7 +233,7 @@ fn machine() -> WardenState {
 
 fn listening() -> Settings {
     let mut settings = Settings::default();
-    settings.metrics.listen = vec!["127.0.0.1:1".parse().unwrap()];
+    settings.metrics.listen_addresses = vec!["127.0.0.1:1".parse().unwrap()];
     settings
 }
 
@@ -246,14 +247,14 @@ fn cycle(meter: &mut Meter, cause: CycleCause, scheduled: Option<Instant>) {
 #[test]
 fn switched_off_metrics_count_and_publish_nothing() {
     let (mut meter, receiver) = Meter::new(&Settings::default());
-    meter.count_kernel_events(5, true);
+    meter.count_process_events(5, true);
     cycle(&mut meter, CycleCause::Event, None);
     assert!(receiver.snapshot.borrow().is_none());
     meter.apply_settings(&listening());
     assert!(receiver.snapshot.borrow().is_none(), "until a cycle has run");
     cycle(&mut meter, CycleCause::Event, None);
     let counters = receiver.snapshot.borrow().as_ref().unwrap().counters.clone();
-    assert_eq!((counters.cycles, counters.kernel_events, counters.violations), ([1, 0, 0], 0, 1));
+    assert_eq!((counters.cycles, counters.process_events, counters.violations), ([1, 0, 0], 0, 1));
     meter.apply_settings(&Settings::default());
     assert!(receiver.snapshot.borrow().is_none(), "what grows no newer is not told");
 }
@@ -262,7 +263,7 @@ fn switched_off_metrics_count_and_publish_nothing() {
 fn a_cycle_counts_for_the_cause_with_the_largest_scan() {
     let (mut meter, receiver) = Meter::new(&listening());
     let now = Instant::now();
-    meter.count_kernel_events(3, true);
+    meter.count_process_events(3, true);
     cycle(&mut meter, CycleCause::Event, None);
     cycle(&mut meter, CycleCause::Full, Some(now));
     cycle(&mut meter, CycleCause::Timer, now.checked_sub(Duration::from_secs(2)));
@@ -270,7 +271,7 @@ fn a_cycle_counts_for_the_cause_with_the_largest_scan() {
     meter.count_journal_fault();
     meter.publish(StatusSnapshot::default(), &machine());
     let counters = receiver.snapshot.borrow().as_ref().unwrap().counters.clone();
-    assert_eq!((counters.cycles, counters.kernel_events, counters.overruns), ([2, 1, 1], 3, 1));
+    assert_eq!((counters.cycles, counters.process_events, counters.event_overruns), ([2, 1, 1], 3, 1));
     assert_eq!(counters.journal_faults, 1);
     assert!(
         counters.scan_lateness >= Duration::from_secs(2),

@@ -18,7 +18,7 @@ pub enum MetricsFormat {
 }
 
 impl MetricsFormat {
-    /// The value of the HTTP header Content-Type for this format.
+    /// Returns the value of the HTTP header Content-Type for this format.
     #[must_use]
     pub fn content_type(self) -> &'static str {
         match self {

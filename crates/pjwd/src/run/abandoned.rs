@@ -4,7 +4,7 @@
 //! connection does not end it. A command that is being carried out is carried out to its end. A job that it made stays,
 //! because a hook that gave up does not stop its job: the job begins, and is found on its cores.
 
-use pjw_core::command::{Assign, Command, Reply};
+use pjw_core::command::{AssignCommand, Command, Reply};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::refusal::Refusal;
 use tracing::{debug, info};
@@ -14,7 +14,9 @@ use tracing::{debug, info};
 pub(super) fn dropped(command: &Command) -> Option<Event> {
     let text = "not carried out: the caller hung up before pjwd began with the request";
     match command {
-        Command::Assign(Assign { job, caller, .. }) | Command::Release { job, caller } if caller.admin => {
+        Command::Assign(AssignCommand { job, caller, .. }) | Command::Release { job, caller }
+            if caller.admin =>
+        {
             Some(Event::new(EventKind::Refused, text).with_job(job))
         }
         command => {

@@ -12,7 +12,8 @@ const MAX_CREDIT: Duration = Duration::from_millis(50);
 /// The largest debt. One long cycle delays later events for a bounded time.
 const MAX_DEBT: Duration = Duration::from_millis(100);
 
-/// Limits the CPU time for a kind of work to a share of one PU (logical CPU). Up to 50 ms of unused time is saved.
+/// A limit on the CPU time for a kind of work: a share of one PU (logical CPU). Up to 50 ms of unused time can
+/// be spent later.
 #[derive(Debug)]
 pub struct CpuBudget {
     permille: u32,
@@ -22,7 +23,8 @@ pub struct CpuBudget {
 }
 
 impl CpuBudget {
-    /// Makes a budget that grows by `permille` thousandths of one PU and begins with 50 ms.
+    /// Makes a budget that starts with 50 ms of CPU time at the time `now`. It grows by `permille` thousandths
+    /// of the time that passes.
     #[must_use]
     pub fn new(permille: u32, now: Instant) -> Self {
         Self { permille, balance: nanos(MAX_CREDIT), at: now }
@@ -39,7 +41,8 @@ impl CpuBudget {
         self.balance = (self.balance - nanos(used)).max(-nanos(MAX_DEBT));
     }
 
-    /// Returns how long the work must wait from `now` on because the budget is overdrawn. Zero if it need not wait.
+    /// Returns how long the work must wait, from `now` on, until the budget is no longer overdrawn. Zero if it
+    /// is not overdrawn.
     #[must_use]
     pub fn wait_time(&mut self, now: Instant) -> Duration {
         self.accrue(now);
@@ -47,7 +50,7 @@ impl CpuBudget {
         Duration::from_nanos(owed.saturating_mul(1000) / u64::from(self.permille.max(1)))
     }
 
-    /// Returns whether at least half of the largest credit is there.
+    /// Returns whether at least 25 ms of CPU time are unspent: half of what the budget can hold.
     #[must_use]
     pub fn has_reserve(&mut self, now: Instant) -> bool {
         self.accrue(now);

@@ -13,8 +13,8 @@ use crate::control::query::Answer;
 /// The oldest result that a user who is not an administrator may get.
 const RECENT: Duration = Duration::from_secs(1);
 
-/// The clients that wait for the result of a dry run (a cycle that changes nothing), and the last result. One dry run
-/// answers all waiting clients. `T` is the type of the result.
+/// The clients that wait for the result of a dry run (a cycle that changes nothing), and the last result. One
+/// dry run answers all waiting clients. `T` is the type of a result.
 #[derive(Debug)]
 pub struct DryRunQueue<T> {
     waiters: Vec<Waiter>,
@@ -37,14 +37,15 @@ impl<T> DryRunQueue<T> {
         Self { waiters: Vec::new(), last: None, wrap }
     }
 
-    /// Adds a client to the queue. `answer` is the channel to the client. If `fresh` is true, the client gets the
-    /// result of a new dry run; else it may get a result that is at most one second old.
+    /// Adds a client to the queue. `answer` is the channel to the client. If `fresh` is true, the client gets
+    /// the result of a new dry run. Otherwise the client may get a result that is up to one second old.
     pub fn enqueue(&mut self, answer: oneshot::Sender<Answer>, fresh: bool) {
         self.waiters.push(Waiter { answer, fresh });
     }
 
-    /// Sends a result to all waiting clients: the last result if it is recent enough, else that of a call of `dry_run`.
-    /// Does nothing if no client waits.
+    /// Sends one result to all waiting clients, and empties the queue. Uses the last result if it is less than
+    /// one second old and no client requires a new one. Otherwise makes a new result with `dry_run`. Does
+    /// nothing if no client waits. `now` returns the current time.
     pub fn answer_all(&mut self, now: impl Fn() -> Instant, dry_run: impl FnOnce() -> T) {
         // Drop calls of clients that have disconnected.
         self.waiters.retain(|waiter| !waiter.answer.is_closed());
@@ -98,7 +99,7 @@ mod tests {
                 || self.now,
                 || {
                     self.made.set(self.made.get() + 1);
-                    PlanReply { actions: Vec::new(), abstained: Vec::new() }
+                    PlanReply { actions: Vec::new(), skipped_changes: Vec::new() }
                 },
             );
             for mut result in result {

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{getpid, gettid};
-use pjw_core::command::{Assign, Command, Reply};
+use pjw_core::command::{AssignCommand, Command, Reply};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::plan::Warning;
 use pjw_core::{
-    allocate::defrag::defrag, cpuset::CpuSet, ids::Tid, job::JobId, refusal::Refusal,
+    allocate::defrag::plan_defrag, cpuset::CpuSet, ids::Tid, job::JobId, refusal::Refusal,
     state::lineage::scan_queue::ScanUrgency,
 };
 use pjw_ipc::call::{DefragReply, PlanReply};
@@ -98,7 +98,7 @@ pub struct ReloadContext {
     pub config_path: Option<PathBuf>,
     /// The channel that sends changed admission rules (who may do what) to the control server.
     pub rules: watch::Sender<AdmissionRules>,
-    /// The logging of the process, whose level follows the configuration.
+    /// The logging of the process. A reload sets its log level.
     pub logging: Logging,
     /// The counters of the event loop for the metrics. The configuration says whether they are published.
     pub meter: Meter,
@@ -145,15 +145,15 @@ impl EventLoop {
         }
     }
 
-    /// Runs the first cycle, which scans all processes, with the real-time priority. The published status is complete only
-    /// after this cycle, so the caller must not serve clients before.
+    /// Runs the first cycle, which scans all processes, with the real-time priority. The published status is
+    /// complete only after this cycle. So the caller must not serve clients earlier.
     pub fn run_first_cycle(&mut self) {
         let tids = [("event loop", gettid()), ("control server", getpid())];
         let threads = tids.map(|(name, tid)| (name, Tid(tid.as_raw().cast_unsigned())));
         self.realtime = RealtimePriority::new(&threads, Instant::now());
-        self.realtime.turn(self.config.settings().realtime);
-        self.triggers.timer = true;
-        self.triggers.full = true;
+        self.realtime.set_enabled(self.config.settings().use_realtime_priority);
+        self.triggers.periodic_scan_due = true;
+        self.triggers.full_scan_due = true;
         let polling = if self.has_process_events { "netlink" } else { "polling" };
         self.restart_fork_tracking();
         self.warden.find_cpusets();
@@ -181,12 +181,12 @@ impl EventLoop {
                         let _ = reply.send(self.reload());
                     }
                     Message::CheckJournal => {
-                        self.warden.keep_journal();
-                        self.triggers.timer |= self.warden.faults().journal.is_some();
+                        self.warden.recreate_journal_if_removed();
+                        self.triggers.periodic_scan_due |= self.warden.faults().journal_error.is_some();
                     }
                     Message::FileWarnings(warnings) => {
                         self.file_warnings = warnings;
-                        self.triggers.timer = true;
+                        self.triggers.periodic_scan_due = true;
                     }
                     Message::Stop => {
                         self.stop(pending);
@@ -194,15 +194,15 @@ impl EventLoop {
                     }
                 }
                 // A long queue of messages must not trigger the watchdog.
-                self.watchdog.ping();
+                self.watchdog.ping_if_due();
             }
             self.drain_events();
             let now = Instant::now();
             if cgroups_may_have_changed && self.warden.node_interface_mut().has_cgroup_changes() {
                 self.cgroups_changed_at.get_or_insert(now);
             }
-            self.triggers.timer |= now >= self.next_scan;
-            self.triggers.rescan |= now >= self.next_rescan;
+            self.triggers.periodic_scan_due |= now >= self.next_scan;
+            self.triggers.rescan_due |= now >= self.next_rescan;
             let events_are_due = self.events_due(now).is_some_and(|due| due <= now);
             is_for_events &= !self.triggers.are_due();
             if self.triggers.are_due() || !pending.is_empty() || events_are_due {
@@ -215,14 +215,15 @@ impl EventLoop {
                 let used = clock::own_thread_cpu_time().saturating_sub(cpu_before);
                 self.budget.spend(used, Instant::now());
             }
-            self.watchdog.ping();
+            self.watchdog.ping_if_due();
             let Self { dry_runs, defrags, warden, .. } = self;
             dry_runs.answer_all(Instant::now, || {
                 let (plan, plan_warnings) = warden.dry_run();
                 plan_to_wire(&plan, &plan_warnings)
             });
-            defrags.answer_all(Instant::now, || defrag_to_wire(&defrag(warden.state(), warden.policy())));
-            self.watchdog.ping();
+            defrags
+                .answer_all(Instant::now, || defrag_to_wire(&plan_defrag(warden.state(), warden.policy())));
+            self.watchdog.ping_if_due();
         }
     }
 
@@ -230,7 +231,7 @@ impl EventLoop {
     /// wait while the CPU budget is overdrawn. `None` without pending events.
     fn events_due(&mut self, now: Instant) -> Option<Instant> {
         let pending_since = self.pending_since.unwrap_or(now);
-        let of_processes = self.warden.state().lineage.to_scan.urgency().map(|urgency| match urgency {
+        let of_processes = self.warden.state().lineage.scan_queue.urgency().map(|urgency| match urgency {
             ScanUrgency::Jobs => now,
             ScanUrgency::Unassigned => pending_since + UNASSIGNED_DELAY,
         });
@@ -285,8 +286,8 @@ impl EventLoop {
     /// Counts the events that were read, by the loop and by the scans of a cycle, and makes up for lost ones.
     fn note_events_read(&mut self, waited_since: Option<Instant>) {
         let EventCount { count, lost, congested } = self.warden.take_event_count();
-        self.meter.count_kernel_events(count, lost);
-        if self.warden.state().lineage.to_scan.urgency().is_some() {
+        self.meter.count_process_events(count, lost);
+        if self.warden.state().lineage.scan_queue.urgency().is_some() {
             self.pending_since.get_or_insert_with(|| waited_since.unwrap_or_else(Instant::now));
         }
         if congested {
@@ -315,7 +316,7 @@ impl EventLoop {
             self.publisher.publish_events(vec![Event::new(EventKind::Overrun, text)]);
         }
         if since.is_none_or(|since| since > interval) {
-            self.triggers.full = true;
+            self.triggers.full_scan_due = true;
         } else {
             self.next_rescan = self.next_rescan.min(now + interval);
         }
@@ -324,13 +325,13 @@ impl EventLoop {
     fn cycle(&mut self, pending: PendingCommands) {
         let (commands, replies): (Vec<Command>, Vec<_>) = pending.into_iter().unzip();
         // Without process events, a new process is found only by a full scan.
-        self.triggers.full |= self.triggers.timer && !self.has_process_events;
+        self.triggers.full_scan_due |= self.triggers.periodic_scan_due && !self.has_process_events;
         // A cycle for commands scans only what they concern. What is due besides follows in the next cycle.
-        let is_only_commands = !commands.is_empty() && !self.triggers.full;
+        let is_only_commands = !commands.is_empty() && !self.triggers.full_scan_due;
         let triggers =
             if is_only_commands { CycleTriggers::default() } else { std::mem::take(&mut self.triggers) };
         let request = triggers.scan_request(self.warden.state_mut(), &commands);
-        let (scanned_unassigned, was_timer) = (triggers.scans_unassigned(), triggers.timer);
+        let (scanned_unassigned, was_timer) = (triggers.scans_unassigned(), triggers.periodic_scan_due);
         let scheduled = was_timer.then_some(self.next_scan);
         let running = self.meter.begin_cycle(triggers.cause(&request.scope), scheduled);
         let begun = Instant::now();
@@ -353,25 +354,25 @@ impl EventLoop {
             );
             self.meter.count_reaction(took);
         }
-        let CycleReport { replies: results, mut events, mut warnings, outcomes, unfinished, dirty, .. } =
-            report;
+        let CycleReport {
+            replies: results,
+            mut events,
+            plan_warnings: mut warnings,
+            mask_outcomes: outcomes,
+            unfinished,
+            dirty,
+            ..
+        } = report;
         let of_users = user_refusals(&commands, &results);
         // The control server publishes these events.
         events.retain(|event| !is_user_refusal(event, &of_users));
         let now = Instant::now();
-        if was_timer || scanned_unassigned {
-            self.next_scan = now + self.config.interval();
-        }
-        if scanned_unassigned {
-            self.next_rescan = now + self.config.rescan_interval();
-        }
-        if unfinished {
-            self.next_scan = now + CONTINUE_DELAY;
-        }
+        self.plan_next_scans(now, was_timer, scanned_unassigned, unfinished);
         self.keep_journal(scanned_unassigned);
         warnings.extend(self.file_warnings.iter().cloned());
         self.add_new_pus();
-        let health = LoopStatus { netlink: self.has_process_events, lateness: self.lateness.max_wait(now) };
+        let health =
+            LoopStatus { has_process_events: self.has_process_events, lateness: self.lateness.max_wait(now) };
         let snapshot = self.publisher.publish_status(&self.warden, &warnings, &dirty, health);
         self.publisher.publish_events(events);
         self.meter.publish(snapshot, self.warden.state());
@@ -386,10 +387,24 @@ impl EventLoop {
         }
     }
 
+    /// Sets the times of the next scan and of the next rescan, after a cycle. `was_timer` says whether the cycle was the regular
+    /// one, `was_rescan` whether it scanned the processes without a job, `unfinished` whether it has left work for the next one.
+    fn plan_next_scans(&mut self, now: Instant, was_timer: bool, was_rescan: bool, unfinished: bool) {
+        if was_timer || was_rescan {
+            self.next_scan = now + self.config.interval();
+        }
+        if was_rescan {
+            self.next_rescan = now + self.config.rescan_interval();
+        }
+        if unfinished {
+            self.next_scan = now + CONTINUE_DELAY;
+        }
+    }
+
     /// Makes the journal shorter if it has become long. In a rescan, also makes it again if it was removed.
     fn keep_journal(&mut self, is_rescan: bool) {
         if is_rescan {
-            self.warden.keep_journal();
+            self.warden.recreate_journal_if_removed();
         }
         if self.warden.journal().needs_rewrite()
             && let Err(fault) = self.warden.rewrite_journal()
@@ -428,9 +443,10 @@ impl EventLoop {
 /// The refused commands of users who are not administrators: the job and the message.
 fn user_refusals(commands: &[Command], results: &[Result<Reply, Refusal>]) -> BTreeSet<(JobId, String)> {
     let refused = |(command, result): (&Command, &Result<Reply, Refusal>)| match (command, result) {
-        (Command::Assign(Assign { job, caller, .. }) | Command::Release { job, caller }, Err(refusal)) => {
-            (!caller.admin).then(|| (job.clone(), refusal.to_string()))
-        }
+        (
+            Command::Assign(AssignCommand { job, caller, .. }) | Command::Release { job, caller },
+            Err(refusal),
+        ) => (!caller.admin).then(|| (job.clone(), refusal.to_string())),
         _ => None,
     };
     commands.iter().zip(results).filter_map(refused).collect()

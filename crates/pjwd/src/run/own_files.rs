@@ -22,14 +22,14 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use crate::control::inbox::{Message, Outbox};
-use crate::store::{journal, lock::WardenLock};
+use crate::store::{journal, lock::DaemonLock};
 
 /// The time between two checks without an event.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// The time from a removal to the check. A program that removes a directory removes the files in it first.
 const SETTLE_TIME: Duration = Duration::from_millis(20);
 
-/// The socket of the daemon.
+/// The control socket of the daemon: one that the daemon made, or one that the service manager passed to it.
 #[derive(Debug)]
 pub enum SocketFile {
     /// The daemon made it.
@@ -41,26 +41,32 @@ pub enum SocketFile {
     },
 }
 
-/// The files of a running daemon that other programs can remove: the lock, the socket and the state directory.
+/// The files of a running daemon that are watched, because other programs can remove them: the lock, the
+/// socket and the state directory.
 #[derive(Debug)]
 pub struct OwnFiles {
     /// `None` for a daemon that runs beside another.
-    lock: Option<WardenLock>,
+    lock: Option<DaemonLock>,
     socket: SocketFile,
     state_dir: PathBuf,
 }
 
 impl OwnFiles {
-    /// The files as they are now.
+    /// Makes the value from the files as they are now. `lock` is `None` for a daemon that runs beside another
+    /// one.
     #[must_use]
-    pub fn new(lock: Option<WardenLock>, socket: SocketFile, state_dir: PathBuf) -> Self {
+    pub fn new(lock: Option<DaemonLock>, socket: SocketFile, state_dir: PathBuf) -> Self {
         Self { lock, socket, state_dir }
     }
 
-    /// Makes the lock file and the socket again whenever they are removed, and lets the event loop check its journal. Sends
-    /// each new socket to `listeners`, and the warnings about files that can't be made again to the event loop. Never
-    /// returns. Must run inside a tokio runtime.
-    pub async fn keep(mut self, listeners: mpsc::UnboundedSender<UnixListener>, outbox: Outbox) {
+    /// Whenever a file was removed, makes the lock file and the socket again, and asks the event loop to check
+    /// the journal. Sends each new socket to `listeners`. Sends warnings about files that can't be made again
+    /// through `outbox`. Never returns. Must run inside a tokio runtime.
+    pub async fn restore_removed_files(
+        mut self,
+        listeners: mpsc::UnboundedSender<UnixListener>,
+        outbox: Outbox,
+    ) {
         let mut reported = Vec::new();
         loop {
             // The watch comes first: a file that is removed after its check is reported.
@@ -84,7 +90,8 @@ impl OwnFiles {
             SocketFile::Own(socket) => Some(socket.path()),
             SocketFile::Passed { path } => path.as_deref(),
         };
-        let mut paths: Vec<PathBuf> = journal::FILES.iter().map(|name| self.state_dir.join(name)).collect();
+        let mut paths: Vec<PathBuf> =
+            journal::FILE_NAMES.iter().map(|name| self.state_dir.join(name)).collect();
         paths.extend(self.lock.as_ref().map(|lock| lock.path().to_owned()));
         paths.extend(socket.map(Path::to_owned));
         paths
@@ -93,7 +100,7 @@ impl OwnFiles {
     /// Makes what is missing. Returns a warning for what can't be made.
     fn check(&mut self, listeners: &mpsc::UnboundedSender<UnixListener>) -> Vec<Warning> {
         let mut warnings = Vec::new();
-        match self.lock.as_mut().map(WardenLock::keep) {
+        match self.lock.as_mut().map(DaemonLock::retake_if_removed) {
             None | Some(Ok(false)) => {}
             Some(Ok(true)) => warn!("the lock file was removed; it was made again"),
             Some(Err(fault)) => {

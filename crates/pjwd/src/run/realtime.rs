@@ -17,7 +17,7 @@ use nix::errno::Errno;
 use nix::unistd::Uid;
 use pjw_core::ids::Tid;
 use pjw_linux::sys::errno::is_denied;
-use pjw_linux::sys::realtime::{Policy, limit_run_time, lower, policy};
+use pjw_linux::sys::realtime::{SchedulingPolicy, limit_realtime_run, scheduling_policy, set_normal_policy};
 use pjw_linux::sys::{clock::thread_cpu_time, realtime};
 use tracing::{debug, info, warn};
 
@@ -33,7 +33,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest time between two log lines about a thread that exceeded a bound.
 const LOG_PERIOD: Duration = Duration::from_secs(60 * 60);
 
-/// Gives threads of the daemon a real-time priority, and takes it away while a thread exceeds its bounds.
+/// Gives threads of the daemon a real-time priority. A thread that exceeds its bounds on CPU time loses this
+/// priority for some time.
 #[derive(Debug, Default)]
 pub struct RealtimePriority {
     threads: Vec<BoundedThread>,
@@ -55,7 +56,8 @@ struct BoundedThread {
 }
 
 impl RealtimePriority {
-    /// Makes the priority of these threads of this process, each with a name for the log. It is off.
+    /// Prepares the real-time priority of `threads` of this process. Each thread has a name for the log. The
+    /// priority is off at first.
     #[must_use]
     pub fn new(threads: &[(&'static str, Tid)], now: Instant) -> Self {
         let thread = |&(name, tid)| BoundedThread {
@@ -69,9 +71,10 @@ impl RealtimePriority {
         Self { threads: threads.iter().map(thread).collect(), is_on: false, run_limit: RUN_LIMIT }
     }
 
-    /// Turns the priority on or off. The log says why it can't be turned on, except to a plain user, for whom this is
-    /// normal.
-    pub fn turn(&mut self, on: bool) {
+    /// Switches the real-time priority of the threads on or off. If it can't be switched on, the reason is
+    /// logged: at the level info for root, and at the level debug for other users, who normally can't have
+    /// such a priority.
+    pub fn set_enabled(&mut self, on: bool) {
         if on == self.is_on {
             return;
         }
@@ -92,13 +95,15 @@ impl RealtimePriority {
     }
 
     fn turn_on(&mut self) -> Result<(), String> {
-        if let Some(thread) = self.threads.iter().find(|thread| policy(thread.tid) != Ok(Policy::Normal)) {
+        if let Some(thread) =
+            self.threads.iter().find(|thread| scheduling_policy(thread.tid) != Ok(SchedulingPolicy::Normal))
+        {
             return Err(format!(
                 "the {} was started with a scheduling policy of its own, and keeps it",
                 thread.name
             ));
         }
-        self.run_limit = limit_run_time(RUN_LIMIT).map_err(|errno| match errno {
+        self.run_limit = limit_realtime_run(RUN_LIMIT).map_err(|errno| match errno {
             Errno::ERANGE => {
                 "the hard limit RLIMIT_RTTIME is below 40 ms (LimitRTTIME= in the unit)".to_owned()
             }
@@ -118,27 +123,29 @@ impl RealtimePriority {
         })
     }
 
-    /// Returns when [`RealtimePriority::enforce_bounds`] must be called at the latest. `None` if the priority is off.
+    /// Returns the latest time at which [`RealtimePriority::enforce_bounds`] must be called next. `None` if
+    /// the priority is off.
     #[must_use]
     pub fn next_check_at(&self, now: Instant) -> Option<Instant> {
         self.is_on.then(|| now + CHECK_INTERVAL)
     }
 
-    /// Gives threads that exceeded a bound the normal policy, and raises threads whose budget has a reserve again. Must be
-    /// called just before the loop sleeps, because the kernel counts the time of `RUN_LIMIT` from the last sleep.
+    /// Gives the normal scheduling policy to each thread that exceeded a bound. Gives the real-time priority
+    /// again to each thread whose CPU budget has a reserve. Must be called just before the event loop sleeps,
+    /// because the kernel measures how long a thread has run since its last sleep.
     pub fn enforce_bounds(&mut self, now: Instant) {
         if !self.is_on {
             return;
         }
         for thread in &mut self.threads {
             let is_overdrawn = thread.spend(now);
-            if thread.is_raised && policy(thread.tid) == Ok(Policy::Normal) {
+            if thread.is_raised && scheduling_policy(thread.tid) == Ok(SchedulingPolicy::Normal) {
                 thread.is_raised = false;
                 thread.log_exceeded(now, format_args!("it ran for {:?} without a pause", self.run_limit));
                 // The kernel has raised the limit.
-                if let Err(errno) = limit_run_time(self.run_limit) {
+                if let Err(errno) = limit_realtime_run(self.run_limit) {
                     warn!("no real-time priority: RLIMIT_RTTIME can't be set: {errno}");
-                    return self.turn(false);
+                    return self.set_enabled(false);
                 }
             } else if thread.is_raised && is_overdrawn {
                 thread.lower();
@@ -149,7 +156,7 @@ impl RealtimePriority {
                     Ok(()) => debug!("the {} has a real-time priority again", thread.name),
                     Err(errno) => {
                         info!("no real-time priority any more: {errno}");
-                        return self.turn(false);
+                        return self.set_enabled(false);
                     }
                 }
             }
@@ -167,14 +174,14 @@ impl BoundedThread {
     }
 
     fn raise(&mut self) -> Result<(), Errno> {
-        realtime::raise(self.tid)?;
+        realtime::set_realtime_policy(self.tid)?;
         self.is_raised = true;
         Ok(())
     }
 
     fn lower(&mut self) {
         if self.is_raised
-            && let Err(errno) = lower(self.tid)
+            && let Err(errno) = set_normal_policy(self.tid)
         {
             warn!("the {} can't get the normal policy: {errno}", self.name);
         }

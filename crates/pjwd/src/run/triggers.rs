@@ -13,32 +13,35 @@ use pjw_core::state::WardenState;
 
 use crate::metrics::counters::CycleCause;
 
-/// The reasons, other than process events, for the event loop to run its next cycle: timers, and the need for a
-/// full scan. Process events wait in the daemon's state instead.
+/// The reasons, other than process events, for the event loop to run its next cycle: timers, and the need for
+/// a full scan. Pending process events are part of the daemon's state instead.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CycleTriggers {
     /// Whether the time between two periodic scans of the jobs' processes has passed.
-    pub timer: bool,
-    /// Whether the time between two rescans, which also read processes outside of jobs, has passed.
-    pub rescan: bool,
+    pub periodic_scan_due: bool,
+    /// Whether the time between two rescans has passed. A rescan also reads the processes that belong to no
+    /// job.
+    pub rescan_due: bool,
     /// Whether every process must be scanned, because process events were lost or are not available.
-    pub full: bool,
+    pub full_scan_due: bool,
 }
 
 impl CycleTriggers {
-    /// Returns whether a timer or a request makes a cycle necessary even if there are no process events.
+    /// Returns whether a cycle is due even if there are no process events: a timer has expired, or every
+    /// process must be scanned.
     #[must_use]
     pub fn are_due(self) -> bool {
-        self.timer || self.scans_unassigned()
+        self.periodic_scan_due || self.scans_unassigned()
     }
 
-    /// Returns whether the scan of the next cycle also reads processes outside of jobs.
+    /// Returns whether the scan of the next cycle also reads the processes that belong to no job.
     #[must_use]
     pub fn scans_unassigned(self) -> bool {
-        self.rescan || self.full
+        self.rescan_due || self.full_scan_due
     }
 
-    /// Returns the cause of a cycle for the metrics. `scope` says what processes the scan of the cycle read.
+    /// Returns the cause of a cycle for the metrics. `scope` names the processes that the scan of the cycle
+    /// read.
     #[must_use]
     pub fn cause(self, scope: &ScanScope) -> CycleCause {
         match (*scope == ScanScope::Full, self.are_due()) {
@@ -48,12 +51,12 @@ impl CycleTriggers {
         }
     }
 
-    /// Returns the request for the scan of the next cycle. It includes the processes with pending process events;
-    /// they are then no longer pending in `state`. If there are `commands`, it is instead the scan that their
-    /// execution needs.
+    /// Returns the request for the scan of the next cycle. If there are `commands` and no full scan is due,
+    /// that is the scan that the commands need. The request always includes the processes with pending process
+    /// events. These events are no longer pending in `state` afterwards.
     pub fn scan_request(self, state: &mut WardenState, commands: &[Command]) -> ScanRequest {
-        let active = state.lineage.to_scan.take_pids();
-        if !commands.is_empty() && !self.full {
+        let active = state.lineage.scan_queue.take_pids();
+        if !commands.is_empty() && !self.full_scan_due {
             let mut request = command_scan_request(state, commands);
             if let ScanScope::Partial(pids) = &mut request.scope {
                 pids.extend(active);
@@ -64,13 +67,13 @@ impl CycleTriggers {
             let (scope, cgroups) = (ScanScope::Partial(active.clone()), BTreeSet::new());
             return ScanRequest { scope, threads_of: active, cgroups, idle_watch: Arc::default() };
         }
-        let mut request = match (self.full, self.rescan) {
+        let mut request = match (self.full_scan_due, self.rescan_due) {
             (true, _) if !commands.is_empty() => state.scan_request(true),
             (true, _) => state.full_scan_request(),
             (false, true) => state.rescan_request(),
             (false, false) => state.scan_request(false),
         };
-        let unassigned = self.scans_unassigned().then(|| state.lineage.to_scan.take_unassigned_pids());
+        let unassigned = self.scans_unassigned().then(|| state.lineage.scan_queue.take_unassigned_pids());
         if let ScanScope::Partial(pids) = &mut request.scope {
             pids.extend(active);
             pids.extend(unassigned.into_iter().flatten());
@@ -107,10 +110,10 @@ mod tests {
         let exits = [21, 22].map(|pid| ProcessEvent::Exit { pid: Pid(pid) });
         assert!(!state.apply_events(&[fork(20), fork(21), fork(22), thread]));
         assert!(!state.apply_events(&exits));
-        assert_eq!(state.lineage.to_scan.urgency(), None, "their scan can wait for the rescan");
-        let timer = CycleTriggers { timer: true, ..CycleTriggers::default() };
+        assert_eq!(state.lineage.scan_queue.urgency(), None, "their scan can wait for the rescan");
+        let timer = CycleTriggers { periodic_scan_due: true, ..CycleTriggers::default() };
         assert_eq!(timer.scan_request(&mut state, &[]).scope, ScanScope::Partial(BTreeSet::new()));
-        let rescan = CycleTriggers { rescan: true, ..CycleTriggers::default() };
+        let rescan = CycleTriggers { rescan_due: true, ..CycleTriggers::default() };
         let forked = ScanScope::Partial(BTreeSet::from([Pid(20), Pid(22)]));
         assert_eq!(rescan.scan_request(&mut state, &[]).scope, forked, "other threads of 22 may go on");
         assert_eq!(
@@ -122,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_full_scan_wins_over_a_rescan() {
-        let triggers = CycleTriggers { rescan: true, full: true, ..CycleTriggers::default() };
+        let triggers = CycleTriggers { rescan_due: true, full_scan_due: true, ..CycleTriggers::default() };
         assert_eq!(triggers.scan_request(&mut state(), &[]).scope, ScanScope::Full);
     }
 }

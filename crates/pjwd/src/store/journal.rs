@@ -25,8 +25,8 @@ use tracing::warn;
 use super::lock::{inode_of, is_name_of, lock};
 use crate::host::directories;
 
-/// The names of both files.
-pub const FILES: [&str; 2] = [LINES, STATE];
+/// The names of the two files of the journal: the lines and the state.
+pub const FILE_NAMES: [&str; 2] = [LINES, STATE];
 const LINES: &str = "journal.jsonl";
 const STATE: &str = "state.json";
 /// The format of both files. A file with another schema is set aside.
@@ -65,8 +65,8 @@ impl JournalFault {
     }
 }
 
-/// The file in the state directory that records jobs, their cores and original affinity masks, so that a restarted pjwd
-/// can continue. It is locked against other daemons.
+/// The journal in the state directory: the records of jobs, of their cores and of original affinity masks,
+/// with which a restarted pjwd continues. It is locked against other daemons.
 #[derive(Debug)]
 pub struct FileJournal {
     dir: PathBuf,
@@ -88,10 +88,11 @@ pub struct FileJournal {
 pub struct RecoveredJournal {
     /// The records of the journal, oldest first.
     pub records: Vec<Record>,
-    /// Sentences for the log about files and records that could not be used: what was wrong, and what was done with
-    /// it.
+    /// Sentences for the log about files and records that could not be used: what was wrong with each, and
+    /// what pjwd did with it.
     pub remarks: Vec<String>,
-    /// Whether records were lost. An incomplete last line alone is no loss: its changes were never made.
+    /// Whether records were lost. If only the last line is incomplete, nothing was lost: the changes in this
+    /// line were never made.
     pub has_lost_records: bool,
 }
 
@@ -111,12 +112,12 @@ struct Batch<'a> {
 }
 
 impl FileJournal {
-    /// Opens and locks the journal in the directory `dir`, and reads its records. Records of another boot than
-    /// `boot_id` are dropped.
+    /// Opens and locks the journal in the directory `dir`, and reads its records. `boot_id` is the id of the
+    /// present boot: records of another boot are dropped.
     ///
     /// # Errors
-    /// If the directory is not writable, another daemon holds the lock, or the journal file does not belong to this
-    /// user.
+    /// If the directory is not writable, another daemon holds the lock, or the journal file does not belong to
+    /// this user.
     pub fn open(dir: &Path, boot_id: &str) -> Result<(Self, RecoveredJournal), JournalFault> {
         let (path, lines) = open_lines(dir)?;
         let mut recovered = RecoveredJournal::default();
@@ -128,7 +129,7 @@ impl FileJournal {
         Ok((Self { dir, boot_id, lines, state, last, length, reserved: 0 }, recovered))
     }
 
-    /// Whether the journal has grown by more than 1 MiB since it was last rewritten.
+    /// Returns whether the journal has grown by more than 1 MiB since it was last rewritten.
     #[must_use]
     pub fn needs_rewrite(&self) -> bool {
         self.length > REWRITE_BYTES
@@ -156,7 +157,7 @@ impl FileJournal {
 /// Whether the directory `dir` has a file of a journal.
 #[must_use]
 pub fn is_in(dir: &Path) -> bool {
-    FILES.iter().any(|name| dir.join(name).exists())
+    FILE_NAMES.iter().any(|name| dir.join(name).exists())
 }
 
 /// Opens and locks the file of the batches.

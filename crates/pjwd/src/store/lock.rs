@@ -64,7 +64,8 @@ pub(super) fn is_name_of(path: &Path, file: &File) -> bool {
     open.is_some() && open == inode_of(path)
 }
 
-/// The pjwd that holds the lock, as the lock file names it.
+/// The pjwd process that holds the lock against a second pjwd, as the lock file describes it: its pid, socket
+/// and state directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LockHolder {
     pid: u32,
@@ -77,7 +78,8 @@ pub struct LockHolder {
 }
 
 impl LockHolder {
-    /// This process, with its socket and its state directory.
+    /// Describes this process as the holder of the lock. `socket` is `None` for `pjwd --release-all`, which
+    /// has no socket.
     #[must_use]
     pub fn this_process(socket: Option<&Path>, state_dir: &Path) -> Self {
         let text = |path: &Path| path.to_string_lossy().into_owned();
@@ -110,7 +112,7 @@ impl fmt::Display for LockHolder {
     }
 }
 
-/// The reason why the lock can't be taken.
+/// The reason why the lock against a second pjwd can't be taken.
 #[derive(Debug, Error)]
 pub enum LockFault {
     /// Another pjwd has it.
@@ -137,9 +139,10 @@ fn of_holder(holder: &Option<LockHolder>) -> String {
     holder.as_ref().map(|holder| format!(" ({holder})")).unwrap_or_default()
 }
 
-/// The lock by which one pjwd serves a machine (as root) or a user. It ends with this value or with the process.
+/// The lock against a second pjwd. There is one lock for root's pjwd, and one for each other user. It is
+/// released when this value is dropped or the process ends.
 #[derive(Debug)]
-pub struct WardenLock {
+pub struct DaemonLock {
     path: PathBuf,
     holder: LockHolder,
     /// The pjwd that had the lock before.
@@ -147,12 +150,13 @@ pub struct WardenLock {
     file: Flock<File>,
 }
 
-impl WardenLock {
-    /// Takes the lock in the directory `dir`, which must be the same for each daemon of the user. Makes the directory.
+impl DaemonLock {
+    /// Takes the lock, whose file is in the directory `dir`, and creates this directory if it is missing.
+    /// `dir` must be the same for each pjwd of the user. `holder` describes this process in the lock file.
     ///
     /// # Errors
-    /// If another pjwd has the lock, or the file or the directory can't be used: another user made it, or it is a link or a
-    /// pipe.
+    /// If another pjwd has the lock. If the directory or the file can't be used, such as a file of another
+    /// user, a symbolic link or a pipe.
     pub fn take(dir: &Path, holder: LockHolder) -> Result<Self, LockFault> {
         let path = dir.join(FILE_NAME);
         let (file, earlier) = lock_file(&path, &holder)?;
@@ -183,12 +187,12 @@ impl WardenLock {
         &self.path
     }
 
-    /// Takes the lock again if the file was removed or replaced: another daemon would make a new file and lock it. Returns
-    /// whether that was necessary.
+    /// Takes the lock again if its file was removed or replaced. Otherwise a second pjwd could create a new
+    /// file and lock that. Returns whether the lock was taken again.
     ///
     /// # Errors
-    /// As [`WardenLock::take`]. If another daemon has taken the lock, it runs too.
-    pub fn keep(&mut self) -> Result<bool, LockFault> {
+    /// The errors of [`DaemonLock::take`]. If a second pjwd took the lock in the meantime, both run now.
+    pub fn retake_if_removed(&mut self) -> Result<bool, LockFault> {
         if is_name_of(&self.path, &self.file) {
             return Ok(false);
         }
@@ -264,8 +268,8 @@ mod tests {
     #[test]
     fn a_second_lock_is_refused_and_names_the_first() {
         let dir = runtime_dir();
-        let first = WardenLock::take(dir.path(), holder("/tmp/state of one")).unwrap();
-        let refusal = WardenLock::take(dir.path(), holder("/tmp/two")).unwrap_err().to_string();
+        let first = DaemonLock::take(dir.path(), holder("/tmp/state of one")).unwrap();
+        let refusal = DaemonLock::take(dir.path(), holder("/tmp/two")).unwrap_err().to_string();
         let expected = format!(
             "(process {}, socket \"/tmp/a.sock\", state directory \"/tmp/state of one\"): stop it first",
             std::process::id()
@@ -273,38 +277,38 @@ mod tests {
         assert!(refusal.contains(&expected) && refusal.contains("--beside"), "{refusal}");
         assert_eq!(refusal.lines().count(), 1);
         drop(first);
-        WardenLock::take(dir.path(), holder("/tmp/two")).unwrap();
+        DaemonLock::take(dir.path(), holder("/tmp/two")).unwrap();
     }
 
     #[test]
     fn a_removed_lock_file_is_made_again_and_still_keeps_a_second_daemon_away() {
         let dir = runtime_dir();
-        let mut lock = WardenLock::take(dir.path(), holder("/tmp/one")).unwrap();
-        assert!(!lock.keep().unwrap(), "nothing happened");
+        let mut lock = DaemonLock::take(dir.path(), holder("/tmp/one")).unwrap();
+        assert!(!lock.retake_if_removed().unwrap(), "nothing happened");
         std::fs::remove_file(dir.path().join(FILE_NAME)).unwrap();
-        assert!(lock.keep().unwrap());
-        assert!(matches!(WardenLock::take(dir.path(), holder("/tmp/two")), Err(LockFault::Held { .. })));
+        assert!(lock.retake_if_removed().unwrap());
+        assert!(matches!(DaemonLock::take(dir.path(), holder("/tmp/two")), Err(LockFault::Held { .. })));
         std::fs::remove_dir_all(dir.path()).unwrap();
-        assert!(lock.keep().unwrap(), "also the directory");
-        assert!(matches!(WardenLock::take(dir.path(), holder("/tmp/two")), Err(LockFault::Held { .. })));
+        assert!(lock.retake_if_removed().unwrap(), "also the directory");
+        assert!(matches!(DaemonLock::take(dir.path(), holder("/tmp/two")), Err(LockFault::Held { .. })));
     }
 
     #[test]
     fn a_daemon_that_came_in_while_the_lock_file_was_removed_is_named() {
         let dir = runtime_dir();
-        let mut lock = WardenLock::take(dir.path(), holder("/tmp/one")).unwrap();
+        let mut lock = DaemonLock::take(dir.path(), holder("/tmp/one")).unwrap();
         std::fs::remove_file(dir.path().join(FILE_NAME)).unwrap();
-        let second = WardenLock::take(dir.path(), holder("/tmp/two")).unwrap();
-        let fault = lock.keep().unwrap_err().to_string();
+        let second = DaemonLock::take(dir.path(), holder("/tmp/two")).unwrap();
+        let fault = lock.retake_if_removed().unwrap_err().to_string();
         assert!(fault.contains("state directory \"/tmp/two\""), "{fault}");
         drop(second);
-        assert!(lock.keep().unwrap(), "the lock is taken again after its end");
+        assert!(lock.retake_if_removed().unwrap(), "the lock is taken again after its end");
     }
 
     #[test]
     fn the_next_daemon_knows_where_the_one_before_made_a_journal_in_this_boot() {
         let dir = runtime_dir();
-        let take = || WardenLock::take(dir.path(), holder("/tmp/one")).unwrap();
+        let take = || DaemonLock::take(dir.path(), holder("/tmp/one")).unwrap();
         assert_eq!(take().earlier_state_dir("boot"), None, "the first start");
         assert_eq!(take().earlier_state_dir("boot"), None, "the start before failed without a journal");
         take().note_journal("boot").unwrap();
@@ -317,7 +321,7 @@ mod tests {
     fn a_pipe_a_link_or_a_directory_in_place_of_the_lock_file_is_refused_at_once() {
         let dir = runtime_dir();
         let path = dir.path().join(FILE_NAME);
-        let refusal = || WardenLock::take(dir.path(), holder("/tmp/one")).unwrap_err().to_string();
+        let refusal = || DaemonLock::take(dir.path(), holder("/tmp/one")).unwrap_err().to_string();
         nix::unistd::mkfifo(&path, Mode::S_IRWXU).unwrap();
         assert!(refusal().contains("it is not a regular file; remove it"), "{}", refusal());
         std::fs::remove_file(&path).unwrap();
@@ -336,10 +340,10 @@ mod tests {
         let path = dir.path().join(FILE_NAME);
         std::fs::write(&path, "{torn").unwrap();
         std::fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
-        let lock = WardenLock::take(dir.path(), holder("/tmp/one")).unwrap();
+        let lock = DaemonLock::take(dir.path(), holder("/tmp/one")).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         lock.file.set_len(0).unwrap();
-        let refusal = WardenLock::take(dir.path(), holder("/tmp/two")).unwrap_err().to_string();
+        let refusal = DaemonLock::take(dir.path(), holder("/tmp/two")).unwrap_err().to_string();
         assert!(refusal.contains("another pjwd runs") && !refusal.contains("process"), "{refusal}");
     }
 }

@@ -5,15 +5,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use pjw_core::ids::Pid;
 use pjw_core::job::{Job, JobId};
 use pjw_core::snapshot::{JobMark, MarkKind};
-use pjw_core::state::dirty::{DirtyPart, DirtySet};
+use pjw_core::state::dirty::{DirtyScope, DirtySet};
 use pjw_core::state::{Member, WardenState};
 
-/// How much CPU time the threads of a job want, in thousandths of one PU, smoothed over some scans.
+/// The CPU demand of the threads of a job: the share of time for which they run or wait for a PU. Smoothed
+/// over some scans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuDemand {
-    /// The CPU time that the threads run or wait for, in permille of one PU, summed over the threads.
+    /// The time for which the threads run or wait for a PU, summed over the threads, in permille of one PU.
     pub total_permille: u64,
-    /// The part of `total_permille` that is time spent waiting for a PU.
+    /// The time for which the threads wait for a PU, in permille of one PU. It is included in
+    /// `total_permille`.
     pub waiting_permille: u64,
 }
 
@@ -56,14 +58,14 @@ impl JobCounts {
             state.members.values().for_each(|member| self.add(state, member));
             return;
         }
-        for (job, part) in dirty.dirty_parts() {
+        for (job, part) in dirty.dirty_jobs() {
             let mut pids: Vec<Pid> = state.members.active_pids_of(job).collect();
             match part {
-                DirtyPart::Whole => {
+                DirtyScope::Whole => {
                     pids.extend(self.jobs.get(job).into_iter().flat_map(|known| &known.pids));
                     pids.extend(state.members_of(job).map(|member| member.id.pid));
                 }
-                DirtyPart::Processes(some) => pids.extend(some),
+                DirtyScope::Processes(some) => pids.extend(some),
             }
             pids.sort_unstable();
             pids.dedup();

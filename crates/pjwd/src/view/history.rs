@@ -60,9 +60,9 @@ impl Default for EventHistory {
 }
 
 impl EventHistory {
-    /// Stores an event and sends it to the subscribers. `jobs` are the current jobs. If events of too many jobs are stored,
-    /// those of jobs that have ended are dropped. The history of a job that ended is dropped when another job of the same
-    /// id gets cores.
+    /// Stores an event and sends it to the subscribers. `jobs` are the current jobs. If the events of too many
+    /// jobs are stored, those of ended jobs are dropped. The events of an ended job are also dropped when
+    /// another job with the same id gets cores.
     pub fn record(&mut self, event: Arc<Event>, jobs: &[Arc<Job>]) {
         self.count += 1;
         let is_refusal = event.event == EventKind::Refused.name();
@@ -90,8 +90,8 @@ impl EventHistory {
         let _ = self.live.send(event);
     }
 
-    /// Returns the events of the current job `job` that the history still has, oldest first. Empty if there are none. Events
-    /// of an earlier job of the same id are not returned.
+    /// Returns the stored events of the current job `job`, oldest first. Events of an earlier job with the
+    /// same id are not returned.
     #[must_use]
     pub fn events_of_job(&self, job: &Job) -> Vec<Arc<Event>> {
         let history = self.histories.get(&job.id).filter(|history| history.since == job.since);
@@ -105,9 +105,9 @@ impl EventHistory {
         all.into_iter().map(|(_, event)| Arc::clone(event)).collect()
     }
 
-    /// Returns a receiver of all stored events, oldest first, and, if `follow` is true, of new ones as they happen. A
-    /// receiver that reads too slowly misses events and is sent their number. Must be called inside a
-    /// [`tokio::task::LocalSet`].
+    /// Returns a channel that receives all stored events, oldest first. If `follow` is true, the channel then
+    /// receives new events as they happen. A subscriber that reads too slowly misses events, and receives the
+    /// number of missed ones. Must be called inside a [`tokio::task::LocalSet`].
     #[must_use]
     pub fn subscribe(&self, follow: bool) -> mpsc::Receiver<Reply> {
         let (sender, receiver) = mpsc::channel(64);

@@ -50,9 +50,9 @@ impl JobViews {
         self.counts.update(state, dirty);
         let shared = state.jobs.shared_cpus();
         let unassigned: BTreeMap<Uid, usize> =
-            state.unassigned.iter().map(|(&user, pids)| (user, pids.len())).collect();
+            state.unassigned_by_user.iter().map(|(&user, pids)| (user, pids.len())).collect();
         let is_all = dirty.is_everything() || shared != self.shared;
-        let mut changed: BTreeSet<&JobId> = dirty.dirty_parts().map(|(id, _)| id).collect();
+        let mut changed: BTreeSet<&JobId> = dirty.dirty_jobs().map(|(id, _)| id).collect();
         let known: Vec<JobId> = if is_all { self.views.keys().cloned().collect() } else { Vec::new() };
         if is_all {
             changed.extend(state.jobs.keys().chain(&known));

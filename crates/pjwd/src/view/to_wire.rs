@@ -30,7 +30,7 @@ pub(crate) fn count(n: usize) -> u32 {
 
 pub(crate) fn job_to_wire(job: &Job, counts: Counts, topology: &Topology, enforcement: &str) -> wire::Job {
     let grant = job.grant.as_ref();
-    let requested = job.request.as_ref().map(|request| request.amount.core_count(topology));
+    let requested = job.request.as_ref().map(|request| request.cpu_request.core_count(topology));
     let state = match (&job.request, grant) {
         _ if job.released => "released",
         (None, None) => "observed",
@@ -69,7 +69,8 @@ pub(crate) fn job_to_wire(job: &Job, counts: Counts, topology: &Topology, enforc
     }
 }
 
-/// Returns the name that replies and JSON use for a kind of evidence that a process belongs to its job.
+/// Returns the name, in replies and JSON, of a kind of evidence. Evidence says why a process belongs to its
+/// job.
 #[must_use]
 pub fn evidence_name(evidence: Evidence) -> &'static str {
     evidence.into()
@@ -101,13 +102,14 @@ fn truncated(text: &str) -> String {
     format!("{}…", &text[..end])
 }
 
-/// Converts a plan and its warnings (changes that are not made) to the reply of the call `Plan`.
+/// Converts a plan to the reply of the call `Plan`. Each of `plan_warnings` is about a change that is not
+/// made.
 #[must_use]
 pub fn plan_to_wire(plan: &Plan, plan_warnings: &[Warning]) -> PlanReply {
-    let cpusets = plan.cpusets.iter().map(cpuset_action_to_wire);
+    let cpusets = plan.cpuset_actions.iter().map(cpuset_action_to_wire);
     PlanReply {
-        actions: cpusets.chain(plan.actions.iter().map(action_to_wire)).collect(),
-        abstained: plan_warnings.iter().map(warning_to_wire).collect(),
+        actions: cpusets.chain(plan.mask_actions.iter().map(action_to_wire)).collect(),
+        skipped_changes: plan_warnings.iter().map(warning_to_wire).collect(),
     }
 }
 
@@ -139,8 +141,8 @@ fn action_to_wire(action: &MaskAction) -> wire::Action {
         job: action.job.to_string(),
         pid: action.thread.process.pid.0,
         tid: action.thread.tid.0,
-        from: action.current.to_string(),
-        to: action.target.to_string(),
+        from: action.current_mask.to_string(),
+        to: action.target_mask.to_string(),
         why: action.why.clone(),
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pjw_core::job::{GrantedBy, Job};
-use pjw_core::own_cgroups::OwnCgroups;
+use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::{cpuset::CpuSet, plan::Warning, policy::Policy};
 use pjw_ipc::wire;
 
@@ -16,20 +16,20 @@ fn warning(code: &str, job: String, text: String, remedy: &str) -> wire::Warning
 }
 
 /// The warnings of lasting conditions: of a daemon beside another one, and of failures.
-pub(super) fn fault_warnings(faults: &Faults, own_cgroups: &OwnCgroups) -> Vec<wire::Warning> {
+pub(super) fn fault_warnings(faults: &Faults, own_cgroups: &OwnCgroupNames) -> Vec<wire::Warning> {
     let mut warnings = Vec::from_iter(beside_warning(own_cgroups));
-    for (job, violation) in &faults.audit {
+    for (job, violation) in &faults.audit_violations {
         let job = job.as_ref().map(ToString::to_string).unwrap_or_default();
         let remedy = "this is a bug of pjw: nothing is changed for this job; please report it with the log";
         warnings.push(warning("audit", job, violation.clone(), remedy));
     }
-    if let Some(fault) = &faults.journal {
+    if let Some(fault) = &faults.journal_error {
         let text = format!("nothing is changed, because changes can't be recorded: {fault}");
         let remedy = "jobs continue unchanged; pjwd retries in each cycle";
         warnings.push(warning("journal", String::new(), text, remedy));
     }
     let mut refused: BTreeMap<String, (usize, String)> = BTreeMap::new();
-    for refusal in faults.refused.values() {
+    for refusal in faults.refused_masks.values() {
         let entry = refused.entry(refusal.job.to_string()).or_insert_with(|| (0, refusal.reason.clone()));
         entry.0 += 1;
     }
@@ -53,7 +53,7 @@ pub(super) fn job_warnings(job: &Job, policy: &Policy, counts: Counts) -> Vec<wi
     let of_job = |code, text, remedy| warning(code, job.id.to_string(), text, remedy);
     let overlap = overlap(job)
         .map(|text| of_job("overlap", text, "release one of the jobs, or set on_exhausted = \"refuse\""));
-    let housekeeping = overlaps_housekeeping(job, &policy.housekeeping).map(|text| {
+    let housekeeping = overlaps_housekeeping(job, &policy.housekeeping_cpus).map(|text| {
         of_job("housekeeping", text, "the CPUs become housekeeping when the job ends or is released")
     });
     let oversubscribed = oversubscribed(job, counts).map(|text| {
@@ -76,7 +76,7 @@ pub(super) fn lateness_warning(by: Duration) -> wire::Warning {
 }
 
 /// The warning of a daemon that was started with `--beside`.
-fn beside_warning(own_cgroups: &OwnCgroups) -> Option<wire::Warning> {
+fn beside_warning(own_cgroups: &OwnCgroupNames) -> Option<wire::Warning> {
     let text = format!(
         "this pjwd was started with --beside: another one may give the same cores to jobs of its own; the cgroups of \
          this one are in {} or {}",
@@ -85,7 +85,7 @@ fn beside_warning(own_cgroups: &OwnCgroups) -> Option<wire::Warning> {
     );
     let remedy =
         "--beside is for tests: stop this pjwd, or the other one and start this one without --beside";
-    (*own_cgroups != OwnCgroups::default()).then(|| warning("beside", String::new(), text, remedy))
+    (*own_cgroups != OwnCgroupNames::default()).then(|| warning("beside", String::new(), text, remedy))
 }
 
 fn overlap(job: &Job) -> Option<String> {

@@ -12,28 +12,28 @@ impl<N: Node, J: Journal> Warden<N, J> {
     /// The plan without the actions of jobs that fail the audit. The current masks and cpusets of these jobs stay as
     /// they are.
     pub(super) fn audited(&mut self, plan: Plan) -> Plan {
-        self.faults.audit.clear();
+        self.faults.audit_violations.clear();
         self.audit_grants();
         let of_actions = audit_actions(&self.state, &plan, &self.policy);
         let of_grants = self.audited_grants.iter().flat_map(|(_, audit)| audit.violations());
         for violation in of_grants.chain(&of_actions) {
-            self.faults.audit.insert(violation.job().cloned(), violation.to_string());
+            self.faults.audit_violations.insert(violation.job().cloned(), violation.to_string());
         }
-        let broken = &self.faults.audit;
+        let broken = &self.faults.audit_violations;
         if broken.is_empty() {
             return plan;
         }
         let is_valid = |job: &JobId| !broken.contains_key(&None) && !broken.contains_key(&Some(job.clone()));
         let (kept, dropped): (Vec<MaskAction>, Vec<MaskAction>) =
-            plan.actions.into_iter().partition(|action| is_valid(&action.job));
-        dropped.iter().for_each(|action| self.state.note_not_tried(action));
+            plan.mask_actions.into_iter().partition(|action| is_valid(&action.job));
+        dropped.iter().for_each(|action| self.state.note_mask_not_tried(action));
         let (cpusets, unsound): (Vec<CpusetAction>, Vec<CpusetAction>) =
-            plan.cpusets.into_iter().partition(|action| is_valid(&action.job));
+            plan.cpuset_actions.into_iter().partition(|action| is_valid(&action.job));
         // A job without a valid cpuset plan is kept by masks.
         unsound
             .iter()
             .for_each(|action| self.state.cpusets.note_refusal(action, "its plan failed the audit"));
-        Plan { cpusets, actions: kept }
+        Plan { cpuset_actions: cpusets, mask_actions: kept }
     }
 
     /// Checks the grants of the jobs that changed, and those that a change of the pool concerns.

@@ -37,8 +37,9 @@ const MAX_ROUNDS: usize = 8;
 /// The longest time that one cycle spends on cpuset changes, including waiting for systemd.
 const MAX_CPUSET_TIME: Duration = Duration::from_secs(5);
 
-/// The core of pjwd, which keeps the processes of each job on the job's cores. `N` is the interface to the machine
-/// and `J` is the journal: the daemon uses the real ones, tests use simulated ones.
+/// The central type of pjwd: it runs the cycles that keep the processes of each job on the job's cores. `N` is
+/// the interface to the machine and `J` is the journal. The daemon uses the real ones, tests use simulated
+/// ones.
 #[derive(Debug)]
 pub struct Warden<N, J> {
     node: N,
@@ -96,8 +97,8 @@ impl<N: Node, J: Journal> Warden<N, J> {
         &self.state
     }
 
-    /// Returns the failures that still exist after the last cycle: of the journal, of the audit of plans, and of
-    /// mask changes that the kernel refuses.
+    /// Returns the failures that still exist after the last cycle: of the journal, of the audit of plans, and
+    /// of mask changes that the kernel refuses.
     pub fn faults(&self) -> &Faults {
         &self.faults
     }
@@ -107,26 +108,24 @@ impl<N: Node, J: Journal> Warden<N, J> {
         &self.policy
     }
 
-    /// Returns the interface to the machine, by which processes are scanned, and affinity masks and cpusets are
-    /// changed.
+    /// Returns the interface to the machine: it scans processes, and changes affinity masks and cpusets.
     pub fn node_interface(&self) -> &N {
         &self.node
     }
 
-    /// Returns the interface to the machine, so that its settings can be changed.
+    /// Returns the interface to the machine, so that the caller can change the settings of this interface.
     pub fn node_interface_mut(&mut self) -> &mut N {
         &mut self.node
     }
 
-    /// Returns the state for changes, for a caller that makes a scan request: this takes the processes with pending
-    /// events out of the state.
+    /// Returns the state, so that the caller can change it. A caller that makes a scan request needs this: the
+    /// processes with pending process events are then taken out of the state.
     pub fn state_mut(&mut self) -> &mut WardenState {
         &mut self.state
     }
 
-    /// Sets the time since which the kernel's fork events were read without loss, in ns since boot. `None` if fork
-    /// events are missing or still being lost. The next periodic rescan then reads all processes, whatever `since`
-    /// is.
+    /// Sets the time since which the kernel's fork events were read without loss, in ns since boot. `None` if
+    /// fork events are missing or still being lost. In each case the next periodic rescan reads all processes.
     pub fn set_fork_events_complete_since(&mut self, since: Option<Nanos>) {
         self.state.fork_events_complete_since = since;
         self.state.full_scan_due = true;
@@ -146,19 +145,19 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.events_read.congested = congested;
     }
 
-    /// Returns how many process events were read since the last call and whether some were lost, and starts a new
-    /// count.
+    /// Returns how many process events were read since the last call and whether some were lost. Then counts
+    /// from zero.
     pub fn take_event_count(&mut self) -> EventCount {
         let congested = self.events_read.congested;
         std::mem::replace(&mut self.events_read, EventCount { congested, ..EventCount::default() })
     }
 
-    /// Lists the cgroups that an earlier daemon made for jobs. The next full scan decides about those that the journal does
-    /// not know. Called once, before the first cycle.
+    /// Finds the cgroups that an earlier daemon made for jobs. For each such cgroup without a record in the
+    /// journal, the next full scan makes a job or removes the cgroup. Called once, before the first cycle.
     pub fn find_cpusets(&mut self) {
         let found = self.node.list_job_cpusets(&self.policy.own_cgroups);
         found.into_iter().for_each(|found| self.state.cpusets.note_found(found));
-        self.state.is_record_lost |= self.state.cpusets.found_paths().next().is_some();
+        self.state.is_record_lost |= self.state.cpusets.found_cgroup_paths().next().is_some();
     }
 
     /// Returns the journal, in which each change is recorded before it is made.
@@ -166,13 +165,14 @@ impl<N: Node, J: Journal> Warden<N, J> {
         &self.journal
     }
 
-    /// Replaces the policy (the configured rules) from the next cycle on. Its values `own_pid`, `only_user`,
-    /// `cpuset_support` and `own_cgroups` are kept, because they do not come from the configuration.
+    /// Replaces the policy (the configured rules) from the next cycle on. The values `own_pid`, `only_user`,
+    /// `cpuset_support` and `own_cgroups` of the present policy stay, because they do not come from the
+    /// configuration.
     pub fn set_policy(&mut self, policy: Policy) {
         let Policy { own_pid, only_user, .. } = self.policy;
         let cpuset_support = std::mem::take(&mut self.policy.cpuset_support);
         let own_cgroups = std::mem::take(&mut self.policy.own_cgroups);
-        self.state.pool.set_housekeeping(&policy.housekeeping);
+        self.state.pool.set_housekeeping(&policy.housekeeping_cpus);
         self.policy = Policy { own_pid, only_user, cpuset_support, own_cgroups, ..policy };
         self.audited_grants = None;
         self.state.dirty = DirtySet::everything();
@@ -181,22 +181,22 @@ impl<N: Node, J: Journal> Warden<N, J> {
 
     /// Returns the online PUs (logical CPUs) that the topology lacks, because they were offline when the topology was
     /// read.
-    pub fn unknown_pus(&self) -> &CpuSet {
+    pub fn pus_missing_in_topology(&self) -> &CpuSet {
         &self.unknown_pus
     }
 
-    /// Replaces the topology, after PUs were added to the machine, and the policy that belongs to it. Jobs keep
-    /// their cores.
+    /// Replaces the topology after PUs were added to the machine, and the policy, whose housekeeping PUs
+    /// depend on the topology. Jobs keep their cores.
     pub fn replace_topology(&mut self, topology: Topology, policy: Policy) {
-        self.state.set_topology(topology, &policy.housekeeping);
+        self.state.set_topology(topology, &policy.housekeeping_cpus);
         self.set_policy(policy);
     }
 
     /// Runs one cycle: scans the processes in `request`, executes the commands of users, decides what affinity masks
     /// and cpusets must change, and changes them.
     pub fn run_cycle(&mut self, request: ScanRequest, commands: &[Command]) -> CycleReport {
-        if self.faults.journal.is_some() {
-            self.faults.journal = self.write_records(&[]).err().map(|fault| fault.to_string());
+        if self.faults.journal_error.is_some() {
+            self.faults.journal_error = self.write_records(&[]).err().map(|fault| fault.to_string());
         }
         self.cpuset_time = Duration::ZERO;
         let mut last_scan_due = commands.iter().any(moves_processes);
@@ -246,7 +246,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let request = command_scan_request(&mut self.state, commands);
         let ScanScope::Partial(mut forked) = request.scope else { return Some(request) };
         forked.retain(|pid| !self.state.processes.contains_key(pid));
-        forked.extend(self.state.lineage.to_scan.take_pids());
+        forked.extend(self.state.lineage.scan_queue.take_pids());
         let (scope, cgroups) = (ScanScope::Partial(forked.clone()), BTreeSet::new());
         let idle_watch = Arc::default();
         (!forked.is_empty()).then_some(ScanRequest { scope, threads_of: forked, cgroups, idle_watch })
@@ -255,14 +255,14 @@ impl<N: Node, J: Journal> Warden<N, J> {
     /// Confines processes that were forked outside of their job's cores. This step comes before the scan, because the
     /// scan takes longer. Returns the error if the journal can't be written.
     fn confine_forks(&mut self, report: &mut CycleReport) -> Option<String> {
-        if self.faults.journal.is_some() {
+        if self.faults.journal_error.is_some() {
             return None;
         }
         let snapshot = probe(&mut self.node, &self.state)?;
         let _ = self.decide(&snapshot, &[], report);
         let confined_at = Instant::now();
         let is_done = |outcome: &MaskOutcome| matches!(outcome, MaskOutcome::Done { .. });
-        for (action, _) in report.outcomes.iter().filter(|(_, outcome)| is_done(outcome)) {
+        for (action, _) in report.mask_outcomes.iter().filter(|(_, outcome)| is_done(outcome)) {
             self.state.note_applied_during_fork(action);
             let pid = action.thread.process.pid;
             let forked_at = self.state.lineage.descendant(pid).and_then(|node| node.forked_at);
@@ -272,7 +272,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
                 confined_at,
             }));
         }
-        self.faults.journal.clone()
+        self.faults.journal_error.clone()
     }
 
     /// Releases a new job if the kernel refused the masks of all its named processes, and refuses the command that
@@ -286,7 +286,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let mut undone = Vec::new();
         for (command, reply) in commands.iter().zip(&mut report.replies) {
             let (Command::Assign(assign), Ok(Reply::Assigned(job))) = (command, &*reply) else { continue };
-            let mine = report.outcomes.iter().filter(|(action, _)| action.job == job.id);
+            let mine = report.mask_outcomes.iter().filter(|(action, _)| action.job == job.id);
             let refused = mine.clone().find_map(|(_, outcome)| match outcome {
                 MaskOutcome::Refused { reason, .. } => Some(reason.clone()),
                 MaskOutcome::Done { .. } | MaskOutcome::Gone => None,
@@ -314,14 +314,14 @@ impl<N: Node, J: Journal> Warden<N, J> {
         }
     }
 
-    /// Returns the changes that the next cycle would make, and a warning for each change that it would leave out. Scans
-    /// the machine but changes nothing.
+    /// Returns the changes that the next cycle would make, and a warning for each change that this cycle would
+    /// leave out. Scans the machine but changes nothing.
     pub fn dry_run(&mut self) -> (Plan, Vec<Warning>) {
         let mut snapshot = self.observe(&self.state.scan_request(true));
         self.affinity_requests.extend(std::mem::take(&mut snapshot.affinity_requests));
         let mut state = self.state.clone();
         let mut decision = reconcile(&mut state, &snapshot, &[], &self.policy);
-        let Plan { cpusets, mut actions } = std::mem::take(&mut decision.plan);
+        let Plan { cpuset_actions: cpusets, mask_actions: mut actions } = std::mem::take(&mut decision.plan);
         // Scan the processes without a planned action again, with their threads. Processes with a planned action
         // would look different after the action.
         let planned: BTreeSet<_> = actions.iter().map(|action| action.thread.process.pid).collect();
@@ -334,12 +334,12 @@ impl<N: Node, J: Journal> Warden<N, J> {
             actions.extend(
                 decision
                     .plan
-                    .actions
+                    .mask_actions
                     .into_iter()
                     .filter(|action| !planned.contains(&action.thread.process.pid)),
             );
         }
-        (Plan { cpusets, actions }, decision.warnings)
+        (Plan { cpuset_actions: cpusets, mask_actions: actions }, decision.warnings)
     }
 
     /// Runs one round. Returns the next scan if there is more to do.
@@ -363,9 +363,16 @@ impl<N: Node, J: Journal> Warden<N, J> {
     ) -> Option<ScanRequest> {
         self.unknown_pus = snapshot.online.difference(self.state.topology.cpus());
         let before = self.prepare_rollback(commands);
-        let Decision { mut records, plan, warnings: plan_warnings, events, replies, next_scan, dirty } =
-            reconcile(&mut self.state, snapshot, commands, &self.policy);
-        report.warnings = plan_warnings;
+        let Decision {
+            mut records,
+            plan,
+            warnings: plan_warnings,
+            events,
+            replies,
+            next_scan,
+            planned: dirty,
+        } = reconcile(&mut self.state, snapshot, commands, &self.policy);
+        report.plan_warnings = plan_warnings;
         if dirty.is_everything() {
             // All grants are audited again, in case a change was missed.
             self.audited_grants = None;
@@ -377,7 +384,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             records.retain(|record| {
                 !matches!(record, Record::MaskSet { .. } | Record::MaskReleased(_) | Record::Cpuset(_))
             });
-            plan.actions.iter().for_each(|action| self.state.note_not_tried(action));
+            plan.mask_actions.iter().for_each(|action| self.state.note_mask_not_tried(action));
         }
         if let Err(fault) = self.write_records(&records) {
             if before.is_none() {
@@ -389,9 +396,9 @@ impl<N: Node, J: Journal> Warden<N, J> {
         report.add_events(events);
         report.replies.extend(replies);
         if self.policy.mode == Mode::Observe {
-            return next_scan.filter(|_| plan.actions.is_empty() && plan.cpusets.is_empty());
+            return next_scan.filter(|_| plan.mask_actions.is_empty() && plan.cpuset_actions.is_empty());
         }
-        let Plan { cpusets, actions } = plan;
+        let Plan { cpuset_actions: cpusets, mask_actions: actions } = plan;
         let cpusets = self.apply_cpuset_changes(cpusets);
         report.events.extend(cpuset_events(&cpusets));
         let outcomes = self.apply(actions);
@@ -399,7 +406,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let moved = outcomes.is_empty() || report.count_progress(&outcomes);
         // A refused cpuset change leaves the job to masks. The next round decides that at once.
         let moved = moved || !cpusets.is_empty();
-        report.outcomes.extend(outcomes);
+        report.mask_outcomes.extend(outcomes);
         report.cpuset_outcomes.extend(cpusets);
         next_scan.filter(|_| moved)
     }
@@ -443,8 +450,8 @@ impl<N: Node, J: Journal> Warden<N, J> {
             let outcome = self.node.apply(&action);
             match &outcome {
                 MaskOutcome::Done { effective } => {
-                    self.state.note_mask_applied(&action, &action.requested, effective);
-                    self.faults.refused.remove(&action.thread);
+                    self.state.note_mask_applied(&action, &action.requested_mask, effective);
+                    self.faults.refused_masks.remove(&action.thread);
                 }
                 MaskOutcome::Gone => {}
                 MaskOutcome::Refused { errno: EINVAL, .. } if action.kind == MaskActionKind::Restore => {
@@ -452,7 +459,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
                 }
                 MaskOutcome::Refused { reason, .. } => {
                     let refused = RefusedMask { job: action.job.clone(), reason: reason.clone() };
-                    self.faults.refused.insert(action.thread, refused);
+                    self.faults.refused_masks.insert(action.thread, refused);
                 }
             }
             outcomes.push((action, outcome));
@@ -466,7 +473,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             let known = member.and_then(|member| member.threads.get(&thread.tid));
             known.is_some_and(|known| known.start == thread.start)
         };
-        self.faults.refused.retain(|thread, _| alive(thread));
+        self.faults.refused_masks.retain(|thread, _| alive(thread));
     }
 }
 

@@ -1,6 +1,6 @@
 //! The probe for forked processes outside of their job's cores. It is quick, so it comes before each scan.
 
-use pjw_core::fork_fastpath::{expected_masks, snapshot_of_new_processes};
+use pjw_core::fork_fastpath::{expected_masks, snapshot_of_mismatches};
 use pjw_core::{ports::Node, snapshot::Snapshot, state::WardenState};
 
 /// A snapshot of the forked processes whose masks are not the expected ones. `None` if there are none.
@@ -10,6 +10,6 @@ pub(super) fn probe<N: Node>(node: &mut N, state: &WardenState) -> Option<Snapsh
         return None;
     }
     let probe = node.probe_masks(&expected);
-    let snapshot = snapshot_of_new_processes(state, probe);
+    let snapshot = snapshot_of_mismatches(state, probe);
     (!snapshot.processes.is_empty()).then_some(snapshot)
 }

@@ -31,22 +31,22 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.journal.rewrite(&self.state.records())
     }
 
-    /// Makes the journal again from the state if another program removed it. If that fails, the fault lasts, and each
-    /// cycle tries again.
-    pub fn keep_journal(&mut self) {
-        if self.faults.journal.is_none() && !self.journal.is_in_place() {
-            self.faults.journal = self.rewrite_journal().err().map(|fault| fault.to_string());
+    /// Writes the journal again from the state if another program removed it. If that fails,
+    /// [`Warden::faults`] has the error, and each cycle tries again.
+    pub fn recreate_journal_if_removed(&mut self) {
+        if self.faults.journal_error.is_none() && !self.journal.is_in_place() {
+            self.faults.journal_error = self.rewrite_journal().err().map(|fault| fault.to_string());
         }
     }
 
     /// Writes the records of a decision to the journal. After a failed write the journal lacks earlier records on which
     /// these depend, so then all records of the state are written. The same if another program removed the journal.
     pub(super) fn write_records(&mut self, records: &[Record]) -> Result<(), J::Fault> {
-        if self.faults.journal.is_none() && self.journal.is_in_place() {
+        if self.faults.journal_error.is_none() && self.journal.is_in_place() {
             return self.journal.append(records);
         }
         self.rewrite_journal()?;
-        self.faults.journal = None;
+        self.faults.journal_error = None;
         Ok(())
     }
 
@@ -70,7 +70,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let records = records.sum::<Option<usize>>().filter(|&records| records <= MAX_RESERVED_RECORDS);
         let size = records.map(|records| records_size(records, self.state.topology.cpus()));
         // After a failed write the whole state is written, for which no space is reserved.
-        let is_reserved = self.faults.journal.is_none()
+        let is_reserved = self.faults.journal_error.is_none()
             && self.journal.is_in_place()
             && size.is_some_and(|size| self.journal.reserve(size));
         (!is_reserved).then(|| self.state.clone())
@@ -94,10 +94,10 @@ impl<N: Node, J: Journal> Warden<N, J> {
             // The earlier state counts its next changes with the same numbers.
             self.audited_grants = None;
         } else {
-            plan.actions.iter().for_each(|action| self.state.note_not_tried(action));
+            plan.mask_actions.iter().for_each(|action| self.state.note_mask_not_tried(action));
         }
         report.replies.extend(all_unrecorded(commands, &fault));
-        self.faults.journal = Some(fault);
+        self.faults.journal_error = Some(fault);
         None
     }
 

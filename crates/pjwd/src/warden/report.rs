@@ -15,17 +15,18 @@ use pjw_core::{job::JobId, refusal::Refusal, time::Nanos};
 /// refused. `pjwctl status` shows them as warnings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// The error of the last write of the journal. `None` if the write succeeded. While there is an error, pjwd
-    /// changes nothing on the machine.
-    pub journal: Option<String>,
-    /// The violation that the audit found in the plan for each job; the changes for these jobs are not made. The
-    /// key `None` is for violations that concern no single job.
-    pub audit: BTreeMap<Option<JobId>, String>,
+    /// The error of the last write of the journal. `None` if this write succeeded. While there is an error,
+    /// pjwd changes nothing on the machine.
+    pub journal_error: Option<String>,
+    /// The jobs whose plan the audit rejected, each with the rule that the plan violates. No changes are made
+    /// for these jobs. The key `None` has a violation that concerns no single job.
+    pub audit_violations: BTreeMap<Option<JobId>, String>,
     /// The threads whose affinity masks the kernel refuses to change.
-    pub refused: BTreeMap<ThreadId, RefusedMask>,
+    pub refused_masks: BTreeMap<ThreadId, RefusedMask>,
 }
 
-/// A change of a thread's affinity mask that the kernel refused: the job for which it was made, and the reason.
+/// A refused change of a thread's affinity mask: the job for which the change was made, and the kernel's
+/// reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusedMask {
     /// The job for which the mask was to change.
@@ -40,22 +41,25 @@ pub struct RefusedMask {
 pub struct CycleReport {
     /// The reply or the refusal for each command, in the order of the commands.
     pub replies: Vec<Result<Reply, Refusal>>,
-    /// What happened in the cycle, in the order in which it happened.
+    /// The events of the cycle, in the order in which they happened.
     pub events: Vec<Event>,
-    /// The changes that were considered and not planned in the last round of the cycle, each with its reason.
-    pub warnings: Vec<Warning>,
-    /// The changes of affinity masks that were tried, each with its outcome.
-    pub outcomes: Vec<(MaskAction, MaskOutcome)>,
-    /// The changes of cpusets that were tried, each with its outcome.
+    /// A warning for each change that the last round of the cycle considered and did not plan, with the
+    /// reason.
+    pub plan_warnings: Vec<Warning>,
+    /// The attempts to change affinity masks, each with its outcome.
+    pub mask_outcomes: Vec<(MaskAction, MaskOutcome)>,
+    /// The attempts to change cpusets, each with its outcome.
     pub cpuset_outcomes: Vec<(CpusetAction, CpusetOutcome)>,
-    /// The jobs and processes that were planned in this cycle. For all others, the previous plan is unchanged.
+    /// The jobs and processes for which this cycle made a new plan. For all others, the previous plan is
+    /// unchanged.
     pub dirty: DirtySet,
-    /// Forked processes that were found outside their job's cores before the scan, and got their affinity masks at
-    /// once.
+    /// The new processes that were forked outside their job's cores, and whose affinity masks were set at
+    /// once, before the scan of the cycle.
     pub confined_forks: Vec<ConfinedFork>,
-    /// Whether work is left for the next cycle, because the cycle has a limited number of rounds.
+    /// Whether the cycle reached its maximum number of rounds before its work was complete. The next cycle
+    /// then continues.
     pub unfinished: bool,
-    /// How often the mask of a thread was written in this cycle.
+    /// For each thread, how often its affinity mask was written in this cycle.
     pub mask_writes: BTreeMap<ThreadId, u32>,
 }
 
@@ -63,8 +67,8 @@ pub struct CycleReport {
 /// cycle goes on, after the interval.
 const MAX_MASK_WRITES: u32 = 3;
 
-/// A new process that was forked outside its job's cores, and got its affinity mask at once instead of in the next
-/// scan.
+/// A new process that was forked outside its job's cores, and whose affinity mask was set at once instead of
+/// after the next scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConfinedFork {
     /// The process id (pid).
@@ -80,10 +84,10 @@ pub struct ConfinedFork {
 pub struct EventCount {
     /// The number of events that were read.
     pub count: usize,
-    /// Whether the kernel lost events.
+    /// Whether events were lost: the kernel dropped them, or pjwd had no room for them.
     pub lost: bool,
-    /// Whether the kernel still drops events. It does so from the moment its buffer overflows until the buffer has
-    /// been read empty.
+    /// Whether the kernel still drops events. It drops events from the moment when its buffer overflows until
+    /// pjwd has read the buffer empty.
     pub congested: bool,
 }
 

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use pjw_core::command::Reply;
 use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome, FoundCpuset};
-use pjw_core::own_cgroups::OwnCgroups;
+use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::plan::{MaskAction, MaskOutcome};
 use pjw_core::ports;
 use pjw_core::refusal::Refusal;
@@ -44,7 +44,7 @@ impl<F: FnMut(usize)> ports::Node for InterleavedNode<F> {
         self.node.read_process_events()
     }
 
-    fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroups) -> Vec<FoundCpuset> {
+    fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroupNames) -> Vec<FoundCpuset> {
         self.node.list_job_cpusets(own_cgroups)
     }
 

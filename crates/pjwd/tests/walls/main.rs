@@ -3,13 +3,13 @@
 
 use std::ops::Deref;
 
-use pjw_core::command::{Assign, Caller, Command};
+use pjw_core::command::{AssignCommand, Caller, Command};
 use pjw_core::cpuset::Pu;
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, Enforcement};
 use pjw_core::cpusets::{EffectiveEnforcement, effective_enforcement};
 use pjw_core::event::EventKind;
 use pjw_core::ids::{Pid, Tid, Uid};
-use pjw_core::job::{Amount, GrantedBy};
+use pjw_core::job::{CpuRequest, GrantedBy};
 use pjw_core::policy::Policy;
 use pjw_core::state::WardenState;
 use pjw_core::testing::{job, regular_topology, set};
@@ -113,7 +113,7 @@ impl Node {
     /// The affinity mask of the first thread, and the mask that was requested for it.
     fn mask(&self, pid: Pid) -> (String, String) {
         let requested = self.process(pid.0).threads[&Tid(pid.0)].requested.to_string();
-        (self.kernel.mask(pid.0, pid.0), requested)
+        (self.kernel.effective_mask(pid.0, pid.0), requested)
     }
 
     /// The first thread of a process requests a mask. Returns whether the kernel accepts the request.
@@ -128,7 +128,7 @@ impl Node {
 }
 
 fn warden(kernel: &ScriptedMachine, journal: &SimJournal, policy: &Policy) -> Warden<SimNode, SimJournal> {
-    let state = WardenState::new(regular_topology(2, 1, 1, 4, 1), &policy.housekeeping);
+    let state = WardenState::new(regular_topology(2, 1, 1, 4, 1), &policy.housekeeping_cpus);
     let host = pjw_sources::Host { name: "n1".to_owned(), flux_user: None };
     Warden::new(kernel.sim_node(), journal.clone(), state, journal.records(), policy.clone(), host)
 }
@@ -146,14 +146,14 @@ fn a_job_without_scheduler_is_moved_into_a_scope_and_no_mask_is_written() {
     let job_cpuset = "/pjw.slice/pjw-a.scope";
     assert_eq!([node.cgroup(pid), node.cgroup(child)], [job_cpuset, job_cpuset]);
     assert_eq!((node.cpuset(job_cpuset), node.mask(child)), ("0-1".into(), ("0-1".into(), "0-7".into())));
-    assert!(report.outcomes.is_empty(), "{:?}", report.outcomes);
+    assert!(report.mask_outcomes.is_empty(), "{:?}", report.mask_outcomes);
     assert_eq!(
         node.effective_enforcement("a"),
         EffectiveEnforcement::Cpuset { path: Some(job_cpuset.to_owned()) }
     );
     let rest = node.cycle(&[]);
     assert!(
-        rest.cpuset_outcomes.is_empty() && rest.outcomes.is_empty() && rest.events.is_empty(),
+        rest.cpuset_outcomes.is_empty() && rest.mask_outcomes.is_empty() && rest.events.is_empty(),
         "{rest:?}"
     );
 }
@@ -260,7 +260,7 @@ fn a_process_in_a_service_stays_there_with_masks_except_when_started_by_pjwctl_r
     let mut node = Node::new(CpusetHierarchy::Systemd);
     let (served, asked) = (node.spawn(Pid(1), service), node.spawn(Pid(1), service));
     node.assign("a", 2, &[served]);
-    let fresh = Assign { must_be_new: true, ..assign_command("b", 2, &[asked]) };
+    let fresh = AssignCommand { must_be_new: true, ..assign_command("b", 2, &[asked]) };
     node.cycle(&[Command::Assign(fresh)]);
     assert_eq!([node.cgroup(served), node.cgroup(asked)], [service, "/pjw.slice/pjw-b.scope"]);
     assert_eq!(node.mask(served), ("0-1".into(), "0-1".into()));
@@ -294,7 +294,7 @@ fn without_cpusets_jobs_are_kept_by_masks_and_strict_enforcement_warns() {
         let pid = node.spawn(Pid(1), LOGIN);
         let report = node.assign("a", 2, &[pid]);
         assert_eq!((node.mask(pid).0, node.cgroup(pid)), ("0-1".into(), LOGIN.to_owned()));
-        assert_eq!(report.warnings.iter().any(|plan_warnings| plan_warnings.code == "no-wall"), warns);
+        assert_eq!(report.plan_warnings.iter().any(|plan_warnings| plan_warnings.code == "no-wall"), warns);
     }
 }
 
@@ -303,7 +303,7 @@ fn every_thread_of_an_isolated_job_is_pinned_because_the_kernel_does_not_balance
     let mut node = Node::new(CpusetHierarchy::Unified);
     let pid = node.spawn(Pid(1), "/");
     let others: Vec<Pid> = (0..3).map(|_| node.spawn(pid, "/")).collect();
-    let isolated = Assign { isolated: Some(true), ..assign_command("a", 2, &[pid]) };
+    let isolated = AssignCommand { isolated: Some(true), ..assign_command("a", 2, &[pid]) };
     node.cycle(&[Command::Assign(isolated)]);
     node.cycle(&[]);
     let mut masks: Vec<String> = others.iter().chain([&pid]).map(|&pid| node.mask(pid).0).collect();
@@ -353,7 +353,7 @@ fn an_adopted_service_manager_of_a_user_is_not_moved() {
     node.succeeded_by(Enforcement::Auto);
     let place = "/user.slice/user-1001.slice/user@1001.service/init.scope";
     let (run, manager) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), place));
-    let fresh = Assign { must_be_new: true, ..assign_command("a", 2, &[run]) };
+    let fresh = AssignCommand { must_be_new: true, ..assign_command("a", 2, &[run]) };
     node.cycle(&[Command::Assign(fresh)]);
     assert_eq!(node.cgroup(run), "/pjw.slice/pjw-a.scope");
     assert_eq!((node.cgroup(manager), node.mask(manager).0), (place.to_owned(), "0-1".into()));
@@ -422,7 +422,7 @@ fn unassigned_processes_of_a_user_with_several_jobs_are_excluded_from_all_grante
         Command::Assign(assign_command("b", 2, &[two])),
     ]);
     let rest = node.cycle(&[]);
-    assert!(rest.outcomes.is_empty(), "{:?}", rest.outcomes);
+    assert!(rest.mask_outcomes.is_empty(), "{:?}", rest.mask_outcomes);
     assert_eq!((node.cgroup(stray), node.mask(stray).0), (LOGIN.to_owned(), "4-5".into()));
     node.release("a");
     node.release("b");

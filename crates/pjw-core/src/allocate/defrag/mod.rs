@@ -15,7 +15,7 @@ use crate::allocate::offer::{LargestRequests, allocate, largest_requests};
 use crate::basics::{CpuSet, cpus_text, prelude::*};
 use crate::machine::{Level, Topology};
 use crate::state::{Offer, Pool, WardenState};
-use crate::terms::{Amount, GrantedBy, Job, JobId, Placement, Policy, PriorityClass, Request};
+use crate::terms::{CpuRequest, GrantedBy, Job, JobId, JobRequest, Placement, Policy, PriorityClass};
 
 /// The maximum number of jobs considered: the jobs in the most domains, then the smallest jobs.
 const MAX_JOBS: usize = 64;
@@ -31,24 +31,26 @@ const LEVELS: [Level; 3] = [Level::Package, Level::NumaNode, Level::L3];
 pub struct JobMove {
     /// The job that moves.
     pub job: JobId,
-    /// The PUs (logical CPUs) that the job holds before the move.
+    /// The PUs (logical CPUs) that the job holds before the moves of the plan.
     pub from: CpuSet,
-    /// The PUs that the job is to hold after the move: the same number, on cores of the same kinds.
+    /// The PUs that the job is to hold after the moves. Their number, and the kinds of their cores, are the
+    /// same as before.
     pub to: CpuSet,
-    /// What the move improves, as part of a sentence: `it lies on 1 package instead of 2`.
+    /// The improvement that the move brings, as a clause for a sentence: `it lies on 1 package instead of 2`.
     pub why: String,
 }
 
-/// The result of [`defrag`]: the moves of jobs that reduce fragmentation, and the largest requests that fit before
-/// and after these moves.
+/// The result of [`plan_defrag`]: the moves of jobs that reduce fragmentation, and the largest requests that
+/// the machine can serve before and after the moves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DefragPlan {
     /// The moves, at most one for each job.
     pub moves: Vec<JobMove>,
-    /// The largest requests, in whole cores, that can be served before the moves: in one L3, NUMA node, package,
-    /// and in the whole machine.
+    /// The largest requests that can be served before the moves, in whole cores. There is one number each for
+    /// a request inside one L3, inside one NUMA node, inside one package, and on the whole machine.
     pub largest_requests_before: LargestRequests,
-    /// The largest requests, in whole cores, that can be served after the moves.
+    /// The largest requests that can be served after the moves, in whole cores, as in
+    /// `largest_requests_before`.
     pub largest_requests_after: LargestRequests,
     /// The changes of the pool, in order. The pool is valid after each step. A job may appear twice.
     pub(crate) steps: Vec<Step>,
@@ -68,11 +70,11 @@ pub(crate) struct Step {
 /// largest holes.
 type Score = ([u32; 3], Reverse<[u32; 3]>);
 
-/// Plans a defragmentation: finds moves of jobs to other cores after which jobs lie on fewer packages, NUMA nodes and
-/// L3s, and after which a larger request fits into one package, NUMA node or L3. The state is not changed: the caller
-/// carries out the moves. At most 64 jobs are considered, and at most 32 moves are returned.
+/// Plans a defragmentation: finds moves of jobs to other cores. After the moves, the jobs lie on fewer
+/// packages, NUMA nodes and L3s, or a larger request fits into one package, NUMA node or L3. Does not change
+/// the state: the caller carries out the moves. Considers at most 64 jobs, and returns at most 32 moves.
 #[must_use]
-pub fn defrag(state: &WardenState, policy: &Policy) -> DefragPlan {
+pub fn plan_defrag(state: &WardenState, policy: &Policy) -> DefragPlan {
     let mut search = Search::new(state, policy);
     let mut steps = Vec::new();
     while steps.len() < MAX_STEPS
@@ -91,7 +93,7 @@ pub fn defrag(state: &WardenState, policy: &Policy) -> DefragPlan {
 /// A job that may be moved.
 struct Movable<'a> {
     id: &'a JobId,
-    request: &'a Request,
+    request: &'a JobRequest,
     /// The PUs that the job holds before all steps.
     from: &'a CpuSet,
     /// The PUs that the job holds after the steps so far.
@@ -104,7 +106,7 @@ impl<'a> Movable<'a> {
         let grant = job.grant.as_ref()?;
         let is_the_wardens_choice = grant.granted_by == GrantedBy::Warden
             && request.placement == Placement::Pack
-            && !matches!(request.amount, Amount::Exactly(_));
+            && !matches!(request.cpu_request, CpuRequest::Exactly(_));
         let is_its_own = !grant.shared && pool.pus_of(&job.id) == grant.cpus;
         let may_move = is_the_wardens_choice && is_its_own && request.class != PriorityClass::Guaranteed;
         let (id, from) = (&job.id, &grant.cpus);
@@ -183,7 +185,7 @@ impl<'a> Search<'a> {
         let why = self.why(&self.jobs[job].current, &offer.cpus, &score);
         let job = &mut self.jobs[job];
         offer
-            .because
+            .reasons
             .insert(0, format!("moved from {} to heal fragmentation: {why}", cpus_text(&job.current)));
         job.current = offer.cpus.clone();
         (self.pool, self.score) = (pool, score);

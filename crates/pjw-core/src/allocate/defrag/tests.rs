@@ -16,7 +16,7 @@ fn state(topology: &Topology, housekeeping: &str) -> WardenState {
 }
 
 /// Gives these PUs to a job, as if it had requested their number.
-fn put(state: &mut WardenState, n: usize, request: Request, cpus: &str) {
+fn put(state: &mut WardenState, n: usize, request: JobRequest, cpus: &str) {
     let cpus: CpuSet = cpus.parse().unwrap();
     assert!(state.pool.claim(&numbered_job(n), &cpus).is_empty());
     let grant = pjw_grant(cpus);
@@ -24,7 +24,7 @@ fn put(state: &mut WardenState, n: usize, request: Request, cpus: &str) {
     state.jobs.insert(Job { request: Some(request), grant: Some(grant), ..job });
 }
 
-fn ask(state: &mut WardenState, n: usize, request: &Request, policy: &Policy) {
+fn ask(state: &mut WardenState, n: usize, request: &JobRequest, policy: &Policy) {
     if let Ok(offer) = allocate(&numbered_job(n), request, &state.pool, &state.topology, policy) {
         put(state, n, request.clone(), &offer.cpus.to_string());
     }
@@ -78,20 +78,20 @@ fn moves_text(plan: &DefragPlan) -> Vec<String> {
 #[test]
 fn a_job_on_two_l3s_comes_together_where_one_has_room() {
     let mut state = state(&regular_topology(1, 1, 2, 4, 1), "");
-    put(&mut state, 1, Request::of_cores(4), "2-5");
-    let plan = defrag(&state, &Policy::default());
+    put(&mut state, 1, JobRequest::of_cores(4), "2-5");
+    let plan = plan_defrag(&state, &Policy::default());
     assert_eq!(moves_text(&plan), ["manual:1 2-5 -> 0-3: it lies on 1 L3 instead of 2"]);
     assert_eq!((plan.largest_requests_before.l3, plan.largest_requests_after.l3), (2, 4));
     apply(&mut state, &plan);
-    assert_eq!(defrag(&state, &Policy::default()).moves, []);
+    assert_eq!(plan_defrag(&state, &Policy::default()).moves, []);
 }
 
 #[test]
 fn small_jobs_are_moved_so_that_a_large_request_fits() {
     let mut state = state(&regular_topology(2, 1, 1, 4, 1), "");
-    put(&mut state, 1, Request::of_cores(2), "0-1");
-    put(&mut state, 2, Request::of_cores(1), "4");
-    let plan = defrag(&state, &Policy::default());
+    put(&mut state, 1, JobRequest::of_cores(2), "0-1");
+    put(&mut state, 2, JobRequest::of_cores(1), "4");
+    let plan = plan_defrag(&state, &Policy::default());
     assert_eq!(moves_text(&plan), ["manual:2 4 -> 2: one package can then serve 4 cores instead of 3"]);
     assert_eq!((plan.largest_requests_before.l3, plan.largest_requests_after.l3), (3, 4));
 }
@@ -99,28 +99,28 @@ fn small_jobs_are_moved_so_that_a_large_request_fits() {
 #[test]
 fn no_job_moves_without_an_improvement() {
     let mut state = state(&regular_topology(2, 1, 1, 4, 1), "");
-    put(&mut state, 1, Request::of_cores(2), "1-2");
-    assert_eq!(defrag(&state, &Policy::default()).moves, [], "another pair in the same L3 is no better");
-    put(&mut state, 2, Request::of_cores(4), "4-7");
-    assert_eq!(defrag(&state, &Policy::default()).moves, []);
+    put(&mut state, 1, JobRequest::of_cores(2), "1-2");
+    assert_eq!(plan_defrag(&state, &Policy::default()).moves, [], "another pair in the same L3 is no better");
+    put(&mut state, 2, JobRequest::of_cores(4), "4-7");
+    assert_eq!(plan_defrag(&state, &Policy::default()).moves, []);
 }
 
 #[test]
 fn jobs_with_fixed_cores_are_not_moved() {
-    let packed = Request::of_cores(2);
+    let packed = JobRequest::of_cores(2);
     let requests = [
-        Request { class: PriorityClass::Guaranteed, ..packed.clone() },
-        Request { placement: Placement::Spread, ..packed.clone() },
-        Request {
-            amount: Amount::Exactly("3-4".parse().unwrap()),
+        JobRequest { class: PriorityClass::Guaranteed, ..packed.clone() },
+        JobRequest { placement: Placement::Spread, ..packed.clone() },
+        JobRequest {
+            cpu_request: CpuRequest::Exactly("3-4".parse().unwrap()),
             placement: Placement::Explicit,
-            ..Request::of_cores(2)
+            ..JobRequest::of_cores(2)
         },
     ];
     for request in requests {
         let mut state = state(&regular_topology(1, 1, 2, 4, 1), "");
         put(&mut state, 1, request.clone(), "3-4");
-        assert_eq!(defrag(&state, &Policy::default()).moves, [], "{request:?}");
+        assert_eq!(plan_defrag(&state, &Policy::default()).moves, [], "{request:?}");
     }
     let changes: [fn(&mut Job); 4] = [
         |_| {},
@@ -132,15 +132,15 @@ fn jobs_with_fixed_cores_are_not_moved() {
         let mut state = state(&regular_topology(1, 1, 2, 4, 1), "");
         put(&mut state, 1, packed.clone(), "3-4");
         state.jobs.change(&numbered_job(1), change);
-        assert_eq!(defrag(&state, &Policy::default()).moves.len(), usize::from(at == 0), "change {at}");
+        assert_eq!(plan_defrag(&state, &Policy::default()).moves.len(), usize::from(at == 0), "change {at}");
     }
     let mut state = state(&regular_topology(1, 1, 2, 4, 1), "");
     put(&mut state, 1, packed, "3-4");
     state.pool.set_online(&"0-3,5-7".parse().unwrap());
-    assert_eq!(defrag(&state, &Policy::default()).moves, [], "a core of it is off");
+    assert_eq!(plan_defrag(&state, &Policy::default()).moves, [], "a core of it is off");
     state.pool.set_online(state.topology.cpus());
     state.pool.claim(&numbered_job(1), &"3".parse().unwrap());
-    assert_eq!(defrag(&state, &Policy::default()).moves, [], "the ledger has it hold less");
+    assert_eq!(plan_defrag(&state, &Policy::default()).moves, [], "the ledger has it hold less");
 }
 
 #[test]
@@ -158,19 +158,24 @@ fn a_moved_job_keeps_its_kind_of_core() {
     let cores = [(0, 1), (1, 1), (2, 0), (3, 0)].map(core).to_vec();
     let topology = Topology::new(cores, [(0, "0-1"), (1, "2-3")].map(domain).to_vec()).unwrap();
     let mut state = state(&topology, "");
-    put(&mut state, 1, Request::of_cores(2), "1-2");
-    assert_eq!(defrag(&state, &Policy::default()).moves, [], "one L3 would do, but of cores of one kind");
+    put(&mut state, 1, JobRequest::of_cores(2), "1-2");
+    assert_eq!(
+        plan_defrag(&state, &Policy::default()).moves,
+        [],
+        "one L3 would do, but of cores of one kind"
+    );
 }
 
-fn any_request() -> impl Strategy<Value = Request> {
-    let amount = prop_oneof![4 => (1u32..8).prop_map(Amount::Cores), 1 => (1u32..12).prop_map(Amount::Pus)];
+fn any_request() -> impl Strategy<Value = JobRequest> {
+    let amount =
+        prop_oneof![4 => (1u32..8).prop_map(CpuRequest::Cores), 1 => (1u32..12).prop_map(CpuRequest::Pus)];
     let placement = prop_oneof![4 => Just(Placement::Pack), 1 => Just(Placement::Spread)];
     let class = prop_oneof![4 => Just(PriorityClass::Normal), 1 => Just(PriorityClass::Guaranteed)];
-    (amount, placement, class).prop_map(|(amount, placement, class)| Request {
-        amount,
+    (amount, placement, class).prop_map(|(amount, placement, class)| JobRequest {
+        cpu_request: amount,
         placement,
         class,
-        ..Request::of_cores(1)
+        ..JobRequest::of_cores(1)
     })
 }
 
@@ -189,8 +194,8 @@ proptest! {
             ask(&mut state, n, request, &policy);
             gone.iter().for_each(|gone| release(&mut state, gone % (n + 1)));
         }
-        let plan = defrag(&state, &policy);
-        prop_assert_eq!(&plan, &defrag(&state, &policy), "the same state gives the same moves");
+        let plan = plan_defrag(&state, &policy);
+        prop_assert_eq!(&plan, &plan_defrag(&state, &policy), "the same state gives the same moves");
         let mut after = state.clone();
         apply(&mut after, &plan);
         check_ledger(&after);
@@ -214,6 +219,6 @@ proptest! {
             let may = request.class != PriorityClass::Guaranteed && request.placement == Placement::Pack;
             prop_assert!(may || from == to);
         }
-        prop_assert_eq!(defrag(&after, &policy).moves, [], "healed is healed");
+        prop_assert_eq!(plan_defrag(&after, &policy).moves, [], "healed is healed");
     }
 }

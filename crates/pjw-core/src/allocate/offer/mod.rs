@@ -16,7 +16,7 @@ use crate::basics::{CpuSet, cpus_are, cpus_text, cpus_were, prelude::*};
 use crate::machine::{Device, Level, Topology};
 use crate::state::jobs::grant_counts::GrantCounts;
 use crate::state::{Holder, Offer, Pool};
-use crate::terms::{Amount, JobId, Placement, Policy, Refusal, Request};
+use crate::terms::{CpuRequest, JobId, JobRequest, Placement, Policy, Refusal};
 
 #[cfg(test)]
 mod properties;
@@ -24,14 +24,15 @@ mod properties;
 #[cfg(test)]
 mod tests;
 
-/// Chooses cores for a request of `job`. The cores that the job holds are available to it and are kept if
-/// possible.
+/// Chooses the PUs for a request of `job`. Free PUs and the PUs that the job already holds are available. The
+/// job keeps the PUs that it holds, if that is possible. Does not change `pool`.
 ///
 /// # Errors
-/// If the request can't be served. The refusal says what was requested, what is free, and what would fit.
+/// If the request can't be served. The refusal says what was requested, what is free, and what request would
+/// fit.
 pub fn allocate(
     job: &JobId,
-    request: &Request,
+    request: &JobRequest,
     pool: &Pool,
     topology: &Topology,
     policy: &Policy,
@@ -42,7 +43,7 @@ pub fn allocate(
         available = available.difference(&cores_with_offline_holder(job, pool, topology));
     }
     let anywhere = make_offer(request, &present, &available, pool, topology, policy)?;
-    let Some(device) = request.near.as_deref().and_then(|name| topology.device(name)) else {
+    let Some(device) = request.near_device.as_deref().and_then(|name| topology.device(name)) else {
         return Ok(anywhere);
     };
     let near = available.intersection(&device.cpus).union(&available.intersection(&present));
@@ -56,28 +57,28 @@ fn near_device(device: &Device, anywhere: Offer, near: Option<Offer>) -> Offer {
     let local = cpus_text(&device.cpus);
     match near {
         Some(mut offer) => {
-            offer.because.push(format!("{name} was asked to be near, and is near {local}"));
+            offer.reasons.push(format!("{name} was asked to be near, and is near {local}"));
             offer
         }
         None => {
             let mut offer = anywhere;
             offer
-                .because
+                .reasons
                 .push(format!("{name} was asked to be near, but {local} have not enough free cores"));
             offer
         }
     }
 }
 
-/// Chooses cores that may overlap with the grants of other jobs, for a request that the free cores can't
-/// serve. Free cores and the job's own cores come first, then cores that the fewest grants of other jobs contain, which
-/// `others` counts.
+/// Chooses PUs for a request that the free cores can't serve. The PUs may be in grants of other jobs too.
+/// Free PUs and the job's own PUs are preferred, then the PUs that the fewest grants of other jobs contain.
+/// `others` has the number of such grants for each PU.
 ///
 /// # Errors
 /// If the whole machine is too small for the request.
 pub fn allocate_shared(
     job: &JobId,
-    request: &Request,
+    request: &JobRequest,
     pool: &Pool,
     others: &GrantCounts,
     topology: &Topology,
@@ -91,11 +92,11 @@ pub fn allocate_shared(
     let mut offer = least_shared.map_or_else(|| offer_of(&everything), Ok)?;
     let others = offer.cpus.difference(&free);
     if !others.is_empty() {
-        offer.because =
+        offer.reasons =
             vec![format!("{} other jobs' too, as on_exhausted = \"share\" allows", cpus_are(&others))];
         let own = offer.cpus.intersection(&free);
         if !own.is_empty() {
-            offer.because.push(format!("{} still free, and first", cpus_were(&own)));
+            offer.reasons.push(format!("{} still free, and first", cpus_were(&own)));
         }
         offer.runner_up.clear();
     }
@@ -103,7 +104,7 @@ pub fn allocate_shared(
 }
 
 fn make_offer(
-    request: &Request,
+    request: &JobRequest,
     present: &CpuSet,
     available: &CpuSet,
     pool: &Pool,
@@ -111,16 +112,21 @@ fn make_offer(
     policy: &Policy,
 ) -> Result<Offer, Refusal> {
     let version = pool.change_count();
-    let (unit, requested) = match &request.amount {
-        Amount::Exactly(cpus) => {
+    let (unit, requested) = match &request.cpu_request {
+        CpuRequest::Exactly(cpus) => {
             check_explicit(cpus, available, pool, topology, policy)?;
             let because = vec![format!("{} asked for by number", cpus_were(cpus))];
-            return Ok(Offer { cpus: cpus.clone(), because, runner_up: String::new(), version });
+            return Ok(Offer {
+                cpus: cpus.clone(),
+                reasons: because,
+                runner_up: String::new(),
+                pool_change_count: version,
+            });
         }
-        Amount::Cores(0) | Amount::Pus(0) => return Err(Refusal::ZeroCores),
-        Amount::Cores(n) => (Unit::Core, *n),
-        Amount::Pus(n) if policy.share_smt => (Unit::AnyPu, *n),
-        Amount::Pus(n) => (Unit::Pu, *n),
+        CpuRequest::Cores(0) | CpuRequest::Pus(0) => return Err(Refusal::ZeroCores),
+        CpuRequest::Cores(n) => (Unit::Core, *n),
+        CpuRequest::Pus(n) if policy.share_smt => (Unit::AnyPu, *n),
+        CpuRequest::Pus(n) => (Unit::Pu, *n),
     };
     let online = pool.online_cpus();
     let allocator = Allocator::new(topology, unit, available, &online, present);
@@ -130,7 +136,7 @@ fn make_offer(
         return Err(not_enough(requested, &usable, &allocator));
     };
     let (because, runner_up) = reasons::reasons(topology, unit, requested, &choice);
-    Ok(Offer { cpus: choice.cpus, because, runner_up, version })
+    Ok(Offer { cpus: choice.cpus, reasons: because, runner_up, pool_change_count: version })
 }
 
 /// Returns the cores that have an offline PU of another job. When that PU comes online, the core belongs to
@@ -197,22 +203,22 @@ fn check_explicit(
     Ok(())
 }
 
-/// The largest requests that the free cores can serve now, in cores: anywhere on the machine, and inside one domain
-/// of each level.
+/// The largest requests that the free cores can serve now, in whole cores: on the whole machine, and inside
+/// one domain (L3, NUMA node, package) of each level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LargestRequests {
-    /// In one L3.
+    /// The largest request that fits into one L3.
     pub l3: u32,
-    /// In one NUMA node.
+    /// The largest request that fits into one NUMA node.
     pub numa_node: u32,
-    /// In one package.
+    /// The largest request that fits into one package.
     pub package: u32,
-    /// In the whole machine.
+    /// The largest request that fits into the whole machine.
     pub machine: u32,
 }
 
-/// Returns the largest request that fits one domain of each level. For a level that the machine does not
-/// have, the next larger level is used.
+/// Returns the largest requests that fit into one domain of each level, and into the whole machine, in whole
+/// cores. If the machine has no domains of a level, the next larger level is used instead.
 #[must_use]
 pub fn largest_requests(pool: &Pool, topology: &Topology) -> LargestRequests {
     let allocator =

@@ -31,7 +31,7 @@ fn every_stream(bench: &Bench, alive: &[usize], step: usize) -> usize {
         let free = next.topology.whole_core_count(&next.pool.free_cpus());
         let package_fits =
             holes(&next.topology, Level::Package, &next.pool.free_cpus()).iter().any(|&n| n >= cores);
-        match next.ask(step, &Request::of_cores(cores)) {
+        match next.ask(step, &JobRequest::of_cores(cores)) {
             Ok(offer) => {
                 check_whole(&next.topology, &offer.cpus, cores);
                 assert!(!package_fits || domains_used(&next.topology, Level::Package, &offer.cpus) == 1);
@@ -73,15 +73,20 @@ fn holes(topology: &Topology, level: Level, free: &CpuSet) -> Vec<u32> {
 
 #[derive(Debug, Clone)]
 enum Step {
-    Ask(Request),
-    Resize(usize, Request),
+    Ask(JobRequest),
+    Resize(usize, JobRequest),
     Release(usize),
 }
 
-fn any_request() -> impl Strategy<Value = Request> {
-    let amount = prop_oneof![3 => (1u32..12).prop_map(Amount::Cores), 1 => (1u32..20).prop_map(Amount::Pus)];
+fn any_request() -> impl Strategy<Value = JobRequest> {
+    let amount =
+        prop_oneof![3 => (1u32..12).prop_map(CpuRequest::Cores), 1 => (1u32..20).prop_map(CpuRequest::Pus)];
     let placement = prop_oneof![2 => Just(Placement::Pack), 1 => Just(Placement::Spread)];
-    (amount, placement).prop_map(|(amount, placement)| Request { amount, placement, ..Request::of_cores(1) })
+    (amount, placement).prop_map(|(amount, placement)| JobRequest {
+        cpu_request: amount,
+        placement,
+        ..JobRequest::of_cores(1)
+    })
 }
 
 fn any_step() -> impl Strategy<Value = Step> {
@@ -180,11 +185,11 @@ fn run(mut bench: Bench, steps: &[Step]) -> Vec<Result<Offer, Refusal>> {
     answers
 }
 
-fn check_amount(bench: &Bench, request: &Request, cpus: &CpuSet, held: &CpuSet, open: &CpuSet) {
+fn check_amount(bench: &Bench, request: &JobRequest, cpus: &CpuSet, held: &CpuSet, open: &CpuSet) {
     let topology = &bench.topology;
     let kept = held.intersection(cpus);
-    match request.amount {
-        Amount::Cores(n) => {
+    match request.cpu_request {
+        CpuRequest::Cores(n) => {
             check_whole(topology, cpus, n);
             // A core of which another job has a part (share_smt) can't be kept as a whole one.
             let keepable = topology.cores().iter().filter(|core| core.pus.is_subset(open));
@@ -192,11 +197,11 @@ fn check_amount(bench: &Bench, request: &Request, cpus: &CpuSet, held: &CpuSet, 
             let after = topology.cores().iter().filter(|core| core.pus.intersects(&kept)).count();
             assert_eq!(after, before.min(n as usize), "{held} became {cpus}");
         }
-        Amount::Pus(n) if bench.policy.share_smt => {
+        CpuRequest::Pus(n) if bench.policy.share_smt => {
             assert_eq!(cpus.len(), n as usize);
             assert_eq!(kept.len(), held.len().min(n as usize), "{held} became {cpus}");
         }
-        Amount::Pus(n) => {
+        CpuRequest::Pus(n) => {
             check_whole(topology, cpus, topology.whole_core_count(cpus));
             assert!(cpus.len() >= n as usize);
             let given = topology.cores().iter().filter(|core| core.pus.is_subset(cpus));
@@ -204,17 +209,17 @@ fn check_amount(bench: &Bench, request: &Request, cpus: &CpuSet, held: &CpuSet, 
             let needless = new.find(|core| cpus.len() - core.pus.len() >= n as usize);
             assert_eq!(needless, None, "{n} PUs are in {cpus} without it");
         }
-        Amount::Exactly(_) => unreachable!("streams ask for numbers"),
+        CpuRequest::Exactly(_) => unreachable!("streams ask for numbers"),
     }
 }
 
-fn check_refusal(bench: &Bench, request: &Request, open: &CpuSet) {
+fn check_refusal(bench: &Bench, request: &JobRequest, open: &CpuSet) {
     let whole = bench.topology.cores().iter().filter(|core| core.pus.is_subset(open));
-    match request.amount {
-        Amount::Cores(n) => assert!(whole.count() < n as usize),
-        Amount::Pus(n) if bench.policy.share_smt => assert!(open.len() < n as usize),
-        Amount::Pus(n) => assert!(whole.map(|core| core.pus.len()).sum::<usize>() < n as usize),
-        Amount::Exactly(_) => unreachable!("streams ask for numbers"),
+    match request.cpu_request {
+        CpuRequest::Cores(n) => assert!(whole.count() < n as usize),
+        CpuRequest::Pus(n) if bench.policy.share_smt => assert!(open.len() < n as usize),
+        CpuRequest::Pus(n) => assert!(whole.map(|core| core.pus.len()).sum::<usize>() < n as usize),
+        CpuRequest::Exactly(_) => unreachable!("streams ask for numbers"),
     }
 }
 
@@ -245,7 +250,7 @@ proptest! {
     ) {
         let mut bench = Bench::new(alike(&topology), &some_of(&topology, &taken).to_string());
         let free = bench.pool.free_cpus();
-        if let Ok(offer) = bench.ask(1, &Request::of_cores(cores)) {
+        if let Ok(offer) = bench.ask(1, &JobRequest::of_cores(cores)) {
             for level in [Level::L3, Level::NumaNode, Level::Package] {
                 let one = holes(&topology, level, &free).iter().any(|&hole| hole >= cores);
                 prop_assert!(!one || domains_used(&topology, level, &offer.cpus) <= 1, "{level}: {offer:?}");
@@ -261,7 +266,7 @@ proptest! {
     ) {
         let mut bench = Bench::new(topology.clone(), &some_of(&topology, &taken).to_string());
         let free = bench.pool.free_cpus();
-        if let Ok(offer) = bench.ask(1, &Request::of_cores(cores)) {
+        if let Ok(offer) = bench.ask(1, &JobRequest::of_cores(cores)) {
             let levels = [Level::L3, Level::NumaNode, Level::Package];
             let smallest = levels.into_iter().find_map(|level| {
                 let sizes = holes(&topology, level, &free).into_iter();
@@ -279,7 +284,7 @@ proptest! {
                 for domain in fuller {
                     let elsewhere = topology.cpus().difference(&domain.cpus.intersection(&free));
                     let mut there = Bench::new(topology.clone(), &elsewhere.to_string());
-                    let other = there.ask(1, &Request::of_cores(cores)).unwrap();
+                    let other = there.ask(1, &JobRequest::of_cores(cores)).unwrap();
                     prop_assert!(parts(&other.cpus) > parts(&offer.cpus), "{other:?} {offer:?}");
                 }
                 prop_assert!(hole >= Some(size));
@@ -294,7 +299,7 @@ proptest! {
     ) {
         let mut bench = Bench::new(alike(&topology), "");
         let free = bench.pool.free_cpus();
-        if let Ok(offer) = bench.ask(1, &Request::of_cores(cores)) {
+        if let Ok(offer) = bench.ask(1, &JobRequest::of_cores(cores)) {
             let mut levels = topology.levels().iter().rev();
             let holds_it = |level| holes(&topology, level, &free).iter().any(|&hole| hole >= cores);
             let holds = levels.find(|&&level| holds_it(level));
@@ -314,7 +319,7 @@ proptest! {
     ) {
         let mut bench = Bench::new(alike(&topology), &some_of(&topology, &taken).to_string());
         let mut sizes = holes(&topology, Level::Package, &bench.pool.free_cpus());
-        if let Ok(offer) = bench.ask(1, &Request::of_cores(cores)) {
+        if let Ok(offer) = bench.ask(1, &JobRequest::of_cores(cores)) {
             sizes.sort_unstable_by(|a, b| b.cmp(a));
             let enough = (1..=sizes.len()).find(|&count| sizes[..count].iter().sum::<u32>() >= cores);
             prop_assert_eq!(Some(domains_used(&topology, Level::Package, &offer.cpus)), enough);
@@ -328,7 +333,7 @@ proptest! {
         cores in 1u32..24,
     ) {
         let mut bench = Bench::new(alike(&topology), &some_of(&topology, &taken).to_string());
-        let request = Request { placement: Placement::Spread, ..Request::of_cores(cores) };
+        let request = JobRequest { placement: Placement::Spread, ..JobRequest::of_cores(cores) };
         if let Ok(offer) = bench.ask(1, &request) {
             let got = holes(&topology, Level::Package, &offer.cpus);
             let left = holes(&topology, Level::Package, &bench.pool.free_cpus());
@@ -351,7 +356,7 @@ proptest! {
         let free = bench.pool.free_cpus();
         let usable = topology.cpus().difference(&bench.pool.housekeeping_cpus());
         let held = [&bench.pool.pus_of(&numbered_job(1))].into_iter().collect();
-        match allocate_shared(&numbered_job(2), &Request::of_cores(cores), &bench.pool, &held, &topology, &bench.policy) {
+        match allocate_shared(&numbered_job(2), &JobRequest::of_cores(cores), &bench.pool, &held, &topology, &bench.policy) {
             Ok(offer) => {
                 check_whole(&topology, &offer.cpus, cores);
                 prop_assert!(offer.cpus.is_subset(&usable));

@@ -22,14 +22,14 @@ impl Bench {
         Self { topology, pool, policy: Policy::default() }
     }
 
-    pub(super) fn ask(&mut self, n: usize, request: &Request) -> Result<Offer, Refusal> {
+    pub(super) fn ask(&mut self, n: usize, request: &JobRequest) -> Result<Offer, Refusal> {
         let offer = allocate(&numbered_job(n), request, &self.pool, &self.topology, &self.policy)?;
         self.pool.commit(&numbered_job(n), &offer).unwrap();
         Ok(offer)
     }
 
     fn cores(&mut self, n: usize, cores: u32) -> String {
-        match self.ask(n, &Request::of_cores(cores)) {
+        match self.ask(n, &JobRequest::of_cores(cores)) {
             Ok(offer) => offer.cpus.to_string(),
             Err(refusal) => format!("{refusal}"),
         }
@@ -55,16 +55,16 @@ fn hybrid() -> Topology {
     Topology::new(cores.to_vec(), Vec::new()).unwrap()
 }
 
-fn pus(n: u32) -> Request {
-    Request { amount: Amount::Pus(n), ..Request::of_cores(1) }
+fn pus(n: u32) -> JobRequest {
+    JobRequest { cpu_request: CpuRequest::Pus(n), ..JobRequest::of_cores(1) }
 }
 
-fn exactly(list: &str) -> Request {
-    Request { amount: Amount::Exactly(list.parse().unwrap()), ..Request::of_cores(1) }
+fn exactly(list: &str) -> JobRequest {
+    JobRequest { cpu_request: CpuRequest::Exactly(list.parse().unwrap()), ..JobRequest::of_cores(1) }
 }
 
-fn spread(n: u32) -> Request {
-    Request { placement: Placement::Spread, ..Request::of_cores(n) }
+fn spread(n: u32) -> JobRequest {
+    JobRequest { placement: Placement::Spread, ..JobRequest::of_cores(n) }
 }
 
 #[test]
@@ -99,9 +99,9 @@ fn the_rest_of_a_divided_request_fills_the_smallest_hole() {
 #[test]
 fn a_fuller_node_is_passed_over_if_the_request_lies_on_fewer_l3s_in_another() {
     let mut bench = Bench::new(regular_topology(1, 2, 3, 5, 1), "0-2,5-7,10-12,22-24,25-29");
-    let offer = bench.ask(1, &Request::of_cores(6)).unwrap();
+    let offer = bench.ask(1, &JobRequest::of_cores(6)).unwrap();
     assert_eq!(offer.cpus.to_string(), "15-20", "node 0 has just 6, but on three L3s");
-    assert_eq!(offer.because[0], "NUMA node 1 holds 7 free cores and would keep 1");
+    assert_eq!(offer.reasons[0], "NUMA node 1 holds 7 free cores and would keep 1");
     assert_eq!(offer.runner_up, "NUMA node 0 holds 6 free cores and would keep 0");
 }
 
@@ -137,11 +137,11 @@ fn siblings_may_serve_two_jobs_only_where_the_policy_says() {
 #[test]
 fn a_request_that_no_domain_holds_gets_the_fewest() {
     let mut bench = Bench::new(regular_topology(2, 1, 2, 4, 1), "");
-    let offer = bench.ask(1, &Request::of_cores(10)).unwrap();
+    let offer = bench.ask(1, &JobRequest::of_cores(10)).unwrap();
     assert_eq!(offer.cpus.to_string(), "0-9");
     assert!(
         offer
-            .because
+            .reasons
             .iter()
             .any(|line| line == "no package has 10 free cores; the largest hole is 8 on package 0"),
         "{offer:#?}"
@@ -151,8 +151,8 @@ fn a_request_that_no_domain_holds_gets_the_fewest() {
 #[test]
 fn the_second_best_choice_is_named() {
     let mut bench = Bench::new(regular_topology(1, 1, 3, 4, 1), "0-1");
-    let offer = bench.ask(1, &Request::of_cores(2)).unwrap();
-    assert_eq!(offer.because, ["L3#0 holds 2 free cores and would keep 0"]);
+    let offer = bench.ask(1, &JobRequest::of_cores(2)).unwrap();
+    assert_eq!(offer.reasons, ["L3#0 holds 2 free cores and would keep 0"]);
     assert_eq!(offer.runner_up, "L3#1 holds 4 free cores and would keep 2");
 }
 
@@ -214,7 +214,7 @@ fn explicit_lists_are_refused_with_the_reason() {
 fn allocation_works_on_eight_thousand_pus() {
     let mut bench = Bench::new(regular_topology(8, 4, 16, 8, 2), "0,4096");
     assert_eq!(bench.topology.cpus().len(), 8192);
-    let offer = bench.ask(1, &Request::of_cores(8)).unwrap();
+    let offer = bench.ask(1, &JobRequest::of_cores(8)).unwrap();
     assert_eq!(offer.cpus.len(), 16);
     assert_eq!(bench.cores(2, 4095 - 8).parse::<CpuSet>().unwrap().len(), 2 * (4095 - 8));
     assert!(bench.pool.free_cpus().is_empty());
@@ -241,13 +241,13 @@ fn nodes_that_hold_packages_are_divided_by_packages() {
         ],
     );
     let mut bench = Bench::new(one_node_over_two_packages, "0-1");
-    let offer = bench.ask(1, &Request::of_cores(5)).unwrap();
+    let offer = bench.ask(1, &JobRequest::of_cores(5)).unwrap();
     assert_eq!(offer.cpus.to_string(), "6-10");
     let because = [
         "package 1 holds 6 free cores and would keep 1",
         "no L3 has 5 free cores; the largest hole is 3 on L3#1 of package 0",
     ];
-    assert_eq!(offer.because, because);
+    assert_eq!(offer.reasons, because);
     assert_eq!(offer.runner_up, "", "the node holds it too, but around the package");
 }
 
@@ -283,8 +283,8 @@ fn nodes_of_slow_and_of_fast_memory_over_the_same_cores_count_once() {
         (Level::NumaNode, 3, "4-7"),
     ];
     let mut bench = Bench::new(flat(8, &domains), "");
-    let offer = bench.ask(1, &Request::of_cores(2)).unwrap();
-    assert_eq!(offer.because, ["NUMA node 0 holds 4 free cores and would keep 2"]);
+    let offer = bench.ask(1, &JobRequest::of_cores(2)).unwrap();
+    assert_eq!(offer.reasons, ["NUMA node 0 holds 4 free cores and would keep 2"]);
     assert_eq!(offer.runner_up, "NUMA node 1 holds 4 free cores and would keep 2");
 }
 
@@ -300,10 +300,10 @@ fn equal_holes_go_by_number_and_a_second_domain_is_a_neighbour() {
 #[test]
 fn a_machine_that_shows_no_domains_is_one() {
     let mut bench = Bench::new(flat(4, &[]), "");
-    let offer = bench.ask(1, &Request::of_cores(3)).unwrap();
+    let offer = bench.ask(1, &JobRequest::of_cores(3)).unwrap();
     assert_eq!(offer.cpus.to_string(), "0-2");
     assert_eq!(
-        offer.because,
+        offer.reasons,
         ["the job gets CPUs 0-2 on the machine, the fewest parts that hold 3 free cores"]
     );
     assert_eq!(
@@ -358,12 +358,12 @@ fn a_full_machine_is_named_in_the_refusal() {
 #[test]
 fn refusals_state_the_request_and_the_available_cores() {
     let mut bench = Bench::new(regular_topology(2, 1, 1, 4, 2), "0,8");
-    let refuse = |bench: &mut Bench, request: &Request| bench.ask(9, request).unwrap_err();
-    assert_eq!(refuse(&mut bench, &Request::of_cores(0)), Refusal::ZeroCores);
+    let refuse = |bench: &mut Bench, request: &JobRequest| bench.ask(9, request).unwrap_err();
+    assert_eq!(refuse(&mut bench, &JobRequest::of_cores(0)), Refusal::ZeroCores);
     assert_eq!(refuse(&mut bench, &pus(0)), Refusal::ZeroCores);
     let too_many = |requested| Refusal::MoreThanMachine { requested, usable: 7 };
-    assert_eq!(refuse(&mut bench, &Request::of_cores(8)), too_many(8));
-    assert_eq!(refuse(&mut bench, &Request::of_cores(u32::MAX)), too_many(u32::MAX));
+    assert_eq!(refuse(&mut bench, &JobRequest::of_cores(8)), too_many(8));
+    assert_eq!(refuse(&mut bench, &JobRequest::of_cores(u32::MAX)), too_many(u32::MAX));
     assert_eq!(refuse(&mut bench, &pus(15)), too_many(8));
     assert_eq!(refuse(&mut bench, &pus(u32::MAX)), too_many(1 << 31));
     assert_eq!(bench.cores(1, 4), "4-7,12-15");
@@ -374,7 +374,7 @@ fn refusals_state_the_request_and_the_available_cores() {
         held: 0,
         largest_l3: 3,
     };
-    assert_eq!(refuse(&mut bench, &Request::of_cores(4)), not_enough);
+    assert_eq!(refuse(&mut bench, &JobRequest::of_cores(4)), not_enough);
     assert_eq!(refuse(&mut bench, &pus(7)), not_enough);
 }
 
@@ -396,7 +396,7 @@ fn sharing_takes_free_cores_first_and_names_the_overlap() {
     let share = |n| {
         allocate_shared(
             &numbered_job(2),
-            &Request::of_cores(n),
+            &JobRequest::of_cores(n),
             &bench.pool,
             &held,
             &bench.topology,
@@ -406,7 +406,7 @@ fn sharing_takes_free_cores_first_and_names_the_overlap() {
     let offer = share(2).unwrap();
     assert_eq!(offer.cpus.to_string(), "1-2", "1 is free, 0 is housekeeping");
     assert_eq!(
-        offer.because,
+        offer.reasons,
         ["CPU 2 is other jobs' too, as on_exhausted = \"share\" allows", "CPU 1 was still free, and first"]
     );
     assert_eq!(share(1).unwrap().cpus.to_string(), "1");
@@ -419,7 +419,7 @@ fn sharing_takes_the_cores_that_the_fewest_others_hold() {
     let mut held = GrantCounts::default();
     held.add(&"0-3".parse().unwrap());
     let mut share = |n| {
-        let request = Request::of_cores(n);
+        let request = JobRequest::of_cores(n);
         let offer =
             allocate_shared(&numbered_job(9), &request, &bench.pool, &held, &bench.topology, &bench.policy)
                 .unwrap();
@@ -433,22 +433,22 @@ fn sharing_takes_the_cores_that_the_fewest_others_hold() {
 fn growing_names_the_kept_and_the_added_cores() {
     let mut bench = Bench::new(regular_topology(2, 1, 2, 4, 1), "");
     bench.cores(1, 2);
-    let offer = bench.ask(1, &Request::of_cores(6)).unwrap();
+    let offer = bench.ask(1, &JobRequest::of_cores(6)).unwrap();
     let because = [
         "the job keeps CPUs 0-1, which it held",
         "it gets CPUs 2-5 on L3#0 of package 0, L3#1 of package 0, the nearest that could be had",
     ];
-    assert_eq!(offer.because, because);
+    assert_eq!(offer.reasons, because);
     assert_eq!(
-        bench.ask(1, &Request::of_cores(6)).unwrap().because,
+        bench.ask(1, &JobRequest::of_cores(6)).unwrap().reasons,
         ["the job keeps CPUs 0-5, which it holds already"]
     );
     assert_eq!(
-        bench.ask(1, &Request::of_cores(4)).unwrap().because,
+        bench.ask(1, &JobRequest::of_cores(4)).unwrap().reasons,
         ["of what the job held it keeps CPUs 0-3"]
     );
-    let one = bench.ask(1, &Request::of_cores(1)).unwrap();
-    assert_eq!(one.because, ["of what the job held it keeps CPU 0"], "a CPU number and not a count");
+    let one = bench.ask(1, &JobRequest::of_cores(1)).unwrap();
+    assert_eq!(one.reasons, ["of what the job held it keeps CPU 0"], "a CPU number and not a count");
 }
 
 #[test]
@@ -457,8 +457,8 @@ fn a_core_with_an_offline_pu_of_another_job_is_not_granted() {
     let mut pool = Pool::new(&topology, &CpuSet::new());
     let (a, b): (JobId, JobId) = ("a".parse().unwrap(), "b".parse().unwrap());
     pool.set_online(&"0".parse().unwrap());
-    let offer = allocate(&a, &Request::of_cores(1), &pool, &topology, &Policy::default()).unwrap();
+    let offer = allocate(&a, &JobRequest::of_cores(1), &pool, &topology, &Policy::default()).unwrap();
     pool.commit(&a, &offer).unwrap();
     pool.set_online(&"1".parse().unwrap());
-    assert!(allocate(&b, &Request::of_cores(1), &pool, &topology, &Policy::default()).is_err());
+    assert!(allocate(&b, &JobRequest::of_cores(1), &pool, &topology, &Policy::default()).is_err());
 }

@@ -8,7 +8,7 @@ use crate::basics::ids::Pid;
 use crate::basics::ids::Uid;
 use crate::terms::cpuset_group::CpusetHierarchy;
 use crate::terms::cpuset_group::CpusetSupport;
-use crate::terms::job::Amount;
+use crate::terms::job::CpuRequest;
 use crate::terms::job::GrantedBy;
 use crate::terms::job::JobId;
 use crate::terms::job::Source;
@@ -23,18 +23,18 @@ use std::vec::Vec;
 mod surroundings;
 
 /// Two packages with a NUMA node of eight cores each: CPUs 0-7 and 8-15.
-fn node() -> Examination {
+fn node() -> DiagnosisInput {
     with_cores(8, 1)
 }
 
-fn with_cores(cores_per_l3: u32, pus_per_core: u32) -> Examination {
+fn with_cores(cores_per_l3: u32, pus_per_core: u32) -> DiagnosisInput {
     let topology = regular_topology(2, 1, 1, cores_per_l3, pus_per_core);
-    Examination {
+    DiagnosisInput {
         online: topology.cpus().clone(),
         topology,
-        span_ms: 1000,
+        scan_interval_ms: 1000,
         jobs: Vec::new(),
-        unassigned: Vec::new(),
+        unassigned_processes: Vec::new(),
         interrupts: Vec::new(),
         host: HostFacts {
             kernel: "6.12.0".to_owned(),
@@ -42,9 +42,9 @@ fn with_cores(cores_per_l3: u32, pus_per_core: u32) -> Examination {
             cpuset_hierarchy: "cpusets in v2".to_owned(),
             psi: true,
             schedstat: true,
-            no_events: None,
+            no_fork_events_reason: None,
             btf: true,
-            isolated: CpuSet::new(),
+            isolated_cpus: CpuSet::new(),
             nohz_full: CpuSet::new(),
             numa_balancing: Some(false),
             autogroup: None,
@@ -52,7 +52,7 @@ fn with_cores(cores_per_l3: u32, pus_per_core: u32) -> Examination {
             governors: BTreeMap::new(),
             container: false,
             hides_processes: false,
-            incomplete: None,
+            incomplete_reason: None,
         },
         conflicting_programs: Vec::new(),
         schedulers: Vec::new(),
@@ -90,20 +90,20 @@ fn job(name: &str, allowed: &str, threads: u32, busy: u32) -> ObservedJob {
     ObservedJob {
         id: name.parse().unwrap(),
         owner: Uid(1001),
-        amount: Some(Amount::Cores(2)),
-        holds: None,
+        requested: Some(CpuRequest::Cores(2)),
+        grant: None,
         expected_cpus: None,
-        processes: 1,
+        process_count: 1,
         threads,
-        outside_cgroup: Vec::new(),
+        pids_outside_cgroup: Vec::new(),
         cgroup: None,
         has_cpuset: None,
-        kept_by: String::new(),
+        enforcement: String::new(),
     }
 }
 
 fn held(name: &str, cpus: &str, granted_by: GrantedBy) -> ObservedJob {
-    ObservedJob { holds: Some((set(cpus), granted_by)), ..job(name, cpus, 1, 1) }
+    ObservedJob { grant: Some((set(cpus), granted_by)), ..job(name, cpus, 1, 1) }
 }
 
 fn other(pid: u32, uid: u32, name: &str, threads: Vec<ObservedThread>) -> UnassignedProcess {
@@ -118,7 +118,7 @@ fn other(pid: u32, uid: u32, name: &str, threads: Vec<ObservedThread>) -> Unassi
 
 /// The only finding with this code.
 #[track_caller]
-fn only(exam: &Examination, code: &str) -> Finding {
+fn only(exam: &DiagnosisInput, code: &str) -> Finding {
     let mut found = of(exam, code);
     assert_eq!(found.len(), 1, "{code}: {:#?}", diagnose(exam));
     let finding = found.remove(0);
@@ -126,7 +126,7 @@ fn only(exam: &Examination, code: &str) -> Finding {
     finding
 }
 
-fn of(exam: &Examination, code: &str) -> Vec<Finding> {
+fn of(exam: &DiagnosisInput, code: &str) -> Vec<Finding> {
     diagnose(exam).into_iter().filter(|finding| finding.code == code).collect()
 }
 
@@ -173,7 +173,7 @@ fn findings_of_a_kind_are_limited_and_the_rest_is_counted() {
     let mut exam = node();
     exam.jobs = (0..12)
         .map(|n| ObservedJob {
-            amount: Some(Amount::Pus(1)),
+            requested: Some(CpuRequest::Pus(1)),
             ..job(&format!("slurm:{n}"), &n.to_string(), 4, 4)
         })
         .collect();
@@ -215,7 +215,7 @@ fn a_job_with_more_busy_threads_than_cpus_is_reported() {
         (Severity::Advice, "3 threads of manual:a want a CPU most of the time, and it has 2 CPUs")
     );
     assert_eq!(finding.pids.len(), 3);
-    exam.jobs = vec![ObservedJob { amount: Some(Amount::Pus(2)), ..job("slurm:1", "0-15", 6, 6) }];
+    exam.jobs = vec![ObservedJob { requested: Some(CpuRequest::Pus(2)), ..job("slurm:1", "0-15", 6, 6) }];
     let finding = only(&exam, "oversubscribed");
     assert_eq!(finding.severity, Severity::Problem, "it takes CPUs from others");
     assert_eq!(finding.text, "6 threads of slurm:1 want a CPU most of the time, and it asked for 2 CPUs");
@@ -237,7 +237,7 @@ fn two_mpirun_on_the_same_first_cpus_are_found_also_without_jobs() {
 
     exam.jobs.clear();
     let ranks = |pid| other(pid, 1001, "solver", vec![thread(pid, "0", 0, 990)]);
-    exam.unassigned = vec![ranks(7), ranks(8)];
+    exam.unassigned_processes = vec![ranks(7), ranks(8)];
     assert!(only(&exam, "stacked").text.contains("2 of no job"));
 }
 
@@ -291,7 +291,7 @@ fn threads_outside_what_their_job_holds_are_found() {
 fn members_outside_their_schedulers_cgroup_are_found() {
     let mut exam = node();
     exam.jobs = vec![ObservedJob {
-        outside_cgroup: vec![Pid(5), Pid(6)],
+        pids_outside_cgroup: vec![Pid(5), Pid(6)],
         ..held("slurm:1", "0-3", GrantedBy::Scheduler)
     }];
     let finding = only(&exam, "outside-cgroup");
@@ -304,11 +304,11 @@ fn a_process_outside_cgroup_and_cpus_is_reported_once() {
     let mut exam = node();
     let mut job = held("slurm:1", "0-3", GrantedBy::Scheduler);
     job.threads.push(thread(77, "0-15", 2, 0));
-    job.outside_cgroup = vec![Pid(77)];
+    job.pids_outside_cgroup = vec![Pid(77)];
     exam.jobs = vec![job];
     let _ = only(&exam, "outside");
     assert_eq!(of(&exam, "outside-cgroup"), []);
-    exam.jobs[0].outside_cgroup.push(Pid(78));
+    exam.jobs[0].pids_outside_cgroup.push(Pid(78));
     let _ = only(&exam, "outside-cgroup");
 }
 
@@ -316,7 +316,7 @@ fn a_process_outside_cgroup_and_cpus_is_reported_once() {
 fn jobs_of_a_stopped_scheduler_are_reported() {
     let mut exam = node();
     let scheduler =
-        |exam: &Examination| facts(exam).into_iter().find(|fact| fact.code == "scheduler").unwrap().text;
+        |exam: &DiagnosisInput| facts(exam).into_iter().find(|fact| fact.code == "scheduler").unwrap().text;
     assert!(scheduler(&exam).starts_with("none: "));
     exam.jobs = vec![held("slurm:1", "0-3", GrantedBy::Scheduler)];
     assert_eq!(scheduler(&exam), "none of its daemons runs here, but jobs of slurm do");
@@ -325,7 +325,7 @@ fn jobs_of_a_stopped_scheduler_are_reported() {
 #[test]
 fn an_unknown_core_count_is_reported_with_the_config_key() {
     let mut exam = node();
-    exam.jobs = vec![ObservedJob { amount: None, ..job("lsf:1", "0-15", 1, 1) }];
+    exam.jobs = vec![ObservedJob { requested: None, ..job("lsf:1", "0-15", 1, 1) }];
     let finding = only(&exam, "unknown-count");
     assert!(finding.remedy.contains("[sources.lsf]"), "{}", finding.remedy);
     exam.viewer = Uid(1000);
@@ -367,8 +367,11 @@ fn a_scheduler_configured_for_cpusets_without_cpusets_is_a_problem() {
     let mut exam = node();
     exam.jobs = vec![ObservedJob { has_cpuset: Some(false), ..job("slurm:1", "0-15", 1, 1) }];
     assert_eq!(only(&exam, "no-cpuset-controller").severity, Severity::Note);
-    let slurm =
-        ObservedScheduler { name: "Slurm".to_owned(), binding: Binding::Cpusets, meaning: String::new() };
+    let slurm = ObservedScheduler {
+        name: "Slurm".to_owned(),
+        binding: JobBinding::Cpusets,
+        effect_on_pjw: String::new(),
+    };
     exam.schedulers = vec![slurm.clone()];
     let finding = only(&exam, "no-cpuset-controller");
     assert_eq!(finding.severity, Severity::Problem);
@@ -383,7 +386,7 @@ fn warden_version_is_compared_and_its_warnings_are_reported_once() {
     let id = JobId::new(Source::Manual, "a").unwrap();
     exam.jobs = vec![ObservedJob {
         threads: job("a", "0-1", 3, 3).threads,
-        kept_by: "affinity".to_owned(),
+        enforcement: "affinity".to_owned(),
         ..held("a", "0-1", GrantedBy::Warden)
     }];
     let warning =

@@ -16,9 +16,9 @@ use std::vec::Vec;
 fn unassigned_processes_are_a_problem_when_busy() {
     let mut exam = node();
     exam.jobs = vec![held("slurm:1", "0-3", GrantedBy::Scheduler)];
-    exam.unassigned = vec![other(50, 1001, "bash", vec![thread(50, "0-15", 0, 0)])];
+    exam.unassigned_processes = vec![other(50, 1001, "bash", vec![thread(50, "0-15", 0, 0)])];
     assert_eq!(only(&exam, "stray").severity, Severity::Note);
-    exam.unassigned.push(other(51, 1001, "solver", vec![thread(51, "0-15", 3, 900)]));
+    exam.unassigned_processes.push(other(51, 1001, "solver", vec![thread(51, "0-15", 3, 900)]));
     let finding = only(&exam, "stray");
     assert_eq!(finding.severity, Severity::Problem);
     assert!(finding.text.contains("user 1001 (2 processes); 1 is busy"), "{}", finding.text);
@@ -28,10 +28,10 @@ fn unassigned_processes_are_a_problem_when_busy() {
 #[test]
 fn busy_processes_of_users_without_jobs_are_reported() {
     let mut exam = node();
-    exam.unassigned = vec![other(50, 1002, "a\x1b[2J", vec![thread(50, "0-15", 0, 900)])];
+    exam.unassigned_processes = vec![other(50, 1002, "a\x1b[2J", vec![thread(50, "0-15", 0, 900)])];
     let finding = only(&exam, "unmanaged");
     assert_eq!(finding.text, "1 thread of no job keeps CPUs busy: a\\u{1b}[2J (50)");
-    exam.unassigned = vec![other(50, 0, "kworker", vec![thread(50, "0-15", 0, 900)])];
+    exam.unassigned_processes = vec![other(50, 0, "kworker", vec![thread(50, "0-15", 0, 900)])];
     assert_eq!(of(&exam, "unmanaged"), []);
 }
 
@@ -39,7 +39,7 @@ fn busy_processes_of_users_without_jobs_are_reported() {
 fn system_daemons_on_job_cpus_are_reported_with_a_remedy() {
     let mut exam = node();
     exam.jobs = vec![held("slurm:1", "0-7", GrantedBy::Scheduler)];
-    exam.unassigned = vec![
+    exam.unassigned_processes = vec![
         other(30, 0, "systemd-journal", vec![thread(30, "0-15", 3, 23)]),
         other(31, 101, "dbus-daemon", vec![thread(31, "0-15", 9, 50)]),
         other(32, 0, "quiet", vec![thread(32, "8-15", 9, 50)]),
@@ -55,7 +55,7 @@ fn system_daemons_on_job_cpus_are_reported_with_a_remedy() {
         "2 system processes may run on the jobs' CPUs 0-7; 1 did, for 2.3 % of one CPU: systemd-journal (30)"
     );
     assert!(finding.remedy.contains("CPUAffinity=8-15"), "{}", finding.remedy);
-    exam.unassigned[0].threads[0].run_permille = 9;
+    exam.unassigned_processes[0].threads[0].run_permille = 9;
     assert_eq!(only(&exam, "daemons").severity, Severity::Note, "every system has as much");
     exam.jobs[0] = held("slurm:1", "0-15", GrantedBy::Scheduler);
     assert!(only(&exam, "daemons").remedy.contains("housekeeping = \"1\""));
@@ -83,7 +83,7 @@ fn interrupts_on_job_cpus_are_reported_with_a_remedy_for_irqbalance() {
     exam.interrupts[0].counts = BTreeMap::from([(Pu(2), 3)]);
     assert_eq!(only(&exam, "interrupts").severity, Severity::Note);
     exam.interrupts[0].counts = BTreeMap::from([(Pu(2), u64::MAX), (Pu(3), u64::MAX)]);
-    exam.span_ms = 0;
+    exam.scan_interval_ms = 0;
     let _ = only(&exam, "interrupts");
 }
 
@@ -121,8 +121,8 @@ fn missing_kernel_features_and_hidden_processes_are_reported() {
     exam.host = HostFacts {
         psi: false,
         schedstat: false,
-        no_events: Some("no events".to_owned()),
-        isolated: set("4-7"),
+        no_fork_events_reason: Some("no events".to_owned()),
+        isolated_cpus: set("4-7"),
         numa_balancing: Some(true),
         governors: BTreeMap::from([
             ("powersave".to_owned(), set("0-7")),
@@ -130,7 +130,7 @@ fn missing_kernel_features_and_hidden_processes_are_reported() {
         ]),
         hides_processes: true,
         container: true,
-        incomplete: Some("too many open files".to_owned()),
+        incomplete_reason: Some("too many open files".to_owned()),
         ..exam.host
     };
     exam.jobs = vec![held("a", "0-1", GrantedBy::Warden)];

@@ -11,8 +11,9 @@ use crate::terms::{
 /// the first thread is known.
 const MAX_UNASSIGNED: usize = 4096;
 
-/// Returns the processes of which the diagnosis (`pjwctl doctor`) reads every thread, not only the first: all
-/// processes of jobs, and at most 4,096 others.
+/// Returns the pids of the processes whose threads the diagnosis (`pjwctl doctor`) reads. These are all
+/// processes of jobs, and at most 4,096 processes that belong to no job. Of every other process, only the
+/// first thread is read.
 #[must_use]
 pub fn pids_to_scan_fully(state: &WardenState) -> BTreeSet<Pid> {
     let members = state.members.keys().copied();
@@ -22,35 +23,37 @@ pub fn pids_to_scan_fully(state: &WardenState) -> BTreeSet<Pid> {
     members.chain(others.map(|process| process.id.pid).take(MAX_UNASSIGNED)).collect()
 }
 
-/// Two scans of the same node, some time apart. From the difference, the diagnosis computes the CPU use of threads.
+/// Two scans of the same node, some seconds apart. The diagnosis computes the CPU use of each thread from
+/// their difference.
 #[derive(Debug, Clone, Copy)]
 pub struct ScanPair<'a> {
-    /// The jobs and processes of the node, as they are known after both scans.
+    /// The jobs and processes of the node, as of the second scan.
     pub state: &'a WardenState,
-    /// The settings by which `state` was made from the scans.
+    /// The settings with which `state` was computed from the scans.
     pub policy: &'a Policy,
-    /// The first scan, with the CPU times of threads at its time.
-    pub before: &'a Snapshot,
-    /// The second scan, with the CPU times of threads at its time.
-    pub after: &'a Snapshot,
+    /// The first scan. It has the CPU time that each thread had used until then.
+    pub first_scan: &'a Snapshot,
+    /// The second scan. It has the CPU time that each thread had used until then.
+    pub second_scan: &'a Snapshot,
 }
 
 /// Identifies a thread in both scans.
 type Key = (ProcessId, Tid, StartTime);
 
 impl ScanPair<'_> {
-    /// Returns the time between the beginnings of the two scans, in ms.
+    /// Returns the time from the beginning of the first scan to the beginning of the second, in ms.
     #[must_use]
-    pub fn span_ms(&self) -> u64 {
+    pub fn scan_interval_ms(&self) -> u64 {
         self.span_ns() / 1_000_000
     }
 
     fn span_ns(&self) -> u64 {
-        self.after.taken_at.since_boot.0.saturating_sub(self.before.taken_at.since_boot.0)
+        self.second_scan.taken_at.since_boot.0.saturating_sub(self.first_scan.taken_at.since_boot.0)
     }
 
-    /// Returns the jobs, with the CPU use of their threads between the two scans. `held` has the PUs that a running
-    /// `pjwd` granted to each job; it is empty if none runs. The PUs that schedulers granted are read from the scans.
+    /// Returns all jobs, each with the CPU use of its threads between the two scans. `held` has the PUs that
+    /// a running `pjwd` granted to each job; it is empty if no `pjwd` runs. PUs that a scheduler granted are
+    /// taken from the scans.
     #[must_use]
     pub fn observed_jobs(&self, held: &BTreeMap<JobId, CpuSet>) -> Vec<ObservedJob> {
         let readings = self.readings();
@@ -72,22 +75,22 @@ impl ScanPair<'_> {
             ObservedJob {
                 id: job.id.clone(),
                 owner: job.owner,
-                amount: job.request.as_ref().map(|request| request.amount.clone()),
+                requested: job.request.as_ref().map(|request| request.cpu_request.clone()),
                 expected_cpus: granted.filter(|_| holds.is_none()).map(|grant| grant.cpus.clone()),
-                holds,
-                processes: members.len(),
+                grant: holds,
+                process_count: members.len(),
                 threads: threads.collect(),
-                outside_cgroup: outside.map(|member| member.id.pid).collect(),
+                pids_outside_cgroup: outside.map(|member| member.id.pid).collect(),
                 cgroup: job.cgroup.clone(),
                 has_cpuset: None,
-                kept_by: String::new(),
+                enforcement: String::new(),
             }
         };
         self.state.jobs.values().map(job).collect()
     }
 
-    /// Returns the processes that belong to no job, with the CPU use of their threads between the two scans. Kernel
-    /// threads and the diagnosing process are left out.
+    /// Returns the processes that belong to no job, each with the CPU use of its threads between the two
+    /// scans. Kernel threads and the process that makes the diagnosis are not included.
     #[must_use]
     pub fn unassigned_processes(&self) -> Vec<UnassignedProcess> {
         let readings = self.readings();
@@ -121,7 +124,7 @@ impl ScanPair<'_> {
 
     fn readings(&self) -> BTreeMap<Key, (u64, u64)> {
         let mut readings = BTreeMap::new();
-        for process in self.before.processes.values().filter_map(Observed::present) {
+        for process in self.first_scan.processes.values().filter_map(Observed::present) {
             for thread in process.threads.iter().flatten() {
                 readings.insert((process.id, thread.tid, thread.start), (thread.run_ns, thread.wait_ns));
             }
@@ -134,7 +137,7 @@ impl ScanPair<'_> {
         pid: Pid,
         readings: &'a BTreeMap<Key, (u64, u64)>,
     ) -> impl Iterator<Item = ObservedThread> + 'a {
-        let process = self.after.processes.get(&pid).and_then(Observed::present);
+        let process = self.second_scan.processes.get(&pid).and_then(Observed::present);
         let threads = process
             .into_iter()
             .flat_map(|process| process.threads.iter().flatten().map(move |thread| (process.id, thread)));
@@ -142,7 +145,7 @@ impl ScanPair<'_> {
             let before = readings.get(&(process, thread.tid, thread.start)).copied();
             // A new thread used all its CPU time since its start. A thread that the first scan did not read
             // has no measured usage.
-            let is_new = thread.start.latest() >= self.before.taken_at.since_boot;
+            let is_new = thread.start.latest() >= self.first_scan.taken_at.since_boot;
             let unmeasured = (thread.run_ns, thread.wait_ns);
             self.observed_thread(pid, thread, before.unwrap_or(if is_new { (0, 0) } else { unmeasured }))
         })
@@ -166,7 +169,7 @@ impl ScanPair<'_> {
 }
 
 fn first_thread(process: &Process) -> Vec<ObservedThread> {
-    let thread = process.mask.as_ref().map(|mask| ObservedThread {
+    let thread = process.first_thread_mask.as_ref().map(|mask| ObservedThread {
         pid: process.id.pid,
         effective_mask: mask.clone(),
         last_cpu: mask.first().unwrap_or(Pu(0)),

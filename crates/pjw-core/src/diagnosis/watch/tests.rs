@@ -11,7 +11,7 @@ use crate::basics::time::Moment;
 use crate::basics::time::Nanos;
 use crate::basics::time::UnixMillis;
 use crate::reconcile::reconcile;
-use crate::terms::job::Amount;
+use crate::terms::job::CpuRequest;
 use crate::terms::job::Source;
 use crate::terms::policy::Mode;
 use crate::terms::scan::ScanScope;
@@ -45,28 +45,28 @@ fn process(pid: u32, uid: u32, job_marks: JobMarks, threads: Vec<Thread>) -> (Pi
         uid: Uid(uid),
         comm: Comm::from("x"),
         is_kernel_thread: false,
-        mask: Some("0-7".parse().unwrap()),
+        first_thread_mask: Some("0-7".parse().unwrap()),
         cgroup: Some(Arc::from("/")),
         attributes: None,
         job_marks: Some(job_marks),
         threads: Some(threads),
-        idle_until: None,
+        last_seen_idle: None,
     };
     (Pid(pid), Observed::Present(process))
 }
 
 fn of_job(cgroup: bool) -> JobMarks {
     let job = JobId::new(Source::Slurm, "1").unwrap();
-    let amount = Some(Amount::Cores(2));
+    let amount = Some(CpuRequest::Cores(2));
     let kind = MarkKind::Cgroup(JOB.to_owned());
-    let marks = if cgroup { vec![JobMark { job, kind, amount }] } else { Vec::new() };
+    let marks = if cgroup { vec![JobMark { job, kind, cpu_request: amount }] } else { Vec::new() };
     JobMarks { role: BatchRole::Ordinary, marks }
 }
 
 fn snapshot(at: u64, cpuset: Option<&str>, processes: Vec<(Pid, Observed<Process>)>) -> Snapshot {
     let cgroup = Cgroup {
         id: CgroupId { inode: 7, path: JOB.to_owned() },
-        cpus: cpuset.map(|cpus| cpus.parse().unwrap()),
+        restricted_cpus: cpuset.map(|cpus| cpus.parse().unwrap()),
         populated: true,
         cpuset: None,
     };
@@ -77,20 +77,21 @@ fn snapshot(at: u64, cpuset: Option<&str>, processes: Vec<(Pid, Observed<Process
         processes: processes.into_iter().collect(),
         cgroups: BTreeMap::from([(JOB.to_owned(), Observed::Present(cgroup))]),
         affinity_requests: Vec::new(),
-        incomplete: None,
+        incomplete_reason: None,
     }
 }
 
 /// The jobs and the unassigned processes from both scans.
 fn watched(before: &Snapshot, after: &Snapshot) -> (Vec<ObservedJob>, Vec<UnassignedProcess>) {
     let mut state = WardenState::new(regular_topology(1, 1, 1, 8, 1), &CpuSet::new());
-    let policy = Policy { mode: Mode::Observe, pin: false, own_pid: Some(Pid(99)), ..Policy::default() };
+    let policy =
+        Policy { mode: Mode::Observe, pin_hot_threads: false, own_pid: Some(Pid(99)), ..Policy::default() };
     for snapshot in [before, before, after] {
         let decision = reconcile(&mut state, snapshot, &[], &policy);
-        decision.plan.actions.iter().for_each(|action| state.note_not_tried(action));
+        decision.plan.mask_actions.iter().for_each(|action| state.note_mask_not_tried(action));
     }
-    let watch = ScanPair { state: &state, policy: &policy, before, after };
-    assert_eq!(watch.span_ms(), 1000);
+    let watch = ScanPair { state: &state, policy: &policy, first_scan: before, second_scan: after };
+    assert_eq!(watch.scan_interval_ms(), 1000);
     (watch.observed_jobs(&BTreeMap::new()), watch.unassigned_processes())
 }
 
@@ -116,7 +117,7 @@ fn a_thread_that_ran_or_waited_between_the_scans_is_busy() {
     let demand_permille: Vec<u32> = jobs[0].threads.iter().map(|thread| thread.demand_permille).collect();
     assert_eq!(demand_permille, [700, 0, 500, 0]);
     assert_eq!(
-        (jobs[0].threads[0].run_permille, jobs[0].busy_thread_count(), jobs[0].processes),
+        (jobs[0].threads[0].run_permille, jobs[0].busy_thread_count(), jobs[0].process_count),
         (200, 2, 1)
     );
     assert_eq!(others, []);
@@ -131,12 +132,12 @@ fn a_scheduler_grant_is_held_and_a_possible_grant_is_not() {
             .remove(0)
     };
     let granted = see(Some("4-5"));
-    assert_eq!(granted.holds, Some(("4-5".parse().unwrap(), GrantedBy::Scheduler)));
+    assert_eq!(granted.grant, Some(("4-5".parse().unwrap(), GrantedBy::Scheduler)));
     assert_eq!(granted.expected_cpus, None);
     let free = see(None);
-    assert_eq!(free.holds, None);
+    assert_eq!(free.grant, None);
     assert_eq!(free.expected_cpus.map(|cpus| cpus.len()), Some(2));
-    assert_eq!(free.amount, Some(Amount::Cores(2)));
+    assert_eq!(free.requested, Some(CpuRequest::Cores(2)));
 }
 
 #[test]
@@ -151,7 +152,7 @@ fn a_member_outside_its_cgroup_is_found_and_helpers_belong_to_the_scheduler() {
     ];
     let after = swept.into_iter().chain(of_scheduler).collect();
     let (jobs, others) = watched(&snapshot(10 * SECOND, None, inside), &snapshot(11 * SECOND, None, after));
-    assert_eq!(jobs[0].outside_cgroup, [Pid(10)], "it is still a member");
+    assert_eq!(jobs[0].pids_outside_cgroup, [Pid(10)], "it is still a member");
     let pids: Vec<(u32, bool)> =
         others.iter().map(|other| (other.pid.0, other.belongs_to_scheduler)).collect();
     assert_eq!(

@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::basics::{CpuSet, Pu, prelude::*};
-use crate::machine::devices::{Device, Devices};
+use crate::machine::devices::{Device, MachineDetails};
 
-/// The levels of the machine at which cores are grouped: L3, NUMA node and package, in their usual nesting order.
-/// [`Topology::levels`] returns the actual order on a given machine.
+/// A level at which the cores of a machine are grouped: L3, NUMA node, package, or the whole machine. The
+/// order is that of the usual nesting. [`Topology::levels`] returns the actual order on a given machine.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, strum::IntoStaticStr,
 )]
@@ -39,27 +39,27 @@ pub enum Level {
 pub struct Domain {
     /// Whether the domain is an L3 cache, a NUMA node or a package.
     pub level: Level,
-    /// The number of the domain: the kernel's number for NUMA nodes and packages, hwloc's logical number for
-    /// L3s.
+    /// The number of the domain. For a NUMA node or a package, the kernel's number. For an L3, hwloc's
+    /// logical number.
     pub number: u32,
     /// The PUs (logical CPUs) of the domain.
     pub cpus: CpuSet,
-    /// The memory of the NUMA node in bytes. 0 for L3 caches and packages.
+    /// The size of the memory of the NUMA node, in bytes. 0 if the domain is an L3 cache or a package.
     pub memory_bytes: u64,
 }
 
-/// A physical core, with its PUs (its SMT siblings).
+/// A physical core, with its PUs (logical CPUs, also called SMT siblings).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Core {
     /// The PUs (logical CPUs) of the core: its SMT siblings.
     pub pus: CpuSet,
-    /// The kind of the core: 0 is the most energy-efficient kind (hwloc's CPU kinds). 0 if all cores are of
-    /// the same kind.
+    /// The kind of the core, as an index into the kinds that the machine has. 0 is the most energy-efficient
+    /// kind (hwloc's CPU kinds), and the only kind of a machine whose cores are all alike.
     pub kind: u32,
 }
 
 impl Level {
-    /// Returns the noun for a domain of this level, such as `NUMA node`.
+    /// Returns the noun for one domain of this level, such as `NUMA node`.
     #[must_use]
     pub fn noun(self) -> &'static str {
         match self {
@@ -88,8 +88,8 @@ impl Domain {
     }
 }
 
-/// The topology of a machine: its cores, and the L3s, NUMA nodes and packages that contain the cores. A clone shares
-/// the data, so cloning is cheap.
+/// The topology of a machine: its cores, and the L3s, NUMA nodes and packages that contain the cores. Cloning
+/// is cheap, because clones share the data.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Parts", into = "Parts")]
 pub struct Topology(Arc<Machine>);
@@ -110,8 +110,8 @@ struct Machine {
     levels: Vec<Level>,
     /// The position of each PU, indexed by PU number.
     index: Vec<PuPosition>,
-    /// See [`Topology::devices`].
-    devices: Devices,
+    /// See [`Topology::details`].
+    devices: MachineDetails,
 }
 
 /// Prints the parts without the index, which is computed from the parts.
@@ -143,14 +143,14 @@ struct Parts {
     domains: Vec<Domain>,
     cores: Vec<Core>,
     #[serde(default, rename = "fittings")]
-    devices: Devices,
+    devices: MachineDetails,
 }
 
 impl TryFrom<Parts> for Topology {
     type Error = TopologyError;
 
     fn try_from(parts: Parts) -> Result<Self, TopologyError> {
-        Ok(Self::new(parts.cores, parts.domains)?.with_devices(parts.devices))
+        Ok(Self::new(parts.cores, parts.domains)?.with_details(parts.devices))
     }
 }
 
@@ -175,8 +175,8 @@ pub enum TopologyError {
     },
 }
 
-/// The shape of a regular machine: all its packages are equal, and so are all its NUMA nodes, L3s and cores. Each
-/// field is a number of parts in one part of the next larger level. For tests and for capacity planning.
+/// The shape of a regular machine: all packages have the same structure, and so have all NUMA nodes, all L3s
+/// and all cores. Used in tests and for capacity planning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegularShape {
     /// The number of packages (sockets) of the machine.
@@ -185,19 +185,19 @@ pub struct RegularShape {
     pub numa_per_package: u32,
     /// The number of L3 caches in each NUMA node.
     pub l3_per_numa: u32,
-    /// The number of cores at each L3 cache.
+    /// The number of cores that share each L3 cache.
     pub cores_per_l3: u32,
     /// The number of PUs (hardware threads) of each core.
     pub pus_per_core: u32,
 }
 
 impl Topology {
-    /// Builds a topology from its cores, in hwloc's order, and its domains. If several domains of one level contain
-    /// the same PU, such as NUMA nodes of fast and of slow memory, the PU belongs to the smallest of these domains,
-    /// or to the first of several smallest.
+    /// Builds a topology from cores, given in hwloc's order, and domains. Several domains of one level may
+    /// contain the same PU, such as a NUMA node of fast memory and one of slow memory. The PU then belongs to
+    /// the smallest of them; if several are equally small, to the first.
     ///
     /// # Errors
-    /// If there is no core with a PU, or if a PU is in two cores.
+    /// If no core has a PU, or if two cores have the same PU.
     pub fn new(mut cores: Vec<Core>, mut domains: Vec<Domain>) -> Result<Self, TopologyError> {
         cores.retain(|core| !core.pus.is_empty());
         let mut cpus = CpuSet::new();
@@ -232,20 +232,21 @@ impl Topology {
             }
         }
         let levels = sort_levels_by_size(&domains, &index);
-        let devices = Devices::default();
+        let devices = MachineDetails::default();
         Ok(Self(Arc::new(Machine { domains, cores, order, cpus, starts, levels, index, devices })))
     }
 
-    /// Returns this topology with `devices` in place of its dies, kinds of core and PCI devices.
+    /// Returns this topology, with `devices` as the details (dies, kinds of core and PCI devices) of the
+    /// machine.
     #[must_use]
-    pub fn with_devices(mut self, devices: Devices) -> Self {
+    pub fn with_details(mut self, devices: MachineDetails) -> Self {
         let machine = Arc::make_mut(&mut self.0);
         machine.devices = devices;
         self
     }
 
-    /// Builds the topology of a regular machine. PUs are numbered as on x86: first the first PU of every core, then
-    /// the second PU of every core.
+    /// Builds the topology of a regular machine. PUs are numbered as on x86: first the first PU of every
+    /// core, then the second PU of every core, and so on.
     #[must_use]
     pub fn from_shape(shape: RegularShape) -> Self {
         let cores_total = shape.packages * shape.numa_per_package * shape.l3_per_numa * shape.cores_per_l3;
@@ -282,27 +283,26 @@ impl Topology {
             starts,
             levels,
             index,
-            devices: Devices::default(),
+            devices: MachineDetails::default(),
         }))
     }
 
-    /// Returns the levels (L3, NUMA node, package) that this machine has, the level with the largest domains first.
-    /// The order differs between machines: usually packages contain NUMA nodes, but some NUMA nodes contain
-    /// packages.
+    /// Returns the levels (L3, NUMA node, package) at which this machine has domains, the level with the
+    /// largest domains first. The order differs between machines: usually a package contains NUMA nodes, but
+    /// on some machines a NUMA node contains packages.
     #[must_use]
     pub fn levels(&self) -> &[Level] {
         &self.0.levels
     }
 
-    /// Iterates over the domains of one level, such as all NUMA nodes, in the order of hwloc (the library that reads
-    /// the topology).
+    /// Iterates over the domains of one level, such as all NUMA nodes, in hwloc's order.
     pub fn domains(&self, level: Level) -> impl Iterator<Item = &Domain> {
         self.0.domains.iter().filter(move |domain| domain.level == level)
     }
 
-    /// Returns the dies, kinds of core and PCI devices of the machine.
+    /// Returns the details of the machine: dies, kinds of core, PCI devices, and PUs that can't be used.
     #[must_use]
-    pub fn devices(&self) -> &Devices {
+    pub fn details(&self) -> &MachineDetails {
         &self.0.devices
     }
 
@@ -312,17 +312,17 @@ impl Topology {
         self.0.devices.devices.iter().find(|device| device.has_name(name))
     }
 
-    /// Returns the PUs that belong to `domain`: those for which [`Topology::domain_of`] returns it. Fewer than all
-    /// PUs of the domain if a smaller domain of the same level contains some of them, and empty for a NUMA node
-    /// without PUs.
+    /// Returns the PUs for which [`Topology::domain_of`] returns `domain`. These are fewer than all PUs in
+    /// `domain` if another domain of the same level contains some of them too. Empty for a NUMA node without
+    /// PUs.
     #[must_use]
     pub fn cpus_belonging_to(&self, domain: &Domain) -> CpuSet {
         let here = |&pu: &Pu| self.domain_of(domain.level, pu).is_some_and(|own| own.number == domain.number);
         domain.cpus.iter().filter(here).collect()
     }
 
-    /// Returns the domain of this level (such as the NUMA node) to which `pu` belongs, or `None` if there is no such
-    /// domain.
+    /// Returns the domain of this level (such as the NUMA node) to which `pu` belongs. `None` if no domain of
+    /// this level contains `pu`.
     #[must_use]
     pub fn domain_of(&self, level: Level, pu: Pu) -> Option<&Domain> {
         self.0.domains.get(self.domain_index(level, pu)? as usize)
@@ -345,12 +345,12 @@ impl Topology {
         &self.0.cores
     }
 
-    /// Iterates over the cores in hwloc's order, and returns the PUs of each core.
+    /// Iterates over the cores in hwloc's order. Each item is the list of the PUs of one core.
     pub fn pus_by_core(&self) -> impl Iterator<Item = &[Pu]> {
         self.0.starts.windows(2).map(|ends| &self.0.order[ends[0]..ends[1]])
     }
 
-    /// Returns all PUs of the machine in hwloc's order: core by core, the PUs of a core together.
+    /// Returns all PUs of the machine, core by core, in hwloc's order.
     #[must_use]
     pub fn pus_in_order(&self) -> &[Pu] {
         &self.0.order
@@ -362,8 +362,8 @@ impl Topology {
         &self.0.cpus
     }
 
-    /// Returns the PUs of the core to which `pu` belongs, including `pu` itself. Empty if the machine does not have
-    /// `pu`.
+    /// Returns the PUs of the core to which `pu` belongs, `pu` included. Empty if the machine does not have
+    /// the PU `pu`.
     #[must_use]
     pub fn core_cpus(&self, pu: Pu) -> CpuSet {
         let core = self.0.index.get(pu.0 as usize).and_then(|entry| entry.core);
@@ -387,15 +387,16 @@ impl Topology {
         u32::try_from(cores.len()).unwrap_or(u32::MAX)
     }
 
-    /// Returns the PUs of `cpus` in hwloc's order, in which PUs of the same core, cache and NUMA node follow each
-    /// other. PUs that the machine does not have are left out.
+    /// Returns the PUs of `cpus` in hwloc's order, so that PUs of the same core, L3 and NUMA node are
+    /// neighbours in the list. PUs that the machine does not have are omitted.
     #[must_use]
     pub fn sorted_pus(&self, cpus: &CpuSet) -> Vec<Pu> {
         self.0.order.iter().copied().filter(|&pu| cpus.contains(pu)).collect()
     }
 
-    /// Sorts the PUs of `cpus`: one PU of every core comes before the second PU of any core. Threads that are pinned
-    /// in this order share a core only if there are more threads than cores.
+    /// Returns the PUs of `cpus`, sorted so that one PU of every core comes before the second PU of any core.
+    /// If threads are pinned to PUs in this order, two threads share a core only if there are more threads
+    /// than cores.
     #[must_use]
     pub fn one_per_core_first(&self, cpus: &CpuSet) -> Vec<Pu> {
         let mut ranked: Vec<(usize, usize, Pu)> = Vec::new();

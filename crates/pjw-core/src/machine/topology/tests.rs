@@ -111,9 +111,10 @@ fn devices_are_serialised_and_found_by_each_name() {
         cpus: set("2-3"),
         numa_nodes: vec![1],
     };
-    let devices = Devices { devices: vec![gpu], offline: set("4-7"), ..Devices::default() };
-    let machine = flat(4, Vec::new()).with_devices(devices.clone());
-    assert_eq!(machine.devices(), &devices);
+    let devices =
+        MachineDetails { devices: vec![gpu], unavailable_pus: set("4-7"), ..MachineDetails::default() };
+    let machine = flat(4, Vec::new()).with_details(devices.clone());
+    assert_eq!(machine.details(), &devices);
     for name in ["card0", "cuda0", "0000:03:00.0"] {
         assert_eq!(machine.device(name).map(|device| &device.cpus), Some(&set("2-3")), "{name}");
     }

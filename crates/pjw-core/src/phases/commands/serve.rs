@@ -4,11 +4,11 @@ use crate::allocate::Offer;
 use crate::allocate::defrag::{self, DefragPlan};
 use crate::basics::{Pid, Uid, prelude::*};
 use crate::machine::{Device, Topology};
-use crate::phases::commands::types::{Assign, Caller, Command, Reply};
+use crate::phases::commands::types::{AssignCommand, Caller, Command, Reply};
 use crate::phases::{draft::Draft, hotplug, jobs, membership, membership::add_member};
 use crate::terms::{
-    Amount, BatchRole, Event, EventKind, Evidence, GrantedBy, Job, JobId, Lifetime, Mode, OnExhausted,
-    Placement, Refusal, Request, Source,
+    BatchRole, CpuRequest, Event, EventKind, Evidence, GrantedBy, Job, JobId, JobRequest, Lifetime, Mode,
+    OnExhausted, Placement, Refusal, Source,
 };
 
 /// Carries out the commands in order. Returns one result per command.
@@ -23,7 +23,7 @@ fn carry_out(draft: &mut Draft<'_>, command: &Command) -> Result<Reply, Refusal>
         Command::ReleaseAll { caller } => release_all(draft, caller).map(Reply::Released),
         Command::Defrag { caller } => defragment(draft, *caller).map(Box::new).map(Reply::Moved),
     };
-    if let (Err(refusal), Command::Assign(Assign { job, .. }) | Command::Release { job, .. }) =
+    if let (Err(refusal), Command::Assign(AssignCommand { job, .. }) | Command::Release { job, .. }) =
         (&served, command)
     {
         draft.out.events.push(Event::new(EventKind::Refused, refusal.to_string()).with_job(job));
@@ -65,7 +65,7 @@ fn defragment(draft: &mut Draft<'_>, caller: Caller) -> Result<DefragPlan, Refus
     if !caller.admin {
         return Err(Refusal::DefragNeedsAdmin);
     }
-    let defragmenting = defrag::defrag(draft.state, draft.policy);
+    let defragmenting = defrag::plan_defrag(draft.state, draft.policy);
     for step in &defragmenting.steps {
         // The offer was made for a pool in which the job holds nothing.
         draft.state.pool.release(&step.job);
@@ -86,7 +86,7 @@ fn check_may_change(job: &Job, caller: &Caller) -> Result<(), Refusal> {
     Err(Refusal::NotYourJob { job: job.id.clone(), owner: job.owner })
 }
 
-fn assign(draft: &mut Draft<'_>, args: &Assign) -> Result<Job, Refusal> {
+fn assign(draft: &mut Draft<'_>, args: &AssignCommand) -> Result<Job, Refusal> {
     require_enforce_mode(draft)?;
     let existing = draft.state.jobs.get(&args.job).cloned();
     if let Some(job) = &existing {
@@ -131,7 +131,7 @@ fn assign(draft: &mut Draft<'_>, args: &Assign) -> Result<Job, Refusal> {
 
 /// Returns the processes that the command adds to the job. If one of them may not join, the whole command is
 /// refused.
-fn new_members(draft: &Draft<'_>, args: &Assign) -> Result<BTreeSet<Pid>, Refusal> {
+fn new_members(draft: &Draft<'_>, args: &AssignCommand) -> Result<BTreeSet<Pid>, Refusal> {
     let mut pids: BTreeSet<Pid> = args.pids.iter().copied().collect();
     if let Some(session) = args.session {
         let processes = draft.state.processes.values().map(|known| &known.process);
@@ -143,7 +143,7 @@ fn new_members(draft: &Draft<'_>, args: &Assign) -> Result<BTreeSet<Pid>, Refusa
     Ok(pids)
 }
 
-fn check_may_join(draft: &Draft<'_>, pid: Pid, args: &Assign) -> Result<(), Refusal> {
+fn check_may_join(draft: &Draft<'_>, pid: Pid, args: &AssignCommand) -> Result<(), Refusal> {
     let known = draft.state.processes.get(&pid).ok_or(Refusal::NoSuchProcess { pid })?;
     let process = &known.process;
     let is_schedulers = process.uid == Uid::ROOT && known.job_marks.role != BatchRole::Ordinary;
@@ -171,25 +171,26 @@ fn check_may_join(draft: &Draft<'_>, pid: Pid, args: &Assign) -> Result<(), Refu
     }
 }
 
-fn request(topology: &Topology, existing: Option<&Job>, args: &Assign) -> Result<Request, Refusal> {
+fn request(topology: &Topology, existing: Option<&Job>, args: &AssignCommand) -> Result<JobRequest, Refusal> {
     let before = existing.and_then(|job| job.request.clone());
-    let amount = args.amount.clone().or_else(|| before.as_ref().map(|request| request.amount.clone()));
+    let amount =
+        args.cpu_request.clone().or_else(|| before.as_ref().map(|request| request.cpu_request.clone()));
     let amount = amount.ok_or_else(|| Refusal::NoAmount { job: args.job.clone() })?;
-    let before = before.unwrap_or_else(|| Request::of_cores(0));
-    let is_explicit = matches!(amount, Amount::Exactly(_));
+    let before = before.unwrap_or_else(|| JobRequest::of_cores(0));
+    let is_explicit = matches!(amount, CpuRequest::Exactly(_));
     // An earlier list of PUs says nothing about the placement of a number of cores.
     let mut named = args.placement.into_iter().chain([before.placement]);
     let named = named.find(|placement| *placement != Placement::Explicit);
-    let near = match args.near.as_deref() {
-        None => before.near,
+    let near = match args.near_device.as_deref() {
+        None => before.near_device,
         Some("") => None,
         Some(name) => Some(device(topology, name)?),
     };
-    Ok(Request {
-        amount,
+    Ok(JobRequest {
+        cpu_request: amount,
         placement: if is_explicit { Placement::Explicit } else { named.unwrap_or_default() },
         class: args.class.unwrap_or(before.class),
-        near,
+        near_device: near,
         bind_memory: args.bind_memory.unwrap_or(before.bind_memory),
         isolated: args.isolated.unwrap_or(before.isolated),
     })
@@ -201,14 +202,19 @@ fn device(topology: &Topology, name: &str) -> Result<String, Refusal> {
         return Ok(name.to_owned());
     }
     let name_of = |device: &Device| device.names.first().unwrap_or(&device.address).clone();
-    let known: Vec<String> = topology.devices().devices.iter().map(name_of).collect();
+    let known: Vec<String> = topology.details().devices.iter().map(name_of).collect();
     let known = if known.is_empty() { "none that hwloc knows".to_owned() } else { known.join(", ") };
     Err(Refusal::NoSuchDevice { device: name.to_owned(), known })
 }
 
 /// Returns the owner of the job: the user that the administrator names, else the present owner, else the user
 /// of the first process, else the caller.
-fn owner(draft: &Draft<'_>, existing: Option<&Job>, args: &Assign, new_members: &BTreeSet<Pid>) -> Uid {
+fn owner(
+    draft: &Draft<'_>,
+    existing: Option<&Job>,
+    args: &AssignCommand,
+    new_members: &BTreeSet<Pid>,
+) -> Uid {
     let first = new_members.first().and_then(|&pid| draft.state.process(pid));
     let owner = args.owner.or(existing.map(|job| job.owner));
     owner.or(first.map(|process| process.uid)).unwrap_or(args.caller.uid)
@@ -219,15 +225,15 @@ fn owner(draft: &Draft<'_>, existing: Option<&Job>, args: &Assign, new_members: 
 fn offer(
     draft: &Draft<'_>,
     existing: Option<&Job>,
-    args: &Assign,
-    request: &Request,
+    args: &AssignCommand,
+    request: &JobRequest,
     owner: Uid,
 ) -> Result<Option<(Offer, bool)>, Refusal> {
     let held = existing.and_then(|job| job.grant.as_ref());
     let satisfied = |job: &Job| !hotplug::has_fewer_than_requested(&draft.state.topology, job);
     let same = existing.is_some_and(|job| job.request.as_ref() == Some(request) && satisfied(job));
     match held {
-        Some(grant) if grant.granted_by == GrantedBy::Scheduler && !same && args.amount.is_some() => {
+        Some(grant) if grant.granted_by == GrantedBy::Scheduler && !same && args.cpu_request.is_some() => {
             return Err(Refusal::GrantedByScheduler { job: args.job.clone() });
         }
         Some(grant) if same || grant.granted_by == GrantedBy::Scheduler => return Ok(None),
@@ -262,7 +268,7 @@ fn why_not_wait(has_cores: bool, must_be_new: bool) -> Option<&'static str> {
 
 /// Checks the limit for unprivileged users. It counts all cores that the user's jobs hold in full or in part,
 /// and the cores that waiting jobs request.
-fn check_user_limit(draft: &Draft<'_>, id: &JobId, request: &Request, owner: Uid) -> Result<(), Refusal> {
+fn check_user_limit(draft: &Draft<'_>, id: &JobId, request: &JobRequest, owner: Uid) -> Result<(), Refusal> {
     let limit = draft.policy.user_max_cores;
     if limit == 0 {
         return Err(Refusal::AssignNeedsAdmin);
@@ -271,11 +277,11 @@ fn check_user_limit(draft: &Draft<'_>, id: &JobId, request: &Request, owner: Uid
     let others = draft.state.jobs.of_owner(owner).filter(|job| job.id != *id);
     let cores_of = |job: &Job| match (&job.grant, &job.request) {
         (Some(grant), _) => topology.overlapping_core_count(&grant.cpus),
-        (None, Some(request)) if !job.released => request.amount.core_count(topology),
+        (None, Some(request)) if !job.released => request.cpu_request.core_count(topology),
         (None, _) => 0,
     };
     let held = others.map(cores_of).fold(0, u32::saturating_add);
-    let requested = request.amount.core_count(topology);
+    let requested = request.cpu_request.core_count(topology);
     let total = held.saturating_add(requested);
     if total > limit { Err(Refusal::UserLimit { requested, total, limit }) } else { Ok(()) }
 }

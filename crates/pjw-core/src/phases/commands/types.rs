@@ -2,23 +2,23 @@
 
 use crate::allocate::defrag::DefragPlan;
 use crate::basics::{Pid, Uid, prelude::*};
-use crate::terms::{Amount, Job, JobId, Placement, PriorityClass};
+use crate::terms::{CpuRequest, Job, JobId, Placement, PriorityClass};
 
-/// The user that sent a command, and whether the user may change jobs of other users.
+/// The user that sent a command, and whether this user may change jobs of other users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caller {
-    /// The user id, as verified by the kernel (`SO_PEERCRED`).
+    /// The user id of the caller, as verified by the kernel (`SO_PEERCRED`).
     pub uid: Uid,
-    /// Whether the user may change jobs of other users: root, the daemon's own user, or a member of an
-    /// administrators' group.
+    /// Whether the caller is an administrator, who may change jobs of other users. Administrators are root,
+    /// the user of the daemon, and the members of the groups in the config key `admin_groups`.
     pub admin: bool,
 }
 
-/// A command of a user or administrator that changes jobs: assign, release, release all, or defragment.
+/// A command of a user or administrator that changes jobs: assign, release, release all jobs, or defragment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
     /// Gives cores and processes to a job.
-    Assign(Assign),
+    Assign(AssignCommand),
     /// Takes the cores back from a job and restores the masks of its threads.
     Release {
         /// The job.
@@ -38,54 +38,55 @@ pub enum Command {
     },
 }
 
-/// The arguments of the assign command (`pjwctl assign` and `pjwctl run`): a job, the cores that are requested for
-/// it, and the processes that join it.
+/// The assign command (`pjwctl assign` and `pjwctl run`): a job, the cores that are requested for it, and the
+/// processes that are to join it. An option that is `None` does not change an existing job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Assign {
-    /// The job that gets the cores. It is created if it does not exist.
+pub struct AssignCommand {
+    /// The job that is to get the cores. It is created if it does not exist.
     pub job: JobId,
-    /// The amount of CPU for the job: a number of cores or PUs, or an explicit list of PUs. `None` keeps the
-    /// present value.
-    pub amount: Option<Amount>,
-    /// How the cores are chosen, such as close together. `None` keeps the present value; a new job gets
-    /// [`Placement::Pack`].
+    /// The number of cores or PUs, or the list of PUs, that is requested for the job. `None` leaves the
+    /// earlier request of the job unchanged.
+    pub cpu_request: Option<CpuRequest>,
+    /// The rule by which the cores are chosen, such as close together. `None` leaves the rule of the job
+    /// unchanged; for a new job it means [`Placement::Pack`].
     pub placement: Option<Placement>,
-    /// The priority class of the job. `None` keeps the present value; a new job gets [`PriorityClass::Normal`].
+    /// The priority class of the job. `None` leaves the class of the job unchanged; for a new job it means
+    /// [`PriorityClass::Normal`].
     pub class: Option<PriorityClass>,
-    /// The name of the device that the cores should be near. `None` keeps the present value, an empty name removes
-    /// it.
-    pub near: Option<String>,
-    /// Whether the job's memory comes only from the NUMA nodes of its cores. `None` keeps the present value; for a
-    /// new job, that is false.
+    /// The name or the PCI address of the device near which the cores should be. `None` leaves the device of
+    /// the job unchanged. An empty name removes the device from the request.
+    pub near_device: Option<String>,
+    /// Whether the memory of the job is allocated only from the NUMA nodes of its cores. `None` leaves the
+    /// setting of the job unchanged; for a new job it means false.
     pub bind_memory: Option<bool>,
-    /// Whether the cores become an isolated partition (`cpuset.cpus.partition`). `None` keeps the present value;
-    /// for a new job, that is false.
+    /// Whether the cores of the job become an isolated partition (`cpuset.cpus.partition`). `None` leaves the
+    /// setting of the job unchanged; for a new job it means false.
     pub isolated: Option<bool>,
-    /// The processes that join the job, with their descendants.
+    /// The pids of the processes that are to join the job. Their descendants join it too.
     pub pids: Vec<Pid>,
-    /// The session (setsid(2)) whose processes join the job, with their descendants. `None` if the command names no
-    /// session.
+    /// The id of a session (setsid(2)): all its processes and their descendants are to join the job. `None`
+    /// if the command names no session.
     pub session: Option<Pid>,
-    /// Whether the command is refused if the job exists already, as `pjwctl run` demands.
+    /// Whether the command is refused if the job exists already. True for `pjwctl run`.
     pub must_be_new: bool,
-    /// The owner of the job, as an administrator set it. `None`: the owner of the processes, or the caller if there
-    /// are no processes.
+    /// The user that is to own the job. Only an administrator may name another user. If `None`, the owner of
+    /// the processes owns the job; without processes, the caller.
     pub owner: Option<Uid>,
     /// The user that sent the command.
     pub caller: Caller,
 }
 
-impl Assign {
-    /// Makes an assign command without options: no process joins the job, and an existing job keeps its values.
-    /// Options are set in the fields afterwards.
+impl AssignCommand {
+    /// Makes an assign command without options: it names no process, and does not change the settings of an
+    /// existing job. The caller of this function then sets options in the fields.
     #[must_use]
     pub fn new(job: JobId, caller: Caller) -> Self {
         Self {
             job,
-            amount: None,
+            cpu_request: None,
             placement: None,
             class: None,
-            near: None,
+            near_device: None,
             bind_memory: None,
             isolated: None,
             pids: Vec::new(),
@@ -97,7 +98,7 @@ impl Assign {
     }
 }
 
-/// The result of a command that was carried out. A command that was refused has a `Refusal` instead.
+/// The reply to a command that was carried out. The reply to a command that was refused is a `Refusal`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
     /// The job after the command.

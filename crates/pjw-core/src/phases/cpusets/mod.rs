@@ -81,7 +81,7 @@ fn paths_to_plan(state: &WardenState) -> Vec<String> {
     if state.dirty.is_everything() {
         return state.cpusets.paths().map(str::to_owned).collect();
     }
-    let dirty = state.dirty.dirty_parts().filter_map(|(id, _)| state.cpusets.cpuset_of(id));
+    let dirty = state.dirty.dirty_jobs().filter_map(|(id, _)| state.cpusets.cpuset_of(id));
     let dirty = dirty.map(|managed| managed.job_cpuset.path.as_str());
     dirty.chain(state.cpusets.paths_to_remove()).map(str::to_owned).collect()
 }
@@ -96,7 +96,8 @@ fn cpuset_in_effect(state: &WardenState, policy: &Policy, id: &JobId) -> Option<
     (is_inside && policy.enforcement != Enforcement::Affinity).then(|| path.clone())
 }
 
-/// The mechanism that at present keeps the processes of a job on its cores: a cpuset, affinity masks, or none.
+/// The mechanism that at present restricts the processes of a job to its cores: a cpuset, affinity masks, or
+/// none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EffectiveEnforcement {
     /// One cpuset limits all processes.
@@ -113,15 +114,17 @@ pub enum EffectiveEnforcement {
     Nothing,
 }
 
-/// Returns the mechanism that at present keeps the processes of a job on its cores. If pjw chose the cores, a cpuset
-/// counts only if the last scans found every process of the job in it.
+/// Returns the mechanism that at present restricts the processes of a job to its cores. If pjw chose the
+/// cores, the result is `Cpuset` only if the last scans found all processes of the job in the job's cpuset.
+/// If a scheduler chose the cores, the result is `Cpuset`.
 #[must_use]
 pub fn effective_enforcement(state: &WardenState, policy: &Policy, job: &Job) -> EffectiveEnforcement {
     effective_enforcement_of(state, policy, job, state.members_of(&job.id))
 }
 
-/// Returns the mechanism that at present keeps the processes `members` of a job on its cores. If pjw chose the cores,
-/// a cpuset counts only if the last scans found all of `members` in it.
+/// Returns the mechanism that at present restricts the processes `members` of a job to its cores. If pjw
+/// chose the cores, the result is `Cpuset` only if the last scans found all of `members` in the job's cpuset.
+/// If a scheduler chose the cores, the result is `Cpuset`.
 pub fn effective_enforcement_of<'a>(
     state: &WardenState,
     policy: &Policy,
@@ -341,7 +344,7 @@ fn keep_masks(draft: &mut Draft<'_>, job: &JobId, path: &str) {
     // The journal may have an earlier request of a thread that has every PU now.
     let is_kept =
         |entry: &MaskEntry| !machine.is_subset(entry.original()) || entry.journaled_since().is_some();
-    let is_bound = |thread: &MemberThread| thread.mask.as_ref().is_some_and(is_kept);
+    let is_bound = |thread: &MemberThread| thread.mask_entry.as_ref().is_some_and(is_kept);
     let threads = draft.state.concerned_by_cpuset(job, path).flat_map(Member::living_threads);
     let bound: Vec<ThreadId> = threads.filter(|(_, thread)| is_bound(thread)).map(|(id, _)| id).collect();
     bound.into_iter().for_each(|thread| draft.start_journaling(thread));

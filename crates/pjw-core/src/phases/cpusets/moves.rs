@@ -1,6 +1,6 @@
 //! The cgroups of processes: which process may be moved into a job's cpuset, and to which cgroup it returns.
 
-use crate::basics::{Pid, ProcessId, is_within, prelude::*};
+use crate::basics::{Pid, ProcessId, is_cgroup_within, prelude::*};
 use crate::phases::draft::Draft;
 use crate::state::{Member, WardenState};
 use crate::terms::{CpusetHierarchy, Evidence, JobCpuset, MarkKind, Policy, Process};
@@ -28,7 +28,7 @@ pub(super) fn outside(
     let state = &*draft.state;
     let to_move = |member: &&Member| {
         let cgroup = state.process(member.id.pid)?.cgroup.as_deref()?;
-        let is_outside = !is_within(cgroup, &job_cpuset.path);
+        let is_outside = !is_cgroup_within(cgroup, &job_cpuset.path);
         (is_outside && why_unmovable(state, draft.policy, member).is_none())
             .then(|| (member.id, cgroup.to_owned()))
     };
@@ -70,7 +70,7 @@ fn is_free_to_leave(cgroup: &str, policy: &Policy) -> bool {
     cgroup == "/" || is_own || scope.is_some_and(is_users) || is_unmanaged
 }
 
-/// The processes that were born in a job's cpuset, with the original cgroups of their parents.
+/// Returns the processes that were forked inside a job's cpuset, each with the original cgroup of its parent.
 pub(super) fn born_inside(
     draft: &Draft<'_>,
     job_cpuset: &JobCpuset,
@@ -87,8 +87,9 @@ pub(super) fn born_inside(
     members.iter().filter_map(born).collect()
 }
 
-/// The original cgroup of a process in a job's cpuset: of a process that was moved there, of a process that was born
-/// there and recorded, or of one that was born there since. The parent of the last may be back in its original cgroup.
+/// Returns the original cgroup of a process in a job's cpuset: the cgroup from which pjw moved the process,
+/// or else the nearest ancestor that pjw moved. Only ancestors that are or were in a cpuset of pjw are
+/// considered. `None` if the original cgroup is unknown.
 pub(super) fn original_cgroup(state: &WardenState, process: ProcessId, job_cpuset: &str) -> Option<String> {
     let was_inside =
         |process: &&Process| process.is_within(job_cpuset) || state.cpusets.was_moved_anywhere(process.id);

@@ -17,7 +17,7 @@ pub(crate) fn track_children(draft: &mut Draft<'_>) {
             // A process that was seen before was not born to a tracked process.
             let is_untracked = known.is_new && state.tracked(known.process.id.pid).is_none();
             let (job, requests) = is_untracked.then(|| inherited_requests(state, known)).flatten()?;
-            let (id, mask) = (known.process.id, known.process.mask.as_ref()?);
+            let (id, mask) = (known.process.id, known.process.first_thread_mask.as_ref()?);
             let birth = BirthTime::from_start_time(id.start, Some(known.first_seen));
             let mut entry = MaskEntry::from_inherited(requests.clone(), birth)?;
             let limits =
@@ -54,7 +54,7 @@ pub(crate) fn settle(draft: &mut Draft<'_>) {
 
 fn released_member(id: ProcessId, job: &JobId, known: &KnownProcess) -> Member {
     let (job, evidence, first_seen) = (job.clone(), Evidence::Parent, Some(known.first_seen));
-    Member { id, job, evidence, inherited: None, first_seen, threads: BTreeMap::new() }
+    Member { id, job, evidence, inherited_mask: None, first_seen, threads: BTreeMap::new() }
 }
 
 /// The job of the released process to which a process was born, and the requests of which it may have inherited one. By its
@@ -76,8 +76,11 @@ fn inherited_requests<'a>(
     let has_requests = |(_, requests): &(&JobId, Vec<MaskRequest>)| !requests.is_empty();
     let by_relative = by_event.filter(has_requests).or_else(by_parent);
     // The process that adopted an orphan may also be its true parent.
-    let has_mask_of_parent =
-        || state.process(process.parent).is_some_and(|parent| parent.mask == process.mask);
+    let has_mask_of_parent = || {
+        state
+            .process(process.parent)
+            .is_some_and(|parent| parent.first_thread_mask == process.first_thread_mask)
+    };
     let is_orphan = || is_orphan_of_unknown_descent(state, known) && !has_mask_of_parent();
     let may_inherit = descendant.is_some() || parent.is_some() || is_orphan();
     let by_mask = may_inherit.then(|| state.released_request_of(process)).flatten();

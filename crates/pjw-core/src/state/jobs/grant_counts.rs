@@ -2,7 +2,7 @@
 
 use crate::basics::{CpuSet, Pu, prelude::*};
 
-/// The number of grants that contain each PU.
+/// For each PU, the number of grants that contain it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GrantCounts(BTreeMap<Pu, usize>);
 
@@ -15,7 +15,7 @@ impl<'a> FromIterator<&'a CpuSet> for GrantCounts {
 }
 
 impl GrantCounts {
-    /// Counts one more grant.
+    /// Adds the PUs of one more grant to the counts.
     pub fn add(&mut self, grant: &CpuSet) {
         grant.iter().for_each(|pu| *self.0.entry(pu).or_default() += 1);
     }

@@ -2,8 +2,8 @@
 
 use crate::basics::{Pid, prelude::*};
 
-/// How soon the processes with new events have to be scanned: at once if there are processes of jobs among them, else
-/// soon.
+/// The time at which the processes with new events must be scanned: at once if one of them belongs to a job,
+/// otherwise soon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScanUrgency {
     /// At once: processes of jobs.
@@ -12,14 +12,14 @@ pub enum ScanUrgency {
     Unassigned,
 }
 
-/// The processes that had an event since their last scan.
+/// The processes that had an event (fork, exec or exit) and were not scanned after it.
 #[derive(Debug, Clone, Default)]
 pub struct ScanQueue {
     /// Processes of jobs that had an event since their last scan.
     pub(super) of_jobs: BTreeSet<Pid>,
     /// Other processes that executed a program since their last scan.
     pub(super) executed: BTreeSet<Pid>,
-    /// Other processes that were born since the last rescan.
+    /// Other processes that were forked since the last rescan.
     pub(super) unassigned: BTreeMap<Pid, UnscannedProcess>,
 }
 
@@ -40,7 +40,8 @@ impl ScanQueue {
         }
     }
 
-    /// Returns how soon the processes with new events have to be scanned. `None` if there are no such processes.
+    /// Returns how soon the processes with new events must be scanned. `None` if no process waits for such a
+    /// scan.
     #[must_use]
     pub fn urgency(&self) -> Option<ScanUrgency> {
         match (self.of_jobs.is_empty(), self.executed.is_empty()) {
@@ -50,8 +51,8 @@ impl ScanQueue {
         }
     }
 
-    /// Returns the processes that have to be scanned because of an event: processes of jobs, and others that
-    /// executed a program. Removes the returned processes from the queue.
+    /// Removes and returns the processes that must be scanned because of an event: processes of jobs that had
+    /// any event, and other processes that executed a program.
     pub fn take_pids(&mut self) -> BTreeSet<Pid> {
         let mut pids = core::mem::take(&mut self.of_jobs);
         pids.append(&mut self.executed);
@@ -76,8 +77,8 @@ impl ScanQueue {
         }
     }
 
-    /// Returns the processes outside of jobs that were forked since the last call, so that the next periodic scan
-    /// reads them. Removes the returned processes from the queue.
+    /// Removes and returns the processes outside jobs that were forked since the last call of this method.
+    /// The next periodic scan is to read them.
     pub fn take_unassigned_pids(&mut self) -> impl Iterator<Item = Pid> + use<> {
         core::mem::take(&mut self.unassigned).into_keys()
     }

@@ -27,18 +27,18 @@ fn with_a_member() -> WardenState {
         last_cpu: Pu(0),
         effective_mask: set(mask),
         demand: Demand::default(),
-        mask: Some(MaskEntry::from_record(MaskRequest {
+        mask_entry: Some(MaskEntry::from_record(MaskRequest {
             mask: set(mask),
             original: set("0-7"),
-            by: MaskWriter::Warden,
-            since: Nanos(5),
+            writer: MaskWriter::Warden,
+            requested_at: Nanos(5),
         })),
     };
     state.members.insert(Member {
         id: ProcessId { pid: Pid(10), start },
         job: job("a"),
         evidence: Evidence::Registered,
-        inherited: None,
+        inherited_mask: None,
         first_seen: None,
         threads: BTreeMap::from([(Tid(10), thread("0-1")), (Tid(20), thread("1"))]),
     });
@@ -70,10 +70,10 @@ fn a_child_begins_with_the_request_of_the_thread_that_created_it() {
     assert_eq!(masks(&state, 13), [set("1"), set("0-1")], "the first thread decides");
     let descendant = state.lineage.descendant(Pid(11)).unwrap();
     assert_eq!(
-        (&descendant.job, descendant.evidence, descendant.is_member),
+        (&descendant.job, descendant.evidence, descendant.is_ancestor_member),
         (&job("a"), Evidence::Parent, true)
     );
-    assert_eq!(state.lineage.to_scan.urgency(), Some(ScanUrgency::Jobs));
+    assert_eq!(state.lineage.scan_queue.urgency(), Some(ScanUrgency::Jobs));
 }
 
 #[test]
@@ -83,7 +83,10 @@ fn a_child_of_a_process_that_a_scan_found_gone_before_its_exit_event_was_read_ke
     assert!(state.tracked(Pid(10)).is_none());
     state.apply_events(&[fork(10, 11), exit(10)]);
     let descendant = state.lineage.descendant(Pid(11)).unwrap();
-    assert_eq!((&descendant.job, descendant.ancestor, descendant.is_member), (&job("a"), Pid(10), true));
+    assert_eq!(
+        (&descendant.job, descendant.ancestor, descendant.is_ancestor_member),
+        (&job("a"), Pid(10), true)
+    );
     assert_eq!(masks(&state, 11), [set("0-1"), set("1")]);
     assert!(state.lineage.descendant(Pid(10)).is_none(), "its exit event was read");
     assert_eq!(state.lineage.unscanned_descendants().map(|(pid, _)| pid).collect::<Vec<_>>(), [Pid(11)]);
@@ -109,7 +112,10 @@ fn a_number_that_is_used_again_says_nothing_of_its_last_process() {
     state.apply_events(&[fork(10, 13), fork(1, 13), fork(13, 14)]);
     assert!(state.lineage.descendant(Pid(13)).is_none() && state.lineage.descendant(Pid(14)).is_none());
     assert_eq!(state.lineage.unscanned_descendants().count(), 0);
-    assert_eq!(state.lineage.to_scan.take_unassigned_pids().collect::<Vec<_>>(), [11, 12, 13, 14].map(Pid));
+    assert_eq!(
+        state.lineage.scan_queue.take_unassigned_pids().collect::<Vec<_>>(),
+        [11, 12, 13, 14].map(Pid)
+    );
 }
 
 #[test]
@@ -135,7 +141,7 @@ fn the_children_of_a_restored_process_are_descendants_until_the_release_is_settl
     state.lineage.note_restored(&released, false);
     state.apply_events(&[fork(10, 11)]);
     let child = state.lineage.descendant(Pid(11)).unwrap();
-    assert!(!child.is_member && child.job == job("a") && child.requests.is_empty());
+    assert!(!child.is_ancestor_member && child.job == job("a") && child.requests.is_empty());
     state.lineage.scanned(Pid(11));
     state.apply_events(&[fork(11, 12)]);
     state.lineage.settle(&job("a"));
@@ -166,7 +172,7 @@ fn the_child_of_an_adopted_process_is_adopted() {
     state.restoring.insert(Pid(10), member);
     state.apply_events(&[fork(10, 11)]);
     let descendant = state.lineage.descendant(Pid(11)).unwrap();
-    assert_eq!((descendant.evidence, descendant.is_member), (Evidence::Adopted, false));
+    assert_eq!((descendant.evidence, descendant.is_ancestor_member), (Evidence::Adopted, false));
 }
 
 #[test]
@@ -199,12 +205,12 @@ fn threads_that_start_and_end_all_the_time_cause_no_scan_and_leave_nothing_behin
             let tid = Tid(number);
             let events = [ProcessEvent::ThreadFork { pid, tid }, ProcessEvent::ThreadExit { pid, tid }];
             assert!(!state.apply_events(&events), "no event is dropped");
-            assert_eq!(state.lineage.to_scan.urgency(), None, "a thread inherits the mask of its creator");
+            assert_eq!(state.lineage.scan_queue.urgency(), None, "a thread inherits the mask of its creator");
         }
     }
-    assert_eq!(state.lineage.to_scan.take_pids(), BTreeSet::new());
+    assert_eq!(state.lineage.scan_queue.take_pids(), BTreeSet::new());
     assert_eq!(
-        state.lineage.to_scan.take_unassigned_pids().collect::<Vec<_>>(),
+        state.lineage.scan_queue.take_unassigned_pids().collect::<Vec<_>>(),
         [Pid(30)],
         "once, at the rescan"
     );

@@ -13,13 +13,14 @@ use smallvec::SmallVec;
 
 use crate::basics::{BirthTime, CpuSet, Nanos, Pu, prelude::*};
 
-/// The number of earlier requests that an entry keeps, for children that were born while these requests were in
-/// force.
+/// The maximum number of replaced requests that an entry stores. A child that was forked before the
+/// replacement inherited an earlier request.
 const EARLIER_REQUESTS: usize = 8;
 
-/// Returns the effective mask: the mask that the kernel shows for a thread whose mask was set to `requested`. That
-/// is the part of `requested` that lies in `possible` (the online PUs of the thread's cpuset), or all of `possible`
-/// if that part is empty (kernel/sched/core.c, `__set_cpus_allowed_ptr`).
+/// Returns the effective mask: the mask that the kernel shows for a thread whose mask was set to `requested`.
+/// `possible` are the online PUs of the thread's cpuset. The effective mask is the intersection of
+/// `requested` and `possible`, or all of `possible` if the intersection is empty (kernel/sched/core.c,
+/// `__set_cpus_allowed_ptr`).
 #[must_use]
 pub fn effective_mask(requested: &CpuSet, possible: &CpuSet) -> CpuSet {
     let left = requested.intersection(possible);
@@ -37,69 +38,73 @@ pub enum MaskWriter {
     Kernel,
 }
 
-/// A request to the kernel for an affinity mask (sched_setaffinity(2)): the requested mask, who requested it, when,
-/// and the original mask that the thread gets back when its job is released.
+/// A request to the kernel for the affinity mask of a thread (sched_setaffinity(2)), with its origin and its
+/// time. It also has the original mask of the thread, which pjw restores when the job is released.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskRequest {
-    /// The mask that was passed to sched_setaffinity(2). It may name PUs that are offline or outside of the
+    /// The mask that was passed to sched_setaffinity(2). It may contain PUs that are offline or outside the
     /// thread's cpuset.
     pub mask: CpuSet,
-    /// The mask that the thread gets back when its job is released, if this request is the last one for the thread.
+    /// The mask that pjw restores when the job is released, if this request is still the last one for the
+    /// thread.
     pub original: CpuSet,
-    /// Who made the request: the program, pjw, or the kernel.
-    pub by: MaskWriter,
-    /// The time of the request, in ns since boot. 0 if the request was made before pjw first read the mask.
-    pub since: Nanos,
+    /// The origin of the request: the program, pjw, or the kernel.
+    pub writer: MaskWriter,
+    /// The time of the request, in ns since boot. 0 if the request is older than pjw's first reading of the
+    /// mask.
+    pub requested_at: Nanos,
 }
 
 impl MaskRequest {
-    /// Whether a release of the job has to restore the original mask if this request is the last one: pjw or the
-    /// kernel requested a mask other than the original.
+    /// Whether the original mask must be restored if this request is the last one for the thread. True if pjw
+    /// or the kernel made the request, and its mask is not the original mask.
     #[must_use]
     pub fn needs_restore(&self) -> bool {
-        self.by != MaskWriter::Program && self.mask != self.original
+        self.writer != MaskWriter::Program && self.mask != self.original
     }
 }
 
-/// The limits of a thread's affinity mask: the PUs that its cpuset and the online PUs allowed since the mask was last
-/// read. The kernel shows only the part of a requested mask that is within the limits.
+/// The limits of a thread's affinity mask: the sets of PUs that its cpuset and the online PUs have allowed
+/// since the last reading of the mask. The kernel shows only the PUs of a requested mask that are within the
+/// limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskLimits {
-    /// The sets of PUs on which the thread could have run since the last reading of the mask: the online PUs of its
-    /// cpuset. The present set is first; earlier sets follow if the cpuset or the online PUs changed.
-    pub possible: SmallVec<[CpuSet; 1]>,
+    /// The sets of PUs that the cpuset of the thread and the online PUs have allowed since the last reading
+    /// of the mask. The present set comes first. Earlier sets follow if the cpuset or the online PUs have
+    /// changed.
+    pub possible_cpus: SmallVec<[CpuSet; 1]>,
     /// Every PU of the machine.
     pub machine: CpuSet,
-    /// Whether the cpuset was written, or the process moved, or PUs went offline or online since the last reading.
+    /// Whether the limits may have changed since the last reading: the cpuset was written, the process was
+    /// moved, or PUs went offline or online.
     pub have_changed: bool,
-    /// Whether a kernel before Linux 6.2 may have replaced the mask by the whole cpuset since the last reading: see
-    /// `old_kernels`.
-    pub may_be_reset: bool,
+    /// Whether the kernel may have replaced the mask by the whole cpuset since the last reading. Only kernels
+    /// before Linux 6.2 do that: see `old_kernels`.
+    pub may_mask_be_reset: bool,
 }
 
 impl MaskLimits {
     /// Whether `seen` is the effective mask of this request at some moment since the last reading.
     fn show(&self, requested: &CpuSet, seen: &CpuSet) -> bool {
-        self.possible.iter().any(|possible| effective_mask(requested, possible) == *seen)
+        self.possible_cpus.iter().any(|possible| effective_mask(requested, possible) == *seen)
     }
 
     /// Whether `seen` is the whole set of possible PUs of some moment. A larger mask is only read while the cpuset or
     /// the online PUs change. It is compared with the present set only, because a request may contain an earlier
     /// cpuset by chance.
     pub(crate) fn are_all_in(&self, seen: &CpuSet) -> bool {
-        self.possible[0].is_subset(seen) || self.possible.contains(seen)
+        self.possible_cpus[0].is_subset(seen) || self.possible_cpus.contains(seen)
     }
 
     /// The program's request that is assumed for the effective mask `seen`: every PU of the machine if the thread has
     /// every possible PU, else `seen`.
     fn request_of(&self, seen: &CpuSet, since: Nanos) -> MaskRequest {
         let mask = if self.are_all_in(seen) { self.machine.clone() } else { seen.clone() };
-        MaskRequest { original: mask.clone(), mask, by: MaskWriter::Program, since }
+        MaskRequest { original: mask.clone(), mask, writer: MaskWriter::Program, requested_at: since }
     }
 }
 
-/// The result of comparing a mask that a scan read with the mask that pjw predicted. A difference means that the
-/// program requested another mask.
+/// The result of comparing the mask that a scan read with the masks that pjw predicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaskReading {
     /// The mask was predicted: no program requested another mask.
@@ -108,8 +113,8 @@ pub enum MaskReading {
     Written,
 }
 
-/// What pjw knows of the affinity mask of one thread: the requests that may be the last one for the thread, and the
-/// original mask that the thread gets back when its job is released.
+/// The facts that pjw knows of the affinity mask of one thread: the requests of which one set the present
+/// mask, and the original mask that pjw restores when the job is released.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskEntry {
     /// The requests that may be in force, newest last. Never empty, and nearly always one.
@@ -155,15 +160,16 @@ impl MaskEntry {
         }
     }
 
-    /// Makes the entry of a thread of which only the mask `seen` is known, read at the time `read_at`. pjw assumes
-    /// that the program requested this mask, or all PUs of the machine if the mask has every PU within `limits`.
+    /// Makes the entry of a thread of which only the mask `seen` is known, read at the time `read_at`. The
+    /// entry assumes that the program requested this mask. If the mask has every PU within `limits`, it
+    /// assumes that the program requested all PUs of the machine.
     #[must_use]
     pub fn from_first_reading(seen: &CpuSet, limits: &MaskLimits, read_at: Nanos) -> Self {
         Self::of(SmallVec::from_iter([limits.request_of(seen, Nanos(0))]), None, read_at)
     }
 
-    /// Makes the entry of a thread that inherited one of the mask requests `requests` from the thread that created
-    /// it. `None` if `requests` is empty.
+    /// Makes the entry of a thread that was born at the time `birth` and inherited the mask of one of
+    /// `requests` from the thread that created it. `None` if `requests` is empty.
     #[must_use]
     pub fn from_inherited(requests: impl IntoIterator<Item = MaskRequest>, birth: BirthTime) -> Option<Self> {
         let mut candidates: SmallVec<[MaskRequest; 1]> = SmallVec::new();
@@ -173,15 +179,15 @@ impl MaskEntry {
             }
         }
         let to_undo = candidates.iter().filter(|request| request.needs_restore());
-        let journaled_since = to_undo.map(|request| request.since).min();
+        let journaled_since = to_undo.map(|request| request.requested_at).min();
         (!candidates.is_empty()).then(|| Self::of(candidates, journaled_since, birth.earliest))
     }
 
-    /// Makes the entry of a thread from its journal record, after a restart of the daemon. `request` is the last
-    /// request that pjw was about to make.
+    /// Makes the entry of a thread from its record in the journal, after a restart of the daemon. `request`
+    /// is the request in the record. The earlier daemon may have ended before it made this request.
     #[must_use]
     pub fn from_record(request: MaskRequest) -> Self {
-        let since = request.since;
+        let since = request.requested_at;
         Self::of(SmallVec::from_iter([request]), Some(since), Nanos(0))
     }
 
@@ -190,7 +196,8 @@ impl MaskEntry {
         Self { journaled_since: Some(since), ..self }
     }
 
-    /// Adds a request from another journal record of the same thread: either request may be in force.
+    /// Adds the request in a further journal record of the same thread. Either request may be the last one
+    /// for the thread.
     pub fn add_recorded_request(&mut self, request: MaskRequest) {
         self.add(request);
         let excess = self.candidates.len().saturating_sub(EARLIER_REQUESTS);
@@ -201,23 +208,24 @@ impl MaskEntry {
         &self.candidates[self.candidates.len() - 1]
     }
 
-    /// Returns the original mask of the thread: the affinity mask that it gets back when its job is released.
+    /// Returns the original mask of the thread: the mask that pjw restores when the job is released.
     #[must_use]
     pub fn original(&self) -> &CpuSet {
         &self.newest().original
     }
 
-    /// Returns the mask that was requested last for the thread. `None` if several requests may have been the last
-    /// one.
+    /// Returns the mask that was requested last for the thread. `None` if that is uncertain, because
+    /// different masks may have been requested last.
     #[must_use]
-    pub fn requested(&self) -> Option<&CpuSet> {
+    pub fn requested_mask(&self) -> Option<&CpuSet> {
         let newest = self.newest();
         self.candidates.iter().all(|request| request.mask == newest.mask).then_some(&newest.mask)
     }
 
-    /// Iterates over the mask requests that may have been the last one for the thread, newest last. Nearly always
-    /// there is only one.
-    pub fn possible_requests(&self) -> impl DoubleEndedIterator<Item = &MaskRequest> {
+    /// Iterates over the requests of which one set the thread's present mask, oldest first. There is more
+    /// than one only if it is not known whether a later request reached the kernel, such as after a crash of
+    /// the daemon.
+    pub fn last_request_candidates(&self) -> impl DoubleEndedIterator<Item = &MaskRequest> {
         self.candidates.iter()
     }
 
@@ -226,36 +234,39 @@ impl MaskEntry {
         self.earlier.iter().map(|(request, _)| request).chain(&self.candidates)
     }
 
-    /// Whether the thread's own program requested the present mask of the thread, not pjw or the kernel.
+    /// Whether the thread's program requested the present mask of the thread. False if pjw or the kernel did.
     #[must_use]
     pub fn is_from_program(&self) -> bool {
-        self.newest().by == MaskWriter::Program
+        self.newest().writer == MaskWriter::Program
     }
 
     /// Whether the thread needs no restore: the program requested the present mask, pjw requested the original mask, or
     /// the kernel can't give the thread the original mask.
     pub(crate) fn is_restored(&self) -> bool {
-        self.is_from_program() || self.refused_within.is_some() || self.requested() == Some(self.original())
+        self.is_from_program()
+            || self.refused_within.is_some()
+            || self.requested_mask() == Some(self.original())
     }
 
-    /// Whether a release of the job may have to restore the original mask, because pjw or the kernel changed the mask.
+    /// Whether pjw may have to restore the original mask when the job is released, because pjw or the kernel
+    /// changed the mask.
     #[must_use]
     pub fn needs_restore(&self) -> bool {
         self.candidates.iter().any(MaskRequest::needs_restore)
     }
 
-    /// Returns the time since which the journal keeps the original mask of the thread, in ns since boot. `None` if
-    /// the journal does not keep it.
+    /// Returns the time from which on the journal has had the original mask of the thread, in ns since boot.
+    /// `None` if the journal does not have it.
     #[must_use]
     pub fn journaled_since(&self) -> Option<Nanos> {
         self.journaled_since
     }
 
-    /// Whether the program requested another mask after pjw had set the mask, or after the journal began to keep
-    /// it. The thread may then run outside its job's cores.
+    /// Whether the program requested another mask after pjw had set the mask, or after the journal had
+    /// recorded it. The thread may then run outside the cores of its job.
     #[must_use]
     pub fn is_overridden_by_program(&self) -> bool {
-        self.is_from_program() && self.journaled_since.is_some_and(|kept| kept <= self.newest().since)
+        self.is_from_program() && self.journaled_since.is_some_and(|kept| kept <= self.newest().requested_at)
     }
 
     /// Returns the time at which a scan last read the mask, in ns since boot.
@@ -264,15 +275,15 @@ impl MaskEntry {
         self.read_at
     }
 
-    /// Returns the PU to which pjw pinned the thread. `None` if pjw did not pin it, or if the program requested
-    /// another mask later.
+    /// Returns the PU to which pjw pinned the thread. `None` if pjw did not pin the thread, or if the program
+    /// later requested another mask.
     #[must_use]
     pub fn pinned_pu(&self) -> Option<Pu> {
         if self.is_from_program() { None } else { self.newest().mask.single() }
     }
 
-    /// Whether pjw lifted the binding of the thread to `mask`, the part of the grant to which its program had bound the
-    /// thread. False if the program requested another mask later.
+    /// Whether pjw lifted the binding of the thread to `mask`. `mask` are the PUs of the grant to which the
+    /// program had bound the thread. False if the program later requested another mask.
     #[must_use]
     pub fn is_unbound_from(&self, mask: &CpuSet) -> bool {
         self.unbound_from.as_deref() == Some(mask)
@@ -284,29 +295,31 @@ impl MaskEntry {
         self.unbound_from = mask.map(Box::new);
     }
 
-    /// Records that pjw is about to request `mask` for the thread. `original` is the mask that a release of the job
-    /// restores. The caller writes the request to the journal before making it.
-    pub fn begin_write(&mut self, mask: CpuSet, original: CpuSet, now: Nanos) {
+    /// Records that pjw intends to request `mask` for the thread at the time `now`. `original` is the mask
+    /// that pjw restores when the job is released. The caller must write the request to the journal, and then
+    /// make it.
+    pub fn note_intended_request(&mut self, mask: CpuSet, original: CpuSet, now: Nanos) {
         self.journaled_since.get_or_insert(now);
         self.is_unrecorded = false;
         self.refused_within = None;
-        self.add(MaskRequest { mask, original, by: MaskWriter::Warden, since: now });
+        self.add(MaskRequest { mask, original, writer: MaskWriter::Warden, requested_at: now });
     }
 
-    /// Records that the journal keeps the original mask of the thread from `now` on, although pjw does not change the
-    /// mask yet. Returns whether the journal does not have the present request yet: the caller then writes it.
+    /// Records that the journal has the original mask of the thread from the time `now` on, although pjw has
+    /// not changed the mask yet. Returns whether the journal does not have the present request yet: the caller then writes it.
     pub fn start_journaling(&mut self, now: Nanos) -> bool {
         let is_new = self.journaled_since.replace(self.journaled_since.unwrap_or(now)).is_none();
         core::mem::take(&mut self.is_unrecorded) || is_new
     }
 
-    /// Records that the journal no longer keeps the original mask, because pjw has nothing to restore. The caller
-    /// removes the mask from the journal.
+    /// Records that the journal no longer has the original mask, because there is nothing to restore. The
+    /// caller removes the mask from the journal.
     pub fn stop_journaling(&mut self) {
         self.journaled_since = None;
     }
 
-    /// Adds the newest candidate. An equal candidate is kept too, so that `cancel_write` does not remove both.
+    /// Adds the newest candidate. An equal candidate stays in the list, so that `cancel_intended_request`
+    /// does not remove both.
     fn add(&mut self, request: MaskRequest) {
         let known = core::mem::take(&mut self.candidates);
         let is_last = |index: usize| known.iter().skip(index + 1).all(|later| !is_same(later, &known[index]));
@@ -318,36 +331,36 @@ impl MaskEntry {
     /// request and its effective mask, `effective`. `limits` are the present limits.
     pub(crate) fn note_original_unreachable(&mut self, effective: &CpuSet, limits: &MaskLimits) {
         self.narrowed = Some(effective.clone());
-        self.refused_within = Some(limits.possible[0].clone());
+        self.refused_within = Some(limits.possible_cpus[0].clone());
     }
 
-    /// Records that the kernel accepted a request of pjw for the mask `requested`, and showed the mask `effective`
-    /// right after it. `limits` are the PUs that the thread's cpuset and the online PUs allowed at that moment.
-    pub fn end_write(&mut self, requested: &CpuSet, effective: &CpuSet, limits: &MaskLimits) {
+    /// Records that the kernel carried out pjw's request for the mask `requested`, and that it showed the
+    /// mask `effective` right after that. `limits` are the limits of the mask at that moment.
+    pub fn note_completed_request(&mut self, requested: &CpuSet, effective: &CpuSet, limits: &MaskLimits) {
         let request =
-            MaskRequest { mask: requested.clone(), by: MaskWriter::Warden, ..self.newest().clone() };
+            MaskRequest { mask: requested.clone(), writer: MaskWriter::Warden, ..self.newest().clone() };
         let replaced = core::mem::replace(&mut self.candidates, SmallVec::from_iter([request]));
         self.replace(replaced.into_iter().filter(|known| known.mask != *requested), None);
         self.narrowed = (!limits.show(requested, effective)).then(|| effective.clone());
         self.refused_within = None;
     }
 
-    /// Makes the mask requests that the thread inherited possible again. Called if pjw set the mask while the thread
-    /// was still being forked: at the end of fork(2) the kernel may copy the parent's mask once more
-    /// (kernel/cgroup/cpuset.c, `cpuset_fork`).
+    /// Adds the requests that the thread inherited to the requests that may be the last one for the thread.
+    /// Called if pjw set the mask while fork(2) was still creating the thread: at its end, fork(2) may copy
+    /// the parent's mask once more (kernel/cgroup/cpuset.c, `cpuset_fork`).
     pub fn reopen_inherited_requests(&mut self) {
         let inherited: Vec<_> = self.earlier.extract_if(.., |(_, until)| until.is_none()).collect();
         self.candidates.insert_many(0, inherited.into_iter().map(|(request, _)| request));
     }
 
-    /// Undoes [`MaskEntry::begin_write`] for a request that pjw did not make after all: `mask` is the mask of this
-    /// request.
-    pub fn cancel_write(&mut self, mask: &CpuSet) {
+    /// Withdraws the request for `mask` that [`MaskEntry::note_intended_request`] recorded. Called if pjw did
+    /// not make this request after all.
+    pub fn cancel_intended_request(&mut self, mask: &CpuSet) {
         if self.candidates.len() > 1 && self.newest().mask == *mask {
             self.candidates.pop();
         }
         let earlier = self.earlier.iter().map(|(request, _)| request);
-        if self.candidates.iter().chain(earlier).all(|request| request.by != MaskWriter::Warden) {
+        if self.candidates.iter().chain(earlier).all(|request| request.writer != MaskWriter::Warden) {
             self.journaled_since = None;
         }
     }
@@ -361,12 +374,11 @@ impl MaskEntry {
     /// Whether a reading of the same mask as before proves that nothing was requested since: the request is known, and
     /// the limits last changed at `limits_changed_at`, before they were taken into account.
     pub(crate) fn is_confirmed_by_same_mask(&self, limits_changed_at: Option<Nanos>) -> bool {
-        self.requested().is_some()
+        self.requested_mask().is_some()
             && limits_changed_at.is_none_or(|changed_at| changed_at < self.compared_from)
     }
 
-    /// Records that a scan read the mask at the time `now`, and found it and its limits (the PUs that the cpuset and
-    /// the online PUs allow) unchanged.
+    /// Records that a scan at the time `now` found neither the mask nor its limits changed.
     pub fn note_same_reading(&mut self, now: Nanos) {
         for (_, until) in &mut self.earlier {
             until.get_or_insert(now);
@@ -374,27 +386,33 @@ impl MaskEntry {
         self.read_at = now;
     }
 
-    /// Records that a scan read the mask `seen` at the time `now`. The entry keeps each request, of pjw or of the program,
-    /// for which the kernel shows `seen` within `limits`. If no request is left, the program has requested another mask. Returns
-    /// whether the mask was expected.
+    /// Records that a scan at the time `now` read the mask `seen`, and compares it with the prediction.
+    /// Requests for which the kernel can't show `seen` within `limits` are no longer candidates for the last
+    /// request. If no candidate remains, the program has requested another mask. The result says whether
+    /// `seen` was predicted.
     pub fn note_reading(&mut self, seen: &CpuSet, limits: &MaskLimits, now: Nanos) -> MaskReading {
         let (machine, last_read_at) = (&limits.machine, self.read_at);
         self.note_same_reading(now);
         self.compared_from = last_read_at;
         let knows_reset = self.candidates.iter().any(|known| known.mask == *machine);
-        if limits.may_be_reset && !knows_reset && limits.show(machine, seen) {
+        if limits.may_mask_be_reset && !knows_reset && limits.show(machine, seen) {
             let original = self.original().clone();
-            let reset = MaskRequest { mask: machine.clone(), original, by: MaskWriter::Kernel, since: now };
+            let reset = MaskRequest {
+                mask: machine.clone(),
+                original,
+                writer: MaskWriter::Kernel,
+                requested_at: now,
+            };
             // If several candidates are left, the newest decides. The program's own request stays the newest.
             self.candidates.insert(0, reset);
         }
-        let possible_part = |mask: &CpuSet| mask.intersection(&limits.possible[0]);
+        let possible_part = |mask: &CpuSet| mask.intersection(&limits.possible_cpus[0]);
         let is_narrowed =
             self.narrowed.as_ref().is_some_and(|mask| possible_part(mask) == possible_part(seen));
-        let are_other_limits = |within: &CpuSet| limits.have_changed || *within != limits.possible[0];
+        let are_other_limits = |within: &CpuSet| limits.have_changed || *within != limits.possible_cpus[0];
         self.refused_within.take_if(|within| !is_narrowed || are_other_limits(within));
         let predicts = |request: &MaskRequest| {
-            limits.show(&request.mask, seen) || (is_narrowed && request.by != MaskWriter::Kernel)
+            limits.show(&request.mask, seen) || (is_narrowed && request.writer != MaskWriter::Kernel)
         };
         if self.candidates.iter().any(predicts) {
             let known = core::mem::take(&mut self.candidates);
@@ -435,7 +453,7 @@ impl MaskEntry {
         }
         let present = self.newest().clone();
         let mut last = present.clone();
-        while last.by == MaskWriter::Program
+        while last.writer == MaskWriter::Program
             && let Some((before, _)) =
                 self.earlier.pop_if(|(_, read_at)| read_at.is_some_and(|at| is_kernels(&last.mask, at)))
         {
@@ -444,29 +462,31 @@ impl MaskEntry {
         if last != present {
             let reset = MaskRequest {
                 mask: machine.clone(),
-                by: MaskWriter::Kernel,
+                writer: MaskWriter::Kernel,
                 original: last.original.clone(),
                 ..present
             };
-            self.earlier.push((last, Some(reset.since)));
+            self.earlier.push((last, Some(reset.requested_at)));
             self.candidates = SmallVec::from_iter([reset]);
         }
     }
 
-    /// Iterates over the mask requests of this thread that may have been the last one at the time `birth`. A child
-    /// that was forked at that time inherited the mask of one of them.
-    pub fn requests_inherited_at(&self, birth: BirthTime) -> impl Iterator<Item = &MaskRequest> {
+    /// Iterates over the requests of this thread that may have been the last one at the time `birth`. A child
+    /// that this thread forked at that time inherited the mask of one of them.
+    pub fn requests_for_child_born_at(&self, birth: BirthTime) -> impl Iterator<Item = &MaskRequest> {
         let copied_after = Nanos(birth.earliest.0.saturating_sub(BirthTime::FORK_TIME.0));
         let earlier = self.earlier.iter().filter(move |(_, end)| end.is_none_or(|end| end >= copied_after));
         let all = earlier.map(|(request, _)| request).chain(&self.candidates);
-        all.filter(move |request| !birth.is_before(request.since))
+        all.filter(move |request| !birth.is_before(request.requested_at))
     }
 }
 
 /// Whether two requests are equal, apart from their times.
 fn is_same(one: &MaskRequest, other: &MaskRequest) -> bool {
-    one.mask == other.mask && one.original == other.original && one.by == other.by
+    one.mask == other.mask && one.original == other.original && one.writer == other.writer
 }
 
+#[cfg(test)]
+mod random_steps;
 #[cfg(test)]
 mod tests;

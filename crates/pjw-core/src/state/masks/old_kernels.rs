@@ -11,26 +11,26 @@ use core::time::Duration;
 use crate::basics::{CpuSet, Nanos};
 use crate::state::masks::entry::{MaskEntry, MaskLimits};
 
-/// How long after a change of the online PUs a kernel before 6.2 may still change affinity masks because of it: 3
-/// seconds.
+/// The longest delay, 3 seconds, with which a kernel before Linux 6.2 changes affinity masks after PUs went
+/// offline or online.
 pub const HOTPLUG_DELAY: Duration = Duration::from_secs(3);
 
-/// Returns the start of the hotplug window of a reading at the time `read_at`, in ns since boot: [`HOTPLUG_DELAY`]
-/// before `read_at`. Only changes of the online PUs within the window can have affected the mask that was read.
+/// Returns the earliest time at which a change of the online PUs can have affected a mask that was read at
+/// the time `read_at`. It is [`HOTPLUG_DELAY`] before `read_at`, in ns since boot.
 #[must_use]
 pub fn hotplug_window_start(read_at: Nanos) -> Nanos {
     let delay = u64::try_from(HOTPLUG_DELAY.as_nanos()).unwrap_or(u64::MAX);
     Nanos(read_at.0.saturating_sub(delay))
 }
 
-/// Corrects the writer of a mask that was attributed to the program, but that a kernel before 6.2 set when PUs went
-/// offline or online. That is so if the mask was first read in the hotplug window before `now`, and has all PUs that
-/// `limits` (since the start of the window) allowed at some moment. Exception: the program is certain to have
-/// requested the mask, because another thread of the same cpuset had PUs outside of it.
+/// Corrects the origin of a mask from the program to the kernel. Kernels before Linux 6.2 set masks when PUs
+/// go offline or online. So a mask is the kernel's if it was first read less than [`HOTPLUG_DELAY`] before
+/// `now`, and if it is one of the sets of PUs that `limits` allowed in this time. The origin is not corrected
+/// if another thread of the same cpuset had PUs outside the mask: then the program certainly requested it.
 pub fn correct_mask_writer(entry: &mut MaskEntry, limits: &MaskLimits, now: Nanos) {
-    if limits.may_be_reset {
+    if limits.may_mask_be_reset {
         let begin = hotplug_window_start(now);
-        let is_kernels = |mask: &CpuSet, read_at| read_at >= begin && limits.possible.contains(mask);
+        let is_kernels = |mask: &CpuSet, read_at| read_at >= begin && limits.possible_cpus.contains(mask);
         entry.attribute_to_kernel(&limits.machine, is_kernels);
     }
 }

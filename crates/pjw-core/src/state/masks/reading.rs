@@ -2,7 +2,7 @@
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::basics::{BirthTime, CpuSet, Nanos, Pid, Tid, enclosing_paths, is_within, prelude::*};
+use crate::basics::{BirthTime, CpuSet, Nanos, Pid, Tid, enclosing_paths, is_cgroup_within, prelude::*};
 use crate::state::lineage::Descendant;
 use crate::state::masks::entry::{
     MaskEntry, MaskLimits, MaskReading, MaskRequest, MaskWriter, effective_mask,
@@ -41,7 +41,7 @@ impl WardenState {
         }
         have_changed |= self.online.has_changed_since(hotplug_window_start(read_at));
         let (machine, may_be_reset) = (self.topology.cpus().clone(), !persists && have_changed);
-        MaskLimits { possible, machine, have_changed, may_be_reset }
+        MaskLimits { possible_cpus: possible, machine, have_changed, may_mask_be_reset: may_be_reset }
     }
 
     /// The limits of the masks of a new process since its birth. A kernel before Linux 6.2 may have replaced the request of
@@ -55,7 +55,7 @@ impl WardenState {
     ) -> MaskLimits {
         let mut limits = self.mask_limits(pid, at, persists);
         let of_ancestor = new.map(|new| self.mask_limits(new.ancestor, new.masks_read_at, persists));
-        limits.may_be_reset |= of_ancestor.is_some_and(|limits| limits.may_be_reset);
+        limits.may_mask_be_reset |= of_ancestor.is_some_and(|limits| limits.may_mask_be_reset);
         limits
     }
 
@@ -77,7 +77,7 @@ impl WardenState {
             let read = self.cgroups.get(path).and_then(Observed::present);
             let read_files = read.and_then(|cgroup| cgroup.cpuset.as_ref());
             let read_cpus = read_files.into_iter().flat_map(|files| [&files.effective, &files.cpus]);
-            let read_cpus = read_cpus.chain(read.and_then(|cgroup| cgroup.cpus.as_ref()));
+            let read_cpus = read_cpus.chain(read.and_then(|cgroup| cgroup.restricted_cpus.as_ref()));
             let read_cpus = read_cpus.filter(|cpus| !cpus.is_empty());
             let known = written.into_iter().flat_map(|written| written.since(read_at));
             let cpusets: CpusetList<'_> = known.chain(read_cpus).collect();
@@ -94,7 +94,7 @@ impl WardenState {
         let cgroup = self.jobs.get(&member.job).and_then(|job| job.cgroup.as_deref());
         let place = self.process(member.id.pid).and_then(|process| process.cgroup.as_deref());
         cgroup.is_some_and(|path| {
-            !self.cgroups.contains_key(path) && place.is_none_or(|place| is_within(place, path))
+            !self.cgroups.contains_key(path) && place.is_none_or(|place| is_cgroup_within(place, path))
         })
     }
 
@@ -135,9 +135,10 @@ impl WardenState {
         };
         // A thread may be younger than the scan that first found its process.
         let at = BirthTime::from_start_time(thread.start, Some(now));
-        let of_ended = ended.iter().filter_map(|thread| thread.mask.as_ref());
-        let own =
-            of_ended.flat_map(|entry| entry.requests_inherited_at(at)).chain(member.requests_at_birth(at));
+        let of_ended = ended.iter().filter_map(|thread| thread.mask_entry.as_ref());
+        let own = of_ended
+            .flat_map(|entry| entry.requests_for_child_born_at(at))
+            .chain(member.requests_at_birth(at));
         let own = if is_first { Vec::new() } else { own.cloned().collect() };
         // A later thread has its mask from a thread of its process, and only that process from the parent.
         let process_birth = BirthTime::from_start_time(member.id.start, first_seen);
@@ -164,7 +165,7 @@ impl WardenState {
         let parent = parent.filter(|parent| parent.id.start <= member.id.start);
         let requests = parent.into_iter().flat_map(|parent| parent.requests_at_birth(birth));
         requests
-            .filter(|request| request.by != MaskWriter::Program || request.since > Nanos(0))
+            .filter(|request| request.writer != MaskWriter::Program || request.requested_at > Nanos(0))
             .cloned()
             .collect()
     }
@@ -185,10 +186,13 @@ impl WardenState {
         let others = self.tracked_of(&member.job).filter(|other| other.id != member.id);
         let of_others = others.flat_map(|other| other.requests_at_birth(birth)).cloned();
         let mut requests: Vec<MaskRequest> =
-            of_others.filter(|request| request.by != MaskWriter::Program).collect();
-        if let Some(grant) = self.grant_of(&member.job).filter(|grant| !birth.is_before(grant.since)) {
+            of_others.filter(|request| request.writer != MaskWriter::Program).collect();
+        if let Some(grant) = self.grant_of(&member.job).filter(|grant| !birth.is_before(grant.granted_at)) {
             let (mask, original) = (grant.cpus.clone(), self.topology.cpus().clone());
-            requests.insert(0, MaskRequest { mask, original, by: MaskWriter::Warden, since: grant.since });
+            requests.insert(
+                0,
+                MaskRequest { mask, original, writer: MaskWriter::Warden, requested_at: grant.granted_at },
+            );
         }
         requests
     }

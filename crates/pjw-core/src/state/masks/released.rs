@@ -17,21 +17,21 @@ impl WardenState {
         let new = || ReleasedMasks::new(job.clone(), now);
         let mut released = ReleasedMasks { released_at: now, ..earlier.unwrap_or_else(new) };
         for member in self.tracked_of(job) {
-            let scanned = member.threads.values().filter_map(|thread| thread.mask.as_ref());
+            let scanned = member.threads.values().filter_map(|thread| thread.mask_entry.as_ref());
             let entries = scanned.chain(self.recorded_masks_of(member.id).map(|(_, entry)| entry));
             let cpuset = self.cpusets.cpuset_of(job).filter(|_| self.is_in_job_cpuset(member));
             let cpuset = cpuset.map(|managed| &managed.job_cpuset.spec.cpus);
             for request in entries.flat_map(MaskEntry::known_requests) {
                 released.extend(masks_because_of_pjw(request, cpuset));
-                if request.by == MaskWriter::Warden {
-                    released.since = released.since.min(request.since);
+                if request.writer == MaskWriter::Warden {
+                    released.since = released.since.min(request.requested_at);
                 }
             }
             released.users.extend(self.process(member.id.pid).map(|process| process.uid));
         }
         let job = self.jobs.get(job);
         released.users.extend(job.map(|job| job.owner));
-        let granted_since = job.and_then(|job| job.grant.as_ref()).map(|grant| grant.since);
+        let granted_since = job.and_then(|job| job.grant.as_ref()).map(|grant| grant.granted_at);
         released.since = granted_since.map_or(released.since, |since| since.min(released.since));
         (!released.masks.is_empty()).then_some(released)
     }
@@ -62,7 +62,7 @@ impl WardenState {
         process: &'a Process,
     ) -> impl Iterator<Item = (&'a JobId, MaskRequest)> {
         let online = self.pool.online_cpus();
-        let mask = process.mask.as_ref().filter(|mask| !online.is_subset(mask));
+        let mask = process.first_thread_mask.as_ref().filter(|mask| !online.is_subset(mask));
         let born_by = process.id.start.latest();
         let of_user = self.released_masks.values().filter(move |released| {
             mask.is_some() && released.users.contains(&process.uid) && released.since <= born_by
@@ -71,7 +71,8 @@ impl WardenState {
         let is_shown = move |set: &CpuSet| mask.is_some_and(|mask| set.intersection(&online) == *mask);
         requests.filter(move |(_, mask)| is_shown(&mask.set)).map(|(released, mask)| {
             let (set, original) = (mask.set.clone(), mask.before.clone());
-            let request = MaskRequest { mask: set, original, by: MaskWriter::Warden, since: released.since };
+            let request =
+                MaskRequest { mask: set, original, writer: MaskWriter::Warden, requested_at: released.since };
             (&released.job, request)
         })
     }
@@ -82,7 +83,7 @@ impl WardenState {
         let is_unfinished = |job: &JobId| {
             let mut unscanned = self.lineage.unscanned_descendants();
             self.restoring.values().any(|member| member.job == *job)
-                || unscanned.any(|(_, descendant)| !descendant.is_member && descendant.job == *job)
+                || unscanned.any(|(_, descendant)| !descendant.is_ancestor_member && descendant.job == *job)
         };
         let is_old = |released: &&ReleasedMasks| released.released_at.0 + BirthTime::FORK_TIME.0 < now.0;
         let old = self.released_masks.values().filter(is_old);

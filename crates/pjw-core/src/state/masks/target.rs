@@ -3,9 +3,11 @@
 use crate::basics::CpuSet;
 use crate::machine::topology::Topology;
 
-/// Returns the affinity mask that a thread should have inside `grant`, the PUs that its job holds. `original` is
-/// the mask that the thread had before pjw changed it; `inherited` is the mask that the processes of the job
-/// inherited from outside the job. If both are equal, the thread chose no mask of its own and gets the whole grant.
+/// Returns the affinity mask that a thread should have inside `grant`, the PUs that its job holds. `original`
+/// is the mask that the thread had before pjw changed it. `inherited` is the mask that the processes of the
+/// job inherited from outside the job. If `original` equals `inherited`, or contains the whole grant, the
+/// result is the grant. If `original` lies inside the grant, the result is `original`. Otherwise the result
+/// is the translation of `original`: the k-th PU of the machine becomes the k-th PU of the grant.
 #[must_use]
 pub fn target_mask(
     topology: &Topology,

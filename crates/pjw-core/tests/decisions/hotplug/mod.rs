@@ -26,7 +26,7 @@ fn an_offline_core_is_replaced_from_the_pool_near_the_other_cores() {
     m.assign("a", 2, &[10]).unwrap();
     assert_eq!(m.grant("a"), "1-2");
     switch_off(&mut m, "2");
-    assert_eq!((m.grant("a"), m.mask(10, 10)), ("1,3".into(), "1,3".into()));
+    assert_eq!((m.grant("a"), m.effective_mask(10, 10)), ("1,3".into(), "1,3".into()));
     assert!(m.warnings().is_empty());
     switch_off(&mut m, "");
     assert_eq!(
@@ -35,7 +35,7 @@ fn an_offline_core_is_replaced_from_the_pool_near_the_other_cores() {
         "it comes back to the pool"
     );
     m.release("a").unwrap();
-    assert_eq!(m.mask(10, 10), "0-7");
+    assert_eq!(m.effective_mask(10, 10), "0-7");
 }
 
 #[test]
@@ -45,12 +45,12 @@ fn without_a_free_core_the_job_shrinks_with_a_warning_until_it_is_assigned_again
     m.assign("a", 2, &[10]).unwrap();
     m.assign("rest", 6, &[]).unwrap();
     switch_off(&mut m, "1");
-    assert_eq!((m.grant("a"), m.mask(10, 10)), ("0".into(), "0".into()));
+    assert_eq!((m.grant("a"), m.effective_mask(10, 10)), ("0".into(), "0".into()));
     assert_eq!(m.warnings(), ["short"]);
     switch_off(&mut m, "");
     assert_eq!((m.grant("a"), m.state.pool.free_cpus()), ("0".into(), set("1")));
     m.assign("a", 2, &[]).unwrap();
-    assert_eq!((m.grant("a"), m.mask(10, 10)), ("0-1".into(), "0-1".into()));
+    assert_eq!((m.grant("a"), m.effective_mask(10, 10)), ("0-1".into(), "0-1".into()));
     assert!(m.warnings().is_empty());
 }
 
@@ -63,7 +63,7 @@ fn a_job_that_lost_all_cores_waits_and_is_served_when_cores_are_online() {
     switch_off(&mut m, "0-1");
     assert_eq!(m.grant("a"), "-");
     switch_off(&mut m, "");
-    assert_eq!((m.grant("a"), m.mask(10, 10)), ("0-1".into(), "0-1".into()));
+    assert_eq!((m.grant("a"), m.effective_mask(10, 10)), ("0-1".into(), "0-1".into()));
 }
 
 #[test]

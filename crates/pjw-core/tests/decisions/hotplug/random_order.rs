@@ -1,11 +1,11 @@
 //! PUs go offline and online at random times between two scans. The kernel rewrites the masks in cpusets
 //! later, and keeps or forgets the requested masks. In the end every thread has its own mask.
 
-use pjw_core::command::{Assign, Command};
+use pjw_core::command::{AssignCommand, Command};
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
 use pjw_core::ids::Pid;
-use pjw_core::job::Amount;
+use pjw_core::job::CpuRequest;
 use pjw_core::policy::Policy;
 use pjw_core::state::masks::old_kernels::HOTPLUG_DELAY;
 use proptest::prelude::*;
@@ -52,7 +52,8 @@ impl Sequence {
         let active = machine.state.topology.cpus().clone();
         let mut sequence = Self { machine, active, switched_at: 0, seen_off: CpuSet::new() };
         let pids = vec![Pid(7)];
-        sequence.cycle(&[Command::Assign(Assign { pids, ..assign_of("a", Some(Amount::Cores(4))) })]);
+        sequence
+            .cycle(&[Command::Assign(AssignCommand { pids, ..assign_of("a", Some(CpuRequest::Cores(4))) })]);
         sequence.settle();
         sequence.machine.bind(7, BOUND, "1");
         sequence.settle();
@@ -114,7 +115,7 @@ impl Sequence {
     }
 
     fn masks(&self) -> Vec<String> {
-        THREADS.iter().map(|tid| self.machine.mask(7, *tid)).collect()
+        THREADS.iter().map(|tid| self.machine.effective_mask(7, *tid)).collect()
     }
 }
 

@@ -33,7 +33,7 @@ fn monitor() -> Option<(AffinityMonitor, MutexGuard<'static, ()>)> {
 
 /// The drained requests of one process.
 fn drained(monitor: &mut AffinityMonitor, pid: Pid) -> Vec<AffinityRequest> {
-    monitor.drain_requests().requests.into_iter().filter(|request| request.process == pid).collect()
+    monitor.drain_requests().requests.into_iter().filter(|request| request.caller_pid == pid).collect()
 }
 
 fn online() -> CpuSet {
@@ -49,9 +49,9 @@ fn a_request_for_every_pu_is_reported_and_own_requests_are_not() {
     let reported = drained(&mut monitor, test_process.pid());
     let [request] = reported.as_slice() else { panic!("{reported:?}") };
     assert_eq!((request.caller, request.target, request.refused), (threads[1], None, false));
-    assert_eq!(request.parent, Pid(std::process::id()));
-    assert!(online().is_subset(&request.cpus), "{request:?}");
-    assert!(before < request.at && request.at < clock::now().since_boot, "{request:?}");
+    assert_eq!(request.caller_parent, Pid(std::process::id()));
+    assert!(online().is_subset(&request.requested_mask), "{request:?}");
+    assert!(before < request.called_at && request.called_at < clock::now().since_boot, "{request:?}");
     assert!(!request.comm.to_string().is_empty(), "{request:?}");
     affinity::set_full_mask(threads[0]).unwrap();
     affinity::set_full_mask(Tid(std::process::id())).unwrap();
@@ -59,7 +59,7 @@ fn a_request_for_every_pu_is_reported_and_own_requests_are_not() {
         .drain_requests()
         .requests
         .into_iter()
-        .filter(|request| request.process.0 == std::process::id())
+        .filter(|request| request.caller_pid.0 == std::process::id())
         .count();
     assert_eq!(ours, 0, "requests of this process are not reported");
 }
@@ -79,9 +79,9 @@ fn a_refused_request_is_reported_for_its_cpuset_only() {
     let expected = if possible.trim().parse::<CpuSet>().unwrap().contains(Pu(absent_pu)) {
         CpuSet::from(Pu(absent_pu))
     } else {
-        request.cpus.clone()
+        request.requested_mask.clone()
     };
-    assert_eq!(request.cpus, expected);
+    assert_eq!(request.requested_mask, expected);
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn a_caller_that_has_ended_is_reported_with_its_name_and_parent() {
     assert!(child.wait().unwrap().success());
     let reported = drained(&mut monitor, pid);
     let [request] = reported.as_slice() else { panic!("{reported:?}") };
-    assert_eq!((request.comm, request.parent), (Comm::from("taskset"), Pid(std::process::id())));
+    assert_eq!((request.comm, request.caller_parent), (Comm::from("taskset"), Pid(std::process::id())));
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn a_caller_in_another_pid_namespace_is_reported() {
     let request = reported.iter().find(|request| request.comm == Comm::from("taskset"));
     let request = request.unwrap_or_else(|| panic!("{reported:?}"));
     assert!(
-        request.caller.0 > 10 && request.parent.0 > 10,
+        request.caller.0 > 10 && request.caller_parent.0 > 10,
         "ids are those of the initial namespace: {request:?}"
     );
 }
@@ -138,14 +138,15 @@ fn requests_that_do_not_fit_into_the_ring_are_counted() {
     assert_eq!(test_process.order("request-many 0 20000"), "requested");
     let flood = monitor.drain_requests();
     let reported =
-        flood.requests.iter().filter(|request| request.process == test_process.pid()).count() as u64;
+        flood.requests.iter().filter(|request| request.caller_pid == test_process.pid()).count() as u64;
     // Other processes on this machine may set masks, too.
     assert!(
-        reported >= 60 && flood.lost >= 10_000 && reported + flood.lost >= 20_000,
+        reported >= 60 && flood.lost_count >= 10_000 && reported + flood.lost_count >= 20_000,
         "{reported} {}",
-        flood.lost
+        flood.lost_count
     );
-    let rest = until("it is quiet", || Some(monitor.drain_requests()).filter(|drained| drained.lost == 0));
+    let rest =
+        until("it is quiet", || Some(monitor.drain_requests()).filter(|drained| drained.lost_count == 0));
     assert!(rest.requests.len() < 20_000);
     assert_eq!(test_process.order("request 0 all"), "requested");
     assert_eq!(drained(&mut monitor, test_process.pid()).len(), 1, "later requests are reported again");

@@ -63,18 +63,20 @@ fn ten_thousand_threads() {
         best(|| {
             scan.for_each_task(TaskScope::AllProcesses(&one), &mut |task| sum += task.run_ns)
                 .unwrap()
-                .reported
+                .reported_tasks
         }),
         tasks,
     );
     show(
         "no process",
-        best(|| scan.for_each_task(TaskScope::Only(&none), &mut |_| {}).unwrap().reported),
+        best(|| scan.for_each_task(TaskScope::Only(&none), &mut |_| {}).unwrap().reported_tasks),
         tasks,
     );
     show(
         "one process with all threads",
-        best(|| scan.for_each_task(TaskScope::Only(&one), &mut |task| sum += task.run_ns).unwrap().reported),
+        best(|| {
+            scan.for_each_task(TaskScope::Only(&one), &mut |task| sum += task.run_ns).unwrap().reported_tasks
+        }),
         tasks,
     );
     let many: BTreeSet<Pid> = (1..=50_000).map(|n| Pid(5_000_000 + n)).chain([pid]).collect();
@@ -83,7 +85,7 @@ fn ten_thousand_threads() {
     println!("the first pass for 50,001 processes {:?}", begin.elapsed());
     show(
         "50,001 processes",
-        best(|| scan.for_each_task(TaskScope::Only(&many), &mut |_| {}).unwrap().reported),
+        best(|| scan.for_each_task(TaskScope::Only(&many), &mut |_| {}).unwrap().reported_tasks),
         tasks,
     );
     std::hint::black_box(sum);

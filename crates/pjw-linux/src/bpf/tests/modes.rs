@@ -22,8 +22,8 @@ fn processes_outside_the_scope_are_only_counted() {
     assert_eq!(reported.len(), 6);
     assert!(threads.iter().all(|tid| reported.contains_key(tid)));
     let summary = scan.for_each_task(TaskScope::Only(&only_one), &mut |_| {}).unwrap();
-    assert_eq!(summary.reported, 6);
-    assert!(summary.skipped >= 6);
+    assert_eq!(summary.reported_tasks, 6);
+    assert!(summary.skipped_tasks >= 6);
     let reported = by_scan(&mut scan, TaskScope::Only(&only_other));
     assert!(reported.contains_key(&Tid(other.pid().0)) && !reported.contains_key(&Tid(one.pid().0)));
     assert_eq!(by_scan(&mut scan, TaskScope::Only(&(&only_one | &only_other))).len(), 12);
@@ -65,7 +65,7 @@ fn a_process_that_moves_is_reported_with_its_new_cgroup() {
     let mut cgroups = BTreeSet::new();
     let mut reported = BTreeSet::new();
     scan.for_each_task(TaskScope::Only(&BTreeSet::from([test_process.pid()])), &mut |task| {
-        cgroups.insert(task.cgroup);
+        cgroups.insert(task.cgroup_inode);
         reported.insert(task.tid);
     })
     .unwrap();
@@ -84,7 +84,7 @@ fn a_move_in_any_hierarchy_changes_the_fingerprint() {
     let mut place = || {
         let mut places = BTreeSet::new();
         scan.for_each_task(TaskScope::Only(&scope), &mut |task| {
-            places.insert((task.tid.0 == task.process.0, task.cgroup_fingerprint));
+            places.insert((task.tid.0 == task.pid.0, task.cgroup_fingerprint));
         })
         .unwrap();
         let threads = places.iter().filter(|(is_first, _)| !is_first);

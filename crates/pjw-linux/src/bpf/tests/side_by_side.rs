@@ -35,10 +35,10 @@ pub(super) struct Facts {
 pub(super) fn facts_of(task: &TaskRecord<'_>) -> Facts {
     Facts {
         start: task.stat.start,
-        relatives: [task.process, task.stat.parent, task.stat.session, task.stat.group],
+        relatives: [task.pid, task.stat.parent, task.stat.session, task.stat.process_group],
         state: task.stat.state,
         comm: task.stat.comm,
-        stack: task.stat.stack,
+        stack: task.stat.stack_start,
         last_cpu: task.stat.last_cpu.0,
         uid: task.uid,
         run_ns: task.run_ns,
@@ -55,10 +55,10 @@ pub(super) fn by_proc(proc: &mut ProcDir, pid: Pid) -> Result<BTreeMap<Tid, Fact
         let (Ok(stat), Ok(sched)) = (proc.thread_stat(pid, tid), proc.schedstat(pid, tid)) else { continue };
         let facts = Facts {
             start: stat.start,
-            relatives: [pid, stat.parent, stat.session, stat.group],
+            relatives: [pid, stat.parent, stat.session, stat.process_group],
             state: stat.state,
             comm: stat.comm,
-            stack: stat.stack,
+            stack: stat.stack_start,
             last_cpu: stat.last_cpu.0,
             uid,
             run_ns: sched.run_ns,
@@ -239,14 +239,14 @@ fn the_scope_of_all_processes_includes_kernel_threads() {
     let mut reported = BTreeSet::new();
     let mut kernel = 0;
     let collect = &mut |task: TaskRecord<'_>| {
-        reported.insert(task.process);
+        reported.insert(task.pid);
         kernel += u32::from(task.stat.is_kernel_thread);
     };
     let summary = scan.for_each_task(TaskScope::AllProcesses(&BTreeSet::new()), collect).unwrap();
     let after = all(&mut proc);
     let missed: Vec<&Pid> = before.intersection(&after).filter(|pid| !reported.contains(pid)).collect();
     assert_eq!(missed, [] as [&Pid; 0]);
-    assert!(summary.skipped > 0, "other threads of this test");
+    assert!(summary.skipped_tasks > 0, "other threads of this test");
     assert!(kernel > 0, "every kernel has threads");
 }
 
@@ -260,7 +260,7 @@ fn a_kernel_thread_is_marked() {
     };
     let mut reported = Vec::new();
     let collect = &mut |task: TaskRecord<'_>| {
-        reported.push((task.stat.is_kernel_thread, task.stat.comm, task.stat.stack, task.stat.parent));
+        reported.push((task.stat.is_kernel_thread, task.stat.comm, task.stat.stack_start, task.stat.parent));
     };
     scan.for_each_task(TaskScope::Only(&BTreeSet::from([Pid(2)])), collect).unwrap();
     assert!(stat.is_kernel_thread);

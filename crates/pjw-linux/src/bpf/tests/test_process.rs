@@ -105,7 +105,7 @@ pub(crate) struct TestCgroup(PathBuf);
 impl TestCgroup {
     /// A cgroup in the v2 hierarchy. `None` if this user can't create one.
     pub(crate) fn unified() -> Option<Self> {
-        let cgroup = CgroupMounts::read().unified.and_then(|mount| Self::below(&mount));
+        let cgroup = CgroupMounts::read().v2_mount_point.and_then(|mount| Self::below(&mount));
         if cgroup.is_none() {
             println!("skipped: the v2 hierarchy is not mounted or not writable");
         }
@@ -115,7 +115,7 @@ impl TestCgroup {
     /// A cgroup in each writable hierarchy. Except the v1 cpuset hierarchy: a new cgroup there takes no
     /// processes before it has CPUs.
     pub(crate) fn all() -> Vec<Self> {
-        let CgroupMounts { unified, legacy } = CgroupMounts::read();
+        let CgroupMounts { v2_mount_point: unified, v1_mounts: legacy } = CgroupMounts::read();
         let legacy =
             legacy.into_iter().filter(|(options, _)| !options.split(',').any(|option| option == "cpuset"));
         let cgroups: Vec<Self> = unified

@@ -42,7 +42,7 @@ pub(super) fn fixture_of(cgroup_owner: CgroupOwner) -> Option<Fixture> {
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let found = CpusetMount::choose(&CgroupMounts::read()).ok_or("no hierarchy has the controller cpuset");
     let is_systemds =
-        |hierarchy: &CpusetMount| hierarchy.unified && Path::new("/run/systemd/system").exists();
+        |hierarchy: &CpusetMount| hierarchy.is_unified && Path::new("/run/systemd/system").exists();
     let found = found.and_then(|hierarchy| match cgroup_owner {
         _ if !nix::unistd::Uid::effective().is_root() => Err("only root may create cgroups"),
         CgroupOwner::Systemd if !is_systemds(&hierarchy) => Err("systemd does not manage this hierarchy"),
@@ -159,7 +159,7 @@ impl Fixture {
 /// A cpuset with a name that no other test and no other run uses.
 pub(super) fn job_cpuset_of(cgroup_owner: CgroupOwner, name: &str, spec: CpusetSpec) -> JobCpuset {
     let job = format!("test-{}-{name}", std::process::id()).parse().unwrap();
-    let path = pjw_core::own_cgroups::OwnCgroups::default().job_path(&job, cgroup_owner, spec.isolated);
+    let path = pjw_core::own_cgroups::OwnCgroupNames::default().job_path(&job, cgroup_owner, spec.isolated);
     JobCpuset { job, cgroup_owner, path, spec }
 }
 

@@ -2,7 +2,7 @@
 
 use nix::errno::Errno;
 use pjw_core::cpuset_group::CpusetSpec;
-use pjw_core::own_cgroups::OwnCgroups;
+use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::{cpuset::Pu, ids::StartTime};
 
 use super::fixture::*;
@@ -77,7 +77,7 @@ fn every_change_may_be_repeated() {
 #[test]
 fn removing_the_last_cpuset_removes_everything() {
     let Some(mut fixture) = fixture() else { return };
-    let base = fixture.hierarchy.cgroup(&OwnCgroups::default().directory()).unwrap();
+    let base = fixture.hierarchy.cgroup(&OwnCgroupNames::default().directory()).unwrap();
     if base.exists() {
         skip("another warden has cpusets here");
         return;
@@ -96,9 +96,9 @@ fn removing_the_last_cpuset_removes_everything() {
 #[test]
 fn of_two_wardens_the_last_one_to_remove_its_cpusets_leaves_nothing_behind() {
     let Some(mut fixture) = fixture() else { return };
-    let directory = |own: &OwnCgroups| fixture.hierarchy.cgroup(&own.directory()).unwrap();
-    let beside = OwnCgroups::beside(format!("/of-test/{}", std::process::id()).as_bytes());
-    let bases = [directory(&OwnCgroups::default()), directory(&beside)];
+    let directory = |own: &OwnCgroupNames| fixture.hierarchy.cgroup(&own.directory()).unwrap();
+    let beside = OwnCgroupNames::of_additional_daemon(format!("/of-test/{}", std::process::id()).as_bytes());
+    let bases = [directory(&OwnCgroupNames::default()), directory(&beside)];
     if bases[0].exists() {
         skip("another warden has cpusets here");
         return;
@@ -125,7 +125,7 @@ fn of_two_wardens_the_last_one_to_remove_its_cpusets_leaves_nothing_behind() {
 
 #[test]
 fn a_controller_that_another_program_enabled_stays_enabled() {
-    let Some(mut fixture) = fixture().filter(|fixture| fixture.hierarchy.unified) else { return };
+    let Some(mut fixture) = fixture().filter(|fixture| fixture.hierarchy.is_unified) else { return };
     let top = fixture.hierarchy.root();
     if top.read_file("cgroup.subtree_control").unwrap().contains("cpuset") {
         return;
@@ -277,7 +277,7 @@ fn the_cgroup_of_a_scheduler_is_narrowed_and_restored() {
 
     let group = fixture.group(&job_cpuset);
     group.create().unwrap();
-    if !fixture.hierarchy.unified {
+    if !fixture.hierarchy.is_unified {
         group
             .write_file("cpuset.mems", &fixture.hierarchy.root().effective_mems().unwrap().to_string())
             .unwrap();
@@ -307,8 +307,8 @@ fn the_cgroup_of_a_scheduler_is_narrowed_and_restored() {
 
 #[test]
 fn in_v1_the_parent_gets_back_what_hotplug_removed() {
-    let Some(mut fixture) = fixture().filter(|fixture| !fixture.hierarchy.unified) else { return };
-    let base = fixture.hierarchy.cgroup(&OwnCgroups::default().directory()).unwrap();
+    let Some(mut fixture) = fixture().filter(|fixture| !fixture.hierarchy.is_unified) else { return };
+    let base = fixture.hierarchy.cgroup(&OwnCgroupNames::default().directory()).unwrap();
     let (first, last) = (fixture.first(), fixture.last());
     let one = job_cpuset("before", &first);
     assert_eq!(fixture.create(&one), done(first.clone()));
@@ -332,7 +332,7 @@ fn an_isolated_cpuset_is_exclusive_or_refused_with_a_reason() {
         (job_cpuset_of(CgroupOwner::Warden, "alone", isolated(&last)), job_cpuset("below", &last));
     let group = fixture.group(&job_cpuset);
     let top = fixture.hierarchy.root();
-    if !fixture.hierarchy.unified {
+    if !fixture.hierarchy.is_unified {
         assert!(reason(fixture.create(&job_cpuset)).contains("can't be isolated"));
         assert!(!group.exists());
         return;
@@ -366,14 +366,17 @@ fn an_isolated_cpuset_is_exclusive_or_refused_with_a_reason() {
 #[test]
 fn a_cgroup_tells_its_owner_and_the_cgroup_of_its_processes_until_it_is_widened() {
     let Some(mut fixture) = fixture() else { return };
-    let (first, own) = (fixture.first(), OwnCgroups::default());
+    let (first, own) = (fixture.first(), OwnCgroupNames::default());
     let (threaded, process) = ThreadedProcess::start(&mut fixture);
     let (other, second) = ThreadedProcess::start(&mut fixture);
     let original_cgroup = fixture.cgroup_of(process);
     let (one, two) = (job_cpuset("told", &first), job_cpuset("mixed", &first));
     let found = |fixture: &Fixture, job_cpuset: &JobCpuset| {
         let found = list_job_cpusets(&fixture.hierarchy, &own).into_iter();
-        found.filter(|found| found.path == job_cpuset.path).map(|found| (found.owner, found.origin)).next()
+        found
+            .filter(|found| found.path == job_cpuset.path)
+            .map(|found| (found.owner, found.origin_cgroup))
+            .next()
     };
     assert_eq!(found(&fixture, &one), None);
     assert_eq!(fixture.create(&one), done(first.clone()));
@@ -391,7 +394,7 @@ fn a_cgroup_tells_its_owner_and_the_cgroup_of_its_processes_until_it_is_widened(
         elsewhere.create().unwrap();
         let top = fixture.hierarchy.root();
         for file in ["cpuset.cpus", "cpuset.mems"] {
-            if !fixture.hierarchy.unified {
+            if !fixture.hierarchy.is_unified {
                 elsewhere.write_file(file, &top.read_file(file).unwrap()).unwrap();
             }
         }

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use pjw_core::cpuset::Pu;
 use pjw_core::cpuset_group::CpusetSpec;
-use pjw_core::own_cgroups::OwnCgroups;
+use pjw_core::own_cgroups::OwnCgroupNames;
 
 use super::fixture::*;
 use crate::cgroup::{CgroupMounts, PopulatedCache};
@@ -19,7 +19,7 @@ fn scope(name: &str, cpus: &CpuSet) -> JobCpuset {
 }
 
 fn own_slice() -> String {
-    OwnCgroups::default().slice()
+    OwnCgroupNames::default().slice()
 }
 
 fn systemctl(words: &[&str]) -> String {

@@ -261,9 +261,10 @@ impl IdleTracker {
         self.processes.get_mut(&pid).map(|known| &mut known.tids)
     }
 
-    /// Reads the masks of the next few idle processes that are confined by masks only, or of all of them if
-    /// [`IdleWatch::all_masks`] is set, and marks a process as active if a mask is not as planned. `masks` gets the known threads of the process, and returns the number of masks
-    /// that it read, and whether one is not a subset of the set.
+    /// Reads the masks of idle processes that only masks confine, and marks a process as active if one of its
+    /// masks is not as planned. If [`IdleWatch::check_all_masks`] is true, it reads the masks of all these
+    /// processes, otherwise those of the next few. `masks` is called with the known threads of a process. It
+    /// returns the number of masks that it read, and whether one of them has PUs outside the planned mask.
     pub(super) fn sample_masks(
         &mut self,
         idle_check: &mut IdleCheck,
@@ -290,7 +291,7 @@ impl IdleTracker {
             }
             self.last_sampled = Some((place, pid));
             masks_read += count;
-            if masks_read >= MASKS_PER_SCAN && !idle_watch.all_masks {
+            if masks_read >= MASKS_PER_SCAN && !idle_watch.check_all_masks {
                 break;
             }
         }

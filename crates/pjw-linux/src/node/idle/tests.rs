@@ -216,7 +216,7 @@ fn masks_are_sampled_in_turn_and_a_changed_mask_makes_a_process_active() {
         (1, false)
     });
     assert_eq!(sampled.len(), 4 + 3, "small processes share a sample, each once");
-    let rescan = IdleWatch { all_masks: true, ..IdleWatch::clone(&idle_watch) };
+    let rescan = IdleWatch { check_all_masks: true, ..IdleWatch::clone(&idle_watch) };
     tracker.sample_masks(&mut idle_check, &rescan, |pid, _, _| {
         sampled.push(pid);
         (MASKS_PER_SCAN, false)

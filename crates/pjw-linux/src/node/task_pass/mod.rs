@@ -65,26 +65,26 @@ impl PassResult {
         let summary = scan.for_each_task(scope, &mut |task| {
             // Threads of a process mostly have consecutive ids.
             let (place, within) = match last {
-                Some((pid, place, within)) if pid == task.process => (place, within),
+                Some((pid, place, within)) if pid == task.pid => (place, within),
                 _ => {
-                    let place = *places.entry(task.process).or_insert_with(|| {
-                        let is_in_scope = in_scope.contains(&task.process);
-                        let wanted = is_in_scope && within(task.process).is_none();
+                    let place = *places.entry(task.pid).or_insert_with(|| {
+                        let is_in_scope = in_scope.contains(&task.pid);
+                        let wanted = is_in_scope && within(task.pid).is_none();
                         let threads = wanted.then(Vec::new);
-                        processes.push((task.process, ScannedProcess::new(&task, is_in_scope, threads)));
+                        processes.push((task.pid, ScannedProcess::new(&task, is_in_scope, threads)));
                         processes.len() - 1
                     });
-                    (place, within(task.process))
+                    (place, within(task.pid))
                 }
             };
-            last = Some((task.process, place, within));
+            last = Some((task.pid, place, within));
             if let Some((_, process)) = processes.get_mut(place) {
                 process.is_outside |= within.is_some_and(|within| !task.is_allowed_within(within));
                 process.add(&task);
             }
         })?;
         processes.retain(|(_, process)| process.has_first_thread);
-        let tasks = usize::try_from(summary.reported + summary.skipped).unwrap_or(usize::MAX);
+        let tasks = usize::try_from(summary.reported_tasks + summary.skipped_tasks).unwrap_or(usize::MAX);
         Ok(Self { processes: processes.into_iter().collect(), tasks })
     }
 }
@@ -105,7 +105,7 @@ impl ScannedProcess {
 
     fn add(&mut self, task: &TaskRecord<'_>) {
         self.thread_count = self.thread_count.map(|count| count + 1);
-        if task.tid.0 == task.process.0 {
+        if task.tid.0 == task.pid.0 {
             self.has_first_thread = true;
             self.stat = task.stat;
             self.uid = task.uid;

@@ -47,7 +47,7 @@ fn agreed(scan_request: &ScanRequest, pids: &[Pid], fresh: bool) -> Option<Vec<P
         let [by_proc, by_scan] = &mut nodes;
         let snapshots = [by_proc.observe(scan_request), by_scan.observe(scan_request)];
         let reported = snapshots.map(|snapshot| {
-            assert_eq!((&snapshot.incomplete, &snapshot.scope), (&None, &scan_request.scope));
+            assert_eq!((&snapshot.incomplete_reason, &snapshot.scope), (&None, &scan_request.scope));
             pids.iter().map(|&pid| seen(&snapshot, pid).cloned()).collect::<Option<Vec<Process>>>()
         });
         let [proc, scan] = reported;
@@ -150,7 +150,7 @@ fn a_new_mount_makes_all_cgroups_be_read_again() {
     let (test_process, _) = TestProcess::start(3);
     let Some(mut node) = node_with_trusted_fingerprint(&test_process) else { return };
     misremember(&mut node, &test_process);
-    node.mounts.legacy.push(("another".to_owned(), "/nowhere".into()));
+    node.mounts.v1_mounts.push(("another".to_owned(), "/nowhere".into()));
     let snapshot = node.observe(&full(&[]));
     assert!(seen(&snapshot, test_process.pid()).unwrap().attributes.is_some());
 }

@@ -7,9 +7,11 @@ use thiserror::Error;
 /// a loss the caller must scan all processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EventLoss {
-    /// Whether events were lost before this call returned: the buffer overflowed, or message numbers are missing.
+    /// Whether events were lost since the previous call: the socket's buffer overflowed, or message numbers
+    /// are missing.
     pub overrun: bool,
-    /// Whether the kernel still drops events: its buffer overflowed and has not been read empty since.
+    /// Whether the kernel still drops events: the socket's buffer overflowed and has not been read empty
+    /// since.
     pub congested: bool,
 }
 

@@ -40,8 +40,9 @@ pub struct ProcEvents {
 }
 
 impl ProcEvents {
-    /// Subscribes to process events (fork, exec and exit), and checks with a thread of its own that they arrive.
-    /// Processes that started before are not reported: the caller must scan all processes after this call.
+    /// Subscribes to process events (fork, exec and exit). Starts a thread to check that events arrive.
+    /// Processes that started before the call are not reported, so the caller must scan all processes after
+    /// it.
     ///
     /// # Errors
     /// If the kernel refuses the subscription, has no process events, or delivers none to this process.
@@ -70,8 +71,9 @@ impl ProcEvents {
         Ok(kernel)
     }
 
-    /// Appends the pending events to `events`, with their times since boot, without waiting. Reads at most 8192
-    /// messages from the kernel; if more are pending, the socket stays readable. Returns whether events were lost.
+    /// Appends the pending events, with their times since boot, to `events`. Does not wait. Reads at most 8192
+    /// messages from the kernel: if more are pending, the socket stays readable. Returns whether events were
+    /// lost.
     pub fn drain_events(&mut self, events: &mut Vec<ProcessEvent>) -> EventLoss {
         let known = events.len();
         let drained = self.take(MAX_MESSAGES_PER_DRAIN, events);

@@ -10,10 +10,10 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use nix::unistd::geteuid;
-use pjw_core::diagnosis::{Examination, conflicting_programs, diagnose, facts};
+use pjw_core::diagnosis::{DiagnosisInput, conflicting_programs, diagnose, facts};
 use pjw_core::ids::{Comm, Pid, Uid};
 use pjw_core::snapshot::{Observed, Snapshot};
-use pjw_linux::topology::{TopologySource, load};
+use pjw_linux::topology::{TopologySource, load_topology};
 use pjw_linux::{cgroup::CgroupMounts, survey, sys::clock};
 
 use super::connection::{Warden, user_names};
@@ -34,8 +34,8 @@ pub(super) fn run(warden: &Warden, request: &DoctorArgs) -> anyhow::Result<ExitC
     })
 }
 
-fn examine(warden: &Warden) -> anyhow::Result<Examination> {
-    let topology = load(TopologySource::Live)?;
+fn examine(warden: &Warden) -> anyhow::Result<DiagnosisInput> {
+    let topology = load_topology(TopologySource::Live)?;
     let mut scanner = Scanner::new(topology.clone())
         .context("can't read /proc, which the diagnosis needs: mount it (mount -t proc proc /proc)")?;
     let first = scanner.first();
@@ -48,7 +48,8 @@ fn examine(warden: &Warden) -> anyhow::Result<Examination> {
     let processes: Vec<(Pid, Uid, Comm)> = programs(&watched.after).collect();
     let policy = scanner.policy();
     let mut host = survey::host_facts(&watched.after.online);
-    host.incomplete = watched.after.incomplete.clone().or_else(|| watched.before.incomplete.clone());
+    host.incomplete_reason =
+        watched.after.incomplete_reason.clone().or_else(|| watched.before.incomplete_reason.clone());
     let has_kernel = watched
         .after
         .processes
@@ -63,14 +64,14 @@ fn examine(warden: &Warden) -> anyhow::Result<Examination> {
         job.has_cpuset = job.cgroup.as_deref().and_then(|path| survey::has_cpuset_controller(&mounts, path));
     }
     for job in &mut jobs {
-        job.kept_by = answer.kept_by.get(&job.id).cloned().unwrap_or_default();
+        job.enforcement = answer.kept_by.get(&job.id).cloned().unwrap_or_default();
     }
-    Ok(Examination {
+    Ok(DiagnosisInput {
         online: watched.after.online.intersection(topology.cpus()),
         topology,
-        span_ms: watch.span_ms(),
+        scan_interval_ms: watch.scan_interval_ms(),
         jobs,
-        unassigned: watch.unassigned_processes(),
+        unassigned_processes: watch.unassigned_processes(),
         interrupts: watched.interrupts.clone(),
         host,
         conflicting_programs: conflicting_programs(processes.iter().copied(), policy.first_person_uid),

@@ -46,7 +46,7 @@ impl Scanner {
     pub(super) fn new(topology: Topology) -> Result<Self, Errno> {
         let policy = Policy {
             mode: Mode::Observe,
-            pin: false,
+            pin_hot_threads: false,
             own_pid: Some(Pid(std::process::id())),
             ..Policy::default()
         };
@@ -65,7 +65,12 @@ impl Scanner {
 
     /// The diagnosis of the two scans.
     pub(super) fn diagnosis<'a>(&'a self, watched: &'a ScanResults) -> ScanPair<'a> {
-        ScanPair { state: &self.state, policy: &self.policy, before: &watched.before, after: &watched.after }
+        ScanPair {
+            state: &self.state,
+            policy: &self.policy,
+            first_scan: &watched.before,
+            second_scan: &watched.after,
+        }
     }
 
     /// The first scan: the list of processes.
@@ -132,9 +137,9 @@ impl Scanner {
     /// Runs one decision of the warden without its actions. Returns the next scan that the decision needs.
     fn decide(&mut self, snapshot: &Snapshot) -> Option<scan::ScanRequest> {
         let decision = reconcile(&mut self.state, snapshot, &[], &self.policy);
-        decision.plan.actions.iter().for_each(|action| self.state.note_not_tried(action));
+        decision.plan.mask_actions.iter().for_each(|action| self.state.note_mask_not_tried(action));
         // No action is carried out, so only facts that are still missing justify another scan.
-        decision.next_scan.filter(|_| decision.plan.actions.is_empty())
+        decision.next_scan.filter(|_| decision.plan.mask_actions.is_empty())
     }
 }
 
@@ -190,7 +195,7 @@ fn text_of(directory: &Path, file: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use pjw_core::diagnosis::Binding;
+    use pjw_core::diagnosis::JobBinding;
 
     use super::*;
 
@@ -200,9 +205,9 @@ mod tests {
         let slurm = SCHEDULERS.iter().find(|service| service.name == "Slurm").unwrap();
         assert_eq!(text_in(slurm, dir.path()), None);
         std::fs::write(dir.path().join("slurm.conf"), "TaskPlugin=task/cgroup").unwrap();
-        assert_eq!(slurm.describe(text_in(slurm, dir.path()).as_deref()).binding, Binding::Nothing);
+        assert_eq!(slurm.describe(text_in(slurm, dir.path()).as_deref()).binding, JobBinding::Nothing);
         std::fs::write(dir.path().join("cgroup.conf"), "ConstrainCores=yes").unwrap();
-        assert_eq!(slurm.describe(text_in(slurm, dir.path()).as_deref()).binding, Binding::Cpusets);
+        assert_eq!(slurm.describe(text_in(slurm, dir.path()).as_deref()).binding, JobBinding::Cpusets);
     }
 
     #[test]
@@ -218,6 +223,6 @@ mod tests {
         ] {
             std::fs::write(dir.path().join(file), text).unwrap();
         }
-        assert_eq!(condor.describe(text_in(condor, dir.path()).as_deref()).binding, Binding::Masks);
+        assert_eq!(condor.describe(text_in(condor, dir.path()).as_deref()).binding, JobBinding::Masks);
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pjw_core::diagnosis::{Finding, Severity, WardenStatus};
 use pjw_core::ids::{Pid, ProcessId, StartTime, Uid};
-use pjw_core::job::{Grant, GrantedBy, Job, JobId, Lifetime, Request};
+use pjw_core::job::{Grant, GrantedBy, Job, JobId, JobRequest, Lifetime};
 use pjw_core::record::{Membership, Record};
 use pjw_core::time::{Nanos, UnixMillis};
 use pjw_core::{cpuset::CpuSet, evidence::Evidence};
@@ -93,7 +93,7 @@ fn answer(client: &mut Client, status: &wire::Status) -> Answer {
 fn known_job(id: &JobId, job: &wire::Job) -> Job {
     // Only the warden ends this job, so it has a reservation.
     let mut known = Job::new(id.clone(), Uid(job.owner), Lifetime::Reservation, UnixMillis::default());
-    known.request = (job.requested_cores > 0).then(|| Request::of_cores(job.requested_cores));
+    known.request = (job.requested_cores > 0).then(|| JobRequest::of_cores(job.requested_cores));
     known.released = job.state == "released";
     let cpus: CpuSet = job.cpus.parse().unwrap_or_default();
     known.grant = (!cpus.is_empty()).then(|| Grant {
@@ -101,8 +101,8 @@ fn known_job(id: &JobId, job: &wire::Job) -> Job {
         granted_by: if job.granted_by == "scheduler" { GrantedBy::Scheduler } else { GrantedBy::Warden },
         shared: job.shared,
         smt_shared: true,
-        since: Nanos::default(),
-        because: Vec::new(),
+        granted_at: Nanos::default(),
+        reasons: Vec::new(),
         runner_up: String::new(),
     });
     known
@@ -118,7 +118,7 @@ fn joined(job: &JobId, member: &wire::Member) -> Record {
         _ => Evidence::Registered,
     };
     let process = ProcessId { pid: Pid(member.pid), start: StartTime(member.start_time) };
-    Record::Joined(Membership { process, job: job.clone(), evidence, inherited: None, first_seen: None })
+    Record::Joined(Membership { process, job: job.clone(), evidence, inherited_mask: None, first_seen: None })
 }
 
 fn warning(warning: &wire::Warning) -> Finding {

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
 use nix::unistd::{User, geteuid};
-use pjw_core::job::{Amount, JobId};
+use pjw_core::job::{CpuRequest, JobId};
 use pjw_core::{cpuset::CpuSet, ids::Tid};
 use pjw_ipc::call::{Assign, JobName};
 use pjw_ipc::client::{Client, ClientFault};
 use pjw_ipc::wire::{Job, Status};
 use pjw_linux::sys::affinity;
-use pjw_sources::announcement::{Announcement, JobOwner};
+use pjw_sources::announcement::{JobAnnouncement, JobOwner};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -76,17 +76,17 @@ impl HookClient {
     pub(super) fn register(
         &self,
         job: &JobId,
-        announcement: Announcement,
+        announcement: JobAnnouncement,
         cores: Option<u32>,
     ) -> anyhow::Result<()> {
         let amount = match cores {
-            Some(cores) => Amount::Cores(cores),
-            None => announcement.amount?,
+            Some(cores) => CpuRequest::Cores(cores),
+            None => announcement.cpu_request?,
         };
         let (count, smt) = match amount {
-            Amount::Cores(n) => (n, None),
-            Amount::Pus(n) => (n, Some("pus".to_owned())),
-            Amount::Exactly(cpus) => {
+            CpuRequest::Cores(n) => (n, None),
+            CpuRequest::Pus(n) => (n, Some("pus".to_owned())),
+            CpuRequest::Exactly(cpus) => {
                 bail!("{job} names its CPUs ({cpus}), and hooks support only a number of cores")
             }
         };
@@ -103,7 +103,7 @@ impl HookClient {
     }
 
     /// Releases a job by both of its ids. A job that the daemon does not know is released already.
-    pub(super) fn release(&self, announcement: &Announcement) -> anyhow::Result<()> {
+    pub(super) fn release(&self, announcement: &JobAnnouncement) -> anyhow::Result<()> {
         for job in std::iter::once(&announcement.job).chain(&announcement.alias) {
             let job = job.to_string();
             match self.call::<Value>("Release", &JobName { job: job.clone() }, "released")? {
@@ -121,7 +121,7 @@ impl HookClient {
 
     /// The job with its grant, and the status of the machine. Waits until the deadline for a grant that is still to
     /// come. `None` if the job is not confined: the daemon is in observe mode, or the job was released.
-    pub(super) fn granted(&self, announcement: &Announcement) -> anyhow::Result<Option<(Status, Job)>> {
+    pub(super) fn granted(&self, announcement: &JobAnnouncement) -> anyhow::Result<Option<(Status, Job)>> {
         let ids: Vec<String> =
             std::iter::once(&announcement.job).chain(&announcement.alias).map(JobId::to_string).collect();
         loop {
@@ -142,7 +142,7 @@ impl HookClient {
     /// The same, but waits until this process is confined to the job's cores. This process becomes the job's first
     /// program, or is its parent. With a cpuset both are confined at the same time, with masks mostly the parent
     /// before its child.
-    pub(super) fn confined(&self, announcement: &Announcement) -> anyhow::Result<Option<(Status, Job)>> {
+    pub(super) fn confined(&self, announcement: &JobAnnouncement) -> anyhow::Result<Option<(Status, Job)>> {
         loop {
             let Some((status, job)) = self.granted(announcement)? else { return Ok(None) };
             for _ in 0..CHECKS_PER_STATUS {

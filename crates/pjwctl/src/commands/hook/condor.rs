@@ -5,7 +5,7 @@
 
 use std::io::Read;
 
-use pjw_sources::announcement::{self, Announcement};
+use pjw_sources::announcement::{self, JobAnnouncement};
 
 use super::context::{Context, MAX_FILE_BYTES, Variables, is_root};
 use super::variables;
@@ -25,7 +25,7 @@ pub(super) fn wrapper(context: &Context) -> anyhow::Result<Variables> {
     variables::of_starter(context, &announcement(context, "")?)
 }
 
-fn announcement(context: &Context, job_ad: &str) -> anyhow::Result<Announcement> {
+fn announcement(context: &Context, job_ad: &str) -> anyhow::Result<JobAnnouncement> {
     let machine_ad = context.file_of("_CONDOR_MACHINE_AD").unwrap_or_default();
     Ok(announcement::from_condor(&context.attributes, &machine_ad, job_ad)?)
 }

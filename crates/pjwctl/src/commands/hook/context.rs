@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use pjw_core::snapshot::BatchAttributes;
-use pjw_sources::{Host, announcement::Announcement};
+use pjw_sources::{Host, announcement::JobAnnouncement};
 
 use super::client::HookClient;
 use crate::cli::HookArgs;
@@ -43,13 +43,13 @@ impl Context {
     }
 
     /// Registers the job at the daemon. No variables result.
-    pub(super) fn register(&self, announcement: Announcement) -> anyhow::Result<Variables> {
+    pub(super) fn register(&self, announcement: JobAnnouncement) -> anyhow::Result<Variables> {
         self.client.register(&announcement.job.clone(), announcement, self.cores)?;
         Ok(Vec::new())
     }
 
     /// Releases the job at the daemon. No variables result.
-    pub(super) fn release(&self, announcement: &Announcement) -> anyhow::Result<Variables> {
+    pub(super) fn release(&self, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
         self.client.release(announcement)?;
         Ok(Vec::new())
     }

@@ -3,7 +3,7 @@
 //! The commands before and after the job register and release it only if the site runs them as root. The starter
 //! always runs as the job's owner.
 
-use pjw_sources::announcement::{self, Announcement};
+use pjw_sources::announcement::{self, JobAnnouncement};
 
 use super::context::{Context, Variables, is_root};
 use super::variables;
@@ -20,6 +20,6 @@ pub(super) fn starter(context: &Context) -> anyhow::Result<Variables> {
     variables::of_starter(context, &announcement(context)?)
 }
 
-fn announcement(context: &Context) -> anyhow::Result<Announcement> {
+fn announcement(context: &Context) -> anyhow::Result<JobAnnouncement> {
     Ok(announcement::from_lsf(&context.attributes, &context.host)?)
 }

@@ -3,7 +3,7 @@
 //! Prolog and epilog run as the job's owner unless their configured command begins with `root@`, and only on the
 //! job's first host.
 
-use pjw_sources::announcement::{self, Announcement};
+use pjw_sources::announcement::{self, JobAnnouncement};
 
 use super::context::{Context, Variables, is_root};
 use super::variables;
@@ -20,7 +20,7 @@ pub(super) fn starter(context: &Context) -> anyhow::Result<Variables> {
     variables::of_starter(context, &announcement::from_sge(&context.attributes, &context.host, None, None)?)
 }
 
-fn announcement(context: &Context) -> anyhow::Result<Announcement> {
+fn announcement(context: &Context) -> anyhow::Result<JobAnnouncement> {
     let hostfile = context.file_of("PE_HOSTFILE");
     let owner = context.arguments.first().map(String::as_str);
     Ok(announcement::from_sge(&context.attributes, &context.host, owner, hostfile.as_deref())?)

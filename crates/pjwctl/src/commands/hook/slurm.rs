@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use pjw_core::job::JobId;
-use pjw_sources::announcement::{self, Announcement};
+use pjw_sources::announcement::{self, JobAnnouncement};
 use pjw_sources::slurm_conf::{self, SlurmConf};
 use pjw_sources::task;
 
@@ -37,8 +37,8 @@ pub(super) fn task_prolog(context: &Context) -> anyhow::Result<Variables> {
 }
 
 /// The id by which the daemon will discover the job: the one in the name of its directory.
-fn name(announcement: &Announcement, conf: SlurmConf) -> JobId {
-    announcement.alias.as_ref().filter(|_| conf.sluid_directories).unwrap_or(&announcement.job).clone()
+fn name(announcement: &JobAnnouncement, conf: SlurmConf) -> JobId {
+    announcement.alias.as_ref().filter(|_| conf.has_sluid_directories).unwrap_or(&announcement.job).clone()
 }
 
 fn conf(context: &Context) -> SlurmConf {

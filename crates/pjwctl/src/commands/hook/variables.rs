@@ -10,20 +10,20 @@
 
 use pjw_core::cpuset::CpuSet;
 use pjw_ipc::wire::{Core, Job, Status};
-use pjw_sources::{announcement::Announcement, task::SlurmTaskCpus};
+use pjw_sources::{announcement::JobAnnouncement, task::SlurmTaskCpus};
 
 use super::client::own_mask;
 use super::context::{Context, Variables};
 use crate::commands::run::cores_in;
 
 /// The variables for programs that inherit the environment of a whole job.
-pub(super) fn of_job(context: &Context, announcement: &Announcement) -> anyhow::Result<Variables> {
+pub(super) fn of_job(context: &Context, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
     let Some((status, job)) = context.client.granted(announcement)? else { return Ok(Vec::new()) };
     of_share(context, &status, &job)
 }
 
 /// The same for a starter, which becomes the job's command. Waits until the process is confined to the job's cores.
-pub(super) fn of_starter(context: &Context, announcement: &Announcement) -> anyhow::Result<Variables> {
+pub(super) fn of_starter(context: &Context, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
     let Some((status, job)) = context.client.confined(announcement)? else { return Ok(Vec::new()) };
     of_share(context, &status, &job)
 }
@@ -77,7 +77,7 @@ fn openmp(grant: &CpuSet, mask: Option<&CpuSet>, cores: &[Core], task: SlurmTask
     let in_core = |core: &Core| core.cpus.parse::<CpuSet>().unwrap_or_default().intersection(usable).len();
     let widest = cores.iter().map(in_core).max().unwrap_or(1).max(1);
     let tasks = if own.is_some() { 1 } else { task.tasks as usize };
-    let (threads, all) = match task.cpus {
+    let (threads, all) = match task.cpus_per_task {
         // The requested CPUs are threads. The last core may be allocated whole for one of them.
         Some(requested) => (requested as usize, requested as usize * tasks + widest > usable.len()),
         None => {
@@ -119,7 +119,8 @@ mod tests {
         (announcement.threads, announcement.places.unwrap_or("-"))
     }
 
-    const ALONE: SlurmTaskCpus = SlurmTaskCpus { cpus: None, step_cpus: None, job_cpus: None, tasks: 1 };
+    const ALONE: SlurmTaskCpus =
+        SlurmTaskCpus { cpus_per_task: None, step_cpus: None, job_cpus: None, tasks: 1 };
 
     #[test]
     fn a_task_that_is_alone_has_a_thread_for_each_core_and_places_of_its_own() {
@@ -135,7 +136,7 @@ mod tests {
 
     #[test]
     fn requested_cpus_are_threads() {
-        let requested = |cpus| SlurmTaskCpus { cpus: Some(cpus), ..ALONE };
+        let requested = |cpus| SlurmTaskCpus { cpus_per_task: Some(cpus), ..ALONE };
         assert_eq!(announcement(&smt(), "0-1,8-9", None, requested(4)), (4, "threads"));
         assert_eq!(
             announcement(&smt(), "0-1,8-9", None, requested(3)),
@@ -164,7 +165,10 @@ mod tests {
         let four = SlurmTaskCpus { tasks: 4, ..ALONE };
         assert_eq!(announcement(&plain(), "0-7", None, four), (2, "-"));
         assert_eq!(announcement(&plain(), "0-1", None, four), (1, "-"), "at least one");
-        assert_eq!(announcement(&plain(), "0-7", None, SlurmTaskCpus { cpus: Some(2), ..four }), (2, "-"));
+        assert_eq!(
+            announcement(&plain(), "0-7", None, SlurmTaskCpus { cpus_per_task: Some(2), ..four }),
+            (2, "-")
+        );
     }
 
     #[test]
@@ -172,7 +176,7 @@ mod tests {
         let four = SlurmTaskCpus { tasks: 4, ..ALONE };
         assert_eq!(announcement(&plain(), "0-7", Some("2-3"), four), (2, "threads"));
         assert_eq!(
-            announcement(&plain(), "0-7", Some("2-3"), SlurmTaskCpus { cpus: Some(2), ..four }),
+            announcement(&plain(), "0-7", Some("2-3"), SlurmTaskCpus { cpus_per_task: Some(2), ..four }),
             (2, "threads")
         );
         assert_eq!(announcement(&smt(), "0-7,8-15", Some("2-3,10-11"), four), (2, "cores"));
@@ -180,8 +184,12 @@ mod tests {
 
     #[test]
     fn a_step_without_a_count_for_its_tasks_has_its_part_of_the_job() {
-        let step =
-            |step, tasks| SlurmTaskCpus { step_cpus: Some(step), job_cpus: Some(8), tasks, cpus: None };
+        let step = |step, tasks| SlurmTaskCpus {
+            step_cpus: Some(step),
+            job_cpus: Some(8),
+            tasks,
+            cpus_per_task: None,
+        };
         assert_eq!(announcement(&plain(), "0-7", None, step(8, 1)), (8, "threads"));
         assert_eq!(announcement(&plain(), "0-7", None, step(2, 1)), (2, "-"), "others may run beside it");
         assert_eq!(announcement(&plain(), "0-7", None, step(4, 4)), (1, "-"));

@@ -80,7 +80,7 @@ fn spawn(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
     let descriptors = if request.label { DESCRIPTORS_OF_LABELS + 1 } else { 1 };
     check_room(size as usize)?;
     reserve_descriptors(size as usize * descriptors)?;
-    let topology = topology::load(TopologySource::Live)?;
+    let topology = topology::load_topology(TopologySource::Live)?;
     let name = programs.first().map(|(_, command, _)| command.program.clone()).unwrap_or_default();
     let grant = Grant::obtain(warden, request, size, &name)?;
     let programs = match placements(&topology, &grant.cpus, request, size) {

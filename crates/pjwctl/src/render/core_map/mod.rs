@@ -26,8 +26,8 @@ pub fn job_letter(n: usize) -> char {
     LETTERS.get(n).map_or('*', |&letter| char::from(letter))
 }
 
-/// Who holds a core or a PU (logical CPU): a job, several jobs, the system (housekeeping), or nobody because it is free
-/// or offline.
+/// The holder of a core or a PU (logical CPU): a job, several jobs, or the system (housekeeping). The values
+/// `Free` and `Offline` mean that there is no holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Holder {
     /// The job with this index in the list.
@@ -43,7 +43,8 @@ pub enum Holder {
 }
 
 impl Holder {
-    /// Returns the character, and its style, that stands for a core of this holder in the core map of `pjwctl status`.
+    /// Returns the character that stands for a core of this holder in the core map of `pjwctl status`, and the
+    /// character's style.
     #[must_use]
     pub fn symbol(self) -> (char, Style) {
         match self {
@@ -55,8 +56,8 @@ impl Holder {
         }
     }
 
-    /// Returns the holder's name for texts: a job id, `several jobs`, `housekeeping`, `free` or `offline`. `jobs`
-    /// is the list of jobs from which the [`Holders`] were computed.
+    /// Returns the holder's name for texts: a job id, `several jobs`, `housekeeping`, `free` or `offline`.
+    /// `jobs` is the list of jobs from which the [`PuHolders`] were computed.
     #[must_use]
     pub fn name(self, jobs: &[Job]) -> String {
         match self {
@@ -71,13 +72,13 @@ impl Holder {
 
 /// The holder of each PU (logical CPU) of the machine, computed from the daemon's status.
 #[derive(Debug)]
-pub struct Holders {
+pub struct PuHolders {
     by_pu: BTreeMap<Pu, Holder>,
 }
 
-impl Holders {
-    /// Computes the holder of each PU from the free, housekeeping and job PUs of a status. PUs that are not among them
-    /// count as offline.
+impl PuHolders {
+    /// Computes the holder of each PU from the free PUs, the housekeeping PUs and the PUs of jobs in a status.
+    /// All other PUs are offline.
     #[must_use]
     pub fn new(pool: &Pool, jobs: &[Job]) -> Self {
         let mut by_pu = BTreeMap::new();
@@ -97,8 +98,8 @@ impl Holders {
         Self { by_pu }
     }
 
-    /// Returns the holder of the core that consists of the PUs `pus`: the job that holds any of them,
-    /// [`Holder::Several`] if there is more than one such job, else housekeeping, free or offline.
+    /// Returns the holder of the core that consists of the PUs `pus`: the job that holds any of these PUs, or
+    /// [`Holder::Several`] if several jobs do. If no job does: housekeeping, free or offline.
     #[must_use]
     pub fn holder_of_core(&self, pus: &CpuSet) -> Holder {
         let holders = || pus.iter().filter_map(|pu| self.by_pu.get(&pu).copied());
@@ -110,10 +111,10 @@ impl Holders {
         }
     }
 
-    /// Returns the holder of each PU in `pus`, grouped: for each holder (a job, housekeeping or none), its PUs
-    /// among `pus`.
+    /// Groups the PUs in `pus` by their holder. The result has each holder, such as a job or [`Holder::Free`],
+    /// with its PUs.
     #[must_use]
-    pub fn holders_of(&self, pus: &CpuSet) -> BTreeMap<Holder, CpuSet> {
+    pub fn pus_by_holder(&self, pus: &CpuSet) -> BTreeMap<Holder, CpuSet> {
         let mut among: BTreeMap<Holder, CpuSet> = BTreeMap::new();
         for pu in pus.iter() {
             among.entry(self.by_pu.get(&pu).copied().unwrap_or(Holder::Offline)).or_default().insert(pu);
@@ -133,11 +134,11 @@ struct Row {
 /// Returns the core map of `pjwctl status` as text: one character per core shows who holds the core. Each NUMA node has
 /// one or more lines of its own.
 #[must_use]
-pub fn core_map_text(cores: &[Core], holders: &Holders, term: Terminal) -> String {
+pub fn core_map_text(cores: &[Core], holders: &PuHolders, term: Terminal) -> String {
     let rows = rows(cores);
-    let label = rows.iter().map(|row| text::columns(&row.label)).max().unwrap_or(0);
+    let label = rows.iter().map(|row| text::column_count(&row.label)).max().unwrap_or(0);
     let lists: Vec<String> = rows.iter().map(|row| text::short_cpu_list(&row.pus.to_string(), 16)).collect();
-    let list = lists.iter().map(|list| text::columns(list)).max().unwrap_or(0);
+    let list = lists.iter().map(|list| text::column_count(list)).max().unwrap_or(0);
     let width_left = term.width.saturating_sub(label + 2 + list + 2).max(BLOCK);
     let drawn: Vec<Vec<String>> = rows.iter().map(|row| lines(row, holders, width_left, term)).collect();
     if drawn.iter().map(Vec::len).sum::<usize>() > MAX_LINES {
@@ -186,7 +187,7 @@ fn label(core: &Core) -> String {
 }
 
 /// The cells of a row, broken between L3s if possible, else between blocks.
-fn lines(row: &Row, holders: &Holders, width_left: usize, term: Terminal) -> Vec<String> {
+fn lines(row: &Row, holders: &PuHolders, width_left: usize, term: Terminal) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();
     let mut used = 0;
@@ -198,12 +199,12 @@ fn lines(row: &Row, holders: &Holders, width_left: usize, term: Terminal) -> Vec
         for (m, block) in blocks.iter().enumerate() {
             let gap = if m == 0 { between } else { " " };
             let needs = if m == 0 && whole <= width_left { whole } else { block.len() };
-            if used > 0 && used + text::columns(gap) + needs > width_left {
+            if used > 0 && used + text::column_count(gap) + needs > width_left {
                 lines.push(std::mem::take(&mut line));
                 used = 0;
             } else {
                 line.push_str(gap);
-                used += text::columns(gap);
+                used += text::column_count(gap);
             }
             for pus in *block {
                 let (cell, style) = holders.holder_of_core(pus).symbol();
@@ -217,8 +218,8 @@ fn lines(row: &Row, holders: &Holders, width_left: usize, term: Terminal) -> Vec
 }
 
 /// A row as lists: `package 0 node 0: a 0-31, # 32`.
-fn as_lists(row: &Row, holders: &Holders, term: Terminal) -> String {
-    let among = holders.holders_of(&row.pus);
+fn as_lists(row: &Row, holders: &PuHolders, term: Terminal) -> String {
+    let among = holders.pus_by_holder(&row.pus);
     let parts: Vec<String> =
         among.iter().map(|(holder, pus)| format!("{} {pus}", holder.symbol().0)).collect();
     text::wrap(&format!("{}: {}", row.label, parts.join(", ")), term.width, "", "  ")

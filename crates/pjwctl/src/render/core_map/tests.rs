@@ -7,13 +7,13 @@ use super::*;
 
 fn map(cores: &[Core], free: &str, jobs: &[Job], term: Terminal) -> String {
     let pool = Pool { free: free.into(), ..Pool::default() };
-    core_map_text(cores, &Holders::new(&pool, jobs), term)
+    core_map_text(cores, &PuHolders::new(&pool, jobs), term)
 }
 
 /// Whatever the machine, no line is longer than the terminal is wide.
 fn assert_fits(map: &str, width: usize) {
     for line in map.lines() {
-        assert!(text::columns(line) <= width, "{} columns: {line}", text::columns(line));
+        assert!(text::column_count(line) <= width, "{} columns: {line}", text::column_count(line));
     }
 }
 
@@ -26,7 +26,7 @@ fn two_cores_are_one_line() {
 #[test]
 fn a_core_is_a_cell_and_a_node_a_line() {
     let status = samples::status();
-    let holders = Holders::new(&status.pool, &status.jobs);
+    let holders = PuHolders::new(&status.pool, &status.jobs);
     assert_snapshot!(core_map_text(&status.cores, &holders, PLAIN), @r"
     package 0 node 0  0-7   #aa.
     package 1 node 1  8-15  ....
@@ -84,14 +84,14 @@ fn a_map_larger_than_a_screen_is_shown_as_lists() {
 
 #[test]
 fn a_page_that_is_too_narrow_still_shows_every_core() {
-    let map = map(&cores(40, 1, 40, 40, 40), "0-39", &[], Terminal { width: 10, colour: false });
+    let map = map(&cores(40, 1, 40, 40, 40), "0-39", &[], Terminal { width: 10, has_colours: false });
     assert_eq!(map.matches('.').count(), 40);
 }
 
 #[test]
 fn every_kind_of_holder_has_its_sign() {
     let pool = Pool { housekeeping: "0".into(), free: "1".into(), allocated: "2-3".into() };
-    let holders = Holders::new(&pool, &[job("manual:a", "2-3"), job("manual:b", "3")]);
+    let holders = PuHolders::new(&pool, &[job("manual:a", "2-3"), job("manual:b", "3")]);
     assert_snapshot!(core_map_text(&cores(5, 1, 5, 5, 5), &holders, PLAIN), @"package 0 node 0  0-4  #.a!x");
 }
 
@@ -115,7 +115,7 @@ fn a_machine_without_packages_or_nodes_is_a_machine() {
 #[test]
 fn colours_change_nothing_but_the_colour() {
     let status = samples::status();
-    let holders = Holders::new(&status.pool, &status.jobs);
+    let holders = PuHolders::new(&status.pool, &status.jobs);
     let coloured = core_map_text(&status.cores, &holders, COLOURED);
     assert!(coloured.contains("\x1b[32ma\x1b[0m"), "{coloured:?}");
     assert_eq!(samples::without_colour(&coloured), core_map_text(&status.cores, &holders, PLAIN));

@@ -3,7 +3,7 @@
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_ipc::wire::{Device, Domain, Status, Topology};
 
-use super::super::core_map::{Holder, Holders, job_letter};
+use super::super::core_map::{Holder, PuHolders, job_letter};
 use super::super::text::{printable, short_cpu_list};
 use super::super::topology::{classed, memory, name};
 use super::svg::{Fill, Svg, shortened};
@@ -79,7 +79,7 @@ pub(super) struct DiagramBox {
 /// The state of the construction of the boxes.
 struct Builder<'a> {
     topology: &'a Topology,
-    holders_and_status: Option<(&'a Holders, &'a Status)>,
+    holders_and_status: Option<(&'a PuHolders, &'a Status)>,
     forbidden: CpuSet,
     /// The width of a PU's box, enough for the largest PU number.
     cell: u32,
@@ -87,7 +87,7 @@ struct Builder<'a> {
 
 impl DiagramBox {
     /// The boxes of the machine.
-    pub(super) fn machine(topology: &Topology, holders_and_status: Option<(&Holders, &Status)>) -> Self {
+    pub(super) fn machine(topology: &Topology, holders_and_status: Option<(&PuHolders, &Status)>) -> Self {
         let largest = topology.cpus.parse::<CpuSet>().unwrap_or_default().last().unwrap_or(Pu(0));
         let digits = u32::try_from(largest.to_string().len()).unwrap_or(5);
         let forbidden = topology.disallowed.parse().unwrap_or_default();
@@ -253,7 +253,7 @@ impl Builder<'_> {
                 Holder::Several => "!".to_owned(),
                 _ => String::new(),
             };
-            if holders.holders_of(&pus).len() == 1 {
+            if holders.pus_by_holder(&pus).len() == 1 {
                 boxes.fill_style = Fill::of(holder);
             }
         }

@@ -11,7 +11,7 @@ mod svg;
 
 use pjw_ipc::wire::{Status, Topology};
 
-use super::core_map::{Holder, Holders, job_letter};
+use super::core_map::{Holder, PuHolders, job_letter};
 use super::text::{plural, printable, short_cpu_list};
 use boxes::DiagramBox;
 use layout::{columns_of, count_of};
@@ -29,7 +29,7 @@ const LINE: u32 = 16;
 /// the job that holds each PU (logical CPU), and a legend lists the jobs.
 #[must_use]
 pub fn svg_drawing(title: &str, topology: &Topology, status: Option<&Status>) -> String {
-    let holders = status.map(|status| (Holders::new(&status.pool, &status.jobs), status));
+    let holders = status.map(|status| (PuHolders::new(&status.pool, &status.jobs), status));
     let mut machine =
         DiagramBox::machine(topology, holders.as_ref().map(|(holders, status)| (holders, *status)));
     layout::arrange(&mut machine);
@@ -100,9 +100,9 @@ impl Entry {
 }
 
 /// The legend: jobs that hold PUs, and the other colours that occur.
-fn legend(topology: &Topology, holders: &Holders, status: &Status) -> Vec<Entry> {
+fn legend(topology: &Topology, holders: &PuHolders, status: &Status) -> Vec<Entry> {
     let all = topology.cpus.parse().unwrap_or_default();
-    let among = holders.holders_of(&all);
+    let among = holders.pus_by_holder(&all);
     let mut entries = Vec::new();
     for (n, job) in status.jobs.iter().enumerate().filter(|(_, job)| !job.cpus.is_empty()) {
         let id = printable(&job.id);

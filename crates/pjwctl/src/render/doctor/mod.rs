@@ -1,10 +1,10 @@
 //! `doctor`: the findings, most urgent first, each with its remedy; then the jobs, then the facts about the node.
 
-use pjw_core::diagnosis::{Examination, Fact, Finding, ObservedJob, Severity};
-use pjw_core::job::{Amount, GrantedBy};
+use pjw_core::diagnosis::{DiagnosisInput, Fact, Finding, ObservedJob, Severity};
+use pjw_core::job::{CpuRequest, GrantedBy};
 use serde::Serialize;
 
-use super::text::{columns, plural, printable, short_cpu_list, wrap};
+use super::text::{column_count, plural, printable, short_cpu_list, wrap};
 use super::{Terminal, UserNames, style, user_name};
 
 /// The column in which the texts of findings begin.
@@ -16,7 +16,7 @@ const LIST_WIDTH: usize = 14;
 /// The maximum number of jobs in the table, unless `--all` is given. Further jobs are only counted.
 const MAX_JOBS: usize = 20;
 
-/// The report of `pjwctl doctor`. `--json` prints it with the names of these fields.
+/// The report of `pjwctl doctor`, which `--json` prints as JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorReport {
     /// The name of the host that was diagnosed.
@@ -62,11 +62,10 @@ pub struct DoctorJob {
     pub cpus: String,
     /// Who granted the PUs in `cpus`: the `scheduler`, or pjwd (`warden`). Empty if the job holds none.
     pub granted_by: &'static str,
-    /// The PUs on which the job's threads may run by their affinity masks, as a CPU list. A thread that may also
-    /// run outside the job's PUs is left out.
+    /// The online PUs on which at least one thread of the job may run by its affinity mask, as a CPU list.
     pub allowed: String,
-    /// The PUs that pjwd would grant to the job if it ran, as a CPU list. Empty if the job holds PUs already, or if
-    /// that is unknown.
+    /// The PUs that pjwd would grant to the job if pjwd ran, as a CPU list. Empty if the job holds PUs
+    /// already, or if its request is unknown or can't be served.
     pub would_get: String,
     /// The number of processes of the job.
     pub processes: usize,
@@ -85,14 +84,14 @@ pub struct DoctorFact {
     pub text: String,
     /// Whether the fact is shown only with `--all`.
     #[serde(skip)]
-    pub detail: bool,
+    pub is_detail: bool,
 }
 
 impl DoctorReport {
-    /// Makes the report of `pjwctl doctor` about the host `hostname`. `exam` is the data that was read from the
-    /// machine; `facts` and `findings` were derived from it.
+    /// Makes the report of `pjwctl doctor` about the host `hostname`. `exam` is the data that was read from
+    /// the machine. `facts` and `findings` were derived from this data.
     #[must_use]
-    pub fn new(hostname: String, exam: &Examination, facts: &[Fact], findings: &[Finding]) -> Self {
+    pub fn new(hostname: String, exam: &DiagnosisInput, facts: &[Fact], findings: &[Finding]) -> Self {
         let finding = |finding: &Finding| DoctorFinding {
             code: finding.code.clone(),
             severity: finding.severity.name(),
@@ -102,7 +101,8 @@ impl DoctorReport {
             pids: finding.pids.iter().map(|pid| pid.0).collect(),
             cpus: finding.cpus.to_string(),
         };
-        let fact = |fact: &Fact| DoctorFact { code: fact.code, text: fact.text.clone(), detail: fact.detail };
+        let fact =
+            |fact: &Fact| DoctorFact { code: fact.code, text: fact.text.clone(), is_detail: fact.detail };
         Self {
             hostname,
             findings: findings.iter().map(finding).collect(),
@@ -112,23 +112,23 @@ impl DoctorReport {
     }
 }
 
-fn line_of(exam: &Examination, job: &ObservedJob) -> DoctorJob {
+fn line_of(exam: &DiagnosisInput, job: &ObservedJob) -> DoctorJob {
     let allowed = job.threads.iter().fold(pjw_core::cpuset::CpuSet::new(), |cpus, thread| {
         cpus.union(&thread.effective_mask.intersection(&exam.online))
     });
     DoctorJob {
         id: job.id.to_string(),
         owner: job.owner.0,
-        requested_cores: job.amount.as_ref().map(|amount: &Amount| amount.core_count(&exam.topology)),
-        cpus: job.holds.as_ref().map(|(cpus, _)| cpus.to_string()).unwrap_or_default(),
-        granted_by: match &job.holds {
+        requested_cores: job.requested.as_ref().map(|amount: &CpuRequest| amount.core_count(&exam.topology)),
+        cpus: job.grant.as_ref().map(|(cpus, _)| cpus.to_string()).unwrap_or_default(),
+        granted_by: match &job.grant {
             Some((_, GrantedBy::Scheduler)) => "scheduler",
             Some((_, GrantedBy::Warden)) => "warden",
             None => "",
         },
         allowed: allowed.to_string(),
         would_get: job.expected_cpus.as_ref().map(ToString::to_string).unwrap_or_default(),
-        processes: job.processes,
+        processes: job.process_count,
         threads: job.threads.len(),
         busy: job.busy_thread_count(),
     }
@@ -196,7 +196,7 @@ fn finding(finding: &DoctorFinding, term: Terminal) -> String {
 }
 
 fn facts(facts: &[DoctorFact], all: bool, term: Terminal) -> String {
-    let shown = facts.iter().filter(|fact| all || !fact.detail);
+    let shown = facts.iter().filter(|fact| all || !fact.is_detail);
     let blank = " ".repeat(FACT_MARGIN);
     let line = |fact: &DoctorFact| {
         let name = format!("{:<FACT_MARGIN$}", fact.code);
@@ -237,7 +237,7 @@ fn jobs(jobs: &[DoctorJob], names: &UserNames, all: bool, term: Terminal) -> Str
     let last = if jobs.iter().any(|job| !job.would_get.is_empty()) { 9 } else { 8 };
     let heading = HEADINGS.map(str::to_owned);
     let widths: Vec<usize> = (0..last)
-        .map(|at| rows.iter().chain([&heading]).map(|row| columns(&row[at])).max().unwrap_or(0))
+        .map(|at| rows.iter().chain([&heading]).map(|row| column_count(&row[at])).max().unwrap_or(0))
         .collect();
     let width_left = term.width.saturating_sub(widths.iter().sum());
     let gap = if width_left >= 2 * (last - 1) { "  " } else { " " };

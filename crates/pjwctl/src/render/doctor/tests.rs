@@ -35,7 +35,7 @@ fn job(id: &str, requested_cores: Option<u32>, cpus: &str, would_get: &str) -> D
 }
 
 fn sample() -> DoctorReport {
-    let fact = |code, text: &str, detail| DoctorFact { code, text: text.to_owned(), detail };
+    let fact = |code, text: &str, detail| DoctorFact { code, text: text.to_owned(), is_detail: detail };
     DoctorReport {
         hostname: "node1".to_owned(),
         findings: vec![
@@ -119,14 +119,14 @@ fn colours_are_for_pages_that_take_them_and_names_can_not_draw() {
     hostile.jobs[0].id = "slurm:\x1b[1m".to_owned();
     let plain = report_text(&hostile, &names(), true, samples::PLAIN);
     assert!(!plain.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}'), "{plain:?}");
-    let coloured = report_text(&sample(), &names(), true, Terminal { colour: true, ..samples::PLAIN });
+    let coloured = report_text(&sample(), &names(), true, Terminal { has_colours: true, ..samples::PLAIN });
     assert!(coloured.contains("\x1b[") && coloured.contains("problem"));
 }
 
 #[test]
 fn a_narrow_page_is_no_reason_to_fail() {
     for width in [0, 1, 20, 40, 400] {
-        let term = Terminal { width, colour: false };
+        let term = Terminal { width, has_colours: false };
         assert!(report_text(&sample(), &names(), true, term).contains("slurm:17"));
     }
 }

@@ -29,8 +29,8 @@ pub fn jobs_text(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal
 pub fn jobs_table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) -> String {
     let rows: Vec<[String; 10]> = jobs.iter().map(|job| cells(job, names, now)).collect();
     let widest = |column: usize| {
-        let cells = rows.iter().map(|row| text::columns(&row[column]));
-        cells.chain([text::columns(HEADINGS[column])]).max().unwrap_or(0)
+        let cells = rows.iter().map(|row| text::column_count(&row[column]));
+        cells.chain([text::column_count(HEADINGS[column])]).max().unwrap_or(0)
     };
     let others: usize = (0..10).filter(|column| ![0, 3].contains(column)).map(widest).sum();
     // A letter and a blank begin each row, and a blank follows each column but the last.
@@ -84,12 +84,12 @@ fn break_at(text: &str, width: usize, may_end: fn(char) -> bool) -> String {
     let mut broken = String::new();
     let mut used = 0;
     for piece in text.split_inclusive(may_end) {
-        if used > 0 && used + text::columns(piece) > width {
+        if used > 0 && used + text::column_count(piece) > width {
             broken.push('\n');
             used = 0;
         }
         broken.push_str(piece);
-        used += text::columns(piece);
+        used += text::column_count(piece);
     }
     broken
 }

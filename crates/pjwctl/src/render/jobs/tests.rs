@@ -34,7 +34,7 @@ fn long_lists_and_ids_go_on_below() {
     let long = job(&format!("pbs:{}.server.example", "7".repeat(40)), &odd.join(","));
     let table = jobs_text(&[job("manual:a", "0"), long], &names(), now(), PLAIN);
     for line in table.lines() {
-        assert!(text::columns(line) <= 80, "{} columns: {line}", text::columns(line));
+        assert!(text::column_count(line) <= 80, "{} columns: {line}", text::column_count(line));
     }
     assert_snapshot!(table, @r"
       job            owner cores cpus            procs threads hot pinned viol since
@@ -58,7 +58,7 @@ fn colours_change_nothing_but_the_colour() {
 fn a_hostile_name_stays_in_its_cell() {
     let mut hostile = job("manual:a", "0");
     hostile.id = "manual:\x1b[2Jx\ny".into();
-    let table = jobs_text(&[hostile], &names(), now(), Terminal { width: 200, colour: false });
+    let table = jobs_text(&[hostile], &names(), now(), Terminal { width: 200, has_colours: false });
     assert!(table.contains("manual:\\u{1b}[2Jx\\ny") && table.lines().count() == 2, "{table}");
 }
 

@@ -73,7 +73,7 @@ fn header(job: &Job, names: &UserNames, term: Terminal) -> String {
         printable(&job.since)
     );
     let title = style::paint(&printable(&job.id), style::HEADING, term);
-    let state = if text::columns(&job.id) + text::columns(&state) + 2 > term.width {
+    let state = if text::column_count(&job.id) + text::column_count(&state) + 2 > term.width {
         format!("{title}\n  {state}\n")
     } else {
         format!("{title}: {state}\n")

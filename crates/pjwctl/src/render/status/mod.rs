@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use pjw_core::cpuset::CpuSet;
 use pjw_ipc::wire::{Status, Warning};
 
-use super::core_map::{Holder, Holders, core_map_text};
+use super::core_map::{Holder, PuHolders, core_map_text};
 use super::text::{plural, printable, remedy_lines, wrap};
 use super::{Terminal, UserNames, jobs, style, text};
 
@@ -20,7 +20,7 @@ pub(crate) fn is_alarming(warning: &Warning) -> bool {
 /// jobs are computed as of the time `now`.
 #[must_use]
 pub fn status_text(status: &Status, names: &UserNames, now: Timestamp, term: Terminal) -> String {
-    let holders = Holders::new(&status.pool, &status.jobs);
+    let holders = PuHolders::new(&status.pool, &status.jobs);
     let mut parts = vec![header(status, term)];
     parts.push(core_map_text(&status.cores, &holders, term) + &legend(status, &holders, term));
     parts.push(jobs::jobs_text(&status.jobs, names, now, term));
@@ -73,7 +73,7 @@ fn header(status: &Status, term: Terminal) -> String {
 }
 
 /// The meaning of the signs that occur in the core map and are no letters. The letters are in the rows of the table.
-fn legend(status: &Status, holders: &Holders, term: Terminal) -> String {
+fn legend(status: &Status, holders: &PuHolders, term: Terminal) -> String {
     let signs = [
         (Holder::Free, "free"),
         (Holder::Housekeeping, "housekeeping"),

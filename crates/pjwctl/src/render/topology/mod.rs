@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_ipc::wire::{CoreKind, Device, Domain, Fits, Status, Topology};
 
-use super::core_map::{Holder, Holders};
-use super::text::{columns, cpus_phrase, plural, printable, short_cpu_list, wrap};
+use super::core_map::{Holder, PuHolders};
+use super::text::{column_count, cpus_phrase, plural, printable, short_cpu_list, wrap};
 use super::{Terminal, style};
 
 /// Returns the text of `pjwctl topology`: the machine as a tree of packages, caches and cores. If a status is given,
@@ -32,7 +32,7 @@ pub fn tree_text(topology: &Topology, status: Option<&Status>, term: Terminal) -
     let mut tree = Tree {
         lines,
         kinds: &topology.core_kinds,
-        holders: status.map(|status| (Holders::new(&status.pool, &status.jobs), status)),
+        holders: status.map(|status| (PuHolders::new(&status.pool, &status.jobs), status)),
         devices: topology.devices.iter().collect(),
         term,
     };
@@ -110,7 +110,7 @@ pub(super) fn memory(bytes: u64) -> String {
 struct Tree<'a> {
     lines: String,
     kinds: &'a [CoreKind],
-    holders: Option<(Holders, &'a Status)>,
+    holders: Option<(PuHolders, &'a Status)>,
     /// The devices that are not drawn yet.
     devices: Vec<&'a Device>,
     term: Terminal,
@@ -165,7 +165,8 @@ impl<'a> Tree<'a> {
             }
             if inner.is_empty() && !first.children.is_empty() {
                 let held: Vec<(String, usize)> = self.held(group);
-                let width: usize = columns(&line) + held.iter().map(|(_, width)| width + 2).sum::<usize>();
+                let width: usize =
+                    column_count(&line) + held.iter().map(|(_, width)| width + 2).sum::<usize>();
                 if width < self.term.width {
                     let held: Vec<String> = held.into_iter().map(|(text, _)| text).collect();
                     line.push_str(if held.is_empty() { "" } else { ": " });
@@ -243,14 +244,14 @@ impl<'a> Tree<'a> {
         let described_holder = |(holder, pus): (Holder, CpuSet)| {
             let who = holder.name(jobs);
             let list = short_cpu_list(&pus.to_string(), 40);
-            let width = columns(&who) + 1 + columns(&list);
+            let width = column_count(&who) + 1 + column_count(&list);
             (format!("{} {list}", style::paint(&who, holder.symbol().1, self.term)), width)
         };
         self.holders(&all_cpus(group)).into_iter().map(described_holder).collect()
     }
 
     fn holders(&self, pus: &CpuSet) -> BTreeMap<Holder, CpuSet> {
-        self.holders.as_ref().map(|(holders, _)| holders.holders_of(pus)).unwrap_or_default()
+        self.holders.as_ref().map(|(holders, _)| holders.pus_by_holder(pus)).unwrap_or_default()
     }
 
     /// `4 cores of 2 PUs, 8 of 1 PU`: hybrid machines have several kinds.

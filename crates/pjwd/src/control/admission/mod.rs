@@ -58,8 +58,8 @@ pub fn caller_of(command: &Command) -> Caller {
     }
 }
 
-/// Decides a user's command without the event loop, if `rules` and the published `jobs` suffice for that. Returns
-/// the reply or the refusal. `None` if the event loop must decide, as it must for all commands of administrators.
+/// Returns the reply or the refusal to a user's command, if `rules` and the published `jobs` suffice for the
+/// decision. `None` if the event loop must decide. The event loop decides all commands of administrators.
 #[must_use]
 pub fn early_answer(
     rules: &AdmissionRules,
@@ -101,7 +101,7 @@ pub fn early_answer(
     refusal.map(Err)
 }
 
-/// Limits how many commands each user may send: 30 in one burst, and two per second in the long run.
+/// A limit on how many commands each user may send: 30 in one burst, and two per second in the long run.
 #[derive(Debug, Default)]
 pub struct RateLimiter {
     /// Per user, the end of the time that the commands so far use up at one command per [`PERIOD`].

@@ -1,14 +1,14 @@
 //! Commands that are answered before they reach the loop.
 
-use pjw_core::command::Assign;
-use pjw_core::job::Amount;
+use pjw_core::command::AssignCommand;
+use pjw_core::job::CpuRequest;
 
 use super::*;
 
 const ME: Caller = Caller { uid: Uid(1001), admin: false };
 
-fn assign(job: &str) -> Assign {
-    Assign { amount: Some(Amount::Cores(1)), ..Assign::new(job.parse().unwrap(), ME) }
+fn assign(job: &str) -> AssignCommand {
+    AssignCommand { cpu_request: Some(CpuRequest::Cores(1)), ..AssignCommand::new(job.parse().unwrap(), ME) }
 }
 
 fn release(job: &str) -> Command {
@@ -36,10 +36,10 @@ fn a_command_that_the_status_decides_does_not_reach_the_loop() {
     assert_eq!(refusal(&none, &Command::Assign(assign("new"))), Some(Refusal::AssignNeedsAdmin));
     assert_eq!(refusal(&observing, &Command::Assign(assign("new"))), Some(Refusal::ObserveOnly));
     assert_eq!(refusal(&some, &Command::Assign(assign("theirs"))), not_yours());
-    let fresh = Assign { must_be_new: true, ..assign("mine") };
+    let fresh = AssignCommand { must_be_new: true, ..assign("mine") };
     let exists = |job, may_release| Some(Refusal::JobExists { job, may_release });
     assert_eq!(refusal(&some, &Command::Assign(fresh)), exists(mine, true));
-    let fresh = Assign { must_be_new: true, ..assign("theirs") };
+    let fresh = AssignCommand { must_be_new: true, ..assign("theirs") };
     assert_eq!(refusal(&some, &Command::Assign(fresh)), exists(theirs.clone(), false));
     assert_eq!(refusal(&some, &release("theirs")), not_yours());
     let gone = "gone".parse().unwrap();
@@ -73,7 +73,7 @@ fn only_administrators_may_defragment() {
 fn administrators_pass_admission() {
     let caller = Caller { admin: true, ..ME };
     for command in [
-        Command::Assign(Assign { caller, ..assign("theirs") }),
+        Command::Assign(AssignCommand { caller, ..assign("theirs") }),
         Command::Release { job: "gone".parse().unwrap(), caller },
         Command::ReleaseAll { caller },
         Command::Defrag { caller },

@@ -43,7 +43,7 @@ pub enum Query {
 }
 
 /// The largest number of threads on one page of an answer. A process with more threads continues on the next page.
-pub const MAX_THREADS: usize = 1000;
+pub const MAX_THREADS_PER_PAGE: usize = 1000;
 
 /// A position in the list of a job's processes and threads: the last process and thread of one page. The next page
 /// starts after them.
@@ -51,7 +51,8 @@ pub const MAX_THREADS: usize = 1000;
 pub struct PageEnd {
     /// The last process on the page.
     pub pid: Pid,
-    /// The last thread on the page, if the threads of `pid` continue on the next page. `None` if they are complete.
+    /// The last thread of `pid` on the page, if more threads of `pid` follow on the next page. Otherwise
+    /// `None`.
     pub tid: Option<Tid>,
 }
 
@@ -77,10 +78,10 @@ pub struct MemberFacts {
     pub id: ProcessId,
     /// The kind of evidence by which the process belongs to the job.
     pub evidence: Evidence,
-    /// The facts about the process that the last scan read, such as its name and its user. `None` if no scan has
-    /// read it since it joined the job.
+    /// The facts about the process that the last scan read, such as its name and its user. `None` if no scan
+    /// has read the process since it joined the job.
     pub process: Option<pjw_core::snapshot::Process>,
-    /// One page of the threads of the process: at most [`MAX_THREADS`].
+    /// One page of the threads of the process: at most [`MAX_THREADS_PER_PAGE`].
     pub threads: Vec<ThreadFacts>,
 }
 
@@ -91,10 +92,10 @@ pub struct ThreadFacts {
     pub tid: Tid,
     /// The state of the thread, as the last scan read it.
     pub thread: MemberThread,
-    /// The PU to which pjw pinned the thread. `None` if pjw did not pin it.
-    pub pinned: Option<pjw_core::cpuset::Pu>,
+    /// The PU to which pjwd pinned the thread. `None` if pjwd did not pin the thread.
+    pub pinned_pu: Option<pjw_core::cpuset::Pu>,
     /// The reason for the affinity mask of the thread, in one sentence.
-    pub because: String,
+    pub mask_reason: String,
 }
 
 /// The reasons why a process belongs to its job or to none, as sentences, and one page of its threads with the reasons
@@ -102,26 +103,28 @@ pub struct ThreadFacts {
 #[derive(Debug)]
 pub struct ProcessReasons {
     /// Whether a process with this pid exists, according to the last scan.
-    pub known: bool,
+    pub process_exists: bool,
     /// The job to which the process belongs. `None` if it belongs to no job.
     pub job: Option<JobId>,
     /// The reasons why the process belongs to its job or to none, one sentence each.
-    pub because: Vec<String>,
-    /// One page of the threads of the process: at most [`MAX_THREADS`]. Empty if the process belongs to no job.
+    pub membership_reasons: Vec<String>,
+    /// One page of the threads of the process: at most [`MAX_THREADS_PER_PAGE`]. Empty if the process belongs
+    /// to no job.
     pub threads: Vec<ThreadFacts>,
     /// The last thread on this page, after which the next page starts. `None` if no page follows.
     pub continue_after: Option<Tid>,
 }
 
-/// Returns one page of the processes of a job, ordered by pid. The page starts after the position `after` (the end
-/// of the previous page; `None` for the first page), and has at most `limit` processes and [`MAX_THREADS`] threads.
+/// Returns one page of the processes of a job, ordered by pid. The page starts after the position `after`: the
+/// end of the previous page, or `None` for the first page. The page has at most `limit` processes and
+/// [`MAX_THREADS_PER_PAGE`] threads. Returns [`Answer::Members`] with `None` if there is no such job.
 #[must_use]
 pub fn members_page(state: &WardenState, job: &JobId, after: Option<PageEnd>, limit: usize) -> Answer {
     if !state.jobs.contains_key(job) {
         return Answer::Members(None);
     }
     let mut page: Vec<MemberFacts> = Vec::new();
-    let mut room = MAX_THREADS;
+    let mut room = MAX_THREADS_PER_PAGE;
     let mut cursor = after;
     for member in state.members_of(job) {
         let begun = cursor.filter(|cursor| cursor.pid == member.id.pid).and_then(|cursor| cursor.tid);
@@ -146,29 +149,30 @@ pub fn members_page(state: &WardenState, job: &JobId, after: Option<PageEnd>, li
     Answer::Members(Some((page, None)))
 }
 
-/// Returns the reasons why the job `id` holds its CPUs. The answer is empty if there is no such job.
+/// Returns the reasons why the job `id` holds its CPUs, as [`Answer::Job`]. That contains `None` if there is
+/// no such job.
 #[must_use]
 pub fn job_reasons(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
     Answer::Job(state.jobs.get(id).map(|job| JobReasons {
         job: id.to_string(),
         cpus: job.grant.as_ref().map(|grant| grant.cpus.to_string()).unwrap_or_default(),
-        because: explain::job_reasons(state, policy, job),
+        grant_reasons: explain::job_reasons(state, policy, job),
         runner_up: job.grant.as_ref().map(|grant| grant.runner_up.clone()).unwrap_or_default(),
     }))
 }
 
-/// Returns why the process `pid` belongs to its job, and why its threads have their affinity masks. The page of
-/// threads starts after the thread `after` (the end of the previous page; `None` for the first page), and has at
-/// most [`MAX_THREADS`] threads.
+/// Returns why the process `pid` belongs to its job or to none, and why its threads have their affinity masks.
+/// The page of threads starts after the thread `after`: the last one of the previous page, or `None` for the
+/// first page. The page has at most [`MAX_THREADS_PER_PAGE`] threads.
 #[must_use]
 pub fn process_reasons(state: &WardenState, policy: &Policy, pid: Pid, after: Option<Tid>) -> Answer {
     let member = state.members.get(&pid);
     let (threads, continue_after) =
-        member.map(|member| threads(state, member, after, MAX_THREADS)).unwrap_or_default();
+        member.map(|member| threads(state, member, after, MAX_THREADS_PER_PAGE)).unwrap_or_default();
     Answer::Process(ProcessReasons {
-        known: state.processes.contains_key(&pid),
+        process_exists: state.processes.contains_key(&pid),
         job: member.map(|member| member.job.clone()),
-        because: explain::process_reasons(state, policy, pid),
+        membership_reasons: explain::process_reasons(state, policy, pid),
         threads,
         continue_after,
     })
@@ -186,8 +190,8 @@ fn threads(
     let facts = |(&tid, thread): (&Tid, &MemberThread)| ThreadFacts {
         tid,
         thread: thread.clone(),
-        pinned: state.pinned_pu_of(member, tid),
-        because: explain::mask_reason(state, member, tid, thread),
+        pinned_pu: state.pinned_pu_of(member, tid),
+        mask_reason: explain::mask_reason(state, member, tid, thread),
     };
     let page: Vec<ThreadFacts> = rest.by_ref().take(most).map(facts).collect();
     let last = page.last().map(|thread| thread.tid).filter(|_| rest.next().is_some());

@@ -19,7 +19,7 @@ fn thread() -> MemberThread {
         last_cpu: Pu(0),
         effective_mask: CpuSet::from(Pu(0)),
         demand: Demand::default(),
-        mask: None,
+        mask_entry: None,
     }
 }
 
@@ -36,7 +36,7 @@ fn state(processes: &[u32]) -> (WardenState, JobId) {
             id: ProcessId { pid, start: StartTime(1) },
             job: id.clone(),
             evidence: Evidence::Registered,
-            inherited: None,
+            inherited_mask: None,
             first_seen: None,
             threads,
         };
@@ -106,7 +106,7 @@ fn the_threads_of_one_process_are_paged() {
         else {
             panic!()
         };
-        assert!(reasons.threads.len() <= MAX_THREADS);
+        assert!(reasons.threads.len() <= MAX_THREADS_PER_PAGE);
         told.extend(reasons.threads.iter().map(|thread| thread.tid.0));
         after = reasons.continue_after;
         if after.is_none() {

@@ -32,9 +32,9 @@ pub struct HttpLimits {
     /// The maximum size of a request line with its headers, in bytes.
     pub request_bytes: usize,
     /// The time within which a request must arrive completely.
-    pub request_time: Duration,
-    /// The time after which a connection is closed.
-    pub connection_time: Duration,
+    pub request_timeout: Duration,
+    /// The time after which a connection is closed, counted from its start.
+    pub connection_timeout: Duration,
 }
 
 impl Default for HttpLimits {
@@ -42,8 +42,8 @@ impl Default for HttpLimits {
         Self {
             connections: 16,
             request_bytes: 8 * 1024,
-            request_time: Duration::from_secs(5),
-            connection_time: Duration::from_secs(10),
+            request_timeout: Duration::from_secs(5),
+            connection_timeout: Duration::from_secs(10),
         }
     }
 }
@@ -54,7 +54,7 @@ pub trait MetricsSource: 'static {
     fn text(&self, format: MetricsFormat) -> Option<Rc<str>>;
 }
 
-/// The number of open connections of the metrics HTTP server, counted over all addresses at which it listens.
+/// The number of open connections of the metrics HTTP server, summed over all addresses at which it listens.
 #[derive(Debug, Clone, Default)]
 pub struct ConnectionCount(Rc<Cell<usize>>);
 
@@ -78,8 +78,9 @@ impl Drop for ConnectionSlot {
     }
 }
 
-/// Serves the metrics text over HTTP at /metrics. Runs until the future is dropped, which closes all connections. Must
-/// run inside a [`tokio::task::LocalSet`].
+/// Serves the text of `source` over HTTP at /metrics, on one address. `connections` counts the open
+/// connections of all addresses. Runs until the future is dropped, which closes the connections of `listener`.
+/// Must run inside a [`tokio::task::LocalSet`].
 pub async fn serve<T: MetricsSource>(
     listener: TcpListener,
     source: Rc<T>,
@@ -102,7 +103,7 @@ pub async fn serve<T: MetricsSource>(
                     let _admitted = admitted;
                     // A slow or closed connection is not an error.
                     let _ =
-                        timeout(limits.connection_time, handle_connection(stream, &*source, limits)).await;
+                        timeout(limits.connection_timeout, handle_connection(stream, &*source, limits)).await;
                 });
             }
             Err(error) => {
@@ -129,7 +130,7 @@ async fn handle_connection<T: MetricsSource>(
     limits: HttpLimits,
 ) -> std::io::Result<()> {
     let mut head = Vec::with_capacity(1024);
-    let deadline = Instant::now() + limits.request_time;
+    let deadline = Instant::now() + limits.request_timeout;
     let asked = loop {
         match parse_head(&head) {
             Parsed::Request(request) => break Ok(request),

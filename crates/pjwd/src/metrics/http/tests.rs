@@ -12,7 +12,7 @@ use super::*;
 const PATIENT: Duration = Duration::from_secs(60);
 /// Long limits: a test that depends on a deadline would hang, which would be noticed.
 const LIMITS: HttpLimits =
-    HttpLimits { connections: 3, request_bytes: 1024, request_time: PATIENT, connection_time: PATIENT };
+    HttpLimits { connections: 3, request_bytes: 1024, request_timeout: PATIENT, connection_timeout: PATIENT };
 
 struct Text(Option<String>);
 
@@ -196,7 +196,7 @@ fn an_incomplete_request_gets_400_and_an_empty_one_no_response() {
 
 #[test]
 fn a_slow_client_delays_no_other_and_is_disconnected() {
-    let short = HttpLimits { request_time: Duration::from_millis(200), ..LIMITS };
+    let short = HttpLimits { request_timeout: Duration::from_millis(200), ..LIMITS };
     let server = Server::start(Some("text"), short);
     let mut slow = server.connect();
     slow.write_all(b"GET /metrics HTTP/1.1\r\n").unwrap();
@@ -206,7 +206,7 @@ fn a_slow_client_delays_no_other_and_is_disconnected() {
 
 #[test]
 fn a_client_that_does_not_read_is_disconnected() {
-    let short = HttpLimits { connections: 1, connection_time: Duration::from_millis(200), ..LIMITS };
+    let short = HttpLimits { connections: 1, connection_timeout: Duration::from_millis(200), ..LIMITS };
     // More than the socket buffers of both sides hold.
     let server = Server::start(Some(&"x".repeat(64 << 20)), short);
     let mut deaf = server.connect();

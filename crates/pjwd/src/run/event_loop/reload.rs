@@ -1,7 +1,7 @@
 //! What the event loop reads again while it runs: the configuration at a reload, and the topology when PUs come online.
 
 use pjw_core::event::{Event, EventKind};
-use pjw_linux::topology::{TopologySource, load};
+use pjw_linux::topology::{TopologySource, load_topology};
 use tracing::warn;
 
 use super::EventLoop;
@@ -21,15 +21,15 @@ impl EventLoop {
                 self.warden.set_policy(policy);
                 self.rules.send_replace(AdmissionRules::from(config.settings()));
                 self.logging.apply_level(config.settings());
-                if config.settings().scan != self.config.settings().scan {
-                    task_scan::configure(config.settings().scan, self.warden.node_interface_mut());
+                if config.settings().scan_interface != self.config.settings().scan_interface {
+                    task_scan::configure(config.settings().scan_interface, self.warden.node_interface_mut());
                 }
                 self.budget.set_share(config.settings().cpu_budget_permille);
-                self.realtime.turn(config.settings().realtime);
+                self.realtime.set_enabled(config.settings().use_realtime_priority);
                 self.meter.apply_settings(config.settings());
                 self.config = config;
                 // The client that requested the reload expects the effect in the next status.
-                self.triggers.timer = true;
+                self.triggers.periodic_scan_due = true;
                 self.cycle(Vec::new());
                 let text = if changes.is_empty() { "nothing changed".to_owned() } else { changes.join("; ") };
                 self.publisher.publish_events(vec![Event::new(EventKind::Reloaded, text)]);
@@ -48,17 +48,18 @@ impl EventLoop {
     /// Reads the topology again when PUs are online that the known topology does not have. PUs that hwloc does not
     /// report either are tried once. The cpuset of the daemon can hide such PUs.
     pub(super) fn add_new_pus(&mut self) {
-        let unknown = self.warden.unknown_pus();
+        let unknown = self.warden.pus_missing_in_topology();
         if unknown.is_subset(&self.unresolved_pus) {
             return;
         }
         self.unresolved_pus = unknown.clone();
-        let read = load(TopologySource::Live).map_err(|fault| fault.to_string()).and_then(|topology| {
-            let policy = self.config.policy(&topology);
-            let policy =
-                policy.map_err(|problems| problems.iter().map(ToString::to_string).collect::<String>());
-            policy.map(|policy| (topology, policy))
-        });
+        let read =
+            load_topology(TopologySource::Live).map_err(|fault| fault.to_string()).and_then(|topology| {
+                let policy = self.config.policy(&topology);
+                let policy =
+                    policy.map_err(|problems| problems.iter().map(ToString::to_string).collect::<String>());
+                policy.map(|policy| (topology, policy))
+            });
         let (topology, policy) = match read {
             Ok(read) => read,
             Err(why) => {
@@ -74,7 +75,7 @@ impl EventLoop {
         self.warden.replace_topology(topology, policy);
         let text = format!("CPUs {new} came online and were unknown: they are free now");
         self.publisher.publish_events(vec![Event::new(EventKind::Hotplug, text).with_cpus(&new)]);
-        self.triggers.timer = true;
+        self.triggers.periodic_scan_due = true;
     }
 }
 

@@ -35,23 +35,24 @@ pub struct StatusSnapshot {
     /// The status, as clients receive it.
     pub status: Arc<PublishedStatus>,
     /// The CPU demand of each job in `status.jobs`, in the same order.
-    pub demands: Vec<CpuDemand>,
-    /// The number of processes that belong to no job, of all users who have a job on this node.
-    pub unassigned: usize,
+    pub job_demands: Vec<CpuDemand>,
+    /// The number of processes that belong to no job although their user has a job on this node.
+    pub unassigned_processes: usize,
 }
 
-/// Whether the event loop gets process events from the kernel, and whether its cycles are late. Both are shown in the
-/// status.
+/// The state of the event loop, for the status: whether it gets process events from the kernel, and whether
+/// its cycles are late.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LoopStatus {
     /// Whether the kernel reports process events (fork, exec, exit) to this daemon, over netlink.
-    pub netlink: bool,
-    /// The longest time that a recent cycle waited after it was due. `None` if no recent cycle waited for long.
+    pub has_process_events: bool,
+    /// The longest time that a recent cycle waited after it was due. `None` if no cycle of the last 5 s waited
+    /// for more than 250 ms.
     pub lateness: Option<Duration>,
 }
 
-/// Sends the status, the topology and the events from the event loop to the control server, which answers clients from
-/// them.
+/// Sends the status, the topology and the events from the event loop to the control server. The control server
+/// answers clients from these values.
 #[derive(Debug)]
 pub struct Publisher {
     hostname: String,
@@ -75,7 +76,8 @@ pub struct Publisher {
     fits: Option<(u64, wire::Fits)>,
 }
 
-/// What a [`Publisher`] publishes, as the control server receives it: the latest status and topology, and new events.
+/// The receiving end, in the control server, of what a [`Publisher`] publishes: the latest status and
+/// topology, and new events.
 #[derive(Debug)]
 pub struct StatusFeed {
     /// The latest published status.
@@ -118,8 +120,8 @@ impl Publisher {
         self.last = None;
     }
 
-    /// Writes each event to the log, and sends it to the control server. The events of a cycle follow its status, in which
-    /// the history of events finds the jobs.
+    /// Writes each event to the log, and sends it to the control server. Call this after the status of the
+    /// cycle was published: the event history looks up the jobs of the events in this status.
     pub fn publish_events(&self, events: Vec<Event>) {
         for event in events {
             let wire_event = event_to_wire(&event);
@@ -137,8 +139,9 @@ impl Publisher {
         }
     }
 
-    /// Computes the status after a cycle, publishes it, logs changed warnings, and returns it. `dirty` names the jobs
-    /// and processes that changed in this cycle.
+    /// Computes the status after a cycle, publishes and returns it. Logs each warning that begins or ends.
+    /// `plan_warnings` are the warnings of the cycle's plan. `dirty` names the jobs and processes that changed
+    /// in this cycle.
     pub fn publish_status<N: Node, J: Journal>(
         &mut self,
         warden: &Warden<N, J>,
@@ -158,13 +161,13 @@ impl Publisher {
         self.log_changes(&warnings);
         self.report_unassigned(state, plan_warnings);
         let fits = self.fits(state);
-        let discovery = if loop_status.netlink { "netlink" } else { "polling" };
+        let discovery = if loop_status.has_process_events { "netlink" } else { "polling" };
         let mode = match warden.policy().mode {
             Mode::Observe => "observe",
             Mode::Enforce => "enforce",
         };
         let is_same = |last: &StatusSnapshot| {
-            let head = &last.status.head;
+            let head = &last.status.summary;
             !changes.is_any
                 && (&head.fits, head.discovery.as_str(), head.mode.as_str()) == (&fits, discovery, mode)
                 && self.warnings == warnings
@@ -195,7 +198,7 @@ impl Publisher {
         let status = Arc::new(status);
         self.view.send_replace(Arc::clone(&status));
         let (demands, unassigned) = (self.jobs.demands(), self.jobs.unassigned_count());
-        let snapshot = StatusSnapshot { status, demands, unassigned };
+        let snapshot = StatusSnapshot { status, job_demands: demands, unassigned_processes: unassigned };
         self.last = Some(snapshot.clone());
         snapshot
     }

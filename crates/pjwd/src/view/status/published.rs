@@ -4,38 +4,40 @@ use std::sync::{Arc, OnceLock};
 
 use pjw_ipc::wire;
 
-/// A published status. Its jobs, warnings and cores are shared with earlier ones, so that it costs little to make.
+/// The status of the daemon, as it was published after a cycle. It shares unchanged jobs, warnings and cores
+/// with earlier statuses, so that publishing takes little time.
 #[derive(Debug, Clone, Default)]
 pub struct PublishedStatus {
-    /// The status without jobs, warnings and cores.
-    pub head: wire::Status,
-    /// The jobs, by id.
+    /// The status with empty lists of jobs, warnings and cores: these are in the other fields.
+    pub summary: wire::Status,
+    /// The jobs, ordered by their ids.
     pub jobs: Vec<Arc<wire::Job>>,
-    /// The conditions that an administrator should know.
+    /// The warnings: conditions that an administrator should know of.
     pub warnings: Vec<Arc<wire::Warning>>,
-    /// Every core, in the machine's order.
+    /// All cores of the machine, in the order of the topology.
     pub cores: Arc<[wire::Core]>,
     /// The whole status, once it was asked for.
     whole: OnceLock<Arc<wire::Status>>,
 }
 
 impl PublishedStatus {
-    /// Makes a status from its parts. `head` has no jobs, warnings and cores.
+    /// Makes a status from its parts. The lists of jobs, warnings and cores in `summary` are empty.
     pub(super) fn new(
         head: wire::Status,
         jobs: Vec<Arc<wire::Job>>,
         warnings: Vec<Arc<wire::Warning>>,
         cores: Arc<[wire::Core]>,
     ) -> Self {
-        Self { head, jobs, warnings, cores, whole: OnceLock::new() }
+        Self { summary: head, jobs, warnings, cores, whole: OnceLock::new() }
     }
 
-    /// Returns the whole status, as it is sent to clients. The first call copies each job.
+    /// Returns the whole status in the form in which clients receive it. The first call copies each job. Later
+    /// calls return the same value.
     pub fn to_wire(&self) -> Arc<wire::Status> {
         let whole = || {
             let jobs = self.jobs.iter().map(|job| wire::Job::clone(job)).collect();
             let warnings = self.warnings.iter().map(|warning| wire::Warning::clone(warning)).collect();
-            Arc::new(wire::Status { jobs, warnings, cores: self.cores.to_vec(), ..self.head.clone() })
+            Arc::new(wire::Status { jobs, warnings, cores: self.cores.to_vec(), ..self.summary.clone() })
         };
         Arc::clone(self.whole.get_or_init(whole))
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::evidence::Evidence;
 use pjw_core::ids::{Pid, ProcessId, StartTime};
-use pjw_core::job::{Amount, Grant, GrantedBy, Job, JobId, Lifetime};
+use pjw_core::job::{CpuRequest, Grant, GrantedBy, Job, JobId, Lifetime};
 use pjw_core::policy::Policy;
 use pjw_core::snapshot::{JobMark, JobMarks, MarkKind, Process};
 use pjw_core::state::{KnownProcess, Member};
@@ -45,12 +45,12 @@ fn process(pid: u32, uid: u32) -> Process {
         uid: Uid(uid),
         comm: "x".into(),
         is_kernel_thread: false,
-        mask: None,
+        first_thread_mask: None,
         cgroup: None,
         attributes: None,
         job_marks: None,
         threads: None,
-        idle_until: None,
+        last_seen_idle: None,
     }
 }
 
@@ -73,7 +73,7 @@ fn enroll(state: &mut WardenState, pid: u32, job: &str) {
         id: state.processes[&Pid(pid)].process.id,
         job: job.parse().unwrap(),
         evidence: Evidence::Cgroup,
-        inherited: None,
+        inherited_mask: None,
         first_seen: None,
         threads: BTreeMap::new(),
     };
@@ -88,7 +88,7 @@ fn published_jobs(state: &WardenState, policy: &Policy) -> Vec<Arc<wire::Job>> {
 
 fn published_strays(state: &WardenState, policy: &Policy) -> Vec<u32> {
     let mut state = state.clone();
-    state.unassigned = unassigned_by_user(&state, policy);
+    state.unassigned_by_user = unassigned_by_user(&state, policy);
     published_jobs(&state, policy).iter().map(|job| job.strays).collect()
 }
 
@@ -96,12 +96,12 @@ fn published_strays(state: &WardenState, policy: &Policy) -> Vec<u32> {
 fn requests_are_published_in_cores() {
     let topology = machine();
     let first = topology.pus_in_order()[0];
-    let cores = |amount: Amount| amount.core_count(&topology);
-    assert_eq!(cores(Amount::Cores(3)), 3);
-    assert_eq!([1, 2, 3, 4].map(|n| cores(Amount::Pus(n))), [1, 1, 2, 2]);
-    assert_eq!(cores(Amount::Exactly(topology.core_cpus(first))), 1);
-    assert_eq!(cores(Amount::Exactly(CpuSet::from(first))), 1, "half a core is a core");
-    assert_eq!(cores(Amount::Exactly(topology.cpus().clone())), 4);
+    let cores = |amount: CpuRequest| amount.core_count(&topology);
+    assert_eq!(cores(CpuRequest::Cores(3)), 3);
+    assert_eq!([1, 2, 3, 4].map(|n| cores(CpuRequest::Pus(n))), [1, 1, 2, 2]);
+    assert_eq!(cores(CpuRequest::Exactly(topology.core_cpus(first))), 1);
+    assert_eq!(cores(CpuRequest::Exactly(CpuSet::from(first))), 1, "half a core is a core");
+    assert_eq!(cores(CpuRequest::Exactly(topology.cpus().clone())), 4);
 }
 
 #[test]
@@ -121,8 +121,8 @@ fn holding(name: &str, cpus: &str, shared: bool) -> Job {
         granted_by: GrantedBy::Warden,
         shared,
         smt_shared: false,
-        since: Nanos(0),
-        because: Vec::new(),
+        granted_at: Nanos(0),
+        reasons: Vec::new(),
         runner_up: String::new(),
     };
     Job { grant: Some(grant), ..job(name, 0) }
@@ -139,7 +139,7 @@ fn both_jobs_that_hold_a_cpu_are_marked_as_shared() {
 #[test]
 fn a_job_that_holds_housekeeping_cpus_causes_a_warning() {
     let state = state(vec![holding("a", "0-1", false), holding("b", "2", false)], Vec::new());
-    let policy = Policy { housekeeping: "1".parse().unwrap(), ..Policy::default() };
+    let policy = Policy { housekeeping_cpus: "1".parse().unwrap(), ..Policy::default() };
     let mut views = JobViews::default();
     views.update(&state, &policy, &DirtySet::everything());
     let published = views.warnings().map(|published| (published.code.as_str(), published.job.as_str()));
@@ -179,7 +179,7 @@ fn a_member_outside_its_schedulers_cgroup_is_a_stray() {
         enroll(&mut state, pid, "slurm:7");
     }
     let kind = MarkKind::Cgroup("/slurm/job_7".to_owned());
-    let claim = JobMark { job: "slurm:7".parse().unwrap(), kind, amount: None };
+    let claim = JobMark { job: "slurm:7".parse().unwrap(), kind, cpu_request: None };
     let mut known = state.processes[&Pid(10)].clone();
     known.job_marks.marks.push(claim);
     state.processes.insert(known);

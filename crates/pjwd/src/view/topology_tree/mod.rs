@@ -21,10 +21,11 @@ struct Part {
     memory_bytes: u64,
 }
 
-/// Converts a topology to the tree that clients receive. [`add_free_cores`] fills in the numbers of free cores.
+/// Converts a topology to the tree that clients receive. The tree has no numbers of free cores:
+/// [`add_free_cores`] sets them.
 #[must_use]
 pub fn topology_to_wire(topology: &Topology) -> wire::Topology {
-    let devices = topology.devices();
+    let devices = topology.details();
     let with_pus = |level| count(topology.domains(level).filter(|domain| !domain.cpus.is_empty()).count());
     let kinds: BTreeSet<u32> = topology.cores().iter().map(|core| core.kind).collect();
     let smt: BTreeSet<u32> = topology.cores().iter().map(|core| count(core.pus.len())).collect();
@@ -46,7 +47,7 @@ pub fn topology_to_wire(topology: &Topology) -> wire::Topology {
         kinds: count(kinds.len().max(devices.kinds.len())),
         core_kinds: devices.kinds.iter().filter(|_| devices.kinds.len() > 1).map(kind).collect(),
         cpus: topology.cpus().to_string(),
-        offline: devices.offline.to_string(),
+        offline: devices.unavailable_pus.to_string(),
         disallowed: devices.disallowed.to_string(),
         devices: devices.devices.iter().map(device).collect(),
         fits: None,
@@ -54,7 +55,9 @@ pub fn topology_to_wire(topology: &Topology) -> wire::Topology {
     }
 }
 
-/// Fills in the number of free cores of each part of the machine, and the largest requests for cores that fit.
+/// Returns `topology` with the number of free cores of each object in its tree, such as a package or an L3
+/// cache, computed from the free PUs in `pool`. Also sets `fits`: the largest requests for cores that can be
+/// served.
 #[must_use]
 pub fn add_free_cores(mut topology: wire::Topology, fits: &wire::Fits, pool: &wire::Pool) -> wire::Topology {
     let set = |list: &str| list.parse::<CpuSet>().unwrap_or_default();
@@ -86,7 +89,7 @@ fn levels(topology: &Topology) -> Vec<Vec<Part>> {
         let to_part = |domain| part(domain, topology.cpus_belonging_to(domain));
         levels.push(topology.domains(level).map(to_part).filter(|part| !part.cpus.is_empty()).collect());
         if level == Level::Package {
-            let dies = topology.devices().dies.iter();
+            let dies = topology.details().dies.iter();
             let die =
                 |die: &Die| Part { kind: "die", number: die.number, cpus: die.cpus.clone(), memory_bytes: 0 };
             levels.push(dies.map(die).collect());
@@ -151,7 +154,7 @@ fn part_to_wire(part: &Part, cpus: &CpuSet) -> wire::Domain {
 }
 
 fn cores(topology: &Topology, cpus: &CpuSet) -> Vec<wire::Domain> {
-    let several = topology.devices().kinds.len() > 1;
+    let several = topology.details().kinds.len() > 1;
     let is_here = |core: &Core| core.pus.first().is_some_and(|pu| cpus.contains(pu));
     let here = (0..).zip(topology.cores()).filter(|(_, core)| is_here(core));
     here.map(|(number, core)| wire::Domain {

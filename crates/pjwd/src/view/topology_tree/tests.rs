@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use pjw_linux::topology::{TopologySource, load};
+use pjw_linux::topology::{TopologySource, load_topology};
 
 use super::*;
 
 fn real(file: &str) -> Topology {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pjw-linux/tests/topologies");
-    load(TopologySource::Xml(&dir.join(file))).unwrap()
+    load_topology(TopologySource::Xml(&dir.join(file))).unwrap()
 }
 
 /// `package 0 [numa_node 0 [4 core] memory 7]`: the first part of each kind, and the number of cores.
@@ -40,7 +40,7 @@ fn every_real_machine_has_each_core_once() {
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "xml") {
-            let told = topology_to_wire(&load(TopologySource::Xml(&path)).unwrap());
+            let told = topology_to_wire(&load_topology(TopologySource::Xml(&path)).unwrap());
             let mut cores = cores_in(&told.tree);
             cores.sort_unstable();
             assert_eq!(cores, (0..told.cores).collect::<Vec<_>>(), "{}", path.display());
@@ -69,7 +69,8 @@ fn memory_only_nodes_are_beside_the_parts_near_them() {
 
 #[test]
 fn parts_are_nested_as_in_the_machine() {
-    let made = |text| outline(&topology_to_wire(&load(TopologySource::Synthetic(text)).unwrap()).tree);
+    let made =
+        |text| outline(&topology_to_wire(&load_topology(TopologySource::Synthetic(text)).unwrap()).tree);
     assert_eq!(
         made("pack:2 die:2 core:1 pu:2"),
         "numa_node 0 [package 0 [die 0 [1 core] die 1 [1 core]] package 1 [die 2 [1 core] die 3 [1 core]]]"
@@ -84,7 +85,7 @@ fn parts_are_nested_as_in_the_machine() {
 
 #[test]
 fn each_part_has_its_free_cores() {
-    let machine = topology_to_wire(&load(TopologySource::Synthetic("pack:2 core:2 pu:2")).unwrap());
+    let machine = topology_to_wire(&load_topology(TopologySource::Synthetic("pack:2 core:2 pu:2")).unwrap());
     let fits = wire::Fits { l3: 2, numa_node: 2, package: 2, machine: 2 };
     // A PU of package 1 is offline. Only the other PU of its core counts.
     let pool = wire::Pool { free: "1,4-6".into(), housekeeping: "0".into(), allocated: "2-3".into() };
@@ -101,6 +102,6 @@ fn hybrid_machines_have_core_kinds() {
     assert_eq!((hybrid.kinds, hybrid.smt.as_slice()), (2, &[1, 2][..]));
     let names: Vec<_> = hybrid.core_kinds.iter().map(|kind| kind.name.as_str()).collect();
     assert_eq!(names, ["efficiency", "performance"]);
-    let plain = topology_to_wire(&load(TopologySource::Synthetic("core:2 pu:1")).unwrap());
+    let plain = topology_to_wire(&load_topology(TopologySource::Synthetic("core:2 pu:1")).unwrap());
     assert_eq!((plain.kinds, plain.core_kinds.len()), (1, 0));
 }

@@ -6,7 +6,7 @@ use pjw_core::audit::audit;
 use pjw_core::command::Command;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::event::EventKind;
-use pjw_core::ids::{Pid, ProcessId, ThreadId, Tid, Uid, is_within};
+use pjw_core::ids::{Pid, ProcessId, ThreadId, Tid, Uid, is_cgroup_within};
 use pjw_core::job::{GrantedBy, Job, JobId};
 use pjw_core::plan::{MaskOutcome, Plan};
 use pjw_sim::world::{OwnRequest, SimProcess, SimThread, World};
@@ -29,7 +29,11 @@ impl Run {
         for job in state.jobs.values() {
             let Some(grant) = job.grant.as_ref().filter(|grant| !grant.shared) else { continue };
             if grant.granted_by == GrantedBy::Warden {
-                assert!(!grant.cpus.intersects(&self.policy.housekeeping), "{} is on housekeeping", job.id);
+                assert!(
+                    !grant.cpus.intersects(&self.policy.housekeeping_cpus),
+                    "{} is on housekeeping",
+                    job.id
+                );
             }
             for pu in grant.cpus.iter() {
                 if let Some(other) = owners.insert(pu.0, &job.id) {
@@ -53,7 +57,7 @@ impl Run {
             for _ in 0..4 {
                 self.workload.borrow_mut().step(&mut self.world.borrow_mut());
             }
-            self.triggers.rescan = true;
+            self.triggers.rescan_due = true;
             self.run_cycle(false, &[]);
             let world = self.world.borrow();
             let living: BTreeSet<ProcessId> = world.processes.values().map(|process| process.id).collect();
@@ -80,10 +84,10 @@ impl Run {
         let built: Vec<_> = report.cpuset_outcomes.iter().map(|(action, _)| action).collect();
         assert!(built.is_empty(), "the cpusets do not come to rest: {built:?}");
         let moved =
-            report.outcomes.iter().find(|(_, outcome)| !matches!(outcome, MaskOutcome::Refused { .. }));
+            report.mask_outcomes.iter().find(|(_, outcome)| !matches!(outcome, MaskOutcome::Refused { .. }));
         assert_eq!(moved, None, "the cycles do not come to rest");
         let state = self.warden.state();
-        let owed: Vec<_> = state.restoring.keys().filter(|pid| !state.excluded.contains(pid)).collect();
+        let owed: Vec<_> = state.restoring.keys().filter(|pid| !state.excluded_pids.contains(pid)).collect();
         assert!(owed.is_empty(), "{owed:?}");
         let world = self.world.borrow();
         self.check_strays(&world);
@@ -117,7 +121,8 @@ impl Run {
             // A process that left its cgroup before a scan is known by its environment only. That counts only if the job is
             // its user's.
             let is_knowable = |job: &&Job| {
-                let is_inside = job.cgroup.as_deref().is_some_and(|path| is_within(&process.cgroup, path));
+                let is_inside =
+                    job.cgroup.as_deref().is_some_and(|path| is_cgroup_within(&process.cgroup, path));
                 process.uid != Uid(0) && (job.owner == process.uid || is_inside)
             };
             let is_missed = state.jobs.get(&expected).filter(is_knowable).is_some()
@@ -176,7 +181,7 @@ impl Run {
         let grants = state.jobs.values().filter_map(|job| job.grant.as_ref());
         let granted = grants.fold(CpuSet::new(), |all, grant| all.union(&grant.cpus));
         let outside = world.online.difference(&granted);
-        for pid in &state.excluded {
+        for pid in &state.excluded_pids {
             let process = &world.processes[pid];
             for thread in process
                 .threads
@@ -229,7 +234,8 @@ impl Run {
             let thread =
                 world.processes.get(&id.process.pid).and_then(|process| process.threads.get(&id.tid));
             // A thread of an unknown creator may have several possible originals. Then the right one is a guess.
-            let is_certain = entry.possible_requests().all(|request| request.original == *entry.original());
+            let is_certain =
+                entry.last_request_candidates().all(|request| request.original == *entry.original());
             let is_right =
                 |thread: &SimThread| thread.start == id.start && thread.original == *entry.original();
             if is_certain && thread.is_some_and(is_right) {
@@ -254,7 +260,7 @@ impl Run {
                 .map(|(tid, _)| (process.id.pid, *tid))
         });
         let read: Vec<(Pid, Tid)> = threads.collect();
-        read.into_iter().for_each(|(pid, tid)| world.note_reading(pid, tid));
+        read.into_iter().for_each(|(pid, tid)| world.note_mask_read(pid, tid));
     }
 
     /// Each mask entry is correct, unless the program changed the mask since the last reading.
@@ -275,9 +281,9 @@ impl Run {
                 continue;
             }
             let candidates: Vec<String> =
-                entry.possible_requests().map(|request| request.mask.to_string()).collect();
+                entry.last_request_candidates().map(|request| request.mask.to_string()).collect();
             assert!(
-                entry.possible_requests().any(|request| request.mask == thread.requested),
+                entry.last_request_candidates().any(|request| request.mask == thread.requested),
                 "thread {} of {} requested {}, and the entry says {candidates:?}",
                 id.tid,
                 id.process,
@@ -299,10 +305,10 @@ impl Run {
     /// Whether the daemon missed scans, events or records. Then it can't know the descent of a process whose parent started
     /// and ended in the meantime.
     pub(super) fn has_missed_information(&self) -> bool {
-        self.faults.lost_events > 0
-            || self.faults.unreadable_processes > 0
+        self.faults.silent_event_loss_permille > 0
+            || self.faults.unreadable_process_permille > 0
             || self.totals.kills > 0
-            || self.faults.refused_records > 0
+            || self.faults.refused_record_permille > 0
     }
 
     /// A release restores every mask that no program requested in the meantime, and frees every core. Jobs that their

@@ -98,9 +98,9 @@ impl Run {
             if seed.substream("enforcement").chance(150) { Enforcement::Affinity } else { Enforcement::Auto };
         let support_of_world = cpuset_support.clone();
         let policy = Policy {
-            housekeeping,
+            housekeeping_cpus: housekeeping,
             on_exhausted,
-            oversubscribed,
+            oversubscription: oversubscribed,
             share_smt,
             cpuset_support,
             enforcement,
@@ -144,8 +144,8 @@ impl Run {
                 self.workload.borrow_mut().step(&mut self.world.borrow_mut());
             }
             let commands = self.commands();
-            self.triggers.full |= step == 0;
-            self.triggers.rescan |= self.random.chance(250);
+            self.triggers.full_scan_due |= step == 0;
+            self.triggers.rescan_due |= self.random.chance(250);
             // A dry run must not change what the next cycle does.
             if self.random.chance(100) {
                 let _ = self.warden.dry_run();
@@ -168,8 +168,8 @@ impl Run {
     fn run_cycle(&mut self, full: bool, commands: &[Command]) -> Option<CycleReport> {
         self.world.borrow_mut().advance(1_000_000_000);
         self.warden.read_process_events();
-        self.triggers.timer = true;
-        self.triggers.full |= full;
+        self.triggers.periodic_scan_due = true;
+        self.triggers.full_scan_due |= full;
         let triggers = std::mem::take(&mut self.triggers);
         let request = triggers.scan_request(self.warden.state_mut(), commands);
         let warden = &mut self.warden;
@@ -188,21 +188,21 @@ impl Run {
         self.note_readings();
         self.note_known_originals();
         self.totals.cycles += 1;
-        self.totals.actions += report.outcomes.len();
+        self.totals.actions += report.mask_outcomes.len();
         for event in &report.events {
             self.totals.violations += usize::from(event.kind == EventKind::Violation);
             self.print(|| {
                 format!("{:?} {:?}: {}", event.kind, event.job.as_ref().map(ToString::to_string), event.text)
             });
         }
-        for (action, outcome) in &report.outcomes {
+        for (action, outcome) in &report.mask_outcomes {
             self.print(|| {
                 format!(
                     "{} {} {} -> {}: {outcome:?}",
                     action.kind.name(),
                     action.thread.tid,
-                    action.current,
-                    action.target
+                    action.current_mask,
+                    action.target_mask
                 )
             });
         }
@@ -222,7 +222,11 @@ impl Run {
             self.update_expected_jobs(command, reply.as_ref().ok());
         }
         self.check_masks();
-        assert!(self.warden.faults().audit.is_empty(), "{:?}", self.warden.faults().audit);
+        assert!(
+            self.warden.faults().audit_violations.is_empty(),
+            "{:?}",
+            self.warden.faults().audit_violations
+        );
         Some(report)
     }
 
@@ -240,12 +244,14 @@ impl Run {
         self.warden = start(node, &self.journal, &self.topology, &self.policy);
         self.restart_fork_tracking();
         self.triggers = CycleTriggers::default();
-        self.triggers.full = true;
+        self.triggers.full_scan_due = true;
     }
 
     fn restart_fork_tracking(&mut self) {
         let now = self.world.borrow().moment().since_boot;
-        self.warden.set_fork_events_complete_since(Some(now).filter(|_| self.faults.lost_events == 0));
+        self.warden.set_fork_events_complete_since(
+            Some(now).filter(|_| self.faults.silent_event_loss_permille == 0),
+        );
     }
 
     /// Prints what happened to processes and masks since the last cycle.
@@ -299,7 +305,7 @@ impl Run {
         let mut world = self.world.borrow_mut();
         let unknown: Vec<Pid> =
             world.processes.values().filter(is_unknown).map(|process| process.id.pid).collect();
-        unknown.into_iter().for_each(|pid| world.mark_unknown_origin(pid));
+        unknown.into_iter().for_each(|pid| world.mark_original_cgroup_unknown(pid));
     }
 
     /// The warden can't know the original cgroup of a process that was born in a job cpuset and whose parent has ended,
@@ -309,7 +315,7 @@ impl Run {
         let Some(process) = world.processes.get(&id.pid).filter(|process| process.id == id) else { return };
         let is_orphan = process.parent == Pid(1) && process.original_cgroup != to;
         if is_orphan || matches!(outcome, CpusetOutcome::Refused { .. }) {
-            world.mark_unknown_origin(id.pid);
+            world.mark_original_cgroup_unknown(id.pid);
         }
     }
 
@@ -387,7 +393,7 @@ fn start(
     topology: &Topology,
     policy: &Policy,
 ) -> Warden<SimNode, SimJournal> {
-    let state = WardenState::new(topology.clone(), &policy.housekeeping);
+    let state = WardenState::new(topology.clone(), &policy.housekeeping_cpus);
     let host = pjw_sources::Host { name: "n1".to_owned(), flux_user: None };
     Warden::new(node, journal.clone(), state, journal.records(), policy.clone(), host)
 }
