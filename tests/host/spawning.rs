@@ -1,6 +1,8 @@
 //! `pjwctl spawn`: many instances, each on its own part of the cores from its first instruction.
 
 use std::collections::BTreeMap;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -83,12 +85,15 @@ fn every_instance_of_a_job_begins_inside_its_own_part_of_the_grant() {
     for enforcement in Enforcement::available() {
         let daemon = Daemon::start_with(enforcement, "");
         let cores: Vec<String> = daemon.status().cores[..2].iter().map(|core| core.cpus.clone()).collect();
-        let arguments = ["spawn", "-n", "200", "--cores", "2", "--", program.to_str().unwrap()];
-        let output = daemon.pjwctl(&arguments);
-        assert!(output.status.success(), "{output:?}");
         let expected: BTreeMap<String, usize> = cores.into_iter().map(|cpus| (cpus, 100)).collect();
-        assert_eq!(masks_at_first_instruction(&output.stdout), expected, "{enforcement:?}");
-        wait_until("the cores are free again", || daemon.status().jobs.is_empty());
+        for proxy in ["never", "auto"] {
+            let program = program.to_str().unwrap();
+            let arguments = ["spawn", "-n", "200", "--cores", "2", "--proxy", proxy, "--", program];
+            let output = daemon.pjwctl(&arguments);
+            assert!(output.status.success(), "{output:?}");
+            assert_eq!(masks_at_first_instruction(&output.stdout), expected, "{enforcement:?}, {proxy}");
+            wait_until("the cores are free again", || daemon.status().jobs.is_empty());
+        }
     }
 }
 
@@ -176,6 +181,44 @@ fn json_has_each_instance_with_its_end() {
         (&Value::from(0), &Value::Null, &Value::Null)
     );
     assert_eq!((&second["exit"], &second["signal"]), (&Value::Null, &Value::from(9)));
+}
+
+/// Runs `pjwctl spawn --local --json` with a proxy. Returns the exit code, the mode, why, and the exit codes of the instances.
+fn proxied(proxy: &str, line: &str, command: &[&str]) -> (Option<i32>, Value, Value, Vec<Value>) {
+    let output = local(&format!("--proxy {proxy} --json {line} --"), command);
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    let exits = json["instances"].as_array().into_iter().flatten().map(|instance| instance["exit"].clone());
+    (output.status.code(), json["mode"].clone(), json["why"].clone(), exits.collect())
+}
+
+#[test]
+fn json_says_whether_instances_are_forks_of_a_loaded_program_and_why_not() {
+    let command = ["/bin/sh", "-c", "exit %r"];
+    let (code, mode, _, exits) = proxied("never", "-n 3", &command);
+    assert_eq!((code, mode, exits), (Some(2), "exec".into(), vec![0.into(), 1.into(), 2.into()]));
+    let (code, mode, why, exits) = proxied("auto", "-n 3", &command);
+    let expected = if cfg!(target_arch = "x86_64") { "proxy" } else { "exec" };
+    assert_eq!((code, mode, exits), (Some(2), expected.into(), vec![0.into(), 1.into(), 2.into()]), "{why}");
+    let (_, mode, why, _) = proxied("auto", "-n 1", &command);
+    assert_eq!(mode, "exec");
+    assert!(why.as_str().unwrap().contains("a single instance"), "{why}");
+}
+
+#[test]
+fn a_program_that_cannot_have_a_template_is_executed_by_auto_and_refused_by_always() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("privileged");
+    std::fs::copy("/bin/true", &program).unwrap();
+    std::fs::set_permissions(&program, Permissions::from_mode(0o4755)).unwrap();
+    let command = [program.to_str().unwrap()];
+    let (code, mode, why, exits) = proxied("auto", "-n 2", &command);
+    assert_eq!((code, mode, exits), (Some(0), "exec".into(), vec![0.into(), 0.into()]), "{why}");
+    let output = local("--proxy always -n 2 --", &command);
+    let line = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(line.starts_with("pjwctl: nothing was started: ") && line.contains("--proxy auto"), "{line}");
+    let output = local("--proxy always -n 1 --", &["/bin/true"]);
+    assert!(text(&output.stderr).contains("at least 2 instances"), "{output:?}");
 }
 
 #[test]

@@ -81,8 +81,12 @@ fn every_instance_is_inside_its_part_at_its_first_instruction_and_a_mask_set_aft
     assert_eq!(records.len(), count as usize);
     assert_eq!(outside(&records, &expected), 0);
     let parts: Vec<CpuSet> = placements.iter().map(|placement| placement.cpus.clone().unwrap()).collect();
-    let (peer, expected) = peer_records(&program, &dir.path().join("peer"), 100, &parts);
-    assert!(outside(&peer, &expected) > 0, "the test finds no process outside, even if its mask is set late");
+    // A mask that is set late is a race, which a process may win many times on an idle machine.
+    let is_late = (0..100).any(|round| {
+        let (peer, expected) = peer_records(&program, &dir.path().join(format!("peer{round}")), 100, &parts);
+        outside(&peer, &expected) > 0
+    });
+    assert!(is_late, "the test finds no process outside, even if its mask is set late");
 }
 
 #[test]

@@ -38,7 +38,7 @@ pub struct SpawnArgs {
     /// The parts: one for each core, pu, l3 or numa node, or CPU lists [default: the cores, dealt evenly]
     #[arg(long, value_name = "core|pu|l3|numa|LIST;LIST...")]
     pub map: Option<PartMap>,
-    /// Whether instances are forked from one that has loaded the program; never: each executes the program
+    /// Whether the program is loaded once and instances are forks of it, which share its address layout
     #[arg(long, value_enum, default_value = "never")]
     pub proxy: ProxyArg,
     /// Return when all instances have begun; they live on as members of the job
@@ -66,4 +66,8 @@ pub struct SpawnArgs {
 pub enum ProxyArg {
     /// Each instance executes the program
     Never,
+    /// Instances are forks of a loaded program where that is possible and there are at least two; else each executes it
+    Auto,
+    /// Instances are forks of a loaded program; nothing starts where that is not possible
+    Always,
 }

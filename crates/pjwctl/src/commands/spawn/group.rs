@@ -10,6 +10,7 @@ use anyhow::Context;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use pjw_core::cpuset::CpuSet;
+use pjw_spawn::proxy::TemplateRefusal;
 use pjw_spawn::{Batch, Child, Exit, Instance, SpawnError};
 
 use super::labels::Labels;
@@ -59,6 +60,8 @@ pub(super) struct Group {
     /// When the first process was made, and when the last one had begun its program.
     started_between: Option<(Duration, Duration)>,
     progress: Option<Instant>,
+    /// Why a program that was to have a template has none.
+    pub(super) refusal: Option<TemplateRefusal>,
 }
 
 /// What is known of an instance.
@@ -91,6 +94,7 @@ impl Group {
             failure_lines: 0,
             started_between: None,
             progress: (size > MANY && io::stderr().is_terminal()).then(Instant::now),
+            refusal: None,
         };
         group.watch(&group.signals.descriptor, SIGNALS)?;
         for (number, pipe) in group.labels.descriptors() {
@@ -185,6 +189,7 @@ impl Group {
             let (first, last) = self.started_between.unwrap_or((begin, end));
             self.started_between = Some((first.min(begin), last.max(end)));
         }
+        self.refusal = self.refusal.or(batch.refusal());
         let _ = self.epoll.delete(&batch);
         drop(batch);
         if self.batches.iter().all(Option::is_none) {

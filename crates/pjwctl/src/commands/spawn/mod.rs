@@ -9,6 +9,7 @@ mod commands;
 mod grant;
 mod group;
 mod labels;
+mod mode;
 mod report;
 mod signals;
 
@@ -20,6 +21,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::parts::{PartMap, only_node, parts};
 use pjw_core::topology::Topology;
 use pjw_linux::topology::{self, TopologySource};
+use pjw_spawn::proxy::Template;
 use pjw_spawn::{
     Arguments, CheckError, Context, Instance, Placement, Stdio, check_room, reserve_descriptors,
 };
@@ -32,24 +34,10 @@ use commands::RankedCommand;
 use grant::Grant;
 use group::{Group, Program};
 use labels::Labels;
+use mode::Mode;
 
 /// The descriptors of a labelled instance: both ends of two pipes.
 const DESCRIPTORS_OF_LABELS: usize = 4;
-
-/// How instances are started.
-#[derive(Debug, Clone, Copy)]
-enum Mode {
-    /// Each executes the program.
-    Exec,
-}
-
-impl Mode {
-    fn of(proxy: ProxyArg) -> Self {
-        match proxy {
-            ProxyArg::Never => Self::Exec,
-        }
-    }
-}
 
 /// Starts the instances and waits for their end. With `--async` it does not wait.
 pub(super) fn run(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
@@ -91,6 +79,9 @@ fn spawn(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
     };
     let started = programs.and_then(|programs| {
         programs.iter().try_for_each(|program| program.context.check(&program.instances))?;
+        if request.proxy == ProxyArg::Always {
+            programs.iter().try_for_each(check_template)?;
+        }
         Group::start(programs, labels)
     });
     let mut group = match started {
@@ -100,10 +91,24 @@ fn spawn(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
             return Err(error);
         }
     };
-    let Mode::Exec = Mode::of(request.proxy);
     group.wait(request.in_background)?;
-    report::print(&group, grant.job.as_deref(), request.json)?;
+    let mode = Mode::of(request.proxy, &group);
+    if let (ProxyArg::Auto, Mode::Refused(refusal)) = (request.proxy, mode) {
+        output::print_error(&format!("each instance executed the program: {refusal}"));
+    }
+    report::print(&group, mode, grant.job.as_deref(), request.json)?;
     Ok(group.exit_code())
+}
+
+/// Loads the program once as a template, and ends the template: nothing is started if that is not possible.
+fn check_template(program: &Program) -> anyhow::Result<()> {
+    let [first, _, ..] = &program.instances[..] else {
+        bail!("--proxy always needs at least 2 instances of a program: use --proxy auto");
+    };
+    match Template::load(&program.context, first) {
+        Ok(_) => Ok(()),
+        Err(refusal) => bail!("{refusal}; use --proxy auto or never"),
+    }
 }
 
 /// Finds the program, and parses the arguments.
@@ -113,6 +118,7 @@ fn prepare(
 ) -> anyhow::Result<(Context, RankedCommand, Arc<Arguments>)> {
     let context = Context::new(&command.program)?.rank_variables();
     let context = if request.in_background { context } else { context.end_with_launcher() };
+    let context = if request.proxy == ProxyArg::Never { context } else { context.templates() };
     let arguments = Arguments::of_command(&command.program, &command.arguments).map_err(CheckError::from)?;
     Ok((context, command, Arc::new(arguments)))
 }

@@ -4,6 +4,7 @@ use pjw_spawn::Exit;
 use serde::Serialize;
 
 use super::group::{Group, InstanceState};
+use super::mode::Mode;
 use crate::cli::JsonArg;
 use crate::output;
 
@@ -14,7 +15,7 @@ struct Report<'a> {
     job: Option<&'a str>,
     mode: &'static str,
     /// Why this mode was chosen.
-    why: &'static str,
+    why: String,
     instances: Vec<InstanceReport>,
     /// From the creation of the first process until the last one has begun its program.
     started_us: u64,
@@ -34,14 +35,13 @@ struct InstanceReport {
 }
 
 /// Prints the result as JSON, if that was requested.
-pub(super) fn print(group: &Group, job: Option<&str>, json: JsonArg) -> anyhow::Result<()> {
+pub(super) fn print(group: &Group, mode: Mode, job: Option<&str>, json: JsonArg) -> anyhow::Result<()> {
     if !json.json {
         return Ok(());
     }
     let instances = group.states.iter().enumerate().map(|(rank, state)| instance(rank, state)).collect();
     let started_us = u64::try_from(group.started_in().as_micros()).unwrap_or(u64::MAX);
-    let why = "each instance executes the program";
-    output::print_json(&Report { job, mode: "exec", why, instances, started_us })
+    output::print_json(&Report { job, mode: mode.name(), why: mode.why(), instances, started_us })
 }
 
 fn instance(rank: usize, state: &InstanceState) -> InstanceReport {
