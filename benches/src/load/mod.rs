@@ -1,6 +1,7 @@
 //! The load of a bench: processes with many threads, forks, MPI programs, and a barrier.
 
 pub mod barrier;
+pub mod compiled;
 pub mod fork_load;
 pub mod forker;
 pub mod idle_jobs;

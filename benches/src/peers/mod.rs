@@ -5,4 +5,5 @@ pub mod cgrulesengd;
 pub mod echo;
 pub mod fork_listener;
 pub mod numad;
+pub mod spawn_schemes;
 pub mod syscalls;

@@ -3,3 +3,4 @@
 pub mod daemon;
 pub mod interrupt;
 pub mod program;
+pub mod spawned_group;

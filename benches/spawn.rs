@@ -1,0 +1,367 @@
+//! What the start of a process in a group costs: CPU time and rate, by the schemes of the pspawn slides, by posix_spawn(3), and
+//! by pjw-spawn with exec and with templates. Then a program with many libraries, a program that writes its pages, and the
+//! number of PUs that start processes.
+#![forbid(unsafe_code)]
+
+use std::hint::black_box;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use pjw_benches::load::compiled::{compile_image, compile_small, compile_with_libraries};
+use pjw_benches::measure::chart::Chart;
+use pjw_benches::measure::other_programs::measure_cpu_use;
+use pjw_benches::measure::results::{Figure, print_line, publish};
+use pjw_benches::measure::start_cost::StartCost;
+use pjw_benches::peers::spawn_schemes::{Parent, SpawnSchemes};
+use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::programs::spawned_group::SpawnedGroup;
+use pjw_benches::setup::effort::Effort;
+use pjw_benches::setup::scale::Scale;
+use pjw_core::cpuset::CpuSet;
+use tempfile::TempDir;
+
+/// The ways of the program of C: (name, name in the program, whether it copies the page tables of the parent).
+const PEERS: [(&str, &str, bool); 7] = [
+    ("sfork", "sfork", true),
+    ("afork", "afork", true),
+    ("vfork", "vfork", false),
+    (POSIX_SPAWN, "posix_spawn", false),
+    ("posix_spawn on each PU", "posix_spawn_per_pu", false),
+    (LIMIT, "limit", false),
+    (FORK, "fork", true),
+];
+const POSIX_SPAWN: &str = "posix_spawn, then mask";
+const LIMIT: &str = "limit: bare vfork loops";
+const FORK: &str = "bare fork loop, no exec";
+const SYNCHRONOUS: &str = "pjw-spawn";
+const ASYNCHRONOUS: &str = "pjw-spawn, asynchronous";
+const TEMPLATE: &str = "pjw-spawn, template";
+/// The most processes of a scheme that copies the page tables of a large parent.
+const MOST_COPIES: u32 = 100;
+/// The processes that may have a large image at the same time.
+const IMAGES_AT_ONCE: u32 = 20;
+/// The LD_LIBRARY_PATH of slide 17.
+const LONG_PATH: &str = "/home/user/opt/open64/x86_open64-4.2.5/lib:/home/user/opt/mpi/openmpi-1.5.3-openf90/lib/:\
+    /home/user/opt/open64/x86_open64-4.2.5/open64-gcc-4.2.0/lib/:/home/user/x86_open64-4.2.5/lib/gcc-lib/\
+    x86_64-open64-linux/4.2.5:/home/GotoBLAS2/1.13_bsd:/home/cuda/cuda4.0.11/lib64:/home/cuda/cuda4.0.11/lib:\
+    /home/user/opt/open64/x86_open64-4.2.5/lib:/home/user/opt/mpi/openmpi-1.5.3-openf90/lib/:/opt/cuda/lib64";
+
+fn main() -> anyhow::Result<()> {
+    let bench = Bench::prepare()?;
+    let sections: [(&str, Section); 4] =
+        [("schemes", schemes), ("libraries", libraries), ("pages", pages), ("pus", pus)];
+    let only = std::env::args().skip_while(|argument| argument != "--only").nth(1);
+    let mut figures = Vec::new();
+    for (name, section) in sections {
+        if only.as_ref().is_none_or(|only| only == name) {
+            figures.extend(section(&bench)?);
+        }
+    }
+    publish("spawn", &figures)
+}
+
+struct Bench {
+    effort: Effort,
+    interrupt: Interrupt,
+    pus: CpuSet,
+    directory: TempDir,
+    peers: SpawnSchemes,
+    small: PathBuf,
+}
+
+/// One part of the bench.
+type Section = fn(&Bench) -> anyhow::Result<Vec<Figure>>;
+
+/// One value of a cost.
+type Value = fn(&StartCost) -> f64;
+
+/// A way to start a group of so many processes.
+struct Scheme<'a> {
+    name: &'static str,
+    copies_parent: bool,
+    run: Box<dyn Fn(u32) -> anyhow::Result<StartCost> + 'a>,
+}
+
+/// The result of a scheme: its name, and the number of processes with the costs of each.
+type Results = Vec<(&'static str, Vec<(u32, StartCost)>)>;
+
+impl Bench {
+    fn prepare() -> anyhow::Result<Self> {
+        let (effort, interrupt) = (Effort::from_arguments(), Interrupt::install()?);
+        let pus = Scale::from_this_machine()?.usable_pus;
+        let used = measure_cpu_use(&pus, &interrupt)?;
+        print_line(&format!("other programs use {used:.1} CPUs of {} now", pus.len()))?;
+        let directory = tempfile::tempdir().context("can't make a directory for the programs")?;
+        let (peers, small) = (SpawnSchemes::compile(directory.path())?, compile_small(directory.path())?);
+        Ok(Self { effort, interrupt, pus, directory, peers, small })
+    }
+
+    /// The ways of the program of C.
+    fn peers<'a>(&'a self, parent: Parent<'a>, program: &'a Path) -> Vec<Scheme<'a>> {
+        let scheme = |(name, word, copies_parent)| Scheme {
+            name,
+            copies_parent,
+            run: Box::new(move |count| self.peers.run(word, count, parent, program)),
+        };
+        PEERS.map(scheme).into()
+    }
+
+    /// Runs the schemes in turns, and returns the medians. `counts` are numbers of processes, each with a number of rounds.
+    fn measure(
+        &self,
+        schemes: &[Scheme<'_>],
+        counts: &[(u32, usize)],
+        most_copies: u32,
+    ) -> anyhow::Result<Results> {
+        let mut results: Results = schemes.iter().map(|scheme| (scheme.name, Vec::new())).collect();
+        for &(count, rounds) in counts {
+            let mut costs = vec![Vec::new(); schemes.len()];
+            for _ in 0..rounds {
+                for (scheme, costs) in schemes.iter().zip(&mut costs) {
+                    self.interrupt.check()?;
+                    if !scheme.copies_parent || count <= most_copies {
+                        costs.push((scheme.run)(count).with_context(|| scheme.name)?);
+                    }
+                }
+            }
+            for ((_, results), costs) in results.iter_mut().zip(&costs) {
+                results.extend(StartCost::median(costs).map(|cost| (count, cost)));
+            }
+        }
+        Ok(results)
+    }
+}
+
+/// The ways of pjw-spawn.
+fn own<'a>(group: &'a SpawnedGroup, templates: &'a SpawnedGroup) -> [Scheme<'a>; 3] {
+    let scheme = |name, run: Box<dyn Fn(u32) -> anyhow::Result<()> + 'a>| Scheme {
+        name,
+        copies_parent: false,
+        run: Box::new(move |count| StartCost::measure(count, || run(count))),
+    };
+    [
+        scheme(SYNCHRONOUS, Box::new(|count| group.spawn(count))),
+        scheme(ASYNCHRONOUS, Box::new(|count| group.start(count))),
+        scheme(TEMPLATE, Box::new(|count| templates.start(count))),
+    ]
+}
+
+/// All schemes, for some numbers of processes, sizes of the parent and environments.
+fn schemes(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
+    let long: Vec<(String, String)> = (0..500)
+        .map(|number| (format!("VARIABLE_{number:03}"), "v".repeat(87)))
+        .chain([("LD_LIBRARY_PATH".into(), LONG_PATH.into())])
+        .collect();
+    let quick = bench.effort == Effort::Quick;
+    let all: &[(u32, usize)] = &[(1, 31), (10, 15), (100, 7), (1000, 5), (2000, 3)];
+    let some: &[(u32, usize)] = &[(100, 5), (1000, 3)];
+    let small_mb = bench.effort.pick(8, 512);
+    let cells = [(0, &[][..], "empty", all), (0, &long, "long", some), (small_mb, &[], "empty", some)];
+    let last = (small_mb, &long[..], "long", &some[..1]);
+    let mut figures = Vec::new();
+    let mut small_parent = None;
+    for (number, (ballast_mb, environment, words, counts)) in cells.into_iter().chain([last]).enumerate() {
+        let counts = if quick { &[(1, 1), (20, 1)] } else { counts };
+        let results = cell(bench, ballast_mb, environment, counts)?;
+        let title = format!("parent of {ballast_mb} MB, {words} environment");
+        print_table(&title, &results)?;
+        write_charts(&format!("spawn-schemes-{ballast_mb}mb-{words}"), &title, "processes", &results)?;
+        figures.extend(against_posix_spawn(&title, &results)?);
+        if number == 0 {
+            figures.extend(against_bounds(&results)?);
+        }
+        let (count, cost) = at_most(&results, ASYNCHRONOUS, 1000)?;
+        if ballast_mb == 0 && words == "empty" {
+            small_parent = Some(cost);
+        } else if let (Some(small), "empty") = (small_parent, words) {
+            let name = format!("{ASYNCHRONOUS}, {count} processes, parent of {ballast_mb} MB: CPU");
+            figures.push(Figure::new(&name, cost.cpu_us, "us", "parent of 0 MB", small.cpu_us));
+        }
+    }
+    Ok(figures)
+}
+
+/// All schemes with one kind of parent.
+fn cell(
+    bench: &Bench,
+    ballast_mb: usize,
+    environment: &[(String, String)],
+    counts: &[(u32, usize)],
+) -> anyhow::Result<Results> {
+    let parent = Parent { ballast_mb, environment, pus: &bench.pus };
+    let group = SpawnedGroup::new(&bench.small, "small", environment, &bench.pus)?;
+    let templates = SpawnedGroup::new(&bench.small, "small", environment, &bench.pus)?.by_templates();
+    let ballast = vec![1_u8; ballast_mb << 20];
+    let mut schemes = bench.peers(parent, &bench.small);
+    schemes.extend(own(&group, &templates));
+    let most_copies = if ballast_mb > 0 { MOST_COPIES } else { u32::MAX };
+    let results = bench.measure(&schemes, counts, most_copies);
+    drop(black_box(ballast));
+    results
+}
+
+/// The CPU time of each scheme beside posix_spawn, with the largest number of processes that it was measured with, and the
+/// rate of the ways of pjw-spawn.
+fn against_posix_spawn(title: &str, results: &Results) -> anyhow::Result<Vec<Figure>> {
+    let mut figures = Vec::new();
+    for (name, costs) in results.iter().filter(|(name, _)| *name != POSIX_SPAWN) {
+        let (count, cost) = *costs.last().context("nothing was measured")?;
+        let (_, peer) = at_most(results, POSIX_SPAWN, count)?;
+        let title = format!("{name}, {count} processes, {title}");
+        figures.push(Figure::new(&format!("{title}: CPU"), cost.cpu_us, "us", POSIX_SPAWN, peer.cpu_us));
+        if [SYNCHRONOUS, ASYNCHRONOUS, TEMPLATE].contains(name) {
+            figures.push(Figure::new(&format!("{title}: rate"), cost.rate, "1/s", POSIX_SPAWN, peer.rate));
+        }
+    }
+    Ok(figures)
+}
+
+/// The ways of pjw-spawn beside what the kernel allows.
+fn against_bounds(results: &Results) -> anyhow::Result<Vec<Figure>> {
+    let mut figures = Vec::new();
+    for (name, bound) in [(SYNCHRONOUS, LIMIT), (ASYNCHRONOUS, LIMIT), (TEMPLATE, FORK)] {
+        let (count, cost) = at_most(results, name, u32::MAX)?;
+        let (_, bound_cost) = at_most(results, bound, u32::MAX)?;
+        let title = format!("{name}, {count} processes");
+        figures.push(Figure::new(&format!("{title}: CPU"), cost.cpu_us, "us", bound, bound_cost.cpu_us));
+        figures.push(Figure::new(&format!("{title}: rate"), cost.rate, "1/s", bound, bound_cost.rate));
+    }
+    Ok(figures)
+}
+
+/// Returns the cost of a scheme with the largest number of processes that is not above `most`.
+fn at_most(results: &Results, scheme: &str, most: u32) -> anyhow::Result<(u32, StartCost)> {
+    let costs = results.iter().find(|(name, _)| *name == scheme);
+    let cost = costs.and_then(|(_, costs)| costs.iter().rev().find(|(count, _)| *count <= most));
+    cost.copied().with_context(|| format!("{scheme} was not measured"))
+}
+
+fn print_table(title: &str, results: &Results) -> anyhow::Result<()> {
+    print_line(&format!("\n{title}: us of CPU for each process, and processes per second"))?;
+    for (name, costs) in results {
+        let cells: String = costs
+            .iter()
+            .map(|(at, cost)| format!("  {at:>5}: {:>8.0} us {:>6.0}/s", cost.cpu_us, cost.rate))
+            .collect();
+        print_line(&format!("{name:<25}{cells}"))?;
+    }
+    Ok(())
+}
+
+fn write_charts(file: &str, title: &str, across: &str, results: &Results) -> anyhow::Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the benches are in no workspace")?;
+    let kinds: [(&str, &str, Value); 2] =
+        [("cpu", "CPU time, us", |cost| cost.cpu_us), ("rate", "processes per second", |cost| cost.rate)];
+    for (kind, up, value) in kinds {
+        let line = |costs: &[(u32, StartCost)]| {
+            costs.iter().map(|(at, cost)| (f64::from(*at), value(cost))).collect::<Vec<_>>()
+        };
+        let lines = results.iter().map(|(name, costs)| (String::from(*name), line(costs))).collect();
+        let chart = Chart { title: title.into(), across: across.into(), up: up.into(), lines };
+        chart.write(&root.join("target/bench"), &format!("{file}-{kind}"))?;
+    }
+    Ok(())
+}
+
+/// A program with many libraries: exec beside a template.
+fn libraries(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
+    let libraries = bench.effort.pick(50, 495);
+    let program = compile_with_libraries(bench.directory.path(), libraries)?;
+    let counts: &[(u32, usize)] = bench.effort.pick(&[(8, 1)], &[(10, 3), (100, 3)]);
+    let group = SpawnedGroup::new(&program, "many", &[], &bench.pus)?;
+    let templates = SpawnedGroup::new(&program, "many", &[], &bench.pus)?.by_templates();
+    let parent = Parent { ballast_mb: 0, environment: &[], pus: &bench.pus };
+    let mut schemes = bench.peers(parent, &program);
+    schemes.retain(|scheme| scheme.name == POSIX_SPAWN);
+    schemes.extend(own(&group, &templates));
+    let results = bench.measure(&schemes, counts, u32::MAX)?;
+    let title = format!("a program with {libraries} libraries");
+    print_table(&title, &results)?;
+    write_charts("spawn-libraries", &title, "processes", &results)?;
+    against_posix_spawn(&title, &results)
+}
+
+/// A program with a large image that writes a share of its pages: exec beside a template, and the share from which exec is
+/// cheaper.
+fn pages(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
+    let (megabytes, parts) = bench.effort.pick((10, 1), (100, 10));
+    let program = compile_image(bench.directory.path(), megabytes)?;
+    let mut results: Results = vec![(ASYNCHRONOUS, Vec::new()), (TEMPLATE, Vec::new())];
+    for share in [0, 1, 10, 50, 100] {
+        let group = || SpawnedGroup::new(&program, &share.to_string(), &[], &bench.pus);
+        let ways = [group()?, group()?.by_templates()];
+        let mut costs = [Vec::new(), Vec::new()];
+        for _ in 0..parts {
+            for (way, costs) in ways.iter().zip(&mut costs) {
+                bench.interrupt.check()?;
+                costs.push(StartCost::measure(IMAGES_AT_ONCE, || way.start(IMAGES_AT_ONCE))?);
+            }
+        }
+        for ((_, results), costs) in results.iter_mut().zip(&costs) {
+            results.extend(StartCost::median(costs).map(|cost| (share, cost)));
+        }
+    }
+    let title = format!("a program of {megabytes} MB, by the share of its pages that it writes, in %");
+    print_table(&title, &results)?;
+    write_charts("spawn-pages", &title, "pages written, %", &results)?;
+    print_line(&match break_even(&results[0].1, &results[1].1) {
+        Some(share) => format!("exec is cheaper than a template from {share:.0} % of the pages on"),
+        None => "a template is cheaper than exec at every share".into(),
+    })?;
+    let figures = results[0].1.iter().zip(&results[1].1).map(|((share, exec), (_, template))| {
+        let name = format!("template, {megabytes} MB, {share} % of the pages written: CPU");
+        Figure::new(&name, template.cpu_us, "us", "exec", exec.cpu_us)
+    });
+    Ok(figures.collect())
+}
+
+/// Returns the share from which exec is cheaper than a template, on straight lines between the measured shares.
+fn break_even(exec: &[(u32, StartCost)], template: &[(u32, StartCost)]) -> Option<f64> {
+    let gains: Vec<(f64, f64)> = exec
+        .iter()
+        .zip(template)
+        .map(|((share, exec), (_, template))| (f64::from(*share), exec.cpu_us - template.cpu_us))
+        .collect();
+    let crossing = gains.windows(2).find_map(|pair| {
+        let [(from, gain), (to, next)] = *pair else { return None };
+        (gain > 0.0 && next <= 0.0).then(|| from + (to - from) * gain / (gain - next))
+    });
+    gains.first().filter(|(_, gain)| *gain <= 0.0).map(|(share, _)| *share).or(crossing)
+}
+
+/// The rate against the number of PUs that start processes.
+fn pus(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
+    let all: Vec<_> = bench.pus.iter().collect();
+    let mut numbers: Vec<usize> =
+        std::iter::successors(Some(1), |n| Some(2 * n)).take_while(|n| *n < all.len()).collect();
+    numbers.push(all.len());
+    let mut merged: Results = Vec::new();
+    for number in numbers {
+        let some: CpuSet = all[..number].iter().copied().collect();
+        let parent = Parent { ballast_mb: 0, environment: &[], pus: &some };
+        let group = SpawnedGroup::new(&bench.small, "small", &[], &some)?;
+        let templates = SpawnedGroup::new(&bench.small, "small", &[], &some)?.by_templates();
+        let mut schemes = bench.peers(parent, &bench.small);
+        schemes.retain(|scheme| ["posix_spawn on each PU", POSIX_SPAWN, LIMIT].contains(&scheme.name));
+        schemes.extend(own(&group, &templates));
+        let count = u32::try_from(number)? * bench.effort.pick(10, 500);
+        let results = bench.measure(&schemes, &[(count, bench.effort.pick(1, 5))], u32::MAX)?;
+        if merged.is_empty() {
+            merged = results.iter().map(|(name, _)| (*name, Vec::new())).collect();
+        }
+        for ((_, merged), (_, costs)) in merged.iter_mut().zip(&results) {
+            merged.extend(costs.iter().map(|(_, cost)| (u32::try_from(number).unwrap_or(u32::MAX), *cost)));
+        }
+    }
+    let title = "by the number of PUs that start processes";
+    print_table(title, &merged)?;
+    write_charts("spawn-pus", title, "PUs", &merged)?;
+    let rate = |name: &str, pus: u32| at_most(&merged, name, pus).map(|(_, cost)| cost.rate);
+    let most = u32::try_from(all.len())?;
+    let mut figures = Vec::new();
+    for name in [ASYNCHRONOUS, TEMPLATE, POSIX_SPAWN] {
+        let title = format!("{name}, {most} PUs: rate");
+        figures.push(Figure::new(&title, rate(name, most)?, "1/s", "one PU", rate(name, 1)?));
+    }
+    Ok(figures)
+}

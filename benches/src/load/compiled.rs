@@ -1,0 +1,102 @@
+//! Programs of C that a bench writes and compiles with `cc`.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+
+use anyhow::{Context, bail};
+
+/// A program that ends at once.
+const SMALL: &str = "int main(void) { return 0; }\n";
+/// A program with `IMAGE_MB` MB of data in its file. It writes the first byte of each page of a share of it, in percent.
+const IMAGE: &str = r"
+#include <stdlib.h>
+static volatile char image[IMAGE_MB << 20] = {1};
+int main(int argc, char **argv) {
+    size_t pages = sizeof image / 4096 * (argc > 1 ? atoi(argv[1]) : 0) / 100;
+    for (size_t page = 0; page < pages; page++) image[page * 4096] = 2;
+    return 0;
+}
+";
+
+/// Compiles a program of C. Returns its path, which is `directory/name`.
+///
+/// # Errors
+/// If `cc` is not installed, or can't compile the program.
+pub fn compile(directory: &Path, name: &str, source: &str, flags: &[&str]) -> anyhow::Result<PathBuf> {
+    let (file, program) = (directory.join(format!("{name}.c")), directory.join(name));
+    std::fs::write(&file, source).with_context(|| format!("can't write {}", file.display()))?;
+    let mut command = Command::new("cc");
+    command.arg("-O1").arg(&file).arg("-o").arg(&program).args(flags).stdin(Stdio::null());
+    let status = command.status().context("can't start cc: make deps installs it")?;
+    if !status.success() {
+        bail!("cc can't compile {}: {status}", file.display());
+    }
+    Ok(program)
+}
+
+/// Compiles a small dynamic program that ends at once.
+///
+/// # Errors
+/// As [`compile`].
+pub fn compile_small(directory: &Path) -> anyhow::Result<PathBuf> {
+    compile(directory, "small", SMALL, &[])
+}
+
+/// Compiles a program with so many MB of data in its file. Its argument is the share of the data's pages that it writes,
+/// in percent.
+///
+/// # Errors
+/// As [`compile`].
+pub fn compile_image(directory: &Path, megabytes: u32) -> anyhow::Result<PathBuf> {
+    compile(directory, "image", IMAGE, &[&format!("-DIMAGE_MB={megabytes}"), "-mcmodel=medium"])
+}
+
+/// Compiles a program that calls one function in each of `count` libraries, like Pynamic. Each library has data, and
+/// functions that call the C library.
+///
+/// # Errors
+/// As [`compile`].
+pub fn compile_with_libraries(directory: &Path, count: u32) -> anyhow::Result<PathBuf> {
+    let compilers = u32::try_from(thread::available_parallelism()?.get())?;
+    thread::scope(|scope| {
+        let all: Vec<_> = (0..compilers)
+            .map(|first| {
+                let mut numbers = (first..count).step_by(compilers as usize);
+                scope.spawn(move || numbers.try_for_each(|number| compile_library(directory, number)))
+            })
+            .collect();
+        all.into_iter()
+            .try_for_each(|one| one.join().unwrap_or_else(|_| bail!("a thread that compiled has failed")))
+    })?;
+    let declared: String = (0..count).map(|number| format!("int begin_{number}(int);\n")).collect();
+    let called: String = (0..count).map(|number| format!("    sum += begin_{number}(sum);\n")).collect();
+    let source = format!("{declared}int main(void) {{\n    int sum = 1;\n{called}    return sum == 0;\n}}\n");
+    let directory_text = directory.display();
+    let mut flags = vec![
+        "-Wl,--no-as-needed".to_owned(),
+        format!("-Wl,-rpath,{directory_text}"),
+        format!("-L{directory_text}"),
+    ];
+    flags.extend((0..count).map(|number| format!("-lpart{number}")));
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    compile(directory, "many_libraries", &source, &flags)
+}
+
+fn compile_library(directory: &Path, number: u32) -> anyhow::Result<()> {
+    let functions: String = (0..20)
+        .map(|at| {
+            format!(
+                "int work_{number}_{at}(char *to) {{ memset(to, {at}, 64); to[63] = 0; return (int)strlen(to) + \
+                 abs({at}) + atoi(to); }}\n"
+            )
+        })
+        .collect();
+    let calls: String =
+        (0..20).map(|at| format!("    sum += work_{number}_{at}(data + {at} * 64);\n")).collect();
+    let source = format!(
+        "#include <stdlib.h>\n#include <string.h>\nstatic char data[16384] = {{1}};\n{functions}\
+         int begin_{number}(int sum) {{\n{calls}    return sum & 1;\n}}\n"
+    );
+    compile(directory, &format!("libpart{number}.so"), &source, &["-shared", "-fPIC"]).map(drop)
+}

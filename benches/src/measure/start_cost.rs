@@ -1,0 +1,72 @@
+//! What the start of a process costs: CPU time and rate, of a group of processes that are started and waited for.
+
+use std::time::Instant;
+
+use anyhow::Context;
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeVal;
+
+use crate::measure::results::median;
+
+/// What one process of a group costs.
+#[derive(Debug, Clone, Copy)]
+pub struct StartCost {
+    /// The CPU time of the process and its share of the parent's, in us.
+    pub cpu_us: f64,
+    /// The processes per second, from the start of the first one to the end of the last one.
+    pub rate: f64,
+}
+
+impl StartCost {
+    /// The cost of a group of `count` processes that took this CPU time and this time altogether.
+    #[must_use]
+    pub fn of_group(count: u32, cpu_us: f64, wall_us: f64) -> Self {
+        Self { cpu_us: cpu_us / f64::from(count), rate: f64::from(count) * 1e6 / wall_us }
+    }
+
+    /// Measures `start`, which starts `count` processes as children of this program and waits for them.
+    ///
+    /// # Errors
+    /// Those of `start`, and if the CPU time can't be read.
+    pub fn measure(count: u32, start: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<Self> {
+        let (begin, before) = (Instant::now(), own_cpu_us()?);
+        start()?;
+        let wall = begin.elapsed();
+        Ok(Self::of_group(count, own_cpu_us()? - before, wall.as_secs_f64() * 1e6))
+    }
+
+    /// Returns the median CPU time and the median rate. `None` for an empty list.
+    #[must_use]
+    pub fn median(costs: &[Self]) -> Option<Self> {
+        let of = |field: fn(&Self) -> f64| median(&costs.iter().map(field).collect::<Vec<_>>());
+        Some(Self { cpu_us: of(|cost| cost.cpu_us)?, rate: of(|cost| cost.rate)? })
+    }
+}
+
+/// The CPU time of this program and of the children that were waited for.
+fn own_cpu_us() -> anyhow::Result<f64> {
+    let of = |who| {
+        let usage = getrusage(who).context("can't read the CPU time")?;
+        anyhow::Ok(microseconds(usage.user_time()) + microseconds(usage.system_time()))
+    };
+    Ok(of(UsageWho::RUSAGE_SELF)? + of(UsageWho::RUSAGE_CHILDREN)?)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "CPU time of some hours")]
+fn microseconds(time: TimeVal) -> f64 {
+    time.tv_sec() as f64 * 1e6 + time.tv_usec() as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_costs_each_process_its_share() {
+        let cost = StartCost::of_group(4, 800.0, 2_000_000.0);
+        assert!((cost.cpu_us - 200.0).abs() < 1e-9 && (cost.rate - 2.0).abs() < 1e-9, "{cost:?}");
+        let medians = StartCost::median(&[cost, StartCost { cpu_us: 100.0, rate: 9.0 }, cost]).unwrap();
+        assert!((medians.cpu_us - 200.0).abs() < 1e-9 && (medians.rate - 2.0).abs() < 1e-9, "{medians:?}");
+        assert!(StartCost::median(&[]).is_none());
+    }
+}

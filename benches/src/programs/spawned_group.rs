@@ -1,0 +1,85 @@
+//! A group of processes that pjw-spawn starts, each on one PU.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context as _, ensure};
+use pjw_core::cpuset::CpuSet;
+use pjw_spawn::{Arguments, Child, Context, Exit, Instance, Placement, Stdio};
+
+/// A program, and how a group of its processes is started.
+#[derive(Debug)]
+pub struct SpawnedGroup {
+    context: Context,
+    arguments: Arc<Arguments>,
+    placements: Vec<Arc<Placement>>,
+}
+
+impl SpawnedGroup {
+    /// The group of a program with one argument. Its processes are on the PUs in turns.
+    ///
+    /// # Errors
+    /// If the program can't be executed, or the argument can't be passed on.
+    pub fn new(
+        program: &Path,
+        argument: &str,
+        environment: &[(String, String)],
+        pus: &CpuSet,
+    ) -> anyhow::Result<Self> {
+        let context =
+            Context::new(program)?.environment(environment.iter().map(|(name, value)| (name, value)));
+        let arguments = Arguments::literal(&[program.as_os_str(), argument.as_ref()])?;
+        let placements = pus.iter().map(|pu| Arc::new(Placement::on(CpuSet::from(pu)))).collect();
+        Ok(Self { context, arguments: Arc::new(arguments), placements })
+    }
+
+    /// Makes the processes by fork of a template.
+    #[must_use]
+    pub fn by_templates(self) -> Self {
+        Self { context: self.context.templates(), ..self }
+    }
+
+    /// Starts `count` processes, and waits for each after all have begun.
+    ///
+    /// # Errors
+    /// If a process did not begin, or failed.
+    pub fn spawn(&self, count: u32) -> anyhow::Result<()> {
+        for child in self.context.spawn_n(self.instances(count))? {
+            wait(&child?)?;
+        }
+        Ok(())
+    }
+
+    /// Starts `count` processes, and waits for each as soon as it has begun.
+    ///
+    /// # Errors
+    /// If a process did not begin, or failed, or if templates were meant and are not possible.
+    pub fn start(&self, count: u32) -> anyhow::Result<()> {
+        let mut batch = self.context.start(self.instances(count))?;
+        for (_, child) in batch.by_ref() {
+            wait(&child?)?;
+        }
+        batch.refusal().map_or(Ok(()), |refusal| Err(refusal).context("the program has no template"))
+    }
+
+    fn instances(&self, count: u32) -> Vec<Instance> {
+        let placements = self.placements.iter().cycle();
+        (0..count)
+            .zip(placements)
+            .map(|(rank, placement)| Instance {
+                rank,
+                size: count,
+                arguments: Arc::clone(&self.arguments),
+                variables: Vec::new(),
+                placement: Arc::clone(placement),
+                stdio: Stdio::default(),
+            })
+            .collect()
+    }
+}
+
+fn wait(child: &Child) -> anyhow::Result<()> {
+    let exit = child.wait()?;
+    ensure!(matches!(exit, Exit::Code(0)), "a process failed: {exit:?}");
+    Ok(())
+}
