@@ -1,7 +1,7 @@
 //! Proxy: a program is loaded and linked once, and every instance is a fork of it.
 //!
 //! A [`Template`] is a process of the program that is stopped before `main`. ptrace(2) leads it there and gives it a
-//! page of code of ours ([`stub`]); from then on it is not traced, and waits on a channel without using a CPU.
+//! page of code of ours (`stub.rs`); from then on it is not traced, and waits on a channel without using a CPU.
 //! [`Template::fork`] writes the arguments and the environment of an instance over the template's and has it make one
 //! clone(2) with `CLONE_PARENT`, so that the instance is a child of the launcher.
 //!
