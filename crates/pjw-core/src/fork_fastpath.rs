@@ -21,8 +21,8 @@ use crate::terms::{
 #[must_use]
 pub fn expected_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let expected = |(pid, descendant): (Pid, &Descendant)| {
-        let born = descendant.forked_at.filter(|_| !state.processes.contains_key(&pid))?;
-        Some((pid, ExpectedMask { mask: expected_mask(state, descendant.ancestor)?, forked_at: born }))
+        let forked_at = descendant.forked_at.filter(|_| !state.processes.contains_key(&pid))?;
+        Some((pid, ExpectedMask { mask: expected_mask(state, descendant.ancestor)?, forked_at }))
     };
     state.lineage.unscanned_descendants().filter_map(expected).collect()
 }

@@ -85,12 +85,12 @@ pub fn reconcile(
     jobs::serve_waiting(&mut draft);
     unassigned::update_and_report(&mut draft);
     hotplug::warn_incomplete_grants(&mut draft);
-    let PendingCpusetChanges { actions: cpusets, waiting_jobs } = cpusets::plan(&mut draft);
+    let PendingCpusetChanges { actions: cpuset_actions, waiting_jobs } = cpusets::plan(&mut draft);
     let kept_off = unassigned::keep_off(&mut draft);
     let restored = masks::restore(&mut draft);
     let confined = masks::plan(&mut draft, &waiting_jobs, reported_attempts);
     // Restoring comes first: threads of a released job must leave the PUs of a new one.
-    let plan = Plan { cpuset_actions: cpusets, mask_actions: [restored, kept_off, confined].concat() };
+    let plan = Plan { cpuset_actions, mask_actions: [restored, kept_off, confined].concat() };
 
     recovery::warn_of_recovered(&mut draft);
     unknown_masks::update_and_report(&mut draft);
@@ -103,14 +103,14 @@ pub fn reconcile(
     state.warnings.extend(job_warnings);
     warnings.extend(state.warnings.values().flatten().cloned());
     let next_scan = next_scan(state, &plan, full, &records);
-    let dirty = core::mem::replace(&mut state.dirty, still_dirty(&plan, &waiting_jobs));
+    let planned = core::mem::replace(&mut state.dirty, still_dirty(&plan, &waiting_jobs));
     let mut changed = state.members.take_changed_jobs();
-    changed.extend(dirty.dirty_jobs().map(|(job, _)| job.clone()));
-    if dirty.is_everything() {
+    changed.extend(planned.dirty_jobs().map(|(job, _)| job.clone()));
+    if planned.is_everything() {
         changed.extend(state.jobs.keys().chain(state.idle_groups.keys()).cloned());
     }
     state.update_idle_groups(&changed);
-    Decision { records, plan, warnings, events, replies, next_scan, planned: dirty }
+    Decision { records, plan, warnings, events, replies, next_scan, planned }
 }
 
 /// Marks what a full rescan plans in addition to the processes that ran. Jobs without cores are planned as a whole,

@@ -135,7 +135,7 @@ mod tests {
     fn every_level_is_counted_and_half_cores_too() {
         let machine = regular_topology(2, 2, 2, 2, 2);
         let locality = PuLocations::from_topology(&machine);
-        for (cpus, packages, numa_nodes, l3, split_cores) in [
+        for (cpus, packages, numa_nodes, l3_caches, split_cores) in [
             ("", 0, 0, 0, 0),
             ("0,16", 1, 1, 1, 0),
             ("0-1", 1, 1, 1, 2),
@@ -144,7 +144,7 @@ mod tests {
             ("0-31", 2, 4, 8, 0),
             ("40", 0, 0, 0, 0),
         ] {
-            let expected = DomainsUsed { packages, numa_nodes, l3_caches: l3, split_cores };
+            let expected = DomainsUsed { packages, numa_nodes, l3_caches, split_cores };
             assert_eq!(locality.domains_used(&cpus.parse().unwrap()), expected, "{cpus}");
         }
     }

@@ -170,16 +170,16 @@ fn read_cgroup(world: &World, path: &str) -> Observed<Cgroup> {
     }
     let has_controller = !matches!(world.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. })
         && !world.without_controller.contains(path);
-    let cpus = world.cpusets.get(path).cloned();
+    let restricted_cpus = world.cpusets.get(path).cloned();
     let cpuset = has_controller.then(|| Cpuset {
-        cpus: cpus.clone().unwrap_or_default(),
+        cpus: restricted_cpus.clone().unwrap_or_default(),
         effective: world.effective_cpus(path),
         mems: CpuSet::new(),
         isolated: world.partitions.contains(path),
     });
     Observed::Present(Cgroup {
         id: CgroupId { inode: 1, path: path.to_owned() },
-        restricted_cpus: cpus,
+        restricted_cpus,
         populated,
         cpuset,
     })
@@ -279,10 +279,10 @@ impl Node for SimNode {
         };
         let mut processes = BTreeMap::new();
         let mut scope = request.scope.clone();
-        let mut incomplete = None;
+        let mut incomplete_reason = None;
         for pid in pids {
             if self.faults.occurs(self.faults.unreadable_process_permille) {
-                incomplete = Some("Too many open files (simulated)".to_owned());
+                incomplete_reason = Some("Too many open files (simulated)".to_owned());
                 continue;
             }
             // A process may end between the listing and the reading.
@@ -297,7 +297,7 @@ impl Node for SimNode {
             }
             processes.insert(pid, process.map_or(Observed::Gone, Observed::Present));
         }
-        if incomplete.is_some() {
+        if incomplete_reason.is_some() {
             scope = ScanScope::Partial(processes.keys().copied().collect());
         }
         // The affinity requests are read last.
@@ -310,15 +310,7 @@ impl Node for SimNode {
             paths.into_iter().map(|path| (path.clone(), read_cgroup(&world, path))).collect();
         self.cgroups.extend(cgroups.clone());
         let online = world.online.clone();
-        Snapshot {
-            scope,
-            taken_at,
-            online,
-            processes,
-            cgroups,
-            affinity_requests,
-            incomplete_reason: incomplete,
-        }
+        Snapshot { scope, taken_at, online, processes, cgroups, affinity_requests, incomplete_reason }
     }
 
     fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbe {

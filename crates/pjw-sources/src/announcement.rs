@@ -108,8 +108,8 @@ pub fn from_lsf(attributes: &BatchAttributes, host: &Host) -> Result<JobAnnounce
     let environ = Environ::of(VARIABLES, attributes);
     let owner =
         environ.first(["LSB_JOB_EXECUSER", "LSFUSER"]).and_then(|(variable, text)| user(variable, text));
-    let amount = amount(lsf::count(environ, host), CpuRequest::Cores);
-    Ok(JobAnnouncement { job: lsf::id(environ)?, alias: None, owner, cpu_request: amount })
+    let cpu_request = amount(lsf::count(environ, host), CpuRequest::Cores);
+    Ok(JobAnnouncement { job: lsf::id(environ)?, alias: None, owner, cpu_request })
 }
 
 /// Reads the job from the arguments of pjw's hook for OpenPBS: the job's id, its user, its `exec_vnode` (the
@@ -139,14 +139,14 @@ pub fn from_torque(arguments: &[&str]) -> Result<JobAnnouncement, HookInputError
 
 fn pbs_job(
     arguments: &[&str],
-    amount: Result<CpuRequest, HookInputError>,
+    cpu_request: Result<CpuRequest, HookInputError>,
 ) -> Result<JobAnnouncement, HookInputError> {
     const ID: &str = "the first argument";
     const USER: &str = "the second argument";
     let id = arguments.first().filter(|id| !id.is_empty()).ok_or(HookInputError::Missing(ID))?;
     let job = pbs::job(id).ok_or_else(|| HookInputError::not_an_id(ID, id))?;
     let owner = arguments.get(1).ok_or(HookInputError::Missing(USER)).and_then(|name| user(USER, name));
-    Ok(JobAnnouncement { job, alias: None, owner, cpu_request: amount })
+    Ok(JobAnnouncement { job, alias: None, owner, cpu_request })
 }
 
 /// Reads the job from `attributes`, the environment of one of the job's tasks, for OpenPBS's `execjob_launch`

@@ -107,15 +107,11 @@ pub fn recognise(
         .collect();
     let mut claims = Vec::new();
     if let Some((job, directory)) = &place {
-        let amount = environ_claims
+        let cpu_request = environ_claims
             .iter()
             .find(|(environ_claim, _)| environ_claim.names(job))
             .and_then(|(environ_claim, _)| environ_claim.amount.clone());
-        claims.push(JobMark {
-            job: job.clone(),
-            kind: MarkKind::Cgroup(directory.clone()),
-            cpu_request: amount,
-        });
+        claims.push(JobMark { job: job.clone(), kind: MarkKind::Cgroup(directory.clone()), cpu_request });
     }
     for (environ_claim, system) in environ_claims {
         let contradicted = place

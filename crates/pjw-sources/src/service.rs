@@ -126,7 +126,7 @@ impl Scheduler {
             None if needs_none => (self.judge)(""),
             None => (JobBinding::Unknown, ""),
         };
-        let meaning = match (binding, meaning) {
+        let effect_on_pjw = match (binding, meaning) {
             (JobBinding::Unknown, "") => {
                 let hint = if self.config_variable.is_empty() {
                     "look as root".to_owned()
@@ -141,7 +141,7 @@ impl Scheduler {
             }
             (_, meaning) => meaning.to_owned(),
         };
-        ObservedScheduler { name: self.name.to_owned(), binding, effect_on_pjw: meaning }
+        ObservedScheduler { name: self.name.to_owned(), binding, effect_on_pjw }
     }
 }
 

@@ -28,7 +28,7 @@ fn host() -> Host {
 }
 
 fn tell(told: Result<JobAnnouncement, HookInputError>) -> String {
-    let JobAnnouncement { job, alias, owner, cpu_request: amount } = match told {
+    let JobAnnouncement { job, alias, owner, cpu_request } = match told {
         Ok(told) => told,
         Err(flaw) => return format!("no job: {flaw}"),
     };
@@ -38,7 +38,7 @@ fn tell(told: Result<JobAnnouncement, HookInputError>) -> String {
         Ok(JobOwner::Name(name)) => format!("user {name:?}"),
         Err(flaw) => format!("nobody: {flaw}"),
     };
-    let amount = match amount {
+    let amount = match cpu_request {
         Ok(CpuRequest::Pus(n)) => format!("{n} PUs"),
         Ok(CpuRequest::Cores(n)) => format!("{n} cores"),
         Ok(CpuRequest::Exactly(cpus)) => format!("PUs {cpus}"),

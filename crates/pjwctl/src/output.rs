@@ -24,9 +24,9 @@ const USUAL_WIDTH: usize = 80;
 #[must_use]
 pub fn stdout_terminal() -> Terminal {
     let stdout = io::stdout();
-    let colour = anstream::AutoStream::choice(&stdout) != anstream::ColorChoice::Never;
+    let has_colours = anstream::AutoStream::choice(&stdout) != anstream::ColorChoice::Never;
     let columns = rustix::termios::tcgetwinsize(&stdout).map(|size| usize::from(size.ws_col)).unwrap_or(0);
-    Terminal { width: if columns == 0 { USUAL_WIDTH } else { columns }, has_colours: colour }
+    Terminal { width: if columns == 0 { USUAL_WIDTH } else { columns }, has_colours }
 }
 
 /// Prints `text` to standard output.

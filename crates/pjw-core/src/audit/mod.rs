@@ -72,7 +72,7 @@ pub fn audit_actions(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<V
 
 /// The problems of an action that restricts a thread of a member to the grant.
 fn check_confine(state: &WardenState, action: &MaskAction) -> Vec<ActionProblem> {
-    let MaskAction { kind, job, thread, current_mask: current, target_mask: target, .. } = action;
+    let MaskAction { kind, job, thread, current_mask, target_mask, .. } = action;
     let mut found = Vec::new();
     let member = state.members.get(&thread.process.pid).filter(|member| member.id == thread.process);
     let is_the_jobs = member.is_some_and(|member| {
@@ -82,14 +82,14 @@ fn check_confine(state: &WardenState, action: &MaskAction) -> Vec<ActionProblem>
         found.push(ActionProblem::NotTheJobsThread);
     }
     let grant = state.grant_of(job).map(|grant| grant.cpus.clone()).unwrap_or_default();
-    if !target.is_subset(&grant) {
-        found.push(ActionProblem::MaskOutsideGrant { mask: target.clone(), grant });
+    if !target_mask.is_subset(&grant) {
+        found.push(ActionProblem::MaskOutsideGrant { mask: target_mask.clone(), grant });
     }
-    if target.is_empty() || (*kind == MaskActionKind::Pin && target.len() != 1) {
-        found.push(ActionProblem::WrongMask(target.clone()));
+    if target_mask.is_empty() || (*kind == MaskActionKind::Pin && target_mask.len() != 1) {
+        found.push(ActionProblem::WrongMask(target_mask.clone()));
     }
     // In a cpuset the effective mask may hide the requested mask, so the action may change it.
-    if current == target && !member.is_some_and(|member| state.is_in_job_cpuset(member)) {
+    if current_mask == target_mask && !member.is_some_and(|member| state.is_in_job_cpuset(member)) {
         found.push(ActionProblem::NoChange);
     }
     found.extend(check_journal(state, action));
@@ -107,23 +107,24 @@ fn check_journal(state: &WardenState, action: &MaskAction) -> Option<ActionProbl
 /// The problems of an action that keeps an unassigned process off the grants: the mask must lie outside every
 /// grant, the process must not be a member, and the original mask must be known.
 fn check_keep_off(state: &WardenState, granted: &CpuSet, action: &MaskAction) -> Vec<ActionProblem> {
-    let MaskAction { thread: ThreadId { process, .. }, current_mask: current, target_mask: target, .. } =
-        action;
+    let MaskAction { thread: ThreadId { process, .. }, current_mask, target_mask, .. } = action;
     let mut found = Vec::new();
     let is_restoring = state.restoring.get(&process.pid).is_some_and(|known| known.id == *process);
     if !is_restoring || state.members.contains_key(&process.pid) {
         found.push(ActionProblem::NotTheJobsThread);
     }
-    if granted.intersects(target) {
+    if granted.intersects(target_mask) {
         let others = state.jobs.values().filter_map(|job| Some(&job.grant.as_ref()?.cpus));
-        let outside =
-            |grant: &CpuSet| ActionProblem::MaskOutsideGrant { mask: target.clone(), grant: grant.clone() };
-        found.extend(others.filter(|grant| grant.intersects(target)).map(outside));
+        let outside = |grant: &CpuSet| ActionProblem::MaskOutsideGrant {
+            mask: target_mask.clone(),
+            grant: grant.clone(),
+        };
+        found.extend(others.filter(|grant| grant.intersects(target_mask)).map(outside));
     }
-    if target.is_empty() {
-        found.push(ActionProblem::WrongMask(target.clone()));
+    if target_mask.is_empty() {
+        found.push(ActionProblem::WrongMask(target_mask.clone()));
     }
-    if current == target {
+    if current_mask == target_mask {
         found.push(ActionProblem::NoChange);
     }
     found.extend(check_journal(state, action));
@@ -134,7 +135,7 @@ fn check_keep_off(state: &WardenState, granted: &CpuSet, action: &MaskAction) ->
 /// released. The mask may equal the present effective mask: while PUs are offline, two masks that differ only in
 /// these PUs have the same effective mask.
 fn check_restore(state: &WardenState, action: &MaskAction) -> Option<ActionProblem> {
-    let MaskAction { job, thread, target_mask: target, .. } = action;
+    let MaskAction { job, thread, target_mask, .. } = action;
     let original = state.mask_entry(thread).map(MaskEntry::original);
     let is_it = |known: &&Member| known.id == thread.process && known.job == *job;
     let pid = thread.process.pid;
@@ -142,8 +143,8 @@ fn check_restore(state: &WardenState, action: &MaskAction) -> Option<ActionProbl
         Some(_) => state.jobs.get(job).is_some_and(|job| job.active_grant().is_none()),
         None => state.restoring.get(&pid).filter(is_it).is_some() && !state.members.contains_key(&pid),
     };
-    (original != Some(target) || !is_released || target.is_empty())
-        .then(|| ActionProblem::WrongRestore(target.clone()))
+    (original != Some(target_mask) || !is_released || target_mask.is_empty())
+        .then(|| ActionProblem::WrongRestore(target_mask.clone()))
 }
 
 #[cfg(test)]

@@ -141,7 +141,7 @@ fn target_thread(
 
 fn event_text(attempt: &AffinityAttempt<'_>, others: usize) -> String {
     let AffinityAttempt { request, job, grant, requested, .. } = attempt;
-    let AffinityRequest { caller, caller_pid: process, comm, .. } = request;
+    let AffinityRequest { caller, caller_pid, comm, .. } = request;
     let target_text = request.target.map(|target| format!(" for {target}")).unwrap_or_default();
     let kept = requested.intersection(grant);
     let effect = if request.refused {
@@ -157,6 +157,6 @@ fn event_text(attempt: &AffinityAttempt<'_>, others: usize) -> String {
         others => format!(" (and {others} times more)"),
     };
     format!(
-        "thread {caller} of process {process} ({comm}) asked for {requested}{target_text}: {effect}{repetitions}"
+        "thread {caller} of process {caller_pid} ({comm}) asked for {requested}{target_text}: {effect}{repetitions}"
     )
 }

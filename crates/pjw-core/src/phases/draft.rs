@@ -105,10 +105,10 @@ impl Draft<'_> {
     /// Journals the masks that are about to be requested, and for each thread the mask that a release puts back.
     pub(crate) fn begin_writes(&mut self, actions: &[MaskAction]) {
         let now = self.now.since_boot;
-        for MaskAction { thread, requested_mask: requested, .. } in actions {
+        for MaskAction { thread, requested_mask, .. } in actions {
             let Some(entry) = self.state.mask_mut(thread) else { continue };
             let original = entry.original().clone();
-            entry.note_intended_request(requested.clone(), original, now);
+            entry.note_intended_request(requested_mask.clone(), original, now);
             // The journal does not have the requests of a kernel before 6.2 yet.
             let is_new =
                 |request: &MaskRequest| request.requested_at == now || request.writer == MaskWriter::Kernel;

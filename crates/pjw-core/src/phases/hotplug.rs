@@ -60,12 +60,9 @@ fn replace(draft: &mut Draft<'_>, id: &JobId, lost: &CpuSet) {
         None => {
             let what = format!("no others are free: it goes on with {}", cpus_text(&kept));
             report_change(draft, id, lost, &what);
-            let because = vec![format!("{} went offline, and no others were free", cpus_text(lost))];
-            let since = draft.now.since_boot;
-            draft.put_job(Job {
-                grant: Some(Grant { cpus: kept, reasons: because, granted_at: since, ..grant }),
-                ..job
-            });
+            let reasons = vec![format!("{} went offline, and no others were free", cpus_text(lost))];
+            let granted_at = draft.now.since_boot;
+            draft.put_job(Job { grant: Some(Grant { cpus: kept, reasons, granted_at, ..grant }), ..job });
         }
     }
 }

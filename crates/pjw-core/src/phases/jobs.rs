@@ -107,18 +107,19 @@ pub(crate) fn apply_scheduler_cpusets(draft: &mut Draft<'_>) {
         };
         revoke_for_scheduler(draft, &id, &cpus);
         let also_held = draft.state.pool.claim(&id, &cpus);
-        let mut because = vec![format!("{} gave it {cpus} by a cpuset", id.source())];
+        let mut reasons = vec![format!("{} gave it {cpus} by a cpuset", id.source())];
         if !also_held.is_empty() {
-            because.push(format!("{also_held} of these are another job's or housekeeping too"));
+            reasons.push(format!("{also_held} of these are another job's or housekeeping too"));
         }
-        let (granted_by, shared, since) = (GrantedBy::Scheduler, !also_held.is_empty(), draft.now.since_boot);
+        let (granted_by, shared, granted_at) =
+            (GrantedBy::Scheduler, !also_held.is_empty(), draft.now.since_boot);
         let grant = Grant {
             cpus,
             granted_by,
             shared,
             smt_shared: true,
-            granted_at: since,
-            reasons: because,
+            granted_at,
+            reasons,
             runner_up: String::new(),
         };
         set_grant(draft, &id, grant);
@@ -225,14 +226,10 @@ pub(crate) fn grant_offer(draft: &mut Draft<'_>, id: &JobId, offer: &Offer, shar
         // The pool changed after the offer was made. The job is served in the next cycle.
         return;
     }
-    let Offer { cpus, reasons: because, runner_up, .. } = offer.clone();
-    let (smt_shared, since) = (draft.policy.share_smt, draft.now.since_boot);
+    let Offer { cpus, reasons, runner_up, .. } = offer.clone();
+    let (smt_shared, granted_at) = (draft.policy.share_smt, draft.now.since_boot);
     let granted_by = GrantedBy::Warden;
-    set_grant(
-        draft,
-        id,
-        Grant { cpus, granted_by, shared, smt_shared, granted_at: since, reasons: because, runner_up },
-    );
+    set_grant(draft, id, Grant { cpus, granted_by, shared, smt_shared, granted_at, reasons, runner_up });
 }
 
 fn set_grant(draft: &mut Draft<'_>, id: &JobId, grant: Grant) {
@@ -268,11 +265,9 @@ fn set_missing_requests(draft: &mut Draft<'_>) {
             marks.iter().filter(|mark| mark.job == job.id).find_map(|mark| mark.cpu_request.clone())
         });
         let default = draft.policy.source_cores.get(&job.id.source()).map(|&cores| CpuRequest::Cores(cores));
-        if let Some(amount) = named.or(default) {
-            draft.put_job(Job {
-                request: Some(JobRequest { cpu_request: amount, ..JobRequest::of_cores(1) }),
-                ..job
-            });
+        if let Some(cpu_request) = named.or(default) {
+            draft
+                .put_job(Job { request: Some(JobRequest { cpu_request, ..JobRequest::of_cores(1) }), ..job });
         }
     }
 }

@@ -96,25 +96,27 @@ fn plan_job(
     let mut own = Vec::new();
     for plan in plans {
         let pin = pins.get(&plan.id).copied();
-        let target = pin.map_or_else(|| plan.target(&grant).clone(), CpuSet::from);
-        let requested = plan.request(&target, &grant, machine, &online);
-        let is_lifted = target == grant && plan.is_request_hidden(&grant);
-        let is_requested = !plan.entry.is_from_program() && plan.entry.requested_mask() == Some(&requested);
-        if is_requested || (plan.thread.effective_mask == target && !is_lifted) {
+        let target_mask = pin.map_or_else(|| plan.target(&grant).clone(), CpuSet::from);
+        let requested_mask = plan.request(&target_mask, &grant, machine, &online);
+        let is_lifted = target_mask == grant && plan.is_request_hidden(&grant);
+        let is_requested =
+            !plan.entry.is_from_program() && plan.entry.requested_mask() == Some(&requested_mask);
+        if is_requested || (plan.thread.effective_mask == target_mask && !is_lifted) {
             own.extend(
-                (plan.entry.is_from_program() && plan.thread.effective_mask == target).then_some(plan.id),
+                (plan.entry.is_from_program() && plan.thread.effective_mask == target_mask)
+                    .then_some(plan.id),
             );
             continue;
         }
-        let (kind, why) = kind_and_reason(&plan, pin, &target, id, &grant, is_lifted);
-        let current = plan.thread.effective_mask.clone();
+        let (kind, why) = kind_and_reason(&plan, pin, &target_mask, id, &grant, is_lifted);
+        let current_mask = plan.thread.effective_mask.clone();
         actions.push(MaskAction {
             kind,
             job: id.clone(),
             thread: plan.id,
-            current_mask: current,
-            target_mask: target,
-            requested_mask: requested,
+            current_mask,
+            target_mask,
+            requested_mask,
             why,
         });
     }
@@ -241,21 +243,21 @@ fn report_violations(
     reported: &mut ReportedAttempts,
 ) {
     let repairs = actions.iter().filter(|action| action.kind == MaskActionKind::Repair);
-    for MaskAction { thread, current_mask: current, .. } in repairs {
+    for MaskAction { thread, current_mask, .. } in repairs {
         let pid = thread.process.pid;
         let requester = (thread.process, thread.tid);
         draft.state.affinity_requesters.remove(&requester);
-        let inside = current.is_subset(grant);
+        let inside = current_mask.is_subset(grant);
         // An affinity request in a cpuset, and a later move out of that cpuset, are two violations.
         let is_reported = inside && reported.threads.contains(&requester);
         if !is_reported && reported.processes.insert(pid) {
             let text = if inside {
-                format!("a thread of process {pid} requested every PU: its cpuset kept it on {current}")
+                format!("a thread of process {pid} requested every PU: its cpuset kept it on {current_mask}")
             } else {
-                format!("a thread of process {pid} left {grant}: found on {current}")
+                format!("a thread of process {pid} left {grant}: found on {current_mask}")
             };
             let mut event =
-                Event::new(EventKind::Violation, text).with_job(job).with_pid(pid).with_cpus(current);
+                Event::new(EventKind::Violation, text).with_job(job).with_pid(pid).with_cpus(current_mask);
             event.tid = Some(thread.tid);
             draft.out.events.push(event);
         }
@@ -291,17 +293,8 @@ fn restores_of(state: &WardenState, member: &Member) -> (Vec<MaskAction>, Vec<Th
             continue;
         }
         let why = format!("{} has no cores of its own: back to {target}", member.job);
-        let (kind, job, current) =
-            (MaskActionKind::Restore, member.job.clone(), known.effective_mask.clone());
-        actions.push(MaskAction {
-            kind,
-            job,
-            thread: id,
-            current_mask: current,
-            requested_mask: target.clone(),
-            target_mask: target,
-            why,
-        });
+        let kind = MaskActionKind::Restore;
+        actions.push(MaskAction::as_requested(kind, &member.job, id, &known.effective_mask, target, why));
     }
     (actions, done)
 }

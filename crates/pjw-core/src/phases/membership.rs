@@ -237,14 +237,14 @@ pub(crate) fn add_member(draft: &mut Draft<'_>, pid: Pid, job: &JobId, evidence:
     let Some(known) = draft.state.processes.get(&pid) else { return };
     let id = known.process.id;
     let first_seen = Some(known.first_seen);
-    let inherited = inherited_mask(draft.state, &known.process);
+    let inherited_mask = inherited_mask(draft.state, &known.process);
     let before = draft.state.members.remove(pid).or_else(|| draft.state.restoring.remove(&pid));
     if let Some(before) = &before {
         draft.state.dirty.add(&before.job, pid);
     }
     // A thread list read under another job is as good under this one.
     let threads = before.map(|member| member.threads).unwrap_or_default();
-    let member = Member { id, job: job.clone(), evidence, inherited_mask: inherited, first_seen, threads };
+    let member = Member { id, job: job.clone(), evidence, inherited_mask, first_seen, threads };
     draft.out.records.push(Record::Joined(member.membership()));
     draft.state.members.insert(member);
     draft.state.dirty.add(job, pid);

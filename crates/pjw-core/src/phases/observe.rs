@@ -133,16 +133,7 @@ fn is_unchanged(state: &WardenState, process: &Process) -> bool {
     };
     let has_same_marks = process.job_marks.as_ref().is_none_or(|marks| *marks == known.job_marks);
     let Process {
-        id,
-        parent: _,
-        group,
-        session,
-        uid,
-        comm,
-        is_kernel_thread,
-        first_thread_mask: mask,
-        cgroup,
-        ..
+        id, parent: _, group, session, uid, comm, is_kernel_thread, first_thread_mask, cgroup, ..
     } = process;
     let is_same = (*id, *group, *session, *uid, *comm, *is_kernel_thread)
         == (
@@ -153,7 +144,8 @@ fn is_unchanged(state: &WardenState, process: &Process) -> bool {
             known.process.comm,
             known.process.is_kernel_thread,
         );
-    let has_same_place = *mask == known.process.first_thread_mask && *cgroup == known.process.cgroup;
+    let has_same_place =
+        *first_thread_mask == known.process.first_thread_mask && *cgroup == known.process.cgroup;
     let is_tracked_as = |member: &Member| member.id == *id;
     process.threads.is_none()
         && is_same
@@ -217,7 +209,7 @@ pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
         let mask = known.as_mut().and_then(|known| known.mask_entry.take());
         let mask = mask.or_else(|| draft.state.recorded_masks.remove(&id));
         let is_same_mask = known.as_ref().is_some_and(|known| known.effective_mask == thread.effective_mask);
-        let mask = mask.map(|mut entry| {
+        let mask_entry = mask.map(|mut entry| {
             if persists && is_same_mask && entry.is_confirmed_by_same_mask(limits_changed_at) {
                 entry.note_same_reading(now);
                 return entry;
@@ -229,7 +221,7 @@ pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
             demand.with_reading(thread.run_ns, thread.wait_ns, now, seen.last_seen_idle, draft.policy);
         let Thread { start, comm, state, last_cpu, .. } = *thread;
         let effective_mask = thread.effective_mask.clone();
-        (thread.tid, MemberThread { start, comm, state, last_cpu, effective_mask, demand, mask_entry: mask })
+        (thread.tid, MemberThread { start, comm, state, last_cpu, effective_mask, demand, mask_entry })
     };
     // A map that is collected takes half of the memory of a map into which the threads are inserted in their order.
     let threads: BTreeMap<Tid, MemberThread> = list.iter().map(updated).collect();

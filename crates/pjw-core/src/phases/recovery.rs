@@ -164,14 +164,13 @@ fn keep(draft: &mut Draft<'_>, candidate: &Candidate, cpus: &CpuSet) {
     let mut job = draft.state.jobs.get(id).cloned().unwrap_or_else(new_job);
     let topology = &draft.state.topology;
     let has_whole_cores = cpus.iter().all(|pu| topology.core_cpus(pu).is_subset(cpus));
-    let (amount, placement) = if has_whole_cores {
+    let (cpu_request, placement) = if has_whole_cores {
         (CpuRequest::Cores(topology.overlapping_core_count(cpus)), Placement::Pack)
     } else {
         (CpuRequest::Exactly(cpus.clone()), Placement::Explicit)
     };
     let (bind_memory, isolated) = (spec.mems.is_some(), *isolated);
-    let request =
-        JobRequest { cpu_request: amount, placement, bind_memory, isolated, ..JobRequest::of_cores(0) };
+    let request = JobRequest { cpu_request, placement, bind_memory, isolated, ..JobRequest::of_cores(0) };
     job.request.get_or_insert(request);
     job.grant = Some(Grant {
         cpus: cpus.clone(),

@@ -180,24 +180,15 @@ fn exclusions_of<'a>(member: &'a Member, outside: &'a CpuSet) -> impl Iterator<I
     member.living_threads().filter_map(move |(id, thread)| {
         let entry = thread.mask_entry.as_ref()?;
         let own = entry.original().intersection(outside);
-        let target = if own.is_empty() { outside.clone() } else { own };
+        let target_mask = if own.is_empty() { outside.clone() } else { own };
         // If the cpuset leaves less of the mask, a second request changes nothing.
-        let is_requested = !entry.is_from_program() && entry.requested_mask() == Some(&target);
-        if target == thread.effective_mask || is_requested {
+        let is_requested = !entry.is_from_program() && entry.requested_mask() == Some(&target_mask);
+        if target_mask == thread.effective_mask || is_requested {
             return None;
         }
         let why = format!("a stray of a user with several jobs: it may use what no job holds, {outside}");
-        let (kind, job, current) =
-            (MaskActionKind::KeepOff, member.job.clone(), thread.effective_mask.clone());
-        Some(MaskAction {
-            kind,
-            job,
-            thread: id,
-            current_mask: current,
-            requested_mask: target.clone(),
-            target_mask: target,
-            why,
-        })
+        let kind = MaskActionKind::KeepOff;
+        Some(MaskAction::as_requested(kind, &member.job, id, &thread.effective_mask, target_mask, why))
     })
 }
 

@@ -345,7 +345,7 @@ impl CpusetRegistry {
 
     fn raised(&mut self, job_cpuset: &JobCpuset) {
         let known = self.managed.remove(&job_cpuset.path);
-        let (mut previous, origin, tries) = known.as_ref().map_or((Vec::new(), None, 0), |known| {
+        let (mut previous, origin_cgroup, tries) = known.as_ref().map_or((Vec::new(), None, 0), |known| {
             (known.previous.clone(), known.origin_cgroup.clone(), known.tries)
         });
         if let Some(known) = known {
@@ -355,7 +355,7 @@ impl CpusetRegistry {
             job_cpuset: job_cpuset.clone(),
             previous,
             unwanted: false,
-            origin_cgroup: origin,
+            origin_cgroup,
             tries: tries + 1,
         };
         self.managed.insert(job_cpuset.path.clone(), managed);

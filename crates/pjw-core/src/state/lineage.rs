@@ -47,19 +47,16 @@ pub struct Descendant {
 }
 
 impl Descendant {
-    fn of(ancestor: &Member, is_member: bool, forked_at: Option<Nanos>, requests: Vec<MaskRequest>) -> Self {
+    fn of(
+        ancestor: &Member,
+        is_ancestor_member: bool,
+        forked_at: Option<Nanos>,
+        requests: Vec<MaskRequest>,
+    ) -> Self {
         let (pid, job, evidence) = (ancestor.id.pid, ancestor.job.clone(), child_evidence(ancestor.evidence));
         let masks = ancestor.threads.values().filter_map(|thread| thread.mask_entry.as_ref());
         let masks_read_at = masks.map(MaskEntry::last_read_at).min().unwrap_or_default();
-        Self {
-            ancestor: pid,
-            job,
-            is_ancestor_member: is_member,
-            evidence,
-            forked_at,
-            requests,
-            masks_read_at,
-        }
+        Self { ancestor: pid, job, is_ancestor_member, evidence, forked_at, requests, masks_read_at }
     }
 }
 

@@ -37,21 +37,15 @@ pub struct Member {
 impl Member {
     /// A process without threads, as the journal has it.
     pub(crate) fn from_record(membership: Membership) -> Self {
-        let Membership { process: id, job, evidence, inherited_mask: inherited, first_seen } = membership;
-        Self { id, job, evidence, inherited_mask: inherited, first_seen, threads: BTreeMap::new() }
+        let Membership { process: id, job, evidence, inherited_mask, first_seen } = membership;
+        Self { id, job, evidence, inherited_mask, first_seen, threads: BTreeMap::new() }
     }
 
     /// The facts that the journal keeps.
     pub(crate) fn membership(&self) -> Membership {
-        let Self { id: process, job, evidence, inherited_mask: inherited, first_seen, .. } = self;
-        let (job, inherited) = (job.clone(), inherited.clone());
-        Membership {
-            process: *process,
-            job,
-            evidence: *evidence,
-            inherited_mask: inherited,
-            first_seen: *first_seen,
-        }
+        let Self { id: process, job, evidence, inherited_mask, first_seen, .. } = self;
+        let (job, inherited_mask) = (job.clone(), inherited_mask.clone());
+        Membership { process: *process, job, evidence: *evidence, inherited_mask, first_seen: *first_seen }
     }
 
     /// The requested masks of which a child inherited one: those of the thread that created it. If that thread is not

@@ -50,11 +50,11 @@ impl WardenState {
                 self.restoring.insert(pid, Member::from_record(membership));
             }
             Record::MaskSet { thread, before, set, since: kept_since, at } => {
-                let since = at.unwrap_or(kept_since);
+                let requested_at = at.unwrap_or(kept_since);
                 // A mask is journaled before the first request of pjw: an older request is the program's.
-                let is_programs = since < kept_since && set == before;
-                let by = if is_programs { MaskWriter::Program } else { MaskWriter::Warden };
-                let request = MaskRequest { mask: set, original: before, writer: by, requested_at: since };
+                let is_programs = requested_at < kept_since && set == before;
+                let writer = if is_programs { MaskWriter::Program } else { MaskWriter::Warden };
+                let request = MaskRequest { mask: set, original: before, writer, requested_at };
                 match self.recorded_masks.get_mut(&thread) {
                     Some(entry) => entry.add_recorded_request(request),
                     None => {

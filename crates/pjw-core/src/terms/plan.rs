@@ -35,6 +35,23 @@ pub struct MaskAction {
     pub why: String,
 }
 
+impl MaskAction {
+    /// Makes a change for which pjw requests exactly the mask that the thread should have, also if that is every PU of a
+    /// cpuset. `current_mask` is the effective mask of the thread as the last scan read it.
+    #[must_use]
+    pub fn as_requested(
+        kind: MaskActionKind,
+        job: &JobId,
+        thread: ThreadId,
+        current_mask: &CpuSet,
+        target_mask: CpuSet,
+        why: String,
+    ) -> Self {
+        let (job, current_mask) = (job.clone(), current_mask.clone());
+        Self { kind, job, thread, current_mask, requested_mask: target_mask.clone(), target_mask, why }
+    }
+}
+
 /// The purpose of a planned change of an affinity mask: confine, repair, pin, float, unbind, keep off or
 /// restore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]

@@ -40,8 +40,8 @@ fn pin(m: &mut Machine) -> MaskAction {
     }
 }
 
-fn found(m: &Machine, actions: Vec<MaskAction>) -> Vec<String> {
-    audit(&m.state, &Plan { mask_actions: actions, ..Plan::default() }, &m.policy)
+fn found(m: &Machine, mask_actions: Vec<MaskAction>) -> Vec<String> {
+    audit(&m.state, &Plan { mask_actions, ..Plan::default() }, &m.policy)
         .iter()
         .map(Violation::to_string)
         .collect()

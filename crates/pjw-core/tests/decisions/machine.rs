@@ -89,14 +89,14 @@ impl Machine {
     /// The report that a thread requested PUs for itself and that the kernel accepted. The mask is not changed.
     pub fn ask(&self, pid: u32, tid: u32, cpus: &str) -> RefMut<'_, AffinityRequest> {
         let mut world = self.world();
-        let parent = world.processes.get(&Pid(pid)).map_or(Pid(1), |process| process.parent);
-        let at = world.moment().since_boot;
+        let caller_parent = world.processes.get(&Pid(pid)).map_or(Pid(1), |process| process.parent);
+        let called_at = world.moment().since_boot;
         world.affinity_requests.push(AffinityRequest {
             caller: Tid(tid),
             caller_pid: Pid(pid),
-            caller_parent: parent,
+            caller_parent,
             comm: Comm::from("mpirun"),
-            called_at: at,
+            called_at,
             target: None,
             requested_mask: set(cpus),
             refused: false,
@@ -128,8 +128,8 @@ impl Machine {
     /// The limits of a mask where every PU is online and no cpuset changed.
     pub fn limits(&self) -> MaskLimits {
         let machine = self.state.topology.cpus().clone();
-        let possible = [machine.clone()].into_iter().collect();
-        MaskLimits { possible_cpus: possible, machine, have_changed: false, may_mask_be_reset: false }
+        let possible_cpus = [machine.clone()].into_iter().collect();
+        MaskLimits { possible_cpus, machine, have_changed: false, may_mask_be_reset: false }
     }
 
     /// The threads of which the journal keeps the masks.
@@ -282,15 +282,15 @@ impl Machine {
 }
 
 /// A request of root for a job, with no option set.
-pub fn assign_of(id: &str, amount: Option<CpuRequest>) -> AssignCommand {
-    AssignCommand { cpu_request: amount, ..pjw_sim::testing::assign_command(id, 0, &[]) }
+pub fn assign_of(id: &str, cpu_request: Option<CpuRequest>) -> AssignCommand {
+    AssignCommand { cpu_request, ..pjw_sim::testing::assign_command(id, 0, &[]) }
 }
 
 /// A process in a cgroup of a batch system's job.
-pub fn in_cgroup(mut process: RefMut<'_, SimProcess>, id: &str, path: &str, amount: Option<CpuRequest>) {
+pub fn in_cgroup(mut process: RefMut<'_, SimProcess>, id: &str, path: &str, cpu_request: Option<CpuRequest>) {
     path.clone_into(&mut process.cgroup);
     path.clone_into(&mut process.original_cgroup);
-    let claim = JobMark { job: job(id), kind: MarkKind::Cgroup(path.to_owned()), cpu_request: amount };
+    let claim = JobMark { job: job(id), kind: MarkKind::Cgroup(path.to_owned()), cpu_request };
     process.job_marks = Some(JobMarks { role: BatchRole::Ordinary, marks: vec![claim] });
 }
 
@@ -299,8 +299,8 @@ pub fn in_environment(
     mut process: RefMut<'_, SimProcess>,
     id: &str,
     own: JobUnit,
-    amount: Option<CpuRequest>,
+    cpu_request: Option<CpuRequest>,
 ) {
-    let claim = JobMark { job: job(id), kind: MarkKind::Environment { own }, cpu_request: amount };
+    let claim = JobMark { job: job(id), kind: MarkKind::Environment { own }, cpu_request };
     process.job_marks = Some(JobMarks { role: BatchRole::Ordinary, marks: vec![claim] });
 }

@@ -405,15 +405,15 @@ fn a_refused_restore_of_a_mask_cut_by_a_cpuset_is_tried_again() {
     m.assign("a", 3, &[7]).unwrap();
     let thread = m.kept()[0];
     let (kind, why) = (MaskActionKind::Restore, String::new());
-    let (current, target) = (set("0-1"), set("0-7"));
-    let requested = target.clone();
+    let (current_mask, target_mask) = (set("0-1"), set("0-7"));
+    let requested_mask = target_mask.clone();
     m.state.note_mask_not_tried(&MaskAction {
         kind,
         job: job("manual:a"),
         thread,
-        current_mask: current,
-        target_mask: target,
-        requested_mask: requested,
+        current_mask,
+        target_mask,
+        requested_mask,
         why,
     });
     m.release("a").unwrap();

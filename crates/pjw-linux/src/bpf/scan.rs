@@ -94,8 +94,9 @@ impl TaskScan {
         self.pass.set(0, order, 0).map_err(|error| stopped("starting", &error))?;
         let file = self.open().map_err(|error| stopped("opening", &error))?;
         self.read(file, each)?;
-        let [_, _, reported, skipped] = self.pass.get(&0, 0).map_err(|error| stopped("ending", &error))?;
-        Ok(TaskScanSummary { reported_tasks: reported, skipped_tasks: skipped })
+        let [_, _, reported_tasks, skipped_tasks] =
+            self.pass.get(&0, 0).map_err(|error| stopped("ending", &error))?;
+        Ok(TaskScanSummary { reported_tasks, skipped_tasks })
     }
 
     /// Opens a file. Reading it makes the kernel iterate over its tasks once.

@@ -68,8 +68,8 @@ pub(super) fn remove_owner(group: &CgroupDir) {
 /// The cgroup with its attributes.
 fn found_cpuset(group: &CgroupDir) -> FoundCpuset {
     let owner = read(&group.dir, OWNER).and_then(|owner| owner.parse().ok()).map(Uid);
-    let origin = read(&group.dir, ORIGIN).filter(|origin| origin.starts_with('/'));
-    FoundCpuset { path: group.path.clone(), owner, origin_cgroup: origin }
+    let origin_cgroup = read(&group.dir, ORIGIN).filter(|origin| origin.starts_with('/'));
+    FoundCpuset { path: group.path.clone(), owner, origin_cgroup }
 }
 
 /// Lists the cgroups in the places where the warden and systemd create the cgroups of jobs, in the order of their paths.

@@ -143,14 +143,14 @@ impl LinuxNode {
 
     /// The affinity requests since the last scan. Logs the loss of requests when it begins.
     fn drain_affinity_requests(&mut self) -> Vec<AffinityRequest> {
-        let DrainedRequests { requests, lost_count: lost } =
+        let DrainedRequests { requests, lost_count } =
             self.affinity_monitor.as_mut().map(AffinityMonitor::drain_requests).unwrap_or_default();
-        if lost > 0 {
+        if lost_count > 0 {
             let now = Instant::now();
             let last = self.requests_lost_at.replace(now);
             if last.is_none_or(|last| now.saturating_duration_since(last) > LOSS_REPORT_INTERVAL) {
                 warn!(
-                    "{lost} calls of sched_setaffinity were lost because there were too many: requests beyond a cpuset may \
+                    "{lost_count} calls of sched_setaffinity were lost because there were too many: requests beyond a cpuset may \
                      be missing from the events"
                 );
             }
@@ -332,7 +332,7 @@ impl Node for LinuxNode {
         }
         self.narrow_masks_to_online(&mut processes);
         let cgroups = self.read_cgroups(&scan_request.cgroups);
-        let incomplete = incomplete.map(|errno| errno.desc().to_owned());
+        let incomplete_reason = incomplete.map(|errno| errno.desc().to_owned());
         // After the masks: every mask that was seen changed has its request in the monitor by now.
         let affinity_requests = self.drain_affinity_requests();
         Snapshot {
@@ -342,7 +342,7 @@ impl Node for LinuxNode {
             processes,
             cgroups,
             affinity_requests,
-            incomplete_reason: incomplete,
+            incomplete_reason,
         }
     }
 

@@ -134,7 +134,7 @@ impl ProcessCache {
         let representative = if matches!(stat.state, 'Z' | 'X') { self.living_thread(pid)? } else { pid };
         let of_representative = scanned.as_ref().filter(|_| representative == pid);
         let fingerprint = of_representative.map_or(0, |scanned| scanned.fingerprint);
-        let mask = match of_representative {
+        let first_thread_mask = match of_representative {
             Some(scanned) => Some(scanned.mask.clone()),
             None => affinity::get_mask(Tid(representative.0)).ok(),
         };
@@ -155,7 +155,7 @@ impl ProcessCache {
             uid: known.uid,
             comm: stat.comm,
             is_kernel_thread: stat.is_kernel_thread,
-            first_thread_mask: mask,
+            first_thread_mask,
             cgroup: known.cgroup.clone(),
             attributes,
             job_marks: None,

@@ -263,9 +263,8 @@ fn a_mask_probe_reports_processes_with_an_unexpected_mask() {
         std::thread::yield_now();
     }
     let born = || clock::now().since_boot;
-    let mut probe = |pid: Pid, mask: &CpuSet, born: Nanos| {
-        node.probe_masks(&BTreeMap::from([(pid, ExpectedMask { mask: mask.clone(), forked_at: born })]))
-            .mismatches
+    let mut probe = |pid: Pid, mask: &CpuSet, forked_at: Nanos| {
+        node.probe_masks(&BTreeMap::from([(pid, ExpectedMask { mask: mask.clone(), forked_at })])).mismatches
     };
     assert_eq!(probe(child.pid(), &mask, born()), []);
     assert_eq!(probe(over.pid(), &other, born()), []);

@@ -19,10 +19,10 @@ pub struct OwnUsage {
 /// Reads the CPU time and the memory of this process. A value that the kernel does not provide is 0.
 #[must_use]
 pub fn own_usage() -> OwnUsage {
-    let cpu = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).map_or(Duration::ZERO, Duration::from);
+    let cpu_time = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).map_or(Duration::ZERO, Duration::from);
     let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().and_then(|size| u64::try_from(size).ok());
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    OwnUsage { cpu_time: cpu, resident_bytes: resident_pages(&statm).unwrap_or(0) * page.unwrap_or(4096) }
+    OwnUsage { cpu_time, resident_bytes: resident_pages(&statm).unwrap_or(0) * page.unwrap_or(4096) }
 }
 
 /// In bytes. The allocator returns a larger free block to the kernel at once.

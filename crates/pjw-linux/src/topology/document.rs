@@ -31,7 +31,7 @@ pub(super) fn check(text: &str) -> Result<(), TopologyXmlError> {
     let nesting = Nesting::default();
     let mut reader = Reader { text, at: 0, open: Vec::new(), pus: 0, seen_root: false, nesting };
     let checked = reader.document();
-    checked.map_err(|what| TopologyXmlError { line: line_of(text, reader.at), problem: what })
+    checked.map_err(|problem| TopologyXmlError { line: line_of(text, reader.at), problem })
 }
 
 fn line_of(text: &str, at: usize) -> usize {

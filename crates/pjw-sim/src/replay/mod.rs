@@ -120,14 +120,15 @@ pub fn replay(
     mut watch: impl FnMut(JobDecision<'_>),
 ) -> ReplayResult {
     let mut machine = Machine::new(topology, options);
-    let usable = machine.free_units();
+    let usable_units = machine.free_units();
     let mut instants = instants(log).peekable();
     let mut ends: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
-    let (mut started, mut samples) = (Vec::<StartedJob>::new(), Vec::new());
-    let mut refused = 0;
+    let (mut started_jobs, mut free_cores_samples) = (Vec::<StartedJob>::new(), Vec::new());
+    let mut refused_count = 0;
     let mut look = |machine: &mut Machine<'_>, ends: &mut BinaryHeap<_>, time_s| {
         machine.end_until(time_s, ends);
-        samples.push(FreeCoresSample { time_s, largest_requests: largest_requests(&machine.pool, topology) });
+        free_cores_samples
+            .push(FreeCoresSample { time_s, largest_requests: largest_requests(&machine.pool, topology) });
     };
     for (number, &job) in log.jobs.iter().enumerate() {
         while let Some(time_s) = instants.next_if(|&time_s| time_s < job.submit_s) {
@@ -143,21 +144,21 @@ pub fn replay(
             cpus: choice.as_ref().map(|choice| &choice.cpus),
         });
         let Some(choice) = choice.filter(|choice| machine.give(number, choice)) else {
-            refused += 1;
+            refused_count += 1;
             continue;
         };
         let domains_used = machine.locality.domains_used(&choice.cpus);
         let one = StartedJob { job, cpus: choice.cpus, domains_used, decision_time };
         ends.push(Reverse((one.end_s(), number)));
-        started.push(one);
+        started_jobs.push(one);
     }
     instants.for_each(|time_s| look(&mut machine, &mut ends, time_s));
     let begin_s = log.jobs.first().map_or(0, |job| job.submit_s);
     ReplayResult {
-        started_jobs: started,
-        refused_count: refused,
-        free_cores_samples: samples,
-        usable_units: usable,
+        started_jobs,
+        refused_count,
+        free_cores_samples,
+        usable_units,
         begin_s,
         unit: options.unit,
     }
@@ -211,11 +212,11 @@ impl<'r> Machine<'r> {
     fn choose(&self, number: usize, n: u32) -> Option<Choice> {
         match self.options.chooser {
             CoreChooser::Allocator(placement) => {
-                let amount = match self.options.unit {
+                let cpu_request = match self.options.unit {
                     ProcessorUnit::Core => CpuRequest::Cores(n),
                     ProcessorUnit::Pu => CpuRequest::Pus(n),
                 };
-                let request = JobRequest { cpu_request: amount, placement, ..JobRequest::of_cores(n) };
+                let request = JobRequest { cpu_request, placement, ..JobRequest::of_cores(n) };
                 let offer = allocate(&id(number)?, &request, &self.pool, self.topology, &self.policy).ok()?;
                 Some(Choice { cpus: offer.cpus.clone(), offer: Some(offer) })
             }

@@ -22,10 +22,10 @@ pub(super) fn run(warden: &Warden, job: &str, json: JsonArg) -> anyhow::Result<E
 /// of the job are those of the first page.
 pub(super) fn read(client: &mut Client, job: String) -> Result<JobDetails, ClientFault> {
     let mut request = GetJob { job, ..GetJob::default() };
-    let JobDetail { job, mut members, history, next_after_pid: mut next, mut next_tid } =
+    let JobDetail { job, mut members, history, mut next_after_pid, mut next_tid } =
         client.call("GetJob", &request)?;
-    while next.is_some() && (next, next_tid) != (request.after, request.after_tid) {
-        (request.after, request.after_tid) = (next, next_tid);
+    while next_after_pid.is_some() && (next_after_pid, next_tid) != (request.after, request.after_tid) {
+        (request.after, request.after_tid) = (next_after_pid, next_tid);
         let page: JobDetail = client.call("GetJob", &request)?;
         for member in page.members {
             match members.last_mut() {
@@ -36,7 +36,7 @@ pub(super) fn read(client: &mut Client, job: String) -> Result<JobDetails, Clien
                 _ => members.push(member),
             }
         }
-        (next, next_tid) = (page.next_after_pid, page.next_tid);
+        (next_after_pid, next_tid) = (page.next_after_pid, page.next_tid);
     }
     Ok(JobDetails { job, members, history })
 }

@@ -115,14 +115,9 @@ mod tests {
 
     #[test]
     fn a_process_of_no_job_is_explained_too() {
-        let because = vec!["nobody registered process 1".into()];
-        let reasons = PidReasons {
-            pid: 1,
-            job: None,
-            membership_reasons: because,
-            threads: Vec::new(),
-            next_tid: None,
-        };
+        let membership_reasons = vec!["nobody registered process 1".into()];
+        let reasons =
+            PidReasons { pid: 1, job: None, membership_reasons, threads: Vec::new(), next_tid: None };
         assert_snapshot!(process_reasons_text(&reasons, samples::PLAIN), @r"
         process 1: in no job
         - nobody registered process 1

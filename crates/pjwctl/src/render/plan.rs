@@ -72,7 +72,7 @@ mod tests {
             to: "2-3".into(),
             why: "the thread is allowed outside its job's cores".into(),
         }];
-        let abstained = vec![
+        let skipped_changes = vec![
             Abstained {
                 code: "unknown-count".into(),
                 job: "slurm:7".into(),
@@ -87,7 +87,7 @@ mod tests {
                 ..Abstained::default()
             },
         ];
-        assert_snapshot!(plan_text(&PlanReply { actions, skipped_changes: abstained }, samples::PLAIN), @r"
+        assert_snapshot!(plan_text(&PlanReply { actions, skipped_changes }, samples::PLAIN), @r"
         manual:a confine thread 101 of 100: CPUs 0-15 → CPUs 2-3
             the thread is allowed outside its job's cores
 

@@ -65,8 +65,8 @@ fn pid_reasons() -> PidReasons {
 }
 
 fn job_reasons() -> JobReasons {
-    let because = vec!["it fits".into()];
-    JobReasons { job: "manual:a".into(), cpus: "1".into(), grant_reasons: because, runner_up: String::new() }
+    let grant_reasons = vec!["it fits".into()];
+    JobReasons { job: "manual:a".into(), cpus: "1".into(), grant_reasons, runner_up: String::new() }
 }
 
 fn plan() -> PlanReply {
@@ -143,20 +143,20 @@ fn the_threads_of_a_huge_process_are_put_together_again() {
     let more = |after: Option<u32>| Some(after.map_or(1, |tid| tid + 1)).filter(|&tid| tid < 3);
     let daemon = Daemon::start(move |call| {
         Answer::reply(match call {
-            Call::GetJob(wish) => {
-                let last = wish.after == Some(7) && wish.after_tid.is_none();
-                let begun = Member { threads: threads(wish.after_tid), ..member(7) };
+            Call::GetJob(request) => {
+                let last = request.after == Some(7) && request.after_tid.is_none();
+                let begun = Member { threads: threads(request.after_tid), ..member(7) };
                 Reply::JobDetail(Box::new(JobDetail {
                     job: job(),
                     members: vec![if last { member(8) } else { begun }],
                     history: vec![],
                     next_after_pid: Some(7).filter(|_| !last),
-                    next_tid: more(wish.after_tid).filter(|_| !last),
+                    next_tid: more(request.after_tid).filter(|_| !last),
                 }))
             }
-            Call::ExplainPid(wish) => Reply::PidReasons(PidReasons {
-                threads: threads(wish.after_tid),
-                next_tid: more(wish.after_tid),
+            Call::ExplainPid(request) => Reply::PidReasons(PidReasons {
+                threads: threads(request.after_tid),
+                next_tid: more(request.after_tid),
                 ..pid_reasons()
             }),
             other => panic!("{other:?}"),

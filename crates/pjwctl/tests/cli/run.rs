@@ -31,7 +31,7 @@ fn granting(cpus: String) -> Daemon {
                 let cores = vec![Core { cpus: cpus.clone(), ..Core::default() }];
                 Reply::Status { status: Arc::new(Status { cores, ..Status::default() }) }
             }
-            Call::Assign(wish) => Reply::Job { job: job(&wish.job, &cpus) },
+            Call::Assign(request) => Reply::Job { job: job(&request.job, &cpus) },
             Call::Release(_) => Reply::Released { released: vec![] },
             other => panic!("{other:?}"),
         })
@@ -52,9 +52,12 @@ fn the_command_is_the_registered_process_itself() {
     let pid = child.id();
     let output = child.wait_with_output().unwrap();
     assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("{pid}\n"));
-    let Call::Assign(wish) = &daemon.calls()[1] else { panic!("{:?}", daemon.calls()) };
-    assert_eq!((wish.pids.as_deref(), wish.fresh, wish.cores), (Some(&[pid][..]), Some(true), Some(1)));
-    assert_eq!(wish.job, format!("manual:sh-{pid}"));
+    let Call::Assign(request) = &daemon.calls()[1] else { panic!("{:?}", daemon.calls()) };
+    assert_eq!(
+        (request.pids.as_deref(), request.fresh, request.cores),
+        (Some(&[pid][..]), Some(true), Some(1))
+    );
+    assert_eq!(request.job, format!("manual:sh-{pid}"));
     assert!(!was_released(&daemon), "the job lives as long as the command");
 }
 

@@ -113,7 +113,7 @@ impl Config {
     /// If the topology lacks the PUs that `housekeeping` names, or no PU would be left for jobs.
     pub fn policy(&self, topology: &Topology) -> Result<Policy, Vec<ConfigError>> {
         let settings = &self.settings;
-        let housekeeping = settings.housekeeping.resolve(topology).map_err(|error| {
+        let housekeeping_cpus = settings.housekeeping.resolve(topology).map_err(|error| {
             let text = crate::error_text::error_chain(&error);
             let path = self.path.as_deref().unwrap_or(Path::new("the configuration"));
             vec![match &self.housekeeping {
@@ -125,7 +125,7 @@ impl Config {
         let by_hand = Source::ALL.iter().copied().filter(|source| !source.is_scheduler());
         Ok(Policy {
             mode: settings.mode,
-            housekeeping_cpus: housekeeping,
+            housekeeping_cpus,
             share_smt: settings.share_smt,
             on_exhausted: settings.on_exhausted,
             adopt_strays: settings.adopt_strays,

@@ -115,10 +115,9 @@ impl Reader<'_> {
 
     /// Checks combinations of keys that are valid only together.
     fn check_combinations(&mut self) {
-        let Settings { scan_interval: interval, rescan_interval, hot_permille, cold_permille, .. } =
-            self.settings;
-        if rescan_interval < interval {
-            let (one, other) = (show_duration(&interval), show_duration(&rescan_interval));
+        let Settings { scan_interval, rescan_interval, hot_permille, cold_permille, .. } = self.settings;
+        if rescan_interval < scan_interval {
+            let (one, other) = (show_duration(&scan_interval), show_duration(&rescan_interval));
             let text = format!("rescan_interval ({other}) must not be shorter than interval ({one})");
             self.note_either(keys::RESCAN_INTERVAL, keys::INTERVAL, text);
         }

@@ -72,8 +72,8 @@ fn every_key_is_read() {
         "#,
     )
     .unwrap();
-    let mut sources = Settings::default().enabled_sources;
-    sources.remove(&Source::Lsf);
+    let mut enabled_sources = Settings::default().enabled_sources;
+    enabled_sources.remove(&Source::Lsf);
     let expected = Settings {
         mode: Mode::Observe,
         housekeeping: "1/l3".parse().unwrap(),
@@ -98,7 +98,7 @@ fn every_key_is_read() {
         smoothing_permille: 1000,
         oversubscription_policy: OversubscriptionPolicy::Float,
         metrics: MetricsSettings { max_jobs: 7, ..MetricsSettings::default() },
-        enabled_sources: sources,
+        enabled_sources,
         source_cores: [(Source::Slurm, 4)].into(),
     };
     assert_eq!(config.settings(), &expected);

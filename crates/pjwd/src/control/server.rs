@@ -201,14 +201,9 @@ impl ControlService {
         };
         let members = members.into_iter().map(member_to_wire).collect();
         let history = if after.is_none() { self.history.borrow().events_of_job(&job) } else { Vec::new() };
-        let (next_tid, next) = (next.and_then(|next| next.tid).map(|tid| tid.0), next.map(|next| next.pid.0));
-        Ok(Reply::JobDetail(Box::new(call::JobDetail {
-            job,
-            members,
-            history,
-            next_after_pid: next,
-            next_tid,
-        })))
+        let (next_tid, next_after_pid) =
+            (next.and_then(|next| next.tid).map(|tid| tid.0), next.map(|next| next.pid.0));
+        Ok(Reply::JobDetail(Box::new(call::JobDetail { job, members, history, next_after_pid, next_tid })))
     }
 
     async fn explain_job(&self, name: &str) -> Result<Reply, CallError> {
@@ -371,7 +366,7 @@ fn member_to_wire(facts: MemberFacts) -> wire::Member {
 }
 
 fn thread_to_wire(facts: ThreadFacts) -> wire::Thread {
-    let ThreadFacts { tid, thread, pinned_pu: pinned, mask_reason: because } = facts;
+    let ThreadFacts { tid, thread, pinned_pu, mask_reason } = facts;
     wire::Thread {
         tid: tid.0,
         comm: thread.comm.to_string(),
@@ -380,7 +375,7 @@ fn thread_to_wire(facts: ThreadFacts) -> wire::Thread {
         hot: thread.demand.hot,
         last_cpu: thread.last_cpu.0,
         allowed: thread.effective_mask.to_string(),
-        pinned: pinned.map(|pu| pu.0),
-        because,
+        pinned: pinned_pu.map(|pu| pu.0),
+        because: mask_reason,
     }
 }

@@ -192,14 +192,14 @@ mod tests {
     fn action(kind: MaskActionKind) -> MaskAction {
         let process = ProcessId { pid: Pid(7), start: StartTime(1) };
         let thread = ThreadId { process, tid: Tid(7), start: StartTime(1) };
-        let (current, target, requested) = (CpuSet::new(), CpuSet::new(), CpuSet::new());
+        let (current_mask, target_mask, requested_mask) = (CpuSet::new(), CpuSet::new(), CpuSet::new());
         MaskAction {
             kind,
             job: "a".parse().unwrap(),
             thread,
-            current_mask: current,
-            target_mask: target,
-            requested_mask: requested,
+            current_mask,
+            target_mask,
+            requested_mask,
             why: String::new(),
         }
     }

@@ -139,11 +139,10 @@ impl Meter {
         if !self.is_on() {
             return;
         }
-        let offline = state.topology.cpus().difference(&state.pool.online_cpus());
+        let offline_pus = state.topology.cpus().difference(&state.pool.online_cpus());
         let (counters, started_at, published_at) =
             (self.counters.clone(), self.started, clock::now().wall_clock);
-        let snapshot =
-            MetricsSnapshot { counters, published, offline_pus: offline, started_at, published_at };
+        let snapshot = MetricsSnapshot { counters, published, offline_pus, started_at, published_at };
         self.snapshot.send_replace(Some(Arc::new(snapshot)));
     }
 }

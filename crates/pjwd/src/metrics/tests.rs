@@ -41,7 +41,8 @@ fn job(id: &str, cpus: &str, since: u32) -> wire::Job {
 /// Four cores of two PUs each: 0 and 4, 1 and 5, …. PU 7 is offline.
 fn snapshot(jobs: Vec<wire::Job>) -> MetricsSnapshot {
     let core = |number: u32| wire::Core { cpus: format!("{number},{}", number + 4), ..wire::Core::default() };
-    let demands = jobs.iter().map(|_| CpuDemand { total_permille: 2750, waiting_permille: 500 }).collect();
+    let job_demands =
+        jobs.iter().map(|_| CpuDemand { total_permille: 2750, waiting_permille: 500 }).collect();
     let pool = wire::Pool { housekeeping: "0,4".into(), free: "3".into(), allocated: "1-2,5-7".into() };
     let status = wire::Status {
         version: "1.2.3".into(),
@@ -52,8 +53,7 @@ fn snapshot(jobs: Vec<wire::Job>) -> MetricsSnapshot {
         cores: (0..4).map(core).collect(),
         ..wire::Status::default()
     };
-    let published =
-        StatusSnapshot { status: Arc::new(status.into()), job_demands: demands, unassigned_processes: 3 };
+    let published = StatusSnapshot { status: Arc::new(status.into()), job_demands, unassigned_processes: 3 };
     let (started_at, published_at) = (UnixMillis(1_700_000_000_005), UnixMillis(1_700_000_060_120));
     MetricsSnapshot {
         published,

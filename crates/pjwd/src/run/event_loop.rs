@@ -357,8 +357,8 @@ impl EventLoop {
         let CycleReport {
             replies: results,
             mut events,
-            plan_warnings: mut warnings,
-            mask_outcomes: outcomes,
+            mut plan_warnings,
+            mask_outcomes,
             unfinished,
             dirty,
             ..
@@ -369,11 +369,11 @@ impl EventLoop {
         let now = Instant::now();
         self.plan_next_scans(now, was_timer, scanned_unassigned, unfinished);
         self.keep_journal(scanned_unassigned);
-        warnings.extend(self.file_warnings.iter().cloned());
+        plan_warnings.extend(self.file_warnings.iter().cloned());
         self.add_new_pus();
         let health =
             LoopStatus { has_process_events: self.has_process_events, lateness: self.lateness.max_wait(now) };
-        let snapshot = self.publisher.publish_status(&self.warden, &warnings, &dirty, health);
+        let snapshot = self.publisher.publish_status(&self.warden, &plan_warnings, &dirty, health);
         self.publisher.publish_events(events);
         self.meter.publish(snapshot, self.warden.state());
         for (reply, result) in replies.into_iter().zip(results) {
@@ -381,8 +381,8 @@ impl EventLoop {
                 abandoned::log_unanswered(&result);
             }
         }
-        if outcomes.len() >= TRIM_ACTIONS {
-            drop(outcomes);
+        if mask_outcomes.len() >= TRIM_ACTIONS {
+            drop(mask_outcomes);
             return_free_memory();
         }
     }

@@ -27,13 +27,13 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let (kept, dropped): (Vec<MaskAction>, Vec<MaskAction>) =
             plan.mask_actions.into_iter().partition(|action| is_valid(&action.job));
         dropped.iter().for_each(|action| self.state.note_mask_not_tried(action));
-        let (cpusets, unsound): (Vec<CpusetAction>, Vec<CpusetAction>) =
+        let (cpuset_actions, unsound): (Vec<CpusetAction>, Vec<CpusetAction>) =
             plan.cpuset_actions.into_iter().partition(|action| is_valid(&action.job));
         // A job without a valid cpuset plan is kept by masks.
         unsound
             .iter()
             .for_each(|action| self.state.cpusets.note_refusal(action, "its plan failed the audit"));
-        Plan { cpuset_actions: cpusets, mask_actions: kept }
+        Plan { cpuset_actions, mask_actions: kept }
     }
 
     /// Checks the grants of the jobs that changed, and those that a change of the pool concerns.

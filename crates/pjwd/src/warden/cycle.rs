@@ -321,17 +321,17 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.affinity_requests.extend(std::mem::take(&mut snapshot.affinity_requests));
         let mut state = self.state.clone();
         let mut decision = reconcile(&mut state, &snapshot, &[], &self.policy);
-        let Plan { cpuset_actions: cpusets, mask_actions: mut actions } = std::mem::take(&mut decision.plan);
+        let Plan { cpuset_actions, mut mask_actions } = std::mem::take(&mut decision.plan);
         // Scan the processes without a planned action again, with their threads. Processes with a planned action
         // would look different after the action.
-        let planned: BTreeSet<_> = actions.iter().map(|action| action.thread.process.pid).collect();
+        let planned: BTreeSet<_> = mask_actions.iter().map(|action| action.thread.process.pid).collect();
         if let Some(mut next_scan) = decision.next_scan.take() {
             next_scan.threads_of.retain(|pid| !planned.contains(pid));
             next_scan.scope = ScanScope::Partial(next_scan.threads_of.clone());
             snapshot = self.observe(&next_scan);
             self.affinity_requests.extend(std::mem::take(&mut snapshot.affinity_requests));
             decision = reconcile(&mut state, &snapshot, &[], &self.policy);
-            actions.extend(
+            mask_actions.extend(
                 decision
                     .plan
                     .mask_actions
@@ -339,7 +339,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
                     .filter(|action| !planned.contains(&action.thread.process.pid)),
             );
         }
-        (Plan { cpuset_actions: cpusets, mask_actions: actions }, decision.warnings)
+        (Plan { cpuset_actions, mask_actions }, decision.warnings)
     }
 
     /// Runs one round. Returns the next scan if there is more to do.
@@ -363,21 +363,14 @@ impl<N: Node, J: Journal> Warden<N, J> {
     ) -> Option<ScanRequest> {
         self.unknown_pus = snapshot.online.difference(self.state.topology.cpus());
         let before = self.prepare_rollback(commands);
-        let Decision {
-            mut records,
-            plan,
-            warnings: plan_warnings,
-            events,
-            replies,
-            next_scan,
-            planned: dirty,
-        } = reconcile(&mut self.state, snapshot, commands, &self.policy);
+        let Decision { mut records, plan, warnings: plan_warnings, events, replies, next_scan, planned } =
+            reconcile(&mut self.state, snapshot, commands, &self.policy);
         report.plan_warnings = plan_warnings;
-        if dirty.is_everything() {
+        if planned.is_everything() {
             // All grants are audited again, in case a change was missed.
             self.audited_grants = None;
         }
-        report.dirty.extend(&dirty);
+        report.dirty.extend(&planned);
 
         let plan = self.audited(plan);
         if self.policy.mode == Mode::Observe {
@@ -398,10 +391,10 @@ impl<N: Node, J: Journal> Warden<N, J> {
         if self.policy.mode == Mode::Observe {
             return next_scan.filter(|_| plan.mask_actions.is_empty() && plan.cpuset_actions.is_empty());
         }
-        let Plan { cpuset_actions: cpusets, mask_actions: actions } = plan;
-        let cpusets = self.apply_cpuset_changes(cpusets);
+        let Plan { cpuset_actions, mask_actions } = plan;
+        let cpusets = self.apply_cpuset_changes(cpuset_actions);
         report.events.extend(cpuset_events(&cpusets));
-        let outcomes = self.apply(actions);
+        let outcomes = self.apply(mask_actions);
         report.events.extend(mask_events(&self.state, &outcomes));
         let moved = outcomes.is_empty() || report.count_progress(&outcomes);
         // A refused cpuset change leaves the job to masks. The next round decides that at once.

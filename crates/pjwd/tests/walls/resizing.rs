@@ -37,11 +37,9 @@ fn a_binding_from_before_lasts_while_the_job_moves() {
     for affinity_persists in [true, false] {
         let (mut node, pid) = bound_before(affinity_persists);
         for cpus in ["1", "1-2", "2", "0-3", "7"] {
-            let amount = Some(CpuRequest::Exactly(set(cpus)));
-            let report = node.cycle(&[Command::Assign(AssignCommand {
-                cpu_request: amount,
-                ..assign_command("a", 1, &[])
-            })]);
+            let cpu_request = Some(CpuRequest::Exactly(set(cpus)));
+            let report =
+                node.cycle(&[Command::Assign(AssignCommand { cpu_request, ..assign_command("a", 1, &[]) })]);
             assert!(report.replies.iter().all(Result::is_ok), "{:?}", report.replies);
             node.cycle(&[]);
             assert!(set(&node.mask(pid).0).is_subset(&set(cpus)), "{:?} on {cpus}", node.mask(pid));

@@ -171,8 +171,8 @@ fn any_request() -> impl Strategy<Value = JobRequest> {
         prop_oneof![4 => (1u32..8).prop_map(CpuRequest::Cores), 1 => (1u32..12).prop_map(CpuRequest::Pus)];
     let placement = prop_oneof![4 => Just(Placement::Pack), 1 => Just(Placement::Spread)];
     let class = prop_oneof![4 => Just(PriorityClass::Normal), 1 => Just(PriorityClass::Guaranteed)];
-    (amount, placement, class).prop_map(|(amount, placement, class)| JobRequest {
-        cpu_request: amount,
+    (amount, placement, class).prop_map(|(cpu_request, placement, class)| JobRequest {
+        cpu_request,
         placement,
         class,
         ..JobRequest::of_cores(1)

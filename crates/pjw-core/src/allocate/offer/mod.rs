@@ -111,17 +111,12 @@ fn make_offer(
     topology: &Topology,
     policy: &Policy,
 ) -> Result<Offer, Refusal> {
-    let version = pool.change_count();
+    let pool_change_count = pool.change_count();
     let (unit, requested) = match &request.cpu_request {
         CpuRequest::Exactly(cpus) => {
             check_explicit(cpus, available, pool, topology, policy)?;
-            let because = vec![format!("{} asked for by number", cpus_were(cpus))];
-            return Ok(Offer {
-                cpus: cpus.clone(),
-                reasons: because,
-                runner_up: String::new(),
-                pool_change_count: version,
-            });
+            let reasons = vec![format!("{} asked for by number", cpus_were(cpus))];
+            return Ok(Offer { cpus: cpus.clone(), reasons, runner_up: String::new(), pool_change_count });
         }
         CpuRequest::Cores(0) | CpuRequest::Pus(0) => return Err(Refusal::ZeroCores),
         CpuRequest::Cores(n) => (Unit::Core, *n),
@@ -135,8 +130,8 @@ fn make_offer(
             Allocator::new(topology, unit, &online.difference(&pool.housekeeping_cpus()), &online, present);
         return Err(not_enough(requested, &usable, &allocator));
     };
-    let (because, runner_up) = reasons::reasons(topology, unit, requested, &choice);
-    Ok(Offer { cpus: choice.cpus, reasons: because, runner_up, pool_change_count: version })
+    let (reasons, runner_up) = reasons::reasons(topology, unit, requested, &choice);
+    Ok(Offer { cpus: choice.cpus, reasons, runner_up, pool_change_count })
 }
 
 /// Returns the cores that have an offline PU of another job. When that PU comes online, the core belongs to

@@ -82,8 +82,8 @@ fn any_request() -> impl Strategy<Value = JobRequest> {
     let amount =
         prop_oneof![3 => (1u32..12).prop_map(CpuRequest::Cores), 1 => (1u32..20).prop_map(CpuRequest::Pus)];
     let placement = prop_oneof![2 => Just(Placement::Pack), 1 => Just(Placement::Spread)];
-    (amount, placement).prop_map(|(amount, placement)| JobRequest {
-        cpu_request: amount,
+    (amount, placement).prop_map(|(cpu_request, placement)| JobRequest {
+        cpu_request,
         placement,
         ..JobRequest::of_cores(1)
     })

@@ -67,7 +67,7 @@ impl ScanPair<'_> {
             let outside = members.iter().filter(|member| self.is_outside(job, member));
             let granted = job.grant.as_ref();
             let scheduler_grant = granted.filter(|grant| grant.granted_by == GrantedBy::Scheduler);
-            let holds = match (scheduler_grant, held.get(&job.id)) {
+            let grant = match (scheduler_grant, held.get(&job.id)) {
                 (Some(grant), _) => Some((grant.cpus.clone(), GrantedBy::Scheduler)),
                 (None, Some(cpus)) => Some((cpus.clone(), GrantedBy::Warden)),
                 (None, None) => None,
@@ -76,8 +76,8 @@ impl ScanPair<'_> {
                 id: job.id.clone(),
                 owner: job.owner,
                 requested: job.request.as_ref().map(|request| request.cpu_request.clone()),
-                expected_cpus: granted.filter(|_| holds.is_none()).map(|grant| grant.cpus.clone()),
-                grant: holds,
+                expected_cpus: granted.filter(|_| grant.is_none()).map(|grant| grant.cpus.clone()),
+                grant,
                 process_count: members.len(),
                 threads: threads.collect(),
                 pids_outside_cgroup: outside.map(|member| member.id.pid).collect(),

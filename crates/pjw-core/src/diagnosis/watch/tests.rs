@@ -57,9 +57,9 @@ fn process(pid: u32, uid: u32, job_marks: JobMarks, threads: Vec<Thread>) -> (Pi
 
 fn of_job(cgroup: bool) -> JobMarks {
     let job = JobId::new(Source::Slurm, "1").unwrap();
-    let amount = Some(CpuRequest::Cores(2));
+    let cpu_request = Some(CpuRequest::Cores(2));
     let kind = MarkKind::Cgroup(JOB.to_owned());
-    let marks = if cgroup { vec![JobMark { job, kind, cpu_request: amount }] } else { Vec::new() };
+    let marks = if cgroup { vec![JobMark { job, kind, cpu_request }] } else { Vec::new() };
     JobMarks { role: BatchRole::Ordinary, marks }
 }
 
@@ -82,15 +82,15 @@ fn snapshot(at: u64, cpuset: Option<&str>, processes: Vec<(Pid, Observed<Process
 }
 
 /// The jobs and the unassigned processes from both scans.
-fn watched(before: &Snapshot, after: &Snapshot) -> (Vec<ObservedJob>, Vec<UnassignedProcess>) {
+fn watched(first_scan: &Snapshot, second_scan: &Snapshot) -> (Vec<ObservedJob>, Vec<UnassignedProcess>) {
     let mut state = WardenState::new(regular_topology(1, 1, 1, 8, 1), &CpuSet::new());
     let policy =
         Policy { mode: Mode::Observe, pin_hot_threads: false, own_pid: Some(Pid(99)), ..Policy::default() };
-    for snapshot in [before, before, after] {
+    for snapshot in [first_scan, first_scan, second_scan] {
         let decision = reconcile(&mut state, snapshot, &[], &policy);
         decision.plan.mask_actions.iter().for_each(|action| state.note_mask_not_tried(action));
     }
-    let watch = ScanPair { state: &state, policy: &policy, first_scan: before, second_scan: after };
+    let watch = ScanPair { state: &state, policy: &policy, first_scan, second_scan };
     assert_eq!(watch.scan_interval_ms(), 1000);
     (watch.observed_jobs(&BTreeMap::new()), watch.unassigned_processes())
 }

@@ -175,22 +175,22 @@ fn request(topology: &Topology, existing: Option<&Job>, args: &AssignCommand) ->
     let before = existing.and_then(|job| job.request.clone());
     let amount =
         args.cpu_request.clone().or_else(|| before.as_ref().map(|request| request.cpu_request.clone()));
-    let amount = amount.ok_or_else(|| Refusal::NoAmount { job: args.job.clone() })?;
+    let cpu_request = amount.ok_or_else(|| Refusal::NoAmount { job: args.job.clone() })?;
     let before = before.unwrap_or_else(|| JobRequest::of_cores(0));
-    let is_explicit = matches!(amount, CpuRequest::Exactly(_));
+    let is_explicit = matches!(cpu_request, CpuRequest::Exactly(_));
     // An earlier list of PUs says nothing about the placement of a number of cores.
     let mut named = args.placement.into_iter().chain([before.placement]);
     let named = named.find(|placement| *placement != Placement::Explicit);
-    let near = match args.near_device.as_deref() {
+    let near_device = match args.near_device.as_deref() {
         None => before.near_device,
         Some("") => None,
         Some(name) => Some(device(topology, name)?),
     };
     Ok(JobRequest {
-        cpu_request: amount,
+        cpu_request,
         placement: if is_explicit { Placement::Explicit } else { named.unwrap_or_default() },
         class: args.class.unwrap_or(before.class),
-        near_device: near,
+        near_device,
         bind_memory: args.bind_memory.unwrap_or(before.bind_memory),
         isolated: args.isolated.unwrap_or(before.isolated),
     })

@@ -98,9 +98,9 @@ impl MaskLimits {
 
     /// The program's request that is assumed for the effective mask `seen`: every PU of the machine if the thread has
     /// every possible PU, else `seen`.
-    fn request_of(&self, seen: &CpuSet, since: Nanos) -> MaskRequest {
+    fn request_of(&self, seen: &CpuSet, requested_at: Nanos) -> MaskRequest {
         let mask = if self.are_all_in(seen) { self.machine.clone() } else { seen.clone() };
-        MaskRequest { original: mask.clone(), mask, writer: MaskWriter::Program, requested_at: since }
+        MaskRequest { original: mask.clone(), mask, writer: MaskWriter::Program, requested_at }
     }
 }
 

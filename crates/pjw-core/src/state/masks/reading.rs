@@ -32,16 +32,16 @@ impl WardenState {
             cpusets.extend(around);
             have_changed |= is_new;
         }
-        let mut possible: SmallVec<[CpuSet; 1]> = SmallVec::new();
+        let mut possible_cpus: SmallVec<[CpuSet; 1]> = SmallVec::new();
         let at_each = |online| cpusets.iter().map(move |cpuset| effective_mask(cpuset, online));
         for left in self.online.since(read_at).flat_map(at_each) {
-            if !possible.contains(&left) {
-                possible.push(left);
+            if !possible_cpus.contains(&left) {
+                possible_cpus.push(left);
             }
         }
         have_changed |= self.online.has_changed_since(hotplug_window_start(read_at));
-        let (machine, may_be_reset) = (self.topology.cpus().clone(), !persists && have_changed);
-        MaskLimits { possible_cpus: possible, machine, have_changed, may_mask_be_reset: may_be_reset }
+        let (machine, may_mask_be_reset) = (self.topology.cpus().clone(), !persists && have_changed);
+        MaskLimits { possible_cpus, machine, have_changed, may_mask_be_reset }
     }
 
     /// The limits of the masks of a new process since its birth. A kernel before Linux 6.2 may have replaced the request of

@@ -115,10 +115,10 @@ impl TestCgroup {
     /// A cgroup in each writable hierarchy. Except the v1 cpuset hierarchy: a new cgroup there takes no
     /// processes before it has CPUs.
     pub(crate) fn all() -> Vec<Self> {
-        let CgroupMounts { v2_mount_point: unified, v1_mounts: legacy } = CgroupMounts::read();
+        let CgroupMounts { v2_mount_point, v1_mounts } = CgroupMounts::read();
         let legacy =
-            legacy.into_iter().filter(|(options, _)| !options.split(',').any(|option| option == "cpuset"));
-        let cgroups: Vec<Self> = unified
+            v1_mounts.into_iter().filter(|(options, _)| !options.split(',').any(|option| option == "cpuset"));
+        let cgroups: Vec<Self> = v2_mount_point
             .into_iter()
             .chain(legacy.map(|(_, mount)| mount))
             .filter_map(|mount| Self::below(&mount))

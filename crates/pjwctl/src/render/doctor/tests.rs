@@ -35,7 +35,7 @@ fn job(id: &str, requested_cores: Option<u32>, cpus: &str, would_get: &str) -> D
 }
 
 fn sample() -> DoctorReport {
-    let fact = |code, text: &str, detail| DoctorFact { code, text: text.to_owned(), is_detail: detail };
+    let fact = |code, text: &str, is_detail| DoctorFact { code, text: text.to_owned(), is_detail };
     DoctorReport {
         hostname: "node1".to_owned(),
         findings: vec![

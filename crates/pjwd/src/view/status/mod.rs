@@ -197,8 +197,8 @@ impl Publisher {
         let status = PublishedStatus::new(head, self.jobs.jobs(), published, Arc::clone(&self.cores));
         let status = Arc::new(status);
         self.view.send_replace(Arc::clone(&status));
-        let (demands, unassigned) = (self.jobs.demands(), self.jobs.unassigned_count());
-        let snapshot = StatusSnapshot { status, job_demands: demands, unassigned_processes: unassigned };
+        let (job_demands, unassigned_processes) = (self.jobs.demands(), self.jobs.unassigned_count());
+        let snapshot = StatusSnapshot { status, job_demands, unassigned_processes };
         self.last = Some(snapshot.clone());
         snapshot
     }

@@ -23,12 +23,12 @@ pub struct PublishedStatus {
 impl PublishedStatus {
     /// Makes a status from its parts. The lists of jobs, warnings and cores in `summary` are empty.
     pub(super) fn new(
-        head: wire::Status,
+        summary: wire::Status,
         jobs: Vec<Arc<wire::Job>>,
         warnings: Vec<Arc<wire::Warning>>,
         cores: Arc<[wire::Core]>,
     ) -> Self {
-        Self { summary: head, jobs, warnings, cores, whole: OnceLock::new() }
+        Self { summary, jobs, warnings, cores, whole: OnceLock::new() }
     }
 
     /// Returns the whole status in the form in which clients receive it. The first call copies each job. Later

@@ -84,13 +84,13 @@ impl Run {
         let (cores, pus) = (1 + chance.random_below(4), 1 + chance.random_below(2));
         let topology = regular_topology(packages, 1, l3s, cores, pus);
         let keep = chance.chance(300) && topology.cores().len() > 1;
-        let housekeeping = if keep { topology.cores()[0].pus.clone() } else { CpuSet::new() };
+        let housekeeping_cpus = if keep { topology.cores()[0].pus.clone() } else { CpuSet::new() };
         let on_exhausted = match chance.random_below(4) {
             0 => OnExhausted::Share,
             1 => OnExhausted::Wait,
             _ => OnExhausted::Refuse,
         };
-        let oversubscribed =
+        let oversubscription =
             if chance.chance(500) { OversubscriptionPolicy::Spread } else { OversubscriptionPolicy::Float };
         let share_smt = chance.chance(200);
         let cpuset_support = cpuset_support(&seed);
@@ -98,9 +98,9 @@ impl Run {
             if seed.substream("enforcement").chance(150) { Enforcement::Affinity } else { Enforcement::Auto };
         let support_of_world = cpuset_support.clone();
         let policy = Policy {
-            housekeeping_cpus: housekeeping,
+            housekeeping_cpus,
             on_exhausted,
-            oversubscription: oversubscribed,
+            oversubscription,
             share_smt,
             cpuset_support,
             enforcement,
