@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use spawn::{Child, Context, Instance, SpawnError, Step};
+use spawn::{Child, Context, Instance, SpawnError};
 
 use crate::failure::Failure;
 
@@ -28,18 +28,11 @@ static GROUPS: Mutex<Option<HashMap<RawFd, Background>>> = Mutex::new(None);
 pub(crate) fn start(context: Context, instances: Vec<Instance>) -> Result<c_int, Failure> {
     let event = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
     let event = Arc::new(event.map_err(|errno| Failure::of("eventfd", errno))?);
-    let count = instances.len();
     let batch = context.start(instances)?;
     let fd = event.as_raw_fd();
     let waker = Arc::clone(&event);
     let thread = std::thread::Builder::new().name("pspawn".into()).spawn(move || {
-        let missing = SpawnError { step: Step::Clone, errno: Errno::ECANCELED };
-        let mut results: Results = (0..count).map(|_| Err(missing)).collect();
-        for (index, result) in batch {
-            if let Some(place) = results.get_mut(index) {
-                *place = result;
-            }
-        }
+        let results = batch.into_results();
         drop(context);
         // The counter is 0 before, so the write can't fail.
         let _ = waker.write(1);

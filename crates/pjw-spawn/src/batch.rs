@@ -18,12 +18,13 @@ use pjw_core::cpuset::CpuSet;
 use crate::checks::CheckError;
 use crate::checks::room::reserve_descriptors;
 use crate::child::Child;
-use crate::context::{Context, Setup};
+use crate::context::Context;
 use crate::failure::{SpawnError, Step};
 use crate::instance::Instance;
 use crate::own_policy::set_own_mask;
 use crate::proxy::{ForkError, Template, TemplateRefusal};
 use crate::results::{self, InstanceResult, MAX_RESULTS, Packet};
+use crate::setup::Setup;
 use crate::signals;
 use crate::spawner::Spawner;
 
@@ -91,14 +92,7 @@ impl Context {
     /// # Errors
     /// As [`Context::start`].
     pub fn spawn_n(&self, instances: Vec<Instance>) -> Result<Vec<Result<Child, SpawnError>>, CheckError> {
-        let missing = SpawnError { step: Step::Clone, errno: Errno::ECANCELED };
-        let mut results: Vec<_> = instances.iter().map(|_| Err(missing)).collect();
-        for (index, result) in self.start(instances)? {
-            if let Some(place) = results.get_mut(index) {
-                *place = result;
-            }
-        }
-        Ok(results)
+        Ok(self.start(instances)?.into_results())
     }
 
     /// Starts one instance. Returns after it has begun its program, or has failed.
@@ -129,6 +123,20 @@ fn shares(instances: &[Instance], max_spawners: usize) -> Vec<Vec<usize>> {
 }
 
 impl Batch {
+    /// Waits until each instance has begun its program, or has failed. Returns one result for each, in their order. An
+    /// instance whose result was taken before, or that was not started after [`Batch::cancel`], has the error `ECANCELED`.
+    #[must_use]
+    pub fn into_results(self) -> Vec<Result<Child, SpawnError>> {
+        let missing = SpawnError { step: Step::Clone, errno: Errno::ECANCELED };
+        let mut results: Vec<_> = self.instances.iter().map(|_| Err(missing)).collect();
+        for (index, result) in self {
+            if let Some(place) = results.get_mut(index) {
+                *place = result;
+            }
+        }
+        results
+    }
+
     /// Lets the spawners start no more instances. An instance that is not started has no result.
     pub fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Relaxed);

@@ -8,12 +8,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::sys::resource::{Resource, getrlimit};
 
-use crate::checks::CheckError;
 use crate::checks::program::find_program;
+use crate::checks::{self, CheckError};
 use crate::credentials::Credentials;
+use crate::instance::Instance;
 use crate::layout::RANK_VARIABLES;
 use crate::own_policy::own_mask;
-use crate::signals::{self, KernelSignals};
+use crate::setup::Setup;
+use crate::signals;
 
 /// What all instances of a program have in common: the program, the environment, the credentials, and how they end.
 ///
@@ -25,29 +27,6 @@ pub struct Context {
     pub(crate) max_spawners: usize,
     /// The spawner threads that live until the instances have ended. Each ends when its sender is dropped.
     spawners: Mutex<Vec<Sender<()>>>,
-}
-
-/// What an instance gets from its context.
-#[derive(Debug, Clone)]
-pub(crate) struct Setup {
-    /// The path of the program.
-    pub(crate) program: CString,
-    /// The variables of every instance, each as `NAME=value`.
-    pub(crate) environment: Vec<CString>,
-    /// The user and the groups. `None` for those of the caller.
-    pub(crate) credentials: Option<Credentials>,
-    /// The working directory. `None` for that of the caller.
-    pub(crate) directory: Option<CString>,
-    /// Whether the kernel kills an instance when its spawner thread ends.
-    pub(crate) ends_with_launcher: bool,
-    /// Whether each instance gets `PJW_RANK`, `PJW_SIZE` and `PJW_CPUS`.
-    pub(crate) has_rank_variables: bool,
-    /// Whether instances are forks of a template where the program can have one.
-    pub(crate) uses_templates: bool,
-    /// The signals that are blocked at the beginning of the program.
-    pub(crate) blocked_signals: KernelSignals,
-    /// The limit of open descriptors (`RLIMIT_NOFILE`, soft and hard) at the beginning of the program.
-    pub(crate) descriptor_limit: Option<(u64, u64)>,
 }
 
 impl Context {
@@ -165,17 +144,17 @@ impl Context {
         self.spawners.lock().unwrap_or_else(PoisonError::into_inner).push(spawner);
     }
 
+    /// Checks what can be known beforehand: the number of instances, the room for processes, the masks, the sizes of
+    /// arguments and environments, the working directory. A single instance that is too large is left to fail on its own.
+    ///
+    /// # Errors
+    /// What is wrong, why, and the remedy.
+    pub fn check(&self, instances: &[Instance]) -> Result<(), CheckError> {
+        checks::check(&self.setup, instances)
+    }
+
     fn setup_mut(&mut self) -> &mut Setup {
         Arc::make_mut(&mut self.setup)
-    }
-}
-
-impl Setup {
-    /// The limit of open descriptors that an instance has to be given, because the caller's own is another one now.
-    pub(crate) fn descriptor_limit_to_restore(&self) -> Option<libc::rlimit64> {
-        let (soft, hard) = self.descriptor_limit?;
-        let now = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
-        (now != (soft, hard)).then_some(libc::rlimit64 { rlim_cur: soft, rlim_max: hard })
     }
 }
 

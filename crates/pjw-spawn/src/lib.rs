@@ -24,6 +24,7 @@ pub mod pool;
 pub mod proxy;
 pub mod replicate;
 mod results;
+mod setup;
 mod signals;
 mod spawner;
 mod template;

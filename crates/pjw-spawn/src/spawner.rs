@@ -13,12 +13,12 @@ use pjw_core::cpuset::CpuSet;
 
 use crate::child::Child;
 use crate::clone::{self, Settings, Stack, Start};
-use crate::context::Setup;
 use crate::failure::{SpawnError, Step};
 use crate::instance::Instance;
 use crate::layout::Layout;
 use crate::own_policy::{MemoryPolicy, own_mask, set_own_mask};
 use crate::placement::Placement;
+use crate::setup::Setup;
 
 /// What a spawner thread keeps between two instances.
 pub(crate) struct Spawner<'a> {

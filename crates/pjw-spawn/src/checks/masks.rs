@@ -6,7 +6,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
 
-use super::CheckError;
+use super::error::CheckError;
 use crate::instance::Instance;
 use crate::own_policy::own_mask;
 

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use nix::fcntl::AtFlags;
 use nix::unistd::{AccessFlags, faccessat};
 
-use super::CheckError;
+use super::error::CheckError;
 
 /// The path that execvp(3) searches without the variable `PATH`.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::getuid;
 
-use super::CheckError;
+use super::error::CheckError;
 use crate::instance::Instance;
 
 /// Descriptors that the caller may need beside those of the instances.

@@ -121,7 +121,7 @@ fn place(block: Block, pointers: u64) -> Place {
 unsafe fn serve(code: u64) {
     let start = code + size_of::<Slots>() as u64;
     // SAFETY: the code changes no memory of the program. It comes back to label 2 with the stack pointer, the frame
-    // pointer and rbx as they were, and the rest is told to be changed.
+    // pointer and rbx as they were, and all others are named as changed.
     unsafe {
         std::arch::asm!(
             "lea rax, [rip + 2f]",

@@ -20,8 +20,8 @@ use super::stub::{self, Slots};
 use super::tracee::{Lost, Tracee, bytes_of};
 use crate::child::{Child, Exit};
 use crate::clone::{self, Settings, Stack, Start, TemplateStart};
-use crate::context::Setup;
 use crate::failure::{SpawnError, Step};
+use crate::setup::Setup;
 use crate::signals;
 use crate::spawner::settings;
 

@@ -25,12 +25,13 @@ use super::refusal::{ForkError, TemplateRefusal};
 use super::stub::{MAX_INSTANCES, Reply};
 use super::tracee::{bytes_of, end};
 use crate::child::Child;
-use crate::context::{Context, Setup};
+use crate::context::Context;
 use crate::failure::{SpawnError, Step};
 use crate::instance::{Instance, Stdio};
 use crate::layout::Layout;
 use crate::own_policy::MemoryPolicy;
 use crate::placement::Placement;
+use crate::setup::Setup;
 
 /// The variables that the dynamic linker of glibc reads begin with these.
 const LINKER_VARIABLES: [&[u8]; 2] = [b"LD_", b"GLIBC_TUNABLES="];

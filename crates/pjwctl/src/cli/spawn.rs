@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use pjw_core::parts::PartMap;
 
-use super::JsonArg;
+use super::json::JsonArg;
 
 pub(super) const EXAMPLES: &str = "Examples:\n  \
     pjwctl spawn -n 8 -- ./solver --rank %r --of %n\n  \

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::JsonArg;
+use super::json::JsonArg;
 
 /// The command line options of `pjwctl topology`, which shows the machine as a tree or a drawing.
 #[derive(Debug, Args)]

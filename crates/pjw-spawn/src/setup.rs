@@ -1,0 +1,40 @@
+//! What each instance gets from its context: the program, the environment, the credentials, signals and limits.
+
+use std::ffi::CString;
+
+use nix::sys::resource::{Resource, getrlimit};
+
+use crate::credentials::Credentials;
+use crate::signals::KernelSignals;
+
+/// What an instance gets from its context.
+#[derive(Debug, Clone)]
+pub(crate) struct Setup {
+    /// The path of the program.
+    pub(crate) program: CString,
+    /// The variables of every instance, each as `NAME=value`.
+    pub(crate) environment: Vec<CString>,
+    /// The user and the groups. `None` for those of the caller.
+    pub(crate) credentials: Option<Credentials>,
+    /// The working directory. `None` for that of the caller.
+    pub(crate) directory: Option<CString>,
+    /// Whether the kernel kills an instance when its spawner thread ends.
+    pub(crate) ends_with_launcher: bool,
+    /// Whether each instance gets `PJW_RANK`, `PJW_SIZE` and `PJW_CPUS`.
+    pub(crate) has_rank_variables: bool,
+    /// Whether instances are forks of a template where the program can have one.
+    pub(crate) uses_templates: bool,
+    /// The signals that are blocked at the beginning of the program.
+    pub(crate) blocked_signals: KernelSignals,
+    /// The limit of open descriptors (`RLIMIT_NOFILE`, soft and hard) at the beginning of the program.
+    pub(crate) descriptor_limit: Option<(u64, u64)>,
+}
+
+impl Setup {
+    /// The limit of open descriptors that an instance has to be given, because the caller's own is another one now.
+    pub(crate) fn descriptor_limit_to_restore(&self) -> Option<libc::rlimit64> {
+        let (soft, hard) = self.descriptor_limit?;
+        let now = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
+        (now != (soft, hard)).then_some(libc::rlimit64 { rlim_cur: soft, rlim_max: hard })
+    }
+}
