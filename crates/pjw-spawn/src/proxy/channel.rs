@@ -1,14 +1,18 @@
 //! The channel between the launcher and a template: a pair of sockets that keep the bounds of messages.
 
 use std::io::IoSlice;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::socket::{
     AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, recv, sendmsg, socketpair,
 };
 
 use super::tracee::{Plain, value_of};
+
+/// The longest wait of [`Channel::wait_closed`], in milliseconds.
+const CLOSE_TIMEOUT: u16 = 1000;
 
 /// The launcher's end. When it is closed, the template ends.
 #[derive(Debug)]
@@ -37,6 +41,23 @@ impl Channel {
             Ok(0) | Err(Errno::ECONNRESET) => Ok(None),
             Ok(length) => Ok(value_of(&bytes[..length])),
             Err(errno) => Err(errno),
+        }
+    }
+
+    /// Waits until every process has closed the other end, at most a second: a process may be stopped.
+    pub(super) fn wait_closed(&self) {
+        let descriptor = self.0.as_fd();
+        let mut rest = [0; 64];
+        loop {
+            let mut ready = [PollFd::new(descriptor, PollFlags::POLLIN)];
+            if !retry(|| poll(&mut ready, CLOSE_TIMEOUT)).is_ok_and(|count| count > 0) {
+                return;
+            }
+            if !retry(|| recv(self.0.as_raw_fd(), &mut rest, MsgFlags::empty()))
+                .is_ok_and(|length| length > 0)
+            {
+                return;
+            }
         }
     }
 }

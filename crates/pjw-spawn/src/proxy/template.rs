@@ -405,6 +405,10 @@ impl Template {
 impl Drop for Template {
     fn drop(&mut self) {
         end(&self.loaded.child);
+        // An instance closes its copy of the channel after it has asked to be killed with this thread, which may end next.
+        if self.start.launcher.is_some() {
+            self.loaded.channel.wait_closed();
+        }
     }
 }
 
