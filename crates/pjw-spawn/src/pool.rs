@@ -140,7 +140,8 @@ impl Pool {
         let Some(worker) = self.workers.get_mut(index) else { return Ok(None) };
         let Some(child) = worker.child.take() else { return Ok(None) };
         let exit = child.wait()?;
-        // The pidfd leaves the set when it is closed.
+        // Closing the pidfd is not enough: a process that another thread is forking may have a copy of it, epoll(7).
+        let _ = self.epoll.delete(&child);
         drop(child);
         let replaced = match exit {
             Exit::Code(0) => None,
