@@ -144,8 +144,7 @@ fn a_mask_without_an_online_cpu_is_an_error_of_its_instance() {
 fn programs_of_other_languages_run() {
     let directory = tempfile::tempdir().unwrap();
     let script = directory.path().join("script");
-    std::fs::write(&script, "#!/bin/sh -e\necho \"$0 $1\"\n").unwrap();
-    assert!(Command::new("chmod").arg("755").arg(&script).status().unwrap().success());
+    write_executable(&script, "#!/bin/sh -e\necho \"$0 $1\"\n");
     let cpp = directory.path().join("stream");
     std::fs::write(
         directory.path().join("stream.cc"),

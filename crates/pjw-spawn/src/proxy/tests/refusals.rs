@@ -23,8 +23,7 @@ fn a_program_that_is_not_there_or_not_executable_is_refused_with_the_step() {
     let a_directory = refusal(directory.path(), &[]);
     assert_eq!(a_directory, TemplateRefusal::Start(SpawnError { step: Step::Exec, errno: Errno::EACCES }));
     let text = directory.path().join("text");
-    std::fs::write(&text, "no program").unwrap();
-    std::fs::set_permissions(&text, PermissionsExt::from_mode(0o755)).unwrap();
+    write_executable(&text, "no program");
     assert_eq!(
         refusal(&text, &[]),
         TemplateRefusal::Start(SpawnError { step: Step::Exec, errno: Errno::ENOEXEC })
