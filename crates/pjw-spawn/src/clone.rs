@@ -17,7 +17,7 @@ use pjw_core::ids::Pid;
 use crate::child::Child;
 use crate::credentials::Credentials;
 use crate::failure::{SpawnError, Step};
-use crate::signals::KernelSignals;
+use crate::signals::{self, KernelSignals};
 
 /// The flags of clone3(2) above 32 bits, from linux/sched.h.
 const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
@@ -270,7 +270,8 @@ fn prepare(start: &Start<'_>) -> Result<(), Failed> {
     if let Some(template) = start.template {
         become_template(template)?;
     }
-    default_sigpipe();
+    // The runtime of Rust ignores this signal, and the program would inherit that.
+    signals::set_default(libc::SIGPIPE);
     let (set, no_old) = (&raw const settings.blocked_signals, std::ptr::null_mut::<KernelSignals>());
     // SAFETY: the set has the size that is given. The C library's function does not unblock its own two signals.
     let unblocked = unsafe {
@@ -334,13 +335,4 @@ fn become_template(template: TemplateStart) -> Result<(), Failed> {
     let none = std::ptr::null_mut::<libc::c_void>();
     // SAFETY: changes the process only. The call uses neither the address nor the data.
     checked(Step::Clone, unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, none, none) })
-}
-
-/// The runtime of Rust ignores `SIGPIPE`, and a program that is executed would inherit that.
-fn default_sigpipe() {
-    // SAFETY: a null action is SIG_DFL with an empty set of signals. The table of actions is the process's own.
-    unsafe {
-        let default: libc::sigaction = std::mem::zeroed();
-        libc::sigaction(libc::SIGPIPE, &raw const default, std::ptr::null_mut());
-    }
 }

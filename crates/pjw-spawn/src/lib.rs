@@ -38,4 +38,5 @@ pub use credentials::Credentials;
 pub use failure::{SpawnError, Step};
 pub use instance::{Instance, Stdio};
 pub use placement::Placement;
+pub use signals::default_fault_signals;
 pub use template::{ArgumentError, Arguments};

@@ -32,3 +32,21 @@ fn change(how: i32, signals: Option<KernelSignals>) -> KernelSignals {
     debug_assert_eq!(Errno::result(done), Ok(0));
     old
 }
+
+/// Gives `SIGSEGV` and `SIGBUS` their default effect in the calling process. The handlers of Rust's runtime, which report a
+/// stack overflow, return from such a signal if another process has sent it: the first one has no effect.
+pub fn default_fault_signals() {
+    for signal in [libc::SIGSEGV, libc::SIGBUS] {
+        set_default(signal);
+    }
+}
+
+/// Gives a signal its default effect. In a process that shares memory with its parent, this concerns the process only: it has
+/// a table of actions of its own.
+pub(crate) fn set_default(signal: i32) {
+    // SAFETY: a null action is SIG_DFL with an empty set of signals.
+    unsafe {
+        let default: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, &raw const default, std::ptr::null_mut());
+    }
+}

@@ -7,8 +7,9 @@ use pjw_core::ids::Pid;
 
 use super::{ForkError, TemplateRefusal};
 use crate::child::Child;
-use crate::context::{Context, Setup};
+use crate::context::Context;
 use crate::instance::Instance;
+use crate::setup::Setup;
 
 /// A template, which this processor has none of.
 #[derive(Debug)]

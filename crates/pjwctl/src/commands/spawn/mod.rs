@@ -23,7 +23,8 @@ use pjw_core::topology::Topology;
 use pjw_linux::topology::{self, TopologySource};
 use pjw_spawn::proxy::Template;
 use pjw_spawn::{
-    Arguments, CheckError, Context, Instance, Placement, Stdio, check_room, reserve_descriptors,
+    Arguments, CheckError, Context, Instance, Placement, Stdio, check_room, default_fault_signals,
+    reserve_descriptors,
 };
 
 use super::connection::Warden;
@@ -56,6 +57,7 @@ pub(super) fn run(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCo
 }
 
 fn spawn(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
+    default_fault_signals();
     let commands = commands::read(request)?;
     let size = commands.iter().map(|command| command.ranks.len()).sum::<usize>();
     if size == 0 {
