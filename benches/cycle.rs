@@ -92,10 +92,10 @@ fn measure_cycles(
         }
     }
     let (Some(cycle), Some(scan)) = (median(&cycles), median(&scans)) else { bail!("nothing was measured") };
-    let figure = Figure::new(name, cycle, "ms of CPU", "the same look by bare system calls", scan);
+    let figure = Figure::new(name, cycle, "ms of CPU", "the same scan by bare system calls", scan);
     writeln!(
         stdout(),
-        "{name}: {cycle:.2} ms of CPU; the same look by bare system calls: {scan:.2} ms; ratio {:.2}",
+        "{name}: {cycle:.2} ms of CPU; the same scan by bare system calls: {scan:.2} ms; ratio {:.2}",
         figure.ratio
     )
     .context("can't write to stdout")?;

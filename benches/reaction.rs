@@ -74,7 +74,7 @@ impl Method {
             Method::Warden(Case::OnPin) => "born on a busy parent's pin",
             Method::ForkListener(Case::OnPin) => "the bare calls, on a busy parent's pin",
             Method::ForkListener(_) => "the bare calls: the event, sched_setaffinity",
-            Method::Polling => "pjwd without events, looking every 1 s",
+            Method::Polling => "pjwd without events, polling every 1 s",
             Method::Cgrulesengd => "cgrulesengd (libcgroup)",
         }
     }

@@ -72,7 +72,7 @@ impl ScanMethod for PjwScan {
     fn name(&self) -> String {
         match self.kind {
             ScanKind::Members => format!("pjw by {}, members", self.source),
-            ScanKind::FullRescan => format!("pjw by {}, a full look (the whole machine too)", self.source),
+            ScanKind::FullRescan => format!("pjw by {}, a full scan (the whole machine too)", self.source),
         }
     }
 
@@ -86,7 +86,7 @@ struct PjwFirstScan;
 
 impl ScanMethod for PjwFirstScan {
     fn name(&self) -> String {
-        "pjw by /proc, the first look".to_owned()
+        "pjw by /proc, the first scan".to_owned()
     }
 
     fn scan(&mut self, pids: &[u32]) -> anyhow::Result<usize> {

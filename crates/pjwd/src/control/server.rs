@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use nix::unistd::{Group, Uid, User, getgrouplist};
+use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
 use pjw_core::command::{AssignCommand, Caller, Command, Reply as CommandReply};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::event::{Event, EventKind};
@@ -350,8 +350,16 @@ fn in_any_group(peer: Peer, groups: &[String]) -> bool {
     let Ok(Some(user)) = User::from_uid(Uid::from_raw(peer.uid)) else { return false };
     let Ok(name) = std::ffi::CString::new(user.name) else { return false };
     let mine = getgrouplist(&name, user.gid).unwrap_or_default();
-    let named = groups.iter().filter_map(|group| Group::from_name(group).ok().flatten());
-    named.into_iter().any(|group| mine.contains(&group.gid))
+    groups.iter().filter_map(|group| group_id(group)).any(|group| mine.contains(&group))
+}
+
+/// Returns the id of the group with this name. If there is no such group and `group` is a number, that number is the id,
+/// as in chown(1).
+fn group_id(group: &str) -> Option<Gid> {
+    match Group::from_name(group) {
+        Ok(Some(group)) => Some(group.gid),
+        _ => group.parse().ok().map(Gid::from_raw),
+    }
 }
 
 fn member_to_wire(facts: MemberFacts) -> wire::Member {
@@ -377,5 +385,20 @@ fn thread_to_wire(facts: ThreadFacts) -> wire::Thread {
         allowed: thread.effective_mask.to_string(),
         pinned: pinned_pu.map(|pu| pu.0),
         because: mask_reason,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_of_the_administrators_is_known_by_its_name_or_its_number() {
+        assert_eq!(group_id("root"), Some(Gid::from_raw(0)));
+        assert_eq!(group_id("4294967294"), Some(Gid::from_raw(4_294_967_294)));
+        assert_eq!(group_id("no-such-group"), None);
+        let root = Peer { uid: 0, gid: 0, pid: None };
+        assert!(in_any_group(root, &["no-such-group".to_owned(), "0".to_owned()]));
+        assert!(!in_any_group(root, &["4294967294".to_owned()]));
     }
 }
