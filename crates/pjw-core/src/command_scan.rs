@@ -7,10 +7,15 @@ use crate::phases::commands::types::{AssignCommand, Command};
 use crate::state::{Member, WardenState};
 use crate::terms::{JobId, ScanRequest, ScanScope};
 
-/// Returns the request for the scan that pjwd makes before it executes `commands`. The scan reads the
-/// processes that the commands name, all descendants of these processes, and the processes of the jobs that
-/// the commands name. The scan reads every process of the node in these cases: a command concerns a session
-/// or all jobs, or fork events may have been lost.
+/// Returns the request for the scan that pjwd makes before it executes `commands`. The scan reads these
+/// processes, and all descendants of these processes:
+///
+/// - the processes that the commands name,
+/// - the processes of the jobs that the commands name.
+///
+/// The scan reads every process of the machine if a command concerns a session or all jobs, or if fork
+/// events may have been lost. Otherwise the function removes the forked processes that the request contains
+/// from the queue of unscanned processes in `state`.
 pub fn command_scan_request(state: &mut WardenState, commands: &[Command]) -> ScanRequest {
     let mut pids: BTreeSet<Pid> = BTreeSet::new();
     let mut jobs: BTreeSet<&JobId> = BTreeSet::new();

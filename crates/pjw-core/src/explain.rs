@@ -6,8 +6,9 @@ use crate::phases::{jobs::find_offer, membership::ancestors};
 use crate::state::{Member, MemberThread, WardenState};
 use crate::terms::{BatchRole, Evidence, GrantedBy, Job, MarkKind, Policy};
 
-/// Returns the sentences by which `pjwctl explain` explains a job: the reasons why the job holds its cores,
-/// what restricts its processes to them, and why its processes belong to it.
+/// Returns the sentences that `pjwctl explain` prints about a job. They say why the job holds its cores (or
+/// holds none), what restricts the processes of the job to these cores, and why the processes belong to the
+/// job.
 #[must_use]
 pub fn job_reasons(state: &WardenState, policy: &Policy, job: &Job) -> Vec<String> {
     let mut members: Vec<&Member> = state.members_of(&job.id).collect();
@@ -67,8 +68,9 @@ fn enforcement_text(by: &EffectiveEnforcement, whom: &str) -> String {
     }
 }
 
-/// Returns the reasons why a process belongs to its job, or to no job, for `pjwctl explain`. Each reason is
-/// one sentence.
+/// Returns the sentences that `pjwctl explain` prints about the process `pid`. They say why the process
+/// belongs to its job, or why it belongs to no job. If the last scan did not find the process, the only
+/// sentence says this.
 #[must_use]
 pub fn process_reasons(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<String> {
     let Some(known) = state.processes.get(&pid) else {
@@ -131,9 +133,9 @@ fn how_known(state: &WardenState, member: &Member) -> String {
     }
 }
 
-/// Returns the reason why a thread has its affinity mask, as one sentence for `pjwctl explain`. `member` is
-/// the process of the thread. The sentence does not name the thread, so that threads with the same reason can
-/// be listed together.
+/// Returns the reason why a thread has its affinity mask, as one sentence for `pjwctl explain`. `tid` and
+/// `thread` are the id and the data of the thread, and `member` is its process. The sentence does not name
+/// the thread, so that threads with the same reason can be listed together.
 #[must_use]
 pub fn mask_reason(state: &WardenState, member: &Member, tid: Tid, thread: &MemberThread) -> String {
     let allowed = cpus_text(&thread.effective_mask);

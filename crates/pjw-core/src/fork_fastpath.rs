@@ -15,9 +15,9 @@ use crate::terms::{
     ExpectedMask, ForkMaskMismatch, MaskProbe, Observed, Process, ScanScope, Snapshot, Thread,
 };
 
-/// Returns the expected affinity mask of each process that was forked by a process of a job and is not
-/// scanned yet: the online PUs that the job holds. Processes of a job with a cpuset are not included, because
-/// the cpuset limits them already.
+/// Returns, by pid, the affinity mask that pjw expects for each process that was forked by a process of a
+/// job and that no scan has read yet. The expected mask is the set of online PUs that the job holds.
+/// Processes of a job with a cpuset are not included, because the cpuset already limits these processes.
 #[must_use]
 pub fn expected_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let expected = |(pid, descendant): (Pid, &Descendant)| {
@@ -34,9 +34,10 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
     job.online_cpus(&state.pool.online_cpus()).filter(|_| !has_cpuset)
 }
 
-/// Makes a partial snapshot of the processes in `probe`: the forked processes whose affinity mask is not the
-/// expected one. A mask probe reads only masks, so all other facts are copied from the nearest tracked
-/// ancestor of each process. (A tracked process belongs to a job, or its original masks are being restored.)
+/// Makes a partial snapshot from `probe`, which lists the forked processes whose affinity mask is not the
+/// expected mask. The probe read only the masks. All other facts about a process are copied from its
+/// nearest ancestor that belongs to a job or whose original masks are being restored. A process without
+/// such an ancestor is left out.
 #[must_use]
 pub fn snapshot_of_mismatches(state: &WardenState, probe: MaskProbe) -> Snapshot {
     let MaskProbe { taken_at, online, mismatches } = probe;

@@ -24,35 +24,36 @@ use crate::terms::{Event, JobId, Plan, Policy, Record, Refusal, ScanRequest, Sca
 /// After this number of rescans, the next rescan plans all jobs and processes again.
 const RESCANS_PER_REVISION: u32 = 7;
 
-/// The decision of one cycle of the daemon: the planned changes to the node, the records for the journal, the
-/// replies to commands, and the events to report.
+/// The decision of one cycle of the daemon: the planned changes of affinity masks and cpusets, the records
+/// for the journal, the replies to commands, and the events to report. (A cycle is a scan, a decision and
+/// the decided changes.)
 #[derive(Debug)]
 #[must_use = "a decision that is not carried out is lost"]
 pub struct Decision {
-    /// The records for the journal that describe the decided changes. They must be written before the plan is
-    /// carried out.
+    /// The records for the journal that describe the decided changes. The caller must write them before it
+    /// carries out the plan.
     pub records: Vec<Record>,
     /// The changes of affinity masks and cpusets that are to be made.
     pub plan: Plan,
     /// The warnings for users: changes that pjw does not make, and states that need attention, each with the
     /// reason and a remedy.
     pub warnings: Vec<Warning>,
-    /// What happened in this cycle, for `pjwctl events` and the log.
+    /// The events of this cycle, for `pjwctl events` and the log.
     pub events: Vec<Event>,
-    /// The replies to the commands, in the order of the commands. They must be sent to the callers only after
-    /// the plan was carried out.
+    /// The replies to the commands, in the order of the commands. An error is the reason why a command was
+    /// refused. The caller must send the replies only after it has carried out the plan.
     pub replies: Vec<Result<Reply, Refusal>>,
-    /// The scan that must follow at once. It reads facts that were missing for this decision, and the
-    /// processes that the plan changes. `None` if no scan is needed.
+    /// The scan that must follow at once, in the same cycle. It reads facts that were missing for this
+    /// decision, and the processes that the plan changes. `None` if no further scan is needed.
     pub next_scan: Option<ScanRequest>,
-    /// The jobs and processes for which this cycle made a plan. For all others, the earlier plan is still
-    /// valid.
+    /// The jobs and processes for which this decision made a new plan. For all other jobs and processes,
+    /// the earlier plan is still valid.
     pub planned: DirtySet,
 }
 
-/// Makes the decision of one cycle of the daemon: updates `state` from the scan `snapshot`, serves
-/// `commands`, and plans the changes to the node. Changes only `state`. The caller writes the records of the
-/// decision to the journal, and then carries out its plan.
+/// Makes the decision of one cycle of the daemon. Updates `state` from the scan `snapshot`, executes
+/// `commands`, and plans the changes of affinity masks and cpusets. Changes only `state`. The caller writes
+/// the records of the decision to the journal, and then carries out the plan of the decision.
 pub fn reconcile(
     state: &mut WardenState,
     snapshot: &Snapshot,

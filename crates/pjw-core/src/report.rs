@@ -7,9 +7,10 @@ use crate::terms::{
     MaskOutcome,
 };
 
-/// Returns the events that report the changes of cpusets in `outcomes`. There is one event for each cpuset
-/// that was created or repaired. There are two events for each job with processes that had left its cpuset
-/// and were moved back into it. Changes that failed are not reported.
+/// Returns the events that report the changes of cpusets in `outcomes`. One event reports each cpuset that
+/// was created, changed or repaired. If processes had left the cpuset of their job and were moved back, two
+/// events report this for the job: that the processes had left the cpuset, and that they were moved back.
+/// Other changes, and changes that failed, are not reported.
 #[must_use]
 pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
     let mut events = Vec::new();
@@ -42,9 +43,9 @@ pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
     events
 }
 
-/// Returns the events that report the changes of affinity masks in `outcomes`: one event for each combination
-/// of a job and a kind of change, for all its threads together. Changes that failed, and the kinds `float`
-/// and `restore`, are not reported.
+/// Returns the events that report the changes of affinity masks in `outcomes`. One event reports all
+/// changes of the same kind for the same job. Changes that failed, and changes of the kinds `float` and
+/// `restore`, are not reported.
 #[must_use]
 pub fn mask_events(state: &WardenState, outcomes: &[(MaskAction, MaskOutcome)]) -> Vec<Event> {
     let mut changed: BTreeMap<(&JobId, MaskActionKind), Vec<&MaskAction>> = BTreeMap::new();

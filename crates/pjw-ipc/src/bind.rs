@@ -16,47 +16,50 @@ use thiserror::Error;
 
 use crate::dial::{MAX_PATH, dial, length_if_too_long, listener_pid, shortened};
 
-/// The reason why pjwd cannot listen on its Unix socket: the error of [`bind`]. The message names the remedy.
+/// The reason why pjwd can't listen on its Unix socket: the error of [`bind`]. The message contains the
+/// remedy.
 #[derive(Debug, Error)]
 pub enum BindFault {
-    /// Another daemon holds the socket.
+    /// Another process already listens on the socket, or holds the lock file of the socket.
     #[error("pjwd is running already{}: it holds {path}; stop it, or choose another --socket", holder(.pid), path = path.display())]
     InUse {
-        /// The path of the socket.
+        /// The path of the socket on which the daemon was to listen.
         path: PathBuf,
-        /// The process id of the other daemon, if the daemon answers.
+        /// The pid of the other process. `None` if the process accepts no connection, so that its pid is
+        /// unknown.
         pid: Option<i32>,
     },
-    /// The service manager holds the socket, for a daemon that it starts or has started.
+    /// systemd listens on the socket and starts pjwd at the first connection (socket activation).
     #[error("systemd holds {path} for pjwd, and starts pjwd at the first connection: stop both with systemctl stop pjwd.socket pjwd.service, or choose another --socket", path = path.display())]
     HeldBySystemd {
-        /// The path of the socket.
+        /// The path of the socket on which the daemon was to listen.
         path: PathBuf,
     },
-    /// The path is longer than the path of a Unix socket can be.
+    /// The path of the socket is longer than the kernel allows for a Unix socket (unix(7)).
     #[error("{}: this path is {length} bytes long and the path of a socket has at most {max}: choose a shorter one with --socket", shortened(.path), max = MAX_PATH)]
     TooLong {
-        /// The path.
+        /// The path of the socket on which the daemon was to listen.
         path: PathBuf,
         /// The length of the path in bytes.
         length: usize,
     },
-    /// The path exists and is not a socket.
+    /// The path of the socket exists, and the file is not a socket.
     #[error("{path} is {what}, not a socket: remove it, or choose another --socket", path = path.display())]
     NotASocket {
-        /// The path.
+        /// The path of the socket on which the daemon was to listen.
         path: PathBuf,
-        /// The kind of file, for a sentence: `a directory`.
+        /// The kind of the existing file, as part of a sentence: `a directory` or `a file`.
         what: &'static str,
     },
-    /// The directory or the socket cannot be created.
+    /// A file operation failed that is needed to create the socket, its directory or its lock file.
     #[error("can't {operation} {path}: {why}; choose another --socket, or make its directory writable", path = path.display())]
     Io {
-        /// The operation that failed, for a sentence: `make`.
+        /// The operation that failed, as part of a sentence, such as `make`.
         operation: &'static str,
-        /// The path.
+        /// The path of the file on which the operation failed.
         path: PathBuf,
-        /// The error of the system. It is no `source`, because the sentence contains it.
+        /// The error of the system call. This field is not the `source` of the error, because the message of
+        /// this variant already contains its text.
         why: io::Error,
     },
 }
@@ -65,8 +68,9 @@ fn holder(pid: &Option<i32>) -> String {
     pid.map(|pid| format!(" as process {pid}")).unwrap_or_default()
 }
 
-/// The Unix socket on which pjwd listens, with its socket file, and with a lock file that keeps other daemons
-/// away. Dropping the value removes the socket file and releases the lock.
+/// The Unix socket on which pjwd listens, with its socket file and a lock file. The lock file prevents
+/// another daemon from listening on the same path. Dropping the value removes the socket file and releases
+/// the lock.
 #[derive(Debug)]
 pub struct BoundSocket {
     listener: UnixListener,
@@ -83,15 +87,15 @@ impl BoundSocket {
         &self.path
     }
 
-    /// Returns true if neither the socket file nor the lock file was removed or replaced, so that clients
-    /// still reach this socket.
+    /// Returns whether the socket file and the lock file still exist and have not been replaced. If true,
+    /// clients still reach this socket. If false, call [`BoundSocket::bind_again`] to create the files again.
     #[must_use]
     pub fn is_in_place(&self) -> bool {
         inode_of(&self.path) == Some(self.inode) && is_lock_in_place(&self.path, &self.lock)
     }
 
-    /// Makes the socket and its lock file again, each only if it was removed or replaced. Connections through
-    /// the former socket stay open. Returns the listener of the socket for the server, as
+    /// Creates the socket file and its lock file again, each only if the file was removed or replaced. Open
+    /// connections stay open. Returns the listener of the socket for the server, as
     /// [`BoundSocket::dup_listener`] does.
     ///
     /// # Errors
@@ -111,7 +115,7 @@ impl BoundSocket {
     /// does not remove the socket file.
     ///
     /// # Errors
-    /// If the process has no file descriptor left.
+    /// If the process has no free file descriptor.
     pub fn dup_listener(&self) -> io::Result<UnixListener> {
         self.listener.try_clone()
     }
@@ -126,12 +130,13 @@ impl Drop for BoundSocket {
     }
 }
 
-/// Creates the Unix socket at `path` on which pjwd listens for its clients. Creates a missing directory.
-/// Replaces the socket file of a daemon that no longer runs. Every user may connect (mode 0666), because the
-/// server checks the permissions for each call.
+/// Creates the Unix socket at `path` on which pjwd listens for its clients. Creates missing directories in
+/// `path`. Replaces the socket file of a daemon that no longer runs. Every user may connect (mode 0666),
+/// because the server checks the permissions for each call.
 ///
 /// # Errors
-/// If another daemon holds the socket, if `path` is not a socket, or if a file operation fails.
+/// If `path` is too long for a Unix socket, if another daemon listens on the socket or holds its lock, if
+/// `path` exists and is not a socket, or if a file operation fails.
 pub fn bind(path: &Path) -> Result<BoundSocket, BindFault> {
     if let Some(length) = length_if_too_long(path) {
         return Err(BindFault::TooLong { path: path.to_owned(), length });

@@ -9,37 +9,37 @@ use serde_json::{Map, Value};
 use crate::INTERFACE_NAME;
 use crate::wire::{Abstained, Action, Event, Fits, Job, Member, Move, Status, Thread, Topology};
 
-/// A parsed method call of a client. The types of its parameters have been checked. Whether their values make
-/// sense has not been checked, such as whether a named job exists.
+/// A parsed method call of a client. The types of the parameters are correct, but their values have not been
+/// checked. For example, a named job may not exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Call {
     /// Returns the state of the whole machine.
     GetStatus,
     /// Returns the jobs.
     ListJobs,
-    /// Returns one job with its members.
+    /// Returns one job, with one page of the processes that belong to the job.
     GetJob(GetJob),
-    /// Gives a job cores and adds processes to the job.
+    /// Grants cores to a job, and adds processes to the job. Creates the job if it does not exist.
     Assign(Assign),
-    /// Releases a job.
+    /// Releases a job: its cores become free, and its threads get their original masks back.
     Release(JobName),
     /// Releases every job that the caller may change.
     ReleaseAll,
-    /// Returns the reasons for the cores that a job holds.
+    /// Returns the reasons why a job holds its cores.
     ExplainJob(JobName),
-    /// Returns the reasons for the masks of a process.
+    /// Returns the reasons for the job and for the affinity masks of a process.
     ExplainPid(PidNumber),
-    /// Returns the changes that the next cycle would make.
+    /// Returns the changes of affinity masks and cpusets that the daemon would make now.
     Plan,
-    /// Returns the jobs that would have to move so that larger requests fit again.
+    /// Returns the jobs that would have to move to other cores so that larger requests for cores fit.
     PlanDefrag,
-    /// Moves those jobs.
+    /// Moves jobs to other cores so that larger requests for cores fit.
     Defrag,
-    /// Returns events, one reply for each event.
+    /// Returns the stored events, and on request new events, with one reply for each event.
     Events(Events),
-    /// Returns the machine as a tree.
+    /// Returns the topology of the machine as a tree of packages, NUMA nodes, L3 caches and cores.
     GetTopology,
-    /// Reads the configuration again.
+    /// Makes the daemon read its configuration again.
     Reload,
 }
 
@@ -55,61 +55,64 @@ macro_rules! parameters {
 }
 
 parameters! {
-    /// The parameters of `GetJob`.
+    /// The parameters of the method `GetJob`.
     GetJob {
-        /// The job id.
+        /// The id of the job, such as `slurm:7`.
         job: String,
-        /// The page starts after the process with this pid.
+        /// The last pid on the previous page, after which the page starts. `None` for the first page.
         after: Option<u32>,
-        /// The maximum number of members in the page.
+        /// The maximum number of processes on the page. `None` for the daemon's default.
         limit: Option<u32>,
-        /// The page starts after this thread of process `after`. Set if the previous page ended within that process.
+        /// The last tid on the previous page, if that page did not contain all threads of the process
+        /// `after`. The page then starts with the further threads of this process.
         after_tid: Option<u32>,
     }
-    /// The parameters of `Assign`.
+    /// The parameters of the method `Assign`.
     Assign {
-        /// The job id.
+        /// The id of the job, such as `slurm:7`.
         job: String,
-        /// The number of cores. Not together with `cpus`.
+        /// The requested number of cores, or of PUs (see `smt`). Excludes `cpus`.
         cores: Option<u32>,
-        /// The PUs, in the kernel's list form. Not together with `cores`.
+        /// The requested PUs, in the kernel's list format, such as `0-3,8`. Excludes `cores`.
         cpus: Option<String>,
         /// The pids of the processes that join the job.
         pids: Option<Vec<u32>>,
-        /// The session id of the processes that join the job.
+        /// The id of the session (setsid(2)) whose processes join the job.
         session: Option<u32>,
-        /// The placement: `pack` or `spread`.
+        /// The placement of the cores: `pack` (close together) or `spread` (evenly over the machine).
         policy: Option<String>,
-        /// The class: `guaranteed`, `normal` or `besteffort`.
+        /// The priority class of the job: `guaranteed`, `normal` or `besteffort`.
         class: Option<String>,
-        /// The unit of `cores`: `whole` for cores, `pus` for logical CPUs.
+        /// The unit of `cores`: `whole` for cores (the default), `pus` for PUs.
         smt: Option<String>,
-        /// A device that the cores should be near. An empty text clears an earlier request.
+        /// The name of a device near which the cores should be. An empty text removes an earlier preference.
         near: Option<String>,
-        /// Whether the job's memory comes only from the NUMA nodes of its cores.
+        /// Whether the job's memory is allocated only from the NUMA nodes of its cores.
         bind_memory: Option<bool>,
         /// Whether the job's cores become an isolated cpuset partition.
         isolated: Option<bool>,
-        /// Whether the call fails if the job exists.
+        /// Whether the job must be new. If true, the call is refused if the job exists already.
         fresh: Option<bool>,
-        /// The user id of the job's owner.
+        /// The user id of the job's owner. Only an administrator may name another user than the caller.
         owner: Option<u32>,
     }
-    /// The parameters of the methods that take a job.
+    /// The parameters of the methods `Release` and `ExplainJob`.
     JobName {
-        /// The job id.
+        /// The id of the job, such as `slurm:7`.
         job: String,
     }
-    /// The parameters of `ExplainPid`.
+    /// The parameters of the method `ExplainPid`.
     PidNumber {
-        /// The process id.
+        /// The pid of the process.
         pid: u32,
-        /// The page starts after this thread.
+        /// The last tid on the previous page of threads, after which the page starts. `None` for the first
+        /// page.
         after_tid: Option<u32>,
     }
-    /// The parameters of `Events`.
+    /// The parameters of the method `Events`.
     Events {
-        /// Whether the stream goes on with new events after the recorded ones.
+        /// Whether the daemon continues to send new events after the stored events. If not, the replies end
+        /// after the stored events.
         follow: Option<bool>,
     }
 }
@@ -119,25 +122,26 @@ fn skip<T: Serialize>(value: &T) -> bool {
     serde_json::to_value(value).is_ok_and(|value| value.is_null())
 }
 
-/// The reply of the daemon to a successful call. A method such as `Events` is answered by a series of these replies.
+/// The reply of the daemon to a successful call. The daemon answers a call of `Events` with a series of
+/// replies.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum Reply {
     /// Reply to `GetStatus`.
     Status {
-        /// The state of the machine.
+        /// The state of the whole machine.
         status: Arc<Status>,
     },
     /// Reply to `ListJobs`.
     Jobs {
-        /// The jobs.
+        /// All jobs on the machine.
         jobs: Vec<Job>,
     },
     /// Reply to `GetJob`.
     JobDetail(Box<JobDetail>),
     /// Reply to `Assign`.
     Job {
-        /// The job after the call.
+        /// The job as it is after the call.
         job: Job,
     },
     /// Reply to `Release` and `ReleaseAll`.
@@ -155,17 +159,17 @@ pub enum Reply {
     Defrag(Arc<DefragReply>),
     /// Reply to `Events`.
     Event {
-        /// The event.
+        /// One event. Each event has a reply of its own.
         event: Arc<Event>,
     },
     /// Reply to `GetTopology`.
     Topology {
-        /// The machine.
+        /// The topology of the machine, with the numbers of free cores.
         topology: Topology,
     },
     /// Reply to `Reload`.
     Reloaded {
-        /// The changed settings, one sentence for each.
+        /// The changed settings, described in one sentence each.
         changes: Vec<String>,
     },
 }
@@ -179,17 +183,17 @@ pub struct JobDetail {
     pub members: Vec<Member>,
     /// The latest events of the job, oldest first. Only the first page has them.
     pub history: Vec<Arc<Event>>,
-    /// The id of the last process on this page: the value for the parameter `after` of the call for the next
-    /// page. `None` on the last page.
+    /// The last pid on this page: the value for the parameter `after` of the call for the next page. `None`
+    /// on the last page.
     #[serde(rename = "next")]
     pub next_after_pid: Option<u32>,
-    /// The id of the last thread on this page: the value for the parameter `after_tid` of the call for the
-    /// next page. Only if more threads of the last process follow there, else `None`.
+    /// The last tid on this page: the value for the parameter `after_tid` of the call for the next page.
+    /// `None` if the page contains the last thread of its last process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_tid: Option<u32>,
 }
 
-/// The reply to the call `ExplainJob`: why the job has its CPUs, as sentences.
+/// The reply to the call `ExplainJob`: the reasons why the job holds its PUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobReasons {
     /// The id of the job, such as `slurm:7`.
@@ -199,42 +203,42 @@ pub struct JobReasons {
     /// The reasons why the job got these PUs, one sentence for each.
     #[serde(rename = "because")]
     pub grant_reasons: Vec<String>,
-    /// The second-best choice of PUs, described in a sentence. Empty if there was none.
+    /// The second-best set of PUs, described in a sentence. Empty if there was no second set.
     pub runner_up: String,
 }
 
-/// The reply to the call `ExplainPid`: why a process belongs to its job or to none, and why its threads have their
-/// affinity masks. One reply has one page of the threads.
+/// The reply to the call `ExplainPid`: why a process belongs to its job or to no job, and why its threads
+/// have their affinity masks. One reply contains one page of the threads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PidReasons {
-    /// The process id of the process that the call asked about.
+    /// The pid of the process, as in the call.
     pub pid: u32,
-    /// The id of the job to which the process belongs. `None` if it belongs to no job.
+    /// The id of the job to which the process belongs. `None` if the process belongs to no job.
     pub job: Option<String>,
-    /// The reasons why the process belongs to the job or to none, one sentence for each.
+    /// The reasons why the process belongs to the job or to no job, in one sentence each.
     #[serde(rename = "because")]
     pub membership_reasons: Vec<String>,
     /// One page of the threads of the process. Empty if the process belongs to no job.
     pub threads: Vec<Thread>,
-    /// The id of the last thread on this page: the value for the parameter `after_tid` of the call for the
-    /// next page. `None` on the last page.
+    /// The last tid on this page: the value for the parameter `after_tid` of the call for the next page.
+    /// `None` on the last page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_tid: Option<u32>,
 }
 
-/// The reply to the call `Plan`: the changes of affinity masks and cpusets that the next cycle would make, and
-/// the changes that it would leave out, with the reasons.
+/// The reply to the call `Plan`: the changes of affinity masks and cpusets that the daemon would make now,
+/// and changes that it would not make, with the reasons.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanReply {
-    /// The changes of affinity masks and cpusets that the next cycle would make.
+    /// The changes of affinity masks and cpusets that the daemon would make now.
     pub actions: Vec<Action>,
-    /// The changes that the next cycle would leave out, each with its reason and a remedy.
+    /// The changes that the daemon would not make, each with the reason and a remedy.
     #[serde(rename = "abstained")]
     pub skipped_changes: Vec<Abstained>,
 }
 
-/// The reply to the calls `PlanDefrag` and `Defrag`: the jobs that move to other cores so that a larger request for
-/// cores fits, and the largest requests that fit before and after.
+/// The reply to the calls `PlanDefrag` and `Defrag`: the jobs that move to other cores, and the largest
+/// requests for cores that fit before and after the moves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DefragReply {
     /// The jobs that would move, or were moved, with their old and new PUs. Each job occurs once.
@@ -245,28 +249,30 @@ pub struct DefragReply {
     pub fits_after: Fits,
 }
 
-/// An error that the daemon sends as the reply to a call, such as a refusal or an unknown method.
+/// An error that the daemon sends as the reply to a call, such as a refusal or an unknown method. Most
+/// variants contain a text for the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CallError {
-    /// The daemon refused the request. The text says why and what to do.
+    /// The daemon refused the request. The text contains the reason and the remedy.
     Refused(String),
-    /// The caller has no permission for this call.
+    /// The caller has no permission for this call. The text contains the reason.
     NotAllowed(String),
-    /// Too many connections, requests or unread replies, or the daemon is stopping.
+    /// The daemon can't serve the call now, because it is stopping, or because there are too many
+    /// connections, requests or unread replies. The text contains the reason.
     Busy(String),
-    /// The interface is unknown.
+    /// The method belongs to an unknown Varlink interface. The text is the name of the interface.
     InterfaceNotFound(String),
-    /// The method is unknown.
+    /// The interface has no such method. The text is the full name of the method.
     MethodNotFound(String),
-    /// A parameter is missing, unknown, or of the wrong type.
+    /// A parameter is missing, unknown, or of the wrong type. The text is the name of the parameter.
     InvalidParameter(String),
-    /// The method has several replies and the call did not set `more`.
+    /// The method sends a series of replies, but the client did not set `more` in the call.
     ExpectedMore,
 }
 
 impl CallError {
-    /// Returns the error in the form in which the client receives it: its full Varlink name and its
-    /// parameters.
+    /// Returns the Varlink error that the client receives: its full name, such as `org.pjw.Warden.Refused`,
+    /// and its parameters.
     #[must_use]
     pub fn to_wire(&self) -> (String, Map<String, Value>) {
         let own = |name: &str| format!("{INTERFACE_NAME}.{name}");
@@ -285,12 +291,12 @@ impl CallError {
 }
 
 impl Call {
-    /// Parses the method call of a client. `method` is the full name, such as `org.pjw.Warden.GetJob`. Absent
-    /// `parameters` mean an empty object.
+    /// Parses the method call of a client. `method` is the full name, such as `org.pjw.Warden.GetJob`. If
+    /// `parameters` is `None`, the call has no parameters.
     ///
     /// # Errors
-    /// If the interface or the method is unknown, or a parameter is missing, unknown or of the wrong type. The error
-    /// names it.
+    /// If the interface or the method is unknown, or if a parameter is missing, unknown or of the wrong type.
+    /// The error contains the name of the interface, method or parameter.
     pub fn parse(method: &str, parameters: Option<Value>) -> Result<Self, CallError> {
         let (interface, name) = method.rsplit_once('.').unwrap_or(("", method));
         if interface != INTERFACE_NAME {

@@ -24,65 +24,67 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 /// remedy.
 #[derive(Debug, Error)]
 pub enum ConnectFault {
-    /// No daemon listens at the path.
+    /// No process listens on the daemon's socket, or the socket does not exist.
     #[error("pjwd is not running: looked for {path}; start it with: systemctl start pjwd, or as yourself: pjwd; if it listens elsewhere, give the path with --socket or PJW_SOCKET", path = path.display())]
     NotRunning {
-        /// The path of the socket.
+        /// The path of the daemon's socket to which the client tried to connect.
         path: PathBuf,
     },
-    /// The permissions of the socket, or of a directory above it, exclude this user.
+    /// This user has no permission to connect to the socket, or to search a directory in the path of the
+    /// socket.
     #[error("this user has no permission to connect to {path}: pjwd opens its socket to every user, so check the permissions of the directories above it, or choose another --socket", path = path.display())]
     Denied {
-        /// The path of the socket.
+        /// The path of the daemon's socket to which the client tried to connect.
         path: PathBuf,
     },
-    /// The path is longer than the path of a Unix socket can be.
+    /// The path of the socket is longer than the kernel allows for a Unix socket (unix(7)).
     #[error("{}: this path is {length} bytes long and the path of a socket has at most {max}: choose a shorter one with --socket or PJW_SOCKET", shortened(.path), max = MAX_PATH)]
     TooLong {
-        /// The path of the socket.
+        /// The path of the daemon's socket to which the client tried to connect.
         path: PathBuf,
         /// The length of the path in bytes.
         length: usize,
     },
-    /// The daemon accepts no connection within the timeout.
+    /// The daemon did not accept the connection within the timeout.
     #[error("pjwd hangs: it accepts no connection at {path}; see its log, or restart it with: systemctl restart pjwd", path = path.display())]
     Hangs {
-        /// The path of the socket.
+        /// The path of the daemon's socket to which the client tried to connect.
         path: PathBuf,
     },
-    /// Another error of the system.
+    /// A system call failed with an error that no other variant describes.
     #[error("can't connect to {path}: {why}; choose another --socket", path = path.display())]
     Io {
-        /// The path of the socket.
+        /// The path of the daemon's socket to which the client tried to connect.
         path: PathBuf,
-        /// The error of the system. It is no `source`, because the sentence contains it.
+        /// The error of the system call. This field is not the `source` of the error, because the message of
+        /// this variant already contains its text.
         why: io::Error,
     },
 }
 
-/// The reason why a call failed: the daemon refused it, or the client got no valid reply.
+/// The reason why a call failed: the daemon refused the call, or the client received no valid reply.
 #[derive(Debug, Error)]
 pub enum ClientFault {
-    /// The daemon refused the call.
+    /// The daemon replied with an error.
     #[error("{message}")]
     Refused {
-        /// The name of the error in the protocol.
+        /// The Varlink name of the error, such as `org.pjw.Warden.Refused`.
         error: String,
-        /// The reason and the remedy, for people.
+        /// The reason and the remedy, as text for the user.
         message: String,
     },
-    /// The connection broke.
+    /// The daemon closed the connection, or a read or write on the connection failed.
     #[error("the connection to pjwd broke: {0}; is it still running? (systemctl status pjwd)")]
     Io(io::Error),
-    /// The reply did not arrive within this time.
+    /// The call could not be sent, or its whole reply did not arrive, within this time.
     #[error("pjwd has not answered within {0:?}: see its log, or restart it with: systemctl restart pjwd")]
     Timeout(Duration),
-    /// The reply cannot be parsed by this version.
+    /// The reply is too long, is not valid JSON, or does not have the expected fields. The text says why.
     #[error("the reply of pjwd cannot be parsed ({0}): check that pjwctl and pjwd have the same version")]
     Malformed(String),
 }
 
-/// A connection of a client to the daemon. It makes one call at a time and waits for the reply.
+/// A connection of a client to the daemon. Each method call blocks until its reply has arrived.
 #[derive(Debug)]
 pub struct Client {
     stream: UnixStream,
@@ -93,20 +95,23 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the daemon's socket at `path`. Connecting fails if it takes more than 30 s, and so does
-    /// each call on the connection.
+    /// Connects to the daemon's socket at `path`. The timeout is 30 s, both for the connection attempt and
+    /// for each call on the connection.
     ///
     /// # Errors
-    /// If no daemon listens at `path`, the daemon hangs, or the user has no permission.
+    /// If no daemon listens at `path`, the daemon does not accept the connection in time, `path` is too long
+    /// for a Unix socket, or the user has no permission.
     pub fn connect(path: &Path) -> Result<Self, ConnectFault> {
         Self::connect_within(path, REPLY_TIMEOUT)
     }
 
-    /// Connects to the daemon's socket at `path`. Connecting fails if it takes more than the time `timeout`,
-    /// rounded up to whole seconds, and so does each call on the connection.
+    /// Connects to the daemon's socket at `path`, with a timeout for the connection attempt and for each call
+    /// on the connection. For the connection attempt, `timeout` is rounded down to whole seconds, and is at
+    /// least 1 s. If `timeout` is zero, the connection attempt does not wait.
     ///
     /// # Errors
-    /// If no daemon listens at `path`, the daemon hangs, or the user has no permission.
+    /// If no daemon listens at `path`, the daemon does not accept the connection in time, `path` is too long
+    /// for a Unix socket, or the user has no permission.
     pub fn connect_within(path: &Path, timeout: Duration) -> Result<Self, ConnectFault> {
         let path_there = path.to_owned();
         if let Some(length) = length_if_too_long(path) {
@@ -142,11 +147,12 @@ impl Client {
         self.deadline = Instant::now().checked_add(self.timeout.max(Duration::from_millis(1)));
     }
 
-    /// Calls a method of the daemon, such as `GetStatus`, and waits for the single reply, which it parses as a `T`.
+    /// Calls the method `method` of the daemon, such as `GetStatus`. `parameters` become the JSON parameters
+    /// of the call. Blocks until the single reply has arrived, and returns the reply, parsed as a `T`.
     ///
     /// # Errors
-    /// If the daemon refuses the call, the timeout passes before the whole reply is there, the connection breaks, or the
-    /// reply cannot be parsed.
+    /// If the daemon refuses the call, the whole reply does not arrive before the timeout, the connection
+    /// breaks, or the reply can't be parsed.
     pub fn call<T: DeserializeOwned>(
         &mut self,
         method: &str,
@@ -157,12 +163,14 @@ impl Client {
         self.receive().map(|(reply, _)| reply)
     }
 
-    /// Calls a method that sends a series of replies, such as `Events`. Passes each reply to `each` until
-    /// `each` returns false. No timeout applies to the replies. If `each` returned false, the connection can't
-    /// be used for another call.
+    /// Calls a method that sends a series of replies, such as `Events`, and passes each reply to `each`.
+    /// Blocks until the last reply has arrived, or until `each` returns false. If `each` returned false, the
+    /// connection can't be used for another call. The timeout of the connection applies to sending the call,
+    /// but not to waiting for replies.
     ///
     /// # Errors
-    /// If the daemon refuses the call, the connection breaks, or a reply cannot be parsed.
+    /// If the daemon refuses the call, sending the call takes longer than the timeout, the connection breaks,
+    /// or a reply can't be parsed.
     pub fn stream_replies<T: DeserializeOwned>(
         &mut self,
         method: &str,
@@ -275,8 +283,13 @@ fn refused(error: &str, parameters: &Value) -> ClientFault {
     ClientFault::Refused { error: error.to_owned(), message }
 }
 
-/// Returns the default directory for the socket and the state files of the daemon that user `uid` runs: /run/pjwd for
-/// root, else a directory in `xdg_runtime_dir`, in /run/user, or below /tmp.
+/// Returns the default directory for the socket and the state files of a daemon that runs as the user `uid`.
+/// The first that applies:
+///
+/// 1. `/run/pjwd` if `uid` is 0 (root).
+/// 2. `pjwd` in `xdg_runtime_dir` (the value of `$XDG_RUNTIME_DIR`), if this is an absolute path.
+/// 3. `/run/user/UID/pjwd` if `/run/user/UID` exists.
+/// 4. `/tmp/pjwd-UID`.
 #[must_use]
 pub fn runtime_dir(uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     match xdg_runtime_dir.filter(|dir| dir.is_absolute()) {
@@ -289,9 +302,15 @@ pub fn runtime_dir(uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     }
 }
 
-/// Returns the path of the daemon's socket to which a client connects. That is `explicit`, if given. Otherwise
-/// it is the socket of user `uid`'s own daemon if that daemon runs, else the socket of root's daemon if it
-/// exists, else the path of the user's own socket.
+/// Returns the path of the daemon's socket to which a client of the user `uid` connects. The first that
+/// applies:
+///
+/// 1. `explicit`, if given.
+/// 2. Root's socket (`/run/pjwd/pjwd.sock`) if the user's [`runtime_dir`] exists but is not a directory of
+///    this user.
+/// 3. The socket `pjwd.sock` in the user's [`runtime_dir`] if a daemon listens on this socket.
+/// 4. Root's socket if it exists.
+/// 5. The socket `pjwd.sock` in the user's [`runtime_dir`].
 #[must_use]
 pub fn socket_path(explicit: Option<&Path>, uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     if let Some(path) = explicit {

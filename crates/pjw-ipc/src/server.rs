@@ -101,9 +101,9 @@ pub async fn serve<S: Service>(
     serve_successively(listener, none, service, limits, stop).await
 }
 
-/// Serves clients as [`serve`] does, on one listener after the other: each listener that `successors` delivers
-/// replaces the listener before it. A new listener is needed, for example, after the socket file was removed.
-/// Open connections stay.
+/// Serves clients as [`serve`] does, and also allows the caller to replace the listener. Each listener that
+/// `successors` delivers replaces the previous listener. The caller sends a new listener, for example, after
+/// the socket file was removed and created again. Open connections stay open.
 ///
 /// # Errors
 /// If a listener cannot be registered with the runtime.

@@ -14,21 +14,24 @@ use crate::call::{Call, CallError, Reply};
 pub struct ServerLimits {
     /// The maximum number of open connections, of all users together.
     pub connections: usize,
-    /// The number of connections, among [`ServerLimits::connections`], that are reserved for root and for the
-    /// user of the server's process, so that an administrator can always connect.
+    /// The number of connections that are reserved for administrators: root and the user of the server's
+    /// process. These connections are part of [`ServerLimits::connections`]. Other users can't use them.
     pub connections_reserved: usize,
-    /// The maximum number of open connections of one user. Root and the user of the server's process have no such
-    /// limit.
+    /// The maximum number of open connections of one user. This limit does not apply to root and to the user
+    /// of the server's process.
     pub connections_per_user: usize,
     /// The maximum size of one request, in bytes.
     pub request_bytes: usize,
     /// The time within which a request must arrive completely, counted from its first byte.
     pub request_timeout: Duration,
-    /// The time within which the client must read a reply.
+    /// The time within which a client must read a whole reply, counted from the moment when the server begins
+    /// to send it.
     pub write_timeout: Duration,
-    /// The maximum number of bytes in all replies that clients have not read yet, summed over all connections.
+    /// The maximum size, in bytes, of all replies that clients have not read yet, summed over all
+    /// connections.
     pub unsent_bytes: usize,
-    /// The time after which a connection without any call is closed.
+    /// The maximum time between two requests on a connection. The server closes a connection that sends no
+    /// request for this time.
     pub idle_timeout: Duration,
 }
 
@@ -59,18 +62,21 @@ pub struct Peer {
     pub pid: Option<i32>,
 }
 
-/// The result of a successful call: either one reply, or a series of replies that the server sends as they come.
+/// The result of a successful call: either one reply, or a series of replies. The server sends each reply of
+/// a series as soon as the service provides it.
 #[derive(Debug)]
 pub enum Replies {
-    /// One reply.
+    /// The only reply to the call.
     Once(Box<Reply>),
-    /// Several replies, until the sender is dropped.
+    /// The channel from which the server receives a series of replies. The series ends when the sender of the
+    /// channel is dropped.
     Many(mpsc::Receiver<Reply>),
 }
 
-/// Computes the replies to the calls of clients. The server handles connections and the protocol, and calls an
-/// implementation of this trait for each reply.
+/// Computes the replies to the calls of clients. The server handles the connections and the protocol, and
+/// passes each call to an implementation of this trait.
 pub trait Service: 'static {
-    /// Answers one call of `peer`. `more` is true if the caller accepts several replies.
+    /// Computes the result of the method call `call` from the client `peer`. `more` is true if the client
+    /// accepts several replies to this call. An error is sent to the client as the reply.
     fn call(&self, peer: Peer, call: Call, more: bool) -> impl Future<Output = Result<Replies, CallError>>;
 }

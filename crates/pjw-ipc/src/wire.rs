@@ -22,34 +22,36 @@ macro_rules! wire {
 wire! {
     /// The state of the whole machine.
     Status {
-        /// The version of this form: [`SCHEMA_VERSION`].
+        /// The version of the JSON format of this type: [`SCHEMA_VERSION`].
         schema: u32,
         /// The daemon's version.
         version: String,
         /// The process id of the daemon.
         pid: u32,
-        /// `enforce` or `observe`.
+        /// `enforce` if the daemon changes affinity masks and cpusets, `observe` if it changes nothing.
         mode: String,
-        /// How new processes are found: `netlink` or `polling`.
+        /// How the daemon detects new processes: `netlink` (the kernel reports process events) or `polling`
+        /// (of `/proc`).
         discovery: String,
-        /// The machine.
+        /// The host name, the PUs, and the numbers of cores, packages, NUMA nodes and L3 caches of the
+        /// machine.
         node: Node,
-        /// The PUs by holder.
+        /// The housekeeping PUs, the free PUs, and the PUs that are granted to jobs.
         pool: Pool,
-        /// The largest requests that fit now.
+        /// The largest requests for cores that the free cores can serve now.
         fits: Fits,
-        /// The jobs.
+        /// The jobs on this machine, ordered by their ids.
         jobs: Vec<Job>,
-        /// Conditions that an administrator should know.
+        /// The conditions that need the attention of an administrator.
         warnings: Vec<Warning>,
-        /// Every core, in the machine's order.
+        /// All cores of the machine, in hwloc's logical order.
         cores: Vec<Core>,
     }
-    /// The machine in numbers.
+    /// The machine: its host name, its PUs, and the numbers of its cores, packages, NUMA nodes and L3 caches.
     Node {
         /// The host name.
         hostname: String,
-        /// The PUs of the machine, in the kernel's list form.
+        /// The PUs of the machine, in the kernel's list format, such as `0-3,8`.
         cpus: String,
         /// The number of physical cores.
         cores: u32,
@@ -60,143 +62,168 @@ wire! {
         /// The number of L3 caches.
         l3: u32,
     }
-    /// The PUs by holder, in the kernel's list form.
+    /// The PUs of the machine by their use: for the system, free, or granted to jobs. Each field is a list in
+    /// the kernel's format, such as `0-3,8`.
     Pool {
-        /// Housekeeping: PUs that no job gets.
+        /// The housekeeping PUs: the PUs that are reserved for the system and are not granted to jobs.
         housekeeping: String,
-        /// Free PUs.
+        /// The free PUs: the PUs that can be granted to a job now.
         free: String,
-        /// PUs that jobs hold.
+        /// The PUs that are granted to jobs.
         allocated: String,
     }
-    /// The largest requests that fit now, in cores, by the level of the machine.
+    /// The numbers of free cores in the L3 cache, the NUMA node and the package with the most free cores, and
+    /// in the whole machine. A core is free if all its PUs are free. If the machine has no parts of a level,
+    /// the field has the value of the next larger level.
     Fits {
-        /// The largest request that fits one L3.
+        /// The largest number of free cores in one L3 cache.
         l3: u32,
-        /// The largest request that fits one NUMA node.
+        /// The largest number of free cores in one NUMA node.
         numa_node: u32,
-        /// The largest request that fits one package.
+        /// The largest number of free cores in one package.
         package: u32,
-        /// The largest request that fits the machine.
+        /// The number of free cores of the whole machine.
         machine: u32,
     }
-    /// A physical core and its place in the machine.
+    /// A physical core, with its PUs and with the package, the NUMA node and the L3 cache that contain it.
     Core {
-        /// The PUs of the core.
+        /// The PUs of the core, in the kernel's list format, such as `0,64`.
         cpus: String,
-        /// The number of the package.
+        /// The kernel's number of the package that contains the core. `None` if unknown.
         package: Option<u32>,
-        /// The number of the NUMA node.
+        /// The kernel's number of the NUMA node that contains the core. `None` if unknown.
         numa_node: Option<u32>,
-        /// The number of the L3 cache.
+        /// hwloc's logical index of the L3 cache that contains the core. `None` if unknown.
         l3: Option<u32>,
     }
-    /// A job.
+    /// A job on this machine: its request, the PUs that are granted to it, and counts of its processes and
+    /// threads.
     Job {
-        /// `source:id`.
+        /// The id of the job, in the form `SOURCE:NAME`, such as `slurm:4711`.
         id: String,
-        /// The system that the job comes from: `slurm`, `manual`, ...
+        /// The origin of the job: a batch system such as `slurm`, or `manual` for a job that a user created.
         source: String,
         /// The user id of the owner.
         owner: u32,
-        /// `running`, `reserved` (no process yet), `waiting` (for cores) or `observed` (count unknown).
+        /// The state of the job:
+        ///
+        /// - `running`: it holds PUs and has processes.
+        /// - `reserved`: it holds PUs and has no process.
+        /// - `waiting`: it waits for cores.
+        /// - `observed`: the number of cores that it needs is unknown.
+        /// - `released`: a command took its PUs back, although its batch system still runs the job.
         state: String,
-        /// `guaranteed`, `normal` or `besteffort`, which is treated as `normal` now.
+        /// The class of the job: `guaranteed` (a defragmentation does not move the job), `normal`, or
+        /// `besteffort`, which has the same effect as `normal`.
         class: String,
-        /// The requested number of cores on this machine, converted from the unit of the request. 0 if unknown.
+        /// The number of cores that the job requested on this machine. A request for PUs is rounded up to
+        /// whole cores. 0 if the number is unknown.
         requested_cores: u32,
-        /// The PUs that the job holds.
+        /// The PUs that are granted to the job, in the kernel's list format. Empty if no PUs are granted.
         cpus: String,
-        /// The party that granted the PUs: `warden` or `scheduler`.
+        /// Who chose the PUs of the job: `warden` (pjwd) or `scheduler` (the batch system). `warden` if no
+        /// PUs are granted.
         granted_by: String,
-        /// Whether another job holds some of these PUs too.
+        /// Whether some of the PUs in `cpus` may also be granted to another job.
         shared: bool,
-        /// How the job is kept on its PUs: `cpuset`, `affinity` or `none`.
+        /// How pjwd restricts the job to its PUs: by a `cpuset`, by the `affinity` masks of its threads, or
+        /// not at all (`none`).
         enforcement: String,
         /// The number of processes of the job.
         processes: u32,
         /// The number of threads of the job.
         threads: u32,
-        /// The number of hot threads of the job: threads that run or wait for a PU most of the time.
+        /// The number of busy threads of the job: threads that run or wait for a PU most of the time.
         hot: u32,
-        /// The number of threads of the job that are pinned to one PU.
+        /// The number of threads of the job that pjwd has pinned to one PU.
         pinned: u32,
-        /// The number of threads of the job whose affinity mask has PUs outside the job's PUs now.
+        /// The number of threads of the job whose effective affinity mask contains PUs that are not granted
+        /// to the job.
         violations: u32,
-        /// The number of the owner's processes that belong to no job, plus the number of the job's processes outside
-        /// the scheduler's cgroup for the job.
+        /// The number of the owner's processes that belong to no job, plus the number of processes of the job
+        /// outside the cgroup that the batch system made for the job.
         strays: u32,
-        /// The time at which the job was first seen.
+        /// The UTC time at which the daemon first detected or created the job (RFC 3339).
         since: String,
     }
-    /// A condition that an administrator should know.
+    /// A lasting condition that needs the attention of an administrator.
     Warning {
         /// The name of the condition, for scripts.
         code: String,
-        /// The id of the job. Empty if the condition concerns the machine.
+        /// The id of the job that the condition concerns. Empty if the condition concerns the whole machine.
         job: String,
         /// The description of the condition, in one sentence.
         text: String,
         /// What the user can do.
         remedy: String,
     }
-    /// A process of a job.
+    /// A process that belongs to a job, with its threads.
     Member {
         /// The process id.
         pid: u32,
-        /// The start time of the process, in clock ticks since boot.
+        /// The start time of the process, in clock ticks of 10 ms since boot.
         start_time: u64,
-        /// The name of the program.
+        /// The name (comm) of the process, at most 15 bytes.
         comm: String,
         /// The user id of the process.
         uid: u32,
-        /// The evidence that the process belongs to the job: `registered`, `cgroup`, `parent`, `session`,
-        /// `environment` or `adopted`.
+        /// The evidence that the process belongs to the job:
+        ///
+        /// - `registered`: a client named the process in a call.
+        /// - `cgroup`: the process is in the cgroup of the job, or has the group id that Grid Engine gave to
+        ///   the job.
+        /// - `parent`: the parent of the process belongs to the job.
+        /// - `session`: the session or process group belongs to the job.
+        /// - `environment`: a variable in the environment names the job.
+        /// - `adopted`: its user has exactly one job, and the option `adopt_strays` is on.
         evidence: String,
         /// The threads of the process.
         threads: Vec<Thread>,
     }
-    /// A thread of a member.
+    /// A thread of a process that belongs to a job.
     Thread {
         /// The thread id.
         tid: u32,
-        /// The name of the thread.
+        /// The name (comm) of the thread, at most 15 bytes.
         comm: String,
-        /// The kernel's letter for the state of the thread.
+        /// The kernel's letter for the state of the thread, such as `R` (running) or `S` (sleeping), as in
+        /// `/proc/PID/stat`.
         state: String,
-        /// The demand of the thread: the share of time in which it wants a PU, in permille.
+        /// The CPU demand of the thread: the share of time for which it runs or waits for a PU, in permille.
         demand: u32,
-        /// Whether the thread is hot: it wants a PU most of the time.
+        /// Whether the thread is busy: it runs or waits for a PU most of the time.
         hot: bool,
         /// The PU on which the thread ran last.
         last_cpu: u32,
-        /// The effective affinity mask.
+        /// The PUs on which the thread may run (its effective affinity mask), in the kernel's list format.
         allowed: String,
-        /// The PU that the thread is pinned to.
+        /// The PU to which pjwd has pinned the thread. `None` if the thread is not pinned.
         pinned: Option<u32>,
-        /// The reason for this mask.
+        /// The reason why the thread has this affinity mask, in one sentence for users.
         because: String,
     }
-    /// An event.
+    /// An event in the life of the daemon, of a job or of a process, such as a job that ended.
     Event {
-        /// The time of the event.
+        /// The UTC time of the event (RFC 3339).
         time: String,
-        /// The kind of event.
+        /// The name of the kind of event, such as `confined` or `violation`.
         event: String,
-        /// The id of the job. Empty if the event concerns the machine.
+        /// The id of the job that the event concerns. Empty if the event concerns no single job.
         job: String,
-        /// The event in one sentence.
+        /// The description of the event, in one sentence.
         text: String,
-        /// The process of the event.
+        /// The id of the process that the event concerns. `None` if the event concerns no single process.
         pid: Option<u32>,
-        /// The thread of the event.
+        /// The id of the thread that the event concerns. `None` if the event concerns no single thread.
         tid: Option<u32>,
-        /// The PUs of the event.
+        /// The PUs that the event concerns, in the kernel's list format. `None` if the event concerns no PUs.
         cpus: Option<String>,
     }
-    /// An action that the next cycle would carry out.
+    /// A change of an affinity mask or a cpuset that the daemon would make next.
     Action {
-        /// `confine`, `repair`, `pin`, `float` or `restore`.
+        /// The kind of change. Changes of a mask: `confine`, `repair`, `pin`, `float`, `unbind`, `keep-off`
+        /// or `restore`. Changes of a cpuset: `raise` (create), `admit` (move a process in), `return` (move a
+        /// process back), `open` (remove the limit) or `raze` (remove).
         action: String,
         /// The id of the job.
         job: String,
@@ -204,46 +231,50 @@ wire! {
         pid: u32,
         /// The thread id.
         tid: u32,
-        /// The present mask.
+        /// The effective mask of the thread before the change. For a change of a cpuset, a cgroup path: of
+        /// the cpuset, or of the cgroup that the process leaves.
         from: String,
-        /// The mask after the action.
+        /// The effective mask of the thread after the change. For a new cpuset, its PUs. For a moved process,
+        /// the path of the cgroup that it enters. Empty if a cpuset loses its limit or is removed.
         to: String,
-        /// The reason.
+        /// The reason for the change, in one sentence.
         why: String,
     }
-    /// An action that is skipped.
+    /// A change that the daemon does not make, and the reason.
     Abstained {
         /// The name of the condition, for scripts.
         code: String,
-        /// The id of the job. Empty if it concerns the machine.
+        /// The id of the job that the change concerns. Empty if the change concerns no single job.
         job: String,
-        /// The process id, if it concerns one process.
+        /// The id of the process that the change concerns. `None` if the change concerns no single process.
         pid: Option<u32>,
-        /// The action that is skipped, and the reason.
+        /// The change that is not made, and the reason, in one sentence.
         why: String,
         /// What the user can do.
         remedy: String,
     }
-    /// A job that moves to other cores so that larger requests fit.
+    /// The move of a job to other cores by a defragmentation. Afterwards larger requests for cores can be
+    /// served.
     Move {
         /// The id of the job.
         job: String,
-        /// The PUs that the job holds before the move.
+        /// The PUs that are granted to the job before the move, in the kernel's list format.
         from: String,
-        /// The PUs that the job holds after the move: as many cores, of the same kinds.
+        /// The PUs that are granted to the job after the move: as many cores as before, of the same kinds.
         to: String,
-        /// The benefit of the move.
+        /// The benefit of the move, in one sentence.
         why: String,
     }
-    /// The machine as a tree.
+    /// The topology of a machine: its parts as a tree, with counts, kinds of core and devices.
     Topology {
         /// The number of packages.
         packages: u32,
-        /// The number of dies, if packages have several; else 0.
+        /// The number of dies. 0 if each package has only one die.
         #[serde(default)] dies: u32,
-        /// The number of NUMA nodes that are the nearest of some PU.
+        /// The number of NUMA nodes with PUs: each is the nearest NUMA node of at least one PU.
         numa_nodes: u32,
-        /// The number of NUMA nodes that are the nearest of no PU: memory without CPUs.
+        /// The number of NUMA nodes without PUs, such as CXL memory: none of them is the nearest NUMA node of
+        /// a PU.
         #[serde(default)] memory_nodes: u32,
         /// The number of L3 caches.
         l3: u32,
@@ -251,62 +282,67 @@ wire! {
         cores: u32,
         /// The number of PUs.
         pus: u32,
-        /// The numbers of PUs that a core can have, each number once.
+        /// The numbers of PUs per core that occur on this machine, each number once: `[1, 2]` if some cores
+        /// have one PU and others two.
         #[serde(default)] smt: Vec<u32>,
-        /// The number of kinds of core.
+        /// The number of kinds of core. 1 if all cores are alike.
         kinds: u32,
         /// The kinds of core, the most efficient first. Empty if all cores are alike.
         #[serde(default)] core_kinds: Vec<CoreKind>,
-        /// All PUs that run.
+        /// The online PUs of the machine, in the kernel's list format.
         cpus: String,
-        /// PUs that do not run, or that were hidden from the process that saved the topology.
+        /// The PUs that are offline, or that hwloc could not see when the topology was read.
         #[serde(default)] offline: String,
-        /// PUs that the daemon's own cpuset forbids.
+        /// The online PUs on which the process that read the topology may not run, because of its own cpuset.
         #[serde(default)] disallowed: String,
-        /// Devices: graphics cards, network cards and others.
+        /// The devices of the machine: GPUs, network cards and others.
         #[serde(default)] devices: Vec<Device>,
-        /// The largest requests that fit now. Only of a machine with a warden.
+        /// The largest requests for cores that the free cores can serve now. `None` if the topology does not
+        /// come from a running daemon.
         #[serde(default)] fits: Option<Fits>,
-        /// The largest parts of the machine, with the parts in them.
+        /// The outermost parts of the machine, such as its packages. Each contains its own parts.
         tree: Vec<Domain>,
     }
-    /// A part of the machine.
+    /// A part of the machine: a package, a die, a NUMA node, an L3 cache or a core.
     Domain {
-        /// `package`, `die`, `numa_node`, `l3` or `core`.
+        /// The kind of the part: `package`, `die`, `numa_node`, `l3` or `core`.
         kind: String,
-        /// The number of the part, among the parts of this kind.
+        /// The number that identifies the part among the parts of its kind.
         number: u32,
-        /// The PUs of the part. For a NUMA node of memory without CPUs: the PUs for which it is near.
+        /// The PUs of the part, in the kernel's list format. For a NUMA node without PUs, the PUs near its
+        /// memory.
         cpus: String,
-        /// The local memory of the part, in bytes.
+        /// The local memory of a NUMA node, in bytes. 0 for a part of another kind.
         memory_bytes: u64,
-        /// For a core on a machine of several kinds of core: its index in `core_kinds`.
+        /// The index in [`Topology::core_kinds`] of the kind of this core. `None` if the part is not a core,
+        /// or if all cores of the machine are alike.
         #[serde(default)] core_kind: Option<u32>,
-        /// The number of its free cores, which is the largest request that fits it. Only of a machine with a warden.
+        /// The number of free cores in this part. `None` if the topology does not come from a running daemon.
         #[serde(default)] fits: Option<u32>,
-        /// The parts in it.
+        /// The parts that this part contains. Empty for a core.
         children: Vec<Domain>,
     }
-    /// A kind of core.
+    /// A kind of core on a machine with several kinds, such as performance cores and efficiency cores.
     CoreKind {
         /// The name of the kind: `efficiency`, `performance`, or the vendor's name.
         name: String,
-        /// The PUs of the kind.
+        /// The PUs of all cores of this kind, in the kernel's list format.
         cpus: String,
     }
-    /// A device and its place in the machine.
+    /// A device, such as a GPU or a network card, with the PUs and NUMA nodes near it.
     Device {
-        /// `gpu`, `coprocessor`, `network` or `storage`.
+        /// The class of the device: `gpu`, `coprocessor`, `network` or `storage`.
         class: String,
-        /// The names that the system gives to it.
+        /// The names of the device in the operating system, such as `card0`. Empty if no driver has named the
+        /// device.
         names: Vec<String>,
         /// The PCI address of the device. Empty if the device has none.
         address: String,
-        /// Vendor and model, if known.
+        /// The vendor and the model of the device, as text. Empty if unknown.
         model: String,
-        /// The PUs near it.
+        /// The PUs near the device, in the kernel's list format.
         cpus: String,
-        /// The NUMA nodes near it.
+        /// The kernel's numbers of the NUMA nodes near the device.
         numa_nodes: Vec<u32>,
     }
 }

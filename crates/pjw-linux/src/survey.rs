@@ -17,8 +17,8 @@ use crate::{probe, sys::version, systemd};
 /// In bytes. The rest of a longer file is not read.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Reads at most 1 MiB of a file as text, with invalid UTF-8 replaced. `None` if the file can't be read, or is a
-/// device, a pipe or a directory.
+/// Returns the first MiB of a regular file as text. Invalid UTF-8 is replaced (U+FFFD). `None` if the file
+/// can't be read, or if it is a device, a pipe or a directory.
 #[must_use]
 pub fn read_regular_file(path: &Path) -> Option<String> {
     // Opening a pipe or a device could block.
@@ -43,8 +43,9 @@ fn is_enabled(path: &str) -> Option<bool> {
     trimmed_text(path).map(|text| text != "0")
 }
 
-/// Reads the facts about the kernel and this host from which `pjwctl doctor` finds problems. `online` is the
-/// set of online PUs. The caller must set the fields `container` and `incomplete`.
+/// Reads the settings of the kernel and of this host that `pjwctl doctor` checks. `online` is the set of
+/// online PUs. The returned fields `container` and `incomplete_reason` are placeholders that the caller must
+/// set.
 #[must_use]
 pub fn host_facts(online: &CpuSet) -> HostFacts {
     let mounts = CgroupMounts::read();
@@ -79,9 +80,12 @@ fn governors(online: &CpuSet) -> BTreeMap<String, CpuSet> {
     governors
 }
 
-/// Returns whether the cpuset controller is enabled in the v2 cgroup at `path`, which has the form of
-/// `/proc/PID/cgroup`. `None` if that is unknown, if `path` is the root, or if a v1 cpuset hierarchy is
-/// mounted.
+/// Returns whether the cpuset controller is available in the v2 cgroup at `path`, a path as in
+/// `/proc/PID/cgroup`. `None` in these cases:
+///
+/// - `path` is `/`, or lies outside this process's cgroup namespace,
+/// - a v1 cpuset hierarchy is mounted, or no v2 hierarchy is mounted,
+/// - the files of the cgroup can't be read.
 #[must_use]
 pub fn has_cpuset_controller(mounts: &CgroupMounts, path: &str) -> Option<bool> {
     // In v1 a batch system chooses whether to create a cpuset directory.
@@ -115,9 +119,8 @@ fn describe_cpusets(mounts: &CgroupMounts) -> String {
     }
 }
 
-/// Finds out how cpusets can be used, only by reading files: unlike [`probe::probe_cpuset_support`], it
-/// creates no test cpuset. So it assumes from the kernel version whether affinity masks survive a write to a
-/// cpuset.
+/// Determines how cpusets can be used, by reading files only. In contrast to [`probe::probe_cpuset_support`],
+/// creates no test cpuset. Therefore the field `affinity_persists` is derived from the kernel version.
 #[must_use]
 pub fn cpuset_support_by_reading() -> CpusetSupport {
     let mounts = CgroupMounts::read();

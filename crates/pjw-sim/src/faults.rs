@@ -6,25 +6,29 @@ use std::rc::Rc;
 
 use crate::seed::RandomStream;
 
-/// The faults that a simulation run injects, each with its probability in permille.
+/// The faults that a simulation run injects. Each fault has a probability in permille, except hotplug, which
+/// is on or off.
 #[derive(Debug, Clone)]
 pub struct Faults {
-    /// The probability, in permille, that the kernel loses a process event or an affinity request without
-    /// reporting the loss.
+    /// The probability, in permille per event, that the simulated kernel loses a process event or a report of
+    /// a sched_setaffinity(2) call, without reporting the loss.
     pub silent_event_loss_permille: u32,
-    /// The probability, in permille per attempt, that the kernel refuses to set an affinity mask.
+    /// The probability, in permille per attempt, that the simulated kernel refuses to change an affinity mask
+    /// or a cpuset.
     pub refused_mask_permille: u32,
-    /// The probability, in permille per attempt, that the journal can't write its records.
+    /// The probability, in permille per attempt, that the simulated journal fails to write records, because
+    /// its disk is full.
     pub refused_record_permille: u32,
-    /// The probability, in permille per step of the daemon, that processes change between this step and the
-    /// one before, such as between a scan and the changes that follow from the scan.
+    /// The probability, in permille per step of the daemon, that the workload changes processes immediately
+    /// before this step. A step is, for example, a scan or one change of a mask.
     pub interleaved_step_permille: u32,
     /// Whether PUs go offline and come back during the run.
     pub hotplug: bool,
     /// The probability, in permille per process and scan, that an existing process can't be scanned.
     pub unreadable_process_permille: u32,
-    /// The probability, in permille, that the daemon is killed. It applies before and after each record that
-    /// the daemon writes and each change that it makes.
+    /// The probability, in permille, that the daemon is killed at each point where it can be killed. These
+    /// points are before and after each append to the journal, each change of a mask and each change of a
+    /// cpuset.
     pub kill_permille: u32,
     enabled: Rc<Cell<bool>>,
     random: Rc<RefCell<RandomStream>>,
@@ -35,7 +39,8 @@ pub struct Faults {
 pub const KILL_PANIC: &str = "pjw-sim: killed";
 
 impl Faults {
-    /// Draws the probability of each fault of a simulation run at random from the seed of the run.
+    /// Chooses the probability of each fault at random from `seed`, the random stream of the simulation run.
+    /// About half of the faults never occur in a given run.
     #[must_use]
     pub fn from_seed(seed: &RandomStream) -> Self {
         let mut swarm = seed.substream("swarm");
@@ -53,7 +58,7 @@ impl Faults {
         }
     }
 
-    /// Returns faults that never occur, for a run without faults.
+    /// Returns faults that are disabled, for a simulation run without faults.
     #[must_use]
     pub fn none() -> Self {
         let faults = Self::from_seed(&RandomStream::new(0));
@@ -61,8 +66,8 @@ impl Faults {
         faults
     }
 
-    /// Disables all faults for the rest of the run. From then on, the daemon must repair the effects of
-    /// earlier faults.
+    /// Disables all random faults for the rest of the run, also in all clones of this value. Tests use this
+    /// to check that the daemon repairs the effects of earlier faults.
     pub fn disable(&self) {
         self.enabled.set(false);
     }
@@ -74,8 +79,8 @@ impl Faults {
         self.enabled.get() && self.random.borrow_mut().chance(permille)
     }
 
-    /// Decides at random, with the probability [`Faults::kill_permille`], whether the daemon is killed now. If
-    /// so, simulates `kill -9`: panics with [`KILL_PANIC`].
+    /// Simulates `kill -9` of the daemon with the probability [`Faults::kill_permille`], by a panic with the
+    /// payload [`KILL_PANIC`]. Otherwise has no effect.
     pub fn maybe_kill_daemon(&self) {
         if self.occurs(self.kill_permille) {
             std::panic::resume_unwind(Box::new(KILL_PANIC));

@@ -8,13 +8,13 @@ use thiserror::Error;
 
 use crate::faults::Faults;
 
-/// Error: the simulated disk is full, so the records were not written.
+/// Error: the disk of the simulated journal is full, so the records were not written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("No space left on device (simulated)")]
 pub struct DiskFull;
 
 /// The simulated journal of pjwd: the file from which a restarted daemon restores its state. The records are
-/// in memory. Clones share the records.
+/// in memory. All clones of a value have the same records.
 #[derive(Debug, Clone)]
 pub struct SimJournal {
     records: Rc<RefCell<Vec<Record>>>,
@@ -24,13 +24,14 @@ pub struct SimJournal {
 }
 
 impl SimJournal {
-    /// Makes an empty journal. Its writes fail as `faults` decides.
+    /// Makes an empty journal. `faults` decides at random which writes fail, and whether a write kills the
+    /// daemon.
     #[must_use]
     pub fn new(faults: Faults) -> Self {
         Self { records: Rc::default(), is_reserved: false, faults }
     }
 
-    /// Returns all records of the journal, in the order in which they were written.
+    /// Returns all records of the journal, from the first written to the last written.
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         self.records.borrow().clone()

@@ -13,44 +13,45 @@ use pjw_core::topology::{Level, Topology};
 pub enum ProcessorUnit {
     /// Whole cores.
     Core,
-    /// Single PUs. The siblings of a core may belong to two jobs.
+    /// Single PUs (hardware threads). The PUs of one core may be granted to several jobs.
     Pu,
 }
 
-/// The place of a PU in the machine: the indexes of its core, L3 cache, NUMA node and package. Each is an
-/// index in the topology's list of such objects.
+/// The location of a PU in the machine: the indexes of its core, L3 cache, NUMA node and package. Each index
+/// counts from 0 in the topology's list of objects of this kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PuLocation {
     /// The index of the core in the topology's list of cores.
     pub core: u32,
-    /// The index of the L3 cache in the topology's list. `None` if the PU is in no L3 cache.
+    /// The index of the L3 cache in the topology's list of L3 caches. `None` if the PU is in no L3 cache.
     pub l3: Option<u32>,
-    /// The index of the NUMA node in the topology's list. `None` if the PU is in no NUMA node. If several NUMA
-    /// nodes have the same PUs, such as one with fast and one with slow memory, the index of the first.
+    /// The index of the NUMA node in the topology's list of NUMA nodes. `None` if the PU is in no NUMA node.
+    /// If several NUMA nodes contain the PU, such as one with fast and one with slow memory, the lowest
+    /// index.
     pub numa_node: Option<u32>,
-    /// The index of the package in the topology's list. `None` if the PU is in no package.
+    /// The index of the package in the topology's list of packages. `None` if the PU is in no package.
     pub package: Option<u32>,
 }
 
-/// The location of each PU of a machine. With these locations, the simulation counts the caches, NUMA nodes
-/// and packages that a job uses.
+/// The location of each PU of a machine. The simulation uses it to count the caches, NUMA nodes and packages
+/// that a set of PUs uses.
 #[derive(Debug, Clone)]
 pub struct PuLocations {
     by_pu: Vec<Option<PuLocation>>,
     cores: Vec<CpuSet>,
 }
 
-/// The number of packages, NUMA nodes and L3 caches that a set of PUs uses, and the number of split cores:
-/// cores of which the set contains some PUs and not all.
+/// The numbers of packages, NUMA nodes and L3 caches that a set of PUs uses, and its number of split cores. A
+/// core is split if some of its PUs, but not all, are in the set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DomainsUsed {
-    /// The number of packages in which at least one of the PUs lies.
+    /// The number of packages that contain at least one PU of the set.
     pub packages: u32,
-    /// The number of NUMA nodes in which at least one of the PUs lies.
+    /// The number of NUMA nodes that contain at least one PU of the set.
     pub numa_nodes: u32,
-    /// The number of L3 caches that at least one of the PUs uses.
+    /// The number of L3 caches that contain at least one PU of the set.
     pub l3_caches: u32,
-    /// The number of cores of which the set contains some PUs and not all.
+    /// The number of cores of which some PUs, but not all, are in the set.
     pub split_cores: u32,
 }
 
@@ -76,19 +77,20 @@ impl PuLocations {
         Self { by_pu, cores: topology.cores().iter().map(|core| core.pus.clone()).collect() }
     }
 
-    /// Returns the location of a PU. `None` if the machine does not have the PU.
+    /// Returns the location of the PU `pu`. `None` if the machine has no such PU.
     #[must_use]
     pub fn location_of(&self, pu: Pu) -> Option<PuLocation> {
         self.by_pu.get(pu.0 as usize).copied().flatten()
     }
 
-    /// Returns all cores in the order of the machine's topology, each with its location and its PUs.
+    /// Returns all cores in hwloc's logical order. Each is a pair of the location of the core's first PU and
+    /// the set of all its PUs.
     pub fn cores(&self) -> impl Iterator<Item = (PuLocation, &CpuSet)> {
         self.cores.iter().filter_map(|pus| Some((self.location_of(pus.first()?)?, pus)))
     }
 
-    /// Counts the packages, NUMA nodes and L3 caches that the PUs `cpus` use, and the split cores: cores of
-    /// which `cpus` has some PUs and not all.
+    /// Returns the numbers of packages, NUMA nodes and L3 caches that the PUs in `cpus` use, and the number
+    /// of split cores: cores of which some PUs, but not all, are in `cpus`.
     #[must_use]
     pub fn domains_used(&self, cpus: &CpuSet) -> DomainsUsed {
         let locality: Vec<PuLocation> = cpus.iter().filter_map(|pu| self.location_of(pu)).collect();
@@ -104,8 +106,8 @@ impl PuLocations {
 }
 
 impl PuLocation {
-    /// Returns the index of the PU's L3 cache, NUMA node or package, as `level` says. `None` if the PU has none of
-    /// this level, or if `level` is the whole machine.
+    /// Returns the index of the L3 cache, NUMA node or package that contains the PU. `level` selects which of
+    /// the three. `None` if no object of this level contains the PU, or if `level` is [`Level::Machine`].
     #[must_use]
     pub fn domain_index(mut self, level: Level) -> Option<u32> {
         if level == Level::Machine { None } else { *self.domain_mut(level) }

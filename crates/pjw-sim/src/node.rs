@@ -24,8 +24,8 @@ use crate::{faults::Faults, workload::Workload};
 /// A partial scan checks the masks of one in this number of idle processes.
 const MASK_CHECK_INTERVAL: u32 = 4;
 
-/// The simulated machine as pjwd reads and changes it: an implementation of the trait [`Node`]. Reads and
-/// writes fail at random, and processes change while the daemon works.
+/// The interface of pjwd to the simulated machine: an implementation of the trait [`Node`]. Reads and writes
+/// fail at random, and processes change between the steps of the daemon.
 #[derive(Debug, Clone)]
 pub struct SimNode {
     world: Rc<RefCell<World>>,
@@ -44,8 +44,8 @@ pub struct SimNode {
 }
 
 impl SimNode {
-    /// Makes a node from the simulated kernel `world`. `workload` changes the processes between the steps of the
-    /// daemon, and `faults` makes reads and writes fail.
+    /// Makes the interface to the simulated machine `world`. `workload` changes processes between the steps
+    /// of the daemon. `faults` makes reads and writes fail at random.
     #[must_use]
     pub fn new(world: Rc<RefCell<World>>, workload: Rc<RefCell<Workload>>, faults: Faults) -> Self {
         Self {

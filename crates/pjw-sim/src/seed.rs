@@ -3,19 +3,20 @@
 //! SplitMix64 (Steele, Lea, Flood 2014). Each kind of choice has a stream of its own. So a new kind of fault does not
 //! change the other choices.
 
-/// A stream of random choices (a pseudorandom number generator): the same seed gives the same choices on every machine.
+/// A pseudorandom number generator. The same seed gives the same sequence of random choices on every machine.
 #[derive(Debug, Clone)]
 pub struct RandomStream(u64);
 
 impl RandomStream {
-    /// Returns the stream of a simulation run, with the number of the run as its seed.
+    /// Makes the generator with the seed `number`, the number of the simulation run.
     #[must_use]
     pub fn new(number: u64) -> Self {
         Self(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
     }
 
-    /// Returns an independent stream for the kind of choice named `kind`. Each kind has a stream of its own,
-    /// so that a new kind of choice in the code does not change the other choices of a run.
+    /// Returns a new generator for random choices of the kind `kind`, a name such as `workload`. Its seed
+    /// depends on `kind` and on the present state of `self`. With one generator for each kind, the choices of
+    /// one kind do not affect the choices of another kind.
     #[must_use]
     pub fn substream(&self, kind: &str) -> Self {
         Self(
@@ -31,7 +32,7 @@ impl RandomStream {
         mixed ^ (mixed >> 31)
     }
 
-    /// Returns a random number from 0 to `bound - 1`. 0 if `bound` is 0.
+    /// Returns a random number from 0 to `bound - 1`. Returns 0 if `bound` is 0.
     pub fn random_below(&mut self, bound: u32) -> u32 {
         u32::try_from(self.next() % u64::from(bound.max(1))).unwrap_or(0)
     }

@@ -27,77 +27,80 @@ pub struct LoggedJob {
     pub submit_s: u64,
     /// The time for which the job ran, in seconds.
     pub run_s: u64,
-    /// The number of processors that the job used. If the log does not state it, the number that the job
-    /// requested. The log does not state whether a processor is a core or a PU.
+    /// The number of processors that the job used, or the number that it requested if the log does not state
+    /// the used number. The log does not state whether a processor is a core or a PU.
     pub processors: u32,
 }
 
 /// A parsed job log in the Standard Workload Format: the jobs that ran on a cluster, as its scheduler recorded them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobLog {
-    /// The jobs in the order of their submit times. Jobs of the same second are in the order of the log.
+    /// The jobs, ascending by submit time. Jobs with the same submit time are in the order of their lines in
+    /// the log.
     pub jobs: Vec<LoggedJob>,
-    /// The number of jobs that can't be replayed and were left out: their size or run time is unknown, or they used
-    /// no processor.
+    /// The number of jobs in the log that are missing in `jobs`, because they can't be replayed. Their run
+    /// time or number of processors is unknown, or they used no processor.
     pub skipped_jobs: u32,
 }
 
 /// Error: a text is not a job log in the Standard Workload Format.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum SwfError {
-    /// A line has too few or too many fields.
+    /// A line does not have exactly 18 fields.
     #[error(
         "line {line} has {found} fields and a job in the Standard Workload Format has {FIELDS}: is it such a log?"
     )]
     Fields {
-        /// The line, counted from 1.
+        /// The line number, counted from 1.
         line: usize,
         /// The number of fields in the line.
         found: usize,
     },
-    /// A field is not a whole number of the allowed size.
+    /// A field is not an integer, or is an integer that does not fit into 64 bits.
     #[error("line {line}, field {field} ({name}): {text:?} is not a whole number that can be used")]
     Number {
-        /// The line, counted from 1.
+        /// The line number, counted from 1.
         line: usize,
-        /// The field, counted from 1.
+        /// The position of the field in the line, counted from 1.
         field: usize,
-        /// The meaning of the field.
+        /// The name of the field, such as `run time`.
         name: &'static str,
-        /// The text of the field, cut to a readable length.
+        /// The text of the field, cut to 20 characters.
         text: String,
     },
-    /// A field is negative and not -1, or -1 where the value must be known.
+    /// A field has a negative value that is not allowed. Only -1 is allowed, in the run time and in the
+    /// numbers of processors, where it means unknown.
     #[error(
         "line {line}, field {field} ({name}): {value} is negative: only -1, for unknown sizes and run times, is"
     )]
     Negative {
-        /// The line, counted from 1.
+        /// The line number, counted from 1.
         line: usize,
-        /// The field, counted from 1.
+        /// The position of the field in the line, counted from 1.
         field: usize,
-        /// The meaning of the field.
+        /// The name of the field, such as `run time`.
         name: &'static str,
         /// The value of the field.
         value: i64,
     },
-    /// The log has no jobs.
+    /// The log has no line that describes a job.
     #[error("there is no job in it: a log has one line of {FIELDS} numbers for each")]
     NoJobs,
-    /// The log has jobs, but none with a known size and run time.
+    /// The log has jobs, but none can be replayed: the run time or the number of processors of each job is
+    /// unknown or 0.
     #[error("none of its {skipped} jobs has a known size and run time: there is nothing to replay")]
     NothingKnown {
-        /// The number of jobs.
+        /// The number of jobs in the log.
         skipped: u32,
     },
 }
 
-/// Parses a job log in the Standard Workload Format. Comments may have any encoding. Jobs that can't be
-/// replayed are skipped.
+/// Parses the text of a job log in the Standard Workload Format. Lines that begin with `;` are comments and
+/// may have any encoding. Jobs that can't be replayed are omitted and counted in [`JobLog::skipped_jobs`].
 ///
 /// # Errors
-/// If a line does not describe a job. The error has the number of the line and the wrong field. Also if no job
-/// can be replayed.
+/// If a line does not describe a job: the error names the line, and also the field if only one is wrong. Also
+/// if the log has no job that can be replayed.
 pub fn parse(bytes: &[u8]) -> Result<JobLog, SwfError> {
     let mut log = JobLog { jobs: Vec::new(), skipped_jobs: 0 };
     for (line, bytes) in (1..).zip(bytes.split(|&byte| byte == b'\n')) {

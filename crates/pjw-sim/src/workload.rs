@@ -11,7 +11,8 @@ const USERS: [Uid; 3] = [Uid(1001), Uid(1002), Uid(1003)];
 /// The largest number of processes. More processes make a run slow without testing more.
 const MAX_PROCESSES: usize = 60;
 
-/// A random workload: users, programs and a scheduler that start, change and end processes on a simulated machine.
+/// A random workload: users, programs and a batch system that start, change and end processes on the
+/// simulated machine.
 #[derive(Debug, Clone)]
 pub struct Workload {
     random: RandomStream,
@@ -21,26 +22,27 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// Makes the random workload of the simulation run with this seed. If `hotplug` is true, the workload also
-    /// switches PUs off and on.
+    /// Makes the random workload of a simulation run. `seed` is the random stream of the run. If `hotplug` is
+    /// true, the workload also switches PUs off and on.
     #[must_use]
     pub fn new(seed: &RandomStream, hotplug: bool) -> Self {
         Self { random: seed.substream("workload"), next_job: 1, hotplug, is_stopped: false }
     }
 
-    /// Makes a workload that changes nothing, for runs without a random workload.
+    /// Makes a stopped workload: [`Workload::step`] has no effect. For simulation runs without a random
+    /// workload.
     #[must_use]
     pub fn stopped() -> Self {
         Self { is_stopped: true, ..Self::new(&RandomStream::new(0), false) }
     }
 
-    /// Stops the workload for the rest of the run: [`Workload::step`] changes nothing any more.
+    /// Stops the workload for the rest of the run: from now on, [`Workload::step`] has no effect.
     pub fn stop(&mut self) {
         self.is_stopped = true;
     }
 
-    /// Makes one random change, such as a fork, a new thread, an affinity request or an exit, and advances the
-    /// simulated time by up to 49 ms.
+    /// Makes one random change in `world`, such as a fork, a new thread, an affinity request or an exit. Then
+    /// advances the simulated time by at most 49 ms. Has no effect if the workload is stopped.
     pub fn step(&mut self, world: &mut World) {
         if self.is_stopped {
             return;

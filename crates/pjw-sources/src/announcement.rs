@@ -22,17 +22,17 @@ pub use crate::flaw::HookInputError;
 pub struct JobAnnouncement {
     /// The id of the job, such as `slurm:7`.
     pub job: JobId,
-    /// A second id of the same job. The name of the job's cgroup may contain this id instead of `job`. `None`
-    /// if the job has only one id.
+    /// A second id of the same job. The name of the job's cgroup may contain this second id instead of `job`.
+    /// `None` if the job has only one id.
     pub alias: Option<JobId>,
-    /// The user that owns the job, or the reason why the batch system's description has no valid user.
+    /// The user that owns the job. `Err` if the description names no valid user.
     pub owner: Result<JobOwner, HookInputError>,
-    /// The number of cores or PUs that the job has on this node, or the reason why the description has no
+    /// The number of cores or PUs that the job has on this machine. `Err` if the description contains no
     /// valid number.
     pub cpu_request: Result<CpuRequest, HookInputError>,
 }
 
-/// The owner of a job, by user id or by user name, as the batch system gives it.
+/// The owner of a job: a user id or a user name, depending on the batch system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobOwner {
     /// The user id.
@@ -68,11 +68,13 @@ fn user(variable: &'static str, text: &str) -> Result<JobOwner, HookInputError> 
     owner.ok_or_else(|| HookInputError::not_a_user(variable, text))
 }
 
-/// Reads the job from `attributes`, the environment in which Slurm runs its prolog, epilog and task prolog
-/// scripts. `host` is this node, by whose name Slurm's lists of nodes are searched.
+/// Reads the description of a job from `attributes`: the environment in which Slurm runs its prolog, epilog
+/// and task prolog scripts. `host` describes this machine. The name in `host` is searched in the lists of
+/// nodes (machines) of Slurm.
 ///
 /// # Errors
-/// If the environment names no job.
+/// If the environment contains no valid job id. A missing owner or number of cores is reported in the fields
+/// of the result instead.
 pub fn from_slurm(attributes: &BatchAttributes, host: &Host) -> Result<JobAnnouncement, HookInputError> {
     const VARIABLES: &[&str] = &[
         "SLURM_JOB_ID",
@@ -97,11 +99,13 @@ pub fn from_slurm(attributes: &BatchAttributes, host: &Host) -> Result<JobAnnoun
     })
 }
 
-/// Reads the job from `attributes`, the environment in which LSF runs its pre- and post-execution commands and
-/// its job starter. `host` is this node, by whose name LSF's lists of hosts are searched.
+/// Reads the description of a job from `attributes`: the environment in which LSF runs its pre-execution and
+/// post-execution commands and its job starter. `host` describes this machine. The name in `host` is searched
+/// in the lists of hosts of LSF.
 ///
 /// # Errors
-/// If the environment names no job.
+/// If the environment contains no valid job id. A missing owner or number of cores is reported in the fields
+/// of the result instead.
 pub fn from_lsf(attributes: &BatchAttributes, host: &Host) -> Result<JobAnnouncement, HookInputError> {
     const VARIABLES: &[&str] =
         &["LSB_JOBID", "LSB_JOBINDEX", "LSB_MCPU_HOSTS", "LSB_HOSTS", "LSB_JOB_EXECUSER", "LSFUSER"];
@@ -112,12 +116,17 @@ pub fn from_lsf(attributes: &BatchAttributes, host: &Host) -> Result<JobAnnounce
     Ok(JobAnnouncement { job: lsf::id(environ)?, alias: None, owner, cpu_request })
 }
 
-/// Reads the job from the arguments of pjw's hook for OpenPBS: the job's id, its user, its `exec_vnode` (the
-/// CPUs of the job on each node), and the PBS name of this node. At the end of a job, all arguments except the
-/// id may be missing. A CPU of PBS is a logical CPU (a PU).
+/// Reads the description of a job from the arguments of pjw's hook for OpenPBS. The arguments are:
+/// 1. The job id.
+/// 2. The user.
+/// 3. The `exec_vnode` of the job: OpenPBS's list of the CPUs that the job has on each of its machines.
+/// 4. The name of this machine in OpenPBS.
+///
+/// At the end of a job, all arguments except the job id may be missing. A CPU of OpenPBS is one PU.
 ///
 /// # Errors
-/// If the first argument is no job id.
+/// If the first argument is no valid job id. A missing owner or number of cores is reported in the fields of
+/// the result instead.
 pub fn from_openpbs(arguments: &[&str]) -> Result<JobAnnouncement, HookInputError> {
     let amount = match arguments.get(2..) {
         Some([exec_vnode, node, ..]) => amount(pbs::cpus_on(exec_vnode, node), CpuRequest::Pus),
@@ -126,11 +135,13 @@ pub fn from_openpbs(arguments: &[&str]) -> Result<JobAnnouncement, HookInputErro
     pbs_job(arguments, amount)
 }
 
-/// Reads the job from the arguments that Torque gives to its prologue and epilogue scripts: the job's id, its user and
-/// group, its name, the list of its limits, and in newer versions the list of its hosts.
+/// Reads the description of a job from the arguments that Torque passes to its prologue and epilogue scripts.
+/// These are the job id, the user, the group, the job name and the list of resource limits. Newer versions
+/// also pass the list of hosts.
 ///
 /// # Errors
-/// If the first argument is no job id.
+/// If the first argument is no valid job id. A missing owner or number of cores is reported in the fields of
+/// the result instead.
 pub fn from_torque(arguments: &[&str]) -> Result<JobAnnouncement, HookInputError> {
     let limits = arguments.get(4).copied().unwrap_or_default();
     let hosts = arguments.get(8).copied().unwrap_or_default();
@@ -149,22 +160,27 @@ fn pbs_job(
     Ok(JobAnnouncement { job, alias: None, owner, cpu_request })
 }
 
-/// Reads the job from `attributes`, the environment of one of the job's tasks, for OpenPBS's `execjob_launch`
-/// hook. The number of cores is unknown.
+/// Reads the id of a job from `attributes`, the environment of one of the job's tasks, for OpenPBS's
+/// `execjob_launch` hook. In the result, `owner` and `cpu_request` are always errors, because this
+/// environment contains neither.
 ///
 /// # Errors
-/// If the environment names no job.
+/// If the environment contains no valid job id.
 pub fn from_pbs_task(attributes: &BatchAttributes) -> Result<JobAnnouncement, HookInputError> {
     let id = Environ::of(&["PBS_JOBID"], attributes).required("PBS_JOBID")?;
     pbs_job(&[id], Err(HookInputError::CountNotProvided(Source::Pbs)))
 }
 
-/// Reads the job from `attributes`, the environment in which Grid Engine runs its prolog, epilog and starter
-/// method. `host` is this node. `owner` is the user name that Grid Engine puts for `$job_owner` in the command
-/// line of the prolog. `hostfile` is the text of the file that `PE_HOSTFILE` names, if there is one.
+/// Reads the description of a job from `attributes`: the environment in which Grid Engine runs its prolog,
+/// epilog and starter method. `host` describes this machine.
+///
+/// `owner` is the user name that Grid Engine substitutes for `$job_owner` in the command line of the prolog.
+/// `hostfile` is the text of the file whose path is in the variable `PE_HOSTFILE`. `None` for a job without
+/// this file: its number of cores is then read from `attributes`.
 ///
 /// # Errors
-/// If the environment names no job.
+/// If the environment contains no valid job id. A missing owner or number of cores is reported in the fields
+/// of the result instead.
 pub fn from_sge(
     attributes: &BatchAttributes,
     host: &Host,
@@ -186,11 +202,13 @@ pub fn from_sge(
     })
 }
 
-/// Reads the job from `attributes`, the environment in which HTCondor runs its preparation hook and its job wrapper.
-/// `machine_ad` and `job_ad` are the texts of the files that `_CONDOR_MACHINE_AD` and `_CONDOR_JOB_AD` name, or empty.
+/// Reads the description of a job from `attributes`: the environment in which HTCondor runs its preparation
+/// hook and its job wrapper. `machine_ad` and `job_ad` are the texts of the files whose paths are in the
+/// variables `_CONDOR_MACHINE_AD` and `_CONDOR_JOB_AD`. A text is empty if there is no such file.
 ///
 /// # Errors
-/// If the environment names no slot (HTCondor's share of a machine for one job).
+/// If the environment does not name the job's slot (HTCondor's share of a machine for one job), from which
+/// the job id is made. A missing owner or number of cores is reported in the fields of the result instead.
 pub fn from_condor(
     attributes: &BatchAttributes,
     machine_ad: &str,
@@ -213,11 +231,13 @@ pub fn from_condor(
     Ok(JobAnnouncement { job, alias, owner, cpu_request: amount(count, CpuRequest::Cores) })
 }
 
-/// Reads the job from `attributes`, the environment in which Flux runs its prolog and epilog. The number of
-/// cores is unknown, because no environment variable has this number.
+/// Reads the description of a job from `attributes`: the environment in which Flux runs its prolog and
+/// epilog. In the result, `cpu_request` is always an error, because this environment does not contain the
+/// number of cores.
 ///
 /// # Errors
-/// If the environment names no job.
+/// If the environment contains no valid job id. A missing owner is reported in the field `owner` of the
+/// result instead.
 pub fn from_flux(attributes: &BatchAttributes) -> Result<JobAnnouncement, HookInputError> {
     let environ = Environ::of(&["FLUX_JOB_ID", "FLUX_JOB_USERID"], attributes);
     let id = environ.required("FLUX_JOB_ID")?;

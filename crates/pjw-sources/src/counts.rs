@@ -8,30 +8,31 @@ use thiserror::Error;
 
 use crate::hostlist::is_same_host;
 
-/// Error: a text from a batch system is not a list of CPU counts or of host names.
+/// Error: a batch system's list of counts per machine, or of host names, can't be parsed or has the wrong
+/// length.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CountsError {
-    /// The text is empty.
+    /// The list is empty.
     #[error("the list of counts is empty: expected something like 4(x2),8")]
     Empty,
-    /// A part of the list is not a count.
+    /// A part of the list (the text between two commas) is no count such as `8` or `4(x2)`.
     #[error("part {part} of the list of counts is not a count: expected 8 or 4(x2)")]
     NotACount {
-        /// The number of the part, from 1.
+        /// The position of the part in the list, counted from 1.
         part: usize,
     },
-    /// The list has counts for another number of nodes than the list of nodes has.
+    /// The list has counts for more or fewer machines than the job has.
     #[error("the list has counts for {counts} nodes, but the job has {nodes}")]
     OtherLength {
-        /// The number of nodes in the list of counts.
+        /// The number of machines for which the list has counts.
         counts: u64,
-        /// The number of nodes of the job.
+        /// The number of machines that the job has.
         nodes: u32,
     },
-    /// A host name without a count, or a count without a host name.
+    /// The list is not a sequence of pairs of a host name and a count, such as `hostA 4 hostB 8`.
     #[error("word {word} of the list of hosts is not a count: expected pairs like hostA 4 hostB 8")]
     NotAPair {
-        /// The number of the word, from 1.
+        /// The position in the list of the word that should be a count. The words are counted from 1.
         word: usize,
     },
 }
@@ -59,8 +60,8 @@ pub(crate) fn number(text: &str) -> Option<u32> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// Returns the count that is the same for all nodes, from a list of counts in Slurm's form: 72 for `72(x2)`
-/// (72 on each of two nodes). `None` if the nodes have different counts, as in `72(x2),36`.
+/// Parses a list of counts per machine in Slurm's form. Returns the count if it is the same on all machines:
+/// 72 for `72(x2)` (72 on each of two machines). Returns `None` if the counts differ, as in `72(x2),36`.
 ///
 /// # Errors
 /// If the text is not a list of counts.
@@ -77,11 +78,12 @@ pub fn count_on_every_node(text: &str) -> Result<Option<u32>, CountsError> {
     Ok(first.filter(|_| same))
 }
 
-/// Returns the count of one node from a list of counts in Slurm's form. `72(x2),36` means 72, 72 and 36.
-/// `position` is the node's position in the list, from 0. `nodes` is the number of nodes of the job.
+/// Parses a list of counts per machine in Slurm's form, and returns the count of one machine. `72(x2),36`
+/// means 72, 72 and 36. `position` is the position of the machine in the list, counted from 0. `nodes` is the
+/// number of machines that the job has.
 ///
 /// # Errors
-/// If the text is not a list of counts, or has not one count for each of the `nodes` nodes.
+/// If the text is not a list of counts, or if the number of counts is not `nodes`.
 pub fn count_at_position(text: &str, position: u32, nodes: u32) -> Result<u32, CountsError> {
     if text.is_empty() {
         return Err(CountsError::Empty);
@@ -98,11 +100,12 @@ pub fn count_at_position(text: &str, position: u32, nodes: u32) -> Result<u32, C
     found.filter(|_| counts == u64::from(nodes)).ok_or(CountsError::OtherLength { counts, nodes })
 }
 
-/// Returns the number of slots of a host from a list of pairs of host name and count in LSF's form, such as `hostA
-/// 4 hostB 8`. The counts are added if the host occurs more than once. `None` if the host does not occur.
+/// Parses a list in LSF's form of host names, each followed by a number of slots, such as `hostA 4 hostB 8`.
+/// Returns the number of slots on `host`. The numbers are added if `host` occurs more than once. Returns
+/// `None` if `host` does not occur.
 ///
 /// # Errors
-/// If the text is not a list of such pairs.
+/// If the text is empty or not such a list.
 pub fn slot_count_in_pairs(text: &str, host: &str) -> Result<Option<u32>, CountsError> {
     let mut tokens = text.split_ascii_whitespace().enumerate();
     let mut sum: Option<u32> = None;
@@ -116,8 +119,8 @@ pub fn slot_count_in_pairs(text: &str, host: &str) -> Result<Option<u32>, Counts
     if text.trim_ascii().is_empty() { Err(CountsError::Empty) } else { Ok(sum) }
 }
 
-/// Returns the number of slots of a host in a list that repeats the host's name once per slot, as LSF's
-/// `LSB_HOSTS` does. `None` if the host does not occur.
+/// Returns how often `host` occurs in a list that repeats the name of a host once per slot. The variable
+/// `LSB_HOSTS` of LSF is such a list. Returns `None` if `host` does not occur.
 ///
 /// # Errors
 /// If the text is empty.

@@ -3,43 +3,45 @@
 use pjw_core::job::Source;
 use thiserror::Error;
 
-/// Error: the description of a job that a batch system gave to a hook is incomplete or wrong. It names the
-/// wrong variable or argument.
+/// Error: the description of a job that a batch system gave to a hook is incomplete or wrong. The description
+/// consists of environment variables, arguments of the hook, or fields in a file.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum HookInputError {
-    /// A variable that the scheduler always sets is missing: this one.
+    /// A variable or an argument that the batch system always sets is missing. The text names this variable
+    /// or argument.
     #[error("{0} is not set: check that the scheduler calls this hook as the right kind of hook")]
     Missing(&'static str),
-    /// The value of a variable is malformed.
+    /// The value of a variable or of an argument is malformed.
     #[error("{variable} {problem}: {value:?}")]
     Malformed {
-        /// The name of the variable.
+        /// The name of the variable, or a text such as `the first argument`.
         variable: &'static str,
-        /// The problem, after the name of the variable.
+        /// What is wrong with the value, as the rest of a sentence that begins with the name of the variable.
         problem: &'static str,
-        /// The value, cut to 40 characters.
+        /// The malformed value, cut to 40 characters.
         value: String,
     },
-    /// A list of counts or of nodes can't be parsed.
+    /// The value of a variable should be a list of counts or of machines, and can't be parsed as one.
     #[error("{variable}: {why}")]
     List {
-        /// The name of the variable.
+        /// The name of the variable, or a text such as `exec_vnode`.
         variable: &'static str,
-        /// The error in the list.
+        /// The message of the parser, which says what is wrong with the list.
         why: String,
     },
-    /// The list does not contain this host.
+    /// The list of hosts or nodes in a variable does not contain this machine.
     #[error("{variable} does not name this node, {host}: the scheduler may know it by another name")]
     HostNotListed {
-        /// The name of the variable.
+        /// The name of the variable that contains the list.
         variable: &'static str,
-        /// The name of the host.
+        /// The name of this machine that was searched in the list, cut to 40 characters.
         host: String,
     },
-    /// This count is 0, or larger than on any machine.
+    /// The stated number of cores or PUs is 0 or above 65536. The variant contains this number.
     #[error("a job cannot have {0} cores: expected 1 to 65536")]
     CountOutOfRange(u32),
-    /// This scheduler does not give the number of cores to this hook.
+    /// This batch system does not pass the number of cores to its hook. The number has to be given in the
+    /// hook's configuration, with the option `--cores`.
     #[error(
         "{0} does not give its hook the number of cores of the job on this node: call the hook with --cores N"
     )]

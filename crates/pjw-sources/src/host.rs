@@ -2,14 +2,16 @@
 
 use pjw_core::ids::Uid;
 
-/// The properties of this machine with which its jobs are recognised: its name in lists of hosts, and the
-/// account that runs Flux's daemon.
+/// The properties of this machine that are needed to recognise its jobs: its name, to find it in the batch
+/// systems' lists of hosts, and the user id of Flux's daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Host {
-    /// The name of this machine, short or full: `n1` and `n1.example.org` are names of the same host.
+    /// The host name of this machine, with or without its domain, such as `n1` or `n1.example.org`.
     pub name: String,
     /// The user id under which Flux's system instance runs, usually that of the user `flux`. `None` if there
-    /// is no such instance. Every user can choose the cgroup names below their own service manager. So the
-    /// names of Flux jobs there are trusted only for this user and for root.
+    /// is no such instance.
+    ///
+    /// Every user can choose the names of the cgroups below their own service manager (`user@UID.service`). A
+    /// job is recognised by such a name only if the service manager belongs to this user id or to root.
     pub flux_user: Option<Uid>,
 }

@@ -20,55 +20,62 @@ const MAX_BRACKETS: usize = 5;
 /// The maximum number of digits of a number.
 const MAX_DIGITS: usize = 10;
 
-/// Error: a text is not a list of nodes in Slurm's form, or is too long or names too many nodes.
+/// Error: a list of machines in Slurm's form, such as `n[1-3,7],login2`, can't be parsed, is too long, or
+/// names too many machines.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum HostlistError {
-    /// An entry is empty.
+    /// An entry of the list is empty. An entry is the text between two commas outside of brackets.
     #[error("entry {entry} of the list of nodes is empty: expected something like n[1-3,7],login2")]
     Empty {
-        /// The number of the entry, from 1.
+        /// The position of the empty entry in the list, counted from 1.
         entry: usize,
     },
-    /// The list is too long.
+    /// The list is longer than 65,536 bytes.
     #[error("the list of nodes is {length} bytes long: at most {MAX_LENGTH} are read")]
     TooLong {
         /// The length of the list in bytes.
         length: usize,
     },
-    /// A bracket is not closed, not opened, or inside another one.
+    /// A bracket in an entry of the list is not closed, not opened, or inside another bracket.
     #[error("a bracket in entry {entry} of the list of nodes has no partner")]
     Bracket {
-        /// The number of the entry, from 1.
+        /// The position of the entry in the list, counted from 1. An entry is the text between two commas
+        /// outside of brackets.
         entry: usize,
     },
-    /// A bracket contains something other than ranges.
+    /// A bracket in an entry of the list contains something other than ranges of numbers such as `1-3,7`.
     #[error("a bracket in entry {entry} of the list of nodes holds no range: expected something like 1-3,7")]
     Range {
-        /// The number of the entry, from 1.
+        /// The position of the entry in the list, counted from 1. An entry is the text between two commas
+        /// outside of brackets.
         entry: usize,
     },
-    /// The list has too many nodes, or an entry has too many brackets.
+    /// The list names more than 2^24 machines, or one of its entries has more than five brackets.
     #[error("entry {entry} of the list of nodes names more nodes than any cluster has")]
     TooMany {
-        /// The number of the entry, from 1.
+        /// The position of the entry at which the limit is exceeded, counted from 1. An entry is the text
+        /// between two commas outside of brackets.
         entry: usize,
     },
 }
 
-/// The position of a node in a list of nodes, and the length of the list, as [`find_node`] returns them.
+/// The position of a machine in a list of machines in Slurm's form, and the length of the list. [`find_node`]
+/// returns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodePosition {
-    /// The index of the node in the list, counted from 0. `None` if the list does not contain the node.
+    /// The position of the machine in the list, counted from 0. `None` if the list does not contain the
+    /// machine.
     pub index: Option<u32>,
-    /// The number of nodes in the list.
+    /// The number of machines in the list.
     pub nodes: u32,
 }
 
-/// Finds a node in a list of nodes in Slurm's form, such as `n[1-3,7],login2`. The short name of a node
-/// matches its full name with the domain. Returns the node's position, and the length of the list.
+/// Finds the machine `node` in a list of machines in Slurm's form, such as `n[1-3,7],login2`. Returns the
+/// position of the machine and the length of the list. A name without a domain matches the same name with a
+/// domain.
 ///
 /// # Errors
-/// If the text is not a list of nodes, is too long or names too many nodes.
+/// If the text is not such a list, is longer than 65,536 bytes, or names more than 2^24 machines.
 pub fn find_node(list: &str, node: &str) -> Result<NodePosition, HostlistError> {
     if list.len() > MAX_LENGTH {
         return Err(HostlistError::TooLong { length: list.len() });
@@ -93,8 +100,9 @@ pub fn find_node(list: &str, node: &str) -> Result<NodePosition, HostlistError> 
     Ok(NodePosition { index: index.map(narrow), nodes: narrow(of) })
 }
 
-/// Returns whether two names are names of the same host. A short name (`n1`) matches each full name whose
-/// first part it is (`n1.example.org`). Upper and lower case are not distinguished.
+/// Returns whether two host names may name the same machine. Names with domains must be equal. If a name has
+/// no domain, such as `n1`, the domain of the other name is ignored: `n1` and `n1.example.org` match. Upper
+/// and lower case are not distinguished.
 #[must_use]
 pub fn is_same_host(one: &str, other: &str) -> bool {
     let first = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();

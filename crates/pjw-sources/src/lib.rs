@@ -44,22 +44,24 @@ pub use host::Host;
 const SYSTEMS: [System; 7] =
     [slurm::SYSTEM, lsf::SYSTEM, pbs::SYSTEM, sge::SYSTEM, condor::SYSTEM, flux::SYSTEM, oar::SYSTEM];
 
-/// Returns the names of all environment variables by which jobs of batch systems are recognised. pjwd must
-/// read these variables of each process.
+/// Returns the names of all environment variables from which jobs of batch systems are recognised. pjwd must
+/// read these variables of each process and pass them to [`recognise`].
 #[must_use]
 pub fn wanted_variables() -> BTreeSet<&'static str> {
     SYSTEMS.iter().flat_map(|system| system.variables).copied().collect()
 }
 
-/// Returns the batch systems that give each job a cgroup whose cpuset pjwd may narrow to the PUs of the job.
+/// Returns the batch systems that give each job a cgroup with a cpuset which pjwd may narrow to the PUs
+/// granted to the job.
 #[must_use]
 pub fn sources_with_narrowable_cpusets() -> BTreeSet<Source> {
     SYSTEMS.iter().filter(|system| system.narrowable).map(|system| system.source).collect()
 }
 
 /// Returns the batch system that has a launcher with the program name `comm`. A launcher is a daemon whose
-/// child processes belong to a job. `None` if no batch system has such a launcher. Every user can choose
-/// program names, so the caller must check the user of the process.
+/// child processes belong to a job. Returns `None` if no batch system has such a launcher.
+///
+/// Every user can choose program names, so the caller must check the user of the process.
 #[must_use]
 pub fn launcher_system(comm: &Comm) -> Option<Source> {
     let is_launcher =
@@ -67,15 +69,18 @@ pub fn launcher_system(comm: &Comm) -> Option<Source> {
     SYSTEMS.iter().find(is_launcher).map(|system| system.source)
 }
 
-/// Recognises the jobs of a process by its attributes: its cgroup, its environment and its program name.
-/// Returns the role of the process in a batch system, and its claims: the jobs to which it may belong. Batch
-/// systems that are not in `enabled` are ignored.
+/// Finds the jobs to which a process may belong, from its cgroups, its environment, its command line and its
+/// program name `comm`. Returns these jobs as [`JobMark`]s, and the role of the process in its batch system.
+/// `host` describes this machine. Batch systems that are not in `enabled` are ignored.
 ///
-/// The first claim is that of the cgroup, if there is one. If several directories of the cgroup's path have
-/// the form of a job's directory, the outermost one decides, because the job may have created the others. The
-/// claims of the environment follow, at most one for each batch system. Claims that contradict the cgroup are
-/// dropped: a process in the cgroup of job 5 with the variable of job 6 is in job 5. The number of cores comes
-/// from the environment.
+/// The marks are returned in this order:
+/// 1. The job that the cgroup path names. If several directories of the path have the form of a job's
+///    directory, the outermost one is used, because the job may have created the others.
+/// 2. The jobs that environment variables name, at most one for each batch system. A job is left out if the
+///    cgroup path names another job of the same batch system.
+///
+/// The number of cores in a mark comes from the environment. There are no marks if the cgroup is one that the
+/// batch system uses only for its own processes.
 #[must_use]
 pub fn recognise(
     comm: &Comm,

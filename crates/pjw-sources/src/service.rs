@@ -6,26 +6,27 @@
 use pjw_core::diagnosis::{JobBinding, ObservedScheduler};
 use pjw_core::ids::{Comm, Uid};
 
-/// A scheduler that may run on a node: the names of its daemons and configuration files, and how these files
-/// say whether it binds jobs to cores.
+/// A batch scheduler or container orchestrator that may run on a machine. It is recognised by the names of
+/// its daemons. Its configuration files show whether it binds jobs to cores.
 #[derive(Debug, Clone, Copy)]
 pub struct Scheduler {
-    /// The name of the scheduler, for display.
+    /// The name of the scheduler, for display, such as `Grid Engine`.
     pub name: &'static str,
     /// The program names of its daemons.
     daemons: &'static [&'static str],
-    /// The environment variable that names the directory of the configuration files, or one of these files. Empty
-    /// if there is no such variable.
+    /// The name of an environment variable that contains the path of the directory of the configuration
+    /// files, or of one of these files. Empty if the scheduler has no such variable.
     pub config_variable: &'static str,
-    /// The directories in which the configuration files usually are.
+    /// The paths of the directories in which the configuration files usually are. The first directory that
+    /// has the files is used.
     pub config_directories: &'static [&'static str],
-    /// The names of the configuration files in their directory. The first file must exist. A name that ends in
-    /// `/` is that of a directory of files.
+    /// The paths of the configuration files, relative to their directory. The first file must exist, the
+    /// others may be missing. A path that ends in `/` stands for all files in that directory.
     pub config_files: &'static [&'static str],
     judge: fn(&str) -> (JobBinding, &'static str),
 }
 
-/// All schedulers (batch systems and others) whose daemons are recognised on a node.
+/// All batch schedulers and container orchestrators that `pjwctl doctor` recognises on a machine.
 pub const SCHEDULERS: [Scheduler; 9] = [
     Scheduler {
         name: "Slurm",
@@ -108,16 +109,17 @@ pub const SCHEDULERS: [Scheduler; 9] = [
 ];
 
 impl Scheduler {
-    /// Returns whether a process of user `uid` with the command name `comm` is a daemon of this scheduler.
-    /// Always false for user ids from `first_person_uid` on, because people can give their processes any name.
+    /// Returns whether a process with the program name `comm` and the user id `uid` is a daemon of this
+    /// scheduler. Always false if `uid` is `first_person_uid` or higher. Such ids belong to people, who can
+    /// give their processes any name.
     #[must_use]
     pub fn is_daemon(&self, comm: &Comm, uid: Uid, first_person_uid: u32) -> bool {
         uid.0 < first_person_uid && self.daemons.iter().any(|name| name.as_bytes() == comm.as_bytes())
     }
 
-    /// Returns how this scheduler binds jobs to cores, and what that means for pjwd. `pjwctl doctor` reports
-    /// it. `configuration` is the text of all configuration files of the scheduler, one after the other.
-    /// `None` if the files could not be read.
+    /// Returns how this scheduler binds jobs to cores, and the consequence for pjwd, for the report of
+    /// `pjwctl doctor`. `configuration` is the text of all configuration files of the scheduler, one after
+    /// the other. `None` if the files could not be read.
     #[must_use]
     pub fn describe(&self, configuration: Option<&str>) -> ObservedScheduler {
         let needs_none = self.config_files.is_empty();

@@ -3,19 +3,20 @@
 //! Both files have lines of `Key=Value`, with `#` comments. Keys are not case-sensitive. A file that is not readable
 //! is an empty text. A missing key has Slurm's default.
 
-/// The settings in `slurm.conf` and `cgroup.conf` that matter for the cgroups of jobs.
+/// The settings in `slurm.conf` and `cgroup.conf` that determine the cpusets and the names of the cgroups of
+/// jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SlurmConf {
-    /// Whether Slurm gives each job a cpuset of its own: `ConstrainCores=yes` is set, and the plugin `task/cgroup`
-    /// is enabled.
+    /// Whether Slurm gives each job a cpuset of its own. This requires `ConstrainCores=yes` and the plugin
+    /// `task/cgroup`.
     pub constrains_cores: bool,
-    /// Whether Slurm 26.05 or later names the cgroup directories of jobs by the SLUID (Slurm's unique id of a
-    /// job) instead of the job number. Earlier versions always use the job number.
+    /// Whether the cgroup directories of jobs are named by the SLUID (Slurm's unique id of a job) instead of
+    /// the job number. This applies to Slurm 26.05 and later. Earlier versions always use the job number.
     pub has_sluid_directories: bool,
 }
 
-/// Parses the texts of `slurm.conf` and `cgroup.conf`. A text is empty if its file is missing. `unified` says
-/// that the node has cgroup v2 and no cgroup v1.
+/// Parses the texts of `slurm.conf` and `cgroup.conf`. A text must be empty if its file is missing. `unified`
+/// must be true if this machine has only cgroup v2, and false if it has cgroup v1.
 #[must_use]
 pub fn parse(slurm_conf: &str, cgroup_conf: &str, unified: bool) -> SlurmConf {
     let yes = |value: &str| value.eq_ignore_ascii_case("yes");

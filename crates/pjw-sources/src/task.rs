@@ -5,25 +5,26 @@ use pjw_core::snapshot::BatchAttributes;
 use crate::{host::Host, slurm, system::Environ};
 
 /// The CPU counts of a Slurm task (a process of a parallel job), and the number of tasks that share these
-/// CPUs. Slurm's configuration says whether a CPU of Slurm is a core or a PU.
+/// CPUs. A CPU of Slurm is a core or a PU, depending on Slurm's configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlurmTaskCpus {
-    /// The number of CPUs that were requested for each task (`--cpus-per-task`). `None` if the environment
-    /// does not state it.
+    /// The number of CPUs that were requested for each task (`--cpus-per-task`). `None` if the environment of
+    /// the task does not contain this number.
     pub cpus_per_task: Option<u32>,
-    /// The number of CPUs, on this node, of the job step to which the task belongs. For a batch script, that
-    /// of the whole job. `None` if the environment does not state it.
+    /// The number of CPUs on this machine of the job step to which the task belongs. For a batch script: the
+    /// number of CPUs of the whole job. `None` if the environment of the task does not contain this number.
     pub step_cpus: Option<u32>,
-    /// The number of CPUs of the job on this node. `None` if the environment does not state it.
+    /// The number of CPUs of the job on this machine. `None` if the environment of the task does not contain
+    /// this number.
     pub job_cpus: Option<u32>,
-    /// The number of tasks of the job step on this node, which share the CPUs of the step. For a batch script,
-    /// the number of tasks of the whole job. At least 1.
+    /// The number of tasks on this machine that share the CPUs of the job step. For a batch script: the
+    /// number of tasks of the whole job. At least 1.
     pub tasks: u32,
 }
 
-/// Reads the CPU counts of a Slurm task from `attributes`, the environment of the task. For a batch script,
-/// the counts are those of its whole job on this node. The reason: programs that the script starts inherit its
-/// environment.
+/// Reads the CPU counts of a Slurm task from `attributes`, the environment of the task. `host` describes this
+/// machine. For a batch script, the counts are those of the whole job on this machine, because programs that
+/// the script starts inherit its environment.
 #[must_use]
 pub fn read_task_cpus(attributes: &BatchAttributes, host: &Host) -> SlurmTaskCpus {
     const VARIABLES: &[&str] = &[

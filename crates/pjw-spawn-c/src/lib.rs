@@ -23,7 +23,8 @@ use crate::arguments::{Lists, read_masks};
 use crate::failure::{Failure, returned};
 use crate::group::{Group, Pids};
 
-/// `pspawn_context_t`.
+/// The C type `pspawn_context_t`: a program that can be started many times, and the CPUs on which its
+/// processes run. [`pspawn_context_create`] initialises it, and [`pspawn_context_destroy`] frees its memory.
 #[repr(C)]
 pub struct PspawnContext {
     private: *mut c_void,
@@ -36,10 +37,12 @@ struct ContextOnCpu {
     cpus: Option<CpuSet>,
 }
 
-/// Makes a context.
+/// Initialises the context `ctx` for the program at `path`. A name without a slash is searched in `PATH`.
+/// `core` is the number of the CPU on which the processes run, or -1 for all CPUs of the calling thread.
+/// Returns 0, or -1 with `errno`.
 ///
 /// # Safety
-/// `ctx` must be NULL or have room for a context. `path` must be NULL or a C string.
+/// `ctx` must be NULL or point to memory for a context. `path` must be NULL or a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pspawn_context_create(
     ctx: *mut PspawnContext,
@@ -64,10 +67,12 @@ pub unsafe extern "C" fn pspawn_context_create(
     })
 }
 
-/// Frees a context. NULL and a context that was freed before are left alone.
+/// Frees the memory of a context. Its processes continue to run. Does nothing if `ctx` is NULL, or if the
+/// context was freed before.
 ///
 /// # Safety
-/// `ctx` must be NULL or be from [`pspawn_context_create`], and no other function may use it meanwhile.
+/// `ctx` must be NULL or point to a context of [`pspawn_context_create`]. No other thread may use the context
+/// during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pspawn_context_destroy(ctx: *mut PspawnContext) {
     // SAFETY: the caller gives NULL or a context.
@@ -79,10 +84,12 @@ pub unsafe extern "C" fn pspawn_context_destroy(ctx: *mut PspawnContext) {
     }
 }
 
-/// Starts one process.
+/// Starts one process with the arguments `argv`. Waits until the process has begun the program. Returns its
+/// process id, or -1 with `errno` if the process could not be started.
 ///
 /// # Safety
-/// `ctx` must be NULL or be from [`pspawn_context_create`]. `argv` must be NULL or a list of C strings that ends with NULL.
+/// `ctx` must be NULL or point to a context of [`pspawn_context_create`]. `argv` must be NULL or an array of
+/// C strings that ends with NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pspawn(ctx: *mut PspawnContext, argv: *const *const c_char) -> pid_t {
     let mut pid = -1;
@@ -93,10 +100,12 @@ pub unsafe extern "C" fn pspawn(ctx: *mut PspawnContext, argv: *const *const c_c
     }
 }
 
-/// Starts processes with the same arguments.
+/// Starts `nspawns` processes with the same arguments `argv`. Waits until each process has begun the program
+/// or has failed to start. Writes a process id or a negative `errno` for each process into `pids`. Returns
+/// the number of processes that have begun the program. Returns -1 with `errno` if none has.
 ///
 /// # Safety
-/// As [`pspawn`]. `pids` must be NULL or have room for `nspawns` numbers.
+/// The requirements of [`pspawn`]. `pids` must be NULL or point to memory for `nspawns` values.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pspawn_n(
     pids: *mut pid_t,
@@ -121,11 +130,18 @@ pub unsafe extern "C" fn pspawn_n(
     })
 }
 
-/// Starts processes, each with its mask, arguments and environment, and waits until each has begun.
+/// Starts `nspawns` processes of the program at `filename`. Process number i runs on the CPUs
+/// `mask[i % clen]`. If `clen` is 0, the processes run on the CPUs of the calling thread. `flags` says
+/// whether `argv` and `envp` contain one list for all processes or one list for each. A NULL `envp` stands
+/// for the environment of the caller.
+///
+/// Waits until each process has begun the program or has failed to start. The values in `pids` and the return
+/// value are those of [`pspawn_n`].
 ///
 /// # Safety
-/// `filename` must be NULL or a C string; `argv` and `envp` NULL or lists as the flags say; `mask` NULL or `clen` pointers
-/// to sets; `pids` NULL or room for `nspawns` numbers.
+/// `filename` must be NULL or a C string. `argv` and `envp` must be NULL or contain as many lists as `flags`
+/// says, each ended by NULL. `mask` must be NULL or an array of `clen` pointers to CPU sets. `pids` must be
+/// NULL or point to memory for `nspawns` values.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pspawn_v(
     filename: *const c_char,
@@ -148,10 +164,14 @@ pub unsafe extern "C" fn pspawn_v(
     })
 }
 
-/// Starts processes as [`pspawn_v`] does, and returns before they have begun.
+/// Starts `nspawns` processes as [`pspawn_v`] does, but returns before they have begun the program. `mask`
+/// contains one CPU set for each process. A NULL `mask` stands for the CPUs of the calling thread.
+///
+/// Returns a file descriptor, or -1 with `errno`. The descriptor becomes readable when each process has begun
+/// the program or has failed to start. The caller must pass the descriptor to [`pspawn_collect`].
 ///
 /// # Safety
-/// As [`pspawn_v`], with `nspawns` for `clen`.
+/// The requirements of [`pspawn_v`]. `mask` must be NULL or an array of `nspawns` pointers to CPU sets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ipspawn(
     filename: *const c_char,
@@ -170,10 +190,12 @@ pub unsafe extern "C" fn ipspawn(
     })
 }
 
-/// Waits for the results of [`ipspawn`], and closes the descriptor.
+/// Waits until each process of a call of [`ipspawn`] has begun the program or has failed to start, and closes
+/// `fd`. `fd` is the descriptor that [`ipspawn`] returned. The values in `pids` and the return value are
+/// those of [`pspawn_n`].
 ///
 /// # Safety
-/// `pids` must be NULL or have room for `nspawns` numbers.
+/// `pids` must be NULL or point to memory for `nspawns` values.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pspawn_collect(fd: c_int, pids: *mut pid_t, nspawns: c_uint) -> c_int {
     returned(|| {
@@ -183,7 +205,8 @@ pub unsafe extern "C" fn pspawn_collect(fd: c_int, pids: *mut pid_t, nspawns: c_
     })
 }
 
-/// Returns the text of the last failure of the calling thread.
+/// Returns the message about the last failure in the calling thread, as a C string. Empty if there was no
+/// failure. The message is valid until the next failure in the same thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn pspawn_error() -> *const c_char {
     failure::last_text()

@@ -34,11 +34,15 @@ const THREAD_STACK_BYTES: usize = 256 * 1024;
 /// are started by exec.
 const INSTANCES_OF_A_TEMPLATE: usize = 8;
 
-/// Instances that are being started. It is an iterator over the results, in the order in which they arrive: the index of
-/// the instance in the list that was given, and the process or the error. Its descriptor is readable when a result is there.
+/// A group of instances (processes of one program) that spawner threads are starting. [`Context::start`]
+/// returns it.
 ///
-/// The spawner threads wait when about 10,000 results have not been taken. When this value is dropped, it waits until all
-/// instances are started. They are not killed.
+/// A batch is an iterator over the results, in the order in which the starts finish. An item is the index of
+/// the instance in the list of [`Context::start`], with its [`Child`] or the error. The descriptor of the
+/// batch becomes readable when results arrive. Then call [`Batch::next_ready`] until it returns `None`.
+///
+/// The spawner threads wait while about 10,000 results have not been received. Dropping the batch waits until
+/// all instances are started. It kills no instance.
 #[derive(Debug)]
 pub struct Batch {
     socket: OwnedFd,
@@ -56,10 +60,13 @@ pub struct Batch {
 }
 
 impl Context {
-    /// Starts instances and returns at once. The results come from the batch.
+    /// Starts the instances by spawner threads, and returns without waiting for them. The results are
+    /// received from the returned [`Batch`]. The soft limit of open descriptors is raised if the instances
+    /// need more.
     ///
     /// # Errors
-    /// If something is found to be wrong beforehand. Then no instance is started.
+    /// If [`Context::check`] fails, or if a resource for the batch can't be created. No instance is started
+    /// then.
     pub fn start(&self, instances: Vec<Instance>) -> Result<Batch, CheckError> {
         self.check(&instances)?;
         reserve_descriptors(instances.len())?;
@@ -87,18 +94,20 @@ impl Context {
         Ok(batch)
     }
 
-    /// Starts instances. Returns after each has begun its program, or has failed: one result for each, in their order.
+    /// Starts the instances. Waits until each instance has begun its program or has failed to start. Returns
+    /// one result for each instance, in the order of `instances`.
     ///
     /// # Errors
-    /// As [`Context::start`].
+    /// The errors of [`Context::start`]. No instance is started then.
     pub fn spawn_n(&self, instances: Vec<Instance>) -> Result<Vec<Result<Child, SpawnError>>, CheckError> {
         Ok(self.start(instances)?.into_results())
     }
 
-    /// Starts one instance. Returns after it has begun its program, or has failed.
+    /// Starts one instance. Waits until the instance has begun its program or has failed to start.
     ///
     /// # Errors
-    /// The outer error as [`Context::start`], the inner one if the start failed.
+    /// The outer error is that of [`Context::start`]: a check failed, and no process was created. The inner
+    /// error is that of the start itself.
     pub fn spawn(&self, instance: Instance) -> Result<Result<Child, SpawnError>, CheckError> {
         let result = self.spawn_n(vec![instance])?.pop();
         Ok(result.unwrap_or(Err(SpawnError { step: Step::Clone, errno: Errno::ECANCELED })))
@@ -123,8 +132,11 @@ fn shares(instances: &[Instance], max_spawners: usize) -> Vec<Vec<usize>> {
 }
 
 impl Batch {
-    /// Waits until each instance has begun its program, or has failed. Returns one result for each, in their order. An
-    /// instance whose result was taken before, or that was not started after [`Batch::cancel`], has the error `ECANCELED`.
+    /// Waits until each instance has begun its program or has failed to start. Returns one result for each
+    /// instance, in the order of the list that [`Context::start`] received.
+    ///
+    /// The result is the error `ECANCELED` if the iterator has returned the result of the instance before. It
+    /// is also `ECANCELED` if the instance was not started because of [`Batch::cancel`].
     #[must_use]
     pub fn into_results(self) -> Vec<Result<Child, SpawnError>> {
         let missing = SpawnError { step: Step::Clone, errno: Errno::ECANCELED };
@@ -137,31 +149,37 @@ impl Batch {
         results
     }
 
-    /// Lets the spawners start no more instances. An instance that is not started has no result.
+    /// Tells the spawner threads to start no further instances, and returns at once. Instances that are
+    /// started already continue to run. The iterator returns no result for an instance that is not started.
     pub fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the next result if there is one now.
+    /// Returns the next result without waiting. `None` if no result is available now. [`Batch::is_finished`]
+    /// returns whether more results will follow.
     pub fn next_ready(&mut self) -> Option<InstanceResult> {
         self.next_result(false)
     }
 
-    /// Returns why instances are started by exec, although the context uses templates. `None` before that is known. A single
-    /// instance that does not fit the template is started by exec without a refusal.
+    /// Returns the reason why the program can't have a [template](crate::proxy::Template), so that instances
+    /// are started by exec. `None` if the context uses no templates, or if no such reason is known yet.
+    ///
+    /// A single instance that does not match the template is also started by exec. This function returns no
+    /// reason for it.
     #[must_use]
     pub fn refusal(&self) -> Option<TemplateRefusal> {
         self.refusal.get().copied()
     }
 
-    /// Returns whether all results have been returned.
+    /// Returns whether the batch has returned all results and no more will follow.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.busy_spawners == 0 && self.results.is_empty()
     }
 
-    /// Returns the time before the creation of the first process, and the time at which the last one had begun its program:
-    /// both of `CLOCK_MONOTONIC`, and as far as the results have been returned. `None` before the first result.
+    /// Returns the time just before the first process was created, and the time when the last process had
+    /// begun the program. Both are times of `CLOCK_MONOTONIC`. Only the results that have been received so
+    /// far count. `None` before the first result.
     #[must_use]
     pub fn started_between(&self) -> Option<(Duration, Duration)> {
         self.busy

@@ -5,26 +5,28 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use nix::errno::Errno;
 use pjw_core::ids::Pid;
 
-/// A process that was started. It is not killed when this value is dropped.
+/// A process that was started by this crate. Dropping this value closes the pidfd and does not kill the
+/// process.
 #[derive(Debug)]
 pub struct Child {
-    /// The process id. It is valid until the child has been waited for.
+    /// The process id. It refers to this process until the caller has waited for the end of the process, for
+    /// example by [`Child::wait`].
     pub pid: Pid,
-    /// The pidfd. It becomes readable when the process ends: pidfd_open(2).
+    /// The pidfd of the process: pidfd_open(2). It becomes readable when the process ends.
     pub pidfd: OwnedFd,
 }
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// With this exit status, 0 to 255.
+    /// The process exited with this exit status, 0 to 255.
     Code(i32),
-    /// By this signal.
+    /// The signal with this number killed the process.
     Signal(i32),
 }
 
 impl Child {
-    /// Waits for the end of the process, and removes it from the process table.
+    /// Waits until the process ends, and removes it from the process table. Returns how the process ended.
     ///
     /// # Errors
     /// `ECHILD` if the process is no child of the caller, or was waited for before.
@@ -38,7 +40,8 @@ impl Child {
         }
     }
 
-    /// Returns how the process ended, and removes it from the process table. `None` if it has not ended.
+    /// Returns how the process ended, and removes it from the process table. Does not wait: returns `None` if
+    /// the process still runs.
     ///
     /// # Errors
     /// The errors of [`Child::wait`].
@@ -62,11 +65,12 @@ impl Child {
         })
     }
 
-    /// Sends a signal. It never reaches another process, also after the end of this one: pidfd_send_signal(2).
+    /// Sends the signal with the number `signal` to the process: pidfd_send_signal(2). The signal can't reach
+    /// another process, even if this process has ended and its process id is used again.
     ///
     /// # Errors
-    /// `ESRCH` if the process has ended and was waited for, `EPERM` for a process of another user, `EINVAL` for a
-    /// number that is no signal.
+    /// `ESRCH` if the process has ended and was waited for. `EPERM` if the caller may not send signals to the
+    /// process. `EINVAL` if there is no signal with this number.
     pub fn signal(&self, signal: i32) -> Result<(), Errno> {
         let (pidfd, no_info, no_flags) = (self.pidfd.as_raw_fd(), std::ptr::null::<libc::siginfo_t>(), 0);
         // SAFETY: the descriptor is open, and a null pointer stands for the usual information.

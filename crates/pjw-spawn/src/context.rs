@@ -17,9 +17,10 @@ use crate::own_policy::own_mask;
 use crate::setup::Setup;
 use crate::signals;
 
-/// What all instances of a program have in common: the program, the environment, the credentials, and how they end.
+/// The properties that all instances (processes) of a program share, such as the program, the environment,
+/// the credentials and the working directory.
 ///
-/// With [`Context::end_with_launcher`], the instances end when this value is dropped.
+/// If [`Context::end_with_launcher`] was called, the kernel kills the instances when this value is dropped.
 #[derive(Debug)]
 pub struct Context {
     pub(crate) setup: Arc<Setup>,
@@ -30,17 +31,22 @@ pub struct Context {
 }
 
 impl Context {
-    /// Makes the context of a program. A name without a slash is searched in `PATH`. The instances get the environment of
-    /// the caller, the signals that the calling thread has blocked now, and the present limit of open descriptors.
+    /// Makes the context for `program`, which is a path or a name. A name without a slash is searched in the
+    /// directories of `PATH`.
+    ///
+    /// The instances will have the present environment and the present limit of open descriptors of the
+    /// caller. They will also block the signals that the calling thread blocks now.
     ///
     /// # Errors
-    /// If there is no such program, or if it is a directory or not executable.
+    /// [`CheckError::NoProgram`] if there is no such file. [`CheckError::NotExecutable`] if the file can't be
+    /// executed.
     pub fn new(program: impl AsRef<OsStr>) -> Result<Self, CheckError> {
         let path = find_program(program.as_ref())?;
         Ok(Self::of_path(&path))
     }
 
-    /// Makes the context of the program at a path, without a check of the program.
+    /// Makes the context for the program with the path `program`, as [`Context::new`] does. Does not search
+    /// `PATH` and does not check the file. If the file can't be executed, the start of each instance fails.
     #[must_use]
     pub fn of_path(program: &Path) -> Self {
         let environment = std::env::vars_os().filter_map(|(name, value)| variable(&name, &value));
@@ -59,7 +65,8 @@ impl Context {
         Self { setup: Arc::new(setup), max_spawners, spawners: Mutex::default() }
     }
 
-    /// Replaces the environment. A variable with a NUL byte in it is left out.
+    /// Replaces the environment of the instances by `variables`. A variable that contains a NUL byte is left
+    /// out.
     #[must_use]
     pub fn environment<N: AsRef<OsStr>, V: AsRef<OsStr>>(
         mut self,
@@ -71,7 +78,8 @@ impl Context {
         self
     }
 
-    /// Sets one variable of the environment.
+    /// Sets the environment variable `name` of the instances to `value`. An earlier value is replaced. If
+    /// `name` or `value` contains a NUL byte, the variable is removed.
     #[must_use]
     pub fn variable(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         let name = name.as_ref();
@@ -81,7 +89,8 @@ impl Context {
         self
     }
 
-    /// Gives each instance the variables `PJW_RANK`, `PJW_SIZE` and `PJW_CPUS`.
+    /// Gives each instance the environment variables `PJW_RANK`, `PJW_SIZE` and `PJW_CPUS`. They contain its
+    /// rank (counted from 0), the number of instances, and the list of the PUs in its placement.
     #[must_use]
     pub fn rank_variables(mut self) -> Self {
         let setup = self.setup_mut();
@@ -92,48 +101,54 @@ impl Context {
         self
     }
 
-    /// Sets the user and the groups of the instances. This needs `CAP_SETUID` and `CAP_SETGID`.
+    /// Sets the user and the groups as which the instances run. The caller needs `CAP_SETUID` and
+    /// `CAP_SETGID`.
     #[must_use]
     pub fn credentials(mut self, credentials: Credentials) -> Self {
         self.setup_mut().credentials = Some(credentials);
         self
     }
 
-    /// Sets the working directory of the instances. A path with a NUL byte is the caller's own directory.
+    /// Sets the working directory of the instances. If the path contains a NUL byte, the instances have the
+    /// caller's working directory.
     #[must_use]
     pub fn directory(mut self, directory: &Path) -> Self {
         self.setup_mut().directory = CString::new(directory.as_os_str().as_bytes()).ok();
         self
     }
 
-    /// Lets the kernel kill each instance when the launcher ends, or when this context is dropped
+    /// Makes the kernel kill each instance when the calling process ends, or when this context is dropped
     /// (`PR_SET_PDEATHSIG`, prctl(2)).
     ///
-    /// The kernel forgets this for a program that is setuid, setgid or has file capabilities. The processes that an
-    /// instance itself has started are not killed.
+    /// This has no effect on a program that is setuid, is setgid or has file capabilities. Processes that an
+    /// instance has started itself are not killed.
     #[must_use]
     pub fn end_with_launcher(mut self) -> Self {
         self.setup_mut().ends_with_launcher = true;
         self
     }
 
-    /// Makes instances by fork of a [template](crate::proxy::Template), which each spawner thread loads for itself. Instances
-    /// that can't be made so are started by exec: see [`Batch::refusal`](crate::Batch::refusal).
+    /// Makes the spawner threads start instances as forks of a [template](crate::proxy::Template). Each
+    /// spawner thread loads a template of its own. An instance that can't be a fork of the template is
+    /// started by exec. [`Batch::refusal`](crate::Batch::refusal) returns the reason if the program can't
+    /// have a template at all.
     #[must_use]
     pub fn templates(mut self) -> Self {
         self.setup_mut().uses_templates = true;
         self
     }
 
-    /// Sets the most spawner threads of a batch. The default is one for each PU of the caller's mask. There are never more
-    /// than different placements. 0 means 1.
+    /// Sets the maximum number of threads that start the instances of a batch in parallel. The default is the
+    /// number of PUs in the caller's affinity mask. A batch never has more of these threads than it has
+    /// different placements. 0 counts as 1.
     #[must_use]
     pub fn max_spawners(mut self, most: usize) -> Self {
         self.max_spawners = most.max(1);
         self
     }
 
-    /// Returns the path of the program.
+    /// Returns the path of the program. For a name without a slash, this is the path that was found in
+    /// `PATH`.
     #[must_use]
     pub fn program(&self) -> &CStr {
         &self.setup.program
@@ -144,11 +159,13 @@ impl Context {
         self.spawners.lock().unwrap_or_else(PoisonError::into_inner).push(spawner);
     }
 
-    /// Checks what can be known beforehand: the number of instances, the room for processes, the masks, the sizes of
-    /// arguments and environments, the working directory. A single instance that is too large is left to fail on its own.
+    /// Checks whether the instances can be started, without starting them. Checks the number of instances,
+    /// their affinity masks, the sizes of arguments and environments, and the limits on the number of
+    /// processes. If only some instances have too large arguments, there is no error: the start of these
+    /// instances fails later.
     ///
     /// # Errors
-    /// What is wrong, why, and the remedy.
+    /// The error contains the reason and the remedy.
     pub fn check(&self, instances: &[Instance]) -> Result<(), CheckError> {
         checks::check(&self.setup, instances)
     }

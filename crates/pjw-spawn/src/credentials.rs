@@ -1,12 +1,12 @@
 //! As which user an instance runs.
 
-/// A user with groups.
+/// The user and the groups as which a process runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credentials {
-    /// The user.
+    /// The real, effective and saved user id.
     pub uid: u32,
-    /// The group.
+    /// The real, effective and saved group id.
     pub gid: u32,
-    /// The supplementary groups.
+    /// The ids of the supplementary groups. They replace those of the caller.
     pub groups: Vec<u32>,
 }

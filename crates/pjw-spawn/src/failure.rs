@@ -5,20 +5,22 @@ use std::fmt;
 use nix::errno::Errno;
 use thiserror::Error;
 
-/// A step in the start of an instance.
+/// A step in the start of an instance (a process). A failed start reports the step that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// The kernel makes the process: clone3(2).
+    /// The kernel creates the process: clone3(2). Changes of the signal mask and of resource limits belong to
+    /// this step too.
     Clone,
-    /// The process is born in the cgroup of its placement: clone3(2) with `CLONE_INTO_CGROUP`.
+    /// The kernel creates the process in the cgroup of its placement: clone3(2) with `CLONE_INTO_CGROUP`.
     Cgroup,
-    /// The spawner thread takes the affinity mask and the memory policy of the placement, which the process inherits.
+    /// The thread that starts the process sets its own affinity mask and memory policy to those of the
+    /// placement. The process inherits both.
     Mask,
-    /// The process takes the groups, the group and the user of the context.
+    /// The process changes its supplementary groups, its group and its user to those of the context.
     Credentials,
-    /// The process enters the working directory of the context.
+    /// The process changes to the working directory of the context.
     Directory,
-    /// The process takes the streams of its instance.
+    /// The process replaces its standard streams by those of the instance.
     Stdio,
     /// The process executes the program: execve(2).
     Exec,
@@ -39,7 +41,7 @@ impl Step {
         Self::ALL.get(number).copied()
     }
 
-    /// Returns the name of the step, as in `pjwctl spawn --json`.
+    /// Returns the name of the step, such as `exec`. The JSON of `pjwctl spawn --json` contains this name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -60,13 +62,13 @@ impl fmt::Display for Step {
     }
 }
 
-/// An instance that was not started.
+/// Error: an instance (a process) could not be started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("step {step} failed: {}", errno.desc())]
 pub struct SpawnError {
     /// The step that failed.
     pub step: Step,
-    /// The error of the step's system call.
+    /// The error number of the system call that failed in this step.
     pub errno: Errno,
 }
 

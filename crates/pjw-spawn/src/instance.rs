@@ -7,31 +7,36 @@ use std::sync::Arc;
 use crate::placement::Placement;
 use crate::template::Arguments;
 
-/// One process of a group.
+/// One process of a group of processes of the same program: its rank, arguments, environment variables,
+/// placement and standard streams. The properties that all processes of the group share are in the
+/// [`Context`](crate::Context).
 #[derive(Debug, Clone)]
 pub struct Instance {
-    /// The number of the instance in the group, from 0.
+    /// The position of the instance in the group, counted from 0.
     pub rank: u32,
     /// The number of instances in the group.
     pub size: u32,
-    /// The arguments. Instances with the same arguments share one list.
+    /// The argument list, which may contain placeholders for `rank` and `size`. Instances with the same list
+    /// should share one `Arc`, which makes their start faster.
     pub arguments: Arc<Arguments>,
-    /// Variables of this instance only, each as `NAME=value`. They come after the variables of the context. The caller
-    /// must not repeat a name: the first one is found by getenv(3).
+    /// The environment variables of this instance only, each as `NAME=value`. They follow the variables of
+    /// the context. A name must not occur twice, because getenv(3) would return the first value.
     pub variables: Vec<CString>,
-    /// Where the instance runs. Instances on the same part share one placement.
+    /// The affinity mask, the preferred NUMA node and the cgroup of the instance. Instances with the same
+    /// placement should share one `Arc`: then one thread starts them without changing its affinity mask.
     pub placement: Arc<Placement>,
-    /// The streams 0 to 2.
+    /// The standard streams of the instance: input, output and error.
     pub stdio: Stdio,
 }
 
-/// The streams 0 to 2 of an instance. `None` for the stream of the caller.
+/// The descriptors that become the standard streams of an instance. `None` stands for the standard stream of
+/// the caller.
 #[derive(Debug, Clone, Default)]
 pub struct Stdio {
-    /// Standard input.
+    /// The descriptor for standard input.
     pub input: Option<Arc<OwnedFd>>,
-    /// Standard output.
+    /// The descriptor for standard output.
     pub output: Option<Arc<OwnedFd>>,
-    /// Standard error.
+    /// The descriptor for standard error.
     pub error: Option<Arc<OwnedFd>>,
 }

@@ -11,10 +11,11 @@ use crate::context::Context;
 use crate::instance::Instance;
 use crate::proxy::{ForkError, Spare, Template, TemplateRefusal};
 
-/// Workers, each an [`Instance`], and spares. A spare is a process of the program that is stopped before `main`. It uses no
-/// CPU. When a worker dies, a spare becomes its replacement at once. A new spare is made at the next [`Pool::wait`].
+/// A group of worker processes, and of spares that replace workers which die. A spare is a process of the
+/// same program that is stopped before `main` and uses no CPU. When a worker dies, [`Pool::wait`] turns a
+/// spare into its replacement. The next call of [`Pool::wait`] makes a new spare.
 ///
-/// When the pool is dropped, the spares end. The workers live on.
+/// Dropping the pool ends the spares. The workers continue to run.
 #[derive(Debug)]
 pub struct Pool {
     template: Template,
@@ -31,43 +32,46 @@ struct Worker {
     child: Option<Child>,
 }
 
-/// Why there is no pool.
+/// Error: a pool of workers can't be started.
 #[derive(Debug, Error)]
 pub enum PoolError {
-    /// The program can't have a template.
+    /// The program can't have a [`Template`], from which the workers and the spares are forked. The variant
+    /// contains the reason.
     #[error(transparent)]
     Refused(#[from] TemplateRefusal),
-    /// A worker or a spare was not made.
+    /// A worker or a spare could not be started.
     #[error("worker {rank}: {error}")]
     Worker {
-        /// The rank of the worker, or the number of workers for a spare.
+        /// The index of the worker in the list of instances. For a spare, the number of workers.
         rank: usize,
-        /// What failed.
+        /// The reason why the worker or the spare could not be started.
         error: ForkError,
     },
-    /// The workers can't be watched.
+    /// The pidfds of the workers can't be watched by epoll(7). The variant contains the error number.
     #[error("the workers can't be watched: epoll: {}", .0.desc())]
     Watch(Errno),
 }
 
-/// A worker that has ended.
+/// A worker that has ended, as [`Pool::wait`] returns it.
 #[derive(Debug)]
 pub struct Ended {
-    /// Its index in the list of instances.
+    /// The index of the worker in the list of instances that [`Pool::start`] received.
     pub index: usize,
-    /// How it has ended.
+    /// How the worker ended: its exit status, or the signal that killed it.
     pub exit: Exit,
-    /// Whether it was replaced, or why not. `None` for a worker that has ended with exit status 0: it is done.
+    /// Whether the worker was replaced. `None` if it exited with status 0: such a worker is not replaced.
+    /// `Some(Ok(()))` if a new worker runs in its place. `Some(Err(…))` if the replacement failed.
     pub replaced: Option<Result<(), ForkError>>,
 }
 
 impl Pool {
-    /// Starts a worker for each instance, and makes spares. All instances must have the same number of arguments and of
-    /// variables, and one cgroup. The calling thread becomes the parent of all: see [`Template`].
+    /// Starts one worker for each instance, and makes `spares` spares (processes that replace workers which
+    /// die). All instances must have the same number of arguments, the same number of variables, and the same
+    /// cgroup. The calling thread becomes the parent of all workers.
     ///
     /// # Errors
-    /// If the program can't have a template, or if a worker or a spare can't be made. The workers that were started are
-    /// killed then.
+    /// If the list is empty, if the program can't have a [`Template`], or if a worker or a spare can't be
+    /// made. The workers that run already are killed then.
     pub fn start(context: &Context, instances: Vec<Instance>, spares: usize) -> Result<Self, PoolError> {
         let Some(first) = instances.first() else {
             return Err(PoolError::Worker { rank: 0, error: ForkError::Unfit("number of instances") });
@@ -109,23 +113,26 @@ impl Pool {
         self.epoll.add(child, EpollEvent::new(EpollFlags::EPOLLIN, index as u64))
     }
 
-    /// Returns the process of a worker. `None` if it has ended and was not replaced.
+    /// Returns the process of the worker with this index in the list of instances. `None` if the worker has
+    /// ended and was not replaced, or if there is no such worker.
     #[must_use]
     pub fn worker(&self, index: usize) -> Option<&Child> {
         self.workers.get(index)?.child.as_ref()
     }
 
-    /// Returns the number of spares.
+    /// Returns the number of spares that are ready now to replace a worker.
     #[must_use]
     pub fn spares(&self) -> usize {
         self.spares.len()
     }
 
-    /// Waits until a worker ends, and replaces it unless its exit status is 0. `None` after the timeout, in milliseconds.
-    /// The spares that were used before are made again while no worker is dead.
+    /// Waits until a worker ends, and replaces the worker unless its exit status is 0. `timeout` is in
+    /// milliseconds. `None` means no timeout. Returns `None` after the timeout.
+    ///
+    /// If no worker has ended yet, the call first makes new spares for those that were used.
     ///
     /// # Errors
-    /// If the workers can't be watched.
+    /// If epoll(7) or waitid(2) fails.
     pub fn wait(&mut self, timeout: Option<u16>) -> Result<Option<Ended>, Errno> {
         let index = match self.next_ended(EpollTimeout::ZERO)? {
             Some(index) => index,

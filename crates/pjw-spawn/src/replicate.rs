@@ -29,59 +29,62 @@ const ATTACHED_AT: &str = "/proc";
 /// What a tmpfs needs beside the pages of its files, for each file.
 const BYTES_PER_FILE: u64 = 4096;
 
-/// The files that are copied to each of the nodes. It prints as the memory that this takes, such as `2 x 20 MB`.
+/// The files of a program that are copied to each of several NUMA nodes, so that instances read them from
+/// local memory. `Display` gives the memory that the copies take, such as `2 x 20 MB` for two NUMA nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replicas {
     files: Vec<(PathBuf, u64)>,
     nodes: BTreeSet<u32>,
 }
 
-/// Why there are no replicas.
+/// Error: the copies of a program's files can't be made.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ReplicaError {
-    /// The caller may not make a mount namespace.
+    /// The caller may not create a mount namespace: this needs `CAP_SYS_ADMIN`.
     #[error(
         "replicas need a mount namespace, which only root may make (CAP_SYS_ADMIN): run as root, or without replicas"
     )]
     NotPermitted,
-    /// They are larger than allowed.
+    /// The copies would take more bytes than allowed.
     #[error(
         "replicas would take {needed} bytes, and {most} are allowed: allow more, or run without replicas"
     )]
     TooLarge {
-        /// The bytes on all nodes.
+        /// The number of bytes that the copies would take on all NUMA nodes together.
         needed: u64,
-        /// The allowed bytes.
+        /// The maximum number of bytes on all NUMA nodes together.
         most: u64,
     },
-    /// A node has too little memory.
+    /// The copies would take more bytes than are free on a NUMA node.
     #[error("replicas take {needed} bytes on NUMA node {node}, which has {free} free: run without replicas")]
     NoRoom {
-        /// The node.
+        /// The NUMA node.
         node: u32,
-        /// The bytes on each node.
+        /// The number of bytes that the copies would take on each NUMA node.
         needed: u64,
-        /// The bytes that are free, or that hold the cache of files.
+        /// The number of free bytes on the NUMA node. The page cache counts as free.
         free: u64,
     },
     /// A system call has failed.
     #[error("no replica of {}: {step}: {}", path.display(), errno.desc())]
     Failed {
-        /// The file, or the mount.
+        /// The path of the file that is copied, or of the mount point.
         path: PathBuf,
-        /// What was tried.
+        /// The operation that failed, such as `open` or `move_mount`.
         step: &'static str,
-        /// Its error.
+        /// The error number of the system call.
         errno: Errno,
     },
 }
 
 impl Replicas {
-    /// Takes the files that a process has mapped: for a template, the program and all libraries that its linker has found.
-    /// Libraries that instances open later are not among them.
+    /// Selects the files that the process `pid` has mapped into its memory now, to be copied to each of
+    /// `nodes` (NUMA nodes). For a [template](crate::proxy::Template), these are the program and the
+    /// libraries that it is linked with. Libraries that instances load later are not included. Copies nothing
+    /// yet.
     ///
     /// # Errors
-    /// If the maps of the process can't be read.
+    /// If the memory map of the process can't be read.
     pub fn of_process(pid: Pid, nodes: impl IntoIterator<Item = u32>) -> Result<Self, ReplicaError> {
         let maps = PathBuf::from(format!("/proc/{pid}/maps"));
         let text = fs::read_to_string(&maps).map_err(failed(&maps, "read"))?;
@@ -90,22 +93,24 @@ impl Replicas {
         Ok(Self { files, nodes: nodes.into_iter().collect() })
     }
 
-    /// The bytes that the copies take on each node.
+    /// Returns the number of bytes that the copies take on each NUMA node.
     #[must_use]
     pub fn bytes_per_node(&self) -> u64 {
         self.files.iter().map(|(_, size)| size.next_multiple_of(4096) + BYTES_PER_FILE).sum()
     }
 
-    /// The bytes that the copies take on all nodes.
+    /// Returns the number of bytes that the copies take on all NUMA nodes together.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes_per_node() * self.nodes.len() as u64
     }
 
-    /// Checks that the copies take no more bytes than allowed, and fit into the memory of each node.
+    /// Checks that the copies take at most `most` bytes on all NUMA nodes together, and fit into the free
+    /// memory of each NUMA node.
     ///
     /// # Errors
-    /// If they don't.
+    /// [`ReplicaError::TooLarge`] or [`ReplicaError::NoRoom`] if they do not fit. [`ReplicaError::Failed`] if
+    /// the free memory of a NUMA node can't be read.
     pub fn check(&self, most: u64) -> Result<(), ReplicaError> {
         if self.bytes() > most {
             return Err(ReplicaError::TooLarge { needed: self.bytes(), most });
@@ -122,11 +127,13 @@ impl Replicas {
         Ok(())
     }
 
-    /// Moves the calling thread into a mount namespace of its own, in which the files are copies on a node. Processes that
-    /// the thread starts afterwards are in it too. The thread stays there until it ends.
+    /// Copies the files into the memory of the NUMA node `node`. Moves the calling thread into a new mount
+    /// namespace, in which the copies are mounted over the files. The thread remains in this namespace, and
+    /// so do the processes that it starts afterwards.
     ///
     /// # Errors
-    /// If a step fails. The thread may then be in a namespace with some of the copies: it must start no instances.
+    /// If a step fails. The thread may then be in a namespace with only some of the copies, and must not
+    /// start instances.
     pub fn enter(&self, node: u32) -> Result<(), ReplicaError> {
         let root = Path::new("/");
         // SAFETY: the descriptors of the thread stay those of the process.

@@ -33,8 +33,9 @@ fn change(how: i32, signals: Option<KernelSignals>) -> KernelSignals {
     old
 }
 
-/// Gives `SIGSEGV` and `SIGBUS` their default effect in the calling process. The handlers of Rust's runtime, which report a
-/// stack overflow, return from such a signal if another process has sent it: the first one has no effect.
+/// Resets the actions for `SIGSEGV` and `SIGBUS` in the calling process to the default, which kills the
+/// process. Rust's runtime installs handlers for these signals to report stack overflows. These handlers
+/// ignore the first such signal that another process sends.
 pub fn default_fault_signals() {
     for signal in [libc::SIGSEGV, libc::SIGBUS] {
         set_default(signal);

@@ -5,8 +5,9 @@ use std::os::unix::ffi::OsStrExt;
 
 use thiserror::Error;
 
-/// The argument list of instances, with argument 0. It is parsed once; [`Arguments::expand`] makes the list of one
-/// instance.
+/// The argument list of instances (processes), including argument 0. It may contain placeholders: `%r` is the
+/// rank of the instance, `%n` the number of instances, `%%` a percent sign. [`Arguments::expand`] returns the
+/// arguments of one instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Arguments {
     pub(crate) list: Vec<Argument>,
@@ -29,52 +30,53 @@ pub(crate) enum Piece {
     Size,
 }
 
-/// An argument that can't be used.
+/// Error: an argument list is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ArgumentError {
-    /// A percent sign is followed by something else than `r`, `n` or `%`.
+    /// An argument contains a percent sign that is not followed by `r`, `n` or `%`.
     #[error(
         "argument {argument} has the unknown placeholder {placeholder}: use %r for the rank, %n for the number of \
          instances, %% for a percent sign"
     )]
     UnknownPlaceholder {
-        /// The argument, with bytes that are not UTF-8 replaced.
+        /// The argument. Bytes that are not UTF-8 are replaced by U+FFFD.
         argument: String,
-        /// The placeholder, such as `%x`, or `%` at the end.
+        /// The unknown placeholder, such as `%x`. `%` alone if it ends the argument.
         placeholder: String,
     },
-    /// execve(2) ends a string at its first NUL byte.
+    /// An argument contains a NUL byte, at which execve(2) would end the argument.
     #[error("argument {argument} has a NUL byte: remove it")]
     Nul {
-        /// The argument, with bytes that are not UTF-8 replaced.
+        /// The argument. Bytes that are not UTF-8 are replaced by U+FFFD.
         argument: String,
     },
-    /// There is no argument 0.
+    /// The list is empty: it does not even contain argument 0.
     #[error("the argument list is empty: give at least argument 0, the name of the program")]
     Empty,
 }
 
 impl Arguments {
-    /// Parses an argument list with placeholders.
+    /// Parses an argument list that may contain the placeholders `%r`, `%n` and `%%`.
     ///
     /// # Errors
-    /// An unknown placeholder, a NUL byte, or an empty list.
+    /// If an argument contains an unknown placeholder or a NUL byte, or if the list is empty.
     pub fn parse<S: AsRef<OsStr>>(list: &[S]) -> Result<Self, ArgumentError> {
         Self::of(list, pieces)
     }
 
-    /// Takes an argument list as it is: a percent sign has no meaning.
+    /// Makes an argument list without placeholders: a percent sign has no special meaning.
     ///
     /// # Errors
-    /// A NUL byte, or an empty list.
+    /// If an argument contains a NUL byte, or if the list is empty.
     pub fn literal<S: AsRef<OsStr>>(list: &[S]) -> Result<Self, ArgumentError> {
         Self::of(list, |argument| Ok(vec![Piece::Literal(argument.to_vec())]))
     }
 
-    /// Takes the name of a program as argument 0, as it is, and parses the other arguments with placeholders.
+    /// Makes an argument list from the name of a program, which becomes argument 0, and the other arguments.
+    /// The name is used unchanged. The other arguments may contain the placeholders `%r`, `%n` and `%%`.
     ///
     /// # Errors
-    /// An unknown placeholder, or a NUL byte.
+    /// If another argument contains an unknown placeholder, or if any argument contains a NUL byte.
     pub fn of_command<S: AsRef<OsStr>>(program: &OsStr, others: &[S]) -> Result<Self, ArgumentError> {
         let mut list = Self::literal(&[program])?.list;
         match Self::parse(others) {
@@ -105,7 +107,8 @@ impl Arguments {
         if list.is_empty() { Err(ArgumentError::Empty) } else { Ok(Self { list }) }
     }
 
-    /// Returns the arguments of one instance.
+    /// Returns the arguments of the instance with the given rank in a group of `size` instances. Placeholders
+    /// are replaced.
     #[must_use]
     pub fn expand(&self, rank: u32, size: u32) -> Vec<CString> {
         let expanded = self.list.iter().map(|argument| match argument {

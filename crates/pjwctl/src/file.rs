@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 
-/// Replaces the content of the file at `path` by `text` so that a reader sees either all of the old content or all of
-/// the new. If `path` is a pipe or a device, the text is written to it directly.
+/// Replaces the content of the file at `path` by `text`. A reader sees either the whole old content or the
+/// whole new content. If `path` is a pipe or a device, the text is written to it directly.
 ///
 /// # Errors
-/// If the file cannot be written. Temporary files are removed.
+/// If the file cannot be written. No temporary file remains then.
 pub fn write_atomically(path: &Path, text: &str) -> anyhow::Result<()> {
     // A symbolic link stays a link: its target is replaced.
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());

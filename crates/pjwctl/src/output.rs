@@ -32,8 +32,8 @@ pub fn stdout_terminal() -> Terminal {
 /// Prints `text` to standard output.
 ///
 /// # Errors
-/// If standard output cannot be written. [`is_closed_pipe`] tells whether that is only because the reader closed the
-/// pipe.
+/// If standard output cannot be written. [`is_closed_pipe`] returns whether the only cause is that the reader
+/// closed the pipe.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
@@ -104,15 +104,16 @@ pub fn print_error_text(text: &str) {
     let _ = write!(io::stderr(), "{text}");
 }
 
-/// Returns whether [`print()`] failed because the program that reads standard output closed the pipe. This is not
-/// reported as an error.
+/// Returns whether [`print()`] returned `error` because the program that reads standard output closed the
+/// pipe. This case is not reported as an error.
 #[must_use]
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.is::<Closed>()
 }
 
-/// Starts a thread that ends this process when the reader of standard output closes the pipe. Commands that
-/// wait for a long time between outputs need this, such as `events --follow`.
+/// Starts a thread that ends this process with exit code 0 when the reader of standard output closes the
+/// pipe. Commands that wait for a long time between two outputs need this thread, such as `events --follow`.
+/// Does nothing if standard output is a terminal.
 pub fn exit_when_reader_closes() {
     if io::stdout().is_terminal() {
         return;

@@ -5,7 +5,8 @@
 
 use std::error::Error;
 
-/// Returns the messages of an error and of its causes as one line: `can't read the file: permission denied`.
+/// Returns the message of an error and the messages of its causes as one line, separated by `: `. Example:
+/// `can't read the file: permission denied`.
 #[must_use]
 pub fn error_chain(error: &dyn Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| (*cause).source());

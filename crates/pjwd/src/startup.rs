@@ -40,7 +40,8 @@ use crate::{
 /// How long the loop may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Runs pjwd with its command line options until it is told to stop. The exit code is 0 on success and 1 on failure.
+/// Runs the program pjwd with the options of its command line. The daemon runs until SIGTERM or SIGINT.
+/// Returns exit code 0 on success. After an error, prints the error to stderr and returns exit code 1.
 #[must_use]
 pub fn main(options: &DaemonOptions) -> ExitCode {
     let done = if options.topology_json {

@@ -35,19 +35,21 @@ const FORK_DELAY: Duration = Duration::from_millis(20);
 /// the first scan, may have children: the next scan finds these.
 const FINDING_SCANS: usize = 2;
 
-/// The result of `pjwd --release-all`, for its output: the released jobs and remarks.
+/// The result of `pjwd --release-all`: the released jobs, and remarks for the user.
 #[derive(Debug, Default)]
 pub struct ReleaseSummary {
-    /// The ids of the jobs that were released.
+    /// The ids of the jobs that were released: the changes of affinity masks and cpusets for these jobs were
+    /// undone.
     pub released_jobs: Vec<JobId>,
-    /// Sentences for the user: which records could not be used, or that there were no records.
+    /// Sentences for the user, for example about records that could not be used or processes whose masks may
+    /// be wrong.
     pub remarks: Vec<String>,
 }
 
-/// Releases all jobs that an earlier daemon recorded in the directory `state_dir`: restores affinity masks and
-/// removes cpusets. Also removes cpusets without a record that an earlier daemon made. If records are lost,
-/// the remarks name the processes whose masks an earlier daemon may have set. Creates no state directory if
-/// there is nothing to undo. `beside` says that a daemon with another state directory may run.
+/// Releases all jobs that an earlier daemon recorded in the directory `state_dir`: restores affinity masks
+/// and removes cpusets. Also removes cpusets that an earlier daemon made without a record. If records are
+/// lost, the remarks name the processes whose masks an earlier daemon may have set. `beside` says whether the
+/// earlier daemon was started with `--beside`. Does not create `state_dir` if there is nothing to undo.
 ///
 /// # Errors
 /// If a running daemon uses the directory, the journal can't be used, or a mask or cpuset can't be restored.

@@ -7,8 +7,9 @@ use crate::machine::Topology;
 use crate::state::{Holder, WardenState};
 use crate::terms::{GrantedBy, Job, JobId, Policy};
 
-/// A repeated check of the PUs that jobs hold. It stores the violations that the last check found, so that
-/// the next check need only read the jobs and PUs that changed.
+/// A repeated check of the PUs that jobs hold against the invariants of pjw. One invariant is that no two
+/// jobs hold the same PU, except by shared grants. The audit stores the violations of the last check, so
+/// [`GrantAudit::update`] checks only the jobs and PUs that changed.
 #[derive(Debug)]
 pub struct GrantAudit {
     machine: CpuSet,
@@ -34,8 +35,9 @@ struct AuditedGrant {
 }
 
 impl GrantAudit {
-    /// Checks the holders of all PUs and the grants of all jobs in `state` against the invariants of pjw. The
-    /// audit is valid only for the present topology of `state`: if the topology changes, make a new audit.
+    /// Checks the holders of all PUs and the grants of all jobs in `state`, and returns the audit with the
+    /// result. See [`GrantAudit::violations`] for the violations. The audit is valid only for the present
+    /// topology of `state`. If the topology changes, the caller must make a new audit.
     #[must_use]
     pub fn new(state: &WardenState, policy: &Policy) -> Self {
         let mut audit = Self {
@@ -54,8 +56,9 @@ impl GrantAudit {
         audit
     }
 
-    /// Checks the PUs and the jobs that changed since the last check. `changed` must contain every job that
-    /// was added, changed or removed since then.
+    /// Checks again, and replaces the stored violations. Checks only the jobs in `changed`, and the PUs
+    /// whose holder changed since the last check. `changed` must contain every job that was added, changed
+    /// or removed since the last check.
     pub fn update(&mut self, state: &WardenState, changed: &BTreeSet<JobId>, policy: &Policy) {
         let mut concerned = changed.clone();
         let mut changed_pus = self.read_pool(state, &mut concerned);
@@ -78,8 +81,8 @@ impl GrantAudit {
         }
     }
 
-    /// Iterates over all present violations: those that the last check found, and earlier ones that still
-    /// exist.
+    /// Iterates over all violations as of the last check. These include violations that an earlier check
+    /// found and that still exist.
     pub fn violations(&self) -> impl Iterator<Item = &Violation> {
         let of_jobs = self.of_jobs.values().flatten();
         self.of_machine.iter().chain(self.of_pus.values()).chain(of_jobs)

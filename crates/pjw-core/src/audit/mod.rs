@@ -15,9 +15,11 @@ use crate::basics::{CpuSet, Pid, ThreadId, prelude::*};
 use crate::state::{MaskEntry, Member, WardenState};
 use crate::terms::{MaskAction, MaskActionKind, Plan, Policy};
 
-/// Checks a plan, and the state from which the plan was made, against the invariants of pjw. One invariant is
-/// that no PU has two holders. Returns all violations; the list is empty if there are none. The audit shares
-/// no code with the planner, so it can find errors of the planner.
+/// Checks a plan, and the state from which the plan was made, against the invariants of pjw. One invariant
+/// is that no two jobs hold the same PU, except by shared grants. Returns all violations. Returns an empty
+/// list if the plan and the state violate no invariant.
+///
+/// The audit shares no code with the planner, so it can find errors of the planner.
 #[must_use]
 pub fn audit(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
     let mut found = audit_grants(state, policy);
@@ -26,14 +28,15 @@ pub fn audit(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation
 }
 
 /// Checks the holders of all PUs and the grants of all jobs against the invariants of pjw, and returns all
-/// violations. For repeated checks, [`GrantAudit`] is faster: it checks only the jobs that changed.
+/// violations. For repeated checks, [`GrantAudit`] is faster, because it checks only the jobs that changed.
 #[must_use]
 pub fn audit_grants(state: &WardenState, policy: &Policy) -> Vec<Violation> {
     GrantAudit::new(state, policy).violations().cloned().collect()
 }
 
-/// Checks the planned changes of affinity masks and cpusets against the invariants of pjw, and returns all
-/// violations. One invariant is that a thread of a job gets only PUs of the job.
+/// Checks the planned changes of affinity masks and cpusets in `plan` against the invariants of pjw, and
+/// returns all violations. One invariant is that the new mask of a job's thread contains only PUs that the
+/// job holds.
 #[must_use]
 pub fn audit_actions(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
     let mut found = cpusets::check_cpusets(state, plan, policy);

@@ -5,112 +5,118 @@ use thiserror::Error;
 use crate::basics::{CpuSet, ProcessId, Pu, ThreadId, Tid, prelude::*};
 use crate::terms::JobId;
 
-/// A violated invariant of pjw. The audit found it in a plan, or in the state from which the plan was made.
+/// An invariant of pjw that is violated, either by a plan or by the state from which the plan was made.
 /// Every violation is a bug of pjw.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Violation {
-    /// The pool and the machine have different PUs.
+    /// The pool (the list of all PUs with their holders) and the topology of the machine have different
+    /// PUs.
     #[error("the pool and the machine differ on PUs {cpus}")]
     PoolDiffersFromMachine {
-        /// The PUs that are in only one of them.
+        /// The PUs that are only in the pool or only in the topology.
         cpus: CpuSet,
     },
-    /// The pool names a job that does not exist.
+    /// The pool says that a job holds a PU, but the job does not exist.
     #[error("PU {pu} is held by {job}, which does not exist: a core has leaked")]
     UnknownHolder {
-        /// The PU.
+        /// The PU that has the unknown holder.
         pu: Pu,
         /// The job that does not exist.
         job: JobId,
     },
-    /// A grant differs from the PUs that the job holds in the pool.
+    /// The PUs that were granted to a job differ from the PUs that the job holds in the pool (the list of
+    /// all PUs with their holders).
     #[error("{job} was granted {granted} and holds in the pool {held}")]
     GrantDiffersFromPool {
-        /// The job.
+        /// The job that holds the PUs.
         job: JobId,
-        /// The PUs of the grant.
+        /// The PUs that were granted to the job, without PUs that the topology does not contain.
         granted: CpuSet,
         /// The PUs that the job holds in the pool.
         held: CpuSet,
     },
-    /// Two jobs hold the same PUs without sharing.
+    /// Two jobs were granted the same PUs, although neither grant may be shared.
     #[error("{job} and {other} were both granted {cpus}")]
     TwoOwners {
-        /// The first job.
+        /// One of the two jobs.
         job: JobId,
-        /// The second job.
+        /// The other of the two jobs.
         other: JobId,
-        /// The PUs that both hold.
+        /// The PUs that were granted to both jobs.
         cpus: CpuSet,
     },
-    /// A job holds housekeeping PUs.
+    /// pjw granted housekeeping PUs (PUs that are reserved for the system) to a job.
     #[error("{job} was granted {cpus}, which are housekeeping")]
     OnHousekeeping {
-        /// The job.
+        /// The job that holds the housekeeping PUs.
         job: JobId,
-        /// The housekeeping PUs.
+        /// The housekeeping PUs that the job holds.
         cpus: CpuSet,
     },
-    /// A grant has no PU.
+    /// A job has a grant that contains no PU.
     #[error("{job} was granted no PU at all")]
     EmptyGrant {
-        /// The job.
+        /// The job that has the empty grant.
         job: JobId,
     },
-    /// A grant has PUs that the machine does not have.
+    /// None of the PUs that were granted to a job is in the topology of the machine.
     #[error("{job} was granted {cpus}, none of which is on this machine")]
     OutsideTheMachine {
-        /// The job.
+        /// The job that has the grant.
         job: JobId,
-        /// The PUs that the machine does not have.
+        /// The PUs that were granted to the job.
         cpus: CpuSet,
     },
-    /// A grant has some PUs of a core and not all.
+    /// A job was granted only some PUs of a core, and another job holds another PU of the same core,
+    /// although neither job may share cores.
     #[error("{job} was granted {cpus} of a core and not the rest of it")]
     SplitCore {
-        /// The job.
+        /// The job that was granted only some PUs of the core.
         job: JobId,
-        /// The PUs of the split core.
+        /// The PUs of the core that were granted to `job`.
         cpus: CpuSet,
     },
-    /// An action on a thread is wrong.
+    /// A planned change of a thread's affinity mask is wrong.
     #[error("{}", problem.text(job, kind, thread.tid))]
     Action {
-        /// The job of the action.
+        /// The job for which the mask was to be changed.
         job: JobId,
-        /// The kind of action.
+        /// The purpose of the change, such as `confine` or `restore`.
         kind: &'static str,
-        /// The thread.
+        /// The thread whose mask was to be changed.
         thread: ThreadId,
-        /// What is wrong.
+        /// The reason why the change is wrong.
         problem: ActionProblem,
     },
-    /// An action gives a cpuset PUs that are not in the job's grant.
+    /// A planned cpuset of a job is empty, or contains PUs that pjw did not grant to the job.
     #[error("the cpuset of {path} would be {cpus}, and {job} was granted {granted}")]
     CpusetExceedsGrant {
-        /// The job.
+        /// The job whose cpuset was to be written.
         job: JobId,
-        /// The path of the cpuset cgroup.
+        /// The path of the cpuset's cgroup, below the mount point of the cgroup hierarchy.
         path: String,
-        /// The PUs that the cpuset would have.
+        /// The PUs that the cpuset was to contain.
         cpus: CpuSet,
         /// The PUs that pjw granted to the job.
         granted: CpuSet,
     },
-    /// An action changes a cgroup that is not a registered cpuset of the job.
+    /// A planned change concerns a cgroup that pjw must not change in this way. For example, the cgroup is
+    /// not a recorded cpuset of the job, or the job still needs the cpuset that was to be removed.
     #[error("{path} is not a cpuset of {job}")]
     NotTheJobsCpuset {
-        /// The job.
+        /// The job for which the cgroup was to be changed.
         job: JobId,
-        /// The path of the cgroup.
+        /// The path of the cgroup, below the mount point of the cgroup hierarchy.
         path: String,
     },
-    /// An action moves a process that may not be moved for this job.
+    /// A planned move of a process into or out of a job's cpuset is not allowed. The process is a kernel
+    /// thread, process 1 or pjw itself, or was to be moved into the cpuset of a job to which it does not
+    /// belong.
     #[error("process {process} may not be moved for {job}")]
     NotToBeMoved {
-        /// The job.
+        /// The job whose cpuset the process was to enter or to leave.
         job: JobId,
-        /// The process.
+        /// The process that was to be moved.
         process: ProcessId,
     },
 }
@@ -118,26 +124,33 @@ pub enum Violation {
 /// The reason why the audit rejects a planned change of a thread's affinity mask.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ActionProblem {
-    /// The thread does not belong to the job.
+    /// The thread does not belong to the job. If the change was to keep the thread off the cores of all
+    /// jobs, this problem has another meaning: the thread belongs to a job, or pjw has not recorded that
+    /// its original mask must be restored.
     NotTheJobsThread,
-    /// No job can own the process: it is a kernel thread, process 1, or pjw itself.
+    /// The thread belongs to a process whose masks pjw must never change: a kernel thread, process 1, or
+    /// pjw itself.
     SystemProcess,
-    /// The mask is not inside the grant.
+    /// The new mask contains PUs that the job does not hold. If the change was to keep the thread off the
+    /// cores of all jobs, this problem has another meaning: the new mask contains PUs that a job holds.
     MaskOutsideGrant {
-        /// The mask.
+        /// The new mask.
         mask: CpuSet,
-        /// The PUs of the grant.
+        /// The PUs that the job holds.
         grant: CpuSet,
     },
-    /// The mask is empty, or pins a thread to several PUs.
+    /// The new mask (the value) is not valid. Either the mask is empty, or the change was to pin the thread
+    /// and the mask does not consist of exactly one PU.
     WrongMask(CpuSet),
-    /// Another action changes the same thread.
+    /// An earlier change in the same plan changes the mask of the same thread.
     ChangedTwice,
-    /// The thread already has the mask.
+    /// The new mask equals the present mask of the thread.
     NoChange,
-    /// The restored mask is not the one that the thread had before pjw changed it.
+    /// The mask (the value) must not be restored. Either the mask is empty, or it is not the mask that the
+    /// thread had before pjw changed it, or the job still holds its cores.
     WrongRestore(CpuSet),
-    /// The journal does not contain how to restore the mask.
+    /// The journal has no record of the new mask and of the original mask. A restarted daemon could then
+    /// not restore the original mask.
     NoUndo,
 }
 
@@ -163,9 +176,11 @@ impl ActionProblem {
 }
 
 impl Violation {
-    /// Returns the job that the violation concerns: the planned changes for this job must not be carried out,
-    /// all others may. `None` if the violation concerns no single job: then no change of the plan may be
-    /// carried out.
+    /// Returns the job that the violation concerns. The caller must not carry out the planned changes for
+    /// this job, and may carry out the changes for all other jobs.
+    ///
+    /// Returns `None` if the violation concerns no single job. The caller must then not carry out any
+    /// change of the plan.
     #[must_use]
     pub fn job(&self) -> Option<&JobId> {
         match self {

@@ -13,15 +13,15 @@ use thiserror::Error;
 
 use crate::basics::prelude::*;
 
-/// A logical CPU, by the kernel's CPU number. hwloc calls it a processing unit (PU).
+/// A logical CPU (in hwloc's terms a processing unit, PU), identified by its CPU number in the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Pu(pub u32);
 
 impl Pu {
-    /// The highest PU number that a CPU list may contain. It limits the memory that a malicious CPU list can
-    /// make pjw allocate. It is far above the highest CPU number that the kernel supports (8,191 with
-    /// `NR_CPUS` = 8,192).
+    /// The highest PU number that a CPU list may contain. This bounds the memory that a malicious CPU list
+    /// can make pjw allocate. The value is far above the highest CPU number that the kernel supports (8,191
+    /// with `NR_CPUS` = 8,192).
     pub const MAX: Pu = Pu(65_535);
 }
 
@@ -45,13 +45,18 @@ impl CpuSet {
         Self::default()
     }
 
-    /// Makes the set of the PUs from `first` to `last`, both included.
+    /// Makes the set of all PUs from `first` to `last`, both included. The set is empty if `first` is
+    /// greater than `last`.
+    ///
+    /// # Panics
+    /// If the set would contain a PU greater than [`Pu::MAX`].
     #[must_use]
     pub fn from_range(first: Pu, last: Pu) -> Self {
         (first.0..=last.0).map(Pu).collect()
     }
 
-    /// Makes a set from 64-bit words, as the kernel stores affinity masks: bit `n` of word `w` is PU `64 * w + n`.
+    /// Makes a set from 64-bit words, as the kernel stores affinity masks: bit `n` of word `w` is PU `64 *
+    /// w + n`.
     #[must_use]
     pub fn from_words(words: &[u64]) -> Self {
         // A kernel built for many PUs fills more words than the machine needs. Trailing zero words are
@@ -60,17 +65,17 @@ impl CpuSet {
         Self { words: SmallVec::from_slice(&words[..length]) }
     }
 
-    /// Returns the bits of the set as 64-bit words: bit `n` of word `w` is PU `64 * w + n`. The last word is never
-    /// zero.
+    /// Returns the bits of the set as 64-bit words: bit `n` of word `w` is PU `64 * w + n`. The last word
+    /// is never zero. The slice is empty for the empty set.
     #[must_use]
     pub fn words(&self) -> &[u64] {
         &self.words
     }
 
-    /// Adds a PU. Returns true if the set did not contain it before.
+    /// Adds `pu` to the set. Returns true if the set did not contain `pu` before.
     ///
     /// # Panics
-    /// If `pu` is greater than [`Pu::MAX`]. The parsers of this project never return such a number.
+    /// If `pu` is greater than [`Pu::MAX`]. The parsers of this project never return such a PU.
     pub fn insert(&mut self, pu: Pu) -> bool {
         let new = !self.contains(pu);
         self.extend([pu]);
@@ -87,7 +92,7 @@ impl CpuSet {
         }
     }
 
-    /// Removes a PU. Returns true if the set contained it.
+    /// Removes `pu` from the set. Returns true if the set contained `pu` before.
     pub fn remove(&mut self, pu: Pu) -> bool {
         let (word, bit) = place(pu);
         let Some(bits) = self.words.get_mut(word) else { return false };
@@ -129,7 +134,7 @@ impl CpuSet {
         pu_at(self.words.len() - 1, 63 - last.leading_zeros())
     }
 
-    /// Returns the PU if the set contains exactly one PU, else `None`.
+    /// Returns the only PU of the set. `None` if the set is empty or contains more than one PU.
     #[must_use]
     pub fn single(&self) -> Option<Pu> {
         let first = self.first()?;
@@ -278,8 +283,8 @@ impl fmt::Debug for CpuSet {
     }
 }
 
-/// The reason why a text is not a valid CPU list, such as `0-3,8`. The error message quotes the wrong part of
-/// the text, and shows the correct form.
+/// The reason why a text is not a valid CPU list. (An example of a valid CPU list is `0-3,8`.) The error
+/// message quotes the invalid part of the text, and shows the correct form.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CpuListError {
     /// The text has nothing between two commas, or a comma at its start or end.
@@ -287,16 +292,16 @@ pub enum CpuListError {
         "an empty place in the CPU list {list:?}: write numbers and ranges between single commas, as in 0-3,8"
     )]
     EmptyPlace {
-        /// The list as given, cut to a readable length.
+        /// The whole text, cut to 40 characters.
         list: String,
     },
-    /// A part of the text is neither a number nor a range.
+    /// A part of the text (parts are separated by commas) is neither a number nor a range.
     #[error("{text:?} in the CPU list is neither a number nor a range: write it as in 0-3,8")]
     NotANumber {
-        /// The wrong part.
+        /// The invalid part of the text, cut to 40 characters.
         text: String,
     },
-    /// The first number of a range is greater than the last.
+    /// The first number of a range is greater than the second number.
     #[error("the range {first}-{last} in the CPU list runs backwards: write {last}-{first}")]
     Backwards {
         /// The first number of the range.
@@ -304,16 +309,16 @@ pub enum CpuListError {
         /// The second number of the range.
         last: u32,
     },
-    /// The list contains a PU twice.
+    /// The list contains the same PU more than once.
     #[error("PU {pu} stands twice in the CPU list: name each PU once")]
     Twice {
-        /// The PU.
+        /// The PU that the list contains more than once.
         pu: Pu,
     },
     /// A number is greater than [`Pu::MAX`].
     #[error("{text} in the CPU list is beyond the largest PU number, {max}", max = Pu::MAX)]
     TooLarge {
-        /// The number as given.
+        /// The number as written in the text, cut to 40 characters.
         text: String,
     },
 }

@@ -26,12 +26,12 @@ macro_rules! number {
 }
 
 number! {
-    /// A process number (the kernel's tgid).
+    /// A process id (pid; the kernel's tgid).
     Pid(u32)
 }
 
 number! {
-    /// A thread number. The first thread of a process has the number of the process.
+    /// A thread id (tid). The tid of the first thread of a process equals the pid of the process.
     Tid(u32)
 }
 
@@ -50,23 +50,24 @@ impl StartTime {
     /// time(7)). On every supported architecture there are 100 ticks per second.
     pub const TICK: Nanos = Nanos(10_000_000);
 
-    /// Returns the earliest possible time of the start, in ns since boot (`CLOCK_BOOTTIME`): the beginning of the
-    /// 10 ms clock tick in which the process or thread started.
+    /// Returns the earliest possible time of the start, in ns since boot (`CLOCK_BOOTTIME`): the beginning
+    /// of the 10 ms clock tick in which the process or thread started.
     #[must_use]
     pub fn earliest(self) -> Nanos {
         Nanos(self.0.saturating_mul(Self::TICK.0))
     }
 
-    /// Returns the latest possible time of the start, in ns since boot (`CLOCK_BOOTTIME`): the end of the 10 ms
-    /// clock tick in which the process or thread started.
+    /// Returns the latest possible time of the start, in ns since boot (`CLOCK_BOOTTIME`): the end of the
+    /// 10 ms clock tick in which the process or thread started.
     #[must_use]
     pub fn latest(self) -> Nanos {
         Nanos(self.0.saturating_add(1).saturating_mul(Self::TICK.0))
     }
 }
 
-/// The time at which a process or thread was forked, as an interval. A fork event gives the exact time; the
-/// interval then has the length 0. A start time in /proc gives only the 10 ms tick in which the fork
+/// The time at which a process or thread was forked, as an interval from the earliest to the latest
+/// possible time. If the time comes from a fork event, it is exact, and the interval has the length 0. If
+/// it comes from a start time in `/proc`, the interval lies within the 10 ms clock tick in which the fork
 /// happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BirthTime {
@@ -77,13 +78,14 @@ pub struct BirthTime {
 }
 
 impl BirthTime {
-    /// The longest time that a fork is assumed to take: 100 ms. The kernel copies the mask of the parent when the fork
-    /// begins, and takes the start time and sends the fork event when it ends (kernel/fork.c, `copy_process`).
+    /// The longest time that pjw assumes for one fork: 100 ms. When a fork begins, the kernel copies the
+    /// affinity mask of the parent. When the fork ends, the kernel sets the start time of the child and
+    /// sends the fork event (kernel/fork.c, `copy_process`).
     pub const FORK_TIME: Nanos = Nanos(100_000_000);
 
     /// Makes the birth time of a thread from its start time, which the kernel rounds down to 10 ms.
-    /// `first_seen` is the time of the scan that first found the thread, so the birth time ends no later than
-    /// that. `None` if this time is unknown.
+    /// `first_seen` is the time of the scan that first found the thread, in ns since boot, or `None` if
+    /// this time is unknown. The latest possible birth time is not after `first_seen`.
     #[must_use]
     pub fn from_start_time(start: StartTime, first_seen: Option<Nanos>) -> Self {
         let earliest = start.earliest();
@@ -92,9 +94,9 @@ impl BirthTime {
         Self { earliest, latest }
     }
 
-    /// Whether the thread was certainly born before the time `moment`. Also true if the interval ends exactly
-    /// at `moment` and has a length: `moment` is then the time of a scan that found the thread. False if the
-    /// birth time is exact and equals `moment`.
+    /// Whether the thread was certainly born before the time `moment`, in ns since boot. If the latest
+    /// possible birth time equals `moment`, the result is false for an exact birth time and true for an
+    /// interval with a length: such an interval ends at the time of a scan that found the thread.
     #[must_use]
     pub fn is_before(self, moment: Nanos) -> bool {
         self.latest < moment || (self.latest == moment && self.earliest < moment)
@@ -106,8 +108,8 @@ impl Uid {
     pub const ROOT: Uid = Uid(0);
 }
 
-/// The identity of a process: its pid and its start time. The kernel reuses pids; a later process with the same pid
-/// has another start time.
+/// The identity of a process: its pid and its start time. The kernel reuses pids; a later process with the
+/// same pid has another start time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ProcessId {
     /// The process id (pid), as seen in the pid namespace in which pjw runs.
@@ -118,13 +120,13 @@ pub struct ProcessId {
 }
 
 impl ProcessId {
-    /// The minimum time between two uses of a pid, 100 ms. For at least this time after a fork event, the pid
-    /// in the event is that of the forked process. Earlier reuse would need hundreds of thousands of forks
-    /// per second.
+    /// The time for which pjw assumes that the kernel does not reuse a pid: 100 ms. For this time after a
+    /// fork event, the pid in the event still names the forked process. Earlier reuse would need hundreds
+    /// of thousands of forks per second.
     pub const MIN_PID_REUSE_TIME: Nanos = Nanos(100_000_000);
 
-    /// Whether both ids name the same process, although one has its start time from `/proc/PID/stat` and the
-    /// other from the fork event. Start times that differ by at most 100 ms are taken as equal, because the
+    /// Whether both ids name the same process. True if the pids are equal and the start times differ by at
+    /// most 100 ms. Start times from `/proc/PID/stat` and from fork events may differ slightly, because the
     /// kernel reads them from different clocks.
     #[must_use]
     pub fn is_same_process(self, other: Self) -> bool {
@@ -139,8 +141,8 @@ impl fmt::Display for ProcessId {
     }
 }
 
-/// The identity of a thread: its process, its thread id and its start time. The kernel reuses thread ids; a later
-/// thread with the same id has another start time.
+/// The identity of a thread: its process, its thread id and its start time. The kernel reuses thread ids; a
+/// later thread with the same id has another start time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ThreadId {
     /// The process to which the thread belongs.
@@ -179,7 +181,7 @@ impl Comm {
         Self(bytes)
     }
 
-    /// Returns the bytes of the name.
+    /// Returns the bytes of the name, up to the first zero byte.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         let end = self.0.iter().position(|&byte| byte == 0).unwrap_or(self.0.len());

@@ -2,8 +2,8 @@
 
 use crate::basics::{cpuset::CpuSet, prelude::*};
 
-/// Formats a set of PUs for use in a sentence: `CPU 0` or `CPUs 0-3,8`. Without the word `CPU`, a reader
-/// could take the single number 0 for a number of CPUs.
+/// Formats a set of PUs for use in a sentence: `CPU 0`, `CPUs 0-3,8`, or `no CPU` for the empty set.
+/// Without the word `CPU`, a reader could mistake the CPU number 0 for a count of CPUs.
 #[must_use]
 pub fn cpus_text(cpus: &CpuSet) -> String {
     match cpus.len() {

@@ -2,14 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A point in time, in nanoseconds since boot, including time in suspend (`CLOCK_BOOTTIME`). This clock never
-/// goes back while the machine is up, so times can be compared across restarts of the daemon.
+/// A point in time, in nanoseconds since boot, including time in suspend (`CLOCK_BOOTTIME`). Also used for
+/// durations, in nanoseconds. The clock never goes back while the machine is up, so points in time can be
+/// compared across restarts of the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Nanos(pub u64);
 
-/// A point in time, in milliseconds since 1970 (UTC), for display to users. An administrator can set this
-/// clock, so it is not used to measure durations.
+/// A point in time, in milliseconds since 1970 (UTC), for display to users. Durations are not computed from
+/// it, because an administrator can set this clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct UnixMillis(pub i64);

@@ -4,8 +4,8 @@ use crate::basics::{Comm, CpuSet, Pid, Pu, Uid, prelude::*};
 use crate::machine::Topology;
 use crate::terms::{CpuRequest, CpusetSupport, GrantedBy, JobId};
 
-/// The minimum demand of a busy thread in the diagnosis: 500 permille of one PU. The demand is the share of
-/// the observed time in which the thread ran or waited for a PU.
+/// The minimum demand for CPU time of a thread that the diagnosis calls busy: 500 permille of one PU. The
+/// demand is the share of the observed time in which the thread ran or waited for a PU.
 pub const BUSY_PERMILLE: u32 = 500;
 
 /// The maximum number of processes that a finding lists. The text has the full number.
@@ -18,11 +18,11 @@ pub(crate) const MAX_OF_A_KIND: usize = 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Severity {
-    /// Jobs are slowed down, or a promise to a job is not kept.
+    /// Jobs run slower than they could, jobs do not run on their own cores only, or `pjwd` does not work.
     Problem,
     /// Something can be improved.
     Advice,
-    /// No action is needed.
+    /// Information. The user need not do anything.
     Note,
 }
 
@@ -34,30 +34,31 @@ impl Severity {
     }
 }
 
-/// One result of the diagnosis (`pjwctl doctor`): a problem, an advice or a note about the node, with a remedy.
+/// One result of the diagnosis (`pjwctl doctor`): a problem, an advice or a note about the machine, with a
+/// remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// The stable short name of this kind of finding, for scripts, such as `no-warden`.
     pub code: String,
     /// The severity of the finding: problem, advice or note.
     pub severity: Severity,
-    /// What was found, in one sentence for the user.
+    /// The observation, in one sentence for the user.
     pub text: String,
     /// The remedy that is proposed to the user, as text.
     pub remedy: String,
-    /// The jobs that the finding is about. Empty if it is about no job.
+    /// The jobs that the finding is about. Empty if the finding is about no job.
     pub jobs: BTreeSet<JobId>,
-    /// The pids of the processes that the finding is about: at most 20, the lowest ones. Empty if it is about
-    /// no process.
+    /// The pids of the processes that the finding is about: at most 20, the lowest pids. Empty if the
+    /// finding is about no process.
     pub pids: BTreeSet<Pid>,
-    /// The PUs (logical CPUs) that the finding is about. Empty if it is about no PU.
+    /// The PUs (logical CPUs) that the finding is about. Empty if the finding is about no PU.
     pub cpus: CpuSet,
 }
 
 impl Finding {
-    /// Makes a finding that names no jobs, processes or PUs. To add these, call `with_jobs`, `with_pids` and
-    /// `with_cpus`. `code` is the short name of the kind of finding, `text` says what was found, and `remedy`
-    /// says what the user can do.
+    /// Makes a finding that names no jobs, processes or PUs. To add these, call `with_jobs`, `with_pids`
+    /// and `with_cpus`. `code` is the short name of the kind of finding, `text` is the observation, and
+    /// `remedy` says what the user can do.
     #[must_use]
     pub fn new(severity: Severity, code: &str, text: String, remedy: impl Into<String>) -> Self {
         Self {
@@ -101,7 +102,7 @@ impl Finding {
     }
 
     /// Sets the pids of the processes that the finding is about, and returns the finding. Stores at most 20
-    /// pids, the lowest ones.
+    /// pids, the lowest of `pids`.
     #[must_use]
     pub fn with_pids(mut self, pids: impl IntoIterator<Item = Pid>) -> Self {
         let pids: BTreeSet<Pid> = pids.into_iter().collect();
@@ -110,34 +111,36 @@ impl Finding {
     }
 }
 
-/// The input of the diagnosis (`pjwctl doctor`): all facts that were observed on the node.
+/// The input of the diagnosis (`pjwctl doctor`): all facts that were observed on the machine.
 #[derive(Debug, Clone)]
 pub struct DiagnosisInput {
     /// The cores, caches, NUMA nodes and packages of the machine.
     pub topology: Topology,
     /// The PUs (logical CPUs) of `topology` that were online during the observation.
     pub online: CpuSet,
-    /// The time between the two scans of the node, in ms. The CPU use of threads is computed from the
-    /// difference of these scans.
+    /// The time between the two scans of the machine, in ms. The CPU use of a thread is the difference
+    /// between its CPU times at these two scans.
     pub scan_interval_ms: u64,
-    /// The jobs on the node. The diagnosis recognised them itself, or a running `pjwd` reported them.
+    /// The jobs on the machine. Either the diagnosis recognised the jobs itself, or a running `pjwd`
+    /// reported them.
     pub jobs: Vec<ObservedJob>,
     /// The processes that belong to no job, except kernel threads and the process that makes the diagnosis.
     pub unassigned_processes: Vec<UnassignedProcess>,
-    /// The interrupts of devices, with their counts between the two scans. The kernel's own interrupts, such
-    /// as timers, are not included.
+    /// The interrupts of devices, each with the number of times that it occurred between the two scans. The
+    /// kernel's own interrupts, such as timers, are not included.
     pub interrupts: Vec<Interrupt>,
     /// The settings and boot parameters of the kernel, and the reasons why the diagnosis may not have seen
     /// all processes.
     pub host: HostFacts,
-    /// Other programs on the node that move threads or change cpusets.
+    /// Other programs on the machine that may work against pjw, because they move threads, move interrupts
+    /// or change cpusets.
     pub conflicting_programs: Vec<ConflictingProgram>,
-    /// The batch systems of which a daemon runs on the node.
+    /// The batch systems (such as Slurm) that run a daemon on the machine.
     pub schedulers: Vec<ObservedScheduler>,
-    /// Whether and in which cgroup hierarchy `pjwd` could make cpusets on the node. Determined by reading
-    /// files only.
+    /// Whether `pjwd` could create cpusets on the machine, and in which cgroup hierarchy. The diagnosis
+    /// determines this only by reading files.
     pub cpuset_support: CpusetSupport,
-    /// Whether the daemon `pjwd` runs on the node, and its answer to the diagnosis.
+    /// Whether the daemon `pjwd` runs on the machine, and its reply to the diagnosis.
     pub warden: WardenStatus,
     /// The user id of the user that runs the diagnosis. A user other than root can't read all facts.
     pub viewer: Uid,
@@ -146,8 +149,8 @@ pub struct DiagnosisInput {
     pub first_person_uid: u32,
 }
 
-/// A job, as `pjwctl doctor` observed it: its PUs, its processes, and the CPU use of its threads between two
-/// scans of the node.
+/// A job, as `pjwctl doctor` observed it: its PUs, its processes, and the CPU use of its threads between
+/// two scans of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedJob {
     /// The id of the job.
@@ -157,36 +160,37 @@ pub struct ObservedJob {
     /// The number of cores or PUs, or the list of PUs, that the job requested. `None` if the request is
     /// unknown.
     pub requested: Option<CpuRequest>,
-    /// The PUs that the job holds, and who granted them: its scheduler or a running `pjwd`. `None` if the job
-    /// holds no PUs.
+    /// The PUs that the job holds, and who granted the PUs: the job's batch scheduler or a running `pjwd`.
+    /// `None` if the job holds no PUs.
     pub grant: Option<(CpuSet, GrantedBy)>,
-    /// The PUs that `pjwd` would grant to the job if `pjwd` ran. `None` in these cases: the job holds PUs
-    /// already, its request is unknown, or its request can't be served.
+    /// The PUs that `pjwd` would grant to the job if `pjwd` ran. `None` if the job already holds PUs, if
+    /// its request is unknown, or if its request can't be served.
     pub expected_cpus: Option<CpuSet>,
     /// The number of processes that belong to the job.
     pub process_count: usize,
-    /// The threads of all processes of the job, as of the second scan.
+    /// The threads of all processes of the job at the time of the second scan.
     pub threads: Vec<ObservedThread>,
-    /// The pids of the job's processes outside the cgroup that the scheduler made for the job. Empty if the
-    /// scheduler made no cgroup for the job.
+    /// The pids of the job's processes outside the cgroup that the batch scheduler made for the job. Empty
+    /// if the batch scheduler made no cgroup for the job.
     pub pids_outside_cgroup: Vec<Pid>,
-    /// The path of the cgroup that the scheduler made for the job, as in `/proc/PID/cgroup`. `None` if no
-    /// process of the job was found in such a cgroup.
+    /// The path of the cgroup that the batch scheduler made for the job, as in `/proc/PID/cgroup`. `None`
+    /// if no process of the job was found in such a cgroup.
     pub cgroup: Option<String>,
-    /// Whether the cgroup that the scheduler made for the job has a cpuset. `None` if unknown.
+    /// Whether the cpuset controller is enabled in the cgroup that the batch scheduler made for the job.
+    /// `None` if unknown, or if the batch scheduler made no cgroup.
     pub has_cpuset: Option<bool>,
-    /// The mechanism by which `pjwd` keeps the processes of the job on its cores: `cpuset`, `affinity` or
-    /// `none`. Empty if `pjwd` does not run.
+    /// The mechanism by which `pjwd` restricts the processes of the job to its cores: `cpuset`, `affinity`
+    /// or `none`. Empty if `pjwd` does not run.
     pub enforcement: String,
 }
 
-/// A thread, as `pjwctl doctor` observed it: its CPU use between two scans of the node, and its affinity mask
-/// as of the second scan.
+/// A thread, as `pjwctl doctor` observed it: its CPU use between two scans of the machine, and its affinity
+/// mask at the time of the second scan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedThread {
     /// The pid of the process to which the thread belongs.
     pub pid: Pid,
-    /// The effective affinity mask of the thread (sched_getaffinity(2)), as of the second scan.
+    /// The effective affinity mask of the thread (sched_getaffinity(2)) at the time of the second scan.
     pub effective_mask: CpuSet,
     /// The PU on which the thread last ran before the second scan.
     pub last_cpu: Pu,
@@ -206,8 +210,8 @@ impl ObservedThread {
     }
 }
 
-/// A process that belongs to no job, as `pjwctl doctor` observed it, with the CPU use of its threads between
-/// two scans of the node.
+/// A process that belongs to no job, as `pjwctl doctor` observed it, with the CPU use of its threads
+/// between two scans of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnassignedProcess {
     /// The process id (pid).
@@ -216,11 +220,13 @@ pub struct UnassignedProcess {
     pub uid: Uid,
     /// The command name (comm) of the process, at most 15 bytes.
     pub comm: Comm,
-    /// Whether the process is a daemon or a helper of a batch system, such as `slurmstepd`. Always false for
-    /// processes of persons (user ids from `first_person_uid` on), because they can choose any process name.
+    /// Whether the process is a daemon or a helper of a batch system, such as `slurmstepd`. Always false
+    /// for processes of persons (user ids from `first_person_uid` on), because a person can choose any
+    /// process name.
     pub belongs_to_scheduler: bool,
-    /// The threads of the process. If more than 4,096 processes belong to no job, the threads of the further
-    /// ones are not read. Such a process has one entry, with the mask of its first thread and the CPU use 0.
+    /// The threads of the process. The diagnosis reads all threads of at most 4,096 processes that belong
+    /// to no job. Any other process that belongs to no job has one entry, with the mask of its first thread
+    /// and a CPU use of 0.
     pub threads: Vec<ObservedThread>,
 }
 
@@ -231,8 +237,8 @@ pub struct Interrupt {
     pub number: u32,
     /// The name of the device or of the interrupt handler, as in `/proc/interrupts`.
     pub name: String,
-    /// The PUs that handle the interrupt (`effective_affinity_list`; if that is missing,
-    /// `smp_affinity_list`).
+    /// The PUs to which the kernel sends the interrupt: `effective_affinity_list` in `/proc/irq`, or
+    /// `smp_affinity_list` if the kernel does not provide the former.
     pub sent_to: CpuSet,
     /// For each PU, the number of times that the interrupt occurred on it between the two scans of the
     /// diagnosis. A PU with the count 0 has no entry.
@@ -253,26 +259,28 @@ pub struct HostFacts {
     pub psi: bool,
     /// Whether the kernel provides the wait times of threads (`/proc/PID/schedstat`).
     pub schedstat: bool,
-    /// The reason why the kernel reports no fork events to this user. `None` if it reports them.
+    /// The reason why the kernel does not report fork events to this user. `None` if the kernel reports
+    /// them.
     pub no_fork_events_reason: Option<String>,
-    /// Whether the kernel provides type information (BTF). The BPF programs of pjwd need it.
+    /// Whether the kernel provides type information (BTF), which the BPF programs of pjwd need.
     pub btf: bool,
     /// The PUs that the boot parameter `isolcpus=` excludes from the kernel's load balancing.
     pub isolated_cpus: CpuSet,
     /// The PUs without a periodic timer tick, by the boot parameter `nohz_full=`.
     pub nohz_full: CpuSet,
-    /// Whether automatic NUMA balancing is on. `None` if the kernel does not support it.
+    /// Whether automatic NUMA balancing of the kernel is on. `None` if the kernel does not support it.
     pub numa_balancing: Option<bool>,
-    /// Whether the kernel schedules each session as a group (autogroup). `None` if the kernel does not
-    /// support it.
+    /// Whether the kernel schedules the threads of each session as a group (autogroup, sched(7)). `None` if
+    /// the kernel does not support this.
     pub autogroup: Option<bool>,
     /// The state of SMT, as the kernel names it: `on`, `off`, `forceoff`, `notsupported` and so on. Empty if
     /// unknown.
     pub smt: String,
-    /// The names of the CPU frequency governors in use, each with its PUs. Empty if there are none.
+    /// The names of the CPU frequency governors in use, each with its PUs. Empty if the machine has no
+    /// frequency governors.
     pub governors: BTreeMap<String, CpuSet>,
-    /// Whether the diagnosis runs in a pid namespace of its own, as in a container. Kernel threads, and
-    /// processes outside the namespace, are not visible there.
+    /// Whether the diagnosis runs in a pid namespace of its own, as in a container. The diagnosis then
+    /// can't see kernel threads and processes outside this namespace.
     pub container: bool,
     /// Whether `/proc` hides the processes of other users (mount option `hidepid=`).
     pub hides_processes: bool,
@@ -280,38 +288,39 @@ pub struct HostFacts {
     pub incomplete_reason: Option<String>,
 }
 
-/// Another program on the node that may work against pjw: it moves threads, moves interrupts or changes
+/// Another program on the machine that may work against pjw: it moves threads, moves interrupts or changes
 /// cpusets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConflictingProgram {
-    /// The command name of the program, or a description of several processes of `pjwd`.
+    /// The command name of the program. If several daemons `pjwd` of one user run, a description of them.
     pub name: String,
     /// The pid of one process of the program. `None` if the program runs in the kernel.
     pub pid: Option<Pid>,
-    /// The action of the program that may work against pjw, as a sentence without its subject: `moves
-    /// processes between cgroups by its rules`.
+    /// The action by which the program may work against pjw, as a sentence without its subject, such as
+    /// `moves processes between cgroups by its rules`.
     pub effect: &'static str,
     /// What the user can do to end the conflict, as text.
     pub remedy: &'static str,
     /// Whether the program undoes changes that pjw makes. If false, the program may disturb jobs, but does
-    /// not change what pjw has set.
+    /// not undo changes of pjw.
     pub undoes_warden: bool,
 }
 
 /// The way in which a batch system binds its jobs to cores: by cpusets, by affinity masks, or not at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobBinding {
-    /// By its own cpusets. pjw never widens these.
+    /// By cpusets that the batch system makes. pjw never adds PUs to these cpusets.
     Cpusets,
-    /// By affinity masks set at the start of each job.
+    /// By affinity masks that the batch system sets at the start of each job.
     Masks,
-    /// Not at all.
+    /// Not at all: the batch system does not bind its jobs to cores.
     Nothing,
-    /// Unknown, because the configuration could not be read.
+    /// Unknown, because the configuration of the batch system could not be read.
     Unknown,
 }
 
-/// A batch system of which a daemon runs on the node, and the way in which it binds its jobs to cores.
+/// A batch system (such as Slurm) that runs a daemon on the machine, and the way in which it binds its jobs
+/// to cores.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedScheduler {
     /// The name of the batch system, for display to users.
@@ -322,20 +331,20 @@ pub struct ObservedScheduler {
     pub effect_on_pjw: String,
 }
 
-/// Whether the daemon `pjwd` runs on the node and answers requests of the diagnosis.
+/// Whether the daemon `pjwd` runs on the machine and replies to the diagnosis.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WardenStatus {
-    /// `pjwd` does not run. The text says where its socket was expected and how to start it.
+    /// `pjwd` does not run. The text says where its socket was expected and how to start `pjwd`.
     Absent(String),
-    /// `pjwd` runs and does not answer. The text has the reason and the remedy.
+    /// `pjwd` runs, but does not reply. The text gives the reason and the remedy.
     Unresponsive(String),
-    /// `pjwd` answers.
+    /// `pjwd` runs and replies.
     Answers {
         /// The version of `pjwd`.
         version: String,
-        /// The version of the diagnosing program.
+        /// The version of the program that makes the diagnosis (`pjwctl`).
         own_version: String,
-        /// Whether `pjwd` runs in observe mode.
+        /// Whether `pjwd` runs in the mode `observe`, in which it changes no affinity masks and no cpusets.
         observes: bool,
         /// The warnings that `pjwd` reports.
         warnings: Vec<Finding>,
@@ -350,9 +359,9 @@ impl DiagnosisInput {
 }
 
 impl ObservedJob {
-    /// Returns the online PUs that the affinity masks of the job's threads allow. `online` is the set of
-    /// online PUs. If the job holds PUs, threads whose masks allow other PUs are not taken into account: the
-    /// diagnosis reports them separately.
+    /// Returns the PUs in `online` (the set of online PUs) that the affinity masks of the job's threads
+    /// allow. If the job holds PUs, a thread whose mask allows other PUs is not taken into account, because
+    /// the diagnosis reports such a thread separately.
     #[must_use]
     pub fn allowed_cpus(&self, online: &CpuSet) -> CpuSet {
         let is_inside = |mask: &&CpuSet| self.grant.as_ref().is_none_or(|(cpus, _)| mask.is_subset(cpus));
@@ -365,8 +374,8 @@ impl ObservedJob {
         self.grant.as_ref().map(|(cpus, _)| cpus.intersection(online))
     }
 
-    /// Returns the number of busy threads of the job: threads that ran or waited for a PU during at least
-    /// half of the time between the two scans.
+    /// Returns the number of busy threads of the job. A thread is busy if it ran or waited for a PU during
+    /// at least half of the time between the two scans.
     #[must_use]
     pub fn busy_thread_count(&self) -> usize {
         self.threads.iter().filter(|thread| thread.is_busy()).count()

@@ -6,8 +6,8 @@ use crate::diagnosis::words::{count, join_names};
 use crate::machine::Level;
 use crate::terms::CpusetHierarchy;
 
-/// A line of the output of the diagnosis (`pjwctl doctor`): one fact about the node. The facts come before
-/// the findings.
+/// One fact about the machine, as the diagnosis (`pjwctl doctor`) prints it in one line. The diagnosis
+/// prints the facts before its [`Finding`](super::Finding)s.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fact {
     /// The stable short name of the fact, for scripts, such as `kernel`.
@@ -18,8 +18,8 @@ pub struct Fact {
     pub detail: bool,
 }
 
-/// Returns the facts about the node that the diagnosis prints before its findings, the most important fact
-/// first.
+/// Returns the facts about the machine that the diagnosis (`pjwctl doctor`) prints before its findings, the
+/// most important fact first.
 #[must_use]
 pub fn facts(exam: &DiagnosisInput) -> Vec<Fact> {
     let fact = |code, text| Fact { code, text, detail: false };

@@ -51,10 +51,13 @@ const CONFLICTING_PROGRAMS: [(&str, &str, &str, bool); 6] = [
     ),
 ];
 
-/// Finds programs that may work against pjw. Returns the programs in `processes` whose command names are
-/// known as those of programs that move threads, move interrupts or change cpusets. Processes of persons
-/// (user ids from `first_person_uid` on) are ignored, because a person can give any name to a process. If any
-/// user runs several processes of `pjwd`, the result also has one entry for them.
+/// Returns the programs that may work against pjw, because they move threads, move interrupts or change
+/// cpusets. They are recognised by the command names of `processes`. The result has one entry for each
+/// program.
+///
+/// A process is ignored if its user id is `first_person_uid` or higher, because a person can give any name
+/// to a process. Processes named `pjwd` are treated separately: for each user that runs several of these
+/// processes, one further entry describes them.
 #[must_use]
 pub fn conflicting_programs(
     processes: impl IntoIterator<Item = (Pid, Uid, Comm)>,

@@ -19,8 +19,8 @@ pub use examination::*;
 pub use facts::{Fact, facts};
 pub use host::conflicting_programs;
 
-/// Diagnoses a node. Returns the findings (what slows down jobs, and what can be improved), most severe
-/// first.
+/// Diagnoses the machine that `exam` describes. Returns the findings, the most severe first. The findings
+/// say what slows down jobs and what can be improved.
 #[must_use]
 pub fn diagnose(exam: &DiagnosisInput) -> Vec<Finding> {
     let mut findings = Vec::new();

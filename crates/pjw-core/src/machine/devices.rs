@@ -5,18 +5,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::basics::{CpuSet, prelude::*};
 
-/// Details of a machine beside its cores, caches, NUMA nodes and packages: its dies, the kinds of its cores,
-/// its PCI devices, and the PUs that can't be used. A list is empty if the machine has no such thing, or if
-/// it was not read.
+/// Details of a machine beside its cores, caches, NUMA nodes and packages: its dies, the kinds of its
+/// cores, its PCI devices, and the PUs that can't be used. A list in this type is empty if the machine has
+/// no such parts, or if they could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MachineDetails {
-    /// The dies, if a package of the machine consists of several. Empty on other machines.
+    /// The dies of the machine. Empty if each package consists of one die.
     pub dies: Vec<Die>,
     /// The kinds of core, the most energy-efficient kind first. [`Core::kind`](super::topology::Core::kind)
     /// is an index into this list. Empty if all cores are of the same kind, or if the kinds are unknown.
     pub kinds: Vec<CoreKind>,
-    /// The PCI devices (GPUs, network cards, disks and others), in the order of hwloc.
+    /// The PCI devices (GPUs, network cards, disks and others), in the order in which hwloc lists them.
     pub devices: Vec<Device>,
     /// The PUs of the machine that are offline, or that hwloc could not see for another reason.
     #[serde(rename = "offline")]
@@ -39,8 +39,8 @@ pub struct Die {
 pub struct CoreKind {
     /// The name of the kind: `performance`, `efficiency`, or a name that the vendor chose.
     pub name: String,
-    /// The PUs of this kind. If the PUs of one core are of different kinds, the kind of the first PU is that
-    /// of the core.
+    /// The PUs of this kind. If the PUs of one core are of different kinds, the kind of the core is the
+    /// kind of its first PU.
     pub cpus: CpuSet,
 }
 
@@ -61,8 +61,8 @@ pub enum DeviceClass {
     Storage,
 }
 
-/// A PCI device, such as a GPU or a network card, and the PUs that are near it. A job can request cores near
-/// a device.
+/// A device, such as a GPU or a network card, and the PUs that are near it. A job can request cores near a
+/// device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
     /// The class of the device, such as GPU or network card.
@@ -89,7 +89,7 @@ impl DeviceClass {
 }
 
 impl Device {
-    /// Whether `name` is one of the names of the device, or its PCI address.
+    /// Whether `name` is one of the names of the device, or its PCI address. False if `name` is empty.
     #[must_use]
     pub fn has_name(&self, name: &str) -> bool {
         !name.is_empty() && (self.address == name || self.names.iter().any(|own| own == name))

@@ -12,20 +12,20 @@ use thiserror::Error;
 use crate::basics::{CpuListError, CpuSet, Pu, prelude::*};
 use crate::machine::topology::{Level, Topology};
 
-/// The rule of the configuration that selects the housekeeping PUs of a machine. Housekeeping PUs are
-/// reserved for the system: no job gets them.
+/// The rule in the configuration that selects the housekeeping PUs of a machine. Housekeeping PUs are
+/// reserved for the system: pjw grants them to no job.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum HousekeepingRule {
     /// No housekeeping: every core is for jobs.
     #[default]
     None,
-    /// Exactly these PUs.
+    /// The PUs in this list.
     List(CpuSet),
-    /// The first cores of every domain of a level.
+    /// The first cores, in hwloc's logical order, of every L3, of every NUMA node, or of every package.
     PerDomain {
-        /// The number of cores in each domain; at least 1.
+        /// The number of housekeeping cores in each L3, NUMA node or package; at least 1.
         cores: u32,
-        /// The level of the domains.
+        /// Whether the cores are counted by L3, by NUMA node or by package.
         level: Level,
     },
 }
@@ -33,31 +33,32 @@ pub enum HousekeepingRule {
 /// The reason why the text of a housekeeping rule is invalid, or why the rule can't be applied to a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum HousekeepingError {
-    /// The text is neither a CPU list nor a number of cores per domain.
+    /// The text is neither a CPU list nor a number of cores for each L3, NUMA node or package. The value
+    /// says why the text is not a CPU list.
     #[error(
         "the housekeeping rule is no CPU list: write one such as 0-1,8, or a share such \
          as 1/l3, or \"\" for none"
     )]
     List(#[source] CpuListError),
-    /// The part after the slash is not the name of a level.
+    /// The part of the text after the slash is not `l3`, `numa` or `package`.
     #[error(
         "{text:?} is not a part of a machine that housekeeping can be counted by: \
          write N/l3, N/numa or N/package"
     )]
     UnknownLevel {
-        /// The part after the slash, cut to a readable length.
+        /// The part of the text after the slash, cut to 40 characters.
         text: String,
     },
-    /// The part before the slash is not a number.
+    /// The part of the text before the slash is not a number of cores.
     #[error("{text:?} is not a number of cores: write one before the slash, as in 1/l3")]
     Count {
-        /// The part before the slash, cut to a readable length.
+        /// The part of the text before the slash, cut to 40 characters.
         text: String,
     },
-    /// The number of cores per domain is zero.
+    /// The rule selects zero cores for each L3, NUMA node or package.
     #[error("0 cores of each {level} are no housekeeping: write \"\" for none, or at least 1")]
     Zero {
-        /// The level of the domains.
+        /// Whether the rule counts cores by L3, by NUMA node or by package.
         level: Level,
     },
     /// The list contains PUs that the machine does not have.
@@ -68,26 +69,27 @@ pub enum HousekeepingError {
         /// All PUs of the machine.
         machine: CpuSet,
     },
-    /// The list contains some PUs of a core and leaves out its other PUs. No job could use these.
+    /// The list contains only some PUs of a core. No job could then use the other PUs of this core.
     #[error(
         "housekeeping PU {pu} shares its core with {siblings}, which the list leaves out: add {siblings}"
     )]
     SplitsCore {
-        /// A PU of the list.
+        /// A PU in the list, on the core whose other PUs are missing in the list.
         pu: Pu,
-        /// The siblings of `pu` that are not in the list.
+        /// The other PUs of the same core that are not in the list.
         siblings: CpuSet,
     },
-    /// The machine has no domains of the level.
+    /// The rule counts cores by L3, by NUMA node or by package, but the topology of the machine contains
+    /// none of the named kind.
     #[error("this machine shows no {level}: count housekeeping by another part, or write a CPU list")]
     NoSuchLevel {
-        /// The level.
+        /// Whether the rule counts cores by L3, by NUMA node or by package.
         level: Level,
     },
-    /// The rule leaves no core for jobs.
+    /// The rule selects every core of the machine, so that no core remains for jobs.
     #[error("housekeeping {rule:?} takes every core of this machine ({cores}): leave at least one for jobs")]
     NoneLeft {
-        /// The rule.
+        /// The rule, as text.
         rule: String,
         /// The number of cores of the machine.
         cores: u32,
@@ -135,12 +137,13 @@ impl fmt::Display for HousekeepingRule {
 }
 
 impl HousekeepingRule {
-    /// Returns the housekeeping PUs (reserved for the system) that the rule selects on this machine. The
-    /// result consists of whole cores.
+    /// Returns the housekeeping PUs (PUs that are reserved for the system) that the rule selects on the
+    /// machine with this topology. The result consists of whole cores.
     ///
     /// # Errors
-    /// If the rule names PUs or a level that the machine does not have, if it selects only some PUs of a
-    /// core, or if it selects every core, so that none remains for jobs.
+    /// If the rule names PUs that the machine does not have, or selects only some PUs of a core. Also if
+    /// the rule counts cores by L3, NUMA node or package, and the topology contains none of the named kind.
+    /// Also if the rule selects every core, so that no core remains for jobs.
     pub fn resolve(&self, topology: &Topology) -> Result<CpuSet, HousekeepingError> {
         let cpus = match self {
             Self::None => return Ok(CpuSet::new()),

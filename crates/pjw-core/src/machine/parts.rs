@@ -8,42 +8,44 @@ use crate::basics::cpuset::CpuListError;
 use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::topology::{Level, Topology};
 
-/// How the PUs are divided.
+/// The rule by which [`parts`] divides the PUs of a job into parts, for the instances of a program that
+/// `pjwctl spawn` starts.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum PartMap {
-    /// The cores are dealt evenly: neighbouring cores form a part. There are as many parts as instances, and not more than
-    /// cores.
+    /// Each part consists of cores that are neighbours in hwloc's logical order. There are as many parts as
+    /// instances, but at most as many parts as cores. The numbers of cores in two parts differ by at most
+    /// one.
     #[default]
     Even,
-    /// One part for each core.
+    /// Each core of the job is one part.
     Core,
-    /// One part for each PU.
+    /// Each PU of the job is one part.
     Pu,
-    /// One part for each L3 cache.
+    /// The PUs of the job that share an L3 cache form one part.
     L3,
-    /// One part for each NUMA node.
+    /// The PUs of the job in one NUMA node form one part.
     Numa,
-    /// These parts.
+    /// Each of these CPU lists is one part.
     Lists(Vec<CpuSet>),
 }
 
-/// A text that is no map.
+/// The reason why a text is not a valid [`PartMap`].
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PartMapError {
-    /// A part between semicolons is no list of PUs.
+    /// A part of the text (parts are separated by semicolons) is not a valid CPU list.
     #[error(
         "the part {part:?} of the map is no CPU list: {why}; write core, pu, l3, numa, or lists as in 0-1;2-3"
     )]
     NoList {
-        /// The part.
+        /// The invalid part of the text.
         part: String,
-        /// What is wrong with it.
+        /// The reason why the part is not a valid CPU list.
         why: CpuListError,
     },
-    /// A part between semicolons is empty.
+    /// A part of the text (parts are separated by semicolons) is empty.
     #[error("a part of the map {map:?} is empty: write core, pu, l3, numa, or lists as in 0-1;2-3")]
     Empty {
-        /// The map.
+        /// The whole text.
         map: String,
     },
 }
@@ -69,8 +71,11 @@ fn list(map: &str, part: &str) -> Result<CpuSet, PartMapError> {
     if cpus.is_empty() { Err(PartMapError::Empty { map: map.to_owned() }) } else { Ok(cpus) }
 }
 
-/// Returns the parts of `cpus`, in the order of the machine. No part is empty. The lists of a map are returned as they are,
-/// also outside `cpus`.
+/// Divides `cpus` (the PUs of a job) into parts by the rule `map`, and returns the parts. The parts are in
+/// hwloc's logical order, and no part is empty. `instances` is the maximum number of parts for
+/// [`PartMap::Even`], and has no effect for other rules.
+///
+/// The lists of [`PartMap::Lists`] are returned unchanged, even if they contain PUs outside `cpus`.
 #[must_use]
 pub fn parts(topology: &Topology, cpus: &CpuSet, map: &PartMap, instances: u32) -> Vec<CpuSet> {
     match map {
@@ -93,8 +98,9 @@ pub fn parts(topology: &Topology, cpus: &CpuSet, map: &PartMap, instances: u32) 
     }
 }
 
-/// Returns the number of the NUMA node in which all of `cpus` are. `None` if they are in several, or if the machine has only
-/// one.
+/// Returns the number (as the kernel numbers NUMA nodes) of the NUMA node that contains all of `cpus`.
+/// `None` if no NUMA node contains all of `cpus`, if `cpus` is empty, or if the machine has only one NUMA
+/// node.
 #[must_use]
 pub fn only_node(topology: &Topology, cpus: &CpuSet) -> Option<u32> {
     let has_several = topology.domains(Level::NumaNode).nth(1).is_some();

@@ -14,24 +14,31 @@ use crate::machine::{Level, Topology};
 use crate::phases::overload::matching::Matching;
 use crate::terms::{OversubscriptionPolicy, Policy};
 
-/// A hot thread of a job (it runs or waits for a PU most of the time), as input for [`choose_pins`].
+/// A hot (busy) thread of a job, as input for [`choose_pins`]. A thread is hot if it runs or waits for a PU
+/// most of the time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HotThread {
-    /// The identity of the thread.
+    /// The process, the tid and the start time of the thread.
     pub thread: ThreadId,
     /// The PU on which the thread ran last.
     pub last_cpu: Pu,
-    /// The PUs on which the thread may run. If its program bound it to some PUs of the grant, these PUs;
-    /// otherwise the whole grant. Never empty.
+    /// The PUs on which the thread may run. If the program bound the thread to some PUs of the grant (the
+    /// PUs that the job holds), these PUs; otherwise the whole grant. Never empty.
     pub mask: CpuSet,
-    /// The PU to which pjw has pinned the thread. `None` if pjw has not pinned it.
+    /// The PU to which pjw has pinned the thread. `None` if pjw has not pinned the thread.
     pub pinned: Option<Pu>,
 }
 
-/// Chooses a PU for each hot thread whose mask is the whole grant, so that the threads are spread evenly over
-/// the PUs of `grant` (the PUs that the job holds). A thread for which the result has no PU is not to be
-/// pinned. The result is empty in these cases: the policy forbids pinning, the grant has one PU, or there are
-/// more hot threads than PUs and the policy then lets them float.
+/// Chooses a PU for each hot thread whose mask is the whole grant. `grant` is the set of PUs that the job
+/// holds. The threads are spread evenly over these PUs. Hot threads with a smaller mask get no PU, but are
+/// taken into account as load.
+///
+/// Returns the chosen PUs by thread. A thread that is not in the result is not to be pinned. The result is
+/// empty in each of these cases:
+///
+/// - The policy forbids pinning.
+/// - The grant has only one PU.
+/// - There are more hot threads than PUs, and the policy does not pin threads in this case.
 #[must_use]
 pub fn choose_pins(
     topology: &Topology,

@@ -63,9 +63,9 @@ fn jobs_of(state: &WardenState, user: Uid) -> impl Iterator<Item = &JobId> {
     state.jobs.of_owner(user).filter(|job| !job.released).map(|job| &job.id)
 }
 
-/// Returns, for each person that owns a job on this node, the pids of the person's unassigned processes
-/// (processes that belong to no job). The set is empty if the person has no such processes. A person is a
-/// user with at least the user id `first_person_uid` of the policy.
+/// Returns, for each person that owns a job on this machine, the pids of the person's processes that belong
+/// to no job. The set of pids is empty if the person has no such processes. A person is a user whose id is
+/// at least `first_person_uid` of the policy. Processes of pjw's own programs are not included.
 #[must_use]
 pub fn unassigned_by_user(state: &WardenState, policy: &Policy) -> BTreeMap<Uid, BTreeSet<Pid>> {
     let people = state.jobs.owners().filter(|owner| owner.0 >= policy.first_person_uid);

@@ -15,26 +15,28 @@ const MAX_TRIES: u32 = 4;
 /// processes that were in the cpuset.
 const HISTORY_AFTER_REMOVAL: Nanos = Nanos(60_000_000_000);
 
-/// A job's cpuset that pjw created or changed, or is about to, with the facts that pjw needs in order to
-/// remove it later.
+/// A job's cpuset that pjw created or changed, or is about to create or change. Contains the facts that pjw
+/// needs in order to remove the cpuset later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ManagedCpuset {
-    /// The cgroup and the settings of the cpuset.
+    /// The job, the path of the cgroup, and the settings of the cpuset.
     pub job_cpuset: JobCpuset,
-    /// The sets of PUs that pjw wrote to the cpuset earlier and that may still be in force. Emptied when a
-    /// scan finds the present set in force.
+    /// The sets of PUs that pjw wrote to the cpuset earlier and that may still be in force. The list
+    /// becomes empty when a scan finds that the present set is in force.
     pub previous: Vec<CpuSet>,
-    /// Whether no job needs the cpuset any longer, so that pjw is to remove it.
+    /// Whether pjw is to remove the cpuset, because no job needs the cpuset any longer.
     pub unwanted: bool,
-    /// The cgroup from which pjw moved the first process into the cpuset. When pjw removes the cpuset, it
-    /// moves processes that were forked inside the cpuset to this cgroup. `None` if pjw moved no process in.
+    /// The path of the cgroup from which pjw moved the first process into the cpuset. When pjw removes the
+    /// cpuset, it moves the processes that were forked inside the cpuset to this cgroup. `None` if pjw
+    /// moved no process into the cpuset, or if the cgroup is unknown.
     pub origin_cgroup: Option<String>,
     tries: u32,
 }
 
 impl ManagedCpuset {
-    /// Whether pjw wrote the PUs that a scan found in `cpuset`: either the present set, or an earlier set
-    /// that may still be in force. If false, another program changed the cpuset.
+    /// Whether pjw wrote the PUs of `cpuset`, the content of this cpuset as a scan read it. True if these
+    /// PUs are the present set, or an earlier set that may still be in force. If false, another program
+    /// changed the cpuset.
     #[must_use]
     pub fn is_own_setting(&self, cpuset: &Cpuset) -> bool {
         self.possible_cpus().any(|cpus| *cpus == cpuset.cpus)
@@ -46,8 +48,8 @@ impl ManagedCpuset {
     }
 }
 
-/// A move of a process by pjw into a job's cpuset: the cgroup before the move and the cgroup after it. The
-/// process itself is not named here.
+/// A move of a process by pjw into a job's cpuset: the cgroup of the process before the move and after the
+/// move. This type does not name the process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CgroupMove {
     /// The path of the cgroup that contained the process before the move.
@@ -72,8 +74,8 @@ pub(crate) struct RecoveredCpuset {
     pub(crate) undone: Option<String>,
 }
 
-/// The cpusets that pjw created or changed for jobs, the processes that pjw moved into them, and the changes
-/// of cpusets that the kernel or systemd refused.
+/// The cpusets that pjw created or changed for jobs, the processes that pjw moved into these cpusets, and
+/// the changes that the kernel or systemd refused.
 #[derive(Debug, Clone, Default)]
 pub struct CpusetRegistry {
     managed: BTreeMap<String, ManagedCpuset>,
@@ -99,8 +101,8 @@ pub struct CpusetRegistry {
 }
 
 impl CpusetRegistry {
-    /// Returns the job's cpuset at the cgroup path `path`. `None` if pjw neither created nor changed a cpuset
-    /// there.
+    /// Returns the job's cpuset at the cgroup path `path`. `None` if pjw neither created nor changed a
+    /// cpuset at this path.
     #[must_use]
     pub fn cpuset_at(&self, path: &str) -> Option<&ManagedCpuset> {
         self.managed.get(path)
@@ -117,17 +119,19 @@ impl CpusetRegistry {
         self.to_remove.iter().map(String::as_str)
     }
 
-    /// Adds a cgroup that has the name of a job's cpuset and that existed when the daemon started. Has no
-    /// effect if the journal has a record of this cgroup. After the next full scan, pjw decides whether the
-    /// cgroup becomes the cpuset of a job or is removed.
+    /// Adds a cgroup that is probably the cpuset of a job from an earlier run of the daemon. The cgroup
+    /// existed when the daemon started, and has the name of a job's cpuset. Has no effect if the journal
+    /// has a record of this cgroup. After the next scan of all processes, pjw decides whether the cgroup
+    /// becomes the cpuset of a job or is removed.
     pub fn note_found(&mut self, found: FoundCpuset) {
         if !self.managed.contains_key(&found.path) {
             self.found.push(found);
         }
     }
 
-    /// Iterates over the paths of the found cgroups about which pjw has not decided yet. A found cgroup has
-    /// the name of a job's cpuset, existed when the daemon started, and has no journal record.
+    /// Iterates over the paths of the cgroups that [`CpusetRegistry::note_found`] added and about which pjw
+    /// has not decided yet. Such a cgroup has the name of a job's cpuset, existed when the daemon started,
+    /// and has no journal record.
     pub fn found_cgroup_paths(&self) -> impl Iterator<Item = &str> {
         self.found.iter().map(|found| found.path.as_str())
     }
@@ -158,8 +162,8 @@ impl CpusetRegistry {
         self.recovered = recovered;
     }
 
-    /// Returns the cpuset that pjw created for a job, or is about to create. `None` if there is none, or if
-    /// the job no longer needs it.
+    /// Returns the cpuset that pjw created or changed for a job, or is about to create or change. `None` if
+    /// pjw manages no cpuset for the job, or if the job no longer needs its cpuset.
     #[must_use]
     pub fn cpuset_of(&self, job: &JobId) -> Option<&ManagedCpuset> {
         self.managed.get(self.wanted.get(job)?)
@@ -175,8 +179,8 @@ impl CpusetRegistry {
         })
     }
 
-    /// Whether pjw moved the process into the cpuset of any job. Stays true until the process exits or the
-    /// cpuset is removed, even if another program moves the process out again.
+    /// Whether pjw moved the process into the cpuset of any job. The result stays true until the process
+    /// exits or the cpuset is removed, even if another program moves the process out of the cpuset.
     #[must_use]
     pub fn was_moved_anywhere(&self, process: ProcessId) -> bool {
         self.moved.contains_key(&process)
@@ -187,15 +191,16 @@ impl CpusetRegistry {
         self.moved.get(&process).map(|moved| moved.to.as_str())
     }
 
-    /// Whether pjw moved the process into the cpuset at the cgroup path `path`. Stays true until the process
-    /// exits or the cpuset is removed, even if another program moves the process out again.
+    /// Whether pjw moved the process into the cpuset at the cgroup path `path`. The result stays true until
+    /// the process exits or the cpuset is removed, even if another program moves the process out of the
+    /// cpuset.
     #[must_use]
     pub fn was_moved_into(&self, process: ProcessId, path: &str) -> bool {
         self.moved_into(process) == Some(path)
     }
 
-    /// Returns the nearest cpuset of pjw at or above the cgroup `cgroup`. `None` if pjw has neither a cpuset
-    /// in this cgroup nor in a cgroup above it.
+    /// Returns the nearest cpuset of pjw at the cgroup path `cgroup` or above it. `None` if pjw manages no
+    /// cpuset at this path or above it.
     #[must_use]
     pub fn cpuset_around(&self, cgroup: &str) -> Option<&ManagedCpuset> {
         enclosing_paths(cgroup).find_map(|path| self.managed.get(path))
@@ -206,10 +211,13 @@ impl CpusetRegistry {
         self.history.get(path)
     }
 
-    /// Returns the cgroup to which pjw moves a process when it removes the job's cpuset at `path`. `ancestry`
-    /// lists the process, its parent, its grandparent and so on. The result is the cgroup from which pjw
-    /// moved the first process in this list that pjw ever moved. If pjw moved none of them, the result is the
-    /// cgroup from which pjw moved the first process into the cpuset. `None` if that is unknown too.
+    /// Returns the path of the cgroup to which pjw moves a process when it removes the job's cpuset at
+    /// `path`. `ancestry` lists the process, its parent, its grandparent and so on. The first that applies:
+    ///
+    /// 1. The cgroup from which pjw moved the process, or else from which pjw moved the nearest ancestor
+    ///    that it ever moved.
+    /// 2. The cgroup from which pjw moved the first process into the cpuset at `path`.
+    /// 3. `None`, because the original cgroup is unknown.
     #[must_use]
     pub fn original_cgroup(&self, ancestry: impl IntoIterator<Item = ProcessId>, path: &str) -> Option<&str> {
         let relative = ancestry.into_iter().find_map(|process| self.moved.get(&process));
@@ -218,22 +226,23 @@ impl CpusetRegistry {
         original.map(String::as_str)
     }
 
-    /// Returns the reason why the kernel or systemd refused the last attempt to create a cpuset for the job.
-    /// `None` if the attempt was not refused, or if there was no attempt.
+    /// Returns the reason why pjw could not create or change the cpuset of the job: the kernel or systemd
+    /// refused the last attempt, or another program overwrites the cpuset. `None` if no attempt has failed
+    /// since the last scan of all processes.
     #[must_use]
     pub fn creation_error(&self, job: &JobId) -> Option<&str> {
         self.refused.get(job).map(String::as_str)
     }
 
     /// Returns the reason why the kernel or systemd refused the last attempt to move the process into its
-    /// job's cpuset. `None` if the attempt was not refused, or if there was no attempt.
+    /// job's cpuset or out of it. `None` if no attempt was refused since the last scan of all processes.
     #[must_use]
     pub fn move_error(&self, process: ProcessId) -> Option<&str> {
         self.move_errors.get(&process).map(String::as_str)
     }
 
-    /// Whether an attempt to remove the cpuset at the cgroup path `path` has failed since the last full scan.
-    /// pjw tries such a removal again only after the next full scan.
+    /// Whether an attempt to remove the cpuset at the cgroup path `path` has failed since the last scan of
+    /// all processes. pjw tries the removal again only after the next scan of all processes.
     #[must_use]
     pub fn has_failed_removal(&self, path: &str) -> bool {
         self.failed_removals.contains_key(path)
@@ -381,8 +390,10 @@ impl CpusetRegistry {
         self.move_errors.remove(&process);
     }
 
-    /// Records that the kernel or systemd refused the change `action` of a cpuset. `reason` is the reason, as
-    /// text for users.
+    /// Records that the change `action` of a cpuset was refused, usually by the kernel or systemd. `reason`
+    /// is the reason, as text for users. pjw does not try the change again before the next scan of all
+    /// processes. If a process could not be moved back to its original cgroup, pjw may try the root cgroup
+    /// instead.
     pub fn note_refusal(&mut self, action: &CpusetAction, reason: &str) {
         match &action.change {
             CpusetChange::Create { job_cpuset, .. } => {

@@ -12,12 +12,12 @@ use crate::terms::Policy;
 pub struct Demand {
     /// The smoothed demand, in permille of one PU.
     pub permille: u32,
-    /// The smoothed share of time in which the thread waited on a run queue, in permille of one PU. It is
-    /// included in `permille`. Used only for display.
+    /// The smoothed share of time in which the thread waited on a run queue, in permille of one PU.
+    /// `permille` includes this share. Used only for display.
     pub waiting_permille: u32,
-    /// Whether the thread is hot, which means that it runs or waits for a PU most of the time. A thread
-    /// becomes hot at a higher demand than the demand at which it becomes cold, so that it does not switch at
-    /// each reading.
+    /// Whether the thread is hot (busy): it runs or waits for a PU most of the time. A thread becomes hot
+    /// at the demand `hot_permille` of the policy, and is no longer hot at the lower demand
+    /// `cold_permille`. The two limits differ so that a thread does not change its state at each reading.
     pub hot: bool,
     /// The last reading: run time and wait time in ns, and the time of the reading.
     last: Option<Reading>,
@@ -35,17 +35,22 @@ struct Reading {
 const MIN_INTERVAL_NS: u64 = 100_000_000;
 
 impl Demand {
-    /// Returns the time of the last reading of the thread's CPU time, in ns since boot. `None` if there was
-    /// no reading.
+    /// Returns the time of the last reading of the thread's CPU time, in ns since boot. `None` if the CPU
+    /// time was never read.
     #[must_use]
     pub fn last_read_at(&self) -> Option<Nanos> {
         self.last.map(|last| last.at)
     }
 
-    /// Returns the demand after one more reading, made at the time `at`. `run_ns` and `wait_ns` are the times
-    /// for which the thread ran and waited for a PU since its start. `idle_until` is the time of the last
-    /// check that found the process of the thread idle; such a check does not read `run_ns` and `wait_ns`.
-    /// The demand is unchanged at the first reading, and at a reading less than 100 ms after the last one.
+    /// Returns the demand after one more reading of the thread's CPU time. The demand stays unchanged at
+    /// the first reading, and at a reading less than 100 ms after the last one. If the CPU time is less
+    /// than before, the tid now belongs to another thread, and the demand becomes 0.
+    ///
+    /// - `run_ns` and `wait_ns` are the times for which the thread has run and has waited for a PU since
+    ///   its start.
+    /// - `at` is the time of the reading.
+    /// - `idle_until` is the time of the last check that found the process of the thread idle, without
+    ///   reading the thread. The demand until this time counts as 0.
     #[must_use]
     pub fn with_reading(
         self,

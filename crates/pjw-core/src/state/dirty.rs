@@ -8,8 +8,8 @@
 use crate::basics::{Pid, prelude::*};
 use crate::terms::JobId;
 
-/// The dirty jobs and processes: those that changed, so that the next cycle of the daemon must plan them
-/// again. For all others, the earlier plan is still valid.
+/// The dirty jobs and processes: they changed, so the next cycle of the daemon must plan their affinity
+/// masks and cpusets again. For all other jobs and processes, the earlier plan is still valid.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DirtySet {
     everything: bool,
@@ -19,9 +19,10 @@ pub struct DirtySet {
 /// The processes of a dirty job that the next cycle of the daemon must plan again: all of them, or only some.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DirtyScope {
-    /// All processes of the job.
+    /// All processes of the job must be planned again.
     Whole,
-    /// These processes, of which some may have exited, and the active processes of the job.
+    /// The processes with these pids must be planned again, and all active processes of the job (processes
+    /// that ran lately). Some of these pids may belong to processes that have exited.
     Processes(BTreeSet<Pid>),
 }
 
@@ -45,7 +46,7 @@ impl DirtySet {
         self.jobs.iter()
     }
 
-    /// Adds a job with all its processes.
+    /// Adds a job to the set, with all its processes.
     pub fn add_job(&mut self, job: &JobId) {
         self.jobs.insert(job.clone(), DirtyScope::Whole);
     }
@@ -61,7 +62,7 @@ impl DirtySet {
         self.jobs.insert(job.clone(), DirtyScope::Processes(BTreeSet::from([pid])));
     }
 
-    /// Adds all jobs and processes of the dirty set `other`.
+    /// Adds all jobs and processes of the dirty set `other` to this set.
     pub fn extend(&mut self, other: &Self) {
         self.everything |= other.everything;
         for (job, part) in &other.jobs {

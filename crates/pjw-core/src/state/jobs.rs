@@ -12,7 +12,7 @@ use crate::basics::{CpuSet, Pid, Uid, prelude::*};
 use crate::state::jobs::grant_counts::GrantCounts;
 use crate::terms::{Job, JobId};
 
-/// All jobs that pjw knows on this node, with indexes by id, by owner and by cgroup.
+/// All jobs on this machine that pjw has recorded, with indexes by id, by owner and by cgroup.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Jobs {
     jobs: BTreeMap<JobId, Job>,
@@ -56,19 +56,19 @@ impl Index<&JobId> for Jobs {
 }
 
 impl Jobs {
-    /// Returns the job with this id. `None` if pjw knows no such job.
+    /// Returns the job with this id. `None` if there is no job with this id.
     #[must_use]
     pub fn get(&self, id: &JobId) -> Option<&Job> {
         self.jobs.get(id).inspect(|_| self.count_visit())
     }
 
-    /// Whether pjw knows a job with this id.
+    /// Whether there is a job with this id.
     #[must_use]
     pub fn contains_key(&self, id: &JobId) -> bool {
         self.get(id).is_some()
     }
 
-    /// Iterates over all jobs, in the order of their ids.
+    /// Iterates over all jobs, in ascending order of their ids.
     pub fn values(&self) -> impl Iterator<Item = &Job> {
         self.jobs.values().inspect(|_| self.count_visit())
     }
@@ -84,26 +84,27 @@ impl Jobs {
         self.jobs.len()
     }
 
-    /// Whether pjw knows no job.
+    /// Whether there are no jobs.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.jobs.is_empty()
     }
 
-    /// Returns the number of changes so far. Each addition, change or removal of a job is at least one
-    /// change.
+    /// Returns a counter that grows each time a job is added, changed or removed. One such change may
+    /// increase the counter by more than 1.
     #[must_use]
     pub fn change_count(&self) -> u64 {
         self.change_count
     }
 
-    /// Returns the number of times that a job was read since the last call of this method. Only tests call
-    /// it, to check that a cycle reads few jobs.
+    /// Returns the number of times that a job was read since the last call of this method, and resets the
+    /// number to 0. Only tests call this method, to check that a cycle of the daemon reads few jobs.
     pub fn take_visit_count(&self) -> usize {
         self.traces.visits.take()
     }
 
-    /// Returns the ids of the jobs that were added, changed or removed since the last call of this method.
+    /// Returns the ids of the jobs that were added, changed or removed since the last call of this method,
+    /// and clears the list of these ids.
     pub fn take_changed(&mut self) -> BTreeSet<JobId> {
         core::mem::take(&mut self.traces.changed)
     }
@@ -142,7 +143,7 @@ impl Jobs {
         self.change_count += 1;
     }
 
-    /// Removes a job and returns it. `None` if there is no such job.
+    /// Removes the job with this id and returns it. `None` if there is no job with this id.
     pub fn remove(&mut self, id: &JobId) -> Option<Job> {
         let job = self.jobs.remove(id)?;
         self.traces.changed.insert(id.clone());
@@ -175,7 +176,7 @@ impl Jobs {
         }
     }
 
-    /// Iterates over the jobs that the user owns.
+    /// Iterates over the jobs that the user `user` owns.
     pub fn of_owner(&self, user: Uid) -> impl Iterator<Item = &Job> {
         self.by_owner.get(&user).into_iter().flatten().filter_map(|id| self.get(id))
     }
@@ -210,13 +211,13 @@ impl Jobs {
         self.without_processes.iter().filter_map(|id| self.get(id))
     }
 
-    /// Returns, for each PU, the number of grants that contain it.
+    /// Returns, for each PU, the number of jobs to which the PU is granted.
     #[must_use]
     pub fn grant_counts(&self) -> &GrantCounts {
         &self.granted
     }
 
-    /// Returns the PUs of all shared grants. Other jobs may hold these PUs too.
+    /// Returns the PUs of all shared grants. A PU of a shared grant may be granted to several jobs.
     #[must_use]
     pub fn shared_cpus(&self) -> CpuSet {
         self.shared.cpus()

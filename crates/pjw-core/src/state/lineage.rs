@@ -14,35 +14,40 @@ use crate::state::masks::entry::{MaskEntry, MaskRequest};
 use crate::state::members::Member;
 use crate::terms::{Evidence, JobId, ProcessEvent};
 
-/// The maximum number of processes with a [`Descendant`], and also the maximum number of other forked
-/// processes that wait for a scan. If the maximum is reached, pjw handles a further fork event as a lost one,
-/// and makes a full scan.
+/// The maximum number of processes with a [`Descendant`]. It is also the maximum number of other forked
+/// processes that wait for a scan. If a fork event would exceed one of these maxima, pjw treats the event
+/// as lost, and scans all processes.
 pub const MAX_DESCENDANTS: usize = 65_536;
 
-/// A process that was forked by a process of a job, or by a descendant of one. Holds the facts that are known
-/// from the fork event: the job, and the affinity masks that the process may have inherited.
+/// A process that was forked by a process of a job, or by a descendant of a process of a job. Contains the
+/// facts that follow from the fork event: the job, and the affinity masks that the process may have
+/// inherited.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Descendant {
-    /// The pid of the nearest ancestor that was tracked at the time of the fork: it belonged to a job, or its
-    /// original masks were being restored.
+    /// The pid of the nearest ancestor that pjw tracked at the time of the fork. pjw tracks a process if
+    /// the process belongs to a job, or if its original masks are being restored.
     pub ancestor: Pid,
     /// The job to which the process `ancestor` belongs or belonged.
     pub job: JobId,
-    /// Whether the process `ancestor` belonged to the job at the time of the fork. If false, the job had
-    /// released the ancestor, and pjw was restoring its original masks.
+    /// Whether the process `ancestor` belonged to the job at the time of the fork. If false, the process no
+    /// longer belonged to the job, and pjw was restoring its original masks.
     pub is_ancestor_member: bool,
-    /// The evidence that the process belongs to the job, as it follows from the evidence for the ancestor.
+    /// The evidence that the process belongs to the job. It is the result of [`child_evidence`] for the
+    /// evidence of the ancestor.
     pub evidence: Evidence,
-    /// The time of the fork event, in ns since boot. `None` in two cases: a scan found that the process had
-    /// ended, before its exit event was read; or no fork event named the process.
+    /// The time of the fork event, in ns since boot. `None` if no fork event named the process, or if a
+    /// scan found that the process had ended before pjw read its exit event.
     pub forked_at: Option<Nanos>,
-    /// The requests that may have set the mask with which the process began, nearly always one. They are the
-    /// mask requests of the thread that forked the process. If a scan found that the process has ended, they
-    /// are replaced by the requests of its own threads, because children of the process whose fork events are
-    /// still unread may have inherited those.
+    /// The mask requests of which one set the affinity mask with which the process began, nearly always
+    /// only one. They were made for the process that forked this process, or for an earlier ancestor. Empty
+    /// if pjw has since restored the original mask of this process.
+    ///
+    /// If a scan found that the process has ended, the list contains the mask requests of its own threads
+    /// instead. Children of the process whose fork events are still unread may have inherited the masks of
+    /// its threads.
     pub requests: Vec<MaskRequest>,
-    /// The time of the last reading of the ancestor's masks before the fork, in ns since boot. 0 if they were
-    /// never read.
+    /// The time of the last reading of the ancestor's masks before the fork, in ns since boot. If the masks
+    /// of its threads were read at different times, the earliest of these times. 0 if they were never read.
     pub masks_read_at: Nanos,
 }
 
@@ -60,8 +65,8 @@ impl Descendant {
     }
 }
 
-/// The descent of processes, as known from the kernel's fork events: which processes descend from processes
-/// of jobs, and which processes must be scanned because of an event.
+/// The descent of processes, as known from the kernel's fork events: the processes that descend from
+/// processes of jobs, and the processes that must be scanned because of an event.
 #[derive(Debug, Clone, Default)]
 pub struct Lineage {
     descendants: BTreeMap<Pid, Descendant>,
@@ -74,15 +79,17 @@ pub struct Lineage {
     /// Forked processes with an ancestor that neither a scan nor a fork event named. This ancestor was forked
     /// before pjw read all fork events.
     of_unknown_descent: BTreeSet<Pid>,
-    /// The processes that had an event (fork, exec or exit) and were not scanned after it.
+    /// The processes that had an event (fork, exec or exit) and were not scanned after this event.
     pub scan_queue: ScanQueue,
 }
 
 impl Lineage {
-    /// Updates the descent from process events, in the given order. `tracked` returns the tracked process
-    /// with a given pid (a process of a job, or a process whose original masks are being restored), and
-    /// whether the process belongs to a job. `is_scanned` returns whether a scan has found the process with a
-    /// given pid. The result is true if an event was dropped because [`MAX_DESCENDANTS`] was reached.
+    /// Updates the descent of processes from the process events `events`, in the given order. Returns true
+    /// if an event was dropped because [`MAX_DESCENDANTS`] was reached.
+    ///
+    /// - `tracked` returns the process with the given pid, and whether the process belongs to a job. It
+    ///   returns `None` unless the process belongs to a job or its original masks are being restored.
+    /// - `is_scanned` returns whether a scan has found the process with the given pid.
     pub fn apply_events<'a>(
         &mut self,
         events: &[ProcessEvent],
@@ -173,8 +180,8 @@ impl Lineage {
         self.descendants.entry(pid).or_insert_with(new).requests = requests;
     }
 
-    /// Whether the descent of the process is unknown: its fork event was read, but one of its ancestors was
-    /// named neither by a fork event nor by a scan.
+    /// Whether the descent of the process is unknown. This is the case if pjw read the fork event of the
+    /// process, but at least one ancestor was named neither by a fork event nor by a scan.
     #[must_use]
     pub fn is_of_unknown_descent(&self, pid: Pid) -> bool {
         self.of_unknown_descent.contains(&pid)
@@ -193,15 +200,15 @@ impl Lineage {
         self.scan_queue.exited(pid);
     }
 
-    /// Returns the facts that are known of a process from its fork event. `None` if the process does not
-    /// descend from a process of a job, or if its fork event was not read.
+    /// Returns the facts about the process `pid` that follow from its fork event. `None` if the process
+    /// does not descend from a process of a job, or if its fork event was not read.
     #[must_use]
     pub fn descendant(&self, pid: Pid) -> Option<&Descendant> {
         self.descendants.get(&pid)
     }
 
-    /// Iterates over the processes that descend from processes of jobs and that were not scanned since they
-    /// were forked.
+    /// Iterates over the processes that descend from processes of jobs and that no scan has found since
+    /// they were forked, with their pids.
     pub fn unscanned_descendants(&self) -> impl Iterator<Item = (Pid, &Descendant)> {
         self.unscanned.iter().filter_map(|&pid| Some((pid, self.descendants.get(&pid)?)))
     }
@@ -249,8 +256,8 @@ impl Lineage {
         self.descendants.remove(&pid);
     }
 
-    /// Removes all descendants. Called if process events were lost: a process may have exited, and its pid
-    /// may now be that of another process.
+    /// Removes all facts about the descent of processes. The caller must call this method if process events
+    /// were lost: a process may have exited, and its pid may now be the pid of another process.
     pub fn forget_descendants(&mut self) {
         self.descendants.clear();
         self.unscanned.clear();
@@ -260,9 +267,9 @@ impl Lineage {
     }
 }
 
-/// Returns the evidence that a child of a job's process belongs to the job. `evidence` is the evidence for
-/// the parent. The result is `Adopted` if the parent was adopted (it belongs to the job because that is the
-/// only job of its user). Otherwise it is `Parent`.
+/// Returns the evidence that a process belongs to a job because its parent belongs to the job. `evidence`
+/// is the evidence for the parent. The result is [`Evidence::Adopted`] if `evidence` is
+/// [`Evidence::Adopted`], and [`Evidence::Parent`] otherwise.
 #[must_use]
 pub fn child_evidence(evidence: Evidence) -> Evidence {
     if evidence == Evidence::Adopted { evidence } else { Evidence::Parent }

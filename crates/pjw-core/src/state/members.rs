@@ -22,13 +22,15 @@ pub struct Member {
     pub id: ProcessId,
     /// The job to which the process belongs.
     pub job: JobId,
-    /// The evidence that the process belongs to the job, such as the scheduler's cgroup.
+    /// The evidence that the process belongs to the job, such as the cgroup that the batch system made for
+    /// the job.
     pub evidence: Evidence,
-    /// The affinity mask that the processes of the job inherited from their nearest ancestor outside the job.
-    /// A thread whose original mask equals this mask did not set its mask itself. `None` if unknown.
+    /// The affinity mask that the job inherited from outside: the mask of the nearest ancestor of the process
+    /// that does not belong to the job. If a thread had this mask before pjw changed the mask, the thread did
+    /// not set its mask itself. `None` if unknown.
     pub inherited_mask: Option<CpuSet>,
-    /// The time of the first scan that found the process, in ns since boot. `None` if the process is known only
-    /// from a journal record without this time.
+    /// The time of the first scan that read the process, in ns since boot. `None` if the process comes from a
+    /// journal record that does not contain this time.
     pub first_seen: Option<Nanos>,
     /// The threads of the process, as of the last scan that read them, by thread id.
     pub threads: BTreeMap<Tid, MemberThread>,
@@ -85,8 +87,9 @@ impl Member {
         self.identified_threads().filter(|(_, thread)| thread.is_alive())
     }
 
-    /// Iterates over the threads of the process whose original masks are in the journal. pjw restores these
-    /// masks when the job is released.
+    /// Iterates over those threads of the process for which the journal contains the original affinity mask
+    /// (the mask before pjw changed it). Each item is the id of the thread and the facts about its mask. pjw
+    /// restores the original masks when the job ends or a command releases the job.
     pub fn journaled_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
         let entries =
             self.identified_threads().filter_map(|(id, thread)| Some((id, thread.mask_entry.as_ref()?)));
@@ -97,12 +100,12 @@ impl Member {
 /// A thread of a member (a process of a job), as of the last scan that read it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemberThread {
-    /// The time at which the thread started, in clock ticks of 10 ms.
+    /// The time at which the thread started, in clock ticks of 10 ms since boot.
     pub start: StartTime,
     /// The name (comm) of the thread, at most 15 bytes.
     pub comm: Comm,
-    /// The kernel's letter for the state of the thread at the last scan: R (running), S (sleeping), Z
-    /// (zombie) and so on (proc(5)).
+    /// The kernel's letter for the state of the thread at the last scan, such as R (running), S (sleeping) or
+    /// Z (zombie). See proc(5).
     pub state: char,
     /// The PU on which the thread last ran before the last scan.
     pub last_cpu: Pu,
@@ -110,21 +113,22 @@ pub struct MemberThread {
     pub effective_mask: CpuSet,
     /// The demand of the thread for CPU time: the share of time in which it runs or waits for a PU.
     pub demand: Demand,
-    /// The facts about the thread's mask: the mask requests and the original mask. `None` until a scan has
-    /// read the cpuset around the thread.
+    /// The affinity masks that were requested for the thread, and the mask that pjw restores later. `None`
+    /// until a scan has read the cpuset that contains the thread.
     pub mask_entry: Option<MaskEntry>,
 }
 
 impl MemberThread {
-    /// Whether the thread can still run. False for a zombie, whose mask can't be set. A zombie may be the
-    /// first thread of a process whose other threads still run.
+    /// Returns whether the thread can still run. False if the thread has exited (state Z or X): its affinity
+    /// mask can't be set any more. The first thread of a process stays in state Z while other threads of the
+    /// process run.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         !matches!(self.state, 'Z' | 'X')
     }
 }
 
-/// The members of all jobs (the processes that belong to a job), with indexes by pid and by job.
+/// All processes that belong to jobs, indexed by pid and by job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Members {
     members: BTreeMap<Pid, Member>,
@@ -160,13 +164,13 @@ impl Members {
     }
 
     /// Iterates over the pids of the active processes of a job. A process is active if the smoothed CPU
-    /// demand of one of its threads is not 0, or if its threads were not scanned yet.
+    /// demand of at least one thread is not 0, or if no scan has read its threads yet.
     pub fn active_pids_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = Pid> + use<'a> {
         self.by_job.get(job).into_iter().flat_map(|job_members| &job_members.active).copied()
     }
 
     /// Iterates over the pids of the active processes of all jobs. A process is active if the smoothed CPU
-    /// demand of one of its threads is not 0, or if its threads were not scanned yet.
+    /// demand of at least one thread is not 0, or if no scan has read its threads yet.
     pub fn active_pids(&self) -> impl Iterator<Item = Pid> {
         self.active.iter().copied()
     }
@@ -191,8 +195,8 @@ impl Members {
         Some(members.filter(|member| member.job == *job).collect())
     }
 
-    /// Adds the process `member` to its job. Returns the earlier member of any job that had the same pid, or
-    /// `None` if there was none.
+    /// Adds the process `member` to the job `member.job`. If a process with the same pid already belongs to
+    /// any job, that earlier process is removed and returned. Otherwise returns `None`.
     pub fn insert(&mut self, member: Member) -> Option<Member> {
         let pid = member.id.pid;
         let before = self.remove(pid);
@@ -207,8 +211,8 @@ impl Members {
         before
     }
 
-    /// Removes the process with this pid from its job and returns it. `None` if no such process belongs to a
-    /// job.
+    /// Removes the process with the pid `pid` from its job, and returns the process. Returns `None` if no
+    /// process with this pid belongs to a job.
     pub fn remove(&mut self, pid: Pid) -> Option<Member> {
         let member = self.members.remove(&pid)?;
         self.changed.insert(member.job.clone());
@@ -223,7 +227,7 @@ impl Members {
         Some(member)
     }
 
-    /// Removes all processes from a job, and returns them.
+    /// Removes all processes that belong to the job, and returns these processes.
     pub fn remove_all_of(&mut self, job: &JobId) -> Vec<Member> {
         self.changed.insert(job.clone());
         let job_members = self.by_job.remove(job).unwrap_or_default();
@@ -237,8 +241,8 @@ impl Members {
         self.members.get_mut(&pid).map(|member| core::mem::take(&mut member.threads))
     }
 
-    /// Replaces the threads of a job's process by `threads`, as a scan read them. Has no effect if the
-    /// process belongs to no job.
+    /// Replaces the recorded threads of the process with the pid `pid` by `threads`, as a scan read them. Has
+    /// no effect if the process belongs to no job.
     pub fn put_threads(&mut self, pid: Pid, threads: BTreeMap<Tid, MemberThread>) {
         let Some(member) = self.members.get_mut(&pid) else { return };
         let active = is_active(&threads);

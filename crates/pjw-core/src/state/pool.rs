@@ -4,14 +4,14 @@ use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::Topology;
 use crate::terms::JobId;
 
-/// The holder of a PU: a job, the system (for a housekeeping PU), or none.
+/// The holder of a PU: a job, the system (for a housekeeping PU), or nobody.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Holder {
-    /// No holder: any job may get the PU.
+    /// The PU has no holder. It can be granted to a job while it is online.
     Free,
-    /// The system: no job gets the PU.
+    /// The PU is reserved for the system. It is not granted to jobs.
     Housekeeping,
-    /// A job.
+    /// The PU is granted to the job with this id.
     Job(JobId),
 }
 
@@ -31,8 +31,8 @@ const FREE: usize = 0;
 /// The index of [`Holder::Housekeeping`] in the list of holders.
 const HOUSEKEEPING: usize = 1;
 
-/// All PUs of the machine, each with its holder: a job, the system (for a housekeeping PU), or none. A PU has
-/// at most one holder.
+/// All PUs of the machine, each with its holder: a job, the system (for a housekeeping PU), or nobody. A PU
+/// has at most one holder.
 #[derive(Debug, Clone)]
 pub struct Pool {
     /// For each PU number the index of its holder in `holders`; `None` if the machine does not have the PU.
@@ -62,15 +62,15 @@ impl PartialEq for Pool {
 
 impl Eq for Pool {}
 
-/// The error of [`Pool::commit`]: the offer is no longer valid. The pool changed after the offer was made, so
-/// another job may hold a PU of the offer now.
+/// The error of [`Pool::commit`]: the offer is no longer valid, because the pool changed after the offer was
+/// made. Another job may hold a PU of the offer now. The caller must request a new offer from the allocator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the pool changed after this offer was made: ask for a new one")]
 pub struct StaleOffer;
 
 impl Pool {
-    /// Makes a pool of all PUs of the machine, all online. The system holds the PUs `housekeeping`; no job
-    /// holds a PU.
+    /// Creates a pool of all PUs of the machine. All PUs are online. The PUs in `housekeeping` are reserved
+    /// for the system, and all other PUs are free.
     #[must_use]
     pub fn new(topology: &Topology, housekeeping: &CpuSet) -> Self {
         let length = topology.cpus().last().map_or(0, |last| last.0 as usize + 1);
@@ -84,20 +84,21 @@ impl Pool {
         Self { entries, holders, cpus, offline: CpuSet::new(), version: 0, reserved }
     }
 
-    /// Returns the holder of a PU; the holder of a free PU is [`Holder::Free`]. `None` if the machine does
-    /// not have the PU.
+    /// Returns the holder of a PU. The holder of a free PU is [`Holder::Free`]. Returns `None` if the machine
+    /// does not have the PU.
     #[must_use]
     pub fn holder(&self, pu: Pu) -> Option<&Holder> {
         let place = *self.entries.get(pu.0 as usize)?;
         self.holders.get(place?)
     }
 
-    /// Iterates over all PUs of the machine with their holders, in ascending order of PU numbers.
+    /// Iterates over all PUs of the machine with their holders, in ascending order of the kernel's PU
+    /// numbers.
     pub fn holders(&self) -> impl Iterator<Item = (Pu, &Holder)> {
         self.places().filter_map(|(pu, place)| Some((pu, self.holders.get(place)?)))
     }
 
-    /// Returns the PUs that are online and that neither a job nor the system holds.
+    /// Returns the online PUs that are neither granted to a job nor reserved for the system.
     #[must_use]
     pub fn free_cpus(&self) -> CpuSet {
         self.held_at(FREE).difference(&self.offline)
@@ -109,33 +110,35 @@ impl Pool {
         self.cpus.difference(&self.offline)
     }
 
-    /// Returns the housekeeping PUs, which are reserved for the system. PUs that a job still holds are not
-    /// included.
+    /// Returns the housekeeping PUs: the PUs that are reserved for the system. A PU that is still granted to
+    /// a job is not included. It becomes a housekeeping PU when the job releases it.
     #[must_use]
     pub fn housekeeping_cpus(&self) -> CpuSet {
         self.held_at(HOUSEKEEPING)
     }
 
-    /// Returns the PUs that jobs hold.
+    /// Returns the PUs that are granted to jobs, including offline PUs.
     #[must_use]
     pub fn allocated_cpus(&self) -> CpuSet {
         self.places().filter(|&(_, place)| place > HOUSEKEEPING).map(|(pu, _)| pu).collect()
     }
 
-    /// Returns the PUs that the job holds, including offline ones. Empty if the job holds none.
+    /// Returns the PUs that are granted to the job, including offline PUs. Empty if no PUs are granted to the
+    /// job.
     #[must_use]
     pub fn pus_of(&self, job: &JobId) -> CpuSet {
         self.place_of(job).map(|place| self.held_at(place)).unwrap_or_default()
     }
 
-    /// Returns the number of changes of the pool so far. An offer is valid only until this number changes.
+    /// Returns the number of changes of the pool so far. An [`Offer`] is valid only until this number
+    /// changes.
     #[must_use]
     pub fn change_count(&self) -> u64 {
         self.version
     }
 
-    /// Sets which PUs are online. The pool never offers an offline PU to a job. A job that already holds a PU
-    /// keeps it when the PU goes offline.
+    /// Sets which PUs of the machine are online. A PU that is offline is not offered to a job. A job that
+    /// already holds a PU continues to hold the PU when it goes offline.
     pub fn set_online(&mut self, online: &CpuSet) {
         let offline = self.cpus.difference(online);
         if offline != self.offline {
@@ -144,8 +147,8 @@ impl Pool {
         }
     }
 
-    /// Gives the job the PUs of `offer`, and frees all other PUs of the job. The allocator made the offer for
-    /// this job.
+    /// Grants the PUs of `offer` to the job, and frees all other PUs of the job. The allocator must have made
+    /// the offer for this job.
     ///
     /// # Errors
     /// If the pool changed since the offer was made, or if a PU of the offer is neither free nor held by the
@@ -158,19 +161,20 @@ impl Pool {
         Ok(())
     }
 
-    /// Gives the job the PUs of `cpus` that are free or that the job holds already, and frees all its other
-    /// PUs. Returns the PUs of `cpus` that the job did not get, because they have another holder. Used for
-    /// PUs that a scheduler chose.
+    /// Grants to the job those PUs of `cpus` that are free or that the job already holds. Frees all other PUs
+    /// of the job. Returns the PUs of `cpus` that were not granted: they have another holder, or the machine
+    /// does not have them. Unlike [`Pool::commit`], this function needs no offer from the allocator. It is
+    /// used, for example, for PUs that a batch system chose.
     pub fn claim(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         let granted = cpus.intersection(&self.available_to(job));
         self.give(job, &granted);
         cpus.difference(&granted)
     }
 
-    /// Gives the job the PUs `cpus` that it held before a restart of the daemon, and frees all its other PUs.
-    /// Unlike [`Pool::claim`], it also gives the job housekeeping PUs: they become housekeeping again when
-    /// the job releases them. Returns the PUs of `cpus` that the job did not get, because they have another
-    /// holder.
+    /// Grants the PUs `cpus` to the job again, which held them before a restart of the daemon. Frees all
+    /// other PUs of the job. Unlike [`Pool::claim`], it also grants housekeeping PUs. These become
+    /// housekeeping PUs again when the job releases them. Returns the PUs of `cpus` that were not granted:
+    /// another job holds them, or the machine does not have them.
     pub fn reclaim(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         for pu in self.housekeeping_cpus().intersection(cpus).iter() {
             self.entries[pu.0 as usize] = Some(FREE);
@@ -180,8 +184,8 @@ impl Pool {
         elsewhere
     }
 
-    /// Sets the housekeeping PUs, which are reserved for the system. A PU that a job holds becomes
-    /// housekeeping only when the job releases it.
+    /// Sets the housekeeping PUs, which are reserved for the system. A PU that is granted to a job becomes a
+    /// housekeeping PU only when the job releases it.
     pub fn set_housekeeping(&mut self, housekeeping: &CpuSet) {
         self.reserved = housekeeping.clone();
         for (entry, pu) in self.entries.iter_mut().zip((0..).map(Pu)) {
@@ -194,7 +198,8 @@ impl Pool {
         self.version += 1;
     }
 
-    /// Frees all PUs that the job holds, and returns them.
+    /// Frees all PUs that the job holds, and returns these PUs. Those that are reserved for the system become
+    /// housekeeping PUs.
     pub fn release(&mut self, job: &JobId) -> CpuSet {
         let held = self.pus_of(job);
         self.give(job, &CpuSet::new());
@@ -248,18 +253,18 @@ impl Pool {
     }
 }
 
-/// The PUs that the allocator chose for a job, with the reasons. The job gets these PUs only by
-/// [`Pool::commit`].
+/// The PUs that the allocator chose for a job, with the reasons. The PUs are not granted to the job until
+/// [`Pool::commit`] is called with the offer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer {
     /// The PUs that the job is to get.
     pub cpus: CpuSet,
     /// The reasons why these PUs were chosen, one sentence each.
     pub reasons: Vec<String>,
-    /// The second-best set of PUs, described in a sentence. Empty if there was none.
+    /// The second-best set of PUs, described in a sentence. Empty if the allocator found no second set.
     pub runner_up: String,
-    /// The value of [`Pool::change_count`] when the offer was made. The offer is invalid if the pool has
-    /// another value now.
+    /// The value of [`Pool::change_count`] when the offer was made. If the value is different now, the offer
+    /// is invalid.
     pub pool_change_count: u64,
 }
 

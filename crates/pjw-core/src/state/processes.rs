@@ -9,26 +9,28 @@ use core::ops::{Bound, Deref};
 use crate::basics::{Nanos, Pid, Uid, is_cgroup_within, prelude::*};
 use crate::terms::{JobId, JobMarks, JobUnit, Process};
 
-/// A process of the node, as of the last scan that read it, without its threads. It also has the time of the
-/// first scan that found it.
+/// A process of the machine, as the last scan that read the process found it, without its threads. The times
+/// of its first scan and of its last change of cgroup are recorded too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownProcess {
-    /// The facts of the last scan that read the process. The fields `attributes`, `job_marks` and `threads`
-    /// are always `None` here.
+    /// The process, as the last scan that read it found it. The fields `attributes`, `job_marks` and
+    /// `threads` are always `None` here.
     pub process: Process,
-    /// The role of the process in a batch system, and the jobs that its attributes name.
+    /// The role of the process in a batch system, and the jobs that its cgroup, its supplementary groups and
+    /// its environment name.
     pub job_marks: JobMarks,
-    /// The time at which the first scan that found the process began, in ns since boot. The process may have
+    /// The time at which the first scan that read the process began, in ns since boot. The process may have
     /// been forked during that scan.
     pub first_seen: Nanos,
-    /// Whether only the last scan has found the process, and no earlier scan.
+    /// Whether the process has been read by one scan only. False as soon as a second scan has read the
+    /// process.
     pub is_new: bool,
     /// The last change of the process's cgroup: the path of the previous cgroup, and the time of the first
-    /// scan that found the process in its present cgroup. `None` if the cgroup never changed.
+    /// scan that read the process in its present cgroup. `None` if no scan has found a change of the cgroup.
     pub last_cgroup_change: Option<(Arc<str>, Nanos)>,
 }
 
-/// All processes of the node, each as of the last scan that read it.
+/// All processes of the machine, each as the last scan that read it found it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Processes {
     processes: BTreeMap<Pid, KnownProcess>,
@@ -67,7 +69,8 @@ impl Processes {
         self.processes.insert(pid, known);
     }
 
-    /// Removes the process with this pid, and returns the facts about it. `None` if no process has this pid.
+    /// Removes the process with the pid `pid`, and returns its record. Returns `None` if no process with this
+    /// pid is recorded.
     pub fn remove(&mut self, pid: Pid) -> Option<KnownProcess> {
         let known = self.processes.remove(&pid)?;
         remove_from(&mut self.children, &known.process.parent, pid);
@@ -84,7 +87,7 @@ impl Processes {
         Some(known)
     }
 
-    /// Iterates over the processes of the node whose user is `user`.
+    /// Iterates over the processes whose real user id is `user`.
     pub fn of_user(&self, user: Uid) -> impl Iterator<Item = &KnownProcess> {
         self.by_user.get(&user).into_iter().flatten().filter_map(|pid| self.processes.get(pid))
     }
@@ -114,7 +117,7 @@ impl Processes {
     }
 
     /// Returns the pids in `pids` and the pids of all descendants of these processes. If the parent of a
-    /// process has ended, the process is a descendant of the process that adopted it (process 1 or a
+    /// process has ended, the process counts as a child of the process that adopted it (process 1 or a
     /// subreaper).
     #[must_use]
     pub fn with_descendants(&self, pids: impl IntoIterator<Item = Pid>) -> BTreeSet<Pid> {

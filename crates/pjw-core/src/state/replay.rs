@@ -8,7 +8,7 @@ use crate::terms::{Job, Record};
 
 impl WardenState {
     /// Returns the journal records from which [`WardenState::replay`] can restore this state. To shorten the
-    /// journal, the daemon replaces its content by these records.
+    /// journal, the daemon replaces the content of the journal by these records.
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         let jobs = self.jobs_unshared_first().cloned().map(Record::Job);
@@ -22,9 +22,14 @@ impl WardenState {
         jobs.chain(released).chain(cpusets).chain(members).chain(restoring).chain(masks).collect()
     }
 
-    /// Applies one record of the journal to the state. Called for each record when the daemon starts. A job
-    /// in a record loses its grant if another job holds one of the granted PUs, or if the machine has none of
-    /// these PUs. Processes that have ended since are removed by the first full scan, not here.
+    /// Applies one record of the journal to the state. When the daemon starts, it calls this function for
+    /// each record, in the order of the journal. If the record contains a job with a grant, the job loses the
+    /// grant in these cases:
+    ///
+    /// - The machine has none of the granted PUs.
+    /// - The grant is not shared, and another job holds one of the granted PUs.
+    ///
+    /// Processes that have ended since stay in the state until the first full scan.
     pub fn replay(&mut self, record: Record) {
         match record {
             Record::Job(mut job) => {
@@ -91,8 +96,9 @@ impl WardenState {
         self.pool.reclaim(&job.id, &here).is_empty() && !here.is_empty()
     }
 
-    /// Replaces the topology, after the machine got new PUs. `housekeeping` are the PUs that are reserved for
-    /// the system from now on. Every job keeps its PUs.
+    /// Replaces the topology, after the machine got new PUs. `housekeeping` contains the PUs that are
+    /// reserved for the system from now on. Every job keeps its PUs. The new PUs count as offline until the
+    /// next scan.
     pub fn set_topology(&mut self, topology: Topology, housekeeping: &CpuSet) {
         let online = self.pool.online_cpus();
         self.pool = Pool::new(&topology, housekeeping);

@@ -25,11 +25,15 @@ use crate::terms::{IdleGroup, IdleWatch, JobId, ScanRequest, ScanScope};
 const RESCANS_PER_FULL_PLAN: u32 = 8;
 
 impl WardenState {
-    /// Returns the request for a scan. If `full` is false, it is the scan of a normal cycle: it reads the
-    /// active processes of jobs and the processes whose original masks are being restored, with their
-    /// threads, and only checks whether idle processes ran. If `full` is true, the scan reads every process
-    /// of the node, the cgroups of all jobs, and the threads of all processes that belong to a job or are
-    /// being restored.
+    /// Returns the request for a scan.
+    ///
+    /// - If `full` is true, the scan reads every process of the machine and the cgroups of all jobs. It reads
+    ///   the threads of all processes that belong to a job or whose original masks are being restored.
+    /// - If `full` is false, the scan reads only the active processes of jobs and the processes whose
+    ///   original masks are being restored, with their threads. It only checks whether the idle processes of
+    ///   jobs ran.
+    ///
+    /// For active and idle processes, see [`active_pids`](crate::state::members::Members::active_pids).
     #[must_use]
     pub fn scan_request(&self, full: bool) -> ScanRequest {
         if full {
@@ -49,17 +53,19 @@ impl WardenState {
         of_jobs.chain(self.cpusets.paths_to_remove().map(str::to_owned)).collect()
     }
 
-    /// Returns the request for a scan of every process of the node. Unlike `scan_request(true)`, the scan
-    /// does not read the threads of all idle processes: it only checks whether they ran, and checks the masks
-    /// of some of them, in rotation.
+    /// Returns the request for a scan of every process of the machine. Unlike the scan of
+    /// `scan_request(true)`, it does not read the threads of all idle processes of jobs. It only checks
+    /// whether these processes ran. In each scan, it also checks the masks of some of these processes, in
+    /// rotation.
     #[must_use]
     pub fn full_scan_request(&self) -> ScanRequest {
         ScanRequest { idle_watch: self.idle_watch(), ..self.scan_request(true) }
     }
 
-    /// Returns the request for the periodic scan, which also reads processes outside jobs. One periodic scan
-    /// in eight reads every process; the others read only processes that may have changed. The caller must
-    /// add the processes that were forked since the last periodic scan.
+    /// Returns the request for the periodic scan, which also reads processes that belong to no job. At least
+    /// one periodic scan in eight reads every process. The others read only processes that may have changed.
+    /// The caller must add the processes that were forked since the last periodic scan to a partial request.
+    /// Partial requests are counted, so the function must be called once per periodic scan.
     pub fn rescan_request(&mut self) -> ScanRequest {
         if self.rescans_until_full_plan == 0 || self.full_scan_due || !self.is_settled() {
             return self.full_scan_request();
@@ -107,16 +113,18 @@ impl WardenState {
         }
     }
 
-    /// Returns the pids of the tracked processes: those that belong to a job, and those whose original masks
-    /// are being restored.
+    /// Returns the pids of the processes that belong to a job, and the pids of the processes whose original
+    /// masks are being restored.
     #[must_use]
     pub fn tracked_pids(&self) -> BTreeSet<Pid> {
         self.members.keys().chain(self.restoring.keys()).copied().collect()
     }
 
-    /// Returns the paths of the cgroups of jobs. These are the cgroups that schedulers made for jobs, the
-    /// cgroups of pjw's cpusets, and the cgroups with the name of a job's cpuset that existed when the daemon
-    /// started.
+    /// Returns the paths of all cgroups of jobs, relative to the mount point of the cgroup hierarchy:
+    ///
+    /// - The cgroups that batch systems made for jobs.
+    /// - The cgroups of the cpusets that pjw made for jobs.
+    /// - The cgroups that existed when the daemon started and whose names are those of job cpusets of pjw.
     #[must_use]
     pub fn job_cgroups(&self) -> BTreeSet<String> {
         let own = self.cpusets.paths().chain(self.cpusets.found_cgroup_paths());

@@ -20,66 +20,70 @@ use crate::terms::{
     ProcessEvent, ReleasedMasks, Warning,
 };
 
-/// The state that pjwd keeps between two cycles: the machine, the jobs, their cores and their processes. (A
-/// cycle is a scan, a decision and the decided changes.) The state keeps a fact about a process only while a
-/// later decision needs it.
+/// The state of the daemon: the machine, the jobs, the PUs granted to them, and the processes. The daemon
+/// scans the machine, decides which changes are necessary, and makes these changes. The state is kept from
+/// one such cycle to the next. Facts about a process are removed when no later decision can need them.
 #[derive(Debug, Clone)]
 pub struct WardenState {
     /// The cores, caches, NUMA nodes and packages of the machine.
     pub topology: Topology,
-    /// The holder of each PU: a job, the system, or none.
+    /// The holder of each PU: a job, the system, or nobody.
     pub pool: Pool,
-    /// All jobs that pjw knows on this node.
+    /// All jobs on this machine, including the jobs to which no PUs are granted.
     pub jobs: Jobs,
-    /// All processes of the node, each as of the last scan that read it.
+    /// All processes of the machine, each as the last scan that read it found it.
     pub processes: Processes,
     /// The processes that belong to jobs, with their threads.
     pub members: Members,
-    /// The processes whose original masks pjw must restore, by pid. The processes in `excluded_pids` belonged
-    /// to no job; the jobs of all others were released or have ended. An entry is removed when a scan finds
-    /// the original masks in force.
+    /// The processes for which pjw must restore the original affinity masks (the masks before pjw changed
+    /// them), by pid. A process enters this map when its job ends, or when a command (`pjwctl release`)
+    /// releases the job. The processes in `excluded_pids` are in this map too, although they belong to no
+    /// job. An entry is removed when a full scan has shown that the original masks are in force.
     pub restoring: BTreeMap<Pid, Member>,
-    /// The pids of unassigned processes (they belong to no job) that pjw keeps off the cores of all jobs.
-    /// They are also in `restoring`, so that pjw can later restore their original masks.
+    /// The pids of the processes that belong to no job and that pjw keeps off the PUs of all jobs. These
+    /// processes are also in `restoring`, so that pjw can later restore their original masks.
     pub excluded_pids: BTreeSet<Pid>,
-    /// The cgroups of jobs, by path, each as of the last scan that read it. These are the cgroups that
-    /// schedulers made for jobs, and the cgroups of pjw's cpusets.
+    /// The cgroups of jobs, by path, each as the last scan that read it found it. These are the cgroups that
+    /// batch systems made for jobs, and the cgroups of pjw's cpusets.
     pub cgroups: BTreeMap<String, Observed<Cgroup>>,
     /// The cpusets that pjw created or changed for jobs.
     pub cpusets: CpusetRegistry,
-    /// The mask entries from the journal, by thread, for threads that no scan has read since the daemon
-    /// started.
+    /// The affinity masks that were read from the journal, by thread. The map contains only threads that no
+    /// scan has read since the daemon started.
     pub recorded_masks: BTreeMap<ThreadId, MaskEntry>,
-    /// The masks of released jobs that descendants of their processes may have, until a full scan after the release finds
-    /// that none has one. Also those of jobs that an earlier daemon released.
+    /// The affinity masks that threads of a job had because of pjw when the job ended or was released, by
+    /// job. A process that was forked during the release may still have one of these masks. An entry is
+    /// removed after a full scan has found no such process. The entries include jobs that an earlier run of
+    /// the daemon released.
     pub released_masks: BTreeMap<JobId, ReleasedMasks>,
-    /// Whether journal records of an earlier daemon were lost. The next full scan then searches for processes
-    /// whose masks the earlier daemon may have set.
+    /// Whether journal records of an earlier run of the daemon were lost. The next full scan then searches
+    /// for processes whose affinity masks the earlier run may have set, and sets this field to false.
     pub is_record_lost: bool,
-    /// Processes that belong to no job, each with its affinity mask. An earlier daemon may have set this
-    /// mask, but no journal record says so.
+    /// Processes that belong to no job, each with its affinity mask. An earlier run of the daemon may have
+    /// set this mask, but no journal record describes the change.
     pub masks_of_unknown_origin: BTreeMap<ProcessId, CpuSet>,
     /// The online PUs, now and in the past.
     pub(crate) online: History<CpuSet>,
     /// The warnings about each job, as of the last time that the job was planned.
     pub(crate) warnings: BTreeMap<JobId, Vec<Warning>>,
-    /// The descent of processes, as known from the kernel's fork events: which processes were forked by
-    /// processes of jobs.
+    /// The descent of processes, as the kernel's fork events describe it. From it follows which processes
+    /// were forked by processes of jobs.
     pub lineage: Lineage,
-    /// The jobs and processes that the next cycle must plan again, even if its scan finds no change.
+    /// The jobs and processes about which pjw must decide again after the next scan, even if that scan shows
+    /// no change of them.
     pub dirty: DirtySet,
-    /// The number of partial rescans (periodic scans) that may come before the next full one. A partial
-    /// rescan reads and plans only what may have changed. If 0, the next rescan reads every process and plans
-    /// all jobs again.
+    /// The number of partial periodic scans before the next full periodic scan. A partial periodic scan reads
+    /// only processes that may have changed. If the number is 0, the next periodic scan reads every process,
+    /// and pjw decides about all jobs again.
     pub rescans_until_full_plan: u32,
-    /// Whether the next rescan (periodic scan) must read every process, because a process may be unknown. Set
-    /// if events may have been lost.
+    /// Whether the next periodic scan must read every process. True if process events may have been lost or a
+    /// scan was incomplete, so that a process may be missing in this state.
     pub full_scan_due: bool,
-    /// The pids of the unassigned processes (they belong to no job) of each user that owns a job on this
-    /// node. A user without such processes has an empty set or no entry.
+    /// The pids of the processes that belong to no job, by user. Only users that own a job on this machine
+    /// are included. A user without such processes has an empty set or no entry.
     pub unassigned_by_user: BTreeMap<Uid, BTreeSet<Pid>>,
-    /// The pids of the unassigned processes that belong to a login, such as the login shell, by user. pjw
-    /// does not report these processes.
+    /// Those pids in `unassigned_by_user` that belong to a login itself, such as sshd or the login shell, by
+    /// user. pjw does not report these processes as unassigned.
     pub login_processes: BTreeMap<Uid, BTreeSet<Pid>>,
     /// The threads for which an affinity request outside the grant was reported, and whose masks were not
     /// scanned since.
@@ -87,8 +91,8 @@ pub struct WardenState {
     /// The number of affinity attempts of each job that were reported in the current minute.
     pub(crate) attempts: BTreeMap<JobId, ReportedCount>,
     /// The time since which pjwd has read every fork event of the kernel, in ns since boot. For each process
-    /// that was forked later, the parent is known. `None` if fork events are not monitored, or are being
-    /// lost.
+    /// that was forked after this time, the parent is known. `None` if fork events are not monitored or are
+    /// being lost.
     pub fork_events_complete_since: Option<Nanos>,
     /// The idle processes of each job, by group.
     pub(crate) idle_groups: BTreeMap<JobId, Vec<Arc<IdleGroup>>>,
@@ -97,7 +101,7 @@ pub struct WardenState {
 }
 
 impl WardenState {
-    /// Makes the initial state of the daemon, without jobs and processes. `housekeeping` are the PUs that are
+    /// Creates the initial state of the daemon, without jobs and processes. The PUs in `housekeeping` are
     /// reserved for the system.
     #[must_use]
     pub fn new(topology: Topology, housekeeping: &CpuSet) -> Self {
@@ -138,8 +142,8 @@ impl WardenState {
         self.members.of_job(job)
     }
 
-    /// Returns the process with this pid, as of the last scan that read it. `None` if no scan found a process
-    /// with this pid, or if it has ended.
+    /// Returns the process with the pid `pid`, as the last scan that read it found it. Returns `None` if no
+    /// scan has found a process with this pid, or if the process has ended.
     #[must_use]
     pub fn process(&self, pid: Pid) -> Option<&Process> {
         self.processes.get(&pid).map(|known| &known.process)
@@ -205,17 +209,18 @@ impl WardenState {
         Some(self.own_mask(&grant, member, self.mask_entry(id)?))
     }
 
-    /// Returns the facts that pjw knows of the affinity mask of a thread. `None` if the mask was not read
-    /// yet, or if the process of the thread is not tracked (it neither belongs to a job nor is being
-    /// restored).
+    /// Returns the masks that were requested for a thread, and the mask that pjw restores later. Returns
+    /// `None` if the mask of the thread was not read yet. Also `None` if the process of the thread neither
+    /// belongs to a job nor waits for its original masks to be restored.
     #[must_use]
     pub fn mask_entry(&self, id: &ThreadId) -> Option<&MaskEntry> {
         let member = self.tracked(id.process.pid).filter(|member| member.id == id.process)?;
         member.threads.get(&id.tid).filter(|thread| thread.start == id.start)?.mask_entry.as_ref()
     }
 
-    /// Iterates over the threads whose original masks are in the journal, so that pjw can restore them when
-    /// the job is released. Includes threads that were not scanned since a restart of the daemon.
+    /// Iterates over those threads for which the journal contains the original affinity mask, so that pjw can
+    /// restore this mask when the job ends or is released. Includes threads that were not scanned since a
+    /// restart of the daemon.
     pub fn journaled_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
         let tracked = self.members.values().chain(self.restoring.values());
         let unread = self.recorded_masks.iter().map(|(&thread, entry)| (thread, entry));
@@ -256,9 +261,9 @@ impl WardenState {
         self.thread_mut(id)?.mask_entry.as_mut()
     }
 
-    /// Updates the state from process events of the kernel, in the given order. The result is true if an
-    /// event was dropped, because pjw knows too many descendants of jobs' processes. The caller must then
-    /// request a full scan.
+    /// Updates the descent of processes (the field `lineage`) from process events of the kernel, in the given
+    /// order. Returns true if an event was dropped, because the number of recorded descendants has reached
+    /// [`MAX_DESCENDANTS`](crate::state::lineage::MAX_DESCENDANTS). The caller must then request a full scan.
     pub fn apply_events(&mut self, events: &[ProcessEvent]) -> bool {
         let tracked = |pid| tracked_in(&self.members, &self.restoring, pid);
         self.lineage.apply_events(events, tracked, |pid| self.processes.contains_key(&pid))
@@ -276,7 +281,8 @@ impl WardenState {
         tracked_in(&self.members, &self.restoring, pid).map(|(process, _)| process)
     }
 
-    /// Whether the process `member` is in the cpuset of its job. The scheduler or pjw made this cpuset.
+    /// Returns whether the process `member` is in the cpuset of its job. If the batch system chose the PUs of
+    /// the job, this is the cpuset that the batch system made. Otherwise it is the cpuset that pjw made.
     #[must_use]
     pub fn is_in_job_cpuset(&self, member: &Member) -> bool {
         let place = self.process(member.id.pid).and_then(|process| process.cgroup.as_deref());
@@ -298,9 +304,9 @@ impl WardenState {
             .find_map(|path| Some(&self.cgroups.get(path)?.present()?.cpuset.as_ref()?.effective))
     }
 
-    /// Records that the mask of a thread was changed as planned in `action`. `requested` is the mask that was
-    /// passed to sched_setaffinity(2), and `effective` is the mask that the kernel showed right after the
-    /// call.
+    /// Records that pjw changed the affinity mask of a thread as planned in `action`. `requested` is the mask
+    /// that was passed to sched_setaffinity(2). `effective` is the mask that the kernel reported right after
+    /// the call.
     pub fn note_mask_applied(&mut self, action: &MaskAction, requested: &CpuSet, effective: &CpuSet) {
         let online = self.pool.online_cpus();
         let limits = self.present_mask_limits(action.thread.process.pid);
@@ -316,16 +322,17 @@ impl WardenState {
         }
     }
 
-    /// Records that pjw changed the mask of a thread, as planned in `action`, while fork(2) was still
-    /// creating the thread. At its end, fork(2) may give the thread the parent's mask once more.
+    /// Records that pjw changed the mask of a new thread, as planned in `action`, while fork(2) may still
+    /// have been creating the thread. At its end, fork(2) may give the thread the mask of its parent once
+    /// more.
     pub fn note_applied_during_fork(&mut self, action: &MaskAction) {
         if let Some(entry) = self.mask_mut(&action.thread) {
             entry.reopen_inherited_requests();
         }
     }
 
-    /// Records that the kernel refused to restore the original mask of a thread, as planned in `action`,
-    /// because this mask and the thread's cpuset have no PU in common.
+    /// Records that the kernel refused to restore the original mask of a thread, as planned in `action`. The
+    /// reason is that the original mask and the cpuset of the thread have no PU in common.
     pub fn note_original_unreachable(&mut self, action: &MaskAction) {
         let limits = self.present_mask_limits(action.thread.process.pid);
         let Some(thread) = self.thread_mut(&action.thread) else { return };
@@ -334,7 +341,8 @@ impl WardenState {
         }
     }
 
-    /// Records that pjw did not try the mask change `action`, so that the thread still has its earlier mask.
+    /// Records that pjw did not attempt the mask change `action`, so that the thread still has its earlier
+    /// mask.
     pub fn note_mask_not_tried(&mut self, action: &MaskAction) {
         if let Some(entry) = self.mask_mut(&action.thread) {
             entry.cancel_intended_request(&action.requested_mask);

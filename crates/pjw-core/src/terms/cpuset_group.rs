@@ -12,7 +12,7 @@ use crate::terms::job::JobId;
 /// The config key `enforcement`: whether pjw restricts jobs to their cores by cpusets or by affinity masks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Enforcement {
-    /// By a cpuset if the job can have one, else by affinity masks.
+    /// By a cpuset if the job can have a cpuset, else by affinity masks.
     #[default]
     Auto,
     /// Like `Auto`, with a warning for each job that can't have a cpuset.
@@ -21,11 +21,11 @@ pub enum Enforcement {
     Affinity,
 }
 
-/// The support for cpusets on this node: whether pjw can create cpusets, and in which cgroup hierarchy.
+/// The support for cpusets on this machine: whether pjw can create cpusets, and in which cgroup hierarchy.
 /// Determined once, when the daemon starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpusetSupport {
-    /// The cgroup hierarchy in which pjw can create cpusets, or the reason why it can't.
+    /// The cgroup hierarchy in which pjw can create cpusets, or the reason why pjw can't create cpusets.
     pub hierarchy: CpusetHierarchy,
     /// Whether a mask set by sched_setaffinity(2) stays in force when the cpuset changes. True on Linux 6.2
     /// and later. An older kernel gives every thread the whole cpuset when the cpuset is written or the
@@ -34,20 +34,21 @@ pub struct CpusetSupport {
 }
 
 /// The cgroup hierarchy in which pjw creates cpusets, and whether systemd or pjw itself creates the cgroups
-/// there.
+/// in this hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpusetHierarchy {
-    /// pjw can't write any cpuset.
+    /// pjw can't create or change any cpuset on this machine.
     Unavailable {
-        /// The reason and the remedy, in one sentence.
+        /// The reason and the remedy, in one sentence for users.
         why: String,
     },
-    /// The v2 hierarchy, managed by systemd. Job cpusets are transient scopes that systemd creates.
+    /// The cgroup v2 hierarchy, managed by systemd. Job cpusets are transient scopes that systemd creates.
     Systemd,
-    /// The v2 hierarchy without a manager. Job cpusets are directories that pjw creates.
-    Unified,
-    /// A v1 cpuset hierarchy, which systemd does not manage. Job cpusets are directories that pjw
+    /// The cgroup v2 hierarchy on a machine without systemd. Job cpusets are cgroup directories that pjw
     /// creates.
+    Unified,
+    /// A cgroup v1 hierarchy with the cpuset controller, which systemd does not manage. Job cpusets are
+    /// cgroup directories that pjw creates.
     Legacy,
 }
 
@@ -63,16 +64,16 @@ impl Default for CpusetSupport {
     }
 }
 
-/// The creator of a job's cgroup: the scheduler, systemd or pjw. pjw changes and removes the cgroup by the
-/// interface that the creator used: the files of the cgroup, or D-Bus calls to systemd.
+/// The creator of a job's cgroup: the batch system, systemd or pjw. pjw changes and removes the cgroup
+/// through the interface that the creator used: the files of the cgroup, or D-Bus calls to systemd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CgroupOwner {
-    /// The scheduler of the job. pjw writes only the cpuset of this cgroup.
+    /// The batch system that runs the job. pjw changes only the cpuset of this cgroup.
     Scheduler,
-    /// systemd, which created a scope at pjw's request.
+    /// systemd, which created a transient scope at pjw's request.
     Systemd,
-    /// pjw.
+    /// pjw itself.
     Warden,
 }
 
@@ -82,8 +83,8 @@ pub enum CgroupOwner {
 pub struct CpusetSpec {
     /// `cpuset.cpus`: the PUs on which the processes in the cpuset may run.
     pub cpus: CpuSet,
-    /// `cpuset.mems`: the numbers of the NUMA nodes from which the processes may allocate memory. `None` for
-    /// all nodes.
+    /// `cpuset.mems`: the kernel's ids of the NUMA nodes from which the processes may allocate memory. `None`
+    /// for all NUMA nodes.
     pub mems: Option<CpuSet>,
     /// Whether the cpuset is an isolated partition. No other cgroup may then use its PUs, and the kernel does
     /// not balance load on them (Documentation/admin-guide/cgroup-v2.rst, `cpuset.cpus.partition`).
@@ -91,8 +92,8 @@ pub struct CpusetSpec {
 }
 
 impl CpusetSpec {
-    /// Makes the settings of a cpuset with the PUs `cpus` and the memory of all NUMA nodes. The cpuset is no
-    /// isolated partition.
+    /// Makes the settings of a cpuset with the PUs `cpus` and the memory of all NUMA nodes. The cpuset is not
+    /// an isolated partition.
     #[must_use]
     pub fn from_cpus(cpus: CpuSet) -> Self {
         Self { cpus, mems: None, isolated: false }
@@ -104,28 +105,28 @@ impl CpusetSpec {
 pub struct JobCpuset {
     /// The job whose processes the cpuset limits.
     pub job: JobId,
-    /// The creator of the cgroup: the scheduler, systemd or pjw.
+    /// The creator of the cgroup: the batch system, systemd or pjw.
     #[serde(rename = "mason")]
     pub cgroup_owner: CgroupOwner,
-    /// The path of the cgroup below the mount point of the cpuset hierarchy, as in `/proc/PID/cgroup`.
+    /// The path of the cgroup relative to the mount point of the cpuset hierarchy, as in `/proc/PID/cgroup`.
     pub path: String,
     /// The settings that pjw last wrote to the cpuset, or is about to write.
     #[serde(rename = "bounds")]
     pub spec: CpusetSpec,
 }
 
-/// A cgroup that has the name of a job's cpuset and that existed when the daemon started. It also has the
-/// facts that pjw stored in extended attributes when it created the cgroup. The journal may have no record of
-/// this cgroup.
+/// A cgroup that existed when the daemon started and whose name is that of a job cpuset of pjw. An earlier
+/// run of the daemon created the cgroup, and the journal may not contain it. The other fields are read from
+/// extended attributes of the cgroup, in which the earlier run stored these facts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundCpuset {
-    /// The path of the cgroup below the mount point of the cpuset hierarchy.
+    /// The path of the cgroup relative to the mount point of the cpuset hierarchy.
     pub path: String,
-    /// The owner of the job. `None` if the extended attribute is missing: this kernel does not support such
-    /// attributes on cgroups, or pjw was about to remove the cpuset.
+    /// The user id of the job's owner. `None` if the cgroup has no such extended attribute. Then the kernel
+    /// does not support extended attributes on cgroups, or the earlier run had begun to remove the cpuset.
     pub owner: Option<Uid>,
-    /// The path of the cgroup from which all processes were moved into this one. `None` if it is unknown, or
-    /// if the processes came from several cgroups.
+    /// The path of the cgroup from which all processes of this cgroup were moved here. `None` if the path is
+    /// unknown, or if the processes came from several cgroups.
     pub origin_cgroup: Option<String>,
 }
 
@@ -185,40 +186,42 @@ impl CpusetAction {
 pub enum CpusetChange {
     /// Creates the cgroup if it does not exist, and writes the settings. Repeating the change has no effect.
     Create {
-        /// The cpuset.
+        /// The cpuset to create, with the path of its cgroup and its settings.
         job_cpuset: JobCpuset,
-        /// The owner of the job. It is written to an attribute of the cgroup, for a daemon that has lost its journal.
+        /// The user id of the job's owner. It is stored in an extended attribute of the cgroup, for a later
+        /// daemon whose journal is lost.
         owner: Uid,
-        /// Processes that are moved in at creation. Only [`CgroupOwner::Systemd`] uses them, because systemd
-        /// creates no scope without a process.
+        /// The processes that are moved into the cgroup when it is created. Only systemd
+        /// ([`CgroupOwner::Systemd`]) uses this list, because systemd creates no scope without a process.
         initial_processes: Vec<ProcessId>,
     },
     /// Moves a process into the cpuset.
     MoveIn {
-        /// The process.
+        /// The process to move.
         process: ProcessId,
-        /// The cgroup in which the process was seen.
+        /// The path of the cgroup that contained the process at the last scan.
         from: String,
-        /// The cgroup of the cpuset.
+        /// The path of the cgroup of the job's cpuset.
         to: String,
     },
-    /// Moves a process back to the cgroup that it came from.
+    /// Moves a process from the cpuset back to the cgroup in which it was before pjw moved it.
     MoveBack {
-        /// The process.
+        /// The process to move.
         process: ProcessId,
-        /// The cgroup of the cpuset.
+        /// The path of the cgroup of the job's cpuset.
         from: String,
-        /// The cgroup that the process came from.
+        /// The path of the cgroup in which the process was before pjw moved it.
         to: String,
     },
-    /// Allows all PUs and all memory again. A scheduler's cgroup is then as pjw found it.
+    /// Removes the limits of the cpuset, so that its processes may use all PUs and all memory again.
     Widen {
-        /// The cpuset.
+        /// The cpuset whose limits are removed.
         job_cpuset: JobCpuset,
     },
-    /// Removes the cgroup. If processes are still in it, the cgroup stays and allows all PUs.
+    /// Removes the cgroup of the cpuset. Refused if the cgroup still contains processes; the cgroup then
+    /// stays, without limits.
     Remove {
-        /// The cpuset.
+        /// The cpuset to remove.
         job_cpuset: JobCpuset,
     },
 }
@@ -229,15 +232,15 @@ pub enum CpusetChange {
 pub enum CpusetOutcome {
     /// The change was made.
     Done {
-        /// The PUs that the kernel allows in the cgroup now (`cpuset.cpus.effective`), after
+        /// The PUs that the kernel allows in the cgroup now (`cpuset.cpus.effective`). `None` except after
         /// [`CpusetChange::Create`] and [`CpusetChange::Widen`].
         effective: Option<CpuSet>,
     },
-    /// The process or the scheduler's cgroup no longer exists.
+    /// The process to move, or the cgroup to change, no longer exists.
     Gone,
     /// The kernel or systemd refused the change.
     Refused {
-        /// The error and what to do, one sentence.
+        /// The error and the remedy, in one sentence for users.
         reason: String,
     },
 }

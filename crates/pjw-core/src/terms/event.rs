@@ -8,39 +8,44 @@ use crate::terms::job::JobId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum EventKind {
-    /// A job got cores.
+    /// Cores were granted to a job that had no cores.
     Assigned,
-    /// A cpuset of an earlier pjwd was found without a journal record. Its job gets the cores of the cpuset,
-    /// or the cpuset is removed.
+    /// At its start, the daemon detected a job cpuset of an earlier run that the journal does not contain.
+    /// The job gets the cores of this cpuset, or the cpuset is removed.
     Recovered,
-    /// The cores of a job changed in number or were replaced.
+    /// The grant of a job changed: the job got more, fewer or other cores.
     Resized,
-    /// A job ended or was released; its cores are free.
+    /// A job ended, or a command (`pjwctl release`) released the job. pjw no longer controls the threads of
+    /// the job, and frees the cores that pjw had granted to the job.
     Released,
-    /// Threads were restricted to the cores of their job.
+    /// Threads of a job were restricted to the cores of the job, or threads that belong to no job were kept
+    /// off the cores of jobs.
     Confined,
-    /// A thread left the cores of its job, or tried to.
+    /// A thread of a job requested an affinity mask with PUs outside the job's cores, or a scan read such a
+    /// mask.
     Violation,
-    /// A process is outside of its job. Either it belongs to no job although its user has a job here, or it
-    /// was moved out of its job's cpuset.
+    /// A process belongs to no job although its user has a job on this machine, or a process was moved out of
+    /// the cpuset of its job.
     Stray,
-    /// A mask, a cpuset or the cgroup of a process was restored after another program changed it.
+    /// pjw restored a mask, a cpuset or the cgroup of a process after another program had changed it. Also,
+    /// pjw lifted the binding of threads to PUs on which too many busy threads were bound.
     Repaired,
-    /// A request was refused.
+    /// A command of a client to change a job was refused.
     Refused,
-    /// Cores were taken back from a job, because a scheduler granted them to another job.
+    /// Cores were taken back from a job, because a batch system granted these cores to another job.
     Revoked,
-    /// Running threads were pinned to other PUs of their job.
+    /// Busy threads of a job were pinned to one PU each.
     Rebalanced,
-    /// PUs went online or offline.
+    /// PUs of the machine went online or offline.
     Hotplug,
-    /// Kernel events were lost, and the whole node was scanned again.
+    /// Kernel events were lost, and all processes are scanned again. Also sent to a client that read its
+    /// events too slowly and missed some of them.
     Overrun,
-    /// pjw started.
+    /// The daemon (pjwd) started.
     Started,
-    /// pjw stopped.
+    /// The daemon (pjwd) stopped.
     Stopped,
-    /// The configuration was read again.
+    /// The daemon read its configuration again.
     Reloaded,
 }
 
@@ -52,19 +57,21 @@ impl EventKind {
     }
 }
 
-/// An event: something that happened on the node, or that pjw did. `pjwctl events` and the log show the
+/// An event: something that happened on the machine, or that pjw did. `pjwctl events` and the log show the
 /// events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
     /// The kind of the event.
     pub kind: EventKind,
-    /// The job that the event is about. `None` if it is about no single job.
+    /// The job that the event is about. `None` if the event is about no job or about several jobs.
     pub job: Option<JobId>,
-    /// The process that the event is about. `None` if it is about no single process.
+    /// The process that the event is about. `None` if the event is about no process or about several
+    /// processes.
     pub pid: Option<Pid>,
-    /// The thread that the event is about. `None` if it is about no single thread.
+    /// The thread that the event is about. `None` if the event is about no thread or about several threads.
     pub tid: Option<Tid>,
-    /// The PUs that the event is about, such as those that a job got. `None` if it is about no PUs.
+    /// The PUs that the event is about, such as the PUs that were granted to a job. `None` if the event is
+    /// about no PUs.
     pub cpus: Option<CpuSet>,
     /// A description of what happened, in one sentence for users.
     pub text: String,

@@ -2,28 +2,31 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The evidence that a process belongs to a job, such as its cgroup or its parent. The order is from weak to
-/// strong evidence, so `max` returns the stronger of two.
+/// The evidence that a process belongs to a job, such as its cgroup or its parent. The variants are ordered
+/// from weak to strong evidence, so `max` returns the stronger of two values.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, strum::IntoStaticStr,
 )]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum Evidence {
-    /// The user of the process has exactly one job here, and unassigned processes are adopted (`adopt_strays`).
+    /// The process belongs to no job by other evidence, and the user of the process has exactly one job on
+    /// this machine. Counts only if the setting `adopt_strays` is on.
     Adopted,
-    /// A variable in the environment of the process, confirmed by its user and by stronger evidence for the job.
+    /// A variable in the environment of the process names the job. Counts only if the user of the process
+    /// owns the job, or if a daemon of the batch system started the process.
     Environment,
     /// The process group or session of the process belongs to the job.
     Session,
-    /// The parent of the process is a member.
+    /// The process descends from a process of the job.
     Parent,
-    /// The process is in the cgroup that pjw made for the job.
+    /// The process is in the cgroup of the cpuset that pjw made for the job.
     #[serde(rename = "enclosure")]
     #[strum(serialize = "cgroup")]
     JobCpuset,
-    /// The process is in the scheduler's cgroup, or has Grid Engine's group id for the job.
+    /// The process is in the cgroup that the batch system made for the job, or has the supplementary group
+    /// that Grid Engine gave to the job.
     Cgroup,
-    /// A client with the permission to do so named the process over the socket.
+    /// A command of a client assigned the process to the job, by its pid or its session.
     Registered,
 }

@@ -43,14 +43,14 @@ pub enum Source {
     Flux,
     /// OAR.
     Oar,
-    /// A user, by `pjwctl assign` or `pjwctl run`.
+    /// A user's command: `pjwctl assign`, `pjwctl run` or `pjwctl spawn`.
     Manual,
     /// A login session.
     Session,
 }
 
 impl Source {
-    /// All sources of jobs, in the order in which users see them.
+    /// All sources of jobs, in the order in which they are shown to users.
     pub const ALL: &[Self] = <Self as strum::VariantArray>::VARIANTS;
 
     /// Returns the name of the source in job ids, config keys and JSON, such as `slurm`.
@@ -67,8 +67,8 @@ impl Source {
     }
 }
 
-/// The id of a job: its source (the system that started it) and its name in this source. It is written
-/// `source:name`, such as `slurm:7`. The name need not be a number: some schedulers use names such as
+/// The id of a job: its source (the system that started the job) and its name in this source. It is written
+/// `source:name`, such as `slurm:7`. The name need not be a number: some batch systems use names such as
 /// `123[4].srv`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId {
@@ -85,21 +85,21 @@ pub enum JobIdError {
     /// The name has more than [`JobId::MAX_LENGTH`] characters.
     #[error("the job id is {length} characters long: at most {max} are allowed", max = JobId::MAX_LENGTH)]
     TooLong {
-        /// The number of characters.
+        /// The number of characters in the name.
         length: usize,
     },
     /// The name contains a character that is not allowed.
     #[error("the job id holds {character:?}: letters, digits and ._-:@+[] are allowed")]
     Character {
-        /// The first such character.
+        /// The first character of the name that is not allowed.
         character: char,
     },
-    /// The part before the colon is not a known source.
+    /// The part of the text before the colon is not the name of a [`Source`].
     #[error(
         "{source_name:?} is not a source of jobs: known are slurm, lsf, pbs, sge, condor, flux, oar, manual, session"
     )]
     UnknownSource {
-        /// The part before the colon.
+        /// The part of the text before the colon.
         source_name: String,
     },
 }
@@ -178,14 +178,15 @@ impl<'de> Deserialize<'de> for JobId {
     }
 }
 
-/// The priority class of a job. At present only the class `Guaranteed` has an effect: defragmentation does
-/// not move such a job. No class protects a job from losing cores that a scheduler grants to another job.
+/// The priority class of a job. At present only the class `Guaranteed` has an effect: a defragmentation does
+/// not move such a job to other cores. A job of any class can lose cores that a batch system grants to
+/// another job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PriorityClass {
-    /// Defragmentation does not move the job.
+    /// A defragmentation does not move the job to other cores.
     Guaranteed,
-    /// The default class.
+    /// The default class. A defragmentation may move the job to other cores.
     #[default]
     Normal,
     /// Treated as `Normal`.
@@ -197,12 +198,12 @@ pub enum PriorityClass {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
-    /// Close together, in as few domains of the machine as possible.
+    /// Close together: in as few packages, NUMA nodes and L3 caches as possible.
     #[default]
     Pack,
-    /// Evenly over the domains of the machine.
+    /// Spread evenly over the packages, NUMA nodes and L3 caches.
     Spread,
-    /// The user names the PUs.
+    /// Exactly the PUs that the user listed.
     Explicit,
 }
 
@@ -213,8 +214,8 @@ pub enum Placement {
 pub enum CpuRequest {
     /// This number of whole cores.
     Cores(u32),
-    /// This number of PUs, the unit of Slurm on machines with SMT. Rounded up to whole cores, except if the
-    /// policy lets SMT siblings serve two jobs.
+    /// This number of PUs, the unit of Slurm on machines with SMT. It is rounded up to whole cores, unless
+    /// the setting `share_smt` is on.
     Pus(u32),
     /// Exactly these PUs.
     Exactly(CpuSet),
@@ -274,29 +275,29 @@ impl JobRequest {
     }
 }
 
-/// The side that chose the PUs of a grant: pjw, or the scheduler that started the job.
+/// Who chose the PUs of a grant: pjw, or the batch system that started the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GrantedBy {
-    /// pjw, from its pool.
+    /// pjw chose the PUs.
     Warden,
-    /// The scheduler of the job. pjw never widens such a grant.
+    /// The batch system of the job chose the PUs. pjw never widens such a grant.
     Scheduler,
 }
 
-/// A grant: the PUs that were given to a job, the side that chose them (pjw or a scheduler), and the reasons.
+/// A grant: the PUs that a job holds, who chose these PUs (pjw or a batch system), and the reasons.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
     /// The PUs (logical CPUs) that the job holds by this grant.
     pub cpus: CpuSet,
-    /// The side that chose the PUs: pjw or the scheduler.
+    /// Who chose the PUs: pjw or the batch system.
     pub granted_by: GrantedBy,
-    /// Whether other jobs may hold some of the PUs too. The reason is `on_exhausted = "share"`, or a
-    /// scheduler that granted the same PUs twice. The pool then names only one of the jobs as the holder of
-    /// such a PU.
+    /// Whether other jobs may hold some of the PUs too. The reason is the setting `on_exhausted = "share"`,
+    /// or a batch system that granted the same PUs twice. The pool of PUs then names only one of these jobs
+    /// as the holder.
     pub shared: bool,
-    /// Whether `share_smt` was on when the grant was made. The SMT siblings of a core may then belong to two
-    /// jobs.
+    /// Whether the setting `share_smt` was on when the grant was made. The SMT siblings of a core may then
+    /// belong to two jobs.
     #[serde(default, rename = "by_pus")]
     pub smt_shared: bool,
     /// The time at which the PUs were granted, in ns since boot.
@@ -305,7 +306,7 @@ pub struct Grant {
     /// The reasons why these PUs were chosen, one sentence each, for `pjwctl explain`.
     #[serde(rename = "because")]
     pub reasons: Vec<String>,
-    /// The second-best set of PUs, described in a sentence. Empty if there was none.
+    /// The second-best set of PUs, described in a sentence. Empty if there was no second set.
     pub runner_up: String,
 }
 
@@ -314,54 +315,57 @@ pub struct Grant {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Lifetime {
-    /// The job ends with its last member process (`run`, `assign --pid`, discovered jobs).
+    /// The job ends with its last process. Used for jobs of `pjwctl run` and `pjwctl assign --pid`, and for
+    /// jobs of batch systems.
     Members,
     /// The job was created before its processes. It keeps its cores until it is released or the reservation
     /// times out.
     Reservation,
 }
 
-/// A job: a group of processes that belong together, with the cores that they request and the PUs that they
-/// hold.
+/// A job: a group of processes that belong together, with the cores that the job requests and the PUs that
+/// are granted to the job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
     /// The id of the job, such as `slurm:7`.
     pub id: JobId,
     /// The user that owns the job. The owner may release the job and change its request.
     pub owner: Uid,
-    /// The request of the job. `None` if its number of cores is unknown. Without a request, pjw gives the job
-    /// no cores and only observes it.
+    /// The request of the job. `None` if the number of cores that the job needs is unknown. Without a
+    /// request, pjw grants no cores to the job and only observes the job.
     pub request: Option<JobRequest>,
-    /// The PUs that the job holds. `None` if the job waits for cores, or if pjw only observes it.
+    /// The PUs that are granted to the job. `None` if the job waits for cores, or if pjw only observes the
+    /// job.
     pub grant: Option<Grant>,
     /// The condition under which the job ends: with its last process, or, for a reservation, by a release or
     /// a timeout.
     pub lifetime: Lifetime,
-    /// The path of the cgroup that the scheduler made for the job, as in `/proc/PID/cgroup`. `None` if no
+    /// The path of the cgroup that the batch system made for the job, as in `/proc/PID/cgroup`. `None` if no
     /// such cgroup was found.
     pub cgroup: Option<String>,
     /// The ids of the sessions (setsid(2)) that were assigned to the job by `assign --session`. Usually
     /// empty.
     pub sessions: BTreeSet<Pid>,
-    /// The UTC time at which pjw first found the job, or created it.
+    /// The UTC time at which pjw detected or created the job.
     pub since: UnixMillis,
     /// The time since which the job has had no process, in ns since boot. `None` while it has processes. A
     /// reservation ends if it has had no process for the `reservation_timeout` of the policy.
     #[serde(default)]
     pub empty_since: Option<Nanos>,
-    /// Whether the job was released while its scheduler still runs it. pjw then does not change the job's
-    /// threads, until the scheduler ends the job or a user assigns cores to the job again.
+    /// Whether a command (`pjwctl release`) released the job while its batch system still runs the job. pjw
+    /// then does not change the job's threads, until the batch system ends the job or a user assigns cores to
+    /// the job again.
     #[serde(default, rename = "let_go")]
     pub released: bool,
     /// Whether `pjwctl run` started the job. pjw then moves the first process of the job into the job's
-    /// cpuset, whatever cgroup the process is in.
+    /// cpuset, whatever cgroup contains the process.
     #[serde(default)]
     pub launched: bool,
 }
 
 impl Job {
-    /// Makes a job without a request and without PUs. `since` is the UTC time at which pjw first found the
-    /// job.
+    /// Makes a job without a request and without PUs. `since` is the UTC time at which pjw detected or
+    /// created the job.
     #[must_use]
     pub fn new(id: JobId, owner: Uid, lifetime: Lifetime, since: UnixMillis) -> Self {
         Self {
@@ -380,21 +384,22 @@ impl Job {
     }
 
     /// Returns the grant of the job (the PUs that it holds) if pjw restricts the job's threads to these PUs.
-    /// `None` if the job holds no PUs, or if it was released while its scheduler still runs it.
+    /// Returns `None` if the job holds no PUs, or if a command released the job while its batch system still
+    /// runs it.
     #[must_use]
     pub fn active_grant(&self) -> Option<&Grant> {
         self.grant.as_ref().filter(|_| !self.released)
     }
 
-    /// Returns the grant of the job (the PUs that it holds) if `granted_by` (pjw or the scheduler) chose
-    /// these PUs. `None` otherwise.
+    /// Returns the grant of the job if `granted_by` (pjw or the batch system) chose its PUs. Returns `None`
+    /// if the job has no grant, or if the other of the two chose the PUs.
     #[must_use]
     pub fn grant_by(&self, granted_by: GrantedBy) -> Option<&Grant> {
         self.grant.as_ref().filter(|grant| grant.granted_by == granted_by)
     }
 
-    /// Returns the PUs that the job holds and that are in `online`, the set of online PUs. `None` if there
-    /// are no such PUs.
+    /// Returns those PUs granted to the job that are online. `online` contains the online PUs of the machine.
+    /// Returns `None` if no PU granted to the job is online.
     #[must_use]
     pub fn online_cpus(&self, online: &CpuSet) -> Option<CpuSet> {
         self.grant.as_ref().map(|grant| grant.cpus.intersection(online)).filter(|cpus| !cpus.is_empty())

@@ -12,9 +12,9 @@ const NAME: &str = "pjw";
 const HASH_DIGITS: usize = 16;
 
 /// The names of the cgroups that one daemon (`pjwd`) creates for jobs. Two daemons on one machine use
-/// different names, so that neither writes into a cgroup of the other.
+/// different names, so that neither writes into a cgroup of the other daemon.
 ///
-/// A name contains no `-`, because systemd takes the text before a `-` as the name of a parent slice
+/// A name contains no `-`, because systemd interprets the text before a `-` as the name of a parent slice
 /// (systemd.slice(5)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnCgroupNames {
@@ -30,9 +30,9 @@ impl Default for OwnCgroupNames {
 }
 
 impl OwnCgroupNames {
-    /// Makes the names for a daemon that runs beside another one. Each name starts with `pjw_` and a 64-bit
-    /// FNV-1a hash of `state_directory`, the absolute path of the daemon's state directory without symbolic
-    /// links.
+    /// Returns the names for a daemon that runs beside another daemon on the same machine. Each name starts
+    /// with `pjw_` and a 64-bit FNV-1a hash of `state_directory`. This is the absolute path of the daemon's
+    /// state directory, without symbolic links.
     #[must_use]
     pub fn of_additional_daemon(state_directory: &[u8]) -> Self {
         let add = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
@@ -40,8 +40,9 @@ impl OwnCgroupNames {
         Self { name: format!("{NAME}_{hash:0HASH_DIGITS$x}") }
     }
 
-    /// Returns the names that are used by the daemon that created the cgroup at `path`, as recognised by this
-    /// path. `None` if no daemon creates a cgroup at such a path.
+    /// Returns the names of the daemon that creates cgroups at paths such as `path`, as they follow from the
+    /// first component of `path`. Returns `None` if no daemon creates a cgroup at such a path. Only the text
+    /// is checked, not whether the cgroup exists.
     #[must_use]
     pub fn from_cgroup_path(path: &str) -> Option<Self> {
         let top = path.strip_prefix('/')?.split('/').next()?;
@@ -58,37 +59,37 @@ impl OwnCgroupNames {
             .then(|| Self { name: name.to_owned() })
     }
 
-    /// Returns the path of the cgroup below which the daemon itself creates the cgroups of jobs, such as
-    /// `/pjw`. It is used if systemd does not manage the cgroup hierarchy.
+    /// Returns the path of the cgroup in which the daemon itself creates the cgroups of jobs, such as `/pjw`.
+    /// It is used if systemd does not manage the cgroup hierarchy.
     #[must_use]
     pub fn directory(&self) -> String {
         format!("/{}", self.name)
     }
 
-    /// Returns the name of the systemd slice (systemd.slice(5)) below which systemd creates the cgroups of
-    /// jobs, such as `pjw.slice`. Each job is a scope unit in this slice.
+    /// Returns the name of the systemd slice (systemd.slice(5)) in which systemd creates the cgroups of jobs,
+    /// such as `pjw.slice`. Each job is a scope unit in this slice.
     #[must_use]
     pub fn slice(&self) -> String {
         format!("{}.slice", self.name)
     }
 
-    /// Whether the cgroup at `path` was created by the daemon that uses these names, or lies below such a
-    /// cgroup. Also true for the directory and the slice that contain the cgroups of jobs.
+    /// Returns whether `path` is the path of a cgroup that the daemon with these names creates, or lies below
+    /// the path of such a cgroup. Also true for the directory and the slice that contain the cgroups of jobs.
     #[must_use]
     pub fn contains(&self, path: &str) -> bool {
         Self::from_cgroup_path(path).as_ref() == Some(self)
     }
 
     /// Returns the path of the cgroup that `cgroup_owner` (the daemon or systemd) creates for the job,
-    /// relative to the mount point of the cgroup hierarchy. If `isolated`, the cgroup lies directly below the
-    /// root, because the parent of an isolated partition must be a partition too.
+    /// relative to the mount point of the cgroup hierarchy. If `isolated` is true, the cgroup lies directly
+    /// below the root, because the parent of an isolated partition must be a partition too.
     #[must_use]
     pub fn job_path(&self, job: &JobId, cgroup_owner: CgroupOwner, isolated: bool) -> String {
         self.path_for_name(&directory_name(job), cgroup_owner, isolated)
     }
 
-    /// Returns the same path as [`OwnCgroupNames::job_path`], for a cgroup name instead of a job. A name with
-    /// a `-` is never that of a job.
+    /// Returns the same path as [`OwnCgroupNames::job_path`], but for the cgroup name `job` instead of a job
+    /// id. If `job` contains a `-`, the path differs from the paths of all jobs.
     #[must_use]
     pub fn path_for_name(&self, job: &str, cgroup_owner: CgroupOwner, isolated: bool) -> String {
         let name = &self.name;
@@ -100,9 +101,9 @@ impl OwnCgroupNames {
         }
     }
 
-    /// Returns the job for which [`OwnCgroupNames::job_path`] returns `path`, and whether the path is that of
-    /// an isolated partition. `None` if `cgroup_owner` (the daemon or systemd) creates no cgroup at this path
-    /// for any job.
+    /// Returns the job whose cgroup `cgroup_owner` (the daemon or systemd) creates at `path`, and whether the
+    /// cgroup is an isolated partition. Returns `None` if `path` is not the path of a job's cgroup. This
+    /// function is the inverse of [`OwnCgroupNames::job_path`].
     #[must_use]
     pub fn job_at_path(&self, path: &str, cgroup_owner: CgroupOwner) -> Option<(JobId, bool)> {
         let name = &self.name;

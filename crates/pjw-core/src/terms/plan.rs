@@ -3,12 +3,12 @@
 use crate::basics::{CpuSet, Pid, ThreadId, prelude::*};
 use crate::terms::{cpuset_group::CpusetAction, job::JobId};
 
-/// The plan of one cycle of the daemon: all changes to the node that were decided. The changes of cpusets are
-/// made first, then the changes of affinity masks, each in the order of its list.
+/// The changes to affinity masks and cpusets that pjw has decided to make after one scan of the machine. The
+/// changes of cpusets are made first, then the changes of affinity masks, each in the order of its list.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
-    /// The changes of cpusets. They are made before the changes of masks, because a mask can be restored only
-    /// when the cpuset allows it.
+    /// The changes of cpusets, in the order in which they must be made. They are made before the changes of
+    /// masks, because a mask can be restored only when the cpuset allows it.
     pub cpuset_actions: Vec<CpusetAction>,
     /// The changes of affinity masks, in the order in which they must be made.
     pub mask_actions: Vec<MaskAction>,
@@ -27,17 +27,18 @@ pub struct MaskAction {
     pub current_mask: CpuSet,
     /// The effective mask that the thread should have after the change.
     pub target_mask: CpuSet,
-    /// The mask to pass to sched_setaffinity(2). It is every PU of the machine if that leads to the effective
-    /// mask `target_mask`. The thread then follows changes of its cpuset, and can run on PUs that come online
-    /// later. Otherwise it is `target_mask`.
+    /// The mask to pass to sched_setaffinity(2). If the cpuset of the thread reduces a request for every PU
+    /// of the machine to `target_mask`, it is every PU of the machine. The thread then follows later changes
+    /// of its cpuset, and can run on PUs that come online later. Otherwise it is `target_mask`.
     pub requested_mask: CpuSet,
     /// The reason for the change, in one sentence for users.
     pub why: String,
 }
 
 impl MaskAction {
-    /// Makes a change for which pjw requests exactly the mask that the thread should have, also if that is every PU of a
-    /// cpuset. `current_mask` is the effective mask of the thread as the last scan read it.
+    /// Makes a change that requests exactly `target_mask`, even if `target_mask` contains every PU of the
+    /// thread's cpuset. `current_mask` is the effective mask of the thread as the last scan read it. `why` is
+    /// the reason, for users.
     #[must_use]
     pub fn as_requested(
         kind: MaskActionKind,
@@ -57,19 +58,22 @@ impl MaskAction {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum MaskActionKind {
-    /// A thread outside the grant of its job is restricted to the grant, for the first time or because the grant
-    /// changed.
+    /// A thread that may run outside the grant of its job (the PUs granted to the job) is restricted to the
+    /// grant. The thread is new in the job, or the grant changed.
     Confine,
-    /// A thread that left the grant after it had been restricted to the grant is restricted again.
+    /// A thread that requested PUs outside the grant, after pjw had restricted the thread, is restricted
+    /// again.
     Repair,
-    /// A hot thread gets one PU.
+    /// A busy thread (a thread that runs or waits for a PU most of the time) is restricted to one PU of the
+    /// grant.
     Pin,
-    /// A pinned thread gets the whole grant again.
+    /// A pinned thread is no longer restricted to one PU, and may use the grant again.
     Float,
-    /// A hot thread that its program bound to some PUs of the grant gets other PUs of the grant, because too many hot
-    /// threads are bound there while other PUs of the grant idle.
+    /// A busy thread gets other PUs of the grant, although its program bound the thread to some PUs of the
+    /// grant. The reason is that too many busy threads are bound to these PUs while other PUs of the grant
+    /// are idle.
     Unbind,
-    /// An unassigned thread is kept off the cores of jobs.
+    /// A thread that belongs to no job is kept off the cores of jobs.
     KeepOff,
     /// A thread gets back its original mask: the mask that it had before pjw changed it.
     Restore,
@@ -83,13 +87,14 @@ impl MaskActionKind {
     }
 }
 
-/// A warning for users: a change that pjw does not make or a state that needs attention, the reason, and a
-/// remedy.
+/// A warning for users: a change that pjw does not make, or a state that needs attention. It contains the
+/// reason and a remedy.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Warning {
-    /// The job that the warning is about. `None` if it is about no single job.
+    /// The job that the warning is about. `None` if the warning is about no job or about several jobs.
     pub job: Option<JobId>,
-    /// The process that the warning is about. `None` if it is about no single process.
+    /// The process that the warning is about. `None` if the warning is about no process or about several
+    /// processes.
     pub pid: Option<Pid>,
     /// The stable short name of this kind of warning, for scripts, such as `unknown-count`, `stray` or
     /// `own-binding`.
@@ -124,7 +129,7 @@ pub enum MaskOutcome {
     Refused {
         /// The error number, see errno(3).
         errno: i32,
-        /// The usual cause of this error here, and what to do.
+        /// The usual cause of this error, and the remedy, in one sentence for users.
         reason: String,
     },
 }

@@ -8,8 +8,8 @@ use crate::terms::cpuset_group::{CpusetSupport, Enforcement};
 use crate::terms::job::Source;
 use crate::terms::own_cgroups::OwnCgroupNames;
 
-/// The mode of the daemon. In the mode `enforce` it carries out its plans. In the mode `observe` it only
-/// makes and shows them.
+/// The mode of the daemon. In the mode `enforce`, the daemon changes affinity masks and cpusets as planned.
+/// In the mode `observe`, the daemon only makes plans and shows them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
     /// Plans are made and not carried out.
@@ -28,23 +28,23 @@ pub enum OnExhausted {
     Refuse,
     /// The job gets cores that another job holds too. Only in this case do two grants overlap.
     Share,
-    /// The request is accepted, and served when enough cores are free.
+    /// The request is accepted, and the job gets cores when enough cores are free.
     Wait,
 }
 
 /// The treatment of hot threads (threads that run or wait for a PU most of the time) in a job that has more
-/// hot threads than PUs: they are pinned evenly, or not pinned.
+/// hot threads than PUs: hot threads are pinned evenly, or not pinned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OversubscriptionPolicy {
-    /// Hot threads are pinned evenly: the numbers of threads on two PUs differ by at most one.
+    /// Hot threads are pinned evenly: the numbers of hot threads on two PUs differ by at most one.
     Spread,
     /// Hot threads are not pinned; the kernel balances them.
     #[default]
     Float,
 }
 
-/// All settings on which decisions of pjw depend. The daemon makes them from its configuration file, its
-/// options and the facts that it found when it started.
+/// All settings on which decisions of pjw depend. The daemon makes a policy from its configuration file, its
+/// options and the facts about the machine that it read at its start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     /// Whether pjw carries out its plans, or only makes and shows them.
@@ -56,45 +56,50 @@ pub struct Policy {
     pub share_smt: bool,
     /// The treatment of a request for which too few cores are free.
     pub on_exhausted: OnExhausted,
-    /// Whether an unassigned process (it belongs to no job) joins the job of its user. It joins only if its
-    /// user has exactly one job.
+    /// Whether a process that belongs to no job joins the job of its user. The process joins only if its user
+    /// has exactly one job.
     pub adopt_strays: bool,
     /// The maximum number of cores that an unprivileged user may hold through `assign` and `run`, in all jobs
     /// together.
     pub user_max_cores: u32,
-    /// The lowest user id that belongs to a person; lower ones belong to root and to services. pjw never
+    /// The lowest user id that belongs to a person. Lower user ids belong to root and to services. pjw never
     /// reports processes of users with lower ids as unassigned (belonging to no job).
     pub first_person_uid: u32,
-    /// The sources (such as batch systems) whose jobs pjw recognises on the node.
+    /// The sources (such as batch systems) whose jobs pjw detects on the machine.
     pub sources: BTreeSet<Source>,
     /// For each source, the number of cores for a job that does not say how many cores it needs. If a source
     /// has no entry, such a job gets no cores.
     pub source_cores: BTreeMap<Source, u32>,
     /// Whether pjw restricts jobs to their cores by cpusets or by affinity masks.
     pub enforcement: Enforcement,
-    /// Whether pjw can create cpusets on this node, and in which cgroup hierarchy.
+    /// Whether pjw can create cpusets on this machine, and in which cgroup hierarchy.
     pub cpuset_support: CpusetSupport,
     /// The names of the cgroups that this daemon creates for jobs.
     pub own_cgroups: OwnCgroupNames,
-    /// The batch systems that make a cgroup with a cpuset for each job, and in whose cpusets pjw may write. A
-    /// batch system that itself writes these cpusets is included only if it does so to grant cores.
+    /// The batch systems in whose job cpusets pjw may write. Each of them makes a cgroup with a cpuset for
+    /// each job. A batch system that itself writes these cpusets is included only if it writes them to grant
+    /// cores.
     pub narrowable_sources: BTreeSet<Source>,
-    /// The pid of pjw itself, which never belongs to a job. `None` if pjw does not run as a process of the
-    /// node, as in simulations.
+    /// The pid of pjwd itself, which never belongs to a job. `None` if pjwd is not a process of the scanned
+    /// machine, as in simulations.
     pub own_pid: Option<Pid>,
     /// The only user whose processes pjw may change: the user of the daemon, if that is not root. `None` if
     /// the daemon runs as root, so that it may change the processes of all users.
     pub only_user: Option<Uid>,
-    /// The demand for CPU time from which on a thread is hot, in permille of one PU.
+    /// The demand at which a thread becomes hot, in permille of one PU. The demand is the smoothed share of
+    /// time in which the thread runs or waits for a PU.
     pub hot_permille: u32,
-    /// The demand for CPU time at which a hot thread becomes cold again, in permille of one PU. It is lower
-    /// than `hot_permille`.
+    /// The demand at which a hot thread is no longer hot, in permille of one PU. It is lower than
+    /// `hot_permille`, so that a thread does not switch at every reading.
     pub cold_permille: u32,
-    /// The weight of the newest reading in the smoothed demand of a thread, in permille.
+    /// The weight of the newest reading in the smoothed demand of a thread, in permille. With 1000, the
+    /// demand is not smoothed.
     pub smoothing_permille: u32,
-    /// Whether pjw pins each hot thread (a thread that runs or waits for a PU most of the time) to one PU.
+    /// Whether pjw restricts each hot thread (a thread that runs or waits for a PU most of the time) to one
+    /// PU.
     pub pin_hot_threads: bool,
-    /// The treatment of hot threads in a job that has more hot threads than PUs.
+    /// The treatment of hot threads (threads that run or wait for a PU most of the time) in a job that has
+    /// more hot threads than PUs.
     pub oversubscription: OversubscriptionPolicy,
     /// The time for which a reservation (a job that was created before it had processes) keeps its cores
     /// without a process.

@@ -9,57 +9,61 @@ use crate::terms::plan::{MaskAction, MaskOutcome};
 use crate::terms::snapshot::{EventBatch, ExpectedMask, MaskProbe, Snapshot};
 use crate::terms::{record::Record, scan::ScanRequest};
 
-/// The interface to the node (the machine on which the jobs run), by which pjwd scans and changes it.
-/// `pjw-linux` implements the interface for Linux, `pjw-sim` for a simulated machine.
+/// The interface through which pjwd scans and changes the machine on which the jobs run. `pjw-linux`
+/// implements the interface for Linux, `pjw-sim` for a simulated machine.
 pub trait Node {
-    /// Scans the node as requested. A process or cgroup that vanishes during the scan is reported as
-    /// [`crate::terms::snapshot::Observed::Gone`], not as an error.
+    /// Scans the processes, threads and cgroups that `request` names, and returns what was read. A process or
+    /// cgroup that vanishes during the scan is reported as [`crate::terms::snapshot::Observed::Gone`], not as
+    /// an error.
     fn observe(&mut self, request: &ScanRequest) -> Snapshot;
 
     /// Reads the affinity masks of processes that were just forked, without a call that may block. `expected`
-    /// has the processes and their expected masks. The result lists the processes with another mask. It does
-    /// not include processes that have exited, or that were forked longer ago than
-    /// [`crate::basics::ids::ProcessId::MIN_PID_REUSE_TIME`].
+    /// contains the expected mask of each process. The result contains only the processes whose mask differs
+    /// from the expected mask. Processes that have exited are left out. So are processes that were forked
+    /// longer ago than [`crate::basics::ids::ProcessId::MIN_PID_REUSE_TIME`].
     fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbe;
 
     /// Reads the process events that the kernel has sent since the last call, without waiting. Called after
-    /// each scan. The result then has the fork event of every process that the scan found, unless events were
-    /// lost.
+    /// each scan. The events then include the fork event of every process that the scan read, unless events
+    /// were lost.
     fn read_process_events(&mut self) -> EventBatch;
 
-    /// Lists the cgroups that exist where this daemon creates cgroups for jobs, each with the facts that pjw
-    /// stored in its attributes. Called only when the daemon starts.
+    /// Returns the cgroups that exist where this daemon creates cgroups for jobs, each with the facts that an
+    /// earlier run of the daemon stored in the extended attributes of the cgroup. Called only when the daemon
+    /// starts.
     fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroupNames) -> Vec<FoundCpuset>;
 
-    /// Carries out one change of a mask, and reads the new mask back. Returns [`MaskOutcome::Gone`] if the
-    /// thread of the action no longer exists, even if another thread has its number now.
+    /// Sets the affinity mask of a thread as planned in `action`, and reads the new mask back. Returns
+    /// [`MaskOutcome::Gone`] if the thread no longer exists, even if another thread has the same tid now.
     fn apply(&mut self, action: &MaskAction) -> MaskOutcome;
 
-    /// Carries out one change of a cpuset, and reads the new state back.
+    /// Makes one change of a job's cpuset, as planned in `action`, and reads the new state of the cpuset
+    /// back.
     fn change_cpuset(&mut self, action: &CpusetAction) -> CpusetOutcome;
 }
 
 /// The interface to the journal, the file from which pjwd restores its state after a restart. A record must
-/// be written before the change that it describes is made.
+/// be written before pjwd makes the change that the record describes.
 pub trait Journal {
-    /// The error of a failed write.
+    /// The error of a failed write to the journal.
     type Fault: Error + Send + Sync + 'static;
 
-    /// Appends records. A later reader sees either all of them or none.
+    /// Appends records to the journal. If the write is interrupted, a later reader sees either all of these
+    /// records or no record of them.
     ///
     /// # Errors
-    /// If the records could not be written. The changes that they describe must then not be made.
+    /// If the records could not be written. The changes that the records describe must then not be made.
     fn append(&mut self, records: &[Record]) -> Result<(), Self::Fault>;
 
-    /// Whether the journal file is still at its path, so that a later daemon finds it. If another program
-    /// removed or replaced the file, the caller must write all records by [`Journal::rewrite`], which makes a
-    /// new file.
+    /// Returns whether the journal file is still at its path, so that a later daemon can read it. If false,
+    /// another program removed or replaced the file. The caller must then write all records by
+    /// [`Journal::rewrite`], which makes a new file.
     fn is_in_place(&self) -> bool {
         true
     }
 
     /// Reserves disk space for the next call of [`Journal::append`], for up to `bytes` bytes of records.
-    /// Returns true if that call certainly can't fail for lack of space.
+    /// Returns true if this next call certainly can't fail for lack of space.
     fn reserve(&mut self, bytes: u64) -> bool;
 
     /// Replaces the content of the journal by these records, atomically.

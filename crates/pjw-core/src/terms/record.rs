@@ -10,46 +10,47 @@ use crate::basics::{CpuSet, Nanos, ProcessId, ThreadId, Uid, prelude::*};
 use crate::terms::job::{Job, JobId};
 use crate::terms::{cpuset_group::JobCpuset, evidence::Evidence};
 
-/// A journal record about a job's cpuset. Most records say that a change of the cpuset, or a move of a
-/// process, is about to be made.
+/// A journal record about the cpuset of a job. Most of these records announce a change that pjw is about to
+/// make: a change of the cpuset, or a move of a process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CpusetRecord {
-    /// A cpuset is about to be created or changed.
+    /// pjw is about to create the cpuset or to change its settings. Contains the new settings.
     #[serde(rename = "raised")]
     Created(JobCpuset),
-    /// No job needs the cpuset any longer: pjw is about to widen and remove it.
+    /// No job needs the cpuset any longer. pjw is about to widen and remove the cpuset.
     Unwanted {
-        /// The cgroup of the cpuset.
+        /// The path of the cgroup of the cpuset.
         path: String,
     },
-    /// A cpuset was removed, or has its original content again.
+    /// The cpuset no longer exists, or pjw no longer controls the cpuset.
     #[serde(rename = "razed")]
     Removed {
-        /// The cgroup of the cpuset.
+        /// The path of the cgroup of the cpuset.
         path: String,
     },
-    /// A process is about to be moved into the cgroup of a job's cpuset.
+    /// pjw is about to move a process into the cgroup of a job's cpuset, or the process was born in this
+    /// cgroup.
     Moved {
-        /// The process.
+        /// The process that is moved.
         process: ProcessId,
-        /// The cgroup of the process before the move.
+        /// The path of the cgroup to which the process is moved back later.
         from: String,
-        /// The cgroup of the cpuset.
+        /// The path of the cgroup of the cpuset.
         to: String,
     },
-    /// The cgroup from which the first process was moved into the cgroup of a job's cpuset. Written if that
-    /// process has ended, or if the cgroup into which it was moved was removed.
+    /// The cgroup to which pjw moves a process back if neither the process nor an ancestor has a `Moved`
+    /// record. It is the cgroup from which pjw moved the first process into the cpuset.
     Origin {
-        /// The cgroup of the cpuset.
+        /// The path of the cgroup of the cpuset.
         path: String,
-        /// The original cgroup of the first process.
+        /// The path of the original cgroup.
         from: String,
     },
 }
 
-/// The facts of a journal record about a process that belongs or belonged to a job: the job, the evidence,
-/// and facts that a restarted daemon could not read again.
+/// The facts of a journal record about a process that belongs or belonged to a job: the process, the job, the
+/// evidence, and facts that a restarted daemon could not read again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Membership {
     /// The process that belongs or belonged to the job.
@@ -58,34 +59,35 @@ pub struct Membership {
     pub job: JobId,
     /// The evidence that the process belongs to the job.
     pub evidence: Evidence,
-    /// The affinity mask that the processes of the job inherited from outside the job. See
+    /// The affinity mask that the job inherited from outside. See
     /// [`crate::state::members::Member::inherited_mask`].
     #[serde(rename = "inherited")]
     pub inherited_mask: Option<CpuSet>,
-    /// The time of the first scan that found the process, in ns since boot. See
+    /// The time of the first scan that read the process, in ns since boot. See
     /// [`crate::state::members::Member::first_seen`].
     #[serde(default, rename = "met")]
     pub first_seen: Option<Nanos>,
 }
 
-/// The masks that the processes of a job had because of pjw when it was released. A child that was born before the masks of
-/// its parent were restored, and that no scan has found, has one of these masks.
+/// The affinity masks that threads of a job had because of pjw when the job ended or a command released the
+/// job. A process that was forked before the mask of its parent was restored, and that no scan has read, may
+/// still have such a mask.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReleasedMasks {
-    /// The job that was released.
+    /// The job that ended or was released.
     pub job: JobId,
-    /// The users of the processes.
+    /// The user ids of the job's owner and of the processes of the job.
     pub users: BTreeSet<Uid>,
-    /// Each mask, with the original mask of the thread.
+    /// Each mask, with the mask that pjw restores instead.
     pub masks: BTreeSet<ReleasedMask>,
-    /// The time since when processes may have had these masks, in ns since boot.
+    /// The earliest time at which a process can have had one of these masks, in ns since boot.
     pub since: Nanos,
-    /// The time of the release, in ns since boot.
+    /// The time at which the job ended or was released, in ns since boot.
     pub released_at: Nanos,
 }
 
 impl ReleasedMasks {
-    /// No masks of a job that is released at this time.
+    /// Makes an empty set of masks for a job that ends or is released at the time `released_at`.
     #[must_use]
     pub fn new(job: JobId, released_at: Nanos) -> Self {
         Self { job, users: BTreeSet::new(), masks: BTreeSet::new(), since: released_at, released_at }
@@ -97,54 +99,60 @@ impl ReleasedMasks {
     }
 }
 
-/// A mask that processes of a job had because of pjw when the job was released.
+/// An affinity mask that threads of a job had because of pjw when the job ended or was released.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ReleasedMask {
-    /// The mask that pjw requested, or that the cpuset of the job left.
+    /// The mask at the release: the mask that pjw had requested, or the PUs to which the cpuset of the job
+    /// had reduced the requested mask.
     pub set: CpuSet,
-    /// The original mask: the mask that a release restores.
+    /// The original mask, which pjw restores: the mask of the thread before pjw changed it.
     pub before: CpuSet,
 }
 
-/// A record of the journal. It describes one change: of a job, of the membership of a process, of an affinity
-/// mask, or of a cpuset.
+/// A record of the journal. It describes one change: of a job, of the membership of a process in a job, of an
+/// affinity mask, or of a cpuset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Record {
-    /// A job is new, or its request, grant or lifetime changed.
+    /// A job is new, or one of its fields changed, such as its request or its grant. Contains the whole job.
     Job(Job),
-    /// A job ended: its processes are no longer members, and their original masks are to be restored.
+    /// The job ended. Its processes no longer belong to the job, and pjw is to restore their original
+    /// affinity masks.
     Ended(JobId),
-    /// A process became a member of a job.
+    /// The process belongs to the job from now on.
     Joined(Membership),
-    /// A job released a process, and pjw is to restore the original masks of the process. The process was a
-    /// member of the job, or was forked by a member before the masks of that member were restored. The job
-    /// may have ended since, and another job may have the same id now.
+    /// The process left the job, and pjw is to restore the original affinity masks of the process. Also
+    /// written for a child that a process of the job forked before its mask was restored, and for a process
+    /// of no job that pjw keeps off the cores of jobs. The job may have ended since, and another job may have
+    /// the same id now.
     Left(Membership),
-    /// pjw is about to set the mask of a thread.
+    /// pjw is about to set the affinity mask of a thread, or to store the present mask of a thread in the
+    /// journal.
     #[serde(rename = "touched")]
     MaskSet {
-        /// The thread.
+        /// The thread whose mask is set.
         thread: ThreadId,
-        /// The original mask, which a release restores.
+        /// The original mask of the thread, which pjw restores when the job ends or is released.
         before: CpuSet,
         /// The mask that is about to be requested.
         set: CpuSet,
-        /// The time at which pjw began to change or keep the mask, since boot.
+        /// The time since which the journal has contained the original mask of the thread, in ns since boot.
         #[serde(default)]
         since: Nanos,
-        /// The time of the request, in ns since boot. `None` in records of earlier versions of pjw: the time
+        /// The time of the request, in ns since boot. `None` in records of earlier versions of pjw; the time
         /// is then `since`.
         #[serde(default)]
         at: Option<Nanos>,
     },
-    /// pjw no longer sets the mask of a thread. Its original mask was restored, or its program requested a
-    /// mask inside the grant.
+    /// The journal no longer needs the original mask of the thread. The mask was restored, or the program of
+    /// the thread requested a mask inside the grant of its job.
     #[serde(rename = "untouched")]
     MaskReleased(ThreadId),
-    /// A job is about to be released: descendants of its processes that no scan has found may keep these masks.
+    /// A job is about to end, or a command is about to release the job. Descendants of its processes that no
+    /// scan has read may retain the masks in this record.
     ReleasedMasks(ReleasedMasks),
-    /// A full scan after the release of a job found that no process has a mask of it any more.
+    /// No process has a mask of the last [`Record::ReleasedMasks`] of this job any more, as a full scan has
+    /// shown.
     ReleaseSettled(JobId),
     /// A record about the cpuset of a job.
     #[serde(rename = "wall")]

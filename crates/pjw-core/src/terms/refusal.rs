@@ -35,25 +35,26 @@ pub enum Refusal {
         free: u32,
         /// The PUs of the free cores.
         free_cpus: CpuSet,
-        /// The number of cores that the job itself holds. A request for more cores keeps them.
+        /// The number of cores that the job already holds. The request can use these cores too.
         held: u32,
-        /// The largest number of cores in one L3 that are free or held by the job.
+        /// The largest number of cores within one L3 cache that are free or held by the job.
         largest_l3: u32,
     },
-    /// The request is for more than is free now, and it does not wait although `on_exhausted = "wait"`.
+    /// The request needs more cores than are free now. It is refused although `on_exhausted = "wait"`:
+    /// requests of `pjwctl run`, and requests for jobs that already hold cores, never wait.
     #[error("{shortage}; {why}")]
     DoesNotWait {
-        /// Why the request can't be served now.
+        /// The reason why the request can't be served now.
         shortage: Box<Refusal>,
-        /// Why it does not wait, and what the user can do, as part of a sentence.
+        /// The reason why the request does not wait, and the remedy, as part of a sentence.
         why: &'static str,
     },
-    /// The requested list contains PUs that the machine does not have.
+    /// The requested list contains PUs that are offline or that the machine does not have.
     #[error("{} not on this machine or offline: choose among {machine}", cpus_are(cpus))]
     NoSuchPus {
-        /// The PUs that the machine does not have.
+        /// The PUs of the list that are offline or that the machine does not have.
         cpus: CpuSet,
-        /// The online PUs of the machine.
+        /// All online PUs of the machine.
         machine: CpuSet,
     },
     /// The requested list contains housekeeping PUs.
@@ -68,74 +69,75 @@ pub enum Refusal {
     /// The requested list contains a PU that another job holds.
     #[error("CPU {pu} belongs to {holder}: choose others, or have {holder} released first")]
     HeldByOtherJob {
-        /// The first such PU.
+        /// The first PU of the list that another job holds.
         pu: Pu,
         /// The job that holds the PU.
         holder: JobId,
     },
-    /// The requested list contains some PUs of a core and leaves out its other PUs.
+    /// The requested list contains some PUs of a core, but not all online PUs of this core. The setting
+    /// `share_smt` is off.
     #[error(
         "CPU {pu} shares its core with {siblings}, which the list leaves out: add {siblings}, or have share_smt = true \
          set in the configuration"
     )]
     SplitsCore {
-        /// A PU of the list.
+        /// A PU of the list, on the core that is not listed completely.
         pu: Pu,
-        /// The siblings of `pu` that are not in the list.
+        /// The online PUs on the same core as `pu` that are not in the list.
         siblings: CpuSet,
     },
     /// The requested list is empty.
     #[error("the CPU list is empty: name at least one")]
     EmptyList,
-    /// The machine has no device of this name.
+    /// The machine has no device with the requested name.
     #[error("this machine has no device {device:?}: it has {known}")]
     NoSuchDevice {
-        /// The requested name.
+        /// The requested name of the device.
         device: String,
-        /// The names of the devices that the machine has, as a list for the message.
+        /// The names of the devices that the machine has, as part of a sentence.
         known: String,
     },
     /// There is no job with this id.
     #[error("there is no job {job}: pjwctl jobs lists them")]
     NoSuchJob {
-        /// The id.
+        /// The id that the command named.
         job: JobId,
     },
-    /// The id of a new job is in use.
+    /// The command requires a new job, but a job with this id exists.
     #[error("there is a job {job} already: choose another name with --job{}", or_release(*may_release))]
     JobExists {
-        /// The id.
+        /// The id of the existing job.
         job: JobId,
-        /// Whether the caller can free the name by a release.
+        /// Whether the caller may release the existing job, and so free the id.
         may_release: bool,
     },
     /// There is no process with this pid.
     #[error("there is no process {pid}: it may have exited; check the number with ps -p {pid}")]
     NoSuchProcess {
-        /// The pid.
+        /// The pid that the command named.
         pid: Pid,
     },
-    /// The processes of a new job ended while the job was made.
+    /// All processes that a command assigned to a new job ended before the command was complete.
     #[error(
         "process {pid} has ended, and {job} with it: name a process that runs (ps -p {pid} shows whether one does), or \
          start the command with pjwctl run"
     )]
     ProcessEnded {
-        /// The first named process.
+        /// The pid of the first of these processes.
         pid: Pid,
-        /// The id of the job.
+        /// The id of the new job, which ended with its processes.
         job: JobId,
     },
-    /// There is no process in this session.
+    /// The session has no process.
     #[error("no process is in session {session}: ps -o sid= -p PID shows a process's session")]
     NoSuchSession {
-        /// The session id.
+        /// The session id that the command named.
         session: Pid,
     },
-    /// The process can't be a member of any job (such as a kernel thread).
+    /// The process can't belong to any job, such as a kernel thread.
     #[error("process {pid} can't be put in a job: {why}")]
     CantBeMember {
-        /// The pid.
+        /// The pid of the process.
         pid: Pid,
         /// The reason, as part of a sentence.
         why: &'static str,
@@ -143,17 +145,17 @@ pub enum Refusal {
     /// The process belongs to another job.
     #[error("process {pid} belongs to {job}: {}", how_to_leave(job))]
     InOtherJob {
-        /// The pid.
+        /// The pid of the process.
         pid: Pid,
-        /// The job of the process.
+        /// The job to which the process belongs.
         job: JobId,
     },
     /// The process belongs to another user than the caller.
     #[error("process {pid} belongs to user {owner}: only its owner or an administrator may put it in a job")]
     NotYourProcess {
-        /// The pid.
+        /// The pid of the process.
         pid: Pid,
-        /// The user of the process.
+        /// The user id of the process.
         owner: Uid,
     },
     /// The job belongs to another user than the caller.
@@ -161,23 +163,24 @@ pub enum Refusal {
     NotYourJob {
         /// The id of the job.
         job: JobId,
-        /// The user of the job.
+        /// The user id of the job's owner.
         owner: Uid,
     },
-    /// The daemon runs as an unprivileged user that may not change the process.
+    /// The daemon does not run as root, and the process belongs to another user than the daemon. So the
+    /// daemon has no permission to change the process.
     #[error(
         "process {pid} belongs to user {owner}, and this warden runs as user {user}, who may not move it: \
          ask the warden that runs as root"
     )]
     NotDaemonsUser {
-        /// The pid.
+        /// The pid of the process.
         pid: Pid,
-        /// The user of the process.
+        /// The user id of the process.
         owner: Uid,
-        /// The user of the daemon.
+        /// The user id of the daemon.
         user: Uid,
     },
-    /// An unprivileged user tried to create a job with the id of a scheduler's job.
+    /// An unprivileged user tried to create a job with another source than `manual`, such as `slurm:7`.
     #[error(
         "only an administrator may make a job of the source {}, such as {job}: choose a name without a source",
         job.source()
@@ -193,28 +196,29 @@ pub enum Refusal {
     JobForOtherUser {
         /// The id of the job.
         job: JobId,
-        /// The user that the job would belong to.
+        /// The user id for whom the job was to be created.
         owner: Uid,
     },
-    /// The kernel does not allow the processes to be restricted to the cores.
+    /// The kernel refused to restrict the processes of a new job to the cores of the job. The job was
+    /// released again.
     #[error("{job} was not made: {why}")]
     Unenforceable {
-        /// The id of the job.
+        /// The id of the new job.
         job: JobId,
-        /// The error of the kernel, and what the user can do.
+        /// The error of the kernel and the remedy, in one sentence for users.
         why: String,
     },
-    /// An unprivileged user tried to defragment, which moves jobs of other users.
+    /// An unprivileged user requested a defragmentation, which may move jobs of other users to other cores.
     #[error(
         "only an administrator may have jobs moved: ask one; pjwctl plan --defrag shows what that would bring"
     )]
     DefragNeedsAdmin,
-    /// An unprivileged user tried to assign cores on a machine where only administrators may.
+    /// An unprivileged user requested cores, but the limit `user_max_cores` for unprivileged users is 0.
     #[error(
         "users may not take cores on this machine: ask an administrator, or have user_max_cores raised in the configuration"
     )]
     AssignNeedsAdmin,
-    /// The request exceeds the limit for unprivileged users.
+    /// The request exceeds the limit `user_max_cores` for the cores of an unprivileged user.
     #[error(
         "{} asked for, which makes {total} for you, and the limit is {limit}: {}, or ask an administrator to raise \
          user_max_cores",
@@ -223,24 +227,25 @@ pub enum Refusal {
     UserLimit {
         /// The number of requested cores.
         requested: u32,
-        /// The number of cores that the user would hold in total, with those that the user's other jobs hold or wait for.
+        /// The number of cores that the owner would hold with this request. It includes the cores that the
+        /// owner's other jobs hold or wait for.
         total: u32,
-        /// The limit: `user_max_cores`.
+        /// The value of `user_max_cores`.
         limit: u32,
     },
-    /// The cores of the job were granted by its scheduler and can't be changed.
+    /// The batch system of the job chose the cores of the job, so pjw can't change them.
     #[error("the cores of {job} were chosen by its scheduler: change them there")]
     GrantedByScheduler {
         /// The id of the job.
         job: JobId,
     },
-    /// The request could not be written to the journal.
+    /// The change could not be written to the journal, so the change was not made.
     #[error("the change can't be recorded, so it was not made: {fault}")]
     JournalFailed {
-        /// The error of the journal.
+        /// The error of the write to the journal.
         fault: String,
     },
-    /// The daemon runs in observe mode and changes nothing.
+    /// The daemon runs in the mode `observe`, in which it changes nothing.
     #[error("the warden runs with mode = \"observe\" and changes nothing: set mode = \"enforce\" and reload")]
     ObserveOnly,
     /// The daemon is stopping.

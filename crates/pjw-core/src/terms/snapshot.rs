@@ -14,11 +14,11 @@ use crate::basics::{
 use crate::terms::job::{CpuRequest, JobId, Source};
 use crate::terms::scan::ScanScope;
 
-/// The result of one scan of the node: its processes, its cgroups and its online PUs. A partial snapshot
-/// lists only some processes; all other processes are unchanged since the last scan.
+/// The result of one scan of the machine: its processes, its cgroups and its online PUs. A partial snapshot
+/// contains only some processes; all other processes are unchanged since the last scan.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// The processes that the scan read: all processes of the node, or only the listed ones.
+    /// The processes that the scan read: all processes of the machine, or only the listed processes.
     pub scope: ScanScope,
     /// The time at which the scan began, as the time since boot and as the UTC time.
     pub taken_at: Moment,
@@ -34,19 +34,19 @@ pub struct Snapshot {
     /// requests are not monitored.
     pub affinity_requests: Vec<AffinityRequest>,
     /// The reason why the scan is incomplete, such as that no file descriptor was free. `None` if the scan
-    /// read all that was requested. A process that is missing in an incomplete snapshot may still exist. The
-    /// scope of an incomplete snapshot is never full.
+    /// read everything that was requested. A process that is missing in an incomplete snapshot may still
+    /// exist. An incomplete snapshot never has the scope `Full`.
     pub incomplete_reason: Option<String>,
 }
 
-/// An affinity request: a call of sched_setaffinity(2) by a program. The kernel carried out the call, or
-/// refused it because the mask and the thread's cpuset have no PU in common. From these calls, pjw learns
-/// which program changed a mask.
+/// A call of sched_setaffinity(2) by a program. The kernel carried out the call, or refused it because the
+/// mask and the thread's cpuset have no PU in common. pjw uses these calls to report which program changed a
+/// mask.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AffinityRequest {
     /// The thread that called sched_setaffinity(2).
     pub caller: Tid,
-    /// The pid of the process that made the call. It may have ended since then.
+    /// The pid of the process that made the call. The process may have ended since the call.
     pub caller_pid: Pid,
     /// The pid of the parent of the calling process, at the time of the call.
     pub caller_parent: Pid,
@@ -54,32 +54,32 @@ pub struct AffinityRequest {
     pub comm: Comm,
     /// The time of the call, in ns since boot.
     pub called_at: Nanos,
-    /// The tid of the thread whose mask is set, as passed by the caller. It is a number in the caller's pid
-    /// namespace: if the caller runs in a container, another thread may have this number on the node. `None`
-    /// if the caller set its own mask.
+    /// The tid of the thread whose mask is set, as the caller passed it. If the caller runs in a container,
+    /// this tid is valid only in the pid namespace of the container. `None` if the caller set its own mask.
     pub target: Option<Tid>,
-    /// The mask that was passed to sched_setaffinity(2). It may contain offline PUs and PUs that do not exist.
+    /// The mask that was passed to sched_setaffinity(2). It may contain offline PUs and PUs that do not
+    /// exist.
     pub requested_mask: CpuSet,
     /// Whether the kernel refused the call.
     pub refused: bool,
 }
 
-/// The result of reading a process or a cgroup in a scan: the facts that were read, or that it does not
-/// exist.
+/// The result of reading a process or a cgroup in a scan: either the facts that were read, or that the
+/// process or cgroup does not exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Observed<T> {
-    /// It exists, and these facts were read.
+    /// The process or cgroup exists, and these facts were read.
     Present(T),
-    /// It does not exist, or it ended while the scan was reading it.
+    /// The process or cgroup does not exist, or it ended while the scan was reading it.
     Gone,
 }
 
-/// A process, as a scan read it from /proc.
+/// A process, as a scan read it. Rarely changing facts are `None` if they are unchanged since the last scan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
     /// The pid and the start time of the process.
     pub id: ProcessId,
-    /// The pid of the parent. If the parent has ended, it is 1 or the pid of a subreaper.
+    /// The pid of the parent. If the parent has ended, this is 1 or the pid of a subreaper.
     pub parent: Pid,
     /// The id of the process group (setpgid(2)).
     pub group: Pid,
@@ -95,21 +95,20 @@ pub struct Process {
     /// read.
     pub first_thread_mask: Option<CpuSet>,
     /// The path of the cgroup of the process in the hierarchy that has the cpuset controller. This is the v1
-    /// cpuset hierarchy if it is mounted, otherwise the v2 hierarchy. `None` if the process has no cgroup
-    /// there.
+    /// cpuset hierarchy if it is mounted, otherwise the v2 hierarchy. `None` if the process has no cgroup in
+    /// this hierarchy.
     pub cgroup: Option<Arc<str>>,
     /// The attributes of the process by which a batch system may be recognised. `None` if they are unchanged
     /// since the last scan.
     pub attributes: Option<BatchAttributes>,
-    /// The role of the process in a batch system, and the jobs that its attributes name, as pjw-sources
-    /// recognised them. `None` if the attributes are unchanged since the last scan.
+    /// The role of the process in a batch system, and the jobs that its attributes name. `None` if the
+    /// attributes are unchanged since the last scan.
     pub job_marks: Option<JobMarks>,
-    /// The threads of the process, including the first one. `None` if the scan did not read them.
+    /// The threads of the process, including the first thread. `None` if the scan did not read the threads.
     pub threads: Option<Vec<Thread>>,
-    /// The time until which the process is known to have been idle, in ns since boot: the time of the last
-    /// check before this scan. A check finds a process idle if the process used no CPU time since the
-    /// previous check. `None` if the last check did not find the process idle, or if the process was never
-    /// checked.
+    /// The time until which the process is known to have used no CPU time, in ns since boot. It is the time
+    /// of the last check before this scan that found the process idle. `None` if the last check found that
+    /// the process had run, or if the process was never checked.
     pub last_seen_idle: Option<Nanos>,
 }
 
@@ -119,7 +118,7 @@ pub struct Process {
 pub struct Thread {
     /// The thread id (tid), as seen in the pid namespace in which pjw runs.
     pub tid: Tid,
-    /// The time at which the thread started, in clock ticks of 10 ms.
+    /// The time at which the thread started, in clock ticks of 10 ms since boot.
     pub start: StartTime,
     /// The name (comm) of the thread, at most 15 bytes.
     pub comm: Comm,
@@ -128,11 +127,11 @@ pub struct Thread {
     pub state: char,
     /// The PU on which the thread last ran before the scan.
     pub last_cpu: Pu,
-    /// The time for which the thread has run since its start, in ns. The source is `schedstat`; if the kernel
-    /// has none, the sum of user time and system time.
+    /// The time for which the thread has run since its start, in ns. The source is `schedstat`. If the kernel
+    /// does not provide `schedstat`, it is the sum of user time and system time.
     pub run_ns: u64,
     /// The time for which the thread has waited on a run queue since its start, in ns. The source is
-    /// `schedstat`; if the kernel has none, the value is 0.
+    /// `schedstat`. If the kernel does not provide `schedstat`, the value is 0.
     pub wait_ns: u64,
     /// The effective affinity mask (sched_getaffinity(2)).
     pub effective_mask: CpuSet,
@@ -148,7 +147,8 @@ pub struct BatchAttributes {
     /// The environment variables by which jobs are recognised, with their values. Empty if the environment
     /// can't be read.
     pub environ: BTreeMap<String, String>,
-    /// The supplementary group ids of the process. Grid Engine gives each job a supplementary group of its own.
+    /// The supplementary group ids of the process. Grid Engine gives each job a supplementary group of its
+    /// own.
     pub groups: Vec<u32>,
     /// The first 256 bytes of the command line, with spaces between the arguments.
     pub command_line: String,
@@ -156,8 +156,8 @@ pub struct BatchAttributes {
 
 impl BatchAttributes {
     /// Returns the path of the cgroup of the process in the hierarchy that has the cpuset controller. This is
-    /// the v1 hierarchy with this controller if there is one, otherwise the v2 hierarchy. `None` if the
-    /// process has no cgroup there.
+    /// the v1 hierarchy with the cpuset controller if there is such a hierarchy, otherwise the v2 hierarchy.
+    /// Returns `None` if the process has no cgroup in this hierarchy.
     #[must_use]
     pub fn cpuset_path(&self) -> Option<&str> {
         let has = |controllers: &str| controllers.split(',').any(|controller| controller == "cpuset");
@@ -189,18 +189,18 @@ impl JobMarks {
     }
 }
 
-/// The role of a process in a batch system: an ordinary process of a user, a launcher of jobs, or a helper of the
-/// batch system.
+/// The role of a process in a batch system: an ordinary process of a user, a launcher of jobs, or a helper of
+/// the batch system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BatchRole {
-    /// A user's process: the batch system did not start it for itself.
+    /// An ordinary process of a user, which is not part of a batch system.
     #[default]
     Ordinary,
-    /// A daemon of the batch system whose children are processes of jobs (slurmstepd, res, pbs_mom and
-    /// others). It is recognised only by its name, which any user could choose. `phases::membership` decides
-    /// by the user of the process whether to trust the name.
+    /// A daemon of this batch system whose children are processes of jobs (slurmstepd, res, pbs_mom and
+    /// others). The role follows only from the name of the process, which any user could choose. So pjw also
+    /// checks the user of the process.
     Launcher(Source),
-    /// A helper of the batch system that runs in the cgroup of a job. It never belongs to the job.
+    /// A helper of this batch system that runs in the cgroup of a job. The process never belongs to the job.
     Helper(Source),
 }
 
@@ -212,18 +212,19 @@ pub struct JobMark {
     pub job: JobId,
     /// The kind of attribute that names the job: a cgroup, a supplementary group or an environment variable.
     pub kind: MarkKind,
-    /// The number of cores or PUs of the job on this node. `None` if the attribute does not say it.
+    /// The number of cores or PUs of the job on this machine. `None` if the attribute does not contain the
+    /// number.
     pub cpu_request: Option<CpuRequest>,
 }
 
 /// The kind of attribute that names a job: a cgroup, a supplementary group or an environment variable. The
-/// most trusted kind is first.
+/// variants are ordered from the most to the least trusted kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MarkKind {
-    /// The cgroup that the scheduler made for the job, with its path. The process may be in a cgroup below
-    /// it, such as that of a step or task.
+    /// The cgroup that the batch system made for the job, with the path of this cgroup. The process may be in
+    /// a cgroup below it, such as the cgroup of a job step or task.
     Cgroup(String),
-    /// The supplementary group that Grid Engine gave to the job.
+    /// The supplementary group that Grid Engine gave to the job, with its group id.
     SupplementaryGroup(u32),
     /// An environment variable. Any user can set it.
     Environment {
@@ -232,15 +233,16 @@ pub enum MarkKind {
     },
 }
 
-/// The unit of processes that a batch system creates for each job: a process group, a session, or none. All
-/// processes in this unit belong to the job.
+/// The unit of processes that a batch system creates for each job: a process group, a session, or neither.
+/// All processes in this unit belong to the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum JobUnit {
-    /// A process group for each job. (LSF: all jobs have the session of sbatchd.)
+    /// Each job has a process group of its own, but no session of its own. (LSF: all jobs are in the session
+    /// of sbatchd.)
     Group,
-    /// The session. (PBS, Grid Engine.)
+    /// Each job has a session of its own. (PBS, Grid Engine.)
     Session,
-    /// Neither the process group nor the session belongs to one job.
+    /// A job has neither a process group nor a session of its own.
     Nothing,
 }
 
@@ -249,9 +251,10 @@ pub enum JobUnit {
 pub struct Cgroup {
     /// The inode and the path of the cgroup.
     pub id: CgroupId,
-    /// The PUs to which the cpuset restricts the cgroup. In v2, they are `cpuset.cpus.effective`, and `None`
-    /// if `cpuset.cpus` is not set. In v1, they are `cpuset.cpus`, and `None` if that has the same PUs as
-    /// that of the root cgroup.
+    /// The PUs to which the cpuset restricts the cgroup. `None` if the cpuset does not restrict the PUs.
+    ///
+    /// - cgroup v2: `cpuset.cpus.effective`. `None` if `cpuset.cpus` is not set.
+    /// - cgroup v1: `cpuset.cpus`. `None` if the root cgroup has the same PUs.
     pub restricted_cpus: Option<CpuSet>,
     /// Whether the cgroup or a cgroup below it contains a process.
     pub populated: bool,
@@ -261,8 +264,8 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Whether the cgroup certainly has no cpuset, and so can't limit a process by one. False if the cgroup
-    /// has a cpuset, or if the scan could not read the cgroup (its inode is then 0).
+    /// Returns whether the cgroup certainly has no cpuset. False if the cgroup has a cpuset, or if the scan
+    /// could not read the cgroup (its inode is then 0).
     #[must_use]
     pub fn has_no_cpuset(&self) -> bool {
         self.cpuset.is_none() && self.id.inode != 0
@@ -272,20 +275,21 @@ impl Cgroup {
 /// The settings of a cpuset and their effect, as a scan read them from the files of a cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cpuset {
-    /// `cpuset.cpus`: the PUs that were requested for the cpuset. Empty in cgroup v2 if none were requested.
+    /// `cpuset.cpus`: the PUs that were requested for the cpuset. Empty in cgroup v2 if no PUs were
+    /// requested.
     pub cpus: CpuSet,
     /// The PUs that the kernel allows in the cpuset. v2: `cpuset.cpus.effective`; v1:
     /// `cpuset.effective_cpus`.
     pub effective: CpuSet,
-    /// `cpuset.mems`: the NUMA nodes that were requested for the cpuset. Empty in cgroup v2 if none were
-    /// requested.
+    /// `cpuset.mems`: the kernel's ids of the NUMA nodes that were requested for the cpuset. Empty in cgroup
+    /// v2 if no NUMA nodes were requested.
     pub mems: CpuSet,
     /// Whether the cpuset is a valid isolated partition (`cpuset.cpus.partition` reads `isolated`).
     pub isolated: bool,
 }
 
 impl Process {
-    /// Whether the process is in the cgroup at the path `cgroup`, or in a cgroup below it.
+    /// Returns whether the process is in the cgroup at the path `cgroup`, or in a cgroup below it.
     #[must_use]
     pub fn is_within(&self, cgroup: &str) -> bool {
         self.cgroup.as_deref().is_some_and(|at| is_cgroup_within(at, cgroup))
@@ -293,7 +297,8 @@ impl Process {
 }
 
 impl<T> Observed<T> {
-    /// Returns the facts that were read about the process or cgroup. `None` if it does not exist.
+    /// Returns the facts that were read about the process or cgroup. Returns `None` if the process or cgroup
+    /// does not exist.
     pub fn present(&self) -> Option<&T> {
         match self {
             Observed::Present(thing) => Some(thing),
@@ -302,19 +307,19 @@ impl<T> Observed<T> {
     }
 }
 
-/// The result of a mask probe: the affinity masks of processes that were just forked, read without a scan, so
-/// that pjw can correct wrong masks at once.
+/// The result of a mask probe. A mask probe reads the affinity masks of processes that were just forked,
+/// without a full scan, so that pjw can correct wrong masks at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskProbe {
     /// The time at which the masks were read, as the time since boot and as the UTC time.
     pub taken_at: Moment,
     /// The PUs that were online at the last scan.
     pub online: CpuSet,
-    /// The forked processes whose affinity mask is not the expected one.
+    /// The forked processes whose affinity mask differs from the expected mask.
     pub mismatches: Vec<ForkMaskMismatch>,
 }
 
-/// A forked process whose affinity mask is not the expected one, with the mask that it has.
+/// A forked process whose affinity mask differs from the expected mask, with its real mask.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForkMaskMismatch {
     /// The pid of the process, and the start time that follows from its fork event.
@@ -323,8 +328,8 @@ pub struct ForkMaskMismatch {
     pub mask: CpuSet,
 }
 
-/// The affinity mask that a forked process should have, and the time of the fork. A mask probe compares it
-/// with the real mask.
+/// The affinity mask that a forked process should have, and the time of the fork. A mask probe compares this
+/// mask with the real mask of the process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpectedMask {
     /// The affinity mask that the process should have: the online PUs that its job holds.
@@ -339,42 +344,42 @@ pub struct ExpectedMask {
 pub enum ProcessEvent {
     /// A process was forked.
     Fork {
-        /// The parent process.
+        /// The pid of the parent process.
         parent: Pid,
-        /// The thread of the parent that called fork(2).
+        /// The tid of the thread of the parent that called fork(2).
         creator: Tid,
-        /// The new process.
+        /// The pid of the new process.
         child: Pid,
-        /// The time of the event, since boot.
+        /// The time of the event, in ns since boot.
         at: Nanos,
     },
-    /// A further thread of a process was created.
+    /// A process created a further thread.
     ThreadFork {
-        /// The process.
+        /// The pid of the process.
         pid: Pid,
-        /// The new thread.
+        /// The tid of the new thread.
         tid: Tid,
     },
-    /// A process executed another program.
+    /// A process executed another program (execve(2)).
     Exec {
-        /// The process.
+        /// The pid of the process.
         pid: Pid,
     },
-    /// A process started a session of its own.
+    /// A process started a session of its own (setsid(2)).
     Session {
-        /// The process.
+        /// The pid of the process.
         pid: Pid,
     },
     /// The first thread of a process exited. Other threads of the process may still run.
     Exit {
-        /// The process.
+        /// The pid of the process.
         pid: Pid,
     },
-    /// A thread exited that was not the first thread of its process.
+    /// A thread other than the first thread of its process exited.
     ThreadExit {
-        /// The process.
+        /// The pid of the process.
         pid: Pid,
-        /// The thread.
+        /// The tid of the thread that exited.
         tid: Tid,
     },
 }
@@ -386,7 +391,7 @@ pub struct EventBatch {
     pub events: Vec<ProcessEvent>,
     /// Whether the kernel lost at least one event that happened before the last event in `events`.
     pub lost: bool,
-    /// Whether the kernel still drops events. It does so from the moment its buffer overflows until the buffer has
-    /// been read empty.
+    /// Whether the kernel is still dropping events. After an overflow of its buffer, the kernel drops all
+    /// events until the whole buffer has been read.
     pub congested: bool,
 }

@@ -49,11 +49,13 @@ impl std::fmt::Debug for AffinityMonitor {
 }
 
 impl AffinityMonitor {
-    /// Loads the BPF program, attaches it to the kernel function of sched_setaffinity(2), and checks that it
-    /// reports a test call of this process. After the check, the program reports no calls of this process.
+    /// Loads the BPF program and attaches it to the kernel function of sched_setaffinity(2). Makes a test
+    /// call and checks that the program reports this call. Afterwards the program reports no calls of this
+    /// process.
     ///
     /// # Errors
-    /// The reason why the monitor can't be used, with a remedy.
+    /// If a requirement is missing, the kernel refuses the program, or the check fails. The error names the
+    /// reason and a remedy.
     pub fn load() -> Result<Self, MonitorUnavailable> {
         Self::load_with(&BpfPlatform::find()?)
     }
@@ -82,9 +84,9 @@ impl AffinityMonitor {
         Ok(monitor)
     }
 
-    /// Takes the pending affinity requests out of the ring buffer that the kernel fills, and returns them.
-    /// Makes no system call unless the buffer is at least half full. A request that arrives during the call
-    /// may stay for the next call.
+    /// Removes the reported calls of sched_setaffinity(2) from the ring buffer that the BPF program fills,
+    /// and returns them. Does not wait. A call that is reported meanwhile may be returned only the next time.
+    /// Makes no system call unless the buffer is at least half full.
     pub fn drain_requests(&mut self) -> DrainedRequests {
         let mut drained = DrainedRequests::default();
         let mut read = 0;

@@ -8,19 +8,19 @@ use super::task::MAX_SCANNED_PROCESSES;
 #[derive(Debug, Clone, Error)]
 #[error("{step}: {why}")]
 pub struct BpfStepError {
-    /// The name of the step that failed, for display, such as `capabilities`.
+    /// The name of the step that failed, for display, such as `attaching`.
     pub step: &'static str,
-    /// The error of the step and its causes, as text.
+    /// The error of the step, followed by the errors that caused it, as text.
     pub why: String,
 }
 
 /// Why [`TaskScan`](super::TaskScan), a BPF program that reports the state of threads, can't be used.
 #[derive(Debug, Clone, Error)]
 pub enum ScanUnavailable {
-    /// The task scan is not compiled in.
+    /// This build does not contain the BPF programs (cargo feature `bpf`).
     #[error("the task scan is not compiled in: build with --features bpf; until then /proc is used")]
     NotCompiled,
-    /// The object file is for little-endian machines.
+    /// This machine is big-endian, and the BPF object file is for little-endian machines only.
     #[error("the task scan's BPF object is for little-endian machines only: /proc is used")]
     BigEndian,
     /// This process is not in the initial pid namespace, so process ids would differ from those in /proc.
@@ -35,40 +35,43 @@ pub enum ScanUnavailable {
          (systemd: CapabilityBoundingSet=, SystemCallFilter=)"
     )]
     NotPermitted(BpfStepError),
-    /// Kernel lockdown is in the mode `confidentiality`.
+    /// The kernel is in the lockdown mode `confidentiality`, in which BPF programs may not read kernel
+    /// memory.
     #[error(
         "the kernel is locked down (/sys/kernel/security/lockdown contains [confidentiality]), so BPF programs may not \
          read its memory: boot with lockdown=integrity; until then /proc is used"
     )]
     LockedDown,
-    /// The kernel has no BTF type information (`CONFIG_DEBUG_INFO_BTF`), with the error when it was read.
+    /// The kernel has no BTF type information (`CONFIG_DEBUG_INFO_BTF`), or the BTF file can't be read. The
+    /// field is the error of reading the file.
     #[error(
         "the kernel has no BTF type information ({0}): the task scan needs a kernel with CONFIG_DEBUG_INFO_BTF and \
          /sys/kernel/btf/vmlinux"
     )]
     NoBtf(String),
-    /// The kernel, with this release, is older than 5.8 and has no task iterators.
+    /// The kernel is older than Linux 5.8 and has no task iterators. The field is the kernel release.
     #[error("Linux {0} has no BPF task iterator: the task scan needs 5.8 or later")]
     KernelTooOld(String),
-    /// A record has too little room for a mask of this machine, which has this number of possible PUs.
+    /// The machine has more possible PUs than the task scan supports (8192). The field is the number of
+    /// possible PUs.
     #[error("this machine may have {0} PUs, and the task scan supports 8192: /proc is used")]
     TooManyPus(u32),
-    /// Any other error, as from a kernel with unknown properties.
+    /// Any other error while the program was loaded. The field has the failed step and its error.
     #[error(
         "the task scan can't be loaded ({0}): /proc is used; please report this with the kernel's release"
     )]
     Refused(BpfStepError),
-    /// The program was loaded, but its record of this process differs from /proc.
+    /// The program was loaded, but its record of the calling thread differs from `/proc`.
     #[error(
         "the task scan reports {scan} as the {field} of our own task, and /proc reports {proc}: the task scan is not \
          used; please report this with the kernel's release"
     )]
     SelfCheck {
-        /// The field that differs.
+        /// The name of the field whose values differ, such as `pid`.
         field: &'static str,
-        /// The value in the scan.
+        /// The value that the BPF program reports.
         scan: String,
-        /// The value in /proc.
+        /// The value in `/proc`.
         proc: String,
     },
 }
@@ -77,16 +80,18 @@ pub enum ScanUnavailable {
 /// used.
 #[derive(Debug, Clone, Error)]
 pub enum MonitorUnavailable {
-    /// A requirement that the monitor shares with the task scan is missing.
+    /// A requirement is missing that the task scan has too, such as BTF or a capability.
     #[error(transparent)]
     Platform(ScanUnavailable),
-    /// The kernel can't attach a program to the function.
+    /// The kernel refuses to load the program, or to attach it to the kernel function of
+    /// sched_setaffinity(2). The field has the failed step and its error.
     #[error(
         "no program can be attached to the kernel's sched_setaffinity ({0}): this needs a kernel with BTF, \
          CONFIG_FUNCTION_TRACER and CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS"
     )]
     Refused(BpfStepError),
-    /// The program was attached, but reported a test call of this process wrongly: as this text.
+    /// The program was attached, but did not report a test call of this process correctly. The field is the
+    /// text of its reports.
     #[error(
         "the program at sched_setaffinity reported our own call as {0}: the program is not used; please report \
          this with the kernel's release"
@@ -103,22 +108,22 @@ impl From<ScanUnavailable> for MonitorUnavailable {
     }
 }
 
-/// Why a task scan (an iteration over the kernel's threads by a BPF program) stopped before its end. The records that
-/// were reported until then are valid.
+/// Why a task scan (an iteration over the kernel's threads by a BPF program) stopped before its end. The
+/// records that the scan reported before the error are valid.
 #[derive(Debug, Error)]
 pub enum TaskScanError {
-    /// An error of the kernel.
+    /// A system call or an access to a BPF map failed. The field has the failed step and its error.
     #[error("the task scan stopped ({0}): this scan uses /proc")]
     Kernel(BpfStepError),
-    /// The pass names too many processes.
+    /// The scope of the scan names more than [`MAX_SCANNED_PROCESSES`] processes.
     #[error(
         "a pass over {processes} processes exceeds the task scan's maximum of {MAX_SCANNED_PROCESSES}: this scan uses /proc"
     )]
     TooManyProcesses {
-        /// Number of processes.
+        /// The number of processes in the scope.
         processes: usize,
     },
-    /// A record is malformed.
+    /// The kernel returned a record that can't be parsed.
     #[error("the task scan wrote a malformed record: /proc is used from now on")]
     Malformed,
 }

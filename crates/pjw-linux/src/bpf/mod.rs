@@ -43,8 +43,9 @@ pub use task::{DrainedRequests, MAX_SCANNED_PROCESSES, TaskRecord, TaskScanSumma
 /// Whether this build contains the BPF programs (cargo feature `bpf`).
 pub const BUILT_IN: bool = cfg!(feature = "bpf");
 
-/// Loads both BPF programs: the task scan and the monitor of affinity requests. Each may fail without the other. The
-/// kernel's BTF type information is read once for both.
+/// Loads both BPF programs: the task scan, which reports the state of threads, and the affinity monitor,
+/// which reports calls of sched_setaffinity(2). Returns a result for each program: one may fail without the
+/// other.
 #[cfg(feature = "bpf")]
 pub fn load_programs() -> (Result<TaskScan, ScanUnavailable>, Result<AffinityMonitor, MonitorUnavailable>) {
     match object::BpfPlatform::find() {

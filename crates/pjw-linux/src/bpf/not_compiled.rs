@@ -18,8 +18,8 @@ impl TaskScan {
         Err(ScanUnavailable::NotCompiled)
     }
 
-    /// Runs the task scan in builds with the cargo feature `bpf`. In this build it is never called, because no value of
-    /// this type exists.
+    /// In a build with the cargo feature `bpf`, this function runs the task scan. In this build it can't be
+    /// called, because no value of this type exists.
     ///
     /// # Errors
     /// None.
@@ -38,8 +38,8 @@ impl TaskScan {
 pub enum AffinityMonitor {}
 
 impl AffinityMonitor {
-    /// Takes the pending affinity requests in builds with the cargo feature `bpf`. In this build it is never called,
-    /// because no value of this type exists.
+    /// In a build with the cargo feature `bpf`, this function returns the reported calls of
+    /// sched_setaffinity(2). In this build it can't be called, because no value of this type exists.
     pub fn drain_requests(&mut self) -> DrainedRequests {
         match *self {}
     }

@@ -44,7 +44,8 @@ impl TaskScan {
     /// the calling thread agrees with `/proc`.
     ///
     /// # Errors
-    /// The reason why the task scan can't be used, with a remedy.
+    /// If a requirement is missing, the kernel refuses the program, or the check fails. The error names the
+    /// reason and a remedy.
     pub fn load() -> Result<Self, ScanUnavailable> {
         Self::load_with(&BpfPlatform::find()?)
     }
@@ -73,12 +74,13 @@ impl TaskScan {
         Ok(scan)
     }
 
-    /// Calls `each` for every task (thread) in `scope`, in the order of thread ids, and returns how many tasks
-    /// were reported. The records are no atomic snapshot: tasks start and end meanwhile, and a new task may be
-    /// missed.
+    /// Calls `each` for every task (thread) in `scope`, ascending by thread id. Returns how many tasks were
+    /// reported and how many were skipped. The records are not an atomic snapshot: tasks start and end during
+    /// the scan, and a new task may be missing.
     ///
     /// # Errors
-    /// If `scope` names more than [`MAX_SCANNED_PROCESSES`] processes, or if the kernel stops the iteration.
+    /// If `scope` names more than [`MAX_SCANNED_PROCESSES`] processes, a system call fails, or a record is
+    /// malformed. Records that were passed to `each` before the error are valid.
     pub fn for_each_task(
         &mut self,
         scope: TaskScope<'_>,

@@ -7,15 +7,17 @@ use pjw_core::{cpuset::CpuSet, snapshot::AffinityRequest};
 
 use crate::proc::procfs::Stat;
 
-/// Maximum number of processes that one task scan can name in its [`TaskScope`].
+/// The maximum number of processes in the set of a [`TaskScope`].
 pub const MAX_SCANNED_PROCESSES: u32 = 131_072;
 
-/// The processes whose tasks (threads) a task scan reports.
+/// The tasks (threads) that a task scan reports.
 #[derive(Debug, Clone, Copy)]
 pub enum TaskScope<'a> {
-    /// The first thread of every process, including kernel threads, and all threads of these processes.
+    /// The first thread of every process on the machine, including kernel threads. In addition, all threads
+    /// of the processes in this set, which has at most [`MAX_SCANNED_PROCESSES`] elements.
     AllProcesses(&'a BTreeSet<Pid>),
-    /// All threads of these processes, at most [`MAX_SCANNED_PROCESSES`]. Ended processes are missing from the result.
+    /// All threads of the processes in this set, and no others. The set has at most [`MAX_SCANNED_PROCESSES`]
+    /// elements. Processes that have ended are not reported.
     Only(&'a BTreeSet<Pid>),
 }
 
@@ -25,11 +27,13 @@ pub enum TaskScope<'a> {
 pub struct TaskRecord<'a> {
     /// The thread id (tid) of the task.
     pub tid: Tid,
-    /// The pid of the process to which the task (thread) belongs (its thread group id).
+    /// The id of the process to which the task belongs (its thread group id).
     pub pid: Pid,
-    /// The same fields as in `/proc/PID/task/TID/stat`, with three exceptions. /proc extends the names of some
-    /// kernel threads. Here the stack address is 0 if the process has no memory map, and the ticks are
-    /// computed from `run_ns`.
+    /// The same values as in `/proc/PID/task/TID/stat`, with these differences:
+    ///
+    /// - The name of a kernel thread may be shorter.
+    /// - The stack address is 0 if the process has no memory map.
+    /// - The CPU time in ticks is computed from `run_ns`.
     pub stat: Stat,
     /// The time for which the task has run on a PU since its start, in ns, as in `schedstat`.
     pub run_ns: u64,
@@ -40,15 +44,15 @@ pub struct TaskRecord<'a> {
     pub uid: Uid,
     /// The effective user id of the process, which decides about permissions.
     pub effective_uid: Uid,
-    /// The inode number of the task's cgroup v2 directory, even if cgroup v2 is not mounted. 0 on a kernel without
-    /// cgroups.
+    /// The inode number of the task's cgroup v2 directory. It is valid even if cgroup v2 is not mounted. 0 on
+    /// a kernel without cgroups.
     pub cgroup_inode: u64,
-    /// A number that changes when the process moves to another cgroup. Only the first thread of a process has
-    /// it. It is 0 for all other threads, and on a kernel without cgroups. A move in a v1 hierarchy without
-    /// controllers leaves the number unchanged in rare cases. Every other move changes it.
+    /// A hash of the cgroups of the process, to detect that the process moved to another cgroup. 0 for every
+    /// thread except the first one, and on a kernel without cgroups. In rare cases, a move in a v1 hierarchy
+    /// without controllers leaves the hash unchanged. Every other move changes the hash.
     pub cgroup_fingerprint: u64,
-    /// The effective affinity mask, as [`crate::sys::affinity::get_mask`] returns it, in 64-bit words. The
-    /// word with the lowest PU numbers comes first. Zero words at the end are left out.
+    /// The effective affinity mask, as [`crate::sys::affinity::get_mask`] reads it, in 64-bit words. The
+    /// first word has the PUs 0 to 63. Trailing zero words are omitted.
     pub mask_words: &'a [u64],
 }
 
@@ -59,8 +63,8 @@ impl TaskRecord<'_> {
         CpuSet::from_words(self.mask_words)
     }
 
-    /// Returns whether the effective affinity mask of the task is a subset of `pus`. Never allocates memory.
-    /// [`TaskRecord::allowed_pus`] does so on machines with more than 128 PUs.
+    /// Returns whether every PU of the effective affinity mask of the task is in `pus`. Unlike
+    /// [`TaskRecord::allowed_pus`], never allocates memory.
     #[must_use]
     pub fn is_allowed_within(&self, pus: &CpuSet) -> bool {
         let others = pus.words().iter().copied().chain(std::iter::repeat(0));
@@ -68,23 +72,24 @@ impl TaskRecord<'_> {
     }
 }
 
-/// How many tasks (threads) one task scan reported, and how many it skipped because they are outside of its
-/// [`TaskScope`].
+/// The numbers of tasks (threads) that one task scan reported and skipped. A task is skipped if it is outside
+/// the [`TaskScope`] of the scan.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TaskScanSummary {
-    /// The number of tasks that the scan reported to its caller.
+    /// The number of tasks that the scan passed to its caller.
     pub reported_tasks: u64,
-    /// The number of tasks that the scan did not report, because they are outside of its [`TaskScope`].
+    /// The number of tasks that the scan did not report, because they are outside its [`TaskScope`].
     pub skipped_tasks: u64,
 }
 
-/// The reported calls of sched_setaffinity(2) since the last call of
-/// [`AffinityMonitor::drain_requests`](super::AffinityMonitor::drain_requests), which returns this value.
+/// The calls of sched_setaffinity(2) that
+/// [`AffinityMonitor::drain_requests`](super::AffinityMonitor::drain_requests) removed from the ring buffer:
+/// those reported since the previous removal.
 #[derive(Debug, Default)]
 pub struct DrainedRequests {
-    /// The reported calls, in the order in which the kernel reported them. Of the calls that the kernel
-    /// refused, only those are included whose mask has no PU in common with the thread's cpuset.
+    /// The reported calls, in the order in which the kernel reported them. Includes successful calls, and
+    /// calls that the kernel refused with `EINVAL`, such as for a mask without a PU of the thread's cpuset.
     pub requests: Vec<AffinityRequest>,
-    /// The number of calls that were not reported because the ring buffer was full.
+    /// The number of calls since the last removal that are missing here, because the ring buffer was full.
     pub lost_count: u64,
 }

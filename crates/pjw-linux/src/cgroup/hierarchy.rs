@@ -20,13 +20,14 @@ pub(crate) const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
 pub struct CpusetMount {
     /// The directory at which the hierarchy is mounted.
     pub mount_point: PathBuf,
-    /// Whether the hierarchy is cgroup v2 (also called the unified hierarchy). Otherwise it is cgroup v1.
+    /// True if the hierarchy is cgroup v2 (the unified hierarchy). False if it is a cgroup v1 hierarchy.
     pub is_unified: bool,
 }
 
 impl CpusetMount {
-    /// Chooses the hierarchy with the cpuset controller among `mounts`: the v1 cpuset hierarchy if it is mounted,
-    /// else the v2 hierarchy. `None` if neither is mounted.
+    /// Returns the hierarchy with the cpuset controller among `mounts`: the v1 cpuset hierarchy if it is
+    /// mounted, otherwise the v2 hierarchy. `None` if neither is mounted. Does not check that the cpuset
+    /// controller is available in v2.
     #[must_use]
     pub fn choose(mounts: &CgroupMounts) -> Option<Self> {
         match mounts.v1_cpuset_mount() {
@@ -35,9 +36,10 @@ impl CpusetMount {
         }
     }
 
-    /// Returns the directory of the cgroup at `path` in this hierarchy. The directory need not exist. `path`
-    /// has the form of `/proc/PID/cgroup`. `None` if `path` does not begin with `/`, or has a component `.` or
-    /// `..`: a cgroup outside of this cgroup namespace has such a path.
+    /// Returns the cgroup at `path` in this hierarchy. `path` is relative to the root of the hierarchy and
+    /// begins with `/`, as in `/proc/PID/cgroup`. The cgroup need not exist. `None` if `path` does not begin
+    /// with `/`, or contains a component `.` or `..`. The kernel shows a path with `..` for a cgroup outside
+    /// this process's cgroup namespace.
     #[must_use]
     pub fn cgroup(&self, path: &str) -> Option<CgroupDir> {
         let climbs = path.split('/').any(|part| part == ".." || part == ".");
@@ -58,33 +60,36 @@ impl CpusetMount {
         self.root().has_controller("cpuset").ok()?.then_some(kind)
     }
 
-    /// Returns the directory of the root cgroup of the hierarchy, whose path is `/`.
+    /// Returns the root cgroup of the hierarchy.
     #[must_use]
     pub fn root(&self) -> CgroupDir {
         CgroupDir { path: "/".to_owned(), dir: self.mount_point.clone(), unified: self.is_unified }
     }
 }
 
-/// A cgroup directory in the hierarchy with the cpuset controller. The value may name a directory that does not
+/// A cgroup in the hierarchy with the cpuset controller, identified by its directory. The directory need not
 /// exist.
 #[derive(Debug, Clone)]
 pub struct CgroupDir {
-    /// The path of the cgroup below the mount point, as in `/proc/PID/cgroup`.
+    /// The path of the cgroup relative to the mount point of the hierarchy, as in `/proc/PID/cgroup`. Begins
+    /// with `/`.
     pub path: String,
-    /// The full path of the cgroup's directory in the file system.
+    /// The absolute path of the cgroup's directory in the file system.
     pub dir: PathBuf,
     pub(super) unified: bool,
 }
 
-/// The configured values of a cgroup's cpuset, as its files contain them. The effective values may have fewer
-/// PUs and NUMA nodes.
+/// The configured PUs, NUMA nodes and partition type of a cgroup's cpuset, as the files of the cgroup contain
+/// them. The effective cpuset may have fewer PUs and NUMA nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CpusetConfig {
     /// `cpuset.cpus`: the requested PUs. In cgroup v2, empty if no PUs were requested.
     pub cpus: CpuSet,
-    /// `cpuset.mems`: the numbers of the requested NUMA nodes. In cgroup v2, empty if none were requested.
+    /// `cpuset.mems`: the kernel's numbers of the requested NUMA nodes. In cgroup v2, empty if no NUMA nodes
+    /// were requested.
     pub mems: CpuSet,
-    /// `cpuset.cpus.partition`: the type of the partition, such as `isolated`. Empty if there is no such file.
+    /// `cpuset.cpus.partition`: the partition type, such as `member` or `isolated`. Empty if the file does
+    /// not exist or can't be read.
     pub partition: String,
 }
 
@@ -95,7 +100,7 @@ impl CgroupDir {
         self.dir.is_dir()
     }
 
-    /// Returns whether the cgroup is in the v2 (unified) hierarchy. Otherwise it is in the v1 cpuset
+    /// Returns true if the cgroup is in the v2 (unified) hierarchy, and false if it is in the v1 cpuset
     /// hierarchy.
     #[must_use]
     pub fn is_unified(&self) -> bool {
@@ -113,8 +118,8 @@ impl CgroupDir {
         Self { path, dir: dir.unwrap_or(&self.dir).to_owned(), unified: self.unified }
     }
 
-    /// Reads a file in the directory of the cgroup, such as `cpuset.cpus`. Returns its text without white space at the
-    /// ends.
+    /// Reads the file named `file` in the directory of the cgroup, such as `cpuset.cpus`. Returns its text
+    /// without leading and trailing white space.
     ///
     /// # Errors
     /// The error of open(2) or read(2).
@@ -122,7 +127,8 @@ impl CgroupDir {
         fs::read_to_string(self.dir.join(file)).map(|text| text.trim().to_owned()).map_err(from_io)
     }
 
-    /// Writes `text` and a newline to a file of the cgroup with a single write(2).
+    /// Writes `text` and a newline to the file named `file` in the directory of the cgroup, with a single
+    /// write(2).
     ///
     /// # Errors
     /// The error of open(2) or write(2).
@@ -156,11 +162,11 @@ impl CgroupDir {
         }
     }
 
-    /// Reads a file of the cgroup that holds a list of PU numbers or NUMA node numbers, such as `0-3,8`, as a set of
-    /// these numbers.
+    /// Reads the file named `file` in the directory of the cgroup as a list in the kernel's format, such as
+    /// `0-3,8`. The list has the numbers of PUs or of NUMA nodes. Returns the set of these numbers.
     ///
     /// # Errors
-    /// The error of open(2) or read(2). `EIO` if the text is no such list.
+    /// The error of open(2) or read(2). `EIO` if the text is not such a list.
     pub fn read_list(&self, file: &str) -> Result<CpuSet, Errno> {
         self.read_file(file)?.parse().map_err(|_| Errno::EIO)
     }
@@ -168,7 +174,8 @@ impl CgroupDir {
     /// Reads the configured values of the cgroup's cpuset: its PUs, its NUMA nodes and its partition type.
     ///
     /// # Errors
-    /// The error of open(2) or read(2).
+    /// The error of open(2) or read(2) for the files of the PUs and NUMA nodes. `EIO` if one of them is
+    /// malformed.
     pub fn read_cpuset(&self) -> Result<CpusetConfig, Errno> {
         let partition = self.read_file("cpuset.cpus.partition").unwrap_or_default();
         Ok(CpusetConfig {
@@ -178,10 +185,10 @@ impl CgroupDir {
         })
     }
 
-    /// Reads the effective PUs of the cgroup: those on which its processes may run.
+    /// Reads the effective PUs of the cgroup: the PUs on which processes in the cgroup may run.
     ///
     /// # Errors
-    /// The error of open(2) or read(2).
+    /// The error of open(2) or read(2). `EIO` if the file is malformed.
     pub fn effective_cpus(&self) -> Result<CpuSet, Errno> {
         if self.unified {
             return self.read_list("cpuset.cpus.effective");
@@ -190,10 +197,11 @@ impl CgroupDir {
         self.read_list("cpuset.effective_cpus").or_else(|_| self.read_list("cpuset.cpus"))
     }
 
-    /// Reads the effective NUMA nodes of the cgroup: those whose memory its processes may use.
+    /// Reads the effective NUMA nodes of the cgroup: the NUMA nodes whose memory processes in the cgroup may
+    /// use.
     ///
     /// # Errors
-    /// The error of open(2) or read(2).
+    /// The error of open(2) or read(2). `EIO` if the file is malformed.
     pub fn effective_mems(&self) -> Result<CpuSet, Errno> {
         if self.unified {
             return self.read_list("cpuset.mems.effective");
@@ -215,11 +223,10 @@ impl CgroupDir {
         .collect()
     }
 
-    /// Creates the directory of the cgroup, by which the kernel creates the cgroup. An existing directory is
-    /// no error.
+    /// Creates the cgroup by creating its directory. Succeeds if the directory already exists.
     ///
     /// # Errors
-    /// The error of mkdir(2). `EEXIST` if the parent directory has a file with this name.
+    /// The error of mkdir(2). `EEXIST` if the parent directory contains a file with this name.
     pub fn create(&self) -> Result<(), Errno> {
         match fs::create_dir(&self.dir) {
             Err(fault) if fault.kind() == io::ErrorKind::AlreadyExists && self.exists() => Ok(()),
@@ -227,11 +234,11 @@ impl CgroupDir {
         }
     }
 
-    /// Removes the directory of the cgroup and the cgroups below it, if they hold no process. A missing directory is no
-    /// error, and neither is a file in its place.
+    /// Removes the cgroup and all cgroups below it. Succeeds if the cgroup does not exist, or if a file has
+    /// its path. After an error, some of the cgroups below may be removed.
     ///
     /// # Errors
-    /// `EBUSY` if a process is in the cgroup or below it.
+    /// `EBUSY` if one of the cgroups contains a process. Otherwise the error of rmdir(2).
     pub fn remove(&self) -> Result<(), Errno> {
         for child in self.children() {
             child.remove()?;

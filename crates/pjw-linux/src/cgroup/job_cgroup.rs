@@ -21,10 +21,12 @@ use super::{
 use crate::sys::errno::{from_io, is_gone};
 
 impl CgroupMounts {
-    /// Reads the state of the cgroup of a job: whether it exists, whether it holds processes, and its cpuset.
-    /// `path` is a path as in `/proc/PID/cgroup`. `populated_cache` speeds up the search for processes in v1
-    /// hierarchies. `None` if the state is unknown: no hierarchy is mounted, the path belongs to another
-    /// cgroup namespace, or the directory can't be read.
+    /// Reads the state of the cgroup at `path`: whether it exists, whether it contains processes, and its
+    /// cpuset. `path` is relative to the root of the hierarchy, as in `/proc/PID/cgroup`. `populated_cache`
+    /// speeds up the search for processes in v1 hierarchies.
+    ///
+    /// Returns `None` if the state is unknown: no hierarchy is mounted, `path` is the root or lies outside
+    /// this process's cgroup namespace, or a file or directory can't be read.
     #[must_use]
     pub fn read_cgroup(&self, path: &str, populated_cache: &mut PopulatedCache) -> Option<Observed<Cgroup>> {
         let relative = path.trim_start_matches('/');
@@ -68,9 +70,9 @@ impl CgroupMounts {
         found.map(Observed::Present).or_else(|| sure.then_some(Observed::Gone))
     }
 
-    /// Returns the directories to watch for changes of the cgroup at `path`: the directories with this path in
-    /// the v2 hierarchy and in the hierarchy with the cpuset controller. If there are none, the directories
-    /// with this path in the other v1 hierarchies.
+    /// Returns the existing directories that must be watched to detect changes of the cgroup at `path`, a
+    /// path as in `/proc/PID/cgroup`. These are its directories in the v2 hierarchy and in the v1 hierarchy
+    /// with the cpuset controller. If neither exists, its directories in the other v1 hierarchies.
     #[must_use]
     pub fn watch_dirs(&self, path: &str) -> Vec<PathBuf> {
         let relative = path.trim_start_matches('/');

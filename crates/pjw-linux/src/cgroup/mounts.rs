@@ -8,21 +8,21 @@ use std::path::{Path, PathBuf};
 pub struct CgroupMounts {
     /// The mount point of the cgroup v2 hierarchy. `None` if cgroup v2 is not mounted.
     pub v2_mount_point: Option<PathBuf>,
-    /// The mounted cgroup v1 hierarchies, each as (mount options, mount point). The options name the controllers,
-    /// or the hierarchy itself as `name=…`.
+    /// The mounted cgroup v1 hierarchies, each as the pair (mount options, mount point). The options contain
+    /// the names of the controllers. A hierarchy without controllers has the option `name=…`.
     pub v1_mounts: Vec<(String, PathBuf)>,
 }
 
 impl CgroupMounts {
-    /// Finds the cgroup hierarchies that are mounted for this process, in `/proc/self/mounts`. Empty if the file can't
-    /// be read.
+    /// Returns the cgroup hierarchies that are mounted in the mount namespace of this process, from
+    /// `/proc/self/mounts`. Empty if the file can't be read.
     #[must_use]
     pub fn read() -> Self {
         fs::read_to_string("/proc/self/mounts").map(|text| Self::parse(&text)).unwrap_or_default()
     }
 
-    /// Finds the mounted cgroup hierarchies in the text of `/proc/self/mounts`, which has the format of fstab(5). Other
-    /// mounts are skipped.
+    /// Returns the mounted cgroup hierarchies in `text`, the content of `/proc/self/mounts`, which has the
+    /// format of fstab(5). Mounts of other file systems are skipped.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         let mut mounts = Self::default();
@@ -42,7 +42,7 @@ impl CgroupMounts {
         mounts
     }
 
-    /// Returns the name of the cgroup layout: `v1`, `v2`, `hybrid` (v1 and v2 are mounted) or `none`.
+    /// Returns the name of the cgroup layout: `v1`, `v2`, `hybrid` (both v1 and v2 are mounted) or `none`.
     #[must_use]
     pub fn layout_name(&self) -> &'static str {
         match (&self.v2_mount_point, self.v1_mounts.is_empty()) {

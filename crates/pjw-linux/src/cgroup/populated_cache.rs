@@ -12,11 +12,11 @@ use crate::sys::errno::{from_io, is_gone};
 /// A larger v1 directory tree counts as populated and is not searched to its end.
 const MAX_DIRECTORIES: usize = 256;
 
-/// A cache of one process for each v1 cgroup directory, with which pjwd checks cheaply whether a directory
-/// still holds a process.
+/// A cache that has one process for each v1 cgroup directory. With this cache, pjwd checks at low cost
+/// whether a directory still contains a process.
 ///
-/// A v1 directory has no file that says whether it holds a process, and listing its processes takes time for
-/// each process. Reading `/proc/PID/cgroup` of the cached process is cheaper.
+/// The files of a v1 cgroup do not say whether the cgroup contains a process, and listing its processes takes
+/// time for each process. Reading `/proc/PID/cgroup` of the cached process is faster.
 #[derive(Debug, Default)]
 pub struct PopulatedCache(BTreeMap<PathBuf, u32>);
 

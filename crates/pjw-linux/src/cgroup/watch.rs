@@ -11,7 +11,8 @@ use std::path::PathBuf;
 use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 
-/// Watches the cgroups of jobs for changes by inotify(7), so that pjwd reads only the cgroups that changed.
+/// Watches the directories of job cgroups with inotify(7), so that pjwd reads only the cgroups that changed.
+/// A cgroup is identified by its path as in `/proc/PID/cgroup`.
 #[derive(Debug, Default)]
 pub struct CgroupWatch {
     /// `None` before the first watch, and if the kernel refuses inotify.
@@ -25,8 +26,9 @@ pub struct CgroupWatch {
 }
 
 impl CgroupWatch {
-    /// Starts to watch the cgroup at `path`, if it is not watched yet. `dirs` returns the directories to watch
-    /// for this cgroup.
+    /// Starts to watch the cgroup at `path` for changes. Has no effect if the cgroup is already watched.
+    /// `dirs` returns the directories of the cgroup that must be watched. If the kernel refuses a watch,
+    /// [`CgroupWatch::take_changed`] always returns the cgroup.
     pub fn add(&mut self, path: &str, dirs: impl FnOnce() -> Vec<PathBuf>) {
         if self.watched.contains(path) {
             return;
@@ -46,36 +48,38 @@ impl CgroupWatch {
         }
     }
 
-    /// Stops watching the cgroup at `path`, which no longer exists. The kernel has already ended the watches
-    /// of its removed directories.
+    /// Stops watching the cgroup at `path`. Call this after the directories of the cgroup were removed: only
+    /// then has the kernel ended its inotify watches.
     pub fn remove(&mut self, path: &str) {
         self.changed.remove(path);
         self.watched.remove(path);
         self.refused.remove(path);
     }
 
-    /// Iterates over the paths of the watched cgroups.
+    /// Returns the paths of the watched cgroups, in ascending order.
     pub fn watched_paths(&self) -> impl Iterator<Item = &str> {
         self.watched.iter().map(String::as_str)
     }
 
-    /// Returns the file descriptor that poll(2) shows as readable while changes are pending. `None` if no
-    /// cgroup was watched yet, or if the kernel refuses inotify.
+    /// Returns the inotify file descriptor, which is readable (poll(2)) while changes are pending. `None` if
+    /// no cgroup has been watched yet, or if the kernel refuses inotify.
     #[must_use]
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.inotify.as_ref().map(AsFd::as_fd)
     }
 
-    /// Returns whether a watched cgroup changed since the last call of [`CgroupWatch::take_changed`]. Changes
-    /// of cgroups that can't be watched are not included.
+    /// Returns whether a watched cgroup changed since the last call of [`CgroupWatch::take_changed`]. A
+    /// cgroup for which the kernel refused a watch does not count as changed here.
     pub fn has_changes(&mut self) -> bool {
         self.read_events();
         !self.changed.is_empty()
     }
 
-    /// Returns the paths of the cgroups that changed since the last call of this function. Also returns every
-    /// cgroup that can't be watched, because it may have changed. Returns all watched cgroups if the kernel
-    /// dropped events.
+    /// Returns the paths of the cgroups that may have changed since the last call of this function:
+    ///
+    /// - the cgroups for which inotify reported a change,
+    /// - every cgroup for which the kernel refused a watch,
+    /// - all watched cgroups, if the kernel dropped inotify events.
     pub fn take_changed(&mut self) -> BTreeSet<String> {
         self.read_events();
         let mut changed = std::mem::take(&mut self.changed);

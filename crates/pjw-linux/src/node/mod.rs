@@ -47,8 +47,8 @@ use task_pass::PassResult;
 /// Lost affinity requests are logged again only after this long without a loss.
 const LOSS_REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The live machine as pjwd reads and changes it: the implementation of the trait [`Node`] for Linux. It reads
-/// processes and cgroups from the kernel, and sets affinity masks and cpusets.
+/// The interface of pjwd to the live machine: the implementation of the trait [`Node`] for Linux. Reads
+/// processes, affinity masks and cgroups from the kernel, and sets affinity masks and cpusets.
 #[derive(Debug)]
 pub struct LinuxNode {
     cache: ProcessCache,
@@ -78,8 +78,8 @@ pub struct LinuxNode {
 }
 
 impl LinuxNode {
-    /// Opens `/proc` of the live machine. `wanted` has the names of the environment variables to read from
-    /// each process.
+    /// Makes the interface to the live machine, and opens `/proc`. `wanted` has the names of the environment
+    /// variables that scans read from each process.
     ///
     /// # Errors
     /// If `/proc` can't be opened.
@@ -104,39 +104,41 @@ impl LinuxNode {
         })
     }
 
-    /// Sets the socket from which this node reads process events (fork, exec and exit). With `None`, no process
+    /// Sets the socket from which process events (fork, exec and exit) are read. With `None`, no process
     /// events are read.
     pub fn use_process_events(&mut self, events: Option<ProcEvents>) {
         self.process_events = events;
     }
 
-    /// Returns the file descriptor that poll(2) shows as readable while process events (fork, exec and exit)
-    /// are pending. `None` if this node reads no process events.
+    /// Returns the file descriptor of the process event socket, which is readable (poll(2)) while process
+    /// events (fork, exec and exit) are pending. `None` if no process events are read.
     #[must_use]
     pub fn process_events_fd(&self) -> Option<BorrowedFd<'_>> {
         self.process_events.as_ref().map(AsFd::as_fd)
     }
 
-    /// Returns the file descriptor that poll(2) shows as readable when a cgroup of a job may have changed.
-    /// `None` if no cgroup is watched.
+    /// Returns the inotify file descriptor of the watched job cgroups, which is readable (poll(2)) when one
+    /// of these cgroups may have changed. `None` if no cgroup has been watched yet, or if the kernel refuses
+    /// inotify.
     #[must_use]
     pub fn cgroup_changes_fd(&self) -> Option<BorrowedFd<'_>> {
         self.cgroup_watch.fd()
     }
 
-    /// Returns whether a cgroup of a job changed since the last scan. The next scan reads the changed cgroups.
+    /// Returns whether a watched cgroup of a job changed since the last scan. The next scan reads the changed
+    /// cgroups again.
     pub fn has_cgroup_changes(&mut self) -> bool {
         self.cgroup_watch.has_changes()
     }
 
-    /// Sets the BPF program by which later scans read the state of threads where that is faster than reading
-    /// `/proc`. With `None`, scans read `/proc` only.
+    /// Sets the BPF program that later scans use to read the state of threads where this is faster than
+    /// reading `/proc`. With `None`, scans read only `/proc`.
     pub fn use_task_scan(&mut self, scan: Option<TaskScan>) {
         self.scan = scan;
     }
 
-    /// Sets the BPF program that reports calls of sched_setaffinity(2) to later scans. With `None`, snapshots
-    /// contain no such calls.
+    /// Sets the BPF program that reports calls of sched_setaffinity(2). Later scans include the reported
+    /// calls in their [`Snapshot`]. With `None`, snapshots contain no such calls.
     pub fn use_affinity_monitor(&mut self, monitor: Option<AffinityMonitor>) {
         self.affinity_monitor = monitor;
     }
@@ -158,8 +160,9 @@ impl LinuxNode {
         requests
     }
 
-    /// Sets how cpusets can be used on this machine, as [`crate::probe`] found out. Until the first call, the
-    /// node assumes it from the version of the kernel.
+    /// Sets the cpuset support of this machine, as [`crate::probe`] determined it. Of this value, only
+    /// [`CpusetSupport::affinity_persists`] is used. Until the first call, this fact is derived from the
+    /// kernel version.
     pub fn set_cpuset_support(&mut self, support: &CpusetSupport) {
         self.unrelated_threads = UnrelatedThreads::new(support.affinity_persists);
     }

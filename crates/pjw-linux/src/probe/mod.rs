@@ -12,22 +12,22 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 use crate::cgroup::CgroupMounts;
 use crate::proc::events::{ProcEvents, ProcEventsFault};
 
-/// What this kernel allows this user, as [`probe_capabilities`] found out: whose affinity masks can be set, and how
-/// cpusets can be used.
+/// The facilities that the kernel provides to this user: whose affinity masks can be set, and how cpusets can
+/// be used. [`probe_capabilities`] determines them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Whether this process may set the affinity masks of the threads of all users. Otherwise it may set only those
-    /// of its own user.
+    /// Whether this process may set the affinity masks of threads of all users. If false, it may set only the
+    /// masks of its own user's threads.
     pub can_set_all_masks: bool,
-    /// How cpusets can be used, or why they can't.
+    /// The cgroup hierarchy in which cpusets can be created, or the reason why none can.
     pub cpuset_support: CpusetSupport,
-    /// The results as sentences for display, one for each capability.
+    /// The results of the probe as sentences for the user: one for each facility.
     pub sentences: Vec<String>,
 }
 
-/// Finds out what this kernel allows this user: whose affinity masks can be set, and how cpusets can be used.
-/// To test cpusets, creates one with a process in it, and removes it again. `own_cgroups` has the names under
-/// which pjwd creates cgroups.
+/// Determines which facilities the kernel provides to this user: whose affinity masks can be set, and how
+/// cpusets can be used. Creates a cpuset with a test process in it, and removes both again. `own_cgroups` has
+/// the names of the directories in which pjwd creates cgroups.
 #[must_use]
 pub fn probe_capabilities(own_cgroups: &OwnCgroupNames) -> Capabilities {
     let can_set_all_masks = Uid::effective().is_root();
@@ -50,17 +50,18 @@ pub fn probe_capabilities(own_cgroups: &OwnCgroupNames) -> Capabilities {
     Capabilities { can_set_all_masks, cpuset_support, sentences }
 }
 
-/// Finds out how cpusets can be used, or why they can't. To test this, creates a cpuset with a process in it,
-/// and removes it again. `own_cgroups` has the names under which pjwd creates cgroups.
+/// Determines how cpusets can be used, or why they can't. Creates a cpuset with a test process in it, and
+/// removes both again. `own_cgroups` has the names of the directories in which pjwd creates cgroups.
 #[must_use]
 pub fn probe_cpuset_support(own_cgroups: &OwnCgroupNames) -> CpusetSupport {
     cpuset_support::find(own_cgroups).0
 }
 
-/// Opens the kernel's process events (fork, exec and exit), by which new processes are found without polling.
+/// Opens the socket on which the kernel reports process events (fork, exec and exit). With these events, pjwd
+/// detects new processes without polling `/proc`.
 ///
 /// # Errors
-/// A sentence that says why new processes are found by polling instead.
+/// If process events are not available. The error is a sentence for the user with the reason.
 pub fn open_process_events() -> Result<ProcEvents, String> {
     ProcEvents::open().map_err(|fault| {
         let why = match fault {

@@ -22,13 +22,14 @@ const MAX_NAME_CHARACTERS: usize = 48;
 /// The count of an interrupt on each CPU.
 type Columns = BTreeMap<Pu, u64>;
 
-/// One reading of `/proc/interrupts`: for each interrupt number, its name and how often it occurred on each CPU
-/// since boot.
+/// The content of `/proc/interrupts` at one moment: for each interrupt number, its name and the number of
+/// times that it occurred on each CPU since boot.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InterruptCounts(BTreeMap<u32, (String, Columns)>);
 
 impl InterruptCounts {
-    /// Reads the interrupt counts of this machine from `/proc/interrupts`. Empty if the file can't be read.
+    /// Reads the interrupt counts of this machine from `/proc/interrupts`. Returns empty counts if the file
+    /// can't be read.
     #[must_use]
     pub fn read() -> Self {
         let mut text = Vec::new();
@@ -37,7 +38,8 @@ impl InterruptCounts {
         read.map(|_| Self::parse(&text)).unwrap_or_default()
     }
 
-    /// Parses the text of `/proc/interrupts`. Lines that have another form are skipped.
+    /// Parses the text of `/proc/interrupts`. Skips malformed lines, and interrupts that have a name instead
+    /// of a number, such as timer interrupts.
     #[must_use]
     pub fn parse(text: &[u8]) -> Self {
         let text = String::from_utf8_lossy(text);
@@ -46,8 +48,9 @@ impl InterruptCounts {
         Self(lines.filter_map(|line| interrupt(line, &cpus)).collect())
     }
 
-    /// Returns how often each interrupt occurred on each CPU between the reading `earlier` and the reading
-    /// `self`. `sent_to` returns the CPUs to which the kernel sends an interrupt, as [`target_cpus`] does.
+    /// Returns each interrupt with the number of times that it occurred on each CPU between `earlier` and
+    /// `self`. An interrupt that is missing in `earlier` has no counts. `sent_to` must return the CPUs to
+    /// which the kernel sends the interrupt with a given number, as [`target_cpus`] does.
     #[must_use]
     pub fn interrupts_since(&self, earlier: &Self, sent_to: impl Fn(u32) -> CpuSet) -> Vec<Interrupt> {
         let came = |number: &u32, counts: &Columns| {
@@ -72,8 +75,8 @@ impl InterruptCounts {
     }
 }
 
-/// Returns the CPUs to which the kernel sends the interrupt with this number, from `/proc/irq`. Empty if
-/// unknown.
+/// Returns the CPUs to which the kernel sends the interrupt with the number `number`, as `/proc/irq` reports
+/// them. Empty if they can't be read.
 #[must_use]
 pub fn target_cpus(number: u32) -> CpuSet {
     let directory = Path::new("/proc/irq").join(number.to_string());

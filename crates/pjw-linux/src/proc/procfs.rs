@@ -23,8 +23,8 @@ const MAX_ENVIRON_BYTES: usize = 1 << 20;
 /// In bytes. A longer value is cut. No job id or count is longer.
 const MAX_VALUE_BYTES: usize = 4096;
 
-/// An open `/proc` directory, by which the files of processes and threads are read. It reuses its buffers, so that
-/// reading a thread allocates no memory.
+/// An open `/proc` directory, through which the files of processes and threads are read. Its read buffer is
+/// reused, so that reading the state of a thread allocates no memory.
 #[derive(Debug)]
 pub struct ProcDir {
     root: OwnedFd,
@@ -48,12 +48,14 @@ pub struct Stat {
     pub session: Pid,
     /// Whether this is a kernel thread (`PF_KTHREAD`).
     pub is_kernel_thread: bool,
-    /// The CPU time in user and kernel mode since the start, in clock ticks of 10 ms.
+    /// The CPU time in user and kernel mode since the start, in clock ticks of 10 ms. For a process, the sum
+    /// over all its threads, including ended threads.
     pub run_ticks: u64,
     /// The time at which the process or thread started, with a resolution of 10 ms.
     pub start: StartTime,
-    /// The start address of the stack. It changes with nearly every exec (address space randomisation), so a
-    /// change shows that another program runs. 0 or 1 if this user may not read the address.
+    /// The start address of the stack. An exec nearly always changes the address (address space
+    /// randomisation). So a different address shows that the process executed another program. 0 or 1 if this
+    /// user may not read the address.
     pub stack_start: u64,
     /// The PU on which the thread last ran.
     pub last_cpu: Pu,
@@ -68,7 +70,7 @@ pub struct SchedStat {
     pub wait_ns: u64,
 }
 
-/// The user and the groups of a process, from `/proc/PID/status`.
+/// The real user id and the supplementary group ids of a process, from `/proc/PID/status`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Status {
     /// The real user id of the process.
@@ -89,7 +91,7 @@ impl ProcDir {
         Ok(Self { root, path: String::with_capacity(64), buffer, entries })
     }
 
-    /// Lists the ids of all processes.
+    /// Returns the ids of all processes that this `/proc` lists, in the order of the directory.
     ///
     /// # Errors
     /// If the directory can't be read.
@@ -99,18 +101,19 @@ impl ProcDir {
         Ok(numbers.into_iter().map(Pid).collect())
     }
 
-    /// Lists the ids of all threads of a process.
+    /// Returns the ids of all threads of a process, including the first thread, in the order of the
+    /// directory.
     ///
     /// # Errors
-    /// `ENOENT` or `ESRCH` if the process has ended.
+    /// `ENOENT` or `ESRCH` if the process has ended. Otherwise the error of reading the directory.
     pub fn tids(&mut self, pid: Pid) -> Result<Vec<Tid>, Errno> {
         let dir = self.open_at(format_args!("{pid}/task"), OFlags::DIRECTORY)?;
         let numbers = numbers_in(dir, &mut self.entries)?;
         Ok(numbers.into_iter().map(Tid).collect())
     }
 
-    /// Reads `/proc/PID/stat` of a process. The CPU times in it are sums over all threads, which the kernel
-    /// computes thread by thread. For the first thread alone, [`ProcDir::thread_stat`] is cheaper.
+    /// Reads `/proc/PID/stat` of a process. The kernel sums the CPU times in this file over all threads,
+    /// which takes time for each thread. To read only the first thread, [`ProcDir::thread_stat`] is faster.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended. `EIO` if the text is malformed.
@@ -147,7 +150,7 @@ impl ProcDir {
         parse_schedstat(&self.buffer).ok_or(Errno::EIO)
     }
 
-    /// Reads the user and the groups of a process from `/proc/PID/status`.
+    /// Reads the real user id and the supplementary group ids of a process from `/proc/PID/status`.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended. `EIO` if the text is malformed.
@@ -156,8 +159,9 @@ impl ProcDir {
         parse_status(&self.buffer).ok_or(Errno::EIO)
     }
 
-    /// Reads the cgroups of a process from `/proc/PID/cgroup`: for each hierarchy the names of its controllers (empty
-    /// for v2), and the path of the process's cgroup.
+    /// Reads the cgroups of a process from `/proc/PID/cgroup`. Returns one pair (controllers, path) for each
+    /// hierarchy. `controllers` is the comma-separated list of the hierarchy's controllers, and empty for v2.
+    /// `path` is the path of the process's cgroup, relative to the root of the hierarchy.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended.
@@ -172,7 +176,9 @@ impl ProcDir {
         attributes.cpuset_path().map(str::to_owned)
     }
 
-    /// Reads the environment variables of a process whose names are in `wanted`, from `/proc/PID/environ`.
+    /// Reads `/proc/PID/environ` of a process, and returns the environment variables whose names are in
+    /// `wanted`, with their values. A value is cut to 4096 bytes. Only about the first MiB of the environment
+    /// is read.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended. `EACCES` if this user may not read the environment.
@@ -185,8 +191,8 @@ impl ProcDir {
         Ok(parse_environ(&self.buffer, wanted))
     }
 
-    /// Reads the first 256 bytes of the command line of a process, from `/proc/PID/cmdline`, with spaces between the
-    /// arguments.
+    /// Reads the command line of a process from `/proc/PID/cmdline`. Returns its first 256 bytes, with spaces
+    /// between the arguments.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended.
@@ -243,7 +249,8 @@ fn numbers_in(dir: impl AsFd, buffer: &mut Vec<u8>) -> Result<Vec<u32>, Errno> {
     Ok(numbers)
 }
 
-/// Parses the text of `/proc/PID/stat`, proc_pid_stat(5). `None` if the text is malformed.
+/// Parses the text of `/proc/PID/stat` or `/proc/PID/task/TID/stat` (proc_pid_stat(5)). `None` if the text is
+/// malformed.
 #[must_use]
 pub fn parse_stat(text: &[u8]) -> Option<Stat> {
     let open = text.iter().position(|&byte| byte == b'(')?;
@@ -281,8 +288,8 @@ fn parse_sleeps_alone(text: &[u8]) -> bool {
     sleeps && fields.nth(16) == Some(b"1")
 }
 
-/// Parses the text of `/proc/PID/task/TID/schedstat`: run time and wait time in ns, and the number of time slices.
-/// `None` if the text is malformed.
+/// Parses the text of `/proc/PID/task/TID/schedstat`. Returns its first two numbers, the run time and the
+/// wait time. `None` if the text is malformed.
 #[must_use]
 pub fn parse_schedstat(text: &[u8]) -> Option<SchedStat> {
     let mut numbers =
@@ -290,7 +297,8 @@ pub fn parse_schedstat(text: &[u8]) -> Option<SchedStat> {
     Some(SchedStat { run_ns: numbers.next()??, wait_ns: numbers.next()?? })
 }
 
-/// Parses the user and the groups of a process from the text of `/proc/PID/status`. `None` if the text has no user id.
+/// Parses the text of `/proc/PID/status`. Returns the real user id and the supplementary group ids. `None` if
+/// the text has no user id.
 #[must_use]
 pub fn parse_status(text: &[u8]) -> Option<Status> {
     // Only the `Name:` line can contain bytes that are not UTF-8. The kernel escapes newlines in it.
@@ -301,8 +309,9 @@ pub fn parse_status(text: &[u8]) -> Option<Status> {
     Some(Status { uid, groups: groups.collect() })
 }
 
-/// Parses the text of `/proc/PID/cgroup`, cgroups(7): for each hierarchy the names of its controllers (empty for v2),
-/// and the path of the process's cgroup. Malformed lines are skipped.
+/// Parses the text of `/proc/PID/cgroup` (cgroups(7)). Returns one pair (controllers, path) for each
+/// hierarchy. `controllers` is the comma-separated list of the hierarchy's controllers, and empty for v2.
+/// `path` is the path of the process's cgroup. Malformed lines are skipped.
 #[must_use]
 pub fn parse_cgroups(text: &[u8]) -> Vec<(String, String)> {
     let text = String::from_utf8_lossy(text);
@@ -313,9 +322,9 @@ pub fn parse_cgroups(text: &[u8]) -> Vec<(String, String)> {
     text.lines().filter_map(line).collect()
 }
 
-/// Parses the text of `/proc/PID/environ`: entries `NAME=value` that end with a zero byte. Returns the
-/// variables whose names are in `wanted`. If a name occurs twice, returns the value of the first entry, as
-/// getenv(3) does.
+/// Parses the text of `/proc/PID/environ`: entries `NAME=value` that end with a zero byte. Returns the values
+/// of the variables whose names are in `wanted`, each cut to 4096 bytes. If a name occurs twice, returns the
+/// first value, as getenv(3) does.
 #[must_use]
 pub fn parse_environ(text: &[u8], wanted: &BTreeSet<&'static str>) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();

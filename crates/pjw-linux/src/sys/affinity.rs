@@ -12,8 +12,9 @@ use pjw_core::ids::Tid;
 const WORDS: usize = 128;
 const MAX_WORDS: usize = (Pu::MAX.0 as usize + 1) / 64;
 
-/// Reads the effective affinity mask of a thread with sched_getaffinity(2): the PUs of its requested mask that
-/// are online and in the thread's cpuset. If there are none, all online PUs of the cpuset.
+/// Returns the effective affinity mask of a thread, read with sched_getaffinity(2). These are the PUs of its
+/// requested mask that are online and in its cpuset. If there are no such PUs, the kernel uses all online PUs
+/// of the cpuset.
 ///
 /// # Errors
 /// `ESRCH` if the thread has ended.
@@ -41,20 +42,20 @@ fn get_into(tid: Tid, words: &mut [u64]) -> Result<CpuSet, Errno> {
     Ok(CpuSet::from_words(&words[..written.div_ceil(8).min(words.len())]))
 }
 
-/// Sets the affinity mask of a thread with sched_setaffinity(2).
+/// Sets the affinity mask of a thread to `cpus`, with sched_setaffinity(2).
 ///
 /// # Errors
-/// `ESRCH` if the thread has ended. `EINVAL` if the mask and the thread's cpuset have no PU in common.
-/// `EINVAL` also if the kernel forbids a change for this thread. `EPERM` for a thread of another user without
-/// `CAP_SYS_NICE`.
+/// `ESRCH` if the thread has ended. `EINVAL` if `cpus` and the thread's cpuset have no PU in common, or if
+/// the thread does not allow a change of its mask, such as some kernel threads. `EPERM` for a thread of
+/// another user without `CAP_SYS_NICE`.
 pub fn set_mask(tid: Tid, cpus: &CpuSet) -> Result<(), Errno> {
     set_words(tid, cpus.words())
 }
 
-/// Sets the affinity mask of a thread to every possible PU, so that the thread may use all of its cpuset.
+/// Requests every possible PU for a thread, so that the thread may use all PUs of its cpuset.
 ///
-/// Since Linux 6.2 the kernel stores the requested mask and intersects it with the cpuset. If every possible
-/// PU is requested, the effective mask follows all later changes of the cpuset.
+/// Since Linux 6.2 the kernel stores the requested mask and intersects it with the cpuset. So the effective
+/// mask of the thread then follows all later changes of the cpuset.
 ///
 /// # Errors
 /// The errors of [`set_mask`].

@@ -13,8 +13,8 @@ use thiserror::Error;
 
 use crate::sys::errno::from_io;
 
-/// Returns the current time on two clocks: since boot (`CLOCK_BOOTTIME`, which includes suspended time), and the
-/// wall clock (UTC).
+/// Returns the current time, read from two clocks: the time since boot (`CLOCK_BOOTTIME`, which includes
+/// suspended time) and the UTC time.
 #[must_use]
 pub fn now() -> Moment {
     let since_boot = clock_gettime(ClockId::CLOCK_BOOTTIME).map(nanos);
@@ -24,8 +24,8 @@ pub fn now() -> Moment {
     Moment { since_boot: since_boot.unwrap_or_default(), wall_clock: wall_clock.unwrap_or_default() }
 }
 
-/// Returns the current time on `CLOCK_MONOTONIC`, in ns. This clock stops while the machine is suspended. It
-/// gives the times of the kernel's process events, and those of [`std::time::Instant`].
+/// Returns the current time of `CLOCK_MONOTONIC`, in ns since boot without the time for which the machine was
+/// suspended. The kernel's process events and [`std::time::Instant`] use this clock.
 #[must_use]
 pub fn monotonic_now() -> Nanos {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map(nanos).unwrap_or_default()
@@ -45,17 +45,18 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
      without it: mount /proc as the kernel makes it, with mount -t proc proc /proc, and start pjwd again",
     path.display()
 )]
-/// The reason why the id of the current boot can't be read. The message names the remedy.
+/// The reason why the id of the current boot can't be read: the path of the file and the error. The message
+/// contains the remedy.
 pub struct BootIdFault {
     path: PathBuf,
     why: String,
 }
 
-/// Returns the random id of the current boot, random(4). With this id, pjwd detects that a recorded start time
-/// of a process is from an earlier boot.
+/// Returns the id of the current boot, a random UUID (random(4)). pjwd compares it with the recorded id, to
+/// detect that a recorded process start time belongs to an earlier boot.
 ///
 /// # Errors
-/// If the file of the id can't be read or is empty, as where /proc is not mounted.
+/// If the file with the id can't be read or is empty, for example because `/proc` is not mounted.
 pub fn boot_id() -> Result<String, BootIdFault> {
     read_boot_id(Path::new(BOOT_ID))
 }
@@ -67,27 +68,27 @@ fn read_boot_id(path: &Path) -> Result<String, BootIdFault> {
     if id.is_empty() { Err(fault("the file is empty".to_owned())) } else { Ok(id.to_owned()) }
 }
 
-/// Returns the name of this host, as the command `hostname` prints it.
+/// Returns the name of this host, as gethostname(2) reports it. Empty after an error.
 #[must_use]
 pub fn hostname() -> String {
     nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// Returns the CPU time of a process in ns: the sum over all its threads, including those that have ended.
-/// Makes one system call.
+/// Returns the CPU time of a process since its start, in ns: the sum over all its threads, including ended
+/// threads. Makes one system call.
 ///
 /// # Errors
-/// `ESRCH` if there is no such process.
+/// `ESRCH` or `EINVAL` if there is no such process.
 pub fn process_cpu_time(pid: Pid) -> Result<u64, Errno> {
     // The clock id is built as clock_getcpuclockid(3) builds it, without that function's extra system call:
     // MAKE_PROCESS_CPUCLOCK of linux/posix-timers.h with CPUCLOCK_SCHED.
     cpu_time(pid.0, 2)
 }
 
-/// Returns the CPU time of a thread of this process in ns. Makes one system call.
+/// Returns the CPU time of a thread of the calling process since its start, in ns. Makes one system call.
 ///
 /// # Errors
-/// `EINVAL` if this process has no such thread.
+/// `EINVAL` if the calling process has no such thread.
 pub fn thread_cpu_time(tid: Tid) -> Result<u64, Errno> {
     // MAKE_THREAD_CPUCLOCK with CPUCLOCK_SCHED.
     cpu_time(tid.0, 2 | 4)

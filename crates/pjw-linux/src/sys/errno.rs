@@ -4,15 +4,15 @@ use std::io;
 
 use nix::errno::Errno;
 
-/// Returns whether the error number says that the process, thread, file or cgroup does not exist. This is
-/// normal in `/proc`, where processes end while they are read. `ENOTDIR` is included: a directory of the path
-/// is a file.
+/// Returns whether the error means that the process, thread, file or cgroup does not exist. True for
+/// `ENOENT`, `ENOTDIR`, `ESRCH` and `ENODEV`. Such an error is normal for `/proc`, because a process may end
+/// while its files are read.
 #[must_use]
 pub fn is_gone(errno: Errno) -> bool {
     matches!(errno, Errno::ENOENT | Errno::ENOTDIR | Errno::ESRCH | Errno::ENODEV)
 }
 
-/// Returns whether the error number says that the caller lacks permission.
+/// Returns whether the error means that the caller has no permission: `EPERM` or `EACCES`.
 #[must_use]
 pub fn is_denied(errno: Errno) -> bool {
     matches!(errno, Errno::EPERM | Errno::EACCES)

@@ -9,14 +9,14 @@ use nix::unistd::{SysconfVar, sysconf};
 /// The resource usage of this process: its CPU time and its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OwnUsage {
-    /// The CPU time of this process in user and kernel mode since its start. The time of ended threads is
-    /// included.
+    /// The CPU time of this process in user and kernel mode since its start, including the CPU time of ended
+    /// threads.
     pub cpu_time: Duration,
-    /// The resident memory of this process (in RAM), in bytes.
+    /// The resident set size of this process (its memory in RAM), in bytes.
     pub resident_bytes: u64,
 }
 
-/// Reads the CPU time and the memory of this process. A value that the kernel does not provide is 0.
+/// Returns the CPU time and the resident memory of this process. A value that can't be read is 0.
 #[must_use]
 pub fn own_usage() -> OwnUsage {
     let cpu_time = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).map_or(Duration::ZERO, Duration::from);
@@ -29,10 +29,10 @@ pub fn own_usage() -> OwnUsage {
 #[cfg(target_env = "gnu")]
 const LARGE: libc::c_int = 128 * 1024;
 
-/// Makes glibc's allocator return large blocks to the kernel as soon as they are freed, for the life of the process.
-/// Must be called before other threads are started. Has no effect with other C libraries.
+/// Makes glibc's allocator return large freed blocks to the kernel at once, for the rest of the life of this
+/// process. Must be called before other threads are started. Has no effect with other C libraries.
 ///
-/// By default the allocator keeps each freed block that is smaller than the largest block freed before.
+/// By default the allocator retains each freed block that is smaller than the largest block freed before.
 pub fn limit_allocator_cache() {
     #[cfg(target_env = "gnu")]
     // SAFETY: mallopt(3) takes two numbers, and no other thread is in the allocator yet.
@@ -44,7 +44,7 @@ pub fn limit_allocator_cache() {
     }
 }
 
-/// Makes glibc's allocator return its free memory to the kernel. Has no effect with other C libraries.
+/// Returns the free memory of glibc's allocator to the kernel. Has no effect with other C libraries.
 pub fn return_free_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: malloc_trim(3) may be called at any time, by any thread. It does not move memory in use.

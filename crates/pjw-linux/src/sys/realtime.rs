@@ -15,18 +15,18 @@ use nix::sys::resource::{Resource, getrlimit, rlim_t, setrlimit};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use pjw_core::ids::Tid;
 
-/// The scheduling policy of a thread.
+/// The scheduling policy of a thread (sched(7)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SchedulingPolicy {
-    /// `SCHED_OTHER`.
+    /// `SCHED_OTHER`: the normal policy, without a real-time priority.
     Normal,
-    /// `SCHED_RR`.
+    /// `SCHED_RR`: round-robin with a real-time priority.
     RoundRobin,
-    /// Another policy.
+    /// Any policy except `SCHED_OTHER` and `SCHED_RR`.
     Other,
 }
 
-/// Reads the scheduling policy of a thread.
+/// Returns the scheduling policy of a thread.
 ///
 /// # Errors
 /// `ESRCH` if the thread has ended.
@@ -41,12 +41,16 @@ pub fn scheduling_policy(tid: Tid) -> Result<SchedulingPolicy, Errno> {
     })
 }
 
-/// Gives a thread the policy `SCHED_RR` with the priority 1.
+/// Sets the scheduling policy of a thread to `SCHED_RR` with the priority 1, the lowest real-time priority.
+/// Threads and processes that the thread starts do not inherit the policy.
 ///
 /// # Errors
-/// `ESRCH` if the thread has ended. `EPERM` if the process has neither `CAP_SYS_NICE` nor a sufficient
-/// `RLIMIT_RTPRIO`, if the cgroup of the thread has no real-time runtime (`CONFIG_RT_GROUP_SCHED` with the v1
-/// controller `cpu`), or if a seccomp filter refuses the call.
+/// `ESRCH` if the thread has ended. `EPERM` in these cases:
+///
+/// - the process has neither `CAP_SYS_NICE` nor a sufficient `RLIMIT_RTPRIO`,
+/// - the cgroup of the thread has no real-time runtime (`CONFIG_RT_GROUP_SCHED` with the v1 controller
+///   `cpu`),
+/// - a seccomp filter refuses the call.
 pub fn set_realtime_policy(tid: Tid) -> Result<(), Errno> {
     set_policy(tid, libc::SCHED_RR, 1)
 }
@@ -65,10 +69,11 @@ pub(crate) fn raise_thread<T>(thread: &JoinHandle<T>) -> Result<(), Errno> {
     }
 }
 
-/// Gives a thread the normal policy, `SCHED_OTHER`. Its nice value stays.
+/// Sets the scheduling policy of a thread to `SCHED_OTHER`, the normal policy. The nice value of the thread
+/// stays.
 ///
 /// # Errors
-/// `ESRCH` if the thread has ended.
+/// `ESRCH` if the thread has ended. `EPERM` for a thread of another user without `CAP_SYS_NICE`.
 pub fn set_normal_policy(tid: Tid) -> Result<(), Errno> {
     set_policy(tid, libc::SCHED_OTHER, 0)
 }
@@ -90,16 +95,20 @@ fn parameters(priority: libc::c_int) -> libc::sched_param {
     parameters
 }
 
-/// Limits how long a thread of this process may run with a real-time priority without sleeping. Sets the soft
-/// limit `RLIMIT_RTTIME` to at most `limit`, and returns the limit in force. The kernel sends `SIGXCPU` to a
-/// thread that reaches the limit; the handler of this signal gives the thread the normal policy. The kernel
-/// counts in ticks, so a thread may run one or two ticks longer.
+/// Limits the time for which a thread of this process may run with a real-time priority without sleeping.
+/// Sets the soft limit `RLIMIT_RTTIME` to `limit`, unless the present soft limit is lower. Returns the soft
+/// limit in force.
 ///
-/// After each `SIGXCPU`, call this function again, because the kernel has raised the soft limit by 1 s.
+/// The kernel sends `SIGXCPU` when a thread reaches the limit. This function installs a handler that sets the
+/// thread to the normal policy. The kernel counts in timer ticks, so a thread may run one or two ticks longer
+/// than the limit.
+///
+/// With each `SIGXCPU`, the kernel raises the soft limit by 1 s. So call this function again after each
+/// `SIGXCPU`.
 ///
 /// # Errors
-/// `ERANGE` if a hard limit is set. The kernel's count for a thread is not reset by a change of policy, only
-/// by sleep. So the thread could reach the hard limit, at which the kernel kills the process. The errors of
+/// `ERANGE` if a hard limit is set. The thread could then reach the hard limit, at which the kernel kills the
+/// process: only sleep resets the kernel's count, a change of the policy does not. Otherwise the errors of
 /// setrlimit(2) and sigaction(2).
 pub fn limit_realtime_run(limit: Duration) -> Result<Duration, Errno> {
     // The handler must be there before the limit: the default action of SIGXCPU ends the process.

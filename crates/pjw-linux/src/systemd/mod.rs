@@ -29,25 +29,28 @@ pub(crate) fn is_running() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
-/// The properties of a transient scope that systemd is asked to start: a unit with a cgroup, for processes that
-/// systemd did not start itself.
+/// The properties of a new transient scope: a systemd unit with a cgroup, for processes that systemd did not
+/// start itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransientScope {
     /// The name of the unit, which ends in `.scope`.
     pub unit: String,
-    /// The name of the slice (a group of units) in which the scope lies. `-.slice` is the root slice.
+    /// The name of the slice (a group of units) that contains the scope. `-.slice` is the root slice.
     pub slice: String,
     /// The description of the unit, which `systemctl status` shows.
     pub description: String,
-    /// The processes that systemd moves into the scope. At least one.
+    /// The ids of the processes that systemd moves into the scope. At least one process is required.
     pub pids: Vec<Pid>,
-    /// The PUs of the scope (`AllowedCPUs=`).
+    /// The PUs on which processes of the scope may run (`AllowedCPUs=`).
     pub cpus: CpuSet,
-    /// The NUMA nodes of the scope (`AllowedMemoryNodes=`). `None` for no limit.
+    /// The NUMA nodes whose memory processes of the scope may use (`AllowedMemoryNodes=`). `None` for no
+    /// restriction.
     pub mems: Option<CpuSet>,
 }
 
-/// A client that calls this machine's systemd over D-Bus, to start and stop units and to set their cpusets.
+/// A D-Bus client for the systemd manager of this machine. Starts scopes, stops units, and sets the cpusets
+/// of units. Each call blocks for at most [`CALL_TIMEOUT`]. After a timeout, further calls fail at once for
+/// 10 s.
 #[derive(Debug)]
 pub struct SystemdClient {
     addresses: Vec<Address>,
@@ -68,11 +71,12 @@ impl SystemdClient {
         Self { addresses, silent_since: None }
     }
 
-    /// Starts a new scope (a unit with a cgroup of its own) and moves the processes in `scope` there. Returns when
-    /// systemd has accepted the request, perhaps before the cgroup is complete.
+    /// Starts a new scope (a unit with a cgroup of its own) and moves the processes in
+    /// [`TransientScope::pids`] into the scope. Returns when systemd has accepted the request. The cgroup may
+    /// be incomplete at that time.
     ///
     /// # Errors
-    /// If systemd refuses the request or can't be reached.
+    /// If systemd refuses the request, can't be reached, or does not reply in time.
     pub fn start_scope(&mut self, scope: &TransientScope) -> Result<(), SystemdFault> {
         let initial_processes = scope.pids.iter().map(|pid| pid.0).collect();
         let mut properties = vec![
@@ -105,12 +109,12 @@ impl SystemdClient {
         }
     }
 
-    /// Sets the PUs (`AllowedCPUs=`) and the NUMA nodes (`AllowedMemoryNodes=`) of a unit until the next boot. `None`
-    /// leaves a value as it is.
+    /// Sets the PUs (`AllowedCPUs=`) and the NUMA nodes (`AllowedMemoryNodes=`) of the unit named `unit`. The
+    /// setting is valid until the next boot. `None` leaves the present setting unchanged.
     ///
     /// # Errors
-    /// [`SystemdFault::NoSuchUnit`] if the unit is not loaded. Other faults if systemd refuses the request or can't
-    /// be reached.
+    /// [`SystemdFault::NoSuchUnit`] if the unit is not loaded. Other errors if systemd refuses the request,
+    /// can't be reached, or does not reply in time.
     pub fn set_cpuset(
         &mut self,
         unit: &str,
@@ -122,22 +126,22 @@ impl SystemdClient {
         self.call(&Request::manager("SetUnitProperties", body)).map(drop)
     }
 
-    /// Stops a unit. systemd kills all processes of the unit, so the caller must make sure that there are
-    /// none.
+    /// Stops the unit named `unit`. systemd kills all processes of the unit, so the caller must make sure
+    /// that the unit has no processes.
     ///
     /// # Errors
-    /// [`SystemdFault::NoSuchUnit`] if the unit is not loaded. Other faults if systemd refuses the request or
-    /// can't be reached.
+    /// [`SystemdFault::NoSuchUnit`] if the unit is not loaded. Other errors if systemd refuses the request,
+    /// can't be reached, or does not reply in time.
     pub fn stop_unit(&mut self, unit: &str) -> Result<(), SystemdFault> {
         let body = Body::default().text(unit).text("replace");
         self.call(&Request::manager("StopUnit", body)).map(drop)
     }
 
-    /// Returns whether the setting `DisableControllers=` of a slice switches the cpuset controller off for all
-    /// units below the slice.
+    /// Returns whether the slice named `slice` has disabled the cpuset controller for all units in it, by the
+    /// setting `DisableControllers=`.
     ///
     /// # Errors
-    /// If systemd refuses the request or can't be reached.
+    /// If systemd refuses the request, can't be reached, or does not reply in time.
     pub fn disables_cpusets(&mut self, slice: &str) -> Result<bool, SystemdFault> {
         let kind = "org.freedesktop.systemd1.Slice";
         let disabled = self.call(&Request::property(slice, kind, "DisableControllers"))?;

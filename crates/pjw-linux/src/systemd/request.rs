@@ -3,30 +3,30 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The maximum duration of one D-Bus call. A call without a reply fails after this time.
+/// The maximum time that one D-Bus call to systemd waits for its reply. After this time the call fails.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why a D-Bus call to systemd failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SystemdFault {
-    /// No connection to systemd.
+    /// No connection to systemd could be made, or the connection broke. The text is the reason.
     #[error("systemd can't be reached: {0}")]
     Unreachable(String),
     /// No reply within [`CALL_TIMEOUT`].
     #[error("systemd did not answer within {} s", CALL_TIMEOUT.as_secs())]
     NoReply,
-    /// The unit is not loaded.
+    /// No unit with this name is loaded.
     #[error("systemd has no such unit loaded")]
     NoSuchUnit,
-    /// A unit of that name is already loaded.
+    /// A unit with the name of the new unit is already loaded.
     #[error("systemd has a unit of that name already")]
     UnitExists,
-    /// Any other error that systemd returned.
+    /// systemd replied with another D-Bus error.
     #[error("systemd refused the request: {text} ({name})")]
     Refused {
-        /// The D-Bus error name.
+        /// The name of the D-Bus error, such as `org.freedesktop.DBus.Error.AccessDenied`.
         name: String,
-        /// The error message.
+        /// The message of the D-Bus error.
         text: String,
     },
 }

@@ -31,45 +31,46 @@ const MAX_BYTES: u64 = 256 << 20;
 /// Components of hwloc that start GPU runtimes to read device names. The daemon does not load them.
 const SKIPPED_COMPONENTS: [&str; 6] = ["cuda", "nvml", "rsmi", "levelzero", "opencl", "gl"];
 
-/// Where the topology of a machine is read from: the live machine, a file or a text.
+/// The source of a machine's topology: the live machine, an XML file or a synthetic description.
 #[derive(Debug, Clone, Copy)]
 pub enum TopologySource<'a> {
-    /// The live machine.
+    /// The machine on which this process runs.
     Live,
-    /// An XML file, as `lstopo FILE.xml` writes it.
+    /// The path of an XML file that `lstopo FILE.xml` wrote.
     Xml(&'a Path),
-    /// A synthetic description in hwloc's form, such as `pack:2 l3:2 core:4 pu:2`.
+    /// A synthetic description of a machine in hwloc's format, such as `pack:2 l3:2 core:4 pu:2`.
     Synthetic(&'a str),
 }
 
 /// Why the topology of a machine can't be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyFault {
-    /// hwloc can't read this machine.
+    /// hwloc can't read the topology of the live machine. The text is the error of hwloc.
     #[error("hwloc can't read this machine's topology: {0}; lstopo (package hwloc) shows what it sees")]
     Live(String),
     /// The topology file can't be read or is invalid.
     #[error("can't read the topology in {path}: {why}; write one with: lstopo FILE.xml", path = path.display())]
     Xml {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The cause.
+        /// The reason.
         why: TopologyFileFault,
     },
-    /// The synthetic description is invalid, or the machine is too large.
+    /// The synthetic description is invalid, or describes a machine with too many PUs.
     #[error("{text:?} is not a synthetic topology: {why}; write it as in \"pack:2 l3:2 core:4 pu:2\"")]
     Synthetic {
         /// The description, cut to 80 characters.
         text: String,
-        /// The cause.
+        /// The reason.
         why: SyntheticTopologyError,
     },
-    /// hwloc's topology has no usable core.
+    /// hwloc read the source, but pjw can't use the resulting topology, for example because it has no core.
     #[error("hwloc's topology of {what} is not usable: {why}; lstopo (package hwloc) shows what it sees")]
     Unusable {
-        /// The source.
+        /// The source of the topology, as text: `this machine`, the path of the file, or the synthetic
+        /// description.
         what: String,
-        /// The cause.
+        /// The reason.
         why: TopologyError,
     },
 }
@@ -77,30 +78,31 @@ pub enum TopologyFault {
 /// Why a topology file (the XML that `lstopo` writes) can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyFileFault {
-    /// An I/O error.
+    /// The file can't be read.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// The file is empty.
     #[error("it is empty")]
     Empty,
-    /// The file is too large.
+    /// The file is larger than 256 MiB.
     #[error("it is larger than {} MiB", MAX_BYTES >> 20)]
     TooLarge,
-    /// The file is not UTF-8. The field is the offset of the first invalid byte.
+    /// The file is not valid UTF-8. The field is the offset of the first invalid byte.
     #[error("it is not UTF-8 text: byte {0} is invalid")]
     NotUtf8(usize),
-    /// The XML text is not a valid topology.
+    /// The content of the file is not a valid topology. The error names the line.
     #[error(transparent)]
     InvalidDocument(#[from] TopologyXmlError),
-    /// hwloc rejects the document.
+    /// The content of the file passed the checks of pjw, but hwloc rejects it.
     #[error("it is not an hwloc 2 XML file, or it is damaged: hwloc rejects its content")]
     RejectedByHwloc,
 }
 
-/// Loads the topology of a machine: its packages, NUMA nodes, caches, cores and PUs.
+/// Reads the topology of a machine from `source`: its packages, NUMA nodes, caches, cores and PUs.
 ///
 /// # Errors
-/// If the source can't be read or is invalid, or if the machine has no core.
+/// If the source can't be read or is invalid, or if the topology can't be used, for example because it has no
+/// core.
 pub fn load_topology(source: TopologySource<'_>) -> Result<Topology, TopologyFault> {
     let (hwloc, what) = match source {
         TopologySource::Live => {

@@ -10,32 +10,32 @@ use super::limits::MAX_PUS;
 /// Maximum length of a description. hwloc's own limit on levels is far below.
 const MAX_CHARACTERS: usize = 4096;
 
-/// Error: the synthetic description of a machine is invalid. Such a description is a text as in hwloc(7), for example
-/// `pack:2 core:8 pu:2`.
+/// Error: a synthetic description of a machine is invalid. A synthetic description is a text in hwloc's
+/// format (hwloc(7)), such as `pack:2 core:8 pu:2`.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum SyntheticTopologyError {
-    /// The description is empty.
+    /// The description has no text except white space.
     #[error("it is empty")]
     Empty,
-    /// The description is too long.
+    /// The description is longer than 4096 bytes.
     #[error("it is longer than {MAX_CHARACTERS} characters")]
     TooLong,
-    /// The number of a level is missing or invalid.
+    /// A level of the description, such as `core:4`, has no number, or its number is not at least 1.
     #[error("{word:?} has no number of at least 1")]
     NoNumber {
-        /// The level.
+        /// The text of the level, such as `core:x`, cut to 40 characters.
         word: String,
     },
-    /// The machine has too many PUs.
+    /// The described machine has more than [`MAX_PUS`] PUs.
     #[error("it has more than {MAX_PUS} PUs, the maximum")]
     TooManyPus,
-    /// The number of a PU is too large.
+    /// The description gives a PU a number (`indexes=`) above [`Pu::MAX`].
     #[error("PU {number} is beyond {max}, the maximum", max = Pu::MAX)]
     PuNumberTooLarge {
-        /// The number.
+        /// The number that is too large.
         number: u64,
     },
-    /// hwloc rejects the description.
+    /// hwloc rejects the description, for example because of an unknown level or a wrong sequence of levels.
     #[error("hwloc does not know these levels, or not in this order")]
     RejectedByHwloc,
 }

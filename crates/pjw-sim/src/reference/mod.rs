@@ -9,16 +9,17 @@ use pjw_core::cpuset::CpuSet;
 use crate::locality::{ProcessorUnit, PuLocations};
 use cells::cells;
 
-/// A policy by which another system chooses cores for a job. pjw's allocator is compared with this policy on
-/// the same job log.
+/// The policy of another system for the choice of cores for a job. A replay of a job log uses it instead of
+/// pjw's allocator, for comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum ReferencePolicy {
-    /// The first free cores in the machine's order.
+    /// The first free cores in hwloc's logical order.
     FirstFit,
-    /// Kubernetes' static CPU manager with `full-pcpus-only`.
+    /// The policy of Kubernetes' static CPU manager with the option `full-pcpus-only`.
     Kubelet,
-    /// Kubernetes' static CPU manager with `full-pcpus-only` and `prefer-align-cpus-by-uncorecache`.
+    /// The policy of Kubernetes' static CPU manager with the options `full-pcpus-only` and
+    /// `prefer-align-cpus-by-uncorecache`.
     KubeletL3,
 }
 
@@ -27,14 +28,16 @@ impl ReferencePolicy {
     pub const ALL: [ReferencePolicy; 3] =
         [ReferencePolicy::FirstFit, ReferencePolicy::Kubelet, ReferencePolicy::KubeletL3];
 
-    /// Returns the name of the policy in the option `--reference` of `pjwctl simulate` and in its output.
+    /// Returns the name of the policy, as used in the option `--reference` of `pjwctl simulate` and in its
+    /// output.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.into()
     }
 
-    /// Chooses `n` cores or PUs (as `unit` says) among the `free` PUs, and returns the chosen PUs. `None` if
-    /// too few are free, or if `n` is 0.
+    /// Returns `n` of the `free` PUs or free whole cores that the policy chooses. `unit` says whether `n`
+    /// counts cores or PUs. `locality` has the location of each PU. `None` if fewer than `n` are free, or if
+    /// `n` is 0.
     #[must_use]
     pub fn choose_pus(
         self,

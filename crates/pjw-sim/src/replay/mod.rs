@@ -23,96 +23,97 @@ use crate::swf::{JobLog, LoggedJob};
 
 pub use crate::locality::ProcessorUnit;
 
-/// The maximum number of samples of the free cores in a [`ReplayResult`]. A curve on a screen needs no more
-/// points.
+/// The maximum number of samples in [`ReplayResult::free_cores_samples`].
 pub const MAX_SAMPLES: u32 = 100;
 
-/// What chooses the cores of each job in a replay: pjw's allocator or a reference policy.
+/// The algorithm that chooses the cores of each job in a replay: pjw's allocator or a reference policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CoreChooser {
-    /// The allocator.
+    /// pjw's allocator, with this placement of each job: close together or spread over the machine.
     Allocator(Placement),
-    /// A reference policy.
+    /// A policy of another system, for comparison.
     Reference(ReferencePolicy),
 }
 
-/// The options of a replay of a job log: what chooses the cores, the unit of the processor counts in the log,
-/// and the PUs that no job gets.
+/// The options of a replay of a job log: the algorithm that chooses the cores, the unit of the processor
+/// counts in the log, and the housekeeping PUs.
 #[derive(Debug, Clone)]
 pub struct ReplayOptions {
     /// Whether the processor counts in the job log are numbers of cores or of PUs.
     pub unit: ProcessorUnit,
-    /// What chooses the cores of each job: pjw's allocator or a reference policy.
+    /// The algorithm that chooses the cores of each job.
     pub chooser: CoreChooser,
-    /// The housekeeping PUs: those that are kept for the system, and that no job gets.
+    /// The housekeeping PUs, which are reserved for the system. No job gets one of these PUs.
     pub housekeeping: CpuSet,
 }
 
-/// A job of the log that the replay started, with the PUs that it got.
+/// A job that the replay started, with the PUs that were chosen for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartedJob {
     /// The job, as the log describes it.
     pub job: LoggedJob,
-    /// The PUs (logical CPUs) that the job held from its start to its end.
+    /// The PUs that the job holds from its start to its end.
     pub cpus: CpuSet,
     /// The numbers of packages, NUMA nodes and L3 caches that the PUs of the job use, and the number of split
     /// cores.
     pub domains_used: DomainsUsed,
-    /// The time that it took to choose the PUs, in real time (not in the time of the replay).
+    /// The real time that the choice of the PUs took. Not a time of the replay.
     pub decision_time: Duration,
 }
 
 impl StartedJob {
-    /// Returns the end of the job, in seconds since the start of the log: the sum of its submit time and its
-    /// run time.
+    /// Returns the time at which the job ends in the replay, in seconds since the start of the log: its
+    /// submit time plus its run time.
     #[must_use]
     pub fn end_s(&self) -> u64 {
         self.job.submit_s.saturating_add(self.job.run_s)
     }
 }
 
-/// The free cores at one moment of a replay: their number, and the largest requests that fit one package, NUMA
-/// node or L3 cache.
+/// The free cores at one moment of a replay: how many are free in the whole machine, and in the package, the
+/// NUMA node and the L3 cache with the most free cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FreeCoresSample {
     /// The time of the sample, in seconds since the start of the log.
     pub time_s: u64,
-    /// The number of free whole cores at this time, and the largest requests that fit one L3, NUMA node or package.
+    /// The largest requests for whole cores that could be served at this time: by one L3 cache, by one NUMA
+    /// node, by one package, and by the whole machine.
     pub largest_requests: LargestRequests,
 }
 
 /// The result of the replay of a job log: the started jobs, the number of refused jobs, and the free cores over time.
 #[derive(Debug, Clone)]
 pub struct ReplayResult {
-    /// The jobs that got cores, in the order in which they were started.
+    /// The jobs that got cores, ascending by start time. The start time of a job is its submit time.
     pub started_jobs: Vec<StartedJob>,
-    /// The number of jobs that got no cores because too few were free.
+    /// The number of jobs that could not be started, because too few cores were free at their submit time.
     pub refused_count: u32,
-    /// Samples of the free cores over time: at most [`MAX_SAMPLES`], at equal distances from the first submission
-    /// to the last.
+    /// Samples of the free cores: at most [`MAX_SAMPLES`], at equal intervals from the first submit time to
+    /// the last.
     pub free_cores_samples: Vec<FreeCoresSample>,
-    /// The number of cores or PUs of the machine that jobs can have, in the unit of the processor counts in
-    /// the log.
+    /// The number of cores or PUs of the machine that jobs can use: all except the housekeeping PUs.
+    /// [`ReplayOptions::unit`] says whether this counts cores or PUs.
     pub usable_units: u32,
     /// The submit time of the first job.
     begin_s: u64,
     unit: ProcessorUnit,
 }
 
-/// The decision about one job of a replay: the chosen PUs or a refusal, with the holders of all PUs before the
-/// decision.
+/// The decision about one job of a replay: the chosen PUs, or a refusal. Also has the use of all PUs before
+/// the decision.
 #[derive(Debug, Clone, Copy)]
 pub struct JobDecision<'r> {
     /// The job, as the log describes it.
     pub job: LoggedJob,
-    /// The holder of each PU before the decision: a job, the system, or none.
+    /// The use of each PU before the decision: granted to a job, reserved for the system, or free.
     pub holders_before: &'r Pool,
     /// The PUs that were chosen for the job. `None` if the job was refused.
     pub cpus: Option<&'r CpuSet>,
 }
 
-/// Replays a job log on a machine. At its submit time, each job gets cores or is refused. After the run time
-/// of the job, its cores become free. Calls `watch` with the decision for each job.
+/// Replays the job log `log` on a machine with the topology `topology`. Each job gets cores at its submit
+/// time, or is refused if too few are free. A started job frees its cores after its run time. Calls `watch`
+/// with the decision for each job, before the cores are granted. Returns the started jobs and statistics.
 pub fn replay(
     topology: &Topology,
     log: &JobLog,

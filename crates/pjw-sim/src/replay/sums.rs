@@ -6,14 +6,15 @@ use super::{ReplayResult, StartedJob};
 use crate::locality::{DomainsUsed, ProcessorUnit};
 
 impl ReplayResult {
-    /// Returns the number of jobs that were replayed: started and refused ones.
+    /// Returns the number of jobs in the replay: the started jobs plus the refused jobs.
     #[must_use]
     pub fn job_count(&self) -> u32 {
         u32::try_from(self.started_jobs.len()).unwrap_or(u32::MAX).saturating_add(self.refused_count)
     }
 
-    /// Returns the utilisation of the machine, from 0 to 1: the core time that jobs held, divided by the core
-    /// time that jobs could have held from the first submission to the last end.
+    /// Returns the utilisation of the machine, from 0 to 1. This is the core time that jobs held, divided by
+    /// the core time that all usable cores had, from the first submit time to the last end of a job. In a
+    /// replay that counts PUs, PU time replaces core time.
     #[must_use]
     pub fn utilisation(&self) -> f64 {
         let end_s = self.started_jobs.iter().map(StartedJob::end_s).max().unwrap_or(self.begin_s);
@@ -29,23 +30,24 @@ impl ReplayResult {
         ratio(held, u128::from(end_s - self.begin_s) * u128::from(self.usable_units))
     }
 
-    /// Returns the mean number of domains of one kind that a started job uses. `count` selects the kind: it
-    /// returns the field of [`DomainsUsed`] for this kind, such as `packages`. 0 if no job was started.
+    /// Returns the mean number of packages, NUMA nodes or L3 caches that a started job uses. `count` selects
+    /// the kind: it must return the field of [`DomainsUsed`] for this kind, such as `packages`. 0 if no job
+    /// was started.
     #[must_use]
     pub fn mean_domains(&self, count: impl Fn(&DomainsUsed) -> u32) -> f64 {
         let sum: u128 = self.started_jobs.iter().map(|one| u128::from(count(&one.domains_used))).sum();
         ratio(sum, self.started_jobs.len() as u128)
     }
 
-    /// Returns the number of split cores (cores of which a job got some PUs and not all), summed over the
-    /// started jobs.
+    /// Returns the number of split cores, summed over the started jobs. A core is split by a job that got
+    /// some of its PUs, but not all.
     #[must_use]
     pub fn split_core_count(&self) -> u64 {
         self.started_jobs.iter().map(|one| u64::from(one.domains_used.split_cores)).sum()
     }
 
-    /// Returns a percentile (0 to 100) of the decision times of all started jobs. A decision time is the time
-    /// that it took to choose the cores of a job. Zero if no job was started.
+    /// Returns the given percentile (0 to 100) of the decision times of all started jobs. The decision time
+    /// of a job is the real time that the choice of its cores took. Zero if no job was started.
     #[must_use]
     pub fn decision_time_percentile(&self, percentile: usize) -> Duration {
         let mut times: Vec<Duration> = self.started_jobs.iter().map(|one| one.decision_time).collect();

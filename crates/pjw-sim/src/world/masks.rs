@@ -7,8 +7,9 @@ use pjw_core::{snapshot::AffinityRequest, time::Nanos};
 use super::{OwnRequest, SimProcess, SimThread, World};
 
 impl World {
-    /// Records that pjw can't know the original cgroup of a process and of each of its descendants: the cgroup
-    /// to which a release must return the process. The checks of a run skip such processes.
+    /// Records that pjw can't know the original cgroup of a process and of its descendants: the cgroup to
+    /// which pjw must return the process when its job is released. The checks of a simulation run then skip
+    /// these processes.
     pub fn mark_original_cgroup_unknown(&mut self, pid: Pid) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         process.has_unknown_origin = true;
@@ -18,9 +19,10 @@ impl World {
         children.into_iter().for_each(|child| self.mark_original_cgroup_unknown(child));
     }
 
-    /// Moves a process to another cgroup, as a program other than pjw does. From then on, the new cgroup is
-    /// the one to which pjw must return the process when its job is released. On a kernel before Linux 6.2 the
-    /// process's threads lose their requested masks.
+    /// Moves a process to the cgroup at `cgroup`, on behalf of a program other than pjw. The new cgroup
+    /// becomes the original cgroup of the process: the cgroup to which pjw must return the process when its
+    /// job is released. On a simulated kernel before Linux 6.2, the threads of the process lose their
+    /// requested masks.
     pub fn move_process(&mut self, pid: Pid, cgroup: &str) {
         let (forgets, now) = (!self.cpuset_support.affinity_persists, self.now);
         if let Some(process) = self.processes.get_mut(&pid) {
@@ -32,8 +34,8 @@ impl World {
         self.move_process_for_pjw(pid, cgroup);
     }
 
-    /// Moves a process to another cgroup, as pjw does. The cgroup to which pjw must return the process when
-    /// its job is released stays the same.
+    /// Moves a process to the cgroup at `cgroup`, on behalf of pjw. The original cgroup of the process (the
+    /// cgroup to which pjw must return it later) stays the same.
     pub fn move_process_for_pjw(&mut self, pid: Pid, cgroup: &str) {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.cgroup = cgroup.to_owned();
@@ -43,7 +45,8 @@ impl World {
         self.rewrite_cgroup_masks(cgroup, Some(pid));
     }
 
-    /// Sets the PUs in the cpuset of the cgroup at `path`. `None` removes the cpuset.
+    /// Sets the cpuset of the cgroup at `path` to the PUs `cpus`. With `None`, removes the cpuset. Then
+    /// rewrites the affinity masks of the processes in the cgroup, as the kernel does.
     pub fn write_cpuset(&mut self, path: &str, cpus: Option<&CpuSet>) {
         let before = match cpus {
             Some(cpus) => self.cpusets.insert(path.to_owned(), cpus.clone()),
@@ -59,9 +62,10 @@ impl World {
         }
     }
 
-    /// Rewrites the affinity masks of the processes in the cgroup at `path`, as the kernel does after a change
-    /// of their cpuset. If `only` is given, rewrites only the masks of this process. The new masks follow from
-    /// the requested masks. On a kernel before Linux 6.2, each new mask is the whole cpuset instead.
+    /// Computes the affinity masks of the processes in the cgroup at `path` again, as the kernel does after a
+    /// change of their cpuset. If `only` is given, does so only for this process. Each new mask is the
+    /// thread's requested mask, cut to the cpuset. On a simulated kernel before Linux 6.2, each new mask is
+    /// the whole cpuset.
     pub fn rewrite_cgroup_masks(&mut self, path: &str, only: Option<Pid>) {
         let forgets = !self.cpuset_support.affinity_persists;
         let is_concerned = |process: &&mut SimProcess| {
@@ -89,8 +93,9 @@ impl World {
         around.max_by_key(|(path, _)| path.len()).map(|(_, cpus)| cpus)
     }
 
-    /// Returns the simulated `cpuset.cpus.effective` of a cgroup. It changes only when the kernel rewrites
-    /// masks (see [`World::rewrite_masks_after_hotplug`]), so it can be out of date after hotplug.
+    /// Returns the PUs on which the simulated kernel allows processes of the cgroup at `cgroup` to run
+    /// (`cpuset.cpus.effective`). After hotplug the value is out of date until
+    /// [`World::rewrite_masks_after_hotplug`] is called.
     #[must_use]
     pub fn effective_cpus(&self, cgroup: &str) -> CpuSet {
         let Some(cpuset) = self.cpuset_of(cgroup) else { return self.active.clone() };
@@ -98,7 +103,8 @@ impl World {
         if effective.is_empty() { self.active_at_rewrite.clone() } else { effective }
     }
 
-    /// Returns the effective affinity mask of a thread of a process, as sched_getaffinity(2) would report it.
+    /// Returns the effective affinity mask of `thread`, a thread of `process`, as sched_getaffinity(2) would
+    /// return it.
     #[must_use]
     pub fn effective_mask(&self, process: &SimProcess, thread: &SimThread) -> CpuSet {
         match &thread.fallback {
@@ -107,8 +113,8 @@ impl World {
         }
     }
 
-    /// Returns the effective affinity mask that a thread in the cgroup `cgroup` gets if it requests the mask
-    /// `requested`.
+    /// Returns the effective affinity mask that a thread would have if it were in the cgroup at `cgroup` and
+    /// had requested the mask `requested`.
     #[must_use]
     pub fn effective_mask_in(&self, cgroup: &str, requested: &CpuSet) -> CpuSet {
         let mask = self.stored_mask(cgroup, requested).intersection(&self.active);
@@ -139,8 +145,8 @@ impl World {
         Some(thread)
     }
 
-    /// Records that the daemon has read the mask of a thread. So the daemon knows the mask that a program
-    /// requested last for the thread.
+    /// Records that the daemon has read the mask of a thread. From now on, the checks of a simulation run
+    /// expect that the daemon knows the mask that a program requested last for the thread.
     pub fn note_mask_read(&mut self, pid: Pid, tid: Tid) {
         let thread = self.processes.get_mut(&pid).and_then(|process| process.threads.get_mut(&tid));
         if let Some(thread) = thread.filter(|thread| thread.own_request == OwnRequest::Unread) {
@@ -148,8 +154,9 @@ impl World {
         }
     }
 
-    /// Requests an affinity mask for a thread, as pjw does. The thread's original mask, which a release must restore,
-    /// stays the same. Returns whether the simulated kernel accepts the request.
+    /// Requests the affinity mask `mask` for a thread, on behalf of pjw. The thread's original mask, which
+    /// pjw must restore when the job is released, stays the same. Returns whether the simulated kernel
+    /// accepts the request.
     pub fn request_mask_for_pjw(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
         let thread = self.set_requested(pid, tid, mask);
         let is_accepted = thread.is_some();
@@ -159,14 +166,16 @@ impl World {
         is_accepted
     }
 
-    /// Records that pjw has journaled a request for a mask. A program's request for this mask looks like pjw's from now on,
-    /// also if the kernel refuses pjw's request, or the daemon is killed before it.
+    /// Records that pjw is about to request the mask `mask` for some thread. From now on, the daemon can't
+    /// distinguish a program's request for the same mask from its own request. This is so even if the kernel
+    /// refuses pjw's request.
     pub fn note_mask_of_pjw(&mut self, mask: &CpuSet) {
         self.requested_by_pjw.insert(mask.clone());
     }
 
-    /// Requests an affinity mask for a thread, as a program does. The mask becomes the thread's original mask, which a
-    /// release must restore. Returns whether the simulated kernel accepts the request.
+    /// Requests the affinity mask `mask` for a thread, on behalf of a program. If the simulated kernel
+    /// accepts the request, `mask` becomes the thread's original mask, which pjw must restore when the job is
+    /// released. Returns whether the kernel accepts the request.
     pub fn request_mask(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
         let now = self.now;
         let was_in_cpuset = self.processes.get(&pid).is_none_or(|process| process.was_in_cpuset);
@@ -199,8 +208,8 @@ impl World {
         is_accepted
     }
 
-    /// Requests every PU for a thread, and then the previous mask again, as a program does. The thread's mask
-    /// is unchanged afterwards. The kernel reports only the first of the two requests.
+    /// Requests every PU for a thread, and then the previous mask again, on behalf of a program. Afterwards
+    /// the thread has the same mask as before. The kernel reports only the first of the two requests.
     pub fn request_and_restore_mask(&mut self, pid: Pid, tid: Tid) {
         let before = self.processes.get(&pid).and_then(|process| process.threads.get(&tid)).cloned();
         self.request_mask(pid, tid, &self.cpus.clone());
@@ -209,8 +218,8 @@ impl World {
         }
     }
 
-    /// Switches a PU off if it is online, else on (hotplug). The last online PU stays online. The kernel rewrites the
-    /// affinity masks of the threads in cpusets at once.
+    /// Switches the PU `pu` off if it is online, and on if it is offline (hotplug). The last online PU stays
+    /// online. The simulated kernel updates the affinity masks of the threads in cpusets immediately.
     pub fn toggle_pu(&mut self, pu: Pu) {
         let mut online = self.online.clone();
         if !online.remove(pu) || online.is_empty() {
@@ -219,17 +228,19 @@ impl World {
         self.set_online_pus(&online);
     }
 
-    /// Makes exactly the PUs in `online` online, and switches all others off (hotplug). The kernel rewrites the
-    /// affinity masks of the threads in cpusets at once.
+    /// Makes the PUs in `online` online and all other PUs offline (hotplug). The simulated kernel updates the
+    /// affinity masks of the threads in cpusets immediately.
     pub fn set_online_pus(&mut self, online: &CpuSet) {
         self.online = online.clone();
         self.active = online.clone();
         self.rewrite_masks_after_hotplug();
     }
 
-    /// Makes exactly the PUs in `active` active: the kernel runs threads only there. The kernel rewrites the affinity
-    /// masks of the threads in cpusets only later ([`World::rewrite_masks_after_hotplug`]). Until then a thread whose
-    /// mask has no active PU may run on all PUs of its cpuset.
+    /// Makes the simulated kernel run threads only on the PUs in `active`, as at the start of a hotplug
+    /// operation. The affinity masks of the threads in cpusets are updated only when
+    /// [`World::rewrite_masks_after_hotplug`] is called. Until then, a thread whose mask has no active PU
+    /// gets a fallback mask: all PUs of its cpuset, or all PUs of the machine if its cpuset has no active PU
+    /// either.
     pub fn set_active_pus(&mut self, active: &CpuSet) {
         self.active = active.clone();
         let mut processes = std::mem::take(&mut self.processes);
@@ -245,8 +256,9 @@ impl World {
         self.processes = processes;
     }
 
-    /// Acts as the kernel does some time after hotplug. Finds each cpuset that contains a PU which became
-    /// active or inactive since the last rewrite. Rewrites the affinity masks of the threads in these cpusets.
+    /// Completes a hotplug operation, as the kernel does some time after PUs were switched off or on. Updates
+    /// the affinity masks of all threads whose cpuset contains a PU that was switched off or on since the
+    /// last update.
     pub fn rewrite_masks_after_hotplug(&mut self) {
         let before = std::mem::replace(&mut self.active_at_rewrite, self.active.clone());
         let changed = before.difference(&self.active).union(&self.active.difference(&before));
@@ -255,7 +267,7 @@ impl World {
         concerned.iter().for_each(|path| self.rewrite_cgroup_masks(path, None));
     }
 
-    /// Returns whether the cgroup at `path`, or a cgroup below it, contains a process.
+    /// Returns whether a process is in the cgroup at `path` or in a cgroup below it.
     #[must_use]
     pub fn is_populated(&self, path: &str) -> bool {
         self.processes.values().any(|process| is_cgroup_within(&process.cgroup, path))

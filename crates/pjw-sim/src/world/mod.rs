@@ -22,82 +22,94 @@ mod tests;
 /// The largest process id by default.
 const PID_MAX: u32 = 400;
 
-/// The last request of a program for the mask of a thread, or of the thread from which it inherited the mask.
+/// The knowledge that the daemon can have of the last affinity mask that a program requested for a thread. A
+/// new thread inherits this state from the thread that created it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OwnRequest {
-    /// No program made a request.
+    /// No program requested a mask for the thread.
     None,
-    /// The daemon has not read the mask since the request.
+    /// A program requested a mask, and the daemon has not read the thread's mask since then.
     Unread,
-    /// The daemon has read the mask since the request.
+    /// A program requested a mask, and the daemon has read the thread's mask since then.
     Read,
-    /// No reading shows what was requested: the mask was replaced before it was read, is a mask that pjw requested too or
-    /// that the kernel had just set, or was requested where cpusets may have cut it.
+    /// A program requested a mask, and the daemon can't learn which mask. There are three possible causes:
+    ///
+    /// - The mask was replaced before the daemon read it.
+    /// - pjw or the kernel set the same mask.
+    /// - A cpuset may have reduced the requested mask.
     Hidden,
 }
 
-/// A thread of a simulated process, with its masks and its run time.
+/// A thread of a simulated process, with its affinity masks and its run time.
 #[derive(Debug, Clone)]
 pub struct SimThread {
-    /// The start time of the thread.
+    /// The start time of the thread, in clock ticks of 10 ms since boot.
     pub start: StartTime,
-    /// The mask that was requested last, by the program, a user or pjw.
+    /// The affinity mask that was requested last for the thread, by its program, a user or pjw.
     pub requested: CpuSet,
-    /// The mask that would have been requested last without pjw. A release must restore it.
+    /// The affinity mask that would have been requested last if pjw had not changed masks. pjw must restore
+    /// this mask when the job of the thread is released.
     pub original: CpuSet,
-    /// The mask that the kernel set because no PU of the thread was active. It holds until the next request or rewrite.
+    /// The mask that the simulated kernel gave to the thread because no PU of its mask was active during
+    /// hotplug. It is in force until the next request for a mask, or until the kernel updates the masks after
+    /// hotplug. `None` if there is no such mask.
     pub fallback: Option<CpuSet>,
-    /// Whether a program requested the original mask, and whether the daemon can know it.
+    /// Whether a program requested a mask for the thread, and whether the daemon can know this mask.
     pub own_request: OwnRequest,
-    /// The time of the last request by the program or a user, since boot, in ns.
+    /// The time of the last request for a mask by a program or a user, in ns since boot. 0 if there was none.
     pub requested_at: u64,
-    /// Whether the original mask can't be known, because the creator of the thread or of an ancestor is unknown: the
-    /// kernel does not report which thread of a process creates another thread, and the threads of this process have
-    /// different original masks.
+    /// Whether the daemon can't know the original mask of the thread, because the thread that created this
+    /// thread or one of its ancestors is unknown. The kernel does not report which thread of a process
+    /// creates another thread. So this is true if the threads of the process had different original masks.
     pub has_unknown_creator: bool,
-    /// Whether the thread runs all the time.
+    /// Whether the thread always runs when the simulated time advances.
     pub busy: bool,
-    /// The state of the thread as in `/proc/PID/stat`, if it is not the state of a running or sleeping thread.
+    /// The kernel's letter for the state of the thread, such as `Z`. `None` for a thread that runs or sleeps,
+    /// as [`SimThread::busy`] says.
     pub state: Option<char>,
-    /// The time for which the thread has run, in ns.
+    /// The time for which the thread has run since its start, in ns.
     pub run_ns: u64,
 }
 
 /// A simulated process with its threads.
 #[derive(Debug, Clone)]
 pub struct SimProcess {
-    /// The identity of the process.
+    /// The pid and the start time of the process.
     pub id: ProcessId,
-    /// The present parent.
+    /// The pid of the parent process. If the parent has ended, this is 1.
     pub parent: Pid,
-    /// The process group.
+    /// The id of the process group.
     pub group: Pid,
-    /// The session.
+    /// The id of the session.
     pub session: Pid,
-    /// The user id.
+    /// The real user id of the process.
     pub uid: Uid,
-    /// The name.
+    /// The name (comm) of the process.
     pub comm: Comm,
     /// Whether the process is a kernel thread.
     pub is_kernel_thread: bool,
-    /// The cgroup.
+    /// The path of the process's cgroup, as in `/proc/PID/cgroup`.
     pub cgroup: String,
-    /// The cgroup in which the process would be without pjw.
+    /// The path of the cgroup in which the process would be if pjw had not moved it. pjw must return the
+    /// process to this cgroup when its job is released.
     pub original_cgroup: String,
-    /// Whether pjw can't know the original cgroup. Children inherit this.
+    /// Whether pjw can't know the original cgroup of the process. Children of the process inherit this value.
     pub has_unknown_origin: bool,
-    /// The environment.
+    /// The environment variables of the process, with their values.
     pub environ: BTreeMap<String, String>,
-    /// The job marks that the node reports for the process. Tests without recognition of batch systems set them.
+    /// The attributes that name jobs of a batch system, as a scan reports them ready-made. Only tests that do
+    /// not recognise batch systems from the environment and the cgroup set this field. `None` otherwise.
     pub job_marks: Option<JobMarks>,
-    /// The job to which the process belongs, as the workload that made the process knows. `None` if it belongs to no
-    /// job.
+    /// The id of the job to which the process really belongs, as recorded by the workload that started the
+    /// process. `None` if the process belongs to no job.
     pub expected_job: Option<String>,
-    /// Whether a cpuset around the process, or around the process from which it descends, was ever written.
+    /// Whether the process was ever moved into a cpuset, or its cpuset was ever changed. A child inherits
+    /// this value from its parent.
     pub was_in_cpuset: bool,
-    /// Whether the attributes of the process changed since they were last read.
+    /// Whether the cgroup, environment or name of the process changed since the last scan read these
+    /// attributes.
     pub attributes_changed: bool,
-    /// The threads.
+    /// The threads of the process, by thread id.
     pub threads: BTreeMap<Tid, SimThread>,
 }
 
@@ -116,45 +128,52 @@ impl SimThread {
 }
 
 impl SimProcess {
-    /// The CPU time of all threads of the process, in ns.
+    /// Returns the CPU time of the process since its start, in ns: the sum over its threads.
     #[must_use]
     pub fn run_ns(&self) -> u64 {
         self.threads.values().map(|thread| thread.run_ns).sum()
     }
 }
 
-/// The simulated machine with its processes.
+/// The simulated machine: its PUs, processes, cgroups and cpusets, as the simulated kernel manages them. A
+/// cgroup is identified by its path, as in `/proc/PID/cgroup`.
 #[derive(Debug, Clone)]
 pub struct World {
-    /// All PUs.
+    /// All PUs of the machine, online or offline.
     pub cpus: CpuSet,
-    /// The PUs that the kernel lists as online.
+    /// The PUs that the simulated kernel reports as online.
     pub online: CpuSet,
-    /// All processes.
+    /// All processes of the machine, by pid.
     pub processes: BTreeMap<Pid, SimProcess>,
-    /// The cpuset of each cgroup that has one.
+    /// The PUs of each cpuset, by the path of its cgroup. A cgroup without a cpuset of its own has no entry.
     pub cpusets: BTreeMap<String, CpuSet>,
-    /// The cgroups in `cpusets` that are partitions of the type `isolated`.
+    /// The paths of the cgroups in [`World::cpusets`] whose partition type is `isolated`.
     pub partitions: BTreeSet<String>,
-    /// The cgroups in which another program switched the cpuset controller off.
+    /// The paths of the cgroups in which another program has disabled the cpuset controller.
     pub without_controller: BTreeSet<String>,
-    /// The cgroups that were removed: no process is moved back there.
+    /// The paths of the cgroups that were removed. The simulated kernel refuses to move a process to one of
+    /// them.
     pub removed_cgroups: BTreeSet<String>,
-    /// The cgroups that exist without a process too.
+    /// The paths of the cgroups that exist even if they contain no process. Every other cgroup disappears
+    /// with its last process, unless pjw created it.
     pub kept_cgroups: BTreeSet<String>,
-    /// The attribute of pjw's cgroups with the owner of the job.
+    /// For each cgroup that pjw created, the user id of the job's owner. On the real machine, pjw stores this
+    /// id in an attribute of the cgroup.
     pub cgroup_owners: BTreeMap<String, Uid>,
-    /// The attribute of pjw's cgroups with the cgroup from which the processes came. Empty if they came from several.
+    /// For each cgroup that pjw created, the path of the cgroup from which its processes were moved. Empty if
+    /// they came from several cgroups. On the real machine, pjw stores this path in an attribute of the
+    /// cgroup.
     pub cgroup_origins: BTreeMap<String, String>,
-    /// The cpuset features of the machine.
+    /// The support of the simulated kernel for cpusets, such as their cgroup hierarchy.
     pub cpuset_support: CpusetSupport,
-    /// Whether the affinity requests of programs are reported.
+    /// Whether the simulated kernel reports the sched_setaffinity(2) calls of programs to the daemon.
     pub reports_requests: bool,
-    /// The process events that were not read yet.
+    /// The process events (fork, exec and exit) that the daemon has not read yet.
     pub events: Vec<ProcessEvent>,
-    /// The affinity requests that were not read yet.
+    /// The reported sched_setaffinity(2) calls of programs that the daemon has not read yet.
     pub affinity_requests: Vec<AffinityRequest>,
-    /// The changes of processes and masks as lines of text, for printing. `None` if they are not printed.
+    /// The log of changes of processes, masks and cpusets, one line of text for each change. `None` if no log
+    /// is written.
     pub log: Option<Vec<String>>,
     /// The PUs on which the kernel runs threads.
     active: CpuSet,
@@ -163,7 +182,7 @@ pub struct World {
     /// The masks that pjw requested, or was about to request.
     requested_by_pjw: BTreeSet<CpuSet>,
     now: u64,
-    /// The largest process id. By default it is small, so that process ids are used again often.
+    /// The largest id of a process or thread. It is small by default, so that ids are reused often.
     pub pid_max: u32,
     next_number: u32,
     /// The start time of the last process or thread with each number.
@@ -171,7 +190,7 @@ pub struct World {
 }
 
 impl World {
-    /// A machine with the PUs `cpus`, on which only process 1 runs.
+    /// Makes a machine with the PUs `cpus`, all online, on which only process 1 exists.
     #[must_use]
     pub fn new(cpus: &CpuSet) -> Self {
         let now = 1_000_000_000;
@@ -237,21 +256,22 @@ impl World {
         }
     }
 
-    /// The current simulated time.
+    /// Returns the current simulated time.
     #[must_use]
     pub fn moment(&self) -> Moment {
         let wall_clock = UnixMillis(i64::try_from(self.now / 1_000_000).unwrap_or(0));
         Moment { since_boot: Nanos(self.now), wall_clock }
     }
 
-    /// Advances the simulated time by `ns`. Threads that are marked as busy run for that time.
+    /// Advances the simulated time by `ns` nanoseconds. Adds this time to the run time of each busy thread.
     pub fn advance(&mut self, ns: u64) {
         self.now += ns;
         let threads = self.processes.values_mut().flat_map(|process| process.threads.values_mut());
         threads.filter(|thread| thread.busy).for_each(|thread| thread.run_ns += ns);
     }
 
-    /// Gives the next new process or thread the id `number`, if no other has it.
+    /// Sets the id that the next new process or thread gets. If `number` is already in use, the next higher
+    /// free id is used.
     pub fn set_next_number(&mut self, number: u32) {
         self.next_number = number;
     }
@@ -285,14 +305,16 @@ impl World {
         }
     }
 
-    /// Starts a process of the user `uid` as a child of the first thread of `parent`, and returns its id.
+    /// Starts a process of the user `uid` as a child of the process `parent`, created by the first thread of
+    /// `parent`. Returns the pid of the new process.
     pub fn spawn(&mut self, parent: Pid, uid: Uid) -> Pid {
         self.fork(parent, Tid(parent.0), uid)
     }
 
-    /// Starts a process: a child of the thread `creator` of `parent`. The child inherits the mask of `creator`, and the
-    /// session, group, cgroup and environment of `parent`. Process 1 stands in for a parent or creator that does not
-    /// exist.
+    /// Starts a process of the user `uid` as a child of the process `parent`, created by the thread `creator`
+    /// of `parent`. The child inherits the mask of `creator`, and the session, process group, cgroup and
+    /// environment of `parent`. If `parent` or `creator` does not exist, process 1 is the parent. Returns the
+    /// pid of the child.
     pub fn fork(&mut self, parent: Pid, creator: Tid, uid: Uid) -> Pid {
         let exists = self.processes.get(&parent).is_some_and(|found| found.threads.contains_key(&creator));
         let (parent, creator) = if exists { (parent, creator) } else { (Pid(1), Tid(1)) };
@@ -318,7 +340,8 @@ impl World {
         pid
     }
 
-    /// Starts a thread in the process `pid` with the mask of its thread `creator`.
+    /// Starts a thread in the process `pid`, created by its thread `creator`. The new thread inherits the
+    /// mask of `creator`. Has no effect if the process or the thread `creator` does not exist.
     pub fn clone_thread(&mut self, pid: Pid, creator: Tid) {
         let tid = Tid(self.take_number());
         let start = self.start_time(tid.0);
@@ -338,7 +361,8 @@ impl World {
         }
     }
 
-    /// Executes a program with the name `comm` in a process, which ends all threads but the first.
+    /// Executes a program with the name `comm` in the process `pid`, as execve(2) does. All threads except
+    /// the first thread end.
     pub fn exec(&mut self, pid: Pid, comm: &str) {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.comm = Comm::from(comm);
@@ -351,7 +375,8 @@ impl World {
         }
     }
 
-    /// Records in the attribute of the cgroup `to` that a process is moved in from the cgroup `from`.
+    /// Records that pjw moves a process from the cgroup at `from` into the cgroup at `to`, which pjw created
+    /// (see [`World::cgroup_origins`]).
     pub fn note_origin(&mut self, to: &str, from: &str) {
         let from = self.cgroup_origins.get(from).cloned().unwrap_or_else(|| from.to_owned());
         let known = self.cgroup_origins.entry(to.to_owned()).or_insert_with(|| from.clone());
@@ -360,14 +385,14 @@ impl World {
         }
     }
 
-    /// Makes a process the leader of a new session, as setsid(2) does.
+    /// Makes the process `pid` the leader of a new session and of a new process group, as setsid(2) does.
     pub fn setsid(&mut self, pid: Pid) {
         if let Some(process) = self.processes.get_mut(&pid) {
             (process.session, process.group) = (pid, pid);
         }
     }
 
-    /// Ends a process. Process 1 becomes the parent of its children.
+    /// Ends the process `pid`, whose children become children of process 1. Has no effect for process 1.
     pub fn exit(&mut self, pid: Pid) {
         if pid != Pid(1) && self.processes.remove(&pid).is_some() {
             for child in self.processes.values_mut().filter(|child| child.parent == pid) {

@@ -6,84 +6,88 @@ use thiserror::Error;
 
 use crate::template::ArgumentError;
 
-/// Why a group can't be started. Nothing was started.
+/// Error: the check before the start of a group of processes failed. No process was started.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CheckError {
     /// The list of instances is empty.
     #[error("the number of instances is 0: start at least 1")]
     NoInstances,
-    /// No file has the name of the program.
+    /// The program was not found: no file has its path, or no directory in `PATH` contains its name.
     #[error("there is no program {program}: check its name, and PATH")]
     NoProgram {
-        /// The name or path, as given.
+        /// The name or path of the program, as the caller gave it.
         program: String,
     },
-    /// The program can't be executed.
+    /// The file of the program exists and can't be executed.
     #[error("the program {program} can't be executed: {why}")]
     NotExecutable {
-        /// The path.
+        /// The path of the file.
         program: String,
-        /// Why, and the remedy.
+        /// The reason and the remedy, as text.
         why: String,
     },
-    /// An argument can't be used.
+    /// An argument of the program is invalid. The variant contains the reason.
     #[error(transparent)]
     Argument(#[from] ArgumentError),
-    /// A placement has PUs on which the caller may not run, or no PU.
+    /// The placement of an instance has no PU, or has PUs outside the affinity mask of the caller.
     #[error(
         "instance {rank} was given the CPUs {}, and {why}; choose from {}",
         text(.cpus), text(.allowed)
     )]
     Mask {
-        /// The instance.
+        /// The rank of the instance, counted from 0.
         rank: u32,
-        /// The PUs of its placement.
+        /// The PUs in the placement of the instance.
         cpus: CpuSet,
-        /// What is wrong with them.
+        /// What is wrong with these PUs, as text.
         why: String,
-        /// The PUs on which the caller may run now.
+        /// The PUs in the affinity mask of the caller.
         allowed: CpuSet,
     },
-    /// There is no room for so many processes.
+    /// A limit does not allow so many processes.
     #[error("there is room for {room} more processes, and {wanted} were asked for: {limit}; {remedy}")]
     NoRoom {
-        /// The number of processes that were asked for.
+        /// The number of processes that were to be started.
         wanted: u64,
-        /// The number of processes that there is room for.
+        /// The number of processes that the limit still allows.
         room: u64,
-        /// The limit, with its value and place.
+        /// The name of the limit, its value, and the number of threads that exist already if that is known,
+        /// as text.
         limit: String,
-        /// What to do.
+        /// What the user can do, as text.
         remedy: String,
     },
-    /// The limit of open descriptors is too low: each instance needs at least one until its end.
+    /// The hard limit of open descriptors (`RLIMIT_NOFILE`) is too low. Each instance needs a descriptor, its
+    /// pidfd, until it has ended.
     #[error(
         "the instances need {wanted} descriptors, with the open ones {needed}, and at most {limit} may be open \
          (RLIMIT_NOFILE); start fewer, or raise the hard limit with ulimit -Hn {needed}"
     )]
     NoDescriptors {
-        /// The number of descriptors for the instances.
+        /// The number of descriptors that the instances need.
         wanted: usize,
-        /// The number of descriptors with those that are open now.
+        /// The total number of descriptors: those for the instances, those that are open now, and a reserve
+        /// of 64.
         needed: u64,
         /// The hard limit.
         limit: u64,
     },
-    /// The arguments and the environment of every instance are too large for execve(2).
+    /// The arguments and the environment of each instance are too large for execve(2). If only some instances
+    /// are too large, there is no such error: the start of these instances fails later.
     #[error(
         "the arguments and the environment of every instance are too large: {why} (execve(2)); make them smaller, or \
          start with an empty environment"
     )]
     TooLarge {
-        /// Which limit is exceeded, with its value.
+        /// The exceeded limit, with its value and the present size, as text.
         why: String,
     },
-    /// A system call that can't fail on a healthy system has failed.
+    /// A system call that should never fail has failed.
     #[error("{what}: {}", .errno.desc())]
     System {
-        /// What can't be done.
+        /// The consequence of the failure, as text, such as `a socket can't be made`.
         what: &'static str,
-        /// Its error.
+        /// The error number of the system call.
         errno: Errno,
     },
 }

@@ -24,11 +24,11 @@ struct Limit {
     remedy: String,
 }
 
-/// Checks whether there is room for so many more processes: the limits of the system, of the user, and of the caller's cgroups.
-/// A limit that can't be read is left to the kernel.
+/// Checks whether `wanted` more processes can be started. The checked limits are those of the system, of the
+/// caller's user, and of the cgroups that contain the caller. A limit that can't be read is not checked.
 ///
 /// # Errors
-/// If a limit is too low.
+/// [`CheckError::NoRoom`] if a limit is too low.
 pub fn check_room(wanted: usize) -> Result<(), CheckError> {
     let wanted = wanted as u64;
     let all_threads = all_threads();
@@ -57,11 +57,14 @@ fn check_limits(wanted: u64, limits: impl IntoIterator<Item = Limit>) -> Result<
     }
 }
 
-/// Raises the soft limit of open descriptors of the caller, if so many more would not fit. Instances do not get the raised
-/// limit: they get the one with which their context was made. [`crate::Context::start`] does this for the pidfds.
+/// Raises the calling process's soft limit of open descriptors (`RLIMIT_NOFILE`) if it does not allow
+/// `wanted` more. [`crate::Context::start`] calls this function for the pidfds of the instances. The
+/// instances do not inherit the raised limit: they have the limit that was in force when their context was
+/// made.
 ///
 /// # Errors
-/// If the hard limit is too low.
+/// [`CheckError::NoDescriptors`] if the hard limit is too low. [`CheckError::System`] if the limit can't be
+/// changed.
 pub fn reserve_descriptors(wanted: usize) -> Result<(), CheckError> {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Ok(()) };
     let needed = wanted as u64 + SPARE_DESCRIPTORS;

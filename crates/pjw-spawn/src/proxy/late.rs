@@ -12,39 +12,46 @@ use super::place::{CHANNEL_VARIABLE, POINTERS_SIZE, PR_GET_TID_ADDRESS, Place};
 use super::stub::{self, Slots};
 use super::tracee::bytes_of;
 
-/// What an instance has of its own.
+/// The arguments and environment variables of one instance of a template. [`fork_here`] returns them in this
+/// instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnStart {
-    /// The arguments, with argument 0.
+    /// The arguments of the instance, including argument 0.
     pub arguments: Vec<&'static CStr>,
-    /// The variables that not all instances have, each as `NAME=value`. [`fork_here`] has set them in the environment.
+    /// The environment variables of the instance that are not variables of the context, each as `NAME=value`.
+    /// [`fork_here`] has already set them in the environment.
     pub variables: Vec<&'static CStr>,
 }
 
-/// Why a program can't be a template.
+/// Error: [`fork_here`] can't make the program a template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum LateError {
-    /// A fork has only one of the threads.
+    /// The program has more than one thread. The variant contains their number. A fork would have only the
+    /// calling thread.
     #[error("fork_here is called with {0} threads: call it before the first thread is started")]
     Threads(u64),
     /// A system call has failed.
     #[error("fork_here: {step}: {}", errno.desc())]
     Failed {
-        /// The system call.
+        /// The name of the system call.
         step: &'static str,
-        /// Its error.
+        /// The error number of the system call.
         errno: Errno,
     },
 }
 
-/// Makes the program a template, at this point of its start-up. The call returns once in each instance, with its arguments
-/// and variables. In a program that was not started by [`super::Template::load_late`], it returns `None` at once.
+/// Makes the calling program a template at this point of its start-up. A [`super::Template`] then makes
+/// instances as forks of the program. The call returns once in each instance, with the arguments and
+/// variables of the instance. In a program that was not started by [`super::Template::load_late`], the call
+/// returns `None` at once.
 ///
-/// The instances are children of the launcher. They have what the program has done so far: memory, open files, working
-/// directory. Handlers of pthread_atfork(3) are not called. A program that was a template ends when its launcher ends.
+/// The instances are children of the process that called `load_late`. They inherit the present memory, the
+/// open files and the working directory. Handlers of pthread_atfork(3) are not called. The template itself
+/// ends when that process ends.
 ///
 /// # Errors
-/// If the program has more than one thread, or if a system call fails. The program is no template then.
+/// If the program has more than one thread, or if a system call fails. The program does not become a template
+/// then.
 pub fn fork_here() -> Result<Option<OwnStart>, LateError> {
     let Some(channel) = env::var(CHANNEL_VARIABLE).ok().and_then(|text| text.parse::<RawFd>().ok()) else {
         return Ok(None);

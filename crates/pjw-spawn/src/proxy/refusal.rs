@@ -5,37 +5,43 @@ use thiserror::Error;
 
 use crate::failure::SpawnError;
 
-/// Why a program can't have a template. Each message is one line, and ends with the remedy if there is one.
+/// Error: the program can't have a [template](super::Template), a process that is stopped before `main` and
+/// from which instances are forked. Each message is one line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum TemplateRefusal {
-    /// Templates exist for x86_64 only.
+    /// The machine is not x86_64. Templates exist for x86_64 only.
     #[error("templates exist for x86_64 only: the program is started by exec")]
     Unsupported,
-    /// The process was not started.
+    /// The process of the template could not be started. The variant contains the reason.
     #[error("the program does not start: {0}")]
     Start(#[from] SpawnError),
-    /// ptrace(2) is forbidden, by Yama, by a seccomp filter or because the program is not readable.
+    /// The kernel forbids to trace the program with ptrace(2). The reason is Yama, a seccomp filter or a
+    /// program that is not readable. The variant contains the error number.
     #[error(
         "ptrace is forbidden here ({}): kernel.yama.ptrace_scope, a seccomp filter or an unreadable program",
         .0.desc()
     )]
     Forbidden(Errno),
-    /// A trace takes the privileges of such a program away.
+    /// The program is set-user-ID, is set-group-ID or has file capabilities. Tracing would remove these
+    /// privileges.
     #[error("the program is set-user-ID, set-group-ID or has file capabilities: it is started by exec only")]
     Privileged,
-    /// A program for another instruction set, or a 32-bit program.
+    /// The program is built for another instruction set, or is a 32-bit program.
     #[error("the program is not built for {}: it is started by exec only", std::env::consts::ARCH)]
     Architecture,
-    /// A library has started threads before `main`. A fork has only one of them.
+    /// Libraries of the program have started threads before `main`. The variant contains the number of
+    /// threads. A fork would have only one of them.
     #[error("{0} threads run before main: a fork would have only one of them")]
     Threads(u64),
-    /// The program ended before it was linked.
+    /// The program exited before the template was ready. The variant contains the exit status.
     #[error("the program ended before main with exit status {0}")]
     Exited(i32),
-    /// The program was killed before it was linked.
+    /// A signal killed the program before the template was ready. The variant contains the number of the
+    /// signal.
     #[error("the program was killed before main by signal {0}")]
     Killed(i32),
-    /// The C library keeps the thread id at an unknown place.
+    /// The C library of the program stores the thread id at an unknown address, so that it could not be
+    /// updated in forks.
     #[error(
         "the C library of the program keeps its thread id at an unknown place: it is started by exec only"
     )]
@@ -43,24 +49,25 @@ pub enum TemplateRefusal {
     /// A system call has failed.
     #[error("the template is not made: {step}: {}", errno.desc())]
     Failed {
-        /// What was tried.
+        /// The operation that failed, such as `socketpair` or `linking`.
         step: &'static str,
-        /// The error.
+        /// The error number of the system call.
         errno: Errno,
     },
 }
 
-/// Why a template has made no instance.
+/// Error: a template has not made an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum ForkError {
-    /// The instance differs from the template in something that the dynamic linker has read. It needs a template of its
-    /// own, or exec.
+    /// The instance differs from the template in a property that can't be changed after the template was
+    /// loaded. The text names the property, such as `number of arguments`. The instance needs a template of
+    /// its own, or exec.
     #[error("the instance has another {0} than the template: it needs a template of its own")]
     Unfit(&'static str),
-    /// The template has ended. Instances need a new one, or exec.
+    /// The process of the template or of the spare has ended. Further instances need a new template, or exec.
     #[error("the template has ended")]
     Ended,
-    /// A step has failed for this instance.
+    /// The template still works, and the start of this instance failed. The variant contains the failed step.
     #[error(transparent)]
     Failed(#[from] SpawnError),
 }

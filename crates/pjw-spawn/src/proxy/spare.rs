@@ -11,8 +11,8 @@ use crate::failure::{SpawnError, Step};
 use crate::instance::Instance;
 use std::os::fd::AsRawFd;
 
-/// A process that is stopped before `main`. It uses no CPU while it waits. It ends when this value is dropped, and when the
-/// launcher ends in whatever way.
+/// A process of the program that is stopped before `main` and uses no CPU. [`Template::begin`] turns it into
+/// an instance. The process ends when this value is dropped, and when the process that made it ends.
 #[derive(Debug)]
 pub struct Spare {
     /// `None` once it is an instance.
@@ -23,10 +23,11 @@ pub struct Spare {
 }
 
 impl Template {
-    /// Makes a spare.
+    /// Makes a spare: a process of the program that is stopped before `main`. [`Template::begin`] turns it
+    /// into an instance later.
     ///
     /// # Errors
-    /// As [`Template::fork`].
+    /// The errors of [`Template::fork`].
     pub fn make_spare(&mut self) -> Result<Spare, ForkError> {
         let failed = |errno| ForkError::from(SpawnError { step: Step::Clone, errno });
         let (channel, other) = Channel::pair().map_err(failed)?;
@@ -37,10 +38,12 @@ impl Template {
         Ok(Spare { child: Some(child), channel, image: self.image.clone(), strings: self.strings })
     }
 
-    /// Lets a spare begin the program as an instance. The call sends one message and waits for nothing.
+    /// Turns a spare into an instance: the spare gets the arguments, variables and streams of the instance
+    /// and runs the program. The call does not wait for the program.
     ///
     /// # Errors
-    /// As [`Template::fork`]. Except after an error that says so, the spare has ended.
+    /// The errors of [`Template::fork`]. [`ForkError::Ended`] if the spare has ended. After any error, the
+    /// spare is gone.
     pub fn begin(&mut self, mut spare: Spare, instance: &Instance) -> Result<Child, ForkError> {
         let own = self.own_calls(instance)?;
         let strings = self.strings_of(instance);

@@ -49,11 +49,12 @@ pub(super) const MAX_COPIED: usize = 768;
 const RANDOM_SIZE: usize = 16;
 const RANDOM_COUNT: usize = 16;
 
-/// A process that is stopped before `main`, and that makes instances of its program by fork.
+/// A process that is stopped before `main`, and from which instances of its program are forked. While it
+/// waits, it uses no CPU.
 ///
-/// It uses no CPU while it waits. It ends when this value is dropped, and when the launcher ends in whatever way. The
-/// thread that has loaded it is its parent and that of its instances: with [`Context::end_with_launcher`], the instances
-/// are killed when that thread ends.
+/// The process ends when this value is dropped, and when the process that loaded it ends. The thread that
+/// loaded it is the parent of the template and of the instances. With [`Context::end_with_launcher`], the
+/// kernel kills the instances when this thread ends.
 pub struct Template {
     pub(super) loaded: Loaded,
     // Its pointers lead into `setup`.
@@ -91,11 +92,13 @@ struct Shape {
 type FileVersion = (u64, u64, i64, i64);
 
 impl Template {
-    /// Starts the program with the arguments and variables of an instance, in its cgroup and on the PUs of the calling
-    /// thread, and stops it before `main`. The calling thread sleeps meanwhile.
+    /// Starts the program of the context with the arguments, the variables and the cgroup of the instance
+    /// `first`, and stops it before `main`. The process runs on the PUs of the calling thread. The call waits
+    /// until the process is stopped.
     ///
     /// # Errors
-    /// The program can't have a template. It can be started by exec, except after [`TemplateRefusal::Start`].
+    /// If the program can't have a template. Then it can be started by exec, except after
+    /// [`TemplateRefusal::Start`].
     pub fn load(context: &Context, first: &Instance) -> Result<Self, TemplateRefusal> {
         Self::of_setup(Arc::clone(&context.setup), first)
     }
@@ -116,11 +119,12 @@ impl Template {
         Ok(Self::of_loaded(setup, layout, loaded, Some(Shape { linker_variables, file }), first))
     }
 
-    /// Starts a program that calls [`super::fork_here`], and waits until it does. The instances begin there. Each has its
-    /// arguments and variables from that call. They may be as many as fit into 32 KiB of pointers.
+    /// Starts a program that calls [`super::fork_here`], and waits until the program does. Each instance
+    /// begins by returning from this call, which returns the arguments and variables of the instance. Their
+    /// pointers may take at most 32 KiB per instance.
     ///
     /// # Errors
-    /// The program does not start, or has ended without that call.
+    /// If the program does not start, or ends without a call of [`super::fork_here`].
     pub fn load_late(context: &Context, first: &Instance) -> Result<Self, TemplateRefusal> {
         let setup = Arc::clone(&context.setup);
         let mut layout = Layout::new(&setup.environment, setup.has_rank_variables);
@@ -162,35 +166,40 @@ impl Template {
         }
     }
 
-    /// The process id of the template.
+    /// Returns the process id of the template.
     #[must_use]
     pub fn pid(&self) -> Pid {
         self.loaded.child.pid
     }
 
-    /// Whether the program's file is still the one that was loaded. Libraries are not checked, and neither is a program that
-    /// has begun.
+    /// Returns whether the file of the program is unchanged since the template was loaded. Changes of
+    /// libraries are not detected. Always true after [`Template::load_late`].
     #[must_use]
     pub fn is_current(&self) -> bool {
         let Some(shape) = &self.shape else { return true };
         shape.file.is_some() && version(&self.setup.program) == shape.file
     }
 
-    /// Makes an instance. It is a child of the caller's process. Except for a mask without a PU that is online, a mask or
-    /// a node that the kernel refuses is seen late: the instance then ends with exit status 125 before its program.
+    /// Makes an instance as a fork of the template. The instance is a child of the calling process.
+    ///
+    /// If the affinity mask has no online PU, or if the NUMA node does not exist, the call fails. If the
+    /// kernel rejects the mask or the NUMA node for another reason, the call succeeds. The instance then ends
+    /// with exit status 125 before its program runs.
     ///
     /// # Errors
-    /// [`ForkError::Unfit`] if the instance needs a template of its own, [`ForkError::Ended`] if this one has ended. Any
-    /// other error concerns this instance only.
+    /// - [`ForkError::Unfit`] if the instance differs from the template in a property that can't be changed.
+    /// - [`ForkError::Ended`] if the process of the template has ended.
+    /// - [`ForkError::Failed`] if the start of this instance failed. The template can make further instances.
     pub fn fork(&mut self, instance: &Instance) -> Result<Child, ForkError> {
         self.add(instance)?;
         self.send()?;
         self.next_child()
     }
 
-    /// Makes instances, as [`Template::fork`] does. `result` is called once for each instance. This is faster than single
-    /// calls: one message makes up to 16 instances, and the next message is prepared meanwhile. The first messages are
-    /// short, so that the first instances begin at once.
+    /// Makes instances as forks of the template, each as [`Template::fork`] does. Calls `result` once for
+    /// each instance. This is faster than single calls of [`Template::fork`], because up to 16 instances
+    /// share one message to the template. The first messages are for fewer instances, so that the first
+    /// instances run early.
     pub fn fork_n<'a>(
         &mut self,
         instances: impl IntoIterator<Item = &'a Instance>,

@@ -11,19 +11,21 @@ use crate::context::Context;
 use crate::instance::Instance;
 use crate::setup::Setup;
 
-/// A template, which this processor has none of.
+/// The type of templates on architectures other than x86_64. It has no values, because templates exist for
+/// x86_64 only.
 #[derive(Debug)]
 pub struct Template(Infallible);
 
-/// A spare, which this processor has none of.
+/// The type of spares on architectures other than x86_64. It has no values, because spares exist for x86_64
+/// only.
 #[derive(Debug)]
 pub struct Spare(Infallible);
 
 impl Template {
-    /// Refuses.
+    /// Always returns an error, because templates exist for x86_64 only.
     ///
     /// # Errors
-    /// Always [`TemplateRefusal::Unsupported`].
+    /// [`TemplateRefusal::Unsupported`].
     pub fn load(_: &Context, _: &Instance) -> Result<Self, TemplateRefusal> {
         Err(TemplateRefusal::Unsupported)
     }
@@ -33,43 +35,43 @@ impl Template {
         Err(TemplateRefusal::Unsupported)
     }
 
-    /// The process id of the template.
+    /// Returns the process id of the template.
     #[must_use]
     pub fn pid(&self) -> Pid {
         match self.0 {}
     }
 
-    /// Whether the program's file is still the one that was loaded.
+    /// Returns whether the file of the program is unchanged since the template was loaded.
     #[must_use]
     pub fn is_current(&self) -> bool {
         match self.0 {}
     }
 
-    /// Makes an instance.
+    /// Makes an instance as a fork of the template.
     ///
     /// # Errors
-    /// Is never called.
+    /// Never: no value of this type exists on this architecture.
     pub fn fork(&mut self, _: &Instance) -> Result<Child, ForkError> {
         match self.0 {}
     }
 
-    /// Makes a spare.
+    /// Makes a spare: a process of the program that is stopped before `main`.
     ///
     /// # Errors
-    /// Is never called.
+    /// Never: no value of this type exists on this architecture.
     pub fn make_spare(&mut self) -> Result<Spare, ForkError> {
         match self.0 {}
     }
 
-    /// Lets a spare begin the program.
+    /// Turns a spare into an instance.
     ///
     /// # Errors
-    /// Is never called.
+    /// Never: no value of this type exists on this architecture.
     pub fn begin(&mut self, _: Spare, _: &Instance) -> Result<Child, ForkError> {
         match self.0 {}
     }
 
-    /// Makes instances.
+    /// Makes instances as forks of the template. Calls the function once for each instance.
     pub fn fork_n<'a>(
         &mut self,
         _: impl IntoIterator<Item = &'a Instance>,

@@ -340,7 +340,8 @@ pub enum PolicyArg {
     Explicit,
 }
 
-/// The value of `pjwctl assign --class`: whether a defragmentation may move the job. Cores are not lent yet.
+/// The value of `pjwctl assign --class`: the priority class of the job. A job of the class `guaranteed` is
+/// not moved by `pjwctl defrag`. The other classes are treated alike so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PriorityClassArg {
     /// defrag does not move the job; else treated as normal
@@ -384,8 +385,8 @@ impl Cli {
     }
 }
 
-/// Returns the definition of the whole command line as clap's data, from which shell completions and man pages are
-/// made.
+/// Returns the definition of the whole command line as a data structure of clap. Shell completions and man
+/// pages are made from it.
 #[must_use]
 pub fn clap_command() -> clap::Command {
     let mut command = Cli::command();
@@ -393,8 +394,8 @@ pub fn clap_command() -> clap::Command {
     command
 }
 
-/// Returns the name of an option's value on the command line, such as `besteffort`. The calls to the daemon use the
-/// same names.
+/// Returns the name of `value`, the value of an option, on the command line, such as `besteffort`. The
+/// requests to the daemon use the same names.
 #[must_use]
 pub fn value_name<V: ValueEnum>(value: &V) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()

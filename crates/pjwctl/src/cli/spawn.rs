@@ -61,7 +61,8 @@ pub struct SpawnArgs {
     pub command: Vec<OsString>,
 }
 
-/// The value of `pjwctl spawn --proxy`.
+/// The value of `pjwctl spawn --proxy`: whether the program is loaded once and the instances are forks of the
+/// loaded process. Otherwise each instance executes the program itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ProxyArg {
     /// Each instance executes the program

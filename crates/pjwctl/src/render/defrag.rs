@@ -9,7 +9,8 @@ use super::{Terminal, style};
 /// The maximum width of a CPU list, in columns.
 const LIST: usize = 20;
 
-/// Whether the text about a defragmentation describes moves of jobs that are only planned, or moves that are done.
+/// The stage of a defragmentation that a text describes: the moves of jobs are only planned, or they are
+/// done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DefragStage {
     /// The moves are planned.

@@ -19,8 +19,8 @@ pub fn job_reasons_text(reasons: &JobReasons, term: Terminal) -> String {
     text
 }
 
-/// Returns the text of `pjwctl explain PID`: why the process belongs to its job, and why its threads have their
-/// affinity masks. Threads with the same reason share a sentence.
+/// Returns the text of `pjwctl explain PID`: why the process belongs to its job, and why each of its threads
+/// has its affinity mask. Threads with the same reason share one sentence.
 #[must_use]
 pub fn process_reasons_text(reasons: &PidReasons, term: Terminal) -> String {
     let job = reasons.job.as_ref().map_or(": in no job".to_owned(), |job| format!(": in {}", printable(job)));

@@ -6,8 +6,8 @@ use pjw_ipc::wire::{Abstained, Action};
 use super::text::{cpus_phrase, printable, remedy_lines, wrap};
 use super::{Terminal, style};
 
-/// Returns the text of `pjwctl plan`: the changes that the daemon would make next, and those that it would leave out,
-/// with the reasons.
+/// Returns the text of `pjwctl plan`: the changes that the daemon would make next, the changes that it would
+/// leave out, and the reasons.
 #[must_use]
 pub fn plan_text(plan: &PlanReply, term: Terminal) -> String {
     let mut parts = vec![if plan.actions.is_empty() {

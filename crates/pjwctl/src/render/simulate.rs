@@ -30,26 +30,28 @@ pub struct SimulationResult {
     pub policy: &'static str,
     /// The unit of the processor counts in the log: `core` or `pu` (logical CPU).
     pub unit: &'static str,
-    /// The number of cores or PUs of the machine that jobs can have, in the unit of the processor counts in
-    /// the log.
+    /// The number of cores or PUs that jobs can have, that is, without housekeeping. The unit is that of the
+    /// processor counts in the log.
     pub usable: u32,
-    /// The utilisation of the machine, from 0 to 1: the core time that jobs held, divided by the core time that
-    /// jobs could have held from the first submission to the last end.
+    /// The utilisation of the machine, from 0 to 1. It is the core time that jobs held, divided by the core
+    /// time of all usable cores from the first submission to the last end.
     pub utilisation: f64,
-    /// The number of packages that a started job uses, as the mean over all started jobs.
+    /// The mean number of packages on which a started job has cores.
     pub mean_packages: f64,
-    /// The number of NUMA nodes that a started job uses, as the mean over all started jobs.
+    /// The mean number of NUMA nodes on which a started job has cores.
     pub mean_numa_nodes: f64,
-    /// The number of L3 caches that a started job uses, as the mean over all started jobs.
+    /// The mean number of L3 caches under which a started job has cores.
     pub mean_l3: f64,
-    /// The number of split cores (cores of which a job got some PUs and not all), summed over all started jobs.
+    /// The number of split cores of all started jobs together. A core is split if a job got some of its PUs
+    /// and not all.
     pub split_cores: u64,
-    /// The number of split cores of a started job (cores of which it got some PUs and not all), as the mean over
-    /// all started jobs.
+    /// The mean number of split cores of a started job. A core is split if the job got some of its PUs and
+    /// not all.
     pub mean_split_cores: f64,
-    /// The times that it took to choose the cores of each started job, as percentiles in ns.
+    /// The time that the choice of the cores took for a started job, in nanoseconds: the median and the 99th
+    /// percentile.
     pub decision_ns: Percentiles,
-    /// Samples of the free cores over time.
+    /// The number of free cores and the largest possible requests, at several times of the simulation.
     pub fragmentation: Vec<FragmentationSample>,
 }
 
@@ -79,7 +81,7 @@ pub struct FragmentationSample {
 }
 
 impl SimulationResult {
-    /// Computes the result from a finished replay. `log` is the job log, and `options` are the options of the replay.
+    /// Computes the result from a finished replay. `log` is the job log that was replayed with `options`.
     #[must_use]
     pub fn new(replay: &ReplayResult, log: &JobLog, options: &ReplayOptions) -> Self {
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -125,7 +127,8 @@ impl From<&FreeCoresSample> for FragmentationSample {
     }
 }
 
-/// Returns the result of `pjwctl simulate` as text: a table of measured values, and some of the fragmentation samples.
+/// Returns the result of `pjwctl simulate` as text: the measured values, and a table with some of the samples
+/// of free cores over time.
 #[must_use]
 pub fn simulation_text(result: &SimulationResult, term: Terminal) -> String {
     let unit = if result.unit == "pu" { ("PU", "PUs") } else { ("core", "cores") };

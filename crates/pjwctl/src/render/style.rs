@@ -30,8 +30,8 @@ pub fn job_style(n: usize) -> Style {
     COLOURS[n % COLOURS.len()].on_default()
 }
 
-/// Returns `text` in the given style, that is, between terminal escape sequences. If `term` has no colours, `text`
-/// is unchanged.
+/// Returns `text` between the terminal escape sequences for `style`. Returns `text` unchanged if `term` has
+/// no colours.
 #[must_use]
 pub fn paint(text: &str, style: Style, term: Terminal) -> String {
     if term.has_colours && !text.is_empty() { format!("{style}{text}{style:#}") } else { text.to_owned() }

@@ -48,8 +48,8 @@ pub fn remedy_lines(remedy: &str, width: usize) -> String {
     if remedy.is_empty() { String::new() } else { wrap(remedy, width, "  → ", "    ") }
 }
 
-/// Returns the sentences as text, one on each line. If there are no sentences, the only line is the text of
-/// the parameter `none`.
+/// Returns the sentences as text, one on each line. If there are no sentences, returns `none` as the only
+/// line.
 #[must_use]
 pub fn sentence_lines(none: &str, sentences: &[String]) -> String {
     if sentences.is_empty() {
@@ -58,7 +58,7 @@ pub fn sentence_lines(none: &str, sentences: &[String]) -> String {
     sentences.iter().map(|sentence| printable(sentence) + "\n").collect()
 }
 
-/// Returns the number of terminal columns that the text takes. Every character counts as one column, even a wide one.
+/// Returns the width of the text in terminal columns. Every character counts as one column, even a wide one.
 #[must_use]
 pub fn column_count(text: &str) -> usize {
     text.chars().count()
@@ -95,8 +95,8 @@ pub fn cpus_phrase(list: &str, width: usize) -> String {
     }
 }
 
-/// Returns a number with its noun, such as `1 core` or `2 cores`. The noun is the parameter `one` for the
-/// number 1, and the parameter `many` for other numbers.
+/// Returns a number with its noun, such as `1 core` or `2 cores`. `one` is the noun for the number 1, and
+/// `many` is the noun for all other numbers.
 #[must_use]
 pub fn plural(number: impl Into<u64>, one: &str, many: &str) -> String {
     match number.into() {
@@ -105,8 +105,8 @@ pub fn plural(number: impl Into<u64>, one: &str, many: &str) -> String {
     }
 }
 
-/// Returns the time from `since` (in RFC 3339) to `now` in at most four characters, such as `5m`. Returns
-/// `since` unchanged if it cannot be parsed.
+/// Returns the time from `since` to `now` in at most four characters, such as `5m`. `since` is a timestamp in
+/// the format of RFC 3339. If it cannot be parsed, it is returned with control characters escaped.
 #[must_use]
 pub fn age_text(since: &str, now: Timestamp) -> String {
     let Ok(since) = since.parse::<Timestamp>() else { return printable(since) };

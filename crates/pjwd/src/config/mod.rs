@@ -38,7 +38,7 @@ pub use self::problem::ConfigError;
 use self::problem::Position;
 pub use self::settings::{LogFormat, LogLevel, MetricsSettings, ScanInterface, Settings};
 
-/// A valid configuration and its file.
+/// A valid configuration of pjwd, with the path of the file from which it was read.
 #[derive(Debug, Clone, Default)]
 pub struct Config {
     settings: Settings,
@@ -49,11 +49,11 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads the file at `path`, or the [default file](Config::default_path) if `path` is `None`. The default file
-    /// may be missing; all keys then have their defaults.
+    /// Reads the configuration file at `path`, or the [default file](Config::default_path) if `path` is
+    /// `None`. If the default file is missing, all keys have their defaults.
     ///
     /// # Errors
-    /// All problems of the file, in the order of the file. A missing file is a problem if `path` is given.
+    /// All mistakes in the file, in the order of the file. Also if `path` is given and the file is missing.
     pub fn load(path: Option<&Path>) -> Result<Self, Vec<ConfigError>> {
         match (path, Self::default_path()) {
             (Some(path), _) => Self::parse(path, &read::text(path)?),
@@ -62,8 +62,9 @@ impl Config {
         }
     }
 
-    /// The default path: `/etc/pjw/pjwd.toml` for root, and `pjw/pjwd.toml` in `$XDG_CONFIG_HOME` or else in
-    /// `$HOME/.config` for other users. `None` if neither variable has an absolute path.
+    /// Returns the path of the default configuration file. For root this is `/etc/pjw/pjwd.toml`. For other
+    /// users it is `pjw/pjwd.toml` in `$XDG_CONFIG_HOME`, or else in `$HOME/.config`. `None` if neither
+    /// variable contains an absolute path.
     #[must_use]
     pub fn default_path() -> Option<PathBuf> {
         if Uid::effective().is_root() {
@@ -74,43 +75,48 @@ impl Config {
         base.map(|base| base.join("pjw/pjwd.toml"))
     }
 
-    /// Parses the text of a file. `path` is used only in problems.
+    /// Parses `text`, the content of a configuration file. `path` is the path of the file, and is used only
+    /// in error messages.
     ///
     /// # Errors
-    /// All problems of the text, in the order of the text.
+    /// All mistakes in the text, in the order of the text.
     pub fn parse(path: &Path, text: &str) -> Result<Self, Vec<ConfigError>> {
         let (settings, housekeeping) = read::settings(path, text)?;
         Ok(Self { settings, path: Some(path.to_owned()), housekeeping })
     }
 
-    /// The settings.
+    /// Returns the values of all configuration keys.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// The file that was read. `None` if all keys have their defaults.
+    /// Returns the path of the file that was read. `None` if there was no file, so that all keys have their
+    /// defaults.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
-    /// The time between two timed scans of the jobs.
+    /// Returns the time between two periodic scans, in which pjwd reads the state of the threads of jobs.
     #[must_use]
     pub fn interval(&self) -> Duration {
         self.settings.scan_interval
     }
 
-    /// The time between two rescans. Never below [`Config::interval`].
+    /// Returns the time between two rescans, in which pjwd also reads processes that belong to no job. Never
+    /// below [`Config::interval`].
     #[must_use]
     pub fn rescan_interval(&self) -> Duration {
         self.settings.rescan_interval
     }
 
-    /// The policy for a machine. `own_pid`, `only_user` and the capabilities of the platform are not set here.
+    /// Returns the policy for a machine: the settings that decisions about jobs need, with the housekeeping
+    /// PUs of this machine. The caller has to set `own_pid`, `only_user`, `cpuset_support` and `own_cgroups`,
+    /// which the configuration does not contain.
     ///
     /// # Errors
-    /// If the topology lacks the PUs that `housekeeping` names, or no PU would be left for jobs.
+    /// If the machine lacks PUs that the key `housekeeping` names, or if no PU would be left for jobs.
     pub fn policy(&self, topology: &Topology) -> Result<Policy, Vec<ConfigError>> {
         let settings = &self.settings;
         let housekeeping_cpus = settings.housekeeping.resolve(topology).map_err(|error| {
@@ -148,8 +154,8 @@ impl Config {
         })
     }
 
-    /// The differences to a new configuration, one sentence per key in the order of the documentation. Empty if there
-    /// are none.
+    /// Returns the differences between this configuration and `new`: one sentence for each key whose value
+    /// differs, in the order of the documentation. Empty if there are no differences.
     #[must_use]
     pub fn changes(&self, new: &Self) -> Vec<String> {
         let sentence = |key: Key| {

@@ -69,7 +69,7 @@ impl ConfigError {
         self.position.as_ref().map(|position| position.line)
     }
 
-    /// Returns where the mistake is, as `FILE:LINE:COLUMN: KEY`. Parts that are unknown are left out.
+    /// Returns the position of the mistake, as `FILE:LINE:COLUMN: KEY`. Parts that are unknown are left out.
     #[must_use]
     pub fn location(&self) -> String {
         let key = self.key.as_ref().map(|key| format!(": {key}")).unwrap_or_default();
@@ -79,8 +79,8 @@ impl ConfigError {
         }
     }
 
-    /// Returns the message as one line for the log and for clients. It quotes nothing from the file, because a client
-    /// may not be allowed to read the file.
+    /// Returns the error as one line for the log and for clients of pjwd. The line quotes nothing from the
+    /// file, because a client may not be allowed to read the file.
     #[must_use]
     pub fn log_line(&self) -> String {
         format!("{}: {}", self.location(), self.text)

@@ -11,16 +11,16 @@ use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::S
 /// The value of the configuration key `log_level`: the lowest severity of the messages that are logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogLevel {
-    /// Failures.
+    /// Logs failures only.
     Error,
-    /// Possible failures.
+    /// Logs failures and possible failures.
     Warn,
-    /// Changes.
+    /// Also logs changes.
     #[default]
     Info,
-    /// Reasons for changes.
+    /// Also logs the reasons for changes.
     Debug,
-    /// Every step.
+    /// Also logs every step of pjwd's work.
     Trace,
 }
 
@@ -28,7 +28,7 @@ pub enum LogLevel {
 /// threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ScanInterface {
-    /// A BPF program, if the kernel allows it, else the files in /proc.
+    /// A BPF program if the kernel allows it. The files in /proc otherwise.
     #[default]
     Auto,
     /// The files in /proc.
@@ -63,8 +63,8 @@ pub struct MetricsSettings {
 }
 
 impl MetricsSettings {
-    /// Returns whether metrics are switched on: written to a file, or served over HTTP. If not, pjwd counts
-    /// nothing for them.
+    /// Returns whether metrics are switched on, that is, written to a file or served over HTTP. If they are
+    /// off, pjwd does not collect them.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.textfile_path.is_some() || !self.listen_addresses.is_empty()
@@ -82,26 +82,28 @@ impl Default for MetricsSettings {
     }
 }
 
-/// The value of every configuration key of pjwd. A key that the file does not have gets its default.
+/// The values of all configuration keys of pjwd. A key that is missing in the file has its default value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// `mode`: whether pjwd carries out its plans, or only makes and shows them.
+    /// `mode`: whether pjwd changes affinity masks and cpusets as it has planned, or only makes and shows the
+    /// plans.
     pub mode: Mode,
-    /// `housekeeping`: the rule that selects the housekeeping PUs, which are reserved for the system. The rule
-    /// is applied to a topology later.
+    /// `housekeeping`: the rule that selects the housekeeping PUs, which are reserved for the system.
+    /// [`Config::policy`](super::Config::policy) applies the rule to the PUs of the machine.
     pub housekeeping: HousekeepingRule,
-    /// `interval`: the time between two periodic scans of the jobs' processes.
+    /// `interval`: the time between two periodic scans, in which pjwd reads the state of the threads of jobs.
     pub scan_interval: Duration,
-    /// `rescan_interval`: the time between two rescans. A rescan also reads the processes that belong to no
-    /// job. Never below `interval`.
+    /// `rescan_interval`: the time between two rescans, in which pjwd also reads processes that belong to no
+    /// job. Never below `scan_interval`.
     pub rescan_interval: Duration,
-    /// `scan`: the kernel interface through which pjwd reads the state of many threads.
+    /// `scan`: the kernel interface through which pjwd reads the state of many threads at once.
     pub scan_interface: ScanInterface,
-    /// `cpu_budget_permille`: the maximum CPU time for cycles that process events trigger, in permille of one PU.
+    /// `cpu_budget_permille`: the maximum CPU time that pjwd spends on process events, such as starts of
+    /// processes, in permille of one PU. If there are more events, pjwd handles several of them together.
     pub cpu_budget_permille: u32,
     /// `realtime`: whether pjwd runs with a real-time priority, if the system allows this.
     pub use_realtime_priority: bool,
-    /// `enforcement`: whether jobs are kept on their cores by cpusets or by affinity masks.
+    /// `enforcement`: whether pjwd restricts jobs to their cores by cpusets or by affinity masks.
     pub enforcement: Enforcement,
     /// `share_smt`: whether the PUs (hardware threads) of one core may belong to two jobs.
     pub share_smt: bool,
@@ -116,28 +118,31 @@ pub struct Settings {
     pub admin_groups: Vec<String>,
     /// `user_max_cores`: the maximum number of cores that a user who is not an administrator may hold.
     pub user_max_cores: u32,
-    /// `reservation_timeout`: how long a job without a process keeps its cores, if it was created as a
-    /// reservation.
+    /// `reservation_timeout`: how long a job keeps its cores without a process. This applies to jobs that
+    /// were created before they had a process.
     pub reservation_timeout: Duration,
     /// `log_level`: the lowest severity of the messages that are logged.
     pub log_level: LogLevel,
     /// `log_format`: where messages are logged, and in what format.
     pub log_format: LogFormat,
-    /// `balance.pin`: whether each hot thread (a thread that runs most of the time) is pinned to one PU.
+    /// `balance.pin`: whether pjwd pins each hot thread to one PU. A thread is hot if it runs or waits for a
+    /// PU most of the time.
     pub pin_hot_threads: bool,
-    /// `balance.hot_permille`: the CPU demand at which a thread becomes hot, in permille of one PU.
+    /// `balance.hot_permille`: the CPU demand from which on a thread counts as hot, in permille of one PU.
+    /// The CPU demand is the share of time in which the thread runs or waits for a PU.
     pub hot_permille: u32,
-    /// `balance.cold_permille`: the CPU demand at which a hot thread becomes cold again, in permille of one PU.
-    /// Always below `hot_permille`.
+    /// `balance.cold_permille`: the CPU demand at which a hot thread stops counting as hot, in permille of
+    /// one PU. Always below `hot_permille`.
     pub cold_permille: u32,
-    /// `balance.smoothing_permille`: the weight of the newest reading in the smoothed CPU demand of a thread, in
-    /// permille.
+    /// `balance.smoothing_permille`: the weight of the newest reading in the smoothed CPU demand of a thread,
+    /// in permille. At 1000, only the newest reading counts.
     pub smoothing_permille: u32,
-    /// `balance.oversubscribed`: how the hot threads of a job are placed if they outnumber the PUs of the job.
+    /// `balance.oversubscribed`: how the hot threads of a job are placed if they outnumber the PUs of the
+    /// job. A thread is hot if it runs or waits for a PU most of the time.
     pub oversubscription_policy: OversubscriptionPolicy,
     /// `metrics.…`: the file and the addresses at which metrics are published.
     pub metrics: MetricsSettings,
-    /// `sources.NAME.enabled`: the batch systems whose jobs are detected.
+    /// `sources.NAME.enabled`: the batch systems whose jobs pjwd detects.
     pub enabled_sources: BTreeSet<Source>,
     /// `sources.NAME.cores`: for each batch system, the number of cores of a job that states no number itself.
     /// Without an entry for its batch system, such a job gets no cores.

@@ -12,57 +12,61 @@ use tokio::sync::oneshot;
 
 use super::query::{Answer, Query};
 
-/// A message to the event loop, from another thread of pjwd: a command, a query, the request to reload or to
+/// A message to the event loop from another thread of pjwd: a command, a query, a request to reload or to
 /// stop, or news about removed files of the daemon.
 #[derive(Debug)]
 pub enum Message {
-    /// Execute a command.
+    /// Execute a command that changes jobs.
     Command {
-        /// The command.
+        /// The command, with the user who sent it.
         command: Command,
-        /// Receives the result after the cycle that executed the command.
+        /// Receives the reply or the refusal. It is sent after the cycle (scan, decision and changes) that
+        /// executed the command.
         reply: oneshot::Sender<Result<Reply, Refusal>>,
     },
-    /// Answer a query from the state of the loop.
+    /// Answer a query about details of the loop's state.
     Query {
-        /// The query.
+        /// The query: which details the client requests.
         query: Query,
-        /// Receives the answer.
+        /// Receives the answer to the query.
         answer: oneshot::Sender<Answer>,
     },
-    /// Load the configuration again.
+    /// Read the configuration file again and apply it.
     Reload {
-        /// Receives the list of changes, or why the old configuration stays in force.
+        /// Receives the list of changed settings. If the new configuration is invalid, receives the error
+        /// message instead, and the old configuration stays in force.
         reply: oneshot::Sender<Result<Vec<String>, String>>,
     },
-    /// Check whether the journal is still in place: files of the daemon were removed.
+    /// Files of the daemon were removed. If the journal is one of them, write it again.
     CheckJournal,
-    /// These warnings about files of the daemon are in force. They replace the earlier ones.
+    /// The current warnings about files of the daemon that were removed and can't be made again. They replace
+    /// all earlier warnings of this kind.
     FileWarnings(Vec<Warning>),
-    /// Stop the loop. Every job stays as it is.
+    /// End the loop. Every job keeps its cores and affinity masks.
     Stop,
 }
 
-/// The receiving end of the message channel, in the event loop. While a message waits in it, the loop's
-/// poll(2) returns at once.
+/// The receiving end of the channel for messages to the event loop. The event loop owns it. While a message
+/// waits in the inbox, poll(2) on [`Inbox::wake_fd`] returns at once.
 #[derive(Debug)]
 pub struct Inbox {
     messages: Receiver<Message>,
     wake_up: Arc<EventFd>,
 }
 
-/// The sending end of the message channel to the event loop. It can be cloned so that several threads send.
+/// The sending end of the channel for messages to the event loop. Each thread that sends messages can have a
+/// clone.
 #[derive(Debug, Clone)]
 pub struct Outbox {
     messages: Sender<Message>,
     wake_up: Arc<EventFd>,
 }
 
-/// Creates the channel through which other threads send messages to the event loop. Each message wakes the loop through
-/// an eventfd.
+/// Creates the channel through which other threads send messages to the event loop. Each message wakes the
+/// loop through an eventfd.
 ///
 /// # Errors
-/// If the process has no file descriptor left for the eventfd.
+/// If the eventfd can't be created, for example because the process has no free file descriptor.
 pub fn message_channel() -> nix::Result<(Outbox, Inbox)> {
     let wake_up = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?);
     let (sender, receiver) = mpsc::channel();
@@ -70,8 +74,8 @@ pub fn message_channel() -> nix::Result<(Outbox, Inbox)> {
 }
 
 impl Outbox {
-    /// Sends a message to the event loop and wakes it. Returns false if the event loop has ended; the message is then
-    /// lost.
+    /// Sends a message to the event loop and wakes the loop. Does not block. Returns false if the event loop
+    /// has ended. The message is then lost.
     #[must_use]
     pub fn send(&self, message: Message) -> bool {
         let sent = self.messages.send(message).is_ok();
@@ -88,7 +92,7 @@ impl Inbox {
         self.wake_up.as_fd()
     }
 
-    /// Removes the waiting messages from the inbox and returns them, oldest first. Does not block.
+    /// Removes all waiting messages from the inbox and returns them, oldest first. Does not block.
     pub fn take_messages(&self) -> Vec<Message> {
         // Reset the eventfd first. A message that arrives after this line sets the eventfd again.
         let _ = self.wake_up.read();

@@ -33,7 +33,8 @@ use crate::view::topology_tree;
 /// The largest and the default number of members on a page.
 const PAGE: (usize, usize) = (500, 100);
 
-/// The service behind pjwd's control socket: checks what a client may do, and computes the reply to each of its calls.
+/// The service behind pjwd's control socket. For each call of a client, the service checks what the client
+/// may do, and computes the reply.
 #[derive(Debug)]
 pub struct ControlService {
     outbox: Outbox,
@@ -46,9 +47,10 @@ pub struct ControlService {
 }
 
 impl ControlService {
-    /// Makes the service. It answers calls from the `published` status, and sends all other calls to the event
-    /// loop through `outbox`. The returned future stores published events for later calls, and must run as
-    /// long as the service.
+    /// Makes the service, and a future that the caller must run as long as the service. The service answers
+    /// calls from the `published` status, and sends all other calls to the event loop through `outbox`.
+    /// `rules` says which users are administrators and what other users may do. The future stores published
+    /// events for later calls.
     pub fn new(
         outbox: Outbox,
         published: StatusFeed,

@@ -15,11 +15,13 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 const STICKY: u32 = 0o1000;
 const OTHERS_MAY_WRITE: u32 = 0o002;
 
-/// Creates the default directory `dir` for the socket and the state files of the daemon of user `uid`. An existing
-/// directory is refused if it belongs to another user, which is possible below /tmp.
+/// Creates the default directory `dir` for the socket and the state files of the daemon of user `uid`. The
+/// parent directory must exist. An existing directory is refused if it belongs to another user, which can
+/// happen below /tmp.
 ///
 /// # Errors
-/// If the directory can't be created, is not a directory, or belongs to another user.
+/// If the directory can't be created, is not a directory, or belongs to another user. If another user can
+/// replace files in it.
 pub fn make_default_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
     let mode = if uid == 0 { 0o755 } else { 0o700 };
     let made = DirBuilder::new().mode(mode).create(dir);
@@ -41,8 +43,9 @@ pub fn make_default_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
     check_safe(dir, uid)
 }
 
-/// Creates the directory `dir` and its parents for the state files of the daemon of user `uid`, and checks that no
-/// other user can replace files in it.
+/// Creates the directory `dir` for the state files of the daemon of user `uid`, with its missing parent
+/// directories. Then checks that no other user can replace files in `dir`. An existing directory is only
+/// checked.
 ///
 /// # Errors
 /// If the directory can't be created, or another user can replace files in it.
@@ -52,8 +55,9 @@ pub fn make_state_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
     check_safe(dir, uid)
 }
 
-/// Returns the names of the cgroups that this pjwd creates for jobs. If `beside` is true, another pjwd may
-/// run, so the names contain a hash of the path `state_dir`.
+/// Returns the names of the cgroups that this pjwd creates for jobs. `beside` says whether this pjwd was
+/// started with `--beside`, so that another pjwd may run. In this case, the names contain a hash of the path
+/// `state_dir` and differ from the names of the other pjwd.
 #[must_use]
 pub fn own_cgroups(state_dir: &Path, beside: bool) -> OwnCgroupNames {
     if !beside {
@@ -95,11 +99,11 @@ fn check_safe(dir: &Path, uid: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Opens a file that pjwd wrote to its state directory earlier. Symbolic links, pipes and files of other users are
-/// refused, because any user can put them into a directory such as /tmp.
+/// Opens a file of pjwd with the given `options`, which may also create the file. Symbolic links, hard links,
+/// pipes and files of other users are refused, because any user can put them into a directory such as /tmp.
 ///
 /// # Errors
-/// If the file can't be opened, or is not a regular file of the daemon's user.
+/// If the file can't be opened, is not a regular file of the daemon's user, or has a second name (hard link).
 pub fn open_own_file(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     // Opening a pipe without a writer must not block the start.
     let opened = options.custom_flags(O_NOFOLLOW | O_NONBLOCK).open(path);
@@ -121,8 +125,8 @@ pub fn open_own_file(path: &Path, options: &mut OpenOptions) -> io::Result<File>
     Ok(file)
 }
 
-/// Creates an empty file at `path` that only its owner can read and write. A file or symbolic link that is already
-/// there is removed first.
+/// Creates an empty file at `path` that only its owner can read and write. An existing file or symbolic link
+/// at `path` is removed first. Returns the new file, open for writing.
 ///
 /// # Errors
 /// If the old file can't be removed, or the new file can't be created.
@@ -131,7 +135,7 @@ pub fn recreate_file(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// Removes a file or a symbolic link. A missing file is no error.
+/// Removes the file or symbolic link at `path`. Does nothing if the file does not exist.
 ///
 /// # Errors
 /// If the file exists and can't be removed.

@@ -32,7 +32,7 @@ const LEVEL_VARIABLE: &str = "PJW_LOG";
 /// systemd sets this variable to `device:inode` of the stream that is connected to the journal (systemd.exec(5)).
 const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
 
-/// The logging of this process. The log level can be changed through it later.
+/// The log of this process. Its level and its output can be changed later by [`Logging::apply_level`].
 #[derive(Debug)]
 pub struct Logging {
     filter: reload::Handle<EnvFilter, Registry>,
@@ -44,19 +44,20 @@ pub struct Logging {
     to_text: Arc<AtomicBool>,
 }
 
-/// The reason why logging cannot be set up: the error of [`Logging::start`].
+/// The error of [`Logging::start`]: logging can't be set up.
 #[derive(Debug, Error)]
 pub enum LogFault {
-    /// The log of this process was started before.
+    /// Logging was already set up in this process.
     #[error("the log can't be started a second time in one process")]
     Started,
 }
 
 impl Logging {
-    /// Sets up logging for this process with the level and the format in `settings`.
+    /// Sets up logging for this process with the level and the format in `settings`. If the environment
+    /// variable `PJW_LOG` has a level, this level is used instead.
     ///
     /// # Errors
-    /// If logging was set up before.
+    /// If logging was already set up in this process.
     pub fn start(settings: &Settings) -> Result<Self, LogFault> {
         let given = std::env::var(LEVEL_VARIABLE).ok().filter(|text| !text.is_empty());
         let (chosen, bad) = match given.as_deref().map(EnvFilter::try_new).transpose() {
@@ -88,8 +89,8 @@ impl Logging {
         Ok(logging)
     }
 
-    /// Sets the log level to that of `settings`, after the configuration was read again. If the environment variable
-    /// `PJW_LOG` sets a level, that level stays.
+    /// Applies the log level and the log format in `settings`, after the configuration was read again. If the
+    /// environment variable `PJW_LOG` has a level, the level does not change.
     pub fn apply_level(&self, settings: &Settings) {
         self.route(settings.log_format);
         self.warn_if_no_journal(settings.log_format);

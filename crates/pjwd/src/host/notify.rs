@@ -58,7 +58,8 @@ pub fn passed_socket() -> io::Result<Option<RawFd>> {
     Ok(passed.next())
 }
 
-/// Sends regular signs of life (pings) to the service manager, which restarts pjwd if they stop.
+/// Sends regular pings (signs of life) to the service manager. If the pings stop, the service manager
+/// restarts pjwd.
 #[derive(Debug, Clone)]
 pub struct Watchdog {
     /// Half of the watchdog timeout. `None` if there is no watchdog.
@@ -67,8 +68,8 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Makes the watchdog with the timeout in the environment variable `WATCHDOG_USEC`, which the service manager sets.
-    /// Without the variable no pings are sent. The first ping is due at once.
+    /// Makes the watchdog with the timeout in the environment variable `WATCHDOG_USEC`, which the service
+    /// manager sets. The first ping is due at once. If the variable is not set, no pings are sent.
     #[must_use]
     pub fn from_environment() -> Self {
         Self::new(sd_notify::watchdog_enabled(), Instant::now())
@@ -79,15 +80,15 @@ impl Watchdog {
         Self { period, next: if period.is_some() { now } else { now + NO_WATCHDOG } }
     }
 
-    /// Returns the time at which the next ping is due. If the service manager set no watchdog, this time is at
-    /// most an hour ahead, and no ping is sent.
+    /// Returns the time at which [`Watchdog::ping_if_due`] must be called next. If the service manager set no
+    /// watchdog, this time is at most an hour ahead, and the call sends nothing.
     #[must_use]
     pub fn next_ping_at(&self) -> Instant {
         self.next
     }
 
-    /// Sends a ping to the service manager if one is due: half of the watchdog timeout has passed since the
-    /// last ping. Sends nothing if the service manager set no watchdog.
+    /// Sends a ping to the service manager if half of the watchdog timeout has passed since the last ping.
+    /// Sends nothing if the service manager set no watchdog.
     pub fn ping_if_due(&mut self) {
         if self.is_due(Instant::now()) && self.period.is_some() {
             send(&[NotifyState::Watchdog]);

@@ -8,32 +8,35 @@ use pjw_core::plan::{MaskActionKind, MaskOutcome};
 
 use crate::warden::{CycleReport, Faults};
 
-/// The reason for a cycle of the daemon (one scan of processes, a decision, and its changes): process events,
-/// the timer, or a full scan. If a cycle has several reasons, this is the one that requires the largest scan.
+/// The reason for a cycle of the daemon. A cycle is one scan of processes, a decision, and the resulting
+/// changes. If a cycle has several reasons, this is the reason that requires the largest scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum CycleCause {
-    /// Kernel events: the cycle scanned some processes.
+    /// Process events of the kernel (fork, exec, exit) or a command. The cycle scanned only the processes
+    /// that these concern.
     Event,
-    /// The interval timer: the cycle scanned all jobs.
+    /// A timer. The cycle scanned the processes of all jobs. Some of these cycles also scan other processes
+    /// that may have changed.
     Timer,
-    /// A full scan: the rescan timer, lost events, or a command.
+    /// The need to scan every process, for example because process events were lost or a command concerns all
+    /// jobs.
     Full,
 }
 
 impl CycleCause {
-    /// All causes of cycles. The counts in [`Counters::cycles`] are in the same order.
+    /// All causes of cycles, in the order of the counts in [`Counters::cycles`].
     pub const ALL: [CycleCause; 3] = [CycleCause::Event, CycleCause::Timer, CycleCause::Full];
 
-    /// Returns the name of the cause, as the metrics label `cause` has it.
+    /// Returns the name of the cause as a value of the metrics label `cause`: `event`, `timer` or `full`.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.into()
     }
 }
 
-/// The upper bounds of the buckets of a [`Histogram`]: each as a duration, and as the number of seconds in the
-/// Prometheus label `le`.
+/// The upper bounds of the buckets of a [`Histogram`], in ascending order. Each bound is given as a duration
+/// and as text for the Prometheus label `le`, in seconds.
 pub const BUCKET_BOUNDS: [(Duration, &str); 15] = [
     (Duration::from_micros(100), "0.0001"),
     (Duration::from_micros(250), "0.00025"),
@@ -52,15 +55,16 @@ pub const BUCKET_BOUNDS: [(Duration, &str); 15] = [
     (Duration::from_secs(5), "5.0"),
 ];
 
-/// Counts durations by size, for a Prometheus histogram. [`BUCKET_BOUNDS`] has the upper bounds of its buckets.
+/// Counts durations in buckets, for a Prometheus histogram. [`BUCKET_BOUNDS`] has the upper bounds of the
+/// buckets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Histogram {
-    /// The number of durations in each bucket. Each duration is counted once: in the first bucket whose upper
-    /// bound it does not exceed, or in none if it exceeds all bounds.
+    /// The number of durations in each bucket. A duration is counted in the first bucket whose upper bound it
+    /// does not exceed. A duration that exceeds all bounds is in no bucket.
     pub buckets: [u64; BUCKET_BOUNDS.len()],
-    /// The number of durations that were added.
+    /// The number of added durations, including the durations that are in no bucket.
     pub count: u64,
-    /// The sum of all durations that were added.
+    /// The sum of all added durations.
     pub sum: Duration,
 }
 
@@ -79,8 +83,8 @@ impl Histogram {
 /// made. `gone`: the thread or cgroup had ended. `refused`: the kernel refused the change.
 pub const OUTCOME_LABELS: [&str; 3] = ["done", "gone", "refused"];
 
-/// The kinds of affinity mask changes that the metrics count. The counts in [`Counters::mask_actions`] are in
-/// the same order.
+/// The kinds of affinity mask changes that the metrics count, in the order of the counts in
+/// [`Counters::mask_actions`].
 pub const MASK_ACTION_KINDS: [MaskActionKind; 7] = [
     MaskActionKind::Confine,
     MaskActionKind::Repair,
@@ -91,46 +95,49 @@ pub const MASK_ACTION_KINDS: [MaskActionKind; 7] = [
     MaskActionKind::Restore,
 ];
 
-/// The names of the kinds of cpuset changes, as the metrics label `kind` has them. In order: create a cpuset,
-/// move a process into a cpuset, move a process back, allow all PUs again, remove a cpuset. The counts in
-/// [`Counters::cpuset_actions`] are in the same order.
+/// The values of the metrics label `kind` for cpuset changes, in the order of the counts in
+/// [`Counters::cpuset_actions`]. `raise` creates a cpuset. `admit` moves a process into a cpuset, and
+/// `return` moves it back. `open` allows all PUs again. `raze` removes a cpuset.
 pub const CPUSET_ACTION_NAMES: [&str; 5] = ["raise", "admit", "return", "open", "raze"];
 
-/// The counts for the metrics of pjwd, from the time at which metrics were switched on.
+/// The counts and durations for the metrics of pjwd, since metrics were switched on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// The number of cycles, separately for each cause. The order is that of [`CycleCause::ALL`].
+    /// The number of cycles (scan, decision and changes) with each cause, in the order of
+    /// [`CycleCause::ALL`].
     pub cycles: [u64; CycleCause::ALL.len()],
-    /// The durations of the cycles.
+    /// The durations of the cycles, each from the start of its scan to its last change.
     pub cycle_times: Histogram,
-    /// The reaction times of pjwd to processes that were forked outside their job's cores. A reaction time is
-    /// the time from the fork to the change of the process's affinity mask.
+    /// The reaction times of pjwd to processes that were forked with an affinity mask outside their job's
+    /// cores. A reaction time is the time from the fork of a process to the change of its mask.
     pub reaction_times: Histogram,
     /// The number of process events (fork, exec, exit) that were read from the kernel.
     pub process_events: u64,
-    /// How often the kernel reported that it had dropped process events.
+    /// The number of times that process events were lost, because the kernel dropped them or pjwd had no room
+    /// for them.
     pub event_overruns: u64,
-    /// The number of attempts to change affinity masks, for each kind ([`MASK_ACTION_KINDS`]) and each outcome
-    /// ([`OUTCOME_LABELS`]).
+    /// The number of attempts to change affinity masks. The first index is the kind of change, in the order
+    /// of [`MASK_ACTION_KINDS`]. The second index is the outcome, in the order of [`OUTCOME_LABELS`].
     pub mask_actions: [[u64; OUTCOME_LABELS.len()]; MASK_ACTION_KINDS.len()],
-    /// The number of attempts to change cpusets, for each kind ([`CPUSET_ACTION_NAMES`]) and each outcome
-    /// ([`OUTCOME_LABELS`]).
+    /// The number of attempts to change cpusets. The first index is the kind of change, in the order of
+    /// [`CPUSET_ACTION_NAMES`]. The second index is the outcome, in the order of [`OUTCOME_LABELS`].
     pub cpuset_actions: [[u64; OUTCOME_LABELS.len()]; CPUSET_ACTION_NAMES.len()],
-    /// The number of violations: threads that were found outside their job's cores, and requests for affinity masks
-    /// outside these cores.
+    /// The number of reported violations. A violation is a thread with an affinity mask outside its job's
+    /// cores, or the request of a program for such a mask.
     pub violations: u64,
-    /// The number of times that the audit rejected a plan or the plan for one job, so that it was not carried
-    /// out.
+    /// The number of jobs with a rejected plan, summed over all cycles. Each plan is checked against the
+    /// rules of pjw. A plan that violates a rule is rejected: it is not carried out.
     pub audit_failures: u64,
-    /// How often the journal could not be written.
+    /// The number of times that the journal could not be written.
     pub journal_faults: u64,
-    /// The delay of the last periodic scan: the time from when it was due to when it began.
+    /// The delay of the last periodic scan: the time from when the scan was due until it began.
     pub scan_lateness: Duration,
 }
 
 impl Counters {
-    /// Adds a finished cycle of the daemon to the counters. `took` is the duration of the cycle, `report` has
-    /// its changes, and `faults` has the failures that still exist after the cycle.
+    /// Adds a finished cycle (scan, decision and changes) of the daemon to the counters. `took` is the
+    /// duration of the cycle. `report` has the changes of the cycle. `faults` has the failures that persist
+    /// after the cycle.
     pub fn count_cycle(&mut self, cause: CycleCause, took: Duration, report: &CycleReport, faults: &Faults) {
         self.cycles[cause as usize] += 1;
         self.cycle_times.add(took);

@@ -9,32 +9,32 @@ use pjw_linux::sys::own_usage::OwnUsage;
 use super::meter::MetricsSnapshot;
 use crate::view::counts::CpuDemand;
 
-/// The value of the metrics label `jobid` for the sum of all jobs that have no metrics of their own. No job has this
-/// id, because job ids contain a colon.
+/// The value of the metrics label `jobid` for the sum over the jobs that are not listed one by one. No job
+/// has this id, because job ids contain a colon.
 pub const OTHER_JOBS_LABEL: &str = "other";
 
-/// The metrics of one job, or the sum of the metrics of all jobs that have none of their own.
+/// The values of the metrics of one job, or the sums of these values over several jobs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct JobMetrics {
-    /// The id of the job, or [`OTHER_JOBS_LABEL`] for the sum of several jobs.
+    /// The id of the job. [`OTHER_JOBS_LABEL`] if the values are sums over several jobs.
     pub id: String,
-    /// The number of cores of which the job holds at least one PU.
+    /// The number of cores of which at least one PU is granted to the job.
     pub cores: u64,
-    /// The number of PUs (logical CPUs) that the job holds.
+    /// The number of PUs (hardware threads) that are granted to the job.
     pub pus: u64,
-    /// The number of cores that the job requested. 0 if unknown.
+    /// The number of cores that the job requested. 0 if this number is unknown.
     pub requested_cores: u64,
     /// The number of processes that belong to the job.
     pub processes: u64,
     /// The number of threads of all processes of the job.
     pub threads: u64,
-    /// The number of hot threads: those that run most of the time.
+    /// The number of hot (busy) threads: threads that run or wait for a PU most of the time.
     pub hot_threads: u64,
     /// The number of threads that pjw pinned to one PU.
     pub pinned_threads: u64,
-    /// The number of threads whose affinity mask is not within the job's cores.
+    /// The number of threads whose affinity mask contains PUs that are not granted to the job.
     pub outside_threads: u64,
-    /// The CPU demand of the threads of the job, smoothed over the last scans.
+    /// The CPU demand of all threads of the job: the time for which they run or wait for a PU.
     pub demand: CpuDemand,
 }
 
@@ -70,12 +70,13 @@ impl JobMetrics {
     }
 }
 
-/// How many PUs (logical CPUs) of the machine are free, held by jobs, reserved for the system, or offline.
+/// The numbers of PUs (hardware threads) of the machine that are free, granted to jobs, reserved for the
+/// system, or offline. Each PU is counted once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PuCounts {
-    /// The number of online PUs that neither a job nor the system holds.
+    /// The number of online PUs that are neither granted to a job nor reserved for the system.
     pub free: usize,
-    /// The number of online PUs that a job holds.
+    /// The number of online PUs that are granted to jobs.
     pub allocated: usize,
     /// The number of online PUs that are reserved for the system.
     pub housekeeping: usize,
@@ -95,25 +96,26 @@ impl PuCounts {
     }
 }
 
-/// The computed values of all metrics, from which the metrics text is written.
+/// The values of all metrics, computed from a [`MetricsSnapshot`]. The metrics text is written from these
+/// values.
 #[derive(Debug)]
 pub struct MetricValues<'p> {
-    /// The counters and the status at the end of the last cycle.
+    /// The counters and the status at the end of the last cycle (scan, decision and changes).
     pub snapshot: &'p MetricsSnapshot,
     /// The CPU time and the memory that pjwd itself uses.
     pub own_usage: OwnUsage,
-    /// How many PUs are free, held by jobs, reserved for the system, or offline.
+    /// The numbers of PUs that are free, granted to jobs, reserved for the system, or offline.
     pub pu_counts: PuCounts,
-    /// The metrics of the jobs, oldest first. If there are too many jobs, the last entry is the sum of those that
-    /// have no metrics of their own ([`OTHER_JOBS_LABEL`]).
+    /// The metrics of single jobs, ordered by job id. If there are too many jobs, only the oldest jobs are
+    /// listed. The last entry then has the sums over all other jobs ([`OTHER_JOBS_LABEL`]).
     pub jobs: Vec<JobMetrics>,
-    /// The number of jobs in the sum [`OTHER_JOBS_LABEL`]. 0 if each job has metrics of its own.
+    /// The number of jobs in the sums of [`OTHER_JOBS_LABEL`]. 0 if every job is listed in `jobs`.
     pub summed_jobs: usize,
 }
 
 impl<'p> MetricValues<'p> {
-    /// Computes the values of all metrics after a cycle. `own_usage` is the CPU time and memory that pjwd
-    /// itself uses. The oldest `max_jobs` jobs get metrics of their own. The metrics of all other jobs are
+    /// Computes the values of all metrics from `snapshot`. `own_usage` is the CPU time and memory that pjwd
+    /// itself uses. The `max_jobs` oldest jobs are listed one by one. The metrics of all other jobs are
     /// summed.
     #[must_use]
     pub fn new(snapshot: &'p MetricsSnapshot, own_usage: OwnUsage, max_jobs: usize) -> Self {
@@ -153,7 +155,8 @@ impl<'p> MetricValues<'p> {
     }
 
     /// Counts the jobs by a property, such as their state. `key` returns the value of this property for one
-    /// job. The result has each value in `values` with its number of jobs.
+    /// job. Returns each value in `values` with the number of jobs that have it. Jobs with another value are
+    /// not counted.
     #[must_use]
     pub fn count_jobs_by<const N: usize>(
         &self,
@@ -164,8 +167,8 @@ impl<'p> MetricValues<'p> {
         values.map(|value| (value, jobs.iter().filter(|job| key(job) == value).count()))
     }
 
-    /// Returns the number of warnings of each kind in the published status. The key is the code of the kind,
-    /// such as `stray`.
+    /// Returns the number of warnings with each warning code in the published status. An example of a code is
+    /// `stray`. Codes without a warning are missing.
     #[must_use]
     pub fn warning_counts(&self) -> BTreeMap<&'p str, usize> {
         let mut counts = BTreeMap::new();

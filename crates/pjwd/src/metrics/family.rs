@@ -9,28 +9,29 @@ use super::facts::MetricValues;
 /// The Prometheus type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MetricKind {
-    /// The value only grows. It is reset when the daemon restarts or metrics are switched off. The name ends in
-    /// `_total`.
+    /// The value only grows, and starts at 0 again when the daemon restarts or metrics are switched off. The
+    /// name of the metric ends in `_total`.
     Counter,
-    /// The value goes up and down.
+    /// The value can grow and shrink.
     Gauge,
-    /// A distribution. The sample names end in `_bucket`, `_sum` and `_count`.
+    /// A distribution of values over buckets. The names of the samples end in `_bucket`, `_sum` and `_count`.
     Histogram,
 }
 
-/// The definition of a metric: its name, type, help text and labels, and how its samples are written.
+/// The definition of a metric: its name, type, help text and labels, and the function that writes its samples
+/// (values).
 #[derive(Debug)]
 pub struct MetricFamily {
     /// The name of the metric in the Prometheus format.
     pub name: &'static str,
     /// The Prometheus type of the metric, such as counter.
     pub kind: MetricKind,
-    /// The names of the labels by which the samples of this metric differ. Empty if the metric has only one
-    /// sample.
+    /// The names of the labels by which the samples of this metric differ, except the label `le` of a
+    /// histogram. Empty if there are no such labels.
     pub label_names: &'static [&'static str],
     /// The meaning of the metric in one sentence, for the HELP line and the documentation.
     pub help: &'static str,
-    /// Writes the samples of this metric from the computed values.
+    /// The function that writes the samples of this metric from the computed values.
     pub write_samples: fn(&MetricValues<'_>, &mut SampleWriter<'_>),
 }
 
@@ -54,8 +55,8 @@ impl SampleWriter<'_> {
         self.write_labelled(&[], value);
     }
 
-    /// Writes one sample (a value with its labels). `labels` has the label values in the order of the label names of
-    /// the metric.
+    /// Writes one sample: `value` with the label values in `labels`. The label values must be in the order of
+    /// the label names of the metric.
     pub fn write_labelled(&mut self, labels: &[&str], value: impl Display) {
         debug_assert_eq!(labels.len(), self.family.label_names.len(), "{}", self.family.name);
         self.line("", self.family.label_names.iter().copied().zip(labels.iter().copied()), value);
@@ -66,8 +67,8 @@ impl SampleWriter<'_> {
         self.write_value(time.as_secs_f64());
     }
 
-    /// Writes a histogram: one sample for each bucket, the sum in seconds, and the count. As Prometheus requires, each
-    /// bucket includes the values of the smaller buckets.
+    /// Writes a histogram: one sample for each bucket, the sum in seconds, and the count. As Prometheus
+    /// requires, the sample of a bucket includes the counts of all smaller buckets.
     pub fn write_histogram(&mut self, times: &Histogram) {
         let mut below = 0;
         for ((_, bound), bucket) in BUCKET_BOUNDS.iter().zip(times.buckets) {

@@ -13,11 +13,11 @@ use crate::config::{MetricsSettings, Settings};
 use crate::view::status::StatusSnapshot;
 use crate::warden::{CycleReport, Faults};
 
-/// The counters and the status at the end of a cycle of the daemon. The metrics are computed from these
-/// values.
+/// The counters and the status at the end of a cycle (scan, decision and changes) of the daemon. The metrics
+/// are computed from these values.
 #[derive(Debug, Clone, Default)]
 pub struct MetricsSnapshot {
-    /// The values that were counted since metrics were switched on.
+    /// The counts since metrics were switched on.
     pub counters: Counters,
     /// The status that was published at the end of the cycle.
     pub published: StatusSnapshot,
@@ -29,7 +29,8 @@ pub struct MetricsSnapshot {
     pub published_at: UnixMillis,
 }
 
-/// A measurement of the cycle that runs now: the start and the cause of the cycle.
+/// The measurement of a cycle (scan, decision and changes) that has not ended yet: the start and the cause of
+/// the cycle. [`Meter::end_cycle`] completes the measurement.
 #[derive(Debug, Clone, Copy)]
 pub struct CycleTimer {
     cause: CycleCause,
@@ -37,8 +38,9 @@ pub struct CycleTimer {
     scan_lateness: Option<Duration>,
 }
 
-/// The counters of the event loop for the metrics: its cycles, changes, process events and failures. They are
-/// published after each cycle. While metrics are switched off, nothing is counted or published.
+/// Counts the cycles, changes, process events and failures of the event loop for the metrics. The counts are
+/// published after each cycle (scan, decision and changes). While metrics are switched off, nothing is
+/// counted or published.
 #[derive(Debug)]
 pub struct Meter {
     counters: Counters,
@@ -47,18 +49,20 @@ pub struct Meter {
     settings: watch::Sender<MetricsSettings>,
 }
 
-/// The receiving end, in the metrics service, of what a [`Meter`] publishes: the latest snapshot and the
-/// settings.
+/// The receiving end of a [`Meter`], in the metrics service. It receives the latest snapshot and the settings
+/// of the metrics.
 #[derive(Debug, Clone)]
 pub struct MetricsReceiver {
-    /// The latest snapshot. `None` before the first cycle since metrics were switched on.
+    /// The latest counters and status. `None` while metrics are switched off, and until the first cycle
+    /// afterwards.
     pub snapshot: watch::Receiver<Option<Arc<MetricsSnapshot>>>,
-    /// The configured outputs of the metrics, as last read from the configuration.
+    /// The settings of the metrics, as last read from the configuration.
     pub settings: watch::Receiver<MetricsSettings>,
 }
 
 impl Meter {
-    /// Makes the meter for the event loop, and the receiving end for the metrics service.
+    /// Makes the meter for the event loop, and the receiving end for the metrics service. `settings` says
+    /// whether metrics are switched on.
     #[must_use]
     pub fn new(settings: &Settings) -> (Self, MetricsReceiver) {
         let (snapshot, receiver) = watch::channel(None);
@@ -76,8 +80,8 @@ impl Meter {
         self.settings.borrow().is_on()
     }
 
-    /// Applies the settings of a configuration that was read again. If these settings switch metrics off, all
-    /// counters are reset.
+    /// Applies the metrics settings of a configuration that was read again. If metrics are switched off in
+    /// `settings`, all counters are reset.
     pub fn apply_settings(&mut self, settings: &Settings) {
         let new = &settings.metrics;
         if !new.is_on() {
@@ -105,8 +109,9 @@ impl Meter {
         }
     }
 
-    /// Starts to measure a cycle. `scheduled` is the time at which the scan of the cycle was due, or `None` if
-    /// no timer started the cycle. Returns `None` if metrics are switched off.
+    /// Starts the measurement of a cycle (scan, decision and changes) that begins now. `scheduled` is the
+    /// time at which the scan of the cycle was due, or `None` if no timer started the cycle. Returns `None`
+    /// if metrics are switched off.
     #[must_use]
     pub fn begin_cycle(&self, cause: CycleCause, scheduled: Option<Instant>) -> Option<CycleTimer> {
         if !self.is_on() {
@@ -117,24 +122,25 @@ impl Meter {
         Some(CycleTimer { cause, begun, scan_lateness })
     }
 
-    /// Counts a cycle that has ended. `running` is the value that [`Meter::begin_cycle`] returned; with `None`
-    /// nothing is counted. `report` has the changes of the cycle, and `faults` has the failures that still
-    /// exist after it.
+    /// Counts a cycle that ends now. `running` is the value that [`Meter::begin_cycle`] returned. If
+    /// `running` is `None`, nothing is counted. `report` has the changes of the cycle. `faults` has the
+    /// failures that persist after the cycle.
     pub fn end_cycle(&mut self, running: Option<CycleTimer>, report: &CycleReport, faults: &Faults) {
         let Some(CycleTimer { cause, begun, scan_lateness }) = running else { return };
         self.counters.scan_lateness = scan_lateness.unwrap_or(self.counters.scan_lateness);
         self.counters.count_cycle(cause, begun.elapsed(), report, faults);
     }
 
-    /// Counts a failure to write the journal of granted cores and saved masks.
+    /// Counts a failure to rewrite the journal, the file with the granted cores and the saved affinity masks.
     pub fn count_journal_fault(&mut self) {
         if self.is_on() {
             self.counters.journal_faults += 1;
         }
     }
 
-    /// Publishes a snapshot of the counters and of the status `published` to the metrics service. Called after
-    /// each cycle.
+    /// Publishes a snapshot of the counters and of the status `published` to the metrics service. The offline
+    /// PUs in the snapshot come from `state`. Must be called after each cycle. Does nothing while metrics are
+    /// switched off.
     pub fn publish(&self, published: StatusSnapshot, state: &WardenState) {
         if !self.is_on() {
             return;

@@ -12,8 +12,8 @@ const MAX_CREDIT: Duration = Duration::from_millis(50);
 /// The largest debt. One long cycle delays later events for a bounded time.
 const MAX_DEBT: Duration = Duration::from_millis(100);
 
-/// A limit on the CPU time for a kind of work: a share of one PU (logical CPU). Up to 50 ms of unused time can
-/// be spent later.
+/// A limit on the CPU time for a kind of work, as a share of one PU (hardware thread). Up to 50 ms of unused
+/// CPU time can be used later.
 #[derive(Debug)]
 pub struct CpuBudget {
     permille: u32,
@@ -23,8 +23,8 @@ pub struct CpuBudget {
 }
 
 impl CpuBudget {
-    /// Makes a budget that starts with 50 ms of CPU time at the time `now`. It grows by `permille` thousandths
-    /// of the time that passes.
+    /// Makes a budget that contains 50 ms of CPU time at the time `now`. The budget grows by `permille`
+    /// thousandths of the time that passes, up to 50 ms.
     #[must_use]
     pub fn new(permille: u32, now: Instant) -> Self {
         Self { permille, balance: nanos(MAX_CREDIT), at: now }
@@ -35,14 +35,15 @@ impl CpuBudget {
         self.permille = permille;
     }
 
-    /// Subtracts the CPU time `used` from the budget.
+    /// Subtracts the CPU time `used` from the budget at the time `now`. The budget can become negative, down
+    /// to -100 ms.
     pub fn spend(&mut self, used: Duration, now: Instant) {
         self.accrue(now);
         self.balance = (self.balance - nanos(used)).max(-nanos(MAX_DEBT));
     }
 
-    /// Returns how long the work must wait, from `now` on, until the budget is no longer overdrawn. Zero if it
-    /// is not overdrawn.
+    /// Returns how long the work must wait, from `now` on, until the budget is no longer negative. Returns
+    /// zero if the budget is not negative.
     #[must_use]
     pub fn wait_time(&mut self, now: Instant) -> Duration {
         self.accrue(now);
@@ -50,7 +51,7 @@ impl CpuBudget {
         Duration::from_nanos(owed.saturating_mul(1000) / u64::from(self.permille.max(1)))
     }
 
-    /// Returns whether at least 25 ms of CPU time are unspent: half of what the budget can hold.
+    /// Returns whether the budget contains at least 25 ms of CPU time at the time `now`: half of its maximum.
     #[must_use]
     pub fn has_reserve(&mut self, now: Instant) -> bool {
         self.accrue(now);

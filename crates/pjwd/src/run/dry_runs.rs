@@ -13,8 +13,8 @@ use crate::control::query::Answer;
 /// The oldest result that a user who is not an administrator may get.
 const RECENT: Duration = Duration::from_secs(1);
 
-/// The clients that wait for the result of a dry run (a cycle that changes nothing), and the last result. One
-/// dry run answers all waiting clients. `T` is the type of a result.
+/// The clients that wait for the result of a dry run, and the last result, of type `T`. A dry run computes
+/// changes without making them. One dry run answers all waiting clients.
 #[derive(Debug)]
 pub struct DryRunQueue<T> {
     waiters: Vec<Waiter>,
@@ -37,15 +37,16 @@ impl<T> DryRunQueue<T> {
         Self { waiters: Vec::new(), last: None, wrap }
     }
 
-    /// Adds a client to the queue. `answer` is the channel to the client. If `fresh` is true, the client gets
-    /// the result of a new dry run. Otherwise the client may get a result that is up to one second old.
+    /// Adds a client to the queue. [`DryRunQueue::answer_all`] sends the answer to the client through
+    /// `answer`. If `fresh` is true, the client gets the result of a new dry run. Otherwise the client may
+    /// get a result that is up to one second old.
     pub fn enqueue(&mut self, answer: oneshot::Sender<Answer>, fresh: bool) {
         self.waiters.push(Waiter { answer, fresh });
     }
 
-    /// Sends one result to all waiting clients, and empties the queue. Uses the last result if it is less than
-    /// one second old and no client requires a new one. Otherwise makes a new result with `dry_run`. Does
-    /// nothing if no client waits. `now` returns the current time.
+    /// Sends one result to all waiting clients, and empties the queue. Does nothing if no client waits.
+    /// Reuses the last result if it is less than one second old and no client requires a new result.
+    /// Otherwise computes a new result by `dry_run`. `now` returns the current time.
     pub fn answer_all(&mut self, now: impl Fn() -> Instant, dry_run: impl FnOnce() -> T) {
         // Drop calls of clients that have disconnected.
         self.waiters.retain(|waiter| !waiter.answer.is_closed());

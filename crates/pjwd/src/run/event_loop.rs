@@ -49,8 +49,8 @@ const TRIM_ACTIONS: usize = 256;
 /// After this many intervals without a lost event, the next lost event is reported again.
 const OVERRUN_EPISODE_INTERVALS: u32 = 10;
 
-/// The main loop of pjwd: waits for messages, process events and timers, and then runs a cycle (scan, decision and
-/// changes).
+/// The main loop of pjwd. It waits for messages, process events and timers, and then runs a cycle: a scan of
+/// processes, a decision, and the resulting changes.
 #[derive(Debug)]
 pub struct EventLoop {
     warden: Warden<LinuxNode, FileJournal>,
@@ -88,26 +88,28 @@ pub struct EventLoop {
     meter: Meter,
 }
 
-/// What the event loop needs to read the configuration again: the configuration in force, its path, and the parts of
-/// pjwd that get new settings.
+/// The parts of pjwd that a reload of the configuration needs: the configuration in force, the path of its
+/// file, and the parts that receive new settings.
 #[derive(Debug)]
 pub struct ReloadContext {
     /// The configuration in force, as read at the start or at the last reload.
     pub config: Config,
-    /// The path of the configuration file that the command line names. `None` for the default path.
+    /// The path of the configuration file, as given on the command line. `None` if the default path is used.
     pub config_path: Option<PathBuf>,
-    /// The channel that sends changed admission rules (who may do what) to the control server.
+    /// Sends changed admission rules to the control server. They say who is an administrator and what other
+    /// users may do.
     pub rules: watch::Sender<AdmissionRules>,
-    /// The logging of the process. A reload sets its log level.
+    /// The log of this process. A reload sets its level and its format.
     pub logging: Logging,
-    /// The counters of the event loop for the metrics. The configuration says whether they are published.
+    /// The counters for the metrics. The configuration says whether they are counted and published.
     pub meter: Meter,
 }
 
 type PendingCommands = Vec<(Command, oneshot::Sender<Result<Reply, Refusal>>)>;
 
 impl EventLoop {
-    /// Makes the event loop from its parts. No cycle (scan, decision and changes) has run yet.
+    /// Makes the event loop from its parts. The caller must then call [`EventLoop::run_first_cycle`] and
+    /// [`EventLoop::run`] on the thread of the loop.
     pub fn new(
         warden: Warden<LinuxNode, FileJournal>,
         inbox: Inbox,
@@ -145,8 +147,9 @@ impl EventLoop {
         }
     }
 
-    /// Runs the first cycle, which scans all processes, with the real-time priority. The published status is
-    /// complete only after this cycle. So the caller must not serve clients earlier.
+    /// Runs the first cycle (scan, decision and changes), which scans all processes. The published status is
+    /// complete only after this cycle. So the caller must not serve clients earlier. Also gives the daemon's
+    /// threads a real-time priority, if it is configured.
     pub fn run_first_cycle(&mut self) {
         let tids = [("event loop", gettid()), ("control server", getpid())];
         let threads = tids.map(|(name, tid)| (name, Tid(tid.as_raw().cast_unsigned())));
@@ -162,7 +165,8 @@ impl EventLoop {
         self.cycle(Vec::new());
     }
 
-    /// Waits for messages, process events and timers, and handles them. Returns after a [`Message::Stop`].
+    /// Waits for messages, process events and timers, and handles them. Blocks the thread, and returns after
+    /// a [`Message::Stop`].
     pub fn run(&mut self) {
         loop {
             let cpu_before = clock::own_thread_cpu_time();

@@ -12,9 +12,9 @@ const THRESHOLD: Duration = Duration::from_millis(250);
 /// After this time without a late cycle, the loop is on time again.
 const RECOVERY_TIME: Duration = Duration::from_secs(5);
 
-/// Returns the time from the fork of a process to the change of its affinity mask. `now` is the current time
-/// on both clocks: on CLOCK_MONOTONIC ([`Instant`]), which timed the change, and on CLOCK_BOOTTIME
-/// ([`Nanos`]), which timed the fork.
+/// Returns the time from the fork of a process to the change of its affinity mask. The fork was timed by
+/// CLOCK_BOOTTIME ([`Nanos`]), and the change by CLOCK_MONOTONIC ([`Instant`]). So `now` is the current time
+/// on both clocks.
 #[must_use]
 pub fn reaction_time(fork: &ConfinedFork, now: (Instant, Nanos)) -> Duration {
     let since_boot = Duration::from_nanos(now.1.0);
@@ -22,15 +22,16 @@ pub fn reaction_time(fork: &ConfinedFork, now: (Instant, Nanos)) -> Duration {
     confined_at.saturating_sub(Duration::from_nanos(fork.forked_at.0))
 }
 
-/// The recent delays of the daemon's cycles: the longest time that a cycle waited after it was due. Delays of
-/// up to 250 ms are ignored.
+/// The recent delays of the daemon's cycles (scan, decision and changes). A delay is the time that a cycle
+/// waited after it was due. Delays of up to 250 ms are ignored.
 #[derive(Debug, Default)]
 pub struct Lateness {
     late: Option<(Duration, Instant)>,
 }
 
 impl Lateness {
-    /// Records that the cycle that began at `now` had waited for the time `waited` after it was due.
+    /// Records a cycle that began at the time `now`. `waited` is the time for which the cycle waited after it
+    /// was due.
     pub fn record(&mut self, waited: Duration, now: Instant) {
         let worst = self.max_wait(now).unwrap_or_default();
         if waited > THRESHOLD {

@@ -29,20 +29,21 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// The time from a removal to the check. A program that removes a directory removes the files in it first.
 const SETTLE_TIME: Duration = Duration::from_millis(20);
 
-/// The control socket of the daemon: one that the daemon made, or one that the service manager passed to it.
+/// The control socket of the daemon. Either the daemon or the service manager created it.
 #[derive(Debug)]
 pub enum SocketFile {
-    /// The daemon made it.
+    /// The daemon created the socket, and can create it again.
     Own(BoundSocket),
-    /// The service manager made it and passed it to the daemon. Only the service manager can make it again.
+    /// The service manager created the socket and passed it to the daemon. Only the service manager can
+    /// create it again.
     Passed {
-        /// The path. `None` if the socket has no path.
+        /// The path of the socket. `None` if the socket has no path.
         path: Option<PathBuf>,
     },
 }
 
-/// The files of a running daemon that are watched, because other programs can remove them: the lock, the
-/// socket and the state directory.
+/// The files that a running daemon watches, because other programs can remove them: the lock file, the socket
+/// and the files in the state directory.
 #[derive(Debug)]
 pub struct OwnFiles {
     /// `None` for a daemon that runs beside another.
@@ -52,16 +53,17 @@ pub struct OwnFiles {
 }
 
 impl OwnFiles {
-    /// Makes the value from the files as they are now. `lock` is `None` for a daemon that runs beside another
-    /// one.
+    /// Makes the value from the files of this daemon. `lock` is `None` if the daemon was started with
+    /// `--beside`, because such a daemon has no lock. `state_dir` is the path of the state directory.
     #[must_use]
     pub fn new(lock: Option<DaemonLock>, socket: SocketFile, state_dir: PathBuf) -> Self {
         Self { lock, socket, state_dir }
     }
 
-    /// Whenever a file was removed, makes the lock file and the socket again, and asks the event loop to check
-    /// the journal. Sends each new socket to `listeners`. Sends warnings about files that can't be made again
-    /// through `outbox`. Never returns. Must run inside a tokio runtime.
+    /// Watches the files of the daemon. If the lock file or the socket was removed, makes it again, and sends
+    /// each new socket to `listeners`. If a file was removed, also asks the event loop through `outbox` to
+    /// check the journal. Sends warnings about files that can't be made again through `outbox`. Never
+    /// returns. Must run inside a tokio runtime.
     pub async fn restore_removed_files(
         mut self,
         listeners: mpsc::UnboundedSender<UnixListener>,

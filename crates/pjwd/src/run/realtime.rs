@@ -33,8 +33,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest time between two log lines about a thread that exceeded a bound.
 const LOG_PERIOD: Duration = Duration::from_secs(60 * 60);
 
-/// Gives threads of the daemon a real-time priority. A thread that exceeds its bounds on CPU time loses this
-/// priority for some time.
+/// Gives threads of the daemon a real-time priority. A thread that runs too long without sleeping, or uses
+/// more than its share of one PU, loses this priority for some time.
 #[derive(Debug, Default)]
 pub struct RealtimePriority {
     threads: Vec<BoundedThread>,
@@ -56,8 +56,8 @@ struct BoundedThread {
 }
 
 impl RealtimePriority {
-    /// Prepares the real-time priority of `threads` of this process. Each thread has a name for the log. The
-    /// priority is off at first.
+    /// Makes the value for `threads` of this process, each with a name for the log. The threads keep their
+    /// normal priority until [`RealtimePriority::set_enabled`] is called.
     #[must_use]
     pub fn new(threads: &[(&'static str, Tid)], now: Instant) -> Self {
         let thread = |&(name, tid)| BoundedThread {
@@ -71,9 +71,9 @@ impl RealtimePriority {
         Self { threads: threads.iter().map(thread).collect(), is_on: false, run_limit: RUN_LIMIT }
     }
 
-    /// Switches the real-time priority of the threads on or off. If it can't be switched on, the reason is
-    /// logged: at the level info for root, and at the level debug for other users, who normally can't have
-    /// such a priority.
+    /// Switches the real-time priority of the threads on or off. If the system does not allow the priority,
+    /// the threads keep the normal policy, and the reason is logged. The log level is info for root. It is
+    /// debug for other users, who normally can't have such a priority.
     pub fn set_enabled(&mut self, on: bool) {
         if on == self.is_on {
             return;
@@ -124,15 +124,15 @@ impl RealtimePriority {
     }
 
     /// Returns the latest time at which [`RealtimePriority::enforce_bounds`] must be called next. `None` if
-    /// the priority is off.
+    /// the real-time priority is off.
     #[must_use]
     pub fn next_check_at(&self, now: Instant) -> Option<Instant> {
         self.is_on.then(|| now + CHECK_INTERVAL)
     }
 
-    /// Gives the normal scheduling policy to each thread that exceeded a bound. Gives the real-time priority
-    /// again to each thread whose CPU budget has a reserve. Must be called just before the event loop sleeps,
-    /// because the kernel measures how long a thread has run since its last sleep.
+    /// Gives the normal scheduling policy to each thread that exceeded its limits on CPU time. Gives the
+    /// real-time priority again to each thread that has unused CPU time. Must be called just before the event
+    /// loop sleeps, because the kernel measures how long a thread has run since its last sleep.
     pub fn enforce_bounds(&mut self, now: Instant) {
         if !self.is_on {
             return;

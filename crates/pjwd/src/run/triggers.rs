@@ -13,35 +13,36 @@ use pjw_core::state::WardenState;
 
 use crate::metrics::counters::CycleCause;
 
-/// The reasons, other than process events, for the event loop to run its next cycle: timers, and the need for
-/// a full scan. Pending process events are part of the daemon's state instead.
+/// The reasons for the next cycle (scan, decision and changes) of the event loop, except process events and
+/// commands. These reasons are expired timers and the need for a full scan.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CycleTriggers {
-    /// Whether the time between two periodic scans of the jobs' processes has passed.
+    /// Whether the next periodic scan is due. A periodic scan reads the processes of jobs.
     pub periodic_scan_due: bool,
-    /// Whether the time between two rescans has passed. A rescan also reads the processes that belong to no
-    /// job.
+    /// Whether the next rescan is due. A rescan reads the processes of jobs, and also processes that belong
+    /// to no job.
     pub rescan_due: bool,
-    /// Whether every process must be scanned, because process events were lost or are not available.
+    /// Whether the next scan must read every process, for example because process events were lost or are not
+    /// available.
     pub full_scan_due: bool,
 }
 
 impl CycleTriggers {
-    /// Returns whether a cycle is due even if there are no process events: a timer has expired, or every
+    /// Returns whether a cycle is due even without process events and commands: a timer has expired, or every
     /// process must be scanned.
     #[must_use]
     pub fn are_due(self) -> bool {
         self.periodic_scan_due || self.scans_unassigned()
     }
 
-    /// Returns whether the scan of the next cycle also reads the processes that belong to no job.
+    /// Returns whether the next scan also reads processes that belong to no job.
     #[must_use]
     pub fn scans_unassigned(self) -> bool {
         self.rescan_due || self.full_scan_due
     }
 
-    /// Returns the cause of a cycle for the metrics. `scope` names the processes that the scan of the cycle
-    /// read.
+    /// Returns the cause of a cycle, as the metrics count it. `scope` says which processes the scan of the
+    /// cycle reads.
     #[must_use]
     pub fn cause(self, scope: &ScanScope) -> CycleCause {
         match (*scope == ScanScope::Full, self.are_due()) {
@@ -51,9 +52,13 @@ impl CycleTriggers {
         }
     }
 
-    /// Returns the request for the scan of the next cycle. If there are `commands` and no full scan is due,
-    /// that is the scan that the commands need. The request always includes the processes with pending process
-    /// events. These events are no longer pending in `state` afterwards.
+    /// Returns the request for the next scan. The first condition that is true selects the processes:
+    /// 1. A full scan is due: every process.
+    /// 2. There are `commands`: the processes that the commands concern.
+    /// 3. A timer expired: the processes of jobs. If a rescan is due, also processes that belong to no job.
+    ///
+    /// In every case, also if no condition is true, the scan reads the processes with pending process events.
+    /// These events are removed from `state`.
     pub fn scan_request(self, state: &mut WardenState, commands: &[Command]) -> ScanRequest {
         let active = state.lineage.scan_queue.take_pids();
         if !commands.is_empty() && !self.full_scan_due {

@@ -25,7 +25,8 @@ use tracing::warn;
 use super::lock::{inode_of, is_name_of, lock};
 use crate::host::directories;
 
-/// The names of the two files of the journal: the lines and the state.
+/// The names of the two files of the journal in the state directory. `journal.jsonl` has the latest records,
+/// and `state.json` has the state before these records.
 pub const FILE_NAMES: [&str; 2] = [LINES, STATE];
 const LINES: &str = "journal.jsonl";
 const STATE: &str = "state.json";
@@ -38,7 +39,7 @@ const RESERVED_BYTES: u64 = 256 << 10;
 /// The largest state file in bytes. This program writes no larger file.
 const MAX_STATE_BYTES: u64 = 256 << 20;
 
-/// An error of the journal. The message names the file, the cause and the remedy.
+/// An error of the journal. Its message names the file, the cause and the remedy.
 #[derive(Debug, Error)]
 #[error("can't {operation} {path}: {why}; {remedy}", path = path.display())]
 pub struct JournalFault {
@@ -65,8 +66,8 @@ impl JournalFault {
     }
 }
 
-/// The journal in the state directory: the records of jobs, of their cores and of original affinity masks,
-/// with which a restarted pjwd continues. It is locked against other daemons.
+/// The journal in the state directory, with which a restarted pjwd continues. It has the records of jobs, of
+/// their cores, and of original affinity masks. The journal is locked against other daemons.
 #[derive(Debug)]
 pub struct FileJournal {
     dir: PathBuf,
@@ -91,8 +92,8 @@ pub struct RecoveredJournal {
     /// Sentences for the log about files and records that could not be used: what was wrong with each, and
     /// what pjwd did with it.
     pub remarks: Vec<String>,
-    /// Whether records were lost. If only the last line is incomplete, nothing was lost: the changes in this
-    /// line were never made.
+    /// Whether records were lost. An incomplete last line is not a loss, because the changes in this line
+    /// were never made.
     pub has_lost_records: bool,
 }
 
@@ -112,12 +113,12 @@ struct Batch<'a> {
 }
 
 impl FileJournal {
-    /// Opens and locks the journal in the directory `dir`, and reads its records. `boot_id` is the id of the
-    /// present boot: records of another boot are dropped.
+    /// Opens and locks the journal in the directory `dir`, and reads its records. Creates the journal if
+    /// there is none. `boot_id` is the id of the current boot. Records of another boot are dropped.
     ///
     /// # Errors
-    /// If the directory is not writable, another daemon holds the lock, or the journal file does not belong to
-    /// this user.
+    /// If the directory is not writable, or another daemon holds the lock. If the journal file can't be read,
+    /// or does not belong to this user.
     pub fn open(dir: &Path, boot_id: &str) -> Result<(Self, RecoveredJournal), JournalFault> {
         let (path, lines) = open_lines(dir)?;
         let mut recovered = RecoveredJournal::default();
@@ -129,7 +130,8 @@ impl FileJournal {
         Ok((Self { dir, boot_id, lines, state, last, length, reserved: 0 }, recovered))
     }
 
-    /// Returns whether the journal has grown by more than 1 MiB since it was last rewritten.
+    /// Returns whether the journal has grown by more than 1 MiB since it was last rewritten. The caller
+    /// should then rewrite it.
     #[must_use]
     pub fn needs_rewrite(&self) -> bool {
         self.length > REWRITE_BYTES
@@ -154,7 +156,7 @@ impl FileJournal {
     }
 }
 
-/// Whether the directory `dir` has a file of a journal.
+/// Returns whether the directory `dir` contains at least one file of a journal.
 #[must_use]
 pub fn is_in(dir: &Path) -> bool {
     FILE_NAMES.iter().any(|name| dir.join(name).exists())

@@ -33,8 +33,11 @@ const MAX_BYTES: u64 = 64 << 10;
 /// How often the file may be removed by another process while the lock is taken.
 const MAX_ATTEMPTS: usize = 10;
 
-/// Takes the lock of a file. Waits while the kernel may still hold the files of a daemon that was killed. `is_alive` says
-/// whether the process that has the lock runs.
+/// Locks a file (flock(2)) and returns it. If another process holds the lock, waits for up to 5 s. Waits only
+/// 0.5 s if `is_alive` returns true, which means that the holder runs.
+///
+/// # Errors
+/// `EWOULDBLOCK` if another process still holds the lock after this time. Otherwise the error of flock(2).
 pub(super) fn lock(mut file: File, is_alive: impl Fn(&File) -> bool) -> Result<Flock<File>, Errno> {
     let begun = Instant::now();
     loop {
@@ -53,19 +56,19 @@ pub(super) fn lock(mut file: File, is_alive: impl Fn(&File) -> bool) -> Result<F
     }
 }
 
-/// The device and inode of the file at `path`. `None` if there is no file.
+/// Returns the device and inode numbers of the file at `path`. `None` if there is no file.
 pub(super) fn inode_of(path: &Path) -> Option<(u64, u64)> {
     std::fs::symlink_metadata(path).ok().map(|meta| (meta.dev(), meta.ino()))
 }
 
-/// Whether `path` is the name of the open file `file`.
+/// Returns whether the file at `path` is the open file `file`. False if the file was removed or replaced.
 pub(super) fn is_name_of(path: &Path, file: &File) -> bool {
     let open = file.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
     open.is_some() && open == inode_of(path)
 }
 
-/// The pjwd process that holds the lock against a second pjwd, as the lock file describes it: its pid, socket
-/// and state directory.
+/// The pjwd process that holds the lock against a second pjwd, as the lock file describes it. The description
+/// has the pid, the socket and the state directory of the process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LockHolder {
     pid: u32,
@@ -78,8 +81,8 @@ pub struct LockHolder {
 }
 
 impl LockHolder {
-    /// Describes this process as the holder of the lock. `socket` is `None` for `pjwd --release-all`, which
-    /// has no socket.
+    /// Describes this process as the holder of the lock. `socket` is the path of its control socket. `socket`
+    /// is `None` for `pjwd --release-all`, which has no socket.
     #[must_use]
     pub fn this_process(socket: Option<&Path>, state_dir: &Path) -> Self {
         let text = |path: &Path| path.to_string_lossy().into_owned();
@@ -112,25 +115,26 @@ impl fmt::Display for LockHolder {
     }
 }
 
-/// The reason why the lock against a second pjwd can't be taken.
+/// The reason why the lock against a second pjwd can't be acquired.
 #[derive(Debug, Error)]
 pub enum LockFault {
-    /// Another pjwd has it.
+    /// Another pjwd holds the lock.
     #[error("another pjwd runs {serves}{}: stop it first (for tests, --beside runs a second one beside it)", of_holder(.holder))]
     Held {
-        /// For whom the other one runs: `on this machine`.
+        /// The machine or the user that the other pjwd serves, as text for the message: `on this machine` or
+        /// `for user 1000`.
         serves: String,
-        /// The other one. `None` if the file does not name it.
+        /// The process that holds the lock. `None` if the lock file does not describe it.
         holder: Option<LockHolder>,
     },
-    /// The file can't be used.
+    /// The lock file or its directory can't be used.
     #[error("can't lock {path} against a second pjwd: {why}; {remedy}", path = path.display())]
     Unusable {
         /// The path of the lock file.
         path: PathBuf,
-        /// The reason.
+        /// The reason why the lock file can't be used.
         why: String,
-        /// What to do.
+        /// What the user can do, such as `remove it`.
         remedy: &'static str,
     },
 }
@@ -139,8 +143,8 @@ fn of_holder(holder: &Option<LockHolder>) -> String {
     holder.as_ref().map(|holder| format!(" ({holder})")).unwrap_or_default()
 }
 
-/// The lock against a second pjwd. There is one lock for root's pjwd, and one for each other user. It is
-/// released when this value is dropped or the process ends.
+/// The lock against a second pjwd. Root's pjwd has one lock, and the pjwd of each other user has another
+/// lock. The lock is released when this value is dropped or the process ends.
 #[derive(Debug)]
 pub struct DaemonLock {
     path: PathBuf,
@@ -151,20 +155,22 @@ pub struct DaemonLock {
 }
 
 impl DaemonLock {
-    /// Takes the lock, whose file is in the directory `dir`, and creates this directory if it is missing.
-    /// `dir` must be the same for each pjwd of the user. `holder` describes this process in the lock file.
+    /// Acquires the lock. The lock file is in the directory `dir`, which is created if it is missing. `dir`
+    /// must be the same for each pjwd of the user. `holder` describes this process, and is written to the
+    /// lock file. Waits for up to 5 s if another process holds the lock.
     ///
     /// # Errors
-    /// If another pjwd has the lock. If the directory or the file can't be used, such as a file of another
-    /// user, a symbolic link or a pipe.
+    /// If another pjwd holds the lock. If the directory or the lock file can't be used, for example because
+    /// the file belongs to another user or is a symbolic link.
     pub fn take(dir: &Path, holder: LockHolder) -> Result<Self, LockFault> {
         let path = dir.join(FILE_NAME);
         let (file, earlier) = lock_file(&path, &holder)?;
         Ok(Self { path, holder, earlier, file })
     }
 
-    /// Returns the state directory in which the pjwd before this one made a journal in the boot `boot_id`. `None` if it made
-    /// none. If the journal is gone, the masks that it set are not known any more.
+    /// Returns the state directory of the pjwd that held the lock before. `None` if that pjwd made no journal
+    /// in the boot `boot_id`. If the directory contains no journal any more, the affinity masks that the
+    /// earlier pjwd set are unknown.
     #[must_use]
     pub fn earlier_state_dir(&self, boot_id: &str) -> Option<&Path> {
         let earlier = self.earlier.as_ref();
@@ -172,10 +178,11 @@ impl DaemonLock {
         of_boot.map(|earlier| Path::new(&earlier.state_dir))
     }
 
-    /// Records that this process made its journal in the boot `boot_id`, for the next pjwd.
+    /// Writes to the lock file that this process made its journal in the boot `boot_id`. The next pjwd reads
+    /// this with [`DaemonLock::earlier_state_dir`].
     ///
     /// # Errors
-    /// If the file can't be written.
+    /// If the lock file can't be written.
     pub fn note_journal(&mut self, boot_id: &str) -> io::Result<()> {
         self.holder.journal_of_boot = Some(boot_id.to_owned());
         write(&self.file, &self.holder)
@@ -187,11 +194,13 @@ impl DaemonLock {
         &self.path
     }
 
-    /// Takes the lock again if its file was removed or replaced. Otherwise a second pjwd could create a new
-    /// file and lock that. Returns whether the lock was taken again.
+    /// Acquires the lock again if the lock file was removed or replaced. Otherwise a second pjwd could create
+    /// and lock a new file. Returns true if the lock was acquired again, and false if the lock file is still
+    /// in place.
     ///
     /// # Errors
-    /// The errors of [`DaemonLock::take`]. If a second pjwd took the lock in the meantime, both run now.
+    /// The errors of [`DaemonLock::take`]. If a second pjwd has acquired the lock in the meantime, both run
+    /// now.
     pub fn retake_if_removed(&mut self) -> Result<bool, LockFault> {
         if is_name_of(&self.path, &self.file) {
             return Ok(false);

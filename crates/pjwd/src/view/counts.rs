@@ -8,35 +8,40 @@ use pjw_core::snapshot::{JobMark, MarkKind};
 use pjw_core::state::dirty::{DirtyScope, DirtySet};
 use pjw_core::state::{Member, WardenState};
 
-/// The CPU demand of the threads of a job: the share of time for which they run or wait for a PU. Smoothed
-/// over some scans.
+/// The CPU demand of the threads of a job: how many PUs the threads use or wait for. The values are averages
+/// over the last scans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuDemand {
-    /// The time for which the threads run or wait for a PU, summed over the threads, in permille of one PU.
+    /// The share of time for which a thread runs or waits for a PU, summed over all threads, in permille.
+    /// 1000 means one PU all the time.
     pub total_permille: u64,
-    /// The time for which the threads wait for a PU, in permille of one PU. It is included in
-    /// `total_permille`.
+    /// The share of time for which a thread waits for a PU, summed over all threads, in permille. It is
+    /// included in `total_permille`.
     pub waiting_permille: u64,
 }
 
-/// The counts of a job, or of one process.
+/// The counts of processes and threads of a job, or of one process.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counts {
+    /// The number of processes.
     pub(crate) processes: u32,
+    /// The number of threads of these processes.
     pub(crate) threads: u32,
+    /// The number of hot (busy) threads: threads that run or wait for a PU most of the time.
     pub(crate) hot: u32,
+    /// The number of threads that pjwd pinned to one PU.
     pub(crate) pinned: u32,
-    /// Threads whose affinity mask is not within the job's cores.
+    /// The number of threads whose affinity mask contains PUs that are not granted to the job.
     pub(crate) outside: u32,
-    /// The number of processes outside the cgroup that the scheduler made for the job.
+    /// The number of processes outside the cgroup that the batch scheduler made for the job.
     pub(crate) strays: u32,
-    /// Processes that are not in the job's cpuset.
+    /// The number of processes that are not in the job's cpuset.
     pub(crate) outside_cpuset: u32,
     /// The CPU demand of the threads.
     pub(crate) demand: CpuDemand,
 }
 
-/// The counts of all jobs.
+/// The counts of processes and threads of all jobs.
 #[derive(Debug, Default)]
 pub(crate) struct JobCounts {
     members: BTreeMap<Pid, (JobId, Counts)>,
@@ -51,7 +56,7 @@ struct CountedJob {
 }
 
 impl JobCounts {
-    /// Counts the dirty jobs and processes again.
+    /// Counts again the jobs and processes that `dirty` names, because they may have changed.
     pub(crate) fn update(&mut self, state: &WardenState, dirty: &DirtySet) {
         if dirty.is_everything() {
             *self = Self::default();
@@ -78,7 +83,7 @@ impl JobCounts {
         }
     }
 
-    /// The counts of a job. All zero if the job has no members.
+    /// Returns the counts of a job. All counts are zero if the job has no processes.
     pub(crate) fn of(&self, job: &JobId) -> Counts {
         self.jobs.get(job).map(|known| known.sum).unwrap_or_default()
     }

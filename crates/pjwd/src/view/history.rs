@@ -60,9 +60,9 @@ impl Default for EventHistory {
 }
 
 impl EventHistory {
-    /// Stores an event and sends it to the subscribers. `jobs` are the current jobs. If the events of too many
-    /// jobs are stored, those of ended jobs are dropped. The events of an ended job are also dropped when
-    /// another job with the same id gets cores.
+    /// Stores an event and sends it to the subscribers. `jobs` are the current jobs. If events of too many
+    /// jobs are stored, the events of ended jobs are dropped. If a new job has the id of an ended job, the
+    /// events of the ended job are dropped when the new job gets cores.
     pub fn record(&mut self, event: Arc<Event>, jobs: &[Arc<Job>]) {
         self.count += 1;
         let is_refusal = event.event == EventKind::Refused.name();
@@ -106,8 +106,9 @@ impl EventHistory {
     }
 
     /// Returns a channel that receives all stored events, oldest first. If `follow` is true, the channel then
-    /// receives new events as they happen. A subscriber that reads too slowly misses events, and receives the
-    /// number of missed ones. Must be called inside a [`tokio::task::LocalSet`].
+    /// receives new events as they happen. Otherwise the channel is then closed. A client that reads too
+    /// slowly misses events, and receives an event with the number of missed events. Must be called inside a
+    /// [`tokio::task::LocalSet`].
     #[must_use]
     pub fn subscribe(&self, follow: bool) -> mpsc::Receiver<Reply> {
         let (sender, receiver) = mpsc::channel(64);

@@ -16,7 +16,8 @@ use super::counts::Counts;
 /// The longest event text, in bytes.
 pub(super) const MAX_TEXT_BYTES: usize = 1024;
 
-/// Formats a time as RFC 3339 demands, in UTC with milliseconds: `2026-05-04T12:00:00.000Z`.
+/// Returns a time as text in the format of RFC 3339, in UTC with milliseconds. Example:
+/// `2026-05-04T12:00:00.000Z`.
 #[must_use]
 pub fn rfc3339(time: UnixMillis) -> String {
     let time = Timestamp::from_millisecond(time.0).unwrap_or(Timestamp::UNIX_EPOCH);
@@ -24,10 +25,13 @@ pub fn rfc3339(time: UnixMillis) -> String {
     format!("{time:.3}")
 }
 
+/// Converts a count to `u32`. Returns `u32::MAX` for a larger count.
 pub(crate) fn count(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
+/// Converts a job to the form in which clients receive it. `counts` are the counts of its processes and
+/// threads. `enforcement` says what keeps the job on its cores: `cpuset`, `affinity` or `none`.
 pub(crate) fn job_to_wire(job: &Job, counts: Counts, topology: &Topology, enforcement: &str) -> wire::Job {
     let grant = job.grant.as_ref();
     let requested = job.request.as_ref().map(|request| request.cpu_request.core_count(topology));
@@ -69,14 +73,15 @@ pub(crate) fn job_to_wire(job: &Job, counts: Counts, topology: &Topology, enforc
     }
 }
 
-/// Returns the name, in replies and JSON, of a kind of evidence. Evidence says why a process belongs to its
-/// job.
+/// Returns the name of a kind of evidence, as replies and JSON show it. Evidence is the reason why a process
+/// belongs to its job.
 #[must_use]
 pub fn evidence_name(evidence: Evidence) -> &'static str {
     evidence.into()
 }
 
-/// Converts an event to the form in which clients receive it. Its time is the current time.
+/// Converts an event to the form in which clients receive it. The time of the result is the current time. A
+/// text of more than 1024 bytes is truncated.
 #[must_use]
 pub fn event_to_wire(event: &Event) -> wire::Event {
     wire::Event {
@@ -102,8 +107,8 @@ fn truncated(text: &str) -> String {
     format!("{}…", &text[..end])
 }
 
-/// Converts a plan to the reply of the call `Plan`. Each of `plan_warnings` is about a change that is not
-/// made.
+/// Converts a plan to the reply to the call `Plan` of a client. `plan_warnings` has a warning for each change
+/// that the plan leaves out.
 #[must_use]
 pub fn plan_to_wire(plan: &Plan, plan_warnings: &[Warning]) -> PlanReply {
     let cpusets = plan.cpuset_actions.iter().map(cpuset_action_to_wire);
@@ -113,7 +118,8 @@ pub fn plan_to_wire(plan: &Plan, plan_warnings: &[Warning]) -> PlanReply {
     }
 }
 
-/// Converts the planned or completed moves of a defragmentation to the reply of the calls `PlanDefrag` and `Defrag`.
+/// Converts the moves of a defragmentation to the reply to the calls `PlanDefrag` (planned moves) and
+/// `Defrag` (completed moves).
 #[must_use]
 pub fn defrag_to_wire(defrag: &DefragPlan) -> DefragReply {
     let moves = defrag.moves.iter().map(|moved| wire::Move {
@@ -129,6 +135,8 @@ pub fn defrag_to_wire(defrag: &DefragPlan) -> DefragReply {
     }
 }
 
+/// Converts the sizes of the largest requests for cores that fit now to the form in which clients receive
+/// them.
 pub(crate) fn fits_to_wire(
     LargestRequests { l3, numa_node, package, machine }: LargestRequests,
 ) -> wire::Fits {

@@ -37,9 +37,9 @@ const MAX_ROUNDS: usize = 8;
 /// The longest time that one cycle spends on cpuset changes, including waiting for systemd.
 const MAX_CPUSET_TIME: Duration = Duration::from_secs(5);
 
-/// The central type of pjwd: it runs the cycles that keep the processes of each job on the job's cores. `N` is
-/// the interface to the machine and `J` is the journal. The daemon uses the real ones, tests use simulated
-/// ones.
+/// The central type of pjwd. It runs the cycles (scan, decision and changes) that keep the processes of each
+/// job on the job's cores. `N` is the interface to the machine, and `J` is the journal. Tests use a simulated
+/// machine and a simulated journal.
 #[derive(Debug)]
 pub struct Warden<N, J> {
     node: N,
@@ -63,8 +63,9 @@ pub struct Warden<N, J> {
 }
 
 impl<N: Node, J: Journal> Warden<N, J> {
-    /// Makes a warden that continues where an earlier daemon stopped, from the `records` of its journal, oldest first.
-    /// Nothing is scanned or changed yet.
+    /// Makes a warden that continues where an earlier daemon stopped. `records` are the records of the
+    /// earlier daemon's journal, oldest first. They are applied to `state`. `host` has the properties of this
+    /// machine by which jobs are recognised. Nothing is scanned or changed yet.
     pub fn new(
         node: N,
         journal: J,
@@ -92,13 +93,13 @@ impl<N: Node, J: Journal> Warden<N, J> {
         }
     }
 
-    /// Returns the state after the last cycle: the jobs, their processes, and their grants (the PUs given to them).
+    /// Returns the state after the last cycle: the jobs, their processes, and the PUs granted to the jobs.
     pub fn state(&self) -> &WardenState {
         &self.state
     }
 
-    /// Returns the failures that still exist after the last cycle: of the journal, of the audit of plans, and
-    /// of mask changes that the kernel refuses.
+    /// Returns the failures that persist after the last cycle: journal writes that failed, plans that violate
+    /// a rule of pjw, and mask changes that the kernel refused.
     pub fn faults(&self) -> &Faults {
         &self.faults
     }
@@ -113,26 +114,28 @@ impl<N: Node, J: Journal> Warden<N, J> {
         &self.node
     }
 
-    /// Returns the interface to the machine, so that the caller can change the settings of this interface.
+    /// Returns the interface to the machine for changes, such as of its settings.
     pub fn node_interface_mut(&mut self) -> &mut N {
         &mut self.node
     }
 
-    /// Returns the state, so that the caller can change it. A caller that makes a scan request needs this: the
-    /// processes with pending process events are then taken out of the state.
+    /// Returns the state for changes. The caller needs this to make a scan request, because the request
+    /// removes the pending process events from the state.
     pub fn state_mut(&mut self) -> &mut WardenState {
         &mut self.state
     }
 
-    /// Sets the time since which the kernel's fork events were read without loss, in ns since boot. `None` if
-    /// fork events are missing or still being lost. In each case the next periodic rescan reads all processes.
+    /// Sets the time since which no fork event of the kernel was lost, in ns since boot. `None` if fork
+    /// events are missing or are still being lost. In both cases, every process is read by the next periodic
+    /// scan that includes processes outside jobs.
     pub fn set_fork_events_complete_since(&mut self, since: Option<Nanos>) {
         self.state.fork_events_complete_since = since;
         self.state.full_scan_due = true;
     }
 
-    /// Reads the pending process events (fork, exec, exit) of the kernel into the state. Called before each cycle and
-    /// after each scan, so that the fork of every scanned process is known.
+    /// Reads the pending process events (fork, exec, exit) of the kernel and applies them to the state. Must
+    /// be called before each cycle. The warden itself also calls this after each scan, so that the fork of
+    /// every scanned process is known.
     pub fn read_process_events(&mut self) {
         let EventBatch { events, lost, congested } = self.node.read_process_events();
         // An event for which there is no room counts as lost.
@@ -145,15 +148,16 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.events_read.congested = congested;
     }
 
-    /// Returns how many process events were read since the last call and whether some were lost. Then counts
-    /// from zero.
+    /// Returns how many process events were read since the last call, and whether events were lost. Resets
+    /// the count to zero.
     pub fn take_event_count(&mut self) -> EventCount {
         let congested = self.events_read.congested;
         std::mem::replace(&mut self.events_read, EventCount { congested, ..EventCount::default() })
     }
 
-    /// Finds the cgroups that an earlier daemon made for jobs. For each such cgroup without a record in the
-    /// journal, the next full scan makes a job or removes the cgroup. Called once, before the first cycle.
+    /// Finds the cgroups that an earlier daemon made for jobs. After the next full scan, each such cgroup
+    /// without a record in the journal becomes the cpuset of a job or is removed. Must be called once, before
+    /// the first cycle.
     pub fn find_cpusets(&mut self) {
         let found = self.node.list_job_cpusets(&self.policy.own_cgroups);
         found.into_iter().for_each(|found| self.state.cpusets.note_found(found));
@@ -165,8 +169,8 @@ impl<N: Node, J: Journal> Warden<N, J> {
         &self.journal
     }
 
-    /// Replaces the policy (the configured rules) from the next cycle on. The values `own_pid`, `only_user`,
-    /// `cpuset_support` and `own_cgroups` of the present policy stay, because they do not come from the
+    /// Replaces the policy (the configured rules) from the next cycle on. The values of `own_pid`,
+    /// `only_user`, `cpuset_support` and `own_cgroups` do not change, because they do not come from the
     /// configuration.
     pub fn set_policy(&mut self, policy: Policy) {
         let Policy { own_pid, only_user, .. } = self.policy;
@@ -185,15 +189,17 @@ impl<N: Node, J: Journal> Warden<N, J> {
         &self.unknown_pus
     }
 
-    /// Replaces the topology after PUs were added to the machine, and the policy, whose housekeeping PUs
-    /// depend on the topology. Jobs keep their cores.
+    /// Replaces the topology after PUs were added to the machine. Also replaces the policy, because its
+    /// housekeeping PUs (reserved for the system) depend on the topology. Jobs keep their cores.
     pub fn replace_topology(&mut self, topology: Topology, policy: Policy) {
         self.state.set_topology(topology, &policy.housekeeping_cpus);
         self.set_policy(policy);
     }
 
-    /// Runs one cycle: scans the processes in `request`, executes the commands of users, decides what affinity masks
-    /// and cpusets must change, and changes them.
+    /// Runs one cycle: scans the processes in `request`, executes the `commands` of users, decides which
+    /// affinity masks and cpusets must change, and changes them. Repeats this until no work is left, for at
+    /// most 8 rounds. Returns the results, with one reply for each command. While the journal can't be
+    /// written, commands are refused and no masks or cpusets are changed.
     pub fn run_cycle(&mut self, request: ScanRequest, commands: &[Command]) -> CycleReport {
         if self.faults.journal_error.is_some() {
             self.faults.journal_error = self.write_records(&[]).err().map(|fault| fault.to_string());
@@ -314,7 +320,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         }
     }
 
-    /// Returns the changes that the next cycle would make, and a warning for each change that this cycle would
+    /// Returns the changes that the next cycle would make, and a warning for each change that the cycle would
     /// leave out. Scans the machine but changes nothing.
     pub fn dry_run(&mut self) -> (Plan, Vec<Warning>) {
         let mut snapshot = self.observe(&self.state.scan_request(true));

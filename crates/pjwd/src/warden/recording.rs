@@ -23,24 +23,28 @@ fn records_size(records: usize, machine: &CpuSet) -> u64 {
 }
 
 impl<N: Node, J: Journal> Warden<N, J> {
-    /// Replaces the content of the journal by records of the current state only, which makes the file shorter.
+    /// Replaces the content of the journal by the records of the current state. Earlier records are dropped,
+    /// so the journal becomes shorter.
     ///
     /// # Errors
-    /// If the file can't be written. The old journal then stays valid.
+    /// If the journal can't be written. The old content then stays valid.
     pub fn rewrite_journal(&mut self) -> Result<(), J::Fault> {
         self.journal.rewrite(&self.state.records())
     }
 
-    /// Writes the journal again from the state if another program removed it. If that fails,
-    /// [`Warden::faults`] has the error, and each cycle tries again.
+    /// Writes the journal again from the current state if another program removed its files. If the write
+    /// fails, [`Warden::faults`] has the error, and each later cycle tries again.
     pub fn recreate_journal_if_removed(&mut self) {
         if self.faults.journal_error.is_none() && !self.journal.is_in_place() {
             self.faults.journal_error = self.rewrite_journal().err().map(|fault| fault.to_string());
         }
     }
 
-    /// Writes the records of a decision to the journal. After a failed write the journal lacks earlier records on which
-    /// these depend, so then all records of the state are written. The same if another program removed the journal.
+    /// Writes the records of a decision to the journal. If an earlier write failed or another program removed
+    /// the journal, writes all records of the state instead, because earlier records are missing.
+    ///
+    /// # Errors
+    /// If the journal can't be written.
     pub(super) fn write_records(&mut self, records: &[Record]) -> Result<(), J::Fault> {
         if self.faults.journal_error.is_none() && self.journal.is_in_place() {
             return self.journal.append(records);
@@ -50,9 +54,9 @@ impl<N: Node, J: Journal> Warden<N, J> {
         Ok(())
     }
 
-    /// Returns a copy of the state, for a rollback if the records of the commands can't be written. `None` if no rollback
-    /// is needed: there are no commands, or the journal has space for the records of the few threads that the commands
-    /// concern. A copy takes time for every process of the node.
+    /// Returns a copy of the state, for a rollback if the records of the commands can't be written. `None` if
+    /// no rollback is needed: there are no commands, or the journal has enough reserved space. Space is
+    /// reserved only if the commands concern few threads. A copy takes time for every process of the machine.
     pub(super) fn prepare_rollback(&mut self, commands: &[Command]) -> Option<WardenState> {
         if commands.is_empty() {
             return None;

@@ -11,17 +11,18 @@ use pjw_core::plan::{MaskAction, MaskOutcome, Warning};
 use pjw_core::state::{WardenState, dirty::DirtySet};
 use pjw_core::{job::JobId, refusal::Refusal, time::Nanos};
 
-/// The failures that still exist: of the journal, of the audit of plans, and of mask changes that the kernel
-/// refused. `pjwctl status` shows them as warnings.
+/// The failures that persist after a cycle. They are journal writes that failed, plans that violate a rule of
+/// pjw, and mask changes that the kernel refused. `pjwctl status` shows them as warnings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Faults {
     /// The error of the last write of the journal. `None` if this write succeeded. While there is an error,
-    /// pjwd changes nothing on the machine.
+    /// pjwd changes no affinity masks or cpusets.
     pub journal_error: Option<String>,
-    /// The jobs whose plan the audit rejected, each with the rule that the plan violates. No changes are made
-    /// for these jobs. The key `None` has a violation that concerns no single job.
+    /// The jobs whose plan violates a rule of pjw, each with the violation as text. No changes are made for
+    /// these jobs. The key `None` stands for a violation that concerns no single job. No changes at all are
+    /// made in this case.
     pub audit_violations: BTreeMap<Option<JobId>, String>,
-    /// The threads whose affinity masks the kernel refuses to change.
+    /// The threads whose affinity masks the kernel refused to change, each with the reason.
     pub refused_masks: BTreeMap<ThreadId, RefusedMask>,
 }
 
@@ -35,31 +36,30 @@ pub struct RefusedMask {
     pub reason: String,
 }
 
-/// The results of a cycle of the daemon: the replies to commands, events, warnings, and the changes with their
-/// outcomes.
+/// The results of a cycle of the daemon: one scan of processes, a decision, and the resulting changes.
 #[derive(Debug, Default)]
 pub struct CycleReport {
     /// The reply or the refusal for each command, in the order of the commands.
     pub replies: Vec<Result<Reply, Refusal>>,
     /// The events of the cycle, in the order in which they happened.
     pub events: Vec<Event>,
-    /// A warning for each change that the last round of the cycle considered and did not plan, with the
-    /// reason.
+    /// A warning with the reason for each change that the last decision of the cycle considered but did not
+    /// plan.
     pub plan_warnings: Vec<Warning>,
     /// The attempts to change affinity masks, each with its outcome.
     pub mask_outcomes: Vec<(MaskAction, MaskOutcome)>,
     /// The attempts to change cpusets, each with its outcome.
     pub cpuset_outcomes: Vec<(CpusetAction, CpusetOutcome)>,
-    /// The jobs and processes for which this cycle made a new plan. For all others, the previous plan is
+    /// The jobs and processes for which this cycle made a new plan. The plans of all other jobs are
     /// unchanged.
     pub dirty: DirtySet,
-    /// The new processes that were forked outside their job's cores, and whose affinity masks were set at
-    /// once, before the scan of the cycle.
+    /// The processes that were forked with an affinity mask outside their job's cores. Their masks were set
+    /// at once, before the scan of the cycle.
     pub confined_forks: Vec<ConfinedFork>,
-    /// Whether the cycle reached its maximum number of rounds before its work was complete. The next cycle
-    /// then continues.
+    /// Whether work is left because the cycle reached its maximum number of rounds. The next cycle then
+    /// continues.
     pub unfinished: bool,
-    /// For each thread, how often its affinity mask was written in this cycle.
+    /// For each thread, the number of writes of its affinity mask in this cycle.
     pub mask_writes: BTreeMap<ThreadId, u32>,
 }
 
@@ -67,8 +67,8 @@ pub struct CycleReport {
 /// cycle goes on, after the interval.
 const MAX_MASK_WRITES: u32 = 3;
 
-/// A new process that was forked outside its job's cores, and whose affinity mask was set at once instead of
-/// after the next scan.
+/// A process that was forked with an affinity mask outside its job's cores. Its mask was set at once, instead
+/// of after the next scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConfinedFork {
     /// The process id (pid).
@@ -79,15 +79,16 @@ pub struct ConfinedFork {
     pub confined_at: Instant,
 }
 
-/// How many process events were read from the kernel, and whether some were lost.
+/// The number of process events (fork, exec, exit) that were read from the kernel, and whether some were
+/// lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EventCount {
     /// The number of events that were read.
     pub count: usize,
     /// Whether events were lost: the kernel dropped them, or pjwd had no room for them.
     pub lost: bool,
-    /// Whether the kernel still drops events. It drops events from the moment when its buffer overflows until
-    /// pjwd has read the buffer empty.
+    /// Whether the kernel still drops events. It starts to drop events when its buffer overflows. It stops
+    /// when pjwd has read the buffer empty.
     pub congested: bool,
 }
 

@@ -26,30 +26,32 @@ const MAX_STEPS: usize = 32;
 /// The levels of the score, largest first.
 const LEVELS: [Level; 3] = [Level::Package, Level::NumaNode, Level::L3];
 
-/// A planned move of one job to other cores, which reduces fragmentation.
+/// A planned move of one job to other cores, in order to reduce fragmentation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobMove {
     /// The job that moves.
     pub job: JobId,
-    /// The PUs (logical CPUs) that the job holds before the moves of the plan.
+    /// The PUs (logical CPUs) that the job holds before any move of the plan.
     pub from: CpuSet,
-    /// The PUs that the job is to hold after the moves. Their number, and the kinds of their cores, are the
-    /// same as before.
+    /// The PUs that the job is to hold after all moves of the plan. The number of PUs and the kinds of
+    /// their cores are the same as in `from`.
     pub to: CpuSet,
-    /// The improvement that the move brings, as a clause for a sentence: `it lies on 1 package instead of 2`.
+    /// The improvement by the move, as a part of a sentence for users, such as `it lies on 1 package
+    /// instead of 2`.
     pub why: String,
 }
 
-/// The result of [`plan_defrag`]: the moves of jobs that reduce fragmentation, and the largest requests that
-/// the machine can serve before and after the moves.
+/// The result of [`plan_defrag`]: the moves of jobs that reduce fragmentation. Also the sizes of the
+/// largest requests for cores that the machine can serve before and after the moves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DefragPlan {
-    /// The moves, at most one for each job.
+    /// The moves, at most one for each job. Each move gives the PUs of the job before and after the whole
+    /// plan.
     pub moves: Vec<JobMove>,
-    /// The largest requests that can be served before the moves, in whole cores. There is one number each for
-    /// a request inside one L3, inside one NUMA node, inside one package, and on the whole machine.
+    /// The sizes, in whole cores, of the largest requests that the free cores can serve before the moves:
+    /// inside one L3, inside one NUMA node, inside one package, and on the whole machine.
     pub largest_requests_before: LargestRequests,
-    /// The largest requests that can be served after the moves, in whole cores, as in
+    /// The sizes of the largest requests that the free cores can serve after the moves, in the same form as
     /// `largest_requests_before`.
     pub largest_requests_after: LargestRequests,
     /// The changes of the pool, in order. The pool is valid after each step. A job may appear twice.
@@ -71,8 +73,10 @@ pub(crate) struct Step {
 type Score = ([u32; 3], Reverse<[u32; 3]>);
 
 /// Plans a defragmentation: finds moves of jobs to other cores. After the moves, the jobs lie on fewer
-/// packages, NUMA nodes and L3s, or a larger request fits into one package, NUMA node or L3. Does not change
-/// the state: the caller carries out the moves. Considers at most 64 jobs, and returns at most 32 moves.
+/// packages, NUMA nodes and L3s, or a larger request fits into one package, NUMA node or L3.
+///
+/// Returns the plan. The plan has no moves if no move is an improvement. Does not change `state`: the
+/// caller carries out the moves. Considers at most 64 jobs, and returns at most 32 moves.
 #[must_use]
 pub fn plan_defrag(state: &WardenState, policy: &Policy) -> DefragPlan {
     let mut search = Search::new(state, policy);

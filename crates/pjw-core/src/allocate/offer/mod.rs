@@ -24,12 +24,13 @@ mod properties;
 #[cfg(test)]
 mod tests;
 
-/// Chooses the PUs for a request of `job`. Free PUs and the PUs that the job already holds are available. The
-/// job keeps the PUs that it holds, if that is possible. Does not change `pool`.
+/// Chooses the PUs for `request`, a request of the job `job`, and returns these PUs as an offer. Only free
+/// PUs and the PUs that the job already holds are chosen. The PUs that the job already holds are preferred.
+/// Does not change `pool`: the caller passes the offer to [`Pool::commit`].
 ///
 /// # Errors
-/// If the request can't be served. The refusal says what was requested, what is free, and what request would
-/// fit.
+/// If the request can't be served. The [`Refusal`] gives the reason, such as the requested and the free
+/// number of cores.
 pub fn allocate(
     job: &JobId,
     request: &JobRequest,
@@ -70,12 +71,18 @@ fn near_device(device: &Device, anywhere: Offer, near: Option<Offer>) -> Offer {
     }
 }
 
-/// Chooses PUs for a request that the free cores can't serve. The PUs may be in grants of other jobs too.
-/// Free PUs and the job's own PUs are preferred, then the PUs that the fewest grants of other jobs contain.
-/// `others` has the number of such grants for each PU.
+/// Chooses the PUs for a request that the free cores can't serve, and returns these PUs as an offer. The
+/// offer may contain PUs that other jobs hold. PUs are chosen in this order:
+///
+/// 1. Free PUs, and PUs that the job already holds.
+/// 2. PUs that the fewest other jobs hold. `others` has, for each PU, the number of grants of other jobs
+///    that contain the PU.
+///
+/// Does not change `pool`: the caller grants the PUs of the offer.
 ///
 /// # Errors
-/// If the whole machine is too small for the request.
+/// If even all online PUs except the housekeeping PUs can't serve the request. The [`Refusal`] gives the
+/// reason.
 pub fn allocate_shared(
     job: &JobId,
     request: &JobRequest,
@@ -198,22 +205,24 @@ fn check_explicit(
     Ok(())
 }
 
-/// The largest requests that the free cores can serve now, in whole cores: on the whole machine, and inside
-/// one domain (L3, NUMA node, package) of each level.
+/// The sizes, in whole cores, of the largest requests that the free cores can serve: inside one L3, inside
+/// one NUMA node, inside one package, and on the whole machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LargestRequests {
-    /// The largest request that fits into one L3.
+    /// The largest number of cores that a new job can get inside one L3.
     pub l3: u32,
-    /// The largest request that fits into one NUMA node.
+    /// The largest number of cores that a new job can get inside one NUMA node.
     pub numa_node: u32,
-    /// The largest request that fits into one package.
+    /// The largest number of cores that a new job can get inside one package.
     pub package: u32,
-    /// The largest request that fits into the whole machine.
+    /// The largest number of cores that a new job can get on the whole machine.
     pub machine: u32,
 }
 
-/// Returns the largest requests that fit into one domain of each level, and into the whole machine, in whole
-/// cores. If the machine has no domains of a level, the next larger level is used instead.
+/// Returns the sizes, in whole cores, of the largest requests that the free cores can serve: inside one L3,
+/// inside one NUMA node, inside one package, and on the whole machine. If the machine has no L3, the size
+/// for a NUMA node is also used for the L3. In the same way, a missing NUMA node is replaced by the
+/// package, and a missing package by the whole machine.
 #[must_use]
 pub fn largest_requests(pool: &Pool, topology: &Topology) -> LargestRequests {
     let allocator =

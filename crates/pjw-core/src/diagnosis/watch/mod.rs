@@ -11,9 +11,9 @@ use crate::terms::{
 /// the first thread is known.
 const MAX_UNASSIGNED: usize = 4096;
 
-/// Returns the pids of the processes whose threads the diagnosis (`pjwctl doctor`) reads. These are all
-/// processes of jobs, and at most 4,096 processes that belong to no job. Of every other process, only the
-/// first thread is read.
+/// Returns the pids of the processes of which the diagnosis (`pjwctl doctor`) reads all threads: all
+/// processes of jobs, and at most 4,096 processes that belong to no job. Of any other process, the
+/// diagnosis reads only the first thread.
 #[must_use]
 pub fn pids_to_scan_fully(state: &WardenState) -> BTreeSet<Pid> {
     let members = state.members.keys().copied();
@@ -23,17 +23,17 @@ pub fn pids_to_scan_fully(state: &WardenState) -> BTreeSet<Pid> {
     members.chain(others.map(|process| process.id.pid).take(MAX_UNASSIGNED)).collect()
 }
 
-/// Two scans of the same node, some seconds apart. The diagnosis computes the CPU use of each thread from
-/// their difference.
+/// Two scans of the same machine, some seconds apart. The diagnosis computes the CPU use of each thread
+/// from the difference between the two scans.
 #[derive(Debug, Clone, Copy)]
 pub struct ScanPair<'a> {
-    /// The jobs and processes of the node, as of the second scan.
+    /// The jobs and processes of the machine, as of the second scan.
     pub state: &'a WardenState,
     /// The settings with which `state` was computed from the scans.
     pub policy: &'a Policy,
-    /// The first scan. It has the CPU time that each thread had used until then.
+    /// The first scan, with the CPU time that each thread had used before this scan.
     pub first_scan: &'a Snapshot,
-    /// The second scan. It has the CPU time that each thread had used until then.
+    /// The second scan, with the CPU time that each thread had used before this scan.
     pub second_scan: &'a Snapshot,
 }
 
@@ -51,9 +51,10 @@ impl ScanPair<'_> {
         self.second_scan.taken_at.since_boot.0.saturating_sub(self.first_scan.taken_at.since_boot.0)
     }
 
-    /// Returns all jobs, each with the CPU use of its threads between the two scans. `held` has the PUs that
-    /// a running `pjwd` granted to each job; it is empty if no `pjwd` runs. PUs that a scheduler granted are
-    /// taken from the scans.
+    /// Returns all jobs, each with the CPU use of its threads between the two scans. `held` has the PUs
+    /// that a running `pjwd` granted to each job, and is empty if no `pjwd` runs. If a batch scheduler
+    /// granted the PUs of a job, the PUs are taken from the scans. The fields `has_cpuset` and
+    /// `enforcement` of the result are empty; the caller sets them.
     #[must_use]
     pub fn observed_jobs(&self, held: &BTreeMap<JobId, CpuSet>) -> Vec<ObservedJob> {
         let readings = self.readings();

@@ -17,20 +17,21 @@ use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::devices::{Device, MachineDetails};
 
 /// A level at which the cores of a machine are grouped: L3, NUMA node, package, or the whole machine. The
-/// order is that of the usual nesting. [`Topology::levels`] returns the actual order on a given machine.
+/// values are ordered as the levels are usually nested, the smallest first. [`Topology::levels`] returns
+/// the actual nesting on a given machine.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, strum::IntoStaticStr,
 )]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum Level {
-    /// Cores that share a last-level cache.
+    /// The cores that share one L3 cache.
     L3,
-    /// Cores with the same local memory.
+    /// The cores that have the same local memory.
     NumaNode,
-    /// A socket.
+    /// The cores in the same package (socket).
     Package,
-    /// The whole machine.
+    /// All cores of the machine.
     Machine,
 }
 
@@ -39,8 +40,8 @@ pub enum Level {
 pub struct Domain {
     /// Whether the domain is an L3 cache, a NUMA node or a package.
     pub level: Level,
-    /// The number of the domain. For a NUMA node or a package, the kernel's number. For an L3, hwloc's
-    /// logical number.
+    /// The number of the domain. For a NUMA node or a package, it is the number in the kernel. For an L3,
+    /// it is the logical index in hwloc.
     pub number: u32,
     /// The PUs (logical CPUs) of the domain.
     pub cpus: CpuSet,
@@ -53,8 +54,8 @@ pub struct Domain {
 pub struct Core {
     /// The PUs (logical CPUs) of the core: its SMT siblings.
     pub pus: CpuSet,
-    /// The kind of the core, as an index into the kinds that the machine has. 0 is the most energy-efficient
-    /// kind (hwloc's CPU kinds), and the only kind of a machine whose cores are all alike.
+    /// The kind of the core, as an index into [`MachineDetails::kinds`]. 0 is the most energy-efficient
+    /// kind. All cores have the kind 0 if the machine has only one kind of core.
     pub kind: u32,
 }
 
@@ -161,22 +162,22 @@ impl From<Topology> for Parts {
     }
 }
 
-/// The reason why cores and domains can't be combined to a topology.
+/// The reason why [`Topology::new`] can't build a topology from the given cores and domains.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum TopologyError {
-    /// There is no core with a PU.
+    /// No core has a PU.
     #[error("the topology has no core with an online PU")]
     Empty,
-    /// A PU is in two cores.
+    /// The same PU is in two cores.
     #[error("PU {pu} is in two cores")]
     TwoCores {
-        /// The PU.
+        /// The PU that is in two cores.
         pu: Pu,
     },
 }
 
-/// The shape of a regular machine: all packages have the same structure, and so have all NUMA nodes, all L3s
-/// and all cores. Used in tests and for capacity planning.
+/// The shape of a regular machine, in which all packages, all NUMA nodes, all L3s and all cores have the
+/// same structure. Used in tests and for capacity planning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegularShape {
     /// The number of packages (sockets) of the machine.
@@ -192,9 +193,12 @@ pub struct RegularShape {
 }
 
 impl Topology {
-    /// Builds a topology from cores, given in hwloc's order, and domains. Several domains of one level may
-    /// contain the same PU, such as a NUMA node of fast memory and one of slow memory. The PU then belongs to
-    /// the smallest of them; if several are equally small, to the first.
+    /// Builds a topology from `cores` and `domains` (L3s, NUMA nodes and packages), both in hwloc's logical
+    /// order. Cores without PUs are ignored.
+    ///
+    /// Several domains of one level may contain the same PU, such as a NUMA node of fast memory and one of
+    /// slow memory. The PU then belongs to the domain with the fewest PUs. If several of these domains have
+    /// the fewest PUs, the PU belongs to the first of them.
     ///
     /// # Errors
     /// If no core has a PU, or if two cores have the same PU.
@@ -236,8 +240,8 @@ impl Topology {
         Ok(Self(Arc::new(Machine { domains, cores, order, cpus, starts, levels, index, devices })))
     }
 
-    /// Returns this topology, with `devices` as the details (dies, kinds of core and PCI devices) of the
-    /// machine.
+    /// Replaces the details of the machine (dies, kinds of core, PCI devices, unusable PUs) by `devices`,
+    /// and returns the topology.
     #[must_use]
     pub fn with_details(mut self, devices: MachineDetails) -> Self {
         let machine = Arc::make_mut(&mut self.0);
@@ -246,7 +250,8 @@ impl Topology {
     }
 
     /// Builds the topology of a regular machine. PUs are numbered as on x86: first the first PU of every
-    /// core, then the second PU of every core, and so on.
+    /// core, then the second PU of every core, and so on. If the shape has no cores, the result is a
+    /// machine with one core and one PU.
     #[must_use]
     pub fn from_shape(shape: RegularShape) -> Self {
         let cores_total = shape.packages * shape.numa_per_package * shape.l3_per_numa * shape.cores_per_l3;
@@ -288,14 +293,14 @@ impl Topology {
     }
 
     /// Returns the levels (L3, NUMA node, package) at which this machine has domains, the level with the
-    /// largest domains first. The order differs between machines: usually a package contains NUMA nodes, but
-    /// on some machines a NUMA node contains packages.
+    /// largest domains first. The order differs between machines: usually packages contain NUMA nodes, but
+    /// on some machines NUMA nodes contain packages.
     #[must_use]
     pub fn levels(&self) -> &[Level] {
         &self.0.levels
     }
 
-    /// Iterates over the domains of one level, such as all NUMA nodes, in hwloc's order.
+    /// Iterates over the domains of one level, such as all NUMA nodes, in hwloc's logical order.
     pub fn domains(&self, level: Level) -> impl Iterator<Item = &Domain> {
         self.0.domains.iter().filter(move |domain| domain.level == level)
     }
@@ -306,23 +311,24 @@ impl Topology {
         &self.0.devices
     }
 
-    /// Returns the device with this name or PCI address, or `None` if the machine has no such device.
+    /// Returns the device whose name or PCI address is `name`. `None` if the machine has no such device.
     #[must_use]
     pub fn device(&self, name: &str) -> Option<&Device> {
         self.0.devices.devices.iter().find(|device| device.has_name(name))
     }
 
-    /// Returns the PUs for which [`Topology::domain_of`] returns `domain`. These are fewer than all PUs in
-    /// `domain` if another domain of the same level contains some of them too. Empty for a NUMA node without
-    /// PUs.
+    /// Returns the PUs that belong to `domain`: the PUs for which [`Topology::domain_of`] returns `domain`.
+    /// Some PUs of `domain` are missing in the result if they belong to another domain of the same level
+    /// that also contains them. The result is empty for a NUMA node without PUs.
     #[must_use]
     pub fn cpus_belonging_to(&self, domain: &Domain) -> CpuSet {
         let here = |&pu: &Pu| self.domain_of(domain.level, pu).is_some_and(|own| own.number == domain.number);
         domain.cpus.iter().filter(here).collect()
     }
 
-    /// Returns the domain of this level (such as the NUMA node) to which `pu` belongs. `None` if no domain of
-    /// this level contains `pu`.
+    /// Returns the domain of the level `level` (such as the NUMA node) to which `pu` belongs. `None` if no
+    /// domain of this level contains `pu`. If several domains of this level contain `pu`, it belongs to the
+    /// one with the fewest PUs.
     #[must_use]
     pub fn domain_of(&self, level: Level, pu: Pu) -> Option<&Domain> {
         self.0.domains.get(self.domain_index(level, pu)? as usize)
@@ -345,18 +351,19 @@ impl Topology {
         &self.0.cores
     }
 
-    /// Iterates over the cores in hwloc's order. Each item is the list of the PUs of one core.
+    /// Iterates over the cores in hwloc's logical order. Each item is the list of the PUs of one core.
     pub fn pus_by_core(&self) -> impl Iterator<Item = &[Pu]> {
         self.0.starts.windows(2).map(|ends| &self.0.order[ends[0]..ends[1]])
     }
 
-    /// Returns all PUs of the machine, core by core, in hwloc's order.
+    /// Returns all PUs of the machine, core by core, in hwloc's logical order.
     #[must_use]
     pub fn pus_in_order(&self) -> &[Pu] {
         &self.0.order
     }
 
-    /// Returns all PUs of the machine.
+    /// Returns the set of all PUs of the machine. PUs that were offline when the topology was read are not
+    /// included.
     #[must_use]
     pub fn cpus(&self) -> &CpuSet {
         &self.0.cpus
@@ -387,16 +394,16 @@ impl Topology {
         u32::try_from(cores.len()).unwrap_or(u32::MAX)
     }
 
-    /// Returns the PUs of `cpus` in hwloc's order, so that PUs of the same core, L3 and NUMA node are
-    /// neighbours in the list. PUs that the machine does not have are omitted.
+    /// Returns the PUs of `cpus` in hwloc's logical order, so that PUs of the same core, L3 and NUMA node
+    /// are neighbours in the list. PUs that the machine does not have are omitted.
     #[must_use]
     pub fn sorted_pus(&self, cpus: &CpuSet) -> Vec<Pu> {
         self.0.order.iter().copied().filter(|&pu| cpus.contains(pu)).collect()
     }
 
-    /// Returns the PUs of `cpus`, sorted so that one PU of every core comes before the second PU of any core.
-    /// If threads are pinned to PUs in this order, two threads share a core only if there are more threads
-    /// than cores.
+    /// Returns the PUs of `cpus`, sorted so that one PU of every core comes before the second PU of any
+    /// core. If threads are pinned to PUs in this order, two threads share a core only if there are more
+    /// threads than cores. PUs that the machine does not have are omitted.
     #[must_use]
     pub fn one_per_core_first(&self, cpus: &CpuSet) -> Vec<Pu> {
         let mut ranked: Vec<(usize, usize, Pu)> = Vec::new();

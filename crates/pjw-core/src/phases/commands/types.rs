@@ -9,37 +9,40 @@ use crate::terms::{CpuRequest, Job, JobId, Placement, PriorityClass};
 pub struct Caller {
     /// The user id of the caller, as verified by the kernel (`SO_PEERCRED`).
     pub uid: Uid,
-    /// Whether the caller is an administrator, who may change jobs of other users. Administrators are root,
-    /// the user of the daemon, and the members of the groups in the config key `admin_groups`.
+    /// Whether the caller is an administrator. An administrator may change jobs of other users.
+    /// Administrators are root, the user of the daemon, and the members of the groups in the config key
+    /// `admin_groups`.
     pub admin: bool,
 }
 
 /// A command of a user or administrator that changes jobs: assign, release, release all jobs, or defragment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
-    /// Gives cores and processes to a job.
+    /// Grants cores to a job, and adds processes to the job.
     Assign(AssignCommand),
-    /// Takes the cores back from a job and restores the masks of its threads.
+    /// Takes the cores back from a job, and restores the affinity masks that the threads of the job had
+    /// before pjw changed them.
     Release {
-        /// The job.
+        /// The job that loses its cores.
         job: JobId,
         /// The user that sent the command.
         caller: Caller,
     },
-    /// Releases all jobs that the caller may release.
+    /// Does the same as [`Command::Release`] for all jobs that the caller may release.
     ReleaseAll {
         /// The user that sent the command.
         caller: Caller,
     },
-    /// Moves jobs so that they use fewer domains of the machine and larger requests fit into one domain.
+    /// Moves jobs to other cores, so that the jobs use fewer packages, NUMA nodes and L3s, or larger
+    /// requests fit into one package, NUMA node or L3.
     Defrag {
         /// The user that sent the command.
         caller: Caller,
     },
 }
 
-/// The assign command (`pjwctl assign` and `pjwctl run`): a job, the cores that are requested for it, and the
-/// processes that are to join it. An option that is `None` does not change an existing job.
+/// The assign command (`pjwctl assign` and `pjwctl run`): a job, the cores that are requested for the job,
+/// and the processes that are to join the job. An option that is `None` does not change an existing job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AssignCommand {
     /// The job that is to get the cores. It is created if it does not exist.
@@ -59,26 +62,28 @@ pub struct AssignCommand {
     /// Whether the memory of the job is allocated only from the NUMA nodes of its cores. `None` leaves the
     /// setting of the job unchanged; for a new job it means false.
     pub bind_memory: Option<bool>,
-    /// Whether the cores of the job become an isolated partition (`cpuset.cpus.partition`). `None` leaves the
-    /// setting of the job unchanged; for a new job it means false.
+    /// Whether the job's cpuset becomes an isolated partition of the kernel (`cpuset.cpus.partition`).
+    /// `None` leaves the setting of the job unchanged; for a new job it means false.
     pub isolated: Option<bool>,
-    /// The pids of the processes that are to join the job. Their descendants join it too.
+    /// The pids of the processes that are to join the job. The descendants of these processes join the job
+    /// too.
     pub pids: Vec<Pid>,
-    /// The id of a session (setsid(2)): all its processes and their descendants are to join the job. `None`
-    /// if the command names no session.
+    /// The id of a session (setsid(2)). All processes of the session and their descendants are to join the
+    /// job. `None` if the command names no session.
     pub session: Option<Pid>,
     /// Whether the command is refused if the job exists already. True for `pjwctl run`.
     pub must_be_new: bool,
-    /// The user that is to own the job. Only an administrator may name another user. If `None`, the owner of
-    /// the processes owns the job; without processes, the caller.
+    /// The user that is to own the job. Only an administrator may name another user. If `None`, an existing
+    /// job keeps its owner. A new job is then owned by the user of the first named process, or by the
+    /// caller if no process is named.
     pub owner: Option<Uid>,
     /// The user that sent the command.
     pub caller: Caller,
 }
 
 impl AssignCommand {
-    /// Makes an assign command without options: it names no process, and does not change the settings of an
-    /// existing job. The caller of this function then sets options in the fields.
+    /// Makes an assign command that names no process and changes no setting of an existing job. Set the
+    /// other fields of the result to request cores, to add processes or to change settings.
     #[must_use]
     pub fn new(job: JobId, caller: Caller) -> Self {
         Self {
@@ -101,10 +106,11 @@ impl AssignCommand {
 /// The reply to a command that was carried out. The reply to a command that was refused is a `Refusal`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
-    /// The job after the command.
+    /// The job, as it is after the command [`Command::Assign`].
     Assigned(Box<Job>),
-    /// The jobs that were released.
+    /// The ids of the jobs that [`Command::Release`] or [`Command::ReleaseAll`] released.
     Released(Vec<JobId>),
-    /// The jobs that were moved, and the result of the moves.
+    /// The moves of jobs that [`Command::Defrag`] made, and the largest requests that fit before and after
+    /// the moves.
     Moved(Box<DefragPlan>),
 }

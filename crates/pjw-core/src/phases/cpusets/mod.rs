@@ -96,35 +96,38 @@ fn cpuset_in_effect(state: &WardenState, policy: &Policy, id: &JobId) -> Option<
     (is_inside && policy.enforcement != Enforcement::Affinity).then(|| path.clone())
 }
 
-/// The mechanism that at present restricts the processes of a job to its cores: a cpuset, affinity masks, or
-/// none.
+/// The mechanism that at present restricts the processes of a job to the job's cores: a cpuset, affinity
+/// masks, or no mechanism.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EffectiveEnforcement {
-    /// One cpuset limits all processes.
+    /// A cpuset restricts all processes of the job.
     Cpuset {
-        /// The cgroup of the cpuset. `None` if it is the scheduler's and its path is unknown.
+        /// The path of the cpuset's cgroup, below the mount point of the cgroup hierarchy. `None` if the
+        /// batch scheduler made the cpuset and its path is unknown.
         path: Option<String>,
     },
-    /// Affinity masks limit all processes, or those that no cpuset limits.
+    /// Affinity masks restrict the processes of the job, at least the processes that no cpuset restricts.
     Affinity {
-        /// Why there is no cpuset for all processes.
+        /// The reason why no cpuset restricts all processes of the job, as text for users.
         why: String,
     },
-    /// Nothing: the job has no cores of its own, or pjw only observes.
+    /// No mechanism: the job holds no cores, the job was released, or pjw runs in observe mode.
     Nothing,
 }
 
-/// Returns the mechanism that at present restricts the processes of a job to its cores. If pjw chose the
-/// cores, the result is `Cpuset` only if the last scans found all processes of the job in the job's cpuset.
-/// If a scheduler chose the cores, the result is `Cpuset`.
+/// Returns the mechanism that at present restricts the processes of `job` to the job's cores. If pjw chose
+/// the cores, the result is [`EffectiveEnforcement::Cpuset`] only if the last scans found all processes of
+/// the job in the job's cpuset. If a batch scheduler chose the cores, the result is always
+/// [`EffectiveEnforcement::Cpuset`].
 #[must_use]
 pub fn effective_enforcement(state: &WardenState, policy: &Policy, job: &Job) -> EffectiveEnforcement {
     effective_enforcement_of(state, policy, job, state.members_of(&job.id))
 }
 
-/// Returns the mechanism that at present restricts the processes `members` of a job to its cores. If pjw
-/// chose the cores, the result is `Cpuset` only if the last scans found all of `members` in the job's cpuset.
-/// If a scheduler chose the cores, the result is `Cpuset`.
+/// Returns the mechanism that at present restricts `members` (some processes of `job`) to the job's cores.
+/// If pjw chose the cores, the result is [`EffectiveEnforcement::Cpuset`] only if the last scans found all
+/// of `members` in the job's cpuset. If a batch scheduler chose the cores, the result is always
+/// [`EffectiveEnforcement::Cpuset`].
 pub fn effective_enforcement_of<'a>(
     state: &WardenState,
     policy: &Policy,

@@ -2,7 +2,7 @@
 
 use crate::basics::{CpuSet, Pu, prelude::*};
 
-/// For each PU, the number of grants that contain it.
+/// For each PU, the number of grants that contain the PU. A grant is the set of PUs that one job holds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GrantCounts(BTreeMap<Pu, usize>);
 
@@ -15,7 +15,7 @@ impl<'a> FromIterator<&'a CpuSet> for GrantCounts {
 }
 
 impl GrantCounts {
-    /// Adds the PUs of one more grant to the counts.
+    /// Counts one more grant: adds 1 to the count of each PU in `grant`.
     pub fn add(&mut self, grant: &CpuSet) {
         grant.iter().for_each(|pu| *self.0.entry(pu).or_default() += 1);
     }
@@ -33,7 +33,7 @@ impl GrantCounts {
         }
     }
 
-    /// Returns the PUs that are in at least one grant.
+    /// Returns the PUs that at least one grant contains.
     #[must_use]
     pub fn cpus(&self) -> CpuSet {
         self.0.keys().copied().collect()

@@ -2,17 +2,17 @@
 
 use crate::basics::{Pid, prelude::*};
 
-/// The time at which the processes with new events must be scanned: at once if one of them belongs to a job,
-/// otherwise soon.
+/// How soon the processes with new events must be scanned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScanUrgency {
-    /// At once: processes of jobs.
+    /// At once, because a process of a job had an event.
     Jobs,
-    /// Soon: other processes, which may begin a scheduler's job.
+    /// Soon, because a process that belongs to no job executed a program. This process may begin a job of a
+    /// batch scheduler.
     Unassigned,
 }
 
-/// The processes that had an event (fork, exec or exit) and were not scanned after it.
+/// The processes that had an event (fork, exec or exit) and were not scanned after this event.
 #[derive(Debug, Clone, Default)]
 pub struct ScanQueue {
     /// Processes of jobs that had an event since their last scan.
@@ -40,8 +40,8 @@ impl ScanQueue {
         }
     }
 
-    /// Returns how soon the processes with new events must be scanned. `None` if no process waits for such a
-    /// scan.
+    /// Returns how soon the processes with new events must be scanned. `None` if no event requires a scan
+    /// before the next periodic scan.
     #[must_use]
     pub fn urgency(&self) -> Option<ScanUrgency> {
         match (self.of_jobs.is_empty(), self.executed.is_empty()) {
@@ -51,8 +51,9 @@ impl ScanQueue {
         }
     }
 
-    /// Removes and returns the processes that must be scanned because of an event: processes of jobs that had
-    /// any event, and other processes that executed a program.
+    /// Returns the pids of the processes that must be scanned because of an event, and removes them from
+    /// the queue. These are the processes of jobs that had any event, and the other processes that executed
+    /// a program.
     pub fn take_pids(&mut self) -> BTreeSet<Pid> {
         let mut pids = core::mem::take(&mut self.of_jobs);
         pids.append(&mut self.executed);
@@ -77,8 +78,9 @@ impl ScanQueue {
         }
     }
 
-    /// Removes and returns the processes outside jobs that were forked since the last call of this method.
-    /// The next periodic scan is to read them.
+    /// Returns the pids of the processes that belong to no job and were forked since the last call of this
+    /// method, and removes them from the queue. The caller must include these processes in the next
+    /// periodic scan.
     pub fn take_unassigned_pids(&mut self) -> impl Iterator<Item = Pid> + use<> {
         core::mem::take(&mut self.unassigned).into_keys()
     }

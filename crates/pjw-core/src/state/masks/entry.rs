@@ -17,10 +17,10 @@ use crate::basics::{BirthTime, CpuSet, Nanos, Pu, prelude::*};
 /// replacement inherited an earlier request.
 const EARLIER_REQUESTS: usize = 8;
 
-/// Returns the effective mask: the mask that the kernel shows for a thread whose mask was set to `requested`.
-/// `possible` are the online PUs of the thread's cpuset. The effective mask is the intersection of
-/// `requested` and `possible`, or all of `possible` if the intersection is empty (kernel/sched/core.c,
-/// `__set_cpus_allowed_ptr`).
+/// Returns the effective mask: the mask that the kernel shows for a thread whose mask was set to
+/// `requested`. `possible` is the set of online PUs in the thread's cpuset. The effective mask is the
+/// intersection of `requested` and `possible`, or all of `possible` if the intersection is empty
+/// (kernel/sched/core.c, `__set_cpus_allowed_ptr`).
 #[must_use]
 pub fn effective_mask(requested: &CpuSet, possible: &CpuSet) -> CpuSet {
     let left = requested.intersection(possible);
@@ -30,23 +30,23 @@ pub fn effective_mask(requested: &CpuSet, possible: &CpuSet) -> CpuSet {
 /// Who requested an affinity mask: the thread's program, pjw, or the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaskWriter {
-    /// The program itself, its parent before the job began, or its user.
+    /// The program of the thread, the parent process before the job began, or the user.
     Program,
-    /// pjw. Also for the mask of a child that inherited the mask from a thread whose mask pjw set.
+    /// pjw. A thread that inherited its mask from a thread whose mask pjw set also has this origin.
     Warden,
-    /// A kernel before 6.2, which replaces requests when a cpuset changes.
+    /// A kernel before Linux 6.2. Such a kernel replaces requested masks when a cpuset changes.
     Kernel,
 }
 
-/// A request to the kernel for the affinity mask of a thread (sched_setaffinity(2)), with its origin and its
-/// time. It also has the original mask of the thread, which pjw restores when the job is released.
+/// A request to the kernel for the affinity mask of a thread (sched_setaffinity(2)), with its origin and
+/// its time. Also contains the original mask of the thread, which pjw restores when the job is released.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskRequest {
     /// The mask that was passed to sched_setaffinity(2). It may contain PUs that are offline or outside the
     /// thread's cpuset.
     pub mask: CpuSet,
-    /// The mask that pjw restores when the job is released, if this request is still the last one for the
-    /// thread.
+    /// The mask that pjw restores when the job is released, provided that this request is then still the
+    /// last one for the thread.
     pub original: CpuSet,
     /// The origin of the request: the program, pjw, or the kernel.
     pub writer: MaskWriter,
@@ -64,22 +64,22 @@ impl MaskRequest {
     }
 }
 
-/// The limits of a thread's affinity mask: the sets of PUs that its cpuset and the online PUs have allowed
-/// since the last reading of the mask. The kernel shows only the PUs of a requested mask that are within the
-/// limits.
+/// The limits of a thread's affinity mask: the PUs that are both online and in the thread's cpuset. If
+/// these PUs have changed since the last reading of the mask, there are several such sets. The kernel shows
+/// only the PUs of a requested mask that are within the limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskLimits {
-    /// The sets of PUs that the cpuset of the thread and the online PUs have allowed since the last reading
+    /// The sets of PUs that were both online and in the thread's cpuset at some time since the last reading
     /// of the mask. The present set comes first. Earlier sets follow if the cpuset or the online PUs have
     /// changed.
     pub possible_cpus: SmallVec<[CpuSet; 1]>,
     /// Every PU of the machine.
     pub machine: CpuSet,
-    /// Whether the limits may have changed since the last reading: the cpuset was written, the process was
-    /// moved, or PUs went offline or online.
+    /// Whether the limits may have changed since the last reading of the mask: the cpuset was written, the
+    /// process was moved, or PUs went offline or online.
     pub have_changed: bool,
-    /// Whether the kernel may have replaced the mask by the whole cpuset since the last reading. Only kernels
-    /// before Linux 6.2 do that: see `old_kernels`.
+    /// Whether the kernel may have replaced the mask by the whole cpuset since the last reading of the
+    /// mask. Only kernels before Linux 6.2 do this.
     pub may_mask_be_reset: bool,
 }
 
@@ -107,14 +107,14 @@ impl MaskLimits {
 /// The result of comparing the mask that a scan read with the masks that pjw predicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaskReading {
-    /// The mask was predicted: no program requested another mask.
+    /// The mask was predicted: no program has requested another mask.
     Predicted,
-    /// The mask was not predicted: the program requested it.
+    /// The mask was not predicted: the program of the thread has requested this mask.
     Written,
 }
 
-/// The facts that pjw knows of the affinity mask of one thread: the requests of which one set the present
-/// mask, and the original mask that pjw restores when the job is released.
+/// The facts that pjw has recorded about the affinity mask of one thread: the requests of which one set the
+/// present mask, and the original mask that pjw restores when the job is released.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskEntry {
     /// The requests that may be in force, newest last. Never empty, and nearly always one.
@@ -160,16 +160,16 @@ impl MaskEntry {
         }
     }
 
-    /// Makes the entry of a thread of which only the mask `seen` is known, read at the time `read_at`. The
-    /// entry assumes that the program requested this mask. If the mask has every PU within `limits`, it
-    /// assumes that the program requested all PUs of the machine.
+    /// Makes the entry of a thread of which only the effective mask `seen` is known, read at the time
+    /// `read_at`. The entry assumes that the program requested this mask. If `seen` contains every PU that
+    /// `limits` allow, the entry assumes that the program requested all PUs of the machine.
     #[must_use]
     pub fn from_first_reading(seen: &CpuSet, limits: &MaskLimits, read_at: Nanos) -> Self {
         Self::of(SmallVec::from_iter([limits.request_of(seen, Nanos(0))]), None, read_at)
     }
 
-    /// Makes the entry of a thread that was born at the time `birth` and inherited the mask of one of
-    /// `requests` from the thread that created it. `None` if `requests` is empty.
+    /// Makes the entry of a thread that was born at the time `birth`. The thread inherited the mask of one
+    /// of `requests` from the thread that created it. Returns `None` if `requests` is empty.
     #[must_use]
     pub fn from_inherited(requests: impl IntoIterator<Item = MaskRequest>, birth: BirthTime) -> Option<Self> {
         let mut candidates: SmallVec<[MaskRequest; 1]> = SmallVec::new();
@@ -184,7 +184,8 @@ impl MaskEntry {
     }
 
     /// Makes the entry of a thread from its record in the journal, after a restart of the daemon. `request`
-    /// is the request in the record. The earlier daemon may have ended before it made this request.
+    /// is the mask request in the record. The earlier daemon wrote the record before the request, so the
+    /// request may not have reached the kernel.
     #[must_use]
     pub fn from_record(request: MaskRequest) -> Self {
         let since = request.requested_at;
@@ -196,8 +197,8 @@ impl MaskEntry {
         Self { journaled_since: Some(since), ..self }
     }
 
-    /// Adds the request in a further journal record of the same thread. Either request may be the last one
-    /// for the thread.
+    /// Adds the mask request in a further journal record of the same thread. Each of the recorded requests
+    /// may be the last request for the thread.
     pub fn add_recorded_request(&mut self, request: MaskRequest) {
         self.add(request);
         let excess = self.candidates.len().saturating_sub(EARLIER_REQUESTS);
@@ -214,17 +215,17 @@ impl MaskEntry {
         &self.newest().original
     }
 
-    /// Returns the mask that was requested last for the thread. `None` if that is uncertain, because
-    /// different masks may have been requested last.
+    /// Returns the mask that was requested last for the thread. `None` if several requests with different
+    /// masks may be the last request.
     #[must_use]
     pub fn requested_mask(&self) -> Option<&CpuSet> {
         let newest = self.newest();
         self.candidates.iter().all(|request| request.mask == newest.mask).then_some(&newest.mask)
     }
 
-    /// Iterates over the requests of which one set the thread's present mask, oldest first. There is more
-    /// than one only if it is not known whether a later request reached the kernel, such as after a crash of
-    /// the daemon.
+    /// Iterates over the requests that may be the last request for the thread, oldest first. One of them
+    /// set the present mask. There are several only if it is unknown whether a later request reached the
+    /// kernel, such as after a crash of the daemon.
     pub fn last_request_candidates(&self) -> impl DoubleEndedIterator<Item = &MaskRequest> {
         self.candidates.iter()
     }
@@ -234,7 +235,8 @@ impl MaskEntry {
         self.earlier.iter().map(|(request, _)| request).chain(&self.candidates)
     }
 
-    /// Whether the thread's program requested the present mask of the thread. False if pjw or the kernel did.
+    /// Whether the program of the thread requested the present mask of the thread. False if pjw or the
+    /// kernel requested the mask.
     #[must_use]
     pub fn is_from_program(&self) -> bool {
         self.newest().writer == MaskWriter::Program
@@ -255,15 +257,15 @@ impl MaskEntry {
         self.candidates.iter().any(MaskRequest::needs_restore)
     }
 
-    /// Returns the time from which on the journal has had the original mask of the thread, in ns since boot.
-    /// `None` if the journal does not have it.
+    /// Returns the time since when the journal has contained the original mask of the thread, in ns since
+    /// boot. `None` if the journal does not contain the original mask.
     #[must_use]
     pub fn journaled_since(&self) -> Option<Nanos> {
         self.journaled_since
     }
 
     /// Whether the program requested another mask after pjw had set the mask, or after the journal had
-    /// recorded it. The thread may then run outside the cores of its job.
+    /// recorded the original mask. The thread may then run outside the cores of its job.
     #[must_use]
     pub fn is_overridden_by_program(&self) -> bool {
         self.is_from_program() && self.journaled_since.is_some_and(|kept| kept <= self.newest().requested_at)
@@ -282,8 +284,9 @@ impl MaskEntry {
         if self.is_from_program() { None } else { self.newest().mask.single() }
     }
 
-    /// Whether pjw lifted the binding of the thread to `mask`. `mask` are the PUs of the grant to which the
-    /// program had bound the thread. False if the program later requested another mask.
+    /// Whether pjw has moved the thread away from `mask`, the PUs of the grant to which the program had
+    /// bound the thread. pjw does this if too many busy threads are bound to the same PUs while other PUs
+    /// of the job idle. False if the program later requested another mask.
     #[must_use]
     pub fn is_unbound_from(&self, mask: &CpuSet) -> bool {
         self.unbound_from.as_deref() == Some(mask)
@@ -296,8 +299,8 @@ impl MaskEntry {
     }
 
     /// Records that pjw intends to request `mask` for the thread at the time `now`. `original` is the mask
-    /// that pjw restores when the job is released. The caller must write the request to the journal, and then
-    /// make it.
+    /// that pjw restores when the job is released. The caller must then write the request to the journal,
+    /// and after that make the request.
     pub fn note_intended_request(&mut self, mask: CpuSet, original: CpuSet, now: Nanos) {
         self.journaled_since.get_or_insert(now);
         self.is_unrecorded = false;
@@ -305,15 +308,16 @@ impl MaskEntry {
         self.add(MaskRequest { mask, original, writer: MaskWriter::Warden, requested_at: now });
     }
 
-    /// Records that the journal has the original mask of the thread from the time `now` on, although pjw has
-    /// not changed the mask yet. Returns whether the journal does not have the present request yet: the caller then writes it.
+    /// Records that the journal contains the original mask of the thread from the time `now` on, although
+    /// pjw has not changed the mask yet. Returns true if the journal does not contain the present request
+    /// yet. The caller must then write this request to the journal.
     pub fn start_journaling(&mut self, now: Nanos) -> bool {
         let is_new = self.journaled_since.replace(self.journaled_since.unwrap_or(now)).is_none();
         core::mem::take(&mut self.is_unrecorded) || is_new
     }
 
-    /// Records that the journal no longer has the original mask, because there is nothing to restore. The
-    /// caller removes the mask from the journal.
+    /// Records that the journal no longer contains the original mask, because there is nothing to restore.
+    /// The caller must remove the mask from the journal.
     pub fn stop_journaling(&mut self) {
         self.journaled_since = None;
     }
@@ -334,8 +338,9 @@ impl MaskEntry {
         self.refused_within = Some(limits.possible_cpus[0].clone());
     }
 
-    /// Records that the kernel carried out pjw's request for the mask `requested`, and that it showed the
-    /// mask `effective` right after that. `limits` are the limits of the mask at that moment.
+    /// Records that the kernel carried out pjw's request for the mask `requested`. `effective` is the
+    /// effective mask that the kernel showed right after the request, and `limits` are the limits of the
+    /// mask at that time.
     pub fn note_completed_request(&mut self, requested: &CpuSet, effective: &CpuSet, limits: &MaskLimits) {
         let request =
             MaskRequest { mask: requested.clone(), writer: MaskWriter::Warden, ..self.newest().clone() };
@@ -345,16 +350,16 @@ impl MaskEntry {
         self.refused_within = None;
     }
 
-    /// Adds the requests that the thread inherited to the requests that may be the last one for the thread.
-    /// Called if pjw set the mask while fork(2) was still creating the thread: at its end, fork(2) may copy
-    /// the parent's mask once more (kernel/cgroup/cpuset.c, `cpuset_fork`).
+    /// Records that a mask request that the thread inherited may again be the last request for the thread.
+    /// Must be called if pjw set the mask while fork(2) was still creating the thread. At the end of
+    /// fork(2), the kernel may copy the parent's mask once more (kernel/cgroup/cpuset.c, `cpuset_fork`).
     pub fn reopen_inherited_requests(&mut self) {
         let inherited: Vec<_> = self.earlier.extract_if(.., |(_, until)| until.is_none()).collect();
         self.candidates.insert_many(0, inherited.into_iter().map(|(request, _)| request));
     }
 
-    /// Withdraws the request for `mask` that [`MaskEntry::note_intended_request`] recorded. Called if pjw did
-    /// not make this request after all.
+    /// Withdraws the request for `mask` that [`MaskEntry::note_intended_request`] recorded. Must be called
+    /// if pjw did not make this request.
     pub fn cancel_intended_request(&mut self, mask: &CpuSet) {
         if self.candidates.len() > 1 && self.newest().mask == *mask {
             self.candidates.pop();
@@ -378,7 +383,8 @@ impl MaskEntry {
             && limits_changed_at.is_none_or(|changed_at| changed_at < self.compared_from)
     }
 
-    /// Records that a scan at the time `now` found neither the mask nor its limits changed.
+    /// Records that a scan at the time `now` found the same mask and the same limits of the mask as the
+    /// last scan.
     pub fn note_same_reading(&mut self, now: Nanos) {
         for (_, until) in &mut self.earlier {
             until.get_or_insert(now);
@@ -386,10 +392,10 @@ impl MaskEntry {
         self.read_at = now;
     }
 
-    /// Records that a scan at the time `now` read the mask `seen`, and compares it with the prediction.
-    /// Requests for which the kernel can't show `seen` within `limits` are no longer candidates for the last
-    /// request. If no candidate remains, the program has requested another mask. The result says whether
-    /// `seen` was predicted.
+    /// Records that a scan at the time `now` read the effective mask `seen`, and compares `seen` with the
+    /// masks that pjw predicts within `limits`. A request that can't lead to `seen` is no longer a
+    /// candidate for the last request. If no candidate remains, the program has requested another mask.
+    /// Returns whether `seen` was predicted.
     pub fn note_reading(&mut self, seen: &CpuSet, limits: &MaskLimits, now: Nanos) -> MaskReading {
         let (machine, last_read_at) = (&limits.machine, self.read_at);
         self.note_same_reading(now);
@@ -471,8 +477,8 @@ impl MaskEntry {
         }
     }
 
-    /// Iterates over the requests of this thread that may have been the last one at the time `birth`. A child
-    /// that this thread forked at that time inherited the mask of one of them.
+    /// Iterates over the mask requests of this thread that may have been its last request at the time
+    /// `birth`. A child that this thread forked at that time inherited the mask of one of these requests.
     pub fn requests_for_child_born_at(&self, birth: BirthTime) -> impl Iterator<Item = &MaskRequest> {
         let copied_after = Nanos(birth.earliest.0.saturating_sub(BirthTime::FORK_TIME.0));
         let earlier = self.earlier.iter().filter(move |(_, end)| end.is_none_or(|end| end >= copied_after));

@@ -11,22 +11,27 @@ use core::time::Duration;
 use crate::basics::{CpuSet, Nanos};
 use crate::state::masks::entry::{MaskEntry, MaskLimits};
 
-/// The longest delay, 3 seconds, with which a kernel before Linux 6.2 changes affinity masks after PUs went
-/// offline or online.
+/// The maximum time between a change of the online PUs and the changes of affinity masks that a kernel before
+/// Linux 6.2 makes because of it: 3 seconds.
 pub const HOTPLUG_DELAY: Duration = Duration::from_secs(3);
 
-/// Returns the earliest time at which a change of the online PUs can have affected a mask that was read at
-/// the time `read_at`. It is [`HOTPLUG_DELAY`] before `read_at`, in ns since boot.
+/// Returns the time [`HOTPLUG_DELAY`] before `read_at`, in ns since boot. If a PU went offline or online
+/// before this time, a kernel before Linux 6.2 had changed all affected affinity masks by the time `read_at`.
 #[must_use]
 pub fn hotplug_window_start(read_at: Nanos) -> Nanos {
     let delay = u64::try_from(HOTPLUG_DELAY.as_nanos()).unwrap_or(u64::MAX);
     Nanos(read_at.0.saturating_sub(delay))
 }
 
-/// Corrects the origin of a mask from the program to the kernel. Kernels before Linux 6.2 set masks when PUs
-/// go offline or online. So a mask is the kernel's if it was first read less than [`HOTPLUG_DELAY`] before
-/// `now`, and if it is one of the sets of PUs that `limits` allowed in this time. The origin is not corrected
-/// if another thread of the same cpuset had PUs outside the mask: then the program certainly requested it.
+/// Changes the recorded writer of a thread's affinity mask from the program to the kernel, if the kernel may
+/// have set the mask. A kernel before Linux 6.2 sets masks when PUs go offline or online. The writer is
+/// changed only if all of these conditions hold:
+///
+/// 1. `limits.may_mask_be_reset` is true.
+/// 2. The mask was first read less than [`HOTPLUG_DELAY`] before `now`.
+/// 3. The mask is one of the sets of PUs that `limits` allowed in this time.
+/// 4. It is not certain that the program requested the mask. It is certain if another thread of the same
+///    cpuset had PUs outside the mask.
 pub fn correct_mask_writer(entry: &mut MaskEntry, limits: &MaskLimits, now: Nanos) {
     if limits.may_mask_be_reset {
         let begin = hotplug_window_start(now);

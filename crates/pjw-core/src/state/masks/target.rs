@@ -3,11 +3,16 @@
 use crate::basics::CpuSet;
 use crate::machine::topology::Topology;
 
-/// Returns the affinity mask that a thread should have inside `grant`, the PUs that its job holds. `original`
-/// is the mask that the thread had before pjw changed it. `inherited` is the mask that the processes of the
-/// job inherited from outside the job. If `original` equals `inherited`, or contains the whole grant, the
-/// result is the grant. If `original` lies inside the grant, the result is `original`. Otherwise the result
-/// is the translation of `original`: the k-th PU of the machine becomes the k-th PU of the grant.
+/// Returns the affinity mask that a thread should have. `grant` contains the PUs granted to the job of the
+/// thread. `original` is the mask that the thread had before pjw changed the mask. `inherited` is the mask
+/// that the processes of the job inherited from outside the job. The first rule that applies gives the
+/// result:
+///
+/// 1. If `original` equals `inherited`, or contains the whole grant, the result is `grant`.
+/// 2. If `original` lies inside the grant, the result is `original`.
+/// 3. Otherwise each PU of `original` is translated into a PU of the grant: the k-th PU of the machine
+///    becomes the k-th PU of the grant, both in hwloc's logical order. If k exceeds the size of the grant,
+///    counting continues at the first PU of the grant. If no PU can be translated, the result is `grant`.
 #[must_use]
 pub fn target_mask(
     topology: &Topology,

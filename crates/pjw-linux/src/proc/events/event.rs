@@ -3,31 +3,33 @@
 use nix::errno::Errno;
 use thiserror::Error;
 
-/// Whether process events were lost, as [`ProcEvents::drain_events`](super::ProcEvents::drain_events) returns it. After
-/// a loss the caller must scan all processes.
+/// Whether process events were lost, as returned by
+/// [`ProcEvents::drain_events`](super::ProcEvents::drain_events). If `overrun` is true, the caller must scan
+/// all processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EventLoss {
-    /// Whether events were lost since the previous call: the socket's buffer overflowed, or message numbers
-    /// are missing.
+    /// Whether events were lost since the previous call: the socket's receive buffer overflowed, sequence
+    /// numbers are missing, or the socket can't be read.
     pub overrun: bool,
-    /// Whether the kernel still drops events: the socket's buffer overflowed and has not been read empty
-    /// since.
+    /// Whether the kernel may still be dropping events: the socket's receive buffer has overflowed, and the
+    /// caller has not read it empty since then.
     pub congested: bool,
 }
 
 /// Why the kernel's process events (fork, exec and exit) are not available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum ProcEventsFault {
-    /// This user lacks permission.
+    /// This user has no permission to receive process events. Before Linux 6.6, `CAP_NET_ADMIN` is required.
     #[error("process events need CAP_NET_ADMIN before Linux 6.6")]
     Denied,
-    /// This kernel lacks process events.
+    /// The kernel was built without process events (`CONFIG_PROC_EVENTS`).
     #[error("this kernel has no process events")]
     Unsupported,
-    /// The kernel delivers no events to this namespace.
+    /// No events arrive. The kernel delivers none to a process in a pid, user or network namespace other than
+    /// the initial one, such as in a container.
     #[error("the kernel sends no process events to a pid, user or network namespace of its own")]
     NoEvents,
-    /// Any other error.
+    /// Another system call error.
     #[error("process events can't be opened: {0}")]
     Other(Errno),
 }

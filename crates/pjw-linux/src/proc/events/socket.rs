@@ -40,9 +40,9 @@ pub struct ProcEvents {
 }
 
 impl ProcEvents {
-    /// Subscribes to process events (fork, exec and exit). Starts a thread to check that events arrive.
-    /// Processes that started before the call are not reported, so the caller must scan all processes after
-    /// it.
+    /// Subscribes to process events (fork, exec and exit), and checks for at most 200 ms that the events of a
+    /// test thread arrive. Processes that were started before the call are not reported. So the caller must
+    /// scan all processes after this call.
     ///
     /// # Errors
     /// If the kernel refuses the subscription, has no process events, or delivers none to this process.
@@ -71,9 +71,8 @@ impl ProcEvents {
         Ok(kernel)
     }
 
-    /// Appends the pending events, with their times since boot, to `events`. Does not wait. Reads at most 8192
-    /// messages from the kernel: if more are pending, the socket stays readable. Returns whether events were
-    /// lost.
+    /// Appends the pending events to `events`, and returns whether events were lost. Does not wait. Reads at
+    /// most 8192 messages. If more are pending, the socket stays readable.
     pub fn drain_events(&mut self, events: &mut Vec<ProcessEvent>) -> EventLoss {
         let known = events.len();
         let drained = self.take(MAX_MESSAGES_PER_DRAIN, events);

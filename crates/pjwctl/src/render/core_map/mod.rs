@@ -30,11 +30,11 @@ pub fn job_letter(n: usize) -> char {
 /// `Free` and `Offline` mean that there is no holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Holder {
-    /// The job with this index in the list.
+    /// The job at this index in the list of jobs, counted from 0.
     Job(usize),
-    /// Several jobs.
+    /// Several jobs hold the core or the PU.
     Several,
-    /// The system: no job gets the PU.
+    /// The system: the PU is reserved, and no job gets it.
     Housekeeping,
     /// The PU is free.
     Free,
@@ -77,8 +77,8 @@ pub struct PuHolders {
 }
 
 impl PuHolders {
-    /// Computes the holder of each PU from the free PUs, the housekeeping PUs and the PUs of jobs in a status.
-    /// All other PUs are offline.
+    /// Computes the holder of each PU from the daemon's status. `pool` has the free PUs and the housekeeping
+    /// PUs, and `jobs` has the PUs of each job. All other PUs count as offline.
     #[must_use]
     pub fn new(pool: &Pool, jobs: &[Job]) -> Self {
         let mut by_pu = BTreeMap::new();
@@ -131,8 +131,9 @@ struct Row {
     caches: Vec<Vec<CpuSet>>,
 }
 
-/// Returns the core map of `pjwctl status` as text: one character per core shows who holds the core. Each NUMA node has
-/// one or more lines of its own.
+/// Returns the core map of `pjwctl status` as text. One character per core shows who holds the core, see
+/// [`Holder::symbol`]. Each NUMA node has one or more lines of its own. If this takes more than 24 lines,
+/// each NUMA node instead has lists of the PUs of each holder.
 #[must_use]
 pub fn core_map_text(cores: &[Core], holders: &PuHolders, term: Terminal) -> String {
     let rows = rows(cores);

@@ -19,13 +19,13 @@ const MAX_JOBS: usize = 20;
 /// The report of `pjwctl doctor`, which `--json` prints as JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorReport {
-    /// The name of the host that was diagnosed.
+    /// The host name of the machine that was diagnosed.
     pub hostname: String,
     /// The faults and possible improvements that were found, most urgent first.
     pub findings: Vec<DoctorFinding>,
-    /// The jobs on the node, with their cores and their numbers of threads.
+    /// The jobs on the machine, with their cores and their counts of processes and threads.
     pub jobs: Vec<DoctorJob>,
-    /// Facts about the node, such as its kernel and its batch systems.
+    /// Facts about the machine, such as its kernel version and its batch systems.
     pub facts: Vec<DoctorFact>,
 }
 
@@ -71,7 +71,8 @@ pub struct DoctorJob {
     pub processes: usize,
     /// The number of threads of all processes of the job.
     pub threads: usize,
-    /// The number of busy threads: those that ran or waited for a PU during at least half of the observed time.
+    /// The number of busy threads of the job. A thread is busy if it ran or waited for a PU during at least
+    /// half of the observed time.
     pub busy: usize,
 }
 
@@ -89,7 +90,7 @@ pub struct DoctorFact {
 
 impl DoctorReport {
     /// Makes the report of `pjwctl doctor` about the host `hostname`. `exam` is the data that was read from
-    /// the machine. `facts` and `findings` were derived from this data.
+    /// the machine. `facts` and `findings` are the conclusions from this data.
     #[must_use]
     pub fn new(hostname: String, exam: &DiagnosisInput, facts: &[Fact], findings: &[Finding]) -> Self {
         let finding = |finding: &Finding| DoctorFinding {
@@ -134,8 +135,8 @@ fn line_of(exam: &DiagnosisInput, job: &ObservedJob) -> DoctorJob {
     }
 }
 
-/// Returns the report of `pjwctl doctor` as text. If `all` is false, findings of severity `note` and detailed facts are
-/// left out.
+/// Returns the report of `pjwctl doctor` as text. `names` are the names of the users that own jobs. If `all`
+/// is false, findings of the severity `note` and detailed facts are left out.
 #[must_use]
 pub fn report_text(report: &DoctorReport, names: &UserNames, all: bool, term: Terminal) -> String {
     let note = Severity::Note.name();

@@ -16,15 +16,16 @@ const LIST_LINES: usize = 3;
 /// The minimum width of a list and of an id, also on a terminal that is too narrow.
 const MIN_WIDTH: usize = 8;
 
-/// Returns the text of `pjwctl jobs`: a table of the jobs, or `no jobs`. The ages of the jobs are computed as of
-/// the time `now`.
+/// Returns the text of `pjwctl jobs`: a table of the jobs, or `no jobs`. `names` are the names of the owners.
+/// The column `since` has the age of each job at the time `now`.
 #[must_use]
 pub fn jobs_text(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) -> String {
     if jobs.is_empty() { "no jobs\n".to_owned() } else { jobs_table(jobs, names, now, term) }
 }
 
-/// Returns a table with one row per job: its letter in the core map, its id, its CPUs, the numbers of its processes
-/// and threads, and others. The ages of the jobs are computed as of the time `now`.
+/// Returns a table with one row per job. The columns include the letter of the job in the core map, its id,
+/// its CPUs, and its counts of processes and threads. The column `since` has the age of each job at the time
+/// `now`.
 #[must_use]
 pub fn jobs_table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) -> String {
     let rows: Vec<[String; 10]> = jobs.iter().map(|job| cells(job, names, now)).collect();
@@ -102,8 +103,8 @@ pub fn assigned_line(job: &Job) -> String {
     line.trim_end().to_owned() + "\n"
 }
 
-/// Returns the message that `pjwctl assign` prints if the job got no cores: the reason, and how to cancel the
-/// request.
+/// Returns the message that `pjwctl assign` prints if the job got no cores. The message says why. If the job
+/// waits for cores, it also says how to cancel the request.
 #[must_use]
 pub fn no_cores_message(job: &Job) -> String {
     if job.state != "waiting" {
@@ -119,7 +120,8 @@ pub fn no_cores_message(job: &Job) -> String {
     )
 }
 
-/// Returns the message of `pjwctl assign` about a class that has no effect yet. `None` for the other classes.
+/// Returns the message of `pjwctl assign` that the class `besteffort` has no effect yet. `None` if the job
+/// has another class.
 #[must_use]
 pub fn class_message(job: &Job) -> Option<String> {
     (job.class == "besteffort").then(|| {
@@ -128,7 +130,8 @@ pub fn class_message(job: &Job) -> Option<String> {
     })
 }
 
-/// Returns the text that `pjwctl release` prints: one line per released job. `jobs` are the job ids.
+/// Returns the text that `pjwctl release` prints: one line for each job id in `jobs`. If `jobs` is empty, the
+/// text says that there was nothing to release.
 #[must_use]
 pub fn released_lines(jobs: &[String]) -> String {
     let lines: Vec<String> = jobs.iter().map(|job| format!("released {job}")).collect();

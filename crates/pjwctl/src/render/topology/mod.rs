@@ -12,8 +12,8 @@ use super::core_map::{Holder, PuHolders};
 use super::text::{column_count, cpus_phrase, plural, printable, short_cpu_list, wrap};
 use super::{Terminal, style};
 
-/// Returns the text of `pjwctl topology`: the machine as a tree of packages, caches and cores. If a status is given,
-/// each branch also shows the jobs that hold its cores.
+/// Returns the text of `pjwctl topology`: the machine as a tree of packages, NUMA nodes, caches and cores. If
+/// a status is given, the tree also shows which jobs hold the cores.
 #[must_use]
 pub fn tree_text(topology: &Topology, status: Option<&Status>, term: Terminal) -> String {
     let title = style::paint("machine", style::HEADING, term);

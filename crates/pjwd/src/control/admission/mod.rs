@@ -24,16 +24,17 @@ const PRUNE_ABOVE: usize = 1000;
 /// The shortest time between two log lines about refused commands.
 const LOG_PERIOD: Duration = Duration::from_secs(10);
 
-/// The configured rules by which the control server refuses commands before they reach the event loop: who is an
-/// administrator, and what other users may do.
+/// The configured rules by which the control server refuses commands before they reach the event loop. The
+/// rules say who is an administrator, and what other users may do.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AdmissionRules {
-    /// The groups whose members are administrators of pjwd, by name or number.
+    /// The names of the Unix groups whose members are administrators of pjwd.
     pub admin_groups: Vec<String>,
-    /// The maximum number of cores that a user who is not an administrator may hold. 0 means that such users may
-    /// not create jobs.
+    /// The maximum number of cores that the jobs of one user may hold together. It applies to users who are
+    /// not administrators. 0 means that these users may not create jobs.
     pub user_max_cores: u32,
-    /// Whether the daemon carries out changes, or only plans and shows them.
+    /// Whether the daemon carries out the changes that it plans ([`Mode::Enforce`]), or only shows them
+    /// ([`Mode::Observe`]).
     pub mode: Mode,
 }
 
@@ -58,8 +59,9 @@ pub fn caller_of(command: &Command) -> Caller {
     }
 }
 
-/// Returns the reply or the refusal to a user's command, if `rules` and the published `jobs` suffice for the
-/// decision. `None` if the event loop must decide. The event loop decides all commands of administrators.
+/// Returns the reply or the refusal to a user's command if `rules` and the published `jobs` suffice for the
+/// decision. Returns `None` if they do not suffice, and for every command of an administrator. The caller
+/// must then send the command to the event loop.
 #[must_use]
 pub fn early_answer(
     rules: &AdmissionRules,
@@ -101,7 +103,8 @@ pub fn early_answer(
     refusal.map(Err)
 }
 
-/// A limit on how many commands each user may send: 30 in one burst, and two per second in the long run.
+/// A limit on the rate of commands of each user. A user may send 30 commands in one burst, and then two per
+/// second.
 #[derive(Debug, Default)]
 pub struct RateLimiter {
     /// Per user, the end of the time that the commands so far use up at one command per [`PERIOD`].
@@ -109,8 +112,9 @@ pub struct RateLimiter {
 }
 
 impl RateLimiter {
-    /// Counts a command of user `uid` and returns whether it may be executed. If false, the user has sent too many
-    /// commands and this one must be refused.
+    /// Returns whether a command that user `uid` sent at the time `now` may be executed. If true, the command
+    /// counts towards the limit of the user. If false, the user has sent too many commands, and the caller
+    /// must refuse this command.
     pub fn admit(&mut self, uid: Uid, now: Instant) -> bool {
         if self.until.len() >= PRUNE_ABOVE {
             self.until.retain(|_, until| *until > now);
@@ -134,8 +138,8 @@ pub fn rate_limit_message() -> String {
     )
 }
 
-/// Logs the refused commands of users who are not administrators. It writes at most one line per 10 s, with the number
-/// of refusals since the last line, so that no user can flood the log.
+/// Logs the refused commands of users who are not administrators. At most one line is written per 10 s, with
+/// the number of refusals since the last line. So no user can flood the log.
 #[derive(Debug, Default)]
 pub struct RefusalLog {
     logged_at: Option<Instant>,
@@ -143,8 +147,9 @@ pub struct RefusalLog {
 }
 
 impl RefusalLog {
-    /// Counts a refused command of user `uid`, which was refused for the reason `why`. Writes the count and `why` to
-    /// the log unless the last line was written less than 10 s ago.
+    /// Records that a command of user `uid` was refused for the reason `why`. Logs a warning with `why` and
+    /// the number of refusals since the last warning, unless the last warning is less than 10 s old. At the
+    /// log level debug, each refusal is logged.
     pub fn record(&mut self, uid: Uid, why: &str, now: Instant) {
         debug!(uid = uid.0, "refused: {why}");
         if let Some(count) = self.due(now) {

@@ -12,85 +12,93 @@ use pjw_ipc::call::{DefragReply, JobReasons, PlanReply};
 /// answers all other requests from the published status.
 #[derive(Debug)]
 pub enum Query {
-    /// The members of a job, one page.
+    /// One page of the list of a job's processes and threads.
     Members {
-        /// The job.
+        /// The id of the job.
         job: JobId,
-        /// The start of the page. `None` for the first page.
+        /// The end of the previous page, after which the page starts. `None` for the first page.
         after: Option<PageEnd>,
-        /// The largest number of members on the page.
+        /// The maximum number of processes on the page.
         limit: usize,
     },
-    /// Why a job has its CPUs.
+    /// The reasons why the job with this id holds its CPUs.
     Job(JobId),
-    /// Why a process belongs to its job, and why its threads have their masks.
+    /// The reasons why a process belongs to its job or to none, and the reasons for the affinity masks of its
+    /// threads.
     Process {
-        /// The process.
+        /// The pid of the process.
         pid: Pid,
-        /// The page starts after this thread. `None` for the first page.
+        /// The last thread on the previous page of threads, after which the page starts. `None` for the first
+        /// page.
         after: Option<Tid>,
     },
-    /// The plan of the next cycle.
+    /// The changes of affinity masks and cpusets that pjwd would make now.
     Plan {
-        /// Whether a recent result is not enough.
+        /// Whether the client requires a new result. If false, a result that is up to one second old
+        /// suffices.
         fresh: bool,
     },
-    /// The moves that would defragment the machine.
+    /// The moves of jobs to other cores that would defragment the machine, so that larger requests fit.
     Defrag {
-        /// Whether a recent result is not enough.
+        /// Whether the client requires a new result. If false, a result that is up to one second old
+        /// suffices.
         fresh: bool,
     },
 }
 
-/// The largest number of threads on one page of an answer. A process with more threads continues on the next page.
+/// The maximum number of threads on one page of an answer, summed over all processes on the page. Further
+/// threads are on the next page.
 pub const MAX_THREADS_PER_PAGE: usize = 1000;
 
-/// A position in the list of a job's processes and threads: the last process and thread of one page. The next page
-/// starts after them.
+/// The end of a page in the list of a job's processes and threads: the last process and the last thread on
+/// the page. The next page starts after this position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageEnd {
-    /// The last process on the page.
+    /// The pid of the last process on the page.
     pub pid: Pid,
-    /// The last thread of `pid` on the page, if more threads of `pid` follow on the next page. Otherwise
-    /// `None`.
+    /// The last thread of `pid` on the page, if more threads of `pid` follow on the next page. `None` if the
+    /// page contains the remaining threads of `pid`.
     pub tid: Option<Tid>,
 }
 
 /// The answer of the event loop to a [`Query`] of the control server.
 #[derive(Debug)]
 pub enum Answer {
-    /// A page of members, and the cursor of the next page if there is one. `None` if there is no such job.
+    /// A page of the processes of a job, and the end of the page. The end is `None` on the last page. The
+    /// outer `Option` is `None` if the requested job does not exist.
     Members(Option<(Vec<MemberFacts>, Option<PageEnd>)>),
-    /// Why a job has its CPUs. `None` if there is no such job.
+    /// The reasons why a job holds its CPUs. `None` if the requested job does not exist.
     Job(Option<JobReasons>),
-    /// Why a process belongs to its job.
+    /// The reasons why a process belongs to its job or to none, and one page of its threads.
     Process(ProcessReasons),
-    /// The plan of the next cycle, shared by all clients that wait for one.
+    /// The changes of affinity masks and cpusets that pjwd would make now. All clients that wait for a plan
+    /// share this value.
     Plan(Arc<PlanReply>),
-    /// The moves that would defragment the machine, shared by all clients that wait for them.
+    /// The moves of jobs that would defragment the machine. All clients that wait for these moves share this
+    /// value.
     Defrag(Arc<DefragReply>),
 }
 
-/// A process of a job, as an answer lists it: its threads, and the reason why it belongs to the job.
+/// A process of a job in an answer: the reason why the process belongs to the job, and a page of its threads.
 #[derive(Debug)]
 pub struct MemberFacts {
     /// The pid and the start time of the process.
     pub id: ProcessId,
-    /// The kind of evidence by which the process belongs to the job.
+    /// The kind of evidence that the process belongs to the job.
     pub evidence: Evidence,
-    /// The facts about the process that the last scan read, such as its name and its user. `None` if no scan
-    /// has read the process since it joined the job.
+    /// The name, the user and other facts about the process, as a scan last read them. `None` if no scan has
+    /// read the process since it joined the job.
     pub process: Option<pjw_core::snapshot::Process>,
-    /// One page of the threads of the process: at most [`MAX_THREADS_PER_PAGE`].
+    /// The threads of the process that are on this page, ascending by tid.
     pub threads: Vec<ThreadFacts>,
 }
 
-/// A thread of a job's process, as an answer lists it, with the reason for its affinity mask.
+/// A thread of a job's process in an answer, with the reason for its affinity mask.
 #[derive(Debug)]
 pub struct ThreadFacts {
     /// The thread id (tid).
     pub tid: Tid,
-    /// The state of the thread, as the last scan read it.
+    /// The name, state, CPU demand and affinity mask of the thread, as a scan last read them.
     pub thread: MemberThread,
     /// The PU to which pjwd pinned the thread. `None` if pjwd did not pin the thread.
     pub pinned_pu: Option<pjw_core::cpuset::Pu>,
@@ -102,22 +110,23 @@ pub struct ThreadFacts {
 /// for their affinity masks.
 #[derive(Debug)]
 pub struct ProcessReasons {
-    /// Whether a process with this pid exists, according to the last scan.
+    /// Whether the requested process exists, according to the last scan.
     pub process_exists: bool,
     /// The job to which the process belongs. `None` if it belongs to no job.
     pub job: Option<JobId>,
     /// The reasons why the process belongs to its job or to none, one sentence each.
     pub membership_reasons: Vec<String>,
-    /// One page of the threads of the process: at most [`MAX_THREADS_PER_PAGE`]. Empty if the process belongs
-    /// to no job.
+    /// One page of the threads of the process, ascending by tid: at most [`MAX_THREADS_PER_PAGE`]. Empty if
+    /// the process belongs to no job.
     pub threads: Vec<ThreadFacts>,
-    /// The last thread on this page, after which the next page starts. `None` if no page follows.
+    /// The last thread on this page, after which the next page starts. `None` if this page is the last one.
     pub continue_after: Option<Tid>,
 }
 
-/// Returns one page of the processes of a job, ordered by pid. The page starts after the position `after`: the
-/// end of the previous page, or `None` for the first page. The page has at most `limit` processes and
-/// [`MAX_THREADS_PER_PAGE`] threads. Returns [`Answer::Members`] with `None` if there is no such job.
+/// Returns one page of the processes of `job`, ascending by pid, with their threads. The page starts after
+/// the position `after`, the end of the previous page. `after` is `None` for the first page. The page has at
+/// most `limit` processes and [`MAX_THREADS_PER_PAGE`] threads. Returns [`Answer::Members`], which contains
+/// `None` if the job does not exist.
 #[must_use]
 pub fn members_page(state: &WardenState, job: &JobId, after: Option<PageEnd>, limit: usize) -> Answer {
     if !state.jobs.contains_key(job) {
@@ -149,8 +158,8 @@ pub fn members_page(state: &WardenState, job: &JobId, after: Option<PageEnd>, li
     Answer::Members(Some((page, None)))
 }
 
-/// Returns the reasons why the job `id` holds its CPUs, as [`Answer::Job`]. That contains `None` if there is
-/// no such job.
+/// Returns the reasons why the job `id` holds its CPUs, as [`Answer::Job`]. The answer contains `None` if the
+/// job does not exist.
 #[must_use]
 pub fn job_reasons(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
     Answer::Job(state.jobs.get(id).map(|job| JobReasons {
@@ -161,9 +170,10 @@ pub fn job_reasons(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
     }))
 }
 
-/// Returns why the process `pid` belongs to its job or to none, and why its threads have their affinity masks.
-/// The page of threads starts after the thread `after`: the last one of the previous page, or `None` for the
-/// first page. The page has at most [`MAX_THREADS_PER_PAGE`] threads.
+/// Returns why the process `pid` belongs to its job or to none, and why its threads have their affinity
+/// masks, as [`Answer::Process`]. The answer has one page of the threads: at most [`MAX_THREADS_PER_PAGE`].
+/// The page starts after the thread `after`, the last thread of the previous page. `after` is `None` for the
+/// first page.
 #[must_use]
 pub fn process_reasons(state: &WardenState, policy: &Policy, pid: Pid, after: Option<Tid>) -> Answer {
     let member = state.members.get(&pid);

@@ -27,13 +27,13 @@ const MAX_DRAINED_BYTES: usize = 64 * 1024;
 /// The limits on connections, request sizes and times that protect the metrics HTTP server from its clients.
 #[derive(Debug, Clone, Copy)]
 pub struct HttpLimits {
-    /// The maximum number of open connections, of all addresses together.
+    /// The maximum number of open connections, summed over all addresses at which the server listens.
     pub connections: usize,
-    /// The maximum size of a request line with its headers, in bytes.
+    /// The maximum size of a request line together with its headers, in bytes.
     pub request_bytes: usize,
-    /// The time within which a request must arrive completely.
+    /// The time within which a request must arrive completely, counted from the start of the connection.
     pub request_timeout: Duration,
-    /// The time after which a connection is closed, counted from its start.
+    /// The time after which a connection is closed, counted from the start of the connection.
     pub connection_timeout: Duration,
 }
 
@@ -50,11 +50,12 @@ impl Default for HttpLimits {
 
 /// Provides the metrics text that the HTTP server sends.
 pub trait MetricsSource: 'static {
-    /// The current text. `None` before the first cycle.
+    /// Returns the current metrics text in the given format. `None` if there are no metrics yet.
     fn text(&self, format: MetricsFormat) -> Option<Rc<str>>;
 }
 
 /// The number of open connections of the metrics HTTP server, summed over all addresses at which it listens.
+/// All clones share one number.
 #[derive(Debug, Clone, Default)]
 pub struct ConnectionCount(Rc<Cell<usize>>);
 
@@ -78,9 +79,9 @@ impl Drop for ConnectionSlot {
     }
 }
 
-/// Serves the text of `source` over HTTP at /metrics, on one address. `connections` counts the open
-/// connections of all addresses. Runs until the future is dropped, which closes the connections of `listener`.
-/// Must run inside a [`tokio::task::LocalSet`].
+/// Serves the metrics text of `source` over HTTP at the path /metrics of the address of `listener`.
+/// `connections` counts the open connections of all addresses, which `limits` bounds. Runs until the future
+/// is dropped, which closes the connections of `listener`. Must run inside a [`tokio::task::LocalSet`].
 pub async fn serve<T: MetricsSource>(
     listener: TcpListener,
     source: Rc<T>,

@@ -29,25 +29,27 @@ use super::topology_tree;
 use super::warnings::{fault_warnings, lateness_warning, warnings_of_plan};
 use crate::warden::Warden;
 
-/// The status that was published after a cycle of the daemon, with additional values for the metrics.
+/// The status that was published after a cycle (scan, decision and changes) of the daemon, with additional
+/// values for the metrics.
 #[derive(Debug, Clone, Default)]
 pub struct StatusSnapshot {
     /// The status, as clients receive it.
     pub status: Arc<PublishedStatus>,
-    /// The CPU demand of each job in `status.jobs`, in the same order.
+    /// The CPU demands of the jobs, in the order of `status.jobs`.
     pub job_demands: Vec<CpuDemand>,
-    /// The number of processes that belong to no job although their user has a job on this node.
+    /// The number of processes that belong to no job although their user has a job on this machine.
     pub unassigned_processes: usize,
 }
 
-/// The state of the event loop, for the status: whether it gets process events from the kernel, and whether
-/// its cycles are late.
+/// The state of the event loop, for the status: whether the loop receives process events from the kernel, and
+/// how late its cycles are.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LoopStatus {
-    /// Whether the kernel reports process events (fork, exec, exit) to this daemon, over netlink.
+    /// Whether the kernel reports process events (fork, exec, exit) to this daemon over netlink. If false,
+    /// the daemon finds new processes only by scans.
     pub has_process_events: bool,
-    /// The longest time that a recent cycle waited after it was due. `None` if no cycle of the last 5 s waited
-    /// for more than 250 ms.
+    /// The longest time that a recent cycle (scan, decision and changes) waited after it was due. `None` if
+    /// no cycle of the last 5 s waited for more than 250 ms.
     pub lateness: Option<Duration>,
 }
 
@@ -76,13 +78,13 @@ pub struct Publisher {
     fits: Option<(u64, wire::Fits)>,
 }
 
-/// The receiving end, in the control server, of what a [`Publisher`] publishes: the latest status and
-/// topology, and new events.
+/// The receiving end of a [`Publisher`], in the control server. It receives the latest status and topology,
+/// and new events.
 #[derive(Debug)]
 pub struct StatusFeed {
     /// The latest published status.
     pub status: watch::Receiver<Arc<PublishedStatus>>,
-    /// The topology of the machine, with the latest changes.
+    /// The latest topology of the machine.
     pub topology: watch::Receiver<Arc<wire::Topology>>,
     /// The events of the daemon, each as soon as it is published.
     pub events: mpsc::UnboundedReceiver<Arc<wire::Event>>,
@@ -120,8 +122,9 @@ impl Publisher {
         self.last = None;
     }
 
-    /// Writes each event to the log, and sends it to the control server. Call this after the status of the
-    /// cycle was published: the event history looks up the jobs of the events in this status.
+    /// Writes each event to the log, and sends it to the control server. Must be called after
+    /// [`Publisher::publish_status`] of the same cycle, because the event history looks up the jobs of the
+    /// events in this status.
     pub fn publish_events(&self, events: Vec<Event>) {
         for event in events {
             let wire_event = event_to_wire(&event);
@@ -139,9 +142,9 @@ impl Publisher {
         }
     }
 
-    /// Computes the status after a cycle, publishes and returns it. Logs each warning that begins or ends.
-    /// `plan_warnings` are the warnings of the cycle's plan. `dirty` names the jobs and processes that changed
-    /// in this cycle.
+    /// Computes the status after a cycle (scan, decision and changes), publishes it and returns it. Logs each
+    /// warning that begins or ends. `plan_warnings` are the warnings about changes that the cycle did not
+    /// make. `dirty` names the jobs and processes that may have changed in the cycle.
     pub fn publish_status<N: Node, J: Journal>(
         &mut self,
         warden: &Warden<N, J>,

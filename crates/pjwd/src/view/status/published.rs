@@ -4,24 +4,25 @@ use std::sync::{Arc, OnceLock};
 
 use pjw_ipc::wire;
 
-/// The status of the daemon, as it was published after a cycle. It shares unchanged jobs, warnings and cores
-/// with earlier statuses, so that publishing takes little time.
+/// The status of the daemon, as it was published after a cycle (scan, decision and changes). Earlier statuses
+/// share the unchanged jobs, warnings and cores with it, so that publishing takes little time.
 #[derive(Debug, Clone, Default)]
 pub struct PublishedStatus {
-    /// The status with empty lists of jobs, warnings and cores: these are in the other fields.
+    /// The status without its jobs, warnings and cores. The lists of these are empty here, because they are
+    /// in the other fields.
     pub summary: wire::Status,
     /// The jobs, ordered by their ids.
     pub jobs: Vec<Arc<wire::Job>>,
-    /// The warnings: conditions that an administrator should know of.
+    /// The warnings about conditions that may need the attention of an administrator.
     pub warnings: Vec<Arc<wire::Warning>>,
-    /// All cores of the machine, in the order of the topology.
+    /// All cores of the machine, ascending by hwloc logical index.
     pub cores: Arc<[wire::Core]>,
     /// The whole status, once it was asked for.
     whole: OnceLock<Arc<wire::Status>>,
 }
 
 impl PublishedStatus {
-    /// Makes a status from its parts. The lists of jobs, warnings and cores in `summary` are empty.
+    /// Makes a status from its parts. The lists of jobs, warnings and cores in `summary` must be empty.
     pub(super) fn new(
         summary: wire::Status,
         jobs: Vec<Arc<wire::Job>>,
@@ -31,8 +32,8 @@ impl PublishedStatus {
         Self { summary, jobs, warnings, cores, whole: OnceLock::new() }
     }
 
-    /// Returns the whole status in the form in which clients receive it. The first call copies each job. Later
-    /// calls return the same value.
+    /// Returns the whole status in the form in which clients receive it. The first call copies all jobs,
+    /// warnings and cores. Later calls return the same shared value.
     pub fn to_wire(&self) -> Arc<wire::Status> {
         let whole = || {
             let jobs = self.jobs.iter().map(|job| wire::Job::clone(job)).collect();

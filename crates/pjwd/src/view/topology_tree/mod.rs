@@ -21,8 +21,8 @@ struct Part {
     memory_bytes: u64,
 }
 
-/// Converts a topology to the tree that clients receive. The tree has no numbers of free cores:
-/// [`add_free_cores`] sets them.
+/// Converts a topology to the tree that clients receive. The tree does not have the counts of free cores.
+/// [`add_free_cores`] adds these counts.
 #[must_use]
 pub fn topology_to_wire(topology: &Topology) -> wire::Topology {
     let devices = topology.details();
@@ -56,8 +56,8 @@ pub fn topology_to_wire(topology: &Topology) -> wire::Topology {
 }
 
 /// Returns `topology` with the number of free cores of each object in its tree, such as a package or an L3
-/// cache, computed from the free PUs in `pool`. Also sets `fits`: the largest requests for cores that can be
-/// served.
+/// cache. A core is free if all its online PUs are free in `pool`. Also sets `fits`: the sizes of the largest
+/// requests for cores that can be served.
 #[must_use]
 pub fn add_free_cores(mut topology: wire::Topology, fits: &wire::Fits, pool: &wire::Pool) -> wire::Topology {
     let set = |list: &str| list.parse::<CpuSet>().unwrap_or_default();
