@@ -40,10 +40,20 @@ const COUNTS: [(&str, Count); 4] = [
 fn main() -> anyhow::Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the benches are in no workspace")?;
     let mut figures = stream_figures(root)?;
-    let small =
-        RegularShape { packages: 2, numa_per_package: 4, l3_per_numa: 4, cores_per_l3: 8, pus_per_core: 2 };
-    let large =
-        RegularShape { packages: 8, numa_per_package: 4, l3_per_numa: 16, cores_per_l3: 8, pus_per_core: 2 };
+    let small = RegularShape {
+        packages: 2,
+        numa_nodes_per_package: 4,
+        l3s_per_numa_node: 4,
+        cores_per_l3: 8,
+        pus_per_core: 2,
+    };
+    let large = RegularShape {
+        packages: 8,
+        numa_nodes_per_package: 4,
+        l3s_per_numa_node: 16,
+        cores_per_l3: 8,
+        pus_per_core: 2,
+    };
     for (name, shape) in [("512 PUs", small), ("8,192 PUs", large)] {
         figures.extend(decision_figures(name, &Topology::from_shape(shape))?);
     }
@@ -97,7 +107,7 @@ fn policy_figures(
     unit: ProcessorUnit,
 ) -> anyhow::Result<Vec<Figure>> {
     let run = |chooser| {
-        replay(topology, log, &ReplayOptions { unit, chooser, housekeeping: CpuSet::new() }, |_| {})
+        replay(topology, log, &ReplayOptions { unit, chooser, housekeeping_cpus: CpuSet::new() }, |_| {})
     };
     let pack = run(PACK);
     print_means(stream, "pack", &pack)?;
@@ -179,7 +189,7 @@ fn decision_figures(size: &str, topology: &Topology) -> anyhow::Result<Vec<Figur
 /// Returns the time of each decision, sorted, the shortest first. The time of a decision is the shortest of three
 /// equal replays, which removes most of the influence of other load.
 fn decision_times(topology: &Topology, log: &JobLog, chooser: CoreChooser) -> Vec<Duration> {
-    let options = ReplayOptions { unit: ProcessorUnit::Core, chooser, housekeeping: CpuSet::new() };
+    let options = ReplayOptions { unit: ProcessorUnit::Core, chooser, housekeeping_cpus: CpuSet::new() };
     let runs = [(); 3].map(|()| replay(topology, log, &options, |_| {}).started_jobs);
     let [first, second, third] =
         runs.map(|run| run.into_iter().map(|one| one.decision_time).collect::<Vec<_>>());
@@ -196,7 +206,7 @@ fn replay_figure(topology: &Topology) -> anyhow::Result<Figure> {
         replay(
             topology,
             &log,
-            &ReplayOptions { unit: ProcessorUnit::Core, chooser, housekeeping: CpuSet::new() },
+            &ReplayOptions { unit: ProcessorUnit::Core, chooser, housekeeping_cpus: CpuSet::new() },
             |_| {},
         );
         begin.elapsed().as_secs_f64()

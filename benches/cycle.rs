@@ -25,7 +25,7 @@ use pjw_core::{
 };
 use pjw_linux::topology::{TopologySource, load_topology};
 use pjw_linux::{node::LinuxNode, sys::clock};
-use pjw_sources::{Host, wanted_variables};
+use pjw_sources::{Host, identifying_variables};
 use pjwd::warden::Warden;
 
 const CYCLES: usize = 15;
@@ -105,11 +105,11 @@ fn measure_cycles(
 /// Makes a warden with one job of one core, which has the load processes.
 fn new_warden(pids: &[u32]) -> anyhow::Result<Warden<LinuxNode, DiscardingJournal>> {
     let topology = load_topology(TopologySource::Live)?;
-    let node = LinuxNode::new(wanted_variables()).context("can't open /proc")?;
+    let node = LinuxNode::new(identifying_variables()).context("can't open /proc")?;
     let state = WardenState::new(topology, &CpuSet::new());
     let host = Host { name: clock::hostname(), flux_user: None };
     let mut warden = Warden::new(node, DiscardingJournal, state, Vec::new(), Policy::default(), host);
-    let caller = Caller { uid: Uid(getuid().as_raw()), admin: true };
+    let caller = Caller { uid: Uid(getuid().as_raw()), is_admin: true };
     let assign = AssignCommand {
         cpu_request: Some(CpuRequest::Cores(1)),
         pids: pids.iter().copied().map(Pid).collect(),

@@ -27,8 +27,13 @@ const OUTSIDERS: u32 = 300;
 const MAX_ROUNDS: usize = 8;
 
 fn main() -> anyhow::Result<()> {
-    let shape =
-        RegularShape { packages: 2, numa_per_package: 4, l3_per_numa: 12, cores_per_l3: 8, pus_per_core: 1 };
+    let shape = RegularShape {
+        packages: 2,
+        numa_nodes_per_package: 4,
+        l3s_per_numa_node: 12,
+        cores_per_l3: 8,
+        pus_per_core: 1,
+    };
     let [few, many] =
         [20, 600].map(|jobs| MadeUpMachine::new(shape, jobs).and_then(MadeUpMachine::measure_births));
     let (few, many) = (few?, many?);
@@ -78,7 +83,7 @@ impl MadeUpMachine {
         Process {
             id: ProcessId { pid, start },
             parent,
-            group: pid,
+            process_group: pid,
             session: pid,
             uid: Uid(1001),
             comm: Comm::from("work"),
@@ -88,7 +93,7 @@ impl MadeUpMachine {
             cgroup: None,
             attributes: None,
             job_marks: Some(JobMarks::default()),
-            last_seen_idle: None,
+            idle_until: None,
         }
     }
 
@@ -116,7 +121,7 @@ impl MadeUpMachine {
     fn decide(&mut self, snapshot: &Snapshot, commands: &[Command]) -> anyhow::Result<(Decision, f64)> {
         let before = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?;
         let decision = reconcile(&mut self.state, snapshot, commands, &self.policy);
-        let changed = self.state.jobs.take_changed();
+        let changed = self.state.jobs.take_changed_ids();
         if !changed.is_empty() {
             self.audit.update(&self.state, &changed, &self.policy);
         }
@@ -136,7 +141,7 @@ impl MadeUpMachine {
                 thread.effective_mask = action.target_mask.clone();
             }
             process.first_thread_mask = Some(action.target_mask.clone());
-            self.state.note_mask_applied(action, &action.requested_mask, &action.target_mask);
+            self.state.record_mask_applied(action, &action.requested_mask, &action.target_mask);
         }
     }
 
@@ -164,7 +169,7 @@ impl MadeUpMachine {
             let child = self.process(pid, parent, 1, self.state.topology.cpus().clone());
             self.processes.insert(pid, child);
             let (creator, at) = (Tid(parent.0), Nanos(self.now));
-            self.state.apply_events(&[ProcessEvent::Fork { parent, creator, child: pid, at }]);
+            self.state.apply_process_events(&[ProcessEvent::Fork { parent, creator, child: pid, at }]);
             costs.push(self.run(&ScanScope::Partial(BTreeSet::from([pid])), &[])?);
             ensure!(
                 self.state.members.get(&pid).is_some_and(|member| member.threads.len() == 1),
@@ -180,7 +185,7 @@ fn pid_of(number: u32) -> Pid {
 }
 
 fn assign(number: u32) -> anyhow::Result<Command> {
-    let caller = Caller { uid: Uid(0), admin: true };
+    let caller = Caller { uid: Uid(0), is_admin: true };
     let assign = AssignCommand::new(format!("job-{number}").parse()?, caller);
     Ok(Command::Assign(AssignCommand {
         cpu_request: Some(CpuRequest::Cores(1)),

@@ -15,7 +15,7 @@ use pjw_benches::setup::effort::Effort;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::{ids::Pid, ports::Node, snapshot::Observed};
 use pjw_linux::{bpf::TaskScan, node::LinuxNode};
-use pjw_sources::wanted_variables;
+use pjw_sources::identifying_variables;
 use procfs::process::Process;
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ fn scan_methods() -> anyhow::Result<Vec<Box<dyn ScanMethod>>> {
     match TaskScan::load() {
         Ok(scan) => {
             let mut node = open_node()?;
-            node.use_task_scan(Some(scan));
+            node.set_task_scan(Some(scan));
             methods.push(Box::new(PjwScan { node, kind: ScanKind::FullRescan, source: "BPF" }));
         }
         Err(why) => print_line(&format!("skipped: scans by BPF: {why}"))?,
@@ -50,7 +50,7 @@ fn scan_methods() -> anyhow::Result<Vec<Box<dyn ScanMethod>>> {
 }
 
 fn open_node() -> anyhow::Result<LinuxNode> {
-    LinuxNode::new(wanted_variables()).context("can't open /proc")
+    LinuxNode::new(identifying_variables()).context("can't open /proc")
 }
 
 /// Which processes a scan of pjwd reads.
@@ -103,7 +103,7 @@ fn count_threads(node: &mut LinuxNode, pids: &[u32], full: bool) -> usize {
         cgroups: BTreeSet::new(),
         idle_watch: Arc::default(),
     };
-    let snapshot = node.observe(&request);
+    let snapshot = node.scan(&request);
     let members = members.iter().filter_map(|pid| snapshot.processes.get(pid));
     let threads = members.filter_map(|observed| match observed {
         Observed::Present(process) => process.threads.as_ref().map(Vec::len),

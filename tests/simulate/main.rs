@@ -63,7 +63,7 @@ fn check(name: &str, topology: &Topology, log: &JobLog, unit: ProcessorUnit, hou
     let (fewest_domains, locality) =
         (FewestDomains::new(topology).unwrap(), PuLocations::from_topology(topology));
     let kept: CpuSet = housekeeping.parse().unwrap();
-    let rules = ReplayOptions { unit, chooser: PACK, housekeeping: kept.clone() };
+    let rules = ReplayOptions { unit, chooser: PACK, housekeeping_cpus: kept.clone() };
     let mut wrong = Vec::new();
     let mut held = CpuSet::new();
     let done = replay(topology, log, &rules, |turn| {
@@ -121,7 +121,8 @@ fn housekeeping_changes_nothing_about_that() {
 
 /// Means of packages, NUMA nodes, L3s and split cores.
 fn means(topology: &Topology, log: &JobLog, unit: ProcessorUnit, chooser: CoreChooser) -> [f64; 4] {
-    let done = replay(topology, log, &ReplayOptions { unit, chooser, housekeeping: CpuSet::new() }, |_| {});
+    let done =
+        replay(topology, log, &ReplayOptions { unit, chooser, housekeeping_cpus: CpuSet::new() }, |_| {});
     assert!(!done.started_jobs.is_empty());
     [
         done.mean_domains(|domains_used| domains_used.packages),

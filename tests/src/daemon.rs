@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pjw_core::cpuset::CpuSet;
-use pjw_ipc::client::ClientFault;
+use pjw_ipc::client::ClientError;
 use pjw_ipc::wire;
 use serde_json::{Value, json};
 
@@ -181,7 +181,7 @@ impl Daemon {
     /// # Errors
     /// The text of the refusal.
     pub fn assign(&self, job: &str, cores: u32, pids: &[u32]) -> Result<CpuSet, String> {
-        let reply: Result<Value, ClientFault> =
+        let reply: Result<Value, ClientError> =
             self.call("Assign", &json!({ "job": self.job_id(job), "cores": cores, "pids": pids }));
         let reply = reply.map_err(|fault| fault.to_string())?;
         let cpus = reply["job"]["cpus"].as_str().expect("a job has cpus");

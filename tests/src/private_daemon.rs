@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pjw_core::own_cgroups::OwnCgroupNames;
-use pjw_ipc::client::{Client, ClientFault};
+use pjw_ipc::client::{Client, ClientError};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -187,9 +187,9 @@ impl PrivateDaemon {
     ///
     /// # Errors
     /// If the daemon can't be reached, or replies with an error.
-    pub fn call<T: DeserializeOwned>(&self, method: &str, parameters: &Value) -> Result<T, ClientFault> {
+    pub fn call<T: DeserializeOwned>(&self, method: &str, parameters: &Value) -> Result<T, ClientError> {
         let client = Client::connect(&self.socket());
-        client.map_err(|fault| ClientFault::Io(io::Error::other(fault)))?.call(method, parameters)
+        client.map_err(|fault| ClientError::Io(io::Error::other(fault)))?.call(method, parameters)
     }
 
     /// Sends the daemon a signal.

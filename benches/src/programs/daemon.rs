@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use pjw_core::{cpuset::CpuSet, job::Source};
+use pjw_core::{cpuset::CpuSet, job::JobSource};
 use pjw_tests::private_daemon::PrivateDaemon;
 use serde_json::{Value, json};
 
@@ -245,7 +245,7 @@ fn default_keys(unusable_pus: &CpuSet) -> String {
 fn config_text(keys: &str) -> String {
     let enforcement = if keys.contains("enforcement") { "" } else { "enforcement = \"affinity\"\n" };
     let mut text = format!("mode = \"enforce\"\n{enforcement}{keys}");
-    for source in Source::ALL.iter().filter(|source| source.is_scheduler()) {
+    for source in JobSource::ALL.iter().filter(|source| source.is_scheduler()) {
         let _ = write!(text, "\n[sources.{source}]\nenabled = false\n");
     }
     text

@@ -29,7 +29,7 @@ impl SpawnedGroup {
         let context =
             Context::new(program)?.environment(environment.iter().map(|(name, value)| (name, value)));
         let arguments = Arguments::literal(&[program.as_os_str(), argument.as_ref()])?;
-        let placements = pus.iter().map(|pu| Arc::new(Placement::on(CpuSet::from(pu)))).collect();
+        let placements = pus.iter().map(|pu| Arc::new(Placement::on_cpus(CpuSet::from(pu)))).collect();
         Ok(Self { context, arguments: Arc::new(arguments), placements })
     }
 
@@ -59,7 +59,7 @@ impl SpawnedGroup {
         for (_, child) in batch.by_ref() {
             wait(&child?)?;
         }
-        batch.refusal().map_or(Ok(()), |refusal| Err(refusal).context("the program has no template"))
+        batch.template_error().map_or(Ok(()), |refusal| Err(refusal).context("the program has no template"))
     }
 
     fn instances(&self, count: u32) -> Vec<Instance> {

@@ -1,7 +1,7 @@
 //! The reasons for the present state, in sentences, for `pjwctl explain`.
 
 use crate::basics::{CpuSet, Pid, Tid, cpus_text, prelude::*};
-use crate::phases::cpusets::{EffectiveEnforcement, effective_enforcement, effective_enforcement_of};
+use crate::phases::cpusets::{EffectiveEnforcement, effective_enforcement, effective_enforcement_of_members};
 use crate::phases::{jobs::find_offer, membership::ancestors};
 use crate::state::{Member, MemberThread, WardenState};
 use crate::terms::{BatchRole, Evidence, GrantedBy, Job, MarkKind, Policy};
@@ -82,7 +82,7 @@ pub fn process_reasons(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<St
         match state.jobs.get(&member.job).and_then(|job| Some((job, job.active_grant()?))) {
             Some((job, grant)) => {
                 because.push(format!("{} holds {}", member.job, cpus_text(&grant.cpus)));
-                let by = effective_enforcement_of(state, policy, job, core::iter::once(member));
+                let by = effective_enforcement_of_members(state, policy, job, core::iter::once(member));
                 because.push(enforcement_text(&by, "it"));
             }
             None => because.push(format!("{} holds no cores: its processes run unconfined", member.job)),
@@ -169,7 +169,7 @@ pub fn mask_reason(state: &WardenState, member: &Member, tid: Tid, thread: &Memb
         return format!("{wants} and is pinned to CPU {pu}{lifted}");
     }
     let target = if is_unbound { grant } else { &own };
-    let moved = moved_mask(entry.original(), target, grant);
+    let moved = moved_mask(entry.original_mask(), target, grant);
     format!("{wants} and floats over {}{moved}{lifted}", cpus_text(target))
 }
 

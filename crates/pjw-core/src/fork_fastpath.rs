@@ -31,7 +31,7 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
     let member = state.members.get(&parent)?;
     let job = state.jobs.get(&member.job).filter(|job| !job.released)?;
     let has_cpuset = state.cpusets.cpuset_of(&job.id).is_some() || state.is_in_job_cpuset(member);
-    job.online_cpus(&state.pool.online_cpus()).filter(|_| !has_cpuset)
+    job.online_granted_cpus(&state.pool.online_cpus()).filter(|_| !has_cpuset)
 }
 
 /// Makes a partial snapshot from `probe`, which lists the forked processes whose affinity mask is not the

@@ -16,7 +16,7 @@ pub(crate) fn next_scan(
     full: bool,
     records: &[Record],
 ) -> Option<ScanRequest> {
-    let all_tracked = full.then(|| state.members.values().chain(state.restoring.values()));
+    let all_tracked = full.then(|| state.members.values().chain(state.processes_to_restore.values()));
     let all_tracked = all_tracked.into_iter().flatten();
     let new_members = records.iter().filter_map(Record::tracked_process);
     let new_members = new_members.filter_map(|process| state.tracked(process.pid));

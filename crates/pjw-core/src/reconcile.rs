@@ -67,7 +67,7 @@ pub fn reconcile(
     }
     if !commands.is_empty() {
         // The scan for a command reads only what the command concerns. The next rescan checks the rest.
-        state.rescans_until_full_plan = 0;
+        state.periodic_scans_until_full = 0;
     }
     let mut draft = Draft::new(state, snapshot, policy);
 
@@ -118,12 +118,12 @@ pub fn reconcile(
 /// because only a rescan ends the restoring of their masks. If `rescans_until_full_plan` is 0, everything is planned, in
 /// case a change was missed.
 fn mark_dirty_by_rescan(state: &mut WardenState) {
-    let Some(left) = state.rescans_until_full_plan.checked_sub(1) else {
-        state.rescans_until_full_plan = RESCANS_PER_REVISION;
+    let Some(left) = state.periodic_scans_until_full.checked_sub(1) else {
+        state.periodic_scans_until_full = RESCANS_PER_REVISION;
         state.dirty = DirtySet::everything();
         return;
     };
-    state.rescans_until_full_plan = left;
+    state.periodic_scans_until_full = left;
     state.jobs.without_cores().for_each(|job| state.dirty.add_job(&job.id));
 }
 

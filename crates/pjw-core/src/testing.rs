@@ -55,5 +55,11 @@ pub fn regular_topology(
     cores_per_l3: u32,
     pus_per_core: u32,
 ) -> Topology {
-    Topology::from_shape(RegularShape { packages, numa_per_package, l3_per_numa, cores_per_l3, pus_per_core })
+    Topology::from_shape(RegularShape {
+        packages,
+        numa_nodes_per_package: numa_per_package,
+        l3s_per_numa_node: l3_per_numa,
+        cores_per_l3,
+        pus_per_core,
+    })
 }

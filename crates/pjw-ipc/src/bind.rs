@@ -19,7 +19,7 @@ use crate::dial::{MAX_PATH, dial, length_if_too_long, listener_pid, shortened};
 /// The reason why pjwd can't listen on its Unix socket: the error of [`bind`]. The message contains the
 /// remedy.
 #[derive(Debug, Error)]
-pub enum BindFault {
+pub enum BindError {
     /// Another process already listens on the socket, or holds the lock file of the socket.
     #[error("pjwd is running already{}: it holds {path}; stop it, or choose another --socket", holder(.pid), path = path.display())]
     InUse {
@@ -37,7 +37,7 @@ pub enum BindFault {
     },
     /// The path of the socket is longer than the kernel allows for a Unix socket (unix(7)).
     #[error("{}: this path is {length} bytes long and the path of a socket has at most {max}: choose a shorter one with --socket", shortened(.path), max = MAX_PATH)]
-    TooLong {
+    PathTooLong {
         /// The path of the socket on which the daemon was to listen.
         path: PathBuf,
         /// The length of the path in bytes.
@@ -100,7 +100,7 @@ impl BoundSocket {
     ///
     /// # Errors
     /// As [`bind`].
-    pub fn bind_again(&mut self) -> Result<UnixListener, BindFault> {
+    pub fn bind_again(&mut self) -> Result<UnixListener, BindError> {
         prepare(&self.path)?;
         if !is_lock_in_place(&self.path, &self.lock) {
             self.lock = lock(&self.path)?;
@@ -137,9 +137,9 @@ impl Drop for BoundSocket {
 /// # Errors
 /// If `path` is too long for a Unix socket, if another daemon listens on the socket or holds its lock, if
 /// `path` exists and is not a socket, or if a file operation fails.
-pub fn bind(path: &Path) -> Result<BoundSocket, BindFault> {
+pub fn bind(path: &Path) -> Result<BoundSocket, BindError> {
     if let Some(length) = length_if_too_long(path) {
-        return Err(BindFault::TooLong { path: path.to_owned(), length });
+        return Err(BindError::PathTooLong { path: path.to_owned(), length });
     }
     prepare(path)?;
     let lock = lock(path)?;
@@ -148,7 +148,7 @@ pub fn bind(path: &Path) -> Result<BoundSocket, BindFault> {
 }
 
 /// Makes the directory of the socket, and checks that nothing but a socket is at its path.
-fn prepare(path: &Path) -> Result<(), BindFault> {
+fn prepare(path: &Path) -> Result<(), BindError> {
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         std::fs::create_dir_all(dir).map_err(fault("make", dir))?;
     }
@@ -156,7 +156,7 @@ fn prepare(path: &Path) -> Result<(), BindFault> {
         Ok(kind) if kind.is_socket() => {}
         Ok(kind) => {
             let what = if kind.is_dir() { "a directory" } else { "a file" };
-            return Err(BindFault::NotASocket { path: path.to_owned(), what });
+            return Err(BindError::NotASocket { path: path.to_owned(), what });
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(fault("look at", path)(error)),
@@ -165,7 +165,7 @@ fn prepare(path: &Path) -> Result<(), BindFault> {
 }
 
 /// Listens at the path, and replaces a socket file at which no process listens. Returns the device and inode of the file.
-fn listen_at(path: &Path) -> Result<(UnixListener, (u64, u64)), BindFault> {
+fn listen_at(path: &Path) -> Result<(UnixListener, (u64, u64)), BindError> {
     if let Listening::Process(pid) = listening(path) {
         // A daemon runs that was started by other means, without the lock.
         return Err(held(path, pid));
@@ -200,19 +200,19 @@ fn lock_path(path: &Path) -> PathBuf {
     PathBuf::from(beside)
 }
 
-fn fault(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> BindFault {
+fn fault(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> BindError {
     let path = path.to_owned();
-    move |why| BindFault::Io { operation, path, why }
+    move |why| BindError::Io { operation, path, why }
 }
 
 /// The error for a socket on which a process listens. The kernel reports the process that called listen(2). For a
 /// socket unit that is the service manager, which must not be reported as pjwd.
-fn held(path: &Path, pid: Option<i32>) -> BindFault {
+fn held(path: &Path, pid: Option<i32>) -> BindError {
     let path = path.to_owned();
     let comm = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok());
     match comm.as_deref().map(str::trim_end) {
-        Some("systemd") => BindFault::HeldBySystemd { path },
-        _ => BindFault::InUse { path, pid },
+        Some("systemd") => BindError::HeldBySystemd { path },
+        _ => BindError::InUse { path, pid },
     }
 }
 
@@ -221,7 +221,7 @@ fn not_a_file() -> io::Error {
 }
 
 /// Takes the lock beside the socket at `path`.
-fn lock(path: &Path) -> Result<Flock<File>, BindFault> {
+fn lock(path: &Path) -> Result<Flock<File>, BindError> {
     let beside = lock_path(path);
     let mut options = OpenOptions::new();
     // Through a symbolic link the lock file would be created at the target of the link. Opening a pipe without a reader

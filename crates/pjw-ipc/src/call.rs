@@ -22,13 +22,13 @@ pub enum Call {
     /// Grants cores to a job, and adds processes to the job. Creates the job if it does not exist.
     Assign(Assign),
     /// Releases a job: its cores become free, and its threads get their original masks back.
-    Release(JobName),
+    Release(JobParameter),
     /// Releases every job that the caller may change.
     ReleaseAll,
     /// Returns the reasons why a job holds its cores.
-    ExplainJob(JobName),
+    ExplainJob(JobParameter),
     /// Returns the reasons for the job and for the affinity masks of a process.
-    ExplainPid(PidNumber),
+    ExplainPid(ExplainPid),
     /// Returns the changes of affinity masks and cpusets that the daemon would make now.
     Plan,
     /// Returns the jobs that would have to move to other cores so that larger requests for cores fit.
@@ -97,12 +97,12 @@ parameters! {
         owner: Option<u32>,
     }
     /// The parameters of the methods `Release` and `ExplainJob`.
-    JobName {
+    JobParameter {
         /// The id of the job, such as `slurm:7`.
         job: String,
     }
     /// The parameters of the method `ExplainPid`.
-    PidNumber {
+    ExplainPid {
         /// The pid of the process.
         pid: u32,
         /// The last tid on the previous page of threads, after which the page starts. `None` for the first

@@ -23,7 +23,7 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 /// The reason why a client cannot connect to the daemon: the error of [`Client::connect`]. The message names the
 /// remedy.
 #[derive(Debug, Error)]
-pub enum ConnectFault {
+pub enum ConnectError {
     /// No process listens on the daemon's socket, or the socket does not exist.
     #[error("pjwd is not running: looked for {path}; start it with: systemctl start pjwd, or as yourself: pjwd; if it listens elsewhere, give the path with --socket or PJW_SOCKET", path = path.display())]
     NotRunning {
@@ -33,13 +33,13 @@ pub enum ConnectFault {
     /// This user has no permission to connect to the socket, or to search a directory in the path of the
     /// socket.
     #[error("this user has no permission to connect to {path}: pjwd opens its socket to every user, so check the permissions of the directories above it, or choose another --socket", path = path.display())]
-    Denied {
+    PermissionDenied {
         /// The path of the daemon's socket to which the client tried to connect.
         path: PathBuf,
     },
     /// The path of the socket is longer than the kernel allows for a Unix socket (unix(7)).
     #[error("{}: this path is {length} bytes long and the path of a socket has at most {max}: choose a shorter one with --socket or PJW_SOCKET", shortened(.path), max = MAX_PATH)]
-    TooLong {
+    PathTooLong {
         /// The path of the daemon's socket to which the client tried to connect.
         path: PathBuf,
         /// The length of the path in bytes.
@@ -47,7 +47,7 @@ pub enum ConnectFault {
     },
     /// The daemon did not accept the connection within the timeout.
     #[error("pjwd hangs: it accepts no connection at {path}; see its log, or restart it with: systemctl restart pjwd", path = path.display())]
-    Hangs {
+    Timeout {
         /// The path of the daemon's socket to which the client tried to connect.
         path: PathBuf,
     },
@@ -64,7 +64,7 @@ pub enum ConnectFault {
 
 /// The reason why a call failed: the daemon refused the call, or the client received no valid reply.
 #[derive(Debug, Error)]
-pub enum ClientFault {
+pub enum ClientError {
     /// The daemon replied with an error.
     #[error("{message}")]
     Refused {
@@ -101,8 +101,8 @@ impl Client {
     /// # Errors
     /// If no daemon listens at `path`, the daemon does not accept the connection in time, `path` is too long
     /// for a Unix socket, or the user has no permission.
-    pub fn connect(path: &Path) -> Result<Self, ConnectFault> {
-        Self::connect_within(path, REPLY_TIMEOUT)
+    pub fn connect(path: &Path) -> Result<Self, ConnectError> {
+        Self::connect_with_timeout(path, REPLY_TIMEOUT)
     }
 
     /// Connects to the daemon's socket at `path`, with a timeout for the connection attempt and for each call
@@ -112,28 +112,28 @@ impl Client {
     /// # Errors
     /// If no daemon listens at `path`, the daemon does not accept the connection in time, `path` is too long
     /// for a Unix socket, or the user has no permission.
-    pub fn connect_within(path: &Path, timeout: Duration) -> Result<Self, ConnectFault> {
+    pub fn connect_with_timeout(path: &Path, timeout: Duration) -> Result<Self, ConnectError> {
         let path_there = path.to_owned();
         if let Some(length) = length_if_too_long(path) {
-            return Err(ConnectFault::TooLong { path: path_there, length });
+            return Err(ConnectError::PathTooLong { path: path_there, length });
         }
         let stream = dial(path, timeout).map_err(|errno| match errno {
             Errno::ENOENT | Errno::ECONNREFUSED | Errno::ENOTDIR => {
-                ConnectFault::NotRunning { path: path_there }
+                ConnectError::NotRunning { path: path_there }
             }
-            Errno::EACCES | Errno::EPERM => ConnectFault::Denied { path: path_there },
-            Errno::EAGAIN => ConnectFault::Hangs { path: path_there },
-            errno => ConnectFault::Io { path: path_there, why: errno.into() },
+            Errno::EACCES | Errno::EPERM => ConnectError::PermissionDenied { path: path_there },
+            Errno::EAGAIN => ConnectError::Timeout { path: path_there },
+            errno => ConnectError::Io { path: path_there, why: errno.into() },
         })?;
         Ok(Self { stream, buffer: Vec::new(), timeout, deadline: None })
     }
 
     /// Lets the next read or write wait until the deadline of the call at most. A daemon that sends a byte now and then
     /// does not extend the time.
-    fn limit_wait(&self) -> Result<(), ClientFault> {
+    fn limit_wait(&self) -> Result<(), ClientError> {
         let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         if left.is_some_and(|left| left.is_zero()) {
-            return Err(ClientFault::Timeout(self.timeout));
+            return Err(ClientError::Timeout(self.timeout));
         }
         // A socket accepts any timeout that is not zero, and rounds it to microseconds.
         let left = left.map(|left| left.max(Duration::from_millis(1)));
@@ -157,7 +157,7 @@ impl Client {
         &mut self,
         method: &str,
         parameters: &impl Serialize,
-    ) -> Result<T, ClientFault> {
+    ) -> Result<T, ClientError> {
         self.start_deadline();
         self.send(method, parameters, false)?;
         self.receive().map(|(reply, _)| reply)
@@ -176,7 +176,7 @@ impl Client {
         method: &str,
         parameters: &impl Serialize,
         mut each: impl FnMut(T) -> bool,
-    ) -> Result<(), ClientFault> {
+    ) -> Result<(), ClientError> {
         self.start_deadline();
         self.send(method, parameters, true)?;
         // Events may be far apart: no timeout.
@@ -187,13 +187,13 @@ impl Client {
     fn receive_all<T: DeserializeOwned>(
         &mut self,
         each: &mut impl FnMut(T) -> bool,
-    ) -> Result<(), ClientFault> {
+    ) -> Result<(), ClientError> {
         loop {
             let (reply, continues): (Value, bool) = self.receive()?;
             // A stream without a last event ends with an empty reply.
             if reply.as_object().is_some_and(|object| !object.is_empty()) {
                 let reply = serde_json::from_value(reply)
-                    .map_err(|error| ClientFault::Malformed(error.to_string()))?;
+                    .map_err(|error| ClientError::Malformed(error.to_string()))?;
                 if !each(reply) {
                     return Ok(());
                 }
@@ -204,7 +204,7 @@ impl Client {
         }
     }
 
-    fn send(&mut self, method: &str, parameters: &impl Serialize, more: bool) -> Result<(), ClientFault> {
+    fn send(&mut self, method: &str, parameters: &impl Serialize, more: bool) -> Result<(), ClientError> {
         let mut call = json!({ "method": format!("{INTERFACE_NAME}.{method}"), "parameters": parameters });
         if more {
             call["more"] = Value::from(true);
@@ -222,25 +222,25 @@ impl Client {
         Ok(())
     }
 
-    fn not_sent(&mut self, error: io::Error) -> ClientFault {
+    fn not_sent(&mut self, error: io::Error) -> ClientError {
         match error.kind() {
             // A server that rejects a connection sends the reason before it closes the connection.
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => match self.receive::<Value>() {
-                Err(refused @ ClientFault::Refused { .. }) => refused,
-                _ => ClientFault::Io(error),
+                Err(refused @ ClientError::Refused { .. }) => refused,
+                _ => ClientError::Io(error),
             },
             _ => self.broke(error),
         }
     }
 
-    fn broke(&self, error: io::Error) -> ClientFault {
+    fn broke(&self, error: io::Error) -> ClientError {
         match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientFault::Timeout(self.timeout),
-            _ => ClientFault::Io(error),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientError::Timeout(self.timeout),
+            _ => ClientError::Io(error),
         }
     }
 
-    fn receive<T: DeserializeOwned>(&mut self) -> Result<(T, bool), ClientFault> {
+    fn receive<T: DeserializeOwned>(&mut self) -> Result<(T, bool), ClientError> {
         let mut searched = 0;
         let end = loop {
             if let Some(end) = self.buffer[searched..].iter().position(|&byte| byte == 0) {
@@ -248,19 +248,19 @@ impl Client {
             }
             searched = self.buffer.len();
             if searched > MAX_REPLY {
-                return Err(ClientFault::Malformed("it does not end".to_owned()));
+                return Err(ClientError::Malformed("it does not end".to_owned()));
             }
             self.limit_wait()?;
             let mut chunk = [0; 64 * 1024];
             match self.stream.read(&mut chunk) {
-                Ok(0) => return Err(ClientFault::Io(io::ErrorKind::UnexpectedEof.into())),
+                Ok(0) => return Err(ClientError::Io(io::ErrorKind::UnexpectedEof.into())),
                 Ok(read) => self.buffer.extend_from_slice(&chunk[..read]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(self.broke(error)),
             }
         };
         let message: Vec<u8> = self.buffer.drain(..=end).collect();
-        let nonsense = |error: serde_json::Error| ClientFault::Malformed(error.to_string());
+        let nonsense = |error: serde_json::Error| ClientError::Malformed(error.to_string());
         let reply: Value = serde_json::from_slice(&message[..end]).map_err(nonsense)?;
         let parameters = reply.get("parameters").cloned().unwrap_or_else(|| json!({}));
         if let Some(error) = reply.get("error").and_then(Value::as_str) {
@@ -271,7 +271,7 @@ impl Client {
     }
 }
 
-fn refused(error: &str, parameters: &Value) -> ClientFault {
+fn refused(error: &str, parameters: &Value) -> ClientError {
     let text = |key: &str| parameters.get(key).and_then(Value::as_str);
     let message = match (text("message"), text("parameter")) {
         (Some(message), _) => message.to_owned(),
@@ -280,7 +280,7 @@ fn refused(error: &str, parameters: &Value) -> ClientFault {
         ),
         (None, None) => format!("pjwd answered {error}: check that pjwctl and pjwd have the same version"),
     };
-    ClientFault::Refused { error: error.to_owned(), message }
+    ClientError::Refused { error: error.to_owned(), message }
 }
 
 /// Returns the default directory for the socket and the state files of a daemon that runs as the user `uid`.

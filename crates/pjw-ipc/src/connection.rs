@@ -131,9 +131,9 @@ pub(crate) async fn serve_connection<S: Service>(
             Ok(Outgoing::Abandoned(end)) => return Err(end),
             _ if oneway => {}
             Ok(Outgoing::Plain(parameters)) => writer.reply(parameters, false).await?,
-            Ok(Outgoing::Own(Replies::Once(reply))) => writer.reply(reply, false).await?,
-            Ok(Outgoing::Own(Replies::Many(_))) if !more => writer.error(&CallError::ExpectedMore).await?,
-            Ok(Outgoing::Own(Replies::Many(replies))) => {
+            Ok(Outgoing::Own(Replies::Single(reply))) => writer.reply(reply, false).await?,
+            Ok(Outgoing::Own(Replies::Stream(_))) if !more => writer.error(&CallError::ExpectedMore).await?,
+            Ok(Outgoing::Own(Replies::Stream(replies))) => {
                 stream_replies(replies, &mut reader, &mut writer, &mut stop).await?;
             }
             Err(error) => writer.error(&error).await?,
@@ -267,7 +267,7 @@ impl Reader {
         loop {
             let found = self.buffer[searched..].iter().position(|&byte| byte == 0);
             searched = found.map_or(self.buffer.len(), |end| searched + end);
-            if searched > self.limits.request_bytes {
+            if searched > self.limits.max_request_bytes {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "a request is too long"));
             }
             if found.is_some() {
@@ -299,7 +299,7 @@ impl Reader {
     /// still reads. Bytes that arrive in the meantime are kept for later, up to the size of one request.
     async fn hang_up(&mut self) -> io::Error {
         loop {
-            if !self.ended && self.buffer.len() <= self.limits.request_bytes {
+            if !self.ended && self.buffer.len() <= self.limits.max_request_bytes {
                 if let Err(error) = self.fill().await {
                     return error;
                 }

@@ -50,9 +50,9 @@ impl Connections {
     fn take_slot(self: &Rc<Self>, uid: u32, limits: &ServerLimits) -> Option<Slot> {
         let mine = self.all.borrow().get(&uid).copied().unwrap_or(0);
         let is_administrator = uid == 0 || uid == self.own_uid;
-        let reserved = if is_administrator { 0 } else { limits.connections_reserved };
-        let is_full = self.count() >= limits.connections.saturating_sub(reserved);
-        if is_full || (!is_administrator && mine >= limits.connections_per_user) {
+        let reserved = if is_administrator { 0 } else { limits.reserved_connections };
+        let is_full = self.count() >= limits.max_connections.saturating_sub(reserved);
+        if is_full || (!is_administrator && mine >= limits.max_connections_per_user) {
             return None;
         }
         self.all.borrow_mut().insert(uid, mine + 1);
@@ -98,7 +98,7 @@ pub async fn serve<S: Service>(
     stop: watch::Receiver<bool>,
 ) -> std::io::Result<()> {
     let (_, none) = mpsc::unbounded_channel();
-    serve_successively(listener, none, service, limits, stop).await
+    serve_with_new_listeners(listener, none, service, limits, stop).await
 }
 
 /// Serves clients as [`serve`] does, and also allows the caller to replace the listener. Each listener that
@@ -107,7 +107,7 @@ pub async fn serve<S: Service>(
 ///
 /// # Errors
 /// If a listener cannot be registered with the runtime.
-pub async fn serve_successively<S: Service>(
+pub async fn serve_with_new_listeners<S: Service>(
     listener: StdListener,
     mut successors: mpsc::UnboundedReceiver<StdListener>,
     service: Rc<S>,
@@ -116,7 +116,7 @@ pub async fn serve_successively<S: Service>(
 ) -> std::io::Result<()> {
     let mut listener = registered(listener)?;
     let connections = Connections::new(geteuid().as_raw());
-    let unsent = ReplyBudget::new(limits.unsent_bytes);
+    let unsent = ReplyBudget::new(limits.max_unread_reply_bytes);
     let mut failing = false;
     loop {
         let accepted = tokio::select! {
@@ -190,13 +190,13 @@ mod tests {
 
     const OWN: u32 = 6;
     const LIMITS: ServerLimits = ServerLimits {
-        connections: 6,
-        connections_reserved: 2,
-        connections_per_user: 2,
-        request_bytes: 0,
+        max_connections: 6,
+        reserved_connections: 2,
+        max_connections_per_user: 2,
+        max_request_bytes: 0,
         request_timeout: Duration::ZERO,
         write_timeout: Duration::ZERO,
-        unsent_bytes: 0,
+        max_unread_reply_bytes: 0,
         idle_timeout: Duration::ZERO,
     };
 
@@ -233,7 +233,7 @@ mod tests {
         for uid in [0, OWN] {
             let connections = Connections::new(OWN);
             let take_slot = |uid| connections.take_slot(uid, &LIMITS);
-            let slot: Vec<_> = (0..LIMITS.connections).map(|_| take_slot(uid)).collect();
+            let slot: Vec<_> = (0..LIMITS.max_connections).map(|_| take_slot(uid)).collect();
             assert!(slot.iter().all(Option::is_some));
             assert!(take_slot(uid).is_none() && take_slot(7).is_none());
         }

@@ -13,15 +13,15 @@ use crate::call::{Call, CallError, Reply};
 #[derive(Debug, Clone, Copy)]
 pub struct ServerLimits {
     /// The maximum number of open connections, of all users together.
-    pub connections: usize,
+    pub max_connections: usize,
     /// The number of connections that are reserved for administrators: root and the user of the server's
-    /// process. These connections are part of [`ServerLimits::connections`]. Other users can't use them.
-    pub connections_reserved: usize,
+    /// process. These connections are part of [`ServerLimits::max_connections`]. Other users can't use them.
+    pub reserved_connections: usize,
     /// The maximum number of open connections of one user. This limit does not apply to root and to the user
     /// of the server's process.
-    pub connections_per_user: usize,
+    pub max_connections_per_user: usize,
     /// The maximum size of one request, in bytes.
-    pub request_bytes: usize,
+    pub max_request_bytes: usize,
     /// The time within which a request must arrive completely, counted from its first byte.
     pub request_timeout: Duration,
     /// The time within which a client must read a whole reply, counted from the moment when the server begins
@@ -29,7 +29,7 @@ pub struct ServerLimits {
     pub write_timeout: Duration,
     /// The maximum size, in bytes, of all replies that clients have not read yet, summed over all
     /// connections.
-    pub unsent_bytes: usize,
+    pub max_unread_reply_bytes: usize,
     /// The maximum time between two requests on a connection. The server closes a connection that sends no
     /// request for this time.
     pub idle_timeout: Duration,
@@ -38,13 +38,13 @@ pub struct ServerLimits {
 impl Default for ServerLimits {
     fn default() -> Self {
         Self {
-            connections: 256,
-            connections_reserved: 16,
-            connections_per_user: 64,
-            request_bytes: 64 * 1024,
+            max_connections: 256,
+            reserved_connections: 16,
+            max_connections_per_user: 64,
+            max_request_bytes: 64 * 1024,
             request_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(5),
-            unsent_bytes: 64 * 1024 * 1024,
+            max_unread_reply_bytes: 64 * 1024 * 1024,
             idle_timeout: Duration::from_secs(600),
         }
     }
@@ -67,10 +67,10 @@ pub struct Peer {
 #[derive(Debug)]
 pub enum Replies {
     /// The only reply to the call.
-    Once(Box<Reply>),
+    Single(Box<Reply>),
     /// The channel from which the server receives a series of replies. The series ends when the sender of the
     /// channel is dropped.
-    Many(mpsc::Receiver<Reply>),
+    Stream(mpsc::Receiver<Reply>),
 }
 
 /// Computes the replies to the calls of clients. The server handles the connections and the protocol, and

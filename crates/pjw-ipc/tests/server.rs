@@ -27,11 +27,11 @@ impl Service for Echo {
         match call {
             Call::GetStatus => {
                 let status = wire::Status { schema: 1, pid: peer.uid, ..wire::Status::default() };
-                Ok(Replies::Once(Box::new(Reply::Status { status: Arc::new(status) })))
+                Ok(Replies::Single(Box::new(Reply::Status { status: Arc::new(status) })))
             }
             Call::Release(wish) => Err(CallError::Refused(format!("no {}", wish.job))),
-            Call::Events(wish) => Ok(Replies::Many(events(wish.follow.unwrap_or(false)))),
-            _ => Ok(Replies::Once(Box::new(Reply::Jobs { jobs: Vec::new() }))),
+            Call::Events(wish) => Ok(Replies::Stream(events(wish.follow.unwrap_or(false)))),
+            _ => Ok(Replies::Single(Box::new(Reply::Jobs { jobs: Vec::new() }))),
         }
     }
 }
@@ -217,7 +217,7 @@ fn a_client_that_never_reads_is_dropped_and_delays_no_other() {
 
 #[test]
 fn the_hang_up_of_a_listener_is_noticed_even_if_it_sent_more() {
-    let server = Running::start(ServerLimits { connections: 2, ..ServerLimits::default() });
+    let server = Running::start(ServerLimits { max_connections: 2, ..ServerLimits::default() });
     for _ in 0..20 {
         let mut stream = server.connect();
         say(&mut stream, r#"{"method":"org.pjw.Warden.Events","parameters":{"follow":true},"more":true}"#);
@@ -237,7 +237,7 @@ fn the_hang_up_of_a_listener_is_noticed_even_if_it_sent_more() {
 
 #[test]
 fn too_many_connections_are_rejected_with_a_reason() {
-    let server = Running::start(ServerLimits { connections: 3, ..ServerLimits::default() });
+    let server = Running::start(ServerLimits { max_connections: 3, ..ServerLimits::default() });
     let mut kept: Vec<UnixStream> = (0..3).map(|_| server.connect()).collect();
     for stream in &mut kept {
         assert!(ask(stream, r#"{"method":"org.pjw.Warden.GetStatus"}"#)["error"].is_null());

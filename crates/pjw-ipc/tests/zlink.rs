@@ -23,7 +23,7 @@ impl Service for Fixed {
                     mode: "enforce".to_owned(),
                     ..Default::default()
                 };
-                Ok(Replies::Once(Box::new(Reply::Status { status: Arc::new(status) })))
+                Ok(Replies::Single(Box::new(Reply::Status { status: Arc::new(status) })))
             }
             Call::Release(wish) => Err(CallError::Refused(format!("there is no job {}", wish.job))),
             other => Err(CallError::Refused(format!("not for this test: {other:?}"))),

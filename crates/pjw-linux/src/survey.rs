@@ -47,23 +47,23 @@ fn is_enabled(path: &str) -> Option<bool> {
 /// online PUs. The returned fields `container` and `incomplete_reason` are placeholders that the caller must
 /// set.
 #[must_use]
-pub fn host_facts(online: &CpuSet) -> HostFacts {
+pub fn read_host_facts(online: &CpuSet) -> HostFacts {
     let mounts = CgroupMounts::read();
     HostFacts {
-        kernel: version::release(),
+        kernel_release: version::release(),
         cgroup_layout: mounts.layout_name().to_owned(),
         cpuset_hierarchy: describe_cpusets(&mounts),
-        psi: fs::read("/proc/pressure/cpu").is_ok(),
-        schedstat: Path::new("/proc/self/schedstat").exists(),
+        has_psi: fs::read("/proc/pressure/cpu").is_ok(),
+        has_schedstat: Path::new("/proc/self/schedstat").exists(),
         no_fork_events_reason: probe::open_process_events().err(),
-        btf: Path::new("/sys/kernel/btf/vmlinux").exists(),
+        has_btf: Path::new("/sys/kernel/btf/vmlinux").exists(),
         isolated_cpus: cpu_list("/sys/devices/system/cpu/isolated"),
-        nohz_full: cpu_list("/sys/devices/system/cpu/nohz_full"),
+        nohz_full_cpus: cpu_list("/sys/devices/system/cpu/nohz_full"),
         numa_balancing: is_enabled("/proc/sys/kernel/numa_balancing"),
         autogroup: is_enabled("/proc/sys/kernel/sched_autogroup_enabled"),
-        smt: trimmed_text("/sys/devices/system/cpu/smt/control").unwrap_or_default(),
+        smt_state: trimmed_text("/sys/devices/system/cpu/smt/control").unwrap_or_default(),
         governors: governors(online),
-        container: false,
+        in_container: false,
         hides_processes: !Path::new("/proc/1/stat").exists(),
         incomplete_reason: None,
     }
@@ -122,7 +122,7 @@ fn describe_cpusets(mounts: &CgroupMounts) -> String {
 /// Determines how cpusets can be used, by reading files only. In contrast to [`probe::probe_cpuset_support`],
 /// creates no test cpuset. Therefore the field `affinity_persists` is derived from the kernel version.
 #[must_use]
-pub fn cpuset_support_by_reading() -> CpusetSupport {
+pub fn read_cpuset_support() -> CpusetSupport {
     let mounts = CgroupMounts::read();
     let is_root = nix::unistd::Uid::effective().is_root();
     let text = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
@@ -212,10 +212,10 @@ mod tests {
     #[test]
     fn facts_of_this_host_are_read_for_any_user() {
         let online = "0-1".parse().unwrap();
-        let facts = host_facts(&online);
-        assert!(facts.kernel.contains('.'), "{facts:?}");
+        let facts = read_host_facts(&online);
+        assert!(facts.kernel_release.contains('.'), "{facts:?}");
         assert!(!facts.cpuset_hierarchy.is_empty());
-        let _ = cpuset_support_by_reading();
+        let _ = read_cpuset_support();
         assert_eq!(has_cpuset_controller(&CgroupMounts::read(), "/../etc"), None);
         assert_eq!(read_regular_file(Path::new("/dev/zero")), None, "a device is no regular file");
     }

@@ -82,7 +82,7 @@ fn allocations(node: &mut LinuxNode, threads: usize) -> usize {
         }
         let mut once = || {
             let before = ALLOCATIONS.get();
-            let snapshot = node.observe(&scan_request);
+            let snapshot = node.scan(&scan_request);
             let count = ALLOCATIONS.get() - before;
             let process = snapshot.processes.get(&us).and_then(Observed::present);
             (count, process.and_then(|process| process.threads.as_ref()).map(Vec::len))
@@ -107,7 +107,7 @@ fn a_scan_allocates_no_memory_for_a_thread() {
     for scan in ways {
         let way = if scan.is_some() { "the task scan" } else { "/proc" };
         let mut node = LinuxNode::new(BTreeSet::new()).unwrap();
-        node.use_task_scan(scan);
+        node.set_task_scan(scan);
         let [few, many] = [FEW, MANY].map(|threads| allocations(&mut node, threads));
         // The buffers double when they grow.
         assert!(

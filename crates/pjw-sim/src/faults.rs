@@ -15,13 +15,13 @@ pub struct Faults {
     pub silent_event_loss_permille: u32,
     /// The probability, in permille per attempt, that the simulated kernel refuses to change an affinity mask
     /// or a cpuset.
-    pub refused_mask_permille: u32,
+    pub refused_change_permille: u32,
     /// The probability, in permille per attempt, that the simulated journal fails to write records, because
     /// its disk is full.
-    pub refused_record_permille: u32,
+    pub failed_journal_write_permille: u32,
     /// The probability, in permille per step of the daemon, that the workload changes processes immediately
     /// before this step. A step is, for example, a scan or one change of a mask.
-    pub interleaved_step_permille: u32,
+    pub change_between_steps_permille: u32,
     /// Whether PUs go offline and come back during the run.
     pub hotplug: bool,
     /// The probability, in permille per process and scan, that an existing process can't be scanned.
@@ -47,9 +47,9 @@ impl Faults {
         let mut sometimes = |permille: u32| if swarm.chance(500) { swarm.random_below(permille) } else { 0 };
         Self {
             silent_event_loss_permille: sometimes(300),
-            refused_mask_permille: sometimes(100),
-            refused_record_permille: sometimes(80),
-            interleaved_step_permille: sometimes(500),
+            refused_change_permille: sometimes(100),
+            failed_journal_write_permille: sometimes(80),
+            change_between_steps_permille: sometimes(500),
             kill_permille: sometimes(20),
             hotplug: sometimes(2) > 0,
             unreadable_process_permille: sometimes(60),

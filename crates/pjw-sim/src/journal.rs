@@ -44,7 +44,10 @@ impl Journal for SimJournal {
     fn append(&mut self, records: &[Record]) -> Result<(), DiskFull> {
         self.faults.maybe_kill_daemon();
         let is_reserved = std::mem::take(&mut self.is_reserved);
-        if !records.is_empty() && !is_reserved && self.faults.occurs(self.faults.refused_record_permille) {
+        if !records.is_empty()
+            && !is_reserved
+            && self.faults.occurs(self.faults.failed_journal_write_permille)
+        {
             return Err(DiskFull);
         }
         self.records.borrow_mut().extend_from_slice(records);
@@ -59,7 +62,7 @@ impl Journal for SimJournal {
     }
 
     fn rewrite(&mut self, records: &[Record]) -> Result<(), DiskFull> {
-        if self.faults.occurs(self.faults.refused_record_permille) {
+        if self.faults.occurs(self.faults.failed_journal_write_permille) {
             return Err(DiskFull);
         }
         *self.records.borrow_mut() = records.to_vec();

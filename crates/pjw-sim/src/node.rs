@@ -6,15 +6,15 @@ use std::rc::Rc;
 
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::cpuset_group::{
-    CgroupOwner, CpusetAction, CpusetChange, CpusetHierarchy, CpusetOutcome, FoundCpuset, JobCpuset,
+    CgroupCreator, CpusetAction, CpusetChange, CpusetHierarchy, CpusetOutcome, JobCpuset, LeftoverCpuset,
 };
 use pjw_core::ids::{CgroupId, Pid, ProcessId, StartTime, Tid, Uid};
 use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::plan::{MaskAction, MaskOutcome};
 use pjw_core::scan::{IdleWatch, ScanRequest, ScanScope};
 use pjw_core::snapshot::{
-    BatchAttributes, Cgroup, Cpuset, EventBatch, ExpectedMask, ForkMaskMismatch, MaskProbe, Observed,
-    Process, Snapshot, Thread,
+    BatchAttributes, Cgroup, Cpuset, ExpectedMask, ForkMaskMismatch, MaskProbe, Observed, Process,
+    ProcessEventBatch, Snapshot, Thread,
 };
 use pjw_core::{ports::Node, time::Nanos};
 
@@ -105,14 +105,14 @@ impl SimNode {
             let (before, _) = self.cpu_times.insert(pid, (run_ns, None))?;
             (before == run_ns).then_some(())
         };
-        watch.unassigned.iter().copied().filter(|&pid| is_idle(pid).is_none()).collect()
+        watch.unassigned_pids.iter().copied().filter(|&pid| is_idle(pid).is_none()).collect()
     }
 
     /// Lets time pass between two steps of the warden. The workload may make a step in it, and no two scans have the
     /// same time.
     fn pass_time(&self) {
         self.world.borrow_mut().advance(1);
-        if self.faults.occurs(self.faults.interleaved_step_permille) {
+        if self.faults.occurs(self.faults.change_between_steps_permille) {
             self.workload.borrow_mut().step(&mut self.world.borrow_mut());
         }
     }
@@ -125,7 +125,7 @@ fn read_process(world: &mut World, pid: Pid, with_threads: bool) -> Option<Proce
     let attributes = attributes_changed.then(|| BatchAttributes {
         cgroups: vec![(String::new(), process.cgroup.clone())],
         environ: process.environ.clone(),
-        groups: Vec::new(),
+        supplementary_groups: Vec::new(),
         command_line: process.comm.to_string(),
     });
     let first = process.threads.values().next();
@@ -145,7 +145,7 @@ fn read_process(world: &mut World, pid: Pid, with_threads: bool) -> Option<Proce
     Some(Process {
         id: process.id,
         parent: process.parent,
-        group: process.group,
+        process_group: process.group,
         session: process.session,
         uid: process.uid,
         comm: process.comm,
@@ -155,7 +155,7 @@ fn read_process(world: &mut World, pid: Pid, with_threads: bool) -> Option<Proce
         attributes,
         job_marks: process.job_marks.clone(),
         threads: with_threads.then(|| process.threads.iter().map(read_thread).collect()),
-        last_seen_idle: None,
+        idle_until: None,
     })
 }
 
@@ -165,17 +165,17 @@ fn read_cgroup(world: &World, path: &str) -> Observed<Cgroup> {
     let is_unified = world.cpuset_support.hierarchy == CpusetHierarchy::Unified;
     let is_own =
         is_unified && OwnCgroupNames::from_cgroup_path(path).is_some() && world.cpusets.contains_key(path);
-    if !populated && !is_own && !world.kept_cgroups.contains(path) {
+    if !populated && !is_own && !world.persistent_cgroups.contains(path) {
         return Observed::Gone;
     }
     let has_controller = !matches!(world.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. })
-        && !world.without_controller.contains(path);
+        && !world.without_cpuset_controller.contains(path);
     let restricted_cpus = world.cpusets.get(path).cloned();
     let cpuset = has_controller.then(|| Cpuset {
         cpus: restricted_cpus.clone().unwrap_or_default(),
         effective: world.effective_cpus(path),
         mems: CpuSet::new(),
-        isolated: world.partitions.contains(path),
+        isolated: world.isolated_partitions.contains(path),
     });
     Observed::Present(Cgroup {
         id: CgroupId { inode: 1, path: path.to_owned() },
@@ -193,13 +193,13 @@ fn create_cpuset(
 ) -> CpusetOutcome {
     let path = &job_cpuset.path;
     let is_empty = !world.is_populated(path);
-    if job_cpuset.cgroup_owner == CgroupOwner::Scheduler && is_empty {
+    if job_cpuset.cgroup_owner == CgroupCreator::Scheduler && is_empty {
         return CpusetOutcome::Gone;
     }
-    if world.without_controller.contains(path) {
+    if world.without_cpuset_controller.contains(path) {
         return CpusetOutcome::Refused { reason: "its controller is switched off".to_owned() };
     }
-    if job_cpuset.cgroup_owner == CgroupOwner::Systemd && is_empty {
+    if job_cpuset.cgroup_owner == CgroupCreator::Systemd && is_empty {
         let is_alive = |id: &&ProcessId| world.processes.get(&id.pid).is_some_and(|found| found.id == **id);
         let alive: Vec<Pid> = initial.iter().filter(is_alive).map(|id| id.pid).collect();
         if alive.is_empty() {
@@ -211,18 +211,18 @@ fn create_cpuset(
                 world.mark_original_cgroup_unknown(pid);
             }
             let from = world.processes[&pid].cgroup.clone();
-            world.note_origin(path, &from);
+            world.record_origin_cgroup(path, &from);
             world.move_process_for_pjw(pid, path);
         }
     }
-    if job_cpuset.cgroup_owner != CgroupOwner::Scheduler {
+    if job_cpuset.cgroup_owner != CgroupCreator::Scheduler {
         world.cgroup_owners.insert(path.clone(), owner);
     }
     world.write_cpuset(path, Some(&job_cpuset.spec.cpus));
     if job_cpuset.spec.isolated {
-        world.partitions.insert(path.clone());
+        world.isolated_partitions.insert(path.clone());
     } else {
-        world.partitions.remove(path);
+        world.isolated_partitions.remove(path);
     }
     CpusetOutcome::Done { effective: Some(world.effective_cpus(path)) }
 }
@@ -241,20 +241,20 @@ fn change_cpuset(world: &mut World, change: &CpusetChange) -> CpusetOutcome {
                 return CpusetOutcome::Refused { reason: "it is gone".to_owned() };
             }
             if matches!(change, CpusetChange::MoveIn { .. }) {
-                world.note_origin(to, from);
+                world.record_origin_cgroup(to, from);
             }
             world.move_process_for_pjw(process.pid, to);
         }
-        CpusetChange::Widen { job_cpuset } if job_cpuset.cgroup_owner == CgroupOwner::Scheduler => {
+        CpusetChange::Widen { job_cpuset } if job_cpuset.cgroup_owner == CgroupCreator::Scheduler => {
             world.write_cpuset(&job_cpuset.path, None);
         }
         CpusetChange::Widen { job_cpuset } => {
             let all = world.cpus.clone();
-            world.partitions.remove(&job_cpuset.path);
+            world.isolated_partitions.remove(&job_cpuset.path);
             world.cgroup_owners.remove(&job_cpuset.path);
             world.write_cpuset(&job_cpuset.path, Some(&all));
         }
-        CpusetChange::Remove { job_cpuset } if job_cpuset.cgroup_owner == CgroupOwner::Scheduler => {}
+        CpusetChange::Remove { job_cpuset } if job_cpuset.cgroup_owner == CgroupCreator::Scheduler => {}
         CpusetChange::Remove { job_cpuset } if world.is_populated(&job_cpuset.path) => {
             return CpusetOutcome::Refused { reason: "processes are still in it".to_owned() };
         }
@@ -264,7 +264,7 @@ fn change_cpuset(world: &mut World, change: &CpusetChange) -> CpusetOutcome {
 }
 
 impl Node for SimNode {
-    fn observe(&mut self, request: &ScanRequest) -> Snapshot {
+    fn scan(&mut self, request: &ScanRequest) -> Snapshot {
         self.pass_time();
         self.probed.clear();
         let taken_at = self.world.borrow().moment();
@@ -293,7 +293,7 @@ impl Node for SimNode {
             let with_threads = is_requested || (!is_full && !unassigned.contains(&pid));
             let mut process = read_process(&mut self.world.borrow_mut(), pid, with_threads);
             if let Some(process) = &mut process {
-                process.last_seen_idle = active.get(&pid).copied().flatten();
+                process.idle_until = active.get(&pid).copied().flatten();
             }
             processes.insert(pid, process.map_or(Observed::Gone, Observed::Present));
         }
@@ -328,17 +328,17 @@ impl Node for SimNode {
         MaskProbe { taken_at: world.moment(), online: self.online.clone(), mismatches }
     }
 
-    fn read_process_events(&mut self) -> EventBatch {
+    fn read_process_events(&mut self) -> ProcessEventBatch {
         let mut events = std::mem::take(&mut self.world.borrow_mut().events);
         events.retain(|_| !self.faults.occurs(self.faults.silent_event_loss_permille));
-        EventBatch { events, lost: false, congested: false }
+        ProcessEventBatch { events, lost: false, congested: false }
     }
 
-    fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroupNames) -> Vec<FoundCpuset> {
+    fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset> {
         let world = self.world.borrow();
         let is_present =
-            |path: &&String| own_cgroups.contains(path) && read_cgroup(&world, path) != Observed::Gone;
-        let found = |path: &String| FoundCpuset {
+            |path: &&String| own_cgroups.is_own_path(path) && read_cgroup(&world, path) != Observed::Gone;
+        let found = |path: &String| LeftoverCpuset {
             path: path.clone(),
             owner: world.cgroup_owners.get(path).copied(),
             origin_cgroup: world.cgroup_origins.get(path).filter(|origin| !origin.is_empty()).cloned(),
@@ -346,27 +346,27 @@ impl Node for SimNode {
         world.cpusets.keys().filter(is_present).map(found).collect()
     }
 
-    fn apply(&mut self, action: &MaskAction) -> MaskOutcome {
+    fn change_mask(&mut self, action: &MaskAction) -> MaskOutcome {
         self.faults.maybe_kill_daemon();
         self.pass_time();
         let (id, tid) = (action.thread.process, action.thread.tid);
         // The start times of a mask probe are those of the fork events.
         let is_probed = self.probed.contains(&id);
         let mut world = self.world.borrow_mut();
-        world.note_mask_of_pjw(&action.requested_mask);
+        world.record_mask_requested_by_pjw(&action.requested_mask);
         let process = world.processes.get(&id.pid).filter(|process| is_probed || process.id == id);
         let thread = process.and_then(|process| process.threads.get(&tid));
         if thread.is_none_or(|thread| !is_probed && thread.start != action.thread.start) {
             return MaskOutcome::Gone;
         }
-        if self.faults.occurs(self.faults.refused_mask_permille) {
+        if self.faults.occurs(self.faults.refused_change_permille) {
             return MaskOutcome::Refused { errno: 1, reason: "refused by chance".to_owned() };
         }
         // The plan is made from the last reading.
         let present =
             world.effective_mask(&world.processes[&id.pid], &world.processes[&id.pid].threads[&tid]);
         if present == action.current_mask {
-            world.note_mask_read(id.pid, tid);
+            world.record_mask_read(id.pid, tid);
         }
         if !world.request_mask_for_pjw(id.pid, tid, &action.requested_mask) {
             return MaskOutcome::Refused { errno: 22, reason: "its cpuset allows none of these PUs".into() };
@@ -381,7 +381,7 @@ impl Node for SimNode {
     fn change_cpuset(&mut self, action: &CpusetAction) -> CpusetOutcome {
         self.faults.maybe_kill_daemon();
         self.pass_time();
-        if self.faults.occurs(self.faults.refused_mask_permille) {
+        if self.faults.occurs(self.faults.refused_change_permille) {
             return CpusetOutcome::Refused { reason: "refused by chance".to_owned() };
         }
         let outcome = change_cpuset(&mut self.world.borrow_mut(), &action.change);

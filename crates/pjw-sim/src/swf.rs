@@ -50,7 +50,7 @@ pub enum SwfError {
     #[error(
         "line {line} has {found} fields and a job in the Standard Workload Format has {FIELDS}: is it such a log?"
     )]
-    Fields {
+    WrongFieldCount {
         /// The line number, counted from 1.
         line: usize,
         /// The number of fields in the line.
@@ -58,7 +58,7 @@ pub enum SwfError {
     },
     /// A field is not an integer, or is an integer that does not fit into 64 bits.
     #[error("line {line}, field {field} ({name}): {text:?} is not a whole number that can be used")]
-    Number {
+    InvalidNumber {
         /// The line number, counted from 1.
         line: usize,
         /// The position of the field in the line, counted from 1.
@@ -89,7 +89,7 @@ pub enum SwfError {
     /// The log has jobs, but none can be replayed: the run time or the number of processors of each job is
     /// unknown or 0.
     #[error("none of its {skipped} jobs has a known size and run time: there is nothing to replay")]
-    NothingKnown {
+    NoReplayableJobs {
         /// The number of jobs in the log.
         skipped: u32,
     },
@@ -115,7 +115,7 @@ pub fn parse(bytes: &[u8]) -> Result<JobLog, SwfError> {
     }
     match (log.jobs.is_empty(), log.skipped_jobs) {
         (true, 0) => Err(SwfError::NoJobs),
-        (true, skipped) => Err(SwfError::NothingKnown { skipped }),
+        (true, skipped) => Err(SwfError::NoReplayableJobs { skipped }),
         (false, _) => {
             log.jobs.sort_by_key(|job| job.submit_s);
             Ok(log)
@@ -127,11 +127,11 @@ pub fn parse(bytes: &[u8]) -> Result<JobLog, SwfError> {
 fn job(line: usize, text: &str) -> Result<Option<LoggedJob>, SwfError> {
     let fields: Vec<&str> = text.split_ascii_whitespace().collect();
     if fields.len() != FIELDS {
-        return Err(SwfError::Fields { line, found: fields.len() });
+        return Err(SwfError::WrongFieldCount { line, found: fields.len() });
     }
     let number = |(field, name): (usize, &'static str)| {
         let text = fields[field - 1];
-        let wrong = || SwfError::Number { line, field, name, text: text.chars().take(20).collect() };
+        let wrong = || SwfError::InvalidNumber { line, field, name, text: text.chars().take(20).collect() };
         text.parse::<i64>().map_err(|_| wrong())
     };
     // The value of a field in which -1 means unknown.
@@ -188,7 +188,7 @@ mod tests {
         ];
         let log = parse(text.concat().as_bytes()).unwrap();
         assert_eq!((log.jobs.len(), log.skipped_jobs), (1, 3));
-        assert_eq!(error(&text[..3].concat()), SwfError::NothingKnown { skipped: 3 }.to_string());
+        assert_eq!(error(&text[..3].concat()), SwfError::NoReplayableJobs { skipped: 3 }.to_string());
     }
 
     #[test]

@@ -53,7 +53,7 @@ impl ScriptedMachine {
     /// test can change it. A child of process 1 leads a session of its own, as a service or a login does.
     pub fn spawn(&self, pid: u32, parent: u32, uid: u32) -> RefMut<'_, SimProcess> {
         let mut world = self.world();
-        world.set_next_number(pid);
+        world.set_next_id(pid);
         let child = world.spawn(Pid(parent), Uid(uid));
         assert_eq!(child, Pid(pid), "another process or thread has this id");
         if parent <= 1 {
@@ -66,7 +66,7 @@ impl ScriptedMachine {
     /// thread.
     pub fn clone_thread(&self, pid: u32, tid: u32) {
         let mut world = self.world();
-        world.set_next_number(tid);
+        world.set_next_id(tid);
         world.clone_thread(Pid(pid), Tid(pid));
     }
 
@@ -106,7 +106,7 @@ impl ScriptedMachine {
 /// have their defaults. The caller passes the command to the daemon.
 #[must_use]
 pub fn assign_command(id: &str, cores: u32, pids: &[Pid]) -> AssignCommand {
-    let caller = Caller { uid: Uid::ROOT, admin: true };
+    let caller = Caller { uid: Uid::ROOT, is_admin: true };
     AssignCommand {
         cpu_request: Some(CpuRequest::Cores(cores)),
         pids: pids.to_vec(),

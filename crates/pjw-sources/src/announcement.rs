@@ -8,7 +8,7 @@
 //! variable and the remedy. A job without a count can still be released, and the hook's configuration can give
 //! the count.
 
-use pjw_core::job::{CpuRequest, JobId, Source};
+use pjw_core::job::{CpuRequest, JobId, JobSource};
 use pjw_core::{ids::Uid, snapshot::BatchAttributes};
 
 use crate::system::{Environ, valid_count};
@@ -130,7 +130,7 @@ pub fn from_lsf(attributes: &BatchAttributes, host: &Host) -> Result<JobAnnounce
 pub fn from_openpbs(arguments: &[&str]) -> Result<JobAnnouncement, HookInputError> {
     let amount = match arguments.get(2..) {
         Some([exec_vnode, node, ..]) => amount(pbs::cpus_on(exec_vnode, node), CpuRequest::Pus),
-        _ => Err(HookInputError::CountNotProvided(Source::Pbs)),
+        _ => Err(HookInputError::CountNotProvided(JobSource::Pbs)),
     };
     pbs_job(arguments, amount)
 }
@@ -168,7 +168,7 @@ fn pbs_job(
 /// If the environment contains no valid job id.
 pub fn from_pbs_task(attributes: &BatchAttributes) -> Result<JobAnnouncement, HookInputError> {
     let id = Environ::of(&["PBS_JOBID"], attributes).required("PBS_JOBID")?;
-    pbs_job(&[id], Err(HookInputError::CountNotProvided(Source::Pbs)))
+    pbs_job(&[id], Err(HookInputError::CountNotProvided(JobSource::Pbs)))
 }
 
 /// Reads the description of a job from `attributes`: the environment in which Grid Engine runs its prolog,
@@ -217,16 +217,16 @@ pub fn from_condor(
     const OWNER: &str = "Owner in the job's ad";
     let slot = Environ::of(&["_CONDOR_SLOT"], attributes).required("_CONDOR_SLOT")?;
     let flaw = |_| HookInputError::not_an_id("_CONDOR_SLOT", slot);
-    let named = JobId::new(Source::Condor, slot).map_err(flaw)?;
+    let named = JobId::new(JobSource::Condor, slot).map_err(flaw)?;
     // The variable may lack the machine's name, which the directory of the cgroup contains.
     let first = |name: &str| name.split('@').next().map(str::to_owned);
     let full = condor::text(machine_ad, "Name").filter(|name| first(name) == first(slot));
-    let (job, alias) = match full.and_then(|name| JobId::new(Source::Condor, name).ok()) {
+    let (job, alias) = match full.and_then(|name| JobId::new(JobSource::Condor, name).ok()) {
         Some(full) if full != named => (full, Some(named)),
         _ => (named, None),
     };
     let owner = condor::text(job_ad, "Owner").ok_or(HookInputError::Missing(OWNER));
-    let count = condor::count(machine_ad).unwrap_or(Err(HookInputError::CountNotProvided(Source::Condor)));
+    let count = condor::count(machine_ad).unwrap_or(Err(HookInputError::CountNotProvided(JobSource::Condor)));
     let owner = owner.and_then(|name| user(OWNER, name));
     Ok(JobAnnouncement { job, alias, owner, cpu_request: amount(count, CpuRequest::Cores) })
 }
@@ -247,6 +247,6 @@ pub fn from_flux(attributes: &BatchAttributes) -> Result<JobAnnouncement, HookIn
         job,
         alias: None,
         owner,
-        cpu_request: Err(HookInputError::CountNotProvided(Source::Flux)),
+        cpu_request: Err(HookInputError::CountNotProvided(JobSource::Flux)),
     })
 }

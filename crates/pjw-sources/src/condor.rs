@@ -9,14 +9,14 @@
 //! Without cgroups `_CONDOR_SLOT` names the slot, with or without the machine's name. The number of cores is in
 //! another file (`_CONDOR_MACHINE_AD`). `OMP_NUM_THREADS` is not read, because the user can change it.
 
-use pjw_core::job::{JobId, Source};
+use pjw_core::job::{JobId, JobSource};
 use pjw_core::snapshot::JobUnit;
 
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System};
 use crate::{counts, flaw::HookInputError, host::Host};
 
 pub(crate) const SYSTEM: System = System {
-    source: Source::Condor,
+    source: JobSource::Condor,
     launchers: &["condor_starter"],
     variables: &["_CONDOR_SLOT"],
     own: JobUnit::Nothing,
@@ -28,7 +28,7 @@ pub(crate) const SYSTEM: System = System {
 fn place(process: &ProcessView<'_>) -> Option<Place> {
     let at = process.parts.iter().position(|part| *part == "htcondor")?;
     let directory = process.parts.get(at + 1)?;
-    Some(Place::job(JobId::new(Source::Condor, slot_of(directory)?).ok()?, at + 1))
+    Some(Place::job(JobId::new(JobSource::Condor, slot_of(directory)?).ok()?, at + 1))
 }
 
 /// The name of the slot: the last part of the directory's name. The whole name where slots have names of their own
@@ -40,7 +40,7 @@ fn slot_of(directory: &str) -> Option<&str> {
 }
 
 fn environ_claim(environ: Environ<'_>, _host: &Host) -> Option<EnvironClaim> {
-    JobId::new(Source::Condor, environ.get("_CONDOR_SLOT")?).ok().map(EnvironClaim::of)
+    JobId::new(JobSource::Condor, environ.get("_CONDOR_SLOT")?).ok().map(EnvironClaim::of)
 }
 
 /// The value of an attribute in an ad in the long form, with lines such as `Cpus = 4`. Names are not case-sensitive.

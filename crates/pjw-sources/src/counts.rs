@@ -23,7 +23,7 @@ pub enum CountsError {
     },
     /// The list has counts for more or fewer machines than the job has.
     #[error("the list has counts for {counts} nodes, but the job has {nodes}")]
-    OtherLength {
+    LengthMismatch {
         /// The number of machines for which the list has counts.
         counts: u64,
         /// The number of machines that the job has.
@@ -97,7 +97,7 @@ pub fn count_at_position(text: &str, position: u32, nodes: u32) -> Result<u32, C
             found.get_or_insert(run.count);
         }
     }
-    found.filter(|_| counts == u64::from(nodes)).ok_or(CountsError::OtherLength { counts, nodes })
+    found.filter(|_| counts == u64::from(nodes)).ok_or(CountsError::LengthMismatch { counts, nodes })
 }
 
 /// Parses a list in LSF's form of host names, each followed by a number of slots, such as `hostA 4 hostB 8`.
@@ -144,8 +144,8 @@ mod tests {
             ("72(x2),36", 2, 3, Ok(36)),
             ("4(x2),8", 2, 3, Ok(8)),
             ("4", 0, 1, Ok(4)),
-            ("72(x2),36", 0, 2, Err(CountsError::OtherLength { counts: 3, nodes: 2 })),
-            ("72(x2),36", 3, 3, Err(CountsError::OtherLength { counts: 3, nodes: 3 })),
+            ("72(x2),36", 0, 2, Err(CountsError::LengthMismatch { counts: 3, nodes: 2 })),
+            ("72(x2),36", 3, 3, Err(CountsError::LengthMismatch { counts: 3, nodes: 3 })),
             ("4294967295(x4294967295)", 4_294_967_294, 4_294_967_295, Ok(4_294_967_295)),
             ("", 0, 1, Err(CountsError::Empty)),
             ("4,", 0, 2, Err(CountsError::NotACount { part: 2 })),

@@ -1,6 +1,6 @@
 //! Errors in the description of a job that a scheduler gives to a hook.
 
-use pjw_core::job::Source;
+use pjw_core::job::JobSource;
 use thiserror::Error;
 
 /// Error: the description of a job that a batch system gave to a hook is incomplete or wrong. The description
@@ -23,7 +23,7 @@ pub enum HookInputError {
     },
     /// The value of a variable should be a list of counts or of machines, and can't be parsed as one.
     #[error("{variable}: {why}")]
-    List {
+    MalformedList {
         /// The name of the variable, or a text such as `exec_vnode`.
         variable: &'static str,
         /// The message of the parser, which says what is wrong with the list.
@@ -45,7 +45,7 @@ pub enum HookInputError {
     #[error(
         "{0} does not give its hook the number of cores of the job on this node: call the hook with --cores N"
     )]
-    CountNotProvided(Source),
+    CountNotProvided(JobSource),
 }
 
 impl HookInputError {
@@ -66,7 +66,7 @@ impl HookInputError {
     }
 
     pub(crate) fn list(variable: &'static str, why: &impl ToString) -> Self {
-        HookInputError::List { variable, why: why.to_string() }
+        HookInputError::MalformedList { variable, why: why.to_string() }
     }
 
     pub(crate) fn host_not_listed(variable: &'static str, host: &str) -> Self {

@@ -10,14 +10,14 @@
 //! Job ids are F58: `f` or `ƒ` (U+0192), then base58 digits. They are stored with a plain `f`. No variable has the
 //! number of cores. No process group or session belongs to one job: each task may have its own.
 
-use pjw_core::job::{JobId, Source};
+use pjw_core::job::{JobId, JobSource};
 use pjw_core::snapshot::JobUnit;
 
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System};
 use crate::{host::Host, place::manager_of};
 
 pub(crate) const SYSTEM: System = System {
-    source: Source::Flux,
+    source: JobSource::Flux,
     launchers: &["flux-shell", "flux-imp"],
     variables: &["FLUX_JOB_ID"],
     own: JobUnit::Nothing,
@@ -44,5 +44,5 @@ pub(crate) fn job(text: &str) -> Option<JobId> {
     // 64 bits are at most 11 digits. Base58 has no letters that look alike.
     let base58 = |byte: u8| byte.is_ascii_alphanumeric() && !b"0OIl".contains(&byte);
     let id = (1..=11).contains(&digits.len()) && digits.bytes().all(base58);
-    id.then(|| JobId::new(Source::Flux, &format!("f{digits}")).ok())?
+    id.then(|| JobId::new(JobSource::Flux, &format!("f{digits}")).ok())?
 }

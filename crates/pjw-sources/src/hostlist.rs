@@ -26,7 +26,7 @@ const MAX_DIGITS: usize = 10;
 pub enum HostlistError {
     /// An entry of the list is empty. An entry is the text between two commas outside of brackets.
     #[error("entry {entry} of the list of nodes is empty: expected something like n[1-3,7],login2")]
-    Empty {
+    EmptyEntry {
         /// The position of the empty entry in the list, counted from 1.
         entry: usize,
     },
@@ -38,21 +38,21 @@ pub enum HostlistError {
     },
     /// A bracket in an entry of the list is not closed, not opened, or inside another bracket.
     #[error("a bracket in entry {entry} of the list of nodes has no partner")]
-    Bracket {
+    UnpairedBracket {
         /// The position of the entry in the list, counted from 1. An entry is the text between two commas
         /// outside of brackets.
         entry: usize,
     },
     /// A bracket in an entry of the list contains something other than ranges of numbers such as `1-3,7`.
     #[error("a bracket in entry {entry} of the list of nodes holds no range: expected something like 1-3,7")]
-    Range {
+    InvalidRange {
         /// The position of the entry in the list, counted from 1. An entry is the text between two commas
         /// outside of brackets.
         entry: usize,
     },
     /// The list names more than 2^24 machines, or one of its entries has more than five brackets.
     #[error("entry {entry} of the list of nodes names more nodes than any cluster has")]
-    TooMany {
+    TooManyNodes {
         /// The position of the entry at which the limit is exceeded, counted from 1. An entry is the text
         /// between two commas outside of brackets.
         entry: usize,
@@ -67,7 +67,7 @@ pub struct NodePosition {
     /// machine.
     pub index: Option<u32>,
     /// The number of machines in the list.
-    pub nodes: u32,
+    pub node_count: u32,
 }
 
 /// Finds the machine `node` in a list of machines in Slurm's form, such as `n[1-3,7],login2`. Returns the
@@ -87,7 +87,7 @@ pub fn find_node(list: &str, node: &str) -> Result<NodePosition, HostlistError> 
         let pieces = pieces(entry, number)?;
         let nodes = pieces.iter().try_fold(1, |nodes: u64, piece| nodes.checked_mul(piece.choices()));
         let sum = nodes.and_then(|nodes| nodes.checked_add(of)).filter(|&sum| sum <= MAX_DESCENDANTS);
-        let sum = sum.ok_or(HostlistError::TooMany { entry: number })?;
+        let sum = sum.ok_or(HostlistError::TooManyNodes { entry: number })?;
         // After the check, because the limit also bounds the cost of the search.
         if index.is_none() {
             let short = Short { entry: !entry.contains('.'), name: !node.contains('.') };
@@ -97,7 +97,7 @@ pub fn find_node(list: &str, node: &str) -> Result<NodePosition, HostlistError> 
     }
     // Both numbers are below the limit, so they fit.
     let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
-    Ok(NodePosition { index: index.map(narrow), nodes: narrow(of) })
+    Ok(NodePosition { index: index.map(narrow), node_count: narrow(of) })
 }
 
 /// Returns whether two host names may name the same machine. Names with domains must be equal. If a name has
@@ -155,25 +155,25 @@ impl Range {
 /// The pieces of an entry. `entry` is the number of the entry, from 1.
 fn pieces(text: &str, entry: usize) -> Result<Vec<Piece<'_>>, HostlistError> {
     if text.is_empty() {
-        return Err(HostlistError::Empty { entry });
+        return Err(HostlistError::EmptyEntry { entry });
     }
     let mut pieces = Vec::new();
     let mut rest = text;
     while let Some((text, after)) = rest.split_once('[') {
-        let (ranges, behind) = after.split_once(']').ok_or(HostlistError::Bracket { entry })?;
+        let (ranges, behind) = after.split_once(']').ok_or(HostlistError::UnpairedBracket { entry })?;
         if text.contains(']') || ranges.contains('[') {
-            return Err(HostlistError::Bracket { entry });
+            return Err(HostlistError::UnpairedBracket { entry });
         }
         if pieces.len() >= 2 * MAX_BRACKETS {
-            return Err(HostlistError::TooMany { entry });
+            return Err(HostlistError::TooManyNodes { entry });
         }
         pieces.push(Piece::Text(text));
         let ranges: Option<_> = ranges.split(',').map(range).collect();
-        pieces.push(Piece::Ranges(ranges.ok_or(HostlistError::Range { entry })?));
+        pieces.push(Piece::Ranges(ranges.ok_or(HostlistError::InvalidRange { entry })?));
         rest = behind;
     }
     if rest.contains(']') {
-        return Err(HostlistError::Bracket { entry });
+        return Err(HostlistError::UnpairedBracket { entry });
     }
     pieces.push(Piece::Text(rest));
     Ok(pieces)
@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     fn check(list: &str, node: &str, index: Option<u32>, of: u32) {
-        assert_eq!(find_node(list, node), Ok(NodePosition { index, nodes: of }), "{node} in {list}");
+        assert_eq!(find_node(list, node), Ok(NodePosition { index, node_count: of }), "{node} in {list}");
     }
 
     #[test]
@@ -292,10 +292,10 @@ mod tests {
     #[test]
     fn a_list_of_billions_of_nodes_is_refused_without_cost() {
         for bomb in ["n[1-9999999999]", "n[0-9999][0-9999][0-9999]", "a[1-16777216],b"] {
-            assert!(matches!(find_node(bomb, "n5"), Err(HostlistError::TooMany { .. })), "{bomb}");
+            assert!(matches!(find_node(bomb, "n5"), Err(HostlistError::TooManyNodes { .. })), "{bomb}");
         }
-        assert_eq!(find_node("n[1-99999999999]", "n5"), Err(HostlistError::Range { entry: 1 }));
-        assert_eq!(find_node(&"[0-9]".repeat(6), "000000"), Err(HostlistError::TooMany { entry: 1 }));
+        assert_eq!(find_node("n[1-99999999999]", "n5"), Err(HostlistError::InvalidRange { entry: 1 }));
+        assert_eq!(find_node(&"[0-9]".repeat(6), "000000"), Err(HostlistError::TooManyNodes { entry: 1 }));
         assert_eq!(find_node(&"n,".repeat(40_000), "n"), Err(HostlistError::TooLong { length: 80_000 }));
         let scattered: Vec<String> = (0..10_000).map(|n| (2 * n).to_string()).collect();
         check(&format!("n[{}]", scattered.join(",")), "n19998", Some(9_999), 10_000);
@@ -304,16 +304,16 @@ mod tests {
     #[test]
     fn a_text_that_is_no_list_is_refused_with_the_reason() {
         let cases = [
-            ("", HostlistError::Empty { entry: 1 }),
-            ("a,,b", HostlistError::Empty { entry: 2 }),
-            ("n[1-3", HostlistError::Bracket { entry: 1 }),
-            ("n1-3]", HostlistError::Bracket { entry: 1 }),
-            ("n[[1]]", HostlistError::Bracket { entry: 1 }),
-            ("n[]", HostlistError::Range { entry: 1 }),
-            ("n[3-1]", HostlistError::Range { entry: 1 }),
-            ("n[1-]", HostlistError::Range { entry: 1 }),
-            ("n[+1]", HostlistError::Range { entry: 1 }),
-            ("a,n[x]", HostlistError::Range { entry: 2 }),
+            ("", HostlistError::EmptyEntry { entry: 1 }),
+            ("a,,b", HostlistError::EmptyEntry { entry: 2 }),
+            ("n[1-3", HostlistError::UnpairedBracket { entry: 1 }),
+            ("n1-3]", HostlistError::UnpairedBracket { entry: 1 }),
+            ("n[[1]]", HostlistError::UnpairedBracket { entry: 1 }),
+            ("n[]", HostlistError::InvalidRange { entry: 1 }),
+            ("n[3-1]", HostlistError::InvalidRange { entry: 1 }),
+            ("n[1-]", HostlistError::InvalidRange { entry: 1 }),
+            ("n[+1]", HostlistError::InvalidRange { entry: 1 }),
+            ("a,n[x]", HostlistError::InvalidRange { entry: 2 }),
         ];
         for (list, error) in cases {
             assert_eq!(find_node(list, "n1"), Err(error), "{list:?}");

@@ -33,28 +33,28 @@ pub mod task;
 use std::collections::BTreeSet;
 
 use pjw_core::snapshot::{BatchAttributes, BatchRole, JobMark, JobMarks, MarkKind};
-use pjw_core::{ids::Comm, job::Source};
+use pjw_core::{ids::Comm, job::JobSource};
 
 use place::CgroupPath;
 use system::{Environ, EnvironClaim, Place, ProcessView, System};
 
 pub use host::Host;
 
-/// The recognised batch systems, in the order of [`Source::ALL`].
+/// The recognised batch systems, in the order of [`JobSource::ALL`].
 const SYSTEMS: [System; 7] =
     [slurm::SYSTEM, lsf::SYSTEM, pbs::SYSTEM, sge::SYSTEM, condor::SYSTEM, flux::SYSTEM, oar::SYSTEM];
 
 /// Returns the names of all environment variables from which jobs of batch systems are recognised. pjwd must
-/// read these variables of each process and pass them to [`recognise`].
+/// read these variables of each process and pass them to [`recognise_jobs`].
 #[must_use]
-pub fn wanted_variables() -> BTreeSet<&'static str> {
+pub fn identifying_variables() -> BTreeSet<&'static str> {
     SYSTEMS.iter().flat_map(|system| system.variables).copied().collect()
 }
 
 /// Returns the batch systems that give each job a cgroup with a cpuset which pjwd may narrow to the PUs
 /// granted to the job.
 #[must_use]
-pub fn sources_with_narrowable_cpusets() -> BTreeSet<Source> {
+pub fn sources_with_narrowable_cpusets() -> BTreeSet<JobSource> {
     SYSTEMS.iter().filter(|system| system.narrowable).map(|system| system.source).collect()
 }
 
@@ -63,7 +63,7 @@ pub fn sources_with_narrowable_cpusets() -> BTreeSet<Source> {
 ///
 /// Every user can choose program names, so the caller must check the user of the process.
 #[must_use]
-pub fn launcher_system(comm: &Comm) -> Option<Source> {
+pub fn launcher_system(comm: &Comm) -> Option<JobSource> {
     let is_launcher =
         |system: &&System| system.launchers.iter().any(|name| name.as_bytes() == comm.as_bytes());
     SYSTEMS.iter().find(is_launcher).map(|system| system.source)
@@ -82,11 +82,11 @@ pub fn launcher_system(comm: &Comm) -> Option<Source> {
 /// The number of cores in a mark comes from the environment. There are no marks if the cgroup is one that the
 /// batch system uses only for its own processes.
 #[must_use]
-pub fn recognise(
+pub fn recognise_jobs(
     comm: &Comm,
     attributes: &BatchAttributes,
     host: &Host,
-    enabled: &BTreeSet<Source>,
+    enabled: &BTreeSet<JobSource>,
 ) -> JobMarks {
     let systems: Vec<&System> = SYSTEMS.iter().filter(|system| enabled.contains(&system.source)).collect();
     let launcher = launcher_system(comm).filter(|source| enabled.contains(source));
@@ -123,7 +123,7 @@ pub fn recognise(
             .as_ref()
             .is_some_and(|(job, _)| job.source() == environ_claim.job.source() && *job != environ_claim.job);
         if !contradicted {
-            let kind = MarkKind::Environment { own: system.own };
+            let kind = MarkKind::Environment { job_unit: system.own };
             claims.push(JobMark { job: environ_claim.job, kind, cpu_request: environ_claim.amount });
         }
     }
@@ -137,7 +137,7 @@ fn place_of(
     comm: &Comm,
     attributes: &BatchAttributes,
     host: &Host,
-) -> Option<(Source, Place, String)> {
+) -> Option<(JobSource, Place, String)> {
     place::paths_by_priority(&attributes.cgroups).find_map(|line| {
         let path = CgroupPath::new(line, host.flux_user)?;
         let process = ProcessView { parts: path.parts(), comm, command_line: &attributes.command_line };

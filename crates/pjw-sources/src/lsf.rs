@@ -8,17 +8,17 @@
 //! after this host's name in `LSB_MCPU_HOSTS` (`hostA 4 hostB 8 `), or the number of times that the name occurs in
 //! `LSB_HOSTS`. `LSB_DJOB_NUMPROC` is the sum over all hosts and adds nothing. A slot is read as a core.
 
-use pjw_core::job::{CpuRequest, JobId, Source};
+use pjw_core::job::{CpuRequest, JobId, JobSource};
 use pjw_core::snapshot::JobUnit;
 
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, valid_count};
 use crate::{counts, flaw::HookInputError, host::Host};
 
 pub(crate) const SYSTEM: System = System {
-    source: Source::Lsf,
+    source: JobSource::Lsf,
     launchers: &["res", "sbatchd"],
     variables: &["LSB_JOBID", "LSB_JOBINDEX", "LSB_MCPU_HOSTS", "LSB_HOSTS"],
-    own: JobUnit::Group,
+    own: JobUnit::ProcessGroup,
     narrowable: false,
     place,
     environ_claim,
@@ -62,5 +62,5 @@ pub(crate) fn count(environ: Environ<'_>, host: &Host) -> Result<u32, HookInputE
 fn job(id: &str, index: &str) -> Option<JobId> {
     let id = plain_number(id)?;
     let name = if index == "0" { id.to_owned() } else { format!("{id}[{}]", plain_number(index)?) };
-    JobId::new(Source::Lsf, &name).ok()
+    JobId::new(JobSource::Lsf, &name).ok()
 }

@@ -3,14 +3,14 @@
 //! Cgroups (v1): `oar/<user>_<jobid>`. Without cgroups: `OAR_JOB_ID` or `OAR_JOBID`. A member of an array is a job
 //! with an id of its own. OAR gives every job a cpuset, which has the number of cores. No variable has it.
 
-use pjw_core::job::{JobId, Source};
+use pjw_core::job::{JobId, JobSource};
 use pjw_core::snapshot::JobUnit;
 
 use crate::host::Host;
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number};
 
 pub(crate) const SYSTEM: System = System {
-    source: Source::Oar,
+    source: JobSource::Oar,
     launchers: &["oarexec"],
     variables: &["OAR_JOB_ID", "OAR_JOBID"],
     own: JobUnit::Nothing,
@@ -32,5 +32,5 @@ fn environ_claim(environ: Environ<'_>, _host: &Host) -> Option<EnvironClaim> {
 }
 
 fn job(id: &str) -> Option<JobId> {
-    JobId::new(Source::Oar, plain_number(id)?).ok()
+    JobId::new(JobSource::Oar, plain_number(id)?).ok()
 }

@@ -9,14 +9,14 @@
 //! has the number, or pjw's own hook gives it. Torque's `PBS_NUM_PPN` is the share of a node if the job has one node
 //! and `PBS_NP`, the total of the job, agrees.
 
-use pjw_core::job::{CpuRequest, JobId, Source};
+use pjw_core::job::{CpuRequest, JobId, JobSource};
 use pjw_core::snapshot::JobUnit;
 
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, valid_count};
 use crate::{counts, flaw::HookInputError, host::Host};
 
 pub(crate) const SYSTEM: System = System {
-    source: Source::Pbs,
+    source: JobSource::Pbs,
     launchers: &["pbs_mom"],
     variables: &["PBS_JOBID", "PBS_NUM_PPN", "PBS_NUM_NODES", "PBS_NP"],
     own: JobUnit::Session,
@@ -73,7 +73,7 @@ pub(crate) fn cpus_on(exec_vnode: &str, node: &str) -> Result<u32, HookInputErro
 /// share of a host only if there are as many hosts as nodes, all alike.
 pub(crate) fn ppn(limits: &str, hosts: &str) -> Result<u32, HookInputError> {
     const WHAT: &str = "the list of limits";
-    let no_count = || HookInputError::CountNotProvided(Source::Pbs);
+    let no_count = || HookInputError::CountNotProvided(JobSource::Pbs);
     let nodes =
         limits.split(',').find_map(|limit| limit.trim().strip_prefix("nodes=")).ok_or_else(no_count)?;
     let mut parts = nodes.split(':');
@@ -100,5 +100,5 @@ pub(crate) fn ppn(limits: &str, hosts: &str) -> Result<u32, HookInputError> {
 pub(crate) fn job(id: &str) -> Option<JobId> {
     let number = id.split(['[', '.', '-']).next()?;
     crate::system::plain_number(number)?;
-    JobId::new(Source::Pbs, id).ok()
+    JobId::new(JobSource::Pbs, id).ok()
 }

@@ -16,14 +16,14 @@
 //!
 //! `NSLOTS` is the sum over all hosts, so it is read only if `NHOSTS` is 1. A slot is read as a core.
 
-use pjw_core::job::{CpuRequest, JobId, Source};
+use pjw_core::job::{CpuRequest, JobId, JobSource};
 use pjw_core::snapshot::JobUnit;
 
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, valid_count};
 use crate::{counts, flaw::HookInputError, host::Host};
 
 pub(crate) const SYSTEM: System = System {
-    source: Source::Sge,
+    source: JobSource::Sge,
     launchers: &["sge_shepherd"],
     variables: &["JOB_ID", "SGE_TASK_ID", "NSLOTS", "NHOSTS"],
     own: JobUnit::Session,
@@ -85,7 +85,11 @@ pub(crate) fn count(environ: Environ<'_>) -> Result<u32, HookInputError> {
         let bad = || HookInputError::not_a_number(variable, text);
         environ.number(variable).ok_or_else(bad)
     };
-    if number("NHOSTS")? == 1 { number("NSLOTS") } else { Err(HookInputError::CountNotProvided(Source::Sge)) }
+    if number("NHOSTS")? == 1 {
+        number("NSLOTS")
+    } else {
+        Err(HookInputError::CountNotProvided(JobSource::Sge))
+    }
 }
 
 /// The number of the job's slots on this host, from the hostfile of its parallel environment: lines of host, slots,
@@ -100,5 +104,5 @@ pub(crate) fn count_in_hostfile(text: &str, host: &Host) -> Result<u32, HookInpu
 }
 
 fn job(id: &str, task: &str) -> Option<JobId> {
-    JobId::new(Source::Sge, &format!("{}.{}", plain_number(id)?, plain_number(task)?)).ok()
+    JobId::new(JobSource::Sge, &format!("{}.{}", plain_number(id)?, plain_number(task)?)).ok()
 }

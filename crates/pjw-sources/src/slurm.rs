@@ -19,14 +19,14 @@
 //! Both count the CPUs of Slurm, which are logical CPUs if Slurm is configured with several threads per core. A site
 //! that configures cores only, on a machine with several threads per core, should set the count in the hook.
 
-use pjw_core::job::{CpuRequest, JobId, Source};
+use pjw_core::job::{CpuRequest, JobId, JobSource};
 use pjw_core::snapshot::JobUnit;
 
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, valid_count};
 use crate::{counts, flaw::HookInputError, host::Host, hostlist};
 
 pub(crate) const SYSTEM: System = System {
-    source: Source::Slurm,
+    source: JobSource::Slurm,
     launchers: &["slurmstepd"],
     variables: &[
         "SLURM_JOB_ID",
@@ -81,7 +81,7 @@ fn job_of_directory(name: &str, unified: bool) -> Option<JobId> {
         Some(number) => plain_number(number)?,
         None => sluid(name).filter(|_| unified)?,
     };
-    JobId::new(Source::Slurm, id).ok()
+    JobId::new(JobSource::Slurm, id).ok()
 }
 
 /// The text, if it is a SLUID, the cluster-wide unique id of a job. Crockford's alphabet has no I, L, O and U.
@@ -123,7 +123,7 @@ pub(crate) fn count_here(
     let name = environ.get("SLURMD_NODENAME").unwrap_or(&host.name);
     let position = hostlist::find_node(nodes, name).map_err(|why| HookInputError::list(list, &why))?;
     let index = position.index.ok_or_else(|| HookInputError::host_not_listed(list, name))?;
-    counts::count_at_position(counts, index, position.nodes).map_err(bad)
+    counts::count_at_position(counts, index, position.node_count).map_err(bad)
 }
 
 /// The number of the job, and its SLUID if the environment has one.
@@ -131,9 +131,9 @@ pub(crate) fn ids(environ: Environ<'_>) -> Result<(JobId, Option<JobId>), HookIn
     let (variable, number) = environ.first(["SLURM_JOB_ID", "SLURM_JOBID"])?;
     let flaw = || HookInputError::not_an_id(variable, number);
     let job =
-        plain_number(number).and_then(|number| JobId::new(Source::Slurm, number).ok()).ok_or_else(flaw)?;
+        plain_number(number).and_then(|number| JobId::new(JobSource::Slurm, number).ok()).ok_or_else(flaw)?;
     let alias =
-        environ.get("SLURM_JOB_SLUID").and_then(sluid).and_then(|id| JobId::new(Source::Slurm, id).ok());
+        environ.get("SLURM_JOB_SLUID").and_then(sluid).and_then(|id| JobId::new(JobSource::Slurm, id).ok());
     Ok((job, alias))
 }
 

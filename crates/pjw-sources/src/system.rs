@@ -1,7 +1,7 @@
 //! The description of one batch system: one row of the table of sources.
 
 use pjw_core::ids::Comm;
-use pjw_core::job::{CpuRequest, JobId, Source};
+use pjw_core::job::{CpuRequest, JobId, JobSource};
 use pjw_core::snapshot::{BatchAttributes, JobUnit};
 
 use crate::{flaw::HookInputError, host::Host};
@@ -12,7 +12,7 @@ const MAX_CORES: u32 = 65_536;
 /// How one batch system is recognised.
 pub(crate) struct System {
     /// The batch system.
-    pub(crate) source: Source,
+    pub(crate) source: JobSource,
     /// The program names of its launchers: the processes whose children are job processes. Cut to 15 bytes as the
     /// kernel does.
     pub(crate) launchers: &'static [&'static str],

@@ -19,7 +19,7 @@ pub struct SlurmTaskCpus {
     pub job_cpus: Option<u32>,
     /// The number of tasks on this machine that share the CPUs of the job step. For a batch script: the
     /// number of tasks of the whole job. At least 1.
-    pub tasks: u32,
+    pub task_count: u32,
 }
 
 /// Reads the CPU counts of a Slurm task from `attributes`, the environment of the task. `host` describes this
@@ -49,5 +49,10 @@ pub fn read_task_cpus(attributes: &BatchAttributes, host: &Host) -> SlurmTaskCpu
     let tasks = slurm::count_here(environ, host, counts, lists).unwrap_or(1).max(1);
     let job_cpus = slurm::count_of_job(environ, host).ok().filter(|&cpus| cpus > 0);
     let step_cpus = environ.number("SLURM_CPUS_ON_NODE");
-    SlurmTaskCpus { cpus_per_task: environ.number("SLURM_CPUS_PER_TASK"), step_cpus, job_cpus, tasks }
+    SlurmTaskCpus {
+        cpus_per_task: environ.number("SLURM_CPUS_PER_TASK"),
+        step_cpus,
+        job_cpus,
+        task_count: tasks,
+    }
 }

@@ -83,14 +83,15 @@ fn a_flaw_names_the_variable_and_only_the_beginning_of_its_value() {
 #[test]
 fn a_task_has_its_share_of_the_job() {
     let of = |text, more: &[(&str, &str)]| task::read_task_cpus(&attributes(text, more), &host());
-    let recorded = SlurmTaskCpus { cpus_per_task: Some(2), step_cpus: Some(2), job_cpus: Some(2), tasks: 1 };
+    let recorded =
+        SlurmTaskCpus { cpus_per_task: Some(2), step_cpus: Some(2), job_cpus: Some(2), task_count: 1 };
     assert_eq!((of(STEP, &[]), of(BATCH, &[])), (recorded, recorded));
     let step = of(STEP, &[("SLURM_STEP_TASKS_PER_NODE", "4(x2),3"), ("SLURM_STEP_NODELIST", "a[1-2],n1")]);
-    assert_eq!(step.tasks, 3);
-    assert_eq!(of(BATCH, &[("SLURM_TASKS_PER_NODE", "6")]).tasks, 6, "its script starts them");
+    assert_eq!(step.task_count, 3);
+    assert_eq!(of(BATCH, &[("SLURM_TASKS_PER_NODE", "6")]).task_count, 6, "its script starts them");
     let odd =
         [("SLURM_CPUS_PER_TASK", "-1"), ("SLURM_CPUS_ON_NODE", "x"), ("SLURM_STEP_TASKS_PER_NODE", "0")];
-    let nothing = SlurmTaskCpus { cpus_per_task: None, step_cpus: None, job_cpus: Some(2), tasks: 1 };
+    let nothing = SlurmTaskCpus { cpus_per_task: None, step_cpus: None, job_cpus: Some(2), task_count: 1 };
     assert_eq!(of(STEP, &odd), nothing);
     assert_eq!(
         task::read_task_cpus(&BatchAttributes::default(), &host()),

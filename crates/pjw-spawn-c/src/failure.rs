@@ -29,13 +29,15 @@ impl Failure {
 impl From<CheckError> for Failure {
     fn from(error: CheckError) -> Self {
         let errno = match &error {
-            CheckError::NoInstances | CheckError::Argument(_) | CheckError::Mask { .. } => Errno::EINVAL,
+            CheckError::NoInstances | CheckError::InvalidArgument(_) | CheckError::InvalidMask { .. } => {
+                Errno::EINVAL
+            }
             CheckError::NoProgram { .. } => Errno::ENOENT,
             CheckError::NotExecutable { .. } => Errno::EACCES,
-            CheckError::NoRoom { .. } => Errno::EAGAIN,
-            CheckError::NoDescriptors { .. } => Errno::EMFILE,
+            CheckError::ProcessLimit { .. } => Errno::EAGAIN,
+            CheckError::DescriptorLimit { .. } => Errno::EMFILE,
             CheckError::TooLarge { .. } => Errno::E2BIG,
-            CheckError::System { errno, .. } => *errno,
+            CheckError::SystemCall { errno, .. } => *errno,
         };
         Self { errno, text: error.to_string() }
     }

@@ -37,7 +37,7 @@ impl Group {
             .collect::<Result<_, _>>()?;
         let environments: Vec<&Vec<CString>> = self.environments.iter().collect();
         let mut placements: Vec<_> =
-            self.masks.iter().map(|mask| Arc::new(Placement::on(mask.clone()))).collect();
+            self.masks.iter().map(|mask| Arc::new(Placement::on_cpus(mask.clone()))).collect();
         if placements.is_empty() {
             placements.push(Arc::new(Placement::default()));
         }

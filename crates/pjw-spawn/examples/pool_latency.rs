@@ -29,7 +29,7 @@ fn main() {
             size: 4,
             arguments: Arc::clone(&arguments),
             variables: Vec::new(),
-            placement: Arc::new(Placement::on(if rank % 2 == 0 { "0" } else { "0-1" }.parse().unwrap())),
+            placement: Arc::new(Placement::on_cpus(if rank % 2 == 0 { "0" } else { "0-1" }.parse().unwrap())),
             stdio: Stdio { output: Some(Arc::clone(&output)), ..Stdio::default() },
         })
         .collect();
@@ -39,8 +39,8 @@ fn main() {
         let mut times: Vec<Duration> = (0..count)
             .map(|round| {
                 let begin = Instant::now();
-                pool.worker(round as usize % 4).unwrap().signal(9).unwrap();
-                pool.wait(None).unwrap().unwrap().replaced.unwrap().unwrap();
+                pool.worker(round as usize % 4).unwrap().send_signal(9).unwrap();
+                pool.wait(None).unwrap().unwrap().replacement.unwrap().unwrap();
                 reader.read_exact(&mut [0]).unwrap();
                 begin.elapsed()
             })
@@ -49,7 +49,7 @@ fn main() {
         let at = |permille: usize| times[(times.len() - 1) * permille / 1000].as_micros();
         println!("{spares} spares: p50 {} us, p99 {} us, longest {} us", at(500), at(990), at(1000));
         for worker in (0..4).filter_map(|index| pool.worker(index)) {
-            worker.signal(9).unwrap();
+            worker.send_signal(9).unwrap();
             worker.wait().unwrap();
         }
     }

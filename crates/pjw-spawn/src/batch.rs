@@ -16,13 +16,13 @@ use nix::time::{ClockId, clock_gettime};
 use pjw_core::cpuset::CpuSet;
 
 use crate::checks::CheckError;
-use crate::checks::room::reserve_descriptors;
+use crate::checks::room::raise_descriptor_limit;
 use crate::child::Child;
 use crate::context::Context;
-use crate::failure::{SpawnError, Step};
+use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;
 use crate::own_policy::set_own_mask;
-use crate::proxy::{ForkError, Template, TemplateRefusal};
+use crate::proxy::{ForkError, Template, TemplateError};
 use crate::results::{self, InstanceResult, MAX_RESULTS, Packet};
 use crate::setup::Setup;
 use crate::signals;
@@ -54,7 +54,7 @@ pub struct Batch {
     /// The number of spawners that have not sent their last packet.
     busy_spawners: usize,
     is_cancelled: Arc<AtomicBool>,
-    refusal: Arc<OnceLock<TemplateRefusal>>,
+    refusal: Arc<OnceLock<TemplateError>>,
     /// From when to when instances were started.
     busy: Option<(Duration, Duration)>,
 }
@@ -69,8 +69,8 @@ impl Context {
     /// then.
     pub fn start(&self, instances: Vec<Instance>) -> Result<Batch, CheckError> {
         self.check(&instances)?;
-        reserve_descriptors(instances.len())?;
-        let (sending, socket) = results::channel().map_err(|error| CheckError::System {
+        raise_descriptor_limit(instances.len())?;
+        let (sending, socket) = results::channel().map_err(|error| CheckError::SystemCall {
             what: "a socket can't be made",
             errno: Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)),
         })?;
@@ -110,7 +110,7 @@ impl Context {
     /// error is that of the start itself.
     pub fn spawn(&self, instance: Instance) -> Result<Result<Child, SpawnError>, CheckError> {
         let result = self.spawn_n(vec![instance])?.pop();
-        Ok(result.unwrap_or(Err(SpawnError { step: Step::Clone, errno: Errno::ECANCELED })))
+        Ok(result.unwrap_or(Err(SpawnError { step: SpawnStep::Clone, errno: Errno::ECANCELED })))
     }
 }
 
@@ -139,7 +139,7 @@ impl Batch {
     /// is also `ECANCELED` if the instance was not started because of [`Batch::cancel`].
     #[must_use]
     pub fn into_results(self) -> Vec<Result<Child, SpawnError>> {
-        let missing = SpawnError { step: Step::Clone, errno: Errno::ECANCELED };
+        let missing = SpawnError { step: SpawnStep::Clone, errno: Errno::ECANCELED };
         let mut results: Vec<_> = self.instances.iter().map(|_| Err(missing)).collect();
         for (index, result) in self {
             if let Some(place) = results.get_mut(index) {
@@ -167,7 +167,7 @@ impl Batch {
     /// A single instance that does not match the template is also started by exec. This function returns no
     /// reason for it.
     #[must_use]
-    pub fn refusal(&self) -> Option<TemplateRefusal> {
+    pub fn template_error(&self) -> Option<TemplateError> {
         self.refusal.get().copied()
     }
 
@@ -181,7 +181,7 @@ impl Batch {
     /// begun the program. Both are times of `CLOCK_MONOTONIC`. Only the results that have been received so
     /// far count. `None` before the first result.
     #[must_use]
-    pub fn started_between(&self) -> Option<(Duration, Duration)> {
+    pub fn start_period(&self) -> Option<(Duration, Duration)> {
         self.busy
     }
 
@@ -236,7 +236,7 @@ impl Batch {
             }
             Err(error) => {
                 let errno = Errno::from_raw(error.raw_os_error().unwrap_or(libc::EAGAIN));
-                let error = SpawnError { step: Step::Clone, errno };
+                let error = SpawnError { step: SpawnStep::Clone, errno };
                 self.results.extend(failed.into_iter().map(|index| (index, Err(error))));
             }
         }
@@ -270,7 +270,7 @@ struct Work {
     instances: Arc<[Instance]>,
     indexes: Vec<usize>,
     is_cancelled: Arc<AtomicBool>,
-    refusal: Arc<OnceLock<TemplateRefusal>>,
+    refusal: Arc<OnceLock<TemplateError>>,
 }
 
 impl Work {
@@ -284,7 +284,7 @@ impl Work {
                 None => self.start_all(&mut spawner, socket, &mut packet),
             },
             Err(errno) => {
-                let error = SpawnError { step: Step::Mask, errno };
+                let error = SpawnError { step: SpawnStep::Mask, errno };
                 for index in &self.indexes {
                     packet.results.push((*index, Err(error)));
                     send_if_full(socket, &mut packet);
@@ -336,7 +336,7 @@ impl Work {
             let result = match child {
                 Ok(child) => Ok(child),
                 Err(ForkError::Failed(error)) => Err(error),
-                Err(ForkError::Unfit(_) | ForkError::Ended) => spawner.start(instance),
+                Err(ForkError::Mismatch(_) | ForkError::Ended) => spawner.start(instance),
             };
             let offset = ptr::from_ref(instance).addr() - self.instances.as_ptr().addr();
             packet.results.push((offset / size_of::<Instance>(), result));

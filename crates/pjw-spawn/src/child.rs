@@ -71,7 +71,7 @@ impl Child {
     /// # Errors
     /// `ESRCH` if the process has ended and was waited for. `EPERM` if the caller may not send signals to the
     /// process. `EINVAL` if there is no signal with this number.
-    pub fn signal(&self, signal: i32) -> Result<(), Errno> {
+    pub fn send_signal(&self, signal: i32) -> Result<(), Errno> {
         let (pidfd, no_info, no_flags) = (self.pidfd.as_raw_fd(), std::ptr::null::<libc::siginfo_t>(), 0);
         // SAFETY: the descriptor is open, and a null pointer stands for the usual information.
         let sent = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd, signal, no_info, no_flags) };

@@ -16,7 +16,7 @@ use pjw_core::ids::Pid;
 
 use crate::child::Child;
 use crate::credentials::Credentials;
-use crate::failure::{SpawnError, Step};
+use crate::failure::{SpawnError, SpawnStep};
 use crate::signals::{self, KernelSignals};
 
 /// The flags of clone3(2) above 32 bits, from linux/sched.h.
@@ -131,7 +131,7 @@ pub(crate) fn start(start: &Start<'_>, stack: &mut Stack) -> Result<Child, Spawn
     // SAFETY: the kernel has opened the descriptor for this call, and nothing else knows it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
     let child = Child { pid: Pid(u32::try_from(pid).unwrap_or(0)), pidfd };
-    let failed_step = shared.failure.step.load(Relaxed).checked_sub(1).and_then(Step::of_number);
+    let failed_step = shared.failure.step.load(Relaxed).checked_sub(1).and_then(SpawnStep::of_number);
     match failed_step {
         None => Ok(child),
         Some(step) => {
@@ -152,7 +152,8 @@ fn clone_error(errno: Errno, cgroup: Option<RawFd>) -> SpawnError {
         Errno::ENODEV,
         Errno::ENOENT,
     ];
-    let step = if cgroup.is_some() && of_cgroup.contains(&errno) { Step::Cgroup } else { Step::Clone };
+    let step =
+        if cgroup.is_some() && of_cgroup.contains(&errno) { SpawnStep::Cgroup } else { SpawnStep::Clone };
     SpawnError { step, errno }
 }
 
@@ -236,7 +237,7 @@ extern "C" fn run(shared: &Shared<'_>) -> ! {
         Ok(()) => {
             // SAFETY: the program and both lists end with a zero, and outlive the call.
             unsafe { libc::execve(start.program, start.arguments, start.environment) };
-            (Step::Exec, Errno::last_raw())
+            (SpawnStep::Exec, Errno::last_raw())
         }
     };
     shared.failure.errno.store(errno, Relaxed);
@@ -245,14 +246,14 @@ extern "C" fn run(shared: &Shared<'_>) -> ! {
     unsafe { libc::_exit(127) }
 }
 
-type Failed = (Step, i32);
+type Failed = (SpawnStep, i32);
 
 fn prepare(start: &Start<'_>) -> Result<(), Failed> {
     let settings = start.settings;
     take_streams(start.streams)?;
     if !settings.directory.is_null() {
         // SAFETY: the path ends with a zero.
-        checked(Step::Directory, unsafe { libc::chdir(settings.directory) }.into())?;
+        checked(SpawnStep::Directory, unsafe { libc::chdir(settings.directory) }.into())?;
     }
     if let Some(credentials) = settings.credentials {
         take_credentials(credentials)?;
@@ -265,7 +266,7 @@ fn prepare(start: &Start<'_>) -> Result<(), Failed> {
         let set = unsafe {
             libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, limit, std::ptr::null_mut::<u8>())
         };
-        checked(Step::Clone, set)?;
+        checked(SpawnStep::Clone, set)?;
     }
     if let Some(template) = start.template {
         become_template(template)?;
@@ -277,10 +278,10 @@ fn prepare(start: &Start<'_>) -> Result<(), Failed> {
     let unblocked = unsafe {
         libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, set, no_old, size_of::<KernelSignals>())
     };
-    checked(Step::Clone, unblocked)
+    checked(SpawnStep::Clone, unblocked)
 }
 
-fn checked(step: Step, result: i64) -> Result<(), Failed> {
+fn checked(step: SpawnStep, result: i64) -> Result<(), Failed> {
     if result < 0 { Err((step, Errno::last_raw())) } else { Ok(()) }
 }
 
@@ -290,12 +291,12 @@ fn take_streams(mut streams: [RawFd; 3]) -> Result<(), Failed> {
     for stream in streams.iter_mut().filter(|stream| (0..3).contains(*stream)) {
         // SAFETY: changes descriptors of the process only, whose table is its own.
         let copy = unsafe { libc::fcntl(*stream, libc::F_DUPFD_CLOEXEC, 3) };
-        checked(Step::Stdio, copy.into())?;
+        checked(SpawnStep::Stdio, copy.into())?;
         *stream = copy;
     }
     for (target, &stream) in (0..).zip(&streams).filter(|(_, stream)| **stream >= 0) {
         // SAFETY: as above. The two differ, so the copy is not closed by execve(2).
-        checked(Step::Stdio, unsafe { libc::dup2(stream, target) }.into())?;
+        checked(SpawnStep::Stdio, unsafe { libc::dup2(stream, target) }.into())?;
     }
     Ok(())
 }
@@ -305,18 +306,20 @@ fn take_streams(mut streams: [RawFd; 3]) -> Result<(), Failed> {
 fn take_credentials(credentials: &Credentials) -> Result<(), Failed> {
     let (uid, gid, groups) = (credentials.uid, credentials.gid, &credentials.groups);
     // SAFETY: the list has the length that is given.
-    checked(Step::Credentials, unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) })?;
+    checked(SpawnStep::Credentials, unsafe {
+        libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr())
+    })?;
     // SAFETY: changes the process only.
-    checked(Step::Credentials, unsafe { libc::syscall(libc::SYS_setresgid, gid, gid, gid) })?;
+    checked(SpawnStep::Credentials, unsafe { libc::syscall(libc::SYS_setresgid, gid, gid, gid) })?;
     // SAFETY: changes the process only.
-    checked(Step::Credentials, unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) })
+    checked(SpawnStep::Credentials, unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) })
 }
 
 /// Asks the kernel to kill the process when its spawner thread ends. If the launcher has ended before, the process ends
 /// at once.
 fn end_with_launcher(launcher: c_int) -> Result<(), Failed> {
     // SAFETY: changes the process only.
-    checked(Step::Clone, unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) }.into())?;
+    checked(SpawnStep::Clone, unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) }.into())?;
     // SAFETY: has no precondition. After the end of its parent, a process has another one.
     if unsafe { libc::getppid() } != launcher {
         // SAFETY: as in `run`.
@@ -328,11 +331,11 @@ fn end_with_launcher(launcher: c_int) -> Result<(), Failed> {
 /// Keeps the channel over execve(2), and lets the calling thread trace the process.
 fn become_template(template: TemplateStart) -> Result<(), Failed> {
     // SAFETY: changes descriptors of the process only, whose table is its own.
-    checked(Step::Stdio, unsafe { libc::fcntl(template.channel, libc::F_SETFD, 0) }.into())?;
+    checked(SpawnStep::Stdio, unsafe { libc::fcntl(template.channel, libc::F_SETFD, 0) }.into())?;
     if !template.is_traced {
         return Ok(());
     }
     let none = std::ptr::null_mut::<libc::c_void>();
     // SAFETY: changes the process only. The call uses neither the address nor the data.
-    checked(Step::Clone, unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, none, none) })
+    checked(SpawnStep::Clone, unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, none, none) })
 }

@@ -130,7 +130,7 @@ impl Context {
 
     /// Makes the spawner threads start instances as forks of a [template](crate::proxy::Template). Each
     /// spawner thread loads a template of its own. An instance that can't be a fork of the template is
-    /// started by exec. [`Batch::refusal`](crate::Batch::refusal) returns the reason if the program can't
+    /// started by exec. [`Batch::template_error`](crate::Batch::template_error) returns the reason if the program can't
     /// have a template at all.
     #[must_use]
     pub fn templates(mut self) -> Self {

@@ -7,7 +7,7 @@ use thiserror::Error;
 
 /// A step in the start of an instance (a process). A failed start reports the step that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Step {
+pub enum SpawnStep {
     /// The kernel creates the process: clone3(2). Changes of the signal mask and of resource limits belong to
     /// this step too.
     Clone,
@@ -26,7 +26,7 @@ pub enum Step {
     Exec,
 }
 
-impl Step {
+impl SpawnStep {
     /// All steps, each at the place of its number.
     const ALL: [Self; 7] =
         [Self::Clone, Self::Cgroup, Self::Mask, Self::Credentials, Self::Directory, Self::Stdio, Self::Exec];
@@ -56,7 +56,7 @@ impl Step {
     }
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for SpawnStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -67,7 +67,7 @@ impl fmt::Display for Step {
 #[error("step {step} failed: {}", errno.desc())]
 pub struct SpawnError {
     /// The step that failed.
-    pub step: Step,
+    pub step: SpawnStep,
     /// The error number of the system call that failed in this step.
     pub errno: Errno,
 }
@@ -78,10 +78,10 @@ mod tests {
 
     #[test]
     fn every_step_has_its_number() {
-        for (number, step) in Step::ALL.into_iter().enumerate() {
+        for (number, step) in SpawnStep::ALL.into_iter().enumerate() {
             assert_eq!(usize::from(step.number()), number);
-            assert_eq!(Step::of_number(number), Some(step));
+            assert_eq!(SpawnStep::of_number(number), Some(step));
         }
-        assert_eq!(Step::of_number(Step::ALL.len()), None);
+        assert_eq!(SpawnStep::of_number(SpawnStep::ALL.len()), None);
     }
 }

@@ -133,7 +133,7 @@ mod tests {
             size: 3,
             arguments: Arc::clone(arguments),
             variables: vec![CString::new(format!("OWN={rank}")).unwrap()],
-            placement: Arc::new(Placement::on(cpus.parse().unwrap())),
+            placement: Arc::new(Placement::on_cpus(cpus.parse().unwrap())),
             stdio: Stdio::default(),
         }
     }

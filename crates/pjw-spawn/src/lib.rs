@@ -31,12 +31,12 @@ mod template;
 
 pub use batch::Batch;
 pub use checks::CheckError;
-pub use checks::room::{check_room, reserve_descriptors};
+pub use checks::room::{check_process_limits, raise_descriptor_limit};
 pub use child::{Child, Exit};
 pub use context::Context;
 pub use credentials::Credentials;
-pub use failure::{SpawnError, Step};
+pub use failure::{SpawnError, SpawnStep};
 pub use instance::{Instance, Stdio};
 pub use placement::Placement;
-pub use signals::default_fault_signals;
+pub use signals::reset_fault_signals;
 pub use template::{ArgumentError, Arguments};

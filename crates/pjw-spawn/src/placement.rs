@@ -13,7 +13,7 @@ pub struct Placement {
     pub cpus: Option<CpuSet>,
     /// The NUMA node from which the kernel prefers to allocate memory for the instance: `MPOL_PREFERRED`,
     /// set_mempolicy(2). `None` for the memory policy of the caller.
-    pub memory_node: Option<u32>,
+    pub preferred_numa_node: Option<u32>,
     /// The cgroup v2 in which the kernel creates the instance, as its directory opened with `O_DIRECTORY`.
     /// `None` for the cgroup of the caller.
     pub cgroup: Option<Arc<OwnedFd>>,
@@ -23,7 +23,7 @@ impl Placement {
     /// Returns a placement with the affinity mask `cpus`, and with the memory policy and the cgroup of the
     /// caller.
     #[must_use]
-    pub fn on(cpus: CpuSet) -> Self {
+    pub fn on_cpus(cpus: CpuSet) -> Self {
         Self { cpus: Some(cpus), ..Self::default() }
     }
 }

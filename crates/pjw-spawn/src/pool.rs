@@ -9,7 +9,7 @@ use thiserror::Error;
 use crate::child::{Child, Exit};
 use crate::context::Context;
 use crate::instance::Instance;
-use crate::proxy::{ForkError, Spare, Template, TemplateRefusal};
+use crate::proxy::{ForkError, Spare, Template, TemplateError};
 
 /// A group of worker processes, and of spares that replace workers which die. A spare is a process of the
 /// same program that is stopped before `main` and uses no CPU. When a worker dies, [`Pool::wait`] turns a
@@ -38,7 +38,7 @@ pub enum PoolError {
     /// The program can't have a [`Template`], from which the workers and the spares are forked. The variant
     /// contains the reason.
     #[error(transparent)]
-    Refused(#[from] TemplateRefusal),
+    NoTemplate(#[from] TemplateError),
     /// A worker or a spare could not be started.
     #[error("worker {rank}: {error}")]
     Worker {
@@ -54,14 +54,14 @@ pub enum PoolError {
 
 /// A worker that has ended, as [`Pool::wait`] returns it.
 #[derive(Debug)]
-pub struct Ended {
+pub struct EndedWorker {
     /// The index of the worker in the list of instances that [`Pool::start`] received.
     pub index: usize,
     /// How the worker ended: its exit status, or the signal that killed it.
     pub exit: Exit,
     /// Whether the worker was replaced. `None` if it exited with status 0: such a worker is not replaced.
     /// `Some(Ok(()))` if a new worker runs in its place. `Some(Err(…))` if the replacement failed.
-    pub replaced: Option<Result<(), ForkError>>,
+    pub replacement: Option<Result<(), ForkError>>,
 }
 
 impl Pool {
@@ -74,7 +74,7 @@ impl Pool {
     /// made. The workers that run already are killed then.
     pub fn start(context: &Context, instances: Vec<Instance>, spares: usize) -> Result<Self, PoolError> {
         let Some(first) = instances.first() else {
-            return Err(PoolError::Worker { rank: 0, error: ForkError::Unfit("number of instances") });
+            return Err(PoolError::Worker { rank: 0, error: ForkError::Mismatch("number of instances") });
         };
         let template = Template::load(context, first)?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(PoolError::Watch)?;
@@ -83,7 +83,7 @@ impl Pool {
         let started = pool.start_all();
         if started.is_err() {
             for child in pool.workers.iter().filter_map(|worker| worker.child.as_ref()) {
-                let _ = child.signal(libc::SIGKILL);
+                let _ = child.send_signal(libc::SIGKILL);
                 let _ = child.wait();
             }
         }
@@ -122,7 +122,7 @@ impl Pool {
 
     /// Returns the number of spares that are ready now to replace a worker.
     #[must_use]
-    pub fn spares(&self) -> usize {
+    pub fn ready_spares(&self) -> usize {
         self.spares.len()
     }
 
@@ -133,7 +133,7 @@ impl Pool {
     ///
     /// # Errors
     /// If epoll(7) or waitid(2) fails.
-    pub fn wait(&mut self, timeout: Option<u16>) -> Result<Option<Ended>, Errno> {
+    pub fn wait(&mut self, timeout: Option<u16>) -> Result<Option<EndedWorker>, Errno> {
         let index = match self.next_ended(EpollTimeout::ZERO)? {
             Some(index) => index,
             None => {
@@ -154,7 +154,7 @@ impl Pool {
             Exit::Code(0) => None,
             _ => Some(self.replace(index)),
         };
-        Ok(Some(Ended { index, exit, replaced }))
+        Ok(Some(EndedWorker { index, exit, replacement: replaced }))
     }
 
     /// Waits for the end of a worker. Returns its index.
@@ -173,7 +173,7 @@ impl Pool {
     fn replace(&mut self, index: usize) -> Result<(), ForkError> {
         let instance = &self.workers[index].instance;
         let child = match self.spares.pop_front() {
-            Some(spare) => match self.template.begin(spare, instance) {
+            Some(spare) => match self.template.start_spare(spare, instance) {
                 // The spare was killed.
                 Err(ForkError::Ended) => self.template.fork(instance)?,
                 begun => begun?,
@@ -181,7 +181,7 @@ impl Pool {
             None => self.template.fork(instance)?,
         };
         let watched = self.watch(index, child);
-        let step = crate::Step::Clone;
+        let step = crate::SpawnStep::Clone;
         watched.map_err(|errno| ForkError::Failed(crate::SpawnError { step, errno }))
     }
 }

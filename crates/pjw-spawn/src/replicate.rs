@@ -57,7 +57,7 @@ pub enum ReplicaError {
     },
     /// The copies would take more bytes than are free on a NUMA node.
     #[error("replicas take {needed} bytes on NUMA node {node}, which has {free} free: run without replicas")]
-    NoRoom {
+    NotEnoughMemory {
         /// The NUMA node.
         node: u32,
         /// The number of bytes that the copies would take on each NUMA node.
@@ -101,7 +101,7 @@ impl Replicas {
 
     /// Returns the number of bytes that the copies take on all NUMA nodes together.
     #[must_use]
-    pub fn bytes(&self) -> u64 {
+    pub fn total_bytes(&self) -> u64 {
         self.bytes_per_node() * self.nodes.len() as u64
     }
 
@@ -109,11 +109,11 @@ impl Replicas {
     /// memory of each NUMA node.
     ///
     /// # Errors
-    /// [`ReplicaError::TooLarge`] or [`ReplicaError::NoRoom`] if they do not fit. [`ReplicaError::Failed`] if
+    /// [`ReplicaError::TooLarge`] or [`ReplicaError::NotEnoughMemory`] if they do not fit. [`ReplicaError::Failed`] if
     /// the free memory of a NUMA node can't be read.
-    pub fn check(&self, most: u64) -> Result<(), ReplicaError> {
-        if self.bytes() > most {
-            return Err(ReplicaError::TooLarge { needed: self.bytes(), most });
+    pub fn check_memory(&self, most: u64) -> Result<(), ReplicaError> {
+        if self.total_bytes() > most {
+            return Err(ReplicaError::TooLarge { needed: self.total_bytes(), most });
         }
         let needed = self.bytes_per_node();
         for node in self.nodes.iter().copied() {
@@ -121,7 +121,7 @@ impl Replicas {
             let text = fs::read_to_string(&path).map_err(failed(&path, "read"))?;
             let free = free_bytes(&text);
             if needed > free {
-                return Err(ReplicaError::NoRoom { node, needed, free });
+                return Err(ReplicaError::NotEnoughMemory { node, needed, free });
             }
         }
         Ok(())
@@ -134,7 +134,7 @@ impl Replicas {
     /// # Errors
     /// If a step fails. The thread may then be in a namespace with only some of the copies, and must not
     /// start instances.
-    pub fn enter(&self, node: u32) -> Result<(), ReplicaError> {
+    pub fn enter_mount_namespace(&self, node: u32) -> Result<(), ReplicaError> {
         let root = Path::new("/");
         // SAFETY: the descriptors of the thread stay those of the process.
         unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.map_err(|error| match error {
@@ -257,12 +257,15 @@ mod tests {
         let replicas = Replicas { files: vec![("/x".into(), 1_000_000)], nodes: BTreeSet::from([0, 1]) };
         assert_eq!(replicas.to_string(), "2 x 2 MB");
         assert_eq!(
-            replicas.check(1_000_000),
+            replicas.check_memory(1_000_000),
             Err(ReplicaError::TooLarge { needed: 2 * (1_003_520 + 4096), most: 1_000_000 })
         );
         let huge = Replicas { files: vec![("/x".into(), 1 << 50)], nodes: BTreeSet::from([0]) };
         if Path::new("/sys/devices/system/node/node0").exists() {
-            assert!(matches!(huge.check(u64::MAX), Err(ReplicaError::NoRoom { node: 0, .. })));
+            assert!(matches!(
+                huge.check_memory(u64::MAX),
+                Err(ReplicaError::NotEnoughMemory { node: 0, .. })
+            ));
         }
     }
 }

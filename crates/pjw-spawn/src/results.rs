@@ -16,7 +16,7 @@ use rustix::net::{
 };
 
 use crate::child::Child;
-use crate::failure::{SpawnError, Step};
+use crate::failure::{SpawnError, SpawnStep};
 
 /// The most results of a packet. The kernel passes at most 253 descriptors (`SCM_MAX_FD`).
 pub(crate) const MAX_RESULTS: usize = 64;
@@ -104,7 +104,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, wait: bool) -> io::Result<Option<P
     let results = results.chunks_exact(RESULT_BYTES).map(|bytes| {
         let [index, pid, step, errno] = [0, 4, 8, 12].map(|at| word(&bytes[at..at + 4]));
         let result = if pid == 0 {
-            let step = Step::of_number(step as usize).unwrap_or(Step::Clone);
+            let step = SpawnStep::of_number(step as usize).unwrap_or(SpawnStep::Clone);
             Err(SpawnError { step, errno: Errno::from_raw(errno.cast_signed()) })
         } else {
             pidfds
@@ -127,7 +127,7 @@ fn end_unreachable(pid: Pid) -> SpawnError {
     let pid = nix::unistd::Pid::from_raw(pid.0.cast_signed());
     let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
     let _ = nix::sys::wait::waitpid(pid, None);
-    SpawnError { step: Step::Clone, errno: Errno::EMFILE }
+    SpawnError { step: SpawnStep::Clone, errno: Errno::EMFILE }
 }
 
 fn nanoseconds(time: Duration) -> u64 {

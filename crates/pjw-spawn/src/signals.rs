@@ -36,7 +36,7 @@ fn change(how: i32, signals: Option<KernelSignals>) -> KernelSignals {
 /// Resets the actions for `SIGSEGV` and `SIGBUS` in the calling process to the default, which kills the
 /// process. Rust's runtime installs handlers for these signals to report stack overflows. These handlers
 /// ignore the first such signal that another process sends.
-pub fn default_fault_signals() {
+pub fn reset_fault_signals() {
     for signal in [libc::SIGSEGV, libc::SIGBUS] {
         set_default(signal);
     }

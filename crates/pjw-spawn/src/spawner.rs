@@ -13,7 +13,7 @@ use pjw_core::cpuset::CpuSet;
 
 use crate::child::Child;
 use crate::clone::{self, Settings, Stack, Start};
-use crate::failure::{SpawnError, Step};
+use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;
 use crate::layout::Layout;
 use crate::own_policy::{MemoryPolicy, own_mask, set_own_mask};
@@ -93,18 +93,18 @@ impl<'a> Spawner<'a> {
             return Ok(());
         }
         self.current = None;
-        self.set_policies(placement).map_err(|errno| SpawnError { step: Step::Mask, errno })?;
+        self.set_policies(placement).map_err(|errno| SpawnError { step: SpawnStep::Mask, errno })?;
         self.current = Some(Arc::clone(placement));
         Ok(())
     }
 
     fn set_policies(&mut self, placement: &Placement) -> Result<(), Errno> {
-        if placement.cpus.is_none() && placement.memory_node.is_none() && self.inherited.is_in_force {
+        if placement.cpus.is_none() && placement.preferred_numa_node.is_none() && self.inherited.is_in_force {
             return Ok(());
         }
         self.inherited.is_in_force = false;
         set_own_mask(placement.cpus.as_ref().unwrap_or(&self.inherited.mask))?;
-        match placement.memory_node {
+        match placement.preferred_numa_node {
             Some(node) => MemoryPolicy::preferring(node)?.set(),
             None => self.inherited.memory_policy.as_ref().map_or(Ok(()), MemoryPolicy::set),
         }

@@ -46,13 +46,13 @@ pub enum ArgumentError {
     },
     /// An argument contains a NUL byte, at which execve(2) would end the argument.
     #[error("argument {argument} has a NUL byte: remove it")]
-    Nul {
+    NulByte {
         /// The argument. Bytes that are not UTF-8 are replaced by U+FFFD.
         argument: String,
     },
     /// The list is empty: it does not even contain argument 0.
     #[error("the argument list is empty: give at least argument 0, the name of the program")]
-    Empty,
+    EmptyList,
 }
 
 impl Arguments {
@@ -81,7 +81,7 @@ impl Arguments {
         let mut list = Self::literal(&[program])?.list;
         match Self::parse(others) {
             Ok(others) => list.extend(others.list),
-            Err(ArgumentError::Empty) => {}
+            Err(ArgumentError::EmptyList) => {}
             Err(error) => return Err(error),
         }
         Ok(Self { list })
@@ -94,7 +94,7 @@ impl Arguments {
         let argument = |text: &S| {
             let bytes = text.as_ref().as_bytes();
             if bytes.contains(&0) {
-                return Err(ArgumentError::Nul { argument: lossy(bytes) });
+                return Err(ArgumentError::NulByte { argument: lossy(bytes) });
             }
             let pieces = pieces(bytes)?;
             let literals: Option<Vec<&[u8]>> = pieces.iter().map(Piece::literal).collect();
@@ -104,7 +104,7 @@ impl Arguments {
             })
         };
         let list: Vec<Argument> = list.iter().map(argument).collect::<Result<_, _>>()?;
-        if list.is_empty() { Err(ArgumentError::Empty) } else { Ok(Self { list }) }
+        if list.is_empty() { Err(ArgumentError::EmptyList) } else { Ok(Self { list }) }
     }
 
     /// Returns the arguments of the instance with the given rank in a group of `size` instances. Placeholders
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn an_empty_list_and_a_nul_byte_are_refused() {
-        assert_eq!(Arguments::parse::<&str>(&[]), Err(ArgumentError::Empty));
-        assert!(matches!(Arguments::parse(&["a\0b"]), Err(ArgumentError::Nul { .. })));
+        assert_eq!(Arguments::parse::<&str>(&[]), Err(ArgumentError::EmptyList));
+        assert!(matches!(Arguments::parse(&["a\0b"]), Err(ArgumentError::NulByte { .. })));
     }
 }

@@ -10,12 +10,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use pjw_core::cpuset::CpuSet;
-use pjw_spawn::{Arguments, Context, Exit, Instance, Placement, SpawnError, Stdio, Step};
+use pjw_spawn::{Arguments, Context, Exit, Instance, Placement, SpawnError, SpawnStep, Stdio};
 use programs::{Record, own_mask, peer_records, program_without_libc, records};
 
 /// One placement for each PU of the caller's mask.
 fn one_pu_each() -> Vec<Arc<Placement>> {
-    own_mask().iter().map(|pu| Arc::new(Placement::on(CpuSet::from(pu)))).collect()
+    own_mask().iter().map(|pu| Arc::new(Placement::on_cpus(CpuSet::from(pu)))).collect()
 }
 
 /// Instances with the same arguments, dealt to the placements in turns.
@@ -164,7 +164,7 @@ fn an_environment_that_is_too_large_for_one_of_ten_fails_that_one_only() {
         match result {
             Ok(child) => assert_eq!((rank == 3, child.wait()), (false, Ok(Exit::Code(0)))),
             Err(SpawnError { step, errno }) => {
-                assert_eq!((rank, step, errno), (3, Step::Exec, nix::errno::Errno::E2BIG));
+                assert_eq!((rank, step, errno), (3, SpawnStep::Exec, nix::errno::Errno::E2BIG));
             }
         }
     }
@@ -179,7 +179,10 @@ fn a_program_that_disappears_after_the_check_is_reported_for_each_instance() {
     std::fs::remove_file(&program).unwrap();
     let results = context.spawn_n(instances(4, &["vanishing"], &one_pu_each(), &Stdio::default())).unwrap();
     for result in results {
-        assert_eq!(result.unwrap_err(), SpawnError { step: Step::Exec, errno: nix::errno::Errno::ENOENT });
+        assert_eq!(
+            result.unwrap_err(),
+            SpawnError { step: SpawnStep::Exec, errno: nix::errno::Errno::ENOENT }
+        );
     }
 }
 
@@ -189,7 +192,7 @@ fn a_cgroup_that_is_none_is_the_failed_step() {
     let placement = Placement { cgroup: Some(Arc::new(no_cgroup.into())), ..Placement::default() };
     let group = instances(1, &["true"], &[Arc::new(placement)], &Stdio::default());
     let error = Context::new("true").unwrap().spawn_n(group).unwrap().remove(0).unwrap_err();
-    assert_eq!((error.step, error.errno), (Step::Cgroup, nix::errno::Errno::EBADF));
+    assert_eq!((error.step, error.errno), (SpawnStep::Cgroup, nix::errno::Errno::EBADF));
 }
 
 #[test]

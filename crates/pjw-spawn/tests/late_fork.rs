@@ -76,7 +76,7 @@ fn program_with_threads() {
     let (sender, receiver) = std::sync::mpsc::channel::<()>();
     std::thread::spawn(move || receiver.recv());
     let error = pjw_spawn::proxy::fork_here().unwrap_err();
-    assert_eq!(error, pjw_spawn::proxy::LateError::Threads(2));
+    assert_eq!(error, pjw_spawn::proxy::ForkHereError::MultipleThreads(2));
     drop(sender);
     std::process::exit(5);
 }
@@ -144,13 +144,13 @@ fn five_hundred_instances_have_their_own_arguments() {
 #[cfg(target_arch = "x86_64")]
 fn a_program_that_ends_before_the_fork_is_refused() {
     let refused = pjw_spawn::proxy::Template::load_late(&context("ends"), &instance(0, &["p"])).unwrap_err();
-    assert_eq!(refused, pjw_spawn::proxy::TemplateRefusal::Exited(3));
+    assert_eq!(refused, pjw_spawn::proxy::TemplateError::Exited(3));
 }
 
 #[cfg(target_arch = "x86_64")]
 fn a_program_with_threads_is_refused_with_their_number() {
     let refused =
         pjw_spawn::proxy::Template::load_late(&context("has threads"), &instance(0, &["p"])).unwrap_err();
-    assert_eq!(refused, pjw_spawn::proxy::TemplateRefusal::Exited(5));
+    assert_eq!(refused, pjw_spawn::proxy::TemplateError::Exited(5));
     std::io::stdout().flush().unwrap();
 }

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use pjw_core::cpuset::{CpuSet, Pu};
-use pjw_spawn::proxy::TemplateRefusal;
+use pjw_spawn::proxy::TemplateError;
 use pjw_spawn::{Arguments, Context, Exit, Instance, Placement, Stdio};
 
 use programs::{own_mask, program_without_libc, records};
@@ -19,7 +19,7 @@ fn instances(count: u32, output: &std::path::Path) -> Vec<Instance> {
     let output = File::options().append(true).create(true).open(output).unwrap();
     let output = Arc::new(OwnedFd::from(output));
     let mask = own_mask();
-    let parts: Vec<_> = mask.iter().map(|pu| Arc::new(Placement::on(CpuSet::from(pu)))).collect();
+    let parts: Vec<_> = mask.iter().map(|pu| Arc::new(Placement::on_cpus(CpuSet::from(pu)))).collect();
     let arguments = Arc::new(Arguments::parse(&["first_act"]).unwrap());
     (0..count)
         .map(|rank| Instance {
@@ -34,7 +34,7 @@ fn instances(count: u32, output: &std::path::Path) -> Vec<Instance> {
 }
 
 /// Starts the instances of a context, and checks that each ran its first instruction inside its own part.
-fn check_group(context: &Context, count: u32) -> Option<TemplateRefusal> {
+fn check_group(context: &Context, count: u32) -> Option<TemplateError> {
     let directory = tempfile::tempdir().unwrap();
     let output = directory.path().join("records");
     let instances = instances(count, &output);
@@ -53,7 +53,7 @@ fn check_group(context: &Context, count: u32) -> Option<TemplateRefusal> {
         let mask = of_pid.remove(&record.pid).unwrap();
         assert!(record.mask == mask && mask.contains(Pu(record.cpu.0)), "process {}", record.pid);
     }
-    batch.refusal()
+    batch.template_error()
 }
 
 #[test]
@@ -72,5 +72,5 @@ fn a_program_that_can_have_no_template_is_executed_and_the_cause_is_told() {
     let (program, _dir) = program_without_libc();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
     let context = Context::new(&program).unwrap().templates();
-    assert_eq!(check_group(&context, 10), Some(TemplateRefusal::Privileged));
+    assert_eq!(check_group(&context, 10), Some(TemplateError::Privileged));
 }

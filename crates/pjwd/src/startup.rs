@@ -15,7 +15,7 @@ use pjw_core::ids::{Pid, Tid};
 use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport, ids, state::WardenState, topology::Topology};
 use pjw_ipc::bind::bind;
 use pjw_ipc::client::runtime_dir;
-use pjw_ipc::server::{ServerLimits, serve_successively};
+use pjw_ipc::server::{ServerLimits, serve_with_new_listeners};
 use pjw_linux::sys::{affinity, clock};
 use pjw_linux::topology::{TopologySource, load_topology};
 use pjw_linux::{node::LinuxNode, probe, sys::own_usage::limit_allocator_cache, systemd::activation};
@@ -105,7 +105,7 @@ fn release_all(options: &DaemonOptions) -> anyhow::Result<()> {
 fn take_lock(options: &DaemonOptions, holder: LockHolder) -> anyhow::Result<Option<DaemonLock>> {
     // Not the directory that XDG_RUNTIME_DIR names: each daemon of the user must use the same.
     let dir = runtime_dir(Uid::effective().as_raw(), None);
-    Ok((!options.beside).then(|| DaemonLock::take(&dir, holder)).transpose()?)
+    Ok((!options.beside).then(|| DaemonLock::acquire(&dir, holder)).transpose()?)
 }
 
 fn checked_config(
@@ -149,8 +149,8 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     }
 
     policy.own_pid = Some(Pid(std::process::id()));
-    policy.own_cgroups = directories::own_cgroups(&state_dir, options.beside);
-    let capabilities = probe::probe_capabilities(&policy.own_cgroups);
+    policy.own_cgroups = directories::own_cgroup_names(&state_dir, options.beside);
+    let capabilities = probe::probe_kernel_support(&policy.own_cgroups);
     policy.only_user = (!capabilities.can_set_all_masks).then(|| ids::Uid(Uid::effective().as_raw()));
     policy.cpuset_support = capabilities.cpuset_support;
     for sentence in capabilities.sentences {
@@ -158,9 +158,9 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     }
     let kernel = probe::open_process_events().map_err(|why| info!("{why}")).ok();
     let mut node = node(config.settings(), &policy.cpuset_support)?;
-    node.use_process_events(kernel);
+    node.set_process_events(kernel);
     let mut state = WardenState::new(topology.clone(), &policy.housekeeping_cpus);
-    state.is_record_lost = recovered.has_lost_records;
+    state.has_lost_records = recovered.has_lost_records;
     let host = pjw_sources::Host { name: clock::hostname(), flux_user: flux_user() };
     let (rules_sender, rules) = watch::channel(AdmissionRules::from(config.settings()));
     let warden = Warden::new(node, journal, state, recovered.records, policy, host);
@@ -189,7 +189,7 @@ fn open_journal(
     mut lock: Option<&mut DaemonLock>,
 ) -> anyhow::Result<(FileJournal, RecoveredJournal)> {
     let earlier = lock.as_ref().and_then(|lock| lock.earlier_state_dir(boot_id));
-    let lost = earlier.filter(|directory| !journal::is_in(directory)).map(Path::to_owned);
+    let lost = earlier.filter(|directory| !journal::has_journal_files(directory)).map(Path::to_owned);
     let (journal, mut recovered) = FileJournal::open(state_dir, boot_id)?;
     if let Some(directory) = lost {
         recovered.has_lost_records = true;
@@ -198,7 +198,7 @@ fn open_journal(
             directory.display()
         ));
     }
-    let noted = lock.as_mut().map_or(Ok(()), |lock| lock.note_journal(boot_id));
+    let noted = lock.as_mut().map_or(Ok(()), |lock| lock.record_journal_boot(boot_id));
     noted.context("can't write the lock file")?;
     Ok((journal, recovered))
 }
@@ -242,7 +242,7 @@ fn listen(passed: Option<UnixListener>, path: &Path) -> anyhow::Result<(UnixList
 }
 
 fn node(settings: &Settings, cpuset_support: &CpusetSupport) -> anyhow::Result<LinuxNode> {
-    let mut node = LinuxNode::new(pjw_sources::wanted_variables()).context("can't open /proc")?;
+    let mut node = LinuxNode::new(pjw_sources::identifying_variables()).context("can't open /proc")?;
     node.set_cpuset_support(cpuset_support);
     task_scan::configure(settings.scan_interface, &mut node);
     Ok(node)
@@ -303,7 +303,7 @@ fn serve_until_stopped(
         let metrics = tokio::task::spawn_local(metrics::service::serve_metrics(metrics_receiver, stopped.clone()));
         let (sender, successors) = mpsc::unbounded_channel();
         tokio::task::spawn_local(own_files.restore_removed_files(sender, outbox.clone()));
-        let serving = serve_successively(listener, successors, control, ServerLimits::default(), stopped);
+        let serving = serve_with_new_listeners(listener, successors, control, ServerLimits::default(), stopped);
         let server = tokio::task::spawn_local(serving);
         notify::report_ready("watching");
         loop {

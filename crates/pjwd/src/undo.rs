@@ -19,7 +19,7 @@ use pjw_core::{job::JobId, record::Record, snapshot::Observed, state::WardenStat
 use pjw_linux::topology::{TopologySource, load_topology};
 use pjw_linux::{node::LinuxNode, probe, sys::clock};
 
-use crate::store::journal::{FileJournal, JournalFault};
+use crate::store::journal::{FileJournal, JournalError};
 use crate::{host::directories, warden::Warden};
 
 /// The largest number of cycles. A job that forks all the time needs several.
@@ -54,8 +54,8 @@ pub struct ReleaseSummary {
 /// # Errors
 /// If a running daemon uses the directory, the journal can't be used, or a mask or cpuset can't be restored.
 pub fn release_all(state_dir: &Path, beside: bool) -> anyhow::Result<ReleaseSummary> {
-    let own_cgroups = directories::own_cgroups(state_dir, beside);
-    let mut node = LinuxNode::new(pjw_sources::wanted_variables()).context("can't open /proc")?;
+    let own_cgroups = directories::own_cgroup_names(state_dir, beside);
+    let mut node = LinuxNode::new(pjw_sources::identifying_variables()).context("can't open /proc")?;
     let has_state = |name: &str| state_dir.join(name).exists();
     let is_recorded = has_state("journal.jsonl") || has_state("state.json");
     // Only root makes cgroups.
@@ -65,7 +65,7 @@ pub fn release_all(state_dir: &Path, beside: bool) -> anyhow::Result<ReleaseSumm
     }
     directories::make_state_directory(state_dir, Uid::effective().as_raw())?;
     let (journal, recovered) = FileJournal::open(state_dir, &clock::boot_id()?)?;
-    let capabilities = probe::probe_capabilities(&own_cgroups);
+    let capabilities = probe::probe_kernel_support(&own_cgroups);
     let only_user = only_user(capabilities.can_set_all_masks);
     let cpuset_support = capabilities.cpuset_support;
     let policy = Policy { only_user, cpuset_support, own_cgroups, ..policy() };
@@ -73,12 +73,12 @@ pub fn release_all(state_dir: &Path, beside: bool) -> anyhow::Result<ReleaseSumm
     node.set_cpuset_support(&policy.cpuset_support);
     let events = probe::open_process_events().ok();
     let has_events = events.is_some();
-    node.use_process_events(events);
+    node.set_process_events(events);
     let mut warden = Warden::new(node, journal, state, recovered.records, policy, host());
     warden.set_fork_events_complete_since(has_events.then(|| clock::now().since_boot));
-    warden.find_cpusets();
+    warden.find_leftover_cpusets();
 
-    let is_any_unrecorded = warden.state().cpusets.found_cgroup_paths().next().is_some();
+    let is_any_unrecorded = warden.state().cpusets.leftover_cpuset_paths().next().is_some();
     let is_record_lost = !is_recorded || recovered.has_lost_records || is_any_unrecorded;
     let mut undone = ReleaseSummary { released_jobs: Vec::new(), remarks: recovered.remarks };
     if is_any_unrecorded {
@@ -132,7 +132,7 @@ fn release<J: Journal>(
     has_events: bool,
     undone: &mut ReleaseSummary,
 ) -> anyhow::Result<()> {
-    let caller = Caller { uid: ids::Uid(Uid::effective().as_raw()), admin: true };
+    let caller = Caller { uid: ids::Uid(Uid::effective().as_raw()), is_admin: true };
     let all = Command::ReleaseAll { caller };
     for _ in 0..MAX_CYCLES {
         let report = warden.run_cycle(warden.state().scan_request(true), std::slice::from_ref(&all));
@@ -193,7 +193,7 @@ fn find_processes<J: Journal>(warden: &mut Warden<LinuxNode, J>) {
 
 /// The processes whose masks an earlier daemon may have set, and which no record explains.
 fn unknown_masks<J: Journal>(warden: &mut Warden<LinuxNode, J>) -> BTreeSet<Pid> {
-    warden.state_mut().is_record_lost = true;
+    warden.state_mut().has_lost_records = true;
     observe(warden, 1);
     warden.state().masks_of_unknown_origin.keys().map(|process| process.pid).collect()
 }
@@ -224,9 +224,9 @@ fn track_forks<J: Journal>(warden: &mut Warden<LinuxNode, J>, has_events: bool) 
 struct NoJournal;
 
 impl Journal for NoJournal {
-    type Fault = JournalFault;
+    type Fault = JournalError;
 
-    fn append(&mut self, _: &[Record]) -> Result<(), JournalFault> {
+    fn append(&mut self, _: &[Record]) -> Result<(), JournalError> {
         Ok(())
     }
 
@@ -234,7 +234,7 @@ impl Journal for NoJournal {
         true
     }
 
-    fn rewrite(&mut self, _: &[Record]) -> Result<(), JournalFault> {
+    fn rewrite(&mut self, _: &[Record]) -> Result<(), JournalError> {
         Ok(())
     }
 }

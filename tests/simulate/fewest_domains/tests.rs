@@ -111,7 +111,7 @@ proptest! {
     ) {
         let fewest_domains = FewestDomains::new(&topology).unwrap();
         let unit = if by_pu { ProcessorUnit::Pu } else { ProcessorUnit::Core };
-        let rules = ReplayOptions { unit, chooser: CoreChooser::Allocator(Placement::Pack), housekeeping: CpuSet::new() };
+        let rules = ReplayOptions { unit, chooser: CoreChooser::Allocator(Placement::Pack), housekeeping_cpus: CpuSet::new() };
         let mut wrong = Vec::new();
         replay(&topology, &jobs(&log), &rules, |turn| {
             let free = turn.holders_before.free_cpus();

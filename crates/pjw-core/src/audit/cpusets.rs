@@ -4,7 +4,7 @@
 use crate::audit::violation::Violation;
 use crate::basics::{CpuSet, Pid, ProcessId, prelude::*};
 use crate::state::WardenState;
-use crate::terms::{CgroupOwner, CpusetAction, CpusetChange, GrantedBy, JobCpuset, JobId, Plan, Policy};
+use crate::terms::{CgroupCreator, CpusetAction, CpusetChange, GrantedBy, JobCpuset, JobId, Plan, Policy};
 
 /// Checks the planned changes of cpusets.
 pub(super) fn check_cpusets(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
@@ -62,7 +62,8 @@ fn check_create(state: &WardenState, policy: &Policy, job: &JobId, job_cpuset: &
     let starts = [format!("{directory}/"), format!("{directory}-"), format!("/{slice}/")];
     let own = starts.iter().any(|start| job_cpuset.path.starts_with(start));
     let has_parent_component = job_cpuset.path.split('/').any(|part| part == "..");
-    let is_allowed_path = if job_cpuset.cgroup_owner == CgroupOwner::Scheduler { of_scheduler } else { own };
+    let is_allowed_path =
+        if job_cpuset.cgroup_owner == CgroupCreator::Scheduler { of_scheduler } else { own };
     if !is_allowed_path
         || has_parent_component
         || job_cpuset.job != *job
@@ -90,7 +91,7 @@ fn check_move(
 ) -> Option<Violation> {
     let kernel = state.process(process.pid).is_some_and(|process| process.is_kernel_thread);
     let is_system_process = kernel || process.pid == Pid(1) || policy.own_pid == Some(process.pid);
-    is_system_process.then(|| Violation::NotToBeMoved { job: action.job.clone(), process })
+    is_system_process.then(|| Violation::ProcessNotMovable { job: action.job.clone(), process })
 }
 
 fn check_moved_are_members(state: &WardenState, job: &JobId, action: &CpusetAction) -> Vec<Violation> {
@@ -103,5 +104,5 @@ fn check_moved_are_members(state: &WardenState, job: &JobId, action: &CpusetActi
         !state.members.get(&process.pid).is_some_and(|member| member.id == *process && member.job == *job)
     };
     let unassigned = processes.into_iter().filter(is_no_member);
-    unassigned.map(|process| Violation::NotToBeMoved { job: job.clone(), process }).collect()
+    unassigned.map(|process| Violation::ProcessNotMovable { job: job.clone(), process }).collect()
 }

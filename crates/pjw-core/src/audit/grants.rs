@@ -187,7 +187,7 @@ impl GrantAudit {
         // PUs that were offline when the daemon was restarted are not in the topology, and still belong to the job.
         let granted = grant.cpus.intersection(&self.machine);
         if granted.is_empty() {
-            found.push(Violation::OutsideTheMachine { job: id.clone(), cpus: grant.cpus.clone() });
+            found.push(Violation::GrantOutsideMachine { job: id.clone(), cpus: grant.cpus.clone() });
         }
         if granted != held && !grant.shared {
             found.push(Violation::GrantDiffersFromPool { job: id.clone(), granted, held });
@@ -195,7 +195,7 @@ impl GrantAudit {
         if grant.granted_by != GrantedBy::Scheduler {
             let kept = grant.cpus.intersection(&self.housekeeping);
             if !kept.is_empty() {
-                found.push(Violation::OnHousekeeping { job: id.clone(), cpus: kept });
+                found.push(Violation::HousekeepingGranted { job: id.clone(), cpus: kept });
             }
             if !grant.smt_shared && !policy.share_smt && !grant.shared {
                 found.extend(self.split_core(state, id, &grant.cpus));

@@ -66,8 +66,12 @@ pub fn audit_actions(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<V
                 problems.extend(check_confine(state, action));
             }
         }
-        let violation =
-            |problem| Violation::Action { job: job.clone(), kind: kind.name(), thread: *thread, problem };
+        let violation = |problem| Violation::InvalidMaskAction {
+            job: job.clone(),
+            kind: kind.name(),
+            thread: *thread,
+            problem,
+        };
         found.extend(problems.into_iter().map(violation));
     }
     found
@@ -89,7 +93,7 @@ fn check_confine(state: &WardenState, action: &MaskAction) -> Vec<ActionProblem>
         found.push(ActionProblem::MaskOutsideGrant { mask: target_mask.clone(), grant });
     }
     if target_mask.is_empty() || (*kind == MaskActionKind::Pin && target_mask.len() != 1) {
-        found.push(ActionProblem::WrongMask(target_mask.clone()));
+        found.push(ActionProblem::InvalidMask(target_mask.clone()));
     }
     // In a cpuset the effective mask may hide the requested mask, so the action may change it.
     if current_mask == target_mask && !member.is_some_and(|member| state.is_in_job_cpuset(member)) {
@@ -104,7 +108,7 @@ fn check_journal(state: &WardenState, action: &MaskAction) -> Option<ActionProbl
     let entry = state.mask_entry(&action.thread).filter(|entry| entry.journaled_since().is_some());
     let mut requests = entry.into_iter().flat_map(MaskEntry::last_request_candidates);
     let is_journaled = requests.any(|request| request.mask == action.requested_mask);
-    (!is_journaled).then_some(ActionProblem::NoUndo)
+    (!is_journaled).then_some(ActionProblem::NotJournaled)
 }
 
 /// The problems of an action that keeps an unassigned process off the grants: the mask must lie outside every
@@ -112,7 +116,7 @@ fn check_journal(state: &WardenState, action: &MaskAction) -> Option<ActionProbl
 fn check_keep_off(state: &WardenState, granted: &CpuSet, action: &MaskAction) -> Vec<ActionProblem> {
     let MaskAction { thread: ThreadId { process, .. }, current_mask, target_mask, .. } = action;
     let mut found = Vec::new();
-    let is_restoring = state.restoring.get(&process.pid).is_some_and(|known| known.id == *process);
+    let is_restoring = state.processes_to_restore.get(&process.pid).is_some_and(|known| known.id == *process);
     if !is_restoring || state.members.contains_key(&process.pid) {
         found.push(ActionProblem::NotTheJobsThread);
     }
@@ -125,7 +129,7 @@ fn check_keep_off(state: &WardenState, granted: &CpuSet, action: &MaskAction) ->
         found.extend(others.filter(|grant| grant.intersects(target_mask)).map(outside));
     }
     if target_mask.is_empty() {
-        found.push(ActionProblem::WrongMask(target_mask.clone()));
+        found.push(ActionProblem::InvalidMask(target_mask.clone()));
     }
     if current_mask == target_mask {
         found.push(ActionProblem::NoChange);
@@ -139,12 +143,14 @@ fn check_keep_off(state: &WardenState, granted: &CpuSet, action: &MaskAction) ->
 /// these PUs have the same effective mask.
 fn check_restore(state: &WardenState, action: &MaskAction) -> Option<ActionProblem> {
     let MaskAction { job, thread, target_mask, .. } = action;
-    let original = state.mask_entry(thread).map(MaskEntry::original);
+    let original = state.mask_entry(thread).map(MaskEntry::original_mask);
     let is_it = |known: &&Member| known.id == thread.process && known.job == *job;
     let pid = thread.process.pid;
     let is_released = match state.members.get(&pid).filter(is_it) {
         Some(_) => state.jobs.get(job).is_some_and(|job| job.active_grant().is_none()),
-        None => state.restoring.get(&pid).filter(is_it).is_some() && !state.members.contains_key(&pid),
+        None => {
+            state.processes_to_restore.get(&pid).filter(is_it).is_some() && !state.members.contains_key(&pid)
+        }
     };
     (original != Some(target_mask) || !is_released || target_mask.is_empty())
         .then(|| ActionProblem::WrongRestore(target_mask.clone()))

@@ -55,7 +55,7 @@ fn restoring(pid: u32) -> (WardenState, MaskAction) {
         demand: Demand::default(),
         mask_entry: Some(MaskEntry::from_record(MaskRequest {
             mask: set.clone(),
-            original: before.clone(),
+            original_mask: before.clone(),
             writer: MaskWriter::Warden,
             requested_at: Nanos(0),
         })),
@@ -68,7 +68,7 @@ fn restoring(pid: u32) -> (WardenState, MaskAction) {
         first_seen: None,
         threads: BTreeMap::from([(thread.tid, known)]),
     };
-    state.restoring.insert(Pid(pid), member);
+    state.processes_to_restore.insert(Pid(pid), member);
     let action = MaskAction {
         kind: MaskActionKind::Restore,
         job: job("a"),
@@ -87,7 +87,7 @@ fn found(state: &WardenState, policy: &Policy, action: MaskAction) -> Vec<Violat
 
 fn system(action: &MaskAction) -> Violation {
     let problem = ActionProblem::SystemProcess;
-    Violation::Action { job: job("a"), kind: "restore", thread: action.thread, problem }
+    Violation::InvalidMaskAction { job: job("a"), kind: "restore", thread: action.thread, problem }
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn a_grant_off_the_machine_is_noticed_even_if_it_is_shared() {
         (grant.cpus, grant.shared) = (set("8-9"), true);
     });
     let found = audit(&state, &Plan::default(), &Policy::default());
-    assert_eq!(found, [Violation::OutsideTheMachine { job: job("a"), cpus: set("8-9") }]);
+    assert_eq!(found, [Violation::GrantOutsideMachine { job: job("a"), cpus: set("8-9") }]);
 }
 
 #[test]
@@ -110,8 +110,8 @@ fn a_restore_of_a_saved_mask_passes() {
 #[test]
 fn a_mask_is_restored_only_for_a_process_that_this_job_released() {
     let wrong: [fn(&mut WardenState, &mut MaskAction); 4] = [
-        |state, _| state.restoring.clear(),
-        |state, _| state.restoring.values_mut().for_each(|left| left.id.start.0 += 1),
+        |state, _| state.processes_to_restore.clear(),
+        |state, _| state.processes_to_restore.values_mut().for_each(|left| left.id.start.0 += 1),
         |_, action| action.job = "b".parse().unwrap(),
         |state, action| state.thread_mut(&action.thread).unwrap().mask_entry = None,
     ];
@@ -120,7 +120,7 @@ fn a_mask_is_restored_only_for_a_process_that_this_job_released() {
         spoil(&mut state, &mut action);
         let found = found(&state, &Policy::default(), action);
         let is_wrong_restore = |violation: &Violation| {
-            matches!(violation, Violation::Action { problem: ActionProblem::WrongRestore(_), .. })
+            matches!(violation, Violation::InvalidMaskAction { problem: ActionProblem::WrongRestore(_), .. })
         };
         assert!(found.len() == 1 && found.iter().all(is_wrong_restore), "case {case}: {found:?}");
     }
@@ -141,7 +141,7 @@ fn a_kernel_thread_is_never_changed() {
     let process = Process {
         id: action.thread.process,
         parent: Pid(2),
-        group: Pid(0),
+        process_group: Pid(0),
         session: Pid(0),
         uid: Uid::ROOT,
         comm: Comm::from("kworker/0:1"),
@@ -151,7 +151,7 @@ fn a_kernel_thread_is_never_changed() {
         attributes: None,
         job_marks: None,
         threads: None,
-        last_seen_idle: None,
+        idle_until: None,
     };
     let (job_marks, first_seen) = (JobMarks::default(), Nanos(0));
     state.processes.insert(KnownProcess {
@@ -200,7 +200,7 @@ fn a_check_of_what_changed_finds_what_a_check_of_everything_finds() {
     ];
     for (number, (change, expected)) in changes.into_iter().enumerate() {
         change(&mut state);
-        let changed = state.jobs.take_changed();
+        let changed = state.jobs.take_changed_ids();
         audit.update(&state, &changed, &policy);
         let text = |violation: &Violation| format!("{violation:?}");
         let mut kept: Vec<String> = audit.violations().map(text).collect();

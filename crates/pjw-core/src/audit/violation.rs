@@ -47,7 +47,7 @@ pub enum Violation {
     },
     /// pjw granted housekeeping PUs (PUs that are reserved for the system) to a job.
     #[error("{job} was granted {cpus}, which are housekeeping")]
-    OnHousekeeping {
+    HousekeepingGranted {
         /// The job that holds the housekeeping PUs.
         job: JobId,
         /// The housekeeping PUs that the job holds.
@@ -61,7 +61,7 @@ pub enum Violation {
     },
     /// None of the PUs that were granted to a job is in the topology of the machine.
     #[error("{job} was granted {cpus}, none of which is on this machine")]
-    OutsideTheMachine {
+    GrantOutsideMachine {
         /// The job that has the grant.
         job: JobId,
         /// The PUs that were granted to the job.
@@ -78,7 +78,7 @@ pub enum Violation {
     },
     /// A planned change of a thread's affinity mask is wrong.
     #[error("{}", problem.text(job, kind, thread.tid))]
-    Action {
+    InvalidMaskAction {
         /// The job for which the mask was to be changed.
         job: JobId,
         /// The purpose of the change, such as `confine` or `restore`.
@@ -113,7 +113,7 @@ pub enum Violation {
     /// thread, process 1 or pjw itself, or was to be moved into the cpuset of a job to which it does not
     /// belong.
     #[error("process {process} may not be moved for {job}")]
-    NotToBeMoved {
+    ProcessNotMovable {
         /// The job whose cpuset the process was to enter or to leave.
         job: JobId,
         /// The process that was to be moved.
@@ -141,7 +141,7 @@ pub enum ActionProblem {
     },
     /// The new mask (the value) is not valid. Either the mask is empty, or the change was to pin the thread
     /// and the mask does not consist of exactly one PU.
-    WrongMask(CpuSet),
+    InvalidMask(CpuSet),
     /// An earlier change in the same plan changes the mask of the same thread.
     ChangedTwice,
     /// The new mask equals the present mask of the thread.
@@ -151,7 +151,7 @@ pub enum ActionProblem {
     WrongRestore(CpuSet),
     /// The journal has no record of the new mask and of the original mask. A restarted daemon could then
     /// not restore the original mask.
-    NoUndo,
+    NotJournaled,
 }
 
 impl ActionProblem {
@@ -162,7 +162,7 @@ impl ActionProblem {
             Self::MaskOutsideGrant { mask, grant } => {
                 format!("{kind} of thread {tid} to {mask}, outside {grant} of {job}")
             }
-            Self::WrongMask(mask) => {
+            Self::InvalidMask(mask) => {
                 format!("{kind} of thread {tid} of {job} to \"{mask}\" is not a valid mask")
             }
             Self::ChangedTwice => format!("thread {tid} of {job} is changed twice in one plan"),
@@ -170,7 +170,9 @@ impl ActionProblem {
             Self::WrongRestore(mask) => {
                 format!("thread {tid} is put back to {mask}, which is not what it had before {job}")
             }
-            Self::NoUndo => format!("{kind} of thread {tid} of {job} without its old mask in the journal"),
+            Self::NotJournaled => {
+                format!("{kind} of thread {tid} of {job} without its old mask in the journal")
+            }
         }
     }
 }
@@ -187,14 +189,14 @@ impl Violation {
             Violation::PoolDiffersFromMachine { .. } | Violation::UnknownHolder { .. } => None,
             Violation::GrantDiffersFromPool { job, .. }
             | Violation::TwoOwners { job, .. }
-            | Violation::OnHousekeeping { job, .. }
+            | Violation::HousekeepingGranted { job, .. }
             | Violation::EmptyGrant { job }
-            | Violation::OutsideTheMachine { job, .. }
+            | Violation::GrantOutsideMachine { job, .. }
             | Violation::SplitCore { job, .. }
-            | Violation::Action { job, .. }
+            | Violation::InvalidMaskAction { job, .. }
             | Violation::CpusetExceedsGrant { job, .. }
             | Violation::NotTheJobsCpuset { job, .. }
-            | Violation::NotToBeMoved { job, .. } => Some(job),
+            | Violation::ProcessNotMovable { job, .. } => Some(job),
         }
     }
 }

@@ -291,7 +291,7 @@ pub enum CpuListError {
     #[error(
         "an empty place in the CPU list {list:?}: write numbers and ranges between single commas, as in 0-3,8"
     )]
-    EmptyPlace {
+    EmptyPart {
         /// The whole text, cut to 40 characters.
         list: String,
     },
@@ -303,7 +303,7 @@ pub enum CpuListError {
     },
     /// The first number of a range is greater than the second number.
     #[error("the range {first}-{last} in the CPU list runs backwards: write {last}-{first}")]
-    Backwards {
+    ReversedRange {
         /// The first number of the range.
         first: u32,
         /// The second number of the range.
@@ -311,7 +311,7 @@ pub enum CpuListError {
     },
     /// The list contains the same PU more than once.
     #[error("PU {pu} stands twice in the CPU list: name each PU once")]
-    Twice {
+    DuplicatePu {
         /// The PU that the list contains more than once.
         pu: Pu,
     },
@@ -336,7 +336,7 @@ impl FromStr for CpuSet {
         }
         for piece in list.split(',') {
             if piece.is_empty() {
-                return Err(CpuListError::EmptyPlace { list: shorten(list) });
+                return Err(CpuListError::EmptyPart { list: shorten(list) });
             }
             let (first, last) = match piece.split_once('-') {
                 Some((first, last)) => (pu_number(first, piece)?, pu_number(last, piece)?),
@@ -346,11 +346,11 @@ impl FromStr for CpuSet {
                 }
             };
             if first > last {
-                return Err(CpuListError::Backwards { first, last });
+                return Err(CpuListError::ReversedRange { first, last });
             }
             for pu in (first..=last).map(Pu) {
                 if !set.insert(pu) {
-                    return Err(CpuListError::Twice { pu });
+                    return Err(CpuListError::DuplicatePu { pu });
                 }
             }
         }

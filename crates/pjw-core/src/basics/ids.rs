@@ -81,7 +81,7 @@ impl BirthTime {
     /// The longest time that pjw assumes for one fork: 100 ms. When a fork begins, the kernel copies the
     /// affinity mask of the parent. When the fork ends, the kernel sets the start time of the child and
     /// sends the fork event (kernel/fork.c, `copy_process`).
-    pub const FORK_TIME: Nanos = Nanos(100_000_000);
+    pub const MAX_FORK_TIME: Nanos = Nanos(100_000_000);
 
     /// Makes the birth time of a thread from its start time, which the kernel rounds down to 10 ms.
     /// `first_seen` is the time of the scan that first found the thread, in ns since boot, or `None` if

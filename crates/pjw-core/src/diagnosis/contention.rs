@@ -58,7 +58,7 @@ fn overlaps(exam: &DiagnosisInput) -> Vec<Finding> {
         });
         let remedy = if by_scheduler {
             "their scheduler gave the same CPUs twice: see its log and configuration (OverSubscribe of the partition)"
-        } else if matches!(exam.warden, WardenStatus::Answers { .. }) {
+        } else if matches!(exam.warden, WardenStatus::Responsive { .. }) {
             "pjwctl release one of them, or set on_exhausted = \"refuse\""
         } else {
             START
@@ -89,10 +89,10 @@ fn unbound(exam: &DiagnosisInput) -> Option<Finding> {
     }
     let severity = if crowded { Severity::Problem } else { Severity::Advice };
     let remedy = match exam.warden {
-        WardenStatus::Answers { observes: true, .. } => {
+        WardenStatus::Responsive { observes: true, .. } => {
             "pjwd only looks: set mode = \"enforce\" and pjwctl reload"
         }
-        WardenStatus::Answers { .. } => "pjwctl status shows why: unknown core counts, or nothing free",
+        WardenStatus::Responsive { .. } => "pjwctl status shows why: unknown core counts, or nothing free",
         _ => START,
     };
     Some(Finding::new(severity, "unbound", text, remedy).with_jobs(ids).with_cpus(&exam.online))
@@ -197,7 +197,7 @@ fn stack_finding(exam: &DiagnosisInput, mask: &CpuSet, stack: &Stack<'_>, idle: 
 /// The remedy for a stack. pjwd spreads a stack of several processes while PUs of their job idle, and keeps what a
 /// program chose for its own threads.
 fn stack_remedy(exam: &DiagnosisInput, stack: &Stack<'_>, idle: &CpuSet) -> &'static str {
-    let has_warden = matches!(exam.warden, WardenStatus::Answers { observes: false, .. });
+    let has_warden = matches!(exam.warden, WardenStatus::Responsive { observes: false, .. });
     let mut jobs = exam.jobs.iter().filter(|job| stack.jobs.contains_key(&job.id));
     let has_idle = |job: &ObservedJob| job.held_cpus(&exam.online).is_some_and(|held| held.intersects(idle));
     if stack.pids.len() == 1 {

@@ -178,7 +178,7 @@ pub struct ObservedJob {
     pub cgroup: Option<String>,
     /// Whether the cpuset controller is enabled in the cgroup that the batch scheduler made for the job.
     /// `None` if unknown, or if the batch scheduler made no cgroup.
-    pub has_cpuset: Option<bool>,
+    pub has_cpuset_controller: Option<bool>,
     /// The mechanism by which `pjwd` restricts the processes of the job to its cores: `cpuset`, `affinity`
     /// or `none`. Empty if `pjwd` does not run.
     pub enforcement: String,
@@ -239,7 +239,7 @@ pub struct Interrupt {
     pub name: String,
     /// The PUs to which the kernel sends the interrupt: `effective_affinity_list` in `/proc/irq`, or
     /// `smp_affinity_list` if the kernel does not provide the former.
-    pub sent_to: CpuSet,
+    pub target_cpus: CpuSet,
     /// For each PU, the number of times that the interrupt occurred on it between the two scans of the
     /// diagnosis. A PU with the count 0 has no entry.
     pub counts: BTreeMap<Pu, u64>,
@@ -250,24 +250,24 @@ pub struct Interrupt {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostFacts {
     /// The kernel release, as `uname -r` prints it.
-    pub kernel: String,
+    pub kernel_release: String,
     /// The cgroup layout of the host, as text for users: v1, v2, hybrid or none.
     pub cgroup_layout: String,
     /// A description of the cgroup hierarchy that has the cpuset controller, as text for users.
     pub cpuset_hierarchy: String,
     /// Whether the kernel provides pressure stall information (`/proc/pressure`).
-    pub psi: bool,
+    pub has_psi: bool,
     /// Whether the kernel provides the wait times of threads (`/proc/PID/schedstat`).
-    pub schedstat: bool,
+    pub has_schedstat: bool,
     /// The reason why the kernel does not report fork events to this user. `None` if the kernel reports
     /// them.
     pub no_fork_events_reason: Option<String>,
     /// Whether the kernel provides type information (BTF), which the BPF programs of pjwd need.
-    pub btf: bool,
+    pub has_btf: bool,
     /// The PUs that the boot parameter `isolcpus=` excludes from the kernel's load balancing.
     pub isolated_cpus: CpuSet,
     /// The PUs without a periodic timer tick, by the boot parameter `nohz_full=`.
-    pub nohz_full: CpuSet,
+    pub nohz_full_cpus: CpuSet,
     /// Whether automatic NUMA balancing of the kernel is on. `None` if the kernel does not support it.
     pub numa_balancing: Option<bool>,
     /// Whether the kernel schedules the threads of each session as a group (autogroup, sched(7)). `None` if
@@ -275,13 +275,13 @@ pub struct HostFacts {
     pub autogroup: Option<bool>,
     /// The state of SMT, as the kernel names it: `on`, `off`, `forceoff`, `notsupported` and so on. Empty if
     /// unknown.
-    pub smt: String,
+    pub smt_state: String,
     /// The names of the CPU frequency governors in use, each with its PUs. Empty if the machine has no
     /// frequency governors.
     pub governors: BTreeMap<String, CpuSet>,
     /// Whether the diagnosis runs in a pid namespace of its own, as in a container. The diagnosis then
     /// can't see kernel threads and processes outside this namespace.
-    pub container: bool,
+    pub in_container: bool,
     /// Whether `/proc` hides the processes of other users (mount option `hidepid=`).
     pub hides_processes: bool,
     /// The reason why some processes could not be read. `None` if all processes were read.
@@ -303,7 +303,7 @@ pub struct ConflictingProgram {
     pub remedy: &'static str,
     /// Whether the program undoes changes that pjw makes. If false, the program may disturb jobs, but does
     /// not undo changes of pjw.
-    pub undoes_warden: bool,
+    pub undoes_pjw_changes: bool,
 }
 
 /// The way in which a batch system binds its jobs to cores: by cpusets, by affinity masks, or not at all.
@@ -339,7 +339,7 @@ pub enum WardenStatus {
     /// `pjwd` runs, but does not reply. The text gives the reason and the remedy.
     Unresponsive(String),
     /// `pjwd` runs and replies.
-    Answers {
+    Responsive {
         /// The version of `pjwd`.
         version: String,
         /// The version of the program that makes the diagnosis (`pjwctl`).

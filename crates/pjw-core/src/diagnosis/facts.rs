@@ -15,19 +15,19 @@ pub struct Fact {
     /// The text of the fact: a few words or a sentence.
     pub text: String,
     /// Whether the fact is shown only by `pjwctl doctor --all`.
-    pub detail: bool,
+    pub is_detail: bool,
 }
 
 /// Returns the facts about the machine that the diagnosis (`pjwctl doctor`) prints before its findings, the
 /// most important fact first.
 #[must_use]
 pub fn facts(exam: &DiagnosisInput) -> Vec<Fact> {
-    let fact = |code, text| Fact { code, text, detail: false };
-    let detail = |code, text| Fact { code, text, detail: true };
+    let fact = |code, text| Fact { code, text, is_detail: false };
+    let detail = |code, text| Fact { code, text, is_detail: true };
     let host = &exam.host;
     let mut facts = vec![
         fact("machine", machine(exam)),
-        fact("kernel", format!("Linux {}", host.kernel)),
+        fact("kernel", format!("Linux {}", host.kernel_release)),
         fact("cgroups", format!("{}; {}", host.cgroup_layout, host.cpuset_hierarchy)),
     ];
     if exam.schedulers.is_empty() {
@@ -103,7 +103,7 @@ fn warden(exam: &DiagnosisInput) -> String {
     match &exam.warden {
         WardenStatus::Absent(why) => why.clone(),
         WardenStatus::Unresponsive(why) => format!("pjwd does not answer: {why}"),
-        WardenStatus::Answers { version, observes, .. } => {
+        WardenStatus::Responsive { version, observes, .. } => {
             let mode = if *observes { "only looks (mode observe)" } else { "keeps jobs on their CPUs" };
             format!("pjwd {version} runs and {mode}")
         }
@@ -128,13 +128,13 @@ fn kernel(exam: &DiagnosisInput) -> Vec<(&'static str, String)> {
         host.no_fork_events_reason.clone().unwrap_or_else(|| "the kernel reports new processes".to_owned());
     vec![
         ("events", events),
-        ("schedstat", there(host.schedstat).to_owned()),
-        ("psi", there(host.psi).to_owned()),
-        ("btf", there(host.btf).to_owned()),
-        ("smt", if host.smt.is_empty() { "unknown".to_owned() } else { host.smt.clone() }),
+        ("schedstat", there(host.has_schedstat).to_owned()),
+        ("psi", there(host.has_psi).to_owned()),
+        ("btf", there(host.has_btf).to_owned()),
+        ("smt", if host.smt_state.is_empty() { "unknown".to_owned() } else { host.smt_state.clone() }),
         ("governors", governors),
         ("isolated", set(&host.isolated_cpus)),
-        ("nohz_full", set(&host.nohz_full)),
+        ("nohz_full", set(&host.nohz_full_cpus)),
         ("numa_balancing", on(host.numa_balancing).to_owned()),
         ("autogroup", on(host.autogroup).to_owned()),
     ]

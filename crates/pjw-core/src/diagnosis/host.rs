@@ -75,7 +75,13 @@ pub fn conflicting_programs(
         if let Some(&(_, effect, remedy, undoes_warden)) = known
             && !found.iter().any(|program| program.name == name)
         {
-            found.push(ConflictingProgram { name, pid: Some(pid), effect, remedy, undoes_warden });
+            found.push(ConflictingProgram {
+                name,
+                pid: Some(pid),
+                effect,
+                remedy,
+                undoes_pjw_changes: undoes_warden,
+            });
         }
     }
     for (user, pids) in wardens.into_iter().filter(|(_, pids)| pids.len() > 1) {
@@ -89,7 +95,7 @@ pub fn conflicting_programs(
             pid: pids.last().copied(),
             effect: "hands out the same CPUs as the others",
             remedy,
-            undoes_warden: true,
+            undoes_pjw_changes: true,
         });
     }
     found
@@ -118,24 +124,24 @@ fn warden(exam: &DiagnosisInput) -> Option<Finding> {
             let remedy = "see its log: journalctl -u pjwd; jobs keep their CPUs meanwhile";
             Some(Finding::problem("mute-warden", text, remedy))
         }
-        WardenStatus::Answers { version, own_version, .. } if version != own_version => {
+        WardenStatus::Responsive { version, own_version, .. } if version != own_version => {
             let text = format!("pjwd is version {version}, pjwctl {own_version}");
             Some(Finding::advice("version", text, "systemctl restart pjwd: jobs keep their CPUs"))
         }
-        WardenStatus::Answers { observes: true, .. } if !exam.jobs.is_empty() => {
+        WardenStatus::Responsive { observes: true, .. } if !exam.jobs.is_empty() => {
             let text = "pjwd only looks (mode = \"observe\")".to_owned();
             let remedy =
                 "set mode = \"enforce\" in pjwd.toml and pjwctl reload, if it is to keep jobs on their CPUs";
             Some(Finding::advice("observes", text, remedy))
         }
-        WardenStatus::Absent(_) | WardenStatus::Answers { .. } => None,
+        WardenStatus::Absent(_) | WardenStatus::Responsive { .. } => None,
     }
 }
 
 fn conflicts(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
     for program in &exam.conflicting_programs {
         let text = format!("{} is here too: it {}", program.name, program.effect);
-        let severity = if program.undoes_warden { Severity::Advice } else { Severity::Note };
+        let severity = if program.undoes_pjw_changes { Severity::Advice } else { Severity::Note };
         findings.push(Finding::new(severity, "master", text, program.remedy).with_pids(program.pid));
     }
 }
@@ -168,7 +174,7 @@ fn visibility(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
         let remedy = "the other findings are valid; run doctor again, with more open files (ulimit -n) if that is the cause";
         findings.push(Finding::advice("blind", text, remedy));
     }
-    if exam.host.container {
+    if exam.host.in_container {
         let text = "this is a container: jobs outside of it, and interrupts, are not seen in full".to_owned();
         findings.push(Finding::note("container", text, "look on the host"));
     }
@@ -182,7 +188,7 @@ fn cpusets(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
     } else if !exam.cpuset_support.affinity_persists {
         let text = format!(
             "Linux {} forgets masks whenever a cpuset is written (before 6.2): bindings of MPI and OpenMP are lost then",
-            exam.host.kernel
+            exam.host.kernel_release
         );
         let remedy = "pjwd puts masks back after each write; a kernel from 6.2 on needs none of that";
         findings.push(Finding::note("masks-forgotten", text, remedy));
@@ -191,12 +197,12 @@ fn cpusets(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
 
 fn kernel(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
     let host = &exam.host;
-    if !host.schedstat {
+    if !host.has_schedstat {
         let text = "this kernel doesn't report how long threads wait (schedstat): a thread that waits for a CPU looks idle";
         let remedy = "a kernel with CONFIG_SCHED_INFO; until then demand counts run time only";
         findings.push(Finding::advice("no-schedstat", text.to_owned(), remedy));
     }
-    if !host.psi {
+    if !host.has_psi {
         let text = "this kernel doesn't tell of pressure (/proc/pressure)".to_owned();
         let remedy = "psi=1 on the kernel's command line, if you want it: pjw works without";
         findings.push(Finding::note("no-psi", text, remedy));

@@ -104,7 +104,7 @@ fn interrupts(exam: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Finding> {
         let there = interrupt.counts.iter().filter(|(pu, _)| jobs.cpus.contains(**pu));
         there.fold(0_u64, |sum, (_, came)| sum.saturating_add(*came)).saturating_mul(1000) / span_ms
     };
-    let comes = |irq: &&Interrupt| irq.sent_to.intersects(&jobs.cpus) || on_jobs(irq) > 0;
+    let comes = |irq: &&Interrupt| irq.target_cpus.intersects(&jobs.cpus) || on_jobs(irq) > 0;
     let sent: Vec<&Interrupt> = exam.interrupts.iter().filter(comes).collect();
     if sent.is_empty() {
         return None;

@@ -99,7 +99,7 @@ fn outside_cgroup(job: &ObservedJob) -> Option<Finding> {
 /// Finds jobs whose scheduler's cgroup has no cpuset, though the scheduler uses cpusets or the cgroup could
 /// have one.
 fn without_cpuset(exam: &DiagnosisInput) -> Option<Finding> {
-    let bare = exam.job_ids(|job| job.has_cpuset == Some(false));
+    let bare = exam.job_ids(|job| job.has_cpuset_controller == Some(false));
     let first = bare.first()?;
     let promised = exam.schedulers.iter().find(|scheduler| {
         scheduler.binding == JobBinding::Cpusets && scheduler.name.eq_ignore_ascii_case(first.source().name())

@@ -39,7 +39,7 @@ pub enum HousekeepingError {
         "the housekeeping rule is no CPU list: write one such as 0-1,8, or a share such \
          as 1/l3, or \"\" for none"
     )]
-    List(#[source] CpuListError),
+    InvalidList(#[source] CpuListError),
     /// The part of the text after the slash is not `l3`, `numa` or `package`.
     #[error(
         "{text:?} is not a part of a machine that housekeeping can be counted by: \
@@ -51,13 +51,13 @@ pub enum HousekeepingError {
     },
     /// The part of the text before the slash is not a number of cores.
     #[error("{text:?} is not a number of cores: write one before the slash, as in 1/l3")]
-    Count {
+    InvalidCount {
         /// The part of the text before the slash, cut to 40 characters.
         text: String,
     },
     /// The rule selects zero cores for each L3, NUMA node or package.
     #[error("0 cores of each {level} are no housekeeping: write \"\" for none, or at least 1")]
-    Zero {
+    ZeroCores {
         /// Whether the rule counts cores by L3, by NUMA node or by package.
         level: Level,
     },
@@ -88,7 +88,7 @@ pub enum HousekeepingError {
     },
     /// The rule selects every core of the machine, so that no core remains for jobs.
     #[error("housekeeping {rule:?} takes every core of this machine ({cores}): leave at least one for jobs")]
-    NoneLeft {
+    NoCoreLeft {
         /// The rule, as text.
         rule: String,
         /// The number of cores of the machine.
@@ -109,15 +109,15 @@ impl FromStr for HousekeepingRule {
             return Ok(Self::None);
         }
         let Some((count, name)) = text.split_once('/') else {
-            return text.parse().map(Self::List).map_err(HousekeepingError::List);
+            return text.parse().map(Self::List).map_err(HousekeepingError::InvalidList);
         };
         let level = LEVELS.into_iter().find(|(known, _)| *known == name).map(|(_, level)| level);
         let level = level.ok_or_else(|| HousekeepingError::UnknownLevel { text: shorten(name) })?;
         let digits = !count.is_empty() && count.bytes().all(|byte| byte.is_ascii_digit());
         match count.parse() {
-            Ok(0) => Err(HousekeepingError::Zero { level }),
+            Ok(0) => Err(HousekeepingError::ZeroCores { level }),
             Ok(cores) if digits => Ok(Self::PerDomain { cores, level }),
-            _ => Err(HousekeepingError::Count { text: shorten(count) }),
+            _ => Err(HousekeepingError::InvalidCount { text: shorten(count) }),
         }
     }
 }
@@ -152,7 +152,7 @@ impl HousekeepingRule {
         };
         if topology.cpus().is_subset(&cpus) {
             let cores = u32::try_from(topology.cores().len()).unwrap_or(u32::MAX);
-            return Err(HousekeepingError::NoneLeft { rule: self.to_string(), cores });
+            return Err(HousekeepingError::NoCoreLeft { rule: self.to_string(), cores });
         }
         Ok(cpus)
     }

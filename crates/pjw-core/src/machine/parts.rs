@@ -8,7 +8,7 @@ use crate::basics::cpuset::CpuListError;
 use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::topology::{Level, Topology};
 
-/// The rule by which [`parts`] divides the PUs of a job into parts, for the instances of a program that
+/// The rule by which [`divide_into_parts`] divides the PUs of a job into parts, for the instances of a program that
 /// `pjwctl spawn` starts.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum PartMap {
@@ -24,7 +24,7 @@ pub enum PartMap {
     /// The PUs of the job that share an L3 cache form one part.
     L3,
     /// The PUs of the job in one NUMA node form one part.
-    Numa,
+    NumaNode,
     /// Each of these CPU lists is one part.
     Lists(Vec<CpuSet>),
 }
@@ -36,7 +36,7 @@ pub enum PartMapError {
     #[error(
         "the part {part:?} of the map is no CPU list: {why}; write core, pu, l3, numa, or lists as in 0-1;2-3"
     )]
-    NoList {
+    InvalidList {
         /// The invalid part of the text.
         part: String,
         /// The reason why the part is not a valid CPU list.
@@ -44,7 +44,7 @@ pub enum PartMapError {
     },
     /// A part of the text (parts are separated by semicolons) is empty.
     #[error("a part of the map {map:?} is empty: write core, pu, l3, numa, or lists as in 0-1;2-3")]
-    Empty {
+    EmptyPart {
         /// The whole text.
         map: String,
     },
@@ -59,7 +59,7 @@ impl FromStr for PartMap {
             "core" => Self::Core,
             "pu" => Self::Pu,
             "l3" => Self::L3,
-            "numa" => Self::Numa,
+            "numa" => Self::NumaNode,
             _ => Self::Lists(text.split(';').map(|part| list(text, part)).collect::<Result<_, _>>()?),
         })
     }
@@ -67,8 +67,8 @@ impl FromStr for PartMap {
 
 fn list(map: &str, part: &str) -> Result<CpuSet, PartMapError> {
     let cpus: CpuSet =
-        part.trim().parse().map_err(|why| PartMapError::NoList { part: part.to_owned(), why })?;
-    if cpus.is_empty() { Err(PartMapError::Empty { map: map.to_owned() }) } else { Ok(cpus) }
+        part.trim().parse().map_err(|why| PartMapError::InvalidList { part: part.to_owned(), why })?;
+    if cpus.is_empty() { Err(PartMapError::EmptyPart { map: map.to_owned() }) } else { Ok(cpus) }
 }
 
 /// Divides `cpus` (the PUs of a job) into parts by the rule `map`, and returns the parts. The parts are in
@@ -77,13 +77,13 @@ fn list(map: &str, part: &str) -> Result<CpuSet, PartMapError> {
 ///
 /// The lists of [`PartMap::Lists`] are returned unchanged, even if they contain PUs outside `cpus`.
 #[must_use]
-pub fn parts(topology: &Topology, cpus: &CpuSet, map: &PartMap, instances: u32) -> Vec<CpuSet> {
+pub fn divide_into_parts(topology: &Topology, cpus: &CpuSet, map: &PartMap, instances: u32) -> Vec<CpuSet> {
     match map {
         PartMap::Lists(lists) => lists.clone(),
-        PartMap::Pu => topology.sorted_pus(cpus).into_iter().map(CpuSet::from).collect(),
+        PartMap::Pu => topology.sort_in_logical_order(cpus).into_iter().map(CpuSet::from).collect(),
         PartMap::Core => cores(topology, cpus),
         PartMap::L3 => domains(topology, cpus, Level::L3),
-        PartMap::Numa => domains(topology, cpus, Level::NumaNode),
+        PartMap::NumaNode => domains(topology, cpus, Level::NumaNode),
         PartMap::Even => {
             let cores = cores(topology, cpus);
             let count = cores.len().min(usize::try_from(instances).unwrap_or(usize::MAX)).max(1);
@@ -102,7 +102,7 @@ pub fn parts(topology: &Topology, cpus: &CpuSet, map: &PartMap, instances: u32) 
 /// `None` if no NUMA node contains all of `cpus`, if `cpus` is empty, or if the machine has only one NUMA
 /// node.
 #[must_use]
-pub fn only_node(topology: &Topology, cpus: &CpuSet) -> Option<u32> {
+pub fn only_numa_node(topology: &Topology, cpus: &CpuSet) -> Option<u32> {
     let has_several = topology.domains(Level::NumaNode).nth(1).is_some();
     let node = |pu: Pu| topology.domain_of(Level::NumaNode, pu).map(|node| node.number);
     let first = node(cpus.first()?)?;
@@ -132,15 +132,18 @@ mod tests {
     fn machine() -> Topology {
         Topology::from_shape(RegularShape {
             packages: 2,
-            numa_per_package: 1,
-            l3_per_numa: 2,
+            numa_nodes_per_package: 1,
+            l3s_per_numa_node: 2,
             cores_per_l3: 2,
             pus_per_core: 2,
         })
     }
 
     fn texts(cpus: &CpuSet, map: &str, instances: u32) -> Vec<String> {
-        parts(&machine(), cpus, &map.parse().unwrap(), instances).iter().map(ToString::to_string).collect()
+        divide_into_parts(&machine(), cpus, &map.parse().unwrap(), instances)
+            .iter()
+            .map(ToString::to_string)
+            .collect()
     }
 
     #[test]
@@ -158,9 +161,9 @@ mod tests {
     #[test]
     fn parts_contain_only_the_pus_of_the_job() {
         let machine = machine();
-        let cpus: CpuSet = machine.pus_in_order()[3..7].iter().copied().collect();
+        let cpus: CpuSet = machine.pus_in_logical_order()[3..7].iter().copied().collect();
         for map in ["core", "pu", "l3", "numa"] {
-            let parts = parts(&machine, &cpus, &map.parse().unwrap(), 4);
+            let parts = divide_into_parts(&machine, &cpus, &map.parse().unwrap(), 4);
             let all = parts.iter().fold(CpuSet::new(), |all, part| all.union(part));
             assert_eq!(all, cpus, "{map}");
             assert_eq!(parts.iter().map(CpuSet::len).sum::<usize>(), cpus.len(), "{map}");
@@ -170,27 +173,27 @@ mod tests {
     #[test]
     fn the_even_map_deals_neighbouring_cores_and_makes_no_more_parts_than_cores() {
         let machine = machine();
-        let even = |instances| parts(&machine, machine.cpus(), &PartMap::Even, instances);
+        let even = |instances| divide_into_parts(&machine, machine.cpus(), &PartMap::Even, instances);
         assert_eq!(even(2).iter().map(CpuSet::len).collect::<Vec<_>>(), [8, 8]);
         assert_eq!(even(3).iter().map(CpuSet::len).collect::<Vec<_>>(), [6, 6, 4]);
         assert_eq!(even(100).len(), 8);
         assert_eq!(even(0).len(), 1);
-        assert!(parts(&machine, &CpuSet::new(), &PartMap::Even, 4).is_empty());
+        assert!(divide_into_parts(&machine, &CpuSet::new(), &PartMap::Even, 4).is_empty());
     }
 
     #[test]
     fn lists_are_parsed_and_kept() {
         assert_eq!(texts(&CpuSet::new(), "0-1;7", 4), ["0-1", "7"]);
-        assert!(matches!("0-1;;2".parse::<PartMap>(), Err(PartMapError::Empty { .. })));
-        assert!(matches!("cores".parse::<PartMap>(), Err(PartMapError::NoList { .. })));
+        assert!(matches!("0-1;;2".parse::<PartMap>(), Err(PartMapError::EmptyPart { .. })));
+        assert!(matches!("cores".parse::<PartMap>(), Err(PartMapError::InvalidList { .. })));
     }
 
     #[test]
     fn a_part_in_one_of_several_nodes_has_that_node() {
         let machine = machine();
         let node = machine.domains(Level::NumaNode).nth(1).unwrap();
-        assert_eq!(only_node(&machine, &node.cpus), Some(node.number));
-        assert_eq!(only_node(&machine, machine.cpus()), None);
-        assert_eq!(only_node(&machine, &CpuSet::new()), None);
+        assert_eq!(only_numa_node(&machine, &node.cpus), Some(node.number));
+        assert_eq!(only_numa_node(&machine, machine.cpus()), None);
+        assert_eq!(only_numa_node(&machine, &CpuSet::new()), None);
     }
 }

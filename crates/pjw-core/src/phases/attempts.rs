@@ -94,7 +94,7 @@ fn attempt<'a>(state: &WardenState, request: &'a AffinityRequest) -> Option<Affi
     let member = calling_member(state, request)?;
     let job = state.jobs.get(&member.job).filter(|job| !job.released)?;
     let online = state.pool.online_cpus();
-    let grant = job.online_cpus(&online)?;
+    let grant = job.online_granted_cpus(&online)?;
     let requested = request.requested_mask.intersection(&online);
     // A call from before the grant is not an attempt to leave the grant.
     let is_later = job.grant.as_ref().is_some_and(|grant| request.called_at >= grant.granted_at);
@@ -109,7 +109,8 @@ fn attempt<'a>(state: &WardenState, request: &'a AffinityRequest) -> Option<Affi
 fn calling_member<'a>(state: &'a WardenState, request: &AffinityRequest) -> Option<&'a Member> {
     let member =
         |pid: Pid| state.members.get(&pid).filter(|member| member.id.start.earliest() <= request.called_at);
-    if state.processes.contains_key(&request.caller_pid) || state.restoring.contains_key(&request.caller_pid)
+    if state.processes.contains_key(&request.caller_pid)
+        || state.processes_to_restore.contains_key(&request.caller_pid)
     {
         return member(request.caller_pid);
     }

@@ -107,8 +107,8 @@ impl Draft<'_> {
         let now = self.now.since_boot;
         for MaskAction { thread, requested_mask, .. } in actions {
             let Some(entry) = self.state.mask_mut(thread) else { continue };
-            let original = entry.original().clone();
-            entry.note_intended_request(requested_mask.clone(), original, now);
+            let original = entry.original_mask().clone();
+            entry.add_intended_request(requested_mask.clone(), original, now);
             // The journal does not have the requests of a kernel before 6.2 yet.
             let is_new =
                 |request: &MaskRequest| request.requested_at == now || request.writer == MaskWriter::Kernel;

@@ -186,7 +186,7 @@ pub(crate) fn serve_waiting(draft: &mut Draft<'_>) {
                 let has_members = draft.state.members_of(id).next().is_some();
                 let situation = if has_members { "runs unconfined" } else { "waits for cores" };
                 let remedy = match refusal {
-                    Refusal::NotEnough { .. } | Refusal::HeldByOtherJob { .. } => {
+                    Refusal::NotEnoughCores { .. } | Refusal::HeldByOtherJob { .. } => {
                         "it is served by itself as soon as enough cores come free".to_owned()
                     }
                     _ => format!("no job's end helps: pjwctl assign {id} --cores N asks for something else"),
@@ -205,7 +205,7 @@ pub(crate) fn find_offer(
     request: &JobRequest,
 ) -> Result<(Offer, bool), Refusal> {
     match allocate(id, request, &state.pool, &state.topology, policy) {
-        Err(Refusal::NotEnough { .. } | Refusal::HeldByOtherJob { .. })
+        Err(Refusal::NotEnoughCores { .. } | Refusal::HeldByOtherJob { .. })
             if policy.on_exhausted == OnExhausted::Share =>
         {
             let mut others = state.jobs.grant_counts().clone();

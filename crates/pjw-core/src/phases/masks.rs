@@ -85,7 +85,9 @@ fn plan_job(
     if job.active_grant().is_none() {
         return restore_job(draft, id);
     }
-    let Some(grant) = job.online_cpus(&online).filter(|_| !waits_for_cpuset) else { return Vec::new() };
+    let Some(grant) = job.online_granted_cpus(&online).filter(|_| !waits_for_cpuset) else {
+        return Vec::new();
+    };
     let Some(concerned) = draft.state.members.concerned(&draft.state.dirty, id) else { return Vec::new() };
     let mut plans = thread_plans(draft, &grant, concerned);
     find_overloaded(&draft.state.topology, &mut plans, &grant);
@@ -182,7 +184,7 @@ fn pins(draft: &Draft<'_>, id: &JobId, grant: &CpuSet, plans: &[ThreadPlan<'_>])
 /// A thread as input for [`choose_pins`] and [`overloaded_threads`].
 fn hot_thread(plan: &ThreadPlan<'_>, grant: &CpuSet) -> HotThread {
     let (thread, last_cpu) = (plan.id, plan.thread.last_cpu);
-    HotThread { thread, last_cpu, mask: plan.target(grant).clone(), pinned: plan.pinned(grant) }
+    HotThread { thread, last_cpu, mask: plan.target(grant).clone(), pinned_pu: plan.pinned(grant) }
 }
 
 /// The kind of the change to the mask `target`, and its reason.
@@ -194,7 +196,7 @@ fn kind_and_reason(
     grant: &CpuSet,
     is_lifted: bool,
 ) -> (MaskActionKind, String) {
-    let (current, original) = (&plan.thread.effective_mask, plan.entry.original());
+    let (current, original) = (&plan.thread.effective_mask, plan.entry.original_mask());
     let (demand, is_inside) = (plan.thread.demand.permille / 10, current.is_subset(grant));
     match pin {
         _ if plan.has_left(grant) && is_inside => (
@@ -286,7 +288,7 @@ fn restores_of(state: &WardenState, member: &Member) -> (Vec<MaskAction>, Vec<Th
     let mut done = Vec::new();
     for (id, known) in member.living_threads() {
         let Some(entry) = &known.mask_entry else { continue };
-        let target = entry.original().clone();
+        let target = entry.original_mask().clone();
         // A mask without an online PU can't be requested.
         if entry.is_restored() || !target.intersects(&online) {
             done.push(id);
@@ -294,7 +296,14 @@ fn restores_of(state: &WardenState, member: &Member) -> (Vec<MaskAction>, Vec<Th
         }
         let why = format!("{} has no cores of its own: back to {target}", member.job);
         let kind = MaskActionKind::Restore;
-        actions.push(MaskAction::as_requested(kind, &member.job, id, &known.effective_mask, target, why));
+        actions.push(MaskAction::with_exact_request(
+            kind,
+            &member.job,
+            id,
+            &known.effective_mask,
+            target,
+            why,
+        ));
     }
     (actions, done)
 }
@@ -304,8 +313,11 @@ fn restores_of(state: &WardenState, member: &Member) -> (Vec<MaskAction>, Vec<Th
 pub(crate) fn restore(draft: &mut Draft<'_>) -> Vec<MaskAction> {
     let mut actions = Vec::new();
     let mut restored: Vec<ProcessId> = Vec::new();
-    let released =
-        draft.state.restoring.values().filter(|member| !draft.state.excluded_pids.contains(&member.id.pid));
+    let released = draft
+        .state
+        .processes_to_restore
+        .values()
+        .filter(|member| !draft.state.excluded_pids.contains(&member.id.pid));
     for member in released {
         let (restores, _) = restores_of(draft.state, member);
         let is_hidden = |thread| draft.state.may_cpuset_hide_mask(member.id.pid, thread);
@@ -321,10 +333,10 @@ pub(crate) fn restore(draft: &mut Draft<'_>) -> Vec<MaskAction> {
         return actions;
     }
     for process in restored {
-        let Some(member) = draft.state.restoring.get(&process.pid) else { continue };
+        let Some(member) = draft.state.processes_to_restore.get(&process.pid) else { continue };
         let kept: Vec<ThreadId> = member.journaled_masks().map(|(thread, _)| thread).collect();
         kept.into_iter().for_each(|thread| draft.stop_journaling(thread));
-        if let Some(member) = draft.state.restoring.remove(&process.pid) {
+        if let Some(member) = draft.state.processes_to_restore.remove(&process.pid) {
             let is_settled = !draft.state.released_masks.contains_key(&member.job);
             draft.state.lineage.note_restored(&member, is_settled);
         }

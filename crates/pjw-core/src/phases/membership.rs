@@ -9,8 +9,8 @@ use crate::basics::{CpuSet, Pid, Uid, prelude::*};
 use crate::phases::{draft::Draft, observe::update_threads, unassigned::adopting_job};
 use crate::state::{KnownProcess, Member, WardenState, child_evidence};
 use crate::terms::{
-    BatchRole, CgroupOwner, Evidence, GrantedBy, Job, JobId, JobMark, JobUnit, Lifetime, MarkKind, Observed,
-    Process, Record, Source,
+    BatchRole, CgroupCreator, Evidence, GrantedBy, Job, JobId, JobMark, JobSource, JobUnit, Lifetime,
+    MarkKind, Observed, Process, Record,
 };
 
 pub(crate) mod released;
@@ -57,7 +57,7 @@ fn evidence_for(draft: &Draft<'_>, known: &KnownProcess) -> Option<FoundJob> {
     }
     let held = state.members.get(&process.id.pid);
     let stronger = |evidence: Evidence| held.is_none_or(|member| evidence > member.evidence);
-    let enabled = |source: Source| policy.sources.contains(&source);
+    let enabled = |source: JobSource| policy.sources.contains(&source);
 
     let by_cgroup = known.job_marks.marks.iter().find(|mark| {
         matches!(mark.kind, MarkKind::Cgroup(_) | MarkKind::SupplementaryGroup(_))
@@ -112,10 +112,10 @@ fn by_descent<'a>(state: &'a WardenState, process: &Process) -> Option<(&'a JobI
 /// The job in whose own cpuset cgroup the process is: pjw moved the process or one of its ancestors there. `None` if
 /// the process shares the cgroup with its parent: then the parent is the evidence.
 fn by_job_cpuset<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId> {
-    let managed = state.cpusets.cpuset_around(process.cgroup.as_deref()?)?;
+    let managed = state.cpusets.enclosing_cpuset(process.cgroup.as_deref()?)?;
     let cpuset = &managed.job_cpuset;
     let parent = parent_of(state, process).and_then(|parent| state.process(parent.id.pid));
-    let is_own = cpuset.cgroup_owner != CgroupOwner::Scheduler && !managed.unwanted;
+    let is_own = cpuset.cgroup_owner != CgroupCreator::Scheduler && !managed.unwanted;
     let is_with_parent = parent.is_some_and(|parent| parent.is_within(&cpuset.path));
     (is_own && !is_with_parent && state.jobs.contains_key(&cpuset.job)).then_some(&cpuset.job)
 }
@@ -151,7 +151,7 @@ pub(crate) fn is_orphan_of_unknown_descent(state: &WardenState, known: &KnownPro
 fn by_environment<'a>(
     state: &WardenState,
     known: &'a KnownProcess,
-    enabled: &impl Fn(Source) -> bool,
+    enabled: &impl Fn(JobSource) -> bool,
 ) -> Option<&'a JobMark> {
     known.job_marks.marks.iter().find(|mark| {
         let by_environment = matches!(mark.kind, MarkKind::Environment { .. });
@@ -166,7 +166,7 @@ fn by_environment<'a>(
 
 /// Whether an ancestor is the launcher of the source. A process of the same user does not count: a user can give any name
 /// to a process.
-fn launched_by(state: &WardenState, process: &Process, source: Source) -> bool {
+fn launched_by(state: &WardenState, process: &Process, source: JobSource) -> bool {
     ancestors(state, process).any(|ancestor| {
         let uid = ancestor.process.uid;
         ancestor.job_marks.role == BatchRole::Launcher(source) && (uid == Uid::ROOT || uid != process.uid)
@@ -199,7 +199,7 @@ fn is_helper(state: &WardenState, known: &KnownProcess, job: &JobId) -> bool {
 /// the source of the job, or `assign --session`. A member of the job must still be in this session or group:
 /// as long as there is one, the kernel can't use the number of the session or group again.
 fn by_session<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId> {
-    let Process { session, group, .. } = *process;
+    let Process { session, process_group: group, .. } = *process;
     let owned = |unit: JobUnit, leader: Pid| {
         let marked = state.processes.with_own_unit(unit, leader);
         let members = marked.filter_map(|pid| Some((state.processes.get(&pid)?, state.members.get(&pid)?)));
@@ -213,7 +213,7 @@ fn by_session<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId
     let is_registered = |job: &&Job| state.members_of(&job.id).any(is_inside);
     owned(JobUnit::Session, session)
         .or_else(|| state.jobs.with_session(session).find(is_registered).map(|job| &job.id))
-        .or_else(|| owned(JobUnit::Group, group))
+        .or_else(|| owned(JobUnit::ProcessGroup, group))
 }
 
 fn join(draft: &mut Draft<'_>, pid: Pid, found: &FoundJob) {
@@ -238,7 +238,7 @@ pub(crate) fn add_member(draft: &mut Draft<'_>, pid: Pid, job: &JobId, evidence:
     let id = known.process.id;
     let first_seen = Some(known.first_seen);
     let inherited_mask = inherited_mask(draft.state, &known.process);
-    let before = draft.state.members.remove(pid).or_else(|| draft.state.restoring.remove(&pid));
+    let before = draft.state.members.remove(pid).or_else(|| draft.state.processes_to_restore.remove(&pid));
     if let Some(before) = &before {
         draft.state.dirty.add(&before.job, pid);
     }

@@ -17,7 +17,7 @@ pub(crate) fn update_state(draft: &mut Draft<'_>) {
     note_online(draft, &snapshot.online);
     draft.state.cgroups.extend(snapshot.cgroups.clone());
     if draft.full {
-        let places = draft.state.job_cgroups();
+        let places = draft.state.job_cgroup_paths();
         draft.state.cgroups.retain(|path, _| places.contains(path));
     }
     for process in snapshot.processes.values().filter_map(Observed::present) {
@@ -87,7 +87,7 @@ fn update_process(draft: &mut Draft<'_>, process: &Process) {
     let other_start = |id| id != process.id;
     let reused = state.processes.get(&pid).is_some_and(|known| other_start(known.process.id))
         || state.members.get(&pid).is_some_and(|member| other_start(member.id))
-        || state.restoring.get(&pid).is_some_and(|member| other_start(member.id));
+        || state.processes_to_restore.get(&pid).is_some_and(|member| other_start(member.id));
     if reused && !correct_start(draft, process.id) {
         draft.state.forget(pid);
     }
@@ -133,12 +133,21 @@ fn is_unchanged(state: &WardenState, process: &Process) -> bool {
     };
     let has_same_marks = process.job_marks.as_ref().is_none_or(|marks| *marks == known.job_marks);
     let Process {
-        id, parent: _, group, session, uid, comm, is_kernel_thread, first_thread_mask, cgroup, ..
+        id,
+        parent: _,
+        process_group: group,
+        session,
+        uid,
+        comm,
+        is_kernel_thread,
+        first_thread_mask,
+        cgroup,
+        ..
     } = process;
     let is_same = (*id, *group, *session, *uid, *comm, *is_kernel_thread)
         == (
             known.process.id,
-            known.process.group,
+            known.process.process_group,
             known.process.session,
             known.process.uid,
             known.process.comm,
@@ -172,7 +181,7 @@ fn correct_start(draft: &mut Draft<'_>, id: ProcessId) -> bool {
     }
     let member = state.members.remove(id.pid);
     let is_member = member.is_some();
-    let Some(mut member) = member.or_else(|| state.restoring.remove(&id.pid)) else { return true };
+    let Some(mut member) = member.or_else(|| state.processes_to_restore.remove(&id.pid)) else { return true };
     let kept: Vec<ThreadId> = member.journaled_masks().map(|(thread, _)| thread).collect();
     kept.iter().for_each(|&thread| draft.out.records.push(Record::MaskReleased(thread)));
     member.id = id;
@@ -182,7 +191,7 @@ fn correct_start(draft: &mut Draft<'_>, id: ProcessId) -> bool {
         state.members.insert(member);
     } else {
         draft.out.records.push(Record::Left(member.membership()));
-        state.restoring.insert(id.pid, member);
+        state.processes_to_restore.insert(id.pid, member);
     }
     for thread in kept {
         draft.journal_mask(ThreadId { process: id, start: id.start, ..thread });
@@ -199,7 +208,7 @@ pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
     let Some(process) = draft.state.tracked(pid).map(|member| member.id) else { return };
     let taken = draft.state.members.take_threads(pid);
     let is_member = taken.is_some();
-    let left = draft.state.restoring.get_mut(&pid).filter(|_| !is_member);
+    let left = draft.state.processes_to_restore.get_mut(&pid).filter(|_| !is_member);
     let taken = taken.or_else(|| left.map(|left| core::mem::take(&mut left.threads)));
     let mut before = taken.unwrap_or_default();
     let limits_changed_at = draft.state.limits_changed_at(pid);
@@ -211,14 +220,13 @@ pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
         let is_same_mask = known.as_ref().is_some_and(|known| known.effective_mask == thread.effective_mask);
         let mask_entry = mask.map(|mut entry| {
             if persists && is_same_mask && entry.is_confirmed_by_same_mask(limits_changed_at) {
-                entry.note_same_reading(now);
+                entry.record_same_reading(now);
                 return entry;
             }
             read_mask(draft, entry, &thread.effective_mask, pid)
         });
         let demand = known.map(|known| known.demand).unwrap_or_default();
-        let demand =
-            demand.with_reading(thread.run_ns, thread.wait_ns, now, seen.last_seen_idle, draft.policy);
+        let demand = demand.with_reading(thread.run_ns, thread.wait_ns, now, seen.idle_until, draft.policy);
         let Thread { start, comm, state, last_cpu, .. } = *thread;
         let effective_mask = thread.effective_mask.clone();
         (thread.tid, MemberThread { start, comm, state, last_cpu, effective_mask, demand, mask_entry })
@@ -226,8 +234,8 @@ pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
     // A map that is collected takes half of the memory of a map into which the threads are inserted in their order.
     let threads: BTreeMap<Tid, MemberThread> = list.iter().map(updated).collect();
     if is_member {
-        draft.state.members.put_threads(pid, threads);
-    } else if let Some(left) = draft.state.restoring.get_mut(&pid) {
+        draft.state.members.replace_threads(pid, threads);
+    } else if let Some(left) = draft.state.processes_to_restore.get_mut(&pid) {
         left.threads = threads;
     }
     draft.state.forget_recorded_masks(process);
@@ -244,8 +252,8 @@ fn read_mask(draft: &Draft<'_>, mut entry: MaskEntry, seen: &CpuSet, pid: Pid) -
         let in_window = state.mask_limits(pid, hotplug_window_start(now), persists);
         correct_mask_writer(&mut entry, &in_window, now);
     }
-    let reading = entry.note_reading(seen, &limits, now);
-    if !persists && reading == MaskReading::Written && is_exceeded_in_cpuset(draft, pid, seen) {
+    let reading = entry.record_reading(seen, &limits, now);
+    if !persists && reading == MaskReading::ChangedByProgram && is_exceeded_in_cpuset(draft, pid, seen) {
         entry.confirm_writer();
     }
     entry
@@ -254,7 +262,7 @@ fn read_mask(draft: &Draft<'_>, mut entry: MaskEntry, seen: &CpuSet, pid: Pid) -
 /// Whether a thread in the cpuset of a process has PUs that `mask` does not have, as this scan saw them.
 fn is_exceeded_in_cpuset(draft: &Draft<'_>, pid: Pid, mask: &CpuSet) -> bool {
     let cgroup = draft.state.process(pid).and_then(|process| process.cgroup.as_deref());
-    let Some(managed) = cgroup.and_then(|cgroup| draft.state.cpusets.cpuset_around(cgroup)) else {
+    let Some(managed) = cgroup.and_then(|cgroup| draft.state.cpusets.enclosing_cpuset(cgroup)) else {
         return false;
     };
     let scanned = draft.seen.processes.values().filter_map(Observed::present);

@@ -26,7 +26,7 @@ pub struct HotThread {
     /// PUs that the job holds), these PUs; otherwise the whole grant. Never empty.
     pub mask: CpuSet,
     /// The PU to which pjw has pinned the thread. `None` if pjw has not pinned the thread.
-    pub pinned: Option<Pu>,
+    pub pinned_pu: Option<Pu>,
 }
 
 /// Chooses a PU for each hot thread whose mask is the whole grant. `grant` is the set of PUs that the job
@@ -107,7 +107,7 @@ impl<'a> PuLoad<'a> {
         let mut pins = BTreeMap::new();
         let mut unplaced = Vec::new();
         for hot_thread in floating {
-            let pinned = hot_thread.pinned.and_then(|pu| Some((pu, *self.core.get(&pu)?)));
+            let pinned = hot_thread.pinned_pu.and_then(|pu| Some((pu, *self.core.get(&pu)?)));
             let balanced = pinned.filter(|(pu, core)| {
                 room.has_place(self.threads_on(*pu))
                     && (!balances_cores || core_room.has_place(self.threads_on_core(*core)))
@@ -151,7 +151,7 @@ impl<'a> PuLoad<'a> {
         let rank = |(index, pu): &(usize, Pu)| {
             let threads_on_core = self.core.get(pu).map_or(0, |core| self.threads_on_core(*core));
             let on_other_node = node_cpus.is_some_and(|node_cpus| !node_cpus.contains(*pu));
-            let (pinned, last) = (hot_thread.pinned == Some(*pu), hot_thread.last_cpu == *pu);
+            let (pinned, last) = (hot_thread.pinned_pu == Some(*pu), hot_thread.last_cpu == *pu);
             (self.threads_on(*pu), threads_on_core, !pinned, !last, on_other_node, *index)
         };
         self.order.iter().copied().enumerate().min_by_key(rank).map(|(_, pu)| pu)
@@ -236,7 +236,7 @@ mod tests {
     /// A thread that may run on these PUs; on the whole grant if there is none.
     fn bound_to(n: u32, last_cpu: u32, mask: &str, pinned: Option<u32>) -> HotThread {
         let mask = mask.parse().unwrap();
-        HotThread { thread: thread(n), last_cpu: Pu(last_cpu), mask, pinned: pinned.map(Pu) }
+        HotThread { thread: thread(n), last_cpu: Pu(last_cpu), mask, pinned_pu: pinned.map(Pu) }
     }
 
     /// The pins of hot threads. A thread without a mask may run on the whole grant.
@@ -346,7 +346,7 @@ mod tests {
                 prop_assert!(counts.values().max().unwrap() - counts.values().min().unwrap() <= 1, "{:?}", counts);
             }
             let again: Vec<HotThread> = hot_threads.iter().map(|hot_thread| HotThread {
-                pinned: pins.get(&hot_thread.thread).copied(),
+                pinned_pu: pins.get(&hot_thread.thread).copied(),
                 ..hot_thread.clone()
             }).collect();
             prop_assert_eq!(&pins_of(&grant, &again, &spread()), &pins, "a second call moves no thread");
@@ -382,7 +382,7 @@ mod tests {
             prop_assert!(shared == 0 || matching.free_pus().is_empty(), "{pins:?}");
             let again: Vec<HotThread> = hot_threads
                 .iter()
-                .map(|known| HotThread { pinned: pins.get(&known.thread).copied(), ..known.clone() })
+                .map(|known| HotThread { pinned_pu: pins.get(&known.thread).copied(), ..known.clone() })
                 .collect();
             prop_assert_eq!(&pins_of(&grant, &again, &spread()), &pins, "a second call moves no thread");
             let backwards: Vec<HotThread> = hot_threads.iter().rev().cloned().collect();

@@ -12,14 +12,14 @@ use crate::phases::{draft::Draft, unknown_masks};
 use crate::state::cpusets::RecoveredCpuset;
 use crate::state::{Holder, Member, WardenState};
 use crate::terms::{
-    Cgroup, CgroupOwner, CpuRequest, CpusetHierarchy, CpusetRecord, CpusetSpec, Event, EventKind,
-    FoundCpuset, Grant, GrantedBy, Job, JobCpuset, JobRequest, Lifetime, Mode, Observed, Placement, Process,
+    Cgroup, CgroupCreator, CpuRequest, CpusetHierarchy, CpusetRecord, CpusetSpec, Event, EventKind, Grant,
+    GrantedBy, Job, JobCpuset, JobRequest, LeftoverCpuset, Lifetime, Mode, Observed, Placement, Process,
     Warning,
 };
 
 /// A found cgroup, and what the scan says about it.
 struct Candidate {
-    found: FoundCpuset,
+    found: LeftoverCpuset,
     job_cpuset: JobCpuset,
     /// Whether the cgroup is that of an isolated partition.
     isolated: bool,
@@ -44,7 +44,7 @@ pub(crate) fn recover_cpusets(draft: &mut Draft<'_>) {
     let mut candidates: Vec<Candidate> = Vec::new();
     for found in draft.state.cpusets.take_found() {
         match draft.seen.cgroups.get(&found.path) {
-            None => draft.state.cpusets.note_found(found),
+            None => draft.state.cpusets.add_leftover_cpuset(found),
             Some(Observed::Gone) => {}
             Some(Observed::Present(cgroup)) => candidates.extend(candidate(draft, found, cgroup)),
         }
@@ -56,11 +56,11 @@ pub(crate) fn recover_cpusets(draft: &mut Draft<'_>) {
     candidates.iter().for_each(|candidate| recover(draft, candidate));
 }
 
-fn candidate(draft: &Draft<'_>, found: FoundCpuset, cgroup: &Cgroup) -> Option<Candidate> {
+fn candidate(draft: &Draft<'_>, found: LeftoverCpuset, cgroup: &Cgroup) -> Option<Candidate> {
     let cgroup_owner = match draft.policy.cpuset_support.hierarchy {
         CpusetHierarchy::Unavailable { .. } => return None,
-        CpusetHierarchy::Systemd => CgroupOwner::Systemd,
-        CpusetHierarchy::Unified | CpusetHierarchy::Legacy => CgroupOwner::Warden,
+        CpusetHierarchy::Systemd => CgroupCreator::Systemd,
+        CpusetHierarchy::Unified | CpusetHierarchy::Legacy => CgroupCreator::Warden,
     };
     let (job, isolated) = draft.policy.own_cgroups.job_at_path(&found.path, cgroup_owner)?;
     let cpuset = cgroup.cpuset.as_ref();
@@ -91,7 +91,7 @@ fn recover(draft: &mut Draft<'_>, candidate: &Candidate) {
     let fate = fate(draft.state, candidate);
     record(draft, CpusetRecord::Created(candidate.job_cpuset.clone()));
     // systemd manages the root of its hierarchy: without another place, the processes stay in their scope, which is widened.
-    let root = (candidate.job_cpuset.cgroup_owner == CgroupOwner::Warden).then(|| "/".to_owned());
+    let root = (candidate.job_cpuset.cgroup_owner == CgroupCreator::Warden).then(|| "/".to_owned());
     if let Some(from) = candidate.found.origin_cgroup.clone().or(root) {
         record(draft, CpusetRecord::Origin { path: path.clone(), from });
     }
@@ -250,7 +250,7 @@ fn bound_processes(state: &WardenState, processes: &[ProcessId]) -> Option<Vec<P
     let machine = state.topology.cpus();
     let is_bound = |member: &&Member| {
         let mut masks = member.threads.values().filter_map(|thread| thread.mask_entry.as_ref());
-        masks.any(|entry| !machine.is_subset(entry.original()))
+        masks.any(|entry| !machine.is_subset(entry.original_mask()))
     };
     let tracked: Vec<&Member> = tracked.collect();
     let is_unread = |member: &&Member| member.living_threads().any(|(_, thread)| thread.mask_entry.is_none());

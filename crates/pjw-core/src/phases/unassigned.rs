@@ -144,7 +144,7 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
     }
     let state = &*draft.state;
     let to_member = |(pid, job): (&Pid, &JobId)| {
-        let known = state.processes.get(pid).filter(|_| !state.restoring.contains_key(pid))?;
+        let known = state.processes.get(pid).filter(|_| !state.processes_to_restore.contains_key(pid))?;
         let (id, job, evidence) = (known.process.id, job.clone(), Evidence::Adopted);
         let (first_seen, threads) = (Some(known.first_seen), BTreeMap::new());
         Some(Member { id, job, evidence, inherited_mask: None, first_seen, threads })
@@ -152,7 +152,7 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
     let newly_excluded: Vec<Member> = excluded.iter().filter_map(to_member).collect();
     for process in newly_excluded {
         draft.out.records.push(Record::Left(process.membership()));
-        draft.state.restoring.insert(process.id.pid, process);
+        draft.state.processes_to_restore.insert(process.id.pid, process);
     }
     draft.state.excluded_pids = excluded.into_keys().collect();
 }
@@ -169,7 +169,7 @@ pub(crate) fn keep_off(draft: &mut Draft<'_>) -> Vec<MaskAction> {
         return Vec::new();
     }
     let outside = outside(state);
-    let excluded = state.excluded_pids.iter().filter_map(|pid| state.restoring.get(pid));
+    let excluded = state.excluded_pids.iter().filter_map(|pid| state.processes_to_restore.get(pid));
     let actions: Vec<MaskAction> = excluded.flat_map(|member| exclusions_of(member, &outside)).collect();
     draft.begin_writes(&actions);
     actions
@@ -179,7 +179,7 @@ pub(crate) fn keep_off(draft: &mut Draft<'_>) -> Vec<MaskAction> {
 fn exclusions_of<'a>(member: &'a Member, outside: &'a CpuSet) -> impl Iterator<Item = MaskAction> + 'a {
     member.living_threads().filter_map(move |(id, thread)| {
         let entry = thread.mask_entry.as_ref()?;
-        let own = entry.original().intersection(outside);
+        let own = entry.original_mask().intersection(outside);
         let target_mask = if own.is_empty() { outside.clone() } else { own };
         // If the cpuset leaves less of the mask, a second request changes nothing.
         let is_requested = !entry.is_from_program() && entry.requested_mask() == Some(&target_mask);
@@ -188,7 +188,7 @@ fn exclusions_of<'a>(member: &'a Member, outside: &'a CpuSet) -> impl Iterator<I
         }
         let why = format!("a stray of a user with several jobs: it may use what no job holds, {outside}");
         let kind = MaskActionKind::KeepOff;
-        Some(MaskAction::as_requested(kind, &member.job, id, &thread.effective_mask, target_mask, why))
+        Some(MaskAction::with_exact_request(kind, &member.job, id, &thread.effective_mask, target_mask, why))
     })
 }
 

@@ -12,8 +12,8 @@ const MAX_NAMED: usize = 8;
 
 /// Finds processes whose masks may be those of an earlier daemon, and warns about them while they live with these masks.
 pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
-    let found: Vec<Pid> = if draft.full && draft.state.is_record_lost {
-        draft.state.is_record_lost = false;
+    let found: Vec<Pid> = if draft.full && draft.state.has_lost_records {
+        draft.state.has_lost_records = false;
         let known = draft.state.processes.values().map(|known| &known.process);
         known
             .filter(|process| is_bound(draft.state, draft.policy, process))

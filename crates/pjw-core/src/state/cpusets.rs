@@ -3,8 +3,8 @@
 
 use crate::basics::{CpuSet, Nanos, ProcessId, enclosing_paths, history::History, prelude::*};
 use crate::terms::{
-    CgroupOwner, Cpuset, CpusetAction, CpusetChange, CpusetRecord, FoundCpuset, JobCpuset, JobId, JobRequest,
-    Warning,
+    CgroupCreator, Cpuset, CpusetAction, CpusetChange, CpusetRecord, JobCpuset, JobId, JobRequest,
+    LeftoverCpuset, Warning,
 };
 
 /// The maximum number of times that pjw writes a cpuset again between two full scans. Another program
@@ -23,7 +23,7 @@ pub struct ManagedCpuset {
     pub job_cpuset: JobCpuset,
     /// The sets of PUs that pjw wrote to the cpuset earlier and that may still be in force. The list
     /// becomes empty when a scan finds that the present set is in force.
-    pub previous: Vec<CpuSet>,
+    pub previous_cpus: Vec<CpuSet>,
     /// Whether pjw is to remove the cpuset, because no job needs the cpuset any longer.
     pub unwanted: bool,
     /// The path of the cgroup from which pjw moved the first process into the cpuset. When pjw removes the
@@ -44,7 +44,7 @@ impl ManagedCpuset {
 
     /// Iterates over the PU sets that the cpuset may have.
     fn possible_cpus(&self) -> impl Iterator<Item = &CpuSet> {
-        self.previous.iter().chain([&self.job_cpuset.spec.cpus])
+        self.previous_cpus.iter().chain([&self.job_cpuset.spec.cpus])
     }
 }
 
@@ -95,7 +95,7 @@ pub struct CpusetRegistry {
     removed: BTreeSet<String>,
     /// The cgroups that existed when the daemon started, without a journal record, and about which pjw has
     /// not decided yet.
-    found: Vec<FoundCpuset>,
+    found: Vec<LeftoverCpuset>,
     /// The found cpusets that a warning must name, by path.
     recovered: BTreeMap<String, RecoveredCpuset>,
 }
@@ -123,21 +123,21 @@ impl CpusetRegistry {
     /// existed when the daemon started, and has the name of a job's cpuset. Has no effect if the journal
     /// has a record of this cgroup. After the next scan of all processes, pjw decides whether the cgroup
     /// becomes the cpuset of a job or is removed.
-    pub fn note_found(&mut self, found: FoundCpuset) {
+    pub fn add_leftover_cpuset(&mut self, found: LeftoverCpuset) {
         if !self.managed.contains_key(&found.path) {
             self.found.push(found);
         }
     }
 
-    /// Iterates over the paths of the cgroups that [`CpusetRegistry::note_found`] added and about which pjw
+    /// Iterates over the paths of the cgroups that [`CpusetRegistry::add_leftover_cpuset`] added and about which pjw
     /// has not decided yet. Such a cgroup has the name of a job's cpuset, existed when the daemon started,
     /// and has no journal record.
-    pub fn found_cgroup_paths(&self) -> impl Iterator<Item = &str> {
+    pub fn leftover_cpuset_paths(&self) -> impl Iterator<Item = &str> {
         self.found.iter().map(|found| found.path.as_str())
     }
 
     /// Takes the found cgroups, to decide about them.
-    pub(crate) fn take_found(&mut self) -> Vec<FoundCpuset> {
+    pub(crate) fn take_found(&mut self) -> Vec<LeftoverCpuset> {
         core::mem::take(&mut self.found)
     }
 
@@ -182,7 +182,7 @@ impl CpusetRegistry {
     /// Whether pjw moved the process into the cpuset of any job. The result stays true until the process
     /// exits or the cpuset is removed, even if another program moves the process out of the cpuset.
     #[must_use]
-    pub fn was_moved_anywhere(&self, process: ProcessId) -> bool {
+    pub fn was_moved_into_any(&self, process: ProcessId) -> bool {
         self.moved.contains_key(&process)
     }
 
@@ -202,7 +202,7 @@ impl CpusetRegistry {
     /// Returns the nearest cpuset of pjw at the cgroup path `cgroup` or above it. `None` if pjw manages no
     /// cpuset at this path or above it.
     #[must_use]
-    pub fn cpuset_around(&self, cgroup: &str) -> Option<&ManagedCpuset> {
+    pub fn enclosing_cpuset(&self, cgroup: &str) -> Option<&ManagedCpuset> {
         enclosing_paths(cgroup).find_map(|path| self.managed.get(path))
     }
 
@@ -355,14 +355,14 @@ impl CpusetRegistry {
     fn raised(&mut self, job_cpuset: &JobCpuset) {
         let known = self.managed.remove(&job_cpuset.path);
         let (mut previous, origin_cgroup, tries) = known.as_ref().map_or((Vec::new(), None, 0), |known| {
-            (known.previous.clone(), known.origin_cgroup.clone(), known.tries)
+            (known.previous_cpus.clone(), known.origin_cgroup.clone(), known.tries)
         });
         if let Some(known) = known {
             previous.push(known.job_cpuset.spec.cpus);
         }
         let managed = ManagedCpuset {
             job_cpuset: job_cpuset.clone(),
-            previous,
+            previous_cpus: previous,
             unwanted: false,
             origin_cgroup,
             tries: tries + 1,
@@ -379,7 +379,7 @@ impl CpusetRegistry {
     /// Marks the cpuset as having its current settings, as seen in a scan.
     pub(crate) fn confirm(&mut self, path: &str) {
         if let Some(managed) = self.managed.get_mut(path) {
-            managed.previous.clear();
+            managed.previous_cpus.clear();
             managed.tries = 0;
         }
     }
@@ -394,7 +394,7 @@ impl CpusetRegistry {
     /// is the reason, as text for users. pjw does not try the change again before the next scan of all
     /// processes. If a process could not be moved back to its original cgroup, pjw may try the root cgroup
     /// instead.
-    pub fn note_refusal(&mut self, action: &CpusetAction, reason: &str) {
+    pub fn record_refusal(&mut self, action: &CpusetAction, reason: &str) {
         match &action.change {
             CpusetChange::Create { job_cpuset, .. } => {
                 self.refused.insert(job_cpuset.job.clone(), reason.to_owned());
@@ -430,7 +430,7 @@ impl CpusetRegistry {
         let is_wardens = self
             .managed
             .get(from)
-            .is_some_and(|managed| managed.job_cpuset.cgroup_owner == CgroupOwner::Warden);
+            .is_some_and(|managed| managed.job_cpuset.cgroup_owner == CgroupCreator::Warden);
         if is_wardens && to != "/" {
             self.note_moved(process, "/".to_owned(), from.to_owned());
         } else {
@@ -446,7 +446,7 @@ impl CpusetRegistry {
                 job_cpuset.spec.cpus = cpus.clone();
                 CpusetRecord::Created(job_cpuset)
             };
-            let earlier = managed.previous.iter().map(as_it_was);
+            let earlier = managed.previous_cpus.iter().map(as_it_was);
             let unwanted = managed.unwanted.then(|| CpusetRecord::Unwanted { path: path.clone() });
             let origin = |from: &String| CpusetRecord::Origin { path: path.clone(), from: from.clone() };
             let first = managed.origin_cgroup.iter().map(origin);

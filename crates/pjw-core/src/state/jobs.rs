@@ -35,7 +35,7 @@ pub struct Jobs {
 struct Traces {
     /// How many jobs were read.
     visits: Cell<usize>,
-    /// The jobs that were added, changed or removed since the last call of [`Jobs::take_changed`].
+    /// The jobs that were added, changed or removed since the last call of [`Jobs::take_changed_ids`].
     changed: BTreeSet<JobId>,
 }
 
@@ -105,7 +105,7 @@ impl Jobs {
 
     /// Returns the ids of the jobs that were added, changed or removed since the last call of this method,
     /// and clears the list of these ids.
-    pub fn take_changed(&mut self) -> BTreeSet<JobId> {
+    pub fn take_changed_ids(&mut self) -> BTreeSet<JobId> {
         core::mem::take(&mut self.traces.changed)
     }
 

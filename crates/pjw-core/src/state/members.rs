@@ -236,14 +236,14 @@ impl Members {
     }
 
     /// Takes out the threads of a member, so that the caller can change them and give them to
-    /// [`Members::put_threads`].
+    /// [`Members::replace_threads`].
     pub(crate) fn take_threads(&mut self, pid: Pid) -> Option<BTreeMap<Tid, MemberThread>> {
         self.members.get_mut(&pid).map(|member| core::mem::take(&mut member.threads))
     }
 
     /// Replaces the recorded threads of the process with the pid `pid` by `threads`, as a scan read them. Has
     /// no effect if the process belongs to no job.
-    pub fn put_threads(&mut self, pid: Pid, threads: BTreeMap<Tid, MemberThread>) {
+    pub fn replace_threads(&mut self, pid: Pid, threads: BTreeMap<Tid, MemberThread>) {
         let Some(member) = self.members.get_mut(&pid) else { return };
         let active = is_active(&threads);
         member.threads = threads;

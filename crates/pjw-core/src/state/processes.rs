@@ -134,7 +134,7 @@ impl Processes {
 
 /// The session or the process group of a process.
 fn unit_of(process: &Process, unit: JobUnit) -> (JobUnit, Pid) {
-    (unit, if unit == JobUnit::Group { process.group } else { process.session })
+    (unit, if unit == JobUnit::ProcessGroup { process.process_group } else { process.session })
 }
 
 /// Removes a process from an index, and the key if it was the last process.

@@ -7,13 +7,13 @@ use crate::state::{members::Member, pool::Pool, warden::WardenState};
 use crate::terms::{Job, Record};
 
 impl WardenState {
-    /// Returns the journal records from which [`WardenState::replay`] can restore this state. To shorten the
+    /// Returns the journal records from which [`WardenState::apply_record`] can restore this state. To shorten the
     /// journal, the daemon replaces the content of the journal by these records.
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         let jobs = self.jobs_unshared_first().cloned().map(Record::Job);
         let members = self.members.values().map(Member::membership).map(Record::Joined);
-        let restoring = self.restoring.values().map(Member::membership).map(Record::Left);
+        let restoring = self.processes_to_restore.values().map(Member::membership).map(Record::Left);
         let masks = self.journaled_masks();
         let masks =
             masks.flat_map(|(thread, entry)| mask_records(thread, entry, |_| true).collect::<Vec<_>>());
@@ -30,7 +30,7 @@ impl WardenState {
     /// - The grant is not shared, and another job holds one of the granted PUs.
     ///
     /// Processes that have ended since stay in the state until the first full scan.
-    pub fn replay(&mut self, record: Record) {
+    pub fn apply_record(&mut self, record: Record) {
         match record {
             Record::Job(mut job) => {
                 if !self.reclaim(&job) {
@@ -45,21 +45,21 @@ impl WardenState {
                 self.move_to_restoring(&job);
             }
             Record::Joined(membership) if self.jobs.contains_key(&membership.job) => {
-                self.restoring.remove(&membership.process.pid);
+                self.processes_to_restore.remove(&membership.process.pid);
                 self.members.insert(Member::from_record(membership));
             }
             // If no record describes the job, only the masks of its processes are left to restore.
             Record::Joined(membership) | Record::Left(membership) => {
                 let pid = membership.process.pid;
                 self.members.remove(pid);
-                self.restoring.insert(pid, Member::from_record(membership));
+                self.processes_to_restore.insert(pid, Member::from_record(membership));
             }
             Record::MaskSet { thread, before, set, since: kept_since, at } => {
                 let requested_at = at.unwrap_or(kept_since);
                 // A mask is journaled before the first request of pjw: an older request is the program's.
                 let is_programs = requested_at < kept_since && set == before;
                 let writer = if is_programs { MaskWriter::Program } else { MaskWriter::Warden };
-                let request = MaskRequest { mask: set, original: before, writer, requested_at };
+                let request = MaskRequest { mask: set, original_mask: before, writer, requested_at };
                 match self.recorded_masks.get_mut(&thread) {
                     Some(entry) => entry.add_recorded_request(request),
                     None => {
@@ -127,7 +127,7 @@ pub(crate) fn mask_records(
     entry.last_request_candidates().filter(move |request| is_wanted(request)).map(move |request| {
         Record::MaskSet {
             thread,
-            before: request.original.clone(),
+            before: request.original_mask.clone(),
             set: request.mask.clone(),
             since,
             at: Some(request.requested_at),

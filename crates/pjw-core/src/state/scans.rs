@@ -37,11 +37,11 @@ impl WardenState {
     #[must_use]
     pub fn scan_request(&self, full: bool) -> ScanRequest {
         if full {
-            let (threads_of, cgroups) = (self.tracked_pids(), self.job_cgroups());
+            let (threads_of, cgroups) = (self.tracked_pids(), self.job_cgroup_paths());
             return ScanRequest { scope: ScanScope::Full, threads_of, cgroups, idle_watch: Arc::default() };
         }
         let threads_of: BTreeSet<Pid> =
-            self.members.active_pids().chain(self.restoring.keys().copied()).collect();
+            self.members.active_pids().chain(self.processes_to_restore.keys().copied()).collect();
         let (cgroups, watch) = (self.pending_cgroups(), self.idle_watch());
         ScanRequest { scope: ScanScope::Partial(threads_of.clone()), threads_of, cgroups, idle_watch: watch }
     }
@@ -66,22 +66,22 @@ impl WardenState {
     /// one periodic scan in eight reads every process. The others read only processes that may have changed.
     /// The caller must add the processes that were forked since the last periodic scan to a partial request.
     /// Partial requests are counted, so the function must be called once per periodic scan.
-    pub fn rescan_request(&mut self) -> ScanRequest {
-        if self.rescans_until_full_plan == 0 || self.full_scan_due || !self.is_settled() {
+    pub fn periodic_scan_request(&mut self) -> ScanRequest {
+        if self.periodic_scans_until_full == 0 || self.full_scan_due || !self.is_settled() {
             return self.full_scan_request();
         }
-        self.rescans_until_full_plan -= 1;
+        self.periodic_scans_until_full -= 1;
         let unassigned = self.processes.values().map(|known| &known.process);
         let unassigned = unassigned.filter(|process| !process.is_kernel_thread).map(|process| process.id.pid);
         let unassigned = unassigned.filter(|&pid| self.tracked(pid).is_none()).collect();
         let groups = self.idle_watch().groups.clone();
-        let turn = self.rescans_until_full_plan as usize;
+        let turn = self.periodic_scans_until_full as usize;
         let turns = RESCANS_PER_FULL_PLAN as usize;
-        let in_turn = self.job_cgroups().into_iter().skip(turn).step_by(turns);
+        let in_turn = self.job_cgroup_paths().into_iter().skip(turn).step_by(turns);
         let mut request = self.scan_request(false);
         request.cgroups.extend(in_turn);
         ScanRequest {
-            idle_watch: Arc::new(IdleWatch { groups, unassigned, check_all_masks: true }),
+            idle_watch: Arc::new(IdleWatch { groups, unassigned_pids: unassigned, check_all_masks: true }),
             ..request
         }
     }
@@ -90,7 +90,7 @@ impl WardenState {
     /// is to be restored or tried again.
     fn is_settled(&self) -> bool {
         let are_served = self.jobs.without_cores().next().is_none();
-        let is_open = !self.restoring.is_empty() || !self.cpusets.has_nothing_pending();
+        let is_open = !self.processes_to_restore.is_empty() || !self.cpusets.has_nothing_pending();
         self.fork_events_complete_since.is_some() && are_served && !is_open
     }
 
@@ -117,7 +117,7 @@ impl WardenState {
     /// masks are being restored.
     #[must_use]
     pub fn tracked_pids(&self) -> BTreeSet<Pid> {
-        self.members.keys().chain(self.restoring.keys()).copied().collect()
+        self.members.keys().chain(self.processes_to_restore.keys()).copied().collect()
     }
 
     /// Returns the paths of all cgroups of jobs, relative to the mount point of the cgroup hierarchy:
@@ -126,8 +126,8 @@ impl WardenState {
     /// - The cgroups of the cpusets that pjw made for jobs.
     /// - The cgroups that existed when the daemon started and whose names are those of job cpusets of pjw.
     #[must_use]
-    pub fn job_cgroups(&self) -> BTreeSet<String> {
-        let own = self.cpusets.paths().chain(self.cpusets.found_cgroup_paths());
+    pub fn job_cgroup_paths(&self) -> BTreeSet<String> {
+        let own = self.cpusets.paths().chain(self.cpusets.leftover_cpuset_paths());
         self.jobs.cgroup_paths().chain(own).map(str::to_owned).collect()
     }
 
@@ -138,7 +138,7 @@ impl WardenState {
         schedulers.into_iter().chain(cpuset)
     }
 
-    /// The cgroups of dirty jobs, in [`Self::job_cgroups`], that were not scanned yet.
+    /// The cgroups of dirty jobs, in [`Self::job_cgroup_paths`], that were not scanned yet.
     pub(crate) fn unread_cgroups(&self) -> BTreeSet<String> {
         let is_unread = |path: &&str| !self.cgroups.contains_key(*path);
         if self.dirty.is_everything() {

@@ -39,7 +39,7 @@ pub struct WardenState {
     /// them), by pid. A process enters this map when its job ends, or when a command (`pjwctl release`)
     /// releases the job. The processes in `excluded_pids` are in this map too, although they belong to no
     /// job. An entry is removed when a full scan has shown that the original masks are in force.
-    pub restoring: BTreeMap<Pid, Member>,
+    pub processes_to_restore: BTreeMap<Pid, Member>,
     /// The pids of the processes that belong to no job and that pjw keeps off the PUs of all jobs. These
     /// processes are also in `restoring`, so that pjw can later restore their original masks.
     pub excluded_pids: BTreeSet<Pid>,
@@ -58,7 +58,7 @@ pub struct WardenState {
     pub released_masks: BTreeMap<JobId, ReleasedMasks>,
     /// Whether journal records of an earlier run of the daemon were lost. The next full scan then searches
     /// for processes whose affinity masks the earlier run may have set, and sets this field to false.
-    pub is_record_lost: bool,
+    pub has_lost_records: bool,
     /// Processes that belong to no job, each with its affinity mask. An earlier run of the daemon may have
     /// set this mask, but no journal record describes the change.
     pub masks_of_unknown_origin: BTreeMap<ProcessId, CpuSet>,
@@ -75,7 +75,7 @@ pub struct WardenState {
     /// The number of partial periodic scans before the next full periodic scan. A partial periodic scan reads
     /// only processes that may have changed. If the number is 0, the next periodic scan reads every process,
     /// and pjw decides about all jobs again.
-    pub rescans_until_full_plan: u32,
+    pub periodic_scans_until_full: u32,
     /// Whether the next periodic scan must read every process. True if process events may have been lost or a
     /// scan was incomplete, so that a process may be missing in this state.
     pub full_scan_due: bool,
@@ -113,19 +113,19 @@ impl WardenState {
             jobs: Jobs::default(),
             processes: Processes::default(),
             members: Members::default(),
-            restoring: BTreeMap::new(),
+            processes_to_restore: BTreeMap::new(),
             excluded_pids: BTreeSet::new(),
             cgroups: BTreeMap::new(),
             cpusets: CpusetRegistry::default(),
             recorded_masks: BTreeMap::new(),
             released_masks: BTreeMap::new(),
-            is_record_lost: false,
+            has_lost_records: false,
             masks_of_unknown_origin: BTreeMap::new(),
             online,
             warnings: BTreeMap::new(),
             lineage: Lineage::default(),
             dirty: DirtySet::everything(),
-            rescans_until_full_plan: 0,
+            periodic_scans_until_full: 0,
             full_scan_due: true,
             unassigned_by_user: BTreeMap::new(),
             login_processes: BTreeMap::new(),
@@ -158,7 +158,9 @@ impl WardenState {
 
     /// The members of a job, and the processes that the job released and whose original masks are to be restored.
     pub(crate) fn tracked_of(&self, job: &JobId) -> impl Iterator<Item = &Member> {
-        self.members.of_job(job).chain(self.restoring.values().filter(move |member| member.job == *job))
+        self.members
+            .of_job(job)
+            .chain(self.processes_to_restore.values().filter(move |member| member.job == *job))
     }
 
     /// The tracked processes whose masks a change of this cpuset of a job may change: those of the job, and those of other
@@ -181,7 +183,8 @@ impl WardenState {
         let (Some(entry), Some(cgroup)) = (&thread.mask_entry, cgroup) else { return false };
         let (seen, read_at) = (&thread.effective_mask, entry.last_read_at());
         let limits = self.present_mask_limits(pid);
-        let is_cut = MaskEntry::from_first_reading(seen, &limits, read_at).original() != entry.original();
+        let is_cut =
+            MaskEntry::from_first_reading(seen, &limits, read_at).original_mask() != entry.original_mask();
         self.cpusets.may_hide_mask(cgroup, is_cut, read_at)
     }
 
@@ -199,13 +202,13 @@ impl WardenState {
 
     /// The PUs of `grant` to which the program of a thread bound it; the whole grant if it did not bind the thread.
     pub(crate) fn own_mask(&self, grant: &CpuSet, member: &Member, entry: &MaskEntry) -> CpuSet {
-        target_mask(&self.topology, grant, entry.original(), member.inherited_mask.as_ref())
+        target_mask(&self.topology, grant, entry.original_mask(), member.inherited_mask.as_ref())
     }
 
     /// The mask from which an action of the kind `Unbind` frees this thread.
     fn mask_to_unbind_from(&self, id: &ThreadId) -> Option<CpuSet> {
         let member = self.members.get(&id.process.pid)?;
-        let grant = self.jobs.get(&member.job)?.online_cpus(&self.pool.online_cpus())?;
+        let grant = self.jobs.get(&member.job)?.online_granted_cpus(&self.pool.online_cpus())?;
         Some(self.own_mask(&grant, member, self.mask_entry(id)?))
     }
 
@@ -222,7 +225,7 @@ impl WardenState {
     /// restore this mask when the job ends or is released. Includes threads that were not scanned since a
     /// restart of the daemon.
     pub fn journaled_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
-        let tracked = self.members.values().chain(self.restoring.values());
+        let tracked = self.members.values().chain(self.processes_to_restore.values());
         let unread = self.recorded_masks.iter().map(|(&thread, entry)| (thread, entry));
         tracked.flat_map(Member::journaled_masks).chain(unread)
     }
@@ -250,7 +253,7 @@ impl WardenState {
         let thread = if is_member {
             self.members.thread_mut(pid, id.tid)
         } else {
-            let member = self.restoring.get_mut(&pid).filter(|member| member.id == id.process)?;
+            let member = self.processes_to_restore.get_mut(&pid).filter(|member| member.id == id.process)?;
             member.threads.get_mut(&id.tid)
         };
         thread.filter(|thread| thread.start == id.start)
@@ -264,8 +267,8 @@ impl WardenState {
     /// Updates the descent of processes (the field `lineage`) from process events of the kernel, in the given
     /// order. Returns true if an event was dropped, because the number of recorded descendants has reached
     /// [`MAX_DESCENDANTS`](crate::state::lineage::MAX_DESCENDANTS). The caller must then request a full scan.
-    pub fn apply_events(&mut self, events: &[ProcessEvent]) -> bool {
-        let tracked = |pid| tracked_in(&self.members, &self.restoring, pid);
+    pub fn apply_process_events(&mut self, events: &[ProcessEvent]) -> bool {
+        let tracked = |pid| tracked_in(&self.members, &self.processes_to_restore, pid);
         self.lineage.apply_events(events, tracked, |pid| self.processes.contains_key(&pid))
     }
 
@@ -278,7 +281,7 @@ impl WardenState {
     /// A tracked process: a member, or a process whose original masks are to be restored. `None` if the process is
     /// not tracked.
     pub(crate) fn tracked(&self, pid: Pid) -> Option<&Member> {
-        tracked_in(&self.members, &self.restoring, pid).map(|(process, _)| process)
+        tracked_in(&self.members, &self.processes_to_restore, pid).map(|(process, _)| process)
     }
 
     /// Returns whether the process `member` is in the cpuset of its job. If the batch system chose the PUs of
@@ -307,7 +310,7 @@ impl WardenState {
     /// Records that pjw changed the affinity mask of a thread as planned in `action`. `requested` is the mask
     /// that was passed to sched_setaffinity(2). `effective` is the mask that the kernel reported right after
     /// the call.
-    pub fn note_mask_applied(&mut self, action: &MaskAction, requested: &CpuSet, effective: &CpuSet) {
+    pub fn record_mask_applied(&mut self, action: &MaskAction, requested: &CpuSet, effective: &CpuSet) {
         let online = self.pool.online_cpus();
         let limits = self.present_mask_limits(action.thread.process.pid);
         let is_unbound = action.kind == MaskActionKind::Unbind;
@@ -315,7 +318,7 @@ impl WardenState {
         let Some(thread) = self.thread_mut(&action.thread) else { return };
         thread.effective_mask = effective.clone();
         if let Some(entry) = &mut thread.mask_entry {
-            entry.note_completed_request(requested, &effective.intersection(&online), &limits);
+            entry.confirm_intended_request(requested, &effective.intersection(&online), &limits);
             if unbound_from.is_some() || action.kind == MaskActionKind::Restore {
                 entry.note_unbound(unbound_from);
             }
@@ -325,7 +328,7 @@ impl WardenState {
     /// Records that pjw changed the mask of a new thread, as planned in `action`, while fork(2) may still
     /// have been creating the thread. At its end, fork(2) may give the thread the mask of its parent once
     /// more.
-    pub fn note_applied_during_fork(&mut self, action: &MaskAction) {
+    pub fn record_mask_applied_during_fork(&mut self, action: &MaskAction) {
         if let Some(entry) = self.mask_mut(&action.thread) {
             entry.reopen_inherited_requests();
         }
@@ -333,7 +336,7 @@ impl WardenState {
 
     /// Records that the kernel refused to restore the original mask of a thread, as planned in `action`. The
     /// reason is that the original mask and the cpuset of the thread have no PU in common.
-    pub fn note_original_unreachable(&mut self, action: &MaskAction) {
+    pub fn record_original_mask_refused(&mut self, action: &MaskAction) {
         let limits = self.present_mask_limits(action.thread.process.pid);
         let Some(thread) = self.thread_mut(&action.thread) else { return };
         if let Some(entry) = &mut thread.mask_entry {
@@ -343,7 +346,7 @@ impl WardenState {
 
     /// Records that pjw did not attempt the mask change `action`, so that the thread still has its earlier
     /// mask.
-    pub fn note_mask_not_tried(&mut self, action: &MaskAction) {
+    pub fn record_mask_not_attempted(&mut self, action: &MaskAction) {
         if let Some(entry) = self.mask_mut(&action.thread) {
             entry.cancel_intended_request(&action.requested_mask);
         }
@@ -352,7 +355,7 @@ impl WardenState {
     /// Removes all members of a job, and adds them to the processes whose original masks are to be restored.
     pub(crate) fn move_to_restoring(&mut self, job: &JobId) {
         let gone = self.members.remove_all_of(job);
-        self.restoring.extend(gone.into_iter().map(|member| (member.id.pid, member)));
+        self.processes_to_restore.extend(gone.into_iter().map(|member| (member.id.pid, member)));
     }
 
     /// Removes a process from the unassigned processes of its user.
@@ -373,7 +376,7 @@ impl WardenState {
         if let Some(member) = self.members.get(&pid) {
             self.dirty.add(&member.job, pid);
         }
-        for member in self.members.remove(pid).into_iter().chain(self.restoring.remove(&pid)) {
+        for member in self.members.remove(pid).into_iter().chain(self.processes_to_restore.remove(&pid)) {
             self.cpusets.forget(member.id);
         }
     }
@@ -382,7 +385,7 @@ impl WardenState {
     /// its last children too.
     pub(crate) fn forget_gone(&mut self, pid: Pid) {
         if self.fork_events_complete_since.is_some()
-            && let Some((process, is_member)) = tracked_in(&self.members, &self.restoring, pid)
+            && let Some((process, is_member)) = tracked_in(&self.members, &self.processes_to_restore, pid)
         {
             self.lineage.note_gone(process, is_member);
         }

@@ -68,7 +68,7 @@ impl Default for CpusetSupport {
 /// through the interface that the creator used: the files of the cgroup, or D-Bus calls to systemd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum CgroupOwner {
+pub enum CgroupCreator {
     /// The batch system that runs the job. pjw changes only the cpuset of this cgroup.
     Scheduler,
     /// systemd, which created a transient scope at pjw's request.
@@ -107,7 +107,7 @@ pub struct JobCpuset {
     pub job: JobId,
     /// The creator of the cgroup: the batch system, systemd or pjw.
     #[serde(rename = "mason")]
-    pub cgroup_owner: CgroupOwner,
+    pub cgroup_owner: CgroupCreator,
     /// The path of the cgroup relative to the mount point of the cpuset hierarchy, as in `/proc/PID/cgroup`.
     pub path: String,
     /// The settings that pjw last wrote to the cpuset, or is about to write.
@@ -119,7 +119,7 @@ pub struct JobCpuset {
 /// run of the daemon created the cgroup, and the journal may not contain it. The other fields are read from
 /// extended attributes of the cgroup, in which the earlier run stored these facts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FoundCpuset {
+pub struct LeftoverCpuset {
     /// The path of the cgroup relative to the mount point of the cpuset hierarchy.
     pub path: String,
     /// The user id of the job's owner. `None` if the cgroup has no such extended attribute. Then the kernel
@@ -192,7 +192,7 @@ pub enum CpusetChange {
         /// daemon whose journal is lost.
         owner: Uid,
         /// The processes that are moved into the cgroup when it is created. Only systemd
-        /// ([`CgroupOwner::Systemd`]) uses this list, because systemd creates no scope without a process.
+        /// ([`CgroupCreator::Systemd`]) uses this list, because systemd creates no scope without a process.
         initial_processes: Vec<ProcessId>,
     },
     /// Moves a process into the cpuset.

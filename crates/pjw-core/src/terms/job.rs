@@ -28,7 +28,7 @@ use crate::machine::Topology;
 )]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "kebab-case")]
-pub enum Source {
+pub enum JobSource {
     /// Slurm.
     Slurm,
     /// IBM Spectrum LSF and OpenLava.
@@ -49,7 +49,7 @@ pub enum Source {
     Session,
 }
 
-impl Source {
+impl JobSource {
     /// All sources of jobs, in the order in which they are shown to users.
     pub const ALL: &[Self] = <Self as strum::VariantArray>::VARIANTS;
 
@@ -63,7 +63,7 @@ impl Source {
     /// login session). The cores that a batch system chose for a job are never changed by pjw.
     #[must_use]
     pub fn is_scheduler(self) -> bool {
-        !matches!(self, Source::Manual | Source::Session)
+        !matches!(self, JobSource::Manual | JobSource::Session)
     }
 }
 
@@ -72,7 +72,7 @@ impl Source {
 /// `123[4].srv`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId {
-    source: Source,
+    source: JobSource,
     name: String,
 }
 
@@ -82,19 +82,19 @@ pub enum JobIdError {
     /// The name is empty.
     #[error("the job id is empty: name the job, as in mytest or slurm:123")]
     Empty,
-    /// The name has more than [`JobId::MAX_LENGTH`] characters.
-    #[error("the job id is {length} characters long: at most {max} are allowed", max = JobId::MAX_LENGTH)]
+    /// The name has more than [`JobId::MAX_NAME_LENGTH`] characters.
+    #[error("the job id is {length} characters long: at most {max} are allowed", max = JobId::MAX_NAME_LENGTH)]
     TooLong {
         /// The number of characters in the name.
         length: usize,
     },
     /// The name contains a character that is not allowed.
     #[error("the job id holds {character:?}: letters, digits and ._-:@+[] are allowed")]
-    Character {
+    InvalidCharacter {
         /// The first character of the name that is not allowed.
         character: char,
     },
-    /// The part of the text before the colon is not the name of a [`Source`].
+    /// The part of the text before the colon is not the name of a [`JobSource`].
     #[error(
         "{source_name:?} is not a source of jobs: known are slurm, lsf, pbs, sge, condor, flux, oar, manual, session"
     )]
@@ -106,24 +106,24 @@ pub enum JobIdError {
 
 impl JobId {
     /// The maximum number of characters in the name of a job (the part of the id after the first colon).
-    pub const MAX_LENGTH: usize = 128;
+    pub const MAX_NAME_LENGTH: usize = 128;
 
     /// Makes the id of the job with the name `name` in the source `source` (the system that started the job).
     ///
     /// # Errors
-    /// If the name is empty, if it has more than [`JobId::MAX_LENGTH`] characters, or if it has a character
+    /// If the name is empty, if it has more than [`JobId::MAX_NAME_LENGTH`] characters, or if it has a character
     /// outside `[A-Za-z0-9._:@+\[\]-]`.
-    pub fn new(source: Source, name: &str) -> Result<Self, JobIdError> {
+    pub fn new(source: JobSource, name: &str) -> Result<Self, JobIdError> {
         if name.is_empty() {
             return Err(JobIdError::Empty);
         }
         let length = name.chars().count();
-        if length > Self::MAX_LENGTH {
+        if length > Self::MAX_NAME_LENGTH {
             return Err(JobIdError::TooLong { length });
         }
         let allowed = |c: char| c.is_ascii_alphanumeric() || "._-:@+[]".contains(c);
         match name.chars().find(|&c| !allowed(c)) {
-            Some(character) => Err(JobIdError::Character { character }),
+            Some(character) => Err(JobIdError::InvalidCharacter { character }),
             None => Ok(Self { source, name: name.to_owned() }),
         }
     }
@@ -131,7 +131,7 @@ impl JobId {
     /// Returns the source of the job (the system that started it, such as Slurm). It is the part of the id
     /// before the first colon.
     #[must_use]
-    pub fn source(&self) -> Source {
+    pub fn source(&self) -> JobSource {
         self.source
     }
 
@@ -154,11 +154,11 @@ impl FromStr for JobId {
     /// Parses `source:name`. A text without a known source is the name of a manual job, unless it looks like
     /// a misspelt source: `slrm:1` is an error.
     fn from_str(text: &str) -> Result<Self, JobIdError> {
-        let Some((before, name)) = text.split_once(':') else { return Self::new(Source::Manual, text) };
-        match Source::ALL.iter().find(|source| source.name() == before) {
+        let Some((before, name)) = text.split_once(':') else { return Self::new(JobSource::Manual, text) };
+        match JobSource::ALL.iter().find(|source| source.name() == before) {
             Some(&source) => Self::new(source, name),
             None => {
-                Self::new(Source::Manual, text)?;
+                Self::new(JobSource::Manual, text)?;
                 Err(JobIdError::UnknownSource { source_name: before.to_owned() })
             }
         }
@@ -401,7 +401,7 @@ impl Job {
     /// Returns those PUs granted to the job that are online. `online` contains the online PUs of the machine.
     /// Returns `None` if no PU granted to the job is online.
     #[must_use]
-    pub fn online_cpus(&self, online: &CpuSet) -> Option<CpuSet> {
+    pub fn online_granted_cpus(&self, online: &CpuSet) -> Option<CpuSet> {
         self.grant.as_ref().map(|grant| grant.cpus.intersection(online)).filter(|cpus| !cpus.is_empty())
     }
 }

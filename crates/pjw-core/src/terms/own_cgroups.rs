@@ -1,8 +1,8 @@
 //! The names of the cgroups that a warden creates for jobs, and the way back from a cgroup's path to its job.
 
 use crate::basics::prelude::*;
-use crate::terms::cpuset_group::CgroupOwner;
-use crate::terms::job::{JobId, Source};
+use crate::terms::cpuset_group::CgroupCreator;
+use crate::terms::job::{JobId, JobSource};
 
 /// The name of the cgroups of a daemon (`pjwd`) that runs alone. If a daemon runs beside another one, the
 /// name is followed by `_` and [`HASH_DIGITS`] digits.
@@ -76,7 +76,7 @@ impl OwnCgroupNames {
     /// Returns whether `path` is the path of a cgroup that the daemon with these names creates, or lies below
     /// the path of such a cgroup. Also true for the directory and the slice that contain the cgroups of jobs.
     #[must_use]
-    pub fn contains(&self, path: &str) -> bool {
+    pub fn is_own_path(&self, path: &str) -> bool {
         Self::from_cgroup_path(path).as_ref() == Some(self)
     }
 
@@ -84,20 +84,20 @@ impl OwnCgroupNames {
     /// relative to the mount point of the cgroup hierarchy. If `isolated` is true, the cgroup lies directly
     /// below the root, because the parent of an isolated partition must be a partition too.
     #[must_use]
-    pub fn job_path(&self, job: &JobId, cgroup_owner: CgroupOwner, isolated: bool) -> String {
+    pub fn job_path(&self, job: &JobId, cgroup_owner: CgroupCreator, isolated: bool) -> String {
         self.path_for_name(&directory_name(job), cgroup_owner, isolated)
     }
 
     /// Returns the same path as [`OwnCgroupNames::job_path`], but for the cgroup name `job` instead of a job
     /// id. If `job` contains a `-`, the path differs from the paths of all jobs.
     #[must_use]
-    pub fn path_for_name(&self, job: &str, cgroup_owner: CgroupOwner, isolated: bool) -> String {
+    pub fn path_for_name(&self, job: &str, cgroup_owner: CgroupCreator, isolated: bool) -> String {
         let name = &self.name;
         match (cgroup_owner, isolated) {
-            (CgroupOwner::Systemd, false) => format!("/{name}.slice/{name}-{job}.scope"),
-            (CgroupOwner::Systemd, true) => format!("/{name}-{job}.scope"),
-            (CgroupOwner::Warden | CgroupOwner::Scheduler, false) => format!("/{name}/{job}"),
-            (CgroupOwner::Warden | CgroupOwner::Scheduler, true) => format!("/{name}-{job}"),
+            (CgroupCreator::Systemd, false) => format!("/{name}.slice/{name}-{job}.scope"),
+            (CgroupCreator::Systemd, true) => format!("/{name}-{job}.scope"),
+            (CgroupCreator::Warden | CgroupCreator::Scheduler, false) => format!("/{name}/{job}"),
+            (CgroupCreator::Warden | CgroupCreator::Scheduler, true) => format!("/{name}-{job}"),
         }
     }
 
@@ -105,11 +105,11 @@ impl OwnCgroupNames {
     /// cgroup is an isolated partition. Returns `None` if `path` is not the path of a job's cgroup. This
     /// function is the inverse of [`OwnCgroupNames::job_path`].
     #[must_use]
-    pub fn job_at_path(&self, path: &str, cgroup_owner: CgroupOwner) -> Option<(JobId, bool)> {
+    pub fn job_at_path(&self, path: &str, cgroup_owner: CgroupCreator) -> Option<(JobId, bool)> {
         let name = &self.name;
         let (usual, end) = match cgroup_owner {
-            CgroupOwner::Systemd => (format!("/{name}.slice/{name}-"), ".scope"),
-            CgroupOwner::Warden | CgroupOwner::Scheduler => (format!("/{name}/"), ""),
+            CgroupCreator::Systemd => (format!("/{name}.slice/{name}-"), ".scope"),
+            CgroupCreator::Warden | CgroupCreator::Scheduler => (format!("/{name}/"), ""),
         };
         let in_usual = path.strip_prefix(&usual);
         let job = in_usual.or_else(|| path.strip_prefix(&format!("/{name}-")))?.strip_suffix(end)?;
@@ -123,7 +123,7 @@ impl OwnCgroupNames {
 /// every cgroup ([`is_cgroup_file`]). Nothing else makes a backslash, so replacing each `\xNN` by its byte gives the id
 /// back.
 fn directory_name(job: &JobId) -> String {
-    let by_hand = job.source() == Source::Manual;
+    let by_hand = job.source() == JobSource::Manual;
     let text = if by_hand { job.name().to_owned() } else { job.to_string() };
     let is_file = is_cgroup_file(&text);
     let mut name = String::with_capacity(text.len());
@@ -153,7 +153,8 @@ fn job_of_directory_name(name: &str) -> Option<JobId> {
     }
     let text = String::from_utf8(bytes).ok()?;
     // Only the colon between source and name is not escaped.
-    let job = if name.contains(':') { text.parse().ok()? } else { JobId::new(Source::Manual, &text).ok()? };
+    let job =
+        if name.contains(':') { text.parse().ok()? } else { JobId::new(JobSource::Manual, &text).ok()? };
     // Another text may stand for the same job, such as one with an escaped letter. pjw writes only one of them.
     (directory_name(&job) == name).then_some(job)
 }
@@ -195,24 +196,24 @@ mod tests {
     fn a_cpuset_path_contains_the_job_name() {
         let own = OwnCgroupNames::default();
         let path = |job: &str, cgroup_owner| own.job_path(&job.parse().unwrap(), cgroup_owner, false);
-        assert_eq!(path("a", CgroupOwner::Systemd), "/pjw.slice/pjw-a.scope");
-        assert_eq!(path("slurm:12", CgroupOwner::Warden), "/pjw/slurm:12");
-        assert_eq!(path("pbs:124[3].srv", CgroupOwner::Warden), "/pjw/pbs:124\\x5b3\\x5d.srv");
-        assert_eq!(path("a-b@c+d", CgroupOwner::Systemd), "/pjw.slice/pjw-a\\x2db\\x40c\\x2bd.scope");
+        assert_eq!(path("a", CgroupCreator::Systemd), "/pjw.slice/pjw-a.scope");
+        assert_eq!(path("slurm:12", CgroupCreator::Warden), "/pjw/slurm:12");
+        assert_eq!(path("pbs:124[3].srv", CgroupCreator::Warden), "/pjw/pbs:124\\x5b3\\x5d.srv");
+        assert_eq!(path("a-b@c+d", CgroupCreator::Systemd), "/pjw.slice/pjw-a\\x2db\\x40c\\x2bd.scope");
         assert_eq!(
-            path("manual:slurm:12", CgroupOwner::Warden),
+            path("manual:slurm:12", CgroupCreator::Warden),
             "/pjw/slurm\\x3a12",
             "not the path of slurm:12"
         );
-        assert_eq!(own.job_path(&"a".parse().unwrap(), CgroupOwner::Systemd, true), "/pjw-a.scope");
-        assert_eq!(own.job_path(&"a".parse().unwrap(), CgroupOwner::Warden, true), "/pjw-a");
+        assert_eq!(own.job_path(&"a".parse().unwrap(), CgroupCreator::Systemd, true), "/pjw-a.scope");
+        assert_eq!(own.job_path(&"a".parse().unwrap(), CgroupCreator::Warden, true), "/pjw-a");
     }
 
     #[test]
     fn no_job_name_makes_a_parent_path_or_a_hidden_file() {
         let own = OwnCgroupNames::default();
-        assert_eq!(own.job_path(&"..".parse().unwrap(), CgroupOwner::Warden, false), "/pjw/\\x2e.");
-        assert_eq!(own.job_path(&".a".parse().unwrap(), CgroupOwner::Warden, false), "/pjw/\\x2ea");
+        assert_eq!(own.job_path(&"..".parse().unwrap(), CgroupCreator::Warden, false), "/pjw/\\x2e.");
+        assert_eq!(own.job_path(&".a".parse().unwrap(), CgroupCreator::Warden, false), "/pjw/\\x2ea");
     }
 
     #[test]
@@ -225,11 +226,11 @@ mod tests {
         assert_eq!(one.directory(), "/pjw_8cf11471b8d8b200", "the same state directory, the same cgroups");
         let job: JobId = "a".parse().unwrap();
         for own in [&alone, &one, &two] {
-            let owners = [CgroupOwner::Warden, CgroupOwner::Systemd];
+            let owners = [CgroupCreator::Warden, CgroupCreator::Systemd];
             let jobs = owners.iter().flat_map(|&owner| [true, false].map(|is| own.job_path(&job, owner, is)));
             for path in jobs.chain([own.directory(), format!("/{}", own.slice())]) {
                 assert_eq!(OwnCgroupNames::from_cgroup_path(&path).as_ref(), Some(own), "{path}");
-                let owners: Vec<_> = [&alone, &one, &two].map(|other| other.contains(&path)).into();
+                let owners: Vec<_> = [&alone, &one, &two].map(|other| other.is_own_path(&path)).into();
                 assert_eq!(owners.iter().filter(|contains| **contains).count(), 1, "{path}");
             }
         }
@@ -253,18 +254,18 @@ mod tests {
         for path in
             ["/", "/pjw", "/pjw/", "/pjw/a/b", "/pjw_test", "/pjw-", "/other/a", "/pjw.slice/pjw-a.scope"]
         {
-            assert_eq!(OwnCgroupNames::default().job_at_path(path, CgroupOwner::Warden), None, "{path}");
+            assert_eq!(OwnCgroupNames::default().job_at_path(path, CgroupCreator::Warden), None, "{path}");
         }
     }
 
     proptest::proptest! {
         #[test]
         fn the_name_of_a_cgroup_gives_back_its_job(
-            source in proptest::sample::select(Source::ALL),
+            source in proptest::sample::select(JobSource::ALL),
             name in "[A-Za-z0-9._:@+\\[\\]-]{1,128}",
         ) {
             let job = JobId::new(source, &name).unwrap();
-            for cgroup_owner in [CgroupOwner::Warden, CgroupOwner::Systemd] {
+            for cgroup_owner in [CgroupCreator::Warden, CgroupCreator::Systemd] {
                 for isolated in [false, true] {
                     for own in [OwnCgroupNames::default(), OwnCgroupNames::of_additional_daemon(b"/tmp/one")] {
                         let path = own.job_path(&job, cgroup_owner, isolated);
@@ -278,7 +279,7 @@ mod tests {
     #[test]
     fn no_job_name_makes_the_path_of_a_file_of_its_parent_cgroup() {
         let own = OwnCgroupNames::default();
-        let path = |job: &str| own.job_path(&job.parse().unwrap(), CgroupOwner::Warden, false);
+        let path = |job: &str| own.job_path(&job.parse().unwrap(), CgroupCreator::Warden, false);
         assert_eq!(path("tasks"), "/pjw/\\x74asks");
         assert_eq!(path("notify_on_release"), "/pjw/\\x6eotify_on_release");
         assert_eq!(path("cgroup.procs"), "/pjw/\\x63group.procs");

@@ -40,7 +40,7 @@ impl MaskAction {
     /// thread's cpuset. `current_mask` is the effective mask of the thread as the last scan read it. `why` is
     /// the reason, for users.
     #[must_use]
-    pub fn as_requested(
+    pub fn with_exact_request(
         kind: MaskActionKind,
         job: &JobId,
         thread: ThreadId,

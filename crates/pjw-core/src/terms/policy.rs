@@ -5,7 +5,7 @@ use core::time::Duration;
 
 use crate::basics::{CpuSet, Pid, Uid, prelude::*};
 use crate::terms::cpuset_group::{CpusetSupport, Enforcement};
-use crate::terms::job::Source;
+use crate::terms::job::JobSource;
 use crate::terms::own_cgroups::OwnCgroupNames;
 
 /// The mode of the daemon. In the mode `enforce`, the daemon changes affinity masks and cpusets as planned.
@@ -66,10 +66,10 @@ pub struct Policy {
     /// reports processes of users with lower ids as unassigned (belonging to no job).
     pub first_person_uid: u32,
     /// The sources (such as batch systems) whose jobs pjw detects on the machine.
-    pub sources: BTreeSet<Source>,
+    pub sources: BTreeSet<JobSource>,
     /// For each source, the number of cores for a job that does not say how many cores it needs. If a source
     /// has no entry, such a job gets no cores.
-    pub source_cores: BTreeMap<Source, u32>,
+    pub source_cores: BTreeMap<JobSource, u32>,
     /// Whether pjw restricts jobs to their cores by cpusets or by affinity masks.
     pub enforcement: Enforcement,
     /// Whether pjw can create cpusets on this machine, and in which cgroup hierarchy.
@@ -79,7 +79,7 @@ pub struct Policy {
     /// The batch systems in whose job cpusets pjw may write. Each of them makes a cgroup with a cpuset for
     /// each job. A batch system that itself writes these cpusets is included only if it writes them to grant
     /// cores.
-    pub narrowable_sources: BTreeSet<Source>,
+    pub narrowable_sources: BTreeSet<JobSource>,
     /// The pid of pjwd itself, which never belongs to a job. `None` if pjwd is not a process of the scanned
     /// machine, as in simulations.
     pub own_pid: Option<Pid>,
@@ -116,12 +116,12 @@ impl Default for Policy {
             adopt_strays: false,
             user_max_cores: 0,
             first_person_uid: 1000,
-            sources: Source::ALL.iter().copied().collect(),
+            sources: JobSource::ALL.iter().copied().collect(),
             source_cores: BTreeMap::new(),
             enforcement: Enforcement::default(),
             cpuset_support: CpusetSupport::default(),
             own_cgroups: OwnCgroupNames::default(),
-            narrowable_sources: BTreeSet::from([Source::Slurm]),
+            narrowable_sources: BTreeSet::from([JobSource::Slurm]),
             own_pid: None,
             only_user: None,
             hot_permille: 600,

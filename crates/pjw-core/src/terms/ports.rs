@@ -3,10 +3,10 @@
 use core::error::Error;
 
 use crate::basics::{Pid, prelude::*};
-use crate::terms::cpuset_group::{CpusetAction, CpusetOutcome, FoundCpuset};
+use crate::terms::cpuset_group::{CpusetAction, CpusetOutcome, LeftoverCpuset};
 use crate::terms::own_cgroups::OwnCgroupNames;
 use crate::terms::plan::{MaskAction, MaskOutcome};
-use crate::terms::snapshot::{EventBatch, ExpectedMask, MaskProbe, Snapshot};
+use crate::terms::snapshot::{ExpectedMask, MaskProbe, ProcessEventBatch, Snapshot};
 use crate::terms::{record::Record, scan::ScanRequest};
 
 /// The interface through which pjwd scans and changes the machine on which the jobs run. `pjw-linux`
@@ -15,7 +15,7 @@ pub trait Node {
     /// Scans the processes, threads and cgroups that `request` names, and returns what was read. A process or
     /// cgroup that vanishes during the scan is reported as [`crate::terms::snapshot::Observed::Gone`], not as
     /// an error.
-    fn observe(&mut self, request: &ScanRequest) -> Snapshot;
+    fn scan(&mut self, request: &ScanRequest) -> Snapshot;
 
     /// Reads the affinity masks of processes that were just forked, without a call that may block. `expected`
     /// contains the expected mask of each process. The result contains only the processes whose mask differs
@@ -26,16 +26,16 @@ pub trait Node {
     /// Reads the process events that the kernel has sent since the last call, without waiting. Called after
     /// each scan. The events then include the fork event of every process that the scan read, unless events
     /// were lost.
-    fn read_process_events(&mut self) -> EventBatch;
+    fn read_process_events(&mut self) -> ProcessEventBatch;
 
     /// Returns the cgroups that exist where this daemon creates cgroups for jobs, each with the facts that an
     /// earlier run of the daemon stored in the extended attributes of the cgroup. Called only when the daemon
     /// starts.
-    fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroupNames) -> Vec<FoundCpuset>;
+    fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset>;
 
     /// Sets the affinity mask of a thread as planned in `action`, and reads the new mask back. Returns
     /// [`MaskOutcome::Gone`] if the thread no longer exists, even if another thread has the same tid now.
-    fn apply(&mut self, action: &MaskAction) -> MaskOutcome;
+    fn change_mask(&mut self, action: &MaskAction) -> MaskOutcome;
 
     /// Makes one change of a job's cpuset, as planned in `action`, and reads the new state of the cpuset
     /// back.

@@ -1,6 +1,6 @@
 //! The records of the journal. With them a restart finds the same grants, and a release finds the original masks.
 //!
-//! The state of pjw can be made again from its records ([`crate::state::warden::WardenState::replay`]). A
+//! The state of pjw can be made again from its records ([`crate::state::warden::WardenState::apply_record`]). A
 //! record is written before the change that it describes. So after a crash the journal may contain a change that was
 //! not made. It never lacks a change that was made.
 

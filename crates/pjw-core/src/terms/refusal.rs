@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 use crate::basics::{CpuSet, Pid, Pu, Uid, cpus_are, prelude::*};
-use crate::terms::job::{JobId, Source};
+use crate::terms::job::{JobId, JobSource};
 
 /// The reason why a command was refused. The message says what the user requested, why it is refused, and
 /// what the user can do.
@@ -14,7 +14,7 @@ pub enum Refusal {
     ZeroCores,
     /// The request has neither a number of cores nor a list of PUs, and the job has no earlier request.
     #[error("the number of cores of {job} is not known: add --cores N or --cpus LIST")]
-    NoAmount {
+    NoCpuRequest {
         /// The id of the job.
         job: JobId,
     },
@@ -27,8 +27,8 @@ pub enum Refusal {
         usable: u32,
     },
     /// The request is for more cores than are free now.
-    #[error("{} asked for{}", cores_were(*requested), what_fits(*free, free_cpus, *held, *largest_l3))]
-    NotEnough {
+    #[error("{} asked for{}", cores_were(*requested), what_fits(*free, free_cpus, *held, *max_cores_in_one_l3))]
+    NotEnoughCores {
         /// The number of requested cores.
         requested: u32,
         /// The number of whole cores that no job holds.
@@ -38,7 +38,7 @@ pub enum Refusal {
         /// The number of cores that the job already holds. The request can use these cores too.
         held: u32,
         /// The largest number of cores within one L3 cache that are free or held by the job.
-        largest_l3: u32,
+        max_cores_in_one_l3: u32,
     },
     /// The request needs more cores than are free now. It is refused although `on_exhausted = "wait"`:
     /// requests of `pjwctl run`, and requests for jobs that already hold cores, never wait.
@@ -50,19 +50,19 @@ pub enum Refusal {
         why: &'static str,
     },
     /// The requested list contains PUs that are offline or that the machine does not have.
-    #[error("{} not on this machine or offline: choose among {machine}", cpus_are(cpus))]
+    #[error("{} not on this machine or offline: choose among {online_cpus}", cpus_are(cpus))]
     NoSuchPus {
         /// The PUs of the list that are offline or that the machine does not have.
         cpus: CpuSet,
         /// All online PUs of the machine.
-        machine: CpuSet,
+        online_cpus: CpuSet,
     },
     /// The requested list contains housekeeping PUs.
     #[error(
         "{} kept for housekeeping: choose others, or have `housekeeping` changed in the configuration",
         cpus_are(cpus)
     )]
-    Housekeeping {
+    HousekeepingPus {
         /// The housekeeping PUs in the list.
         cpus: CpuSet,
     },
@@ -88,7 +88,7 @@ pub enum Refusal {
     },
     /// The requested list is empty.
     #[error("the CPU list is empty: name at least one")]
-    EmptyList,
+    EmptyCpuList,
     /// The machine has no device with the requested name.
     #[error("this machine has no device {device:?}: it has {known}")]
     NoSuchDevice {
@@ -224,7 +224,7 @@ pub enum Refusal {
          user_max_cores",
         cores_were(*requested), within_limit(*requested, *total, *limit)
     )]
-    UserLimit {
+    UserLimitExceeded {
         /// The number of requested cores.
         requested: u32,
         /// The number of cores that the owner would hold with this request. It includes the cores that the
@@ -292,7 +292,7 @@ fn or_release(may_release: bool) -> &'static str {
 
 /// A release frees the processes of a manual job. The job of a scheduler goes on after a release and keeps its processes.
 fn how_to_leave(job: &JobId) -> String {
-    if job.source() == Source::Manual {
+    if job.source() == JobSource::Manual {
         return format!("it can join another job when {job} is released");
     }
     format!(

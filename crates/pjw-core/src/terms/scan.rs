@@ -41,7 +41,7 @@ pub struct IdleWatch {
     pub groups: Vec<Arc<IdleGroup>>,
     /// The pids of the processes that belong to no job. If such a process used CPU time since the last check
     /// or has exited, the scan reads the process, but not its threads.
-    pub unassigned: Vec<Pid>,
+    pub unassigned_pids: Vec<Pid>,
     /// Whether a partial scan checks the masks of all idle processes of jobs. If false, each partial scan
     /// checks only some of them, in rotation.
     pub check_all_masks: bool,

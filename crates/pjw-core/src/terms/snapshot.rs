@@ -11,7 +11,7 @@ use crate::basics::{
     CgroupId, Comm, CpuSet, Moment, Nanos, Pid, ProcessId, Pu, StartTime, Tid, Uid, is_cgroup_within,
     prelude::*,
 };
-use crate::terms::job::{CpuRequest, JobId, Source};
+use crate::terms::job::{CpuRequest, JobId, JobSource};
 use crate::terms::scan::ScanScope;
 
 /// The result of one scan of the machine: its processes, its cgroups and its online PUs. A partial snapshot
@@ -82,7 +82,7 @@ pub struct Process {
     /// The pid of the parent. If the parent has ended, this is 1 or the pid of a subreaper.
     pub parent: Pid,
     /// The id of the process group (setpgid(2)).
-    pub group: Pid,
+    pub process_group: Pid,
     /// The id of the session (setsid(2)).
     pub session: Pid,
     /// The real user id of the process.
@@ -109,7 +109,7 @@ pub struct Process {
     /// The time until which the process is known to have used no CPU time, in ns since boot. It is the time
     /// of the last check before this scan that found the process idle. `None` if the last check found that
     /// the process had run, or if the process was never checked.
-    pub last_seen_idle: Option<Nanos>,
+    pub idle_until: Option<Nanos>,
 }
 
 /// A thread, as a scan read it: its effective affinity mask, its state, and the CPU time that it has used so
@@ -149,7 +149,7 @@ pub struct BatchAttributes {
     pub environ: BTreeMap<String, String>,
     /// The supplementary group ids of the process. Grid Engine gives each job a supplementary group of its
     /// own.
-    pub groups: Vec<u32>,
+    pub supplementary_groups: Vec<u32>,
     /// The first 256 bytes of the command line, with spaces between the arguments.
     pub command_line: String,
 }
@@ -183,7 +183,7 @@ impl JobMarks {
     /// whole.
     pub(crate) fn own_units(&self) -> impl Iterator<Item = (&JobId, JobUnit)> {
         self.marks.iter().filter_map(|mark| match mark.kind {
-            MarkKind::Environment { own } if own != JobUnit::Nothing => Some((&mark.job, own)),
+            MarkKind::Environment { job_unit: own } if own != JobUnit::Nothing => Some((&mark.job, own)),
             _ => None,
         })
     }
@@ -199,9 +199,9 @@ pub enum BatchRole {
     /// A daemon of this batch system whose children are processes of jobs (slurmstepd, res, pbs_mom and
     /// others). The role follows only from the name of the process, which any user could choose. So pjw also
     /// checks the user of the process.
-    Launcher(Source),
+    Launcher(JobSource),
     /// A helper of this batch system that runs in the cgroup of a job. The process never belongs to the job.
-    Helper(Source),
+    Helper(JobSource),
 }
 
 /// A mark: an attribute of a process that names a job, such as a cgroup or an environment variable. A mark
@@ -229,7 +229,7 @@ pub enum MarkKind {
     /// An environment variable. Any user can set it.
     Environment {
         /// The unit of processes (process group or session) that the batch system creates for each job.
-        own: JobUnit,
+        job_unit: JobUnit,
     },
 }
 
@@ -239,7 +239,7 @@ pub enum MarkKind {
 pub enum JobUnit {
     /// Each job has a process group of its own, but no session of its own. (LSF: all jobs are in the session
     /// of sbatchd.)
-    Group,
+    ProcessGroup,
     /// Each job has a session of its own. (PBS, Grid Engine.)
     Session,
     /// A job has neither a process group nor a session of its own.
@@ -386,7 +386,7 @@ pub enum ProcessEvent {
 
 /// The process events that one call read from the kernel, and whether the kernel lost further events.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct EventBatch {
+pub struct ProcessEventBatch {
     /// The process events, in the order in which the kernel reported them.
     pub events: Vec<ProcessEvent>,
     /// Whether the kernel lost at least one event that happened before the last event in `events`.

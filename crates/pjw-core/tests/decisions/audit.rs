@@ -27,7 +27,7 @@ fn pin(m: &mut Machine) -> MaskAction {
     let thread = thread(m, 10);
     let now = Nanos(m.now());
     m.change_thread(thread, |thread| {
-        thread.mask_entry.as_mut().unwrap().note_intended_request(set("1"), set("0-7"), now);
+        thread.mask_entry.as_mut().unwrap().add_intended_request(set("1"), set("0-7"), now);
     });
     MaskAction {
         kind: MaskActionKind::Pin,
@@ -81,8 +81,8 @@ fn a_pool_of_another_machine_is_noticed() {
         |state| {
             let shape = pjw_core::topology::RegularShape {
                 packages: 1,
-                numa_per_package: 1,
-                l3_per_numa: 1,
+                numa_nodes_per_package: 1,
+                l3s_per_numa_node: 1,
                 cores_per_l3: 9,
                 pus_per_core: 1,
             };
@@ -177,7 +177,7 @@ fn a_restore_sets_the_saved_mask_for_released_processes_only() {
     };
     assert_eq!(found(&m, vec![back("0-7")]).len(), 1, "it is still a member");
     let member = m.state.members.remove(thread.process.pid).unwrap();
-    m.state.restoring.insert(thread.process.pid, member);
+    m.state.processes_to_restore.insert(thread.process.pid, member);
     assert_eq!(found(&m, vec![back("0-7")]), [""; 0]);
     assert_eq!(found(&m, vec![back("0-6")]).len(), 1);
 }

@@ -28,7 +28,7 @@ fn a_refused_request_leaves_no_trace() {
     m.spawn(10, 1, 0);
     m.assign("a", 6, &[10]).unwrap();
     let refusal = m.assign("b", 4, &[]).unwrap_err();
-    assert!(matches!(refusal, Refusal::NotEnough { requested: 4, free: 2, .. }), "{refusal:?}");
+    assert!(matches!(refusal, Refusal::NotEnoughCores { requested: 4, free: 2, .. }), "{refusal:?}");
     assert!(matches!(m.assign("c", 0, &[]).unwrap_err(), Refusal::ZeroCores));
     assert!(matches!(
         m.assign("c", 9, &[]).unwrap_err(),
@@ -73,9 +73,9 @@ fn an_unprivileged_user_gets_cores_only_if_allowed_and_for_own_processes() {
     m.policy.user_max_cores = 3;
     m.assign_as(ALICE, "a", 2, &[10]).unwrap();
     let refusal = m.assign_as(ALICE, "b", 2, &[]).unwrap_err();
-    assert_eq!(refusal, Refusal::UserLimit { requested: 2, total: 4, limit: 3 });
+    assert_eq!(refusal, Refusal::UserLimitExceeded { requested: 2, total: 4, limit: 3 });
     m.assign_as(ALICE, "b", 1, &[]).unwrap();
-    let bob = Caller { uid: Uid(1002), admin: false };
+    let bob = Caller { uid: Uid(1002), is_admin: false };
     let refusal = m.command(Command::Release { job: job("a"), caller: bob }).unwrap_err();
     assert!(matches!(refusal, Refusal::NotYourJob { .. }));
     m.command(Command::ReleaseAll { caller: bob }).unwrap();
@@ -103,7 +103,7 @@ fn only_an_administrator_creates_a_job_for_another_user() {
     m.assign("found", 1, &[]).unwrap();
     assert_eq!(m.state.jobs[&job("found")].owner, ALICE.uid, "who says nothing of owners changes none");
     m.policy.user_max_cores = 8;
-    let bob = Caller { uid: Uid(1002), admin: false };
+    let bob = Caller { uid: Uid(1002), is_admin: false };
     let refusal = m.command(for_alice(bob, "gift")).unwrap_err();
     assert_eq!(refusal, Refusal::JobForOtherUser { job: job("gift"), owner: ALICE.uid });
     m.command(for_alice(ALICE, "own")).unwrap();
@@ -182,9 +182,9 @@ fn the_user_limit_counts_waiting_requests_and_partly_used_cores() {
     m.policy.user_max_cores = 2;
     m.policy.on_exhausted = OnExhausted::Wait;
     m.assign("all", 8, &[]).unwrap();
-    assert!(matches!(m.assign_as(ALICE, "a", 3, &[]), Err(Refusal::UserLimit { total: 3, .. })));
+    assert!(matches!(m.assign_as(ALICE, "a", 3, &[]), Err(Refusal::UserLimitExceeded { total: 3, .. })));
     m.assign_as(ALICE, "a", 2, &[]).unwrap();
-    assert!(matches!(m.assign_as(ALICE, "b", 1, &[]), Err(Refusal::UserLimit { total: 3, .. })));
+    assert!(matches!(m.assign_as(ALICE, "b", 1, &[]), Err(Refusal::UserLimitExceeded { total: 3, .. })));
     m.state = WardenState::new(regular_topology(1, 1, 1, 4, 2), &set(""));
     m.policy.share_smt = true;
     for (name, expected) in [("a", true), ("b", true), ("c", false)] {
@@ -207,8 +207,13 @@ fn an_unprivileged_user_creates_no_job_of_a_scheduler() {
 #[test]
 fn two_jobs_on_one_core_are_valid_after_share_smt_was_switched_off() {
     let mut m = machine();
-    let smt =
-        RegularShape { packages: 1, numa_per_package: 1, l3_per_numa: 1, cores_per_l3: 1, pus_per_core: 2 };
+    let smt = RegularShape {
+        packages: 1,
+        numa_nodes_per_package: 1,
+        l3s_per_numa_node: 1,
+        cores_per_l3: 1,
+        pus_per_core: 2,
+    };
     m.state = WardenState::new(Topology::from_shape(smt), &set(""));
     m.policy.share_smt = true;
     for name in ["a", "b"] {
@@ -225,7 +230,7 @@ fn a_shared_grant_is_shared_after_a_restart_too() {
     m.assign("z", 6, &[]).unwrap();
     m.assign("a", 4, &[]).unwrap();
     let mut state = WardenState::new(m.state.topology.clone(), &set(""));
-    m.state.records().into_iter().for_each(|record| state.replay(record));
+    m.state.records().into_iter().for_each(|record| state.apply_record(record));
     assert_eq!(state.pool.free_cpus(), m.state.pool.free_cpus());
 }
 

@@ -81,7 +81,7 @@ fn a_move_persists_over_a_restart() {
     let mut m = fragmented();
     defragment(&mut m);
     let mut state = WardenState::new(m.state.topology.clone(), &set(""));
-    m.state.records().into_iter().for_each(|record| state.replay(record));
+    m.state.records().into_iter().for_each(|record| state.apply_record(record));
     m.state = state;
     assert!(m.settle().is_empty());
     assert_eq!((m.grant("a"), m.effective_mask(10, 10)), ("6-7".into(), "6-7".into()));
@@ -106,7 +106,7 @@ fn a_journal_of_moves_is_valid_when_truncated_anywhere() {
     let jobs = m.state.jobs.len();
     for end in 0..=records.len() {
         let mut state = WardenState::new(m.state.topology.clone(), &set(""));
-        before.iter().chain(&records[..end]).for_each(|record| state.replay(record.clone()));
+        before.iter().chain(&records[..end]).for_each(|record| state.apply_record(record.clone()));
         let granted = state.jobs.values().filter(|job| job.grant.is_some()).count();
         assert_eq!(granted, jobs, "after {end} records every job still has its cores");
     }

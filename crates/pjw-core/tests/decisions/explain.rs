@@ -24,7 +24,7 @@ fn mask_reason(machine: &Machine, effective: &str) -> String {
     let thread = member.threads.get_mut(&Tid(7)).unwrap();
     thread.effective_mask = set(effective);
     let now = Nanos(machine.now());
-    thread.mask_entry.as_mut().unwrap().note_reading(&thread.effective_mask, &machine.limits(), now);
+    thread.mask_entry.as_mut().unwrap().record_reading(&thread.effective_mask, &machine.limits(), now);
     explain::mask_reason(&machine.state, &member, Tid(7), &member.threads[&Tid(7)])
 }
 

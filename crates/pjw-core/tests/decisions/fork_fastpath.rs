@@ -37,7 +37,7 @@ fn with_a_pinned_parent() -> (Machine, String) {
 fn fork(machine: &mut Machine, child: u32, parent: u32) {
     let at = Nanos(machine.now());
     let event = ProcessEvent::Fork { parent: Pid(parent), creator: Tid(parent), child: Pid(child), at };
-    machine.state.apply_events(&[event]);
+    machine.state.apply_process_events(&[event]);
 }
 
 /// The actions for a child of process 7 that is found with this mask.
@@ -91,7 +91,7 @@ fn a_child_born_on_the_pin_of_its_parent_gets_the_grant_and_later_the_original_m
     let changes: Vec<_> =
         actions.iter().map(|action| (action.kind, action.target_mask.to_string())).collect();
     assert_eq!(changes, [(MaskActionKind::Float, "0-1".to_owned())]);
-    assert_eq!(machine.state.mask_entry(&actions[0].thread).unwrap().original(), &set("0-7"));
+    assert_eq!(machine.state.mask_entry(&actions[0].thread).unwrap().original_mask(), &set("0-7"));
 }
 
 #[test]
@@ -114,12 +114,12 @@ fn a_start_time_one_tick_late_is_corrected_and_the_mask_entry_kept() {
     let thread = actions[0].thread;
     assert_eq!(thread.process.start.0, real.start.0 + 1);
     machine.carry_out(&actions[0]);
-    machine.state.note_applied_during_fork(&actions[0]);
+    machine.state.record_mask_applied_during_fork(&actions[0]);
     machine.settle();
     let kept: Vec<_> = machine.kept().into_iter().filter(|thread| thread.tid.0 == 9).collect();
     let [thread] = kept.as_slice() else { panic!("{kept:?}") };
     let entry = machine.state.mask_entry(thread).unwrap();
-    assert_eq!((thread.process, thread.start, entry.original()), (real, real.start, &set("0-7")));
+    assert_eq!((thread.process, thread.start, entry.original_mask()), (real, real.start, &set("0-7")));
     assert!(entry.requested_mask().is_some() && machine.events.is_empty(), "{entry:?} {:?}", machine.events);
     machine.release("a").unwrap();
     assert_eq!(machine.effective_mask(9, 9), "0-7");
@@ -144,7 +144,7 @@ fn a_fork_that_completes_after_the_mask_was_set_is_no_violation_and_repaired() {
         let [action] = actions.as_slice() else { panic!("{actions:?}") };
         machine.spawn(9, 7, 1000);
         machine.carry_out(action);
-        machine.state.note_applied_during_fork(action);
+        machine.state.record_mask_applied_during_fork(action);
         machine.bind(9, 9, &mask);
         let start = action.thread.start;
         let mut process = machine.process(9);

@@ -143,7 +143,7 @@ fn with_fork_events() -> Machine {
 }
 
 fn unassigned(request: &ScanRequest) -> Vec<u32> {
-    request.idle_watch.unassigned.iter().map(|pid| pid.0).collect()
+    request.idle_watch.unassigned_pids.iter().map(|pid| pid.0).collect()
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn with_fork_events_a_rescan_only_watches_unassigned_processes_except_one_of_eig
     let at = machine.state.processes.len() - 2;
     let mut full = 0;
     for _ in 0..16 {
-        let request = machine.state.rescan_request();
+        let request = machine.state.periodic_scan_request();
         if request.scope == ScanScope::Full {
             full += 1;
             machine.settle();
@@ -172,7 +172,7 @@ fn fall_asleep(machine: &mut Machine) {
         machine.run(&[]);
         machine.settle();
     }
-    machine.state.rescans_until_full_plan = 7;
+    machine.state.periodic_scans_until_full = 7;
 }
 
 fn ask_for_too_much(machine: &mut Machine) {
@@ -206,7 +206,7 @@ fn a_rescan_checks_the_masks_of_all_processes_that_masks_alone_keep() {
     let mut machine = with_fork_events();
     fall_asleep(&mut machine);
     assert!(!machine.state.scan_request(false).idle_watch.check_all_masks);
-    let request = machine.state.rescan_request();
+    let request = machine.state.periodic_scan_request();
     assert!(request.scope != ScanScope::Full && request.idle_watch.check_all_masks, "{request:?}");
     let kept_by_masks = request.idle_watch.groups.iter().filter(|group| group.expected_cpus.is_some());
     assert!(kept_by_masks.flat_map(|group| &group.pids).any(|pid| *pid == Pid(7)), "{request:?}");
@@ -216,16 +216,16 @@ fn a_rescan_checks_the_masks_of_all_processes_that_masks_alone_keep() {
 fn a_rescan_is_full_while_something_is_pending() {
     let is_full = |change: fn(&mut Machine)| {
         let mut machine = with_fork_events();
-        machine.state.rescans_until_full_plan = 7;
+        machine.state.periodic_scans_until_full = 7;
         change(&mut machine);
-        machine.state.rescan_request().scope == ScanScope::Full
+        machine.state.periodic_scan_request().scope == ScanScope::Full
     };
     assert!(!is_full(|_| {}));
     assert!(
         is_full(|machine| machine.state.fork_events_complete_since = None),
         "fork events are not monitored"
     );
-    assert!(is_full(|machine| machine.state.rescans_until_full_plan = 0), "it is time");
+    assert!(is_full(|machine| machine.state.periodic_scans_until_full = 0), "it is time");
     assert!(is_full(|machine| machine.state.full_scan_due = true), "events were lost");
     assert!(is_full(ask_for_too_much), "a job waits for cores");
     assert!(is_full(go_blind), "a process could not be read");

@@ -28,8 +28,8 @@ use pjw_sim::testing::ScriptedMachine;
 use pjw_sim::world::SimProcess;
 
 pub const SECOND: u64 = 1_000_000_000;
-pub const ROOT: Caller = Caller { uid: Uid(0), admin: true };
-pub const ALICE: Caller = Caller { uid: Uid(1001), admin: false };
+pub const ROOT: Caller = Caller { uid: Uid(0), is_admin: true };
+pub const ALICE: Caller = Caller { uid: Uid(1001), is_admin: false };
 
 /// A warden's state, policy and last decision, and the machine. The methods of [`ScriptedMachine`] change the machine.
 pub struct Machine {
@@ -59,7 +59,7 @@ pub fn machine() -> Machine {
 /// A machine with this topology and the cpuset features that the policy names.
 pub fn machine_with(topology: Topology, policy: Policy) -> Machine {
     let kernel = ScriptedMachine::new(topology.cpus(), policy.cpuset_support.clone());
-    kernel.world().reports_requests = false;
+    kernel.world().reports_affinity_requests = false;
     kernel.process(1).job_marks = Some(JobMarks::default());
     Machine {
         state: WardenState::new(topology, &CpuSet::new()),
@@ -129,7 +129,7 @@ impl Machine {
     pub fn limits(&self) -> MaskLimits {
         let machine = self.state.topology.cpus().clone();
         let possible_cpus = [machine.clone()].into_iter().collect();
-        MaskLimits { possible_cpus, machine, have_changed: false, may_mask_be_reset: false }
+        MaskLimits { possible_cpus, machine_cpus: machine, have_changed: false, may_mask_be_reset: false }
     }
 
     /// The threads of which the journal keeps the masks.
@@ -142,7 +142,7 @@ impl Machine {
         let pid = id.process.pid;
         let mut threads = self.state.members[&pid].threads.clone();
         change(threads.get_mut(&id.tid).unwrap());
-        self.state.members.put_threads(pid, threads);
+        self.state.members.replace_threads(pid, threads);
     }
 
     /// The daemon is killed, its state directory is lost, and another daemon starts.
@@ -156,7 +156,7 @@ impl Machine {
     /// The daemon lists the cgroups of an earlier daemon, as it does when it starts.
     pub fn find_cpusets(&mut self) {
         let found = self.node.list_job_cpusets(&self.policy.own_cgroups);
-        found.into_iter().for_each(|found| self.state.cpusets.note_found(found));
+        found.into_iter().for_each(|found| self.state.cpusets.add_leftover_cpuset(found));
     }
 
     /// Forgets that pjw wrote any mask.
@@ -173,13 +173,13 @@ impl Machine {
     /// A full scan that reads every thread.
     pub fn scan(&mut self) -> Snapshot {
         let every_pid = self.world().processes.keys().copied().collect();
-        self.node.observe(&ScanRequest { threads_of: every_pid, ..self.state.scan_request(true) })
+        self.node.scan(&ScanRequest { threads_of: every_pid, ..self.state.scan_request(true) })
     }
 
     /// A partial scan of these processes only.
     pub fn scan_only(&mut self, pids: &[u32]) -> Snapshot {
         let scope = ScanScope::Partial(pids.iter().copied().map(Pid).collect());
-        self.node.observe(&ScanRequest { scope, threads_of: [].into(), ..self.state.scan_request(true) })
+        self.node.scan(&ScanRequest { scope, threads_of: [].into(), ..self.state.scan_request(true) })
     }
 
     /// A decision from a snapshot. Nothing is carried out.
@@ -189,11 +189,11 @@ impl Machine {
 
     /// A scan and a decision whose actions the kernel carries out.
     pub fn cycle(&mut self, scan: &ScanRequest, commands: &[Command]) -> Decision {
-        let snapshot = self.node.observe(scan);
+        let snapshot = self.node.scan(scan);
         let decision = self.decide(&snapshot, commands);
         for action in &decision.plan.cpuset_actions {
             if let CpusetOutcome::Refused { reason } = self.node.change_cpuset(action) {
-                self.state.cpusets.note_refusal(action, &reason);
+                self.state.cpusets.record_refusal(action, &reason);
             }
         }
         decision.plan.mask_actions.iter().for_each(|action| self.carry_out(action));
@@ -202,12 +202,12 @@ impl Machine {
 
     /// The kernel carries out an action, and the state learns the outcome.
     pub fn carry_out(&mut self, action: &MaskAction) {
-        match self.node.apply(action) {
+        match self.node.change_mask(action) {
             MaskOutcome::Done { effective } => {
-                self.state.note_mask_applied(action, &action.requested_mask, &effective);
+                self.state.record_mask_applied(action, &action.requested_mask, &effective);
             }
             MaskOutcome::Refused { .. } if action.kind == MaskActionKind::Restore => {
-                self.state.note_original_unreachable(action);
+                self.state.record_original_mask_refused(action);
             }
             MaskOutcome::Refused { .. } | MaskOutcome::Gone => {}
         }
@@ -301,6 +301,6 @@ pub fn in_environment(
     own: JobUnit,
     cpu_request: Option<CpuRequest>,
 ) {
-    let claim = JobMark { job: job(id), kind: MarkKind::Environment { own }, cpu_request };
+    let claim = JobMark { job: job(id), kind: MarkKind::Environment { job_unit: own }, cpu_request };
     process.job_marks = Some(JobMarks { role: BatchRole::Ordinary, marks: vec![claim] });
 }

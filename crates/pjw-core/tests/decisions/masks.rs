@@ -25,7 +25,7 @@ fn every_thread_of_a_member_is_confined_and_restored_on_release() {
     for (pid, tid) in [(10, 10), (10, 11), (12, 12), (10, 13), (14, 14)] {
         assert_eq!(m.effective_mask(pid, tid), "0-7", "thread {tid}");
     }
-    assert!(m.kept().is_empty() && m.state.restoring.is_empty());
+    assert!(m.kept().is_empty() && m.state.processes_to_restore.is_empty());
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn a_restart_keeps_pins_bindings_and_requested_masks() {
     let topology = m.state.topology.clone();
     m.state = pjw_core::state::WardenState::new(topology, &set(""));
     for record in records {
-        m.state.replay(record);
+        m.state.apply_record(record);
     }
     m.run(&[11]);
     assert!(m.settle().iter().all(|action| action.thread.tid.0 == 11), "only the pin may be decided anew");
@@ -224,7 +224,7 @@ fn a_mask_that_a_cpuset_cuts_is_set_only_once() {
     m.assign("a", 2, &[]).unwrap();
     m.release("a").unwrap();
     assert_eq!(m.effective_mask(10, 10), "0-3");
-    assert!(m.state.restoring.is_empty() && m.kept().is_empty());
+    assert!(m.state.processes_to_restore.is_empty() && m.kept().is_empty());
 }
 
 #[test]
@@ -280,5 +280,5 @@ fn the_zombie_of_a_first_thread_is_left_alone() {
     m.assign("a", 2, &[10]).unwrap();
     assert_eq!([m.effective_mask(10, 10), m.effective_mask(10, 11)], ["0-7", "0-1"]);
     m.release("a").unwrap();
-    assert!(m.state.restoring.is_empty());
+    assert!(m.state.processes_to_restore.is_empty());
 }

@@ -1,7 +1,7 @@
 //! The assignment of processes to jobs.
 
 use pjw_core::ids::{Comm, Pid, StartTime, Uid};
-use pjw_core::job::{CpuRequest, Source};
+use pjw_core::job::{CpuRequest, JobSource};
 use pjw_core::snapshot::{BatchRole, JobMarks, JobUnit};
 use pjw_core::time::Nanos;
 
@@ -59,7 +59,7 @@ fn a_member_swept_into_another_cgroup_stays() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(CpuRequest::Cores(2)));
     m.settle();
-    m.world().kept_cgroups.insert(SLURM_JOB.to_owned());
+    m.world().persistent_cgroups.insert(SLURM_JOB.to_owned());
     sweep_out(&m, 10);
     m.settle();
     assert_eq!(m.member(10), "slurm:7 by Cgroup");
@@ -88,7 +88,7 @@ fn the_environment_counts_for_the_jobs_own_user() {
 #[test]
 fn the_environment_counts_below_the_schedulers_launcher() {
     let mut m = machine();
-    let role = BatchRole::Launcher(Source::Slurm);
+    let role = BatchRole::Launcher(JobSource::Slurm);
     m.spawn(5, 1, 0).job_marks = Some(JobMarks { role, marks: Vec::new() });
     in_environment(m.spawn(10, 5, 1001), "slurm:7", JobUnit::Nothing, Some(CpuRequest::Cores(3)));
     m.settle();
@@ -99,7 +99,7 @@ fn the_environment_counts_below_the_schedulers_launcher() {
 #[test]
 fn a_schedulers_prolog_makes_no_job_of_roots() {
     let mut m = machine();
-    let role = BatchRole::Launcher(Source::Slurm);
+    let role = BatchRole::Launcher(JobSource::Slurm);
     m.spawn(5, 1, 0).job_marks = Some(JobMarks { role, marks: Vec::new() });
     in_environment(m.spawn(10, 5, 0), "slurm:7", JobUnit::Nothing, Some(CpuRequest::Cores(3)));
     m.settle();
@@ -109,7 +109,7 @@ fn a_schedulers_prolog_makes_no_job_of_roots() {
 #[test]
 fn a_process_with_the_name_of_a_launcher_is_no_launcher() {
     let mut m = machine();
-    let role = BatchRole::Launcher(Source::Slurm);
+    let role = BatchRole::Launcher(JobSource::Slurm);
     m.spawn(5, 1, 1001).job_marks = Some(JobMarks { role, marks: Vec::new() });
     in_environment(m.spawn(10, 5, 1001), "slurm:7", JobUnit::Nothing, Some(CpuRequest::Cores(8)));
     m.settle();
@@ -121,7 +121,7 @@ fn a_member_that_takes_a_helpers_name_stays_inside() {
     let mut m = machine();
     m.spawn(10, 1, 1001);
     m.assign("a", 2, &[10]).unwrap();
-    let role = BatchRole::Helper(Source::Slurm);
+    let role = BatchRole::Helper(JobSource::Slurm);
     m.spawn(11, 10, 1001).job_marks = Some(JobMarks { role, marks: Vec::new() });
     m.settle();
     assert_eq!(m.member(11), "manual:a by Parent");
@@ -132,7 +132,7 @@ fn a_schedulers_helper_inside_the_jobs_cgroup_is_no_member() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(CpuRequest::Cores(2)));
     in_cgroup(m.spawn(11, 1, 0), "slurm:7", SLURM_JOB, None);
-    m.process(11).job_marks.as_mut().unwrap().role = BatchRole::Helper(Source::Slurm);
+    m.process(11).job_marks.as_mut().unwrap().role = BatchRole::Helper(JobSource::Slurm);
     m.settle();
     assert_eq!([m.member(10), m.member(11)], ["slurm:7 by Cgroup".to_owned(), "-".to_owned()]);
 }
@@ -141,7 +141,7 @@ fn a_schedulers_helper_inside_the_jobs_cgroup_is_no_member() {
 fn a_session_counts_only_where_the_source_gives_each_job_one() {
     let mut m = machine();
     for (source, launcher, own) in
-        [("pbs", Source::Pbs, JobUnit::Session), ("lsf", Source::Lsf, JobUnit::Group)]
+        [("pbs", JobSource::Pbs, JobUnit::Session), ("lsf", JobSource::Lsf, JobUnit::ProcessGroup)]
     {
         let base = if source == "pbs" { 100 } else { 200 };
         let role = BatchRole::Launcher(launcher);
@@ -201,7 +201,7 @@ fn an_unknown_core_count_is_not_guessed() {
     m.settle();
     assert_eq!((m.grant("slurm:7").as_str(), m.effective_mask(10, 10).as_str()), ("-", "0-7"));
     assert_eq!(m.warnings(), ["unknown-count"]);
-    m.policy.source_cores.insert(Source::Slurm, 4);
+    m.policy.source_cores.insert(JobSource::Slurm, 4);
     m.settle();
     assert_eq!(m.grant("slurm:7"), "0-3");
 }
@@ -320,7 +320,7 @@ fn an_orphan_of_unknown_descent_is_recognised_by_its_mask_although_its_own_fork_
     m.exit(12);
     m.bind(14, 14, "0-1");
     let events = std::mem::take(&mut m.world().events);
-    m.state.apply_events(&events);
+    m.state.apply_process_events(&events);
     m.settle();
     let members = [13, 14].map(|pid| m.member(pid));
     assert_eq!(members, ["manual:a by Parent", "-"], "process 1 is known, and 14 is its child");
@@ -339,7 +339,7 @@ fn the_descent_of_a_child_of_process_1_that_was_born_before_the_first_scan_is_kn
     m.spawn(20, 1, 1001);
     m.bind(20, 20, "0-1");
     let events = std::mem::take(&mut m.world().events);
-    m.state.apply_events(&events);
+    m.state.apply_process_events(&events);
     m.settle();
     assert_eq!([10, 20].map(|pid| m.member(pid)), ["manual:a by Registered", "-"], "20 chose its mask");
 }
@@ -361,7 +361,7 @@ fn a_job_goes_on_after_all_processes_were_moved_out_of_its_cgroup() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(CpuRequest::Cores(2)));
     m.settle();
-    m.world().kept_cgroups.insert(SLURM_JOB.to_owned());
+    m.world().persistent_cgroups.insert(SLURM_JOB.to_owned());
     m.world().move_process(Pid(10), "/");
     m.settle();
     assert_eq!(m.grant("slurm:7"), "0-1");

@@ -137,7 +137,7 @@ fn a_cpuset_with_a_core_of_a_recorded_job_is_removed() {
     machine.lose_state();
     machine.spawn(9, 1, 1002).cgroup = "/pjw/b".into();
     machine.world().write_cpuset("/pjw/b", Some(&set("0")));
-    records.into_iter().for_each(|record| machine.state.replay(record));
+    records.into_iter().for_each(|record| machine.state.apply_record(record));
     machine.find_cpusets();
     machine.settle();
     assert_eq!((machine.grant("a").as_str(), machine.grant("b").as_str()), ("0-1", "-"));
@@ -192,7 +192,7 @@ fn a_recorded_cpuset_is_not_found_a_second_time() {
     let records = machine.state.records();
     let before = machine.state.jobs[&job("a")].clone();
     machine.lose_state();
-    records.into_iter().for_each(|record| machine.state.replay(record));
+    records.into_iter().for_each(|record| machine.state.apply_record(record));
     machine.settle();
     assert!(machine.events.is_empty() && recovered(&machine).is_empty());
     assert_eq!(machine.state.jobs[&job("a")], before);
@@ -255,7 +255,7 @@ fn masks_of_processes_in_no_cpuset_are_named_after_a_lost_record() {
     machine.lose_state();
     machine.settle();
     assert_eq!(recovered(&machine), [], "nothing tells that a record was lost");
-    machine.state.is_record_lost = true;
+    machine.state.has_lost_records = true;
     machine.settle();
     let warnings = recovered(&machine);
     assert!(warnings[0].why.ends_with(": 7") && warnings[0].remedy.starts_with("taskset -pac 0-7 7 "));

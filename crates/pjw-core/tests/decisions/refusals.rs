@@ -10,7 +10,7 @@ use pjw_core::state::WardenState;
 
 use crate::machine::{ALICE, Machine, ROOT, assign_of, in_cgroup, job, machine, regular_topology, set};
 
-const BOB: Caller = Caller { uid: Uid(1002), admin: false };
+const BOB: Caller = Caller { uid: Uid(1002), is_admin: false };
 
 /// The text of the refusal of `pjwctl run --job ID --cores N`.
 #[track_caller]

@@ -32,7 +32,7 @@ fn spawn_with(m: &Machine, (pid, parent, uid): (u32, u32, u32), mask: &str) {
 /// Another daemon starts with these records.
 fn restart_with(m: &mut Machine, records: Vec<Record>) {
     m.lose_state();
-    records.into_iter().for_each(|record| m.state.replay(record));
+    records.into_iter().for_each(|record| m.state.apply_record(record));
     m.settle();
 }
 
@@ -89,7 +89,7 @@ fn a_rewritten_journal_still_names_the_masks_of_a_release() {
     let records = killed_in_a_release(&mut m);
     spawn_with(&m, (20, 1, 1001), "0-1");
     m.lose_state();
-    records.into_iter().for_each(|record| m.state.replay(record));
+    records.into_iter().for_each(|record| m.state.apply_record(record));
     let rewritten = m.state.records();
     restart_with(&mut m, rewritten);
     assert_eq!(m.effective_mask(20, 20), "0-7");
@@ -140,7 +140,7 @@ fn a_process_that_was_forked_in_a_cpuset_and_came_up_outside_with_its_mask_gets_
     spawn_with(&m, (20, 10, 1001), "0-1");
     let at = Nanos(m.now());
     let fork = ProcessEvent::Fork { parent: Pid(10), creator: Tid(10), child: Pid(20), at };
-    m.state.apply_events(&[fork]);
+    m.state.apply_process_events(&[fork]);
     m.spawn(21, 20, 1001);
     m.settle();
     assert_eq!([10, 20, 21].map(|pid| m.effective_mask(pid, pid)), ["0-7", "0-7", "0-7"]);

@@ -39,7 +39,7 @@ fn machine_with_cpusets(affinity_persists: bool) -> Machine {
 /// cores.
 pub(crate) fn restart(m: &mut Machine, packages: u32) {
     let mut state = WardenState::new(regular_topology(packages, 1, 1, 4, 1), &m.policy.housekeeping_cpus);
-    m.state.records().into_iter().for_each(|record| state.replay(record));
+    m.state.records().into_iter().for_each(|record| state.apply_record(record));
     m.state = state;
 }
 
@@ -214,13 +214,13 @@ fn a_journaled_restore_after_the_kernel_forgot_the_mask_is_carried_out_by_the_ne
     m.bind(10, 10, "1");
     m.assign("a", 2, &[10]).unwrap();
     let mut next = WardenState::new(regular_topology(2, 1, 1, 4, 1), &m.policy.housekeeping_cpus);
-    m.state.records().into_iter().for_each(|record| next.replay(record));
+    m.state.records().into_iter().for_each(|record| next.apply_record(record));
     let scan = m.state.scan_request(true);
     let release = m.cycle(&scan, &[Command::Release { job: job("a"), caller: ROOT }]);
     let after = m.scan();
     let restore = m.decide(&after, &[]);
     assert_eq!(restore.plan.mask_actions.len(), 1);
-    release.records.into_iter().chain(restore.records).for_each(|record| next.replay(record));
+    release.records.into_iter().chain(restore.records).for_each(|record| next.apply_record(record));
     m.state = next;
     m.settle();
     assert_eq!(m.effective_mask(10, 10), "1");
@@ -281,7 +281,7 @@ fn a_crash_between_record_and_action_loses_no_mask() {
     let since = m.state.mask_entry(&thread).unwrap().journaled_since().unwrap();
     // Two recorded actions, neither of them carried out.
     for mask in ["0-2", "0-3"] {
-        m.state.replay(Record::MaskSet { thread, before: set("0-7"), set: set(mask), since, at: None });
+        m.state.apply_record(Record::MaskSet { thread, before: set("0-7"), set: set(mask), since, at: None });
     }
     restart(&mut m, 2);
     assert_eq!(m.effective_mask(10, 10), "0-1");
@@ -294,11 +294,11 @@ fn processes_to_restore_are_in_the_journal() {
     let mut m = machine();
     m.spawn(10, 1, 0);
     m.assign("a", 2, &[10]).unwrap();
-    m.state.replay(Record::Ended(job("a")));
+    m.state.apply_record(Record::Ended(job("a")));
     restart(&mut m, 2);
     m.settle();
     assert_eq!(m.effective_mask(10, 10), "0-7");
-    assert!(m.state.restoring.is_empty() && m.kept().is_empty());
+    assert!(m.state.processes_to_restore.is_empty() && m.kept().is_empty());
 }
 
 #[test]
@@ -308,7 +308,7 @@ fn members_of_a_job_without_record_are_restored() {
     m.assign("a", 2, &[10]).unwrap();
     let records = m.state.records().into_iter().filter(|record| !matches!(record, Record::Job(_)));
     let mut state = WardenState::new(m.state.topology.clone(), &set(""));
-    records.for_each(|record| state.replay(record));
+    records.for_each(|record| state.apply_record(record));
     m.state = state;
     m.settle();
     assert_eq!(m.effective_mask(10, 10), "0-7");
@@ -373,7 +373,7 @@ fn an_unprivileged_daemon_refuses_processes_of_other_users() {
     let mut m = machine();
     m.spawn(10, 1, 0);
     m.policy.only_user = Some(Uid(1001));
-    let me = Caller { uid: Uid(1001), admin: true };
+    let me = Caller { uid: Uid(1001), is_admin: true };
     let refused = Err(Refusal::NotDaemonsUser { pid: Pid(10), owner: Uid(0), user: Uid(1001) });
     assert_eq!(m.assign_as(me, "a", 1, &[10]), refused);
     assert!(m.state.jobs.is_empty());
@@ -407,7 +407,7 @@ fn a_refused_restore_of_a_mask_cut_by_a_cpuset_is_tried_again() {
     let (kind, why) = (MaskActionKind::Restore, String::new());
     let (current_mask, target_mask) = (set("0-1"), set("0-7"));
     let requested_mask = target_mask.clone();
-    m.state.note_mask_not_tried(&MaskAction {
+    m.state.record_mask_not_attempted(&MaskAction {
         kind,
         job: job("manual:a"),
         thread,
@@ -443,7 +443,7 @@ fn a_mask_requested_after_pjw_had_set_another_one_is_journaled_before_a_cpuset_h
     records.append(&mut m.records);
     assert_eq!((m.member(20).as_str(), m.effective_mask(20, 20).as_str()), ("manual:a by Adopted", "0-1"));
     m.lose_state();
-    records.into_iter().for_each(|record| m.state.replay(record));
+    records.into_iter().for_each(|record| m.state.apply_record(record));
     m.release("a").unwrap();
     assert_eq!(m.effective_mask(20, 20), "6-7");
 }
@@ -465,7 +465,7 @@ fn a_restore_that_a_cpuset_forbade_is_tried_again_after_the_second_attempt_to_wi
             .plan
             .cpuset_actions
             .iter()
-            .for_each(|action| m.state.cpusets.note_refusal(action, "no memory"));
+            .for_each(|action| m.state.cpusets.record_refusal(action, "no memory"));
         decision.plan.mask_actions.iter().for_each(|action| m.carry_out(action));
     }
     m.advance(SECOND);

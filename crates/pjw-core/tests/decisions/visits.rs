@@ -47,13 +47,13 @@ fn with_jobs(jobs: u32, cores: u32) -> Machine {
 /// has this scan and these commands.
 fn visits(machine: &mut Machine, scan: ScanRequest, commands: &[Command]) -> usize {
     let mut audit = GrantAudit::new(&machine.state, &machine.policy);
-    machine.state.jobs.take_changed();
+    machine.state.jobs.take_changed_ids();
     machine.state.jobs.take_visit_count();
     let (mut scan, mut commands) = (Some(scan), commands);
     while let Some(request) = scan.take() {
         assert_ne!(request.scope, ScanScope::Full);
         let decision = machine.cycle(&request, std::mem::take(&mut commands));
-        let changed = machine.state.jobs.take_changed();
+        let changed = machine.state.jobs.take_changed_ids();
         audit.update(&machine.state, &changed, &machine.policy);
         assert_eq!(audit.violations().next(), None);
         // The actions are carried out already. To audit them visits the same jobs as before.

@@ -17,7 +17,7 @@ fn is_fine(reply: &Value) -> bool {
 
 #[test]
 fn a_request_of_the_largest_size_is_answered_and_one_byte_more_is_not() {
-    let server = Running::start(ServerLimits { request_bytes: 5000, ..ServerLimits::default() });
+    let server = Running::start(ServerLimits { max_request_bytes: 5000, ..ServerLimits::default() });
     let padded = |length: usize| format!("{ASK}{}", " ".repeat(length - ASK.len()));
     let mut client = server.connect();
     assert!(is_fine(&client.ask(&padded(5000))));
@@ -29,7 +29,7 @@ fn a_request_of_the_largest_size_is_answered_and_one_byte_more_is_not() {
 
 #[test]
 fn pipelined_calls_may_exceed_the_size_of_one_request() {
-    let server = Running::start(ServerLimits { request_bytes: 100, ..ServerLimits::default() });
+    let server = Running::start(ServerLimits { max_request_bytes: 100, ..ServerLimits::default() });
     let mut client = server.connect();
     client.0.write_all(format!("{ASK}\0").repeat(500).as_bytes()).unwrap();
     for _ in 0..500 {
@@ -150,7 +150,7 @@ fn a_call_that_takes_long_delays_no_other_connection() {
 
 #[test]
 fn a_reply_beyond_the_budget_is_refused_and_small_ones_are_not() {
-    let server = Running::start(ServerLimits { unsent_bytes: 20_000, ..ServerLimits::default() });
+    let server = Running::start(ServerLimits { max_unread_reply_bytes: 20_000, ..ServerLimits::default() });
     let mut client = server.connect();
     // The reply repeats the job's name.
     let reply = client.call("org.pjw.Warden.GetJob", &json!({ "job": "x".repeat(30_000) }));
@@ -161,7 +161,11 @@ fn a_reply_beyond_the_budget_is_refused_and_small_ones_are_not() {
 
 #[test]
 fn unread_replies_never_exceed_the_budget() {
-    let limits = ServerLimits { unsent_bytes: 5_000, write_timeout: 10 * TIMEOUT, ..ServerLimits::default() };
+    let limits = ServerLimits {
+        max_unread_reply_bytes: 5_000,
+        write_timeout: 10 * TIMEOUT,
+        ..ServerLimits::default()
+    };
     let server = Running::with_past(limits, usize::MAX);
     // Each sends nothing more and reads nothing: bytes that do not fit the socket wait in the server.
     let mut silent: Vec<RawClient> = (0..60).map(|_| server.connect()).collect();

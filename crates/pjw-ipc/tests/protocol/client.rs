@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::sys::socket::{Backlog, listen};
-use pjw_ipc::client::{Client, ClientFault, runtime_dir, socket_path};
+use pjw_ipc::client::{Client, ClientError, runtime_dir, socket_path};
 use pjw_ipc::server::ServerLimits;
 use serde_json::{Value, json};
 
 use super::fixture::{Running, until};
 
 fn complaint(path: &Path) -> String {
-    Client::connect_within(path, Duration::from_secs(1)).unwrap_err().to_string()
+    Client::connect_with_timeout(path, Duration::from_secs(1)).unwrap_err().to_string()
 }
 
 /// A daemon that calls `act` with its first connection.
@@ -26,8 +26,8 @@ fn daemon(act: impl FnOnce(UnixStream) + Send + 'static) -> (tempfile::TempDir, 
     (dir, path)
 }
 
-fn ask(path: &Path) -> ClientFault {
-    let mut client = Client::connect_within(path, Duration::from_secs(1)).unwrap();
+fn ask(path: &Path) -> ClientError {
+    let mut client = Client::connect_with_timeout(path, Duration::from_secs(1)).unwrap();
     client.call::<Value>("GetStatus", &json!({})).unwrap_err()
 }
 
@@ -77,7 +77,7 @@ fn a_daemon_that_hangs_runs_into_the_timeout() {
     // The queue of connections that wait for accept(2), as short as possible.
     listen(&hanging, Backlog::new(0).unwrap()).unwrap();
     let fault = ask(&path);
-    assert!(matches!(fault, ClientFault::Timeout(_)), "{fault}");
+    assert!(matches!(fault, ClientError::Timeout(_)), "{fault}");
     assert!(fault.to_string().contains("has not answered within 1s"), "{fault}");
     // That client gave up, but its connection stays in the queue until a process accepts it.
     assert!(complaint(&path).contains("pjwd hangs"), "{}", complaint(&path));
@@ -92,7 +92,7 @@ fn a_daemon_that_sends_a_byte_now_and_then_runs_into_the_timeout() {
         }
     });
     let fault = ask(&path);
-    assert!(matches!(fault, ClientFault::Timeout(_)), "{fault}");
+    assert!(matches!(fault, ClientError::Timeout(_)), "{fault}");
     assert!(fault.to_string().contains("has not answered within 1s"), "{fault}");
 }
 
@@ -112,7 +112,7 @@ fn a_series_of_replies_has_no_deadline_and_the_next_call_has_its_own() {
         // Until the client closes the connection.
         let _ = std::io::copy(&mut stream, &mut std::io::sink());
     });
-    let mut client = Client::connect_within(&path, Duration::from_secs(1)).unwrap();
+    let mut client = Client::connect_with_timeout(&path, Duration::from_secs(1)).unwrap();
     let mut seen = Vec::new();
     client
         .stream_replies("Events", &json!({}), |reply: Value| {
@@ -126,7 +126,7 @@ fn a_series_of_replies_has_no_deadline_and_the_next_call_has_its_own() {
 
 #[test]
 fn a_rejected_client_reads_the_reason_also_after_it_sent_a_call() {
-    let server = Running::start(ServerLimits { connections: 1, ..ServerLimits::default() });
+    let server = Running::start(ServerLimits { max_connections: 1, ..ServerLimits::default() });
     let mut first = Client::connect(server.path()).unwrap();
     first.call::<Value>("GetStatus", &json!({})).unwrap();
     let mut second = Client::connect(server.path()).unwrap();

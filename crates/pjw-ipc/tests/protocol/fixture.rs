@@ -75,11 +75,11 @@ impl Service for TestService {
             })),
             Call::PlanDefrag => Reply::Defrag(Arc::new(healing("it would lie on 1 L3 instead of 2"))),
             Call::Defrag => Reply::Defrag(Arc::new(healing("it lies on 1 L3 instead of 2"))),
-            Call::Events(wish) => return Ok(Replies::Many(self.events(wish.follow.unwrap_or(false)))),
+            Call::Events(wish) => return Ok(Replies::Stream(self.events(wish.follow.unwrap_or(false)))),
             Call::GetTopology => Reply::Topology { topology: topology() },
             Call::Reload => Reply::Reloaded { changes: vec!["interval is 2s now".to_owned()] },
         };
-        Ok(Replies::Once(Box::new(reply)))
+        Ok(Replies::Single(Box::new(reply)))
     }
 }
 

@@ -66,7 +66,7 @@ fn a_stream_without_more_is_an_error_and_leaves_nothing_behind() {
 
 #[test]
 fn a_hang_up_ends_a_stream_whatever_was_sent_before() {
-    let server = Running::start(ServerLimits { request_bytes: 1000, ..ServerLimits::default() });
+    let server = Running::start(ServerLimits { max_request_bytes: 1000, ..ServerLimits::default() });
     let farewells = [String::new(), "{".to_owned(), format!("{ASK}\0"), format!("{ASK}\0").repeat(100)];
     let listeners: Vec<RawClient> = farewells
         .iter()

@@ -11,7 +11,7 @@ use nix::unistd::gettid;
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::{cpuset::CpuSet, snapshot::AffinityRequest, time::Nanos};
 
-use super::fault::{MonitorUnavailable, ScanUnavailable};
+use super::fault::{AffinityMonitorUnavailable, TaskScanUnavailable};
 use super::object::{BpfPlatform, load_program, refused, take_map, unavailable};
 use super::record::{comm, u32_at, u64_at};
 use super::task::DrainedRequests;
@@ -56,15 +56,15 @@ impl AffinityMonitor {
     /// # Errors
     /// If a requirement is missing, the kernel refuses the program, or the check fails. The error names the
     /// reason and a remedy.
-    pub fn load() -> Result<Self, MonitorUnavailable> {
+    pub fn load() -> Result<Self, AffinityMonitorUnavailable> {
         Self::load_with(&BpfPlatform::find()?)
     }
 
-    pub(super) fn load_with(platform: &BpfPlatform) -> Result<Self, MonitorUnavailable> {
+    pub(super) fn load_with(platform: &BpfPlatform) -> Result<Self, AffinityMonitorUnavailable> {
         let mut object = platform.load(1, |object, btf| {
             let loaded = program(object).and_then(|program| load_program(|| program.load(FUNCTION, btf)));
             loaded.map_err(|error| match unavailable("verifying", &error) {
-                ScanUnavailable::KernelTooOld(_) => refused("finding the function", &error),
+                TaskScanUnavailable::KernelTooOld(_) => refused("finding the function", &error),
                 other => other,
             })
         })?;
@@ -107,7 +107,7 @@ impl AffinityMonitor {
     }
 
     /// Sets the current mask again, in a thread that ends afterwards: the kernel marks the mask as requested.
-    fn check(&mut self) -> Result<(), MonitorUnavailable> {
+    fn check(&mut self) -> Result<(), AffinityMonitorUnavailable> {
         let set_own_mask = || {
             let tid = Tid(gettid().as_raw().cast_unsigned());
             let mask = affinity::get_mask(tid)?;
@@ -118,7 +118,7 @@ impl AffinityMonitor {
             Ok(done) => done.map_err(|errno| refused("setting our own mask", &io::Error::from(errno)))?,
             Err(_) => {
                 let failed = String::from("nothing: the thread of the check failed");
-                return Err(MonitorUnavailable::SelfCheck(failed));
+                return Err(AffinityMonitorUnavailable::SelfCheckFailed(failed));
             }
         };
         let reported = self.drain_requests().requests;
@@ -133,7 +133,7 @@ impl AffinityMonitor {
         if reported.iter().any(is_right) {
             Ok(())
         } else {
-            Err(MonitorUnavailable::SelfCheck(format!("{reported:?}")))
+            Err(AffinityMonitorUnavailable::SelfCheckFailed(format!("{reported:?}")))
         }
     }
 }

@@ -16,7 +16,7 @@ pub struct BpfStepError {
 
 /// Why [`TaskScan`](super::TaskScan), a BPF program that reports the state of threads, can't be used.
 #[derive(Debug, Clone, Error)]
-pub enum ScanUnavailable {
+pub enum TaskScanUnavailable {
     /// This build does not contain the BPF programs (cargo feature `bpf`).
     #[error("the task scan is not compiled in: build with --features bpf; until then /proc is used")]
     NotCompiled,
@@ -66,7 +66,7 @@ pub enum ScanUnavailable {
         "the task scan reports {scan} as the {field} of our own task, and /proc reports {proc}: the task scan is not \
          used; please report this with the kernel's release"
     )]
-    SelfCheck {
+    SelfCheckFailed {
         /// The name of the field whose values differ, such as `pid`.
         field: &'static str,
         /// The value that the BPF program reports.
@@ -79,10 +79,10 @@ pub enum ScanUnavailable {
 /// Why [`AffinityMonitor`](super::AffinityMonitor), a BPF program that reports calls of sched_setaffinity(2), can't be
 /// used.
 #[derive(Debug, Clone, Error)]
-pub enum MonitorUnavailable {
+pub enum AffinityMonitorUnavailable {
     /// A requirement is missing that the task scan has too, such as BTF or a capability.
     #[error(transparent)]
-    Platform(ScanUnavailable),
+    RequirementMissing(TaskScanUnavailable),
     /// The kernel refuses to load the program, or to attach it to the kernel function of
     /// sched_setaffinity(2). The field has the failed step and its error.
     #[error(
@@ -96,14 +96,14 @@ pub enum MonitorUnavailable {
         "the program at sched_setaffinity reported our own call as {0}: the program is not used; please report \
          this with the kernel's release"
     )]
-    SelfCheck(String),
+    SelfCheckFailed(String),
 }
 
-impl From<ScanUnavailable> for MonitorUnavailable {
-    fn from(why: ScanUnavailable) -> Self {
+impl From<TaskScanUnavailable> for AffinityMonitorUnavailable {
+    fn from(why: TaskScanUnavailable) -> Self {
         match why {
-            ScanUnavailable::Refused(step) => Self::Refused(step),
-            other => Self::Platform(other),
+            TaskScanUnavailable::Refused(step) => Self::Refused(step),
+            other => Self::RequirementMissing(other),
         }
     }
 }

@@ -33,7 +33,7 @@ pub(crate) mod tests;
 
 #[cfg(feature = "bpf")]
 pub use affinity_monitor::AffinityMonitor;
-pub use fault::{BpfStepError, MonitorUnavailable, ScanUnavailable, TaskScanError};
+pub use fault::{AffinityMonitorUnavailable, BpfStepError, TaskScanError, TaskScanUnavailable};
 #[cfg(not(feature = "bpf"))]
 pub use not_compiled::{AffinityMonitor, TaskScan, load_programs};
 #[cfg(feature = "bpf")]
@@ -47,18 +47,20 @@ pub const BUILT_IN: bool = cfg!(feature = "bpf");
 /// which reports calls of sched_setaffinity(2). Returns a result for each program: one may fail without the
 /// other.
 #[cfg(feature = "bpf")]
-pub fn load_programs() -> (Result<TaskScan, ScanUnavailable>, Result<AffinityMonitor, MonitorUnavailable>) {
+pub fn load_programs()
+-> (Result<TaskScan, TaskScanUnavailable>, Result<AffinityMonitor, AffinityMonitorUnavailable>) {
     match object::BpfPlatform::find() {
         Ok(platform) => {
             let scan = TaskScan::load_with(&platform);
-            let monitor = AffinityMonitor::load_with(&platform).map_err(|why| match why {
-                // If the task scan could be loaded, the capabilities suffice. Then the kernel lacks this kind
-                // of program.
-                MonitorUnavailable::Platform(ScanUnavailable::NotPermitted(step)) if scan.is_ok() => {
-                    MonitorUnavailable::Refused(step)
-                }
-                why => why,
-            });
+            let monitor =
+                AffinityMonitor::load_with(&platform).map_err(|why| match why {
+                    // If the task scan could be loaded, the capabilities suffice. Then the kernel lacks this kind
+                    // of program.
+                    AffinityMonitorUnavailable::RequirementMissing(TaskScanUnavailable::NotPermitted(
+                        step,
+                    )) if scan.is_ok() => AffinityMonitorUnavailable::Refused(step),
+                    why => why,
+                });
             (scan, monitor)
         }
         Err(why) => (Err(why.clone()), Err(why.into())),

@@ -1,6 +1,6 @@
 //! The types of the BPF programs, for a build without them. The types have no values.
 
-use super::fault::{MonitorUnavailable, ScanUnavailable, TaskScanError};
+use super::fault::{AffinityMonitorUnavailable, TaskScanUnavailable, TaskScanError};
 use super::task::{DrainedRequests, TaskRecord, TaskScanSummary, TaskScope};
 
 /// Placeholder for the BPF program that reports the state of threads. In a build without the cargo feature `bpf` no
@@ -9,13 +9,13 @@ use super::task::{DrainedRequests, TaskRecord, TaskScanSummary, TaskScope};
 pub enum TaskScan {}
 
 impl TaskScan {
-    /// Always fails with [`ScanUnavailable::NotCompiled`], because this build has no BPF programs (cargo feature
+    /// Always fails with [`TaskScanUnavailable::NotCompiled`], because this build has no BPF programs (cargo feature
     /// `bpf`).
     ///
     /// # Errors
-    /// Always [`ScanUnavailable::NotCompiled`].
-    pub fn load() -> Result<Self, ScanUnavailable> {
-        Err(ScanUnavailable::NotCompiled)
+    /// Always [`TaskScanUnavailable::NotCompiled`].
+    pub fn load() -> Result<Self, TaskScanUnavailable> {
+        Err(TaskScanUnavailable::NotCompiled)
     }
 
     /// In a build with the cargo feature `bpf`, this function runs the task scan. In this build it can't be
@@ -46,6 +46,6 @@ impl AffinityMonitor {
 }
 
 /// Returns an error for each of the two BPF programs, because this build has none (cargo feature `bpf`).
-pub fn load_programs() -> (Result<TaskScan, ScanUnavailable>, Result<AffinityMonitor, MonitorUnavailable>) {
-    (TaskScan::load(), Err(ScanUnavailable::NotCompiled.into()))
+pub fn load_programs() -> (Result<TaskScan, TaskScanUnavailable>, Result<AffinityMonitor, AffinityMonitorUnavailable>) {
+    (TaskScan::load(), Err(TaskScanUnavailable::NotCompiled.into()))
 }

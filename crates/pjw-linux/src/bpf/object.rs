@@ -7,7 +7,7 @@ use aya::maps::Map;
 use aya::{Btf, BtfError, Ebpf, EbpfLoader};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
-use super::fault::{BpfStepError, ScanUnavailable, TaskScanError};
+use super::fault::{BpfStepError, TaskScanError, TaskScanUnavailable};
 use super::record::MASK_BYTES;
 use crate::sys::{online, version};
 
@@ -35,26 +35,26 @@ pub(super) struct BpfPlatform {
 }
 
 impl BpfPlatform {
-    pub(super) fn find() -> Result<Self, ScanUnavailable> {
+    pub(super) fn find() -> Result<Self, TaskScanUnavailable> {
         if cfg!(target_endian = "big") {
-            return Err(ScanUnavailable::BigEndian);
+            return Err(TaskScanUnavailable::BigEndian);
         }
         let namespace =
             fs::read_link("/proc/self/ns/pid").map_err(|error| refused("/proc/self/ns/pid", &error))?;
         if namespace.as_os_str() != FIRST_PID_NAMESPACE {
-            return Err(ScanUnavailable::PidNamespace);
+            return Err(TaskScanUnavailable::PidNamespace);
         }
         // Without the capabilities, the following steps would take 200 ms and fail.
         if fs::read_to_string("/proc/self/status").is_ok_and(|status| !may_load(&status)) {
             let why = String::from("this process lacks CAP_BPF or CAP_PERFMON");
-            return Err(ScanUnavailable::NotPermitted(BpfStepError { step: "capabilities", why }));
+            return Err(TaskScanUnavailable::NotPermitted(BpfStepError { step: "capabilities", why }));
         }
         let possible = online::possible_pu_count().map_err(|error| refused("the possible PUs", &error))?;
         let mask_bytes = possible.div_ceil(64) as usize * 8;
         if mask_bytes > MASK_BYTES {
-            return Err(ScanUnavailable::TooManyPus(possible));
+            return Err(TaskScanUnavailable::TooManyPus(possible));
         }
-        let btf = Btf::from_sys_fs().map_err(|error| ScanUnavailable::NoBtf(chain(&error)))?;
+        let btf = Btf::from_sys_fs().map_err(|error| TaskScanUnavailable::NoBtf(chain(&error)))?;
         Ok(Self { btf, mask_bytes })
     }
 
@@ -62,8 +62,8 @@ impl BpfPlatform {
     pub(super) fn load(
         &self,
         watched: u32,
-        verify: impl Fn(&mut Ebpf, &Btf) -> Result<(), ScanUnavailable>,
-    ) -> Result<Ebpf, ScanUnavailable> {
+        verify: impl Fn(&mut Ebpf, &Btf) -> Result<(), TaskScanUnavailable>,
+    ) -> Result<Ebpf, TaskScanUnavailable> {
         let load = || {
             let mut object = EbpfLoader::new()
                 .btf(Some(&self.btf))
@@ -75,7 +75,7 @@ impl BpfPlatform {
         };
         match load() {
             // Before Linux 5.11 maps count as locked memory, and the kernel returns EPERM above the limit.
-            Err(ScanUnavailable::NotPermitted(_))
+            Err(TaskScanUnavailable::NotPermitted(_))
                 if setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY).is_ok() =>
             {
                 load()
@@ -96,7 +96,7 @@ fn may_load(status: &str) -> bool {
     has(CAP_SYS_ADMIN) || (has(CAP_BPF) && has(CAP_PERFMON))
 }
 
-pub(super) fn take_map(program: &mut Ebpf, name: &'static str) -> Result<Map, ScanUnavailable> {
+pub(super) fn take_map(program: &mut Ebpf, name: &'static str) -> Result<Map, TaskScanUnavailable> {
     program.take_map(name).ok_or_else(|| refused(name, &io::Error::other("the object has no such map")))
 }
 
@@ -121,24 +121,24 @@ fn has_errno(error: &(dyn Error + 'static), errno: i32) -> bool {
 }
 
 /// The class of an error during loading.
-pub(super) fn unavailable(step: &'static str, error: &(dyn Error + 'static)) -> ScanUnavailable {
+pub(super) fn unavailable(step: &'static str, error: &(dyn Error + 'static)) -> TaskScanUnavailable {
     let denied = has_errno(error, libc::EPERM);
     let unknown = errors(error).filter_map(|error| error.downcast_ref::<BtfError>());
     let too_old = unknown.into_iter().any(|error| matches!(error, BtfError::UnknownBtfTypeName { .. }));
     let locked = fs::read_to_string("/sys/kernel/security/lockdown");
     if locked.is_ok_and(|state| state.contains("[confidentiality]")) {
-        ScanUnavailable::LockedDown
+        TaskScanUnavailable::LockedDown
     } else if too_old {
-        ScanUnavailable::KernelTooOld(version::release())
+        TaskScanUnavailable::KernelTooOld(version::release())
     } else if denied {
-        ScanUnavailable::NotPermitted(failed(step, error))
+        TaskScanUnavailable::NotPermitted(failed(step, error))
     } else {
         refused(step, error)
     }
 }
 
-pub(super) fn refused(step: &'static str, error: &(dyn Error + 'static)) -> ScanUnavailable {
-    ScanUnavailable::Refused(failed(step, error))
+pub(super) fn refused(step: &'static str, error: &(dyn Error + 'static)) -> TaskScanUnavailable {
+    TaskScanUnavailable::Refused(failed(step, error))
 }
 
 pub(super) fn stopped(step: &'static str, error: &(dyn Error + 'static)) -> TaskScanError {
@@ -217,10 +217,10 @@ mod tests {
     #[test]
     fn missing_capabilities_differ_from_other_errors() {
         let eperm = io::Error::from_raw_os_error(libc::EPERM);
-        assert!(matches!(unavailable("loading", &eperm), ScanUnavailable::NotPermitted { .. }));
+        assert!(matches!(unavailable("loading", &eperm), TaskScanUnavailable::NotPermitted { .. }));
         let einval = io::Error::from_raw_os_error(libc::EINVAL);
-        assert!(matches!(unavailable("loading", &einval), ScanUnavailable::Refused { .. }));
+        assert!(matches!(unavailable("loading", &einval), TaskScanUnavailable::Refused { .. }));
         let unknown = BtfError::UnknownBtfTypeName { type_name: String::from("bpf_iter_task") };
-        assert!(matches!(unavailable("verifying", &unknown), ScanUnavailable::KernelTooOld { .. }));
+        assert!(matches!(unavailable("verifying", &unknown), TaskScanUnavailable::KernelTooOld { .. }));
     }
 }

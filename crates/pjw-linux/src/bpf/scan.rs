@@ -9,7 +9,7 @@ use aya::maps::{Array, HashMap, MapData, MapError};
 use aya::programs::{Iter, ProgramError};
 use pjw_core::ids::Pid;
 
-use super::fault::{ScanUnavailable, TaskScanError};
+use super::fault::{TaskScanError, TaskScanUnavailable};
 use super::object::{BpfPlatform, load_program, refused, stopped, take_map, unavailable};
 use super::task::{MAX_SCANNED_PROCESSES, TaskRecord, TaskScanSummary, TaskScope};
 use super::{record, self_check};
@@ -46,11 +46,11 @@ impl TaskScan {
     /// # Errors
     /// If a requirement is missing, the kernel refuses the program, or the check fails. The error names the
     /// reason and a remedy.
-    pub fn load() -> Result<Self, ScanUnavailable> {
+    pub fn load() -> Result<Self, TaskScanUnavailable> {
         Self::load_with(&BpfPlatform::find()?)
     }
 
-    pub(super) fn load_with(platform: &BpfPlatform) -> Result<Self, ScanUnavailable> {
+    pub(super) fn load_with(platform: &BpfPlatform) -> Result<Self, TaskScanUnavailable> {
         let online = Online::open().map_err(|error| refused("the online PUs", &error))?;
         let mut program = platform.load(MAX_SCANNED_PROCESSES, |object, btf| {
             let loaded = iterator(object).and_then(|iterator| load_program(|| iterator.load("task", btf)));
@@ -88,8 +88,8 @@ impl TaskScan {
     ) -> Result<TaskScanSummary, TaskScanError> {
         self.online.read().map_err(|error| stopped("the online PUs", &error))?;
         let (mode, processes) = match scope {
-            TaskScope::AllProcesses(processes) => (0, processes),
-            TaskScope::Only(processes) => (1, processes),
+            TaskScope::AllProcessesAndThreadsOf(processes) => (0, processes),
+            TaskScope::ThreadsOf(processes) => (1, processes),
         };
         self.watched.set(processes)?;
         let order = [mode, self.mask_bytes as u64, 0, 0];
@@ -187,7 +187,9 @@ mod tests {
         let ours = pjw_core::ids::Tid(nix::unistd::gettid().as_raw().cast_unsigned());
         let mut reported = Vec::new();
         let summary = scan
-            .for_each_task(TaskScope::Only(&us), &mut |task| reported.push((task.tid, task.allowed_pus())))
+            .for_each_task(TaskScope::ThreadsOf(&us), &mut |task| {
+                reported.push((task.tid, task.allowed_pus()));
+            })
             .unwrap();
         assert_eq!(summary.reported_tasks, reported.len() as u64);
         let allowed = reported.into_iter().find(|(tid, _)| *tid == ours).unwrap().1;

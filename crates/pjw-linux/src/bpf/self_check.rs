@@ -13,7 +13,7 @@ use nix::unistd::{geteuid, gettid, getuid};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, Tid, Uid};
 
-use super::fault::{ScanUnavailable, TaskScanError};
+use super::fault::{TaskScanError, TaskScanUnavailable};
 use super::object::refused;
 use super::task::{TaskRecord, TaskScanSummary, TaskScope};
 use crate::proc::procfs::{ProcDir, SchedStat, Stat};
@@ -41,7 +41,9 @@ struct Facts {
 }
 
 /// Runs a pass over the calling process, and compares the record of the calling thread.
-pub(super) fn run(mut pass: impl FnMut(TaskScope<'_>, Each<'_>) -> Passed) -> Result<(), ScanUnavailable> {
+pub(super) fn run(
+    mut pass: impl FnMut(TaskScope<'_>, Each<'_>) -> Passed,
+) -> Result<(), TaskScanUnavailable> {
     let mut proc = ProcDir::open(Path::new("/proc")).map_err(|errno| unread("/proc", errno))?;
     let us = Pid(std::process::id());
     let mut last = None;
@@ -58,7 +60,7 @@ fn attempt(
     pass: &mut impl FnMut(TaskScope<'_>, Each<'_>) -> Passed,
     proc: &mut ProcDir,
     us: Pid,
-) -> Result<Option<ScanUnavailable>, ScanUnavailable> {
+) -> Result<Option<TaskScanUnavailable>, TaskScanUnavailable> {
     let facts = Facts::read(proc, us).map_err(|errno| unread("our own task in /proc", errno))?;
     let mut seen = 0_u32;
     let mut difference = None;
@@ -70,7 +72,7 @@ fn attempt(
             difference = facts.differ(&record);
         }
     };
-    pass(TaskScope::Only(&BTreeSet::from([us])), &mut compare)
+    pass(TaskScope::ThreadsOf(&BTreeSet::from([us])), &mut compare)
         .map_err(|error| refused("scanning our own process", &error))?;
     if seen != 1 {
         return Ok(Some(differs("number of records", seen, 1)));
@@ -96,7 +98,7 @@ impl Facts {
         })
     }
 
-    fn differ(&self, record: &TaskRecord<'_>) -> Option<ScanUnavailable> {
+    fn differ(&self, record: &TaskRecord<'_>) -> Option<TaskScanUnavailable> {
         let (scan, stat) = (&record.stat, &self.stat);
         unequal("process", &record.pid, &self.process)
             .or_else(|| unequal("start", &scan.start, &stat.start))
@@ -116,7 +118,7 @@ impl Facts {
     }
 
     /// Times only increase, and /proc was read first.
-    fn ran_less(&self, record: &TaskRecord<'_>) -> Option<ScanUnavailable> {
+    fn ran_less(&self, record: &TaskRecord<'_>) -> Option<TaskScanUnavailable> {
         let sched = self.sched?;
         let at_least = |field, scan: u64, proc: u64| {
             (scan < proc).then(|| differs(field, scan, format_args!("at least {proc} ns")))
@@ -127,13 +129,17 @@ impl Facts {
     }
 }
 
-fn unequal<T: PartialEq + fmt::Display>(field: &'static str, scan: &T, proc: &T) -> Option<ScanUnavailable> {
+fn unequal<T: PartialEq + fmt::Display>(
+    field: &'static str,
+    scan: &T,
+    proc: &T,
+) -> Option<TaskScanUnavailable> {
     (scan != proc).then(|| differs(field, scan, proc))
 }
 
 /// The failure for a field with different values.
-fn differs(field: &'static str, scan: impl fmt::Display, proc: impl fmt::Display) -> ScanUnavailable {
-    ScanUnavailable::SelfCheck { field, scan: scan.to_string(), proc: proc.to_string() }
+fn differs(field: &'static str, scan: impl fmt::Display, proc: impl fmt::Display) -> TaskScanUnavailable {
+    TaskScanUnavailable::SelfCheckFailed { field, scan: scan.to_string(), proc: proc.to_string() }
 }
 
 /// `None` if the kernel does not record the times: there is no file, or all values are zero.
@@ -159,6 +165,6 @@ fn cgroup(proc: &mut ProcDir, us: Pid) -> Result<Option<u64>, Errno> {
     Ok(fs::metadata(mount.join(path.trim_start_matches('/'))).map(|directory| directory.ino()).ok())
 }
 
-fn unread(what: &'static str, errno: Errno) -> ScanUnavailable {
+fn unread(what: &'static str, errno: Errno) -> TaskScanUnavailable {
     refused(what, &io::Error::from(errno))
 }

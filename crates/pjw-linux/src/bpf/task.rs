@@ -15,10 +15,10 @@ pub const MAX_SCANNED_PROCESSES: u32 = 131_072;
 pub enum TaskScope<'a> {
     /// The first thread of every process on the machine, including kernel threads. In addition, all threads
     /// of the processes in this set, which has at most [`MAX_SCANNED_PROCESSES`] elements.
-    AllProcesses(&'a BTreeSet<Pid>),
+    AllProcessesAndThreadsOf(&'a BTreeSet<Pid>),
     /// All threads of the processes in this set, and no others. The set has at most [`MAX_SCANNED_PROCESSES`]
     /// elements. Processes that have ended are not reported.
-    Only(&'a BTreeSet<Pid>),
+    ThreadsOf(&'a BTreeSet<Pid>),
 }
 
 /// The state of a task (a thread) at the moment when the task scan reached it: its ids, its CPU time, its

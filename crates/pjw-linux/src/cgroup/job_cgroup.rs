@@ -74,7 +74,7 @@ impl CgroupMounts {
     /// path as in `/proc/PID/cgroup`. These are its directories in the v2 hierarchy and in the v1 hierarchy
     /// with the cpuset controller. If neither exists, its directories in the other v1 hierarchies.
     #[must_use]
-    pub fn watch_dirs(&self, path: &str) -> Vec<PathBuf> {
+    pub fn dirs_to_watch(&self, path: &str) -> Vec<PathBuf> {
         let relative = path.trim_start_matches('/');
         let both = self.v2_mount_point.iter().map(PathBuf::as_path).chain(self.v1_cpuset_mount());
         let dirs: Vec<PathBuf> = both.map(|mount| mount.join(relative)).filter(|dir| dir.is_dir()).collect();

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use pjw_core::cpuset_group::FoundCpuset;
+use pjw_core::cpuset_group::LeftoverCpuset;
 use pjw_core::ids::Uid;
 use pjw_core::own_cgroups::OwnCgroupNames;
 use rustix::fs::{XattrFlags, getxattr, removexattr, setxattr};
@@ -66,19 +66,20 @@ pub(super) fn remove_owner(group: &CgroupDir) {
 }
 
 /// The cgroup with its attributes.
-fn found_cpuset(group: &CgroupDir) -> FoundCpuset {
+fn found_cpuset(group: &CgroupDir) -> LeftoverCpuset {
     let owner = read(&group.dir, OWNER).and_then(|owner| owner.parse().ok()).map(Uid);
     let origin_cgroup = read(&group.dir, ORIGIN).filter(|origin| origin.starts_with('/'));
-    FoundCpuset { path: group.path.clone(), owner, origin_cgroup }
+    LeftoverCpuset { path: group.path.clone(), owner, origin_cgroup }
 }
 
 /// Lists the cgroups in the places where the warden and systemd create the cgroups of jobs, in the order of their paths.
-pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) -> Vec<FoundCpuset> {
+pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset> {
     let above = [own_cgroups.directory(), format!("/{}", own_cgroups.slice())];
     let below = above.iter().filter_map(|path| hierarchy.cgroup(path)).flat_map(|above| above.children());
     let isolated = hierarchy.root().children().into_iter();
-    let isolated = isolated.filter(|group| own_cgroups.contains(&group.path) && !above.contains(&group.path));
-    let mut found: Vec<FoundCpuset> = below.chain(isolated).map(|group| found_cpuset(&group)).collect();
+    let isolated =
+        isolated.filter(|group| own_cgroups.is_own_path(&group.path) && !above.contains(&group.path));
+    let mut found: Vec<LeftoverCpuset> = below.chain(isolated).map(|group| found_cpuset(&group)).collect();
     found.sort_by(|one, other| one.path.cmp(&other.path));
     found
 }

@@ -13,7 +13,7 @@ mod scope;
 mod unrelated_threads;
 
 use pjw_core::cpuset::CpuSet;
-use pjw_core::cpuset_group::{CgroupOwner, CpusetChange, CpusetOutcome, JobCpuset};
+use pjw_core::cpuset_group::{CgroupCreator, CpusetChange, CpusetOutcome, JobCpuset};
 use pjw_core::ids::{ProcessId, Uid};
 
 use context::{Result, changed_cpuset, done, refused};
@@ -75,14 +75,14 @@ fn create(
     let group = context.job_cgroup(job_cpuset)?;
     let before = group.exists().then(|| group.read_cpuset());
     let created = match job_cpuset.cgroup_owner {
-        CgroupOwner::Scheduler if before.is_none() => return Err(CpusetOutcome::Gone),
-        CgroupOwner::Scheduler => bounds::apply(&group, &job_cpuset.spec, true),
-        CgroupOwner::Warden => create_own(context, &group, job_cpuset),
-        CgroupOwner::Systemd => {
+        CgroupCreator::Scheduler if before.is_none() => return Err(CpusetOutcome::Gone),
+        CgroupCreator::Scheduler => bounds::apply(&group, &job_cpuset.spec, true),
+        CgroupCreator::Warden => create_own(context, &group, job_cpuset),
+        CgroupCreator::Systemd => {
             return scope::create(context, job_cpuset, owner, &group, initial_processes);
         }
     };
-    if created.is_ok() && job_cpuset.cgroup_owner == CgroupOwner::Warden {
+    if created.is_ok() && job_cpuset.cgroup_owner == CgroupCreator::Warden {
         marks::write_owner(&group, owner);
     }
     if created.is_err() {
@@ -120,25 +120,25 @@ fn widen(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<CpuS
     if !group.exists() {
         return Err(CpusetOutcome::Gone);
     }
-    if job_cpuset.cgroup_owner != CgroupOwner::Scheduler {
+    if job_cpuset.cgroup_owner != CgroupCreator::Scheduler {
         marks::remove_owner(&group);
     }
-    if job_cpuset.cgroup_owner == CgroupOwner::Systemd {
+    if job_cpuset.cgroup_owner == CgroupCreator::Systemd {
         return scope::remove_limits(context, &group);
     }
     own::repair_parent(context.hierarchy, &group);
     bounds::remove_limits(
         &group,
-        job_cpuset.cgroup_owner == CgroupOwner::Scheduler && job_cpuset.spec.mems.is_none(),
+        job_cpuset.cgroup_owner == CgroupCreator::Scheduler && job_cpuset.spec.mems.is_none(),
     )
 }
 
 fn remove(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<()> {
     let group = context.job_cgroup(job_cpuset)?;
     match job_cpuset.cgroup_owner {
-        CgroupOwner::Scheduler => Ok(()),
-        CgroupOwner::Systemd => scope::remove(context, &group),
-        CgroupOwner::Warden => {
+        CgroupCreator::Scheduler => Ok(()),
+        CgroupCreator::Systemd => scope::remove(context, &group),
+        CgroupCreator::Warden => {
             let Some(base) = own::directory_of(context.hierarchy, &group) else {
                 return Err(refused(format!(
                     "the cgroup {} does not belong to pjwd and is not removed",

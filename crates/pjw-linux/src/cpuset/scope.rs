@@ -12,7 +12,7 @@ use super::context::{CpusetContext, Result, refused};
 use super::{bounds, marks, moving, own, unrelated_threads};
 use crate::cgroup::{CgroupDir, CpusetConfig};
 use crate::sys::online::{possible_cpus, possible_nodes};
-use crate::systemd::{SystemdFault, TransientScope};
+use crate::systemd::{SystemdError, TransientScope};
 
 /// Maximum time until a request to systemd shows in the cgroup hierarchy.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -101,7 +101,7 @@ fn enable_controller_above(context: &mut CpusetContext<'_>, group: &CgroupDir, s
         return Ok(());
     }
     for slice in BTreeSet::from(["-.slice", slice]) {
-        if context.systemd.disables_cpusets(slice).map_err(|fault| refusal(slice, "be read", &fault))? {
+        if context.systemd.slice_disables_cpusets(slice).map_err(|fault| refusal(slice, "be read", &fault))? {
             return Err(refused(format!(
                 "systemd disables cpusets for all scopes of {slice}: remove cpuset from the slice's DisableControllers="
             )));
@@ -148,7 +148,7 @@ fn set(
     }
     match context.systemd.set_cpuset(unit, cpus, mems) {
         Ok(()) => Ok(()),
-        Err(SystemdFault::NoSuchUnit) => Err(CpusetOutcome::Gone),
+        Err(SystemdError::NoSuchUnit) => Err(CpusetOutcome::Gone),
         Err(fault) => Err(refusal(unit, "be changed", &fault)),
     }
 }
@@ -255,7 +255,7 @@ pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Resu
         }
         if Instant::now() >= deadline {
             match context.systemd.stop_unit(unit) {
-                Ok(()) | Err(SystemdFault::NoSuchUnit) => break,
+                Ok(()) | Err(SystemdError::NoSuchUnit) => break,
                 Err(fault) => return Err(refusal(unit, "be stopped", &fault)),
             }
         }
@@ -276,6 +276,6 @@ fn has_no_cpuset(group: &CgroupDir) -> bool {
     group.exists() && matches!(group.read_cpuset(), Err(nix::errno::Errno::ENOENT))
 }
 
-fn refusal(unit: &str, what: &str, fault: &SystemdFault) -> CpusetOutcome {
+fn refusal(unit: &str, what: &str, fault: &SystemdError) -> CpusetOutcome {
     refused(format!("the scope {unit} can't {what}: {fault}"))
 }

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use pjw_core::cpuset::CpuSet;
-use pjw_core::cpuset_group::{CgroupOwner, CpusetChange};
+use pjw_core::cpuset_group::{CgroupCreator, CpusetChange};
 use pjw_core::ids::{Pid, StartTime, Tid, is_cgroup_within};
 
 use super::context::{CpusetContext, changed_cpuset};
@@ -51,7 +51,7 @@ pub(super) struct BoundThread {
 
 /// Whether a change affects cgroups that the warden does not manage.
 fn affects_unrelated(context: &CpusetContext<'_>, change: &CpusetChange) -> bool {
-    let changed = changed_cpuset(change).filter(|changed| changed.cgroup_owner != CgroupOwner::Scheduler);
+    let changed = changed_cpuset(change).filter(|changed| changed.cgroup_owner != CgroupCreator::Scheduler);
     let Some(job_cpuset) = changed else { return false };
     let Some(group) = context.hierarchy.cgroup(&job_cpuset.path) else { return false };
     let is_isolated = || {

@@ -9,13 +9,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome, CpusetSupport, FoundCpuset};
+use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome, CpusetSupport, LeftoverCpuset};
 use pjw_core::ids::{CgroupId, Pid, ProcessId, StartTime, Tid};
 use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome};
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{
-    AffinityRequest, Cgroup, EventBatch, ExpectedMask, ForkMaskMismatch, MaskProbe, Observed, Process,
+    AffinityRequest, Cgroup, ExpectedMask, ForkMaskMismatch, MaskProbe, Observed, Process, ProcessEventBatch,
     Snapshot,
 };
 use pjw_core::{cpuset::CpuSet, ports::Node, state::masks::old_kernels::HOTPLUG_DELAY};
@@ -106,7 +106,7 @@ impl LinuxNode {
 
     /// Sets the socket from which process events (fork, exec and exit) are read. With `None`, no process
     /// events are read.
-    pub fn use_process_events(&mut self, events: Option<ProcEvents>) {
+    pub fn set_process_events(&mut self, events: Option<ProcEvents>) {
         self.process_events = events;
     }
 
@@ -133,13 +133,13 @@ impl LinuxNode {
 
     /// Sets the BPF program that later scans use to read the state of threads where this is faster than
     /// reading `/proc`. With `None`, scans read only `/proc`.
-    pub fn use_task_scan(&mut self, scan: Option<TaskScan>) {
+    pub fn set_task_scan(&mut self, scan: Option<TaskScan>) {
         self.scan = scan;
     }
 
     /// Sets the BPF program that reports calls of sched_setaffinity(2). Later scans include the reported
     /// calls in their [`Snapshot`]. With `None`, snapshots contain no such calls.
-    pub fn use_affinity_monitor(&mut self, monitor: Option<AffinityMonitor>) {
+    pub fn set_affinity_monitor(&mut self, monitor: Option<AffinityMonitor>) {
         self.affinity_monitor = monitor;
     }
 
@@ -248,7 +248,7 @@ impl LinuxNode {
 
     fn read_cgroup(&mut self, path: &str) -> Observed<Cgroup> {
         // The watch comes first, so that no change after the reading is missed.
-        self.cgroup_watch.add(path, || self.mounts.watch_dirs(path));
+        self.cgroup_watch.add(path, || self.mounts.dirs_to_watch(path));
         let cgroup = self.mounts.read_cgroup(path, &mut self.populated_cache);
         if cgroup == Some(Observed::Gone) {
             self.cgroup_watch.remove(path);
@@ -279,7 +279,7 @@ fn assumed_cgroup(path: &str) -> Observed<Cgroup> {
 }
 
 impl Node for LinuxNode {
-    fn observe(&mut self, scan_request: &ScanRequest) -> Snapshot {
+    fn scan(&mut self, scan_request: &ScanRequest) -> Snapshot {
         let taken_at = clock::now();
         self.probed_mismatches.clear();
         self.update_online();
@@ -313,7 +313,7 @@ impl Node for LinuxNode {
             match self.cache.observe_process(pid, with_threads, pass) {
                 Ok(mut process) => {
                     let idle_until = idle_check.idle_until.get(&pid).copied();
-                    process.last_seen_idle = idle_until.filter(|_| process.threads.is_some());
+                    process.idle_until = idle_until.filter(|_| process.threads.is_some());
                     processes.insert(pid, Observed::Present(process));
                 }
                 Err(errno) if is_absent(errno) => {
@@ -365,19 +365,19 @@ impl Node for LinuxNode {
         MaskProbe { taken_at, online: self.online.clone(), mismatches }
     }
 
-    fn read_process_events(&mut self) -> EventBatch {
+    fn read_process_events(&mut self) -> ProcessEventBatch {
         let mut events = Vec::new();
         let EventLoss { overrun: lost, congested } =
             self.process_events.as_mut().map(|source| source.drain_events(&mut events)).unwrap_or_default();
-        EventBatch { events, lost, congested }
+        ProcessEventBatch { events, lost, congested }
     }
 
-    fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroupNames) -> Vec<FoundCpuset> {
+    fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset> {
         let hierarchy = CpusetMount::choose(&self.mounts);
         hierarchy.map(|hierarchy| list_job_cpusets(&hierarchy, own_cgroups)).unwrap_or_default()
     }
 
-    fn apply(&mut self, action: &MaskAction) -> MaskOutcome {
+    fn change_mask(&mut self, action: &MaskAction) -> MaskOutcome {
         let thread = action.thread;
         // The thread id may belong to another thread by now, unless it was assigned a moment ago. The id may
         // still be reused between this check and the next line. The mask of that other thread is corrected in

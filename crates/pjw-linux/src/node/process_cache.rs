@@ -150,7 +150,7 @@ impl ProcessCache {
         Ok(Process {
             id,
             parent: stat.parent,
-            group: stat.process_group,
+            process_group: stat.process_group,
             session: stat.session,
             uid: known.uid,
             comm: stat.comm,
@@ -160,7 +160,7 @@ impl ProcessCache {
             attributes,
             job_marks: None,
             threads,
-            last_seen_idle: None,
+            idle_until: None,
         })
     }
 
@@ -266,7 +266,8 @@ impl ProcessCache {
                 contents => (program, contents?),
             };
         let status = self.proc.status(representative)?;
-        let attributes = BatchAttributes { cgroups, environ, groups: status.groups, command_line };
+        let attributes =
+            BatchAttributes { cgroups, environ, supplementary_groups: status.groups, command_line };
         known.uid = Uid(status.uid);
         known.program = program;
         known.cgroup = attributes.cpuset_path().map(Arc::from);

@@ -71,10 +71,10 @@ impl LinuxNode {
         let pass = if !is_pass_cheaper(pids.iter().map(threads).sum::<usize>() + unassigned, self.tasks) {
             PassResult::default()
         } else if unassigned == 0 {
-            self.run_pass(TaskScope::Only(&pids), |_| None)
+            self.run_pass(TaskScope::ThreadsOf(&pids), |_| None)
         } else {
             // For unassigned processes the first thread suffices.
-            self.run_pass(TaskScope::AllProcesses(&pids), |_| None)
+            self.run_pass(TaskScope::AllProcessesAndThreadsOf(&pids), |_| None)
         };
         let all = pids.union(&idle_check.active_unassigned).copied().collect();
         ScanPlan { wanted: pids, pids: Ok(all), pass }
@@ -86,8 +86,8 @@ impl LinuxNode {
         let idle = idle_check.unobserved();
         let with_threads: BTreeSet<Pid> =
             scan_request.threads_of.difference(&idle).chain(planned.keys()).copied().collect();
-        let mut pass =
-            self.run_pass(TaskScope::AllProcesses(&with_threads), |pid| planned.get(&pid).copied());
+        let mut pass = self
+            .run_pass(TaskScope::AllProcessesAndThreadsOf(&with_threads), |pid| planned.get(&pid).copied());
         self.check_masks(idle_check, &planned, &mut pass);
         let wanted = scan_request.threads_of.difference(&idle_check.unobserved()).copied().collect();
         ScanPlan { wanted, pids: self.all_pids(&pass), pass }

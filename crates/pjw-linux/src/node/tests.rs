@@ -46,7 +46,7 @@ fn at(pids: &[Pid]) -> ScanRequest {
 }
 
 fn see(node: &mut LinuxNode, pid: Pid) -> Option<Process> {
-    node.observe(&at(&[pid])).processes.remove(&pid).and_then(|seen| seen.present().cloned())
+    node.scan(&at(&[pid])).processes.remove(&pid).and_then(|seen| seen.present().cloned())
 }
 
 fn set_to(process: &Process, to: CpuSet) -> MaskAction {
@@ -72,7 +72,7 @@ fn a_full_scan_lists_every_process_and_the_requested_threads() {
         cgroups: BTreeSet::new(),
         idle_watch: Arc::default(),
     };
-    let snapshot = node.observe(&scan_request);
+    let snapshot = node.scan(&scan_request);
     let me = snapshot.processes[&Pid(std::process::id())].present().unwrap();
     assert!(me.threads.is_none() && !me.is_kernel_thread);
     let observed = snapshot.processes[&idle_process.pid()].present().unwrap();
@@ -131,10 +131,10 @@ fn a_mask_is_set_and_read_back() {
     let mut node = node();
     let before = see(&mut node, idle_process.pid()).unwrap();
     let one = CpuSet::from(before.first_thread_mask.as_ref().unwrap().last().unwrap());
-    assert_eq!(node.apply(&set_to(&before, one.clone())), MaskOutcome::Done { effective: one.clone() });
+    assert_eq!(node.change_mask(&set_to(&before, one.clone())), MaskOutcome::Done { effective: one.clone() });
     assert_eq!(see(&mut node, idle_process.pid()).unwrap().threads.unwrap()[0].effective_mask, one);
     let all = node.online.clone();
-    assert_eq!(node.apply(&set_to(&before, all.clone())), MaskOutcome::Done { effective: all });
+    assert_eq!(node.change_mask(&set_to(&before, all.clone())), MaskOutcome::Done { effective: all });
 }
 
 #[test]
@@ -164,10 +164,10 @@ fn an_action_on_an_ended_or_replaced_thread_is_gone() {
     let seen = see(&mut node, idle_process.pid()).unwrap();
     let mut other = set_to(&seen, node.online.clone());
     other.thread.start = StartTime(other.thread.start.0 + 1);
-    assert_eq!(node.apply(&other), MaskOutcome::Gone);
+    assert_eq!(node.change_mask(&other), MaskOutcome::Gone);
     idle_process.0.kill().unwrap();
     idle_process.0.wait().unwrap();
-    assert_eq!(node.apply(&set_to(&seen, node.online.clone())), MaskOutcome::Gone);
+    assert_eq!(node.change_mask(&set_to(&seen, node.online.clone())), MaskOutcome::Gone);
     assert_eq!(see(&mut node, idle_process.pid()), None);
     assert!(node.cache.processes.is_empty());
 }
@@ -177,7 +177,7 @@ fn an_impossible_mask_is_refused_with_a_hint() {
     let idle_process = Running::start("sleep", &["1000"]);
     let mut node = node();
     let seen = see(&mut node, idle_process.pid()).unwrap();
-    let outcome = node.apply(&set_to(&seen, CpuSet::from(Pu(8000))));
+    let outcome = node.change_mask(&set_to(&seen, CpuSet::from(Pu(8000))));
     assert!(
         matches!(&outcome, MaskOutcome::Refused { reason, .. } if reason.contains("cpuset")),
         "{outcome:?}"
@@ -208,7 +208,7 @@ fn processes_that_come_and_go_while_they_are_read_are_no_errors() {
             cgroups: BTreeSet::new(),
             idle_watch: Arc::default(),
         };
-        let snapshot = node.observe(&scan_request);
+        let snapshot = node.scan(&scan_request);
         assert!(snapshot.processes.contains_key(&Pid(std::process::id())));
         child.wait().unwrap();
     }
@@ -242,8 +242,8 @@ fn a_request_for_every_pu_lets_the_thread_follow_its_cpuset() {
     let seen = see(&mut node, idle_process.pid()).unwrap();
     let (all, tid) = (node.online.clone(), Tid(idle_process.pid().0));
     let one = CpuSet::from(all.last().unwrap());
-    assert_eq!(node.apply(&set_to(&seen, one.clone())), MaskOutcome::Done { effective: one });
-    assert_eq!(node.apply(&set_to(&seen, all.clone())), MaskOutcome::Done { effective: all.clone() });
+    assert_eq!(node.change_mask(&set_to(&seen, one.clone())), MaskOutcome::Done { effective: one });
+    assert_eq!(node.change_mask(&set_to(&seen, all.clone())), MaskOutcome::Done { effective: all.clone() });
     assert_eq!(affinity::get_mask(tid).unwrap(), all);
 }
 
@@ -283,7 +283,7 @@ fn a_mask_probe_reports_processes_with_an_unexpected_mask() {
     // The mask can be set at once, although the start time differs.
     let action = set_to(&Process { id: mismatch.id, ..seen }, mask);
     let action = MaskAction { thread: ThreadId { start, ..action.thread }, ..action };
-    assert!(matches!(node.apply(&action), MaskOutcome::Done { .. }));
+    assert!(matches!(node.change_mask(&action), MaskOutcome::Done { .. }));
     see(&mut node, child.pid());
-    assert_eq!(node.apply(&action), MaskOutcome::Gone, "a scan followed");
+    assert_eq!(node.change_mask(&action), MaskOutcome::Gone, "a scan followed");
 }

@@ -1,7 +1,7 @@
 //! Finds the cpuset hierarchy of this machine, and its manager.
 
 use nix::unistd::Uid;
-use pjw_core::cpuset_group::{CgroupOwner, CpusetHierarchy, CpusetSupport};
+use pjw_core::cpuset_group::{CgroupCreator, CpusetHierarchy, CpusetSupport};
 use pjw_core::own_cgroups::OwnCgroupNames;
 
 use super::cpuset_test;
@@ -12,7 +12,7 @@ use crate::{sys::version, systemd};
 pub(super) fn find(own_cgroups: &OwnCgroupNames) -> (CpusetSupport, Vec<String>) {
     let found = find_hierarchy().map_err(str::to_owned).and_then(|(mount, hierarchy)| {
         let is_systemd = hierarchy == CpusetHierarchy::Systemd;
-        let cgroup_owner = if is_systemd { CgroupOwner::Systemd } else { CgroupOwner::Warden };
+        let cgroup_owner = if is_systemd { CgroupCreator::Systemd } else { CgroupCreator::Warden };
         let result = cpuset_test::run(&mount, own_cgroups, cgroup_owner)?;
         let sentences = vec![describe_cpusets(&hierarchy, own_cgroups), describe_masks(&result)];
         Ok((CpusetSupport { hierarchy, affinity_persists: result.affinity_persists }, sentences))

@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::Pid as RawPid;
 use pjw_core::cpuset::CpuSet;
-use pjw_core::cpuset_group::{CgroupOwner, CpusetChange, CpusetOutcome, CpusetSpec, JobCpuset};
+use pjw_core::cpuset_group::{CgroupCreator, CpusetChange, CpusetOutcome, CpusetSpec, JobCpuset};
 use pjw_core::ids::{Pid, ProcessId, Tid, Uid};
 use pjw_core::own_cgroups::OwnCgroupNames;
 
@@ -38,7 +38,7 @@ pub(super) struct TestResult {
 pub(super) fn run(
     hierarchy: &CpusetMount,
     own_cgroups: &OwnCgroupNames,
-    cgroup_owner: CgroupOwner,
+    cgroup_owner: CgroupCreator,
 ) -> Result<TestResult, String> {
     let mut proc = ProcDir::open(Path::new("/proc")).map_err(failed("/proc can't be opened"))?;
     let mut systemd = SystemdClient::default();
@@ -76,7 +76,7 @@ fn failed(what: &'static str) -> impl FnOnce(Errno) -> String {
 
 fn job_cpuset(
     own_cgroups: &OwnCgroupNames,
-    cgroup_owner: CgroupOwner,
+    cgroup_owner: CgroupCreator,
     warden: u32,
     cpus: CpuSet,
 ) -> Result<JobCpuset, String> {
@@ -91,9 +91,9 @@ fn remove_leftovers(
     context: &mut CpusetContext<'_>,
     unrelated_threads: &mut UnrelatedThreads,
     own_cgroups: &OwnCgroupNames,
-    cgroup_owner: CgroupOwner,
+    cgroup_owner: CgroupCreator,
 ) {
-    if cgroup_owner == CgroupOwner::Systemd {
+    if cgroup_owner == CgroupCreator::Systemd {
         // Their processes ended with them, and an empty scope ends by itself.
         return;
     }

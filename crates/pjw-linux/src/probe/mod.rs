@@ -10,12 +10,12 @@ use pjw_core::cpuset_group::CpusetSupport;
 use pjw_core::own_cgroups::OwnCgroupNames;
 
 use crate::cgroup::CgroupMounts;
-use crate::proc::events::{ProcEvents, ProcEventsFault};
+use crate::proc::events::{ProcEvents, ProcEventsError};
 
 /// The facilities that the kernel provides to this user: whose affinity masks can be set, and how cpusets can
-/// be used. [`probe_capabilities`] determines them.
+/// be used. [`probe_kernel_support`] determines them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Capabilities {
+pub struct KernelSupport {
     /// Whether this process may set the affinity masks of threads of all users. If false, it may set only the
     /// masks of its own user's threads.
     pub can_set_all_masks: bool,
@@ -29,7 +29,7 @@ pub struct Capabilities {
 /// cpusets can be used. Creates a cpuset with a test process in it, and removes both again. `own_cgroups` has
 /// the names of the directories in which pjwd creates cgroups.
 #[must_use]
-pub fn probe_capabilities(own_cgroups: &OwnCgroupNames) -> Capabilities {
+pub fn probe_kernel_support(own_cgroups: &OwnCgroupNames) -> KernelSupport {
     let can_set_all_masks = Uid::effective().is_root();
     let schedstat = Path::new("/proc/self/schedstat").exists();
     let (cpuset_support, about_cpusets) = cpuset_support::find(own_cgroups);
@@ -47,7 +47,7 @@ pub fn probe_capabilities(own_cgroups: &OwnCgroupNames) -> Capabilities {
         format!("cgroup layout: {}", CgroupMounts::read().layout_name()),
     ];
     sentences.extend(about_cpusets);
-    Capabilities { can_set_all_masks, cpuset_support, sentences }
+    KernelSupport { can_set_all_masks, cpuset_support, sentences }
 }
 
 /// Determines how cpusets can be used, or why they can't. Creates a cpuset with a test process in it, and
@@ -65,14 +65,14 @@ pub fn probe_cpuset_support(own_cgroups: &OwnCgroupNames) -> CpusetSupport {
 pub fn open_process_events() -> Result<ProcEvents, String> {
     ProcEvents::open().map_err(|fault| {
         let why = match fault {
-            ProcEventsFault::Denied => {
+            ProcEventsError::PermissionDenied => {
                 "the kernel's process events need root (CAP_NET_ADMIN) before Linux 6.6"
             }
-            ProcEventsFault::NoEvents => {
+            ProcEventsError::NoEvents => {
                 "the kernel sends no process events here, as in a pid, user or network namespace (container)"
             }
-            ProcEventsFault::Unsupported => "this kernel has no process events (CONFIG_PROC_EVENTS)",
-            ProcEventsFault::Other(errno) => {
+            ProcEventsError::Unsupported => "this kernel has no process events (CONFIG_PROC_EVENTS)",
+            ProcEventsError::Other(errno) => {
                 &format!("the kernel's process events can't be opened ({errno})")
             }
         };
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn the_result_has_sentences_and_the_test_cpuset_is_removed() {
-        let found = probe_capabilities(&OwnCgroupNames::default());
+        let found = probe_kernel_support(&OwnCgroupNames::default());
         let (is_root, about) = (Uid::effective().is_root(), found.sentences.join("\n"));
         match &found.cpuset_support.hierarchy {
             CpusetHierarchy::Unavailable { why } => {

@@ -68,7 +68,7 @@ impl InterruptCounts {
             .map(|(number, (name, counts))| Interrupt {
                 number: *number,
                 name: name.clone(),
-                sent_to: sent_to(*number),
+                target_cpus: sent_to(*number),
                 counts: came(number, counts),
             })
             .collect()

@@ -47,7 +47,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 )]
 /// The reason why the id of the current boot can't be read: the path of the file and the error. The message
 /// contains the remedy.
-pub struct BootIdFault {
+pub struct BootIdError {
     path: PathBuf,
     why: String,
 }
@@ -57,12 +57,12 @@ pub struct BootIdFault {
 ///
 /// # Errors
 /// If the file with the id can't be read or is empty, for example because `/proc` is not mounted.
-pub fn boot_id() -> Result<String, BootIdFault> {
+pub fn boot_id() -> Result<String, BootIdError> {
     read_boot_id(Path::new(BOOT_ID))
 }
 
-fn read_boot_id(path: &Path) -> Result<String, BootIdFault> {
-    let fault = |why: String| BootIdFault { path: path.to_owned(), why };
+fn read_boot_id(path: &Path) -> Result<String, BootIdError> {
+    let fault = |why: String| BootIdError { path: path.to_owned(), why };
     let id = std::fs::read_to_string(path).map_err(|error| fault(from_io(error).desc().to_owned()))?;
     let id = id.trim();
     if id.is_empty() { Err(fault("the file is empty".to_owned())) } else { Ok(id.to_owned()) }

@@ -23,7 +23,7 @@ pub enum SchedulingPolicy {
     /// `SCHED_RR`: round-robin with a real-time priority.
     RoundRobin,
     /// Any policy except `SCHED_OTHER` and `SCHED_RR`.
-    Other,
+    AnyOther,
 }
 
 /// Returns the scheduling policy of a thread.
@@ -37,7 +37,7 @@ pub fn scheduling_policy(tid: Tid) -> Result<SchedulingPolicy, Errno> {
     Ok(match policy & !i64::from(libc::SCHED_RESET_ON_FORK) {
         policy if policy == i64::from(libc::SCHED_OTHER) => SchedulingPolicy::Normal,
         policy if policy == i64::from(libc::SCHED_RR) => SchedulingPolicy::RoundRobin,
-        _ => SchedulingPolicy::Other,
+        _ => SchedulingPolicy::AnyOther,
     })
 }
 
@@ -110,7 +110,7 @@ fn parameters(priority: libc::c_int) -> libc::sched_param {
 /// `ERANGE` if a hard limit is set. The thread could then reach the hard limit, at which the kernel kills the
 /// process: only sleep resets the kernel's count, a change of the policy does not. Otherwise the errors of
 /// setrlimit(2) and sigaction(2).
-pub fn limit_realtime_run(limit: Duration) -> Result<Duration, Errno> {
+pub fn limit_realtime_run_time(limit: Duration) -> Result<Duration, Errno> {
     // The handler must be there before the limit: the default action of SIGXCPU ends the process.
     let action =
         SigAction::new(SigHandler::Handler(lower_running_thread), SaFlags::SA_RESTART, SigSet::empty());
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     #[ignore = "run in a child by a_thread_that_reaches_the_limit_has_the_normal_policy_again"]
     fn child_that_runs_without_sleeping() {
-        assert_eq!(limit_realtime_run(LIMIT), Ok(LIMIT));
+        assert_eq!(limit_realtime_run_time(LIMIT), Ok(LIMIT));
         let raised = std::thread::spawn(|| {
             set_realtime_policy(own_tid()).unwrap();
             let end = Instant::now() + Duration::from_secs(30);
@@ -206,14 +206,14 @@ mod tests {
         assert!(Duration::from_nanos(ran) >= LIMIT / 2, "{ran} ns");
         let (raised_limit, _) = getrlimit(Resource::RLIMIT_RTTIME).unwrap();
         assert!(raised_limit > 1_000_000, "the kernel adds a second");
-        assert_eq!(limit_realtime_run(LIMIT), Ok(LIMIT), "and it is taken back");
+        assert_eq!(limit_realtime_run_time(LIMIT), Ok(LIMIT), "and it is taken back");
     }
 
     #[test]
     #[ignore = "run in a child by beside_a_hard_limit_no_soft_limit_is_set"]
     fn child_with_a_hard_limit() {
         setrlimit(Resource::RLIMIT_RTTIME, 900_000, 900_000).unwrap();
-        assert_eq!(limit_realtime_run(LIMIT), Err(Errno::ERANGE));
+        assert_eq!(limit_realtime_run_time(LIMIT), Err(Errno::ERANGE));
         assert_eq!(getrlimit(Resource::RLIMIT_RTTIME), Ok((900_000, 900_000)));
     }
 

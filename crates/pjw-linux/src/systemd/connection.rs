@@ -10,7 +10,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, set
 use nix::sys::time::{TimeVal, TimeValLike};
 use nix::unistd::Uid;
 
-use super::request::{Address, Reply, SystemdFault};
+use super::request::{Address, Reply, SystemdError};
 use super::wire::{self, Body, Call};
 
 const NAME: &str = "org.freedesktop.systemd1";
@@ -70,10 +70,10 @@ struct Connection<'a> {
 
 impl<'a> Connection<'a> {
     /// Connects. connect(2) also waits, while the peer's queue is full.
-    fn open(path: &'a Path, until: Instant) -> Result<Self, SystemdFault> {
+    fn open(path: &'a Path, until: Instant) -> Result<Self, SystemdError> {
         let fault = |errno: nix::Error| match errno {
-            nix::Error::EAGAIN | nix::Error::EINPROGRESS => SystemdFault::NoReply,
-            errno => SystemdFault::Unreachable(format!("{}: {}", path.display(), errno.desc())),
+            nix::Error::EAGAIN | nix::Error::EINPROGRESS => SystemdError::NoReply,
+            errno => SystemdError::Unreachable(format!("{}: {}", path.display(), errno.desc())),
         };
         let made =
             socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).map_err(fault)?;
@@ -89,7 +89,7 @@ impl<'a> Connection<'a> {
     ///
     /// `BEGIN` is sent together with `AUTH`, as systemd's own clients do. On its private socket, systemd 252
     /// does not process a call that it receives in the same read as `BEGIN`, until more data arrives.
-    fn authenticate(&mut self) -> Result<(), SystemdFault> {
+    fn authenticate(&mut self) -> Result<(), SystemdError> {
         let user: String = Uid::effective().to_string().bytes().map(|byte| format!("{byte:02x}")).collect();
         self.send(format!("\0AUTH EXTERNAL {user}\r\nBEGIN\r\n").as_bytes())?;
         let mut answer = Vec::new();
@@ -120,16 +120,16 @@ impl<'a> Connection<'a> {
         }
     }
 
-    fn left(&self) -> Result<Duration, SystemdFault> {
+    fn left(&self) -> Result<Duration, SystemdError> {
         let left = self.until.saturating_duration_since(Instant::now());
-        if left.is_zero() { Err(SystemdFault::NoReply) } else { Ok(left) }
+        if left.is_zero() { Err(SystemdError::NoReply) } else { Ok(left) }
     }
 
-    fn broken(&self, why: &str) -> SystemdFault {
-        SystemdFault::Unreachable(format!("{}: {why}", self.socket.display()))
+    fn broken(&self, why: &str) -> SystemdError {
+        SystemdError::Unreachable(format!("{}: {why}", self.socket.display()))
     }
 
-    fn send(&mut self, mut bytes: &[u8]) -> Result<(), SystemdFault> {
+    fn send(&mut self, mut bytes: &[u8]) -> Result<(), SystemdError> {
         while !bytes.is_empty() {
             let left = self.left()?;
             let sent = self.stream.set_write_timeout(Some(left)).and_then(|()| self.stream.write(bytes));
@@ -138,7 +138,7 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    fn receive(&mut self, bytes: &mut [u8]) -> Result<(), SystemdFault> {
+    fn receive(&mut self, bytes: &mut [u8]) -> Result<(), SystemdError> {
         let mut got = 0;
         while got < bytes.len() {
             let left = self.left()?;
@@ -152,12 +152,12 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    fn progress(&self, result: std::io::Result<usize>) -> Result<usize, SystemdFault> {
+    fn progress(&self, result: std::io::Result<usize>) -> Result<usize, SystemdError> {
         match result {
             Ok(length) => Ok(length),
             Err(fault) if fault.kind() == ErrorKind::Interrupted => self.left().map(|_| 0),
             Err(fault) if matches!(fault.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                Err(SystemdFault::NoReply)
+                Err(SystemdError::NoReply)
             }
             Err(fault) => Err(self.broken(&fault.to_string())),
         }

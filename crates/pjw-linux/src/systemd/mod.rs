@@ -19,7 +19,7 @@ use request::{Property, PropertyValue, Reply};
 use wire::Body;
 
 pub(crate) use request::Address;
-pub use request::{CALL_TIMEOUT, SystemdFault};
+pub use request::{CALL_TIMEOUT, SystemdError};
 
 /// After a timeout, calls fail at once for this long.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
@@ -77,7 +77,7 @@ impl SystemdClient {
     ///
     /// # Errors
     /// If systemd refuses the request, can't be reached, or does not reply in time.
-    pub fn start_scope(&mut self, scope: &TransientScope) -> Result<(), SystemdFault> {
+    pub fn start_scope(&mut self, scope: &TransientScope) -> Result<(), SystemdError> {
         let initial_processes = scope.pids.iter().map(|pid| pid.0).collect();
         let mut properties = vec![
             ("PIDs", PropertyValue::Pids(initial_processes)),
@@ -100,7 +100,7 @@ impl SystemdClient {
             Request::manager("StartTransientUnit", body.properties(properties).no_auxiliary_units())
         };
         match self.call(&request(&[properties.as_slice(), &[newer]].concat())) {
-            Err(SystemdFault::Refused { name, .. })
+            Err(SystemdError::Refused { name, .. })
                 if name == "org.freedesktop.DBus.Error.PropertyReadOnly" =>
             {
                 self.call(&request(&properties)).map(drop)
@@ -113,14 +113,14 @@ impl SystemdClient {
     /// setting is valid until the next boot. `None` leaves the present setting unchanged.
     ///
     /// # Errors
-    /// [`SystemdFault::NoSuchUnit`] if the unit is not loaded. Other errors if systemd refuses the request,
+    /// [`SystemdError::NoSuchUnit`] if the unit is not loaded. Other errors if systemd refuses the request,
     /// can't be reached, or does not reply in time.
     pub fn set_cpuset(
         &mut self,
         unit: &str,
         cpus: Option<&CpuSet>,
         mems: Option<&CpuSet>,
-    ) -> Result<(), SystemdFault> {
+    ) -> Result<(), SystemdError> {
         // True: the change lasts until the next boot.
         let body = Body::default().text(unit).boolean_true().properties(&cpuset(cpus, mems));
         self.call(&Request::manager("SetUnitProperties", body)).map(drop)
@@ -130,9 +130,9 @@ impl SystemdClient {
     /// that the unit has no processes.
     ///
     /// # Errors
-    /// [`SystemdFault::NoSuchUnit`] if the unit is not loaded. Other errors if systemd refuses the request,
+    /// [`SystemdError::NoSuchUnit`] if the unit is not loaded. Other errors if systemd refuses the request,
     /// can't be reached, or does not reply in time.
-    pub fn stop_unit(&mut self, unit: &str) -> Result<(), SystemdFault> {
+    pub fn stop_unit(&mut self, unit: &str) -> Result<(), SystemdError> {
         let body = Body::default().text(unit).text("replace");
         self.call(&Request::manager("StopUnit", body)).map(drop)
     }
@@ -142,7 +142,7 @@ impl SystemdClient {
     ///
     /// # Errors
     /// If systemd refuses the request, can't be reached, or does not reply in time.
-    pub fn disables_cpusets(&mut self, slice: &str) -> Result<bool, SystemdFault> {
+    pub fn slice_disables_cpusets(&mut self, slice: &str) -> Result<bool, SystemdError> {
         let kind = "org.freedesktop.systemd1.Slice";
         let disabled = self.call(&Request::property(slice, kind, "DisableControllers"))?;
         Ok(disabled.iter().any(|controller| controller == "cpuset"))
@@ -151,10 +151,10 @@ impl SystemdClient {
     fn call(&mut self, request: &Request) -> Reply {
         // With a hanging systemd, each cpuset of the node would otherwise cost a full timeout.
         if self.silent_since.is_some_and(|since| since.elapsed() < RETRY_AFTER) {
-            return Err(SystemdFault::NoReply);
+            return Err(SystemdError::NoReply);
         }
         let answer = self.call_each(request);
-        self.silent_since = matches!(answer, Err(SystemdFault::NoReply)).then(Instant::now);
+        self.silent_since = matches!(answer, Err(SystemdError::NoReply)).then(Instant::now);
         answer
     }
 
@@ -162,18 +162,18 @@ impl SystemdClient {
     /// is harmless at the second: it has no further effect, or fails as already existing.
     fn call_each(&self, request: &Request) -> Reply {
         let until = Instant::now() + CALL_TIMEOUT;
-        let mut last = SystemdFault::Unreachable("no address is known".to_owned());
+        let mut last = SystemdError::Unreachable("no address is known".to_owned());
         let mut was_silent = false;
         for (address, addresses_left) in self.addresses.iter().zip((1..=self.addresses.len()).rev()) {
             let left = until.saturating_duration_since(Instant::now());
             match connection::call(address, request, left / u32::try_from(addresses_left).unwrap_or(1)) {
-                Err(SystemdFault::Unreachable(why)) => last = SystemdFault::Unreachable(why),
-                Err(SystemdFault::NoReply) => was_silent = true,
-                Err(SystemdFault::UnitExists) if was_silent => return Ok(Vec::new()),
+                Err(SystemdError::Unreachable(why)) => last = SystemdError::Unreachable(why),
+                Err(SystemdError::NoReply) => was_silent = true,
+                Err(SystemdError::UnitExists) if was_silent => return Ok(Vec::new()),
                 other => return other,
             }
         }
-        Err(if was_silent { SystemdFault::NoReply } else { last })
+        Err(if was_silent { SystemdError::NoReply } else { last })
     }
 }
 

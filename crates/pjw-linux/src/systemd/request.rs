@@ -8,7 +8,7 @@ pub const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why a D-Bus call to systemd failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SystemdFault {
+pub enum SystemdError {
     /// No connection to systemd could be made, or the connection broke. The text is the reason.
     #[error("systemd can't be reached: {0}")]
     Unreachable(String),
@@ -32,7 +32,7 @@ pub enum SystemdFault {
 }
 
 /// The reply to a call: the strings of the property that was read. Empty for other calls.
-pub(crate) type Reply = Result<Vec<String>, SystemdFault>;
+pub(crate) type Reply = Result<Vec<String>, SystemdError>;
 
 /// An address at which systemd can be reached.
 #[derive(Debug, Clone, PartialEq, Eq)]

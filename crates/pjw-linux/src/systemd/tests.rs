@@ -70,7 +70,7 @@ fn a_peer_without_reply_is_a_timeout_and_is_not_called_again_for_a_while() {
     });
     let mut manager = SystemdClient::at(vec![address]);
     for _ in 0..50 {
-        assert_eq!(manager.stop_unit("pjw-a.scope"), Err(SystemdFault::NoReply));
+        assert_eq!(manager.stop_unit("pjw-a.scope"), Err(SystemdError::NoReply));
     }
     assert_eq!(calls.try_iter().count(), 1);
 }
@@ -87,7 +87,7 @@ fn a_peer_that_accepts_no_connection_is_a_timeout() {
     let _first = UnixStream::connect(&path).unwrap();
     let stop = Request::manager("StopUnit", Body::default().text(""));
     let called = connection::call(&Address::Direct(path), &stop, Duration::from_millis(50));
-    assert_eq!(called, Err(SystemdFault::NoReply));
+    assert_eq!(called, Err(SystemdError::NoReply));
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn an_older_systemd_is_called_without_unknown_properties() {
         };
         reader.get_mut().write_all(&error(name)).unwrap();
     });
-    assert_eq!(SystemdClient::at(vec![address]).start_scope(&scope()), Err(SystemdFault::UnitExists));
+    assert_eq!(SystemdClient::at(vec![address]).start_scope(&scope()), Err(SystemdError::UnitExists));
     let requests: Vec<String> = requests.try_iter().collect();
     let has = |word: &str| requests.iter().map(|text| text.contains(word)).collect::<Vec<_>>();
     assert_eq!(has("OOMPolicy"), [true, false]);

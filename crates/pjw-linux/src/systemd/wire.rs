@@ -3,7 +3,7 @@
 //! D-Bus specification, "Message Protocol" and "Marshaling". Written by hand: the Rust library panics at the
 //! sender name that systemd uses on its private socket, and the library is much larger than this file.
 
-use super::request::{Property, PropertyValue, Reply, SystemdFault};
+use super::request::{Property, PropertyValue, Reply, SystemdError};
 
 const CALL: u8 = 1;
 const REPLY: u8 = 2;
@@ -226,17 +226,17 @@ pub(super) fn reply(message: &[u8], serial: u32) -> Option<Reply> {
     }
 }
 
-fn meaning(name: &str, text: String) -> SystemdFault {
+fn meaning(name: &str, text: String) -> SystemdError {
     match name {
-        "org.freedesktop.systemd1.NoSuchUnit" => SystemdFault::NoSuchUnit,
-        "org.freedesktop.systemd1.UnitExists" => SystemdFault::UnitExists,
+        "org.freedesktop.systemd1.NoSuchUnit" => SystemdError::NoSuchUnit,
+        "org.freedesktop.systemd1.UnitExists" => SystemdError::UnitExists,
         "org.freedesktop.DBus.Error.ServiceUnknown"
         | "org.freedesktop.DBus.Error.NameHasNoOwner"
-        | "org.freedesktop.DBus.Error.Disconnected" => SystemdFault::Unreachable(text),
+        | "org.freedesktop.DBus.Error.Disconnected" => SystemdError::Unreachable(text),
         "org.freedesktop.DBus.Error.NoReply"
         | "org.freedesktop.DBus.Error.Timeout"
-        | "org.freedesktop.DBus.Error.TimedOut" => SystemdFault::NoReply,
-        other => SystemdFault::Refused { name: other.to_owned(), text },
+        | "org.freedesktop.DBus.Error.TimedOut" => SystemdError::NoReply,
+        other => SystemdError::Refused { name: other.to_owned(), text },
     }
 }
 
@@ -402,9 +402,9 @@ mod tests {
         assert_eq!(reply(&written(REPLY, 2, None), 2), Some(Ok(Vec::new())));
         assert_eq!(reply(&written(REPLY, 3, None), 2), None);
         let error = |name, text| reply(&written(ERROR, 2, Some((name, text))), 2);
-        assert_eq!(error("org.freedesktop.systemd1.NoSuchUnit", "x"), Some(Err(SystemdFault::NoSuchUnit)));
-        assert_eq!(error("org.freedesktop.DBus.Error.NoReply", ""), Some(Err(SystemdFault::NoReply)));
-        let refused = SystemdFault::Refused { name: "a.B".to_owned(), text: "no".to_owned() };
+        assert_eq!(error("org.freedesktop.systemd1.NoSuchUnit", "x"), Some(Err(SystemdError::NoSuchUnit)));
+        assert_eq!(error("org.freedesktop.DBus.Error.NoReply", ""), Some(Err(SystemdError::NoReply)));
+        let refused = SystemdError::Refused { name: "a.B".to_owned(), text: "no".to_owned() };
         assert_eq!(error("a.B", "no"), Some(Err(refused)));
         assert_eq!(reply(&written(4, 2, None), 2), None, "a signal");
     }

@@ -44,7 +44,7 @@ pub enum TopologySource<'a> {
 
 /// Why the topology of a machine can't be loaded.
 #[derive(Debug, thiserror::Error)]
-pub enum TopologyFault {
+pub enum TopologyLoadError {
     /// hwloc can't read the topology of the live machine. The text is the error of hwloc.
     #[error("hwloc can't read this machine's topology: {0}; lstopo (package hwloc) shows what it sees")]
     Live(String),
@@ -54,7 +54,7 @@ pub enum TopologyFault {
         /// The path of the file.
         path: PathBuf,
         /// The reason.
-        why: TopologyFileFault,
+        why: TopologyFileError,
     },
     /// The synthetic description is invalid, or describes a machine with too many PUs.
     #[error("{text:?} is not a synthetic topology: {why}; write it as in \"pack:2 l3:2 core:4 pu:2\"")]
@@ -77,7 +77,7 @@ pub enum TopologyFault {
 
 /// Why a topology file (the XML that `lstopo` writes) can't be used.
 #[derive(Debug, thiserror::Error)]
-pub enum TopologyFileFault {
+pub enum TopologyFileError {
     /// The file can't be read.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -103,43 +103,43 @@ pub enum TopologyFileFault {
 /// # Errors
 /// If the source can't be read or is invalid, or if the topology can't be used, for example because it has no
 /// core.
-pub fn load_topology(source: TopologySource<'_>) -> Result<Topology, TopologyFault> {
+pub fn load_topology(source: TopologySource<'_>) -> Result<Topology, TopologyLoadError> {
     let (hwloc, what) = match source {
         TopologySource::Live => {
-            let live = live().map_err(|error| TopologyFault::Live(error.to_string()))?;
+            let live = live().map_err(|error| TopologyLoadError::Live(error.to_string()))?;
             (live, "this machine".to_owned())
         }
         TopologySource::Xml(path) => {
-            let fault = |why| TopologyFault::Xml { path: path.to_owned(), why };
+            let fault = |why| TopologyLoadError::Xml { path: path.to_owned(), why };
             (from_file(path).map_err(fault)?, path.display().to_string())
         }
         TopologySource::Synthetic(text) => {
             let shown: String = text.chars().take(80).collect();
-            let fault = |why| TopologyFault::Synthetic { text: shown.clone(), why };
+            let fault = |why| TopologyLoadError::Synthetic { text: shown.clone(), why };
             synthetic::check(text).map_err(fault)?;
             let made = from_synthetic(text).map_err(|_| fault(SyntheticTopologyError::RejectedByHwloc))?;
             (made, format!("{shown:?}"))
         }
     };
-    plain::machine(&hwloc).map_err(|why| TopologyFault::Unusable { what, why })
+    plain::machine(&hwloc).map_err(|why| TopologyLoadError::Unusable { what, why })
 }
 
-fn from_file(path: &Path) -> Result<Hwloc, TopologyFileFault> {
+fn from_file(path: &Path) -> Result<Hwloc, TopologyFileError> {
     let text = text_of(path)?;
     document::check(&text)?;
-    from_xml(&text).map_err(|_| TopologyFileFault::RejectedByHwloc)
+    from_xml(&text).map_err(|_| TopologyFileError::RejectedByHwloc)
 }
 
-fn text_of(path: &Path) -> Result<String, TopologyFileFault> {
+fn text_of(path: &Path) -> Result<String, TopologyFileError> {
     let mut bytes = Vec::new();
     File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
     if bytes.is_empty() {
-        return Err(TopologyFileFault::Empty);
+        return Err(TopologyFileError::Empty);
     }
     if bytes.len() as u64 > MAX_BYTES {
-        return Err(TopologyFileFault::TooLarge);
+        return Err(TopologyFileError::TooLarge);
     }
-    String::from_utf8(bytes).map_err(|error| TopologyFileFault::NotUtf8(error.utf8_error().valid_up_to()))
+    String::from_utf8(bytes).map_err(|error| TopologyFileError::NotUtf8(error.utf8_error().valid_up_to()))
 }
 
 fn live() -> Result<Hwloc, Box<dyn Error>> {

@@ -13,7 +13,7 @@ use std::collections::BinaryHeap;
 use std::time::{Duration, Instant};
 
 use pjw_core::allocate::offer::{LargestRequests, allocate, largest_requests};
-use pjw_core::job::{CpuRequest, JobId, JobRequest, Placement, Source};
+use pjw_core::job::{CpuRequest, JobId, JobRequest, JobSource, Placement};
 use pjw_core::state::pool::{Offer, Pool};
 use pjw_core::{cpuset::CpuSet, policy::Policy, topology::Topology};
 
@@ -44,7 +44,7 @@ pub struct ReplayOptions {
     /// The algorithm that chooses the cores of each job.
     pub chooser: CoreChooser,
     /// The housekeeping PUs, which are reserved for the system. No job gets one of these PUs.
-    pub housekeeping: CpuSet,
+    pub housekeeping_cpus: CpuSet,
 }
 
 /// A job that the replay started, with the PUs that were chosen for it.
@@ -194,11 +194,11 @@ struct Machine<'r> {
 impl<'r> Machine<'r> {
     fn new(topology: &'r Topology, options: &'r ReplayOptions) -> Self {
         let policy = Policy {
-            housekeeping_cpus: options.housekeeping.clone(),
+            housekeeping_cpus: options.housekeeping_cpus.clone(),
             share_smt: options.unit == ProcessorUnit::Pu,
             ..Policy::default()
         };
-        let pool = Pool::new(topology, &options.housekeeping);
+        let pool = Pool::new(topology, &options.housekeeping_cpus);
         Self { topology, locality: PuLocations::from_topology(topology), pool, policy, options }
     }
 
@@ -250,7 +250,7 @@ impl<'r> Machine<'r> {
 
 /// The job id in the pool: the index in the log, because the numbers in a log may repeat.
 fn id(number: usize) -> Option<JobId> {
-    JobId::new(Source::Manual, &number.to_string()).ok()
+    JobId::new(JobSource::Manual, &number.to_string()).ok()
 }
 
 #[cfg(test)]

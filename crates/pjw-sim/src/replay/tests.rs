@@ -18,7 +18,7 @@ fn job_log(jobs: &[(u64, u64, u32)]) -> JobLog {
 }
 
 fn options(unit: ProcessorUnit, chooser: CoreChooser) -> ReplayOptions {
-    ReplayOptions { unit, chooser, housekeeping: CpuSet::new() }
+    ReplayOptions { unit, chooser, housekeeping_cpus: CpuSet::new() }
 }
 
 const PACK: CoreChooser = CoreChooser::Allocator(Placement::Pack);
@@ -68,7 +68,7 @@ fn pus_are_allocated_one_by_one_and_split_cores_are_counted() {
 #[test]
 fn no_job_gets_housekeeping_and_a_job_that_is_too_large_is_refused() {
     let options =
-        ReplayOptions { housekeeping: "0,4".parse().unwrap(), ..options(ProcessorUnit::Core, PACK) };
+        ReplayOptions { housekeeping_cpus: "0,4".parse().unwrap(), ..options(ProcessorUnit::Core, PACK) };
     let done = replay(&machine(), &job_log(&[(0, 1, 4), (0, 1, u32::MAX), (0, 1, 3)]), &options, |_| {});
     assert_eq!((cpus(&done), done.refused_count, done.usable_units), (grants(&[(3, "1-3,5-7")]), 2, 3));
     let all_refused = replay(&machine(), &job_log(&[(0, 1, 9)]), &options, |_| {});

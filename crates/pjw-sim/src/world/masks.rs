@@ -4,7 +4,7 @@ use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::ids::{Pid, Tid, is_cgroup_within};
 use pjw_core::{snapshot::AffinityRequest, time::Nanos};
 
-use super::{OwnRequest, SimProcess, SimThread, World};
+use super::{ProgramRequest, SimProcess, SimThread, World};
 
 impl World {
     /// Records that pjw can't know the original cgroup of a process and of its descendants: the cgroup to
@@ -28,7 +28,7 @@ impl World {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.original_cgroup = cgroup.to_owned();
             for thread in process.threads.values_mut().filter(|_| forgets) {
-                (thread.own_request, thread.requested_at) = (OwnRequest::Hidden, now);
+                (thread.program_request, thread.requested_at) = (ProgramRequest::Hidden, now);
             }
         }
         self.move_process_for_pjw(pid, cgroup);
@@ -75,9 +75,9 @@ impl World {
         for process in self.processes.values_mut().filter(is_concerned) {
             process.was_in_cpuset |= has_cpuset;
             for thread in process.threads.values_mut() {
-                thread.fallback = None;
+                thread.fallback_mask = None;
                 if forgets {
-                    thread.requested = self.cpus.clone();
+                    thread.requested_mask = self.cpus.clone();
                 }
                 if has_cpuset {
                     thread.note_replacement();
@@ -89,7 +89,7 @@ impl World {
     /// The cpuset that restricts the processes of a cgroup. `None` if there is none.
     fn cpuset_of(&self, cgroup: &str) -> Option<&CpuSet> {
         let around = self.cpusets.iter().filter(|(path, _)| is_cgroup_within(cgroup, path));
-        let around = around.filter(|(path, _)| !self.without_controller.contains(*path));
+        let around = around.filter(|(path, _)| !self.without_cpuset_controller.contains(*path));
         around.max_by_key(|(path, _)| path.len()).map(|(_, cpus)| cpus)
     }
 
@@ -107,9 +107,9 @@ impl World {
     /// return it.
     #[must_use]
     pub fn effective_mask(&self, process: &SimProcess, thread: &SimThread) -> CpuSet {
-        match &thread.fallback {
+        match &thread.fallback_mask {
             Some(mask) => mask.intersection(&self.active),
-            None => self.effective_mask_in(&process.cgroup, &thread.requested),
+            None => self.effective_mask_in(&process.cgroup, &thread.requested_mask),
         }
     }
 
@@ -141,16 +141,16 @@ impl World {
         if !mask.intersects(&possible) {
             return None;
         }
-        (thread.requested, thread.fallback) = (mask.clone(), None);
+        (thread.requested_mask, thread.fallback_mask) = (mask.clone(), None);
         Some(thread)
     }
 
     /// Records that the daemon has read the mask of a thread. From now on, the checks of a simulation run
     /// expect that the daemon knows the mask that a program requested last for the thread.
-    pub fn note_mask_read(&mut self, pid: Pid, tid: Tid) {
+    pub fn record_mask_read(&mut self, pid: Pid, tid: Tid) {
         let thread = self.processes.get_mut(&pid).and_then(|process| process.threads.get_mut(&tid));
-        if let Some(thread) = thread.filter(|thread| thread.own_request == OwnRequest::Unread) {
-            thread.own_request = OwnRequest::Read;
+        if let Some(thread) = thread.filter(|thread| thread.program_request == ProgramRequest::Unread) {
+            thread.program_request = ProgramRequest::Read;
         }
     }
 
@@ -169,7 +169,7 @@ impl World {
     /// Records that pjw is about to request the mask `mask` for some thread. From now on, the daemon can't
     /// distinguish a program's request for the same mask from its own request. This is so even if the kernel
     /// refuses pjw's request.
-    pub fn note_mask_of_pjw(&mut self, mask: &CpuSet) {
+    pub fn record_mask_requested_by_pjw(&mut self, mask: &CpuSet) {
         self.requested_by_pjw.insert(mask.clone());
     }
 
@@ -180,19 +180,19 @@ impl World {
         let now = self.now;
         let was_in_cpuset = self.processes.get(&pid).is_none_or(|process| process.was_in_cpuset);
         // A kernel before Linux 6.2 gives a thread that moves to another cgroup every PU.
-        let is_kernels = |thread: &SimThread| thread.requested == *mask && thread.original != *mask;
+        let is_kernels = |thread: &SimThread| thread.requested_mask == *mask && thread.original_mask != *mask;
         let thread = self.processes.get(&pid).and_then(|process| process.threads.get(&tid));
         let is_hidden =
             was_in_cpuset || self.requested_by_pjw.contains(mask) || thread.is_some_and(is_kernels);
         let thread = self.set_requested(pid, tid, mask);
         let is_accepted = thread.is_some();
         if let Some(thread) = thread {
-            let own_request = if is_hidden { OwnRequest::Hidden } else { OwnRequest::Unread };
-            (thread.original, thread.own_request) = (mask.clone(), own_request);
+            let own_request = if is_hidden { ProgramRequest::Hidden } else { ProgramRequest::Unread };
+            (thread.original_mask, thread.program_request) = (mask.clone(), own_request);
             thread.requested_at = now;
             thread.run_ns += 1;
         }
-        if let Some(process) = self.processes.get(&pid).filter(|_| self.reports_requests) {
+        if let Some(process) = self.processes.get(&pid).filter(|_| self.reports_affinity_requests) {
             self.affinity_requests.push(AffinityRequest {
                 caller: tid,
                 caller_pid: pid,
@@ -247,9 +247,9 @@ impl World {
         for process in processes.values_mut() {
             let cpuset = self.cpuset_of(&process.cgroup).filter(|cpus| cpus.intersects(active));
             for thread in process.threads.values_mut() {
-                let stored = self.stored_mask(&process.cgroup, &thread.requested);
-                if !thread.fallback.as_ref().unwrap_or(&stored).intersects(active) {
-                    thread.fallback = Some(cpuset.unwrap_or(&self.cpus).clone());
+                let stored = self.stored_mask(&process.cgroup, &thread.requested_mask);
+                if !thread.fallback_mask.as_ref().unwrap_or(&stored).intersects(active) {
+                    thread.fallback_mask = Some(cpuset.unwrap_or(&self.cpus).clone());
                 }
             }
         }

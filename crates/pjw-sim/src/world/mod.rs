@@ -25,7 +25,7 @@ const PID_MAX: u32 = 400;
 /// The knowledge that the daemon can have of the last affinity mask that a program requested for a thread. A
 /// new thread inherits this state from the thread that created it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OwnRequest {
+pub enum ProgramRequest {
     /// No program requested a mask for the thread.
     None,
     /// A program requested a mask, and the daemon has not read the thread's mask since then.
@@ -46,16 +46,16 @@ pub struct SimThread {
     /// The start time of the thread, in clock ticks of 10 ms since boot.
     pub start: StartTime,
     /// The affinity mask that was requested last for the thread, by its program, a user or pjw.
-    pub requested: CpuSet,
+    pub requested_mask: CpuSet,
     /// The affinity mask that would have been requested last if pjw had not changed masks. pjw must restore
     /// this mask when the job of the thread is released.
-    pub original: CpuSet,
+    pub original_mask: CpuSet,
     /// The mask that the simulated kernel gave to the thread because no PU of its mask was active during
     /// hotplug. It is in force until the next request for a mask, or until the kernel updates the masks after
     /// hotplug. `None` if there is no such mask.
-    pub fallback: Option<CpuSet>,
+    pub fallback_mask: Option<CpuSet>,
     /// Whether a program requested a mask for the thread, and whether the daemon can know this mask.
-    pub own_request: OwnRequest,
+    pub program_request: ProgramRequest,
     /// The time of the last request for a mask by a program or a user, in ns since boot. 0 if there was none.
     pub requested_at: u64,
     /// Whether the daemon can't know the original mask of the thread, because the thread that created this
@@ -116,8 +116,8 @@ pub struct SimProcess {
 impl SimThread {
     /// Records that no reading will show the last request of the program, if none did yet.
     fn note_replacement(&mut self) {
-        if self.own_request == OwnRequest::Unread {
-            self.own_request = OwnRequest::Hidden;
+        if self.program_request == ProgramRequest::Unread {
+            self.program_request = ProgramRequest::Hidden;
         }
     }
 
@@ -148,15 +148,15 @@ pub struct World {
     /// The PUs of each cpuset, by the path of its cgroup. A cgroup without a cpuset of its own has no entry.
     pub cpusets: BTreeMap<String, CpuSet>,
     /// The paths of the cgroups in [`World::cpusets`] whose partition type is `isolated`.
-    pub partitions: BTreeSet<String>,
+    pub isolated_partitions: BTreeSet<String>,
     /// The paths of the cgroups in which another program has disabled the cpuset controller.
-    pub without_controller: BTreeSet<String>,
+    pub without_cpuset_controller: BTreeSet<String>,
     /// The paths of the cgroups that were removed. The simulated kernel refuses to move a process to one of
     /// them.
     pub removed_cgroups: BTreeSet<String>,
     /// The paths of the cgroups that exist even if they contain no process. Every other cgroup disappears
     /// with its last process, unless pjw created it.
-    pub kept_cgroups: BTreeSet<String>,
+    pub persistent_cgroups: BTreeSet<String>,
     /// For each cgroup that pjw created, the user id of the job's owner. On the real machine, pjw stores this
     /// id in an attribute of the cgroup.
     pub cgroup_owners: BTreeMap<String, Uid>,
@@ -167,7 +167,7 @@ pub struct World {
     /// The support of the simulated kernel for cpusets, such as their cgroup hierarchy.
     pub cpuset_support: CpusetSupport,
     /// Whether the simulated kernel reports the sched_setaffinity(2) calls of programs to the daemon.
-    pub reports_requests: bool,
+    pub reports_affinity_requests: bool,
     /// The process events (fork, exec and exit) that the daemon has not read yet.
     pub events: Vec<ProcessEvent>,
     /// The reported sched_setaffinity(2) calls of programs that the daemon has not read yet.
@@ -197,10 +197,10 @@ impl World {
         let id = ProcessId { pid: Pid(1), start: StartTime(now / StartTime::TICK.0) };
         let thread = SimThread {
             start: id.start,
-            requested: cpus.clone(),
-            original: cpus.clone(),
-            fallback: None,
-            own_request: OwnRequest::None,
+            requested_mask: cpus.clone(),
+            original_mask: cpus.clone(),
+            fallback_mask: None,
+            program_request: ProgramRequest::None,
             requested_at: 0,
             has_unknown_creator: false,
             busy: false,
@@ -229,7 +229,7 @@ impl World {
             cpus: cpus.clone(),
             online: cpus.clone(),
             processes: BTreeMap::from([(Pid(1), init)]),
-            reports_requests: true,
+            reports_affinity_requests: true,
             events: vec![ProcessEvent::Fork {
                 parent: Pid(0),
                 creator: Tid(0),
@@ -244,10 +244,10 @@ impl World {
             next_number: 2,
             starts: BTreeMap::from([(1, id.start)]),
             cpusets: BTreeMap::new(),
-            partitions: BTreeSet::new(),
-            without_controller: BTreeSet::new(),
+            isolated_partitions: BTreeSet::new(),
+            without_cpuset_controller: BTreeSet::new(),
             removed_cgroups: BTreeSet::new(),
-            kept_cgroups: BTreeSet::new(),
+            persistent_cgroups: BTreeSet::new(),
             cgroup_owners: BTreeMap::new(),
             cgroup_origins: BTreeMap::new(),
             cpuset_support: CpusetSupport::default(),
@@ -272,7 +272,7 @@ impl World {
 
     /// Sets the id that the next new process or thread gets. If `number` is already in use, the next higher
     /// free id is used.
-    pub fn set_next_number(&mut self, number: u32) {
+    pub fn set_next_id(&mut self, number: u32) {
         self.next_number = number;
     }
 
@@ -322,7 +322,7 @@ impl World {
         let start = self.start_time(pid.0);
         let template = &self.processes[&parent];
         let thread = template.threads[&creator].started(start);
-        let requested = thread.requested.clone();
+        let requested = thread.requested_mask.clone();
         let child = SimProcess {
             id: ProcessId { pid, start },
             parent,
@@ -348,13 +348,13 @@ impl World {
         if let Some(process) = self.processes.get_mut(&pid)
             && let Some(creator) = process.threads.get(&creator)
         {
-            let differs = process.threads.values().any(|other| other.original != creator.original);
+            let differs = process.threads.values().any(|other| other.original_mask != creator.original_mask);
             let mut thread = creator.started(start);
             thread.has_unknown_creator |= differs;
             // The creator may have requested a mask before and after.
             thread.note_replacement();
             thread.run_ns = 1;
-            let requested = thread.requested.clone();
+            let requested = thread.requested_mask.clone();
             process.threads.insert(tid, thread);
             self.events.push(ProcessEvent::ThreadFork { pid, tid });
             self.log(|| format!("  process {pid} has a thread {tid}, requested {requested}"));
@@ -377,7 +377,7 @@ impl World {
 
     /// Records that pjw moves a process from the cgroup at `from` into the cgroup at `to`, which pjw created
     /// (see [`World::cgroup_origins`]).
-    pub fn note_origin(&mut self, to: &str, from: &str) {
+    pub fn record_origin_cgroup(&mut self, to: &str, from: &str) {
         let from = self.cgroup_origins.get(from).cloned().unwrap_or_else(|| from.to_owned());
         let known = self.cgroup_origins.entry(to.to_owned()).or_insert_with(|| from.clone());
         if *known != from {

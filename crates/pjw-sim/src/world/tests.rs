@@ -15,7 +15,10 @@ fn a_child_inherits_mask_session_cgroup_and_an_orphan_is_process_ones() {
     let child = &world.processes[&child];
     assert_eq!((child.parent, child.session, child.cgroup.as_str()), (Pid(1), Pid(1), "/a/b"));
     let thread = child.threads.values().next().unwrap();
-    assert_eq!((thread.requested.to_string(), thread.original.to_string()), ("2-3".into(), "0-7".into()));
+    assert_eq!(
+        (thread.requested_mask.to_string(), thread.original_mask.to_string()),
+        ("2-3".into(), "0-7".into())
+    );
 }
 
 #[test]

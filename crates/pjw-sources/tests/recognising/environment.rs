@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use pjw_core::ids::Comm;
-use pjw_core::job::Source;
+use pjw_core::job::JobSource;
 use pjw_core::snapshot::MarkKind;
-use pjw_sources::{launcher_system, wanted_variables};
+use pjw_sources::{identifying_variables, launcher_system};
 
 use crate::story::{TestProcess, tell};
 
@@ -103,8 +103,8 @@ fn a_count_that_no_machine_has_is_no_count() {
         for story in cases {
             let claims = story.claims().marks;
             // For LSF " 4" is a pair of its own, because blanks separate the tokens.
-            let claims_text =
-                claims[0].cpu_request.is_some() && !(count == " 4" && claims[0].job.source() == Source::Lsf);
+            let claims_text = claims[0].cpu_request.is_some()
+                && !(count == " 4" && claims[0].job.source() == JobSource::Lsf);
             assert!(!claims_text, "{count:?}: {claims:?}");
         }
     }
@@ -154,7 +154,7 @@ fn a_supplementary_group_beside_a_number_proves_nothing() {
 fn disabled_sources_are_ignored() {
     let story =
         TestProcess::of("slurmstepd").in_cgroup("/slurmstepd.scope/job_5/step_0").with_all("LSB_JOBID=1");
-    let lsf_only = BTreeSet::from([Source::Lsf]);
+    let lsf_only = BTreeSet::from([JobSource::Lsf]);
     assert_eq!(tell(&story.claims_among(&lsf_only)), "lsf:1 by environment (own group)");
     assert_eq!(tell(&story.claims_among(&BTreeSet::new())), "nothing");
 }
@@ -162,15 +162,15 @@ fn disabled_sources_are_ignored() {
 #[test]
 fn launchers_are_known_by_the_name_the_kernel_keeps() {
     let cases = [
-        ("slurmstepd", Some(Source::Slurm)),
-        ("res", Some(Source::Lsf)),
-        ("sbatchd", Some(Source::Lsf)),
-        ("pbs_mom", Some(Source::Pbs)),
-        ("sge_shepherd", Some(Source::Sge)),
-        ("condor_starter", Some(Source::Condor)),
-        ("flux-shell", Some(Source::Flux)),
-        ("flux-imp", Some(Source::Flux)),
-        ("oarexec", Some(Source::Oar)),
+        ("slurmstepd", Some(JobSource::Slurm)),
+        ("res", Some(JobSource::Lsf)),
+        ("sbatchd", Some(JobSource::Lsf)),
+        ("pbs_mom", Some(JobSource::Pbs)),
+        ("sge_shepherd", Some(JobSource::Sge)),
+        ("condor_starter", Some(JobSource::Condor)),
+        ("flux-shell", Some(JobSource::Flux)),
+        ("flux-imp", Some(JobSource::Flux)),
+        ("oarexec", Some(JobSource::Oar)),
         ("slurmd", None),
         ("resx", None),
         ("", None),
@@ -183,7 +183,7 @@ fn launchers_are_known_by_the_name_the_kernel_keeps() {
 
 #[test]
 fn the_variables_to_read_are_those_of_all_systems() {
-    let wanted = wanted_variables();
+    let wanted = identifying_variables();
     for name in
         ["SLURM_JOB_ID", "LSB_MCPU_HOSTS", "PBS_JOBID", "JOB_ID", "_CONDOR_SLOT", "FLUX_JOB_ID", "OAR_JOB_ID"]
     {

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use pjw_core::ids::{Comm, Uid};
-use pjw_core::job::Source;
+use pjw_core::job::JobSource;
 use pjw_core::snapshot::{BatchAttributes, MarkKind};
-use pjw_sources::{Host, counts, hostlist, recognise, wanted_variables};
+use pjw_sources::{Host, counts, hostlist, identifying_variables, recognise_jobs};
 use proptest::prelude::*;
 
 use crate::story::TestProcess;
@@ -122,7 +122,7 @@ fn text() -> impl Strategy<Value = String> {
 }
 
 fn attributes(trusted_cgroups: bool) -> impl Strategy<Value = BatchAttributes> {
-    let names: Vec<&'static str> = wanted_variables().into_iter().collect();
+    let names: Vec<&'static str> = identifying_variables().into_iter().collect();
     let name = prop::sample::select(names).prop_map(str::to_owned);
     let controllers = prop::sample::select(vec!["", "cpuset", "name=systemd", "freezer", "cpu,cpuacct", "x"]);
     let line = (controllers, text()).prop_map(move |(controllers, path)| {
@@ -132,7 +132,7 @@ fn attributes(trusted_cgroups: bool) -> impl Strategy<Value = BatchAttributes> {
     let (lines, variables) =
         (prop::collection::vec(line, 0..4), prop::collection::btree_map(name, text(), 0..8));
     (lines, variables, any::<Vec<u32>>(), text()).prop_map(|(cgroups, environ, groups, command_line)| {
-        BatchAttributes { cgroups, environ, groups, command_line }
+        BatchAttributes { cgroups, environ, supplementary_groups: groups, command_line }
     })
 }
 
@@ -149,7 +149,7 @@ proptest! {
     fn hostile_attributes_cause_no_panic_and_no_invented_path(
         comm in any::<Vec<u8>>(), attributes in attributes(true), host in host()
     ) {
-        let claims = recognise(&Comm::new(&comm), &attributes, &host, &Source::ALL.iter().copied().collect()).marks;
+        let claims = recognise_jobs(&Comm::new(&comm), &attributes, &host, &JobSource::ALL.iter().copied().collect()).marks;
         for (at, claim) in claims.iter().enumerate() {
             if let MarkKind::Cgroup(path) = &claim.kind {
                 prop_assert_eq!(at, 0);
@@ -166,7 +166,7 @@ proptest! {
         comm in any::<Vec<u8>>(), attributes in attributes(false)
     ) {
         let host = Host { name: "n1".to_owned(), flux_user: Some(Uid(64)) };
-        let claims = recognise(&Comm::new(&comm), &attributes, &host, &Source::ALL.iter().copied().collect()).marks;
+        let claims = recognise_jobs(&Comm::new(&comm), &attributes, &host, &JobSource::ALL.iter().copied().collect()).marks;
         let by_cgroup = claims.iter().filter(|claim| matches!(claim.kind, MarkKind::Cgroup(_))).count();
         prop_assert_eq!(by_cgroup, 0);
     }
@@ -176,7 +176,7 @@ proptest! {
         list in text(), name in text(), index in any::<u32>(), nodes in any::<u32>()
     ) {
         if let Ok(position) = hostlist::find_node(&list, &name) {
-            prop_assert!(position.index.is_none_or(|index| index < position.nodes));
+            prop_assert!(position.index.is_none_or(|index| index < position.node_count));
         }
         let _ = counts::count_on_every_node(&list);
         let _ = counts::count_at_position(&list, index, nodes);
@@ -190,7 +190,7 @@ proptest! {
         let list = format!("login,n[{low:0width$}-{high:0width$}]x,z");
         for (place, number) in (low..=high).enumerate() {
             let position = hostlist::find_node(&list, &format!("n{number:0width$}x.example.org"));
-            let expected = hostlist::NodePosition { index: u32::try_from(place + 1).ok(), nodes: size + 2 };
+            let expected = hostlist::NodePosition { index: u32::try_from(place + 1).ok(), node_count: size + 2 };
             prop_assert_eq!(position, Ok(expected));
         }
     }

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use pjw_core::ids::{Comm, Uid};
-use pjw_core::job::{CpuRequest, Source};
+use pjw_core::job::{CpuRequest, JobSource};
 use pjw_core::snapshot::{BatchAttributes, BatchRole, JobMarks, JobUnit, MarkKind};
-use pjw_sources::{Host, recognise};
+use pjw_sources::{Host, recognise_jobs};
 
 /// A process, built attribute by attribute. It runs on the host `n1`, where Flux runs as user 64.
 pub(crate) struct TestProcess {
@@ -41,7 +41,7 @@ impl TestProcess {
     }
 
     pub(crate) fn in_groups(mut self, groups: &[u32]) -> Self {
-        self.attributes.groups = groups.to_vec();
+        self.attributes.supplementary_groups = groups.to_vec();
         self
     }
 
@@ -51,12 +51,12 @@ impl TestProcess {
     }
 
     pub(crate) fn claims(&self) -> JobMarks {
-        self.claims_among(&Source::ALL.iter().copied().collect())
+        self.claims_among(&JobSource::ALL.iter().copied().collect())
     }
 
-    pub(crate) fn claims_among(&self, enabled: &BTreeSet<Source>) -> JobMarks {
+    pub(crate) fn claims_among(&self, enabled: &BTreeSet<JobSource>) -> JobMarks {
         let host = Host { name: "n1".to_owned(), flux_user: Some(Uid(64)) };
-        recognise(&self.comm, &self.attributes, &host, enabled)
+        recognise_jobs(&self.comm, &self.attributes, &host, enabled)
     }
 
     /// The role if there is one, and the claims, strongest first.
@@ -81,9 +81,9 @@ pub(crate) fn tell(claims: &JobMarks) -> String {
         let mark = match &claim.kind {
             MarkKind::Cgroup(path) => format!("cgroup {path}"),
             MarkKind::SupplementaryGroup(group) => format!("group {group}"),
-            MarkKind::Environment { own: JobUnit::Group } => "environment (own group)".to_owned(),
-            MarkKind::Environment { own: JobUnit::Session } => "environment (own session)".to_owned(),
-            MarkKind::Environment { own: JobUnit::Nothing } => "environment".to_owned(),
+            MarkKind::Environment { job_unit: JobUnit::ProcessGroup } => "environment (own group)".to_owned(),
+            MarkKind::Environment { job_unit: JobUnit::Session } => "environment (own session)".to_owned(),
+            MarkKind::Environment { job_unit: JobUnit::Nothing } => "environment".to_owned(),
         };
         format!("{} by {mark}{amount}", claim.job)
     });

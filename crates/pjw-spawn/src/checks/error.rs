@@ -28,13 +28,13 @@ pub enum CheckError {
     },
     /// An argument of the program is invalid. The variant contains the reason.
     #[error(transparent)]
-    Argument(#[from] ArgumentError),
+    InvalidArgument(#[from] ArgumentError),
     /// The placement of an instance has no PU, or has PUs outside the affinity mask of the caller.
     #[error(
         "instance {rank} was given the CPUs {}, and {why}; choose from {}",
         text(.cpus), text(.allowed)
     )]
-    Mask {
+    InvalidMask {
         /// The rank of the instance, counted from 0.
         rank: u32,
         /// The PUs in the placement of the instance.
@@ -46,7 +46,7 @@ pub enum CheckError {
     },
     /// A limit does not allow so many processes.
     #[error("there is room for {room} more processes, and {wanted} were asked for: {limit}; {remedy}")]
-    NoRoom {
+    ProcessLimit {
         /// The number of processes that were to be started.
         wanted: u64,
         /// The number of processes that the limit still allows.
@@ -63,7 +63,7 @@ pub enum CheckError {
         "the instances need {wanted} descriptors, with the open ones {needed}, and at most {limit} may be open \
          (RLIMIT_NOFILE); start fewer, or raise the hard limit with ulimit -Hn {needed}"
     )]
-    NoDescriptors {
+    DescriptorLimit {
         /// The number of descriptors that the instances need.
         wanted: usize,
         /// The total number of descriptors: those for the instances, those that are open now, and a reserve
@@ -84,7 +84,7 @@ pub enum CheckError {
     },
     /// A system call that should never fail has failed.
     #[error("{what}: {}", .errno.desc())]
-    System {
+    SystemCall {
         /// The consequence of the failure, as text, such as `a socket can't be made`.
         what: &'static str,
         /// The error number of the system call.

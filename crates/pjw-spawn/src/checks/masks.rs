@@ -19,7 +19,7 @@ pub(super) fn check_masks(instances: &[Instance]) -> Result<(), CheckError> {
     for instance in instances.iter().filter(|other| checked.insert(Arc::as_ptr(&other.placement))) {
         let Some(cpus) = &instance.placement.cpus else { continue };
         if let Some(why) = why_outside(cpus, &allowed) {
-            return Err(CheckError::Mask { rank: instance.rank, cpus: cpus.clone(), why, allowed });
+            return Err(CheckError::InvalidMask { rank: instance.rank, cpus: cpus.clone(), why, allowed });
         }
     }
     Ok(())
@@ -44,5 +44,5 @@ fn why_outside(cpus: &CpuSet, allowed: &CpuSet) -> Option<String> {
 }
 
 fn unreadable(errno: Errno) -> CheckError {
-    CheckError::System { what: "the affinity mask of this process can't be read", errno }
+    CheckError::SystemCall { what: "the affinity mask of this process can't be read", errno }
 }

@@ -19,5 +19,5 @@ pub(crate) fn check(setup: &Setup, instances: &[Instance]) -> Result<(), CheckEr
     masks::check_masks(instances)?;
     size::check_sizes(setup, instances)?;
     room::check_cgroups(instances)?;
-    room::check_room(instances.len())
+    room::check_process_limits(instances.len())
 }

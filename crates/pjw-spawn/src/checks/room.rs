@@ -28,8 +28,8 @@ struct Limit {
 /// caller's user, and of the cgroups that contain the caller. A limit that can't be read is not checked.
 ///
 /// # Errors
-/// [`CheckError::NoRoom`] if a limit is too low.
-pub fn check_room(wanted: usize) -> Result<(), CheckError> {
+/// [`CheckError::ProcessLimit`] if a limit is too low.
+pub fn check_process_limits(wanted: usize) -> Result<(), CheckError> {
     let wanted = wanted as u64;
     let all_threads = all_threads();
     let mut limits = system_limits(all_threads);
@@ -53,7 +53,9 @@ pub(super) fn check_cgroups(instances: &[Instance]) -> Result<(), CheckError> {
 fn check_limits(wanted: u64, limits: impl IntoIterator<Item = Limit>) -> Result<(), CheckError> {
     match limits.into_iter().min_by_key(|limit| limit.room).filter(|limit| limit.room < wanted) {
         None => Ok(()),
-        Some(Limit { room, name, remedy }) => Err(CheckError::NoRoom { wanted, room, limit: name, remedy }),
+        Some(Limit { room, name, remedy }) => {
+            Err(CheckError::ProcessLimit { wanted, room, limit: name, remedy })
+        }
     }
 }
 
@@ -63,9 +65,9 @@ fn check_limits(wanted: u64, limits: impl IntoIterator<Item = Limit>) -> Result<
 /// made.
 ///
 /// # Errors
-/// [`CheckError::NoDescriptors`] if the hard limit is too low. [`CheckError::System`] if the limit can't be
+/// [`CheckError::DescriptorLimit`] if the hard limit is too low. [`CheckError::SystemCall`] if the limit can't be
 /// changed.
-pub fn reserve_descriptors(wanted: usize) -> Result<(), CheckError> {
+pub fn raise_descriptor_limit(wanted: usize) -> Result<(), CheckError> {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Ok(()) };
     let needed = wanted as u64 + SPARE_DESCRIPTORS;
     // The descriptors that are open now are counted only if it may matter.
@@ -78,10 +80,12 @@ pub fn reserve_descriptors(wanted: usize) -> Result<(), CheckError> {
         return Ok(());
     }
     if needed > hard {
-        return Err(CheckError::NoDescriptors { wanted, needed, limit: hard });
+        return Err(CheckError::DescriptorLimit { wanted, needed, limit: hard });
     }
-    setrlimit(Resource::RLIMIT_NOFILE, needed, hard)
-        .map_err(|errno| CheckError::System { what: "the limit of open descriptors can't be raised", errno })
+    setrlimit(Resource::RLIMIT_NOFILE, needed, hard).map_err(|errno| CheckError::SystemCall {
+        what: "the limit of open descriptors can't be raised",
+        errno,
+    })
 }
 
 /// The number of threads of the system: the fourth field of /proc/loadavg, proc(5).

@@ -15,7 +15,7 @@ use super::tracee::bytes_of;
 /// The arguments and environment variables of one instance of a template. [`fork_here`] returns them in this
 /// instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OwnStart {
+pub struct InstanceParameters {
     /// The arguments of the instance, including argument 0.
     pub arguments: Vec<&'static CStr>,
     /// The environment variables of the instance that are not variables of the context, each as `NAME=value`.
@@ -25,11 +25,11 @@ pub struct OwnStart {
 
 /// Error: [`fork_here`] can't make the program a template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum LateError {
+pub enum ForkHereError {
     /// The program has more than one thread. The variant contains their number. A fork would have only the
     /// calling thread.
     #[error("fork_here is called with {0} threads: call it before the first thread is started")]
-    Threads(u64),
+    MultipleThreads(u64),
     /// A system call has failed.
     #[error("fork_here: {step}: {}", errno.desc())]
     Failed {
@@ -52,13 +52,13 @@ pub enum LateError {
 /// # Errors
 /// If the program has more than one thread, or if a system call fails. The program does not become a template
 /// then.
-pub fn fork_here() -> Result<Option<OwnStart>, LateError> {
+pub fn fork_here() -> Result<Option<InstanceParameters>, ForkHereError> {
     let Some(channel) = env::var(CHANNEL_VARIABLE).ok().and_then(|text| text.parse::<RawFd>().ok()) else {
         return Ok(None);
     };
     let threads = fs::read_dir("/proc/self/task").map_or(1, |tasks| tasks.count() as u64);
     if threads != 1 {
-        return Err(LateError::Threads(threads));
+        return Err(ForkHereError::MultipleThreads(threads));
     }
     let code = map(CODE_SIZE)?;
     let block = Block(map(SIZE)?);
@@ -91,13 +91,13 @@ pub fn fork_here() -> Result<Option<OwnStart>, LateError> {
 }
 
 /// Maps memory that can be read and written.
-fn map(size: u64) -> Result<u64, LateError> {
+fn map(size: u64) -> Result<u64, ForkHereError> {
     let size = usize::try_from(size).unwrap_or(0);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: the kernel chooses an address where nothing is mapped.
     let at = unsafe { libc::mmap(ptr::null_mut(), size, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
     if at == libc::MAP_FAILED {
-        return Err(LateError::Failed { step: "mmap", errno: Errno::last() });
+        return Err(ForkHereError::Failed { step: "mmap", errno: Errno::last() });
     }
     Ok(at.addr() as u64)
 }
@@ -156,7 +156,7 @@ unsafe fn serve(code: u64) {
 ///
 /// # Safety
 /// The launcher has written a list of pointers there: the arguments, a zero, the variables, a zero.
-unsafe fn own_start(pointers: u64) -> OwnStart {
+unsafe fn own_start(pointers: u64) -> InstanceParameters {
     let mut at = ptr::with_exposed_provenance::<*const c_char>(usize::try_from(pointers).unwrap_or(0));
     let mut list = || {
         let mut texts = Vec::new();
@@ -170,14 +170,14 @@ unsafe fn own_start(pointers: u64) -> OwnStart {
         }
         texts
     };
-    OwnStart { arguments: list(), variables: list() }
+    InstanceParameters { arguments: list(), variables: list() }
 }
 
 /// Sets the variables of the instance.
 ///
 /// # Safety
 /// The process has one thread.
-unsafe fn set_environment(own: &OwnStart) {
+unsafe fn set_environment(own: &InstanceParameters) {
     for variable in &own.variables {
         let mut halves = variable.to_bytes_with_nul().splitn(2, |byte| *byte == b'=');
         let (Some(name), Some(value)) = (halves.next().filter(|name| !name.is_empty()), halves.next()) else {

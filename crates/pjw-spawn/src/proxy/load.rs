@@ -15,12 +15,12 @@ use super::channel::Channel;
 use super::entry_stack::EntryStack;
 use super::linker::run_until_linked;
 use super::place::{CHANNEL_VARIABLE, PR_GET_TID_ADDRESS, Place};
-use super::refusal::TemplateRefusal;
+use super::refusal::TemplateError;
 use super::stub::{self, Slots};
 use super::tracee::{Lost, Tracee, bytes_of};
 use crate::child::{Child, Exit};
 use crate::clone::{self, Settings, Stack, Start, TemplateStart};
-use crate::failure::{SpawnError, Step};
+use crate::failure::{SpawnError, SpawnStep};
 use crate::setup::Setup;
 use crate::signals;
 use crate::spawner::settings;
@@ -53,12 +53,12 @@ pub(super) fn load(
     cgroup: Option<RawFd>,
     arguments: &[&CStr],
     environment: &[&CStr],
-) -> Result<Loaded, TemplateRefusal> {
+) -> Result<Loaded, TemplateError> {
     let (channel, other) = Channel::pair().map_err(failed("socketpair"))?;
     let template = TemplateStart { channel: other.as_raw_fd(), is_traced: true };
     let mut tracee = Tracee::after_exec(start(setup, cgroup, arguments, environment, template)?).map_err(
         |lost| match lost {
-            Lost::Failed(errno) => TemplateRefusal::Forbidden(errno),
+            Lost::Failed(errno) => TemplateError::Forbidden(errno),
             lost => refusal("execve")(lost),
         },
     )?;
@@ -67,7 +67,7 @@ pub(super) fn load(
     let registers = tracee.registers().map_err(failed("registers"))?;
     let stack = EntryStack::read(&tracee, arch::stack_pointer(&registers)).map_err(failed("stack"))?;
     if stack.auxiliary(libc::AT_SECURE).is_some_and(|secure| secure != 0) {
-        return Err(TemplateRefusal::Privileged);
+        return Err(TemplateError::Privileged);
     }
     run_until_linked(&mut tracee, &stack).map_err(refusal("linking"))?;
     check_threads(pid)?;
@@ -75,7 +75,7 @@ pub(super) fn load(
     let interpreter = interpreter(&tracee, &stack, added).map_err(failed("arguments"))?;
     let thread_id = thread_id(&mut tracee, &stack).map_err(refusal("thread id"))?;
     if thread_id.is_some_and(|address| !holds_pid(&tracee, address)) {
-        return Err(TemplateRefusal::ThreadId);
+        return Err(TemplateError::UnknownThreadIdAddress);
     }
     let robust_list = robust_list(&mut tracee, &stack).map_err(refusal("robust list"))?;
     let memory_map = memory_map(&mut tracee).map_err(refusal("memory map"))?;
@@ -92,7 +92,7 @@ fn start(
     arguments: &[&CStr],
     environment: &[&CStr],
     template: TemplateStart,
-) -> Result<Child, TemplateRefusal> {
+) -> Result<Child, TemplateError> {
     let pointers =
         |texts: &[&CStr]| texts.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect::<Vec<_>>();
     let (arguments, environment) = (pointers(arguments), pointers(environment));
@@ -111,8 +111,8 @@ fn start(
     signals::set_blocked(blocked);
     child.map_err(|error| match error {
         // Except for ptrace(2), nothing that is a step of its own fails with this error.
-        SpawnError { step: Step::Clone, errno: Errno::EPERM } => TemplateRefusal::Forbidden(Errno::EPERM),
-        error => TemplateRefusal::Start(error),
+        SpawnError { step: SpawnStep::Clone, errno: Errno::EPERM } => TemplateError::Forbidden(Errno::EPERM),
+        error => TemplateError::StartFailed(error),
     })
 }
 
@@ -122,7 +122,7 @@ pub(super) fn load_late(
     cgroup: Option<RawFd>,
     arguments: &[&CStr],
     environment: &[&CStr],
-) -> Result<Loaded, TemplateRefusal> {
+) -> Result<Loaded, TemplateError> {
     let (channel, other) = Channel::pair().map_err(failed("socketpair"))?;
     let variable = CString::new(format!("{}={}", CHANNEL_VARIABLE, other.as_raw_fd())).unwrap_or_default();
     let environment = [environment, &[&variable]].concat();
@@ -133,8 +133,8 @@ pub(super) fn load_late(
     drop(other);
     let Some(place) = channel.receive::<Place>().map_err(failed("recv"))? else {
         return Err(match child.wait().map_err(failed("waitid"))? {
-            Exit::Code(status) => TemplateRefusal::Exited(status),
-            Exit::Signal(signal) => TemplateRefusal::Killed(signal),
+            Exit::Code(status) => TemplateError::Exited(status),
+            Exit::Signal(signal) => TemplateError::Killed(signal),
         });
     };
     let stat = fs::read_to_string(format!("/proc/{}/stat", child.pid.0)).unwrap_or_default();
@@ -151,33 +151,33 @@ pub(super) fn load_late(
     })
 }
 
-fn failed(step: &'static str) -> impl Fn(Errno) -> TemplateRefusal {
-    move |errno| TemplateRefusal::Failed { step, errno }
+fn failed(step: &'static str) -> impl Fn(Errno) -> TemplateError {
+    move |errno| TemplateError::Failed { step, errno }
 }
 
-fn refusal(step: &'static str) -> impl Fn(Lost) -> TemplateRefusal {
+fn refusal(step: &'static str) -> impl Fn(Lost) -> TemplateError {
     move |lost| match lost {
-        Lost::Exited(status) => TemplateRefusal::Exited(status),
-        Lost::Killed(signal) => TemplateRefusal::Killed(signal),
-        Lost::Failed(errno) => TemplateRefusal::Failed { step, errno },
+        Lost::Exited(status) => TemplateError::Exited(status),
+        Lost::Killed(signal) => TemplateError::Killed(signal),
+        Lost::Failed(errno) => TemplateError::Failed { step, errno },
     }
 }
 
 /// Checks the file that was executed: for a script, this is its interpreter.
-fn check_program(pid: Pid) -> Result<(), TemplateRefusal> {
+fn check_program(pid: Pid) -> Result<(), TemplateError> {
     let of_io = |error: std::io::Error| {
-        TemplateRefusal::Forbidden(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
+        TemplateError::Forbidden(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
     };
     let file = File::open(format!("/proc/{pid}/exe")).map_err(of_io)?;
     let mode = file.metadata().map_err(of_io)?.mode();
     if mode & SET_ID != 0 || has_capabilities(&file) {
-        return Err(TemplateRefusal::Privileged);
+        return Err(TemplateError::Privileged);
     }
     let mut header = [0; 20];
     file.read_exact_at(&mut header, 0).map_err(of_io)?;
     let is_64_bit = header[4] == 2;
     let machine = u16::from_le_bytes([header[18], header[19]]);
-    if is_64_bit && machine == arch::ELF_MACHINE { Ok(()) } else { Err(TemplateRefusal::Architecture) }
+    if is_64_bit && machine == arch::ELF_MACHINE { Ok(()) } else { Err(TemplateError::WrongArchitecture) }
 }
 
 /// Whether a file has file capabilities, capabilities(7).
@@ -187,13 +187,13 @@ fn has_capabilities(file: &File) -> bool {
     unsafe { libc::fgetxattr(file.as_raw_fd(), name, ptr::null_mut(), 0) > 0 }
 }
 
-fn check_threads(pid: Pid) -> Result<(), TemplateRefusal> {
+fn check_threads(pid: Pid) -> Result<(), TemplateError> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let threads = status.lines().find_map(|line| line.strip_prefix("Threads:")?.trim().parse().ok());
     match threads {
         Some(1) => Ok(()),
-        Some(threads) => Err(TemplateRefusal::Threads(threads)),
-        None => Err(TemplateRefusal::Failed { step: "threads", errno: Errno::ESRCH }),
+        Some(threads) => Err(TemplateError::MultipleThreads(threads)),
+        None => Err(TemplateError::Failed { step: "threads", errno: Errno::ESRCH }),
     }
 }
 

@@ -44,12 +44,12 @@ mod tracee;
 #[cfg(not(target_arch = "x86_64"))]
 mod unsupported;
 
-pub use refusal::{ForkError, TemplateRefusal};
+pub use refusal::{ForkError, TemplateError};
 #[cfg(not(target_arch = "x86_64"))]
 pub use unsupported::{Spare, Template};
 #[cfg(target_arch = "x86_64")]
 pub use {
-    late::{LateError, OwnStart, fork_here},
+    late::{ForkHereError, InstanceParameters, fork_here},
     spare::Spare,
     template::Template,
 };

@@ -8,13 +8,13 @@ use crate::failure::SpawnError;
 /// Error: the program can't have a [template](super::Template), a process that is stopped before `main` and
 /// from which instances are forked. Each message is one line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum TemplateRefusal {
+pub enum TemplateError {
     /// The machine is not x86_64. Templates exist for x86_64 only.
     #[error("templates exist for x86_64 only: the program is started by exec")]
     Unsupported,
     /// The process of the template could not be started. The variant contains the reason.
     #[error("the program does not start: {0}")]
-    Start(#[from] SpawnError),
+    StartFailed(#[from] SpawnError),
     /// The kernel forbids to trace the program with ptrace(2). The reason is Yama, a seccomp filter or a
     /// program that is not readable. The variant contains the error number.
     #[error(
@@ -28,11 +28,11 @@ pub enum TemplateRefusal {
     Privileged,
     /// The program is built for another instruction set, or is a 32-bit program.
     #[error("the program is not built for {}: it is started by exec only", std::env::consts::ARCH)]
-    Architecture,
+    WrongArchitecture,
     /// Libraries of the program have started threads before `main`. The variant contains the number of
     /// threads. A fork would have only one of them.
     #[error("{0} threads run before main: a fork would have only one of them")]
-    Threads(u64),
+    MultipleThreads(u64),
     /// The program exited before the template was ready. The variant contains the exit status.
     #[error("the program ended before main with exit status {0}")]
     Exited(i32),
@@ -45,7 +45,7 @@ pub enum TemplateRefusal {
     #[error(
         "the C library of the program keeps its thread id at an unknown place: it is started by exec only"
     )]
-    ThreadId,
+    UnknownThreadIdAddress,
     /// A system call has failed.
     #[error("the template is not made: {step}: {}", errno.desc())]
     Failed {
@@ -63,7 +63,7 @@ pub enum ForkError {
     /// loaded. The text names the property, such as `number of arguments`. The instance needs a template of
     /// its own, or exec.
     #[error("the instance has another {0} than the template: it needs a template of its own")]
-    Unfit(&'static str),
+    Mismatch(&'static str),
     /// The process of the template or of the spare has ended. Further instances need a new template, or exec.
     #[error("the template has ended")]
     Ended,

@@ -7,11 +7,11 @@ use super::refusal::ForkError;
 use super::template::{MAX_COPIED, Template, write};
 use super::tracee::end;
 use crate::child::Child;
-use crate::failure::{SpawnError, Step};
+use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;
 use std::os::fd::AsRawFd;
 
-/// A process of the program that is stopped before `main` and uses no CPU. [`Template::begin`] turns it into
+/// A process of the program that is stopped before `main` and uses no CPU. [`Template::start_spare`] turns it into
 /// an instance. The process ends when this value is dropped, and when the process that made it ends.
 #[derive(Debug)]
 pub struct Spare {
@@ -23,13 +23,13 @@ pub struct Spare {
 }
 
 impl Template {
-    /// Makes a spare: a process of the program that is stopped before `main`. [`Template::begin`] turns it
+    /// Makes a spare: a process of the program that is stopped before `main`. [`Template::start_spare`] turns it
     /// into an instance later.
     ///
     /// # Errors
     /// The errors of [`Template::fork`].
     pub fn make_spare(&mut self) -> Result<Spare, ForkError> {
-        let failed = |errno| ForkError::from(SpawnError { step: Step::Clone, errno });
+        let failed = |errno| ForkError::from(SpawnError { step: SpawnStep::Clone, errno });
         let (channel, other) = Channel::pair().map_err(failed)?;
         self.wait_until_idle()?;
         self.message.make_spare(self.loaded.block, &self.start, other.as_raw_fd());
@@ -44,7 +44,7 @@ impl Template {
     /// # Errors
     /// The errors of [`Template::fork`]. [`ForkError::Ended`] if the spare has ended. After any error, the
     /// spare is gone.
-    pub fn begin(&mut self, mut spare: Spare, instance: &Instance) -> Result<Child, ForkError> {
+    pub fn start_spare(&mut self, mut spare: Spare, instance: &Instance) -> Result<Child, ForkError> {
         let own = self.own_calls(instance)?;
         let strings = self.strings_of(instance);
         self.check_fit(instance, &strings)?;

@@ -21,12 +21,12 @@ use super::image::{Image, Strings};
 use super::load::{Loaded, load, load_late};
 use super::message::{InstanceStart, Message, Own};
 use super::place::MAX_POINTERS;
-use super::refusal::{ForkError, TemplateRefusal};
+use super::refusal::{ForkError, TemplateError};
 use super::stub::{MAX_INSTANCES, Reply};
 use super::tracee::{bytes_of, end};
 use crate::child::Child;
 use crate::context::Context;
-use crate::failure::{SpawnError, Step};
+use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::{Instance, Stdio};
 use crate::layout::Layout;
 use crate::own_policy::MemoryPolicy;
@@ -98,13 +98,13 @@ impl Template {
     ///
     /// # Errors
     /// If the program can't have a template. Then it can be started by exec, except after
-    /// [`TemplateRefusal::Start`].
-    pub fn load(context: &Context, first: &Instance) -> Result<Self, TemplateRefusal> {
+    /// [`TemplateError::StartFailed`].
+    pub fn load(context: &Context, first: &Instance) -> Result<Self, TemplateError> {
         Self::of_setup(Arc::clone(&context.setup), first)
     }
 
     /// As [`Template::load`].
-    pub(crate) fn of_setup(setup: Arc<Setup>, first: &Instance) -> Result<Self, TemplateRefusal> {
+    pub(crate) fn of_setup(setup: Arc<Setup>, first: &Instance) -> Result<Self, TemplateError> {
         let mut layout = Layout::new(&setup.environment, setup.has_rank_variables);
         let (arguments, mut variables) = texts(&mut layout, first);
         let is_linkers = |variable: &&CStr| is_linker_variable(variable.to_bytes());
@@ -125,7 +125,7 @@ impl Template {
     ///
     /// # Errors
     /// If the program does not start, or ends without a call of [`super::fork_here`].
-    pub fn load_late(context: &Context, first: &Instance) -> Result<Self, TemplateRefusal> {
+    pub fn load_late(context: &Context, first: &Instance) -> Result<Self, TemplateError> {
         let setup = Arc::clone(&context.setup);
         let mut layout = Layout::new(&setup.environment, setup.has_rank_variables);
         let (arguments, variables) = texts(&mut layout, first);
@@ -175,7 +175,7 @@ impl Template {
     /// Returns whether the file of the program is unchanged since the template was loaded. Changes of
     /// libraries are not detected. Always true after [`Template::load_late`].
     #[must_use]
-    pub fn is_current(&self) -> bool {
+    pub fn is_up_to_date(&self) -> bool {
         let Some(shape) = &self.shape else { return true };
         shape.file.is_some() && version(&self.setup.program) == shape.file
     }
@@ -187,7 +187,7 @@ impl Template {
     /// with exit status 125 before its program runs.
     ///
     /// # Errors
-    /// - [`ForkError::Unfit`] if the instance differs from the template in a property that can't be changed.
+    /// - [`ForkError::Mismatch`] if the instance differs from the template in a property that can't be changed.
     /// - [`ForkError::Ended`] if the process of the template has ended.
     /// - [`ForkError::Failed`] if the start of this instance failed. The template can make further instances.
     pub fn fork(&mut self, instance: &Instance) -> Result<Child, ForkError> {
@@ -285,7 +285,7 @@ impl Template {
             Some(pid @ 1..) => child(pid),
             Some(negative) => {
                 let errno = Errno::from_raw(negative.saturating_neg());
-                Err(SpawnError { step: Step::Clone, errno }.into())
+                Err(SpawnError { step: SpawnStep::Clone, errno }.into())
             }
             None => Err(ForkError::Ended),
         }
@@ -314,8 +314,8 @@ impl Template {
 
     /// Returns what this instance does before its program, except for the map of its memory.
     pub(super) fn own_calls(&self, instance: &Instance) -> Result<Own, ForkError> {
-        let of_mask = SpawnError { step: Step::Mask, errno: Errno::EINVAL };
-        let Placement { cpus, memory_node, .. } = &*instance.placement;
+        let of_mask = SpawnError { step: SpawnStep::Mask, errno: Errno::EINVAL };
+        let Placement { cpus, preferred_numa_node: memory_node, .. } = &*instance.placement;
         let mask = match cpus {
             Some(cpus) if !cpus.intersects(&self.online_cpus) => return Err(of_mask.into()),
             Some(cpus) => Some(cpus.words().iter().flat_map(|word| word.to_ne_bytes()).collect()),
@@ -366,20 +366,20 @@ impl Template {
         match &self.shape {
             Some(shape) => self.check_shape(shape, strings)?,
             None if strings.pointer_count() > MAX_POINTERS => {
-                return Err(ForkError::Unfit("number of pointers"));
+                return Err(ForkError::Mismatch("number of pointers"));
             }
             None => {}
         }
         if self.cgroup != cgroup(&instance.placement) {
-            return Err(ForkError::Unfit("cgroup"));
+            return Err(ForkError::Mismatch("cgroup"));
         }
         let Stdio { input, output, error } = &instance.stdio;
         if !self.has_streams && [input, output, error].iter().any(|stream| stream.is_some()) {
-            return Err(ForkError::Unfit("set of open streams"));
+            return Err(ForkError::Mismatch("set of open streams"));
         }
         let pointers = 8 * strings.pointer_count() as u64;
         if strings.size() + pointers > self.max_strings || strings.longest() > MAX_STRING {
-            return Err(SpawnError { step: Step::Exec, errno: Errno::E2BIG }.into());
+            return Err(SpawnError { step: SpawnStep::Exec, errno: Errno::E2BIG }.into());
         }
         Ok(())
     }
@@ -387,14 +387,14 @@ impl Template {
     fn check_shape(&self, shape: &Shape, strings: &Strings) -> Result<(), ForkError> {
         let stack = &self.loaded.stack;
         if strings.argument_count() != stack.argument_count {
-            return Err(ForkError::Unfit("number of arguments"));
+            return Err(ForkError::Mismatch("number of arguments"));
         }
         if strings.variable_count() != stack.variable_count() {
-            return Err(ForkError::Unfit("number of variables"));
+            return Err(ForkError::Mismatch("number of variables"));
         }
         let of_linker = strings.variables().filter(|variable| is_linker_variable(variable));
         if !of_linker.eq(shape.linker_variables.iter().map(|variable| variable.to_bytes())) {
-            return Err(ForkError::Unfit("variable of the dynamic linker"));
+            return Err(ForkError::Mismatch("variable of the dynamic linker"));
         }
         Ok(())
     }
@@ -405,7 +405,7 @@ impl Template {
         let size = size.next_multiple_of(4096);
         let bytes = Message::mapping(size).into_bytes(self.loaded.block).unwrap_or_default();
         self.loaded.channel.send(&bytes, &[]).map_err(|_| ForkError::Ended)?;
-        let no_memory = SpawnError { step: Step::Exec, errno: Errno::ENOMEM };
+        let no_memory = SpawnError { step: SpawnStep::Exec, errno: Errno::ENOMEM };
         self.strings = (u64::try_from(self.reply()?.result).map_err(|_| no_memory)?, size);
         Ok(())
     }
@@ -464,8 +464,8 @@ pub(super) fn write(process: &Child, changes: &[(u64, Vec<u8>)]) -> Result<(), F
     match process_vm_writev(pid, &local, &remote) {
         Ok(written) if written == length => Ok(()),
         Err(Errno::ESRCH) => Err(ForkError::Ended),
-        Ok(_) => Err(SpawnError { step: Step::Clone, errno: Errno::EFAULT }.into()),
-        Err(errno) => Err(SpawnError { step: Step::Clone, errno }.into()),
+        Ok(_) => Err(SpawnError { step: SpawnStep::Clone, errno: Errno::EFAULT }.into()),
+        Err(errno) => Err(SpawnError { step: SpawnStep::Clone, errno }.into()),
     }
 }
 
@@ -473,7 +473,7 @@ pub(super) fn write(process: &Child, changes: &[(u64, Vec<u8>)]) -> Result<(), F
 fn child(pid: i32) -> Result<Child, ForkError> {
     // SAFETY: the call takes numbers.
     let pidfd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) });
-    let pidfd = pidfd.map_err(|errno| SpawnError { step: Step::Clone, errno })?;
+    let pidfd = pidfd.map_err(|errno| SpawnError { step: SpawnStep::Clone, errno })?;
     // SAFETY: the kernel has opened the descriptor for this call, and nothing else knows it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(RawFd::try_from(pidfd).unwrap_or(-1)) };
     Ok(Child { pid: Pid(pid.cast_unsigned()), pidfd })

@@ -178,7 +178,7 @@ impl Drop for Tracee {
 
 /// Kills a child and waits for its end.
 pub(super) fn end(child: &Child) {
-    let _ = child.signal(libc::SIGKILL);
+    let _ = child.send_signal(libc::SIGKILL);
     let _ = child.wait();
 }
 

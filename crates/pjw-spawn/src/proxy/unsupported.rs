@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pjw_core::ids::Pid;
 
-use super::{ForkError, TemplateRefusal};
+use super::{ForkError, TemplateError};
 use crate::child::Child;
 use crate::context::Context;
 use crate::instance::Instance;
@@ -25,14 +25,14 @@ impl Template {
     /// Always returns an error, because templates exist for x86_64 only.
     ///
     /// # Errors
-    /// [`TemplateRefusal::Unsupported`].
-    pub fn load(_: &Context, _: &Instance) -> Result<Self, TemplateRefusal> {
-        Err(TemplateRefusal::Unsupported)
+    /// [`TemplateError::Unsupported`].
+    pub fn load(_: &Context, _: &Instance) -> Result<Self, TemplateError> {
+        Err(TemplateError::Unsupported)
     }
 
     /// As [`Template::load`].
-    pub(crate) fn of_setup(_: Arc<Setup>, _: &Instance) -> Result<Self, TemplateRefusal> {
-        Err(TemplateRefusal::Unsupported)
+    pub(crate) fn of_setup(_: Arc<Setup>, _: &Instance) -> Result<Self, TemplateError> {
+        Err(TemplateError::Unsupported)
     }
 
     /// Returns the process id of the template.
@@ -43,7 +43,7 @@ impl Template {
 
     /// Returns whether the file of the program is unchanged since the template was loaded.
     #[must_use]
-    pub fn is_current(&self) -> bool {
+    pub fn is_up_to_date(&self) -> bool {
         match self.0 {}
     }
 
@@ -67,7 +67,7 @@ impl Template {
     ///
     /// # Errors
     /// Never: no value of this type exists on this architecture.
-    pub fn begin(&mut self, _: Spare, _: &Instance) -> Result<Child, ForkError> {
+    pub fn start_spare(&mut self, _: Spare, _: &Instance) -> Result<Child, ForkError> {
         match self.0 {}
     }
 

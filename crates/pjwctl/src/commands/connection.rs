@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::{Uid, User, geteuid};
 use pjw_core::job::JobId;
-use pjw_ipc::client::{Client, ClientFault, runtime_dir, socket_path};
+use pjw_ipc::client::{Client, ClientError, runtime_dir, socket_path};
 use pjw_ipc::wire::Status;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -65,14 +65,14 @@ pub(super) fn call_for<T: DeserializeOwned>(
     method: &str,
     parameters: &impl Serialize,
     field: &str,
-) -> Result<T, ClientFault> {
+) -> Result<T, ClientError> {
     let mut reply: Map<String, Value> = client.call(method, parameters)?;
     let value = reply.remove(field).unwrap_or_default();
-    serde_json::from_value(value).map_err(|error| ClientFault::Malformed(error.to_string()))
+    serde_json::from_value(value).map_err(|error| ClientError::Malformed(error.to_string()))
 }
 
 /// Reads the state of the whole machine.
-pub(super) fn read_status(client: &mut Client) -> Result<Status, ClientFault> {
+pub(super) fn read_status(client: &mut Client) -> Result<Status, ClientError> {
     call_for(client, "GetStatus", &NoParameters {}, "status")
 }
 

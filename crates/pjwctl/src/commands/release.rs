@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use pjw_ipc::call::JobName;
+use pjw_ipc::call::JobParameter;
 
 use super::connection::{NoParameters, Warden, call_for, job_id};
 use crate::{output, render};
@@ -12,7 +12,7 @@ pub(super) fn run(warden: &Warden, job: Option<&str>) -> anyhow::Result<ExitCode
     let job = job.map(job_id).transpose()?;
     let mut client = warden.connect()?;
     let released: Vec<String> = match job {
-        Some(job) => call_for(&mut client, "Release", &JobName { job }, "released")?,
+        Some(job) => call_for(&mut client, "Release", &JobParameter { job }, "released")?,
         None => call_for(&mut client, "ReleaseAll", &NoParameters {}, "released")?,
     };
     output::print(&render::jobs::released_lines(&released))?;

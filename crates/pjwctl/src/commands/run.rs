@@ -18,7 +18,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, anyhow, bail};
 use nix::errno::Errno;
 use pjw_core::{cpuset::CpuSet, ids::Tid, text::cpus_text};
-use pjw_ipc::call::{Assign, JobName};
+use pjw_ipc::call::{Assign, JobParameter};
 use pjw_ipc::client::Client;
 use pjw_ipc::wire::{Core, Job};
 use pjw_linux::sys::affinity;
@@ -138,7 +138,7 @@ fn own_masks() -> io::Result<Vec<CpuSet>> {
 
 /// Releases the job. A failure is ignored, because the job ends with this process anyway.
 pub(super) fn release(client: &mut Client, job: &str) {
-    let _ = client.call::<serde_json::Value>("Release", &JobName { job: job.to_owned() });
+    let _ = client.call::<serde_json::Value>("Release", &JobParameter { job: job.to_owned() });
 }
 
 /// The number of cores that contain some of these PUs.

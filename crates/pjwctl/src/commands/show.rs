@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use pjw_ipc::call::{GetJob, JobDetail};
-use pjw_ipc::client::{Client, ClientFault};
+use pjw_ipc::client::{Client, ClientError};
 
 use super::connection::{Warden, job_id, user_names};
 use crate::cli::JsonArg;
@@ -20,7 +20,7 @@ pub(super) fn run(warden: &Warden, job: &str, json: JsonArg) -> anyhow::Result<E
 
 /// Reads all pages. Processes may start and end in between: each page has the state of its own time, and the counts
 /// of the job are those of the first page.
-pub(super) fn read(client: &mut Client, job: String) -> Result<JobDetails, ClientFault> {
+pub(super) fn read(client: &mut Client, job: String) -> Result<JobDetails, ClientError> {
     let mut request = GetJob { job, ..GetJob::default() };
     let JobDetail { job, mut members, history, mut next_after_pid, mut next_tid } =
         client.call("GetJob", &request)?;

@@ -33,7 +33,7 @@ pub(super) fn run(what: &cli::SimulateArgs) -> anyhow::Result<ExitCode> {
             ProcessorUnitArg::Pu => ProcessorUnit::Pu,
         },
         chooser: chooser(what),
-        housekeeping: what.housekeeping.resolve(&topology)?,
+        housekeeping_cpus: what.housekeeping.resolve(&topology)?,
     };
     let done = replay(&topology, &trace, &rules, |_| {});
     let simulation = SimulationResult::new(&done, &trace, &rules);

@@ -244,8 +244,8 @@ mod tests {
     fn done() -> (ReplayResult, SimulationResult) {
         let shape = RegularShape {
             packages: 1,
-            numa_per_package: 1,
-            l3_per_numa: 2,
+            numa_nodes_per_package: 1,
+            l3s_per_numa_node: 2,
             cores_per_l3: 2,
             pus_per_core: 2,
         };
@@ -256,7 +256,7 @@ mod tests {
         let options = ReplayOptions {
             unit: ProcessorUnit::Core,
             chooser: CoreChooser::Allocator(Placement::Pack),
-            housekeeping: CpuSet::new(),
+            housekeeping_cpus: CpuSet::new(),
         };
         let done = replay(&topology, &log, &options, |_| {});
         let mut result = SimulationResult::new(&done, &log, &options);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pjw_ipc::call::{
-    Call, DefragReply, GetJob, JobDetail, JobName, JobReasons, PidReasons, PlanReply, Reply,
+    Call, DefragReply, GetJob, JobDetail, JobParameter, JobReasons, PidReasons, PlanReply, Reply,
 };
 use pjw_ipc::wire::{
     Abstained, Action, Core, Domain, Event, Fits, Job, Member, Move, Status, Thread, Topology,
@@ -280,7 +280,7 @@ fn release_and_reload_print_their_results() {
     assert!(said(&["plan", "--defrag"]).contains("manual:a 1    0  closer"));
     assert!(said(&["defrag"]).contains("manual:a"));
     assert_eq!(said(&["reload"]), "interval: 1s → 2s\n");
-    let release = Call::Release(JobName { job: "manual:a".into() });
+    let release = Call::Release(JobParameter { job: "manual:a".into() });
     assert_eq!(daemon.calls(), [release, Call::ReleaseAll, Call::PlanDefrag, Call::Defrag, Call::Reload]);
 }
 
@@ -309,7 +309,7 @@ fn an_invalid_job_id_is_not_sent() {
 #[test]
 fn a_number_that_is_the_name_of_a_job_gets_a_hint() {
     let daemon = Daemon::start(|call| match call {
-        Call::ExplainJob(JobName { job }) if job == "manual:12" => {
+        Call::ExplainJob(JobParameter { job }) if job == "manual:12" => {
             Answer::reply(Reply::JobReasons(JobReasons { job: job.clone(), ..job_reasons() }))
         }
         _ => Answer::refusal("there is no such thing"),

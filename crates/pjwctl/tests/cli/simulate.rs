@@ -27,8 +27,8 @@ impl Bench {
     fn new() -> Self {
         let shape = RegularShape {
             packages: 1,
-            numa_per_package: 1,
-            l3_per_numa: 2,
+            numa_nodes_per_package: 1,
+            l3s_per_numa_node: 2,
             cores_per_l3: 4,
             pus_per_core: 2,
         };

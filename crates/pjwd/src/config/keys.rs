@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use pjw_core::policy::{Mode, OnExhausted, OversubscriptionPolicy};
-use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::Source};
+use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::JobSource};
 use toml::de::DeValue;
 
 use super::metrics_targets;
@@ -43,9 +43,9 @@ pub(super) enum Key {
     /// A key that exists once.
     Plain(&'static PlainKey),
     /// `sources.NAME.enabled`
-    SourceEnabled(Source),
+    SourceEnabled(JobSource),
     /// `sources.NAME.cores`
-    SourceCores(Source),
+    SourceCores(JobSource),
 }
 
 /// A key that exists once: its name with the names of its tables, its parser, and the text form of its value.
@@ -148,7 +148,7 @@ pub(super) const COLD_PERMILLE: &str = "balance.cold_permille";
 impl Key {
     /// All keys, in the order of the documentation.
     pub(super) fn all() -> impl Iterator<Item = Key> {
-        let sources = Source::ALL.iter().copied().filter(|source| source.is_scheduler());
+        let sources = JobSource::ALL.iter().copied().filter(|source| source.is_scheduler());
         let of_source = |source| [Key::SourceEnabled(source), Key::SourceCores(source)];
         PLAIN.iter().map(Key::Plain).chain(sources.flat_map(of_source))
     }

@@ -17,8 +17,8 @@ fn read(text: &str) -> Result<MetricsSettings, String> {
 fn metrics_are_off_without_an_output() {
     let silent = read("").unwrap();
     assert_eq!(silent, MetricsSettings::default());
-    assert!(!silent.is_on());
-    assert!(!read("textfile = ''\nlisten = []\ninterval = '1s'\nmax_jobs = 5").unwrap().is_on());
+    assert!(!silent.is_enabled());
+    assert!(!read("textfile = ''\nlisten = []\ninterval = '1s'\nmax_jobs = 5").unwrap().is_enabled());
 }
 
 #[test]
@@ -29,7 +29,7 @@ fn every_key_is_read() {
     assert_eq!((all.write_interval, all.max_jobs), (Duration::from_secs(30), 0));
     let listen: Vec<String> = all.listen_addresses.iter().map(ToString::to_string).collect();
     assert_eq!(listen, ["127.0.0.1:9844", "[::1]:1"], "a port alone is the loopback's");
-    assert!(all.is_on());
+    assert!(all.is_enabled());
 }
 
 #[test]

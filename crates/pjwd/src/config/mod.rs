@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use nix::unistd::Uid;
 use pjw_core::cpuset_group::CpusetSupport;
-use pjw_core::job::Source;
+use pjw_core::job::JobSource;
 use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::policy::Policy;
 use pjw_core::topology::Topology;
@@ -128,7 +128,7 @@ impl Config {
             }]
         })?;
         // Jobs that users assign by hand need no batch system and can't be switched off.
-        let by_hand = Source::ALL.iter().copied().filter(|source| !source.is_scheduler());
+        let by_hand = JobSource::ALL.iter().copied().filter(|source| !source.is_scheduler());
         Ok(Policy {
             mode: settings.mode,
             housekeeping_cpus,

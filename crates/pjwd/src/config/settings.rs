@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pjw_core::policy::{Mode, OnExhausted, OversubscriptionPolicy, Policy};
-use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::Source};
+use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::JobSource};
 
 /// The value of the configuration key `log_level`: the lowest severity of the messages that are logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -66,7 +66,7 @@ impl MetricsSettings {
     /// Returns whether metrics are switched on, that is, written to a file or served over HTTP. If they are
     /// off, pjwd does not collect them.
     #[must_use]
-    pub fn is_on(&self) -> bool {
+    pub fn is_enabled(&self) -> bool {
         self.textfile_path.is_some() || !self.listen_addresses.is_empty()
     }
 }
@@ -143,10 +143,10 @@ pub struct Settings {
     /// `metrics.…`: the file and the addresses at which metrics are published.
     pub metrics: MetricsSettings,
     /// `sources.NAME.enabled`: the batch systems whose jobs pjwd detects.
-    pub enabled_sources: BTreeSet<Source>,
+    pub enabled_sources: BTreeSet<JobSource>,
     /// `sources.NAME.cores`: for each batch system, the number of cores of a job that states no number itself.
     /// Without an entry for its batch system, such a job gets no cores.
-    pub source_cores: BTreeMap<Source, u32>,
+    pub source_cores: BTreeMap<JobSource, u32>,
 }
 
 /// The defaults of [`Policy`], and the defaults of all other keys.

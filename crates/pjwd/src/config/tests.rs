@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use pjw_core::cpuset_group::Enforcement;
 use pjw_core::housekeeping::HousekeepingRule;
-use pjw_core::job::Source;
+use pjw_core::job::JobSource;
 use pjw_core::policy::{Mode, OnExhausted, OversubscriptionPolicy, Policy};
 use pjw_core::testing::regular_topology;
 use pjw_core::topology::Topology;
@@ -73,7 +73,7 @@ fn every_key_is_read() {
     )
     .unwrap();
     let mut enabled_sources = Settings::default().enabled_sources;
-    enabled_sources.remove(&Source::Lsf);
+    enabled_sources.remove(&JobSource::Lsf);
     let expected = Settings {
         mode: Mode::Observe,
         housekeeping: "1/l3".parse().unwrap(),
@@ -99,12 +99,12 @@ fn every_key_is_read() {
         oversubscription_policy: OversubscriptionPolicy::Float,
         metrics: MetricsSettings { max_jobs: 7, ..MetricsSettings::default() },
         enabled_sources,
-        source_cores: [(Source::Slurm, 4)].into(),
+        source_cores: [(JobSource::Slurm, 4)].into(),
     };
     assert_eq!(config.settings(), &expected);
     let policy = config.policy(&machine()).unwrap();
     assert_eq!(policy.housekeeping_cpus.to_string(), "0,2,4,6,8,10,12,14");
-    assert!(!policy.sources.contains(&Source::Lsf) && policy.sources.contains(&Source::Manual));
+    assert!(!policy.sources.contains(&JobSource::Lsf) && policy.sources.contains(&JobSource::Manual));
 }
 
 #[test]

@@ -82,20 +82,20 @@ impl ControlService {
     async fn caller(&self, peer: Peer) -> Caller {
         let uid = pjw_core::ids::Uid(peer.uid);
         if peer.uid == 0 || peer.uid == Uid::effective().as_raw() {
-            return Caller { uid, admin: true };
+            return Caller { uid, is_admin: true };
         }
         let groups = self.rules.borrow().admin_groups.clone();
         if groups.is_empty() {
-            return Caller { uid, admin: false };
+            return Caller { uid, is_admin: false };
         }
         // The name service may contact a remote server. The lookup must not block the thread that serves all clients.
         let looked_up = tokio::task::spawn_blocking(move || in_any_group(peer, &groups)).await;
-        Caller { uid, admin: looked_up.unwrap_or(false) }
+        Caller { uid, is_admin: looked_up.unwrap_or(false) }
     }
 
     async fn command(&self, command: Command) -> Result<CommandReply, CallError> {
         let caller = admission::caller_of(&command);
-        if !caller.admin && !self.rate_limiter.borrow_mut().admit(caller.uid, Instant::now()) {
+        if !caller.is_admin && !self.rate_limiter.borrow_mut().admit(caller.uid, Instant::now()) {
             let why = admission::rate_limit_message();
             self.refusal_log.borrow_mut().record(caller.uid, &why, Instant::now());
             return Err(CallError::Busy(why));
@@ -110,7 +110,7 @@ impl ControlService {
             Some(answer) => answer,
             None => self.call_loop(|reply| Message::Command { command, reply }).await?,
         };
-        if let (Err(refusal), Some(job), false) = (&answer, job, caller.admin) {
+        if let (Err(refusal), Some(job), false) = (&answer, job, caller.is_admin) {
             let event = event_to_wire(&Event::new(EventKind::Refused, refusal.to_string()).with_job(&job));
             self.refusal_log.borrow_mut().record(caller.uid, &event.text, Instant::now());
             self.record(Arc::new(event));
@@ -211,16 +211,16 @@ impl ControlService {
     async fn explain_job(&self, name: &str) -> Result<Reply, CallError> {
         let id = job_id(name)?;
         self.published_job(&id)?;
-        let Answer::Job(Some(reasons)) = self.query_loop(Query::Job(id.clone())).await? else {
+        let Answer::JobReasons(Some(reasons)) = self.query_loop(Query::JobReasons(id.clone())).await? else {
             return Err(CallError::Refused(Refusal::NoSuchJob { job: id }.to_string()));
         };
         Ok(Reply::JobReasons(reasons))
     }
 
-    async fn explain_pid(&self, request: call::PidNumber) -> Result<Reply, CallError> {
+    async fn explain_pid(&self, request: call::ExplainPid) -> Result<Reply, CallError> {
         let pid = request.pid;
-        let query = Query::Process { pid: Pid(pid), after: request.after_tid.map(Tid) };
-        let Answer::Process(reasons) = self.query_loop(query).await? else {
+        let query = Query::ProcessReasons { pid: Pid(pid), after: request.after_tid.map(Tid) };
+        let Answer::ProcessReasons(reasons) = self.query_loop(query).await? else {
             return Err(stopping());
         };
         if !reasons.process_exists {
@@ -237,7 +237,7 @@ impl ControlService {
 
     /// Answers `Plan` or `PlanDefrag`. `query` makes the query; an administrator gets a new dry run.
     async fn dry_run(&self, peer: Peer, query: fn(bool) -> Query) -> Result<Reply, CallError> {
-        let fresh = self.caller(peer).await.admin;
+        let fresh = self.caller(peer).await.is_admin;
         match self.query_loop(query(fresh)).await? {
             Answer::Plan(plan) => Ok(Reply::Plan(plan)),
             Answer::Defrag(defrag) => Ok(Reply::Defrag(defrag)),
@@ -254,7 +254,7 @@ impl ControlService {
     }
 
     async fn reload(&self, peer: Peer) -> Result<Reply, CallError> {
-        if !self.caller(peer).await.admin {
+        if !self.caller(peer).await.is_admin {
             let why = "only an administrator may reload the configuration";
             return Err(CallError::NotAllowed(why.to_owned()));
         }
@@ -286,11 +286,11 @@ impl Service for ControlService {
             Call::PlanDefrag => self.dry_run(peer, |fresh| Query::Defrag { fresh }).await?,
             Call::Defrag => self.defrag(peer).await?,
             Call::Events(request) => {
-                return Ok(Replies::Many(self.history.borrow().subscribe(request.follow.unwrap_or(false))));
+                return Ok(Replies::Stream(self.history.borrow().subscribe(request.follow.unwrap_or(false))));
             }
             Call::Reload => self.reload(peer).await?,
         };
-        Ok(Replies::Once(Box::new(reply)))
+        Ok(Replies::Single(Box::new(reply)))
     }
 }
 

@@ -59,7 +59,7 @@ pub fn make_state_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
 /// started with `--beside`, so that another pjwd may run. In this case, the names contain a hash of the path
 /// `state_dir` and differ from the names of the other pjwd.
 #[must_use]
-pub fn own_cgroups(state_dir: &Path, beside: bool) -> OwnCgroupNames {
+pub fn own_cgroup_names(state_dir: &Path, beside: bool) -> OwnCgroupNames {
     if !beside {
         return OwnCgroupNames::default();
     }

@@ -32,7 +32,7 @@ const LEVEL_VARIABLE: &str = "PJW_LOG";
 /// systemd sets this variable to `device:inode` of the stream that is connected to the journal (systemd.exec(5)).
 const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
 
-/// The log of this process. Its level and its output can be changed later by [`Logging::apply_level`].
+/// The log of this process. Its level and its output can be changed later by [`Logging::apply_settings`].
 #[derive(Debug)]
 pub struct Logging {
     filter: reload::Handle<EnvFilter, Registry>,
@@ -46,10 +46,10 @@ pub struct Logging {
 
 /// The error of [`Logging::start`]: logging can't be set up.
 #[derive(Debug, Error)]
-pub enum LogFault {
+pub enum LogError {
     /// Logging was already set up in this process.
     #[error("the log can't be started a second time in one process")]
-    Started,
+    AlreadyStarted,
 }
 
 impl Logging {
@@ -58,7 +58,7 @@ impl Logging {
     ///
     /// # Errors
     /// If logging was already set up in this process.
-    pub fn start(settings: &Settings) -> Result<Self, LogFault> {
+    pub fn start(settings: &Settings) -> Result<Self, LogError> {
         let given = std::env::var(LEVEL_VARIABLE).ok().filter(|text| !text.is_empty());
         let (chosen, bad) = match given.as_deref().map(EnvFilter::try_new).transpose() {
             Ok(chosen) => (chosen, None),
@@ -81,7 +81,7 @@ impl Logging {
         let journal = journal.map(|layer| Switchable { layer, on: Arc::clone(&logging.to_journal) });
         let text = Switchable { layer: text_layer(io::stderr), on: Arc::clone(&logging.to_text) };
         let subscriber = tracing_subscriber::registry().with(filter).with(journal).with(text);
-        subscriber.try_init().map_err(|_| LogFault::Started)?;
+        subscriber.try_init().map_err(|_| LogError::AlreadyStarted)?;
         if let Some(error) = bad {
             warn!(%error, "{LEVEL_VARIABLE} is not a log level and is ignored; write a level such as debug");
         }
@@ -91,7 +91,7 @@ impl Logging {
 
     /// Applies the log level and the log format in `settings`, after the configuration was read again. If the
     /// environment variable `PJW_LOG` has a level, the level does not change.
-    pub fn apply_level(&self, settings: &Settings) {
+    pub fn apply_settings(&self, settings: &Settings) {
         self.route(settings.log_format);
         self.warn_if_no_journal(settings.log_format);
         if self.overridden {
@@ -283,7 +283,7 @@ mod tests {
         debug!("first debug");
         let quiet =
             Settings { log_level: LogLevel::Warn, log_format: LogFormat::Text, ..Settings::default() };
-        logging.apply_level(&quiet);
+        logging.apply_settings(&quiet);
         info!("second info");
         warn!("second warn");
         assert!(Logging::start(&settings).is_err());

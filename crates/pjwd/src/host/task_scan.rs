@@ -18,8 +18,8 @@ pub(crate) fn configure(scan: ScanInterface, node: &mut LinuxNode) {
         }
         ScanInterface::Auto => load(),
     };
-    node.use_task_scan(scan);
-    node.use_affinity_monitor(affinity_requests);
+    node.set_task_scan(scan);
+    node.set_affinity_monitor(affinity_requests);
 }
 
 fn load() -> (Option<bpf::TaskScan>, Option<bpf::AffinityMonitor>) {

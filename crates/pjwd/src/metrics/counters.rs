@@ -61,7 +61,7 @@ pub const BUCKET_BOUNDS: [(Duration, &str); 15] = [
 pub struct Histogram {
     /// The number of durations in each bucket. A duration is counted in the first bucket whose upper bound it
     /// does not exceed. A duration that exceeds all bounds is in no bucket.
-    pub buckets: [u64; BUCKET_BOUNDS.len()],
+    pub bucket_counts: [u64; BUCKET_BOUNDS.len()],
     /// The number of added durations, including the durations that are in no bucket.
     pub count: u64,
     /// The sum of all added durations.
@@ -72,7 +72,7 @@ impl Histogram {
     /// Adds one measured duration to the histogram.
     pub fn add(&mut self, took: Duration) {
         if let Some(at) = BUCKET_BOUNDS.iter().position(|(bound, _)| took <= *bound) {
-            self.buckets[at] += 1;
+            self.bucket_counts[at] += 1;
         }
         self.count += 1;
         self.sum += took;
@@ -129,7 +129,7 @@ pub struct Counters {
     /// rules of pjw. A plan that violates a rule is rejected: it is not carried out.
     pub audit_failures: u64,
     /// The number of times that the journal could not be written.
-    pub journal_faults: u64,
+    pub journal_failures: u64,
     /// The delay of the last periodic scan: the time from when the scan was due until it began.
     pub scan_lateness: Duration,
 }
@@ -160,7 +160,7 @@ impl Counters {
         let violations = report.events.iter().filter(|event| event.kind == EventKind::Violation);
         self.violations += violations.count() as u64;
         self.audit_failures += faults.audit_violations.len() as u64;
-        self.journal_faults += u64::from(faults.journal_error.is_some());
+        self.journal_failures += u64::from(faults.journal_error.is_some());
     }
 }
 
@@ -189,7 +189,7 @@ fn cpuset_action_index(change: &CpusetChange) -> usize {
 #[cfg(test)]
 mod tests {
     use pjw_core::cpuset::CpuSet;
-    use pjw_core::cpuset_group::{CgroupOwner, CpusetAction, CpusetSpec, JobCpuset};
+    use pjw_core::cpuset_group::{CgroupCreator, CpusetAction, CpusetSpec, JobCpuset};
     use pjw_core::event::Event;
     use pjw_core::ids::{Pid, ProcessId, StartTime, ThreadId, Tid, Uid};
     use pjw_core::plan::MaskAction;
@@ -216,7 +216,7 @@ mod tests {
         let spec = CpusetSpec::from_cpus(CpuSet::new());
         let job_cpuset = JobCpuset {
             job: job.clone(),
-            cgroup_owner: CgroupOwner::Warden,
+            cgroup_owner: CgroupCreator::Warden,
             path: "/pjw/a".to_owned(),
             spec,
         };
@@ -278,13 +278,13 @@ mod tests {
         assert_eq!(counters.cycles, [0, 1, 1]);
         assert_eq!((counters.mask_actions[2], counters.mask_actions[1]), ([1, 1, 0], [0, 0, 1]));
         assert_eq!(counters.cpuset_actions, [[0, 1, 0]; 5]);
-        assert_eq!((counters.violations, counters.audit_failures, counters.journal_faults), (1, 1, 1));
+        assert_eq!((counters.violations, counters.audit_failures, counters.journal_failures), (1, 1, 1));
         assert_eq!(
-            (counters.cycle_times.count, counters.cycle_times.buckets[5]),
+            (counters.cycle_times.count, counters.cycle_times.bucket_counts[5]),
             (2, 1),
             "a minute is in no bucket"
         );
-        assert_eq!(counters.cycle_times.buckets.iter().sum::<u64>(), 1);
+        assert_eq!(counters.cycle_times.bucket_counts.iter().sum::<u64>(), 1);
         assert_eq!(counters.cycle_times.sum, Duration::from_millis(60_003));
     }
 

@@ -71,7 +71,7 @@ impl SampleWriter<'_> {
     /// requires, the sample of a bucket includes the counts of all smaller buckets.
     pub fn write_histogram(&mut self, times: &Histogram) {
         let mut below = 0;
-        for ((_, bound), bucket) in BUCKET_BOUNDS.iter().zip(times.buckets) {
+        for ((_, bound), bucket) in BUCKET_BOUNDS.iter().zip(times.bucket_counts) {
             below += bucket;
             self.line("_bucket", [("le", *bound)], below);
         }

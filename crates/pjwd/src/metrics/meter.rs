@@ -77,14 +77,14 @@ impl Meter {
     }
 
     fn is_on(&self) -> bool {
-        self.settings.borrow().is_on()
+        self.settings.borrow().is_enabled()
     }
 
     /// Applies the metrics settings of a configuration that was read again. If metrics are switched off in
     /// `settings`, all counters are reset.
     pub fn apply_settings(&mut self, settings: &Settings) {
         let new = &settings.metrics;
-        if !new.is_on() {
+        if !new.is_enabled() {
             self.counters = Counters::default();
             self.snapshot.send_replace(None);
         }
@@ -132,9 +132,9 @@ impl Meter {
     }
 
     /// Counts a failure to rewrite the journal, the file with the granted cores and the saved affinity masks.
-    pub fn count_journal_fault(&mut self) {
+    pub fn count_journal_failure(&mut self) {
         if self.is_on() {
-            self.counters.journal_faults += 1;
+            self.counters.journal_failures += 1;
         }
     }
 

@@ -20,7 +20,7 @@ use tokio::task::{AbortHandle, spawn_blocking, spawn_local};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
-use super::http::{ConnectionCount, HttpLimits, MetricsSource, serve};
+use super::http::{ConnectionCount, HttpLimits, MetricsSource, serve_http};
 use super::meter::{MetricsReceiver, MetricsSnapshot};
 use super::text::{MetricsFormat, metrics_text};
 use super::{facts::MetricValues, textfile};
@@ -120,7 +120,7 @@ impl Listeners {
             self.open.entry(address).or_insert_with(|| {
                 let listening = async move {
                     let listener = listener(address).await;
-                    serve(listener, cache, HttpLimits::default(), connections).await;
+                    serve_http(listener, cache, HttpLimits::default(), connections).await;
                 };
                 spawn_local(listening).abort_handle()
             });

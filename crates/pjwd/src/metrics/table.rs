@@ -77,7 +77,7 @@ pub const METRIC_FAMILIES: &[MetricFamily] = families! {
         |values, to| to.write_value(values.snapshot.counters.audit_failures);
     Counter "pjw_journal_faults_total" []
         "Cycles that changed nothing because the journal could not be written, and failures to rewrite the journal.":
-        |values, to| to.write_value(values.snapshot.counters.journal_faults);
+        |values, to| to.write_value(values.snapshot.counters.journal_failures);
     Gauge "pjw_stray_processes" [] "Processes that belong to no job, of users who have jobs here.":
         |values, to| to.write_value(values.snapshot.published.unassigned_processes);
     Gauge "pjw_warnings" ["code"] "Warnings of pjwctl status, by code; a code without a warning has no sample.":

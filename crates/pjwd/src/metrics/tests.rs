@@ -268,11 +268,11 @@ fn a_cycle_counts_for_the_cause_with_the_largest_scan() {
     cycle(&mut meter, CycleCause::Full, Some(now));
     cycle(&mut meter, CycleCause::Timer, now.checked_sub(Duration::from_secs(2)));
     cycle(&mut meter, CycleCause::Event, None);
-    meter.count_journal_fault();
+    meter.count_journal_failure();
     meter.publish(StatusSnapshot::default(), &machine());
     let counters = receiver.snapshot.borrow().as_ref().unwrap().counters.clone();
     assert_eq!((counters.cycles, counters.process_events, counters.event_overruns), ([2, 1, 1], 3, 1));
-    assert_eq!(counters.journal_faults, 1);
+    assert_eq!(counters.journal_failures, 1);
     assert!(
         counters.scan_lateness >= Duration::from_secs(2),
         "the last timed look was late, whatever came after it"

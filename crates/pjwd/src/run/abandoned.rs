@@ -15,7 +15,7 @@ pub(super) fn dropped(command: &Command) -> Option<Event> {
     let text = "not carried out: the caller hung up before pjwd began with the request";
     match command {
         Command::Assign(AssignCommand { job, caller, .. }) | Command::Release { job, caller }
-            if caller.admin =>
+            if caller.is_admin =>
         {
             Some(Event::new(EventKind::Refused, text).with_job(job))
         }

@@ -159,7 +159,7 @@ impl EventLoop {
         self.triggers.full_scan_due = true;
         let polling = if self.has_process_events { "netlink" } else { "polling" };
         self.restart_fork_tracking();
-        self.warden.find_cpusets();
+        self.warden.find_leftover_cpusets();
         let text = format!("pjwd {} watches this machine ({polling})", env!("CARGO_PKG_VERSION"));
         self.publisher.publish_events(vec![Event::new(EventKind::Started, text)]);
         self.cycle(Vec::new());
@@ -236,8 +236,8 @@ impl EventLoop {
     fn events_due(&mut self, now: Instant) -> Option<Instant> {
         let pending_since = self.pending_since.unwrap_or(now);
         let of_processes = self.warden.state().lineage.scan_queue.urgency().map(|urgency| match urgency {
-            ScanUrgency::Jobs => now,
-            ScanUrgency::Unassigned => pending_since + UNASSIGNED_DELAY,
+            ScanUrgency::Immediate => now,
+            ScanUrgency::Soon => pending_since + UNASSIGNED_DELAY,
         });
         let of_cgroups = self.cgroups_changed_at.map(|since| since + CGROUP_DELAY);
         let due = of_processes.into_iter().chain(of_cgroups).min()?;
@@ -413,7 +413,7 @@ impl EventLoop {
         if self.warden.journal().needs_rewrite()
             && let Err(fault) = self.warden.rewrite_journal()
         {
-            self.meter.count_journal_fault();
+            self.meter.count_journal_failure();
             warn!(%fault, "the journal can't be rewritten");
         }
     }
@@ -422,8 +422,8 @@ impl EventLoop {
         let (state, policy) = (self.warden.state(), self.warden.policy());
         let reply = match query {
             Query::Members { job, after, limit } => query::members_page(state, &job, after, limit),
-            Query::Job(id) => query::job_reasons(state, policy, &id),
-            Query::Process { pid, after } => query::process_reasons(state, policy, pid, after),
+            Query::JobReasons(id) => query::job_reasons(state, policy, &id),
+            Query::ProcessReasons { pid, after } => query::process_reasons(state, policy, pid, after),
             Query::Plan { fresh } => return self.dry_runs.enqueue(answer, fresh),
             Query::Defrag { fresh } => return self.defrags.enqueue(answer, fresh),
         };
@@ -450,7 +450,7 @@ fn user_refusals(commands: &[Command], results: &[Result<Reply, Refusal>]) -> BT
         (
             Command::Assign(AssignCommand { job, caller, .. }) | Command::Release { job, caller },
             Err(refusal),
-        ) => (!caller.admin).then(|| (job.clone(), refusal.to_string())),
+        ) => (!caller.is_admin).then(|| (job.clone(), refusal.to_string())),
         _ => None,
     };
     commands.iter().zip(results).filter_map(refused).collect()

@@ -93,7 +93,7 @@ impl OwnFiles {
             SocketFile::Passed { path } => path.as_deref(),
         };
         let mut paths: Vec<PathBuf> =
-            journal::FILE_NAMES.iter().map(|name| self.state_dir.join(name)).collect();
+            journal::JOURNAL_FILE_NAMES.iter().map(|name| self.state_dir.join(name)).collect();
         paths.extend(self.lock.as_ref().map(|lock| lock.path().to_owned()));
         paths.extend(socket.map(Path::to_owned));
         paths
@@ -102,7 +102,7 @@ impl OwnFiles {
     /// Makes what is missing. Returns a warning for what can't be made.
     fn check(&mut self, listeners: &mpsc::UnboundedSender<UnixListener>) -> Vec<Warning> {
         let mut warnings = Vec::new();
-        match self.lock.as_mut().map(DaemonLock::retake_if_removed) {
+        match self.lock.as_mut().map(DaemonLock::reacquire_if_removed) {
             None | Some(Ok(false)) => {}
             Some(Ok(true)) => warn!("the lock file was removed; it was made again"),
             Some(Err(fault)) => {

@@ -17,7 +17,9 @@ use nix::errno::Errno;
 use nix::unistd::Uid;
 use pjw_core::ids::Tid;
 use pjw_linux::sys::errno::is_denied;
-use pjw_linux::sys::realtime::{SchedulingPolicy, limit_realtime_run, scheduling_policy, set_normal_policy};
+use pjw_linux::sys::realtime::{
+    SchedulingPolicy, limit_realtime_run_time, scheduling_policy, set_normal_policy,
+};
 use pjw_linux::sys::{clock::thread_cpu_time, realtime};
 use tracing::{debug, info, warn};
 
@@ -103,7 +105,7 @@ impl RealtimePriority {
                 thread.name
             ));
         }
-        self.run_limit = limit_realtime_run(RUN_LIMIT).map_err(|errno| match errno {
+        self.run_limit = limit_realtime_run_time(RUN_LIMIT).map_err(|errno| match errno {
             Errno::ERANGE => {
                 "the hard limit RLIMIT_RTTIME is below 40 ms (LimitRTTIME= in the unit)".to_owned()
             }
@@ -143,7 +145,7 @@ impl RealtimePriority {
                 thread.is_raised = false;
                 thread.log_exceeded(now, format_args!("it ran for {:?} without a pause", self.run_limit));
                 // The kernel has raised the limit.
-                if let Err(errno) = limit_realtime_run(self.run_limit) {
+                if let Err(errno) = limit_realtime_run_time(self.run_limit) {
                     warn!("no real-time priority: RLIMIT_RTTIME can't be set: {errno}");
                     return self.set_enabled(false);
                 }

@@ -75,7 +75,7 @@ impl CycleTriggers {
         let mut request = match (self.full_scan_due, self.rescan_due) {
             (true, _) if !commands.is_empty() => state.scan_request(true),
             (true, _) => state.full_scan_request(),
-            (false, true) => state.rescan_request(),
+            (false, true) => state.periodic_scan_request(),
             (false, false) => state.scan_request(false),
         };
         let unassigned = self.scans_unassigned().then(|| state.lineage.scan_queue.take_unassigned_pids());
@@ -99,7 +99,7 @@ mod tests {
 
     fn state() -> WardenState {
         let mut state = WardenState::new(regular_topology(1, 1, 1, 4, 1), &CpuSet::new());
-        (state.fork_events_complete_since, state.rescans_until_full_plan, state.full_scan_due) =
+        (state.fork_events_complete_since, state.periodic_scans_until_full, state.full_scan_due) =
             (Some(Nanos(0)), 7, false);
         state
     }
@@ -113,8 +113,8 @@ mod tests {
         let mut state = state();
         let thread = ProcessEvent::ThreadFork { pid: Pid(22), tid: Tid(23) };
         let exits = [21, 22].map(|pid| ProcessEvent::Exit { pid: Pid(pid) });
-        assert!(!state.apply_events(&[fork(20), fork(21), fork(22), thread]));
-        assert!(!state.apply_events(&exits));
+        assert!(!state.apply_process_events(&[fork(20), fork(21), fork(22), thread]));
+        assert!(!state.apply_process_events(&exits));
         assert_eq!(state.lineage.scan_queue.urgency(), None, "their scan can wait for the rescan");
         let timer = CycleTriggers { periodic_scan_due: true, ..CycleTriggers::default() };
         assert_eq!(timer.scan_request(&mut state, &[]).scope, ScanScope::Partial(BTreeSet::new()));

@@ -27,7 +27,7 @@ use crate::host::directories;
 
 /// The names of the two files of the journal in the state directory. `journal.jsonl` has the latest records,
 /// and `state.json` has the state before these records.
-pub const FILE_NAMES: [&str; 2] = [LINES, STATE];
+pub const JOURNAL_FILE_NAMES: [&str; 2] = [LINES, STATE];
 const LINES: &str = "journal.jsonl";
 const STATE: &str = "state.json";
 /// The format of both files. A file with another schema is set aside.
@@ -42,14 +42,14 @@ const MAX_STATE_BYTES: u64 = 256 << 20;
 /// An error of the journal. Its message names the file, the cause and the remedy.
 #[derive(Debug, Error)]
 #[error("can't {operation} {path}: {why}; {remedy}", path = path.display())]
-pub struct JournalFault {
+pub struct JournalError {
     operation: &'static str,
     path: PathBuf,
     why: String,
     remedy: &'static str,
 }
 
-impl JournalFault {
+impl JournalError {
     fn new(operation: &'static str, path: &Path, error: &io::Error) -> Self {
         let remedy = match error.raw_os_error() {
             Some(libc_enospc) if libc_enospc == nix::libc::ENOSPC => "free space there and try again",
@@ -119,12 +119,12 @@ impl FileJournal {
     /// # Errors
     /// If the directory is not writable, or another daemon holds the lock. If the journal file can't be read,
     /// or does not belong to this user.
-    pub fn open(dir: &Path, boot_id: &str) -> Result<(Self, RecoveredJournal), JournalFault> {
+    pub fn open(dir: &Path, boot_id: &str) -> Result<(Self, RecoveredJournal), JournalError> {
         let (path, lines) = open_lines(dir)?;
         let mut recovered = RecoveredJournal::default();
         let mut last = read_state(dir, boot_id, &mut recovered);
         let length = read_batches(&lines, dir, boot_id, &mut last, &mut recovered)
-            .map_err(|error| JournalFault::new("read", &path, &error))?;
+            .map_err(|error| JournalError::new("read", &path, &error))?;
         let (state, dir) = (inode_of(&dir.join(STATE)), dir.to_owned());
         let boot_id = boot_id.to_owned();
         Ok((Self { dir, boot_id, lines, state, last, length, reserved: 0 }, recovered))
@@ -142,8 +142,8 @@ impl FileJournal {
     }
 
     /// Makes the directory and an empty `journal.jsonl` in it. The old file has no name any more.
-    fn make_again(&mut self) -> Result<(), JournalFault> {
-        let unusable = |error: anyhow::Error| JournalFault {
+    fn make_again(&mut self) -> Result<(), JournalError> {
+        let unusable = |error: anyhow::Error| JournalError {
             operation: "make",
             path: self.dir.clone(),
             why: crate::error_text::error_chain(error.as_ref()),
@@ -158,18 +158,18 @@ impl FileJournal {
 
 /// Returns whether the directory `dir` contains at least one file of a journal.
 #[must_use]
-pub fn is_in(dir: &Path) -> bool {
-    FILE_NAMES.iter().any(|name| dir.join(name).exists())
+pub fn has_journal_files(dir: &Path) -> bool {
+    JOURNAL_FILE_NAMES.iter().any(|name| dir.join(name).exists())
 }
 
 /// Opens and locks the file of the batches.
-fn open_lines(dir: &Path) -> Result<(PathBuf, Flock<File>), JournalFault> {
+fn open_lines(dir: &Path) -> Result<(PathBuf, Flock<File>), JournalError> {
     let path = dir.join(LINES);
     let mut options = OpenOptions::new();
     options.read(true).append(true).create(true).mode(0o600);
     let file = directories::open_own_file(&path, &mut options)
-        .map_err(|error| JournalFault::new("open", &path, &error))?;
-    let lines = lock(file, |_| false).map_err(|errno| JournalFault {
+        .map_err(|error| JournalError::new("open", &path, &error))?;
+    let lines = lock(file, |_| false).map_err(|errno| JournalError {
         operation: "lock",
         path: path.clone(),
         why: if errno == Errno::EAGAIN { "it is in use".to_owned() } else { errno.to_string() },
@@ -179,9 +179,9 @@ fn open_lines(dir: &Path) -> Result<(PathBuf, Flock<File>), JournalFault> {
 }
 
 impl Journal for FileJournal {
-    type Fault = JournalFault;
+    type Fault = JournalError;
 
-    fn append(&mut self, records: &[Record]) -> Result<(), JournalFault> {
+    fn append(&mut self, records: &[Record]) -> Result<(), JournalError> {
         if records.is_empty() {
             return Ok(());
         }
@@ -201,7 +201,7 @@ impl Journal for FileJournal {
                 // Remove a partial line, because the next line would be appended to it.
                 let _ = self.lines.set_len(self.length);
                 self.reserved = 0;
-                Err(JournalFault::new("write", &self.path(), &error))
+                Err(JournalError::new("write", &self.path(), &error))
             }
         }
     }
@@ -226,7 +226,7 @@ impl Journal for FileJournal {
         reserved.is_ok()
     }
 
-    fn rewrite(&mut self, records: &[Record]) -> Result<(), JournalFault> {
+    fn rewrite(&mut self, records: &[Record]) -> Result<(), JournalError> {
         let was_removed = !self.is_in_place();
         if !is_name_of(&self.path(), &self.lines) {
             self.make_again()?;
@@ -245,9 +245,9 @@ impl Journal for FileJournal {
         });
         if let Err(error) = written {
             let _ = std::fs::remove_file(&fresh);
-            return Err(JournalFault::new("write", &path, &error));
+            return Err(JournalError::new("write", &path, &error));
         }
-        self.lines.set_len(0).map_err(|error| JournalFault::new("shorten", &self.path(), &error))?;
+        self.lines.set_len(0).map_err(|error| JournalError::new("shorten", &self.path(), &error))?;
         (self.length, self.reserved, self.state) = (0, 0, inode_of(&path));
         if was_removed {
             warn!(

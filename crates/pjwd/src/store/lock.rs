@@ -117,7 +117,7 @@ impl fmt::Display for LockHolder {
 
 /// The reason why the lock against a second pjwd can't be acquired.
 #[derive(Debug, Error)]
-pub enum LockFault {
+pub enum LockError {
     /// Another pjwd holds the lock.
     #[error("another pjwd runs {serves}{}: stop it first (for tests, --beside runs a second one beside it)", of_holder(.holder))]
     Held {
@@ -162,7 +162,7 @@ impl DaemonLock {
     /// # Errors
     /// If another pjwd holds the lock. If the directory or the lock file can't be used, for example because
     /// the file belongs to another user or is a symbolic link.
-    pub fn take(dir: &Path, holder: LockHolder) -> Result<Self, LockFault> {
+    pub fn acquire(dir: &Path, holder: LockHolder) -> Result<Self, LockError> {
         let path = dir.join(FILE_NAME);
         let (file, earlier) = lock_file(&path, &holder)?;
         Ok(Self { path, holder, earlier, file })
@@ -183,7 +183,7 @@ impl DaemonLock {
     ///
     /// # Errors
     /// If the lock file can't be written.
-    pub fn note_journal(&mut self, boot_id: &str) -> io::Result<()> {
+    pub fn record_journal_boot(&mut self, boot_id: &str) -> io::Result<()> {
         self.holder.journal_of_boot = Some(boot_id.to_owned());
         write(&self.file, &self.holder)
     }
@@ -199,9 +199,9 @@ impl DaemonLock {
     /// in place.
     ///
     /// # Errors
-    /// The errors of [`DaemonLock::take`]. If a second pjwd has acquired the lock in the meantime, both run
+    /// The errors of [`DaemonLock::acquire`]. If a second pjwd has acquired the lock in the meantime, both run
     /// now.
-    pub fn retake_if_removed(&mut self) -> Result<bool, LockFault> {
+    pub fn reacquire_if_removed(&mut self) -> Result<bool, LockError> {
         if is_name_of(&self.path, &self.file) {
             return Ok(false);
         }
@@ -211,8 +211,8 @@ impl DaemonLock {
 }
 
 /// Locks the file and writes `holder` into it. Returns the file, and the holder before.
-fn lock_file(path: &Path, holder: &LockHolder) -> Result<(Flock<File>, Option<LockHolder>), LockFault> {
-    let unusable = |why: String, remedy| LockFault::Unusable { path: path.to_owned(), why, remedy };
+fn lock_file(path: &Path, holder: &LockHolder) -> Result<(Flock<File>, Option<LockHolder>), LockError> {
+    let unusable = |why: String, remedy| LockError::Unusable { path: path.to_owned(), why, remedy };
     let uid = Uid::effective().as_raw();
     if let Some(dir) = path.parent() {
         let made = directories::make_default_directory(dir, uid);
@@ -234,7 +234,7 @@ fn lock_file(path: &Path, holder: &LockHolder) -> Result<(Flock<File>, Option<Lo
         let locked = lock(file, is_alive).map_err(|errno| match errno {
             Errno::EWOULDBLOCK => {
                 let serves = if uid == 0 { "on this machine".to_owned() } else { format!("for user {uid}") };
-                LockFault::Held { serves, holder: LockHolder::read(&again) }
+                LockError::Held { serves, holder: LockHolder::read(&again) }
             }
             other => of_io(other.into()),
         })?;
@@ -277,8 +277,8 @@ mod tests {
     #[test]
     fn a_second_lock_is_refused_and_names_the_first() {
         let dir = runtime_dir();
-        let first = DaemonLock::take(dir.path(), holder("/tmp/state of one")).unwrap();
-        let refusal = DaemonLock::take(dir.path(), holder("/tmp/two")).unwrap_err().to_string();
+        let first = DaemonLock::acquire(dir.path(), holder("/tmp/state of one")).unwrap();
+        let refusal = DaemonLock::acquire(dir.path(), holder("/tmp/two")).unwrap_err().to_string();
         let expected = format!(
             "(process {}, socket \"/tmp/a.sock\", state directory \"/tmp/state of one\"): stop it first",
             std::process::id()
@@ -286,41 +286,41 @@ mod tests {
         assert!(refusal.contains(&expected) && refusal.contains("--beside"), "{refusal}");
         assert_eq!(refusal.lines().count(), 1);
         drop(first);
-        DaemonLock::take(dir.path(), holder("/tmp/two")).unwrap();
+        DaemonLock::acquire(dir.path(), holder("/tmp/two")).unwrap();
     }
 
     #[test]
     fn a_removed_lock_file_is_made_again_and_still_keeps_a_second_daemon_away() {
         let dir = runtime_dir();
-        let mut lock = DaemonLock::take(dir.path(), holder("/tmp/one")).unwrap();
-        assert!(!lock.retake_if_removed().unwrap(), "nothing happened");
+        let mut lock = DaemonLock::acquire(dir.path(), holder("/tmp/one")).unwrap();
+        assert!(!lock.reacquire_if_removed().unwrap(), "nothing happened");
         std::fs::remove_file(dir.path().join(FILE_NAME)).unwrap();
-        assert!(lock.retake_if_removed().unwrap());
-        assert!(matches!(DaemonLock::take(dir.path(), holder("/tmp/two")), Err(LockFault::Held { .. })));
+        assert!(lock.reacquire_if_removed().unwrap());
+        assert!(matches!(DaemonLock::acquire(dir.path(), holder("/tmp/two")), Err(LockError::Held { .. })));
         std::fs::remove_dir_all(dir.path()).unwrap();
-        assert!(lock.retake_if_removed().unwrap(), "also the directory");
-        assert!(matches!(DaemonLock::take(dir.path(), holder("/tmp/two")), Err(LockFault::Held { .. })));
+        assert!(lock.reacquire_if_removed().unwrap(), "also the directory");
+        assert!(matches!(DaemonLock::acquire(dir.path(), holder("/tmp/two")), Err(LockError::Held { .. })));
     }
 
     #[test]
     fn a_daemon_that_came_in_while_the_lock_file_was_removed_is_named() {
         let dir = runtime_dir();
-        let mut lock = DaemonLock::take(dir.path(), holder("/tmp/one")).unwrap();
+        let mut lock = DaemonLock::acquire(dir.path(), holder("/tmp/one")).unwrap();
         std::fs::remove_file(dir.path().join(FILE_NAME)).unwrap();
-        let second = DaemonLock::take(dir.path(), holder("/tmp/two")).unwrap();
-        let fault = lock.retake_if_removed().unwrap_err().to_string();
+        let second = DaemonLock::acquire(dir.path(), holder("/tmp/two")).unwrap();
+        let fault = lock.reacquire_if_removed().unwrap_err().to_string();
         assert!(fault.contains("state directory \"/tmp/two\""), "{fault}");
         drop(second);
-        assert!(lock.retake_if_removed().unwrap(), "the lock is taken again after its end");
+        assert!(lock.reacquire_if_removed().unwrap(), "the lock is taken again after its end");
     }
 
     #[test]
     fn the_next_daemon_knows_where_the_one_before_made_a_journal_in_this_boot() {
         let dir = runtime_dir();
-        let take = || DaemonLock::take(dir.path(), holder("/tmp/one")).unwrap();
+        let take = || DaemonLock::acquire(dir.path(), holder("/tmp/one")).unwrap();
         assert_eq!(take().earlier_state_dir("boot"), None, "the first start");
         assert_eq!(take().earlier_state_dir("boot"), None, "the start before failed without a journal");
-        take().note_journal("boot").unwrap();
+        take().record_journal_boot("boot").unwrap();
         let lock = take();
         assert_eq!(lock.earlier_state_dir("boot"), Some(Path::new("/tmp/one")));
         assert_eq!(lock.earlier_state_dir("later"), None, "no process of that boot lives");
@@ -330,7 +330,7 @@ mod tests {
     fn a_pipe_a_link_or_a_directory_in_place_of_the_lock_file_is_refused_at_once() {
         let dir = runtime_dir();
         let path = dir.path().join(FILE_NAME);
-        let refusal = || DaemonLock::take(dir.path(), holder("/tmp/one")).unwrap_err().to_string();
+        let refusal = || DaemonLock::acquire(dir.path(), holder("/tmp/one")).unwrap_err().to_string();
         nix::unistd::mkfifo(&path, Mode::S_IRWXU).unwrap();
         assert!(refusal().contains("it is not a regular file; remove it"), "{}", refusal());
         std::fs::remove_file(&path).unwrap();
@@ -349,10 +349,10 @@ mod tests {
         let path = dir.path().join(FILE_NAME);
         std::fs::write(&path, "{torn").unwrap();
         std::fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
-        let lock = DaemonLock::take(dir.path(), holder("/tmp/one")).unwrap();
+        let lock = DaemonLock::acquire(dir.path(), holder("/tmp/one")).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         lock.file.set_len(0).unwrap();
-        let refusal = DaemonLock::take(dir.path(), holder("/tmp/two")).unwrap_err().to_string();
+        let refusal = DaemonLock::acquire(dir.path(), holder("/tmp/two")).unwrap_err().to_string();
         assert!(refusal.contains("another pjwd runs") && !refusal.contains("process"), "{refusal}");
     }
 }

@@ -28,11 +28,11 @@ pub(crate) struct Counts {
     /// The number of threads of these processes.
     pub(crate) threads: u32,
     /// The number of hot (busy) threads: threads that run or wait for a PU most of the time.
-    pub(crate) hot: u32,
+    pub(crate) hot_threads: u32,
     /// The number of threads that pjwd pinned to one PU.
-    pub(crate) pinned: u32,
+    pub(crate) pinned_threads: u32,
     /// The number of threads whose affinity mask contains PUs that are not granted to the job.
-    pub(crate) outside: u32,
+    pub(crate) outside_threads: u32,
     /// The number of processes outside the cgroup that the batch scheduler made for the job.
     pub(crate) strays: u32,
     /// The number of processes that are not in the job's cpuset.
@@ -112,9 +112,9 @@ impl Counts {
     fn change(&mut self, by: Self, how: fn(u32, u32) -> u32, how64: fn(u64, u64) -> u64) {
         self.processes = how(self.processes, by.processes);
         self.threads = how(self.threads, by.threads);
-        self.hot = how(self.hot, by.hot);
-        self.pinned = how(self.pinned, by.pinned);
-        self.outside = how(self.outside, by.outside);
+        self.hot_threads = how(self.hot_threads, by.hot_threads);
+        self.pinned_threads = how(self.pinned_threads, by.pinned_threads);
+        self.outside_threads = how(self.outside_threads, by.outside_threads);
         self.strays = how(self.strays, by.strays);
         self.outside_cpuset = how(self.outside_cpuset, by.outside_cpuset);
         self.demand.total_permille = how64(self.demand.total_permille, by.demand.total_permille);
@@ -132,11 +132,12 @@ fn count(state: &WardenState, job: &Job, member: &Member) -> Counts {
     let grant = job.grant.as_ref();
     for (&tid, thread) in &member.threads {
         counts.threads += 1;
-        counts.hot += u32::from(thread.demand.hot);
-        counts.pinned += u32::from(state.pinned_pu_of(member, tid).is_some());
+        counts.hot_threads += u32::from(thread.demand.hot);
+        counts.pinned_threads += u32::from(state.pinned_pu_of(member, tid).is_some());
         counts.demand.total_permille += u64::from(thread.demand.permille);
         counts.demand.waiting_permille += u64::from(thread.demand.waiting_permille);
-        counts.outside += u32::from(grant.is_some_and(|grant| !thread.effective_mask.is_subset(&grant.cpus)));
+        counts.outside_threads +=
+            u32::from(grant.is_some_and(|grant| !thread.effective_mask.is_subset(&grant.cpus)));
     }
     counts
 }

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use pjw_core::cpusets::{EffectiveEnforcement, effective_enforcement_of};
+use pjw_core::cpusets::{EffectiveEnforcement, effective_enforcement_of_members};
 use pjw_core::job::{Job, JobId};
 use pjw_core::state::dirty::DirtySet;
 use pjw_core::{cpuset::CpuSet, ids::Uid, policy::Policy, state::WardenState};
 use pjw_ipc::wire;
 
 use super::counts::{CpuDemand, JobCounts};
-use super::to_wire::{count, job_to_wire};
+use super::to_wire::{job_to_wire, saturating_u32};
 use super::warnings::job_warnings;
 
 /// What the status shows of the jobs, as they were when each of them last changed.
@@ -82,15 +82,19 @@ impl JobViews {
 
     fn view(&self, state: &WardenState, policy: &Policy, job: &Job) -> JobView {
         let mut counts = self.counts.of(&job.id);
-        counts.strays += count(self.unassigned.get(&job.owner).copied().unwrap_or(0));
+        counts.strays += saturating_u32(self.unassigned.get(&job.owner).copied().unwrap_or(0));
         // Processes in the cpuset need no second check, and there may be many.
         let outside_cpuset = Some(state.members_of(&job.id)).filter(|_| counts.outside_cpuset > 0);
-        let enforcement =
-            match effective_enforcement_of(state, policy, job, outside_cpuset.into_iter().flatten()) {
-                EffectiveEnforcement::Cpuset { .. } => "cpuset",
-                EffectiveEnforcement::Affinity { .. } => "affinity",
-                EffectiveEnforcement::Nothing => "none",
-            };
+        let enforcement = match effective_enforcement_of_members(
+            state,
+            policy,
+            job,
+            outside_cpuset.into_iter().flatten(),
+        ) {
+            EffectiveEnforcement::Cpuset { .. } => "cpuset",
+            EffectiveEnforcement::Affinity { .. } => "affinity",
+            EffectiveEnforcement::Nothing => "none",
+        };
         let mut wire_job = job_to_wire(job, counts, &state.topology, enforcement);
         wire_job.shared |= job.grant.as_ref().is_some_and(|grant| grant.cpus.intersects(&self.shared));
         let warnings = job_warnings(job, policy, counts).into_iter().map(Arc::new).collect();

@@ -26,7 +26,7 @@ pub fn rfc3339(time: UnixMillis) -> String {
 }
 
 /// Converts a count to `u32`. Returns `u32::MAX` for a larger count.
-pub(crate) fn count(n: usize) -> u32 {
+pub(crate) fn saturating_u32(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
@@ -65,9 +65,9 @@ pub(crate) fn job_to_wire(job: &Job, counts: Counts, topology: &Topology, enforc
         enforcement: enforcement.to_owned(),
         processes: counts.processes,
         threads: counts.threads,
-        hot: counts.hot,
-        pinned: counts.pinned,
-        violations: counts.outside,
+        hot: counts.hot_threads,
+        pinned: counts.pinned_threads,
+        violations: counts.outside_threads,
         strays: counts.strays,
         since: rfc3339(job.since),
     }

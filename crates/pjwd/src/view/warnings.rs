@@ -103,7 +103,7 @@ fn overlaps_housekeeping(job: &Job, housekeeping: &CpuSet) -> Option<String> {
 
 fn oversubscribed(job: &Job, counts: Counts) -> Option<String> {
     let pus = job.grant.as_ref()?.cpus.len();
-    let hot = usize::try_from(counts.hot).unwrap_or(usize::MAX);
+    let hot = usize::try_from(counts.hot_threads).unwrap_or(usize::MAX);
     let cpus = if pus == 1 { "1 CPU".to_owned() } else { format!("{pus} CPUs") };
     (hot > pus).then(|| format!("{hot} threads of {} want a CPU most of the time, and it has {cpus}", job.id))
 }

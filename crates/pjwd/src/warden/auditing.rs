@@ -26,19 +26,19 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let is_valid = |job: &JobId| !broken.contains_key(&None) && !broken.contains_key(&Some(job.clone()));
         let (kept, dropped): (Vec<MaskAction>, Vec<MaskAction>) =
             plan.mask_actions.into_iter().partition(|action| is_valid(&action.job));
-        dropped.iter().for_each(|action| self.state.note_mask_not_tried(action));
+        dropped.iter().for_each(|action| self.state.record_mask_not_attempted(action));
         let (cpuset_actions, unsound): (Vec<CpusetAction>, Vec<CpusetAction>) =
             plan.cpuset_actions.into_iter().partition(|action| is_valid(&action.job));
         // A job without a valid cpuset plan is kept by masks.
         unsound
             .iter()
-            .for_each(|action| self.state.cpusets.note_refusal(action, "its plan failed the audit"));
+            .for_each(|action| self.state.cpusets.record_refusal(action, "its plan failed the audit"));
         Plan { cpuset_actions, mask_actions: kept }
     }
 
     /// Checks the grants of the jobs that changed, and those that a change of the pool concerns.
     fn audit_grants(&mut self) {
-        let changed = self.state.jobs.take_changed();
+        let changed = self.state.jobs.take_changed_ids();
         let version = self.state.pool.change_count();
         match &mut self.audited_grants {
             Some((audited, _)) if *audited == version && changed.is_empty() => {}

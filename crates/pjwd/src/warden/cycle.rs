@@ -17,7 +17,7 @@ use pjw_core::ports::{Journal, Node};
 use pjw_core::reconcile::{Decision, reconcile};
 use pjw_core::report::{cpuset_events, mask_events};
 use pjw_core::scan::{ScanRequest, ScanScope};
-use pjw_core::snapshot::{AffinityRequest, EventBatch, JobMarks, Observed, Snapshot};
+use pjw_core::snapshot::{AffinityRequest, JobMarks, Observed, ProcessEventBatch, Snapshot};
 use pjw_core::{
     audit::GrantAudit, command_scan::command_scan_request, cpuset::CpuSet, job::JobId, record::Record,
     refusal::Refusal, state::WardenState, state::dirty::DirtySet, time::Nanos, topology::Topology,
@@ -75,7 +75,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         host: Host,
     ) -> Self {
         for record in records {
-            state.replay(record);
+            state.apply_record(record);
         }
         Self {
             node,
@@ -137,9 +137,9 @@ impl<N: Node, J: Journal> Warden<N, J> {
     /// be called before each cycle. The warden itself also calls this after each scan, so that the fork of
     /// every scanned process is known.
     pub fn read_process_events(&mut self) {
-        let EventBatch { events, lost, congested } = self.node.read_process_events();
+        let ProcessEventBatch { events, lost, congested } = self.node.read_process_events();
         // An event for which there is no room counts as lost.
-        let lost = self.state.apply_events(&events) || lost;
+        let lost = self.state.apply_process_events(&events) || lost;
         if lost {
             self.state.lineage.forget_descendants();
             self.events_read.lost = true;
@@ -158,10 +158,10 @@ impl<N: Node, J: Journal> Warden<N, J> {
     /// Finds the cgroups that an earlier daemon made for jobs. After the next full scan, each such cgroup
     /// without a record in the journal becomes the cpuset of a job or is removed. Must be called once, before
     /// the first cycle.
-    pub fn find_cpusets(&mut self) {
+    pub fn find_leftover_cpusets(&mut self) {
         let found = self.node.list_job_cpusets(&self.policy.own_cgroups);
-        found.into_iter().for_each(|found| self.state.cpusets.note_found(found));
-        self.state.is_record_lost |= self.state.cpusets.found_cgroup_paths().next().is_some();
+        found.into_iter().for_each(|found| self.state.cpusets.add_leftover_cpuset(found));
+        self.state.has_lost_records |= self.state.cpusets.leftover_cpuset_paths().next().is_some();
     }
 
     /// Returns the journal, in which each change is recorded before it is made.
@@ -269,7 +269,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let confined_at = Instant::now();
         let is_done = |outcome: &MaskOutcome| matches!(outcome, MaskOutcome::Done { .. });
         for (action, _) in report.mask_outcomes.iter().filter(|(_, outcome)| is_done(outcome)) {
-            self.state.note_applied_during_fork(action);
+            self.state.record_mask_applied_during_fork(action);
             let pid = action.thread.process.pid;
             let forked_at = self.state.lineage.descendant(pid).and_then(|node| node.forked_at);
             report.confined_forks.extend(forked_at.map(|forked_at| ConfinedFork {
@@ -383,7 +383,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             records.retain(|record| {
                 !matches!(record, Record::MaskSet { .. } | Record::MaskReleased(_) | Record::Cpuset(_))
             });
-            plan.mask_actions.iter().for_each(|action| self.state.note_mask_not_tried(action));
+            plan.mask_actions.iter().for_each(|action| self.state.record_mask_not_attempted(action));
         }
         if let Err(fault) = self.write_records(&records) {
             if before.is_none() {
@@ -411,12 +411,12 @@ impl<N: Node, J: Journal> Warden<N, J> {
     }
 
     fn observe(&mut self, request: &ScanRequest) -> Snapshot {
-        let mut snapshot = self.node.observe(request);
+        let mut snapshot = self.node.scan(request);
         for seen in snapshot.processes.values_mut() {
             let Observed::Present(process) = seen else { continue };
             if let Some(attributes) = &process.attributes {
                 let claims =
-                    pjw_sources::recognise(&process.comm, attributes, &self.host, &self.policy.sources);
+                    pjw_sources::recognise_jobs(&process.comm, attributes, &self.host, &self.policy.sources);
                 self.pending_claims.insert(process.id, claims);
             }
             process.job_marks = self.pending_claims.get(&process.id).cloned();
@@ -436,7 +436,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             let outcome = self.node.change_cpuset(&action);
             self.cpuset_time += begun.elapsed();
             if let CpusetOutcome::Refused { reason } = &outcome {
-                self.state.cpusets.note_refusal(&action, reason);
+                self.state.cpusets.record_refusal(&action, reason);
             }
             outcomes.push((action, outcome));
         }
@@ -446,15 +446,15 @@ impl<N: Node, J: Journal> Warden<N, J> {
     fn apply(&mut self, actions: Vec<MaskAction>) -> Vec<(MaskAction, MaskOutcome)> {
         let mut outcomes = Vec::with_capacity(actions.len());
         for action in actions {
-            let outcome = self.node.apply(&action);
+            let outcome = self.node.change_mask(&action);
             match &outcome {
                 MaskOutcome::Done { effective } => {
-                    self.state.note_mask_applied(&action, &action.requested_mask, effective);
+                    self.state.record_mask_applied(&action, &action.requested_mask, effective);
                     self.faults.refused_masks.remove(&action.thread);
                 }
                 MaskOutcome::Gone => {}
                 MaskOutcome::Refused { errno: EINVAL, .. } if action.kind == MaskActionKind::Restore => {
-                    self.state.note_original_unreachable(&action);
+                    self.state.record_original_mask_refused(&action);
                 }
                 MaskOutcome::Refused { reason, .. } => {
                     let refused = RefusedMask { job: action.job.clone(), reason: reason.clone() };

@@ -98,7 +98,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             // The earlier state counts its next changes with the same numbers.
             self.audited_grants = None;
         } else {
-            plan.mask_actions.iter().for_each(|action| self.state.note_mask_not_tried(action));
+            plan.mask_actions.iter().for_each(|action| self.state.record_mask_not_attempted(action));
         }
         report.replies.extend(all_unrecorded(commands, &fault));
         self.faults.journal_error = Some(fault);

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use pjw_core::command::Reply;
-use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome, FoundCpuset};
+use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome, LeftoverCpuset};
 use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::plan::{MaskAction, MaskOutcome};
 use pjw_core::ports;
 use pjw_core::refusal::Refusal;
 use pjw_core::scan::ScanRequest;
-use pjw_core::snapshot::{EventBatch, ExpectedMask, MaskProbe, Snapshot};
+use pjw_core::snapshot::{ExpectedMask, MaskProbe, ProcessEventBatch, Snapshot};
 
 use super::*;
 
@@ -30,27 +30,27 @@ struct InterleavedNode<F> {
 }
 
 impl<F: FnMut(usize)> ports::Node for InterleavedNode<F> {
-    fn observe(&mut self, request: &ScanRequest) -> Snapshot {
+    fn scan(&mut self, request: &ScanRequest) -> Snapshot {
         (self.before)(self.work.scans.get());
         self.work.scans.update(|scans| scans + 1);
-        self.node.observe(request)
+        self.node.scan(request)
     }
 
     fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbe {
         self.node.probe_masks(expected)
     }
 
-    fn read_process_events(&mut self) -> EventBatch {
+    fn read_process_events(&mut self) -> ProcessEventBatch {
         self.node.read_process_events()
     }
 
-    fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroupNames) -> Vec<FoundCpuset> {
+    fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset> {
         self.node.list_job_cpusets(own_cgroups)
     }
 
-    fn apply(&mut self, action: &MaskAction) -> MaskOutcome {
+    fn change_mask(&mut self, action: &MaskAction) -> MaskOutcome {
         self.work.mask_writes.update(|writes| writes + 1);
-        self.node.apply(action)
+        self.node.change_mask(action)
     }
 
     fn change_cpuset(&mut self, action: &CpusetAction) -> CpusetOutcome {

@@ -97,7 +97,7 @@ impl Node {
     }
 
     fn release(&mut self, id: &str) {
-        let caller = Caller { uid: Uid::ROOT, admin: true };
+        let caller = Caller { uid: Uid::ROOT, is_admin: true };
         self.cycle(&[Command::Release { job: job(id), caller }]);
         self.cycle(&[]);
     }
@@ -112,7 +112,7 @@ impl Node {
 
     /// The affinity mask of the first thread, and the mask that was requested for it.
     fn mask(&self, pid: Pid) -> (String, String) {
-        let requested = self.process(pid.0).threads[&Tid(pid.0)].requested.to_string();
+        let requested = self.process(pid.0).threads[&Tid(pid.0)].requested_mask.to_string();
         (self.kernel.effective_mask(pid.0, pid.0), requested)
     }
 
@@ -173,7 +173,7 @@ fn release_moves_processes_back_and_removes_the_cpuset() {
         assert_eq!([node.mask(one).0, node.mask(two).0], ["5-6", "0-7"]);
         assert!(node.world().cpusets.is_empty());
         let state = node.warden.state();
-        assert!(state.cpusets.paths().next().is_none() && state.restoring.is_empty());
+        assert!(state.cpusets.paths().next().is_none() && state.processes_to_restore.is_empty());
         assert_eq!(state.journaled_masks().count(), 0);
     }
 }
@@ -369,7 +369,7 @@ fn a_scope_without_the_cpuset_controller_falls_back_to_masks_and_can_be_removed(
         if ends_at == path {
             node.world().removed_cgroups.insert(LOGIN.to_owned());
         }
-        node.world().without_controller.insert(path.to_owned());
+        node.world().without_cpuset_controller.insert(path.to_owned());
         assert_eq!(node.mask(pid).0, "0-7", "nothing holds it");
         node.cycle(&[]);
         let EffectiveEnforcement::Affinity { why } = node.effective_enforcement("a") else {

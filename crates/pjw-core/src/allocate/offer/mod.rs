@@ -163,12 +163,12 @@ fn not_enough(units: u32, usable: &Allocator<'_>, available: &Allocator<'_>) -> 
         return Refusal::MoreThanMachine { requested, usable: most };
     }
     let (free, free_cpus) = available.not_held();
-    Refusal::NotEnough {
+    Refusal::NotEnoughCores {
         requested: available.cores_for(units),
         free,
         free_cpus,
         held: available.cores().saturating_sub(free),
-        largest_l3: available.largest(Level::L3),
+        max_cores_in_one_l3: available.largest(Level::L3),
     }
 }
 
@@ -180,15 +180,15 @@ fn check_explicit(
     policy: &Policy,
 ) -> Result<(), Refusal> {
     if cpus.is_empty() {
-        return Err(Refusal::EmptyList);
+        return Err(Refusal::EmptyCpuList);
     }
     let absent = cpus.difference(&pool.online_cpus());
     if !absent.is_empty() {
-        return Err(Refusal::NoSuchPus { cpus: absent, machine: pool.online_cpus() });
+        return Err(Refusal::NoSuchPus { cpus: absent, online_cpus: pool.online_cpus() });
     }
     let reserved = cpus.intersection(&pool.housekeeping_cpus());
     if !reserved.is_empty() {
-        return Err(Refusal::Housekeeping { cpus: reserved });
+        return Err(Refusal::HousekeepingPus { cpus: reserved });
     }
     for pu in cpus.difference(available).iter() {
         if let Some(Holder::Job(holder)) = pool.holder(pu) {

@@ -40,8 +40,11 @@ fn every_stream(bench: &Bench, alive: &[usize], step: usize) -> usize {
             }
             Err(refusal) => {
                 let (requested, free_cpus) = (cores, next.pool.free_cpus());
-                let largest_l3 = largest_requests(&next.pool, &next.topology).l3;
-                assert_eq!(refusal, Refusal::NotEnough { requested, free, free_cpus, held: 0, largest_l3 });
+                let max_cores_in_one_l3 = largest_requests(&next.pool, &next.topology).l3;
+                assert_eq!(
+                    refusal,
+                    Refusal::NotEnoughCores { requested, free, free_cpus, held: 0, max_cores_in_one_l3 }
+                );
                 assert!(free < cores);
                 streams += every_stream(&next, alive, step + 1);
             }

@@ -332,7 +332,10 @@ fn remaining_single_pus_come_from_a_core_already_in_use() {
     }
     let refusal = bench.ask(4, &pus(3)).unwrap_err();
     let free_cpus = "1,7".parse().unwrap();
-    assert_eq!(refusal, Refusal::NotEnough { requested: 3, free: 0, free_cpus, held: 0, largest_l3: 0 });
+    assert_eq!(
+        refusal,
+        Refusal::NotEnoughCores { requested: 3, free: 0, free_cpus, held: 0, max_cores_in_one_l3: 0 }
+    );
 }
 
 #[test]
@@ -367,12 +370,12 @@ fn refusals_state_the_request_and_the_available_cores() {
     assert_eq!(refuse(&mut bench, &pus(15)), too_many(8));
     assert_eq!(refuse(&mut bench, &pus(u32::MAX)), too_many(1 << 31));
     assert_eq!(bench.cores(1, 4), "4-7,12-15");
-    let not_enough = Refusal::NotEnough {
+    let not_enough = Refusal::NotEnoughCores {
         requested: 4,
         free: 3,
         free_cpus: "1-3,9-11".parse().unwrap(),
         held: 0,
-        largest_l3: 3,
+        max_cores_in_one_l3: 3,
     };
     assert_eq!(refuse(&mut bench, &JobRequest::of_cores(4)), not_enough);
     assert_eq!(refuse(&mut bench, &pus(7)), not_enough);

@@ -11,7 +11,7 @@ use crate::terms::cpuset_group::CpusetSupport;
 use crate::terms::job::CpuRequest;
 use crate::terms::job::GrantedBy;
 use crate::terms::job::JobId;
-use crate::terms::job::Source;
+use crate::terms::job::JobSource;
 use crate::testing::{regular_topology, set};
 use std::borrow::ToOwned;
 use std::collections::BTreeMap;
@@ -37,20 +37,20 @@ fn with_cores(cores_per_l3: u32, pus_per_core: u32) -> DiagnosisInput {
         unassigned_processes: Vec::new(),
         interrupts: Vec::new(),
         host: HostFacts {
-            kernel: "6.12.0".to_owned(),
+            kernel_release: "6.12.0".to_owned(),
             cgroup_layout: "v2".to_owned(),
             cpuset_hierarchy: "cpusets in v2".to_owned(),
-            psi: true,
-            schedstat: true,
+            has_psi: true,
+            has_schedstat: true,
             no_fork_events_reason: None,
-            btf: true,
+            has_btf: true,
             isolated_cpus: CpuSet::new(),
-            nohz_full: CpuSet::new(),
+            nohz_full_cpus: CpuSet::new(),
             numa_balancing: Some(false),
             autogroup: None,
-            smt: "on".to_owned(),
+            smt_state: "on".to_owned(),
             governors: BTreeMap::new(),
-            container: false,
+            in_container: false,
             hides_processes: false,
             incomplete_reason: None,
         },
@@ -65,7 +65,7 @@ fn with_cores(cores_per_l3: u32, pus_per_core: u32) -> DiagnosisInput {
 
 fn answering(observes: bool) -> WardenStatus {
     let version = "1".to_owned();
-    WardenStatus::Answers { own_version: version.clone(), version, observes, warnings: Vec::new() }
+    WardenStatus::Responsive { own_version: version.clone(), version, observes, warnings: Vec::new() }
 }
 
 fn absent() -> WardenStatus {
@@ -97,7 +97,7 @@ fn job(name: &str, allowed: &str, threads: u32, busy: u32) -> ObservedJob {
         threads,
         pids_outside_cgroup: Vec::new(),
         cgroup: None,
-        has_cpuset: None,
+        has_cpuset_controller: None,
         enforcement: String::new(),
     }
 }
@@ -365,7 +365,7 @@ fn a_job_on_two_nodes_that_would_fit_in_one_is_reported() {
 #[test]
 fn a_scheduler_configured_for_cpusets_without_cpusets_is_a_problem() {
     let mut exam = node();
-    exam.jobs = vec![ObservedJob { has_cpuset: Some(false), ..job("slurm:1", "0-15", 1, 1) }];
+    exam.jobs = vec![ObservedJob { has_cpuset_controller: Some(false), ..job("slurm:1", "0-15", 1, 1) }];
     assert_eq!(only(&exam, "no-cpuset-controller").severity, Severity::Note);
     let slurm = ObservedScheduler {
         name: "Slurm".to_owned(),
@@ -383,7 +383,7 @@ fn a_scheduler_configured_for_cpusets_without_cpusets_is_a_problem() {
 #[test]
 fn warden_version_is_compared_and_its_warnings_are_reported_once() {
     let mut exam = node();
-    let id = JobId::new(Source::Manual, "a").unwrap();
+    let id = JobId::new(JobSource::Manual, "a").unwrap();
     exam.jobs = vec![ObservedJob {
         threads: job("a", "0-1", 3, 3).threads,
         enforcement: "affinity".to_owned(),
@@ -391,7 +391,7 @@ fn warden_version_is_compared_and_its_warnings_are_reported_once() {
     }];
     let warning =
         |code: &str| Finding::new(Severity::Problem, code, "it says so".to_owned(), "do it").with_jobs([&id]);
-    exam.warden = WardenStatus::Answers {
+    exam.warden = WardenStatus::Responsive {
         version: "1".to_owned(),
         own_version: "2".to_owned(),
         observes: false,
@@ -411,7 +411,7 @@ fn warden_version_is_compared_and_its_warnings_are_reported_once() {
 fn the_most_urgent_findings_come_first() {
     let mut exam = node();
     exam.warden = absent();
-    exam.host.psi = false;
+    exam.host.has_psi = false;
     exam.jobs = vec![job("slurm:1", "0-3", 1, 1), job("slurm:2", "2-5", 1, 1)];
     let severities: Vec<Severity> = diagnose(&exam).into_iter().map(|finding| finding.severity).collect();
     assert!(severities.is_sorted() && severities.len() > 2, "{severities:?}");

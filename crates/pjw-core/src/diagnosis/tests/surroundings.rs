@@ -63,7 +63,7 @@ fn system_daemons_on_job_cpus_are_reported_with_a_remedy() {
 
 fn interrupt(number: u32, sent_to: &str, came: &[(u32, u64)]) -> Interrupt {
     let counts = came.iter().map(|&(pu, n)| (Pu(pu), n)).collect();
-    Interrupt { number, name: "eth0-rx".to_owned(), sent_to: set(sent_to), counts }
+    Interrupt { number, name: "eth0-rx".to_owned(), target_cpus: set(sent_to), counts }
 }
 
 #[test]
@@ -119,8 +119,8 @@ fn conflicting_programs_are_reported_if_a_system_user_runs_them() {
 fn missing_kernel_features_and_hidden_processes_are_reported() {
     let mut exam = node();
     exam.host = HostFacts {
-        psi: false,
-        schedstat: false,
+        has_psi: false,
+        has_schedstat: false,
         no_fork_events_reason: Some("no events".to_owned()),
         isolated_cpus: set("4-7"),
         numa_balancing: Some(true),
@@ -129,7 +129,7 @@ fn missing_kernel_features_and_hidden_processes_are_reported() {
             ("performance".to_owned(), set("8-15")),
         ]),
         hides_processes: true,
-        container: true,
+        in_container: true,
         incomplete_reason: Some("too many open files".to_owned()),
         ..exam.host
     };

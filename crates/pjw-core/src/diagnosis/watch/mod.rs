@@ -83,7 +83,7 @@ impl ScanPair<'_> {
                 threads: threads.collect(),
                 pids_outside_cgroup: outside.map(|member| member.id.pid).collect(),
                 cgroup: job.cgroup.clone(),
-                has_cpuset: None,
+                has_cpuset_controller: None,
                 enforcement: String::new(),
             }
         };

@@ -12,7 +12,7 @@ use crate::basics::time::Nanos;
 use crate::basics::time::UnixMillis;
 use crate::reconcile::reconcile;
 use crate::terms::job::CpuRequest;
-use crate::terms::job::Source;
+use crate::terms::job::JobSource;
 use crate::terms::policy::Mode;
 use crate::terms::scan::ScanScope;
 use crate::terms::snapshot::Cgroup;
@@ -40,7 +40,7 @@ fn process(pid: u32, uid: u32, job_marks: JobMarks, threads: Vec<Thread>) -> (Pi
     let process = Process {
         id: ProcessId { pid: Pid(pid), start: StartTime(50) },
         parent: Pid(1),
-        group: Pid(pid),
+        process_group: Pid(pid),
         session: Pid(pid),
         uid: Uid(uid),
         comm: Comm::from("x"),
@@ -50,13 +50,13 @@ fn process(pid: u32, uid: u32, job_marks: JobMarks, threads: Vec<Thread>) -> (Pi
         attributes: None,
         job_marks: Some(job_marks),
         threads: Some(threads),
-        last_seen_idle: None,
+        idle_until: None,
     };
     (Pid(pid), Observed::Present(process))
 }
 
 fn of_job(cgroup: bool) -> JobMarks {
-    let job = JobId::new(Source::Slurm, "1").unwrap();
+    let job = JobId::new(JobSource::Slurm, "1").unwrap();
     let cpu_request = Some(CpuRequest::Cores(2));
     let kind = MarkKind::Cgroup(JOB.to_owned());
     let marks = if cgroup { vec![JobMark { job, kind, cpu_request }] } else { Vec::new() };
@@ -88,7 +88,7 @@ fn watched(first_scan: &Snapshot, second_scan: &Snapshot) -> (Vec<ObservedJob>, 
         Policy { mode: Mode::Observe, pin_hot_threads: false, own_pid: Some(Pid(99)), ..Policy::default() };
     for snapshot in [first_scan, first_scan, second_scan] {
         let decision = reconcile(&mut state, snapshot, &[], &policy);
-        decision.plan.mask_actions.iter().for_each(|action| state.note_mask_not_tried(action));
+        decision.plan.mask_actions.iter().for_each(|action| state.record_mask_not_attempted(action));
     }
     let watch = ScanPair { state: &state, policy: &policy, first_scan, second_scan };
     assert_eq!(watch.scan_interval_ms(), 1000);
@@ -144,7 +144,7 @@ fn a_scheduler_grant_is_held_and_a_possible_grant_is_not() {
 fn a_member_outside_its_cgroup_is_found_and_helpers_belong_to_the_scheduler() {
     let swept = vec![process(10, 1001, of_job(false), vec![]), process(11, 1001, of_job(true), vec![])];
     let inside = vec![process(10, 1001, of_job(true), vec![]), process(11, 1001, of_job(true), vec![])];
-    let helper = JobMarks { role: BatchRole::Helper(Source::Slurm), marks: Vec::new() };
+    let helper = JobMarks { role: BatchRole::Helper(JobSource::Slurm), marks: Vec::new() };
     let of_scheduler = [
         process(20, 0, helper.clone(), vec![]),
         process(21, 1001, helper, vec![]),

@@ -170,7 +170,7 @@ pub enum TopologyError {
     Empty,
     /// The same PU is in two cores.
     #[error("PU {pu} is in two cores")]
-    TwoCores {
+    PuInTwoCores {
         /// The PU that is in two cores.
         pu: Pu,
     },
@@ -183,9 +183,9 @@ pub struct RegularShape {
     /// The number of packages (sockets) of the machine.
     pub packages: u32,
     /// The number of NUMA nodes in each package.
-    pub numa_per_package: u32,
+    pub numa_nodes_per_package: u32,
     /// The number of L3 caches in each NUMA node.
-    pub l3_per_numa: u32,
+    pub l3s_per_numa_node: u32,
     /// The number of cores that share each L3 cache.
     pub cores_per_l3: u32,
     /// The number of PUs (hardware threads) of each core.
@@ -210,7 +210,7 @@ impl Topology {
         for core in &cores {
             for pu in core.pus.iter() {
                 if !cpus.insert(pu) {
-                    return Err(TopologyError::TwoCores { pu });
+                    return Err(TopologyError::PuInTwoCores { pu });
                 }
                 order.push(pu);
             }
@@ -254,7 +254,8 @@ impl Topology {
     /// machine with one core and one PU.
     #[must_use]
     pub fn from_shape(shape: RegularShape) -> Self {
-        let cores_total = shape.packages * shape.numa_per_package * shape.l3_per_numa * shape.cores_per_l3;
+        let cores_total =
+            shape.packages * shape.numa_nodes_per_package * shape.l3s_per_numa_node * shape.cores_per_l3;
         let pus_of = |core: u32| -> CpuSet {
             (0..shape.pus_per_core).map(|sibling| Pu(sibling * cores_total + core)).collect()
         };
@@ -270,8 +271,8 @@ impl Topology {
             }
         };
         split(Level::L3, shape.cores_per_l3);
-        split(Level::NumaNode, shape.cores_per_l3 * shape.l3_per_numa);
-        split(Level::Package, shape.cores_per_l3 * shape.l3_per_numa * shape.numa_per_package);
+        split(Level::NumaNode, shape.cores_per_l3 * shape.l3s_per_numa_node);
+        split(Level::Package, shape.cores_per_l3 * shape.l3s_per_numa_node * shape.numa_nodes_per_package);
         Self::new(cores, domains).unwrap_or_else(|_| Self::single())
     }
 
@@ -358,7 +359,7 @@ impl Topology {
 
     /// Returns all PUs of the machine, core by core, in hwloc's logical order.
     #[must_use]
-    pub fn pus_in_order(&self) -> &[Pu] {
+    pub fn pus_in_logical_order(&self) -> &[Pu] {
         &self.0.order
     }
 
@@ -397,7 +398,7 @@ impl Topology {
     /// Returns the PUs of `cpus` in hwloc's logical order, so that PUs of the same core, L3 and NUMA node
     /// are neighbours in the list. PUs that the machine does not have are omitted.
     #[must_use]
-    pub fn sorted_pus(&self, cpus: &CpuSet) -> Vec<Pu> {
+    pub fn sort_in_logical_order(&self, cpus: &CpuSet) -> Vec<Pu> {
         self.0.order.iter().copied().filter(|&pu| cpus.contains(pu)).collect()
     }
 

@@ -17,8 +17,13 @@ fn flat(cores: u32, domains: Vec<Domain>) -> Topology {
 }
 
 fn large() -> Topology {
-    let shape =
-        RegularShape { packages: 8, numa_per_package: 4, l3_per_numa: 16, cores_per_l3: 8, pus_per_core: 2 };
+    let shape = RegularShape {
+        packages: 8,
+        numa_nodes_per_package: 4,
+        l3s_per_numa_node: 16,
+        cores_per_l3: 8,
+        pus_per_core: 2,
+    };
     Topology::from_shape(shape)
 }
 
@@ -26,7 +31,7 @@ fn large() -> Topology {
 fn the_index_agrees_with_the_sets_on_8192_pus() {
     let machine = large();
     assert_eq!(machine.cpus().len(), 8192);
-    for &pu in machine.pus_in_order().iter().step_by(97) {
+    for &pu in machine.pus_in_logical_order().iter().step_by(97) {
         assert_eq!(machine.core_cpus(pu), [pu.0 % 4096, pu.0 % 4096 + 4096].map(Pu).into_iter().collect());
         for level in [Level::L3, Level::NumaNode, Level::Package] {
             let by_set = machine.domains(level).find(|domain| domain.cpus.contains(pu));
@@ -82,7 +87,7 @@ fn of_two_nodes_with_the_same_pus_the_first_is_used() {
 fn a_pu_in_two_cores_and_an_empty_topology_are_errors() {
     let core = |list| Core { pus: set(list), kind: 0 };
     let twice = Topology::new(vec![core("0-1"), core("1-2")], Vec::new());
-    assert_eq!(twice, Err(TopologyError::TwoCores { pu: Pu(1) }));
+    assert_eq!(twice, Err(TopologyError::PuInTwoCores { pu: Pu(1) }));
     assert_eq!(Topology::new(vec![core("")], Vec::new()), Err(TopologyError::Empty));
 }
 

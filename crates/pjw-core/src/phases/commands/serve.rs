@@ -7,8 +7,8 @@ use crate::machine::{Device, Topology};
 use crate::phases::commands::types::{AssignCommand, Caller, Command, Reply};
 use crate::phases::{draft::Draft, hotplug, jobs, membership, membership::add_member};
 use crate::terms::{
-    BatchRole, CpuRequest, Event, EventKind, Evidence, GrantedBy, Job, JobId, JobRequest, Lifetime, Mode,
-    OnExhausted, Placement, Refusal, Source,
+    BatchRole, CpuRequest, Event, EventKind, Evidence, GrantedBy, Job, JobId, JobRequest, JobSource,
+    Lifetime, Mode, OnExhausted, Placement, Refusal,
 };
 
 /// Carries out the commands in order. Returns one result per command.
@@ -62,7 +62,7 @@ fn release_all(draft: &mut Draft<'_>, caller: &Caller) -> Result<Vec<JobId>, Ref
 /// Moves jobs to reduce fragmentation. Only administrators may do this, because jobs of all users may move.
 fn defragment(draft: &mut Draft<'_>, caller: Caller) -> Result<DefragPlan, Refusal> {
     require_enforce_mode(draft)?;
-    if !caller.admin {
+    if !caller.is_admin {
         return Err(Refusal::DefragNeedsAdmin);
     }
     let defragmenting = defrag::plan_defrag(draft.state, draft.policy);
@@ -80,7 +80,7 @@ fn require_enforce_mode(draft: &Draft<'_>) -> Result<(), Refusal> {
 }
 
 fn check_may_change(job: &Job, caller: &Caller) -> Result<(), Refusal> {
-    if caller.admin || job.owner == caller.uid {
+    if caller.is_admin || job.owner == caller.uid {
         return Ok(());
     }
     Err(Refusal::NotYourJob { job: job.id.clone(), owner: job.owner })
@@ -95,10 +95,10 @@ fn assign(draft: &mut Draft<'_>, args: &AssignCommand) -> Result<Job, Refusal> {
             return Err(Refusal::JobExists { job: job.id.clone(), may_release });
         }
         check_may_change(job, &args.caller)?;
-    } else if !args.caller.admin && args.job.source() != Source::Manual {
+    } else if !args.caller.is_admin && args.job.source() != JobSource::Manual {
         return Err(Refusal::SchedulerJobByUser { job: args.job.clone() });
     }
-    if let Some(owner) = args.owner.filter(|&owner| !args.caller.admin && owner != args.caller.uid) {
+    if let Some(owner) = args.owner.filter(|&owner| !args.caller.is_admin && owner != args.caller.uid) {
         return Err(Refusal::JobForOtherUser { job: args.job.clone(), owner });
     }
     let new_members = new_members(draft, args)?;
@@ -156,7 +156,7 @@ fn check_may_join(draft: &Draft<'_>, pid: Pid, args: &AssignCommand) -> Result<(
     if let Some((_, why)) = reasons_against.into_iter().find(|(applies, _)| *applies) {
         return Err(Refusal::CantBeMember { pid, why });
     }
-    if !args.caller.admin && process.uid != args.caller.uid {
+    if !args.caller.is_admin && process.uid != args.caller.uid {
         return Err(Refusal::NotYourProcess { pid, owner: process.uid });
     }
     if let Some(user) = draft.policy.only_user.filter(|&user| user != process.uid) {
@@ -175,7 +175,7 @@ fn request(topology: &Topology, existing: Option<&Job>, args: &AssignCommand) ->
     let before = existing.and_then(|job| job.request.clone());
     let amount =
         args.cpu_request.clone().or_else(|| before.as_ref().map(|request| request.cpu_request.clone()));
-    let cpu_request = amount.ok_or_else(|| Refusal::NoAmount { job: args.job.clone() })?;
+    let cpu_request = amount.ok_or_else(|| Refusal::NoCpuRequest { job: args.job.clone() })?;
     let before = before.unwrap_or_else(|| JobRequest::of_cores(0));
     let is_explicit = matches!(cpu_request, CpuRequest::Exactly(_));
     // An earlier list of PUs says nothing about the placement of a number of cores.
@@ -239,11 +239,11 @@ fn offer(
         Some(grant) if same || grant.granted_by == GrantedBy::Scheduler => return Ok(None),
         _ => {}
     }
-    if !args.caller.admin {
+    if !args.caller.is_admin {
         check_user_limit(draft, &args.job, request, owner)?;
     }
     match jobs::find_offer(draft.state, draft.policy, &args.job, request) {
-        Err(shortage @ (Refusal::NotEnough { .. } | Refusal::HeldByOtherJob { .. }))
+        Err(shortage @ (Refusal::NotEnoughCores { .. } | Refusal::HeldByOtherJob { .. }))
             if draft.policy.on_exhausted == OnExhausted::Wait =>
         {
             match why_not_wait(held.is_some(), args.must_be_new) {
@@ -283,5 +283,5 @@ fn check_user_limit(draft: &Draft<'_>, id: &JobId, request: &JobRequest, owner: 
     let held = others.map(cores_of).fold(0, u32::saturating_add);
     let requested = request.cpu_request.core_count(topology);
     let total = held.saturating_add(requested);
-    if total > limit { Err(Refusal::UserLimit { requested, total, limit }) } else { Ok(()) }
+    if total > limit { Err(Refusal::UserLimitExceeded { requested, total, limit }) } else { Ok(()) }
 }

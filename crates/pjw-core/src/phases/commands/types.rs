@@ -12,7 +12,7 @@ pub struct Caller {
     /// Whether the caller is an administrator. An administrator may change jobs of other users.
     /// Administrators are root, the user of the daemon, and the members of the groups in the config key
     /// `admin_groups`.
-    pub admin: bool,
+    pub is_admin: bool,
 }
 
 /// A command of a user or administrator that changes jobs: assign, release, release all jobs, or defragment.

@@ -19,7 +19,7 @@ use crate::phases::cpusets::moves::{
 use crate::phases::{draft::Draft, observe::make_masks_of};
 use crate::state::{MaskEntry, Member, MemberThread, WardenState};
 use crate::terms::{
-    Cgroup, CgroupOwner, Cpuset, CpusetAction, CpusetChange, CpusetHierarchy, CpusetRecord, CpusetSpec,
+    Cgroup, CgroupCreator, Cpuset, CpusetAction, CpusetChange, CpusetHierarchy, CpusetRecord, CpusetSpec,
     Enforcement, GrantedBy, Job, JobCpuset, JobId, Mode, Observed, Policy, Record,
 };
 
@@ -89,7 +89,7 @@ fn paths_to_plan(state: &WardenState) -> Vec<String> {
 /// The cgroup of a cpuset that keeps its job on the grant although the cpuset can't be changed now, because systemd does
 /// not respond or a scan failed. Such a cpuset is not removed.
 fn cpuset_in_effect(state: &WardenState, policy: &Policy, id: &JobId) -> Option<String> {
-    let grant = state.jobs.get(id)?.online_cpus(&state.pool.online_cpus())?;
+    let grant = state.jobs.get(id)?.online_granted_cpus(&state.pool.online_cpus())?;
     let path = &state.cpusets.cpuset_of(id)?.job_cpuset.path;
     let cpuset = state.cgroups.get(path)?.present()?.cpuset.as_ref()?;
     let is_inside = !cpuset.effective.is_empty() && cpuset.effective.is_subset(&grant);
@@ -121,14 +121,14 @@ pub enum EffectiveEnforcement {
 /// [`EffectiveEnforcement::Cpuset`].
 #[must_use]
 pub fn effective_enforcement(state: &WardenState, policy: &Policy, job: &Job) -> EffectiveEnforcement {
-    effective_enforcement_of(state, policy, job, state.members_of(&job.id))
+    effective_enforcement_of_members(state, policy, job, state.members_of(&job.id))
 }
 
 /// Returns the mechanism that at present restricts `members` (some processes of `job`) to the job's cores.
 /// If pjw chose the cores, the result is [`EffectiveEnforcement::Cpuset`] only if the last scans found all
 /// of `members` in the job's cpuset. If a batch scheduler chose the cores, the result is always
 /// [`EffectiveEnforcement::Cpuset`].
-pub fn effective_enforcement_of<'a>(
+pub fn effective_enforcement_of_members<'a>(
     state: &WardenState,
     policy: &Policy,
     job: &Job,
@@ -175,7 +175,9 @@ fn cpuset_of_all<'a>(
 
 fn placement_of(state: &WardenState, policy: &Policy, id: &JobId) -> CpusetPlacement {
     let Some(job) = state.jobs.get(id).filter(|job| !job.released) else { return CpusetPlacement::Unneeded };
-    let Some(cpus) = job.online_cpus(&state.pool.online_cpus()) else { return CpusetPlacement::Unneeded };
+    let Some(cpus) = job.online_granted_cpus(&state.pool.online_cpus()) else {
+        return CpusetPlacement::Unneeded;
+    };
     if job.grant_by(GrantedBy::Scheduler).is_some() {
         return CpusetPlacement::Unneeded;
     }
@@ -201,7 +203,7 @@ fn owner_and_path(
     state: &WardenState,
     policy: &Policy,
     job: &Job,
-) -> Result<Option<(CgroupOwner, String)>, String> {
+) -> Result<Option<(CgroupCreator, String)>, String> {
     let isolated = job.request.as_ref().is_some_and(|request| request.isolated);
     let own =
         |cgroup_owner| Ok(Some((cgroup_owner, policy.own_cgroups.job_path(&job.id, cgroup_owner, isolated))));
@@ -210,9 +212,9 @@ fn owner_and_path(
     let source = job.id.source();
     match (hierarchy, &job.cgroup) {
         (CpusetHierarchy::Unavailable { why }, _) => Err(why.clone()),
-        (CpusetHierarchy::Systemd, _) if !source.is_scheduler() => own(CgroupOwner::Systemd),
-        (_, _) if !source.is_scheduler() => own(CgroupOwner::Warden),
-        (_, None) if is_legacy => own(CgroupOwner::Warden),
+        (CpusetHierarchy::Systemd, _) if !source.is_scheduler() => own(CgroupCreator::Systemd),
+        (_, _) if !source.is_scheduler() => own(CgroupCreator::Warden),
+        (_, None) if is_legacy => own(CgroupCreator::Warden),
         (_, None) => Err(format!(
             "{source} made no cgroup for {}, and its processes stay where {source} watches them",
             job.id
@@ -221,19 +223,19 @@ fn owner_and_path(
             let Some(scanned) = state.cgroups.get(path) else { return Ok(None) };
             match scanned.present().and_then(|cgroup| cgroup.cpuset.as_ref()) {
                 Some(_) if policy.narrowable_sources.contains(&source) => {
-                    Ok(Some((CgroupOwner::Scheduler, path.clone())))
+                    Ok(Some((CgroupCreator::Scheduler, path.clone())))
                 }
                 Some(_) => Err(format!("the cpuset of {path} is {source}'s to write")),
                 // v1: the cpuset hierarchy is not the hierarchy by which the scheduler tracks its processes.
-                None if is_legacy => own(CgroupOwner::Warden),
+                None if is_legacy => own(CgroupCreator::Warden),
                 None => Err(format!("{path} has no cpuset: {source} doesn't enable that controller")),
             }
         }
     }
 }
 
-fn spec(state: &WardenState, job: &Job, cgroup_owner: CgroupOwner, cpus: CpuSet) -> CpusetSpec {
-    let request = job.request.as_ref().filter(|_| cgroup_owner != CgroupOwner::Scheduler);
+fn spec(state: &WardenState, job: &Job, cgroup_owner: CgroupCreator, cpus: CpuSet) -> CpusetSpec {
+    let request = job.request.as_ref().filter(|_| cgroup_owner != CgroupCreator::Scheduler);
     let nodes = state.topology.domains(Level::NumaNode).filter(|node| node.cpus.intersects(&cpus));
     let mems = request.filter(|request| request.bind_memory);
     let mems = mems.map(|_| nodes.map(|node| Pu(node.number)).collect::<CpuSet>());
@@ -260,7 +262,7 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
         return;
     }
     let cgroup = scanned.and_then(Observed::present).cloned();
-    if *cgroup_owner == CgroupOwner::Scheduler && cgroup.is_none() {
+    if *cgroup_owner == CgroupCreator::Scheduler && cgroup.is_none() {
         return;
     }
     let cpuset = cgroup.as_ref().and_then(|cgroup| cgroup.cpuset.as_ref());
@@ -279,7 +281,7 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
         return;
     }
     // A scheduler moves its processes itself.
-    let movable = if *cgroup_owner == CgroupOwner::Scheduler { &[] } else { &*members };
+    let movable = if *cgroup_owner == CgroupCreator::Scheduler { &[] } else { &*members };
     let outside = outside(draft, job_cpuset, movable);
     let born = born_inside(draft, job_cpuset, movable);
     if !is_up_to_date && cgroup.is_none() && outside.is_empty() && !is_inhabited(state, job_cpuset) {
@@ -305,7 +307,7 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
     // The previous cgroup of the same path was removed, so no process of it is left.
     let is_made_again = was_recorded && cgroup.is_none();
     // systemd moves the initial processes of a scope when it creates the scope.
-    let are_moved_by_systemd = *cgroup_owner == CgroupOwner::Systemd && cgroup.is_none();
+    let are_moved_by_systemd = *cgroup_owner == CgroupCreator::Systemd && cgroup.is_none();
     for (index, (process, from)) in outside.into_iter().enumerate() {
         let was_moved_before = draft.state.cpusets.was_moved_into(process, path);
         let origin = record_move(draft, process, &from, path);
@@ -334,7 +336,7 @@ fn write_reason(job_cpuset: &JobCpuset, found: Option<&Cpuset>) -> String {
 /// the process goes back to.
 fn record_move(draft: &mut Draft<'_>, process: ProcessId, from: &str, to: &str) -> String {
     // The original cgroup of a process in another cpuset of pjw is the cgroup before that move.
-    let other = draft.state.cpusets.cpuset_around(from);
+    let other = draft.state.cpusets.enclosing_cpuset(from);
     let cgroup = other.and_then(|managed| original_cgroup(draft.state, process, &managed.job_cpuset.path));
     let cgroup = cgroup.unwrap_or_else(|| from.to_owned());
     record(draft, CpusetRecord::Moved { process, from: cgroup.clone(), to: to.to_owned() });
@@ -346,7 +348,7 @@ fn keep_masks(draft: &mut Draft<'_>, job: &JobId, path: &str) {
     let machine = draft.state.topology.cpus();
     // The journal may have an earlier request of a thread that has every PU now.
     let is_kept =
-        |entry: &MaskEntry| !machine.is_subset(entry.original()) || entry.journaled_since().is_some();
+        |entry: &MaskEntry| !machine.is_subset(entry.original_mask()) || entry.journaled_since().is_some();
     let is_bound = |thread: &MemberThread| thread.mask_entry.as_ref().is_some_and(is_kept);
     let threads = draft.state.concerned_by_cpuset(job, path).flat_map(Member::living_threads);
     let bound: Vec<ThreadId> = threads.filter(|(_, thread)| is_bound(thread)).map(|(id, _)| id).collect();
@@ -368,7 +370,7 @@ fn remove_cpuset(draft: &mut Draft<'_>, path: &str, changes: &mut PendingCpusetC
         Some(Observed::Present(cgroup)) if cgroup.cpuset.is_none() && !cgroup.has_no_cpuset() => return,
         Some(Observed::Present(cgroup)) => cgroup.clone(),
     };
-    let scheduler = job_cpuset.cgroup_owner == CgroupOwner::Scheduler;
+    let scheduler = job_cpuset.cgroup_owner == CgroupCreator::Scheduler;
     let is_unlimited = allows_every_pu(state, &cgroup);
     // If the scheduler has written the cpuset since pjw wrote it, the scheduler's content stays.
     let ours = cgroup.cpuset.as_ref().is_some_and(|cpuset| managed.is_own_setting(cpuset));

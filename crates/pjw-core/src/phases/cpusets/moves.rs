@@ -61,7 +61,7 @@ pub(super) fn why_unmovable(state: &WardenState, policy: &Policy, member: &Membe
 /// Whether processes may be moved out of this cgroup without an effect on another program. True for the root, the
 /// scopes of logins and of commands that users started there, and pjw's own cpusets.
 fn is_free_to_leave(cgroup: &str, policy: &Policy) -> bool {
-    let is_own = policy.own_cgroups.contains(cgroup);
+    let is_own = policy.own_cgroups.is_own_path(cgroup);
     let scope = cgroup.rsplit('/').next().and_then(|name| name.strip_suffix(".scope"));
     let is_users = |name: &str| USER_SCOPES.iter().any(|start| name.starts_with(start));
     let is_unmanaged = policy.cpuset_support.hierarchy == CpusetHierarchy::Unified
@@ -92,7 +92,7 @@ pub(super) fn born_inside(
 /// considered. `None` if the original cgroup is unknown.
 pub(super) fn original_cgroup(state: &WardenState, process: ProcessId, job_cpuset: &str) -> Option<String> {
     let was_inside =
-        |process: &&Process| process.is_within(job_cpuset) || state.cpusets.was_moved_anywhere(process.id);
+        |process: &&Process| process.is_within(job_cpuset) || state.cpusets.was_moved_into_any(process.id);
     let parent = |child: &&Process| state.process(child.parent).filter(was_inside);
     let ancestry = core::iter::successors(state.process(process.pid), parent).take(MAX_GENERATIONS);
     state.cpusets.original_cgroup(ancestry.map(|process| process.id), job_cpuset).map(str::to_owned)

@@ -22,7 +22,7 @@ pub(crate) fn track_children(draft: &mut Draft<'_>) {
             let mut entry = MaskEntry::from_inherited(requests.clone(), birth)?;
             let limits =
                 state.birth_limits(id.pid, state.lineage.descendant(id.pid), birth.earliest, persists);
-            entry.note_reading(mask, &limits, draft.now.since_boot);
+            entry.record_reading(mask, &limits, draft.now.since_boot);
             let child = released_member(id, job, known);
             entry.needs_restore().then_some((child, requests))
         };
@@ -34,7 +34,7 @@ pub(crate) fn track_children(draft: &mut Draft<'_>) {
             let pid = child.id.pid;
             draft.state.lineage.note_inherited(&child, requests);
             draft.out.records.push(Record::Left(child.membership()));
-            draft.state.restoring.insert(pid, child);
+            draft.state.processes_to_restore.insert(pid, child);
             update_threads_of(draft, pid);
         }
     }
@@ -65,7 +65,8 @@ fn inherited_requests<'a>(
 ) -> Option<(&'a JobId, Vec<MaskRequest>)> {
     let process = &known.process;
     let birth = BirthTime::from_start_time(process.id.start, Some(known.first_seen));
-    let parent = state.restoring.get(&process.parent).filter(|parent| parent.id.start <= process.id.start);
+    let parent =
+        state.processes_to_restore.get(&process.parent).filter(|parent| parent.id.start <= process.id.start);
     let descendant = state.lineage.descendant(process.id.pid);
     let by_event = descendant.map(|descendant| (&descendant.job, descendant.requests.clone()));
     let by_parent = || {

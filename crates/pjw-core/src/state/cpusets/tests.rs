@@ -4,7 +4,7 @@ use super::*;
 use crate::basics::ids::Pid;
 use crate::basics::ids::StartTime;
 use crate::basics::ids::Uid;
-use crate::terms::cpuset_group::CgroupOwner;
+use crate::terms::cpuset_group::CgroupCreator;
 use crate::terms::cpuset_group::CpusetSpec;
 use crate::testing::set;
 
@@ -16,7 +16,7 @@ fn job_cpuset() -> JobCpuset {
     let spec = CpusetSpec::from_cpus(set("0-1"));
     JobCpuset {
         job: "manual:a".parse().unwrap(),
-        cgroup_owner: CgroupOwner::Warden,
+        cgroup_owner: CgroupCreator::Warden,
         path: "/pjw/a".to_owned(),
         spec,
     }
@@ -33,7 +33,7 @@ fn nothing_is_pending_once_no_change_is_tried_or_refused() {
     let change =
         CpusetChange::Create { job_cpuset: job_cpuset(), owner: Uid(7), initial_processes: Vec::new() };
     let action = CpusetAction { job: job_cpuset().job, change, is_repair: false, why: String::new() };
-    cpusets.note_refusal(&action, "no memory");
+    cpusets.record_refusal(&action, "no memory");
     assert!(!cpusets.has_nothing_pending(), "it is refused");
     cpusets.reset_failures();
     cpusets.apply_record(&CpusetRecord::Unwanted { path: "/pjw/a".to_owned() }, &machine(), Nanos(0));

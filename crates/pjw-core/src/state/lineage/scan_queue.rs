@@ -6,10 +6,10 @@ use crate::basics::{Pid, prelude::*};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScanUrgency {
     /// At once, because a process of a job had an event.
-    Jobs,
+    Immediate,
     /// Soon, because a process that belongs to no job executed a program. This process may begin a job of a
     /// batch scheduler.
-    Unassigned,
+    Soon,
 }
 
 /// The processes that had an event (fork, exec or exit) and were not scanned after this event.
@@ -45,8 +45,8 @@ impl ScanQueue {
     #[must_use]
     pub fn urgency(&self) -> Option<ScanUrgency> {
         match (self.of_jobs.is_empty(), self.executed.is_empty()) {
-            (false, _) => Some(ScanUrgency::Jobs),
-            (true, false) => Some(ScanUrgency::Unassigned),
+            (false, _) => Some(ScanUrgency::Immediate),
+            (true, false) => Some(ScanUrgency::Soon),
             (true, true) => None,
         }
     }

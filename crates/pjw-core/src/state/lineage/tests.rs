@@ -29,7 +29,7 @@ fn with_a_member() -> WardenState {
         demand: Demand::default(),
         mask_entry: Some(MaskEntry::from_record(MaskRequest {
             mask: set(mask),
-            original: set("0-7"),
+            original_mask: set("0-7"),
             writer: MaskWriter::Warden,
             requested_at: Nanos(5),
         })),
@@ -55,7 +55,7 @@ fn exit(pid: u32) -> ProcessEvent {
 
 fn masks(state: &WardenState, pid: u32) -> Vec<CpuSet> {
     let descendant = state.lineage.descendant(Pid(pid)).unwrap();
-    assert!(descendant.requests.iter().all(|request| request.original == set("0-7")), "{descendant:?}");
+    assert!(descendant.requests.iter().all(|request| request.original_mask == set("0-7")), "{descendant:?}");
     descendant.requests.iter().map(|request| request.mask.clone()).collect()
 }
 
@@ -64,7 +64,7 @@ fn a_child_begins_with_the_request_of_the_thread_that_created_it() {
     let mut state = with_a_member();
     let by_other = ProcessEvent::Fork { parent: Pid(10), creator: Tid(20), child: Pid(12), at: Nanos(9) };
     let by_unknown = ProcessEvent::Fork { parent: Pid(10), creator: Tid(21), child: Pid(13), at: Nanos(9) };
-    assert!(!state.apply_events(&[fork(10, 11), by_other, by_unknown]));
+    assert!(!state.apply_process_events(&[fork(10, 11), by_other, by_unknown]));
     assert_eq!(masks(&state, 11), [set("0-1")]);
     assert_eq!(masks(&state, 12), [set("1")]);
     assert_eq!(masks(&state, 13), [set("1"), set("0-1")], "the first thread decides");
@@ -73,7 +73,7 @@ fn a_child_begins_with_the_request_of_the_thread_that_created_it() {
         (&descendant.job, descendant.evidence, descendant.is_ancestor_member),
         (&job("a"), Evidence::Parent, true)
     );
-    assert_eq!(state.lineage.scan_queue.urgency(), Some(ScanUrgency::Jobs));
+    assert_eq!(state.lineage.scan_queue.urgency(), Some(ScanUrgency::Immediate));
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn a_child_of_a_process_that_a_scan_found_gone_before_its_exit_event_was_read_ke
     let mut state = with_a_member();
     state.forget_gone(Pid(10));
     assert!(state.tracked(Pid(10)).is_none());
-    state.apply_events(&[fork(10, 11), exit(10)]);
+    state.apply_process_events(&[fork(10, 11), exit(10)]);
     let descendant = state.lineage.descendant(Pid(11)).unwrap();
     assert_eq!(
         (&descendant.job, descendant.ancestor, descendant.is_ancestor_member),
@@ -95,10 +95,10 @@ fn a_child_of_a_process_that_a_scan_found_gone_before_its_exit_event_was_read_ke
 #[test]
 fn a_process_that_a_scan_finds_gone_after_its_exit_event_has_no_more_children() {
     let mut state = with_a_member();
-    state.apply_events(&[fork(10, 11), exit(10)]);
+    state.apply_process_events(&[fork(10, 11), exit(10)]);
     state.forget_gone(Pid(10));
     assert!(state.lineage.descendant(Pid(10)).is_none());
-    state.apply_events(&[fork(1, 10), fork(10, 12)]);
+    state.apply_process_events(&[fork(1, 10), fork(10, 12)]);
     assert!(state.lineage.descendant(Pid(12)).is_none(), "the number is used again");
     assert!(state.lineage.descendant(Pid(11)).is_some());
 }
@@ -106,10 +106,10 @@ fn a_process_that_a_scan_finds_gone_after_its_exit_event_has_no_more_children() 
 #[test]
 fn a_number_that_is_used_again_says_nothing_of_its_last_process() {
     let mut state = with_a_member();
-    state.apply_events(&[fork(10, 11), exit(11), fork(1, 11), fork(11, 12)]);
+    state.apply_process_events(&[fork(10, 11), exit(11), fork(1, 11), fork(11, 12)]);
     assert!(state.lineage.descendant(Pid(11)).is_none() && state.lineage.descendant(Pid(12)).is_none());
     // The exit event of the last process is missing.
-    state.apply_events(&[fork(10, 13), fork(1, 13), fork(13, 14)]);
+    state.apply_process_events(&[fork(10, 13), fork(1, 13), fork(13, 14)]);
     assert!(state.lineage.descendant(Pid(13)).is_none() && state.lineage.descendant(Pid(14)).is_none());
     assert_eq!(state.lineage.unscanned_descendants().count(), 0);
     assert_eq!(
@@ -121,16 +121,16 @@ fn a_number_that_is_used_again_says_nothing_of_its_last_process() {
 #[test]
 fn a_child_of_a_tracked_process_whose_masks_are_unread_begins_with_a_request_that_its_parent_inherited() {
     let mut state = with_a_member();
-    state.apply_events(&[fork(10, 11)]);
+    state.apply_process_events(&[fork(10, 11)]);
     let member = state.members[&Pid(10)].clone();
     let id = ProcessId { pid: Pid(11), ..member.id };
     state.members.insert(Member { id, threads: BTreeMap::new(), ..member });
-    state.apply_events(&[fork(11, 12)]);
+    state.apply_process_events(&[fork(11, 12)]);
     assert_eq!(state.lineage.descendant(Pid(12)).unwrap().ancestor, Pid(11));
     assert_eq!(masks(&state, 12), [set("0-1")]);
     let released = state.members[&Pid(11)].clone();
     state.lineage.note_restored(&released, true);
-    state.apply_events(&[fork(11, 13)]);
+    state.apply_process_events(&[fork(11, 13)]);
     assert_eq!(masks(&state, 13), [], "the masks of its parent were restored");
 }
 
@@ -139,11 +139,11 @@ fn the_children_of_a_restored_process_are_descendants_until_the_release_is_settl
     let mut state = with_a_member();
     let released = state.members.remove(Pid(10)).unwrap();
     state.lineage.note_restored(&released, false);
-    state.apply_events(&[fork(10, 11)]);
+    state.apply_process_events(&[fork(10, 11)]);
     let child = state.lineage.descendant(Pid(11)).unwrap();
     assert!(!child.is_ancestor_member && child.job == job("a") && child.requests.is_empty());
     state.lineage.scanned(Pid(11));
-    state.apply_events(&[fork(11, 12)]);
+    state.apply_process_events(&[fork(11, 12)]);
     state.lineage.settle(&job("a"));
     assert!(state.lineage.descendant(Pid(10)).is_none() && state.lineage.descendant(Pid(11)).is_none());
     assert!(state.lineage.descendant(Pid(12)).is_some(), "no scan has read its mask");
@@ -152,7 +152,7 @@ fn the_children_of_a_restored_process_are_descendants_until_the_release_is_settl
 #[test]
 fn a_grandchild_of_a_child_that_no_scan_has_seen_descends_from_the_member() {
     let mut state = with_a_member();
-    state.apply_events(&[fork(10, 11), fork(11, 12), exit(11), fork(12, 13)]);
+    state.apply_process_events(&[fork(10, 11), fork(11, 12), exit(11), fork(12, 13)]);
     for pid in [12, 13] {
         let descendant = state.lineage.descendant(Pid(pid)).unwrap();
         assert_eq!(
@@ -169,8 +169,8 @@ fn the_child_of_an_adopted_process_is_adopted() {
     let mut state = with_a_member();
     let mut member = state.members.remove(Pid(10)).unwrap();
     member.evidence = Evidence::Adopted;
-    state.restoring.insert(Pid(10), member);
-    state.apply_events(&[fork(10, 11)]);
+    state.processes_to_restore.insert(Pid(10), member);
+    state.apply_process_events(&[fork(10, 11)]);
     let descendant = state.lineage.descendant(Pid(11)).unwrap();
     assert_eq!((descendant.evidence, descendant.is_ancestor_member), (Evidence::Adopted, false));
 }
@@ -178,12 +178,12 @@ fn the_child_of_an_adopted_process_is_adopted() {
 #[test]
 fn where_events_were_lost_nothing_is_known_of_processes_that_only_events_told_of() {
     let mut state = with_a_member();
-    state.apply_events(&[fork(10, 11)]);
+    state.apply_process_events(&[fork(10, 11)]);
     state.forget_gone(Pid(10));
     state.lineage.forget_descendants();
     assert!(state.lineage.descendant(Pid(11)).is_none() && state.lineage.descendant(Pid(10)).is_none());
     assert_eq!(state.lineage.unscanned_descendants().count(), 0);
-    state.apply_events(&[fork(10, 12)]);
+    state.apply_process_events(&[fork(10, 12)]);
     assert!(state.lineage.descendant(Pid(12)).is_none());
 }
 
@@ -199,12 +199,12 @@ fn where_no_events_are_read_a_process_that_is_gone_leaves_nothing() {
 fn threads_that_start_and_end_all_the_time_cause_no_scan_and_leave_nothing_behind() {
     let mut state = with_a_member();
     let outside = ProcessEvent::Fork { parent: Pid(1), creator: Tid(1), child: Pid(30), at: Nanos(6) };
-    state.apply_events(&[outside]);
+    state.apply_process_events(&[outside]);
     for number in 100..10_100 {
         for pid in [Pid(10), Pid(30)] {
             let tid = Tid(number);
             let events = [ProcessEvent::ThreadFork { pid, tid }, ProcessEvent::ThreadExit { pid, tid }];
-            assert!(!state.apply_events(&events), "no event is dropped");
+            assert!(!state.apply_process_events(&events), "no event is dropped");
             assert_eq!(state.lineage.scan_queue.urgency(), None, "a thread inherits the mask of its creator");
         }
     }

@@ -47,7 +47,7 @@ pub struct MaskRequest {
     pub mask: CpuSet,
     /// The mask that pjw restores when the job is released, provided that this request is then still the
     /// last one for the thread.
-    pub original: CpuSet,
+    pub original_mask: CpuSet,
     /// The origin of the request: the program, pjw, or the kernel.
     pub writer: MaskWriter,
     /// The time of the request, in ns since boot. 0 if the request is older than pjw's first reading of the
@@ -60,7 +60,7 @@ impl MaskRequest {
     /// or the kernel made the request, and its mask is not the original mask.
     #[must_use]
     pub fn needs_restore(&self) -> bool {
-        self.writer != MaskWriter::Program && self.mask != self.original
+        self.writer != MaskWriter::Program && self.mask != self.original_mask
     }
 }
 
@@ -74,7 +74,7 @@ pub struct MaskLimits {
     /// changed.
     pub possible_cpus: SmallVec<[CpuSet; 1]>,
     /// Every PU of the machine.
-    pub machine: CpuSet,
+    pub machine_cpus: CpuSet,
     /// Whether the limits may have changed since the last reading of the mask: the cpuset was written, the
     /// process was moved, or PUs went offline or online.
     pub have_changed: bool,
@@ -99,8 +99,8 @@ impl MaskLimits {
     /// The program's request that is assumed for the effective mask `seen`: every PU of the machine if the thread has
     /// every possible PU, else `seen`.
     fn request_of(&self, seen: &CpuSet, requested_at: Nanos) -> MaskRequest {
-        let mask = if self.are_all_in(seen) { self.machine.clone() } else { seen.clone() };
-        MaskRequest { original: mask.clone(), mask, writer: MaskWriter::Program, requested_at }
+        let mask = if self.are_all_in(seen) { self.machine_cpus.clone() } else { seen.clone() };
+        MaskRequest { original_mask: mask.clone(), mask, writer: MaskWriter::Program, requested_at }
     }
 }
 
@@ -110,7 +110,7 @@ pub enum MaskReading {
     /// The mask was predicted: no program has requested another mask.
     Predicted,
     /// The mask was not predicted: the program of the thread has requested this mask.
-    Written,
+    ChangedByProgram,
 }
 
 /// The facts that pjw has recorded about the affinity mask of one thread: the requests of which one set the
@@ -211,8 +211,8 @@ impl MaskEntry {
 
     /// Returns the original mask of the thread: the mask that pjw restores when the job is released.
     #[must_use]
-    pub fn original(&self) -> &CpuSet {
-        &self.newest().original
+    pub fn original_mask(&self) -> &CpuSet {
+        &self.newest().original_mask
     }
 
     /// Returns the mask that was requested last for the thread. `None` if several requests with different
@@ -247,7 +247,7 @@ impl MaskEntry {
     pub(crate) fn is_restored(&self) -> bool {
         self.is_from_program()
             || self.refused_within.is_some()
-            || self.requested_mask() == Some(self.original())
+            || self.requested_mask() == Some(self.original_mask())
     }
 
     /// Whether pjw may have to restore the original mask when the job is released, because pjw or the kernel
@@ -301,11 +301,16 @@ impl MaskEntry {
     /// Records that pjw intends to request `mask` for the thread at the time `now`. `original` is the mask
     /// that pjw restores when the job is released. The caller must then write the request to the journal,
     /// and after that make the request.
-    pub fn note_intended_request(&mut self, mask: CpuSet, original: CpuSet, now: Nanos) {
+    pub fn add_intended_request(&mut self, mask: CpuSet, original: CpuSet, now: Nanos) {
         self.journaled_since.get_or_insert(now);
         self.is_unrecorded = false;
         self.refused_within = None;
-        self.add(MaskRequest { mask, original, writer: MaskWriter::Warden, requested_at: now });
+        self.add(MaskRequest {
+            mask,
+            original_mask: original,
+            writer: MaskWriter::Warden,
+            requested_at: now,
+        });
     }
 
     /// Records that the journal contains the original mask of the thread from the time `now` on, although
@@ -341,7 +346,7 @@ impl MaskEntry {
     /// Records that the kernel carried out pjw's request for the mask `requested`. `effective` is the
     /// effective mask that the kernel showed right after the request, and `limits` are the limits of the
     /// mask at that time.
-    pub fn note_completed_request(&mut self, requested: &CpuSet, effective: &CpuSet, limits: &MaskLimits) {
+    pub fn confirm_intended_request(&mut self, requested: &CpuSet, effective: &CpuSet, limits: &MaskLimits) {
         let request =
             MaskRequest { mask: requested.clone(), writer: MaskWriter::Warden, ..self.newest().clone() };
         let replaced = core::mem::replace(&mut self.candidates, SmallVec::from_iter([request]));
@@ -358,7 +363,7 @@ impl MaskEntry {
         self.candidates.insert_many(0, inherited.into_iter().map(|(request, _)| request));
     }
 
-    /// Withdraws the request for `mask` that [`MaskEntry::note_intended_request`] recorded. Must be called
+    /// Withdraws the request for `mask` that [`MaskEntry::add_intended_request`] recorded. Must be called
     /// if pjw did not make this request.
     pub fn cancel_intended_request(&mut self, mask: &CpuSet) {
         if self.candidates.len() > 1 && self.newest().mask == *mask {
@@ -385,7 +390,7 @@ impl MaskEntry {
 
     /// Records that a scan at the time `now` found the same mask and the same limits of the mask as the
     /// last scan.
-    pub fn note_same_reading(&mut self, now: Nanos) {
+    pub fn record_same_reading(&mut self, now: Nanos) {
         for (_, until) in &mut self.earlier {
             until.get_or_insert(now);
         }
@@ -396,16 +401,16 @@ impl MaskEntry {
     /// masks that pjw predicts within `limits`. A request that can't lead to `seen` is no longer a
     /// candidate for the last request. If no candidate remains, the program has requested another mask.
     /// Returns whether `seen` was predicted.
-    pub fn note_reading(&mut self, seen: &CpuSet, limits: &MaskLimits, now: Nanos) -> MaskReading {
-        let (machine, last_read_at) = (&limits.machine, self.read_at);
-        self.note_same_reading(now);
+    pub fn record_reading(&mut self, seen: &CpuSet, limits: &MaskLimits, now: Nanos) -> MaskReading {
+        let (machine, last_read_at) = (&limits.machine_cpus, self.read_at);
+        self.record_same_reading(now);
         self.compared_from = last_read_at;
         let knows_reset = self.candidates.iter().any(|known| known.mask == *machine);
         if limits.may_mask_be_reset && !knows_reset && limits.show(machine, seen) {
-            let original = self.original().clone();
+            let original = self.original_mask().clone();
             let reset = MaskRequest {
                 mask: machine.clone(),
-                original,
+                original_mask: original,
                 writer: MaskWriter::Kernel,
                 requested_at: now,
             };
@@ -438,7 +443,7 @@ impl MaskEntry {
         self.unbound_from = None;
         self.is_unrecorded = true;
         self.is_writer_certain = false;
-        MaskReading::Written
+        MaskReading::ChangedByProgram
     }
 
     /// Records that the program certainly requested the mask of the last reading.
@@ -469,7 +474,7 @@ impl MaskEntry {
             let reset = MaskRequest {
                 mask: machine.clone(),
                 writer: MaskWriter::Kernel,
-                original: last.original.clone(),
+                original_mask: last.original_mask.clone(),
                 ..present
             };
             self.earlier.push((last, Some(reset.requested_at)));
@@ -480,7 +485,7 @@ impl MaskEntry {
     /// Iterates over the mask requests of this thread that may have been its last request at the time
     /// `birth`. A child that this thread forked at that time inherited the mask of one of these requests.
     pub fn requests_for_child_born_at(&self, birth: BirthTime) -> impl Iterator<Item = &MaskRequest> {
-        let copied_after = Nanos(birth.earliest.0.saturating_sub(BirthTime::FORK_TIME.0));
+        let copied_after = Nanos(birth.earliest.0.saturating_sub(BirthTime::MAX_FORK_TIME.0));
         let earlier = self.earlier.iter().filter(move |(_, end)| end.is_none_or(|end| end >= copied_after));
         let all = earlier.map(|(request, _)| request).chain(&self.candidates);
         all.filter(move |request| !birth.is_before(request.requested_at))
@@ -489,7 +494,7 @@ impl MaskEntry {
 
 /// Whether two requests are equal, apart from their times.
 fn is_same(one: &MaskRequest, other: &MaskRequest) -> bool {
-    one.mask == other.mask && one.original == other.original && one.writer == other.writer
+    one.mask == other.mask && one.original_mask == other.original_mask && one.writer == other.writer
 }
 
 #[cfg(test)]

@@ -36,6 +36,6 @@ pub fn correct_mask_writer(entry: &mut MaskEntry, limits: &MaskLimits, now: Nano
     if limits.may_mask_be_reset {
         let begin = hotplug_window_start(now);
         let is_kernels = |mask: &CpuSet, read_at| read_at >= begin && limits.possible_cpus.contains(mask);
-        entry.attribute_to_kernel(&limits.machine, is_kernels);
+        entry.attribute_to_kernel(&limits.machine_cpus, is_kernels);
     }
 }

@@ -41,7 +41,7 @@ impl WardenState {
         }
         have_changed |= self.online.has_changed_since(hotplug_window_start(read_at));
         let (machine, may_mask_be_reset) = (self.topology.cpus().clone(), !persists && have_changed);
-        MaskLimits { possible_cpus, machine, have_changed, may_mask_be_reset }
+        MaskLimits { possible_cpus, machine_cpus: machine, have_changed, may_mask_be_reset }
     }
 
     /// The limits of the masks of a new process since its birth. A kernel before Linux 6.2 may have replaced the request of
@@ -119,7 +119,7 @@ impl WardenState {
         let inherit = |requests: Vec<MaskRequest>| {
             let mut entry = MaskEntry::from_inherited(requests, birth)?;
             let limits = self.birth_limits(pid, descendant, birth.earliest.min(now), persists);
-            let reading = entry.note_reading(seen, &limits, now);
+            let reading = entry.record_reading(seen, &limits, now);
             // The journal does not contain the mask of a program.
             if !entry.needs_restore() {
                 entry.stop_journaling();
@@ -191,7 +191,12 @@ impl WardenState {
             let (mask, original) = (grant.cpus.clone(), self.topology.cpus().clone());
             requests.insert(
                 0,
-                MaskRequest { mask, original, writer: MaskWriter::Warden, requested_at: grant.granted_at },
+                MaskRequest {
+                    mask,
+                    original_mask: original,
+                    writer: MaskWriter::Warden,
+                    requested_at: grant.granted_at,
+                },
             );
         }
         requests

@@ -48,7 +48,7 @@ impl WardenState {
         }
         let mut inherited = self.released_requests_of(process);
         let (job, request) = inherited.next()?;
-        let is_same = inherited.all(|(_, other)| other.original == request.original);
+        let is_same = inherited.all(|(_, other)| other.original_mask == request.original_mask);
         is_same.then_some((job, request))
     }
 
@@ -71,8 +71,12 @@ impl WardenState {
         let is_shown = move |set: &CpuSet| mask.is_some_and(|mask| set.intersection(&online) == *mask);
         requests.filter(move |(_, mask)| is_shown(&mask.set)).map(|(released, mask)| {
             let (set, original) = (mask.set.clone(), mask.before.clone());
-            let request =
-                MaskRequest { mask: set, original, writer: MaskWriter::Warden, requested_at: released.since };
+            let request = MaskRequest {
+                mask: set,
+                original_mask: original,
+                writer: MaskWriter::Warden,
+                requested_at: released.since,
+            };
             (&released.job, request)
         })
     }
@@ -82,10 +86,10 @@ impl WardenState {
     pub(crate) fn settled_releases(&self, now: Nanos) -> Vec<JobId> {
         let is_unfinished = |job: &JobId| {
             let mut unscanned = self.lineage.unscanned_descendants();
-            self.restoring.values().any(|member| member.job == *job)
+            self.processes_to_restore.values().any(|member| member.job == *job)
                 || unscanned.any(|(_, descendant)| !descendant.is_ancestor_member && descendant.job == *job)
         };
-        let is_old = |released: &&ReleasedMasks| released.released_at.0 + BirthTime::FORK_TIME.0 < now.0;
+        let is_old = |released: &&ReleasedMasks| released.released_at.0 + BirthTime::MAX_FORK_TIME.0 < now.0;
         let old = self.released_masks.values().filter(is_old);
         old.map(|released| &released.job).filter(|job| !is_unfinished(job)).cloned().collect()
     }
@@ -99,7 +103,7 @@ fn masks_because_of_pjw<'a>(
     request: &'a MaskRequest,
     cpuset: Option<&'a CpuSet>,
 ) -> impl Iterator<Item = ReleasedMask> {
-    let before = &request.original;
+    let before = &request.original_mask;
     let requested = request.needs_restore().then(|| request.mask.clone());
     let shown = cpuset.map(|cpuset| effective_mask(&request.mask, cpuset)).filter(|shown| shown != before);
     requested.into_iter().chain(shown).map(|set| ReleasedMask { set, before: before.clone() })

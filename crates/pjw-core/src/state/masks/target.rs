@@ -35,8 +35,8 @@ pub fn target_mask(
 /// are in the order of the topology, and the grant starts again at its end. So ranks that are bound to the PUs 0, 1,
 /// 2, … do not share one core.
 fn translate(topology: &Topology, grant: &CpuSet, original: &CpuSet) -> CpuSet {
-    let pus = topology.sorted_pus(grant);
-    let ranks = topology.pus_in_order().iter().enumerate().filter(|(_, pu)| original.contains(**pu));
+    let pus = topology.sort_in_logical_order(grant);
+    let ranks = topology.pus_in_logical_order().iter().enumerate().filter(|(_, pu)| original.contains(**pu));
     let translated: CpuSet =
         ranks.filter_map(|(rank, _)| pus.get(rank % pus.len().max(1))).copied().collect();
     if translated.is_empty() { grant.clone() } else { translated }

@@ -8,7 +8,7 @@ use pjw_core::ids::{Comm, Pid, Tid};
 use pjw_core::snapshot::AffinityRequest;
 
 use super::test_process::TestProcess;
-use crate::bpf::{AffinityMonitor, MonitorUnavailable};
+use crate::bpf::{AffinityMonitor, AffinityMonitorUnavailable};
 use crate::sys::{affinity, clock};
 use crate::tests::until;
 
@@ -21,7 +21,10 @@ fn monitor() -> Option<(AffinityMonitor, MutexGuard<'static, ()>)> {
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     match AffinityMonitor::load() {
         Ok(monitor) => Some((monitor, alone)),
-        Err(error @ (MonitorUnavailable::Refused { .. } | MonitorUnavailable::SelfCheck { .. })) => {
+        Err(
+            error @ (AffinityMonitorUnavailable::Refused { .. }
+            | AffinityMonitorUnavailable::SelfCheckFailed { .. }),
+        ) => {
             panic!("{error}")
         }
         Err(error) => {

@@ -61,7 +61,7 @@ fn ten_thousand_threads() {
     show(
         "all processes",
         best(|| {
-            scan.for_each_task(TaskScope::AllProcesses(&one), &mut |task| sum += task.run_ns)
+            scan.for_each_task(TaskScope::AllProcessesAndThreadsOf(&one), &mut |task| sum += task.run_ns)
                 .unwrap()
                 .reported_tasks
         }),
@@ -69,23 +69,25 @@ fn ten_thousand_threads() {
     );
     show(
         "no process",
-        best(|| scan.for_each_task(TaskScope::Only(&none), &mut |_| {}).unwrap().reported_tasks),
+        best(|| scan.for_each_task(TaskScope::ThreadsOf(&none), &mut |_| {}).unwrap().reported_tasks),
         tasks,
     );
     show(
         "one process with all threads",
         best(|| {
-            scan.for_each_task(TaskScope::Only(&one), &mut |task| sum += task.run_ns).unwrap().reported_tasks
+            scan.for_each_task(TaskScope::ThreadsOf(&one), &mut |task| sum += task.run_ns)
+                .unwrap()
+                .reported_tasks
         }),
         tasks,
     );
     let many: BTreeSet<Pid> = (1..=50_000).map(|n| Pid(5_000_000 + n)).chain([pid]).collect();
     let begin = Instant::now();
-    scan.for_each_task(TaskScope::Only(&many), &mut |_| {}).unwrap();
+    scan.for_each_task(TaskScope::ThreadsOf(&many), &mut |_| {}).unwrap();
     println!("the first pass for 50,001 processes {:?}", begin.elapsed());
     show(
         "50,001 processes",
-        best(|| scan.for_each_task(TaskScope::Only(&many), &mut |_| {}).unwrap().reported_tasks),
+        best(|| scan.for_each_task(TaskScope::ThreadsOf(&many), &mut |_| {}).unwrap().reported_tasks),
         tasks,
     );
     std::hint::black_box(sum);

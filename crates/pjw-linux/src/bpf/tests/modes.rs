@@ -17,24 +17,24 @@ fn processes_outside_the_scope_are_only_counted() {
     let Some(mut scan) = scan() else { return };
     let ((one, threads), (other, _)) = (TestProcess::start(4), TestProcess::start(4));
     let (only_one, only_other) = (BTreeSet::from([one.pid()]), BTreeSet::from([other.pid()]));
-    assert!(by_scan(&mut scan, TaskScope::Only(&BTreeSet::new())).is_empty());
-    let reported = by_scan(&mut scan, TaskScope::Only(&only_one));
+    assert!(by_scan(&mut scan, TaskScope::ThreadsOf(&BTreeSet::new())).is_empty());
+    let reported = by_scan(&mut scan, TaskScope::ThreadsOf(&only_one));
     assert_eq!(reported.len(), 6);
     assert!(threads.iter().all(|tid| reported.contains_key(tid)));
-    let summary = scan.for_each_task(TaskScope::Only(&only_one), &mut |_| {}).unwrap();
+    let summary = scan.for_each_task(TaskScope::ThreadsOf(&only_one), &mut |_| {}).unwrap();
     assert_eq!(summary.reported_tasks, 6);
     assert!(summary.skipped_tasks >= 6);
-    let reported = by_scan(&mut scan, TaskScope::Only(&only_other));
+    let reported = by_scan(&mut scan, TaskScope::ThreadsOf(&only_other));
     assert!(reported.contains_key(&Tid(other.pid().0)) && !reported.contains_key(&Tid(one.pid().0)));
-    assert_eq!(by_scan(&mut scan, TaskScope::Only(&(&only_one | &only_other))).len(), 12);
-    let all = by_scan(&mut scan, TaskScope::AllProcesses(&only_one));
+    assert_eq!(by_scan(&mut scan, TaskScope::ThreadsOf(&(&only_one | &only_other))).len(), 12);
+    let all = by_scan(&mut scan, TaskScope::AllProcessesAndThreadsOf(&only_one));
     assert!(all.contains_key(&Tid(one.pid().0)) && all.contains_key(&Tid(other.pid().0)));
     let of = |test_process: &TestProcess| {
         all.values().filter(|task| task.relatives[0] == test_process.pid()).count()
     };
     assert_eq!((of(&one), of(&other)), (6, 1), "all threads of one, the first of the other");
     assert_eq!(
-        by_scan(&mut scan, TaskScope::Only(&only_one)).len(),
+        by_scan(&mut scan, TaskScope::ThreadsOf(&only_one)).len(),
         6,
         "processes of an earlier pass are dropped"
     );
@@ -51,7 +51,7 @@ fn a_changed_mask_is_reported() {
     }
     let one = CpuSet::from(all.last().unwrap());
     affinity::set_mask(threads[1], &one).unwrap();
-    let reported = by_scan(&mut scan, TaskScope::Only(&BTreeSet::from([test_process.pid()])));
+    let reported = by_scan(&mut scan, TaskScope::ThreadsOf(&BTreeSet::from([test_process.pid()])));
     assert_eq!(reported[&threads[1]].allowed, Some(one));
     assert_eq!(reported[&threads[2]].allowed, Some(all));
 }
@@ -64,7 +64,7 @@ fn a_process_that_moves_is_reported_with_its_new_cgroup() {
     test_process.move_to(&cgroup);
     let mut cgroups = BTreeSet::new();
     let mut reported = BTreeSet::new();
-    scan.for_each_task(TaskScope::Only(&BTreeSet::from([test_process.pid()])), &mut |task| {
+    scan.for_each_task(TaskScope::ThreadsOf(&BTreeSet::from([test_process.pid()])), &mut |task| {
         cgroups.insert(task.cgroup_inode);
         reported.insert(task.tid);
     })
@@ -83,7 +83,7 @@ fn a_move_in_any_hierarchy_changes_the_fingerprint() {
     let scope = BTreeSet::from([test_process.pid()]);
     let mut place = || {
         let mut places = BTreeSet::new();
-        scan.for_each_task(TaskScope::Only(&scope), &mut |task| {
+        scan.for_each_task(TaskScope::ThreadsOf(&scope), &mut |task| {
             places.insert((task.tid.0 == task.pid.0, task.cgroup_fingerprint));
         })
         .unwrap();
@@ -110,7 +110,8 @@ fn an_exec_changes_the_stack_address() {
     sh.args(["-c", "read line; exec sleep 1000"]).stdin(Stdio::piped());
     let mut child = sh.spawn().unwrap();
     let scope = BTreeSet::from([Pid(child.id())]);
-    let observe = |scan: &mut TaskScan| by_scan(scan, TaskScope::Only(&scope)).into_values().next().unwrap();
+    let observe =
+        |scan: &mut TaskScan| by_scan(scan, TaskScope::ThreadsOf(&scope)).into_values().next().unwrap();
     let sh = until("it is sh", || Some(observe(&mut scan)).filter(|task| task.comm.to_string() == "sh"));
     drop(child.stdin.take());
     let sleep =
@@ -131,11 +132,14 @@ fn a_pass_may_name_65000_processes_and_too_many_are_refused() {
     // Ids that the kernel never assigns.
     let unused = |count: u32| (1..=count).map(move |n| Pid(highest + n));
     let many: BTreeSet<Pid> = unused(65_536).chain([us]).collect();
-    assert!(by_scan(&mut scan, TaskScope::Only(&many)).contains_key(&Tid(us.0)));
+    assert!(by_scan(&mut scan, TaskScope::ThreadsOf(&many)).contains_key(&Tid(us.0)));
     let too_many = unused(MAX_SCANNED_PROCESSES + 1).collect();
-    let error = scan.for_each_task(TaskScope::Only(&too_many), &mut |_| {}).unwrap_err();
+    let error = scan.for_each_task(TaskScope::ThreadsOf(&too_many), &mut |_| {}).unwrap_err();
     assert!(
         matches!(error, TaskScanError::TooManyProcesses { processes } if processes == MAX_SCANNED_PROCESSES as usize + 1)
     );
-    assert!(by_scan(&mut scan, TaskScope::Only(&many)).contains_key(&Tid(us.0)), "later passes still work");
+    assert!(
+        by_scan(&mut scan, TaskScope::ThreadsOf(&many)).contains_key(&Tid(us.0)),
+        "later passes still work"
+    );
 }

@@ -91,7 +91,7 @@ fn agree(scan: &mut TaskScan, pid: Pid) -> BTreeMap<Tid, Facts> {
     let agreed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         until("both report the same", || {
             let (before, reported) =
-                (by_proc(&mut proc, pid).unwrap(), by_scan(scan, TaskScope::Only(&scope)));
+                (by_proc(&mut proc, pid).unwrap(), by_scan(scan, TaskScope::ThreadsOf(&scope)));
             let after = by_proc(&mut proc, pid).unwrap();
             let same = before.len() == reported.len()
                 && reported.iter().all(|(tid, reported)| {
@@ -186,7 +186,7 @@ fn states_from_running_to_stopped_to_zombie() {
     test_process.kill();
     until("all have ended", || (states(&mut scan) == "Z---").then_some(()));
     test_process.end();
-    assert_eq!(by_scan(&mut scan, TaskScope::Only(&BTreeSet::from([pid]))), BTreeMap::new());
+    assert_eq!(by_scan(&mut scan, TaskScope::ThreadsOf(&BTreeSet::from([pid]))), BTreeMap::new());
 }
 
 #[test]
@@ -205,8 +205,10 @@ fn real_and_effective_users_differ() {
     let ids: Vec<u32> = line.split_whitespace().map(|id| id.parse().unwrap()).collect();
     let mut users = Vec::new();
     let scope = BTreeSet::from([pid]);
-    scan.for_each_task(TaskScope::Only(&scope), &mut |task| users.push((task.uid.0, task.effective_uid.0)))
-        .unwrap();
+    scan.for_each_task(TaskScope::ThreadsOf(&scope), &mut |task| {
+        users.push((task.uid.0, task.effective_uid.0));
+    })
+    .unwrap();
     assert_eq!(users, [(ids[0], ids[1])]);
     child.kill().unwrap();
     child.wait().unwrap();
@@ -218,7 +220,7 @@ fn each_of_three_thousand_threads_is_reported_once() {
     let (test_process, _) = TestProcess::start(3000);
     let reported = agree(&mut scan, test_process.pid());
     assert_eq!(reported.len(), 3002);
-    let all = by_scan(&mut scan, TaskScope::AllProcesses(&BTreeSet::from([test_process.pid()])));
+    let all = by_scan(&mut scan, TaskScope::AllProcessesAndThreadsOf(&BTreeSet::from([test_process.pid()])));
     assert!(reported.keys().all(|tid| all.contains_key(tid)));
 }
 
@@ -242,7 +244,7 @@ fn the_scope_of_all_processes_includes_kernel_threads() {
         reported.insert(task.pid);
         kernel += u32::from(task.stat.is_kernel_thread);
     };
-    let summary = scan.for_each_task(TaskScope::AllProcesses(&BTreeSet::new()), collect).unwrap();
+    let summary = scan.for_each_task(TaskScope::AllProcessesAndThreadsOf(&BTreeSet::new()), collect).unwrap();
     let after = all(&mut proc);
     let missed: Vec<&Pid> = before.intersection(&after).filter(|pid| !reported.contains(pid)).collect();
     assert_eq!(missed, [] as [&Pid; 0]);
@@ -262,7 +264,7 @@ fn a_kernel_thread_is_marked() {
     let collect = &mut |task: TaskRecord<'_>| {
         reported.push((task.stat.is_kernel_thread, task.stat.comm, task.stat.stack_start, task.stat.parent));
     };
-    scan.for_each_task(TaskScope::Only(&BTreeSet::from([Pid(2)])), collect).unwrap();
+    scan.for_each_task(TaskScope::ThreadsOf(&BTreeSet::from([Pid(2)])), collect).unwrap();
     assert!(stat.is_kernel_thread);
     assert_eq!(reported, [(true, stat.comm, 0, Pid(0))]);
 }

@@ -15,7 +15,7 @@ use nix::unistd::{gettid, setsid};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, Tid};
 
-use crate::bpf::{ScanUnavailable, TaskScan};
+use crate::bpf::{TaskScan, TaskScanUnavailable};
 use crate::cgroup::CgroupMounts;
 use crate::sys::affinity;
 use crate::tests::until;
@@ -29,7 +29,7 @@ const WORK: Duration = Duration::from_millis(30);
 pub(crate) fn scan() -> Option<TaskScan> {
     match TaskScan::load() {
         Ok(scan) => Some(scan),
-        Err(error @ (ScanUnavailable::Refused { .. } | ScanUnavailable::SelfCheck { .. })) => {
+        Err(error @ (TaskScanUnavailable::Refused { .. } | TaskScanUnavailable::SelfCheckFailed { .. })) => {
             panic!("{error}")
         }
         Err(error) => {

@@ -33,20 +33,22 @@ pub(super) struct Fixture {
 
 /// A fixture for cpusets in the warden's own cgroups.
 pub(super) fn fixture() -> Option<Fixture> {
-    fixture_of(CgroupOwner::Warden)
+    fixture_of(CgroupCreator::Warden)
 }
 
 /// A fixture for cpusets of this owner. `None`, with a printed reason, if the owner does not manage this
 /// hierarchy, this user is not root, or there are fewer than two CPUs.
-pub(super) fn fixture_of(cgroup_owner: CgroupOwner) -> Option<Fixture> {
+pub(super) fn fixture_of(cgroup_owner: CgroupCreator) -> Option<Fixture> {
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let found = CpusetMount::choose(&CgroupMounts::read()).ok_or("no hierarchy has the controller cpuset");
     let is_systemds =
         |hierarchy: &CpusetMount| hierarchy.is_unified && Path::new("/run/systemd/system").exists();
     let found = found.and_then(|hierarchy| match cgroup_owner {
         _ if !nix::unistd::Uid::effective().is_root() => Err("only root may create cgroups"),
-        CgroupOwner::Systemd if !is_systemds(&hierarchy) => Err("systemd does not manage this hierarchy"),
-        CgroupOwner::Warden if is_systemds(&hierarchy) => Err("systemd is the only writer of this hierarchy"),
+        CgroupCreator::Systemd if !is_systemds(&hierarchy) => Err("systemd does not manage this hierarchy"),
+        CgroupCreator::Warden if is_systemds(&hierarchy) => {
+            Err("systemd is the only writer of this hierarchy")
+        }
         _ if hierarchy.root().effective_cpus().is_ok_and(|cpus| cpus.len() >= 2) => Ok(hierarchy),
         _ => Err("the test needs two CPUs"),
     });
@@ -157,14 +159,14 @@ impl Fixture {
 }
 
 /// A cpuset with a name that no other test and no other run uses.
-pub(super) fn job_cpuset_of(cgroup_owner: CgroupOwner, name: &str, spec: CpusetSpec) -> JobCpuset {
+pub(super) fn job_cpuset_of(cgroup_owner: CgroupCreator, name: &str, spec: CpusetSpec) -> JobCpuset {
     let job = format!("test-{}-{name}", std::process::id()).parse().unwrap();
     let path = pjw_core::own_cgroups::OwnCgroupNames::default().job_path(&job, cgroup_owner, spec.isolated);
     JobCpuset { job, cgroup_owner, path, spec }
 }
 
 pub(super) fn job_cpuset(name: &str, cpus: &CpuSet) -> JobCpuset {
-    job_cpuset_of(CgroupOwner::Warden, name, CpusetSpec::from_cpus(cpus.clone()))
+    job_cpuset_of(CgroupCreator::Warden, name, CpusetSpec::from_cpus(cpus.clone()))
 }
 
 pub(super) fn isolated(cpus: &CpuSet) -> CpusetSpec {

@@ -105,7 +105,7 @@ fn of_two_wardens_the_last_one_to_remove_its_cpusets_leaves_nothing_behind() {
     }
     let switches = fixture.hierarchy.root().read_file("cgroup.subtree_control");
     let alone = job_cpuset("alone", &fixture.first());
-    let path = beside.job_path(&alone.job, CgroupOwner::Warden, false);
+    let path = beside.job_path(&alone.job, CgroupCreator::Warden, false);
     let cpusets = [alone.clone(), JobCpuset { path, ..alone }];
     for job_cpuset in &cpusets {
         assert_eq!(fixture.create(job_cpuset), done(fixture.first()));
@@ -268,7 +268,7 @@ fn the_cgroup_of_a_scheduler_is_narrowed_and_restored() {
     let holder = job_cpuset("holder", &all);
     fixture.create(&holder);
     let path = format!("/test-{}-scheduler", std::process::id());
-    let job_cpuset = JobCpuset { cgroup_owner: CgroupOwner::Scheduler, path, ..job_cpuset("job", &first) };
+    let job_cpuset = JobCpuset { cgroup_owner: CgroupCreator::Scheduler, path, ..job_cpuset("job", &first) };
     assert_eq!(
         [fixture.create(&job_cpuset), fixture.widen(&job_cpuset)],
         [CpusetOutcome::Gone, CpusetOutcome::Gone]
@@ -329,7 +329,7 @@ fn an_isolated_cpuset_is_exclusive_or_refused_with_a_reason() {
     let Some(mut fixture) = fixture() else { return };
     let (last, all) = (fixture.last(), fixture.all.clone());
     let (job_cpuset, below) =
-        (job_cpuset_of(CgroupOwner::Warden, "alone", isolated(&last)), job_cpuset("below", &last));
+        (job_cpuset_of(CgroupCreator::Warden, "alone", isolated(&last)), job_cpuset("below", &last));
     let group = fixture.group(&job_cpuset);
     let top = fixture.hierarchy.root();
     if !fixture.hierarchy.is_unified {

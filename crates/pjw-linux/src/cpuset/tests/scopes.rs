@@ -15,7 +15,7 @@ use crate::systemd::{Address, SystemdClient};
 use crate::tests::until_true;
 
 fn scope(name: &str, cpus: &CpuSet) -> JobCpuset {
-    job_cpuset_of(CgroupOwner::Systemd, name, CpusetSpec::from_cpus(cpus.clone()))
+    job_cpuset_of(CgroupCreator::Systemd, name, CpusetSpec::from_cpus(cpus.clone()))
 }
 
 fn own_slice() -> String {
@@ -41,7 +41,7 @@ fn gone(fixture: &mut Fixture, job_cpuset: &JobCpuset) {
 
 #[test]
 fn no_thread_leaves_a_scope_and_none_is_killed_at_its_end() {
-    let Some(mut fixture) = fixture_of(CgroupOwner::Systemd) else { return };
+    let Some(mut fixture) = fixture_of(CgroupCreator::Systemd) else { return };
     let (first, last, all) = (fixture.first(), fixture.last(), fixture.all.clone());
     let (mut threaded, process) = ThreadedProcess::start(&mut fixture);
     let original_cgroup = fixture.cgroup_of(process);
@@ -79,7 +79,7 @@ fn no_thread_leaves_a_scope_and_none_is_killed_at_its_end() {
 
 #[test]
 fn the_slice_ends_with_its_last_scope() {
-    let Some(mut fixture) = fixture_of(CgroupOwner::Systemd) else { return };
+    let Some(mut fixture) = fixture_of(CgroupCreator::Systemd) else { return };
     let slice = fixture.hierarchy.cgroup(&format!("/{}", own_slice())).unwrap();
     if slice.exists() {
         skip("another warden has cpusets here");
@@ -99,7 +99,7 @@ fn the_slice_ends_with_its_last_scope() {
 
 #[test]
 fn a_scope_is_delegated_without_limits_and_survives_an_oom_kill() {
-    let Some(mut fixture) = fixture_of(CgroupOwner::Systemd) else { return };
+    let Some(mut fixture) = fixture_of(CgroupCreator::Systemd) else { return };
     let (threaded, process) = ThreadedProcess::start(&mut fixture);
     let job_cpuset = scope("shape", &fixture.first());
     assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(fixture.first()));
@@ -120,7 +120,7 @@ fn a_scope_is_delegated_without_limits_and_survives_an_oom_kill() {
 
 #[test]
 fn a_scope_takes_more_processes_and_is_not_created_for_ended_ones() {
-    let Some(mut fixture) = fixture_of(CgroupOwner::Systemd) else { return };
+    let Some(mut fixture) = fixture_of(CgroupCreator::Systemd) else { return };
     let (initial_process, first) = ThreadedProcess::start(&mut fixture);
     let (guest, second) = ThreadedProcess::start(&mut fixture);
     let (dead, late) = ThreadedProcess::start(&mut fixture);
@@ -141,7 +141,7 @@ fn a_scope_takes_more_processes_and_is_not_created_for_ended_ones() {
 
 #[test]
 fn a_refused_scope_leaves_its_process_in_the_original_cgroup() {
-    let Some(mut fixture) = fixture_of(CgroupOwner::Systemd) else { return };
+    let Some(mut fixture) = fixture_of(CgroupCreator::Systemd) else { return };
     let (threaded, process) = ThreadedProcess::start(&mut fixture);
     let original_cgroup = fixture.cgroup_of(process);
     let job_cpuset = scope("beyond", &CpuSet::from(Pu(8000)));
@@ -163,7 +163,7 @@ fn a_refused_scope_leaves_its_process_in_the_original_cgroup() {
 
 #[test]
 fn a_scope_without_its_controller_is_repaired_or_removed() {
-    let Some(mut fixture) = fixture_of(CgroupOwner::Systemd) else { return };
+    let Some(mut fixture) = fixture_of(CgroupCreator::Systemd) else { return };
     let (threaded, process) = ThreadedProcess::start(&mut fixture);
     let (job_cpuset, first, all) = (scope("off", &fixture.first()), fixture.first(), fixture.all.clone());
     let slice = fixture.hierarchy.cgroup(&format!("/{}", own_slice())).unwrap();
@@ -202,7 +202,7 @@ fn a_scope_without_its_controller_is_repaired_or_removed() {
 
 #[test]
 fn a_scope_limits_memory_nodes() {
-    let Some(mut fixture) = fixture_of(CgroupOwner::Systemd) else { return };
+    let Some(mut fixture) = fixture_of(CgroupCreator::Systemd) else { return };
     let (threaded, process) = ThreadedProcess::start(&mut fixture);
     let nodes = fixture.hierarchy.root().effective_mems().unwrap();
     let node = CpuSet::from(nodes.last().unwrap());
@@ -223,10 +223,10 @@ fn a_scope_limits_memory_nodes() {
 
 #[test]
 fn an_isolated_scope_has_exclusive_cpus() {
-    let Some(mut fixture) = fixture_of(CgroupOwner::Systemd) else { return };
+    let Some(mut fixture) = fixture_of(CgroupCreator::Systemd) else { return };
     let (threaded, process) = ThreadedProcess::start(&mut fixture);
     let (first, last, all) = (fixture.first(), fixture.last(), fixture.all.clone());
-    let job_cpuset = job_cpuset_of(CgroupOwner::Systemd, "alone", isolated(&last));
+    let job_cpuset = job_cpuset_of(CgroupCreator::Systemd, "alone", isolated(&last));
     let group = fixture.group(&job_cpuset);
     for _ in 0..2 {
         assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(last.clone()));
@@ -257,7 +257,7 @@ fn an_isolated_scope_has_exclusive_cpus() {
 
 #[test]
 fn systemd_is_reached_without_a_bus() {
-    let Some(mut fixture) = fixture_of(CgroupOwner::Systemd) else { return };
+    let Some(mut fixture) = fixture_of(CgroupCreator::Systemd) else { return };
     fixture.systemd = SystemdClient::at(vec![
         Address::Bus(PathBuf::from("/nonexistent/bus")),
         Address::Direct(PathBuf::from("/run/systemd/private")),

@@ -170,7 +170,7 @@ impl IdleTracker {
             }
         }
         idle_check.active_unassigned =
-            idle_watch.unassigned.iter().copied().filter(|&pid| !self.was_idle(pid, at).0).collect();
+            idle_watch.unassigned_pids.iter().copied().filter(|&pid| !self.was_idle(pid, at).0).collect();
         idle_check
     }
 

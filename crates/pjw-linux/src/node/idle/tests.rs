@@ -301,7 +301,7 @@ fn an_idle_cgroup_makes_all_its_processes_idle() {
 fn an_unassigned_process_is_observed_if_it_ran_or_ended() {
     let mut shell = Shell::start();
     let pid = shell.pid();
-    let idle_watch = IdleWatch { unassigned: vec![pid, Pid(u32::MAX >> 1)], ..IdleWatch::default() };
+    let idle_watch = IdleWatch { unassigned_pids: vec![pid, Pid(u32::MAX >> 1)], ..IdleWatch::default() };
     let mut tracker = IdleTracker::default();
     let mut check = || {
         let idle_check = tracker.check(&idle_watch, None, Nanos(1), false);

@@ -58,7 +58,7 @@ impl PassResult {
         scope: TaskScope<'_>,
         within: impl Fn(Pid) -> Option<&'a CpuSet>,
     ) -> Result<Self, TaskScanError> {
-        let (TaskScope::AllProcesses(in_scope) | TaskScope::Only(in_scope)) = scope;
+        let (TaskScope::AllProcessesAndThreadsOf(in_scope) | TaskScope::ThreadsOf(in_scope)) = scope;
         let mut processes = Vec::<(Pid, ScannedProcess)>::new();
         let mut places = BTreeMap::<Pid, usize>::new();
         let mut last = None::<(Pid, usize, Option<&CpuSet>)>;

@@ -17,7 +17,7 @@ use crate::tests::until;
 fn both() -> Option<[LinuxNode; 2]> {
     let node = || LinuxNode::new(BTreeSet::from(["PJW_TEST_PROCESS"])).ok();
     let (by_proc, mut by_scan) = (node()?, node()?);
-    by_scan.use_task_scan(Some(scan()?));
+    by_scan.set_task_scan(Some(scan()?));
     Some([by_proc, by_scan])
 }
 
@@ -38,14 +38,14 @@ fn seen(snapshot: &Snapshot, pid: Pid) -> Option<&Process> {
 fn agreed(scan_request: &ScanRequest, pids: &[Pid], fresh: bool) -> Option<Vec<Process>> {
     let mut nodes = both()?;
     if !fresh {
-        nodes.iter_mut().for_each(|node| drop(node.observe(scan_request)));
+        nodes.iter_mut().for_each(|node| drop(node.scan(scan_request)));
     }
     let reported = until("both report the same", || {
         if fresh {
             nodes = both()?;
         }
         let [by_proc, by_scan] = &mut nodes;
-        let snapshots = [by_proc.observe(scan_request), by_scan.observe(scan_request)];
+        let snapshots = [by_proc.scan(scan_request), by_scan.scan(scan_request)];
         let reported = snapshots.map(|snapshot| {
             assert_eq!((&snapshot.incomplete_reason, &snapshot.scope), (&None, &scan_request.scope));
             pids.iter().map(|&pid| seen(&snapshot, pid).cloned()).collect::<Option<Vec<Process>>>()
@@ -59,11 +59,11 @@ fn agreed(scan_request: &ScanRequest, pids: &[Pid], fresh: bool) -> Option<Vec<P
 #[test]
 fn a_process_hidden_from_the_task_scan_is_observed() {
     let Some([mut by_proc, mut by_scan]) = both() else { return };
-    let first = by_scan.observe(&full(&[]));
+    let first = by_scan.scan(&full(&[]));
     // A process that exists before and after also exists in between.
-    let before = by_proc.observe(&full(&[]));
-    let later = by_scan.observe(&full(&[]));
-    let after = by_proc.observe(&full(&[]));
+    let before = by_proc.scan(&full(&[]));
+    let later = by_scan.scan(&full(&[]));
+    let after = by_proc.scan(&full(&[]));
     for (pid, process) in before.processes.iter().filter_map(|(pid, seen)| Some((*pid, seen.present()?))) {
         if seen(&after, pid).is_some_and(|still| still.id == process.id) {
             assert!(seen(&later, pid).is_some(), "process {pid}, {}", process.comm);
@@ -97,14 +97,14 @@ fn a_second_scan_is_the_same_both_ways_and_without_attributes() {
 /// A node with the task scan that has scanned this process often enough to trust its fingerprint.
 fn node_with_trusted_fingerprint(test_process: &TestProcess) -> Option<LinuxNode> {
     let [_, mut node] = both()?;
-    assert!(seen(&node.observe(&full(&[])), test_process.pid()).is_some());
+    assert!(seen(&node.scan(&full(&[])), test_process.pid()).is_some());
     assert_eq!(
         node.cache.processes[&test_process.pid()].fingerprint,
         0,
         "the process may have moved between the pass and the read"
     );
     until("the fingerprint is trusted", || {
-        node.observe(&full(&[]));
+        node.scan(&full(&[]));
         (node.cache.processes[&test_process.pid()].fingerprint != 0).then_some(())
     });
     Some(node)
@@ -124,7 +124,7 @@ fn cgroups_with_the_same_fingerprint_are_read_in_some_full_scans_only() {
         if node.cache.processes[&test_process.pid()].fingerprint != 0 {
             misremember(&mut node, &test_process);
         }
-        let snapshot = node.observe(&full(&[]));
+        let snapshot = node.scan(&full(&[]));
         read += u32::from(seen(&snapshot, test_process.pid()).unwrap().attributes.is_some());
     }
     assert!((2..=3).contains(&read), "{read}");
@@ -138,7 +138,7 @@ fn a_fingerprint_is_trusted_after_two_equal_passes() {
     // As if the process had been in another cgroup during the last pass, and back when its file was read.
     (known.last_pass_fingerprint, known.fingerprint) = (known.fingerprint ^ 1, 0);
     let mut place = || {
-        node.observe(&full(&[]));
+        node.scan(&full(&[]));
         node.cache.processes[&test_process.pid()].fingerprint
     };
     assert_eq!(place(), 0);
@@ -151,7 +151,7 @@ fn a_new_mount_makes_all_cgroups_be_read_again() {
     let Some(mut node) = node_with_trusted_fingerprint(&test_process) else { return };
     misremember(&mut node, &test_process);
     node.mounts.v1_mounts.push(("another".to_owned(), "/nowhere".into()));
-    let snapshot = node.observe(&full(&[]));
+    let snapshot = node.scan(&full(&[]));
     assert!(seen(&snapshot, test_process.pid()).unwrap().attributes.is_some());
 }
 
@@ -160,7 +160,7 @@ fn a_move_in_any_hierarchy_gives_new_attributes() {
     let Some([_, mut node]) = both() else { return };
     let cgroups = TestCgroup::all();
     let (test_process, _) = TestProcess::start(3);
-    let mut attributes = || seen(&node.observe(&full(&[])), test_process.pid()).unwrap().attributes.clone();
+    let mut attributes = || seen(&node.scan(&full(&[])), test_process.pid()).unwrap().attributes.clone();
     assert!(attributes().is_some());
     for cgroup in &cgroups {
         assert!(attributes().is_none() && attributes().is_none());
@@ -177,11 +177,11 @@ fn a_full_scan_finds_new_and_ended_processes() {
     let Some([_, mut node]) = both() else { return };
     let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
     let pid = Pid(child.id());
-    assert!(seen(&node.observe(&full(&[])), pid).is_some());
+    assert!(seen(&node.scan(&full(&[])), pid).is_some());
     child.kill().unwrap();
-    until("the process is a zombie", || seen(&node.observe(&full(&[])), pid).is_none().then_some(()));
+    until("the process is a zombie", || seen(&node.scan(&full(&[])), pid).is_none().then_some(()));
     child.wait().unwrap();
-    let snapshot = node.observe(&full(&[]));
+    let snapshot = node.scan(&full(&[]));
     assert!(snapshot.scope == ScanScope::Full && !snapshot.processes.contains_key(&pid));
 }
 

@@ -18,10 +18,10 @@ pub struct EventLoss {
 
 /// Why the kernel's process events (fork, exec and exit) are not available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum ProcEventsFault {
+pub enum ProcEventsError {
     /// This user has no permission to receive process events. Before Linux 6.6, `CAP_NET_ADMIN` is required.
     #[error("process events need CAP_NET_ADMIN before Linux 6.6")]
-    Denied,
+    PermissionDenied,
     /// The kernel was built without process events (`CONFIG_PROC_EVENTS`).
     #[error("this kernel has no process events")]
     Unsupported,

@@ -12,5 +12,5 @@ mod datagram;
 mod event;
 mod socket;
 
-pub use event::{EventLoss, ProcEventsFault};
+pub use event::{EventLoss, ProcEventsError};
 pub use socket::ProcEvents;

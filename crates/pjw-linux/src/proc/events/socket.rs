@@ -12,7 +12,7 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 
 use super::datagram::{self, CN_IDX_PROC, CN_VAL_PROC, CONNECTOR_HEADER, NETLINK_HEADER, SequenceNumbers};
-use super::event::{EventLoss, ProcEventsFault};
+use super::event::{EventLoss, ProcEventsError};
 use crate::sys::{
     clock,
     errno::{from_io, from_rustix},
@@ -46,13 +46,13 @@ impl ProcEvents {
     ///
     /// # Errors
     /// If the kernel refuses the subscription, has no process events, or delivers none to this process.
-    pub fn open() -> Result<Self, ProcEventsFault> {
+    pub fn open() -> Result<Self, ProcEventsError> {
         let fault = |error| match from_rustix(error) {
-            Errno::EPERM | Errno::EACCES => ProcEventsFault::Denied,
-            Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT | Errno::ENOENT => ProcEventsFault::Unsupported,
+            Errno::EPERM | Errno::EACCES => ProcEventsError::PermissionDenied,
+            Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT | Errno::ENOENT => ProcEventsError::Unsupported,
             // The kernel's end of the connector exists only in the initial network namespace.
-            Errno::ECONNREFUSED => ProcEventsFault::NoEvents,
-            other => ProcEventsFault::Other(other),
+            Errno::ECONNREFUSED => ProcEventsError::NoEvents,
+            other => ProcEventsError::Other(other),
         };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let connector = Some(net::netlink::CONNECTOR);
@@ -118,11 +118,11 @@ impl ProcEvents {
     }
 
     /// Starts threads until the event of one of them arrives.
-    fn verify_delivery(&mut self) -> Result<(), ProcEventsFault> {
+    fn verify_delivery(&mut self) -> Result<(), ProcEventsError> {
         let deadline = Instant::now() + VERIFY_TIMEOUT;
         let mut forks = Vec::new();
         loop {
-            let tid = spawn_thread().map_err(|error| ProcEventsFault::Other(from_io(error)))?;
+            let tid = spawn_thread().map_err(|error| ProcEventsError::Other(from_io(error)))?;
             forks.push(ProcessEvent::ThreadFork { pid: Pid(std::process::id()), tid });
             let mut events = Vec::new();
             self.drain_events(&mut events);
@@ -131,7 +131,7 @@ impl ProcEvents {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(ProcEventsFault::NoEvents);
+                return Err(ProcEventsError::NoEvents);
             }
             let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
             // An interrupted wait only ends earlier.

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use super::*;
 use crate::proxy::{ForkError, Template};
-use crate::{Exit, SpawnError, Step};
+use crate::{Exit, SpawnError, SpawnStep};
 use nix::errno::Errno;
 
 /// Writes the process id and the mask as the first act, without a C library. Ends with 0.
@@ -108,7 +108,7 @@ fn one_instance_of_ten_with_too_large_an_environment_fails_and_nine_run() {
         Ok(child) => assert_eq!(child.wait().unwrap(), Exit::Code(0)),
         Err(error) => failed.push((instance.rank, error)),
     });
-    assert_eq!(failed, [(4, ForkError::Failed(SpawnError { step: Step::Exec, errno: Errno::E2BIG }))]);
+    assert_eq!(failed, [(4, ForkError::Failed(SpawnError { step: SpawnStep::Exec, errno: Errno::E2BIG }))]);
 }
 
 #[test]
@@ -118,16 +118,16 @@ fn an_instance_of_another_shape_needs_another_template() {
     let mut template = Template::load(&context, &instance(0, &["true"])).unwrap();
     assert_eq!(
         template.fork(&instance(1, &["true", "x"])).unwrap_err(),
-        ForkError::Unfit("number of arguments")
+        ForkError::Mismatch("number of arguments")
     );
     let mut other = instance(1, &["true"]);
     other.variables = vec![c"B=2".to_owned()];
-    assert_eq!(template.fork(&other).unwrap_err(), ForkError::Unfit("number of variables"));
+    assert_eq!(template.fork(&other).unwrap_err(), ForkError::Mismatch("number of variables"));
     let mut first = instance(0, &["true"]);
     first.variables = vec![c"LD_LIBRARY_PATH=/a".to_owned()];
     let mut template = Template::load(&context, &first).unwrap();
     first.variables = vec![c"LD_LIBRARY_PATH=/b".to_owned()];
-    assert_eq!(template.fork(&first).unwrap_err(), ForkError::Unfit("variable of the dynamic linker"));
+    assert_eq!(template.fork(&first).unwrap_err(), ForkError::Mismatch("variable of the dynamic linker"));
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn a_mask_without_an_online_cpu_is_an_error_of_its_instance() {
     let context = context(&compile(directory.path(), "true", "int main(void) { return 0; }", &[]), &[]);
     let mut template = Template::load(&context, &instance(0, &["true"])).unwrap();
     let error = template.fork(&on(instance(0, &["true"]), "8000")).unwrap_err();
-    assert_eq!(error, ForkError::Failed(SpawnError { step: Step::Mask, errno: Errno::EINVAL }));
+    assert_eq!(error, ForkError::Failed(SpawnError { step: SpawnStep::Mask, errno: Errno::EINVAL }));
     assert!(template.fork(&instance(1, &["true"])).is_ok());
 }
 

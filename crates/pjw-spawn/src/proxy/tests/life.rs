@@ -52,7 +52,7 @@ fn an_instance_ends_by_its_own_signal_and_lives_longer_than_its_template() {
     assert!(status.contains("TracerPid:\t0"), "{status}");
     drop(template);
     assert!(is_alive(child.pid.0));
-    child.signal(libc::SIGTERM).unwrap();
+    child.send_signal(libc::SIGTERM).unwrap();
     assert_eq!(child.wait().unwrap(), Exit::Signal(libc::SIGTERM));
 }
 
@@ -76,9 +76,9 @@ fn a_changed_program_is_noticed() {
     let program = compile(directory.path(), "sleep", SLEEP, &[]);
     let context = context(&program, &[]);
     let template = Template::load(&context, &instance(0, &["sleep"])).unwrap();
-    assert!(template.is_current());
+    assert!(template.is_up_to_date());
     fs::remove_file(&program).unwrap();
-    assert!(!template.is_current());
+    assert!(!template.is_up_to_date());
 }
 
 #[test]
@@ -120,11 +120,11 @@ fn busy_launcher() {
     loop {
         let mut template = Template::load(&context, &instances[0]).unwrap();
         let spare = template.make_spare().unwrap();
-        let mut children = vec![template.begin(spare, &instances[0]).unwrap()];
+        let mut children = vec![template.start_spare(spare, &instances[0]).unwrap()];
         let _spare = template.make_spare().unwrap();
         template.fork_n(&instances, |_, child| children.push(child.unwrap()));
         for child in children {
-            child.signal(libc::SIGKILL).unwrap();
+            child.send_signal(libc::SIGKILL).unwrap();
             child.wait().unwrap();
         }
     }

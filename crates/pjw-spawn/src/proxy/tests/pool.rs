@@ -36,10 +36,10 @@ fn a_worker_that_is_killed_is_replaced_by_a_spare_with_its_arguments() {
     for round in 0..20 {
         let index = round % 3;
         let before = pool.worker(index).unwrap().pid;
-        pool.worker(index).unwrap().signal(libc::SIGKILL).unwrap();
+        pool.worker(index).unwrap().send_signal(libc::SIGKILL).unwrap();
         let ended = pool.wait(None).unwrap().unwrap();
         assert_eq!((ended.index, ended.exit), (index, Exit::Signal(libc::SIGKILL)));
-        ended.replaced.unwrap().unwrap();
+        ended.replacement.unwrap().unwrap();
         let now = pool.worker(index).unwrap().pid;
         assert_ne!(now, before);
         assert_eq!(lines.next().unwrap(), format!("w{index} {now}"));
@@ -47,13 +47,13 @@ fn a_worker_that_is_killed_is_replaced_by_a_spare_with_its_arguments() {
             fs::read(format!("/proc/{}/cmdline", now.0)).unwrap(),
             format!("worker\0w{index}\0").as_bytes()
         );
-        assert_eq!(pool.spares(), 1);
+        assert_eq!(pool.ready_spares(), 1);
         assert!(pool.wait(Some(0)).unwrap().is_none());
-        assert_eq!(pool.spares(), 2);
+        assert_eq!(pool.ready_spares(), 2);
     }
     let workers: Vec<_> = (0..3).map(|index| pool.worker(index).unwrap().pid.0).collect();
     for index in 0..3 {
-        pool.worker(index).unwrap().signal(libc::SIGKILL).unwrap();
+        pool.worker(index).unwrap().send_signal(libc::SIGKILL).unwrap();
     }
     drop(pool);
     for pid in workers {
@@ -69,7 +69,7 @@ fn a_worker_that_is_done_is_not_replaced() {
     let program = compile(directory.path(), "true", "int main(void) { return 0; }", &[]);
     let mut pool = Pool::start(&context(&program, &[]), vec![instance(0, &["true"])], 1).unwrap();
     let ended = pool.wait(None).unwrap().unwrap();
-    assert!(ended.exit == Exit::Code(0) && ended.replaced.is_none());
+    assert!(ended.exit == Exit::Code(0) && ended.replacement.is_none());
     assert!(pool.worker(0).is_none());
     assert!(pool.wait(Some(0)).unwrap().is_none());
 }

@@ -44,7 +44,7 @@ pub(super) fn instance(rank: u32, arguments: &[&str]) -> Instance {
 }
 
 pub(super) fn on(mut instance: Instance, cpus: &str) -> Instance {
-    instance.placement = Arc::new(Placement::on(cpus.parse::<CpuSet>().unwrap()));
+    instance.placement = Arc::new(Placement::on_cpus(cpus.parse::<CpuSet>().unwrap()));
     instance
 }
 

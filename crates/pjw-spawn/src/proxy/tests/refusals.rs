@@ -6,12 +6,12 @@ use std::process::Command;
 use nix::errno::Errno;
 
 use super::*;
-use crate::proxy::{Template, TemplateRefusal};
-use crate::{SpawnError, Step};
+use crate::proxy::{Template, TemplateError};
+use crate::{SpawnError, SpawnStep};
 
 const TRUE: &str = "int main(void) { return 0; }";
 
-fn refusal(program: &std::path::Path, environment: &[&str]) -> TemplateRefusal {
+fn refusal(program: &std::path::Path, environment: &[&str]) -> TemplateError {
     Template::load(&context(program, environment), &instance(0, &["x"])).unwrap_err()
 }
 
@@ -19,14 +19,20 @@ fn refusal(program: &std::path::Path, environment: &[&str]) -> TemplateRefusal {
 fn a_program_that_is_not_there_or_not_executable_is_refused_with_the_step() {
     let directory = tempfile::tempdir().unwrap();
     let missing = refusal(&directory.path().join("missing"), &[]);
-    assert_eq!(missing, TemplateRefusal::Start(SpawnError { step: Step::Exec, errno: Errno::ENOENT }));
+    assert_eq!(
+        missing,
+        TemplateError::StartFailed(SpawnError { step: SpawnStep::Exec, errno: Errno::ENOENT })
+    );
     let a_directory = refusal(directory.path(), &[]);
-    assert_eq!(a_directory, TemplateRefusal::Start(SpawnError { step: Step::Exec, errno: Errno::EACCES }));
+    assert_eq!(
+        a_directory,
+        TemplateError::StartFailed(SpawnError { step: SpawnStep::Exec, errno: Errno::EACCES })
+    );
     let text = directory.path().join("text");
     write_executable(&text, "no program");
     assert_eq!(
         refusal(&text, &[]),
-        TemplateRefusal::Start(SpawnError { step: Step::Exec, errno: Errno::ENOEXEC })
+        TemplateError::StartFailed(SpawnError { step: SpawnStep::Exec, errno: Errno::ENOEXEC })
     );
 }
 
@@ -35,10 +41,10 @@ fn a_set_user_id_program_and_one_with_capabilities_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let program = compile(directory.path(), "true", TRUE, &[]);
     std::fs::set_permissions(&program, PermissionsExt::from_mode(0o4755)).unwrap();
-    assert_eq!(refusal(&program, &[]), TemplateRefusal::Privileged);
+    assert_eq!(refusal(&program, &[]), TemplateError::Privileged);
     std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
     if Command::new("setcap").arg("cap_net_raw+ep").arg(&program).status().is_ok_and(|done| done.success()) {
-        assert_eq!(refusal(&program, &[]), TemplateRefusal::Privileged);
+        assert_eq!(refusal(&program, &[]), TemplateError::Privileged);
     } else {
         eprintln!("skipped: capabilities of files, which setcap could not give");
     }
@@ -59,7 +65,7 @@ fn a_program_that_ends_before_main_is_refused_with_its_status() {
         &[library.to_str().unwrap()],
     );
     std::fs::remove_file(&library).unwrap();
-    assert_eq!(refusal(&program, &[]), TemplateRefusal::Exited(127));
+    assert_eq!(refusal(&program, &[]), TemplateError::Exited(127));
 }
 
 #[test]
@@ -82,7 +88,7 @@ fn threads_before_main_are_refused_with_their_number() {
     assert!(made.success());
     let program = compile(directory.path(), "true", TRUE, &[]);
     let audit = format!("LD_AUDIT={}", library.display());
-    assert_eq!(refusal(&program, &[&audit]), TemplateRefusal::Threads(2));
+    assert_eq!(refusal(&program, &[&audit]), TemplateError::MultipleThreads(2));
 }
 
 #[test]
@@ -98,8 +104,8 @@ fn a_32_bit_program_is_refused() {
         return;
     }
     let refused = refusal(&program, &[]);
-    let no_support = TemplateRefusal::Start(SpawnError { step: Step::Exec, errno: Errno::ENOEXEC });
-    assert!([TemplateRefusal::Architecture, no_support].contains(&refused), "{refused}");
+    let no_support = TemplateError::StartFailed(SpawnError { step: SpawnStep::Exec, errno: Errno::ENOEXEC });
+    assert!([TemplateError::WrongArchitecture, no_support].contains(&refused), "{refused}");
 }
 
 #[test]
@@ -112,7 +118,7 @@ fn a_forbidden_ptrace_is_told() {
         refusal(&program, &[])
     });
     let refused = refused.join().unwrap();
-    assert_eq!(refused, TemplateRefusal::Forbidden(Errno::EPERM));
+    assert_eq!(refused, TemplateError::Forbidden(Errno::EPERM));
     assert!(refused.to_string().contains("ptrace_scope"), "{refused}");
 }
 

@@ -41,12 +41,12 @@ fn instances_map_copies_on_their_node_which_nobody_else_sees() {
     let replicas = Replicas::of_process(probe.pid(), [0]).unwrap();
     drop(probe);
     assert!(replicas.bytes_per_node() > 1_000_000, "{replicas} has the C library");
-    replicas.check(1 << 30).unwrap();
+    replicas.check_memory(1 << 30).unwrap();
     let mounts_before = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let thread = std::thread::spawn(move || {
-        replicas.enter(0)?;
+        replicas.enter_mount_namespace(0)?;
         let mut template = Template::load(&context, &first).unwrap();
-        assert!(template.is_current());
+        assert!(template.is_up_to_date());
         let (text, exit, _) = run(&mut template, first).unwrap();
         assert_eq!(exit, Exit::Code(0));
         Ok::<_, ReplicaError>(text)
@@ -75,6 +75,6 @@ fn a_user_without_the_privilege_is_told_so() {
         return;
     }
     let replicas = Replicas::of_process(pjw_core::ids::Pid(std::process::id()), [0]).unwrap();
-    let refused = std::thread::spawn(move || replicas.enter(0)).join().unwrap().unwrap_err();
+    let refused = std::thread::spawn(move || replicas.enter_mount_namespace(0)).join().unwrap().unwrap_err();
     assert_eq!(refused, ReplicaError::NotPermitted);
 }

@@ -47,7 +47,7 @@ fn examine(warden: &Warden) -> anyhow::Result<DiagnosisInput> {
     let watched = scanner.watch(&first, &answer.records, &answer.housekeeping);
     let processes: Vec<(Pid, Uid, Comm)> = programs(&watched.after).collect();
     let policy = scanner.policy();
-    let mut host = survey::host_facts(&watched.after.online);
+    let mut host = survey::read_host_facts(&watched.after.online);
     host.incomplete_reason =
         watched.after.incomplete_reason.clone().or_else(|| watched.before.incomplete_reason.clone());
     let has_kernel = watched
@@ -56,12 +56,13 @@ fn examine(warden: &Warden) -> anyhow::Result<DiagnosisInput> {
         .values()
         .filter_map(Observed::present)
         .any(|process| process.is_kernel_thread);
-    host.container = !has_kernel && !host.hides_processes;
+    host.in_container = !has_kernel && !host.hides_processes;
     let watch = scanner.diagnosis(&watched);
     let mut jobs = watch.observed_jobs(&answer.held);
     let mounts = CgroupMounts::read();
     for job in jobs.iter_mut().take(MAX_CGROUPS) {
-        job.has_cpuset = job.cgroup.as_deref().and_then(|path| survey::has_cpuset_controller(&mounts, path));
+        job.has_cpuset_controller =
+            job.cgroup.as_deref().and_then(|path| survey::has_cpuset_controller(&mounts, path));
     }
     for job in &mut jobs {
         job.enforcement = answer.kept_by.get(&job.id).cloned().unwrap_or_default();
@@ -76,7 +77,7 @@ fn examine(warden: &Warden) -> anyhow::Result<DiagnosisInput> {
         host,
         conflicting_programs: conflicting_programs(processes.iter().copied(), policy.first_person_uid),
         schedulers: scan::schedulers(&processes, policy.first_person_uid),
-        cpuset_support: survey::cpuset_support_by_reading(),
+        cpuset_support: survey::read_cpuset_support(),
         warden: answer.warden,
         viewer: viewer(),
         first_person_uid: policy.first_person_uid,

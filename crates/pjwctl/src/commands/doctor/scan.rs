@@ -52,7 +52,7 @@ impl Scanner {
         };
         let flux_user = User::from_name("flux").ok().flatten().map(|user| Uid(user.uid.as_raw()));
         Ok(Self {
-            node: LinuxNode::new(pjw_sources::wanted_variables())?,
+            node: LinuxNode::new(pjw_sources::identifying_variables())?,
             state: WardenState::new(topology, &CpuSet::new()),
             policy,
             host: Host { name: clock::hostname(), flux_user },
@@ -92,7 +92,7 @@ impl Scanner {
         housekeeping: &CpuSet,
     ) -> ScanResults {
         self.state.pool.set_housekeeping(housekeeping);
-        records.iter().cloned().for_each(|record| self.state.replay(record));
+        records.iter().cloned().for_each(|record| self.state.apply_record(record));
         let mut more = self.decide(first);
         for _ in 0..MAX_SCANS {
             let Some(look) = more.take() else { break };
@@ -100,7 +100,7 @@ impl Scanner {
             more = self.decide(&snapshot);
         }
         let threads_of = pids_to_scan_fully(&self.state);
-        let cgroups = self.state.job_cgroups();
+        let cgroups = self.state.job_cgroup_paths();
         let closer = ScanScope::Partial(threads_of.clone());
         let interrupts = irq::InterruptCounts::read();
         let before = self.observe(&scan::ScanRequest {
@@ -124,11 +124,11 @@ impl Scanner {
     }
 
     fn observe(&mut self, look: &scan::ScanRequest) -> Snapshot {
-        let mut snapshot = self.node.observe(look);
+        let mut snapshot = self.node.scan(look);
         for seen in snapshot.processes.values_mut() {
             let Observed::Present(process) = seen else { continue };
             process.job_marks = process.attributes.as_ref().map(|attributes| {
-                pjw_sources::recognise(&process.comm, attributes, &self.host, &self.policy.sources)
+                pjw_sources::recognise_jobs(&process.comm, attributes, &self.host, &self.policy.sources)
             });
         }
         snapshot
@@ -137,7 +137,7 @@ impl Scanner {
     /// Runs one decision of the warden without its actions. Returns the next scan that the decision needs.
     fn decide(&mut self, snapshot: &Snapshot) -> Option<scan::ScanRequest> {
         let decision = reconcile(&mut self.state, snapshot, &[], &self.policy);
-        decision.plan.mask_actions.iter().for_each(|action| self.state.note_mask_not_tried(action));
+        decision.plan.mask_actions.iter().for_each(|action| self.state.record_mask_not_attempted(action));
         // No action is carried out, so only facts that are still missing justify another scan.
         decision.next_scan.filter(|_| decision.plan.mask_actions.is_empty())
     }

@@ -10,7 +10,7 @@ use pjw_core::job::{Grant, GrantedBy, Job, JobId, JobRequest, Lifetime};
 use pjw_core::record::{Membership, Record};
 use pjw_core::time::{Nanos, UnixMillis};
 use pjw_core::{cpuset::CpuSet, evidence::Evidence};
-use pjw_ipc::client::{Client, ConnectFault};
+use pjw_ipc::client::{Client, ConnectError};
 use pjw_ipc::wire;
 
 use crate::render::status::is_alarming;
@@ -51,9 +51,9 @@ pub(super) fn read(warden: &Warden, runs: bool) -> Answer {
     if !runs && warden.named_socket().is_none() {
         return Answer::none(absent());
     }
-    let mut client = match Client::connect_within(&warden.path(), TIMEOUT) {
+    let mut client = match Client::connect_with_timeout(&warden.path(), TIMEOUT) {
         Ok(client) => client,
-        Err(fault @ ConnectFault::NotRunning { .. }) => {
+        Err(fault @ ConnectError::NotRunning { .. }) => {
             return Answer::none(WardenStatus::Absent(fault.to_string()));
         }
         Err(fault) => return Answer::none(WardenStatus::Unresponsive(fault.to_string())),
@@ -65,7 +65,7 @@ pub(super) fn read(warden: &Warden, runs: bool) -> Answer {
 }
 
 fn answer(client: &mut Client, status: &wire::Status) -> Answer {
-    let seen = WardenStatus::Answers {
+    let seen = WardenStatus::Responsive {
         version: status.version.clone(),
         own_version: env!("CARGO_PKG_VERSION").to_owned(),
         observes: status.mode == "observe",

@@ -8,8 +8,8 @@ use anyhow::{anyhow, bail};
 use nix::unistd::{User, geteuid};
 use pjw_core::job::{CpuRequest, JobId};
 use pjw_core::{cpuset::CpuSet, ids::Tid};
-use pjw_ipc::call::{Assign, JobName};
-use pjw_ipc::client::{Client, ClientFault};
+use pjw_ipc::call::{Assign, JobParameter};
+use pjw_ipc::client::{Client, ClientError};
 use pjw_ipc::wire::{Job, Status};
 use pjw_linux::sys::affinity;
 use pjw_sources::announcement::{JobAnnouncement, JobOwner};
@@ -51,7 +51,7 @@ impl HookClient {
     }
 
     fn connect(&self) -> anyhow::Result<Client> {
-        Ok(Client::connect_within(&self.socket, self.left())?)
+        Ok(Client::connect_with_timeout(&self.socket, self.left())?)
     }
 
     /// Calls a method, and returns one field of the reply. Repeats the call as long as the daemon is busy.
@@ -60,10 +60,10 @@ impl HookClient {
         method: &str,
         request: &impl Serialize,
         field: &str,
-    ) -> anyhow::Result<Result<T, ClientFault>> {
+    ) -> anyhow::Result<Result<T, ClientError>> {
         loop {
             match call_for(&mut self.connect()?, method, request, field) {
-                Err(ClientFault::Refused { error, .. }) if error.ends_with(".Busy") && self.may_retry() => {
+                Err(ClientError::Refused { error, .. }) if error.ends_with(".Busy") && self.may_retry() => {
                     sleep(RETRY_DELAY);
                 }
                 answer => return Ok(answer),
@@ -106,8 +106,8 @@ impl HookClient {
     pub(super) fn release(&self, announcement: &JobAnnouncement) -> anyhow::Result<()> {
         for job in std::iter::once(&announcement.job).chain(&announcement.alias) {
             let job = job.to_string();
-            match self.call::<Value>("Release", &JobName { job: job.clone() }, "released")? {
-                Err(ClientFault::Refused { .. })
+            match self.call::<Value>("Release", &JobParameter { job: job.clone() }, "released")? {
+                Err(ClientError::Refused { .. })
                     if self.status()?.jobs.iter().all(|other| other.id != job) => {}
                 answer => drop(answer?),
             }

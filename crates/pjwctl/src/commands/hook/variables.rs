@@ -76,7 +76,7 @@ fn openmp(grant: &CpuSet, mask: Option<&CpuSet>, cores: &[Core], task: SlurmTask
     let usable_cores = cores_in(usable, cores).max(1);
     let in_core = |core: &Core| core.cpus.parse::<CpuSet>().unwrap_or_default().intersection(usable).len();
     let widest = cores.iter().map(in_core).max().unwrap_or(1).max(1);
-    let tasks = if own.is_some() { 1 } else { task.tasks as usize };
+    let tasks = if own.is_some() { 1 } else { task.task_count as usize };
     let (threads, all) = match task.cpus_per_task {
         // The requested CPUs are threads. The last core may be allocated whole for one of them.
         Some(requested) => (requested as usize, requested as usize * tasks + widest > usable.len()),
@@ -120,7 +120,7 @@ mod tests {
     }
 
     const ALONE: SlurmTaskCpus =
-        SlurmTaskCpus { cpus_per_task: None, step_cpus: None, job_cpus: None, tasks: 1 };
+        SlurmTaskCpus { cpus_per_task: None, step_cpus: None, job_cpus: None, task_count: 1 };
 
     #[test]
     fn a_task_that_is_alone_has_a_thread_for_each_core_and_places_of_its_own() {
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn tasks_that_share_a_mask_get_threads_and_no_places() {
-        let four = SlurmTaskCpus { tasks: 4, ..ALONE };
+        let four = SlurmTaskCpus { task_count: 4, ..ALONE };
         assert_eq!(announcement(&plain(), "0-7", None, four), (2, "-"));
         assert_eq!(announcement(&plain(), "0-1", None, four), (1, "-"), "at least one");
         assert_eq!(
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_task_that_its_scheduler_bound_has_the_cpus_of_its_mask() {
-        let four = SlurmTaskCpus { tasks: 4, ..ALONE };
+        let four = SlurmTaskCpus { task_count: 4, ..ALONE };
         assert_eq!(announcement(&plain(), "0-7", Some("2-3"), four), (2, "threads"));
         assert_eq!(
             announcement(&plain(), "0-7", Some("2-3"), SlurmTaskCpus { cpus_per_task: Some(2), ..four }),
@@ -187,7 +187,7 @@ mod tests {
         let step = |step, tasks| SlurmTaskCpus {
             step_cpus: Some(step),
             job_cpus: Some(8),
-            tasks,
+            task_count: tasks,
             cpus_per_task: None,
         };
         assert_eq!(announcement(&plain(), "0-7", None, step(8, 1)), (8, "threads"));

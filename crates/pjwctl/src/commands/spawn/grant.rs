@@ -4,8 +4,8 @@ use std::ffi::OsStr;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Tid;
-use pjw_ipc::call::{Assign, PidNumber, PidReasons};
-use pjw_ipc::client::{Client, ClientFault};
+use pjw_ipc::call::{Assign, ExplainPid, PidReasons};
+use pjw_ipc::client::{Client, ClientError};
 use pjw_ipc::wire::Job;
 use pjw_linux::sys::affinity;
 
@@ -49,7 +49,7 @@ impl Grant {
             Err(fault) => {
                 let job = schedulers_job(&mut client, pid).filter(|_| request.job.is_none());
                 return match (fault, job) {
-                    (ClientFault::Refused { .. }, Some(job)) => {
+                    (ClientError::Refused { .. }, Some(job)) => {
                         Ok(Self { cpus: own_mask()?, job: Some(job), client: None })
                     }
                     (fault, _) => Err(fault.into()),
@@ -75,7 +75,7 @@ impl Grant {
 
 /// The job of this process, if it is one of a scheduler.
 fn schedulers_job(client: &mut Client, pid: u32) -> Option<String> {
-    let reasons: PidReasons = client.call("ExplainPid", &PidNumber { pid, after_tid: None }).ok()?;
+    let reasons: PidReasons = client.call("ExplainPid", &ExplainPid { pid, after_tid: None }).ok()?;
     reasons.job.filter(|job| !job.starts_with("manual:"))
 }
 

@@ -10,7 +10,7 @@ use anyhow::Context;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use pjw_core::cpuset::CpuSet;
-use pjw_spawn::proxy::TemplateRefusal;
+use pjw_spawn::proxy::TemplateError;
 use pjw_spawn::{Batch, Child, Exit, Instance, SpawnError};
 
 use super::labels::Labels;
@@ -61,7 +61,7 @@ pub(super) struct Group {
     started_between: Option<(Duration, Duration)>,
     progress: Option<Instant>,
     /// Why a program that was to have a template has none.
-    pub(super) refusal: Option<TemplateRefusal>,
+    pub(super) refusal: Option<TemplateError>,
 }
 
 /// What is known of an instance.
@@ -185,11 +185,11 @@ impl Group {
             self.batches[index] = Some((batch, ranks));
             return Ok(());
         }
-        if let Some((begin, end)) = batch.started_between() {
+        if let Some((begin, end)) = batch.start_period() {
             let (first, last) = self.started_between.unwrap_or((begin, end));
             self.started_between = Some((first.min(begin), last.max(end)));
         }
-        self.refusal = self.refusal.or(batch.refusal());
+        self.refusal = self.refusal.or(batch.template_error());
         let _ = self.epoll.delete(&batch);
         drop(batch);
         if self.batches.iter().all(Option::is_none) {
@@ -213,7 +213,7 @@ impl Group {
                 self.running += 1;
                 state.pid = Some(child.pid.0);
                 if let Some(signal) = self.ending {
-                    let _ = child.signal(signal);
+                    let _ = child.send_signal(signal);
                 }
                 self.epoll
                     .add(&child, EpollEvent::new(EpollFlags::EPOLLIN, CHILD | u64::from(rank)))
@@ -267,7 +267,7 @@ impl Group {
     /// An instance that has ended needs no signal.
     fn send(&self, signal: i32) {
         self.states.iter().filter_map(|state| state.child.as_ref()).for_each(|child| {
-            let _ = child.signal(signal);
+            let _ = child.send_signal(signal);
         });
     }
 

@@ -18,13 +18,13 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use pjw_core::cpuset::CpuSet;
-use pjw_core::parts::{PartMap, only_node, parts};
+use pjw_core::parts::{PartMap, divide_into_parts, only_numa_node};
 use pjw_core::topology::Topology;
 use pjw_linux::topology::{self, TopologySource};
 use pjw_spawn::proxy::Template;
 use pjw_spawn::{
-    Arguments, CheckError, Context, Instance, Placement, Stdio, check_room, default_fault_signals,
-    reserve_descriptors,
+    Arguments, CheckError, Context, Instance, Placement, Stdio, check_process_limits, raise_descriptor_limit,
+    reset_fault_signals,
 };
 
 use super::connection::Warden;
@@ -57,7 +57,7 @@ pub(super) fn run(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCo
 }
 
 fn spawn(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
-    default_fault_signals();
+    reset_fault_signals();
     let commands = commands::read(request)?;
     let size = commands.iter().map(|command| command.ranks.len()).sum::<usize>();
     if size == 0 {
@@ -68,8 +68,8 @@ fn spawn(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
         commands.into_iter().map(|command| prepare(command, request)).collect::<anyhow::Result<_>>()?;
     let mut labels = Labels::default();
     let descriptors = if request.label { DESCRIPTORS_OF_LABELS + 1 } else { 1 };
-    check_room(size as usize)?;
-    reserve_descriptors(size as usize * descriptors)?;
+    check_process_limits(size as usize)?;
+    raise_descriptor_limit(size as usize * descriptors)?;
     let topology = topology::load_topology(TopologySource::Live)?;
     let name = programs.first().map(|(_, command, _)| command.program.clone()).unwrap_or_default();
     let grant = Grant::obtain(warden, request, size, &name)?;
@@ -137,22 +137,22 @@ fn placements(
         Some(cores) => first_cores(topology, granted, cores)?,
     };
     let map = request.map.clone().unwrap_or_default();
-    let parts = parts(topology, &cpus, &map, size);
+    let parts = divide_into_parts(topology, &cpus, &map, size);
     if let Some(part) = parts.iter().find(|part| !part.is_subset(granted)) {
         bail!(
             "the part {part} of the map is not inside the CPUs {granted}: choose from these, or request others with --cores"
         );
     }
     let placement = |part: CpuSet| {
-        let memory_node = only_node(topology, &part);
-        Arc::new(Placement { memory_node, ..Placement::on(part) })
+        let memory_node = only_numa_node(topology, &part);
+        Arc::new(Placement { preferred_numa_node: memory_node, ..Placement::on_cpus(part) })
     };
     Ok(parts.into_iter().map(placement).collect())
 }
 
 /// The first cores of the own mask, for `--local --cores`.
 fn first_cores(topology: &Topology, mask: &CpuSet, cores: u32) -> anyhow::Result<CpuSet> {
-    let all = parts(topology, mask, &PartMap::Core, 0);
+    let all = divide_into_parts(topology, mask, &PartMap::Core, 0);
     let wanted = usize::try_from(cores)?;
     if wanted == 0 || wanted > all.len() {
         bail!(

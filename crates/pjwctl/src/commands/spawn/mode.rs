@@ -1,6 +1,6 @@
 //! How the instances were started, and why.
 
-use pjw_spawn::proxy::TemplateRefusal;
+use pjw_spawn::proxy::TemplateError;
 
 use super::group::Group;
 use crate::cli::ProxyArg;
@@ -13,7 +13,7 @@ pub(super) enum Mode {
     /// Each executed the program, because there are fewer than two of it.
     Single,
     /// Each executed the program, because it can't have a template.
-    Refused(TemplateRefusal),
+    Refused(TemplateError),
     /// They are forks of a template.
     Proxy,
 }

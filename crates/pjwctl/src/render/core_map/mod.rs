@@ -33,7 +33,7 @@ pub enum Holder {
     /// The job at this index in the list of jobs, counted from 0.
     Job(usize),
     /// Several jobs hold the core or the PU.
-    Several,
+    SeveralJobs,
     /// The system: the PU is reserved, and no job gets it.
     Housekeeping,
     /// The PU is free.
@@ -49,7 +49,7 @@ impl Holder {
     pub fn symbol(self) -> (char, Style) {
         match self {
             Holder::Job(n) => (job_letter(n), style::job_style(n)),
-            Holder::Several => ('!', style::FAILURE),
+            Holder::SeveralJobs => ('!', style::FAILURE),
             Holder::Housekeeping => ('#', style::SECONDARY),
             Holder::Free => ('.', Style::new()),
             Holder::Offline => ('x', style::SECONDARY),
@@ -62,7 +62,7 @@ impl Holder {
     pub fn name(self, jobs: &[Job]) -> String {
         match self {
             Holder::Job(n) => jobs.get(n).map(|job| text::printable(&job.id)).unwrap_or_default(),
-            Holder::Several => "several jobs".to_owned(),
+            Holder::SeveralJobs => "several jobs".to_owned(),
             Holder::Housekeeping => "housekeeping".to_owned(),
             Holder::Free => "free".to_owned(),
             Holder::Offline => "offline".to_owned(),
@@ -88,8 +88,8 @@ impl PuHolders {
         for (n, job) in jobs.iter().enumerate() {
             for pu in set(&job.cpus).iter() {
                 let holder = by_pu.entry(pu).or_insert(Holder::Free);
-                *holder = if matches!(holder, Holder::Job(_) | Holder::Several) {
-                    Holder::Several
+                *holder = if matches!(holder, Holder::Job(_) | Holder::SeveralJobs) {
+                    Holder::SeveralJobs
                 } else {
                     Holder::Job(n)
                 };
@@ -99,14 +99,14 @@ impl PuHolders {
     }
 
     /// Returns the holder of the core that consists of the PUs `pus`: the job that holds any of these PUs, or
-    /// [`Holder::Several`] if several jobs do. If no job does: housekeeping, free or offline.
+    /// [`Holder::SeveralJobs`] if several jobs do. If no job does: housekeeping, free or offline.
     #[must_use]
     pub fn holder_of_core(&self, pus: &CpuSet) -> Holder {
         let holders = || pus.iter().filter_map(|pu| self.by_pu.get(&pu).copied());
-        let mut jobs = holders().filter(|holder| matches!(holder, Holder::Job(_) | Holder::Several));
+        let mut jobs = holders().filter(|holder| matches!(holder, Holder::Job(_) | Holder::SeveralJobs));
         match jobs.next() {
             Some(first) if jobs.all(|other| other == first) => first,
-            Some(_) => Holder::Several,
+            Some(_) => Holder::SeveralJobs,
             None => holders().min().unwrap_or(Holder::Offline),
         }
     }

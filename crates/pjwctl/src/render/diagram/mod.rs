@@ -110,9 +110,9 @@ fn legend(topology: &Topology, holders: &PuHolders, status: &Status) -> Vec<Entr
         let hint = format!("{id}: CPUs {}", printable(&job.cpus));
         entries.push(Entry::new(Fill::of(Holder::Job(n)), job_letter(n).to_string(), text, hint));
     }
-    for holder in [Holder::Several, Holder::Housekeeping, Holder::Free, Holder::Offline] {
+    for holder in [Holder::SeveralJobs, Holder::Housekeeping, Holder::Free, Holder::Offline] {
         if let Some(pus) = among.get(&holder) {
-            let (cell, word) = (if holder == Holder::Several { "!" } else { "" }, holder.name(&[]));
+            let (cell, word) = (if holder == Holder::SeveralJobs { "!" } else { "" }, holder.name(&[]));
             let text = format!("{word}, CPUs {}", short_cpu_list(&pus.to_string(), 20));
             let hint = format!("{word}: {}, CPUs {pus}", plural(pus.len() as u64, "CPU", "CPUs"));
             entries.push(Entry::new(Fill::of(holder), cell.to_owned(), text, hint));

@@ -47,7 +47,7 @@ impl Fill {
     pub(super) fn of(holder: Holder) -> Self {
         match holder {
             Holder::Job(n) => job(n),
-            Holder::Several => Self { fill: "url(#several)".to_owned(), text: "#ffffff" },
+            Holder::SeveralJobs => Self { fill: "url(#several)".to_owned(), text: "#ffffff" },
             Holder::Housekeeping => Self::plain("url(#housekeeping)"),
             Holder::Free => Self::plain("#ffffff"),
             Holder::Offline => Self { fill: "#9e9e9e".to_owned(), text: "#ffffff" },

@@ -103,7 +103,7 @@ impl DoctorReport {
             cpus: finding.cpus.to_string(),
         };
         let fact =
-            |fact: &Fact| DoctorFact { code: fact.code, text: fact.text.clone(), is_detail: fact.detail };
+            |fact: &Fact| DoctorFact { code: fact.code, text: fact.text.clone(), is_detail: fact.is_detail };
         Self {
             hostname,
             findings: findings.iter().map(finding).collect(),

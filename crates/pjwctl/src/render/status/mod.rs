@@ -78,7 +78,7 @@ fn legend(status: &Status, holders: &PuHolders, term: Terminal) -> String {
         (Holder::Free, "free"),
         (Holder::Housekeeping, "housekeeping"),
         (Holder::Offline, "offline"),
-        (Holder::Several, "held by several jobs"),
+        (Holder::SeveralJobs, "held by several jobs"),
     ];
     let shown: Vec<Holder> = status
         .cores

@@ -69,7 +69,7 @@ pub fn early_answer(
     command: &Command,
 ) -> Option<Result<Reply, Refusal>> {
     let caller = caller_of(command);
-    if caller.admin {
+    if caller.is_admin {
         return None;
     }
     let find = |id: &JobId| {

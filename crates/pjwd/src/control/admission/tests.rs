@@ -5,7 +5,7 @@ use pjw_core::job::CpuRequest;
 
 use super::*;
 
-const ME: Caller = Caller { uid: Uid(1001), admin: false };
+const ME: Caller = Caller { uid: Uid(1001), is_admin: false };
 
 fn assign(job: &str) -> AssignCommand {
     AssignCommand { cpu_request: Some(CpuRequest::Cores(1)), ..AssignCommand::new(job.parse().unwrap(), ME) }
@@ -58,7 +58,7 @@ fn other_commands_go_to_the_loop() {
 
 #[test]
 fn release_all_of_a_user_without_jobs_releases_nothing() {
-    let caller = Caller { uid: Uid(1003), admin: false };
+    let caller = Caller { uid: Uid(1003), is_admin: false };
     let answer = answer(&AdmissionRules::default(), &Command::ReleaseAll { caller });
     assert_eq!(answer, Some(Ok(Reply::Released(Vec::new()))));
 }
@@ -71,7 +71,7 @@ fn only_administrators_may_defragment() {
 
 #[test]
 fn administrators_pass_admission() {
-    let caller = Caller { admin: true, ..ME };
+    let caller = Caller { is_admin: true, ..ME };
     for command in [
         Command::Assign(AssignCommand { caller, ..assign("theirs") }),
         Command::Release { job: "gone".parse().unwrap(), caller },

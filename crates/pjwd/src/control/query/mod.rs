@@ -22,10 +22,10 @@ pub enum Query {
         limit: usize,
     },
     /// The reasons why the job with this id holds its CPUs.
-    Job(JobId),
+    JobReasons(JobId),
     /// The reasons why a process belongs to its job or to none, and the reasons for the affinity masks of its
     /// threads.
-    Process {
+    ProcessReasons {
         /// The pid of the process.
         pid: Pid,
         /// The last thread on the previous page of threads, after which the page starts. `None` for the first
@@ -68,9 +68,9 @@ pub enum Answer {
     /// outer `Option` is `None` if the requested job does not exist.
     Members(Option<(Vec<MemberFacts>, Option<PageEnd>)>),
     /// The reasons why a job holds its CPUs. `None` if the requested job does not exist.
-    Job(Option<JobReasons>),
+    JobReasons(Option<JobReasons>),
     /// The reasons why a process belongs to its job or to none, and one page of its threads.
-    Process(ProcessReasons),
+    ProcessReasons(ProcessReasons),
     /// The changes of affinity masks and cpusets that pjwd would make now. All clients that wait for a plan
     /// share this value.
     Plan(Arc<PlanReply>),
@@ -158,11 +158,11 @@ pub fn members_page(state: &WardenState, job: &JobId, after: Option<PageEnd>, li
     Answer::Members(Some((page, None)))
 }
 
-/// Returns the reasons why the job `id` holds its CPUs, as [`Answer::Job`]. The answer contains `None` if the
+/// Returns the reasons why the job `id` holds its CPUs, as [`Answer::JobReasons`]. The answer contains `None` if the
 /// job does not exist.
 #[must_use]
 pub fn job_reasons(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
-    Answer::Job(state.jobs.get(id).map(|job| JobReasons {
+    Answer::JobReasons(state.jobs.get(id).map(|job| JobReasons {
         job: id.to_string(),
         cpus: job.grant.as_ref().map(|grant| grant.cpus.to_string()).unwrap_or_default(),
         grant_reasons: explain::job_reasons(state, policy, job),
@@ -171,7 +171,7 @@ pub fn job_reasons(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
 }
 
 /// Returns why the process `pid` belongs to its job or to none, and why its threads have their affinity
-/// masks, as [`Answer::Process`]. The answer has one page of the threads: at most [`MAX_THREADS_PER_PAGE`].
+/// masks, as [`Answer::ProcessReasons`]. The answer has one page of the threads: at most [`MAX_THREADS_PER_PAGE`].
 /// The page starts after the thread `after`, the last thread of the previous page. `after` is `None` for the
 /// first page.
 #[must_use]
@@ -179,7 +179,7 @@ pub fn process_reasons(state: &WardenState, policy: &Policy, pid: Pid, after: Op
     let member = state.members.get(&pid);
     let (threads, continue_after) =
         member.map(|member| threads(state, member, after, MAX_THREADS_PER_PAGE)).unwrap_or_default();
-    Answer::Process(ProcessReasons {
+    Answer::ProcessReasons(ProcessReasons {
         process_exists: state.processes.contains_key(&pid),
         job: member.map(|member| member.job.clone()),
         membership_reasons: explain::process_reasons(state, policy, pid),

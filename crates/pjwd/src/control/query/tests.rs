@@ -102,7 +102,8 @@ fn the_threads_of_one_process_are_paged() {
     let mut told = Vec::new();
     let mut after = None;
     loop {
-        let Answer::Process(reasons) = process_reasons(&state, &Policy::default(), Pid(100_000), after)
+        let Answer::ProcessReasons(reasons) =
+            process_reasons(&state, &Policy::default(), Pid(100_000), after)
         else {
             panic!()
         };

@@ -28,9 +28,9 @@ const MAX_DRAINED_BYTES: usize = 64 * 1024;
 #[derive(Debug, Clone, Copy)]
 pub struct HttpLimits {
     /// The maximum number of open connections, summed over all addresses at which the server listens.
-    pub connections: usize,
+    pub max_connections: usize,
     /// The maximum size of a request line together with its headers, in bytes.
-    pub request_bytes: usize,
+    pub max_request_bytes: usize,
     /// The time within which a request must arrive completely, counted from the start of the connection.
     pub request_timeout: Duration,
     /// The time after which a connection is closed, counted from the start of the connection.
@@ -40,8 +40,8 @@ pub struct HttpLimits {
 impl Default for HttpLimits {
     fn default() -> Self {
         Self {
-            connections: 16,
-            request_bytes: 8 * 1024,
+            max_connections: 16,
+            max_request_bytes: 8 * 1024,
             request_timeout: Duration::from_secs(5),
             connection_timeout: Duration::from_secs(10),
         }
@@ -82,7 +82,7 @@ impl Drop for ConnectionSlot {
 /// Serves the metrics text of `source` over HTTP at the path /metrics of the address of `listener`.
 /// `connections` counts the open connections of all addresses, which `limits` bounds. Runs until the future
 /// is dropped, which closes the connections of `listener`. Must run inside a [`tokio::task::LocalSet`].
-pub async fn serve<T: MetricsSource>(
+pub async fn serve_http<T: MetricsSource>(
     listener: TcpListener,
     source: Rc<T>,
     limits: HttpLimits,
@@ -95,7 +95,7 @@ pub async fn serve<T: MetricsSource>(
             Ok((stream, _)) => {
                 failing = false;
                 while clients.try_join_next().is_some() {}
-                let Some(admitted) = connections.admit(limits.connections) else {
+                let Some(admitted) = connections.admit(limits.max_connections) else {
                     reject(&stream);
                     continue;
                 };
@@ -136,10 +136,10 @@ async fn handle_connection<T: MetricsSource>(
         match parse_head(&head) {
             Parsed::Request(request) => break Ok(request),
             Parsed::Refused(status) => break Err(status),
-            Parsed::Unfinished if head.len() >= limits.request_bytes => break Err(Status::TooLarge),
+            Parsed::Unfinished if head.len() >= limits.max_request_bytes => break Err(Status::TooLarge),
             Parsed::Unfinished => {}
         }
-        let room = limits.request_bytes - head.len();
+        let room = limits.max_request_bytes - head.len();
         match timeout_at(deadline, (&mut stream).take(room as u64).read_buf(&mut head)).await {
             Err(_) => break Err(Status::TooSlow),
             // The client closed the connection without a request.

@@ -11,8 +11,12 @@ use super::*;
 
 const PATIENT: Duration = Duration::from_secs(60);
 /// Long limits: a test that depends on a deadline would hang, which would be noticed.
-const LIMITS: HttpLimits =
-    HttpLimits { connections: 3, request_bytes: 1024, request_timeout: PATIENT, connection_timeout: PATIENT };
+const LIMITS: HttpLimits = HttpLimits {
+    max_connections: 3,
+    max_request_bytes: 1024,
+    request_timeout: PATIENT,
+    connection_timeout: PATIENT,
+};
 
 struct Text(Option<String>);
 
@@ -41,7 +45,7 @@ impl Server {
                 let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
                 address_sender.send(listener.local_addr().unwrap()).unwrap();
                 tokio::select! {
-                    () = serve(listener, Rc::new(Text(text)), limits, ConnectionCount::default()) => {}
+                    () = serve_http(listener, Rc::new(Text(text)), limits, ConnectionCount::default()) => {}
                     _ = stopped => {}
                 }
             });
@@ -206,7 +210,7 @@ fn a_slow_client_delays_no_other_and_is_disconnected() {
 
 #[test]
 fn a_client_that_does_not_read_is_disconnected() {
-    let short = HttpLimits { connections: 1, connection_timeout: Duration::from_millis(200), ..LIMITS };
+    let short = HttpLimits { max_connections: 1, connection_timeout: Duration::from_millis(200), ..LIMITS };
     // More than the socket buffers of both sides hold.
     let server = Server::start(Some(&"x".repeat(64 << 20)), short);
     let mut deaf = server.connect();

@@ -20,7 +20,7 @@ impl EventLoop {
                 let changes = self.config.changes(&config);
                 self.warden.set_policy(policy);
                 self.rules.send_replace(AdmissionRules::from(config.settings()));
-                self.logging.apply_level(config.settings());
+                self.logging.apply_settings(config.settings());
                 if config.settings().scan_interface != self.config.settings().scan_interface {
                     task_scan::configure(config.settings().scan_interface, self.warden.node_interface_mut());
                 }

@@ -161,7 +161,7 @@ fn removed_files_are_made_again_by_a_rewrite() {
         journal.rewrite(&[ended("a")]).unwrap();
         journal.append(&[ended("b")]).unwrap();
         let copy = tempfile::tempdir().unwrap();
-        for name in FILE_NAMES {
+        for name in JOURNAL_FILE_NAMES {
             std::fs::copy(state_dir.join(name), copy.path().join(name)).unwrap();
         }
         assert_eq!(reopen(copy.path()).1.records, [ended("a"), ended("b")]);

@@ -24,7 +24,7 @@ pub use published::PublishedStatus;
 
 use super::counts::CpuDemand;
 use super::jobs::JobViews;
-use super::to_wire::{count, event_to_wire, fits_to_wire};
+use super::to_wire::{event_to_wire, fits_to_wire, saturating_u32};
 use super::topology_tree;
 use super::warnings::{fault_warnings, lateness_warning, warnings_of_plan};
 use crate::warden::Warden;
@@ -253,11 +253,12 @@ fn log_ended(code: &str, job: &str) {
 }
 
 fn node(hostname: &str, topology: &Topology) -> wire::Node {
-    let inhabited = |level| count(topology.domains(level).filter(|domain| !domain.cpus.is_empty()).count());
+    let inhabited =
+        |level| saturating_u32(topology.domains(level).filter(|domain| !domain.cpus.is_empty()).count());
     wire::Node {
         hostname: hostname.to_owned(),
         cpus: topology.cpus().to_string(),
-        cores: count(topology.cores().len()),
+        cores: saturating_u32(topology.cores().len()),
         packages: inhabited(Level::Package),
         numa_nodes: inhabited(Level::NumaNode),
         l3: inhabited(Level::L3),

@@ -40,7 +40,7 @@ fn process(pid: u32, uid: u32) -> Process {
     Process {
         id: ProcessId { pid: Pid(pid), start: StartTime(1) },
         parent: Pid(1),
-        group: Pid(pid),
+        process_group: Pid(pid),
         session: Pid(pid),
         uid: Uid(uid),
         comm: "x".into(),
@@ -50,7 +50,7 @@ fn process(pid: u32, uid: u32) -> Process {
         attributes: None,
         job_marks: None,
         threads: None,
-        last_seen_idle: None,
+        idle_until: None,
     }
 }
 
@@ -95,7 +95,7 @@ fn published_strays(state: &WardenState, policy: &Policy) -> Vec<u32> {
 #[test]
 fn requests_are_published_in_cores() {
     let topology = machine();
-    let first = topology.pus_in_order()[0];
+    let first = topology.pus_in_logical_order()[0];
     let cores = |amount: CpuRequest| amount.core_count(&topology);
     assert_eq!(cores(CpuRequest::Cores(3)), 3);
     assert_eq!([1, 2, 3, 4].map(|n| cores(CpuRequest::Pus(n))), [1, 1, 2, 2]);
@@ -229,7 +229,7 @@ fn evidence_has_the_names_that_the_contract_lists() {
 #[test]
 fn more_hot_threads_than_cpus_are_told_as_what_they_want_and_not_as_what_runs() {
     let texts = |job: &Job, hot| {
-        let counts = Counts { hot, ..Counts::default() };
+        let counts = Counts { hot_threads: hot, ..Counts::default() };
         let warnings = job_warnings(job, &Policy::default(), counts);
         warnings.into_iter().map(|warning| warning.text).collect::<Vec<_>>()
     };

@@ -11,7 +11,7 @@ use pjw_core::devices::{CoreKind, Device, Die};
 use pjw_core::topology::{Core, Domain, Level, Topology};
 use pjw_ipc::wire;
 
-use super::to_wire::count;
+use super::to_wire::saturating_u32;
 
 /// A domain or a die, with the PUs that belong to it.
 struct Part {
@@ -26,9 +26,10 @@ struct Part {
 #[must_use]
 pub fn topology_to_wire(topology: &Topology) -> wire::Topology {
     let devices = topology.details();
-    let with_pus = |level| count(topology.domains(level).filter(|domain| !domain.cpus.is_empty()).count());
+    let with_pus =
+        |level| saturating_u32(topology.domains(level).filter(|domain| !domain.cpus.is_empty()).count());
     let kinds: BTreeSet<u32> = topology.cores().iter().map(|core| core.kind).collect();
-    let smt: BTreeSet<u32> = topology.cores().iter().map(|core| count(core.pus.len())).collect();
+    let smt: BTreeSet<u32> = topology.cores().iter().map(|core| saturating_u32(core.pus.len())).collect();
     let (levels, memory) = (levels(topology), memory(topology));
     let levels: Vec<&[Part]> = levels.iter().map(Vec::as_slice).collect();
     let mut tree = parts_of(topology, topology.cpus(), &levels);
@@ -37,14 +38,14 @@ pub fn topology_to_wire(topology: &Topology) -> wire::Topology {
     }
     wire::Topology {
         packages: with_pus(Level::Package),
-        dies: count(devices.dies.len()),
+        dies: saturating_u32(devices.dies.len()),
         numa_nodes: with_pus(Level::NumaNode),
-        memory_nodes: count(memory.len()),
+        memory_nodes: saturating_u32(memory.len()),
         l3: with_pus(Level::L3),
-        cores: count(topology.cores().len()),
-        pus: count(topology.cpus().len()),
+        cores: saturating_u32(topology.cores().len()),
+        pus: saturating_u32(topology.cpus().len()),
         smt: smt.into_iter().collect(),
-        kinds: count(kinds.len().max(devices.kinds.len())),
+        kinds: saturating_u32(kinds.len().max(devices.kinds.len())),
         core_kinds: devices.kinds.iter().filter(|_| devices.kinds.len() > 1).map(kind).collect(),
         cpus: topology.cpus().to_string(),
         offline: devices.unavailable_pus.to_string(),

@@ -9,7 +9,7 @@ use pjw_core::event::EventKind;
 use pjw_core::ids::{Pid, ProcessId, ThreadId, Tid, Uid, is_cgroup_within};
 use pjw_core::job::{GrantedBy, Job, JobId};
 use pjw_core::plan::{MaskOutcome, Plan};
-use pjw_sim::world::{OwnRequest, SimProcess, SimThread, World};
+use pjw_sim::world::{ProgramRequest, SimProcess, SimThread, World};
 
 use super::{ROOT, Run};
 
@@ -87,7 +87,8 @@ impl Run {
             report.mask_outcomes.iter().find(|(_, outcome)| !matches!(outcome, MaskOutcome::Refused { .. }));
         assert_eq!(moved, None, "the cycles do not come to rest");
         let state = self.warden.state();
-        let owed: Vec<_> = state.restoring.keys().filter(|pid| !state.excluded_pids.contains(pid)).collect();
+        let owed: Vec<_> =
+            state.processes_to_restore.keys().filter(|pid| !state.excluded_pids.contains(pid)).collect();
         assert!(owed.is_empty(), "{owed:?}");
         let world = self.world.borrow();
         self.check_strays(&world);
@@ -205,19 +206,17 @@ impl Run {
             return;
         }
         let world = self.world.borrow();
-        for (tid, thread) in process
-            .threads
-            .iter()
-            .filter(|(_, thread)| thread.own_request != OwnRequest::Hidden && !thread.has_unknown_creator)
-        {
+        for (tid, thread) in process.threads.iter().filter(|(_, thread)| {
+            thread.program_request != ProgramRequest::Hidden && !thread.has_unknown_creator
+        }) {
             let id = ThreadId { process: process.id, tid: *tid, start: thread.start };
             if self.has_missed_information() && !self.originals_known.contains(&id) {
                 continue;
             }
-            if !thread.original.intersects(&world.effective_cpus(&process.cgroup)) {
+            if !thread.original_mask.intersects(&world.effective_cpus(&process.cgroup)) {
                 continue;
             }
-            let original = world.effective_mask_in(&process.cgroup, &thread.original);
+            let original = world.effective_mask_in(&process.cgroup, &thread.original_mask);
             assert_eq!(
                 world.effective_mask(process, thread),
                 original,
@@ -234,10 +233,12 @@ impl Run {
             let thread =
                 world.processes.get(&id.process.pid).and_then(|process| process.threads.get(&id.tid));
             // A thread of an unknown creator may have several possible originals. Then the right one is a guess.
-            let is_certain =
-                entry.last_request_candidates().all(|request| request.original == *entry.original());
-            let is_right =
-                |thread: &SimThread| thread.start == id.start && thread.original == *entry.original();
+            let is_certain = entry
+                .last_request_candidates()
+                .all(|request| request.original_mask == *entry.original_mask());
+            let is_right = |thread: &SimThread| {
+                thread.start == id.start && thread.original_mask == *entry.original_mask()
+            };
             if is_certain && thread.is_some_and(is_right) {
                 self.originals_known.insert(id);
             }
@@ -260,7 +261,7 @@ impl Run {
                 .map(|(tid, _)| (process.id.pid, *tid))
         });
         let read: Vec<(Pid, Tid)> = threads.collect();
-        read.into_iter().for_each(|(pid, tid)| world.note_mask_read(pid, tid));
+        read.into_iter().for_each(|(pid, tid)| world.record_mask_read(pid, tid));
     }
 
     /// Each mask entry is correct, unless the program changed the mask since the last reading.
@@ -277,27 +278,28 @@ impl Run {
                 continue;
             };
             // A program's request for exactly the mask that pjw had requested looks like pjw's request.
-            if thread.own_request != OwnRequest::None && thread.requested == thread.original {
+            if thread.program_request != ProgramRequest::None && thread.requested_mask == thread.original_mask
+            {
                 continue;
             }
             let candidates: Vec<String> =
                 entry.last_request_candidates().map(|request| request.mask.to_string()).collect();
             assert!(
-                entry.last_request_candidates().any(|request| request.mask == thread.requested),
+                entry.last_request_candidates().any(|request| request.mask == thread.requested_mask),
                 "thread {} of {} requested {}, and the entry says {candidates:?}",
                 id.tid,
                 id.process,
-                thread.requested
+                thread.requested_mask
             );
             assert!(
-                thread.own_request == OwnRequest::Hidden
+                thread.program_request == ProgramRequest::Hidden
                     || thread.has_unknown_creator
-                    || thread.original == *entry.original(),
+                    || thread.original_mask == *entry.original_mask(),
                 "thread {} of {} is to get back {}, and the entry says {}",
                 id.tid,
                 id.process,
-                thread.original,
-                entry.original()
+                thread.original_mask,
+                entry.original_mask()
             );
         }
     }
@@ -308,7 +310,7 @@ impl Run {
         self.faults.silent_event_loss_permille > 0
             || self.faults.unreadable_process_permille > 0
             || self.totals.kills > 0
-            || self.faults.refused_record_permille > 0
+            || self.faults.failed_journal_write_permille > 0
     }
 
     /// A release restores every mask that no program requested in the meantime, and frees every core. Jobs that their
@@ -329,7 +331,7 @@ impl Run {
             of_schedulers = of_schedulers.union(&state.pool.pus_of(&job.id));
         }
         let kept: Vec<_> = state.journaled_masks().collect();
-        assert!(kept.is_empty() && state.restoring.is_empty(), "{kept:?}");
+        assert!(kept.is_empty() && state.processes_to_restore.is_empty(), "{kept:?}");
         let all = state.pool.free_cpus().union(&state.pool.housekeeping_cpus()).union(&of_schedulers);
         assert_eq!(all, *self.topology.cpus());
         let left: Vec<&str> = state.cpusets.paths().collect();

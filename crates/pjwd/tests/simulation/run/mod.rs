@@ -28,7 +28,7 @@ use pjwd::run::triggers::CycleTriggers;
 use pjwd::warden::{CycleReport, Warden};
 
 const STEPS: u32 = 40;
-const ROOT: Caller = Caller { uid: Uid(0), admin: true };
+const ROOT: Caller = Caller { uid: Uid(0), is_admin: true };
 
 /// What happened in all runs together.
 #[derive(Debug, Default)]
@@ -237,7 +237,7 @@ impl Run {
         // The daemon may have been killed between a record and the request.
         for record in self.journal.records() {
             if let Record::MaskSet { set, .. } = record {
-                self.world.borrow_mut().note_mask_of_pjw(&set);
+                self.world.borrow_mut().record_mask_requested_by_pjw(&set);
             }
         }
         self.world.borrow_mut().processes.values_mut().for_each(|process| process.attributes_changed = true);
@@ -297,7 +297,7 @@ impl Run {
     fn note_unknown_origins(&self) {
         let cpusets = &self.warden.state().cpusets;
         let is_unknown = |process: &&SimProcess| {
-            let managed = cpusets.cpuset_around(&process.cgroup).filter(|_| process.parent == Pid(1));
+            let managed = cpusets.enclosing_cpuset(&process.cgroup).filter(|_| process.parent == Pid(1));
             let path = managed.map(|managed| managed.job_cpuset.path.as_str());
             path.and_then(|path| cpusets.original_cgroup([process.id], path))
                 .is_some_and(|origin| origin != process.original_cgroup)

@@ -58,7 +58,7 @@ impl Kernel {
     fn take(&mut self, step: Step) -> Result<(), TestCaseError> {
         self.now += 1;
         let now = Nanos(self.now);
-        let original = self.entry.original().clone();
+        let original = self.entry.original_mask().clone();
         match step {
             // The kernel refuses a mask of which nothing is possible.
             Step::Program(mask) if mask.intersects(&self.possible()) => {
@@ -66,14 +66,14 @@ impl Kernel {
                 self.has_program_written = true;
             }
             Step::Warden(mask) if mask.intersects(&self.possible()) => {
-                self.entry.note_intended_request(mask.clone(), original, now);
+                self.entry.add_intended_request(mask.clone(), original, now);
                 self.requested = mask.clone();
                 let limits = limits_of([self.possible()]);
-                self.entry.note_completed_request(&mask, &effective_mask(&mask, &self.possible()), &limits);
+                self.entry.confirm_intended_request(&mask, &effective_mask(&mask, &self.possible()), &limits);
                 (self.has_program_written, self.is_known) = (false, true);
             }
             Step::Planned(mask, is_cancelled) => {
-                self.entry.note_intended_request(mask.clone(), original, now);
+                self.entry.add_intended_request(mask.clone(), original, now);
                 if is_cancelled {
                     self.entry.cancel_intended_request(&mask);
                 }
@@ -103,14 +103,14 @@ impl Kernel {
             self.is_known =
                 is_new && if is_whole { self.requested == machine() } else { self.requested == seen };
         }
-        let reading = self.entry.note_reading(&seen, &limits, now);
+        let reading = self.entry.record_reading(&seen, &limits, now);
         let candidates = masks(&self.entry);
         let context = format!("{} shown as {seen}, {reading:?}: {candidates:?}", self.requested);
         prop_assert!(candidates.iter().any(looks_like), "no candidate predicts {context}");
         if self.is_known {
             prop_assert!(candidates.contains(&self.requested), "not a candidate: {context}");
             let expected =
-                if self.has_program_written { MaskReading::Written } else { MaskReading::Predicted };
+                if self.has_program_written { MaskReading::ChangedByProgram } else { MaskReading::Predicted };
             prop_assert_eq!(reading, expected, "{}", context);
         }
         self.has_program_written = false;

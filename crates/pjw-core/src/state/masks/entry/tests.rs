@@ -18,7 +18,7 @@ fn limits(possible: &[&str]) -> MaskLimits {
 pub(super) fn limits_of(possible: impl IntoIterator<Item = CpuSet>) -> MaskLimits {
     MaskLimits {
         possible_cpus: possible.into_iter().collect(),
-        machine: machine(),
+        machine_cpus: machine(),
         have_changed: false,
         may_mask_be_reset: false,
     }
@@ -33,14 +33,14 @@ pub(super) fn first(seen: &str) -> MaskEntry {
 }
 
 fn read(entry: &mut MaskEntry, seen: &str, limits: &MaskLimits, at: u64) -> MaskReading {
-    entry.note_reading(&set(seen), limits, Nanos(at))
+    entry.record_reading(&set(seen), limits, Nanos(at))
 }
 
 /// An entry of a thread that had every PU and for which pjw requested 0-3 at the time 2.
 fn confined() -> MaskEntry {
     let mut entry = first("0-7");
-    entry.note_intended_request(set("0-3"), set("0-7"), Nanos(2));
-    entry.note_completed_request(&set("0-3"), &set("0-3"), &everything());
+    entry.add_intended_request(set("0-3"), set("0-7"), Nanos(2));
+    entry.confirm_intended_request(&set("0-3"), &set("0-3"), &everything());
     entry
 }
 
@@ -61,7 +61,7 @@ fn the_kernel_shows_what_is_possible_of_a_request_or_everything_possible_if_noth
 #[test]
 fn a_thread_that_has_every_possible_pu_requested_every_pu_of_the_machine() {
     let entry = MaskEntry::from_first_reading(&set("0-3"), &limits(&["0-3"]), Nanos(1));
-    assert_eq!((entry.requested_mask(), entry.original()), (Some(&machine()), &machine()));
+    assert_eq!((entry.requested_mask(), entry.original_mask()), (Some(&machine()), &machine()));
     let entry = MaskEntry::from_first_reading(&set("0-2"), &limits(&["0-3"]), Nanos(1));
     assert_eq!(entry.requested_mask(), Some(&set("0-2")));
     let entry = MaskEntry::from_first_reading(&set("0-2"), &limits(&["0-3", "0-1"]), Nanos(1));
@@ -78,7 +78,7 @@ fn a_predicted_mask_was_written_by_no_program() {
             MaskReading::Predicted,
             "{seen} of {possible}"
         );
-        assert_eq!((entry.requested_mask(), entry.original()), (Some(&set("0-3")), &machine()));
+        assert_eq!((entry.requested_mask(), entry.original_mask()), (Some(&set("0-3")), &machine()));
     }
     assert!(!entry.is_from_program() && entry.needs_restore());
 }
@@ -87,15 +87,15 @@ fn a_predicted_mask_was_written_by_no_program() {
 fn a_mask_that_some_earlier_limit_predicts_was_written_by_no_program() {
     let mut entry = confined();
     assert_eq!(read(&mut entry, "0-2", &limits(&["0-7", "0-2"]), 3), MaskReading::Predicted);
-    assert_eq!(read(&mut entry, "0-2", &everything(), 4), MaskReading::Written);
+    assert_eq!(read(&mut entry, "0-2", &everything(), 4), MaskReading::ChangedByProgram);
 }
 
 #[test]
 fn a_mask_that_is_not_predicted_was_written_by_the_program() {
     let mut entry = confined();
     assert_eq!(read(&mut entry, "0-3", &everything(), 3), MaskReading::Predicted);
-    assert_eq!(read(&mut entry, "5", &everything(), 4), MaskReading::Written);
-    assert_eq!((entry.requested_mask(), entry.original()), (Some(&set("5")), &set("5")));
+    assert_eq!(read(&mut entry, "5", &everything(), 4), MaskReading::ChangedByProgram);
+    assert_eq!((entry.requested_mask(), entry.original_mask()), (Some(&set("5")), &set("5")));
     assert!(entry.is_from_program() && entry.is_overridden_by_program() && entry.pinned_pu().is_none());
     // It stays the program's until pjw requests another mask.
     assert_eq!(read(&mut entry, "5", &everything(), 5), MaskReading::Predicted);
@@ -105,7 +105,7 @@ fn a_mask_that_is_not_predicted_was_written_by_the_program() {
 #[test]
 fn a_mask_that_the_program_requested_before_pjw_began_is_no_attempt_to_leave() {
     let mut entry = first("0-7");
-    assert_eq!(read(&mut entry, "5", &everything(), 4), MaskReading::Written);
+    assert_eq!(read(&mut entry, "5", &everything(), 4), MaskReading::ChangedByProgram);
     assert!(entry.start_journaling(Nanos(9)));
     assert!(!entry.is_overridden_by_program());
 }
@@ -113,9 +113,9 @@ fn a_mask_that_the_program_requested_before_pjw_began_is_no_attempt_to_leave() {
 #[test]
 fn a_mask_that_the_program_requested_after_pjw_is_not_in_the_journal() {
     let mut entry = first("0-7");
-    entry.note_intended_request(set("0-3"), set("0-7"), Nanos(2));
+    entry.add_intended_request(set("0-3"), set("0-7"), Nanos(2));
     assert!(!entry.start_journaling(Nanos(3)));
-    assert_eq!(read(&mut entry, "5", &everything(), 4), MaskReading::Written);
+    assert_eq!(read(&mut entry, "5", &everything(), 4), MaskReading::ChangedByProgram);
     assert!(entry.start_journaling(Nanos(5)) && !entry.start_journaling(Nanos(6)));
     assert_eq!(entry.journaled_since(), Some(Nanos(2)));
 }
@@ -123,7 +123,7 @@ fn a_mask_that_the_program_requested_after_pjw_is_not_in_the_journal() {
 #[test]
 fn of_several_candidates_a_reading_removes_those_that_do_not_predict_it() {
     let mut entry = first("0-7");
-    entry.note_intended_request(set("0-3"), set("0-7"), Nanos(2));
+    entry.add_intended_request(set("0-3"), set("0-7"), Nanos(2));
     assert_eq!((masks(&entry), entry.requested_mask()), (vec![set("0-7"), set("0-3")], None));
     // The cpuset hides which of them was requested.
     assert_eq!(read(&mut entry, "0-3", &limits(&["0-3"]), 3), MaskReading::Predicted);
@@ -134,14 +134,14 @@ fn of_several_candidates_a_reading_removes_those_that_do_not_predict_it() {
 }
 
 fn recorded(mask: CpuSet, original: CpuSet) -> MaskRequest {
-    MaskRequest { mask, original, writer: MaskWriter::Warden, requested_at: Nanos(2) }
+    MaskRequest { mask, original_mask: original, writer: MaskWriter::Warden, requested_at: Nanos(2) }
 }
 
 #[test]
 fn candidates_of_one_mask_are_certain_and_the_newest_decides_what_a_release_puts_back() {
     let mut entry = MaskEntry::from_record(recorded(set("1"), set("0-7")));
     entry.add_recorded_request(recorded(set("1"), set("1")));
-    assert_eq!((entry.requested_mask(), entry.original()), (Some(&set("1")), &set("1")));
+    assert_eq!((entry.requested_mask(), entry.original_mask()), (Some(&set("1")), &set("1")));
 }
 
 #[test]
@@ -154,32 +154,36 @@ fn a_recorded_entry_holds_only_so_many_candidates() {
 #[test]
 fn a_cpuset_that_pjw_does_not_read_narrows_a_write_and_its_result_is_predicted_from_then_on() {
     let mut entry = first("0-7");
-    entry.note_intended_request(set("0-3"), set("0-7"), Nanos(2));
-    entry.note_completed_request(&set("0-3"), &set("2-3"), &everything());
+    entry.add_intended_request(set("0-3"), set("0-7"), Nanos(2));
+    entry.confirm_intended_request(&set("0-3"), &set("2-3"), &everything());
     assert_eq!(read(&mut entry, "2-3", &everything(), 3), MaskReading::Predicted);
     assert_eq!(read(&mut entry, "2", &limits(&["0-2,4-7"]), 4), MaskReading::Predicted);
     assert_eq!(read(&mut entry, "0-3", &everything(), 5), MaskReading::Predicted);
-    assert_eq!(read(&mut entry, "1-3", &everything(), 6), MaskReading::Written);
+    assert_eq!(read(&mut entry, "1-3", &everything(), 6), MaskReading::ChangedByProgram);
 }
 
 #[test]
 fn a_write_that_a_known_cpuset_limits_says_nothing_of_the_masks_under_another_cpuset() {
     let mut entry = first("0-7");
-    entry.note_intended_request(machine(), set("0-7"), Nanos(2));
-    entry.note_completed_request(&machine(), &set("0-3"), &limits(&["0-3"]));
-    assert_eq!(read(&mut entry, "0-1", &limits(&["0-1,4-5", "0-3"]), 3), MaskReading::Written);
+    entry.add_intended_request(machine(), set("0-7"), Nanos(2));
+    entry.confirm_intended_request(&machine(), &set("0-3"), &limits(&["0-3"]));
+    assert_eq!(read(&mut entry, "0-1", &limits(&["0-1,4-5", "0-3"]), 3), MaskReading::ChangedByProgram);
 }
 
 #[test]
 fn a_child_begins_with_a_request_that_held_when_it_was_born() {
     let mut entry = confined();
-    entry.note_same_reading(Nanos(4));
+    entry.record_same_reading(Nanos(4));
     let requests = |moment| {
         entry.requests_for_child_born_at(at(moment)).map(|request| request.mask.clone()).collect::<Vec<_>>()
     };
     assert_eq!(requests(1), [machine()], "before the write");
     assert_eq!(requests(3), [machine(), set("0-3")], "the write may not have been carried out yet");
-    assert_eq!(requests(BirthTime::FORK_TIME.0 + 5), [set("0-3")], "a reading after the write was before");
+    assert_eq!(
+        requests(BirthTime::MAX_FORK_TIME.0 + 5),
+        [set("0-3")],
+        "a reading after the write was before"
+    );
     assert!(MaskEntry::from_inherited([], at(5)).is_none());
 }
 
@@ -189,12 +193,12 @@ fn a_child_that_has_a_mask_of_pjw_gets_the_original_of_its_parent_back() {
     let mut child =
         MaskEntry::from_inherited(parent.requests_for_child_born_at(at(3)).cloned(), at(3)).unwrap();
     assert_eq!(read(&mut child, "0-3", &everything(), 4), MaskReading::Predicted);
-    assert_eq!((child.original(), child.journaled_since()), (&machine(), Some(Nanos(2))));
+    assert_eq!((child.original_mask(), child.journaled_since()), (&machine(), Some(Nanos(2))));
     assert!(child.needs_restore());
     let mut other =
         MaskEntry::from_inherited(parent.requests_for_child_born_at(at(3)).cloned(), at(3)).unwrap();
-    assert_eq!(read(&mut other, "5", &everything(), 4), MaskReading::Written);
-    assert_eq!((other.original(), other.needs_restore()), (&set("5"), false));
+    assert_eq!(read(&mut other, "5", &everything(), 4), MaskReading::ChangedByProgram);
+    assert_eq!((other.original_mask(), other.needs_restore()), (&set("5"), false));
 }
 
 #[test]
@@ -211,8 +215,8 @@ fn what_a_scan_saw_was_born_before_the_decision_that_followed_except_if_it_canno
 fn a_write_on_a_process_that_was_being_born_may_be_undone_by_the_kernel() {
     let mut entry =
         MaskEntry::from_inherited(first("0-7").requests_for_child_born_at(at(3)).cloned(), at(3)).unwrap();
-    entry.note_intended_request(set("0-3"), set("0-7"), Nanos(4));
-    entry.note_completed_request(&set("0-3"), &set("0-3"), &everything());
+    entry.add_intended_request(set("0-3"), set("0-7"), Nanos(4));
+    entry.confirm_intended_request(&set("0-3"), &set("0-3"), &everything());
     entry.reopen_inherited_requests();
     assert_eq!(masks(&entry), [machine(), set("0-3")]);
     let mut late = entry.clone();
@@ -222,7 +226,7 @@ fn a_write_on_a_process_that_was_being_born_may_be_undone_by_the_kernel() {
         "the parent's mask was copied again"
     );
     assert_eq!(read(&mut entry, "0-3", &everything(), 5), MaskReading::Predicted);
-    assert_eq!(read(&mut entry, "0-7", &everything(), 6), MaskReading::Written, "the birth is over");
+    assert_eq!(read(&mut entry, "0-7", &everything(), 6), MaskReading::ChangedByProgram, "the birth is over");
 }
 
 #[test]
@@ -230,19 +234,19 @@ fn an_old_kernel_may_replace_a_request_when_the_limits_change_and_the_original_s
     let reset = |possible: &[&str]| MaskLimits { may_mask_be_reset: true, ..limits(possible) };
     let mut entry = first("1");
     assert_eq!(read(&mut entry, "0-2", &reset(&["0-2", "0-3"]), 3), MaskReading::Predicted);
-    assert_eq!((entry.requested_mask(), entry.original()), (Some(&machine()), &set("1")));
+    assert_eq!((entry.requested_mask(), entry.original_mask()), (Some(&machine()), &set("1")));
     assert!(!entry.is_from_program() && entry.needs_restore(), "a release puts the program's mask back");
     let mut entry = first("1");
     assert_eq!(
         read(&mut entry, "0", &reset(&["0-2", "0-3"]), 3),
-        MaskReading::Written,
+        MaskReading::ChangedByProgram,
         "no kernel writes this"
     );
-    assert_eq!(entry.original(), &set("0"));
+    assert_eq!(entry.original_mask(), &set("0"));
     let mut entry = first("1");
     assert_eq!(
         read(&mut entry, "0-2", &limits(&["0-3", "0-4"]), 3),
-        MaskReading::Written,
+        MaskReading::ChangedByProgram,
         "newer kernels never do"
     );
 }
@@ -251,14 +255,14 @@ fn an_old_kernel_may_replace_a_request_when_the_limits_change_and_the_original_s
 fn requests_that_an_old_kernel_wrote_are_attributed_to_it_later_back_to_one_that_it_cannot_have_written() {
     let mut entry = first("1");
     for (at, seen) in [(10, "0-1"), (11, "0-1,4")] {
-        assert_eq!(read(&mut entry, seen, &everything(), at), MaskReading::Written);
+        assert_eq!(read(&mut entry, seen, &everything(), at), MaskReading::ChangedByProgram);
     }
     let mut chosen = entry.clone();
     let written = [set("0-1"), set("0-1,4")];
     entry.attribute_to_kernel(&machine(), |mask, shown_at| shown_at >= Nanos(10) && written.contains(mask));
-    assert_eq!((entry.original(), entry.is_from_program()), (&set("1"), false));
+    assert_eq!((entry.original_mask(), entry.is_from_program()), (&set("1"), false));
     chosen.attribute_to_kernel(&machine(), |mask, _| *mask == written[1]);
-    assert_eq!((chosen.original(), chosen.is_from_program()), (&set("0-1"), false));
+    assert_eq!((chosen.original_mask(), chosen.is_from_program()), (&set("0-1"), false));
     let before = chosen.clone();
     chosen.attribute_to_kernel(&machine(), |_, _| false);
     assert_eq!(chosen, before);
@@ -268,12 +272,12 @@ fn requests_that_an_old_kernel_wrote_are_attributed_to_it_later_back_to_one_that
 fn a_cancelled_write_is_no_candidate_any_more() {
     let mut entry = first("5");
     let before = entry.clone();
-    entry.note_intended_request(set("0-3"), set("5"), Nanos(2));
+    entry.add_intended_request(set("0-3"), set("5"), Nanos(2));
     assert_eq!(entry.journaled_since(), Some(Nanos(2)));
     entry.cancel_intended_request(&set("0-3"));
     assert_eq!(entry, before);
     let mut entry = confined();
-    entry.note_intended_request(set("2"), set("0-7"), Nanos(4));
+    entry.add_intended_request(set("2"), set("0-7"), Nanos(4));
     entry.cancel_intended_request(&set("2"));
     assert_eq!((entry.requested_mask(), entry.journaled_since()), (Some(&set("0-3")), Some(Nanos(2))));
 }
@@ -284,18 +288,18 @@ fn a_cancelled_write_of_a_mask_that_may_be_requested_already_leaves_it_a_candida
     entry.add_recorded_request(recorded(set("0-3"), set("0-7")));
     let before = masks(&entry);
     for _ in 0..3 {
-        entry.note_intended_request(set("0-1"), set("0-7"), Nanos(4));
+        entry.add_intended_request(set("0-1"), set("0-7"), Nanos(4));
         entry.cancel_intended_request(&set("0-1"));
     }
     assert_eq!(masks(&entry), before);
-    (0..20).for_each(|now| entry.note_intended_request(set("0-1"), set("0-7"), Nanos(now)));
+    (0..20).for_each(|now| entry.add_intended_request(set("0-1"), set("0-7"), Nanos(now)));
     assert!(masks(&entry).len() <= 3, "refused writes do not add up");
 }
 
 #[test]
 fn an_original_mask_that_the_cpuset_forbids_is_not_tried_again_until_another_mask_is_read() {
     let mut entry = confined();
-    entry.note_intended_request(set("0-7"), set("0-7"), Nanos(4));
+    entry.add_intended_request(set("0-7"), set("0-7"), Nanos(4));
     entry.note_original_unreachable(&set("4-5"), &limits(&["4-5"]));
     assert!(entry.is_restored());
     assert_eq!(read(&mut entry, "4-5", &limits(&["4-5"]), 5), MaskReading::Predicted);
@@ -311,8 +315,8 @@ fn an_original_mask_that_the_cpuset_forbids_is_not_tried_again_until_another_mas
 #[test]
 fn an_original_mask_that_the_cpuset_forbade_is_tried_again_if_the_cpuset_changes_and_the_mask_does_not() {
     let mut entry = confined();
-    entry.note_completed_request(&set("4-5"), &set("4-5"), &everything());
-    entry.note_intended_request(set("0-1"), set("0-1"), Nanos(4));
+    entry.confirm_intended_request(&set("4-5"), &set("4-5"), &everything());
+    entry.add_intended_request(set("0-1"), set("0-1"), Nanos(4));
     entry.note_original_unreachable(&set("4-5"), &limits(&["4-5"]));
     read(&mut entry, "4-5", &limits(&["4-5"]), 5);
     assert!(entry.is_restored());
@@ -327,7 +331,7 @@ fn an_original_mask_that_the_cpuset_forbade_is_tried_again_if_the_cpuset_changes
 #[test]
 fn a_release_may_have_to_restore_a_mask_while_it_is_unknown_whether_an_earlier_restore_was_done() {
     let mut parent = confined();
-    parent.note_intended_request(set("0-7"), set("0-7"), Nanos(4));
+    parent.add_intended_request(set("0-7"), set("0-7"), Nanos(4));
     let mut child =
         MaskEntry::from_inherited(parent.requests_for_child_born_at(at(5)).cloned(), at(5)).unwrap();
     assert_eq!(
@@ -342,22 +346,22 @@ fn a_release_may_have_to_restore_a_mask_while_it_is_unknown_whether_an_earlier_r
 fn a_child_may_have_a_mask_that_was_replaced_while_it_was_being_forked() {
     let mut parent = confined();
     let restored_at = parent.last_read_at();
-    parent.note_intended_request(machine(), machine(), restored_at);
-    parent.note_completed_request(&machine(), &machine(), &everything());
+    parent.add_intended_request(machine(), machine(), restored_at);
+    parent.confirm_intended_request(&machine(), &machine(), &everything());
     read(&mut parent, "0-7", &everything(), restored_at.0 + 1);
     let inherited = |after: u64| {
         let birth = at(restored_at.0 + 1 + after);
         parent.requests_for_child_born_at(birth).map(|request| request.mask.clone()).collect::<Vec<_>>()
     };
     assert!(inherited(1_000_000).contains(&set("0-3")), "the kernel copies the mask when a fork begins");
-    assert_eq!(inherited(BirthTime::FORK_TIME.0 + 1), [machine()], "no fork takes that long");
+    assert_eq!(inherited(BirthTime::MAX_FORK_TIME.0 + 1), [machine()], "no fork takes that long");
 }
 
 #[test]
 fn a_recorded_request_that_a_reading_excludes_may_still_be_that_of_a_child() {
     let request = |mask: &str, since| MaskRequest {
         mask: set(mask),
-        original: machine(),
+        original_mask: machine(),
         writer: MaskWriter::Warden,
         requested_at: Nanos(since),
     };
