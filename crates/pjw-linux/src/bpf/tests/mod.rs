@@ -39,7 +39,7 @@ fn the_object_file_matches_its_source() {
 #[test]
 fn a_build_without_bpf_reports_that() {
     let error = super::TaskScan::load().unwrap_err();
-    assert!(matches!(error, super::ScanUnavailable::NotCompiled));
+    assert!(matches!(error, super::TaskScanUnavailable::NotCompiled));
     assert!(error.to_string().contains("--features bpf"), "{error}");
     let error = super::load_programs().1.unwrap_err();
     assert!(error.to_string().contains("--features bpf"), "{error}");
