@@ -1,6 +1,6 @@
 //! The types of the BPF programs, for a build without them. The types have no values.
 
-use super::fault::{AffinityMonitorUnavailable, TaskScanUnavailable, TaskScanError};
+use super::fault::{AffinityMonitorUnavailable, TaskScanError, TaskScanUnavailable};
 use super::task::{DrainedRequests, TaskRecord, TaskScanSummary, TaskScope};
 
 /// Placeholder for the BPF program that reports the state of threads. In a build without the cargo feature `bpf` no
@@ -46,6 +46,7 @@ impl AffinityMonitor {
 }
 
 /// Returns an error for each of the two BPF programs, because this build has none (cargo feature `bpf`).
-pub fn load_programs() -> (Result<TaskScan, TaskScanUnavailable>, Result<AffinityMonitor, AffinityMonitorUnavailable>) {
+pub fn load_programs()
+-> (Result<TaskScan, TaskScanUnavailable>, Result<AffinityMonitor, AffinityMonitorUnavailable>) {
     (TaskScan::load(), Err(TaskScanUnavailable::NotCompiled.into()))
 }
