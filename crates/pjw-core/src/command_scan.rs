@@ -7,15 +7,15 @@ use crate::phases::commands::types::{AssignCommand, Command};
 use crate::state::{Member, WardenState};
 use crate::terms::{JobId, ScanRequest, ScanScope};
 
-/// Returns the request for the scan that pjwd makes before it executes `commands`. The scan reads these
-/// processes, and all descendants of these processes:
+/// Returns the request for the scan that pjwd makes before it executes `commands`. The scan reads every
+/// process of the machine in each of these cases:
 ///
-/// - the processes that the commands name,
-/// - the processes of the jobs that the commands name.
+/// - A command assigns a session, releases all jobs, or is a defragmentation.
+/// - Fork events may have been lost, or an earlier scan was incomplete.
 ///
-/// The scan reads every process of the machine if a command concerns a session or all jobs, or if fork
-/// events may have been lost. Otherwise the function removes the forked processes that the request contains
-/// from the queue of unscanned processes in `state`.
+/// The queue of unscanned processes in `state` is then unchanged. In all other cases, the scan reads the
+/// processes and the jobs' processes that the commands name, and all descendants of these processes.
+/// Descendants that wait in the queue are then removed from the queue.
 pub fn command_scan_request(state: &mut WardenState, commands: &[Command]) -> ScanRequest {
     let mut pids: BTreeSet<Pid> = BTreeSet::new();
     let mut jobs: BTreeSet<&JobId> = BTreeSet::new();

@@ -34,10 +34,12 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
     job.online_granted_cpus(&state.pool.online_cpus()).filter(|_| !has_cpuset)
 }
 
-/// Makes a partial snapshot from `probe`, which lists the forked processes whose affinity mask is not the
-/// expected mask. The probe read only the masks. All other facts about a process are copied from its
-/// nearest ancestor that belongs to a job or whose original masks are being restored. A process without
-/// such an ancestor is left out.
+/// Makes a snapshot that contains only the processes in `probe`. These are newly forked processes whose
+/// affinity mask is not the mask that [`expected_masks`] returned for them.
+///
+/// The probe read only the masks. All other facts about a process are copied from an ancestor in `state`.
+/// This is the nearest ancestor that, at the time of the fork, belonged to a job or had its original masks
+/// restored by pjw. If the ancestor is not in `state`, the process is left out.
 #[must_use]
 pub fn snapshot_of_mismatches(state: &WardenState, probe: MaskProbe) -> Snapshot {
     let MaskProbe { taken_at, online, mismatches } = probe;

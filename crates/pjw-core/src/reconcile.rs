@@ -43,8 +43,9 @@ pub struct Decision {
     /// The replies to the commands, in the order of the commands. An error is the reason why a command was
     /// refused. The caller must send the replies only after it has carried out the plan.
     pub replies: Vec<Result<Reply, Refusal>>,
-    /// The scan that must follow at once, in the same cycle. It reads facts that were missing for this
-    /// decision, and the processes that the plan changes. `None` if no further scan is needed.
+    /// The scan that the caller must make after it has carried out the plan, in the same cycle. The scan
+    /// reads facts that were missing for this decision. It also reads again the processes and cgroups that
+    /// the plan changed. `None` if no further scan is needed.
     pub next_scan: Option<ScanRequest>,
     /// The jobs and processes for which this decision made a new plan. For all other jobs and processes,
     /// the earlier plan is still valid.

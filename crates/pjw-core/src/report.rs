@@ -43,9 +43,13 @@ pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
     events
 }
 
-/// Returns the events that report the changes of affinity masks in `outcomes`. One event reports all
-/// changes of the same kind for the same job. Changes that failed, and changes of the kinds `float` and
-/// `restore`, are not reported.
+/// Returns the events that report the changes of affinity masks in `outcomes`. One event reports all changes
+/// of the same kind for the same job, and names the PUs that the job holds in `state`. These changes are not
+/// reported:
+///
+/// - changes that failed,
+/// - changes of the kind `float`: a thread is no longer pinned to one PU,
+/// - changes of the kind `restore`: a thread got its original mask back.
 #[must_use]
 pub fn mask_events(state: &WardenState, outcomes: &[(MaskAction, MaskOutcome)]) -> Vec<Event> {
     let mut changed: BTreeMap<(&JobId, MaskActionKind), Vec<&MaskAction>> = BTreeMap::new();

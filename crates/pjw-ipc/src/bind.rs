@@ -87,16 +87,18 @@ impl BoundSocket {
         &self.path
     }
 
-    /// Returns whether the socket file and the lock file still exist and have not been replaced. If true,
-    /// clients still reach this socket. If false, call [`BoundSocket::bind_again`] to create the files again.
+    /// Returns whether the socket file and the lock file at their paths are still the files that this value
+    /// created. False if another program removed or replaced one of the files. New clients may then be unable
+    /// to connect. In this case, call [`BoundSocket::bind_again`] to create the files again.
     #[must_use]
     pub fn is_in_place(&self) -> bool {
         inode_of(&self.path) == Some(self.inode) && is_lock_in_place(&self.path, &self.lock)
     }
 
-    /// Creates the socket file and its lock file again, each only if the file was removed or replaced. Open
-    /// connections stay open. Returns the listener of the socket for the server, as
-    /// [`BoundSocket::dup_listener`] does.
+    /// Creates the socket file and the lock file again, each only if the file was removed or replaced.
+    /// Returns a duplicate of the file descriptor of the listening socket, for the server. This is the new
+    /// socket if the socket file was created again, else the present socket. Connections of clients that the
+    /// server has already accepted stay open.
     ///
     /// # Errors
     /// As [`bind`].

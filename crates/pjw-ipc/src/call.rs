@@ -177,18 +177,21 @@ pub enum Reply {
 /// The reply to the call `GetJob`: a job, one page of its processes, and its latest events.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobDetail {
-    /// The job, as `pjwctl show` prints it.
+    /// The job: its id, its owner, its state, its PUs, and the numbers of its processes and threads.
     pub job: Job,
     /// One page of the processes that belong to the job, with their threads.
     pub members: Vec<Member>,
     /// The latest events of the job, oldest first. Only the first page has them.
     pub history: Vec<Arc<Event>>,
-    /// The last pid on this page: the value for the parameter `after` of the call for the next page. `None`
-    /// on the last page.
+    /// The pid of the last process on this page. `None` on the last page. To get the next page, call `GetJob`
+    /// with this pid as `after` and with `next_tid` as `after_tid`. The pages are in ascending order of the
+    /// pid. If `next_tid` is `None`, the next page begins with the first process whose pid is larger than
+    /// this pid. Otherwise the next page begins with this process again, and has its further threads.
     #[serde(rename = "next")]
     pub next_after_pid: Option<u32>,
-    /// The last tid on this page: the value for the parameter `after_tid` of the call for the next page.
-    /// `None` if the page contains the last thread of its last process.
+    /// The tid of the last thread on this page, if the last process has further threads. To get the next
+    /// page, call `GetJob` with this tid as `after_tid`: that page begins with the next larger tid. `None` if
+    /// this page contains all remaining threads of its last process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_tid: Option<u32>,
 }
@@ -220,19 +223,22 @@ pub struct PidReasons {
     pub membership_reasons: Vec<String>,
     /// One page of the threads of the process. Empty if the process belongs to no job.
     pub threads: Vec<Thread>,
-    /// The last tid on this page: the value for the parameter `after_tid` of the call for the next page.
-    /// `None` on the last page.
+    /// The tid of the last thread on this page. `None` on the last page. To get the next page, call
+    /// `ExplainPid` with this tid as `after_tid`: that page begins with the next larger tid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_tid: Option<u32>,
 }
 
-/// The reply to the call `Plan`: the changes of affinity masks and cpusets that the daemon would make now,
-/// and changes that it would not make, with the reasons.
+/// The reply to the call `Plan`: the changes of affinity masks and cpusets that the daemon would make now.
+/// The reply also has the warnings of the daemon, such as for a change that the daemon would leave out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanReply {
     /// The changes of affinity masks and cpusets that the daemon would make now.
     pub actions: Vec<Action>,
-    /// The changes that the daemon would not make, each with the reason and a remedy.
+    /// The warnings of the daemon, each with the reason and a remedy. Most warnings are about a change that
+    /// would be needed to restrict processes to their PUs, but that the daemon leaves out. For example, it
+    /// grants no PUs to a job whose number of cores is unknown. The other warnings are about a state that
+    /// needs attention.
     #[serde(rename = "abstained")]
     pub skipped_changes: Vec<Abstained>,
 }
@@ -243,9 +249,11 @@ pub struct PlanReply {
 pub struct DefragReply {
     /// The jobs that would move, or were moved, with their old and new PUs. Each job occurs once.
     pub moves: Vec<Move>,
-    /// The largest requests, in whole cores, that can be served before the moves.
+    /// The sizes, in whole cores, of the largest requests that the free cores could serve before the moves:
+    /// inside one L3, NUMA node or package, and on the whole machine.
     pub fits_before: Fits,
-    /// The largest requests, in whole cores, that can be served after the moves.
+    /// The sizes, in whole cores, of the largest requests that the free cores can serve after the moves:
+    /// inside one L3, NUMA node or package, and on the whole machine.
     pub fits_after: Fits,
 }
 

@@ -105,9 +105,13 @@ impl Client {
         Self::connect_with_timeout(path, REPLY_TIMEOUT)
     }
 
-    /// Connects to the daemon's socket at `path`, with a timeout for the connection attempt and for each call
-    /// on the connection. For the connection attempt, `timeout` is rounded down to whole seconds, and is at
-    /// least 1 s. If `timeout` is zero, the connection attempt does not wait.
+    /// Connects to the daemon's socket at `path`. `timeout` applies to the connection attempt and to each
+    /// call on the connection.
+    ///
+    /// - Above zero: The connection attempt waits for `timeout`, rounded down to whole seconds, but at least
+    ///   1 s. The time for each call is `timeout`, but at least 1 ms.
+    /// - Zero: The connection attempt fails at once if the daemon's queue of connections is full. The time
+    ///   for each call is 1 ms.
     ///
     /// # Errors
     /// If no daemon listens at `path`, the daemon does not accept the connection in time, `path` is too long

@@ -27,8 +27,13 @@ pub struct ServerLimits {
     /// The time within which a client must read a whole reply, counted from the moment when the server begins
     /// to send it.
     pub write_timeout: Duration,
-    /// The maximum size, in bytes, of all replies that clients have not read yet, summed over all
-    /// connections.
+    /// The maximum size, in bytes, of all replies that the server has not yet written completely to the
+    /// sockets, summed over all connections. The server can't finish writing a reply if its client does not
+    /// read. Before a further reply exceeds the maximum, the server looks for the user with the most such
+    /// bytes, including the further reply:
+    ///
+    /// - If the further reply is for this user, the server sends the error [`CallError::Busy`] instead.
+    /// - Otherwise the server drops the oldest replies of this user, and closes their connections.
     pub max_unread_reply_bytes: usize,
     /// The maximum time between two requests on a connection. The server closes a connection that sends no
     /// request for this time.

@@ -5,8 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The version of the JSON format of [`Status`], which is sent in its field `schema`. The version is increased
-/// when a field is renamed or removed.
+/// The version of the JSON format in which the daemon sends its replies. The field `schema` of [`Status`]
+/// contains this version. The version is increased when a field of a reply is renamed or removed.
 pub const SCHEMA_VERSION: u32 = 1;
 
 macro_rules! wire {
@@ -72,17 +72,21 @@ wire! {
         /// The PUs that are granted to jobs.
         allocated: String,
     }
-    /// The numbers of free cores in the L3 cache, the NUMA node and the package with the most free cores, and
-    /// in the whole machine. A core is free if all its PUs are free. If the machine has no parts of a level,
-    /// the field has the value of the next larger level.
+    /// The sizes, in whole cores, of the largest requests that fit now, that is, that the free cores can
+    /// serve. There is a size for a single L3 cache, NUMA node and package, and for the whole machine. A core
+    /// is free if all its online PUs are free. If the machine has no parts of a level, the field has the
+    /// value of the next larger level.
     Fits {
-        /// The largest number of free cores in one L3 cache.
+        /// The largest request that a single L3 cache can serve: the number of free cores in the L3 cache
+        /// with the most free cores.
         l3: u32,
-        /// The largest number of free cores in one NUMA node.
+        /// The largest request that a single NUMA node can serve: the number of free cores in the NUMA node
+        /// with the most free cores.
         numa_node: u32,
-        /// The largest number of free cores in one package.
+        /// The largest request that a single package can serve: the number of free cores in the package with
+        /// the most free cores.
         package: u32,
-        /// The number of free cores of the whole machine.
+        /// The largest request that the whole machine can serve: the number of its free cores.
         machine: u32,
     }
     /// A physical core, with its PUs and with the package, the NUMA node and the L3 cache that contain it.

@@ -80,8 +80,8 @@ fn governors(online: &CpuSet) -> BTreeMap<String, CpuSet> {
     governors
 }
 
-/// Returns whether the cpuset controller is available in the v2 cgroup at `path`, a path as in
-/// `/proc/PID/cgroup`. `None` in these cases:
+/// Returns whether the v2 cgroup at `path` has the cpuset controller: whether its file `cgroup.controllers`
+/// lists `cpuset`. `path` is a path as in `/proc/PID/cgroup`. Returns `None` in these cases:
 ///
 /// - `path` is `/`, or lies outside this process's cgroup namespace,
 /// - a v1 cpuset hierarchy is mounted, or no v2 hierarchy is mounted,

@@ -19,16 +19,16 @@ pub struct Faults {
     /// The probability, in permille per attempt, that the simulated journal fails to write records, because
     /// its disk is full.
     pub failed_journal_write_permille: u32,
-    /// The probability, in permille per step of the daemon, that the workload changes processes immediately
-    /// before this step. A step is, for example, a scan or one change of a mask.
+    /// The probability, in permille per step of the daemon, that the simulated programs change something
+    /// immediately before this step: for example, start or end a process, or request a mask. A step of the
+    /// daemon is, for example, a scan or one change of a mask.
     pub change_between_steps_permille: u32,
     /// Whether PUs go offline and come back during the run.
     pub hotplug: bool,
     /// The probability, in permille per process and scan, that an existing process can't be scanned.
     pub unreadable_process_permille: u32,
-    /// The probability, in permille, that the daemon is killed at each point where it can be killed. These
-    /// points are before and after each append to the journal, each change of a mask and each change of a
-    /// cpuset.
+    /// The probability, in permille per kill point, that the daemon is killed at this point. There is a kill
+    /// point before and after each append to the journal, each change of a mask and each change of a cpuset.
     pub kill_permille: u32,
     enabled: Rc<Cell<bool>>,
     random: Rc<RefCell<RandomStream>>,
@@ -66,8 +66,9 @@ impl Faults {
         faults
     }
 
-    /// Disables all random faults for the rest of the run, also in all clones of this value. Tests use this
-    /// to check that the daemon repairs the effects of earlier faults.
+    /// Disables all faults that have a probability, for the rest of the run, also in all clones of this
+    /// value. The daemon is then no longer killed either. Does not change [`Faults::hotplug`], which has no
+    /// probability. Tests use this to check that the daemon repairs the effects of earlier faults.
     pub fn disable(&self) {
         self.enabled.set(false);
     }

@@ -27,8 +27,9 @@ pub struct JobAnnouncement {
     pub alias: Option<JobId>,
     /// The user that owns the job. `Err` if the description names no valid user.
     pub owner: Result<JobOwner, HookInputError>,
-    /// The number of cores or PUs that the job has on this machine. `Err` if the description contains no
-    /// valid number.
+    /// The number of cores or PUs that the batch system allocated to the job on this machine. For Torque,
+    /// this number is computed from the resources that the job requested. `Err` if the description contains
+    /// no valid number.
     pub cpu_request: Result<CpuRequest, HookInputError>,
 }
 
@@ -174,9 +175,13 @@ pub fn from_pbs_task(attributes: &BatchAttributes) -> Result<JobAnnouncement, Ho
 /// Reads the description of a job from `attributes`: the environment in which Grid Engine runs its prolog,
 /// epilog and starter method. `host` describes this machine.
 ///
-/// `owner` is the user name that Grid Engine substitutes for `$job_owner` in the command line of the prolog.
-/// `hostfile` is the text of the file whose path is in the variable `PE_HOSTFILE`. `None` for a job without
-/// this file: its number of cores is then read from `attributes`.
+/// `owner` is the user name that Grid Engine substitutes for `$job_owner` in the command line of the prolog
+/// or epilog. `None` if the command line does not contain this name, as that of a starter method: the owner
+/// in the result is then an error.
+///
+/// `hostfile` is the text of the file whose path is in the variable `PE_HOSTFILE`. `None` if the job has no
+/// such file: the number of cores is then read from `attributes`. For a job on several machines, the number
+/// in the result is an error in this case.
 ///
 /// # Errors
 /// If the environment contains no valid job id. A missing owner or number of cores is reported in the fields

@@ -8,8 +8,8 @@ use thiserror::Error;
 
 use crate::hostlist::is_same_host;
 
-/// Error: a batch system's list of counts per machine, or of host names, can't be parsed or has the wrong
-/// length.
+/// Error: a batch system's list of a job's CPUs, slots or tasks on each machine is invalid. The list is
+/// empty, can't be parsed, or has counts for more or fewer machines than the job has.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CountsError {
     /// The list is empty.

@@ -100,9 +100,9 @@ pub fn find_node(list: &str, node: &str) -> Result<NodePosition, HostlistError> 
     Ok(NodePosition { index: index.map(narrow), node_count: narrow(of) })
 }
 
-/// Returns whether two host names may name the same machine. Names with domains must be equal. If a name has
-/// no domain, such as `n1`, the domain of the other name is ignored: `n1` and `n1.example.org` match. Upper
-/// and lower case are not distinguished.
+/// Returns whether two host names match, so that they may name the same machine. Names with domains must be
+/// equal. If a name has no domain, such as `n1`, the domain of the other name is ignored: `n1` and
+/// `n1.example.org` match. Upper and lower case are not distinguished. Empty names do not match.
 #[must_use]
 pub fn is_same_host(one: &str, other: &str) -> bool {
     let first = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();

@@ -51,8 +51,9 @@ pub fn identifying_variables() -> BTreeSet<&'static str> {
     SYSTEMS.iter().flat_map(|system| system.variables).copied().collect()
 }
 
-/// Returns the batch systems that give each job a cgroup with a cpuset which pjwd may narrow to the PUs
-/// granted to the job.
+/// Returns the batch systems that give each job a cgroup with a cpuset, and whose cpusets pjwd may narrow. To
+/// narrow a cpuset means to reduce it to the PUs granted to the job. [`JobSource`] is the type for batch
+/// systems, because they are the sources of jobs.
 #[must_use]
 pub fn sources_with_narrowable_cpusets() -> BTreeSet<JobSource> {
     SYSTEMS.iter().filter(|system| system.narrowable).map(|system| system.source).collect()
@@ -69,9 +70,10 @@ pub fn launcher_system(comm: &Comm) -> Option<JobSource> {
     SYSTEMS.iter().find(is_launcher).map(|system| system.source)
 }
 
-/// Finds the jobs to which a process may belong, from its cgroups, its environment, its command line and its
-/// program name `comm`. Returns these jobs as [`JobMark`]s, and the role of the process in its batch system.
-/// `host` describes this machine. Batch systems that are not in `enabled` are ignored.
+/// Finds the jobs to which a process may belong. `comm` is the program name of the process. `attributes`
+/// contains its cgroups, environment and command line. `host` describes this machine. Batch systems that are
+/// not in `enabled` are ignored. Returns a [`JobMark`] for each job that was found, and the role of the
+/// process in its batch system.
 ///
 /// The marks are returned in this order:
 /// 1. The job that the cgroup path names. If several directories of the path have the form of a job's
@@ -79,8 +81,8 @@ pub fn launcher_system(comm: &Comm) -> Option<JobSource> {
 /// 2. The jobs that environment variables name, at most one for each batch system. A job is left out if the
 ///    cgroup path names another job of the same batch system.
 ///
-/// The number of cores in a mark comes from the environment. There are no marks if the cgroup is one that the
-/// batch system uses only for its own processes.
+/// The number of cores in a mark comes from the environment. No marks are returned if the process is in a
+/// cgroup that a batch system uses only for its own processes.
 #[must_use]
 pub fn recognise_jobs(
     comm: &Comm,

@@ -17,8 +17,9 @@ pub struct Scheduler {
     /// The name of an environment variable that contains the path of the directory of the configuration
     /// files, or of one of these files. Empty if the scheduler has no such variable.
     pub config_variable: &'static str,
-    /// The paths of the directories in which the configuration files usually are. The first directory that
-    /// has the files is used.
+    /// The paths of the directories in which the configuration files usually are. The files are read from the
+    /// first directory in which the first file of `config_files` can be read. The directory from the variable
+    /// in `config_variable` is tried before these directories.
     pub config_directories: &'static [&'static str],
     /// The paths of the configuration files, relative to their directory. The first file must exist, the
     /// others may be missing. A path that ends in `/` stands for all files in that directory.

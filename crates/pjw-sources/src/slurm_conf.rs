@@ -17,6 +17,10 @@ pub struct SlurmConf {
 
 /// Parses the texts of `slurm.conf` and `cgroup.conf`. A text must be empty if its file is missing. `unified`
 /// must be true if this machine has only cgroup v2, and false if it has cgroup v1.
+///
+/// Lines without a needed setting are ignored. A missing setting has Slurm's default value, with one
+/// exception. If `slurm.conf` is missing or includes other files, a missing `TaskPlugin` is assumed to be
+/// `task/cgroup`.
 #[must_use]
 pub fn parse(slurm_conf: &str, cgroup_conf: &str, unified: bool) -> SlurmConf {
     let yes = |value: &str| value.eq_ignore_ascii_case("yes");

@@ -11,14 +11,16 @@ pub struct SlurmTaskCpus {
     /// The number of CPUs that were requested for each task (`--cpus-per-task`). `None` if the environment of
     /// the task does not contain this number.
     pub cpus_per_task: Option<u32>,
-    /// The number of CPUs on this machine of the job step to which the task belongs. For a batch script: the
-    /// number of CPUs of the whole job. `None` if the environment of the task does not contain this number.
+    /// The number of CPUs on this machine of the job step to which the task belongs. For a batch script, this
+    /// is the number of CPUs of the whole job on this machine. `None` if the environment of the task does not
+    /// contain this number.
     pub step_cpus: Option<u32>,
     /// The number of CPUs of the job on this machine. `None` if the environment of the task does not contain
     /// this number.
     pub job_cpus: Option<u32>,
-    /// The number of tasks on this machine that share the CPUs of the job step. For a batch script: the
-    /// number of tasks of the whole job. At least 1.
+    /// The number of tasks on this machine that share the CPUs of the job step. For a batch script, this is
+    /// the number of tasks of the whole job on this machine. 1 if the environment of the task contains no
+    /// valid number. Never 0.
     pub task_count: u32,
 }
 

@@ -38,8 +38,9 @@ struct ContextOnCpu {
 }
 
 /// Initialises the context `ctx` for the program at `path`. A name without a slash is searched in `PATH`.
-/// `core` is the number of the CPU on which the processes run, or -1 for all CPUs of the calling thread.
-/// Returns 0, or -1 with `errno`.
+/// `core` is the number of the logical CPU on which the processes run, or -1 for all CPUs of the calling
+/// thread. Returns 0, or -1 with `errno`. `errno` is `EINVAL` if `ctx` or `path` is NULL, or if `core` is
+/// invalid.
 ///
 /// # Safety
 /// `ctx` must be NULL or point to memory for a context. `path` must be NULL or a C string.
@@ -84,8 +85,9 @@ pub unsafe extern "C" fn pspawn_context_destroy(ctx: *mut PspawnContext) {
     }
 }
 
-/// Starts one process with the arguments `argv`. Waits until the process has begun the program. Returns its
-/// process id, or -1 with `errno` if the process could not be started.
+/// Starts one process of the program of `ctx`, with the arguments `argv`. Waits until the process has begun
+/// the program. Returns its process id, or -1 with `errno` if the process could not be started. `errno` is
+/// `EINVAL` if `ctx` or `argv` is NULL.
 ///
 /// # Safety
 /// `ctx` must be NULL or point to a context of [`pspawn_context_create`]. `argv` must be NULL or an array of
@@ -130,10 +132,13 @@ pub unsafe extern "C" fn pspawn_n(
     })
 }
 
-/// Starts `nspawns` processes of the program at `filename`. Process number i runs on the CPUs
-/// `mask[i % clen]`. If `clen` is 0, the processes run on the CPUs of the calling thread. `flags` says
-/// whether `argv` and `envp` contain one list for all processes or one list for each. A NULL `envp` stands
-/// for the environment of the caller.
+/// Starts `nspawns` processes of the program at `filename`, which is not searched in `PATH`. Process number i
+/// runs on the CPUs `mask[i % clen]`. If `clen` is 0, the processes run on the CPUs of the calling thread. A
+/// NULL `envp` stands for the environment of the caller.
+///
+/// `flags` is 0 or a combination of `PSPAWN_ARGV_EACH` (1) and `PSPAWN_ENVP_EACH` (2). Without
+/// `PSPAWN_ARGV_EACH`, `argv` is one list for all processes. With it, `argv` contains one list for each
+/// process, one after the other, each ended by NULL. `PSPAWN_ENVP_EACH` has the same meaning for `envp`.
 ///
 /// Waits until each process has begun the program or has failed to start. The values in `pids` and the return
 /// value are those of [`pspawn_n`].
@@ -164,8 +169,9 @@ pub unsafe extern "C" fn pspawn_v(
     })
 }
 
-/// Starts `nspawns` processes as [`pspawn_v`] does, but returns before they have begun the program. `mask`
-/// contains one CPU set for each process. A NULL `mask` stands for the CPUs of the calling thread.
+/// Starts `nspawns` processes as [`pspawn_v`] does, but returns immediately, before they have begun the
+/// program (`i` as in `MPI_Isend`). `mask` contains one CPU set for each process. A NULL `mask` stands for
+/// the CPUs of the calling thread.
 ///
 /// Returns a file descriptor, or -1 with `errno`. The descriptor becomes readable when each process has begun
 /// the program or has failed to start. The caller must pass the descriptor to [`pspawn_collect`].
@@ -192,7 +198,12 @@ pub unsafe extern "C" fn ipspawn(
 
 /// Waits until each process of a call of [`ipspawn`] has begun the program or has failed to start, and closes
 /// `fd`. `fd` is the descriptor that [`ipspawn`] returned. The values in `pids` and the return value are
-/// those of [`pspawn_n`].
+/// those of [`pspawn_n`]. Returns -1 with `EBADF` if `fd` is not such a descriptor, or was closed by an
+/// earlier call.
+///
+/// `nspawns` is the number of values for which `pids` has memory. It is normally the number that was passed
+/// to [`ipspawn`]. If `nspawns` is less, only the first values are written. If it is greater, the further
+/// values stay unchanged. The return value counts all processes in each case.
 ///
 /// # Safety
 /// `pids` must be NULL or point to memory for `nspawns` values.

@@ -135,8 +135,9 @@ impl Batch {
     /// Waits until each instance has begun its program or has failed to start. Returns one result for each
     /// instance, in the order of the list that [`Context::start`] received.
     ///
-    /// The result is the error `ECANCELED` if the iterator has returned the result of the instance before. It
-    /// is also `ECANCELED` if the instance was not started because of [`Batch::cancel`].
+    /// If the batch as an iterator has already returned the result of an instance, the result here is the
+    /// error `ECANCELED`. The result is also `ECANCELED` for an instance that was not started because of
+    /// [`Batch::cancel`].
     #[must_use]
     pub fn into_results(self) -> Vec<Result<Child, SpawnError>> {
         let missing = SpawnError { step: SpawnStep::Clone, errno: Errno::ECANCELED };

@@ -117,21 +117,22 @@ impl Context {
         self
     }
 
-    /// Makes the kernel kill each instance when the calling process ends, or when this context is dropped
-    /// (`PR_SET_PDEATHSIG`, prctl(2)).
+    /// Makes the kernel kill each instance when the process that starts the instances ends, or when this
+    /// context is dropped (`PR_SET_PDEATHSIG`, prctl(2)).
     ///
-    /// This has no effect on a program that is setuid, is setgid or has file capabilities. Processes that an
-    /// instance has started itself are not killed.
+    /// This has no effect on a program that is setuid, is setgid or has file capabilities. The child
+    /// processes of an instance are not killed.
     #[must_use]
     pub fn end_with_launcher(mut self) -> Self {
         self.setup_mut().ends_with_launcher = true;
         self
     }
 
-    /// Makes the spawner threads start instances as forks of a [template](crate::proxy::Template). Each
-    /// spawner thread loads a template of its own. An instance that can't be a fork of the template is
-    /// started by exec. [`Batch::template_error`](crate::Batch::template_error) returns the reason if the program can't
-    /// have a template at all.
+    /// Makes the spawner threads start instances as forks of a [template](crate::proxy::Template): a process
+    /// of the program that is loaded and stopped before `main`. Each spawner thread loads a template of its
+    /// own. An instance that can't be a fork of the template is started by exec.
+    /// [`Batch::template_error`](crate::Batch::template_error) returns the reason if the program can't have a
+    /// template at all.
     #[must_use]
     pub fn templates(mut self) -> Self {
         self.setup_mut().uses_templates = true;
@@ -159,13 +160,13 @@ impl Context {
         self.spawners.lock().unwrap_or_else(PoisonError::into_inner).push(spawner);
     }
 
-    /// Checks whether the instances can be started, without starting them. Checks the number of instances,
-    /// their affinity masks, the sizes of arguments and environments, and the limits on the number of
-    /// processes. If only some instances have too large arguments, there is no error: the start of these
-    /// instances fails later.
+    /// Checks whether `instances` can be started, without starting them. An instance is one process of the
+    /// group that is to be started. Checks that there is at least one instance, the affinity masks, the sizes
+    /// of arguments and environments, and the limits on the number of processes. If only some instances have
+    /// too large arguments, there is no error: the start of these instances fails later.
     ///
     /// # Errors
-    /// The error contains the reason and the remedy.
+    /// The first check that failed, with the reason and the remedy as text.
     pub fn check(&self, instances: &[Instance]) -> Result<(), CheckError> {
         checks::check(&self.setup, instances)
     }

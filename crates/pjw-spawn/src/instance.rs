@@ -19,8 +19,9 @@ pub struct Instance {
     /// The argument list, which may contain placeholders for `rank` and `size`. Instances with the same list
     /// should share one `Arc`, which makes their start faster.
     pub arguments: Arc<Arguments>,
-    /// The environment variables of this instance only, each as `NAME=value`. They follow the variables of
-    /// the context. A name must not occur twice, because getenv(3) would return the first value.
+    /// The environment variables of this instance only, each as `NAME=value`. The instance gets them after
+    /// the variables of the context. A name must not occur twice in this list, and must not be the name of a
+    /// variable of the context. This is not checked. getenv(3) would return the first value.
     pub variables: Vec<CString>,
     /// The affinity mask, the preferred NUMA node and the cgroup of the instance. Instances with the same
     /// placement should share one `Arc`: then one thread starts them without changing its affinity mask.
@@ -33,10 +34,10 @@ pub struct Instance {
 /// the caller.
 #[derive(Debug, Clone, Default)]
 pub struct Stdio {
-    /// The descriptor for standard input.
+    /// The descriptor for standard input. `None` for the standard input of the caller.
     pub input: Option<Arc<OwnedFd>>,
-    /// The descriptor for standard output.
+    /// The descriptor for standard output. `None` for the standard output of the caller.
     pub output: Option<Arc<OwnedFd>>,
-    /// The descriptor for standard error.
+    /// The descriptor for standard error. `None` for the standard error of the caller.
     pub error: Option<Arc<OwnedFd>>,
 }

@@ -11,9 +11,10 @@ use crate::context::Context;
 use crate::instance::Instance;
 use crate::proxy::{ForkError, Spare, Template, TemplateError};
 
-/// A group of worker processes, and of spares that replace workers which die. A spare is a process of the
-/// same program that is stopped before `main` and uses no CPU. When a worker dies, [`Pool::wait`] turns a
-/// spare into its replacement. The next call of [`Pool::wait`] makes a new spare.
+/// A group of worker processes, and of spares that replace workers. A spare is a process of the same program
+/// that is stopped before `main` and uses no CPU. If a signal kills a worker, or if a worker exits with a
+/// status other than 0, [`Pool::wait`] turns a spare into a new worker. A worker that exits with status 0 is
+/// not replaced. A later call of [`Pool::wait`] makes new spares for those that were used.
 ///
 /// Dropping the pool ends the spares. The workers continue to run.
 #[derive(Debug)]
@@ -65,9 +66,10 @@ pub struct EndedWorker {
 }
 
 impl Pool {
-    /// Starts one worker for each instance, and makes `spares` spares (processes that replace workers which
-    /// die). All instances must have the same number of arguments, the same number of variables, and the same
-    /// cgroup. The calling thread becomes the parent of all workers.
+    /// Starts one worker for each instance, and makes `spares` spares. A spare is a stopped process that
+    /// replaces a worker which a signal kills, or which exits with a status other than 0. All instances must
+    /// have the same number of arguments, the same number of variables, and the same cgroup. The calling
+    /// thread becomes the parent of all workers.
     ///
     /// # Errors
     /// If the list is empty, if the program can't have a [`Template`], or if a worker or a spare can't be

@@ -15,11 +15,12 @@ use crate::basics::{CpuSet, Pid, ThreadId, prelude::*};
 use crate::state::{MaskEntry, Member, WardenState};
 use crate::terms::{MaskAction, MaskActionKind, Plan, Policy};
 
-/// Checks a plan, and the state from which the plan was made, against the invariants of pjw. One invariant
-/// is that no two jobs hold the same PU, except by shared grants. Returns all violations. Returns an empty
-/// list if the plan and the state violate no invariant.
+/// Checks a plan, and the state from which the plan was made, against the invariants of pjw. Each violated
+/// invariant is a variant of [`Violation`]. One invariant is that no PU is granted to two jobs, unless at
+/// least one of the two grants is shared ([`Grant::shared`](crate::terms::Grant::shared)).
 ///
-/// The audit shares no code with the planner, so it can find errors of the planner.
+/// Returns all violations. The list is empty if the plan and the state violate no invariant. The audit shares
+/// no code with the planner, so it can find errors of the planner.
 #[must_use]
 pub fn audit(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
     let mut found = audit_grants(state, policy);
@@ -27,8 +28,12 @@ pub fn audit(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation
     found
 }
 
-/// Checks the holders of all PUs and the grants of all jobs against the invariants of pjw, and returns all
-/// violations. For repeated checks, [`GrantAudit`] is faster, because it checks only the jobs that changed.
+/// Checks which PUs jobs hold. The PUs that a job holds in the pool (the list of all PUs with their holders)
+/// must be the PUs that were granted to the job. No PU may be granted to two jobs, unless at least one of the
+/// two grants is shared ([`Grant::shared`](crate::terms::Grant::shared)).
+///
+/// Returns all violations of these and similar invariants, see [`Violation`]. The list is empty if there are
+/// none. For repeated checks, [`GrantAudit`] is faster, because it checks only the jobs that changed.
 #[must_use]
 pub fn audit_grants(state: &WardenState, policy: &Policy) -> Vec<Violation> {
     GrantAudit::new(state, policy).violations().cloned().collect()

@@ -121,22 +121,29 @@ pub enum Violation {
     },
 }
 
-/// The reason why the audit rejects a planned change of a thread's affinity mask.
+/// The reason why the audit rejects a planned change of a thread's affinity mask. A change moves a thread
+/// onto the cores of its job, restores its original mask, or keeps it off the cores of all jobs. Some
+/// variants have two meanings, which depend on this purpose.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ActionProblem {
-    /// The thread does not belong to the job. If the change was to keep the thread off the cores of all
-    /// jobs, this problem has another meaning: the thread belongs to a job, or pjw has not recorded that
-    /// its original mask must be restored.
+    /// The change is not allowed for this thread:
+    ///
+    /// - A change to the cores of a job: the thread does not belong to the job.
+    /// - A change that keeps the thread off the cores of all jobs: the thread belongs to a job. Or pjw has
+    ///   not recorded that the original mask must be restored later.
     NotTheJobsThread,
     /// The thread belongs to a process whose masks pjw must never change: a kernel thread, process 1, or
     /// pjw itself.
     SystemProcess,
-    /// The new mask contains PUs that the job does not hold. If the change was to keep the thread off the
-    /// cores of all jobs, this problem has another meaning: the new mask contains PUs that a job holds.
+    /// The new mask contains PUs that are not allowed:
+    ///
+    /// - A change to the cores of a job: PUs that the job does not hold.
+    /// - A change that keeps the thread off the cores of all jobs: PUs that a job holds.
     MaskOutsideGrant {
         /// The new mask.
         mask: CpuSet,
-        /// The PUs that the job holds.
+        /// The PUs that the job holds. If the thread was to be kept off the cores of all jobs, the PUs of one
+        /// job that the new mask overlaps.
         grant: CpuSet,
     },
     /// The new mask (the value) is not valid. Either the mask is empty, or the change was to pin the thread
@@ -149,8 +156,8 @@ pub enum ActionProblem {
     /// The mask (the value) must not be restored. Either the mask is empty, or it is not the mask that the
     /// thread had before pjw changed it, or the job still holds its cores.
     WrongRestore(CpuSet),
-    /// The journal has no record of the new mask and of the original mask. A restarted daemon could then
-    /// not restore the original mask.
+    /// The journal has no record of the requested mask, together with the original mask of the thread. A
+    /// restarted daemon could then not restore the original mask.
     NotJournaled,
 }
 

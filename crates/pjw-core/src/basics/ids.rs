@@ -78,9 +78,10 @@ pub struct BirthTime {
 }
 
 impl BirthTime {
-    /// The longest time that pjw assumes for one fork: 100 ms. When a fork begins, the kernel copies the
-    /// affinity mask of the parent. When the fork ends, the kernel sets the start time of the child and
-    /// sends the fork event (kernel/fork.c, `copy_process`).
+    /// The longest duration of one fork that pjw assumes: 100 ms. At the begin of a fork, the kernel copies
+    /// the affinity mask of the parent. At the end, the kernel sets the start time of the child and sends the
+    /// fork event (kernel/fork.c, `copy_process`). So a child that was born up to 100 ms after a change of
+    /// the parent's mask may still have the old mask.
     pub const MAX_FORK_TIME: Nanos = Nanos(100_000_000);
 
     /// Makes the birth time of a thread from its start time, which the kernel rounds down to 10 ms.
@@ -94,9 +95,11 @@ impl BirthTime {
         Self { earliest, latest }
     }
 
-    /// Whether the thread was certainly born before the time `moment`, in ns since boot. If the latest
-    /// possible birth time equals `moment`, the result is false for an exact birth time and true for an
-    /// interval with a length: such an interval ends at the time of a scan that found the thread.
+    /// Whether the thread was certainly born before the time `moment`, in ns since boot.
+    ///
+    /// - For an exact birth time: true if the birth time is less than `moment`.
+    /// - For an interval: true if `latest` is less than or equal to `moment`. `latest` is then the end of the
+    ///   clock tick in which the thread started, or the time of a scan that found the thread.
     #[must_use]
     pub fn is_before(self, moment: Nanos) -> bool {
         self.latest < moment || (self.latest == moment && self.earliest < moment)

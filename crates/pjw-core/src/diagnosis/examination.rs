@@ -224,9 +224,9 @@ pub struct UnassignedProcess {
     /// for processes of persons (user ids from `first_person_uid` on), because a person can choose any
     /// process name.
     pub belongs_to_scheduler: bool,
-    /// The threads of the process. The diagnosis reads all threads of at most 4,096 processes that belong
-    /// to no job. Any other process that belongs to no job has one entry, with the mask of its first thread
-    /// and a CPU use of 0.
+    /// The threads of the process. Of the processes that belong to no job, the diagnosis reads all threads
+    /// only for the 4,096 processes with the lowest pids. Any other such process has one entry, with the mask
+    /// of its first thread and a CPU use of 0.
     pub threads: Vec<ObservedThread>,
 }
 
@@ -253,14 +253,16 @@ pub struct HostFacts {
     pub kernel_release: String,
     /// The cgroup layout of the host, as text for users: v1, v2, hybrid or none.
     pub cgroup_layout: String,
-    /// A description of the cgroup hierarchy that has the cpuset controller, as text for users.
+    /// A description of the cgroup hierarchy that has the cpuset controller, as text for users, such as
+    /// `cpusets in v2 at /sys/fs/cgroup, enabled below /`. Never empty: if no hierarchy has the controller,
+    /// the text says so.
     pub cpuset_hierarchy: String,
     /// Whether the kernel provides pressure stall information (`/proc/pressure`).
     pub has_psi: bool,
     /// Whether the kernel provides the wait times of threads (`/proc/PID/schedstat`).
     pub has_schedstat: bool,
-    /// The reason why the kernel does not report fork events to this user. `None` if the kernel reports
-    /// them.
+    /// The reason why the kernel does not report fork events to the user that runs the diagnosis. `None` if
+    /// the kernel reports fork events.
     pub no_fork_events_reason: Option<String>,
     /// Whether the kernel provides type information (BTF), which the BPF programs of pjwd need.
     pub has_btf: bool,
@@ -292,7 +294,8 @@ pub struct HostFacts {
 /// cpusets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConflictingProgram {
-    /// The command name of the program. If several daemons `pjwd` of one user run, a description of them.
+    /// The command name of the program, such as `irqbalance`. If one user runs several daemons `pjwd`, the
+    /// name is a text for users instead, such as `one of 3 pjwd of user 1000`.
     pub name: String,
     /// The pid of one process of the program. `None` if the program runs in the kernel.
     pub pid: Option<Pid>,
@@ -359,9 +362,9 @@ impl DiagnosisInput {
 }
 
 impl ObservedJob {
-    /// Returns the PUs in `online` (the set of online PUs) that the affinity masks of the job's threads
-    /// allow. If the job holds PUs, a thread whose mask allows other PUs is not taken into account, because
-    /// the diagnosis reports such a thread separately.
+    /// Returns the PUs that the affinity mask of at least one thread of the job allows. Only PUs in `online`
+    /// (the set of online PUs) are included. If the job holds PUs, a thread whose mask contains a PU that the
+    /// job does not hold is ignored. The diagnosis reports such a thread separately.
     #[must_use]
     pub fn allowed_cpus(&self, online: &CpuSet) -> CpuSet {
         let is_inside = |mask: &&CpuSet| self.grant.as_ref().is_none_or(|(cpus, _)| mask.is_subset(cpus));

@@ -55,9 +55,9 @@ const CONFLICTING_PROGRAMS: [(&str, &str, &str, bool); 6] = [
 /// cpusets. They are recognised by the command names of `processes`. The result has one entry for each
 /// program.
 ///
-/// A process is ignored if its user id is `first_person_uid` or higher, because a person can give any name
-/// to a process. Processes named `pjwd` are treated separately: for each user that runs several of these
-/// processes, one further entry describes them.
+/// A process is ignored if its user id is `first_person_uid` or higher, because a person can give any name to
+/// a process. Processes named `pjwd` are an exception: they count for every user. If one user runs several of
+/// them, the result has one entry for these processes. A user's single `pjwd` is no conflict.
 #[must_use]
 pub fn conflicting_programs(
     processes: impl IntoIterator<Item = (Pid, Uid, Comm)>,

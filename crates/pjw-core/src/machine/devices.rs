@@ -34,13 +34,14 @@ pub struct Die {
     pub cpus: CpuSet,
 }
 
-/// A kind of core, such as performance cores or efficiency cores, with the PUs of all cores of this kind.
+/// A kind of core, such as performance cores or efficiency cores, with the PUs of this kind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoreKind {
     /// The name of the kind: `performance`, `efficiency`, or a name that the vendor chose.
     pub name: String,
-    /// The PUs of this kind. If the PUs of one core are of different kinds, the kind of the core is the
-    /// kind of its first PU.
+    /// The PUs of this kind, as hwloc reports them. If the PUs of one core are of different kinds, each PU is
+    /// only in the set of its own kind. The core then counts as the first of these kinds in
+    /// [`MachineDetails::kinds`].
     pub cpus: CpuSet,
 }
 

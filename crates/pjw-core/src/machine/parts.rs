@@ -8,8 +8,9 @@ use crate::basics::cpuset::CpuListError;
 use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::topology::{Level, Topology};
 
-/// The rule by which [`divide_into_parts`] divides the PUs of a job into parts, for the instances of a program that
-/// `pjwctl spawn` starts.
+/// The rule by which [`divide_into_parts`] divides the PUs of a job into parts: the value of the option
+/// `--map` of `pjwctl spawn`. `pjwctl spawn` starts several processes of one program, and gives a part to
+/// each of them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum PartMap {
     /// Each part consists of cores that are neighbours in hwloc's logical order. There are as many parts as
@@ -98,9 +99,9 @@ pub fn divide_into_parts(topology: &Topology, cpus: &CpuSet, map: &PartMap, inst
     }
 }
 
-/// Returns the number (as the kernel numbers NUMA nodes) of the NUMA node that contains all of `cpus`.
-/// `None` if no NUMA node contains all of `cpus`, if `cpus` is empty, or if the machine has only one NUMA
-/// node.
+/// Returns the NUMA node that contains all of `cpus`, by the number that the kernel gives to this NUMA node.
+/// `None` if no single NUMA node contains all of `cpus`, or if `cpus` is empty. Also `None` if the machine
+/// has only one NUMA node: the caller then has no choice between NUMA nodes.
 #[must_use]
 pub fn only_numa_node(topology: &Topology, cpus: &CpuSet) -> Option<u32> {
     let has_several = topology.domains(Level::NumaNode).nth(1).is_some();

@@ -21,8 +21,9 @@ const HISTORY_AFTER_REMOVAL: Nanos = Nanos(60_000_000_000);
 pub struct ManagedCpuset {
     /// The job, the path of the cgroup, and the settings of the cpuset.
     pub job_cpuset: JobCpuset,
-    /// The sets of PUs that pjw wrote to the cpuset earlier and that may still be in force. The list
-    /// becomes empty when a scan finds that the present set is in force.
+    /// The sets of PUs that pjw wrote to the cpuset before the present set, oldest first. One of them is
+    /// still in force if a later write failed, or was recorded in the journal but not made. The list becomes
+    /// empty when a scan finds that the present set is in force.
     pub previous_cpus: Vec<CpuSet>,
     /// Whether pjw is to remove the cpuset, because no job needs the cpuset any longer.
     pub unwanted: bool,
@@ -34,9 +35,9 @@ pub struct ManagedCpuset {
 }
 
 impl ManagedCpuset {
-    /// Whether pjw wrote the PUs of `cpuset`, the content of this cpuset as a scan read it. True if these
-    /// PUs are the present set, or an earlier set that may still be in force. If false, another program
-    /// changed the cpuset.
+    /// Whether pjw wrote the PUs that a scan read from this cpuset. `cpuset` is the content that the scan
+    /// read. True if its PUs are the set that pjw wrote last, or an earlier set that may still be in force
+    /// ([`ManagedCpuset::previous_cpus`]). False if another program changed the cpuset.
     #[must_use]
     pub fn is_own_setting(&self, cpuset: &Cpuset) -> bool {
         self.possible_cpus().any(|cpus| *cpus == cpuset.cpus)
@@ -119,19 +120,20 @@ impl CpusetRegistry {
         self.to_remove.iter().map(String::as_str)
     }
 
-    /// Adds a cgroup that is probably the cpuset of a job from an earlier run of the daemon. The cgroup
-    /// existed when the daemon started, and has the name of a job's cpuset. Has no effect if the journal
-    /// has a record of this cgroup. After the next scan of all processes, pjw decides whether the cgroup
-    /// becomes the cpuset of a job or is removed.
+    /// Adds a leftover cgroup: it existed when the daemon started and has the name of a job's cpuset. Has no
+    /// effect if the journal has a record of this cgroup. The next scan of every process decides about the
+    /// cgroup. If it contains processes, and no other job holds its PUs, it becomes the cpuset of its job.
+    /// Otherwise pjw removes it.
     pub fn add_leftover_cpuset(&mut self, found: LeftoverCpuset) {
         if !self.managed.contains_key(&found.path) {
             self.found.push(found);
         }
     }
 
-    /// Iterates over the paths of the cgroups that [`CpusetRegistry::add_leftover_cpuset`] added and about which pjw
-    /// has not decided yet. Such a cgroup has the name of a job's cpuset, existed when the daemon started,
-    /// and has no journal record.
+    /// Iterates over the paths of the leftover cgroups for which pjw has not yet decided whether to keep or
+    /// to remove them. A leftover cgroup existed when the daemon started, has the name of a job's cpuset, and
+    /// is not in the journal. [`CpusetRegistry::add_leftover_cpuset`] adds it. pjw either makes it the cpuset
+    /// of its job again, or removes it.
     pub fn leftover_cpuset_paths(&self) -> impl Iterator<Item = &str> {
         self.found.iter().map(|found| found.path.as_str())
     }
@@ -199,8 +201,9 @@ impl CpusetRegistry {
         self.moved_into(process) == Some(path)
     }
 
-    /// Returns the nearest cpuset of pjw at the cgroup path `cgroup` or above it. `None` if pjw manages no
-    /// cpuset at this path or above it.
+    /// Returns the nearest cpuset of pjw that contains the cgroup at the path `cgroup`. This is the cpuset at
+    /// this path, or else the cpuset at the nearest ancestor of this path. `None` if pjw manages no such
+    /// cpuset.
     #[must_use]
     pub fn enclosing_cpuset(&self, cgroup: &str) -> Option<&ManagedCpuset> {
         enclosing_paths(cgroup).find_map(|path| self.managed.get(path))
@@ -211,13 +214,15 @@ impl CpusetRegistry {
         self.history.get(path)
     }
 
-    /// Returns the path of the cgroup to which pjw moves a process when it removes the job's cpuset at
-    /// `path`. `ancestry` lists the process, its parent, its grandparent and so on. The first that applies:
+    /// Returns the path of the cgroup to which a process is moved when pjw removes the job's cpuset at
+    /// `path`. `ancestry` lists the process, its parent, its grandparent and so on. The result is the first
+    /// known of these two:
     ///
-    /// 1. The cgroup from which pjw moved the process, or else from which pjw moved the nearest ancestor
-    ///    that it ever moved.
+    /// 1. The cgroup from which pjw moved the process. If pjw never moved the process, the nearest ancestor
+    ///    that pjw moved counts.
     /// 2. The cgroup from which pjw moved the first process into the cpuset at `path`.
-    /// 3. `None`, because the original cgroup is unknown.
+    ///
+    /// Returns `None` if both are unknown.
     #[must_use]
     pub fn original_cgroup(&self, ancestry: impl IntoIterator<Item = ProcessId>, path: &str) -> Option<&str> {
         let relative = ancestry.into_iter().find_map(|process| self.moved.get(&process));

@@ -42,15 +42,18 @@ impl Demand {
         self.last.map(|last| last.at)
     }
 
-    /// Returns the demand after one more reading of the thread's CPU time. The demand stays unchanged at
-    /// the first reading, and at a reading less than 100 ms after the last one. If the CPU time is less
-    /// than before, the tid now belongs to another thread, and the demand becomes 0.
+    /// Returns the demand after one more reading of the thread's CPU time. The demand stays unchanged at the
+    /// first reading, and at a reading less than 100 ms after the last one. If the CPU time is less than
+    /// before, the tid now belongs to another thread, and the demand becomes 0.
     ///
-    /// - `run_ns` and `wait_ns` are the times for which the thread has run and has waited for a PU since
-    ///   its start.
+    /// - `run_ns` and `wait_ns` are the times for which the thread has run and has waited for a PU since its
+    ///   start, in ns.
     /// - `at` is the time of the reading.
     /// - `idle_until` is the time of the last check that found the process of the thread idle, without
-    ///   reading the thread. The demand until this time counts as 0.
+    ///   reading the thread. The demand until this time counts as 0. `None` if there was no such check since
+    ///   the last reading.
+    /// - `policy` gives the weight of the new reading, and the demands at which the thread becomes hot or is
+    ///   no longer hot.
     #[must_use]
     pub fn with_reading(
         self,

@@ -21,8 +21,10 @@ pub struct DirtySet {
 pub enum DirtyScope {
     /// All processes of the job must be planned again.
     Whole,
-    /// The processes with these pids must be planned again, and all active processes of the job (processes
-    /// that ran lately). Some of these pids may belong to processes that have exited.
+    /// The processes with these pids must be planned again. A pid may belong to a process that has exited. In
+    /// addition, all active processes of the job must be planned again, although the set need not contain
+    /// them. A process is active if the smoothed CPU demand of at least one thread is not 0, or if no scan
+    /// has read its threads yet.
     Processes(BTreeSet<Pid>),
 }
 

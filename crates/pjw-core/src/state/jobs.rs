@@ -12,7 +12,9 @@ use crate::basics::{CpuSet, Pid, Uid, prelude::*};
 use crate::state::jobs::grant_counts::GrantCounts;
 use crate::terms::{Job, JobId};
 
-/// All jobs on this machine that pjw has recorded, with indexes by id, by owner and by cgroup.
+/// All jobs on this machine that pjw knows, with indexes by id, owner, cgroup and session. Jobs without PUs
+/// are included. So are jobs that a command has released ([`Job::released`]), until their batch system ends
+/// them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Jobs {
     jobs: BTreeMap<JobId, Job>,

@@ -14,14 +14,14 @@ use crate::state::masks::entry::{MaskEntry, MaskRequest};
 use crate::state::members::Member;
 use crate::terms::{Evidence, JobId, ProcessEvent};
 
-/// The maximum number of processes with a [`Descendant`]. It is also the maximum number of other forked
-/// processes that wait for a scan. If a fork event would exceed one of these maxima, pjw treats the event
-/// as lost, and scans all processes.
+/// The maximum number of forked processes that pjw stores in each of two lists. The first list has the
+/// processes that descend from processes of jobs. The second list has the other forked processes that wait
+/// for a scan. If a list is full when a fork event is read, pjw drops the event and scans all processes.
 pub const MAX_DESCENDANTS: usize = 65_536;
 
 /// A process that was forked by a process of a job, or by a descendant of a process of a job. Contains the
-/// facts that follow from the fork event: the job, and the affinity masks that the process may have
-/// inherited.
+/// facts that follow from the fork event: the job, and the requests for affinity masks from which the process
+/// may have inherited its mask.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Descendant {
     /// The pid of the nearest ancestor that pjw tracked at the time of the fork. pjw tracks a process if
@@ -29,8 +29,8 @@ pub struct Descendant {
     pub ancestor: Pid,
     /// The job to which the process `ancestor` belongs or belonged.
     pub job: JobId,
-    /// Whether the process `ancestor` belonged to the job at the time of the fork. If false, the process no
-    /// longer belonged to the job, and pjw was restoring its original masks.
+    /// Whether the process `ancestor` belonged to the job at the time of the fork. If false, `ancestor` no
+    /// longer belonged to the job, and pjw was restoring the original masks of `ancestor`.
     pub is_ancestor_member: bool,
     /// The evidence that the process belongs to the job. It is the result of [`child_evidence`] for the
     /// evidence of the ancestor.
@@ -38,15 +38,17 @@ pub struct Descendant {
     /// The time of the fork event, in ns since boot. `None` if no fork event named the process, or if a
     /// scan found that the process had ended before pjw read its exit event.
     pub forked_at: Option<Nanos>,
-    /// The mask requests of which one set the affinity mask with which the process began, nearly always
-    /// only one. They were made for the process that forked this process, or for an earlier ancestor. Empty
-    /// if pjw has since restored the original mask of this process.
+    /// The mask requests from which the process may have inherited its first affinity mask. The process
+    /// inherited the mask of one of them; nearly always, the list has only one. The requests were made for
+    /// threads of the parent, or of an earlier ancestor. Empty if they are unknown, or if pjw has restored
+    /// the original mask of the process since the fork.
     ///
-    /// If a scan found that the process has ended, the list contains the mask requests of its own threads
-    /// instead. Children of the process whose fork events are still unread may have inherited the masks of
-    /// its threads.
+    /// For a process that a scan found ended, the list may instead contain the requests for threads of the
+    /// ended process. Children of the ended process whose fork events are still unread may have inherited the
+    /// masks of these threads.
     pub requests: Vec<MaskRequest>,
-    /// The time of the last reading of the ancestor's masks before the fork, in ns since boot. If the masks
+    /// The time at which pjw last read the affinity masks of the ancestor before the fork, in ns since boot.
+    /// The ancestor is `ancestor`, or an earlier one if `requests` were made for an earlier one. If the masks
     /// of its threads were read at different times, the earliest of these times. 0 if they were never read.
     pub masks_read_at: Nanos,
 }

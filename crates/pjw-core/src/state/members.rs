@@ -25,9 +25,10 @@ pub struct Member {
     /// The evidence that the process belongs to the job, such as the cgroup that the batch system made for
     /// the job.
     pub evidence: Evidence,
-    /// The affinity mask that the job inherited from outside: the mask of the nearest ancestor of the process
-    /// that does not belong to the job. If a thread had this mask before pjw changed the mask, the thread did
-    /// not set its mask itself. `None` if unknown.
+    /// The affinity mask that the job inherited from outside: the mask of the nearest ancestor that is not
+    /// itself a process of a job. It is the mask of the ancestor's first thread, as the last scan had read it
+    /// when its child joined the job. If the original mask of a thread equals this mask, the thread inherited
+    /// its mask and did not request it. `None` if unknown.
     pub inherited_mask: Option<CpuSet>,
     /// The time of the first scan that read the process, in ns since boot. `None` if the process comes from a
     /// journal record that does not contain this time.
@@ -111,7 +112,8 @@ pub struct MemberThread {
     pub last_cpu: Pu,
     /// The effective affinity mask (sched_getaffinity(2)), as of the last scan.
     pub effective_mask: CpuSet,
-    /// The demand of the thread for CPU time: the share of time in which it runs or waits for a PU.
+    /// The demand of the thread for CPU time: the share of time in which the thread ran or waited for a PU,
+    /// smoothed over the last scans.
     pub demand: Demand,
     /// The affinity masks that were requested for the thread, and the mask that pjw restores later. `None`
     /// until a scan has read the cpuset that contains the thread.
@@ -120,8 +122,8 @@ pub struct MemberThread {
 
 impl MemberThread {
     /// Returns whether the thread can still run. False if the thread has exited (state Z or X): its affinity
-    /// mask can't be set any more. The first thread of a process stays in state Z while other threads of the
-    /// process run.
+    /// mask can't be set any more. The first thread of a process may exit before the other threads. It then
+    /// stays in state Z until all other threads have exited.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         !matches!(self.state, 'Z' | 'X')

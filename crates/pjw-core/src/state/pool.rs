@@ -31,8 +31,8 @@ const FREE: usize = 0;
 /// The index of [`Holder::Housekeeping`] in the list of holders.
 const HOUSEKEEPING: usize = 1;
 
-/// All PUs of the machine, each with its holder: a job, the system (for a housekeeping PU), or nobody. A PU
-/// has at most one holder.
+/// The pool of PUs: all PUs of the machine, each with its holder: a job, the system (for a housekeeping PU),
+/// or nobody. A PU has at most one holder.
 #[derive(Debug, Clone)]
 pub struct Pool {
     /// For each PU number the index of its holder in `holders`; `None` if the machine does not have the PU.
@@ -110,8 +110,8 @@ impl Pool {
         self.cpus.difference(&self.offline)
     }
 
-    /// Returns the housekeeping PUs: the PUs that are reserved for the system. A PU that is still granted to
-    /// a job is not included. It becomes a housekeeping PU when the job releases it.
+    /// Returns the housekeeping PUs: the PUs that are reserved for the system. A PU that was reserved while a
+    /// job held it is not included. Such a PU becomes a housekeeping PU when the job releases it.
     #[must_use]
     pub fn housekeeping_cpus(&self) -> CpuSet {
         self.held_at(HOUSEKEEPING)
@@ -137,8 +137,9 @@ impl Pool {
         self.version
     }
 
-    /// Sets which PUs of the machine are online. A PU that is offline is not offered to a job. A job that
-    /// already holds a PU continues to hold the PU when it goes offline.
+    /// Sets which PUs of the machine are online. A PU that is offline is not offered to a job. If a PU goes
+    /// offline while a job holds it, the job keeps the PU. If the set of online PUs changes, all offers that
+    /// were made before become invalid.
     pub fn set_online(&mut self, online: &CpuSet) {
         let offline = self.cpus.difference(online);
         if offline != self.offline {
@@ -171,10 +172,10 @@ impl Pool {
         cpus.difference(&granted)
     }
 
-    /// Grants the PUs `cpus` to the job again, which held them before a restart of the daemon. Frees all
-    /// other PUs of the job. Unlike [`Pool::claim`], it also grants housekeeping PUs. These become
-    /// housekeeping PUs again when the job releases them. Returns the PUs of `cpus` that were not granted:
-    /// another job holds them, or the machine does not have them.
+    /// Gives the PUs `cpus` back to the job, which held them before, for example before a restart of the
+    /// daemon. Frees all other PUs of the job. Unlike [`Pool::claim`], it also grants housekeeping PUs. These
+    /// become housekeeping PUs again when the job releases them. Returns the PUs of `cpus` that were not
+    /// granted: another job holds them, or the machine does not have them.
     pub fn reclaim(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         for pu in self.housekeeping_cpus().intersection(cpus).iter() {
             self.entries[pu.0 as usize] = Some(FREE);
@@ -198,8 +199,9 @@ impl Pool {
         self.version += 1;
     }
 
-    /// Frees all PUs that the job holds, and returns these PUs. Those that are reserved for the system become
-    /// housekeeping PUs.
+    /// Takes all PUs from the job, and returns them. A PU that was reserved for the system while the job held
+    /// it becomes a housekeeping PU. All other PUs become free. Returns the empty set if the job holds no
+    /// PUs.
     pub fn release(&mut self, job: &JobId) -> CpuSet {
         let held = self.pus_of(job);
         self.give(job, &CpuSet::new());

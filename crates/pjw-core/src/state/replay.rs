@@ -29,7 +29,8 @@ impl WardenState {
     /// - The machine has none of the granted PUs.
     /// - The grant is not shared, and another job holds one of the granted PUs.
     ///
-    /// Processes that have ended since stay in the state until the first full scan.
+    /// The records may name processes that have ended since the records were written. Such a process stays in
+    /// the state until the first full scan.
     pub fn apply_record(&mut self, record: Record) {
         match record {
             Record::Job(mut job) => {

@@ -29,11 +29,13 @@ impl WardenState {
     ///
     /// - If `full` is true, the scan reads every process of the machine and the cgroups of all jobs. It reads
     ///   the threads of all processes that belong to a job or whose original masks are being restored.
-    /// - If `full` is false, the scan reads only the active processes of jobs and the processes whose
-    ///   original masks are being restored, with their threads. It only checks whether the idle processes of
-    ///   jobs ran.
+    /// - If `full` is false, the scan reads the active processes of jobs and the processes whose original
+    ///   masks are being restored, with their threads. It only checks the idle processes of jobs, and reads
+    ///   those for which the check finds a reason (see [`IdleWatch`]). It reads the cgroups of jobs that have
+    ///   no PUs or no processes, and the cgroups that are to be removed.
     ///
-    /// For active and idle processes, see [`active_pids`](crate::state::members::Members::active_pids).
+    /// A process is idle if the smoothed CPU demand of all its threads is 0, otherwise active. A process
+    /// whose threads no scan has read is active too.
     #[must_use]
     pub fn scan_request(&self, full: bool) -> ScanRequest {
         if full {
@@ -53,19 +55,21 @@ impl WardenState {
         of_jobs.chain(self.cpusets.paths_to_remove().map(str::to_owned)).collect()
     }
 
-    /// Returns the request for a scan of every process of the machine. Unlike the scan of
-    /// `scan_request(true)`, it does not read the threads of all idle processes of jobs. It only checks
-    /// whether these processes ran. In each scan, it also checks the masks of some of these processes, in
-    /// rotation.
+    /// Returns the request for a scan of every process of the machine. It differs from `scan_request(true)`
+    /// in the idle processes of jobs: of such a process, the scan reads the threads only in these cases:
+    ///
+    /// - The process used CPU time since the last check, or was never checked before.
+    /// - Only affinity masks keep the process on the PUs of its job, and one of its masks allows other PUs.
     #[must_use]
     pub fn full_scan_request(&self) -> ScanRequest {
         ScanRequest { idle_watch: self.idle_watch(), ..self.scan_request(true) }
     }
 
-    /// Returns the request for the periodic scan, which also reads processes that belong to no job. At least
-    /// one periodic scan in eight reads every process. The others read only processes that may have changed.
-    /// The caller must add the processes that were forked since the last periodic scan to a partial request.
-    /// Partial requests are counted, so the function must be called once per periodic scan.
+    /// Returns the request for the periodic scan (key `rescan_interval`), which also reads processes that
+    /// belong to no job. At least one periodic scan in eight reads every process. The others read only
+    /// processes that may have changed. The caller must add the processes that were forked since the last
+    /// periodic scan to a partial request. Partial requests are counted, so the function must be called once
+    /// per periodic scan.
     pub fn periodic_scan_request(&mut self) -> ScanRequest {
         if self.periodic_scans_until_full == 0 || self.full_scan_due || !self.is_settled() {
             return self.full_scan_request();
@@ -124,7 +128,8 @@ impl WardenState {
     ///
     /// - The cgroups that batch systems made for jobs.
     /// - The cgroups of the cpusets that pjw made for jobs.
-    /// - The cgroups that existed when the daemon started and whose names are those of job cpusets of pjw.
+    /// - The leftover cgroups about which pjw has not decided yet. A leftover cgroup existed when the daemon
+    ///   started, has the name of a job's cpuset, and is not in the journal.
     #[must_use]
     pub fn job_cgroup_paths(&self) -> BTreeSet<String> {
         let own = self.cpusets.paths().chain(self.cpusets.leftover_cpuset_paths());

@@ -41,7 +41,7 @@ pub struct WardenState {
     /// job. An entry is removed when a full scan has shown that the original masks are in force.
     pub processes_to_restore: BTreeMap<Pid, Member>,
     /// The pids of the processes that belong to no job and that pjw keeps off the PUs of all jobs. These
-    /// processes are also in `restoring`, so that pjw can later restore their original masks.
+    /// processes are also in `processes_to_restore`, so that pjw can later restore their original masks.
     pub excluded_pids: BTreeSet<Pid>,
     /// The cgroups of jobs, by path, each as the last scan that read it found it. These are the cgroups that
     /// batch systems made for jobs, and the cgroups of pjw's cpusets.
@@ -51,10 +51,10 @@ pub struct WardenState {
     /// The affinity masks that were read from the journal, by thread. The map contains only threads that no
     /// scan has read since the daemon started.
     pub recorded_masks: BTreeMap<ThreadId, MaskEntry>,
-    /// The affinity masks that threads of a job had because of pjw when the job ended or was released, by
-    /// job. A process that was forked during the release may still have one of these masks. An entry is
-    /// removed after a full scan has found no such process. The entries include jobs that an earlier run of
-    /// the daemon released.
+    /// For each job that ended or was released: the affinity masks that threads of the job had at that moment
+    /// because of pjw. A process that was forked during the release may still have one of these masks. An
+    /// entry is removed after a full scan has found no such process. The entries include jobs that an earlier
+    /// run of the daemon released.
     pub released_masks: BTreeMap<JobId, ReleasedMasks>,
     /// Whether journal records of an earlier run of the daemon were lost. The next full scan then searches
     /// for processes whose affinity masks the earlier run may have set, and sets this field to false.
@@ -72,12 +72,14 @@ pub struct WardenState {
     /// The jobs and processes about which pjw must decide again after the next scan, even if that scan shows
     /// no change of them.
     pub dirty: DirtySet,
-    /// The number of partial periodic scans before the next full periodic scan. A partial periodic scan reads
-    /// only processes that may have changed. If the number is 0, the next periodic scan reads every process,
-    /// and pjw decides about all jobs again.
+    /// The number of partial periodic scans before the next full one. A periodic scan is the scan that also
+    /// reads processes outside jobs (key `rescan_interval`). A partial periodic scan reads only processes
+    /// that may have changed, and a full one reads every process. If the number is 0, the next periodic scan
+    /// is full, and pjw decides about all jobs again. After that scan, the number is 7.
     pub periodic_scans_until_full: u32,
-    /// Whether the next periodic scan must read every process. True if process events may have been lost or a
-    /// scan was incomplete, so that a process may be missing in this state.
+    /// Whether the next periodic scan (the scan that also reads processes outside jobs) must read every
+    /// process. True if process events may have been lost or a scan was incomplete, so that a process may be
+    /// missing in this state.
     pub full_scan_due: bool,
     /// The pids of the processes that belong to no job, by user. Only users that own a job on this machine
     /// are included. A user without such processes has an empty set or no entry.
@@ -188,8 +190,12 @@ impl WardenState {
         self.cpusets.may_hide_mask(cgroup, is_cut, read_at)
     }
 
-    /// Returns the PU to which pjw pinned the thread `tid` of the process `member`. `None` if pjw did not pin
-    /// the thread. Also `None` if the program itself bound the thread to this PU.
+    /// Returns the PU to which pjw pinned the thread `tid` of the process `member`. `None` in each of these
+    /// cases:
+    ///
+    /// - The thread is not restricted to one PU, or not by a request of pjw.
+    /// - pjw restricted the thread to one PU only because the program had bound the thread to one PU. This
+    ///   PU, or the PU of the job that takes its place, is no pin.
     #[must_use]
     pub fn pinned_pu_of(&self, member: &Member, tid: Tid) -> Option<Pu> {
         let thread = member.threads.get(&tid)?;
@@ -335,7 +341,8 @@ impl WardenState {
     }
 
     /// Records that the kernel refused to restore the original mask of a thread, as planned in `action`. The
-    /// reason is that the original mask and the cpuset of the thread have no PU in common.
+    /// kernel refuses the mask if the original mask and the cpuset of the thread have no PU in common. pjw
+    /// then does not try again until the thread's mask, its cpuset or the online PUs change.
     pub fn record_original_mask_refused(&mut self, action: &MaskAction) {
         let limits = self.present_mask_limits(action.thread.process.pid);
         let Some(thread) = self.thread_mut(&action.thread) else { return };

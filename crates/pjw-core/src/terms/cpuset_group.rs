@@ -115,18 +115,19 @@ pub struct JobCpuset {
     pub spec: CpusetSpec,
 }
 
-/// A cgroup that existed when the daemon started and whose name is that of a job cpuset of pjw. An earlier
-/// run of the daemon created the cgroup, and the journal may not contain it. The other fields are read from
-/// extended attributes of the cgroup, in which the earlier run stored these facts.
+/// A cgroup that existed when the daemon started, at a path where the daemon creates the cgroups of jobs. An
+/// earlier run of the daemon created the cgroup. The journal may not contain it: it is then a leftover
+/// cgroup. All fields except `path` are read from extended attributes that the earlier run set on the cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftoverCpuset {
     /// The path of the cgroup relative to the mount point of the cpuset hierarchy.
     pub path: String,
-    /// The user id of the job's owner. `None` if the cgroup has no such extended attribute. Then the kernel
-    /// does not support extended attributes on cgroups, or the earlier run had begun to remove the cpuset.
+    /// The user id of the job's owner, from an extended attribute of the cgroup. `None` if the cgroup has no
+    /// such attribute: the kernel does not support extended attributes on cgroups, or the earlier run had
+    /// begun to remove the cpuset.
     pub owner: Option<Uid>,
-    /// The path of the cgroup from which all processes of this cgroup were moved here. `None` if the path is
-    /// unknown, or if the processes came from several cgroups.
+    /// The path of the cgroup from which all processes of this cgroup were moved here, from an extended
+    /// attribute. `None` if the path is unknown, or if the processes came from several cgroups.
     pub origin_cgroup: Option<String>,
 }
 

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The evidence that a process belongs to a job, such as its cgroup or its parent. The variants are ordered
-/// from weak to strong evidence, so `max` returns the stronger of two values.
+/// The evidence that a process belongs to a job, such as its cgroup or its ancestors. The variants are
+/// ordered from weak to strong evidence, so `max` returns the stronger of two values.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, strum::IntoStaticStr,
 )]
@@ -18,7 +18,7 @@ pub enum Evidence {
     Environment,
     /// The process group or session of the process belongs to the job.
     Session,
-    /// The process descends from a process of the job.
+    /// The process descends from a process of the job: the parent or an earlier ancestor belongs to the job.
     Parent,
     /// The process is in the cgroup of the cpuset that pjw made for the job.
     #[serde(rename = "enclosure")]

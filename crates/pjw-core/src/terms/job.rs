@@ -76,30 +76,32 @@ pub struct JobId {
     name: String,
 }
 
-/// The reason why a text is not a valid job id.
+/// The reason why a text is not a valid job id. A job id is written `SOURCE:NAME`, such as `slurm:7`. For a
+/// job that a user created, `NAME` alone suffices. If the text does not begin with a known source and a
+/// colon, the whole text is checked as `NAME`.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum JobIdError {
-    /// The name is empty.
+    /// The part `NAME` of the job id, which is written `SOURCE:NAME` or `NAME`, is empty.
     #[error("the job id is empty: name the job, as in mytest or slurm:123")]
     Empty,
-    /// The name has more than [`JobId::MAX_NAME_LENGTH`] characters.
+    /// The part `NAME` of the job id has more than [`JobId::MAX_NAME_LENGTH`] characters.
     #[error("the job id is {length} characters long: at most {max} are allowed", max = JobId::MAX_NAME_LENGTH)]
     TooLong {
-        /// The number of characters in the name.
+        /// The number of characters in the part `NAME`.
         length: usize,
     },
-    /// The name contains a character that is not allowed.
+    /// The part `NAME` of the job id contains a character that is not allowed.
     #[error("the job id holds {character:?}: letters, digits and ._-:@+[] are allowed")]
     InvalidCharacter {
-        /// The first character of the name that is not allowed.
+        /// The first character of the part `NAME` that is not allowed.
         character: char,
     },
-    /// The part of the text before the colon is not the name of a [`JobSource`].
+    /// The text contains a colon, and the part before the first colon is not the name of a [`JobSource`].
     #[error(
         "{source_name:?} is not a source of jobs: known are slurm, lsf, pbs, sge, condor, flux, oar, manual, session"
     )]
     UnknownSource {
-        /// The part of the text before the colon.
+        /// The part of the text before the first colon.
         source_name: String,
     },
 }
@@ -179,8 +181,9 @@ impl<'de> Deserialize<'de> for JobId {
 }
 
 /// The priority class of a job. At present only the class `Guaranteed` has an effect: a defragmentation does
-/// not move such a job to other cores. A job of any class can lose cores that a batch system grants to
-/// another job.
+/// not move such a job to other cores. A defragmentation (`pjwctl defrag`, for administrators) moves jobs so
+/// that the cores of each job are close together and larger requests fit. A job of any class can lose cores
+/// that a batch system grants to another job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PriorityClass {
@@ -292,12 +295,16 @@ pub struct Grant {
     pub cpus: CpuSet,
     /// Who chose the PUs: pjw or the batch system.
     pub granted_by: GrantedBy,
-    /// Whether other jobs may hold some of the PUs too. The reason is the setting `on_exhausted = "share"`,
-    /// or a batch system that granted the same PUs twice. The pool of PUs then names only one of these jobs
-    /// as the holder.
+    /// Whether other jobs may hold some of the PUs too. True if pjw granted PUs of other jobs because of the
+    /// setting `on_exhausted = "share"`. Also true if a batch system chose PUs that another job holds or that
+    /// are reserved for the system. The pool of PUs then names only one of the jobs as the holder of a PU.
     pub shared: bool,
-    /// Whether the setting `share_smt` was on when the grant was made. The SMT siblings of a core may then
-    /// belong to two jobs.
+    /// Whether the grant may contain only some PUs (SMT siblings) of a core, so that another job may hold the
+    /// others. True in each of these cases:
+    ///
+    /// - The setting `share_smt` was on when pjw made the grant.
+    /// - The batch system chose the PUs.
+    /// - The grant was recovered from a cpuset that has only some PUs of a core.
     #[serde(default, rename = "by_pus")]
     pub smt_shared: bool,
     /// The time at which the PUs were granted, in ns since boot.
@@ -310,8 +317,8 @@ pub struct Grant {
     pub runner_up: String,
 }
 
-/// The condition under which a job ends. A normal job ends with its last process. A reservation (a job that
-/// was created before it had processes) ends by a release or a timeout.
+/// The condition under which a job ends, not a duration. A normal job ends with its last process. A
+/// reservation (a job that was created before it had processes) ends by a release or a timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Lifetime {
@@ -346,7 +353,8 @@ pub struct Job {
     /// The ids of the sessions (setsid(2)) that were assigned to the job by `assign --session`. Usually
     /// empty.
     pub sessions: BTreeSet<Pid>,
-    /// The UTC time at which pjw detected or created the job.
+    /// The UTC time at which pjw detected or created the job. The job may have started or got its PUs at
+    /// another time.
     pub since: UnixMillis,
     /// The time since which the job has had no process, in ns since boot. `None` while it has processes. A
     /// reservation ends if it has had no process for the `reservation_timeout` of the policy.

@@ -30,9 +30,9 @@ impl Default for OwnCgroupNames {
 }
 
 impl OwnCgroupNames {
-    /// Returns the names for a daemon that runs beside another daemon on the same machine. Each name starts
-    /// with `pjw_` and a 64-bit FNV-1a hash of `state_directory`. This is the absolute path of the daemon's
-    /// state directory, without symbolic links.
+    /// Returns the names for a daemon that runs beside another daemon on the same machine. `state_directory`
+    /// is the absolute path of the daemon's state directory, without symbolic links. Each name starts with
+    /// `pjw_` and the 64-bit FNV-1a hash of this path.
     #[must_use]
     pub fn of_additional_daemon(state_directory: &[u8]) -> Self {
         let add = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
@@ -40,9 +40,9 @@ impl OwnCgroupNames {
         Self { name: format!("{NAME}_{hash:0HASH_DIGITS$x}") }
     }
 
-    /// Returns the names of the daemon that creates cgroups at paths such as `path`, as they follow from the
-    /// first component of `path`. Returns `None` if no daemon creates a cgroup at such a path. Only the text
-    /// is checked, not whether the cgroup exists.
+    /// Derives the cgroup names of a daemon from the path of one of its cgroups: from the first component of
+    /// `path`. Returns `None` if the first component is not a name that a daemon gives to a cgroup. Only the
+    /// text is checked, not whether the cgroup exists.
     #[must_use]
     pub fn from_cgroup_path(path: &str) -> Option<Self> {
         let top = path.strip_prefix('/')?.split('/').next()?;
@@ -88,8 +88,10 @@ impl OwnCgroupNames {
         self.path_for_name(&directory_name(job), cgroup_owner, isolated)
     }
 
-    /// Returns the same path as [`OwnCgroupNames::job_path`], but for the cgroup name `job` instead of a job
-    /// id. If `job` contains a `-`, the path differs from the paths of all jobs.
+    /// Returns the path of a cgroup with the name `job`, in the same place as the cgroups of jobs (see
+    /// [`OwnCgroupNames::job_path`]). `job` is the text of the name, not a job id. Used for the cgroup with
+    /// which the daemon tests the support for cpusets. A name with a `-` differs from the names of the
+    /// cgroups of all jobs.
     #[must_use]
     pub fn path_for_name(&self, job: &str, cgroup_owner: CgroupCreator, isolated: bool) -> String {
         let name = &self.name;
@@ -101,9 +103,9 @@ impl OwnCgroupNames {
         }
     }
 
-    /// Returns the job whose cgroup `cgroup_owner` (the daemon or systemd) creates at `path`, and whether the
-    /// cgroup is an isolated partition. Returns `None` if `path` is not the path of a job's cgroup. This
-    /// function is the inverse of [`OwnCgroupNames::job_path`].
+    /// Returns the job whose cgroup is at `path`, if `cgroup_owner` (the daemon or systemd) created the
+    /// cgroup. The bool is true if the cgroup is an isolated partition. Returns `None` if `path` is not the
+    /// path of a job's cgroup. This function is the inverse of [`OwnCgroupNames::job_path`].
     #[must_use]
     pub fn job_at_path(&self, path: &str, cgroup_owner: CgroupCreator) -> Option<(JobId, bool)> {
         let name = &self.name;

@@ -19,7 +19,9 @@ pub struct Plan {
 pub struct MaskAction {
     /// The purpose of the change, such as to confine or to restore.
     pub kind: MaskActionKind,
-    /// The job for which the mask changes.
+    /// The job for which the mask changes. If the original mask is restored, the job to which the thread
+    /// belongs or belonged. If the thread is kept off the cores of all jobs, one of the jobs of the thread's
+    /// user.
     pub job: JobId,
     /// The thread whose mask changes.
     pub thread: ThreadId,
@@ -27,9 +29,10 @@ pub struct MaskAction {
     pub current_mask: CpuSet,
     /// The effective mask that the thread should have after the change.
     pub target_mask: CpuSet,
-    /// The mask to pass to sched_setaffinity(2). If the cpuset of the thread reduces a request for every PU
-    /// of the machine to `target_mask`, it is every PU of the machine. The thread then follows later changes
-    /// of its cpuset, and can run on PUs that come online later. Otherwise it is `target_mask`.
+    /// The mask to pass to sched_setaffinity(2). Usually it is `target_mask`. It may be every PU of the
+    /// machine instead, if the kernel reduces this request to `target_mask`. This is so if `target_mask`
+    /// contains every online PU or is the whole cpuset of the job. The thread then follows later changes of
+    /// its cpuset, and can run on PUs that come online later.
     pub requested_mask: CpuSet,
     /// The reason for the change, in one sentence for users.
     pub why: String,
@@ -99,7 +102,8 @@ pub struct Warning {
     /// The stable short name of this kind of warning, for scripts, such as `unknown-count`, `stray` or
     /// `own-binding`.
     pub code: &'static str,
-    /// The subject of the warning and the reason, in one sentence for users.
+    /// The text of the warning, in one sentence for users: what is wrong or what pjw does not do, and the
+    /// reason.
     pub why: String,
     /// The remedy that is proposed to the user. Empty if the user need not do anything.
     pub remedy: String,

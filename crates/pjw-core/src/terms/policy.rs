@@ -26,7 +26,8 @@ pub enum OnExhausted {
     /// The request is refused.
     #[default]
     Refuse,
-    /// The job gets cores that another job holds too. Only in this case do two grants overlap.
+    /// The job gets cores that another job holds too. Only with this value does pjw itself choose PUs of
+    /// another job. Grants that batch systems chose may overlap with any value.
     Share,
     /// The request is accepted, and the job gets cores when enough cores are free.
     Wait,
@@ -49,8 +50,8 @@ pub enum OversubscriptionPolicy {
 pub struct Policy {
     /// Whether pjw carries out its plans, or only makes and shows them.
     pub mode: Mode,
-    /// The housekeeping PUs, which are reserved for the system: no job gets them. They are the result of
-    /// applying the housekeeping rule to this machine.
+    /// The housekeeping PUs, which are reserved for the system. No job gets them from pjw. They are computed
+    /// from the config key `housekeeping` and the topology of the machine.
     pub housekeeping_cpus: CpuSet,
     /// Whether the SMT siblings of a core may belong to two jobs.
     pub share_smt: bool,
@@ -62,13 +63,14 @@ pub struct Policy {
     /// The maximum number of cores that an unprivileged user may hold through `assign` and `run`, in all jobs
     /// together.
     pub user_max_cores: u32,
-    /// The lowest user id that belongs to a person. Lower user ids belong to root and to services. pjw never
-    /// reports processes of users with lower ids as unassigned (belonging to no job).
+    /// The config key `first_person_uid`: the lowest user id that belongs to a person. Lower user ids belong
+    /// to root and to services. pjw never reports processes of users with lower ids as unassigned (belonging
+    /// to no job).
     pub first_person_uid: u32,
     /// The sources (such as batch systems) whose jobs pjw detects on the machine.
     pub sources: BTreeSet<JobSource>,
-    /// For each source, the number of cores for a job that does not say how many cores it needs. If a source
-    /// has no entry, such a job gets no cores.
+    /// By source of jobs (such as a batch system): the default number of cores for a job that does not say
+    /// how many cores it needs. If a source has no entry, such a job gets no cores.
     pub source_cores: BTreeMap<JobSource, u32>,
     /// Whether pjw restricts jobs to their cores by cpusets or by affinity masks.
     pub enforcement: Enforcement,
@@ -76,9 +78,10 @@ pub struct Policy {
     pub cpuset_support: CpusetSupport,
     /// The names of the cgroups that this daemon creates for jobs.
     pub own_cgroups: OwnCgroupNames,
-    /// The batch systems in whose job cpusets pjw may write. Each of them makes a cgroup with a cpuset for
-    /// each job. A batch system that itself writes these cpusets is included only if it writes them to grant
-    /// cores.
+    /// The batch systems whose job cpusets pjw may narrow, so that a job's cpuset contains only the PUs that
+    /// pjw granted to the job. Each of these batch systems makes a cgroup with a cpuset for each job. If it
+    /// writes PUs to this cpuset, it does so only to grant these PUs to the job. The grant by the batch
+    /// system then takes the place of pjw's grant.
     pub narrowable_sources: BTreeSet<JobSource>,
     /// The pid of pjwd itself, which never belongs to a job. `None` if pjwd is not a process of the scanned
     /// machine, as in simulations.
@@ -86,14 +89,16 @@ pub struct Policy {
     /// The only user whose processes pjw may change: the user of the daemon, if that is not root. `None` if
     /// the daemon runs as root, so that it may change the processes of all users.
     pub only_user: Option<Uid>,
-    /// The demand at which a thread becomes hot, in permille of one PU. The demand is the smoothed share of
-    /// time in which the thread runs or waits for a PU.
+    /// The demand from which on a thread becomes hot, in permille of one PU. The demand is the smoothed share
+    /// of time in which the thread runs or waits for a PU. A hot thread is a thread with a high demand; pjw
+    /// may pin it to one PU.
     pub hot_permille: u32,
-    /// The demand at which a hot thread is no longer hot, in permille of one PU. It is lower than
-    /// `hot_permille`, so that a thread does not switch at every reading.
+    /// The demand at or below which a hot thread (a thread with a high demand) is no longer hot, in permille
+    /// of one PU. It is lower than `hot_permille`. So a thread with a demand near one limit does not
+    /// alternate between hot and not hot.
     pub cold_permille: u32,
-    /// The weight of the newest reading in the smoothed demand of a thread, in permille. With 1000, the
-    /// demand is not smoothed.
+    /// The weight of the newest reading in the smoothed demand of a thread, in permille. The rest is the
+    /// weight of the demand before. With 1000, the demand is not smoothed; a small value smooths strongly.
     pub smoothing_permille: u32,
     /// Whether pjw restricts each hot thread (a thread that runs or waits for a PU most of the time) to one
     /// PU.

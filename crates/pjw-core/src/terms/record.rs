@@ -69,9 +69,9 @@ pub struct Membership {
     pub first_seen: Option<Nanos>,
 }
 
-/// The affinity masks that threads of a job had because of pjw when the job ended or a command released the
-/// job. A process that was forked before the mask of its parent was restored, and that no scan has read, may
-/// still have such a mask.
+/// The affinity masks that threads of a job had because of pjw at the moment when the job ended or a command
+/// released the job. A process that was forked before the mask of its parent was restored, and that no scan
+/// has read, may still have such a mask.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReleasedMasks {
     /// The job that ended or was released.
@@ -80,7 +80,8 @@ pub struct ReleasedMasks {
     pub users: BTreeSet<Uid>,
     /// Each mask, with the mask that pjw restores instead.
     pub masks: BTreeSet<ReleasedMask>,
-    /// The earliest time at which a process can have had one of these masks, in ns since boot.
+    /// The earliest time at which a process can have had one of these masks, in ns since boot. It is the time
+    /// of the grant, or the time of pjw's first mask request if that is earlier.
     pub since: Nanos,
     /// The time at which the job ended or was released, in ns since boot.
     pub released_at: Nanos,
@@ -109,8 +110,8 @@ pub struct ReleasedMask {
     pub before: CpuSet,
 }
 
-/// A record of the journal. It describes one change: of a job, of the membership of a process in a job, of an
-/// affinity mask, or of a cpuset.
+/// A record of the journal, from which a restarted daemon restores its state. It describes one change: of a
+/// job, of the membership of a process in a job, of an affinity mask, or of a cpuset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Record {
@@ -121,10 +122,16 @@ pub enum Record {
     Ended(JobId),
     /// The process belongs to the job from now on.
     Joined(Membership),
-    /// The process left the job, and pjw is to restore the original affinity masks of the process. Also
-    /// written for a child that a process of the job forked before its mask was restored, and for a process
-    /// of no job that pjw keeps off the cores of jobs. The job may have ended since, and another job may have
-    /// the same id now.
+    /// The process does not belong to the job, and pjw is to restore the original affinity masks of the
+    /// process. Written for these processes:
+    ///
+    /// - A process that belonged to the job.
+    /// - A child that was forked before pjw had restored the mask of its parent, which had belonged to the
+    ///   job.
+    /// - A process of no job that pjw keeps off the cores of all jobs. The job is then one of the jobs of its
+    ///   user.
+    ///
+    /// The job may have ended since, and another job may have the same id now.
     Left(Membership),
     /// pjw is about to set the affinity mask of a thread, or to store the present mask of a thread in the
     /// journal.

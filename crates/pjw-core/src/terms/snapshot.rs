@@ -18,14 +18,18 @@ use crate::terms::scan::ScanScope;
 /// contains only some processes; all other processes are unchanged since the last scan.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// The processes that the scan read: all processes of the machine, or only the listed processes.
+    /// The scope of the scan: all processes of the machine, or only the processes whose pids the scan request
+    /// listed. If a scan of all processes was incomplete, the scope is `Partial` with the pids of the
+    /// processes that could be read.
     pub scope: ScanScope,
     /// The time at which the scan began, as the time since boot and as the UTC time.
     pub taken_at: Moment,
     /// The PUs that were online when the scan was made.
     pub online: CpuSet,
     /// The processes that the scan read, by pid. If the scope is full, a process that is missing here has
-    /// ended.
+    /// ended. If the scope is partial, processes of
+    /// [`ScanRequest::idle_watch`](crate::terms::scan::ScanRequest::idle_watch) that the scan read are
+    /// included too.
     pub processes: BTreeMap<Pid, Observed<Process>>,
     /// The cgroups that the scan read, by path. A cgroup that is missing here was not read.
     pub cgroups: BTreeMap<String, Observed<Cgroup>>,
@@ -107,8 +111,9 @@ pub struct Process {
     /// The threads of the process, including the first thread. `None` if the scan did not read the threads.
     pub threads: Option<Vec<Thread>>,
     /// The time until which the process is known to have used no CPU time, in ns since boot. It is the time
-    /// of the last check before this scan that found the process idle. `None` if the last check found that
-    /// the process had run, or if the process was never checked.
+    /// of the last check before this scan, if that check found no use of CPU time since the check before. Set
+    /// only if the scan then found that the process had used CPU time again, and read its threads. `None` in
+    /// all other cases.
     pub idle_until: Option<Nanos>,
 }
 
@@ -313,18 +318,22 @@ impl<T> Observed<T> {
 pub struct MaskProbe {
     /// The time at which the masks were read, as the time since boot and as the UTC time.
     pub taken_at: Moment,
-    /// The PUs that were online at the last scan.
+    /// The PUs (logical CPUs) that were online at the latest scan, that is, when the daemon last read
+    /// processes and threads from `/proc`. The mask probe itself does not read which PUs are online.
     pub online: CpuSet,
-    /// The forked processes whose affinity mask differs from the expected mask.
+    /// The forked processes whose effective affinity mask differs from the mask that they should have. A
+    /// process should have the online PUs that its job holds ([`ExpectedMask`]).
     pub mismatches: Vec<ForkMaskMismatch>,
 }
 
 /// A forked process whose affinity mask differs from the expected mask, with its real mask.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForkMaskMismatch {
-    /// The pid of the process, and the start time that follows from its fork event.
+    /// The pid and the start time of the process. The start time is computed from the time of the fork event.
+    /// So it may differ by a clock tick (10 ms) from the start time in `/proc`.
     pub id: ProcessId,
-    /// The effective affinity mask of the first thread of the process.
+    /// The effective affinity mask that the first thread of the process has, not the mask that it should
+    /// have.
     pub mask: CpuSet,
 }
 
@@ -389,9 +398,10 @@ pub enum ProcessEvent {
 pub struct ProcessEventBatch {
     /// The process events, in the order in which the kernel reported them.
     pub events: Vec<ProcessEvent>,
-    /// Whether the kernel lost at least one event that happened before the last event in `events`.
+    /// Whether at least one event was lost that should be in `events`. Can be true even if `events` is empty.
+    /// Also true if the events could not be read.
     pub lost: bool,
-    /// Whether the kernel is still dropping events. After an overflow of its buffer, the kernel drops all
-    /// events until the whole buffer has been read.
+    /// Whether the kernel may still be dropping events after this batch. When the buffer for events
+    /// overflows, the kernel drops all new events until the daemon has read the whole buffer.
     pub congested: bool,
 }

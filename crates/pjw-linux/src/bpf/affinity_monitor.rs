@@ -86,7 +86,10 @@ impl AffinityMonitor {
 
     /// Removes the reported calls of sched_setaffinity(2) from the ring buffer that the BPF program fills,
     /// and returns them. Does not wait. A call that is reported meanwhile may be returned only the next time.
-    /// Makes no system call unless the buffer is at least half full.
+    ///
+    /// The ring buffer is shared memory, so reading it needs no system call. If at least half of the buffer
+    /// was filled, calls may have been lost. Only then this function makes a system call (bpf(2)), which
+    /// reads the number of lost calls.
     pub fn drain_requests(&mut self) -> DrainedRequests {
         let mut drained = DrainedRequests::default();
         let mut read = 0;

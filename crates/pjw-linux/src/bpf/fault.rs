@@ -80,7 +80,9 @@ pub enum TaskScanUnavailable {
 /// used.
 #[derive(Debug, Clone, Error)]
 pub enum AffinityMonitorUnavailable {
-    /// A requirement is missing that the task scan has too, such as BTF or a capability.
+    /// A requirement of all BPF programs of pjw is missing, such as BTF (the type information of the kernel)
+    /// or a capability. The field is the error that [`TaskScan`](super::TaskScan), the other BPF program,
+    /// returns if the same requirement is missing.
     #[error(transparent)]
     RequirementMissing(TaskScanUnavailable),
     /// The kernel refuses to load the program, or to attach it to the kernel function of

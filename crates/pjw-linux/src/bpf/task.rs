@@ -63,8 +63,8 @@ impl TaskRecord<'_> {
         CpuSet::from_words(self.mask_words)
     }
 
-    /// Returns whether every PU of the effective affinity mask of the task is in `pus`. Unlike
-    /// [`TaskRecord::allowed_pus`], never allocates memory.
+    /// Returns whether the effective affinity mask of the task is a subset of `pus`: the task may run on no
+    /// other PU. Unlike [`TaskRecord::allowed_pus`], never allocates memory.
     #[must_use]
     pub fn is_allowed_within(&self, pus: &CpuSet) -> bool {
         let others = pus.words().iter().copied().chain(std::iter::repeat(0));
@@ -87,8 +87,10 @@ pub struct TaskScanSummary {
 /// those reported since the previous removal.
 #[derive(Debug, Default)]
 pub struct DrainedRequests {
-    /// The reported calls, in the order in which the kernel reported them. Includes successful calls, and
-    /// calls that the kernel refused with `EINVAL`, such as for a mask without a PU of the thread's cpuset.
+    /// The reported calls, in the order in which the kernel reported them. These are the successful calls and
+    /// the calls that the kernel refused with `EINVAL`. The kernel does so, for example, if the mask has no
+    /// PU of the thread's cpuset. Calls that failed with another error, and calls by pjwd itself, are not
+    /// reported.
     pub requests: Vec<AffinityRequest>,
     /// The number of calls since the last removal that are missing here, because the ring buffer was full.
     pub lost_count: u64,

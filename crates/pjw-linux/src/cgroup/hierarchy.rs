@@ -234,8 +234,9 @@ impl CgroupDir {
         }
     }
 
-    /// Removes the cgroup and all cgroups below it. Succeeds if the cgroup does not exist, or if a file has
-    /// its path. After an error, some of the cgroups below may be removed.
+    /// Removes the cgroup and all cgroups below it. Also succeeds if the cgroup does not exist: there is
+    /// nothing at its path, or a regular file. After an error, some of the cgroups below may already have
+    /// been removed.
     ///
     /// # Errors
     /// `EBUSY` if one of the cgroups contains a process. Otherwise the error of rmdir(2).

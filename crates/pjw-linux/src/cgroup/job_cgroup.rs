@@ -22,8 +22,12 @@ use crate::sys::errno::{from_io, is_gone};
 
 impl CgroupMounts {
     /// Reads the state of the cgroup at `path`: whether it exists, whether it contains processes, and its
-    /// cpuset. `path` is relative to the root of the hierarchy, as in `/proc/PID/cgroup`. `populated_cache`
+    /// cpuset. `path` is as in `/proc/PID/cgroup`: relative to the root of each hierarchy. `populated_cache`
     /// speeds up the search for processes in v1 hierarchies.
+    ///
+    /// Reads the v2 hierarchy and all v1 hierarchies that are mounted. The cgroup exists if it exists in at
+    /// least one of them. It contains processes if it does so in at least one of them. The cpuset comes from
+    /// the hierarchy with the cpuset controller.
     ///
     /// Returns `None` if the state is unknown: no hierarchy is mounted, `path` is the root or lies outside
     /// this process's cgroup namespace, or a file or directory can't be read.

@@ -160,9 +160,10 @@ impl LinuxNode {
         requests
     }
 
-    /// Sets the cpuset support of this machine, as [`crate::probe`] determined it. Of this value, only
-    /// [`CpusetSupport::affinity_persists`] is used. Until the first call, this fact is derived from the
-    /// kernel version.
+    /// Sets whether affinity masks stay in force when a cpuset changes. The field
+    /// [`CpusetSupport::affinity_persists`] of `support` says so, as [`crate::probe`] determined it. The
+    /// other fields of `support` are ignored. Until this function is called, the value is derived from the
+    /// kernel version: true for Linux 6.2 and later.
     pub fn set_cpuset_support(&mut self, support: &CpusetSupport) {
         self.unrelated_threads = UnrelatedThreads::new(support.affinity_persists);
     }

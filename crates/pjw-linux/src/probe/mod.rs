@@ -21,7 +21,8 @@ pub struct KernelSupport {
     pub can_set_all_masks: bool,
     /// The cgroup hierarchy in which cpusets can be created, or the reason why none can.
     pub cpuset_support: CpusetSupport,
-    /// The results of the probe as sentences for the user: one for each facility.
+    /// The results of the probe as text for the user: one sentence for each facility of the kernel. pjwd logs
+    /// these sentences when it starts.
     pub sentences: Vec<String>,
 }
 

@@ -51,7 +51,7 @@ pub struct Stat {
     /// The CPU time in user and kernel mode since the start, in clock ticks of 10 ms. For a process, the sum
     /// over all its threads, including ended threads.
     pub run_ticks: u64,
-    /// The time at which the process or thread started, with a resolution of 10 ms.
+    /// The time at which the process or thread started, in clock ticks of 10 ms since boot.
     pub start: StartTime,
     /// The start address of the stack. An exec nearly always changes the address (address space
     /// randomisation). So a different address shows that the process executed another program. 0 or 1 if this
@@ -192,7 +192,8 @@ impl ProcDir {
     }
 
     /// Reads the command line of a process from `/proc/PID/cmdline`. Returns its first 256 bytes, with spaces
-    /// between the arguments.
+    /// between the arguments, and without spaces at the end. Each invalid UTF-8 sequence is replaced by
+    /// U+FFFD. Returns an empty text if the process has no command line, such as a kernel thread or a zombie.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended.

@@ -54,8 +54,13 @@ pub fn set_mask(tid: Tid, cpus: &CpuSet) -> Result<(), Errno> {
 
 /// Requests every possible PU for a thread, so that the thread may use all PUs of its cpuset.
 ///
-/// Since Linux 6.2 the kernel stores the requested mask and intersects it with the cpuset. So the effective
-/// mask of the thread then follows all later changes of the cpuset.
+/// Afterwards, the effective mask of the thread is the whole cpuset, also after each later change of the
+/// cpuset. The reason depends on the kernel:
+///
+/// - Linux 6.2 and later: The kernel stores the requested mask. When the cpuset changes, the kernel
+///   intersects this mask with the new cpuset.
+/// - Before Linux 6.2: The kernel does not store the requested mask. When the cpuset changes, each thread
+///   gets the whole cpuset as its mask.
 ///
 /// # Errors
 /// The errors of [`set_mask`].

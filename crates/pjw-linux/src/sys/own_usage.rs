@@ -29,10 +29,15 @@ pub fn own_usage() -> OwnUsage {
 #[cfg(target_env = "gnu")]
 const LARGE: libc::c_int = 128 * 1024;
 
-/// Makes glibc's allocator return large freed blocks to the kernel at once, for the rest of the life of this
-/// process. Must be called before other threads are started. Has no effect with other C libraries.
+/// Makes glibc's allocator return more free memory to the kernel, for the rest of the life of this process.
+/// Must be called before other threads are started. Has no effect with other C libraries. The settings are
+/// (mallopt(3)):
 ///
-/// By default the allocator retains each freed block that is smaller than the largest block freed before.
+/// - `M_MMAP_THRESHOLD`: A block of at least 128 KiB returns to the kernel at once when it is freed. By
+///   default, glibc raises this size whenever a larger block is freed, and then retains blocks below the new
+///   size.
+/// - `M_TRIM_THRESHOLD`: Free memory at the end of the heap returns to the kernel when it exceeds 256 KiB.
+/// - `M_ARENA_MAX`: All threads share one heap.
 pub fn limit_allocator_cache() {
     #[cfg(target_env = "gnu")]
     // SAFETY: mallopt(3) takes two numbers, and no other thread is in the allocator yet.

@@ -107,9 +107,10 @@ fn parameters(priority: libc::c_int) -> libc::sched_param {
 /// `SIGXCPU`.
 ///
 /// # Errors
-/// `ERANGE` if a hard limit is set. The thread could then reach the hard limit, at which the kernel kills the
-/// process: only sleep resets the kernel's count, a change of the policy does not. Otherwise the errors of
-/// setrlimit(2) and sigaction(2).
+/// `ERANGE` if a hard limit `RLIMIT_RTTIME` is set. The kernel kills a process when one of its threads
+/// reaches the hard limit. A thread could reach it even after the handler has set the normal policy. The
+/// reason is that only sleep resets the time that the kernel counts. Other errors are those of setrlimit(2)
+/// and sigaction(2). After any error, the soft limit is unchanged.
 pub fn limit_realtime_run_time(limit: Duration) -> Result<Duration, Errno> {
     // The handler must be there before the limit: the default action of SIGXCPU ends the process.
     let action =

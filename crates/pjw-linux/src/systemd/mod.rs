@@ -72,8 +72,9 @@ impl SystemdClient {
     }
 
     /// Starts a new scope (a unit with a cgroup of its own) and moves the processes in
-    /// [`TransientScope::pids`] into the scope. Returns when systemd has accepted the request. The cgroup may
-    /// be incomplete at that time.
+    /// [`TransientScope::pids`] into the scope. Returns when systemd has accepted the request. At that time,
+    /// the cgroup of the scope may not exist yet, may not contain all these processes, or may not have its
+    /// cpuset. The caller must check this by reading the cgroup.
     ///
     /// # Errors
     /// If systemd refuses the request, can't be reached, or does not reply in time.

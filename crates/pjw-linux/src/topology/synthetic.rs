@@ -17,7 +17,7 @@ pub enum SyntheticTopologyError {
     /// The description has no text except white space.
     #[error("it is empty")]
     Empty,
-    /// The description is longer than 4096 bytes.
+    /// The description is longer than 4096 bytes. In an ASCII text, each character has one byte.
     #[error("it is longer than {MAX_CHARACTERS} characters")]
     TooLong,
     /// A level of the description, such as `core:4`, has no number, or its number is not at least 1.

@@ -57,7 +57,8 @@ pub struct StartedJob {
     /// The numbers of packages, NUMA nodes and L3 caches that the PUs of the job use, and the number of split
     /// cores.
     pub domains_used: DomainsUsed,
-    /// The real time that the choice of the PUs took. Not a time of the replay.
+    /// The wall-clock time that the algorithm took to choose the PUs of this job, measured on the machine
+    /// that runs the replay. This is not simulated time.
     pub decision_time: Duration,
 }
 
@@ -91,8 +92,8 @@ pub struct ReplayResult {
     /// Samples of the free cores: at most [`MAX_SAMPLES`], at equal intervals from the first submit time to
     /// the last.
     pub free_cores_samples: Vec<FreeCoresSample>,
-    /// The number of cores or PUs of the machine that jobs can use: all except the housekeeping PUs.
-    /// [`ReplayOptions::unit`] says whether this counts cores or PUs.
+    /// The number of processors of the machine that jobs can use: all except the housekeeping PUs.
+    /// [`ReplayOptions::unit`] says whether a processor is a whole core or a PU.
     pub usable_units: u32,
     /// The submit time of the first job.
     begin_s: u64,

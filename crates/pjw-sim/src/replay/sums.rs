@@ -14,7 +14,8 @@ impl ReplayResult {
 
     /// Returns the utilisation of the machine, from 0 to 1. This is the core time that jobs held, divided by
     /// the core time that all usable cores had, from the first submit time to the last end of a job. In a
-    /// replay that counts PUs, PU time replaces core time.
+    /// replay that counts PUs, PU time replaces core time. Returns 0 if no job was started, or if this period
+    /// has no length.
     #[must_use]
     pub fn utilisation(&self) -> f64 {
         let end_s = self.started_jobs.iter().map(StartedJob::end_s).max().unwrap_or(self.begin_s);
@@ -47,7 +48,8 @@ impl ReplayResult {
     }
 
     /// Returns the given percentile (0 to 100) of the decision times of all started jobs. The decision time
-    /// of a job is the real time that the choice of its cores took. Zero if no job was started.
+    /// of a job is the wall-clock time that the algorithm took to choose its cores. It is not simulated time.
+    /// Zero if no job was started.
     #[must_use]
     pub fn decision_time_percentile(&self, percentile: usize) -> Duration {
         let mut times: Vec<Duration> = self.started_jobs.iter().map(|one| one.decision_time).collect();

@@ -62,10 +62,13 @@ impl World {
         }
     }
 
-    /// Computes the affinity masks of the processes in the cgroup at `path` again, as the kernel does after a
-    /// change of their cpuset. If `only` is given, does so only for this process. Each new mask is the
-    /// thread's requested mask, cut to the cpuset. On a simulated kernel before Linux 6.2, each new mask is
-    /// the whole cpuset.
+    /// Computes affinity masks again, as the kernel does after a change of the cpuset of the cgroup at
+    /// `path`. Concerns the processes in this cgroup and in the cgroups below it. If `only` is given,
+    /// concerns only this process.
+    ///
+    /// Each new mask is the intersection of the thread's requested mask with the cpuset, or the whole cpuset
+    /// if the intersection is empty. On a simulated kernel before Linux 6.2, each new mask is the whole
+    /// cpuset.
     pub fn rewrite_cgroup_masks(&mut self, path: &str, only: Option<Pid>) {
         let forgets = !self.cpuset_support.affinity_persists;
         let is_concerned = |process: &&mut SimProcess| {
@@ -166,9 +169,9 @@ impl World {
         is_accepted
     }
 
-    /// Records that pjw is about to request the mask `mask` for some thread. From now on, the daemon can't
-    /// distinguish a program's request for the same mask from its own request. This is so even if the kernel
-    /// refuses pjw's request.
+    /// Records that pjw is about to request the mask `mask` for some thread. If a program requests the same
+    /// mask from now on, the daemon can't know whether the program or pjw requested this mask. That remains
+    /// true even if the kernel refuses the request of pjw.
     pub fn record_mask_requested_by_pjw(&mut self, mask: &CpuSet) {
         self.requested_by_pjw.insert(mask.clone());
     }
@@ -208,8 +211,10 @@ impl World {
         is_accepted
     }
 
-    /// Requests every PU for a thread, and then the previous mask again, on behalf of a program. Afterwards
-    /// the thread has the same mask as before. The kernel reports only the first of the two requests.
+    /// Simulates a program that requests every PU for a thread and then immediately restores the previous
+    /// mask. Afterwards the thread is in the same state as before. The simulated kernel reports the first
+    /// request to the daemon, if it reports requests at all. The second request is not reported. So a test
+    /// can check that the daemon detects the first request without a scan that reads the mask.
     pub fn request_and_restore_mask(&mut self, pid: Pid, tid: Tid) {
         let before = self.processes.get(&pid).and_then(|process| process.threads.get(&tid)).cloned();
         self.request_mask(pid, tid, &self.cpus.clone());

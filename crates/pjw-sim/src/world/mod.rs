@@ -47,20 +47,27 @@ pub struct SimThread {
     pub start: StartTime,
     /// The affinity mask that was requested last for the thread, by its program, a user or pjw.
     pub requested_mask: CpuSet,
-    /// The affinity mask that would have been requested last if pjw had not changed masks. pjw must restore
-    /// this mask when the job of the thread is released.
+    /// The last affinity mask that a program or a user requested for the thread, or else the mask that the
+    /// thread inherited. Requests by pjw do not count. pjw must restore this mask when the job of the thread
+    /// is released.
     pub original_mask: CpuSet,
-    /// The mask that the simulated kernel gave to the thread because no PU of its mask was active during
-    /// hotplug. It is in force until the next request for a mask, or until the kernel updates the masks after
-    /// hotplug. `None` if there is no such mask.
+    /// The mask that the simulated kernel set because hotplug left no active PU in the mask of the thread.
+    /// `None` if there is no such mask. The fallback mask is in force until one of these events:
+    ///
+    /// - A new mask is requested for the thread.
+    /// - The process moves to another cgroup, or its cpuset is changed.
+    /// - [`World::rewrite_masks_after_hotplug`] completes a hotplug operation on PUs of the process's cpuset.
     pub fallback_mask: Option<CpuSet>,
     /// Whether a program requested a mask for the thread, and whether the daemon can know this mask.
     pub program_request: ProgramRequest,
-    /// The time of the last request for a mask by a program or a user, in ns since boot. 0 if there was none.
+    /// The time of the last request for a mask by a program or a user, in ns since boot. Requests by pjw do
+    /// not count. 0 if there was none. Before Linux 6.2, a kernel replaces the mask when a process moves to
+    /// another cgroup. On such a simulated kernel, a move by a program other than pjw counts as a request.
     pub requested_at: u64,
-    /// Whether the daemon can't know the original mask of the thread, because the thread that created this
-    /// thread or one of its ancestors is unknown. The kernel does not report which thread of a process
-    /// creates another thread. So this is true if the threads of the process had different original masks.
+    /// Whether the daemon can't know which thread created this thread, and so which mask this thread
+    /// inherited. The kernel does not report which thread of a process creates another thread. So the value
+    /// is true if the threads of the process had different original masks when this thread was created. New
+    /// threads and processes inherit the value true from the thread that creates them.
     pub has_unknown_creator: bool,
     /// Whether the thread always runs when the simulated time advances.
     pub busy: bool,
@@ -93,18 +100,22 @@ pub struct SimProcess {
     /// The path of the cgroup in which the process would be if pjw had not moved it. pjw must return the
     /// process to this cgroup when its job is released.
     pub original_cgroup: String,
-    /// Whether pjw can't know the original cgroup of the process. Children of the process inherit this value.
+    /// Whether pjw can't know the original cgroup of the process: the cgroup to which pjw must return the
+    /// process. Children of the process inherit this value.
     pub has_unknown_origin: bool,
     /// The environment variables of the process, with their values.
     pub environ: BTreeMap<String, String>,
-    /// The attributes that name jobs of a batch system, as a scan reports them ready-made. Only tests that do
-    /// not recognise batch systems from the environment and the cgroup set this field. `None` otherwise.
+    /// The jobs that attributes of the process name, as a simulated scan reports them. Tests of pjw-core set
+    /// this field, because pjw-core does not find these jobs itself. If `None`, a scan reports only the
+    /// attributes. The daemon then finds the jobs in the cgroup and the environment.
     pub job_marks: Option<JobMarks>,
     /// The id of the job to which the process really belongs, as recorded by the workload that started the
     /// process. `None` if the process belongs to no job.
     pub expected_job: Option<String>,
-    /// Whether the process was ever moved into a cpuset, or its cpuset was ever changed. A child inherits
-    /// this value from its parent.
+    /// Whether the process was ever moved into a cgroup with a cpuset, or its cpuset was ever changed.
+    /// Changes by pjw, by other programs and by hotplug count. A child inherits this value from its parent.
+    /// If true, a cpuset may have reduced a mask that a program requested, so the daemon can't learn this
+    /// mask.
     pub was_in_cpuset: bool,
     /// Whether the cgroup, environment or name of the process changed since the last scan read these
     /// attributes.
@@ -164,7 +175,8 @@ pub struct World {
     /// they came from several cgroups. On the real machine, pjw stores this path in an attribute of the
     /// cgroup.
     pub cgroup_origins: BTreeMap<String, String>,
-    /// The support of the simulated kernel for cpusets, such as their cgroup hierarchy.
+    /// Whether pjw can create cpusets on the simulated machine, and in which cgroup hierarchy (v1 or v2).
+    /// Also says whether a requested mask stays in force when the cpuset changes, as on Linux 6.2 and later.
     pub cpuset_support: CpusetSupport,
     /// Whether the simulated kernel reports the sched_setaffinity(2) calls of programs to the daemon.
     pub reports_affinity_requests: bool,
@@ -306,7 +318,7 @@ impl World {
     }
 
     /// Starts a process of the user `uid` as a child of the process `parent`, created by the first thread of
-    /// `parent`. Returns the pid of the new process.
+    /// `parent`. If `parent` does not exist, process 1 is the parent. Returns the pid of the new process.
     pub fn spawn(&mut self, parent: Pid, uid: Uid) -> Pid {
         self.fork(parent, Tid(parent.0), uid)
     }
@@ -362,7 +374,8 @@ impl World {
     }
 
     /// Executes a program with the name `comm` in the process `pid`, as execve(2) does. All threads except
-    /// the first thread end.
+    /// the first thread end. The environment variables stay the same. Has no effect if the process does not
+    /// exist.
     pub fn exec(&mut self, pid: Pid, comm: &str) {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.comm = Comm::from(comm);

@@ -40,14 +40,14 @@ pub enum ForkHereError {
     },
 }
 
-/// Makes the calling program a template at this point of its start-up. A [`super::Template`] then makes
-/// instances as forks of the program. The call returns once in each instance, with the arguments and
-/// variables of the instance. In a program that was not started by [`super::Template::load_late`], the call
-/// returns `None` at once.
+/// Makes the calling process a template: a process from which a [`super::Template`] forks instances. The
+/// template stops in this call and never returns from it. In each instance, the call returns `Some` with the
+/// arguments and variables of this instance. If the program was not started by
+/// [`super::Template::load_late`], the call returns `Ok(None)` at once.
 ///
-/// The instances are children of the process that called `load_late`. They inherit the present memory, the
-/// open files and the working directory. Handlers of pthread_atfork(3) are not called. The template itself
-/// ends when that process ends.
+/// The instances are children of the process that called [`super::Template::load_late`]. They inherit the
+/// memory, the open files and the working directory that the template has now. Handlers of pthread_atfork(3)
+/// are not called. The template ends when the process that called [`super::Template::load_late`] ends.
 ///
 /// # Errors
 /// If the program has more than one thread, or if a system call fails. The program does not become a template

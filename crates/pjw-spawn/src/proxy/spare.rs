@@ -39,11 +39,12 @@ impl Template {
     }
 
     /// Turns a spare into an instance: the spare gets the arguments, variables and streams of the instance
-    /// and runs the program. The call does not wait for the program.
+    /// and runs the program. The call does not wait for the program. If the arguments and variables need more
+    /// memory than the spare has, the instance is a new fork of the template, and the spare ends.
     ///
     /// # Errors
     /// The errors of [`Template::fork`]. [`ForkError::Ended`] if the spare has ended. After any error, the
-    /// spare is gone.
+    /// process of the spare has ended.
     pub fn start_spare(&mut self, mut spare: Spare, instance: &Instance) -> Result<Child, ForkError> {
         let own = self.own_calls(instance)?;
         let strings = self.strings_of(instance);

@@ -94,7 +94,8 @@ type FileVersion = (u64, u64, i64, i64);
 impl Template {
     /// Starts the program of the context with the arguments, the variables and the cgroup of the instance
     /// `first`, and stops it before `main`. The process runs on the PUs of the calling thread. The call waits
-    /// until the process is stopped.
+    /// until the process is stopped. The process becomes the template and not an instance. [`Template::fork`]
+    /// makes the instances, also `first`.
     ///
     /// # Errors
     /// If the program can't have a template. Then it can be started by exec, except after
@@ -119,9 +120,13 @@ impl Template {
         Ok(Self::of_loaded(setup, layout, loaded, Some(Shape { linker_variables, file }), first))
     }
 
-    /// Starts a program that calls [`super::fork_here`], and waits until the program does. Each instance
-    /// begins by returning from this call, which returns the arguments and variables of the instance. Their
-    /// pointers may take at most 32 KiB per instance.
+    /// Starts a program that calls [`super::fork_here`], and waits until the program has called it. The
+    /// process then becomes the template: it stops in [`super::fork_here`]. Each instance is a fork of the
+    /// template, and begins when [`super::fork_here`] returns in it.
+    ///
+    /// The program is started with the arguments, the variables and the cgroup of the instance `first`. This
+    /// process is not an instance: [`Template::fork`] makes the instances, also `first`. The array of
+    /// pointers to the arguments and variables of an instance may take at most 32 KiB.
     ///
     /// # Errors
     /// If the program does not start, or ends without a call of [`super::fork_here`].

@@ -198,7 +198,8 @@ pub enum CliCommand {
     },
 }
 
-/// The command line options of `pjwctl assign` and `pjwctl run` that say what cores the job gets, and how.
+/// The command line options of `pjwctl assign` and `pjwctl run` for the cores of the job: number or list of
+/// CPUs, nearby device, memory binding and isolation.
 #[derive(Debug, Clone, Args)]
 pub struct CoreArgs {
     /// The number of cores
@@ -394,8 +395,8 @@ pub fn clap_command() -> clap::Command {
     command
 }
 
-/// Returns the name of `value`, the value of an option, on the command line, such as `besteffort`. The
-/// requests to the daemon use the same names.
+/// Returns the text that a user writes on the command line for the option value `value`, such as
+/// `besteffort`. Requests to the daemon contain the same text.
 #[must_use]
 pub fn value_name<V: ValueEnum>(value: &V) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()

@@ -20,11 +20,11 @@ pub mod topology;
 
 use std::collections::BTreeMap;
 
-/// The properties of the terminal, file or pipe for which a text is made: its width, and whether it may get
-/// colours.
+/// The properties of the output for which a text is made: its width, and whether it may get colours. The
+/// output is usually a terminal, and can also be a file or pipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terminal {
-    /// The width of the terminal, file or pipe in columns.
+    /// The maximum line width of the text, in columns: the width of the terminal, or 80 for a file or pipe.
     pub width: usize,
     /// Whether the text may contain ANSI colours.
     pub has_colours: bool,

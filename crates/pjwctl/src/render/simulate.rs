@@ -30,8 +30,8 @@ pub struct SimulationResult {
     pub policy: &'static str,
     /// The unit of the processor counts in the log: `core` or `pu` (logical CPU).
     pub unit: &'static str,
-    /// The number of cores or PUs that jobs can have, that is, without housekeeping. The unit is that of the
-    /// processor counts in the log.
+    /// The number of cores or PUs that jobs can use: all of the machine except the housekeeping PUs, which no
+    /// job gets. The unit is that of the processor counts in the log.
     pub usable: u32,
     /// The utilisation of the machine, from 0 to 1. It is the core time that jobs held, divided by the core
     /// time of all usable cores from the first submission to the last end.
@@ -40,7 +40,7 @@ pub struct SimulationResult {
     pub mean_packages: f64,
     /// The mean number of NUMA nodes on which a started job has cores.
     pub mean_numa_nodes: f64,
-    /// The mean number of L3 caches under which a started job has cores.
+    /// The mean number of L3 caches to which the cores of a started job belong.
     pub mean_l3: f64,
     /// The number of split cores of all started jobs together. A core is split if a job got some of its PUs
     /// and not all.
@@ -48,35 +48,39 @@ pub struct SimulationResult {
     /// The mean number of split cores of a started job. A core is split if the job got some of its PUs and
     /// not all.
     pub mean_split_cores: f64,
-    /// The time that the choice of the cores took for a started job, in nanoseconds: the median and the 99th
-    /// percentile.
+    /// The time that the choice of the cores took for a started job, in nanoseconds of wall-clock time: the
+    /// median and the 99th percentile over all started jobs.
     pub decision_ns: Percentiles,
     /// The number of free cores and the largest possible requests, at several times of the simulation.
     pub fragmentation: Vec<FragmentationSample>,
 }
 
-/// The median and the 99th percentile of a set of measured durations, in nanoseconds.
+/// The median and the 99th percentile of the durations of many decisions, in nanoseconds. A decision is the
+/// choice of the cores for one started job.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Percentiles {
-    /// The median, in ns.
+    /// The median of the durations, in ns.
     pub p50: u64,
-    /// The 99th percentile, in ns.
+    /// The 99th percentile of the durations, in ns: at most one percent of the decisions took longer.
     pub p99: u64,
 }
 
-/// The free cores at one time of the simulation: their number, and the largest requests that fit a single L3,
-/// NUMA node or package.
+/// The free cores at one time of the simulation: their number, and the sizes of the largest requests that
+/// they can serve inside a single L3, NUMA node or package.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct FragmentationSample {
     /// The time of the sample, in seconds since the start of the log.
     pub time_s: u64,
     /// The number of free whole cores of the machine.
     pub free: u32,
-    /// The number of cores of the largest request that fits one L3.
+    /// The number of cores of the largest request that the free cores of a single L3 can serve. An L3 that is
+    /// partly used counts with its free cores only.
     pub largest_l3: u32,
-    /// The number of cores of the largest request that fits one NUMA node.
+    /// The number of cores of the largest request that the free cores of a single NUMA node can serve. A NUMA
+    /// node that is partly used counts with its free cores only.
     pub largest_numa_node: u32,
-    /// The number of cores of the largest request that fits one package.
+    /// The number of cores of the largest request that the free cores of a single package can serve. A
+    /// package that is partly used counts with its free cores only.
     pub largest_package: u32,
 }
 

@@ -3,8 +3,8 @@
 use jiff::Timestamp;
 use pjw_core::cpuset::CpuSet;
 
-/// Returns the text with control characters and text direction characters escaped, so that a name chosen by a user
-/// cannot disturb the terminal.
+/// Returns the text with control characters and text direction characters escaped as in Rust source text,
+/// such as `\n` or `\u{202e}`. A name that was chosen by a user then can't disturb the terminal.
 #[must_use]
 pub fn printable(text: &str) -> String {
     let harmful = |c: char| {
@@ -18,8 +18,10 @@ pub fn printable(text: &str) -> String {
     safe
 }
 
-/// Returns the text wrapped at blanks into lines of at most `width` columns. `first` is put before the first line and
-/// `later` before every other line.
+/// Returns the text wrapped at blanks into lines of at most `width` columns, each with a line break at its
+/// end. The text `first` is put before the first line, and `later` before every other line. Both count
+/// towards `width`. A word that is too long for a line is not broken: its line is then longer. Control
+/// characters in the text are escaped, see [`printable`].
 #[must_use]
 pub fn wrap(text: &str, width: usize, first: &str, later: &str) -> String {
     let mut lines = String::new();

@@ -50,10 +50,11 @@ pub struct Config {
 
 impl Config {
     /// Reads the configuration file at `path`, or the [default file](Config::default_path) if `path` is
-    /// `None`. If the default file is missing, all keys have their defaults.
+    /// `None`. If the default file is missing, or there is no path for it, all keys have their defaults.
     ///
     /// # Errors
-    /// All mistakes in the file, in the order of the file. Also if `path` is given and the file is missing.
+    /// All mistakes in the file, in the order of the file. A single error if the file can't be read. This
+    /// includes a missing file, if `path` is given.
     pub fn load(path: Option<&Path>) -> Result<Self, Vec<ConfigError>> {
         match (path, Self::default_path()) {
             (Some(path), _) => Self::parse(path, &read::text(path)?),
@@ -98,14 +99,17 @@ impl Config {
         self.path.as_deref()
     }
 
-    /// Returns the time between two periodic scans, in which pjwd reads the state of the threads of jobs.
+    /// Returns the time between two scans of the processes of jobs: the value of the key `interval`. Each
+    /// scan reads the processes that ran since the scan before, with their threads.
     #[must_use]
     pub fn interval(&self) -> Duration {
         self.settings.scan_interval
     }
 
-    /// Returns the time between two rescans, in which pjwd also reads processes that belong to no job. Never
-    /// below [`Config::interval`].
+    /// Returns the time between two periodic scans: the value of the key `rescan_interval`. A periodic scan
+    /// reads the processes of jobs, and also the processes that belong to no job. Most periodic scans read
+    /// only processes that may have changed. The result is never shorter than the key `interval`, because a
+    /// configuration with a shorter time is refused.
     #[must_use]
     pub fn rescan_interval(&self) -> Duration {
         self.settings.rescan_interval

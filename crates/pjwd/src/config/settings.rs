@@ -8,19 +8,21 @@ use std::time::Duration;
 use pjw_core::policy::{Mode, OnExhausted, OversubscriptionPolicy, Policy};
 use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::JobSource};
 
-/// The value of the configuration key `log_level`: the lowest severity of the messages that are logged.
+/// The value of the configuration key `log_level`: the least severe messages that are logged. Each variant
+/// also logs everything that the variants above it log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogLevel {
     /// Logs failures only.
     Error,
-    /// Logs failures and possible failures.
+    /// Logs failures and possible failures, such as a program that left the cores of its job.
     Warn,
-    /// Also logs changes.
+    /// Logs also what pjwd changed or detected, such as jobs that begin or end, and a configuration that was
+    /// read again. The default.
     #[default]
     Info,
-    /// Also logs the reasons for changes.
+    /// Logs also the reasons for changes.
     Debug,
-    /// Also logs every step of pjwd's work.
+    /// Logs also every step of pjwd's work.
     Trace,
 }
 
@@ -35,7 +37,8 @@ pub enum ScanInterface {
     Proc,
 }
 
-/// The value of the configuration key `log_format`: where messages are logged, and in what format.
+/// The value of the configuration key `log_format`: where messages are logged (the journal or standard
+/// error), and in what format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogFormat {
     /// The journal if systemd connected standard error to the journal. Text otherwise.
@@ -91,15 +94,19 @@ pub struct Settings {
     /// `housekeeping`: the rule that selects the housekeeping PUs, which are reserved for the system.
     /// [`Config::policy`](super::Config::policy) applies the rule to the PUs of the machine.
     pub housekeeping: HousekeepingRule,
-    /// `interval`: the time between two periodic scans, in which pjwd reads the state of the threads of jobs.
+    /// `interval`: the time between two scans of the processes of jobs. Each scan reads the processes that
+    /// ran since the scan before, with their threads.
     pub scan_interval: Duration,
-    /// `rescan_interval`: the time between two rescans, in which pjwd also reads processes that belong to no
-    /// job. Never below `scan_interval`.
+    /// `rescan_interval`: the time between two periodic scans. A periodic scan reads the processes of jobs,
+    /// and also the processes that belong to no job. Most periodic scans read only processes that may have
+    /// changed. Never shorter than `interval`: a configuration with a shorter time is refused.
     pub rescan_interval: Duration,
     /// `scan`: the kernel interface through which pjwd reads the state of many threads at once.
     pub scan_interface: ScanInterface,
     /// `cpu_budget_permille`: the maximum CPU time that pjwd spends on process events, such as starts of
-    /// processes, in permille of one PU. If there are more events, pjwd handles several of them together.
+    /// processes, in permille of one PU. When this time is used up, events wait, and pjwd then handles
+    /// several of them together. Other work of pjwd, such as commands and the scans of a timer, is not
+    /// limited.
     pub cpu_budget_permille: u32,
     /// `realtime`: whether pjwd runs with a real-time priority, if the system allows this.
     pub use_realtime_priority: bool,
@@ -107,19 +114,26 @@ pub struct Settings {
     pub enforcement: Enforcement,
     /// `share_smt`: whether the PUs (hardware threads) of one core may belong to two jobs.
     pub share_smt: bool,
-    /// `on_exhausted`: what happens to a request for which too few cores are free.
+    /// `on_exhausted`: what happens to a request for more cores than are free. The request is refused, waits
+    /// for cores, or gets cores that another job also holds.
     pub on_exhausted: OnExhausted,
-    /// `adopt_strays`: whether a process that belongs to no job joins a job of its user. It joins only if the
-    /// user has exactly one job.
+    /// `adopt_strays`: whether pjwd assigns processes that belong to no job (strays) to a job of their user.
+    /// A process joins only if its user has exactly one job. If the user has several jobs, pjwd keeps the
+    /// process off the cores of all jobs.
     pub adopt_strays: bool,
-    /// `first_person_uid`: the lowest user id of a person. Lower user ids belong to services.
+    /// `first_person_uid`: the lowest user id that belongs to a human user. Lower user ids belong to root and
+    /// to services. pjwd never reports their processes as strays (processes that belong to no job).
     pub first_person_uid: u32,
     /// `admin_groups`: the groups whose members are administrators of pjwd, by name or number.
     pub admin_groups: Vec<String>,
-    /// `user_max_cores`: the maximum number of cores that a user who is not an administrator may hold.
+    /// `user_max_cores`: the maximum number of cores for a user who is not an administrator, summed over all
+    /// jobs of the user. Cores for which a job waits count too. A request of the user that exceeds this
+    /// number is refused. 0 means that only administrators may assign cores. The jobs that a batch system
+    /// starts for the user are counted, but never refused.
     pub user_max_cores: u32,
-    /// `reservation_timeout`: how long a job keeps its cores without a process. This applies to jobs that
-    /// were created before they had a process.
+    /// `reservation_timeout`: the longest time that a reservation keeps its cores without a process. A
+    /// reservation is a job that was created before its processes. After this time, the job ends and its
+    /// cores are free.
     pub reservation_timeout: Duration,
     /// `log_level`: the lowest severity of the messages that are logged.
     pub log_level: LogLevel,
@@ -142,10 +156,11 @@ pub struct Settings {
     pub oversubscription_policy: OversubscriptionPolicy,
     /// `metrics.…`: the file and the addresses at which metrics are published.
     pub metrics: MetricsSettings,
-    /// `sources.NAME.enabled`: the batch systems whose jobs pjwd detects.
+    /// `sources.NAME.enabled`: the batch systems (as sources of jobs) whose jobs pjwd detects.
     pub enabled_sources: BTreeSet<JobSource>,
-    /// `sources.NAME.cores`: for each batch system, the number of cores of a job that states no number itself.
-    /// Without an entry for its batch system, such a job gets no cores.
+    /// `sources.NAME.cores`: for each batch system, the number of cores that a job of this batch system gets
+    /// if the number that it needs is unknown. Without an entry for its batch system, such a job gets no
+    /// cores.
     pub source_cores: BTreeMap<JobSource, u32>,
 }
 

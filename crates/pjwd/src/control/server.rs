@@ -47,10 +47,10 @@ pub struct ControlService {
 }
 
 impl ControlService {
-    /// Makes the service, and a future that the caller must run as long as the service. The service answers
-    /// calls from the `published` status, and sends all other calls to the event loop through `outbox`.
-    /// `rules` says which users are administrators and what other users may do. The future stores published
-    /// events for later calls.
+    /// Makes the service, and a future. The caller must run the future for as long as the service runs: it
+    /// stores the published events for later calls. If the `published` status contains the answer to a call,
+    /// the service answers the call itself. It sends every other call to the event loop through `outbox`.
+    /// `rules` says which users are administrators, and what other users may do.
     pub fn new(
         outbox: Outbox,
         published: StatusFeed,

@@ -58,8 +58,9 @@ pub fn passed_socket() -> io::Result<Option<RawFd>> {
     Ok(passed.next())
 }
 
-/// Sends regular pings (signs of life) to the service manager. If the pings stop, the service manager
-/// restarts pjwd.
+/// Sends regular pings (signs of life) to the watchdog of the service manager (sd_notify(3), `WATCHDOG=1`).
+/// If the pings stop, the service manager restarts pjwd. Sends nothing if the service manager set no
+/// watchdog.
 #[derive(Debug, Clone)]
 pub struct Watchdog {
     /// Half of the watchdog timeout. `None` if there is no watchdog.
@@ -68,8 +69,9 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Makes the watchdog with the timeout in the environment variable `WATCHDOG_USEC`, which the service
-    /// manager sets. The first ping is due at once. If the variable is not set, no pings are sent.
+    /// Makes the sender of pings, with the watchdog timeout in the environment variable `WATCHDOG_USEC`,
+    /// which the service manager sets. The first ping is due at once. If the variable is not set, no pings
+    /// are sent.
     #[must_use]
     pub fn from_environment() -> Self {
         Self::new(sd_notify::watchdog_enabled(), Instant::now())

@@ -79,8 +79,9 @@ impl Histogram {
     }
 }
 
-/// The values of the metrics label `outcome` for changes of affinity masks and cpusets. `done`: the change was
-/// made. `gone`: the thread or cgroup had ended. `refused`: the kernel refused the change.
+/// The values of the metrics label `outcome` for changes of affinity masks and cpusets. `done`: the change
+/// was made. `gone`: the thread had ended, or the cgroup had been removed, before the change. `refused`: the
+/// kernel or systemd refused the change.
 pub const OUTCOME_LABELS: [&str; 3] = ["done", "gone", "refused"];
 
 /// The kinds of affinity mask changes that the metrics count, in the order of the counts in
@@ -96,8 +97,9 @@ pub const MASK_ACTION_KINDS: [MaskActionKind; 7] = [
 ];
 
 /// The values of the metrics label `kind` for cpuset changes, in the order of the counts in
-/// [`Counters::cpuset_actions`]. `raise` creates a cpuset. `admit` moves a process into a cpuset, and
-/// `return` moves it back. `open` allows all PUs again. `raze` removes a cpuset.
+/// [`Counters::cpuset_actions`]. `raise` creates a job's cpuset or writes its settings. `admit` moves a
+/// process into the cpuset of its job. `return` moves a process back to the cgroup in which it was before.
+/// `open` removes the limits of a cpuset, so that its processes may use all PUs. `raze` removes a cpuset.
 pub const CPUSET_ACTION_NAMES: [&str; 5] = ["raise", "admit", "return", "open", "raze"];
 
 /// The counts and durations for the metrics of pjwd, since metrics were switched on.
@@ -108,8 +110,9 @@ pub struct Counters {
     pub cycles: [u64; CycleCause::ALL.len()],
     /// The durations of the cycles, each from the start of its scan to its last change.
     pub cycle_times: Histogram,
-    /// The reaction times of pjwd to processes that were forked with an affinity mask outside their job's
-    /// cores. A reaction time is the time from the fork of a process to the change of its mask.
+    /// The reaction times of pjwd to processes that were forked with a wrong affinity mask, such as a mask
+    /// that contains a PU outside the cores of the process's job. A reaction time is the time from the fork
+    /// of a process to the change of its mask.
     pub reaction_times: Histogram,
     /// The number of process events (fork, exec, exit) that were read from the kernel.
     pub process_events: u64,
@@ -122,15 +125,17 @@ pub struct Counters {
     /// The number of attempts to change cpusets. The first index is the kind of change, in the order of
     /// [`CPUSET_ACTION_NAMES`]. The second index is the outcome, in the order of [`OUTCOME_LABELS`].
     pub cpuset_actions: [[u64; OUTCOME_LABELS.len()]; CPUSET_ACTION_NAMES.len()],
-    /// The number of reported violations. A violation is a thread with an affinity mask outside its job's
-    /// cores, or the request of a program for such a mask.
+    /// The number of reported violations by programs. A violation is a thread of a job whose affinity mask a
+    /// program changed so that it contains a PU outside the job's cores. A program's request for such a mask
+    /// is a violation too, even if a cpuset prevents its effect.
     pub violations: u64,
-    /// The number of jobs with a rejected plan, summed over all cycles. Each plan is checked against the
-    /// rules of pjw. A plan that violates a rule is rejected: it is not carried out.
+    /// The number of rejected plans, counted once for each job and cycle. pjw checks each plan against its
+    /// own rules (the audit). A plan that violates a rule is rejected: it is not carried out.
     pub audit_failures: u64,
     /// The number of times that the journal could not be written.
     pub journal_failures: u64,
-    /// The delay of the last periodic scan: the time from when the scan was due until it began.
+    /// The delay of the last scan that the timer for the processes of jobs started: the time from when the
+    /// scan was due until it began.
     pub scan_lateness: Duration,
 }
 

@@ -34,7 +34,8 @@ pub struct JobMetrics {
     pub pinned_threads: u64,
     /// The number of threads whose affinity mask contains PUs that are not granted to the job.
     pub outside_threads: u64,
-    /// The CPU demand of all threads of the job: the time for which they run or wait for a PU.
+    /// The CPU demand of the job: the share of time for which a thread runs or waits for a PU, summed over
+    /// all threads of the job.
     pub demand: CpuDemand,
 }
 

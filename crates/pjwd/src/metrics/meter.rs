@@ -53,8 +53,8 @@ pub struct Meter {
 /// of the metrics.
 #[derive(Debug, Clone)]
 pub struct MetricsReceiver {
-    /// The latest counters and status. `None` while metrics are switched off, and until the first cycle
-    /// afterwards.
+    /// The latest counters and status. `None` while metrics are switched off. After metrics were switched on,
+    /// `None` until the first cycle has ended.
     pub snapshot: watch::Receiver<Option<Arc<MetricsSnapshot>>>,
     /// The settings of the metrics, as last read from the configuration.
     pub settings: watch::Receiver<MetricsSettings>,
@@ -138,9 +138,9 @@ impl Meter {
         }
     }
 
-    /// Publishes a snapshot of the counters and of the status `published` to the metrics service. The offline
-    /// PUs in the snapshot come from `state`. Must be called after each cycle. Does nothing while metrics are
-    /// switched off.
+    /// Publishes a snapshot to the metrics service: the counters, the status `published`, and the PUs that
+    /// are offline in `state`. Must be called after each cycle (scan, decision and changes). `published` is
+    /// the status that was published after the same cycle. Does nothing while metrics are switched off.
     pub fn publish(&self, published: StatusSnapshot, state: &WardenState) {
         if !self.is_on() {
             return;

@@ -101,7 +101,8 @@ pub struct ReloadContext {
     pub rules: watch::Sender<AdmissionRules>,
     /// The log of this process. A reload sets its level and its format.
     pub logging: Logging,
-    /// The counters for the metrics. The configuration says whether they are counted and published.
+    /// Counts what pjwd does, and publishes the counts as metrics. A reload of the configuration can switch
+    /// the metrics on or off.
     pub meter: Meter,
 }
 

@@ -22,8 +22,9 @@ pub fn reaction_time(fork: &ConfinedFork, now: (Instant, Nanos)) -> Duration {
     confined_at.saturating_sub(Duration::from_nanos(fork.forked_at.0))
 }
 
-/// The recent delays of the daemon's cycles (scan, decision and changes). A delay is the time that a cycle
-/// waited after it was due. Delays of up to 250 ms are ignored.
+/// The longest delay among the daemon's recent late cycles (scan, decision and changes). A delay is the time
+/// that a cycle waited after it was due. A cycle is late if its delay is longer than 250 ms. The value is
+/// forgotten when no cycle was late for 5 s.
 #[derive(Debug, Default)]
 pub struct Lateness {
     late: Option<(Duration, Instant)>,
@@ -39,8 +40,8 @@ impl Lateness {
         }
     }
 
-    /// Returns the longest time that a recent cycle waited after it was due. `None` if no cycle of the last 5 s waited
-    /// for more than 250 ms.
+    /// Returns the longest delay among the recent late cycles, in which each followed the one before within 5
+    /// s. `None` if no cycle of the last 5 s waited for more than 250 ms.
     #[must_use]
     pub fn max_wait(&self, now: Instant) -> Option<Duration> {
         self.late.filter(|(_, at)| now.saturating_duration_since(*at) < RECOVERY_TIME).map(|(by, _)| by)

@@ -132,8 +132,9 @@ impl RealtimePriority {
         self.is_on.then(|| now + CHECK_INTERVAL)
     }
 
-    /// Gives the normal scheduling policy to each thread that exceeded its limits on CPU time. Gives the
-    /// real-time priority again to each thread that has unused CPU time. Must be called just before the event
+    /// Gives the normal scheduling policy to each thread that ran for 50 ms without sleeping, or whose budget
+    /// of CPU time is overdrawn. The budget grows by 40 % of the time that passes. Gives the real-time
+    /// priority again to each thread whose budget has at least 25 ms. Must be called just before the event
     /// loop sleeps, because the kernel measures how long a thread has run since its last sleep.
     pub fn enforce_bounds(&mut self, now: Instant) {
         if !self.is_on {

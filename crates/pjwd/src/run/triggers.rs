@@ -14,13 +14,13 @@ use pjw_core::state::WardenState;
 use crate::metrics::counters::CycleCause;
 
 /// The reasons for the next cycle (scan, decision and changes) of the event loop, except process events and
-/// commands. These reasons are expired timers and the need for a full scan.
+/// commands. These reasons are expired timers and the need to scan every process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CycleTriggers {
-    /// Whether the next periodic scan is due. A periodic scan reads the processes of jobs.
+    /// Whether the scan of the processes of jobs is due (key `interval`).
     pub periodic_scan_due: bool,
-    /// Whether the next rescan is due. A rescan reads the processes of jobs, and also processes that belong
-    /// to no job.
+    /// Whether the periodic scan is due (key `rescan_interval`). It reads the processes of jobs, and also
+    /// processes that belong to no job.
     pub rescan_due: bool,
     /// Whether the next scan must read every process, for example because process events were lost or are not
     /// available.
@@ -28,8 +28,8 @@ pub struct CycleTriggers {
 }
 
 impl CycleTriggers {
-    /// Returns whether a cycle is due even without process events and commands: a timer has expired, or every
-    /// process must be scanned.
+    /// Returns whether a cycle is due even without process events and commands. This is the case if at least
+    /// one timer has expired, or if every process must be scanned.
     #[must_use]
     pub fn are_due(self) -> bool {
         self.periodic_scan_due || self.scans_unassigned()
@@ -53,9 +53,12 @@ impl CycleTriggers {
     }
 
     /// Returns the request for the next scan. The first condition that is true selects the processes:
-    /// 1. A full scan is due: every process.
-    /// 2. There are `commands`: the processes that the commands concern.
-    /// 3. A timer expired: the processes of jobs. If a rescan is due, also processes that belong to no job.
+    ///
+    /// - Every process must be scanned (`full_scan_due`): every process.
+    /// - There are `commands`: the processes that the commands concern.
+    /// - The periodic scan is due (key `rescan_interval`): the processes of jobs, and also processes that
+    ///   belong to no job.
+    /// - The scan of the processes of jobs is due (key `interval`): the processes of jobs.
     ///
     /// In every case, also if no condition is true, the scan reads the processes with pending process events.
     /// These events are removed from `state`.

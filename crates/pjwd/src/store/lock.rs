@@ -143,8 +143,8 @@ fn of_holder(holder: &Option<LockHolder>) -> String {
     holder.as_ref().map(|holder| format!(" ({holder})")).unwrap_or_default()
 }
 
-/// The lock against a second pjwd. Root's pjwd has one lock, and the pjwd of each other user has another
-/// lock. The lock is released when this value is dropped or the process ends.
+/// The lock that prevents a second pjwd of the same user. Each user has a separate lock. The lock of root
+/// stands for the whole machine. The lock is released when this value is dropped or the process ends.
 #[derive(Debug)]
 pub struct DaemonLock {
     path: PathBuf,
@@ -194,13 +194,13 @@ impl DaemonLock {
         &self.path
     }
 
-    /// Acquires the lock again if the lock file was removed or replaced. Otherwise a second pjwd could create
-    /// and lock a new file. Returns true if the lock was acquired again, and false if the lock file is still
-    /// in place.
+    /// Acquires the lock again if the lock file was removed or replaced. Without a new lock, a second pjwd
+    /// could create and lock a new file. Returns true if the lock was acquired again. Returns false if the
+    /// lock file is still in place, so that nothing was to be done.
     ///
     /// # Errors
-    /// The errors of [`DaemonLock::acquire`]. If a second pjwd has acquired the lock in the meantime, both run
-    /// now.
+    /// The errors of [`DaemonLock::acquire`]. [`LockError::Held`] means that a second pjwd has acquired the
+    /// lock in the meantime. This pjwd and the second pjwd then run at the same time.
     pub fn reacquire_if_removed(&mut self) -> Result<bool, LockError> {
         if is_name_of(&self.path, &self.file) {
             return Ok(false);

@@ -80,8 +80,8 @@ pub fn evidence_name(evidence: Evidence) -> &'static str {
     evidence.into()
 }
 
-/// Converts an event to the form in which clients receive it. The time of the result is the current time. A
-/// text of more than 1024 bytes is truncated.
+/// Converts an event to the form in which clients receive it. The field `time` of the result is set to the
+/// current time. If the text of the event has more than 1024 bytes, it is cut, and `…` is put at its end.
 #[must_use]
 pub fn event_to_wire(event: &Event) -> wire::Event {
     wire::Event {

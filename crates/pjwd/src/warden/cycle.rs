@@ -37,9 +37,9 @@ const MAX_ROUNDS: usize = 8;
 /// The longest time that one cycle spends on cpuset changes, including waiting for systemd.
 const MAX_CPUSET_TIME: Duration = Duration::from_secs(5);
 
-/// The central type of pjwd. It runs the cycles (scan, decision and changes) that keep the processes of each
-/// job on the job's cores. `N` is the interface to the machine, and `J` is the journal. Tests use a simulated
-/// machine and a simulated journal.
+/// The central type of pjwd, the process jail warden. It runs cycles: each cycle scans processes, decides,
+/// and changes affinity masks and cpusets. So the processes of each job stay on the job's cores. `N` is the
+/// interface to the machine, and `J` is the journal. Tests use a simulated machine and a simulated journal.
 #[derive(Debug)]
 pub struct Warden<N, J> {
     node: N,
@@ -114,20 +114,21 @@ impl<N: Node, J: Journal> Warden<N, J> {
         &self.node
     }
 
-    /// Returns the interface to the machine for changes, such as of its settings.
+    /// Returns a mutable reference to the interface to the machine, for example to change the settings of
+    /// this interface.
     pub fn node_interface_mut(&mut self) -> &mut N {
         &mut self.node
     }
 
-    /// Returns the state for changes. The caller needs this to make a scan request, because the request
-    /// removes the pending process events from the state.
+    /// Returns a mutable reference to the state. The caller needs it in order to make a scan request, because
+    /// making the request removes the pending process events from the state.
     pub fn state_mut(&mut self) -> &mut WardenState {
         &mut self.state
     }
 
     /// Sets the time since which no fork event of the kernel was lost, in ns since boot. `None` if fork
-    /// events are missing or are still being lost. In both cases, every process is read by the next periodic
-    /// scan that includes processes outside jobs.
+    /// events are not available or are still being lost. After every call, with a time or with `None`, the
+    /// next periodic scan (the scan that also reads processes outside jobs) reads every process.
     pub fn set_fork_events_complete_since(&mut self, since: Option<Nanos>) {
         self.state.fork_events_complete_since = since;
         self.state.full_scan_due = true;
@@ -148,16 +149,17 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.events_read.congested = congested;
     }
 
-    /// Returns how many process events were read since the last call, and whether events were lost. Resets
-    /// the count to zero.
+    /// Returns how many process events were read since the last call of this function, and whether events
+    /// were lost in this time. Resets the count to zero.
     pub fn take_event_count(&mut self) -> EventCount {
         let congested = self.events_read.congested;
         std::mem::replace(&mut self.events_read, EventCount { congested, ..EventCount::default() })
     }
 
-    /// Finds the cgroups that an earlier daemon made for jobs. After the next full scan, each such cgroup
-    /// without a record in the journal becomes the cpuset of a job or is removed. Must be called once, before
-    /// the first cycle.
+    /// Finds the leftover cgroups: cgroups that exist now and have the name of a job's cpuset, but are not in
+    /// the journal. The next scan of every process decides about each leftover cgroup. If it contains
+    /// processes, and no other job holds its PUs, it becomes the cpuset of its job. Otherwise it is removed.
+    /// Must be called once, before the first cycle.
     pub fn find_leftover_cpusets(&mut self) {
         let found = self.node.list_job_cpusets(&self.policy.own_cgroups);
         found.into_iter().for_each(|found| self.state.cpusets.add_leftover_cpuset(found));

@@ -50,11 +50,12 @@ pub struct CycleReport {
     pub mask_outcomes: Vec<(MaskAction, MaskOutcome)>,
     /// The attempts to change cpusets, each with its outcome.
     pub cpuset_outcomes: Vec<(CpusetAction, CpusetOutcome)>,
-    /// The jobs and processes for which this cycle made a new plan. The plans of all other jobs are
-    /// unchanged.
+    /// The jobs and processes for which a decision of this cycle made a new plan. For all other jobs and
+    /// processes, the earlier plan is still valid.
     pub dirty: DirtySet,
-    /// The processes that were forked with an affinity mask outside their job's cores. Their masks were set
-    /// at once, before the scan of the cycle.
+    /// The processes that were forked with a wrong affinity mask, and whose masks pjwd changed at once,
+    /// before the scan of the cycle. A mask is wrong, for example, if it contains at least one PU outside the
+    /// cores of the process's job.
     pub confined_forks: Vec<ConfinedFork>,
     /// Whether work is left because the cycle reached its maximum number of rounds. The next cycle then
     /// continues.
@@ -67,28 +68,30 @@ pub struct CycleReport {
 /// cycle goes on, after the interval.
 const MAX_MASK_WRITES: u32 = 3;
 
-/// A process that was forked with an affinity mask outside its job's cores. Its mask was set at once, instead
-/// of after the next scan.
+/// A process that was forked with a wrong affinity mask, and whose mask pjwd changed at once, instead of
+/// after the next scan. A mask is wrong, for example, if it contains at least one PU outside the cores of the
+/// process's job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConfinedFork {
     /// The process id (pid).
     pub pid: Pid,
     /// The time of the fork event of the process, in ns since boot.
     pub forked_at: Nanos,
-    /// The time at which the affinity mask of the process was set.
+    /// The time at which pjwd changed the affinity mask of the process.
     pub confined_at: Instant,
 }
 
-/// The number of process events (fork, exec, exit) that were read from the kernel, and whether some were
-/// lost.
+/// The process events (fork, exec, exit) that were read from the kernel in some time: how many, and whether
+/// events were lost. [`Warden::take_event_count`](crate::warden::Warden::take_event_count) returns the count
+/// of the time since its last call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EventCount {
-    /// The number of events that were read.
+    /// The number of events that were read in this time.
     pub count: usize,
-    /// Whether events were lost: the kernel dropped them, or pjwd had no room for them.
+    /// Whether events were lost in this time: the kernel dropped them, or pjwd had no room for them.
     pub lost: bool,
-    /// Whether the kernel still drops events. It starts to drop events when its buffer overflows. It stops
-    /// when pjwd has read the buffer empty.
+    /// Whether the kernel was still dropping events when pjwd last read events. The kernel starts to drop
+    /// events when its buffer overflows, and stops when pjwd has read the whole buffer.
     pub congested: bool,
 }
 

@@ -75,8 +75,16 @@ type Score = ([u32; 3], Reverse<[u32; 3]>);
 /// Plans a defragmentation: finds moves of jobs to other cores. After the moves, the jobs lie on fewer
 /// packages, NUMA nodes and L3s, or a larger request fits into one package, NUMA node or L3.
 ///
-/// Returns the plan. The plan has no moves if no move is an improvement. Does not change `state`: the
-/// caller carries out the moves. Considers at most 64 jobs, and returns at most 32 moves.
+/// Considers at most 64 jobs: first the jobs that lie in the most packages, NUMA nodes and L3s. Among equals,
+/// jobs with fewer PUs come first. These jobs are never moved:
+///
+/// - guaranteed jobs,
+/// - jobs whose PUs were chosen by a batch system or listed by a user,
+/// - jobs whose placement is not [`Placement::Pack`] (close together),
+/// - jobs that share PUs with other jobs, and jobs with an offline PU.
+///
+/// Returns the plan. It has at most 32 moves, and no moves if no move is an improvement. Does not change
+/// `state`: the caller carries out the moves.
 #[must_use]
 pub fn plan_defrag(state: &WardenState, policy: &Policy) -> DefragPlan {
     let mut search = Search::new(state, policy);

@@ -11,9 +11,9 @@ use crate::terms::{
 /// the first thread is known.
 const MAX_UNASSIGNED: usize = 4096;
 
-/// Returns the pids of the processes of which the diagnosis (`pjwctl doctor`) reads all threads: all
-/// processes of jobs, and at most 4,096 processes that belong to no job. Of any other process, the
-/// diagnosis reads only the first thread.
+/// Returns the pids of the processes of which the diagnosis (`pjwctl doctor`) reads all threads. These are
+/// all processes of jobs, and the 4,096 processes with the lowest pids that belong to no job. Kernel threads
+/// are not included. Of any other process, the diagnosis reads only the first thread.
 #[must_use]
 pub fn pids_to_scan_fully(state: &WardenState) -> BTreeSet<Pid> {
     let members = state.members.keys().copied();
@@ -51,10 +51,10 @@ impl ScanPair<'_> {
         self.second_scan.taken_at.since_boot.0.saturating_sub(self.first_scan.taken_at.since_boot.0)
     }
 
-    /// Returns all jobs, each with the CPU use of its threads between the two scans. `held` has the PUs
-    /// that a running `pjwd` granted to each job, and is empty if no `pjwd` runs. If a batch scheduler
-    /// granted the PUs of a job, the PUs are taken from the scans. The fields `has_cpuset` and
-    /// `enforcement` of the result are empty; the caller sets them.
+    /// Returns all jobs, each with the CPU use of its threads between the two scans. `held` has the PUs that
+    /// a running `pjwd` granted to each job, and is empty if no `pjwd` runs. If a batch scheduler granted the
+    /// PUs of a job, the PUs are taken from the scans. The fields `has_cpuset_controller` and `enforcement`
+    /// of the result are empty; the caller sets them.
     #[must_use]
     pub fn observed_jobs(&self, held: &BTreeMap<JobId, CpuSet>) -> Vec<ObservedJob> {
         let readings = self.readings();

@@ -106,7 +106,9 @@ pub enum EffectiveEnforcement {
         /// batch scheduler made the cpuset and its path is unknown.
         path: Option<String>,
     },
-    /// Affinity masks restrict the processes of the job, at least the processes that no cpuset restricts.
+    /// Affinity masks restrict each process that is not in the job's cpuset. There is at least one such
+    /// process, or the job has no cpuset with the right settings. A cpuset may restrict other processes of
+    /// the job.
     Affinity {
         /// The reason why no cpuset restricts all processes of the job, as text for users.
         why: String,

@@ -41,7 +41,8 @@ impl ScanQueue {
     }
 
     /// Returns how soon the processes with new events must be scanned. `None` if no event requires a scan
-    /// before the next periodic scan.
+    /// before the next periodic scan (the scan every `rescan_interval`, which also reads processes outside
+    /// jobs).
     #[must_use]
     pub fn urgency(&self) -> Option<ScanUrgency> {
         match (self.of_jobs.is_empty(), self.executed.is_empty()) {
@@ -51,9 +52,9 @@ impl ScanQueue {
         }
     }
 
-    /// Returns the pids of the processes that must be scanned because of an event, and removes them from
-    /// the queue. These are the processes of jobs that had any event, and the other processes that executed
-    /// a program.
+    /// Returns the pids of the processes that make a scan urgent (see [`ScanQueue::urgency`]), and removes
+    /// them from the queue. These are the processes of jobs that had any event, and the other processes that
+    /// executed a program. Other forked processes stay in the queue: see [`ScanQueue::take_unassigned_pids`].
     pub fn take_pids(&mut self) -> BTreeSet<Pid> {
         let mut pids = core::mem::take(&mut self.of_jobs);
         pids.append(&mut self.executed);
@@ -79,8 +80,8 @@ impl ScanQueue {
     }
 
     /// Returns the pids of the processes that belong to no job and were forked since the last call of this
-    /// method, and removes them from the queue. The caller must include these processes in the next
-    /// periodic scan.
+    /// method, and removes them from the queue. The caller must add these processes to the next periodic scan
+    /// (the scan every `rescan_interval`, which also reads processes outside jobs).
     pub fn take_unassigned_pids(&mut self) -> impl Iterator<Item = Pid> + use<> {
         core::mem::take(&mut self.unassigned).into_keys()
     }

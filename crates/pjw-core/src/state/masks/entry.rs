@@ -27,28 +27,33 @@ pub fn effective_mask(requested: &CpuSet, possible: &CpuSet) -> CpuSet {
     if left.is_empty() { possible.clone() } else { left }
 }
 
-/// Who requested an affinity mask: the thread's program, pjw, or the kernel.
+/// Who set an affinity mask by a request to the kernel: the thread's program, pjw, or the kernel itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaskWriter {
     /// The program of the thread, the parent process before the job began, or the user.
     Program,
-    /// pjw. A thread that inherited its mask from a thread whose mask pjw set also has this origin.
+    /// pjw. A thread that inherited its mask from a thread whose mask pjw set counts as set by pjw too.
     Warden,
-    /// A kernel before Linux 6.2. Such a kernel replaces requested masks when a cpuset changes.
+    /// A kernel before Linux 6.2. Such a kernel gives a thread the whole cpuset when the cpuset or the online
+    /// PUs change, without a call of sched_setaffinity(2).
     Kernel,
 }
 
-/// A request to the kernel for the affinity mask of a thread (sched_setaffinity(2)), with its origin and
-/// its time. Also contains the original mask of the thread, which pjw restores when the job is released.
+/// A request to the kernel for the affinity mask of a thread (sched_setaffinity(2)): the mask, who requested
+/// it, and when. Also contains the original mask of the thread, which pjw restores when the job is released.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskRequest {
-    /// The mask that was passed to sched_setaffinity(2). It may contain PUs that are offline or outside the
-    /// thread's cpuset.
+    /// The requested mask. It may contain PUs that are offline or outside the thread's cpuset.
+    ///
+    /// - If `writer` is pjw, the mask that pjw passed to sched_setaffinity(2).
+    /// - If `writer` is the program, the mask that pjw derived from the effective mask that a scan read.
+    ///   Every PU of the machine if the effective mask had every PU that was possible.
+    /// - If `writer` is the kernel, every PU of the machine.
     pub mask: CpuSet,
     /// The mask that pjw restores when the job is released, provided that this request is then still the
     /// last one for the thread.
     pub original_mask: CpuSet,
-    /// The origin of the request: the program, pjw, or the kernel.
+    /// Who made the request: the program, pjw, or the kernel.
     pub writer: MaskWriter,
     /// The time of the request, in ns since boot. 0 if the request is older than pjw's first reading of the
     /// mask.
@@ -73,13 +78,15 @@ pub struct MaskLimits {
     /// of the mask. The present set comes first. Earlier sets follow if the cpuset or the online PUs have
     /// changed.
     pub possible_cpus: SmallVec<[CpuSet; 1]>,
-    /// Every PU of the machine.
+    /// Every PU in the topology of the machine. PUs that went offline after pjw read the topology are
+    /// included. PUs that were offline at that time are not.
     pub machine_cpus: CpuSet,
     /// Whether the limits may have changed since the last reading of the mask: the cpuset was written, the
-    /// process was moved, or PUs went offline or online.
+    /// process was moved, or PUs went offline or online. Also true if PUs went offline or online at most
+    /// [`HOTPLUG_DELAY`](crate::state::masks::old_kernels::HOTPLUG_DELAY) before the last reading.
     pub have_changed: bool,
-    /// Whether the kernel may have replaced the mask by the whole cpuset since the last reading of the
-    /// mask. Only kernels before Linux 6.2 do this.
+    /// Whether the kernel may already have replaced the mask by the whole cpuset, at some time since the last
+    /// reading of the mask. Only kernels before Linux 6.2 do this.
     pub may_mask_be_reset: bool,
 }
 
@@ -113,8 +120,9 @@ pub enum MaskReading {
     ChangedByProgram,
 }
 
-/// The facts that pjw has recorded about the affinity mask of one thread: the requests of which one set the
-/// present mask, and the original mask that pjw restores when the job is released.
+/// The facts that pjw has recorded about the affinity mask of one thread. The entry contains the original
+/// mask, which pjw restores when the job is released. It also contains the mask requests that may be the last
+/// request for the thread; one of them set the present mask.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskEntry {
     /// The requests that may be in force, newest last. Never empty, and nearly always one.
@@ -168,8 +176,11 @@ impl MaskEntry {
         Self::of(SmallVec::from_iter([limits.request_of(seen, Nanos(0))]), None, read_at)
     }
 
-    /// Makes the entry of a thread that was born at the time `birth`. The thread inherited the mask of one
-    /// of `requests` from the thread that created it. Returns `None` if `requests` is empty.
+    /// Makes the entry of a thread that was born at the time `birth` and inherited its mask from the thread
+    /// that created it. `requests` are the requests that may have been the last request for the creating
+    /// thread at that time. One of them set the inherited mask. Returns `None` if `requests` is empty. If pjw
+    /// or the kernel changed the inherited mask, the entry counts as recorded in the journal since that
+    /// request.
     #[must_use]
     pub fn from_inherited(requests: impl IntoIterator<Item = MaskRequest>, birth: BirthTime) -> Option<Self> {
         let mut candidates: SmallVec<[MaskRequest; 1]> = SmallVec::new();
@@ -184,8 +195,8 @@ impl MaskEntry {
     }
 
     /// Makes the entry of a thread from its record in the journal, after a restart of the daemon. `request`
-    /// is the mask request in the record. The earlier daemon wrote the record before the request, so the
-    /// request may not have reached the kernel.
+    /// is the mask request in the record. The earlier daemon wrote the record first, and made the request
+    /// afterwards. It may have ended in between, so the request may not have reached the kernel.
     #[must_use]
     pub fn from_record(request: MaskRequest) -> Self {
         let since = request.requested_at;
@@ -235,8 +246,9 @@ impl MaskEntry {
         self.earlier.iter().map(|(request, _)| request).chain(&self.candidates)
     }
 
-    /// Whether the program of the thread requested the present mask of the thread. False if pjw or the
-    /// kernel requested the mask.
+    /// Whether the program of the thread requested the present mask of the thread. False if pjw requested the
+    /// mask, or if the kernel set the mask. If it is unknown which request was the last one, the newest
+    /// possible request decides.
     #[must_use]
     pub fn is_from_program(&self) -> bool {
         self.newest().writer == MaskWriter::Program
@@ -284,9 +296,9 @@ impl MaskEntry {
         if self.is_from_program() { None } else { self.newest().mask.single() }
     }
 
-    /// Whether pjw has moved the thread away from `mask`, the PUs of the grant to which the program had
-    /// bound the thread. pjw does this if too many busy threads are bound to the same PUs while other PUs
-    /// of the job idle. False if the program later requested another mask.
+    /// Whether pjw has lifted the binding of the thread to the PUs `mask`. The program had bound the thread
+    /// to exactly these PUs of the job. A binding is lifted if too many busy threads are bound to the same
+    /// PUs while other PUs of the job are idle. False if the program later requested another mask.
     #[must_use]
     pub fn is_unbound_from(&self, mask: &CpuSet) -> bool {
         self.unbound_from.as_deref() == Some(mask)
@@ -313,16 +325,18 @@ impl MaskEntry {
         });
     }
 
-    /// Records that the journal contains the original mask of the thread from the time `now` on, although
-    /// pjw has not changed the mask yet. Returns true if the journal does not contain the present request
-    /// yet. The caller must then write this request to the journal.
+    /// Marks the thread as journaled from the time `now` on, if it is not journaled yet. A journaled thread
+    /// has its original mask in the journal, even if pjw has not changed the mask. Returns true if the
+    /// journal lacks the present request of the thread. The caller must then write this request to the
+    /// journal. Returns false if the journal already has the request.
     pub fn start_journaling(&mut self, now: Nanos) -> bool {
         let is_new = self.journaled_since.replace(self.journaled_since.unwrap_or(now)).is_none();
         core::mem::take(&mut self.is_unrecorded) || is_new
     }
 
-    /// Records that the journal no longer contains the original mask, because there is nothing to restore.
-    /// The caller must remove the mask from the journal.
+    /// Marks that the journal no longer contains the original mask of the thread, because there is nothing to
+    /// restore. Does not change the journal. If the journal has a record of this mask, the caller must append
+    /// the record [`MaskReleased`](crate::terms::record::Record::MaskReleased).
     pub fn stop_journaling(&mut self) {
         self.journaled_since = None;
     }
@@ -355,9 +369,10 @@ impl MaskEntry {
         self.refused_within = None;
     }
 
-    /// Records that a mask request that the thread inherited may again be the last request for the thread.
-    /// Must be called if pjw set the mask while fork(2) was still creating the thread. At the end of
-    /// fork(2), the kernel may copy the parent's mask once more (kernel/cgroup/cpuset.c, `cpuset_fork`).
+    /// Adds the mask requests that the thread inherited again to the requests that may be the last one for
+    /// the thread. Must be called if pjw set the mask while fork(2) was still creating the thread. At the end
+    /// of fork(2), the kernel may copy the parent's mask once more (kernel/cgroup/cpuset.c, `cpuset_fork`),
+    /// and so replace the mask that pjw set.
     pub fn reopen_inherited_requests(&mut self) {
         let inherited: Vec<_> = self.earlier.extract_if(.., |(_, until)| until.is_none()).collect();
         self.candidates.insert_many(0, inherited.into_iter().map(|(request, _)| request));

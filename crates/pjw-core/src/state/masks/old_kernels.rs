@@ -24,12 +24,13 @@ pub fn hotplug_window_start(read_at: Nanos) -> Nanos {
 }
 
 /// Changes the recorded writer of a thread's affinity mask from the program to the kernel, if the kernel may
-/// have set the mask. A kernel before Linux 6.2 sets masks when PUs go offline or online. The writer is
-/// changed only if all of these conditions hold:
+/// have set the mask. A kernel before Linux 6.2 sets masks when PUs go offline or online. `limits` must be
+/// the limits of the mask since the time [`hotplug_window_start`]`(now)`. The writer is changed only if all
+/// of these conditions hold:
 ///
 /// 1. `limits.may_mask_be_reset` is true.
-/// 2. The mask was first read less than [`HOTPLUG_DELAY`] before `now`.
-/// 3. The mask is one of the sets of PUs that `limits` allowed in this time.
+/// 2. A scan first read the mask at most [`HOTPLUG_DELAY`] before `now`.
+/// 3. The mask equals one of the sets in `limits.possible_cpus`.
 /// 4. It is not certain that the program requested the mask. It is certain if another thread of the same
 ///    cpuset had PUs outside the mask.
 pub fn correct_mask_writer(entry: &mut MaskEntry, limits: &MaskLimits, now: Nanos) {

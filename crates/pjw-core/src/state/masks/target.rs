@@ -5,14 +5,16 @@ use crate::machine::topology::Topology;
 
 /// Returns the affinity mask that a thread should have. `grant` contains the PUs granted to the job of the
 /// thread. `original` is the mask that the thread had before pjw changed the mask. `inherited` is the mask
-/// that the processes of the job inherited from outside the job. The first rule that applies gives the
-/// result:
+/// that the processes of the job inherited from outside the job, or `None` if this mask is unknown. The first
+/// rule that applies gives the result:
 ///
-/// 1. If `original` equals `inherited`, or contains the whole grant, the result is `grant`.
-/// 2. If `original` lies inside the grant, the result is `original`.
-/// 3. Otherwise each PU of `original` is translated into a PU of the grant: the k-th PU of the machine
+/// 1. The result is `grant` if `original` equals `inherited`, contains the whole grant, or contains every PU
+///    of `topology`.
+/// 2. If `original` is not empty and lies inside the grant, the result is `original`.
+/// 3. Otherwise each PU of `original` is translated into a PU of the grant. The k-th PU of the machine
 ///    becomes the k-th PU of the grant, both in hwloc's logical order. If k exceeds the size of the grant,
-///    counting continues at the first PU of the grant. If no PU can be translated, the result is `grant`.
+///    counting continues at the first PU of the grant. If `original` has no PU of `topology`, or the grant
+///    has none, the result is `grant`.
 #[must_use]
 pub fn target_mask(
     topology: &Topology,

@@ -4,15 +4,15 @@ use nix::errno::Errno;
 use thiserror::Error;
 
 /// Whether process events were lost, as returned by
-/// [`ProcEvents::drain_events`](super::ProcEvents::drain_events). If `overrun` is true, the caller must scan
-/// all processes.
+/// [`ProcEvents::drain_events`](super::ProcEvents::drain_events). After a loss, the caller must scan all
+/// processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EventLoss {
-    /// Whether events were lost since the previous call: the socket's receive buffer overflowed, sequence
-    /// numbers are missing, or the socket can't be read.
+    /// Whether events were lost since the previous call, for any of these causes: The socket's receive buffer
+    /// overflowed, sequence numbers are missing, or the socket can't be read.
     pub overrun: bool,
-    /// Whether the kernel may still be dropping events: the socket's receive buffer has overflowed, and the
-    /// caller has not read it empty since then.
+    /// Whether the kernel may still be dropping events. After the socket's receive buffer has overflowed, the
+    /// kernel drops all new events until the buffer has been read empty. False once this has happened.
     pub congested: bool,
 }
 

@@ -62,17 +62,18 @@ pub struct DoctorJob {
     pub cpus: String,
     /// Who granted the PUs in `cpus`: the `scheduler`, or pjwd (`warden`). Empty if the job holds none.
     pub granted_by: &'static str,
-    /// The online PUs on which at least one thread of the job may run by its affinity mask, as a CPU list.
+    /// The PUs that are allowed for the job: the online PUs in the affinity mask of at least one thread of
+    /// the job, as a CPU list.
     pub allowed: String,
-    /// The PUs that pjwd would grant to the job if pjwd ran, as a CPU list. Empty if the job holds PUs
-    /// already, or if its request is unknown or can't be served.
+    /// The PUs that the job would get if pjwd ran: those that pjwd would grant to the job, as a CPU list.
+    /// Empty if the job holds PUs already, or if its request is unknown or can't be served.
     pub would_get: String,
     /// The number of processes of the job.
     pub processes: usize,
     /// The number of threads of all processes of the job.
     pub threads: usize,
-    /// The number of busy threads of the job. A thread is busy if it ran or waited for a PU during at least
-    /// half of the observed time.
+    /// The number of busy threads of all processes of the job. A thread is busy if it ran or waited for a PU
+    /// during at least half of the observed time.
     pub busy: usize,
 }
 

@@ -120,7 +120,7 @@ pub fn no_cores_message(job: &Job) -> String {
     )
 }
 
-/// Returns the message of `pjwctl assign` that the class `besteffort` has no effect yet. `None` if the job
+/// Returns the warning of `pjwctl assign` that the class `besteffort` has no effect yet. `None` if the job
 /// has another class.
 #[must_use]
 pub fn class_message(job: &Job) -> Option<String> {

@@ -79,7 +79,8 @@ pub enum Answer {
     Defrag(Arc<DefragReply>),
 }
 
-/// A process of a job in an answer: the reason why the process belongs to the job, and a page of its threads.
+/// A member of a job (a process that belongs to the job), as an answer describes it. Contains the reason why
+/// the process belongs to the job, and a page of its threads.
 #[derive(Debug)]
 pub struct MemberFacts {
     /// The pid and the start time of the process.

@@ -142,9 +142,11 @@ impl Publisher {
         }
     }
 
-    /// Computes the status after a cycle (scan, decision and changes), publishes it and returns it. Logs each
-    /// warning that begins or ends. `plan_warnings` are the warnings about changes that the cycle did not
-    /// make. `dirty` names the jobs and processes that may have changed in the cycle.
+    /// Computes the status after a cycle (scan, decision and changes), publishes it to the control server,
+    /// and returns it. If nothing changed since the last status, returns the last status and publishes
+    /// nothing. Logs each warning that begins or ends. `plan_warnings` are the warnings about changes that
+    /// the cycle did not plan. `dirty` names the jobs and processes that may have changed in the cycle.
+    /// `loop_status` says how the event loop works, such as how late its cycles are.
     pub fn publish_status<N: Node, J: Journal>(
         &mut self,
         warden: &Warden<N, J>,

@@ -8,8 +8,8 @@ use pjw_ipc::wire;
 /// share the unchanged jobs, warnings and cores with it, so that publishing takes little time.
 #[derive(Debug, Clone, Default)]
 pub struct PublishedStatus {
-    /// The status without its jobs, warnings and cores. The lists of these are empty here, because they are
-    /// in the other fields.
+    /// The status without its jobs, warnings and cores. The lists of jobs, warnings and cores in this value
+    /// are empty. The other fields of [`PublishedStatus`] contain them.
     pub summary: wire::Status,
     /// The jobs, ordered by their ids.
     pub jobs: Vec<Arc<wire::Job>>,
