@@ -152,7 +152,7 @@ pub fn mask_reason(state: &WardenState, member: &Member, tid: Tid, thread: &Memb
         );
     }
     let chose = || format!("it chose {allowed} itself, inside {}", cpus_text(grant));
-    let Some(entry) = thread.mask_entry.as_ref().filter(|entry| !entry.is_from_program()) else {
+    let Some(entry) = thread.mask_entry.as_ref().filter(|entry| !entry.is_mask_from_program()) else {
         return match thread.effective_mask == *grant {
             true => format!("{wants} and floats over {allowed}, as it was found"),
             false => chose(),

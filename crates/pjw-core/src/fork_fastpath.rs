@@ -63,7 +63,10 @@ pub fn snapshot_of_mismatches(state: &WardenState, probe: MaskProbe) -> Snapshot
     }
 }
 
-fn process_from_parent(known: &Process, ForkMaskMismatch { id, mask }: ForkMaskMismatch) -> Process {
+fn process_from_parent(
+    known: &Process,
+    ForkMaskMismatch { id, effective_mask: mask }: ForkMaskMismatch,
+) -> Process {
     let first = Thread {
         tid: Tid(id.pid.0),
         start: id.start,

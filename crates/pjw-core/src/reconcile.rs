@@ -116,7 +116,7 @@ pub fn reconcile(
 }
 
 /// Marks what a full rescan plans in addition to the processes that ran. Jobs without cores are planned as a whole,
-/// because only a rescan ends the restoring of their masks. If `rescans_until_full_plan` is 0, everything is planned, in
+/// because only a rescan ends the restoring of their masks. If `periodic_scans_until_full` is 0, everything is planned, in
 /// case a change was missed.
 fn mark_dirty_by_rescan(state: &mut WardenState) {
     let Some(left) = state.periodic_scans_until_full.checked_sub(1) else {

@@ -321,7 +321,8 @@ impl Node for SimNode {
             let mask = world.effective_mask(process, process.threads.values().next()?);
             // The time of the fork event, which differs from the kernel's start time.
             let start = StartTime((process.id.start.0 + u64::from(pid.0 % 3)).saturating_sub(1));
-            (mask != expected.mask).then_some(ForkMaskMismatch { id: ProcessId { pid, start }, mask })
+            (mask != expected.mask)
+                .then_some(ForkMaskMismatch { id: ProcessId { pid, start }, effective_mask: mask })
         };
         let mismatches: Vec<ForkMaskMismatch> = expected.iter().filter_map(mismatch).collect();
         self.probed = mismatches.iter().map(|mismatch| mismatch.id).collect();
@@ -331,7 +332,7 @@ impl Node for SimNode {
     fn read_process_events(&mut self) -> ProcessEventBatch {
         let mut events = std::mem::take(&mut self.world.borrow_mut().events);
         events.retain(|_| !self.faults.occurs(self.faults.silent_event_loss_permille));
-        ProcessEventBatch { events, lost: false, congested: false }
+        ProcessEventBatch { events, lost: false, still_dropping: false }
     }
 
     fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset> {

@@ -6,7 +6,7 @@
 
 use thiserror::Error;
 
-use crate::hostlist::is_same_host;
+use crate::hostlist::host_names_match;
 
 /// Error: a batch system's list of a job's CPUs, slots or tasks on each machine is invalid. The list is
 /// empty, can't be parsed, or has counts for more or fewer machines than the job has.
@@ -112,7 +112,7 @@ pub fn slot_count_in_pairs(text: &str, host: &str) -> Result<Option<u32>, Counts
     while let Some((at, name)) = tokens.next() {
         let count =
             tokens.next().and_then(|(_, word)| number(word)).ok_or(CountsError::NotAPair { word: at + 2 })?;
-        if is_same_host(name, host) {
+        if host_names_match(name, host) {
             sum = Some(sum.unwrap_or(0).saturating_add(count));
         }
     }
@@ -128,7 +128,7 @@ pub fn slot_count_in_names(text: &str, host: &str) -> Result<Option<u32>, Counts
     if text.trim_ascii().is_empty() {
         return Err(CountsError::Empty);
     }
-    let times = text.split_ascii_whitespace().filter(|name| is_same_host(name, host)).count();
+    let times = text.split_ascii_whitespace().filter(|name| host_names_match(name, host)).count();
     Ok(u32::try_from(times).ok().filter(|&times| times > 0))
 }
 

@@ -104,7 +104,7 @@ pub fn find_node(list: &str, node: &str) -> Result<NodePosition, HostlistError> 
 /// equal. If a name has no domain, such as `n1`, the domain of the other name is ignored: `n1` and
 /// `n1.example.org` match. Upper and lower case are not distinguished. Empty names do not match.
 #[must_use]
-pub fn is_same_host(one: &str, other: &str) -> bool {
+pub fn host_names_match(one: &str, other: &str) -> bool {
     let first = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();
     let both_full = one.contains('.') && other.contains('.');
     !one.is_empty() && if both_full { one.eq_ignore_ascii_case(other) } else { first(one) == first(other) }
@@ -285,8 +285,10 @@ mod tests {
         check("login.example.org", "login", Some(0), 1);
         check("login.example.org", "login.example", None, 1);
         check("login.example.org", "log", None, 1);
-        assert!(is_same_host("n1", "N1.example.org"));
-        assert!(!is_same_host("n1.a", "n1.b") && !is_same_host("", "") && !is_same_host("n1", "n10"));
+        assert!(host_names_match("n1", "N1.example.org"));
+        assert!(
+            !host_names_match("n1.a", "n1.b") && !host_names_match("", "") && !host_names_match("n1", "n10")
+        );
     }
 
     #[test]

@@ -64,7 +64,7 @@ pub fn sources_with_narrowable_cpusets() -> BTreeSet<JobSource> {
 ///
 /// Every user can choose program names, so the caller must check the user of the process.
 #[must_use]
-pub fn launcher_system(comm: &Comm) -> Option<JobSource> {
+pub fn batch_system_of_launcher(comm: &Comm) -> Option<JobSource> {
     let is_launcher =
         |system: &&System| system.launchers.iter().any(|name| name.as_bytes() == comm.as_bytes());
     SYSTEMS.iter().find(is_launcher).map(|system| system.source)
@@ -91,7 +91,7 @@ pub fn recognise_jobs(
     enabled: &BTreeSet<JobSource>,
 ) -> JobMarks {
     let systems: Vec<&System> = SYSTEMS.iter().filter(|system| enabled.contains(&system.source)).collect();
-    let launcher = launcher_system(comm).filter(|source| enabled.contains(source));
+    let launcher = batch_system_of_launcher(comm).filter(|source| enabled.contains(source));
     let place = place_of(&systems, comm, attributes, host);
 
     let role = match (launcher, &place) {

@@ -211,7 +211,7 @@ fn late_proxy(count: u32) {
         stdio: Stdio::default(),
     };
     let instances: Vec<Instance> = (0..count).map(instance).collect();
-    run_all(&mut Template::load_late(&context, &instances[0]).unwrap(), &instances);
+    run_all(&mut Template::load_until_fork_here(&context, &instances[0]).unwrap(), &instances);
 }
 
 fn main() {

@@ -104,7 +104,7 @@ fn a_program_without_a_launcher_goes_on() {
 #[cfg(target_arch = "x86_64")]
 fn instances_begin_at_the_fork_with_what_is_their_own() {
     let mut template =
-        pjw_spawn::proxy::Template::load_late(&context("forks"), &instance(0, &["p"])).unwrap();
+        pjw_spawn::proxy::Template::load_until_fork_here(&context("forks"), &instance(0, &["p"])).unwrap();
     for (rank, arguments) in [(1, &["p", "r%r"][..]), (20, &["p"]), (3, &["prog", "a", "b", "%n"])] {
         let (mut reader, writer) = pipe().unwrap();
         let mut own = instance(rank, arguments);
@@ -124,7 +124,7 @@ fn instances_begin_at_the_fork_with_what_is_their_own() {
 #[cfg(target_arch = "x86_64")]
 fn five_hundred_instances_have_their_own_arguments() {
     let mut template =
-        pjw_spawn::proxy::Template::load_late(&context("forks"), &instance(0, &["p"])).unwrap();
+        pjw_spawn::proxy::Template::load_until_fork_here(&context("forks"), &instance(0, &["p"])).unwrap();
     let null = Arc::new(OwnedFd::from(std::fs::File::create("/dev/null").unwrap()));
     let lists: [&[&str]; 3] = [&["p"], &["p", "%r"], &["p", "%r", "x"]];
     let instances: Vec<Instance> = (0..500)
@@ -143,14 +143,16 @@ fn five_hundred_instances_have_their_own_arguments() {
 
 #[cfg(target_arch = "x86_64")]
 fn a_program_that_ends_before_the_fork_is_refused() {
-    let refused = pjw_spawn::proxy::Template::load_late(&context("ends"), &instance(0, &["p"])).unwrap_err();
+    let refused =
+        pjw_spawn::proxy::Template::load_until_fork_here(&context("ends"), &instance(0, &["p"])).unwrap_err();
     assert_eq!(refused, pjw_spawn::proxy::TemplateError::Exited(3));
 }
 
 #[cfg(target_arch = "x86_64")]
 fn a_program_with_threads_is_refused_with_their_number() {
     let refused =
-        pjw_spawn::proxy::Template::load_late(&context("has threads"), &instance(0, &["p"])).unwrap_err();
+        pjw_spawn::proxy::Template::load_until_fork_here(&context("has threads"), &instance(0, &["p"]))
+            .unwrap_err();
     assert_eq!(refused, pjw_spawn::proxy::TemplateError::Exited(5));
     std::io::stdout().flush().unwrap();
 }

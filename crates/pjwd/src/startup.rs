@@ -153,7 +153,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let capabilities = probe::probe_kernel_support(&policy.own_cgroups);
     policy.only_user = (!capabilities.can_set_all_masks).then(|| ids::Uid(Uid::effective().as_raw()));
     policy.cpuset_support = capabilities.cpuset_support;
-    for sentence in capabilities.sentences {
+    for sentence in capabilities.descriptions {
         info!("{sentence}");
     }
     let kernel = probe::open_process_events().map_err(|why| info!("{why}")).ok();

@@ -212,7 +212,7 @@ fn mask_remarks(state: &WardenState, pids: &BTreeSet<Pid>) -> Vec<String> {
 /// After lost events, the descent of later processes is known again.
 fn track_forks<J: Journal>(warden: &mut Warden<LinuxNode, J>, has_events: bool) {
     let count = warden.take_event_count();
-    if count.congested {
+    if count.still_dropping {
         warden.set_fork_events_complete_since(None);
     } else if count.lost {
         warden.set_fork_events_complete_since(has_events.then(|| clock::now().since_boot));

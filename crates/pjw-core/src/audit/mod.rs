@@ -9,7 +9,7 @@ mod grants;
 mod violation;
 
 pub use grants::GrantAudit;
-pub use violation::{ActionProblem, Violation};
+pub use violation::{MaskActionProblem, Violation};
 
 use crate::basics::{CpuSet, Pid, ThreadId, prelude::*};
 use crate::state::{MaskEntry, Member, WardenState};
@@ -54,11 +54,11 @@ pub fn audit_actions(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<V
     for action in &plan.mask_actions {
         let MaskAction { kind, job, thread, .. } = action;
         let mut problems = Vec::new();
-        problems.extend((!changed.insert(*thread)).then_some(ActionProblem::ChangedTwice));
+        problems.extend((!changed.insert(*thread)).then_some(MaskActionProblem::ChangedTwice));
         let pid = thread.process.pid;
         let is_kernel_thread = state.process(pid).is_some_and(|process| process.is_kernel_thread);
         if is_kernel_thread || pid == Pid(1) || policy.own_pid == Some(pid) {
-            problems.push(ActionProblem::SystemProcess);
+            problems.push(MaskActionProblem::SystemProcess);
         }
         match kind {
             MaskActionKind::Restore => problems.extend(check_restore(state, action)),
@@ -83,7 +83,7 @@ pub fn audit_actions(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<V
 }
 
 /// The problems of an action that restricts a thread of a member to the grant.
-fn check_confine(state: &WardenState, action: &MaskAction) -> Vec<ActionProblem> {
+fn check_confine(state: &WardenState, action: &MaskAction) -> Vec<MaskActionProblem> {
     let MaskAction { kind, job, thread, current_mask, target_mask, .. } = action;
     let mut found = Vec::new();
     let member = state.members.get(&thread.process.pid).filter(|member| member.id == thread.process);
@@ -91,53 +91,53 @@ fn check_confine(state: &WardenState, action: &MaskAction) -> Vec<ActionProblem>
         member.job == *job && member.threads.get(&thread.tid).is_some_and(|known| known.start == thread.start)
     });
     if !is_the_jobs {
-        found.push(ActionProblem::NotTheJobsThread);
+        found.push(MaskActionProblem::NotTheJobsThread);
     }
     let grant = state.grant_of(job).map(|grant| grant.cpus.clone()).unwrap_or_default();
     if !target_mask.is_subset(&grant) {
-        found.push(ActionProblem::MaskOutsideGrant { mask: target_mask.clone(), grant });
+        found.push(MaskActionProblem::MaskOutsideGrant { mask: target_mask.clone(), grant });
     }
     if target_mask.is_empty() || (*kind == MaskActionKind::Pin && target_mask.len() != 1) {
-        found.push(ActionProblem::InvalidMask(target_mask.clone()));
+        found.push(MaskActionProblem::InvalidMask(target_mask.clone()));
     }
     // In a cpuset the effective mask may hide the requested mask, so the action may change it.
     if current_mask == target_mask && !member.is_some_and(|member| state.is_in_job_cpuset(member)) {
-        found.push(ActionProblem::NoChange);
+        found.push(MaskActionProblem::NoChange);
     }
     found.extend(check_journal(state, action));
     found
 }
 
 /// The journal must contain the mask that the action requests, so that a restart can restore the original mask.
-fn check_journal(state: &WardenState, action: &MaskAction) -> Option<ActionProblem> {
+fn check_journal(state: &WardenState, action: &MaskAction) -> Option<MaskActionProblem> {
     let entry = state.mask_entry(&action.thread).filter(|entry| entry.journaled_since().is_some());
     let mut requests = entry.into_iter().flat_map(MaskEntry::last_request_candidates);
     let is_journaled = requests.any(|request| request.mask == action.requested_mask);
-    (!is_journaled).then_some(ActionProblem::NotJournaled)
+    (!is_journaled).then_some(MaskActionProblem::NotJournaled)
 }
 
 /// The problems of an action that keeps an unassigned process off the grants: the mask must lie outside every
 /// grant, the process must not be a member, and the original mask must be known.
-fn check_keep_off(state: &WardenState, granted: &CpuSet, action: &MaskAction) -> Vec<ActionProblem> {
+fn check_keep_off(state: &WardenState, granted: &CpuSet, action: &MaskAction) -> Vec<MaskActionProblem> {
     let MaskAction { thread: ThreadId { process, .. }, current_mask, target_mask, .. } = action;
     let mut found = Vec::new();
     let is_restoring = state.processes_to_restore.get(&process.pid).is_some_and(|known| known.id == *process);
     if !is_restoring || state.members.contains_key(&process.pid) {
-        found.push(ActionProblem::NotTheJobsThread);
+        found.push(MaskActionProblem::NotTheJobsThread);
     }
     if granted.intersects(target_mask) {
         let others = state.jobs.values().filter_map(|job| Some(&job.grant.as_ref()?.cpus));
-        let outside = |grant: &CpuSet| ActionProblem::MaskOutsideGrant {
+        let outside = |grant: &CpuSet| MaskActionProblem::MaskOutsideGrant {
             mask: target_mask.clone(),
             grant: grant.clone(),
         };
         found.extend(others.filter(|grant| grant.intersects(target_mask)).map(outside));
     }
     if target_mask.is_empty() {
-        found.push(ActionProblem::InvalidMask(target_mask.clone()));
+        found.push(MaskActionProblem::InvalidMask(target_mask.clone()));
     }
     if current_mask == target_mask {
-        found.push(ActionProblem::NoChange);
+        found.push(MaskActionProblem::NoChange);
     }
     found.extend(check_journal(state, action));
     found
@@ -146,7 +146,7 @@ fn check_keep_off(state: &WardenState, granted: &CpuSet, action: &MaskAction) ->
 /// The problem of an action that restores a mask: the mask must be the original one, and the process must be
 /// released. The mask may equal the present effective mask: while PUs are offline, two masks that differ only in
 /// these PUs have the same effective mask.
-fn check_restore(state: &WardenState, action: &MaskAction) -> Option<ActionProblem> {
+fn check_restore(state: &WardenState, action: &MaskAction) -> Option<MaskActionProblem> {
     let MaskAction { job, thread, target_mask, .. } = action;
     let original = state.mask_entry(thread).map(MaskEntry::original_mask);
     let is_it = |known: &&Member| known.id == thread.process && known.job == *job;
@@ -158,7 +158,7 @@ fn check_restore(state: &WardenState, action: &MaskAction) -> Option<ActionProbl
         }
     };
     (original != Some(target_mask) || !is_released || target_mask.is_empty())
-        .then(|| ActionProblem::WrongRestore(target_mask.clone()))
+        .then(|| MaskActionProblem::WrongRestore(target_mask.clone()))
 }
 
 #[cfg(test)]

@@ -86,7 +86,7 @@ fn found(state: &WardenState, policy: &Policy, action: MaskAction) -> Vec<Violat
 }
 
 fn system(action: &MaskAction) -> Violation {
-    let problem = ActionProblem::SystemProcess;
+    let problem = MaskActionProblem::SystemProcess;
     Violation::InvalidMaskAction { job: job("a"), kind: "restore", thread: action.thread, problem }
 }
 
@@ -120,7 +120,10 @@ fn a_mask_is_restored_only_for_a_process_that_this_job_released() {
         spoil(&mut state, &mut action);
         let found = found(&state, &Policy::default(), action);
         let is_wrong_restore = |violation: &Violation| {
-            matches!(violation, Violation::InvalidMaskAction { problem: ActionProblem::WrongRestore(_), .. })
+            matches!(
+                violation,
+                Violation::InvalidMaskAction { problem: MaskActionProblem::WrongRestore(_), .. }
+            )
         };
         assert!(found.len() == 1 && found.iter().all(is_wrong_restore), "case {case}: {found:?}");
     }

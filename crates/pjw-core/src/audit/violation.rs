@@ -86,7 +86,7 @@ pub enum Violation {
         /// The thread whose mask was to be changed.
         thread: ThreadId,
         /// The reason why the change is wrong.
-        problem: ActionProblem,
+        problem: MaskActionProblem,
     },
     /// A planned cpuset of a job is empty, or contains PUs that pjw did not grant to the job.
     #[error("the cpuset of {path} would be {cpus}, and {job} was granted {granted}")]
@@ -125,7 +125,7 @@ pub enum Violation {
 /// onto the cores of its job, restores its original mask, or keeps it off the cores of all jobs. Some
 /// variants have two meanings, which depend on this purpose.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ActionProblem {
+pub enum MaskActionProblem {
     /// The change is not allowed for this thread:
     ///
     /// - A change to the cores of a job: the thread does not belong to the job.
@@ -161,7 +161,7 @@ pub enum ActionProblem {
     NotJournaled,
 }
 
-impl ActionProblem {
+impl MaskActionProblem {
     fn text(&self, job: &JobId, kind: &str, tid: Tid) -> String {
         match self {
             Self::NotTheJobsThread => format!("{kind} of thread {tid}: it is not a thread of {job}"),

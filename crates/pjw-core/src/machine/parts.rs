@@ -103,7 +103,7 @@ pub fn divide_into_parts(topology: &Topology, cpus: &CpuSet, map: &PartMap, inst
 /// `None` if no single NUMA node contains all of `cpus`, or if `cpus` is empty. Also `None` if the machine
 /// has only one NUMA node: the caller then has no choice between NUMA nodes.
 #[must_use]
-pub fn only_numa_node(topology: &Topology, cpus: &CpuSet) -> Option<u32> {
+pub fn numa_node_containing(topology: &Topology, cpus: &CpuSet) -> Option<u32> {
     let has_several = topology.domains(Level::NumaNode).nth(1).is_some();
     let node = |pu: Pu| topology.domain_of(Level::NumaNode, pu).map(|node| node.number);
     let first = node(cpus.first()?)?;
@@ -193,8 +193,8 @@ mod tests {
     fn a_part_in_one_of_several_nodes_has_that_node() {
         let machine = machine();
         let node = machine.domains(Level::NumaNode).nth(1).unwrap();
-        assert_eq!(only_numa_node(&machine, &node.cpus), Some(node.number));
-        assert_eq!(only_numa_node(&machine, machine.cpus()), None);
-        assert_eq!(only_numa_node(&machine, &CpuSet::new()), None);
+        assert_eq!(numa_node_containing(&machine, &node.cpus), Some(node.number));
+        assert_eq!(numa_node_containing(&machine, machine.cpus()), None);
+        assert_eq!(numa_node_containing(&machine, &CpuSet::new()), None);
     }
 }

@@ -69,7 +69,7 @@ impl ThreadPlan<'_> {
     /// Whether the kernel remembers a request of pjw that the cpuset hides: the request would take effect in another
     /// cgroup, and children inherit it.
     fn is_request_hidden(&self, grant: &CpuSet) -> bool {
-        let requested = self.entry.requested_mask().filter(|_| !self.entry.is_from_program());
+        let requested = self.entry.requested_mask().filter(|_| !self.entry.is_mask_from_program());
         self.follows_cpuset && requested.is_some_and(|requested| !grant.is_subset(requested))
     }
 }
@@ -102,10 +102,10 @@ fn plan_job(
         let requested_mask = plan.request(&target_mask, &grant, machine, &online);
         let is_lifted = target_mask == grant && plan.is_request_hidden(&grant);
         let is_requested =
-            !plan.entry.is_from_program() && plan.entry.requested_mask() == Some(&requested_mask);
+            !plan.entry.is_mask_from_program() && plan.entry.requested_mask() == Some(&requested_mask);
         if is_requested || (plan.thread.effective_mask == target_mask && !is_lifted) {
             own.extend(
-                (plan.entry.is_from_program() && plan.thread.effective_mask == target_mask)
+                (plan.entry.is_mask_from_program() && plan.thread.effective_mask == target_mask)
                     .then_some(plan.id),
             );
             continue;
@@ -317,7 +317,7 @@ pub(crate) fn restore(draft: &mut Draft<'_>) -> Vec<MaskAction> {
         .state
         .processes_to_restore
         .values()
-        .filter(|member| !draft.state.excluded_pids.contains(&member.id.pid));
+        .filter(|member| !draft.state.kept_off_pids.contains(&member.id.pid));
     for member in released {
         let (restores, _) = restores_of(draft.state, member);
         let is_hidden = |thread| draft.state.may_cpuset_hide_mask(member.id.pid, thread);

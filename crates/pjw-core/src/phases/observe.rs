@@ -5,7 +5,7 @@
 
 use crate::basics::{CpuSet, Nanos, Pid, ProcessId, ThreadId, Tid, prelude::*};
 use crate::phases::draft::Draft;
-use crate::state::masks::entry::{MaskEntry, MaskReading};
+use crate::state::masks::entry::{MaskComparison, MaskEntry};
 use crate::state::masks::old_kernels::{correct_mask_writer, hotplug_window_start};
 use crate::state::{KnownProcess, WardenState};
 use crate::state::{dirty::DirtySet, members::Member, members::MemberThread};
@@ -248,12 +248,12 @@ fn read_mask(draft: &Draft<'_>, mut entry: MaskEntry, seen: &CpuSet, pid: Pid) -
     let (state, now) = (&*draft.state, draft.now.since_boot);
     let persists = draft.policy.cpuset_support.affinity_persists;
     let limits = state.mask_limits(pid, entry.last_read_at(), persists);
-    if !persists && entry.is_from_program() {
+    if !persists && entry.is_mask_from_program() {
         let in_window = state.mask_limits(pid, hotplug_window_start(now), persists);
         correct_mask_writer(&mut entry, &in_window, now);
     }
     let reading = entry.record_reading(seen, &limits, now);
-    if !persists && reading == MaskReading::ChangedByProgram && is_exceeded_in_cpuset(draft, pid, seen) {
+    if !persists && reading == MaskComparison::ChangedByProgram && is_exceeded_in_cpuset(draft, pid, seen) {
         entry.confirm_writer();
     }
     entry

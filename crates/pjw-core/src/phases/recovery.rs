@@ -182,7 +182,7 @@ fn keep(draft: &mut Draft<'_>, candidate: &Candidate, cpus: &CpuSet) {
         reasons: vec![format!("the cpuset of {path} was found with these CPUs, and no record of the job")],
         runner_up: String::new(),
     });
-    draft.state.pool.reclaim(id, cpus);
+    draft.state.pool.restore_grant(id, cpus);
     draft.put_job(job);
 }
 

@@ -154,7 +154,7 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
         draft.out.records.push(Record::Left(process.membership()));
         draft.state.processes_to_restore.insert(process.id.pid, process);
     }
-    draft.state.excluded_pids = excluded.into_keys().collect();
+    draft.state.kept_off_pids = excluded.into_keys().collect();
 }
 
 /// The online PUs that no job holds.
@@ -165,11 +165,11 @@ fn outside(state: &WardenState) -> CpuSet {
 /// The actions that keep the unassigned processes of users with several jobs off the cores of all jobs.
 pub(crate) fn keep_off(draft: &mut Draft<'_>) -> Vec<MaskAction> {
     let state = &*draft.state;
-    if state.excluded_pids.is_empty() {
+    if state.kept_off_pids.is_empty() {
         return Vec::new();
     }
     let outside = outside(state);
-    let excluded = state.excluded_pids.iter().filter_map(|pid| state.processes_to_restore.get(pid));
+    let excluded = state.kept_off_pids.iter().filter_map(|pid| state.processes_to_restore.get(pid));
     let actions: Vec<MaskAction> = excluded.flat_map(|member| exclusions_of(member, &outside)).collect();
     draft.begin_writes(&actions);
     actions
@@ -182,7 +182,7 @@ fn exclusions_of<'a>(member: &'a Member, outside: &'a CpuSet) -> impl Iterator<I
         let own = entry.original_mask().intersection(outside);
         let target_mask = if own.is_empty() { outside.clone() } else { own };
         // If the cpuset leaves less of the mask, a second request changes nothing.
-        let is_requested = !entry.is_from_program() && entry.requested_mask() == Some(&target_mask);
+        let is_requested = !entry.is_mask_from_program() && entry.requested_mask() == Some(&target_mask);
         if target_mask == thread.effective_mask || is_requested {
             return None;
         }

@@ -34,7 +34,7 @@ const HOUSEKEEPING: usize = 1;
 /// The pool of PUs: all PUs of the machine, each with its holder: a job, the system (for a housekeeping PU),
 /// or nobody. A PU has at most one holder.
 #[derive(Debug, Clone)]
-pub struct Pool {
+pub struct PuPool {
     /// For each PU number the index of its holder in `holders`; `None` if the machine does not have the PU.
     entries: Vec<Option<usize>>,
     /// Free, housekeeping, then jobs. The entry of a job that holds nothing may be reused for another job.
@@ -51,7 +51,7 @@ pub struct Pool {
 }
 
 /// Two pools are equal if all PUs have the same holders and an offer for one is valid for the other.
-impl PartialEq for Pool {
+impl PartialEq for PuPool {
     fn eq(&self, other: &Self) -> bool {
         self.version == other.version
             && self.offline == other.offline
@@ -60,7 +60,7 @@ impl PartialEq for Pool {
     }
 }
 
-impl Eq for Pool {}
+impl Eq for PuPool {}
 
 /// The error of [`Pool::commit`]: the offer is no longer valid, because the pool changed after the offer was
 /// made. Another job may hold a PU of the offer now. The caller must request a new offer from the allocator.
@@ -68,7 +68,7 @@ impl Eq for Pool {}
 #[error("the pool changed after this offer was made: ask for a new one")]
 pub struct StaleOffer;
 
-impl Pool {
+impl PuPool {
     /// Creates a pool of all PUs of the machine. All PUs are online. The PUs in `housekeeping` are reserved
     /// for the system, and all other PUs are free.
     #[must_use]
@@ -176,7 +176,7 @@ impl Pool {
     /// daemon. Frees all other PUs of the job. Unlike [`Pool::claim`], it also grants housekeeping PUs. These
     /// become housekeeping PUs again when the job releases them. Returns the PUs of `cpus` that were not
     /// granted: another job holds them, or the machine does not have them.
-    pub fn reclaim(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
+    pub fn restore_grant(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         for pu in self.housekeeping_cpus().intersection(cpus).iter() {
             self.entries[pu.0 as usize] = Some(FREE);
         }
@@ -275,11 +275,11 @@ mod tests {
     use super::*;
     use crate::testing::{job, regular_topology, set};
 
-    fn pool(housekeeping: &str) -> Pool {
-        Pool::new(&regular_topology(1, 1, 1, 8, 1), &set(housekeeping))
+    fn pool(housekeeping: &str) -> PuPool {
+        PuPool::new(&regular_topology(1, 1, 1, 8, 1), &set(housekeeping))
     }
 
-    fn offer(pool: &Pool, cpus: &str) -> Offer {
+    fn offer(pool: &PuPool, cpus: &str) -> Offer {
         Offer {
             cpus: set(cpus),
             reasons: Vec::new(),
@@ -336,7 +336,7 @@ mod tests {
         assert_eq!((pool.pus_of(&job("a")), pool.housekeeping_cpus()), (set("0-1"), set("2")));
         pool.release(&job("a"));
         assert_eq!((pool.housekeeping_cpus(), pool.free_cpus()), (set("1-2"), set("0,3-7")));
-        pool.reclaim(&job("a"), &set("0-1"));
+        pool.restore_grant(&job("a"), &set("0-1"));
         assert_eq!((pool.pus_of(&job("a")), pool.housekeeping_cpus()), (set("0-1"), set("2")));
     }
 
@@ -369,7 +369,7 @@ mod tests {
 
     #[test]
     fn a_pool_of_8192_pus_grants_and_frees_all_of_them() {
-        let mut pool = Pool::new(&regular_topology(8, 4, 16, 8, 2), &set("0,4096"));
+        let mut pool = PuPool::new(&regular_topology(8, 4, 16, 8, 2), &set("0,4096"));
         assert_eq!(pool.claim(&job("a"), &set("0-5000,8191,9000")), set("0,4096,9000"));
         assert_eq!((pool.holder(Pu(8191)), pool.holder(Pu(8192))), (Some(&Holder::Job(job("a"))), None));
         assert_eq!(pool.free_cpus(), set("5001-8190"));

@@ -3,7 +3,7 @@
 use crate::basics::{CpuSet, Nanos, ThreadId, prelude::*};
 use crate::machine::topology::Topology;
 use crate::state::masks::entry::{MaskEntry, MaskRequest, MaskWriter};
-use crate::state::{members::Member, pool::Pool, warden::WardenState};
+use crate::state::{members::Member, pool::PuPool, warden::WardenState};
 use crate::terms::{Job, Record};
 
 impl WardenState {
@@ -94,7 +94,7 @@ impl WardenState {
             self.pool.claim(&job.id, &here);
             return !here.is_empty();
         }
-        self.pool.reclaim(&job.id, &here).is_empty() && !here.is_empty()
+        self.pool.restore_grant(&job.id, &here).is_empty() && !here.is_empty()
     }
 
     /// Replaces the topology, after the machine got new PUs. `housekeeping` contains the PUs that are
@@ -102,7 +102,7 @@ impl WardenState {
     /// next scan.
     pub fn set_topology(&mut self, topology: Topology, housekeeping: &CpuSet) {
         let online = self.pool.online_cpus();
-        self.pool = Pool::new(&topology, housekeeping);
+        self.pool = PuPool::new(&topology, housekeeping);
         self.topology = topology;
         let jobs: Vec<Job> = self.jobs_unshared_first().cloned().collect();
         for job in jobs {

@@ -13,7 +13,7 @@ use crate::state::attempts::{AffinityRequesters, ReportedCount};
 use crate::state::members::{Member, MemberThread, Members};
 use crate::state::{
     cpusets::CpusetRegistry, dirty::DirtySet, jobs::Jobs, lineage::Lineage, masks::entry::MaskEntry,
-    masks::entry::MaskLimits, masks::target::target_mask, pool::Pool, processes::Processes,
+    masks::entry::MaskLimits, masks::target::target_mask, pool::PuPool, processes::Processes,
 };
 use crate::terms::{
     Cgroup, Grant, GrantedBy, IdleGroup, IdleWatch, JobId, MaskAction, MaskActionKind, Observed, Process,
@@ -28,7 +28,7 @@ pub struct WardenState {
     /// The cores, caches, NUMA nodes and packages of the machine.
     pub topology: Topology,
     /// The holder of each PU: a job, the system, or nobody.
-    pub pool: Pool,
+    pub pool: PuPool,
     /// All jobs on this machine, including the jobs to which no PUs are granted.
     pub jobs: Jobs,
     /// All processes of the machine, each as the last scan that read it found it.
@@ -42,7 +42,7 @@ pub struct WardenState {
     pub processes_to_restore: BTreeMap<Pid, Member>,
     /// The pids of the processes that belong to no job and that pjw keeps off the PUs of all jobs. These
     /// processes are also in `processes_to_restore`, so that pjw can later restore their original masks.
-    pub excluded_pids: BTreeSet<Pid>,
+    pub kept_off_pids: BTreeSet<Pid>,
     /// The cgroups of jobs, by path, each as the last scan that read it found it. These are the cgroups that
     /// batch systems made for jobs, and the cgroups of pjw's cpusets.
     pub cgroups: BTreeMap<String, Observed<Cgroup>>,
@@ -107,7 +107,7 @@ impl WardenState {
     /// reserved for the system.
     #[must_use]
     pub fn new(topology: Topology, housekeeping: &CpuSet) -> Self {
-        let pool = Pool::new(&topology, housekeeping);
+        let pool = PuPool::new(&topology, housekeeping);
         let online = History::new(pool.online_cpus());
         Self {
             topology,
@@ -116,7 +116,7 @@ impl WardenState {
             processes: Processes::default(),
             members: Members::default(),
             processes_to_restore: BTreeMap::new(),
-            excluded_pids: BTreeSet::new(),
+            kept_off_pids: BTreeSet::new(),
             cgroups: BTreeMap::new(),
             cpusets: CpusetRegistry::default(),
             recorded_masks: BTreeMap::new(),
@@ -336,7 +336,7 @@ impl WardenState {
     /// more.
     pub fn record_mask_applied_during_fork(&mut self, action: &MaskAction) {
         if let Some(entry) = self.mask_mut(&action.thread) {
-            entry.reopen_inherited_requests();
+            entry.add_inherited_requests_again();
         }
     }
 

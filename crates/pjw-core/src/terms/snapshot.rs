@@ -334,7 +334,7 @@ pub struct ForkMaskMismatch {
     pub id: ProcessId,
     /// The effective affinity mask that the first thread of the process has, not the mask that it should
     /// have.
-    pub mask: CpuSet,
+    pub effective_mask: CpuSet,
 }
 
 /// The affinity mask that a forked process should have, and the time of the fork. A mask probe compares this
@@ -403,5 +403,5 @@ pub struct ProcessEventBatch {
     pub lost: bool,
     /// Whether the kernel may still be dropping events after this batch. When the buffer for events
     /// overflows, the kernel drops all new events until the daemon has read the whole buffer.
-    pub congested: bool,
+    pub still_dropping: bool,
 }

@@ -44,7 +44,7 @@ fn fork(machine: &mut Machine, child: u32, parent: u32) {
 fn welcome(machine: &mut Machine, child: u32, mask: &str) -> Vec<MaskAction> {
     let snapshot = machine.scan();
     let start = StartTime(machine.now() / 10_000_000);
-    let forked = ForkMaskMismatch { id: ProcessId { pid: Pid(child), start }, mask: set(mask) };
+    let forked = ForkMaskMismatch { id: ProcessId { pid: Pid(child), start }, effective_mask: set(mask) };
     let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![forked] };
     fork(machine, child, 7);
     let snapshot = snapshot_of_mismatches(&machine.state, probe);
@@ -130,7 +130,8 @@ fn an_orphan_belongs_to_its_nearest_known_ancestor() {
     let mut machine = with_a_parent();
     fork(&mut machine, 9, 7);
     let snapshot = machine.scan();
-    let forked = ForkMaskMismatch { id: ProcessId { pid: Pid(9), start: StartTime(200) }, mask: set("3") };
+    let forked =
+        ForkMaskMismatch { id: ProcessId { pid: Pid(9), start: StartTime(200) }, effective_mask: set("3") };
     let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![forked] };
     let seen = snapshot_of_mismatches(&machine.state, probe).processes.remove(&Pid(9));
     let Some(Observed::Present(process)) = seen else { panic!("it was not reported") };

@@ -129,7 +129,12 @@ impl Machine {
     pub fn limits(&self) -> MaskLimits {
         let machine = self.state.topology.cpus().clone();
         let possible_cpus = [machine.clone()].into_iter().collect();
-        MaskLimits { possible_cpus, machine_cpus: machine, have_changed: false, may_mask_be_reset: false }
+        MaskLimits {
+            possible_cpus,
+            machine_cpus: machine,
+            may_have_changed: false,
+            kernel_may_have_reset_mask: false,
+        }
     }
 
     /// The threads of which the journal keeps the masks.

@@ -66,7 +66,7 @@ impl TaskRecord<'_> {
     /// Returns whether the effective affinity mask of the task is a subset of `pus`: the task may run on no
     /// other PU. Unlike [`TaskRecord::allowed_pus`], never allocates memory.
     #[must_use]
-    pub fn is_allowed_within(&self, pus: &CpuSet) -> bool {
+    pub fn is_mask_subset_of(&self, pus: &CpuSet) -> bool {
         let others = pus.words().iter().copied().chain(std::iter::repeat(0));
         self.mask_words.iter().zip(others).all(|(word, pus)| word & !pus == 0)
     }

@@ -359,7 +359,7 @@ impl Node for LinuxNode {
             }
             let mask = affinity::get_mask(Tid(pid.0)).ok().filter(|mask| *mask != expected.mask)?;
             let start = StartTime(expected.forked_at.0 / self.cache.ns_per_tick);
-            Some(ForkMaskMismatch { id: ProcessId { pid, start }, mask })
+            Some(ForkMaskMismatch { id: ProcessId { pid, start }, effective_mask: mask })
         };
         let mismatches: Vec<ForkMaskMismatch> = expected.iter().filter_map(mismatch).collect();
         self.probed_mismatches = mismatches.iter().map(|mismatch| mismatch.id).collect();
@@ -368,9 +368,9 @@ impl Node for LinuxNode {
 
     fn read_process_events(&mut self) -> ProcessEventBatch {
         let mut events = Vec::new();
-        let EventLoss { overrun: lost, congested } =
+        let EventLoss { lost, still_dropping: congested } =
             self.process_events.as_mut().map(|source| source.drain_events(&mut events)).unwrap_or_default();
-        ProcessEventBatch { events, lost, congested }
+        ProcessEventBatch { events, lost, still_dropping: congested }
     }
 
     fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset> {

@@ -276,7 +276,7 @@ fn a_mask_probe_reports_processes_with_an_unexpected_mask() {
     let now = clock::now().since_boot;
     let reported = probe(child.pid(), &other, born());
     let [mismatch] = reported.as_slice() else { panic!("{reported:?}") };
-    assert_eq!((mismatch.id.pid, &mismatch.mask), (child.pid(), &mask));
+    assert_eq!((mismatch.id.pid, &mismatch.effective_mask), (child.pid(), &mask));
     let start = mismatch.id.start;
     assert!(start.latest() >= now && start > seen.id.start, "the start time follows from the event: {start}");
 

@@ -23,7 +23,7 @@ pub struct KernelSupport {
     pub cpuset_support: CpusetSupport,
     /// The results of the probe as text for the user: one sentence for each facility of the kernel. pjwd logs
     /// these sentences when it starts.
-    pub sentences: Vec<String>,
+    pub descriptions: Vec<String>,
 }
 
 /// Determines which facilities the kernel provides to this user: whose affinity masks can be set, and how
@@ -48,7 +48,7 @@ pub fn probe_kernel_support(own_cgroups: &OwnCgroupNames) -> KernelSupport {
         format!("cgroup layout: {}", CgroupMounts::read().layout_name()),
     ];
     sentences.extend(about_cpusets);
-    KernelSupport { can_set_all_masks, cpuset_support, sentences }
+    KernelSupport { can_set_all_masks, cpuset_support, descriptions: sentences }
 }
 
 /// Determines how cpusets can be used, or why they can't. Creates a cpuset with a test process in it, and
@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn the_result_has_sentences_and_the_test_cpuset_is_removed() {
         let found = probe_kernel_support(&OwnCgroupNames::default());
-        let (is_root, about) = (Uid::effective().is_root(), found.sentences.join("\n"));
+        let (is_root, about) = (Uid::effective().is_root(), found.descriptions.join("\n"));
         match &found.cpuset_support.hierarchy {
             CpusetHierarchy::Unavailable { why } => {
                 assert!(about.contains(why) && about.contains("affinity"), "{about}");

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use pjw_core::allocate::offer::{LargestRequests, allocate, largest_requests};
 use pjw_core::job::{CpuRequest, JobId, JobRequest, JobSource, Placement};
-use pjw_core::state::pool::{Offer, Pool};
+use pjw_core::state::pool::{Offer, PuPool};
 use pjw_core::{cpuset::CpuSet, policy::Policy, topology::Topology};
 
 use crate::locality::{DomainsUsed, PuLocations};
@@ -94,7 +94,7 @@ pub struct ReplayResult {
     pub free_cores_samples: Vec<FreeCoresSample>,
     /// The number of processors of the machine that jobs can use: all except the housekeeping PUs.
     /// [`ReplayOptions::unit`] says whether a processor is a whole core or a PU.
-    pub usable_units: u32,
+    pub usable_processors: u32,
     /// The submit time of the first job.
     begin_s: u64,
     unit: ProcessorUnit,
@@ -107,7 +107,7 @@ pub struct JobDecision<'r> {
     /// The job, as the log describes it.
     pub job: LoggedJob,
     /// The use of each PU before the decision: granted to a job, reserved for the system, or free.
-    pub holders_before: &'r Pool,
+    pub holders_before: &'r PuPool,
     /// The PUs that were chosen for the job. `None` if the job was refused.
     pub cpus: Option<&'r CpuSet>,
 }
@@ -160,7 +160,7 @@ pub fn replay(
         started_jobs,
         refused_count,
         free_cores_samples,
-        usable_units,
+        usable_processors: usable_units,
         begin_s,
         unit: options.unit,
     }
@@ -187,7 +187,7 @@ struct Choice {
 struct Machine<'r> {
     topology: &'r Topology,
     locality: PuLocations,
-    pool: Pool,
+    pool: PuPool,
     policy: Policy,
     options: &'r ReplayOptions,
 }
@@ -199,7 +199,7 @@ impl<'r> Machine<'r> {
             share_smt: options.unit == ProcessorUnit::Pu,
             ..Policy::default()
         };
-        let pool = Pool::new(topology, &options.housekeeping_cpus);
+        let pool = PuPool::new(topology, &options.housekeeping_cpus);
         Self { topology, locality: PuLocations::from_topology(topology), pool, policy, options }
     }
 

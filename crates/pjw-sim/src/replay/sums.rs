@@ -28,7 +28,7 @@ impl ReplayResult {
             .iter()
             .map(|one| u128::from(units(one)) * u128::from(one.end_s() - one.job.submit_s))
             .sum();
-        ratio(held, u128::from(end_s - self.begin_s) * u128::from(self.usable_units))
+        ratio(held, u128::from(end_s - self.begin_s) * u128::from(self.usable_processors))
     }
 
     /// Returns the mean number of packages, NUMA nodes or L3 caches that a started job uses. `count` selects

@@ -37,7 +37,7 @@ fn cores_of_a_job_that_ends_are_free_for_a_job_that_starts_at_the_same_time() {
     let done = replay(&machine(), &log, &options(ProcessorUnit::Core, PACK), |_| {});
     // The fourth ends when it starts, so the fifth has its core, and the sixth has none.
     assert_eq!(cpus(&done), grants(&[(1, "0-7"), (3, "0-2,4-6"), (4, "3,7"), (5, "3,7")]));
-    assert_eq!((done.job_count(), done.refused_count, done.usable_units), (6, 2, 4));
+    assert_eq!((done.job_count(), done.refused_count, done.usable_processors), (6, 2, 4));
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn figures_are_over_the_started_jobs() {
 fn pus_are_allocated_one_by_one_and_split_cores_are_counted() {
     let log = job_log(&[(0, 10, 3), (0, 10, 5), (0, 10, 1)]);
     let done = replay(&machine(), &log, &options(ProcessorUnit::Pu, PACK), |_| {});
-    assert_eq!((done.started_jobs.len(), done.refused_count, done.usable_units), (2, 1, 8));
+    assert_eq!((done.started_jobs.len(), done.refused_count, done.usable_processors), (2, 1, 8));
     assert_eq!(done.split_core_count(), 2);
     assert_eq!(done.started_jobs.iter().map(|one| one.cpus.len()).sum::<usize>(), 8);
     assert!((done.utilisation() - 1.0).abs() < 1e-9);
@@ -70,7 +70,7 @@ fn no_job_gets_housekeeping_and_a_job_that_is_too_large_is_refused() {
     let options =
         ReplayOptions { housekeeping_cpus: "0,4".parse().unwrap(), ..options(ProcessorUnit::Core, PACK) };
     let done = replay(&machine(), &job_log(&[(0, 1, 4), (0, 1, u32::MAX), (0, 1, 3)]), &options, |_| {});
-    assert_eq!((cpus(&done), done.refused_count, done.usable_units), (grants(&[(3, "1-3,5-7")]), 2, 3));
+    assert_eq!((cpus(&done), done.refused_count, done.usable_processors), (grants(&[(3, "1-3,5-7")]), 2, 3));
     let all_refused = replay(&machine(), &job_log(&[(0, 1, 9)]), &options, |_| {});
     assert!(all_refused.utilisation().abs() < 1e-9 && all_refused.decision_time_percentile(99).is_zero());
 }

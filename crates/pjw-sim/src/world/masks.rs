@@ -12,9 +12,9 @@ impl World {
     /// these processes.
     pub fn mark_original_cgroup_unknown(&mut self, pid: Pid) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
-        process.has_unknown_origin = true;
+        process.has_unknown_original_cgroup = true;
         let children =
-            self.processes.values().filter(|child| child.parent == pid && !child.has_unknown_origin);
+            self.processes.values().filter(|child| child.parent == pid && !child.has_unknown_original_cgroup);
         let children: Vec<Pid> = children.map(|child| child.id.pid).collect();
         children.into_iter().for_each(|child| self.mark_original_cgroup_unknown(child));
     }
@@ -28,7 +28,7 @@ impl World {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.original_cgroup = cgroup.to_owned();
             for thread in process.threads.values_mut().filter(|_| forgets) {
-                (thread.program_request, thread.requested_at) = (ProgramRequest::Hidden, now);
+                (thread.program_request, thread.mask_requested_at) = (ProgramRequest::Hidden, now);
             }
         }
         self.move_process_for_pjw(pid, cgroup);
@@ -192,7 +192,7 @@ impl World {
         if let Some(thread) = thread {
             let own_request = if is_hidden { ProgramRequest::Hidden } else { ProgramRequest::Unread };
             (thread.original_mask, thread.program_request) = (mask.clone(), own_request);
-            thread.requested_at = now;
+            thread.mask_requested_at = now;
             thread.run_ns += 1;
         }
         if let Some(process) = self.processes.get(&pid).filter(|_| self.reports_affinity_requests) {

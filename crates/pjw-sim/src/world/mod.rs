@@ -63,7 +63,7 @@ pub struct SimThread {
     /// The time of the last request for a mask by a program or a user, in ns since boot. Requests by pjw do
     /// not count. 0 if there was none. Before Linux 6.2, a kernel replaces the mask when a process moves to
     /// another cgroup. On such a simulated kernel, a move by a program other than pjw counts as a request.
-    pub requested_at: u64,
+    pub mask_requested_at: u64,
     /// Whether the daemon can't know which thread created this thread, and so which mask this thread
     /// inherited. The kernel does not report which thread of a process creates another thread. So the value
     /// is true if the threads of the process had different original masks when this thread was created. New
@@ -102,7 +102,7 @@ pub struct SimProcess {
     pub original_cgroup: String,
     /// Whether pjw can't know the original cgroup of the process: the cgroup to which pjw must return the
     /// process. Children of the process inherit this value.
-    pub has_unknown_origin: bool,
+    pub has_unknown_original_cgroup: bool,
     /// The environment variables of the process, with their values.
     pub environ: BTreeMap<String, String>,
     /// The jobs that attributes of the process name, as a simulated scan reports them. Tests of pjw-core set
@@ -213,7 +213,7 @@ impl World {
             original_mask: cpus.clone(),
             fallback_mask: None,
             program_request: ProgramRequest::None,
-            requested_at: 0,
+            mask_requested_at: 0,
             has_unknown_creator: false,
             busy: false,
             state: None,
@@ -229,7 +229,7 @@ impl World {
             is_kernel_thread: false,
             cgroup: "/".to_owned(),
             original_cgroup: "/".to_owned(),
-            has_unknown_origin: false,
+            has_unknown_original_cgroup: false,
             environ: BTreeMap::new(),
             job_marks: None,
             expected_job: None,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use pjw_core::ids::Comm;
 use pjw_core::job::JobSource;
 use pjw_core::snapshot::MarkKind;
-use pjw_sources::{identifying_variables, launcher_system};
+use pjw_sources::{batch_system_of_launcher, identifying_variables};
 
 use crate::story::{TestProcess, tell};
 
@@ -176,7 +176,7 @@ fn launchers_are_known_by_the_name_the_kernel_keeps() {
         ("", None),
     ];
     for (name, source) in cases {
-        assert_eq!(launcher_system(&Comm::from(name)), source, "{name}");
+        assert_eq!(batch_system_of_launcher(&Comm::from(name)), source, "{name}");
     }
     assert_eq!(TestProcess::of("sge_shepherd").claims_text(), "launcher of sge");
 }

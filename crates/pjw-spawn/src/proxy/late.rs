@@ -43,11 +43,11 @@ pub enum ForkHereError {
 /// Makes the calling process a template: a process from which a [`super::Template`] forks instances. The
 /// template stops in this call and never returns from it. In each instance, the call returns `Some` with the
 /// arguments and variables of this instance. If the program was not started by
-/// [`super::Template::load_late`], the call returns `Ok(None)` at once.
+/// [`super::Template::load_until_fork_here`], the call returns `Ok(None)` at once.
 ///
-/// The instances are children of the process that called [`super::Template::load_late`]. They inherit the
+/// The instances are children of the process that called [`super::Template::load_until_fork_here`]. They inherit the
 /// memory, the open files and the working directory that the template has now. Handlers of pthread_atfork(3)
-/// are not called. The template ends when the process that called [`super::Template::load_late`] ends.
+/// are not called. The template ends when the process that called [`super::Template::load_until_fork_here`] ends.
 ///
 /// # Errors
 /// If the program has more than one thread, or if a system call fails. The program does not become a template

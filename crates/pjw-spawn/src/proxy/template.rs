@@ -130,7 +130,7 @@ impl Template {
     ///
     /// # Errors
     /// If the program does not start, or ends without a call of [`super::fork_here`].
-    pub fn load_late(context: &Context, first: &Instance) -> Result<Self, TemplateError> {
+    pub fn load_until_fork_here(context: &Context, first: &Instance) -> Result<Self, TemplateError> {
         let setup = Arc::clone(&context.setup);
         let mut layout = Layout::new(&setup.environment, setup.has_rank_variables);
         let (arguments, variables) = texts(&mut layout, first);
@@ -178,7 +178,7 @@ impl Template {
     }
 
     /// Returns whether the file of the program is unchanged since the template was loaded. Changes of
-    /// libraries are not detected. Always true after [`Template::load_late`].
+    /// libraries are not detected. Always true after [`Template::load_until_fork_here`].
     #[must_use]
     pub fn is_up_to_date(&self) -> bool {
         let Some(shape) = &self.shape else { return true };

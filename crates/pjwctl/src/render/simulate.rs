@@ -50,7 +50,7 @@ pub struct SimulationResult {
     pub mean_split_cores: f64,
     /// The time that the choice of the cores took for a started job, in nanoseconds of wall-clock time: the
     /// median and the 99th percentile over all started jobs.
-    pub decision_ns: Percentiles,
+    pub decision_ns: DurationPercentiles,
     /// The number of free cores and the largest possible requests, at several times of the simulation.
     pub fragmentation: Vec<FragmentationSample>,
 }
@@ -58,7 +58,7 @@ pub struct SimulationResult {
 /// The median and the 99th percentile of the durations of many decisions, in nanoseconds. A decision is the
 /// choice of the cores for one started job.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct Percentiles {
+pub struct DurationPercentiles {
     /// The median of the durations, in ns.
     pub p50: u64,
     /// The 99th percentile of the durations, in ns: at most one percent of the decisions took longer.
@@ -103,14 +103,14 @@ impl SimulationResult {
                 ProcessorUnit::Core => "core",
                 ProcessorUnit::Pu => "pu",
             },
-            usable: replay.usable_units,
+            usable: replay.usable_processors,
             utilisation: replay.utilisation(),
             mean_packages: replay.mean_domains(|domains_used| domains_used.packages),
             mean_numa_nodes: replay.mean_domains(|domains_used| domains_used.numa_nodes),
             mean_l3: replay.mean_domains(|domains_used| domains_used.l3_caches),
             split_cores: replay.split_core_count(),
             mean_split_cores: replay.mean_domains(|domains_used| domains_used.split_cores),
-            decision_ns: Percentiles {
+            decision_ns: DurationPercentiles {
                 p50: nanoseconds(replay.decision_time_percentile(50)),
                 p99: nanoseconds(replay.decision_time_percentile(99)),
             },
@@ -264,7 +264,7 @@ mod tests {
         };
         let done = replay(&topology, &log, &options, |_| {});
         let mut result = SimulationResult::new(&done, &log, &options);
-        result.decision_ns = Percentiles { p50: 4_567, p99: 1_234_500 };
+        result.decision_ns = DurationPercentiles { p50: 4_567, p99: 1_234_500 };
         (done, result)
     }
 

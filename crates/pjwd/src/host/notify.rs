@@ -62,13 +62,13 @@ pub fn passed_socket() -> io::Result<Option<RawFd>> {
 /// If the pings stop, the service manager restarts pjwd. Sends nothing if the service manager set no
 /// watchdog.
 #[derive(Debug, Clone)]
-pub struct Watchdog {
+pub struct WatchdogPinger {
     /// Half of the watchdog timeout. `None` if there is no watchdog.
     period: Option<Duration>,
     next: Instant,
 }
 
-impl Watchdog {
+impl WatchdogPinger {
     /// Makes the sender of pings, with the watchdog timeout in the environment variable `WATCHDOG_USEC`,
     /// which the service manager sets. The first ping is due at once. If the variable is not set, no pings
     /// are sent.
@@ -82,7 +82,7 @@ impl Watchdog {
         Self { period, next: if period.is_some() { now } else { now + NO_WATCHDOG } }
     }
 
-    /// Returns the time at which [`Watchdog::ping_if_due`] must be called next. If the service manager set no
+    /// Returns the time at which [`WatchdogPinger::ping_if_due`] must be called next. If the service manager set no
     /// watchdog, this time is at most an hour ahead, and the call sends nothing.
     #[must_use]
     pub fn next_ping_at(&self) -> Instant {
@@ -129,7 +129,8 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::{
-        Watchdog, one_line, passed_socket, report_ready, report_reloading, report_status, report_stopping,
+        WatchdogPinger, one_line, passed_socket, report_ready, report_reloading, report_status,
+        report_stopping,
     };
 
     const DEADLINE: Duration = Duration::from_secs(30);
@@ -181,7 +182,7 @@ mod tests {
     #[test]
     #[ignore = "run in a child by the_watchdog_is_pinged_twice_per_timeout"]
     fn child_that_pings() {
-        let mut watchdog = Watchdog::from_environment();
+        let mut watchdog = WatchdogPinger::from_environment();
         watchdog.ping_if_due();
         watchdog.ping_if_due();
     }
@@ -202,7 +203,7 @@ mod tests {
     #[test]
     fn a_ping_is_due_after_each_half_of_the_timeout() {
         let start = Instant::now();
-        let mut watchdog = Watchdog::new(Some(Duration::from_secs(30)), start);
+        let mut watchdog = WatchdogPinger::new(Some(Duration::from_secs(30)), start);
         assert!(watchdog.is_due(start));
         assert_eq!(watchdog.next_ping_at(), start + Duration::from_secs(15));
         assert!(!watchdog.is_due(start + Duration::from_secs(14)));

@@ -82,7 +82,7 @@ impl Histogram {
 /// The values of the metrics label `outcome` for changes of affinity masks and cpusets. `done`: the change
 /// was made. `gone`: the thread had ended, or the cgroup had been removed, before the change. `refused`: the
 /// kernel or systemd refused the change.
-pub const OUTCOME_LABELS: [&str; 3] = ["done", "gone", "refused"];
+pub const OUTCOME_NAMES: [&str; 3] = ["done", "gone", "refused"];
 
 /// The kinds of affinity mask changes that the metrics count, in the order of the counts in
 /// [`Counters::mask_actions`].
@@ -120,18 +120,18 @@ pub struct Counters {
     /// for them.
     pub event_overruns: u64,
     /// The number of attempts to change affinity masks. The first index is the kind of change, in the order
-    /// of [`MASK_ACTION_KINDS`]. The second index is the outcome, in the order of [`OUTCOME_LABELS`].
-    pub mask_actions: [[u64; OUTCOME_LABELS.len()]; MASK_ACTION_KINDS.len()],
+    /// of [`MASK_ACTION_KINDS`]. The second index is the outcome, in the order of [`OUTCOME_NAMES`].
+    pub mask_actions: [[u64; OUTCOME_NAMES.len()]; MASK_ACTION_KINDS.len()],
     /// The number of attempts to change cpusets. The first index is the kind of change, in the order of
-    /// [`CPUSET_ACTION_NAMES`]. The second index is the outcome, in the order of [`OUTCOME_LABELS`].
-    pub cpuset_actions: [[u64; OUTCOME_LABELS.len()]; CPUSET_ACTION_NAMES.len()],
+    /// [`CPUSET_ACTION_NAMES`]. The second index is the outcome, in the order of [`OUTCOME_NAMES`].
+    pub cpuset_actions: [[u64; OUTCOME_NAMES.len()]; CPUSET_ACTION_NAMES.len()],
     /// The number of reported violations by programs. A violation is a thread of a job whose affinity mask a
     /// program changed so that it contains a PU outside the job's cores. A program's request for such a mask
     /// is a violation too, even if a cpuset prevents its effect.
-    pub violations: u64,
+    pub mask_violations: u64,
     /// The number of rejected plans, counted once for each job and cycle. pjw checks each plan against its
     /// own rules (the audit). A plan that violates a rule is rejected: it is not carried out.
-    pub audit_failures: u64,
+    pub rejected_plans: u64,
     /// The number of times that the journal could not be written.
     pub journal_failures: u64,
     /// The delay of the last scan that the timer for the processes of jobs started: the time from when the
@@ -163,8 +163,8 @@ impl Counters {
             self.cpuset_actions[cpuset_action_index(&action.change)][outcome] += 1;
         }
         let violations = report.events.iter().filter(|event| event.kind == EventKind::Violation);
-        self.violations += violations.count() as u64;
-        self.audit_failures += faults.audit_violations.len() as u64;
+        self.mask_violations += violations.count() as u64;
+        self.rejected_plans += faults.audit_violations.len() as u64;
         self.journal_failures += u64::from(faults.journal_error.is_some());
     }
 }
@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(counters.cycles, [0, 1, 1]);
         assert_eq!((counters.mask_actions[2], counters.mask_actions[1]), ([1, 1, 0], [0, 0, 1]));
         assert_eq!(counters.cpuset_actions, [[0, 1, 0]; 5]);
-        assert_eq!((counters.violations, counters.audit_failures, counters.journal_failures), (1, 1, 1));
+        assert_eq!((counters.mask_violations, counters.rejected_plans, counters.journal_failures), (1, 1, 1));
         assert_eq!(
             (counters.cycle_times.count, counters.cycle_times.bucket_counts[5]),
             (2, 1),

@@ -8,7 +8,7 @@ use std::fmt::Display;
 
 use pjw_ipc::wire;
 
-use super::counters::{CPUSET_ACTION_NAMES, CycleCause, MASK_ACTION_KINDS, OUTCOME_LABELS};
+use super::counters::{CPUSET_ACTION_NAMES, CycleCause, MASK_ACTION_KINDS, OUTCOME_NAMES};
 use super::facts::{JobMetrics, MetricValues, PuCounts};
 use super::family::{MetricFamily, MetricKind, SampleWriter};
 
@@ -71,10 +71,10 @@ pub const METRIC_FAMILIES: &[MetricFamily] = families! {
         |values, to| by_outcome(to, CPUSET_ACTION_NAMES, values.snapshot.counters.cpuset_actions);
     Counter "pjw_violations_total" []
         "How often a thread was found outside its job's cores, or requested other CPUs.":
-        |values, to| to.write_value(values.snapshot.counters.violations);
+        |values, to| to.write_value(values.snapshot.counters.mask_violations);
     Counter "pjw_audit_failures_total" []
         "Jobs whose plan was dropped because it failed the audit; always a bug of pjw.":
-        |values, to| to.write_value(values.snapshot.counters.audit_failures);
+        |values, to| to.write_value(values.snapshot.counters.rejected_plans);
     Counter "pjw_journal_faults_total" []
         "Cycles that changed nothing because the journal could not be written, and failures to rewrite the journal.":
         |values, to| to.write_value(values.snapshot.counters.journal_failures);
@@ -147,10 +147,10 @@ fn by_label<'l, V: Display>(to: &mut SampleWriter<'_>, samples: impl IntoIterato
 fn by_outcome<const N: usize>(
     to: &mut SampleWriter<'_>,
     kinds: [&'static str; N],
-    counts: [[u64; OUTCOME_LABELS.len()]; N],
+    counts: [[u64; OUTCOME_NAMES.len()]; N],
 ) {
     for (kind, counts) in kinds.iter().zip(counts) {
-        for (outcome, count) in OUTCOME_LABELS.iter().zip(counts) {
+        for (outcome, count) in OUTCOME_NAMES.iter().zip(counts) {
             to.write_labelled(&[kind, outcome], count);
         }
     }

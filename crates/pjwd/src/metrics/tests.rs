@@ -254,7 +254,7 @@ fn switched_off_metrics_count_and_publish_nothing() {
     assert!(receiver.snapshot.borrow().is_none(), "until a cycle has run");
     cycle(&mut meter, CycleCause::Event, None);
     let counters = receiver.snapshot.borrow().as_ref().unwrap().counters.clone();
-    assert_eq!((counters.cycles, counters.process_events, counters.violations), ([1, 0, 0], 0, 1));
+    assert_eq!((counters.cycles, counters.process_events, counters.mask_violations), ([1, 0, 0], 0, 1));
     meter.apply_settings(&Settings::default());
     assert!(receiver.snapshot.borrow().is_none(), "what grows no newer is not told");
 }

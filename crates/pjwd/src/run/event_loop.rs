@@ -31,7 +31,7 @@ use crate::control::admission::AdmissionRules;
 use crate::control::inbox::{Inbox, Message};
 use crate::control::query::{self, Answer, Query};
 use crate::host::logging::Logging;
-use crate::host::notify::Watchdog;
+use crate::host::notify::WatchdogPinger;
 use crate::metrics::meter::Meter;
 use crate::store::journal::FileJournal;
 use crate::view::status::{LoopStatus, Publisher};
@@ -60,7 +60,7 @@ pub struct EventLoop {
     publisher: Publisher,
     config: Config,
     config_path: Option<PathBuf>,
-    watchdog: Watchdog,
+    watchdog: WatchdogPinger,
     triggers: CycleTriggers,
     dry_runs: DryRunQueue<PlanReply>,
     defrags: DryRunQueue<DefragReply>,
@@ -127,7 +127,7 @@ impl EventLoop {
             publisher,
             config,
             config_path,
-            watchdog: Watchdog::from_environment(),
+            watchdog: WatchdogPinger::from_environment(),
             triggers: CycleTriggers::default(),
             dry_runs: DryRunQueue::new(Answer::Plan),
             defrags: DryRunQueue::new(Answer::Defrag),
@@ -156,7 +156,7 @@ impl EventLoop {
         let threads = tids.map(|(name, tid)| (name, Tid(tid.as_raw().cast_unsigned())));
         self.realtime = RealtimePriority::new(&threads, Instant::now());
         self.realtime.set_enabled(self.config.settings().use_realtime_priority);
-        self.triggers.periodic_scan_due = true;
+        self.triggers.job_processes_scan_due = true;
         self.triggers.full_scan_due = true;
         let polling = if self.has_process_events { "netlink" } else { "polling" };
         self.restart_fork_tracking();
@@ -187,11 +187,11 @@ impl EventLoop {
                     }
                     Message::CheckJournal => {
                         self.warden.recreate_journal_if_removed();
-                        self.triggers.periodic_scan_due |= self.warden.faults().journal_error.is_some();
+                        self.triggers.job_processes_scan_due |= self.warden.faults().journal_error.is_some();
                     }
                     Message::FileWarnings(warnings) => {
                         self.file_warnings = warnings;
-                        self.triggers.periodic_scan_due = true;
+                        self.triggers.job_processes_scan_due = true;
                     }
                     Message::Stop => {
                         self.stop(pending);
@@ -206,11 +206,11 @@ impl EventLoop {
             if cgroups_may_have_changed && self.warden.node_interface_mut().has_cgroup_changes() {
                 self.cgroups_changed_at.get_or_insert(now);
             }
-            self.triggers.periodic_scan_due |= now >= self.next_scan;
-            self.triggers.rescan_due |= now >= self.next_rescan;
+            self.triggers.job_processes_scan_due |= now >= self.next_scan;
+            self.triggers.unassigned_scan_due |= now >= self.next_rescan;
             let events_are_due = self.events_due(now).is_some_and(|due| due <= now);
-            is_for_events &= !self.triggers.are_due();
-            if self.triggers.are_due() || !pending.is_empty() || events_are_due {
+            is_for_events &= !self.triggers.is_cycle_due();
+            if self.triggers.is_cycle_due() || !pending.is_empty() || events_are_due {
                 // Each scan reads the changed cgroups.
                 self.cgroups_changed_at = None;
                 self.cycle(pending);
@@ -290,7 +290,7 @@ impl EventLoop {
 
     /// Counts the events that were read, by the loop and by the scans of a cycle, and makes up for lost ones.
     fn note_events_read(&mut self, waited_since: Option<Instant>) {
-        let EventCount { count, lost, congested } = self.warden.take_event_count();
+        let EventCount { count, lost, still_dropping: congested } = self.warden.take_event_count();
         self.meter.count_process_events(count, lost);
         if self.warden.state().lineage.scan_queue.urgency().is_some() {
             self.pending_since.get_or_insert_with(|| waited_since.unwrap_or_else(Instant::now));
@@ -330,13 +330,13 @@ impl EventLoop {
     fn cycle(&mut self, pending: PendingCommands) {
         let (commands, replies): (Vec<Command>, Vec<_>) = pending.into_iter().unzip();
         // Without process events, a new process is found only by a full scan.
-        self.triggers.full_scan_due |= self.triggers.periodic_scan_due && !self.has_process_events;
+        self.triggers.full_scan_due |= self.triggers.job_processes_scan_due && !self.has_process_events;
         // A cycle for commands scans only what they concern. What is due besides follows in the next cycle.
         let is_only_commands = !commands.is_empty() && !self.triggers.full_scan_due;
         let triggers =
             if is_only_commands { CycleTriggers::default() } else { std::mem::take(&mut self.triggers) };
         let request = triggers.scan_request(self.warden.state_mut(), &commands);
-        let (scanned_unassigned, was_timer) = (triggers.scans_unassigned(), triggers.periodic_scan_due);
+        let (scanned_unassigned, was_timer) = (triggers.scans_unassigned(), triggers.job_processes_scan_due);
         let scheduled = was_timer.then_some(self.next_scan);
         let running = self.meter.begin_cycle(triggers.cause(&request.scope), scheduled);
         let begun = Instant::now();
@@ -365,7 +365,7 @@ impl EventLoop {
             mut plan_warnings,
             mask_outcomes,
             unfinished,
-            dirty,
+            planned: dirty,
             ..
         } = report;
         let of_users = user_refusals(&commands, &results);

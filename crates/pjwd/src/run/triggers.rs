@@ -18,10 +18,10 @@ use crate::metrics::counters::CycleCause;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CycleTriggers {
     /// Whether the scan of the processes of jobs is due (key `interval`).
-    pub periodic_scan_due: bool,
+    pub job_processes_scan_due: bool,
     /// Whether the periodic scan is due (key `rescan_interval`). It reads the processes of jobs, and also
     /// processes that belong to no job.
-    pub rescan_due: bool,
+    pub unassigned_scan_due: bool,
     /// Whether the next scan must read every process, for example because process events were lost or are not
     /// available.
     pub full_scan_due: bool,
@@ -31,21 +31,21 @@ impl CycleTriggers {
     /// Returns whether a cycle is due even without process events and commands. This is the case if at least
     /// one timer has expired, or if every process must be scanned.
     #[must_use]
-    pub fn are_due(self) -> bool {
-        self.periodic_scan_due || self.scans_unassigned()
+    pub fn is_cycle_due(self) -> bool {
+        self.job_processes_scan_due || self.scans_unassigned()
     }
 
     /// Returns whether the next scan also reads processes that belong to no job.
     #[must_use]
     pub fn scans_unassigned(self) -> bool {
-        self.rescan_due || self.full_scan_due
+        self.unassigned_scan_due || self.full_scan_due
     }
 
     /// Returns the cause of a cycle, as the metrics count it. `scope` says which processes the scan of the
     /// cycle reads.
     #[must_use]
     pub fn cause(self, scope: &ScanScope) -> CycleCause {
-        match (*scope == ScanScope::Full, self.are_due()) {
+        match (*scope == ScanScope::Full, self.is_cycle_due()) {
             (true, _) => CycleCause::Full,
             (false, true) => CycleCause::Timer,
             (false, false) => CycleCause::Event,
@@ -63,7 +63,7 @@ impl CycleTriggers {
     /// In every case, also if no condition is true, the scan reads the processes with pending process events.
     /// These events are removed from `state`.
     pub fn scan_request(self, state: &mut WardenState, commands: &[Command]) -> ScanRequest {
-        let active = state.lineage.scan_queue.take_pids();
+        let active = state.lineage.scan_queue.take_urgent_pids();
         if !commands.is_empty() && !self.full_scan_due {
             let mut request = command_scan_request(state, commands);
             if let ScanScope::Partial(pids) = &mut request.scope {
@@ -71,11 +71,11 @@ impl CycleTriggers {
             }
             return request;
         }
-        if !self.are_due() {
+        if !self.is_cycle_due() {
             let (scope, cgroups) = (ScanScope::Partial(active.clone()), BTreeSet::new());
             return ScanRequest { scope, threads_of: active, cgroups, idle_watch: Arc::default() };
         }
-        let mut request = match (self.full_scan_due, self.rescan_due) {
+        let mut request = match (self.full_scan_due, self.unassigned_scan_due) {
             (true, _) if !commands.is_empty() => state.scan_request(true),
             (true, _) => state.full_scan_request(),
             (false, true) => state.periodic_scan_request(),
@@ -119,9 +119,9 @@ mod tests {
         assert!(!state.apply_process_events(&[fork(20), fork(21), fork(22), thread]));
         assert!(!state.apply_process_events(&exits));
         assert_eq!(state.lineage.scan_queue.urgency(), None, "their scan can wait for the rescan");
-        let timer = CycleTriggers { periodic_scan_due: true, ..CycleTriggers::default() };
+        let timer = CycleTriggers { job_processes_scan_due: true, ..CycleTriggers::default() };
         assert_eq!(timer.scan_request(&mut state, &[]).scope, ScanScope::Partial(BTreeSet::new()));
-        let rescan = CycleTriggers { rescan_due: true, ..CycleTriggers::default() };
+        let rescan = CycleTriggers { unassigned_scan_due: true, ..CycleTriggers::default() };
         let forked = ScanScope::Partial(BTreeSet::from([Pid(20), Pid(22)]));
         assert_eq!(rescan.scan_request(&mut state, &[]).scope, forked, "other threads of 22 may go on");
         assert_eq!(
@@ -133,7 +133,8 @@ mod tests {
 
     #[test]
     fn a_full_scan_wins_over_a_rescan() {
-        let triggers = CycleTriggers { rescan_due: true, full_scan_due: true, ..CycleTriggers::default() };
+        let triggers =
+            CycleTriggers { unassigned_scan_due: true, full_scan_due: true, ..CycleTriggers::default() };
         assert_eq!(triggers.scan_request(&mut state(), &[]).scope, ScanScope::Full);
     }
 }

@@ -138,7 +138,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
     /// be called before each cycle. The warden itself also calls this after each scan, so that the fork of
     /// every scanned process is known.
     pub fn read_process_events(&mut self) {
-        let ProcessEventBatch { events, lost, congested } = self.node.read_process_events();
+        let ProcessEventBatch { events, lost, still_dropping: congested } = self.node.read_process_events();
         // An event for which there is no room counts as lost.
         let lost = self.state.apply_process_events(&events) || lost;
         if lost {
@@ -146,14 +146,17 @@ impl<N: Node, J: Journal> Warden<N, J> {
             self.events_read.lost = true;
         }
         self.events_read.count += events.len();
-        self.events_read.congested = congested;
+        self.events_read.still_dropping = congested;
     }
 
     /// Returns how many process events were read since the last call of this function, and whether events
     /// were lost in this time. Resets the count to zero.
     pub fn take_event_count(&mut self) -> EventCount {
-        let congested = self.events_read.congested;
-        std::mem::replace(&mut self.events_read, EventCount { congested, ..EventCount::default() })
+        let congested = self.events_read.still_dropping;
+        std::mem::replace(
+            &mut self.events_read,
+            EventCount { still_dropping: congested, ..EventCount::default() },
+        )
     }
 
     /// Finds the leftover cgroups: cgroups that exist now and have the name of a job's cpuset, but are not in
@@ -254,7 +257,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let request = command_scan_request(&mut self.state, commands);
         let ScanScope::Partial(mut forked) = request.scope else { return Some(request) };
         forked.retain(|pid| !self.state.processes.contains_key(pid));
-        forked.extend(self.state.lineage.scan_queue.take_pids());
+        forked.extend(self.state.lineage.scan_queue.take_urgent_pids());
         let (scope, cgroups) = (ScanScope::Partial(forked.clone()), BTreeSet::new());
         let idle_watch = Arc::default();
         (!forked.is_empty()).then_some(ScanRequest { scope, threads_of: forked, cgroups, idle_watch })
@@ -378,7 +381,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             // All grants are audited again, in case a change was missed.
             self.audited_grants = None;
         }
-        report.dirty.extend(&planned);
+        report.planned.extend(&planned);
 
         let plan = self.audited(plan);
         if self.policy.mode == Mode::Observe {

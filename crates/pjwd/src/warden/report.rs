@@ -52,7 +52,7 @@ pub struct CycleReport {
     pub cpuset_outcomes: Vec<(CpusetAction, CpusetOutcome)>,
     /// The jobs and processes for which a decision of this cycle made a new plan. For all other jobs and
     /// processes, the earlier plan is still valid.
-    pub dirty: DirtySet,
+    pub planned: DirtySet,
     /// The processes that were forked with a wrong affinity mask, and whose masks pjwd changed at once,
     /// before the scan of the cycle. A mask is wrong, for example, if it contains at least one PU outside the
     /// cores of the process's job.
@@ -92,7 +92,7 @@ pub struct EventCount {
     pub lost: bool,
     /// Whether the kernel was still dropping events when pjwd last read events. The kernel starts to drop
     /// events when its buffer overflows, and stops when pjwd has read the whole buffer.
-    pub congested: bool,
+    pub still_dropping: bool,
 }
 
 impl CycleReport {

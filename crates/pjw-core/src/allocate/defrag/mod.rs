@@ -14,7 +14,7 @@ use core::cmp::Reverse;
 use crate::allocate::offer::{LargestRequests, allocate, largest_requests};
 use crate::basics::{CpuSet, cpus_text, prelude::*};
 use crate::machine::{Level, Topology};
-use crate::state::{Offer, Pool, WardenState};
+use crate::state::{Offer, PuPool, WardenState};
 use crate::terms::{CpuRequest, GrantedBy, Job, JobId, JobRequest, Placement, Policy, PriorityClass};
 
 /// The maximum number of jobs considered: the jobs in the most domains, then the smallest jobs.
@@ -113,7 +113,7 @@ struct Movable<'a> {
 }
 
 impl<'a> Movable<'a> {
-    fn new(job: &'a Job, pool: &Pool) -> Option<Self> {
+    fn new(job: &'a Job, pool: &PuPool) -> Option<Self> {
         let request = job.request.as_ref().filter(|_| !job.released)?;
         let grant = job.grant.as_ref()?;
         let is_the_wardens_choice = grant.granted_by == GrantedBy::Warden
@@ -135,7 +135,7 @@ impl<'a> Movable<'a> {
 struct CandidateMove {
     offer: Offer,
     /// The pool after the move.
-    pool: Pool,
+    pool: PuPool,
     score: Score,
 }
 
@@ -143,7 +143,7 @@ struct CandidateMove {
 struct Search<'a> {
     topology: &'a Topology,
     policy: &'a Policy,
-    pool: Pool,
+    pool: PuPool,
     jobs: Vec<Movable<'a>>,
     score: Score,
 }
@@ -248,7 +248,7 @@ fn domains_used(topology: &Topology, cpus: &CpuSet) -> [u32; 3] {
 }
 
 /// Returns the sizes of the largest holes in a package, in a NUMA node and in an L3.
-fn largest_holes(pool: &Pool, topology: &Topology) -> [u32; 3] {
+fn largest_holes(pool: &PuPool, topology: &Topology) -> [u32; 3] {
     let LargestRequests { package, numa_node, l3, .. } = largest_requests(pool, topology);
     [package, numa_node, l3]
 }

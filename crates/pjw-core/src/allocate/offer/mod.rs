@@ -15,7 +15,7 @@ use crate::allocate::{choose::Allocator, reasons, tree::Unit};
 use crate::basics::{CpuSet, cpus_are, cpus_text, cpus_were, prelude::*};
 use crate::machine::{Device, Level, Topology};
 use crate::state::jobs::grant_counts::GrantCounts;
-use crate::state::{Holder, Offer, Pool};
+use crate::state::{Holder, Offer, PuPool};
 use crate::terms::{CpuRequest, JobId, JobRequest, Placement, Policy, Refusal};
 
 #[cfg(test)]
@@ -34,7 +34,7 @@ mod tests;
 pub fn allocate(
     job: &JobId,
     request: &JobRequest,
-    pool: &Pool,
+    pool: &PuPool,
     topology: &Topology,
     policy: &Policy,
 ) -> Result<Offer, Refusal> {
@@ -86,7 +86,7 @@ fn near_device(device: &Device, anywhere: Offer, near: Option<Offer>) -> Offer {
 pub fn allocate_shared(
     job: &JobId,
     request: &JobRequest,
-    pool: &Pool,
+    pool: &PuPool,
     others: &GrantCounts,
     topology: &Topology,
     policy: &Policy,
@@ -114,7 +114,7 @@ fn make_offer(
     request: &JobRequest,
     present: &CpuSet,
     available: &CpuSet,
-    pool: &Pool,
+    pool: &PuPool,
     topology: &Topology,
     policy: &Policy,
 ) -> Result<Offer, Refusal> {
@@ -143,7 +143,7 @@ fn make_offer(
 
 /// Returns the cores that have an offline PU of another job. When that PU comes online, the core belongs to
 /// the other job again.
-fn cores_with_offline_holder(job: &JobId, pool: &Pool, topology: &Topology) -> CpuSet {
+fn cores_with_offline_holder(job: &JobId, pool: &PuPool, topology: &Topology) -> CpuSet {
     let online = pool.online_cpus();
     if topology.cpus().is_subset(&online) {
         return CpuSet::new();
@@ -175,7 +175,7 @@ fn not_enough(units: u32, usable: &Allocator<'_>, available: &Allocator<'_>) -> 
 fn check_explicit(
     cpus: &CpuSet,
     available: &CpuSet,
-    pool: &Pool,
+    pool: &PuPool,
     topology: &Topology,
     policy: &Policy,
 ) -> Result<(), Refusal> {
@@ -224,7 +224,7 @@ pub struct LargestRequests {
 /// for a NUMA node is also used for the L3. In the same way, a missing NUMA node is replaced by the
 /// package, and a missing package by the whole machine.
 #[must_use]
-pub fn largest_requests(pool: &Pool, topology: &Topology) -> LargestRequests {
+pub fn largest_requests(pool: &PuPool, topology: &Topology) -> LargestRequests {
     let allocator =
         Allocator::new(topology, Unit::Core, &pool.free_cpus(), &pool.online_cpus(), &CpuSet::new());
     LargestRequests {

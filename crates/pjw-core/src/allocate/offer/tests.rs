@@ -12,13 +12,13 @@ use std::vec::Vec;
 #[derive(Clone)]
 pub(super) struct Bench {
     pub(super) topology: Topology,
-    pub(super) pool: Pool,
+    pub(super) pool: PuPool,
     pub(super) policy: Policy,
 }
 
 impl Bench {
     pub(super) fn new(topology: Topology, housekeeping: &str) -> Self {
-        let pool = Pool::new(&topology, &housekeeping.parse().unwrap());
+        let pool = PuPool::new(&topology, &housekeeping.parse().unwrap());
         Self { topology, pool, policy: Policy::default() }
     }
 
@@ -457,7 +457,7 @@ fn growing_names_the_kept_and_the_added_cores() {
 #[test]
 fn a_core_with_an_offline_pu_of_another_job_is_not_granted() {
     let topology = regular_topology(1, 1, 1, 1, 2);
-    let mut pool = Pool::new(&topology, &CpuSet::new());
+    let mut pool = PuPool::new(&topology, &CpuSet::new());
     let (a, b): (JobId, JobId) = ("a".parse().unwrap(), "b".parse().unwrap());
     pool.set_online(&"0".parse().unwrap());
     let offer = allocate(&a, &JobRequest::of_cores(1), &pool, &topology, &Policy::default()).unwrap();

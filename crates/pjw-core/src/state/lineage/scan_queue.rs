@@ -55,7 +55,7 @@ impl ScanQueue {
     /// Returns the pids of the processes that make a scan urgent (see [`ScanQueue::urgency`]), and removes
     /// them from the queue. These are the processes of jobs that had any event, and the other processes that
     /// executed a program. Other forked processes stay in the queue: see [`ScanQueue::take_unassigned_pids`].
-    pub fn take_pids(&mut self) -> BTreeSet<Pid> {
+    pub fn take_urgent_pids(&mut self) -> BTreeSet<Pid> {
         let mut pids = core::mem::take(&mut self.of_jobs);
         pids.append(&mut self.executed);
         pids

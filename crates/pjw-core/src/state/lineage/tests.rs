@@ -208,7 +208,7 @@ fn threads_that_start_and_end_all_the_time_cause_no_scan_and_leave_nothing_behin
             assert_eq!(state.lineage.scan_queue.urgency(), None, "a thread inherits the mask of its creator");
         }
     }
-    assert_eq!(state.lineage.scan_queue.take_pids(), BTreeSet::new());
+    assert_eq!(state.lineage.scan_queue.take_urgent_pids(), BTreeSet::new());
     assert_eq!(
         state.lineage.scan_queue.take_unassigned_pids().collect::<Vec<_>>(),
         [Pid(30)],

@@ -84,10 +84,10 @@ pub struct MaskLimits {
     /// Whether the limits may have changed since the last reading of the mask: the cpuset was written, the
     /// process was moved, or PUs went offline or online. Also true if PUs went offline or online at most
     /// [`HOTPLUG_DELAY`](crate::state::masks::old_kernels::HOTPLUG_DELAY) before the last reading.
-    pub have_changed: bool,
+    pub may_have_changed: bool,
     /// Whether the kernel may already have replaced the mask by the whole cpuset, at some time since the last
     /// reading of the mask. Only kernels before Linux 6.2 do this.
-    pub may_mask_be_reset: bool,
+    pub kernel_may_have_reset_mask: bool,
 }
 
 impl MaskLimits {
@@ -113,7 +113,7 @@ impl MaskLimits {
 
 /// The result of comparing the mask that a scan read with the masks that pjw predicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MaskReading {
+pub enum MaskComparison {
     /// The mask was predicted: no program has requested another mask.
     Predicted,
     /// The mask was not predicted: the program of the thread has requested this mask.
@@ -250,14 +250,14 @@ impl MaskEntry {
     /// mask, or if the kernel set the mask. If it is unknown which request was the last one, the newest
     /// possible request decides.
     #[must_use]
-    pub fn is_from_program(&self) -> bool {
+    pub fn is_mask_from_program(&self) -> bool {
         self.newest().writer == MaskWriter::Program
     }
 
     /// Whether the thread needs no restore: the program requested the present mask, pjw requested the original mask, or
     /// the kernel can't give the thread the original mask.
     pub(crate) fn is_restored(&self) -> bool {
-        self.is_from_program()
+        self.is_mask_from_program()
             || self.refused_within.is_some()
             || self.requested_mask() == Some(self.original_mask())
     }
@@ -280,7 +280,8 @@ impl MaskEntry {
     /// recorded the original mask. The thread may then run outside the cores of its job.
     #[must_use]
     pub fn is_overridden_by_program(&self) -> bool {
-        self.is_from_program() && self.journaled_since.is_some_and(|kept| kept <= self.newest().requested_at)
+        self.is_mask_from_program()
+            && self.journaled_since.is_some_and(|kept| kept <= self.newest().requested_at)
     }
 
     /// Returns the time at which a scan last read the mask, in ns since boot.
@@ -293,7 +294,7 @@ impl MaskEntry {
     /// later requested another mask.
     #[must_use]
     pub fn pinned_pu(&self) -> Option<Pu> {
-        if self.is_from_program() { None } else { self.newest().mask.single() }
+        if self.is_mask_from_program() { None } else { self.newest().mask.single() }
     }
 
     /// Whether pjw has lifted the binding of the thread to the PUs `mask`. The program had bound the thread
@@ -373,7 +374,7 @@ impl MaskEntry {
     /// the thread. Must be called if pjw set the mask while fork(2) was still creating the thread. At the end
     /// of fork(2), the kernel may copy the parent's mask once more (kernel/cgroup/cpuset.c, `cpuset_fork`),
     /// and so replace the mask that pjw set.
-    pub fn reopen_inherited_requests(&mut self) {
+    pub fn add_inherited_requests_again(&mut self) {
         let inherited: Vec<_> = self.earlier.extract_if(.., |(_, until)| until.is_none()).collect();
         self.candidates.insert_many(0, inherited.into_iter().map(|(request, _)| request));
     }
@@ -416,12 +417,12 @@ impl MaskEntry {
     /// masks that pjw predicts within `limits`. A request that can't lead to `seen` is no longer a
     /// candidate for the last request. If no candidate remains, the program has requested another mask.
     /// Returns whether `seen` was predicted.
-    pub fn record_reading(&mut self, seen: &CpuSet, limits: &MaskLimits, now: Nanos) -> MaskReading {
+    pub fn record_reading(&mut self, seen: &CpuSet, limits: &MaskLimits, now: Nanos) -> MaskComparison {
         let (machine, last_read_at) = (&limits.machine_cpus, self.read_at);
         self.record_same_reading(now);
         self.compared_from = last_read_at;
         let knows_reset = self.candidates.iter().any(|known| known.mask == *machine);
-        if limits.may_mask_be_reset && !knows_reset && limits.show(machine, seen) {
+        if limits.kernel_may_have_reset_mask && !knows_reset && limits.show(machine, seen) {
             let original = self.original_mask().clone();
             let reset = MaskRequest {
                 mask: machine.clone(),
@@ -435,7 +436,8 @@ impl MaskEntry {
         let possible_part = |mask: &CpuSet| mask.intersection(&limits.possible_cpus[0]);
         let is_narrowed =
             self.narrowed.as_ref().is_some_and(|mask| possible_part(mask) == possible_part(seen));
-        let are_other_limits = |within: &CpuSet| limits.have_changed || *within != limits.possible_cpus[0];
+        let are_other_limits =
+            |within: &CpuSet| limits.may_have_changed || *within != limits.possible_cpus[0];
         self.refused_within.take_if(|within| !is_narrowed || are_other_limits(within));
         let predicts = |request: &MaskRequest| {
             limits.show(&request.mask, seen) || (is_narrowed && request.writer != MaskWriter::Kernel)
@@ -449,7 +451,7 @@ impl MaskEntry {
                 // The earlier daemon made some of these requests, and children may have inherited them.
                 self.replace(excluded, Some(now));
             }
-            return MaskReading::Predicted;
+            return MaskComparison::Predicted;
         }
         let request = limits.request_of(seen, last_read_at);
         let replaced = core::mem::replace(&mut self.candidates, SmallVec::from_iter([request]));
@@ -458,7 +460,7 @@ impl MaskEntry {
         self.unbound_from = None;
         self.is_unrecorded = true;
         self.is_writer_certain = false;
-        MaskReading::ChangedByProgram
+        MaskComparison::ChangedByProgram
     }
 
     /// Records that the program certainly requested the mask of the last reading.

@@ -34,7 +34,7 @@ pub fn hotplug_window_start(read_at: Nanos) -> Nanos {
 /// 4. It is not certain that the program requested the mask. It is certain if another thread of the same
 ///    cpuset had PUs outside the mask.
 pub fn correct_mask_writer(entry: &mut MaskEntry, limits: &MaskLimits, now: Nanos) {
-    if limits.may_mask_be_reset {
+    if limits.kernel_may_have_reset_mask {
         let begin = hotplug_window_start(now);
         let is_kernels = |mask: &CpuSet, read_at| read_at >= begin && limits.possible_cpus.contains(mask);
         entry.attribute_to_kernel(&limits.machine_cpus, is_kernels);

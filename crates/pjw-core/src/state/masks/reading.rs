@@ -5,7 +5,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::basics::{BirthTime, CpuSet, Nanos, Pid, Tid, enclosing_paths, is_cgroup_within, prelude::*};
 use crate::state::lineage::Descendant;
 use crate::state::masks::entry::{
-    MaskEntry, MaskLimits, MaskReading, MaskRequest, MaskWriter, effective_mask,
+    MaskComparison, MaskEntry, MaskLimits, MaskRequest, MaskWriter, effective_mask,
 };
 use crate::state::members::{Member, MemberThread};
 use crate::state::{masks::old_kernels::hotplug_window_start, warden::WardenState};
@@ -41,7 +41,12 @@ impl WardenState {
         }
         have_changed |= self.online.has_changed_since(hotplug_window_start(read_at));
         let (machine, may_mask_be_reset) = (self.topology.cpus().clone(), !persists && have_changed);
-        MaskLimits { possible_cpus, machine_cpus: machine, have_changed, may_mask_be_reset }
+        MaskLimits {
+            possible_cpus,
+            machine_cpus: machine,
+            may_have_changed: have_changed,
+            kernel_may_have_reset_mask: may_mask_be_reset,
+        }
     }
 
     /// The limits of the masks of a new process since its birth. A kernel before Linux 6.2 may have replaced the request of
@@ -55,7 +60,8 @@ impl WardenState {
     ) -> MaskLimits {
         let mut limits = self.mask_limits(pid, at, persists);
         let of_ancestor = new.map(|new| self.mask_limits(new.ancestor, new.masks_read_at, persists));
-        limits.may_mask_be_reset |= of_ancestor.is_some_and(|limits| limits.may_mask_be_reset);
+        limits.kernel_may_have_reset_mask |=
+            of_ancestor.is_some_and(|limits| limits.kernel_may_have_reset_mask);
         limits
     }
 
@@ -131,7 +137,7 @@ impl WardenState {
         }
         let predicted = |requests| {
             let (entry, reading) = inherit(requests)?;
-            (reading == MaskReading::Predicted).then_some(entry)
+            (reading == MaskComparison::Predicted).then_some(entry)
         };
         // A thread may be younger than the scan that first found its process.
         let at = BirthTime::from_start_time(thread.start, Some(now));

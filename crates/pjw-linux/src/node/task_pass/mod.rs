@@ -79,7 +79,7 @@ impl PassResult {
             };
             last = Some((task.pid, place, within));
             if let Some((_, process)) = processes.get_mut(place) {
-                process.is_outside |= within.is_some_and(|within| !task.is_allowed_within(within));
+                process.is_outside |= within.is_some_and(|within| !task.is_mask_subset_of(within));
                 process.add(&task);
             }
         })?;

@@ -10,10 +10,10 @@ use thiserror::Error;
 pub struct EventLoss {
     /// Whether events were lost since the previous call, for any of these causes: The socket's receive buffer
     /// overflowed, sequence numbers are missing, or the socket can't be read.
-    pub overrun: bool,
+    pub lost: bool,
     /// Whether the kernel may still be dropping events. After the socket's receive buffer has overflowed, the
     /// kernel drops all new events until the buffer has been read empty. False once this has happened.
-    pub congested: bool,
+    pub still_dropping: bool,
 }
 
 /// Why the kernel's process events (fork, exec and exit) are not available.

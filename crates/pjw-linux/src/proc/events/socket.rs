@@ -91,7 +91,7 @@ impl ProcEvents {
         for _ in 0..at_most {
             match receive(&self.socket, &mut self.buffer) {
                 Ok((length, true)) => {
-                    drained.overrun |= datagram::read(&self.buffer[..length], &mut self.numbers, events);
+                    drained.lost |= datagram::read(&self.buffer[..length], &mut self.numbers, events);
                 }
                 // Any process may send to a netlink socket. Only messages of the kernel are used.
                 Ok((_, false)) | Err(Errno::EINTR) => {}
@@ -100,21 +100,21 @@ impl ProcEvents {
                     // reported.
                     if std::mem::take(&mut self.congested) {
                         self.numbers = SequenceNumbers::default();
-                        drained.overrun = true;
+                        drained.lost = true;
                     }
                     break;
                 }
                 Err(Errno::ENOBUFS) => {
                     self.congested = true;
-                    drained.overrun = true;
+                    drained.lost = true;
                 }
                 Err(_) => {
-                    drained.overrun = true;
+                    drained.lost = true;
                     break;
                 }
             }
         }
-        EventLoss { congested: self.congested, ..drained }
+        EventLoss { still_dropping: self.congested, ..drained }
     }
 
     /// Starts threads until the event of one of them arrives.
@@ -229,7 +229,7 @@ mod tests {
             // The new thread causes a message with the next number.
             let _ = spawn_thread();
             drop(another);
-            kernel.drain_events(&mut events).overrun
+            kernel.drain_events(&mut events).lost
         };
         let lost = (0..10).filter(is_lost).count();
         assert!(lost < 5, "{lost} of 10; a storm of another test may be too much once");
@@ -250,7 +250,7 @@ mod tests {
         let readable = poll(&mut [PollFd::new(kernel.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO);
         // The buffer of a plain user is smaller than these events; then the loss is reported.
         assert!(
-            drained.overrun || readable == Ok(1),
+            drained.lost || readable == Ok(1),
             "the remaining messages stay readable or the loss is reported"
         );
     }
@@ -263,14 +263,14 @@ mod tests {
             let _ = spawn_thread();
         }
         let mut events = Vec::new();
-        assert_eq!(kernel.take(4, &mut events), EventLoss { overrun: true, congested: true });
+        assert_eq!(kernel.take(4, &mut events), EventLoss { lost: true, still_dropping: true });
         let deadline = Instant::now() + Duration::from_secs(20);
-        let mut last = EventLoss { overrun: false, congested: true };
-        while last.congested {
+        let mut last = EventLoss { lost: false, still_dropping: true };
+        while last.still_dropping {
             assert!(Instant::now() < deadline, "{} events", events.len());
             last = kernel.take(4, &mut events);
         }
-        assert!(last.overrun, "the loss until now is reported");
+        assert!(last.lost, "the loss until now is reported");
     }
 
     /// Writes to stderr directly: a test's own output is shown only if it fails.

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use pjw_core::cpuset::CpuSet;
-use pjw_core::parts::{PartMap, divide_into_parts, only_numa_node};
+use pjw_core::parts::{PartMap, divide_into_parts, numa_node_containing};
 use pjw_core::topology::Topology;
 use pjw_linux::topology::{self, TopologySource};
 use pjw_spawn::proxy::Template;
@@ -144,7 +144,7 @@ fn placements(
         );
     }
     let placement = |part: CpuSet| {
-        let memory_node = only_numa_node(topology, &part);
+        let memory_node = numa_node_containing(topology, &part);
         Arc::new(Placement { preferred_numa_node: memory_node, ..Placement::on_cpus(part) })
     };
     Ok(parts.into_iter().map(placement).collect())

@@ -29,7 +29,7 @@ impl EventLoop {
                 self.meter.apply_settings(config.settings());
                 self.config = config;
                 // The client that requested the reload expects the effect in the next status.
-                self.triggers.periodic_scan_due = true;
+                self.triggers.job_processes_scan_due = true;
                 self.cycle(Vec::new());
                 let text = if changes.is_empty() { "nothing changed".to_owned() } else { changes.join("; ") };
                 self.publisher.publish_events(vec![Event::new(EventKind::Reloaded, text)]);
@@ -75,7 +75,7 @@ impl EventLoop {
         self.warden.replace_topology(topology, policy);
         let text = format!("CPUs {new} came online and were unknown: they are free now");
         self.publisher.publish_events(vec![Event::new(EventKind::Hotplug, text).with_cpus(&new)]);
-        self.triggers.periodic_scan_due = true;
+        self.triggers.job_processes_scan_due = true;
     }
 }
 

@@ -57,7 +57,7 @@ impl Run {
             for _ in 0..4 {
                 self.workload.borrow_mut().step(&mut self.world.borrow_mut());
             }
-            self.triggers.rescan_due = true;
+            self.triggers.unassigned_scan_due = true;
             self.run_cycle(false, &[]);
             let world = self.world.borrow();
             let living: BTreeSet<ProcessId> = world.processes.values().map(|process| process.id).collect();
@@ -88,7 +88,7 @@ impl Run {
         assert_eq!(moved, None, "the cycles do not come to rest");
         let state = self.warden.state();
         let owed: Vec<_> =
-            state.processes_to_restore.keys().filter(|pid| !state.excluded_pids.contains(pid)).collect();
+            state.processes_to_restore.keys().filter(|pid| !state.kept_off_pids.contains(pid)).collect();
         assert!(owed.is_empty(), "{owed:?}");
         let world = self.world.borrow();
         self.check_strays(&world);
@@ -182,7 +182,7 @@ impl Run {
         let grants = state.jobs.values().filter_map(|job| job.grant.as_ref());
         let granted = grants.fold(CpuSet::new(), |all, grant| all.union(&grant.cpus));
         let outside = world.online.difference(&granted);
-        for pid in &state.excluded_pids {
+        for pid in &state.kept_off_pids {
             let process = &world.processes[pid];
             for thread in process
                 .threads
@@ -251,7 +251,7 @@ impl Run {
         let mut world = self.world.borrow_mut();
         let is_read = |process: &SimProcess, tid: Tid, thread: &SimThread| {
             let id = ThreadId { process: process.id, tid, start: thread.start };
-            state.mask_entry(&id).is_some_and(|entry| entry.last_read_at().0 > thread.requested_at)
+            state.mask_entry(&id).is_some_and(|entry| entry.last_read_at().0 > thread.mask_requested_at)
         };
         let threads = world.processes.values().flat_map(|process| {
             process
@@ -270,11 +270,13 @@ impl Run {
             return;
         }
         let world = self.world.borrow();
-        for (id, entry) in self.warden.state().journaled_masks().filter(|(_, entry)| !entry.is_from_program())
+        for (id, entry) in
+            self.warden.state().journaled_masks().filter(|(_, entry)| !entry.is_mask_from_program())
         {
             let process = world.processes.get(&id.process.pid).filter(|process| process.id == id.process);
             let thread = process.and_then(|process| process.threads.get(&id.tid));
-            let Some(thread) = thread.filter(|thread| thread.requested_at < entry.last_read_at().0) else {
+            let Some(thread) = thread.filter(|thread| thread.mask_requested_at < entry.last_read_at().0)
+            else {
                 continue;
             };
             // A program's request for exactly the mask that pjw had requested looks like pjw's request.
@@ -343,7 +345,7 @@ impl Run {
             let parents = world.processes.get(&process.parent).map(|parent| &parent.original_cgroup);
             assert!(
                 process.parent == Pid(1)
-                    || process.has_unknown_origin
+                    || process.has_unknown_original_cgroup
                     || self.has_missed_information()
                     || process.cgroup == process.original_cgroup
                     || Some(&process.cgroup) == parents,

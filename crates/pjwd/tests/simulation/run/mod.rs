@@ -145,7 +145,7 @@ impl Run {
             }
             let commands = self.commands();
             self.triggers.full_scan_due |= step == 0;
-            self.triggers.rescan_due |= self.random.chance(250);
+            self.triggers.unassigned_scan_due |= self.random.chance(250);
             // A dry run must not change what the next cycle does.
             if self.random.chance(100) {
                 let _ = self.warden.dry_run();
@@ -168,7 +168,7 @@ impl Run {
     fn run_cycle(&mut self, full: bool, commands: &[Command]) -> Option<CycleReport> {
         self.world.borrow_mut().advance(1_000_000_000);
         self.warden.read_process_events();
-        self.triggers.periodic_scan_due = true;
+        self.triggers.job_processes_scan_due = true;
         self.triggers.full_scan_due |= full;
         let triggers = std::mem::take(&mut self.triggers);
         let request = triggers.scan_request(self.warden.state_mut(), commands);

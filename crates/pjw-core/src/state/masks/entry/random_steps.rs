@@ -109,8 +109,11 @@ impl Kernel {
         prop_assert!(candidates.iter().any(looks_like), "no candidate predicts {context}");
         if self.is_known {
             prop_assert!(candidates.contains(&self.requested), "not a candidate: {context}");
-            let expected =
-                if self.has_program_written { MaskReading::ChangedByProgram } else { MaskReading::Predicted };
+            let expected = if self.has_program_written {
+                MaskComparison::ChangedByProgram
+            } else {
+                MaskComparison::Predicted
+            };
             prop_assert_eq!(reading, expected, "{}", context);
         }
         self.has_program_written = false;

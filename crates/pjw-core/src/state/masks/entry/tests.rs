@@ -19,8 +19,8 @@ pub(super) fn limits_of(possible: impl IntoIterator<Item = CpuSet>) -> MaskLimit
     MaskLimits {
         possible_cpus: possible.into_iter().collect(),
         machine_cpus: machine(),
-        have_changed: false,
-        may_mask_be_reset: false,
+        may_have_changed: false,
+        kernel_may_have_reset_mask: false,
     }
 }
 
@@ -32,7 +32,7 @@ pub(super) fn first(seen: &str) -> MaskEntry {
     MaskEntry::from_first_reading(&set(seen), &everything(), Nanos(1))
 }
 
-fn read(entry: &mut MaskEntry, seen: &str, limits: &MaskLimits, at: u64) -> MaskReading {
+fn read(entry: &mut MaskEntry, seen: &str, limits: &MaskLimits, at: u64) -> MaskComparison {
     entry.record_reading(&set(seen), limits, Nanos(at))
 }
 
@@ -66,7 +66,7 @@ fn a_thread_that_has_every_possible_pu_requested_every_pu_of_the_machine() {
     assert_eq!(entry.requested_mask(), Some(&set("0-2")));
     let entry = MaskEntry::from_first_reading(&set("0-2"), &limits(&["0-3", "0-1"]), Nanos(1));
     assert_eq!(entry.requested_mask(), Some(&set("0-2")), "no limit leaves this of every PU");
-    assert!(entry.is_from_program() && !entry.needs_restore() && entry.journaled_since().is_none());
+    assert!(entry.is_mask_from_program() && !entry.needs_restore() && entry.journaled_since().is_none());
 }
 
 #[test]
@@ -75,37 +75,37 @@ fn a_predicted_mask_was_written_by_no_program() {
     for (seen, possible) in [("0-3", "0-7"), ("2-3", "2-7"), ("4-7", "4-7"), ("0-3", "0-7")] {
         assert_eq!(
             read(&mut entry, seen, &limits(&[possible]), 3),
-            MaskReading::Predicted,
+            MaskComparison::Predicted,
             "{seen} of {possible}"
         );
         assert_eq!((entry.requested_mask(), entry.original_mask()), (Some(&set("0-3")), &machine()));
     }
-    assert!(!entry.is_from_program() && entry.needs_restore());
+    assert!(!entry.is_mask_from_program() && entry.needs_restore());
 }
 
 #[test]
 fn a_mask_that_some_earlier_limit_predicts_was_written_by_no_program() {
     let mut entry = confined();
-    assert_eq!(read(&mut entry, "0-2", &limits(&["0-7", "0-2"]), 3), MaskReading::Predicted);
-    assert_eq!(read(&mut entry, "0-2", &everything(), 4), MaskReading::ChangedByProgram);
+    assert_eq!(read(&mut entry, "0-2", &limits(&["0-7", "0-2"]), 3), MaskComparison::Predicted);
+    assert_eq!(read(&mut entry, "0-2", &everything(), 4), MaskComparison::ChangedByProgram);
 }
 
 #[test]
 fn a_mask_that_is_not_predicted_was_written_by_the_program() {
     let mut entry = confined();
-    assert_eq!(read(&mut entry, "0-3", &everything(), 3), MaskReading::Predicted);
-    assert_eq!(read(&mut entry, "5", &everything(), 4), MaskReading::ChangedByProgram);
+    assert_eq!(read(&mut entry, "0-3", &everything(), 3), MaskComparison::Predicted);
+    assert_eq!(read(&mut entry, "5", &everything(), 4), MaskComparison::ChangedByProgram);
     assert_eq!((entry.requested_mask(), entry.original_mask()), (Some(&set("5")), &set("5")));
-    assert!(entry.is_from_program() && entry.is_overridden_by_program() && entry.pinned_pu().is_none());
+    assert!(entry.is_mask_from_program() && entry.is_overridden_by_program() && entry.pinned_pu().is_none());
     // It stays the program's until pjw requests another mask.
-    assert_eq!(read(&mut entry, "5", &everything(), 5), MaskReading::Predicted);
-    assert!(entry.is_from_program());
+    assert_eq!(read(&mut entry, "5", &everything(), 5), MaskComparison::Predicted);
+    assert!(entry.is_mask_from_program());
 }
 
 #[test]
 fn a_mask_that_the_program_requested_before_pjw_began_is_no_attempt_to_leave() {
     let mut entry = first("0-7");
-    assert_eq!(read(&mut entry, "5", &everything(), 4), MaskReading::ChangedByProgram);
+    assert_eq!(read(&mut entry, "5", &everything(), 4), MaskComparison::ChangedByProgram);
     assert!(entry.start_journaling(Nanos(9)));
     assert!(!entry.is_overridden_by_program());
 }
@@ -115,7 +115,7 @@ fn a_mask_that_the_program_requested_after_pjw_is_not_in_the_journal() {
     let mut entry = first("0-7");
     entry.add_intended_request(set("0-3"), set("0-7"), Nanos(2));
     assert!(!entry.start_journaling(Nanos(3)));
-    assert_eq!(read(&mut entry, "5", &everything(), 4), MaskReading::ChangedByProgram);
+    assert_eq!(read(&mut entry, "5", &everything(), 4), MaskComparison::ChangedByProgram);
     assert!(entry.start_journaling(Nanos(5)) && !entry.start_journaling(Nanos(6)));
     assert_eq!(entry.journaled_since(), Some(Nanos(2)));
 }
@@ -126,11 +126,11 @@ fn of_several_candidates_a_reading_removes_those_that_do_not_predict_it() {
     entry.add_intended_request(set("0-3"), set("0-7"), Nanos(2));
     assert_eq!((masks(&entry), entry.requested_mask()), (vec![set("0-7"), set("0-3")], None));
     // The cpuset hides which of them was requested.
-    assert_eq!(read(&mut entry, "0-3", &limits(&["0-3"]), 3), MaskReading::Predicted);
+    assert_eq!(read(&mut entry, "0-3", &limits(&["0-3"]), 3), MaskComparison::Predicted);
     assert_eq!(masks(&entry).len(), 2);
-    assert_eq!(read(&mut entry, "0-7", &everything(), 4), MaskReading::Predicted);
+    assert_eq!(read(&mut entry, "0-7", &everything(), 4), MaskComparison::Predicted);
     assert_eq!(entry.requested_mask(), Some(&set("0-7")));
-    assert!(entry.is_from_program());
+    assert!(entry.is_mask_from_program());
 }
 
 fn recorded(mask: CpuSet, original: CpuSet) -> MaskRequest {
@@ -156,10 +156,10 @@ fn a_cpuset_that_pjw_does_not_read_narrows_a_write_and_its_result_is_predicted_f
     let mut entry = first("0-7");
     entry.add_intended_request(set("0-3"), set("0-7"), Nanos(2));
     entry.confirm_intended_request(&set("0-3"), &set("2-3"), &everything());
-    assert_eq!(read(&mut entry, "2-3", &everything(), 3), MaskReading::Predicted);
-    assert_eq!(read(&mut entry, "2", &limits(&["0-2,4-7"]), 4), MaskReading::Predicted);
-    assert_eq!(read(&mut entry, "0-3", &everything(), 5), MaskReading::Predicted);
-    assert_eq!(read(&mut entry, "1-3", &everything(), 6), MaskReading::ChangedByProgram);
+    assert_eq!(read(&mut entry, "2-3", &everything(), 3), MaskComparison::Predicted);
+    assert_eq!(read(&mut entry, "2", &limits(&["0-2,4-7"]), 4), MaskComparison::Predicted);
+    assert_eq!(read(&mut entry, "0-3", &everything(), 5), MaskComparison::Predicted);
+    assert_eq!(read(&mut entry, "1-3", &everything(), 6), MaskComparison::ChangedByProgram);
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn a_write_that_a_known_cpuset_limits_says_nothing_of_the_masks_under_another_cp
     let mut entry = first("0-7");
     entry.add_intended_request(machine(), set("0-7"), Nanos(2));
     entry.confirm_intended_request(&machine(), &set("0-3"), &limits(&["0-3"]));
-    assert_eq!(read(&mut entry, "0-1", &limits(&["0-1,4-5", "0-3"]), 3), MaskReading::ChangedByProgram);
+    assert_eq!(read(&mut entry, "0-1", &limits(&["0-1,4-5", "0-3"]), 3), MaskComparison::ChangedByProgram);
 }
 
 #[test]
@@ -192,12 +192,12 @@ fn a_child_that_has_a_mask_of_pjw_gets_the_original_of_its_parent_back() {
     let parent = confined();
     let mut child =
         MaskEntry::from_inherited(parent.requests_for_child_born_at(at(3)).cloned(), at(3)).unwrap();
-    assert_eq!(read(&mut child, "0-3", &everything(), 4), MaskReading::Predicted);
+    assert_eq!(read(&mut child, "0-3", &everything(), 4), MaskComparison::Predicted);
     assert_eq!((child.original_mask(), child.journaled_since()), (&machine(), Some(Nanos(2))));
     assert!(child.needs_restore());
     let mut other =
         MaskEntry::from_inherited(parent.requests_for_child_born_at(at(3)).cloned(), at(3)).unwrap();
-    assert_eq!(read(&mut other, "5", &everything(), 4), MaskReading::ChangedByProgram);
+    assert_eq!(read(&mut other, "5", &everything(), 4), MaskComparison::ChangedByProgram);
     assert_eq!((other.original_mask(), other.needs_restore()), (&set("5"), false));
 }
 
@@ -217,36 +217,40 @@ fn a_write_on_a_process_that_was_being_born_may_be_undone_by_the_kernel() {
         MaskEntry::from_inherited(first("0-7").requests_for_child_born_at(at(3)).cloned(), at(3)).unwrap();
     entry.add_intended_request(set("0-3"), set("0-7"), Nanos(4));
     entry.confirm_intended_request(&set("0-3"), &set("0-3"), &everything());
-    entry.reopen_inherited_requests();
+    entry.add_inherited_requests_again();
     assert_eq!(masks(&entry), [machine(), set("0-3")]);
     let mut late = entry.clone();
     assert_eq!(
         read(&mut late, "0-7", &everything(), 5),
-        MaskReading::Predicted,
+        MaskComparison::Predicted,
         "the parent's mask was copied again"
     );
-    assert_eq!(read(&mut entry, "0-3", &everything(), 5), MaskReading::Predicted);
-    assert_eq!(read(&mut entry, "0-7", &everything(), 6), MaskReading::ChangedByProgram, "the birth is over");
+    assert_eq!(read(&mut entry, "0-3", &everything(), 5), MaskComparison::Predicted);
+    assert_eq!(
+        read(&mut entry, "0-7", &everything(), 6),
+        MaskComparison::ChangedByProgram,
+        "the birth is over"
+    );
 }
 
 #[test]
 fn an_old_kernel_may_replace_a_request_when_the_limits_change_and_the_original_stays() {
-    let reset = |possible: &[&str]| MaskLimits { may_mask_be_reset: true, ..limits(possible) };
+    let reset = |possible: &[&str]| MaskLimits { kernel_may_have_reset_mask: true, ..limits(possible) };
     let mut entry = first("1");
-    assert_eq!(read(&mut entry, "0-2", &reset(&["0-2", "0-3"]), 3), MaskReading::Predicted);
+    assert_eq!(read(&mut entry, "0-2", &reset(&["0-2", "0-3"]), 3), MaskComparison::Predicted);
     assert_eq!((entry.requested_mask(), entry.original_mask()), (Some(&machine()), &set("1")));
-    assert!(!entry.is_from_program() && entry.needs_restore(), "a release puts the program's mask back");
+    assert!(!entry.is_mask_from_program() && entry.needs_restore(), "a release puts the program's mask back");
     let mut entry = first("1");
     assert_eq!(
         read(&mut entry, "0", &reset(&["0-2", "0-3"]), 3),
-        MaskReading::ChangedByProgram,
+        MaskComparison::ChangedByProgram,
         "no kernel writes this"
     );
     assert_eq!(entry.original_mask(), &set("0"));
     let mut entry = first("1");
     assert_eq!(
         read(&mut entry, "0-2", &limits(&["0-3", "0-4"]), 3),
-        MaskReading::ChangedByProgram,
+        MaskComparison::ChangedByProgram,
         "newer kernels never do"
     );
 }
@@ -255,14 +259,14 @@ fn an_old_kernel_may_replace_a_request_when_the_limits_change_and_the_original_s
 fn requests_that_an_old_kernel_wrote_are_attributed_to_it_later_back_to_one_that_it_cannot_have_written() {
     let mut entry = first("1");
     for (at, seen) in [(10, "0-1"), (11, "0-1,4")] {
-        assert_eq!(read(&mut entry, seen, &everything(), at), MaskReading::ChangedByProgram);
+        assert_eq!(read(&mut entry, seen, &everything(), at), MaskComparison::ChangedByProgram);
     }
     let mut chosen = entry.clone();
     let written = [set("0-1"), set("0-1,4")];
     entry.attribute_to_kernel(&machine(), |mask, shown_at| shown_at >= Nanos(10) && written.contains(mask));
-    assert_eq!((entry.original_mask(), entry.is_from_program()), (&set("1"), false));
+    assert_eq!((entry.original_mask(), entry.is_mask_from_program()), (&set("1"), false));
     chosen.attribute_to_kernel(&machine(), |mask, _| *mask == written[1]);
-    assert_eq!((chosen.original_mask(), chosen.is_from_program()), (&set("0-1"), false));
+    assert_eq!((chosen.original_mask(), chosen.is_mask_from_program()), (&set("0-1"), false));
     let before = chosen.clone();
     chosen.attribute_to_kernel(&machine(), |_, _| false);
     assert_eq!(chosen, before);
@@ -302,11 +306,11 @@ fn an_original_mask_that_the_cpuset_forbids_is_not_tried_again_until_another_mas
     entry.add_intended_request(set("0-7"), set("0-7"), Nanos(4));
     entry.note_original_unreachable(&set("4-5"), &limits(&["4-5"]));
     assert!(entry.is_restored());
-    assert_eq!(read(&mut entry, "4-5", &limits(&["4-5"]), 5), MaskReading::Predicted);
+    assert_eq!(read(&mut entry, "4-5", &limits(&["4-5"]), 5), MaskComparison::Predicted);
     assert!(entry.is_restored());
     assert_eq!(
         read(&mut entry, "0-3", &everything(), 6),
-        MaskReading::Predicted,
+        MaskComparison::Predicted,
         "the request of before is in force"
     );
     assert!(!entry.is_restored() && entry.needs_restore());
@@ -320,7 +324,7 @@ fn an_original_mask_that_the_cpuset_forbade_is_tried_again_if_the_cpuset_changes
     entry.note_original_unreachable(&set("4-5"), &limits(&["4-5"]));
     read(&mut entry, "4-5", &limits(&["4-5"]), 5);
     assert!(entry.is_restored());
-    let changed = MaskLimits { have_changed: true, ..limits(&["4-5"]) };
+    let changed = MaskLimits { may_have_changed: true, ..limits(&["4-5"]) };
     for limits in [everything(), changed] {
         let mut entry = entry.clone();
         read(&mut entry, "4-5", &limits, 6);
@@ -336,7 +340,7 @@ fn a_release_may_have_to_restore_a_mask_while_it_is_unknown_whether_an_earlier_r
         MaskEntry::from_inherited(parent.requests_for_child_born_at(at(5)).cloned(), at(5)).unwrap();
     assert_eq!(
         read(&mut child, "0-1", &limits(&["0-1"]), 6),
-        MaskReading::Predicted,
+        MaskComparison::Predicted,
         "both requests show this"
     );
     assert!(child.needs_restore() && !child.is_restored() && child.journaled_since().is_some());
@@ -367,7 +371,7 @@ fn a_recorded_request_that_a_reading_excludes_may_still_be_that_of_a_child() {
     };
     let mut parent = MaskEntry::from_record(request("0-1", 2));
     parent.add_recorded_request(request("0-7", 4));
-    assert_eq!(read(&mut parent, "0-7", &everything(), 6), MaskReading::Predicted);
+    assert_eq!(read(&mut parent, "0-7", &everything(), 6), MaskComparison::Predicted);
     assert_eq!(masks(&parent), [machine()]);
     let inherited: Vec<CpuSet> =
         parent.requests_for_child_born_at(at(5)).map(|known| known.mask.clone()).collect();
