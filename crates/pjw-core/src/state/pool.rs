@@ -62,7 +62,7 @@ impl PartialEq for PuPool {
 
 impl Eq for PuPool {}
 
-/// The error of [`Pool::commit`]: the offer is no longer valid, because the pool changed after the offer was
+/// The error of [`PuPool::commit`]: the offer is no longer valid, because the pool changed after the offer was
 /// made. Another job may hold a PU of the offer now. The caller must request a new offer from the allocator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the pool changed after this offer was made: ask for a new one")]
@@ -164,7 +164,7 @@ impl PuPool {
 
     /// Grants to the job those PUs of `cpus` that are free or that the job already holds. Frees all other PUs
     /// of the job. Returns the PUs of `cpus` that were not granted: they have another holder, or the machine
-    /// does not have them. Unlike [`Pool::commit`], this function needs no offer from the allocator. It is
+    /// does not have them. Unlike [`PuPool::commit`], this function needs no offer from the allocator. It is
     /// used, for example, for PUs that a batch system chose.
     pub fn claim(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         let granted = cpus.intersection(&self.available_to(job));
@@ -173,7 +173,7 @@ impl PuPool {
     }
 
     /// Gives the PUs `cpus` back to the job, which held them before, for example before a restart of the
-    /// daemon. Frees all other PUs of the job. Unlike [`Pool::claim`], it also grants housekeeping PUs. These
+    /// daemon. Frees all other PUs of the job. Unlike [`PuPool::claim`], it also grants housekeeping PUs. These
     /// become housekeeping PUs again when the job releases them. Returns the PUs of `cpus` that were not
     /// granted: another job holds them, or the machine does not have them.
     pub fn restore_grant(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
@@ -256,7 +256,7 @@ impl PuPool {
 }
 
 /// The PUs that the allocator chose for a job, with the reasons. The PUs are not granted to the job until
-/// [`Pool::commit`] is called with the offer.
+/// [`PuPool::commit`] is called with the offer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer {
     /// The PUs that the job is to get.
@@ -265,7 +265,7 @@ pub struct Offer {
     pub reasons: Vec<String>,
     /// The second-best set of PUs, described in a sentence. Empty if the allocator found no second set.
     pub runner_up: String,
-    /// The value of [`Pool::change_count`] when the offer was made. If the value is different now, the offer
+    /// The value of [`PuPool::change_count`] when the offer was made. If the value is different now, the offer
     /// is invalid.
     pub pool_change_count: u64,
 }

@@ -26,7 +26,7 @@ mod tests;
 
 /// Chooses the PUs for `request`, a request of the job `job`, and returns these PUs as an offer. Only free
 /// PUs and the PUs that the job already holds are chosen. The PUs that the job already holds are preferred.
-/// Does not change `pool`: the caller passes the offer to [`Pool::commit`].
+/// Does not change `pool`: the caller passes the offer to [`PuPool::commit`].
 ///
 /// # Errors
 /// If the request can't be served. The [`Refusal`] gives the reason, such as the requested and the free
