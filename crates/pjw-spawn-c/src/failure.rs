@@ -10,8 +10,8 @@ use spawn::CheckError;
 /// Why a call failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    errno: Errno,
-    text: String,
+    pub(crate) errno: Errno,
+    pub(crate) text: String,
 }
 
 impl Failure {
@@ -37,6 +37,7 @@ impl From<CheckError> for Failure {
             CheckError::ProcessLimit { .. } => Errno::EAGAIN,
             CheckError::DescriptorLimit { .. } => Errno::EMFILE,
             CheckError::TooLarge { .. } => Errno::E2BIG,
+            CheckError::Replicas(_) => Errno::ENOMEM,
             CheckError::SystemCall { errno, .. } => *errno,
         };
         Self { errno, text: error.to_string() }

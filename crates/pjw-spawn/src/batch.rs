@@ -3,7 +3,7 @@
 //! Each part of the machine has a spawner thread, so instances are started on all parts in parallel. A thread that carries
 //! the mask of its part needs no system call for the mask. With more parts than threads, neighbours share a thread.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,6 +23,7 @@ use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;
 use crate::own_policy::set_own_mask;
 use crate::proxy::{ForkError, Template, TemplateError};
+use crate::replicate::{Entries, Entry};
 use crate::results::{self, InstanceResult, MAX_RESULTS, Packet};
 use crate::setup::Setup;
 use crate::signals;
@@ -84,12 +85,25 @@ impl Context {
             refusal: Arc::default(),
             busy: None,
         };
-        let max_spawners = match self.setup.uses_templates {
-            true => self.max_spawners.min(batch.instances.len() / INSTANCES_OF_A_TEMPLATE).max(1),
-            false => self.max_spawners,
+        let Some(replicas) = &self.setup.replicas else {
+            let max_spawners = match self.setup.templates.is_some() {
+                true => self.max_spawners.min(batch.instances.len() / INSTANCES_OF_A_TEMPLATE).max(1),
+                false => self.max_spawners,
+            };
+            for indexes in shares(&batch.instances, max_spawners) {
+                batch.start_spawner(self, indexes, None);
+            }
+            return Ok(batch);
         };
-        for indexes in shares(&batch.instances, max_spawners) {
-            batch.start_spawner(self, indexes);
+        let mut entries = Entries::new();
+        for (node, indexes) in shares_by_node(&batch.instances) {
+            let entry = node.map(|node| entries.add(replicas, node));
+            batch.start_spawner(self, indexes, entry);
+        }
+        if let Err(error) = entries.wait() {
+            // These threads send nothing.
+            batch.busy_spawners = 0;
+            return Err(error.into());
         }
         Ok(batch)
     }
@@ -127,6 +141,16 @@ fn shares(instances: &[Instance], max_spawners: usize) -> Vec<Vec<usize>> {
     for (index, instance) in instances.iter().enumerate() {
         let number = numbers[&Arc::as_ptr(&instance.placement)];
         shares[number * count / numbers.len()].push(index);
+    }
+    shares
+}
+
+/// Deals the instances to one spawner for each NUMA node, because a thread sees the replicas of one node only. Those of a
+/// placement without a node have a spawner of their own.
+fn shares_by_node(instances: &[Instance]) -> BTreeMap<Option<u32>, Vec<usize>> {
+    let mut shares: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for (index, instance) in instances.iter().enumerate() {
+        shares.entry(instance.placement.preferred_numa_node).or_default().push(index);
     }
     shares
 }
@@ -210,7 +234,7 @@ impl Batch {
         self.busy = Some((begin.min(packet.busy.0), end.max(packet.busy.1)));
     }
 
-    fn start_spawner(&mut self, context: &Context, indexes: Vec<usize>) {
+    fn start_spawner(&mut self, context: &Context, indexes: Vec<usize>, entry: Option<Entry>) {
         let setup = Arc::clone(&context.setup);
         let instances = Arc::clone(&self.instances);
         let is_cancelled = Arc::clone(&self.is_cancelled);
@@ -222,6 +246,9 @@ impl Batch {
         let thread = std::thread::Builder::new().name("spawner".into()).stack_size(THREAD_STACK_BYTES);
         let started = thread.spawn(move || {
             signals::block_all();
+            if entry.is_some_and(|entry| !entry.enter()) {
+                return;
+            }
             let work = Work { setup, instances, indexes, is_cancelled, refusal };
             work.run(socket, leave_shared_descriptors());
             if ends_with_launcher {
@@ -304,15 +331,15 @@ impl Work {
     /// Loads the template, if there is to be one and it makes at least two instances.
     fn template(&self) -> Option<Template> {
         let first = self.instances.get(*self.indexes.first()?)?;
-        if !self.setup.uses_templates || self.indexes.len() < 2 {
+        if self.setup.templates.is_none() || self.indexes.len() < 2 {
             return None;
         }
         // The template and its memory lie where its instances will be.
         let cpus =
             self.indexes.iter().filter_map(|index| self.instances.get(*index)?.placement.cpus.as_ref());
         let cpus = cpus.fold(CpuSet::new(), |all, cpus| all.union(cpus));
-        let _ = set_own_mask(&cpus);
-        match Template::of_setup(Arc::clone(&self.setup), first) {
+        let requested_mask = set_own_mask(&cpus).is_ok().then_some(cpus);
+        match Template::of_setup(Arc::clone(&self.setup), first, requested_mask) {
             Ok(template) => Some(template),
             Err(refusal) => {
                 let _ = self.refusal.set(refusal);
@@ -417,6 +444,17 @@ mod tests {
         assert_eq!(shares(&instances(&[0, 1, 0, 1, 0]), 8), [vec![0, 2, 4], vec![1, 3]]);
         assert_eq!(shares(&instances(&[0, 0]), 8), [vec![0, 1]]);
         assert!(shares(&[], 8).is_empty());
+    }
+
+    #[test]
+    fn each_node_has_a_spawner_of_its_own() {
+        let mut list = instances(&[0, 1, 2, 0, 1, 2]);
+        for (index, node) in [(0, 1), (3, 1), (1, 0), (4, 0)] {
+            let placement = Placement { preferred_numa_node: Some(node), ..Placement::default() };
+            list[index].placement = Arc::new(placement);
+        }
+        let expected = [(None, vec![2, 5]), (Some(0), vec![1, 4]), (Some(1), vec![0, 3])];
+        assert_eq!(shares_by_node(&list), BTreeMap::from(expected));
     }
 
     #[test]

@@ -14,7 +14,8 @@ use crate::credentials::Credentials;
 use crate::instance::Instance;
 use crate::layout::RANK_VARIABLES;
 use crate::own_policy::own_mask;
-use crate::setup::Setup;
+use crate::replicate::Replicas;
+use crate::setup::{Setup, TemplateKind};
 use crate::signals;
 
 /// The properties that all instances (processes) of a program share, such as the program, the environment,
@@ -57,7 +58,8 @@ impl Context {
             directory: None,
             ends_with_launcher: false,
             has_rank_variables: false,
-            uses_templates: false,
+            templates: None,
+            replicas: None,
             blocked_signals: signals::blocked(),
             descriptor_limit: getrlimit(Resource::RLIMIT_NOFILE).ok(),
         };
@@ -135,7 +137,24 @@ impl Context {
     /// template at all.
     #[must_use]
     pub fn templates(mut self) -> Self {
-        self.setup_mut().uses_templates = true;
+        self.setup_mut().templates = Some(TemplateKind::Linked);
+        self
+    }
+
+    /// As [`Context::templates`], for a program that calls [`fork_here`](crate::proxy::fork_here): instances begin at that
+    /// call, and have what the program has done before it. Each spawner thread runs the program to that call once.
+    #[must_use]
+    pub fn late_templates(mut self) -> Self {
+        self.setup_mut().templates = Some(TemplateKind::Late);
+        self
+    }
+
+    /// Gives each instance whose placement has a NUMA node the copies of files on that node. There is then one spawner thread
+    /// for each node. The copies are made when a batch is started, and are gone after its last instance. Only the
+    /// instances see them, because their mount namespace is not that of the caller.
+    #[must_use]
+    pub fn replicas(mut self, replicas: Replicas) -> Self {
+        self.setup_mut().replicas = Some(Arc::new(replicas));
         self
     }
 

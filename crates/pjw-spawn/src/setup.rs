@@ -1,10 +1,12 @@
 //! What each instance gets from its context: the program, the environment, the credentials, signals and limits.
 
 use std::ffi::CString;
+use std::sync::Arc;
 
 use nix::sys::resource::{Resource, getrlimit};
 
 use crate::credentials::Credentials;
+use crate::replicate::Replicas;
 use crate::signals::KernelSignals;
 
 /// What an instance gets from its context.
@@ -22,12 +24,23 @@ pub(crate) struct Setup {
     pub(crate) ends_with_launcher: bool,
     /// Whether each instance gets `PJW_RANK`, `PJW_SIZE` and `PJW_CPUS`.
     pub(crate) has_rank_variables: bool,
-    /// Whether instances are forks of a template where the program can have one.
-    pub(crate) uses_templates: bool,
+    /// Of which templates instances are forks, where the program can have one. `None` if each executes the program.
+    pub(crate) templates: Option<TemplateKind>,
+    /// The copies of the files of the program, for the instances of placements with a NUMA node.
+    pub(crate) replicas: Option<Arc<Replicas>>,
     /// The signals that are blocked at the beginning of the program.
     pub(crate) blocked_signals: KernelSignals,
     /// The limit of open descriptors (`RLIMIT_NOFILE`, soft and hard) at the beginning of the program.
     pub(crate) descriptor_limit: Option<(u64, u64)>,
+}
+
+/// Where a template waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TemplateKind {
+    /// Where the program is linked, before `main`.
+    Linked,
+    /// Where the program calls `fork_here`.
+    Late,
 }
 
 impl Setup {

@@ -165,6 +165,8 @@ fn an_environment_that_is_too_large_for_one_of_ten_fails_that_one_only() {
             Ok(child) => assert_eq!((rank == 3, child.wait()), (false, Ok(Exit::Code(0)))),
             Err(SpawnError { step, errno }) => {
                 assert_eq!((rank, step, errno), (3, SpawnStep::Exec, nix::errno::Errno::E2BIG));
+                let text = SpawnError { step, errno }.to_string();
+                assert_eq!(text, "step exec failed: Argument list too long");
             }
         }
     }
@@ -179,10 +181,9 @@ fn a_program_that_disappears_after_the_check_is_reported_for_each_instance() {
     std::fs::remove_file(&program).unwrap();
     let results = context.spawn_n(instances(4, &["vanishing"], &one_pu_each(), &Stdio::default())).unwrap();
     for result in results {
-        assert_eq!(
-            result.unwrap_err(),
-            SpawnError { step: SpawnStep::Exec, errno: nix::errno::Errno::ENOENT }
-        );
+        let error = result.unwrap_err();
+        assert_eq!(error, SpawnError { step: SpawnStep::Exec, errno: nix::errno::Errno::ENOENT });
+        assert_eq!(error.to_string(), "step exec failed: No such file or directory");
     }
 }
 
@@ -193,6 +194,62 @@ fn a_cgroup_that_is_none_is_the_failed_step() {
     let group = instances(1, &["true"], &[Arc::new(placement)], &Stdio::default());
     let error = Context::new("true").unwrap().spawn_n(group).unwrap().remove(0).unwrap_err();
     assert_eq!((error.step, error.errno), (SpawnStep::Cgroup, nix::errno::Errno::EBADF));
+}
+
+/// A new cgroup v2, and its path in its hierarchy. It is removed when this value is dropped.
+struct Cgroup {
+    directory: std::path::PathBuf,
+    path: String,
+}
+
+impl Cgroup {
+    /// `None` without a hierarchy of v2 that can be written.
+    fn make() -> Option<Self> {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "))?.split(' ').nth(4)?.to_owned();
+        let own = std::fs::read_to_string("/proc/self/cgroup").unwrap();
+        let own = own.lines().find_map(|line| line.strip_prefix("0::"))?.to_owned();
+        let path = format!("{}/pjw-spawn-test-{}", own.trim_end_matches('/'), std::process::id());
+        let directory = std::path::PathBuf::from(format!("{mount}{path}"));
+        std::fs::create_dir(&directory).ok()?;
+        Some(Self { directory, path })
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // The kernel takes a moment to forget the last process.
+        while std::fs::remove_dir(&self.directory)
+            .is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
+        {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn instances_are_born_in_the_cgroup_of_their_placement() {
+    let Some(cgroup) = Cgroup::make() else {
+        println!("skipped: this user can make no cgroup of v2");
+        return;
+    };
+    for context in [Context::new("cat").unwrap(), Context::new("cat").unwrap().templates()] {
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let stdio = Stdio { output: Some(Arc::new(writer.into())), ..Stdio::default() };
+        let directory = Some(Arc::new(File::open(&cgroup.directory).unwrap().into()));
+        let placement = Placement { cgroup: directory, ..Placement::default() };
+        let group = instances(20, &["cat", "/proc/self/cgroup"], &[Arc::new(placement)], &stdio);
+        drop(stdio);
+        let mut batch = context.start(group).unwrap();
+        for (_, child) in batch.by_ref() {
+            assert_eq!(child.unwrap().wait(), Ok(Exit::Code(0)));
+        }
+        drop(batch);
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        let groups: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("0::")).collect();
+        assert_eq!(groups, [cgroup.path.as_str(); 20]);
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
 use thiserror::Error;
 
+use crate::replicate::ReplicaError;
 use crate::template::ArgumentError;
 
 /// Error: the check before the start of a group of processes failed. No process was started.
@@ -82,6 +83,9 @@ pub enum CheckError {
         /// The exceeded limit, with its value and the present size, as text.
         why: String,
     },
+    /// There are no replicas.
+    #[error(transparent)]
+    Replicas(#[from] ReplicaError),
     /// A system call that should never fail has failed.
     #[error("{what}: {}", .errno.desc())]
     SystemCall {

@@ -9,6 +9,7 @@ mod size;
 pub use error::CheckError;
 
 use crate::instance::Instance;
+use crate::replicate::Replicas;
 use crate::setup::Setup;
 
 /// Checks what can be known beforehand. The check of [`crate::Context::check`].
@@ -18,6 +19,7 @@ pub(crate) fn check(setup: &Setup, instances: &[Instance]) -> Result<(), CheckEr
     }
     masks::check_masks(instances)?;
     size::check_sizes(setup, instances)?;
+    Replicas::check_all(setup.replicas.as_deref())?;
     room::check_cgroups(instances)?;
     room::check_process_limits(instances.len())
 }

@@ -75,7 +75,7 @@ impl Block {
 
 /// `struct prctl_mm_map` of Linux: where the parts of the memory lie, for /proc.
 #[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct MemoryMap {
     pub(super) start_code: u64,
     pub(super) end_code: u64,

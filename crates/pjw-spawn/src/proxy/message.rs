@@ -3,7 +3,7 @@
 use std::mem;
 use std::os::fd::RawFd;
 
-use super::block::{Block, MAX_MESSAGE};
+use super::block::{Block, MAX_MESSAGE, MemoryMap};
 use super::load::flag;
 use super::stub::{CHECK, COPY, Call, FORK, INDIRECT, LAST, MAX_INSTANCES, QUIET, RESUME, SERVE};
 use super::tracee::bytes_of;
@@ -43,13 +43,13 @@ pub(super) struct InstanceStart {
 /// What one instance does before its program.
 #[derive(Debug, Default)]
 pub(super) struct Own {
-    /// The bytes of its mask.
+    /// The bytes of its mask, unless the process inherits it.
     pub(super) mask: Option<Vec<u8>>,
     /// The bytes of the set of its preferred NUMA node, and the length of the set in bits.
     pub(super) nodes: Option<(Vec<u8>, u64)>,
     /// The streams, each with the descriptor that it gets.
     pub(super) streams: Vec<(u64, RawFd)>,
-    /// The bytes of the map for `PR_SET_MM_MAP`.
+    /// The bytes of the map for `PR_SET_MM_MAP`, unless the process has inherited it.
     pub(super) memory_map: Option<Vec<u8>>,
 }
 
@@ -78,6 +78,11 @@ impl Message {
     pub(super) fn copy(&mut self, address: u64, bytes: Vec<u8>) {
         let length = bytes.len() as u64;
         self.template.add_with_data(0, &[address, 0, length], COPY, bytes, 1);
+    }
+
+    /// Lets the template take a map of its memory, which the instances after it inherit.
+    pub(super) fn set_memory_map(&mut self, map: &MemoryMap) {
+        self.template.set_memory_map(bytes_of(map).to_vec());
     }
 
     /// Adds an instance.
@@ -193,6 +198,11 @@ impl List {
         }
     }
 
+    fn set_memory_map(&mut self, map: Vec<u8>) {
+        let arguments = [flag(libc::PR_SET_MM), flag(PR_SET_MM_MAP), 0, map.len() as u64];
+        self.add_with_data(libc::SYS_prctl, &arguments, QUIET, map, 2);
+    }
+
     /// Adds the calls after which the process begins its program.
     fn begin_program(&mut self, start: &InstanceStart, own: Own) {
         if let Some(mask) = own.mask {
@@ -203,8 +213,7 @@ impl List {
             self.add_with_data(libc::SYS_set_mempolicy, &arguments, CHECK, nodes, 1);
         }
         if let Some(map) = own.memory_map {
-            let arguments = [flag(libc::PR_SET_MM), flag(PR_SET_MM_MAP), 0, map.len() as u64];
-            self.add_with_data(libc::SYS_prctl, &arguments, QUIET, map, 2);
+            self.set_memory_map(map);
         }
         let (head, length) = start.robust_list;
         if head != 0 {

@@ -32,6 +32,8 @@ mod message;
 #[cfg(target_arch = "x86_64")]
 mod place;
 #[cfg(target_arch = "x86_64")]
+mod shape;
+#[cfg(target_arch = "x86_64")]
 mod spare;
 #[cfg(target_arch = "x86_64")]
 mod stub;

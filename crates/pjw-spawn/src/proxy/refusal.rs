@@ -33,12 +33,11 @@ pub enum TemplateError {
     /// threads. A fork would have only one of them.
     #[error("{0} threads run before main: a fork would have only one of them")]
     MultipleThreads(u64),
-    /// The program exited before the template was ready. The variant contains the exit status.
-    #[error("the program ended before main with exit status {0}")]
+    /// The program ended before it was linked, or before it called `fork_here`.
+    #[error("the program ended with exit status {0} before it could be forked")]
     Exited(i32),
-    /// A signal killed the program before the template was ready. The variant contains the number of the
-    /// signal.
-    #[error("the program was killed before main by signal {0}")]
+    /// The program was killed before it was linked, or before it called `fork_here`.
+    #[error("the program was killed by signal {0} before it could be forked")]
     Killed(i32),
     /// The C library of the program stores the thread id at an unknown address, so that it could not be
     /// updated in forks.

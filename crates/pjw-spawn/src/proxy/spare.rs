@@ -1,11 +1,12 @@
 //! Spares: instances that exist already, stopped before `main`, and get their arguments when they are needed.
 
+use super::block::MemoryMap;
 use super::channel::Channel;
 use super::image::Image;
-use super::message::Message;
+use super::message::{Message, Own};
 use super::refusal::ForkError;
 use super::template::{MAX_COPIED, Template, write};
-use super::tracee::end;
+use super::tracee::{bytes_of, end};
 use crate::child::Child;
 use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;
@@ -19,6 +20,7 @@ pub struct Spare {
     child: Option<Child>,
     channel: Channel,
     image: Image,
+    map: Option<MemoryMap>,
     strings: (u64, u64),
 }
 
@@ -35,7 +37,13 @@ impl Template {
         self.message.make_spare(self.loaded.block, &self.start, other.as_raw_fd());
         self.send()?;
         let child = self.next_child()?;
-        Ok(Spare { child: Some(child), channel, image: self.image.clone(), strings: self.strings })
+        Ok(Spare {
+            child: Some(child),
+            channel,
+            image: self.image.clone(),
+            map: self.map,
+            strings: self.strings,
+        })
     }
 
     /// Turns a spare into an instance: the spare gets the arguments, variables and streams of the instance
@@ -54,7 +62,8 @@ impl Template {
             return self.fork(instance);
         }
         let image = strings.at(spare.strings.0);
-        let own = self.with_map(own, &image);
+        let map = self.map_of(&image).filter(|map| spare.map.as_ref() != Some(map));
+        let own = Own { memory_map: map.map(|map| bytes_of(&map).to_vec()), ..own };
         let changes = self.changes(&image, &spare.image);
         let mut message = Message::default();
         let child = spare.child.take().ok_or(ForkError::Ended)?;

@@ -1,11 +1,9 @@
 //! A template, and how it makes instances.
 
 use std::collections::VecDeque;
-use std::ffi::{CStr, CString, OsStr, c_char};
+use std::ffi::{CStr, c_char};
 use std::io::IoSlice;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::{fmt, fs, mem};
@@ -16,14 +14,15 @@ use nix::sys::uio::{RemoteIoVec, process_vm_writev};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
 
-use super::block::Block;
+use super::block::{Block, MemoryMap};
 use super::image::{Image, Strings};
 use super::load::{Loaded, load, load_late};
 use super::message::{InstanceStart, Message, Own};
 use super::place::MAX_POINTERS;
 use super::refusal::{ForkError, TemplateError};
+use super::shape::{Shape, is_linker_variable};
 use super::stub::{MAX_INSTANCES, Reply};
-use super::tracee::{bytes_of, end};
+use super::tracee::end;
 use crate::child::Child;
 use crate::context::Context;
 use crate::failure::{SpawnError, SpawnStep};
@@ -31,10 +30,8 @@ use crate::instance::{Instance, Stdio};
 use crate::layout::Layout;
 use crate::own_policy::MemoryPolicy;
 use crate::placement::Placement;
-use crate::setup::Setup;
+use crate::setup::{Setup, TemplateKind};
 
-/// The variables that the dynamic linker of glibc reads begin with these.
-const LINKER_VARIABLES: [&[u8]; 2] = [b"LD_", b"GLIBC_TUNABLES="];
 /// Makes the dynamic linker of glibc bind all functions at once: in the template, and not again in each instance.
 const BIND_NOW: &CStr = c"LD_BIND_NOW=1";
 /// The longest argument or variable of execve(2), with its NUL byte: `MAX_ARG_STRLEN`.
@@ -67,6 +64,10 @@ pub struct Template {
     pub(super) image: Image,
     /// The address and the size of the memory for strings.
     pub(super) strings: (u64, u64),
+    /// The map of the memory that the template has taken, and that its instances inherit. `None` for the first one.
+    pub(super) map: Option<MemoryMap>,
+    /// The mask that the template has requested, and that its instances inherit.
+    inherited_mask: Option<CpuSet>,
     max_strings: u64,
     cgroup: Option<RawFd>,
     online_cpus: CpuSet,
@@ -81,16 +82,6 @@ pub struct Template {
     random: Vec<u8>,
 }
 
-/// What the instances of a program that has not begun must have in common, and the file that was loaded.
-struct Shape {
-    /// The variables that the dynamic linker has read.
-    linker_variables: Vec<CString>,
-    file: Option<FileVersion>,
-}
-
-/// The device, the inode, the time of the last change of a file.
-type FileVersion = (u64, u64, i64, i64);
-
 impl Template {
     /// Starts the program of the context with the arguments, the variables and the cgroup of the instance
     /// `first`, and stops it before `main`. The process runs on the PUs of the calling thread. The call waits
@@ -98,26 +89,38 @@ impl Template {
     /// makes the instances, also `first`.
     ///
     /// # Errors
-    /// If the program can't have a template. Then it can be started by exec, except after
-    /// [`TemplateError::StartFailed`].
+    /// The program can't have a template. It can be started by exec, except after [`TemplateError::Start`].
     pub fn load(context: &Context, first: &Instance) -> Result<Self, TemplateError> {
-        Self::of_setup(Arc::clone(&context.setup), first)
+        Self::linked(Arc::clone(&context.setup), first)
     }
 
-    /// As [`Template::load`].
-    pub(crate) fn of_setup(setup: Arc<Setup>, first: &Instance) -> Result<Self, TemplateError> {
+    /// Loads the kind of template that the context names. `requested_mask` is what the calling thread has requested by
+    /// sched_setaffinity(2). Instances with this mask inherit it.
+    pub(crate) fn of_setup(
+        setup: Arc<Setup>,
+        first: &Instance,
+        requested_mask: Option<CpuSet>,
+    ) -> Result<Self, TemplateError> {
+        let mut template = match setup.templates {
+            Some(TemplateKind::Late) => Self::late(setup, first),
+            _ => Self::linked(setup, first),
+        }?;
+        template.inherited_mask = requested_mask;
+        Ok(template)
+    }
+
+    fn linked(setup: Arc<Setup>, first: &Instance) -> Result<Self, TemplateError> {
         let mut layout = Layout::new(&setup.environment, setup.has_rank_variables);
         let (arguments, mut variables) = texts(&mut layout, first);
-        let is_linkers = |variable: &&CStr| is_linker_variable(variable.to_bytes());
-        let linker_variables = variables.iter().copied().filter(is_linkers).map(CStr::to_owned).collect();
-        if let Some(replaced) = variables.iter_mut().rev().find(|variable| !is_linkers(variable)) {
+        let shape = Shape::of(&setup.program, &variables);
+        let is_others = |variable: &&mut &CStr| !is_linker_variable(variable.to_bytes());
+        if let Some(replaced) = variables.iter_mut().rev().find(is_others) {
             *replaced = BIND_NOW;
         }
         // Instances take their masks and nodes themselves. A template that changed PUs would cost more: at each fork, the
         // PU before would have to forget what it knows of the template's memory.
-        let file = version(&setup.program);
         let loaded = load(&setup, cgroup(&first.placement), &arguments, &variables)?;
-        Ok(Self::of_loaded(setup, layout, loaded, Some(Shape { linker_variables, file }), first))
+        Ok(Self::of_loaded(setup, layout, loaded, Some(shape), first))
     }
 
     /// Starts a program that calls [`super::fork_here`], and waits until the program has called it. The
@@ -129,9 +132,12 @@ impl Template {
     /// pointers to the arguments and variables of an instance may take at most 32 KiB.
     ///
     /// # Errors
-    /// If the program does not start, or ends without a call of [`super::fork_here`].
+    /// The program does not start, or has ended without that call.
     pub fn load_until_fork_here(context: &Context, first: &Instance) -> Result<Self, TemplateError> {
-        let setup = Arc::clone(&context.setup);
+        Self::late(Arc::clone(&context.setup), first)
+    }
+
+    fn late(setup: Arc<Setup>, first: &Instance) -> Result<Self, TemplateError> {
         let mut layout = Layout::new(&setup.environment, setup.has_rank_variables);
         let (arguments, variables) = texts(&mut layout, first);
         let loaded = load_late(&setup, cgroup(&first.placement), &arguments, &variables)?;
@@ -159,6 +165,8 @@ impl Template {
             shape,
             image: Image::default(),
             strings: (loaded.block.strings(), Block::strings_size()),
+            map: None,
+            inherited_mask: None,
             max_strings: (stack_limit / 4).clamp(MIN_STRINGS, MAX_STRINGS),
             cgroup: cgroup(&first.placement),
             online_cpus: online_cpus(),
@@ -182,7 +190,7 @@ impl Template {
     #[must_use]
     pub fn is_up_to_date(&self) -> bool {
         let Some(shape) = &self.shape else { return true };
-        shape.file.is_some() && version(&self.setup.program) == shape.file
+        shape.is_current(&self.setup.program)
     }
 
     /// Makes an instance as a fork of the template. The instance is a child of the calling process.
@@ -243,7 +251,11 @@ impl Template {
             self.make_room(2 * strings.size())?;
         }
         let image = strings.at(self.strings.0);
-        let own = self.with_map(own, &image);
+        let map = self.map_of(&image);
+        if let Some(map) = map.filter(|_| map != self.map) {
+            self.message.set_memory_map(&map);
+            self.map = Some(map);
+        }
         let before = mem::take(&mut self.image);
         let changes = self.changes(&image, &before);
         if changes.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() <= MAX_COPIED {
@@ -322,6 +334,7 @@ impl Template {
         let of_mask = SpawnError { step: SpawnStep::Mask, errno: Errno::EINVAL };
         let Placement { cpus, preferred_numa_node: memory_node, .. } = &*instance.placement;
         let mask = match cpus {
+            Some(cpus) if self.inherited_mask.as_ref() == Some(cpus) => None,
             Some(cpus) if !cpus.intersects(&self.online_cpus) => return Err(of_mask.into()),
             Some(cpus) => Some(cpus.words().iter().flat_map(|word| word.to_ne_bytes()).collect()),
             None => None,
@@ -339,13 +352,11 @@ impl Template {
         Ok(Own { mask, nodes, streams: streams.collect(), memory_map: None })
     }
 
-    /// Adds the map of the memory, with the places of the strings.
-    pub(super) fn with_map(&self, own: Own, image: &Image) -> Own {
-        let map = self.loaded.memory_map.map(|map| {
-            let variables = if self.shape.is_some() { image.variables() } else { map.env_start..map.env_end };
-            map.with_strings(image.arguments(), variables)
-        });
-        Own { memory_map: map.map(|map| bytes_of(&map).to_vec()), ..own }
+    /// Returns the map of the memory of an instance with these strings.
+    pub(super) fn map_of(&self, image: &Image) -> Option<MemoryMap> {
+        let map = self.loaded.memory_map?;
+        let variables = if self.shape.is_some() { image.variables() } else { map.env_start..map.env_end };
+        Some(map.with_strings(image.arguments(), variables))
     }
 
     /// Returns what is written into memory that has the image before.
@@ -369,7 +380,7 @@ impl Template {
     /// Checks what the dynamic linker has read, what can't be changed later, and the limits of execve(2).
     pub(super) fn check_fit(&self, instance: &Instance, strings: &Strings) -> Result<(), ForkError> {
         match &self.shape {
-            Some(shape) => self.check_shape(shape, strings)?,
+            Some(shape) => shape.check(strings, &self.loaded.stack)?,
             None if strings.pointer_count() > MAX_POINTERS => {
                 return Err(ForkError::Mismatch("number of pointers"));
             }
@@ -385,21 +396,6 @@ impl Template {
         let pointers = 8 * strings.pointer_count() as u64;
         if strings.size() + pointers > self.max_strings || strings.longest() > MAX_STRING {
             return Err(SpawnError { step: SpawnStep::Exec, errno: Errno::E2BIG }.into());
-        }
-        Ok(())
-    }
-
-    fn check_shape(&self, shape: &Shape, strings: &Strings) -> Result<(), ForkError> {
-        let stack = &self.loaded.stack;
-        if strings.argument_count() != stack.argument_count {
-            return Err(ForkError::Mismatch("number of arguments"));
-        }
-        if strings.variable_count() != stack.variable_count() {
-            return Err(ForkError::Mismatch("number of variables"));
-        }
-        let of_linker = strings.variables().filter(|variable| is_linker_variable(variable));
-        if !of_linker.eq(shape.linker_variables.iter().map(|variable| variable.to_bytes())) {
-            return Err(ForkError::Mismatch("variable of the dynamic linker"));
         }
         Ok(())
     }
@@ -492,15 +488,6 @@ fn online_cpus() -> CpuSet {
 
 fn cgroup(placement: &Placement) -> Option<RawFd> {
     placement.cgroup.as_ref().map(|directory| directory.as_raw_fd())
-}
-
-fn is_linker_variable(variable: &[u8]) -> bool {
-    LINKER_VARIABLES.iter().any(|prefix| variable.starts_with(prefix))
-}
-
-fn version(program: &CStr) -> Option<FileVersion> {
-    let metadata = fs::metadata(Path::new(OsStr::from_bytes(program.to_bytes()))).ok()?;
-    Some((metadata.dev(), metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))
 }
 
 /// Whether a process has the streams 0 to 2. Without one, a received descriptor could take its number.

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
+use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
 
 use super::{ForkError, TemplateError};
@@ -31,7 +32,7 @@ impl Template {
     }
 
     /// As [`Template::load`].
-    pub(crate) fn of_setup(_: Arc<Setup>, _: &Instance) -> Result<Self, TemplateError> {
+    pub(crate) fn of_setup(_: Arc<Setup>, _: &Instance, _: Option<CpuSet>) -> Result<Self, TemplateError> {
         Err(TemplateError::Unsupported)
     }
 

@@ -1,11 +1,16 @@
 //! Replicas of the files of a template.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::*;
-use crate::Exit;
 use crate::proxy::Template;
 use crate::replicate::{ReplicaError, Replicas};
+use crate::{CheckError, Context, Exit, Instance, Placement};
 
 /// Prints what the kernel says of its file pages.
 const MAPS: &str = r#"
@@ -41,7 +46,6 @@ fn instances_map_copies_on_their_node_which_nobody_else_sees() {
     let replicas = Replicas::of_process(probe.pid(), [0]).unwrap();
     drop(probe);
     assert!(replicas.bytes_per_node() > 1_000_000, "{replicas} has the C library");
-    replicas.check_memory(1 << 30).unwrap();
     let mounts_before = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let thread = std::thread::spawn(move || {
         replicas.enter_mount_namespace(0)?;
@@ -67,6 +71,151 @@ fn instances_map_copies_on_their_node_which_nobody_else_sees() {
     });
     assert!(mounted(libc.unwrap()), "{text}");
     assert_eq!(fs::read_to_string("/proc/self/mountinfo").unwrap(), mounts_before);
+}
+
+#[test]
+fn a_group_has_replicas_with_exec_and_with_templates() {
+    if !is_possible() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let program = compile(directory.path(), "maps", MAPS, &[]);
+    let mounted = format!(" {} ", program.display());
+    for uses_templates in [false, true] {
+        let plain = context(&program, &["A=1"]);
+        let replicas = replicas_of(&plain);
+        let plain = if uses_templates { plain.templates() } else { plain };
+        let context = plain.replicas(replicas);
+        // The first and the last have no node.
+        let (instances, mut outputs): (Vec<_>, Vec<_>) = (0..20)
+            .map(|rank| with_output(on_node(instance(rank, &["maps"]), (1..19).contains(&rank).then_some(0))))
+            .unzip();
+        let batch = match context.start(instances) {
+            Err(CheckError::Replicas(ReplicaError::NotPermitted)) => {
+                return eprintln!("skipped: no mount namespaces for this user");
+            }
+            batch => batch.unwrap(),
+        };
+        for child in batch.into_results() {
+            assert_eq!(child.unwrap().wait(), Ok(Exit::Code(0)));
+        }
+        for (rank, output) in outputs.iter_mut().enumerate() {
+            let mut text = String::new();
+            std::io::Read::read_to_string(output, &mut text).unwrap();
+            let is_replica = text.lines().any(|line| line.contains(&mounted) && line.contains("mpol=bind:0"));
+            assert_eq!(is_replica, (1..19).contains(&rank), "instance {rank}: {text}");
+        }
+    }
+}
+
+fn replicas_of(context: &Context) -> Replicas {
+    let probe = Template::load(context, &instance(0, &["first"])).unwrap();
+    Replicas::of_process(probe.pid(), [0]).unwrap()
+}
+
+fn on_node(mut instance: Instance, memory_node: Option<u32>) -> Instance {
+    instance.placement = Arc::new(Placement { preferred_numa_node: memory_node, ..Placement::default() });
+    instance
+}
+
+#[test]
+fn nothing_starts_if_a_file_can_not_be_copied() {
+    if !is_possible() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let program = compile(directory.path(), "true", "int main(void) { return 0; }", &[]);
+    let plain = context(&program, &["A=1"]);
+    let replicas = replicas_of(&plain);
+    fs::remove_file(&program).unwrap();
+    let refused = plain.replicas(replicas).start(vec![on_node(instance(0, &["true"]), Some(0))]).unwrap_err();
+    assert!(matches!(refused, CheckError::Replicas(_)), "{refused}");
+}
+
+/// A program with 64 MB of data in its file.
+const LARGE: &str = "#include <unistd.h>\nstatic volatile char image[64 << 20] = {1};\n\
+                     int main(void) { for (;;) { pause(); image[0]++; } }";
+const LARGE_BYTES: u64 = 64 << 20;
+
+/// The launcher that the next test kills. On its own it does nothing.
+#[test]
+fn launcher_with_replicas() {
+    let Ok(program) = std::env::var("PJW_TEST_REPLICAS_OF") else { return };
+    let context = context(program.as_ref(), &["A=1"]).end_with_launcher();
+    let replicas = replicas_of(&context);
+    let context = context.replicas(replicas);
+    println!("\nbegins");
+    let instances = (0..4).map(|rank| on_node(instance(rank, &["large"]), Some(0))).collect();
+    match context.start(instances) {
+        Err(CheckError::Replicas(ReplicaError::NotPermitted)) => println!("not permitted"),
+        batch => {
+            let children = batch.unwrap().into_results();
+            println!("runs");
+            for child in children {
+                let _ = child.unwrap().wait();
+            }
+        }
+    }
+}
+
+/// The bytes of all files in tmpfs, and of shared memory.
+fn tmpfs_bytes() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("Shmem:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "not within a minute: {what}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_launcher_that_is_killed_leaves_no_mount_and_no_memory() {
+    if !is_possible() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let program = compile(directory.path(), "large", LARGE, &[]);
+    let mounts_before = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let start = || {
+        let mut launcher = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--nocapture", "proxy::tests::replicas::launcher_with_replicas"])
+            .env("PJW_TEST_REPLICAS_OF", &program)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(launcher.stdout.take().unwrap()).lines();
+        (launcher, lines.map_while(Result::ok))
+    };
+    let before = tmpfs_bytes();
+    for moment in 0..10 {
+        let (mut launcher, mut lines) = start();
+        assert!(lines.any(|line| line == "begins"));
+        if moment == 0 {
+            if lines.next().unwrap() == "not permitted" {
+                launcher.wait().unwrap();
+                return eprintln!("skipped: no mount namespaces for this user");
+            }
+            assert!(tmpfs_bytes() > before + LARGE_BYTES / 2, "the copy is in memory");
+        }
+        // The moments are spread over the copying and the start. Nothing depends on where they are.
+        std::thread::sleep(Duration::from_millis(moment * 13));
+        launcher.kill().unwrap();
+        launcher.wait().unwrap();
+        wait_until("no instance is left", || no_process_of(&program));
+        wait_until("the memory is free again", || tmpfs_bytes() < before + LARGE_BYTES / 2);
+        assert_eq!(fs::read_to_string("/proc/self/mountinfo").unwrap(), mounts_before);
+    }
+}
+
+fn no_process_of(program: &Path) -> bool {
+    let is_its =
+        |entry: fs::DirEntry| fs::read_link(entry.path().join("exe")).is_ok_and(|path| path == program);
+    !fs::read_dir("/proc").unwrap().flatten().any(is_its)
 }
 
 #[test]

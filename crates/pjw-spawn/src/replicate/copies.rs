@@ -1,11 +1,9 @@
-//! Replicas: a copy of the program and its libraries on each NUMA node, so that instances read them from their own node.
+//! The copies of files on a node.
 //!
-//! The page cache has one copy of a file, on the node of the process that read it first. The copies lie in a tmpfs whose memory
-//! policy binds it to one node, in a mount namespace of the thread that starts the instances of that node. There they are
-//! mounted over the files, so paths stay as they are. The tmpfs has no mount point outside of that namespace: it is gone
-//! with the thread and its last instance, in whatever way they end.
+//! The tmpfs has no mount point outside of the namespace of its thread: it is gone with the thread and its last instance, in
+//! whatever way they end.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::{self, File};
 use std::io;
@@ -28,6 +26,8 @@ use thiserror::Error;
 const ATTACHED_AT: &str = "/proc";
 /// What a tmpfs needs beside the pages of its files, for each file.
 const BYTES_PER_FILE: u64 = 4096;
+/// The copies take at most this part of the free memory of a node: a quarter.
+const PARTS_OF_FREE: u64 = 4;
 
 /// The files of a program that are copied to each of several NUMA nodes, so that instances read them from
 /// local memory. `Display` gives the memory that the copies take, such as `2 x 20 MB` for two NUMA nodes.
@@ -45,25 +45,19 @@ pub enum ReplicaError {
         "replicas need a mount namespace, which only root may make (CAP_SYS_ADMIN): run as root, or without replicas"
     )]
     NotPermitted,
-    /// The copies would take more bytes than allowed.
+    /// They would take too much of a node's memory.
     #[error(
-        "replicas would take {needed} bytes, and {most} are allowed: allow more, or run without replicas"
+        "replicas would take {} MB on NUMA node {node}, and at most {} MB are allowed, a quarter of its free memory: \
+         run without replicas",
+        megabytes(*needed), most / 1_000_000
     )]
-    TooLarge {
-        /// The number of bytes that the copies would take on all NUMA nodes together.
-        needed: u64,
-        /// The maximum number of bytes on all NUMA nodes together.
-        most: u64,
-    },
-    /// The copies would take more bytes than are free on a NUMA node.
-    #[error("replicas take {needed} bytes on NUMA node {node}, which has {free} free: run without replicas")]
     NotEnoughMemory {
-        /// The NUMA node.
+        /// The node.
         node: u32,
-        /// The number of bytes that the copies would take on each NUMA node.
+        /// The bytes on the node.
         needed: u64,
-        /// The number of free bytes on the NUMA node. The page cache counts as free.
-        free: u64,
+        /// The allowed bytes.
+        most: u64,
     },
     /// A system call has failed.
     #[error("no replica of {}: {step}: {}", path.display(), errno.desc())]
@@ -88,7 +82,10 @@ impl Replicas {
     pub fn of_process(pid: Pid, nodes: impl IntoIterator<Item = u32>) -> Result<Self, ReplicaError> {
         let maps = PathBuf::from(format!("/proc/{pid}/maps"));
         let text = fs::read_to_string(&maps).map_err(failed(&maps, "read"))?;
-        let with_size = |path: &str| Some((PathBuf::from(path), fs::metadata(path).ok()?.len()));
+        let with_size = |path: &str| {
+            let file = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
+            Some((PathBuf::from(path), file.len()))
+        };
         let files = mapped_files(&text).into_iter().filter_map(with_size).collect();
         Ok(Self { files, nodes: nodes.into_iter().collect() })
     }
@@ -105,23 +102,29 @@ impl Replicas {
         self.bytes_per_node() * self.nodes.len() as u64
     }
 
-    /// Checks that the copies take at most `most` bytes on all NUMA nodes together, and fit into the free
-    /// memory of each NUMA node.
+    /// How many files are copied to each node.
+    #[must_use]
+    pub fn file_count(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Checks that the copies for several programs together take at most a quarter of the free memory of each node. Memory
+    /// that holds the cache of files counts as free.
     ///
     /// # Errors
-    /// [`ReplicaError::TooLarge`] or [`ReplicaError::NotEnoughMemory`] if they do not fit. [`ReplicaError::Failed`] if
-    /// the free memory of a NUMA node can't be read.
-    pub fn check_memory(&self, most: u64) -> Result<(), ReplicaError> {
-        if self.total_bytes() > most {
-            return Err(ReplicaError::TooLarge { needed: self.total_bytes(), most });
+    /// If they take more.
+    pub fn check_all<'a>(all: impl IntoIterator<Item = &'a Self>) -> Result<(), ReplicaError> {
+        let mut needed = BTreeMap::new();
+        for replicas in all {
+            let bytes = replicas.bytes_per_node();
+            replicas.nodes.iter().for_each(|node| *needed.entry(*node).or_insert(0) += bytes);
         }
-        let needed = self.bytes_per_node();
-        for node in self.nodes.iter().copied() {
+        for (node, needed) in needed {
             let path = PathBuf::from(format!("/sys/devices/system/node/node{node}/meminfo"));
             let text = fs::read_to_string(&path).map_err(failed(&path, "read"))?;
-            let free = free_bytes(&text);
-            if needed > free {
-                return Err(ReplicaError::NotEnoughMemory { node, needed, free });
+            let most = free_bytes(&text) / PARTS_OF_FREE;
+            if needed > most {
+                return Err(ReplicaError::NotEnoughMemory { node, needed, most });
             }
         }
         Ok(())
@@ -178,8 +181,12 @@ impl Replicas {
 
 impl fmt::Display for Replicas {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} x {} MB", self.nodes.len(), self.bytes_per_node().div_ceil(1_000_000))
+        write!(f, "{} x {} MB", self.nodes.len(), megabytes(self.bytes_per_node()))
     }
+}
+
+fn megabytes(bytes: u64) -> u64 {
+    bytes.div_ceil(1_000_000)
 }
 
 /// Copies a file into a directory, under a number as its name.
@@ -253,19 +260,20 @@ mod tests {
     }
 
     #[test]
-    fn too_large_replicas_are_refused_with_what_they_need() {
-        let replicas = Replicas { files: vec![("/x".into(), 1_000_000)], nodes: BTreeSet::from([0, 1]) };
-        assert_eq!(replicas.to_string(), "2 x 2 MB");
-        assert_eq!(
-            replicas.check_memory(1_000_000),
-            Err(ReplicaError::TooLarge { needed: 2 * (1_003_520 + 4096), most: 1_000_000 })
-        );
-        let huge = Replicas { files: vec![("/x".into(), 1 << 50)], nodes: BTreeSet::from([0]) };
-        if Path::new("/sys/devices/system/node/node0").exists() {
-            assert!(matches!(
-                huge.check_memory(u64::MAX),
-                Err(ReplicaError::NotEnoughMemory { node: 0, .. })
-            ));
+    fn replicas_that_do_not_fit_are_refused_with_what_they_need() {
+        let of = |bytes| Replicas { files: vec![("/x".into(), bytes)], nodes: BTreeSet::from([0]) };
+        assert_eq!(of(1_000_000).to_string(), "1 x 2 MB");
+        if !Path::new("/sys/devices/system/node/node0").exists() {
+            eprintln!("skipped: this kernel has no NUMA nodes");
+            return;
         }
+        assert_eq!(Replicas::check_all([&of(4096), &of(4096)]), Ok(()));
+        let refused = Replicas::check_all([&of(4096), &of(1 << 50)]).unwrap_err();
+        assert!(matches!(refused, ReplicaError::NotEnoughMemory { node: 0, .. }), "{refused}");
+        let line = refused.to_string();
+        assert!(
+            line.contains("1125899907 MB on NUMA node 0") && line.contains("run without replicas"),
+            "{line}"
+        );
     }
 }

@@ -1,0 +1,63 @@
+//! What the instances of a template must have in common, because the dynamic linker has read it or it can't be changed.
+
+use std::ffi::{CStr, CString, OsStr};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use super::entry_stack::EntryStack;
+use super::image::Strings;
+use super::refusal::ForkError;
+
+/// The variables that the dynamic linker of glibc reads begin with these.
+const LINKER_VARIABLES: [&[u8]; 2] = [b"LD_", b"GLIBC_TUNABLES="];
+
+/// What the instances of a program that has not begun must have in common, and the file that was loaded.
+pub(super) struct Shape {
+    /// The variables that the dynamic linker has read.
+    linker_variables: Vec<CString>,
+    file: Option<FileVersion>,
+}
+
+/// The device, the inode, the time of the last change of a file.
+type FileVersion = (u64, u64, i64, i64);
+
+impl Shape {
+    /// Takes the shape of a program that will be started with these variables.
+    pub(super) fn of(program: &CStr, variables: &[&CStr]) -> Self {
+        let of_linker = variables.iter().filter(|variable| is_linker_variable(variable.to_bytes()));
+        let linker_variables = of_linker.map(|variable| CStr::to_owned(variable)).collect();
+        Self { linker_variables, file: version(program) }
+    }
+
+    /// Whether the program's file is still the one that was loaded.
+    pub(super) fn is_current(&self, program: &CStr) -> bool {
+        self.file.is_some() && version(program) == self.file
+    }
+
+    /// Checks that an instance with these strings fits the stack of the template.
+    pub(super) fn check(&self, strings: &Strings, stack: &EntryStack) -> Result<(), ForkError> {
+        if strings.argument_count() != stack.argument_count {
+            return Err(ForkError::Mismatch("number of arguments"));
+        }
+        if strings.variable_count() != stack.variable_count() {
+            return Err(ForkError::Mismatch("number of variables"));
+        }
+        let of_linker = strings.variables().filter(|variable| is_linker_variable(variable));
+        if !of_linker.eq(self.linker_variables.iter().map(|variable| variable.to_bytes())) {
+            return Err(ForkError::Mismatch("variable of the dynamic linker"));
+        }
+        Ok(())
+    }
+}
+
+/// Whether the dynamic linker reads a variable.
+pub(super) fn is_linker_variable(variable: &[u8]) -> bool {
+    LINKER_VARIABLES.iter().any(|prefix| variable.starts_with(prefix))
+}
+
+fn version(program: &CStr) -> Option<FileVersion> {
+    let metadata = fs::metadata(Path::new(OsStr::from_bytes(program.to_bytes()))).ok()?;
+    Some((metadata.dev(), metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))
+}
