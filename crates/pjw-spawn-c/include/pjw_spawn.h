@@ -25,7 +25,9 @@ enum pspawn_flags {
      * one list, and every process gets it. */
     PSPAWN_ARGV_EACH = 1,
     /* The same for `envp`. */
-    PSPAWN_ENVP_EACH = 2
+    PSPAWN_ENVP_EACH = 2,
+    /* The program calls pspawn_fork_here(). It is started a few times, and its processes are forks of these. */
+    PSPAWN_FORK_LATE = 4
 };
 
 /* Makes a context for the program at `path`. `core` is the CPU on which its processes run, or -1 for all CPUs of the
@@ -59,6 +61,13 @@ int ipspawn(const char *filename, char *const *argv, char *const *envp, unsigned
 /* Waits until every process of an ipspawn() has begun the program or has failed, closes the descriptor, and returns as
  * pspawn_v() does. `pids` has room for `nspawns` numbers, or is NULL. */
 int pspawn_collect(int fd, pid_t *pids, unsigned int nspawns);
+
+/* For a program that is started with PSPAWN_FORK_LATE, or by `pjwctl spawn --proxy late`: its processes begin at this call, and
+ * have what it has done before: memory, open files, working directory. The call returns 1 in each process, and writes its
+ * arguments to *argc and *argv, which may be NULL; its environment is that of the process. In a program that was started in
+ * another way, the call returns 0 at once and writes nothing. Returns -1 with errno, EBUSY if the program has more than one
+ * thread; the program goes on then, and its processes are started without forks of it. */
+int pspawn_fork_here(int *argc, char ***argv);
 
 /* Returns what failed in the last call of the calling thread that returned -1 or a negative errno in `pids`: the step and
  * the error, such as "exec: No such file or directory". The text is valid until the thread's next call. */

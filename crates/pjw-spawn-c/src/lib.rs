@@ -9,6 +9,7 @@ mod arguments;
 mod background;
 mod failure;
 mod group;
+mod late;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -216,6 +217,30 @@ pub unsafe extern "C" fn pspawn_collect(fd: c_int, pids: *mut pid_t, nspawns: c_
     })
 }
 
+/// Makes the program a template, and returns in each process that is forked from it.
+///
+/// # Safety
+/// `argc` must be NULL or have room for a number, `argv` for a pointer. The process has one thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pspawn_fork_here(argc: *mut c_int, argv: *mut *mut *mut c_char) -> c_int {
+    returned(|| {
+        let Some(arguments) = late::fork_here()? else { return Ok(0) };
+        let count = c_int::try_from(arguments.len()).unwrap_or(c_int::MAX);
+        let mut pointers: Vec<*mut c_char> = arguments.iter().map(|text| text.as_ptr().cast_mut()).collect();
+        pointers.push(ptr::null_mut());
+        // SAFETY: the caller gives NULL or the room. The list is never freed, like that of main().
+        unsafe {
+            if !argc.is_null() {
+                argc.write(count);
+            }
+            if !argv.is_null() {
+                argv.write(pointers.leak().as_mut_ptr());
+            }
+        }
+        Ok(1)
+    })
+}
+
 /// Returns the message about the last failure in the calling thread, as a C string. Empty if there was no
 /// failure. The message is valid until the next failure in the same thread.
 #[unsafe(no_mangle)]
@@ -245,7 +270,8 @@ unsafe fn read_call(
 ) -> Result<(Context, Group), Failure> {
     const ARGV_EACH: c_int = 1;
     const ENVP_EACH: c_int = 2;
-    if flags & !(ARGV_EACH | ENVP_EACH) != 0 {
+    const FORK_LATE: c_int = 4;
+    if flags & !(ARGV_EACH | ENVP_EACH | FORK_LATE) != 0 {
         return Err(Failure::invalid(format!("the flags {flags:#x} have an unknown bit")));
     }
     if filename.is_null() {
@@ -266,6 +292,9 @@ unsafe fn read_call(
     let mut context = Context::new(path)?;
     if !environments.is_empty() {
         context = context.environment::<&str, &str>([]);
+    }
+    if flags & FORK_LATE != 0 {
+        context = context.late_templates();
     }
     Ok((context, Group { count, arguments, environments, masks }))
 }

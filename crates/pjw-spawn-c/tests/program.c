@@ -107,6 +107,34 @@ static void an_asynchronous_call_tells_its_end_by_a_descriptor(char *self) {
     EXPECT(pspawn_collect(fd, pids, 3) == -1 && errno == EBADF);
 }
 
+/* The program of the next test. Its start-up gives it a number, which its processes have without doing the same again. */
+static int late_program(int argc, char **argv) {
+    int number = getpid();
+    int forked = pspawn_fork_here(&argc, &argv);
+    if (forked < 0) return 253;
+    if (!forked) return 252;
+    if (getpid() == number || argc != 4 || strcmp(argv[1], "late") != 0) return 251;
+    const char *own = getenv("NUMBER");
+    if (!own || strcmp(own, argv[3]) != 0) return 250;
+    return atoi(argv[2]);
+}
+
+static void a_late_fork_has_the_arguments_and_the_environment_of_its_process(char *self) {
+    char *arguments[] = {self, "late", "11", "3", NULL, self, "late", "12", "4", NULL};
+    char *environments[] = {"NUMBER=3", NULL, "NUMBER=4", NULL};
+    pid_t pids[2];
+    enum pspawn_flags flags = PSPAWN_ARGV_EACH | PSPAWN_ENVP_EACH;
+    EXPECT(pspawn_v(self, arguments, environments, 2, 0, NULL, flags | PSPAWN_FORK_LATE, pids) == 2);
+#ifdef __x86_64__
+    EXPECT(exit_status(pids[0]) == 11 && exit_status(pids[1]) == 12);
+#else
+    EXPECT(exit_status(pids[0]) == 252 && exit_status(pids[1]) == 252);
+#endif
+    EXPECT(pspawn_v(self, arguments, environments, 2, 0, NULL, flags, pids) == 2);
+    EXPECT(exit_status(pids[0]) == 252 && exit_status(pids[1]) == 252);
+    EXPECT(pspawn_fork_here(NULL, NULL) == 0);
+}
+
 static void a_mistake_has_an_errno_and_a_text(char *self) {
     pspawn_context_t ctx;
     char *arguments[] = {self, "child", "0", NULL};
@@ -131,9 +159,11 @@ static void a_mistake_has_an_errno_and_a_text(char *self) {
 
 int main(int argc, char **argv) {
     if (argc > 2 && strcmp(argv[1], "child") == 0) return instance(argv);
+    if (argc > 2 && strcmp(argv[1], "late") == 0) return late_program(argc, argv);
     a_context_starts_processes_on_its_cpu(argv[0]);
     a_vector_call_gives_each_process_its_mask_arguments_and_environment(argv[0]);
     an_asynchronous_call_tells_its_end_by_a_descriptor(argv[0]);
+    a_late_fork_has_the_arguments_and_the_environment_of_its_process(argv[0]);
     a_mistake_has_an_errno_and_a_text(argv[0]);
     return failures != 0;
 }
