@@ -42,6 +42,9 @@ pub struct SpawnArgs {
     /// Whether the program is loaded once and instances are forks of it, which share its address layout
     #[arg(long, value_enum, default_value = "never")]
     pub proxy: ProxyArg,
+    /// Copy the program and its libraries to each NUMA node that instances run on; the copies are gone after them
+    #[arg(long)]
+    pub replicate: bool,
     /// Return when all instances have begun; they live on as members of the job
     #[arg(long = "async", conflicts_with = "label")]
     pub in_background: bool,
@@ -72,4 +75,6 @@ pub enum ProxyArg {
     Auto,
     /// Instances are forks of a loaded program; nothing starts where that is not possible
     Always,
+    /// Instances are forks of the program at its call of pspawn_fork_here, pjw_spawn(3); without that call each executes it
+    Late,
 }

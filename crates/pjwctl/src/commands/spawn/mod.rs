@@ -5,11 +5,15 @@
 //! carry the masks of the parts, and the instances inherit cgroup and mask: the daemon has no work for an instance. If
 //! pjwctl is killed, the kernel kills the instances (docs/adr/0020-spawn-launcher.md). The job ends with its last process.
 
+mod advice;
 mod commands;
+mod elf;
 mod grant;
 mod group;
 mod labels;
+mod library_search;
 mod mode;
+mod replicas;
 mod report;
 mod signals;
 
@@ -81,9 +85,13 @@ fn spawn(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
     };
     let started = programs.and_then(|programs| {
         programs.iter().try_for_each(|program| program.context.check(&program.instances))?;
-        if request.proxy == ProxyArg::Always {
-            programs.iter().try_for_each(check_template)?;
+        match request.proxy {
+            ProxyArg::Always => programs.iter().try_for_each(check_template)?,
+            ProxyArg::Never => advice::print(&programs),
+            ProxyArg::Auto | ProxyArg::Late => {}
         }
+        let programs =
+            if request.replicate { replicas::with_replicas(&topology, programs)? } else { programs };
         Group::start(programs, labels)
     });
     let mut group = match started {
@@ -95,7 +103,7 @@ fn spawn(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
     };
     group.wait(request.in_background)?;
     let mode = Mode::of(request.proxy, &group);
-    if let (ProxyArg::Auto, Mode::Refused(refusal)) = (request.proxy, mode) {
+    if let (ProxyArg::Auto | ProxyArg::Late, Mode::Refused(refusal)) = (request.proxy, mode) {
         output::print_error(&format!("each instance executed the program: {refusal}"));
     }
     report::print(&group, mode, grant.job.as_deref(), request.json)?;
@@ -120,7 +128,11 @@ fn prepare(
 ) -> anyhow::Result<(Context, RankedCommand, Arc<Arguments>)> {
     let context = Context::new(&command.program)?.rank_variables();
     let context = if request.in_background { context } else { context.end_with_launcher() };
-    let context = if request.proxy == ProxyArg::Never { context } else { context.templates() };
+    let context = match request.proxy {
+        ProxyArg::Never => context,
+        ProxyArg::Auto | ProxyArg::Always => context.templates(),
+        ProxyArg::Late => context.late_templates(),
+    };
     let arguments = Arguments::of_command(&command.program, &command.arguments).map_err(CheckError::from)?;
     Ok((context, command, Arc::new(arguments)))
 }

@@ -1,0 +1,130 @@
+//! Reads from a program or a library of 64 bits which libraries it needs and where they are searched: elf(5).
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// `ELFMAG`, `ELFCLASS64` and `ELFDATA2LSB`.
+const MAGIC: &[u8] = b"\x7fELF\x02\x01";
+const HEAD_SIZE: usize = 64;
+/// The longest table that is read. The strings of a program with long C++ names have some MB.
+const MAX_TABLE: usize = 256 << 20;
+/// The kinds of program headers and of entries of the dynamic section.
+const PT_LOAD: usize = 1;
+const PT_DYNAMIC: usize = 2;
+const PT_INTERP: usize = 3;
+const DT_NEEDED: usize = 1;
+const DT_STRTAB: usize = 5;
+const DT_STRSZ: usize = 10;
+const DT_RPATH: usize = 15;
+const DT_RUNPATH: usize = 29;
+
+/// The dynamic section of a file.
+#[derive(Debug, Default)]
+pub(super) struct DynamicSection {
+    /// The path of the dynamic linker. Programs name one, libraries don't.
+    pub(super) linker: Option<PathBuf>,
+    /// The names of the libraries.
+    pub(super) needed: Vec<OsString>,
+    /// The directories that are searched before those of `LD_LIBRARY_PATH` (`DT_RPATH`), and those after (`DT_RUNPATH`).
+    pub(super) search_before: Vec<PathBuf>,
+    pub(super) search_after: Vec<PathBuf>,
+}
+
+/// A program header: its kind, the offset of the part in the file, and the address and the size of the part in the file.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    kind: usize,
+    offset: usize,
+    address: usize,
+    size: usize,
+}
+
+impl DynamicSection {
+    /// Reads a file. `None` if it is none of 64 bits for this byte order, or is cut off.
+    pub(super) fn read(path: &Path) -> Option<Self> {
+        let file = File::open(path).ok()?;
+        let parts = parts(&file)?;
+        let mut section =
+            Self { linker: parts.iter().find_map(|part| linker(&file, part)), ..Self::default() };
+        let Some(dynamic) = parts.iter().find(|part| part.kind == PT_DYNAMIC) else { return Some(section) };
+        let entries = read_at(&file, dynamic.offset, dynamic.size)?;
+        let entries: Vec<(usize, usize)> = entries
+            .chunks_exact(16)
+            .map_while(|entry| Some((number(entry, 0, 8)?, number(entry, 8, 8)?)))
+            .collect();
+        let values = |kind: usize| entries.iter().filter(move |entry| entry.0 == kind).map(|entry| entry.1);
+        let offset_of = |address: usize| {
+            let mut loaded = parts.iter().filter(|part| part.kind == PT_LOAD);
+            let part = loaded.find(|part| address >= part.address && address - part.address < part.size)?;
+            (address - part.address).checked_add(part.offset)
+        };
+        let (Some(at), Some(size)) = (values(DT_STRTAB).next().and_then(offset_of), values(DT_STRSZ).next())
+        else {
+            return Some(section);
+        };
+        let strings = read_at(&file, at, size)?;
+        let text = |offset: usize| {
+            let text = strings.get(offset..)?.split(|byte| *byte == 0).next()?;
+            Some(OsString::from_vec(text.to_vec()))
+        };
+        section.needed = values(DT_NEEDED).filter_map(text).collect();
+        let lists = |kind| {
+            values(kind).filter_map(text).flat_map(|list| directories(&list, path)).collect::<Vec<_>>()
+        };
+        section.search_after = lists(DT_RUNPATH);
+        // With DT_RUNPATH, the linker leaves DT_RPATH out.
+        if section.search_after.is_empty() {
+            section.search_before = lists(DT_RPATH);
+        }
+        Some(section)
+    }
+}
+
+/// Returns the path of the dynamic linker, if the part has it.
+fn linker(file: &File, part: &Part) -> Option<PathBuf> {
+    let mut text = read_at(file, part.offset, (part.kind == PT_INTERP).then_some(part.size)?)?;
+    text.retain(|byte| *byte != 0);
+    Some(OsString::from_vec(text).into())
+}
+
+/// Reads the program headers.
+fn parts(file: &File) -> Option<Vec<Part>> {
+    let head = read_at(file, 0, HEAD_SIZE)?;
+    if !head.starts_with(MAGIC) {
+        return None;
+    }
+    let (size, count) = (number(&head, 54, 2)?, number(&head, 56, 2)?);
+    let headers = read_at(file, number(&head, 32, 8)?, size * count)?;
+    let part = |header: &[u8]| {
+        let field = |at| number(header, at, 8);
+        Some(Part { kind: number(header, 0, 4)?, offset: field(8)?, address: field(16)?, size: field(32)? })
+    };
+    Some(headers.chunks_exact(size.max(1)).map_while(part).collect())
+}
+
+/// Reads bytes of a file. `None` past its end, and for more than a program has in one table.
+fn read_at(file: &File, offset: usize, length: usize) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; Some(length).filter(|length| *length <= MAX_TABLE)?];
+    file.read_exact_at(&mut bytes, offset as u64).ok()?;
+    Some(bytes)
+}
+
+/// Returns the directories of a list, with `$ORIGIN` replaced.
+fn directories(list: &OsStr, of: &Path) -> Vec<PathBuf> {
+    let origin = of.parent().unwrap_or(Path::new(".")).as_os_str().as_bytes();
+    let expanded = |directory: &[u8]| {
+        let rest = directory.strip_prefix(b"$ORIGIN").or_else(|| directory.strip_prefix(b"${ORIGIN}"));
+        let bytes = rest.map_or_else(|| directory.to_vec(), |rest| [origin, rest].concat());
+        PathBuf::from(OsString::from_vec(bytes))
+    };
+    list.as_bytes().split(|byte| *byte == b':').map(expanded).collect()
+}
+
+/// Returns the little-endian number of at most 8 bytes at an offset. `None` past the end.
+pub(super) fn number(bytes: &[u8], at: usize, length: usize) -> Option<usize> {
+    let bytes = bytes.get(at..at.checked_add(length)?)?;
+    usize::try_from(bytes.iter().rev().fold(0_u64, |number, byte| number << 8 | u64::from(*byte))).ok()
+}

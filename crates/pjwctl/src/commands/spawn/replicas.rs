@@ -1,0 +1,59 @@
+//! `--replicate`: copies of the programs and their libraries on each NUMA node that instances run on.
+
+use std::collections::BTreeSet;
+
+use anyhow::bail;
+use pjw_core::topology::{Level, Topology};
+use pjw_spawn::proxy::Template;
+use pjw_spawn::replicate::Replicas;
+
+use super::group::Program;
+use crate::output;
+
+/// Gives the programs their replicas, which are made when the instances are started. Says what memory they will take.
+///
+/// # Errors
+/// If the files of a program can't be found, or do not fit.
+pub(super) fn with_replicas(topology: &Topology, programs: Vec<Program>) -> anyhow::Result<Vec<Program>> {
+    if topology.domains(Level::NumaNode).nth(1).is_none() {
+        output::print_error("--replicate: this machine has one NUMA node, so there is nothing to replicate");
+        return Ok(programs);
+    }
+    let all: Vec<(Program, Option<Replicas>)> =
+        programs.into_iter().map(with_own_replicas).collect::<anyhow::Result<_>>()?;
+    Replicas::check_all(all.iter().filter_map(|(_, replicas)| replicas.as_ref()))?;
+    let given = all.into_iter().map(|(Program { context, instances }, replicas)| match replicas {
+        None => Program { context, instances },
+        Some(replicas) => {
+            output::print_error(&format!(
+                "--replicate takes {replicas} of memory for {} files of {}",
+                replicas.file_count(),
+                context.program().to_string_lossy()
+            ));
+            Program { context: context.replicas(replicas), instances }
+        }
+    });
+    Ok(given.collect())
+}
+
+/// Loads the program once, to find its libraries.
+fn with_own_replicas(program: Program) -> anyhow::Result<(Program, Option<Replicas>)> {
+    let instances = &program.instances;
+    let nodes: BTreeSet<u32> =
+        instances.iter().filter_map(|instance| instance.placement.preferred_numa_node).collect();
+    let without =
+        instances.iter().filter(|instance| instance.placement.preferred_numa_node.is_none()).count();
+    if without > 0 {
+        output::print_error(&format!(
+            "--replicate: {without} instances run on parts of several NUMA nodes, and have no replicas"
+        ));
+    }
+    let Some(first) = instances.first().filter(|_| !nodes.is_empty()) else { return Ok((program, None)) };
+    match Template::load(&program.context, first) {
+        Ok(template) => Ok((program, Some(Replicas::of_process(template.pid(), nodes)?))),
+        Err(refusal) => bail!(
+            "--replicate finds no libraries of {}: {refusal}; start without --replicate",
+            program.context.program().to_string_lossy()
+        ),
+    }
+}
