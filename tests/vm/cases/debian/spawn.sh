@@ -1,0 +1,61 @@
+# Many instances in one call: in the cgroup of their job from the start, in a step of Slurm, and from a large parent where the
+# kernel lends no memory.
+. /cases/words
+
+# in_groups PATTERN COUNT <LINES: whether there are so many lines, and all name a cgroup like this.
+in_groups() {
+    local lines
+    lines=$(cat)
+    echo "$lines"
+    [ "$(grep -Ec "^0::$1\$" <<<"$lines")" = "$2" ] && [ "$(wc -l <<<"$lines")" = "$2" ]
+}
+said() { in_groups "$@" </tmp/groups; }
+
+install_pjw
+# A fork of this parent would need 300 MB, and 100 MB may be promised to programs.
+cat >/tmp/parent.py <<'END'
+import ctypes, errno, os
+library = ctypes.CDLL("libpjw_spawn.so.0", use_errno=True)
+ballast = b"x" * (300 << 20)
+def setting(name, value):
+    with open("/proc/sys/vm/" + name, "w") as file:
+        file.write(str(value))
+with open("/proc/meminfo") as file:
+    committed = next(int(line.split()[1]) for line in file if line.startswith("Committed_AS:"))
+setting("overcommit_kbytes", committed + 100 * 1024)
+setting("overcommit_memory", 2)
+try:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    print("fork: done")
+except OSError as error:
+    print("fork:", errno.errorcode[error.errno])
+context = ctypes.c_void_p()
+arguments = (ctypes.c_char_p * 2)(b"true", None)
+pids = (ctypes.c_int * 20)()
+made = library.pspawn_context_create(ctypes.byref(context), b"/bin/true", -1)
+begun = library.pspawn_n(pids, ctypes.byref(context), 20, arguments)
+ends = [os.waitpid(pid, 0)[1] for pid in pids if pid > 0]
+print("pspawn_n:", made, begun, ends.count(0))
+setting("overcommit_memory", 0)
+END
+python3 /tmp/parent.py >/tmp/parent.out
+sysctl -q vm.overcommit_memory=0 vm.overcommit_ratio=50
+cat /tmp/parent.out >&2
+check "a large parent can't fork if the kernel lends no memory" grep -qx 'fork: ENOMEM' /tmp/parent.out
+check "and starts twenty processes by the library" grep -qx 'pspawn_n: 0 20 20' /tmp/parent.out
+
+start_pjw
+for proxy in never always; do
+    pjwctl spawn -n 4 --cores 2 --job here --proxy $proxy -- cat /proc/self/cgroup >/tmp/groups
+    check "each instance is born in the cgroup of its job (--proxy $proxy)" said '/.*pjw.*here.*' 4
+done
+# A job of its own is refused to alice, who is in a job of Slurm: pjwctl uses the step's cores, and stays in its cgroup.
+for option in --local ''; do
+    # shellcheck disable=SC2086 # no option is no word
+    as alice srun -n1 -c4 pjwctl spawn $option -n 4 -- cat /proc/self/cgroup >/tmp/groups
+    check "a step of Slurm keeps its instances (${option:-with the daemon})" said '/.*/job_[0-9]+/step_0/.*' 4
+done
+check "the node was never drained" never_drained
