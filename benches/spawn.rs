@@ -6,7 +6,7 @@
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use pjw_benches::load::compiled::{compile_image, compile_small, compile_with_libraries};
 use pjw_benches::measure::chart::Chart;
 use pjw_benches::measure::other_programs::measure_cpu_use;
@@ -21,7 +21,7 @@ use pjw_core::cpuset::CpuSet;
 use tempfile::TempDir;
 
 /// The ways of the program of C: (name, name in the program, whether it copies the page tables of the parent).
-const PEERS: [(&str, &str, bool); 7] = [
+const PEERS: [(&str, &str, bool); 8] = [
     ("sfork", "sfork", true),
     ("afork", "afork", true),
     ("vfork", "vfork", false),
@@ -29,13 +29,19 @@ const PEERS: [(&str, &str, bool); 7] = [
     ("posix_spawn on each PU", "posix_spawn_per_pu", false),
     (LIMIT, "limit", false),
     (FORK, "fork", true),
+    (FORK_PER_PU, FORK_LOOPS, true),
 ];
 const POSIX_SPAWN: &str = "posix_spawn, then mask";
 const LIMIT: &str = "limit: bare vfork loops";
 const FORK: &str = "bare fork loop, no exec";
+const FORK_PER_PU: &str = "the same on each PU";
+/// The name of these loops in the program of C.
+const FORK_LOOPS: &str = "fork_per_pu";
 const SYNCHRONOUS: &str = "pjw-spawn";
 const ASYNCHRONOUS: &str = "pjw-spawn, asynchronous";
 const TEMPLATE: &str = "pjw-spawn, template";
+const LATE: &str = "pjw-spawn, late fork";
+const LATE_LIMIT: &str = "bare fork loop of the same program on each PU";
 /// The most processes of a scheme that copies the page tables of a large parent.
 const MOST_COPIES: u32 = 100;
 /// The processes that may have a large image at the same time.
@@ -48,9 +54,15 @@ const LONG_PATH: &str = "/home/user/opt/open64/x86_open64-4.2.5/lib:/home/user/o
 
 fn main() -> anyhow::Result<()> {
     let bench = Bench::prepare()?;
-    let sections: [(&str, Section); 4] =
-        [("schemes", schemes), ("libraries", libraries), ("pages", pages), ("pus", pus)];
+    let sections: [(&str, Section); 5] =
+        [("schemes", schemes), ("late", late), ("libraries", libraries), ("pages", pages), ("pus", pus)];
     let only = std::env::args().skip_while(|argument| argument != "--only").nth(1);
+    let names = sections.map(|(name, _)| name);
+    ensure!(
+        only.as_ref().is_none_or(|only| names.contains(&only.as_str())),
+        "--only: there is no such part: choose from {}",
+        names.join(", ")
+    );
     let mut figures = Vec::new();
     for (name, section) in sections {
         if only.as_ref().is_none_or(|only| only == name) {
@@ -219,7 +231,7 @@ fn against_posix_spawn(title: &str, results: &Results) -> anyhow::Result<Vec<Fig
 /// The ways of pjw-spawn beside what the kernel allows.
 fn against_bounds(results: &Results) -> anyhow::Result<Vec<Figure>> {
     let mut figures = Vec::new();
-    for (name, bound) in [(SYNCHRONOUS, LIMIT), (ASYNCHRONOUS, LIMIT), (TEMPLATE, FORK)] {
+    for (name, bound) in [(SYNCHRONOUS, LIMIT), (ASYNCHRONOUS, LIMIT), (TEMPLATE, FORK_PER_PU)] {
         let (count, cost) = at_most(results, name, u32::MAX)?;
         let (_, bound_cost) = at_most(results, bound, u32::MAX)?;
         let title = format!("{name}, {count} processes");
@@ -263,14 +275,46 @@ fn write_charts(file: &str, title: &str, across: &str, results: &Results) -> any
     Ok(())
 }
 
-/// A program with many libraries: exec beside a template.
+/// Late forks of a program, beside a loop of fork in the same program.
+fn late(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
+    let forks = SpawnSchemes::compile_late(bench.directory.path())?;
+    let group = SpawnedGroup::new(forks.program(), "late", &[], &bench.pus)?.by_late_forks();
+    let parent = Parent { ballast_mb: 0, environment: &[], pus: &bench.pus };
+    let schemes = [
+        Scheme {
+            name: LATE,
+            copies_parent: false,
+            run: Box::new(|count| StartCost::measure(count, || group.start(count))),
+        },
+        Scheme {
+            name: LATE_LIMIT,
+            copies_parent: false,
+            run: Box::new(|count| forks.run(FORK_LOOPS, count, parent, forks.program())),
+        },
+    ];
+    let counts: &[(u32, usize)] = bench.effort.pick(&[(20, 1)], &[(100, 7), (1000, 5), (2000, 5)]);
+    let results = bench.measure(&schemes, counts, u32::MAX)?;
+    print_table("late forks", &results)?;
+    write_charts("spawn-late", "late forks", "processes", &results)?;
+    let (count, own) = at_most(&results, LATE, u32::MAX)?;
+    let (_, bare) = at_most(&results, LATE_LIMIT, u32::MAX)?;
+    let title = format!("{LATE}, {count} processes");
+    Ok(vec![
+        Figure::new(&format!("{title}: CPU"), own.cpu_us, "us", LATE_LIMIT, bare.cpu_us),
+        Figure::new(&format!("{title}: rate"), own.rate, "1/s", LATE_LIMIT, bare.rate),
+    ])
+}
+
+/// A program with many libraries: exec beside a template. The environment is not empty: LD_BIND_NOW takes the place of a
+/// variable in the template.
 fn libraries(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let libraries = bench.effort.pick(50, 495);
     let program = compile_with_libraries(bench.directory.path(), libraries)?;
     let counts: &[(u32, usize)] = bench.effort.pick(&[(8, 1)], &[(10, 3), (100, 3)]);
-    let group = SpawnedGroup::new(&program, "many", &[], &bench.pus)?;
-    let templates = SpawnedGroup::new(&program, "many", &[], &bench.pus)?.by_templates();
-    let parent = Parent { ballast_mb: 0, environment: &[], pus: &bench.pus };
+    let environment = [("PATH".to_owned(), "/usr/bin:/bin".to_owned())];
+    let group = SpawnedGroup::new(&program, "many", &environment, &bench.pus)?;
+    let templates = SpawnedGroup::new(&program, "many", &environment, &bench.pus)?.by_templates();
+    let parent = Parent { ballast_mb: 0, environment: &environment, pus: &bench.pus };
     let mut schemes = bench.peers(parent, &program);
     schemes.retain(|scheme| scheme.name == POSIX_SPAWN);
     schemes.extend(own(&group, &templates));

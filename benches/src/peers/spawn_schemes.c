@@ -3,7 +3,8 @@
 
    spawn_schemes SCHEME COUNT BALLAST_MB PU,PU,... PROGRAM
 
-   Before the measurement, BALLAST_MB of memory are written. */
+   Before the measurement, BALLAST_MB of memory are written. Compiled with WITH_FORK_HERE and started with one argument, it is
+   the program of a late fork, whose processes end at once. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -17,6 +18,9 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef WITH_FORK_HERE
+#include "pjw_spawn.h"
+#endif
 
 extern char **environ;
 
@@ -134,6 +138,26 @@ static void parallel(void) {
     for (int i = 0; i < pu_count; i++) pthread_join(threads[i], 0);
 }
 
+/* A process for each PU, which makes processes by fork that do nothing. They inherit its mask. */
+static void fork_loops(void) {
+    for (int number = 0; number < pu_count; number++) {
+        pid_t loop = fork();
+        if (loop < 0) fail("fork");
+        if (loop > 0) continue;
+        int running = 0;
+        pin(0, pus[number]);
+        for (int i = number; i < count; i += pu_count) {
+            pid_t pid = fork();
+            if (pid < 0) fail("fork");
+            if (pid == 0) _exit(0);
+            running++;
+            running -= reap(WNOHANG);
+        }
+        _exit(reap(0) == running && !failures ? 0 : 1);
+    }
+    if (reap(0) != pu_count) fail("waitpid");
+}
+
 static double cpu_us(void) {
     struct rusage own, children;
     getrusage(RUSAGE_SELF, &own);
@@ -149,6 +173,9 @@ static double now_us(void) {
 }
 
 int main(int argc, char **argv) {
+#ifdef WITH_FORK_HERE
+    if (argc == 2) _exit(pspawn_fork_here(0, 0) == 1 ? 0 : 1);
+#endif
     if (argc != 6) return 2;
     scheme = argv[1];
     count = atoi(argv[2]);
@@ -160,6 +187,7 @@ int main(int argc, char **argv) {
     memset(written, 1, ballast + 1);
     double cpu = cpu_us(), start = now_us();
     if (strcmp(scheme, "limit") == 0 || strcmp(scheme, "posix_spawn_per_pu") == 0) parallel();
+    else if (strcmp(scheme, "fork_per_pu") == 0) fork_loops();
     else serial();
     double wall = now_us() - start;
     cpu = cpu_us() - cpu;

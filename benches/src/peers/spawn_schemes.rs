@@ -1,5 +1,6 @@
 //! The other ways to start a group of processes, in a program of C that measures itself.
 
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -33,6 +34,29 @@ impl SpawnSchemes {
     /// As [`compile`].
     pub fn compile(directory: &Path) -> anyhow::Result<Self> {
         compile(directory, "spawn_schemes", SOURCE, &["-pthread"]).map(Self)
+    }
+
+    /// Compiles the program with libpjw_spawn.so. Started with one argument, it calls `pspawn_fork_here`.
+    ///
+    /// # Errors
+    /// As [`compile`], and if the library can't be linked.
+    pub fn compile_late(directory: &Path) -> anyhow::Result<Self> {
+        // Cargo builds the library beside the bench.
+        let library = std::env::current_exe()?.with_file_name("libpjw_spawn.so");
+        for name in ["libpjw_spawn.so", "libpjw_spawn.so.0"] {
+            symlink(&library, directory.join(name)).context("can't link libpjw_spawn.so")?;
+        }
+        let include = concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../crates/pjw-spawn-c/include");
+        let (search, path) =
+            (format!("-L{}", directory.display()), format!("-Wl,-rpath,{}", directory.display()));
+        let flags = ["-pthread", "-DWITH_FORK_HERE", include, &search, "-lpjw_spawn", &path];
+        compile(directory, "spawn_schemes_late", SOURCE, &flags).map(Self)
+    }
+
+    /// Returns the path of the program.
+    #[must_use]
+    pub fn program(&self) -> &Path {
+        &self.0
     }
 
     /// Starts `count` processes of `program` by a scheme, and waits for all. `scheme` is a name that the program knows.

@@ -39,6 +39,12 @@ impl SpawnedGroup {
         Self { context: self.context.templates(), ..self }
     }
 
+    /// Makes the processes by fork of the program at its call of `pspawn_fork_here`.
+    #[must_use]
+    pub fn by_late_forks(self) -> Self {
+        Self { context: self.context.late_templates(), ..self }
+    }
+
     /// Starts `count` processes, and waits for each after all have begun.
     ///
     /// # Errors
