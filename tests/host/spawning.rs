@@ -1,5 +1,7 @@
 //! `pjwctl spawn`: many instances, each on its own part of the cores from its first instruction.
 
+mod refused;
+
 use std::collections::BTreeMap;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -13,11 +15,10 @@ use nix::unistd::Pid;
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_tests::daemon::{Daemon, Enforcement};
 use pjw_tests::programs::program_path;
-use pjw_tests::skipping::skip;
 use pjw_tests::waiting::{wait_for, wait_until, wait_until_empty};
 use serde_json::Value;
 
-use crate::processes::{has_two_cores, is_root, mask};
+use crate::processes::{has_two_cores, mask};
 
 /// The variable in the environment of the instances of a killed pjwctl.
 const MARK: &str = "PJW_TEST_SPAWN";
@@ -225,6 +226,48 @@ fn a_program_that_cannot_have_a_template_is_executed_by_auto_and_refused_by_alwa
     assert!(text(&output.stderr).contains("at least 2 instances"), "{output:?}");
 }
 
+/// Its start-up leaves a byte in a file. Its instances end with their argument.
+const LATE: &str = r#"
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include "pjw_spawn.h"
+int main(int argc, char **argv) {
+    int file = open(argv[2], O_WRONLY | O_APPEND);
+    if (file < 0 || write(file, "x", 1) != 1 || pspawn_fork_here(&argc, &argv) < 0) return 100;
+    return argc == 3 ? atoi(argv[1]) : 101;
+}
+"#;
+
+#[test]
+fn a_program_that_calls_fork_here_starts_up_once_for_all_instances() {
+    let dir = tempfile::tempdir().unwrap();
+    let (source, program, starts) =
+        (dir.path().join("late.c"), dir.path().join("late"), dir.path().join("starts"));
+    std::fs::write(&source, LATE).unwrap();
+    std::fs::write(&starts, "").unwrap();
+    let library = dir.path().join("libpjw_spawn.so.0");
+    std::os::unix::fs::symlink(program_path("libpjw_spawn.so"), &library).unwrap();
+    let include = concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../crates/pjw-spawn-c/include");
+    let mut compiler = Command::new("cc");
+    compiler.args([include, "-Wl,-rpath,$ORIGIN", "-o"]).args([&program, &source, &library]);
+    assert!(compiler.status().unwrap().success());
+    let count_of_starts = || std::fs::read(&starts).unwrap().len();
+    let command = [program.to_str().unwrap(), "%r", starts.to_str().unwrap()];
+    let (code, mode, why, exits) = proxied("late", "-n 3", &command);
+    assert_eq!((code, exits), (Some(2), vec![0.into(), 1.into(), 2.into()]), "{why}");
+    let expected = if cfg!(target_arch = "x86_64") { ("proxy", 1) } else { ("exec", 3) };
+    assert_eq!((mode.as_str().unwrap(), count_of_starts()), expected, "{why}");
+    // Without --proxy late, the call returns at once.
+    let (_, mode, _, exits) = proxied("never", "-n 3", &command);
+    assert_eq!((mode, exits), ("exec".into(), vec![0.into(), 1.into(), 2.into()]));
+    assert_eq!(count_of_starts(), expected.1 + 3);
+    // A program without the call ends, and each instance executes it.
+    let (code, mode, why, _) = proxied("late", "-n 2", &["/bin/true"]);
+    assert_eq!((code, mode), (Some(0), "exec".into()));
+    assert!(why.as_str().unwrap().contains("before it could be forked") || expected.0 == "exec", "{why}");
+}
+
 #[test]
 fn labelled_lines_begin_with_the_rank_and_are_never_mixed() {
     let script = "for i in 1 2 3; do printf a$1; sleep 0.01; echo b; done; printf end >&2";
@@ -257,96 +300,6 @@ fn a_signal_to_pjwctl_reaches_all_instances() {
     kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGUSR1).unwrap();
     assert!(child.wait().unwrap().success());
     assert!((0..3).all(|rank| output().contains(&format!("got {rank}"))), "{}", output());
-}
-
-#[test]
-fn nothing_starts_if_something_is_wrong_and_one_line_says_what() {
-    let dir = tempfile::tempdir().unwrap();
-    let marker = dir.path().join("started");
-    let marker = marker.to_str().unwrap();
-    let touch = ["touch", marker];
-    let unknown = ["touch", marker, "%x"];
-    let plain_file = dir.path().join("plain");
-    std::fs::write(&plain_file, "").unwrap();
-    let plain_file = plain_file.to_str().unwrap();
-    // Its only argument is longer than execve(2) allows.
-    let long = dir.path().join("long");
-    std::fs::write(&long, format!("* touch {marker} {}", "x".repeat(200_000))).unwrap();
-    let long = format!("-n 2 --multi {}", long.display());
-    let cases: [(&str, &[&str], i32, &str); 9] = [
-        ("-n 0 --", &touch, 1, "the number of instances is 0: start at least 1"),
-        ("-n 2 --", &["/no/such/program"], 127, "there is no program /no/such/program: check its name"),
-        (
-            "-n 2 --",
-            &["no-such-program"],
-            127,
-            "there is no program no-such-program: check its name, and PATH",
-        ),
-        ("-n 2 --", &[dir.path().to_str().unwrap()], 126, "it is a directory; name the program in it"),
-        ("-n 2 --", &[plain_file], 126, "it may not be executed; check its permissions"),
-        ("-n 2 --", &unknown, 1, "unknown placeholder %x: use %r for the rank"),
-        ("-n 2 --map 0;8000 --", &touch, 1, "the part 8000 of the map is not inside the CPUs"),
-        ("-n 100000000 --", &touch, 1, "there is room for"),
-        (&long, &[], 1, "too large: a string has 200001 bytes"),
-    ];
-    for (line, command, code, message) in cases {
-        let output = local(line, command);
-        let error = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(code), "{line}: {error}");
-        assert!(
-            error.starts_with("pjwctl: nothing was started: ") && error.contains(message),
-            "{line}: {error}"
-        );
-        assert_eq!(error.lines().count(), 1, "{error}");
-    }
-    assert!(!Path::new(marker).exists());
-}
-
-#[test]
-fn more_instances_than_pids_max_allows_are_refused_beforehand() {
-    if !is_root() {
-        return;
-    }
-    let Some(hierarchy) = pids_hierarchy() else {
-        skip("the pids controller is not available in a hierarchy that can be written");
-        return;
-    };
-    let cgroup = hierarchy.join(format!("pjw-test-{}", std::process::id()));
-    std::fs::create_dir(&cgroup).unwrap();
-    std::fs::write(cgroup.join("pids.max"), "20").unwrap();
-    let program = program_path("pjwctl");
-    let run = |instances: u32| {
-        let enter = format!("echo $$ >{}/cgroup.procs && exec \"$@\"", cgroup.display());
-        let mut shell = Command::new("sh");
-        shell.args([
-            "-c",
-            &enter,
-            "sh",
-            program.to_str().unwrap(),
-            "spawn",
-            "--local",
-            "-n",
-            &instances.to_string(),
-        ]);
-        shell.args(["--", "true"]).output().unwrap()
-    };
-    let (few, many) = (run(4), run(40));
-    wait_until("the cgroup can be removed", || std::fs::remove_dir(&cgroup).is_ok());
-    assert!(few.status.success(), "{few:?}");
-    let error = text(&many.stderr);
-    assert_eq!(many.status.code(), Some(1), "{error}");
-    assert!(error.contains("pids.max is 20") && error.contains("start fewer, or raise it"), "{error}");
-}
-
-/// A directory in which cgroups with a pids controller can be made.
-fn pids_hierarchy() -> Option<PathBuf> {
-    let v1 = Path::new("/sys/fs/cgroup/pids");
-    if v1.join("cgroup.procs").exists() {
-        return Some(v1.to_owned());
-    }
-    let v2 = Path::new("/sys/fs/cgroup");
-    let controllers = std::fs::read_to_string(v2.join("cgroup.subtree_control")).unwrap_or_default();
-    controllers.split_whitespace().any(|name| name == "pids").then(|| v2.to_owned())
 }
 
 /// The processes with the mark of this test in their environment.

@@ -1,0 +1,211 @@
+//! Groups that `pjwctl spawn` refuses: nothing starts, and one line says what is wrong. Instances that fail on their own.
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use pjw_tests::programs::program_path;
+use pjw_tests::skipping::skip;
+use pjw_tests::waiting::wait_until;
+
+use super::{local, sorted_lines, text};
+use crate::permissions::programs_are_reachable;
+use crate::processes::is_root;
+
+/// A user without processes and without privileges.
+const PLAIN_USER: u32 = 65_533;
+
+/// Runs a shell line as a plain user, with the path of pjwctl in `$0`. A plain user runs it as itself.
+fn as_plain_user(line: &str) -> Output {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", line]).arg(program_path("pjwctl")).env("PATH", "/usr/bin:/bin");
+    if nix::unistd::Uid::effective().is_root() {
+        shell.uid(PLAIN_USER).gid(PLAIN_USER);
+    }
+    shell.current_dir("/").stdin(Stdio::null()).output().unwrap()
+}
+
+#[test]
+fn nothing_starts_if_something_is_wrong_and_one_line_says_what() {
+    let dir = tempfile::tempdir().unwrap();
+    let marker = dir.path().join("started");
+    let marker = marker.to_str().unwrap();
+    let touch = ["touch", marker];
+    let unknown = ["touch", marker, "%x"];
+    let plain_file = dir.path().join("plain");
+    std::fs::write(&plain_file, "").unwrap();
+    let plain_file = plain_file.to_str().unwrap();
+    // Its only argument is longer than execve(2) allows.
+    let long = dir.path().join("long");
+    std::fs::write(&long, format!("* touch {marker} {}", "x".repeat(200_000))).unwrap();
+    let long = format!("-n 2 --multi {}", long.display());
+    let cases: [(&str, &[&str], i32, &str); 9] = [
+        ("-n 0 --", &touch, 1, "the number of instances is 0: start at least 1"),
+        ("-n 2 --", &["/no/such/program"], 127, "there is no program /no/such/program: check its name"),
+        (
+            "-n 2 --",
+            &["no-such-program"],
+            127,
+            "there is no program no-such-program: check its name, and PATH",
+        ),
+        ("-n 2 --", &[dir.path().to_str().unwrap()], 126, "it is a directory; name the program in it"),
+        ("-n 2 --", &[plain_file], 126, "it may not be executed; check its permissions"),
+        ("-n 2 --", &unknown, 1, "unknown placeholder %x: use %r for the rank"),
+        ("-n 2 --map 0;8000 --", &touch, 1, "the part 8000 of the map is not inside the CPUs"),
+        ("-n 100000000 --", &touch, 1, "there is room for"),
+        (&long, &[], 1, "too large: a string has 200001 bytes"),
+    ];
+    for (line, command, code, message) in cases {
+        let output = local(line, command);
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{line}: {error}");
+        assert!(
+            error.starts_with("pjwctl: nothing was started: ") && error.contains(message),
+            "{line}: {error}"
+        );
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
+    assert!(!Path::new(marker).exists());
+}
+
+#[test]
+fn more_instances_than_pids_max_allows_are_refused_beforehand() {
+    if !is_root() {
+        return;
+    }
+    let Some(hierarchy) = pids_hierarchy() else {
+        skip("the pids controller is not available in a hierarchy that can be written");
+        return;
+    };
+    let cgroup = hierarchy.join(format!("pjw-test-{}", std::process::id()));
+    std::fs::create_dir(&cgroup).unwrap();
+    std::fs::write(cgroup.join("pids.max"), "20").unwrap();
+    let program = program_path("pjwctl");
+    let run = |instances: u32| {
+        let enter = format!("echo $$ >{}/cgroup.procs && exec \"$@\"", cgroup.display());
+        let mut shell = Command::new("sh");
+        shell.args([
+            "-c",
+            &enter,
+            "sh",
+            program.to_str().unwrap(),
+            "spawn",
+            "--local",
+            "-n",
+            &instances.to_string(),
+        ]);
+        shell.args(["--", "true"]).output().unwrap()
+    };
+    let (few, many) = (run(4), run(40));
+    wait_until("the cgroup can be removed", || std::fs::remove_dir(&cgroup).is_ok());
+    assert!(few.status.success(), "{few:?}");
+    let error = text(&many.stderr);
+    assert_eq!(many.status.code(), Some(1), "{error}");
+    assert!(error.contains("pids.max is 20") && error.contains("start fewer, or raise it"), "{error}");
+}
+
+/// A directory in which cgroups with a pids controller can be made.
+fn pids_hierarchy() -> Option<PathBuf> {
+    let v1 = Path::new("/sys/fs/cgroup/pids");
+    if v1.join("cgroup.procs").exists() {
+        return Some(v1.to_owned());
+    }
+    let v2 = Path::new("/sys/fs/cgroup");
+    let controllers = std::fs::read_to_string(v2.join("cgroup.subtree_control")).unwrap_or_default();
+    controllers.split_whitespace().any(|name| name == "pids").then(|| v2.to_owned())
+}
+
+#[test]
+fn more_instances_than_the_user_may_have_are_refused_beforehand() {
+    if is_root_without_reachable_programs() {
+        return;
+    }
+    let output = as_plain_user("exec prlimit --nproc=5:5 \"$0\" spawn --local -n 40 -- true");
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    let (begin, end) =
+        ("pjwctl: nothing was started: there is room for ", "start fewer, or raise it: ulimit -u N");
+    assert!(error.starts_with(begin) && error.trim_end().ends_with(end), "{error}");
+    assert!(error.contains("40 were asked for: RLIMIT_NPROC of this user is 5, and "), "{error}");
+    // The threads of pjwctl count too.
+    let output = as_plain_user("\"$0\" spawn --local -n 4 -- true");
+    assert!(output.status.success(), "{output:?}");
+}
+
+fn is_root_without_reachable_programs() -> bool {
+    nix::unistd::Uid::effective().is_root() && !programs_are_reachable()
+}
+
+#[test]
+fn a_program_that_may_not_be_traced_is_refused_by_always_and_executed_by_auto() {
+    if is_root_without_reachable_programs() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    let program = dir.path().join("unreadable");
+    // Another process writes the file: one that a child of this process has open for writing can't be executed.
+    let copied = Command::new("cp").arg("/bin/true").arg(&program).status().unwrap();
+    assert!(copied.success());
+    std::fs::set_permissions(&program, Permissions::from_mode(0o111)).unwrap();
+    let run = |proxy: &str| {
+        as_plain_user(&format!("exec \"$0\" spawn --local -n 2 --proxy {proxy} -- {}", program.display()))
+    };
+    let (refused, executed) = (run("always"), run("auto"));
+    let line = text(&refused.stderr);
+    assert_eq!((refused.status.code(), line.lines().count()), (Some(1), 1), "{line}");
+    assert!(line.starts_with("pjwctl: nothing was started: "), "{line}");
+    assert!(executed.status.success(), "{executed:?}");
+    if cfg!(target_arch = "x86_64") {
+        assert!(
+            line.contains("ptrace is forbidden here") && line.contains("--proxy auto or never"),
+            "{line}"
+        );
+        let line = text(&executed.stderr);
+        assert!(line.contains("each instance executed the program: ptrace is forbidden here"), "{line}");
+    }
+}
+
+#[test]
+fn a_program_that_is_gone_when_it_is_executed_is_reported_for_each_instance() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = dir.path().join("script");
+    // The script is found, and its interpreter is not there.
+    let write = "printf '#!/no/such/interpreter\n' >\"$0\" && chmod 755 \"$0\"";
+    assert!(Command::new("sh").args(["-c", write]).arg(&script).status().unwrap().success());
+    let output = local("-n 3 --", &[script.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(127), "{output:?}");
+    let line = |rank| {
+        format!(
+            "pjwctl: instance {rank} was not started: step exec failed: No such file or directory; the program, or the \
+             interpreter that it names, is gone"
+        )
+    };
+    assert_eq!(sorted_lines(&output.stderr), [line(0), line(1), line(2)]);
+}
+
+#[test]
+fn a_search_for_libraries_in_many_places_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let directories: Vec<String> = (0..100)
+        .map(|number| {
+            let directory = dir.path().join(number.to_string());
+            std::fs::create_dir(&directory).unwrap();
+            directory.display().to_string()
+        })
+        .collect();
+    let run = |directories: &[String], proxy: &str| {
+        let mut pjwctl = Command::new(program_path("pjwctl"));
+        pjwctl.args(["spawn", "--local", "-n", "2", "--proxy", proxy, "--", "/bin/sh", "-c", "exit 0"]);
+        pjwctl.env("LD_LIBRARY_PATH", directories.join(":")).output().unwrap()
+    };
+    let output = run(&directories, "never");
+    let error = text(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    let begin = "pjwctl: LD_LIBRARY_PATH makes each start of /bin/sh open 100 files that are not there: ";
+    assert!(error.starts_with(begin) && error.contains("--proxy always"), "{error}");
+    assert_eq!(text(&run(&directories[..10], "never").stderr), "");
+    assert!(!text(&run(&directories, "auto").stderr).contains("LD_LIBRARY_PATH"));
+}
