@@ -1,7 +1,7 @@
 //! The data that the phases of one cycle share.
 
 use crate::basics::{Moment, Pid, ThreadId, prelude::*};
-use crate::state::masks::entry::{MaskRequest, MaskWriter};
+use crate::state::masks::request::{MaskRequest, MaskWriter};
 use crate::state::{MaskEntry, WardenState, mask_records};
 use crate::terms::{Event, Job, JobId, MaskAction, Observed, Policy, Record, ScanScope, Snapshot, Warning};
 

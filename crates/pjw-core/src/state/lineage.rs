@@ -10,7 +10,8 @@ pub mod scan_queue;
 
 use self::scan_queue::{ScanQueue, UnscannedProcess};
 use crate::basics::{BirthTime, Nanos, Pid, Tid, prelude::*};
-use crate::state::masks::entry::{MaskEntry, MaskRequest};
+use crate::state::masks::entry::MaskEntry;
+use crate::state::masks::request::MaskRequest;
 use crate::state::members::Member;
 use crate::terms::{Evidence, JobId, ProcessEvent};
 

@@ -11,7 +11,8 @@ use crate::basics::{
 };
 use crate::state::demand::Demand;
 use crate::state::dirty::{DirtyScope, DirtySet};
-use crate::state::masks::entry::{MaskEntry, MaskRequest};
+use crate::state::masks::entry::MaskEntry;
+use crate::state::masks::request::MaskRequest;
 use crate::terms::{Evidence, JobId, Membership};
 
 /// A member of a job: a process that belongs to the job, with its threads and the evidence for the

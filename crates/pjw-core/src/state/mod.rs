@@ -18,4 +18,6 @@ pub use members::{Member, MemberThread};
 pub use processes::KnownProcess;
 pub use warden::WardenState;
 
-pub(crate) use self::{attempts::*, dirty::*, lineage::*, masks::entry::*, pool::*, replay::*};
+pub(crate) use self::{
+    attempts::*, dirty::*, lineage::*, masks::entry::*, masks::request::*, pool::*, replay::*,
+};

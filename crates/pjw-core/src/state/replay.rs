@@ -2,7 +2,8 @@
 
 use crate::basics::{CpuSet, Nanos, ThreadId, prelude::*};
 use crate::machine::topology::Topology;
-use crate::state::masks::entry::{MaskEntry, MaskRequest, MaskWriter};
+use crate::state::masks::entry::MaskEntry;
+use crate::state::masks::request::{MaskRequest, MaskWriter};
 use crate::state::{members::Member, pool::PuPool, warden::WardenState};
 use crate::terms::{Job, Record};
 

@@ -13,7 +13,7 @@ use crate::state::attempts::{AffinityRequesters, ReportedCount};
 use crate::state::members::{Member, MemberThread, Members};
 use crate::state::{
     cpusets::CpusetRegistry, dirty::DirtySet, jobs::Jobs, lineage::Lineage, masks::entry::MaskEntry,
-    masks::entry::MaskLimits, masks::target::target_mask, pool::PuPool, processes::Processes,
+    masks::request::MaskLimits, masks::target::target_mask, pool::PuPool, processes::Processes,
 };
 use crate::terms::{
     Cgroup, Grant, GrantedBy, IdleGroup, IdleWatch, JobId, MaskAction, MaskActionKind, Observed, Process,

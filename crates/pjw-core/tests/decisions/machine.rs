@@ -18,7 +18,7 @@ use pjw_core::refusal::Refusal;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{AffinityRequest, BatchRole, JobMark, JobMarks, JobUnit, MarkKind, Snapshot};
 use pjw_core::state::WardenState;
-use pjw_core::state::masks::entry::{MaskEntry, MaskLimits};
+use pjw_core::state::masks::{entry::MaskEntry, request::MaskLimits};
 use pjw_core::state::members::MemberThread;
 pub use pjw_core::testing::{job, regular_topology, set};
 use pjw_core::time::Nanos;

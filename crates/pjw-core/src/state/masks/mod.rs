@@ -4,4 +4,5 @@ pub mod entry;
 pub mod old_kernels;
 pub(crate) mod reading;
 mod released;
+pub mod request;
 pub mod target;

@@ -9,7 +9,8 @@
 use core::time::Duration;
 
 use crate::basics::{CpuSet, Nanos};
-use crate::state::masks::entry::{MaskEntry, MaskLimits};
+use crate::state::masks::entry::MaskEntry;
+use crate::state::masks::request::MaskLimits;
 
 /// The maximum time between a change of the online PUs and the changes of affinity masks that a kernel before
 /// Linux 6.2 makes because of it: 3 seconds.

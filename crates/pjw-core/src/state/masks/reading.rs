@@ -4,9 +4,9 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::basics::{BirthTime, CpuSet, Nanos, Pid, Tid, enclosing_paths, is_cgroup_within, prelude::*};
 use crate::state::lineage::Descendant;
-use crate::state::masks::entry::{
-    MaskComparison, MaskEntry, MaskLimits, MaskRequest, MaskWriter, effective_mask,
-};
+use crate::state::masks::entry::{MaskComparison, MaskEntry};
+use crate::state::masks::request::{MaskLimits, effective_mask};
+use crate::state::masks::request::{MaskRequest, MaskWriter};
 use crate::state::members::{Member, MemberThread};
 use crate::state::{masks::old_kernels::hotplug_window_start, warden::WardenState};
 use crate::terms::{Evidence, Observed};

@@ -5,7 +5,9 @@
 //! have one of them.
 
 use crate::basics::{BirthTime, CpuSet, Nanos, Uid, prelude::*};
-use crate::state::masks::entry::{MaskEntry, MaskRequest, MaskWriter, effective_mask};
+use crate::state::masks::entry::MaskEntry;
+use crate::state::masks::request::effective_mask;
+use crate::state::masks::request::{MaskRequest, MaskWriter};
 use crate::state::warden::WardenState;
 use crate::terms::{JobId, Process, ReleasedMask, ReleasedMasks};
 

@@ -1,5 +1,6 @@
 //! A mask entry against a model of the kernel: whatever happens between two readings, the true request is among the candidates.
 
+use crate::state::masks::request::effective_mask;
 use proptest::prelude::*;
 
 use super::tests::{first, limits_of, machine, masks};

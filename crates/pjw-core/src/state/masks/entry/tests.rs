@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::basics::StartTime;
+use crate::state::masks::request::effective_mask;
 use crate::testing::set;
 
 const SECOND: u64 = 1_000_000_000;
