@@ -1,5 +1,6 @@
 //! Cpusets on this machine.
 
+mod changer;
 mod fixture;
 mod own;
 mod scopes;
