@@ -148,8 +148,8 @@ impl SimNode {
         if self.faults.occurs(self.faults.change_between_steps_permille) {
             self.workload.borrow_mut().step(&mut self.world.borrow_mut());
         }
-        let is_held = self.are_changes_held || self.faults.occurs(HOLD_PERMILLE);
-        if !self.delayed.is_empty() && !is_held {
+        let may_finish = !self.delayed.is_empty() && !self.are_changes_held;
+        if may_finish && !self.faults.occurs(HOLD_PERMILLE) {
             self.finish_next_change();
         }
     }
@@ -424,7 +424,8 @@ impl Node for SimNode {
         self.faults.maybe_kill_daemon();
         self.pass_time();
         let is_slow = self.are_changes_held || !self.delayed.is_empty();
-        if is_slow || self.faults.occurs(self.faults.delayed_change_permille) {
+        let delayed_permille = self.faults.delayed_change_permille;
+        if is_slow || (delayed_permille > 0 && self.faults.occurs(delayed_permille)) {
             self.delayed.push_back(action.clone());
             return CpusetOutcome::Delayed;
         }

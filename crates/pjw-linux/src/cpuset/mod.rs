@@ -5,7 +5,6 @@
 //! cgroup is written, and above it the files that enable the controller. No process is ever killed.
 
 mod bounds;
-mod changer;
 mod context;
 mod marks;
 mod moving;
@@ -19,10 +18,9 @@ use pjw_core::ids::{ProcessId, Uid};
 
 use context::{Result, changed_cpuset, done, refused};
 
-pub(crate) use changer::CpusetChanger;
 pub(crate) use context::CpusetContext;
 pub(crate) use marks::list_job_cpusets;
-pub(crate) use unrelated_threads::UnrelatedThreads;
+pub(crate) use unrelated_threads::{REMOVAL_DELAY, UnrelatedThreads};
 
 use crate::cgroup::CgroupDir;
 

@@ -25,18 +25,20 @@ use tracing::warn;
 
 use crate::bpf::{AffinityMonitor, DrainedRequests, TaskScan, TaskScope};
 use crate::cgroup::{CgroupMounts, CgroupWatch, CpusetMount, PopulatedCache};
-use crate::cpuset::{CpusetChanger, list_job_cpusets};
+use crate::cpuset::list_job_cpusets;
 use crate::proc::events::{EventLoss, ProcEvents};
 use crate::proc::procfs::Stat;
 use crate::sys::{affinity, clock};
 use crate::{sys::errno::is_gone, sys::online::Online, sys::version::affinity_survives_by_version};
 
+mod cpuset_changer;
 mod idle;
 mod mask_write;
 mod process_cache;
 mod scan_plan;
 mod task_pass;
 
+use cpuset_changer::CpusetChanger;
 use idle::IdleTracker;
 use mask_write::{refusal_reason, set_mask, set_mask_or_inherit};
 use process_cache::{ProcessCache, is_absent};

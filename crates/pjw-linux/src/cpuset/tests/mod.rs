@@ -1,6 +1,5 @@
 //! Cpusets on this machine.
 
-mod changer;
 mod fixture;
 mod own;
 mod scopes;

@@ -20,13 +20,12 @@ use nix::unistd::gettid;
 use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome};
 use pjw_core::ids::Tid;
 
-use super::unrelated_threads::{REMOVAL_DELAY, UnrelatedThreads};
-use super::{apply_change, context::CpusetContext};
+use crate::cpuset::{CpusetContext, REMOVAL_DELAY, UnrelatedThreads, apply_change};
 use crate::{cgroup::CpusetMount, proc::procfs::ProcDir, systemd::SystemdClient};
 
 /// Carries out changes of cpusets, one at a time, in the order of the calls.
 #[derive(Debug)]
-pub(crate) struct CpusetChanger {
+pub(super) struct CpusetChanger {
     worker: Worker,
     affinity_persists: bool,
     /// Until when masks that name CPUs of a removed partition are restored.
@@ -125,14 +124,14 @@ impl ChangeContext {
 impl CpusetChanger {
     /// Makes a changer that carries out each change on the calling thread. `affinity_persists`: as in
     /// [`pjw_core::cpuset_group::CpusetSupport::affinity_persists`].
-    pub(crate) fn new(affinity_persists: bool) -> Result<Self, Errno> {
+    pub(super) fn new(affinity_persists: bool) -> Result<Self, Errno> {
         let worker = Worker::Caller(Box::new(ChangeContext::new(affinity_persists)?));
         Ok(Self { worker, affinity_persists, restores_until: None })
     }
 
     /// Starts a thread that carries out the changes from now on. Returns its id. The thread ends with this value, after
     /// the change that it is about to make.
-    pub(crate) fn start_thread(&mut self) -> io::Result<Tid> {
+    pub(super) fn start_thread(&mut self) -> io::Result<Tid> {
         let mut context = ChangeContext::new(self.affinity_persists)?;
         let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
         let signal = Arc::new(Signal { event, is_awaited: AtomicBool::new(false) });
@@ -152,7 +151,7 @@ impl CpusetChanger {
     }
 
     /// Carries out a change. With a thread, waits at most `max_wait` for it.
-    pub(crate) fn change(
+    pub(super) fn change(
         &mut self,
         action: &CpusetAction,
         hierarchy: &CpusetMount,
@@ -166,7 +165,7 @@ impl CpusetChanger {
 
     /// Restores the masks of unrelated threads after the cgroups at the paths `removed` were removed, for some seconds.
     /// Called also if no cgroup was removed since the last call.
-    pub(crate) fn restore_after_removal(&mut self, removed: Vec<String>, hierarchy: &CpusetMount) {
+    pub(super) fn restore_after_removal(&mut self, removed: Vec<String>, hierarchy: &CpusetMount) {
         if self.affinity_persists || (removed.is_empty() && self.restores_until.is_none()) {
             return;
         }
@@ -186,7 +185,7 @@ impl CpusetChanger {
     }
 
     /// The file descriptor that poll(2) shows as readable when a delayed change is complete. `None` if none is delayed.
-    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+    pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.worker {
             Worker::Thread(thread) if thread.open_changes > 0 || !thread.finished.is_empty() => {
                 Some(thread.signal.event.as_fd())
@@ -196,14 +195,14 @@ impl CpusetChanger {
     }
 
     /// Whether a delayed change is complete.
-    pub(crate) fn has_finished(&mut self) -> bool {
+    pub(super) fn has_finished(&mut self) -> bool {
         let Worker::Thread(thread) = &mut self.worker else { return false };
         thread.receive_finished();
         !thread.finished.is_empty()
     }
 
     /// The delayed changes that are complete, in the order of the calls.
-    pub(crate) fn take_finished(&mut self) -> Vec<(CpusetAction, CpusetOutcome)> {
+    pub(super) fn take_finished(&mut self) -> Vec<(CpusetAction, CpusetOutcome)> {
         let Worker::Thread(thread) = &mut self.worker else { return Vec::new() };
         thread.receive_finished();
         std::mem::take(&mut thread.finished).into()
@@ -278,3 +277,6 @@ impl ChangeThread {
 
 /// The thread has ended, by a panic.
 struct ThreadEnded;
+
+#[cfg(test)]
+mod tests;
