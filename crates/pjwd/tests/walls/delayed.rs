@@ -42,7 +42,7 @@ fn a_process_that_is_not_moved_yet_is_kept_by_its_mask_and_the_status_says_so() 
     assert_eq!(node.effective_enforcement("a"), EffectiveEnforcement::Cpuset { path: Some(WALL.to_owned()) });
     node.release("a");
     assert_eq!((node.cgroup(pid), node.mask(pid).1), ("/".to_owned(), "0-7".to_owned()));
-    assert!(node.world().cpusets.is_empty() && node.warden.state().restoring.is_empty());
+    assert!(node.world().cpusets.is_empty() && node.warden.state().processes_to_restore.is_empty());
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn a_job_that_is_released_before_its_process_was_moved_leaves_nothing() {
         assert_eq!((node.cgroup(pid), node.mask(pid).0), ("/".to_owned(), original.to_owned()));
         assert!(node.world().cpusets.is_empty());
         let state = node.warden.state();
-        assert!(state.cpusets.paths().next().is_none() && state.restoring.is_empty());
+        assert!(state.cpusets.paths().next().is_none() && state.processes_to_restore.is_empty());
         assert_eq!(state.journaled_masks().count(), 0);
     }
 }
@@ -105,7 +105,7 @@ fn a_daemon_that_is_killed_while_a_change_is_delayed_has_a_successor_that_makes_
 fn a_delayed_change_that_is_refused_leaves_the_job_to_masks() {
     let (mut node, pid) = slow_node();
     node.assign("a", 2, &[pid]);
-    node.world().without_controller.insert(WALL.to_owned());
+    node.world().without_cpuset_controller.insert(WALL.to_owned());
     node.finish_changes();
     assert_eq!(node.mask(pid).0, "0-1");
     let why = "its controller is switched off".to_owned();
