@@ -1,20 +1,23 @@
 //! Measures pjwd beside many processes of a plain user that fork or spin without a pause: the time of `assign`, `release`,
-//! `status` and of a hook, asked by a client with a real-time priority, and the time from the fork of a worker outside its
-//! job's cores to its mask. The peers are servers with the normal priority: an echo server, and the listener of the bench
-//! `reaction`.
+//! `status` and of a hook, asked by a client with a real-time priority, the time until the job's process is in its cpuset, and
+//! the time from the fork of a worker outside its job's cores to its mask. The peers are servers with the normal priority: an
+//! echo server, and the listener of the bench `reaction`; and the bare write(2) that moves a process to another cgroup, by
+//! the client with the real-time priority: the lower limit of a change of cpusets.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use nix::unistd::gettid;
 use pjw_benches::load::forker::{self, Forker, WorkerStart};
 use pjw_benches::load::processes::{Activity, LoadProcesses};
 use pjw_benches::load::user_load::{self, UserActivity, UserLoad};
 use pjw_benches::measure::results::{Figure, median, print_line, publish, quantile};
 use pjw_benches::measure::usage::ProcessUsage;
+use pjw_benches::peers::cgroups::Cgroup;
 use pjw_benches::peers::cgrulesengd::find_sleep;
 use pjw_benches::peers::echo::{EchoServer, RawClient};
 use pjw_benches::peers::fork_listener::{self, ForkListener};
@@ -37,6 +40,10 @@ const PAUSE: Duration = Duration::from_millis(15);
 const WORKER_PAUSE: Duration = Duration::from_millis(40);
 const STATUS_CALL: &[u8] = b"{\"method\":\"org.pjw.Warden.GetStatus\",\"parameters\":{}}\0";
 const ECHO: &str = "an echo server with the normal priority";
+const BARE_MOVE: &str = "the bare move of a process to another cgroup";
+const IN_CPUSET: &str = "assign, until the process is in its cpuset";
+/// How long the bench waits until a process is in its cpuset.
+const CPUSET_TIMEOUT: Duration = Duration::from_secs(10);
 const LISTENER: &str = "the bare calls with the normal priority";
 
 /// The measured times of a round, in ms, by the name of what was measured.
@@ -66,11 +73,28 @@ fn measure_round(setup: &Setup, activity: UserActivity, processes: usize) -> any
     let target = LoadProcesses::start(1, 1, Activity::Sleeping, interrupt)?;
     let reply_bytes = RawClient::connect(&warden.socket())?.call(STATUS_CALL)?;
     let echo = EchoServer::start(reply_bytes, interrupt)?;
+    let bystander = LoadProcesses::start(1, 1, Activity::Sleeping, interrupt)?;
+    let cgroup = match Cgroup::new("cpuset", "busy")
+        .and_then(|cgroup| Ok((cgroup.set_cpus(&scale.usable_cores[0])?, cgroup).1))
+    {
+        Ok(cgroup) => Some(cgroup),
+        Err(error) => {
+            print_line(&format!("skipped: {BARE_MOVE}: {error:#}"))?;
+            None
+        }
+    };
     let daemon = ProcessUsage::new(warden.pid())?;
     let load = UserLoad::start(activity, processes, interrupt)?;
     interrupt.sleep_until(Instant::now() + Duration::from_secs(1))?;
     let (begun, cpu_before) = (Instant::now(), daemon.cpu_time()?);
-    let mut times = with_realtime_priority(|| call_repeatedly(*effort, &warden, &echo, &target, interrupt))?;
+    let mut times = with_realtime_priority(|| {
+        let client = Client { warden: &warden, echo: &echo, target: &target, interrupt };
+        let mut times = client.call_repeatedly(*effort)?;
+        if let Some(cgroup) = &cgroup {
+            times.insert(BARE_MOVE, bare_moves(*effort, cgroup, bystander.pids()[0], interrupt)?);
+        }
+        Ok(times)
+    })?;
     let share = daemon.cpu_time()?.saturating_sub(cpu_before).as_secs_f64() / begun.elapsed().as_secs_f64();
     print_line(&format!("pjwd uses {:.1} % of a CPU beside {processes} processes", share * 100.0))?;
     times.extend(measure_births(*effort, &warden, &scale.usable_cores, interrupt)?);
@@ -90,29 +114,70 @@ fn with_realtime_priority<T>(measure: impl FnOnce() -> anyhow::Result<T>) -> any
     measured
 }
 
-fn call_repeatedly(
-    effort: Effort,
-    warden: &PrivateWarden,
-    echo: &EchoServer,
-    target: &LoadProcesses,
-    interrupt: &Interrupt,
-) -> anyhow::Result<Times> {
-    let mut times = Times::new();
-    let mut measure = |name, call: &mut dyn FnMut() -> anyhow::Result<()>| -> anyhow::Result<()> {
-        interrupt.sleep_until(Instant::now() + PAUSE)?;
-        let begin = Instant::now();
-        call()?;
-        times.entry(name).or_default().push(begin.elapsed().as_secs_f64() * 1000.0);
-        Ok(())
-    };
-    for round in 0..effort.pick(5, 200) {
-        measure("assign", &mut || warden.assign_cores("busy", 1, &target.pids()))?;
-        measure("release", &mut || warden.release("busy"))?;
-        measure("status", &mut || RawClient::connect(&warden.socket())?.call(STATUS_CALL).map(drop))?;
-        measure(ECHO, &mut || RawClient::connect(&echo.socket())?.call(STATUS_CALL).map(drop))?;
-        if round % 10 == 0 {
-            measure("prolog hook", &mut || run_prolog(warden))?;
-            warden.call::<serde_json::Value>("ReleaseAll", &serde_json::json!({}))?;
+/// The client with the real-time priority, and what it talks to.
+struct Client<'a> {
+    warden: &'a PrivateWarden,
+    echo: &'a EchoServer,
+    target: &'a LoadProcesses,
+    interrupt: &'a Interrupt,
+}
+
+impl Client<'_> {
+    fn call_repeatedly(&self, effort: Effort) -> anyhow::Result<Times> {
+        let Self { warden, echo, target, interrupt } = *self;
+        let mut times = Times::new();
+        let mut measure = |name, call: &mut dyn FnMut() -> anyhow::Result<()>| -> anyhow::Result<Duration> {
+            interrupt.sleep_until(Instant::now() + PAUSE)?;
+            let begin = Instant::now();
+            call()?;
+            let took = begin.elapsed();
+            times.entry(name).or_default().push(took.as_secs_f64() * 1000.0);
+            Ok(took)
+        };
+        let mut until_in_cpuset = Vec::new();
+        for round in 0..effort.pick(5, 200) {
+            let begin = Instant::now() + PAUSE;
+            measure("assign", &mut || warden.assign_cores("busy", 1, &target.pids()))?;
+            // In the other rounds, the release comes while the process may still be moved.
+            if round % 2 == 0 && self.wait_until_in_cpuset()? {
+                until_in_cpuset.push(begin.elapsed().as_secs_f64() * 1000.0);
+            }
+            measure("release", &mut || warden.release("busy"))?;
+            measure("status", &mut || RawClient::connect(&warden.socket())?.call(STATUS_CALL).map(drop))?;
+            measure(ECHO, &mut || RawClient::connect(&echo.socket())?.call(STATUS_CALL).map(drop))?;
+            if round % 10 == 0 {
+                measure("prolog hook", &mut || run_prolog(warden))?;
+                warden.call::<serde_json::Value>("ReleaseAll", &serde_json::json!({}))?;
+            }
+        }
+        times.insert(IN_CPUSET, until_in_cpuset);
+        Ok(times)
+    }
+
+    /// Waits until the process is in the cpuset of its job. Returns false if masks keep the job, because this machine has
+    /// no cpusets.
+    fn wait_until_in_cpuset(&self) -> anyhow::Result<bool> {
+        let path = format!("/proc/{}/cgroup", self.target.pids()[0]);
+        let deadline = Instant::now() + CPUSET_TIMEOUT;
+        while !fs::read_to_string(&path).context("the target ended")?.contains("busy") {
+            if Instant::now() > deadline {
+                return Ok(false);
+            }
+            self.interrupt.sleep_until(Instant::now() + Duration::from_millis(1))?;
+        }
+        Ok(true)
+    }
+}
+
+/// The times in ms of the write(2) that moves a process into a cgroup or back.
+fn bare_moves(effort: Effort, cgroup: &Cgroup, pid: u32, interrupt: &Interrupt) -> anyhow::Result<Vec<f64>> {
+    let mut times = Vec::new();
+    for _ in 0..effort.pick(5, 100) {
+        for move_process in [Cgroup::move_in, Cgroup::move_back] {
+            interrupt.sleep_until(Instant::now() + PAUSE)?;
+            let begin = Instant::now();
+            move_process(cgroup, pid)?;
+            times.push(begin.elapsed().as_secs_f64() * 1000.0);
         }
     }
     Ok(times)
@@ -156,16 +221,30 @@ fn measure_births(
 /// Returns the figures: for each quantile the median of the rounds.
 fn compare(load: &str, rounds: &[Times]) -> anyhow::Result<Vec<Figure>> {
     let mut figures = Vec::new();
-    for what in ["assign", "release", "status", "prolog hook", "birth"] {
-        let peer = if what == "birth" { LISTENER } else { ECHO };
+    let peers = [
+        ("assign", ECHO),
+        ("assign", BARE_MOVE),
+        (IN_CPUSET, BARE_MOVE),
+        ("release", ECHO),
+        ("release", BARE_MOVE),
+        ("status", ECHO),
+        ("prolog hook", ECHO),
+        ("birth", LISTENER),
+    ];
+    for (what, peer) in peers {
         for (quantile_name, share) in [("p50", 0.5), ("p99", 0.99), ("max", 1.0)] {
             let of = |name| {
                 let values: Vec<f64> =
                     rounds.iter().filter_map(|round| quantile(round.get(name)?, share)).collect();
-                median(&values).context("nothing was measured")
+                median(&values)
             };
             let name = format!("{what} {load}, {quantile_name}");
-            figures.push(Figure::new(&name, of(what)?, "ms", peer, of(peer)?));
+            match of(what).zip(of(peer)) {
+                Some((ours, peers)) => figures.push(Figure::new(&name, ours, "ms", peer, peers)),
+                // This machine has no cpusets.
+                None if [what, peer].iter().any(|name| [BARE_MOVE, IN_CPUSET].contains(name)) => {}
+                None => bail!("nothing was measured: {name}"),
+            }
         }
     }
     Ok(figures)

@@ -83,7 +83,23 @@ impl Cgroup {
     /// # Errors
     /// If the kernel refuses.
     pub fn move_in_and_back(&self, pid: u32) -> anyhow::Result<()> {
-        self.write("cgroup.procs", &pid.to_string())?;
+        self.move_in(pid)?;
+        self.move_back(pid)
+    }
+
+    /// Moves a process into the cgroup.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn move_in(&self, pid: u32) -> anyhow::Result<()> {
+        self.write("cgroup.procs", &pid.to_string())
+    }
+
+    /// Moves a process back into the root of the hierarchy.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn move_back(&self, pid: u32) -> anyhow::Result<()> {
         let root = self.dir.parent().context("a group has a parent")?.join("cgroup.procs");
         fs::write(&root, pid.to_string()).with_context(|| format!("can't write {}", root.display()))
     }

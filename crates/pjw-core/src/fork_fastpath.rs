@@ -17,7 +17,8 @@ use crate::terms::{
 
 /// Returns, by pid, the affinity mask that pjw expects for each process that was forked by a process of a
 /// job and that no scan has read yet. The expected mask is the set of online PUs that the job holds.
-/// Processes of a job with a cpuset are not included, because the cpuset already limits these processes.
+/// Processes of a job with a cpuset are not included, because the cpuset already limits these
+/// processes, unless a change of the cpuset is delayed.
 #[must_use]
 pub fn expected_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let expected = |(pid, descendant): (Pid, &Descendant)| {
@@ -31,6 +32,7 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
     let member = state.members.get(&parent)?;
     let job = state.jobs.get(&member.job).filter(|job| !job.released)?;
     let has_cpuset = state.cpusets.cpuset_of(&job.id).is_some() || state.is_in_job_cpuset(member);
+    let has_cpuset = has_cpuset && !state.cpusets.delayed.has(&job.id);
     job.online_granted_cpus(&state.pool.online_cpus()).filter(|_| !has_cpuset)
 }
 

@@ -2,9 +2,9 @@
 
 use alloc::sync::Arc;
 
-use crate::basics::prelude::*;
+use crate::basics::{Pid, prelude::*};
 use crate::state::WardenState;
-use crate::terms::{CpusetAction, Plan, Record, ScanRequest, ScanScope};
+use crate::terms::{CpusetAction, CpusetChange, CpusetOutcome, Plan, Record, ScanRequest, ScanScope};
 
 /// Returns the next scan of this cycle; `None` if nothing must be read. The scan covers members whose threads
 /// are not known yet, threads that the plan changes (to verify the change and to find their new children),
@@ -21,14 +21,10 @@ pub(crate) fn next_scan(
     let new_members = records.iter().filter_map(Record::tracked_process);
     let new_members = new_members.filter_map(|process| state.tracked(process.pid));
     let unread = all_tracked.chain(new_members).filter(|member| member.threads.is_empty());
-    // A change of a cpuset may change the masks and the cgroups of all its processes.
-    let cpusets: BTreeSet<_> =
-        plan.cpuset_actions.iter().map(|action| (&action.job, action.path())).collect();
-    let in_cpuset = cpusets.into_iter().flat_map(|(job, path)| state.concerned_by_cpuset(job, path));
-    let moved = plan.cpuset_actions.iter().filter_map(CpusetAction::process);
-    let changed = plan.mask_actions.iter().map(|action| action.thread.process).chain(moved);
-    let processes = unread.chain(in_cpuset).map(|member| member.id).chain(changed);
-    let pids: BTreeSet<_> = processes.map(|process| process.pid).collect();
+    let changed = plan.mask_actions.iter().map(|action| action.thread.process);
+    let processes = unread.map(|member| member.id).chain(changed);
+    let mut pids: BTreeSet<_> = processes.map(|process| process.pid).collect();
+    pids.extend(pids_changed_by(state, plan.cpuset_actions.iter()));
     let mut cgroups = state.unread_cgroups();
     cgroups.extend(plan.cpuset_actions.iter().map(|action| action.path().to_owned()));
     (!pids.is_empty() || !cgroups.is_empty()).then(|| ScanRequest {
@@ -37,4 +33,45 @@ pub(crate) fn next_scan(
         cgroups,
         idle_watch: Arc::default(),
     })
+}
+
+/// The processes whose masks or cgroups these changes of cpusets may change: all processes in the cpusets, and those that
+/// are moved.
+fn pids_changed_by<'a>(
+    state: &WardenState,
+    actions: impl Iterator<Item = &'a CpusetAction> + Clone,
+) -> BTreeSet<Pid> {
+    let cpusets: BTreeSet<_> = actions.clone().map(|action| (&action.job, action.path())).collect();
+    let in_cpuset = cpusets.into_iter().flat_map(|(job, path)| state.concerned_by_cpuset(job, path));
+    let initial = actions.clone().filter_map(|action| match &action.change {
+        CpusetChange::Create { initial_processes, .. } => Some(initial_processes),
+        _ => None,
+    });
+    let moved = actions.filter_map(CpusetAction::process).chain(initial.flatten().copied());
+    in_cpuset.map(|member| member.id).chain(moved).map(|process| process.pid).collect()
+}
+
+impl WardenState {
+    /// Updates the state after delayed changes of cpusets were completed. Extends the request for the next scan by what
+    /// these changes may have changed. Their jobs are planned again after this scan.
+    pub fn note_finished_cpuset_changes(
+        &mut self,
+        finished: &[(CpusetAction, CpusetOutcome)],
+        request: &mut ScanRequest,
+    ) {
+        for (action, outcome) in finished {
+            self.cpusets.delayed.remove(action);
+            if let CpusetOutcome::Refused { reason } = outcome {
+                self.cpusets.record_refusal(action, reason);
+            }
+            self.dirty.add_job(&action.job);
+        }
+        let actions = finished.iter().map(|(action, _)| action);
+        let pids = pids_changed_by(self, actions.clone());
+        request.cgroups.extend(actions.map(|action| action.path().to_owned()));
+        request.threads_of.extend(&pids);
+        if let ScanScope::Partial(scanned) = &mut request.scope {
+            scanned.extend(pids);
+        }
+    }
 }

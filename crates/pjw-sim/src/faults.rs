@@ -23,6 +23,9 @@ pub struct Faults {
     /// immediately before this step: for example, start or end a process, or request a mask. A step of the
     /// daemon is, for example, a scan or one change of a mask.
     pub change_between_steps_permille: u32,
+    /// The probability, in permille per attempt, that the change of a cpuset takes long. The change is then made
+    /// during later steps of the daemon.
+    pub delayed_change_permille: u32,
     /// Whether PUs go offline and come back during the run.
     pub hotplug: bool,
     /// The probability, in permille per process and scan, that an existing process can't be scanned.
@@ -44,6 +47,8 @@ impl Faults {
     #[must_use]
     pub fn from_seed(seed: &RandomStream) -> Self {
         let mut swarm = seed.substream("swarm");
+        let mut delays = seed.substream("delays");
+        let delayed_change_permille = if delays.chance(500) { delays.random_below(500) } else { 0 };
         let mut sometimes = |permille: u32| if swarm.chance(500) { swarm.random_below(permille) } else { 0 };
         Self {
             silent_event_loss_permille: sometimes(300),
@@ -51,6 +56,7 @@ impl Faults {
             failed_journal_write_permille: sometimes(80),
             change_between_steps_permille: sometimes(500),
             kill_permille: sometimes(20),
+            delayed_change_permille,
             hotplug: sometimes(2) > 0,
             unreadable_process_permille: sometimes(60),
             enabled: Rc::new(Cell::new(true)),

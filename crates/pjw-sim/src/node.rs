@@ -1,8 +1,9 @@
 //! The simulated machine as a node of the warden. Processes may end during a scan, and masks may be refused.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
+use std::time::Duration;
 
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::cpuset_group::{
@@ -24,6 +25,9 @@ use crate::{faults::Faults, workload::Workload};
 /// A partial scan checks the masks of one in this number of idle processes.
 const MASK_CHECK_INTERVAL: u32 = 4;
 
+/// The probability, in permille per step of the daemon, that no delayed change of a cpuset is completed.
+const HOLD_PERMILLE: u32 = 800;
+
 /// The interface of pjwd to the simulated machine: an implementation of the trait [`Node`]. Reads and writes
 /// fail at random, and processes change between the steps of the daemon.
 #[derive(Debug, Clone)]
@@ -41,6 +45,12 @@ pub struct SimNode {
     probed: BTreeSet<ProcessId>,
     /// The cgroups that were scanned, as the last scan read them.
     cgroups: BTreeMap<String, Observed<Cgroup>>,
+    /// Whether each change of a cpuset is delayed, until [`SimNode::finish_cpuset_changes`].
+    are_changes_held: bool,
+    /// The delayed changes of cpusets, in the order of the calls.
+    delayed: VecDeque<CpusetAction>,
+    /// The delayed changes that are complete.
+    finished: Vec<(CpusetAction, CpusetOutcome)>,
 }
 
 impl SimNode {
@@ -57,6 +67,29 @@ impl SimNode {
             online: CpuSet::new(),
             probed: BTreeSet::new(),
             cgroups: BTreeMap::new(),
+            are_changes_held: false,
+            delayed: VecDeque::new(),
+            finished: Vec::new(),
+        }
+    }
+
+    /// Delays every change of a cpuset from now on.
+    pub fn hold_cpuset_changes(&mut self) {
+        self.are_changes_held = true;
+    }
+
+    /// Completes the delayed changes of cpusets. Later changes are not delayed.
+    pub fn finish_cpuset_changes(&mut self) {
+        self.are_changes_held = false;
+        while !self.delayed.is_empty() {
+            self.finish_next_change();
+        }
+    }
+
+    fn finish_next_change(&mut self) {
+        if let Some(action) = self.delayed.pop_front() {
+            let outcome = change_cpuset(&mut self.world.borrow_mut(), &action.change);
+            self.finished.push((action, outcome));
         }
     }
 
@@ -110,10 +143,14 @@ impl SimNode {
 
     /// Lets time pass between two steps of the warden. The workload may make a step in it, and no two scans have the
     /// same time.
-    fn pass_time(&self) {
+    fn pass_time(&mut self) {
         self.world.borrow_mut().advance(1);
         if self.faults.occurs(self.faults.change_between_steps_permille) {
             self.workload.borrow_mut().step(&mut self.world.borrow_mut());
+        }
+        let may_finish = !self.delayed.is_empty() && !self.are_changes_held;
+        if may_finish && !self.faults.occurs(HOLD_PERMILLE) {
+            self.finish_next_change();
         }
     }
 }
@@ -379,9 +416,19 @@ impl Node for SimNode {
         MaskOutcome::Done { effective }
     }
 
-    fn change_cpuset(&mut self, action: &CpusetAction) -> CpusetOutcome {
+    fn take_finished_cpuset_changes(&mut self) -> Vec<(CpusetAction, CpusetOutcome)> {
+        std::mem::take(&mut self.finished)
+    }
+
+    fn change_cpuset(&mut self, action: &CpusetAction, _max_wait: Duration) -> CpusetOutcome {
         self.faults.maybe_kill_daemon();
         self.pass_time();
+        let is_slow = self.are_changes_held || !self.delayed.is_empty();
+        let delayed_permille = self.faults.delayed_change_permille;
+        if is_slow || (delayed_permille > 0 && self.faults.occurs(delayed_permille)) {
+            self.delayed.push_back(action.clone());
+            return CpusetOutcome::Delayed;
+        }
         if self.faults.occurs(self.faults.refused_change_permille) {
             return CpusetOutcome::Refused { reason: "refused by chance".to_owned() };
         }

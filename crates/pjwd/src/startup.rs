@@ -243,7 +243,7 @@ fn listen(passed: Option<UnixListener>, path: &Path) -> anyhow::Result<(UnixList
 
 fn node(settings: &Settings, cpuset_support: &CpusetSupport) -> anyhow::Result<LinuxNode> {
     let mut node = LinuxNode::new(pjw_sources::identifying_variables()).context("can't open /proc")?;
-    node.set_cpuset_support(cpuset_support);
+    node.set_cpuset_support(cpuset_support).context("can't open /proc")?;
     task_scan::configure(settings.scan_interface, &mut node);
     Ok(node)
 }

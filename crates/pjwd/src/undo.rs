@@ -70,7 +70,7 @@ pub fn release_all(state_dir: &Path, beside: bool) -> anyhow::Result<ReleaseSumm
     let cpuset_support = capabilities.cpuset_support;
     let policy = Policy { only_user, cpuset_support, own_cgroups, ..policy() };
     let state = WardenState::new(load_topology(TopologySource::Live)?, &policy.housekeeping_cpus);
-    node.set_cpuset_support(&policy.cpuset_support);
+    node.set_cpuset_support(&policy.cpuset_support).context("can't open /proc")?;
     let events = probe::open_process_events().ok();
     let has_events = events.is_some();
     node.set_process_events(events);

@@ -47,6 +47,13 @@ impl<T: PartialEq> History<T> {
         }
     }
 
+    /// Corrects the time of the last replacement: it took place at `at`, or has not taken place yet.
+    pub(crate) fn postpone(&mut self, at: Nanos) {
+        if let Some((_, until)) = self.earlier.last_mut() {
+            *until = at.max(*until);
+        }
+    }
+
     /// Every value that held at some moment from `from` until now, the present value first.
     pub(crate) fn since(&self, from: Nanos) -> impl Iterator<Item = &T> {
         let earlier = self.earlier.iter().rev().filter(move |(_, until)| *until >= from);
@@ -91,6 +98,18 @@ mod tests {
         history.take_back();
         assert_eq!(history.since(Nanos(5)).copied().collect::<Vec<_>>(), ['a', 'b']);
         assert_eq!(history.since(Nanos(11)).copied().collect::<Vec<_>>(), ['a']);
+    }
+
+    #[test]
+    fn a_replacement_that_took_place_later_than_noted_is_postponed() {
+        let mut history = History::new('a');
+        history.postpone(Nanos(5));
+        history.set('b', Nanos(10));
+        history.postpone(Nanos(20));
+        history.postpone(Nanos(15));
+        let since = |from| history.since(Nanos(from)).copied().collect::<Vec<_>>();
+        assert_eq!(since(20), ['b', 'a']);
+        assert_eq!(since(21), ['b']);
     }
 
     #[test]

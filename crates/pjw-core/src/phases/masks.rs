@@ -88,7 +88,13 @@ fn plan_job(
     let Some(grant) = job.online_granted_cpus(&online).filter(|_| !waits_for_cpuset) else {
         return Vec::new();
     };
-    let Some(concerned) = draft.state.members.concerned(&draft.state.dirty, id) else { return Vec::new() };
+    let Some(mut concerned) = draft.state.members.concerned(&draft.state.dirty, id) else {
+        return Vec::new();
+    };
+    if draft.state.cpusets.delayed.has(id) {
+        // The cpuset may be about to change.
+        concerned.retain(|member| !draft.state.is_in_job_cpuset(member));
+    }
     let mut plans = thread_plans(draft, &grant, concerned);
     find_overloaded(&draft.state.topology, &mut plans, &grant);
     let pins = pins(draft, id, &grant, &plans);

@@ -14,6 +14,7 @@ use crate::terms::{Event, EventKind, JobId, Observed, Process, Record, ScanScope
 /// Updates the state with the processes, cgroups and PUs of the scan.
 pub(crate) fn update_state(draft: &mut Draft<'_>) {
     let snapshot = draft.seen;
+    draft.state.cpusets.postpone_delayed_writes(draft.now.since_boot);
     note_online(draft, &snapshot.online);
     draft.state.cgroups.extend(snapshot.cgroups.clone());
     if draft.full {

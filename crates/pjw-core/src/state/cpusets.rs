@@ -1,6 +1,9 @@
 //! The registry of job cpusets: which cpusets were made, which processes were moved, and which changes were
 //! refused. The cpusets and the moves are in the journal.
 
+pub mod delayed;
+
+use self::delayed::DelayedChanges;
 use crate::basics::{CpuSet, Nanos, ProcessId, enclosing_paths, history::History, prelude::*};
 use crate::terms::{
     CgroupCreator, Cpuset, CpusetAction, CpusetChange, CpusetRecord, JobCpuset, JobId, JobRequest,
@@ -99,6 +102,8 @@ pub struct CpusetRegistry {
     found: Vec<LeftoverCpuset>,
     /// The found cpusets that a warning must name, by path.
     recovered: BTreeMap<String, RecoveredCpuset>,
+    /// The changes that are not complete.
+    pub delayed: DelayedChanges,
 }
 
 impl CpusetRegistry {
@@ -267,6 +272,7 @@ impl CpusetRegistry {
         self.refused.is_empty()
             && self.move_errors.is_empty()
             && self.failed_removals.is_empty()
+            && self.delayed.is_empty()
             && self.managed.values().all(is_done)
     }
 
@@ -393,6 +399,15 @@ impl CpusetRegistry {
     pub(crate) fn forget(&mut self, process: ProcessId) {
         self.forget_moved(process);
         self.move_errors.remove(&process);
+    }
+
+    /// Records that the delayed writes of cpusets took place at the time `at`, or later.
+    pub(crate) fn postpone_delayed_writes(&mut self, at: Nanos) {
+        for path in self.delayed.take_written() {
+            if let Some(history) = self.history.get_mut(&path) {
+                history.postpone(at);
+            }
+        }
     }
 
     /// Records that the change `action` of a cpuset was refused, usually by the kernel or systemd. `reason`

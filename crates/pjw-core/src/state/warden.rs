@@ -179,11 +179,16 @@ impl WardenState {
     }
 
     /// Whether a reading of this thread of a process need not show the original mask, because of a cpuset of pjw around it:
-    /// the cpuset cuts the mask, was written after the mask was read, or is to be removed.
+    /// the cpuset cuts the mask, was written after the mask was read, or is to be removed, or the process is being moved.
     pub(crate) fn may_cpuset_hide_mask(&self, pid: Pid, thread: &MemberThread) -> bool {
         let cgroup = self.process(pid).and_then(|process| process.cgroup.as_deref());
         let (Some(entry), Some(cgroup)) = (&thread.mask_entry, cgroup) else { return false };
         let (seen, read_at) = (&thread.effective_mask, entry.last_read_at());
+        let is_moving =
+            self.process(pid).is_some_and(|known| self.cpusets.delayed.moving_to(known.id).is_some());
+        if is_moving {
+            return true;
+        }
         let limits = self.present_mask_limits(pid);
         let is_cut =
             MaskEntry::from_first_reading(seen, &limits, read_at).original_mask() != entry.original_mask();

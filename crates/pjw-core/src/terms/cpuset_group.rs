@@ -228,7 +228,7 @@ pub enum CpusetChange {
 }
 
 /// The result of carrying out a [`CpusetAction`] (a change of a job's cpuset). The change was made, the
-/// kernel or systemd refused it, or the process or cgroup no longer exists.
+/// kernel or systemd refused it, the process or cgroup no longer exists, or the change takes long.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpusetOutcome {
     /// The change was made.
@@ -244,4 +244,7 @@ pub enum CpusetOutcome {
         /// The error and the remedy, in one sentence for users.
         reason: String,
     },
+    /// The change is not complete after the time that the caller wanted to wait. The node goes on with it, and
+    /// reports the outcome later ([`crate::ports::Node::take_finished_cpuset_changes`]).
+    Delayed,
 }

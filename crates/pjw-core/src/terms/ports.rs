@@ -1,6 +1,6 @@
 //! The two interfaces to the outside: the node, which is scanned and changed, and the journal.
 
-use core::error::Error;
+use core::{error::Error, time::Duration};
 
 use crate::basics::{Pid, prelude::*};
 use crate::terms::cpuset_group::{CpusetAction, CpusetOutcome, LeftoverCpuset};
@@ -38,8 +38,15 @@ pub trait Node {
     fn change_mask(&mut self, action: &MaskAction) -> MaskOutcome;
 
     /// Makes one change of a job's cpuset, as planned in `action`, and reads the new state of the cpuset
-    /// back.
-    fn change_cpuset(&mut self, action: &CpusetAction) -> CpusetOutcome;
+    /// back. The changes are made in the order of the calls. Returns [`CpusetOutcome::Delayed`] if the change takes longer than about `max_wait`. A node that can't
+    /// make changes in the background returns when the change is complete.
+    fn change_cpuset(&mut self, action: &CpusetAction, max_wait: Duration) -> CpusetOutcome;
+
+    /// Returns the delayed changes of cpusets that are complete by now, with their outcomes, in the order of the calls of
+    /// [`Node::change_cpuset`]. Each change is returned once.
+    fn take_finished_cpuset_changes(&mut self) -> Vec<(CpusetAction, CpusetOutcome)> {
+        Vec::new()
+    }
 }
 
 /// The interface to the journal, the file from which pjwd restores its state after a restart. A record must

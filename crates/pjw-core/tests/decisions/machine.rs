@@ -2,6 +2,7 @@
 
 use std::cell::RefMut;
 use std::ops::Deref;
+use std::time::Duration;
 
 use pjw_core::command::{AssignCommand, Caller, Command, Reply};
 use pjw_core::cpuset::CpuSet;
@@ -197,8 +198,10 @@ impl Machine {
         let snapshot = self.node.scan(scan);
         let decision = self.decide(&snapshot, commands);
         for action in &decision.plan.cpuset_actions {
-            if let CpusetOutcome::Refused { reason } = self.node.change_cpuset(action) {
-                self.state.cpusets.record_refusal(action, &reason);
+            match self.node.change_cpuset(action, Duration::MAX) {
+                CpusetOutcome::Refused { reason } => self.state.cpusets.record_refusal(action, &reason),
+                CpusetOutcome::Delayed => self.state.cpusets.delayed.add(action),
+                CpusetOutcome::Done { .. } | CpusetOutcome::Gone => {}
             }
         }
         decision.plan.mask_actions.iter().for_each(|action| self.carry_out(action));

@@ -20,7 +20,7 @@ use context::{Result, changed_cpuset, done, refused};
 
 pub(crate) use context::CpusetContext;
 pub(crate) use marks::list_job_cpusets;
-pub(crate) use unrelated_threads::UnrelatedThreads;
+pub(crate) use unrelated_threads::{REMOVAL_DELAY, UnrelatedThreads};
 
 use crate::cgroup::CgroupDir;
 

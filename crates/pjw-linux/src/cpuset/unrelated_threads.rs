@@ -35,7 +35,7 @@ pub(crate) struct UnrelatedThreads {
 
 /// How long the kernel may take to give the CPUs of a removed partition back: it ends the partition after rmdir(2), in
 /// a work queue (`css_killed_work_fn` in kernel/cgroup/cgroup.c, Linux 6.1).
-const REMOVAL_DELAY: Duration = Duration::from_secs(5);
+pub(crate) const REMOVAL_DELAY: Duration = Duration::from_secs(5);
 
 /// A thread whose mask was narrower than its cpuset before a change.
 #[derive(Debug, Clone)]

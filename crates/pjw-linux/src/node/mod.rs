@@ -5,6 +5,7 @@
 //! process or thread that ends while it is read is reported as gone.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -24,21 +25,20 @@ use tracing::warn;
 
 use crate::bpf::{AffinityMonitor, DrainedRequests, TaskScan, TaskScope};
 use crate::cgroup::{CgroupMounts, CgroupWatch, CpusetMount, PopulatedCache};
-use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change, list_job_cpusets};
+use crate::cpuset::list_job_cpusets;
 use crate::proc::events::{EventLoss, ProcEvents};
 use crate::proc::procfs::Stat;
 use crate::sys::{affinity, clock};
-use crate::{
-    sys::errno::is_gone, sys::online::Online, sys::version::affinity_survives_by_version,
-    systemd::SystemdClient,
-};
+use crate::{sys::errno::is_gone, sys::online::Online, sys::version::affinity_survives_by_version};
 
+mod cpuset_changer;
 mod idle;
 mod mask_write;
 mod process_cache;
 mod scan_plan;
 mod task_pass;
 
+use cpuset_changer::CpusetChanger;
 use idle::IdleTracker;
 use mask_write::{refusal_reason, set_mask, set_mask_or_inherit};
 use process_cache::{ProcessCache, is_absent};
@@ -60,8 +60,7 @@ pub struct LinuxNode {
     online_list: Option<Online>,
     /// The time of the last change of the online PUs. `None` if the kernel no longer changes masks because of it.
     online_changed_at: Option<Instant>,
-    systemd: SystemdClient,
-    unrelated_threads: UnrelatedThreads,
+    cpuset_changer: CpusetChanger,
     idle: IdleTracker,
     /// The kernel's process events, if available.
     process_events: Option<ProcEvents>,
@@ -92,8 +91,7 @@ impl LinuxNode {
             online: CpuSet::new(),
             online_list: Online::open().ok(),
             online_changed_at: None,
-            systemd: SystemdClient::default(),
-            unrelated_threads: UnrelatedThreads::new(affinity_survives_by_version()),
+            cpuset_changer: CpusetChanger::new(affinity_survives_by_version())?,
             idle: IdleTracker::default(),
             process_events: None,
             scan: None,
@@ -164,8 +162,33 @@ impl LinuxNode {
     /// [`CpusetSupport::affinity_persists`] of `support` says so, as [`crate::probe`] determined it. The
     /// other fields of `support` are ignored. Until this function is called, the value is derived from the
     /// kernel version: true for Linux 6.2 and later.
-    pub fn set_cpuset_support(&mut self, support: &CpusetSupport) {
-        self.unrelated_threads = UnrelatedThreads::new(support.affinity_persists);
+    ///
+    /// # Errors
+    /// If `/proc` can't be opened.
+    pub fn set_cpuset_support(&mut self, support: &CpusetSupport) -> Result<(), Errno> {
+        self.cpuset_changer = CpusetChanger::new(support.affinity_persists)?;
+        Ok(())
+    }
+
+    /// Starts a thread that changes cpusets. From then on, [`Node::change_cpuset`] does not wait longer than its
+    /// caller wants. Without the thread, it returns when the change is complete. Returns the id of the thread.
+    ///
+    /// # Errors
+    /// If the thread can't be started, or there is no file descriptor left.
+    pub fn start_cpuset_thread(&mut self) -> io::Result<Tid> {
+        self.cpuset_changer.start_thread()
+    }
+
+    /// Returns the file descriptor that poll(2) shows as readable when a delayed change of a cpuset is complete.
+    /// `None` if no change is delayed.
+    #[must_use]
+    pub fn cpuset_changes_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.cpuset_changer.fd()
+    }
+
+    /// Returns whether a delayed change of a cpuset is complete. The next cycle takes it.
+    pub fn has_finished_cpuset_changes(&mut self) -> bool {
+        self.cpuset_changer.has_finished()
     }
 
     /// Runs a pass of the task scan. Empty if the task scan is not available or fails.
@@ -236,13 +259,10 @@ impl LinuxNode {
         let cgroups: BTreeMap<String, Observed<Cgroup>> =
             paths.into_iter().map(|path| (path.clone(), self.read_cgroup(&path))).collect();
         // systemd removes the scope of a job that ended, and with it a partition.
-        let Self { cache, systemd, unrelated_threads, mounts, .. } = self;
-        for (path, _) in cgroups.iter().filter(|(_, cgroup)| **cgroup == Observed::Gone) {
-            unrelated_threads.note_removed(path);
-        }
-        if let Some(hierarchy) = CpusetMount::choose(mounts) {
-            let context = &mut CpusetContext { proc: &mut cache.proc, hierarchy: &hierarchy, systemd };
-            unrelated_threads.restore_after_removal(context);
+        let removed = cgroups.iter().filter(|(_, cgroup)| **cgroup == Observed::Gone);
+        let removed = removed.map(|(path, _)| path.clone()).collect();
+        if let Some(hierarchy) = CpusetMount::choose(&self.mounts) {
+            self.cpuset_changer.restore_after_removal(removed, &hierarchy);
         }
         cgroups
     }
@@ -400,18 +420,17 @@ impl Node for LinuxNode {
         }
     }
 
-    fn change_cpuset(&mut self, action: &CpusetAction) -> CpusetOutcome {
+    fn take_finished_cpuset_changes(&mut self) -> Vec<(CpusetAction, CpusetOutcome)> {
+        self.cpuset_changer.take_finished()
+    }
+
+    fn change_cpuset(&mut self, action: &CpusetAction, max_wait: Duration) -> CpusetOutcome {
         let Some(hierarchy) = CpusetMount::choose(&self.mounts) else {
             return CpusetOutcome::Refused {
                 reason: "no cgroup hierarchy with cpusets is mounted".to_owned(),
             };
         };
-        let Self { cache, systemd, unrelated_threads, .. } = self;
-        apply_change(
-            &mut CpusetContext { proc: &mut cache.proc, hierarchy: &hierarchy, systemd },
-            unrelated_threads,
-            &action.change,
-        )
+        self.cpuset_changer.change(action, &hierarchy, max_wait)
     }
 }
 

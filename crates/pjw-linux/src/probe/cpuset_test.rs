@@ -155,6 +155,7 @@ impl CpusetTest<'_> {
             CpusetOutcome::Done { .. } => Ok(()),
             CpusetOutcome::Gone => Err("the process of the cpuset test ended early".to_owned()),
             CpusetOutcome::Refused { reason } => Err(reason),
+            CpusetOutcome::Delayed => Err("the change of the cpuset takes too long".to_owned()),
         }
     }
 }

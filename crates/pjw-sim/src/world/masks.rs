@@ -75,12 +75,13 @@ impl World {
             only.is_none_or(|pid| pid == process.id.pid) && is_cgroup_within(&process.cgroup, path)
         };
         let has_cpuset = only.is_none() || self.cpuset_of(path).is_some();
+        let now = self.now;
         for process in self.processes.values_mut().filter(is_concerned) {
             process.was_in_cpuset |= has_cpuset;
             for thread in process.threads.values_mut() {
                 thread.fallback_mask = None;
                 if forgets {
-                    thread.requested_mask = self.cpus.clone();
+                    (thread.requested_mask, thread.mask_requested_at) = (self.cpus.clone(), now);
                 }
                 if has_cpuset {
                     thread.note_replacement();

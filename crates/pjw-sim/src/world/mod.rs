@@ -62,7 +62,8 @@ pub struct SimThread {
     pub program_request: ProgramRequest,
     /// The time of the last request for a mask by a program or a user, in ns since boot. Requests by pjw do
     /// not count. 0 if there was none. Before Linux 6.2, a kernel replaces the mask when a process moves to
-    /// another cgroup. On such a simulated kernel, a move by a program other than pjw counts as a request.
+    /// another cgroup. On such a simulated kernel, that counts as a request.
+    /// So does a change of the cpuset.
     pub mask_requested_at: u64,
     /// Whether the daemon can't know which thread created this thread, and so which mask this thread
     /// inherited. The kernel does not report which thread of a process creates another thread. So the value

@@ -159,6 +159,8 @@ impl Counters {
                 CpusetOutcome::Done { .. } => 0,
                 CpusetOutcome::Gone => 1,
                 CpusetOutcome::Refused { .. } => 2,
+                // It is counted when it is complete.
+                CpusetOutcome::Delayed => continue,
             };
             self.cpuset_actions[cpuset_action_index(&action.change)][outcome] += 1;
         }

@@ -13,8 +13,8 @@ use pjw_core::command::{AssignCommand, Command, Reply};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::plan::Warning;
 use pjw_core::{
-    allocate::defrag::plan_defrag, cpuset::CpuSet, ids::Tid, job::JobId, refusal::Refusal,
-    state::lineage::scan_queue::ScanUrgency,
+    allocate::defrag::plan_defrag, cpuset::CpuSet, cpuset_group::CpusetHierarchy, ids::Tid, job::JobId,
+    refusal::Refusal, state::lineage::scan_queue::ScanUrgency,
 };
 use pjw_ipc::call::{DefragReply, PlanReply};
 use pjw_linux::{node::LinuxNode, sys::clock, sys::own_usage::return_free_memory};
@@ -148,12 +148,27 @@ impl EventLoop {
         }
     }
 
+    /// Starts the thread that changes cpusets, if this node has cpusets. Returns the name and the id of the thread.
+    fn start_cpuset_thread(&mut self) -> Option<(&'static str, Tid)> {
+        if matches!(self.warden.policy().cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. }) {
+            return None;
+        }
+        match self.warden.node_interface_mut().start_cpuset_thread() {
+            Ok(tid) => Some(("thread for cpusets", tid)),
+            Err(error) => {
+                warn!("the event loop changes cpusets itself, which may delay it: {error}");
+                None
+            }
+        }
+    }
+
     /// Runs the first cycle (scan, decision and changes), which scans all processes. The published status is
     /// complete only after this cycle. So the caller must not serve clients earlier. Also gives the daemon's
     /// threads a real-time priority, if it is configured.
     pub fn run_first_cycle(&mut self) {
         let tids = [("event loop", gettid()), ("control server", getpid())];
         let threads = tids.map(|(name, tid)| (name, Tid(tid.as_raw().cast_unsigned())));
+        let threads: Vec<_> = threads.into_iter().chain(self.start_cpuset_thread()).collect();
         self.realtime = RealtimePriority::new(&threads, Instant::now());
         self.realtime.set_enabled(self.config.settings().use_realtime_priority);
         self.triggers.job_processes_scan_due = true;
@@ -210,7 +225,9 @@ impl EventLoop {
             self.triggers.unassigned_scan_due |= now >= self.next_rescan;
             let events_are_due = self.events_due(now).is_some_and(|due| due <= now);
             is_for_events &= !self.triggers.is_cycle_due();
-            if self.triggers.is_cycle_due() || !pending.is_empty() || events_are_due {
+            let are_changes_finished = self.warden.node_interface_mut().has_finished_cpuset_changes();
+            is_for_events &= !are_changes_finished;
+            if self.triggers.is_cycle_due() || !pending.is_empty() || events_are_due || are_changes_finished {
                 // Each scan reads the changed cgroups.
                 self.cgroups_changed_at = None;
                 self.cycle(pending);
@@ -266,6 +283,8 @@ impl EventLoop {
             self.netlink_paused_since.get_or_insert(now);
         }
         fds.extend(events_fd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+        let changes_fd = self.warden.node_interface().cpuset_changes_fd();
+        fds.extend(changes_fd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
         let of_cgroups = fds.len();
         let cgroups_fd = self.warden.node_interface().cgroup_changes_fd();
         // While the scan of changed cgroups is due, more changes wake nothing.

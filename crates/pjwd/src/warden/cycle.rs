@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pjw_core::command::{Command, Reply};
-use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome};
 use pjw_core::ids::{ProcessId, ThreadId};
 use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome, Plan, Warning};
 use pjw_core::policy::{Mode, Policy};
@@ -34,15 +33,12 @@ const EINVAL: i32 = nix::libc::EINVAL;
 /// other jobs.
 const MAX_ROUNDS: usize = 8;
 
-/// The longest time that one cycle spends on cpuset changes, including waiting for systemd.
-const MAX_CPUSET_TIME: Duration = Duration::from_secs(5);
-
 /// The central type of pjwd, the process jail warden. It runs cycles: each cycle scans processes, decides,
 /// and changes affinity masks and cpusets. So the processes of each job stay on the job's cores. `N` is the
 /// interface to the machine, and `J` is the journal. Tests use a simulated machine and a simulated journal.
 #[derive(Debug)]
 pub struct Warden<N, J> {
-    node: N,
+    pub(super) node: N,
     pub(super) journal: J,
     pub(super) state: WardenState,
     pub(super) policy: Policy,
@@ -58,8 +54,8 @@ pub struct Warden<N, J> {
     unknown_pus: CpuSet,
     /// The audit of the grants, with the number of changes of the pool at the last check.
     pub(super) audited_grants: Option<(u64, GrantAudit)>,
-    /// The time that this cycle has spent on cpuset changes.
-    cpuset_time: Duration,
+    /// The time that this cycle may still wait for changes of cpusets.
+    pub(super) cpuset_time_left: Duration,
 }
 
 impl<N: Node, J: Journal> Warden<N, J> {
@@ -89,7 +85,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             affinity_requests: Vec::new(),
             unknown_pus: CpuSet::new(),
             audited_grants: None,
-            cpuset_time: Duration::ZERO,
+            cpuset_time_left: Duration::ZERO,
         }
     }
 
@@ -209,7 +205,9 @@ impl<N: Node, J: Journal> Warden<N, J> {
         if self.faults.journal_error.is_some() {
             self.faults.journal_error = self.write_records(&[]).err().map(|fault| fault.to_string());
         }
-        self.cpuset_time = Duration::ZERO;
+        let mut report = CycleReport::default();
+        let mut request = request;
+        self.begin_cpuset_changes(&mut request, commands, &mut report);
         let mut last_scan_due = commands.iter().any(moves_processes);
         let known: BTreeSet<JobId> = commands
             .iter()
@@ -219,7 +217,6 @@ impl<N: Node, J: Journal> Warden<N, J> {
             })
             .collect();
         let all_commands = commands;
-        let mut report = CycleReport::default();
         if let Some(fault) = self.confine_forks(&mut report) {
             // The journal can't be written, and the records of the forked processes must be its next records. So this
             // cycle ends here without the requested scan, and the next rescan is a full scan.
@@ -428,24 +425,6 @@ impl<N: Node, J: Journal> Warden<N, J> {
         }
         self.read_process_events();
         snapshot
-    }
-
-    fn apply_cpuset_changes(&mut self, actions: Vec<CpusetAction>) -> Vec<(CpusetAction, CpusetOutcome)> {
-        let mut outcomes = Vec::with_capacity(actions.len());
-        for action in actions {
-            // The next cycle continues. Other jobs and the watchdog must not wait.
-            if self.cpuset_time >= MAX_CPUSET_TIME {
-                break;
-            }
-            let begun = Instant::now();
-            let outcome = self.node.change_cpuset(&action);
-            self.cpuset_time += begun.elapsed();
-            if let CpusetOutcome::Refused { reason } = &outcome {
-                self.state.cpusets.record_refusal(&action, reason);
-            }
-            outcomes.push((action, outcome));
-        }
-        outcomes
     }
 
     fn apply(&mut self, actions: Vec<MaskAction>) -> Vec<(MaskAction, MaskOutcome)> {

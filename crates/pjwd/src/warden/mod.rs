@@ -1,6 +1,7 @@
 //! The warden: one cycle of observe, reconcile, audit, journal and apply, and the report of a cycle.
 
 mod auditing;
+mod cpuset_changes;
 mod cycle;
 mod forks;
 mod recording;

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::time::Duration;
 
 use pjw_core::command::Reply;
 use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome, LeftoverCpuset};
@@ -53,8 +54,8 @@ impl<F: FnMut(usize)> ports::Node for InterleavedNode<F> {
         self.node.change_mask(action)
     }
 
-    fn change_cpuset(&mut self, action: &CpusetAction) -> CpusetOutcome {
-        self.node.change_cpuset(action)
+    fn change_cpuset(&mut self, action: &CpusetAction, max_wait: Duration) -> CpusetOutcome {
+        self.node.change_cpuset(action, max_wait)
     }
 }
 

@@ -20,6 +20,7 @@ use pjw_sim::testing::{ScriptedMachine, assign_command};
 use pjwd::warden::{CycleReport, Warden};
 
 mod between_scans;
+mod delayed;
 mod older_kernels;
 mod resizing;
 

@@ -6,7 +6,8 @@
 //! have no cpuset is kept on its grant by affinity masks, with a warning.
 //!
 //! This phase comes before the masks. Masks are written to the journal before a cpuset changes, because the kernel
-//! may cut or forget them. They are planned after the cpuset was changed: `masks.rs`.
+//! may cut or forget them. They are planned after the cpuset was changed: `masks.rs`. While a change for a job is delayed,
+//! masks keep the job on its grant.
 
 mod moves;
 mod warnings;
@@ -57,7 +58,9 @@ pub(crate) fn plan(draft: &mut Draft<'_>) -> PendingCpusetChanges {
         match placement_of(draft.state, draft.policy, &id) {
             CpusetPlacement::At(job_cpuset) => {
                 wanted.insert(job_cpuset.path.clone());
-                create_cpuset(draft, &job_cpuset, &mut changes);
+                if !draft.state.cpusets.delayed.has(&id) {
+                    create_cpuset(draft, &job_cpuset, &mut changes);
+                }
                 warnings::report_unmovable_members(draft, &id);
             }
             CpusetPlacement::Unknown => drop(changes.waiting_jobs.insert(id)),
@@ -362,6 +365,10 @@ fn remove_cpuset(draft: &mut Draft<'_>, path: &str, changes: &mut PendingCpusetC
     let state = &*draft.state;
     let Some(managed) = state.cpusets.cpuset_at(path).cloned() else { return };
     let job_cpuset = managed.job_cpuset.clone();
+    // A process that is being moved in would be left behind.
+    if state.cpusets.delayed.has(&job_cpuset.job) {
+        return;
+    }
     let cgroup = match state.cgroups.get(path) {
         None => return,
         Some(Observed::Gone) => {

@@ -24,9 +24,12 @@ impl WardenState {
         // The daemon before may have moved the process back out of a cpuset.
         let unread = known.filter(|_| read_at == Nanos(0));
         let left = unread.and_then(|known| self.cpusets.moved_into(known.process.id));
-        let cgroups = core::iter::once(present).chain(moved.map(|(from, _)| &**from)).chain(left);
+        // The process may be there by now.
+        let moving_to = known.and_then(|known| self.cpusets.delayed.moving_to(known.process.id));
+        let cgroups =
+            core::iter::once(present).chain(moved.map(|(from, _)| &**from)).chain(left).chain(moving_to);
         let mut cpusets = CpusetList::new();
-        let mut have_changed = moved.is_some();
+        let mut have_changed = moved.is_some() || moving_to.is_some();
         for cgroup in cgroups {
             let (around, is_new) = self.cpusets_around(cgroup, read_at);
             cpusets.extend(around);

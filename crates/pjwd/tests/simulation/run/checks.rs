@@ -264,7 +264,7 @@ impl Run {
         read.into_iter().for_each(|(pid, tid)| world.record_mask_read(pid, tid));
     }
 
-    /// Each mask entry is correct, unless the program changed the mask since the last reading.
+    /// Each mask entry is correct, unless the program or the kernel changed the mask since the last reading.
     pub(super) fn check_masks(&self) {
         if self.has_missed_information() || self.faults.hotplug {
             return;

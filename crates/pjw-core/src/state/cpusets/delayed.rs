@@ -1,0 +1,90 @@
+//! The changes of cpusets that the kernel or systemd has not completed yet.
+//!
+//! While a change for a job is delayed, no other change of a cpuset is planned for the job, and affinity masks keep its
+//! processes on its cores. When the change is complete, a scan reads what became of it, and the job is planned again.
+
+use crate::basics::{ProcessId, prelude::*};
+use crate::terms::{CpusetAction, CpusetChange, JobId};
+
+/// The changes of cpusets that are not complete, and those that were completed since the last decision.
+#[derive(Debug, Clone, Default)]
+pub struct DelayedChanges {
+    /// The number of delayed changes for each job that has any.
+    jobs: BTreeMap<JobId, usize>,
+    /// The processes that are being moved, each with its new cgroup.
+    moves: BTreeMap<ProcessId, String>,
+    /// The paths of the cpusets whose PUs are being written.
+    written: BTreeSet<String>,
+    /// The paths of the cpusets whose PUs were written since the last decision.
+    finished: BTreeSet<String>,
+}
+
+impl DelayedChanges {
+    /// Adds the change `action`: the node has begun it and did not complete it yet.
+    pub fn add(&mut self, action: &CpusetAction) {
+        *self.jobs.entry(action.job.clone()).or_default() += 1;
+        match &action.change {
+            CpusetChange::Create { job_cpuset, initial_processes, .. } => {
+                self.written.insert(job_cpuset.path.clone());
+                let moves = initial_processes.iter().map(|&process| (process, job_cpuset.path.clone()));
+                self.moves.extend(moves);
+            }
+            CpusetChange::Widen { job_cpuset } => drop(self.written.insert(job_cpuset.path.clone())),
+            CpusetChange::MoveIn { process, to, .. } | CpusetChange::MoveBack { process, to, .. } => {
+                self.moves.insert(*process, to.clone());
+            }
+            CpusetChange::Remove { .. } => {}
+        }
+    }
+
+    /// Removes the change `action`: it is complete, or failed.
+    pub fn remove(&mut self, action: &CpusetAction) {
+        if let Some(count) = self.jobs.get_mut(&action.job) {
+            *count -= 1;
+            if *count == 0 {
+                self.jobs.remove(&action.job);
+            }
+        }
+        match &action.change {
+            CpusetChange::Create { job_cpuset, initial_processes, .. } => {
+                self.finish_writing(&job_cpuset.path);
+                initial_processes.iter().for_each(|process| drop(self.moves.remove(process)));
+            }
+            CpusetChange::Widen { job_cpuset } => self.finish_writing(&job_cpuset.path),
+            CpusetChange::MoveIn { process, .. } | CpusetChange::MoveBack { process, .. } => {
+                self.moves.remove(process);
+            }
+            CpusetChange::Remove { .. } => {}
+        }
+    }
+
+    fn finish_writing(&mut self, path: &str) {
+        if let Some(path) = self.written.take(path) {
+            self.finished.insert(path);
+        }
+    }
+
+    /// Whether a change for the job is not complete. Until it is, no other change for the job is planned.
+    #[must_use]
+    pub fn has(&self, job: &JobId) -> bool {
+        self.jobs.contains_key(job)
+    }
+
+    /// Whether every change is complete.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    /// The cgroup to which a process is being moved.
+    pub(crate) fn moving_to(&self, process: ProcessId) -> Option<&str> {
+        self.moves.get(&process).map(String::as_str)
+    }
+
+    /// The paths of the cpusets whose PUs may have been written since the last decision. A completed write is listed in
+    /// one decision.
+    pub(crate) fn take_written(&mut self) -> BTreeSet<String> {
+        let mut written = core::mem::take(&mut self.finished);
+        written.extend(self.written.iter().cloned());
+        written
+    }
+}

@@ -1,0 +1,282 @@
+//! Carries out the changes of cpusets: on the calling thread, or on a thread of its own.
+//!
+//! Before the kernel moves a process to another cgroup, it lets all forks in progress on the machine end
+//! (`cgroup_threadgroup_rwsem`, kernel/cgroup/cgroup.c). A process that was preempted in the middle of a fork must get a
+//! CPU first. Beside very many processes that fork, that takes hundreds of milliseconds, and the priority of the caller
+//! does not matter. With a thread, the caller waits for a limited time, and learns the outcome of a longer change later.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::unistd::gettid;
+use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome};
+use pjw_core::ids::Tid;
+
+use crate::cpuset::{CpusetContext, REMOVAL_DELAY, UnrelatedThreads, apply_change};
+use crate::{cgroup::CpusetMount, proc::procfs::ProcDir, systemd::SystemdClient};
+
+/// Carries out changes of cpusets, one at a time, in the order of the calls.
+#[derive(Debug)]
+pub(super) struct CpusetChanger {
+    worker: Worker,
+    affinity_persists: bool,
+    /// Until when masks that name CPUs of a removed partition are restored.
+    restores_until: Option<Instant>,
+}
+
+#[derive(Debug)]
+enum Worker {
+    /// The calling thread.
+    Caller(Box<ChangeContext>),
+    /// A thread of its own.
+    Thread(ChangeThread),
+}
+
+/// What the changes need.
+#[derive(Debug)]
+struct ChangeContext {
+    proc: ProcDir,
+    systemd: SystemdClient,
+    unrelated_threads: UnrelatedThreads,
+}
+
+/// What a change thread is to do.
+enum Request {
+    Change(CpusetAction, CpusetMount),
+    /// Restore masks after these cgroups were removed.
+    Restore(Vec<String>, CpusetMount),
+}
+
+/// The thread that carries out changes, as the calling thread sees it.
+#[derive(Debug)]
+struct ChangeThread {
+    requests: Sender<Request>,
+    outcomes: Receiver<(CpusetAction, CpusetOutcome)>,
+    /// The number of changes whose outcomes were not received.
+    open_changes: usize,
+    /// The outcomes of delayed changes.
+    finished: VecDeque<(CpusetAction, CpusetOutcome)>,
+    signal: Arc<Signal>,
+}
+
+/// Tells the calling thread that a delayed change is complete.
+#[derive(Debug)]
+struct Signal {
+    event: EventFd,
+    /// Whether the calling thread waits for the outcome, so that it needs no signal.
+    is_awaited: AtomicBool,
+}
+
+impl ChangeContext {
+    fn new(affinity_persists: bool) -> Result<Self, Errno> {
+        Ok(Self {
+            proc: ProcDir::open(Path::new("/proc"))?,
+            systemd: SystemdClient::default(),
+            unrelated_threads: UnrelatedThreads::new(affinity_persists),
+        })
+    }
+
+    fn change(&mut self, action: &CpusetAction, hierarchy: &CpusetMount) -> CpusetOutcome {
+        let Self { proc, systemd, unrelated_threads } = self;
+        let context = &mut CpusetContext { proc, hierarchy, systemd };
+        apply_change(context, unrelated_threads, &action.change)
+    }
+
+    fn restore_masks(&mut self, removed: &[String], hierarchy: &CpusetMount) {
+        let Self { proc, systemd, unrelated_threads } = self;
+        removed.iter().for_each(|path| unrelated_threads.note_removed(path));
+        unrelated_threads.restore_after_removal(&mut CpusetContext { proc, hierarchy, systemd });
+    }
+
+    /// Serves requests until the calling thread has ended.
+    fn serve(
+        &mut self,
+        requests: &Receiver<Request>,
+        outcomes: &Sender<(CpusetAction, CpusetOutcome)>,
+        signal: &Signal,
+    ) {
+        for request in requests {
+            match request {
+                Request::Restore(removed, hierarchy) => self.restore_masks(&removed, &hierarchy),
+                Request::Change(action, hierarchy) => {
+                    let outcome = self.change(&action, &hierarchy);
+                    if outcomes.send((action, outcome)).is_err() {
+                        return;
+                    }
+                    if !signal.is_awaited.load(Ordering::SeqCst) {
+                        // Writing fails only if the counter is full. Then the fd is readable anyway.
+                        let _ = signal.event.write(1);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl CpusetChanger {
+    /// Makes a changer that carries out each change on the calling thread. `affinity_persists`: as in
+    /// [`pjw_core::cpuset_group::CpusetSupport::affinity_persists`].
+    pub(super) fn new(affinity_persists: bool) -> Result<Self, Errno> {
+        let worker = Worker::Caller(Box::new(ChangeContext::new(affinity_persists)?));
+        Ok(Self { worker, affinity_persists, restores_until: None })
+    }
+
+    /// Starts a thread that carries out the changes from now on. Returns its id. The thread ends with this value, after
+    /// the change that it is about to make.
+    pub(super) fn start_thread(&mut self) -> io::Result<Tid> {
+        let mut context = ChangeContext::new(self.affinity_persists)?;
+        let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
+        let signal = Arc::new(Signal { event, is_awaited: AtomicBool::new(false) });
+        let (requests, incoming) = channel();
+        let (outgoing, outcomes) = channel();
+        let (sender, tid) = channel();
+        let of_thread = Arc::clone(&signal);
+        std::thread::Builder::new().name("cpusets".to_owned()).spawn(move || {
+            // The receiver waits for it.
+            let _ = sender.send(Tid(gettid().as_raw().cast_unsigned()));
+            context.serve(&incoming, &outgoing, &of_thread);
+        })?;
+        let tid = tid.recv().map_err(io::Error::other)?;
+        let finished = VecDeque::new();
+        self.worker = Worker::Thread(ChangeThread { requests, outcomes, open_changes: 0, finished, signal });
+        Ok(tid)
+    }
+
+    /// Carries out a change. With a thread, waits at most `max_wait` for it.
+    pub(super) fn change(
+        &mut self,
+        action: &CpusetAction,
+        hierarchy: &CpusetMount,
+        max_wait: Duration,
+    ) -> CpusetOutcome {
+        match &mut self.worker {
+            Worker::Caller(context) => context.change(action, hierarchy),
+            Worker::Thread(thread) => thread.change(action, hierarchy, max_wait),
+        }
+    }
+
+    /// Restores the masks of unrelated threads after the cgroups at the paths `removed` were removed, for some seconds.
+    /// Called also if no cgroup was removed since the last call.
+    pub(super) fn restore_after_removal(&mut self, removed: Vec<String>, hierarchy: &CpusetMount) {
+        if self.affinity_persists || (removed.is_empty() && self.restores_until.is_none()) {
+            return;
+        }
+        let now = Instant::now();
+        if !removed.is_empty() {
+            self.restores_until = Some(now + REMOVAL_DELAY);
+        } else if self.restores_until.is_some_and(|until| until < now) {
+            self.restores_until = None;
+        }
+        match &mut self.worker {
+            Worker::Caller(context) => context.restore_masks(&removed, hierarchy),
+            // If the thread has ended, the next change reports it.
+            Worker::Thread(thread) => {
+                let _ = thread.requests.send(Request::Restore(removed, hierarchy.clone()));
+            }
+        }
+    }
+
+    /// The file descriptor that poll(2) shows as readable when a delayed change is complete. `None` if none is delayed.
+    pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.worker {
+            Worker::Thread(thread) if thread.open_changes > 0 || !thread.finished.is_empty() => {
+                Some(thread.signal.event.as_fd())
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether a delayed change is complete.
+    pub(super) fn has_finished(&mut self) -> bool {
+        let Worker::Thread(thread) = &mut self.worker else { return false };
+        thread.receive_finished();
+        !thread.finished.is_empty()
+    }
+
+    /// The delayed changes that are complete, in the order of the calls.
+    pub(super) fn take_finished(&mut self) -> Vec<(CpusetAction, CpusetOutcome)> {
+        let Worker::Thread(thread) = &mut self.worker else { return Vec::new() };
+        thread.receive_finished();
+        std::mem::take(&mut thread.finished).into()
+    }
+}
+
+impl ChangeThread {
+    fn change(
+        &mut self,
+        action: &CpusetAction,
+        hierarchy: &CpusetMount,
+        max_wait: Duration,
+    ) -> CpusetOutcome {
+        self.signal.is_awaited.store(true, Ordering::SeqCst);
+        let outcome = self
+            .send(action, hierarchy)
+            .and_then(|()| self.wait_for_last(Instant::now().checked_add(max_wait)));
+        self.signal.is_awaited.store(false, Ordering::SeqCst);
+        let outcome = match outcome {
+            // The thread may have sent the outcome without a signal just before.
+            Ok(CpusetOutcome::Delayed) => self.wait_for_last(Some(Instant::now())),
+            outcome => outcome,
+        };
+        if !self.finished.is_empty() {
+            // Writing fails only if the counter is full. Then the fd is readable anyway.
+            let _ = self.signal.event.write(1);
+        }
+        outcome.unwrap_or_else(|ThreadEnded| CpusetOutcome::Refused {
+            reason: "the thread that changes cpusets has ended: restart pjwd".to_owned(),
+        })
+    }
+
+    fn send(&mut self, action: &CpusetAction, hierarchy: &CpusetMount) -> Result<(), ThreadEnded> {
+        let request = Request::Change(action.clone(), hierarchy.clone());
+        self.requests.send(request).map_err(|_| ThreadEnded)?;
+        self.open_changes += 1;
+        Ok(())
+    }
+
+    /// Waits for the outcome of the change that was sent last. Collects the outcomes of earlier changes. Without a deadline,
+    /// waits for as long as it takes.
+    fn wait_for_last(&mut self, deadline: Option<Instant>) -> Result<CpusetOutcome, ThreadEnded> {
+        loop {
+            let left =
+                deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
+            match self.outcomes.recv_timeout(left) {
+                Ok((action, outcome)) => {
+                    self.open_changes -= 1;
+                    if self.open_changes == 0 {
+                        return Ok(outcome);
+                    }
+                    self.finished.push_back((action, outcome));
+                }
+                Err(RecvTimeoutError::Timeout) => return Ok(CpusetOutcome::Delayed),
+                Err(RecvTimeoutError::Disconnected) => return Err(ThreadEnded),
+            }
+        }
+    }
+
+    fn receive_finished(&mut self) {
+        if self.open_changes == 0 && self.finished.is_empty() {
+            return;
+        }
+        // The signal is reset first. An outcome after this line sets it again.
+        let _ = self.signal.event.read();
+        for outcome in self.outcomes.try_iter() {
+            self.open_changes -= 1;
+            self.finished.push_back(outcome);
+        }
+    }
+}
+
+/// The thread has ended, by a panic.
+struct ThreadEnded;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,62 @@
+//! The changes of cpusets in a cycle. A change that takes long is completed by the node after the cycle.
+//!
+//! Before the kernel moves a process to another cgroup, it lets all forks in progress on the machine end. Beside very many
+//! processes that fork, that takes hundreds of milliseconds. Meanwhile affinity masks keep the job on its cores, and the
+//! command is answered.
+
+use std::time::{Duration, Instant};
+
+use pjw_core::command::Command;
+use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome};
+use pjw_core::ports::{Journal, Node};
+use pjw_core::report::cpuset_events;
+use pjw_core::scan::ScanRequest;
+
+use super::{cycle::Warden, report::CycleReport};
+
+/// The longest time that one cycle waits for changes of cpusets.
+const MAX_WAIT: Duration = Duration::from_millis(100);
+
+/// The longest time that a release of all jobs waits for changes of cpusets, including those of systemd: usually nothing is
+/// left of the jobs when it is answered.
+const MAX_WAIT_OF_RELEASE_ALL: Duration = Duration::from_secs(5);
+
+impl<N: Node, J: Journal> Warden<N, J> {
+    /// Called when a cycle begins. Notes the changes of cpusets that were completed since the last cycle: the scan
+    /// `request` is extended by what they changed.
+    pub(super) fn begin_cpuset_changes(
+        &mut self,
+        request: &mut ScanRequest,
+        commands: &[Command],
+        report: &mut CycleReport,
+    ) {
+        let is_release_all = commands.iter().any(|command| matches!(command, Command::ReleaseAll { .. }));
+        self.cpuset_time_left = if is_release_all { MAX_WAIT_OF_RELEASE_ALL } else { MAX_WAIT };
+        let finished = self.node.take_finished_cpuset_changes();
+        if !finished.is_empty() {
+            self.state.note_finished_cpuset_changes(&finished, request);
+            report.events.extend(cpuset_events(&finished));
+            report.cpuset_outcomes.extend(finished);
+        }
+    }
+
+    /// Makes the changes of cpusets of a plan. When the time of this cycle is over, the node completes the rest later.
+    pub(super) fn apply_cpuset_changes(
+        &mut self,
+        actions: Vec<CpusetAction>,
+    ) -> Vec<(CpusetAction, CpusetOutcome)> {
+        let mut outcomes = Vec::with_capacity(actions.len());
+        for action in actions {
+            let begun = Instant::now();
+            let outcome = self.node.change_cpuset(&action, self.cpuset_time_left);
+            self.cpuset_time_left = self.cpuset_time_left.saturating_sub(begun.elapsed());
+            match &outcome {
+                CpusetOutcome::Refused { reason } => self.state.cpusets.record_refusal(&action, reason),
+                CpusetOutcome::Delayed => self.state.cpusets.delayed.add(&action),
+                CpusetOutcome::Done { .. } | CpusetOutcome::Gone => {}
+            }
+            outcomes.push((action, outcome));
+        }
+        outcomes
+    }
+}
