@@ -81,7 +81,9 @@ pub struct Lineage {
     /// Forked processes with an ancestor that neither a scan nor a fork event named. This ancestor was forked
     /// before pjw read all fork events.
     of_unknown_descent: BTreeSet<Pid>,
-    /// The processes that had an event (fork, exec or exit) and were not scanned after this event.
+    /// Whether events were lost since the last call of [`Lineage::take_loss`].
+    has_lost_events: bool,
+    /// The processes that had an event (fork, exec or exit) and were not scanned after it.
     pub scan_queue: ScanQueue,
 }
 
@@ -189,6 +191,11 @@ impl Lineage {
         self.of_unknown_descent.contains(&pid)
     }
 
+    /// Iterates over the running processes that were forked while events were read and whose ancestors are unknown.
+    pub(crate) fn pids_of_unknown_descent(&self) -> impl Iterator<Item = Pid> {
+        self.of_unknown_descent.iter().copied()
+    }
+
     fn exit(&mut self, pid: Pid, is_tracked: bool) {
         self.outside.remove(&pid);
         self.of_unknown_descent.remove(&pid);
@@ -209,8 +216,13 @@ impl Lineage {
         self.descendants.get(&pid)
     }
 
-    /// Iterates over the processes that descend from processes of jobs and that no scan has found since
-    /// they were forked, with their pids.
+    /// Iterates over all descendants.
+    pub(crate) fn descendants(&self) -> impl Iterator<Item = (Pid, &Descendant)> {
+        self.descendants.iter().map(|(&pid, descendant)| (pid, descendant))
+    }
+
+    /// Iterates over the processes that descend from processes of jobs and that were not scanned since they
+    /// were forked.
     pub fn unscanned_descendants(&self) -> impl Iterator<Item = (Pid, &Descendant)> {
         self.unscanned.iter().filter_map(|&pid| Some((pid, self.descendants.get(&pid)?)))
     }
@@ -266,6 +278,12 @@ impl Lineage {
         self.exited.clear();
         self.outside.clear();
         self.of_unknown_descent.clear();
+        self.has_lost_events = true;
+    }
+
+    /// Returns whether events were lost since the last call.
+    pub(crate) fn take_loss(&mut self) -> bool {
+        core::mem::take(&mut self.has_lost_events)
     }
 }
 
