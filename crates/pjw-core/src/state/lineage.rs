@@ -83,7 +83,7 @@ pub struct Lineage {
     of_unknown_descent: BTreeSet<Pid>,
     /// Whether events were lost since the last call of [`Lineage::take_loss`].
     has_lost_events: bool,
-    /// The processes that had an event (fork, exec or exit) and were not scanned after it.
+    /// The processes that had an event (fork, exec or exit) and were not scanned after this event.
     pub scan_queue: ScanQueue,
 }
 
@@ -221,8 +221,8 @@ impl Lineage {
         self.descendants.iter().map(|(&pid, descendant)| (pid, descendant))
     }
 
-    /// Iterates over the processes that descend from processes of jobs and that were not scanned since they
-    /// were forked.
+    /// Iterates over the processes that descend from processes of jobs and that no scan has found since
+    /// they were forked, with their pids.
     pub fn unscanned_descendants(&self) -> impl Iterator<Item = (Pid, &Descendant)> {
         self.unscanned.iter().filter_map(|&pid| Some((pid, self.descendants.get(&pid)?)))
     }
