@@ -19,8 +19,9 @@ use pjw_core::{job::JobId, record::Record, snapshot::Observed, state::WardenStat
 use pjw_linux::topology::{TopologySource, load_topology};
 use pjw_linux::{node::LinuxNode, probe, sys::clock};
 
+use crate::host::directories;
 use crate::store::journal::{FileJournal, JournalError};
-use crate::{host::directories, warden::Warden};
+use crate::warden::{CycleReport, Warden};
 
 /// The largest number of cycles. A job that forks all the time needs several.
 const MAX_CYCLES: usize = 20;
@@ -83,15 +84,15 @@ pub fn release_all(state_dir: &Path, beside: bool) -> anyhow::Result<ReleaseSumm
     let mut undone = ReleaseSummary { released_jobs: Vec::new(), remarks: recovered.remarks };
     if is_any_unrecorded {
         // The cpusets without a record become jobs, whose masks are read before the release.
-        warden.run_cycle(warden.state().scan_request(true), &[]);
+        run_cycle(&mut warden, &[], has_events);
     }
     let bound = warden.state().cpusets.processes_with_masks_of_unknown_origin();
     let mut unknown: BTreeSet<Pid> = bound.map(|process| process.pid).collect();
-    find_processes(&mut warden);
+    find_processes(&mut warden, has_events);
     release(&mut warden, has_events, &mut undone)?;
     unknown.extend(warden.state().masks_of_unknown_origin.keys().map(|process| process.pid));
     if is_record_lost {
-        unknown.extend(unknown_masks(&mut warden));
+        unknown.extend(unknown_masks(&mut warden, has_events));
     }
     undone.remarks.extend(mask_remarks(warden.state(), &unknown));
     warden.rewrite_journal().context("everything is restored, but the journal can't be rewritten")?;
@@ -103,7 +104,7 @@ fn without_records(state_dir: &Path, node: LinuxNode) -> anyhow::Result<ReleaseS
     let policy = Policy { only_user: only_user(Uid::effective().is_root()), ..policy() };
     let state = WardenState::new(load_topology(TopologySource::Live)?, &policy.housekeeping_cpus);
     let mut warden = Warden::new(node, NoJournal, state, Vec::new(), policy, host());
-    let unknown = unknown_masks(&mut warden);
+    let unknown = unknown_masks(&mut warden, false);
     let mut remarks = vec![format!(
         "nothing is recorded in {}: a daemon with another --state-dir keeps its records there",
         state_dir.display()
@@ -135,8 +136,7 @@ fn release<J: Journal>(
     let caller = Caller { uid: ids::Uid(Uid::effective().as_raw()), is_admin: true };
     let all = Command::ReleaseAll { caller };
     for _ in 0..MAX_CYCLES {
-        let report = warden.run_cycle(warden.state().scan_request(true), std::slice::from_ref(&all));
-        track_forks(warden, has_events);
+        let report = run_cycle(warden, std::slice::from_ref(&all), has_events);
         for reply in report.replies {
             if let Reply::Released(jobs) = reply? {
                 undone.released_jobs.extend(jobs);
@@ -175,26 +175,26 @@ fn release<J: Journal>(
 }
 
 /// Runs cycles that change nothing.
-fn observe<J: Journal>(warden: &mut Warden<LinuxNode, J>, cycles: usize) {
+fn observe<J: Journal>(warden: &mut Warden<LinuxNode, J>, cycles: usize, has_events: bool) {
     let enforcing = warden.policy().clone();
     warden.set_policy(Policy { mode: Mode::Observe, ..enforcing.clone() });
     for _ in 0..cycles {
-        warden.run_cycle(warden.state().scan_request(true), &[]);
+        run_cycle(warden, &[], has_events);
     }
     warden.set_policy(enforcing);
 }
 
 /// Finds the processes that were born while no daemon ran, so that they are released with their jobs.
-fn find_processes<J: Journal>(warden: &mut Warden<LinuxNode, J>) {
+fn find_processes<J: Journal>(warden: &mut Warden<LinuxNode, J>, has_events: bool) {
     if warden.state().jobs.keys().next().is_some() {
-        observe(warden, FINDING_SCANS);
+        observe(warden, FINDING_SCANS, has_events);
     }
 }
 
 /// The processes whose masks an earlier daemon may have set, and which no record explains.
-fn unknown_masks<J: Journal>(warden: &mut Warden<LinuxNode, J>) -> BTreeSet<Pid> {
+fn unknown_masks<J: Journal>(warden: &mut Warden<LinuxNode, J>, has_events: bool) -> BTreeSet<Pid> {
     warden.state_mut().has_lost_records = true;
-    observe(warden, 1);
+    observe(warden, 1, has_events);
     warden.state().masks_of_unknown_origin.keys().map(|process| process.pid).collect()
 }
 
@@ -209,14 +209,20 @@ fn mask_remarks(state: &WardenState, pids: &BTreeSet<Pid>) -> Vec<String> {
     pids.iter().map(remark).collect()
 }
 
-/// After lost events, the descent of later processes is known again.
-fn track_forks<J: Journal>(warden: &mut Warden<LinuxNode, J>, has_events: bool) {
+/// Runs a cycle with a full scan. After lost events, the descent of later processes is known again.
+fn run_cycle<J: Journal>(
+    warden: &mut Warden<LinuxNode, J>,
+    commands: &[Command],
+    has_events: bool,
+) -> CycleReport {
+    let report = warden.run_cycle(warden.state().scan_request(true), commands);
     let count = warden.take_event_count();
     if count.still_dropping {
         warden.set_fork_events_complete_since(None);
     } else if count.lost {
         warden.set_fork_events_complete_since(has_events.then(|| clock::now().since_boot));
     }
+    report
 }
 
 /// No journal, for cycles that change nothing.

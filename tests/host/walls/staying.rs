@@ -214,7 +214,9 @@ fn a_command_is_inside_before_its_first_instruction() {
 
 #[test]
 fn a_cpuset_that_another_program_widens_is_repaired_and_reported() {
-    let Some(daemon) = start_daemon("interval = \"50ms\"\n") else { return };
+    // The job sleeps, and no rescan follows: the write itself is noticed.
+    let config = "interval = \"50ms\"\nrescan_interval = \"1h\"\n";
+    let Some(daemon) = start_daemon(config) else { return };
     let shell = Shell::start();
     let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
     let cgroup = cgroup_of_job(&daemon, "a");

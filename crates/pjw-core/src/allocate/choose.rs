@@ -119,41 +119,50 @@ impl<'a> Allocator<'a> {
         Self { topology, unit, levels, free_cores }
     }
 
-    /// Returns the number of available whole cores.
-    pub(super) fn cores(&self) -> u32 {
-        let whole = self.free_cores.iter().filter(|free_core| free_core.whole);
-        number(whole.map(|free_core| free_core.position).collect::<BTreeSet<_>>().len())
+    /// Returns how much is available: the number of PUs if PUs are given out one by one, else that of whole cores.
+    pub(super) fn amount(&self) -> u32 {
+        self.amount_of(self.free_cores.iter())
     }
 
-    /// Returns the number of available whole cores that the job does not hold yet, and all available PUs that it does
-    /// not hold.
+    fn amount_of<'s>(&self, free_cores: impl Iterator<Item = &'s FreeCore>) -> u32 {
+        match self.unit {
+            Unit::AnyPu => free_cores.map(|free_core| free_core.size).sum(),
+            Unit::Core | Unit::Pu => number(free_cores.count()),
+        }
+    }
+
+    /// Returns how much is available that the job does not hold yet, as [`Self::amount`] counts, and the available PUs that
+    /// it does not hold.
     pub(super) fn not_held(&self) -> (u32, CpuSet) {
         let others = || self.free_cores.iter().filter(|free_core| !free_core.held);
         let cpus = others().flat_map(|free_core| free_core.pus.iter().copied()).collect();
-        (number(others().filter(|free_core| free_core.whole).count()), cpus)
+        (self.amount_of(others()), cpus)
     }
 
-    /// Returns the number of cores that a request for `units` needs: the fewest available cores that cover
-    /// it. If all available cores do not cover it, cores of the largest size are added.
-    pub(super) fn cores_for(&self, units: u32) -> u32 {
+    /// Returns how much a request for `units` needs, as [`Self::amount`] counts. In cores, these are the fewest available
+    /// cores that cover the request. If all available cores do not cover it, cores of the largest size are added.
+    pub(super) fn amount_for(&self, units: u32) -> u32 {
+        let largest = match self.unit {
+            Unit::AnyPu => return units,
+            Unit::Core => 1,
+            Unit::Pu => number(self.topology.pus_by_core().map(<[_]>::len).max().unwrap_or(1)),
+        };
         let mut sizes: Vec<u32> = self.free_cores.iter().map(|free_core| free_core.size).collect();
         sizes.sort_unstable_by_key(|&size| Reverse(size));
         let available = sizes.iter().fold(0u32, |sum, &size| sum.saturating_add(size));
-        let largest_core = self.topology.pus_by_core().map(<[_]>::len).max().unwrap_or(1);
-        let largest = if self.unit == Unit::Core { 1 } else { number(largest_core) };
         let missing = units.saturating_sub(available).div_ceil(largest);
         count_to_cover(sizes, units).saturating_add(missing)
     }
 
-    /// Returns the largest number of available whole cores in one domain of `level`. If the machine does not
-    /// have the level, the next larger level is used.
+    /// Returns how much is available in the domain of `level` that has the most, as [`Self::amount`] counts. If the machine
+    /// does not have the level, the next larger level is used.
     pub(super) fn largest(&self, level: Level) -> u32 {
         let larger = [Level::L3, Level::NumaNode, Level::Package].into_iter().filter(|&other| other >= level);
         let depth = larger.filter_map(|level| self.levels.iter().position(|&other| other == level)).next();
-        let Some(depth) = depth else { return self.cores() };
-        let whole: Vec<&FreeCore> = self.free_cores.iter().filter(|free_core| free_core.whole).collect();
-        let holes = cores_by_group(&whole, depth).into_iter().filter(|(group, _)| group.is_domain());
-        holes.map(|(_, hole)| number(hole.len())).max().unwrap_or(0)
+        let Some(depth) = depth else { return self.amount() };
+        let free_cores: Vec<&FreeCore> = self.free_cores.iter().collect();
+        let holes = cores_by_group(&free_cores, depth).into_iter().filter(|(group, _)| group.is_domain());
+        holes.map(|(_, hole)| self.amount_of(hole.into_iter())).max().unwrap_or(0)
     }
 
     /// Chooses at least `n` units (exactly `n` if PUs are given out one by one). The job keeps what it holds,

@@ -135,7 +135,7 @@ fn oversubscribed(exam: &DiagnosisInput, job: &ObservedJob, widest: usize) -> Op
     Some(finding.with_jobs([&job.id]).with_pids(pids).with_cpus(&allowed))
 }
 
-/// The busy threads with the same mask.
+/// The busy threads with the same mask, or on the same core.
 #[derive(Default)]
 struct Stack<'a> {
     threads: usize,
@@ -145,11 +145,28 @@ struct Stack<'a> {
     pids: BTreeSet<Pid>,
 }
 
-/// Finds groups of busy threads that share a mask with fewer PUs than threads, while other PUs are idle. A
-/// typical cause are two `mpirun` that both bind from CPU 0.
-fn stacks(exam: &DiagnosisInput) -> Vec<Finding> {
-    let mut by_mask: BTreeMap<CpuSet, Stack<'_>> = BTreeMap::new();
+impl<'a> Stack<'a> {
+    fn add(&mut self, job: Option<&'a ObservedJob>, pid: Pid) {
+        self.threads += 1;
+        self.pids.insert(pid);
+        match job {
+            Some(job) => *self.jobs.entry(&job.id).or_default() += 1,
+            None => self.others += 1,
+        }
+    }
+}
+
+/// A busy thread that is bound to a part of the machine, and of its job's cores.
+struct BoundThread<'a> {
+    job: Option<&'a ObservedJob>,
+    pid: Pid,
+    mask: CpuSet,
+}
+
+/// The PUs that busy threads use, and the busy threads that are bound.
+fn busy_threads(exam: &DiagnosisInput) -> (CpuSet, Vec<BoundThread<'_>>) {
     let mut used = CpuSet::new();
+    let mut bound = Vec::new();
     let of_jobs = exam.jobs.iter().flat_map(|job| job.threads.iter().map(move |thread| (Some(job), thread)));
     let of_others =
         exam.unassigned_processes.iter().flat_map(|other| other.threads.iter().map(|thread| (None, thread)));
@@ -158,31 +175,76 @@ fn stacks(exam: &DiagnosisInput) -> Vec<Finding> {
         let mask = thread.effective_mask.intersection(&exam.online);
         let all_it_holds =
             job.and_then(|job| job.grant.as_ref()).is_some_and(|(cpus, _)| cpus.is_subset(&mask));
-        if mask.is_empty() || exam.online.is_subset(&mask) || all_it_holds {
-            continue;
-        }
-        let stack = by_mask.entry(mask).or_default();
-        stack.threads += 1;
-        stack.pids.insert(thread.pid);
-        match job {
-            Some(job) => *stack.jobs.entry(&job.id).or_default() += 1,
-            None => stack.others += 1,
+        if !mask.is_empty() && !exam.online.is_subset(&mask) && !all_it_holds {
+            bound.push(BoundThread { job, pid: thread.pid, mask });
         }
     }
-    let found = by_mask.into_iter().filter_map(|(mask, stack)| {
-        let idle = exam.online.difference(&used).difference(&mask);
-        (stack.threads > mask.len() && !idle.is_empty()).then(|| stack_finding(exam, &mask, &stack, &idle))
-    });
-    found.collect()
+    (used, bound)
 }
 
-fn stack_finding(exam: &DiagnosisInput, mask: &CpuSet, stack: &Stack<'_>, idle: &CpuSet) -> Finding {
+/// Finds groups of busy threads that share a mask with fewer PUs than threads, while other PUs are idle, and cores to which
+/// busy threads of several processes are bound, while another core is idle. A typical cause are two `mpirun` that both
+/// bind from CPU 0.
+fn stacks(exam: &DiagnosisInput) -> Vec<Finding> {
+    let (used, bound) = busy_threads(exam);
+    let mut by_mask: BTreeMap<&CpuSet, Stack<'_>> = BTreeMap::new();
+    for thread in &bound {
+        by_mask.entry(&thread.mask).or_default().add(thread.job, thread.pid);
+    }
+    let unused = exam.online.difference(&used);
+    by_mask.retain(|mask, stack| stack.threads > mask.len() && !unused.is_subset(mask));
+    let on_cores = shared_cores(exam, &bound).into_iter().filter(|(core, _)| !by_mask.contains_key(core));
+    let on_cores = on_cores.filter_map(|(core, stack)| {
+        let idle = idle_cores(exam, &used.union(&core));
+        let on = format!("one core, {}", cpus_text(&core));
+        (!idle.is_empty()).then(|| stack_finding(exam, (&on, &core), &stack, &idle))
+    });
+    let on_cores: Vec<Finding> = on_cores.collect();
+    let of_masks = by_mask
+        .iter()
+        .map(|(mask, stack)| stack_finding(exam, (&cpus_text(mask), mask), stack, &unused.difference(mask)));
+    of_masks.chain(on_cores).collect()
+}
+
+/// The cores with several PUs to which a busy thread is bound with all PUs, and a busy thread of another process too. A
+/// launcher that binds a rank to a core reserves the core for this rank.
+fn shared_cores<'a>(
+    exam: &'a DiagnosisInput,
+    bound: &[BoundThread<'a>],
+) -> impl IntoIterator<Item = (CpuSet, Stack<'a>)> + use<'a> {
+    let mut by_core: BTreeMap<CpuSet, (bool, Stack<'_>)> = BTreeMap::new();
+    for BoundThread { job, pid, mask } in bound {
+        let Some(first) = mask.first() else { continue };
+        let core = exam.topology.core_cpus(first).intersection(&exam.online);
+        if core.len() > 1 && mask.is_subset(&core) {
+            let is_whole = *mask == core;
+            let (has_whole, stack) = by_core.entry(core).or_default();
+            *has_whole |= is_whole;
+            stack.add(*job, *pid);
+        }
+    }
+    let shared = by_core.into_iter().filter(|(_, (has_whole, stack))| *has_whole && stack.pids.len() > 1);
+    shared.map(|(core, (_, stack))| (core, stack)).collect::<Vec<_>>()
+}
+
+/// The online PUs of the cores that have none of the PUs in `used`.
+fn idle_cores(exam: &DiagnosisInput, used: &CpuSet) -> CpuSet {
+    let cores = exam.topology.cores().iter().filter(|core| !core.pus.intersects(used));
+    cores.fold(CpuSet::new(), |idle, core| idle.union(&core.pus)).intersection(&exam.online)
+}
+
+/// `on` are the PUs to which the threads are bound, as text and as a set.
+fn stack_finding(
+    exam: &DiagnosisInput,
+    (on, cpus): (&str, &CpuSet),
+    stack: &Stack<'_>,
+    idle: &CpuSet,
+) -> Finding {
     let whose = stack.jobs.iter().map(|(job, threads)| format!("{threads} of {job}"));
     let others = (stack.others > 0).then(|| format!("{} of no job", stack.others));
     let text = format!(
-        "{} busy threads are bound to {} ({}), while {} {}",
+        "{} busy threads are bound to {on} ({}), while {} {}",
         stack.threads,
-        cpus_text(mask),
         join_names(whose.chain(others)),
         cpus_text(idle),
         if idle.len() == 1 { "idles" } else { "idle" }
@@ -191,7 +253,7 @@ fn stack_finding(exam: &DiagnosisInput, mask: &CpuSet, stack: &Stack<'_>, idle: 
     Finding::problem("stacked", text, remedy)
         .with_jobs(stack.jobs.keys().copied())
         .with_pids(stack.pids.iter().copied())
-        .with_cpus(mask)
+        .with_cpus(cpus)
 }
 
 /// The remedy for a stack. pjwd spreads a stack of several processes while PUs of their job idle, and keeps what a

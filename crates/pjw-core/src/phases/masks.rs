@@ -317,6 +317,7 @@ fn restores_of(state: &WardenState, member: &Member) -> (Vec<MaskAction>, Vec<Th
 /// Gives the threads of released processes their original masks back. Only after a full scan, the processes that have them
 /// are no longer tracked: before, an unknown child may still have the mask that pjw had set for its parent.
 pub(crate) fn restore(draft: &mut Draft<'_>) -> Vec<MaskAction> {
+    draft.state.note_restoring(draft.now.since_boot);
     let mut actions = Vec::new();
     let mut restored: Vec<ProcessId> = Vec::new();
     let released = draft

@@ -16,13 +16,25 @@ pub(crate) fn update_state(draft: &mut Draft<'_>) {
     let snapshot = draft.seen;
     draft.state.cpusets.postpone_delayed_writes(draft.now.since_boot);
     note_online(draft, &snapshot.online);
-    draft.state.cgroups.extend(snapshot.cgroups.clone());
+    update_cgroups(draft);
     if draft.full {
         let places = draft.state.job_cgroup_paths();
         draft.state.cgroups.retain(|path, _| places.contains(path));
     }
     for process in snapshot.processes.values().filter_map(Observed::present) {
         update_process(draft, process);
+    }
+}
+
+/// Updates the cgroups that the scan read. A job whose cpuset changed is planned again.
+fn update_cgroups(draft: &mut Draft<'_>) {
+    let (state, seen) = (&mut *draft.state, draft.seen);
+    for (path, cgroup) in &seen.cgroups {
+        let before = state.cgroups.insert(path.clone(), cgroup.clone());
+        let has_changed = before.as_ref() != Some(cgroup);
+        if let Some(managed) = state.cpusets.cpuset_at(path).filter(|_| has_changed) {
+            state.dirty.add_job(&managed.job_cpuset.job);
+        }
     }
 }
 

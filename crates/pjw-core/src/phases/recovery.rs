@@ -13,8 +13,8 @@ use crate::state::cpusets::RecoveredCpuset;
 use crate::state::{Holder, Member, WardenState};
 use crate::terms::{
     Cgroup, CgroupCreator, CpuRequest, CpusetHierarchy, CpusetRecord, CpusetSpec, Event, EventKind, Grant,
-    GrantedBy, Job, JobCpuset, JobRequest, LeftoverCpuset, Lifetime, Mode, Observed, Placement, Process,
-    Warning,
+    GrantedBy, Job, JobCpuset, JobRequest, LeftoverCpuset, Lifetime, Mode, Observed, Placement, Policy,
+    Process, Warning,
 };
 
 /// A found cgroup, and what the scan says about it.
@@ -186,21 +186,35 @@ fn keep(draft: &mut Draft<'_>, candidate: &Candidate, cpus: &CpuSet) {
     draft.put_job(job);
 }
 
-/// Warns about the recovered jobs while that is useful: until the job gets another request or ends, or while processes live
-/// that lost their cores.
+/// Warns about the recovered jobs while that is useful: until the job gets another request or ends, and while processes live
+/// that lost their cores, or that keep masks of unknown origin.
 pub(crate) fn warn_of_recovered(draft: &mut Draft<'_>) {
-    let Draft { state, out, .. } = draft;
+    let Draft { state, out, policy, .. } = draft;
     let mut recovered = state.cpusets.take_recovered();
     recovered.retain(|path, cpuset| {
         let warnings = match cpuset.undone.clone() {
             Some(why) => undone_warning(state, cpuset, &why).into_iter().collect(),
-            None => kept_warnings(state, path, cpuset),
+            None if state.jobs.contains_key(&cpuset.job) => kept_warnings(state, path, cpuset),
+            None => left_warning(state, policy, cpuset).into_iter().collect(),
         };
         let is_useful = !warnings.is_empty();
         out.warnings.extend(warnings);
         is_useful
     });
     state.cpusets.put_recovered(recovered);
+}
+
+/// The warning about masks of unknown origin that processes of a recovered job keep after its end.
+fn left_warning(state: &WardenState, policy: &Policy, cpuset: &RecoveredCpuset) -> Option<Warning> {
+    let keeps_mask = |process: &&ProcessId| {
+        let known = state.process(process.pid).filter(|known| known.id == **process);
+        known.is_some_and(|known| {
+            state.tracked(process.pid).is_some() || unknown_masks::is_bound(state, policy, known)
+        })
+    };
+    let left = cpuset.bound.iter().flatten().filter(keeps_mask);
+    let left: Vec<Pid> = left.map(|process| process.pid).collect();
+    unknown_masks::warning(state, &left)
 }
 
 fn undone_warning(state: &WardenState, cpuset: &mut RecoveredCpuset, why: &str) -> Option<Warning> {

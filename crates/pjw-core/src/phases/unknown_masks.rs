@@ -7,8 +7,10 @@ use crate::phases::membership::is_orphan_of_unknown_descent;
 use crate::state::{KnownProcess, MaskEntry, MaskWriter, WardenState};
 use crate::terms::{GrantedBy, MarkKind, Policy, Process, Warning};
 
-/// The largest number of processes that one warning names.
+/// The largest number of processes that a warning about a job names.
 const MAX_NAMED: usize = 8;
+/// The largest number of processes whose masks one warning names. The next ones are named when these have other masks.
+const MAX_NAMED_MASKS: usize = 4096;
 
 /// Finds processes whose masks may be those of an earlier daemon, and warns about them while they live with these masks.
 pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
@@ -47,7 +49,7 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
 
 /// Whether the mask of a process outside of all jobs is narrower than its cpuset and the online PUs. Except a process in the
 /// cgroup of a scheduler's job: the scheduler binds its tasks.
-fn is_bound(state: &WardenState, policy: &Policy, process: &Process) -> bool {
+pub(super) fn is_bound(state: &WardenState, policy: &Policy, process: &Process) -> bool {
     let (pid, online) = (process.id.pid, state.pool.online_cpus());
     let is_served = policy.only_user.is_none_or(|user| user == process.uid);
     let is_system = process.is_kernel_thread || pid == Pid(1) || policy.own_pid == Some(pid);
@@ -96,22 +98,31 @@ fn may_inherit_from_root(state: &WardenState, known: &KnownProcess) -> bool {
 
 /// The warning that an earlier daemon may have set the masks of these processes. `None` if there are none.
 pub(super) fn warning(state: &WardenState, pids: &[Pid]) -> Option<Warning> {
-    let first = pids.first()?;
+    let (first, all) = (pids.first()?, state.topology.cpus());
     let text = format!(
         "the masks of some processes may be those that an earlier pjwd set, and are kept: {}",
-        pids_text(pids)
+        first_pids_text(pids, MAX_NAMED_MASKS)
     );
-    let remedy = format!(
-        "taskset -pac {} {first} widens the mask of a process that did not choose it",
-        state.topology.cpus()
-    );
+    let remedy = if pids.len() == 1 {
+        format!("taskset -pac {all} {first} widens the mask of a process that did not choose it")
+    } else {
+        let listed: Vec<String> = pids.iter().take(MAX_NAMED_MASKS).map(ToString::to_string).collect();
+        format!(
+            "for pid in {}; do taskset -pac {all} $pid; done widens the masks of processes that did not choose them",
+            listed.join(" ")
+        )
+    };
     Some(Warning::new("unknown-masks", text, remedy))
 }
 
 /// The first of these processes, and the number of the others.
 pub(super) fn pids_text(pids: &[Pid]) -> String {
-    let named: Vec<String> = pids.iter().take(MAX_NAMED).map(ToString::to_string).collect();
-    match pids.len().saturating_sub(MAX_NAMED) {
+    first_pids_text(pids, MAX_NAMED)
+}
+
+fn first_pids_text(pids: &[Pid], most: usize) -> String {
+    let named: Vec<String> = pids.iter().take(most).map(ToString::to_string).collect();
+    match pids.len().saturating_sub(most) {
         0 => named.join(", "),
         more => format!("{} and {more} more", named.join(", ")),
     }

@@ -82,6 +82,8 @@ pub struct Lineage {
     /// Forked processes with an ancestor that neither a scan nor a fork event named. This ancestor was forked
     /// before pjw read all fork events.
     of_unknown_descent: BTreeSet<Pid>,
+    /// Whether events were lost since the last call of [`Lineage::take_loss`].
+    has_lost_events: bool,
     /// The processes that had an event (fork, exec or exit) and were not scanned after this event.
     pub scan_queue: ScanQueue,
 }
@@ -190,6 +192,11 @@ impl Lineage {
         self.of_unknown_descent.contains(&pid)
     }
 
+    /// Iterates over the running processes that were forked while events were read and whose ancestors are unknown.
+    pub(crate) fn pids_of_unknown_descent(&self) -> impl Iterator<Item = Pid> {
+        self.of_unknown_descent.iter().copied()
+    }
+
     fn exit(&mut self, pid: Pid, is_tracked: bool) {
         self.outside.remove(&pid);
         self.of_unknown_descent.remove(&pid);
@@ -208,6 +215,11 @@ impl Lineage {
     #[must_use]
     pub fn descendant(&self, pid: Pid) -> Option<&Descendant> {
         self.descendants.get(&pid)
+    }
+
+    /// Iterates over all descendants.
+    pub(crate) fn descendants(&self) -> impl Iterator<Item = (Pid, &Descendant)> {
+        self.descendants.iter().map(|(&pid, descendant)| (pid, descendant))
     }
 
     /// Iterates over the processes that descend from processes of jobs and that no scan has found since
@@ -267,6 +279,12 @@ impl Lineage {
         self.exited.clear();
         self.outside.clear();
         self.of_unknown_descent.clear();
+        self.has_lost_events = true;
+    }
+
+    /// Returns whether events were lost since the last call.
+    pub(crate) fn take_loss(&mut self) -> bool {
+        core::mem::take(&mut self.has_lost_events)
     }
 }
 

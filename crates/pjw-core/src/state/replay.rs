@@ -14,7 +14,9 @@ impl WardenState {
     pub fn records(&self) -> Vec<Record> {
         let jobs = self.jobs_unshared_first().cloned().map(Record::Job);
         let members = self.members.values().map(Member::membership).map(Record::Joined);
-        let restoring = self.processes_to_restore.values().map(Member::membership).map(Record::Left);
+        let restoring =
+            self.processes_to_restore.values().map(Member::membership).chain(self.restored_of_unsettled());
+        let restoring = restoring.map(Record::Left);
         let masks = self.journaled_masks();
         let masks =
             masks.flat_map(|(thread, entry)| mask_records(thread, entry, |_| true).collect::<Vec<_>>());

@@ -90,11 +90,13 @@ impl WardenState {
         }
     }
 
-    /// Whether a partial rescan is enough: fork events are monitored, every job has its grant, and no mask or cpuset
-    /// is to be restored or tried again.
+    /// Whether a partial rescan is enough: fork events are monitored, every job has its grant, no mask or cpuset is to be
+    /// restored or tried again, and every release is settled.
     fn is_settled(&self) -> bool {
         let are_served = self.jobs.without_cores().next().is_none();
-        let is_open = !self.processes_to_restore.is_empty() || !self.cpusets.has_nothing_pending();
+        let is_open = !self.processes_to_restore.is_empty()
+            || !self.released_masks.is_empty()
+            || !self.cpusets.has_nothing_pending();
         self.fork_events_complete_since.is_some() && are_served && !is_open
     }
 

@@ -85,13 +85,18 @@ pub struct ReleasedMasks {
     pub since: Nanos,
     /// The time at which the job ended or was released, in ns since boot.
     pub released_at: Nanos,
+    /// The time of the last decision for which a process of the job was still to be restored, in ns since boot. A fork that
+    /// copied one of the masks began before that. `None` before the first decision of a daemon that read the record.
+    #[serde(skip)]
+    pub restored_at: Option<Nanos>,
 }
 
 impl ReleasedMasks {
     /// Makes an empty set of masks for a job that ends or is released at the time `released_at`.
     #[must_use]
     pub fn new(job: JobId, released_at: Nanos) -> Self {
-        Self { job, users: BTreeSet::new(), masks: BTreeSet::new(), since: released_at, released_at }
+        let (users, masks) = (BTreeSet::new(), BTreeSet::new());
+        Self { job, users, masks, since: released_at, released_at, restored_at: None }
     }
 
     /// Adds masks.

@@ -5,6 +5,34 @@ use thiserror::Error;
 use crate::basics::{CpuSet, Pid, Pu, Uid, cpus_are, prelude::*};
 use crate::terms::job::{JobId, JobSource};
 
+/// What the numbers of a refusal count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CpuUnit {
+    /// Whole cores.
+    Core,
+    /// PUs that are given out one by one: PUs were requested, and the policy has `share_smt`.
+    Pu,
+}
+
+impl CpuUnit {
+    /// So many were requested, as the beginning of a sentence.
+    fn were(self, requested: u32) -> String {
+        let (one, several) = match self {
+            Self::Core => ("core", "cores"),
+            Self::Pu => ("CPU", "CPUs"),
+        };
+        if requested == 1 { format!("1 {one} was") } else { format!("{requested} {several} were") }
+    }
+
+    /// What must be free for the smallest request.
+    fn smallest(self) -> &'static str {
+        match self {
+            Self::Core => "whole core",
+            Self::Pu => "CPU",
+        }
+    }
+}
+
 /// The reason why a command was refused. The message says what the user requested, why it is refused, and
 /// what the user can do.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -18,26 +46,30 @@ pub enum Refusal {
         /// The id of the job.
         job: JobId,
     },
-    /// The request is for more cores than the machine has for jobs.
-    #[error("{} asked for and {}", cores_were(*requested), machine_has(*usable))]
+    /// The request is for more cores or PUs than the machine has for jobs.
+    #[error("{} asked for and {}", unit.were(*requested), machine_has(*usable))]
     MoreThanMachine {
-        /// The number of requested cores.
+        /// What the numbers count.
+        unit: CpuUnit,
+        /// The requested number.
         requested: u32,
-        /// The number of cores that all jobs together can have.
+        /// The number that all jobs together can have.
         usable: u32,
     },
-    /// The request is for more cores than are free now.
-    #[error("{} asked for{}", cores_were(*requested), what_fits(*free, free_cpus, *held, *max_cores_in_one_l3))]
+    /// The request is for more cores or PUs than are free now.
+    #[error("{} asked for{}", unit.were(*requested), what_fits(*unit, *free, free_cpus, *held, *max_cores_in_one_l3))]
     NotEnoughCores {
-        /// The number of requested cores.
+        /// What the numbers count.
+        unit: CpuUnit,
+        /// The requested number.
         requested: u32,
-        /// The number of whole cores that no job holds.
+        /// The number of whole cores, or of PUs, that no job holds.
         free: u32,
-        /// The PUs of the free cores.
+        /// The PUs of the free cores, or the free PUs.
         free_cpus: CpuSet,
-        /// The number of cores that the job already holds. The request can use these cores too.
+        /// The number that the job itself holds. A request for more keeps them.
         held: u32,
-        /// The largest number of cores within one L3 cache that are free or held by the job.
+        /// The largest number in one L3 that are free or held by the job.
         max_cores_in_one_l3: u32,
     },
     /// The request needs more cores than are free now. It is refused although `on_exhausted = "wait"`:
@@ -222,7 +254,7 @@ pub enum Refusal {
     #[error(
         "{} asked for, which makes {total} for you, and the limit is {limit}: {}, or ask an administrator to raise \
          user_max_cores",
-        cores_were(*requested), within_limit(*requested, *total, *limit)
+        CpuUnit::Core.were(*requested), within_limit(*requested, *total, *limit)
     )]
     UserLimitExceeded {
         /// The number of requested cores.
@@ -253,10 +285,6 @@ pub enum Refusal {
     Stopping,
 }
 
-fn cores_were(requested: u32) -> String {
-    if requested == 1 { "1 core was".to_owned() } else { format!("{requested} cores were") }
-}
-
 fn machine_has(usable: u32) -> String {
     if usable == 0 {
         return "this machine has none for jobs: have `housekeeping` changed in the configuration".to_owned();
@@ -264,23 +292,23 @@ fn machine_has(usable: u32) -> String {
     format!("this machine has {usable} for jobs: ask for at most {usable}")
 }
 
-fn what_fits(free: u32, free_cpus: &CpuSet, held: u32, largest_l3: u32) -> String {
+fn what_fits(unit: CpuUnit, free: u32, free_cpus: &CpuSet, held: u32, max_cores_in_one_l3: u32) -> String {
     const JOBS: &str = "(pjwctl jobs shows who holds what)";
     let is = |n: u32| if n == 1 { "1 is".to_owned() } else { format!("{n} are") };
-    let largest = free.saturating_add(held);
+    let (largest, smallest) = (free.saturating_add(held), unit.smallest());
     match (free, held) {
-        (0, 0) => format!(" and no whole core is free: have a job released first {JOBS}"),
+        (0, 0) => format!(" and no {smallest} is free: have a job released first {JOBS}"),
         (0, _) => format!(
-            ", the job has {held}, and no other whole core is free: have another job released first {JOBS}"
+            ", the job has {held}, and no other {smallest} is free: have another job released first {JOBS}"
         ),
         (_, 0) => format!(
             " and {} free ({free_cpus}); the largest request that fits now is {largest}, \
-             {largest_l3} within one L3: ask for fewer, or have a job released first {JOBS}",
+             {max_cores_in_one_l3} within one L3: ask for fewer, or have a job released first {JOBS}",
             is(free)
         ),
         _ => format!(
             ", the job has {held}, and {} free besides ({free_cpus}); the largest request that fits now is {largest}, \
-             {largest_l3} within one L3: ask for fewer, or have another job released first {JOBS}",
+             {max_cores_in_one_l3} within one L3: ask for fewer, or have another job released first {JOBS}",
             is(free)
         ),
     }

@@ -6,7 +6,7 @@ use pjw_core::ids::{Pid, Uid};
 use pjw_core::job::{CpuRequest, Lifetime};
 use pjw_core::plan::Plan;
 use pjw_core::policy::{Mode, OnExhausted};
-use pjw_core::refusal::Refusal;
+use pjw_core::refusal::{CpuUnit, Refusal};
 use pjw_core::state::WardenState;
 use pjw_core::topology::{RegularShape, Topology};
 
@@ -32,7 +32,7 @@ fn a_refused_request_leaves_no_trace() {
     assert!(matches!(m.assign("c", 0, &[]).unwrap_err(), Refusal::ZeroCores));
     assert!(matches!(
         m.assign("c", 9, &[]).unwrap_err(),
-        Refusal::MoreThanMachine { requested: 9, usable: 8 }
+        Refusal::MoreThanMachine { unit: CpuUnit::Core, requested: 9, usable: 8 }
     ));
     assert!(matches!(m.assign("c", 1, &[10, 99]).unwrap_err(), Refusal::InOtherJob { .. }));
     assert!(matches!(m.assign("c", 1, &[99]).unwrap_err(), Refusal::NoSuchProcess { pid: Pid(99) }));

@@ -214,6 +214,38 @@ fn masks_that_the_earlier_daemon_may_have_set_are_named_with_the_command_that_wi
 }
 
 #[test]
+fn masks_of_a_recovered_job_are_named_after_its_release_until_they_are_widened() {
+    let mut machine = with_job_a();
+    machine.bind(8, 8, "1");
+    machine.lose_state();
+    machine.settle();
+    machine.release("a").unwrap();
+    machine.settle();
+    assert_eq!((cgroup(&machine, 8).as_str(), machine.effective_mask(8, 8)), (LOGIN, "1".into()));
+    let warnings = recovered(&machine);
+    assert!(warnings.len() == 1 && warnings[0].why.ends_with(": 8"), "{warnings:?}");
+    machine.bind(8, 8, "0-7");
+    machine.settle();
+    assert_eq!(recovered(&machine), []);
+}
+
+#[test]
+fn every_mask_of_unknown_origin_is_named_with_one_command_for_all() {
+    let mut machine = machine_with(regular_topology(2, 1, 1, 4, 1), Policy::default());
+    let pids = 101..=120;
+    pids.clone().for_each(|pid| drop(machine.spawn(pid, 1, 1001)));
+    machine.assign("a", 2, &pids.clone().collect::<Vec<u32>>()).unwrap();
+    machine.lose_state();
+    machine.state.has_lost_records = true;
+    machine.settle();
+    let warnings = recovered(&machine);
+    let listed: Vec<String> = pids.map(|pid| pid.to_string()).collect();
+    assert!(warnings[0].why.ends_with(&listed.join(", ")), "{warnings:?}");
+    let command = format!("for pid in {}; do taskset -pac 0-7 $pid; done ", listed.join(" "));
+    assert!(warnings[0].remedy.starts_with(&command), "{warnings:?}");
+}
+
+#[test]
 fn a_daemon_that_only_observes_leaves_the_cpusets_until_it_enforces() {
     let mut machine = with_job_a();
     machine.policy.mode = Mode::Observe;

@@ -1,15 +1,16 @@
 //! Children of released processes that a killed daemon did not find. The journal names the masks that they may have, until a
 //! full scan after the release finds no such child.
 
-use pjw_core::command::Command;
+use pjw_core::command::{AssignCommand, Command};
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
 use pjw_core::ids::{Pid, Tid};
+use pjw_core::job::CpuRequest;
 use pjw_core::policy::Policy;
 use pjw_core::record::Record;
 use pjw_core::snapshot::ProcessEvent;
 use pjw_core::time::Nanos;
 
-use crate::machine::{Machine, ROOT, SECOND, job, machine, machine_with, regular_topology};
+use crate::machine::{Machine, ROOT, SECOND, assign_of, job, machine, machine_with, regular_topology};
 
 /// A job on PUs 0-1 with process 10, whose daemon is killed right after it journaled the release. Returns the records.
 fn killed_in_a_release(m: &mut Machine) -> Vec<Record> {
@@ -144,4 +145,89 @@ fn a_process_that_was_forked_in_a_cpuset_and_came_up_outside_with_its_mask_gets_
     m.spawn(21, 20, 1001);
     m.settle();
     assert_eq!([10, 20, 21].map(|pid| m.effective_mask(pid, pid)), ["0-7", "0-7", "0-7"]);
+}
+
+/// A decision of a daemon that scans only what it knows.
+fn cycle_without_new_processes(m: &mut Machine, command: Command) -> Vec<Record> {
+    let scan = m.state.scan_request(false);
+    m.cycle(&scan, &[command]).records
+}
+
+#[test]
+fn an_orphan_that_is_found_after_its_job_was_released_and_assigned_again_gets_the_original_mask() {
+    let mut m = machine();
+    m.spawn(10, 1, 1001);
+    m.assign("a", 2, &[10]).unwrap();
+    let mut records = m.state.records();
+    m.advance(SECOND);
+    spawn_with(&m, (20, 1, 1001), "0-1");
+    m.advance(SECOND);
+    records.extend(cycle_without_new_processes(&mut m, Command::Release { job: job("a"), caller: ROOT }));
+    m.advance(SECOND / 100);
+    let again = AssignCommand { pids: vec![Pid(10)], ..assign_of("a", Some(CpuRequest::Cores(2))) };
+    records.extend(cycle_without_new_processes(&mut m, Command::Assign(again)));
+    restart_with(&mut m, records);
+    assert_eq!(m.member(20), "manual:a by Parent");
+    m.release("a").unwrap();
+    assert_eq!([10, 20].map(|pid| m.effective_mask(pid, pid)), ["0-7", "0-7"]);
+}
+
+/// A process is forked by a process of one thread, which began the fork before its mask was restored.
+fn finish_fork(m: &mut Machine, child: u32, parent: u32) {
+    spawn_with(m, (child, parent, 1001), "0-1");
+    let at = Nanos(m.now());
+    let (creator, child) = (Tid(parent), Pid(child));
+    m.state.apply_process_events(&[ProcessEvent::Fork { parent: Pid(parent), creator, child, at }]);
+}
+
+#[test]
+fn a_fork_that_began_before_an_orphan_was_restored_may_end_after_the_next_full_scan() {
+    let mut m = machine();
+    let records = killed_in_a_release(&mut m);
+    spawn_with(&m, (20, 1, 1001), "0-1");
+    m.lose_state();
+    m.state.fork_events_complete_since = Some(Nanos(m.now() + SECOND));
+    records.into_iter().for_each(|record| m.state.apply_record(record));
+    m.advance(SECOND);
+    m.settle();
+    assert_eq!(m.effective_mask(20, 20), "0-7");
+    m.advance(SECOND / 100);
+    finish_fork(&mut m, 21, 20);
+    m.settle();
+    assert_eq!(m.effective_mask(21, 21), "0-7");
+    m.advance(SECOND);
+    m.settle();
+    assert!(m.state.released_masks.is_empty());
+}
+
+#[test]
+fn a_release_is_not_settled_while_a_process_of_unknown_descent_is_unscanned() {
+    let mut m = machine();
+    let records = killed_in_a_release(&mut m);
+    m.lose_state();
+    m.state.fork_events_complete_since = Some(Nanos(m.now()));
+    records.into_iter().for_each(|record| m.state.apply_record(record));
+    m.settle();
+    m.advance(SECOND);
+    let snapshot = m.scan();
+    // The scan finds neither the parent, which had the mask of the job and ended, nor the child.
+    let at = Nanos(m.now());
+    let fork = ProcessEvent::Fork { parent: Pid(19), creator: Tid(19), child: Pid(20), at };
+    m.state.apply_process_events(&[fork]);
+    let _ = m.decide(&snapshot, &[]);
+    spawn_with(&m, (20, 1, 1001), "0-1");
+    m.settle();
+    assert_eq!(m.effective_mask(20, 20), "0-7");
+}
+
+#[test]
+fn a_rewritten_journal_still_names_the_restored_processes_of_a_release() {
+    let mut m = machine();
+    killed_in_a_release(&mut m);
+    m.settle();
+    assert!(m.state.processes_to_restore.is_empty() && !m.state.released_masks.is_empty());
+    let rewritten = m.state.records();
+    spawn_with(&m, (20, 10, 1001), "0-1");
+    restart_with(&mut m, rewritten);
+    assert_eq!(m.effective_mask(20, 20), "0-7");
 }

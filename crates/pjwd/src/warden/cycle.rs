@@ -130,15 +130,17 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.state.full_scan_due = true;
     }
 
-    /// Reads the pending process events (fork, exec, exit) of the kernel and applies them to the state. Must
-    /// be called before each cycle. The warden itself also calls this after each scan, so that the fork of
-    /// every scanned process is known.
+    /// Reads the pending process events (fork, exec, exit) of the kernel into the state. Called before each cycle and
+    /// after each scan, so that the fork of every scanned process is known. If events were lost, they are no longer complete
+    /// until the next call of [`Warden::set_fork_events_complete_since`].
     pub fn read_process_events(&mut self) {
         let ProcessEventBatch { events, lost, still_dropping: congested } = self.node.read_process_events();
         // An event for which there is no room counts as lost.
         let lost = self.state.apply_process_events(&events) || lost;
         if lost {
             self.state.lineage.forget_descendants();
+            // Until the caller says otherwise: the next decision may be about a process whose fork event was lost.
+            self.state.fork_events_complete_since = None;
             self.events_read.lost = true;
         }
         self.events_read.count += events.len();

@@ -23,11 +23,13 @@ struct Work {
     mask_writes: Cell<usize>,
 }
 
-/// A node that calls `before` with the number of earlier scans before each scan, and counts the work.
+/// A node that calls `before` with the number of earlier scans before each scan, and counts the work. If `loses_events`, it
+/// loses an event after each scan.
 struct InterleavedNode<F> {
     node: SimNode,
     work: Rc<Work>,
     before: F,
+    loses_events: bool,
 }
 
 impl<F: FnMut(usize)> ports::Node for InterleavedNode<F> {
@@ -42,7 +44,8 @@ impl<F: FnMut(usize)> ports::Node for InterleavedNode<F> {
     }
 
     fn read_process_events(&mut self) -> ProcessEventBatch {
-        self.node.read_process_events()
+        let batch = self.node.read_process_events();
+        ProcessEventBatch { lost: batch.lost || self.loses_events, ..batch }
     }
 
     fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset> {
@@ -68,7 +71,8 @@ fn daemon<F: FnMut(usize)>(before: impl FnOnce(ScriptedMachine) -> F) -> (Interl
         drop(kernel.spawn(pid, 1, ALICE.0));
     }
     let work = Rc::new(Work::default());
-    let node = InterleavedNode { node: kernel.sim_node(), work: Rc::clone(&work), before: before(kernel) };
+    let (node, loses_events) = (kernel.sim_node(), false);
+    let node = InterleavedNode { node, work: Rc::clone(&work), before: before(kernel), loses_events };
     let state = WardenState::new(regular_topology(2, 1, 1, 4, 1), &set(""));
     let host = pjw_sources::Host { name: "n1".to_owned(), flux_user: None };
     let journal = SimJournal::new(Faults::none());
@@ -135,4 +139,29 @@ fn a_program_that_rewrites_its_mask_all_the_time_costs_a_bounded_number_of_scans
     assert!(writes >= CYCLES, "each cycle repairs the mask: {writes}");
     assert!(scans <= 4 * CYCLES && writes <= 3 * CYCLES, "{scans} scans and {writes} writes");
     assert!(events <= 4 * CYCLES, "one violation in each cycle, and one repair for each write: {events}");
+}
+
+#[test]
+fn an_orphan_that_is_first_seen_by_the_scan_after_which_events_were_lost_is_found_by_its_mask() {
+    let (mut warden, _) = daemon(|kernel| {
+        move |scans| {
+            // The second daemon-side scan is the first one after the assignment.
+            if kernel.world().processes.contains_key(&Pid(30)) || scans < 4 {
+                return;
+            }
+            kernel.world().advance(1_000_000_000);
+            drop(kernel.spawn(30, 1, ALICE.0));
+            assert!(kernel.request_mask(30, 30, "0-1"));
+        }
+    });
+    warden.set_fork_events_complete_since(Some(pjw_core::time::Nanos(0)));
+    let scan = warden.state().scan_request(true);
+    let report = warden.run_cycle(scan, &[Command::Assign(assign_command("a", 2, &[Pid(10)]))]);
+    assert!(report.replies[0].is_ok());
+    warden.node_interface_mut().loses_events = true;
+    for _ in 0..4 {
+        let scan = warden.state().scan_request(true);
+        warden.run_cycle(scan, &[]);
+    }
+    assert_eq!(warden.state().members[&Pid(30)].job, job("a"));
 }

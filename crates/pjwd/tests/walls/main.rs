@@ -1,7 +1,9 @@
 //! Cpusets in whole cycles on the fake kernel: which processes are moved, what is written, what is undone.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, unreachable_pub)] // a test may fail
 
+use std::collections::BTreeSet;
 use std::ops::Deref;
+use std::sync::Arc;
 
 use pjw_core::command::{AssignCommand, Caller, Command};
 use pjw_core::cpuset::Pu;
@@ -11,6 +13,7 @@ use pjw_core::event::EventKind;
 use pjw_core::ids::{Pid, Tid, Uid};
 use pjw_core::job::{CpuRequest, GrantedBy};
 use pjw_core::policy::Policy;
+use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::state::WardenState;
 use pjw_core::testing::{job, regular_topology, set};
 use pjw_sim::faults::Faults;
@@ -232,6 +235,23 @@ fn a_cpuset_widened_from_outside_is_narrowed_again() {
     node.assign("a", 2, &[pid]);
     node.world().write_cpuset("/pjw.slice/pjw-a.scope", Some(&set("0-7")));
     let report = node.cycle(&[]);
+    assert_eq!(
+        (node.cpuset("/pjw.slice/pjw-a.scope"), events(&report)),
+        ("0-1".into(), vec![EventKind::Repaired])
+    );
+}
+
+#[test]
+fn the_cpuset_of_a_sleeping_job_is_narrowed_again_by_the_first_cycle_that_reads_it() {
+    let mut node = Node::new(CpusetHierarchy::Systemd);
+    let pid = node.spawn(Pid(1), LOGIN);
+    node.assign("a", 2, &[pid]);
+    node.cycle(&[]);
+    node.world().write_cpuset("/pjw.slice/pjw-a.scope", Some(&set("0-7")));
+    let scope = ScanScope::Partial(BTreeSet::new());
+    let (threads_of, cgroups) = (BTreeSet::new(), BTreeSet::new());
+    let report =
+        node.warden.run_cycle(ScanRequest { scope, threads_of, cgroups, idle_watch: Arc::default() }, &[]);
     assert_eq!(
         (node.cpuset("/pjw.slice/pjw-a.scope"), events(&report)),
         ("0-1".into(), vec![EventKind::Repaired])

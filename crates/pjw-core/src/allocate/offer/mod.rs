@@ -16,7 +16,7 @@ use crate::basics::{CpuSet, cpus_are, cpus_text, cpus_were, prelude::*};
 use crate::machine::{Device, Level, Topology};
 use crate::state::jobs::grant_counts::GrantCounts;
 use crate::state::{Holder, Offer, PuPool};
-use crate::terms::{CpuRequest, JobId, JobRequest, Placement, Policy, Refusal};
+use crate::terms::{CpuRequest, CpuUnit, JobId, JobRequest, Placement, Policy, Refusal};
 
 #[cfg(test)]
 mod properties;
@@ -135,7 +135,8 @@ fn make_offer(
     let Some(choice) = allocator.choose(requested, request.placement == Placement::Spread) else {
         let usable =
             Allocator::new(topology, unit, &online.difference(&pool.housekeeping_cpus()), &online, present);
-        return Err(not_enough(requested, &usable, &allocator));
+        let counted = if unit == Unit::AnyPu { CpuUnit::Pu } else { CpuUnit::Core };
+        return Err(not_enough(counted, requested, &usable, &allocator));
     };
     let (reasons, runner_up) = reasons::reasons(topology, unit, requested, &choice);
     Ok(Offer { cpus: choice.cpus, reasons, runner_up, pool_change_count })
@@ -157,17 +158,18 @@ fn cores_with_offline_holder(job: &JobId, pool: &PuPool, topology: &Topology) ->
         .collect()
 }
 
-fn not_enough(units: u32, usable: &Allocator<'_>, available: &Allocator<'_>) -> Refusal {
-    let (most, requested) = (usable.cores(), usable.cores_for(units));
+fn not_enough(unit: CpuUnit, units: u32, usable: &Allocator<'_>, available: &Allocator<'_>) -> Refusal {
+    let (most, requested) = (usable.amount(), usable.amount_for(units));
     if requested > most {
-        return Refusal::MoreThanMachine { requested, usable: most };
+        return Refusal::MoreThanMachine { unit, requested, usable: most };
     }
     let (free, free_cpus) = available.not_held();
     Refusal::NotEnoughCores {
-        requested: available.cores_for(units),
+        unit,
+        requested: available.amount_for(units),
         free,
         free_cpus,
-        held: available.cores().saturating_sub(free),
+        held: available.amount().saturating_sub(free),
         max_cores_in_one_l3: available.largest(Level::L3),
     }
 }
@@ -231,6 +233,6 @@ pub fn largest_requests(pool: &PuPool, topology: &Topology) -> LargestRequests {
         l3: allocator.largest(Level::L3),
         numa_node: allocator.largest(Level::NumaNode),
         package: allocator.largest(Level::Package),
-        machine: allocator.cores(),
+        machine: allocator.amount(),
     }
 }

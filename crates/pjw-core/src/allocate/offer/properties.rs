@@ -41,9 +41,17 @@ fn every_stream(bench: &Bench, alive: &[usize], step: usize) -> usize {
             Err(refusal) => {
                 let (requested, free_cpus) = (cores, next.pool.free_cpus());
                 let max_cores_in_one_l3 = largest_requests(&next.pool, &next.topology).l3;
+                let unit = CpuUnit::Core;
                 assert_eq!(
                     refusal,
-                    Refusal::NotEnoughCores { requested, free, free_cpus, held: 0, max_cores_in_one_l3 }
+                    Refusal::NotEnoughCores {
+                        unit,
+                        requested,
+                        free,
+                        free_cpus,
+                        held: 0,
+                        max_cores_in_one_l3
+                    }
                 );
                 assert!(free < cores);
                 streams += every_stream(&next, alive, step + 1);
@@ -369,7 +377,7 @@ proptest! {
             }
             Err(refusal) => {
                 let usable = topology.whole_core_count(&usable);
-                prop_assert_eq!(refusal, Refusal::MoreThanMachine { requested: cores, usable });
+                prop_assert_eq!(refusal, Refusal::MoreThanMachine { unit: CpuUnit::Core, requested: cores, usable });
             }
         }
     }

@@ -330,12 +330,33 @@ fn remaining_single_pus_come_from_a_core_already_in_use() {
     for (n, asked, cpus) in [(1, 3, "0-1,4"), (2, 1, "5"), (3, 3, "2-3,6"), (1, 3, "0-1,4"), (1, 2, "0,4")] {
         assert_eq!(bench.ask(n, &pus(asked)).unwrap().cpus.to_string(), cpus, "job {n}, {asked} PUs");
     }
-    let refusal = bench.ask(4, &pus(3)).unwrap_err();
-    let free_cpus = "1,7".parse().unwrap();
-    assert_eq!(
-        refusal,
-        Refusal::NotEnoughCores { requested: 3, free: 0, free_cpus, held: 0, max_cores_in_one_l3: 0 }
+    let refusal = bench.ask(4, &pus(3)).unwrap_err().to_string();
+    assert!(
+        refusal.starts_with(
+            "3 CPUs were asked for and 2 are free (1,7); the largest request that fits now is 2, 2 within one L3:"
+        ),
+        "{refusal}"
     );
+}
+
+#[test]
+fn a_request_for_single_pus_is_refused_in_pus() {
+    let mut bench = Bench::new(regular_topology(1, 1, 2, 2, 2), "0,4");
+    bench.policy.share_smt = true;
+    assert_eq!(
+        bench.ask(1, &pus(7)).unwrap_err().to_string(),
+        "7 CPUs were asked for and this machine has 6 for jobs: ask for at most 6"
+    );
+    assert_eq!(bench.ask(1, &pus(3)).unwrap().cpus.to_string(), "2-3,6");
+    assert_eq!(bench.ask(2, &pus(1)).unwrap().cpus.to_string(), "7");
+    let refusal = bench.ask(1, &pus(6)).unwrap_err().to_string();
+    assert!(
+        refusal.starts_with("6 CPUs were asked for, the job has 3, and 2 are free besides (1,5);"),
+        "{refusal}"
+    );
+    assert_eq!(bench.ask(3, &pus(2)).unwrap().cpus.to_string(), "1,5");
+    let refusal = bench.ask(4, &pus(1)).unwrap_err().to_string();
+    assert!(refusal.starts_with("1 CPU was asked for and no CPU is free:"), "{refusal}");
 }
 
 #[test]
@@ -364,13 +385,14 @@ fn refusals_state_the_request_and_the_available_cores() {
     let refuse = |bench: &mut Bench, request: &JobRequest| bench.ask(9, request).unwrap_err();
     assert_eq!(refuse(&mut bench, &JobRequest::of_cores(0)), Refusal::ZeroCores);
     assert_eq!(refuse(&mut bench, &pus(0)), Refusal::ZeroCores);
-    let too_many = |requested| Refusal::MoreThanMachine { requested, usable: 7 };
+    let too_many = |requested| Refusal::MoreThanMachine { unit: CpuUnit::Core, requested, usable: 7 };
     assert_eq!(refuse(&mut bench, &JobRequest::of_cores(8)), too_many(8));
     assert_eq!(refuse(&mut bench, &JobRequest::of_cores(u32::MAX)), too_many(u32::MAX));
     assert_eq!(refuse(&mut bench, &pus(15)), too_many(8));
     assert_eq!(refuse(&mut bench, &pus(u32::MAX)), too_many(1 << 31));
     assert_eq!(bench.cores(1, 4), "4-7,12-15");
     let not_enough = Refusal::NotEnoughCores {
+        unit: CpuUnit::Core,
         requested: 4,
         free: 3,
         free_cpus: "1-3,9-11".parse().unwrap(),
@@ -413,7 +435,7 @@ fn sharing_takes_free_cores_first_and_names_the_overlap() {
         ["CPU 2 is other jobs' too, as on_exhausted = \"share\" allows", "CPU 1 was still free, and first"]
     );
     assert_eq!(share(1).unwrap().cpus.to_string(), "1");
-    assert_eq!(share(4), Err(Refusal::MoreThanMachine { requested: 4, usable: 3 }));
+    assert_eq!(share(4), Err(Refusal::MoreThanMachine { unit: CpuUnit::Core, requested: 4, usable: 3 }));
 }
 
 #[test]

@@ -276,6 +276,40 @@ fn a_stack_is_reported_only_if_other_cpus_are_idle() {
 }
 
 #[test]
+fn two_processes_that_are_bound_to_one_whole_core_are_found_while_a_core_is_idle() {
+    let mut exam = with_cores(4, 2);
+    let ranks = |masks: [&str; 2]| {
+        [(7, masks[0], 0), (8, masks[1], 8)].map(|(pid, mask, cpu)| thread(pid, mask, cpu, 990))
+    };
+    let job =
+        |masks| ObservedJob { threads: ranks(masks).to_vec(), ..held("a", "0-1,8-9", GrantedBy::Warden) };
+    exam.jobs = vec![job(["0,8", "0,8"])];
+    let finding = only(&exam, "stacked");
+    assert!(
+        finding.text.starts_with(
+            "2 busy threads are bound to one core, CPUs 0,8 (2 of manual:a), while CPUs 1-7,9-15 idle"
+        ),
+        "{}",
+        finding.text
+    );
+    assert!(finding.remedy.starts_with("pjwd spreads them"), "core 1 of the job idles");
+    exam.jobs = vec![job(["0", "0,8"])];
+    only(&exam, "stacked");
+    exam.jobs = vec![job(["0", "8"])];
+    assert_eq!(of(&exam, "stacked"), [], "they named single hardware threads");
+    exam.jobs = vec![ObservedJob { grant: Some((set("0,8"), GrantedBy::Warden)), ..job(["0,8", "0,8"]) }];
+    assert_eq!(of(&exam, "stacked"), [], "the core is all that the job holds");
+    let team = [thread(7, "0,8", 0, 990), thread(7, "0,8", 8, 990)];
+    exam.jobs = vec![ObservedJob { threads: team.to_vec(), ..job(["0,8", "0,8"]) }];
+    assert_eq!(of(&exam, "stacked"), [], "the threads of one process share its core");
+    exam.online = set("0-1,8-9");
+    let mut full = job(["0,8", "0,8"]);
+    full.threads.push(thread(9, "1", 1, 990));
+    exam.jobs = vec![full];
+    assert_eq!(of(&exam, "stacked"), [], "no core idles");
+}
+
+#[test]
 fn threads_outside_what_their_job_holds_are_found() {
     let mut exam = node();
     let mut job = held("slurm:1", "0-3", GrantedBy::Scheduler);

@@ -40,9 +40,10 @@ pub(crate) fn track_children(draft: &mut Draft<'_>) {
     }
 }
 
-/// Forgets the masks of the released jobs of which a full scan found no process left.
+/// Forgets the masks of the released jobs of which a full scan found no process left. If events were lost, a process may be
+/// unknown that was forked during the scan.
 pub(crate) fn settle(draft: &mut Draft<'_>) {
-    if !draft.full {
+    if !draft.full || draft.state.lineage.take_loss() {
         return;
     }
     for job in draft.state.settled_releases(draft.now.since_boot) {
@@ -83,7 +84,9 @@ fn inherited_requests<'a>(
             .is_some_and(|parent| parent.first_thread_mask == process.first_thread_mask)
     };
     let is_orphan = || is_orphan_of_unknown_descent(state, known) && !has_mask_of_parent();
-    let may_inherit = descendant.is_some() || parent.is_some() || is_orphan();
+    // The fork event comes right after the process is visible.
+    let is_of_restored = || state.lineage.descendant(process.parent).is_some();
+    let may_inherit = descendant.is_some() || parent.is_some() || is_of_restored() || is_orphan();
     let by_mask = may_inherit.then(|| state.released_request_of(process)).flatten();
     match (by_relative, by_mask) {
         // The newest request decides where several are possible.

@@ -250,11 +250,16 @@ impl MaskEntry {
     }
 
     /// Adds the newest candidate. An equal candidate stays in the list, so that `cancel_intended_request`
-    /// does not remove both.
+    /// does not remove both. Of the other equal ones the last stays, with the time of the first: a child may be as old.
     fn add(&mut self, request: MaskRequest) {
         let known = core::mem::take(&mut self.candidates);
         let is_last = |index: usize| known.iter().skip(index + 1).all(|later| !is_same(later, &known[index]));
-        let last = (0..known.len()).filter(|&index| is_last(index)).map(|index| known[index].clone());
+        let first_time = |last: &MaskRequest| {
+            let same = known.iter().filter(|one| is_same(one, last) && one.writer == MaskWriter::Warden);
+            same.map(|one| one.requested_at).min().unwrap_or(last.requested_at)
+        };
+        let last = (0..known.len()).filter(|&index| is_last(index)).map(|index| &known[index]);
+        let last = last.map(|last| MaskRequest { requested_at: first_time(last), ..last.clone() });
         self.candidates = last.chain([request]).collect();
     }
 

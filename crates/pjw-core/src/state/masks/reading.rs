@@ -194,8 +194,11 @@ impl WardenState {
         }
         let others = self.tracked_of(&member.job).filter(|other| other.id != member.id);
         let of_others = others.flat_map(|other| other.requests_at_birth(birth)).cloned();
-        let mut requests: Vec<MaskRequest> =
-            of_others.filter(|request| request.writer != MaskWriter::Program).collect();
+        let of_others = of_others.filter(|request| request.writer != MaskWriter::Program);
+        // An earlier job may have had the same id, or the same process.
+        let process = self.process(member.id.pid).filter(|_| is_first);
+        let of_released = process.and_then(|process| Some(self.released_request_of(process)?.1));
+        let mut requests: Vec<MaskRequest> = of_released.into_iter().chain(of_others).collect();
         if let Some(grant) = self.grant_of(&member.job).filter(|grant| !birth.is_before(grant.granted_at)) {
             let (mask, original) = (grant.cpus.clone(), self.topology.cpus().clone());
             requests.insert(

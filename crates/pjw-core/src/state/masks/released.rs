@@ -9,7 +9,7 @@ use crate::state::masks::entry::MaskEntry;
 use crate::state::masks::request::effective_mask;
 use crate::state::masks::request::{MaskRequest, MaskWriter};
 use crate::state::warden::WardenState;
-use crate::terms::{JobId, Process, ReleasedMask, ReleasedMasks};
+use crate::terms::{Evidence, JobId, Membership, Process, ReleasedMask, ReleasedMasks};
 
 impl WardenState {
     /// The masks that the tracked processes of a job which is about to be released have because of pjw, and those of an
@@ -17,7 +17,8 @@ impl WardenState {
     pub(crate) fn masks_to_release(&self, job: &JobId, now: Nanos) -> Option<ReleasedMasks> {
         let earlier = self.released_masks.get(job).cloned();
         let new = || ReleasedMasks::new(job.clone(), now);
-        let mut released = ReleasedMasks { released_at: now, ..earlier.unwrap_or_else(new) };
+        let mut released =
+            ReleasedMasks { released_at: now, restored_at: Some(now), ..earlier.unwrap_or_else(new) };
         for member in self.tracked_of(job) {
             let scanned = member.threads.values().filter_map(|thread| thread.mask_entry.as_ref());
             let entries = scanned.chain(self.recorded_masks_of(member.id).map(|(_, entry)| entry));
@@ -83,17 +84,52 @@ impl WardenState {
         })
     }
 
+    /// Records that processes of a released job are still to be restored at the time `now`.
+    pub(crate) fn note_restoring(&mut self, now: Nanos) {
+        for released in self.released_masks.values_mut() {
+            let mut processes_to_restore = self.processes_to_restore.values();
+            if released.restored_at.is_none() || processes_to_restore.any(|member| member.job == released.job)
+            {
+                released.restored_at = Some(now);
+            }
+        }
+    }
+
     /// The released jobs of which a full scan at the time `now` shows that no process has a mask of them: every process that
-    /// was found has its original masks, and every fork that began before the release has ended.
+    /// was found has its original masks, every fork that began before that has ended, and no process is unscanned whose
+    /// ancestors are unknown.
     pub(crate) fn settled_releases(&self, now: Nanos) -> Vec<JobId> {
+        if self.lineage.pids_of_unknown_descent().any(|pid| !self.processes.contains_key(&pid)) {
+            return Vec::new();
+        }
         let is_unfinished = |job: &JobId| {
             let mut unscanned = self.lineage.unscanned_descendants();
             self.processes_to_restore.values().any(|member| member.job == *job)
                 || unscanned.any(|(_, descendant)| !descendant.is_ancestor_member && descendant.job == *job)
         };
-        let is_old = |released: &&ReleasedMasks| released.released_at.0 + BirthTime::MAX_FORK_TIME.0 < now.0;
+        let is_old = |released: &&ReleasedMasks| {
+            released.restored_at.is_some_and(|restored_at| restored_at.0 + BirthTime::MAX_FORK_TIME.0 < now.0)
+        };
         let old = self.released_masks.values().filter(is_old);
         old.map(|released| &released.job).filter(|job| !is_unfinished(job)).cloned().collect()
+    }
+
+    /// The processes that have their original masks again, of jobs whose release is not settled. A child of one may have a
+    /// mask of the job.
+    pub(crate) fn restored_of_unsettled(&self) -> impl Iterator<Item = Membership> {
+        let restored = self.lineage.descendants().filter(|(pid, descendant)| {
+            self.released_masks.contains_key(&descendant.job) && self.tracked(*pid).is_none()
+        });
+        restored.filter_map(|(pid, descendant)| {
+            let (process, job) = (self.process(pid)?.id, descendant.job.clone());
+            Some(Membership {
+                process,
+                job,
+                evidence: Evidence::Parent,
+                inherited_mask: None,
+                first_seen: None,
+            })
+        })
     }
 }
 

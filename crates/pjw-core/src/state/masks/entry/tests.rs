@@ -378,3 +378,21 @@ fn a_recorded_request_that_a_reading_excludes_may_still_be_that_of_a_child() {
         parent.requests_for_child_born_at(at(5)).map(|known| known.mask.clone()).collect();
     assert_eq!(inherited, [set("0-1"), machine()]);
 }
+
+#[test]
+fn a_child_may_be_as_old_as_the_first_of_several_equal_requests_in_the_journal() {
+    let request = |mask: &str, since| MaskRequest {
+        mask: set(mask),
+        original_mask: machine(),
+        writer: MaskWriter::Warden,
+        requested_at: Nanos(since),
+    };
+    let mut parent = MaskEntry::from_record(request("0", 2));
+    for (mask, since) in [("1", 4), ("0", 6), ("1", 8)] {
+        parent.add_recorded_request(request(mask, since));
+    }
+    assert_eq!(read(&mut parent, "1", &everything(), 10), MaskComparison::Predicted);
+    let inherited: Vec<CpuSet> =
+        parent.requests_for_child_born_at(at(3)).map(|known| known.mask.clone()).collect();
+    assert!(inherited.contains(&set("0")), "{inherited:?}");
+}
