@@ -89,7 +89,7 @@ impl Template {
     /// makes the instances, also `first`.
     ///
     /// # Errors
-    /// The program can't have a template. It can be started by exec, except after [`TemplateError::Start`].
+    /// The program can't have a template. It can be started by exec, except after [`TemplateError::StartFailed`].
     pub fn load(context: &Context, first: &Instance) -> Result<Self, TemplateError> {
         Self::linked(Arc::clone(&context.setup), first)
     }
