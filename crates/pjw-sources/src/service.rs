@@ -17,9 +17,9 @@ pub struct Scheduler {
     /// The name of an environment variable that contains the path of the directory of the configuration
     /// files, or of one of these files. Empty if the scheduler has no such variable.
     pub config_variable: &'static str,
-    /// The paths of the directories in which the configuration files usually are. The files are read from the
-    /// first directory in which the first file of `config_files` can be read. The directory from the variable
-    /// in `config_variable` is tried before these directories.
+    /// The usual directories of the configuration files, in the order in which they are tried. The directory
+    /// that the environment variable `config_variable` names is tried before them. A directory is chosen if
+    /// `config_files[0]` can be read there. All configuration files are read from that directory.
     pub config_directories: &'static [&'static str],
     /// The paths of the configuration files, relative to their directory. The first file must exist, the
     /// others may be missing. A path that ends in `/` stands for all files in that directory.

@@ -42,8 +42,9 @@ const INSTANCES_OF_A_TEMPLATE: usize = 8;
 /// the instance in the list of [`Context::start`], with its [`Child`] or the error. The descriptor of the
 /// batch becomes readable when results arrive. Then call [`Batch::next_ready`] until it returns `None`.
 ///
-/// The spawner threads wait while about 10,000 results have not been received. Dropping the batch waits until
-/// all instances are started. It kills no instance.
+/// If about 10,000 results wait to be read, the spawner threads start no further instances until the caller
+/// reads some. If the batch is dropped, the drop waits until the spawner threads have started all instances.
+/// A drop kills no instance.
 #[derive(Debug)]
 pub struct Batch {
     socket: OwnedFd,

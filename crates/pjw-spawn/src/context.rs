@@ -46,8 +46,9 @@ impl Context {
         Ok(Self::of_path(&path))
     }
 
-    /// Makes the context for the program with the path `program`, as [`Context::new`] does. Does not search
-    /// `PATH` and does not check the file. If the file can't be executed, the start of each instance fails.
+    /// Makes a context, which starts processes of the program file `program`. Unlike [`Context::new`], this
+    /// function does not search `PATH`, and does not check that the file can be executed. If the file can't be
+    /// executed, each start of a process fails.
     #[must_use]
     pub fn of_path(program: &Path) -> Self {
         let environment = std::env::vars_os().filter_map(|(name, value)| variable(&name, &value));

@@ -49,8 +49,9 @@ pub struct ReleaseSummary {
 
 /// Releases all jobs that an earlier daemon recorded in the directory `state_dir`: restores affinity masks
 /// and removes cpusets. Also removes cpusets that an earlier daemon made without a record. If records are
-/// lost, the remarks name the processes whose masks an earlier daemon may have set. `beside` says whether the
-/// earlier daemon was started with `--beside`. Does not create `state_dir` if there is nothing to undo.
+/// lost, [`ReleaseSummary::remarks`] names the processes whose masks an earlier daemon may have set. `beside`
+/// says whether the earlier daemon was started with `--beside`: the names of its cgroups contain the name of
+/// `state_dir` then. Does not create `state_dir` if there is nothing to undo.
 ///
 /// # Errors
 /// If a running daemon uses the directory, the journal can't be used, or a mask or cpuset can't be restored.

@@ -12,8 +12,9 @@ use crate::terms::Policy;
 pub struct Demand {
     /// The smoothed demand, in permille of one PU.
     pub permille: u32,
-    /// The smoothed share of time in which the thread waited on a run queue, in permille of one PU.
-    /// `permille` includes this share. Used only for display.
+    /// The smoothed share of time in which the thread was runnable and waited on a run queue, in permille of
+    /// the elapsed time. The field [`Demand::permille`] is the sum of the running time and this waiting time.
+    /// Used only for display.
     pub waiting_permille: u32,
     /// Whether the thread is hot (busy): it runs or waits for a PU most of the time. A thread becomes hot
     /// at the demand `hot_permille` of the policy, and is no longer hot at the lower demand

@@ -69,8 +69,8 @@ pub struct Policy {
     pub first_person_uid: u32,
     /// The sources (such as batch systems) whose jobs pjw detects on the machine.
     pub sources: BTreeSet<JobSource>,
-    /// By source of jobs (such as a batch system): the default number of cores for a job that does not say
-    /// how many cores it needs. If a source has no entry, such a job gets no cores.
+    /// For each source of jobs (such as a batch system): the default number of cores for one job that does not
+    /// say how many cores it needs. If a source has no entry, such a job gets no cores.
     pub source_cores: BTreeMap<JobSource, u32>,
     /// Whether pjw restricts jobs to their cores by cpusets or by affinity masks.
     pub enforcement: Enforcement,

@@ -78,7 +78,8 @@ pub struct ReleasedMasks {
     pub job: JobId,
     /// The user ids of the job's owner and of the processes of the job.
     pub users: BTreeSet<Uid>,
-    /// Each mask, with the mask that pjw restores instead.
+    /// The masks that the threads of the job had because of pjw. Each is paired with the mask that pjw restores
+    /// in its place.
     pub masks: BTreeSet<ReleasedMask>,
     /// The earliest time at which a process can have had one of these masks, in ns since boot. It is the time
     /// of the grant, or the time of pjw's first mask request if that is earlier.

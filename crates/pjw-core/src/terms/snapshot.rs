@@ -64,7 +64,7 @@ pub struct AffinityRequest {
     /// The mask that was passed to sched_setaffinity(2). It may contain offline PUs and PUs that do not
     /// exist.
     pub requested_mask: CpuSet,
-    /// Whether the kernel refused the call.
+    /// Whether the kernel refused the call of sched_setaffinity(2) that requested the mask.
     pub refused: bool,
 }
 

@@ -158,13 +158,12 @@ impl LinuxNode {
         requests
     }
 
-    /// Sets whether affinity masks stay in force when a cpuset changes. The field
-    /// [`CpusetSupport::affinity_persists`] of `support` says so, as [`crate::probe`] determined it. The
-    /// other fields of `support` are ignored. Until this function is called, the value is derived from the
-    /// kernel version: true for Linux 6.2 and later.
+    /// Takes over [`CpusetSupport::affinity_persists`]: whether the affinity mask of a thread stays in force
+    /// when its cpuset changes. [`crate::probe`] measures this value. The other fields of `support` are
+    /// ignored. Before the first call, the value is true on Linux 6.2 and later, and false on older kernels.
     ///
     /// # Errors
-    /// If `/proc` can't be opened.
+    /// If `/proc` can't be opened. The thread that changes cpusets has its own descriptor of `/proc`.
     pub fn set_cpuset_support(&mut self, support: &CpusetSupport) -> Result<(), Errno> {
         self.cpuset_changer = CpusetChanger::new(support.affinity_persists)?;
         Ok(())

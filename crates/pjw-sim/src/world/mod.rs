@@ -58,12 +58,11 @@ pub struct SimThread {
     /// - The process moves to another cgroup, or its cpuset is changed.
     /// - [`World::rewrite_masks_after_hotplug`] completes a hotplug operation on PUs of the process's cpuset.
     pub fallback_mask: Option<CpuSet>,
-    /// Whether a program requested a mask for the thread, and whether the daemon can know this mask.
+    /// Whether a program requested an affinity mask for the thread, and whether the daemon can know this mask.
     pub program_request: ProgramRequest,
     /// The time of the last request for a mask by a program or a user, in ns since boot. Requests by pjw do
     /// not count. 0 if there was none. Before Linux 6.2, a kernel replaces the mask when a process moves to
-    /// another cgroup. On such a simulated kernel, that counts as a request.
-    /// So does a change of the cpuset.
+    /// another cgroup, or when the cpuset changes. On such a simulated kernel, both count as a request.
     pub mask_requested_at: u64,
     /// Whether the daemon can't know which thread created this thread, and so which mask this thread
     /// inherited. The kernel does not report which thread of a process creates another thread. So the value

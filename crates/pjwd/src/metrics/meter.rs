@@ -132,7 +132,7 @@ impl Meter {
     }
 
     /// Counts a failure to rewrite the journal, the file with the granted cores and the saved affinity masks.
-    pub fn count_journal_failure(&mut self) {
+    pub fn count_journal_rewrite_failure(&mut self) {
         if self.is_on() {
             self.counters.journal_failures += 1;
         }

@@ -268,7 +268,7 @@ fn a_cycle_counts_for_the_cause_with_the_largest_scan() {
     cycle(&mut meter, CycleCause::Full, Some(now));
     cycle(&mut meter, CycleCause::Timer, now.checked_sub(Duration::from_secs(2)));
     cycle(&mut meter, CycleCause::Event, None);
-    meter.count_journal_failure();
+    meter.count_journal_rewrite_failure();
     meter.publish(StatusSnapshot::default(), &machine());
     let counters = receiver.snapshot.borrow().as_ref().unwrap().counters.clone();
     assert_eq!((counters.cycles, counters.process_events, counters.event_overruns), ([2, 1, 1], 3, 1));

@@ -433,7 +433,7 @@ impl EventLoop {
         if self.warden.journal().needs_rewrite()
             && let Err(fault) = self.warden.rewrite_journal()
         {
-            self.meter.count_journal_failure();
+            self.meter.count_journal_rewrite_failure();
             warn!(%fault, "the journal can't be rewritten");
         }
     }

@@ -37,7 +37,8 @@ impl DelayedChanges {
         }
     }
 
-    /// Removes the change `action`: it is complete, or failed.
+    /// Removes `action` from the delayed changes, after the change was made or has failed. Does not undo the
+    /// change.
     pub fn remove(&mut self, action: &CpusetAction) {
         if let Some(count) = self.jobs.get_mut(&action.job) {
             *count -= 1;

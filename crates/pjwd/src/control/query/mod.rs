@@ -64,8 +64,8 @@ pub struct PageEnd {
 /// The answer of the event loop to a [`Query`] of the control server.
 #[derive(Debug)]
 pub enum Answer {
-    /// A page of the processes of a job, and the end of the page. The end is `None` on the last page. The
-    /// outer `Option` is `None` if the requested job does not exist.
+    /// A page of the processes of a job, and the position after which the next page begins. The position is
+    /// `None` if no page follows. The outer `Option` is `None` if the requested job does not exist.
     Members(Option<(Vec<MemberFacts>, Option<PageEnd>)>),
     /// The reasons why a job holds its CPUs. `None` if the requested job does not exist.
     JobReasons(Option<JobReasons>),
