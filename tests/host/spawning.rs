@@ -226,6 +226,8 @@ fn a_program_that_cannot_have_a_template_is_executed_by_auto_and_refused_by_alwa
     assert!(text(&output.stderr).contains("at least 2 instances"), "{output:?}");
 }
 
+const HEADER: &str = include_str!("../../crates/pjw-spawn-c/include/pjw_spawn.h");
+
 /// Its start-up leaves a byte in a file. Its instances end with their argument.
 const LATE: &str = r#"
 #include <fcntl.h>
@@ -248,9 +250,10 @@ fn a_program_that_calls_fork_here_starts_up_once_for_all_instances() {
     std::fs::write(&starts, "").unwrap();
     let library = dir.path().join("libpjw_spawn.so.0");
     std::os::unix::fs::symlink(program_path("libpjw_spawn.so"), &library).unwrap();
-    let include = concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../crates/pjw-spawn-c/include");
+    // The user of the test may not be able to read the source tree.
+    std::fs::write(dir.path().join("pjw_spawn.h"), HEADER).unwrap();
     let mut compiler = Command::new("cc");
-    compiler.args([include, "-Wl,-rpath,$ORIGIN", "-o"]).args([&program, &source, &library]);
+    compiler.args(["-Wl,-rpath,$ORIGIN", "-o"]).args([&program, &source, &library]);
     assert!(compiler.status().unwrap().success());
     let count_of_starts = || std::fs::read(&starts).unwrap().len();
     let command = [program.to_str().unwrap(), "%r", starts.to_str().unwrap()];
