@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
@@ -25,6 +26,8 @@ const LONGEST_LIFE: u64 = 400;
 const NOBODY: u32 = 65_534;
 /// The variable in the environment of all processes of a forker.
 const MARK: &str = "PJW_TEST_FORKER";
+/// The number of forkers that were started.
+static FORKERS: AtomicU64 = AtomicU64::new(0);
 /// Each daemon of the shell has a child that lives long and was never seen with its parent.
 const FORK_ALL_THE_TIME: &str =
     "while :; do (setsid sh -c 'sleep 1000 & exec sleep 0.05' &); sleep 0.05; done &";
@@ -37,7 +40,9 @@ struct Forker {
 
 impl Forker {
     fn start(name: &str) -> Self {
-        let mark = format!("{name}-{}", std::process::id());
+        // Tests run side by side in one process, and each kills its own forkers only.
+        let number = FORKERS.fetch_add(1, Ordering::Relaxed);
+        let mark = format!("{name}-{}-{number}", std::process::id());
         let mut command = Command::new("sh");
         command.env(MARK, &mark);
         if Uid::effective().is_root() {
