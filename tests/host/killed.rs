@@ -15,6 +15,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_linux::cgroup::{CgroupMounts, CpusetMount};
 use pjw_tests::cpusets::{cgroup_of_process, remaining_cgroups};
 use pjw_tests::daemon::{Daemon, Enforcement};
+use pjw_tests::skipping::skip;
 use pjw_tests::waiting::{wait_until, wait_until_empty};
 
 use crate::processes::{Shell, has_two_cores, mask};
@@ -298,6 +299,12 @@ fn kill_rounds_with_lost_state(enforcement: Enforcement) {
 #[test]
 fn a_daemon_killed_at_any_moment_leaves_nothing_that_a_release_does_not_undo() {
     if !has_two_cores() {
+        return;
+    }
+    if !Uid::effective().is_root() && rounds() <= DEFAULT_ROUNDS {
+        skip(
+            "a plain user has no BPF task scan: README names the gap. PJW_ROUNDS runs the rounds all the same",
+        );
         return;
     }
     Enforcement::available().into_iter().for_each(kill_rounds);
