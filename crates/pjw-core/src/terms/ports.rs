@@ -38,8 +38,9 @@ pub trait Node {
     fn change_mask(&mut self, action: &MaskAction) -> MaskOutcome;
 
     /// Makes one change of a job's cpuset, as planned in `action`, and reads the new state of the cpuset
-    /// back. The changes are made in the order of the calls. Returns [`CpusetOutcome::Delayed`] if the change takes longer than about `max_wait`. A node that can't
-    /// make changes in the background returns when the change is complete.
+    /// back. The changes are made in the order of the calls. Returns [`CpusetOutcome::Delayed`] if the change
+    /// takes longer than about `max_wait`. A node that can't make changes in the background returns when the
+    /// change is complete.
     fn change_cpuset(&mut self, action: &CpusetAction, max_wait: Duration) -> CpusetOutcome;
 
     /// Returns the delayed changes of cpusets that are complete by now, with their outcomes, in the order of the calls of

@@ -74,7 +74,7 @@ pub fn machine_with(topology: Topology, policy: Policy) -> Machine {
 }
 
 impl Machine {
-    /// Starts a process of one thread that no batch system job_marks. It has its parent's mask, session and group.
+    /// Starts a process of one thread that no batch system marks. It has its parent's mask, session and group.
     pub fn spawn(&self, pid: u32, parent: u32, uid: u32) -> RefMut<'_, SimProcess> {
         let mut process = self.kernel.spawn(pid, parent, uid);
         process.job_marks = Some(JobMarks::default());

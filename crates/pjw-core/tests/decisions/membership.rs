@@ -10,7 +10,7 @@ use crate::restore::restart;
 
 const SLURM_JOB: &str = "/system.slice/slurmstepd.scope/job_7";
 
-/// Another program moves a process to the root cgroup. No batch system job_marks it there.
+/// Another program moves a process to the root cgroup. No batch system marks it there.
 fn sweep_out(m: &Machine, pid: u32) {
     m.world().move_process(Pid(pid), "/");
     m.process(pid).job_marks = Some(JobMarks::default());
