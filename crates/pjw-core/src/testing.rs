@@ -50,15 +50,15 @@ pub fn pjw_grant(cpus: CpuSet) -> Grant {
 #[must_use]
 pub fn regular_topology(
     packages: u32,
-    numa_per_package: u32,
-    l3_per_numa: u32,
+    numa_nodes_per_package: u32,
+    l3s_per_numa_node: u32,
     cores_per_l3: u32,
     pus_per_core: u32,
 ) -> Topology {
     Topology::from_shape(RegularShape {
         packages,
-        numa_nodes_per_package: numa_per_package,
-        l3s_per_numa_node: l3_per_numa,
+        numa_nodes_per_package,
+        l3s_per_numa_node,
         cores_per_l3,
         pus_per_core,
     })

@@ -25,7 +25,7 @@ impl Service for Fixed {
                 };
                 Ok(Replies::Single(Box::new(Reply::Status { status: Arc::new(status) })))
             }
-            Call::Release(wish) => Err(CallError::Refused(format!("there is no job {}", wish.job))),
+            Call::Release(request) => Err(CallError::Refused(format!("there is no job {}", request.job))),
             other => Err(CallError::Refused(format!("not for this test: {other:?}"))),
         }
     }

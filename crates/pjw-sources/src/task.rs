@@ -48,13 +48,8 @@ pub fn read_task_cpus(attributes: &BatchAttributes, host: &Host) -> SlurmTaskCpu
         Some(_) if in_step => ("SLURM_STEP_TASKS_PER_NODE", ["SLURM_STEP_NODELIST", "SLURM_NODELIST"]),
         _ => ("SLURM_TASKS_PER_NODE", of_job),
     };
-    let tasks = slurm::count_here(environ, host, counts, lists).unwrap_or(1).max(1);
+    let task_count = slurm::count_here(environ, host, counts, lists).unwrap_or(1).max(1);
     let job_cpus = slurm::count_of_job(environ, host).ok().filter(|&cpus| cpus > 0);
     let step_cpus = environ.number("SLURM_CPUS_ON_NODE");
-    SlurmTaskCpus {
-        cpus_per_task: environ.number("SLURM_CPUS_PER_TASK"),
-        step_cpus,
-        job_cpus,
-        task_count: tasks,
-    }
+    SlurmTaskCpus { cpus_per_task: environ.number("SLURM_CPUS_PER_TASK"), step_cpus, job_cpus, task_count }
 }

@@ -152,11 +152,11 @@ impl Pool {
         // Closing the pidfd is not enough: a process that another thread is forking may have a copy of it, epoll(7).
         let _ = self.epoll.delete(&child);
         drop(child);
-        let replaced = match exit {
+        let replacement = match exit {
             Exit::Code(0) => None,
             _ => Some(self.replace(index)),
         };
-        Ok(Some(EndedWorker { index, exit, replacement: replaced }))
+        Ok(Some(EndedWorker { index, exit, replacement }))
     }
 
     /// Waits for the end of a worker. Returns its index.

@@ -72,16 +72,10 @@ pub fn conflicting_programs(
         }
         let is = |known: &str| if known.ends_with('_') { name.starts_with(known) } else { name == known };
         let known = CONFLICTING_PROGRAMS.iter().find(|(known, ..)| is(known) && uid.0 < first_person_uid);
-        if let Some(&(_, effect, remedy, undoes_warden)) = known
+        if let Some(&(_, effect, remedy, undoes_pjw_changes)) = known
             && !found.iter().any(|program| program.name == name)
         {
-            found.push(ConflictingProgram {
-                name,
-                pid: Some(pid),
-                effect,
-                remedy,
-                undoes_pjw_changes: undoes_warden,
-            });
+            found.push(ConflictingProgram { name, pid: Some(pid), effect, remedy, undoes_pjw_changes });
         }
     }
     for (user, pids) in wardens.into_iter().filter(|(_, pids)| pids.len() > 1) {

@@ -36,38 +36,38 @@ impl Service for TestService {
         let reply = match call {
             Call::GetStatus => Reply::Status { status: Arc::new(status(peer)) },
             Call::ListJobs => Reply::Jobs { jobs: vec![job("manual:a")] },
-            Call::GetJob(wish) => Reply::JobDetail(Box::new(JobDetail {
-                job: job(&wish.job),
+            Call::GetJob(request) => Reply::JobDetail(Box::new(JobDetail {
+                job: job(&request.job),
                 members: vec![member()],
                 history: vec![event(0).into()],
-                next_after_pid: wish.limit,
-                next_tid: wish.after_tid,
+                next_after_pid: request.limit,
+                next_tid: request.after_tid,
             })),
-            Call::Assign(wish) => match wish.job.as_str() {
+            Call::Assign(request) => match request.job.as_str() {
                 "refused" => return Err(CallError::Refused("there is no room".to_owned())),
                 "forbidden" => return Err(CallError::NotAllowed("it is not yours".to_owned())),
                 name => {
                     if name == "slow" {
                         let _ = self.gate.clone().wait_for(|open| *open).await;
                     }
-                    let requested_cores = wish.cores.unwrap_or_default();
+                    let requested_cores = request.cores.unwrap_or_default();
                     Reply::Job { job: Job { requested_cores, ..job(name) } }
                 }
             },
-            Call::Release(wish) => Reply::Released { released: vec![wish.job] },
+            Call::Release(request) => Reply::Released { released: vec![request.job] },
             Call::ReleaseAll => Reply::Released { released: vec!["manual:a".to_owned()] },
-            Call::ExplainJob(wish) => Reply::JobReasons(JobReasons {
-                job: wish.job,
+            Call::ExplainJob(request) => Reply::JobReasons(JobReasons {
+                job: request.job,
                 cpus: "2-3".to_owned(),
                 grant_reasons: vec!["it asked for two cores".to_owned()],
                 runner_up: String::new(),
             }),
-            Call::ExplainPid(wish) => Reply::PidReasons(PidReasons {
-                pid: wish.pid,
+            Call::ExplainPid(request) => Reply::PidReasons(PidReasons {
+                pid: request.pid,
                 job: None,
                 membership_reasons: vec!["it belongs to no job".to_owned()],
                 threads: vec![thread()],
-                next_tid: wish.after_tid,
+                next_tid: request.after_tid,
             }),
             Call::Plan => Reply::Plan(Arc::new(PlanReply {
                 actions: vec![action()],
@@ -75,7 +75,9 @@ impl Service for TestService {
             })),
             Call::PlanDefrag => Reply::Defrag(Arc::new(healing("it would lie on 1 L3 instead of 2"))),
             Call::Defrag => Reply::Defrag(Arc::new(healing("it lies on 1 L3 instead of 2"))),
-            Call::Events(wish) => return Ok(Replies::Stream(self.events(wish.follow.unwrap_or(false)))),
+            Call::Events(request) => {
+                return Ok(Replies::Stream(self.events(request.follow.unwrap_or(false))));
+            }
             Call::GetTopology => Reply::Topology { topology: topology() },
             Call::Reload => Reply::Reloaded { changes: vec!["interval is 2s now".to_owned()] },
         };

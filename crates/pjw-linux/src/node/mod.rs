@@ -387,9 +387,9 @@ impl Node for LinuxNode {
 
     fn read_process_events(&mut self) -> ProcessEventBatch {
         let mut events = Vec::new();
-        let EventLoss { lost, still_dropping: congested } =
+        let EventLoss { lost, still_dropping } =
             self.process_events.as_mut().map(|source| source.drain_events(&mut events)).unwrap_or_default();
-        ProcessEventBatch { events, lost, still_dropping: congested }
+        ProcessEventBatch { events, lost, still_dropping }
     }
 
     fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset> {

@@ -34,7 +34,7 @@ pub fn probe_kernel_support(own_cgroups: &OwnCgroupNames) -> KernelSupport {
     let can_set_all_masks = Uid::effective().is_root();
     let schedstat = Path::new("/proc/self/schedstat").exists();
     let (cpuset_support, about_cpusets) = cpuset_support::find(own_cgroups);
-    let mut sentences = vec![
+    let mut descriptions = vec![
         if can_set_all_masks {
             "runs as root: processes of all users can be confined".to_owned()
         } else {
@@ -47,8 +47,8 @@ pub fn probe_kernel_support(own_cgroups: &OwnCgroupNames) -> KernelSupport {
         },
         format!("cgroup layout: {}", CgroupMounts::read().layout_name()),
     ];
-    sentences.extend(about_cpusets);
-    KernelSupport { can_set_all_masks, cpuset_support, descriptions: sentences }
+    descriptions.extend(about_cpusets);
+    KernelSupport { can_set_all_masks, cpuset_support, descriptions }
 }
 
 /// Determines how cpusets can be used, or why they can't. Creates a cpuset with a test process in it, and

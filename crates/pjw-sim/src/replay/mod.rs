@@ -122,7 +122,7 @@ pub fn replay(
     mut watch: impl FnMut(JobDecision<'_>),
 ) -> ReplayResult {
     let mut machine = Machine::new(topology, options);
-    let usable_units = machine.free_units();
+    let usable_processors = machine.free_units();
     let mut instants = instants(log).peekable();
     let mut ends: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
     let (mut started_jobs, mut free_cores_samples) = (Vec::<StartedJob>::new(), Vec::new());
@@ -160,7 +160,7 @@ pub fn replay(
         started_jobs,
         refused_count,
         free_cores_samples,
-        usable_processors: usable_units,
+        usable_processors,
         begin_s,
         unit: options.unit,
     }

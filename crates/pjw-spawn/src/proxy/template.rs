@@ -332,14 +332,14 @@ impl Template {
     /// Returns what this instance does before its program, except for the map of its memory.
     pub(super) fn own_calls(&self, instance: &Instance) -> Result<Own, ForkError> {
         let of_mask = SpawnError { step: SpawnStep::Mask, errno: Errno::EINVAL };
-        let Placement { cpus, preferred_numa_node: memory_node, .. } = &*instance.placement;
+        let Placement { cpus, preferred_numa_node, .. } = &*instance.placement;
         let mask = match cpus {
             Some(cpus) if self.inherited_mask.as_ref() == Some(cpus) => None,
             Some(cpus) if !cpus.intersects(&self.online_cpus) => return Err(of_mask.into()),
             Some(cpus) => Some(cpus.words().iter().flat_map(|word| word.to_ne_bytes()).collect()),
             None => None,
         };
-        let nodes = match memory_node {
+        let nodes = match preferred_numa_node {
             Some(node) if !Path::new(&format!("/sys/devices/system/node/node{node}")).exists() => {
                 return Err(of_mask.into());
             }

@@ -309,12 +309,12 @@ impl EventLoop {
 
     /// Counts the events that were read, by the loop and by the scans of a cycle, and makes up for lost ones.
     fn note_events_read(&mut self, waited_since: Option<Instant>) {
-        let EventCount { count, lost, still_dropping: congested } = self.warden.take_event_count();
+        let EventCount { count, lost, still_dropping } = self.warden.take_event_count();
         self.meter.count_process_events(count, lost);
         if self.warden.state().lineage.scan_queue.urgency().is_some() {
             self.pending_since.get_or_insert_with(|| waited_since.unwrap_or_else(Instant::now));
         }
-        if congested {
+        if still_dropping {
             self.warden.set_fork_events_complete_since(None);
         } else if lost {
             self.restart_fork_tracking();
@@ -384,7 +384,7 @@ impl EventLoop {
             mut plan_warnings,
             mask_outcomes,
             unfinished,
-            planned: dirty,
+            planned,
             ..
         } = report;
         let of_users = user_refusals(&commands, &results);
@@ -397,7 +397,7 @@ impl EventLoop {
         self.add_new_pus();
         let health =
             LoopStatus { has_process_events: self.has_process_events, lateness: self.lateness.max_wait(now) };
-        let snapshot = self.publisher.publish_status(&self.warden, &plan_warnings, &dirty, health);
+        let snapshot = self.publisher.publish_status(&self.warden, &plan_warnings, &planned, health);
         self.publisher.publish_events(events);
         self.meter.publish(snapshot, self.warden.state());
         for (reply, result) in replies.into_iter().zip(results) {

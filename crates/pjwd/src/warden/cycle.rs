@@ -134,7 +134,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
     /// after each scan, so that the fork of every scanned process is known. If events were lost, they are no longer complete
     /// until the next call of [`Warden::set_fork_events_complete_since`].
     pub fn read_process_events(&mut self) {
-        let ProcessEventBatch { events, lost, still_dropping: congested } = self.node.read_process_events();
+        let ProcessEventBatch { events, lost, still_dropping } = self.node.read_process_events();
         // An event for which there is no room counts as lost.
         let lost = self.state.apply_process_events(&events) || lost;
         if lost {
@@ -144,17 +144,14 @@ impl<N: Node, J: Journal> Warden<N, J> {
             self.events_read.lost = true;
         }
         self.events_read.count += events.len();
-        self.events_read.still_dropping = congested;
+        self.events_read.still_dropping = still_dropping;
     }
 
     /// Returns how many process events were read since the last call of this function, and whether events
     /// were lost in this time. Resets the count to zero.
     pub fn take_event_count(&mut self) -> EventCount {
-        let congested = self.events_read.still_dropping;
-        std::mem::replace(
-            &mut self.events_read,
-            EventCount { still_dropping: congested, ..EventCount::default() },
-        )
+        let still_dropping = self.events_read.still_dropping;
+        std::mem::replace(&mut self.events_read, EventCount { still_dropping, ..EventCount::default() })
     }
 
     /// Finds the leftover cgroups: cgroups that exist now and have the name of a job's cpuset, but are not in

@@ -29,11 +29,11 @@ impl WardenState {
         let cgroups =
             core::iter::once(present).chain(moved.map(|(from, _)| &**from)).chain(left).chain(moving_to);
         let mut cpusets = CpusetList::new();
-        let mut have_changed = moved.is_some() || moving_to.is_some();
+        let mut may_have_changed = moved.is_some() || moving_to.is_some();
         for cgroup in cgroups {
             let (around, is_new) = self.cpusets_around(cgroup, read_at);
             cpusets.extend(around);
-            have_changed |= is_new;
+            may_have_changed |= is_new;
         }
         let mut possible_cpus: SmallVec<[CpuSet; 1]> = SmallVec::new();
         let at_each = |online| cpusets.iter().map(move |cpuset| effective_mask(cpuset, online));
@@ -42,14 +42,10 @@ impl WardenState {
                 possible_cpus.push(left);
             }
         }
-        have_changed |= self.online.has_changed_since(hotplug_window_start(read_at));
-        let (machine, may_mask_be_reset) = (self.topology.cpus().clone(), !persists && have_changed);
-        MaskLimits {
-            possible_cpus,
-            machine_cpus: machine,
-            may_have_changed: have_changed,
-            kernel_may_have_reset_mask: may_mask_be_reset,
-        }
+        may_have_changed |= self.online.has_changed_since(hotplug_window_start(read_at));
+        let (machine, kernel_may_have_reset_mask) =
+            (self.topology.cpus().clone(), !persists && may_have_changed);
+        MaskLimits { possible_cpus, machine_cpus: machine, may_have_changed, kernel_may_have_reset_mask }
     }
 
     /// The limits of the masks of a new process since its birth. A kernel before Linux 6.2 may have replaced the request of

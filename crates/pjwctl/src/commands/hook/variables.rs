@@ -184,10 +184,10 @@ mod tests {
 
     #[test]
     fn a_step_without_a_count_for_its_tasks_has_its_part_of_the_job() {
-        let step = |step, tasks| SlurmTaskCpus {
+        let step = |step, task_count| SlurmTaskCpus {
             step_cpus: Some(step),
             job_cpus: Some(8),
-            task_count: tasks,
+            task_count,
             cpus_per_task: None,
         };
         assert_eq!(announcement(&plain(), "0-7", None, step(8, 1)), (8, "threads"));

@@ -156,8 +156,8 @@ fn placements(
         );
     }
     let placement = |part: CpuSet| {
-        let memory_node = numa_node_containing(topology, &part);
-        Arc::new(Placement { preferred_numa_node: memory_node, ..Placement::on_cpus(part) })
+        let preferred_numa_node = numa_node_containing(topology, &part);
+        Arc::new(Placement { preferred_numa_node, ..Placement::on_cpus(part) })
     };
     Ok(parts.into_iter().map(placement).collect())
 }
