@@ -244,7 +244,15 @@ pub(crate) fn add_member(draft: &mut Draft<'_>, pid: Pid, job: &JobId, evidence:
     }
     // A thread list read under another job is as good under this one.
     let threads = before.map(|member| member.threads).unwrap_or_default();
-    let member = Member { id, job: job.clone(), evidence, inherited_mask, first_seen, threads };
+    let member = Member {
+        id,
+        job: job.clone(),
+        evidence,
+        inherited_mask,
+        first_seen,
+        is_from_journal: false,
+        threads,
+    };
     draft.out.records.push(Record::Joined(member.membership()));
     draft.state.members.insert(member);
     draft.state.dirty.add(job, pid);

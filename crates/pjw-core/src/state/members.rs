@@ -34,6 +34,9 @@ pub struct Member {
     /// The time of the first scan that read the process, in ns since boot. `None` if the process comes from a
     /// journal record that does not contain this time.
     pub first_seen: Option<Nanos>,
+    /// Whether the member comes from a record of an earlier daemon. That daemon had read the mask of its first
+    /// thread. If pjw had set this mask, a record of the mask exists too.
+    pub is_from_journal: bool,
     /// The threads of the process, as of the last scan that read them, by thread id.
     pub threads: BTreeMap<Tid, MemberThread>,
 }
@@ -42,7 +45,15 @@ impl Member {
     /// A process without threads, as the journal has it.
     pub(crate) fn from_record(membership: Membership) -> Self {
         let Membership { process: id, job, evidence, inherited_mask, first_seen } = membership;
-        Self { id, job, evidence, inherited_mask, first_seen, threads: BTreeMap::new() }
+        Self {
+            id,
+            job,
+            evidence,
+            inherited_mask,
+            first_seen,
+            is_from_journal: true,
+            threads: BTreeMap::new(),
+        }
     }
 
     /// The facts that the journal keeps.

@@ -184,6 +184,12 @@ pub struct JobMarks {
 }
 
 impl JobMarks {
+    /// The job in whose cgroup the process is, by the cgroups that batch systems make. `None` if it is in none of them.
+    pub(crate) fn job_of_cgroup(&self) -> Option<&JobId> {
+        let mark = self.marks.iter().find(|mark| matches!(mark.kind, MarkKind::Cgroup(_)))?;
+        Some(&mark.job)
+    }
+
     /// Iterates over the jobs that the environment names, each with the unit of processes that belongs to the job as a
     /// whole.
     pub(crate) fn own_units(&self) -> impl Iterator<Item = (&JobId, JobUnit)> {

@@ -55,7 +55,15 @@ pub(crate) fn settle(draft: &mut Draft<'_>) {
 
 fn released_member(id: ProcessId, job: &JobId, known: &KnownProcess) -> Member {
     let (job, evidence, first_seen) = (job.clone(), Evidence::Parent, Some(known.first_seen));
-    Member { id, job, evidence, inherited_mask: None, first_seen, threads: BTreeMap::new() }
+    Member {
+        id,
+        job,
+        evidence,
+        inherited_mask: None,
+        first_seen,
+        is_from_journal: false,
+        threads: BTreeMap::new(),
+    }
 }
 
 /// The job of the released process to which a process was born, and the requests of which it may have inherited one. By its
@@ -85,9 +93,15 @@ fn inherited_requests<'a>(
     };
     let is_orphan = || is_orphan_of_unknown_descent(state, known) && !has_mask_of_parent();
     // The fork event comes right after the process is visible.
-    let is_of_restored = || state.lineage.descendant(process.parent).is_some();
-    let may_inherit = descendant.is_some() || parent.is_some() || is_of_restored() || is_orphan();
-    let by_mask = may_inherit.then(|| state.released_request_of(process)).flatten();
+    let parent_descent = || state.lineage.descendant(process.parent).map(|parent| &parent.job);
+    let known_job = descendant
+        .map(|descendant| &descendant.job)
+        .or_else(|| parent.map(|parent| &parent.job))
+        .or_else(parent_descent)
+        .or_else(|| known.job_marks.job_of_cgroup());
+    // Except an orphan of unknown descent, a process can inherit the masks of one job only.
+    let may_inherit = known_job.is_some() || is_orphan();
+    let by_mask = may_inherit.then(|| state.released_request_of(process, known_job)).flatten();
     match (by_relative, by_mask) {
         // The newest request decides where several are possible.
         (Some((job, requests)), Some((_, request))) => {

@@ -185,15 +185,19 @@ impl WardenState {
         let descendant = self.lineage.descendant(member.id.pid);
         let has_known_descent = self.has_known_descent(member.id.pid, birth.earliest)
             && descendant.is_none_or(|descendant| !descendant.requests.is_empty());
-        if is_first && (has_known_descent || member.evidence == Evidence::Registered) {
+        if is_first
+            && (has_known_descent || member.evidence == Evidence::Registered || member.is_from_journal)
+        {
             return Vec::new();
         }
         let others = self.tracked_of(&member.job).filter(|other| other.id != member.id);
         let of_others = others.flat_map(|other| other.requests_at_birth(birth)).cloned();
         let of_others = of_others.filter(|request| request.writer != MaskWriter::Program);
-        // An earlier job may have had the same id, or the same process.
+        // An earlier job may have had the same id, or the same process. Except for a process that is in the cgroup of
+        // a scheduler's job: no other job had it.
+        let job = (member.evidence == Evidence::Cgroup).then_some(&member.job);
         let process = self.process(member.id.pid).filter(|_| is_first);
-        let of_released = process.and_then(|process| Some(self.released_request_of(process)?.1));
+        let of_released = process.and_then(|process| Some(self.released_request_of(process, job)?.1));
         let mut requests: Vec<MaskRequest> = of_released.into_iter().chain(of_others).collect();
         if let Some(grant) = self.grant_of(&member.job).filter(|grant| !birth.is_before(grant.granted_at)) {
             let (mask, original) = (grant.cpus.clone(), self.topology.cpus().clone());

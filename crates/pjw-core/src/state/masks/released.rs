@@ -39,17 +39,19 @@ impl WardenState {
         (!released.masks.is_empty()).then_some(released)
     }
 
-    /// The request of pjw that a process inherited from a process of a released job, if it has exactly that mask and that
-    /// user. `None` if there is none, or if several have different original masks. Never for root, whose daemons choose
+    /// The request of pjw that a process inherited from a process of `job`, or of any released job if that is `None`, if it
+    /// has exactly that mask and that user. `None` if there is none, or if several have different original masks. Never for root, whose daemons choose
     /// masks.
     pub(crate) fn released_request_of<'a>(
         &'a self,
         process: &'a Process,
+        job: Option<&'a JobId>,
     ) -> Option<(&'a JobId, MaskRequest)> {
         if process.uid == Uid::ROOT {
             return None;
         }
-        let mut inherited = self.released_requests_of(process);
+        let mut inherited =
+            self.released_requests_of(process).filter(|(released, _)| job.is_none_or(|job| job == *released));
         let (job, request) = inherited.next()?;
         let is_same = inherited.all(|(_, other)| other.original_mask == request.original_mask);
         is_same.then_some((job, request))
