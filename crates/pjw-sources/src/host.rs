@@ -8,10 +8,12 @@ use pjw_core::ids::Uid;
 pub struct Host {
     /// The host name of this machine, with or without its domain, such as `n1` or `n1.example.org`.
     pub name: String,
-    /// The user id under which Flux's system instance runs, usually that of the user `flux`. `None` if there
-    /// is no such instance.
+    /// The user id under which the system instance of the batch system Flux runs, usually that of the user
+    /// `flux`. `None` if there is no such instance.
     ///
-    /// Every user can choose the names of the cgroups below their own service manager (`user@UID.service`). A
-    /// job is recognised by such a name only if the service manager belongs to this user id or to root.
+    /// Flux runs its jobs as units of this user's service manager (`user@UID.service`), and pjw recognises the
+    /// jobs by the names of their cgroups. Every other user can create cgroups with the same names below their
+    /// own service manager. So a cgroup below a service manager is taken for a job only if the service manager
+    /// belongs to this user id or to root.
     pub flux_user: Option<Uid>,
 }

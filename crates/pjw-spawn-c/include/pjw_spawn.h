@@ -70,7 +70,8 @@ int pspawn_collect(int fd, pid_t *pids, unsigned int nspawns);
 int pspawn_fork_here(int *argc, char ***argv);
 
 /* Returns what failed in the last call of the calling thread that returned -1 or a negative errno in `pids`: the step and
- * the error, such as "exec: No such file or directory". The text is valid until the thread's next call. */
+ * the error, such as "exec: No such file or directory". The text is valid until the next call of the
+ * thread that fails. */
 const char *pspawn_error(void);
 
 #ifdef __cplusplus

@@ -4,12 +4,12 @@
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use spawn::{Child, Context, Instance, SpawnError};
+use spawn::{Batch, Child, Context, Instance, SpawnError};
 
 use crate::failure::Failure;
 
@@ -28,10 +28,12 @@ static GROUPS: Mutex<Option<HashMap<RawFd, Background>>> = Mutex::new(None);
 pub(crate) fn start(context: Context, instances: Vec<Instance>) -> Result<c_int, Failure> {
     let event = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
     let event = Arc::new(event.map_err(|errno| Failure::of("eventfd", errno))?);
-    let batch = context.start(instances)?;
     let fd = event.as_raw_fd();
     let waker = Arc::clone(&event);
+    // The thread comes first: if it can't be made, no process has been started of which nobody would know.
+    let (started, start) = mpsc::channel::<(Context, Batch)>();
     let thread = std::thread::Builder::new().name("pspawn".into()).spawn(move || {
+        let Ok((context, batch)) = start.recv() else { return Results::new() };
         let results = batch.into_results();
         drop(context);
         // The counter is 0 before, so the write can't fail.
@@ -39,6 +41,9 @@ pub(crate) fn start(context: Context, instances: Vec<Instance>) -> Result<c_int,
         results
     });
     let thread = thread.map_err(|error| Failure::of("a thread can't be made", errno_of(&error)))?;
+    let batch = context.start(instances)?;
+    // The thread waits for this message, so the send can't fail.
+    let _ = started.send((context, batch));
     let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
     groups.get_or_insert_default().insert(fd, Background { event, thread });
     Ok(fd)

@@ -158,7 +158,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     }
     let kernel = probe::open_process_events().map_err(|why| info!("{why}")).ok();
     let mut node = node(config.settings(), &policy.cpuset_support)?;
-    node.set_process_events(kernel);
+    node.set_process_event_source(kernel);
     let mut state = WardenState::new(topology.clone(), &policy.housekeeping_cpus);
     state.has_lost_records = recovered.has_lost_records;
     let host = pjw_sources::Host { name: clock::hostname(), flux_user: flux_user() };

@@ -75,7 +75,7 @@ pub fn release_all(state_dir: &Path, beside: bool) -> anyhow::Result<ReleaseSumm
     node.set_cpuset_support(&policy.cpuset_support).context("can't open /proc")?;
     let events = probe::open_process_events().ok();
     let has_events = events.is_some();
-    node.set_process_events(events);
+    node.set_process_event_source(events);
     let mut warden = Warden::new(node, journal, state, recovered.records, policy, host());
     warden.set_fork_events_complete_since(has_events.then(|| clock::now().since_boot));
     warden.find_leftover_cpusets();

@@ -153,7 +153,7 @@ pub struct ThreadId {
     /// The thread id (tid), as seen in the pid namespace in which pjw runs. For the first thread of a
     /// process, it equals the pid.
     pub tid: Tid,
-    /// The time at which the thread started, in clock ticks of 10 ms. A later thread with the same tid has
+    /// The time at which the thread started, in clock ticks of 10 ms since boot. A later thread with the same tid has
     /// another start time.
     pub start: StartTime,
 }

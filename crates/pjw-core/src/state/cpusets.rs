@@ -97,12 +97,13 @@ pub struct CpusetRegistry {
     history: BTreeMap<String, History<CpuSet>>,
     /// The paths of removed cpusets that have a history.
     removed: BTreeSet<String>,
-    /// The cgroups that existed when the daemon started, without a journal record, and about which pjw has
-    /// not decided yet.
+    /// The cgroups with the name of a job's cpuset that existed when the daemon started and of which the
+    /// journal has no record. The next scan of all processes decides for each of them: it becomes the cpuset
+    /// of its job, or it is removed. Then it is no longer in this list.
     found: Vec<LeftoverCpuset>,
-    /// The found cpusets that a warning must name, by path.
+    /// The former entries of `found` that a warning in `pjwctl status` names, by path.
     recovered: BTreeMap<String, RecoveredCpuset>,
-    /// The changes that are not complete.
+    /// The changes that were begun and take longer than a cycle of the daemon. The kernel still works on them.
     pub delayed: DelayedChanges,
 }
 

@@ -79,8 +79,7 @@ pub struct Lineage {
     exited: BTreeSet<Pid>,
     /// Forked processes that do not descend from a process of a job, until their exit event is read.
     outside: BTreeSet<Pid>,
-    /// Forked processes with an ancestor that neither a scan nor a fork event named. This ancestor was forked
-    /// before pjw read all fork events.
+    /// Forked processes with an ancestor that no scan had read, and whose own birth no fork event had reported.
     of_unknown_descent: BTreeSet<Pid>,
     /// Whether events were lost since the last call of [`Lineage::take_loss`].
     has_lost_events: bool,
@@ -185,8 +184,9 @@ impl Lineage {
         self.descendants.entry(pid).or_insert_with(new).requests = requests;
     }
 
-    /// Whether the descent of the process is unknown. This is the case if pjw read the fork event of the
-    /// process, but at least one ancestor was named neither by a fork event nor by a scan.
+    /// Whether pjw read the fork event of the process, but does not know all of its ancestors: no scan had read
+    /// the parent when the event was read, and no earlier fork event had reported the birth of the parent; or
+    /// the same holds for a further ancestor. `false` for a process whose fork event pjw did not read.
     #[must_use]
     pub fn is_of_unknown_descent(&self, pid: Pid) -> bool {
         self.of_unknown_descent.contains(&pid)

@@ -104,7 +104,7 @@ impl LinuxNode {
 
     /// Sets the socket from which process events (fork, exec and exit) are read. With `None`, no process
     /// events are read.
-    pub fn set_process_events(&mut self, events: Option<ProcEvents>) {
+    pub fn set_process_event_source(&mut self, events: Option<ProcEvents>) {
         self.process_events = events;
     }
 

@@ -182,7 +182,7 @@ pub struct World {
     pub reports_affinity_requests: bool,
     /// The process events (fork, exec and exit) that the daemon has not read yet.
     pub events: Vec<ProcessEvent>,
-    /// The reported sched_setaffinity(2) calls of programs that the daemon has not read yet.
+    /// The sched_setaffinity(2) calls of programs whose reports the daemon has not read yet.
     pub affinity_requests: Vec<AffinityRequest>,
     /// The log of changes of processes, masks and cpusets, one line of text for each change. `None` if no log
     /// is written.

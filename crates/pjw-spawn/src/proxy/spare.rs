@@ -25,8 +25,9 @@ pub struct Spare {
 }
 
 impl Template {
-    /// Makes a spare: a process of the program that is stopped before `main`. [`Template::start_spare`] turns it
-    /// into an instance later.
+    /// Makes a spare: a process that has loaded the program and waits before `main`. Later,
+    /// [`Template::start_spare`] gives the process the arguments, variables and streams of an instance and lets
+    /// the process run `main`.
     ///
     /// # Errors
     /// The errors of [`Template::fork`].

@@ -208,7 +208,7 @@ pub struct CoreArgs {
     /// Exactly these CPUs, as in 0-3,8
     #[arg(long, value_name = "LIST")]
     pub cpus: Option<CpuSet>,
-    /// Cores near this device, with a name that pjwctl topology shows, if there are enough [default: as before]
+    /// Cores near this device, with a name that pjwctl topology shows, if there are enough [default: unchanged]
     #[arg(long, value_name = "DEVICE", conflicts_with = "cpus")]
     pub near: Option<String>,
     /// Allocate memory only from the NUMA nodes of the job's cores; needs a cpuset
@@ -233,10 +233,10 @@ pub struct AssignArgs {
     /// A session whose processes join the job, with their descendants
     #[arg(long, value_name = "SID", value_parser = clap::value_parser!(u32).range(1..))]
     pub session: Option<u32>,
-    /// The policy that chooses the cores [default: as before, else pack]
+    /// The policy that chooses the cores [default: unchanged; of a new job: pack]
     #[arg(long, value_enum)]
     pub policy: Option<PolicyArg>,
-    /// The class of the job; cores are not lent or taken back for any class yet [default: as before, else normal]
+    /// The class of the job; cores are not lent or taken back for any class yet [default: unchanged; of a new job: normal]
     #[arg(long, value_enum)]
     pub class: Option<PriorityClassArg>,
     /// The unit of --cores [default: whole]

@@ -81,14 +81,15 @@ pub struct ConfinedFork {
     pub confined_at: Instant,
 }
 
-/// The process events (fork, exec, exit) that were read from the kernel in some time: how many, and whether
-/// events were lost. [`Warden::take_event_count`](crate::warden::Warden::take_event_count) returns the count
-/// of the time since its last call.
+/// The process events (fork, exec, exit) that were read from the kernel in a period: how many, and whether
+/// events were lost. The period is the time between two calls of
+/// [`Warden::take_event_count`](crate::warden::Warden::take_event_count).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EventCount {
-    /// The number of events that were read in this time.
+    /// The number of events that were read in the period.
     pub count: usize,
-    /// Whether events were lost in this time: the kernel dropped them, or pjwd had no room for them.
+    /// Whether events were lost in the period, because the kernel dropped them or because pjwd had no room for
+    /// them. `count` does not include lost events.
     pub lost: bool,
     /// Whether the kernel was still dropping events when pjwd last read events. The kernel starts to drop
     /// events when its buffer overflows, and stops when pjwd has read the whole buffer.
