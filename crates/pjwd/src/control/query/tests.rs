@@ -37,6 +37,7 @@ fn state(processes: &[u32]) -> (WardenState, JobId) {
             job: id.clone(),
             evidence: Evidence::Registered,
             inherited_mask: None,
+            is_from_journal: false,
             first_seen: None,
             threads,
         };
