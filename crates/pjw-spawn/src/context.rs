@@ -183,7 +183,8 @@ impl Context {
     /// Checks whether `instances` can be started, without starting them. An instance is one process of the
     /// group that is to be started. Checks that there is at least one instance, the affinity masks, the sizes
     /// of arguments and environments, and the limits on the number of processes. If only some instances have
-    /// too large arguments, there is no error: the start of these instances fails later.
+    /// too large arguments, there is no error: the start of these instances fails later. The limits on the
+    /// number of processes are not checked for a single instance: the kernel checks them at its start.
     ///
     /// # Errors
     /// The first check that failed, with the reason and the remedy as text.

@@ -64,12 +64,25 @@ impl fmt::Display for SpawnStep {
 
 /// Error: an instance (a process) could not be started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("step {step} failed: {}", errno.desc())]
+#[error("step {step} failed: {}{}", errno.desc(), self.remedy())]
 pub struct SpawnError {
     /// The step that failed.
     pub step: SpawnStep,
     /// The error number of the system call that failed in this step.
     pub errno: Errno,
+}
+
+impl SpawnError {
+    /// A clause with the remedy, for the errors that have a usual cause.
+    fn remedy(&self) -> &'static str {
+        match (self.step, self.errno) {
+            (SpawnStep::Clone | SpawnStep::Cgroup, Errno::EAGAIN) => {
+                "; a limit on processes is reached: raise pids.max of the cgroup, ulimit -u, kernel.pid_max or \
+                 kernel.threads-max"
+            }
+            _ => "",
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,179 @@
+//! Measures the time from the call that starts a process to the process's first instruction, by the process's own clock, and
+//! the processes each second that `pjwctl spawn` starts through the daemon.
+//!
+//! The process is a program without libc: its first system calls read its mask and the time. The peers are posix_spawn(3)
+//! without a mask, which is the lower limit, and `taskset -c PU PROGRAM`, which is how scripts bind a process. For the rate:
+//! `pjwctl spawn --local`, which asks no daemon, and posix_spawn(3) one after the other.
+#![forbid(unsafe_code)]
+
+use std::fs::File;
+use std::io::{PipeReader, Read, pipe};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::{Command, Stdio as ProcessStdio};
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context as _, ensure};
+use nix::time::{ClockId, clock_gettime};
+use pjw_benches::load::compiled::compile;
+use pjw_benches::measure::results::{Figure, median, print_line, publish, quantile};
+use pjw_benches::programs::daemon::PrivateWarden;
+use pjw_benches::setup::Setup;
+use pjw_core::cpuset::CpuSet;
+use pjw_spawn::{Arguments, Context, Exit, Instance, Placement, Stdio};
+
+/// The program: it writes records of [`RECORD_SIZE`] bytes to its standard output.
+const SOURCE: &str = include_str!("../crates/pjw-spawn/tests/programs/first_act.c");
+const RECORD_SIZE: usize = 32;
+/// Where a record has the time of the first act (CLOCK_MONOTONIC, ns), and the first word of the mask.
+const TIME_AT: usize = 8;
+const MASK_AT: usize = 16;
+const OWN: &str = "pjw-spawn with a mask";
+const LIMIT: &str = "posix_spawn without a mask";
+const WRAPPER: &str = "taskset -c PU PROGRAM";
+
+fn main() -> anyhow::Result<()> {
+    let setup = Setup::prepare()?;
+    let directory = tempfile::tempdir().context("can't make a directory for the program")?;
+    let flags = ["-nostdlib", "-static", "-ffreestanding", "-fno-stack-protector"];
+    let program = compile(directory.path(), "first_act", SOURCE, &flags)?;
+    let mut figures = delays(&setup, &program)?;
+    figures.extend(rates(&setup, &program)?);
+    publish("spawn_delay", &figures)
+}
+
+/// The time from the call to the first instruction: the three ways in turns.
+fn delays(setup: &Setup, program: &Path) -> anyhow::Result<Vec<Figure>> {
+    let pus = &setup.scale.usable_pus;
+    let (mut reader, writer) = pipe().context("can't make a pipe")?;
+    let output = Arc::new(OwnedFd::from(writer));
+    let own = OwnStart::new(program, pus, &output)?;
+    let bare = |command: &mut Command| -> anyhow::Result<()> {
+        let mut child = command
+            .stdin(ProcessStdio::null())
+            .stdout(output.try_clone().context("can't copy the pipe")?)
+            .spawn()
+            .context("can't start the program")?;
+        ensure!(child.wait()?.success(), "the program failed");
+        Ok(())
+    };
+    let first_pu = pus.first().context("no PU can be used")?;
+    let mut times = [Vec::new(), Vec::new(), Vec::new()];
+    for round in 0..setup.effort.pick(5, 1000) {
+        setup.interrupt.check()?;
+        let starts: [&dyn Fn() -> anyhow::Result<()>; 3] =
+            [&|| own.start(round), &|| bare(&mut Command::new(program)), &|| {
+                bare(Command::new("taskset").arg("-c").arg(first_pu.0.to_string()).arg(program))
+            }];
+        for (start, times) in starts.iter().zip(&mut times) {
+            let before = now_ns()?;
+            start()?;
+            times.push(own.microseconds_since(before, &mut reader)?);
+        }
+    }
+    let [own, limit, wrapper] = &times;
+    let at = |values: &[f64], share| quantile(values, share).context("nothing was measured");
+    print_line(&format!(
+        "pjw-spawn adds {:.0} us to the start (p50), {WRAPPER} adds {:.0} us",
+        at(own, 0.5)? - at(limit, 0.5)?,
+        at(wrapper, 0.5)? - at(limit, 0.5)?
+    ))?;
+    let mut figures = Vec::new();
+    for (quantile_name, share) in [("p50", 0.5), ("p99", 0.99)] {
+        let title = format!("{OWN}, from the call to the first instruction: {quantile_name}");
+        for (peer, values) in [(LIMIT, limit), (WRAPPER, wrapper)] {
+            figures.push(Figure::new(&title, at(own, share)?, "us", peer, at(values, share)?));
+        }
+    }
+    Ok(figures)
+}
+
+/// Starts of one process by pjw-spawn, on one PU after the other.
+struct OwnStart {
+    context: Context,
+    instances: Vec<Instance>,
+}
+
+impl OwnStart {
+    fn new(program: &Path, pus: &CpuSet, output: &Arc<OwnedFd>) -> anyhow::Result<Self> {
+        let arguments = Arc::new(Arguments::literal(&[program.as_os_str()])?);
+        let stdio = Stdio { output: Some(Arc::clone(output)), ..Stdio::default() };
+        let on_pu = |pu| Instance {
+            rank: 0,
+            size: 1,
+            arguments: Arc::clone(&arguments),
+            variables: Vec::new(),
+            placement: Arc::new(Placement::on_cpus(CpuSet::from(pu))),
+            stdio: stdio.clone(),
+        };
+        Ok(Self { context: Context::new(program)?, instances: pus.iter().map(on_pu).collect() })
+    }
+
+    fn start(&self, round: usize) -> anyhow::Result<()> {
+        let instance = self.instances[round % self.instances.len()].clone();
+        for child in self.context.spawn_n(vec![instance])? {
+            let exit = child?.wait()?;
+            ensure!(matches!(exit, Exit::Code(0)), "the program failed: {exit:?}");
+        }
+        Ok(())
+    }
+
+    /// Reads the record of the process that was started after `before`. Returns the time until its first act, in us.
+    #[expect(clippy::cast_precision_loss, reason = "a time of some seconds")]
+    fn microseconds_since(&self, before: u64, reader: &mut PipeReader) -> anyhow::Result<f64> {
+        let mut record = [0; RECORD_SIZE];
+        reader.read_exact(&mut record).context("the program wrote no record")?;
+        let word = |at: usize| record[at..at + 8].try_into().map(u64::from_ne_bytes);
+        ensure!(word(MASK_AT)? != 0 || self.instances.len() > 64, "the program has no mask");
+        Ok(word(TIME_AT)?.saturating_sub(before) as f64 / 1000.0)
+    }
+}
+
+/// The processes each second of a group that `pjwctl spawn` starts and waits for, with a daemon that gives the group a job,
+/// and without.
+fn rates(setup: &Setup, program: &Path) -> anyhow::Result<Vec<Figure>> {
+    let warden = PrivateWarden::start(&setup.programs, &setup.scale.unusable_pus, &setup.interrupt)?;
+    let count: u32 = setup.effort.pick(20, 2000);
+    let cores = setup.scale.core_count.to_string();
+    let mut rates = [Vec::new(), Vec::new(), Vec::new()];
+    for _ in 0..setup.effort.pick(1, 7) {
+        setup.interrupt.check()?;
+        let number = count.to_string();
+        let through_daemon = || {
+            let arguments = ["spawn", "-n", &number, "--cores", &cores, "--proxy", "never", "--"];
+            succeed(warden.pjwctl_command(&arguments).arg(program))
+        };
+        let local = || {
+            let arguments = ["spawn", "--local", "-n", &number, "--proxy", "never", "--"];
+            succeed(warden.pjwctl_command(&arguments).arg(program))
+        };
+        let serial = || (0..count).try_for_each(|_| succeed(&mut Command::new(program)));
+        let ways: [&dyn Fn() -> anyhow::Result<()>; 3] = [&through_daemon, &local, &serial];
+        for (way, rates) in ways.iter().zip(&mut rates) {
+            let begin = Instant::now();
+            way()?;
+            rates.push(f64::from(count) / begin.elapsed().as_secs_f64());
+        }
+    }
+    let [through_daemon, local, serial] = rates.map(|rates| median(&rates).unwrap_or_default());
+    let title = format!("pjwctl spawn -n {count} through the daemon: rate");
+    Ok(vec![
+        Figure::new(&title, through_daemon, "1/s", "pjwctl spawn --local", local),
+        Figure::new(&title, through_daemon, "1/s", "posix_spawn, one after the other", serial),
+    ])
+}
+
+/// Runs a command to its end. Its output is discarded.
+fn succeed(command: &mut Command) -> anyhow::Result<()> {
+    let null = File::options().write(true).open("/dev/null").context("can't open /dev/null")?;
+    let status =
+        command.stdin(ProcessStdio::null()).stdout(null).status().context("can't start a command")?;
+    ensure!(status.success(), "a command failed: {status}");
+    Ok(())
+}
+
+fn now_ns() -> anyhow::Result<u64> {
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC)?;
+    Ok(u64::try_from(time.tv_sec())? * 1_000_000_000 + u64::try_from(time.tv_nsec())?)
+}
