@@ -1,9 +1,11 @@
-//! Measures the time from the call that starts a process to the process's first instruction, by the process's own clock, and
-//! the processes each second that `pjwctl spawn` starts through the daemon.
+//! Measures the time from the call that starts a process to the process's first instruction, by the process's own clock; the
+//! time from the death of a pool's worker to `main` of the worker that replaces it; and the processes each second that
+//! `pjwctl spawn` starts through the daemon.
 //!
 //! The process is a program without libc: its first system calls read its mask and the time. The peers are posix_spawn(3)
 //! without a mask, which is the lower limit, and `taskset -c PU PROGRAM`, which is how scripts bind a process. For the rate:
-//! `pjwctl spawn --local`, which asks no daemon, and posix_spawn(3) one after the other.
+//! `pjwctl spawn --local`, which asks no daemon, and posix_spawn(3) one after the other. For the pool: a supervisor that
+//! waits for the worker and starts the program again by posix_spawn(3).
 #![forbid(unsafe_code)]
 
 use std::fs::File;
@@ -15,12 +17,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
+use nix::sys::signal::Signal;
 use nix::time::{ClockId, clock_gettime};
 use pjw_benches::load::compiled::compile;
 use pjw_benches::measure::results::{Figure, median, print_line, publish, quantile};
 use pjw_benches::programs::daemon::PrivateWarden;
 use pjw_benches::setup::Setup;
 use pjw_core::cpuset::CpuSet;
+use pjw_spawn::pool::Pool;
 use pjw_spawn::{Arguments, Context, Exit, Instance, Placement, Stdio};
 
 /// The program: it writes records of [`RECORD_SIZE`] bytes to its standard output.
@@ -39,6 +43,7 @@ fn main() -> anyhow::Result<()> {
     let flags = ["-nostdlib", "-static", "-ffreestanding", "-fno-stack-protector"];
     let program = compile(directory.path(), "first_act", SOURCE, &flags)?;
     let mut figures = delays(&setup, &program)?;
+    figures.extend(replacements(&setup, directory.path())?);
     figures.extend(rates(&setup, &program)?);
     publish("spawn_delay", &figures)
 }
@@ -128,6 +133,72 @@ impl OwnStart {
         ensure!(word(MASK_AT)? != 0 || self.instances.len() > 64, "the program has no mask");
         Ok(word(TIME_AT)?.saturating_sub(before) as f64 / 1000.0)
     }
+}
+
+/// A worker: it writes the time at which `main` begins, in the place where a record has it, and waits for a signal.
+const WORKER: &str = r"
+#include <stdint.h>
+#include <time.h>
+#include <unistd.h>
+int main(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    uint64_t record[4] = {0, now.tv_sec * 1000000000ull + now.tv_nsec, 1, 0};
+    if (write(1, record, sizeof record) != sizeof record) return 1;
+    for (;;) pause();
+}
+";
+
+/// The time from the signal that kills a worker to `main` of the worker that replaces it.
+fn replacements(setup: &Setup, directory: &Path) -> anyhow::Result<Vec<Figure>> {
+    let program = compile(directory, "worker", WORKER, &[])?;
+    let (mut reader, writer) = pipe().context("can't make a pipe")?;
+    let output = Arc::new(OwnedFd::from(writer));
+    let own = OwnStart::new(&program, &setup.scale.usable_pus, &output)?;
+    let mut pool = Pool::start(&own.context, own.instances.clone(), 2)?;
+    for _ in 0..own.instances.len() {
+        own.microseconds_since(0, &mut reader)?;
+    }
+    let restart = || {
+        let output = output.try_clone().context("can't copy the pipe")?;
+        let mut command = Command::new(&program);
+        command.stdin(ProcessStdio::null()).stdout(output).spawn().context("can't start the worker")
+    };
+    let mut supervised = restart()?;
+    own.microseconds_since(0, &mut reader)?;
+    let (mut of_pool, mut of_supervisor) = (Vec::new(), Vec::new());
+    for round in 0..setup.effort.pick(5, 1000) {
+        setup.interrupt.check()?;
+        let worker = pool.worker(round % own.instances.len()).context("a worker was not replaced")?;
+        let before = now_ns()?;
+        worker.send_signal(Signal::SIGKILL as i32)?;
+        let ended = pool.wait(None)?.context("no worker has ended")?;
+        ended.replacement.context("the worker was not replaced")??;
+        of_pool.push(own.microseconds_since(before, &mut reader)? / 1000.0);
+        // Here the pool makes the next spare: a worker that dies later finds it ready.
+        ensure!(pool.wait(Some(0))?.is_none(), "another worker has ended");
+        let before = now_ns()?;
+        supervised.kill()?;
+        supervised.wait()?;
+        supervised = restart()?;
+        of_supervisor.push(own.microseconds_since(before, &mut reader)? / 1000.0);
+    }
+    supervised.kill()?;
+    supervised.wait()?;
+    for index in 0..own.instances.len() {
+        if let Some(worker) = pool.worker(index) {
+            worker.send_signal(Signal::SIGKILL as i32)?;
+            worker.wait()?;
+        }
+    }
+    let peer = "a supervisor that uses posix_spawn";
+    let figure = |(name, share)| {
+        let [own, peer_value] = [&of_pool, &of_supervisor].map(|times| quantile(times, share));
+        let (own, peer_value) = own.zip(peer_value).context("nothing was measured")?;
+        let title = format!("pool, from the death of a worker to main of the next: {name}");
+        Ok(Figure::new(&title, own, "ms", peer, peer_value))
+    };
+    [("p50", 0.5), ("p99", 0.99)].into_iter().map(figure).collect()
 }
 
 /// The processes each second of a group that `pjwctl spawn` starts and waits for, with a daemon that gives the group a job,
