@@ -7,15 +7,18 @@ use crate::phases::commands::types::{AssignCommand, Command};
 use crate::state::{Member, WardenState};
 use crate::terms::{JobId, ScanRequest, ScanScope};
 
-/// Returns the request for the scan that pjwd makes before it executes `commands`. The scan reads every
-/// process of the machine in each of these cases:
+/// Returns the request for the scan that pjwd makes before it executes `commands`.
 ///
-/// - A command assigns a session, releases all jobs, or is a defragmentation.
+/// The scan reads every process of the machine in each of these cases. The queue of unscanned processes in
+/// `state` then stays unchanged.
+///
+/// - A command assigns all processes of a session, releases all jobs, or moves jobs to reduce fragmentation
+///   ([`Command::Defrag`]).
 /// - Fork events may have been lost, or an earlier scan was incomplete.
 ///
-/// The queue of unscanned processes in `state` is then unchanged. In all other cases, the scan reads the
-/// processes and the jobs' processes that the commands name, and all descendants of these processes.
-/// Descendants that wait in the queue are then removed from the queue.
+/// In all other cases, the scan reads the processes that the commands name, the processes of the jobs that
+/// the commands name, and all descendants of these processes. Descendants in the queue of unscanned processes
+/// are removed from the queue, because the scan reads them.
 pub fn command_scan_request(state: &mut WardenState, commands: &[Command]) -> ScanRequest {
     let mut pids: BTreeSet<Pid> = BTreeSet::new();
     let mut jobs: BTreeSet<&JobId> = BTreeSet::new();

@@ -15,10 +15,13 @@ use crate::terms::{
     ExpectedMask, ForkMaskMismatch, MaskProbe, Observed, Process, ScanScope, Snapshot, Thread,
 };
 
-/// Returns, by pid, the affinity mask that pjw expects for each process that was forked by a process of a
-/// job and that no scan has read yet. The expected mask is the set of online PUs that the job holds.
-/// Processes of a job with a cpuset are not included, because the cpuset already limits these
-/// processes, unless a change of the cpuset is delayed.
+/// Returns the affinity masks that newly forked processes should have, by the pid of the process. A process
+/// is included if it descends from a process of a job, and no scan has found it since its fork. The job must
+/// hold cores and must not be released. The expected mask is the set of online PUs that the job holds.
+///
+/// Processes of a job with a cpuset are not included, because the cpuset already limits these processes. The
+/// exception is a job with a delayed change of its cpuset (the kernel has begun the change and has not
+/// completed it): the processes of such a job are included.
 #[must_use]
 pub fn expected_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let expected = |(pid, descendant): (Pid, &Descendant)| {
@@ -36,12 +39,13 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
     job.online_granted_cpus(&state.pool.online_cpus()).filter(|_| !has_cpuset)
 }
 
-/// Makes a snapshot that contains only the processes in `probe`. These are newly forked processes whose
-/// affinity mask is not the mask that [`expected_masks`] returned for them.
+/// Makes a snapshot that contains only the processes in `probe`. `probe` has newly forked processes, each
+/// with its real affinity mask, which differs from the mask that [`expected_masks`] returned for the process.
+/// The mask and the start time of each process are taken from `probe`.
 ///
-/// The probe read only the masks. All other facts about a process are copied from an ancestor in `state`.
-/// This is the nearest ancestor that, at the time of the fork, belonged to a job or had its original masks
-/// restored by pjw. If the ancestor is not in `state`, the process is left out.
+/// `probe` has no other facts about these processes. The snapshot has the facts of an ancestor in their
+/// place. The ancestor is the nearest one that, at the time of the fork, belonged to a job or was getting its
+/// original masks back from pjw. A process whose ancestor is not in `state` is left out of the snapshot.
 #[must_use]
 pub fn snapshot_of_mismatches(state: &WardenState, probe: MaskProbe) -> Snapshot {
     let MaskProbe { taken_at, online, mismatches } = probe;

@@ -52,8 +52,13 @@ fn pids_changed_by<'a>(
 }
 
 impl WardenState {
-    /// Updates the state after delayed changes of cpusets were completed. Extends the request for the next scan by what
-    /// these changes may have changed. Their jobs are planned again after this scan.
+    /// Updates the state after delayed changes of cpusets were completed or refused. (A change is delayed if
+    /// the kernel or systemd did not complete it in the cycle of the daemon that began it.) `finished` has
+    /// these changes with their outcomes.
+    ///
+    /// Adds to `request`, the request for the next scan, the cgroups of these cpusets and the processes whose
+    /// masks or cgroups the changes may have changed. Marks the jobs of these cpusets as dirty, so that the
+    /// next decision plans their masks and cpusets again.
     pub fn note_finished_cpuset_changes(
         &mut self,
         finished: &[(CpusetAction, CpusetOutcome)],

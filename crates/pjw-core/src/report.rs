@@ -7,9 +7,12 @@ use crate::terms::{
     MaskOutcome,
 };
 
-/// Returns the events that report the changes of cpusets in `outcomes`. One event reports each cpuset that
-/// was created, changed or repaired. If processes had left the cpuset of their job and were moved back, two
-/// events report this for the job: that the processes had left the cpuset, and that they were moved back.
+/// Returns the events that report the changes of cpusets in `outcomes`:
+///
+/// - One event for each cpuset that was created, changed or repaired.
+/// - Two events for each job whose processes had left the cpuset of the job and were moved back. One event
+///   says that the processes had left the cpuset. The other event says that they were moved back.
+///
 /// Other changes, and changes that failed, are not reported.
 #[must_use]
 pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {

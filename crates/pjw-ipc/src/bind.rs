@@ -96,12 +96,12 @@ impl BoundSocket {
     }
 
     /// Creates the socket file and the lock file again, each only if the file was removed or replaced.
-    /// Returns a duplicate of the file descriptor of the listening socket, for the server. This is the new
-    /// socket if the socket file was created again, else the present socket. Connections of clients that the
-    /// server has already accepted stay open.
+    /// Returns a duplicate of the file descriptor of the listening socket, for the server. If the socket file
+    /// was created again, the duplicate belongs to the new socket. If not, it belongs to the socket that this
+    /// value already had. Client connections that the server has already accepted stay open.
     ///
     /// # Errors
-    /// As [`bind`].
+    /// As [`bind`]. Also if the process has no free file descriptor.
     pub fn bind_again(&mut self) -> Result<UnixListener, BindError> {
         prepare(&self.path)?;
         if !is_lock_in_place(&self.path, &self.lock) {

@@ -21,13 +21,15 @@ pub enum Call {
     GetJob(GetJob),
     /// Grants cores to a job, and adds processes to the job. Creates the job if it does not exist.
     Assign(Assign),
-    /// Releases a job: its cores become free, and its threads get their original masks back.
+    /// Releases a job: its cores become free. Its threads get back the affinity masks that they would have
+    /// without pjw.
     Release(JobParameter),
     /// Releases every job that the caller may change.
     ReleaseAll,
     /// Returns the reasons why a job holds its cores.
     ExplainJob(JobParameter),
-    /// Returns the reasons for the job and for the affinity masks of a process.
+    /// Returns the reasons why a process belongs to its job or to no job, and the reasons why its threads
+    /// have their affinity masks.
     ExplainPid(ExplainPid),
     /// Returns the changes of affinity masks and cpusets that the daemon would make now.
     Plan,
@@ -183,15 +185,18 @@ pub struct JobDetail {
     pub members: Vec<Member>,
     /// The latest events of the job, oldest first. Only the first page has them.
     pub history: Vec<Arc<Event>>,
-    /// The pid of the last process on this page. `None` on the last page. To get the next page, call `GetJob`
-    /// with this pid as `after` and with `next_tid` as `after_tid`. The pages are in ascending order of the
-    /// pid. If `next_tid` is `None`, the next page begins with the first process whose pid is larger than
-    /// this pid. Otherwise the next page begins with this process again, and has its further threads.
+    /// The pid of the last process on this page. `None` if this is the last page. To get the next page, call
+    /// `GetJob` with this pid as `after`, and with [`JobDetail::next_tid`] as `after_tid`. The processes are
+    /// in ascending order of their pids. The next page begins as follows:
+    ///
+    /// - If `next_tid` is `None`: with the first process whose pid is larger than this pid.
+    /// - Otherwise: with the same process again, and with the threads of the process that are missing here.
     #[serde(rename = "next")]
     pub next_after_pid: Option<u32>,
-    /// The tid of the last thread on this page, if the last process has further threads. To get the next
-    /// page, call `GetJob` with this tid as `after_tid`: that page begins with the next larger tid. `None` if
-    /// this page contains all remaining threads of its last process.
+    /// The tid of the last thread on this page, if the last process on this page has threads with larger
+    /// tids. `None` if there are no such threads. To get the next page, call `GetJob` with this tid as
+    /// `after_tid`, and with [`JobDetail::next_after_pid`] as `after`. The next page begins with the thread
+    /// that has the next larger tid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_tid: Option<u32>,
 }
@@ -203,10 +208,11 @@ pub struct JobReasons {
     pub job: String,
     /// The PUs (logical CPUs) that the job holds, as a CPU list such as `0-3,8`.
     pub cpus: String,
-    /// The reasons why the job got these PUs, one sentence for each.
+    /// The reasons why the daemon chose the PUs in [`JobReasons::cpus`] for the job, in one sentence each.
     #[serde(rename = "because")]
     pub grant_reasons: Vec<String>,
-    /// The second-best set of PUs, described in a sentence. Empty if there was no second set.
+    /// The alternative that the daemon rated second best when it chose the PUs of the job, described in one
+    /// sentence. Empty if the daemon compared no alternatives.
     pub runner_up: String,
 }
 
@@ -230,15 +236,15 @@ pub struct PidReasons {
 }
 
 /// The reply to the call `Plan`: the changes of affinity masks and cpusets that the daemon would make now.
-/// The reply also has the warnings of the daemon, such as for a change that the daemon would leave out.
+/// The reply also has warnings, for example about a change that is needed but that the daemon does not make.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanReply {
     /// The changes of affinity masks and cpusets that the daemon would make now.
     pub actions: Vec<Action>,
-    /// The warnings of the daemon, each with the reason and a remedy. Most warnings are about a change that
-    /// would be needed to restrict processes to their PUs, but that the daemon leaves out. For example, it
-    /// grants no PUs to a job whose number of cores is unknown. The other warnings are about a state that
-    /// needs attention.
+    /// The warnings of the daemon, each with the reason and a remedy. Most warnings name a change that the
+    /// daemon does not make, although the change is needed to restrict processes to their PUs. For example,
+    /// the daemon grants no PUs to a job whose number of cores is unknown. The other warnings name a state of
+    /// the machine that the user should correct.
     #[serde(rename = "abstained")]
     pub skipped_changes: Vec<Abstained>,
 }

@@ -76,7 +76,8 @@ pub enum ClientError {
     /// The daemon closed the connection, or a read or write on the connection failed.
     #[error("the connection to pjwd broke: {0}; is it still running? (systemctl status pjwd)")]
     Io(io::Error),
-    /// The call could not be sent, or its whole reply did not arrive, within this time.
+    /// The call could not be sent, or its whole reply did not arrive, before the timeout of the [`Client`].
+    /// The field is the timeout.
     #[error("pjwd has not answered within {0:?}: see its log, or restart it with: systemctl restart pjwd")]
     Timeout(Duration),
     /// The reply is too long, is not valid JSON, or does not have the expected fields. The text says why.
@@ -84,7 +85,8 @@ pub enum ClientError {
     Malformed(String),
 }
 
-/// A connection of a client to the daemon. Each method call blocks until its reply has arrived.
+/// A connection of a client to the daemon. [`Client::call`] sends a call to the daemon, and blocks until the
+/// reply has arrived or the timeout has passed.
 #[derive(Debug)]
 pub struct Client {
     stream: UnixStream,

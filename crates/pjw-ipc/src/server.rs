@@ -86,8 +86,9 @@ impl Drop for Slot {
 }
 
 /// Serves the clients that connect to `listener` until `stop` becomes true. `service` computes the replies.
-/// After the stop, the replies to calls in progress are still sent, for at most
-/// [`ServerLimits::write_timeout`]. Must run inside a [`tokio::task::LocalSet`].
+/// After `stop` became true, the server still sends the replies to the calls that it has already read, for at
+/// most [`ServerLimits::write_timeout`]. It ends each series of replies. Must run inside a
+/// [`tokio::task::LocalSet`].
 ///
 /// # Errors
 /// If the listener cannot be registered with the runtime.
@@ -102,8 +103,8 @@ pub async fn serve<S: Service>(
 }
 
 /// Serves clients as [`serve`] does, and also allows the caller to replace the listener. Each listener that
-/// `successors` delivers replaces the previous listener. The caller sends a new listener, for example, after
-/// the socket file was removed and created again. Open connections stay open.
+/// the channel `successors` delivers replaces the previous listener. The caller sends a new listener, for
+/// example, after the socket file was removed and created again. Open connections stay open.
 ///
 /// # Errors
 /// If a listener cannot be registered with the runtime.

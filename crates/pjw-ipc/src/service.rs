@@ -8,14 +8,16 @@ use tokio::sync::mpsc;
 
 use crate::call::{Call, CallError, Reply};
 
-/// The limits on connections, memory and time that protect the server from its clients. A connection that exceeds a
-/// limit is closed.
+/// The limits on connections, memory and time that protect the server from its clients. The server closes a
+/// connection that exceeds a limit. Exception: for [`ServerLimits::max_unread_reply_bytes`], the server may
+/// send an error instead.
 #[derive(Debug, Clone, Copy)]
 pub struct ServerLimits {
     /// The maximum number of open connections, of all users together.
     pub max_connections: usize,
     /// The number of connections that are reserved for administrators: root and the user of the server's
-    /// process. These connections are part of [`ServerLimits::max_connections`]. Other users can't use them.
+    /// process. All other users together can have at most [`ServerLimits::max_connections`] minus this number
+    /// of connections.
     pub reserved_connections: usize,
     /// The maximum number of open connections of one user. This limit does not apply to root and to the user
     /// of the server's process.
@@ -27,13 +29,17 @@ pub struct ServerLimits {
     /// The time within which a client must read a whole reply, counted from the moment when the server begins
     /// to send it.
     pub write_timeout: Duration,
-    /// The maximum size, in bytes, of all replies that the server has not yet written completely to the
-    /// sockets, summed over all connections. The server can't finish writing a reply if its client does not
-    /// read. Before a further reply exceeds the maximum, the server looks for the user with the most such
-    /// bytes, including the further reply:
+    /// The maximum size, in bytes, of all unfinished replies of all connections together. A reply is
+    /// unfinished until the server has written the whole reply to the socket. The server can't finish a reply
+    /// while the client does not read.
     ///
-    /// - If the further reply is for this user, the server sends the error [`CallError::Busy`] instead.
-    /// - Otherwise the server drops the oldest replies of this user, and closes their connections.
+    /// If a new reply would exceed the maximum, the server adds up the unfinished replies of each user, and
+    /// counts the new reply too. The user with the largest sum then loses replies:
+    ///
+    /// - If the new reply is for this user, the server sends the error [`CallError::Busy`] instead of the new
+    ///   reply. If the new reply is part of a series of replies, the server also closes the connection.
+    /// - Otherwise the server drops the oldest unfinished reply of this user, and closes the connection of
+    ///   the dropped reply. If the new reply still does not fit, the server compares the sums again.
     pub max_unread_reply_bytes: usize,
     /// The maximum time between two requests on a connection. The server closes a connection that sends no
     /// request for this time.

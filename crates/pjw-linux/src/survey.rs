@@ -119,8 +119,10 @@ fn describe_cpusets(mounts: &CgroupMounts) -> String {
     }
 }
 
-/// Determines how cpusets can be used, by reading files only. In contrast to [`probe::probe_cpuset_support`],
-/// creates no test cpuset. Therefore the field `affinity_persists` is derived from the kernel version.
+/// Determines in which cgroup hierarchy cpusets can be created, or why none can be created. Unlike
+/// [`probe::probe_cpuset_support`], this function changes nothing and creates no test cpuset. The field
+/// [`CpusetSupport::affinity_persists`] comes from the kernel version, because only a test cpuset could show
+/// the actual behaviour.
 #[must_use]
 pub fn read_cpuset_support() -> CpusetSupport {
     let mounts = CgroupMounts::read();

@@ -20,15 +20,15 @@ pub struct Faults {
     /// its disk is full.
     pub failed_journal_write_permille: u32,
     /// The probability, in permille per step of the daemon, that the simulated programs change something
-    /// immediately before this step: for example, start or end a process, or request a mask. A step of the
-    /// daemon is, for example, a scan or one change of a mask.
+    /// immediately before the step. For example, a program starts a process, ends a process or requests a
+    /// mask. A step of the daemon is, for example, a scan or one change of a mask.
     pub change_between_steps_permille: u32,
-    /// The probability, in permille per attempt, that the change of a cpuset takes long. The change is then made
-    /// during later steps of the daemon.
+    /// The probability, in permille per attempt, that the change of a cpuset is delayed: the simulated kernel
+    /// does not make the change at once, but before a later scan, mask change or cpuset change of the daemon.
     pub delayed_change_permille: u32,
     /// Whether PUs go offline and come back during the run.
     pub hotplug: bool,
-    /// The probability, in permille per process and scan, that an existing process can't be scanned.
+    /// The probability, in permille per process and scan, that the scan can't read an existing process.
     pub unreadable_process_permille: u32,
     /// The probability, in permille per kill point, that the daemon is killed at this point. There is a kill
     /// point before and after each append to the journal, each change of a mask and each change of a cpuset.
@@ -42,8 +42,8 @@ pub struct Faults {
 pub const KILL_PANIC: &str = "pjw-sim: killed";
 
 impl Faults {
-    /// Chooses the probability of each fault at random from `seed`, the random stream of the simulation run.
-    /// About half of the faults never occur in a given run.
+    /// Chooses the probability of each fault, and whether hotplug occurs, at random from `seed`, the random
+    /// stream of the simulation run. Each fault has the probability 0 in about half of all runs.
     #[must_use]
     pub fn from_seed(seed: &RandomStream) -> Self {
         let mut swarm = seed.substream("swarm");
@@ -64,7 +64,7 @@ impl Faults {
         }
     }
 
-    /// Returns faults that are disabled, for a simulation run without faults.
+    /// Returns faults that are disabled ([`Faults::disable`]), for a simulation run without faults.
     #[must_use]
     pub fn none() -> Self {
         let faults = Self::from_seed(&RandomStream::new(0));
@@ -72,9 +72,10 @@ impl Faults {
         faults
     }
 
-    /// Disables all faults that have a probability, for the rest of the run, also in all clones of this
-    /// value. The daemon is then no longer killed either. Does not change [`Faults::hotplug`], which has no
-    /// probability. Tests use this to check that the daemon repairs the effects of earlier faults.
+    /// Disables all faults that have a probability, for the rest of the run. The kill of the daemon is one of
+    /// these faults. Also applies to all clones of this value. Does not change [`Faults::hotplug`], which has
+    /// no probability. Tests call this function, and then check that the daemon repairs the effects of
+    /// earlier faults.
     pub fn disable(&self) {
         self.enabled.set(false);
     }

@@ -24,8 +24,8 @@ pub struct SimJournal {
 }
 
 impl SimJournal {
-    /// Makes an empty journal. `faults` decides at random which writes fail, and whether a write kills the
-    /// daemon.
+    /// Makes an empty journal. `faults` decides at random which writes fail, and whether the daemon is killed
+    /// before or after an append of records.
     #[must_use]
     pub fn new(faults: Faults) -> Self {
         Self { records: Rc::default(), is_reserved: false, faults }

@@ -33,8 +33,8 @@ pub struct PuLocation {
     pub package: Option<u32>,
 }
 
-/// The location of each PU of a machine. The simulation uses it to count the caches, NUMA nodes and packages
-/// that a set of PUs uses.
+/// The location of each PU of a machine. The simulation uses the locations to count the L3 caches, NUMA nodes
+/// and packages that contain PUs of a given set.
 #[derive(Debug, Clone)]
 pub struct PuLocations {
     by_pu: Vec<Option<PuLocation>>,
@@ -45,13 +45,13 @@ pub struct PuLocations {
 /// core is split if some of its PUs, but not all, are in the set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DomainsUsed {
-    /// The number of packages that contain at least one PU of the set.
+    /// The number of packages that contain at least one PU of the set of PUs.
     pub packages: u32,
-    /// The number of NUMA nodes that contain at least one PU of the set.
+    /// The number of NUMA nodes that contain at least one PU of the set of PUs.
     pub numa_nodes: u32,
-    /// The number of L3 caches that contain at least one PU of the set.
+    /// The number of L3 caches that contain at least one PU of the set of PUs.
     pub l3_caches: u32,
-    /// The number of cores of which some PUs, but not all, are in the set.
+    /// The number of cores of which some PUs, but not all, are in the set of PUs.
     pub split_cores: u32,
 }
 

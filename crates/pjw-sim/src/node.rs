@@ -28,8 +28,9 @@ const MASK_CHECK_INTERVAL: u32 = 4;
 /// The probability, in permille per step of the daemon, that no delayed change of a cpuset is completed.
 const HOLD_PERMILLE: u32 = 800;
 
-/// The interface of pjwd to the simulated machine: an implementation of the trait [`Node`]. Reads and writes
-/// fail at random, and processes change between the steps of the daemon.
+/// The interface of pjwd to the simulated machine: an implementation of the trait [`Node`]. Scans and changes
+/// fail at random. The processes of the machine change at random before each scan, mask change and cpuset
+/// change.
 #[derive(Debug, Clone)]
 pub struct SimNode {
     world: Rc<RefCell<World>>,
@@ -54,8 +55,9 @@ pub struct SimNode {
 }
 
 impl SimNode {
-    /// Makes the interface to the simulated machine `world`. `workload` changes processes between the steps
-    /// of the daemon. `faults` makes reads and writes fail at random.
+    /// Makes the interface to the simulated machine `world`. `workload` changes processes at random before
+    /// each scan, mask change and cpuset change of the daemon. `faults` decides at random how often this
+    /// happens, and which scans and changes fail.
     #[must_use]
     pub fn new(world: Rc<RefCell<World>>, workload: Rc<RefCell<Workload>>, faults: Faults) -> Self {
         Self {
@@ -73,12 +75,14 @@ impl SimNode {
         }
     }
 
-    /// Delays every change of a cpuset from now on.
+    /// Makes [`Node::change_cpuset`] delay every later change, until [`SimNode::finish_cpuset_changes`] is
+    /// called. For a delayed change, [`Node::change_cpuset`] returns [`CpusetOutcome::Delayed`].
     pub fn hold_cpuset_changes(&mut self) {
         self.are_changes_held = true;
     }
 
-    /// Completes the delayed changes of cpusets. Later changes are not delayed.
+    /// Makes all delayed changes of cpusets, and ends the effect of [`SimNode::hold_cpuset_changes`]. Later
+    /// changes are delayed only at random, with the probability [`Faults::delayed_change_permille`].
     pub fn finish_cpuset_changes(&mut self) {
         self.are_changes_held = false;
         while !self.delayed.is_empty() {

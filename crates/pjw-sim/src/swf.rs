@@ -99,9 +99,9 @@ pub enum SwfError {
 /// may have any encoding. Jobs that can't be replayed are omitted and counted in [`JobLog::skipped_jobs`].
 ///
 /// # Errors
-/// If a line does not describe a job, or if the log has no job that can be replayed. The error about a line
-/// contains the line number. It also contains the number of fields if that number is wrong, else the first
-/// wrong field.
+/// - If a line does not describe a job. The error contains the line number. If the line has a wrong number of
+///   fields, the error also contains this number. Otherwise the error contains the first wrong field.
+/// - If the log has no job that can be replayed.
 pub fn parse(bytes: &[u8]) -> Result<JobLog, SwfError> {
     let mut log = JobLog { jobs: Vec::new(), skipped_jobs: 0 };
     for (line, bytes) in (1..).zip(bytes.split(|&byte| byte == b'\n')) {

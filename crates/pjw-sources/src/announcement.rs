@@ -27,9 +27,9 @@ pub struct JobAnnouncement {
     pub alias: Option<JobId>,
     /// The user that owns the job. `Err` if the description names no valid user.
     pub owner: Result<JobOwner, HookInputError>,
-    /// The number of cores or PUs that the batch system allocated to the job on this machine. For Torque,
-    /// this number is computed from the resources that the job requested. `Err` if the description contains
-    /// no valid number.
+    /// The number of cores or PUs (logical CPUs) that the batch system allocated to the job on this machine.
+    /// For Torque, this number is computed from the resources that the job requested. `Err` if the
+    /// description contains no valid number.
     pub cpu_request: Result<CpuRequest, HookInputError>,
 }
 
@@ -123,7 +123,8 @@ pub fn from_lsf(attributes: &BatchAttributes, host: &Host) -> Result<JobAnnounce
 /// 3. The `exec_vnode` of the job: OpenPBS's list of the CPUs that the job has on each of its machines.
 /// 4. The name of this machine in OpenPBS.
 ///
-/// At the end of a job, all arguments except the job id may be missing. A CPU of OpenPBS is one PU.
+/// At the end of a job, all arguments except the job id may be missing. Each CPU in `exec_vnode` counts as
+/// one PU (logical CPU).
 ///
 /// # Errors
 /// If the first argument is no valid job id. A missing owner or number of cores is reported in the fields of
@@ -176,12 +177,13 @@ pub fn from_pbs_task(attributes: &BatchAttributes) -> Result<JobAnnouncement, Ho
 /// epilog and starter method. `host` describes this machine.
 ///
 /// `owner` is the user name that Grid Engine substitutes for `$job_owner` in the command line of the prolog
-/// or epilog. `None` if the command line does not contain this name, as that of a starter method: the owner
-/// in the result is then an error.
+/// or epilog. `None` if the command line does not contain `$job_owner`. The command line of a starter method
+/// never contains it. If `owner` is `None`, the field `owner` of the result is an error.
 ///
-/// `hostfile` is the text of the file whose path is in the variable `PE_HOSTFILE`. `None` if the job has no
-/// such file: the number of cores is then read from `attributes`. For a job on several machines, the number
-/// in the result is an error in this case.
+/// `hostfile` is the text of the file whose path is in the variable `PE_HOSTFILE`. It lists the slots of the
+/// job on each of its machines. `None` if the job has no such file. If `hostfile` is `None`, the number of
+/// cores is read from `attributes`. The variables in `attributes` contain only the total number for all
+/// machines. If the job then has several machines, the field `cpu_request` of the result is an error.
 ///
 /// # Errors
 /// If the environment contains no valid job id. A missing owner or number of cores is reported in the fields

@@ -80,10 +80,11 @@ pub fn count_on_every_node(text: &str) -> Result<Option<u32>, CountsError> {
 
 /// Parses a list of counts per machine in Slurm's form, and returns the count of one machine. `72(x2),36`
 /// means 72, 72 and 36. `position` is the position of the machine in the list, counted from 0. `nodes` is the
-/// number of machines that the job has.
+/// number of machines that the job has, which must be the number of counts in the list.
 ///
 /// # Errors
-/// If the text is not a list of counts, or if the number of counts is not `nodes`.
+/// If the text is not a list of counts, if the number of counts is not `nodes`, or if there is no count at
+/// `position`.
 pub fn count_at_position(text: &str, position: u32, nodes: u32) -> Result<u32, CountsError> {
     if text.is_empty() {
         return Err(CountsError::Empty);

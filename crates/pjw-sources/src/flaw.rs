@@ -3,8 +3,9 @@
 use pjw_core::job::JobSource;
 use thiserror::Error;
 
-/// Error: the description of a job that a batch system gave to a hook is incomplete or wrong. The description
-/// consists of environment variables, arguments of the hook, or fields in a file.
+/// Error: the description of a job that a batch system gave to a hook is incomplete or wrong. A hook is a
+/// program that the batch system runs at the start or end of a job. The description consists of environment
+/// variables, arguments of the hook, or fields in a file.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum HookInputError {
     /// A variable or an argument that the batch system always sets is missing. The text names this variable
@@ -37,7 +38,8 @@ pub enum HookInputError {
         /// The name of this machine that was searched in the list, cut to 40 characters.
         host: String,
     },
-    /// The stated number of cores or PUs is 0 or above 65536. The variant contains this number.
+    /// The number of cores or PUs (logical CPUs) in the description is 0 or above 65536. The variant contains
+    /// this number.
     #[error("a job cannot have {0} cores: expected 1 to 65536")]
     CountOutOfRange(u32),
     /// This batch system does not pass the number of cores to its hook. The number has to be given in the

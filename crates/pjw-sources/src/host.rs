@@ -2,18 +2,19 @@
 
 use pjw_core::ids::Uid;
 
-/// The properties of this machine that are needed to recognise its jobs: its name, to find it in the batch
-/// systems' lists of hosts, and the user id of Flux's daemon.
+/// The properties of this machine that are needed to recognise its jobs. The name is needed to find the
+/// machine in the batch systems' lists of hosts. The user id of the batch system Flux is needed to recognise
+/// the cgroups of Flux's jobs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Host {
     /// The host name of this machine, with or without its domain, such as `n1` or `n1.example.org`.
     pub name: String,
-    /// The user id under which the system instance of the batch system Flux runs, usually that of the user
-    /// `flux`. `None` if there is no such instance.
+    /// The user id of the user, usually `flux`, that runs the batch system Flux for the whole machine (Flux's
+    /// system instance). `None` if no such instance runs on this machine.
     ///
-    /// Flux runs its jobs as units of this user's service manager (`user@UID.service`), and pjw recognises the
-    /// jobs by the names of their cgroups. Every other user can create cgroups with the same names below their
-    /// own service manager. So a cgroup below a service manager is taken for a job only if the service manager
-    /// belongs to this user id or to root.
+    /// Flux runs its jobs as units of this user's service manager (`user@UID.service`). pjw recognises the
+    /// jobs by the names of their cgroups. Every other user can create cgroups with the same names below the
+    /// service manager of their own. Such a cgroup must not be taken for a job. Therefore, a cgroup below a
+    /// service manager is taken for a job only if the service manager belongs to this user id or to root.
     pub flux_user: Option<Uid>,
 }

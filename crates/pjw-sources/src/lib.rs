@@ -76,13 +76,14 @@ pub fn batch_system_of_launcher(comm: &Comm) -> Option<JobSource> {
 /// process in its batch system.
 ///
 /// The marks are returned in this order:
-/// 1. The job that the cgroup path names. If several directories of the path have the form of a job's
-///    directory, the outermost one is used, because the job may have created the others.
+/// 1. The job that the cgroup path names. A user can create further directories below the directory of their
+///    job, and can give them the name of another job. So if several directories of the path have the form of
+///    a job's directory, the outermost one is used.
 /// 2. The jobs that environment variables name, at most one for each batch system. A job is left out if the
 ///    cgroup path names another job of the same batch system.
 ///
-/// The number of cores in a mark comes from the environment. No marks are returned if the process is in a
-/// cgroup that a batch system uses only for its own processes.
+/// The number of cores in a mark comes from the environment variables. No marks are returned if the process
+/// is in a cgroup that a batch system uses only for its own processes.
 #[must_use]
 pub fn recognise_jobs(
     comm: &Comm,

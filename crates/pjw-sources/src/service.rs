@@ -14,12 +14,12 @@ pub struct Scheduler {
     pub name: &'static str,
     /// The program names of its daemons.
     daemons: &'static [&'static str],
-    /// The name of an environment variable that contains the path of the directory of the configuration
-    /// files, or of one of these files. Empty if the scheduler has no such variable.
+    /// The name of an environment variable whose value is a path. The path is that of the directory of the
+    /// configuration files, or that of one configuration file. Empty if the scheduler has no such variable.
     pub config_variable: &'static str,
     /// The usual directories of the configuration files, in the order in which they are tried. The directory
-    /// that the environment variable `config_variable` names is tried before them. A directory is chosen if
-    /// `config_files[0]` can be read there. All configuration files are read from that directory.
+    /// from the environment variable `config_variable` is tried before them. The first directory is chosen in
+    /// which `config_files[0]` can be read. All configuration files are read from the chosen directory.
     pub config_directories: &'static [&'static str],
     /// The paths of the configuration files, relative to their directory. The first file must exist, the
     /// others may be missing. A path that ends in `/` stands for all files in that directory.
@@ -118,9 +118,9 @@ impl Scheduler {
         uid.0 < first_person_uid && self.daemons.iter().any(|name| name.as_bytes() == comm.as_bytes())
     }
 
-    /// Returns how this scheduler binds jobs to cores, and the consequence for pjwd, for the report of
-    /// `pjwctl doctor`. `configuration` is the text of all configuration files of the scheduler, one after
-    /// the other. `None` if the files could not be read.
+    /// Returns how this scheduler binds jobs to cores, and what this means for pjwd. `pjwctl doctor` shows
+    /// the result. `configuration` is the text of all configuration files of the scheduler, one after the
+    /// other. `None` if the files could not be read.
     #[must_use]
     pub fn describe(&self, configuration: Option<&str>) -> ObservedScheduler {
         let needs_none = self.config_files.is_empty();

@@ -25,8 +25,11 @@ pub struct SlurmTaskCpus {
 }
 
 /// Reads the CPU counts of a Slurm task from `attributes`, the environment of the task. `host` describes this
-/// machine. For a batch script, the counts are those of the whole job on this machine, because programs that
-/// the script starts inherit its environment.
+/// machine.
+///
+/// Programs that a batch script starts inherit the environment of the script, and may together use all CPUs
+/// of the job. So for a batch script, `step_cpus` and `task_count` are those of the whole job on this
+/// machine.
 #[must_use]
 pub fn read_task_cpus(attributes: &BatchAttributes, host: &Host) -> SlurmTaskCpus {
     const VARIABLES: &[&str] = &[

@@ -137,9 +137,11 @@ pub unsafe extern "C" fn pspawn_n(
 /// runs on the CPUs `mask[i % clen]`. If `clen` is 0, the processes run on the CPUs of the calling thread. A
 /// NULL `envp` stands for the environment of the caller.
 ///
-/// `flags` is 0 or a combination of `PSPAWN_ARGV_EACH` (1) and `PSPAWN_ENVP_EACH` (2). Without
-/// `PSPAWN_ARGV_EACH`, `argv` is one list for all processes. With it, `argv` contains one list for each
-/// process, one after the other, each ended by NULL. `PSPAWN_ENVP_EACH` has the same meaning for `envp`.
+/// `flags` is 0 or a combination of `PSPAWN_ARGV_EACH` (1), `PSPAWN_ENVP_EACH` (2) and `PSPAWN_FORK_LATE`
+/// (4). Without `PSPAWN_ARGV_EACH`, `argv` is one list for all processes. With it, `argv` contains one list
+/// for each process, one after the other, each ended by NULL. `PSPAWN_ENVP_EACH` has the same meaning for
+/// `envp`. With `PSPAWN_FORK_LATE`, the program must call [`pspawn_fork_here`], and the processes are forks
+/// of the program at this call.
 ///
 /// Waits until each process has begun the program or has failed to start. The values in `pids` and the return
 /// value are those of [`pspawn_n`].
@@ -217,10 +219,18 @@ pub unsafe extern "C" fn pspawn_collect(fd: c_int, pids: *mut pid_t, nspawns: c_
     })
 }
 
-/// Makes the program a template, and returns in each process that is forked from it.
+/// Makes the calling process a template: a process that stops in this call and never returns from it. The
+/// processes of the group are forked from the template. Returns 1 in each forked process. The call then
+/// writes the number of the arguments of this process to `argc`, and the list of these arguments to `argv`.
+/// Nothing is written to a NULL pointer.
+///
+/// Returns 0 at once, and writes nothing, in a program that was started in another way than with the flag
+/// `PSPAWN_FORK_LATE` or by `pjwctl spawn --proxy late`. Returns -1 with `errno` if the process has more than
+/// one thread, or if a system call failed.
 ///
 /// # Safety
-/// `argc` must be NULL or have room for a number, `argv` for a pointer. The process has one thread.
+/// `argc` must be NULL or point to memory for a `c_int`. `argv` must be NULL or point to memory for a
+/// pointer. The process must have only one thread, which the call can check only if /proc is mounted.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pspawn_fork_here(argc: *mut c_int, argv: *mut *mut *mut c_char) -> c_int {
     returned(|| {

@@ -35,8 +35,8 @@ const THREAD_STACK_BYTES: usize = 256 * 1024;
 /// are started by exec.
 const INSTANCES_OF_A_TEMPLATE: usize = 8;
 
-/// A group of instances (processes of one program) that spawner threads are starting. [`Context::start`]
-/// returns it.
+/// A group of instances (processes of one program) that spawner threads are starting. A spawner thread is a
+/// thread of the calling process that only starts instances. [`Context::start`] returns the batch.
 ///
 /// A batch is an iterator over the results, in the order in which the starts finish. An item is the index of
 /// the instance in the list of [`Context::start`], with its [`Child`] or the error. The descriptor of the
@@ -62,9 +62,10 @@ pub struct Batch {
 }
 
 impl Context {
-    /// Starts the instances by spawner threads, and returns without waiting for them. The results are
-    /// received from the returned [`Batch`]. The soft limit of open descriptors is raised if the instances
-    /// need more.
+    /// Starts the instances by spawner threads: threads of the calling process that only start instances.
+    /// Returns without waiting until the instances are started. With [`Context::replicas`], the call waits
+    /// until the copies are made. The caller gets the results from the returned [`Batch`]. If the instances
+    /// need more descriptors than the soft limit of the calling process allows, the limit is raised.
     ///
     /// # Errors
     /// If [`Context::check`] fails, or if a resource for the batch can't be created. No instance is started
@@ -175,8 +176,9 @@ impl Batch {
         results
     }
 
-    /// Tells the spawner threads to start no further instances, and returns at once. Instances that are
-    /// started already continue to run. The iterator returns no result for an instance that is not started.
+    /// Tells the threads that start the instances of this batch to start no further instances, and returns at
+    /// once. Instances that are started already continue to run. The iterator returns no result for an
+    /// instance that is not started.
     pub fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Relaxed);
     }
@@ -203,9 +205,10 @@ impl Batch {
         self.busy_spawners == 0 && self.results.is_empty()
     }
 
-    /// Returns the time just before the first process was created, and the time when the last process had
-    /// begun the program. Both are times of `CLOCK_MONOTONIC`. Only the results that have been received so
-    /// far count. `None` before the first result.
+    /// Returns the period in which the instances were started, as two times of `CLOCK_MONOTONIC`. It begins
+    /// just before the first process of the program was created. It ends when the last instance had begun the
+    /// program or had failed to start. The period covers only the results that this batch has received so
+    /// far. `None` if it has received none.
     #[must_use]
     pub fn start_period(&self) -> Option<(Duration, Duration)> {
         self.busy

@@ -92,8 +92,10 @@ impl Context {
         self
     }
 
-    /// Gives each instance the environment variables `PJW_RANK`, `PJW_SIZE` and `PJW_CPUS`. They contain its
-    /// rank (counted from 0), the number of instances, and the list of the PUs in its placement.
+    /// Gives each instance three environment variables. `PJW_RANK` contains the rank of the instance, counted
+    /// from 0. `PJW_SIZE` contains the number of instances. `PJW_CPUS` contains the list of the PUs (logical
+    /// CPUs) in the field `cpus` of the [`Placement`](crate::Placement) of the instance. `PJW_CPUS` is empty
+    /// if this field is `None`.
     #[must_use]
     pub fn rank_variables(mut self) -> Self {
         let setup = self.setup_mut();
@@ -131,37 +133,45 @@ impl Context {
         self
     }
 
-    /// Makes the spawner threads start instances as forks of a [template](crate::proxy::Template): a process
-    /// of the program that is loaded and stopped before `main`. Each spawner thread loads a template of its
-    /// own. An instance that can't be a fork of the template is started by exec.
-    /// [`Batch::template_error`](crate::Batch::template_error) returns the reason if the program can't have a
-    /// template at all.
+    /// Starts the instances as forks of a [template](crate::proxy::Template): a process of the program that
+    /// is loaded and stopped before `main`. The instances of a [`Batch`](crate::Batch) are started by one or
+    /// more threads. Each of these threads loads a template of its own. An instance that can't be a fork of
+    /// the template is started by exec. [`Batch::template_error`](crate::Batch::template_error) returns the
+    /// reason if the program can't have a template at all.
     #[must_use]
     pub fn templates(mut self) -> Self {
         self.setup_mut().templates = Some(TemplateKind::Linked);
         self
     }
 
-    /// As [`Context::templates`], for a program that calls [`fork_here`](crate::proxy::fork_here): instances begin at that
-    /// call, and have what the program has done before it. Each spawner thread runs the program to that call once.
+    /// Starts the instances as forks of a template, for a program that calls
+    /// [`fork_here`](crate::proxy::fork_here). A template is a process of the program that runs until it
+    /// calls `fork_here`, and stops there. An instance begins when this call returns in it. The instance has
+    /// the memory and the open files that the template had at the call. The instances of a
+    /// [`Batch`](crate::Batch) are started by one or more threads. Each of these threads runs a template of
+    /// its own. In all other respects, this function is like [`Context::templates`].
     #[must_use]
     pub fn late_templates(mut self) -> Self {
         self.setup_mut().templates = Some(TemplateKind::Late);
         self
     }
 
-    /// Gives each instance whose placement has a NUMA node the copies of files on that node. There is then one spawner thread
-    /// for each node. The copies are made when a batch is started, and are gone after its last instance. Only the
-    /// instances see them, because their mount namespace is not that of the caller.
+    /// Gives copies of the files in `replicas` to each instance whose [`Placement`](crate::Placement) has a
+    /// preferred NUMA node. The copies are in the memory of this node. The instance sees them instead of the
+    /// files, because its mount namespace is not that of the caller. The caller does not see them.
+    ///
+    /// The copies are made when a [`Batch`](crate::Batch) is started. They are removed after the last
+    /// instance of the batch has ended. One thread starts all instances of a NUMA node:
+    /// [`Context::max_spawners`] has no effect.
     #[must_use]
     pub fn replicas(mut self, replicas: Replicas) -> Self {
         self.setup_mut().replicas = Some(Arc::new(replicas));
         self
     }
 
-    /// Sets the maximum number of threads that start the instances of a batch in parallel. The default is the
-    /// number of PUs in the caller's affinity mask. A batch never has more of these threads than it has
-    /// different placements. 0 counts as 1.
+    /// Sets the maximum number of threads that start the instances of a [`Batch`](crate::Batch) in parallel.
+    /// The default is the number of PUs (logical CPUs) in the caller's affinity mask. 0 counts as 1. A batch
+    /// never has more of these threads than its instances have different [placements](crate::Placement).
     #[must_use]
     pub fn max_spawners(mut self, most: usize) -> Self {
         self.max_spawners = most.max(1);
@@ -181,10 +191,12 @@ impl Context {
     }
 
     /// Checks whether `instances` can be started, without starting them. An instance is one process of the
-    /// group that is to be started. Checks that there is at least one instance, the affinity masks, the sizes
-    /// of arguments and environments, and the limits on the number of processes. If only some instances have
-    /// too large arguments, there is no error: the start of these instances fails later. The limits on the
-    /// number of processes are not checked for a single instance: the kernel checks them at its start.
+    /// group that is to be started. There must be at least one instance. The affinity masks must be inside
+    /// the mask of the caller. The sizes of the arguments and environments, the free memory for replicas, and
+    /// the number of processes must be within their limits. If only some instances have too large arguments
+    /// or environments, there is no error: the start of these instances fails later.
+    /// The limits on the number of processes are not checked for a single instance: the kernel checks them at
+    /// its start.
     ///
     /// # Errors
     /// The first check that failed, with the reason and the remedy as text.

@@ -33,9 +33,10 @@ fn change(how: i32, signals: Option<KernelSignals>) -> KernelSignals {
     old
 }
 
-/// Resets the actions for `SIGSEGV` and `SIGBUS` in the calling process to the default, which kills the
-/// process. Rust's runtime installs handlers for these signals to report stack overflows. These handlers
-/// ignore the first such signal that another process sends.
+/// Resets the actions for `SIGSEGV` and `SIGBUS` in the calling process to the default: the signal kills the
+/// process. Rust's runtime installs handlers for these signals to report stack overflows. Such a handler
+/// ignores the first signal that another process sends, for example by kill(2). After this function, such a
+/// signal kills the process.
 pub fn reset_fault_signals() {
     for signal in [libc::SIGSEGV, libc::SIGBUS] {
         set_default(signal);

@@ -48,10 +48,11 @@ pub struct ReleaseSummary {
 }
 
 /// Releases all jobs that an earlier daemon recorded in the directory `state_dir`: restores affinity masks
-/// and removes cpusets. Also removes cpusets that an earlier daemon made without a record. If records are
-/// lost, [`ReleaseSummary::remarks`] names the processes whose masks an earlier daemon may have set. `beside`
-/// says whether the earlier daemon was started with `--beside`: the names of its cgroups contain the name of
-/// `state_dir` then. Does not create `state_dir` if there is nothing to undo.
+/// and removes cpusets. Also removes cpusets of an earlier daemon that have no record. If records are lost,
+/// [`ReleaseSummary::remarks`] names the processes whose masks an earlier daemon may have set. `beside` says
+/// whether the earlier daemon was started with `--beside`. The cgroup names of such a daemon contain a hash
+/// of the path `state_dir`. If there are neither records nor cpusets of an earlier daemon, changes nothing,
+/// and does not create `state_dir`.
 ///
 /// # Errors
 /// If a running daemon uses the directory, the journal can't be used, or a mask or cpuset can't be restored.

@@ -121,43 +121,48 @@ pub enum Violation {
     },
 }
 
-/// The reason why the audit rejects a planned change of a thread's affinity mask. A change moves a thread
-/// onto the cores of its job, restores its original mask, or keeps it off the cores of all jobs. Some
-/// variants have two meanings, which depend on this purpose.
+/// The reason why the audit rejects a planned change of a thread's affinity mask. There are three kinds of
+/// change:
+///
+/// - A confining change: the thread may then run only on cores of its job. Pinning (the new mask is one PU)
+///   is also a confining change.
+/// - A restoring change: the thread gets back the mask that it had before pjw changed it (the original mask).
+/// - An excluding change: the thread belongs to no job, and may then run only on PUs that no job holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MaskActionProblem {
     /// The change is not allowed for this thread:
     ///
-    /// - A change to the cores of a job: the thread does not belong to the job.
-    /// - A change that keeps the thread off the cores of all jobs: the thread belongs to a job. Or pjw has
-    ///   not recorded that the original mask must be restored later.
+    /// - A confining change (to the cores of a job): the thread does not belong to this job.
+    /// - An excluding change (to PUs that no job holds): the process of the thread belongs to a job, or is
+    ///   not in the list of processes whose original masks pjw must restore later.
     NotTheJobsThread,
     /// The thread belongs to a process whose masks pjw must never change: a kernel thread, process 1, or
     /// pjw itself.
     SystemProcess,
     /// The new mask contains PUs that are not allowed:
     ///
-    /// - A change to the cores of a job: PUs that the job does not hold.
-    /// - A change that keeps the thread off the cores of all jobs: PUs that a job holds.
+    /// - A confining change (to the cores of a job): the mask contains PUs that this job does not hold.
+    /// - An excluding change (to PUs that no job holds): the mask contains PUs that a job holds.
     MaskOutsideGrant {
         /// The new mask.
         mask: CpuSet,
-        /// The PUs that the job holds. If the thread was to be kept off the cores of all jobs, the PUs of one
-        /// job that the new mask overlaps.
+        /// For a confining change, the PUs that the job holds. For an excluding change, the PUs of one job
+        /// that holds PUs of the new mask.
         grant: CpuSet,
     },
-    /// The new mask (the value) is not valid. Either the mask is empty, or the change was to pin the thread
-    /// and the mask does not consist of exactly one PU.
+    /// The new mask is not valid. The value is this mask. The mask is empty, or the change pins the thread to
+    /// one PU and the mask does not contain exactly one PU.
     InvalidMask(CpuSet),
     /// An earlier change in the same plan changes the mask of the same thread.
     ChangedTwice,
-    /// The new mask equals the present mask of the thread.
+    /// The new mask equals the mask that the thread has already, so the change would have no effect.
     NoChange,
-    /// The mask (the value) must not be restored. Either the mask is empty, or it is not the mask that the
-    /// thread had before pjw changed it, or the job still holds its cores.
+    /// pjw must not restore the mask of the thread. The value is the mask that the change would set. Either
+    /// this mask is empty, or it is not the original mask of the thread, or the job of the thread still holds
+    /// its cores.
     WrongRestore(CpuSet),
-    /// The journal has no record of the requested mask, together with the original mask of the thread. A
-    /// restarted daemon could then not restore the original mask.
+    /// The journal (the file from which a restarted daemon restores its state) has no record of the requested
+    /// mask and of the thread's original mask. A restarted daemon could then not restore the original mask.
     NotJournaled,
 }
 

@@ -65,10 +65,12 @@ impl StartTime {
     }
 }
 
-/// The time at which a process or thread was forked, as an interval from the earliest to the latest
-/// possible time. If the time comes from a fork event, it is exact, and the interval has the length 0. If
-/// it comes from a start time in `/proc`, the interval lies within the 10 ms clock tick in which the fork
-/// happened.
+/// The time at which a process or thread was forked, as an interval from the earliest to the latest possible
+/// time.
+///
+/// - A time from a fork event is exact: `earliest` and `latest` are equal.
+/// - A start time from `/proc` is known only to the clock tick (10 ms): the interval lies within the tick in
+///   which the fork happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BirthTime {
     /// The earliest possible time of the fork, in ns since boot (`CLOCK_BOOTTIME`).
@@ -78,10 +80,11 @@ pub struct BirthTime {
 }
 
 impl BirthTime {
-    /// The longest duration of one fork that pjw assumes: 100 ms. At the begin of a fork, the kernel copies
-    /// the affinity mask of the parent. At the end, the kernel sets the start time of the child and sends the
-    /// fork event (kernel/fork.c, `copy_process`). So a child that was born up to 100 ms after a change of
-    /// the parent's mask may still have the old mask.
+    /// The longest time that one fork can take, as pjw assumes: 100 ms. At the beginning of a fork, the
+    /// kernel copies the affinity mask of the parent. At the end, the kernel sets the start time of the child
+    /// and sends the fork event (kernel/fork.c, `copy_process`). Between the two steps, the mask of the
+    /// parent may change. A child whose start time is up to 100 ms after such a change may still have the old
+    /// mask.
     pub const MAX_FORK_TIME: Nanos = Nanos(100_000_000);
 
     /// Makes the birth time of a thread from its start time, which the kernel rounds down to 10 ms.
@@ -117,15 +120,16 @@ impl Uid {
 pub struct ProcessId {
     /// The process id (pid), as seen in the pid namespace in which pjw runs.
     pub pid: Pid,
-    /// The time at which the process started, in clock ticks of 10 ms. A later process with the same pid has
-    /// another start time.
+    /// The time at which the process started, in clock ticks of 10 ms since boot. A later process with the
+    /// same pid has another start time.
     pub start: StartTime,
 }
 
 impl ProcessId {
-    /// The time for which pjw assumes that the kernel does not reuse a pid: 100 ms. For this time after a
-    /// fork event, the pid in the event still names the forked process. Earlier reuse would need hundreds
-    /// of thousands of forks per second.
+    /// The shortest time between a fork and the next fork that gets the same pid, as pjw assumes: 100 ms.
+    /// During the first 100 ms after a fork event, the pid in the event therefore names the forked process or
+    /// no process. To reuse a pid earlier, the machine would have to fork hundreds of thousands of processes
+    /// per second.
     pub const MIN_PID_REUSE_TIME: Nanos = Nanos(100_000_000);
 
     /// Whether both ids name the same process. True if the pids are equal and the start times differ by at
@@ -153,8 +157,8 @@ pub struct ThreadId {
     /// The thread id (tid), as seen in the pid namespace in which pjw runs. For the first thread of a
     /// process, it equals the pid.
     pub tid: Tid,
-    /// The time at which the thread started, in clock ticks of 10 ms since boot. A later thread with the same tid has
-    /// another start time.
+    /// The time at which the thread started, in clock ticks of 10 ms since boot. A later thread with the same
+    /// tid has another start time.
     pub start: StartTime,
 }
 

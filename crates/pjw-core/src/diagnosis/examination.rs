@@ -179,8 +179,8 @@ pub struct ObservedJob {
     /// Whether the cpuset controller is enabled in the cgroup that the batch scheduler made for the job.
     /// `None` if unknown, or if the batch scheduler made no cgroup.
     pub has_cpuset_controller: Option<bool>,
-    /// The mechanism by which `pjwd` restricts the processes of the job to its cores: `cpuset`, `affinity`
-    /// or `none`. Empty if `pjwd` does not run.
+    /// The mechanism by which `pjwd` restricts the processes of the job to the cores of the job: `cpuset`,
+    /// `affinity` (affinity masks), or `none` (no mechanism). Empty if `pjwd` does not run.
     pub enforcement: String,
 }
 
@@ -224,9 +224,9 @@ pub struct UnassignedProcess {
     /// for processes of persons (user ids from `first_person_uid` on), because a person can choose any
     /// process name.
     pub belongs_to_scheduler: bool,
-    /// The threads of the process. Of the processes that belong to no job, the diagnosis reads all threads
-    /// only for the 4,096 processes with the lowest pids. Any other such process has one entry, with the mask
-    /// of its first thread and a CPU use of 0.
+    /// The threads of the process. The diagnosis reads all threads of a process that belongs to no job only
+    /// if its pid is among the 4,096 lowest pids of such processes. For a process with a higher pid, the list
+    /// has one entry: the first thread, with its affinity mask and a CPU use of 0.
     pub threads: Vec<ObservedThread>,
 }
 
@@ -237,8 +237,8 @@ pub struct Interrupt {
     pub number: u32,
     /// The name of the device or of the interrupt handler, as in `/proc/interrupts`.
     pub name: String,
-    /// The PUs to which the kernel sends the interrupt: `effective_affinity_list` in `/proc/irq`, or
-    /// `smp_affinity_list` if the kernel does not provide the former.
+    /// The PUs to which the kernel sends the interrupt, from the file `effective_affinity_list` in
+    /// `/proc/irq/NUMBER`. If the kernel does not provide this file, from the file `smp_affinity_list`.
     pub target_cpus: CpuSet,
     /// For each PU, the number of times that the interrupt occurred on it between the two scans of the
     /// diagnosis. A PU with the count 0 has no entry.
@@ -297,7 +297,7 @@ pub struct ConflictingProgram {
     /// The command name of the program, such as `irqbalance`. If one user runs several daemons `pjwd`, the
     /// name is a text for users instead, such as `one of 3 pjwd of user 1000`.
     pub name: String,
-    /// The pid of one process of the program. `None` if the program runs in the kernel.
+    /// The pid of one process of the program. `None` if no process of the program is known.
     pub pid: Option<Pid>,
     /// The action by which the program may work against pjw, as a sentence without its subject, such as
     /// `moves processes between cgroups by its rules`.
@@ -330,14 +330,16 @@ pub struct ObservedScheduler {
     pub name: String,
     /// The way in which the batch system binds its jobs to cores.
     pub binding: JobBinding,
-    /// The consequence of this binding for pjw, in one sentence.
+    /// What follows for pjw from the way in which the batch system binds its jobs to cores, in one sentence
+    /// for users.
     pub effect_on_pjw: String,
 }
 
 /// Whether the daemon `pjwd` runs on the machine and replies to the diagnosis.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WardenStatus {
-    /// `pjwd` does not run. The text says where its socket was expected and how to start `pjwd`.
+    /// `pjwd` does not run. The text says where the diagnosis expected the socket of `pjwd`, and how to start
+    /// `pjwd`.
     Absent(String),
     /// `pjwd` runs, but does not reply. The text gives the reason and the remedy.
     Unresponsive(String),

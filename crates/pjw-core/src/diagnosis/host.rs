@@ -51,13 +51,14 @@ const CONFLICTING_PROGRAMS: [(&str, &str, &str, bool); 6] = [
     ),
 ];
 
-/// Returns the programs that may work against pjw, because they move threads, move interrupts or change
-/// cpusets. They are recognised by the command names of `processes`. The result has one entry for each
-/// program.
+/// Returns the programs that may work against pjw, such as programs that move threads, move interrupts or
+/// change cpusets. A program is recognised by the command name of one of `processes`. The result has one
+/// entry for each program, even if several processes have its name.
 ///
 /// A process is ignored if its user id is `first_person_uid` or higher, because a person can give any name to
-/// a process. Processes named `pjwd` are an exception: they count for every user. If one user runs several of
-/// them, the result has one entry for these processes. A user's single `pjwd` is no conflict.
+/// a process. Processes named `pjwd` are not ignored, whatever their user id is. If one user runs several
+/// processes named `pjwd`, the result has one entry for all of them. If a user runs only one, the result has
+/// no entry for it.
 #[must_use]
 pub fn conflicting_programs(
     processes: impl IntoIterator<Item = (Pid, Uid, Comm)>,

@@ -69,7 +69,7 @@ pub enum HousekeepingError {
         /// All PUs of the machine.
         machine: CpuSet,
     },
-    /// The list contains only some PUs of a core. No job could then use the other PUs of this core.
+    /// The list contains some PUs of a core, but not all of them. Housekeeping PUs must form whole cores.
     #[error(
         "housekeeping PU {pu} shares its core with {siblings}, which the list leaves out: add {siblings}"
     )]
@@ -138,12 +138,14 @@ impl fmt::Display for HousekeepingRule {
 
 impl HousekeepingRule {
     /// Returns the housekeeping PUs (PUs that are reserved for the system) that the rule selects on the
-    /// machine with this topology. The result consists of whole cores.
+    /// machine with this topology. The result consists of whole cores. The result is empty for
+    /// [`HousekeepingRule::None`].
     ///
     /// # Errors
-    /// If the rule names PUs that the machine does not have, or selects only some PUs of a core. Also if
-    /// the rule counts cores by L3, NUMA node or package, and the topology contains none of the named kind.
-    /// Also if the rule selects every core, so that no core remains for jobs.
+    /// - If the rule is a list that has PUs that the machine does not have.
+    /// - If the rule is a list that has some PUs of a core, but not all of them.
+    /// - If the rule counts cores by L3, by NUMA node or by package, and the topology has no such part.
+    /// - If the rule selects every core of the machine, so that no core remains for jobs.
     pub fn resolve(&self, topology: &Topology) -> Result<CpuSet, HousekeepingError> {
         let cpus = match self {
             Self::None => return Ok(CpuSet::new()),

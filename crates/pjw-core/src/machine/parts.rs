@@ -9,13 +9,13 @@ use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::topology::{Level, Topology};
 
 /// The rule by which [`divide_into_parts`] divides the PUs of a job into parts: the value of the option
-/// `--map` of `pjwctl spawn`. `pjwctl spawn` starts several processes of one program, and gives a part to
-/// each of them.
+/// `--map` of `pjwctl spawn`. `pjwctl spawn` starts several processes of one program (the instances), and
+/// gives one part to each instance.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum PartMap {
-    /// Each part consists of cores that are neighbours in hwloc's logical order. There are as many parts as
-    /// instances, but at most as many parts as cores. The numbers of cores in two parts differ by at most
-    /// one.
+    /// Each part consists of cores that are neighbours in hwloc's logical order. The number of parts is the
+    /// number of instances, or the number of cores if there are fewer cores than instances. The numbers of
+    /// cores in two parts differ by at most one.
     #[default]
     Even,
     /// Each core of the job is one part.
@@ -72,11 +72,12 @@ fn list(map: &str, part: &str) -> Result<CpuSet, PartMapError> {
     if cpus.is_empty() { Err(PartMapError::EmptyPart { map: map.to_owned() }) } else { Ok(cpus) }
 }
 
-/// Divides `cpus` (the PUs of a job) into parts by the rule `map`, and returns the parts. The parts are in
-/// hwloc's logical order, and no part is empty. `instances` is the maximum number of parts for
-/// [`PartMap::Even`], and has no effect for other rules.
+/// Divides `cpus` (the PUs of a job) into parts by the rule `map`, and returns the parts. `instances` is the
+/// number of processes that are to get a part. For [`PartMap::Even`], it is the maximum number of parts. For
+/// other rules, it has no effect.
 ///
-/// The lists of [`PartMap::Lists`] are returned unchanged, even if they contain PUs outside `cpus`.
+/// The parts are in hwloc's logical order, and no part is empty. For [`PartMap::Lists`], the result is the
+/// lists of the rule without any change, even if they contain PUs outside `cpus`.
 #[must_use]
 pub fn divide_into_parts(topology: &Topology, cpus: &CpuSet, map: &PartMap, instances: u32) -> Vec<CpuSet> {
     match map {

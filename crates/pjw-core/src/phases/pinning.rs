@@ -22,16 +22,17 @@ pub struct HotThread {
     pub thread: ThreadId,
     /// The PU on which the thread ran last.
     pub last_cpu: Pu,
-    /// The PUs on which the thread may run. If the program bound the thread to some PUs of the grant (the
-    /// PUs that the job holds), these PUs; otherwise the whole grant. Never empty.
+    /// The PUs on which the thread may run. Normally, these are all PUs that the job holds (the grant). If
+    /// the program has bound the thread to some PUs of the grant, these are only the PUs of this binding.
+    /// Never empty.
     pub mask: CpuSet,
     /// The PU to which pjw has pinned the thread. `None` if pjw has not pinned the thread.
     pub pinned_pu: Option<Pu>,
 }
 
 /// Chooses a PU for each hot thread whose mask is the whole grant. `grant` is the set of PUs that the job
-/// holds. The threads are spread evenly over these PUs. Hot threads with a smaller mask get no PU, but are
-/// taken into account as load.
+/// holds. The hot threads are spread as evenly as possible over the PUs of the grant. A hot thread with a
+/// smaller mask gets no PU in the result, but is counted as running on one PU of its mask.
 ///
 /// Returns the chosen PUs by thread. A thread that is not in the result is not to be pinned. The result is
 /// empty in each of these cases:

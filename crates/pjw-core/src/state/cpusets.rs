@@ -24,23 +24,25 @@ const HISTORY_AFTER_REMOVAL: Nanos = Nanos(60_000_000_000);
 pub struct ManagedCpuset {
     /// The job, the path of the cgroup, and the settings of the cpuset.
     pub job_cpuset: JobCpuset,
-    /// The sets of PUs that pjw wrote to the cpuset before the present set, oldest first. One of them is
-    /// still in force if a later write failed, or was recorded in the journal but not made. The list becomes
-    /// empty when a scan finds that the present set is in force.
+    /// The sets of PUs that pjw wrote to the cpuset before the last set, oldest first. The last set is in
+    /// `job_cpuset`. The cpuset may still have one of these earlier sets in two cases: the kernel refused a
+    /// later write, or the daemon recorded a later write in the journal and ended before it made the write.
+    /// The list becomes empty when a scan finds the last set in the cpuset.
     pub previous_cpus: Vec<CpuSet>,
     /// Whether pjw is to remove the cpuset, because no job needs the cpuset any longer.
     pub unwanted: bool,
     /// The path of the cgroup from which pjw moved the first process into the cpuset. When pjw removes the
-    /// cpuset, it moves the processes that were forked inside the cpuset to this cgroup. `None` if pjw
-    /// moved no process into the cpuset, or if the cgroup is unknown.
+    /// cpuset, pjw moves the processes in the cpuset to another cgroup. A process that was forked inside the
+    /// cpuset is moved to this cgroup if the original cgroups of its ancestors are unknown. `None` if pjw
+    /// moved no process into the cpuset, or if the path is unknown.
     pub origin_cgroup: Option<String>,
     tries: u32,
 }
 
 impl ManagedCpuset {
-    /// Whether pjw wrote the PUs that a scan read from this cpuset. `cpuset` is the content that the scan
-    /// read. True if its PUs are the set that pjw wrote last, or an earlier set that may still be in force
-    /// ([`ManagedCpuset::previous_cpus`]). False if another program changed the cpuset.
+    /// Whether the set of PUs in `cpuset` was written by pjw. `cpuset` is the content of this cpuset as a
+    /// scan read it. True if its PUs are the set that pjw wrote last, or an earlier set that the cpuset may
+    /// still have ([`ManagedCpuset::previous_cpus`]). False if another program changed the PUs of the cpuset.
     #[must_use]
     pub fn is_own_setting(&self, cpuset: &Cpuset) -> bool {
         self.possible_cpus().any(|cpus| *cpus == cpuset.cpus)
@@ -103,7 +105,8 @@ pub struct CpusetRegistry {
     found: Vec<LeftoverCpuset>,
     /// The former entries of `found` that a warning in `pjwctl status` names, by path.
     recovered: BTreeMap<String, RecoveredCpuset>,
-    /// The changes that were begun and take longer than a cycle of the daemon. The kernel still works on them.
+    /// The delayed changes of cpusets: the kernel or systemd has begun the change, but did not complete it in
+    /// the cycle of the daemon that began it. (A cycle is a scan, a decision and the decided changes.)
     pub delayed: DelayedChanges,
 }
 
@@ -126,20 +129,23 @@ impl CpusetRegistry {
         self.to_remove.iter().map(String::as_str)
     }
 
-    /// Adds a leftover cgroup: it existed when the daemon started and has the name of a job's cpuset. Has no
-    /// effect if the journal has a record of this cgroup. The next scan of every process decides about the
-    /// cgroup. If it contains processes, and no other job holds its PUs, it becomes the cpuset of its job.
-    /// Otherwise pjw removes it.
+    /// Adds a leftover cgroup: a cgroup that existed when the daemon started and that has the name of a job's
+    /// cpuset. Has no effect if the journal has a record of this cgroup.
+    ///
+    /// The next scan of all processes decides about the cgroup. pjw makes the cgroup the cpuset of its job
+    /// again if the cgroup contains processes and its PUs can be granted to the job. Otherwise pjw removes
+    /// the cgroup. The PUs can't be granted if, for example, another job holds one of them.
     pub fn add_leftover_cpuset(&mut self, found: LeftoverCpuset) {
         if !self.managed.contains_key(&found.path) {
             self.found.push(found);
         }
     }
 
-    /// Iterates over the paths of the leftover cgroups for which pjw has not yet decided whether to keep or
-    /// to remove them. A leftover cgroup existed when the daemon started, has the name of a job's cpuset, and
-    /// is not in the journal. [`CpusetRegistry::add_leftover_cpuset`] adds it. pjw either makes it the cpuset
-    /// of its job again, or removes it.
+    /// Iterates over the paths of the leftover cgroups about which pjw has not yet decided. A leftover cgroup
+    /// existed when the daemon started, has the name of a job's cpuset, and is not in the journal.
+    /// [`CpusetRegistry::add_leftover_cpuset`] adds a cgroup to this list. The decision is made after the
+    /// next scan of all processes: pjw either makes the cgroup the cpuset of its job again, or removes the
+    /// cgroup.
     pub fn leftover_cpuset_paths(&self) -> impl Iterator<Item = &str> {
         self.found.iter().map(|found| found.path.as_str())
     }
@@ -220,15 +226,15 @@ impl CpusetRegistry {
         self.history.get(path)
     }
 
-    /// Returns the path of the cgroup to which a process is moved when pjw removes the job's cpuset at
+    /// Returns the path of the cgroup to which pjw moves a process when pjw removes the job's cpuset at
     /// `path`. `ancestry` lists the process, its parent, its grandparent and so on. The result is the first
-    /// known of these two:
+    /// of these cgroups whose path is known:
     ///
-    /// 1. The cgroup from which pjw moved the process. If pjw never moved the process, the nearest ancestor
-    ///    that pjw moved counts.
+    /// 1. The cgroup from which pjw moved the process into a cpuset. If pjw never moved the process, the
+    ///    cgroup from which pjw moved its nearest moved ancestor.
     /// 2. The cgroup from which pjw moved the first process into the cpuset at `path`.
     ///
-    /// Returns `None` if both are unknown.
+    /// Returns `None` if both paths are unknown.
     #[must_use]
     pub fn original_cgroup(&self, ancestry: impl IntoIterator<Item = ProcessId>, path: &str) -> Option<&str> {
         let relative = ancestry.into_iter().find_map(|process| self.moved.get(&process));
@@ -245,15 +251,17 @@ impl CpusetRegistry {
         self.refused.get(job).map(String::as_str)
     }
 
-    /// Returns the reason why the kernel or systemd refused the last attempt to move the process into its
-    /// job's cpuset or out of it. `None` if no attempt was refused since the last scan of all processes.
+    /// Returns the reason why the kernel or systemd refused the last attempt to move the process into the
+    /// cpuset of its job, or from a cpuset back to its original cgroup. `None` if no such attempt was refused
+    /// since the last scan of all processes.
     #[must_use]
     pub fn move_error(&self, process: ProcessId) -> Option<&str> {
         self.move_errors.get(&process).map(String::as_str)
     }
 
-    /// Whether an attempt to remove the cpuset at the cgroup path `path` has failed since the last scan of
-    /// all processes. pjw tries the removal again only after the next scan of all processes.
+    /// Whether an attempt to remove the cpuset at the cgroup path `path` was refused since the last scan of
+    /// all processes. An attempt to give all PUs to a cpuset that pjw wants to remove counts too. pjw tries
+    /// again only after the next scan of all processes.
     #[must_use]
     pub fn has_failed_removal(&self, path: &str) -> bool {
         self.failed_removals.contains_key(path)
@@ -413,8 +421,8 @@ impl CpusetRegistry {
 
     /// Records that the change `action` of a cpuset was refused, usually by the kernel or systemd. `reason`
     /// is the reason, as text for users. pjw does not try the change again before the next scan of all
-    /// processes. If a process could not be moved back to its original cgroup, pjw may try the root cgroup
-    /// instead.
+    /// processes. One case is different: if a process can't be moved from a cgroup that pjw itself created
+    /// back to its original cgroup, pjw tries to move the process to the root cgroup.
     pub fn record_refusal(&mut self, action: &CpusetAction, reason: &str) {
         match &action.change {
             CpusetChange::Create { job_cpuset, .. } => {

@@ -43,18 +43,26 @@ impl Demand {
         self.last.map(|last| last.at)
     }
 
-    /// Returns the demand after one more reading of the thread's CPU time. The demand stays unchanged at the
-    /// first reading, and at a reading less than 100 ms after the last one. If the CPU time is less than
-    /// before, the tid now belongs to another thread, and the demand becomes 0.
+    /// Returns the demand after one more reading of the thread's CPU time:
+    ///
+    /// - At the first reading, the demand does not change.
+    /// - At a reading less than 100 ms after the last reading, the demand does not change, and the reading is
+    ///   not stored.
+    /// - If `run_ns` plus `wait_ns` is less than at the last reading, the tid was reused by another thread.
+    ///   The demand becomes 0.
+    /// - In all other cases, the result is the weighted mean of the demand before and the demand since the
+    ///   last reading.
+    ///
+    /// The parameters are:
     ///
     /// - `run_ns` and `wait_ns` are the times for which the thread has run and has waited for a PU since its
     ///   start, in ns.
-    /// - `at` is the time of the reading.
-    /// - `idle_until` is the time of the last check that found the process of the thread idle, without
-    ///   reading the thread. The demand until this time counts as 0. `None` if there was no such check since
+    /// - `at` is the time of the reading, in ns since boot.
+    /// - `idle_until` is the time of the last check, without a reading of the thread, that found the process
+    ///   of the thread idle. Until this time, the demand counts as 0. `None` if there was no such check since
     ///   the last reading.
-    /// - `policy` gives the weight of the new reading, and the demands at which the thread becomes hot or is
-    ///   no longer hot.
+    /// - `policy` gives the weight of the new reading, and the demands at which the thread becomes hot (busy)
+    ///   or is no longer hot.
     #[must_use]
     pub fn with_reading(
         self,

@@ -8,8 +8,9 @@
 use crate::basics::{Pid, prelude::*};
 use crate::terms::JobId;
 
-/// The dirty jobs and processes: they changed, so the next cycle of the daemon must plan their affinity
-/// masks and cpusets again. For all other jobs and processes, the earlier plan is still valid.
+/// The jobs and processes that are dirty: the next cycle of the daemon must plan their affinity masks and
+/// cpusets again, because they changed. (A cycle is a scan, a decision and the decided changes.) For all
+/// other jobs and processes, the earlier plan is still valid.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DirtySet {
     everything: bool,
@@ -21,10 +22,11 @@ pub struct DirtySet {
 pub enum DirtyScope {
     /// All processes of the job must be planned again.
     Whole,
-    /// The processes with these pids must be planned again. A pid may belong to a process that has exited. In
-    /// addition, all active processes of the job must be planned again, although the set need not contain
-    /// them. A process is active if the smoothed CPU demand of at least one thread is not 0, or if no scan
-    /// has read its threads yet.
+    /// Only some processes of the job must be planned again:
+    ///
+    /// - The processes with these pids. A pid may belong to a process that has exited.
+    /// - All active processes of the job, even if their pids are not in the set. A process is active if the
+    ///   smoothed CPU demand of at least one of its threads is not 0, or if no scan has read its threads yet.
     Processes(BTreeSet<Pid>),
 }
 

@@ -13,8 +13,8 @@ use crate::state::jobs::grant_counts::GrantCounts;
 use crate::terms::{Job, JobId};
 
 /// All jobs on this machine that pjw knows, with indexes by id, owner, cgroup and session. Jobs without PUs
-/// are included. So are jobs that a command has released ([`Job::released`]), until their batch system ends
-/// them.
+/// are included. A job that a command has released ([`Job::released`]) is included as long as its batch
+/// system still runs the job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Jobs {
     jobs: BTreeMap<JobId, Job>,

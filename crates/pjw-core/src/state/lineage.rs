@@ -36,21 +36,25 @@ pub struct Descendant {
     /// The evidence that the process belongs to the job. It is the result of [`child_evidence`] for the
     /// evidence of the ancestor.
     pub evidence: Evidence,
-    /// The time of the fork event, in ns since boot. `None` if no fork event named the process, or if a
-    /// scan found that the process had ended before pjw read its exit event.
+    /// The time of the fork event, in ns since boot. `None` if pjw made this entry without a fork event. pjw
+    /// does so when a scan finds that a process of a job has ended although its exit event was not read yet,
+    /// and when pjw restores the original masks of a process that had no entry.
     pub forked_at: Option<Nanos>,
-    /// The mask requests from which the process may have inherited its first affinity mask. The process
-    /// inherited the mask of one of them; nearly always, the list has only one. The requests were made for
-    /// threads of the parent, or of an earlier ancestor. Empty if they are unknown, or if pjw has restored
-    /// the original mask of the process since the fork.
+    /// The mask requests that may have set the affinity mask that the process had right after its fork. The
+    /// process inherited this mask from the thread that forked it. Nearly always, the list has one request.
+    /// If the list has several, one of them set the mask, and it is unknown which one. The requests were made
+    /// for threads of the parent or of an earlier ancestor. The list is empty if the requests are unknown, or
+    /// if pjw has restored the original mask of the process since the fork.
     ///
-    /// For a process that a scan found ended, the list may instead contain the requests for threads of the
-    /// ended process. Children of the ended process whose fork events are still unread may have inherited the
-    /// masks of these threads.
+    /// One kind of entry is different: a scan found that the process had ended although its exit event was
+    /// not read yet. If pjw made this entry then, the list has the requests for the threads of the ended
+    /// process. Children of this process whose fork events are not read yet may have inherited the masks of
+    /// these threads.
     pub requests: Vec<MaskRequest>,
-    /// The time at which pjw last read the affinity masks of the ancestor before the fork, in ns since boot.
-    /// The ancestor is `ancestor`, or an earlier one if `requests` were made for an earlier one. If the masks
-    /// of its threads were read at different times, the earliest of these times. 0 if they were never read.
+    /// The time at which pjw last read the affinity masks of the process `ancestor` before the fork, in ns
+    /// since boot. If `requests` were made for an earlier ancestor, the time for that ancestor. If the masks
+    /// of the ancestor's threads were read at different times, the earliest of these times. 0 if the masks
+    /// were never read.
     pub masks_read_at: Nanos,
 }
 
@@ -184,9 +188,10 @@ impl Lineage {
         self.descendants.entry(pid).or_insert_with(new).requests = requests;
     }
 
-    /// Whether pjw read the fork event of the process, but does not know all of its ancestors: no scan had read
-    /// the parent when the event was read, and no earlier fork event had reported the birth of the parent; or
-    /// the same holds for a further ancestor. `false` for a process whose fork event pjw did not read.
+    /// Whether pjw read the fork event of the process `pid`, but does not know all of its ancestors. This is
+    /// the case if the process has an ancestor of which both is true: no scan had read the ancestor when the
+    /// fork event of its child was read, and no fork event had reported the birth of the ancestor. False if
+    /// pjw did not read the fork event of the process `pid`.
     #[must_use]
     pub fn is_of_unknown_descent(&self, pid: Pid) -> bool {
         self.of_unknown_descent.contains(&pid)

@@ -26,16 +26,19 @@ pub struct Member {
     /// The evidence that the process belongs to the job, such as the cgroup that the batch system made for
     /// the job.
     pub evidence: Evidence,
-    /// The affinity mask that the job inherited from outside: the mask of the nearest ancestor that is not
-    /// itself a process of a job. It is the mask of the ancestor's first thread, as the last scan had read it
-    /// when its child joined the job. If the original mask of a thread equals this mask, the thread inherited
-    /// its mask and did not request it. `None` if unknown.
+    /// The affinity mask with which the processes of the job began: the mask of the nearest ancestor process
+    /// that belongs to no job. More precisely, it is the mask of the first thread of this ancestor, as the
+    /// last scan had read the mask when a child of the ancestor joined the job. If a thread had this same
+    /// mask before pjw changed the mask of the thread, the thread inherited its mask, and the program did not
+    /// request it. `None` if the mask is unknown.
     pub inherited_mask: Option<CpuSet>,
     /// The time of the first scan that read the process, in ns since boot. `None` if the process comes from a
     /// journal record that does not contain this time.
     pub first_seen: Option<Nanos>,
-    /// Whether the member comes from a record of an earlier daemon. That daemon had read the mask of its first
-    /// thread. If pjw had set this mask, a record of the mask exists too.
+    /// Whether the member was restored from a journal record that an earlier run of the daemon wrote. False
+    /// if this run of the daemon found the process in a scan. If true, the earlier run had read the mask of
+    /// the first thread of the process. If the earlier run had set this mask, the journal contains a record
+    /// of the mask too.
     pub is_from_journal: bool,
     /// The threads of the process, as of the last scan that read them, by thread id.
     pub threads: BTreeMap<Tid, MemberThread>,
@@ -127,15 +130,17 @@ pub struct MemberThread {
     /// The demand of the thread for CPU time: the share of time in which the thread ran or waited for a PU,
     /// smoothed over the last scans.
     pub demand: Demand,
-    /// The affinity masks that were requested for the thread, and the mask that pjw restores later. `None`
-    /// until a scan has read the cpuset that contains the thread.
+    /// The affinity masks that were requested for the thread, and the original mask (the mask before pjw
+    /// changed it), which pjw restores when the job ends. `None` until a scan has read the cgroup with the
+    /// cpuset that limits the thread.
     pub mask_entry: Option<MaskEntry>,
 }
 
 impl MemberThread {
-    /// Returns whether the thread can still run. False if the thread has exited (state Z or X): its affinity
-    /// mask can't be set any more. The first thread of a process may exit before the other threads. It then
-    /// stays in state Z until all other threads have exited.
+    /// Returns whether the thread can still run. False if the thread has exited (`state` is Z or X):
+    /// sched_setaffinity(2) can then no longer set its mask. The first thread of a process may exit before
+    /// the other threads of the process. In that case, the first thread stays in state Z until the other
+    /// threads have exited.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         !matches!(self.state, 'Z' | 'X')
@@ -177,20 +182,23 @@ impl Members {
         job_members.filter_map(|pid| self.members.get(pid))
     }
 
-    /// Iterates over the pids of the active processes of a job. A process is active if the smoothed CPU
-    /// demand of at least one thread is not 0, or if no scan has read its threads yet.
+    /// Iterates over the pids of the active processes of a job. A process is active if the demand
+    /// ([`Demand`], the smoothed share of time in which a thread runs or waits for a PU) of at least one of
+    /// its threads is not 0. A process whose threads no scan has read is active too.
     pub fn active_pids_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = Pid> + use<'a> {
         self.by_job.get(job).into_iter().flat_map(|job_members| &job_members.active).copied()
     }
 
-    /// Iterates over the pids of the active processes of all jobs. A process is active if the smoothed CPU
-    /// demand of at least one thread is not 0, or if no scan has read its threads yet.
+    /// Iterates over the pids of the active processes of all jobs. A process is active if the demand
+    /// ([`Demand`], the smoothed share of time in which a thread runs or waits for a PU) of at least one of
+    /// its threads is not 0. A process whose threads no scan has read is active too.
     pub fn active_pids(&self) -> impl Iterator<Item = Pid> {
         self.active.iter().copied()
     }
 
-    /// Iterates over the idle processes of a job. A process is idle if the smoothed CPU demand of all its
-    /// threads is 0.
+    /// Iterates over the idle processes of a job. A process is idle if the demand ([`Demand`], the smoothed
+    /// share of time in which a thread runs or waits for a PU) of each of its threads is 0. A process whose
+    /// threads no scan has read is not idle.
     pub fn idle_members_of<'a>(&'a self, job: &JobId) -> impl Iterator<Item = &'a Member> + use<'a> {
         let job_members = self.by_job.get(job);
         let idle =

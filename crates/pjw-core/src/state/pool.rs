@@ -130,8 +130,8 @@ impl PuPool {
         self.place_of(job).map(|place| self.held_at(place)).unwrap_or_default()
     }
 
-    /// Returns the number of changes of the pool so far. An [`Offer`] is valid only until this number
-    /// changes.
+    /// Returns the number of changes of the pool since its creation. An [`Offer`] is valid only if this
+    /// number is the same as when the offer was made.
     #[must_use]
     pub fn change_count(&self) -> u64 {
         self.version
@@ -172,10 +172,10 @@ impl PuPool {
         cpus.difference(&granted)
     }
 
-    /// Gives the PUs `cpus` back to the job, which held them before, for example before a restart of the
-    /// daemon. Frees all other PUs of the job. Unlike [`PuPool::claim`], it also grants housekeeping PUs. These
-    /// become housekeeping PUs again when the job releases them. Returns the PUs of `cpus` that were not
-    /// granted: another job holds them, or the machine does not have them.
+    /// Gives the PUs `cpus` back to a job that held these PUs before, such as before a restart of the daemon.
+    /// Frees all other PUs of the job. Housekeeping PUs (PUs reserved for the system) are granted too, unlike
+    /// in [`PuPool::claim`]. Such a PU becomes a housekeeping PU again when the job releases it. Returns the
+    /// PUs of `cpus` that were not granted, because another job holds them or the machine does not have them.
     pub fn restore_grant(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         for pu in self.housekeeping_cpus().intersection(cpus).iter() {
             self.entries[pu.0 as usize] = Some(FREE);

@@ -25,14 +25,16 @@ use crate::terms::{IdleGroup, IdleWatch, JobId, ScanRequest, ScanScope};
 const RESCANS_PER_FULL_PLAN: u32 = 8;
 
 impl WardenState {
-    /// Returns the request for a scan.
+    /// Returns the request for a scan. In this description, the processes to restore are those in
+    /// [`WardenState::processes_to_restore`]: pjw is giving them back the affinity masks that they had before
+    /// pjw changed them.
     ///
-    /// - If `full` is true, the scan reads every process of the machine and the cgroups of all jobs. It reads
-    ///   the threads of all processes that belong to a job or whose original masks are being restored.
-    /// - If `full` is false, the scan reads the active processes of jobs and the processes whose original
-    ///   masks are being restored, with their threads. It only checks the idle processes of jobs, and reads
-    ///   those for which the check finds a reason (see [`IdleWatch`]). It reads the cgroups of jobs that have
-    ///   no PUs or no processes, and the cgroups that are to be removed.
+    /// - If `full` is true, the scan reads every process of the machine, and the cgroups of all jobs. It
+    ///   reads the threads of the processes of jobs and of the processes to restore.
+    /// - If `full` is false, the scan reads the active processes of jobs and the processes to restore, each
+    ///   with its threads. The scan checks the idle processes of jobs, and reads such a process only if the
+    ///   check finds a reason (see [`IdleWatch`]). The scan reads the cgroups of the jobs that have no PUs or
+    ///   no processes. It also reads the cgroups that pjw has to remove.
     ///
     /// A process is idle if the smoothed CPU demand of all its threads is 0, otherwise active. A process
     /// whose threads no scan has read is active too.
@@ -55,21 +57,24 @@ impl WardenState {
         of_jobs.chain(self.cpusets.paths_to_remove().map(str::to_owned)).collect()
     }
 
-    /// Returns the request for a scan of every process of the machine. It differs from `scan_request(true)`
-    /// in the idle processes of jobs: of such a process, the scan reads the threads only in these cases:
+    /// Returns the request for a scan of every process of the machine. The request is the same as
+    /// `scan_request(true)`, with one difference: for an idle process of a job, the scan reads the threads
+    /// only in these cases:
     ///
     /// - The process used CPU time since the last check, or was never checked before.
-    /// - Only affinity masks keep the process on the PUs of its job, and one of its masks allows other PUs.
+    /// - No cpuset but only affinity masks keep the process on the PUs of its job, and the mask of one of its
+    ///   threads contains other PUs.
     #[must_use]
     pub fn full_scan_request(&self) -> ScanRequest {
         ScanRequest { idle_watch: self.idle_watch(), ..self.scan_request(true) }
     }
 
-    /// Returns the request for the periodic scan (key `rescan_interval`), which also reads processes that
-    /// belong to no job. At least one periodic scan in eight reads every process. The others read only
-    /// processes that may have changed. The caller must add the processes that were forked since the last
-    /// periodic scan to a partial request. Partial requests are counted, so the function must be called once
-    /// per periodic scan.
+    /// Returns the request for the periodic scan (config key `rescan_interval`), which also reads processes
+    /// that belong to no job. At least one periodic scan in eight reads every process (scope `Full`). The
+    /// other periodic scans read only the processes that may have changed (scope `Partial`). If the scope is
+    /// partial, the caller must add to it the processes that were forked since the last periodic scan. The
+    /// function counts the partial requests that it returns. It must therefore be called exactly once per
+    /// periodic scan.
     pub fn periodic_scan_request(&mut self) -> ScanRequest {
         if self.periodic_scans_until_full == 0 || self.full_scan_due || !self.is_settled() {
             return self.full_scan_request();
@@ -119,8 +124,8 @@ impl WardenState {
         }
     }
 
-    /// Returns the pids of the processes that belong to a job, and the pids of the processes whose original
-    /// masks are being restored.
+    /// Returns the pids of the processes that belong to a job, and the pids of the processes in
+    /// [`WardenState::processes_to_restore`].
     #[must_use]
     pub fn tracked_pids(&self) -> BTreeSet<Pid> {
         self.members.keys().chain(self.processes_to_restore.keys()).copied().collect()

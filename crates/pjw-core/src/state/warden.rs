@@ -20,9 +20,10 @@ use crate::terms::{
     ProcessEvent, ReleasedMasks, Warning,
 };
 
-/// The state of the daemon: the machine, the jobs, the PUs granted to them, and the processes. The daemon
-/// scans the machine, decides which changes are necessary, and makes these changes. The state is kept from
-/// one such cycle to the next. Facts about a process are removed when no later decision can need them.
+/// The state of the daemon: the machine, the jobs, the PUs granted to the jobs, and the processes. The daemon
+/// repeats these steps: scan the machine, decide which changes are necessary, make the changes. The state is
+/// kept from one repetition to the next. Facts about a process are removed when no later decision can need
+/// them.
 #[derive(Debug, Clone)]
 pub struct WardenState {
     /// The cores, caches, NUMA nodes and packages of the machine.
@@ -37,11 +38,12 @@ pub struct WardenState {
     pub members: Members,
     /// The processes for which pjw must restore the original affinity masks (the masks before pjw changed
     /// them), by pid. A process enters this map when its job ends, or when a command (`pjwctl release`)
-    /// releases the job. The processes in `excluded_pids` are in this map too, although they belong to no
-    /// job. An entry is removed when a full scan has shown that the original masks are in force.
+    /// releases its job. The map also contains the processes in `kept_off_pids`, which belong to no job. A
+    /// process is removed from the map when a full scan has shown that its original masks are in force.
     pub processes_to_restore: BTreeMap<Pid, Member>,
-    /// The pids of the processes that belong to no job and that pjw keeps off the PUs of all jobs. These
-    /// processes are also in `processes_to_restore`, so that pjw can later restore their original masks.
+    /// The pids of the processes that belong to no job and that pjw keeps off the PUs of all jobs by affinity
+    /// masks. These processes are also in `processes_to_restore`, because pjw restores their original masks
+    /// later.
     pub kept_off_pids: BTreeSet<Pid>,
     /// The cgroups of jobs, by path, each as the last scan that read it found it. These are the cgroups that
     /// batch systems made for jobs, and the cgroups of pjw's cpusets.
@@ -51,31 +53,31 @@ pub struct WardenState {
     /// The affinity masks that were read from the journal, by thread. The map contains only threads that no
     /// scan has read since the daemon started.
     pub recorded_masks: BTreeMap<ThreadId, MaskEntry>,
-    /// For each job that ended or was released: the affinity masks that threads of the job had at that moment
-    /// because of pjw. A process that was forked during the release may still have one of these masks. An
-    /// entry is removed after a full scan has found no such process. The entries include jobs that an earlier
-    /// run of the daemon released.
+    /// For each job that ended or was released: the affinity masks that pjw had given to the threads of the
+    /// job until then. A process that was forked during the release may have inherited one of these masks,
+    /// and may still have it. The entry of a job is removed when a full scan has shown that no process has
+    /// such a mask. Jobs that an earlier run of the daemon released are included.
     pub released_masks: BTreeMap<JobId, ReleasedMasks>,
     /// Whether journal records of an earlier run of the daemon were lost. The next full scan then searches
     /// for processes whose affinity masks the earlier run may have set, and sets this field to false.
     pub has_lost_records: bool,
-    /// Processes that belong to no job, each with its affinity mask. An earlier run of the daemon may have
-    /// set this mask, but no journal record describes the change.
+    /// Processes that belong to no job and have an affinity mask that an earlier run of the daemon may have
+    /// set, each with this mask. No journal record says whether the earlier run set the mask.
     pub masks_of_unknown_origin: BTreeMap<ProcessId, CpuSet>,
     /// The online PUs, now and in the past.
     pub(crate) online: History<CpuSet>,
     /// The warnings about each job, as of the last time that the job was planned.
     pub(crate) warnings: BTreeMap<JobId, Vec<Warning>>,
-    /// The descent of processes, as the kernel's fork events describe it. From it follows which processes
-    /// were forked by processes of jobs.
+    /// The descent of processes, as reported by the fork events of the kernel. It shows which processes were
+    /// forked by processes of jobs.
     pub lineage: Lineage,
     /// The jobs and processes about which pjw must decide again after the next scan, even if that scan shows
     /// no change of them.
     pub dirty: DirtySet,
-    /// The number of partial periodic scans before the next full one. A periodic scan is the scan that also
-    /// reads processes outside jobs (key `rescan_interval`). A partial periodic scan reads only processes
-    /// that may have changed, and a full one reads every process. If the number is 0, the next periodic scan
-    /// is full, and pjw decides about all jobs again. After that scan, the number is 7.
+    /// The number of partial periodic scans that pjw makes before the next full periodic scan. A periodic
+    /// scan (config key `rescan_interval`) also reads processes outside jobs. A partial periodic scan reads
+    /// only processes that may have changed. A full periodic scan reads every process. If the number is 0,
+    /// the next periodic scan is full, and pjw decides about all jobs again. The number is then set to 7.
     pub periodic_scans_until_full: u32,
     /// Whether the next periodic scan (the scan that also reads processes outside jobs) must read every
     /// process. True if process events may have been lost or a scan was incomplete, so that a process may be
@@ -92,9 +94,9 @@ pub struct WardenState {
     pub(crate) affinity_requesters: AffinityRequesters,
     /// The number of affinity attempts of each job that were reported in the current minute.
     pub(crate) attempts: BTreeMap<JobId, ReportedCount>,
-    /// The time since which pjwd has read every fork event of the kernel, in ns since boot. For each process
-    /// that was forked after this time, the parent is known. `None` if fork events are not monitored or are
-    /// being lost.
+    /// The time since which pjwd has received every fork event of the kernel, in ns since boot. pjwd knows
+    /// the parent of each process that was forked after this time. `None` if pjwd does not receive fork
+    /// events, or if fork events are being lost.
     pub fork_events_complete_since: Option<Nanos>,
     /// The idle processes of each job, by group.
     pub(crate) idle_groups: BTreeMap<JobId, Vec<Arc<IdleGroup>>>,
@@ -195,12 +197,14 @@ impl WardenState {
         self.cpusets.may_hide_mask(cgroup, is_cut, read_at)
     }
 
-    /// Returns the PU to which pjw pinned the thread `tid` of the process `member`. `None` in each of these
-    /// cases:
+    /// Returns the PU to which pjw pinned the thread `tid` of the process `member`: pjw chose this PU, and
+    /// restricted the thread to it. Returns `None` in each of these cases:
     ///
-    /// - The thread is not restricted to one PU, or not by a request of pjw.
-    /// - pjw restricted the thread to one PU only because the program had bound the thread to one PU. This
-    ///   PU, or the PU of the job that takes its place, is no pin.
+    /// - No scan has read the thread or its mask, or the job holds no PUs.
+    /// - The effective mask of the thread is not a single PU.
+    /// - pjw did not request this mask.
+    /// - The program had bound the thread to one PU. pjw then restricted the thread to this PU, or to the PU
+    ///   of the job that takes its place. This is a binding by the program, not a pin by pjw.
     #[must_use]
     pub fn pinned_pu_of(&self, member: &Member, tid: Tid) -> Option<Pu> {
         let thread = member.threads.get(&tid)?;
@@ -224,8 +228,10 @@ impl WardenState {
     }
 
     /// Returns the masks that were requested for a thread, and the mask that pjw restores later. Returns
-    /// `None` if the mask of the thread was not read yet. Also `None` if the process of the thread neither
-    /// belongs to a job nor waits for its original masks to be restored.
+    /// `None` in each of these cases:
+    ///
+    /// - The mask of the thread has not been read.
+    /// - The process of the thread neither belongs to a job nor is in `processes_to_restore`.
     #[must_use]
     pub fn mask_entry(&self, id: &ThreadId) -> Option<&MaskEntry> {
         let member = self.tracked(id.process.pid).filter(|member| member.id == id.process)?;
@@ -336,9 +342,9 @@ impl WardenState {
         }
     }
 
-    /// Records that pjw changed the mask of a new thread, as planned in `action`, while fork(2) may still
-    /// have been creating the thread. At its end, fork(2) may give the thread the mask of its parent once
-    /// more.
+    /// Records that pjw changed the mask of a new thread, as planned in `action`, while the call of fork(2)
+    /// that creates the thread may not have been complete. When such a call completes, the kernel may give
+    /// the thread the mask of its parent again. Therefore, the recorded mask counts as uncertain.
     pub fn record_mask_applied_during_fork(&mut self, action: &MaskAction) {
         if let Some(entry) = self.mask_mut(&action.thread) {
             entry.add_inherited_requests_again();

@@ -115,9 +115,10 @@ pub struct JobCpuset {
     pub spec: CpusetSpec,
 }
 
-/// A cgroup that existed when the daemon started, at a path where the daemon creates the cgroups of jobs. An
-/// earlier run of the daemon created the cgroup. The journal may not contain it: it is then a leftover
-/// cgroup. All fields except `path` are read from extended attributes that the earlier run set on the cgroup.
+/// A cgroup that existed when the daemon started, at a path where this daemon creates the cgroups of jobs. An
+/// earlier run of the daemon created the cgroup. The journal usually contains the cgroup. If not, the daemon
+/// decides whether a job gets the PUs of the cpuset, or the cgroup is removed. `owner` and `origin_cgroup`
+/// are read from extended attributes that the earlier run set on the cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftoverCpuset {
     /// The path of the cgroup relative to the mount point of the cpuset hierarchy.
@@ -126,18 +127,19 @@ pub struct LeftoverCpuset {
     /// such attribute: the kernel does not support extended attributes on cgroups, or the earlier run had
     /// begun to remove the cpuset.
     pub owner: Option<Uid>,
-    /// The path of the cgroup from which all processes of this cgroup were moved here, from an extended
-    /// attribute. `None` if the path is unknown, or if the processes came from several cgroups.
+    /// The path of the cgroup that contained the processes before the earlier run moved them into this
+    /// cgroup, from an extended attribute. `None` if the path is unknown, or if the processes came from
+    /// several cgroups.
     pub origin_cgroup: Option<String>,
 }
 
-/// One planned change of a job's cpuset. Either the cpuset is created, widened or removed, or a process is
-/// moved into or out of the cpuset.
+/// One planned change of a job's cpuset: the cpuset is created, gets other settings, loses its limits or is
+/// removed, or a process is moved into or out of the cpuset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpusetAction {
     /// The job whose cpuset changes.
     pub job: JobId,
-    /// The change: to create, widen or remove the cpuset, or to move a process.
+    /// The kind of the change, with the cpuset or the process that it changes.
     pub change: CpusetChange,
     /// Whether pjw had made this change before, and another program undid it.
     pub is_repair: bool,
@@ -181,11 +183,13 @@ impl CpusetAction {
     }
 }
 
-/// The kind of a planned change of a job's cpuset: create the cpuset, move a process into it, move a process
-/// back, widen the cpuset to all PUs, or remove it.
+/// The kind of a planned change of a job's cpuset: create the cpuset or write its settings, move a process
+/// into the cpuset, move a process back to its earlier cgroup, remove the limits of the cpuset, or remove the
+/// cpuset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpusetChange {
-    /// Creates the cgroup if it does not exist, and writes the settings. Repeating the change has no effect.
+    /// Creates the cgroup if it does not exist, and writes the settings of the cpuset. Repeating the change
+    /// has no effect. Also used to change the settings of an existing cpuset.
     Create {
         /// The cpuset to create, with the path of its cgroup and its settings.
         job_cpuset: JobCpuset,
@@ -219,16 +223,17 @@ pub enum CpusetChange {
         /// The cpuset whose limits are removed.
         job_cpuset: JobCpuset,
     },
-    /// Removes the cgroup of the cpuset. Refused if the cgroup still contains processes; the cgroup then
-    /// stays, without limits.
+    /// Removes the cgroup of the cpuset. If the cgroup still contains processes, the kernel refuses the
+    /// removal. The cgroup then stays, without limits on its PUs and memory.
     Remove {
         /// The cpuset to remove.
         job_cpuset: JobCpuset,
     },
 }
 
-/// The result of carrying out a [`CpusetAction`] (a change of a job's cpuset). The change was made, the
-/// kernel or systemd refused it, the process or cgroup no longer exists, or the change takes long.
+/// The result of carrying out a [`CpusetAction`] (a change of a job's cpuset). Either the change was made, or
+/// the kernel or systemd refused the change, or the process or cgroup no longer exists, or the change is
+/// still being made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpusetOutcome {
     /// The change was made.
@@ -244,7 +249,8 @@ pub enum CpusetOutcome {
         /// The error and the remedy, in one sentence for users.
         reason: String,
     },
-    /// The change is not complete after the time that the caller wanted to wait. The node goes on with it, and
-    /// reports the outcome later ([`crate::ports::Node::take_finished_cpuset_changes`]).
+    /// The change was not complete after the time that the caller wanted to wait. The change continues in the
+    /// background. [`crate::ports::Node::take_finished_cpuset_changes`] returns its outcome when it is
+    /// complete.
     Delayed,
 }

@@ -24,11 +24,12 @@ pub enum EventKind {
     /// A thread of a job requested an affinity mask with PUs outside the job's cores, or a scan read such a
     /// mask.
     Violation,
-    /// A process belongs to no job although its user has a job on this machine, or a process was moved out of
-    /// the cpuset of its job.
+    /// A process belongs to no job although the user of the process has a job on this machine. Also used if a
+    /// process of a job was moved out of the cpuset of the job.
     Stray,
-    /// pjw restored a mask, a cpuset or the cgroup of a process after another program had changed it. Also,
-    /// pjw lifted the binding of threads to PUs on which too many busy threads were bound.
+    /// pjw restored an affinity mask, a cpuset or the cgroup of a process after another program had changed
+    /// it. Also used if pjw gave other PUs to threads that their program had bound to PUs with too many busy
+    /// threads.
     Repaired,
     /// A command of a client to change a job was refused.
     Refused,

@@ -180,10 +180,10 @@ impl<'de> Deserialize<'de> for JobId {
     }
 }
 
-/// The priority class of a job. At present only the class `Guaranteed` has an effect: a defragmentation does
-/// not move such a job to other cores. A defragmentation (`pjwctl defrag`, for administrators) moves jobs so
-/// that the cores of each job are close together and larger requests fit. A job of any class can lose cores
-/// that a batch system grants to another job.
+/// The priority class of a job. Only the class `Guaranteed` has an effect: a defragmentation does not move a
+/// job of this class to other cores. A defragmentation (`pjwctl defrag`, for administrators) moves jobs so
+/// that the cores of each job are close together and larger requests fit. A job of any class, even
+/// `Guaranteed`, can lose cores that a batch system grants to another job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PriorityClass {
@@ -217,16 +217,17 @@ pub enum Placement {
 pub enum CpuRequest {
     /// This number of whole cores.
     Cores(u32),
-    /// This number of PUs, the unit of Slurm on machines with SMT. It is rounded up to whole cores, unless
-    /// the setting `share_smt` is on.
+    /// This number of PUs (logical CPUs). Slurm counts in PUs on machines with SMT. pjw rounds the number up
+    /// to whole cores, unless the config key `share_smt` is on.
     Pus(u32),
     /// Exactly these PUs.
     Exactly(CpuSet),
 }
 
 impl CpuRequest {
-    /// Returns the number of cores that this request needs on the machine with this topology. If cores of the
-    /// machine differ in their number of PUs, the result for a number of PUs is an upper bound.
+    /// Returns the number of cores that this request needs on the machine with the given topology. For a
+    /// number of PUs, the result may be too high if the cores of the machine have different numbers of PUs:
+    /// the request may then fit on fewer cores.
     #[must_use]
     pub fn core_count(&self, topology: &Topology) -> u32 {
         match self {
@@ -295,9 +296,13 @@ pub struct Grant {
     pub cpus: CpuSet,
     /// Who chose the PUs: pjw or the batch system.
     pub granted_by: GrantedBy,
-    /// Whether other jobs may hold some of the PUs too. True if pjw granted PUs of other jobs because of the
-    /// setting `on_exhausted = "share"`. Also true if a batch system chose PUs that another job holds or that
-    /// are reserved for the system. The pool of PUs then names only one of the jobs as the holder of a PU.
+    /// Whether other jobs or the system may hold some of the PUs too. True in each of these cases:
+    ///
+    /// - pjw granted PUs of other jobs because of the setting `on_exhausted = "share"`.
+    /// - A batch system chose PUs that another job holds, or PUs that are reserved for the system.
+    ///
+    /// The pool of PUs ([`PuPool`](crate::state::pool::PuPool)) records only one holder for each of these
+    /// PUs.
     pub shared: bool,
     /// Whether the grant may contain only some PUs (SMT siblings) of a core, so that another job may hold the
     /// others. True in each of these cases:
@@ -322,11 +327,11 @@ pub struct Grant {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Lifetime {
-    /// The job ends with its last process. Used for jobs of `pjwctl run` and `pjwctl assign --pid`, and for
-    /// jobs of batch systems.
+    /// The job ends when its last process has ended. This is the lifetime of jobs of batch systems and of
+    /// jobs that `pjwctl run` or `pjwctl assign --pid` created.
     Members,
-    /// The job was created before its processes. It keeps its cores until it is released or the reservation
-    /// times out.
+    /// The job is a reservation: it was created before it had processes. It keeps its cores until a command
+    /// releases the job, or until the reservation times out.
     Reservation,
 }
 
@@ -356,8 +361,9 @@ pub struct Job {
     /// The UTC time at which pjw detected or created the job. The job may have started or got its PUs at
     /// another time.
     pub since: UnixMillis,
-    /// The time since which the job has had no process, in ns since boot. `None` while it has processes. A
-    /// reservation ends if it has had no process for the `reservation_timeout` of the policy.
+    /// The time since which the job has had no process, in ns since boot. `None` while the job has processes.
+    /// A reservation (see [`Lifetime`]) ends if it has had no process for the time `reservation_timeout` of
+    /// the policy.
     #[serde(default)]
     pub empty_since: Option<Nanos>,
     /// Whether a command (`pjwctl release`) released the job while its batch system still runs the job. pjw
@@ -391,16 +397,16 @@ impl Job {
         }
     }
 
-    /// Returns the grant of the job (the PUs that it holds) if pjw restricts the job's threads to these PUs.
-    /// Returns `None` if the job holds no PUs, or if a command released the job while its batch system still
-    /// runs it.
+    /// Returns the grant of the job (the PUs that the job holds) if pjw restricts the threads of the job to
+    /// these PUs. Returns `None` if the job holds no PUs. Also `None` if a command released the job while its
+    /// batch system still runs the job.
     #[must_use]
     pub fn active_grant(&self) -> Option<&Grant> {
         self.grant.as_ref().filter(|_| !self.released)
     }
 
-    /// Returns the grant of the job if `granted_by` (pjw or the batch system) chose its PUs. Returns `None`
-    /// if the job has no grant, or if the other of the two chose the PUs.
+    /// Returns the grant of the job if its PUs were chosen by `granted_by` (pjw or the batch system). Returns
+    /// `None` if the job has no grant, or if the PUs were not chosen by `granted_by`.
     #[must_use]
     pub fn grant_by(&self, granted_by: GrantedBy) -> Option<&Grant> {
         self.grant.as_ref().filter(|grant| grant.granted_by == granted_by)

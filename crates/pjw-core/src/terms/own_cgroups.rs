@@ -88,10 +88,10 @@ impl OwnCgroupNames {
         self.path_for_name(&directory_name(job), cgroup_owner, isolated)
     }
 
-    /// Returns the path of a cgroup with the name `job`, in the same place as the cgroups of jobs (see
-    /// [`OwnCgroupNames::job_path`]). `job` is the text of the name, not a job id. Used for the cgroup with
-    /// which the daemon tests the support for cpusets. A name with a `-` differs from the names of the
-    /// cgroups of all jobs.
+    /// Returns the path that [`OwnCgroupNames::job_path`] would return for a cgroup whose name, without the
+    /// prefix of the daemon, is the text `job`. `job` need not be a job id. The daemon uses such a path for
+    /// the cgroup with which it tests the support for cpusets. If `job` contains a `-`, the path differs from
+    /// the paths of the cgroups of all jobs.
     #[must_use]
     pub fn path_for_name(&self, job: &str, cgroup_owner: CgroupCreator, isolated: bool) -> String {
         let name = &self.name;

@@ -19,9 +19,9 @@ pub struct Plan {
 pub struct MaskAction {
     /// The purpose of the change, such as to confine or to restore.
     pub kind: MaskActionKind,
-    /// The job for which the mask changes. If the original mask is restored, the job to which the thread
-    /// belongs or belonged. If the thread is kept off the cores of all jobs, one of the jobs of the thread's
-    /// user.
+    /// The job for which the mask changes. Usually the job to which the thread belongs. If pjw restores the
+    /// original mask, it is the job to which the thread belongs or belonged. If pjw keeps a thread of no job
+    /// off the cores of all jobs, it is one of the jobs of the user of the thread.
     pub job: JobId,
     /// The thread whose mask changes.
     pub thread: ThreadId,
@@ -29,10 +29,10 @@ pub struct MaskAction {
     pub current_mask: CpuSet,
     /// The effective mask that the thread should have after the change.
     pub target_mask: CpuSet,
-    /// The mask to pass to sched_setaffinity(2). Usually it is `target_mask`. It may be every PU of the
-    /// machine instead, if the kernel reduces this request to `target_mask`. This is so if `target_mask`
-    /// contains every online PU or is the whole cpuset of the job. The thread then follows later changes of
-    /// its cpuset, and can run on PUs that come online later.
+    /// The mask to pass to sched_setaffinity(2). Usually `target_mask`. If `target_mask` contains every
+    /// online PU, or is the whole cpuset of the job, `requested_mask` is every PU of the machine. The kernel
+    /// then reduces the requested PUs to `target_mask`. The advantage: if the cpuset or the online PUs change
+    /// later, the kernel changes the effective mask of the thread too.
     pub requested_mask: CpuSet,
     /// The reason for the change, in one sentence for users.
     pub why: String,
@@ -72,9 +72,8 @@ pub enum MaskActionKind {
     Pin,
     /// A pinned thread is no longer restricted to one PU, and may use the grant again.
     Float,
-    /// A busy thread gets other PUs of the grant, although its program bound the thread to some PUs of the
-    /// grant. The reason is that too many busy threads are bound to these PUs while other PUs of the grant
-    /// are idle.
+    /// pjw gives a busy thread other PUs of the grant than the PUs to which its program bound the thread. The
+    /// reason is that too many busy threads are bound to the same PUs while other PUs of the grant are idle.
     Unbind,
     /// A thread that belongs to no job is kept off the cores of jobs.
     KeepOff,

@@ -26,8 +26,8 @@ pub enum OnExhausted {
     /// The request is refused.
     #[default]
     Refuse,
-    /// The job gets cores that another job holds too. Only with this value does pjw itself choose PUs of
-    /// another job. Grants that batch systems chose may overlap with any value.
+    /// The job gets cores that another job holds too. With the other two values, pjw never chooses PUs of
+    /// another job. With any value, the grants that batch systems chose may overlap.
     Share,
     /// The request is accepted, and the job gets cores when enough cores are free.
     Wait,
@@ -78,10 +78,10 @@ pub struct Policy {
     pub cpuset_support: CpusetSupport,
     /// The names of the cgroups that this daemon creates for jobs.
     pub own_cgroups: OwnCgroupNames,
-    /// The batch systems whose job cpusets pjw may narrow, so that a job's cpuset contains only the PUs that
-    /// pjw granted to the job. Each of these batch systems makes a cgroup with a cpuset for each job. If it
-    /// writes PUs to this cpuset, it does so only to grant these PUs to the job. The grant by the batch
-    /// system then takes the place of pjw's grant.
+    /// The batch systems whose job cpusets pjw may narrow: pjw may reduce the PUs of a cpuset that the batch
+    /// system made for a job to the PUs that pjw granted to the job. Only batch systems that make a cgroup
+    /// with a cpuset for each job are included. If such a batch system writes PUs to the cpuset of a job, it
+    /// grants these PUs to the job. The grant by the batch system then replaces the grant by pjw.
     pub narrowable_sources: BTreeSet<JobSource>,
     /// The pid of pjwd itself, which never belongs to a job. `None` if pjwd is not a process of the scanned
     /// machine, as in simulations.
@@ -89,16 +89,18 @@ pub struct Policy {
     /// The only user whose processes pjw may change: the user of the daemon, if that is not root. `None` if
     /// the daemon runs as root, so that it may change the processes of all users.
     pub only_user: Option<Uid>,
-    /// The demand from which on a thread becomes hot, in permille of one PU. The demand is the smoothed share
-    /// of time in which the thread runs or waits for a PU. A hot thread is a thread with a high demand; pjw
-    /// may pin it to one PU.
+    /// The demand at or above which a thread becomes hot, that is, so busy that pjw may pin it to one PU. The
+    /// unit is permille of one PU. The demand of a thread is the smoothed share of time in which the thread
+    /// runs or waits for a PU.
     pub hot_permille: u32,
-    /// The demand at or below which a hot thread (a thread with a high demand) is no longer hot, in permille
-    /// of one PU. It is lower than `hot_permille`. So a thread with a demand near one limit does not
-    /// alternate between hot and not hot.
+    /// The demand at or below which a hot thread (a thread so busy that pjw may pin it to one PU) is no
+    /// longer hot, in permille of one PU. The demand of a thread is the smoothed share of time in which the
+    /// thread runs or waits for a PU. `cold_permille` is lower than `hot_permille`: a thread with a slightly
+    /// varying demand then does not alternate between hot and not hot.
     pub cold_permille: u32,
-    /// The weight of the newest reading in the smoothed demand of a thread, in permille. The rest is the
-    /// weight of the demand before. With 1000, the demand is not smoothed; a small value smooths strongly.
+    /// The weight of the newest reading in the smoothed demand of a thread, in permille. The new demand is
+    /// the weighted mean of the newest reading and the demand before this reading. With 1000, the demand is
+    /// not smoothed. With a small value, the demand changes slowly.
     pub smoothing_permille: u32,
     /// Whether pjw restricts each hot thread (a thread that runs or waits for a PU most of the time) to one
     /// PU.

@@ -37,14 +37,15 @@ pub trait Node {
     /// [`MaskOutcome::Gone`] if the thread no longer exists, even if another thread has the same tid now.
     fn change_mask(&mut self, action: &MaskAction) -> MaskOutcome;
 
-    /// Makes one change of a job's cpuset, as planned in `action`, and reads the new state of the cpuset
-    /// back. The changes are made in the order of the calls. Returns [`CpusetOutcome::Delayed`] if the change
-    /// takes longer than about `max_wait`. A node that can't make changes in the background returns when the
-    /// change is complete.
+    /// Makes one change of a job's cpuset, as planned in `action`, and reads the new state of the cpuset.
+    /// Several changes are made in the order of the calls. Returns [`CpusetOutcome::Delayed`] if the change
+    /// is not complete after about `max_wait`. An implementation that can't make changes in the background
+    /// ignores `max_wait` and returns when the change is complete.
     fn change_cpuset(&mut self, action: &CpusetAction, max_wait: Duration) -> CpusetOutcome;
 
-    /// Returns the delayed changes of cpusets that are complete by now, with their outcomes, in the order of the calls of
-    /// [`Node::change_cpuset`]. Each change is returned once.
+    /// Returns the changes of cpusets for which [`Node::change_cpuset`] returned [`CpusetOutcome::Delayed`]
+    /// and that are complete. Each change is returned once, with its outcome. The changes are in the order of
+    /// the calls of [`Node::change_cpuset`].
     fn take_finished_cpuset_changes(&mut self) -> Vec<(CpusetAction, CpusetOutcome)> {
         Vec::new()
     }

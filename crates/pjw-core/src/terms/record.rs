@@ -39,8 +39,8 @@ pub enum CpusetRecord {
         /// The path of the cgroup of the cpuset.
         to: String,
     },
-    /// The cgroup to which pjw moves a process back if neither the process nor an ancestor has a `Moved`
-    /// record. It is the cgroup from which pjw moved the first process into the cpuset.
+    /// The cgroup from which pjw moved the first process into the cpuset. pjw moves a process back to this
+    /// cgroup if the journal has no record `Moved` for the process or for one of its ancestors.
     Origin {
         /// The path of the cgroup of the cpuset.
         path: String,
@@ -59,35 +59,36 @@ pub struct Membership {
     pub job: JobId,
     /// The evidence that the process belongs to the job.
     pub evidence: Evidence,
-    /// The affinity mask that the job inherited from outside. See
-    /// [`crate::state::members::Member::inherited_mask`].
+    /// The affinity mask with which the processes of the job began: the mask of the nearest ancestor process
+    /// that belongs to no job. `None` if unknown. See [`crate::state::members::Member::inherited_mask`].
     #[serde(rename = "inherited")]
     pub inherited_mask: Option<CpuSet>,
-    /// The time of the first scan that read the process, in ns since boot. See
-    /// [`crate::state::members::Member::first_seen`].
+    /// The time of the first scan that read the process, in ns since boot. `None` if the record does not
+    /// contain the time. See [`crate::state::members::Member::first_seen`].
     #[serde(default, rename = "met")]
     pub first_seen: Option<Nanos>,
 }
 
-/// The affinity masks that threads of a job had because of pjw at the moment when the job ended or a command
-/// released the job. A process that was forked before the mask of its parent was restored, and that no scan
-/// has read, may still have such a mask.
+/// The affinity masks that pjw had given to the threads of a job by the time when the job ended or a command
+/// released the job. A process that inherited such a mask from its parent, before pjw restored the mask of
+/// the parent, may still have the mask if no scan has read the process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReleasedMasks {
     /// The job that ended or was released.
     pub job: JobId,
     /// The user ids of the job's owner and of the processes of the job.
     pub users: BTreeSet<Uid>,
-    /// The masks that the threads of the job had because of pjw. Each is paired with the mask that pjw restores
-    /// in its place.
+    /// The masks that pjw had given to the threads of the job. Each mask is stored together with the original
+    /// mask, which pjw restores.
     pub masks: BTreeSet<ReleasedMask>,
     /// The earliest time at which a process can have had one of these masks, in ns since boot. It is the time
-    /// of the grant, or the time of pjw's first mask request if that is earlier.
+    /// of the grant or the time of pjw's first mask request for the job, whichever is earlier.
     pub since: Nanos,
     /// The time at which the job ended or was released, in ns since boot.
     pub released_at: Nanos,
-    /// The time of the last decision for which a process of the job was still to be restored, in ns since boot. A fork that
-    /// copied one of the masks began before that. `None` before the first decision of a daemon that read the record.
+    /// The last time at which a process of the job was still waiting for pjw to restore its original mask, in
+    /// ns since boot. Every fork that copied one of the masks to a child began before this time. `None` if
+    /// the record was read from the journal and the daemon has made no decision since.
     #[serde(skip)]
     pub restored_at: Option<Nanos>,
 }
@@ -106,11 +107,12 @@ impl ReleasedMasks {
     }
 }
 
-/// An affinity mask that threads of a job had because of pjw when the job ended or was released.
+/// An affinity mask that pjw had given to threads of a job by the time when the job ended or was released,
+/// and the mask that pjw restores instead.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ReleasedMask {
-    /// The mask at the release: the mask that pjw had requested, or the PUs to which the cpuset of the job
-    /// had reduced the requested mask.
+    /// The mask that the threads had at the release. It is the mask that pjw had requested, or only those PUs
+    /// of the requested mask that the cpuset of the job contains.
     pub set: CpuSet,
     /// The original mask, which pjw restores: the mask of the thread before pjw changed it.
     pub before: CpuSet,
@@ -128,16 +130,16 @@ pub enum Record {
     Ended(JobId),
     /// The process belongs to the job from now on.
     Joined(Membership),
-    /// The process does not belong to the job, and pjw is to restore the original affinity masks of the
-    /// process. Written for these processes:
+    /// The process does not belong to the job, and pjw is going to restore the original affinity masks of the
+    /// process (the masks before pjw changed them). Written for these processes:
     ///
-    /// - A process that belonged to the job.
-    /// - A child that was forked before pjw had restored the mask of its parent, which had belonged to the
-    ///   job.
-    /// - A process of no job that pjw keeps off the cores of all jobs. The job is then one of the jobs of its
-    ///   user.
+    /// - A process that belonged to the job until this record.
+    /// - A process that was forked by a process that had belonged to the job, before pjw had restored the
+    ///   mask of the parent.
+    /// - A process that belongs to no job and that pjw keeps off the cores of all jobs. The job in the record
+    ///   is then one of the jobs of the user of the process.
     ///
-    /// The job may have ended since, and another job may have the same id now.
+    /// The job may have ended since the record was written, and another job may have the same id.
     Left(Membership),
     /// pjw is about to set the affinity mask of a thread, or to store the present mask of a thread in the
     /// journal.

@@ -5,12 +5,14 @@ use thiserror::Error;
 use crate::basics::{CpuSet, Pid, Pu, Uid, cpus_are, prelude::*};
 use crate::terms::job::{JobId, JobSource};
 
-/// What the numbers of a refusal count.
+/// The unit of the numbers in a [`Refusal`], such as the numbers of requested and of free CPUs: whole cores
+/// or single PUs (logical CPUs).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CpuUnit {
     /// Whole cores.
     Core,
-    /// PUs that are given out one by one: PUs were requested, and the policy has `share_smt`.
+    /// Single PUs. Used if the request is for a number of PUs and the config key `share_smt` is on, so that
+    /// pjw grants single PUs instead of whole cores.
     Pu,
 }
 
@@ -67,9 +69,11 @@ pub enum Refusal {
         free: u32,
         /// The PUs of the free cores, or the free PUs.
         free_cpus: CpuSet,
-        /// The number that the job itself holds. A request for more keeps them.
+        /// The number of cores or PUs that the job itself already holds. They count towards the requested
+        /// number.
         held: u32,
-        /// The largest number in one L3 that are free or held by the job.
+        /// The largest number of cores or PUs with the same L3 cache that are free or that the job already
+        /// holds.
         max_cores_in_one_l3: u32,
     },
     /// The request needs more cores than are free now. It is refused although `on_exhausted = "wait"`:

@@ -78,12 +78,14 @@ pub enum Observed<T> {
     Gone,
 }
 
-/// A process, as a scan read it. Rarely changing facts are `None` if they are unchanged since the last scan.
+/// A process, as a scan read it. The fields `attributes` and `job_marks` rarely change, and are `None` if
+/// they are unchanged since the last scan. `threads` is `None` if the scan did not read the threads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
     /// The pid and the start time of the process.
     pub id: ProcessId,
-    /// The pid of the parent. If the parent has ended, this is 1 or the pid of a subreaper.
+    /// The pid of the parent process. If the parent has ended, the pid of the process that adopted this
+    /// process: process 1 or a subreaper (prctl(2), `PR_SET_CHILD_SUBREAPER`).
     pub parent: Pid,
     /// The id of the process group (setpgid(2)).
     pub process_group: Pid,
@@ -110,10 +112,10 @@ pub struct Process {
     pub job_marks: Option<JobMarks>,
     /// The threads of the process, including the first thread. `None` if the scan did not read the threads.
     pub threads: Option<Vec<Thread>>,
-    /// The time until which the process is known to have used no CPU time, in ns since boot. It is the time
-    /// of the last check before this scan, if that check found no use of CPU time since the check before. Set
-    /// only if the scan then found that the process had used CPU time again, and read its threads. `None` in
-    /// all other cases.
+    /// The time of the last check before this scan, if this check found that the process was idle, in ns
+    /// since boot. The process is known to have used no CPU time until this time. (A check compares the CPU
+    /// time of the process with its CPU time at the previous check.) The field is set only if this scan found
+    /// that the process was no longer idle, and read the threads of the process. `None` in all other cases.
     pub idle_until: Option<Nanos>,
 }
 
@@ -146,8 +148,8 @@ pub struct Thread {
 /// environment, supplementary groups and command line.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BatchAttributes {
-    /// The lines of `/proc/PID/cgroup`, each as (controllers, path). The text of the controllers is empty for
-    /// the v2 hierarchy.
+    /// The lines of `/proc/PID/cgroup`, each as a pair: the list of controllers as text, and the path of the
+    /// cgroup. The list of controllers is empty for the v2 hierarchy.
     pub cgroups: Vec<(String, String)>,
     /// The environment variables by which jobs are recognised, with their values. Empty if the environment
     /// can't be read.
@@ -208,8 +210,9 @@ pub enum BatchRole {
     #[default]
     Ordinary,
     /// A daemon of this batch system whose children are processes of jobs (slurmstepd, res, pbs_mom and
-    /// others). The role follows only from the name of the process, which any user could choose. So pjw also
-    /// checks the user of the process.
+    /// others). pjw derives the role from the name of the process. Because any user can give this name to a
+    /// process, pjw trusts the role only if the process runs as root or as another user than the process of
+    /// the job.
     Launcher(JobSource),
     /// A helper of this batch system that runs in the cgroup of a job. The process never belongs to the job.
     Helper(JobSource),
@@ -237,9 +240,11 @@ pub enum MarkKind {
     Cgroup(String),
     /// The supplementary group that Grid Engine gave to the job, with its group id.
     SupplementaryGroup(u32),
-    /// An environment variable. Any user can set it.
+    /// An environment variable. It is the least trusted kind, because any user can set an environment
+    /// variable.
     Environment {
-        /// The unit of processes (process group or session) that the batch system creates for each job.
+        /// Whether the batch system creates a process group or a session of its own for each job. All
+        /// processes in this process group or session belong to the job.
         job_unit: JobUnit,
     },
 }
@@ -327,19 +332,18 @@ pub struct MaskProbe {
     /// The PUs (logical CPUs) that were online at the latest scan, that is, when the daemon last read
     /// processes and threads from `/proc`. The mask probe itself does not read which PUs are online.
     pub online: CpuSet,
-    /// The forked processes whose effective affinity mask differs from the mask that they should have. A
-    /// process should have the online PUs that its job holds ([`ExpectedMask`]).
+    /// The forked processes whose effective affinity mask differs from the expected mask. The expected mask
+    /// of a process ([`ExpectedMask`]) is the set of online PUs that the job of the process holds.
     pub mismatches: Vec<ForkMaskMismatch>,
 }
 
 /// A forked process whose affinity mask differs from the expected mask, with its real mask.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForkMaskMismatch {
-    /// The pid and the start time of the process. The start time is computed from the time of the fork event.
-    /// So it may differ by a clock tick (10 ms) from the start time in `/proc`.
+    /// The pid and the start time of the process. The start time is computed from the time of the fork event,
+    /// and may differ by one clock tick (10 ms) from the start time in `/proc/PID/stat`.
     pub id: ProcessId,
-    /// The effective affinity mask that the first thread of the process has, not the mask that it should
-    /// have.
+    /// The effective affinity mask of the first thread of the process, as the mask probe read it.
     pub effective_mask: CpuSet,
 }
 
@@ -390,7 +394,7 @@ pub enum ProcessEvent {
         /// The pid of the process.
         pid: Pid,
     },
-    /// A thread other than the first thread of its process exited.
+    /// A thread exited that is not the first thread of its process.
     ThreadExit {
         /// The pid of the process.
         pid: Pid,
@@ -404,8 +408,8 @@ pub enum ProcessEvent {
 pub struct ProcessEventBatch {
     /// The process events, in the order in which the kernel reported them.
     pub events: Vec<ProcessEvent>,
-    /// Whether at least one event was lost that should be in `events`. Can be true even if `events` is empty.
-    /// Also true if the events could not be read.
+    /// Whether at least one event is missing from `events`, because the kernel dropped the event or because
+    /// events could not be read. Can be true even if `events` is empty.
     pub lost: bool,
     /// Whether the kernel may still be dropping events after this batch. When the buffer for events
     /// overflows, the kernel drops all new events until the daemon has read the whole buffer.

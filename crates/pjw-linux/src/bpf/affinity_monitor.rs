@@ -85,11 +85,12 @@ impl AffinityMonitor {
     }
 
     /// Removes the reported calls of sched_setaffinity(2) from the ring buffer that the BPF program fills,
-    /// and returns them. Does not wait. A call that is reported meanwhile may be returned only the next time.
+    /// and returns the removed calls. Does not wait. A call that the BPF program reports while this function
+    /// runs is returned either by this function call or by the next one.
     ///
-    /// The ring buffer is shared memory, so reading it needs no system call. If at least half of the buffer
-    /// was filled, calls may have been lost. Only then this function makes a system call (bpf(2)), which
-    /// reads the number of lost calls.
+    /// This function reads the ring buffer without a system call, because the buffer is shared memory. The
+    /// BPF program loses calls while the buffer is full. If the removed calls filled at least half of the
+    /// buffer, this function also reads the number of lost calls, with the system call bpf(2).
     pub fn drain_requests(&mut self) -> DrainedRequests {
         let mut drained = DrainedRequests::default();
         let mut read = 0;

@@ -117,12 +117,13 @@ pub enum TaskScanError {
     /// A system call or an access to a BPF map failed. The field has the failed step and its error.
     #[error("the task scan stopped ({0}): this scan uses /proc")]
     Kernel(BpfStepError),
-    /// The scope of the scan names more than [`MAX_SCANNED_PROCESSES`] processes.
+    /// The set of processes in the scope of the scan ([`TaskScope`](super::TaskScope)) has more than
+    /// [`MAX_SCANNED_PROCESSES`] elements.
     #[error(
         "a pass over {processes} processes exceeds the task scan's maximum of {MAX_SCANNED_PROCESSES}: this scan uses /proc"
     )]
     TooManyProcesses {
-        /// The number of processes in the scope.
+        /// The number of processes in the set.
         processes: usize,
     },
     /// The kernel returned a record that can't be parsed.

@@ -31,14 +31,15 @@ pub struct TaskRecord<'a> {
     pub pid: Pid,
     /// The same values as in `/proc/PID/task/TID/stat`, with these differences:
     ///
-    /// - The name of a kernel thread may be shorter.
+    /// - The name of a kernel thread may be shorter than in the file.
     /// - The stack address is 0 if the process has no memory map.
-    /// - The CPU time in ticks is computed from `run_ns`.
+    /// - [`Stat::run_ticks`] is computed from [`TaskRecord::run_ns`].
     pub stat: Stat,
-    /// The time for which the task has run on a PU since its start, in ns, as in `schedstat`.
+    /// The time for which the task has run on a PU since its start, in ns, as in
+    /// `/proc/PID/task/TID/schedstat`.
     pub run_ns: u64,
-    /// The time for which the task has waited on a run queue since its start, in ns, as in `schedstat`. `None` if
-    /// the kernel does not record it (`CONFIG_SCHED_INFO`).
+    /// The time for which the task has waited on a run queue since its start, in ns, as in
+    /// `/proc/PID/task/TID/schedstat`. `None` if the kernel was built without `CONFIG_SCHED_INFO`.
     pub wait_ns: Option<u64>,
     /// The real user id of the process.
     pub uid: Uid,
@@ -47,9 +48,10 @@ pub struct TaskRecord<'a> {
     /// The inode number of the task's cgroup v2 directory. It is valid even if cgroup v2 is not mounted. 0 on
     /// a kernel without cgroups.
     pub cgroup_inode: u64,
-    /// A hash of the cgroups of the process, to detect that the process moved to another cgroup. 0 for every
-    /// thread except the first one, and on a kernel without cgroups. In rare cases, a move in a v1 hierarchy
-    /// without controllers leaves the hash unchanged. Every other move changes the hash.
+    /// A hash of the cgroups of the process. If the hash differs from the hash in an earlier scan, the
+    /// process has moved to another cgroup. The reverse is not certain: in rare cases, a move in a v1
+    /// hierarchy without controllers leaves the hash unchanged. 0 for every thread except the first thread of
+    /// a process, and on a kernel without cgroups.
     pub cgroup_fingerprint: u64,
     /// The effective affinity mask, as [`crate::sys::affinity::get_mask`] reads it, in 64-bit words. The
     /// first word has the PUs 0 to 63. Trailing zero words are omitted.
@@ -82,16 +84,17 @@ pub struct TaskScanSummary {
     pub skipped_tasks: u64,
 }
 
-/// The calls of sched_setaffinity(2) that
-/// [`AffinityMonitor::drain_requests`](super::AffinityMonitor::drain_requests) removed from the ring buffer:
-/// those reported since the previous removal.
+/// The result of one call of
+/// [`AffinityMonitor::drain_requests`](super::AffinityMonitor::drain_requests): the calls of
+/// sched_setaffinity(2) that the BPF program has reported since the previous call of `drain_requests`.
 #[derive(Debug, Default)]
 pub struct DrainedRequests {
-    /// The reported calls, in the order in which the kernel reported them. These are the successful calls and
-    /// the calls that the kernel refused with `EINVAL`. The kernel does so, for example, if the mask has no
-    /// PU of the thread's cpuset. Calls that failed with another error, and calls by pjwd itself, are not
-    /// reported.
+    /// The reported calls of sched_setaffinity(2), in the order of the reports. These are the successful
+    /// calls and the calls that the kernel refused with `EINVAL`. For example, the kernel refuses a mask that
+    /// has no PU of the thread's cpuset. Calls that failed with another error are not reported. Calls by pjwd
+    /// itself are not reported either.
     pub requests: Vec<AffinityRequest>,
-    /// The number of calls since the last removal that are missing here, because the ring buffer was full.
+    /// The number of calls of sched_setaffinity(2) that are missing in [`DrainedRequests::requests`], because
+    /// the ring buffer of the BPF program was full.
     pub lost_count: u64,
 }

@@ -235,8 +235,8 @@ impl CgroupDir {
     }
 
     /// Removes the cgroup and all cgroups below it. Also succeeds if the cgroup does not exist: there is
-    /// nothing at its path, or a regular file. After an error, some of the cgroups below may already have
-    /// been removed.
+    /// nothing at its path, or there is a regular file, which stays. After an error, some of the cgroups
+    /// below may already have been removed.
     ///
     /// # Errors
     /// `EBUSY` if one of the cgroups contains a process. Otherwise the error of rmdir(2).

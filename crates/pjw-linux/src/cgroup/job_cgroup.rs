@@ -25,9 +25,12 @@ impl CgroupMounts {
     /// cpuset. `path` is as in `/proc/PID/cgroup`: relative to the root of each hierarchy. `populated_cache`
     /// speeds up the search for processes in v1 hierarchies.
     ///
-    /// Reads the v2 hierarchy and all v1 hierarchies that are mounted. The cgroup exists if it exists in at
-    /// least one of them. It contains processes if it does so in at least one of them. The cpuset comes from
-    /// the hierarchy with the cpuset controller.
+    /// Combines the states in all mounted hierarchies, v1 and v2:
+    ///
+    /// - The cgroup exists if there is a cgroup at `path` in at least one hierarchy.
+    /// - The cgroup contains processes if, in at least one hierarchy, a process is in the cgroup at `path` or
+    ///   in a cgroup below it.
+    /// - The cpuset is that of the hierarchy with the cpuset controller.
     ///
     /// Returns `None` if the state is unknown: no hierarchy is mounted, `path` is the root or lies outside
     /// this process's cgroup namespace, or a file or directory can't be read.
@@ -75,8 +78,9 @@ impl CgroupMounts {
     }
 
     /// Returns the existing directories that must be watched to detect changes of the cgroup at `path`, a
-    /// path as in `/proc/PID/cgroup`. These are its directories in the v2 hierarchy and in the v1 hierarchy
-    /// with the cpuset controller. If neither exists, its directories in the other v1 hierarchies.
+    /// path as in `/proc/PID/cgroup`. These are the directories of the cgroup in the v2 hierarchy and in the
+    /// v1 hierarchy with the cpuset controller. If neither directory exists, returns the directories of the
+    /// cgroup in the other v1 hierarchies. Empty if there are none.
     #[must_use]
     pub fn dirs_to_watch(&self, path: &str) -> Vec<PathBuf> {
         let relative = path.trim_start_matches('/');

@@ -12,11 +12,12 @@ use crate::sys::errno::{from_io, is_gone};
 /// A larger v1 directory tree counts as populated and is not searched to its end.
 const MAX_DIRECTORIES: usize = 256;
 
-/// A cache that has one process for each v1 cgroup directory. With this cache, pjwd checks at low cost
-/// whether a directory still contains a process.
+/// A cache that contains, for each v1 cgroup directory, the pid of one process in this cgroup or in a cgroup
+/// below it. pjwd uses the cache to check whether a v1 cgroup contains a process.
 ///
-/// The files of a v1 cgroup do not say whether the cgroup contains a process, and listing its processes takes
-/// time for each process. Reading `/proc/PID/cgroup` of the cached process is faster.
+/// The files of a v1 cgroup do not say whether the cgroup contains a process, and the time to list its
+/// processes grows with their number. With the cache, pjwd reads only `/proc/PID/cgroup` of the cached
+/// process.
 #[derive(Debug, Default)]
 pub struct PopulatedCache(BTreeMap<PathBuf, u32>);
 

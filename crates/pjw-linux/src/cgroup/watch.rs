@@ -70,8 +70,8 @@ impl CgroupWatch {
         self.inotify.as_ref().map(AsFd::as_fd)
     }
 
-    /// Returns whether a watched cgroup changed since the last call of [`CgroupWatch::take_changed`]. A
-    /// cgroup for which the kernel refused a watch does not count as changed here.
+    /// Returns whether a watched cgroup changed since the last call of [`CgroupWatch::take_changed`]. Unlike
+    /// `take_changed`, this function ignores the cgroups for which the kernel refused a watch.
     pub fn has_changes(&mut self) -> bool {
         self.read_events();
         !self.changed.is_empty()

@@ -123,8 +123,8 @@ impl LinuxNode {
         self.cgroup_watch.fd()
     }
 
-    /// Returns whether a watched cgroup of a job changed since the last scan. The next scan reads the changed
-    /// cgroups again.
+    /// Returns whether a watched cgroup of a job changed since the last call of [`Node::scan`]. The next scan
+    /// reads the changed cgroups again.
     pub fn has_cgroup_changes(&mut self) -> bool {
         self.cgroup_watch.has_changes()
     }
@@ -158,19 +158,23 @@ impl LinuxNode {
         requests
     }
 
-    /// Takes over [`CpusetSupport::affinity_persists`]: whether the affinity mask of a thread stays in force
-    /// when its cpuset changes. [`crate::probe`] measures this value. The other fields of `support` are
-    /// ignored. Before the first call, the value is true on Linux 6.2 and later, and false on older kernels.
+    /// Sets whether later changes of cpusets treat affinity masks as persistent: whether the mask of a thread
+    /// stays in force when the cpuset of the thread changes. The new value is the field
+    /// [`CpusetSupport::affinity_persists`] of `support`, which [`crate::probe`] determines. The other fields
+    /// of `support` are ignored. Before the first call of this function, the value depends on the kernel
+    /// version: true on Linux 6.2 and later, false on older kernels.
     ///
     /// # Errors
-    /// If `/proc` can't be opened. The thread that changes cpusets has its own descriptor of `/proc`.
+    /// If `/proc` can't be opened. The function opens `/proc` again for the changes of cpusets.
     pub fn set_cpuset_support(&mut self, support: &CpusetSupport) -> Result<(), Errno> {
         self.cpuset_changer = CpusetChanger::new(support.affinity_persists)?;
         Ok(())
     }
 
-    /// Starts a thread that changes cpusets. From then on, [`Node::change_cpuset`] does not wait longer than its
-    /// caller wants. Without the thread, it returns when the change is complete. Returns the id of the thread.
+    /// Starts a thread that makes the changes of cpusets. Returns the id of the thread. With the thread,
+    /// [`Node::change_cpuset`] waits for at most its parameter `max_wait`, and then returns
+    /// [`CpusetOutcome::Delayed`]. Without the thread, [`Node::change_cpuset`] always waits until the change
+    /// is complete.
     ///
     /// # Errors
     /// If the thread can't be started, or there is no file descriptor left.
@@ -178,14 +182,17 @@ impl LinuxNode {
         self.cpuset_changer.start_thread()
     }
 
-    /// Returns the file descriptor that poll(2) shows as readable when a delayed change of a cpuset is complete.
-    /// `None` if no change is delayed.
+    /// Returns the file descriptor that is readable (poll(2)) when a delayed change of a cpuset is complete.
+    /// A change is delayed if [`Node::change_cpuset`] returned [`CpusetOutcome::Delayed`] for the change.
+    /// `None` if there is no delayed change whose outcome has not been taken.
     #[must_use]
     pub fn cpuset_changes_fd(&self) -> Option<BorrowedFd<'_>> {
         self.cpuset_changer.fd()
     }
 
-    /// Returns whether a delayed change of a cpuset is complete. The next cycle takes it.
+    /// Returns whether a delayed change of a cpuset is complete, and its outcome has not been taken by
+    /// [`Node::take_finished_cpuset_changes`]. A change is delayed if [`Node::change_cpuset`] returned
+    /// [`CpusetOutcome::Delayed`] for the change.
     pub fn has_finished_cpuset_changes(&mut self) -> bool {
         self.cpuset_changer.has_finished()
     }

@@ -12,8 +12,9 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 use crate::cgroup::CgroupMounts;
 use crate::proc::events::{ProcEvents, ProcEventsError};
 
-/// The facilities that the kernel provides to this user: whose affinity masks can be set, and how cpusets can
-/// be used. [`probe_kernel_support`] determines them.
+/// The kernel facilities that this process may use: for which users' threads this process may set affinity
+/// masks, and in which cgroup hierarchy cpusets can be created. The value is the result of
+/// [`probe_kernel_support`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelSupport {
     /// Whether this process may set the affinity masks of threads of all users. If false, it may set only the
@@ -26,9 +27,10 @@ pub struct KernelSupport {
     pub descriptions: Vec<String>,
 }
 
-/// Determines which facilities the kernel provides to this user: whose affinity masks can be set, and how
-/// cpusets can be used. Creates a cpuset with a test process in it, and removes both again. `own_cgroups` has
-/// the names of the directories in which pjwd creates cgroups.
+/// Determines which kernel facilities this process may use: for which users' threads this process may set
+/// affinity masks, and in which cgroup hierarchy cpusets can be created. If there is such a hierarchy, this
+/// function creates a test cpuset with a test process in it, and removes both again. `own_cgroups` has the
+/// names of the directories in which pjwd creates cgroups.
 #[must_use]
 pub fn probe_kernel_support(own_cgroups: &OwnCgroupNames) -> KernelSupport {
     let can_set_all_masks = Uid::effective().is_root();
@@ -51,8 +53,10 @@ pub fn probe_kernel_support(own_cgroups: &OwnCgroupNames) -> KernelSupport {
     KernelSupport { can_set_all_masks, cpuset_support, descriptions }
 }
 
-/// Determines how cpusets can be used, or why they can't. Creates a cpuset with a test process in it, and
-/// removes both again. `own_cgroups` has the names of the directories in which pjwd creates cgroups.
+/// Determines in which cgroup hierarchy cpusets can be created, or why none can be created. Also determines
+/// whether affinity masks stay in force when a cpuset changes. For this purpose, creates a test cpuset with a
+/// test process in it, and removes both again. `own_cgroups` has the names of the directories in which pjwd
+/// creates cgroups.
 #[must_use]
 pub fn probe_cpuset_support(own_cgroups: &OwnCgroupNames) -> CpusetSupport {
     cpuset_support::find(own_cgroups).0

@@ -48,10 +48,11 @@ impl InterruptCounts {
         Self(lines.filter_map(|line| interrupt(line, &cpus)).collect())
     }
 
-    /// Returns each interrupt in `self` with the number of times that it occurred on each CPU between
-    /// `earlier` and `self`. CPUs on which it did not occur are left out. For an interrupt that is missing in
-    /// `earlier`, the counts are empty, because they are unknown. `sent_to` must return the CPUs to which the
-    /// kernel sends the interrupt with a given number, as [`target_cpus`] does.
+    /// Returns each interrupt in `self`, with the number of times that the interrupt occurred on each CPU
+    /// since `earlier` was read. CPUs on which the interrupt did not occur are left out. For an interrupt
+    /// that is missing in `earlier`, the counts are empty, because the earlier counts are unknown. `sent_to`
+    /// must return the CPUs to which the kernel sends the interrupt with a given number, as [`target_cpus`]
+    /// does.
     #[must_use]
     pub fn interrupts_since(&self, earlier: &Self, sent_to: impl Fn(u32) -> CpuSet) -> Vec<Interrupt> {
         let came = |number: &u32, counts: &Columns| {

@@ -53,11 +53,11 @@ pub struct Stat {
     pub run_ticks: u64,
     /// The time at which the process or thread started, in clock ticks of 10 ms since boot.
     pub start: StartTime,
-    /// The start address of the stack. An exec nearly always changes the address (address space
-    /// randomisation). So a different address shows that the process executed another program. 0 or 1 if this
-    /// user may not read the address.
+    /// The start address of the stack. Because of address space randomisation, an execve(2) nearly always
+    /// changes the address. Otherwise the address normally stays the same. pjw compares addresses to detect
+    /// that a process executed another program. 0 or 1 if this user may not read the address.
     pub stack_start: u64,
-    /// The PU on which the thread last ran.
+    /// The PU on which the thread last ran. In `/proc/PID/stat`, the PU of the first thread of the process.
     pub last_cpu: Pu,
 }
 

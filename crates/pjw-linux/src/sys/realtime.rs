@@ -103,14 +103,16 @@ fn parameters(priority: libc::c_int) -> libc::sched_param {
 /// thread to the normal policy. The kernel counts in timer ticks, so a thread may run one or two ticks longer
 /// than the limit.
 ///
-/// With each `SIGXCPU`, the kernel raises the soft limit by 1 s. So call this function again after each
-/// `SIGXCPU`.
+/// With each `SIGXCPU`, the kernel raises the soft limit by 1 s. To restore the limit, call this function
+/// again after each `SIGXCPU`.
 ///
 /// # Errors
-/// `ERANGE` if a hard limit `RLIMIT_RTTIME` is set. The kernel kills a process when one of its threads
-/// reaches the hard limit. A thread could reach it even after the handler has set the normal policy. The
-/// reason is that only sleep resets the time that the kernel counts. Other errors are those of setrlimit(2)
-/// and sigaction(2). After any error, the soft limit is unchanged.
+/// - `ERANGE` if a hard limit `RLIMIT_RTTIME` is set, because the kernel kills a process when one of its
+///   threads reaches the hard limit. The handler can't prevent this: the kernel resets the counted time of a
+///   thread only when the thread sleeps, not when its policy changes.
+/// - Otherwise the error of sigaction(2), getrlimit(2) or setrlimit(2).
+///
+/// After any error, the soft limit is unchanged.
 pub fn limit_realtime_run_time(limit: Duration) -> Result<Duration, Errno> {
     // The handler must be there before the limit: the default action of SIGXCPU ends the process.
     let action =

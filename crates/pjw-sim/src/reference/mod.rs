@@ -9,16 +9,17 @@ use pjw_core::cpuset::CpuSet;
 use crate::locality::{ProcessorUnit, PuLocations};
 use cells::cells;
 
-/// The policy of another system for the choice of cores for a job. A replay of a job log uses it instead of
-/// pjw's allocator, for comparison.
+/// A rule for the choice of a job's cores that is not pjw's own rule: a simple rule, or the rule of
+/// Kubernetes. A replay of a job log can use the rule instead of pjw's allocator, so that the results can be
+/// compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum ReferencePolicy {
-    /// The first free cores in hwloc's logical order.
+    /// Chooses the first free cores in hwloc's logical order.
     FirstFit,
-    /// The policy of Kubernetes' static CPU manager with the option `full-pcpus-only`.
+    /// Chooses like Kubernetes' static CPU manager with the option `full-pcpus-only`.
     Kubelet,
-    /// The policy of Kubernetes' static CPU manager with the options `full-pcpus-only` and
+    /// Chooses like Kubernetes' static CPU manager with the options `full-pcpus-only` and
     /// `prefer-align-cpus-by-uncorecache`.
     KubeletL3,
 }
@@ -35,9 +36,9 @@ impl ReferencePolicy {
         self.into()
     }
 
-    /// Returns `n` of the `free` PUs or free whole cores that the policy chooses. `unit` says whether `n`
-    /// counts cores or PUs. `locality` has the location of each PU. `None` if fewer than `n` are free, or if
-    /// `n` is 0.
+    /// Chooses `n` whole cores or `n` PUs from the free PUs in `free`, and returns the chosen PUs. `unit`
+    /// says whether `n` counts whole cores or PUs. `locality` has the location of each PU. `None` if `free`
+    /// has fewer than `n` whole cores or PUs, or if `n` is 0.
     #[must_use]
     pub fn choose_pus(
         self,

@@ -29,7 +29,8 @@ pub const MAX_SAMPLES: u32 = 100;
 /// The algorithm that chooses the cores of each job in a replay: pjw's allocator or a reference policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CoreChooser {
-    /// pjw's allocator, with this placement of each job: close together or spread over the machine.
+    /// pjw's allocator. The field says whether the cores of each job are close together or spread over the
+    /// machine.
     Allocator(Placement),
     /// A policy of another system, for comparison.
     Reference(ReferencePolicy),
@@ -71,8 +72,8 @@ impl StartedJob {
     }
 }
 
-/// The free cores at one moment of a replay: how many are free in the whole machine, and in the package, the
-/// NUMA node and the L3 cache with the most free cores.
+/// The free cores at one moment of a replay. The sample has four numbers of free cores: of the whole machine,
+/// and of the package, the NUMA node and the L3 cache that have the most free cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FreeCoresSample {
     /// The time of the sample, in seconds since the start of the log.
@@ -92,8 +93,10 @@ pub struct ReplayResult {
     /// Samples of the free cores: at most [`MAX_SAMPLES`], at equal intervals from the first submit time to
     /// the last.
     pub free_cores_samples: Vec<FreeCoresSample>,
-    /// The number of processors of the machine that jobs can use: all except the housekeeping PUs.
-    /// [`ReplayOptions::unit`] says whether a processor is a whole core or a PU.
+    /// The number of processors of the machine that jobs can use. Depends on [`ReplayOptions::unit`]:
+    ///
+    /// - [`ProcessorUnit::Core`]: the number of cores that have no housekeeping PU.
+    /// - [`ProcessorUnit::Pu`]: the number of PUs that are not housekeeping PUs.
     pub usable_processors: u32,
     /// The submit time of the first job.
     begin_s: u64,

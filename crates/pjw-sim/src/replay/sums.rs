@@ -12,10 +12,11 @@ impl ReplayResult {
         u32::try_from(self.started_jobs.len()).unwrap_or(u32::MAX).saturating_add(self.refused_count)
     }
 
-    /// Returns the utilisation of the machine, from 0 to 1. This is the core time that jobs held, divided by
-    /// the core time that all usable cores had, from the first submit time to the last end of a job. In a
-    /// replay that counts PUs, PU time replaces core time. Returns 0 if no job was started, or if this period
-    /// has no length.
+    /// Returns the utilisation of the machine, from 0 to 1, in the period from the first submit time to the
+    /// last end of a job. The utilisation is the sum of (processors × run time) over the started jobs,
+    /// divided by [`ReplayResult::usable_processors`] × the length of the period. A processor is a whole core
+    /// or a PU, as [`ReplayOptions::unit`](super::ReplayOptions::unit) says. Returns 0 if no job was started,
+    /// or if the length of the period is 0.
     #[must_use]
     pub fn utilisation(&self) -> f64 {
         let end_s = self.started_jobs.iter().map(StartedJob::end_s).max().unwrap_or(self.begin_s);

@@ -7,9 +7,9 @@ use pjw_core::{snapshot::AffinityRequest, time::Nanos};
 use super::{ProgramRequest, SimProcess, SimThread, World};
 
 impl World {
-    /// Records that pjw can't know the original cgroup of a process and of its descendants: the cgroup to
-    /// which pjw must return the process when its job is released. The checks of a simulation run then skip
-    /// these processes.
+    /// Records that pjw can't know the original cgroup of a process and of its descendants. The original
+    /// cgroup of a process is the cgroup to which pjw must return the process when its job is released. After
+    /// this call, a simulation run does not check whether these processes are returned.
     pub fn mark_original_cgroup_unknown(&mut self, pid: Pid) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         process.has_unknown_original_cgroup = true;
@@ -21,8 +21,8 @@ impl World {
 
     /// Moves a process to the cgroup at `cgroup`, on behalf of a program other than pjw. The new cgroup
     /// becomes the original cgroup of the process: the cgroup to which pjw must return the process when its
-    /// job is released. On a simulated kernel before Linux 6.2, the threads of the process lose their
-    /// requested masks.
+    /// job is released. On a simulated kernel before Linux 6.2, the requested masks of the threads are
+    /// replaced by all PUs.
     pub fn move_process(&mut self, pid: Pid, cgroup: &str) {
         let (forgets, now) = (!self.cpuset_support.affinity_persists, self.now);
         if let Some(process) = self.processes.get_mut(&pid) {
@@ -45,8 +45,9 @@ impl World {
         self.rewrite_cgroup_masks(cgroup, Some(pid));
     }
 
-    /// Sets the cpuset of the cgroup at `path` to the PUs `cpus`. With `None`, removes the cpuset. Then
-    /// rewrites the affinity masks of the processes in the cgroup, as the kernel does.
+    /// Sets the cpuset of the cgroup at `path` to the PUs `cpus`. With `None`, removes the cpuset. If the
+    /// cpuset changes, also updates the affinity masks of the processes in this cgroup and in the cgroups
+    /// below it, see [`World::rewrite_cgroup_masks`].
     pub fn write_cpuset(&mut self, path: &str, cpus: Option<&CpuSet>) {
         let before = match cpus {
             Some(cpus) => self.cpusets.insert(path.to_owned(), cpus.clone()),
@@ -62,13 +63,13 @@ impl World {
         }
     }
 
-    /// Computes affinity masks again, as the kernel does after a change of the cpuset of the cgroup at
-    /// `path`. Concerns the processes in this cgroup and in the cgroups below it. If `only` is given,
-    /// concerns only this process.
+    /// Updates the affinity masks of all threads in the cgroup at `path` and in the cgroups below it, as the
+    /// kernel does after a change of the cpuset of this cgroup. If `only` is a pid, updates only the threads
+    /// of this process.
     ///
-    /// Each new mask is the intersection of the thread's requested mask with the cpuset, or the whole cpuset
-    /// if the intersection is empty. On a simulated kernel before Linux 6.2, each new mask is the whole
-    /// cpuset.
+    /// The new mask of a thread is the intersection of its requested mask with the cpuset, or the whole
+    /// cpuset if the intersection is empty. On a simulated kernel before Linux 6.2, the new mask is always
+    /// the whole cpuset.
     pub fn rewrite_cgroup_masks(&mut self, path: &str, only: Option<Pid>) {
         let forgets = !self.cpuset_support.affinity_persists;
         let is_concerned = |process: &&mut SimProcess| {
@@ -98,8 +99,8 @@ impl World {
     }
 
     /// Returns the PUs on which the simulated kernel allows processes of the cgroup at `cgroup` to run
-    /// (`cpuset.cpus.effective`). After hotplug the value is out of date until
-    /// [`World::rewrite_masks_after_hotplug`] is called.
+    /// (`cpuset.cpus.effective`). After [`World::set_active_pus`], the value of a cgroup with a cpuset is out
+    /// of date until [`World::rewrite_masks_after_hotplug`] is called.
     #[must_use]
     pub fn effective_cpus(&self, cgroup: &str) -> CpuSet {
         let Some(cpuset) = self.cpuset_of(cgroup) else { return self.active.clone() };
@@ -149,8 +150,10 @@ impl World {
         Some(thread)
     }
 
-    /// Records that the daemon has read the mask of a thread. From now on, the checks of a simulation run
-    /// expect that the daemon knows the mask that a program requested last for the thread.
+    /// Records that the daemon has read the mask of a thread: [`SimThread::program_request`] changes from
+    /// [`ProgramRequest::Unread`] to [`ProgramRequest::Read`]. The checks of a simulation run then expect
+    /// that the daemon knows the mask that a program requested last for the thread. Has no effect if
+    /// `program_request` has another value.
     pub fn record_mask_read(&mut self, pid: Pid, tid: Tid) {
         let thread = self.processes.get_mut(&pid).and_then(|process| process.threads.get_mut(&tid));
         if let Some(thread) = thread.filter(|thread| thread.program_request == ProgramRequest::Unread) {
@@ -170,9 +173,10 @@ impl World {
         is_accepted
     }
 
-    /// Records that pjw is about to request the mask `mask` for some thread. If a program requests the same
-    /// mask from now on, the daemon can't know whether the program or pjw requested this mask. That remains
-    /// true even if the kernel refuses the request of pjw.
+    /// Records that pjw is about to request the mask `mask` for a thread. If a program requests the same mask
+    /// after this call, the daemon can't know whether the program or pjw requested the mask. The simulation
+    /// then sets [`SimThread::program_request`] to [`ProgramRequest::Hidden`]. This also holds if the kernel
+    /// refuses the request of pjw.
     pub fn record_mask_requested_by_pjw(&mut self, mask: &CpuSet) {
         self.requested_by_pjw.insert(mask.clone());
     }
@@ -213,9 +217,11 @@ impl World {
     }
 
     /// Simulates a program that requests every PU for a thread and then immediately restores the previous
-    /// mask. Afterwards the thread is in the same state as before. The simulated kernel reports the first
-    /// request to the daemon, if it reports requests at all. The second request is not reported. So a test
-    /// can check that the daemon detects the first request without a scan that reads the mask.
+    /// mask. Afterwards the thread is in the same state as before the call. If
+    /// [`World::reports_affinity_requests`] is true, the simulated kernel reports the request for every PU to
+    /// the daemon. The simulated kernel does not report the restoration. A later scan reads the same mask as
+    /// an earlier scan. With this function, a test checks that the daemon detects a request by its report,
+    /// and not only by a changed mask.
     pub fn request_and_restore_mask(&mut self, pid: Pid, tid: Tid) {
         let before = self.processes.get(&pid).and_then(|process| process.threads.get(&tid)).cloned();
         self.request_mask(pid, tid, &self.cpus.clone());
@@ -264,7 +270,7 @@ impl World {
 
     /// Completes a hotplug operation, as the kernel does some time after PUs were switched off or on. Updates
     /// the affinity masks of all threads whose cpuset contains a PU that was switched off or on since the
-    /// last update.
+    /// last call of this function.
     pub fn rewrite_masks_after_hotplug(&mut self) {
         let before = std::mem::replace(&mut self.active_at_rewrite, self.active.clone());
         let changed = before.difference(&self.active).union(&self.active.difference(&before));

@@ -22,8 +22,8 @@ mod tests;
 /// The largest process id by default.
 const PID_MAX: u32 = 400;
 
-/// The knowledge that the daemon can have of the last affinity mask that a program requested for a thread. A
-/// new thread inherits this state from the thread that created it.
+/// Whether a program requested an affinity mask for a thread, and whether the daemon can know the mask of the
+/// last such request. A new thread inherits this value from the thread that created it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgramRequest {
     /// No program requested a mask for the thread.
@@ -51,8 +51,9 @@ pub struct SimThread {
     /// thread inherited. Requests by pjw do not count. pjw must restore this mask when the job of the thread
     /// is released.
     pub original_mask: CpuSet,
-    /// The mask that the simulated kernel set because hotplug left no active PU in the mask of the thread.
-    /// `None` if there is no such mask. The fallback mask is in force until one of these events:
+    /// The mask that is in force because hotplug switched off all PUs in the mask of the thread. The
+    /// simulated kernel sets this mask in [`World::set_active_pus`]. `None` if no such mask is in force. The
+    /// fallback mask stays in force until one of these events:
     ///
     /// - A new mask is requested for the thread.
     /// - The process moves to another cgroup, or its cpuset is changed.
@@ -60,19 +61,20 @@ pub struct SimThread {
     pub fallback_mask: Option<CpuSet>,
     /// Whether a program requested an affinity mask for the thread, and whether the daemon can know this mask.
     pub program_request: ProgramRequest,
-    /// The time of the last request for a mask by a program or a user, in ns since boot. Requests by pjw do
-    /// not count. 0 if there was none. Before Linux 6.2, a kernel replaces the mask when a process moves to
-    /// another cgroup, or when the cpuset changes. On such a simulated kernel, both count as a request.
+    /// The time of the last request for a mask by a program or a user, in ns since boot. 0 if there was no
+    /// request. Requests by pjw do not count. A kernel before Linux 6.2 replaces the mask when the process
+    /// moves to another cgroup, and when the cpuset changes. On such a simulated kernel, each move and each
+    /// change of the cpuset counts as a request.
     pub mask_requested_at: u64,
-    /// Whether the daemon can't know which thread created this thread, and so which mask this thread
-    /// inherited. The kernel does not report which thread of a process creates another thread. So the value
-    /// is true if the threads of the process had different original masks when this thread was created. New
-    /// threads and processes inherit the value true from the thread that creates them.
+    /// Whether the daemon can't know which mask this thread inherited. A thread inherits the mask of its
+    /// creator, and the kernel does not report which thread of the process is the creator. If the threads of
+    /// the process have different original masks when a thread is created, the new thread has the value true.
+    /// A thread or process whose creator has the value true has the value true too.
     pub has_unknown_creator: bool,
     /// Whether the thread always runs when the simulated time advances.
     pub busy: bool,
-    /// The kernel's letter for the state of the thread, such as `Z`. `None` for a thread that runs or sleeps,
-    /// as [`SimThread::busy`] says.
+    /// The kernel's letter for the state of the thread, such as `Z` (zombie). `None` for the states `R`
+    /// (running, if [`SimThread::busy`] is true) and `S` (sleeping, if `busy` is false).
     pub state: Option<char>,
     /// The time for which the thread has run since its start, in ns.
     pub run_ns: u64,
@@ -105,17 +107,18 @@ pub struct SimProcess {
     pub has_unknown_original_cgroup: bool,
     /// The environment variables of the process, with their values.
     pub environ: BTreeMap<String, String>,
-    /// The jobs that attributes of the process name, as a simulated scan reports them. Tests of pjw-core set
-    /// this field, because pjw-core does not find these jobs itself. If `None`, a scan reports only the
-    /// attributes. The daemon then finds the jobs in the cgroup and the environment.
+    /// The role of the process in a batch system, and the jobs whose ids are in the attributes of the process
+    /// (such as its cgroup and its environment). A simulated scan reports this value. If the value is `None`,
+    /// the scan reports only the attributes, and the daemon searches them for the ids of jobs. This search is
+    /// not a part of pjw-core. Therefore, tests of pjw-core set this field.
     pub job_marks: Option<JobMarks>,
     /// The id of the job to which the process really belongs, as recorded by the workload that started the
     /// process. `None` if the process belongs to no job.
     pub expected_job: Option<String>,
-    /// Whether the process was ever moved into a cgroup with a cpuset, or its cpuset was ever changed.
-    /// Changes by pjw, by other programs and by hotplug count. A child inherits this value from its parent.
-    /// If true, a cpuset may have reduced a mask that a program requested, so the daemon can't learn this
-    /// mask.
+    /// Whether the process was ever moved into a cgroup with a cpuset, or the cpuset of its cgroup was ever
+    /// changed. Changes by pjw, by other programs and by hotplug count. A child inherits this value from its
+    /// parent. If true, a mask that a program requests may be reduced by a cpuset. The daemon can read only
+    /// the reduced mask, and can't learn the requested mask.
     pub was_in_cpuset: bool,
     /// Whether the cgroup, environment or name of the process changed since the last scan read these
     /// attributes.
@@ -168,12 +171,12 @@ pub struct World {
     /// The paths of the cgroups that exist even if they contain no process. Every other cgroup disappears
     /// with its last process, unless pjw created it.
     pub persistent_cgroups: BTreeSet<String>,
-    /// For each cgroup that pjw created, the user id of the job's owner. On the real machine, pjw stores this
-    /// id in an attribute of the cgroup.
+    /// For each cgroup that pjw created for a job, the user id of the job's owner. On the real machine, pjw
+    /// stores the user id in an extended attribute of the cgroup.
     pub cgroup_owners: BTreeMap<String, Uid>,
-    /// For each cgroup that pjw created, the path of the cgroup from which its processes were moved. Empty if
-    /// they came from several cgroups. On the real machine, pjw stores this path in an attribute of the
-    /// cgroup.
+    /// For each cgroup that pjw created, the path of the cgroup from which pjw moved processes into this
+    /// cgroup. The path is empty if the processes came from several cgroups. On the real machine, pjw stores
+    /// the path in an extended attribute of the cgroup that pjw created.
     pub cgroup_origins: BTreeMap<String, String>,
     /// Whether pjw can create cpusets on the simulated machine, and in which cgroup hierarchy (v1 or v2).
     /// Also says whether a requested mask stays in force when the cpuset changes, as on Linux 6.2 and later.
@@ -194,7 +197,8 @@ pub struct World {
     /// The masks that pjw requested, or was about to request.
     requested_by_pjw: BTreeSet<CpuSet>,
     now: u64,
-    /// The largest id of a process or thread. It is small by default, so that ids are reused often.
+    /// The largest id that a new process or thread can get. After this id, the ids begin at 1 again. The
+    /// default is small (400), so that ids are reused often.
     pub pid_max: u32,
     next_number: u32,
     /// The start time of the last process or thread with each number.
@@ -388,8 +392,10 @@ impl World {
         }
     }
 
-    /// Records that pjw moves a process from the cgroup at `from` into the cgroup at `to`, which pjw created
-    /// (see [`World::cgroup_origins`]).
+    /// Records in [`World::cgroup_origins`] that pjw moves a process from the cgroup at `from` into the
+    /// cgroup at `to`, which pjw created. If `cgroup_origins` has an entry for `from`, records the path in
+    /// this entry instead of `from`. If another path is already recorded for `to`, the recorded path becomes
+    /// empty.
     pub fn record_origin_cgroup(&mut self, to: &str, from: &str) {
         let from = self.cgroup_origins.get(from).cloned().unwrap_or_else(|| from.to_owned());
         let known = self.cgroup_origins.entry(to.to_owned()).or_insert_with(|| from.clone());

@@ -30,7 +30,8 @@ pub enum CheckError {
     /// An argument of the program is invalid. The variant contains the reason.
     #[error(transparent)]
     InvalidArgument(#[from] ArgumentError),
-    /// The placement of an instance has no PU, or has PUs outside the affinity mask of the caller.
+    /// The placement of an instance contains no PU (logical CPU), or PUs that are not in the affinity mask of
+    /// the caller.
     #[error(
         "instance {rank} was given the CPUs {}, and {why}; choose from {}",
         text(.cpus), text(.allowed)
@@ -45,7 +46,7 @@ pub enum CheckError {
         /// The PUs in the affinity mask of the caller.
         allowed: CpuSet,
     },
-    /// A limit does not allow so many processes.
+    /// A limit of the system, of the user or of a cgroup on the number of processes or threads is too low.
     #[error("there is room for {room} more processes, and {wanted} were asked for: {limit}; {remedy}")]
     ProcessLimit {
         /// The number of processes that were to be started.
@@ -83,7 +84,7 @@ pub enum CheckError {
         /// The exceeded limit, with its value and the present size, as text.
         why: String,
     },
-    /// There are no replicas.
+    /// The copies of the program's files on NUMA nodes can't be made. The variant contains the reason.
     #[error(transparent)]
     Replicas(#[from] ReplicaError),
     /// A system call that should never fail has failed.

@@ -60,13 +60,13 @@ fn check_limits(wanted: u64, limits: impl IntoIterator<Item = Limit>) -> Result<
 }
 
 /// Raises the calling process's soft limit of open descriptors (`RLIMIT_NOFILE`) if it does not allow
-/// `wanted` more. [`crate::Context::start`] calls this function for the pidfds of the instances. The
-/// instances do not inherit the raised limit: they have the limit that was in force when their context was
-/// made.
+/// `wanted` more descriptors. [`crate::Context::start`] calls this function for the pidfds of the instances.
+/// The instances do not get the raised limit. They get the limit that the calling process had when their
+/// [`crate::Context`] was made.
 ///
 /// # Errors
-/// [`CheckError::DescriptorLimit`] if the hard limit is too low. [`CheckError::SystemCall`] if the limit can't be
-/// changed.
+/// [`CheckError::DescriptorLimit`] if the hard limit is too low. [`CheckError::SystemCall`] if the limit
+/// can't be changed.
 pub fn raise_descriptor_limit(wanted: usize) -> Result<(), CheckError> {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Ok(()) };
     let needed = wanted as u64 + SPARE_DESCRIPTORS;

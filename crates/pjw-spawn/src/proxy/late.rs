@@ -12,22 +12,24 @@ use super::place::{CHANNEL_VARIABLE, POINTERS_SIZE, PR_GET_TID_ADDRESS, Place};
 use super::stub::{self, Slots};
 use super::tracee::bytes_of;
 
-/// The arguments and environment variables of one instance of a template. [`fork_here`] returns them in this
-/// instance.
+/// The arguments and environment variables of one instance: a process that is forked from a
+/// [`super::Template`]. [`fork_here`] returns them in this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstanceParameters {
     /// The arguments of the instance, including argument 0.
     pub arguments: Vec<&'static CStr>,
-    /// The environment variables of the instance that are not variables of the context, each as `NAME=value`.
-    /// [`fork_here`] has already set them in the environment.
+    /// The environment variables that this instance does not share with the other instances, each as
+    /// `NAME=value`. [`fork_here`] has already set them in the environment. The variables that all instances
+    /// share are those of the [`crate::Context`]. They are not in this list.
     pub variables: Vec<&'static CStr>,
 }
 
-/// Error: [`fork_here`] can't make the program a template.
+/// Error: [`fork_here`] can't make the calling process a template, a process from which instances of the
+/// program are forked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum ForkHereError {
-    /// The program has more than one thread. The variant contains their number. A fork would have only the
-    /// calling thread.
+    /// The program has more than one thread. The variant contains the number of threads. A forked process
+    /// would have only the thread that called [`fork_here`].
     #[error("fork_here is called with {0} threads: call it before the first thread is started")]
     MultipleThreads(u64),
     /// A system call has failed.
@@ -45,9 +47,10 @@ pub enum ForkHereError {
 /// arguments and variables of this instance. If the program was not started by
 /// [`super::Template::load_until_fork_here`], the call returns `Ok(None)` at once.
 ///
-/// The instances are children of the process that called [`super::Template::load_until_fork_here`]. They inherit the
-/// memory, the open files and the working directory that the template has now. Handlers of pthread_atfork(3)
-/// are not called. The template ends when the process that called [`super::Template::load_until_fork_here`] ends.
+/// The process that called [`super::Template::load_until_fork_here`] is the parent of the instances. The
+/// instances inherit the memory, the open files and the working directory that the template has when it calls
+/// this function. Handlers of pthread_atfork(3) are not called. The template ends when the process that
+/// loaded it ends.
 ///
 /// # Errors
 /// If the program has more than one thread, or if a system call fails. The program does not become a template

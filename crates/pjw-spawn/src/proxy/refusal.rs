@@ -33,14 +33,16 @@ pub enum TemplateError {
     /// threads. A fork would have only one of them.
     #[error("{0} threads run before main: a fork would have only one of them")]
     MultipleThreads(u64),
-    /// The program ended before it was linked, or before it called `fork_here`.
+    /// The program ended before it could become a template: before its dynamic linker had loaded its
+    /// libraries, or before it called `fork_here`. The variant contains the exit status.
     #[error("the program ended with exit status {0} before it could be forked")]
     Exited(i32),
-    /// The program was killed before it was linked, or before it called `fork_here`.
+    /// A signal killed the program before it could become a template: before its dynamic linker had loaded
+    /// its libraries, or before it called `fork_here`. The variant contains the number of the signal.
     #[error("the program was killed by signal {0} before it could be forked")]
     Killed(i32),
-    /// The C library of the program stores the thread id at an unknown address, so that it could not be
-    /// updated in forks.
+    /// The C library of the program stores the thread id at an address that could not be found. A forked
+    /// process would keep the thread id of the template, because the stored id could not be updated.
     #[error(
         "the C library of the program keeps its thread id at an unknown place: it is started by exec only"
     )]
@@ -55,7 +57,8 @@ pub enum TemplateError {
     },
 }
 
-/// Error: a template has not made an instance.
+/// Error: a [template](super::Template) has not made an instance, a process that is forked from it. A spare
+/// is a process that was forked in advance, and that becomes an instance later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum ForkError {
     /// The instance differs from the template in a property that can't be changed after the template was

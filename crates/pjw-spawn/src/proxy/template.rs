@@ -83,13 +83,14 @@ pub struct Template {
 }
 
 impl Template {
-    /// Starts the program of the context with the arguments, the variables and the cgroup of the instance
-    /// `first`, and stops it before `main`. The process runs on the PUs of the calling thread. The call waits
-    /// until the process is stopped. The process becomes the template and not an instance. [`Template::fork`]
-    /// makes the instances, also `first`.
+    /// Starts the program of `context` with the arguments, the variables and the cgroup of the instance
+    /// `first`. Waits until the process has stopped before `main`. The process runs on the PUs (logical CPUs)
+    /// of the calling thread. It becomes the template and is not an instance itself. [`Template::fork`] makes
+    /// all instances, including `first`.
     ///
     /// # Errors
-    /// The program can't have a template. It can be started by exec, except after [`TemplateError::StartFailed`].
+    /// If the program can't have a template. The program can still be started by exec, unless the error is
+    /// [`TemplateError::StartFailed`].
     pub fn load(context: &Context, first: &Instance) -> Result<Self, TemplateError> {
         Self::linked(Arc::clone(&context.setup), first)
     }
@@ -127,12 +128,13 @@ impl Template {
     /// process then becomes the template: it stops in [`super::fork_here`]. Each instance is a fork of the
     /// template, and begins when [`super::fork_here`] returns in it.
     ///
-    /// The program is started with the arguments, the variables and the cgroup of the instance `first`. This
-    /// process is not an instance: [`Template::fork`] makes the instances, also `first`. The array of
-    /// pointers to the arguments and variables of an instance may take at most 32 KiB.
+    /// The program is started with the arguments, the variables and the cgroup of the instance `first`. The
+    /// template is not an instance itself: [`Template::fork`] makes all instances, including `first`. The
+    /// array of pointers to the arguments and variables of an instance may take at most 32 KiB.
     ///
     /// # Errors
-    /// The program does not start, or has ended without that call.
+    /// If the program does not start, or ends before it calls [`super::fork_here`]. Also if a system call
+    /// fails.
     pub fn load_until_fork_here(context: &Context, first: &Instance) -> Result<Self, TemplateError> {
         Self::late(Arc::clone(&context.setup), first)
     }

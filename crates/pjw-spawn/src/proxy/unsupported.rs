@@ -12,13 +12,13 @@ use crate::context::Context;
 use crate::instance::Instance;
 use crate::setup::Setup;
 
-/// The type of templates on architectures other than x86_64. It has no values, because templates exist for
-/// x86_64 only.
+/// The type of templates on architectures other than x86_64. A template is a process from which instances of
+/// its program are forked. The type has no values, because templates exist for x86_64 only.
 #[derive(Debug)]
 pub struct Template(Infallible);
 
-/// The type of spares on architectures other than x86_64. It has no values, because spares exist for x86_64
-/// only.
+/// The type of spares on architectures other than x86_64. A spare is a process that is stopped before `main`,
+/// and that becomes an instance later. The type has no values, because spares exist for x86_64 only.
 #[derive(Debug)]
 pub struct Spare(Infallible);
 

@@ -45,18 +45,18 @@ pub enum ReplicaError {
         "replicas need a mount namespace, which only root may make (CAP_SYS_ADMIN): run as root, or without replicas"
     )]
     NotPermitted,
-    /// They would take too much of a node's memory.
+    /// The copies would take more than a quarter of the free memory of a NUMA node.
     #[error(
         "replicas would take {} MB on NUMA node {node}, and at most {} MB are allowed, a quarter of its free memory: \
          run without replicas",
         megabytes(*needed), most / 1_000_000
     )]
     NotEnoughMemory {
-        /// The node.
+        /// The number of the NUMA node.
         node: u32,
-        /// The bytes on the node.
+        /// The number of bytes that the copies need on this NUMA node.
         needed: u64,
-        /// The allowed bytes.
+        /// The number of bytes that the copies may take on this NUMA node: a quarter of its free memory.
         most: u64,
     },
     /// A system call has failed.
@@ -102,17 +102,18 @@ impl Replicas {
         self.bytes_per_node() * self.nodes.len() as u64
     }
 
-    /// How many files are copied to each node.
+    /// Returns the number of files that are copied to each NUMA node.
     #[must_use]
     pub fn file_count(&self) -> usize {
         self.files.len()
     }
 
-    /// Checks that the copies for several programs together take at most a quarter of the free memory of each node. Memory
-    /// that holds the cache of files counts as free.
+    /// Checks that all copies in `all` together take at most a quarter of the free memory of each NUMA node.
+    /// `all` has one value for each program. Memory that holds the cache of files counts as free.
     ///
     /// # Errors
-    /// If they take more.
+    /// [`ReplicaError::NotEnoughMemory`] if the copies take more on any node. [`ReplicaError::Failed`] if the
+    /// free memory of a node can't be read.
     pub fn check_all<'a>(all: impl IntoIterator<Item = &'a Self>) -> Result<(), ReplicaError> {
         let mut needed = BTreeMap::new();
         for replicas in all {

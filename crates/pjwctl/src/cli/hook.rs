@@ -11,17 +11,19 @@ pub struct HookArgs {
     /// The name of the hook: the scheduler that runs it, and the step of the job
     #[arg(value_enum, value_name = "HOOK")]
     pub kind: HookKind,
-    /// After a failure, exit with code 1 instead of letting the job go on without pjw. A starter starts the
-    /// job in any case
+    /// After a failure, exit with code 1 instead of 0. A hook that starts the job's command, such as
+    /// lsf-job-starter, starts the command in any case
     #[arg(long)]
     pub strict: bool,
     /// The time limit for the whole hook
     #[arg(long, value_name = "SECONDS", default_value = "1.2", value_parser = seconds)]
     pub timeout: Duration,
-    /// The number of cores of the job on this node, if the scheduler does not provide it or counts another unit
+    /// The number of cores of the job on this node; replaces the scheduler's number, which may be missing or
+    /// may not count cores
     #[arg(long, value_name = "N")]
     pub cores: Option<u32>,
-    /// The arguments of the hook, or the job's command
+    /// The arguments that the scheduler gives to the hook; for a hook that starts the job's command: this
+    /// command
     #[arg(last = true, value_name = "ARG")]
     pub arguments: Vec<OsString>,
 }

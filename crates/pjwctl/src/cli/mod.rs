@@ -208,13 +208,15 @@ pub struct CoreArgs {
     /// Exactly these CPUs, as in 0-3,8
     #[arg(long, value_name = "LIST")]
     pub cpus: Option<CpuSet>,
-    /// Cores near this device, with a name that pjwctl topology shows, if there are enough [default: unchanged]
+    /// Cores near this device (a name that pjwctl topology shows); any cores if too few near ones are free
+    /// [default: unchanged]
     #[arg(long, value_name = "DEVICE", conflicts_with = "cpus")]
     pub near: Option<String>,
-    /// Allocate memory only from the NUMA nodes of the job's cores; needs a cpuset
+    /// Allocate memory only from the NUMA nodes of the job's cores; works only if pjwd gives the job a cpuset
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false")]
     pub bind_memory: Option<bool>,
-    /// Put the cores into an isolated partition, without load balancing by the kernel; needs a cpuset
+    /// Put the cores into an isolated cpuset partition, where the kernel balances no load; works only if pjwd
+    /// gives the job a cpuset
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false")]
     pub isolated: Option<bool>,
 }
@@ -236,7 +238,8 @@ pub struct AssignArgs {
     /// The policy that chooses the cores [default: unchanged; of a new job: pack]
     #[arg(long, value_enum)]
     pub policy: Option<PolicyArg>,
-    /// The class of the job; cores are not lent or taken back for any class yet [default: unchanged; of a new job: normal]
+    /// The priority class of the job; only guaranteed has an effect [default: unchanged; of a new job:
+    /// normal]
     #[arg(long, value_enum)]
     pub class: Option<PriorityClassArg>,
     /// The unit of --cores [default: whole]
@@ -280,7 +283,8 @@ pub struct SimulateArgs {
     /// The policy by which pjw's allocator chooses cores [default: pack]
     #[arg(long, value_enum, conflicts_with = "reference_policy")]
     pub policy: Option<SimulatePolicyArg>,
-    /// CPUs that no job gets, as in the configuration: 0-1,8 or 1/l3
+    /// CPUs that no job gets: a CPU list such as 0-1,8, or a number of cores per L3, NUMA node or package
+    /// such as 1/l3
     #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
     pub housekeeping: HousekeepingRule,
     /// Simulate this reference policy instead of pjw's allocator, for comparison
@@ -325,7 +329,7 @@ pub enum ReferencePolicyArg {
     FirstFit,
     /// Kubernetes' static CPU manager, whole cores
     Kubelet,
-    /// The same, with prefer-align-cpus-by-uncorecache
+    /// Kubernetes' static CPU manager, whole cores, with prefer-align-cpus-by-uncorecache
     KubeletL3,
 }
 

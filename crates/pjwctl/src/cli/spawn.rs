@@ -30,22 +30,25 @@ pub struct SpawnArgs {
     /// The number of instances
     #[arg(short = 'n', long = "instances", value_name = "N", required_unless_present = "multi")]
     pub instances: Option<u32>,
-    /// The number of cores of the job [default: as many as instances; with --local all of the own mask]
+    /// The number of cores of the job [default: one for each instance; with --local: all cores of pjwctl's
+    /// affinity mask]
     #[arg(long, value_name = "M")]
     pub cores: Option<u32>,
     /// The job's name, which must be new [default: the command's name and its process id]
     #[arg(long, value_name = "NAME", conflicts_with = "local")]
     pub job: Option<String>,
-    /// The parts: one for each core, pu, l3 or numa node, or CPU lists [default: the cores, dealt evenly]
+    /// The parts into which the cores are divided for the instances: one for each core, pu, l3 or numa node,
+    /// or CPU lists [default: one for each instance]
     #[arg(long, value_name = "core|pu|l3|numa|LIST;LIST...")]
     pub map: Option<PartMap>,
     /// Whether the program is loaded once and instances are forks of it, which share its address layout
     #[arg(long, value_enum, default_value = "never")]
     pub proxy: ProxyArg,
-    /// Copy the program and its libraries to each NUMA node that instances run on; the copies are gone after them
+    /// Copy the program and its libraries to each NUMA node that instances run on; the copies are removed
+    /// when the instances have ended
     #[arg(long)]
     pub replicate: bool,
-    /// Return when all instances have begun; they live on as members of the job
+    /// Return when all instances have begun; the instances continue to run as members of the job
     #[arg(long = "async", conflicts_with = "label")]
     pub in_background: bool,
     /// Read commands from a file: on each line ranks (0-2,5 or * for the others), a program, and its arguments
@@ -54,7 +57,7 @@ pub struct SpawnArgs {
     /// Put the rank before each line that an instance prints
     #[arg(long)]
     pub label: bool,
-    /// Without a daemon: the cores of the own affinity mask, in the own cgroup
+    /// Use no daemon: instances run on the cores of pjwctl's affinity mask, in pjwctl's cgroup
     #[arg(long)]
     pub local: bool,
     /// Whether the result is printed as JSON.

@@ -9,8 +9,9 @@ use super::{Terminal, style};
 /// The maximum width of a CPU list, in columns.
 const LIST: usize = 20;
 
-/// The stage of a defragmentation that a text describes: the moves of jobs are only planned, or they are
-/// done.
+/// The stage of the defragmentation that a text of [`defrag_text`] describes. A defragmentation moves jobs to
+/// other cores, so that jobs lie closer together or larger requests fit. The moves of the jobs are only
+/// planned, or they are done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DefragStage {
     /// The moves are planned.

@@ -26,15 +26,18 @@ pub struct SimulationResult {
     /// The number of jobs in the log that can't be replayed, because their size or run time is unknown. They
     /// are not included in the number of replayed jobs.
     pub skipped: u32,
-    /// The policy that chose the cores: `pack`, `spread`, or the name of a reference policy.
+    /// The policy that chose the cores: `pack`, `spread`, or the name of a reference policy. A reference
+    /// policy, such as `kubelet`, is simulated instead of pjw's allocator, for comparison.
     pub policy: &'static str,
     /// The unit of the processor counts in the log: `core` or `pu` (logical CPU).
     pub unit: &'static str,
     /// The number of cores or PUs that jobs can use: all of the machine except the housekeeping PUs, which no
     /// job gets. The unit is that of the processor counts in the log.
     pub usable: u32,
-    /// The utilisation of the machine, from 0 to 1. It is the core time that jobs held, divided by the core
-    /// time of all usable cores from the first submission to the last end.
+    /// The utilisation of the machine, from 0 to 1, between the first submission and the end of the last job.
+    /// It is the core time of all started jobs divided by the core time of all usable cores. Core time is a
+    /// number of cores multiplied by the time for which a job holds them, or for which they can be used. If
+    /// the log counts PUs (logical CPUs), PUs are counted instead of cores. 0 if no job was started.
     pub utilisation: f64,
     /// The mean number of packages on which a started job has cores.
     pub mean_packages: f64,

@@ -121,7 +121,8 @@ pub fn age_text(since: &str, now: Timestamp) -> String {
     }
 }
 
-/// Returns a CPU demand as a percentage of one PU (logical CPU): `98.7%` for 987 `permille`.
+/// Returns the CPU demand of a thread as a percentage of one PU (logical CPU): `98.7%` for 987 `permille`.
+/// The CPU demand is the share of time in which the thread runs or waits for a PU.
 #[must_use]
 pub fn percent_text(permille: u32) -> String {
     format!("{}.{}%", permille / 10, permille % 10)

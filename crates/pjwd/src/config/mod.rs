@@ -92,8 +92,8 @@ impl Config {
         &self.settings
     }
 
-    /// Returns the path of the file that was read. `None` if there was no file, so that all keys have their
-    /// defaults.
+    /// Returns the path of the file from which the configuration was read. `None` if no file was read. All
+    /// keys then have their defaults.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
@@ -159,7 +159,8 @@ impl Config {
     }
 
     /// Returns the differences between this configuration and `new`: one sentence for each key whose value
-    /// differs, in the order of the documentation. Empty if there are no differences.
+    /// differs. The sentences are in the order in which `docs/config.md` lists the keys. Empty if there are
+    /// no differences.
     #[must_use]
     pub fn changes(&self, new: &Self) -> Vec<String> {
         let sentence = |key: Key| {

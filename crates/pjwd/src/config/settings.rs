@@ -44,7 +44,8 @@ pub enum LogFormat {
     /// The journal if systemd connected standard error to the journal. Text otherwise.
     #[default]
     Auto,
-    /// The journal, with every field as a journal field.
+    /// The journal. Each field of a message becomes a field of the journal entry. Text on standard error if
+    /// the system has no journal.
     Journald,
     /// Text on standard error, one line per event.
     Text,
@@ -103,10 +104,10 @@ pub struct Settings {
     pub rescan_interval: Duration,
     /// `scan`: the kernel interface through which pjwd reads the state of many threads at once.
     pub scan_interface: ScanInterface,
-    /// `cpu_budget_permille`: the maximum CPU time that pjwd spends on process events, such as starts of
-    /// processes, in permille of one PU. When this time is used up, events wait, and pjwd then handles
-    /// several of them together. Other work of pjwd, such as commands and the scans of a timer, is not
-    /// limited.
+    /// `cpu_budget_permille`: the share of one PU (logical CPU), in permille, that pjwd may use to handle
+    /// process events, such as starts of processes. Up to 50 ms of unused CPU time can be used later. When
+    /// the share is used up, further events wait, and pjwd then handles several of them together. Other work
+    /// of pjwd is not limited, such as commands and the scans that a timer starts.
     pub cpu_budget_permille: u32,
     /// `realtime`: whether pjwd runs with a real-time priority, if the system allows this.
     pub use_realtime_priority: bool,
@@ -146,17 +147,21 @@ pub struct Settings {
     /// The CPU demand is the share of time in which the thread runs or waits for a PU.
     pub hot_permille: u32,
     /// `balance.cold_permille`: the CPU demand at which a hot thread stops counting as hot, in permille of
-    /// one PU. Always below `hot_permille`.
+    /// one PU. The CPU demand is the share of time in which the thread runs or waits for a PU. Always below
+    /// `hot_permille`.
     pub cold_permille: u32,
     /// `balance.smoothing_permille`: the weight of the newest reading in the smoothed CPU demand of a thread,
-    /// in permille. At 1000, only the newest reading counts.
+    /// in permille. The CPU demand is the share of time in which the thread runs or waits for a PU. The
+    /// earlier smoothed value has the rest of the weight. At 1000, only the newest reading counts.
     pub smoothing_permille: u32,
-    /// `balance.oversubscribed`: how the hot threads of a job are placed if they outnumber the PUs of the
-    /// job. A thread is hot if it runs or waits for a PU most of the time.
+    /// `balance.oversubscribed`: whether pjwd pins the hot threads of a job evenly to the PUs (logical CPUs)
+    /// of the job, or pins none of them, if the job has more hot threads than PUs. A thread is hot if it runs
+    /// or waits for a PU most of the time.
     pub oversubscription_policy: OversubscriptionPolicy,
     /// `metrics.…`: the file and the addresses at which metrics are published.
     pub metrics: MetricsSettings,
-    /// `sources.NAME.enabled`: the batch systems (as sources of jobs) whose jobs pjwd detects.
+    /// `sources.NAME.enabled`: the batch systems whose jobs pjwd detects. `NAME` is the name of a batch
+    /// system.
     pub enabled_sources: BTreeSet<JobSource>,
     /// `sources.NAME.cores`: for each batch system, the number of cores that a job of this batch system gets
     /// if the number that it needs is unknown. Without an entry for its batch system, such a job gets no

@@ -12,8 +12,7 @@ use tokio::sync::oneshot;
 
 use super::query::{Answer, Query};
 
-/// A message to the event loop from another thread of pjwd: a command, a query, a request to reload or to
-/// stop, or news about removed files of the daemon.
+/// A message to the event loop of pjwd from another thread of pjwd.
 #[derive(Debug)]
 pub enum Message {
     /// Execute a command that changes jobs.
@@ -37,7 +36,8 @@ pub enum Message {
         /// message instead, and the old configuration stays in force.
         reply: oneshot::Sender<Result<Vec<String>, String>>,
     },
-    /// Files of the daemon were removed. If the journal is one of them, write it again.
+    /// At least one file of the daemon was removed. If a file of the journal is missing, write the journal
+    /// again. (The journal has the records of the changes that pjwd makes.)
     CheckJournal,
     /// The current warnings about files of the daemon that were removed and can't be made again. They replace
     /// all earlier warnings of this kind.

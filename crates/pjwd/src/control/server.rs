@@ -47,9 +47,12 @@ pub struct ControlService {
 }
 
 impl ControlService {
-    /// Makes the service, and a future. The caller must run the future for as long as the service runs: it
-    /// stores the published events for later calls. If the `published` status contains the answer to a call,
-    /// the service answers the call itself. It sends every other call to the event loop through `outbox`.
+    /// Makes the service, and a future that stores the events of the daemon. The service needs the stored
+    /// events for its answers. The caller must run the future for as long as the service runs.
+    ///
+    /// `published` receives the status, the topology and the events that the event loop publishes. The
+    /// service answers a call from these values if they contain the answer. Otherwise the service sends a
+    /// [`Message`] to the event loop through `outbox`, and answers the call with the reply of the loop.
     /// `rules` says which users are administrators, and what other users may do.
     pub fn new(
         outbox: Outbox,

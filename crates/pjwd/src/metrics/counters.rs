@@ -13,11 +13,12 @@ use crate::warden::{CycleReport, Faults};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum CycleCause {
-    /// Process events of the kernel (fork, exec, exit) or a command. The cycle scanned only the processes
-    /// that these concern.
+    /// An event or a command. Examples of events are a process event of the kernel (fork, exec, exit) and a
+    /// change of a job's cgroup. The cycle scanned only the processes that the event or the command concerns.
     Event,
-    /// A timer. The cycle scanned the processes of all jobs. Some of these cycles also scan other processes
-    /// that may have changed.
+    /// A timer. The cycle scanned the processes of all jobs. If the timer of the configuration key
+    /// `rescan_interval` had expired, the cycle also scanned processes that belong to no job and may have
+    /// changed.
     Timer,
     /// The need to scan every process, for example because process events were lost or a command concerns all
     /// jobs.
@@ -110,9 +111,9 @@ pub struct Counters {
     pub cycles: [u64; CycleCause::ALL.len()],
     /// The durations of the cycles, each from the start of its scan to its last change.
     pub cycle_times: Histogram,
-    /// The reaction times of pjwd to processes that were forked with a wrong affinity mask, such as a mask
-    /// that contains a PU outside the cores of the process's job. A reaction time is the time from the fork
-    /// of a process to the change of its mask.
+    /// The times from the fork of a process to the change of its affinity mask by pjwd. Only the processes in
+    /// [`CycleReport::confined_forks`] are measured. These are new processes of jobs, and pjwd changed their
+    /// masks before any scan had read the processes.
     pub reaction_times: Histogram,
     /// The number of process events (fork, exec, exit) that were read from the kernel.
     pub process_events: u64,
@@ -125,24 +126,30 @@ pub struct Counters {
     /// The number of attempts to change cpusets. The first index is the kind of change, in the order of
     /// [`CPUSET_ACTION_NAMES`]. The second index is the outcome, in the order of [`OUTCOME_NAMES`].
     pub cpuset_actions: [[u64; OUTCOME_NAMES.len()]; CPUSET_ACTION_NAMES.len()],
-    /// The number of reported violations by programs. A violation is a thread of a job whose affinity mask a
-    /// program changed so that it contains a PU outside the job's cores. A program's request for such a mask
-    /// is a violation too, even if a cpuset prevents its effect.
+    /// The number of violation events. pjwd reports a violation in two cases. In the first case, a program
+    /// changed the affinity mask of a thread of a job, and the new mask contains a PU outside the job's
+    /// cores. In the second case, a program requested such a mask. The request counts even if a cpuset
+    /// prevented the change. Each process has at most one violation event per cycle.
     pub mask_violations: u64,
-    /// The number of rejected plans, counted once for each job and cycle. pjw checks each plan against its
-    /// own rules (the audit). A plan that violates a rule is rejected: it is not carried out.
+    /// The number of failed audits, counted once for each job and cycle. The audit is a check that pjwd makes
+    /// before it changes affinity masks and cpusets. It checks the granted cores and the planned changes of
+    /// each job. If a job fails the audit, pjwd does not make the planned changes of the job. A failure that
+    /// concerns no single job counts as one job.
     pub rejected_plans: u64,
-    /// The number of times that the journal could not be written.
+    /// The number of cycles that ended while the journal could not be written, plus the number of failed
+    /// attempts to rewrite the journal. The journal is the file with the granted cores and the saved affinity
+    /// masks.
     pub journal_failures: u64,
-    /// The delay of the last scan that the timer for the processes of jobs started: the time from when the
-    /// scan was due until it began.
+    /// The delay of the last regular scan of the processes of jobs. A regular scan is due after each interval
+    /// (configuration key `interval`). The delay is the time from the moment at which the scan was due until
+    /// the scan began.
     pub scan_lateness: Duration,
 }
 
 impl Counters {
-    /// Adds a finished cycle (scan, decision and changes) of the daemon to the counters. `took` is the
-    /// duration of the cycle. `report` has the changes of the cycle. `faults` has the failures that persist
-    /// after the cycle.
+    /// Adds a finished cycle (scan, decision and changes) of the daemon to the counters. `cause` is the
+    /// reason for the cycle. `took` is the duration of the cycle. `report` has the results of the cycle, such
+    /// as the changed affinity masks. `faults` has the failures that still existed at the end of the cycle.
     pub fn count_cycle(&mut self, cause: CycleCause, took: Duration, report: &CycleReport, faults: &Faults) {
         self.cycles[cause as usize] += 1;
         self.cycle_times.add(took);

@@ -107,8 +107,9 @@ pub struct MetricValues<'p> {
     pub own_usage: OwnUsage,
     /// The numbers of PUs that are free, granted to jobs, reserved for the system, or offline.
     pub pu_counts: PuCounts,
-    /// The metrics of single jobs, ordered by job id. If there are too many jobs, only the oldest jobs are
-    /// listed. The last entry then has the sums over all other jobs ([`OTHER_JOBS_LABEL`]).
+    /// The metrics of single jobs, ordered by job id. The configuration key `metrics.max_jobs` limits the
+    /// number of single jobs. If there are more jobs, only the oldest ones are listed. One more entry at the
+    /// end then has the sums over all other jobs, with the id [`OTHER_JOBS_LABEL`].
     pub jobs: Vec<JobMetrics>,
     /// The number of jobs in the sums of [`OTHER_JOBS_LABEL`]. 0 if every job is listed in `jobs`.
     pub summed_jobs: usize,

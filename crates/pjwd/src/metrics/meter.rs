@@ -93,8 +93,9 @@ impl Meter {
         }
     }
 
-    /// Adds `events` process events (fork, exec, exit) to the count. `overrun` is true if the kernel dropped
-    /// some events.
+    /// Counts process events of the kernel (fork, exec, exit). `events` is the number of events that were
+    /// read since the last call. `overrun` says whether other events were lost in the same period, because
+    /// the kernel dropped them or pjwd had no room for them. Does nothing while metrics are switched off.
     pub fn count_process_events(&mut self, events: usize, overrun: bool) {
         if self.is_on() {
             self.counters.process_events += events as u64;

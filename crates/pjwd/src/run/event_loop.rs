@@ -96,8 +96,8 @@ pub struct ReloadContext {
     pub config: Config,
     /// The path of the configuration file, as given on the command line. `None` if the default path is used.
     pub config_path: Option<PathBuf>,
-    /// Sends changed admission rules to the control server. They say who is an administrator and what other
-    /// users may do.
+    /// Sends changed admission rules to the control server. The rules say which users are administrators, and
+    /// what other users may do.
     pub rules: watch::Sender<AdmissionRules>,
     /// The log of this process. A reload sets its level and its format.
     pub logging: Logging,

@@ -12,9 +12,10 @@ const THRESHOLD: Duration = Duration::from_millis(250);
 /// After this time without a late cycle, the loop is on time again.
 const RECOVERY_TIME: Duration = Duration::from_secs(5);
 
-/// Returns the time from the fork of a process to the change of its affinity mask. The fork was timed by
-/// CLOCK_BOOTTIME ([`Nanos`]), and the change by CLOCK_MONOTONIC ([`Instant`]). So `now` is the current time
-/// on both clocks.
+/// Returns the time from the fork of a process to the change of its affinity mask. The two times in `fork`
+/// are from different clocks: the time of the fork is from CLOCK_BOOTTIME ([`Nanos`]), and the time of the
+/// change is from CLOCK_MONOTONIC ([`Instant`]). `now` must be the current time on both clocks. The function
+/// needs it to convert the time of the change to CLOCK_BOOTTIME.
 #[must_use]
 pub fn reaction_time(fork: &ConfinedFork, now: (Instant, Nanos)) -> Duration {
     let since_boot = Duration::from_nanos(now.1.0);
@@ -40,8 +41,10 @@ impl Lateness {
         }
     }
 
-    /// Returns the longest delay among the recent late cycles, in which each followed the one before within 5
-    /// s. `None` if no cycle of the last 5 s waited for more than 250 ms.
+    /// Returns the longest delay among the recent late cycles. A late cycle is a cycle that waited for more
+    /// than 250 ms. Returns `None` if there was no late cycle in the 5 s before `now`. Otherwise the recent
+    /// late cycles are the last late cycle and the late cycles before it, back to the last gap between two
+    /// late cycles that is at least 5 s long.
     #[must_use]
     pub fn max_wait(&self, now: Instant) -> Option<Duration> {
         self.late.filter(|(_, at)| now.saturating_duration_since(*at) < RECOVERY_TIME).map(|(by, _)| by)

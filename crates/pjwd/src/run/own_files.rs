@@ -60,10 +60,11 @@ impl OwnFiles {
         Self { lock, socket, state_dir }
     }
 
-    /// Watches the files of the daemon. If the lock file or the socket was removed, makes it again, and sends
-    /// each new socket to `listeners`. If a file was removed, also asks the event loop through `outbox` to
-    /// check the journal. Sends warnings about files that can't be made again through `outbox`. Never
-    /// returns. Must run inside a tokio runtime.
+    /// Watches the files of the daemon, and makes removed files again. Makes the lock file and the socket
+    /// itself, except a socket of the service manager. Sends each new socket to `listeners`. The event loop
+    /// makes the files of the journal: after a removal, sends [`Message::CheckJournal`] to the event loop
+    /// through `outbox`. If the lock file or the socket can't be made again, sends a warning
+    /// ([`Message::FileWarnings`]) through `outbox`. Never returns. Must run inside a tokio runtime.
     pub async fn restore_removed_files(
         mut self,
         listeners: mpsc::UnboundedSender<UnixListener>,

@@ -35,8 +35,10 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest time between two log lines about a thread that exceeded a bound.
 const LOG_PERIOD: Duration = Duration::from_secs(60 * 60);
 
-/// Gives threads of the daemon a real-time priority. A thread that runs too long without sleeping, or uses
-/// more than its share of one PU, loses this priority for some time.
+/// Gives threads of the daemon a real-time priority, within two bounds. First, a thread may run for at most
+/// 50 ms without sleeping. Second, the CPU time of a thread may be at most 40 % of one PU (hardware thread)
+/// in the long run. A thread that exceeds a bound gets the normal priority. It gets the real-time priority
+/// again when it has unused CPU time ([`CpuBudget::has_reserve`]).
 #[derive(Debug, Default)]
 pub struct RealtimePriority {
     threads: Vec<BoundedThread>,

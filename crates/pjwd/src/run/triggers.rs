@@ -13,14 +13,16 @@ use pjw_core::state::WardenState;
 
 use crate::metrics::counters::CycleCause;
 
-/// The reasons for the next cycle (scan, decision and changes) of the event loop, except process events and
-/// commands. These reasons are expired timers and the need to scan every process.
+/// Reasons for the next cycle (scan, decision and changes) of the event loop: two timers, and the need to
+/// scan every process. Process events of the kernel and commands are reasons for a cycle too, but they are
+/// not stored here.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CycleTriggers {
-    /// Whether the scan of the processes of jobs is due (key `interval`).
+    /// Whether the scan of the processes of jobs is due. The configuration key `interval` is the time between
+    /// two such scans.
     pub job_processes_scan_due: bool,
-    /// Whether the periodic scan is due (key `rescan_interval`). It reads the processes of jobs, and also
-    /// processes that belong to no job.
+    /// Whether the periodic scan is due. The periodic scan reads the processes of jobs, and also processes
+    /// that belong to no job. The configuration key `rescan_interval` is the time between two such scans.
     pub unassigned_scan_due: bool,
     /// Whether the next scan must read every process, for example because process events were lost or are not
     /// available.

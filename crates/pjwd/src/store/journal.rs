@@ -25,8 +25,9 @@ use tracing::warn;
 use super::lock::{inode_of, is_name_of, lock};
 use crate::host::directories;
 
-/// The names of the two files of the journal in the state directory. `journal.jsonl` has the latest records,
-/// and `state.json` has the state before these records.
+/// The names of the two files of the journal in the state directory. The journal has the records with which a
+/// restarted pjwd continues ([`FileJournal`]). `state.json` has the records that were valid when the journal
+/// was last rewritten. `journal.jsonl` has the records that were added later.
 pub const JOURNAL_FILE_NAMES: [&str; 2] = [LINES, STATE];
 const LINES: &str = "journal.jsonl";
 const STATE: &str = "state.json";
@@ -39,7 +40,8 @@ const RESERVED_BYTES: u64 = 256 << 10;
 /// The largest state file in bytes. This program writes no larger file.
 const MAX_STATE_BYTES: u64 = 256 << 20;
 
-/// An error of the journal. Its message names the file, the cause and the remedy.
+/// The reason why a file of the journal ([`FileJournal`]) can't be opened, read or written. The error message
+/// names the file, the cause and the remedy.
 #[derive(Debug, Error)]
 #[error("can't {operation} {path}: {why}; {remedy}", path = path.display())]
 pub struct JournalError {
@@ -92,8 +94,9 @@ pub struct RecoveredJournal {
     /// Sentences for the log about files and records that could not be used: what was wrong with each, and
     /// what pjwd did with it.
     pub remarks: Vec<String>,
-    /// Whether records were lost. An incomplete last line is not a loss, because the changes in this line
-    /// were never made.
+    /// Whether records were lost. An incomplete last line of the journal does not count as a loss. pjwd
+    /// writes a line completely before it makes the changes that the line records. So the changes of an
+    /// incomplete line were never made.
     pub has_lost_records: bool,
 }
 

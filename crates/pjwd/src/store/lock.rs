@@ -143,8 +143,9 @@ fn of_holder(holder: &Option<LockHolder>) -> String {
     holder.as_ref().map(|holder| format!(" ({holder})")).unwrap_or_default()
 }
 
-/// The lock that prevents a second pjwd of the same user. Each user has a separate lock. The lock of root
-/// stands for the whole machine. The lock is released when this value is dropped or the process ends.
+/// The lock that prevents a second pjwd of the same user. Each user has a separate lock, also root. The pjwd
+/// of root serves the jobs of all users of the machine. The lock is released when this value is dropped or
+/// the process ends.
 #[derive(Debug)]
 pub struct DaemonLock {
     path: PathBuf,
@@ -168,9 +169,10 @@ impl DaemonLock {
         Ok(Self { path, holder, earlier, file })
     }
 
-    /// Returns the state directory of the pjwd that held the lock before. `None` if that pjwd made no journal
-    /// in the boot `boot_id`. If the directory contains no journal any more, the affinity masks that the
-    /// earlier pjwd set are unknown.
+    /// Returns the state directory of the pjwd that held the lock before this process. `boot_id` is the id of
+    /// the current boot. Returns `None` if there was no earlier pjwd, or if the earlier pjwd made no journal
+    /// in the current boot. The caller can check whether the returned directory still contains the journal.
+    /// If the journal was removed, the records of the affinity masks that the earlier pjwd set are lost.
     #[must_use]
     pub fn earlier_state_dir(&self, boot_id: &str) -> Option<&Path> {
         let earlier = self.earlier.as_ref();
@@ -178,8 +180,8 @@ impl DaemonLock {
         of_boot.map(|earlier| Path::new(&earlier.state_dir))
     }
 
-    /// Writes to the lock file that this process made its journal in the boot `boot_id`. The next pjwd reads
-    /// this with [`DaemonLock::earlier_state_dir`].
+    /// Records in the lock file that this process made its journal in the boot `boot_id`. After a restart,
+    /// the next pjwd needs this record for [`DaemonLock::earlier_state_dir`].
     ///
     /// # Errors
     /// If the lock file can't be written.

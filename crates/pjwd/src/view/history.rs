@@ -60,9 +60,10 @@ impl Default for EventHistory {
 }
 
 impl EventHistory {
-    /// Stores an event and sends it to the subscribers. `jobs` are the current jobs. If events of too many
-    /// jobs are stored, the events of ended jobs are dropped. If a new job has the id of an ended job, the
-    /// events of the ended job are dropped when the new job gets cores.
+    /// Stores an event and sends it to the subscribers. `jobs` are the jobs that exist. If events of 500 jobs
+    /// are stored and an event of a further job arrives, the events of all jobs that are not in `jobs` are
+    /// dropped. A new job can have the id of an ended job. When such a new job gets cores, the events of the
+    /// ended job are dropped.
     pub fn record(&mut self, event: Arc<Event>, jobs: &[Arc<Job>]) {
         self.count += 1;
         let is_refusal = event.event == EventKind::Refused.name();

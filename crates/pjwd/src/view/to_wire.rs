@@ -107,8 +107,8 @@ fn truncated(text: &str) -> String {
     format!("{}…", &text[..end])
 }
 
-/// Converts a plan to the reply to the call `Plan` of a client. `plan_warnings` has a warning for each change
-/// that the plan leaves out.
+/// Converts a plan to the reply to the call `Plan` of a client. `plan_warnings` are the warnings that belong
+/// to the plan. Each warning describes a change that the plan leaves out, or a state that needs attention.
 #[must_use]
 pub fn plan_to_wire(plan: &Plan, plan_warnings: &[Warning]) -> PlanReply {
     let cpusets = plan.cpuset_actions.iter().map(cpuset_action_to_wire);

@@ -94,8 +94,9 @@ impl<N: Node, J: Journal> Warden<N, J> {
         &self.state
     }
 
-    /// Returns the failures that persist after the last cycle: journal writes that failed, plans that violate
-    /// a rule of pjw, and mask changes that the kernel refused.
+    /// Returns the failures that still existed at the end of the last cycle. These are a failed write of the
+    /// journal, jobs that failed the check of their granted cores and planned changes, and mask changes that
+    /// the kernel refused.
     pub fn faults(&self) -> &Faults {
         &self.faults
     }
@@ -130,9 +131,10 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.state.full_scan_due = true;
     }
 
-    /// Reads the pending process events (fork, exec, exit) of the kernel into the state. Called before each cycle and
-    /// after each scan, so that the fork of every scanned process is known. If events were lost, they are no longer complete
-    /// until the next call of [`Warden::set_fork_events_complete_since`].
+    /// Reads the pending process events (fork, exec, exit) of the kernel into the state. Called before each
+    /// cycle and after each scan, so that the fork of every scanned process is known. If events were lost,
+    /// the fork events in the state count as incomplete. They count as complete again after the next call of
+    /// [`Warden::set_fork_events_complete_since`] with a time.
     pub fn read_process_events(&mut self) {
         let ProcessEventBatch { events, lost, still_dropping } = self.node.read_process_events();
         // An event for which there is no room counts as lost.
@@ -147,17 +149,18 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.events_read.still_dropping = still_dropping;
     }
 
-    /// Returns how many process events were read since the last call of this function, and whether events
-    /// were lost in this time. Resets the count to zero.
+    /// Returns how many process events (fork, exec, exit) were read between the last call of this function
+    /// and this call, and whether events were lost between the two calls. Resets the count to zero.
     pub fn take_event_count(&mut self) -> EventCount {
         let still_dropping = self.events_read.still_dropping;
         std::mem::replace(&mut self.events_read, EventCount { still_dropping, ..EventCount::default() })
     }
 
-    /// Finds the leftover cgroups: cgroups that exist now and have the name of a job's cpuset, but are not in
-    /// the journal. The next scan of every process decides about each leftover cgroup. If it contains
-    /// processes, and no other job holds its PUs, it becomes the cpuset of its job. Otherwise it is removed.
-    /// Must be called once, before the first cycle.
+    /// Finds the leftover cgroups and adds them to the state. A leftover cgroup exists when this function is
+    /// called, has the name of a job's cpuset, and is not in the journal. The decision about a leftover
+    /// cgroup follows after the next scan of every process. pjw makes the cgroup the cpuset of its job again
+    /// if the cgroup contains processes and its PUs can be granted to the job. Otherwise pjw removes the
+    /// cgroup. Must be called once, before the first cycle.
     pub fn find_leftover_cpusets(&mut self) {
         let found = self.node.list_job_cpusets(&self.policy.own_cgroups);
         found.into_iter().for_each(|found| self.state.cpusets.add_leftover_cpuset(found));
@@ -321,8 +324,9 @@ impl<N: Node, J: Journal> Warden<N, J> {
         }
     }
 
-    /// Returns the changes that the next cycle would make, and a warning for each change that the cycle would
-    /// leave out. Scans the machine but changes nothing.
+    /// Returns the changes that the next cycle would make, and the warnings for users. A warning describes a
+    /// change that the next cycle would not make, or a state that needs attention. Scans the machine but
+    /// changes no affinity masks or cpusets.
     pub fn dry_run(&mut self) -> (Plan, Vec<Warning>) {
         let mut snapshot = self.observe(&self.state.scan_request(true));
         self.affinity_requests.extend(std::mem::take(&mut snapshot.affinity_requests));

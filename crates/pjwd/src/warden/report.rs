@@ -11,16 +11,17 @@ use pjw_core::plan::{MaskAction, MaskOutcome, Warning};
 use pjw_core::state::{WardenState, dirty::DirtySet};
 use pjw_core::{job::JobId, refusal::Refusal, time::Nanos};
 
-/// The failures that persist after a cycle. They are journal writes that failed, plans that violate a rule of
-/// pjw, and mask changes that the kernel refused. `pjwctl status` shows them as warnings.
+/// The failures that still exist at the end of a cycle (scan, decision and changes) of the daemon.
+/// `pjwctl status` shows them as warnings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Faults {
     /// The error of the last write of the journal. `None` if this write succeeded. While there is an error,
     /// pjwd changes no affinity masks or cpusets.
     pub journal_error: Option<String>,
-    /// The jobs whose plan violates a rule of pjw, each with the violation as text. No changes are made for
-    /// these jobs. The key `None` stands for a violation that concerns no single job. No changes at all are
-    /// made in this case.
+    /// The jobs that failed the audit, each with the violated rule as text. The audit checks the granted
+    /// cores and the planned changes of each job before the changes are made. No changes of affinity masks or
+    /// cpusets are made for a job in this list. The key `None` stands for a violation that concerns no single
+    /// job. While there is such a violation, no changes are made for any job.
     pub audit_violations: BTreeMap<Option<JobId>, String>,
     /// The threads whose affinity masks the kernel refused to change, each with the reason.
     pub refused_masks: BTreeMap<ThreadId, RefusedMask>,
@@ -43,8 +44,8 @@ pub struct CycleReport {
     pub replies: Vec<Result<Reply, Refusal>>,
     /// The events of the cycle, in the order in which they happened.
     pub events: Vec<Event>,
-    /// A warning with the reason for each change that the last decision of the cycle considered but did not
-    /// plan.
+    /// The warnings for users from the last decision of the cycle. Each warning describes a change that pjw
+    /// does not make, or a state that needs attention. It contains the reason and a remedy.
     pub plan_warnings: Vec<Warning>,
     /// The attempts to change affinity masks, each with its outcome.
     pub mask_outcomes: Vec<(MaskAction, MaskOutcome)>,
@@ -53,9 +54,9 @@ pub struct CycleReport {
     /// The jobs and processes for which a decision of this cycle made a new plan. For all other jobs and
     /// processes, the earlier plan is still valid.
     pub planned: DirtySet,
-    /// The processes that were forked with a wrong affinity mask, and whose masks pjwd changed at once,
-    /// before the scan of the cycle. A mask is wrong, for example, if it contains at least one PU outside the
-    /// cores of the process's job.
+    /// The new processes of jobs whose affinity masks pjwd changed before the scan of the cycle. pjwd does
+    /// this only for a process whose mask differs from the set of online PUs that the job of the process
+    /// holds.
     pub confined_forks: Vec<ConfinedFork>,
     /// Whether work is left because the cycle reached its maximum number of rounds. The next cycle then
     /// continues.
@@ -68,9 +69,8 @@ pub struct CycleReport {
 /// cycle goes on, after the interval.
 const MAX_MASK_WRITES: u32 = 3;
 
-/// A process that was forked with a wrong affinity mask, and whose mask pjwd changed at once, instead of
-/// after the next scan. A mask is wrong, for example, if it contains at least one PU outside the cores of the
-/// process's job.
+/// A new process of a job, whose affinity mask pjwd changed before any scan had read the process. pjwd does
+/// this only if the mask differs from the set of online PUs that the job holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConfinedFork {
     /// The process id (pid).

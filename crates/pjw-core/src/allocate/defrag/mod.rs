@@ -26,7 +26,9 @@ const MAX_STEPS: usize = 32;
 /// The levels of the score, largest first.
 const LEVELS: [Level; 3] = [Level::Package, Level::NumaNode, Level::L3];
 
-/// A planned move of one job to other cores, in order to reduce fragmentation.
+/// A planned move of one job to other cores, in order to reduce fragmentation. The machine is fragmented if
+/// jobs lie on more packages, NUMA nodes or L3s than necessary, or if the free cores are distributed over so
+/// many of them that large requests fit into none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobMove {
     /// The job that moves.
@@ -36,13 +38,13 @@ pub struct JobMove {
     /// The PUs that the job is to hold after all moves of the plan. The number of PUs and the kinds of
     /// their cores are the same as in `from`.
     pub to: CpuSet,
-    /// The improvement by the move, as a part of a sentence for users, such as `it lies on 1 package
-    /// instead of 2`.
+    /// The improvement that the move makes, as a clause for users, such as `it lies on 1 package instead of
+    /// 2`.
     pub why: String,
 }
 
-/// The result of [`plan_defrag`]: the moves of jobs that reduce fragmentation. Also the sizes of the
-/// largest requests for cores that the machine can serve before and after the moves.
+/// The result of [`plan_defrag`]: the moves of jobs to other cores, and the sizes of the largest requests for
+/// cores that the machine can serve before and after these moves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DefragPlan {
     /// The moves, at most one for each job. Each move gives the PUs of the job before and after the whole

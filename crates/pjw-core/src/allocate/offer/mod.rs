@@ -222,9 +222,10 @@ pub struct LargestRequests {
 }
 
 /// Returns the sizes, in whole cores, of the largest requests that the free cores can serve: inside one L3,
-/// inside one NUMA node, inside one package, and on the whole machine. If the machine has no L3, the size
-/// for a NUMA node is also used for the L3. In the same way, a missing NUMA node is replaced by the
-/// package, and a missing package by the whole machine.
+/// inside one NUMA node, inside one package, and on the whole machine.
+///
+/// If the topology has no L3, no NUMA node or no package, the value for the next larger part of the machine
+/// is returned in its place. The parts are, from small to large: L3, NUMA node, package, whole machine.
 #[must_use]
 pub fn largest_requests(pool: &PuPool, topology: &Topology) -> LargestRequests {
     let allocator =

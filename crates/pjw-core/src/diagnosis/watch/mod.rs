@@ -51,10 +51,13 @@ impl ScanPair<'_> {
         self.second_scan.taken_at.since_boot.0.saturating_sub(self.first_scan.taken_at.since_boot.0)
     }
 
-    /// Returns all jobs, each with the CPU use of its threads between the two scans. `held` has the PUs that
-    /// a running `pjwd` granted to each job, and is empty if no `pjwd` runs. If a batch scheduler granted the
-    /// PUs of a job, the PUs are taken from the scans. The fields `has_cpuset_controller` and `enforcement`
-    /// of the result are empty; the caller sets them.
+    /// Returns all jobs, each with the CPU use of its threads between the two scans. `held` has, for each
+    /// job, the PUs that a running `pjwd` granted to the job. `held` is empty if `pjwd` does not run. If a
+    /// batch scheduler granted the PUs of a job, [`ObservedJob::grant`] has these PUs, as the scans found
+    /// them, and not the PUs in `held`.
+    ///
+    /// The field `has_cpuset_controller` of each job is `None`, and the field `enforcement` is empty. The
+    /// caller sets both.
     #[must_use]
     pub fn observed_jobs(&self, held: &BTreeMap<JobId, CpuSet>) -> Vec<ObservedJob> {
         let readings = self.readings();

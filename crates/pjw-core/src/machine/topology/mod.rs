@@ -318,9 +318,9 @@ impl Topology {
         self.0.devices.devices.iter().find(|device| device.has_name(name))
     }
 
-    /// Returns the PUs that belong to `domain`: the PUs for which [`Topology::domain_of`] returns `domain`.
-    /// Some PUs of `domain` are missing in the result if they belong to another domain of the same level
-    /// that also contains them. The result is empty for a NUMA node without PUs.
+    /// Returns the PUs that belong to `domain`: the PUs for which [`Topology::domain_of`] returns `domain`. A
+    /// PU of `domain` is not in the result if another domain of the same level also contains the PU, and the
+    /// PU belongs to that other domain. The result is empty for a NUMA node without PUs.
     #[must_use]
     pub fn cpus_belonging_to(&self, domain: &Domain) -> CpuSet {
         let here = |&pu: &Pu| self.domain_of(domain.level, pu).is_some_and(|own| own.number == domain.number);
@@ -328,8 +328,9 @@ impl Topology {
     }
 
     /// Returns the domain of the level `level` (such as the NUMA node) to which `pu` belongs. `None` if no
-    /// domain of this level contains `pu`. If several domains of this level contain `pu`, it belongs to the
-    /// one with the fewest PUs.
+    /// domain of this level contains `pu`. If several domains of this level contain `pu`, the PU belongs to
+    /// the domain with the fewest PUs. If several of these domains have the fewest PUs, the PU belongs to the
+    /// first of them.
     #[must_use]
     pub fn domain_of(&self, level: Level, pu: Pu) -> Option<&Domain> {
         self.0.domains.get(self.domain_index(level, pu)? as usize)

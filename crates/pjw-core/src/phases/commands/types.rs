@@ -48,7 +48,8 @@ pub struct AssignCommand {
     /// The job that is to get the cores. It is created if it does not exist.
     pub job: JobId,
     /// The number of cores or PUs, or the list of PUs, that is requested for the job. `None` leaves the
-    /// earlier request of the job unchanged.
+    /// earlier request of the job unchanged. If the job has no earlier request, a command with `None` is
+    /// refused.
     pub cpu_request: Option<CpuRequest>,
     /// The rule by which the cores are chosen, such as close together. `None` leaves the rule of the job
     /// unchanged; for a new job it means [`Placement::Pack`].
@@ -57,7 +58,8 @@ pub struct AssignCommand {
     /// [`PriorityClass::Normal`].
     pub class: Option<PriorityClass>,
     /// The name or the PCI address of the device near which the cores should be. `None` leaves the device of
-    /// the job unchanged. An empty name removes the device from the request.
+    /// the job unchanged; for a new job it means no device. An empty name removes the device from the
+    /// request.
     pub near_device: Option<String>,
     /// Whether the memory of the job is allocated only from the NUMA nodes of its cores. `None` leaves the
     /// setting of the job unchanged; for a new job it means false.
@@ -103,14 +105,15 @@ impl AssignCommand {
     }
 }
 
-/// The reply to a command that was carried out. The reply to a command that was refused is a `Refusal`.
+/// The reply to a command that was carried out. A command that was refused has a
+/// [`Refusal`](crate::terms::Refusal) as its reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
-    /// The job, as it is after the command [`Command::Assign`].
+    /// The job after [`Command::Assign`] was carried out.
     Assigned(Box<Job>),
     /// The ids of the jobs that [`Command::Release`] or [`Command::ReleaseAll`] released.
     Released(Vec<JobId>),
-    /// The moves of jobs that [`Command::Defrag`] made, and the largest requests that fit before and after
-    /// the moves.
+    /// The moves of jobs that [`Command::Defrag`] made, and the sizes of the largest requests for cores that
+    /// the machine can serve before and after the moves.
     Moved(Box<DefragPlan>),
 }

@@ -99,8 +99,8 @@ fn cpuset_in_effect(state: &WardenState, policy: &Policy, id: &JobId) -> Option<
     (is_inside && policy.enforcement != Enforcement::Affinity).then(|| path.clone())
 }
 
-/// The mechanism that at present restricts the processes of a job to the job's cores: a cpuset, affinity
-/// masks, or no mechanism.
+/// The mechanism that restricts the processes of a job to the job's cores: a cpuset, affinity masks, or no
+/// mechanism.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EffectiveEnforcement {
     /// A cpuset restricts all processes of the job.
@@ -109,9 +109,9 @@ pub enum EffectiveEnforcement {
         /// batch scheduler made the cpuset and its path is unknown.
         path: Option<String>,
     },
-    /// Affinity masks restrict each process that is not in the job's cpuset. There is at least one such
-    /// process, or the job has no cpuset with the right settings. A cpuset may restrict other processes of
-    /// the job.
+    /// Affinity masks restrict at least one process of the job, because no cpuset restricts all processes of
+    /// the job. Either the job has no cpuset, or the cpuset does not have the right settings, or a process of
+    /// the job is outside the cpuset. The processes inside the cpuset are restricted by the cpuset.
     Affinity {
         /// The reason why no cpuset restricts all processes of the job, as text for users.
         why: String,
@@ -120,19 +120,31 @@ pub enum EffectiveEnforcement {
     Nothing,
 }
 
-/// Returns the mechanism that at present restricts the processes of `job` to the job's cores. If pjw chose
-/// the cores, the result is [`EffectiveEnforcement::Cpuset`] only if the last scans found all processes of
-/// the job in the job's cpuset. If a batch scheduler chose the cores, the result is always
-/// [`EffectiveEnforcement::Cpuset`].
+/// Returns the mechanism that restricts the processes of `job` to the job's cores. The result depends on who
+/// chose the cores:
+///
+/// - pjw: the result is [`EffectiveEnforcement::Cpuset`] only if the last scans found all processes of the
+///   job in the job's cpuset.
+/// - A batch scheduler: the result is [`EffectiveEnforcement::Cpuset`], because the batch scheduler made the
+///   cpuset.
+///
+/// The result is [`EffectiveEnforcement::Nothing`] if the job holds no cores or was released. The result is
+/// also `Nothing` if pjw chose the cores and runs in observe mode.
 #[must_use]
 pub fn effective_enforcement(state: &WardenState, policy: &Policy, job: &Job) -> EffectiveEnforcement {
     effective_enforcement_of_members(state, policy, job, state.members_of(&job.id))
 }
 
-/// Returns the mechanism that at present restricts `members` (some processes of `job`) to the job's cores.
-/// If pjw chose the cores, the result is [`EffectiveEnforcement::Cpuset`] only if the last scans found all
-/// of `members` in the job's cpuset. If a batch scheduler chose the cores, the result is always
-/// [`EffectiveEnforcement::Cpuset`].
+/// Returns the mechanism that restricts `members` (some processes of `job`) to the job's cores. The result
+/// depends on who chose the cores:
+///
+/// - pjw: the result is [`EffectiveEnforcement::Cpuset`] only if the last scans found all of `members` in the
+///   job's cpuset.
+/// - A batch scheduler: the result is [`EffectiveEnforcement::Cpuset`], because the batch scheduler made the
+///   cpuset.
+///
+/// The result is [`EffectiveEnforcement::Nothing`] if the job holds no cores or was released. The result is
+/// also `Nothing` if pjw chose the cores and runs in observe mode.
 pub fn effective_enforcement_of_members<'a>(
     state: &WardenState,
     policy: &Policy,

@@ -6,7 +6,9 @@
 use crate::basics::{ProcessId, prelude::*};
 use crate::terms::{CpusetAction, CpusetChange, JobId};
 
-/// The changes of cpusets that are not complete, and those that were completed since the last decision.
+/// The delayed changes of cpusets: the kernel or systemd has begun the change, but has not completed it. Also
+/// contains the paths of the cpusets whose delayed writes were completed since the last decision of the
+/// daemon ([`Decision`](crate::reconcile::Decision)).
 #[derive(Debug, Clone, Default)]
 pub struct DelayedChanges {
     /// The number of delayed changes for each job that has any.
@@ -20,7 +22,7 @@ pub struct DelayedChanges {
 }
 
 impl DelayedChanges {
-    /// Adds the change `action`: the node has begun it and did not complete it yet.
+    /// Adds the change `action`, which the kernel or systemd has begun and has not completed.
     pub fn add(&mut self, action: &CpusetAction) {
         *self.jobs.entry(action.job.clone()).or_default() += 1;
         match &action.change {
@@ -65,7 +67,8 @@ impl DelayedChanges {
         }
     }
 
-    /// Whether a change for the job is not complete. Until it is, no other change for the job is planned.
+    /// Whether the kernel or systemd has begun a change of a cpuset for the job and has not completed this
+    /// change. As long as the result is true, the daemon plans no other cpuset change for the job.
     #[must_use]
     pub fn has(&self, job: &JobId) -> bool {
         self.jobs.contains_key(job)

@@ -18,18 +18,21 @@ use crate::state::masks::request::{MaskLimits, MaskRequest, MaskWriter};
 /// replacement inherited an earlier request.
 const EARLIER_REQUESTS: usize = 8;
 
-/// The result of comparing the mask that a scan read with the masks that pjw predicted.
+/// The result of comparing the mask that a scan read with the masks that pjw predicted. pjw predicts the mask
+/// from the requests that may be the last request for the thread, and from the PUs that are online and in the
+/// thread's cpuset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaskComparison {
-    /// The mask was predicted: no program has requested another mask.
+    /// The mask is one of the predicted masks: no program has requested another mask.
     Predicted,
-    /// The mask was not predicted: the program of the thread has requested this mask.
+    /// The mask is none of the predicted masks: the program of the thread has requested another mask.
     ChangedByProgram,
 }
 
 /// The facts that pjw has recorded about the affinity mask of one thread. The entry contains the original
-/// mask, which pjw restores when the job is released. It also contains the mask requests that may be the last
-/// request for the thread; one of them set the present mask.
+/// mask of the thread, which pjw restores when the job is released. The entry also contains one or more
+/// requests for a mask ([`MaskRequest`]). One of these requests is the last request for the thread. If there
+/// are several, it is unknown which one is the last.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskEntry {
     /// The requests that may be in force, newest last. Never empty, and nearly always one.
@@ -84,10 +87,12 @@ impl MaskEntry {
     }
 
     /// Makes the entry of a thread that was born at the time `birth` and inherited its mask from the thread
-    /// that created it. `requests` are the requests that may have been the last request for the creating
-    /// thread at that time. One of them set the inherited mask. Returns `None` if `requests` is empty. If pjw
-    /// or the kernel changed the inherited mask, the entry counts as recorded in the journal since that
-    /// request.
+    /// that created it. `requests` are the requests of which one was the last request for the creating thread
+    /// at the time `birth`. Returns `None` if `requests` is empty.
+    ///
+    /// If pjw or the kernel made one of `requests`, and the requested mask is not the original mask, the
+    /// original mask counts as recorded in the journal since the time of this request. If there are several
+    /// such requests, it counts as recorded since the earliest of them. See [`MaskEntry::journaled_since`].
     #[must_use]
     pub fn from_inherited(requests: impl IntoIterator<Item = MaskRequest>, birth: BirthTime) -> Option<Self> {
         let mut candidates: SmallVec<[MaskRequest; 1]> = SmallVec::new();
@@ -102,8 +107,8 @@ impl MaskEntry {
     }
 
     /// Makes the entry of a thread from its record in the journal, after a restart of the daemon. `request`
-    /// is the mask request in the record. The earlier daemon wrote the record first, and made the request
-    /// afterwards. It may have ended in between, so the request may not have reached the kernel.
+    /// is the mask request in the record. The earlier daemon wrote the record before it made the request. If
+    /// the earlier daemon ended between these two steps, the kernel never got the request.
     #[must_use]
     pub fn from_record(request: MaskRequest) -> Self {
         let since = request.requested_at;
@@ -191,7 +196,9 @@ impl MaskEntry {
             && self.journaled_since.is_some_and(|kept| kept <= self.newest().requested_at)
     }
 
-    /// Returns the time at which a scan last read the mask, in ns since boot.
+    /// Returns the time at which a scan last read the mask, in ns since boot. If no scan has read the mask
+    /// since the entry was made: the earliest possible birth time of the thread for an inherited mask, and 0
+    /// for an entry from the journal.
     #[must_use]
     pub fn last_read_at(&self) -> Nanos {
         self.read_at
@@ -242,9 +249,9 @@ impl MaskEntry {
         core::mem::take(&mut self.is_unrecorded) || is_new
     }
 
-    /// Marks that the journal no longer contains the original mask of the thread, because there is nothing to
-    /// restore. Does not change the journal. If the journal has a record of this mask, the caller must append
-    /// the record [`MaskReleased`](crate::terms::record::Record::MaskReleased).
+    /// Marks the thread as not journaled: the journal need not contain its original mask, because there is
+    /// nothing to restore. Does not change the journal. If the journal contains a record for this thread, the
+    /// caller must append the record [`MaskReleased`](crate::terms::record::Record::MaskReleased).
     pub fn stop_journaling(&mut self) {
         self.journaled_since = None;
     }
@@ -282,10 +289,11 @@ impl MaskEntry {
         self.refused_within = None;
     }
 
-    /// Adds the mask requests that the thread inherited again to the requests that may be the last one for
-    /// the thread. Must be called if pjw set the mask while fork(2) was still creating the thread. At the end
-    /// of fork(2), the kernel may copy the parent's mask once more (kernel/cgroup/cpuset.c, `cpuset_fork`),
-    /// and so replace the mask that pjw set.
+    /// Makes the requests that set the thread's inherited mask candidates for the last request again
+    /// ([`MaskEntry::last_request_candidates`]). Must be called if pjw set the mask of the thread while
+    /// fork(2) was still creating the thread. At the end of fork(2), the kernel may copy the parent's mask
+    /// once more (kernel/cgroup/cpuset.c, `cpuset_fork`). The thread then has the inherited mask, and not the
+    /// mask that pjw set.
     pub fn add_inherited_requests_again(&mut self) {
         let inherited: Vec<_> = self.earlier.extract_if(.., |(_, until)| until.is_none()).collect();
         self.candidates.insert_many(0, inherited.into_iter().map(|(request, _)| request));

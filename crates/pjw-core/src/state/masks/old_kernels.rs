@@ -12,28 +12,31 @@ use crate::basics::{CpuSet, Nanos};
 use crate::state::masks::entry::MaskEntry;
 use crate::state::masks::request::MaskLimits;
 
-/// The maximum time between a change of the online PUs and the changes of affinity masks that a kernel before
-/// Linux 6.2 makes because of it: 3 seconds.
+/// A kernel before Linux 6.2 changes affinity masks when PUs (logical CPUs) go offline or online. This
+/// constant is the maximum time from the moment when a PU goes offline or online to the last of these mask
+/// changes: 3 seconds.
 pub const HOTPLUG_DELAY: Duration = Duration::from_secs(3);
 
-/// Returns the time [`HOTPLUG_DELAY`] before `read_at`, in ns since boot. If a PU went offline or online
-/// before this time, a kernel before Linux 6.2 had changed all affected affinity masks by the time `read_at`.
+/// Returns the time `read_at` minus [`HOTPLUG_DELAY`], in ns since boot. If a PU went offline or online
+/// before the returned time, even a kernel before Linux 6.2 had completed all resulting mask changes at the
+/// time `read_at`. If a PU went offline or online later, mask changes may have been incomplete at `read_at`.
 #[must_use]
 pub fn hotplug_window_start(read_at: Nanos) -> Nanos {
     let delay = u64::try_from(HOTPLUG_DELAY.as_nanos()).unwrap_or(u64::MAX);
     Nanos(read_at.0.saturating_sub(delay))
 }
 
-/// Changes the recorded writer of a thread's affinity mask from the program to the kernel, if the kernel may
-/// have set the mask. A kernel before Linux 6.2 sets masks when PUs go offline or online. `limits` must be
-/// the limits of the mask since the time [`hotplug_window_start`]`(now)`. The writer is changed only if all
-/// of these conditions hold:
+/// Corrects the recorded writer of a thread's affinity mask from the program to the kernel, if the kernel may
+/// have set the mask. (A kernel before Linux 6.2 sets masks when the cpuset or the online PUs change.)
+/// `limits` must be the limits of the mask since the time [`hotplug_window_start`]`(now)`. The writer is
+/// corrected only if all of these conditions hold:
 ///
-/// 1. `limits.may_mask_be_reset` is true.
-/// 2. A scan first read the mask at most [`HOTPLUG_DELAY`] before `now`.
-/// 3. The mask equals one of the sets in `limits.possible_cpus`.
-/// 4. It is not certain that the program requested the mask. It is certain if another thread of the same
-///    cpuset had PUs outside the mask.
+/// 1. `limits.kernel_may_have_reset_mask` is true.
+/// 2. The recorded writer is the program, and `entry` also contains an earlier request for the thread.
+/// 3. The first scan that read the mask did so at most [`HOTPLUG_DELAY`] before `now`.
+/// 4. The mask equals one of the sets in `limits.possible_cpus`.
+/// 5. The kernel could have set this mask. The kernel could not have set it if another thread in the same
+///    cpuset had a PU outside the mask: the program then certainly requested the mask.
 pub fn correct_mask_writer(entry: &mut MaskEntry, limits: &MaskLimits, now: Nanos) {
     if limits.kernel_may_have_reset_mask {
         let begin = hotplug_window_start(now);

@@ -5,15 +5,16 @@ use smallvec::SmallVec;
 
 use crate::basics::{CpuSet, Nanos};
 
-/// Who set an affinity mask by a request to the kernel: the thread's program, pjw, or the kernel itself.
+/// Who determined the affinity mask of a thread: a program, pjw, or the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaskWriter {
-    /// The program of the thread, the parent process before the job began, or the user.
+    /// The program of the thread, or a user by a tool such as taskset(1). Also the process that started the
+    /// job, if the thread inherited the mask of this process.
     Program,
     /// pjw. A thread that inherited its mask from a thread whose mask pjw set counts as set by pjw too.
     Warden,
-    /// A kernel before Linux 6.2. Such a kernel gives a thread the whole cpuset when the cpuset or the online
-    /// PUs change, without a call of sched_setaffinity(2).
+    /// The kernel itself, without a call of sched_setaffinity(2). Only kernels before Linux 6.2 do this: when
+    /// the cpuset of a thread or the online PUs change, they allow the thread all PUs of the cpuset.
     Kernel,
 }
 
@@ -23,24 +24,26 @@ pub enum MaskWriter {
 pub struct MaskRequest {
     /// The requested mask. It may contain PUs that are offline or outside the thread's cpuset.
     ///
-    /// - If `writer` is pjw, the mask that pjw passed to sched_setaffinity(2).
-    /// - If `writer` is the program, the mask that pjw derived from the effective mask that a scan read.
-    ///   Every PU of the machine if the effective mask had every PU that was possible.
-    /// - If `writer` is the kernel, every PU of the machine.
+    /// - If `writer` is pjw: the mask that pjw passed to sched_setaffinity(2).
+    /// - If `writer` is the program: the mask that pjw assumes for the request of the program. It is the
+    ///   effective mask that a scan read. If the effective mask contained every online PU of the thread's
+    ///   cpuset, it is every PU of the machine.
+    /// - If `writer` is the kernel: every PU of the machine.
     pub mask: CpuSet,
-    /// The mask that pjw restores when the job is released, provided that this request is then still the
-    /// last one for the thread.
+    /// The mask that the thread gets back when its job is released. pjw uses it only if no later request for
+    /// the thread is known at the release.
     pub original_mask: CpuSet,
     /// Who made the request: the program, pjw, or the kernel.
     pub writer: MaskWriter,
-    /// The time of the request, in ns since boot. 0 if the request is older than pjw's first reading of the
-    /// mask.
+    /// The time of the request, in ns since boot. 0 if the request was made before pjw read the mask of the
+    /// thread for the first time.
     pub requested_at: Nanos,
 }
 
 impl MaskRequest {
-    /// Whether the original mask must be restored if this request is the last one for the thread. True if pjw
-    /// or the kernel made the request, and its mask is not the original mask.
+    /// Returns whether pjw must restore `original_mask` when the job is released, provided that this request
+    /// is the last one for the thread. True if pjw or the kernel made the request, and the requested mask is
+    /// not `original_mask`. False if the program made the request.
     #[must_use]
     pub fn needs_restore(&self) -> bool {
         self.writer != MaskWriter::Program && self.mask != self.original_mask
@@ -57,17 +60,17 @@ pub fn effective_mask(requested: &CpuSet, possible: &CpuSet) -> CpuSet {
     if left.is_empty() { possible.clone() } else { left }
 }
 
-/// The limits of a thread's affinity mask: the PUs that are both online and in the thread's cpuset. If
-/// these PUs have changed since the last reading of the mask, there are several such sets. The kernel shows
-/// only the PUs of a requested mask that are within the limits.
+/// The limits of a thread's affinity mask: the PUs that are both online and in the thread's cpuset. The
+/// effective mask of the thread contains only PUs within these limits. If the cpuset or the online PUs have
+/// changed since the last reading of the mask, the limits before the change are recorded too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskLimits {
-    /// The sets of PUs that were both online and in the thread's cpuset at some time since the last reading
-    /// of the mask. The present set comes first. Earlier sets follow if the cpuset or the online PUs have
-    /// changed.
+    /// The sets of PUs that were both online and in the thread's cpuset since the last reading of the mask.
+    /// The first set is the newest. Further sets follow only if the cpuset or the online PUs have changed
+    /// since the last reading. The sets may also come from a cpuset into which pjw is moving the process.
     pub possible_cpus: SmallVec<[CpuSet; 1]>,
-    /// Every PU in the topology of the machine. PUs that went offline after pjw read the topology are
-    /// included. PUs that were offline at that time are not.
+    /// Every PU in the topology of the machine that pjw read. A PU that went offline after pjw read the
+    /// topology is included. A PU that was already offline when pjw read the topology is not included.
     pub machine_cpus: CpuSet,
     /// Whether the limits may have changed since the last reading of the mask: the cpuset was written, the
     /// process was moved, or PUs went offline or online. Also true if PUs went offline or online at most

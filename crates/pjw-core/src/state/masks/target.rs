@@ -3,18 +3,19 @@
 use crate::basics::CpuSet;
 use crate::machine::topology::Topology;
 
-/// Returns the affinity mask that a thread should have. `grant` contains the PUs granted to the job of the
-/// thread. `original` is the mask that the thread had before pjw changed the mask. `inherited` is the mask
-/// that the processes of the job inherited from outside the job, or `None` if this mask is unknown. The first
-/// rule that applies gives the result:
+/// Returns the affinity mask that a thread of a job should have. `grant` contains the PUs granted to the job.
+/// `original` is the mask that the thread had before pjw changed the mask. `inherited` is the mask that the
+/// processes of the job inherited from outside the job, or `None` if this mask is unknown. The first rule
+/// that applies gives the result:
 ///
-/// 1. The result is `grant` if `original` equals `inherited`, contains the whole grant, or contains every PU
-///    of `topology`.
-/// 2. If `original` is not empty and lies inside the grant, the result is `original`.
-/// 3. Otherwise each PU of `original` is translated into a PU of the grant. The k-th PU of the machine
-///    becomes the k-th PU of the grant, both in hwloc's logical order. If k exceeds the size of the grant,
-///    counting continues at the first PU of the grant. If `original` has no PU of `topology`, or the grant
-///    has none, the result is `grant`.
+/// 1. The result is `grant` if `original` equals `inherited`, contains every PU of the grant, or contains
+///    every PU of `topology`.
+/// 2. The result is `original` if `original` is not empty and contains only PUs of the grant.
+/// 3. The result is `grant` if the grant or `original` contains no PU of `topology`.
+/// 4. Otherwise, each PU of `original` is replaced by a PU of the grant. The PUs of the machine and the PUs
+///    of the grant are both numbered in hwloc's logical order. The k-th PU of the machine is replaced by the
+///    k-th PU of the grant. If the grant has fewer than k PUs, the numbering of its PUs continues at its
+///    first PU.
 #[must_use]
 pub fn target_mask(
     topology: &Topology,

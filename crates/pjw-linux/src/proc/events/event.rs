@@ -11,8 +11,9 @@ pub struct EventLoss {
     /// Whether events were lost since the previous call, for any of these causes: The socket's receive buffer
     /// overflowed, sequence numbers are missing, or the socket can't be read.
     pub lost: bool,
-    /// Whether the kernel may still be dropping events. After the socket's receive buffer has overflowed, the
-    /// kernel drops all new events until the buffer has been read empty. False once this has happened.
+    /// Whether the kernel may still be dropping events. After the receive buffer of the socket has
+    /// overflowed, the kernel drops all new events until the buffer is empty. This field is true from the
+    /// overflow until a read has found the buffer empty.
     pub still_dropping: bool,
 }
 

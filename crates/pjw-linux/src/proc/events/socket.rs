@@ -41,8 +41,8 @@ pub struct ProcEvents {
 
 impl ProcEvents {
     /// Subscribes to process events (fork, exec and exit), and checks for at most 200 ms that the events of a
-    /// test thread arrive. Processes that were started before the call are not reported. So the caller must
-    /// scan all processes after this call.
+    /// test thread arrive. The kernel does not report processes that were started before the subscription.
+    /// To find these processes, the caller must scan all processes after this call.
     ///
     /// # Errors
     /// If the kernel refuses the subscription, has no process events, or delivers none to this process.
@@ -72,7 +72,8 @@ impl ProcEvents {
     }
 
     /// Appends the pending events to `events`, and returns whether events were lost. Does not wait. Reads at
-    /// most 8192 messages. If more are pending, the socket stays readable.
+    /// most 8192 messages. If there are further messages, they stay in the socket for the next call, and the
+    /// socket stays readable (poll(2)).
     pub fn drain_events(&mut self, events: &mut Vec<ProcessEvent>) -> EventLoss {
         let known = events.len();
         let drained = self.take(MAX_MESSAGES_PER_DRAIN, events);

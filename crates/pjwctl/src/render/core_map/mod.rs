@@ -98,8 +98,10 @@ impl PuHolders {
         Self { by_pu }
     }
 
-    /// Returns the holder of the core that consists of the PUs `pus`: the job that holds any of these PUs, or
-    /// [`Holder::SeveralJobs`] if several jobs do. If no job does: housekeeping, free or offline.
+    /// Returns the holder of the core that consists of the PUs (logical CPUs) in `pus`. If only one job holds
+    /// any of these PUs, the result is this job. If several jobs hold some of these PUs, the result is
+    /// [`Holder::SeveralJobs`]. If no job holds any, the result is housekeeping if any PU is reserved, else
+    /// free if any PU is free, else offline.
     #[must_use]
     pub fn holder_of_core(&self, pus: &CpuSet) -> Holder {
         let holders = || pus.iter().filter_map(|pu| self.by_pu.get(&pu).copied());
@@ -131,9 +133,10 @@ struct Row {
     caches: Vec<Vec<CpuSet>>,
 }
 
-/// Returns the core map of `pjwctl status` as text. One character per core shows who holds the core, see
-/// [`Holder::symbol`]. Each NUMA node has one or more lines of its own. If this takes more than 24 lines,
-/// each NUMA node instead has lists of the PUs of each holder.
+/// Returns the core map of `pjwctl status` as text. One character for each core shows which job or other
+/// [`Holder`] has the core, see [`Holder::symbol`]. Each NUMA node begins on a new line and may need several
+/// lines. If the map would have more than 24 lines, lists replace the characters: for each NUMA node, the PUs
+/// (logical CPUs) of each holder.
 #[must_use]
 pub fn core_map_text(cores: &[Core], holders: &PuHolders, term: Terminal) -> String {
     let rows = rows(cores);

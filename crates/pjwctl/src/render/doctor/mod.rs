@@ -60,7 +60,8 @@ pub struct DoctorJob {
     pub requested_cores: Option<u32>,
     /// The PUs (logical CPUs) that the job holds, as a CPU list. Empty if it holds none.
     pub cpus: String,
-    /// Who granted the PUs in `cpus`: the `scheduler`, or pjwd (`warden`). Empty if the job holds none.
+    /// Who granted the PUs in `cpus`: `scheduler` if the batch system granted them, `warden` if pjwd granted
+    /// them. Empty if the job holds none.
     pub granted_by: &'static str,
     /// The PUs that are allowed for the job: the online PUs in the affinity mask of at least one thread of
     /// the job, as a CPU list.
@@ -73,7 +74,7 @@ pub struct DoctorJob {
     /// The number of threads of all processes of the job.
     pub threads: usize,
     /// The number of busy threads of all processes of the job. A thread is busy if it ran or waited for a PU
-    /// during at least half of the observed time.
+    /// (logical CPU) during at least half of the time in which `pjwctl doctor` observed the machine.
     pub busy: usize,
 }
 

@@ -120,8 +120,8 @@ pub fn no_cores_message(job: &Job) -> String {
     )
 }
 
-/// Returns the warning of `pjwctl assign` that the class `besteffort` has no effect yet. `None` if the job
-/// has another class.
+/// Returns the warning that `pjwctl assign` prints if the priority class of the job is `besteffort`. The
+/// warning says that pjwd treats this class like `normal`. `None` if the job has another class.
 #[must_use]
 pub fn class_message(job: &Job) -> Option<String> {
     (job.class == "besteffort").then(|| {

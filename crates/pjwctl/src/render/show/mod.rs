@@ -103,7 +103,8 @@ fn known_by(evidence: &str) -> String {
 }
 
 /// Returns a table with one row per thread: its state, CPU demand, last PU (logical CPU), affinity mask and
-/// name. Returns an empty text if there are no threads.
+/// name. The CPU demand is the share of time in which the thread runs or waits for a PU. Returns an empty
+/// text if there are no threads.
 #[must_use]
 pub fn threads_table(threads: &[Thread], term: Terminal) -> String {
     if threads.is_empty() {

@@ -24,8 +24,9 @@ const PRUNE_ABOVE: usize = 1000;
 /// The shortest time between two log lines about refused commands.
 const LOG_PERIOD: Duration = Duration::from_secs(10);
 
-/// The configured rules by which the control server refuses commands before they reach the event loop. The
-/// rules say who is an administrator, and what other users may do.
+/// The configured rules for commands: which users are administrators, and which commands of other users are
+/// refused. The control server (the part of pjwd that answers the clients) refuses these commands itself. A
+/// refused command does not reach the event loop, which executes commands.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AdmissionRules {
     /// The names of the Unix groups whose members are administrators of pjwd.
@@ -59,9 +60,10 @@ pub fn caller_of(command: &Command) -> Caller {
     }
 }
 
-/// Returns the reply or the refusal to a user's command if `rules` and the published `jobs` suffice for the
-/// decision. Returns `None` if they do not suffice, and for every command of an administrator. The caller
-/// must then send the command to the event loop.
+/// Answers a command without the event loop, if possible. Returns the reply or the refusal if `rules` and
+/// `jobs` determine the answer. `jobs` are the jobs in the last published status of the daemon. Returns
+/// `None` if `rules` and `jobs` do not determine the answer. Also returns `None` for every command of an
+/// administrator. After `None`, the caller must send the command to the event loop.
 #[must_use]
 pub fn early_answer(
     rules: &AdmissionRules,
@@ -138,8 +140,9 @@ pub fn rate_limit_message() -> String {
     )
 }
 
-/// Logs the refused commands of users who are not administrators. At most one line is written per 10 s, with
-/// the number of refusals since the last line. So no user can flood the log.
+/// Logs the refused commands of users who are not administrators. At most one warning is logged per 10 s, so
+/// that no user can fill the log. The warning has the number of refusals since the last warning. At the log
+/// level debug, each refusal is also logged by itself.
 #[derive(Debug, Default)]
 pub struct RefusalLog {
     logged_at: Option<Instant>,

@@ -8,8 +8,9 @@ use pjw_core::state::{Member, MemberThread, WardenState};
 use pjw_core::{evidence::Evidence, explain, job::JobId, policy::Policy};
 use pjw_ipc::call::{DefragReply, JobReasons, PlanReply};
 
-/// A request for details that only the event loop has, such as the reasons for an affinity mask. The control server
-/// answers all other requests from the published status.
+/// A request for details that only the event loop has, such as the reasons for an affinity mask. The control
+/// server sends the query to the event loop. Requests for other facts need no query: the control server
+/// answers these requests from the values that the event loop publishes, such as the status.
 #[derive(Debug)]
 pub enum Query {
     /// One page of the list of a job's processes and threads.
@@ -32,7 +33,7 @@ pub enum Query {
         /// page.
         after: Option<Tid>,
     },
-    /// The changes of affinity masks and cpusets that pjwd would make now.
+    /// The changes of affinity masks and cpusets that the next cycle of the daemon would make.
     Plan {
         /// Whether the client requires a new result. If false, a result that is up to one second old
         /// suffices.
@@ -71,8 +72,8 @@ pub enum Answer {
     JobReasons(Option<JobReasons>),
     /// The reasons why a process belongs to its job or to none, and one page of its threads.
     ProcessReasons(ProcessReasons),
-    /// The changes of affinity masks and cpusets that pjwd would make now. All clients that wait for a plan
-    /// share this value.
+    /// The changes of affinity masks and cpusets that the next cycle of the daemon would make. All clients
+    /// that wait for such an answer share this value.
     Plan(Arc<PlanReply>),
     /// The moves of jobs that would defragment the machine. All clients that wait for these moves share this
     /// value.

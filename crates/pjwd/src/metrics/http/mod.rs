@@ -31,9 +31,11 @@ pub struct HttpLimits {
     pub max_connections: usize,
     /// The maximum size of a request line together with its headers, in bytes.
     pub max_request_bytes: usize,
-    /// The time within which a request must arrive completely, counted from the start of the connection.
+    /// The maximum time from the start of a connection until its request has arrived completely. A slower
+    /// client gets an error response.
     pub request_timeout: Duration,
-    /// The time after which a connection is closed, counted from the start of the connection.
+    /// The maximum duration of a connection. After this time, the server closes the connection, even if the
+    /// response is not sent completely.
     pub connection_timeout: Duration,
 }
 
@@ -50,7 +52,8 @@ impl Default for HttpLimits {
 
 /// Provides the metrics text that the HTTP server sends.
 pub trait MetricsSource: 'static {
-    /// Returns the current metrics text in the given format. `None` if there are no metrics yet.
+    /// Returns the current metrics text in the given format. Returns `None` if no metrics are available, for
+    /// example before the end of the first cycle of the daemon.
     fn text(&self, format: MetricsFormat) -> Option<Rc<str>>;
 }
 

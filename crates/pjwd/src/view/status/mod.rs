@@ -144,9 +144,11 @@ impl Publisher {
 
     /// Computes the status after a cycle (scan, decision and changes), publishes it to the control server,
     /// and returns it. If nothing changed since the last status, returns the last status and publishes
-    /// nothing. Logs each warning that begins or ends. `plan_warnings` are the warnings about changes that
-    /// the cycle did not plan. `dirty` names the jobs and processes that may have changed in the cycle.
-    /// `loop_status` says how the event loop works, such as how late its cycles are.
+    /// nothing. Logs each warning that is new, and each warning that has ended.
+    ///
+    /// `plan_warnings` are the warnings of the cycle's decision for users, and the warnings about removed
+    /// files of the daemon. `dirty` names the jobs and processes that may have changed in the cycle.
+    /// `loop_status` says whether process events are received, and how late the cycles are.
     pub fn publish_status<N: Node, J: Journal>(
         &mut self,
         warden: &Warden<N, J>,
