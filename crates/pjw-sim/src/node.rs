@@ -86,11 +86,12 @@ impl SimNode {
     pub fn finish_cpuset_changes(&mut self) {
         self.are_changes_held = false;
         while !self.delayed.is_empty() {
-            self.finish_next_change();
+            self.finish_next_cpuset_change();
         }
     }
 
-    fn finish_next_change(&mut self) {
+    /// Completes the oldest delayed change of a cpuset. Has no effect if no change is delayed.
+    pub fn finish_next_cpuset_change(&mut self) {
         if let Some(action) = self.delayed.pop_front() {
             let outcome = change_cpuset(&mut self.world.borrow_mut(), &action.change);
             self.finished.push((action, outcome));
@@ -154,7 +155,7 @@ impl SimNode {
         }
         let may_finish = !self.delayed.is_empty() && !self.are_changes_held;
         if may_finish && !self.faults.occurs(HOLD_PERMILLE) {
-            self.finish_next_change();
+            self.finish_next_cpuset_change();
         }
     }
 }

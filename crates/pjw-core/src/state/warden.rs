@@ -186,8 +186,7 @@ impl WardenState {
         let cgroup = self.process(pid).and_then(|process| process.cgroup.as_deref());
         let (Some(entry), Some(cgroup)) = (&thread.mask_entry, cgroup) else { return false };
         let (seen, read_at) = (&thread.effective_mask, entry.last_read_at());
-        let is_moving =
-            self.process(pid).is_some_and(|known| self.cpusets.delayed.moving_to(known.id).is_some());
+        let is_moving = self.process(pid).is_some_and(|known| self.cpusets.delayed.is_moving(known.id));
         if is_moving {
             return true;
         }

@@ -111,3 +111,28 @@ fn a_delayed_change_that_is_refused_leaves_the_job_to_masks() {
     let why = "its controller is switched off".to_owned();
     assert_eq!(node.effective_enforcement("a"), EffectiveEnforcement::Affinity { why });
 }
+
+/// A node with a kernel before 6.2, and a process that requested PU 1.
+fn old_node() -> (Node, Pid) {
+    let cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Unified, affinity_persists: false };
+    let node = Node::with(cpuset_support, Enforcement::Auto);
+    let pid = node.spawn(Pid(1), "/");
+    assert!(node.bind(pid, "1"));
+    (node, pid)
+}
+
+#[test]
+fn a_released_process_gets_the_mask_again_that_an_older_kernel_forgets_in_a_later_move() {
+    let (mut node, pid) = old_node();
+    node.warden.node_interface_mut().hold_cpuset_changes();
+    node.assign("a", 2, &[pid]);
+    node.release("a");
+    // The cpuset is made first. The move of the process is still to come.
+    node.warden.node_interface_mut().finish_next_cpuset_change();
+    node.cycle(&[]);
+    node.cycle(&[]);
+    node.finish_changes();
+    node.cycle(&[]);
+    assert_eq!((node.cgroup(pid), node.mask(pid).0), ("/".to_owned(), "1".to_owned()));
+    assert!(node.warden.state().processes_to_restore.is_empty());
+}

@@ -13,8 +13,9 @@ use crate::terms::{CpusetAction, CpusetChange, JobId};
 pub struct DelayedChanges {
     /// The number of delayed changes for each job that has any.
     jobs: BTreeMap<JobId, usize>,
-    /// The processes that are being moved, each with its new cgroup.
-    moves: BTreeMap<ProcessId, String>,
+    /// The processes that are being moved, each with the new cgroup of every change that moves it. Several changes may move
+    /// one process: the change that creates a scope, and the move into the scope.
+    moves: BTreeMap<ProcessId, Vec<String>>,
     /// The paths of the cpusets whose PUs are being written.
     written: BTreeSet<String>,
     /// The paths of the cpusets whose PUs were written since the last decision.
@@ -28,12 +29,11 @@ impl DelayedChanges {
         match &action.change {
             CpusetChange::Create { job_cpuset, initial_processes, .. } => {
                 self.written.insert(job_cpuset.path.clone());
-                let moves = initial_processes.iter().map(|&process| (process, job_cpuset.path.clone()));
-                self.moves.extend(moves);
+                initial_processes.iter().for_each(|&process| self.add_move(process, &job_cpuset.path));
             }
             CpusetChange::Widen { job_cpuset } => drop(self.written.insert(job_cpuset.path.clone())),
             CpusetChange::MoveIn { process, to, .. } | CpusetChange::MoveBack { process, to, .. } => {
-                self.moves.insert(*process, to.clone());
+                self.add_move(*process, to);
             }
             CpusetChange::Remove { .. } => {}
         }
@@ -51,13 +51,28 @@ impl DelayedChanges {
         match &action.change {
             CpusetChange::Create { job_cpuset, initial_processes, .. } => {
                 self.finish_writing(&job_cpuset.path);
-                initial_processes.iter().for_each(|process| drop(self.moves.remove(process)));
+                initial_processes.iter().for_each(|&process| self.remove_move(process, &job_cpuset.path));
             }
             CpusetChange::Widen { job_cpuset } => self.finish_writing(&job_cpuset.path),
-            CpusetChange::MoveIn { process, .. } | CpusetChange::MoveBack { process, .. } => {
-                self.moves.remove(process);
+            CpusetChange::MoveIn { process, to, .. } | CpusetChange::MoveBack { process, to, .. } => {
+                self.remove_move(*process, to);
             }
             CpusetChange::Remove { .. } => {}
+        }
+    }
+
+    fn add_move(&mut self, process: ProcessId, to: &str) {
+        self.moves.entry(process).or_default().push(to.to_owned());
+    }
+
+    /// Removes one move of the process. Another change may still move it to the same cgroup.
+    fn remove_move(&mut self, process: ProcessId, to: &str) {
+        let Some(moves) = self.moves.get_mut(&process) else { return };
+        if let Some(index) = moves.iter().position(|known| known == to) {
+            moves.remove(index);
+        }
+        if moves.is_empty() {
+            self.moves.remove(&process);
         }
     }
 
@@ -79,9 +94,14 @@ impl DelayedChanges {
         self.jobs.is_empty()
     }
 
-    /// The cgroup to which a process is being moved.
-    pub(crate) fn moving_to(&self, process: ProcessId) -> Option<&str> {
-        self.moves.get(&process).map(String::as_str)
+    /// Iterates over the cgroups to which a process is being moved.
+    pub(crate) fn moving_to(&self, process: ProcessId) -> impl Iterator<Item = &str> {
+        self.moves.get(&process).into_iter().flatten().map(String::as_str)
+    }
+
+    /// Whether a process is being moved.
+    pub(crate) fn is_moving(&self, process: ProcessId) -> bool {
+        self.moves.contains_key(&process)
     }
 
     /// The paths of the cpusets whose PUs may have been written since the last decision. A completed write is listed in

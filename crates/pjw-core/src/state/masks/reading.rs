@@ -25,11 +25,13 @@ impl WardenState {
         let unread = known.filter(|_| read_at == Nanos(0));
         let left = unread.and_then(|known| self.cpusets.moved_into(known.process.id));
         // The process may be there by now.
-        let moving_to = known.and_then(|known| self.cpusets.delayed.moving_to(known.process.id));
+        let delayed = &self.cpusets.delayed;
+        let moving_to = known.into_iter().flat_map(|known| delayed.moving_to(known.process.id));
+        let is_moving = known.is_some_and(|known| delayed.is_moving(known.process.id));
         let cgroups =
             core::iter::once(present).chain(moved.map(|(from, _)| &**from)).chain(left).chain(moving_to);
         let mut cpusets = CpusetList::new();
-        let mut may_have_changed = moved.is_some() || moving_to.is_some();
+        let mut may_have_changed = moved.is_some() || is_moving;
         for cgroup in cgroups {
             let (around, is_new) = self.cpusets_around(cgroup, read_at);
             cpusets.extend(around);
