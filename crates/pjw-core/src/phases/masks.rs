@@ -315,7 +315,8 @@ fn restores_of(state: &WardenState, member: &Member) -> (Vec<MaskAction>, Vec<Th
 }
 
 /// Gives the threads of released processes their original masks back. Only after a full scan, the processes that have them
-/// are no longer tracked: before, an unknown child may still have the mask that pjw had set for its parent.
+/// are no longer tracked: before, an unknown child may still have the mask that pjw had set for its parent. Nor before the
+/// process is out of every cpuset of pjw: a kernel before Linux 6.2 replaces the mask when the process leaves it.
 pub(crate) fn restore(draft: &mut Draft<'_>) -> Vec<MaskAction> {
     draft.state.note_restoring(draft.now.since_boot);
     let mut actions = Vec::new();
@@ -330,7 +331,11 @@ pub(crate) fn restore(draft: &mut Draft<'_>) -> Vec<MaskAction> {
         let is_hidden = |thread| draft.state.may_cpuset_hide_mask(member.id.pid, thread);
         let is_unread =
             member.threads.values().all(|thread| thread.mask_entry.is_none() && thread.is_alive());
-        if restores.is_empty() && !is_unread && !member.threads.values().any(is_hidden) {
+        let cgroup = draft.state.process(member.id.pid).and_then(|process| process.cgroup.as_deref());
+        let is_in_cpuset =
+            cgroup.is_some_and(|cgroup| draft.state.cpusets.enclosing_cpuset(cgroup).is_some());
+        let is_hidden = is_in_cpuset || member.threads.values().any(is_hidden);
+        if restores.is_empty() && !is_unread && !is_hidden {
             restored.push(member.id);
         }
         actions.extend(restores);

@@ -136,3 +136,19 @@ fn a_released_process_gets_the_mask_again_that_an_older_kernel_forgets_in_a_late
     assert_eq!((node.cgroup(pid), node.mask(pid).0), ("/".to_owned(), "1".to_owned()));
     assert!(node.warden.state().processes_to_restore.is_empty());
 }
+
+#[test]
+fn a_released_process_in_a_cpuset_that_is_removed_later_gets_the_mask_again_that_an_older_kernel_forgets() {
+    let (mut node, pid) = old_node();
+    node.assign("a", 2, &[pid]);
+    let second = node.spawn(Pid(1), "/");
+    node.warden.node_interface_mut().hold_cpuset_changes();
+    node.assign("a", 2, &[second]);
+    node.release("a");
+    assert_eq!(node.cgroup(pid), WALL, "the removal waits for the move of the other process");
+    node.finish_changes();
+    node.cycle(&[]);
+    node.cycle(&[]);
+    assert_eq!((node.cgroup(pid), node.mask(pid).0), ("/".to_owned(), "1".to_owned()));
+    assert!(node.warden.state().processes_to_restore.is_empty());
+}
