@@ -4,12 +4,12 @@
 //! full snapshot does not list it, or if its process id now belongs to a process with another start time.
 
 use crate::basics::{CpuSet, Nanos, Pid, ProcessId, ThreadId, Tid, prelude::*};
-use crate::phases::draft::Draft;
+use crate::phases::{cpusets::record, draft::Draft};
 use crate::state::masks::entry::{MaskComparison, MaskEntry};
 use crate::state::masks::old_kernels::{correct_mask_writer, hotplug_window_start};
 use crate::state::{KnownProcess, WardenState};
 use crate::state::{dirty::DirtySet, members::Member, members::MemberThread};
-use crate::terms::{Event, EventKind, JobId, Observed, Process, Record, ScanScope, Thread};
+use crate::terms::{CpusetRecord, Event, EventKind, JobId, Observed, Process, Record, ScanScope, Thread};
 
 /// Updates the state with the processes, cgroups and PUs of the scan.
 pub(crate) fn update_state(draft: &mut Draft<'_>) {
@@ -136,7 +136,25 @@ fn update_process(draft: &mut Draft<'_>, process: &Process) {
     if let Some(member) = state.members.get(&pid).filter(|_| is_news) {
         state.dirty.add(&member.job, pid);
     }
+    if has_moved {
+        correct_origin(draft, process);
+    }
     update_threads(draft, process);
+}
+
+/// Corrects the cgroup to which a process goes back later, if another program moved the process while pjw's move into a
+/// cpuset was not complete. systemd moves a process wherever the process is.
+fn correct_origin(draft: &mut Draft<'_>, process: &Process) {
+    let cpusets = &draft.state.cpusets;
+    let Some(cgroup) = process.cgroup.as_deref().filter(|_| cpusets.delayed.is_moving(process.id)) else {
+        return;
+    };
+    let Some(to) = cpusets.moved_into(process.id).filter(|_| cpusets.enclosing_cpuset(cgroup).is_none())
+    else {
+        return;
+    };
+    let (from, to) = (cgroup.to_owned(), to.to_owned());
+    record(draft, CpusetRecord::Moved { process: process.id, from, to });
 }
 
 /// Whether a scan without threads found of a process what is known already.

@@ -152,3 +152,17 @@ fn a_released_process_in_a_cpuset_that_is_removed_later_gets_the_mask_again_that
     assert_eq!((node.cgroup(pid), node.mask(pid).0), ("/".to_owned(), "1".to_owned()));
     assert!(node.warden.state().processes_to_restore.is_empty());
 }
+
+#[test]
+fn a_process_that_another_program_moves_before_systemd_does_returns_to_that_cgroup() {
+    let mut node = Node::new(CpusetHierarchy::Systemd);
+    let pid = node.spawn(Pid(1), "/");
+    node.warden.node_interface_mut().hold_cpuset_changes();
+    node.assign("a", 2, &[pid]);
+    node.world().move_process(pid, LOGIN);
+    node.cycle(&[]);
+    node.finish_changes();
+    assert_eq!(node.cgroup(pid), "/pjw.slice/pjw-a.scope");
+    node.release("a");
+    assert_eq!(node.cgroup(pid), LOGIN);
+}
