@@ -70,6 +70,11 @@ impl WardenState {
                 self.cpusets.record_refusal(action, reason);
             }
             self.dirty.add_job(&action.job);
+            // The process may belong to another job by now, which waited for the end of this move.
+            let process = action.process().and_then(|process| self.members.get(&process.pid));
+            if let Some((job, pid)) = process.map(|member| (member.job.clone(), member.id.pid)) {
+                self.dirty.add(&job, pid);
+            }
         }
         let actions = finished.iter().map(|(action, _)| action);
         let pids = pids_changed_by(self, actions.clone());

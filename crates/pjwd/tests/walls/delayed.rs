@@ -166,3 +166,22 @@ fn a_process_that_another_program_moves_before_systemd_does_returns_to_that_cgro
     node.release("a");
     assert_eq!(node.cgroup(pid), LOGIN);
 }
+
+#[test]
+fn a_process_that_is_still_being_moved_back_joins_the_cpuset_of_its_next_job_after_that() {
+    let mut node = Node::new(CpusetHierarchy::Unified);
+    let pid = node.spawn(Pid(1), "/");
+    node.assign("a", 2, &[pid]);
+    node.warden.node_interface_mut().hold_cpuset_changes();
+    node.release("a");
+    node.assign("b", 3, &[pid]);
+    node.warden.node_interface_mut().finish_cpuset_changes();
+    let mut reported = Vec::new();
+    for _ in 0..4 {
+        reported.extend(events(&node.cycle(&[])));
+    }
+    assert_eq!((node.cgroup(pid), node.cpuset(WALL)), ("/pjw/b".to_owned(), "-".to_owned()));
+    assert!(!reported.contains(&EventKind::Stray), "no other program moved it: {reported:?}");
+    node.release("b");
+    assert_eq!((node.cgroup(pid), node.mask(pid).0), ("/".to_owned(), "0-7".to_owned()));
+}

@@ -19,7 +19,8 @@ pub(super) fn is_inhabited(state: &WardenState, job_cpuset: &JobCpuset) -> bool 
     members.any(|process| process.is_within(&job_cpuset.path))
 }
 
-/// The members that are not in the cgroup of the cpuset and can be moved there, with their present cgroups.
+/// The members that are not in the cgroup of the cpuset and can be moved there, with their present cgroups. Except those
+/// that are still being moved for another job: their cgroup is not known before that move is complete.
 pub(super) fn outside(
     draft: &Draft<'_>,
     job_cpuset: &JobCpuset,
@@ -29,7 +30,8 @@ pub(super) fn outside(
     let to_move = |member: &&Member| {
         let cgroup = state.process(member.id.pid)?.cgroup.as_deref()?;
         let is_outside = !is_cgroup_within(cgroup, &job_cpuset.path);
-        (is_outside && why_unmovable(state, draft.policy, member).is_none())
+        let is_free = !state.cpusets.delayed.is_moving(member.id);
+        (is_outside && is_free && why_unmovable(state, draft.policy, member).is_none())
             .then(|| (member.id, cgroup.to_owned()))
     };
     members.iter().filter_map(to_move).collect()
@@ -98,13 +100,16 @@ pub(super) fn original_cgroup(state: &WardenState, process: ProcessId, job_cpuse
     state.cpusets.original_cgroup(ancestry.map(|process| process.id), job_cpuset).map(str::to_owned)
 }
 
-/// The processes in a job's cpuset, each with its original cgroup. `None` if the process can't be moved back there.
+/// The processes in a job's cpuset, each with its original cgroup. `None` if the process can't be moved back there, or is
+/// still being moved for another job.
 pub(super) fn processes_with_origin(state: &WardenState, path: &str) -> Vec<(ProcessId, Option<String>)> {
     let inside = state.processes.within_cgroup(path).map(|known| &known.process);
     let inside = inside.filter(|process| process.id.pid != Pid(1));
     let with_origin = inside.map(|process| {
         let origin = original_cgroup(state, process.id, path);
-        (process.id, origin.filter(|_| state.cpusets.move_error(process.id).is_none()))
+        let cpusets = &state.cpusets;
+        let is_movable = cpusets.move_error(process.id).is_none() && !cpusets.delayed.is_moving(process.id);
+        (process.id, origin.filter(|_| is_movable))
     });
     with_origin.collect()
 }
