@@ -22,16 +22,19 @@ const MAX_WAIT: Duration = Duration::from_millis(100);
 const MAX_WAIT_OF_RELEASE_ALL: Duration = Duration::from_secs(5);
 
 impl<N: Node, J: Journal> Warden<N, J> {
-    /// Called when a cycle begins. Notes the changes of cpusets that were completed since the last cycle: the scan
-    /// `request` is extended by what they changed.
-    pub(super) fn begin_cpuset_changes(
-        &mut self,
-        request: &mut ScanRequest,
-        commands: &[Command],
-        report: &mut CycleReport,
-    ) {
+    /// Sets the time that a cycle with these commands may wait for changes of cpusets.
+    pub(super) fn set_cpuset_time(&mut self, commands: &[Command]) {
         let is_release_all = commands.iter().any(|command| matches!(command, Command::ReleaseAll { .. }));
         self.cpuset_time_left = if is_release_all { MAX_WAIT_OF_RELEASE_ALL } else { MAX_WAIT };
+    }
+
+    /// Notes the changes of cpusets that were completed since the last cycle: the scan `request` is extended by what they
+    /// changed.
+    pub(super) fn note_finished_cpuset_changes(
+        &mut self,
+        request: &mut ScanRequest,
+        report: &mut CycleReport,
+    ) {
         let finished = self.node.take_finished_cpuset_changes();
         if !finished.is_empty() {
             self.state.note_finished_cpuset_changes(&finished, request);

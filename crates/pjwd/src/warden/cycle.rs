@@ -209,7 +209,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         }
         let mut report = CycleReport::default();
         let mut request = request;
-        self.begin_cpuset_changes(&mut request, commands, &mut report);
+        self.set_cpuset_time(commands);
         let mut last_scan_due = commands.iter().any(moves_processes);
         let known: BTreeSet<JobId> = commands
             .iter()
@@ -226,6 +226,8 @@ impl<N: Node, J: Journal> Warden<N, J> {
             report.replies = all_unrecorded(commands, &fault);
             return report;
         }
+        // Not before the forks are confined: that decision reads no cgroups, so it must not know of these changes.
+        self.note_finished_cpuset_changes(&mut request, &mut report);
         let mut next = Some(request);
         let mut commands = commands;
         for round in 0..=MAX_ROUNDS {
