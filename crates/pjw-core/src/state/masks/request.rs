@@ -88,10 +88,11 @@ impl MaskLimits {
     }
 
     /// Whether `seen` is the whole set of possible PUs of some moment. A larger mask is only read while the cpuset or
-    /// the online PUs change. It is compared with the present set only, because a request may contain an earlier
-    /// cpuset by chance.
+    /// the online PUs change. It must then contain the sets of all moments: a request that was cut to the earlier cpuset
+    /// may contain the whole present cpuset by chance, and the reverse.
     pub(crate) fn are_all_in(&self, seen: &CpuSet) -> bool {
-        self.possible_cpus[0].is_subset(seen) || self.possible_cpus.contains(seen)
+        self.possible_cpus.contains(seen)
+            || self.possible_cpus.iter().all(|possible| possible.is_subset(seen))
     }
 
     /// The program's request that is assumed for the effective mask `seen`: every PU of the machine if the thread has

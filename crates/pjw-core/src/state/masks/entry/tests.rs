@@ -396,3 +396,14 @@ fn a_child_may_be_as_old_as_the_first_of_several_equal_requests_in_the_journal()
         parent.requests_for_child_born_at(at(3)).map(|known| known.mask.clone()).collect();
     assert!(inherited.contains(&set("0")), "{inherited:?}");
 }
+
+#[test]
+fn a_mask_that_only_contains_the_new_cpuset_is_the_programs_own_while_the_cpuset_changes() {
+    let changing = limits(&["3", "0-7"]);
+    let own = MaskEntry::from_first_reading(&set("1-3,7"), &changing, Nanos(1));
+    assert_eq!(*own.original_mask(), set("1-3,7"));
+    for whole in ["3", "0-7"] {
+        let entry = MaskEntry::from_first_reading(&set(whole), &changing, Nanos(1));
+        assert_eq!(*entry.original_mask(), machine(), "{whole}");
+    }
+}
