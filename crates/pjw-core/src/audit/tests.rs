@@ -66,7 +66,7 @@ fn restoring(pid: u32) -> (WardenState, MaskAction) {
         job: job("a"),
         evidence: Evidence::Registered,
         inherited_mask: None,
-        is_from_journal: false,
+        was_new: true,
         first_seen: None,
         threads: BTreeMap::from([(thread.tid, known)]),
     };

@@ -242,17 +242,10 @@ pub(crate) fn add_member(draft: &mut Draft<'_>, pid: Pid, job: &JobId, evidence:
     if let Some(before) = &before {
         draft.state.dirty.add(&before.job, pid);
     }
+    let was_new = before.as_ref().map_or(known.is_new, |before| before.was_new);
     // A thread list read under another job is as good under this one.
     let threads = before.map(|member| member.threads).unwrap_or_default();
-    let member = Member {
-        id,
-        job: job.clone(),
-        evidence,
-        inherited_mask,
-        first_seen,
-        is_from_journal: false,
-        threads,
-    };
+    let member = Member { id, job: job.clone(), evidence, inherited_mask, first_seen, was_new, threads };
     draft.out.records.push(Record::Joined(member.membership()));
     draft.state.members.insert(member);
     draft.state.dirty.add(job, pid);

@@ -147,7 +147,7 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
         let known = state.processes.get(pid).filter(|_| !state.processes_to_restore.contains_key(pid))?;
         let (id, job, evidence) = (known.process.id, job.clone(), Evidence::Adopted);
         let (first_seen, threads) = (Some(known.first_seen), BTreeMap::new());
-        Some(Member { id, job, evidence, inherited_mask: None, first_seen, is_from_journal: false, threads })
+        Some(Member { id, job, evidence, inherited_mask: None, first_seen, was_new: known.is_new, threads })
     };
     let newly_excluded: Vec<Member> = excluded.iter().filter_map(to_member).collect();
     for process in newly_excluded {

@@ -35,11 +35,10 @@ pub struct Member {
     /// The time of the first scan that read the process, in ns since boot. `None` if the process comes from a
     /// journal record that does not contain this time.
     pub first_seen: Option<Nanos>,
-    /// Whether the member was restored from a journal record that an earlier run of the daemon wrote. False
-    /// if this run of the daemon found the process in a scan. If true, the earlier run had read the mask of
-    /// the first thread of the process. If the earlier run had set this mask, the journal contains a record
-    /// of the mask too.
-    pub is_from_journal: bool,
+    /// Whether the process was new when it joined: no scan before had read it. Only then its masks may be those of
+    /// a thread that pjw does not know. False for a process from a record of an earlier daemon, which had read its
+    /// masks: if pjw had set one of them, a record of this mask exists too.
+    pub was_new: bool,
     /// The threads of the process, as of the last scan that read them, by thread id.
     pub threads: BTreeMap<Tid, MemberThread>,
 }
@@ -48,15 +47,7 @@ impl Member {
     /// A process without threads, as the journal has it.
     pub(crate) fn from_record(membership: Membership) -> Self {
         let Membership { process: id, job, evidence, inherited_mask, first_seen } = membership;
-        Self {
-            id,
-            job,
-            evidence,
-            inherited_mask,
-            first_seen,
-            is_from_journal: true,
-            threads: BTreeMap::new(),
-        }
+        Self { id, job, evidence, inherited_mask, first_seen, was_new: false, threads: BTreeMap::new() }
     }
 
     /// The facts that the journal keeps.

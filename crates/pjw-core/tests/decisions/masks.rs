@@ -282,3 +282,21 @@ fn the_zombie_of_a_first_thread_is_left_alone() {
     m.release("a").unwrap();
     assert!(m.state.processes_to_restore.is_empty());
 }
+
+#[test]
+fn a_process_that_was_known_before_it_joined_has_chosen_its_mask_itself() {
+    let mut m = machine();
+    m.spawn(10, 1, 1001);
+    m.assign("a", 2, &[10]).unwrap();
+    m.advance(SECOND);
+    m.spawn(20, 1, 1001);
+    m.settle();
+    // Exactly the mask of the job, by chance.
+    m.bind(20, 20, "0-1");
+    m.settle();
+    m.policy.adopt_strays = true;
+    m.settle();
+    assert_eq!(m.member(20), "manual:a by Adopted");
+    m.release("a").unwrap();
+    assert_eq!([10, 20].map(|pid| m.effective_mask(pid, pid)), ["0-7", "0-1"]);
+}

@@ -61,7 +61,7 @@ fn released_member(id: ProcessId, job: &JobId, known: &KnownProcess) -> Member {
         evidence,
         inherited_mask: None,
         first_seen,
-        is_from_journal: false,
+        was_new: known.is_new,
         threads: BTreeMap::new(),
     }
 }

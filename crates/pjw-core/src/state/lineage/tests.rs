@@ -40,7 +40,7 @@ fn with_a_member() -> WardenState {
         job: job("a"),
         evidence: Evidence::Registered,
         inherited_mask: None,
-        is_from_journal: false,
+        was_new: true,
         first_seen: None,
         threads: BTreeMap::from([(Tid(10), thread("0-1")), (Tid(20), thread("1"))]),
     });

@@ -181,15 +181,14 @@ impl WardenState {
     /// event named the creator. pjw set the mask of every thread of the job. So a thread that was born after that,
     /// with such a mask or with exactly the grant, inherited the mask from one of them. Except the first thread of a
     /// registered process: it may have had such a mask before. Except the first thread of a process whose descent is
-    /// known.
+    /// known. Except a process that was not new when it joined: it may have got such a mask from a release.
     fn jobs_requests(&self, member: &Member, is_first: bool, birth: BirthTime) -> Vec<MaskRequest> {
         // A child of a process whose masks were unread at the fork has a known descent, but no known requests.
         let descendant = self.lineage.descendant(member.id.pid);
         let has_known_descent = self.has_known_descent(member.id.pid, birth.earliest)
             && descendant.is_none_or(|descendant| !descendant.requests.is_empty());
-        if is_first
-            && (has_known_descent || member.evidence == Evidence::Registered || member.is_from_journal)
-        {
+        let is_known = is_first && (has_known_descent || member.evidence == Evidence::Registered);
+        if is_known || !member.was_new {
             return Vec::new();
         }
         let others = self.tracked_of(&member.job).filter(|other| other.id != member.id);
