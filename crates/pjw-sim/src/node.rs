@@ -269,6 +269,26 @@ fn create_cpuset(
     CpusetOutcome::Done { effective: Some(world.effective_cpus(path)) }
 }
 
+/// A kernel before Linux 6.2 gives a thread every PU when its process is moved. While the move is delayed, the daemon can't
+/// know whether it is that, or a request of the program for every PU.
+fn note_delayed(world: &mut World, change: &CpusetChange) {
+    if world.cpuset_support.affinity_persists {
+        return;
+    }
+    let moved = match change {
+        CpusetChange::Create { initial_processes, .. } => initial_processes.as_slice(),
+        CpusetChange::MoveIn { process, .. } | CpusetChange::MoveBack { process, .. } => {
+            std::slice::from_ref(process)
+        }
+        CpusetChange::Widen { .. } | CpusetChange::Remove { .. } => &[],
+    };
+    for id in moved {
+        if let Some(process) = world.processes.get_mut(&id.pid).filter(|process| process.id == *id) {
+            process.was_in_cpuset = true;
+        }
+    }
+}
+
 fn change_cpuset(world: &mut World, change: &CpusetChange) -> CpusetOutcome {
     match change {
         CpusetChange::Create { job_cpuset, owner, initial_processes } => {
@@ -432,6 +452,7 @@ impl Node for SimNode {
         let delayed_permille = self.faults.delayed_change_permille;
         if is_slow || (delayed_permille > 0 && self.faults.occurs(delayed_permille)) {
             self.delayed.push_back(action.clone());
+            note_delayed(&mut self.world.borrow_mut(), &action.change);
             return CpusetOutcome::Delayed;
         }
         if self.faults.occurs(self.faults.refused_change_permille) {
