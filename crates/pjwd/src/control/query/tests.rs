@@ -37,7 +37,7 @@ fn state(processes: &[u32]) -> (WardenState, JobId) {
             job: id.clone(),
             evidence: Evidence::Registered,
             inherited_mask: None,
-            is_from_journal: false,
+            was_new: true,
             first_seen: None,
             threads,
         };

@@ -74,7 +74,7 @@ fn enroll(state: &mut WardenState, pid: u32, job: &str) {
         job: job.parse().unwrap(),
         evidence: Evidence::Cgroup,
         inherited_mask: None,
-        is_from_journal: false,
+        was_new: true,
         first_seen: None,
         threads: BTreeMap::new(),
     };
