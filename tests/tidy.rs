@@ -43,10 +43,12 @@ const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("pjw-linux", &["pjw-core"]),
     ("pjw-sources", &["pjw-core"]),
     ("pjw-ipc", &[]),
+    ("pjw-job", &["pjw-core"]),
+    ("pjw-job-c", &["pjw-core", "pjw-job"]),
     ("pjw-sim", &["pjw-core"]),
     ("pjw-spawn", &["pjw-core"]),
     ("pjw-spawn-c", &["pjw-core", "pjw-spawn"]),
-    ("pjwd", &["pjw-core", "pjw-linux", "pjw-sources", "pjw-ipc"]),
+    ("pjwd", &["pjw-core", "pjw-job", "pjw-linux", "pjw-sources", "pjw-ipc"]),
     ("pjwctl", &["pjw-core", "pjw-ipc", "pjw-linux", "pjw-sim", "pjw-sources", "pjw-spawn"]),
 ];
 /// The crates that `pjw-core` may depend on.
@@ -73,6 +75,8 @@ const FORBIDDEN_IN_CORE: &[(&str, &str)] = &[
 /// The crates that may have unsafe code: (crate, reason).
 const UNSAFE_CRATES: &[(&str, &str)] = &[
     ("pjw-linux", "system calls, in small wrappers"),
+    ("pjw-job", "the mapped page of the core map, and futex(2)"),
+    ("pjw-job-c", "the functions that C programs call"),
     ("pjw-spawn-c", "the functions that C programs call"),
     ("pjw-spawn", "clone3 with a shared address space, and the C arrays of execve"),
 ];
@@ -86,7 +90,7 @@ const PUBLIC_FIELDS: &[(&str, &str)] = &[
     (
         "Job",
         "id source owner state class requested_cores cpus granted_by enforcement processes threads hot pinned \
-         violations strays since",
+         violations strays since wants",
     ),
     ("Warning", "code job text remedy"),
     ("Member", "pid start_time comm uid evidence threads"),

@@ -37,6 +37,7 @@ const LAYERS: &[(&str, &[(&str, u8)])] = &[
             ("options", 1),
             ("host", 2),
             ("store", 3),
+            ("job_files", 3),
             ("warden", 4),
             ("view", 5),
             ("control", 6),

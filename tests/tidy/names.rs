@@ -38,7 +38,6 @@ const FORBIDDEN_WORDS: &[(&str, &str)] = &[
     ("home", "target mask, original cgroup"),
     ("ink", "SVG"),
     ("keeping", "enforcement"),
-    ("leaving", "being restored"),
     ("lingering", "removal failed"),
     ("lingers", "removal failed"),
     ("mason", "owner of the cgroup"),

@@ -44,6 +44,7 @@ pub fn job_reasons(state: &WardenState, policy: &Policy, job: &Job) -> Vec<Strin
             because.push(format!("nobody said how many cores {} has: it is watched only", job.id));
         }
     }
+    because.extend(wanted_cores_text(state, job));
     match members.as_slice() {
         [] => {}
         [only] => because.push(format!("1 process belongs to it; {}", how_known(state, only))),
@@ -52,6 +53,15 @@ pub fn job_reasons(state: &WardenState, policy: &Policy, job: &Job) -> Vec<Strin
         }
     }
     because
+}
+
+/// The sentence about the number of cores that a job wants at present. `None` if it wants what it was granted.
+fn wanted_cores_text(state: &WardenState, job: &Job) -> Option<String> {
+    let wanted = job.wanted_core_count(&state.topology)?;
+    let given = job.wanted_cores.map_or(wanted, |wanted| wanted.given);
+    let more = if given > wanted { format!(" ({given} were asked for)") } else { String::new() };
+    let limit = job.wanted_cores_limit(&state.topology).unwrap_or(wanted);
+    Some(format!("it wants {wanted} of at most {limit} cores at present{more}"))
 }
 
 /// The sentence that names what keeps a job or a process on the grant: a cpuset, affinity masks or nothing.

@@ -13,8 +13,8 @@
 //! - [`state`]: the data kept between two cycles.
 //! - [`allocate`]: chooses the cores for a request.
 //! - `phases`: the steps of one cycle.
-//! - [`reconcile`] runs the phases in order. [`audit`], [`explain`], [`report`], [`fork_fastpath`] and
-//!   [`diagnosis`] are on the same layer.
+//! - [`reconcile`] runs the phases in order. [`audit`], [`explain`], [`report`], [`fork_fastpath`], [`core_map`]
+//!   and [`diagnosis`] are on the same layer.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -27,6 +27,7 @@ pub mod allocate;
 pub mod audit;
 mod basics;
 pub mod command_scan;
+pub mod core_map;
 pub mod diagnosis;
 pub mod explain;
 pub mod fork_fastpath;

@@ -24,6 +24,8 @@ pub enum Call {
     /// Releases a job: its cores become free. Its threads get back the affinity masks that they would have
     /// without pjw.
     Release(JobParameter),
+    /// Says how many cores a job can use at present.
+    Want(Want),
     /// Releases every job that the caller may change.
     ReleaseAll,
     /// Returns the reasons why a job holds its cores.
@@ -103,6 +105,13 @@ parameters! {
         /// The id of the job, such as `slurm:7`.
         job: String,
     }
+    /// The parameters of the method `Want`.
+    Want {
+        /// The id of the job, such as `slurm:7`.
+        job: String,
+        /// The number of cores that the job can use at present. `None` if it wants what it was granted.
+        cores: Option<u32>,
+    }
     /// The parameters of the method `ExplainPid`.
     ExplainPid {
         /// The pid of the process.
@@ -141,7 +150,7 @@ pub enum Reply {
     },
     /// Reply to `GetJob`.
     JobDetail(Box<JobDetail>),
-    /// Reply to `Assign`.
+    /// Reply to `Assign` and `Want`.
     Job {
         /// The job as it is after the call.
         job: Job,
@@ -323,6 +332,7 @@ impl Call {
             "GetJob" => parse_parameters(&parameters).map(Call::GetJob),
             "Assign" => parse_parameters(&parameters).map(Call::Assign),
             "Release" => parse_parameters(&parameters).map(Call::Release),
+            "Want" => parse_parameters(&parameters).map(Call::Want),
             "ReleaseAll" => check_no_parameters(&parameters).map(|()| Call::ReleaseAll),
             "ExplainJob" => parse_parameters(&parameters).map(Call::ExplainJob),
             "ExplainPid" => parse_parameters(&parameters).map(Call::ExplainPid),

@@ -149,6 +149,9 @@ wire! {
         strays: u32,
         /// The UTC time at which the daemon first detected or created the job (RFC 3339).
         since: String,
+        /// The number of cores that the job can use at present, as its owner or a program in it said. At most what
+        /// the job may have. `None` if it wants what it was granted.
+        wants: Option<u32>,
     }
     /// A lasting condition that needs the attention of an administrator.
     Warning {

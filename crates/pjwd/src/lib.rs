@@ -12,6 +12,7 @@ pub mod config;
 pub mod control;
 pub mod error_text;
 pub mod host;
+pub mod job_files;
 pub mod metrics;
 pub mod options;
 pub mod run;

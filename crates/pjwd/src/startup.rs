@@ -26,6 +26,7 @@ use tracing::{error, info, warn};
 use crate::config::{Config, Settings};
 use crate::control::inbox::{Message, Outbox, message_channel};
 use crate::host::{directories, notify, task_scan};
+use crate::job_files::JobFiles;
 use crate::metrics::meter::{Meter, MetricsReceiver};
 use crate::run::event_loop::{EventLoop, ReloadContext};
 use crate::run::own_files::{OwnFiles, SocketFile};
@@ -170,7 +171,8 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let (meter, metrics_receiver) = Meter::new(config.settings());
     let settings =
         ReloadContext { config, config_path: options.config.clone(), rules: rules_sender, logging, meter };
-    let event_loop = EventLoop::new(warden, inbox, publisher, settings);
+    let job_files = JobFiles::new(&state_dir);
+    let event_loop = EventLoop::new(warden, inbox, publisher, settings, job_files);
     let (loop_handle, started, ended) = spawn_loop(event_loop)?;
     let (control, record_events) = ControlService::new(outbox.clone(), published, rules);
     let loop_thread = LoopThread { started, ended, outbox: &outbox, metrics_receiver };

@@ -20,6 +20,7 @@ use pjw_linux::topology::{TopologySource, load_topology};
 use pjw_linux::{node::LinuxNode, probe, sys::clock};
 
 use crate::host::directories;
+use crate::job_files;
 use crate::store::journal::{FileJournal, JournalError};
 use crate::warden::{CycleReport, Warden};
 
@@ -97,6 +98,7 @@ pub fn release_all(state_dir: &Path, beside: bool) -> anyhow::Result<ReleaseSumm
         unknown.extend(unknown_masks(&mut warden, has_events));
     }
     undone.remarks.extend(mask_remarks(warden.state(), &unknown));
+    job_files::remove_all(state_dir);
     warden.rewrite_journal().context("everything is restored, but the journal can't be rewritten")?;
     Ok(undone)
 }

@@ -9,6 +9,10 @@ use thiserror::Error;
 use crate::basics::{CpuSet, Nanos, Pid, Uid, UnixMillis, prelude::*};
 use crate::machine::Topology;
 
+mod wanted_cores;
+
+pub use wanted_cores::WantedCores;
+
 /// The system that started a job, as the first part of the job's id: a batch system, a user's command, or a
 /// login session.
 #[derive(
@@ -375,6 +379,10 @@ pub struct Job {
     /// cpuset, whatever cgroup contains the process.
     #[serde(default)]
     pub launched: bool,
+    /// How many of its cores the job wants at present, as its owner or a program in it said. `None` if nobody
+    /// said, so that the job wants what it was granted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wanted_cores: Option<WantedCores>,
 }
 
 impl Job {
@@ -394,6 +402,7 @@ impl Job {
             empty_since: None,
             released: false,
             launched: false,
+            wanted_cores: None,
         }
     }
 

@@ -263,7 +263,7 @@ impl Machine {
         let assign = AssignCommand { pids, caller, ..assign_of(id, Some(CpuRequest::Cores(cores))) };
         match self.command(Command::Assign(assign))? {
             Reply::Assigned(job) => Ok(*job),
-            Reply::Released(_) | Reply::Moved(_) => unreachable!(),
+            Reply::Released(_) | Reply::Moved(_) | Reply::Wanted(_) => unreachable!(),
         }
     }
 

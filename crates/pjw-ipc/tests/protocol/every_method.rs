@@ -57,6 +57,7 @@ trait Warden {
         pids: Option<Vec<i64>>,
     ) -> zlink::Result<Result<JobReply, Failure>>;
     async fn release(&mut self, job: &str) -> zlink::Result<Result<Released, Failure>>;
+    async fn want(&mut self, job: &str, cores: Option<i64>) -> zlink::Result<Result<JobReply, Failure>>;
     async fn release_all(&mut self) -> zlink::Result<Result<Released, Failure>>;
     async fn explain_job(&mut self, job: &str) -> zlink::Result<Result<JobReasons, Failure>>;
     async fn explain_pid(&mut self, pid: i64) -> zlink::Result<Result<PidReasons, Failure>>;
@@ -85,6 +86,7 @@ fn zlink_calls_every_method() {
         let job = warden.assign("b", Some(2), Some(vec![1, 2])).await.unwrap().unwrap().job;
         assert_eq!((job.id.as_str(), job.requested_cores), ("b", 2));
         assert_eq!(warden.release("b").await.unwrap().unwrap().released, ["b"]);
+        assert_eq!(warden.want("b", Some(3)).await.unwrap().unwrap().job.wants, Some(3));
         assert_eq!(warden.release_all().await.unwrap().unwrap().released, ["manual:a"]);
         assert_eq!(warden.explain_job("b").await.unwrap().unwrap().cpus, "2-3");
         assert_eq!(warden.explain_pid(7).await.unwrap().unwrap().job, None);
@@ -171,7 +173,7 @@ fn python_calls_every_method_that_the_server_describes() {
     let samples = Value::Object(samples).to_string();
     let output = Command::new(&python).args(["-c", PYTHON]).arg(server.path()).arg(samples).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "all called: 14");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "all called: 15");
 }
 
 /// On stderr itself, because a test's output is shown only if it fails.

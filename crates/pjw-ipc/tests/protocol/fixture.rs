@@ -55,6 +55,7 @@ impl Service for TestService {
                 }
             },
             Call::Release(request) => Reply::Released { released: vec![request.job] },
+            Call::Want(request) => Reply::Job { job: Job { wants: request.cores, ..job(&request.job) } },
             Call::ReleaseAll => Reply::Released { released: vec!["manual:a".to_owned()] },
             Call::ExplainJob(request) => Reply::JobReasons(JobReasons {
                 job: request.job,

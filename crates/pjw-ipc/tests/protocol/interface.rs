@@ -72,12 +72,13 @@ fn check_fields(interface: &Interface<'_>, fields: &[(&str, &Type<'_>)], value: 
 }
 
 /// The names of the methods, in the order of the interface.
-const METHODS: [&str; 14] = [
+const METHODS: [&str; 15] = [
     "GetStatus",
     "ListJobs",
     "GetJob",
     "Assign",
     "Release",
+    "Want",
     "ReleaseAll",
     "ExplainJob",
     "ExplainPid",

@@ -104,7 +104,9 @@ impl ControlService {
             return Err(CallError::Busy(why));
         }
         let job = match &command {
-            Command::Assign(AssignCommand { job, .. }) | Command::Release { job, .. } => Some(job.clone()),
+            Command::Assign(AssignCommand { job, .. })
+            | Command::Release { job, .. }
+            | Command::Want { job, .. } => Some(job.clone()),
             Command::ReleaseAll { .. } | Command::Defrag { .. } => None,
         };
         let early_answer =
@@ -170,10 +172,17 @@ impl ControlService {
                 );
                 self.published_job(&id).map(|job| Reply::Job { job }).map_err(|_| CallError::Refused(ended))
             }
-            CommandReply::Released(_) | CommandReply::Moved(_) => {
+            CommandReply::Released(_) | CommandReply::Moved(_) | CommandReply::Wanted(_) => {
                 Err(CallError::Refused(format!("{id} ended as it was assigned")))
             }
         }
+    }
+
+    async fn want(&self, peer: Peer, request: call::Want) -> Result<Reply, CallError> {
+        let (job, caller) = (job_id(&request.job)?, self.caller(peer).await);
+        let id = job.clone();
+        self.command(Command::Want { job, cores: request.cores, caller }).await?;
+        self.published_job(&id).map(|job| Reply::Job { job })
     }
 
     /// The topology, with the cores that are free now.
@@ -279,6 +288,7 @@ impl Service for ControlService {
                 let caller = self.caller(peer).await;
                 released(self.command(Command::Release { job, caller }).await?)
             }
+            Call::Want(request) => self.want(peer, request).await?,
             Call::ReleaseAll => {
                 let caller = self.caller(peer).await;
                 released(self.command(Command::ReleaseAll { caller }).await?)
@@ -304,7 +314,7 @@ fn stopping() -> CallError {
 fn released(reply: CommandReply) -> Reply {
     let released = match reply {
         CommandReply::Released(jobs) => jobs.iter().map(ToString::to_string).collect(),
-        CommandReply::Assigned(_) | CommandReply::Moved(_) => Vec::new(),
+        CommandReply::Assigned(_) | CommandReply::Moved(_) | CommandReply::Wanted(_) => Vec::new(),
     };
     Reply::Released { released }
 }

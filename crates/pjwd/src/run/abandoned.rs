@@ -14,7 +14,9 @@ use tracing::{debug, info};
 pub(super) fn dropped(command: &Command) -> Option<Event> {
     let text = "not carried out: the caller hung up before pjwd began with the request";
     match command {
-        Command::Assign(AssignCommand { job, caller, .. }) | Command::Release { job, caller }
+        Command::Assign(AssignCommand { job, caller, .. })
+        | Command::Release { job, caller }
+        | Command::Want { job, caller, .. }
             if caller.is_admin =>
         {
             Some(Event::new(EventKind::Refused, text).with_job(job))

@@ -21,6 +21,7 @@ use pjw_linux::{node::LinuxNode, sys::clock, sys::own_usage::return_free_memory}
 use tokio::sync::{oneshot, watch};
 use tracing::{debug, warn};
 
+mod core_maps;
 mod reload;
 
 use super::lateness::{Lateness, reaction_time};
@@ -32,6 +33,7 @@ use crate::control::inbox::{Inbox, Message};
 use crate::control::query::{self, Answer, Query};
 use crate::host::logging::Logging;
 use crate::host::notify::WatchdogPinger;
+use crate::job_files::JobFiles;
 use crate::metrics::meter::Meter;
 use crate::store::journal::FileJournal;
 use crate::view::status::{LoopStatus, Publisher};
@@ -86,6 +88,9 @@ pub struct EventLoop {
     rules: watch::Sender<AdmissionRules>,
     logging: Logging,
     meter: Meter,
+    job_files: JobFiles,
+    /// The numbers of wanted cores that programs wrote, for the next cycle.
+    written_wants: Vec<Command>,
 }
 
 /// The parts of pjwd that a reload of the configuration needs: the configuration in force, the path of its
@@ -106,6 +111,15 @@ pub struct ReloadContext {
     pub meter: Meter,
 }
 
+/// The descriptors that have something to read.
+#[derive(Debug, Clone, Copy)]
+struct Readable {
+    /// A cgroup of a job may have changed.
+    cgroups: bool,
+    /// A file of a job may have changed.
+    job_files: bool,
+}
+
 type PendingCommands = Vec<(Command, oneshot::Sender<Result<Reply, Refusal>>)>;
 
 impl EventLoop {
@@ -116,6 +130,7 @@ impl EventLoop {
         inbox: Inbox,
         publisher: Publisher,
         settings: ReloadContext,
+        job_files: JobFiles,
     ) -> Self {
         let ReloadContext { config, config_path, rules, logging, meter } = settings;
         let now = Instant::now();
@@ -145,6 +160,8 @@ impl EventLoop {
             rules,
             logging,
             meter,
+            job_files,
+            written_wants: Vec::new(),
         }
     }
 
@@ -178,6 +195,7 @@ impl EventLoop {
         self.warden.find_leftover_cpusets();
         let text = format!("pjwd {} watches this machine ({polling})", env!("CARGO_PKG_VERSION"));
         self.publisher.publish_events(vec![Event::new(EventKind::Started, text)]);
+        self.remove_leftover_job_files();
         self.cycle(Vec::new());
     }
 
@@ -186,7 +204,7 @@ impl EventLoop {
     pub fn run(&mut self) {
         loop {
             let cpu_before = clock::own_thread_cpu_time();
-            let cgroups_may_have_changed = self.wait();
+            let readable = self.wait();
             let mut pending = PendingCommands::new();
             let messages = self.inbox.take_messages();
             let mut is_for_events = messages.is_empty();
@@ -218,7 +236,8 @@ impl EventLoop {
             }
             self.drain_events();
             let now = Instant::now();
-            if cgroups_may_have_changed && self.warden.node_interface_mut().has_cgroup_changes() {
+            self.read_written_wants(readable.job_files, now);
+            if readable.cgroups && self.warden.node_interface_mut().has_cgroup_changes() {
                 self.cgroups_changed_at.get_or_insert(now);
             }
             self.triggers.job_processes_scan_due |= now >= self.next_scan;
@@ -227,7 +246,8 @@ impl EventLoop {
             is_for_events &= !self.triggers.is_cycle_due();
             let are_changes_finished = self.warden.node_interface_mut().has_finished_cpuset_changes();
             is_for_events &= !are_changes_finished;
-            if self.triggers.is_cycle_due() || !pending.is_empty() || events_are_due || are_changes_finished {
+            let has_commands = !pending.is_empty() || !self.written_wants.is_empty();
+            if self.triggers.is_cycle_due() || has_commands || events_are_due || are_changes_finished {
                 // Each scan reads the changed cgroups.
                 self.cgroups_changed_at = None;
                 self.cycle(pending);
@@ -262,8 +282,8 @@ impl EventLoop {
         Some(due.max(now + self.budget.wait_time(now)))
     }
 
-    /// Waits for a message, an event or a timer. Returns whether a cgroup of a job may have changed.
-    fn wait(&mut self) -> bool {
+    /// Waits for a message, an event or a timer. Returns which descriptors have something to read.
+    fn wait(&mut self) -> Readable {
         let now = Instant::now();
         self.realtime.enforce_bounds(now);
         let mut next = self.next_scan.min(self.next_rescan).min(self.watchdog.next_ping_at());
@@ -272,7 +292,7 @@ impl EventLoop {
         if !owed.is_zero() {
             next = next.min(now + owed);
         }
-        if let Some(due) = self.events_due(now) {
+        for due in self.events_due(now).into_iter().chain(self.job_files.due()) {
             next = next.min(due);
         }
         // While the CPU budget is overdrawn, events stay in the kernel's queue.
@@ -290,12 +310,16 @@ impl EventLoop {
         // While the scan of changed cgroups is due, more changes wake nothing.
         let cgroups_fd = cgroups_fd.filter(|_| owed.is_zero() && self.cgroups_changed_at.is_none());
         fds.extend(cgroups_fd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+        let (of_job_files, job_files_fd) = (fds.len(), self.job_files.changes_fd());
+        fds.extend(job_files_fd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
         let left = next.saturating_duration_since(now);
         let timeout =
             PollTimeout::try_from(left.as_millis().saturating_add(1).min(60_000)).unwrap_or(PollTimeout::MAX);
         // An interrupted wait ends early. The loop then waits again.
         let _ = poll(&mut fds, timeout);
-        fds.get(of_cgroups).and_then(PollFd::any).unwrap_or(false)
+        let is_readable = |at: usize| fds.get(at).and_then(PollFd::any).unwrap_or(false);
+        let cgroups = of_cgroups < of_job_files && is_readable(of_cgroups);
+        Readable { cgroups, job_files: is_readable(of_job_files) }
     }
 
     fn drain_events(&mut self) {
@@ -347,7 +371,9 @@ impl EventLoop {
     }
 
     fn cycle(&mut self, pending: PendingCommands) {
-        let (commands, replies): (Vec<Command>, Vec<_>) = pending.into_iter().unzip();
+        let (mut commands, replies): (Vec<Command>, Vec<_>) = pending.into_iter().unzip();
+        // These have no caller who waits for a reply.
+        commands.append(&mut self.written_wants);
         // Without process events, a new process is found only by a full scan.
         self.triggers.full_scan_due |= self.triggers.job_processes_scan_due && !self.has_process_events;
         // A cycle for commands scans only what they concern. What is due besides follows in the next cycle.
@@ -393,7 +419,8 @@ impl EventLoop {
         let now = Instant::now();
         self.plan_next_scans(now, was_timer, scanned_unassigned, unfinished);
         self.keep_journal(scanned_unassigned);
-        plan_warnings.extend(self.file_warnings.iter().cloned());
+        self.publish_core_maps(&planned, scanned_unassigned);
+        plan_warnings.extend(self.file_warnings.iter().cloned().chain(self.job_files.warnings()));
         self.add_new_pus();
         let health =
             LoopStatus { has_process_events: self.has_process_events, lateness: self.lateness.max_wait(now) };

@@ -70,6 +70,7 @@ pub(crate) fn job_to_wire(job: &Job, counts: Counts, topology: &Topology, enforc
         violations: counts.outside_threads,
         strays: counts.strays,
         since: rfc3339(job.since),
+        wants: job.wanted_core_count(topology),
     }
 }
 

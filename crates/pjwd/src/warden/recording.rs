@@ -69,6 +69,8 @@ impl<N: Node, J: Journal> Warden<N, J> {
             }
             // The masks that are restored, and the masks from which children may have to be restored.
             Command::Release { job, .. } => Some(2 * threads_of(job)),
+            // One record of the job.
+            Command::Want { .. } => Some(1),
             Command::Assign(_) | Command::ReleaseAll { .. } | Command::Defrag { .. } => None,
         });
         let records = records.sum::<Option<usize>>().filter(|&records| records <= MAX_RESERVED_RECORDS);

@@ -8,7 +8,7 @@ use crate::phases::commands::types::{AssignCommand, Caller, Command, Reply};
 use crate::phases::{draft::Draft, hotplug, jobs, membership, membership::add_member};
 use crate::terms::{
     BatchRole, CpuRequest, Event, EventKind, Evidence, GrantedBy, Job, JobId, JobRequest, JobSource,
-    Lifetime, Mode, OnExhausted, Placement, Refusal,
+    Lifetime, Mode, OnExhausted, Placement, Refusal, WantedCores,
 };
 
 /// Carries out the commands in order. Returns one result per command.
@@ -21,6 +21,9 @@ fn carry_out(draft: &mut Draft<'_>, command: &Command) -> Result<Reply, Refusal>
         Command::Assign(args) => assign(draft, args).map(Box::new).map(Reply::Assigned),
         Command::Release { job, caller } => release(draft, job, caller).map(Reply::Released),
         Command::ReleaseAll { caller } => release_all(draft, caller).map(Reply::Released),
+        Command::Want { job, cores, caller } => {
+            want(draft, job, *cores, caller).map(Box::new).map(Reply::Wanted)
+        }
         Command::Defrag { caller } => defragment(draft, *caller).map(Box::new).map(Reply::Moved),
     };
     if let (Err(refusal), Command::Assign(AssignCommand { job, .. }) | Command::Release { job, .. }) =
@@ -57,6 +60,23 @@ fn release_all(draft: &mut Draft<'_>, caller: &Caller) -> Result<Vec<JobId>, Ref
         released.extend(ids);
         membership::update_members(draft);
     }
+}
+
+/// Records how many cores a job wants. A number above the limit is kept as it is: the limit may grow.
+fn want(draft: &mut Draft<'_>, id: &JobId, cores: Option<u32>, caller: &Caller) -> Result<Job, Refusal> {
+    require_enforce_mode(draft)?;
+    let job = draft.state.jobs.get(id).ok_or_else(|| Refusal::NoSuchJob { job: id.clone() })?;
+    check_may_change(job, caller)?;
+    if job.wanted_cores_limit(&draft.state.topology).is_none() {
+        return Err(Refusal::NoCpuRequest { job: id.clone() });
+    }
+    let mut job = job.clone();
+    // The same number once more is no change: the time of the first one stays.
+    if job.wanted_cores.map(|wanted| wanted.given) != cores {
+        job.wanted_cores = cores.map(|given| WantedCores { given, since: draft.now.since_boot });
+        draft.put_job(job.clone());
+    }
+    Ok(job)
 }
 
 /// Moves jobs to reduce fragmentation. Only administrators may do this, because jobs of all users may move.

@@ -33,6 +33,15 @@ pub enum Command {
         /// The user that sent the command.
         caller: Caller,
     },
+    /// Records how many cores a job can use at present. The grant of the job stays as it is.
+    Want {
+        /// The job that wants the cores.
+        job: JobId,
+        /// The number of cores. `None` takes the last number back: the job then wants what it was granted.
+        cores: Option<u32>,
+        /// The user that sent the command.
+        caller: Caller,
+    },
     /// Moves jobs to other cores, so that the jobs use fewer packages, NUMA nodes and L3s, or larger
     /// requests fit into one package, NUMA node or L3.
     Defrag {
@@ -111,6 +120,8 @@ impl AssignCommand {
 pub enum Reply {
     /// The job after [`Command::Assign`] was carried out.
     Assigned(Box<Job>),
+    /// The job, as it is after the command [`Command::Want`].
+    Wanted(Box<Job>),
     /// The ids of the jobs that [`Command::Release`] or [`Command::ReleaseAll`] released.
     Released(Vec<JobId>),
     /// The moves of jobs that [`Command::Defrag`] made, and the sizes of the largest requests for cores that

@@ -54,9 +54,10 @@ impl From<&Settings> for AdmissionRules {
 pub fn caller_of(command: &Command) -> Caller {
     match command {
         Command::Assign(request) => request.caller,
-        Command::Release { caller, .. } | Command::ReleaseAll { caller } | Command::Defrag { caller } => {
-            *caller
-        }
+        Command::Release { caller, .. }
+        | Command::ReleaseAll { caller }
+        | Command::Want { caller, .. }
+        | Command::Defrag { caller } => *caller,
     }
 }
 
@@ -92,7 +93,7 @@ pub fn early_answer(
             Some(job) => not_yours(&request.job, job),
             None => (rules.user_max_cores == 0).then_some(Refusal::AssignNeedsAdmin),
         },
-        Command::Release { job: id, .. } => match find(id) {
+        Command::Release { job: id, .. } | Command::Want { job: id, .. } => match find(id) {
             Some(job) => not_yours(id, job),
             None => Some(Refusal::NoSuchJob { job: id.clone() }),
         },

@@ -1,0 +1,238 @@
+//! libpjw_job.so: the crate pjw-job for C programs. `include/pjw_job.h` and the manual page pjw_job(3) describe the
+//! functions. A failure sets `errno` and a text of the calling thread.
+
+mod failure;
+
+use std::ffi::{CStr, OsStr, c_char, c_int};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr;
+use std::time::Duration;
+
+use job::{Cores, CoresSource, Job, WantError};
+use libc::cpu_set_t;
+use pjw_core::cpuset::{CpuSet, Pu};
+
+use crate::failure::{Failure, returned};
+
+/// The C type `pjw_job_t`.
+#[derive(Debug)]
+pub struct PjwJob(Job);
+
+/// The C type `pjw_cores_t`: the cores of a job at one time. The fields are described in `pjw_job.h`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PjwCores {
+    epoch: u64,
+    leaving_at_ns: u64,
+    has_core_map: u32,
+    cpus: u32,
+    cores: u32,
+    borrowed: u32,
+    leaving: u32,
+    threads: u32,
+}
+
+impl From<&Cores> for PjwCores {
+    fn from(cores: &Cores) -> Self {
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        Self {
+            epoch: cores.epoch,
+            leaving_at_ns: cores.leaving_at_ns.unwrap_or(0),
+            has_core_map: u32::from(cores.source == CoresSource::CoreMap),
+            cpus: count(cores.cpus.len()),
+            cores: cores.core_count,
+            borrowed: count(cores.borrowed.len()),
+            leaving: count(cores.leaving.len()),
+            threads: count(cores.thread_count()),
+        }
+    }
+}
+
+/// Opens a job. `directory` is the directory with its files, or NULL for the job of this process. Returns NULL with
+/// `errno` after a failure.
+///
+/// # Safety
+/// `directory` must be NULL or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pjw_job_open(directory: *const c_char) -> *mut PjwJob {
+    let mut opened = ptr::null_mut();
+    returned(|| {
+        let job = if directory.is_null() {
+            Job::open()
+        } else {
+            // SAFETY: the caller gives a C string.
+            Job::open_directory(Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(directory) }.to_bytes())))
+        };
+        opened = Box::into_raw(Box::new(PjwJob(job)));
+        Ok(0)
+    });
+    opened
+}
+
+/// Frees a job. Does nothing if `job` is NULL.
+///
+/// # Safety
+/// `job` must be NULL or from [`pjw_job_open`], and is not used afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pjw_job_close(job: *mut PjwJob) {
+    if !job.is_null() {
+        // SAFETY: the value is from `pjw_job_open`, and the caller does not use it any more.
+        drop(unsafe { Box::from_raw(job) });
+    }
+}
+
+/// Writes the cores that the job has now into `cores`. Returns 0, or -1 with `errno`.
+///
+/// # Safety
+/// `job` must be NULL or from [`pjw_job_open`]. `cores` must be NULL or have room for the value.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pjw_job_cores(job: *mut PjwJob, cores: *mut PjwCores) -> c_int {
+    returned(|| {
+        // SAFETY: the caller gives NULL or a job.
+        let job = unsafe { job_of(job) }?;
+        // SAFETY: the caller gives NULL or the room.
+        unsafe { put(cores, PjwCores::from(&job.cores())) }
+    })
+}
+
+/// Writes a set of CPUs of the job into `set` of `size` bytes. Returns the number of CPUs in it, or -1 with `errno`.
+///
+/// # Safety
+/// `job` must be NULL or from [`pjw_job_open`]. `set` must be NULL or have room for `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pjw_job_cpus(
+    job: *mut PjwJob,
+    which: c_int,
+    set: *mut cpu_set_t,
+    size: usize,
+) -> c_int {
+    returned(|| {
+        // SAFETY: the caller gives NULL or a job.
+        let cores = unsafe { job_of(job) }?.cores();
+        let cpus = match which {
+            0 => cores.cpus,
+            1 => cores.own,
+            2 => cores.borrowed,
+            3 => cores.leaving,
+            4 => cores.lent,
+            _ => return Err(Failure::invalid(format!("there is no set {which}"))),
+        };
+        if set.is_null() {
+            return Err(Failure::invalid("the set is NULL"));
+        }
+        let bytes = bytes_of(&cpus, size)?;
+        // SAFETY: the caller gives room for `size` bytes, which is as many as there are.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), set.cast(), size) };
+        Ok(c_int::try_from(cpus.len()).unwrap_or(c_int::MAX))
+    })
+}
+
+/// Whether the job has this CPU now: 1 or 0, or -1 with `errno`.
+///
+/// # Safety
+/// `job` must be NULL or from [`pjw_job_open`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pjw_job_has_cpu(job: *mut PjwJob, cpu: c_int) -> c_int {
+    returned(|| {
+        // SAFETY: the caller gives NULL or a job.
+        let job = unsafe { job_of(job) }?;
+        let cpu = u32::try_from(cpu).map_err(|_| Failure::invalid(format!("{cpu} is no CPU")))?;
+        Ok(c_int::from(job.has_cpu(Pu(cpu))))
+    })
+}
+
+/// Waits until the epoch differs from `epoch`, at most `timeout_ms` milliseconds, or without end if that is -1. Returns 1
+/// after a change, 0 when the time has passed, or -1 with `errno`.
+///
+/// # Safety
+/// As [`pjw_job_cores`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pjw_job_wait(
+    job: *mut PjwJob,
+    epoch: u64,
+    timeout_ms: c_int,
+    cores: *mut PjwCores,
+) -> c_int {
+    returned(|| {
+        // SAFETY: the caller gives NULL or a job.
+        let job = unsafe { job_of(job) }?;
+        if cores.is_null() {
+            return Err(Failure::invalid("the pointer for the cores is NULL"));
+        }
+        let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+        let Some(changed) = job.wait(epoch, timeout) else { return Ok(0) };
+        // SAFETY: the caller gives the room.
+        unsafe { put(cores, PjwCores::from(&changed)) }?;
+        Ok(1)
+    })
+}
+
+/// Asks for a number of cores. -1 takes the number back. Returns 0, or -1 with `errno`.
+///
+/// # Safety
+/// `job` must be NULL or from [`pjw_job_open`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pjw_job_want(job: *mut PjwJob, cores: c_int) -> c_int {
+    returned(|| {
+        // SAFETY: the caller gives NULL or a job.
+        let job = unsafe { job_of(job) }?;
+        match (u32::try_from(cores), cores) {
+            (Ok(cores), _) => job.want(cores)?,
+            (Err(_), -1) => job.want_default()?,
+            (Err(_), _) => return Err(Failure::invalid(format!("{cores} is no number of cores"))),
+        }
+        Ok(0)
+    })
+}
+
+/// Returns the message about the last failure in the calling thread. Empty if there was none.
+#[unsafe(no_mangle)]
+pub extern "C" fn pjw_job_error() -> *const c_char {
+    failure::last_text()
+}
+
+impl From<WantError> for Failure {
+    fn from(error: WantError) -> Self {
+        let errno = match &error {
+            WantError::NoJob => libc::ENOENT,
+            WantError::File { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+        };
+        Self { errno, text: error.to_string() }
+    }
+}
+
+/// The job behind a pointer.
+///
+/// # Safety
+/// The pointer must be NULL or from [`pjw_job_open`].
+unsafe fn job_of<'a>(job: *mut PjwJob) -> Result<&'a Job, Failure> {
+    // SAFETY: the caller guarantees the pointer.
+    unsafe { job.as_ref() }.map(|job| &job.0).ok_or_else(|| Failure::invalid("the job is NULL"))
+}
+
+/// Writes the cores for the caller.
+///
+/// # Safety
+/// `place` must be NULL or have room for the value.
+unsafe fn put(place: *mut PjwCores, cores: PjwCores) -> Result<c_int, Failure> {
+    if place.is_null() {
+        return Err(Failure::invalid("the pointer for the cores is NULL"));
+    }
+    // SAFETY: the caller guarantees the room.
+    unsafe { place.write(cores) };
+    Ok(0)
+}
+
+/// The bytes of a `cpu_set_t` of this size, which is an array of `unsigned long`.
+fn bytes_of(cpus: &CpuSet, size: usize) -> Result<Vec<u8>, Failure> {
+    if cpus.last().is_some_and(|last| last.0 as usize >= size.saturating_mul(8)) {
+        return Err(Failure {
+            errno: libc::ERANGE,
+            text: format!("a set of {size} bytes has no room for {cpus}"),
+        });
+    }
+    let mut bytes: Vec<u8> = cpus.words().iter().flat_map(|word| word.to_ne_bytes()).collect();
+    bytes.resize(size, 0);
+    Ok(bytes)
+}

@@ -1,0 +1,65 @@
+//! A C program is compiled against pjw_job.h and libpjw_job.so, and checks the functions itself: `program.c`.
+
+#![allow(clippy::unwrap_used)] // a test may fail
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use job::layout::PageContent;
+use job::{PAGE_FILE_NAME, PageWriter, WANT_FILE_NAME};
+
+/// Compiles `source` of this crate. The program finds the library in the directory of the program.
+fn compile(source: &str, program: &Path) {
+    let crate_directory = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let directory = program.parent().unwrap();
+    // Cargo builds the library beside the tests.
+    let library = std::env::current_exe().unwrap().with_file_name("libpjw_job.so");
+    for name in ["libpjw_job.so", "libpjw_job.so.0"] {
+        std::os::unix::fs::symlink(&library, directory.join(name)).unwrap();
+    }
+    let output = Command::new("cc")
+        .args(["-Wall", "-Wextra", "-Werror", "-o"])
+        .arg(program)
+        .arg(crate_directory.join(source))
+        .arg("-I")
+        .arg(crate_directory.join("include"))
+        .arg("-L")
+        .arg(directory)
+        .args(["-lpjw_job", "-Wl,-rpath,$ORIGIN"])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_c_program_reads_its_cores_waits_for_a_change_and_asks_for_fewer() {
+    let directory = tempfile::tempdir().unwrap();
+    let (program, job) = (directory.path().join("program"), directory.path().join("job"));
+    compile("tests/program.c", &program);
+    std::fs::create_dir(&job).unwrap();
+    let want = job.join(WANT_FILE_NAME);
+    std::fs::write(&want, "").unwrap();
+    let before = PageContent {
+        epoch: 7,
+        is_live: true,
+        own: "0-1".parse().unwrap(),
+        borrowed: "2".parse().unwrap(),
+        leaving: "2".parse().unwrap(),
+        leaving_at_ns: Some(99),
+        core_count: 3,
+        ..PageContent::default()
+    };
+    let mut writer = PageWriter::create(&job.join(PAGE_FILE_NAME), &job.join("temporary"), &before).unwrap();
+    let mut child = Command::new(&program).arg(&job).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while std::fs::read_to_string(&want).unwrap() != "1\n" && child.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < deadline, "the program asks for one core");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let own = "0".parse().unwrap();
+    writer
+        .write(&PageContent { epoch: 8, is_live: true, own, core_count: 1, ..PageContent::default() })
+        .unwrap();
+    assert!(child.wait().unwrap().success());
+}

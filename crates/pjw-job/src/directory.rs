@@ -1,0 +1,85 @@
+//! The directory in which pjwd publishes the files of a job.
+
+use std::env;
+use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use pjw_core::job::JobId;
+
+/// The name of the page in the directory of a job.
+pub const PAGE_FILE_NAME: &str = "coremap";
+/// The name of the file in the directory of a job into which a program writes how many cores it wants.
+pub const WANT_FILE_NAME: &str = "want";
+/// The mode of the files that all users may read and only pjwd may write.
+pub const FILE_MODE: u32 = 0o644;
+
+/// Finds the directory of the job of this process, from the variables of its environment:
+///
+/// 1. `PJW_JOB_DIR`, the directory itself. `pjwctl run` and `pjwctl spawn` set it.
+/// 2. `PJW_JOB`, the id of the job. The directory is that of the user's own daemon if it is there, else that of the
+///    system's daemon in `/run/pjwd/jobs`.
+/// 3. `SLURM_JOB_ID`: the job `slurm:` with this number, in the same places.
+///
+/// A directory counts only if it belongs to root or to this user. `None` if there is none.
+#[must_use]
+pub fn find_directory() -> Option<PathBuf> {
+    find_by(|name| env::var_os(name))
+}
+
+fn find_by(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    // SAFETY: the call has no arguments and can't fail.
+    let user = unsafe { libc::geteuid() };
+    let is_trusted = |directory: &PathBuf| {
+        let metadata = std::fs::metadata(directory);
+        metadata.is_ok_and(|metadata| metadata.is_dir() && (metadata.uid() == 0 || metadata.uid() == user))
+    };
+    if let Some(directory) = variable("PJW_JOB_DIR").map(PathBuf::from) {
+        return Some(directory).filter(|directory| directory.is_absolute() && is_trusted(directory));
+    }
+    let text = |name: &str| variable(name)?.into_string().ok();
+    let id = text("PJW_JOB").or_else(|| text("SLURM_JOB_ID").map(|number| format!("slurm:{number}")))?;
+    // An id has no slash and is neither `.` nor `..`, so it names a directory directly below.
+    let id: JobId = id.parse().ok()?;
+    let xdg = variable("XDG_RUNTIME_DIR").map(|directory| PathBuf::from(directory).join("pjwd"));
+    let own = [PathBuf::from(format!("/run/user/{user}/pjwd")), PathBuf::from(format!("/tmp/pjwd-{user}"))];
+    let bases = xdg.into_iter().filter(|base| base.is_absolute()).chain(own);
+    let bases = bases.filter(|_| user != 0).chain([PathBuf::from("/run/pjwd")]);
+    bases.map(|base| job_directory(&base, &id)).find(is_trusted)
+}
+
+/// The directory of a job of the daemon whose state directory is `base`.
+fn job_directory(base: &Path, id: &JobId) -> PathBuf {
+    base.join("jobs").join(id.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_directory_is_that_of_the_variables_if_it_is_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let job = directory.path().join("pjwd/jobs/manual:a");
+        std::fs::create_dir_all(&job).unwrap();
+        let find = |variables: &[(&str, &Path)]| {
+            find_by(|name| {
+                variables.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_os_str().to_owned())
+            })
+        };
+        assert_eq!(find(&[("PJW_JOB_DIR", &job)]), Some(job.clone()));
+        assert_eq!(find(&[("PJW_JOB_DIR", &directory.path().join("other"))]), None);
+        assert_eq!(
+            find(&[("PJW_JOB_DIR", Path::new("."))]),
+            None,
+            "it must not depend on the working directory"
+        );
+        assert_eq!(find(&[]), None);
+        // SAFETY: the call has no arguments and can't fail.
+        if unsafe { libc::geteuid() } != 0 {
+            let runtime = ("XDG_RUNTIME_DIR", directory.path());
+            assert_eq!(find(&[runtime, ("PJW_JOB", Path::new("a"))]), Some(job));
+            assert_eq!(find(&[runtime, ("PJW_JOB", Path::new("../../jobs/manual:a"))]), None);
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! The two uses of futex(2): a reader waits for another value of the sequence counter, and the writer adds 1 to it.
+
+use std::io;
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+/// Adds 1 to a word.
+const ADD_ONE: libc::c_int = (1 << 28) | (1 << 12);
+
+/// Waits until `word` has another value than `value`, a writer wakes the readers, or the time has passed. May return
+/// earlier.
+pub(crate) fn wait(word: &AtomicU32, value: u32, timeout: Option<Duration>) {
+    let timeout = timeout.map(|timeout| libc::timespec {
+        tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: timeout.subsec_nanos().into(),
+    });
+    let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: the word and the time live until the call returns. FUTEX_WAIT only reads the word.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, timeout) };
+}
+
+/// Adds 1 to the word at `word`, in the kernel and with the order of a full barrier. Wakes all processes that wait for the
+/// word at `waiters`.
+///
+/// The kernel changes the word and not this process: a file that was truncated, or a full file system, is an error and
+/// not a signal.
+///
+/// # Errors
+/// `EFAULT` if the file of the word was truncated or the page can't be written.
+///
+/// # Safety
+/// Both pointers must lie in memory that this process has mapped and that stays mapped during the call.
+pub(crate) unsafe fn add_one_and_wake(word: *mut u32, waiters: *mut u32) -> io::Result<()> {
+    let all = libc::c_int::MAX;
+    // SAFETY: the caller guarantees the two words.
+    let woken =
+        unsafe { libc::syscall(libc::SYS_futex, waiters, libc::FUTEX_WAKE_OP, all, 0_usize, word, ADD_ONE) };
+    if woken < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

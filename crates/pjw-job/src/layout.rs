@@ -1,0 +1,271 @@
+//! The layout of the file `coremap`: one page of 4096 bytes. Numbers have the byte order of the machine.
+//!
+//! | offset | size | content |
+//! | --- | --- | --- |
+//! | 0 | 8 | the text `PJWCORES` |
+//! | 8 | 4 | the version of the layout, 1 |
+//! | 12 | 4 | the size of the page, 4096 |
+//! | 16 | 4 | the sequence counter: odd while the daemon writes. It is also the word for futex(2) |
+//! | 20 | 4 | reserved |
+//! | 24 | 8 | the epoch: 1 more with each change |
+//! | 32 | 8 | the time at which the leaving CPUs are taken, in ns of `CLOCK_MONOTONIC`; 0 if none is leaving |
+//! | 40 | 4 | flags: 1 the page is live, 2 a CPU of the job has a number beyond the sets |
+//! | 44 | 4 | the number of 8-byte words in use of each set |
+//! | 48 | 4 | the number of CPUs of the job |
+//! | 52 | 4 | the number of physical cores of these CPUs |
+//! | 56 | 8 | reserved |
+//! | 64 | 1008 | the set of own CPUs |
+//! | 1072 | 1008 | the set of borrowed CPUs |
+//! | 2080 | 1008 | the set of leaving CPUs |
+//! | 3088 | 1008 | the set of own CPUs that another job borrows now |
+//!
+//! CPU n is bit n % 64 of word n / 64 of a set.
+
+use pjw_core::cpuset::{CpuSet, Pu};
+
+/// The size of the page in bytes.
+pub const PAGE_SIZE: usize = 4096;
+/// The first 8 bytes of the page.
+pub const MAGIC: [u8; 8] = *b"PJWCORES";
+/// The version of the layout that this crate reads and writes.
+pub const VERSION: u32 = 1;
+/// The offset of the version.
+pub const VERSION_OFFSET: usize = 8;
+/// The offset of the size of the page.
+pub const SIZE_OFFSET: usize = 12;
+/// The offset of the sequence counter, which is odd while the daemon writes.
+pub const SEQUENCE_OFFSET: usize = 16;
+/// The offset of a word that no program waits for.
+pub const RESERVED_OFFSET: usize = 20;
+/// The offset of the epoch, which is the first byte that a change of the map writes.
+pub const BODY_OFFSET: usize = 24;
+/// The number of 8-byte words of each set.
+pub const SET_WORDS: usize = 126;
+/// The number of CPUs for which a set has a bit.
+pub const MAX_CPUS: u32 = 64 * 126;
+/// The flag of a page that the daemon keeps up to date. A page without it is of no use: the job has ended, or another page
+/// has its place.
+pub const LIVE: u32 = 1;
+/// The flag of a page that lacks CPUs because their numbers are beyond the sets. `coremap.json` has all of them.
+pub const TRUNCATED: u32 = 2;
+
+const LEAVING_AT_OFFSET: usize = 32;
+const FLAGS_OFFSET: usize = 40;
+const WORDS_OFFSET: usize = 44;
+const CPU_COUNT_OFFSET: usize = 48;
+const CORE_COUNT_OFFSET: usize = 52;
+const SETS_OFFSET: usize = 64;
+
+/// The bytes of the page in 8-byte words, as the reader copies them.
+pub const PAGE_WORDS: usize = PAGE_SIZE / 8;
+
+/// The content of a page: the cores of a job at one time.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PageContent {
+    /// A number that grows by 1 with each change of the map.
+    pub epoch: u64,
+    /// Whether the daemon keeps the page up to date. If not, the job has ended, or another page has its place.
+    pub is_live: bool,
+    /// Whether the sets lack CPUs with a number of [`MAX_CPUS`] or more.
+    pub is_truncated: bool,
+    /// The CPUs that the job owns, including those that another job borrows now.
+    pub own: CpuSet,
+    /// The CPUs of others that the job may use until they are taken back.
+    pub borrowed: CpuSet,
+    /// The CPUs that the job has now and is about to lose.
+    pub leaving: CpuSet,
+    /// The own CPUs that another job borrows now. The job may use them at any time.
+    pub lent: CpuSet,
+    /// The time at which the leaving CPUs are taken, in ns of `CLOCK_MONOTONIC`. `None` if no CPU is leaving.
+    pub leaving_at_ns: Option<u64>,
+    /// The number of physical cores of the CPUs that the job has.
+    pub core_count: u32,
+}
+
+impl PageContent {
+    /// Returns the CPUs on which the job may run: its own and the borrowed ones.
+    #[must_use]
+    pub fn cpus(&self) -> CpuSet {
+        self.own.union(&self.borrowed)
+    }
+
+    /// Returns the bytes of a page with this content, with the given sequence counter.
+    #[must_use]
+    pub fn encode(&self, sequence: u32) -> [u8; PAGE_SIZE] {
+        let mut page = [0; PAGE_SIZE];
+        let mut put = |offset: usize, bytes: &[u8]| {
+            page[offset..offset + bytes.len()].copy_from_slice(bytes);
+        };
+        let sets = [&self.own, &self.borrowed, &self.leaving, &self.lent];
+        let is_beyond = |set: &&CpuSet| set.last().is_some_and(|last| last.0 >= MAX_CPUS);
+        let is_truncated = self.is_truncated || sets.iter().any(is_beyond);
+        let words = sets.iter().map(|set| set.words().len().min(SET_WORDS)).max().unwrap_or(0);
+        let flags = u32::from(self.is_live) * LIVE + u32::from(is_truncated) * TRUNCATED;
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX).to_ne_bytes();
+        put(0, &MAGIC);
+        put(VERSION_OFFSET, &VERSION.to_ne_bytes());
+        put(SIZE_OFFSET, &count(PAGE_SIZE));
+        put(SEQUENCE_OFFSET, &sequence.to_ne_bytes());
+        put(BODY_OFFSET, &self.epoch.to_ne_bytes());
+        put(LEAVING_AT_OFFSET, &self.leaving_at_ns.unwrap_or(0).to_ne_bytes());
+        put(FLAGS_OFFSET, &flags.to_ne_bytes());
+        put(WORDS_OFFSET, &count(words));
+        put(CPU_COUNT_OFFSET, &count(self.cpus().len()));
+        put(CORE_COUNT_OFFSET, &self.core_count.to_ne_bytes());
+        for (number, set) in sets.iter().enumerate() {
+            for (word, bits) in set.words().iter().take(SET_WORDS).enumerate() {
+                put(SETS_OFFSET + 8 * (number * SET_WORDS + word), &bits.to_ne_bytes());
+            }
+        }
+        page
+    }
+
+    /// Reads the content from the words of a page. Words that the page says are not in use need not be valid. Returns
+    /// `None` if the number of words in use is larger than a set.
+    #[must_use]
+    pub fn decode(words: &[u64; PAGE_WORDS]) -> Option<Self> {
+        let number = |offset: usize| half(words, offset);
+        let in_use = words_in_use(words)?;
+        let set = |number: usize| {
+            let first = SETS_OFFSET / 8 + number * SET_WORDS;
+            CpuSet::from_words(&words[first..first + in_use])
+        };
+        let flags = number(FLAGS_OFFSET);
+        let at = words[LEAVING_AT_OFFSET / 8];
+        Some(Self {
+            epoch: words[BODY_OFFSET / 8],
+            is_live: flags & LIVE != 0,
+            is_truncated: flags & TRUNCATED != 0,
+            own: set(0),
+            borrowed: set(1),
+            leaving: set(2),
+            lent: set(3),
+            leaving_at_ns: (at != 0).then_some(at),
+            core_count: number(CORE_COUNT_OFFSET),
+        })
+    }
+}
+
+/// Returns the first words of a page that hold everything except the sets.
+pub(crate) const HEADER_WORDS: usize = SETS_OFFSET / 8;
+
+/// Returns the ranges of words that hold the sets of a page whose header is in `words`. `None` if the header is wrong.
+pub(crate) fn set_ranges(words: &[u64; PAGE_WORDS]) -> Option<[std::ops::Range<usize>; 4]> {
+    let in_use = words_in_use(words)?;
+    Some([0, 1, 2, 3].map(|number| {
+        let first = HEADER_WORDS + number * SET_WORDS;
+        first..first + in_use
+    }))
+}
+
+/// Returns the offset of the word and the bit of a CPU in each of the sets of own and of borrowed CPUs. `None` for a CPU
+/// beyond the sets.
+pub(crate) fn place_of(cpu: Pu) -> Option<([usize; 2], u64)> {
+    (cpu.0 < MAX_CPUS).then(|| {
+        let word = HEADER_WORDS + cpu.0 as usize / 64;
+        ([word, word + SET_WORDS], 1 << (cpu.0 % 64))
+    })
+}
+
+fn words_in_use(words: &[u64; PAGE_WORDS]) -> Option<usize> {
+    usize::try_from(half(words, WORDS_OFFSET)).ok().filter(|&in_use| in_use <= SET_WORDS)
+}
+
+/// The 4-byte number at an offset that is a multiple of 4.
+fn half(words: &[u64; PAGE_WORDS], offset: usize) -> u32 {
+    let bytes = words[offset / 8].to_ne_bytes();
+    let at = offset % 8;
+    u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+/// The sequence counter of a page of which only the bytes are at hand.
+pub(crate) fn sequence_of(page: &[u8; PAGE_SIZE]) -> u32 {
+    number_at(page, SEQUENCE_OFFSET)
+}
+
+/// Whether the bytes begin as a page of this version.
+pub(crate) fn has_known_header(page: &[u8; PAGE_SIZE]) -> bool {
+    page[..8] == MAGIC
+        && number_at(page, VERSION_OFFSET) == VERSION
+        && number_at(page, SIZE_OFFSET) as usize == PAGE_SIZE
+}
+
+/// The words of a page.
+pub(crate) fn words_of(page: &[u8; PAGE_SIZE]) -> [u64; PAGE_WORDS] {
+    let mut words = [0; PAGE_WORDS];
+    for (word, bytes) in words.iter_mut().zip(page.chunks_exact(8)) {
+        *word = u64::from_ne_bytes([
+            bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6], bytes[7],
+        ]);
+    }
+    words
+}
+
+fn number_at(page: &[u8; PAGE_SIZE], offset: usize) -> u32 {
+    u32::from_ne_bytes([page[offset], page[offset + 1], page[offset + 2], page[offset + 3]])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(list: &str) -> CpuSet {
+        list.parse().unwrap()
+    }
+
+    fn content() -> PageContent {
+        PageContent {
+            epoch: 0x0102_0304_0506_0708,
+            is_live: true,
+            is_truncated: false,
+            own: set("0-1,64"),
+            borrowed: set("2-3,200"),
+            leaving: set("3"),
+            lent: set("1"),
+            leaving_at_ns: Some(123_456_789_012),
+            core_count: 3,
+        }
+    }
+
+    #[test]
+    fn every_field_has_the_offset_that_the_documentation_names() {
+        let page = content().encode(7);
+        let number = |at: usize| number_at(&page, at);
+        let long = |at: usize| u64::from_ne_bytes(page[at..at + 8].try_into().unwrap());
+        assert_eq!(&page[..8], b"PJWCORES");
+        assert_eq!((number(8), number(12), number(16), number(20)), (1, 4096, 7, 0));
+        assert_eq!((long(24), long(32)), (0x0102_0304_0506_0708, 123_456_789_012));
+        assert_eq!((number(40), number(44), number(48), number(52), long(56)), (1, 4, 6, 3, 0));
+        assert_eq!((long(64), long(72)), (0b11, 1), "own CPUs");
+        assert_eq!((long(1072), long(1072 + 24)), (0b1100, 1 << 8), "borrowed CPUs");
+        assert_eq!((long(2080), long(3088)), (0b1000, 0b10), "leaving and lent CPUs");
+        let documented = include_str!("../../../docs/coremap.md");
+        for row in ["| 16 | 4 |", "| 24 | 8 |", "| 40 | 4 |", "| 1072 | 1008 |", "| 3088 | 1008 |"] {
+            assert!(documented.contains(row), "docs/coremap.md lacks {row}");
+        }
+    }
+
+    #[test]
+    fn a_page_is_read_as_it_was_written() {
+        let empty = PageContent::default();
+        let largest = PageContent { own: CpuSet::from_range(Pu(0), Pu(MAX_CPUS - 1)), ..content() };
+        for content in [content(), empty, largest] {
+            assert_eq!(PageContent::decode(&words_of(&content.encode(2))), Some(content));
+        }
+    }
+
+    #[test]
+    fn a_cpu_beyond_the_sets_is_left_out_and_flagged() {
+        let beyond = PageContent { own: set("5,8064"), ..PageContent::default() };
+        let read = PageContent::decode(&words_of(&beyond.encode(0))).unwrap();
+        assert_eq!((read.own, read.is_truncated), (set("5"), true));
+    }
+
+    #[test]
+    fn a_page_with_more_words_than_a_set_has_is_refused() {
+        let mut page = content().encode(0);
+        page[WORDS_OFFSET..WORDS_OFFSET + 4].copy_from_slice(&127_u32.to_ne_bytes());
+        assert_eq!(PageContent::decode(&words_of(&page)), None);
+        assert_eq!(set_ranges(&words_of(&page)), None);
+    }
+}

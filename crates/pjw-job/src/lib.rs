@@ -1,0 +1,36 @@
+//! What a program can know of the cores that its job has, and how the program asks for more or fewer.
+//!
+//! pjwd publishes the *core map* of each job in a directory, by default `/run/pjwd/jobs/ID`. A program opens its job
+//! once with [`Job::open`], reads its cores with [`Job::cores`], which makes no system call, and waits for changes with
+//! [`Job::wait`]. Without a daemon the cores are those of the affinity mask of the calling thread, so a program that
+//! uses this crate runs anywhere.
+//!
+//! ```no_run
+//! let job = pjw_job::Job::open();
+//! let mut cores = job.cores();
+//! loop {
+//!     println!("{} cores: {}", cores.core_count, cores.cpus);
+//!     if let Some(changed) = job.wait(cores.epoch, None) {
+//!         cores = changed;
+//!     }
+//! }
+//! ```
+//!
+//! The map is a state and not a series of messages: a program that was busy while the map changed twice reads the last
+//! state. `docs/coremap.md` describes the files byte for byte.
+//!
+//! [`layout`] and [`PageWriter`] are the daemon's side of the same page. Programs use them in their tests.
+
+pub mod layout;
+
+mod directory;
+mod futex;
+mod job;
+mod mask;
+mod page;
+mod writer;
+
+pub use directory::{FILE_MODE, PAGE_FILE_NAME, WANT_FILE_NAME, find_directory};
+pub use job::{Cores, CoresSource, Job, WantError};
+pub use page::{PageError, PageReader};
+pub use writer::PageWriter;

@@ -1,0 +1,192 @@
+//! The reader of the page: it maps the file and reads it without a system call.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::time::{Duration, Instant};
+
+use pjw_core::cpuset::Pu;
+use thiserror::Error;
+
+use crate::futex;
+use crate::layout::{
+    HEADER_WORDS, PAGE_SIZE, PAGE_WORDS, PageContent, SEQUENCE_OFFSET, has_known_header, place_of, set_ranges,
+};
+
+/// How often a reader tries again at once while the daemon writes. A write takes some microseconds.
+const SPINS: u32 = 200;
+/// How long a reader tries in all. A daemon that was killed while it wrote leaves the page unfinished until it runs again.
+const READ_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// The reasons why the page of a core map can't be read.
+#[derive(Debug, Error)]
+pub enum PageError {
+    /// The file can't be opened or mapped.
+    #[error("can't read the core map {path}: {source}", path = path.display())]
+    File {
+        /// The path of the file.
+        path: PathBuf,
+        /// The error of the system call.
+        source: io::Error,
+    },
+    /// The file is not a core map of a version that this program knows.
+    #[error(
+        "{path} is no core map of version 1: use the pjw-job of the same release as pjwd", path = path.display()
+    )]
+    Unknown {
+        /// The path of the file.
+        path: PathBuf,
+    },
+    /// The page stayed unfinished. The daemon was killed while it wrote, and has not been started again.
+    #[error("the core map is unfinished: pjwd was killed while it wrote; start pjwd again")]
+    Unfinished,
+}
+
+/// A core map that is mapped into this process. Reading makes no system call.
+#[derive(Debug)]
+pub struct PageReader {
+    page: NonNull<u64>,
+}
+
+// SAFETY: the memory is only read, and only by atomic loads.
+unsafe impl Send for PageReader {}
+// SAFETY: as above.
+unsafe impl Sync for PageReader {}
+
+impl PageReader {
+    /// Maps the core map at `path`.
+    ///
+    /// # Errors
+    /// If the file can't be opened or mapped, or is no core map of a known version.
+    pub fn open(path: &Path) -> Result<Self, PageError> {
+        let failed = |source| PageError::File { path: path.to_owned(), source };
+        let options = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).clone();
+        let mut file = options.open(path).map_err(failed)?;
+        let mut page = [0; PAGE_SIZE];
+        let metadata = file.metadata().map_err(failed)?;
+        let is_page = metadata.is_file() && metadata.len() == PAGE_SIZE as u64;
+        if !is_page || file.read_exact(&mut page).is_err() || !has_known_header(&page) {
+            return Err(PageError::Unknown { path: path.to_owned() });
+        }
+        map(&file, libc::PROT_READ).map(|page| Self { page }).map_err(failed)
+    }
+
+    /// Returns the content, which is never a mixture of two states.
+    ///
+    /// # Errors
+    /// If the page stayed unfinished for 100 ms, because the daemon was killed while it wrote.
+    pub fn read(&self) -> Result<PageContent, PageError> {
+        self.read_between().map(|(content, _)| content)
+    }
+
+    /// Returns the content, and the sequence counter that belongs to it.
+    fn read_between(&self) -> Result<(PageContent, u32), PageError> {
+        let mut begun = None;
+        for attempt in 0_u32.. {
+            if let Some(read) = self.try_read() {
+                return Ok(read);
+            }
+            if attempt < SPINS {
+                std::hint::spin_loop();
+            } else if begun.get_or_insert_with(Instant::now).elapsed() < READ_TIMEOUT {
+                std::thread::yield_now();
+            } else {
+                break;
+            }
+        }
+        Err(PageError::Unfinished)
+    }
+
+    /// Waits until the epoch differs from `epoch`, or the time has passed. Returns the new content; `None` if the time has
+    /// passed.
+    ///
+    /// # Errors
+    /// As [`PageReader::read`].
+    pub fn wait(&self, epoch: u64, timeout: Option<Duration>) -> Result<Option<PageContent>, PageError> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            let (content, sequence) = self.read_between()?;
+            if content.epoch != epoch || !content.is_live {
+                return Ok(Some(content));
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(None);
+            }
+            futex::wait(self.sequence(), sequence, left);
+        }
+    }
+
+    /// Whether the job has this CPU now, as its own or as a borrowed one. Reads two words of the page. `None` while the
+    /// daemon writes, if the page is no longer live, and for a CPU beyond the sets.
+    #[must_use]
+    pub fn has_cpu(&self, cpu: Pu) -> Option<bool> {
+        let (words, bit) = place_of(cpu)?;
+        let before = self.sequence().load(Ordering::Acquire);
+        let flags = self.word(40 / 8).load(Ordering::Relaxed).to_ne_bytes();
+        let found = words.iter().any(|&word| self.word(word).load(Ordering::Relaxed) & bit != 0);
+        fence(Ordering::Acquire);
+        let is_stable = before.is_multiple_of(2) && self.sequence().load(Ordering::Relaxed) == before;
+        let is_live = u32::from_ne_bytes([flags[0], flags[1], flags[2], flags[3]]) & 1 != 0;
+        (is_stable && is_live).then_some(found)
+    }
+
+    /// The content and the sequence counter. `None` while the daemon writes.
+    fn try_read(&self) -> Option<(PageContent, u32)> {
+        let before = self.sequence().load(Ordering::Acquire);
+        if !before.is_multiple_of(2) {
+            return None;
+        }
+        let mut words = [0; PAGE_WORDS];
+        let mut copy = |range: std::ops::Range<usize>| {
+            range.for_each(|index| words[index] = self.word(index).load(Ordering::Relaxed));
+            set_ranges(&words)
+        };
+        // The number of words in use may be half-written. The sequence counter shows that afterwards.
+        for range in copy(0..HEADER_WORDS)? {
+            copy(range);
+        }
+        fence(Ordering::Acquire);
+        let is_whole = self.sequence().load(Ordering::Relaxed) == before;
+        is_whole.then(|| PageContent::decode(&words)).flatten().map(|content| (content, before))
+    }
+
+    fn sequence(&self) -> &AtomicU32 {
+        // SAFETY: the page is mapped until this value is dropped, and the offset lies in it and is aligned.
+        unsafe { AtomicU32::from_ptr(self.page.as_ptr().cast::<u32>().add(SEQUENCE_OFFSET / 4)) }
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        debug_assert!(index < PAGE_WORDS);
+        // SAFETY: the page is mapped until this value is dropped. All callers pass the index of a word in it.
+        unsafe { AtomicU64::from_ptr(self.page.as_ptr().add(index)) }
+    }
+}
+
+impl Drop for PageReader {
+    fn drop(&mut self) {
+        unmap(self.page);
+    }
+}
+
+/// Maps the page in the file, shared with all other processes that map it.
+pub(crate) fn map(file: &File, protection: libc::c_int) -> io::Result<NonNull<u64>> {
+    // SAFETY: the kernel chooses the address, so no memory of this process is replaced.
+    let page = unsafe {
+        libc::mmap(std::ptr::null_mut(), PAGE_SIZE, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
+    };
+    if page == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    NonNull::new(page.cast()).ok_or_else(|| io::Error::other("the page was mapped at address 0"))
+}
+
+/// Unmaps a page of [`map`].
+pub(crate) fn unmap(page: NonNull<u64>) {
+    // SAFETY: the caller got the page from `map` and does not use it any more.
+    unsafe { libc::munmap(page.as_ptr().cast(), PAGE_SIZE) };
+}

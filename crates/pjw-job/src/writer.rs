@@ -1,0 +1,133 @@
+//! The writer of the page. pjwd has one for each job.
+//!
+//! The writer never touches the mapped memory itself: a file that somebody truncates, or a full file system, would end the
+//! process by SIGBUS. It writes the content by pwrite(2), and has the kernel change the sequence counter (futex(2),
+//! `FUTEX_WAKE_OP`), which also wakes the readers.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::atomic::{Ordering, fence};
+
+use crate::directory::FILE_MODE;
+use crate::futex;
+use crate::layout::{
+    BODY_OFFSET, PAGE_SIZE, PageContent, RESERVED_OFFSET, SEQUENCE_OFFSET, has_known_header, sequence_of,
+    words_of,
+};
+use crate::page::{map, unmap};
+
+/// The writer of one page.
+#[derive(Debug)]
+pub struct PageWriter {
+    file: File,
+    page: NonNull<u64>,
+    last: PageContent,
+}
+
+// SAFETY: the pointer is only passed to the kernel.
+unsafe impl Send for PageWriter {}
+
+impl PageWriter {
+    /// Makes a new page with this content at `path`, with mode 0644. The page is made under the name `temporary` first,
+    /// so that no reader finds an incomplete page. Both names must be in the same file system. What is at `path` is
+    /// replaced.
+    ///
+    /// # Errors
+    /// If the file can't be made, for example because the file system is full.
+    pub fn create(path: &Path, temporary: &Path, content: &PageContent) -> io::Result<Self> {
+        match std::fs::remove_file(temporary) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file =
+            OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(temporary)?;
+        let written = file
+            .write_all(&content.encode(0))
+            .and_then(|()| file.set_permissions(PermissionsExt::from_mode(FILE_MODE)))
+            .and_then(|()| std::fs::rename(temporary, path));
+        if let Err(error) = written {
+            let _ = std::fs::remove_file(temporary);
+            return Err(error);
+        }
+        Self::of_file(file, content.clone())
+    }
+
+    /// Opens the page that an earlier daemon of the same user left at `path`, so that programs that have mapped it see
+    /// the changes of this daemon too. `None` if there is no such page: no file, or a link, another owner, a second
+    /// name, another size or an unknown version.
+    #[must_use]
+    pub fn open(path: &Path) -> Option<Self> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+        let file = options.open(path).ok()?;
+        let metadata = file.metadata().ok()?;
+        // SAFETY: the call has no arguments and can't fail.
+        let user = unsafe { libc::geteuid() };
+        let is_page = metadata.is_file() && metadata.len() == PAGE_SIZE as u64;
+        if !is_page || metadata.uid() != user || metadata.nlink() != 1 {
+            return None;
+        }
+        file.set_permissions(PermissionsExt::from_mode(FILE_MODE)).ok()?;
+        let mut page = [0; PAGE_SIZE];
+        file.read_exact_at(&mut page, 0).ok()?;
+        let last = PageContent::decode(&words_of(&page)).filter(|_| has_known_header(&page))?;
+        Self::of_file(file, last).ok()
+    }
+
+    fn of_file(file: File, last: PageContent) -> io::Result<Self> {
+        let page = map(&file, libc::PROT_READ | libc::PROT_WRITE)?;
+        Ok(Self { file, page, last })
+    }
+
+    /// Returns the content that was written last.
+    #[must_use]
+    pub fn content(&self) -> &PageContent {
+        &self.last
+    }
+
+    /// Writes the content in place, and wakes the readers that wait.
+    ///
+    /// # Errors
+    /// If the file was truncated, or the file system refuses the write. The page then stays unfinished, and the caller
+    /// should make a new one.
+    pub fn write(&mut self, content: &PageContent) -> io::Result<()> {
+        let mut sequence = [0; PAGE_SIZE];
+        self.file.read_exact_at(&mut sequence, 0)?;
+        // A daemon that was killed while it wrote left an odd counter.
+        if sequence_of(&sequence).is_multiple_of(2) {
+            self.advance(RESERVED_OFFSET)?;
+        }
+        fence(Ordering::SeqCst);
+        let page = content.encode(0);
+        self.file.write_all_at(&page[BODY_OFFSET..], BODY_OFFSET as u64)?;
+        fence(Ordering::SeqCst);
+        self.advance(SEQUENCE_OFFSET)?;
+        self.last = content.clone();
+        Ok(())
+    }
+
+    /// Writes that the page is no longer kept up to date, and wakes the readers. The caller then removes the file.
+    ///
+    /// # Errors
+    /// As [`PageWriter::write`].
+    pub fn end(mut self) -> io::Result<()> {
+        let content = PageContent { is_live: false, epoch: self.last.epoch + 1, ..PageContent::default() };
+        self.write(&content)
+    }
+
+    /// Adds 1 to the sequence counter, and wakes all that wait for the word at `waiters`.
+    fn advance(&self, waiters: usize) -> io::Result<()> {
+        let word = |offset: usize| self.page.as_ptr().cast::<u32>().wrapping_add(offset / 4);
+        // SAFETY: both words are in the page, which is mapped until this value is dropped.
+        unsafe { futex::add_one_and_wake(word(SEQUENCE_OFFSET), word(waiters)) }
+    }
+}
+
+impl Drop for PageWriter {
+    fn drop(&mut self) {
+        unmap(self.page);
+    }
+}

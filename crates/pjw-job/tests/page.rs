@@ -1,0 +1,223 @@
+//! The page of a core map between a writer and readers: real files, real mappings, real waits.
+
+#![allow(clippy::unwrap_used)] // a test may fail
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_job::layout::{PAGE_SIZE, PageContent};
+use pjw_job::{CoresSource, Job, PAGE_FILE_NAME, PageError, PageReader, PageWriter, WantError};
+
+/// The directory of a job.
+struct Directory(tempfile::TempDir);
+
+impl Directory {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn page(&self) -> PathBuf {
+        self.path().join(PAGE_FILE_NAME)
+    }
+
+    fn create(&self, content: &PageContent) -> PageWriter {
+        PageWriter::create(&self.page(), &self.path().join("temporary"), content).unwrap()
+    }
+}
+
+/// A content in which every field follows from the epoch.
+fn content(epoch: u64) -> PageContent {
+    let cpu = u32::try_from(epoch % 200).unwrap();
+    let range = |first: u32| CpuSet::from_range(Pu(first), Pu(first + cpu));
+    PageContent {
+        epoch,
+        is_live: true,
+        is_truncated: false,
+        own: range(0),
+        borrowed: range(200),
+        leaving: range(300),
+        lent: range(400),
+        leaving_at_ns: Some(epoch * 3),
+        core_count: cpu,
+    }
+}
+
+#[test]
+fn a_reader_never_sees_a_torn_map() {
+    let directory = Directory::new();
+    let mut writer = directory.create(&content(1));
+    let reader = PageReader::open(&directory.page()).unwrap();
+    let is_done = AtomicBool::new(false);
+    let (reads, seen) = std::thread::scope(|scope| {
+        let reading = scope.spawn(|| {
+            let (mut reads, mut seen, mut last) = (0_u64, 0_u64, 0);
+            while reads < 10_000_000 || !is_done.load(Ordering::Relaxed) {
+                let read = reader.read().unwrap();
+                if read.epoch != last {
+                    assert_eq!(read, content(read.epoch));
+                    assert!(read.epoch > last, "the epoch went back");
+                    (last, seen) = (read.epoch, seen + 1);
+                }
+                reads += 1;
+            }
+            (reads, seen)
+        });
+        for epoch in 2..=100_001 {
+            writer.write(&content(epoch)).unwrap();
+        }
+        is_done.store(true, Ordering::Relaxed);
+        reading.join().unwrap()
+    });
+    assert_eq!(reader.read().unwrap(), content(100_001));
+    assert!(reads >= 10_000_000 && seen > 1, "{reads} reads saw {seen} states");
+}
+
+#[test]
+fn a_waiting_reader_is_woken_by_the_next_change() {
+    let directory = Directory::new();
+    let mut writer = directory.create(&content(1));
+    let job = Job::open_directory(directory.path());
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| job.wait(1, None).unwrap());
+        // The change is seen whether it comes before or during the wait.
+        writer.write(&content(2)).unwrap();
+        assert_eq!(waiting.join().unwrap().epoch, 2);
+    });
+    assert_eq!(job.wait(1, None).unwrap().epoch, 2, "a change before the wait counts");
+    assert_eq!(job.wait(2, Some(Duration::from_millis(1))), None, "the time passes without a change");
+}
+
+#[test]
+fn a_program_without_a_core_map_has_the_cores_of_its_mask() {
+    let directory = Directory::new();
+    let job = Job::open_directory(directory.path());
+    let cores = job.cores();
+    assert_eq!((cores.epoch, cores.source), (0, CoresSource::AffinityMask));
+    assert!(!cores.cpus.is_empty() && cores.own == cores.cpus && cores.borrowed.is_empty());
+    assert_eq!(job.wait(0, Some(Duration::from_millis(1))), None);
+    assert!(matches!(job.want(1), Err(WantError::NoJob)), "nobody reads it");
+    assert!(job.has_cpu(cores.cpus.first().unwrap()));
+    let _writer = directory.create(&content(5));
+    let found = job.wait(0, None).unwrap();
+    assert_eq!((found.epoch, found.source), (5, CoresSource::CoreMap), "a map that comes later is used");
+}
+
+#[test]
+fn the_end_of_the_job_wakes_the_reader_which_has_the_cores_of_its_mask_then() {
+    let directory = Directory::new();
+    let writer = directory.create(&content(1));
+    let job = Job::open_directory(directory.path());
+    assert_eq!(job.cores().source, CoresSource::CoreMap);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| job.wait(1, None).unwrap());
+        std::fs::remove_file(directory.page()).unwrap();
+        writer.end().unwrap();
+        assert_eq!(waiting.join().unwrap().source, CoresSource::AffinityMask);
+    });
+    assert_eq!(job.cores().source, CoresSource::AffinityMask);
+}
+
+#[test]
+fn a_page_that_was_made_again_is_found_by_readers_of_the_old_one() {
+    let directory = Directory::new();
+    let old = directory.create(&content(7));
+    let job = Job::open_directory(directory.path());
+    assert_eq!(job.cores().epoch, 7);
+    let _new = directory.create(&content(8));
+    old.end().unwrap();
+    assert_eq!(job.cores().epoch, 8);
+}
+
+#[test]
+fn a_page_that_a_killed_writer_left_unfinished_is_finished_by_the_next_one() {
+    let directory = Directory::new();
+    drop(directory.create(&content(4)));
+    let file = OpenOptions::new().write(true).open(directory.page()).unwrap();
+    file.write_all_at(&1_u32.to_ne_bytes(), 16).unwrap();
+    let reader = PageReader::open(&directory.page()).unwrap();
+    assert!(matches!(reader.read(), Err(PageError::Unfinished)), "a reader does not wait for ever");
+    assert_eq!(reader.has_cpu(Pu(0)), None);
+    let mut writer = PageWriter::open(&directory.page()).unwrap();
+    assert_eq!(writer.content().epoch, 4);
+    writer.write(&content(5)).unwrap();
+    assert_eq!(reader.read().unwrap(), content(5), "the mapping of the reader is still the page");
+}
+
+#[test]
+fn a_truncated_page_is_an_error_of_the_writer_and_not_its_end() {
+    let directory = Directory::new();
+    let mut writer = directory.create(&content(1));
+    File::options().write(true).open(directory.page()).unwrap().set_len(0).unwrap();
+    assert!(writer.write(&content(2)).is_err());
+    drop(writer);
+    assert!(PageWriter::open(&directory.page()).is_none());
+    assert!(matches!(PageReader::open(&directory.page()), Err(PageError::Unknown { .. })));
+}
+
+#[test]
+fn links_and_foreign_files_are_neither_read_nor_written() {
+    let directory = Directory::new();
+    let target = directory.path().join("target");
+    let page = content(1).encode(0);
+    std::fs::write(&target, page).unwrap();
+    symlink(&target, directory.page()).unwrap();
+    assert!(PageWriter::open(&directory.page()).is_none(), "a symbolic link");
+    assert!(PageReader::open(&directory.page()).is_err());
+    std::fs::remove_file(directory.page()).unwrap();
+    std::fs::hard_link(&target, directory.page()).unwrap();
+    assert!(PageWriter::open(&directory.page()).is_none(), "a second name");
+    let _writer = directory.create(&content(2));
+    assert_eq!(std::fs::read(&target).unwrap(), page, "what was at the path is replaced, not written");
+    let mut unknown = page;
+    unknown[8] = 9;
+    for (bytes, what) in
+        [(&unknown[..], "a later version"), (&page[..100], "a short file"), (&[0; PAGE_SIZE][..], "zeros")]
+    {
+        std::fs::remove_file(directory.page()).unwrap();
+        std::fs::write(directory.page(), bytes).unwrap();
+        assert!(PageWriter::open(&directory.page()).is_none(), "{what}");
+        assert!(matches!(PageReader::open(&directory.page()), Err(PageError::Unknown { .. })), "{what}");
+    }
+}
+
+#[test]
+fn one_cpu_is_asked_for_without_a_copy_of_the_map() {
+    let directory = Directory::new();
+    let mut writer = directory.create(&content(10));
+    let reader = PageReader::open(&directory.page()).unwrap();
+    let has = |cpu: u32| reader.has_cpu(Pu(cpu));
+    assert_eq!((has(10), has(11), has(210), has(305)), (Some(true), Some(false), Some(true), Some(false)));
+    writer.write(&content(11)).unwrap();
+    assert_eq!(has(11), Some(true));
+    assert_eq!(has(9000), None, "the sets have no such CPU");
+}
+
+#[test]
+fn the_number_of_threads_leaves_out_what_is_leaving_and_is_never_zero() {
+    let directory = Directory::new();
+    let set = |list: &str| list.parse::<CpuSet>().unwrap();
+    let taken = PageContent { borrowed: set("2-3"), leaving: set("3"), own: set("0-1"), ..content(1) };
+    let mut writer = directory.create(&taken);
+    let job = Job::open_directory(directory.path());
+    assert_eq!((job.cores().thread_count(), job.cores().cpus), (3, set("0-3")));
+    let none = PageContent { own: set(""), borrowed: set(""), leaving: set(""), ..content(2) };
+    writer.write(&none).unwrap();
+    assert_eq!(job.cores().thread_count(), 1);
+}
+
+#[test]
+fn a_wait_without_a_daemon_ends_when_its_time_has_passed() {
+    let directory = Directory::new();
+    let job = Job::open_directory(&directory.path().join("none"));
+    let begun = Instant::now();
+    assert_eq!(job.wait(0, Some(Duration::from_millis(20))), None);
+    assert!(begun.elapsed() >= Duration::from_millis(20));
+}

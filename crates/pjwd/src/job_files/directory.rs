@@ -1,0 +1,325 @@
+//! The directory of one job, and the directory above it. All names below are made by the daemon, and every file is made
+//! under another name first, so that a reader never finds half of it.
+
+use std::collections::BTreeSet;
+use std::fs::{DirBuilder, OpenOptions, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::path::{Path, PathBuf};
+
+use nix::unistd::Uid as UnixUid;
+use pjw_core::core_map::CoreMap;
+use pjw_core::ids::Uid;
+use pjw_core::job::JobId;
+use pjw_core::time::Nanos;
+use pjw_job::layout::PageContent;
+use pjw_job::{FILE_MODE, PAGE_FILE_NAME, PageWriter, WANT_FILE_NAME};
+use pjw_linux::sys::clock;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// The directory of the jobs, below the state directory.
+const JOBS_DIRECTORY: &str = "jobs";
+/// The name under which files are made. No job id is equal to it, because an id has a colon.
+const TEMPORARY_NAME: &str = ".new";
+const CPUS_FILE_NAME: &str = "cpus";
+const JSON_FILE_NAME: &str = "coremap.json";
+const DIRECTORY_MODE: u32 = 0o755;
+const WANT_MODE: u32 = 0o600;
+
+/// A file of a job that can't be made, written or given to its owner.
+#[derive(Debug, Error)]
+#[error("can't {operation} {path}: {source}", path = path.display())]
+pub(super) struct FileFault {
+    operation: &'static str,
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// Makes the error of an operation on a path.
+pub(super) fn failed<'a>(operation: &'static str, path: &'a Path) -> impl Fn(io::Error) -> FileFault + 'a {
+    move |source| FileFault { operation, path: path.to_owned(), source }
+}
+
+/// The content of `coremap.json`.
+#[derive(Debug, Serialize, Deserialize, PartialEq, Eq)]
+struct CoreMapFile {
+    schema: u32,
+    epoch: u64,
+    cpus: String,
+    own: String,
+    borrowed: String,
+    leaving: String,
+    leaving_at_ns: Option<u64>,
+    lent: String,
+    cores: u32,
+}
+
+impl CoreMapFile {
+    fn new(content: &PageContent) -> Self {
+        Self {
+            schema: 1,
+            epoch: content.epoch,
+            cpus: content.cpus().to_string(),
+            own: content.own.to_string(),
+            borrowed: content.borrowed.to_string(),
+            leaving: content.leaving.to_string(),
+            leaving_at_ns: content.leaving_at_ns,
+            lent: content.lent.to_string(),
+            cores: content.core_count,
+        }
+    }
+}
+
+/// The directory of all jobs.
+#[derive(Debug)]
+pub(super) struct JobsDirectory {
+    path: PathBuf,
+    inode: Option<(u64, u64)>,
+}
+
+impl JobsDirectory {
+    pub(super) fn new(state_dir: &Path) -> Self {
+        Self { path: state_dir.join(JOBS_DIRECTORY), inode: None }
+    }
+
+    /// The directory of a job. An id has no slash, is neither `.` nor `..`, and is shorter than a name may be.
+    fn path_of(&self, id: &JobId) -> PathBuf {
+        self.path.join(id.to_string())
+    }
+
+    /// Makes the directory if it is not there.
+    pub(super) fn make(&mut self) -> Result<(), FileFault> {
+        if !self.is_in_place() {
+            make_directory(&self.path)?;
+            self.inode = inode(&self.path);
+        }
+        Ok(())
+    }
+
+    /// Whether the directory that was made is still there.
+    pub(super) fn is_in_place(&self) -> bool {
+        self.inode.is_some() && inode(&self.path) == self.inode
+    }
+
+    /// Makes or takes over the directory of a job.
+    pub(super) fn open(&self, id: &JobId) -> Result<JobDirectory, FileFault> {
+        let path = self.path_of(id);
+        make_directory(&path)?;
+        let page = PageWriter::open(&path.join(PAGE_FILE_NAME));
+        let temporary = self.path.join(TEMPORARY_NAME);
+        let inode = inode(&path);
+        Ok(JobDirectory { path, inode, temporary, page, published: None })
+    }
+
+    /// Removes what an earlier daemon left, except the directories of these jobs.
+    pub(super) fn remove_others(&self, jobs: &BTreeSet<JobId>) {
+        let names: BTreeSet<String> = jobs.iter().map(ToString::to_string).collect();
+        for entry in std::fs::read_dir(&self.path).into_iter().flatten().flatten() {
+            if !entry.file_name().to_str().is_some_and(|name| names.contains(name)) {
+                remove(&entry.path());
+            }
+        }
+    }
+
+    /// Removes the directory of a job that could not be opened.
+    pub(super) fn remove_directory(&self, id: &JobId) {
+        remove(&self.path_of(id));
+    }
+}
+
+/// The directory of one job.
+#[derive(Debug)]
+pub(super) struct JobDirectory {
+    path: PathBuf,
+    inode: Option<(u64, u64)>,
+    temporary: PathBuf,
+    /// `None` if there is no page yet.
+    page: Option<PageWriter>,
+    /// The core map that all files show.
+    published: Option<CoreMap>,
+}
+
+impl JobDirectory {
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn want_path(&self) -> PathBuf {
+        self.path.join(WANT_FILE_NAME)
+    }
+
+    /// Whether the path still names this directory.
+    pub(super) fn is_in_place(&self) -> bool {
+        self.inode.is_some() && inode(&self.path) == self.inode
+    }
+
+    /// Whether the directory and all its files are there.
+    pub(super) fn is_complete(&self) -> bool {
+        let names = [CPUS_FILE_NAME, JSON_FILE_NAME, PAGE_FILE_NAME, WANT_FILE_NAME];
+        self.is_in_place() && names.iter().all(|name| is_file(&self.path.join(name)))
+    }
+
+    /// Writes the core map into the three files that show it, if it changed or a file is gone. The page comes last: who is
+    /// woken by it finds the other files as new.
+    pub(super) fn write_map(&mut self, core_map: &CoreMap) -> Result<(), FileFault> {
+        let page_path = self.path.join(PAGE_FILE_NAME);
+        let (cpus_path, json_path) = (self.path.join(CPUS_FILE_NAME), self.path.join(JSON_FILE_NAME));
+        let is_complete = is_file(&page_path) && is_file(&cpus_path) && is_file(&json_path);
+        if is_complete && self.published.as_ref() == Some(core_map) {
+            return Ok(());
+        }
+        self.published = None;
+        if !is_file(&page_path)
+            && let Some(old) = self.page.take()
+        {
+            // Programs that have mapped the removed page look for the new one.
+            let _ = old.end();
+        }
+        let last = self.page.as_ref().map(|page| page.content().clone());
+        let last_epoch = last.as_ref().map_or(0, |last| last.epoch).max(epoch_of(&json_path));
+        let mut content = page_content(core_map, last_epoch);
+        // After a restart the same map has the same epoch.
+        let is_same = last.as_ref() == Some(&content);
+        if !is_same {
+            content.epoch += 1;
+        }
+        self.replace(&cpus_path, format!("{}\n", content.cpus()).as_bytes())?;
+        let json = serde_json::to_string(&CoreMapFile::new(&content)).map_err(io::Error::other);
+        let json = json.map_err(failed("write", &json_path))? + "\n";
+        self.replace(&json_path, json.as_bytes())?;
+        let written = self.page.as_mut().filter(|_| !is_same).map_or(Ok(()), |page| page.write(&content));
+        // A page that was truncated is made again.
+        if written.is_err() {
+            self.page = None;
+        }
+        if self.page.is_none() {
+            let page = PageWriter::create(&page_path, &self.temporary, &content);
+            self.page = Some(page.map_err(failed("write", &page_path))?);
+        }
+        self.published = Some(core_map.clone());
+        Ok(())
+    }
+
+    /// Makes the file `want` if it is not there, for this owner only. Returns whether it was there.
+    pub(super) fn make_want(&self, owner: Uid) -> Result<bool, FileFault> {
+        let path = self.want_path();
+        if let Ok(metadata) = std::fs::symlink_metadata(&path) {
+            if metadata.is_file() && metadata.uid() == owner.0 && metadata.nlink() == 1 {
+                return Ok(true);
+            }
+            remove(&path);
+        }
+        remove(&self.temporary);
+        let mut options = OpenOptions::new();
+        let made = options.write(true).create_new(true).mode(WANT_MODE).open(&self.temporary);
+        let file = made.map_err(failed("make", &path))?;
+        if owner.0 != UnixUid::effective().as_raw() {
+            fchown(&file, Some(owner.0), None).map_err(failed("give to the owner of the job", &path))?;
+        }
+        std::fs::rename(&self.temporary, &path).map_err(failed("make", &path))?;
+        Ok(false)
+    }
+
+    /// Puts a new file in the place of the one at `path`.
+    fn replace(&self, path: &Path, content: &[u8]) -> Result<(), FileFault> {
+        remove(&self.temporary);
+        let mut options = OpenOptions::new();
+        let made = options.write(true).create_new(true).mode(WANT_MODE).open(&self.temporary);
+        let replaced = made.and_then(|mut file| {
+            file.write_all(content)?;
+            file.set_permissions(Permissions::from_mode(FILE_MODE))?;
+            std::fs::rename(&self.temporary, path)
+        });
+        replaced.map_err(failed("write", path))
+    }
+
+    /// Tells the programs that have mapped the page that it is not kept up to date any more.
+    pub(super) fn end(self) {
+        if let Some(page) = self.page {
+            // Nobody can read a page that was truncated.
+            let _ = page.end();
+        }
+    }
+
+    /// Removes the directory, and wakes the programs that wait for a change.
+    pub(super) fn remove(self) {
+        if self.is_in_place() {
+            remove(&self.path);
+        }
+        self.end();
+    }
+}
+
+/// Removes the files of all jobs below a state directory, and wakes the programs that wait for a change.
+pub fn remove_all(state_dir: &Path) {
+    let jobs = state_dir.join(JOBS_DIRECTORY);
+    for entry in std::fs::read_dir(&jobs).into_iter().flatten().flatten() {
+        remove(&entry.path());
+    }
+    remove(&jobs);
+}
+
+/// Removes a file, a link, or a directory of a job with its files. A page in it ends first. What can't be removed stays.
+fn remove(path: &Path) {
+    let Ok(metadata) = std::fs::symlink_metadata(path) else { return };
+    if !metadata.is_dir() {
+        let _ = std::fs::remove_file(path);
+        return;
+    }
+    let page = PageWriter::open(&path.join(PAGE_FILE_NAME));
+    let _ = std::fs::remove_dir_all(path);
+    let _ = page.map(PageWriter::end);
+}
+
+fn page_content(core_map: &CoreMap, epoch: u64) -> PageContent {
+    PageContent {
+        epoch,
+        is_live: true,
+        is_truncated: false,
+        own: core_map.own.clone(),
+        borrowed: core_map.borrowed.clone(),
+        leaving: core_map.leaving.clone(),
+        lent: core_map.lent.clone(),
+        leaving_at_ns: core_map.leaving_at.map(monotonic),
+        core_count: core_map.core_count,
+    }
+}
+
+/// The time in ns since boot as a time of `CLOCK_MONOTONIC`, which stands still while the machine is suspended.
+fn monotonic(at: Nanos) -> u64 {
+    let suspended = clock::now().since_boot.0.saturating_sub(clock::monotonic_now().0);
+    at.0.saturating_sub(suspended)
+}
+
+/// The epoch of a `coremap.json`. 0 if there is none.
+fn epoch_of(path: &Path) -> u64 {
+    let text = std::fs::read_to_string(path).ok().filter(|_| is_file(path));
+    text.and_then(|text| serde_json::from_str(&text).ok()).map_or(0, |file: CoreMapFile| file.epoch)
+}
+
+/// Makes a directory that all users may enter. What is there and is no directory of this user is removed.
+fn make_directory(path: &Path) -> Result<(), FileFault> {
+    let is_own =
+        |metadata: &std::fs::Metadata| metadata.is_dir() && metadata.uid() == UnixUid::effective().as_raw();
+    if let Ok(metadata) = std::fs::symlink_metadata(path)
+        && !is_own(&metadata)
+    {
+        remove(path);
+    }
+    match DirBuilder::new().mode(DIRECTORY_MODE).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        // The mask of the process may have taken permissions.
+        _ => std::fs::set_permissions(path, Permissions::from_mode(DIRECTORY_MODE)),
+    }
+    .map_err(failed("make", path))
+}
+
+fn inode(path: &Path) -> Option<(u64, u64)> {
+    let metadata = std::fs::symlink_metadata(path).ok()?;
+    metadata.is_dir().then(|| (metadata.dev(), metadata.ino()))
+}
+
+fn is_file(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_file())
+}

@@ -1,0 +1,322 @@
+//! The files of jobs in a real directory: what is published, what is made again, and what a program writes.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::PathBuf;
+
+use nix::unistd::geteuid;
+use pjw_job::{CoresSource, Job};
+use serde_json::{Value, json};
+
+use super::*;
+
+/// The files below a temporary state directory.
+struct Published {
+    files: JobFiles,
+    state_dir: tempfile::TempDir,
+}
+
+fn id(text: &str) -> JobId {
+    text.parse().unwrap()
+}
+
+fn content(own: &str) -> JobContent {
+    let own: pjw_core::cpuset::CpuSet = own.parse().unwrap();
+    let core_count = u32::try_from(own.len()).unwrap();
+    JobContent {
+        owner: Uid(geteuid().as_raw()),
+        core_map: CoreMap { own, core_count, ..CoreMap::default() },
+        wanted: None,
+    }
+}
+
+impl Published {
+    fn new() -> Self {
+        let state_dir = tempfile::tempdir().unwrap();
+        Self { files: JobFiles::new(state_dir.path()), state_dir }
+    }
+
+    /// The daemon is killed, and another one begins.
+    fn restart(&mut self) {
+        self.files = JobFiles::new(self.state_dir.path());
+    }
+
+    fn publish(&mut self, job: &str, own: &str) {
+        self.files.publish(&id(job), Some(content(own)));
+        assert_eq!(self.files.warnings(), []);
+    }
+
+    fn path(&self, job: &str) -> PathBuf {
+        self.state_dir.path().join("jobs").join(id(job).to_string())
+    }
+
+    fn read(&self, job: &str, file: &str) -> String {
+        fs::read_to_string(self.path(job).join(file)).unwrap()
+    }
+
+    fn json(&self, job: &str) -> Value {
+        serde_json::from_str(&self.read(job, "coremap.json")).unwrap()
+    }
+
+    fn write(&self, job: &str, text: &str) {
+        fs::write(self.path(job).join("want"), text).unwrap();
+    }
+
+    /// What was written and is due some time later.
+    fn written(&mut self) -> Vec<Option<u32>> {
+        let mut now = Instant::now();
+        self.files.note_changes(now);
+        let mut written = Vec::new();
+        while let Some(due) = self.files.due() {
+            now = now.max(due);
+            written.extend(self.files.take_written(now).into_iter().map(|want| want.cores));
+        }
+        written
+    }
+}
+
+#[test]
+fn the_files_show_the_cores_of_the_job_in_the_form_that_the_contract_names() {
+    let mut published = Published::new();
+    let mut content = content("0-1");
+    content.core_map = CoreMap {
+        borrowed: "2-3".parse().unwrap(),
+        leaving: "3".parse().unwrap(),
+        leaving_at: Some(clock_now()),
+        core_count: 4,
+        ..content.core_map
+    };
+    published.files.publish(&id("a"), Some(content));
+    assert_eq!(published.read("a", "cpus"), "0-3\n");
+    let mut json = published.json("a");
+    let leaving_at = json["leaving_at_ns"].take().as_u64().unwrap();
+    assert!(leaving_at <= pjw_linux::sys::clock::monotonic_now().0, "it is a time of CLOCK_MONOTONIC");
+    let expected = json!({ "schema": 1, "epoch": 1, "cpus": "0-3", "own": "0-1", "borrowed": "2-3", "leaving": "3",
+        "leaving_at_ns": null, "lent": "", "cores": 4 });
+    assert_eq!(json, expected);
+    let cores = Job::open_directory(&published.path("a")).cores();
+    assert_eq!((cores.source, cores.epoch), (CoresSource::CoreMap, 1));
+    assert_eq!((cores.cpus.to_string(), cores.leaving_at_ns), ("0-3".to_owned(), Some(leaving_at)));
+    assert_eq!(published.read("a", "want"), "");
+    let mode = |name: &str| fs::metadata(published.path("a").join(name)).unwrap().mode() & 0o7777;
+    assert_eq!(
+        ["", "cpus", "coremap.json", "coremap", "want"].map(mode),
+        [0o755, 0o644, 0o644, 0o644, 0o600]
+    );
+}
+
+fn clock_now() -> pjw_core::time::Nanos {
+    pjw_linux::sys::clock::now().since_boot
+}
+
+#[test]
+fn only_a_change_of_the_map_writes_the_files() {
+    let mut published = Published::new();
+    published.publish("a", "0-1");
+    let inode =
+        |published: &Published, name: &str| fs::metadata(published.path("a").join(name)).unwrap().ino();
+    let (json, page) = (inode(&published, "coremap.json"), inode(&published, "coremap"));
+    published.publish("a", "0-1");
+    assert_eq!((inode(&published, "coremap.json"), &published.json("a")["epoch"]), (json, &json!(1)));
+    published.publish("a", "0-2");
+    assert_ne!(inode(&published, "coremap.json"), json, "a new file takes the place of the old one");
+    assert_eq!(inode(&published, "coremap"), page, "the page is written in place");
+    assert_eq!((&published.json("a")["epoch"], published.read("a", "cpus")), (&json!(2), "0-2\n".to_owned()));
+}
+
+#[test]
+fn the_end_of_a_job_removes_its_directory_and_wakes_its_programs() {
+    let mut published = Published::new();
+    published.publish("a", "0");
+    published.publish("b", "1");
+    let job = Job::open_directory(&published.path("a"));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| job.wait(1, None).unwrap());
+        published.files.publish(&id("a"), None);
+        assert_eq!(waiting.join().unwrap().source, CoresSource::AffinityMask);
+    });
+    assert!(!published.path("a").exists() && published.path("b").exists());
+}
+
+#[test]
+fn a_new_daemon_goes_on_with_the_page_and_the_epoch_of_a_killed_one_and_removes_what_is_left() {
+    let mut published = Published::new();
+    published.publish("a", "0");
+    published.publish("a", "0-1");
+    published.publish("gone", "2");
+    let reader = Job::open_directory(&published.path("a"));
+    fs::write(published.state_dir.path().join("jobs/.new"), "half of a file").unwrap();
+    published.restart();
+    published.files.remove_leftovers(&BTreeSet::from([id("a")]));
+    assert!(!published.path("gone").exists() && !published.state_dir.path().join("jobs/.new").exists());
+    published.publish("a", "0-1");
+    assert_eq!((reader.cores().epoch, &published.json("a")["epoch"]), (2, &json!(2)), "nothing changed");
+    published.publish("a", "0");
+    assert_eq!((reader.cores().epoch, reader.cores().cpus.to_string()), (3, "0".to_owned()));
+}
+
+#[test]
+fn files_that_a_killed_daemon_left_half_done_are_put_right() {
+    let mut published = Published::new();
+    published.publish("a", "0-1");
+    let reader = Job::open_directory(&published.path("a"));
+    fs::write(published.path("a").join("cpus"), "0-7\n").unwrap();
+    fs::write(published.path("a").join("coremap.json"), "{").unwrap();
+    published.restart();
+    published.publish("a", "0-1");
+    assert_eq!(
+        (published.read("a", "cpus"), published.json("a")["cpus"].clone()),
+        ("0-1\n".to_owned(), json!("0-1"))
+    );
+    fs::write(published.path("a").join("coremap"), "rubbish").unwrap();
+    published.restart();
+    published.publish("a", "0-1");
+    drop(reader);
+    assert_eq!(Job::open_directory(&published.path("a")).cores().cpus.to_string(), "0-1");
+}
+
+#[test]
+fn removed_files_are_made_again() {
+    let mut published = Published::new();
+    published.publish("a", "0-1");
+    let reader = Job::open_directory(&published.path("a"));
+    for name in ["cpus", "coremap.json", "coremap", "want"] {
+        fs::remove_file(published.path("a").join(name)).unwrap();
+        assert_eq!(published.written(), [], "{name}");
+        assert!(published.path("a").join(name).is_file(), "{name}");
+        assert_eq!(reader.cores().source, CoresSource::CoreMap, "{name}");
+    }
+    fs::remove_dir_all(published.state_dir.path().join("jobs")).unwrap();
+    assert_eq!(published.written(), []);
+    assert_eq!(
+        (published.read("a", "cpus"), reader.cores().cpus.to_string()),
+        ("0-1\n".to_owned(), "0-1".to_owned())
+    );
+    published.write("a", "1");
+    assert_eq!(published.written(), [Some(1)], "the new files are watched");
+    fs::rename(published.state_dir.path().join("jobs"), published.state_dir.path().join("elsewhere"))
+        .unwrap();
+    published.files.check(Instant::now());
+    assert_eq!(published.written(), []);
+    assert!(published.path("a").join("want").exists(), "a rescan finds what no event reports");
+}
+
+#[test]
+fn a_link_in_place_of_a_file_or_a_directory_is_replaced_and_its_target_stays() {
+    let mut published = Published::new();
+    let target = published.state_dir.path().join("target");
+    fs::create_dir(&target).unwrap();
+    fs::write(target.join("precious"), "precious").unwrap();
+    symlink(&target, published.state_dir.path().join("jobs")).unwrap();
+    published.publish("a", "0");
+    fs::remove_dir_all(published.path("a")).unwrap();
+    symlink(&target, published.path("a")).unwrap();
+    published.restart();
+    published.publish("a", "0");
+    for name in ["cpus", "coremap.json", "coremap", "want"] {
+        fs::remove_file(published.path("a").join(name)).unwrap();
+        symlink(target.join("precious"), published.path("a").join(name)).unwrap();
+        assert_eq!(published.written(), [], "{name}");
+        assert!(!published.path("a").join(name).is_symlink(), "{name}");
+    }
+    assert_eq!(fs::read_to_string(target.join("precious")).unwrap(), "precious");
+    assert_eq!(fs::read_dir(&target).unwrap().count(), 1);
+}
+
+#[test]
+fn a_number_that_a_program_writes_is_reported_once() {
+    let mut published = Published::new();
+    published.publish("a", "0-3");
+    assert_eq!(published.written(), []);
+    published.write("a", "2\n");
+    assert_eq!(published.written(), [Some(2)]);
+    assert_eq!(published.written(), []);
+    published.write("a", "2");
+    assert_eq!(published.written(), [], "the same number is no news");
+    for number in 0..1000 {
+        published.write("a", &number.to_string());
+    }
+    assert_eq!(published.written(), [Some(999)], "of many numbers the last one counts");
+    published.write("a", "");
+    assert_eq!(published.written(), [None]);
+}
+
+#[test]
+fn many_numbers_are_read_five_times_a_second_at_most() {
+    let mut published = Published::new();
+    published.publish("a", "0-3");
+    published.write("a", "1");
+    let now = Instant::now();
+    published.files.note_changes(now);
+    assert!(published.files.changes_fd().is_none(), "while the reading is due, more changes wake nothing");
+    assert!(published.files.take_written(now).is_empty(), "the program may not have finished");
+    let first = published.files.due().unwrap();
+    assert_eq!(published.files.take_written(first).len(), 1);
+    published.write("a", "2");
+    published.files.note_changes(first);
+    assert_eq!(published.files.due(), Some(first + READ_INTERVAL));
+}
+
+#[test]
+fn rubbish_is_one_warning_until_the_file_has_a_number_again() {
+    let mut published = Published::new();
+    published.publish("a", "0-3");
+    published.write("a", "as many as possible");
+    assert_eq!(published.written(), []);
+    let warnings = published.files.warnings();
+    assert_eq!(warnings.len(), 1);
+    assert!(warnings[0].code == "want" && warnings[0].why.contains("no number of cores"), "{warnings:?}");
+    published.write("a", "2");
+    assert_eq!((published.written(), published.files.warnings()), (vec![Some(2)], vec![]));
+}
+
+#[test]
+fn a_number_of_a_command_is_shown_in_the_file_and_survives_a_restart() {
+    let mut published = Published::new();
+    published.publish("a", "0-3");
+    let with = |wanted| Some(JobContent { wanted, ..content("0-3") });
+    published.files.publish(&id("a"), with(Some(3)));
+    assert_eq!((published.read("a", "want"), published.written()), ("3\n".to_owned(), vec![]));
+    published.restart();
+    published.files.publish(&id("a"), with(Some(3)));
+    assert_eq!(published.written(), []);
+    published.restart();
+    published.write("a", "1");
+    published.files.publish(&id("a"), with(Some(3)));
+    assert_eq!(published.written(), [Some(1)], "what was written while no daemon ran counts");
+    published.files.publish(&id("a"), with(None));
+    assert_eq!(published.read("a", "want"), "");
+}
+
+#[test]
+fn a_directory_that_cannot_be_made_is_a_warning_and_is_tried_again() {
+    let mut published = Published::new();
+    let state_dir = published.state_dir.path().to_owned();
+    fs::remove_dir(&state_dir).unwrap();
+    published.files.publish(&id("a"), Some(content("0")));
+    let warnings = published.files.warnings();
+    assert!(warnings.len() == 1 && warnings[0].code == "core-map", "{warnings:?}");
+    assert!(warnings[0].why.contains("can't make"), "{warnings:?}");
+    fs::create_dir(&state_dir).unwrap();
+    published.files.check(Instant::now());
+    assert_eq!((published.written(), published.files.warnings()), (vec![], vec![]));
+    assert_eq!(published.read("a", "cpus"), "0\n");
+}
+
+#[test]
+fn a_job_with_the_longest_id_has_its_directory() {
+    let mut published = Published::new();
+    let name = format!("condor:{}", "[".repeat(JobId::MAX_NAME_LENGTH));
+    published.publish(&name, "0");
+    assert_eq!(published.read(&name, "cpus"), "0\n");
+}
+
+#[test]
+fn a_restored_mode_of_the_directories_lets_all_users_in() {
+    let mut published = Published::new();
+    let jobs = published.state_dir.path().join("jobs");
+    fs::create_dir(&jobs).unwrap();
+    fs::set_permissions(&jobs, fs::Permissions::from_mode(0o700)).unwrap();
+    published.publish("a", "0");
+    assert_eq!(fs::metadata(&jobs).unwrap().mode() & 0o7777, 0o755);
+}

@@ -1,0 +1,193 @@
+//! The file `want` of a job: the owner's programs write a number of cores into it. Its content may be anything.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
+use pjw_core::ids::Uid;
+
+/// The longest content that can be a number.
+const MAX_BYTES: u64 = 32;
+/// A file that is longer is truncated: it takes memory from a file system that the system needs.
+const MAX_FILE_BYTES: u64 = 4096;
+
+/// What is known of the file of one job.
+#[derive(Debug)]
+pub(super) struct WantedFile {
+    /// The number that the file had when it was read or written last.
+    last: Option<u32>,
+    /// Whether the file was empty at the last reading, and may be about to be written.
+    was_empty: bool,
+    /// The reason why the content is ignored.
+    fault: Option<String>,
+}
+
+/// The result of a reading.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Reading {
+    /// The number is the one that was known, or the content is ignored.
+    Same,
+    /// The file is empty for the first time: a program may be about to write it.
+    MayBeUnfinished,
+    /// The number is new.
+    New(Option<u32>),
+}
+
+impl WantedFile {
+    /// Makes the value for a job with this number in force.
+    pub(super) fn new(last: Option<u32>) -> Self {
+        Self { last, was_empty: false, fault: None }
+    }
+
+    /// Returns the reason why the content of the file is ignored. `None` if it is not.
+    pub(super) fn fault(&self) -> Option<&str> {
+        self.fault.as_deref()
+    }
+
+    /// Reads the file. It must be a regular file of the owner with one name.
+    pub(super) fn read(&mut self, path: &Path, owner: Uid) -> Reading {
+        let number = read_text(path, owner).and_then(|text| parse(&text));
+        let is_empty = number == Ok(None);
+        if is_empty && self.last.is_some() && !std::mem::replace(&mut self.was_empty, true) {
+            return Reading::MayBeUnfinished;
+        }
+        self.was_empty = is_empty;
+        match number {
+            Ok(number) => {
+                self.fault = None;
+                if std::mem::replace(&mut self.last, number) == number {
+                    Reading::Same
+                } else {
+                    Reading::New(number)
+                }
+            }
+            Err(fault) => {
+                self.fault = Some(fault);
+                Reading::Same
+            }
+        }
+    }
+
+    /// Writes the number that is in force, if it is not the one that the file had last. `was_there` says whether this is the file
+    /// of the last reading, and no new and empty one.
+    pub(super) fn show(&mut self, path: &Path, wanted: Option<u32>, was_there: bool) -> io::Result<()> {
+        let shown = if was_there { self.last } else { None };
+        if shown == wanted {
+            self.last = wanted;
+            return Ok(());
+        }
+        self.last = wanted;
+        self.fault = None;
+        let mut file = options().write(true).truncate(true).open(path)?;
+        file.write_all(wanted.map_or(String::new(), |cores| format!("{cores}\n")).as_bytes())
+    }
+}
+
+fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.custom_flags(O_NOFOLLOW | O_NONBLOCK);
+    options
+}
+
+/// The text of the file, if it is short enough for a number.
+fn read_text(path: &Path, owner: Uid) -> Result<String, String> {
+    let file = options().read(true).open(path).map_err(|error| error.to_string())?;
+    let metadata = file.metadata().map_err(|error| error.to_string())?;
+    if !metadata.is_file() || metadata.uid() != owner.0 || metadata.nlink() != 1 {
+        return Err(format!("it is not the file of user {}", owner.0));
+    }
+    if metadata.len() > MAX_BYTES {
+        if metadata.len() > MAX_FILE_BYTES {
+            // A failure leaves the file as it is.
+            let _ = options().write(true).open(path).map(|file: File| file.set_len(0));
+        }
+        return Err(format!("it has {} bytes, and a number has less", metadata.len()));
+    }
+    let mut text = Vec::new();
+    file.take(MAX_BYTES + 1).read_to_end(&mut text).map_err(|error| error.to_string())?;
+    String::from_utf8(text).map_err(|_| "it is no text".to_owned())
+}
+
+/// The number in a text. `None` if the text is empty.
+fn parse(text: &str) -> Result<Option<u32>, String> {
+    let text = text.trim_matches(|c: char| c.is_ascii_whitespace());
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = text.parse().ok().filter(|_| is_number);
+    number.map(Some).ok_or_else(|| format!("{text:?} is no number of cores"))
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::unistd::geteuid;
+
+    use super::*;
+
+    #[test]
+    fn a_number_with_blanks_around_it_is_read_and_everything_else_is_refused() {
+        for (text, number) in
+            [("4", Some(4)), (" 0\n", Some(0)), ("\t12 \r\n", Some(12)), ("", None), ("\n", None)]
+        {
+            assert_eq!(parse(text), Ok(number), "{text:?}");
+        }
+        for text in ["-1", "+3", "3.5", "four", "4 5", "99999999999", "\u{663}", "0x4"] {
+            assert!(parse(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn rubbish_leaves_the_last_number_in_force() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("want");
+        let owner = Uid(geteuid().as_raw());
+        let mut file = WantedFile::new(None);
+        let mut read = |text: &[u8]| {
+            std::fs::write(&path, text).unwrap();
+            (file.read(&path, owner), file.fault().map(str::to_owned))
+        };
+        assert_eq!(read(b"3"), (Reading::New(Some(3)), None));
+        assert_eq!(read(b"3\n"), (Reading::Same, None));
+        for (rubbish, why) in
+            [(&b"many"[..], "is no number"), (&[0xff, 0xfe], "no text"), (&[b'7'; 40], "40 bytes")]
+        {
+            let (reading, fault) = read(rubbish);
+            assert_eq!(reading, Reading::Same);
+            assert!(fault.unwrap().contains(why), "{why}");
+        }
+        assert_eq!(read(b"3"), (Reading::Same, None), "the fault ends with the next number");
+        assert_eq!(read(b""), (Reading::MayBeUnfinished, None));
+        assert_eq!(read(b""), (Reading::New(None), None), "it stayed empty");
+    }
+
+    #[test]
+    fn a_long_file_is_truncated_because_it_takes_memory() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("want");
+        std::fs::write(&path, vec![b'1'; 1_000_000]).unwrap();
+        let mut file = WantedFile::new(None);
+        assert_eq!(file.read(&path, Uid(geteuid().as_raw())), Reading::Same);
+        assert!(file.fault().unwrap().contains("1000000 bytes"));
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
+    }
+
+    #[test]
+    fn links_and_files_of_others_are_not_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, target) = (directory.path().join("want"), directory.path().join("target"));
+        let owner = Uid(geteuid().as_raw());
+        std::fs::write(&target, "5").unwrap();
+        std::os::unix::fs::symlink(&target, &path).unwrap();
+        assert!(read_text(&path, owner).is_err());
+        std::fs::remove_file(&path).unwrap();
+        std::fs::hard_link(&target, &path).unwrap();
+        assert!(read_text(&path, owner).is_err());
+        std::fs::remove_file(&path).unwrap();
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert!(read_text(&path, owner).is_err(), "and a pipe does not block");
+        assert!(read_text(&target, Uid(owner.0 + 1)).is_err());
+    }
+}

@@ -1,0 +1,85 @@
+//! Reports changes of the files of jobs by inotify(7).
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
+use pjw_core::job::JobId;
+use pjw_job::WANT_FILE_NAME;
+use tracing::info;
+
+/// A change that the kernel reported.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum FileChange {
+    /// A file of this job was written or removed.
+    Of(JobId),
+    /// Events were lost.
+    Unknown,
+}
+
+/// The watches of the directories and of the files `want`.
+#[derive(Debug)]
+pub(super) struct FileWatch {
+    /// `None` if the kernel refuses inotify.
+    inotify: Option<Inotify>,
+    jobs: BTreeMap<JobId, Vec<WatchDescriptor>>,
+}
+
+impl FileWatch {
+    pub(super) fn new() -> Self {
+        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK);
+        let inotify = inotify
+            .map_err(|errno| info!("no inotify: the files want are read in each rescan: {errno}"))
+            .ok();
+        Self { inotify, jobs: BTreeMap::new() }
+    }
+
+    /// Watches the files of a job. Returns whether the kernel does so: it has a limit for each user.
+    pub(super) fn add(&mut self, id: &JobId, directory: &Path) -> bool {
+        self.remove(id);
+        let Some(inotify) = &self.inotify else { return false };
+        // A new file that takes the place of an old one by a rename is no such event: the daemon does that itself.
+        let removals = AddWatchFlags::IN_DELETE
+            | AddWatchFlags::IN_MOVED_FROM
+            | AddWatchFlags::IN_DELETE_SELF
+            | AddWatchFlags::IN_MOVE_SELF
+            | AddWatchFlags::IN_ONLYDIR;
+        let writes = AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CLOSE_WRITE;
+        let watches = [(directory.to_owned(), removals), (directory.join(WANT_FILE_NAME), writes)]
+            .map(|(path, flags)| inotify.add_watch(&path, flags | AddWatchFlags::IN_DONT_FOLLOW));
+        let is_complete = watches.iter().all(Result::is_ok);
+        self.jobs.insert(id.clone(), watches.into_iter().flatten().collect());
+        is_complete
+    }
+
+    /// Ends the watch of the files of a job.
+    pub(super) fn remove(&mut self, id: &JobId) {
+        for watch in self.jobs.remove(id).into_iter().flatten() {
+            // The watch of a removed file has ended already.
+            let _ = self.inotify.as_ref().map(|inotify| inotify.rm_watch(watch));
+        }
+    }
+
+    pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inotify.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Reads all events. Does not block.
+    pub(super) fn read(&self) -> Vec<FileChange> {
+        let Some(inotify) = &self.inotify else { return Vec::new() };
+        let mut changes = Vec::new();
+        while let Ok(events) = inotify.read_events() {
+            for event in events {
+                if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
+                    changes.push(FileChange::Unknown);
+                }
+                let of_watch = |watches: &&Vec<WatchDescriptor>| watches.contains(&event.wd);
+                let found = self.jobs.iter().find(|(_, watches)| of_watch(watches));
+                changes.extend(found.map(|(id, _)| FileChange::Of(id.clone())));
+            }
+        }
+        changes.dedup();
+        changes
+    }
+}

@@ -1,0 +1,63 @@
+//! The event loop and the files of jobs: after a cycle the core maps are published, and what programs write is a command.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use pjw_core::command::{Caller, Command};
+use pjw_core::core_map::core_map;
+use pjw_core::job::JobId;
+use pjw_core::state::dirty::DirtySet;
+use tracing::info;
+
+use super::EventLoop;
+use crate::job_files::{JobContent, WrittenWant};
+
+impl EventLoop {
+    /// Removes the files of jobs that ended while no daemon ran, before the first cycle.
+    pub(super) fn remove_leftover_job_files(&mut self) {
+        let jobs: BTreeSet<JobId> = self.warden.state().jobs.keys().cloned().collect();
+        self.job_files.remove_leftovers(&jobs);
+    }
+
+    /// Publishes the core maps of the jobs that may have changed in the cycle. `is_rescan` says whether the files are
+    /// checked too.
+    pub(super) fn publish_core_maps(&mut self, dirty: &DirtySet, is_rescan: bool) {
+        let (state, policy) = (self.warden.state(), self.warden.policy());
+        let mut changed: BTreeSet<&JobId> = dirty.dirty_jobs().map(|(id, _)| id).collect();
+        let published: Vec<JobId> =
+            if dirty.is_everything() { self.job_files.job_ids().cloned().collect() } else { Vec::new() };
+        if dirty.is_everything() {
+            changed.extend(state.jobs.keys().chain(&published));
+        }
+        for id in changed {
+            let content = state.jobs.get(id).and_then(|job| {
+                let core_map = core_map(state, policy, job)?;
+                let wanted = job.wanted_cores.map(|wanted| wanted.given);
+                Some(JobContent { owner: job.owner, core_map, wanted })
+            });
+            self.job_files.publish(id, content);
+        }
+        if is_rescan {
+            self.job_files.check(Instant::now());
+        }
+    }
+
+    /// Reads what programs wrote into the files of their jobs, as commands of the owners for the next cycle. `is_readable` says
+    /// whether the kernel reported a change.
+    pub(super) fn read_written_wants(&mut self, is_readable: bool, now: Instant) {
+        if is_readable {
+            self.job_files.note_changes(now);
+        }
+        for WrittenWant { job, owner, cores } in self.job_files.take_written(now) {
+            let state = self.warden.state();
+            let limit = state.jobs.get(&job).and_then(|job| job.wanted_cores_limit(&state.topology));
+            if let (Some(cores), Some(limit)) = (cores, limit)
+                && cores > limit
+            {
+                info!(job = %job, "{job} wants {cores} cores in its file want and may have {limit}: {limit} count");
+            }
+            let caller = Caller { uid: owner, is_admin: false };
+            self.written_wants.push(Command::Want { job, cores, caller });
+        }
+    }
+}
