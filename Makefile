@@ -28,7 +28,7 @@ help:
 	@echo 'make test-vm   the warden on virtual machines of 16 CPUs and 2 NUMA nodes, beside systemd and real schedulers'
 	@echo 'make bench     the figures of the README; results in target/bench (make peers mpi installs what they are compared with)'
 	@echo 'make bench-quick  all benches for some seconds each, to see that they work'
-	@echo 'make build     pjwd, pjwctl and libpjw_spawn.so, optimised, in $(RELEASE)'
+	@echo 'make build     pjwd, pjwctl, libpjw_spawn.so and libpjw_job.so, optimised, in $(RELEASE)'
 	@echo 'make bpf       the program in the kernel, from its source: needs clang and llvm, which nothing else does'
 	@echo 'make install   what was built, with units, man pages and completions; PREFIX=$(PREFIX). Needs no cargo after make build'
 	@echo 'make package   the same as a Debian package, in target/package'
@@ -39,7 +39,7 @@ demo: deps
 	@$(RELEASE)/pjw-demo --out target/demo
 
 build: deps
-	cargo build --release --locked -p pjwd -p pjwctl -p pjw-spawn-c --features pjwd/bpf
+	cargo build --release --locked -p pjwd -p pjwctl -p pjw-spawn-c -p pjw-job-c --features pjwd/bpf
 
 # What finds most mistakes in the least time. One command builds all of it, with the features that `make test` has.
 check: deps
@@ -52,7 +52,7 @@ test: deps python mpi
 	cargo clippy --workspace --all-targets --locked --features pjwd/bpf -- -D warnings
 	cargo clippy -p pjw-linux --all-targets --locked -- -D warnings
 	PJW_TEST_PYTHON=$(CURDIR)/target/python/bin/python3 cargo test --workspace --locked --features pjwd/bpf
-	cargo build --quiet --locked -p pjwd -p pjwctl -p pjw-spawn-c --features pjwd/bpf
+	cargo build --quiet --locked -p pjwd -p pjwctl -p pjw-spawn-c -p pjw-job-c --features pjwd/bpf
 	PROGRAMS=$(TARGET)/debug tests/package/run
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked
 	@if cargo deny --version >/dev/null 2>&1; then $(MAKE) --no-print-directory deny; else \
@@ -149,7 +149,7 @@ deny:
 
 # Where there is no cargo, as for root by sudo, what another user built is installed.
 built:
-	@if ! [ -x $(RELEASE)/pjwd ] || ! [ -x $(RELEASE)/pjwctl ] || ! [ -e $(RELEASE)/libpjw_spawn.so ]; then \
+	@if ! [ -x $(RELEASE)/pjwd ] || ! [ -x $(RELEASE)/pjwctl ] || ! [ -e $(RELEASE)/libpjw_spawn.so ] || ! [ -e $(RELEASE)/libpjw_job.so ]; then \
 	    echo "can't install: there are no programs in $(RELEASE), and no cargo here to build them. As the user that has Rust:" \
 	        "make build; then repeat make install, with the same CARGO_TARGET_DIR if that is set" >&2; exit 1; fi; \
 	newer=$$(find crates Cargo.toml Cargo.lock -type f -newer $(RELEASE)/pjwctl -print -quit); \
@@ -162,6 +162,10 @@ install: $(if $(shell PATH="$(PATH)" command -v cargo),build,built)
 	ln -sf libpjw_spawn.so.0 $(LIB)/libpjw_spawn.so
 	install -Dm644 crates/pjw-spawn-c/include/pjw_spawn.h $(DESTDIR)$(PREFIX)/include/pjw_spawn.h
 	install -Dm644 crates/pjw-spawn-c/man/pjw_spawn.3 $(COMPLETIONS)/man/man3/pjw_spawn.3
+	install -Dm644 $(RELEASE)/libpjw_job.so $(LIB)/libpjw_job.so.0
+	ln -sf libpjw_job.so.0 $(LIB)/libpjw_job.so
+	install -Dm644 crates/pjw-job-c/include/pjw_job.h $(DESTDIR)$(PREFIX)/include/pjw_job.h
+	install -Dm644 crates/pjw-job-c/man/pjw_job.3 $(COMPLETIONS)/man/man3/pjw_job.3
 	install -d $(COMPLETIONS)/man/man1 $(COMPLETIONS)/bash-completion/completions \
 	    $(COMPLETIONS)/zsh/site-functions $(COMPLETIONS)/fish/vendor_completions.d
 	$(RELEASE)/pjwctl man --dir $(COMPLETIONS)/man/man1
@@ -193,6 +197,8 @@ uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/bin/pjwd $(DESTDIR)$(PREFIX)/bin/pjwctl
 	rm -f $(LIB)/libpjw_spawn.so $(LIB)/libpjw_spawn.so.0 $(DESTDIR)$(PREFIX)/include/pjw_spawn.h
 	rm -f $(COMPLETIONS)/man/man3/pjw_spawn.3
+	rm -f $(LIB)/libpjw_job.so $(LIB)/libpjw_job.so.0 $(DESTDIR)$(PREFIX)/include/pjw_job.h
+	rm -f $(COMPLETIONS)/man/man3/pjw_job.3
 	rm -f $(COMPLETIONS)/man/man1/pjwctl.1 $(COMPLETIONS)/man/man1/pjwctl-*.1
 	rm -f $(COMPLETIONS)/man/man5/pjwd.toml.5 $(COMPLETIONS)/man/man8/pjwd.8
 	rm -f $(COMPLETIONS)/bash-completion/completions/pjwctl $(COMPLETIONS)/zsh/site-functions/_pjwctl

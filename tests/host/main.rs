@@ -7,6 +7,7 @@ mod abandoned;
 mod bad_input;
 mod beside;
 mod confining;
+mod core_map;
 mod discovery;
 mod doctor;
 mod hooks;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Returns the directory of `pjwd`, `pjwctl` and `libpjw_spawn.so`, and builds them first, so that no old binary is tested. The variable
+/// Returns the directory of `pjwd`, `pjwctl`, `libpjw_spawn.so` and `libpjw_job.so`, and builds them first, so that no old binary is tested. The variable
 /// `PJW_PROGRAMS` names another directory. Then nothing is built: this is for users who can't build.
 ///
 /// # Panics
@@ -19,7 +19,19 @@ pub fn program_dir() -> &'static PathBuf {
         let directory = test.ancestors().nth(2).expect("the test is in target/PROFILE/deps").to_owned();
         let mut build = Command::new(env!("CARGO"));
         build
-            .args(["build", "--quiet", "--locked", "-p", "pjwd", "-p", "pjwctl", "-p", "pjw-spawn-c"])
+            .args([
+                "build",
+                "--quiet",
+                "--locked",
+                "-p",
+                "pjwd",
+                "-p",
+                "pjwctl",
+                "-p",
+                "pjw-spawn-c",
+                "-p",
+                "pjw-job-c",
+            ])
             .current_dir(env!("CARGO_MANIFEST_DIR"));
         // The same features as in the build of the tests.
         if pjw_linux::bpf::BUILT_IN {

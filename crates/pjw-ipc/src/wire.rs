@@ -46,6 +46,8 @@ wire! {
         warnings: Vec<Warning>,
         /// All cores of the machine, in hwloc's logical order.
         cores: Vec<Core>,
+        /// The directory with the files of each job, in a directory named as the job, such as `/run/pjwd/jobs`.
+        #[serde(default)] job_files: String,
     }
     /// The machine: its host name, its PUs, and the numbers of its cores, packages, NUMA nodes and L3 caches.
     Node {

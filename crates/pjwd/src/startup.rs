@@ -165,13 +165,14 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let host = pjw_sources::Host { name: clock::hostname(), flux_user: flux_user() };
     let (rules_sender, rules) = watch::channel(AdmissionRules::from(config.settings()));
     let warden = Warden::new(node, journal, state, recovered.records, policy, host);
-    let (publisher, published) = Publisher::new(clock::hostname(), &topology);
+    let (mut publisher, published) = Publisher::new(clock::hostname(), &topology);
     let (outbox, inbox) = message_channel().context("can't make an eventfd")?;
 
     let (meter, metrics_receiver) = Meter::new(config.settings());
     let settings =
         ReloadContext { config, config_path: options.config.clone(), rules: rules_sender, logging, meter };
     let job_files = JobFiles::new(&state_dir);
+    publisher.set_job_files(job_files.root_path());
     let event_loop = EventLoop::new(warden, inbox, publisher, settings, job_files);
     let (loop_handle, started, ended) = spawn_loop(event_loop)?;
     let (control, record_events) = ControlService::new(outbox.clone(), published, rules);

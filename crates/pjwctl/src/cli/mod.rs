@@ -5,6 +5,7 @@ mod hook;
 mod json;
 mod spawn;
 mod topology;
+mod want;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ pub use hook::{HookArgs, HookKind};
 pub use json::JsonArg;
 pub use spawn::{ProxyArg, SpawnArgs};
 pub use topology::TopologyArgs;
+pub use want::{WantArgs, WantedCoresArg};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -94,12 +96,15 @@ pub enum CliCommand {
         #[arg(long)]
         all: bool,
     },
+    /// Say how many cores a job can use at present
+    #[command(after_help = want::EXAMPLES)]
+    Want(WantArgs),
     /// Run a command that is confined to cores of its own from its first instruction
     #[command(after_help = "Examples:\n  \
         pjwctl run --cores 2 -- make -j2\n  \
         pjwctl run --cpus 4-7 --job solver -- ./solver input.dat\n\n\
         The command replaces pjwctl: process id, signals, terminal and exit status are those of the command. \
-        PJW_JOB has its job, PJW_CPUS its CPUs, PJW_NCORES its number of cores. It never waits \
+        PJW_JOB has its job, PJW_CPUS its CPUs, PJW_NCORES its number of cores, PJW_JOB_DIR the directory of its core map. It never waits \
         for cores: if not enough are free it is refused, also with on_exhausted = \"wait\".\n\n\
         Exit codes: the command's own; 127 if it does not exist, 126 if it can't be executed; 1 if the cores \
         were refused, 2 usage.")]

@@ -76,6 +76,12 @@ pub(super) fn read_status(client: &mut Client) -> Result<Status, ClientError> {
     call_for(client, "GetStatus", &NoParameters {}, "status")
 }
 
+/// Returns the directory with the core map of a job. `None` if the daemon publishes none.
+pub(super) fn job_directory(status: &Status, job: &str) -> Option<PathBuf> {
+    let base = Path::new(&status.job_files);
+    Some(base.join(job)).filter(|directory| base.is_absolute() && directory.is_dir())
+}
+
 /// The parameters of a method without parameters.
 #[derive(Serialize)]
 pub(super) struct NoParameters {}

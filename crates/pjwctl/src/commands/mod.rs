@@ -21,6 +21,7 @@ mod simulate;
 mod spawn;
 mod status;
 mod topology;
+mod want;
 
 use std::process::ExitCode;
 
@@ -42,6 +43,7 @@ pub fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
         CliCommand::Show { job, json } => show::run(&warden, &job, json),
         CliCommand::Assign(request) => assign::run(&warden, &request),
         CliCommand::Release { job, .. } => release::run(&warden, job.as_deref()),
+        CliCommand::Want(request) => want::run(&warden, &request),
         CliCommand::Run(request) => run::run(&warden, &request),
         CliCommand::Spawn(request) => spawn::run(&warden, &request),
         CliCommand::Explain { subject, json } => explain::run(&warden, &subject, json),

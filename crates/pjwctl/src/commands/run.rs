@@ -23,7 +23,7 @@ use pjw_ipc::client::Client;
 use pjw_ipc::wire::{Core, Job};
 use pjw_linux::sys::affinity;
 
-use super::connection::{Warden, call_for, job_id, read_status};
+use super::connection::{Warden, call_for, job_directory, job_id, read_status};
 use crate::cli::RunArgs;
 use crate::output;
 
@@ -62,7 +62,13 @@ pub(super) fn run(warden: &Warden, request: &RunArgs) -> anyhow::Result<ExitCode
             return Err(error);
         }
     };
-    let error = Command::new(program)
+    let mut command = Command::new(program);
+    // The variable of a job around this one names another directory.
+    match job_directory(&status, &job.id) {
+        Some(directory) => command.env("PJW_JOB_DIR", directory),
+        None => command.env_remove("PJW_JOB_DIR"),
+    };
+    let error = command
         .args(arguments)
         .env("PJW_JOB", &job.id)
         .env("PJW_CPUS", cpus.to_string())

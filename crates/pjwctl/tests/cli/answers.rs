@@ -94,6 +94,7 @@ fn daemon() -> Daemon {
                 next_tid: None,
             })),
             Call::Assign(_) => Reply::Job { job: job() },
+            Call::Want(want) => Reply::Job { job: Job { wants: want.cores.map(|n| n.min(4)), ..job() } },
             Call::Release(_) | Call::ReleaseAll => Reply::Released { released: vec!["manual:a".into()] },
             Call::ExplainJob(_) => Reply::JobReasons(job_reasons()),
             Call::ExplainPid(_) => Reply::PidReasons(pid_reasons()),
@@ -282,6 +283,19 @@ fn release_and_reload_print_their_results() {
     assert_eq!(said(&["reload"]), "interval: 1s → 2s\n");
     let release = Call::Release(JobParameter { job: "manual:a".into() });
     assert_eq!(daemon.calls(), [release, Call::ReleaseAll, Call::PlanDefrag, Call::Defrag, Call::Reload]);
+}
+
+#[test]
+fn want_prints_the_number_that_counts() {
+    let daemon = daemon();
+    let said = |arguments: &[&str]| answer(&mut pjwctl(&daemon.socket(), arguments)).stdout;
+    assert_eq!(said(&["want", "a", "2"]), "manual:a wants 2 cores\n");
+    assert_eq!(said(&["want", "a", "9"]), "manual:a wants 4 cores (9 were asked for, and it may have 4)\n");
+    assert_eq!(said(&["want", "a", "default"]), "manual:a wants what it was granted\n");
+    let json: Job = serde_json::from_str(&said(&["want", "a", "0", "--json"])).unwrap();
+    assert_eq!(json.wants, Some(0));
+    let wrong = answer(&mut pjwctl(&daemon.socket(), &["want", "a", "many"]));
+    assert_eq!(wrong.code, Some(2), "{wrong:?}");
 }
 
 #[test]

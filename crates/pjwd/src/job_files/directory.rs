@@ -83,6 +83,10 @@ impl JobsDirectory {
         Self { path: state_dir.join(JOBS_DIRECTORY), inode: None }
     }
 
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The directory of a job. An id has no slash, is neither `.` nor `..`, and is shorter than a name may be.
     fn path_of(&self, id: &JobId) -> PathBuf {
         self.path.join(id.to_string())
@@ -184,10 +188,8 @@ impl JobDirectory {
         if !is_same {
             content.epoch += 1;
         }
-        self.replace(&cpus_path, format!("{}\n", content.cpus()).as_bytes())?;
-        let json = serde_json::to_string(&CoreMapFile::new(&content)).map_err(io::Error::other);
-        let json = json.map_err(failed("write", &json_path))? + "\n";
-        self.replace(&json_path, json.as_bytes())?;
+        // The page is written also where a full file system has no room for new files.
+        let files_written = self.write_texts(&content);
         let written = self.page.as_mut().filter(|_| !is_same).map_or(Ok(()), |page| page.write(&content));
         // A page that was truncated is made again.
         if written.is_err() {
@@ -197,8 +199,17 @@ impl JobDirectory {
             let page = PageWriter::create(&page_path, &self.temporary, &content);
             self.page = Some(page.map_err(failed("write", &page_path))?);
         }
+        files_written?;
         self.published = Some(core_map.clone());
         Ok(())
+    }
+
+    fn write_texts(&self, content: &PageContent) -> Result<(), FileFault> {
+        let (cpus_path, json_path) = (self.path.join(CPUS_FILE_NAME), self.path.join(JSON_FILE_NAME));
+        self.replace(&cpus_path, format!("{}\n", content.cpus()).as_bytes())?;
+        let json = serde_json::to_string(&CoreMapFile::new(content)).map_err(io::Error::other);
+        let json = json.map_err(failed("write", &json_path))? + "\n";
+        self.replace(&json_path, json.as_bytes())
     }
 
     /// Makes the file `want` if it is not there, for this owner only. Returns whether it was there.

@@ -65,8 +65,6 @@ pub struct JobFiles {
     changed: BTreeSet<JobId>,
     due: Option<Instant>,
     last_read: Option<Instant>,
-    /// The reason why the directory of all jobs can't be used.
-    root_fault: Option<String>,
 }
 
 /// A job with its files.
@@ -120,23 +118,30 @@ impl PublishedJob {
 }
 
 impl JobFiles {
-    /// Makes the value for a daemon with this state directory. Nothing is written yet.
+    /// Makes the value for a daemon with this state directory, which exists. Nothing is written yet.
     #[must_use]
     pub fn new(state_dir: &Path) -> Self {
+        // Programs need a path that does not depend on their working directory.
+        let absolute = state_dir.canonicalize().unwrap_or_else(|_| state_dir.to_owned());
         Self {
-            root: JobsDirectory::new(state_dir),
+            root: JobsDirectory::new(&absolute),
             jobs: BTreeMap::new(),
             watch: FileWatch::new(),
             changed: BTreeSet::new(),
             due: None,
             last_read: None,
-            root_fault: None,
         }
     }
 
     /// Removes the directories of jobs that an earlier daemon left and that are not in `jobs`.
     pub fn remove_leftovers(&self, jobs: &BTreeSet<JobId>) {
         self.root.remove_others(jobs);
+    }
+
+    /// Returns the directory with the directories of all jobs.
+    #[must_use]
+    pub fn root_path(&self) -> &Path {
+        self.root.path()
     }
 
     /// Returns the ids of the jobs whose files are published.

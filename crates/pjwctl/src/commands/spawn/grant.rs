@@ -1,6 +1,7 @@
 //! The cores that the instances are started on: of a job of the daemon, or of the own affinity mask.
 
 use std::ffi::OsStr;
+use std::path::PathBuf;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Tid;
@@ -10,7 +11,7 @@ use pjw_ipc::wire::Job;
 use pjw_linux::sys::affinity;
 
 use crate::cli::SpawnArgs;
-use crate::commands::connection::{Warden, call_for, job_id};
+use crate::commands::connection::{Warden, call_for, job_directory, job_id, read_status};
 use crate::commands::run;
 
 /// The cores that the instances are started on.
@@ -18,6 +19,8 @@ pub(super) struct Grant {
     pub(super) cpus: CpuSet,
     /// The job, if a daemon knows one.
     pub(super) job: Option<String>,
+    /// The directory with the core map of the job, if it is known.
+    pub(super) directory: Option<PathBuf>,
     /// The connection over which the job was made. `None` if it was not made for this command.
     client: Option<Client>,
 }
@@ -32,7 +35,7 @@ impl Grant {
         program: &OsStr,
     ) -> anyhow::Result<Self> {
         if request.local {
-            return Ok(Self { cpus: own_mask()?, job: None, client: None });
+            return Ok(Self { cpus: own_mask()?, job: None, directory: None, client: None });
         }
         let pid = std::process::id();
         let mut client = warden.connect()?;
@@ -50,14 +53,18 @@ impl Grant {
                 let job = schedulers_job(&mut client, pid).filter(|_| request.job.is_none());
                 return match (fault, job) {
                     (ClientError::Refused { .. }, Some(job)) => {
-                        Ok(Self { cpus: own_mask()?, job: Some(job), client: None })
+                        let directory = directory_of(&mut client, &job);
+                        Ok(Self { cpus: own_mask()?, job: Some(job), directory, client: None })
                     }
                     (fault, _) => Err(fault.into()),
                 };
             }
         };
         match run::granted(&job) {
-            Ok(cpus) => Ok(Self { cpus, job: Some(job.id), client: Some(client) }),
+            Ok(cpus) => {
+                let directory = directory_of(&mut client, &job.id);
+                Ok(Self { cpus, job: Some(job.id), directory, client: Some(client) })
+            }
             Err(error) => {
                 run::release(&mut client, &job.id);
                 Err(error)
@@ -77,6 +84,11 @@ impl Grant {
 fn schedulers_job(client: &mut Client, pid: u32) -> Option<String> {
     let reasons: PidReasons = client.call("ExplainPid", &ExplainPid { pid, after_tid: None }).ok()?;
     reasons.job.filter(|job| !job.starts_with("manual:"))
+}
+
+/// The directory with the core map of a job. Without it the instances have the cores of their masks.
+fn directory_of(client: &mut Client, job: &str) -> Option<PathBuf> {
+    read_status(client).ok().and_then(|status| job_directory(&status, job))
 }
 
 fn own_mask() -> anyhow::Result<CpuSet> {

@@ -189,6 +189,10 @@ fn with_instances(
             Some(job) => context.variable("PJW_JOB", job),
             None => context,
         };
+        let context = match &grant.directory {
+            Some(directory) => context.variable("PJW_JOB_DIR", directory),
+            None => context,
+        };
         let mut instances = Vec::with_capacity(command.ranks.len());
         for rank in command.ranks {
             let stdio = match &mut labels {

@@ -130,6 +130,18 @@ pub fn class_message(job: &Job) -> Option<String> {
     })
 }
 
+/// Returns the line that `pjwctl want` prints: the job, and the number of cores that counts. `given` is the number that
+/// the user gave.
+#[must_use]
+pub fn wanted_line(job: &Job, given: Option<u32>) -> String {
+    let id = text::printable(&job.id);
+    let Some(wanted) = job.wants else { return format!("{id} wants what it was granted\n") };
+    let cores = text::plural(wanted, "core", "cores");
+    let clipped = given.filter(|&given| given > wanted);
+    let more = clipped.map(|given| format!(" ({given} were asked for, and it may have {wanted})"));
+    format!("{id} wants {cores}{}\n", more.unwrap_or_default())
+}
+
 /// Returns the text that `pjwctl release` prints: one line for each job id in `jobs`. If `jobs` is empty, the
 /// text says that there was nothing to release.
 #[must_use]

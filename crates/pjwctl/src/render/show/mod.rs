@@ -78,8 +78,10 @@ fn header(job: &Job, names: &UserNames, term: Terminal) -> String {
     } else {
         format!("{title}: {state}\n")
     };
+    let wants = job.wants.map(|wants| format!(", wants {} at present", plural(wants, "core", "cores")));
+    let wants = wants.unwrap_or_default();
     state
-        + &wrap(&format!("{requested}, {holds}"), term.width, "  ", "  ")
+        + &wrap(&format!("{requested}, {holds}{wants}"), term.width, "  ", "  ")
         + &wrap(&threads, term.width, "  ", "  ")
 }
 

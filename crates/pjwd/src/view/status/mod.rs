@@ -4,6 +4,7 @@
 //! the event loop.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -72,6 +73,8 @@ pub struct Publisher {
     /// Users whose unassigned processes were reported.
     unassigned_users: BTreeSet<Uid>,
     jobs: JobViews,
+    /// The directory with the files of each job.
+    job_files: String,
     /// The last published status.
     last: Option<StatusSnapshot>,
     /// The largest requests that fit, with the version of the pool.
@@ -109,10 +112,16 @@ impl Publisher {
             logged: BTreeSet::new(),
             unassigned_users: BTreeSet::new(),
             jobs: JobViews::default(),
+            job_files: String::new(),
             fits: None,
             last: None,
         };
         (publisher, StatusFeed { status: seen, topology: known, events: event_receiver })
+    }
+
+    /// Sets the directory with the files of each job, which the status names.
+    pub fn set_job_files(&mut self, directory: &Path) {
+        self.job_files = directory.display().to_string();
     }
 
     /// Publishes the changed topology of the machine to the control server, after PUs (logical CPUs) were added.
@@ -199,6 +208,7 @@ impl Publisher {
                 allocated: state.pool.allocated_cpus().to_string(),
             },
             fits,
+            job_files: self.job_files.clone(),
             ..wire::Status::default()
         };
         let status = PublishedStatus::new(head, self.jobs.jobs(), published, Arc::clone(&self.cores));

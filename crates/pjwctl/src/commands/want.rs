@@ -1,0 +1,16 @@
+//! `pjwctl want JOB N`: says how many cores a job can use at present.
+
+use std::process::ExitCode;
+
+use pjw_ipc::{call, wire::Job};
+
+use super::connection::{Warden, call_for, job_id};
+use crate::cli::WantArgs;
+use crate::{output, render};
+
+pub(super) fn run(warden: &Warden, request: &WantArgs) -> anyhow::Result<ExitCode> {
+    let wanted = request.cores.0;
+    let parameters = call::Want { job: job_id(&request.job)?, cores: wanted };
+    let job: Job = call_for(&mut warden.connect()?, "Want", &parameters, "job")?;
+    output::print_reply(request.json, &job, |job, _| render::jobs::wanted_line(job, wanted))
+}
