@@ -293,16 +293,16 @@ fn a_full_file_system_is_a_warning_and_the_page_is_still_written() {
     let job = Job::open_directory(&inside(directory(&daemon, "a")));
     let before = job.cores();
     assert_eq!((before.source, warnings(&daemon, "core-map")), (CoresSource::CoreMap, vec![]));
-    let mut fill = Vec::new();
-    while let Ok(file) = fs::File::create(state.join(format!("fill{}", fill.len()))) {
-        fill.push(file);
-        assert!(fill.len() < 100, "the file system has a limit");
+    let mut fill = 0;
+    while fs::write(state.join(format!("fill{fill}")), "").is_ok() {
+        fill += 1;
+        assert!(fill < 100, "the file system has a limit");
     }
     daemon.assign("a", 2, &[]).unwrap();
     assert_eq!(job.cores().core_count, 2, "the page needs no new file");
     let told = warnings(&daemon, "core-map");
     assert!(told.len() == 1 && told[0].contains("No space left"), "{told:?}");
-    for number in 0..fill.len() {
+    for number in 0..fill {
         fs::remove_file(state.join(format!("fill{number}"))).unwrap();
     }
     wait_for("a rescan writes the other files", || warnings(&daemon, "core-map").is_empty().then_some(()));

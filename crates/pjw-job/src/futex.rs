@@ -33,7 +33,7 @@ pub(crate) fn wait(word: &AtomicU32, value: u32, timeout: Option<Duration>) {
 pub(crate) unsafe fn add_one_and_wake(word: *mut u32, waiters: *mut u32) -> io::Result<()> {
     let all = libc::c_int::MAX;
     // SAFETY: the caller guarantees the two words.
-    let woken =
+    let result =
         unsafe { libc::syscall(libc::SYS_futex, waiters, libc::FUTEX_WAKE_OP, all, 0_usize, word, ADD_ONE) };
-    if woken < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

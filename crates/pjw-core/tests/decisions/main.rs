@@ -20,4 +20,5 @@ mod refusals;
 mod released;
 mod restore;
 mod visits;
+mod wanted_cores;
 mod without_cpuset;

@@ -73,6 +73,7 @@ pub(crate) fn status() -> Status {
         jobs: vec![Job { requested_cores: 2, ..job("manual:a", "2-5") }],
         warnings: Vec::new(),
         cores: cores(8, 2, 4, 4, 4),
+        job_files: "/run/pjwd/jobs".into(),
     }
 }
 

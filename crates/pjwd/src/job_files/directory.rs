@@ -117,8 +117,8 @@ impl JobsDirectory {
     }
 
     /// Removes what an earlier daemon left, except the directories of these jobs.
-    pub(super) fn remove_others(&self, jobs: &BTreeSet<JobId>) {
-        let names: BTreeSet<String> = jobs.iter().map(ToString::to_string).collect();
+    pub(super) fn remove_others<'a>(&self, jobs: impl Iterator<Item = &'a JobId>) {
+        let names: BTreeSet<String> = jobs.map(ToString::to_string).collect();
         for entry in std::fs::read_dir(&self.path).into_iter().flatten().flatten() {
             if !entry.file_name().to_str().is_some_and(|name| names.contains(name)) {
                 remove(&entry.path());

@@ -133,9 +133,10 @@ impl JobFiles {
         }
     }
 
-    /// Removes the directories of jobs that an earlier daemon left and that are not in `jobs`.
-    pub fn remove_leftovers(&self, jobs: &BTreeSet<JobId>) {
-        self.root.remove_others(jobs);
+    /// Removes the files that an earlier daemon left for jobs that have ended since. Must be called once, after the first
+    /// publication.
+    pub fn remove_leftovers(&self) {
+        self.root.remove_others(self.jobs.keys());
     }
 
     /// Returns the directory with the directories of all jobs.

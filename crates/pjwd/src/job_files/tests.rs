@@ -147,9 +147,9 @@ fn a_new_daemon_goes_on_with_the_page_and_the_epoch_of_a_killed_one_and_removes_
     let reader = Job::open_directory(&published.path("a"));
     fs::write(published.state_dir.path().join("jobs/.new"), "half of a file").unwrap();
     published.restart();
-    published.files.remove_leftovers(&BTreeSet::from([id("a")]));
-    assert!(!published.path("gone").exists() && !published.state_dir.path().join("jobs/.new").exists());
     published.publish("a", "0-1");
+    published.files.remove_leftovers();
+    assert!(!published.path("gone").exists() && !published.state_dir.path().join("jobs/.new").exists());
     assert_eq!((reader.cores().epoch, &published.json("a")["epoch"]), (2, &json!(2)), "nothing changed");
     published.publish("a", "0");
     assert_eq!((reader.cores().epoch, reader.cores().cpus.to_string()), (3, "0".to_owned()));

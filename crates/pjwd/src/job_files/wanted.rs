@@ -20,6 +20,8 @@ pub(super) struct WantedFile {
     last: Option<u32>,
     /// Whether the file was empty at the last reading, and may be about to be written.
     was_empty: bool,
+    /// Whether the file is empty because it was too long and the daemon emptied it.
+    is_emptied: bool,
     /// The reason why the content is ignored.
     fault: Option<String>,
 }
@@ -38,7 +40,7 @@ pub(super) enum Reading {
 impl WantedFile {
     /// Makes the value for a job with this number in force.
     pub(super) fn new(last: Option<u32>) -> Self {
-        Self { last, was_empty: false, fault: None }
+        Self { last, was_empty: false, is_emptied: false, fault: None }
     }
 
     /// Returns the reason why the content of the file is ignored. `None` if it is not.
@@ -50,6 +52,11 @@ impl WantedFile {
     pub(super) fn read(&mut self, path: &Path, owner: Uid) -> Reading {
         let number = read_text(path, owner).and_then(|text| parse(&text));
         let is_empty = number == Ok(None);
+        if is_empty && self.is_emptied {
+            return Reading::Same;
+        }
+        // A failure leaves the file as it is.
+        self.is_emptied = is_too_long(path) && empty(path).is_ok();
         if is_empty && self.last.is_some() && !std::mem::replace(&mut self.was_empty, true) {
             return Reading::MayBeUnfinished;
         }
@@ -79,7 +86,7 @@ impl WantedFile {
             return Ok(());
         }
         self.last = wanted;
-        self.fault = None;
+        (self.fault, self.is_emptied) = (None, false);
         let mut file = options().write(true).truncate(true).open(path)?;
         file.write_all(wanted.map_or(String::new(), |cores| format!("{cores}\n")).as_bytes())
     }
@@ -91,6 +98,16 @@ fn options() -> OpenOptions {
     options
 }
 
+/// Whether the file takes space that the system may need.
+fn is_too_long(path: &Path) -> bool {
+    std::fs::symlink_metadata(path)
+        .is_ok_and(|metadata| metadata.is_file() && metadata.nlink() == 1 && metadata.len() > MAX_FILE_BYTES)
+}
+
+fn empty(path: &Path) -> io::Result<()> {
+    options().write(true).open(path).and_then(|file: File| file.set_len(0))
+}
+
 /// The text of the file, if it is short enough for a number.
 fn read_text(path: &Path, owner: Uid) -> Result<String, String> {
     let file = options().read(true).open(path).map_err(|error| error.to_string())?;
@@ -99,10 +116,6 @@ fn read_text(path: &Path, owner: Uid) -> Result<String, String> {
         return Err(format!("it is not the file of user {}", owner.0));
     }
     if metadata.len() > MAX_BYTES {
-        if metadata.len() > MAX_FILE_BYTES {
-            // A failure leaves the file as it is.
-            let _ = options().write(true).open(path).map(|file: File| file.set_len(0));
-        }
         return Err(format!("it has {} bytes, and a number has less", metadata.len()));
     }
     let mut text = Vec::new();
@@ -168,10 +181,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("want");
         std::fs::write(&path, vec![b'1'; 1_000_000]).unwrap();
-        let mut file = WantedFile::new(None);
+        let mut file = WantedFile::new(Some(4));
         assert_eq!(file.read(&path, Uid(geteuid().as_raw())), Reading::Same);
         assert!(file.fault().unwrap().contains("1000000 bytes"));
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
+        assert_eq!(file.read(&path, Uid(geteuid().as_raw())), Reading::Same);
+        assert!(file.fault().is_some(), "the program did not empty it");
+        std::fs::write(&path, "2").unwrap();
+        assert_eq!(file.read(&path, Uid(geteuid().as_raw())), Reading::New(Some(2)));
     }
 
     #[test]

@@ -3,18 +3,17 @@
 //! The loop has a thread of its own and owns all state. No other thread shares a lock with the loop. A command is
 //! answered after the cycle that executes the command, so `assign` returns when the job is on its cores.
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{getpid, gettid};
-use pjw_core::command::{AssignCommand, Command, Reply};
+use pjw_core::command::{Command, Reply};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::plan::Warning;
 use pjw_core::{
-    allocate::defrag::plan_defrag, cpuset::CpuSet, cpuset_group::CpusetHierarchy, ids::Tid, job::JobId,
-    refusal::Refusal, state::lineage::scan_queue::ScanUrgency,
+    allocate::defrag::plan_defrag, cpuset::CpuSet, cpuset_group::CpusetHierarchy, ids::Tid, refusal::Refusal,
+    state::lineage::scan_queue::ScanUrgency,
 };
 use pjw_ipc::call::{DefragReply, PlanReply};
 use pjw_linux::{node::LinuxNode, sys::clock, sys::own_usage::return_free_memory};
@@ -22,7 +21,10 @@ use tokio::sync::{oneshot, watch};
 use tracing::{debug, warn};
 
 mod core_maps;
+mod refusals;
 mod reload;
+
+use refusals::{is_user_refusal, user_refusals};
 
 use super::lateness::{Lateness, reaction_time};
 use super::triggers::CycleTriggers;
@@ -195,8 +197,8 @@ impl EventLoop {
         self.warden.find_leftover_cpusets();
         let text = format!("pjwd {} watches this machine ({polling})", env!("CARGO_PKG_VERSION"));
         self.publisher.publish_events(vec![Event::new(EventKind::Started, text)]);
-        self.remove_leftover_job_files();
         self.cycle(Vec::new());
+        self.job_files.remove_leftovers();
     }
 
     /// Waits for messages, process events and timers, and handles them. Blocks the thread, and returns after
@@ -489,21 +491,4 @@ impl EventLoop {
         self.publisher
             .publish_events(vec![Event::new(EventKind::Stopped, "pjwd stops; jobs keep their cores")]);
     }
-}
-
-/// The refused commands of users who are not administrators: the job and the message.
-fn user_refusals(commands: &[Command], results: &[Result<Reply, Refusal>]) -> BTreeSet<(JobId, String)> {
-    let refused = |(command, result): (&Command, &Result<Reply, Refusal>)| match (command, result) {
-        (
-            Command::Assign(AssignCommand { job, caller, .. }) | Command::Release { job, caller },
-            Err(refusal),
-        ) => (!caller.is_admin).then(|| (job.clone(), refusal.to_string())),
-        _ => None,
-    };
-    commands.iter().zip(results).filter_map(refused).collect()
-}
-
-fn is_user_refusal(event: &Event, refusals: &BTreeSet<(JobId, String)>) -> bool {
-    let job = event.job.as_ref().filter(|_| event.kind == EventKind::Refused);
-    job.is_some_and(|job| refusals.contains(&(job.clone(), event.text.clone())))
 }

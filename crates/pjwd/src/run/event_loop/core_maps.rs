@@ -13,12 +13,6 @@ use super::EventLoop;
 use crate::job_files::{JobContent, WrittenWant};
 
 impl EventLoop {
-    /// Removes the files of jobs that ended while no daemon ran, before the first cycle.
-    pub(super) fn remove_leftover_job_files(&mut self) {
-        let jobs: BTreeSet<JobId> = self.warden.state().jobs.keys().cloned().collect();
-        self.job_files.remove_leftovers(&jobs);
-    }
-
     /// Publishes the core maps of the jobs that may have changed in the cycle. `is_rescan` says whether the files are
     /// checked too.
     pub(super) fn publish_core_maps(&mut self, dirty: &DirtySet, is_rescan: bool) {

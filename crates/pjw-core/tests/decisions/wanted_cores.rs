@@ -1,0 +1,88 @@
+//! How many cores a job wants at present, and what the programs in it are told of its cores.
+
+use pjw_core::command::{AssignCommand, Caller, Command, Reply};
+use pjw_core::core_map::core_map;
+use pjw_core::job::{CpuRequest, Job, PriorityClass};
+use pjw_core::policy::Mode;
+use pjw_core::record::Record;
+use pjw_core::refusal::Refusal;
+
+use crate::machine::{ALICE, Machine, ROOT, assign_of, job, machine, set};
+
+fn want(m: &mut Machine, id: &str, cores: Option<u32>, caller: Caller) -> Result<Job, Refusal> {
+    match m.command(Command::Want { job: job(id), cores, caller })? {
+        Reply::Wanted(job) => Ok(*job),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_wanted_number_is_no_request_and_at_most_what_the_job_may_have() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    let granted = m.assign("a", 4, &[10]).unwrap();
+    let counts = |m: &Machine| m.state.jobs[&job("a")].wanted_core_count(&m.state.topology);
+    assert_eq!(counts(&m), None);
+    for (given, counted) in [(2, 2), (0, 0), (64, 4)] {
+        let wanting = want(&mut m, "a", Some(given), ROOT).unwrap();
+        assert_eq!((counts(&m), wanting.wanted_cores.unwrap().given), (Some(counted), given));
+        assert_eq!((&wanting.grant, &wanting.request), (&granted.grant, &granted.request), "{given}");
+    }
+    m.assign("a", 6, &[]).unwrap();
+    assert_eq!(counts(&m), Some(6), "the limit grows with the request");
+    want(&mut m, "a", None, ROOT).unwrap();
+    assert_eq!(counts(&m), None);
+}
+
+#[test]
+fn a_besteffort_job_may_want_all_cores_of_the_machine() {
+    let mut m = machine();
+    let class = Some(PriorityClass::Besteffort);
+    let assign = AssignCommand { class, ..assign_of("a", Some(CpuRequest::Cores(1))) };
+    m.command(Command::Assign(assign)).unwrap();
+    let wanting = want(&mut m, "a", Some(64), ROOT).unwrap();
+    assert_eq!(wanting.wanted_core_count(&m.state.topology), Some(8));
+}
+
+#[test]
+fn a_wanted_number_is_journaled_once_and_survives_a_restart() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.assign("a", 4, &[10]).unwrap();
+    let first = want(&mut m, "a", Some(2), ROOT).unwrap();
+    let has_job = |m: &Machine| m.records.iter().any(|record| matches!(record, Record::Job(_)));
+    assert!(has_job(&m));
+    assert_eq!(want(&mut m, "a", Some(2), ROOT).unwrap(), first, "the time of the first one stays");
+    assert!(!has_job(&m), "the same number again is no change");
+    let recorded = m.state.records().into_iter().any(|record| record == Record::Job(first.clone()));
+    assert!(recorded, "the state has the record");
+}
+
+#[test]
+fn only_the_owner_and_administrators_say_what_a_job_wants() {
+    let mut m = machine();
+    m.spawn(10, 1, ALICE.uid.0);
+    m.assign("a", 2, &[10]).unwrap();
+    let stranger = Caller { uid: pjw_core::ids::Uid(4711), is_admin: false };
+    assert!(matches!(want(&mut m, "a", Some(1), stranger), Err(Refusal::NotYourJob { .. })));
+    assert!(want(&mut m, "a", Some(1), ALICE).is_ok(), "she owns it");
+    assert!(matches!(want(&mut m, "b", Some(1), ROOT), Err(Refusal::NoSuchJob { .. })));
+    m.policy.mode = Mode::Observe;
+    assert!(matches!(want(&mut m, "a", Some(1), ROOT), Err(Refusal::ObserveOnly)));
+}
+
+#[test]
+fn a_core_map_has_the_cores_of_the_grant_that_are_online_and_only_where_pjw_enforces_them() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.assign("a", 4, &[10]).unwrap();
+    let map = |m: &Machine| core_map(&m.state, &m.policy, &m.state.jobs[&job("a")]);
+    let shown = map(&m).unwrap();
+    assert_eq!((&shown.own, shown.core_count, &shown.cpus()), (&set("0-3"), 4, &set("0-3")));
+    m.policy.mode = Mode::Observe;
+    assert_eq!(map(&m), None);
+    m.policy.mode = Mode::Enforce;
+    m.state.pool.set_online(&set("0-2,4-7"));
+    let shown = map(&m).unwrap();
+    assert_eq!((&shown.own, shown.core_count), (&set("0-2"), 3));
+}
