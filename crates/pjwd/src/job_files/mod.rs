@@ -249,6 +249,8 @@ impl JobFiles {
         if self.due.is_none_or(|due| due > now) {
             return Vec::new();
         }
+        // The last event of a write often comes after the first one was read. It needs no second reading.
+        self.note_changes(now);
         (self.due, self.last_read) = (None, Some(now));
         let mut written = Vec::new();
         for id in std::mem::take(&mut self.changed) {
