@@ -39,7 +39,6 @@ fn state(processes: &[u32]) -> (WardenState, JobId) {
             inherited_mask: None,
             was_new: true,
             first_seen: None,
-            is_from_journal: false,
             threads,
         };
         state.members.insert(member);

@@ -76,7 +76,6 @@ fn enroll(state: &mut WardenState, pid: u32, job: &str) {
         inherited_mask: None,
         was_new: true,
         first_seen: None,
-        is_from_journal: false,
         threads: BTreeMap::new(),
     };
     state.members.insert(member);
