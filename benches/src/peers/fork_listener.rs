@@ -1,5 +1,6 @@
 //! The lower limit of the reaction time: a process that receives fork events as pjwd does, and sets the mask of each
-//! child of one process at once, by one system call. It decides, stores and checks nothing.
+//! child of one process at once, by one system call. It decides, stores and checks nothing. It has the real-time priority
+//! of pjwd, where the system allows it.
 //!
 //! A bench starts its own executable again for the listener. The main function of the bench calls
 //! [`run_as_fork_listener`] first.
@@ -14,9 +15,11 @@ use anyhow::{Context, anyhow};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
+use nix::unistd::gettid;
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::{cpuset::CpuSet, snapshot::ProcessEvent};
-use pjw_linux::{proc::events::ProcEvents, sys::affinity, sys::clock::now};
+use pjw_linux::proc::events::ProcEvents;
+use pjw_linux::sys::{affinity, clock::now, realtime::set_realtime_policy};
 
 use crate::{programs::interrupt::Interrupt, programs::program::Program};
 
@@ -72,6 +75,8 @@ pub fn run_as_fork_listener() -> anyhow::Result<()> {
     let (parent_mask, child_mask) = (mask()?, mask()?);
     let mut proc_events = ProcEvents::open()?;
     affinity::set_mask(Tid(parent.0), &parent_mask).context("can't set the mask of the parent")?;
+    // The same as for pjwd, which runs without the priority where the system refuses it.
+    let _ = set_realtime_policy(Tid(gettid().as_raw().cast_unsigned()));
     let mut out = stdout().lock();
     writeln!(out, "ready").and_then(|()| out.flush()).context("can't write to stdout")?;
     let mut events = Vec::new();

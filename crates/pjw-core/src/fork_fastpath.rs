@@ -3,7 +3,8 @@
 //!
 //! A child begins as a copy of its parent, except for its process id, its start time and its mask. That is enough to
 //! decide which mask the child should have. The scan that follows reads the other facts, and corrects the decision. A
-//! job in a cpuset does not need the fast path: its children are born in the cpuset.
+//! job in a cpuset does not need the fast path: its children are born in the cpuset. Where the mask is right, that scan may
+//! wait: it would take a PU from the child or its parent while the child executes its program.
 //!
 //! No file of a newborn process is read: while the process executes another program, a reader of its `stat` waits
 //! (some milliseconds on a busy PU of Linux 6.18). So the start time is the time of the fork event, which may be some
@@ -24,11 +25,49 @@ use crate::terms::{
 /// completed it): the processes of such a job are included.
 #[must_use]
 pub fn expected_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
-    let expected = |(pid, descendant): (Pid, &Descendant)| {
-        let forked_at = descendant.forked_at.filter(|_| !state.processes.contains_key(&pid))?;
-        Some((pid, ExpectedMask { mask: expected_mask(state, descendant.ancestor)?, forked_at }))
+    let unscanned = state.lineage.unscanned_descendants();
+    unscanned.filter_map(|(pid, descendant)| Some((pid, expected_of(state, pid, descendant)?))).collect()
+}
+
+/// Returns the expected masks of those processes in [`expected_masks`] that make a scan immediate: their masks were not
+/// read yet, or were wrong.
+#[must_use]
+pub fn expected_masks_of_immediate(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
+    let expected = |&pid: &Pid| Some((pid, expected_of(state, pid, state.lineage.descendant(pid)?)?));
+    state.lineage.scan_queue.immediate_pids().iter().filter_map(expected).collect()
+}
+
+/// Lets the scan of newly forked processes wait for a few milliseconds if their masks are right. These are the
+/// processes in `expected` that are not in `mismatches`, and the processes that were born in the cpuset of their job.
+/// `mismatches` are the processes in `expected` of which a probe read another mask.
+pub fn defer_scans_of_right_masks(
+    state: &mut WardenState,
+    expected: &BTreeMap<Pid, ExpectedMask>,
+    mismatches: &[ForkMaskMismatch],
+) {
+    let wrong: BTreeSet<Pid> = mismatches.iter().map(|forked| forked.id.pid).collect();
+    let is_right = |pid: &Pid| match expected.get(pid) {
+        Some(_) => !wrong.contains(pid),
+        None => is_born_in_job_cpuset(state, *pid),
     };
-    state.lineage.unscanned_descendants().filter_map(expected).collect()
+    let right: Vec<Pid> =
+        state.lineage.scan_queue.immediate_pids().iter().copied().filter(is_right).collect();
+    right.into_iter().for_each(|pid| state.lineage.scan_queue.defer(pid));
+}
+
+fn is_born_in_job_cpuset(state: &WardenState, pid: Pid) -> bool {
+    let descendant = state.lineage.descendant(pid);
+    let Some(member) = descendant.and_then(|descendant| state.members.get(&descendant.ancestor)) else {
+        return false;
+    };
+    let is_kept =
+        state.jobs.get(&member.job).is_some_and(|job| !job.released && job.active_grant().is_some());
+    is_kept && state.is_in_job_cpuset(member) && !state.cpusets.delayed.has(&member.job)
+}
+
+fn expected_of(state: &WardenState, pid: Pid, descendant: &Descendant) -> Option<ExpectedMask> {
+    let forked_at = descendant.forked_at.filter(|_| !state.processes.contains_key(&pid))?;
+    Some(ExpectedMask { mask: expected_mask(state, descendant.ancestor)?, forked_at })
 }
 
 fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {

@@ -153,7 +153,7 @@ impl Lineage {
             Some(descendant) if self.descendants.len() < MAX_DESCENDANTS => {
                 self.descendants.insert(child, descendant);
                 self.unscanned.insert(child);
-                self.scan_queue.of_jobs.insert(child);
+                self.scan_queue.forked.insert(child);
             }
             None if self.scan_queue.unassigned.len() < MAX_DESCENDANTS => {
                 self.scan_queue.unassigned.insert(child, UnscannedProcess { parent, has_threads: false });

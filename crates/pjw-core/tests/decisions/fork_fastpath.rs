@@ -3,11 +3,14 @@
 use std::collections::BTreeMap;
 
 use pjw_core::event::EventKind;
-use pjw_core::fork_fastpath::{expected_masks, snapshot_of_mismatches};
+use pjw_core::fork_fastpath::{
+    defer_scans_of_right_masks, expected_masks, expected_masks_of_immediate, snapshot_of_mismatches,
+};
 use pjw_core::ids::{Pid, ProcessId, StartTime, Tid};
 use pjw_core::plan::{MaskAction, MaskActionKind};
 use pjw_core::snapshot::Observed;
 use pjw_core::snapshot::{ExpectedMask, ForkMaskMismatch, MaskProbe, ProcessEvent};
+use pjw_core::state::lineage::scan_queue::ScanUrgency;
 use pjw_core::time::Nanos;
 
 use super::machine::{Machine, job, machine, set};
@@ -167,4 +170,55 @@ fn a_fork_that_completes_after_the_mask_was_set_is_no_violation_and_repaired() {
             "that is its own doing"
         );
     }
+}
+
+/// Probes the masks of new processes as the daemon does, when the masks of these children are not the expected ones.
+fn probe(machine: &mut Machine, wrong: &[u32]) {
+    let expected = expected_masks_of_immediate(&machine.state);
+    let mismatch = |&pid: &u32| ForkMaskMismatch {
+        id: ProcessId { pid: Pid(pid), start: StartTime(machine.now() / 10_000_000) },
+        effective_mask: set("0-7"),
+    };
+    let mismatches: Vec<ForkMaskMismatch> = wrong.iter().map(mismatch).collect();
+    defer_scans_of_right_masks(&mut machine.state, &expected, &mismatches);
+}
+
+fn urgency(machine: &Machine) -> Option<ScanUrgency> {
+    machine.state.lineage.scan_queue.urgency()
+}
+
+#[test]
+fn the_scan_of_a_child_with_the_right_mask_waits_and_that_of_another_does_not() {
+    let mut machine = with_a_parent();
+    fork(&mut machine, 9, 7);
+    assert_eq!(urgency(&machine), Some(ScanUrgency::Immediate));
+    probe(&mut machine, &[]);
+    assert_eq!(urgency(&machine), Some(ScanUrgency::Bundled));
+    fork(&mut machine, 10, 7);
+    probe(&mut machine, &[10]);
+    assert_eq!(urgency(&machine), Some(ScanUrgency::Immediate));
+    let scanned = machine.state.lineage.scan_queue.take_urgent_pids();
+    assert_eq!(scanned, [Pid(9), Pid(10)].into(), "the next scan reads both");
+    assert_eq!(urgency(&machine), None);
+}
+
+#[test]
+fn the_scan_of_a_child_without_an_expected_mask_does_not_wait() {
+    let mut machine = with_a_parent();
+    machine.state.jobs.change(&job("a"), |job| job.grant = None);
+    fork(&mut machine, 9, 7);
+    probe(&mut machine, &[]);
+    assert_eq!(urgency(&machine), Some(ScanUrgency::Immediate));
+    machine.state.apply_process_events(&[ProcessEvent::Exit { pid: Pid(9) }]);
+    assert_eq!(urgency(&machine), Some(ScanUrgency::Bundled), "nothing is left to put right");
+}
+
+#[test]
+fn the_scan_of_a_process_that_executes_a_program_or_exits_waits() {
+    let mut machine = with_a_parent();
+    machine.state.apply_process_events(&[ProcessEvent::Exec { pid: Pid(7) }]);
+    assert_eq!(urgency(&machine), Some(ScanUrgency::Bundled));
+    machine.settle();
+    machine.state.apply_process_events(&[ProcessEvent::Exit { pid: Pid(7) }]);
+    assert_eq!(urgency(&machine), Some(ScanUrgency::Bundled));
 }

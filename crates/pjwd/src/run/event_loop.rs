@@ -42,6 +42,9 @@ use crate::view::status::{LoopStatus, Publisher};
 use crate::view::to_wire::{defrag_to_wire, plan_to_wire};
 use crate::warden::{CycleReport, EventCount, Warden};
 
+/// How long the scan of processes of jobs is delayed if none is expected to have a wrong mask. It collects more of
+/// them, and does not take a PU from a new process while the process executes its program.
+const BUNDLE_DELAY: Duration = Duration::from_millis(5);
 /// How long a scan of unassigned processes is delayed, to collect more of them.
 const UNASSIGNED_DELAY: Duration = Duration::from_millis(20);
 /// How long the scan of changed cgroups is delayed, to collect more changes.
@@ -76,6 +79,8 @@ pub struct EventLoop {
     realtime: RealtimePriority,
     /// The arrival time of the oldest event that is not yet processed. `None` if all events are processed.
     pending_since: Option<Instant>,
+    /// The same of the oldest such event of a process of a job.
+    job_pending_since: Option<Instant>,
     /// The time at which the loop stopped reading events because the CPU budget was overdrawn. `None` if it reads
     /// events.
     netlink_paused_since: Option<Instant>,
@@ -154,6 +159,7 @@ impl EventLoop {
             budget: CpuBudget::new(cpu_budget, now),
             realtime: RealtimePriority::default(),
             pending_since: None,
+            job_pending_since: None,
             netlink_paused_since: None,
             cgroups_changed_at: None,
             lateness: Lateness::default(),
@@ -271,12 +277,13 @@ impl EventLoop {
         }
     }
 
-    /// The time at which pending events are due. Events of unassigned processes and of cgroups are delayed, and all events
+    /// The time at which pending events are due. Where no new process has a wrong mask, events are delayed, and all events
     /// wait while the CPU budget is overdrawn. `None` without pending events.
     fn events_due(&mut self, now: Instant) -> Option<Instant> {
         let pending_since = self.pending_since.unwrap_or(now);
         let of_processes = self.warden.state().lineage.scan_queue.urgency().map(|urgency| match urgency {
             ScanUrgency::Immediate => now,
+            ScanUrgency::Bundled => self.job_pending_since.unwrap_or(now) + BUNDLE_DELAY,
             ScanUrgency::Soon => pending_since + UNASSIGNED_DELAY,
         });
         let of_cgroups = self.cgroups_changed_at.map(|since| since + CGROUP_DELAY);
@@ -315,8 +322,9 @@ impl EventLoop {
         let (of_job_files, job_files_fd) = (fds.len(), self.job_files.changes_fd());
         fds.extend(job_files_fd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
         let left = next.saturating_duration_since(now);
-        let timeout =
-            PollTimeout::try_from(left.as_millis().saturating_add(1).min(60_000)).unwrap_or(PollTimeout::MAX);
+        // Rounded up, so that the loop does not spin in the last millisecond.
+        let left_ms = left.as_nanos().div_ceil(1_000_000).min(60_000);
+        let timeout = PollTimeout::try_from(left_ms).unwrap_or(PollTimeout::MAX);
         // An interrupted wait ends early. The loop then waits again.
         let _ = poll(&mut fds, timeout);
         let is_readable = |at: usize| fds.get(at).and_then(PollFd::any).unwrap_or(false);
@@ -329,6 +337,7 @@ impl EventLoop {
             return;
         }
         self.warden.read_process_events();
+        self.warden.probe_forks();
         let waited_since = self.netlink_paused_since.take();
         self.note_events_read(waited_since);
     }
@@ -337,8 +346,13 @@ impl EventLoop {
     fn note_events_read(&mut self, waited_since: Option<Instant>) {
         let EventCount { count, lost, still_dropping } = self.warden.take_event_count();
         self.meter.count_process_events(count, lost);
-        if self.warden.state().lineage.scan_queue.urgency().is_some() {
-            self.pending_since.get_or_insert_with(|| waited_since.unwrap_or_else(Instant::now));
+        let urgency = self.warden.state().lineage.scan_queue.urgency();
+        if urgency.is_some() {
+            let since = waited_since.unwrap_or_else(Instant::now);
+            self.pending_since.get_or_insert(since);
+            if urgency != Some(ScanUrgency::Soon) {
+                self.job_pending_since.get_or_insert(since);
+            }
         }
         if still_dropping {
             self.warden.set_fork_events_complete_since(None);
@@ -385,6 +399,7 @@ impl EventLoop {
         let request = triggers.scan_request(self.warden.state_mut(), &commands);
         let (scanned_unassigned, was_timer) = (triggers.scans_unassigned(), triggers.job_processes_scan_due);
         let scheduled = was_timer.then_some(self.next_scan);
+        self.job_pending_since = None;
         let running = self.meter.begin_cycle(triggers.cause(&request.scope), scheduled);
         let begun = Instant::now();
         // A scan that begins before the next scan was due is not late.

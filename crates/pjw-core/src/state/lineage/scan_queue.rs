@@ -5,8 +5,12 @@ use crate::basics::{Pid, prelude::*};
 /// How soon the processes with new events must be scanned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScanUrgency {
-    /// At once, because a process of a job had an event.
+    /// At once, because a process of a job forked a process whose mask was not read yet, or is not the mask
+    /// that the process should have.
     Immediate,
+    /// Within a few milliseconds, together with further ones: processes of jobs with an event, of which none
+    /// is expected to have a wrong mask.
+    Bundled,
     /// Soon, because a process that belongs to no job executed a program. This process may begin a job of a
     /// batch scheduler.
     Soon,
@@ -15,7 +19,10 @@ pub enum ScanUrgency {
 /// The processes that had an event (fork, exec or exit) and were not scanned after this event.
 #[derive(Debug, Clone, Default)]
 pub struct ScanQueue {
-    /// Processes of jobs that had an event since their last scan.
+    /// Forked processes of jobs that were not scanned and whose masks are not known to be right.
+    pub(super) forked: BTreeSet<Pid>,
+    /// Other processes of jobs that had an event since their last scan: they executed a program, exited, or were
+    /// forked with the right mask.
     pub(super) of_jobs: BTreeSet<Pid>,
     /// Other processes that executed a program since their last scan.
     pub(super) executed: BTreeSet<Pid>,
@@ -35,6 +42,7 @@ pub(super) struct UnscannedProcess {
 impl ScanQueue {
     /// Records that the first thread of a process has exited. If the process has several threads, the others may continue.
     pub(super) fn exited(&mut self, pid: Pid) {
+        self.defer(pid);
         if self.unassigned.get(&pid).is_some_and(|process| !process.has_threads) {
             self.unassigned.remove(&pid);
         }
@@ -45,10 +53,26 @@ impl ScanQueue {
     /// jobs).
     #[must_use]
     pub fn urgency(&self) -> Option<ScanUrgency> {
-        match (self.of_jobs.is_empty(), self.executed.is_empty()) {
-            (false, _) => Some(ScanUrgency::Immediate),
-            (true, false) => Some(ScanUrgency::Soon),
-            (true, true) => None,
+        if !self.forked.is_empty() {
+            Some(ScanUrgency::Immediate)
+        } else if !self.of_jobs.is_empty() {
+            Some(ScanUrgency::Bundled)
+        } else {
+            (!self.executed.is_empty()).then_some(ScanUrgency::Soon)
+        }
+    }
+
+    /// Returns the pids of the processes that make a scan immediate (see [`ScanUrgency::Immediate`]).
+    #[must_use]
+    pub fn immediate_pids(&self) -> &BTreeSet<Pid> {
+        &self.forked
+    }
+
+    /// Records that the mask of a forked process is right, or that the process has exited: its scan may wait a few
+    /// milliseconds.
+    pub(crate) fn defer(&mut self, pid: Pid) {
+        if self.forked.remove(&pid) {
+            self.of_jobs.insert(pid);
         }
     }
 
@@ -57,6 +81,7 @@ impl ScanQueue {
     /// executed a program. Other forked processes stay in the queue: see [`ScanQueue::take_unassigned_pids`].
     pub fn take_urgent_pids(&mut self) -> BTreeSet<Pid> {
         let mut pids = core::mem::take(&mut self.of_jobs);
+        pids.append(&mut self.forked);
         pids.append(&mut self.executed);
         pids
     }
