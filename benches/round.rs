@@ -93,6 +93,7 @@ impl MadeUpMachine {
             cgroup: None,
             attributes: None,
             job_marks: Some(JobMarks::default()),
+            has_all_threads: true,
             idle_until: None,
         }
     }

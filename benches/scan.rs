@@ -2,7 +2,7 @@
 //! and by bare system calls.
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
@@ -100,6 +100,7 @@ fn count_threads(node: &mut LinuxNode, pids: &[u32], full: bool) -> usize {
     let request = ScanRequest {
         scope,
         threads_of: members.clone(),
+        busy_threads: BTreeMap::new(),
         cgroups: BTreeSet::new(),
         idle_watch: Arc::default(),
     };

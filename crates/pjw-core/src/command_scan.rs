@@ -45,5 +45,6 @@ pub fn command_scan_request(state: &mut WardenState, commands: &[Command]) -> Sc
     pids.extend(forked);
     let cgroups = jobs.iter().flat_map(|job| state.cgroups_of(job)).collect();
     let scope = ScanScope::Partial(pids.clone());
-    ScanRequest { scope, threads_of: pids, cgroups, idle_watch: Arc::default() }
+    let busy_threads = BTreeMap::new();
+    ScanRequest { scope, threads_of: pids, busy_threads, cgroups, idle_watch: Arc::default() }
 }

@@ -127,6 +127,7 @@ fn process_from_parent(
         parent: known.id.pid,
         first_thread_mask: Some(mask),
         threads: Some(vec![first]),
+        has_all_threads: true,
         ..known.clone()
     }
 }

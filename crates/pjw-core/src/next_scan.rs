@@ -11,11 +11,13 @@ use crate::terms::{CpusetAction, CpusetChange, CpusetOutcome, Plan, Record, Scan
 /// and job cgroups that were not read yet. `full` tells whether this cycle read every process, and `records` are
 /// the records of this cycle.
 pub(crate) fn next_scan(
-    state: &WardenState,
+    state: &mut WardenState,
     plan: &Plan,
     full: bool,
     records: &[Record],
 ) -> Option<ScanRequest> {
+    let with_unread_threads = state.members.take_unread();
+    let state = &*state;
     let all_tracked = full.then(|| state.members.values().chain(state.processes_to_restore.values()));
     let all_tracked = all_tracked.into_iter().flatten();
     let new_members = records.iter().filter_map(Record::tracked_process);
@@ -24,12 +26,14 @@ pub(crate) fn next_scan(
     let changed = plan.mask_actions.iter().map(|action| action.thread.process);
     let processes = unread.map(|member| member.id).chain(changed);
     let mut pids: BTreeSet<_> = processes.map(|process| process.pid).collect();
+    pids.extend(with_unread_threads);
     pids.extend(pids_changed_by(state, plan.cpuset_actions.iter()));
     let mut cgroups = state.unread_cgroups();
     cgroups.extend(plan.cpuset_actions.iter().map(|action| action.path().to_owned()));
     (!pids.is_empty() || !cgroups.is_empty()).then(|| ScanRequest {
         scope: ScanScope::Partial(pids.clone()),
         threads_of: pids,
+        busy_threads: BTreeMap::new(),
         cgroups,
         idle_watch: Arc::default(),
     })
@@ -80,6 +84,7 @@ impl WardenState {
         let pids = pids_changed_by(self, actions.clone());
         request.cgroups.extend(actions.map(|action| action.path().to_owned()));
         request.threads_of.extend(&pids);
+        request.busy_threads.retain(|pid, _| !pids.contains(pid));
         if let ScanScope::Partial(scanned) = &mut request.scope {
             scanned.extend(pids);
         }

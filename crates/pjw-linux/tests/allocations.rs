@@ -4,7 +4,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -67,6 +67,7 @@ fn allocations(node: &mut LinuxNode, threads: usize) -> usize {
     let scan_request = ScanRequest {
         scope: ScanScope::Partial(BTreeSet::from([us])),
         threads_of: BTreeSet::from([us]),
+        busy_threads: BTreeMap::new(),
         cgroups: BTreeSet::new(),
         idle_watch: Arc::default(),
     };

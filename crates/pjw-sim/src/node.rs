@@ -38,6 +38,8 @@ pub struct SimNode {
     faults: Faults,
     /// For each process that may be idle, its CPU time at the last scan, and the last time at which it was seen idle.
     cpu_times: BTreeMap<Pid, (u64, Option<Nanos>)>,
+    /// For each process of which the last scan read only the busy threads, the CPU time of the other threads.
+    other_threads_ns: BTreeMap<Pid, u64>,
     /// The number of scans so far. It selects the idle processes whose masks are checked.
     scans: u32,
     /// The online PUs at the last scan.
@@ -65,6 +67,7 @@ impl SimNode {
             workload,
             faults,
             cpu_times: BTreeMap::new(),
+            other_threads_ns: BTreeMap::new(),
             scans: 0,
             online: CpuSet::new(),
             probed: BTreeSet::new(),
@@ -197,8 +200,23 @@ fn read_process(world: &mut World, pid: Pid, with_threads: bool) -> Option<Proce
         attributes,
         job_marks: process.job_marks.clone(),
         threads: with_threads.then(|| process.threads.iter().map(read_thread).collect()),
+        has_all_threads: true,
         idle_until: None,
     })
+}
+
+/// Leaves only the busy threads in a process, if all of them are there and no other thread ran since the last scan of these
+/// alone. `others` has the CPU time of the other threads at that scan.
+fn keep_busy(process: &mut Process, busy: &BTreeSet<Tid>, others: &mut BTreeMap<Pid, u64>) {
+    let known = others.remove(&process.id.pid);
+    let Some(threads) = &mut process.threads else { return };
+    let other_threads = threads.iter().filter(|thread| !busy.contains(&thread.tid));
+    let (count, run_ns) = other_threads.fold((0, 0), |(count, ns), thread| (count + 1, ns + thread.run_ns));
+    if count + busy.len() == threads.len() && known.is_none_or(|known| known == run_ns) {
+        others.insert(process.id.pid, run_ns);
+        threads.retain(|thread| busy.contains(&thread.tid));
+        process.has_all_threads = false;
+    }
 }
 
 fn read_cgroup(world: &World, path: &str) -> Observed<Cgroup> {
@@ -356,6 +374,10 @@ impl Node for SimNode {
             let mut process = read_process(&mut self.world.borrow_mut(), pid, with_threads);
             if let Some(process) = &mut process {
                 process.idle_until = active.get(&pid).copied().flatten();
+                match request.busy_threads.get(&pid).filter(|_| !is_full) {
+                    Some(busy) => keep_busy(process, busy, &mut self.other_threads_ns),
+                    None => drop(self.other_threads_ns.remove(&pid)),
+                }
             }
             processes.insert(pid, process.map_or(Observed::Gone, Observed::Present));
         }

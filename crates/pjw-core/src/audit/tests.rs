@@ -156,6 +156,7 @@ fn a_kernel_thread_is_never_changed() {
         attributes: None,
         job_marks: None,
         threads: None,
+        has_all_threads: true,
         idle_until: None,
     };
     let (job_marks, first_seen) = (JobMarks::default(), Nanos(0));

@@ -95,7 +95,7 @@ fn plan_job(
         // The cpuset may be about to change.
         concerned.retain(|member| !draft.state.is_in_job_cpuset(member));
     }
-    let mut plans = thread_plans(draft, &grant, concerned);
+    let mut plans = thread_plans(draft, &grant, concerned, is_isolated(draft, id));
     find_overloaded(&draft.state.topology, &mut plans, &grant);
     let pins = pins(draft, id, &grant, &plans);
     let machine = draft.state.topology.cpus();
@@ -134,13 +134,21 @@ fn plan_job(
     actions
 }
 
-fn thread_plans<'a>(draft: &'a Draft<'_>, grant: &CpuSet, members: Vec<&'a Member>) -> Vec<ThreadPlan<'a>> {
+/// The threads of these members that are planned. In an isolated partition, also of threads that are not busy: they are
+/// pinned too.
+fn thread_plans<'a>(
+    draft: &'a Draft<'_>,
+    grant: &CpuSet,
+    members: Vec<&'a Member>,
+    is_isolated: bool,
+) -> Vec<ThreadPlan<'a>> {
     let state = &*draft.state;
     let mut plans = Vec::new();
     for member in members {
         let in_cpuset = state.is_in_job_cpuset(member);
         let follows_cpuset = in_cpuset && state.cpuset_read_around(member.id.pid) == Some(grant);
-        for (id, thread) in member.living_threads() {
+        let busy = state.members.busy_threads_to_plan(&state.dirty, member).filter(|_| !is_isolated);
+        for (id, thread) in member.living_threads_in(busy) {
             let Some(entry) = &thread.mask_entry else { continue };
             let own = state.own_mask(grant, member, entry);
             let was_unbound = entry.is_unbound_from(&own);
@@ -171,11 +179,14 @@ fn find_overloaded(topology: &Topology, plans: &mut [ThreadPlan<'_>], grant: &Cp
     }
 }
 
+fn is_isolated(draft: &Draft<'_>, id: &JobId) -> bool {
+    draft.state.cpusets.cpuset_of(id).is_some_and(|managed| managed.job_cpuset.spec.isolated)
+}
+
 /// Chooses the PUs to which threads are pinned. In an isolated partition the kernel does not balance threads between
 /// PUs, so every thread is pinned.
 fn pins(draft: &Draft<'_>, id: &JobId, grant: &CpuSet, plans: &[ThreadPlan<'_>]) -> BTreeMap<ThreadId, Pu> {
-    let is_isolated =
-        draft.state.cpusets.cpuset_of(id).is_some_and(|managed| managed.job_cpuset.spec.isolated);
+    let is_isolated = is_isolated(draft, id);
     let is_candidate =
         |plan: &&ThreadPlan<'_>| if is_isolated { plan.in_cpuset } else { plan.thread.demand.hot };
     let mut candidates: Vec<&ThreadPlan<'_>> = plans.iter().filter(is_candidate).collect();

@@ -24,6 +24,13 @@ pub(crate) fn update_state(draft: &mut Draft<'_>) {
     for process in snapshot.processes.values().filter_map(Observed::present) {
         update_process(draft, process);
     }
+    for request in &snapshot.affinity_requests {
+        let pid = request.target.map_or(request.caller_pid, |target| Pid(target.0));
+        let tid = request.target.unwrap_or(request.caller);
+        for pid in BTreeSet::from([request.caller_pid, pid]) {
+            draft.state.members.read_all_threads(pid, tid);
+        }
+    }
 }
 
 /// Updates the cgroups that the scan read. A job whose cpuset changed is planned again.
@@ -120,7 +127,8 @@ fn update_process(draft: &mut Draft<'_>, process: &Process) {
     // An idle process that a rescan found in the same cgroup has no news.
     let known_marks = before.as_ref().map(|known| &known.job_marks);
     let marks_more = process.job_marks.is_some() && process.job_marks.as_ref() != known_marks;
-    let is_news = is_new || has_moved || marks_more || process.threads.is_some();
+    let has_threads = process.threads.is_some();
+    let is_news = is_new || has_moved || marks_more || (has_threads && process.has_all_threads);
     let recorded = state.tracked(pid).and_then(|member| member.first_seen);
     let first_seen = before.as_ref().map(|known| known.first_seen).or(recorded).unwrap_or(now);
     let job_marks = process.job_marks.clone().or(before.map(|known| known.job_marks)).unwrap_or_default();
@@ -133,8 +141,12 @@ fn update_process(draft: &mut Draft<'_>, process: &Process) {
         is_new,
         last_cgroup_change,
     });
-    if let Some(member) = state.members.get(&pid).filter(|_| is_news) {
-        state.dirty.add(&member.job, pid);
+    if let Some(member) = state.members.get(&pid) {
+        if is_news {
+            state.dirty.add(&member.job, pid);
+        } else if has_threads {
+            state.dirty.add_active(&member.job);
+        }
     }
     if has_moved {
         correct_origin(draft, process);
@@ -233,10 +245,14 @@ fn correct_start(draft: &mut Draft<'_>, id: ProcessId) -> bool {
 /// Updates the threads of a tracked process from a scan that read them. The mask entries of known threads are read first:
 /// a new thread may have its mask from one of them.
 pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
-    let (pid, now) = (seen.id.pid, draft.now.since_boot);
-    let persists = draft.policy.cpuset_support.affinity_persists;
+    let pid = seen.id.pid;
     let Some(list) = &seen.threads else { return };
     let Some(process) = draft.state.tracked(pid).map(|member| member.id) else { return };
+    if !seen.has_all_threads {
+        return update_busy_threads(draft, process, list);
+    }
+    // The other threads had no demand until the busy ones were last read alone.
+    let idle_until = seen.idle_until.or(draft.state.members.busy_threads_read_at(pid));
     let taken = draft.state.members.take_threads(pid);
     let is_member = taken.is_some();
     let left = draft.state.processes_to_restore.get_mut(&pid).filter(|_| !is_member);
@@ -244,23 +260,8 @@ pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
     let mut before = taken.unwrap_or_default();
     let limits_changed_at = draft.state.limits_changed_at(pid);
     let updated = |thread: &Thread| {
-        let mut known = before.remove(&thread.tid).filter(|known| known.start == thread.start);
-        let id = ThreadId { process, tid: thread.tid, start: thread.start };
-        let mask = known.as_mut().and_then(|known| known.mask_entry.take());
-        let mask = mask.or_else(|| draft.state.recorded_masks.remove(&id));
-        let is_same_mask = known.as_ref().is_some_and(|known| known.effective_mask == thread.effective_mask);
-        let mask_entry = mask.map(|mut entry| {
-            if persists && is_same_mask && entry.is_confirmed_by_same_mask(limits_changed_at) {
-                entry.record_same_reading(now);
-                return entry;
-            }
-            read_mask(draft, entry, &thread.effective_mask, pid)
-        });
-        let demand = known.map(|known| known.demand).unwrap_or_default();
-        let demand = demand.with_reading(thread.run_ns, thread.wait_ns, now, seen.idle_until, draft.policy);
-        let Thread { start, comm, state, last_cpu, .. } = *thread;
-        let effective_mask = thread.effective_mask.clone();
-        (thread.tid, MemberThread { start, comm, state, last_cpu, effective_mask, demand, mask_entry })
+        let known = before.remove(&thread.tid).filter(|known| known.start == thread.start);
+        (thread.tid, updated_thread(draft, process, known, thread, (limits_changed_at, idle_until)))
     };
     // A map that is collected takes half of the memory of a map into which the threads are inserted in their order.
     let threads: BTreeMap<Tid, MemberThread> = list.iter().map(updated).collect();
@@ -272,6 +273,57 @@ pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
     draft.state.forget_recorded_masks(process);
     let ended: Vec<MemberThread> = before.into_values().collect();
     make_missing_masks(draft, pid, &ended);
+}
+
+/// Updates the busy threads of a member, of which a scan read only these.
+fn update_busy_threads(draft: &mut Draft<'_>, process: ProcessId, list: &[Thread]) {
+    let (pid, now) = (process.pid, draft.now.since_boot);
+    let Some(mut threads) = draft.state.members.take_threads(pid) else { return };
+    let limits_changed_at = draft.state.limits_changed_at(pid);
+    let mut is_complete = true;
+    for thread in list {
+        // A thread with another start time has taken the number of one that has ended.
+        let Some(place) = threads.get_mut(&thread.tid).filter(|known| known.start == thread.start) else {
+            is_complete = false;
+            continue;
+        };
+        *place = updated_thread(draft, process, Some(place.clone()), thread, (limits_changed_at, None));
+    }
+    let is_one_idle = draft.state.members.put_back_threads(pid, threads, is_complete, now);
+    let state = &mut *draft.state;
+    if let Some(member) = state.members.get(&pid).filter(|_| is_one_idle) {
+        // The thread may be pinned. Its mask is planned a last time.
+        state.dirty.add(&member.job, pid);
+    }
+}
+
+/// A thread after a scan read it. `known` is the thread before. The times are those of the last change of the mask's
+/// limits, and until which the thread is known to have been idle.
+fn updated_thread(
+    draft: &mut Draft<'_>,
+    process: ProcessId,
+    mut known: Option<MemberThread>,
+    thread: &Thread,
+    (limits_changed_at, idle_until): (Option<Nanos>, Option<Nanos>),
+) -> MemberThread {
+    let now = draft.now.since_boot;
+    let persists = draft.policy.cpuset_support.affinity_persists;
+    let id = ThreadId { process, tid: thread.tid, start: thread.start };
+    let mask = known.as_mut().and_then(|known| known.mask_entry.take());
+    let mask = mask.or_else(|| draft.state.recorded_masks.remove(&id));
+    let is_same_mask = known.as_ref().is_some_and(|known| known.effective_mask == thread.effective_mask);
+    let mask_entry = mask.map(|mut entry| {
+        if persists && is_same_mask && entry.is_confirmed_by_same_mask(limits_changed_at) {
+            entry.record_same_reading(now);
+            return entry;
+        }
+        read_mask(draft, entry, &thread.effective_mask, process.pid)
+    });
+    let demand = known.map(|known| known.demand).unwrap_or_default();
+    let demand = demand.with_reading(thread.run_ns, thread.wait_ns, now, idle_until, draft.policy);
+    let Thread { start, comm, state, last_cpu, .. } = *thread;
+    let effective_mask = thread.effective_mask.clone();
+    MemberThread { start, comm, state, last_cpu, effective_mask, demand, mask_entry }
 }
 
 /// Compares a mask that was read with the mask entry of the thread.
@@ -304,9 +356,12 @@ fn is_exceeded_in_cpuset(draft: &Draft<'_>, pid: Pid, mask: &CpuSet) -> bool {
 
 /// Makes the mask entries of threads of a job whose cpuset was unread when they were scanned.
 pub(crate) fn make_masks_of(draft: &mut Draft<'_>, id: &JobId) {
-    let members = draft.state.members.concerned(&draft.state.dirty, id).unwrap_or_default();
-    let lacks_mask =
-        |member: &&Member| member.living_threads().any(|(_, thread)| thread.mask_entry.is_none());
+    let (members, dirty) = (&draft.state.members, &draft.state.dirty);
+    let lacks_mask = |member: &&Member| {
+        let busy = members.busy_threads_to_plan(dirty, member);
+        member.living_threads_in(busy).any(|(_, thread)| thread.mask_entry.is_none())
+    };
+    let members = members.concerned(dirty, id).unwrap_or_default();
     let pids: Vec<Pid> = members.into_iter().filter(lacks_mask).map(|member| member.id.pid).collect();
     pids.into_iter().for_each(|pid| make_missing_masks(draft, pid, &[]));
 }

@@ -27,6 +27,7 @@ pub enum DirtyScope {
     /// - The processes with these pids. A pid may belong to a process that has exited.
     /// - All active processes of the job, even if their pids are not in the set. A process is active if the
     ///   smoothed CPU demand of at least one of its threads is not 0, or if no scan has read its threads yet.
+    ///   Of an active process with many threads that is not in the set, only the busy threads are planned.
     Processes(BTreeSet<Pid>),
 }
 
@@ -66,13 +67,23 @@ impl DirtySet {
         self.jobs.insert(job.clone(), DirtyScope::Processes(BTreeSet::from([pid])));
     }
 
+    /// Adds the active processes of a job: see [`DirtyScope::Processes`].
+    pub(crate) fn add_active(&mut self, job: &JobId) {
+        if !self.jobs.contains_key(job) {
+            self.jobs.insert(job.clone(), DirtyScope::Processes(BTreeSet::new()));
+        }
+    }
+
     /// Adds all jobs and processes of the dirty set `other` to this set.
     pub fn extend(&mut self, other: &Self) {
         self.everything |= other.everything;
         for (job, part) in &other.jobs {
             match part {
                 DirtyScope::Whole => self.add_job(job),
-                DirtyScope::Processes(pids) => pids.iter().for_each(|&pid| self.add(job, pid)),
+                DirtyScope::Processes(pids) => {
+                    self.add_active(job);
+                    pids.iter().for_each(|&pid| self.add(job, pid));
+                }
             }
         }
     }
@@ -80,6 +91,17 @@ impl DirtySet {
     /// Returns the part of a job to plan again; `None` if the job is not dirty.
     pub(crate) fn part_of(&self, job: &JobId) -> Option<&DirtyScope> {
         if self.everything { Some(&WHOLE) } else { self.jobs.get(job) }
+    }
+}
+
+impl DirtyScope {
+    /// Returns whether all threads of a process of the job must be planned again.
+    #[must_use]
+    pub fn has_whole(&self, pid: Pid) -> bool {
+        match self {
+            DirtyScope::Whole => true,
+            DirtyScope::Processes(pids) => pids.contains(&pid),
+        }
     }
 }
 

@@ -6,6 +6,10 @@
 
 use core::ops::Deref;
 
+mod busy_threads;
+
+pub use busy_threads::{MAX_SCANS_PER_READING, MIN_THREADS};
+
 use crate::basics::{
     BirthTime, Comm, CpuSet, Nanos, Pid, ProcessId, Pu, StartTime, ThreadId, Tid, prelude::*,
 };
@@ -13,6 +17,7 @@ use crate::state::demand::Demand;
 use crate::state::dirty::{DirtyScope, DirtySet};
 use crate::state::masks::entry::MaskEntry;
 use crate::state::masks::request::MaskRequest;
+use crate::state::members::busy_threads::BusyThreads;
 use crate::terms::{Evidence, JobId, Membership};
 
 /// A member of a job: a process that belongs to the job, with its threads and the evidence for the
@@ -94,6 +99,18 @@ impl Member {
         self.identified_threads().filter(|(_, thread)| thread.is_alive())
     }
 
+    /// Those of the living threads that are in `tids`; all of them if `tids` is `None`.
+    pub(crate) fn living_threads_in(
+        &self,
+        tids: Option<&BTreeSet<Tid>>,
+    ) -> impl Iterator<Item = (ThreadId, &MemberThread)> {
+        let some = tids.into_iter().flatten().filter_map(|tid| self.threads.get_key_value(tid));
+        let some =
+            some.map(|(&tid, thread)| (ThreadId { process: self.id, tid, start: thread.start }, thread));
+        let all = tids.is_none().then(|| self.identified_threads()).into_iter().flatten();
+        all.chain(some).filter(|(_, thread)| thread.is_alive())
+    }
+
     /// Iterates over those threads of the process for which the journal contains the original affinity mask
     /// (the mask before pjw changed it). Each item is the id of the thread and the facts about its mask. pjw
     /// restores the original masks when the job ends or a command releases the job.
@@ -136,6 +153,11 @@ impl MemberThread {
     pub fn is_alive(&self) -> bool {
         !matches!(self.state, 'Z' | 'X')
     }
+
+    /// Whether the smoothed CPU demand of the thread is not 0.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.demand.hot || self.demand.permille > 0
+    }
 }
 
 /// All processes that belong to jobs, indexed by pid and by job.
@@ -145,6 +167,10 @@ pub struct Members {
     by_job: BTreeMap<JobId, JobMembers>,
     /// The active members of all jobs.
     active: BTreeSet<Pid>,
+    /// The busy threads of active members with many threads of which few are busy.
+    busy_threads: BTreeMap<Pid, BusyThreads>,
+    /// Members of which this cycle must still read all threads, because another thread than a busy one changed its mask.
+    unread: BTreeSet<Pid>,
     /// The jobs of which a member was added, removed or moved to another cgroup, or became active or idle, since the last
     /// call of [`Members::take_changed_jobs`].
     changed: BTreeSet<JobId>,
@@ -230,6 +256,7 @@ impl Members {
         let member = self.members.remove(&pid)?;
         self.changed.insert(member.job.clone());
         self.active.remove(&pid);
+        self.busy_threads.remove(&pid);
         if let Some(job_members) = self.by_job.get_mut(&member.job) {
             job_members.all.remove(&pid);
             job_members.active.remove(&pid);
@@ -245,6 +272,7 @@ impl Members {
         self.changed.insert(job.clone());
         let job_members = self.by_job.remove(job).unwrap_or_default();
         self.active.retain(|pid| !job_members.active.contains(pid));
+        job_members.active.iter().for_each(|pid| drop(self.busy_threads.remove(pid)));
         job_members.all.iter().filter_map(|pid| self.members.remove(pid)).collect()
     }
 
@@ -257,8 +285,89 @@ impl Members {
     /// Replaces the recorded threads of the process with the pid `pid` by `threads`, as a scan read them. Has
     /// no effect if the process belongs to no job.
     pub fn replace_threads(&mut self, pid: Pid, threads: BTreeMap<Tid, MemberThread>) {
+        let before = self.busy_threads.remove(&pid);
+        if !self.members.contains_key(&pid) {
+            return;
+        }
+        let busy = BusyThreads::new(&threads, before);
+        let active = busy.is_some() || is_active(&threads);
+        self.busy_threads.extend(busy.map(|busy| (pid, busy)));
+        self.set_threads(pid, threads, active);
+    }
+
+    /// Puts back the threads of a member after a scan at the time `at` read only its busy threads. `is_complete` says
+    /// whether the scan found all of these. Returns whether one of them is no longer busy.
+    pub(crate) fn put_back_threads(
+        &mut self,
+        pid: Pid,
+        threads: BTreeMap<Tid, MemberThread>,
+        is_complete: bool,
+        at: Nanos,
+    ) -> bool {
+        let Some(mut busy) = self.busy_threads.remove(&pid) else {
+            let active = is_active(&threads);
+            self.set_threads(pid, threads, active);
+            return false;
+        };
+        let is_one_idle = busy.note_reading(&threads, at);
+        if !is_complete {
+            busy.expire();
+        }
+        let active = !busy.tids.is_empty();
+        self.busy_threads.extend(active.then_some((pid, busy)));
+        self.set_threads(pid, threads, active);
+        is_one_idle
+    }
+
+    /// Returns the active members of which the next scan may read only the busy threads, each with these threads. Members
+    /// in `dirty` as a whole are not among them.
+    pub(crate) fn busy_threads_to_read(&self, dirty: &DirtySet) -> BTreeMap<Pid, BTreeSet<Tid>> {
+        let is_dirty = |pid: &Pid| {
+            let part = self.members.get(pid).and_then(|member| dirty.part_of(&member.job));
+            part.is_some_and(|part| part.has_whole(*pid))
+        };
+        let may = self.busy_threads.iter().filter(|(pid, busy)| busy.suffice() && !is_dirty(pid));
+        may.map(|(&pid, busy)| (pid, busy.tids.clone())).collect()
+    }
+
+    /// Returns the busy threads of a member if only the masks of these are to be planned, because nothing else of the
+    /// member is dirty. `None` if all its threads are.
+    pub(crate) fn busy_threads_to_plan(&self, dirty: &DirtySet, member: &Member) -> Option<&BTreeSet<Tid>> {
+        let part = dirty.part_of(&member.job)?;
+        if part.has_whole(member.id.pid) {
+            return None;
+        }
+        self.busy_threads_of(member.id.pid)
+    }
+
+    /// Returns the busy threads of an active member that has at least [`MIN_THREADS`] threads of which few are busy:
+    /// those with a smoothed CPU demand that is not 0. `None` for every other process.
+    #[must_use]
+    pub fn busy_threads_of(&self, pid: Pid) -> Option<&BTreeSet<Tid>> {
+        self.busy_threads.get(&pid).map(|busy| &busy.tids)
+    }
+
+    /// The time of the last scan of a member that read only its busy threads. `None` if all threads were read since.
+    pub(crate) fn busy_threads_read_at(&self, pid: Pid) -> Option<Nanos> {
+        self.busy_threads.get(&pid)?.read_alone_at()
+    }
+
+    /// Lets a scan in this cycle read all threads of a process, if the last one read only its busy threads. Except if `tid` is
+    /// one of these.
+    pub(crate) fn read_all_threads(&mut self, pid: Pid, tid: Tid) {
+        if let Some(busy) = self.busy_threads.get_mut(&pid).filter(|busy| !busy.tids.contains(&tid)) {
+            busy.expire();
+            self.unread.extend(busy.read_alone_at().map(|_| pid));
+        }
+    }
+
+    /// Returns the members of which this cycle must still read all threads.
+    pub(crate) fn take_unread(&mut self) -> BTreeSet<Pid> {
+        core::mem::take(&mut self.unread)
+    }
+
+    fn set_threads(&mut self, pid: Pid, threads: BTreeMap<Tid, MemberThread>, active: bool) {
         let Some(member) = self.members.get_mut(&pid) else { return };
-        let active = is_active(&threads);
         member.threads = threads;
         if let Some(job_members) = self.by_job.get_mut(&member.job) {
             let has_changed = if active {
@@ -292,5 +401,5 @@ impl Members {
 }
 
 fn is_active(threads: &BTreeMap<Tid, MemberThread>) -> bool {
-    threads.is_empty() || threads.values().any(|thread| thread.demand.hot || thread.demand.permille > 0)
+    threads.is_empty() || threads.values().any(MemberThread::is_busy)
 }

@@ -36,18 +36,25 @@ impl WardenState {
     ///   check finds a reason (see [`IdleWatch`]). The scan reads the cgroups of the jobs that have no PUs or
     ///   no processes. It also reads the cgroups that pjw has to remove.
     ///
+    /// Of an active process with many threads, a partial scan may read only the busy threads
+    /// ([`ScanRequest::busy_threads`]).
+    ///
     /// A process is idle if the smoothed CPU demand of all its threads is 0, otherwise active. A process
     /// whose threads no scan has read is active too.
     #[must_use]
     pub fn scan_request(&self, full: bool) -> ScanRequest {
         if full {
             let (threads_of, cgroups) = (self.tracked_pids(), self.job_cgroup_paths());
-            return ScanRequest { scope: ScanScope::Full, threads_of, cgroups, idle_watch: Arc::default() };
+            let busy_threads = BTreeMap::new();
+            let (scope, idle_watch) = (ScanScope::Full, Arc::default());
+            return ScanRequest { scope, threads_of, busy_threads, cgroups, idle_watch };
         }
         let threads_of: BTreeSet<Pid> =
             self.members.active_pids().chain(self.processes_to_restore.keys().copied()).collect();
         let (cgroups, watch) = (self.pending_cgroups(), self.idle_watch());
-        ScanRequest { scope: ScanScope::Partial(threads_of.clone()), threads_of, cgroups, idle_watch: watch }
+        let scope = ScanScope::Partial(threads_of.clone());
+        let busy_threads = self.members.busy_threads_to_read(&self.dirty);
+        ScanRequest { scope, threads_of, busy_threads, cgroups, idle_watch: watch }
     }
 
     /// The cgroups of jobs that may end or get cores soon, and the cgroups that are to be removed.
@@ -89,6 +96,7 @@ impl WardenState {
         let in_turn = self.job_cgroup_paths().into_iter().skip(turn).step_by(turns);
         let mut request = self.scan_request(false);
         request.cgroups.extend(in_turn);
+        request.busy_threads.clear();
         ScanRequest {
             idle_watch: Arc::new(IdleWatch { groups, unassigned_pids: unassigned, check_all_masks: true }),
             ..request

@@ -2,7 +2,7 @@
 
 use alloc::sync::Arc;
 
-use crate::basics::{CpuSet, Pid, prelude::*};
+use crate::basics::{CpuSet, Pid, Tid, prelude::*};
 
 /// The processes that a scan reads: all processes of the machine, or only the listed processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +22,13 @@ pub struct ScanRequest {
     /// The pids of the processes whose threads the scan reads. If the scope is partial, the scan also reads
     /// the threads of all processes in the scope.
     pub threads_of: BTreeSet<Pid>,
+    /// Processes in the scope with many threads of which few are busy, each with the busy threads. Of these
+    /// processes, a partial scan reads only the busy threads. It reads all threads in each of these cases:
+    ///
+    /// - A busy thread has ended.
+    /// - Other threads of the process used CPU time since the last scan, more than a few milliseconds.
+    /// - The online PUs changed a moment ago.
+    pub busy_threads: BTreeMap<Pid, BTreeSet<Tid>>,
     /// The paths of the cgroups to read, relative to the mount point of the cgroup hierarchy. The scan also
     /// reads each cgroup that an earlier scan read and that has changed since.
     pub cgroups: BTreeSet<String>,

@@ -110,8 +110,12 @@ pub struct Process {
     /// The role of the process in a batch system, and the jobs that its attributes name. `None` if the
     /// attributes are unchanged since the last scan.
     pub job_marks: Option<JobMarks>,
-    /// The threads of the process, including the first thread. `None` if the scan did not read the threads.
+    /// The threads of the process, including the first thread, or only the busy ones. `None` if the scan did
+    /// not read the threads.
     pub threads: Option<Vec<Thread>>,
+    /// Whether `threads` has all threads of the process. If false, it has only the busy threads that the scan
+    /// request named, and nothing is known of the others.
+    pub has_all_threads: bool,
     /// The time of the last check before this scan, if this check found that the process was idle, in ns
     /// since boot. The process is known to have used no CPU time until this time. (A check compares the CPU
     /// time of the process with its CPU time at the previous check.) The field is set only if this scan found

@@ -4,6 +4,7 @@
 
 mod attempts;
 mod audit;
+mod busy_threads;
 mod commands;
 mod defrag;
 mod explain;

@@ -247,6 +247,25 @@ impl LinuxNode {
         self.online = left;
     }
 
+    /// Reads the processes in the scope of which only the busy threads are to be read. Those of which all threads must be
+    /// read are left out.
+    fn observe_busy_threads(
+        &mut self,
+        busy_threads: &BTreeMap<Pid, BTreeSet<Tid>>,
+        scope: &BTreeSet<Pid>,
+    ) -> BTreeMap<Pid, Observed<Process>> {
+        // The kernel may be changing the masks of all threads.
+        if self.online_changed_at.is_some() {
+            return BTreeMap::new();
+        }
+        let in_scope = busy_threads.iter().filter(|(pid, _)| scope.contains(pid));
+        let observed = in_scope.filter_map(|(&pid, busy)| {
+            self.idle.mark_active(pid);
+            Some((pid, Observed::Present(self.cache.observe_busy(pid, busy)?)))
+        });
+        observed.collect()
+    }
+
     /// Reads the mounted cgroup hierarchies.
     fn update_mounts(&mut self) {
         let mounts = CgroupMounts::read();
@@ -316,9 +335,12 @@ impl Node for LinuxNode {
         if full {
             self.update_mounts();
         }
+        if let ScanScope::Partial(pids) = &scan_request.scope {
+            processes = self.observe_busy_threads(&scan_request.busy_threads, pids);
+        }
         let unified = self.mounts.v2_mount_point.as_deref();
         let mut idle_check = self.idle.check(&scan_request.idle_watch, unified, taken_at.since_boot, full);
-        let plan = self.plan_scan(scan_request, &mut idle_check);
+        let plan = self.plan_scan(scan_request, &processes, &mut idle_check);
         let (wanted, pids, mut pass) = (plan.wanted, plan.pids, plan.pass);
         // Without the process list, a missing process proves nothing.
         let (pids, mut scope) = match pids {

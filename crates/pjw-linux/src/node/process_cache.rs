@@ -17,14 +17,17 @@ use pjw_core::snapshot::{BatchAttributes, Process, Thread};
 use super::task_pass::ScannedProcess;
 use crate::proc::memory_files::{MemoryContents, MemoryFiles};
 use crate::proc::procfs::{ProcDir, SchedStat, Stat};
-use crate::sys::affinity;
 use crate::sys::errno::{is_denied, is_gone};
+use crate::sys::{affinity, clock::process_cpu_time};
 
 /// Maximum number of thread listings per scan. The threads are listed until two listings agree. A process
 /// that keeps creating threads is observed again in the next round.
 const MAX_LISTINGS: usize = 4;
 /// After this many full scans the cgroups of a process are read even if its fingerprint is unchanged.
 pub(super) const FINGERPRINT_SCANS: u32 = 7;
+
+/// All threads of a process are read if those that are not busy used more CPU time than this since the last scan, in ns.
+const NOTICED_NS: u64 = 5_000_000;
 
 /// Cached facts of a process.
 #[derive(Debug)]
@@ -38,6 +41,9 @@ pub(super) struct CachedProcess {
     program: Option<Program>,
     /// Ordered by thread id.
     threads: Vec<ThreadFacts>,
+    /// The CPU time of all threads except the busy ones, as of the last scan that read only these. An upper bound. `None` if all
+    /// threads were read since.
+    other_threads_ns: Option<u64>,
     /// Number of threads at the last scan.
     pub(super) thread_count: usize,
     /// [`crate::bpf::TaskRecord::cgroup_fingerprint`] of the last pass before the cgroups were read. 0 if
@@ -160,8 +166,34 @@ impl ProcessCache {
             attributes,
             job_marks: None,
             threads,
+            has_all_threads: true,
             idle_until: None,
         })
+    }
+
+    /// Observes one process with its busy threads only. `None` if all its threads must be read: a busy thread has ended,
+    /// another thread used CPU time, or the process can't be read.
+    pub(super) fn observe_busy(&mut self, pid: Pid, busy: &BTreeSet<Tid>) -> Option<Process> {
+        let known_ns = self.processes.get(&pid)?.other_threads_ns;
+        let mut before_ns = 0;
+        for &tid in busy {
+            before_ns += self.proc.schedstat(pid, tid).ok()?.run_ns;
+        }
+        let process_ns = process_cpu_time(pid).ok()?;
+        let process = self.observe_process(pid, false, None).ok()?;
+        let mut threads = Vec::with_capacity(busy.len());
+        for &tid in busy {
+            threads.push(self.read_thread(pid, tid, None).ok()?.0);
+        }
+        let after_ns: u64 = threads.iter().map(|thread| thread.run_ns).sum();
+        // The process ran for the time `process_ns` between the two readings of its busy threads.
+        let (least, most) = (process_ns.saturating_sub(after_ns), process_ns.saturating_sub(before_ns));
+        let known = self.processes.get_mut(&pid).filter(|known| known.id == process.id)?;
+        if known_ns.is_some_and(|known_ns| least > known_ns + NOTICED_NS) {
+            return None;
+        }
+        known.other_threads_ns = Some(most.max(known_ns.unwrap_or_default()));
+        Some(Process { threads: Some(threads), has_all_threads: false, ..process })
     }
 
     fn insert(&mut self, id: ProcessId) {
@@ -173,6 +205,7 @@ impl ProcessCache {
             cgroup: None,
             program: None,
             threads: Vec::new(),
+            other_threads_ns: None,
             thread_count: 1,
             last_pass_fingerprint: 0,
             fingerprint: 0,
@@ -186,6 +219,7 @@ impl ProcessCache {
             known.uid = scanned.uid;
             known.thread_count = scanned.thread_count.unwrap_or(known.thread_count);
             known.threads = Vec::new();
+            known.other_threads_ns = None;
         }
     }
 
@@ -314,6 +348,7 @@ impl ProcessCache {
         if let Some(known) = self.processes.get_mut(&pid) {
             known.thread_count = facts.len();
             known.threads = facts;
+            known.other_threads_ns = None;
         }
         Ok(threads)
     }

@@ -6,6 +6,7 @@ use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
 use pjw_core::scan::{IdleWatch, ScanRequest, ScanScope};
+use pjw_core::snapshot::{Observed, Process};
 
 use super::LinuxNode;
 use super::idle::{IdleCheck, check_thread_masks};
@@ -45,10 +46,19 @@ impl LinuxNode {
         }
     }
 
-    /// Plans the scan of the processes in `scan_request`, without those that are idle.
-    pub(super) fn plan_scan(&mut self, scan_request: &ScanRequest, idle_check: &mut IdleCheck) -> ScanPlan {
+    /// Plans the scan of the processes in `scan_request`, without those that are idle and those that were observed
+    /// already.
+    pub(super) fn plan_scan(
+        &mut self,
+        scan_request: &ScanRequest,
+        observed: &BTreeMap<Pid, Observed<Process>>,
+        idle_check: &mut IdleCheck,
+    ) -> ScanPlan {
         match &scan_request.scope {
-            ScanScope::Partial(pids) => self.plan_partial(pids, &scan_request.idle_watch, idle_check),
+            ScanScope::Partial(pids) => {
+                let pids = pids.iter().copied().filter(|pid| !observed.contains_key(pid)).collect();
+                self.plan_partial(&pids, &scan_request.idle_watch, idle_check)
+            }
             ScanScope::Full => self.plan_full(scan_request, idle_check),
         }
     }

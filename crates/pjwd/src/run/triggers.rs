@@ -3,7 +3,7 @@
 //! A process event only makes the next cycle come sooner and says which processes to scan. Losing every event costs
 //! time, never correctness: the timer scans anyway.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use pjw_core::command::Command;
@@ -75,7 +75,8 @@ impl CycleTriggers {
         }
         if !self.is_cycle_due() {
             let (scope, cgroups) = (ScanScope::Partial(active.clone()), BTreeSet::new());
-            return ScanRequest { scope, threads_of: active, cgroups, idle_watch: Arc::default() };
+            let (busy_threads, idle_watch) = (BTreeMap::new(), Arc::default());
+            return ScanRequest { scope, threads_of: active, busy_threads, cgroups, idle_watch };
         }
         let mut request = match (self.full_scan_due, self.unassigned_scan_due) {
             (true, _) if !commands.is_empty() => state.scan_request(true),
@@ -85,6 +86,8 @@ impl CycleTriggers {
         };
         let unassigned = self.scans_unassigned().then(|| state.lineage.scan_queue.take_unassigned_pids());
         if let ScanScope::Partial(pids) = &mut request.scope {
+            // All threads of a process with an event are read.
+            request.busy_threads.retain(|pid, _| !active.contains(pid));
             pids.extend(active);
             pids.extend(unassigned.into_iter().flatten());
         }

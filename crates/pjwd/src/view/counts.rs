@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use pjw_core::ids::Pid;
+use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::{Job, JobId};
 use pjw_core::snapshot::{JobMark, MarkKind};
 use pjw_core::state::dirty::{DirtyScope, DirtySet};
+use pjw_core::state::members::MemberThread;
 use pjw_core::state::{Member, WardenState};
 
 /// The CPU demand of the threads of a job: how many PUs the threads use or wait for. The values are averages
@@ -44,8 +45,16 @@ pub(crate) struct Counts {
 /// The counts of processes and threads of all jobs.
 #[derive(Debug, Default)]
 pub(crate) struct JobCounts {
-    members: BTreeMap<Pid, (JobId, Counts)>,
+    members: BTreeMap<Pid, CountedMember>,
     jobs: BTreeMap<JobId, CountedJob>,
+}
+
+/// The counts of a process, and those of its busy threads in them.
+#[derive(Debug)]
+struct CountedMember {
+    job: JobId,
+    counts: Counts,
+    busy_threads: BTreeMap<Tid, Counts>,
 }
 
 /// The counts of a job, and the processes in them.
@@ -65,6 +74,7 @@ impl JobCounts {
         }
         for (job, part) in dirty.dirty_jobs() {
             let mut pids: Vec<Pid> = state.members.active_pids_of(job).collect();
+            pids.retain(|&pid| part.has_whole(pid) || !self.update_busy_threads(state, pid));
             match part {
                 DirtyScope::Whole => {
                     pids.extend(self.jobs.get(job).into_iter().flat_map(|known| &known.pids));
@@ -91,14 +101,45 @@ impl JobCounts {
     fn add(&mut self, state: &WardenState, member: &Member) {
         let Some(job) = state.jobs.get(&member.job) else { return };
         let counts = count(state, job, member);
-        self.members.insert(member.id.pid, (job.id.clone(), counts));
+        let busy = state.members.busy_threads_of(member.id.pid).into_iter().flatten();
+        let count_busy =
+            |&tid: &Tid| Some((tid, count_thread(state, job, member, tid, member.threads.get(&tid)?)));
+        let busy_threads = busy.filter_map(count_busy).collect();
+        self.members.insert(member.id.pid, CountedMember { job: job.id.clone(), counts, busy_threads });
         let known = self.jobs.entry(job.id.clone()).or_default();
         known.pids.insert(member.id.pid);
         known.sum.change(counts, u32::saturating_add, u64::saturating_add);
     }
 
+    /// Counts the busy threads of a process again, of which the scan read only these. Returns `false` if all its threads must
+    /// be counted.
+    fn update_busy_threads(&mut self, state: &WardenState, pid: Pid) -> bool {
+        let Some(member) = state.members.get(&pid) else { return false };
+        let Some(busy) = state.members.busy_threads_of(pid) else { return false };
+        let Some(counted) = self.members.get_mut(&pid).filter(|counted| counted.job == member.job) else {
+            return false;
+        };
+        let is_same = counted.busy_threads.keys().eq(busy);
+        let Some((job, known)) = state.jobs.get(&member.job).zip(self.jobs.get_mut(&member.job)) else {
+            return false;
+        };
+        if !is_same {
+            return false;
+        }
+        for (&tid, before) in &mut counted.busy_threads {
+            let Some(thread) = member.threads.get(&tid) else { return false };
+            let now = count_thread(state, job, member, tid, thread);
+            for counts in [&mut counted.counts, &mut known.sum] {
+                counts.change(*before, u32::saturating_sub, u64::saturating_sub);
+                counts.change(now, u32::saturating_add, u64::saturating_add);
+            }
+            *before = now;
+        }
+        true
+    }
+
     fn remove(&mut self, pid: Pid) {
-        let Some((job, counts)) = self.members.remove(&pid) else { return };
+        let Some(CountedMember { job, counts, .. }) = self.members.remove(&pid) else { return };
         let Some(known) = self.jobs.get_mut(&job) else { return };
         known.pids.remove(&pid);
         known.sum.change(counts, u32::saturating_sub, u64::saturating_sub);
@@ -129,17 +170,27 @@ fn count(state: &WardenState, job: &Job, member: &Member) -> Counts {
         outside_cpuset: u32::from(!state.is_in_job_cpuset(member)),
         ..Counts::default()
     };
-    let grant = job.grant.as_ref();
     for (&tid, thread) in &member.threads {
-        counts.threads += 1;
-        counts.hot_threads += u32::from(thread.demand.hot);
-        counts.pinned_threads += u32::from(state.pinned_pu_of(member, tid).is_some());
-        counts.demand.total_permille += u64::from(thread.demand.permille);
-        counts.demand.waiting_permille += u64::from(thread.demand.waiting_permille);
-        counts.outside_threads +=
-            u32::from(grant.is_some_and(|grant| !thread.effective_mask.is_subset(&grant.cpus)));
+        let of_thread = count_thread(state, job, member, tid, thread);
+        counts.change(of_thread, u32::saturating_add, u64::saturating_add);
     }
     counts
+}
+
+/// What one thread adds to the counts.
+fn count_thread(state: &WardenState, job: &Job, member: &Member, tid: Tid, thread: &MemberThread) -> Counts {
+    let is_outside = job.grant.as_ref().is_some_and(|grant| !thread.effective_mask.is_subset(&grant.cpus));
+    Counts {
+        threads: 1,
+        hot_threads: thread.demand.hot.into(),
+        pinned_threads: state.pinned_pu_of(member, tid).is_some().into(),
+        outside_threads: is_outside.into(),
+        demand: CpuDemand {
+            total_permille: thread.demand.permille.into(),
+            waiting_permille: thread.demand.waiting_permille.into(),
+        },
+        ..Counts::default()
+    }
 }
 
 /// Whether the last scan found the member outside the cgroup that the scheduler made for the job.

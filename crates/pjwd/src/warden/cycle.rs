@@ -260,8 +260,14 @@ impl<N: Node, J: Journal> Warden<N, J> {
         forked.retain(|pid| !self.state.processes.contains_key(pid));
         forked.extend(self.state.lineage.scan_queue.take_urgent_pids());
         let (scope, cgroups) = (ScanScope::Partial(forked.clone()), BTreeSet::new());
-        let idle_watch = Arc::default();
-        (!forked.is_empty()).then_some(ScanRequest { scope, threads_of: forked, cgroups, idle_watch })
+        let (busy_threads, idle_watch) = (BTreeMap::new(), Arc::default());
+        (!forked.is_empty()).then_some(ScanRequest {
+            scope,
+            threads_of: forked,
+            busy_threads,
+            cgroups,
+            idle_watch,
+        })
     }
 
     /// Confines processes that were forked outside of their job's cores. This step comes before the scan, because the

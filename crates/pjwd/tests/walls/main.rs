@@ -1,7 +1,7 @@
 //! Cpusets in whole cycles on the fake kernel: which processes are moved, what is written, what is undone.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, unreachable_pub)] // a test may fail
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -250,8 +250,9 @@ fn the_cpuset_of_a_sleeping_job_is_narrowed_again_by_the_first_cycle_that_reads_
     node.world().write_cpuset("/pjw.slice/pjw-a.scope", Some(&set("0-7")));
     let scope = ScanScope::Partial(BTreeSet::new());
     let (threads_of, cgroups) = (BTreeSet::new(), BTreeSet::new());
-    let report =
-        node.warden.run_cycle(ScanRequest { scope, threads_of, cgroups, idle_watch: Arc::default() }, &[]);
+    let (busy_threads, idle_watch) = (BTreeMap::new(), Arc::default());
+    let request = ScanRequest { scope, threads_of, busy_threads, cgroups, idle_watch };
+    let report = node.warden.run_cycle(request, &[]);
     assert_eq!(
         (node.cpuset("/pjw.slice/pjw-a.scope"), events(&report)),
         ("0-1".into(), vec![EventKind::Repaired])

@@ -50,6 +50,7 @@ fn process(pid: u32, uid: u32, job_marks: JobMarks, threads: Vec<Thread>) -> (Pi
         attributes: None,
         job_marks: Some(job_marks),
         threads: Some(threads),
+        has_all_threads: true,
         idle_until: None,
     };
     (Pid(pid), Observed::Present(process))

@@ -1,6 +1,6 @@
 //! A scan by the task scan and a scan by `/proc` report the same facts about the same live processes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 use std::sync::Arc;
 
@@ -23,7 +23,8 @@ fn both() -> Option<[LinuxNode; 2]> {
 
 fn full(threads_of: &[Pid]) -> ScanRequest {
     let threads_of = threads_of.iter().copied().collect();
-    ScanRequest { scope: ScanScope::Full, threads_of, cgroups: BTreeSet::new(), idle_watch: Arc::default() }
+    let (busy_threads, cgroups) = (BTreeMap::new(), BTreeSet::new());
+    ScanRequest { scope: ScanScope::Full, threads_of, busy_threads, cgroups, idle_watch: Arc::default() }
 }
 
 fn partial(pids: &[Pid]) -> ScanRequest {

@@ -78,6 +78,7 @@ impl Scanner {
         let processes = scan::ScanRequest {
             scope: ScanScope::Full,
             threads_of: BTreeSet::new(),
+            busy_threads: BTreeMap::new(),
             cgroups: BTreeSet::new(),
             idle_watch: Arc::default(),
         };
@@ -106,6 +107,7 @@ impl Scanner {
         let before = self.observe(&scan::ScanRequest {
             scope: closer,
             threads_of,
+            busy_threads: BTreeMap::new(),
             cgroups: cgroups.clone(),
             idle_watch: Arc::default(),
         });
@@ -115,6 +117,7 @@ impl Scanner {
         let after = self.observe(&scan::ScanRequest {
             scope: ScanScope::Full,
             threads_of,
+            busy_threads: BTreeMap::new(),
             cgroups,
             idle_watch: Arc::default(),
         });

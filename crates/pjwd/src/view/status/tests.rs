@@ -50,6 +50,7 @@ fn process(pid: u32, uid: u32) -> Process {
         attributes: None,
         job_marks: None,
         threads: None,
+        has_all_threads: true,
         idle_until: None,
     }
 }
