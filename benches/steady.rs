@@ -55,6 +55,7 @@ impl Case {
             Activity::Waking(INTERVAL_MS) => "all run",
             Activity::Waking(_) => "1 % runs",
             Activity::Spinning => "all spin",
+            Activity::TwoSpinning => "two of each spin",
         };
         let processes = self.threads.div_ceil(self.per_process);
         let name = format!("{} threads in {processes} processes, {does}", self.threads);
@@ -114,7 +115,9 @@ fn cases(effort: Effort, cpus: usize) -> Vec<Case> {
         activity: Activity::Waking(INTERVAL_MS),
         idle_threads,
     };
-    effort.pick(cases.iter().copied().take(2).chain([few]).collect(), [cases, vec![few]].concat())
+    let threads = effort.pick(1000, 10_000);
+    let two = Case { threads, per_process: threads, activity: Activity::TwoSpinning, idle_threads: 0 };
+    effort.pick(cases.iter().copied().take(2).chain([few, two]).collect(), [cases, vec![few, two]].concat())
 }
 
 /// Checks whether `threads` more threads can run on this machine.

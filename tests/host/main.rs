@@ -14,6 +14,7 @@ mod hooks;
 mod killed;
 mod lost_events;
 mod many_jobs;
+mod many_threads;
 mod metrics;
 mod mpi;
 mod permissions;

@@ -29,6 +29,8 @@ pub enum Activity {
     Sleeping,
     /// Each thread spins for ever, at the lowest priority, so that the bench gets CPU time too.
     Spinning,
+    /// Two threads of each process spin for ever, at the lowest priority. The others sleep.
+    TwoSpinning,
     /// Each thread wakes once in this many milliseconds and works for 20 µs. The threads wake at different times.
     Waking(u32),
 }
@@ -41,7 +43,17 @@ impl Activity {
         match self {
             Activity::Sleeping => "sleeping".to_owned(),
             Activity::Spinning => "spinning".to_owned(),
+            Activity::TwoSpinning => "two-spinning".to_owned(),
             Activity::Waking(interval_ms) => interval_ms.to_string(),
+        }
+    }
+
+    /// What one thread of a process does.
+    fn of_thread(self, index: usize) -> Self {
+        match (self, index) {
+            (Activity::TwoSpinning, 0..2) => Activity::Spinning,
+            (Activity::TwoSpinning, _) => Activity::Sleeping,
+            _ => self,
         }
     }
 
@@ -49,10 +61,13 @@ impl Activity {
         match argument {
             Some("sleeping") => Ok(Activity::Sleeping),
             Some("spinning") => Ok(Activity::Spinning),
+            Some("two-spinning") => Ok(Activity::TwoSpinning),
             Some(interval_ms) if interval_ms.parse::<u32>().is_ok_and(|interval_ms| interval_ms > 0) => {
                 Ok(Activity::Waking(interval_ms.parse()?))
             }
-            other => bail!("{ARGUMENT} takes sleeping, spinning or milliseconds, not {other:?}"),
+            other => {
+                bail!("{ARGUMENT} takes sleeping, spinning, two-spinning or milliseconds, not {other:?}")
+            }
         }
     }
 }
@@ -106,16 +121,17 @@ pub fn run_as_load_process() -> anyhow::Result<()> {
     set_pdeathsig(Signal::SIGKILL).context("can't set the parent death signal")?;
     let activity = Activity::from_argument(arguments.next().as_deref())?;
     let threads: usize = arguments.next().context("the number of threads is missing")?.parse()?;
-    if activity == Activity::Spinning {
+    if matches!(activity, Activity::Spinning | Activity::TwoSpinning) {
         rustix::process::nice(19).context("can't lower the priority")?;
     }
     for index in 1..threads {
         let phase = phase(index, threads);
+        let activity = activity.of_thread(index);
         let run = move || run_activity(activity, phase);
         thread::Builder::new().stack_size(STACK_BYTES).spawn(run).context("can't start a thread")?;
     }
     writeln!(stdout(), "ready").context("can't write to stdout")?;
-    run_activity(activity, phase(0, threads))
+    run_activity(activity.of_thread(0), phase(0, threads))
 }
 
 /// Returns when a thread wakes, as a share of the interval. The threads of a process are spread evenly, and the
@@ -131,7 +147,7 @@ fn run_activity(activity: Activity, phase: f64) -> ! {
     let mut round = 0;
     loop {
         match activity {
-            Activity::Sleeping => thread::park(),
+            Activity::Sleeping | Activity::TwoSpinning => thread::park(),
             Activity::Spinning => spin_loop(),
             Activity::Waking(interval_ms) => {
                 let interval = Duration::from_millis(interval_ms.into());

@@ -289,7 +289,8 @@ impl Members {
         if !self.members.contains_key(&pid) {
             return;
         }
-        let busy = BusyThreads::new(&threads, before);
+        let busy = threads.iter().filter(|(_, thread)| thread.is_busy()).map(|(&tid, _)| tid);
+        let busy = BusyThreads::new(threads.len(), busy, before);
         let active = busy.is_some() || is_active(&threads);
         self.busy_threads.extend(busy.map(|busy| (pid, busy)));
         self.set_threads(pid, threads, active);
@@ -309,7 +310,8 @@ impl Members {
             self.set_threads(pid, threads, active);
             return false;
         };
-        let is_one_idle = busy.note_reading(&threads, at);
+        let is_busy = |tid: &Tid| threads.get(tid).is_some_and(MemberThread::is_busy);
+        let is_one_idle = busy.note_reading(is_busy, at);
         if !is_complete {
             busy.expire();
         }

@@ -96,7 +96,6 @@ impl WardenState {
         let in_turn = self.job_cgroup_paths().into_iter().skip(turn).step_by(turns);
         let mut request = self.scan_request(false);
         request.cgroups.extend(in_turn);
-        request.busy_threads.clear();
         ScanRequest {
             idle_watch: Arc::new(IdleWatch { groups, unassigned_pids: unassigned, check_all_masks: true }),
             ..request

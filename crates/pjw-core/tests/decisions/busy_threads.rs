@@ -153,11 +153,10 @@ fn a_busy_thread_that_falls_asleep_floats_and_a_process_of_which_all_sleep_is_id
 }
 
 #[test]
-fn a_rescan_reads_all_threads() {
+fn a_full_scan_reads_all_threads() {
     let mut machine = with_two_busy_threads();
     just_after_a_reading(&mut machine);
     assert!(machine.state.scan_request(false).busy_threads.contains_key(&Pid(PROCESS)));
-    assert!(machine.state.periodic_scan_request().busy_threads.is_empty());
     assert!(machine.state.full_scan_request().busy_threads.is_empty());
 }
 

@@ -23,7 +23,7 @@ use pjw_core::{
 };
 use pjw_sources::Host;
 
-use super::forks::probe;
+use super::forks::{defer_scans_of_right_forks, probe};
 use super::report::{ConfinedFork, CycleReport, EventCount, Faults, RefusedMask, all_unrecorded};
 
 /// The errno of sched_setaffinity(2) for a mask that has no CPU in common with the thread's cpuset.
@@ -147,6 +147,12 @@ impl<N: Node, J: Journal> Warden<N, J> {
         }
         self.events_read.count += events.len();
         self.events_read.still_dropping = still_dropping;
+    }
+
+    /// Reads the masks of newly forked processes of jobs. If the mask of a process is right, its scan may wait
+    /// for a few milliseconds. Must be called after process events were read, unless a cycle follows at once.
+    pub fn probe_forks(&mut self) {
+        defer_scans_of_right_forks(&mut self.node, &mut self.state);
     }
 
     /// Returns how many process events (fork, exec, exit) were read between the last call of this function

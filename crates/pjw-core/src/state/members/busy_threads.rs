@@ -6,7 +6,6 @@
 //! So all threads of a busy process are read as often as those of an idle process that only masks confine.
 
 use crate::basics::{Nanos, Tid, prelude::*};
-use crate::state::members::MemberThread;
 
 /// A process with fewer threads is always read as a whole.
 pub const MIN_THREADS: usize = 256;
@@ -32,17 +31,16 @@ pub(super) struct BusyThreads {
 }
 
 impl BusyThreads {
-    /// The busy threads after all threads were read. `None` if the next scans read all threads again.
-    pub(super) fn new(threads: &BTreeMap<Tid, MemberThread>, before: Option<Self>) -> Option<Self> {
-        if threads.len() < MIN_THREADS {
+    /// The busy threads after `all` threads were read, of which these are busy. `None` if the next scans read all threads
+    /// again.
+    pub(super) fn new(all: usize, busy: impl Iterator<Item = Tid>, before: Option<Self>) -> Option<Self> {
+        if all < MIN_THREADS {
             return None;
         }
-        let busy = threads.iter().filter(|(_, thread)| thread.is_busy());
-        let tids: BTreeSet<Tid> = busy.map(|(&tid, _)| tid).collect();
-        if tids.is_empty() || tids.len() * MIN_THREADS_PER_BUSY > threads.len() {
+        let tids: BTreeSet<Tid> = busy.collect();
+        if tids.is_empty() || tids.len() * MIN_THREADS_PER_BUSY > all {
             return None;
         }
-        let all = threads.len();
         let same = before.filter(|before| before.tids == tids && before.all == all);
         let same_readings = same.map_or(0, |before| before.same_readings.saturating_add(1));
         let period = (1 << (same_readings / READINGS_PER_STEP).min(8)).min(MAX_SCANS_PER_READING);
@@ -64,11 +62,10 @@ impl BusyThreads {
         (self.scans_left, self.same_readings) = (0, 0);
     }
 
-    /// Records that a scan read only these threads. `threads` are all threads of the process. Returns whether a thread is no
-    /// longer busy. It is removed.
-    pub(super) fn note_reading(&mut self, threads: &BTreeMap<Tid, MemberThread>, at: Nanos) -> bool {
+    /// Records that a scan read only these threads. Returns whether a thread is no longer busy. It is removed.
+    pub(super) fn note_reading(&mut self, is_busy: impl Fn(&Tid) -> bool, at: Nanos) -> bool {
         let before = self.tids.len();
-        self.tids.retain(|tid| threads.get(tid).is_some_and(MemberThread::is_busy));
+        self.tids.retain(is_busy);
         self.scans_left = self.scans_left.saturating_sub(1);
         self.read_alone_at = Some(at);
         self.tids.len() < before

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 use std::sync::Arc;
 
+use pjw_core::ids::Tid;
 use pjw_core::ports::Node;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{Observed, Process, Snapshot};
@@ -206,4 +207,41 @@ fn a_pass_is_cheaper_for_many_threads() {
     assert!(is_pass_cheaper(100, 200));
     assert!(!is_pass_cheaper(100, 50_000), "the pass would iterate over fifty thousand tasks");
     assert!(is_pass_cheaper(10_000, 50_000));
+}
+
+/// Scans a process with only these of its threads; with all if there are none.
+fn scan_busy(node: &mut LinuxNode, pid: Pid, busy: &BTreeSet<Tid>) -> Process {
+    let named = (!busy.is_empty()).then(|| (pid, busy.clone()));
+    let request = ScanRequest { busy_threads: named.into_iter().collect(), ..partial(&[pid]) };
+    node.scan(&request).processes.remove(&pid).and_then(|seen| seen.present().cloned()).unwrap()
+}
+
+#[test]
+fn only_the_busy_threads_of_a_process_are_read_until_another_one_runs_or_one_of_them_ends() {
+    let (mut process, sleeping) = TestProcess::start(3);
+    let mut node = LinuxNode::new(BTreeSet::new()).unwrap();
+    let pid = process.pid();
+    let all = scan_busy(&mut node, pid, &BTreeSet::new());
+    assert!(all.has_all_threads);
+    let busy = BTreeSet::from([Tid(pid.0), sleeping[0]]);
+    let tids = |process: &Process| -> BTreeSet<Tid> {
+        process.threads.iter().flatten().map(|thread| thread.tid).collect()
+    };
+    for _ in 0..3 {
+        let seen = scan_busy(&mut node, pid, &busy);
+        assert!(!seen.has_all_threads && tids(&seen) == busy, "{seen:?}");
+    }
+    process.order("work 1");
+    let seen = scan_busy(&mut node, pid, &busy);
+    assert!(seen.has_all_threads && tids(&seen) == tids(&all), "{seen:?}");
+    let seen = scan_busy(&mut node, pid, &busy);
+    assert!(!seen.has_all_threads, "no other thread ran since: {seen:?}");
+    process.order("work 0");
+    let seen = scan_busy(&mut node, pid, &busy);
+    assert!(!seen.has_all_threads, "a busy thread ran: {seen:?}");
+    process.order("leave 0");
+    let seen = until("the scan finds that a busy thread has ended", || {
+        Some(scan_busy(&mut node, pid, &busy)).filter(|seen| seen.has_all_threads)
+    });
+    assert!(!tids(&seen).contains(&sleeping[0]), "{seen:?}");
 }
