@@ -77,18 +77,16 @@ fn child_with_many_threads() {
         return;
     }
     let mut busy: Vec<Arc<AtomicBool>> = Vec::new();
-    let mut sleepers = Vec::new();
+    let sleep = || {
+        loop {
+            thread::park();
+        }
+    };
     for line in stdin().lines().map_while(Result::ok) {
         let tid = match line.as_str() {
             "sleepers" => {
-                sleepers.extend((0..MIN_THREADS + 50).map(|_| {
-                    start_thread(|| {
-                        loop {
-                            thread::park();
-                        }
-                    })
-                }));
-                sleepers[0]
+                let tids: Vec<u32> = (0..MIN_THREADS + 50).map(|_| start_thread(sleep)).collect();
+                tids[0]
             }
             "start" => {
                 let (runs, seen) = (Arc::new(AtomicBool::new(true)), AtomicBool::new(true));
@@ -104,14 +102,10 @@ fn child_with_many_threads() {
                 0
             }
             // A thread that requests every PU for itself, and then sleeps.
-            "rebind" => start_thread(|| {
-                let _ = affinity::set_mask(
-                    Tid(own_tid()),
-                    &affinity::get_mask(Tid(std::os::unix::process::parent_id())).unwrap_or_default(),
-                );
-                loop {
-                    thread::park();
-                }
+            "rebind" => start_thread(move || {
+                let all = affinity::get_mask(Tid(std::os::unix::process::parent_id())).unwrap_or_default();
+                let _ = affinity::set_mask(Tid(own_tid()), &all);
+                sleep();
             }),
             _ => 0,
         };
