@@ -247,18 +247,15 @@ impl LinuxNode {
         self.online = left;
     }
 
-    /// Reads the processes in the scope of which only the busy threads are to be read. Those of which all threads must be
-    /// read are left out.
-    fn observe_busy_threads(
-        &mut self,
-        busy_threads: &BTreeMap<Pid, BTreeSet<Tid>>,
-        scope: &BTreeSet<Pid>,
-    ) -> BTreeMap<Pid, Observed<Process>> {
+    /// Reads the processes of which a partial scan is to read only the busy threads. Those of which all threads must be read
+    /// are left out.
+    fn observe_busy_threads(&mut self, scan_request: &ScanRequest) -> BTreeMap<Pid, Observed<Process>> {
+        let ScanScope::Partial(scope) = &scan_request.scope else { return BTreeMap::new() };
         // The kernel may be changing the masks of all threads.
         if self.online_changed_at.is_some() {
             return BTreeMap::new();
         }
-        let in_scope = busy_threads.iter().filter(|(pid, _)| scope.contains(pid));
+        let in_scope = scan_request.busy_threads.iter().filter(|(pid, _)| scope.contains(pid));
         let observed = in_scope.filter_map(|(&pid, busy)| {
             self.idle.mark_active(pid);
             Some((pid, Observed::Present(self.cache.observe_busy(pid, busy)?)))
@@ -329,15 +326,12 @@ impl Node for LinuxNode {
         let taken_at = clock::now();
         self.probed_mismatches.clear();
         self.update_online();
-        let mut processes = BTreeMap::new();
         let mut incomplete = None;
         let full = scan_request.scope == ScanScope::Full;
         if full {
             self.update_mounts();
         }
-        if let ScanScope::Partial(pids) = &scan_request.scope {
-            processes = self.observe_busy_threads(&scan_request.busy_threads, pids);
-        }
+        let mut processes = self.observe_busy_threads(scan_request);
         let unified = self.mounts.v2_mount_point.as_deref();
         let mut idle_check = self.idle.check(&scan_request.idle_watch, unified, taken_at.since_boot, full);
         let plan = self.plan_scan(scan_request, &processes, &mut idle_check);
