@@ -3,7 +3,9 @@
 use crate::basics::{Moment, Pid, ThreadId, prelude::*};
 use crate::state::masks::request::{MaskRequest, MaskWriter};
 use crate::state::{MaskEntry, WardenState, mask_records};
-use crate::terms::{Event, Job, JobId, MaskAction, Observed, Policy, Record, ScanScope, Snapshot, Warning};
+use crate::terms::{
+    CpusetRecord, Event, Job, JobId, MaskAction, Observed, Policy, Record, ScanScope, Snapshot, Warning,
+};
 
 /// The unfinished decision of a cycle: the input, the state, and the output so far.
 pub(crate) struct Draft<'a> {
@@ -71,6 +73,13 @@ impl Draft<'_> {
         }
         let dirty = state.dirty.dirty_jobs().map(|(id, _)| id).filter(|id| state.jobs.contains_key(id));
         dirty.chain(state.jobs.without_cores().map(|job| &job.id)).cloned().collect()
+    }
+
+    /// Applies a record to the registry of cpusets, and adds it to the records for the journal.
+    pub(crate) fn record_cpuset(&mut self, record: CpusetRecord) {
+        let state = &mut *self.state;
+        state.cpusets.apply_record(&record, state.topology.cpus(), self.now.since_boot);
+        self.out.records.push(Record::Cpuset(record));
     }
 
     /// Changes a job, if the job exists.

@@ -4,7 +4,7 @@
 //! full snapshot does not list it, or if its process id now belongs to a process with another start time.
 
 use crate::basics::{CpuSet, Nanos, Pid, ProcessId, ThreadId, Tid, prelude::*};
-use crate::phases::{cpusets::record, draft::Draft};
+use crate::phases::draft::Draft;
 use crate::state::masks::entry::{MaskComparison, MaskEntry};
 use crate::state::masks::old_kernels::{correct_mask_writer, hotplug_window_start};
 use crate::state::{KnownProcess, WardenState};
@@ -166,7 +166,7 @@ fn correct_origin(draft: &mut Draft<'_>, process: &Process) {
         return;
     };
     let (from, to) = (cgroup.to_owned(), to.to_owned());
-    record(draft, CpusetRecord::Moved { process: process.id, from, to });
+    draft.record_cpuset(CpusetRecord::Moved { process: process.id, from, to });
 }
 
 /// Whether a scan without threads found of a process what is known already.

@@ -7,7 +7,7 @@
 
 use crate::basics::{CpuSet, Pid, ProcessId, Pu, Uid, cpus_text, prelude::*};
 use crate::machine::Level;
-use crate::phases::cpusets::{allows_every_pu, record};
+use crate::phases::cpusets::allows_every_pu;
 use crate::phases::{draft::Draft, unknown_masks};
 use crate::state::cpusets::RecoveredCpuset;
 use crate::state::{Holder, Member, WardenState};
@@ -89,11 +89,11 @@ fn recover(draft: &mut Draft<'_>, candidate: &Candidate) {
     // The job itself may be recorded: its class and options are then known.
     let is_recorded = draft.state.jobs.get(job).is_some_and(|job| job.grant.is_some());
     let fate = fate(draft.state, candidate);
-    record(draft, CpusetRecord::Created(candidate.job_cpuset.clone()));
+    draft.record_cpuset(CpusetRecord::Created(candidate.job_cpuset.clone()));
     // systemd manages the root of its hierarchy: without another place, the processes stay in their scope, which is widened.
     let root = (candidate.job_cpuset.cgroup_owner == CgroupCreator::Warden).then(|| "/".to_owned());
     if let Some(from) = candidate.found.origin_cgroup.clone().or(root) {
-        record(draft, CpusetRecord::Origin { path: path.clone(), from });
+        draft.record_cpuset(CpusetRecord::Origin { path: path.clone(), from });
     }
     let processes = candidate.processes.iter().map(|(process, _)| *process).collect();
     let (text, cpus, undone) = match fate {
@@ -102,7 +102,7 @@ fn recover(draft: &mut Draft<'_>, candidate: &Candidate) {
             (format!("found in {path} without a record; it keeps {}", cpus_text(&cpus)), Some(cpus), None)
         }
         Fate::Removed(why) => {
-            record(draft, CpusetRecord::Unwanted { path: path.clone() });
+            draft.record_cpuset(CpusetRecord::Unwanted { path: path.clone() });
             let because = why.clone().unwrap_or_else(|| "no process needs it".to_owned());
             (format!("{path} was found without a record and is removed: {because}"), None, why)
         }

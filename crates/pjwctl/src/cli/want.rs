@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::JsonArg;
+use super::json::JsonArg;
 
 /// The examples and remarks below the help of `pjwctl want`.
 pub(super) const EXAMPLES: &str = "Examples:\n  \

@@ -21,6 +21,7 @@ use tokio::sync::{oneshot, watch};
 use tracing::{debug, warn};
 
 mod core_maps;
+mod process_events;
 mod refusals;
 mod reload;
 
@@ -40,7 +41,7 @@ use crate::metrics::meter::Meter;
 use crate::store::journal::FileJournal;
 use crate::view::status::{LoopStatus, Publisher};
 use crate::view::to_wire::{defrag_to_wire, plan_to_wire};
-use crate::warden::{CycleReport, EventCount, Warden};
+use crate::warden::{CycleReport, Warden};
 
 /// How long the scan of processes of jobs is delayed if none is expected to have a wrong mask. It collects more of
 /// them, and does not take a PU from a new process while the process executes its program.
@@ -53,8 +54,6 @@ const CGROUP_DELAY: Duration = Duration::from_millis(20);
 const CONTINUE_DELAY: Duration = Duration::from_millis(2);
 /// A cycle with at least this many actions returns unused heap memory to the kernel.
 const TRIM_ACTIONS: usize = 256;
-/// After this many intervals without a lost event, the next lost event is reported again.
-const OVERRUN_EPISODE_INTERVALS: u32 = 10;
 
 /// The main loop of pjwd. It waits for messages, process events and timers, and then runs a cycle: a scan of
 /// processes, a decision, and the resulting changes.
@@ -330,60 +329,6 @@ impl EventLoop {
         let is_readable = |at: usize| fds.get(at).and_then(PollFd::any).unwrap_or(false);
         let cgroups = of_cgroups < of_job_files && is_readable(of_cgroups);
         Readable { cgroups, job_files: is_readable(of_job_files) }
-    }
-
-    fn drain_events(&mut self) {
-        if !self.has_process_events {
-            return;
-        }
-        self.warden.read_process_events();
-        self.warden.probe_forks();
-        let waited_since = self.netlink_paused_since.take();
-        self.note_events_read(waited_since);
-    }
-
-    /// Counts the events that were read, by the loop and by the scans of a cycle, and makes up for lost ones.
-    fn note_events_read(&mut self, waited_since: Option<Instant>) {
-        let EventCount { count, lost, still_dropping } = self.warden.take_event_count();
-        self.meter.count_process_events(count, lost);
-        let urgency = self.warden.state().lineage.scan_queue.urgency();
-        if urgency.is_some() {
-            let since = waited_since.unwrap_or_else(Instant::now);
-            self.pending_since.get_or_insert(since);
-            if urgency != Some(ScanUrgency::Soon) {
-                self.job_pending_since.get_or_insert(since);
-            }
-        }
-        if still_dropping {
-            self.warden.set_fork_events_complete_since(None);
-        } else if lost {
-            self.restart_fork_tracking();
-        }
-        if lost {
-            self.schedule_scan_after_overrun();
-        }
-    }
-
-    fn restart_fork_tracking(&mut self) {
-        let now = self.has_process_events.then(|| clock::now().since_boot);
-        self.warden.set_fork_events_complete_since(now);
-    }
-
-    /// Schedules a full scan after lost events, at most one per interval. If events are lost all the time, more full
-    /// scans would lose even more events. The start of such an episode is published as an event.
-    fn schedule_scan_after_overrun(&mut self) {
-        let now = Instant::now();
-        let interval = self.config.interval();
-        let since = self.last_overrun.replace(now).map(|last| now.saturating_duration_since(last));
-        if since.is_none_or(|since| since > interval * OVERRUN_EPISODE_INTERVALS) {
-            let text = "process events were lost; all processes are scanned again";
-            self.publisher.publish_events(vec![Event::new(EventKind::Overrun, text)]);
-        }
-        if since.is_none_or(|since| since > interval) {
-            self.triggers.full_scan_due = true;
-        } else {
-            self.next_rescan = self.next_rescan.min(now + interval);
-        }
     }
 
     fn cycle(&mut self, pending: PendingCommands) {

@@ -21,7 +21,7 @@ use crate::phases::{draft::Draft, observe::make_masks_of};
 use crate::state::{MaskEntry, Member, MemberThread, WardenState};
 use crate::terms::{
     Cgroup, CgroupCreator, Cpuset, CpusetAction, CpusetChange, CpusetHierarchy, CpusetRecord, CpusetSpec,
-    Enforcement, GrantedBy, Job, JobCpuset, JobId, Mode, Observed, Policy, Record,
+    Enforcement, GrantedBy, Job, JobCpuset, JobId, Mode, Observed, Policy,
 };
 
 /// The planned changes of cpusets, and the jobs that wait for them.
@@ -312,14 +312,14 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
     } else {
         let found = cgroup.as_ref().and_then(|cgroup| cgroup.cpuset.as_ref()).filter(|_| is_same);
         let why = write_reason(job_cpuset, found);
-        record(draft, CpusetRecord::Created(job_cpuset.clone()));
+        draft.record_cpuset(CpusetRecord::Created(job_cpuset.clone()));
         let initial_processes = outside.iter().map(|(process, _)| *process).collect();
         let owner = draft.state.jobs.get(job).map_or(Uid::ROOT, |job| job.owner);
         let change = CpusetChange::Create { job_cpuset: job_cpuset.clone(), owner, initial_processes };
         push(changes, job, change, is_same, why);
     }
     for (process, from) in born {
-        record(draft, CpusetRecord::Moved { process, from, to: path.clone() });
+        draft.record_cpuset(CpusetRecord::Moved { process, from, to: path.clone() });
     }
     // The previous cgroup of the same path was removed, so no process of it is left.
     let is_made_again = was_recorded && cgroup.is_none();
@@ -329,7 +329,7 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
         let was_moved_before = draft.state.cpusets.was_moved_into(process, path);
         let origin = record_move(draft, process, &from, path);
         if is_made_again && index == 0 {
-            record(draft, CpusetRecord::Origin { path: path.clone(), from: origin });
+            draft.record_cpuset(CpusetRecord::Origin { path: path.clone(), from: origin });
         }
         if !are_moved_by_systemd {
             let why = format!("{job} is kept in {path}; process {} was in {from}", process.pid);
@@ -356,7 +356,7 @@ fn record_move(draft: &mut Draft<'_>, process: ProcessId, from: &str, to: &str) 
     let other = draft.state.cpusets.enclosing_cpuset(from);
     let cgroup = other.and_then(|managed| original_cgroup(draft.state, process, &managed.job_cpuset.path));
     let cgroup = cgroup.unwrap_or_else(|| from.to_owned());
-    record(draft, CpusetRecord::Moved { process, from: cgroup.clone(), to: to.to_owned() });
+    draft.record_cpuset(CpusetRecord::Moved { process, from: cgroup.clone(), to: to.to_owned() });
     cgroup
 }
 
@@ -384,7 +384,7 @@ fn remove_cpuset(draft: &mut Draft<'_>, path: &str, changes: &mut PendingCpusetC
     let cgroup = match state.cgroups.get(path) {
         None => return,
         Some(Observed::Gone) => {
-            record(draft, CpusetRecord::Removed { path: path.to_owned() });
+            draft.record_cpuset(CpusetRecord::Removed { path: path.to_owned() });
             return;
         }
         // A cpuset that could not be read is neither widened nor removed.
@@ -396,14 +396,14 @@ fn remove_cpuset(draft: &mut Draft<'_>, path: &str, changes: &mut PendingCpusetC
     // If the scheduler has written the cpuset since pjw wrote it, the scheduler's content stays.
     let ours = cgroup.cpuset.as_ref().is_some_and(|cpuset| managed.is_own_setting(cpuset));
     if scheduler && (is_unlimited || !ours) {
-        record(draft, CpusetRecord::Removed { path: path.to_owned() });
+        draft.record_cpuset(CpusetRecord::Removed { path: path.to_owned() });
         return;
     }
     let is_to_widen = !is_unlimited && !draft.state.cpusets.has_failed_removal(path);
     // A second attempt, after a refusal, changes the cpuset at another time.
     if !managed.unwanted || is_to_widen {
         keep_masks(draft, &job_cpuset.job, path);
-        record(draft, CpusetRecord::Unwanted { path: path.to_owned() });
+        draft.record_cpuset(CpusetRecord::Unwanted { path: path.to_owned() });
     }
     if is_to_widen {
         let why = format!("{} needs {path} no longer", job_cpuset.job);
@@ -422,7 +422,7 @@ fn remove_cpuset(draft: &mut Draft<'_>, path: &str, changes: &mut PendingCpusetC
     }
     // The cpuset controller was switched off, so no cpuset limits the processes that have no cgroup to return to.
     if cgroup.has_no_cpuset() && !is_any_returning && !are_all_returning {
-        record(draft, CpusetRecord::Removed { path: path.to_owned() });
+        draft.record_cpuset(CpusetRecord::Removed { path: path.to_owned() });
         return;
     }
     let will_be_empty = are_all_returning && (is_any_returning || !cgroup.populated);
@@ -444,11 +444,4 @@ pub(super) fn allows_every_pu(state: &WardenState, cgroup: &Cgroup) -> bool {
 fn push(changes: &mut PendingCpusetChanges, job: &JobId, change: CpusetChange, is_repair: bool, why: String) {
     changes.waiting_jobs.insert(job.clone());
     changes.actions.push(CpusetAction { job: job.clone(), change, is_repair, why });
-}
-
-/// Applies a record to the registry of cpusets, and adds it to the records for the journal.
-pub(super) fn record(draft: &mut Draft<'_>, record: CpusetRecord) {
-    let state = &mut *draft.state;
-    state.cpusets.apply_record(&record, state.topology.cpus(), draft.now.since_boot);
-    draft.out.records.push(Record::Cpuset(record));
 }

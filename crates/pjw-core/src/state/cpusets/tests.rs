@@ -6,6 +6,7 @@ use crate::basics::ids::StartTime;
 use crate::basics::ids::Uid;
 use crate::terms::cpuset_group::CgroupCreator;
 use crate::terms::cpuset_group::CpusetSpec;
+use crate::terms::{CpusetAction, CpusetChange};
 use crate::testing::set;
 
 fn machine() -> CpuSet {

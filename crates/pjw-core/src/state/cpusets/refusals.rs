@@ -1,0 +1,55 @@
+//! The changes of cpusets that the kernel or systemd refused, or that failed.
+
+use crate::basics::{ProcessId, prelude::*};
+use crate::state::cpusets::CpusetRegistry;
+use crate::terms::{CgroupCreator, CpusetAction, CpusetChange};
+
+impl CpusetRegistry {
+    /// Records that the change `action` of a cpuset was refused, usually by the kernel or systemd. `reason`
+    /// is the reason, as text for users. pjw does not try the change again before the next scan of all
+    /// processes. One case is different: if a process can't be moved from a cgroup that pjw itself created
+    /// back to its original cgroup, pjw tries to move the process to the root cgroup.
+    pub fn record_refusal(&mut self, action: &CpusetAction, reason: &str) {
+        match &action.change {
+            CpusetChange::Create { job_cpuset, .. } => {
+                self.refused.insert(job_cpuset.job.clone(), reason.to_owned());
+                self.take_back_write(&job_cpuset.path);
+            }
+            CpusetChange::MoveIn { process, .. } => {
+                self.move_errors.insert(*process, reason.to_owned());
+            }
+            CpusetChange::MoveBack { process, from, to } => {
+                self.note_move_back_refusal(*process, from, to, reason);
+            }
+            CpusetChange::Widen { job_cpuset } => {
+                self.failed_removals.insert(job_cpuset.path.clone(), reason.to_owned());
+                self.take_back_write(&job_cpuset.path);
+            }
+            CpusetChange::Remove { job_cpuset } => {
+                self.failed_removals.insert(job_cpuset.path.clone(), reason.to_owned());
+            }
+        }
+    }
+
+    /// Records that the cpuset at `path` still has the PUs that it had before the last write, which was refused.
+    fn take_back_write(&mut self, path: &str) {
+        if let Some(history) = self.history.get_mut(path) {
+            history.take_back();
+        }
+    }
+
+    /// Handles a refused move back. The original cgroup may no longer exist. Where pjw manages the
+    /// hierarchy, the process is moved to the root instead. A systemd scope has no such alternative; the
+    /// process stays, and the scope allows all PUs.
+    fn note_move_back_refusal(&mut self, process: ProcessId, from: &str, to: &str, reason: &str) {
+        let is_wardens = self
+            .managed
+            .get(from)
+            .is_some_and(|managed| managed.job_cpuset.cgroup_owner == CgroupCreator::Warden);
+        if is_wardens && to != "/" {
+            self.note_moved(process, "/".to_owned(), from.to_owned());
+        } else {
+            self.move_errors.insert(process, reason.to_owned());
+        }
+    }
+}

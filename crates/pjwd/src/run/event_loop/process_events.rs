@@ -1,0 +1,69 @@
+//! The process events (fork, exec, exit) that the loop reads: which scans they make due, and what makes up for lost events.
+
+use std::time::Instant;
+
+use pjw_core::event::{Event, EventKind};
+use pjw_core::state::lineage::scan_queue::ScanUrgency;
+use pjw_linux::sys::clock;
+
+use super::EventLoop;
+use crate::warden::EventCount;
+
+/// After this many intervals without a lost event, the next lost event is reported again.
+const OVERRUN_EPISODE_INTERVALS: u32 = 10;
+
+impl EventLoop {
+    pub(super) fn drain_events(&mut self) {
+        if !self.has_process_events {
+            return;
+        }
+        self.warden.read_process_events();
+        self.warden.probe_forks();
+        let waited_since = self.netlink_paused_since.take();
+        self.note_events_read(waited_since);
+    }
+
+    /// Counts the events that were read, by the loop and by the scans of a cycle, and makes up for lost ones.
+    pub(super) fn note_events_read(&mut self, waited_since: Option<Instant>) {
+        let EventCount { count, lost, still_dropping } = self.warden.take_event_count();
+        self.meter.count_process_events(count, lost);
+        let urgency = self.warden.state().lineage.scan_queue.urgency();
+        if urgency.is_some() {
+            let since = waited_since.unwrap_or_else(Instant::now);
+            self.pending_since.get_or_insert(since);
+            if urgency != Some(ScanUrgency::Soon) {
+                self.job_pending_since.get_or_insert(since);
+            }
+        }
+        if still_dropping {
+            self.warden.set_fork_events_complete_since(None);
+        } else if lost {
+            self.restart_fork_tracking();
+        }
+        if lost {
+            self.schedule_scan_after_overrun();
+        }
+    }
+
+    pub(super) fn restart_fork_tracking(&mut self) {
+        let now = self.has_process_events.then(|| clock::now().since_boot);
+        self.warden.set_fork_events_complete_since(now);
+    }
+
+    /// Schedules a full scan after lost events, at most one per interval. If events are lost all the time, more full
+    /// scans would lose even more events. The start of such an episode is published as an event.
+    fn schedule_scan_after_overrun(&mut self) {
+        let now = Instant::now();
+        let interval = self.config.interval();
+        let since = self.last_overrun.replace(now).map(|last| now.saturating_duration_since(last));
+        if since.is_none_or(|since| since > interval * OVERRUN_EPISODE_INTERVALS) {
+            let text = "process events were lost; all processes are scanned again";
+            self.publisher.publish_events(vec![Event::new(EventKind::Overrun, text)]);
+        }
+        if since.is_none_or(|since| since > interval) {
+            self.triggers.full_scan_due = true;
+        } else {
+            self.next_rescan = self.next_rescan.min(now + interval);
+        }
+    }
+}
