@@ -1,10 +1,10 @@
-//! How a failure reaches the caller: as `errno`, and as a text of the calling thread.
+//! How a failure reaches the C program: as `errno`, and as a message that is kept for the calling thread.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Why a call failed.
+/// Why a function of the library failed: the value for `errno`, and the message that `pjw_job_error` returns.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) errno: c_int,
@@ -12,7 +12,7 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// An argument is invalid: `EINVAL`.
+    /// Makes the failure of a function that got an invalid argument. `errno` is `EINVAL`.
     pub(crate) fn invalid(text: impl Into<String>) -> Self {
         Self { errno: libc::EINVAL, text: text.into() }
     }
@@ -22,13 +22,15 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// The text of the last failure of this thread. It is valid until the next failure.
+/// Returns the message about the last failure in the calling thread. Empty if there was none. The pointer is
+/// valid until the next failure in this thread.
 pub(crate) fn last_text() -> *const c_char {
     LAST.with_borrow(|text| text.as_ptr())
 }
 
-/// Calls a function of the library. A failure becomes -1, with `errno` and a text. No panic leaves the library: it would
-/// end a C program without a word.
+/// Calls `call`, and returns its result. If `call` fails, sets `errno`, keeps the message for the calling
+/// thread and returns -1. A panic in `call` counts as a failure with `EIO`, because a panic that left the
+/// library would abort the C program.
 pub(crate) fn returned(call: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
     let result = catch_unwind(AssertUnwindSafe(call));
     let fault = || Failure { errno: libc::EIO, text: "a fault in libpjw_job".to_owned() };

@@ -1,5 +1,6 @@
-//! libpjw_job.so: the crate pjw-job for C programs. `include/pjw_job.h` and the manual page pjw_job(3) describe the
-//! functions. A failure sets `errno` and a text of the calling thread.
+//! libpjw_job.so: the crate pjw-job for C programs. `include/pjw_job.h` and the manual page pjw_job(3)
+//! describe the functions. A function that fails sets `errno`, and keeps a message for the calling thread,
+//! which [`pjw_job_error`] returns.
 
 mod failure;
 
@@ -15,7 +16,8 @@ use pjw_core::cpuset::{CpuSet, Pu};
 
 use crate::failure::{Failure, returned};
 
-/// The C type `pjw_job_t`.
+/// The C type `pjw_job_t`: access to the files in which pjwd publishes the cores of a job. A [`Job`] for C
+/// programs.
 #[derive(Debug)]
 pub struct PjwJob(Job);
 
@@ -49,8 +51,10 @@ impl From<&Cores> for PjwCores {
     }
 }
 
-/// Opens a job. `directory` is the directory with its files, or NULL for the job of this process. Returns NULL with
-/// `errno` after a failure.
+/// Opens a job. `directory` is the path of the directory with the files of the job. NULL stands for the job
+/// to which this process belongs, which is found from the environment. There need not be such a job: the
+/// cores are then those of the affinity mask of the calling thread. Returns NULL and sets `errno` only after
+/// a fault in the library.
 ///
 /// # Safety
 /// `directory` must be NULL or a C string.
@@ -82,7 +86,8 @@ pub unsafe extern "C" fn pjw_job_close(job: *mut PjwJob) {
     }
 }
 
-/// Writes the cores that the job has now into `cores`. Returns 0, or -1 with `errno`.
+/// Writes the cores that the job has into `cores`. Returns 0. Returns -1 and sets `errno` to `EINVAL` if
+/// `job` or `cores` is NULL.
 ///
 /// # Safety
 /// `job` must be NULL or from [`pjw_job_open`]. `cores` must be NULL or have room for the value.
@@ -96,7 +101,11 @@ pub unsafe extern "C" fn pjw_job_cores(job: *mut PjwJob, cores: *mut PjwCores) -
     })
 }
 
-/// Writes a set of CPUs of the job into `set` of `size` bytes. Returns the number of CPUs in it, or -1 with `errno`.
+/// Writes one of the sets of CPUs of the job into `set`, which has `size` bytes. `which` chooses the set, as
+/// the C type `enum pjw_cpus` says: 0 the CPUs on which the job may run, 1 its own, 2 the borrowed, 3 the
+/// leaving and 4 the lent CPUs. Returns the number of CPUs in the set. Returns -1 and sets `errno` after a
+/// failure: `ERANGE` if `size` is too small for the CPUs, `EINVAL` for another `which` or if a pointer is
+/// NULL.
 ///
 /// # Safety
 /// `job` must be NULL or from [`pjw_job_open`]. `set` must be NULL or have room for `size` bytes.
@@ -128,7 +137,8 @@ pub unsafe extern "C" fn pjw_job_cpus(
     })
 }
 
-/// Whether the job has this CPU now: 1 or 0, or -1 with `errno`.
+/// Whether the job has this CPU, as its own or as a borrowed one: 1 if so, 0 if not. Returns -1 and sets
+/// `errno` to `EINVAL` if `job` is NULL or `cpu` is negative.
 ///
 /// # Safety
 /// `job` must be NULL or from [`pjw_job_open`].
@@ -142,8 +152,10 @@ pub unsafe extern "C" fn pjw_job_has_cpu(job: *mut PjwJob, cpu: c_int) -> c_int 
     })
 }
 
-/// Waits until the epoch differs from `epoch`, at most `timeout_ms` milliseconds, or without end if that is -1. Returns 1
-/// after a change, 0 when the time has passed, or -1 with `errno`.
+/// Waits until the epoch of the cores differs from `epoch`, but at most `timeout_ms` milliseconds. Each
+/// change of the cores gives them another epoch. With a negative `timeout_ms` the call waits without end.
+/// Returns 1 after a change, with the changed cores in `cores`. Returns 0 when the time has passed; `cores`
+/// then stays as it was. Returns -1 and sets `errno` to `EINVAL` if `job` or `cores` is NULL.
 ///
 /// # Safety
 /// As [`pjw_job_cores`].
@@ -168,7 +180,10 @@ pub unsafe extern "C" fn pjw_job_wait(
     })
 }
 
-/// Asks for a number of cores. -1 takes the number back. Returns 0, or -1 with `errno`.
+/// Tells pjwd that the job wants `cores` cores. 0 says that the job needs none. -1 takes back the number of
+/// the last call: the job then wants the cores that it was granted. Returns 0. Returns -1 and sets `errno`
+/// after a failure: `ENOENT` if the program is in no job, `EINVAL` if `job` is NULL or `cores` is less than
+/// -1, or the error of the write.
 ///
 /// # Safety
 /// `job` must be NULL or from [`pjw_job_open`].
@@ -186,7 +201,8 @@ pub unsafe extern "C" fn pjw_job_want(job: *mut PjwJob, cores: c_int) -> c_int {
     })
 }
 
-/// Returns the message about the last failure in the calling thread. Empty if there was none.
+/// Returns the message about the last failure of a function of this library in the calling thread. The
+/// message is empty if no function failed. The pointer is valid until the next failure in this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn pjw_job_error() -> *const c_char {
     failure::last_text()

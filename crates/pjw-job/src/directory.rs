@@ -7,21 +7,26 @@ use std::path::{Path, PathBuf};
 
 use pjw_core::job::JobId;
 
-/// The name of the page in the directory of a job.
+/// The name of the page in the directory of a job. The page is the file that says which CPUs the job has.
+/// pjwd writes the file, and the programs of the job map it into their memory.
 pub const PAGE_FILE_NAME: &str = "coremap";
 /// The name of the file in the directory of a job into which a program writes how many cores it wants.
 pub const WANT_FILE_NAME: &str = "want";
 /// The mode of the files that all users may read and only pjwd may write.
 pub const FILE_MODE: u32 = 0o644;
 
-/// Finds the directory of the job of this process, from the variables of its environment:
+/// Finds the directory with the files of the job to which this process belongs. The first of these variables
+/// of the environment that is set names the directory:
 ///
-/// 1. `PJW_JOB_DIR`, the directory itself. `pjwctl run` and `pjwctl spawn` set it.
-/// 2. `PJW_JOB`, the id of the job. The directory is that of the user's own daemon if it is there, else that of the
-///    system's daemon in `/run/pjwd/jobs`.
-/// 3. `SLURM_JOB_ID`: the job `slurm:` with this number, in the same places.
+/// 1. `PJW_JOB_DIR` is the absolute path of the directory. `pjwctl run` and `pjwctl spawn` set it.
+/// 2. `PJW_JOB` is the id of the job. A daemon has the directory `jobs/ID` below its state directory. The
+///    directory of a daemon that the user runs comes first, then that of the system's daemon,
+///    `/run/pjwd/jobs/ID`. Root has only the latter.
+/// 3. `SLURM_JOB_ID` is a number N. The id of the job is `slurm:N`, and its directory is found as for
+///    `PJW_JOB`.
 ///
-/// A directory counts only if it belongs to root or to this user. `None` if there is none.
+/// A directory is used only if it exists and belongs to root or to the effective user of this process. `None`
+/// if no variable is set, its value is invalid, or there is no such directory.
 #[must_use]
 pub fn find_directory() -> Option<PathBuf> {
     find_by(|name| env::var_os(name))

@@ -1,4 +1,4 @@
-//! A job, as a program in it sees it.
+//! What a program can read about the cores of a job, and how the program asks for fewer or more cores.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -18,41 +18,51 @@ use crate::page::{PageError, PageReader};
 /// How often a program without a core map looks for one, and for a change of its mask.
 const MASK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The source of a [`Cores`].
+/// Where the values of a [`Cores`] come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CoresSource {
-    /// The core map that pjwd publishes.
+    /// The core map: the CPUs of the job, as pjwd publishes them in the file `coremap` in the directory of
+    /// the job.
     CoreMap,
-    /// The affinity mask of the calling thread: there is no core map.
+    /// The affinity mask of the calling thread. It is used if pjwd publishes no CPUs for the job, or if they
+    /// can't be read.
     AffinityMask,
 }
 
-/// The cores of a job at one time.
+/// The cores of a job at one time. They are from the core map (the CPUs of the job, as pjwd publishes them)
+/// or, without a core map, from the affinity mask of the calling thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cores {
-    /// A number that differs after each change. 0 if the source is the affinity mask.
+    /// The number of this state of the core map. pjwd publishes each change of the other fields with another
+    /// number. 0 if `source` is [`CoresSource::AffinityMask`].
     pub epoch: u64,
-    /// The source of the other fields.
+    /// Where the other fields come from: what pjwd published, or the affinity mask of the calling thread.
     pub source: CoresSource,
-    /// The CPUs on which the job may run: its own and the borrowed ones.
+    /// The CPUs on which the job may run: those in `own` or `borrowed`. Lent and leaving CPUs are among them.
     pub cpus: CpuSet,
-    /// The number of physical cores of these CPUs.
+    /// The number of physical cores that have at least one CPU in `cpus`.
     pub core_count: u32,
-    /// The CPUs that the job owns. Nobody takes them from it.
+    /// The CPUs that the job owns and that are online. No other job takes them. Only an administrator, the
+    /// batch system, or the owner of the job by a smaller request can take them. If `source` is
+    /// [`CoresSource::AffinityMask`], these are all CPUs in `cpus`.
     pub own: CpuSet,
-    /// The CPUs that other jobs own and leave idle. They are taken back when their owner needs them.
+    /// The CPUs that other jobs own and do not use, and on which this job may run. A CPU is taken back when
+    /// the job that owns it needs it. Empty if `source` is [`CoresSource::AffinityMask`].
     pub borrowed: CpuSet,
-    /// The CPUs that are about to be taken from the job.
+    /// Those CPUs in `cpus` that are to be taken from the job at the time `leaving_at_ns`. Empty if `source`
+    /// is [`CoresSource::AffinityMask`].
     pub leaving: CpuSet,
-    /// The own CPUs that another job borrows now. The job may use them at any time.
+    /// Those CPUs in `own` that another job has borrowed. This job may use them at any time nevertheless.
+    /// Empty if `source` is [`CoresSource::AffinityMask`].
     pub lent: CpuSet,
-    /// The time at which the leaving CPUs are taken, in ns of `CLOCK_MONOTONIC`. `None` if no CPU is leaving.
+    /// The time at which the CPUs in `leaving` are taken from the job, in ns of `CLOCK_MONOTONIC`. `None` if
+    /// `leaving` is empty.
     pub leaving_at_ns: Option<u64>,
 }
 
 impl Cores {
-    /// Returns the number of CPUs on which the job may run and that stay, but at least 1: the number of threads with which a
-    /// program uses its cores to the full.
+    /// Returns the number of threads that a program should have, so that each of its CPUs has one thread.
+    /// This is the number of CPUs in `cpus` without those in `leaving`, but at least 1.
     #[must_use]
     pub fn thread_count(&self) -> usize {
         self.cpus.difference(&self.leaving).len().max(1)
@@ -89,13 +99,15 @@ impl Cores {
     }
 }
 
-/// The reasons why a number of wanted cores can't be passed to pjwd.
+/// The reasons why a program can't tell pjwd how many cores its job wants.
 #[derive(Debug, Error)]
 pub enum WantError {
-    /// The program runs in no job of a daemon.
+    /// No file `want` was found. Either the environment names no directory of a job ([`find_directory`]), or
+    /// the directory has no such file, for example because the job has ended.
     #[error("no pjwd keeps this program in a job: start it with pjwctl run, or set PJW_JOB_DIR")]
     NoJob,
-    /// The file can't be written.
+    /// The file `want` in the directory of the job can't be written, for example because the user does not
+    /// own the job.
     #[error("can't write {path}: {source}; only the owner of the job may", path = path.display())]
     File {
         /// The path of the file.
@@ -105,7 +117,9 @@ pub enum WantError {
     },
 }
 
-/// A job, as a program in it sees it. The threads of a program can share one value.
+/// Access to the files in which pjwd publishes the cores of a job, and to the file in which programs ask for
+/// cores. Works without these files too: the cores are then those of the affinity mask of the calling thread.
+/// The threads of a program can share one value.
 #[derive(Debug)]
 pub struct Job {
     /// The directory with the files of the job.
@@ -115,15 +129,17 @@ pub struct Job {
 }
 
 impl Job {
-    /// Opens the job of this process. The variables of the environment say which it is: see [`find_directory`]. Without a
-    /// job the result has the cores of the affinity mask.
+    /// Opens the job to which this process belongs. [`find_directory`] finds the directory of the job from
+    /// the environment. If it finds none, [`Job::cores`] returns the cores of the affinity mask of the
+    /// calling thread.
     #[must_use]
     pub fn open() -> Self {
         Self::of_directory(find_directory())
     }
 
-    /// Opens the job whose files are in `directory`. This can be any job: all users may read the core maps. If there is no
-    /// core map, the result has the cores of the affinity mask until there is one.
+    /// Opens the job whose files are in `directory`. This can be a job of another user: all users may read
+    /// which cores a job has. While the directory has no core map (the file `coremap` in which pjwd publishes
+    /// the CPUs of the job), [`Job::cores`] returns the cores of the affinity mask of the calling thread.
     #[must_use]
     pub fn open_directory(directory: &Path) -> Self {
         Self::of_directory(Some(directory.to_owned()))
@@ -135,31 +151,43 @@ impl Job {
         job
     }
 
-    /// Returns the directory with the files of the job. `None` if the program runs in no job.
+    /// Returns the directory with the files of the job. `None` if [`Job::open`] found no directory. The
+    /// directory need not exist if [`Job::open_directory`] named it.
     #[must_use]
     pub fn directory(&self) -> Option<&Path> {
         self.directory.as_deref()
     }
 
-    /// Returns the cores that the job has now. Makes no system call if there is a core map.
+    /// Returns the cores that the job has. They are from the core map (the file `coremap`, in which pjwd
+    /// publishes the CPUs of the job). Reading a core map that is mapped already makes no system call.
+    /// Without a core map, the cores are those of the affinity mask of the calling thread.
     #[must_use]
     pub fn cores(&self) -> Cores {
         self.read().map_or_else(Cores::of_mask, |(_, content)| Cores::of_page(content))
     }
 
-    /// Whether the job has this CPU now. A spin lock asks this of the CPU on which the holder of the lock was seen. Reads
-    /// two words and makes no system call if there is a core map.
+    /// Whether the job has this CPU, as its own or as a borrowed one. If pjwd publishes a core map (the file
+    /// `coremap` with the CPUs of the job), the call makes no system call, except to open the file again.
+    /// Without a core map, the answer is whether the CPU is in the affinity mask of the calling thread. For
+    /// example, a thread that waits for a spin lock can call this with the CPU on which the thread that holds
+    /// the lock ran last. If the job no longer has the CPU, that thread may not be running, so the waiting
+    /// thread can sleep.
     #[must_use]
     pub fn has_cpu(&self, cpu: Pu) -> bool {
         let quick = self.page().and_then(|page| page.has_cpu(cpu));
         quick.unwrap_or_else(|| self.cores().cpus.contains(cpu))
     }
 
-    /// Waits until the epoch differs from `epoch`, or the time has passed (`None`: without end). Returns the new cores;
-    /// `None` if the time has passed. Pass the epoch of the [`Cores`] that the program uses: then no change is missed.
+    /// Waits until the epoch of the core map differs from `epoch`, or the time `timeout` has passed. The core
+    /// map is the CPUs of the job, as pjwd publishes them, and each change gives it another epoch. Without
+    /// `timeout` the call waits without end. Returns the changed cores, or `None` if the time has passed.
+    /// `epoch` should be [`Cores::epoch`] of the cores that the program uses: then the call returns at once
+    /// if they have changed already.
     ///
-    /// Without a core map the call returns when there is one. It also returns when the mask of the calling thread is not
-    /// what it was at the beginning of the call. Both are looked at each 250 ms.
+    /// Without a core map, `epoch` should be 0, as in the [`Cores`] of the affinity mask. With another
+    /// `epoch` the call returns the cores of the mask at once. With 0 it returns when pjwd publishes a core
+    /// map, or when the mask of the calling thread is not what it was at the beginning of the call. Both are
+    /// checked every 250 ms.
     #[must_use]
     pub fn wait(&self, epoch: u64, timeout: Option<Duration>) -> Option<Cores> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -184,17 +212,21 @@ impl Job {
         }
     }
 
-    /// Asks pjwd for `cores` cores: fewer than the job has, or more. 0 says that the job needs none at present. pjwd notices
-    /// the number within some milliseconds. It keeps the last number and counts a larger one than the job may have as
-    /// this limit. The next change of the core map shows what came of it.
+    /// Tells pjwd that the job wants `cores` cores, which can be fewer or more than it has. 0 says that the
+    /// job needs none. The number is written into the file `want` in the directory of the job, and stays
+    /// until the next one is written. pjwd reads the file within some milliseconds, or up to 200 ms later if
+    /// it has just read such files. If the number is larger than what the job may have, the job counts as
+    /// wanting what it may have.
     ///
     /// # Errors
-    /// If the program runs in no job, or its user may not ask for cores: only the owner of the job may.
+    /// [`WantError::NoJob`] if there is no file `want`. [`WantError::File`] if the file can't be written:
+    /// only the owner of the job may.
     pub fn want(&self, cores: u32) -> Result<(), WantError> {
         self.write_want(&format!("{cores}\n"))
     }
 
-    /// Takes back the last [`Job::want`]: the job wants what it was granted.
+    /// Takes back the number of the last [`Job::want`]. Without a number, the job wants the cores that it was
+    /// granted.
     ///
     /// # Errors
     /// As [`Job::want`].

@@ -1,4 +1,7 @@
-//! The layout of the file `coremap`: one page of 4096 bytes. Numbers have the byte order of the machine.
+//! The layout of the page. The page is the file `coremap` in the directory of a job, by default
+//! `/run/pjwd/jobs/ID/coremap`, and has 4096 bytes. pjwd writes the file, and the programs of the job map it
+//! into their memory. The file holds the core map of the job: the CPUs of the job, as pjwd publishes them.
+//! Numbers have the byte order of the machine.
 //!
 //! | offset | size | content |
 //! | --- | --- | --- |
@@ -7,9 +10,9 @@
 //! | 12 | 4 | the size of the page, 4096 |
 //! | 16 | 4 | the sequence counter: odd while the daemon writes. It is also the word for futex(2) |
 //! | 20 | 4 | reserved |
-//! | 24 | 8 | the epoch: 1 more with each change |
+//! | 24 | 8 | the epoch: 1 more with each change of the content |
 //! | 32 | 8 | the time at which the leaving CPUs are taken, in ns of `CLOCK_MONOTONIC`; 0 if none is leaving |
-//! | 40 | 4 | flags: 1 the page is live, 2 a CPU of the job has a number beyond the sets |
+//! | 40 | 4 | flags: 1 the page is live, 2 a CPU of the job has a number of 8064 or more |
 //! | 44 | 4 | the number of 8-byte words in use of each set |
 //! | 48 | 4 | the number of CPUs of the job |
 //! | 52 | 4 | the number of physical cores of these CPUs |
@@ -17,36 +20,46 @@
 //! | 64 | 1008 | the set of own CPUs |
 //! | 1072 | 1008 | the set of borrowed CPUs |
 //! | 2080 | 1008 | the set of leaving CPUs |
-//! | 3088 | 1008 | the set of own CPUs that another job borrows now |
+//! | 3088 | 1008 | the set of own CPUs that another job has borrowed |
 //!
 //! CPU n is bit n % 64 of word n / 64 of a set.
 
 use pjw_core::cpuset::{CpuSet, Pu};
 
-/// The size of the page in bytes.
+/// The size of the page in bytes. The page is the file `coremap` of a job: pjwd writes the file, and the
+/// programs of the job map it into their memory.
 pub const PAGE_SIZE: usize = 4096;
-/// The first 8 bytes of the page.
+/// The first 8 bytes of the page (the file `coremap` of a job). A file with other bytes is no page.
 pub const MAGIC: [u8; 8] = *b"PJWCORES";
-/// The version of the layout that this crate reads and writes.
+/// The version of the layout of the page (the file `coremap` of a job) that this crate reads and writes.
 pub const VERSION: u32 = 1;
-/// The offset of the version.
+/// The place of the version of the layout, in bytes from the start of the page (the file `coremap` of a job).
 pub const VERSION_OFFSET: usize = 8;
-/// The offset of the size of the page.
+/// The place of the 4-byte number [`PAGE_SIZE`], in bytes from the start of the page (the file `coremap` of a
+/// job).
 pub const SIZE_OFFSET: usize = 12;
-/// The offset of the sequence counter, which is odd while the daemon writes.
+/// The place of the 4-byte sequence counter, in bytes from the start of the page (the file `coremap` of a
+/// job). pjwd adds 1 to the counter before and after each write. So the counter is odd while pjwd writes, and
+/// differs after a write.
 pub const SEQUENCE_OFFSET: usize = 16;
-/// The offset of a word that no program waits for.
+/// The place of the reserved 4-byte word, which is always 0, in bytes from the start of the page (the file
+/// `coremap` of a job). No program waits for this word by futex(2). pjwd names the word to the kernel when it
+/// changes the sequence counter without waking a program.
 pub const RESERVED_OFFSET: usize = 20;
-/// The offset of the epoch, which is the first byte that a change of the map writes.
+/// The place of the 8-byte epoch, in bytes from the start of the page (the file `coremap` of a job). A write
+/// replaces all bytes from this place to the end of the page. The bytes before it stay, except the sequence
+/// counter.
 pub const BODY_OFFSET: usize = 24;
-/// The number of 8-byte words of each set.
+/// The number of 8-byte words of each of the four sets of CPUs in the page (the file `coremap` of a job).
 pub const SET_WORDS: usize = 126;
-/// The number of CPUs for which a set has a bit.
+/// The number of CPUs for which each set of CPUs in the page (the file `coremap` of a job) has a bit. A CPU
+/// whose number is this or larger has no bit.
 pub const MAX_CPUS: u32 = 64 * 126;
-/// The flag of a page that the daemon keeps up to date. A page without it is of no use: the job has ended, or another page
-/// has its place.
+/// The bit in the flags of the page (the file `coremap` of a job) that is set until pjwd gives up the page.
+/// [`PageContent::is_live`] says when pjwd does so. The sets of CPUs in a page without this bit are empty.
 pub const LIVE: u32 = 1;
-/// The flag of a page that lacks CPUs because their numbers are beyond the sets. `coremap.json` has all of them.
+/// The bit in the flags of the page (the file `coremap` of a job) that is set if the page lacks CPUs, because
+/// their numbers are [`MAX_CPUS`] or more. The file `coremap.json` next to the page names all CPUs.
 pub const TRUNCATED: u32 = 2;
 
 const LEAVING_AT_OFFSET: usize = 32;
@@ -56,40 +69,54 @@ const CPU_COUNT_OFFSET: usize = 48;
 const CORE_COUNT_OFFSET: usize = 52;
 const SETS_OFFSET: usize = 64;
 
-/// The bytes of the page in 8-byte words, as the reader copies them.
+/// The size of the page (the file `coremap` of a job) in 8-byte words.
 pub const PAGE_WORDS: usize = PAGE_SIZE / 8;
 
-/// The content of a page: the cores of a job at one time.
+/// The content of a page: the cores of a job at one time. The page is the file `coremap` of 4096 bytes in the
+/// directory of the job. pjwd writes the file, and the programs of the job map it into their memory.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PageContent {
-    /// A number that grows by 1 with each change of the map.
+    /// The number of the state that the page shows. pjwd adds 1 each time another field of this type changes,
+    /// and each time it makes a new file for the page.
     pub epoch: u64,
-    /// Whether the daemon keeps the page up to date. If not, the job has ended, or another page has its place.
+    /// Whether pjwd has not given up the page. pjwd gives up a page in two cases. First: pjwd removes the
+    /// files of the job, because it no longer keeps the job on cores, for example after the end of the job.
+    /// Second: the file at the path of the page was removed, and pjwd makes a new one. All sets of a page
+    /// that was given up are empty. A pjwd that stops or is killed leaves the value `true`.
     pub is_live: bool,
-    /// Whether the sets lack CPUs with a number of [`MAX_CPUS`] or more.
+    /// Whether the page lacks CPUs of the job, because their numbers are [`MAX_CPUS`] or more.
+    /// [`PageContent::encode`] also sets this in the page if a set here has such a CPU.
     pub is_truncated: bool,
-    /// The CPUs that the job owns, including those that another job borrows now.
+    /// The CPUs that the job owns and that are online. They include the CPUs in `lent`, and those in
+    /// `leaving` that the job owns.
     pub own: CpuSet,
-    /// The CPUs of others that the job may use until they are taken back.
+    /// The CPUs that other jobs own and that this job may use until their owner takes them back. They include
+    /// those in `leaving` that the job does not own.
     pub borrowed: CpuSet,
-    /// The CPUs that the job has now and is about to lose.
+    /// Those CPUs in `own` and `borrowed` that are to be taken from the job at the time `leaving_at_ns`. The
+    /// job may use them until then.
     pub leaving: CpuSet,
-    /// The own CPUs that another job borrows now. The job may use them at any time.
+    /// Those CPUs in `own` that another job has borrowed. This job may use them at any time nevertheless.
     pub lent: CpuSet,
-    /// The time at which the leaving CPUs are taken, in ns of `CLOCK_MONOTONIC`. `None` if no CPU is leaving.
+    /// The time at which the CPUs in `leaving` are taken from the job, in ns of `CLOCK_MONOTONIC`. `None` if
+    /// `leaving` is empty.
     pub leaving_at_ns: Option<u64>,
-    /// The number of physical cores of the CPUs that the job has.
+    /// The number of physical cores that have at least one CPU in `own` or `borrowed`. Cores of lent and of
+    /// leaving CPUs count too.
     pub core_count: u32,
 }
 
 impl PageContent {
-    /// Returns the CPUs on which the job may run: its own and the borrowed ones.
+    /// Returns the CPUs on which the job may run: those in `own` or `borrowed`. Lent and leaving CPUs are
+    /// among them.
     #[must_use]
     pub fn cpus(&self) -> CpuSet {
         self.own.union(&self.borrowed)
     }
 
-    /// Returns the bytes of a page with this content, with the given sequence counter.
+    /// Returns the 4096 bytes of a page with this content. `sequence` is the value of the sequence counter:
+    /// an even number, because an odd one says that pjwd is about to write the page. CPUs with numbers of
+    /// [`MAX_CPUS`] or more are left out, and the flag [`TRUNCATED`] is set for them.
     #[must_use]
     pub fn encode(&self, sequence: u32) -> [u8; PAGE_SIZE] {
         let mut page = [0; PAGE_SIZE];
@@ -120,8 +147,10 @@ impl PageContent {
         page
     }
 
-    /// Reads the content from the words of a page. Words that the page says are not in use need not be valid. Returns
-    /// `None` if the number of words in use is larger than a set.
+    /// Reads the content of a page from its 8-byte words. Each of the four sets of CPUs has [`SET_WORDS`]
+    /// words, and the page says how many of them are in use. The other words of a set are not read. `None` if
+    /// the page says that more than [`SET_WORDS`] words are in use. Does not check the text, the version and
+    /// the size at the beginning of the page.
     #[must_use]
     pub fn decode(words: &[u64; PAGE_WORDS]) -> Option<Self> {
         let number = |offset: usize| half(words, offset);
@@ -146,10 +175,11 @@ impl PageContent {
     }
 }
 
-/// Returns the first words of a page that hold everything except the sets.
+/// The number of 8-byte words of the page before the first set of CPUs.
 pub(crate) const HEADER_WORDS: usize = SETS_OFFSET / 8;
 
-/// Returns the ranges of words that hold the sets of a page whose header is in `words`. `None` if the header is wrong.
+/// Returns the ranges of the words in use of the four sets of CPUs. `words` need only have the words before
+/// the first set. `None` if these say that more than [`SET_WORDS`] words of a set are in use.
 pub(crate) fn set_ranges(words: &[u64; PAGE_WORDS]) -> Option<[std::ops::Range<usize>; 4]> {
     let in_use = words_in_use(words)?;
     Some([0, 1, 2, 3].map(|number| {
@@ -158,8 +188,9 @@ pub(crate) fn set_ranges(words: &[u64; PAGE_WORDS]) -> Option<[std::ops::Range<u
     }))
 }
 
-/// Returns the offset of the word and the bit of a CPU in each of the sets of own and of borrowed CPUs. `None` for a CPU
-/// beyond the sets.
+/// Returns where the page says whether the job has a CPU: the index of a word in the set of own CPUs, the
+/// index of a word in the set of borrowed CPUs, and the bit, which is the same in both words. `None` if the
+/// number of the CPU is [`MAX_CPUS`] or more.
 pub(crate) fn place_of(cpu: Pu) -> Option<([usize; 2], u64)> {
     (cpu.0 < MAX_CPUS).then(|| {
         let word = HEADER_WORDS + cpu.0 as usize / 64;
@@ -178,19 +209,19 @@ fn half(words: &[u64; PAGE_WORDS], offset: usize) -> u32 {
     u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// The sequence counter of a page of which only the bytes are at hand.
+/// Returns the sequence counter in the bytes of a page.
 pub(crate) fn sequence_of(page: &[u8; PAGE_SIZE]) -> u32 {
     number_at(page, SEQUENCE_OFFSET)
 }
 
-/// Whether the bytes begin as a page of this version.
+/// Whether the bytes begin with [`MAGIC`], the version [`VERSION`] and the size [`PAGE_SIZE`].
 pub(crate) fn has_known_header(page: &[u8; PAGE_SIZE]) -> bool {
     page[..8] == MAGIC
         && number_at(page, VERSION_OFFSET) == VERSION
         && number_at(page, SIZE_OFFSET) as usize == PAGE_SIZE
 }
 
-/// The words of a page.
+/// Returns the bytes of a page as 8-byte words in the byte order of the machine.
 pub(crate) fn words_of(page: &[u8; PAGE_SIZE]) -> [u64; PAGE_WORDS] {
     let mut words = [0; PAGE_WORDS];
     for (word, bytes) in words.iter_mut().zip(page.chunks_exact(8)) {

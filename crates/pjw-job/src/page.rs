@@ -1,4 +1,5 @@
-//! The reader of the page: it maps the file and reads it without a system call.
+//! The reader of the page, which is the file `coremap` of a job. The reader maps the file into the memory of
+//! its process. After that it reads the content without a system call.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -22,10 +23,11 @@ const SPINS: u32 = 200;
 /// How long a reader tries in all. A daemon that was killed while it wrote leaves the page unfinished until it runs again.
 const READ_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// The reasons why the page of a core map can't be read.
+/// The reasons why a program can't read the page of a job. The page is the file `coremap` that pjwd writes,
+/// which says which CPUs the job has.
 #[derive(Debug, Error)]
 pub enum PageError {
-    /// The file can't be opened or mapped.
+    /// The file `coremap` can't be opened or mapped.
     #[error("can't read the core map {path}: {source}", path = path.display())]
     File {
         /// The path of the file.
@@ -33,7 +35,8 @@ pub enum PageError {
         /// The error of the system call.
         source: io::Error,
     },
-    /// The file is not a core map of a version that this program knows.
+    /// The file is no page that this crate can read: it is no regular file, has another size than
+    /// [`PAGE_SIZE`], or begins with another text or another version of the layout.
     #[error(
         "{path} is no core map of version 1: use the pjw-job of the same release as pjwd", path = path.display()
     )]
@@ -41,12 +44,14 @@ pub enum PageError {
         /// The path of the file.
         path: PathBuf,
     },
-    /// The page stayed unfinished. The daemon was killed while it wrote, and has not been started again.
+    /// The page was in the middle of a write for 100 ms. This happens if pjwd was killed while it wrote, and
+    /// no pjwd has written the page since.
     #[error("the core map is unfinished: pjwd was killed while it wrote; start pjwd again")]
     Unfinished,
 }
 
-/// A core map that is mapped into this process. Reading makes no system call.
+/// The page of a job, mapped into the memory of this process. The page is the file `coremap` that pjwd
+/// writes, which says which CPUs the job has. Reading it makes no system call.
 #[derive(Debug)]
 pub struct PageReader {
     page: NonNull<u64>,
@@ -58,10 +63,11 @@ unsafe impl Send for PageReader {}
 unsafe impl Sync for PageReader {}
 
 impl PageReader {
-    /// Maps the core map at `path`.
+    /// Maps the page (the file `coremap` of a job) at `path` into the memory of this process.
     ///
     /// # Errors
-    /// If the file can't be opened or mapped, or is no core map of a known version.
+    /// [`PageError::File`] if the file can't be opened or mapped. [`PageError::Unknown`] if the file is no
+    /// page of a version that this crate knows.
     pub fn open(path: &Path) -> Result<Self, PageError> {
         let failed = |source| PageError::File { path: path.to_owned(), source };
         let options = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).clone();
@@ -75,10 +81,11 @@ impl PageReader {
         map(&file, libc::PROT_READ).map(|page| Self { page }).map_err(failed)
     }
 
-    /// Returns the content, which is never a mixture of two states.
+    /// Returns the content of the page. All its fields are from the same write of pjwd.
     ///
     /// # Errors
-    /// If the page stayed unfinished for 100 ms, because the daemon was killed while it wrote.
+    /// [`PageError::Unfinished`] if the page was in the middle of a write for 100 ms, because pjwd was killed
+    /// while it wrote.
     pub fn read(&self) -> Result<PageContent, PageError> {
         self.read_between().map(|(content, _)| content)
     }
@@ -101,8 +108,9 @@ impl PageReader {
         Err(PageError::Unfinished)
     }
 
-    /// Waits until the epoch differs from `epoch`, or the time has passed. Returns the new content; `None` if the time has
-    /// passed.
+    /// Waits until the epoch of the page differs from `epoch`, pjwd has given up the page
+    /// ([`PageContent::is_live`] is false), or the time `timeout` has passed. Without `timeout` the call
+    /// waits without end. Returns the content of the page, or `None` if the time has passed.
     ///
     /// # Errors
     /// As [`PageReader::read`].
@@ -121,8 +129,10 @@ impl PageReader {
         }
     }
 
-    /// Whether the job has this CPU now, as its own or as a borrowed one. Reads two words of the page. `None` while the
-    /// daemon writes, if the page is no longer live, and for a CPU beyond the sets.
+    /// Whether the page says that the job has this CPU, as its own or as a borrowed one. Reads a few words of
+    /// the page, and makes no system call. The answer is `None` in three cases: pjwd is writing the page,
+    /// pjwd has given up the page ([`PageContent::is_live`] is false), or the number of the CPU is
+    /// [`crate::layout::MAX_CPUS`] or more.
     #[must_use]
     pub fn has_cpu(&self, cpu: Pu) -> Option<bool> {
         let (words, bit) = place_of(cpu)?;

@@ -1,4 +1,4 @@
-//! The writer of the page. pjwd has one for each job.
+//! The writer of the page, which is the file `coremap` of a job. pjwd has one writer for each job.
 //!
 //! The writer never touches the mapped memory itself: a file that somebody truncates, or a full file system, would end the
 //! process by SIGBUS. It writes the content by pwrite(2), and has the kernel change the sequence counter (futex(2),
@@ -19,7 +19,8 @@ use crate::layout::{
 };
 use crate::page::{map, unmap};
 
-/// The writer of one page.
+/// The writer of the page of one job. The page is the file `coremap`, which says which CPUs the job has and
+/// which the programs of the job map into their memory. pjwd has one writer for each job.
 #[derive(Debug)]
 pub struct PageWriter {
     file: File,
@@ -31,9 +32,10 @@ pub struct PageWriter {
 unsafe impl Send for PageWriter {}
 
 impl PageWriter {
-    /// Makes a new page with this content at `path`, with mode 0644. The page is made under the name `temporary` first,
-    /// so that no reader finds an incomplete page. Both names must be in the same file system. What is at `path` is
-    /// replaced.
+    /// Makes a new page (the file `coremap` of a job) with this content at `path`, with mode 0644. A file
+    /// that is at `path` is replaced. The page is written to the path `temporary` first and renamed then, so
+    /// no program finds an incomplete page at `path`. Both paths must be in the same file system. A file at
+    /// `temporary` is removed.
     ///
     /// # Errors
     /// If the file can't be made, for example because the file system is full.
@@ -55,9 +57,11 @@ impl PageWriter {
         Self::of_file(file, content.clone())
     }
 
-    /// Opens the page that an earlier daemon of the same user left at `path`, so that programs that have mapped it see
-    /// the changes of this daemon too. `None` if there is no such page: no file, or a link, another owner, a second
-    /// name, another size or an unknown version.
+    /// Opens the page (the file `coremap` of a job) that an earlier daemon of the same user left at `path`.
+    /// Programs that have mapped this page then see the changes of this daemon too. The page is used only if
+    /// the file is a regular file of this user with one name (hard link), has 4096 bytes, and has a known
+    /// version of the layout. `None` if the file is missing, is a symbolic link, is not such a file, or can't
+    /// be read and mapped.
     #[must_use]
     pub fn open(path: &Path) -> Option<Self> {
         let mut options = OpenOptions::new();
@@ -82,17 +86,20 @@ impl PageWriter {
         Ok(Self { file, page, last })
     }
 
-    /// Returns the content that was written last.
+    /// Returns the content that this writer wrote last. If it has written none, this is the content with
+    /// which the page was made, or the one that the page had when it was opened.
     #[must_use]
     pub fn content(&self) -> &PageContent {
         &self.last
     }
 
-    /// Writes the content in place, and wakes the readers that wait.
+    /// Writes the content into the existing file of the page, and wakes the programs that wait for a change
+    /// of the page.
     ///
     /// # Errors
-    /// If the file was truncated, or the file system refuses the write. The page then stays unfinished, and the caller
-    /// should make a new one.
+    /// If the file was truncated, or the file system refuses the write. The page then may stay marked as in
+    /// the middle of a write, so that no program can read it. The caller should make a new page by
+    /// [`PageWriter::create`].
     pub fn write(&mut self, content: &PageContent) -> io::Result<()> {
         let mut sequence = [0; PAGE_SIZE];
         self.file.read_exact_at(&mut sequence, 0)?;
@@ -109,7 +116,9 @@ impl PageWriter {
         Ok(())
     }
 
-    /// Writes that the page is no longer kept up to date, and wakes the readers. The caller then removes the file.
+    /// Gives up the page: writes that it is not live ([`PageContent::is_live`]) and that the job has no CPUs,
+    /// and wakes the programs that wait for a change of the page. The file stays. The caller must remove it,
+    /// if it is still there.
     ///
     /// # Errors
     /// As [`PageWriter::write`].

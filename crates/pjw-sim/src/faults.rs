@@ -64,10 +64,10 @@ impl Faults {
         }
     }
 
-    /// Returns faults that are disabled ([`Faults::disable`]), for a simulation run without faults.
+    /// Returns faults that never occur: they are disabled ([`Faults::disable`]), and there is no hotplug.
     #[must_use]
     pub fn none() -> Self {
-        let faults = Self::from_seed(&RandomStream::new(0));
+        let faults = Self { hotplug: false, ..Self::from_seed(&RandomStream::new(0)) };
         faults.disable();
         faults
     }

@@ -103,8 +103,9 @@ pub struct CpusetRegistry {
     found: Vec<LeftoverCpuset>,
     /// The former entries of `found` that a warning in `pjwctl status` names, by path.
     recovered: BTreeMap<String, RecoveredCpuset>,
-    /// The delayed changes of cpusets: the kernel or systemd has begun the change, but did not complete it in
-    /// the cycle of the daemon that began it. (A cycle is a scan, a decision and the decided changes.)
+    /// The delayed changes of cpusets. A change is delayed if pjw requested it in one cycle of the daemon, and
+    /// the kernel or systemd had not completed it at the end of this cycle. (A cycle is a scan, a decision and
+    /// the decided changes.)
     pub delayed: DelayedChanges,
 }
 

@@ -21,8 +21,8 @@ use crate::terms::{Evidence, JobId, ProcessEvent};
 pub const MAX_DESCENDANTS: usize = 65_536;
 
 /// A process that was forked by a process of a job, or by a descendant of a process of a job. Contains the
-/// facts that follow from the fork event: the job, and the requests for affinity masks from which the process
-/// may have inherited its mask.
+/// facts that follow from the fork event: the job, and the calls of sched_setaffinity(2), by programs or by
+/// pjw, that may have set the affinity mask with which the process began ([`MaskRequest`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Descendant {
     /// The pid of the nearest ancestor that pjw tracked at the time of the fork. pjw tracks a process if
@@ -46,10 +46,10 @@ pub struct Descendant {
     /// for threads of the parent or of an earlier ancestor. The list is empty if the requests are unknown, or
     /// if pjw has restored the original mask of the process since the fork.
     ///
-    /// One kind of entry is different: a scan found that the process had ended although its exit event was
-    /// not read yet. If pjw made this entry then, the list has the requests for the threads of the ended
-    /// process. Children of this process whose fork events are not read yet may have inherited the masks of
-    /// these threads.
+    /// There is one exception. If a scan finds that a process of a job has ended before its exit event was
+    /// read, pjw makes a `Descendant` for the ended process itself. The list then has the requests for the
+    /// threads of the ended process. Children whose fork events are not read yet may have inherited the masks
+    /// of these threads.
     pub requests: Vec<MaskRequest>,
     /// The time at which pjw last read the affinity masks of the process `ancestor` before the fork, in ns
     /// since boot. If `requests` were made for an earlier ancestor, the time for that ancestor. If the masks

@@ -184,8 +184,8 @@ impl BatchAttributes {
 pub struct JobMarks {
     /// The role of the process in a batch system: an ordinary process, a launcher of jobs, or a helper.
     pub role: BatchRole,
-    /// The marks: attributes of the process that each name a job. There is at most one mark for each source
-    /// and each kind of attribute.
+    /// The marks: attributes of the process that each contain the id of a job, such as a cgroup path or an
+    /// environment variable. For each batch system there is at most one mark of each [`MarkKind`].
     pub marks: Vec<JobMark>,
 }
 

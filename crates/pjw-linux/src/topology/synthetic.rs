@@ -8,7 +8,7 @@ use thiserror::Error;
 use super::limits::MAX_PUS;
 
 /// Maximum length of a description. hwloc's own limit on levels is far below.
-const MAX_CHARACTERS: usize = 4096;
+const MAX_BYTES: usize = 4096;
 
 /// Error: a synthetic description of a machine is invalid. A synthetic description is a text in hwloc's
 /// format (hwloc(7)), such as `pack:2 core:8 pu:2`.
@@ -17,8 +17,8 @@ pub enum SyntheticTopologyError {
     /// The description has no text except white space.
     #[error("it is empty")]
     Empty,
-    /// The description is longer than 4096 bytes. In an ASCII text, each character has one byte.
-    #[error("it is longer than {MAX_CHARACTERS} characters")]
+    /// The description is longer than 4096 bytes.
+    #[error("it is longer than {MAX_BYTES} bytes")]
     TooLong,
     /// A level of the description, such as `core:4`, has no number, or its number is not at least 1.
     #[error("{word:?} has no number of at least 1")]
@@ -45,7 +45,7 @@ pub(super) fn check(text: &str) -> Result<(), SyntheticTopologyError> {
     if text.trim().is_empty() {
         return Err(SyntheticTopologyError::Empty);
     }
-    if text.len() > MAX_CHARACTERS {
+    if text.len() > MAX_BYTES {
         return Err(SyntheticTopologyError::TooLong);
     }
     if let Some(number) = numbers_in_brackets(text).find(|&number| number > u64::from(Pu::MAX.0)) {

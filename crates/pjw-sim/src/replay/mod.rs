@@ -76,7 +76,7 @@ impl StartedJob {
 /// and of the package, the NUMA node and the L3 cache that have the most free cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FreeCoresSample {
-    /// The time of the sample, in seconds since the start of the log.
+    /// The simulated time of the sample, in seconds since the time 0 of the replayed job log.
     pub time_s: u64,
     /// The largest requests for whole cores that could be served at this time: by one L3 cache, by one NUMA
     /// node, by one package, and by the whole machine.

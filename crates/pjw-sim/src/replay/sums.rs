@@ -41,8 +41,8 @@ impl ReplayResult {
         ratio(sum, self.started_jobs.len() as u128)
     }
 
-    /// Returns the number of split cores, summed over the started jobs. A core is split by a job that got
-    /// some of its PUs, but not all.
+    /// Returns the number of split cores, summed over the started jobs. A job splits a core if the job got at
+    /// least one PU of the core, but not all PUs of the core. A core that two jobs split counts twice.
     #[must_use]
     pub fn split_core_count(&self) -> u64 {
         self.started_jobs.iter().map(|one| u64::from(one.domains_used.split_cores)).sum()

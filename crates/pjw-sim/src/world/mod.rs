@@ -185,7 +185,8 @@ pub struct World {
     pub reports_affinity_requests: bool,
     /// The process events (fork, exec and exit) that the daemon has not read yet.
     pub events: Vec<ProcessEvent>,
-    /// The sched_setaffinity(2) calls of programs whose reports the daemon has not read yet.
+    /// The reports of sched_setaffinity(2) calls of programs that the simulated kernel has made and the daemon has not
+    /// read yet.
     pub affinity_requests: Vec<AffinityRequest>,
     /// The log of changes of processes, masks and cpusets, one line of text for each change. `None` if no log
     /// is written.

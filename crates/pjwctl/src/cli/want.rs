@@ -25,7 +25,8 @@ pub struct WantArgs {
     pub json: JsonArg,
 }
 
-/// A number of wanted cores on the command line. `None` for `default`.
+/// How many cores a job is to want, as given on the command line. `None` for the word `default`: the job
+/// wants the cores that it was granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WantedCoresArg(pub Option<u32>);
 

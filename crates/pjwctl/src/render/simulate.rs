@@ -72,7 +72,7 @@ pub struct DurationPercentiles {
 /// they can serve inside a single L3, NUMA node or package.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct FragmentationSample {
-    /// The time of the sample, in seconds since the start of the log.
+    /// The simulated time of the sample, in seconds since the time 0 of the replayed job log.
     pub time_s: u64,
     /// The number of free whole cores of the machine.
     pub free: u32,

@@ -27,7 +27,8 @@ const JSON_FILE_NAME: &str = "coremap.json";
 const DIRECTORY_MODE: u32 = 0o755;
 const WANT_MODE: u32 = 0o600;
 
-/// A file of a job that can't be made, written or given to its owner.
+/// The error of an operation on a path below `STATE_DIR/jobs`: what was tried, on which path, and why it
+/// failed.
 #[derive(Debug, Error)]
 #[error("can't {operation} {path}: {source}", path = path.display())]
 pub(super) struct FileFault {
@@ -71,7 +72,7 @@ impl CoreMapFile {
     }
 }
 
-/// The directory of all jobs.
+/// The directory `STATE_DIR/jobs`, which contains the directory of each job.
 #[derive(Debug)]
 pub(super) struct JobsDirectory {
     path: PathBuf,
@@ -92,7 +93,7 @@ impl JobsDirectory {
         self.path.join(id.to_string())
     }
 
-    /// Makes the directory if it is not there.
+    /// Makes the directory `STATE_DIR/jobs` if it is missing, or was replaced since it was made here.
     pub(super) fn make(&mut self) -> Result<(), FileFault> {
         if !self.is_in_place() {
             make_directory(&self.path)?;
@@ -106,7 +107,8 @@ impl JobsDirectory {
         self.inode.is_some() && inode(&self.path) == self.inode
     }
 
-    /// Makes or takes over the directory of a job.
+    /// Makes the directory of a job. If an earlier daemon left it, this directory and the page in it (the
+    /// file `coremap`) are used.
     pub(super) fn open(&self, id: &JobId) -> Result<JobDirectory, FileFault> {
         let path = self.path_of(id);
         make_directory(&path)?;
@@ -116,7 +118,8 @@ impl JobsDirectory {
         Ok(JobDirectory { path, inode, temporary, page, published: None })
     }
 
-    /// Removes what an earlier daemon left, except the directories of these jobs.
+    /// Removes all entries of `STATE_DIR/jobs` except the directories of the jobs in `jobs`. Wakes the
+    /// programs that wait for a change of a removed page (the file `coremap` with the CPUs of a job).
     pub(super) fn remove_others<'a>(&self, jobs: impl Iterator<Item = &'a JobId>) {
         let names: BTreeSet<String> = jobs.map(ToString::to_string).collect();
         for entry in std::fs::read_dir(&self.path).into_iter().flatten().flatten() {
@@ -132,7 +135,7 @@ impl JobsDirectory {
     }
 }
 
-/// The directory of one job.
+/// The directory of one job, with the files that show the cores of the job, and the file `want`.
 #[derive(Debug)]
 pub(super) struct JobDirectory {
     path: PathBuf,
@@ -158,14 +161,16 @@ impl JobDirectory {
         self.inode.is_some() && inode(&self.path) == self.inode
     }
 
-    /// Whether the directory and all its files are there.
+    /// Whether the path still names this directory, and the four files `cpus`, `coremap.json`, `coremap` and
+    /// `want` are in it.
     pub(super) fn is_complete(&self) -> bool {
         let names = [CPUS_FILE_NAME, JSON_FILE_NAME, PAGE_FILE_NAME, WANT_FILE_NAME];
         self.is_in_place() && names.iter().all(|name| is_file(&self.path.join(name)))
     }
 
-    /// Writes the core map into the three files that show it, if it changed or a file is gone. The page comes last: who is
-    /// woken by it finds the other files as new.
+    /// Writes the core map (the CPUs of the job) into the files `cpus`, `coremap.json` and `coremap`. Does
+    /// nothing if all three are there and show this core map. The page `coremap` is written last: a program
+    /// that its change wakes finds the other two files already changed.
     pub(super) fn write_map(&mut self, core_map: &CoreMap) -> Result<(), FileFault> {
         let page_path = self.path.join(PAGE_FILE_NAME);
         let (cpus_path, json_path) = (self.path.join(CPUS_FILE_NAME), self.path.join(JSON_FILE_NAME));
@@ -212,7 +217,9 @@ impl JobDirectory {
         self.replace(&json_path, json.as_bytes())
     }
 
-    /// Makes the file `want` if it is not there, for this owner only. Returns whether it was there.
+    /// Makes the empty file `want` with mode 0600 for the user `owner`, if it is missing. A file with another
+    /// owner or a second name (hard link), or something else in its place, is replaced. Returns whether the
+    /// right file was there already.
     pub(super) fn make_want(&self, owner: Uid) -> Result<bool, FileFault> {
         let path = self.want_path();
         if let Ok(metadata) = std::fs::symlink_metadata(&path) {
@@ -245,7 +252,8 @@ impl JobDirectory {
         replaced.map_err(failed("write", path))
     }
 
-    /// Tells the programs that have mapped the page that it is not kept up to date any more.
+    /// Gives up the page (the file `coremap`): writes that it is no longer kept up to date, and wakes the
+    /// programs that wait for its change. Removes no file.
     pub(super) fn end(self) {
         if let Some(page) = self.page {
             // Nobody can read a page that was truncated.
@@ -253,7 +261,8 @@ impl JobDirectory {
         }
     }
 
-    /// Removes the directory, and wakes the programs that wait for a change.
+    /// Removes the directory with its files, if the path still names it. Gives up the page (the file
+    /// `coremap` with the CPUs of the job), so the programs that wait for a change of the page are woken.
     pub(super) fn remove(self) {
         if self.is_in_place() {
             remove(&self.path);
@@ -262,7 +271,9 @@ impl JobDirectory {
     }
 }
 
-/// Removes the files of all jobs below a state directory, and wakes the programs that wait for a change.
+/// Removes `STATE_DIR/jobs` with the files of all jobs. `state_dir` is the state directory of the daemon.
+/// Writes into each page (the file `coremap` with the CPUs of a job) that it is no longer kept up to date.
+/// This wakes the programs that wait for a change of the page. What can't be removed stays, without an error.
 pub fn remove_all(state_dir: &Path) {
     let jobs = state_dir.join(JOBS_DIRECTORY);
     for entry in std::fs::read_dir(&jobs).into_iter().flatten().flatten() {

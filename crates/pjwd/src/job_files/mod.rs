@@ -33,29 +33,33 @@ const EMPTY_TIME: Duration = Duration::from_millis(20);
 /// The least time between two readings of the files: programs may write all the time.
 const READ_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What the files of one job are to show.
+/// What the daemon publishes of one job in the files below `STATE_DIR/jobs/ID`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobContent {
-    /// The owner of the job, who may write the file `want`.
+    /// The owner of the job, to whom the file `want` in the directory of the job belongs.
     pub owner: Uid,
-    /// The cores of the job.
+    /// The core map of the job: its CPUs, as the daemon publishes them in the files `cpus`, `coremap.json`
+    /// and `coremap`.
     pub core_map: CoreMap,
-    /// The number of wanted cores in force. `None` if the job wants what it was granted.
+    /// The number of cores that the job wants, as it was given last. It can be larger than the number that
+    /// the job may have. `None` if no number was given: the job wants the cores that it was granted.
     pub wanted: Option<u32>,
 }
 
-/// A number of wanted cores that a program wrote into the file of a job.
+/// A new number of wanted cores that the daemon read in the file `want` of a job. A program of the job's
+/// owner wrote it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WrittenWant {
-    /// The job.
+    /// The job in whose directory the file `want` is.
     pub job: JobId,
-    /// The owner of the job, who alone can write the file.
+    /// The owner of the job. The file `want` belongs to this user, and no other plain user can write it.
     pub owner: Uid,
-    /// The number. `None` if the file was emptied: the job wants what it was granted.
+    /// The number in the file. `None` if the file is empty: the job wants the cores that it was granted.
     pub cores: Option<u32>,
 }
 
-/// The files of all jobs.
+/// The files of all jobs below `STATE_DIR/jobs`. In each job's directory the daemon publishes the cores of
+/// the job, and reads how many cores the job wants.
 #[derive(Debug)]
 pub struct JobFiles {
     root: JobsDirectory,
@@ -118,7 +122,8 @@ impl PublishedJob {
 }
 
 impl JobFiles {
-    /// Makes the value for a daemon with this state directory, which exists. Nothing is written yet.
+    /// Makes the value for a daemon with the state directory `state_dir`, which must exist. Writes and
+    /// removes no files.
     #[must_use]
     pub fn new(state_dir: &Path) -> Self {
         // Programs need a path that does not depend on their working directory.
@@ -133,24 +138,31 @@ impl JobFiles {
         }
     }
 
-    /// Removes the files that an earlier daemon left for jobs that have ended since. Must be called once, after the first
-    /// publication.
+    /// Removes the files that an earlier daemon left for jobs that this daemon does not publish. These are
+    /// all entries of `STATE_DIR/jobs` except the directories of the jobs in [`JobFiles::job_ids`]. Programs
+    /// that wait for a change of the cores of such a job are woken. Must be called once, after the first
+    /// cycle (scan, decision and changes) has called [`JobFiles::publish`] for all jobs. Before that no job
+    /// is known, so the files of running jobs would be removed too.
     pub fn remove_leftovers(&self) {
         self.root.remove_others(self.jobs.keys());
     }
 
-    /// Returns the directory with the directories of all jobs.
+    /// Returns the path of `STATE_DIR/jobs`, the directory that contains the directory of each job.
     #[must_use]
     pub fn root_path(&self) -> &Path {
         self.root.path()
     }
 
-    /// Returns the ids of the jobs whose files are published.
+    /// Returns the ids of the jobs that [`JobFiles::publish`] got content for and has not removed since. Some
+    /// of their files may be missing, because they could not be written.
     pub fn job_ids(&self) -> impl Iterator<Item = &JobId> {
         self.jobs.keys()
     }
 
-    /// Writes what changed of a job. `None` removes the files of the job, and tells the programs that wait for a change.
+    /// Makes the files of a job show `content`, and writes only those that differ. `None` removes the files
+    /// of the job and wakes the programs that wait for a change of its cores. If the owner of the job has
+    /// changed, all files are removed and made again. A failure is logged, shown by [`JobFiles::warnings`]
+    /// and tried again.
     pub fn publish(&mut self, id: &JobId, content: Option<JobContent>) {
         let Some(content) = content else { return self.remove(id) };
         let before = self.jobs.get(id);
@@ -206,14 +218,17 @@ impl JobFiles {
         }
     }
 
-    /// Returns the descriptor that is readable when a file changed. `None` while the changed files are due to be read anyway,
-    /// and if the kernel refuses inotify.
+    /// Returns the inotify(7) descriptor, which is readable when a program wrote or removed a file of a job.
+    /// `None` while [`JobFiles::due`] has a time, because the changed files are read at that time anyway.
+    /// Also `None` if the kernel refuses inotify.
     #[must_use]
     pub fn changes_fd(&self) -> Option<BorrowedFd<'_>> {
         self.watch.fd().filter(|_| self.due.is_none())
     }
 
-    /// Reads which files changed, after the descriptor was readable.
+    /// Reads from the kernel which jobs have changed files, and schedules the reading of these files
+    /// ([`JobFiles::due`]). `now` is the current time. For use when the descriptor of
+    /// [`JobFiles::changes_fd`] is readable. Does not block.
     pub fn note_changes(&mut self, now: Instant) {
         for change in self.watch.read() {
             match change {
@@ -223,14 +238,17 @@ impl JobFiles {
         }
     }
 
-    /// Returns the time at which the changed files are to be read. `None` if none changed.
+    /// Returns the time from which [`JobFiles::take_written`] reads the changed files. `None` if no file is
+    /// known to have changed.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Looks at files that no event reports: those that could not be written, those that are not watched, and the
-    /// directory of all jobs, which may have been removed with a directory above it. For each rescan.
+    /// Schedules the reading of files whose changes the kernel does not report. These are the files of jobs
+    /// with a file that could not be written, and of jobs that the kernel does not watch. If `STATE_DIR/jobs`
+    /// is gone, these are the files of all jobs. Must be called in each rescan (a scan that looks at
+    /// processes of no job too).
     pub fn check(&mut self, now: Instant) {
         let is_root_gone = !self.root.is_in_place();
         let job_ids: Vec<JobId> = self
@@ -244,7 +262,9 @@ impl JobFiles {
         }
     }
 
-    /// If the changed files are due: makes those again that are gone, and returns the new numbers of wanted cores.
+    /// Returns the numbers of wanted cores that differ from those that the daemon knew. Returns an empty
+    /// list, and reads nothing, before the time [`JobFiles::due`] and if that is `None`. Otherwise reads the
+    /// file `want` of each job with a changed file, and makes missing files of these jobs again.
     pub fn take_written(&mut self, now: Instant) -> Vec<WrittenWant> {
         if self.due.is_none_or(|due| due > now) {
             return Vec::new();
@@ -300,7 +320,8 @@ impl JobFiles {
         job_ids.iter().for_each(|id| self.schedule(id, now));
     }
 
-    /// Returns a warning for each job whose files are not as they should be.
+    /// Returns the warnings about the files of jobs: one for each job with a file that could not be written,
+    /// and one for each job whose file `want` is ignored because its content is no number or can't be read.
     #[must_use]
     pub fn warnings(&self) -> Vec<Warning> {
         let of_job = |(id, job): (&JobId, &PublishedJob)| {

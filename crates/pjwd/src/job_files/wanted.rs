@@ -13,7 +13,8 @@ const MAX_BYTES: u64 = 32;
 /// A file that is longer is truncated: it takes memory from a file system that the system needs.
 const MAX_FILE_BYTES: u64 = 4096;
 
-/// What is known of the file of one job.
+/// What the daemon knows of the file `want` of one job: the number of wanted cores in it, and why its content
+/// is ignored.
 #[derive(Debug)]
 pub(super) struct WantedFile {
     /// The number that the file had when it was read or written last.
@@ -26,29 +27,34 @@ pub(super) struct WantedFile {
     fault: Option<String>,
 }
 
-/// The result of a reading.
+/// What a reading of the file `want` of a job found.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Reading {
-    /// The number is the one that was known, or the content is ignored.
+    /// Nothing new: the number is the known one, or the content is ignored and the known number stays.
     Same,
-    /// The file is empty for the first time: a program may be about to write it.
+    /// The file is empty, and was not at the reading before. A program may have truncated it and be about to
+    /// write, so the file must be read again.
     MayBeUnfinished,
-    /// The number is new.
+    /// Another number than the known one. `None`: the file is empty, and no longer has the number that was
+    /// known.
     New(Option<u32>),
 }
 
 impl WantedFile {
-    /// Makes the value for a job with this number in force.
+    /// Makes the value for a job that wants `last` cores. `None` if the job wants the cores that it was
+    /// granted.
     pub(super) fn new(last: Option<u32>) -> Self {
         Self { last, was_empty: false, is_emptied: false, fault: None }
     }
 
-    /// Returns the reason why the content of the file is ignored. `None` if it is not.
+    /// Returns the reason why the content of the file `want` is ignored. `None` if the content is used.
     pub(super) fn fault(&self) -> Option<&str> {
         self.fault.as_deref()
     }
 
-    /// Reads the file. It must be a regular file of the owner with one name.
+    /// Reads the file `want` at `path`. The content is ignored if the file is no regular file, belongs to
+    /// another user than `owner`, has a second name (hard link), or has no number. Also empties a file that
+    /// is too long.
     pub(super) fn read(&mut self, path: &Path, owner: Uid) -> Reading {
         let number = read_text(path, owner).and_then(|text| parse(&text));
         let is_empty = number == Ok(None);
@@ -77,8 +83,9 @@ impl WantedFile {
         }
     }
 
-    /// Writes the number that is in force, if it is not the one that the file had last. `was_there` says whether this is the file
-    /// of the last reading, and no new and empty one.
+    /// Writes the number `wanted` into the file `want` at `path`, if the file is not known to show it
+    /// already. `None` empties the file. `was_there` says whether the file is the one that was read or
+    /// written before. If not, the file is new and empty.
     pub(super) fn show(&mut self, path: &Path, wanted: Option<u32>, was_there: bool) -> io::Result<()> {
         let shown = if was_there { self.last } else { None };
         if shown == wanted {

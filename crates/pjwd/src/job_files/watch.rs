@@ -9,16 +9,16 @@ use pjw_core::job::JobId;
 use pjw_job::WANT_FILE_NAME;
 use tracing::info;
 
-/// A change that the kernel reported.
+/// A change of the files of jobs that the kernel reported by inotify(7).
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum FileChange {
-    /// A file of this job was written or removed.
+    /// A program wrote into the file `want` of this job, or removed a file of the job.
     Of(JobId),
-    /// Events were lost.
+    /// The kernel lost reports of changes: the files of any job may have changed.
     Unknown,
 }
 
-/// The watches of the directories and of the files `want`.
+/// The inotify(7) watches of the jobs: for each job one of its directory, and one of the file `want` in it.
 #[derive(Debug)]
 pub(super) struct FileWatch {
     /// `None` if the kernel refuses inotify.
@@ -35,7 +35,8 @@ impl FileWatch {
         Self { inotify, jobs: BTreeMap::new() }
     }
 
-    /// Watches the files of a job. Returns whether the kernel does so: it has a limit for each user.
+    /// Starts the watch of the files of a job. Returns `false` if the kernel refuses one of the watches, for
+    /// example because the user has as many as the kernel allows.
     pub(super) fn add(&mut self, id: &JobId, directory: &Path) -> bool {
         self.remove(id);
         let Some(inotify) = &self.inotify else { return false };
@@ -53,7 +54,7 @@ impl FileWatch {
         is_complete
     }
 
-    /// Ends the watch of the files of a job.
+    /// Ends the watch of the files of a job. Does nothing if they are not watched.
     pub(super) fn remove(&mut self, id: &JobId) {
         for watch in self.jobs.remove(id).into_iter().flatten() {
             // The watch of a removed file has ended already.
@@ -65,7 +66,7 @@ impl FileWatch {
         self.inotify.as_ref().map(AsFd::as_fd)
     }
 
-    /// Reads all events. Does not block.
+    /// Returns the changes that the kernel has reported since the last call. Does not block.
     pub(super) fn read(&self) -> Vec<FileChange> {
         let Some(inotify) = &self.inotify else { return Vec::new() };
         let mut changes = Vec::new();

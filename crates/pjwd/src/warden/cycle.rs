@@ -149,8 +149,11 @@ impl<N: Node, J: Journal> Warden<N, J> {
         self.events_read.still_dropping = still_dropping;
     }
 
-    /// Reads the masks of newly forked processes of jobs. If the mask of a process is right, its scan may wait
-    /// for a few milliseconds. Must be called after process events were read, unless a cycle follows at once.
+    /// Reads the affinity masks of the processes of jobs that were forked since the last scan. If such a mask
+    /// is the set of online PUs that the job holds, or if the process was born in the cpuset of the job, the
+    /// scan of this process is no longer urgent: it follows within a few milliseconds, together with others.
+    /// Otherwise, the scan stays urgent. Must be called after process events were read, unless a cycle
+    /// follows at once.
     pub fn probe_forks(&mut self) {
         defer_scans_of_right_forks(&mut self.node, &mut self.state);
     }
@@ -162,11 +165,12 @@ impl<N: Node, J: Journal> Warden<N, J> {
         std::mem::replace(&mut self.events_read, EventCount { still_dropping, ..EventCount::default() })
     }
 
-    /// Finds the leftover cgroups and adds them to the state. A leftover cgroup exists when this function is
-    /// called, has the name of a job's cpuset, and is not in the journal. The decision about a leftover
-    /// cgroup follows after the next scan of every process. pjw makes the cgroup the cpuset of its job again
-    /// if the cgroup contains processes and its PUs can be granted to the job. Otherwise pjw removes the
-    /// cgroup. Must be called once, before the first cycle.
+    /// Finds the leftover cgroups and adds them to the state. A cgroup is leftover if its name has the form
+    /// that pjw gives to the cpuset of a job, and if the journal (the file with the records of all changes)
+    /// has no record of it. The id of the job is part of the name. pjw decides about each leftover cgroup
+    /// after the next scan of every process. If the cgroup contains processes, and its PUs can be granted to
+    /// the job, the cgroup becomes the cpuset of the job again. Otherwise, pjw removes the cgroup. Must be
+    /// called once, before the first cycle.
     pub fn find_leftover_cpusets(&mut self) {
         let found = self.node.list_job_cpusets(&self.policy.own_cgroups);
         found.into_iter().for_each(|found| self.state.cpusets.add_leftover_cpuset(found));

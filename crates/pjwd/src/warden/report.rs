@@ -37,7 +37,8 @@ pub struct RefusedMask {
     pub reason: String,
 }
 
-/// The results of a cycle of the daemon: one scan of processes, a decision, and the resulting changes.
+/// The results of a cycle of the daemon. A cycle has one or more rounds. A round is a scan of processes, a
+/// decision, and the changes of affinity masks and cpusets that were decided.
 #[derive(Debug, Default)]
 pub struct CycleReport {
     /// The reply or the refusal for each command, in the order of the commands.
@@ -54,9 +55,9 @@ pub struct CycleReport {
     /// The jobs and processes for which a decision of this cycle made a new plan. For all other jobs and
     /// processes, the earlier plan is still valid.
     pub planned: DirtySet,
-    /// The new processes of jobs whose affinity masks pjwd changed before the scan of the cycle. pjwd does
-    /// this only for a process whose mask differs from the set of online PUs that the job of the process
-    /// holds.
+    /// The new processes that belong to jobs, and whose affinity masks pjwd changed before the first scan of
+    /// the cycle. pjwd does this only for a process whose mask differs from the set of online PUs that the
+    /// job of the process holds.
     pub confined_forks: Vec<ConfinedFork>,
     /// Whether work is left because the cycle reached its maximum number of rounds. The next cycle then
     /// continues.

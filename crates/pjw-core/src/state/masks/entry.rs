@@ -86,13 +86,14 @@ impl MaskEntry {
         Self::of(SmallVec::from_iter([limits.request_of(seen, Nanos(0))]), None, read_at)
     }
 
-    /// Makes the entry of a thread that was born at the time `birth` and inherited its mask from the thread
-    /// that created it. `requests` are the requests of which one was the last request for the creating thread
-    /// at the time `birth`. Returns `None` if `requests` is empty.
+    /// Makes the entry of a thread that was created at the time `birth` and inherited the mask of the thread
+    /// that created it. `requests` are the mask requests that may have been in force for the creating thread
+    /// at that time. There are several if the order of a request and the creation is unknown. Returns `None`
+    /// if `requests` is empty.
     ///
-    /// If pjw or the kernel made one of `requests`, and the requested mask is not the original mask, the
-    /// original mask counts as recorded in the journal since the time of this request. If there are several
-    /// such requests, it counts as recorded since the earliest of them. See [`MaskEntry::journaled_since`].
+    /// Sets [`MaskEntry::journaled_since`] to the time of the earliest request in `requests` that pjw or the
+    /// kernel made and that asked for another mask than the original one (the mask that a release puts back).
+    /// Leaves it `None` if there is no such request.
     #[must_use]
     pub fn from_inherited(requests: impl IntoIterator<Item = MaskRequest>, birth: BirthTime) -> Option<Self> {
         let mut candidates: SmallVec<[MaskRequest; 1]> = SmallVec::new();

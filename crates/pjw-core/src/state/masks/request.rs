@@ -25,9 +25,9 @@ pub struct MaskRequest {
     /// The requested mask. It may contain PUs that are offline or outside the thread's cpuset.
     ///
     /// - If `writer` is pjw: the mask that pjw passed to sched_setaffinity(2).
-    /// - If `writer` is the program: the mask that pjw assumes for the request of the program. It is the
-    ///   effective mask that a scan read. If the effective mask contained every online PU of the thread's
-    ///   cpuset, it is every PU of the machine.
+    /// - If `writer` is the program: the mask that pjw assumes that the program requested. If the effective
+    ///   mask that a scan read contained every online PU of the thread's cpuset, pjw assumes a request for
+    ///   every PU of the machine. Otherwise, pjw assumes a request for the effective mask.
     /// - If `writer` is the kernel: every PU of the machine.
     pub mask: CpuSet,
     /// The mask that the thread gets back when its job is released. pjw uses it only if no later request for

@@ -7,16 +7,19 @@
 
 use crate::basics::{Nanos, Tid, prelude::*};
 
-/// A process with fewer threads is always read as a whole.
+/// The least number of threads of a process of which a scan may read only the busy threads. In a scan of a
+/// process with fewer threads, all threads are read.
 pub const MIN_THREADS: usize = 256;
 /// At most one thread of so many is busy. Otherwise, all threads are read.
 const MIN_THREADS_PER_BUSY: usize = 16;
 /// After each this many readings of all threads with the same busy threads, fewer scans read all threads.
 const READINGS_PER_STEP: u32 = 4;
-/// At least one scan of so many reads all threads.
+/// The largest number of consecutive scans of a process with many threads of which only one reads all
+/// threads. The others read only the busy threads.
 pub const MAX_SCANS_PER_READING: u32 = 4;
 
-/// The busy threads of one member: those with a smoothed CPU demand that is not 0.
+/// The busy threads of one process of a job that has many threads. A thread is busy if its smoothed CPU
+/// demand is not 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct BusyThreads {
     pub(super) tids: BTreeSet<Tid>,
@@ -31,8 +34,9 @@ pub(super) struct BusyThreads {
 }
 
 impl BusyThreads {
-    /// The busy threads after `all` threads were read, of which these are busy. `None` if the next scans read all threads
-    /// again.
+    /// Makes the value after a scan read all threads of a process. `all` is their number, `busy` has the busy
+    /// ones, and `before` is the value before this scan. `None` if the next scan must read all threads too:
+    /// the process has fewer than [`MIN_THREADS`] threads, none is busy, or too many are busy.
     pub(super) fn new(all: usize, busy: impl Iterator<Item = Tid>, before: Option<Self>) -> Option<Self> {
         if all < MIN_THREADS {
             return None;
@@ -47,22 +51,25 @@ impl BusyThreads {
         Some(Self { tids, all, same_readings, scans_left: period - 1, read_alone_at: None })
     }
 
-    /// Whether the next scan may read only these threads.
+    /// Whether the next scan may read only the busy threads.
     pub(super) fn suffice(&self) -> bool {
         self.scans_left > 0
     }
 
-    /// The time until which no other thread had a demand worth noticing. `None` if all threads were read last.
+    /// Returns the time of the last scan that read only the busy threads. `None` if no scan has done so since
+    /// all threads were read.
     pub(super) fn read_alone_at(&self) -> Option<Nanos> {
         self.read_alone_at
     }
 
-    /// Lets the next scan read all threads.
+    /// Makes the next scan read all threads. The count of consecutive readings of all threads that found the
+    /// same busy threads starts at 0 again.
     pub(super) fn expire(&mut self) {
         (self.scans_left, self.same_readings) = (0, 0);
     }
 
-    /// Records that a scan read only these threads. Returns whether a thread is no longer busy. It is removed.
+    /// Records that a scan at the time `at` read only the busy threads. Removes those that are no longer
+    /// busy, as `is_busy` says. Returns whether any was removed.
     pub(super) fn note_reading(&mut self, is_busy: impl Fn(&Tid) -> bool, at: Nanos) -> bool {
         let before = self.tids.len();
         self.tids.retain(is_busy);

@@ -23,9 +23,9 @@ pub fn jobs_text(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal
     if jobs.is_empty() { "no jobs\n".to_owned() } else { jobs_table(jobs, names, now, term) }
 }
 
-/// Returns a table with one row per job. The columns include the letter of the job in the core map, its id,
-/// its CPUs, and its counts of processes and threads. The column `since` has the age of each job at the time
-/// `now`.
+/// Returns a table with one row per job. The columns include the letter that stands for the job in the
+/// drawing of the cores (`pjwctl status`), the id of the job, its CPUs, and the numbers of its processes and
+/// threads. The column `since` shows how long before the time `now` pjw detected or created the job.
 #[must_use]
 pub fn jobs_table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) -> String {
     let rows: Vec<[String; 10]> = jobs.iter().map(|job| cells(job, names, now)).collect();

@@ -1,4 +1,6 @@
-//! The event loop and the files of jobs: after a cycle the core maps are published, and what programs write is a command.
+//! The event loop and the files of jobs. After a cycle (scan, decision and changes) the loop writes into
+//! these files which CPUs each job has. A number of cores that a program writes into the file `want` of its
+//! job becomes a command.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -13,8 +15,10 @@ use super::EventLoop;
 use crate::job_files::{JobContent, WrittenWant};
 
 impl EventLoop {
-    /// Publishes the core maps of the jobs that may have changed in the cycle. `is_rescan` says whether the files are
-    /// checked too.
+    /// Publishes the core maps of the jobs in `dirty`, after a cycle (scan, decision and changes). The core
+    /// map of a job is its CPUs, as the programs in the job read them in files. The files of a job without a
+    /// core map are removed. If `is_rescan` is true, files that the kernel does not watch are also scheduled
+    /// for reading.
     pub(super) fn publish_core_maps(&mut self, dirty: &DirtySet, is_rescan: bool) {
         let (state, policy) = (self.warden.state(), self.warden.policy());
         let mut changed: BTreeSet<&JobId> = dirty.dirty_jobs().map(|(id, _)| id).collect();
@@ -36,8 +40,10 @@ impl EventLoop {
         }
     }
 
-    /// Reads what programs wrote into the files of their jobs, as commands of the owners for the next cycle. `is_readable` says
-    /// whether the kernel reported a change.
+    /// Reads the numbers of wanted cores that programs wrote into the files `want` of their jobs. Each new
+    /// number becomes a command of the job's owner for the next cycle. `is_readable` says whether the kernel
+    /// has reported changed files. Reads nothing before these files are due
+    /// ([`crate::job_files::JobFiles::due`]).
     pub(super) fn read_written_wants(&mut self, is_readable: bool, now: Instant) {
         if is_readable {
             self.job_files.note_changes(now);

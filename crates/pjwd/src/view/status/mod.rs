@@ -119,7 +119,8 @@ impl Publisher {
         (publisher, StatusFeed { status: seen, topology: known, events: event_receiver })
     }
 
-    /// Sets the directory with the files of each job, which the status names.
+    /// Sets the directory that contains a subdirectory with files for each job. The published status contains
+    /// the path of `directory`.
     pub fn set_job_files(&mut self, directory: &Path) {
         self.job_files = directory.display().to_string();
     }
