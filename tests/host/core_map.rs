@@ -1,4 +1,4 @@
-//! What the programs in a job are told about its cores, and the number of cores that they ask for.
+//! The CPUs of a job, as pjwd publishes them to the programs in it, and the number of cores that they ask for.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

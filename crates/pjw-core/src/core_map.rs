@@ -1,4 +1,4 @@
-//! The core map of a job: what the programs in the job are told about its cores.
+//! The core map of a job: the CPUs that the job has, as pjwd publishes them to the programs in the job.
 
 use crate::basics::{CpuSet, Nanos};
 use crate::state::WardenState;

@@ -9,34 +9,16 @@ use std::time::{Duration, Instant};
 use job::layout::PageContent;
 use job::{PAGE_FILE_NAME, PageWriter, WANT_FILE_NAME};
 
-/// Compiles `source` of this crate. The program finds the library in the directory of the program.
-fn compile(source: &str, program: &Path) {
-    let crate_directory = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let directory = program.parent().unwrap();
-    // Cargo builds the library beside the tests.
-    let library = std::env::current_exe().unwrap().with_file_name("libpjw_job.so");
-    for name in ["libpjw_job.so", "libpjw_job.so.0"] {
-        std::os::unix::fs::symlink(&library, directory.join(name)).unwrap();
-    }
-    let output = Command::new("cc")
-        .args(["-Wall", "-Wextra", "-Werror", "-o"])
-        .arg(program)
-        .arg(crate_directory.join(source))
-        .arg("-I")
-        .arg(crate_directory.join("include"))
-        .arg("-L")
-        .arg(directory)
-        .args(["-lpjw_job", "-Wl,-rpath,$ORIGIN"])
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-}
+#[path = "../../pjw-spawn-c/tests/compile/mod.rs"]
+mod compile;
+
+use compile::compile;
 
 #[test]
 fn a_c_program_reads_its_cores_waits_for_a_change_and_asks_for_fewer() {
     let directory = tempfile::tempdir().unwrap();
     let (program, job) = (directory.path().join("program"), directory.path().join("job"));
-    compile("tests/program.c", &program);
+    compile("pjw_job", Path::new(env!("CARGO_MANIFEST_DIR")), "tests/program.c", &program);
     std::fs::create_dir(&job).unwrap();
     let want = job.join(WANT_FILE_NAME);
     std::fs::write(&want, "").unwrap();

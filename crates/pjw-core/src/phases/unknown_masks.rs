@@ -5,7 +5,7 @@ use crate::basics::{CpuSet, Pid, ProcessId, Uid, prelude::*};
 use crate::phases::draft::Draft;
 use crate::phases::membership::is_orphan_of_unknown_descent;
 use crate::state::{KnownProcess, MaskEntry, MaskWriter, WardenState};
-use crate::terms::{GrantedBy, MarkKind, Policy, Process, Warning};
+use crate::terms::{GrantedBy, Policy, Process, Warning};
 
 /// The largest number of processes that a warning about a job names.
 const MAX_NAMED: usize = 8;
@@ -56,9 +56,8 @@ pub(super) fn is_bound(state: &WardenState, policy: &Policy, process: &Process) 
     if is_system || !is_served || state.tracked(pid).is_some() {
         return false;
     }
-    let marks = state.processes.get(&pid).map(|known| &known.job_marks.marks);
-    let is_schedulers =
-        marks.is_some_and(|marks| marks.iter().any(|mark| matches!(mark.kind, MarkKind::Cgroup(_))));
+    let known = state.processes.get(&pid);
+    let is_schedulers = known.is_some_and(|known| known.job_marks.job_of_cgroup().is_some());
     let possible =
         state.cpuset_read_around(pid).map_or(online.clone(), |cpuset| cpuset.intersection(&online));
     !is_schedulers && process.first_thread_mask.as_ref().is_some_and(|mask| !possible.is_subset(mask))

@@ -1,4 +1,4 @@
-//! How many cores a job wants at present, and what the programs in it are told of its cores.
+//! How many cores a job wants, and the CPUs of the job that pjwd publishes to the programs in it.
 
 use pjw_core::command::{AssignCommand, Caller, Command, Reply};
 use pjw_core::core_map::core_map;

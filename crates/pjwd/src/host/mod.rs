@@ -1,6 +1,7 @@
-//! The system around the daemon: directories, the log, messages to systemd, the task scan.
+//! The system around the daemon: directories, the identity of files, the log, messages to systemd, the task scan.
 
 pub mod directories;
+pub(crate) mod inode;
 pub mod logging;
 pub mod notify;
 pub(crate) mod task_scan;

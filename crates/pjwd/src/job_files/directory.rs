@@ -18,6 +18,8 @@ use pjw_linux::sys::clock;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::host::inode::inode_of;
+
 /// The directory of the jobs, below the state directory.
 const JOBS_DIRECTORY: &str = "jobs";
 /// The name under which files are made. No job id is equal to it, because an id has a colon.
@@ -97,14 +99,14 @@ impl JobsDirectory {
     pub(super) fn make(&mut self) -> Result<(), FileFault> {
         if !self.is_in_place() {
             make_directory(&self.path)?;
-            self.inode = inode(&self.path);
+            self.inode = inode_of(&self.path);
         }
         Ok(())
     }
 
     /// Whether the directory that was made is still there.
     pub(super) fn is_in_place(&self) -> bool {
-        self.inode.is_some() && inode(&self.path) == self.inode
+        self.inode.is_some() && inode_of(&self.path) == self.inode
     }
 
     /// Makes the directory of a job. If an earlier daemon left it, this directory and the page in it (the
@@ -114,7 +116,7 @@ impl JobsDirectory {
         make_directory(&path)?;
         let page = PageWriter::open(&path.join(PAGE_FILE_NAME));
         let temporary = self.path.join(TEMPORARY_NAME);
-        let inode = inode(&path);
+        let inode = inode_of(&path);
         Ok(JobDirectory { path, inode, temporary, page, published: None })
     }
 
@@ -158,7 +160,7 @@ impl JobDirectory {
 
     /// Whether the path still names this directory.
     pub(super) fn is_in_place(&self) -> bool {
-        self.inode.is_some() && inode(&self.path) == self.inode
+        self.inode.is_some() && inode_of(&self.path) == self.inode
     }
 
     /// Whether the path still names this directory, and the four files `cpus`, `coremap.json`, `coremap` and
@@ -335,11 +337,6 @@ fn make_directory(path: &Path) -> Result<(), FileFault> {
         _ => std::fs::set_permissions(path, Permissions::from_mode(DIRECTORY_MODE)),
     }
     .map_err(failed("make", path))
-}
-
-fn inode(path: &Path) -> Option<(u64, u64)> {
-    let metadata = std::fs::symlink_metadata(path).ok()?;
-    metadata.is_dir().then(|| (metadata.dev(), metadata.ino()))
 }
 
 fn is_file(path: &Path) -> bool {

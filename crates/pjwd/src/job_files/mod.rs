@@ -1,4 +1,4 @@
-//! The files of each job in `STATE_DIR/jobs/ID`: what programs in the job are told about its cores, and the file into
+//! The files of each job in `STATE_DIR/jobs/ID`: the CPUs of the job, for the programs in it, and the file into
 //! which they write how many cores they want. `docs/coremap.md` describes the files.
 //!
 //! The files are written only when the core map of a job changes. inotify(7) reports what programs write into `want`, and

@@ -22,8 +22,9 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tracing::warn;
 
-use super::lock::{inode_of, is_name_of, lock};
+use super::lock::lock;
 use crate::host::directories;
+use crate::host::inode::{inode_of, is_name_of};
 
 /// The names of the two files of the journal in the state directory. The journal has the records with which a
 /// restarted pjwd continues ([`FileJournal`]). `state.json` has the records that were valid when the journal

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use nix::unistd::Uid;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::host::directories;
+use crate::host::{directories, inode::is_name_of};
 
 /// The name of the lock file in the user's runtime directory.
 const FILE_NAME: &str = "warden.lock";
@@ -54,17 +54,6 @@ pub(super) fn lock(mut file: File, is_alive: impl Fn(&File) -> bool) -> Result<F
         }
         thread::sleep(POLL_INTERVAL);
     }
-}
-
-/// Returns the device and inode numbers of the file at `path`. `None` if there is no file.
-pub(super) fn inode_of(path: &Path) -> Option<(u64, u64)> {
-    std::fs::symlink_metadata(path).ok().map(|meta| (meta.dev(), meta.ino()))
-}
-
-/// Returns whether the file at `path` is the open file `file`. False if the file was removed or replaced.
-pub(super) fn is_name_of(path: &Path, file: &File) -> bool {
-    let open = file.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
-    open.is_some() && open == inode_of(path)
 }
 
 /// The pjwd process that holds the lock against a second pjwd, as the lock file describes it. The description
@@ -262,7 +251,7 @@ fn write(mut file: &File, holder: &LockHolder) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{MetadataExt, symlink};
 
     use nix::sys::stat::Mode;
 
