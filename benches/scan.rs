@@ -13,7 +13,7 @@ use pjw_benches::peers::syscalls::SyscallScan;
 use pjw_benches::programs::interrupt::Interrupt;
 use pjw_benches::setup::effort::Effort;
 use pjw_core::scan::{ScanRequest, ScanScope};
-use pjw_core::{ids::Pid, ports::Node, snapshot::Observed};
+use pjw_core::{ids::Pid, ports::MachineInterface, snapshot::Observed};
 use pjw_linux::{bpf::TaskScan, node::LinuxNode};
 use pjw_sources::identifying_variables;
 use procfs::process::Process;
@@ -99,7 +99,7 @@ fn count_threads(node: &mut LinuxNode, pids: &[u32], full: bool) -> usize {
     let scope = if full { ScanScope::Full } else { ScanScope::Partial(members.clone()) };
     let request = ScanRequest {
         scope,
-        threads_of: members.clone(),
+        pids_to_read_threads_of: members.clone(),
         busy_threads: BTreeMap::new(),
         cgroups: BTreeSet::new(),
         idle_watch: Arc::default(),

@@ -144,7 +144,7 @@ fn threads_that_run_are_pinned_and_float_again_when_they_sleep() {
         let busy = [0, 1].map(|_| shell.background("while :; do :; done"));
         let _ends = busy.map(KillOnDrop);
         let pins = wait_for("both are pinned", || {
-            let pins = busy.map(|pid| mask(pid).single());
+            let pins = busy.map(|pid| mask(pid).only_pu());
             pins.iter().all(Option::is_some).then_some(pins)
         });
         assert_ne!(pins[0], pins[1], "each core gets one thread");

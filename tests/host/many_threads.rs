@@ -9,7 +9,7 @@ use std::thread;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Tid;
-use pjw_core::state::members::MIN_THREADS;
+use pjw_core::state::members::MIN_THREADS_FOR_PARTIAL_READING;
 use pjw_linux::sys::affinity;
 use pjw_tests::daemon::{Daemon, Enforcement};
 use pjw_tests::waiting::{wait_until, wait_until_empty};
@@ -85,7 +85,8 @@ fn child_with_many_threads() {
     for line in stdin().lines().map_while(Result::ok) {
         let tid = match line.as_str() {
             "sleepers" => {
-                let tids: Vec<u32> = (0..MIN_THREADS + 50).map(|_| start_thread(sleep)).collect();
+                let tids: Vec<u32> =
+                    (0..MIN_THREADS_FOR_PARTIAL_READING + 50).map(|_| start_thread(sleep)).collect();
                 tids[0]
             }
             "start" => {

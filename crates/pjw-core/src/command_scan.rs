@@ -46,5 +46,5 @@ pub fn command_scan_request(state: &mut WardenState, commands: &[Command]) -> Sc
     let cgroups = jobs.iter().flat_map(|job| state.cgroups_of(job)).collect();
     let scope = ScanScope::Partial(pids.clone());
     let busy_threads = BTreeMap::new();
-    ScanRequest { scope, threads_of: pids, busy_threads, cgroups, idle_watch: Arc::default() }
+    ScanRequest { scope, pids_to_read_threads_of: pids, busy_threads, cgroups, idle_watch: Arc::default() }
 }

@@ -10,12 +10,12 @@ use crate::terms::{BatchRole, Evidence, GrantedBy, Job, MarkKind, Policy};
 /// holds none), what restricts the processes of the job to these cores, and why the processes belong to the
 /// job.
 #[must_use]
-pub fn job_reasons(state: &WardenState, policy: &Policy, job: &Job) -> Vec<String> {
+pub fn explain_job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<String> {
     let mut members: Vec<&Member> = state.members_of(&job.id).collect();
     members.sort_by_key(|member| (core::cmp::Reverse(member.evidence), member.id));
     let mut because = Vec::new();
     match (&job.request, &job.grant) {
-        _ if job.released => because.push(format!(
+        _ if job.was_released => because.push(format!(
             "{} was released: its threads are left alone until its scheduler ends it, or it is assigned cores again",
             job.id
         )),
@@ -58,9 +58,9 @@ pub fn job_reasons(state: &WardenState, policy: &Policy, job: &Job) -> Vec<Strin
 /// The sentence about the number of cores that a job wants at present. `None` if it wants what it was granted.
 fn wanted_cores_text(state: &WardenState, job: &Job) -> Option<String> {
     let wanted = job.wanted_core_count(&state.topology)?;
-    let given = job.wanted_cores.map_or(wanted, |wanted| wanted.given);
+    let given = job.wanted_cores.map_or(wanted, |wanted| wanted.count);
     let more = if given > wanted { format!(" ({given} were asked for)") } else { String::new() };
-    let limit = job.wanted_cores_limit(&state.topology).unwrap_or(wanted);
+    let limit = job.max_wanted_cores(&state.topology).unwrap_or(wanted);
     Some(format!("it wants {wanted} of at most {limit} cores at present{more}"))
 }
 
@@ -82,7 +82,7 @@ fn enforcement_text(by: &EffectiveEnforcement, whom: &str) -> String {
 /// belongs to its job, or why it belongs to no job. If the last scan did not find the process, the only
 /// sentence says this.
 #[must_use]
-pub fn process_reasons(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<String> {
+pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<String> {
     let Some(known) = state.processes.get(&pid) else {
         return vec![format!("the last scan found no process {pid}")];
     };
@@ -147,7 +147,7 @@ fn how_known(state: &WardenState, member: &Member) -> String {
 /// `thread` are the id and the data of the thread, and `member` is its process. The sentence does not name
 /// the thread, so that threads with the same reason can be listed together.
 #[must_use]
-pub fn mask_reason(state: &WardenState, member: &Member, tid: Tid, thread: &MemberThread) -> String {
+pub fn explain_mask(state: &WardenState, member: &Member, tid: Tid, thread: &MemberThread) -> String {
     let allowed = cpus_text(&thread.effective_mask);
     let Some(grant) = state.jobs.get(&member.job).and_then(Job::active_grant) else {
         return format!("it is left on {allowed}: its job holds no cores");
@@ -169,7 +169,7 @@ pub fn mask_reason(state: &WardenState, member: &Member, tid: Tid, thread: &Memb
         };
     };
     let own = state.own_mask(grant, member, entry);
-    let is_unbound = entry.is_unbound_from(&own);
+    let is_unbound = entry.was_binding_lifted(&own);
     let lifted = format!(
         ": too many running threads were bound to its own {}, while other CPUs of the job idled",
         cpus_text(&own)

@@ -24,15 +24,15 @@ use crate::terms::{
 /// exception is a job with a delayed change of its cpuset (the kernel has begun the change and has not
 /// completed it): the processes of such a job are included.
 #[must_use]
-pub fn expected_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
+pub fn expected_fork_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let unscanned = state.lineage.unscanned_descendants();
     unscanned.filter_map(|(pid, descendant)| Some((pid, expected_of(state, pid, descendant)?))).collect()
 }
 
-/// Returns the expected masks of those processes in [`expected_masks`] that make a scan immediate: their masks were not
+/// Returns the expected masks of those processes in [`expected_fork_masks`] that make a scan immediate: their masks were not
 /// read yet, or were wrong.
 #[must_use]
-pub fn expected_masks_of_immediate(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
+pub fn expected_masks_before_immediate_scan(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let expected = |&pid: &Pid| Some((pid, expected_of(state, pid, state.lineage.descendant(pid)?)?));
     state.lineage.scan_queue.immediate_pids().iter().filter_map(expected).collect()
 }
@@ -40,7 +40,7 @@ pub fn expected_masks_of_immediate(state: &WardenState) -> BTreeMap<Pid, Expecte
 /// Lets the scan of newly forked processes wait for a few milliseconds if their masks are right. These are the
 /// processes in `expected` that are not in `mismatches`, and the processes that were born in the cpuset of their job.
 /// `mismatches` are the processes in `expected` of which a probe read another mask.
-pub fn defer_scans_of_right_masks(
+pub fn defer_scans_if_masks_match(
     state: &mut WardenState,
     expected: &BTreeMap<Pid, ExpectedMask>,
     mismatches: &[ForkMaskMismatch],
@@ -61,8 +61,8 @@ fn is_born_in_job_cpuset(state: &WardenState, pid: Pid) -> bool {
         return false;
     };
     let is_kept =
-        state.jobs.get(&member.job).is_some_and(|job| !job.released && job.active_grant().is_some());
-    is_kept && state.is_in_job_cpuset(member) && !state.cpusets.delayed.has(&member.job)
+        state.jobs.get(&member.job).is_some_and(|job| !job.was_released && job.active_grant().is_some());
+    is_kept && state.is_in_job_cpuset(member) && !state.cpusets.delayed_changes.has_change_for(&member.job)
 }
 
 fn expected_of(state: &WardenState, pid: Pid, descendant: &Descendant) -> Option<ExpectedMask> {
@@ -72,14 +72,14 @@ fn expected_of(state: &WardenState, pid: Pid, descendant: &Descendant) -> Option
 
 fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
     let member = state.members.get(&parent)?;
-    let job = state.jobs.get(&member.job).filter(|job| !job.released)?;
+    let job = state.jobs.get(&member.job).filter(|job| !job.was_released)?;
     let has_cpuset = state.cpusets.cpuset_of(&job.id).is_some() || state.is_in_job_cpuset(member);
-    let has_cpuset = has_cpuset && !state.cpusets.delayed.has(&job.id);
+    let has_cpuset = has_cpuset && !state.cpusets.delayed_changes.has_change_for(&job.id);
     job.online_granted_cpus(&state.pool.online_cpus()).filter(|_| !has_cpuset)
 }
 
 /// Makes a snapshot that contains only the processes in `probe`. `probe` has newly forked processes, each
-/// with its real affinity mask, which differs from the mask that [`expected_masks`] returned for the process.
+/// with its real affinity mask, which differs from the mask that [`expected_fork_masks`] returned for the process.
 /// The mask and the start time of each process are taken from `probe`.
 ///
 /// `probe` has no other facts about these processes. The snapshot has the facts of an ancestor in their

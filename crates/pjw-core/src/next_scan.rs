@@ -32,7 +32,7 @@ pub(crate) fn next_scan(
     cgroups.extend(plan.cpuset_actions.iter().map(|action| action.path().to_owned()));
     (!pids.is_empty() || !cgroups.is_empty()).then(|| ScanRequest {
         scope: ScanScope::Partial(pids.clone()),
-        threads_of: pids,
+        pids_to_read_threads_of: pids,
         busy_threads: BTreeMap::new(),
         cgroups,
         idle_watch: Arc::default(),
@@ -69,7 +69,7 @@ impl WardenState {
         request: &mut ScanRequest,
     ) {
         for (action, outcome) in finished {
-            self.cpusets.delayed.remove(action);
+            self.cpusets.delayed_changes.remove(action);
             if let CpusetOutcome::Refused { reason } = outcome {
                 self.cpusets.record_refusal(action, reason);
             }
@@ -83,7 +83,7 @@ impl WardenState {
         let actions = finished.iter().map(|(action, _)| action);
         let pids = pids_changed_by(self, actions.clone());
         request.cgroups.extend(actions.map(|action| action.path().to_owned()));
-        request.threads_of.extend(&pids);
+        request.pids_to_read_threads_of.extend(&pids);
         request.busy_threads.retain(|pid, _| !pids.contains(pid));
         if let ScanScope::Partial(scanned) = &mut request.scope {
             scanned.extend(pids);

@@ -49,7 +49,7 @@ pub struct Decision {
     pub next_scan: Option<ScanRequest>,
     /// The jobs and processes for which this decision made a new plan. For all other jobs and processes,
     /// the earlier plan is still valid.
-    pub planned: DirtySet,
+    pub newly_planned: DirtySet,
 }
 
 /// Makes the decision of one cycle of the daemon. Updates `state` from the scan `snapshot`, executes
@@ -108,11 +108,11 @@ pub fn reconcile(
     let planned = core::mem::replace(&mut state.dirty, still_dirty(&plan, &waiting_jobs));
     let mut changed = state.members.take_changed_jobs();
     changed.extend(planned.dirty_jobs().map(|(job, _)| job.clone()));
-    if planned.is_everything() {
+    if planned.contains_everything() {
         changed.extend(state.jobs.keys().chain(state.idle_groups.keys()).cloned());
     }
     state.update_idle_groups(&changed);
-    Decision { records, plan, warnings, events, replies, next_scan, planned }
+    Decision { records, plan, warnings, events, replies, next_scan, newly_planned: planned }
 }
 
 /// Marks what a full rescan plans in addition to the processes that ran. Jobs without cores are planned as a whole,

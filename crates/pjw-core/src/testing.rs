@@ -37,11 +37,11 @@ pub fn pjw_grant(cpus: CpuSet) -> Grant {
     Grant {
         cpus,
         granted_by: GrantedBy::Warden,
-        shared: false,
-        smt_shared: false,
+        is_shared: false,
+        may_split_cores: false,
         granted_at: Nanos(0),
         reasons: Vec::new(),
-        runner_up: String::new(),
+        second_best: String::new(),
     }
 }
 

@@ -59,13 +59,13 @@ pub fn read_host_facts(online: &CpuSet) -> HostFacts {
         has_btf: Path::new("/sys/kernel/btf/vmlinux").exists(),
         isolated_cpus: cpu_list("/sys/devices/system/cpu/isolated"),
         nohz_full_cpus: cpu_list("/sys/devices/system/cpu/nohz_full"),
-        numa_balancing: is_enabled("/proc/sys/kernel/numa_balancing"),
-        autogroup: is_enabled("/proc/sys/kernel/sched_autogroup_enabled"),
+        numa_balancing_enabled: is_enabled("/proc/sys/kernel/numa_balancing"),
+        autogroup_enabled: is_enabled("/proc/sys/kernel/sched_autogroup_enabled"),
         smt_state: trimmed_text("/sys/devices/system/cpu/smt/control").unwrap_or_default(),
-        governors: governors(online),
+        cpufreq_governors: governors(online),
         in_container: false,
         hides_processes: !Path::new("/proc/1/stat").exists(),
-        incomplete_reason: None,
+        incomplete_scan_reason: None,
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use nix::unistd::gettid;
 use pjw_core::ids::{Pid, Tid};
-use pjw_core::ports::Node;
+use pjw_core::ports::MachineInterface;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::Observed;
 use pjw_linux::bpf::TaskScan;
@@ -66,7 +66,7 @@ fn allocations(node: &mut LinuxNode, threads: usize) -> usize {
     let us = Pid(std::process::id());
     let scan_request = ScanRequest {
         scope: ScanScope::Partial(BTreeSet::from([us])),
-        threads_of: BTreeSet::from([us]),
+        pids_to_read_threads_of: BTreeSet::from([us]),
         busy_threads: BTreeMap::new(),
         cgroups: BTreeSet::new(),
         idle_watch: Arc::default(),

@@ -51,7 +51,7 @@ fn every_machine_has_the_counts_of_hwlocs_tools() {
             with_pus(Level::L3),
             machine.cores().len(),
             machine.cpus().len(),
-            machine.details().kinds.len(),
+            machine.details().core_kinds.len(),
         ];
         let Counted { packages, numa_nodes, l3, cores, pus, core_kinds, .. } = counted;
         assert_eq!(found, [packages, numa_nodes, l3, cores, pus, core_kinds], "{}", counted.file);
@@ -86,9 +86,9 @@ fn a_node_without_pus_is_memory_only() {
 fn kinds_of_cores_have_names_and_efficiency_comes_first() {
     for file in ["20em64t-hybrid-1p6c2t+2ca4co1t.xml", "Intel-RaptorLake-Corei7-1370P.xml"] {
         let machine = machine(file);
-        let names: Vec<&str> = machine.details().kinds.iter().map(|kind| kind.name.as_str()).collect();
+        let names: Vec<&str> = machine.details().core_kinds.iter().map(|kind| kind.name.as_str()).collect();
         assert_eq!(names, ["efficiency", "performance"], "{file}");
-        let fast = machine.cores().iter().filter(|core| core.kind == 1);
+        let fast = machine.cores().iter().filter(|core| core.kind_index == 1);
         assert!(fast.clone().all(|core| core.pus.len() == 2) && fast.count() == 6, "{file}");
     }
 }
@@ -98,12 +98,15 @@ fn devices(file: &str) -> Vec<String> {
     let machine = machine(file);
     let mut lines = Vec::new();
     for device in &machine.details().devices {
-        assert!(!device.cpus.is_empty() && device.cpus.is_subset(machine.cpus()), "{file}: {device:?}");
-        let names = if device.names.is_empty() { device.address.clone() } else { device.names.join(" ") };
+        assert!(
+            !device.local_cpus.is_empty() && device.local_cpus.is_subset(machine.cpus()),
+            "{file}: {device:?}"
+        );
+        let names = if device.names.is_empty() { device.pci_address.clone() } else { device.names.join(" ") };
         lines.push(format!(
             "{} {names} near {} of {:?}",
             device.class.name(),
-            device.cpus,
+            device.local_cpus,
             device.numa_nodes
         ));
     }

@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn two_nodes_with_the_same_pus_count_once_and_no_domain_not_at_all() {
-        let core = |pu| Core { pus: Pu(pu).into(), kind: 0 };
+        let core = |pu| Core { pus: Pu(pu).into(), kind_index: 0 };
         let node =
             |number| Domain { level: Level::NumaNode, number, cpus: "0-1".parse().unwrap(), memory_bytes: 1 };
         let machine = Topology::new(vec![core(0), core(1)], vec![node(0), node(1)]).unwrap();

@@ -17,7 +17,7 @@ use pjw_core::snapshot::{
     BatchAttributes, Cgroup, Cpuset, ExpectedMask, ForkMaskMismatch, MaskProbe, Observed, Process,
     ProcessEventBatch, Snapshot, Thread,
 };
-use pjw_core::{ports::Node, time::Nanos};
+use pjw_core::{ports::MachineInterface, time::Nanos};
 
 use crate::world::{SimThread, World};
 use crate::{faults::Faults, workload::Workload};
@@ -28,7 +28,7 @@ const MASK_CHECK_INTERVAL: u32 = 4;
 /// The probability, in permille per step of the daemon, that no delayed change of a cpuset is completed.
 const HOLD_PERMILLE: u32 = 800;
 
-/// The interface of pjwd to the simulated machine: an implementation of the trait [`Node`]. Scans and changes
+/// The interface of pjwd to the simulated machine: an implementation of the trait [`MachineInterface`]. Scans and changes
 /// fail at random. The processes of the machine change at random before each scan, mask change and cpuset
 /// change.
 #[derive(Debug, Clone)]
@@ -78,8 +78,8 @@ impl SimNode {
         }
     }
 
-    /// Makes [`Node::change_cpuset`] delay every later change, until [`SimNode::finish_cpuset_changes`] is
-    /// called. For a delayed change, [`Node::change_cpuset`] returns [`CpusetOutcome::Delayed`].
+    /// Makes [`MachineInterface::change_cpuset`] delay every later change, until [`SimNode::finish_cpuset_changes`] is
+    /// called. For a delayed change, [`MachineInterface::change_cpuset`] returns [`CpusetOutcome::Delayed`].
     pub fn hold_cpuset_changes(&mut self) {
         self.are_changes_held = true;
     }
@@ -233,7 +233,7 @@ fn read_cgroup(world: &World, path: &str) -> Observed<Cgroup> {
     let restricted_cpus = world.cpusets.get(path).cloned();
     let cpuset = has_controller.then(|| Cpuset {
         cpus: restricted_cpus.clone().unwrap_or_default(),
-        effective: world.effective_cpus(path),
+        effective_cpus: world.effective_cpus(path),
         mems: CpuSet::new(),
         isolated: world.isolated_partitions.contains(path),
     });
@@ -253,13 +253,13 @@ fn create_cpuset(
 ) -> CpusetOutcome {
     let path = &job_cpuset.path;
     let is_empty = !world.is_populated(path);
-    if job_cpuset.cgroup_owner == CgroupCreator::Scheduler && is_empty {
+    if job_cpuset.creator == CgroupCreator::Scheduler && is_empty {
         return CpusetOutcome::Gone;
     }
     if world.without_cpuset_controller.contains(path) {
         return CpusetOutcome::Refused { reason: "its controller is switched off".to_owned() };
     }
-    if job_cpuset.cgroup_owner == CgroupCreator::Systemd && is_empty {
+    if job_cpuset.creator == CgroupCreator::Systemd && is_empty {
         let is_alive = |id: &&ProcessId| world.processes.get(&id.pid).is_some_and(|found| found.id == **id);
         let alive: Vec<Pid> = initial.iter().filter(is_alive).map(|id| id.pid).collect();
         if alive.is_empty() {
@@ -275,7 +275,7 @@ fn create_cpuset(
             world.move_process_for_pjw(pid, path);
         }
     }
-    if job_cpuset.cgroup_owner != CgroupCreator::Scheduler {
+    if job_cpuset.creator != CgroupCreator::Scheduler {
         world.cgroup_owners.insert(path.clone(), owner);
     }
     world.write_cpuset(path, Some(&job_cpuset.spec.cpus));
@@ -325,7 +325,7 @@ fn change_cpuset(world: &mut World, change: &CpusetChange) -> CpusetOutcome {
             }
             world.move_process_for_pjw(process.pid, to);
         }
-        CpusetChange::Widen { job_cpuset } if job_cpuset.cgroup_owner == CgroupCreator::Scheduler => {
+        CpusetChange::Widen { job_cpuset } if job_cpuset.creator == CgroupCreator::Scheduler => {
             world.write_cpuset(&job_cpuset.path, None);
         }
         CpusetChange::Widen { job_cpuset } => {
@@ -334,7 +334,7 @@ fn change_cpuset(world: &mut World, change: &CpusetChange) -> CpusetOutcome {
             world.cgroup_owners.remove(&job_cpuset.path);
             world.write_cpuset(&job_cpuset.path, Some(&all));
         }
-        CpusetChange::Remove { job_cpuset } if job_cpuset.cgroup_owner == CgroupCreator::Scheduler => {}
+        CpusetChange::Remove { job_cpuset } if job_cpuset.creator == CgroupCreator::Scheduler => {}
         CpusetChange::Remove { job_cpuset } if world.is_populated(&job_cpuset.path) => {
             return CpusetOutcome::Refused { reason: "processes are still in it".to_owned() };
         }
@@ -343,7 +343,7 @@ fn change_cpuset(world: &mut World, change: &CpusetChange) -> CpusetOutcome {
     CpusetOutcome::Done { effective: None }
 }
 
-impl Node for SimNode {
+impl MachineInterface for SimNode {
     fn scan(&mut self, request: &ScanRequest) -> Snapshot {
         self.pass_time();
         self.probed.clear();
@@ -369,7 +369,7 @@ impl Node for SimNode {
             if self.faults.occurs(5) {
                 self.pass_time();
             }
-            let is_requested = request.threads_of.contains(&pid) && !idle.contains(&pid);
+            let is_requested = request.pids_to_read_threads_of.contains(&pid) && !idle.contains(&pid);
             let with_threads = is_requested || (!is_full && !unassigned.contains(&pid));
             let mut process = read_process(&mut self.world.borrow_mut(), pid, with_threads);
             if let Some(process) = &mut process {
@@ -416,7 +416,7 @@ impl Node for SimNode {
     fn read_process_events(&mut self) -> ProcessEventBatch {
         let mut events = std::mem::take(&mut self.world.borrow_mut().events);
         events.retain(|_| !self.faults.occurs(self.faults.silent_event_loss_permille));
-        ProcessEventBatch { events, lost: false, still_dropping: false }
+        ProcessEventBatch { events, events_lost: false, still_dropping: false }
     }
 
     fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset> {

@@ -152,7 +152,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     policy.own_pid = Some(Pid(std::process::id()));
     policy.own_cgroups = directories::own_cgroup_names(&state_dir, options.beside);
     let capabilities = probe::probe_kernel_support(&policy.own_cgroups);
-    policy.only_user = (!capabilities.can_set_all_masks).then(|| ids::Uid(Uid::effective().as_raw()));
+    policy.only_managed_user = (!capabilities.can_set_all_masks).then(|| ids::Uid(Uid::effective().as_raw()));
     policy.cpuset_support = capabilities.cpuset_support;
     for sentence in capabilities.descriptions {
         info!("{sentence}");

@@ -14,7 +14,7 @@ use nix::unistd::Uid;
 use pjw_core::command::{Caller, Command, Reply};
 use pjw_core::ids::{self, Pid};
 use pjw_core::policy::{Mode, Policy};
-use pjw_core::ports::{Journal, Node};
+use pjw_core::ports::{Journal, MachineInterface};
 use pjw_core::{job::JobId, record::Record, snapshot::Observed, state::WardenState};
 use pjw_linux::topology::{TopologySource, load_topology};
 use pjw_linux::{node::LinuxNode, probe, sys::clock};
@@ -70,9 +70,9 @@ pub fn release_all(state_dir: &Path, beside: bool) -> anyhow::Result<ReleaseSumm
     directories::make_state_directory(state_dir, Uid::effective().as_raw())?;
     let (journal, recovered) = FileJournal::open(state_dir, &clock::boot_id()?)?;
     let capabilities = probe::probe_kernel_support(&own_cgroups);
-    let only_user = only_user(capabilities.can_set_all_masks);
+    let only_managed_user = only_user(capabilities.can_set_all_masks);
     let cpuset_support = capabilities.cpuset_support;
-    let policy = Policy { only_user, cpuset_support, own_cgroups, ..policy() };
+    let policy = Policy { only_managed_user, cpuset_support, own_cgroups, ..policy() };
     let state = WardenState::new(load_topology(TopologySource::Live)?, &policy.housekeeping_cpus);
     node.set_cpuset_support(&policy.cpuset_support).context("can't open /proc")?;
     let events = probe::open_process_events().ok();
@@ -105,7 +105,7 @@ pub fn release_all(state_dir: &Path, beside: bool) -> anyhow::Result<ReleaseSumm
 
 /// Where nothing is recorded and there is no cpuset, only masks may be left.
 fn without_records(state_dir: &Path, node: LinuxNode) -> anyhow::Result<ReleaseSummary> {
-    let policy = Policy { only_user: only_user(Uid::effective().is_root()), ..policy() };
+    let policy = Policy { only_managed_user: only_user(Uid::effective().is_root()), ..policy() };
     let state = WardenState::new(load_topology(TopologySource::Live)?, &policy.housekeeping_cpus);
     let mut warden = Warden::new(node, NoJournal, state, Vec::new(), policy, host());
     let unknown = unknown_masks(&mut warden, false);
@@ -148,7 +148,7 @@ fn release<J: Journal>(
         }
         // A process that was forked before the mask of its parent was restored, and that no scan found yet.
         let mut unscanned = warden.state().lineage.unscanned_descendants();
-        let is_scanned = unscanned.all(|(_, descendant)| descendant.requests.is_empty());
+        let is_scanned = unscanned.all(|(_, descendant)| descendant.inherited_mask_requests.is_empty());
         let nothing_left = warden.state().journaled_masks().next().is_none()
             && warden.state().released_masks.is_empty()
             && warden.state().cpusets.paths().next().is_none();
@@ -255,6 +255,8 @@ fn narrow_cpusets(state: &WardenState) -> impl Iterator<Item = &str> {
     state.cpusets.paths().filter(move |path| {
         let place = state.cgroups.get(*path).and_then(Observed::present);
         let cpuset = place.and_then(|place| place.cpuset.as_ref());
-        cpuset.is_some_and(|cpuset| !cpuset.effective.is_empty() && !online.is_subset(&cpuset.effective))
+        cpuset.is_some_and(|cpuset| {
+            !cpuset.effective_cpus.is_empty() && !online.is_subset(&cpuset.effective_cpus)
+        })
     })
 }

@@ -81,7 +81,9 @@ impl<'t> FewestDomains<'t> {
             ProcessorUnit::Pu => pus.intersection(free).len(),
         };
         cores
-            .flat_map(|((location, pus), core)| vec![FreeUnit { location, kind: core.kind }; units(pus)])
+            .flat_map(|((location, pus), core)| {
+                vec![FreeUnit { location, kind: core.kind_index }; units(pus)]
+            })
             .collect()
     }
 

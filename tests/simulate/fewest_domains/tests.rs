@@ -29,7 +29,7 @@ fn machine(shape: u8, leaves: &[(u32, u32, u32)]) -> Topology {
             for domain in [(outer, around), (inner, around * 3 + middle), (leaf, number)] {
                 domains.entry(domain).or_default().extend(pus.iter());
             }
-            cores.push(Core { pus, kind: 0 });
+            cores.push(Core { pus, kind_index: 0 });
         }
     }
     let domain = |((level, number), cpus)| Domain { level, number, cpus, memory_bytes: 0 };
@@ -139,7 +139,7 @@ fn levels_are_ordered_as_they_nest() {
 
 #[test]
 fn domains_that_cross_have_no_minimum() {
-    let cores = (0..4).map(|n| Core { pus: Pu(n).into(), kind: 0 }).collect();
+    let cores = (0..4).map(|n| Core { pus: Pu(n).into(), kind_index: 0 }).collect();
     let domain =
         |level, number, cpus: &str| Domain { level, number, cpus: cpus.parse().unwrap(), memory_bytes: 0 };
     let domains =
@@ -149,7 +149,7 @@ fn domains_that_cross_have_no_minimum() {
 
 #[test]
 fn one_kind_of_core_comes_before_few_domains() {
-    let core = |n, kind| Core { pus: Pu(n).into(), kind };
+    let core = |n, kind| Core { pus: Pu(n).into(), kind_index: kind };
     let domain = |number, cpus: &str| Domain {
         level: Level::L3,
         number,

@@ -101,7 +101,7 @@ impl<'a> Allocator<'a> {
                 position,
                 size: unit.size(&pus),
                 pus,
-                kind: core.kind,
+                kind: core.kind_index,
                 held,
                 whole,
                 groups: Group::of_pu(topology, first),
@@ -231,7 +231,7 @@ impl<'a> Allocator<'a> {
         if self.unit == Unit::AnyPu {
             pus.truncate(n as usize);
         }
-        let several = self.topology.cores().iter().any(|core| Some(core.kind) != kind);
+        let several = self.topology.cores().iter().any(|core| Some(core.kind_index) != kind);
         Choice { cpus: pus.into_iter().collect(), reason, kind: kind.filter(|_| several) }
     }
 

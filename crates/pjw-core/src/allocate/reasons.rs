@@ -13,7 +13,7 @@ const MAX_LISTED: usize = 4;
 pub(super) fn reasons(topology: &Topology, unit: Unit, asked: u32, choice: &Choice) -> (Vec<String>, String) {
     let text = ReasonText { topology, unit, asked, taken: count_units(topology, unit, &choice.cpus) };
     let cpus = &choice.cpus;
-    let mut runner_up = String::new();
+    let mut second_best = String::new();
     let mut because = match &choice.reason {
         ChoiceReason::Unchanged => vec![format!("the job keeps {}, which it holds already", cpus_text(cpus))],
         ChoiceReason::Shrunk => vec![format!("of what the job held it keeps {}", cpus_text(cpus))],
@@ -29,14 +29,14 @@ pub(super) fn reasons(topology: &Topology, unit: Unit, asked: u32, choice: &Choi
             vec![format!("the job gets {}, spread evenly over the machine as it asked", cpus_text(cpus))]
         }
         ChoiceReason::Fit(trace) => {
-            runner_up = trace.second.map(|hole| text.hole_text(hole)).unwrap_or_default();
+            second_best = trace.second.map(|hole| text.hole_text(hole)).unwrap_or_default();
             text.fit_text(trace, cpus)
         }
     };
     if let Some(kind) = choice.kind {
         because.push(format!("only cores of kind {kind} were considered: there are enough of one kind"));
     }
-    (because, runner_up)
+    (because, second_best)
 }
 
 fn count_units(topology: &Topology, unit: Unit, cpus: &CpuSet) -> u32 {

@@ -37,7 +37,7 @@ pub(super) fn check_cpusets(state: &WardenState, plan: &Plan, policy: &Policy) -
             }
             CpusetChange::Widen { job_cpuset } | CpusetChange::Remove { job_cpuset } => {
                 let wanted =
-                    state.cpusets.cpuset_at(&job_cpuset.path).is_none_or(|managed| !managed.unwanted);
+                    state.cpusets.cpuset_at(&job_cpuset.path).is_none_or(|managed| !managed.must_be_removed);
                 if wanted || job_cpuset.job != *job {
                     found.push(not_the_jobs_cpuset(job, &job_cpuset.path));
                 }
@@ -58,12 +58,11 @@ fn check_create(state: &WardenState, policy: &Policy, job: &JobId, job_cpuset: &
         found.push(Violation::CpusetExceedsGrant { job, path, cpus, granted });
     }
     let of_scheduler = known.and_then(|job| job.cgroup.as_deref()) == Some(job_cpuset.path.as_str());
-    let (directory, slice) = (policy.own_cgroups.directory(), policy.own_cgroups.slice());
+    let (directory, slice) = (policy.own_cgroups.directory_path(), policy.own_cgroups.slice_name());
     let starts = [format!("{directory}/"), format!("{directory}-"), format!("/{slice}/")];
     let own = starts.iter().any(|start| job_cpuset.path.starts_with(start));
     let has_parent_component = job_cpuset.path.split('/').any(|part| part == "..");
-    let is_allowed_path =
-        if job_cpuset.cgroup_owner == CgroupCreator::Scheduler { of_scheduler } else { own };
+    let is_allowed_path = if job_cpuset.creator == CgroupCreator::Scheduler { of_scheduler } else { own };
     if !is_allowed_path
         || has_parent_component
         || job_cpuset.job != *job

@@ -150,7 +150,7 @@ impl GrantAudit {
         let Some(job) = state.jobs.get(id) else { return before.cpus };
         let grant = job.grant.as_ref();
         let cpus = grant.map(|grant| grant.cpus.clone()).unwrap_or_default();
-        let shared = grant.is_some_and(|grant| grant.shared);
+        let shared = grant.is_some_and(|grant| grant.is_shared);
         if !shared {
             for pu in cpus.iter() {
                 self.owners.entry(pu).or_default().insert(id.clone());
@@ -193,7 +193,7 @@ impl GrantAudit {
         if granted.is_empty() {
             found.push(Violation::GrantOutsideMachine { job: id.clone(), cpus: grant.cpus.clone() });
         }
-        if granted != held && !grant.shared {
+        if granted != held && !grant.is_shared {
             found.push(Violation::GrantDiffersFromPool { job: id.clone(), granted, held });
         }
         if grant.granted_by != GrantedBy::Scheduler {
@@ -201,11 +201,11 @@ impl GrantAudit {
             if !kept.is_empty() {
                 found.push(Violation::HousekeepingGranted { job: id.clone(), cpus: kept });
             }
-            if !grant.smt_shared && !policy.share_smt && !grant.shared {
+            if !grant.may_split_cores && !policy.share_smt && !grant.is_shared {
                 found.extend(self.split_core(state, id, &grant.cpus));
             }
         }
-        if !grant.shared {
+        if !grant.is_shared {
             found.extend(self.other_owners(id, &grant.cpus));
         }
         found
@@ -218,7 +218,7 @@ impl GrantAudit {
             let others = core.difference(cpus);
             let by_warden = |holder: &JobId| {
                 let grant = state.jobs.get(holder).and_then(|job| job.grant_by(GrantedBy::Warden));
-                grant.is_some_and(|grant| !grant.shared && !grant.smt_shared)
+                grant.is_some_and(|grant| !grant.is_shared && !grant.may_split_cores)
             };
             let of_another = |pu: Pu| {
                 let holder = state.pool.holder(pu).and_then(Holder::job);

@@ -18,8 +18,8 @@ use crate::state::members::Member;
 use crate::state::members::MemberThread;
 use crate::state::{KnownProcess, jobs::Jobs};
 use crate::terms::evidence::Evidence;
+use crate::terms::job::EndCondition;
 use crate::terms::job::Job;
-use crate::terms::job::Lifetime;
 use crate::terms::snapshot::JobMarks;
 use crate::terms::snapshot::Process;
 use crate::testing::{job, pjw_grant, regular_topology, set};
@@ -32,7 +32,7 @@ fn state() -> WardenState {
     state.pool.claim(&job("a"), &set("0-1"));
     let grant = pjw_grant(set("0-1"));
     let job =
-        Job { grant: Some(grant), ..Job::new(job("a"), Uid(1001), Lifetime::Reservation, UnixMillis(0)) };
+        Job { grant: Some(grant), ..Job::new(job("a"), Uid(1001), EndCondition::Reservation, UnixMillis(0)) };
     state.jobs.insert(job);
     state
 }
@@ -66,7 +66,7 @@ fn restoring(pid: u32) -> (WardenState, MaskAction) {
         job: job("a"),
         evidence: Evidence::Registered,
         inherited_mask: None,
-        was_new: true,
+        was_new_at_join: true,
         first_seen: None,
         threads: BTreeMap::from([(thread.tid, known)]),
     };
@@ -78,7 +78,7 @@ fn restoring(pid: u32) -> (WardenState, MaskAction) {
         current_mask: set,
         requested_mask: before.clone(),
         target_mask: before,
-        why: String::new(),
+        reason: String::new(),
     };
     (state, action)
 }
@@ -95,9 +95,9 @@ fn system(action: &MaskAction) -> Violation {
 #[test]
 fn a_grant_off_the_machine_is_noticed_even_if_it_is_shared() {
     let mut state = state();
-    state.jobs.change(&job("a"), |job| {
+    state.jobs.update(&job("a"), |job| {
         let grant = job.grant.as_mut().unwrap();
-        (grant.cpus, grant.shared) = (set("8-9"), true);
+        (grant.cpus, grant.is_shared) = (set("8-9"), true);
     });
     let found = audit(&state, &Plan::default(), &Policy::default());
     assert_eq!(found, [Violation::GrantOutsideMachine { job: job("a"), cpus: set("8-9") }]);
@@ -189,8 +189,8 @@ fn a_check_of_what_changed_finds_what_a_check_of_everything_finds() {
     let mut state = WardenState::new(regular_topology(1, 1, 1, 4, 2), &set("0,4"));
     let mut audit = GrantAudit::new(&state, &policy);
     let holding = |name: &str, cpus: &str, shared| {
-        let grant = crate::terms::Grant { shared, ..pjw_grant(set(cpus)) };
-        Job { grant: Some(grant), ..Job::new(job(name), Uid(1001), Lifetime::Reservation, UnixMillis(0)) }
+        let grant = crate::terms::Grant { is_shared: shared, ..pjw_grant(set(cpus)) };
+        Job { grant: Some(grant), ..Job::new(job(name), Uid(1001), EndCondition::Reservation, UnixMillis(0)) }
     };
     type Change<'a> = &'a dyn Fn(&mut WardenState);
     let changes: [(Change<'_>, usize); 9] = [

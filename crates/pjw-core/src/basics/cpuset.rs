@@ -136,7 +136,7 @@ impl CpuSet {
 
     /// Returns the only PU of the set. `None` if the set is empty or contains more than one PU.
     #[must_use]
-    pub fn single(&self) -> Option<Pu> {
+    pub fn only_pu(&self) -> Option<Pu> {
         let first = self.first()?;
         (self.last() == Some(first)).then_some(first)
     }
@@ -444,9 +444,9 @@ mod tests {
 
     #[test]
     fn single_returns_the_pu_of_a_one_element_set() {
-        assert_eq!(set("4000").single(), Some(Pu(4000)));
-        assert_eq!(set("1-2").single(), None);
-        assert_eq!(CpuSet::new().single(), None);
+        assert_eq!(set("4000").only_pu(), Some(Pu(4000)));
+        assert_eq!(set("1-2").only_pu(), None);
+        assert_eq!(CpuSet::new().only_pu(), None);
     }
 
     fn any_set() -> impl Strategy<Value = CpuSet> {

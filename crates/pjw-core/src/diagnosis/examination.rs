@@ -143,7 +143,7 @@ pub struct DiagnosisInput {
     /// Whether the daemon `pjwd` runs on the machine, and its reply to the diagnosis.
     pub warden: WardenStatus,
     /// The user id of the user that runs the diagnosis. A user other than root can't read all facts.
-    pub viewer: Uid,
+    pub caller_uid: Uid,
     /// The lowest user id that belongs to a person (the config key `first_person_uid`). Lower user ids belong
     /// to root and to services.
     pub first_person_uid: u32,
@@ -271,23 +271,23 @@ pub struct HostFacts {
     /// The PUs without a periodic timer tick, by the boot parameter `nohz_full=`.
     pub nohz_full_cpus: CpuSet,
     /// Whether automatic NUMA balancing of the kernel is on. `None` if the kernel does not support it.
-    pub numa_balancing: Option<bool>,
+    pub numa_balancing_enabled: Option<bool>,
     /// Whether the kernel schedules the threads of each session as a group (autogroup, sched(7)). `None` if
     /// the kernel does not support this.
-    pub autogroup: Option<bool>,
+    pub autogroup_enabled: Option<bool>,
     /// The state of SMT, as the kernel names it: `on`, `off`, `forceoff`, `notsupported` and so on. Empty if
     /// unknown.
     pub smt_state: String,
     /// The names of the CPU frequency governors in use, each with its PUs. Empty if the machine has no
     /// frequency governors.
-    pub governors: BTreeMap<String, CpuSet>,
+    pub cpufreq_governors: BTreeMap<String, CpuSet>,
     /// Whether the diagnosis runs in a pid namespace of its own, as in a container. The diagnosis then
     /// can't see kernel threads and processes outside this namespace.
     pub in_container: bool,
     /// Whether `/proc` hides the processes of other users (mount option `hidepid=`).
     pub hides_processes: bool,
     /// The reason why some processes could not be read. `None` if all processes were read.
-    pub incomplete_reason: Option<String>,
+    pub incomplete_scan_reason: Option<String>,
 }
 
 /// Another program on the machine that may work against pjw: it moves threads, moves interrupts or changes

@@ -9,7 +9,7 @@ use crate::terms::CpusetHierarchy;
 /// One fact about the machine, as the diagnosis (`pjwctl doctor`) prints it in one line. The diagnosis
 /// prints the facts before its [`Finding`](super::Finding)s.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fact {
+pub struct MachineFact {
     /// The stable short name of the fact, for scripts, such as `kernel`.
     pub code: &'static str,
     /// The text of the fact: a few words or a sentence.
@@ -21,9 +21,9 @@ pub struct Fact {
 /// Returns the facts about the machine that the diagnosis (`pjwctl doctor`) prints before its findings, the
 /// most important fact first.
 #[must_use]
-pub fn facts(exam: &DiagnosisInput) -> Vec<Fact> {
-    let fact = |code, text| Fact { code, text, is_detail: false };
-    let detail = |code, text| Fact { code, text, is_detail: true };
+pub fn machine_facts(exam: &DiagnosisInput) -> Vec<MachineFact> {
+    let fact = |code, text| MachineFact { code, text, is_detail: false };
+    let detail = |code, text| MachineFact { code, text, is_detail: true };
     let host = &exam.host;
     let mut facts = vec![
         fact("machine", machine(exam)),
@@ -40,8 +40,8 @@ pub fn facts(exam: &DiagnosisInput) -> Vec<Fact> {
     );
     facts.push(fact("enforcement", enforcement(exam)));
     facts.push(fact("warden", warden(exam)));
-    if exam.viewer != Uid::ROOT {
-        facts.push(fact("viewer", format!("user {}, with less access than root", exam.viewer)));
+    if exam.caller_uid != Uid::ROOT {
+        facts.push(fact("viewer", format!("user {}, with less access than root", exam.caller_uid)));
     }
     facts.push(detail("watched", format!("for {} ms", exam.scan_interval_ms)));
     facts.push(detail("processes", format!("{} belong to no job", exam.unassigned_processes.len())));
@@ -87,7 +87,7 @@ fn enforcement(exam: &DiagnosisInput) -> String {
     } else {
         "; masks are put back after each change of one"
     };
-    let by_whom = match exam.viewer {
+    let by_whom = match exam.caller_uid {
         Uid::ROOT => "",
         _ => "; a pjwd of your own: affinity masks",
     };
@@ -122,8 +122,9 @@ fn kernel(exam: &DiagnosisInput) -> Vec<(&'static str, String)> {
         if cpus.is_empty() { "none".to_owned() } else { cpus_text(cpus) }
     };
     let governors =
-        host.governors.iter().map(|(governor, cpus)| format!("{governor} on {}", cpus_text(cpus)));
-    let governors = if host.governors.is_empty() { "none here".to_owned() } else { join_names(governors) };
+        host.cpufreq_governors.iter().map(|(governor, cpus)| format!("{governor} on {}", cpus_text(cpus)));
+    let governors =
+        if host.cpufreq_governors.is_empty() { "none here".to_owned() } else { join_names(governors) };
     let events =
         host.no_fork_events_reason.clone().unwrap_or_else(|| "the kernel reports new processes".to_owned());
     vec![
@@ -135,7 +136,7 @@ fn kernel(exam: &DiagnosisInput) -> Vec<(&'static str, String)> {
         ("governors", governors),
         ("isolated", set(&host.isolated_cpus)),
         ("nohz_full", set(&host.nohz_full_cpus)),
-        ("numa_balancing", on(host.numa_balancing).to_owned()),
-        ("autogroup", on(host.autogroup).to_owned()),
+        ("numa_balancing", on(host.numa_balancing_enabled).to_owned()),
+        ("autogroup", on(host.autogroup_enabled).to_owned()),
     ]
 }

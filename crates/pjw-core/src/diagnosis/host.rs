@@ -155,16 +155,16 @@ fn visibility(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
         let text = "processes of others are hidden here: their jobs were not seen".to_owned();
         findings.push(Finding::advice("hidden", text, HIDDEN_PROCESSES));
     }
-    if exam.viewer != Uid::ROOT {
+    if exam.caller_uid != Uid::ROOT {
         let text = format!(
             "looked as user {}: environments of others can't be read, so jobs that are marked there only (LSF, PBS, \
              Grid Engine, Flux) and core counts may be missing",
-            exam.viewer
+            exam.caller_uid
         );
         let severity = if exam.schedulers.is_empty() { Severity::Note } else { Severity::Advice };
         findings.push(Finding::new(severity, "not-root", text, "sudo pjwctl doctor"));
     }
-    if let Some(why) = &exam.host.incomplete_reason {
+    if let Some(why) = &exam.host.incomplete_scan_reason {
         let text = format!("not everything could be looked at: {why}");
         let remedy = "the other findings are valid; run doctor again, with more open files (ulimit -n) if that is the cause";
         findings.push(Finding::advice("blind", text, remedy));
@@ -223,13 +223,16 @@ fn boot(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
         findings.push(Finding::advice("isolated", text, remedy).with_cpus(&isolated));
     }
     let nodes = exam.topology.domains(Level::NumaNode).filter(|node| !node.cpus.is_empty()).count();
-    if host.numa_balancing == Some(true) && nodes > 1 && !exam.jobs.is_empty() {
+    if host.numa_balancing_enabled == Some(true) && nodes > 1 && !exam.jobs.is_empty() {
         let text = "the kernel moves memory after threads (numa_balancing): a cost for jobs that stay where they are";
         let remedy = "sysctl kernel.numa_balancing=0, if jobs are kept on one node each";
         findings.push(Finding::note("numa-balancing", text.to_owned(), remedy));
     }
-    if host.governors.len() > 1 {
-        let each = host.governors.iter().map(|(governor, cpus)| format!("{governor} on {}", cpus_text(cpus)));
+    if host.cpufreq_governors.len() > 1 {
+        let each = host
+            .cpufreq_governors
+            .iter()
+            .map(|(governor, cpus)| format!("{governor} on {}", cpus_text(cpus)));
         let text = format!("CPUs run under different frequency governors: {}", join_names(each));
         let remedy = "cpupower frequency-set -g performance makes them alike";
         findings.push(Finding::advice("governors", text, remedy));

@@ -16,7 +16,7 @@ pub mod watch;
 mod words;
 
 pub use examination::*;
-pub use facts::{Fact, facts};
+pub use facts::{MachineFact, machine_facts};
 pub use host::conflicting_programs;
 
 /// Diagnoses the machine that `exam` describes. Returns the findings, the most severe first. The findings

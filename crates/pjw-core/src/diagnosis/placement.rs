@@ -69,7 +69,7 @@ fn unknown_counts(exam: &DiagnosisInput) -> Option<Finding> {
     let first = jobs.first()?;
     let text = format!("it is unknown how many cores {} should have", join_names(&jobs));
     let source = first.source();
-    let cause = if exam.viewer.0 == 0 {
+    let cause = if exam.caller_uid.0 == 0 {
         ""
     } else {
         "look as root first: environments of others can't be read otherwise; "

@@ -15,14 +15,16 @@ pub struct MachineDetails {
     pub dies: Vec<Die>,
     /// The kinds of core, the most energy-efficient kind first. [`Core::kind`](super::topology::Core::kind)
     /// is an index into this list. Empty if all cores are of the same kind, or if the kinds are unknown.
-    pub kinds: Vec<CoreKind>,
+    #[serde(rename = "kinds")]
+    pub core_kinds: Vec<CoreKind>,
     /// The PCI devices (GPUs, network cards, disks and others), in the order in which hwloc lists them.
     pub devices: Vec<Device>,
     /// The PUs of the machine that are offline, or that hwloc could not see for another reason.
     #[serde(rename = "offline")]
     pub unavailable_pus: CpuSet,
     /// The online PUs on which the process that read the topology may not run, because of its cpuset.
-    pub disallowed: CpuSet,
+    #[serde(rename = "disallowed")]
+    pub disallowed_pus: CpuSet,
 }
 
 /// A die: one piece of silicon in a package, with its number and its PUs.
@@ -41,7 +43,7 @@ pub struct CoreKind {
     pub name: String,
     /// The PUs of this kind, as hwloc reports them. If the PUs of one core are of different kinds, each PU is
     /// only in the set of its own kind. The core then counts as the first of these kinds in
-    /// [`MachineDetails::kinds`].
+    /// [`MachineDetails::core_kinds`].
     pub cpus: CpuSet,
 }
 
@@ -72,11 +74,13 @@ pub struct Device {
     /// driver has named the device.
     pub names: Vec<String>,
     /// The PCI address of the device, such as `0000:03:00.0`. Empty if the device is not on a PCI bus.
-    pub address: String,
+    #[serde(rename = "address")]
+    pub pci_address: String,
     /// The vendor and the model of the device, as text. Empty if unknown.
     pub model: String,
     /// The PUs that are nearest to the device. Every PU of the machine if all are equally near.
-    pub cpus: CpuSet,
+    #[serde(rename = "cpus")]
+    pub local_cpus: CpuSet,
     /// The numbers of the NUMA nodes that are nearest to the device, as the kernel numbers them.
     pub numa_nodes: Vec<u32>,
 }
@@ -93,6 +97,6 @@ impl Device {
     /// Whether `name` is one of the names of the device, or its PCI address. False if `name` is empty.
     #[must_use]
     pub fn has_name(&self, name: &str) -> bool {
-        !name.is_empty() && (self.address == name || self.names.iter().any(|own| own == name))
+        !name.is_empty() && (self.pci_address == name || self.names.iter().any(|own| own == name))
     }
 }

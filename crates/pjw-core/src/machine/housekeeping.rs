@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_small_domain_gives_all_its_cores_and_an_empty_node_none() {
-        let core = |pus: &str| Core { pus: pus.parse().unwrap(), kind: 0 };
+        let core = |pus: &str| Core { pus: pus.parse().unwrap(), kind_index: 0 };
         let node = |number, cpus: &str| Domain {
             level: Level::NumaNode,
             number,
@@ -281,7 +281,7 @@ mod tests {
 
     #[test]
     fn a_machine_of_one_core_has_no_housekeeping() {
-        let one = Topology::new(vec![Core { pus: Pu(0).into(), kind: 0 }], Vec::new()).unwrap();
+        let one = Topology::new(vec![Core { pus: Pu(0).into(), kind_index: 0 }], Vec::new()).unwrap();
         assert!(resolve("0", &one).unwrap_err().contains("takes every core"));
     }
 

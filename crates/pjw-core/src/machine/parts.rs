@@ -12,7 +12,7 @@ use crate::machine::topology::{Level, Topology};
 /// `--map` of `pjwctl spawn`. `pjwctl spawn` starts several processes of one program (the instances), and
 /// gives one part to each instance.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum PartMap {
+pub enum DivisionRule {
     /// Each part consists of cores that are neighbours in hwloc's logical order. The number of parts is the
     /// number of instances, or the number of cores if there are fewer cores than instances. The numbers of
     /// cores in two parts differ by at most one.
@@ -30,9 +30,9 @@ pub enum PartMap {
     Lists(Vec<CpuSet>),
 }
 
-/// The reason why a text is not a valid [`PartMap`].
+/// The reason why a text is not a valid [`DivisionRule`].
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum PartMapError {
+pub enum DivisionRuleError {
     /// A part of the text (parts are separated by semicolons) is not a valid CPU list.
     #[error(
         "the part {part:?} of the map is no CPU list: {why}; write core, pu, l3, numa, or lists as in 0-1;2-3"
@@ -51,11 +51,11 @@ pub enum PartMapError {
     },
 }
 
-impl FromStr for PartMap {
-    type Err = PartMapError;
+impl FromStr for DivisionRule {
+    type Err = DivisionRuleError;
 
     /// Parses `core`, `pu`, `l3`, `numa`, or lists of PUs with semicolons between them.
-    fn from_str(text: &str) -> Result<Self, PartMapError> {
+    fn from_str(text: &str) -> Result<Self, DivisionRuleError> {
         Ok(match text {
             "core" => Self::Core,
             "pu" => Self::Pu,
@@ -66,27 +66,32 @@ impl FromStr for PartMap {
     }
 }
 
-fn list(map: &str, part: &str) -> Result<CpuSet, PartMapError> {
+fn list(map: &str, part: &str) -> Result<CpuSet, DivisionRuleError> {
     let cpus: CpuSet =
-        part.trim().parse().map_err(|why| PartMapError::InvalidList { part: part.to_owned(), why })?;
-    if cpus.is_empty() { Err(PartMapError::EmptyPart { map: map.to_owned() }) } else { Ok(cpus) }
+        part.trim().parse().map_err(|why| DivisionRuleError::InvalidList { part: part.to_owned(), why })?;
+    if cpus.is_empty() { Err(DivisionRuleError::EmptyPart { map: map.to_owned() }) } else { Ok(cpus) }
 }
 
 /// Divides `cpus` (the PUs of a job) into parts by the rule `map`, and returns the parts. `instances` is the
-/// number of processes that are to get a part. For [`PartMap::Even`], it is the maximum number of parts. For
+/// number of processes that are to get a part. For [`DivisionRule::Even`], it is the maximum number of parts. For
 /// other rules, it has no effect.
 ///
-/// The parts are in hwloc's logical order, and no part is empty. For [`PartMap::Lists`], the result is the
+/// The parts are in hwloc's logical order, and no part is empty. For [`DivisionRule::Lists`], the result is the
 /// lists of the rule without any change, even if they contain PUs outside `cpus`.
 #[must_use]
-pub fn divide_into_parts(topology: &Topology, cpus: &CpuSet, map: &PartMap, instances: u32) -> Vec<CpuSet> {
+pub fn divide_into_parts(
+    topology: &Topology,
+    cpus: &CpuSet,
+    map: &DivisionRule,
+    instances: u32,
+) -> Vec<CpuSet> {
     match map {
-        PartMap::Lists(lists) => lists.clone(),
-        PartMap::Pu => topology.sort_in_logical_order(cpus).into_iter().map(CpuSet::from).collect(),
-        PartMap::Core => cores(topology, cpus),
-        PartMap::L3 => domains(topology, cpus, Level::L3),
-        PartMap::NumaNode => domains(topology, cpus, Level::NumaNode),
-        PartMap::Even => {
+        DivisionRule::Lists(lists) => lists.clone(),
+        DivisionRule::Pu => topology.sort_in_logical_order(cpus).into_iter().map(CpuSet::from).collect(),
+        DivisionRule::Core => cores(topology, cpus),
+        DivisionRule::L3 => domains(topology, cpus, Level::L3),
+        DivisionRule::NumaNode => domains(topology, cpus, Level::NumaNode),
+        DivisionRule::Even => {
             let cores = cores(topology, cpus);
             let count = cores.len().min(usize::try_from(instances).unwrap_or(usize::MAX)).max(1);
             let mut parts = vec![CpuSet::new(); count];
@@ -175,19 +180,19 @@ mod tests {
     #[test]
     fn the_even_map_deals_neighbouring_cores_and_makes_no_more_parts_than_cores() {
         let machine = machine();
-        let even = |instances| divide_into_parts(&machine, machine.cpus(), &PartMap::Even, instances);
+        let even = |instances| divide_into_parts(&machine, machine.cpus(), &DivisionRule::Even, instances);
         assert_eq!(even(2).iter().map(CpuSet::len).collect::<Vec<_>>(), [8, 8]);
         assert_eq!(even(3).iter().map(CpuSet::len).collect::<Vec<_>>(), [6, 6, 4]);
         assert_eq!(even(100).len(), 8);
         assert_eq!(even(0).len(), 1);
-        assert!(divide_into_parts(&machine, &CpuSet::new(), &PartMap::Even, 4).is_empty());
+        assert!(divide_into_parts(&machine, &CpuSet::new(), &DivisionRule::Even, 4).is_empty());
     }
 
     #[test]
     fn lists_are_parsed_and_kept() {
         assert_eq!(texts(&CpuSet::new(), "0-1;7", 4), ["0-1", "7"]);
-        assert!(matches!("0-1;;2".parse::<PartMap>(), Err(PartMapError::EmptyPart { .. })));
-        assert!(matches!("cores".parse::<PartMap>(), Err(PartMapError::InvalidList { .. })));
+        assert!(matches!("0-1;;2".parse::<DivisionRule>(), Err(DivisionRuleError::EmptyPart { .. })));
+        assert!(matches!("cores".parse::<DivisionRule>(), Err(DivisionRuleError::InvalidList { .. })));
     }
 
     #[test]

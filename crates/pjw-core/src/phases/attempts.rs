@@ -92,7 +92,7 @@ fn rate_limit_suffix(draft: &mut Draft<'_>, job: &JobId) -> Option<&'static str>
 
 fn attempt<'a>(state: &WardenState, request: &'a AffinityRequest) -> Option<AffinityAttempt<'a>> {
     let member = calling_member(state, request)?;
-    let job = state.jobs.get(&member.job).filter(|job| !job.released)?;
+    let job = state.jobs.get(&member.job).filter(|job| !job.was_released)?;
     let online = state.pool.online_cpus();
     let grant = job.online_granted_cpus(&online)?;
     let requested = request.requested_mask.intersection(&online);

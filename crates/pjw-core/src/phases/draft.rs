@@ -47,7 +47,7 @@ impl<'a> Draft<'a> {
     pub(crate) fn new(state: &'a mut WardenState, seen: &'a Snapshot, policy: &'a Policy) -> Self {
         let full = seen.scope == ScanScope::Full;
         Self {
-            recheck_all: full || state.dirty.is_everything(),
+            recheck_all: full || state.dirty.contains_everything(),
             recheck: BTreeSet::new(),
             state,
             policy,
@@ -68,7 +68,7 @@ impl Draft<'_> {
     /// The ids of the jobs to plan: the dirty ones, and those that hold no cores.
     pub(crate) fn jobs_to_plan(&self) -> BTreeSet<JobId> {
         let state = &*self.state;
-        if state.dirty.is_everything() {
+        if state.dirty.contains_everything() {
             return state.jobs.keys().cloned().collect();
         }
         let dirty = state.dirty.dirty_jobs().map(|(id, _)| id).filter(|id| state.jobs.contains_key(id));
@@ -106,7 +106,7 @@ impl Draft<'_> {
     /// and those of its owner that a job may adopt.
     pub(crate) fn recheck_for_job(&mut self, job: &Job) {
         self.recheck.extend(self.state.processes.marked_for(&job.id));
-        if self.policy.adopt_strays || self.state.jobs.of_owner(job.owner).next().is_none() {
+        if self.policy.adopt_unassigned_processes || self.state.jobs.of_owner(job.owner).next().is_none() {
             self.recheck.extend(self.state.processes.of_user(job.owner).map(|known| known.process.id.pid));
         }
     }

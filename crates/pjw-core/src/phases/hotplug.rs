@@ -29,7 +29,7 @@ pub(crate) fn replace_lost_cores(draft: &mut Draft<'_>) {
 /// Returns the PUs of the grant that count as lost.
 fn lost(topology: &Topology, grant: &Grant, online: &CpuSet) -> CpuSet {
     let offline = grant.cpus.difference(online);
-    if grant.smt_shared {
+    if grant.may_split_cores {
         return offline;
     }
     let still_runs = |pu: &Pu| topology.core_cpus(*pu).intersection(&grant.cpus).intersects(online);
@@ -41,7 +41,7 @@ fn replace(draft: &mut Draft<'_>, id: &JobId, lost: &CpuSet) {
     let Some(grant) = job.grant.clone() else { return };
     let kept = grant.cpus.difference(lost);
     draft.state.pool.claim(id, &kept);
-    let request = job.request.as_ref().filter(|_| !grant.shared);
+    let request = job.request.as_ref().filter(|_| !grant.is_shared);
     let offer = request.and_then(|request| {
         let (pool, topology) = (&draft.state.pool, &draft.state.topology);
         allocate(id, request, pool, topology, draft.policy).ok()
@@ -74,7 +74,7 @@ fn report_change(draft: &mut Draft<'_>, id: &JobId, lost: &CpuSet, what: &str) {
 
 /// Whether the job holds less than it requested.
 pub(crate) fn has_fewer_than_requested(topology: &Topology, job: &Job) -> bool {
-    let grant = job.grant_by(GrantedBy::Warden).filter(|grant| !grant.shared);
+    let grant = job.grant_by(GrantedBy::Warden).filter(|grant| !grant.is_shared);
     let Some((grant, request)) = grant.zip(job.request.as_ref()) else { return false };
     match &request.cpu_request {
         CpuRequest::Cores(cores) => topology.overlapping_core_count(&grant.cpus) < *cores,

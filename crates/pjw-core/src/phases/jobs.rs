@@ -5,8 +5,8 @@ use crate::basics::{CpuSet, cpus_text, prelude::*};
 use crate::phases::draft::{Draft, warn};
 use crate::state::{Offer, WardenState};
 use crate::terms::{
-    Cgroup, CpuRequest, Event, EventKind, Grant, GrantedBy, Job, JobId, JobRequest, Lifetime, Observed,
-    OnExhausted, Policy, Record, Refusal,
+    Cgroup, CpuRequest, EndCondition, Event, EventKind, ExhaustionPolicy, Grant, GrantedBy, Job, JobId,
+    JobRequest, Observed, Policy, Record, Refusal,
 };
 
 /// Removes the jobs that have ended. Their PUs are free within the same cycle.
@@ -34,15 +34,15 @@ fn end_reason(job: &Job, draft: &Draft<'_>) -> Option<&'static str> {
     let cgroup = job.cgroup.as_ref().and_then(|path| draft.seen.cgroups.get(path));
     let empty_ns = job.empty_since.map(|since| draft.now.since_boot.0.saturating_sub(since.0));
     let timeout_ns = draft.policy.reservation_timeout.as_nanos();
-    match (cgroup, empty_ns, job.lifetime) {
+    match (cgroup, empty_ns, job.end_condition) {
         (Some(Observed::Gone), _, _) => Some("its scheduler's cgroup is gone"),
         (Some(Observed::Present(Cgroup { populated: false, .. })), Some(_), _) => {
             Some("its scheduler's cgroup is empty")
         }
-        (_, Some(_), Lifetime::Members) => Some("its last process has exited"),
+        (_, Some(_), EndCondition::Members) => Some("its last process has exited"),
         // A released job holds no cores. It was kept only for its processes.
-        (_, Some(_), Lifetime::Reservation) if job.released => Some("its last process has exited"),
-        (_, Some(empty_ns), Lifetime::Reservation) if u128::from(empty_ns) > timeout_ns => {
+        (_, Some(_), EndCondition::Reservation) if job.was_released => Some("its last process has exited"),
+        (_, Some(empty_ns), EndCondition::Reservation) if u128::from(empty_ns) > timeout_ns => {
             Some("it was reserved and no process came within reservation_timeout")
         }
         _ => None,
@@ -57,14 +57,14 @@ pub(crate) fn release_job(draft: &mut Draft<'_>, id: &JobId, why: &str) {
         release(draft, id, why);
         return;
     };
-    if job.released {
+    if job.was_released {
         return;
     }
     let grant = job.grant_by(GrantedBy::Scheduler).cloned();
     let cpus = if grant.is_some() { CpuSet::new() } else { draft.state.pool.release(id) };
     report_released(draft, id, why, &cpus);
     keep_released_masks(draft, id);
-    draft.put_job(Job { grant, released: true, ..job });
+    draft.put_job(Job { grant, was_released: true, ..job });
 }
 
 /// Removes a job: its cores become free, and the masks of its threads are restored.
@@ -116,11 +116,11 @@ pub(crate) fn apply_scheduler_cpusets(draft: &mut Draft<'_>) {
         let grant = Grant {
             cpus,
             granted_by,
-            shared,
-            smt_shared: true,
+            is_shared: shared,
+            may_split_cores: true,
             granted_at,
             reasons,
-            runner_up: String::new(),
+            second_best: String::new(),
         };
         set_grant(draft, &id, grant);
     }
@@ -132,7 +132,7 @@ fn new_scheduler_cpus(draft: &Draft<'_>, job: &Job) -> Option<CpuSet> {
     let managed = draft.state.cpusets.cpuset_at(&cgroup.id.path);
     let cpuset = cgroup.cpuset.as_ref();
     // A cpuset that pjw wrote is not a grant of the scheduler.
-    let is_ours = managed.zip(cpuset).is_some_and(|(managed, cpuset)| managed.is_own_setting(cpuset));
+    let is_ours = managed.zip(cpuset).is_some_and(|(managed, cpuset)| managed.was_written_by_pjw(cpuset));
     let machine = draft.state.topology.cpus();
     let cpus = cgroup.restricted_cpus.as_ref()?.intersection(machine);
     // A cpuset with all PUs is not a grant, also if some of its PUs are offline or in a partition at the moment.
@@ -147,7 +147,7 @@ fn new_scheduler_cpus(draft: &Draft<'_>, job: &Job) -> Option<CpuSet> {
 fn revoke_for_scheduler(draft: &mut Draft<'_>, winner: &JobId, cpus: &CpuSet) {
     let loses = |job: &&Job| {
         let grant = job.grant_by(GrantedBy::Warden).filter(|_| job.id != *winner);
-        grant.is_some_and(|grant| !grant.shared && grant.cpus.intersects(cpus))
+        grant.is_some_and(|grant| !grant.is_shared && grant.cpus.intersects(cpus))
     };
     let holders = cpus.iter().filter_map(|pu| draft.state.pool.holder(pu)?.job());
     let holders: BTreeSet<&JobId> = holders.collect();
@@ -168,10 +168,10 @@ pub(crate) fn serve_waiting(draft: &mut Draft<'_>) {
         .state
         .jobs
         .without_cores()
-        .filter(|job| job.grant.is_none() && !job.released)
+        .filter(|job| job.grant.is_none() && !job.was_released)
         .cloned()
         .collect();
-    waiting.sort_by(|a, b| (a.since, &a.id).cmp(&(b.since, &b.id)));
+    waiting.sort_by(|a, b| (a.detected_at, &a.id).cmp(&(b.detected_at, &b.id)));
     for Job { id, request, .. } in &waiting {
         let Some(request) = request else {
             let source = id.source();
@@ -206,7 +206,7 @@ pub(crate) fn find_offer(
 ) -> Result<(Offer, bool), Refusal> {
     match allocate(id, request, &state.pool, &state.topology, policy) {
         Err(Refusal::NotEnoughCores { .. } | Refusal::HeldByOtherJob { .. })
-            if policy.on_exhausted == OnExhausted::Share =>
+            if policy.exhaustion_policy == ExhaustionPolicy::Share =>
         {
             let mut others = state.jobs.grant_counts().clone();
             state.grant_of(id).into_iter().for_each(|own| others.remove(&own.cpus));
@@ -226,10 +226,14 @@ pub(crate) fn grant_offer(draft: &mut Draft<'_>, id: &JobId, offer: &Offer, shar
         // The pool changed after the offer was made. The job is served in the next cycle.
         return;
     }
-    let Offer { cpus, reasons, runner_up, .. } = offer.clone();
-    let (smt_shared, granted_at) = (draft.policy.share_smt, draft.now.since_boot);
+    let Offer { cpus, reasons, second_best, .. } = offer.clone();
+    let (may_split_cores, granted_at) = (draft.policy.share_smt, draft.now.since_boot);
     let granted_by = GrantedBy::Warden;
-    set_grant(draft, id, Grant { cpus, granted_by, shared, smt_shared, granted_at, reasons, runner_up });
+    set_grant(
+        draft,
+        id,
+        Grant { cpus, granted_by, is_shared: shared, may_split_cores, granted_at, reasons, second_best },
+    );
 }
 
 fn set_grant(draft: &mut Draft<'_>, id: &JobId, grant: Grant) {

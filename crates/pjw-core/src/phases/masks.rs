@@ -50,7 +50,7 @@ impl ThreadPlan<'_> {
 
     /// The PU to which pjw pinned the thread.
     fn pinned(&self, grant: &CpuSet) -> Option<Pu> {
-        self.entry.pinned_pu().filter(|&pin| self.target(grant).single() != Some(pin))
+        self.entry.pinned_pu().filter(|&pin| self.target(grant).only_pu() != Some(pin))
     }
 
     /// Whether the program requested a mask that is not within the grant, or every PU, after pjw had set its mask.
@@ -91,7 +91,7 @@ fn plan_job(
     let Some(mut concerned) = draft.state.members.concerned(&draft.state.dirty, id) else {
         return Vec::new();
     };
-    if draft.state.cpusets.delayed.has(id) {
+    if draft.state.cpusets.delayed_changes.has_change_for(id) {
         // The cpuset may be about to change.
         concerned.retain(|member| !draft.state.is_in_job_cpuset(member));
     }
@@ -125,7 +125,7 @@ fn plan_job(
             current_mask,
             target_mask,
             requested_mask,
-            why,
+            reason: why,
         });
     }
     own.into_iter().for_each(|thread| draft.stop_journaling(thread));
@@ -151,7 +151,7 @@ fn thread_plans<'a>(
         for (id, thread) in member.living_threads_in(busy) {
             let Some(entry) = &thread.mask_entry else { continue };
             let own = state.own_mask(grant, member, entry);
-            let was_unbound = entry.is_unbound_from(&own);
+            let was_unbound = entry.was_binding_lifted(&own);
             let is_overloaded = false;
             plans.push(ThreadPlan {
                 id,
@@ -170,7 +170,7 @@ fn thread_plans<'a>(
 
 /// Finds the hot threads whose bindings are lifted. A thread outside of the grant is confined first.
 fn find_overloaded(topology: &Topology, plans: &mut [ThreadPlan<'_>], grant: &CpuSet) {
-    let hot = plans.iter().filter(|plan| plan.thread.demand.hot);
+    let hot = plans.iter().filter(|plan| plan.thread.demand.is_hot);
     let hot_threads: Vec<HotThread> = hot.map(|plan| hot_thread(plan, grant)).collect();
     let overloaded = overloaded_threads(topology, grant, &hot_threads);
     for plan in plans {
@@ -188,9 +188,9 @@ fn is_isolated(draft: &Draft<'_>, id: &JobId) -> bool {
 fn pins(draft: &Draft<'_>, id: &JobId, grant: &CpuSet, plans: &[ThreadPlan<'_>]) -> BTreeMap<ThreadId, Pu> {
     let is_isolated = is_isolated(draft, id);
     let is_candidate =
-        |plan: &&ThreadPlan<'_>| if is_isolated { plan.in_cpuset } else { plan.thread.demand.hot };
+        |plan: &&ThreadPlan<'_>| if is_isolated { plan.in_cpuset } else { plan.thread.demand.is_hot };
     let mut candidates: Vec<&ThreadPlan<'_>> = plans.iter().filter(is_candidate).collect();
-    candidates.sort_by_key(|plan| !plan.thread.demand.hot);
+    candidates.sort_by_key(|plan| !plan.thread.demand.is_hot);
     let threads: Vec<HotThread> = candidates.into_iter().map(|plan| hot_thread(plan, grant)).collect();
     let spread = OversubscriptionPolicy::Spread;
     let pin_all = || Policy { pin_hot_threads: true, oversubscription: spread, ..draft.policy.clone() };
@@ -336,7 +336,7 @@ pub(crate) fn restore(draft: &mut Draft<'_>) -> Vec<MaskAction> {
         .state
         .processes_to_restore
         .values()
-        .filter(|member| !draft.state.kept_off_pids.contains(&member.id.pid));
+        .filter(|member| !draft.state.pids_kept_off_job_cpus.contains(&member.id.pid));
     for member in released {
         let (restores, _) = restores_of(draft.state, member);
         let is_hidden = |thread| draft.state.may_cpuset_hide_mask(member.id.pid, thread);

@@ -9,7 +9,7 @@ use crate::basics::{CpuSet, Pid, Uid, prelude::*};
 use crate::phases::{draft::Draft, observe::update_threads, unassigned::adopting_job};
 use crate::state::{KnownProcess, Member, WardenState, child_evidence};
 use crate::terms::{
-    BatchRole, CgroupCreator, Evidence, GrantedBy, Job, JobId, JobMark, JobSource, JobUnit, Lifetime,
+    BatchRole, CgroupCreator, EndCondition, Evidence, GrantedBy, Job, JobId, JobMark, JobSource, JobUnit,
     MarkKind, Observed, Process, Record,
 };
 
@@ -101,7 +101,7 @@ fn parent_of<'a>(state: &'a WardenState, process: &Process) -> Option<&'a Member
 /// The job of the ancestor that the fork event of the process named, by the evidence of that ancestor.
 fn by_descent<'a>(state: &'a WardenState, process: &Process) -> Option<(&'a JobId, Evidence)> {
     let descendant =
-        state.lineage.descendant(process.id.pid).filter(|descendant| descendant.is_ancestor_member)?;
+        state.lineage.descendant(process.id.pid).filter(|descendant| descendant.was_ancestor_member)?;
     // A process can be registered for another job after its child was born: the child follows it.
     match state.members.get(&descendant.ancestor).filter(|ancestor| ancestor.id.start <= process.id.start) {
         Some(ancestor) => Some((&ancestor.job, child_evidence(ancestor.evidence))),
@@ -115,7 +115,7 @@ fn by_job_cpuset<'a>(state: &'a WardenState, process: &Process) -> Option<&'a Jo
     let managed = state.cpusets.enclosing_cpuset(process.cgroup.as_deref()?)?;
     let cpuset = &managed.job_cpuset;
     let parent = parent_of(state, process).and_then(|parent| state.process(parent.id.pid));
-    let is_own = cpuset.cgroup_owner != CgroupCreator::Scheduler && !managed.unwanted;
+    let is_own = cpuset.creator != CgroupCreator::Scheduler && !managed.must_be_removed;
     let is_with_parent = parent.is_some_and(|parent| parent.is_within(&cpuset.path));
     (is_own && !is_with_parent && state.jobs.contains_key(&cpuset.job)).then_some(&cpuset.job)
 }
@@ -131,7 +131,7 @@ fn by_inherited_mask<'a>(state: &'a WardenState, known: &KnownProcess) -> Option
     let may_inherit = known.is_new && process.uid != Uid::ROOT && is_orphan_of_unknown_descent(state, known);
     let mask = process.first_thread_mask.as_ref().filter(|mask| may_inherit && !mask.is_empty())?;
     let born_inside = |job: &&Job| {
-        let grant = job.grant_by(GrantedBy::Warden).filter(|grant| !grant.shared);
+        let grant = job.grant_by(GrantedBy::Warden).filter(|grant| !grant.is_shared);
         let is_older = |member: &Member| member.id.start <= process.id.start;
         grant.is_some_and(|grant| {
             mask.is_subset(&grant.cpus) && !state.pool.online_cpus().is_subset(&grant.cpus)
@@ -219,7 +219,7 @@ fn by_session<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId
 fn join(draft: &mut Draft<'_>, pid: Pid, found: &FoundJob) {
     let Some(known) = draft.state.processes.get(&pid) else { return };
     let owner = known.process.uid;
-    let new_job = || Job::new(found.job.clone(), owner, Lifetime::Members, draft.now.wall_clock);
+    let new_job = || Job::new(found.job.clone(), owner, EndCondition::Members, draft.now.wall_clock);
     let mut job = draft.state.jobs.get(&found.job).cloned().unwrap_or_else(new_job);
     // A hook that runs as root may announce a job before the owner of the job is known.
     if job.owner == Uid::ROOT && found.mark.is_some() {
@@ -242,10 +242,18 @@ pub(crate) fn add_member(draft: &mut Draft<'_>, pid: Pid, job: &JobId, evidence:
     if let Some(before) = &before {
         draft.state.dirty.add(&before.job, pid);
     }
-    let was_new = before.as_ref().map_or(known.is_new, |before| before.was_new);
+    let was_new = before.as_ref().map_or(known.is_new, |before| before.was_new_at_join);
     // A thread list read under another job is as good under this one.
     let threads = before.map(|member| member.threads).unwrap_or_default();
-    let member = Member { id, job: job.clone(), evidence, inherited_mask, first_seen, was_new, threads };
+    let member = Member {
+        id,
+        job: job.clone(),
+        evidence,
+        inherited_mask,
+        first_seen,
+        was_new_at_join: was_new,
+        threads,
+    };
     draft.out.records.push(Record::Joined(member.membership()));
     draft.state.members.insert(member);
     draft.state.dirty.add(job, pid);

@@ -72,9 +72,9 @@ fn forget_unread_masks(draft: &mut Draft<'_>) {
     let is_tracked =
         |process: ProcessId| state.tracked(process.pid).is_some_and(|member| member.id == process);
     let lost: Vec<ThreadId> =
-        state.recorded_masks.keys().filter(|id| !is_tracked(id.process)).copied().collect();
+        state.masks_from_journal.keys().filter(|id| !is_tracked(id.process)).copied().collect();
     for thread in lost {
-        draft.state.recorded_masks.remove(&thread);
+        draft.state.masks_from_journal.remove(&thread);
         draft.out.records.push(Record::MaskReleased(thread));
     }
 }
@@ -158,7 +158,8 @@ fn update_process(draft: &mut Draft<'_>, process: &Process) {
 /// cpuset was not complete. systemd moves a process wherever the process is.
 fn correct_origin(draft: &mut Draft<'_>, process: &Process) {
     let cpusets = &draft.state.cpusets;
-    let Some(cgroup) = process.cgroup.as_deref().filter(|_| cpusets.delayed.is_moving(process.id)) else {
+    let Some(cgroup) = process.cgroup.as_deref().filter(|_| cpusets.delayed_changes.is_moving(process.id))
+    else {
         return;
     };
     let Some(to) = cpusets.moved_into(process.id).filter(|_| cpusets.enclosing_cpuset(cgroup).is_none())
@@ -310,11 +311,11 @@ fn updated_thread(
     let persists = draft.policy.cpuset_support.affinity_persists;
     let id = ThreadId { process, tid: thread.tid, start: thread.start };
     let mask = known.as_mut().and_then(|known| known.mask_entry.take());
-    let mask = mask.or_else(|| draft.state.recorded_masks.remove(&id));
+    let mask = mask.or_else(|| draft.state.masks_from_journal.remove(&id));
     let is_same_mask = known.as_ref().is_some_and(|known| known.effective_mask == thread.effective_mask);
     let mask_entry = mask.map(|mut entry| {
         if persists && is_same_mask && entry.is_confirmed_by_same_mask(limits_changed_at) {
-            entry.record_same_reading(now);
+            entry.record_unchanged_reading(now);
             return entry;
         }
         read_mask(draft, entry, &thread.effective_mask, process.pid)

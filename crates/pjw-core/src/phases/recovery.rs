@@ -12,9 +12,9 @@ use crate::phases::{draft::Draft, unknown_masks};
 use crate::state::cpusets::RecoveredCpuset;
 use crate::state::{Holder, Member, WardenState};
 use crate::terms::{
-    Cgroup, CgroupCreator, CpuRequest, CpusetHierarchy, CpusetRecord, CpusetSpec, Event, EventKind, Grant,
-    GrantedBy, Job, JobCpuset, JobRequest, LeftoverCpuset, Lifetime, Mode, Observed, Placement, Policy,
-    Process, Warning,
+    Cgroup, CgroupCreator, CpuRequest, CpusetHierarchy, CpusetRecord, CpusetSpec, EndCondition, Event,
+    EventKind, Grant, GrantedBy, Job, JobCpuset, JobRequest, LeftoverCpuset, Mode, Observed, Placement,
+    Policy, Process, Warning,
 };
 
 /// A found cgroup, and what the scan says about it.
@@ -57,12 +57,12 @@ pub(crate) fn recover_cpusets(draft: &mut Draft<'_>) {
 }
 
 fn candidate(draft: &Draft<'_>, found: LeftoverCpuset, cgroup: &Cgroup) -> Option<Candidate> {
-    let cgroup_owner = match draft.policy.cpuset_support.hierarchy {
+    let creator = match draft.policy.cpuset_support.hierarchy {
         CpusetHierarchy::Unavailable { .. } => return None,
         CpusetHierarchy::Systemd => CgroupCreator::Systemd,
         CpusetHierarchy::Unified | CpusetHierarchy::Legacy => CgroupCreator::Warden,
     };
-    let (job, isolated) = draft.policy.own_cgroups.job_at_path(&found.path, cgroup_owner)?;
+    let (job, isolated) = draft.policy.own_cgroups.job_at_path(&found.path, creator)?;
     let cpuset = cgroup.cpuset.as_ref();
     let nodes: CpuSet = draft.state.topology.domains(Level::NumaNode).map(|node| Pu(node.number)).collect();
     let spec = CpusetSpec {
@@ -77,7 +77,7 @@ fn candidate(draft: &Draft<'_>, found: LeftoverCpuset, cgroup: &Cgroup) -> Optio
     let mut inside: Vec<&Process> = inside.filter(|process| process.id.pid != Pid(1)).collect();
     inside.sort_by_key(|process| (process.id.start, process.id.pid));
     let processes = inside.into_iter().map(|process| (process.id, process.uid)).collect();
-    let job_cpuset = JobCpuset { job, cgroup_owner, path: found.path.clone(), spec };
+    let job_cpuset = JobCpuset { job, creator, path: found.path.clone(), spec };
     Some(Candidate { found, job_cpuset, isolated, cgroup: cgroup.clone(), processes })
 }
 
@@ -91,7 +91,7 @@ fn recover(draft: &mut Draft<'_>, candidate: &Candidate) {
     let fate = fate(draft.state, candidate);
     draft.record_cpuset(CpusetRecord::Created(candidate.job_cpuset.clone()));
     // systemd manages the root of its hierarchy: without another place, the processes stay in their scope, which is widened.
-    let root = (candidate.job_cpuset.cgroup_owner == CgroupCreator::Warden).then(|| "/".to_owned());
+    let root = (candidate.job_cpuset.creator == CgroupCreator::Warden).then(|| "/".to_owned());
     if let Some(from) = candidate.found.origin_cgroup.clone().or(root) {
         draft.record_cpuset(CpusetRecord::Origin { path: path.clone(), from });
     }
@@ -131,7 +131,7 @@ fn fate(state: &WardenState, candidate: &Candidate) -> Fate {
     if found.owner.is_none() && allows_every_pu(state, cgroup) {
         return Fate::Removed(None);
     }
-    let cpus = &cpuset.effective;
+    let cpus = &cpuset.effective_cpus;
     let unknown = cpus.difference(state.topology.cpus());
     if cpus.is_empty() || !unknown.is_empty() {
         return Fate::Removed(Some(format!(
@@ -160,7 +160,7 @@ fn keep(draft: &mut Draft<'_>, candidate: &Candidate, cpus: &CpuSet) {
     }
     let first = processes.first().map(|(_, uid)| *uid);
     let owner = found.owner.or(first).unwrap_or(Uid::ROOT);
-    let new_job = || Job::new(id.clone(), owner, Lifetime::Members, draft.now.wall_clock);
+    let new_job = || Job::new(id.clone(), owner, EndCondition::Members, draft.now.wall_clock);
     let mut job = draft.state.jobs.get(id).cloned().unwrap_or_else(new_job);
     let topology = &draft.state.topology;
     let has_whole_cores = cpus.iter().all(|pu| topology.core_cpus(pu).is_subset(cpus));
@@ -175,12 +175,12 @@ fn keep(draft: &mut Draft<'_>, candidate: &Candidate, cpus: &CpuSet) {
     job.grant = Some(Grant {
         cpus: cpus.clone(),
         granted_by: GrantedBy::Warden,
-        shared: false,
+        is_shared: false,
         // Half a core may have been granted so. The next grant follows the configuration.
-        smt_shared: !has_whole_cores,
+        may_split_cores: !has_whole_cores,
         granted_at: draft.now.since_boot,
         reasons: vec![format!("the cpuset of {path} was found with these CPUs, and no record of the job")],
-        runner_up: String::new(),
+        second_best: String::new(),
     });
     draft.state.pool.restore_grant(id, cpus);
     draft.put_job(job);

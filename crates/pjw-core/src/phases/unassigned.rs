@@ -50,7 +50,7 @@ fn belongs_to_login(process: &Process) -> bool {
 /// The job that adopts an unassigned process: the only job of its user. `None` if the process is not unassigned, its
 /// user has several jobs, or unassigned processes are not adopted.
 pub(crate) fn adopting_job(draft: &Draft<'_>, process: &Process) -> Option<JobId> {
-    if !draft.policy.adopt_strays || !is_unassigned(draft, process) {
+    if !draft.policy.adopt_unassigned_processes || !is_unassigned(draft, process) {
         return None;
     }
     let mut jobs = jobs_of(draft.state, process.uid);
@@ -60,14 +60,14 @@ pub(crate) fn adopting_job(draft: &Draft<'_>, process: &Process) -> Option<JobId
 
 /// The jobs of a user that may adopt a process: those that were not released.
 fn jobs_of(state: &WardenState, user: Uid) -> impl Iterator<Item = &JobId> {
-    state.jobs.of_owner(user).filter(|job| !job.released).map(|job| &job.id)
+    state.jobs.of_owner(user).filter(|job| !job.was_released).map(|job| &job.id)
 }
 
 /// Returns, for each person that owns a job on this machine, the pids of the person's processes that belong
 /// to no job. The set of pids is empty if the person has no such processes. A person is a user whose id is
 /// at least `first_person_uid` of the policy. Processes of pjw's own programs are not included.
 #[must_use]
-pub fn unassigned_by_user(state: &WardenState, policy: &Policy) -> BTreeMap<Uid, BTreeSet<Pid>> {
+pub fn unassigned_pids_by_user(state: &WardenState, policy: &Policy) -> BTreeMap<Uid, BTreeSet<Pid>> {
     let people = state.jobs.owners().filter(|owner| owner.0 >= policy.first_person_uid);
     let unassigned = |owner| {
         let processes = state.processes.of_user(owner).map(|known| &known.process);
@@ -89,17 +89,17 @@ fn is_free(state: &WardenState, policy: &Policy, process: &Process) -> bool {
 fn update_unassigned(draft: &mut Draft<'_>) {
     if draft.recheck_all {
         let state = &mut *draft.state;
-        state.unassigned_by_user = unassigned_by_user(state, draft.policy);
+        state.unassigned_pids_by_user = unassigned_pids_by_user(state, draft.policy);
         let of_login = |pid: &&Pid| state.process(**pid).is_some_and(belongs_to_login);
-        let users = state.unassigned_by_user.iter();
+        let users = state.unassigned_pids_by_user.iter();
         let login_processes =
             users.map(|(&user, pids)| (user, pids.iter().filter(of_login).copied().collect())).collect();
-        state.login_processes = login_processes;
+        state.login_pids_by_user = login_processes;
         return;
     }
     let is_owner = |user: &Uid| draft.state.jobs.of_owner(*user).next().is_some();
-    let mut unassigned = core::mem::take(&mut draft.state.unassigned_by_user);
-    let mut login_processes = core::mem::take(&mut draft.state.login_processes);
+    let mut unassigned = core::mem::take(&mut draft.state.unassigned_pids_by_user);
+    let mut login_processes = core::mem::take(&mut draft.state.login_pids_by_user);
     unassigned.retain(|user, _| is_owner(user));
     login_processes.retain(|user, _| is_owner(user));
     for pid in draft.scanned_pids().chain(draft.recheck.iter().copied()) {
@@ -111,7 +111,7 @@ fn update_unassigned(draft: &mut Draft<'_>) {
             }
         }
     }
-    (draft.state.unassigned_by_user, draft.state.login_processes) = (unassigned, login_processes);
+    (draft.state.unassigned_pids_by_user, draft.state.login_pids_by_user) = (unassigned, login_processes);
 }
 
 /// Whether a process is unassigned: in no job, of a user who has jobs here.
@@ -129,8 +129,8 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
     report(draft);
     let (state, policy) = (&*draft.state, draft.policy);
     let mut excluded: BTreeMap<Pid, JobId> = BTreeMap::new();
-    if policy.adopt_strays {
-        for (&user, pids) in &state.unassigned_by_user {
+    if policy.adopt_unassigned_processes {
+        for (&user, pids) in &state.unassigned_pids_by_user {
             let mut jobs = jobs_of(state, user);
             if let (Some(first), Some(_)) = (jobs.next(), jobs.next()) {
                 excluded.extend(pids.iter().map(|&pid| (pid, first.clone())));
@@ -147,14 +147,22 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
         let known = state.processes.get(pid).filter(|_| !state.processes_to_restore.contains_key(pid))?;
         let (id, job, evidence) = (known.process.id, job.clone(), Evidence::Adopted);
         let (first_seen, threads) = (Some(known.first_seen), BTreeMap::new());
-        Some(Member { id, job, evidence, inherited_mask: None, first_seen, was_new: known.is_new, threads })
+        Some(Member {
+            id,
+            job,
+            evidence,
+            inherited_mask: None,
+            first_seen,
+            was_new_at_join: known.is_new,
+            threads,
+        })
     };
     let newly_excluded: Vec<Member> = excluded.iter().filter_map(to_member).collect();
     for process in newly_excluded {
         draft.out.records.push(Record::Left(process.membership()));
         draft.state.processes_to_restore.insert(process.id.pid, process);
     }
-    draft.state.kept_off_pids = excluded.into_keys().collect();
+    draft.state.pids_kept_off_job_cpus = excluded.into_keys().collect();
 }
 
 /// The online PUs that no job holds.
@@ -165,11 +173,11 @@ fn outside(state: &WardenState) -> CpuSet {
 /// The actions that keep the unassigned processes of users with several jobs off the cores of all jobs.
 pub(crate) fn keep_off(draft: &mut Draft<'_>) -> Vec<MaskAction> {
     let state = &*draft.state;
-    if state.kept_off_pids.is_empty() {
+    if state.pids_kept_off_job_cpus.is_empty() {
         return Vec::new();
     }
     let outside = outside(state);
-    let excluded = state.kept_off_pids.iter().filter_map(|pid| state.processes_to_restore.get(pid));
+    let excluded = state.pids_kept_off_job_cpus.iter().filter_map(|pid| state.processes_to_restore.get(pid));
     let actions: Vec<MaskAction> = excluded.flat_map(|member| exclusions_of(member, &outside)).collect();
     draft.begin_writes(&actions);
     actions
@@ -202,8 +210,8 @@ fn report_no_free_pus(out: &mut Output, excluded: &BTreeMap<Pid, JobId>) {
 /// Reports which users have processes outside their jobs.
 fn report(draft: &mut Draft<'_>) {
     let state = &*draft.state;
-    for (user, pids) in &state.unassigned_by_user {
-        let of_login = state.login_processes.get(user);
+    for (user, pids) in &state.unassigned_pids_by_user {
+        let of_login = state.login_pids_by_user.get(user);
         let is_reported = |pid: &&Pid| of_login.is_none_or(|of_login| !of_login.contains(*pid));
         let Some(&first) = pids.iter().find(is_reported) else { continue };
         let (count, belong) = match pids.len() - of_login.map_or(0, BTreeSet::len) {

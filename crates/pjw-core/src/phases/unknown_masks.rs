@@ -51,7 +51,7 @@ pub(crate) fn update_and_report(draft: &mut Draft<'_>) {
 /// cgroup of a scheduler's job: the scheduler binds its tasks.
 pub(super) fn is_bound(state: &WardenState, policy: &Policy, process: &Process) -> bool {
     let (pid, online) = (process.id.pid, state.pool.online_cpus());
-    let is_served = policy.only_user.is_none_or(|user| user == process.uid);
+    let is_served = policy.only_managed_user.is_none_or(|user| user == process.uid);
     let is_system = process.is_kernel_thread || pid == Pid(1) || policy.own_pid == Some(pid);
     if is_system || !is_served || state.tracked(pid).is_some() {
         return false;

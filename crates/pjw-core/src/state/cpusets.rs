@@ -28,7 +28,7 @@ pub struct ManagedCpuset {
     /// The list becomes empty when a scan finds the last set in the cpuset.
     pub previous_cpus: Vec<CpuSet>,
     /// Whether pjw is to remove the cpuset, because no job needs the cpuset any longer.
-    pub unwanted: bool,
+    pub must_be_removed: bool,
     /// The path of the cgroup from which pjw moved the first process into the cpuset. When pjw removes the
     /// cpuset, pjw moves the processes in the cpuset to another cgroup. A process that was forked inside the
     /// cpuset is moved to this cgroup if the original cgroups of its ancestors are unknown. `None` if pjw
@@ -42,7 +42,7 @@ impl ManagedCpuset {
     /// scan read it. True if its PUs are the set that pjw wrote last, or an earlier set that the cpuset may
     /// still have ([`ManagedCpuset::previous_cpus`]). False if another program changed the PUs of the cpuset.
     #[must_use]
-    pub fn is_own_setting(&self, cpuset: &Cpuset) -> bool {
+    pub fn was_written_by_pjw(&self, cpuset: &Cpuset) -> bool {
         self.possible_cpus().any(|cpus| *cpus == cpuset.cpus)
     }
 
@@ -106,7 +106,7 @@ pub struct CpusetRegistry {
     /// The delayed changes of cpusets. A change is delayed if pjw requested it in one cycle of the daemon, and
     /// the kernel or systemd had not completed it at the end of this cycle. (A cycle is a scan, a decision and
     /// the decided changes.)
-    pub delayed: DelayedChanges,
+    pub delayed_changes: DelayedChanges,
 }
 
 impl CpusetRegistry {
@@ -276,11 +276,11 @@ impl CpusetRegistry {
 
     /// Whether no change was refused, is being tried again or is pending removal.
     pub(crate) fn has_nothing_pending(&self) -> bool {
-        let is_done = |managed: &ManagedCpuset| !managed.unwanted && managed.tries == 0;
+        let is_done = |managed: &ManagedCpuset| !managed.must_be_removed && managed.tries == 0;
         self.refused.is_empty()
             && self.move_errors.is_empty()
             && self.failed_removals.is_empty()
-            && self.delayed.is_empty()
+            && self.delayed_changes.is_empty()
             && self.managed.values().all(is_done)
     }
 
@@ -294,7 +294,7 @@ impl CpusetRegistry {
             CpusetRecord::Unwanted { path } => {
                 self.write_history(path, machine, machine, at);
                 if let Some(managed) = self.managed.get_mut(path) {
-                    managed.unwanted = true;
+                    managed.must_be_removed = true;
                     self.to_remove.insert(path.clone());
                 }
                 self.forget_wanted(path);
@@ -382,7 +382,7 @@ impl CpusetRegistry {
         let managed = ManagedCpuset {
             job_cpuset: job_cpuset.clone(),
             previous_cpus: previous,
-            unwanted: false,
+            must_be_removed: false,
             origin_cgroup,
             tries: tries + 1,
         };
@@ -411,7 +411,7 @@ impl CpusetRegistry {
 
     /// Records that the delayed writes of cpusets took place at the time `at`, or later.
     pub(crate) fn postpone_delayed_writes(&mut self, at: Nanos) {
-        for path in self.delayed.take_written() {
+        for path in self.delayed_changes.take_written() {
             if let Some(history) = self.history.get_mut(&path) {
                 history.postpone(at);
             }
@@ -427,7 +427,7 @@ impl CpusetRegistry {
                 CpusetRecord::Created(job_cpuset)
             };
             let earlier = managed.previous_cpus.iter().map(as_it_was);
-            let unwanted = managed.unwanted.then(|| CpusetRecord::Unwanted { path: path.clone() });
+            let unwanted = managed.must_be_removed.then(|| CpusetRecord::Unwanted { path: path.clone() });
             let origin = |from: &String| CpusetRecord::Origin { path: path.clone(), from: from.clone() };
             let first = managed.origin_cgroup.iter().map(origin);
             let last = [CpusetRecord::Created(managed.job_cpuset.clone())];

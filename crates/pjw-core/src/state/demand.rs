@@ -17,9 +17,9 @@ pub struct Demand {
     /// Used only for display.
     pub waiting_permille: u32,
     /// Whether the thread is hot (busy): it runs or waits for a PU most of the time. A thread becomes hot
-    /// at the demand `hot_permille` of the policy, and is no longer hot at the lower demand
-    /// `cold_permille`. The two limits differ so that a thread does not change its state at each reading.
-    pub hot: bool,
+    /// at the demand `hot_threshold_permille` of the policy, and is no longer hot at the lower demand
+    /// `cold_threshold_permille`. The two limits differ so that a thread does not change its state at each reading.
+    pub is_hot: bool,
     /// The last reading: run time and wait time in ns, and the time of the reading.
     last: Option<Reading>,
 }
@@ -77,7 +77,7 @@ impl Demand {
         if let Some(quiet) = idle_until.filter(|quiet| last.at < *quiet && *quiet < at) {
             // The thread had no demand until then, although its totals were not read.
             let last = Some(Reading { at: quiet, ..last });
-            let idle = Self { permille: 0, waiting_permille: 0, hot: false, last };
+            let idle = Self { permille: 0, waiting_permille: 0, is_hot: false, last };
             return idle.with_reading(run_ns, wait_ns, at, None, policy);
         }
         if reading.wanted_ns < last.wanted_ns {
@@ -89,13 +89,17 @@ impl Demand {
         }
         let share =
             |ns: u64| u32::try_from(u128::from(ns) * 1000 / u128::from(passed)).unwrap_or(1000).min(1000);
-        let weight = policy.smoothing_permille.min(1000);
+        let weight = policy.smoothing_weight_permille.min(1000);
         let smoothed = |before: u32, now: u32| (before * (1000 - weight) + now * weight) / 1000;
         let permille = smoothed(self.permille, share(reading.wanted_ns - last.wanted_ns));
         let waited = share(reading.waited_ns.saturating_sub(last.waited_ns));
         let waiting_permille = smoothed(self.waiting_permille, waited).min(permille);
-        let hot = if self.hot { permille > policy.cold_permille } else { permille >= policy.hot_permille };
-        Self { permille, waiting_permille, hot, last: Some(reading) }
+        let is_hot = if self.is_hot {
+            permille > policy.cold_threshold_permille
+        } else {
+            permille >= policy.hot_threshold_permille
+        };
+        Self { permille, waiting_permille, is_hot, last: Some(reading) }
     }
 }
 
@@ -116,7 +120,7 @@ mod tests {
             .map(|(permille, second)| {
                 total += permille * SECOND / 1000;
                 demand = demand.with_reading(total, 0, Nanos(second * SECOND), None, &policy);
-                (demand.permille, demand.hot)
+                (demand.permille, demand.is_hot)
             })
             .collect()
     }
@@ -131,10 +135,10 @@ mod tests {
 
     #[test]
     fn waiting_time_counts_as_demand() {
-        let policy = Policy { smoothing_permille: 1000, ..Policy::default() };
+        let policy = Policy { smoothing_weight_permille: 1000, ..Policy::default() };
         let demand = Demand::default().with_reading(0, 0, Nanos(0), None, &policy);
         let demand = demand.with_reading(SECOND / 4, SECOND / 2, Nanos(SECOND), None, &policy);
-        assert_eq!((demand.permille, demand.hot), (750, true));
+        assert_eq!((demand.permille, demand.is_hot), (750, true));
         assert_eq!(demand.waiting_permille, 500);
         let calm = demand.with_reading(SECOND / 2, SECOND / 2, Nanos(2 * SECOND), None, &policy);
         assert_eq!((calm.permille, calm.waiting_permille), (250, 0), "it waits no more");
@@ -149,15 +153,15 @@ mod tests {
 
     #[test]
     fn a_thread_that_was_idle_is_measured_from_its_wakeup() {
-        let policy = Policy { smoothing_permille: 1000, ..Policy::default() };
+        let policy = Policy { smoothing_weight_permille: 1000, ..Policy::default() };
         let idle = Demand::default().with_reading(0, 0, Nanos(0), None, &policy);
         let awake = idle.with_reading(SECOND, 0, Nanos(60 * SECOND), Some(Nanos(59 * SECOND)), &policy);
-        assert!(awake.hot && awake.permille == 1000, "{awake:?}");
+        assert!(awake.is_hot && awake.permille == 1000, "{awake:?}");
     }
 
     #[test]
     fn a_reused_thread_number_resets_the_demand() {
-        let policy = Policy { smoothing_permille: 1000, ..Policy::default() };
+        let policy = Policy { smoothing_weight_permille: 1000, ..Policy::default() };
         let hot = Demand::default().with_reading(0, 0, Nanos(0), None, &policy).with_reading(
             SECOND,
             0,
@@ -165,8 +169,8 @@ mod tests {
             None,
             &policy,
         );
-        assert!(hot.hot);
+        assert!(hot.is_hot);
         let other = hot.with_reading(10, 0, Nanos(2 * SECOND), None, &policy);
-        assert!(!other.hot);
+        assert!(!other.is_hot);
     }
 }

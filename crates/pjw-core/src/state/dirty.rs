@@ -41,12 +41,12 @@ impl DirtySet {
 
     /// Whether the set contains all jobs and processes, so that all of them must be planned again.
     #[must_use]
-    pub fn is_everything(&self) -> bool {
+    pub fn contains_everything(&self) -> bool {
         self.everything
     }
 
     /// Iterates over the jobs that were added to the set, each with the processes that must be planned again.
-    /// If [`DirtySet::is_everything`] is true, every other job must be planned again too.
+    /// If [`DirtySet::contains_everything`] is true, every other job must be planned again too.
     pub fn dirty_jobs(&self) -> impl Iterator<Item = (&JobId, &DirtyScope)> {
         self.jobs.iter()
     }
@@ -97,7 +97,7 @@ impl DirtySet {
 impl DirtyScope {
     /// Returns whether all threads of a process of the job must be planned again.
     #[must_use]
-    pub fn has_whole(&self, pid: Pid) -> bool {
+    pub fn contains_whole_process(&self, pid: Pid) -> bool {
         match self {
             DirtyScope::Whole => true,
             DirtyScope::Processes(pids) => pids.contains(&pid),

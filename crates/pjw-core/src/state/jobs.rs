@@ -101,7 +101,7 @@ impl Jobs {
 
     /// Returns the number of times that a job was read since the last call of this method, and resets the
     /// number to 0. Only tests call this method, to check that a cycle of the daemon reads few jobs.
-    pub fn take_visit_count(&self) -> usize {
+    pub fn take_read_count(&self) -> usize {
         self.traces.visits.take()
     }
 
@@ -136,7 +136,7 @@ impl Jobs {
         }
         if let Some(grant) = &job.grant {
             self.granted.add(&grant.cpus);
-            if grant.shared {
+            if grant.is_shared {
                 self.shared.add(&grant.cpus);
             }
         }
@@ -162,7 +162,7 @@ impl Jobs {
         }
         if let Some(grant) = &job.grant {
             self.granted.remove(&grant.cpus);
-            if grant.shared {
+            if grant.is_shared {
                 self.shared.remove(&grant.cpus);
             }
         }
@@ -171,7 +171,7 @@ impl Jobs {
 
     /// Calls `change` with the job, so that `change` can modify it. Does nothing if there is no job with this
     /// id.
-    pub fn change(&mut self, id: &JobId, change: impl FnOnce(&mut Job)) {
+    pub fn update(&mut self, id: &JobId, change: impl FnOnce(&mut Job)) {
         if let Some(mut job) = self.remove(id) {
             change(&mut job);
             self.insert(job);

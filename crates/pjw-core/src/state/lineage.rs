@@ -32,7 +32,7 @@ pub struct Descendant {
     pub job: JobId,
     /// Whether the process `ancestor` belonged to the job at the time of the fork. If false, `ancestor` no
     /// longer belonged to the job, and pjw was restoring the original masks of `ancestor`.
-    pub is_ancestor_member: bool,
+    pub was_ancestor_member: bool,
     /// The evidence that the process belongs to the job. It is the result of [`child_evidence`] for the
     /// evidence of the ancestor.
     pub evidence: Evidence,
@@ -50,12 +50,12 @@ pub struct Descendant {
     /// read, pjw makes a `Descendant` for the ended process itself. The list then has the requests for the
     /// threads of the ended process. Children whose fork events are not read yet may have inherited the masks
     /// of these threads.
-    pub requests: Vec<MaskRequest>,
+    pub inherited_mask_requests: Vec<MaskRequest>,
     /// The time at which pjw last read the affinity masks of the process `ancestor` before the fork, in ns
     /// since boot. If `requests` were made for an earlier ancestor, the time for that ancestor. If the masks
     /// of the ancestor's threads were read at different times, the earliest of these times. 0 if the masks
     /// were never read.
-    pub masks_read_at: Nanos,
+    pub ancestor_masks_read_at: Nanos,
 }
 
 impl Descendant {
@@ -68,7 +68,15 @@ impl Descendant {
         let (pid, job, evidence) = (ancestor.id.pid, ancestor.job.clone(), child_evidence(ancestor.evidence));
         let masks = ancestor.threads.values().filter_map(|thread| thread.mask_entry.as_ref());
         let masks_read_at = masks.map(MaskEntry::last_read_at).min().unwrap_or_default();
-        Self { ancestor: pid, job, is_ancestor_member, evidence, forked_at, requests, masks_read_at }
+        Self {
+            ancestor: pid,
+            job,
+            was_ancestor_member: is_ancestor_member,
+            evidence,
+            forked_at,
+            inherited_mask_requests: requests,
+            ancestor_masks_read_at: masks_read_at,
+        }
     }
 }
 
@@ -142,9 +150,11 @@ impl Lineage {
             let requests = tracked.requests_for_child(creator, BirthTime { earliest: at, latest: at });
             let mut descendant = Descendant::of(tracked, is_member, Some(at), requests);
             // The masks of a new process may be unread. Its child has what it inherited itself.
-            if let Some(parent) = self.descendants.get(&parent).filter(|_| descendant.requests.is_empty()) {
-                (descendant.requests, descendant.masks_read_at) =
-                    (parent.requests.clone(), parent.masks_read_at);
+            if let Some(parent) =
+                self.descendants.get(&parent).filter(|_| descendant.inherited_mask_requests.is_empty())
+            {
+                (descendant.inherited_mask_requests, descendant.ancestor_masks_read_at) =
+                    (parent.inherited_mask_requests.clone(), parent.ancestor_masks_read_at);
             }
             descendant
         });
@@ -185,7 +195,7 @@ impl Lineage {
         let pid = released.id.pid;
         self.of_unknown_descent.remove(&pid);
         let new = || Descendant::of(released, false, None, Vec::new());
-        self.descendants.entry(pid).or_insert_with(new).requests = requests;
+        self.descendants.entry(pid).or_insert_with(new).inherited_mask_requests = requests;
     }
 
     /// Whether pjw read the fork event of the process `pid`, but does not know all of its ancestors. This is
@@ -193,7 +203,7 @@ impl Lineage {
     /// fork event of its child was read, and no fork event had reported the birth of the ancestor. False if
     /// pjw did not read the fork event of the process `pid`.
     #[must_use]
-    pub fn is_of_unknown_descent(&self, pid: Pid) -> bool {
+    pub fn has_unknown_ancestors(&self, pid: Pid) -> bool {
         self.of_unknown_descent.contains(&pid)
     }
 
@@ -248,7 +258,7 @@ impl Lineage {
             self.descendants.entry(pid).or_insert_with(new);
         }
         if let Some(descendant) = self.descendants.get_mut(&pid) {
-            descendant.requests.clear();
+            descendant.inherited_mask_requests.clear();
         }
     }
 
@@ -256,7 +266,7 @@ impl Lineage {
     pub(crate) fn settle(&mut self, job: &JobId) {
         let Self { descendants, unscanned, .. } = self;
         descendants
-            .retain(|pid, known| known.is_ancestor_member || known.job != *job || unscanned.contains(pid));
+            .retain(|pid, known| known.was_ancestor_member || known.job != *job || unscanned.contains(pid));
     }
 
     /// Records that a scan found a tracked process gone. If its exit event was not read yet, a descendant keeps the facts

@@ -8,7 +8,7 @@ use core::ops::Deref;
 
 mod busy_threads;
 
-pub use busy_threads::{MAX_SCANS_PER_READING, MIN_THREADS};
+pub use busy_threads::{MAX_SCANS_PER_FULL_READING, MIN_THREADS_FOR_PARTIAL_READING};
 
 use crate::basics::{
     BirthTime, Comm, CpuSet, Nanos, Pid, ProcessId, Pu, StartTime, ThreadId, Tid, prelude::*,
@@ -43,7 +43,7 @@ pub struct Member {
     /// Whether the process was new when it joined: no scan before had read it. Only then its masks may be those of
     /// a thread that pjw does not know. False for a process from a record of an earlier daemon, which had read its
     /// masks: if pjw had set one of them, a record of this mask exists too.
-    pub was_new: bool,
+    pub was_new_at_join: bool,
     /// The threads of the process, as of the last scan that read them, by thread id.
     pub threads: BTreeMap<Tid, MemberThread>,
 }
@@ -52,7 +52,15 @@ impl Member {
     /// A process without threads, as the journal has it.
     pub(crate) fn from_record(membership: Membership) -> Self {
         let Membership { process: id, job, evidence, inherited_mask, first_seen } = membership;
-        Self { id, job, evidence, inherited_mask, first_seen, was_new: false, threads: BTreeMap::new() }
+        Self {
+            id,
+            job,
+            evidence,
+            inherited_mask,
+            first_seen,
+            was_new_at_join: false,
+            threads: BTreeMap::new(),
+        }
     }
 
     /// The facts that the journal keeps.
@@ -156,7 +164,7 @@ impl MemberThread {
 
     /// Whether the smoothed CPU demand of the thread is not 0.
     pub(crate) fn is_busy(&self) -> bool {
-        self.demand.hot || self.demand.permille > 0
+        self.demand.is_hot || self.demand.permille > 0
     }
 }
 
@@ -326,7 +334,7 @@ impl Members {
     pub(crate) fn busy_threads_to_read(&self, dirty: &DirtySet) -> BTreeMap<Pid, BTreeSet<Tid>> {
         let is_dirty = |pid: &Pid| {
             let part = self.members.get(pid).and_then(|member| dirty.part_of(&member.job));
-            part.is_some_and(|part| part.has_whole(*pid))
+            part.is_some_and(|part| part.contains_whole_process(*pid))
         };
         let may = self.busy_threads.iter().filter(|(pid, busy)| busy.suffice() && !is_dirty(pid));
         may.map(|(&pid, busy)| (pid, busy.tids.clone())).collect()
@@ -336,13 +344,13 @@ impl Members {
     /// member is dirty. `None` if all its threads are.
     pub(crate) fn busy_threads_to_plan(&self, dirty: &DirtySet, member: &Member) -> Option<&BTreeSet<Tid>> {
         let part = dirty.part_of(&member.job)?;
-        if part.has_whole(member.id.pid) {
+        if part.contains_whole_process(member.id.pid) {
             return None;
         }
         self.busy_threads_of(member.id.pid)
     }
 
-    /// Returns the busy threads of an active member that has at least [`MIN_THREADS`] threads of which few are busy:
+    /// Returns the busy threads of an active member that has at least [`MIN_THREADS_FOR_PARTIAL_READING`] threads of which few are busy:
     /// those with a smoothed CPU demand that is not 0. `None` for every other process.
     #[must_use]
     pub fn busy_threads_of(&self, pid: Pid) -> Option<&BTreeSet<Tid>> {

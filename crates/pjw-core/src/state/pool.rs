@@ -264,7 +264,7 @@ pub struct Offer {
     /// The reasons why these PUs were chosen, one sentence each.
     pub reasons: Vec<String>,
     /// The second-best set of PUs, described in a sentence. Empty if the allocator found no second set.
-    pub runner_up: String,
+    pub second_best: String,
     /// The value of [`PuPool::change_count`] when the offer was made. If the value is different now, the offer
     /// is invalid.
     pub pool_change_count: u64,
@@ -283,7 +283,7 @@ mod tests {
         Offer {
             cpus: set(cpus),
             reasons: Vec::new(),
-            runner_up: String::new(),
+            second_best: String::new(),
             pool_change_count: pool.change_count(),
         }
     }

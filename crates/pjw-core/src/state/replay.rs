@@ -64,16 +64,16 @@ impl WardenState {
                 let is_programs = requested_at < kept_since && set == before;
                 let writer = if is_programs { MaskWriter::Program } else { MaskWriter::Warden };
                 let request = MaskRequest { mask: set, original_mask: before, writer, requested_at };
-                match self.recorded_masks.get_mut(&thread) {
+                match self.masks_from_journal.get_mut(&thread) {
                     Some(entry) => entry.add_recorded_request(request),
                     None => {
-                        self.recorded_masks
+                        self.masks_from_journal
                             .insert(thread, MaskEntry::from_record(request).with_journaled_since(kept_since));
                     }
                 }
             }
             Record::MaskReleased(thread) => {
-                self.recorded_masks.remove(&thread);
+                self.masks_from_journal.remove(&thread);
             }
             Record::ReleasedMasks(released) => {
                 self.released_masks.insert(released.job.clone(), released);
@@ -93,7 +93,7 @@ impl WardenState {
             return true;
         };
         let here = grant.cpus.intersection(self.topology.cpus());
-        if grant.shared {
+        if grant.is_shared {
             self.pool.claim(&job.id, &here);
             return !here.is_empty();
         }
@@ -115,7 +115,7 @@ impl WardenState {
     }
 
     fn jobs_unshared_first(&self) -> impl Iterator<Item = &Job> {
-        let is_shared = |job: &&Job| job.grant.as_ref().is_some_and(|grant| grant.shared);
+        let is_shared = |job: &&Job| job.grant.as_ref().is_some_and(|grant| grant.is_shared);
         let unshared = self.jobs.values().filter(move |job| !is_shared(job));
         unshared.chain(self.jobs.values().filter(is_shared))
     }

@@ -1,6 +1,6 @@
 //! The scope of the next scan: which processes are scanned, and which are only checked for activity.
 //!
-//! The node reads the cgroups that changed by itself ([`crate::ports::Node::observe`]). So the scan of a normal cycle names
+//! The node reads the cgroups that changed by itself ([`crate::ports::MachineInterface::observe`]). So the scan of a normal cycle names
 //! only the cgroups of jobs of which something is pending. A full rescan names all cgroups, and each other rescan names an
 //! eighth of them in turn: a change of a cgroup above them is not reported.
 //!
@@ -44,17 +44,17 @@ impl WardenState {
     #[must_use]
     pub fn scan_request(&self, full: bool) -> ScanRequest {
         if full {
-            let (threads_of, cgroups) = (self.tracked_pids(), self.job_cgroup_paths());
+            let (pids_to_read_threads_of, cgroups) = (self.tracked_pids(), self.job_cgroup_paths());
             let busy_threads = BTreeMap::new();
             let (scope, idle_watch) = (ScanScope::Full, Arc::default());
-            return ScanRequest { scope, threads_of, busy_threads, cgroups, idle_watch };
+            return ScanRequest { scope, pids_to_read_threads_of, busy_threads, cgroups, idle_watch };
         }
-        let threads_of: BTreeSet<Pid> =
+        let pids_to_read_threads_of: BTreeSet<Pid> =
             self.members.active_pids().chain(self.processes_to_restore.keys().copied()).collect();
         let (cgroups, watch) = (self.pending_cgroups(), self.idle_watch());
-        let scope = ScanScope::Partial(threads_of.clone());
+        let scope = ScanScope::Partial(pids_to_read_threads_of.clone());
         let busy_threads = self.members.busy_threads_to_read(&self.dirty);
-        ScanRequest { scope, threads_of, busy_threads, cgroups, idle_watch: watch }
+        ScanRequest { scope, pids_to_read_threads_of, busy_threads, cgroups, idle_watch: watch }
     }
 
     /// The cgroups of jobs that may end or get cores soon, and the cgroups that are to be removed.
@@ -160,7 +160,7 @@ impl WardenState {
     /// The cgroups of dirty jobs, in [`Self::job_cgroup_paths`], that were not scanned yet.
     pub(crate) fn unread_cgroups(&self) -> BTreeSet<String> {
         let is_unread = |path: &&str| !self.cgroups.contains_key(*path);
-        if self.dirty.is_everything() {
+        if self.dirty.contains_everything() {
             let paths = self.jobs.cgroup_paths().chain(self.cpusets.paths());
             return paths.filter(is_unread).map(str::to_owned).collect();
         }

@@ -38,13 +38,13 @@ pub struct WardenState {
     pub members: Members,
     /// The processes for which pjw must restore the original affinity masks (the masks before pjw changed
     /// them), by pid. A process enters this map when its job ends, or when a command (`pjwctl release`)
-    /// releases its job. The map also contains the processes in `kept_off_pids`, which belong to no job. A
+    /// releases its job. The map also contains the processes in `pids_kept_off_job_cpus`, which belong to no job. A
     /// process is removed from the map when a full scan has shown that its original masks are in force.
     pub processes_to_restore: BTreeMap<Pid, Member>,
     /// The pids of the processes that belong to no job and that pjw keeps off the PUs of all jobs by affinity
     /// masks. These processes are also in `processes_to_restore`, because pjw restores their original masks
     /// later.
-    pub kept_off_pids: BTreeSet<Pid>,
+    pub pids_kept_off_job_cpus: BTreeSet<Pid>,
     /// The cgroups of jobs, by path, each as the last scan that read it found it. These are the cgroups that
     /// batch systems made for jobs, and the cgroups of pjw's cpusets.
     pub cgroups: BTreeMap<String, Observed<Cgroup>>,
@@ -52,7 +52,7 @@ pub struct WardenState {
     pub cpusets: CpusetRegistry,
     /// The affinity masks that were read from the journal, by thread. The map contains only threads that no
     /// scan has read since the daemon started.
-    pub recorded_masks: BTreeMap<ThreadId, MaskEntry>,
+    pub masks_from_journal: BTreeMap<ThreadId, MaskEntry>,
     /// For each job that ended or was released: the affinity masks that pjw had given to the threads of the
     /// job until then. A process that was forked during the release may have inherited one of these masks,
     /// and may still have it. The entry of a job is removed when a full scan has shown that no process has
@@ -85,10 +85,10 @@ pub struct WardenState {
     pub full_scan_due: bool,
     /// The pids of the processes that belong to no job, by user. Only users that own a job on this machine
     /// are included. A user without such processes has an empty set or no entry.
-    pub unassigned_by_user: BTreeMap<Uid, BTreeSet<Pid>>,
-    /// Those pids in `unassigned_by_user` that belong to a login itself, such as sshd or the login shell, by
+    pub unassigned_pids_by_user: BTreeMap<Uid, BTreeSet<Pid>>,
+    /// Those pids in `unassigned_pids_by_user` that belong to a login itself, such as sshd or the login shell, by
     /// user. pjw does not report these processes as unassigned.
-    pub login_processes: BTreeMap<Uid, BTreeSet<Pid>>,
+    pub login_pids_by_user: BTreeMap<Uid, BTreeSet<Pid>>,
     /// The threads for which an affinity request outside the grant was reported, and whose masks were not
     /// scanned since.
     pub(crate) affinity_requesters: AffinityRequesters,
@@ -118,10 +118,10 @@ impl WardenState {
             processes: Processes::default(),
             members: Members::default(),
             processes_to_restore: BTreeMap::new(),
-            kept_off_pids: BTreeSet::new(),
+            pids_kept_off_job_cpus: BTreeSet::new(),
             cgroups: BTreeMap::new(),
             cpusets: CpusetRegistry::default(),
-            recorded_masks: BTreeMap::new(),
+            masks_from_journal: BTreeMap::new(),
             released_masks: BTreeMap::new(),
             has_lost_records: false,
             masks_of_unknown_origin: BTreeMap::new(),
@@ -131,8 +131,8 @@ impl WardenState {
             dirty: DirtySet::everything(),
             periodic_scans_until_full: 0,
             full_scan_due: true,
-            unassigned_by_user: BTreeMap::new(),
-            login_processes: BTreeMap::new(),
+            unassigned_pids_by_user: BTreeMap::new(),
+            login_pids_by_user: BTreeMap::new(),
             affinity_requesters: AffinityRequesters::default(),
             attempts: BTreeMap::new(),
             fork_events_complete_since: None,
@@ -186,7 +186,8 @@ impl WardenState {
         let cgroup = self.process(pid).and_then(|process| process.cgroup.as_deref());
         let (Some(entry), Some(cgroup)) = (&thread.mask_entry, cgroup) else { return false };
         let (seen, read_at) = (&thread.effective_mask, entry.last_read_at());
-        let is_moving = self.process(pid).is_some_and(|known| self.cpusets.delayed.is_moving(known.id));
+        let is_moving =
+            self.process(pid).is_some_and(|known| self.cpusets.delayed_changes.is_moving(known.id));
         if is_moving {
             return true;
         }
@@ -210,8 +211,8 @@ impl WardenState {
         let entry = thread.mask_entry.as_ref()?;
         let grant = &self.grant_of(&member.job)?.cpus;
         let own = self.own_mask(grant, member, entry);
-        let is_bound_to = |pin| own.single() == Some(pin) && !entry.is_unbound_from(&own);
-        entry.pinned_pu().filter(|&pin| !is_bound_to(pin) && thread.effective_mask.single() == Some(pin))
+        let is_bound_to = |pin| own.only_pu() == Some(pin) && !entry.was_binding_lifted(&own);
+        entry.pinned_pu().filter(|&pin| !is_bound_to(pin) && thread.effective_mask.only_pu() == Some(pin))
     }
 
     /// The PUs of `grant` to which the program of a thread bound it; the whole grant if it did not bind the thread.
@@ -242,7 +243,7 @@ impl WardenState {
     /// restart of the daemon.
     pub fn journaled_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
         let tracked = self.members.values().chain(self.processes_to_restore.values());
-        let unread = self.recorded_masks.iter().map(|(&thread, entry)| (thread, entry));
+        let unread = self.masks_from_journal.iter().map(|(&thread, entry)| (thread, entry));
         tracked.flat_map(Member::journaled_masks).chain(unread)
     }
 
@@ -253,13 +254,13 @@ impl WardenState {
     ) -> impl Iterator<Item = (&ThreadId, &MaskEntry)> {
         let first = ThreadId { process, tid: Tid(0), start: StartTime(0) };
         let last = ThreadId { process, tid: Tid(u32::MAX), start: StartTime(u64::MAX) };
-        self.recorded_masks.range(first..=last)
+        self.masks_from_journal.range(first..=last)
     }
 
     /// Removes the mask entries from the journal for threads of this process that have ended.
     pub(crate) fn forget_recorded_masks(&mut self, process: ProcessId) {
         let ended: Vec<ThreadId> = self.recorded_masks_of(process).map(|(&id, _)| id).collect();
-        ended.iter().for_each(|id| drop(self.recorded_masks.remove(id)));
+        ended.iter().for_each(|id| drop(self.masks_from_journal.remove(id)));
     }
 
     /// A thread of a tracked process, so that the caller can change it.
@@ -291,7 +292,7 @@ impl WardenState {
     /// Whether the descent of a process that was born at this time is known from its fork event.
     pub(crate) fn has_known_descent(&self, pid: Pid, born: Nanos) -> bool {
         let has_fork_event = self.fork_events_complete_since.is_some_and(|since| born >= since);
-        has_fork_event && !self.lineage.is_of_unknown_descent(pid)
+        has_fork_event && !self.lineage.has_unknown_ancestors(pid)
     }
 
     /// A tracked process: a member, or a process whose original masks are to be restored. `None` if the process is
@@ -320,7 +321,7 @@ impl WardenState {
     pub(crate) fn cpuset_read_around(&self, pid: Pid) -> Option<&CpuSet> {
         let cgroup = self.process(pid)?.cgroup.as_deref()?;
         enclosing_paths(cgroup)
-            .find_map(|path| Some(&self.cgroups.get(path)?.present()?.cpuset.as_ref()?.effective))
+            .find_map(|path| Some(&self.cgroups.get(path)?.present()?.cpuset.as_ref()?.effective_cpus))
     }
 
     /// Records that pjw changed the affinity mask of a thread as planned in `action`. `requested` is the mask
@@ -353,7 +354,7 @@ impl WardenState {
     /// Records that the kernel refused to restore the original mask of a thread, as planned in `action`. The
     /// kernel refuses the mask if the original mask and the cpuset of the thread have no PU in common. pjw
     /// then does not try again until the thread's mask, its cpuset or the online PUs change.
-    pub fn record_original_mask_refused(&mut self, action: &MaskAction) {
+    pub fn record_restore_refused(&mut self, action: &MaskAction) {
         let limits = self.present_mask_limits(action.thread.process.pid);
         let Some(thread) = self.thread_mut(&action.thread) else { return };
         if let Some(entry) = &mut thread.mask_entry {
@@ -379,7 +380,7 @@ impl WardenState {
     pub(crate) fn remove_unassigned(&mut self, pid: Pid) {
         let user = self.process(pid).map(|process| process.uid);
         let Some(user) = user else { return };
-        for by_user in [&mut self.unassigned_by_user, &mut self.login_processes] {
+        for by_user in [&mut self.unassigned_pids_by_user, &mut self.login_pids_by_user] {
             if let Some(pids) = by_user.get_mut(&user) {
                 pids.remove(&pid);
             }

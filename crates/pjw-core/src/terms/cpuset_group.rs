@@ -107,7 +107,7 @@ pub struct JobCpuset {
     pub job: JobId,
     /// The creator of the cgroup: the batch system, systemd or pjw.
     #[serde(rename = "mason")]
-    pub cgroup_owner: CgroupCreator,
+    pub creator: CgroupCreator,
     /// The path of the cgroup relative to the mount point of the cpuset hierarchy, as in `/proc/PID/cgroup`.
     pub path: String,
     /// The settings that pjw last wrote to the cpuset, or is about to write.
@@ -144,7 +144,7 @@ pub struct CpusetAction {
     /// Whether pjw had made this change before, and another program undid it.
     pub is_repair: bool,
     /// The reason for the change, in one sentence for users.
-    pub why: String,
+    pub reason: String,
 }
 
 impl CpusetAction {
@@ -250,7 +250,7 @@ pub enum CpusetOutcome {
         reason: String,
     },
     /// The change was not complete after the time that the caller wanted to wait. The change continues in the
-    /// background. [`crate::ports::Node::take_finished_cpuset_changes`] returns its outcome when it is
+    /// background. [`crate::ports::MachineInterface::take_finished_cpuset_changes`] returns its outcome when it is
     /// complete.
     Delayed,
 }

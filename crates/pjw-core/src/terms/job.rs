@@ -307,7 +307,8 @@ pub struct Grant {
     ///
     /// The pool of PUs ([`PuPool`](crate::state::pool::PuPool)) records only one holder for each of these
     /// PUs.
-    pub shared: bool,
+    #[serde(rename = "shared")]
+    pub is_shared: bool,
     /// Whether the grant may contain only some PUs (SMT siblings) of a core, so that another job may hold the
     /// others. True in each of these cases:
     ///
@@ -315,7 +316,7 @@ pub struct Grant {
     /// - The batch system chose the PUs.
     /// - The grant was recovered from a cpuset that has only some PUs of a core.
     #[serde(default, rename = "by_pus")]
-    pub smt_shared: bool,
+    pub may_split_cores: bool,
     /// The time at which the PUs were granted, in ns since boot.
     #[serde(default, rename = "since")]
     pub granted_at: Nanos,
@@ -323,14 +324,15 @@ pub struct Grant {
     #[serde(rename = "because")]
     pub reasons: Vec<String>,
     /// The second-best set of PUs, described in a sentence. Empty if there was no second set.
-    pub runner_up: String,
+    #[serde(rename = "runner_up")]
+    pub second_best: String,
 }
 
 /// The condition under which a job ends, not a duration. A normal job ends with its last process. A
 /// reservation (a job that was created before it had processes) ends by a release or a timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Lifetime {
+pub enum EndCondition {
     /// The job ends when its last process has ended. This is the lifetime of jobs of batch systems and of
     /// jobs that `pjwctl run` or `pjwctl assign --pid` created.
     Members,
@@ -355,7 +357,8 @@ pub struct Job {
     pub grant: Option<Grant>,
     /// The condition under which the job ends: with its last process, or, for a reservation, by a release or
     /// a timeout.
-    pub lifetime: Lifetime,
+    #[serde(rename = "lifetime")]
+    pub end_condition: EndCondition,
     /// The path of the cgroup that the batch system made for the job, as in `/proc/PID/cgroup`. `None` if no
     /// such cgroup was found.
     pub cgroup: Option<String>,
@@ -364,9 +367,10 @@ pub struct Job {
     pub sessions: BTreeSet<Pid>,
     /// The UTC time at which pjw detected or created the job. The job may have started or got its PUs at
     /// another time.
-    pub since: UnixMillis,
+    #[serde(rename = "since")]
+    pub detected_at: UnixMillis,
     /// The time since which the job has had no process, in ns since boot. `None` while the job has processes.
-    /// A reservation (see [`Lifetime`]) ends if it has had no process for the time `reservation_timeout` of
+    /// A reservation (see [`EndCondition`]) ends if it has had no process for the time `reservation_timeout` of
     /// the policy.
     #[serde(default)]
     pub empty_since: Option<Nanos>,
@@ -374,11 +378,11 @@ pub struct Job {
     /// then does not change the job's threads, until the batch system ends the job or a user assigns cores to
     /// the job again.
     #[serde(default, rename = "let_go")]
-    pub released: bool,
+    pub was_released: bool,
     /// Whether `pjwctl run` started the job. pjw then moves the first process of the job into the job's
     /// cpuset, whatever cgroup contains the process.
-    #[serde(default)]
-    pub launched: bool,
+    #[serde(rename = "launched", default)]
+    pub started_by_pjwctl_run: bool,
     /// How many of its cores the job wants at present, as its owner or a program in it said. `None` if nobody
     /// said, so that the job wants what it was granted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -386,22 +390,22 @@ pub struct Job {
 }
 
 impl Job {
-    /// Makes a job without a request and without PUs. `since` is the UTC time at which pjw detected or
+    /// Makes a job without a request and without PUs. `detected_at` is the UTC time at which pjw detected or
     /// created the job.
     #[must_use]
-    pub fn new(id: JobId, owner: Uid, lifetime: Lifetime, since: UnixMillis) -> Self {
+    pub fn new(id: JobId, owner: Uid, end_condition: EndCondition, detected_at: UnixMillis) -> Self {
         Self {
             id,
             owner,
             request: None,
             grant: None,
-            lifetime,
+            end_condition,
             cgroup: None,
             sessions: BTreeSet::new(),
-            since,
+            detected_at,
             empty_since: None,
-            released: false,
-            launched: false,
+            was_released: false,
+            started_by_pjwctl_run: false,
             wanted_cores: None,
         }
     }
@@ -411,7 +415,7 @@ impl Job {
     /// batch system still runs the job.
     #[must_use]
     pub fn active_grant(&self) -> Option<&Grant> {
-        self.grant.as_ref().filter(|_| !self.released)
+        self.grant.as_ref().filter(|_| !self.was_released)
     }
 
     /// Returns the grant of the job if its PUs were chosen by `granted_by` (pjw or the batch system). Returns
@@ -425,7 +429,7 @@ impl Job {
     /// `Besteffort` may want all cores of the machine. Any other job may want the cores that it requested, or the cores of
     /// its grant if these are more. `None` if the job has neither a request nor a grant.
     #[must_use]
-    pub fn wanted_cores_limit(&self, topology: &Topology) -> Option<u32> {
+    pub fn max_wanted_cores(&self, topology: &Topology) -> Option<u32> {
         let all = || u32::try_from(topology.cores().len()).unwrap_or(u32::MAX);
         let requested = self.request.as_ref().map(|request| match request.class {
             PriorityClass::Besteffort => all(),
@@ -436,11 +440,11 @@ impl Job {
     }
 
     /// Returns how many cores the job wants at present: the number that was given last, but at most
-    /// [`Job::wanted_cores_limit`]. `None` if no number was given, so that the job wants what it was granted.
+    /// [`Job::max_wanted_cores`]. `None` if no number was given, so that the job wants what it was granted.
     #[must_use]
     pub fn wanted_core_count(&self, topology: &Topology) -> Option<u32> {
-        let given = self.wanted_cores?.given;
-        Some(self.wanted_cores_limit(topology).map_or(given, |limit| given.min(limit)))
+        let given = self.wanted_cores?.count;
+        Some(self.max_wanted_cores(topology).map_or(given, |limit| given.min(limit)))
     }
 
     /// Returns those PUs granted to the job that are online. `online` contains the online PUs of the machine.

@@ -62,14 +62,14 @@ impl OwnCgroupNames {
     /// Returns the path of the cgroup in which the daemon itself creates the cgroups of jobs, such as `/pjw`.
     /// It is used if systemd does not manage the cgroup hierarchy.
     #[must_use]
-    pub fn directory(&self) -> String {
+    pub fn directory_path(&self) -> String {
         format!("/{}", self.name)
     }
 
     /// Returns the name of the systemd slice (systemd.slice(5)) in which systemd creates the cgroups of jobs,
     /// such as `pjw.slice`. Each job is a scope unit in this slice.
     #[must_use]
-    pub fn slice(&self) -> String {
+    pub fn slice_name(&self) -> String {
         format!("{}.slice", self.name)
     }
 
@@ -80,12 +80,12 @@ impl OwnCgroupNames {
         Self::from_cgroup_path(path).as_ref() == Some(self)
     }
 
-    /// Returns the path of the cgroup that `cgroup_owner` (the daemon or systemd) creates for the job,
+    /// Returns the path of the cgroup that `creator` (the daemon or systemd) creates for the job,
     /// relative to the mount point of the cgroup hierarchy. If `isolated` is true, the cgroup lies directly
     /// below the root, because the parent of an isolated partition must be a partition too.
     #[must_use]
-    pub fn job_path(&self, job: &JobId, cgroup_owner: CgroupCreator, isolated: bool) -> String {
-        self.path_for_name(&directory_name(job), cgroup_owner, isolated)
+    pub fn job_path(&self, job: &JobId, creator: CgroupCreator, isolated: bool) -> String {
+        self.path_for_name(&directory_name(job), creator, isolated)
     }
 
     /// Returns the path that [`OwnCgroupNames::job_path`] would return for a cgroup whose name, without the
@@ -93,9 +93,9 @@ impl OwnCgroupNames {
     /// the cgroup with which it tests the support for cpusets. If `job` contains a `-`, the path differs from
     /// the paths of the cgroups of all jobs.
     #[must_use]
-    pub fn path_for_name(&self, job: &str, cgroup_owner: CgroupCreator, isolated: bool) -> String {
+    pub fn path_for_name(&self, job: &str, creator: CgroupCreator, isolated: bool) -> String {
         let name = &self.name;
-        match (cgroup_owner, isolated) {
+        match (creator, isolated) {
             (CgroupCreator::Systemd, false) => format!("/{name}.slice/{name}-{job}.scope"),
             (CgroupCreator::Systemd, true) => format!("/{name}-{job}.scope"),
             (CgroupCreator::Warden | CgroupCreator::Scheduler, false) => format!("/{name}/{job}"),
@@ -103,13 +103,13 @@ impl OwnCgroupNames {
         }
     }
 
-    /// Returns the job whose cgroup is at `path`, if `cgroup_owner` (the daemon or systemd) created the
+    /// Returns the job whose cgroup is at `path`, if `creator` (the daemon or systemd) created the
     /// cgroup. The bool is true if the cgroup is an isolated partition. Returns `None` if `path` is not the
     /// path of a job's cgroup. This function is the inverse of [`OwnCgroupNames::job_path`].
     #[must_use]
-    pub fn job_at_path(&self, path: &str, cgroup_owner: CgroupCreator) -> Option<(JobId, bool)> {
+    pub fn job_at_path(&self, path: &str, creator: CgroupCreator) -> Option<(JobId, bool)> {
         let name = &self.name;
-        let (usual, end) = match cgroup_owner {
+        let (usual, end) = match creator {
             CgroupCreator::Systemd => (format!("/{name}.slice/{name}-"), ".scope"),
             CgroupCreator::Warden | CgroupCreator::Scheduler => (format!("/{name}/"), ""),
         };
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn a_cpuset_path_contains_the_job_name() {
         let own = OwnCgroupNames::default();
-        let path = |job: &str, cgroup_owner| own.job_path(&job.parse().unwrap(), cgroup_owner, false);
+        let path = |job: &str, creator| own.job_path(&job.parse().unwrap(), creator, false);
         assert_eq!(path("a", CgroupCreator::Systemd), "/pjw.slice/pjw-a.scope");
         assert_eq!(path("slurm:12", CgroupCreator::Warden), "/pjw/slurm:12");
         assert_eq!(path("pbs:124[3].srv", CgroupCreator::Warden), "/pjw/pbs:124\\x5b3\\x5d.srv");
@@ -225,12 +225,16 @@ mod tests {
             OwnCgroupNames::of_additional_daemon(b"/tmp/one"),
             OwnCgroupNames::of_additional_daemon(b"/tmp/two"),
         );
-        assert_eq!(one.directory(), "/pjw_8cf11471b8d8b200", "the same state directory, the same cgroups");
+        assert_eq!(
+            one.directory_path(),
+            "/pjw_8cf11471b8d8b200",
+            "the same state directory, the same cgroups"
+        );
         let job: JobId = "a".parse().unwrap();
         for own in [&alone, &one, &two] {
             let owners = [CgroupCreator::Warden, CgroupCreator::Systemd];
             let jobs = owners.iter().flat_map(|&owner| [true, false].map(|is| own.job_path(&job, owner, is)));
-            for path in jobs.chain([own.directory(), format!("/{}", own.slice())]) {
+            for path in jobs.chain([own.directory_path(), format!("/{}", own.slice_name())]) {
                 assert_eq!(OwnCgroupNames::from_cgroup_path(&path).as_ref(), Some(own), "{path}");
                 let owners: Vec<_> = [&alone, &one, &two].map(|other| other.is_own_path(&path)).into();
                 assert_eq!(owners.iter().filter(|contains| **contains).count(), 1, "{path}");
@@ -267,11 +271,11 @@ mod tests {
             name in "[A-Za-z0-9._:@+\\[\\]-]{1,128}",
         ) {
             let job = JobId::new(source, &name).unwrap();
-            for cgroup_owner in [CgroupCreator::Warden, CgroupCreator::Systemd] {
+            for creator in [CgroupCreator::Warden, CgroupCreator::Systemd] {
                 for isolated in [false, true] {
                     for own in [OwnCgroupNames::default(), OwnCgroupNames::of_additional_daemon(b"/tmp/one")] {
-                        let path = own.job_path(&job, cgroup_owner, isolated);
-                        proptest::prop_assert_eq!(own.job_at_path(&path, cgroup_owner), Some((job.clone(), isolated)));
+                        let path = own.job_path(&job, creator, isolated);
+                        proptest::prop_assert_eq!(own.job_at_path(&path, creator), Some((job.clone(), isolated)));
                     }
                 }
             }

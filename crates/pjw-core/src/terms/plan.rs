@@ -35,12 +35,12 @@ pub struct MaskAction {
     /// later, the kernel changes the effective mask of the thread too.
     pub requested_mask: CpuSet,
     /// The reason for the change, in one sentence for users.
-    pub why: String,
+    pub reason: String,
 }
 
 impl MaskAction {
     /// Makes a change that requests exactly `target_mask`, even if `target_mask` contains every PU of the
-    /// thread's cpuset. `current_mask` is the effective mask of the thread as the last scan read it. `why` is
+    /// thread's cpuset. `current_mask` is the effective mask of the thread as the last scan read it. `reason` is
     /// the reason, for users.
     #[must_use]
     pub fn with_exact_request(
@@ -49,10 +49,10 @@ impl MaskAction {
         thread: ThreadId,
         current_mask: &CpuSet,
         target_mask: CpuSet,
-        why: String,
+        reason: String,
     ) -> Self {
         let (job, current_mask) = (job.clone(), current_mask.clone());
-        Self { kind, job, thread, current_mask, requested_mask: target_mask.clone(), target_mask, why }
+        Self { kind, job, thread, current_mask, requested_mask: target_mask.clone(), target_mask, reason }
     }
 }
 
@@ -103,17 +103,17 @@ pub struct Warning {
     pub code: &'static str,
     /// The text of the warning, in one sentence for users: what is wrong or what pjw does not do, and the
     /// reason.
-    pub why: String,
+    pub text: String,
     /// The remedy that is proposed to the user. Empty if the user need not do anything.
     pub remedy: String,
 }
 
 impl Warning {
-    /// Makes a warning that names no job or process. `code` is the short name of the kind of warning. `why`
+    /// Makes a warning that names no job or process. `code` is the short name of the kind of warning. `text`
     /// is the text of the warning. `remedy` says what the user can do; it is empty if there is nothing to do.
     #[must_use]
-    pub fn new(code: &'static str, why: String, remedy: impl Into<String>) -> Self {
-        Self { job: None, pid: None, code, why, remedy: remedy.into() }
+    pub fn new(code: &'static str, text: String, remedy: impl Into<String>) -> Self {
+        Self { job: None, pid: None, code, text, remedy: remedy.into() }
     }
 }
 

@@ -22,7 +22,7 @@ pub enum Mode {
 /// The treatment of a request for which too few cores are free: the request is refused, it waits, or the job
 /// shares cores with other jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OnExhausted {
+pub enum ExhaustionPolicy {
     /// The request is refused.
     #[default]
     Refuse,
@@ -56,10 +56,10 @@ pub struct Policy {
     /// Whether the SMT siblings of a core may belong to two jobs.
     pub share_smt: bool,
     /// The treatment of a request for which too few cores are free.
-    pub on_exhausted: OnExhausted,
+    pub exhaustion_policy: ExhaustionPolicy,
     /// Whether a process that belongs to no job joins the job of its user. The process joins only if its user
     /// has exactly one job.
-    pub adopt_strays: bool,
+    pub adopt_unassigned_processes: bool,
     /// The maximum number of cores that an unprivileged user may hold through `assign` and `run`, in all jobs
     /// together.
     pub user_max_cores: u32,
@@ -82,26 +82,26 @@ pub struct Policy {
     /// system made for a job to the PUs that pjw granted to the job. Only batch systems that make a cgroup
     /// with a cpuset for each job are included. If such a batch system writes PUs to the cpuset of a job, it
     /// grants these PUs to the job. The grant by the batch system then replaces the grant by pjw.
-    pub narrowable_sources: BTreeSet<JobSource>,
+    pub sources_with_narrowable_cpusets: BTreeSet<JobSource>,
     /// The pid of pjwd itself, which never belongs to a job. `None` if pjwd is not a process of the scanned
     /// machine, as in simulations.
     pub own_pid: Option<Pid>,
     /// The only user whose processes pjw may change: the user of the daemon, if that is not root. `None` if
     /// the daemon runs as root, so that it may change the processes of all users.
-    pub only_user: Option<Uid>,
+    pub only_managed_user: Option<Uid>,
     /// The demand at or above which a thread becomes hot, that is, so busy that pjw may pin it to one PU. The
     /// unit is permille of one PU. The demand of a thread is the smoothed share of time in which the thread
     /// runs or waits for a PU.
-    pub hot_permille: u32,
+    pub hot_threshold_permille: u32,
     /// The demand at or below which a hot thread (a thread so busy that pjw may pin it to one PU) is no
     /// longer hot, in permille of one PU. The demand of a thread is the smoothed share of time in which the
-    /// thread runs or waits for a PU. `cold_permille` is lower than `hot_permille`: a thread with a slightly
+    /// thread runs or waits for a PU. `cold_threshold_permille` is lower than `hot_threshold_permille`: a thread with a slightly
     /// varying demand then does not alternate between hot and not hot.
-    pub cold_permille: u32,
+    pub cold_threshold_permille: u32,
     /// The weight of the newest reading in the smoothed demand of a thread, in permille. The new demand is
     /// the weighted mean of the newest reading and the demand before this reading. With 1000, the demand is
     /// not smoothed. With a small value, the demand changes slowly.
-    pub smoothing_permille: u32,
+    pub smoothing_weight_permille: u32,
     /// Whether pjw restricts each hot thread (a thread that runs or waits for a PU most of the time) to one
     /// PU.
     pub pin_hot_threads: bool,
@@ -119,8 +119,8 @@ impl Default for Policy {
             mode: Mode::default(),
             housekeeping_cpus: CpuSet::new(),
             share_smt: false,
-            on_exhausted: OnExhausted::default(),
-            adopt_strays: false,
+            exhaustion_policy: ExhaustionPolicy::default(),
+            adopt_unassigned_processes: false,
             user_max_cores: 0,
             first_person_uid: 1000,
             sources: JobSource::ALL.iter().copied().collect(),
@@ -128,12 +128,12 @@ impl Default for Policy {
             enforcement: Enforcement::default(),
             cpuset_support: CpusetSupport::default(),
             own_cgroups: OwnCgroupNames::default(),
-            narrowable_sources: BTreeSet::from([JobSource::Slurm]),
+            sources_with_narrowable_cpusets: BTreeSet::from([JobSource::Slurm]),
             own_pid: None,
-            only_user: None,
-            hot_permille: 600,
-            cold_permille: 300,
-            smoothing_permille: 500,
+            only_managed_user: None,
+            hot_threshold_permille: 600,
+            cold_threshold_permille: 300,
+            smoothing_weight_permille: 500,
             pin_hot_threads: true,
             oversubscription: OversubscriptionPolicy::default(),
             reservation_timeout: Duration::from_secs(24 * 60 * 60),

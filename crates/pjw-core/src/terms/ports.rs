@@ -11,7 +11,7 @@ use crate::terms::{record::Record, scan::ScanRequest};
 
 /// The interface through which pjwd scans and changes the machine on which it runs, a node of a cluster (not
 /// a NUMA node). `pjw-linux` implements the interface for Linux, `pjw-sim` for a simulated machine.
-pub trait Node {
+pub trait MachineInterface {
     /// Scans the processes, threads and cgroups that `request` names, and returns what was read. A process or
     /// cgroup that vanishes during the scan is reported as [`crate::terms::snapshot::Observed::Gone`], not as
     /// an error.
@@ -43,9 +43,9 @@ pub trait Node {
     /// ignores `max_wait` and returns when the change is complete.
     fn change_cpuset(&mut self, action: &CpusetAction, max_wait: Duration) -> CpusetOutcome;
 
-    /// Returns the changes of cpusets for which [`Node::change_cpuset`] returned [`CpusetOutcome::Delayed`]
+    /// Returns the changes of cpusets for which [`MachineInterface::change_cpuset`] returned [`CpusetOutcome::Delayed`]
     /// and that are complete. Each change is returned once, with its outcome. The changes are in the order of
-    /// the calls of [`Node::change_cpuset`].
+    /// the calls of [`MachineInterface::change_cpuset`].
     fn take_finished_cpuset_changes(&mut self) -> Vec<(CpusetAction, CpusetOutcome)> {
         Vec::new()
     }

@@ -77,28 +77,30 @@ pub struct ReleasedMasks {
     /// The job that ended or was released.
     pub job: JobId,
     /// The user ids of the job's owner and of the processes of the job.
-    pub users: BTreeSet<Uid>,
+    #[serde(rename = "users")]
+    pub user_ids: BTreeSet<Uid>,
     /// The masks that pjw had given to the threads of the job. Each mask is stored together with the original
     /// mask, which pjw restores.
     pub masks: BTreeSet<ReleasedMask>,
     /// The earliest time at which a process can have had one of these masks, in ns since boot. It is the time
     /// of the grant or the time of pjw's first mask request for the job, whichever is earlier.
-    pub since: Nanos,
+    #[serde(rename = "since")]
+    pub first_used_at: Nanos,
     /// The time at which the job ended or was released, in ns since boot.
     pub released_at: Nanos,
     /// The last time at which a process of the job was still waiting for pjw to restore its original mask, in
     /// ns since boot. Every fork that copied one of the masks to a child began before this time. `None` if
     /// the record was read from the journal and the daemon has made no decision since.
     #[serde(skip)]
-    pub restored_at: Option<Nanos>,
+    pub last_pending_restore_at: Option<Nanos>,
 }
 
 impl ReleasedMasks {
     /// Makes an empty set of masks for a job that ends or is released at the time `released_at`.
     #[must_use]
     pub fn new(job: JobId, released_at: Nanos) -> Self {
-        let (users, masks) = (BTreeSet::new(), BTreeSet::new());
-        Self { job, users, masks, since: released_at, released_at, restored_at: None }
+        let (user_ids, masks) = (BTreeSet::new(), BTreeSet::new());
+        Self { job, user_ids, masks, first_used_at: released_at, released_at, last_pending_restore_at: None }
     }
 
     /// Adds masks.
@@ -113,9 +115,11 @@ impl ReleasedMasks {
 pub struct ReleasedMask {
     /// The mask that the threads had at the release. It is the mask that pjw had requested, or only those PUs
     /// of the requested mask that the cpuset of the job contains.
-    pub set: CpuSet,
+    #[serde(rename = "set")]
+    pub mask: CpuSet,
     /// The original mask, which pjw restores: the mask of the thread before pjw changed it.
-    pub before: CpuSet,
+    #[serde(rename = "before")]
+    pub original_mask: CpuSet,
 }
 
 /// A record of the journal, from which a restarted daemon restores its state. It describes one change: of a

@@ -21,7 +21,7 @@ pub struct ScanRequest {
     pub scope: ScanScope,
     /// The pids of the processes whose threads the scan reads. If the scope is partial, the scan also reads
     /// the threads of all processes in the scope.
-    pub threads_of: BTreeSet<Pid>,
+    pub pids_to_read_threads_of: BTreeSet<Pid>,
     /// Processes in the scope with many threads of which few are busy, each with the busy threads. Of these
     /// processes, a partial scan reads only the busy threads. It reads all threads in each of these cases:
     ///

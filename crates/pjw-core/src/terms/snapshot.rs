@@ -300,7 +300,7 @@ pub struct Cpuset {
     pub cpus: CpuSet,
     /// The PUs that the kernel allows in the cpuset. v2: `cpuset.cpus.effective`; v1:
     /// `cpuset.effective_cpus`.
-    pub effective: CpuSet,
+    pub effective_cpus: CpuSet,
     /// `cpuset.mems`: the kernel's ids of the NUMA nodes that were requested for the cpuset. Empty in cgroup
     /// v2 if no NUMA nodes were requested.
     pub mems: CpuSet,
@@ -414,7 +414,7 @@ pub struct ProcessEventBatch {
     pub events: Vec<ProcessEvent>,
     /// Whether at least one event is missing from `events`, because the kernel dropped the event or because
     /// events could not be read. Can be true even if `events` is empty.
-    pub lost: bool,
+    pub events_lost: bool,
     /// Whether the kernel may still be dropping events after this batch. When the buffer for events
     /// overflows, the kernel drops all new events until the daemon has read the whole buffer.
     pub still_dropping: bool,

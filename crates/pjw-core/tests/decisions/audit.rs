@@ -36,7 +36,7 @@ fn pin(m: &mut Machine) -> MaskAction {
         current_mask: set("0-1"),
         target_mask: set("1"),
         requested_mask: set("1"),
-        why: String::new(),
+        reason: String::new(),
     }
 }
 
@@ -96,7 +96,7 @@ fn a_pool_of_another_machine_is_noticed() {
 fn a_grant_that_differs_from_the_pool_is_noticed() {
     breaks(|state| drop(state.pool.release(&job("a"))), "manual:a was granted 0-1 and holds in the pool ");
     breaks(
-        |state| state.jobs.change(&job("a"), |job| job.grant = None),
+        |state| state.jobs.update(&job("a"), |job| job.grant = None),
         "manual:a was granted  and holds in the pool 0-1",
     );
 }
@@ -104,7 +104,7 @@ fn a_grant_that_differs_from_the_pool_is_noticed() {
 #[test]
 fn two_owners_of_one_pu_are_noticed() {
     breaks(
-        |state| state.jobs.change(&job("b"), |job| job.grant.as_mut().unwrap().cpus = set("1-3")),
+        |state| state.jobs.update(&job("b"), |job| job.grant.as_mut().unwrap().cpus = set("1-3")),
         "manual:b and manual:a were both granted 1",
     );
 }
@@ -123,7 +123,7 @@ fn a_job_on_housekeeping_is_noticed() {
 #[test]
 fn a_grant_of_nothing_is_noticed() {
     breaks(
-        |state| state.jobs.change(&job("a"), |job| job.grant.as_mut().unwrap().cpus = set("")),
+        |state| state.jobs.update(&job("a"), |job| job.grant.as_mut().unwrap().cpus = set("")),
         "no PU at all",
     );
 }
@@ -131,11 +131,12 @@ fn a_grant_of_nothing_is_noticed() {
 #[test]
 fn half_a_core_is_noticed_unless_the_policy_shares_siblings() {
     let mut m = sound();
-    let cores =
-        (0..4).map(|n| pjw_core::topology::Core { pus: set(&format!("{n},{}", n + 4)), kind: 0 }).collect();
+    let cores = (0..4)
+        .map(|n| pjw_core::topology::Core { pus: set(&format!("{n},{}", n + 4)), kind_index: 0 })
+        .collect();
     m.state.topology = pjw_core::topology::Topology::new(cores, Vec::new()).unwrap();
     m.state.pool.claim(&job("b"), &set("2-4"));
-    m.state.jobs.change(&job("b"), |job| job.grant.as_mut().unwrap().cpus = set("2-4"));
+    m.state.jobs.update(&job("b"), |job| job.grant.as_mut().unwrap().cpus = set("2-4"));
     assert!(found(&m, Vec::new()).iter().any(|text| text.contains("and not the rest of it")));
     m.policy.share_smt = true;
     assert_eq!(found(&m, Vec::new()), [""; 0]);
@@ -173,7 +174,7 @@ fn a_restore_sets_the_saved_mask_for_released_processes_only() {
         current_mask: set("0-1"),
         target_mask: set(to),
         requested_mask: set(to),
-        why: String::new(),
+        reason: String::new(),
     };
     assert_eq!(found(&m, vec![back("0-7")]).len(), 1, "it is still a member");
     let member = m.state.members.remove(thread.process.pid).unwrap();

@@ -4,7 +4,7 @@
 use pjw_core::command::Command;
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::scan::ScanRequest;
-use pjw_core::state::members::{MAX_SCANS_PER_READING, MIN_THREADS};
+use pjw_core::state::members::{MAX_SCANS_PER_FULL_READING, MIN_THREADS_FOR_PARTIAL_READING};
 
 use super::machine::{Machine, ROOT, job, machine};
 
@@ -20,11 +20,11 @@ fn with_two_busy_threads() -> Machine {
     let mut machine = machine();
     machine.world().pid_max = 10_000;
     machine.spawn(PROCESS, 1, 1000);
-    for tid in (SECOND..).take(MIN_THREADS + 50) {
+    for tid in (SECOND..).take(MIN_THREADS_FOR_PARTIAL_READING + 50) {
         machine.clone_thread(PROCESS, tid);
     }
     machine.assign("a", 3, &[PROCESS]).unwrap();
-    for _ in 0..8 * MAX_SCANS_PER_READING {
+    for _ in 0..8 * MAX_SCANS_PER_FULL_READING {
         second(&mut machine, &BUSY);
     }
     machine
@@ -38,8 +38,8 @@ fn second(machine: &mut Machine, busy: &[u32]) -> bool {
     let mut is_whole = None;
     while let Some(request) = scan.take() {
         let decision = machine.cycle(&request, &[]);
-        let mut dirty = decision.planned.dirty_jobs();
-        is_whole.get_or_insert(dirty.any(|(_, scope)| scope.has_whole(Pid(PROCESS))));
+        let mut dirty = decision.newly_planned.dirty_jobs();
+        is_whole.get_or_insert(dirty.any(|(_, scope)| scope.contains_whole_process(Pid(PROCESS))));
         scan = decision.next_scan;
     }
     is_whole.unwrap()
@@ -72,7 +72,7 @@ fn few_threads_are_always_read() {
     machine.spawn(PROCESS, 1, 1000);
     machine.clone_thread(PROCESS, SECOND);
     machine.assign("a", 3, &[PROCESS]).unwrap();
-    for _ in 0..8 * MAX_SCANS_PER_READING {
+    for _ in 0..8 * MAX_SCANS_PER_FULL_READING {
         second(&mut machine, &BUSY);
     }
     assert!((0..8).all(|_| second(&mut machine, &BUSY)));
@@ -88,7 +88,7 @@ fn an_idle_thread_is_not_visited_between_two_readings_and_put_right_at_the_next_
         assert_eq!(machine.effective_mask(PROCESS, IDLE), "0-7");
         seconds += 1;
     }
-    assert!(seconds < MAX_SCANS_PER_READING, "{seconds}");
+    assert!(seconds < MAX_SCANS_PER_FULL_READING, "{seconds}");
     assert_eq!(machine.effective_mask(PROCESS, IDLE), "0-2");
 }
 
@@ -149,7 +149,10 @@ fn a_busy_thread_that_falls_asleep_floats_and_a_process_of_which_all_sleep_is_id
     }
     assert_eq!(machine.state.members.active_pids().count(), 0);
     let request = machine.state.scan_request(false);
-    assert!(request.busy_threads.is_empty() && !request.threads_of.contains(&Pid(PROCESS)), "{request:?}");
+    assert!(
+        request.busy_threads.is_empty() && !request.pids_to_read_threads_of.contains(&Pid(PROCESS)),
+        "{request:?}"
+    );
 }
 
 #[test]

@@ -3,9 +3,9 @@
 use pjw_core::command::{AssignCommand, Caller, Command};
 use pjw_core::devices::{Device, DeviceClass, MachineDetails};
 use pjw_core::ids::{Pid, Uid};
-use pjw_core::job::{CpuRequest, Lifetime};
+use pjw_core::job::{CpuRequest, EndCondition};
 use pjw_core::plan::Plan;
-use pjw_core::policy::{Mode, OnExhausted};
+use pjw_core::policy::{ExhaustionPolicy, Mode};
 use pjw_core::refusal::{CpuUnit, Refusal};
 use pjw_core::state::WardenState;
 use pjw_core::topology::{RegularShape, Topology};
@@ -131,7 +131,7 @@ fn kernel_threads_init_and_the_warden_join_no_job() {
 #[test]
 fn a_reservation_keeps_its_cores_until_it_times_out() {
     let mut m = machine();
-    assert_eq!(m.assign("a", 2, &[]).unwrap().lifetime, Lifetime::Reservation);
+    assert_eq!(m.assign("a", 2, &[]).unwrap().end_condition, EndCondition::Reservation);
     m.advance(3600 * SECOND);
     m.settle();
     assert_eq!(m.grant("a"), "0-1");
@@ -143,7 +143,7 @@ fn a_reservation_keeps_its_cores_until_it_times_out() {
 #[test]
 fn with_on_exhausted_wait_a_job_is_served_when_cores_become_free() {
     let mut m = machine();
-    m.policy.on_exhausted = OnExhausted::Wait;
+    m.policy.exhaustion_policy = ExhaustionPolicy::Wait;
     m.spawn(10, 1, 0);
     m.spawn(20, 1, 0);
     m.assign("a", 6, &[10]).unwrap();
@@ -158,11 +158,11 @@ fn with_on_exhausted_wait_a_job_is_served_when_cores_become_free() {
 #[test]
 fn with_on_exhausted_share_grants_overlap_and_name_the_overlap() {
     let mut m = machine();
-    m.policy.on_exhausted = OnExhausted::Share;
+    m.policy.exhaustion_policy = ExhaustionPolicy::Share;
     m.assign("a", 6, &[]).unwrap();
     m.spawn(20, 1, 0);
     let grant = m.assign("b", 4, &[20]).unwrap().grant.unwrap();
-    assert!(grant.shared && grant.cpus.len() == 4, "{grant:?}");
+    assert!(grant.is_shared && grant.cpus.len() == 4, "{grant:?}");
     assert_eq!(m.effective_mask(20, 20), grant.cpus.to_string());
     m.release("a").unwrap();
     m.release("b").unwrap();
@@ -180,7 +180,7 @@ fn a_warden_that_observes_refuses_changes() {
 fn the_user_limit_counts_waiting_requests_and_partly_used_cores() {
     let mut m = machine();
     m.policy.user_max_cores = 2;
-    m.policy.on_exhausted = OnExhausted::Wait;
+    m.policy.exhaustion_policy = ExhaustionPolicy::Wait;
     m.assign("all", 8, &[]).unwrap();
     assert!(matches!(m.assign_as(ALICE, "a", 3, &[]), Err(Refusal::UserLimitExceeded { total: 3, .. })));
     m.assign_as(ALICE, "a", 2, &[]).unwrap();
@@ -226,7 +226,7 @@ fn two_jobs_on_one_core_are_valid_after_share_smt_was_switched_off() {
 #[test]
 fn a_shared_grant_is_shared_after_a_restart_too() {
     let mut m = machine();
-    m.policy.on_exhausted = OnExhausted::Share;
+    m.policy.exhaustion_policy = ExhaustionPolicy::Share;
     m.assign("z", 6, &[]).unwrap();
     m.assign("a", 4, &[]).unwrap();
     let mut state = WardenState::new(m.state.topology.clone(), &set(""));
@@ -240,9 +240,9 @@ fn with_a_card() -> crate::machine::Machine {
     let card = Device {
         class: DeviceClass::Gpu,
         names: vec!["card0".to_owned(), "cuda0".to_owned()],
-        address: "0000:03:00.0".to_owned(),
+        pci_address: "0000:03:00.0".to_owned(),
         model: String::new(),
-        cpus: set("4-7"),
+        local_cpus: set("4-7"),
         numa_nodes: vec![1],
     };
     let devices = MachineDetails { devices: vec![card], ..MachineDetails::default() };

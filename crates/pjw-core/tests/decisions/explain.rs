@@ -2,7 +2,7 @@
 
 use pjw_core::explain;
 use pjw_core::ids::{Pid, Tid};
-use pjw_core::policy::OnExhausted;
+use pjw_core::policy::ExhaustionPolicy;
 use pjw_core::state::members::Members;
 
 use pjw_core::time::Nanos;
@@ -25,11 +25,11 @@ fn mask_reason(machine: &Machine, effective: &str) -> String {
     thread.effective_mask = set(effective);
     let now = Nanos(machine.now());
     thread.mask_entry.as_mut().unwrap().record_reading(&thread.effective_mask, &machine.limits(), now);
-    explain::mask_reason(&machine.state, &member, Tid(7), &member.threads[&Tid(7)])
+    explain::explain_mask(&machine.state, &member, Tid(7), &member.threads[&Tid(7)])
 }
 
 fn job_reasons(machine: &Machine) -> Vec<String> {
-    explain::job_reasons(&machine.state, &machine.policy, &machine.state.jobs[&job("manual:a")])
+    explain::explain_job(&machine.state, &machine.policy, &machine.state.jobs[&job("manual:a")])
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn a_single_cpu_and_a_single_process_use_the_singular() {
         machine.assign("a", 1, &[pid]).unwrap();
         assert!(job_reasons(&machine).last().unwrap().starts_with(expected), "{:?}", job_reasons(&machine));
     }
-    machine.state.jobs.change(&job("manual:a"), |job| job.grant = None);
+    machine.state.jobs.update(&job("manual:a"), |job| job.grant = None);
     assert!(
         job_reasons(&machine)[0].ends_with("its processes run unconfined"),
         "{:?}",
@@ -107,7 +107,7 @@ fn a_single_cpu_and_a_single_process_use_the_singular() {
 #[test]
 fn a_waiting_job_is_explained_with_the_free_cores() {
     let mut machine = machine();
-    machine.policy.on_exhausted = OnExhausted::Wait;
+    machine.policy.exhaustion_policy = ExhaustionPolicy::Wait;
     machine.assign("b", 7, &[]).unwrap();
     machine.assign("a", 2, &[]).unwrap();
     let reasons = job_reasons(&machine);
@@ -118,7 +118,7 @@ fn a_waiting_job_is_explained_with_the_free_cores() {
 #[test]
 fn a_released_job_is_explained_without_promises() {
     let mut machine = with_a_job();
-    machine.state.jobs.change(&job("manual:a"), |job| job.released = true);
+    machine.state.jobs.update(&job("manual:a"), |job| job.was_released = true);
     assert!(job_reasons(&machine)[0].starts_with("manual:a was released: its threads are left alone"));
     assert_eq!(mask_reason(&machine, "0-7"), "it is left on CPUs 0-7: its job holds no cores");
 }

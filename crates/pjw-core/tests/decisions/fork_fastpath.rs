@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use pjw_core::event::EventKind;
 use pjw_core::fork_fastpath::{
-    defer_scans_of_right_masks, expected_masks, expected_masks_of_immediate, snapshot_of_mismatches,
+    defer_scans_if_masks_match, expected_fork_masks, expected_masks_before_immediate_scan,
+    snapshot_of_mismatches,
 };
 use pjw_core::ids::{Pid, ProcessId, StartTime, Tid};
 use pjw_core::plan::{MaskAction, MaskActionKind};
@@ -64,7 +65,7 @@ fn unscanned_children_of_members_are_expected_on_the_cores_of_the_job() {
     for (child, parent) in [(8, 7), (9, 7), (51, 50)] {
         fork(&mut machine, child, parent);
     }
-    let expected = expected_masks(&machine.state);
+    let expected = expected_fork_masks(&machine.state);
     let nine = ExpectedMask { mask: set("0-1"), forked_at: Nanos(machine.now()) };
     assert_eq!(expected, BTreeMap::from([(Pid(9), nine)]), "8 was scanned, 51 is in no job");
 }
@@ -72,9 +73,9 @@ fn unscanned_children_of_members_are_expected_on_the_cores_of_the_job() {
 #[test]
 fn without_a_grant_no_mask_is_expected() {
     let mut machine = with_a_parent();
-    machine.state.jobs.change(&job("a"), |job| job.grant = None);
+    machine.state.jobs.update(&job("a"), |job| job.grant = None);
     fork(&mut machine, 9, 7);
-    assert!(expected_masks(&machine.state).is_empty());
+    assert!(expected_fork_masks(&machine.state).is_empty());
 }
 
 #[test]
@@ -174,13 +175,13 @@ fn a_fork_that_completes_after_the_mask_was_set_is_no_violation_and_repaired() {
 
 /// Probes the masks of new processes as the daemon does, when the masks of these children are not the expected ones.
 fn probe(machine: &mut Machine, wrong: &[u32]) {
-    let expected = expected_masks_of_immediate(&machine.state);
+    let expected = expected_masks_before_immediate_scan(&machine.state);
     let mismatch = |&pid: &u32| ForkMaskMismatch {
         id: ProcessId { pid: Pid(pid), start: StartTime(machine.now() / 10_000_000) },
         effective_mask: set("0-7"),
     };
     let mismatches: Vec<ForkMaskMismatch> = wrong.iter().map(mismatch).collect();
-    defer_scans_of_right_masks(&mut machine.state, &expected, &mismatches);
+    defer_scans_if_masks_match(&mut machine.state, &expected, &mismatches);
 }
 
 fn urgency(machine: &Machine) -> Option<ScanUrgency> {
@@ -205,7 +206,7 @@ fn the_scan_of_a_child_with_the_right_mask_waits_and_that_of_another_does_not() 
 #[test]
 fn the_scan_of_a_child_without_an_expected_mask_does_not_wait() {
     let mut machine = with_a_parent();
-    machine.state.jobs.change(&job("a"), |job| job.grant = None);
+    machine.state.jobs.update(&job("a"), |job| job.grant = None);
     fork(&mut machine, 9, 7);
     probe(&mut machine, &[]);
     assert_eq!(urgency(&machine), Some(ScanUrgency::Immediate));

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use pjw_core::command::Command;
 use pjw_core::ids::Pid;
-use pjw_core::policy::OnExhausted;
+use pjw_core::policy::ExhaustionPolicy;
 use pjw_core::reconcile::Decision;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{Observed, Snapshot};
@@ -42,7 +42,11 @@ fn idle(machine: &Machine) -> Vec<Pid> {
 fn running_processes_are_scanned_and_idle_ones_are_only_watched() {
     let machine = with_a_sleeper();
     let request = machine.state.scan_request(false);
-    assert!(request.threads_of.contains(&Pid(7)) && !request.threads_of.contains(&Pid(8)), "{request:?}");
+    assert!(
+        request.pids_to_read_threads_of.contains(&Pid(7))
+            && !request.pids_to_read_threads_of.contains(&Pid(8)),
+        "{request:?}"
+    );
     assert_eq!(idle(&machine), [Pid(8)]);
 }
 
@@ -65,8 +69,8 @@ fn processes_that_were_not_scanned_are_not_planned_again() {
     let before = machine.state.members.len();
     let decision = probe_masks(&mut machine, &[]);
     assert!(decision.plan.mask_actions.is_empty() && decision.records.is_empty(), "{decision:?}");
-    assert!(!decision.planned.is_everything());
-    assert_eq!(decision.planned.dirty_jobs().count(), 0);
+    assert!(!decision.newly_planned.contains_everything());
+    assert_eq!(decision.newly_planned.dirty_jobs().count(), 0);
     assert_eq!(machine.state.members.len(), before);
 }
 
@@ -109,7 +113,8 @@ fn was_planned(decision: &Decision, pid: u32) -> bool {
         DirtyScope::Whole => true,
         DirtyScope::Processes(pids) => pids.contains(&Pid(pid)),
     };
-    decision.planned.is_everything() || decision.planned.dirty_jobs().any(|(_, part)| of(part))
+    decision.newly_planned.contains_everything()
+        || decision.newly_planned.dirty_jobs().any(|(_, part)| of(part))
 }
 
 #[test]
@@ -117,7 +122,7 @@ fn a_rescan_plans_active_processes_and_sometimes_everything() {
     let mut machine = with_a_sleeper();
     let rescans: Vec<Decision> = (0..16).map(|_| rescan(&mut machine, &[8])).collect();
     assert!(rescans.iter().all(|decision| was_planned(decision, 7)));
-    let whole = rescans.iter().filter(|decision| decision.planned.is_everything()).count();
+    let whole = rescans.iter().filter(|decision| decision.newly_planned.contains_everything()).count();
     let sleeper = rescans.iter().filter(|decision| was_planned(decision, 8)).count();
     assert_eq!((whole, sleeper), (2, 2), "one rescan of eight");
 }
@@ -126,7 +131,7 @@ fn a_rescan_plans_active_processes_and_sometimes_everything() {
 fn a_rescan_plans_an_idle_process_whose_mask_changed() {
     let mut machine = with_a_sleeper();
     // The seven rescans after one that plans everything plan only what changed.
-    while !rescan(&mut machine, &[8]).planned.is_everything() {}
+    while !rescan(&mut machine, &[8]).newly_planned.contains_everything() {}
     machine.process(8).cgroup = "/elsewhere".into();
     assert!(was_planned(&rescan(&mut machine, &[8]), 8));
     assert!(!was_planned(&rescan(&mut machine, &[8]), 8));
@@ -160,7 +165,8 @@ fn with_fork_events_a_rescan_only_watches_unassigned_processes_except_one_of_eig
         }
         assert!(unassigned(&request).contains(&20) && unassigned(&request).len() == at, "{request:?}");
         assert!(
-            request.threads_of.contains(&Pid(7)) && !request.threads_of.contains(&Pid(20)),
+            request.pids_to_read_threads_of.contains(&Pid(7))
+                && !request.pids_to_read_threads_of.contains(&Pid(20)),
             "{request:?}"
         );
     }
@@ -176,7 +182,7 @@ fn fall_asleep(machine: &mut Machine) {
 }
 
 fn ask_for_too_much(machine: &mut Machine) {
-    machine.policy.on_exhausted = OnExhausted::Wait;
+    machine.policy.exhaustion_policy = ExhaustionPolicy::Wait;
     machine.assign("b", 8, &[20]).unwrap();
 }
 

@@ -6,7 +6,7 @@ use pjw_core::command_scan::command_scan_request;
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::CpuRequest;
-use pjw_core::policy::{OnExhausted, Policy};
+use pjw_core::policy::{ExhaustionPolicy, Policy};
 use pjw_core::reconcile::Decision;
 use pjw_core::topology::Topology;
 
@@ -182,7 +182,7 @@ fn a_mask_that_a_thread_set_shortly_before_hotplug_stays_its_own() {
 /// is restored, and no longer in the journal.
 fn waiting_in_the_cpuset_of_another_job() -> Machine {
     let cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Legacy, affinity_persists: false };
-    let policy = Policy { cpuset_support, on_exhausted: OnExhausted::Wait, ..Policy::default() };
+    let policy = Policy { cpuset_support, exhaustion_policy: ExhaustionPolicy::Wait, ..Policy::default() };
     let mut m = machine_with(regular_topology(2, 1, 1, 4, 1), policy);
     m.spawn(7, 1, 0);
     m.spawn(9, 7, 0);
@@ -207,7 +207,7 @@ fn shrink(m: &mut Machine) -> Decision {
 fn a_changed_cpuset_is_read_with_the_processes_of_other_jobs_inside() {
     let mut m = waiting_in_the_cpuset_of_another_job();
     let scan = shrink(&mut m).next_scan.unwrap();
-    assert!(scan.threads_of.contains(&Pid(9)), "{scan:?}");
+    assert!(scan.pids_to_read_threads_of.contains(&Pid(9)), "{scan:?}");
 }
 
 #[test]

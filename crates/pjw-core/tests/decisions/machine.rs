@@ -12,7 +12,7 @@ use pjw_core::ids::{Comm, Pid, ThreadId, Tid, Uid};
 use pjw_core::job::{CpuRequest, Job};
 use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome};
 use pjw_core::policy::Policy;
-use pjw_core::ports::Node;
+use pjw_core::ports::MachineInterface;
 use pjw_core::reconcile::{Decision, reconcile};
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
@@ -179,13 +179,17 @@ impl Machine {
     /// A full scan that reads every thread.
     pub fn scan(&mut self) -> Snapshot {
         let every_pid = self.world().processes.keys().copied().collect();
-        self.node.scan(&ScanRequest { threads_of: every_pid, ..self.state.scan_request(true) })
+        self.node.scan(&ScanRequest { pids_to_read_threads_of: every_pid, ..self.state.scan_request(true) })
     }
 
     /// A partial scan of these processes only.
     pub fn scan_only(&mut self, pids: &[u32]) -> Snapshot {
         let scope = ScanScope::Partial(pids.iter().copied().map(Pid).collect());
-        self.node.scan(&ScanRequest { scope, threads_of: [].into(), ..self.state.scan_request(true) })
+        self.node.scan(&ScanRequest {
+            scope,
+            pids_to_read_threads_of: [].into(),
+            ..self.state.scan_request(true)
+        })
     }
 
     /// A decision from a snapshot. Nothing is carried out.
@@ -200,7 +204,7 @@ impl Machine {
         for action in &decision.plan.cpuset_actions {
             match self.node.change_cpuset(action, Duration::MAX) {
                 CpusetOutcome::Refused { reason } => self.state.cpusets.record_refusal(action, &reason),
-                CpusetOutcome::Delayed => self.state.cpusets.delayed.add(action),
+                CpusetOutcome::Delayed => self.state.cpusets.delayed_changes.add(action),
                 CpusetOutcome::Done { .. } | CpusetOutcome::Gone => {}
             }
         }
@@ -215,7 +219,7 @@ impl Machine {
                 self.state.record_mask_applied(action, &action.requested_mask, &effective);
             }
             MaskOutcome::Refused { .. } if action.kind == MaskActionKind::Restore => {
-                self.state.record_original_mask_refused(action);
+                self.state.record_restore_refused(action);
             }
             MaskOutcome::Refused { .. } | MaskOutcome::Gone => {}
         }

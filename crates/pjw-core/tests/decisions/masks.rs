@@ -294,7 +294,7 @@ fn a_process_that_was_known_before_it_joined_has_chosen_its_mask_itself() {
     // Exactly the mask of the job, by chance.
     m.bind(20, 20, "0-1");
     m.settle();
-    m.policy.adopt_strays = true;
+    m.policy.adopt_unassigned_processes = true;
     m.settle();
     assert_eq!(m.member(20), "manual:a by Adopted");
     m.release("a").unwrap();

@@ -214,7 +214,7 @@ fn strays_are_reported_and_adopted_only_on_request_by_an_only_job() {
     m.spawn(31, 1, 33);
     m.assign("a", 2, &[10]).unwrap();
     assert_eq!((m.member(30).as_str(), m.warnings()), ("-", vec!["stray"]));
-    m.policy.adopt_strays = true;
+    m.policy.adopt_unassigned_processes = true;
     m.settle();
     assert_eq!([m.member(30), m.member(31)], ["manual:a by Adopted", "-"]);
     m.spawn(40, 1, 1001);
@@ -237,12 +237,12 @@ fn the_processes_of_a_login_are_counted_and_not_reported_but_what_they_start_is(
     m.spawn(32, 1, 1001).comm = Comm::from("bash");
     m.assign("a", 2, &[10]).unwrap();
     assert_eq!(m.warnings(), Vec::<&str>::new());
-    assert_eq!(m.state.unassigned_by_user[&Uid(1001)].len(), 3, "status counts them");
+    assert_eq!(m.state.unassigned_pids_by_user[&Uid(1001)].len(), 3, "status counts them");
     m.spawn(33, 32, 1001).comm = Comm::from("solver");
     m.spawn(34, 32, 1001).comm = Comm::from("bash");
     m.settle();
     let warnings = &m.last.as_ref().unwrap().warnings;
-    let told: Vec<_> = warnings.iter().map(|warning| (warning.pid, warning.why.as_str())).collect();
+    let told: Vec<_> = warnings.iter().map(|warning| (warning.pid, warning.text.as_str())).collect();
     let why = "2 processes of user 1001 belong to no job, though the user has jobs here";
     assert_eq!(told, [(Some(Pid(33)), why)], "a shell inside a shell may be a script");
     m.exit(34);
@@ -252,7 +252,7 @@ fn the_processes_of_a_login_are_counted_and_not_reported_but_what_they_start_is(
     m.process(32).comm = Comm::from("solver");
     m.settle();
     assert_eq!(m.warnings(), ["stray"]);
-    m.policy.adopt_strays = true;
+    m.policy.adopt_unassigned_processes = true;
     m.settle();
     assert_eq!(
         [m.member(30), m.member(32)],

@@ -55,7 +55,7 @@ fn masks(machine: &Machine, pids: &[u32]) -> Vec<String> {
 
 fn reason(machine: &Machine, pid: u32) -> String {
     let member = &machine.state.members[&Pid(pid)];
-    explain::mask_reason(&machine.state, member, Tid(pid), &member.threads[&Tid(pid)])
+    explain::explain_mask(&machine.state, member, Tid(pid), &member.threads[&Tid(pid)])
 }
 
 /// Runs a job of ranks with these masks until it is settled, and checks the masks then.

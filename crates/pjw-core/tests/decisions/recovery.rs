@@ -5,7 +5,7 @@ use pjw_core::command::{AssignCommand, Command};
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
 use pjw_core::event::EventKind;
 use pjw_core::ids::{Pid, Uid};
-use pjw_core::job::{CpuRequest, Lifetime, PriorityClass};
+use pjw_core::job::{CpuRequest, EndCondition, PriorityClass};
 use pjw_core::plan::Warning;
 use pjw_core::policy::{Mode, Policy};
 use pjw_core::testing::regular_topology;
@@ -55,7 +55,7 @@ fn a_job_whose_record_was_lost_keeps_its_cores_and_its_processes() {
         assert_eq!((machine.grant("a"), cgroup(&machine, 8), machine.effective_mask(8, 8)), before);
         assert_eq!(machine.member(8), "manual:a by JobCpuset");
         let adopted = machine.state.jobs[&job("a")].clone();
-        assert_eq!((adopted.owner, adopted.lifetime), (Uid(1001), Lifetime::Members));
+        assert_eq!((adopted.owner, adopted.end_condition), (Uid(1001), EndCondition::Members));
         let request = adopted.request.unwrap();
         assert_eq!((request.cpu_request, request.class), (CpuRequest::Cores(2), PriorityClass::Normal));
         let events: Vec<EventKind> = machine.events.iter().map(|event| event.kind).collect();
@@ -77,7 +77,7 @@ fn a_recovered_job_is_shown_until_it_is_assigned_again() {
     machine.lose_state();
     machine.settle();
     let warnings = recovered(&machine);
-    assert!(warnings[0].why.contains("manual:a was found in /pjw/a"), "{warnings:?}");
+    assert!(warnings[0].text.contains("manual:a was found in /pjw/a"), "{warnings:?}");
     assert_eq!((warnings.len(), warnings[0].job.clone()), (1, Some(job("a"))));
     machine.settle();
     assert_eq!(recovered(&machine), warnings);
@@ -123,8 +123,8 @@ fn of_two_cpusets_with_the_same_cores_the_later_one_is_removed_with_a_warning() 
     assert!(!machine.world().cpusets.contains_key("/pjw/b"));
     let warnings = recovered(&machine);
     let about_b = warnings.iter().find(|warning| warning.job == Some(job("b"))).unwrap();
-    assert!(about_b.why.contains("/pjw/b has CPUs 1-2, and manual:a holds some of them"), "{about_b:?}");
-    assert!(about_b.why.ends_with("Its processes: 9") && about_b.remedy.contains("pjwctl assign manual:b"));
+    assert!(about_b.text.contains("/pjw/b has CPUs 1-2, and manual:a holds some of them"), "{about_b:?}");
+    assert!(about_b.text.ends_with("Its processes: 9") && about_b.remedy.contains("pjwctl assign manual:b"));
     machine.exit(9);
     machine.settle();
     assert_eq!(recovered(&machine).len(), 1, "the warning ends with the processes");
@@ -152,7 +152,7 @@ fn a_cpuset_with_cores_that_do_not_exist_is_removed() {
     machine.find_cpusets();
     machine.settle();
     assert_eq!((machine.grant("a").as_str(), cgroup(&machine, 7).as_str()), ("-", LOGIN));
-    assert!(recovered(&machine)[0].why.contains("CPU 1, which this machine does not have"));
+    assert!(recovered(&machine)[0].text.contains("CPU 1, which this machine does not have"));
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn masks_that_the_earlier_daemon_may_have_set_are_named_with_the_command_that_wi
     machine.settle();
     let warnings = recovered(&machine);
     let masks = warnings.iter().find(|warning| warning.code == "unknown-masks").unwrap();
-    assert!(masks.why.ends_with(": 8") && masks.remedy.starts_with("taskset -pac 0-7 8 "), "{masks:?}");
+    assert!(masks.text.ends_with(": 8") && masks.remedy.starts_with("taskset -pac 0-7 8 "), "{masks:?}");
     assert_eq!(machine.effective_mask(8, 8), "1");
     machine.exit(8);
     machine.settle();
@@ -223,7 +223,7 @@ fn masks_of_a_recovered_job_are_named_after_its_release_until_they_are_widened()
     machine.settle();
     assert_eq!((cgroup(&machine, 8).as_str(), machine.effective_mask(8, 8)), (LOGIN, "1".into()));
     let warnings = recovered(&machine);
-    assert!(warnings.len() == 1 && warnings[0].why.ends_with(": 8"), "{warnings:?}");
+    assert!(warnings.len() == 1 && warnings[0].text.ends_with(": 8"), "{warnings:?}");
     machine.bind(8, 8, "0-7");
     machine.settle();
     assert_eq!(recovered(&machine), []);
@@ -240,7 +240,7 @@ fn every_mask_of_unknown_origin_is_named_with_one_command_for_all() {
     machine.settle();
     let warnings = recovered(&machine);
     let listed: Vec<String> = pids.map(|pid| pid.to_string()).collect();
-    assert!(warnings[0].why.ends_with(&listed.join(", ")), "{warnings:?}");
+    assert!(warnings[0].text.ends_with(&listed.join(", ")), "{warnings:?}");
     let command = format!("for pid in {}; do taskset -pac 0-7 $pid; done ", listed.join(" "));
     assert!(warnings[0].remedy.starts_with(&command), "{warnings:?}");
 }
@@ -290,7 +290,7 @@ fn masks_of_processes_in_no_cpuset_are_named_after_a_lost_record() {
     machine.state.has_lost_records = true;
     machine.settle();
     let warnings = recovered(&machine);
-    assert!(warnings[0].why.ends_with(": 7") && warnings[0].remedy.starts_with("taskset -pac 0-7 7 "));
+    assert!(warnings[0].text.ends_with(": 7") && warnings[0].remedy.starts_with("taskset -pac 0-7 7 "));
     assert_eq!(warnings.len(), 1);
     machine.bind(7, 7, "0-7");
     machine.settle();
@@ -308,7 +308,7 @@ fn an_orphan_of_root_with_a_mask_of_its_job_is_named() {
         machine.bind(pid, pid, mask);
     }
     machine.settle();
-    assert!(recovered(&machine)[0].why.ends_with(": 8"), "{:?}", recovered(&machine));
+    assert!(recovered(&machine)[0].text.ends_with(": 8"), "{:?}", recovered(&machine));
     machine.release("a").unwrap();
-    assert!(recovered(&machine)[0].why.ends_with(": 8"), "it is named after the release too");
+    assert!(recovered(&machine)[0].text.ends_with(": 8"), "it is named after the release too");
 }

@@ -4,7 +4,7 @@ use pjw_core::command::{AssignCommand, Caller, Command};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, Uid};
 use pjw_core::job::CpuRequest;
-use pjw_core::policy::OnExhausted;
+use pjw_core::policy::ExhaustionPolicy;
 use pjw_core::refusal::Refusal;
 use pjw_core::state::WardenState;
 
@@ -37,7 +37,7 @@ fn spawn_in_slurm_job(m: &mut Machine) {
 #[test]
 fn a_taken_name_is_named_as_the_cause_also_where_no_core_is_free() {
     let mut m = machine();
-    m.policy.on_exhausted = OnExhausted::Wait;
+    m.policy.exhaustion_policy = ExhaustionPolicy::Wait;
     m.policy.user_max_cores = 8;
     m.assign_as(ALICE, "a", 8, &[]).unwrap();
     let exists = "there is a job manual:a already: choose another name with --job";
@@ -64,7 +64,7 @@ fn run_says_that_it_does_not_wait_only_where_others_do() {
     let full = "1 core was asked for and no whole core is free: have a job released first \
                 (pjwctl jobs shows who holds what)";
     assert_eq!(refused_run(&mut m, ROOT, "b", 1), full);
-    m.policy.on_exhausted = OnExhausted::Wait;
+    m.policy.exhaustion_policy = ExhaustionPolicy::Wait;
     let waits_not = "run does not wait for cores, also with on_exhausted = \"wait\": try again later";
     assert_eq!(refused_run(&mut m, ROOT, "b", 1), format!("{full}; {waits_not}"));
     assert!(!refused_run(&mut m, ROOT, "b", 9).contains("wait"), "nine there will never be");
@@ -75,7 +75,7 @@ fn run_says_that_it_does_not_wait_only_where_others_do() {
 #[test]
 fn a_job_that_has_cores_is_told_that_it_does_not_wait_for_more() {
     let mut m = machine();
-    m.policy.on_exhausted = OnExhausted::Wait;
+    m.policy.exhaustion_policy = ExhaustionPolicy::Wait;
     m.assign("a", 7, &[]).unwrap();
     m.assign("b", 1, &[]).unwrap();
     let refusal = refused(&mut m, "b", 2);
@@ -105,19 +105,19 @@ fn a_resize_counts_the_jobs_own_cores_apart_from_the_free_ones() {
             "5 cores were asked for, the job has 4, and no other whole core is free: have another job released first {jobs}"
         )
     );
-    m.policy.on_exhausted = OnExhausted::Wait;
+    m.policy.exhaustion_policy = ExhaustionPolicy::Wait;
     m.release("b").unwrap();
     m.assign("b", 3, &[]).unwrap();
     m.assign("c", 2, &[]).unwrap();
     let warnings = &m.last.as_ref().unwrap().warnings;
     let warning = warnings.iter().find(|warning| warning.code == "unserved").unwrap();
-    assert!(warning.why.contains("2 cores were asked for and 1 is free (7);"), "{}", warning.why);
+    assert!(warning.text.contains("2 cores were asked for and 1 is free (7);"), "{}", warning.text);
 }
 
 #[test]
 fn with_on_exhausted_share_a_resize_is_refused_only_beyond_the_machine() {
     let mut m = machine();
-    m.policy.on_exhausted = OnExhausted::Share;
+    m.policy.exhaustion_policy = ExhaustionPolicy::Share;
     m.assign("a", 2, &[]).unwrap();
     m.assign("b", 4, &[]).unwrap();
     assert_eq!(

@@ -6,7 +6,7 @@ use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
 use pjw_core::ids::{Pid, Tid, Uid};
 use pjw_core::job::{CpuRequest, GrantedBy};
 use pjw_core::plan::{MaskAction, MaskActionKind};
-use pjw_core::policy::{Mode, OnExhausted, Policy};
+use pjw_core::policy::{ExhaustionPolicy, Mode, Policy};
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::state::WardenState;
@@ -51,7 +51,7 @@ fn a_released_job_of_a_scheduler_stays_known_and_is_left_alone() {
     assert_eq!((m.grant("slurm:7"), m.effective_mask(10, 10)), ("0-1".into(), "0-1".into()));
     m.release("slurm:7").unwrap();
     assert_eq!((m.grant("slurm:7"), m.effective_mask(10, 10)), ("-".into(), "0-7".into()));
-    assert!(m.state.jobs[&job("slurm:7")].released && m.kept().is_empty());
+    assert!(m.state.jobs[&job("slurm:7")].was_released && m.kept().is_empty());
     m.spawn(11, 10, 1001);
     assert!(m.settle().is_empty(), "nor is it found again");
     restart(&mut m, 2);
@@ -74,7 +74,7 @@ fn a_job_that_a_prolog_reserved_ends_when_an_epilog_releases_it() {
     m.release("lsf:7").unwrap();
     assert_eq!((m.grant("lsf:7"), m.effective_mask(10, 10)), ("-".into(), "0-7".into()));
     m.settle();
-    assert!(m.state.jobs[&job("lsf:7")].released, "as long as something of it runs");
+    assert!(m.state.jobs[&job("lsf:7")].was_released, "as long as something of it runs");
     m.exit(10);
     m.settle();
     assert!(m.state.jobs.is_empty());
@@ -178,7 +178,7 @@ fn a_mask_that_equals_the_cpuset_is_put_back_after_a_restart() {
 #[test]
 fn a_mask_that_the_cpuset_of_another_job_forbids_is_put_back_once_the_process_leaves_it() {
     let mut m = machine_with_cpusets(true);
-    m.policy.on_exhausted = OnExhausted::Wait;
+    m.policy.exhaustion_policy = ExhaustionPolicy::Wait;
     m.spawn(10, 1, 0);
     m.spawn(11, 10, 0);
     m.bind(11, 11, "7");
@@ -372,7 +372,7 @@ fn in_observe_mode_nothing_is_released() {
 fn an_unprivileged_daemon_refuses_processes_of_other_users() {
     let mut m = machine();
     m.spawn(10, 1, 0);
-    m.policy.only_user = Some(Uid(1001));
+    m.policy.only_managed_user = Some(Uid(1001));
     let me = Caller { uid: Uid(1001), is_admin: true };
     let refused = Err(Refusal::NotDaemonsUser { pid: Pid(10), owner: Uid(0), user: Uid(1001) });
     assert_eq!(m.assign_as(me, "a", 1, &[10]), refused);
@@ -414,7 +414,7 @@ fn a_refused_restore_of_a_mask_cut_by_a_cpuset_is_tried_again() {
         current_mask,
         target_mask,
         requested_mask,
-        why,
+        reason: why,
     });
     m.release("a").unwrap();
     assert_eq!(m.effective_mask(7, 7), "0-7");
@@ -423,7 +423,7 @@ fn a_refused_restore_of_a_mask_cut_by_a_cpuset_is_tried_again() {
 #[test]
 fn a_mask_requested_after_pjw_had_set_another_one_is_journaled_before_a_cpuset_hides_it() {
     let cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Legacy, affinity_persists: true };
-    let policy = Policy { cpuset_support, adopt_strays: true, ..Policy::default() };
+    let policy = Policy { cpuset_support, adopt_unassigned_processes: true, ..Policy::default() };
     let mut m = machine_with(regular_topology(2, 1, 1, 4, 1), policy);
     m.spawn(10, 1, 1001);
     m.spawn(11, 1, 1001);

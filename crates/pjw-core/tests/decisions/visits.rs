@@ -5,7 +5,7 @@ use pjw_core::command::{AssignCommand, Command};
 use pjw_core::command_scan::command_scan_request;
 use pjw_core::ids::Pid;
 use pjw_core::job::CpuRequest;
-use pjw_core::policy::{OnExhausted, Policy};
+use pjw_core::policy::{ExhaustionPolicy, Policy};
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::testing::{job, regular_topology};
 use pjw_core::time::Nanos;
@@ -18,7 +18,7 @@ const OUTSIDE: u32 = 50;
 /// A machine with this number of jobs of one core and one process each, which are all idle. Fork events are monitored.
 /// The machine has this number of cores; if it has fewer cores than jobs, the jobs share them.
 fn with_jobs(jobs: u32, cores: u32) -> Machine {
-    let policy = Policy { on_exhausted: OnExhausted::Share, ..Policy::default() };
+    let policy = Policy { exhaustion_policy: ExhaustionPolicy::Share, ..Policy::default() };
     let mut machine = machine_with(regular_topology(1, 1, 1, cores, 1), policy);
     machine.world().pid_max = 1000;
     machine.spawn(OUTSIDE, 1, 1000);
@@ -48,7 +48,7 @@ fn with_jobs(jobs: u32, cores: u32) -> Machine {
 fn visits(machine: &mut Machine, scan: ScanRequest, commands: &[Command]) -> usize {
     let mut audit = GrantAudit::new(&machine.state, &machine.policy);
     machine.state.jobs.take_changed_ids();
-    machine.state.jobs.take_visit_count();
+    machine.state.jobs.take_read_count();
     let (mut scan, mut commands) = (Some(scan), commands);
     while let Some(request) = scan.take() {
         assert_ne!(request.scope, ScanScope::Full);
@@ -59,11 +59,11 @@ fn visits(machine: &mut Machine, scan: ScanRequest, commands: &[Command]) -> usi
         // The actions are carried out already. To audit them visits the same jobs as before.
         let _ = audit_actions(&machine.state, &decision.plan, &machine.policy);
         assert!(decision.replies.iter().all(Result::is_ok), "{:?}", decision.replies);
-        let dirty: Vec<_> = decision.planned.dirty_jobs().map(|(job, _)| job.to_string()).collect();
-        assert!(!decision.planned.is_everything() && dirty.len() <= 1, "{dirty:?}");
+        let dirty: Vec<_> = decision.newly_planned.dirty_jobs().map(|(job, _)| job.to_string()).collect();
+        assert!(!decision.newly_planned.contains_everything() && dirty.len() <= 1, "{dirty:?}");
         scan = decision.next_scan;
     }
-    machine.state.jobs.take_visit_count()
+    machine.state.jobs.take_read_count()
 }
 
 fn visits_of_command(machine: &mut Machine, command: Command) -> usize {

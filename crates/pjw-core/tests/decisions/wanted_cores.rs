@@ -25,7 +25,7 @@ fn a_wanted_number_is_no_request_and_at_most_what_the_job_may_have() {
     assert_eq!(counts(&m), None);
     for (given, counted) in [(2, 2), (0, 0), (64, 4)] {
         let wanting = want(&mut m, "a", Some(given), ROOT).unwrap();
-        assert_eq!((counts(&m), wanting.wanted_cores.unwrap().given), (Some(counted), given));
+        assert_eq!((counts(&m), wanting.wanted_cores.unwrap().count), (Some(counted), given));
         assert_eq!((&wanting.grant, &wanting.request), (&granted.grant, &granted.request), "{given}");
     }
     m.assign("a", 6, &[]).unwrap();

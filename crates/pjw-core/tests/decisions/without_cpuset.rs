@@ -36,7 +36,7 @@ fn a_job_in_a_service_cgroup_is_kept_by_masks_with_a_warning_if_cpusets_are_requ
     assert_eq!(machine.effective_mask(7, 7), "0-1");
     let warnings = &machine.last.as_ref().unwrap().warnings;
     let no_cpuset: Vec<_> = warnings.iter().filter(|warning| warning.code == "no-wall").collect();
-    assert!(no_cpuset.len() == 1 && no_cpuset[0].why.contains("/system.slice/x.service"), "{warnings:?}");
+    assert!(no_cpuset.len() == 1 && no_cpuset[0].text.contains("/system.slice/x.service"), "{warnings:?}");
     assert_eq!(no_cpuset[0].job, Some(job("a")));
 }
 
@@ -47,7 +47,7 @@ fn a_request_that_needs_a_cpuset_gets_a_warning_without_one() {
     machine.command(Command::Assign(isolated)).unwrap();
     let warnings = &machine.last.as_ref().unwrap().warnings;
     let no_cpuset: Vec<_> = warnings.iter().filter(|warning| warning.code == "no-wall").collect();
-    assert!(no_cpuset.len() == 1 && no_cpuset[0].why.contains("--isolated"), "{warnings:?}");
+    assert!(no_cpuset.len() == 1 && no_cpuset[0].text.contains("--isolated"), "{warnings:?}");
 }
 
 #[test]
@@ -65,8 +65,8 @@ fn explain_names_the_enforcement_of_a_job_and_its_process() {
     machine.settle();
     let Machine { state, policy, .. } = &machine;
     let explanations = [
-        explain::job_reasons(state, policy, &state.jobs[&job("a")]),
-        explain::process_reasons(state, policy, Pid(7)),
+        explain::explain_job(state, policy, &state.jobs[&job("a")]),
+        explain::explain_process(state, policy, Pid(7)),
     ];
     for reasons in explanations {
         let why = reasons.iter().find(|sentence| sentence.starts_with("masks on each thread keep "));

@@ -112,7 +112,7 @@ impl CgroupMounts {
         match both {
             Ok((files, effective)) => Ok(Some(Cpuset {
                 cpus: files.cpus,
-                effective,
+                effective_cpus: effective,
                 mems: files.mems,
                 isolated: files.partition == "isolated",
             })),

@@ -74,7 +74,7 @@ fn found_cpuset(group: &CgroupDir) -> LeftoverCpuset {
 
 /// Lists the cgroups in the places where the warden and systemd create the cgroups of jobs, in the order of their paths.
 pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset> {
-    let above = [own_cgroups.directory(), format!("/{}", own_cgroups.slice())];
+    let above = [own_cgroups.directory_path(), format!("/{}", own_cgroups.slice_name())];
     let below = above.iter().filter_map(|path| hierarchy.cgroup(path)).flat_map(|above| above.children());
     let isolated = hierarchy.root().children().into_iter();
     let isolated =

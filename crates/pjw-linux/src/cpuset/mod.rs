@@ -74,7 +74,7 @@ fn create(
 ) -> Result<CpuSet> {
     let group = context.job_cgroup(job_cpuset)?;
     let before = group.exists().then(|| group.read_cpuset());
-    let created = match job_cpuset.cgroup_owner {
+    let created = match job_cpuset.creator {
         CgroupCreator::Scheduler if before.is_none() => return Err(CpusetOutcome::Gone),
         CgroupCreator::Scheduler => bounds::apply(&group, &job_cpuset.spec, true),
         CgroupCreator::Warden => create_own(context, &group, job_cpuset),
@@ -82,7 +82,7 @@ fn create(
             return scope::create(context, job_cpuset, owner, &group, initial_processes);
         }
     };
-    if created.is_ok() && job_cpuset.cgroup_owner == CgroupCreator::Warden {
+    if created.is_ok() && job_cpuset.creator == CgroupCreator::Warden {
         marks::write_owner(&group, owner);
     }
     if created.is_err() {
@@ -120,22 +120,22 @@ fn widen(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<CpuS
     if !group.exists() {
         return Err(CpusetOutcome::Gone);
     }
-    if job_cpuset.cgroup_owner != CgroupCreator::Scheduler {
+    if job_cpuset.creator != CgroupCreator::Scheduler {
         marks::remove_owner(&group);
     }
-    if job_cpuset.cgroup_owner == CgroupCreator::Systemd {
+    if job_cpuset.creator == CgroupCreator::Systemd {
         return scope::remove_limits(context, &group);
     }
     own::repair_parent(context.hierarchy, &group);
     bounds::remove_limits(
         &group,
-        job_cpuset.cgroup_owner == CgroupCreator::Scheduler && job_cpuset.spec.mems.is_none(),
+        job_cpuset.creator == CgroupCreator::Scheduler && job_cpuset.spec.mems.is_none(),
     )
 }
 
 fn remove(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<()> {
     let group = context.job_cgroup(job_cpuset)?;
-    match job_cpuset.cgroup_owner {
+    match job_cpuset.creator {
         CgroupCreator::Scheduler => Ok(()),
         CgroupCreator::Systemd => scope::remove(context, &group),
         CgroupCreator::Warden => {

@@ -48,7 +48,7 @@ pub(super) fn create(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Result<
 
 /// The directory of the warden that creates this cgroup itself. `None` if no warden does.
 pub(super) fn directory_of(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Option<CgroupDir> {
-    let directory = OwnCgroupNames::from_cgroup_path(&job_cpuset.path)?.directory();
+    let directory = OwnCgroupNames::from_cgroup_path(&job_cpuset.path)?.directory_path();
     let name = job_cpuset.path.strip_prefix(&directory)?.strip_prefix(['/', '-'])?;
     (!name.is_empty() && !name.contains('/')).then(|| hierarchy.cgroup(&directory))?
 }
@@ -124,7 +124,7 @@ pub(super) fn clean_up(hierarchy: &CpusetMount, base: &CgroupDir) {
     };
     let mut others = others.iter().filter(|group| group.path != base.path);
     let is_directory = |group: &&CgroupDir| {
-        OwnCgroupNames::from_cgroup_path(&group.path).is_some_and(|own| own.directory() == group.path)
+        OwnCgroupNames::from_cgroup_path(&group.path).is_some_and(|own| own.directory_path() == group.path)
     };
     if let Some(other_warden) = others.clone().find(is_directory).filter(|_| marked) {
         mark(other_warden);

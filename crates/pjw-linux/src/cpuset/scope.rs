@@ -84,9 +84,9 @@ fn reset_unit_cpuset(context: &mut CpusetContext<'_>, group: &CgroupDir, unit: &
 fn names(group: &CgroupDir) -> Result<(&str, String)> {
     let found = OwnCgroupNames::from_cgroup_path(&group.path).and_then(|own| {
         let (above, unit) = group.path.rsplit_once('/')?;
-        let slice = if above.is_empty() { "-.slice".to_owned() } else { own.slice() };
+        let slice = if above.is_empty() { "-.slice".to_owned() } else { own.slice_name() };
         let is_below = above.is_empty() || above.strip_prefix('/') == Some(&slice);
-        let name = unit.strip_prefix(own.directory().trim_start_matches('/'))?;
+        let name = unit.strip_prefix(own.directory_path().trim_start_matches('/'))?;
         (is_below && name.starts_with('-') && name.ends_with(".scope")).then_some((unit, slice))
     });
     found.ok_or_else(|| refused(format!("the cgroup {} is no scope of pjwd", group.path)))

@@ -51,7 +51,7 @@ pub(super) struct BoundThread {
 
 /// Whether a change affects cgroups that the warden does not manage.
 fn affects_unrelated(context: &CpusetContext<'_>, change: &CpusetChange) -> bool {
-    let changed = changed_cpuset(change).filter(|changed| changed.cgroup_owner != CgroupCreator::Scheduler);
+    let changed = changed_cpuset(change).filter(|changed| changed.creator != CgroupCreator::Scheduler);
     let Some(job_cpuset) = changed else { return false };
     let Some(group) = context.hierarchy.cgroup(&job_cpuset.path) else { return false };
     let is_isolated = || {

@@ -1,4 +1,4 @@
-//! The live machine as a [`Node`].
+//! The live machine as a [`MachineInterface`].
 //!
 //! Attributes of a process that rarely change (cgroups, environment, groups) are read when the process is
 //! first seen, and again when its program or its cgroups changed. All other facts are read in every scan. A
@@ -19,7 +19,7 @@ use pjw_core::snapshot::{
     AffinityRequest, Cgroup, ExpectedMask, ForkMaskMismatch, MaskProbe, Observed, Process, ProcessEventBatch,
     Snapshot,
 };
-use pjw_core::{cpuset::CpuSet, ports::Node, state::masks::old_kernels::HOTPLUG_DELAY};
+use pjw_core::{cpuset::CpuSet, ports::MachineInterface, state::masks::old_kernels::HOTPLUG_DELAY};
 
 use tracing::warn;
 
@@ -47,7 +47,7 @@ use task_pass::PassResult;
 /// Lost affinity requests are logged again only after this long without a loss.
 const LOSS_REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The interface of pjwd to the live machine: the implementation of the trait [`Node`] for Linux. Reads
+/// The interface of pjwd to the live machine: the implementation of the trait [`MachineInterface`] for Linux. Reads
 /// processes, affinity masks and cgroups from the kernel, and sets affinity masks and cpusets.
 #[derive(Debug)]
 pub struct LinuxNode {
@@ -123,7 +123,7 @@ impl LinuxNode {
         self.cgroup_watch.fd()
     }
 
-    /// Returns whether a watched cgroup of a job changed since the last call of [`Node::scan`]. The next scan
+    /// Returns whether a watched cgroup of a job changed since the last call of [`MachineInterface::scan`]. The next scan
     /// reads the changed cgroups again.
     pub fn has_cgroup_changes(&mut self) -> bool {
         self.cgroup_watch.has_changes()
@@ -172,8 +172,8 @@ impl LinuxNode {
     }
 
     /// Starts a thread that makes the changes of cpusets. Returns the id of the thread. With the thread,
-    /// [`Node::change_cpuset`] waits for at most its parameter `max_wait`, and then returns
-    /// [`CpusetOutcome::Delayed`]. Without the thread, [`Node::change_cpuset`] always waits until the change
+    /// [`MachineInterface::change_cpuset`] waits for at most its parameter `max_wait`, and then returns
+    /// [`CpusetOutcome::Delayed`]. Without the thread, [`MachineInterface::change_cpuset`] always waits until the change
     /// is complete.
     ///
     /// # Errors
@@ -183,7 +183,7 @@ impl LinuxNode {
     }
 
     /// Returns the file descriptor that is readable (poll(2)) when a delayed change of a cpuset is complete.
-    /// A change is delayed if [`Node::change_cpuset`] returned [`CpusetOutcome::Delayed`] for the change.
+    /// A change is delayed if [`MachineInterface::change_cpuset`] returned [`CpusetOutcome::Delayed`] for the change.
     /// `None` if there is no delayed change whose outcome has not been taken.
     #[must_use]
     pub fn cpuset_changes_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -191,7 +191,7 @@ impl LinuxNode {
     }
 
     /// Returns whether a delayed change of a cpuset is complete, and its outcome has not been taken by
-    /// [`Node::take_finished_cpuset_changes`]. A change is delayed if [`Node::change_cpuset`] returned
+    /// [`MachineInterface::take_finished_cpuset_changes`]. A change is delayed if [`MachineInterface::change_cpuset`] returned
     /// [`CpusetOutcome::Delayed`] for the change.
     pub fn has_finished_cpuset_changes(&mut self) -> bool {
         self.cpuset_changer.has_finished()
@@ -321,7 +321,7 @@ fn assumed_cgroup(path: &str) -> Observed<Cgroup> {
     Observed::Present(Cgroup { id, restricted_cpus: None, populated: true, cpuset: None })
 }
 
-impl Node for LinuxNode {
+impl MachineInterface for LinuxNode {
     fn scan(&mut self, scan_request: &ScanRequest) -> Snapshot {
         let taken_at = clock::now();
         self.probed_mismatches.clear();
@@ -410,9 +410,9 @@ impl Node for LinuxNode {
 
     fn read_process_events(&mut self) -> ProcessEventBatch {
         let mut events = Vec::new();
-        let EventLoss { lost, still_dropping } =
+        let EventLoss { lost: events_lost, still_dropping } =
             self.process_events.as_mut().map(|source| source.drain_events(&mut events)).unwrap_or_default();
-        ProcessEventBatch { events, lost, still_dropping }
+        ProcessEventBatch { events, events_lost, still_dropping }
     }
 
     fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset> {

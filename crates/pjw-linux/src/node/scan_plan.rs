@@ -95,11 +95,12 @@ impl LinuxNode {
         let planned = idle_check.planned_masks(&scan_request.idle_watch);
         let idle = idle_check.unobserved();
         let with_threads: BTreeSet<Pid> =
-            scan_request.threads_of.difference(&idle).chain(planned.keys()).copied().collect();
+            scan_request.pids_to_read_threads_of.difference(&idle).chain(planned.keys()).copied().collect();
         let mut pass = self
             .run_pass(TaskScope::AllProcessesAndThreadsOf(&with_threads), |pid| planned.get(&pid).copied());
         self.check_masks(idle_check, &planned, &mut pass);
-        let wanted = scan_request.threads_of.difference(&idle_check.unobserved()).copied().collect();
+        let wanted =
+            scan_request.pids_to_read_threads_of.difference(&idle_check.unobserved()).copied().collect();
         ScanPlan { wanted, pids: self.all_pids(&pass), pass }
     }
 

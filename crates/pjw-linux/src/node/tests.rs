@@ -39,7 +39,7 @@ fn at(pids: &[Pid]) -> ScanRequest {
     let pids: BTreeSet<Pid> = pids.iter().copied().collect();
     ScanRequest {
         scope: ScanScope::Partial(pids.clone()),
-        threads_of: pids,
+        pids_to_read_threads_of: pids,
         busy_threads: BTreeMap::new(),
         cgroups: BTreeSet::new(),
         idle_watch: Arc::default(),
@@ -59,7 +59,7 @@ fn set_to(process: &Process, to: CpuSet) -> MaskAction {
         current_mask: thread.effective_mask.clone(),
         requested_mask: to.clone(),
         target_mask: to,
-        why: String::new(),
+        reason: String::new(),
     }
 }
 
@@ -69,7 +69,7 @@ fn a_full_scan_lists_every_process_and_the_requested_threads() {
     let mut node = node();
     let scan_request = ScanRequest {
         scope: ScanScope::Full,
-        threads_of: BTreeSet::from([idle_process.pid()]),
+        pids_to_read_threads_of: BTreeSet::from([idle_process.pid()]),
         busy_threads: BTreeMap::new(),
         cgroups: BTreeSet::new(),
         idle_watch: Arc::default(),
@@ -206,7 +206,7 @@ fn processes_that_come_and_go_while_they_are_read_are_no_errors() {
         let mut child = Command::new("true").spawn().unwrap();
         let scan_request = ScanRequest {
             scope: ScanScope::Full,
-            threads_of: BTreeSet::from([Pid(child.id())]),
+            pids_to_read_threads_of: BTreeSet::from([Pid(child.id())]),
             busy_threads: BTreeMap::new(),
             cgroups: BTreeSet::new(),
             idle_watch: Arc::default(),

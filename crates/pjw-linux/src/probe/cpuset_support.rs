@@ -54,7 +54,7 @@ fn is_complete(mount: &CpusetMount) -> bool {
 }
 
 fn describe_cpusets(hierarchy: &CpusetHierarchy, own_cgroups: &OwnCgroupNames) -> String {
-    let (directory, slice) = (own_cgroups.directory(), own_cgroups.slice());
+    let (directory, slice) = (own_cgroups.directory_path(), own_cgroups.slice_name());
     let how = match hierarchy {
         CpusetHierarchy::Systemd => format!("cpusets: systemd scopes below {slice}"),
         CpusetHierarchy::Unified => format!("cpusets: directories below {directory} in cgroup v2"),

@@ -38,7 +38,7 @@ pub(super) struct TestResult {
 pub(super) fn run(
     hierarchy: &CpusetMount,
     own_cgroups: &OwnCgroupNames,
-    cgroup_owner: CgroupCreator,
+    creator: CgroupCreator,
 ) -> Result<TestResult, String> {
     let mut proc = ProcDir::open(Path::new("/proc")).map_err(failed("/proc can't be opened"))?;
     let mut systemd = SystemdClient::default();
@@ -47,7 +47,7 @@ pub(super) fn run(
         &mut CpusetContext { proc: &mut proc, hierarchy, systemd: &mut systemd },
         &mut unrelated_threads,
         own_cgroups,
-        cgroup_owner,
+        creator,
     );
     let idle_process =
         IdleProcess::start().map_err(failed("no process can be created for the cpuset test"))?;
@@ -55,7 +55,7 @@ pub(super) fn run(
     let start = stat.map_err(failed("the process of the cpuset test can't be read"))?.start;
     let process = ProcessId { pid: idle_process.pid(), start };
     let all = hierarchy.root().effective_cpus().map_err(failed("the root cpuset can't be read"))?;
-    let job_cpuset = job_cpuset(own_cgroups, cgroup_owner, std::process::id(), all.clone())?;
+    let job_cpuset = job_cpuset(own_cgroups, creator, std::process::id(), all.clone())?;
     let mut cpuset_test =
         CpusetTest { proc, hierarchy, systemd, unrelated_threads, job_cpuset, idle_process, process };
     match (all.first(), all.last()) {
@@ -76,14 +76,14 @@ fn failed(what: &'static str) -> impl FnOnce(Errno) -> String {
 
 fn job_cpuset(
     own_cgroups: &OwnCgroupNames,
-    cgroup_owner: CgroupCreator,
+    creator: CgroupCreator,
     warden: u32,
     cpus: CpuSet,
 ) -> Result<JobCpuset, String> {
     let name = format!("{NAME}{warden}");
     let job = name.parse().map_err(|_| "the test cpuset has an invalid name".to_owned())?;
-    let path = own_cgroups.path_for_name(&name, cgroup_owner, false);
-    Ok(JobCpuset { job, cgroup_owner, path, spec: CpusetSpec::from_cpus(cpus) })
+    let path = own_cgroups.path_for_name(&name, creator, false);
+    Ok(JobCpuset { job, creator, path, spec: CpusetSpec::from_cpus(cpus) })
 }
 
 /// Removes test cpusets of wardens that were killed during the test.
@@ -91,20 +91,20 @@ fn remove_leftovers(
     context: &mut CpusetContext<'_>,
     unrelated_threads: &mut UnrelatedThreads,
     own_cgroups: &OwnCgroupNames,
-    cgroup_owner: CgroupCreator,
+    creator: CgroupCreator,
 ) {
-    if cgroup_owner == CgroupCreator::Systemd {
+    if creator == CgroupCreator::Systemd {
         // Their processes ended with them, and an empty scope ends by itself.
         return;
     }
-    let Some(base) = context.hierarchy.cgroup(&own_cgroups.directory()) else { return };
+    let Some(base) = context.hierarchy.cgroup(&own_cgroups.directory_path()) else { return };
     for group in base.children() {
         let name = group.path.rsplit('/').next().unwrap_or_default();
         let warden = name.strip_prefix(NAME).and_then(|number| number.parse::<u32>().ok());
         let Some(warden) = warden.filter(|pid| !Path::new(&format!("/proc/{pid}")).exists()) else {
             continue;
         };
-        if let Ok(job_cpuset) = job_cpuset(own_cgroups, cgroup_owner, warden, CpuSet::new()) {
+        if let Ok(job_cpuset) = job_cpuset(own_cgroups, creator, warden, CpuSet::new()) {
             apply_change(context, unrelated_threads, &CpusetChange::Remove { job_cpuset });
         }
     }

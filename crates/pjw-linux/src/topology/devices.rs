@@ -34,7 +34,7 @@ pub(super) fn devices(hwloc: &Hwloc) -> Vec<Device> {
         devices.push((card.map(identity), device));
     }
     let devices = devices.into_iter().map(|(_, device)| device);
-    devices.filter(|device| !(device.names.is_empty() && device.address.is_empty())).collect()
+    devices.filter(|device| !(device.names.is_empty() && device.pci_address.is_empty())).collect()
 }
 
 /// A PCI card of a supported class.
@@ -56,7 +56,7 @@ fn placed(
     let nodes = near.and_then(TopologyObject::nodeset);
     let nodes = nodes.iter().flat_map(|nodes| nodes.iter_set().map(usize::from).take(1024));
     let numa_nodes = nodes.filter_map(|node| u32::try_from(node).ok()).collect();
-    Device { class, names, address, model, cpus, numa_nodes }
+    Device { class, names, pci_address: address, model, local_cpus: cpus, numa_nodes }
 }
 
 /// The PCI card of a named device.

@@ -81,7 +81,7 @@ impl Nesting {
         if kind == "Machine" {
             return Err("a Machine is in another object".to_owned());
         }
-        if kind == "NUMANode" && object.all_nodes.as_ref().and_then(CpuSet::single) != object.number {
+        if kind == "NUMANode" && object.all_nodes.as_ref().and_then(CpuSet::only_pu) != object.number {
             return Err("the complete_nodeset of a NUMANode is not its number".to_owned());
         }
         if object.is_outside_cpu_tree() {
@@ -91,7 +91,7 @@ impl Nesting {
             return Err(format!("a {kind} is in a {}", outer.kind));
         }
         let Some(cpus) = &object.cpus else { return Err(format!("a {kind} has no cpuset")) };
-        if kind == "PU" && object.number != cpus.single() {
+        if kind == "PU" && object.number != cpus.only_pu() {
             return Err(format!("the cpuset of a PU is {cpus} and not its number"));
         }
         if outer.kind == "PU" || !outer.cpus.as_ref().is_some_and(|around| cpus.is_subset(around)) {

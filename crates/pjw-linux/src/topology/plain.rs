@@ -26,8 +26,8 @@ pub(super) fn machine(hwloc: &Hwloc) -> Result<Topology, TopologyError> {
         dies: dies.filter(|die| !die.cpus.is_empty()).collect(),
         devices: devices::devices(hwloc),
         unavailable_pus: complete.difference(&all),
-        disallowed: all.difference(&allowed),
-        kinds: kinds.clone(),
+        disallowed_pus: all.difference(&allowed),
+        core_kinds: kinds.clone(),
     };
     Ok(Topology::new(cores(hwloc, &kinds), domains(hwloc))?.with_details(devices))
 }
@@ -42,7 +42,7 @@ fn cores(hwloc: &Hwloc, kinds: &[CoreKind]) -> Vec<Core> {
     let alone = hwloc.objects_with_type(ObjectType::PU);
     let alone = alone.filter(|pu| pu.first_ancestor_with_type(ObjectType::Core).is_none());
     let cores = listed.chain(alone).map(pus_of).filter(|pus| !pus.is_empty());
-    cores.map(|pus| Core { kind: kind_of(&pus), pus }).collect()
+    cores.map(|pus| Core { kind_index: kind_of(&pus), pus }).collect()
 }
 
 fn domains(hwloc: &Hwloc) -> Vec<Domain> {

@@ -89,7 +89,7 @@ fn single_pus_come_last_and_of_cores_in_use_first() {
 fn where_nodes_hold_packages_nodes_are_the_outer_domains() {
     use pjw_core::cpuset::Pu;
     use pjw_core::topology::{Core, Domain, Level};
-    let cores = (0..8).map(|n| Core { pus: Pu(n).into(), kind: 0 }).collect();
+    let cores = (0..8).map(|n| Core { pus: Pu(n).into(), kind_index: 0 }).collect();
     let domain =
         |level, number, cpus: &str| Domain { level, number, cpus: cpus.parse().unwrap(), memory_bytes: 0 };
     let domains = vec![

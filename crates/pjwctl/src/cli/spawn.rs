@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use pjw_core::parts::PartMap;
+use pjw_core::parts::DivisionRule;
 
 use super::json::JsonArg;
 
@@ -40,7 +40,7 @@ pub struct SpawnArgs {
     /// The parts into which the cores are divided for the instances: one for each core, pu, l3 or numa node,
     /// or CPU lists [default: one for each instance]
     #[arg(long, value_name = "core|pu|l3|numa|LIST;LIST...")]
-    pub map: Option<PartMap>,
+    pub map: Option<DivisionRule>,
     /// Whether the program is loaded once and instances are forks of it, which share its address layout
     #[arg(long, value_enum, default_value = "never")]
     pub proxy: ProxyArg,

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use pjw_core::policy::{Mode, OnExhausted, OversubscriptionPolicy};
+use pjw_core::policy::{ExhaustionPolicy, Mode, OversubscriptionPolicy};
 use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::JobSource};
 use toml::de::DeValue;
 
@@ -17,8 +17,11 @@ const MODES: Choices<Mode> = &[("enforce", Mode::Enforce), ("observe", Mode::Obs
 const SCANS: Choices<ScanInterface> = &[("auto", ScanInterface::Auto), ("proc", ScanInterface::Proc)];
 const ENFORCEMENTS: Choices<Enforcement> =
     &[("auto", Enforcement::Auto), ("cpuset", Enforcement::Cpuset), ("affinity", Enforcement::Affinity)];
-const EXHAUSTED: Choices<OnExhausted> =
-    &[("refuse", OnExhausted::Refuse), ("share", OnExhausted::Share), ("wait", OnExhausted::Wait)];
+const EXHAUSTED: Choices<ExhaustionPolicy> = &[
+    ("refuse", ExhaustionPolicy::Refuse),
+    ("share", ExhaustionPolicy::Share),
+    ("wait", ExhaustionPolicy::Wait),
+];
 const OVERSUBSCRIBED: Choices<OversubscriptionPolicy> =
     &[("float", OversubscriptionPolicy::Float), ("spread", OversubscriptionPolicy::Spread)];
 const LEVELS: Choices<LogLevel> = &[

@@ -116,7 +116,7 @@ impl Config {
     }
 
     /// Returns the policy for a machine: the settings that decisions about jobs need, with the housekeeping
-    /// PUs of this machine. The caller has to set `own_pid`, `only_user`, `cpuset_support` and `own_cgroups`,
+    /// PUs of this machine. The caller has to set `own_pid`, `only_managed_user`, `cpuset_support` and `own_cgroups`,
     /// which the configuration does not contain.
     ///
     /// # Errors
@@ -137,8 +137,8 @@ impl Config {
             mode: settings.mode,
             housekeeping_cpus,
             share_smt: settings.share_smt,
-            on_exhausted: settings.on_exhausted,
-            adopt_strays: settings.adopt_strays,
+            exhaustion_policy: settings.on_exhausted,
+            adopt_unassigned_processes: settings.adopt_strays,
             user_max_cores: settings.user_max_cores,
             first_person_uid: settings.first_person_uid,
             sources: settings.enabled_sources.iter().copied().chain(by_hand).collect(),
@@ -146,12 +146,12 @@ impl Config {
             enforcement: settings.enforcement,
             cpuset_support: CpusetSupport::default(),
             own_cgroups: OwnCgroupNames::default(),
-            narrowable_sources: pjw_sources::sources_with_narrowable_cpusets(),
+            sources_with_narrowable_cpusets: pjw_sources::sources_with_narrowable_cpusets(),
             own_pid: None,
-            only_user: None,
-            hot_permille: settings.hot_permille,
-            cold_permille: settings.cold_permille,
-            smoothing_permille: settings.smoothing_permille,
+            only_managed_user: None,
+            hot_threshold_permille: settings.hot_permille,
+            cold_threshold_permille: settings.cold_permille,
+            smoothing_weight_permille: settings.smoothing_permille,
             pin_hot_threads: settings.pin_hot_threads,
             oversubscription: settings.oversubscription_policy,
             reservation_timeout: settings.reservation_timeout,

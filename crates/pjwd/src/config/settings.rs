@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pjw_core::policy::{Mode, OnExhausted, OversubscriptionPolicy, Policy};
+use pjw_core::policy::{ExhaustionPolicy, Mode, OversubscriptionPolicy, Policy};
 use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::JobSource};
 
 /// The value of the configuration key `log_level`: the least severe messages that are logged. Each variant
@@ -117,7 +117,7 @@ pub struct Settings {
     pub share_smt: bool,
     /// `on_exhausted`: what happens to a request for more cores than are free. The request is refused, waits
     /// for cores, or gets cores that another job also holds.
-    pub on_exhausted: OnExhausted,
+    pub on_exhausted: ExhaustionPolicy,
     /// `adopt_strays`: whether pjwd assigns processes that belong to no job (strays) to a job of their user.
     /// A process joins only if its user has exactly one job. If the user has several jobs, pjwd keeps the
     /// process off the cores of all jobs.
@@ -183,8 +183,8 @@ impl Default for Settings {
             use_realtime_priority: true,
             enforcement: Enforcement::default(),
             share_smt: policy.share_smt,
-            on_exhausted: policy.on_exhausted,
-            adopt_strays: policy.adopt_strays,
+            on_exhausted: policy.exhaustion_policy,
+            adopt_strays: policy.adopt_unassigned_processes,
             first_person_uid: policy.first_person_uid,
             admin_groups: Vec::new(),
             user_max_cores: policy.user_max_cores,
@@ -192,9 +192,9 @@ impl Default for Settings {
             log_level: LogLevel::default(),
             log_format: LogFormat::default(),
             pin_hot_threads: policy.pin_hot_threads,
-            hot_permille: policy.hot_permille,
-            cold_permille: policy.cold_permille,
-            smoothing_permille: policy.smoothing_permille,
+            hot_permille: policy.hot_threshold_permille,
+            cold_permille: policy.cold_threshold_permille,
+            smoothing_permille: policy.smoothing_weight_permille,
             oversubscription_policy: policy.oversubscription,
             metrics: MetricsSettings::default(),
             enabled_sources: policy.sources.into_iter().filter(|source| source.is_scheduler()).collect(),

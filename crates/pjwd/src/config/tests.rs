@@ -8,7 +8,7 @@ use std::time::Duration;
 use pjw_core::cpuset_group::Enforcement;
 use pjw_core::housekeeping::HousekeepingRule;
 use pjw_core::job::JobSource;
-use pjw_core::policy::{Mode, OnExhausted, OversubscriptionPolicy, Policy};
+use pjw_core::policy::{ExhaustionPolicy, Mode, OversubscriptionPolicy, Policy};
 use pjw_core::testing::regular_topology;
 use pjw_core::topology::Topology;
 
@@ -84,7 +84,7 @@ fn every_key_is_read() {
         use_realtime_priority: false,
         enforcement: Enforcement::Affinity,
         share_smt: true,
-        on_exhausted: OnExhausted::Wait,
+        on_exhausted: ExhaustionPolicy::Wait,
         adopt_strays: true,
         first_person_uid: 500,
         admin_groups: vec!["pjw".to_owned(), "1001".to_owned()],

@@ -395,7 +395,7 @@ fn thread_to_wire(facts: ThreadFacts) -> wire::Thread {
         comm: thread.comm.to_string(),
         state: thread.state.to_string(),
         demand: thread.demand.permille,
-        hot: thread.demand.hot,
+        hot: thread.demand.is_hot,
         last_cpu: thread.last_cpu.0,
         allowed: thread.effective_mask.to_string(),
         pinned: pinned_pu.map(|pu| pu.0),

@@ -268,7 +268,7 @@ fn rubbish_is_one_warning_until_the_file_has_a_number_again() {
     assert_eq!(published.written(), []);
     let warnings = published.files.warnings();
     assert_eq!(warnings.len(), 1);
-    assert!(warnings[0].code == "want" && warnings[0].why.contains("no number of cores"), "{warnings:?}");
+    assert!(warnings[0].code == "want" && warnings[0].text.contains("no number of cores"), "{warnings:?}");
     published.write("a", "2");
     assert_eq!((published.written(), published.files.warnings()), (vec![Some(2)], vec![]));
 }
@@ -299,7 +299,7 @@ fn a_directory_that_cannot_be_made_is_a_warning_and_is_tried_again() {
     published.files.publish(&id("a"), Some(content("0")));
     let warnings = published.files.warnings();
     assert!(warnings.len() == 1 && warnings[0].code == "core-map", "{warnings:?}");
-    assert!(warnings[0].why.contains("can't make"), "{warnings:?}");
+    assert!(warnings[0].text.contains("can't make"), "{warnings:?}");
     fs::create_dir(&state_dir).unwrap();
     published.files.check(Instant::now());
     assert_eq!((published.written(), published.files.warnings()), (vec![], vec![]));

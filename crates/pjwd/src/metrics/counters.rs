@@ -221,19 +221,15 @@ mod tests {
             current_mask,
             target_mask,
             requested_mask,
-            why: String::new(),
+            reason: String::new(),
         }
     }
 
     fn wall_actions() -> Vec<CpusetAction> {
         let job: pjw_core::job::JobId = "a".parse().unwrap();
         let spec = CpusetSpec::from_cpus(CpuSet::new());
-        let job_cpuset = JobCpuset {
-            job: job.clone(),
-            cgroup_owner: CgroupCreator::Warden,
-            path: "/pjw/a".to_owned(),
-            spec,
-        };
+        let job_cpuset =
+            JobCpuset { job: job.clone(), creator: CgroupCreator::Warden, path: "/pjw/a".to_owned(), spec };
         let process = ProcessId { pid: Pid(7), start: StartTime(1) };
         let (from, to) = ("/".to_owned(), "/pjw/a".to_owned());
         let changes = [
@@ -247,7 +243,8 @@ mod tests {
             CpusetChange::Widen { job_cpuset: job_cpuset.clone() },
             CpusetChange::Remove { job_cpuset },
         ];
-        let action = |change| CpusetAction { job: job.clone(), change, is_repair: false, why: String::new() };
+        let action =
+            |change| CpusetAction { job: job.clone(), change, is_repair: false, reason: String::new() };
         changes.into_iter().map(action).collect()
     }
 

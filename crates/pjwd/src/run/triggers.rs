@@ -76,7 +76,7 @@ impl CycleTriggers {
         if !self.is_cycle_due() {
             let (scope, cgroups) = (ScanScope::Partial(active.clone()), BTreeSet::new());
             let (busy_threads, idle_watch) = (BTreeMap::new(), Arc::default());
-            return ScanRequest { scope, threads_of: active, busy_threads, cgroups, idle_watch };
+            return ScanRequest { scope, pids_to_read_threads_of: active, busy_threads, cgroups, idle_watch };
         }
         let mut request = match (self.full_scan_due, self.unassigned_scan_due) {
             (true, _) if !commands.is_empty() => state.scan_request(true),

@@ -67,14 +67,14 @@ struct CountedJob {
 impl JobCounts {
     /// Counts again the jobs and processes that `dirty` names, because they may have changed.
     pub(crate) fn update(&mut self, state: &WardenState, dirty: &DirtySet) {
-        if dirty.is_everything() {
+        if dirty.contains_everything() {
             *self = Self::default();
             state.members.values().for_each(|member| self.add(state, member));
             return;
         }
         for (job, part) in dirty.dirty_jobs() {
             let mut pids: Vec<Pid> = state.members.active_pids_of(job).collect();
-            pids.retain(|&pid| part.has_whole(pid) || !self.update_busy_threads(state, pid));
+            pids.retain(|&pid| part.contains_whole_process(pid) || !self.update_busy_threads(state, pid));
             match part {
                 DirtyScope::Whole => {
                     pids.extend(self.jobs.get(job).into_iter().flat_map(|known| &known.pids));
@@ -182,7 +182,7 @@ fn count_thread(state: &WardenState, job: &Job, member: &Member, tid: Tid, threa
     let is_outside = job.grant.as_ref().is_some_and(|grant| !thread.effective_mask.is_subset(&grant.cpus));
     Counts {
         threads: 1,
-        hot_threads: thread.demand.hot.into(),
+        hot_threads: thread.demand.is_hot.into(),
         pinned_threads: state.pinned_pu_of(member, tid).is_some().into(),
         outside_threads: is_outside.into(),
         demand: CpuDemand {

@@ -50,8 +50,8 @@ impl JobViews {
         self.counts.update(state, dirty);
         let shared = state.jobs.shared_cpus();
         let unassigned: BTreeMap<Uid, usize> =
-            state.unassigned_by_user.iter().map(|(&user, pids)| (user, pids.len())).collect();
-        let is_all = dirty.is_everything() || shared != self.shared;
+            state.unassigned_pids_by_user.iter().map(|(&user, pids)| (user, pids.len())).collect();
+        let is_all = dirty.contains_everything() || shared != self.shared;
         let mut changed: BTreeSet<&JobId> = dirty.dirty_jobs().map(|(id, _)| id).collect();
         let known: Vec<JobId> = if is_all { self.views.keys().cloned().collect() } else { Vec::new() };
         if is_all {

@@ -36,7 +36,7 @@ pub(crate) fn job_to_wire(job: &Job, counts: Counts, topology: &Topology, enforc
     let grant = job.grant.as_ref();
     let requested = job.request.as_ref().map(|request| request.cpu_request.core_count(topology));
     let state = match (&job.request, grant) {
-        _ if job.released => "released",
+        _ if job.was_released => "released",
         (None, None) => "observed",
         (Some(_), None) => "waiting",
         (_, Some(_)) if counts.processes == 0 => "reserved",
@@ -61,7 +61,7 @@ pub(crate) fn job_to_wire(job: &Job, counts: Counts, topology: &Topology, enforc
             Some(GrantedBy::Warden) | None => "warden",
         }
         .to_owned(),
-        shared: grant.is_some_and(|grant| grant.shared),
+        shared: grant.is_some_and(|grant| grant.is_shared),
         enforcement: enforcement.to_owned(),
         processes: counts.processes,
         threads: counts.threads,
@@ -69,7 +69,7 @@ pub(crate) fn job_to_wire(job: &Job, counts: Counts, topology: &Topology, enforc
         pinned: counts.pinned_threads,
         violations: counts.outside_threads,
         strays: counts.strays,
-        since: rfc3339(job.since),
+        since: rfc3339(job.detected_at),
         wants: job.wanted_core_count(topology),
     }
 }
@@ -127,7 +127,7 @@ pub fn defrag_to_wire(defrag: &DefragPlan) -> DefragReply {
         job: moved.job.to_string(),
         from: moved.from.to_string(),
         to: moved.to.to_string(),
-        why: moved.why.clone(),
+        why: moved.improvement.clone(),
     });
     DefragReply {
         moves: moves.collect(),
@@ -152,7 +152,7 @@ fn action_to_wire(action: &MaskAction) -> wire::Action {
         tid: action.thread.tid.0,
         from: action.current_mask.to_string(),
         to: action.target_mask.to_string(),
-        why: action.why.clone(),
+        why: action.reason.clone(),
     }
 }
 
@@ -170,7 +170,7 @@ fn cpuset_action_to_wire(action: &CpusetAction) -> wire::Action {
             (job_cpuset.path.clone(), String::new())
         }
     };
-    let (job, why) = (action.job.to_string(), action.why.clone());
+    let (job, why) = (action.job.to_string(), action.reason.clone());
     wire::Action { action: action.name().to_owned(), job, pid, tid: pid, from, to, why }
 }
 
@@ -179,7 +179,7 @@ fn warning_to_wire(plan_warning: &Warning) -> wire::Abstained {
         code: plan_warning.code.to_owned(),
         job: plan_warning.job.as_ref().map(ToString::to_string).unwrap_or_default(),
         pid: plan_warning.pid.map(|pid| pid.0),
-        why: plan_warning.why.clone(),
+        why: plan_warning.text.clone(),
         remedy: plan_warning.remedy.clone(),
     }
 }

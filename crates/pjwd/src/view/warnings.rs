@@ -44,7 +44,7 @@ pub(super) fn fault_warnings(faults: &Faults, own_cgroups: &OwnCgroupNames) -> V
 pub(super) fn warnings_of_plan(plan_warnings: &[Warning]) -> impl Iterator<Item = wire::Warning> {
     plan_warnings.iter().map(|plan_warning| {
         let job = plan_warning.job.as_ref().map(ToString::to_string).unwrap_or_default();
-        warning(plan_warning.code, job, plan_warning.why.clone(), &plan_warning.remedy)
+        warning(plan_warning.code, job, plan_warning.text.clone(), &plan_warning.remedy)
     })
 }
 
@@ -80,8 +80,8 @@ fn beside_warning(own_cgroups: &OwnCgroupNames) -> Option<wire::Warning> {
     let text = format!(
         "this pjwd was started with --beside: another one may give the same cores to jobs of its own; the cgroups of \
          this one are in {} or {}",
-        own_cgroups.directory(),
-        own_cgroups.slice()
+        own_cgroups.directory_path(),
+        own_cgroups.slice_name()
     );
     let remedy =
         "--beside is for tests: stop this pjwd, or the other one and start this one without --beside";
@@ -89,7 +89,7 @@ fn beside_warning(own_cgroups: &OwnCgroupNames) -> Option<wire::Warning> {
 }
 
 fn overlap(job: &Job) -> Option<String> {
-    let grant = job.grant.as_ref().filter(|grant| grant.shared)?;
+    let grant = job.grant.as_ref().filter(|grant| grant.is_shared)?;
     Some(format!("{} holds {}, and other jobs hold some of these CPUs too", job.id, grant.cpus))
 }
 

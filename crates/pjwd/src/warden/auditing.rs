@@ -4,11 +4,11 @@ use pjw_core::audit::{GrantAudit, audit_actions};
 use pjw_core::cpuset_group::CpusetAction;
 use pjw_core::job::JobId;
 use pjw_core::plan::{MaskAction, Plan};
-use pjw_core::ports::{Journal, Node};
+use pjw_core::ports::{Journal, MachineInterface};
 
 use super::cycle::Warden;
 
-impl<N: Node, J: Journal> Warden<N, J> {
+impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// The plan without the actions of jobs that fail the audit. The current masks and cpusets of these jobs stay as
     /// they are.
     pub(super) fn audited(&mut self, plan: Plan) -> Plan {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use pjw_core::command::Command;
 use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome};
-use pjw_core::ports::{Journal, Node};
+use pjw_core::ports::{Journal, MachineInterface};
 use pjw_core::report::cpuset_events;
 use pjw_core::scan::ScanRequest;
 
@@ -21,7 +21,7 @@ const MAX_WAIT: Duration = Duration::from_millis(100);
 /// left of the jobs when it is answered.
 const MAX_WAIT_OF_RELEASE_ALL: Duration = Duration::from_secs(5);
 
-impl<N: Node, J: Journal> Warden<N, J> {
+impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// Sets the time that a cycle with these commands may wait for changes of cpusets.
     pub(super) fn set_cpuset_time(&mut self, commands: &[Command]) {
         let is_release_all = commands.iter().any(|command| matches!(command, Command::ReleaseAll { .. }));
@@ -55,7 +55,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
             self.cpuset_time_left = self.cpuset_time_left.saturating_sub(begun.elapsed());
             match &outcome {
                 CpusetOutcome::Refused { reason } => self.state.cpusets.record_refusal(&action, reason),
-                CpusetOutcome::Delayed => self.state.cpusets.delayed.add(&action),
+                CpusetOutcome::Delayed => self.state.cpusets.delayed_changes.add(&action),
                 CpusetOutcome::Done { .. } | CpusetOutcome::Gone => {}
             }
             outcomes.push((action, outcome));

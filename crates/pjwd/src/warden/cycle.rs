@@ -12,7 +12,7 @@ use pjw_core::command::{Command, Reply};
 use pjw_core::ids::{ProcessId, ThreadId};
 use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome, Plan, Warning};
 use pjw_core::policy::{Mode, Policy};
-use pjw_core::ports::{Journal, Node};
+use pjw_core::ports::{Journal, MachineInterface};
 use pjw_core::reconcile::{Decision, reconcile};
 use pjw_core::report::{cpuset_events, mask_events};
 use pjw_core::scan::{ScanRequest, ScanScope};
@@ -58,7 +58,7 @@ pub struct Warden<N, J> {
     pub(super) cpuset_time_left: Duration,
 }
 
-impl<N: Node, J: Journal> Warden<N, J> {
+impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// Makes a warden that continues where an earlier daemon stopped. `records` are the records of the
     /// earlier daemon's journal, oldest first. They are applied to `state`. `host` has the properties of this
     /// machine by which jobs are recognised. Nothing is scanned or changed yet.
@@ -136,7 +136,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
     /// the fork events in the state count as incomplete. They count as complete again after the next call of
     /// [`Warden::set_fork_events_complete_since`] with a time.
     pub fn read_process_events(&mut self) {
-        let ProcessEventBatch { events, lost, still_dropping } = self.node.read_process_events();
+        let ProcessEventBatch { events, events_lost: lost, still_dropping } = self.node.read_process_events();
         // An event for which there is no room counts as lost.
         let lost = self.state.apply_process_events(&events) || lost;
         if lost {
@@ -183,14 +183,14 @@ impl<N: Node, J: Journal> Warden<N, J> {
     }
 
     /// Replaces the policy (the configured rules) from the next cycle on. The values of `own_pid`,
-    /// `only_user`, `cpuset_support` and `own_cgroups` do not change, because they do not come from the
+    /// `only_managed_user`, `cpuset_support` and `own_cgroups` do not change, because they do not come from the
     /// configuration.
     pub fn set_policy(&mut self, policy: Policy) {
-        let Policy { own_pid, only_user, .. } = self.policy;
+        let Policy { own_pid, only_managed_user, .. } = self.policy;
         let cpuset_support = std::mem::take(&mut self.policy.cpuset_support);
         let own_cgroups = std::mem::take(&mut self.policy.own_cgroups);
         self.state.pool.set_housekeeping(&policy.housekeeping_cpus);
-        self.policy = Policy { own_pid, only_user, cpuset_support, own_cgroups, ..policy };
+        self.policy = Policy { own_pid, only_managed_user, cpuset_support, own_cgroups, ..policy };
         self.audited_grants = None;
         self.state.dirty = DirtySet::everything();
         self.state.full_scan_due = true;
@@ -273,7 +273,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
         let (busy_threads, idle_watch) = (BTreeMap::new(), Arc::default());
         (!forked.is_empty()).then_some(ScanRequest {
             scope,
-            threads_of: forked,
+            pids_to_read_threads_of: forked,
             busy_threads,
             cgroups,
             idle_watch,
@@ -355,8 +355,8 @@ impl<N: Node, J: Journal> Warden<N, J> {
         // would look different after the action.
         let planned: BTreeSet<_> = mask_actions.iter().map(|action| action.thread.process.pid).collect();
         if let Some(mut next_scan) = decision.next_scan.take() {
-            next_scan.threads_of.retain(|pid| !planned.contains(pid));
-            next_scan.scope = ScanScope::Partial(next_scan.threads_of.clone());
+            next_scan.pids_to_read_threads_of.retain(|pid| !planned.contains(pid));
+            next_scan.scope = ScanScope::Partial(next_scan.pids_to_read_threads_of.clone());
             snapshot = self.observe(&next_scan);
             self.affinity_requests.extend(std::mem::take(&mut snapshot.affinity_requests));
             decision = reconcile(&mut state, &snapshot, &[], &self.policy);
@@ -392,10 +392,17 @@ impl<N: Node, J: Journal> Warden<N, J> {
     ) -> Option<ScanRequest> {
         self.unknown_pus = snapshot.online.difference(self.state.topology.cpus());
         let before = self.prepare_rollback(commands);
-        let Decision { mut records, plan, warnings: plan_warnings, events, replies, next_scan, planned } =
-            reconcile(&mut self.state, snapshot, commands, &self.policy);
+        let Decision {
+            mut records,
+            plan,
+            warnings: plan_warnings,
+            events,
+            replies,
+            next_scan,
+            newly_planned: planned,
+        } = reconcile(&mut self.state, snapshot, commands, &self.policy);
         report.plan_warnings = plan_warnings;
-        if planned.is_everything() {
+        if planned.contains_everything() {
             // All grants are audited again, in case a change was missed.
             self.audited_grants = None;
         }
@@ -459,7 +466,7 @@ impl<N: Node, J: Journal> Warden<N, J> {
                 }
                 MaskOutcome::Gone => {}
                 MaskOutcome::Refused { errno: EINVAL, .. } if action.kind == MaskActionKind::Restore => {
-                    self.state.record_original_mask_refused(&action);
+                    self.state.record_restore_refused(&action);
                 }
                 MaskOutcome::Refused { reason, .. } => {
                     let refused = RefusedMask { job: action.job.clone(), reason: reason.clone() };

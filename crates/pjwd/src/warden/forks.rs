@@ -1,24 +1,25 @@
 //! The probe for forked processes outside of their job's cores. It is quick, so it comes before each scan.
 
 use pjw_core::fork_fastpath::{
-    defer_scans_of_right_masks, expected_masks, expected_masks_of_immediate, snapshot_of_mismatches,
+    defer_scans_if_masks_match, expected_fork_masks, expected_masks_before_immediate_scan,
+    snapshot_of_mismatches,
 };
-use pjw_core::{ports::Node, snapshot::Snapshot, state::WardenState};
+use pjw_core::{ports::MachineInterface, snapshot::Snapshot, state::WardenState};
 
 /// Reads the masks of newly forked processes of jobs that make a scan immediate. If the mask of a process is right, its scan
 /// may wait.
-pub(super) fn defer_scans_of_right_forks<N: Node>(node: &mut N, state: &mut WardenState) {
+pub(super) fn defer_scans_of_right_forks<N: MachineInterface>(node: &mut N, state: &mut WardenState) {
     if state.lineage.scan_queue.immediate_pids().is_empty() {
         return;
     }
-    let expected = expected_masks_of_immediate(state);
+    let expected = expected_masks_before_immediate_scan(state);
     let mismatches = if expected.is_empty() { Vec::new() } else { node.probe_masks(&expected).mismatches };
-    defer_scans_of_right_masks(state, &expected, &mismatches);
+    defer_scans_if_masks_match(state, &expected, &mismatches);
 }
 
 /// A snapshot of the forked processes whose masks are not the expected ones. `None` if there are none.
-pub(super) fn probe<N: Node>(node: &mut N, state: &WardenState) -> Option<Snapshot> {
-    let expected = expected_masks(state);
+pub(super) fn probe<N: MachineInterface>(node: &mut N, state: &WardenState) -> Option<Snapshot> {
+    let expected = expected_fork_masks(state);
     if expected.is_empty() {
         return None;
     }

@@ -2,7 +2,7 @@
 
 use pjw_core::command::Command;
 use pjw_core::plan::Plan;
-use pjw_core::ports::{Journal, Node};
+use pjw_core::ports::{Journal, MachineInterface};
 use pjw_core::record::Record;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::Snapshot;
@@ -22,7 +22,7 @@ fn records_size(records: usize, machine: &CpuSet) -> u64 {
     ((records + OTHER_RECORDS) * bytes_per_record) as u64
 }
 
-impl<N: Node, J: Journal> Warden<N, J> {
+impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// Replaces the content of the journal by the records of the current state. Earlier records are dropped,
     /// so the journal becomes shorter.
     ///

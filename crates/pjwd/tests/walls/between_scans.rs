@@ -32,7 +32,7 @@ struct InterleavedNode<F> {
     loses_events: bool,
 }
 
-impl<F: FnMut(usize)> ports::Node for InterleavedNode<F> {
+impl<F: FnMut(usize)> ports::MachineInterface for InterleavedNode<F> {
     fn scan(&mut self, request: &ScanRequest) -> Snapshot {
         (self.before)(self.work.scans.get());
         self.work.scans.update(|scans| scans + 1);
@@ -45,7 +45,7 @@ impl<F: FnMut(usize)> ports::Node for InterleavedNode<F> {
 
     fn read_process_events(&mut self) -> ProcessEventBatch {
         let batch = self.node.read_process_events();
-        ProcessEventBatch { lost: batch.lost || self.loses_events, ..batch }
+        ProcessEventBatch { events_lost: batch.events_lost || self.loses_events, ..batch }
     }
 
     fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset> {

@@ -251,7 +251,8 @@ fn the_cpuset_of_a_sleeping_job_is_narrowed_again_by_the_first_cycle_that_reads_
     let scope = ScanScope::Partial(BTreeSet::new());
     let (threads_of, cgroups) = (BTreeSet::new(), BTreeSet::new());
     let (busy_threads, idle_watch) = (BTreeMap::new(), Arc::default());
-    let request = ScanRequest { scope, threads_of, busy_threads, cgroups, idle_watch };
+    let request =
+        ScanRequest { scope, pids_to_read_threads_of: threads_of, busy_threads, cgroups, idle_watch };
     let report = node.warden.run_cycle(request, &[]);
     assert_eq!(
         (node.cpuset("/pjw.slice/pjw-a.scope"), events(&report)),
@@ -371,7 +372,7 @@ fn a_widened_cpuset_of_slurm_grants_nothing_while_a_core_is_offline() {
 #[test]
 fn an_adopted_service_manager_of_a_user_is_not_moved() {
     let mut node = Node::new(CpusetHierarchy::Systemd);
-    node.policy.adopt_strays = true;
+    node.policy.adopt_unassigned_processes = true;
     node.succeeded_by(Enforcement::Auto);
     let place = "/user.slice/user-1001.slice/user@1001.service/init.scope";
     let (run, manager) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), place));
@@ -427,7 +428,7 @@ fn a_cpuset_is_kept_while_systemd_does_not_answer_the_next_daemon() {
 #[test]
 fn unassigned_processes_of_a_user_with_several_jobs_are_excluded_from_all_granted_cores() {
     let mut node = Node::new(CpusetHierarchy::Systemd);
-    node.policy.adopt_strays = true;
+    node.policy.adopt_unassigned_processes = true;
     node.succeeded_by(Enforcement::Auto);
     let (one, two) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), LOGIN));
     let stray = node.spawn(Pid(1), LOGIN);

@@ -40,7 +40,7 @@ pub struct JobMove {
     pub to: CpuSet,
     /// The improvement that the move makes, as a clause for users, such as `it lies on 1 package instead of
     /// 2`.
-    pub why: String,
+    pub improvement: String,
 }
 
 /// The result of [`plan_defrag`]: the moves of jobs to other cores, and the sizes of the largest requests for
@@ -116,12 +116,12 @@ struct Movable<'a> {
 
 impl<'a> Movable<'a> {
     fn new(job: &'a Job, pool: &PuPool) -> Option<Self> {
-        let request = job.request.as_ref().filter(|_| !job.released)?;
+        let request = job.request.as_ref().filter(|_| !job.was_released)?;
         let grant = job.grant.as_ref()?;
         let is_the_wardens_choice = grant.granted_by == GrantedBy::Warden
             && request.placement == Placement::Pack
             && !matches!(request.cpu_request, CpuRequest::Exactly(_));
-        let is_its_own = !grant.shared && pool.pus_of(&job.id) == grant.cpus;
+        let is_its_own = !grant.is_shared && pool.pus_of(&job.id) == grant.cpus;
         let may_move = is_the_wardens_choice && is_its_own && request.class != PriorityClass::Guaranteed;
         let (id, from) = (&job.id, &grant.cpus);
         (may_move && from.is_subset(&pool.online_cpus())).then(|| Self {
@@ -212,7 +212,7 @@ impl<'a> Search<'a> {
             let grown = LEVELS.into_iter().zip(before.into_iter().zip(after));
             let larger = grown.into_iter().find(|(_, (before, after))| after > before);
             larger.map_or_else(String::new, |(level, (before, after))| {
-                format!("one {} can then serve {after} cores instead of {before}", level.noun())
+                format!("one {} can then serve {after} cores instead of {before}", level.display_name())
             })
         })
     }
@@ -227,7 +227,12 @@ impl<'a> Search<'a> {
                 self.jobs.iter().find(|job| *job.id == step.job).filter(|job| *job.from != job.current)?;
             let why =
                 fewer_domains_text(self.topology, job.from, &job.current).unwrap_or_else(|| step.why.clone());
-            Some(JobMove { job: step.job.clone(), from: job.from.clone(), to: job.current.clone(), why })
+            Some(JobMove {
+                job: step.job.clone(),
+                from: job.from.clone(),
+                to: job.current.clone(),
+                improvement: why,
+            })
         })
         .collect()
     }
@@ -238,7 +243,7 @@ fn fewer_domains_text(topology: &Topology, from: &CpuSet, to: &CpuSet) -> Option
     let counts = domains_used(topology, from).into_iter().zip(domains_used(topology, to));
     let (level, (before, after)) =
         LEVELS.into_iter().zip(counts).find(|(_, (before, after))| before != after)?;
-    (after < before).then(|| format!("it lies on {after} {} instead of {before}", level.noun()))
+    (after < before).then(|| format!("it lies on {after} {} instead of {before}", level.display_name()))
 }
 
 /// Returns the numbers of packages, NUMA nodes and L3s that contain a PU of `cpus`.
@@ -262,7 +267,7 @@ fn core_composition(topology: &Topology, cpus: &CpuSet) -> BTreeMap<(u32, usize)
     for (core, pus) in topology.cores().iter().zip(topology.pus_by_core()) {
         let inside = pus.iter().filter(|&&pu| cpus.contains(pu)).count();
         if inside > 0 {
-            *counts.entry((core.kind, inside)).or_default() += 1;
+            *counts.entry((core.kind_index, inside)).or_default() += 1;
         }
     }
     counts

@@ -8,7 +8,7 @@ use std::vec::Vec;
 use super::*;
 use crate::basics::ids::Uid;
 use crate::basics::time::UnixMillis;
-use crate::terms::job::Lifetime;
+use crate::terms::job::EndCondition;
 use crate::testing::{numbered_job, pjw_grant, regular_topology};
 
 fn state(topology: &Topology, housekeeping: &str) -> WardenState {
@@ -20,7 +20,7 @@ fn put(state: &mut WardenState, n: usize, request: JobRequest, cpus: &str) {
     let cpus: CpuSet = cpus.parse().unwrap();
     assert!(state.pool.claim(&numbered_job(n), &cpus).is_empty());
     let grant = pjw_grant(cpus);
-    let job = Job::new(numbered_job(n), Uid(0), Lifetime::Reservation, UnixMillis(0));
+    let job = Job::new(numbered_job(n), Uid(0), EndCondition::Reservation, UnixMillis(0));
     state.jobs.insert(Job { request: Some(request), grant: Some(grant), ..job });
 }
 
@@ -41,7 +41,7 @@ fn apply(state: &mut WardenState, plan: &DefragPlan) {
         state.pool.release(&step.job);
         state.pool.commit(&step.job, &step.offer).unwrap();
         let cpus = step.offer.cpus.clone();
-        state.jobs.change(&step.job, |job| job.grant.as_mut().unwrap().cpus = cpus);
+        state.jobs.update(&step.job, |job| job.grant.as_mut().unwrap().cpus = cpus);
         check_ledger(state);
     }
 }
@@ -72,7 +72,7 @@ fn score(state: &WardenState) -> Score {
 }
 
 fn moves_text(plan: &DefragPlan) -> Vec<String> {
-    plan.moves.iter().map(|m| format!("{} {} -> {}: {}", m.job, m.from, m.to, m.why)).collect()
+    plan.moves.iter().map(|m| format!("{} {} -> {}: {}", m.job, m.from, m.to, m.improvement)).collect()
 }
 
 #[test]
@@ -124,14 +124,14 @@ fn jobs_with_fixed_cores_are_not_moved() {
     }
     let changes: [fn(&mut Job); 4] = [
         |_| {},
-        |job| job.released = true,
-        |job| job.grant.as_mut().unwrap().shared = true,
+        |job| job.was_released = true,
+        |job| job.grant.as_mut().unwrap().is_shared = true,
         |job| job.grant.as_mut().unwrap().granted_by = GrantedBy::Scheduler,
     ];
     for (at, change) in changes.into_iter().enumerate() {
         let mut state = state(&regular_topology(1, 1, 2, 4, 1), "");
         put(&mut state, 1, packed.clone(), "3-4");
-        state.jobs.change(&numbered_job(1), change);
+        state.jobs.update(&numbered_job(1), change);
         assert_eq!(plan_defrag(&state, &Policy::default()).moves.len(), usize::from(at == 0), "change {at}");
     }
     let mut state = state(&regular_topology(1, 1, 2, 4, 1), "");
@@ -147,7 +147,7 @@ fn jobs_with_fixed_cores_are_not_moved() {
 fn a_moved_job_keeps_its_kind_of_core() {
     let core = |(n, kind): (u32, u32)| crate::machine::topology::Core {
         pus: crate::basics::cpuset::Pu(n).into(),
-        kind,
+        kind_index: kind,
     };
     let domain = |(number, cpus): (u32, &str)| crate::machine::topology::Domain {
         level: Level::L3,
@@ -211,7 +211,7 @@ proptest! {
             let (from, to) = (&before.grant.as_ref().unwrap().cpus, &after.grant.as_ref().unwrap().cpus);
             let job_move = plan.moves.iter().find(|m| m.job == before.id);
             prop_assert_eq!(job_move.map(|m| (&m.from, &m.to)), (from != to).then_some((from, to)));
-            prop_assert!(job_move.is_none_or(|m| !m.why.is_empty()));
+            prop_assert!(job_move.is_none_or(|m| !m.improvement.is_empty()));
             prop_assert_eq!(from.len(), to.len());
             prop_assert_eq!(topology.whole_core_count(from), topology.whole_core_count(to));
             prop_assert!(domains_used(&topology, to) <= domains_used(&topology, from));

@@ -47,15 +47,15 @@ pub fn allocate(
     let Some(device) = request.near_device.as_deref().and_then(|name| topology.device(name)) else {
         return Ok(anywhere);
     };
-    let near = available.intersection(&device.cpus).union(&available.intersection(&present));
+    let near = available.intersection(&device.local_cpus).union(&available.intersection(&present));
     Ok(near_device(device, anywhere, make_offer(request, &present, &near, pool, topology, policy).ok()))
 }
 
 /// Returns the offer near the device, if there is one; else the other offer, with a note that the cores are
 /// not near.
 fn near_device(device: &Device, anywhere: Offer, near: Option<Offer>) -> Offer {
-    let name = device.names.first().unwrap_or(&device.address);
-    let local = cpus_text(&device.cpus);
+    let name = device.names.first().unwrap_or(&device.pci_address);
+    let local = cpus_text(&device.local_cpus);
     match near {
         Some(mut offer) => {
             offer.reasons.push(format!("{name} was asked to be near, and is near {local}"));
@@ -105,7 +105,7 @@ pub fn allocate_shared(
         if !own.is_empty() {
             offer.reasons.push(format!("{} still free, and first", cpus_were(&own)));
         }
-        offer.runner_up.clear();
+        offer.second_best.clear();
     }
     Ok(offer)
 }
@@ -123,7 +123,7 @@ fn make_offer(
         CpuRequest::Exactly(cpus) => {
             check_explicit(cpus, available, pool, topology, policy)?;
             let reasons = vec![format!("{} asked for by number", cpus_were(cpus))];
-            return Ok(Offer { cpus: cpus.clone(), reasons, runner_up: String::new(), pool_change_count });
+            return Ok(Offer { cpus: cpus.clone(), reasons, second_best: String::new(), pool_change_count });
         }
         CpuRequest::Cores(0) | CpuRequest::Pus(0) => return Err(Refusal::ZeroCores),
         CpuRequest::Cores(n) => (Unit::Core, *n),
@@ -138,8 +138,8 @@ fn make_offer(
         let counted = if unit == Unit::AnyPu { CpuUnit::Pu } else { CpuUnit::Core };
         return Err(not_enough(counted, requested, &usable, &allocator));
     };
-    let (reasons, runner_up) = reasons::reasons(topology, unit, requested, &choice);
-    Ok(Offer { cpus: choice.cpus, reasons, runner_up, pool_change_count })
+    let (reasons, second_best) = reasons::reasons(topology, unit, requested, &choice);
+    Ok(Offer { cpus: choice.cpus, reasons, second_best, pool_change_count })
 }
 
 /// Returns the cores that have an offline PU of another job. When that PU comes online, the core belongs to

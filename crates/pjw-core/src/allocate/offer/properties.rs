@@ -131,7 +131,7 @@ fn irregular(nested: bool) -> impl Strategy<Value = Topology> {
             if l3 > 0 && (node > 0 || !nested) {
                 add(Level::L3, l3_number);
             }
-            list.push(Core { pus, kind });
+            list.push(Core { pus, kind_index: kind });
         }
         let domain = |((level, number), cpus)| Domain { level, number, cpus, memory_bytes: 0 };
         Topology::new(list, domains.into_iter().map(domain).collect()).unwrap()
@@ -140,7 +140,7 @@ fn irregular(nested: bool) -> impl Strategy<Value = Topology> {
 
 /// The same machine with cores of one kind.
 fn alike(topology: &Topology) -> Topology {
-    let cores = topology.cores().iter().map(|core| Core { kind: 0, ..core.clone() }).collect();
+    let cores = topology.cores().iter().map(|core| Core { kind_index: 0, ..core.clone() }).collect();
     let domains =
         [Level::L3, Level::NumaNode, Level::Package].into_iter().flat_map(|l| topology.domains(l).cloned());
     Topology::new(cores, domains.collect()).unwrap()

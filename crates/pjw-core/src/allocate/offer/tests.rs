@@ -38,7 +38,7 @@ impl Bench {
 
 /// A machine of single-PU cores with the given domains.
 fn flat(cores: u32, domains: &[(Level, u32, &str)]) -> Topology {
-    let cores = (0..cores).map(|n| Core { pus: Pu(n).into(), kind: 0 }).collect();
+    let cores = (0..cores).map(|n| Core { pus: Pu(n).into(), kind_index: 0 }).collect();
     let domains = domains.iter().map(|&(level, number, cpus)| Domain {
         level,
         number,
@@ -50,7 +50,7 @@ fn flat(cores: u32, domains: &[(Level, u32, &str)]) -> Topology {
 
 /// Two fast cores of two PUs, four slow ones of one.
 fn hybrid() -> Topology {
-    let core = |(list, kind): (&str, u32)| Core { pus: list.parse().unwrap(), kind };
+    let core = |(list, kind): (&str, u32)| Core { pus: list.parse().unwrap(), kind_index: kind };
     let cores = [("0-1", 1), ("2-3", 1), ("4", 0), ("5", 0), ("6", 0), ("7", 0)].map(core);
     Topology::new(cores.to_vec(), Vec::new()).unwrap()
 }
@@ -102,7 +102,7 @@ fn a_fuller_node_is_passed_over_if_the_request_lies_on_fewer_l3s_in_another() {
     let offer = bench.ask(1, &JobRequest::of_cores(6)).unwrap();
     assert_eq!(offer.cpus.to_string(), "15-20", "node 0 has just 6, but on three L3s");
     assert_eq!(offer.reasons[0], "NUMA node 1 holds 7 free cores and would keep 1");
-    assert_eq!(offer.runner_up, "NUMA node 0 holds 6 free cores and would keep 0");
+    assert_eq!(offer.second_best, "NUMA node 0 holds 6 free cores and would keep 0");
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn the_second_best_choice_is_named() {
     let mut bench = Bench::new(regular_topology(1, 1, 3, 4, 1), "0-1");
     let offer = bench.ask(1, &JobRequest::of_cores(2)).unwrap();
     assert_eq!(offer.reasons, ["L3#0 holds 2 free cores and would keep 0"]);
-    assert_eq!(offer.runner_up, "L3#1 holds 4 free cores and would keep 2");
+    assert_eq!(offer.second_best, "L3#1 holds 4 free cores and would keep 2");
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn spreading_uses_every_domain_evenly() {
 
 #[test]
 fn cores_of_one_kind_are_chosen_if_there_are_enough() {
-    let cores = (0..6).map(|n| Core { pus: Pu(n).into(), kind: u32::from(n >= 4) });
+    let cores = (0..6).map(|n| Core { pus: Pu(n).into(), kind_index: u32::from(n >= 4) });
     let mut bench = Bench::new(Topology::new(cores.collect(), Vec::new()).unwrap(), "");
     assert_eq!(bench.cores(1, 2), "4-5", "the two fast ones");
     assert_eq!(bench.cores(2, 3), "0-2");
@@ -248,7 +248,7 @@ fn nodes_that_hold_packages_are_divided_by_packages() {
         "no L3 has 5 free cores; the largest hole is 3 on L3#1 of package 0",
     ];
     assert_eq!(offer.reasons, because);
-    assert_eq!(offer.runner_up, "", "the node holds it too, but around the package");
+    assert_eq!(offer.second_best, "", "the node holds it too, but around the package");
 }
 
 #[test]
@@ -285,7 +285,7 @@ fn nodes_of_slow_and_of_fast_memory_over_the_same_cores_count_once() {
     let mut bench = Bench::new(flat(8, &domains), "");
     let offer = bench.ask(1, &JobRequest::of_cores(2)).unwrap();
     assert_eq!(offer.reasons, ["NUMA node 0 holds 4 free cores and would keep 2"]);
-    assert_eq!(offer.runner_up, "NUMA node 1 holds 4 free cores and would keep 2");
+    assert_eq!(offer.second_best, "NUMA node 1 holds 4 free cores and would keep 2");
 }
 
 #[test]

@@ -46,19 +46,19 @@ fn with_cores(cores_per_l3: u32, pus_per_core: u32) -> DiagnosisInput {
             has_btf: true,
             isolated_cpus: CpuSet::new(),
             nohz_full_cpus: CpuSet::new(),
-            numa_balancing: Some(false),
-            autogroup: None,
+            numa_balancing_enabled: Some(false),
+            autogroup_enabled: None,
             smt_state: "on".to_owned(),
-            governors: BTreeMap::new(),
+            cpufreq_governors: BTreeMap::new(),
             in_container: false,
             hides_processes: false,
-            incomplete_reason: None,
+            incomplete_scan_reason: None,
         },
         conflicting_programs: Vec::new(),
         schedulers: Vec::new(),
         cpuset_support: CpusetSupport { hierarchy: CpusetHierarchy::Unified, affinity_persists: true },
         warden: answering(false),
-        viewer: Uid::ROOT,
+        caller_uid: Uid::ROOT,
         first_person_uid: 1000,
     }
 }
@@ -349,8 +349,9 @@ fn a_process_outside_cgroup_and_cpus_is_reported_once() {
 #[test]
 fn jobs_of_a_stopped_scheduler_are_reported() {
     let mut exam = node();
-    let scheduler =
-        |exam: &DiagnosisInput| facts(exam).into_iter().find(|fact| fact.code == "scheduler").unwrap().text;
+    let scheduler = |exam: &DiagnosisInput| {
+        machine_facts(exam).into_iter().find(|fact| fact.code == "scheduler").unwrap().text
+    };
     assert!(scheduler(&exam).starts_with("none: "));
     exam.jobs = vec![held("slurm:1", "0-3", GrantedBy::Scheduler)];
     assert_eq!(scheduler(&exam), "none of its daemons runs here, but jobs of slurm do");
@@ -362,7 +363,7 @@ fn an_unknown_core_count_is_reported_with_the_config_key() {
     exam.jobs = vec![ObservedJob { requested: None, ..job("lsf:1", "0-15", 1, 1) }];
     let finding = only(&exam, "unknown-count");
     assert!(finding.remedy.contains("[sources.lsf]"), "{}", finding.remedy);
-    exam.viewer = Uid(1000);
+    exam.caller_uid = Uid(1000);
     assert!(only(&exam, "unknown-count").remedy.starts_with("look as root first"));
 }
 
@@ -460,6 +461,6 @@ fn a_machine_of_8192_cpus_is_diagnosed() {
         .map(|n| held(&format!("slurm:{n}"), &format!("{}-{}", n * 4, n * 4 + 3), GrantedBy::Scheduler))
         .collect();
     assert_eq!(diagnose(&exam), []);
-    let facts = facts(&exam);
+    let facts = machine_facts(&exam);
     assert!(facts.iter().any(|fact| fact.text.contains("8192 cores, CPUs 0-8191")), "{facts:?}");
 }

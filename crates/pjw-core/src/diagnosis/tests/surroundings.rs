@@ -123,18 +123,18 @@ fn missing_kernel_features_and_hidden_processes_are_reported() {
         has_schedstat: false,
         no_fork_events_reason: Some("no events".to_owned()),
         isolated_cpus: set("4-7"),
-        numa_balancing: Some(true),
-        governors: BTreeMap::from([
+        numa_balancing_enabled: Some(true),
+        cpufreq_governors: BTreeMap::from([
             ("powersave".to_owned(), set("0-7")),
             ("performance".to_owned(), set("8-15")),
         ]),
         hides_processes: true,
         in_container: true,
-        incomplete_reason: Some("too many open files".to_owned()),
+        incomplete_scan_reason: Some("too many open files".to_owned()),
         ..exam.host
     };
     exam.jobs = vec![held("a", "0-1", GrantedBy::Warden)];
-    exam.viewer = Uid(1000);
+    exam.caller_uid = Uid(1000);
     exam.cpuset_support = CpusetSupport {
         hierarchy: CpusetHierarchy::Unavailable { why: "nothing is mounted".to_owned() },
         affinity_persists: true,

@@ -54,15 +54,16 @@ pub struct Domain {
 pub struct Core {
     /// The PUs (logical CPUs) of the core: its SMT siblings.
     pub pus: CpuSet,
-    /// The kind of the core, as an index into [`MachineDetails::kinds`]. 0 is the most energy-efficient
+    /// The kind of the core, as an index into [`MachineDetails::core_kinds`]. 0 is the most energy-efficient
     /// kind. All cores have the kind 0 if the machine has only one kind of core.
-    pub kind: u32,
+    #[serde(rename = "kind")]
+    pub kind_index: u32,
 }
 
 impl Level {
     /// Returns the noun for one domain of this level, such as `NUMA node`.
     #[must_use]
-    pub fn noun(self) -> &'static str {
+    pub fn display_name(self) -> &'static str {
         match self {
             Level::L3 => "L3",
             Level::NumaNode => "NUMA node",
@@ -74,7 +75,7 @@ impl Level {
 
 impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.noun())
+        f.pad(self.display_name())
     }
 }
 
@@ -259,7 +260,8 @@ impl Topology {
         let pus_of = |core: u32| -> CpuSet {
             (0..shape.pus_per_core).map(|sibling| Pu(sibling * cores_total + core)).collect()
         };
-        let cores: Vec<Core> = (0..cores_total).map(|core| Core { pus: pus_of(core), kind: 0 }).collect();
+        let cores: Vec<Core> =
+            (0..cores_total).map(|core| Core { pus: pus_of(core), kind_index: 0 }).collect();
         let mut domains = Vec::new();
         let mut split = |level, size: u32| {
             for number in 0..cores_total / size.max(1) {
@@ -279,7 +281,7 @@ impl Topology {
     /// Returns the smallest topology: one core with one PU. Also used for a [`RegularShape`] shape without cores.
     fn single() -> Self {
         let index = vec![PuPosition { core: Some(0), ..PuPosition::default() }];
-        let cores = vec![Core { pus: Pu(0).into(), kind: 0 }];
+        let cores = vec![Core { pus: Pu(0).into(), kind_index: 0 }];
         let (order, starts, levels) = (vec![Pu(0)], vec![0, 1], Vec::new());
         Self(Arc::new(Machine {
             domains: Vec::new(),

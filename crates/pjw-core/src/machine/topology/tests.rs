@@ -12,7 +12,7 @@ fn domain(level: Level, number: u32, cpus: &str) -> Domain {
 }
 
 fn flat(cores: u32, domains: Vec<Domain>) -> Topology {
-    let cores = (0..cores).map(|n| Core { pus: Pu(n).into(), kind: 0 }).collect();
+    let cores = (0..cores).map(|n| Core { pus: Pu(n).into(), kind_index: 0 }).collect();
     Topology::new(cores, domains).unwrap()
 }
 
@@ -85,7 +85,7 @@ fn of_two_nodes_with_the_same_pus_the_first_is_used() {
 
 #[test]
 fn a_pu_in_two_cores_and_an_empty_topology_are_errors() {
-    let core = |list| Core { pus: set(list), kind: 0 };
+    let core = |list| Core { pus: set(list), kind_index: 0 };
     let twice = Topology::new(vec![core("0-1"), core("1-2")], Vec::new());
     assert_eq!(twice, Err(TopologyError::PuInTwoCores { pu: Pu(1) }));
     assert_eq!(Topology::new(vec![core("")], Vec::new()), Err(TopologyError::Empty));
@@ -111,9 +111,9 @@ fn devices_are_serialised_and_found_by_each_name() {
     let gpu = Device {
         class: crate::machine::devices::DeviceClass::Gpu,
         names: vec!["card0".to_owned(), "cuda0".to_owned()],
-        address: "0000:03:00.0".to_owned(),
+        pci_address: "0000:03:00.0".to_owned(),
         model: String::new(),
-        cpus: set("2-3"),
+        local_cpus: set("2-3"),
         numa_nodes: vec![1],
     };
     let devices =
@@ -121,7 +121,7 @@ fn devices_are_serialised_and_found_by_each_name() {
     let machine = flat(4, Vec::new()).with_details(devices.clone());
     assert_eq!(machine.details(), &devices);
     for name in ["card0", "cuda0", "0000:03:00.0"] {
-        assert_eq!(machine.device(name).map(|device| &device.cpus), Some(&set("2-3")), "{name}");
+        assert_eq!(machine.device(name).map(|device| &device.local_cpus), Some(&set("2-3")), "{name}");
     }
     assert_eq!((machine.device("card1"), machine.device("")), (None, None));
 }

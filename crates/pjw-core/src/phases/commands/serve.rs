@@ -7,8 +7,8 @@ use crate::machine::{Device, Topology};
 use crate::phases::commands::types::{AssignCommand, Caller, Command, Reply};
 use crate::phases::{draft::Draft, hotplug, jobs, membership, membership::add_member};
 use crate::terms::{
-    BatchRole, CpuRequest, Event, EventKind, Evidence, GrantedBy, Job, JobId, JobRequest, JobSource,
-    Lifetime, Mode, OnExhausted, Placement, Refusal, WantedCores,
+    BatchRole, CpuRequest, EndCondition, Event, EventKind, Evidence, ExhaustionPolicy, GrantedBy, Job, JobId,
+    JobRequest, JobSource, Mode, Placement, Refusal, WantedCores,
 };
 
 /// Carries out the commands in order. Returns one result per command.
@@ -48,7 +48,7 @@ fn release_all(draft: &mut Draft<'_>, caller: &Caller) -> Result<Vec<JobId>, Ref
     require_enforce_mode(draft)?;
     let mut released = Vec::new();
     loop {
-        let held = draft.state.jobs.values().filter(|job| !job.released);
+        let held = draft.state.jobs.values().filter(|job| !job.was_released);
         let theirs = held.filter(|job| check_may_change(job, caller).is_ok());
         let ids: Vec<JobId> = theirs.map(|job| job.id.clone()).collect();
         if ids.is_empty() {
@@ -67,13 +67,13 @@ fn want(draft: &mut Draft<'_>, id: &JobId, cores: Option<u32>, caller: &Caller) 
     require_enforce_mode(draft)?;
     let job = draft.state.jobs.get(id).ok_or_else(|| Refusal::NoSuchJob { job: id.clone() })?;
     check_may_change(job, caller)?;
-    if job.wanted_cores_limit(&draft.state.topology).is_none() {
+    if job.max_wanted_cores(&draft.state.topology).is_none() {
         return Err(Refusal::NoCpuRequest { job: id.clone() });
     }
     let mut job = job.clone();
     // The same number once more is no change: the time of the first one stays.
-    if job.wanted_cores.map(|wanted| wanted.given) != cores {
-        job.wanted_cores = cores.map(|given| WantedCores { given, since: draft.now.since_boot });
+    if job.wanted_cores.map(|wanted| wanted.count) != cores {
+        job.wanted_cores = cores.map(|given| WantedCores { count: given, given_at: draft.now.since_boot });
         draft.put_job(job.clone());
     }
     Ok(job)
@@ -111,7 +111,7 @@ fn assign(draft: &mut Draft<'_>, args: &AssignCommand) -> Result<Job, Refusal> {
     let existing = draft.state.jobs.get(&args.job).cloned();
     if let Some(job) = &existing {
         if args.must_be_new {
-            let may_release = !job.released && check_may_change(job, &args.caller).is_ok();
+            let may_release = !job.was_released && check_may_change(job, &args.caller).is_ok();
             return Err(Refusal::JobExists { job: job.id.clone(), may_release });
         }
         check_may_change(job, &args.caller)?;
@@ -126,16 +126,16 @@ fn assign(draft: &mut Draft<'_>, args: &AssignCommand) -> Result<Job, Refusal> {
     let owner = owner(draft, existing.as_ref(), args, &new_members);
     let offer = offer(draft, existing.as_ref(), args, &request, owner)?;
 
-    let lifetime = if new_members.is_empty() { Lifetime::Reservation } else { Lifetime::Members };
+    let lifetime = if new_members.is_empty() { EndCondition::Reservation } else { EndCondition::Members };
     let mut job =
         existing.unwrap_or_else(|| Job::new(args.job.clone(), owner, lifetime, draft.now.wall_clock));
     job.owner = owner;
     job.request = Some(request);
-    job.released = false;
+    job.was_released = false;
     // `launched` allows a move from any cgroup. This holds for processes of `pjwctl run` only, not for
     // processes that join later.
-    job.launched = args.must_be_new || (job.launched && new_members.is_empty());
-    if new_members.is_empty() && job.lifetime == Lifetime::Reservation {
+    job.started_by_pjwctl_run = args.must_be_new || (job.started_by_pjwctl_run && new_members.is_empty());
+    if new_members.is_empty() && job.end_condition == EndCondition::Reservation {
         job.empty_since.get_or_insert(draft.now.since_boot);
     }
     job.sessions.extend(args.session);
@@ -179,7 +179,7 @@ fn check_may_join(draft: &Draft<'_>, pid: Pid, args: &AssignCommand) -> Result<(
     if !args.caller.is_admin && process.uid != args.caller.uid {
         return Err(Refusal::NotYourProcess { pid, owner: process.uid });
     }
-    if let Some(user) = draft.policy.only_user.filter(|&user| user != process.uid) {
+    if let Some(user) = draft.policy.only_managed_user.filter(|&user| user != process.uid) {
         return Err(Refusal::NotDaemonsUser { pid, owner: process.uid, user });
     }
     // A process with weak evidence may be moved to another job. A process that a scheduler's cgroup, or a user's
@@ -221,7 +221,7 @@ fn device(topology: &Topology, name: &str) -> Result<String, Refusal> {
     if topology.device(name).is_some() {
         return Ok(name.to_owned());
     }
-    let name_of = |device: &Device| device.names.first().unwrap_or(&device.address).clone();
+    let name_of = |device: &Device| device.names.first().unwrap_or(&device.pci_address).clone();
     let known: Vec<String> = topology.details().devices.iter().map(name_of).collect();
     let known = if known.is_empty() { "none that hwloc knows".to_owned() } else { known.join(", ") };
     Err(Refusal::NoSuchDevice { device: name.to_owned(), known })
@@ -264,7 +264,7 @@ fn offer(
     }
     match jobs::find_offer(draft.state, draft.policy, &args.job, request) {
         Err(shortage @ (Refusal::NotEnoughCores { .. } | Refusal::HeldByOtherJob { .. }))
-            if draft.policy.on_exhausted == OnExhausted::Wait =>
+            if draft.policy.exhaustion_policy == ExhaustionPolicy::Wait =>
         {
             match why_not_wait(held.is_some(), args.must_be_new) {
                 None => Ok(None),
@@ -297,7 +297,7 @@ fn check_user_limit(draft: &Draft<'_>, id: &JobId, request: &JobRequest, owner: 
     let others = draft.state.jobs.of_owner(owner).filter(|job| job.id != *id);
     let cores_of = |job: &Job| match (&job.grant, &job.request) {
         (Some(grant), _) => topology.overlapping_core_count(&grant.cpus),
-        (None, Some(request)) if !job.released => request.cpu_request.core_count(topology),
+        (None, Some(request)) if !job.was_released => request.cpu_request.core_count(topology),
         (None, _) => 0,
     };
     let held = others.map(cores_of).fold(0, u32::saturating_add);

@@ -58,7 +58,7 @@ pub(crate) fn plan(draft: &mut Draft<'_>) -> PendingCpusetChanges {
         match placement_of(draft.state, draft.policy, &id) {
             CpusetPlacement::At(job_cpuset) => {
                 wanted.insert(job_cpuset.path.clone());
-                if !draft.state.cpusets.delayed.has(&id) {
+                if !draft.state.cpusets.delayed_changes.has_change_for(&id) {
                     create_cpuset(draft, &job_cpuset, &mut changes);
                 }
                 warnings::report_unmovable_members(draft, &id);
@@ -81,7 +81,7 @@ pub(crate) fn plan(draft: &mut Draft<'_>) -> PendingCpusetChanges {
 /// The cpusets that may be no longer needed: those of dirty jobs, also of jobs that ended, and those whose removal is
 /// pending.
 fn paths_to_plan(state: &WardenState) -> Vec<String> {
-    if state.dirty.is_everything() {
+    if state.dirty.contains_everything() {
         return state.cpusets.paths().map(str::to_owned).collect();
     }
     let dirty = state.dirty.dirty_jobs().filter_map(|(id, _)| state.cpusets.cpuset_of(id));
@@ -95,7 +95,7 @@ fn cpuset_in_effect(state: &WardenState, policy: &Policy, id: &JobId) -> Option<
     let grant = state.jobs.get(id)?.online_granted_cpus(&state.pool.online_cpus())?;
     let path = &state.cpusets.cpuset_of(id)?.job_cpuset.path;
     let cpuset = state.cgroups.get(path)?.present()?.cpuset.as_ref()?;
-    let is_inside = !cpuset.effective.is_empty() && cpuset.effective.is_subset(&grant);
+    let is_inside = !cpuset.effective_cpus.is_empty() && cpuset.effective_cpus.is_subset(&grant);
     (is_inside && policy.enforcement != Enforcement::Affinity).then(|| path.clone())
 }
 
@@ -191,7 +191,9 @@ fn cpuset_of_all<'a>(
 }
 
 fn placement_of(state: &WardenState, policy: &Policy, id: &JobId) -> CpusetPlacement {
-    let Some(job) = state.jobs.get(id).filter(|job| !job.released) else { return CpusetPlacement::Unneeded };
+    let Some(job) = state.jobs.get(id).filter(|job| !job.was_released) else {
+        return CpusetPlacement::Unneeded;
+    };
     let Some(cpus) = job.online_granted_cpus(&state.pool.online_cpus()) else {
         return CpusetPlacement::Unneeded;
     };
@@ -205,9 +207,9 @@ fn placement_of(state: &WardenState, policy: &Policy, id: &JobId) -> CpusetPlace
         return CpusetPlacement::Impossible(why.to_owned());
     }
     match owner_and_path(state, policy, job) {
-        Ok(Some((cgroup_owner, path))) => {
-            let spec = spec(state, job, cgroup_owner, cpus);
-            CpusetPlacement::At(JobCpuset { job: id.clone(), cgroup_owner, path, spec })
+        Ok(Some((creator, path))) => {
+            let spec = spec(state, job, creator, cpus);
+            CpusetPlacement::At(JobCpuset { job: id.clone(), creator, path, spec })
         }
         Ok(None) => CpusetPlacement::Unknown,
         Err(why) => CpusetPlacement::Impossible(why),
@@ -222,8 +224,7 @@ fn owner_and_path(
     job: &Job,
 ) -> Result<Option<(CgroupCreator, String)>, String> {
     let isolated = job.request.as_ref().is_some_and(|request| request.isolated);
-    let own =
-        |cgroup_owner| Ok(Some((cgroup_owner, policy.own_cgroups.job_path(&job.id, cgroup_owner, isolated))));
+    let own = |creator| Ok(Some((creator, policy.own_cgroups.job_path(&job.id, creator, isolated))));
     let hierarchy = &policy.cpuset_support.hierarchy;
     let is_legacy = *hierarchy == CpusetHierarchy::Legacy;
     let source = job.id.source();
@@ -239,7 +240,7 @@ fn owner_and_path(
         (_, Some(path)) => {
             let Some(scanned) = state.cgroups.get(path) else { return Ok(None) };
             match scanned.present().and_then(|cgroup| cgroup.cpuset.as_ref()) {
-                Some(_) if policy.narrowable_sources.contains(&source) => {
+                Some(_) if policy.sources_with_narrowable_cpusets.contains(&source) => {
                     Ok(Some((CgroupCreator::Scheduler, path.clone())))
                 }
                 Some(_) => Err(format!("the cpuset of {path} is {source}'s to write")),
@@ -251,8 +252,8 @@ fn owner_and_path(
     }
 }
 
-fn spec(state: &WardenState, job: &Job, cgroup_owner: CgroupCreator, cpus: CpuSet) -> CpusetSpec {
-    let request = job.request.as_ref().filter(|_| cgroup_owner != CgroupCreator::Scheduler);
+fn spec(state: &WardenState, job: &Job, creator: CgroupCreator, cpus: CpuSet) -> CpusetSpec {
+    let request = job.request.as_ref().filter(|_| creator != CgroupCreator::Scheduler);
     let nodes = state.topology.domains(Level::NumaNode).filter(|node| node.cpus.intersects(&cpus));
     let mems = request.filter(|request| request.bind_memory);
     let mems = mems.map(|_| nodes.map(|node| Pu(node.number)).collect::<CpuSet>());
@@ -264,14 +265,14 @@ fn spec(state: &WardenState, job: &Job, cgroup_owner: CgroupCreator, cpus: CpuSe
 /// kernel leaves out offline PUs.
 fn fits(spec: &CpusetSpec, cpuset: &Cpuset) -> bool {
     cpuset.cpus == spec.cpus
-        && cpuset.effective.is_subset(&spec.cpus)
+        && cpuset.effective_cpus.is_subset(&spec.cpus)
         && spec.mems.as_ref().is_none_or(|mems| *mems == cpuset.mems)
         && cpuset.isolated == spec.isolated
 }
 
 fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut PendingCpusetChanges) {
     let state = &*draft.state;
-    let JobCpuset { job, path, spec, cgroup_owner } = job_cpuset;
+    let JobCpuset { job, path, spec, creator } = job_cpuset;
     let recorded = state.cpusets.cpuset_at(path);
     let (was_recorded, scanned) = (recorded.is_some(), state.cgroups.get(path));
     if was_recorded && scanned.is_none() {
@@ -279,11 +280,11 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
         return;
     }
     let cgroup = scanned.and_then(Observed::present).cloned();
-    if *cgroup_owner == CgroupCreator::Scheduler && cgroup.is_none() {
+    if *creator == CgroupCreator::Scheduler && cgroup.is_none() {
         return;
     }
     let cpuset = cgroup.as_ref().and_then(|cgroup| cgroup.cpuset.as_ref());
-    let is_same = recorded.is_some_and(|known| known.job_cpuset == *job_cpuset && !known.unwanted);
+    let is_same = recorded.is_some_and(|known| known.job_cpuset == *job_cpuset && !known.must_be_removed);
     let is_up_to_date = is_same && cpuset.is_some_and(|cpuset| fits(spec, cpuset));
     let members = if is_up_to_date {
         state.members.concerned(&state.dirty, job)
@@ -298,7 +299,7 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
         return;
     }
     // A scheduler moves its processes itself.
-    let movable = if *cgroup_owner == CgroupCreator::Scheduler { &[] } else { &*members };
+    let movable = if *creator == CgroupCreator::Scheduler { &[] } else { &*members };
     let outside = outside(draft, job_cpuset, movable);
     let born = born_inside(draft, job_cpuset, movable);
     if !is_up_to_date && cgroup.is_none() && outside.is_empty() && !is_inhabited(state, job_cpuset) {
@@ -324,7 +325,7 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
     // The previous cgroup of the same path was removed, so no process of it is left.
     let is_made_again = was_recorded && cgroup.is_none();
     // systemd moves the initial processes of a scope when it creates the scope.
-    let are_moved_by_systemd = *cgroup_owner == CgroupCreator::Systemd && cgroup.is_none();
+    let are_moved_by_systemd = *creator == CgroupCreator::Systemd && cgroup.is_none();
     for (index, (process, from)) in outside.into_iter().enumerate() {
         let was_moved_before = draft.state.cpusets.was_moved_into(process, path);
         let origin = record_move(draft, process, &from, path);
@@ -378,7 +379,7 @@ fn remove_cpuset(draft: &mut Draft<'_>, path: &str, changes: &mut PendingCpusetC
     let Some(managed) = state.cpusets.cpuset_at(path).cloned() else { return };
     let job_cpuset = managed.job_cpuset.clone();
     // A process that is being moved in would be left behind.
-    if state.cpusets.delayed.has(&job_cpuset.job) {
+    if state.cpusets.delayed_changes.has_change_for(&job_cpuset.job) {
         return;
     }
     let cgroup = match state.cgroups.get(path) {
@@ -391,17 +392,17 @@ fn remove_cpuset(draft: &mut Draft<'_>, path: &str, changes: &mut PendingCpusetC
         Some(Observed::Present(cgroup)) if cgroup.cpuset.is_none() && !cgroup.has_no_cpuset() => return,
         Some(Observed::Present(cgroup)) => cgroup.clone(),
     };
-    let scheduler = job_cpuset.cgroup_owner == CgroupCreator::Scheduler;
+    let scheduler = job_cpuset.creator == CgroupCreator::Scheduler;
     let is_unlimited = allows_every_pu(state, &cgroup);
     // If the scheduler has written the cpuset since pjw wrote it, the scheduler's content stays.
-    let ours = cgroup.cpuset.as_ref().is_some_and(|cpuset| managed.is_own_setting(cpuset));
+    let ours = cgroup.cpuset.as_ref().is_some_and(|cpuset| managed.was_written_by_pjw(cpuset));
     if scheduler && (is_unlimited || !ours) {
         draft.record_cpuset(CpusetRecord::Removed { path: path.to_owned() });
         return;
     }
     let is_to_widen = !is_unlimited && !draft.state.cpusets.has_failed_removal(path);
     // A second attempt, after a refusal, changes the cpuset at another time.
-    if !managed.unwanted || is_to_widen {
+    if !managed.must_be_removed || is_to_widen {
         keep_masks(draft, &job_cpuset.job, path);
         draft.record_cpuset(CpusetRecord::Unwanted { path: path.to_owned() });
     }
@@ -441,7 +442,13 @@ pub(super) fn allows_every_pu(state: &WardenState, cgroup: &Cgroup) -> bool {
     })
 }
 
-fn push(changes: &mut PendingCpusetChanges, job: &JobId, change: CpusetChange, is_repair: bool, why: String) {
+fn push(
+    changes: &mut PendingCpusetChanges,
+    job: &JobId,
+    change: CpusetChange,
+    is_repair: bool,
+    reason: String,
+) {
     changes.waiting_jobs.insert(job.clone());
-    changes.actions.push(CpusetAction { job: job.clone(), change, is_repair, why });
+    changes.actions.push(CpusetAction { job: job.clone(), change, is_repair, reason });
 }

@@ -30,7 +30,7 @@ pub(super) fn outside(
     let to_move = |member: &&Member| {
         let cgroup = state.process(member.id.pid)?.cgroup.as_deref()?;
         let is_outside = !is_cgroup_within(cgroup, &job_cpuset.path);
-        let is_free = !state.cpusets.delayed.is_moving(member.id);
+        let is_free = !state.cpusets.delayed_changes.is_moving(member.id);
         (is_outside && is_free && why_unmovable(state, draft.policy, member).is_none())
             .then(|| (member.id, cgroup.to_owned()))
     };
@@ -55,7 +55,7 @@ pub(super) fn why_unmovable(state: &WardenState, policy: &Policy, member: &Membe
         return Some(format!("process {pid} is in a cgroup by which {} tracks it", mark.job.source()));
     }
     // An adopted process was not started for the job: it may be a user's service manager.
-    let was_launched = job.launched && member.evidence != Evidence::Adopted;
+    let was_launched = job.started_by_pjwctl_run && member.evidence != Evidence::Adopted;
     (!was_launched && !is_free_to_leave(cgroup, policy))
         .then(|| format!("process {pid} stays in {cgroup}, by which a service or a container tracks it"))
 }
@@ -108,7 +108,8 @@ pub(super) fn processes_with_origin(state: &WardenState, path: &str) -> Vec<(Pro
     let with_origin = inside.map(|process| {
         let origin = original_cgroup(state, process.id, path);
         let cpusets = &state.cpusets;
-        let is_movable = cpusets.move_error(process.id).is_none() && !cpusets.delayed.is_moving(process.id);
+        let is_movable =
+            cpusets.move_error(process.id).is_none() && !cpusets.delayed_changes.is_moving(process.id);
         (process.id, origin.filter(|_| is_movable))
     });
     with_origin.collect()

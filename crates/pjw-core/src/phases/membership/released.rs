@@ -61,7 +61,7 @@ fn released_member(id: ProcessId, job: &JobId, known: &KnownProcess) -> Member {
         evidence,
         inherited_mask: None,
         first_seen,
-        was_new: known.is_new,
+        was_new_at_join: known.is_new,
         threads: BTreeMap::new(),
     }
 }
@@ -77,10 +77,14 @@ fn inherited_requests<'a>(
     let parent =
         state.processes_to_restore.get(&process.parent).filter(|parent| parent.id.start <= process.id.start);
     let descendant = state.lineage.descendant(process.id.pid);
-    let by_event = descendant.map(|descendant| (&descendant.job, descendant.requests.clone()));
+    let by_event = descendant.map(|descendant| (&descendant.job, descendant.inherited_mask_requests.clone()));
     let by_parent = || {
         let parent = parent?;
-        let own = state.lineage.descendant(parent.id.pid).into_iter().flat_map(|known| &known.requests);
+        let own = state
+            .lineage
+            .descendant(parent.id.pid)
+            .into_iter()
+            .flat_map(|known| &known.inherited_mask_requests);
         Some((&parent.job, parent.requests_at_birth(birth).chain(own).cloned().collect()))
     };
     let has_requests = |(_, requests): &(&JobId, Vec<MaskRequest>)| !requests.is_empty();

@@ -85,7 +85,7 @@ impl DelayedChanges {
     /// Whether the kernel or systemd has begun a change of a cpuset for the job and has not completed this
     /// change. As long as the result is true, the daemon plans no other cpuset change for the job.
     #[must_use]
-    pub fn has(&self, job: &JobId) -> bool {
+    pub fn has_change_for(&self, job: &JobId) -> bool {
         self.jobs.contains_key(job)
     }
 

@@ -42,10 +42,8 @@ impl CpusetRegistry {
     /// hierarchy, the process is moved to the root instead. A systemd scope has no such alternative; the
     /// process stays, and the scope allows all PUs.
     fn note_move_back_refusal(&mut self, process: ProcessId, from: &str, to: &str, reason: &str) {
-        let is_wardens = self
-            .managed
-            .get(from)
-            .is_some_and(|managed| managed.job_cpuset.cgroup_owner == CgroupCreator::Warden);
+        let is_wardens =
+            self.managed.get(from).is_some_and(|managed| managed.job_cpuset.creator == CgroupCreator::Warden);
         if is_wardens && to != "/" {
             self.note_moved(process, "/".to_owned(), from.to_owned());
         } else {

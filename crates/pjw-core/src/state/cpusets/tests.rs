@@ -17,7 +17,7 @@ fn job_cpuset() -> JobCpuset {
     let spec = CpusetSpec::from_cpus(set("0-1"));
     JobCpuset {
         job: "manual:a".parse().unwrap(),
-        cgroup_owner: CgroupCreator::Warden,
+        creator: CgroupCreator::Warden,
         path: "/pjw/a".to_owned(),
         spec,
     }
@@ -33,7 +33,7 @@ fn nothing_is_pending_once_no_change_is_tried_or_refused() {
     assert!(cpusets.has_nothing_pending());
     let change =
         CpusetChange::Create { job_cpuset: job_cpuset(), owner: Uid(7), initial_processes: Vec::new() };
-    let action = CpusetAction { job: job_cpuset().job, change, is_repair: false, why: String::new() };
+    let action = CpusetAction { job: job_cpuset().job, change, is_repair: false, reason: String::new() };
     cpusets.record_refusal(&action, "no memory");
     assert!(!cpusets.has_nothing_pending(), "it is refused");
     cpusets.reset_failures();

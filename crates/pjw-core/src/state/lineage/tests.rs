@@ -12,14 +12,14 @@ use crate::state::masks::entry::MaskEntry;
 use crate::state::masks::request::MaskWriter;
 use crate::state::members::MemberThread;
 use crate::state::warden::WardenState;
-use crate::terms::job::{Job, Lifetime};
+use crate::terms::job::{EndCondition, Job};
 use crate::testing::{job, regular_topology, set};
 
 /// Eight PUs, and a job with process 10 of two threads: pjw requested 0-1 for thread 10 and 1 for thread 20.
 fn with_a_member() -> WardenState {
     let mut state = WardenState::new(regular_topology(1, 1, 1, 8, 1), &CpuSet::new());
     state.fork_events_complete_since = Some(Nanos(0));
-    state.jobs.insert(Job::new(job("a"), Uid(1), Lifetime::Members, UnixMillis(0)));
+    state.jobs.insert(Job::new(job("a"), Uid(1), EndCondition::Members, UnixMillis(0)));
     let start = StartTime(0);
     let thread = |mask: &str| MemberThread {
         start,
@@ -40,7 +40,7 @@ fn with_a_member() -> WardenState {
         job: job("a"),
         evidence: Evidence::Registered,
         inherited_mask: None,
-        was_new: true,
+        was_new_at_join: true,
         first_seen: None,
         threads: BTreeMap::from([(Tid(10), thread("0-1")), (Tid(20), thread("1"))]),
     });
@@ -57,8 +57,11 @@ fn exit(pid: u32) -> ProcessEvent {
 
 fn masks(state: &WardenState, pid: u32) -> Vec<CpuSet> {
     let descendant = state.lineage.descendant(Pid(pid)).unwrap();
-    assert!(descendant.requests.iter().all(|request| request.original_mask == set("0-7")), "{descendant:?}");
-    descendant.requests.iter().map(|request| request.mask.clone()).collect()
+    assert!(
+        descendant.inherited_mask_requests.iter().all(|request| request.original_mask == set("0-7")),
+        "{descendant:?}"
+    );
+    descendant.inherited_mask_requests.iter().map(|request| request.mask.clone()).collect()
 }
 
 #[test]
@@ -72,7 +75,7 @@ fn a_child_begins_with_the_request_of_the_thread_that_created_it() {
     assert_eq!(masks(&state, 13), [set("1"), set("0-1")], "the first thread decides");
     let descendant = state.lineage.descendant(Pid(11)).unwrap();
     assert_eq!(
-        (&descendant.job, descendant.evidence, descendant.is_ancestor_member),
+        (&descendant.job, descendant.evidence, descendant.was_ancestor_member),
         (&job("a"), Evidence::Parent, true)
     );
     assert_eq!(state.lineage.scan_queue.urgency(), Some(ScanUrgency::Immediate));
@@ -86,7 +89,7 @@ fn a_child_of_a_process_that_a_scan_found_gone_before_its_exit_event_was_read_ke
     state.apply_process_events(&[fork(10, 11), exit(10)]);
     let descendant = state.lineage.descendant(Pid(11)).unwrap();
     assert_eq!(
-        (&descendant.job, descendant.ancestor, descendant.is_ancestor_member),
+        (&descendant.job, descendant.ancestor, descendant.was_ancestor_member),
         (&job("a"), Pid(10), true)
     );
     assert_eq!(masks(&state, 11), [set("0-1"), set("1")]);
@@ -143,7 +146,7 @@ fn the_children_of_a_restored_process_are_descendants_until_the_release_is_settl
     state.lineage.note_restored(&released, false);
     state.apply_process_events(&[fork(10, 11)]);
     let child = state.lineage.descendant(Pid(11)).unwrap();
-    assert!(!child.is_ancestor_member && child.job == job("a") && child.requests.is_empty());
+    assert!(!child.was_ancestor_member && child.job == job("a") && child.inherited_mask_requests.is_empty());
     state.lineage.scanned(Pid(11));
     state.apply_process_events(&[fork(11, 12)]);
     state.lineage.settle(&job("a"));
@@ -174,7 +177,7 @@ fn the_child_of_an_adopted_process_is_adopted() {
     state.processes_to_restore.insert(Pid(10), member);
     state.apply_process_events(&[fork(10, 11)]);
     let descendant = state.lineage.descendant(Pid(11)).unwrap();
-    assert_eq!((descendant.evidence, descendant.is_ancestor_member), (Evidence::Adopted, false));
+    assert_eq!((descendant.evidence, descendant.was_ancestor_member), (Evidence::Adopted, false));
 }
 
 #[test]

@@ -209,14 +209,14 @@ impl MaskEntry {
     /// later requested another mask.
     #[must_use]
     pub fn pinned_pu(&self) -> Option<Pu> {
-        if self.is_mask_from_program() { None } else { self.newest().mask.single() }
+        if self.is_mask_from_program() { None } else { self.newest().mask.only_pu() }
     }
 
     /// Whether pjw has lifted the binding of the thread to the PUs `mask`. The program had bound the thread
     /// to exactly these PUs of the job. A binding is lifted if too many busy threads are bound to the same
     /// PUs while other PUs of the job are idle. False if the program later requested another mask.
     #[must_use]
-    pub fn is_unbound_from(&self, mask: &CpuSet) -> bool {
+    pub fn was_binding_lifted(&self, mask: &CpuSet) -> bool {
         self.unbound_from.as_deref() == Some(mask)
     }
 
@@ -327,7 +327,7 @@ impl MaskEntry {
 
     /// Records that a scan at the time `now` found the same mask and the same limits of the mask as the
     /// last scan.
-    pub fn record_same_reading(&mut self, now: Nanos) {
+    pub fn record_unchanged_reading(&mut self, now: Nanos) {
         for (_, until) in &mut self.earlier {
             until.get_or_insert(now);
         }
@@ -340,7 +340,7 @@ impl MaskEntry {
     /// Returns whether `seen` was predicted.
     pub fn record_reading(&mut self, seen: &CpuSet, limits: &MaskLimits, now: Nanos) -> MaskComparison {
         let (machine, last_read_at) = (&limits.machine_cpus, self.read_at);
-        self.record_same_reading(now);
+        self.record_unchanged_reading(now);
         self.compared_from = last_read_at;
         let knows_reset = self.candidates.iter().any(|known| known.mask == *machine);
         if limits.kernel_may_have_reset_mask && !knows_reset && limits.show(machine, seen) {

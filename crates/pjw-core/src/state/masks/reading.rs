@@ -25,7 +25,7 @@ impl WardenState {
         let unread = known.filter(|_| read_at == Nanos(0));
         let left = unread.and_then(|known| self.cpusets.moved_into(known.process.id));
         // The process may be there by now.
-        let delayed = &self.cpusets.delayed;
+        let delayed = &self.cpusets.delayed_changes;
         let moving_to = known.into_iter().flat_map(|known| delayed.moving_to(known.process.id));
         let is_moving = known.is_some_and(|known| delayed.is_moving(known.process.id));
         let cgroups =
@@ -60,7 +60,7 @@ impl WardenState {
         persists: bool,
     ) -> MaskLimits {
         let mut limits = self.mask_limits(pid, at, persists);
-        let of_ancestor = new.map(|new| self.mask_limits(new.ancestor, new.masks_read_at, persists));
+        let of_ancestor = new.map(|new| self.mask_limits(new.ancestor, new.ancestor_masks_read_at, persists));
         limits.kernel_may_have_reset_mask |=
             of_ancestor.is_some_and(|limits| limits.kernel_may_have_reset_mask);
         limits
@@ -83,7 +83,7 @@ impl WardenState {
             let written = self.cpusets.history(path);
             let read = self.cgroups.get(path).and_then(Observed::present);
             let read_files = read.and_then(|cgroup| cgroup.cpuset.as_ref());
-            let read_cpus = read_files.into_iter().flat_map(|files| [&files.effective, &files.cpus]);
+            let read_cpus = read_files.into_iter().flat_map(|files| [&files.effective_cpus, &files.cpus]);
             let read_cpus = read_cpus.chain(read.and_then(|cgroup| cgroup.restricted_cpus.as_ref()));
             let read_cpus = read_cpus.filter(|cpus| !cpus.is_empty());
             let known = written.into_iter().flat_map(|written| written.since(read_at));
@@ -133,7 +133,9 @@ impl WardenState {
             }
             Some((entry, reading))
         };
-        if let Some((entry, _)) = descendant.and_then(|descendant| inherit(descendant.requests.clone())) {
+        if let Some((entry, _)) =
+            descendant.and_then(|descendant| inherit(descendant.inherited_mask_requests.clone()))
+        {
             return Some(entry);
         }
         let predicted = |requests| {
@@ -164,9 +166,10 @@ impl WardenState {
     /// child inherits if it is born in the interval `birth`. Except requests of the program that are older than the first
     /// reading: the child may be even older.
     fn parents_requests(&self, member: &Member, birth: BirthTime) -> Vec<MaskRequest> {
-        let known = self.lineage.descendant(member.id.pid).filter(|known| !known.requests.is_empty());
+        let known =
+            self.lineage.descendant(member.id.pid).filter(|known| !known.inherited_mask_requests.is_empty());
         if let Some(known) = known {
-            return known.requests.clone();
+            return known.inherited_mask_requests.clone();
         }
         let parent = self.process(member.id.pid).and_then(|process| self.tracked(process.parent));
         let parent = parent.filter(|parent| parent.id.start <= member.id.start);
@@ -186,9 +189,9 @@ impl WardenState {
         // A child of a process whose masks were unread at the fork has a known descent, but no known requests.
         let descendant = self.lineage.descendant(member.id.pid);
         let has_known_descent = self.has_known_descent(member.id.pid, birth.earliest)
-            && descendant.is_none_or(|descendant| !descendant.requests.is_empty());
+            && descendant.is_none_or(|descendant| !descendant.inherited_mask_requests.is_empty());
         let is_known = is_first && (has_known_descent || member.evidence == Evidence::Registered);
-        if is_known || !member.was_new {
+        if is_known || !member.was_new_at_join {
             return Vec::new();
         }
         let others = self.tracked_of(&member.job).filter(|other| other.id != member.id);

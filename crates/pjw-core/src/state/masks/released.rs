@@ -17,8 +17,11 @@ impl WardenState {
     pub(crate) fn masks_to_release(&self, job: &JobId, now: Nanos) -> Option<ReleasedMasks> {
         let earlier = self.released_masks.get(job).cloned();
         let new = || ReleasedMasks::new(job.clone(), now);
-        let mut released =
-            ReleasedMasks { released_at: now, restored_at: Some(now), ..earlier.unwrap_or_else(new) };
+        let mut released = ReleasedMasks {
+            released_at: now,
+            last_pending_restore_at: Some(now),
+            ..earlier.unwrap_or_else(new)
+        };
         for member in self.tracked_of(job) {
             let scanned = member.threads.values().filter_map(|thread| thread.mask_entry.as_ref());
             let entries = scanned.chain(self.recorded_masks_of(member.id).map(|(_, entry)| entry));
@@ -27,15 +30,16 @@ impl WardenState {
             for request in entries.flat_map(MaskEntry::known_requests) {
                 released.extend(masks_because_of_pjw(request, cpuset));
                 if request.writer == MaskWriter::Warden {
-                    released.since = released.since.min(request.requested_at);
+                    released.first_used_at = released.first_used_at.min(request.requested_at);
                 }
             }
-            released.users.extend(self.process(member.id.pid).map(|process| process.uid));
+            released.user_ids.extend(self.process(member.id.pid).map(|process| process.uid));
         }
         let job = self.jobs.get(job);
-        released.users.extend(job.map(|job| job.owner));
+        released.user_ids.extend(job.map(|job| job.owner));
         let granted_since = job.and_then(|job| job.grant.as_ref()).map(|grant| grant.granted_at);
-        released.since = granted_since.map_or(released.since, |since| since.min(released.since));
+        released.first_used_at =
+            granted_since.map_or(released.first_used_at, |since| since.min(released.first_used_at));
         (!released.masks.is_empty()).then_some(released)
     }
 
@@ -70,17 +74,17 @@ impl WardenState {
         let mask = process.first_thread_mask.as_ref().filter(|mask| !online.is_subset(mask));
         let born_by = process.id.start.latest();
         let of_user = self.released_masks.values().filter(move |released| {
-            mask.is_some() && released.users.contains(&process.uid) && released.since <= born_by
+            mask.is_some() && released.user_ids.contains(&process.uid) && released.first_used_at <= born_by
         });
         let requests = of_user.flat_map(|released| released.masks.iter().map(move |mask| (released, mask)));
         let is_shown = move |set: &CpuSet| mask.is_some_and(|mask| set.intersection(&online) == *mask);
-        requests.filter(move |(_, mask)| is_shown(&mask.set)).map(|(released, mask)| {
-            let (set, original) = (mask.set.clone(), mask.before.clone());
+        requests.filter(move |(_, mask)| is_shown(&mask.mask)).map(|(released, mask)| {
+            let (set, original) = (mask.mask.clone(), mask.original_mask.clone());
             let request = MaskRequest {
                 mask: set,
                 original_mask: original,
                 writer: MaskWriter::Warden,
-                requested_at: released.since,
+                requested_at: released.first_used_at,
             };
             (&released.job, request)
         })
@@ -90,9 +94,10 @@ impl WardenState {
     pub(crate) fn note_restoring(&mut self, now: Nanos) {
         for released in self.released_masks.values_mut() {
             let mut processes_to_restore = self.processes_to_restore.values();
-            if released.restored_at.is_none() || processes_to_restore.any(|member| member.job == released.job)
+            if released.last_pending_restore_at.is_none()
+                || processes_to_restore.any(|member| member.job == released.job)
             {
-                released.restored_at = Some(now);
+                released.last_pending_restore_at = Some(now);
             }
         }
     }
@@ -107,10 +112,12 @@ impl WardenState {
         let is_unfinished = |job: &JobId| {
             let mut unscanned = self.lineage.unscanned_descendants();
             self.processes_to_restore.values().any(|member| member.job == *job)
-                || unscanned.any(|(_, descendant)| !descendant.is_ancestor_member && descendant.job == *job)
+                || unscanned.any(|(_, descendant)| !descendant.was_ancestor_member && descendant.job == *job)
         };
         let is_old = |released: &&ReleasedMasks| {
-            released.restored_at.is_some_and(|restored_at| restored_at.0 + BirthTime::MAX_FORK_TIME.0 < now.0)
+            released
+                .last_pending_restore_at
+                .is_some_and(|restored_at| restored_at.0 + BirthTime::MAX_FORK_TIME.0 < now.0)
         };
         let old = self.released_masks.values().filter(is_old);
         old.map(|released| &released.job).filter(|job| !is_unfinished(job)).cloned().collect()
@@ -146,5 +153,5 @@ fn masks_because_of_pjw<'a>(
     let before = &request.original_mask;
     let requested = request.needs_restore().then(|| request.mask.clone());
     let shown = cpuset.map(|cpuset| effective_mask(&request.mask, cpuset)).filter(|shown| shown != before);
-    requested.into_iter().chain(shown).map(|set| ReleasedMask { set, before: before.clone() })
+    requested.into_iter().chain(shown).map(|mask| ReleasedMask { mask, original_mask: before.clone() })
 }

@@ -9,14 +9,14 @@ use crate::basics::{Nanos, Tid, prelude::*};
 
 /// The least number of threads of a process of which a scan may read only the busy threads. In a scan of a
 /// process with fewer threads, all threads are read.
-pub const MIN_THREADS: usize = 256;
+pub const MIN_THREADS_FOR_PARTIAL_READING: usize = 256;
 /// At most one thread of so many is busy. Otherwise, all threads are read.
 const MIN_THREADS_PER_BUSY: usize = 16;
 /// After each this many readings of all threads with the same busy threads, fewer scans read all threads.
 const READINGS_PER_STEP: u32 = 4;
 /// The largest number of consecutive scans of a process with many threads of which only one reads all
 /// threads. The others read only the busy threads.
-pub const MAX_SCANS_PER_READING: u32 = 4;
+pub const MAX_SCANS_PER_FULL_READING: u32 = 4;
 
 /// The busy threads of one process of a job that has many threads. A thread is busy if its smoothed CPU
 /// demand is not 0.
@@ -36,9 +36,9 @@ pub(super) struct BusyThreads {
 impl BusyThreads {
     /// Makes the value after a scan read all threads of a process. `all` is their number, `busy` has the busy
     /// ones, and `before` is the value before this scan. `None` if the next scan must read all threads too:
-    /// the process has fewer than [`MIN_THREADS`] threads, none is busy, or too many are busy.
+    /// the process has fewer than [`MIN_THREADS_FOR_PARTIAL_READING`] threads, none is busy, or too many are busy.
     pub(super) fn new(all: usize, busy: impl Iterator<Item = Tid>, before: Option<Self>) -> Option<Self> {
-        if all < MIN_THREADS {
+        if all < MIN_THREADS_FOR_PARTIAL_READING {
             return None;
         }
         let tids: BTreeSet<Tid> = busy.collect();
@@ -47,7 +47,7 @@ impl BusyThreads {
         }
         let same = before.filter(|before| before.tids == tids && before.all == all);
         let same_readings = same.map_or(0, |before| before.same_readings.saturating_add(1));
-        let period = (1 << (same_readings / READINGS_PER_STEP).min(8)).min(MAX_SCANS_PER_READING);
+        let period = (1 << (same_readings / READINGS_PER_STEP).min(8)).min(MAX_SCANS_PER_FULL_READING);
         Some(Self { tids, all, same_readings, scans_left: period - 1, read_alone_at: None })
     }
 

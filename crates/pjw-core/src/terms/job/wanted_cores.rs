@@ -9,7 +9,9 @@ use crate::basics::Nanos;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WantedCores {
     /// The number as it was given. It may be more than the job may have: see [`crate::terms::job::Job::wanted_core_count`].
-    pub given: u32,
+    #[serde(rename = "given")]
+    pub count: u32,
     /// The time at which the number was given, in ns since boot.
-    pub since: Nanos,
+    #[serde(rename = "since")]
+    pub given_at: Nanos,
 }

@@ -38,12 +38,12 @@ pub(super) fn fixture() -> Option<Fixture> {
 
 /// A fixture for cpusets of this owner. `None`, with a printed reason, if the owner does not manage this
 /// hierarchy, this user is not root, or there are fewer than two CPUs.
-pub(super) fn fixture_of(cgroup_owner: CgroupCreator) -> Option<Fixture> {
+pub(super) fn fixture_of(creator: CgroupCreator) -> Option<Fixture> {
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let found = CpusetMount::choose(&CgroupMounts::read()).ok_or("no hierarchy has the controller cpuset");
     let is_systemds =
         |hierarchy: &CpusetMount| hierarchy.is_unified && Path::new("/run/systemd/system").exists();
-    let found = found.and_then(|hierarchy| match cgroup_owner {
+    let found = found.and_then(|hierarchy| match creator {
         _ if !nix::unistd::Uid::effective().is_root() => Err("only root may create cgroups"),
         CgroupCreator::Systemd if !is_systemds(&hierarchy) => Err("systemd does not manage this hierarchy"),
         CgroupCreator::Warden if is_systemds(&hierarchy) => {
@@ -159,10 +159,10 @@ impl Fixture {
 }
 
 /// A cpuset with a name that no other test and no other run uses.
-pub(super) fn job_cpuset_of(cgroup_owner: CgroupCreator, name: &str, spec: CpusetSpec) -> JobCpuset {
+pub(super) fn job_cpuset_of(creator: CgroupCreator, name: &str, spec: CpusetSpec) -> JobCpuset {
     let job = format!("test-{}-{name}", std::process::id()).parse().unwrap();
-    let path = pjw_core::own_cgroups::OwnCgroupNames::default().job_path(&job, cgroup_owner, spec.isolated);
-    JobCpuset { job, cgroup_owner, path, spec }
+    let path = pjw_core::own_cgroups::OwnCgroupNames::default().job_path(&job, creator, spec.isolated);
+    JobCpuset { job, creator, path, spec }
 }
 
 pub(super) fn job_cpuset(name: &str, cpus: &CpuSet) -> JobCpuset {

@@ -19,7 +19,7 @@ fn scope(name: &str, cpus: &CpuSet) -> JobCpuset {
 }
 
 fn own_slice() -> String {
-    OwnCgroupNames::default().slice()
+    OwnCgroupNames::default().slice_name()
 }
 
 fn systemctl(words: &[&str]) -> String {

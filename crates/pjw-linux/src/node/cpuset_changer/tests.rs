@@ -33,7 +33,7 @@ fn changes_that_take_long_are_completed_later_in_the_order_of_the_calls() {
         job: "manual:a".parse().unwrap(),
         change: CpusetChange::MoveBack { process, from: from.clone(), to: cgroup.to_owned() },
         is_repair: false,
-        why: String::new(),
+        reason: String::new(),
     };
 
     let mut changer = CpusetChanger::new(true).unwrap();

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use pjw_core::ids::Tid;
-use pjw_core::ports::Node;
+use pjw_core::ports::MachineInterface;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{Observed, Process, Snapshot};
 
@@ -25,7 +25,13 @@ fn both() -> Option<[LinuxNode; 2]> {
 fn full(threads_of: &[Pid]) -> ScanRequest {
     let threads_of = threads_of.iter().copied().collect();
     let (busy_threads, cgroups) = (BTreeMap::new(), BTreeSet::new());
-    ScanRequest { scope: ScanScope::Full, threads_of, busy_threads, cgroups, idle_watch: Arc::default() }
+    ScanRequest {
+        scope: ScanScope::Full,
+        pids_to_read_threads_of: threads_of,
+        busy_threads,
+        cgroups,
+        idle_watch: Arc::default(),
+    }
 }
 
 fn partial(pids: &[Pid]) -> ScanRequest {

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use nix::unistd::geteuid;
-use pjw_core::diagnosis::{DiagnosisInput, conflicting_programs, diagnose, facts};
+use pjw_core::diagnosis::{DiagnosisInput, conflicting_programs, diagnose, machine_facts};
 use pjw_core::ids::{Comm, Pid, Uid};
 use pjw_core::snapshot::{Observed, Snapshot};
 use pjw_linux::topology::{TopologySource, load_topology};
@@ -27,7 +27,7 @@ const MAX_CGROUPS: usize = 256;
 
 pub(super) fn run(warden: &Warden, request: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let exam = examine(warden)?;
-    let report = DoctorReport::new(clock::hostname(), &exam, &facts(&exam), &diagnose(&exam));
+    let report = DoctorReport::new(clock::hostname(), &exam, &machine_facts(&exam), &diagnose(&exam));
     output::print_reply(request.json, &report, |report, term| {
         let names = user_names(exam.jobs.iter().map(|job| job.owner.0));
         doctor::report_text(report, &names, request.all, term)
@@ -48,7 +48,7 @@ fn examine(warden: &Warden) -> anyhow::Result<DiagnosisInput> {
     let processes: Vec<(Pid, Uid, Comm)> = programs(&watched.after).collect();
     let policy = scanner.policy();
     let mut host = survey::read_host_facts(&watched.after.online);
-    host.incomplete_reason =
+    host.incomplete_scan_reason =
         watched.after.incomplete_reason.clone().or_else(|| watched.before.incomplete_reason.clone());
     let has_kernel = watched
         .after
@@ -79,7 +79,7 @@ fn examine(warden: &Warden) -> anyhow::Result<DiagnosisInput> {
         schedulers: scan::schedulers(&processes, policy.first_person_uid),
         cpuset_support: survey::read_cpuset_support(),
         warden: answer.warden,
-        viewer: viewer(),
+        caller_uid: viewer(),
         first_person_uid: policy.first_person_uid,
     })
 }

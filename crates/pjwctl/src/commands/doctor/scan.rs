@@ -13,7 +13,7 @@ use pjw_core::ids::{Comm, Pid, Uid};
 use pjw_core::policy::{Mode, Policy};
 use pjw_core::snapshot::{Observed, Snapshot};
 use pjw_core::{
-    cpuset::CpuSet, ports::Node, reconcile::reconcile, record::Record, scan, scan::ScanScope,
+    cpuset::CpuSet, ports::MachineInterface, reconcile::reconcile, record::Record, scan, scan::ScanScope,
     state::WardenState, topology::Topology,
 };
 use pjw_linux::{node::LinuxNode, proc::irq, survey, sys::clock};
@@ -77,7 +77,7 @@ impl Scanner {
     pub(super) fn first(&mut self) -> Snapshot {
         let processes = scan::ScanRequest {
             scope: ScanScope::Full,
-            threads_of: BTreeSet::new(),
+            pids_to_read_threads_of: BTreeSet::new(),
             busy_threads: BTreeMap::new(),
             cgroups: BTreeSet::new(),
             idle_watch: Arc::default(),
@@ -100,23 +100,23 @@ impl Scanner {
             let snapshot = self.observe(&look);
             more = self.decide(&snapshot);
         }
-        let threads_of = pids_to_scan_fully(&self.state);
+        let pids_to_read_threads_of = pids_to_scan_fully(&self.state);
         let cgroups = self.state.job_cgroup_paths();
-        let closer = ScanScope::Partial(threads_of.clone());
+        let closer = ScanScope::Partial(pids_to_read_threads_of.clone());
         let interrupts = irq::InterruptCounts::read();
         let before = self.observe(&scan::ScanRequest {
             scope: closer,
-            threads_of,
+            pids_to_read_threads_of,
             busy_threads: BTreeMap::new(),
             cgroups: cgroups.clone(),
             idle_watch: Arc::default(),
         });
         self.decide(&before);
         std::thread::sleep(SPAN);
-        let threads_of = pids_to_scan_fully(&self.state);
+        let pids_to_read_threads_of = pids_to_scan_fully(&self.state);
         let after = self.observe(&scan::ScanRequest {
             scope: ScanScope::Full,
-            threads_of,
+            pids_to_read_threads_of,
             busy_threads: BTreeMap::new(),
             cgroups,
             idle_watch: Arc::default(),

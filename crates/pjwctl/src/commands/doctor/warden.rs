@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pjw_core::diagnosis::{Finding, Severity, WardenStatus};
 use pjw_core::ids::{Pid, ProcessId, StartTime, Uid};
-use pjw_core::job::{Grant, GrantedBy, Job, JobId, JobRequest, Lifetime};
+use pjw_core::job::{EndCondition, Grant, GrantedBy, Job, JobId, JobRequest};
 use pjw_core::record::{Membership, Record};
 use pjw_core::time::{Nanos, UnixMillis};
 use pjw_core::{cpuset::CpuSet, evidence::Evidence};
@@ -92,18 +92,18 @@ fn answer(client: &mut Client, status: &wire::Status) -> Answer {
 
 fn known_job(id: &JobId, job: &wire::Job) -> Job {
     // Only the warden ends this job, so it has a reservation.
-    let mut known = Job::new(id.clone(), Uid(job.owner), Lifetime::Reservation, UnixMillis::default());
+    let mut known = Job::new(id.clone(), Uid(job.owner), EndCondition::Reservation, UnixMillis::default());
     known.request = (job.requested_cores > 0).then(|| JobRequest::of_cores(job.requested_cores));
-    known.released = job.state == "released";
+    known.was_released = job.state == "released";
     let cpus: CpuSet = job.cpus.parse().unwrap_or_default();
     known.grant = (!cpus.is_empty()).then(|| Grant {
         cpus,
         granted_by: if job.granted_by == "scheduler" { GrantedBy::Scheduler } else { GrantedBy::Warden },
-        shared: job.shared,
-        smt_shared: true,
+        is_shared: job.shared,
+        may_split_cores: true,
         granted_at: Nanos::default(),
         reasons: Vec::new(),
-        runner_up: String::new(),
+        second_best: String::new(),
     });
     known
 }

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use pjw_core::cpuset::CpuSet;
-use pjw_core::parts::{PartMap, divide_into_parts, numa_node_containing};
+use pjw_core::parts::{DivisionRule, divide_into_parts, numa_node_containing};
 use pjw_core::topology::Topology;
 use pjw_linux::topology::{self, TopologySource};
 use pjw_spawn::proxy::Template;
@@ -164,7 +164,7 @@ fn placements(
 
 /// The first cores of the own mask, for `--local --cores`.
 fn first_cores(topology: &Topology, mask: &CpuSet, cores: u32) -> anyhow::Result<CpuSet> {
-    let all = divide_into_parts(topology, mask, &PartMap::Core, 0);
+    let all = divide_into_parts(topology, mask, &DivisionRule::Core, 0);
     let wanted = usize::try_from(cores)?;
     if wanted == 0 || wanted > all.len() {
         bail!(

@@ -1,6 +1,6 @@
 //! `doctor`: the findings, most urgent first, each with its remedy; then the jobs, then the facts about the node.
 
-use pjw_core::diagnosis::{DiagnosisInput, Fact, Finding, ObservedJob, Severity};
+use pjw_core::diagnosis::{DiagnosisInput, Finding, MachineFact, ObservedJob, Severity};
 use pjw_core::job::{CpuRequest, GrantedBy};
 use serde::Serialize;
 
@@ -94,7 +94,7 @@ impl DoctorReport {
     /// Makes the report of `pjwctl doctor` about the host `hostname`. `exam` is the data that was read from
     /// the machine. `facts` and `findings` are the conclusions from this data.
     #[must_use]
-    pub fn new(hostname: String, exam: &DiagnosisInput, facts: &[Fact], findings: &[Finding]) -> Self {
+    pub fn new(hostname: String, exam: &DiagnosisInput, facts: &[MachineFact], findings: &[Finding]) -> Self {
         let finding = |finding: &Finding| DoctorFinding {
             code: finding.code.clone(),
             severity: finding.severity.name(),
@@ -104,8 +104,11 @@ impl DoctorReport {
             pids: finding.pids.iter().map(|pid| pid.0).collect(),
             cpus: finding.cpus.to_string(),
         };
-        let fact =
-            |fact: &Fact| DoctorFact { code: fact.code, text: fact.text.clone(), is_detail: fact.is_detail };
+        let fact = |fact: &MachineFact| DoctorFact {
+            code: fact.code,
+            text: fact.text.clone(),
+            is_detail: fact.is_detail,
+        };
         Self {
             hostname,
             findings: findings.iter().map(finding).collect(),

@@ -167,8 +167,8 @@ pub fn job_reasons(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
     Answer::JobReasons(state.jobs.get(id).map(|job| JobReasons {
         job: id.to_string(),
         cpus: job.grant.as_ref().map(|grant| grant.cpus.to_string()).unwrap_or_default(),
-        grant_reasons: explain::job_reasons(state, policy, job),
-        runner_up: job.grant.as_ref().map(|grant| grant.runner_up.clone()).unwrap_or_default(),
+        grant_reasons: explain::explain_job(state, policy, job),
+        runner_up: job.grant.as_ref().map(|grant| grant.second_best.clone()).unwrap_or_default(),
     }))
 }
 
@@ -184,7 +184,7 @@ pub fn process_reasons(state: &WardenState, policy: &Policy, pid: Pid, after: Op
     Answer::ProcessReasons(ProcessReasons {
         process_exists: state.processes.contains_key(&pid),
         job: member.map(|member| member.job.clone()),
-        membership_reasons: explain::process_reasons(state, policy, pid),
+        membership_reasons: explain::explain_process(state, policy, pid),
         threads,
         continue_after,
     })
@@ -203,7 +203,7 @@ fn threads(
         tid,
         thread: thread.clone(),
         pinned_pu: state.pinned_pu_of(member, tid),
-        mask_reason: explain::mask_reason(state, member, tid, thread),
+        mask_reason: explain::explain_mask(state, member, tid, thread),
     };
     let page: Vec<ThreadFacts> = rest.by_ref().take(most).map(facts).collect();
     let last = page.last().map(|thread| thread.tid).filter(|_| rest.next().is_some());

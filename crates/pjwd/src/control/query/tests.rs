@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::ids::{StartTime, Uid};
-use pjw_core::job::{Job, Lifetime};
+use pjw_core::job::{EndCondition, Job};
 use pjw_core::state::demand::Demand;
 use pjw_core::testing::regular_topology;
 use pjw_core::time::UnixMillis;
@@ -27,7 +27,7 @@ fn thread() -> MemberThread {
 fn state(processes: &[u32]) -> (WardenState, JobId) {
     let mut state = WardenState::new(regular_topology(1, 1, 1, 2, 1), &CpuSet::new());
     let id: JobId = "a".parse().unwrap();
-    let job = Job::new(id.clone(), Uid(7), Lifetime::Members, UnixMillis(0));
+    let job = Job::new(id.clone(), Uid(7), EndCondition::Members, UnixMillis(0));
     state.jobs.insert(job);
     for (number, &threads) in (1..).zip(processes) {
         let pid = Pid(number * 100_000);
@@ -37,7 +37,7 @@ fn state(processes: &[u32]) -> (WardenState, JobId) {
             job: id.clone(),
             evidence: Evidence::Registered,
             inherited_mask: None,
-            was_new: true,
+            was_new_at_join: true,
             first_seen: None,
             threads,
         };

@@ -22,15 +22,18 @@ impl EventLoop {
     pub(super) fn publish_core_maps(&mut self, dirty: &DirtySet, is_rescan: bool) {
         let (state, policy) = (self.warden.state(), self.warden.policy());
         let mut changed: BTreeSet<&JobId> = dirty.dirty_jobs().map(|(id, _)| id).collect();
-        let published: Vec<JobId> =
-            if dirty.is_everything() { self.job_files.job_ids().cloned().collect() } else { Vec::new() };
-        if dirty.is_everything() {
+        let published: Vec<JobId> = if dirty.contains_everything() {
+            self.job_files.job_ids().cloned().collect()
+        } else {
+            Vec::new()
+        };
+        if dirty.contains_everything() {
             changed.extend(state.jobs.keys().chain(&published));
         }
         for id in changed {
             let content = state.jobs.get(id).and_then(|job| {
                 let core_map = core_map(state, policy, job)?;
-                let wanted = job.wanted_cores.map(|wanted| wanted.given);
+                let wanted = job.wanted_cores.map(|wanted| wanted.count);
                 Some(JobContent { owner: job.owner, core_map, wanted })
             });
             self.job_files.publish(id, content);
@@ -50,7 +53,7 @@ impl EventLoop {
         }
         for WrittenWant { job, owner, cores } in self.job_files.take_written(now) {
             let state = self.warden.state();
-            let limit = state.jobs.get(&job).and_then(|job| job.wanted_cores_limit(&state.topology));
+            let limit = state.jobs.get(&job).and_then(|job| job.max_wanted_cores(&state.topology));
             if let (Some(cores), Some(limit)) = (cores, limit)
                 && cores > limit
             {

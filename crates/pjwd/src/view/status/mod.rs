@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use pjw_core::event::{Event, EventKind};
 use pjw_core::policy::Mode;
-use pjw_core::ports::{Journal, Node};
+use pjw_core::ports::{Journal, MachineInterface};
 use pjw_core::topology::{Level, Topology};
 use pjw_core::{
     allocate::offer::largest_requests, ids::Uid, plan::Warning, state::WardenState, state::dirty::DirtySet,
@@ -159,7 +159,7 @@ impl Publisher {
     /// `plan_warnings` are the warnings of the cycle's decision for users, and the warnings about removed
     /// files of the daemon. `dirty` names the jobs and processes that may have changed in the cycle.
     /// `loop_status` says whether process events are received, and how late the cycles are.
-    pub fn publish_status<N: Node, J: Journal>(
+    pub fn publish_status<N: MachineInterface, J: Journal>(
         &mut self,
         warden: &Warden<N, J>,
         plan_warnings: &[Warning],
@@ -243,7 +243,7 @@ impl Publisher {
             let user = known.process.uid;
             users.insert(user);
             if !self.unassigned_users.contains(&user) {
-                news.push(Event::new(EventKind::Stray, plan_warning.why.clone()).with_pid(pid));
+                news.push(Event::new(EventKind::Stray, plan_warning.text.clone()).with_pid(pid));
             }
         }
         self.unassigned_users = users;

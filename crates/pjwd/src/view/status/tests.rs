@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::evidence::Evidence;
 use pjw_core::ids::{Pid, ProcessId, StartTime};
-use pjw_core::job::{CpuRequest, Grant, GrantedBy, Job, JobId, Lifetime};
+use pjw_core::job::{CpuRequest, EndCondition, Grant, GrantedBy, Job, JobId};
 use pjw_core::policy::Policy;
 use pjw_core::snapshot::{JobMark, JobMarks, MarkKind, Process};
 use pjw_core::state::{KnownProcess, Member};
 use pjw_core::testing::regular_topology;
 use pjw_core::time::{Nanos, UnixMillis};
-use pjw_core::unassigned::unassigned_by_user;
+use pjw_core::unassigned::unassigned_pids_by_user;
 
 use crate::view::counts::Counts;
 use crate::view::to_wire::{MAX_TEXT_BYTES, evidence_name};
@@ -33,7 +33,7 @@ fn machine() -> Topology {
 }
 
 fn job(id: &str, owner: u32) -> Job {
-    Job::new(id.parse().unwrap(), Uid(owner), Lifetime::Members, UnixMillis(0))
+    Job::new(id.parse().unwrap(), Uid(owner), EndCondition::Members, UnixMillis(0))
 }
 
 fn process(pid: u32, uid: u32) -> Process {
@@ -75,7 +75,7 @@ fn enroll(state: &mut WardenState, pid: u32, job: &str) {
         job: job.parse().unwrap(),
         evidence: Evidence::Cgroup,
         inherited_mask: None,
-        was_new: true,
+        was_new_at_join: true,
         first_seen: None,
         threads: BTreeMap::new(),
     };
@@ -90,7 +90,7 @@ fn published_jobs(state: &WardenState, policy: &Policy) -> Vec<Arc<wire::Job>> {
 
 fn published_strays(state: &WardenState, policy: &Policy) -> Vec<u32> {
     let mut state = state.clone();
-    state.unassigned_by_user = unassigned_by_user(&state, policy);
+    state.unassigned_pids_by_user = unassigned_pids_by_user(&state, policy);
     published_jobs(&state, policy).iter().map(|job| job.strays).collect()
 }
 
@@ -121,11 +121,11 @@ fn holding(name: &str, cpus: &str, shared: bool) -> Job {
     let grant = Grant {
         cpus: cpus.parse().unwrap(),
         granted_by: GrantedBy::Warden,
-        shared,
-        smt_shared: false,
+        is_shared: shared,
+        may_split_cores: false,
         granted_at: Nanos(0),
         reasons: Vec::new(),
-        runner_up: String::new(),
+        second_best: String::new(),
     };
     Job { grant: Some(grant), ..job(name, 0) }
 }
@@ -159,7 +159,7 @@ fn jobs_that_did_not_change_are_neither_computed_nor_copied_again() {
     assert_eq!(codes(&first.begun), ["overlap manual:0", "overlap manual:1", "overlap manual:2"]);
     let before = views.jobs();
     let id: JobId = "1".parse().unwrap();
-    state.jobs.change(&id, |job| job.grant.iter_mut().for_each(|grant| grant.shared = false));
+    state.jobs.update(&id, |job| job.grant.iter_mut().for_each(|grant| grant.is_shared = false));
     let mut dirty = DirtySet::default();
     dirty.add_job(&id);
     let changes = views.update(&state, &policy, &dirty);
@@ -196,7 +196,7 @@ fn the_first_unassigned_process_of_a_user_is_reported() {
         job: None,
         pid: Some(Pid(pid)),
         code: "stray",
-        why: format!("strays such as {pid}"),
+        text: format!("strays such as {pid}"),
         remedy: String::new(),
     };
     let mut published = |strays: &[u32]| {

@@ -28,7 +28,7 @@ pub fn topology_to_wire(topology: &Topology) -> wire::Topology {
     let devices = topology.details();
     let with_pus =
         |level| saturating_u32(topology.domains(level).filter(|domain| !domain.cpus.is_empty()).count());
-    let kinds: BTreeSet<u32> = topology.cores().iter().map(|core| core.kind).collect();
+    let kinds: BTreeSet<u32> = topology.cores().iter().map(|core| core.kind_index).collect();
     let smt: BTreeSet<u32> = topology.cores().iter().map(|core| saturating_u32(core.pus.len())).collect();
     let (levels, memory) = (levels(topology), memory(topology));
     let levels: Vec<&[Part]> = levels.iter().map(Vec::as_slice).collect();
@@ -45,11 +45,11 @@ pub fn topology_to_wire(topology: &Topology) -> wire::Topology {
         cores: saturating_u32(topology.cores().len()),
         pus: saturating_u32(topology.cpus().len()),
         smt: smt.into_iter().collect(),
-        kinds: saturating_u32(kinds.len().max(devices.kinds.len())),
-        core_kinds: devices.kinds.iter().filter(|_| devices.kinds.len() > 1).map(kind).collect(),
+        kinds: saturating_u32(kinds.len().max(devices.core_kinds.len())),
+        core_kinds: devices.core_kinds.iter().filter(|_| devices.core_kinds.len() > 1).map(kind).collect(),
         cpus: topology.cpus().to_string(),
         offline: devices.unavailable_pus.to_string(),
-        disallowed: devices.disallowed.to_string(),
+        disallowed: devices.disallowed_pus.to_string(),
         devices: devices.devices.iter().map(device).collect(),
         fits: None,
         tree,
@@ -155,14 +155,14 @@ fn part_to_wire(part: &Part, cpus: &CpuSet) -> wire::Domain {
 }
 
 fn cores(topology: &Topology, cpus: &CpuSet) -> Vec<wire::Domain> {
-    let several = topology.details().kinds.len() > 1;
+    let several = topology.details().core_kinds.len() > 1;
     let is_here = |core: &Core| core.pus.first().is_some_and(|pu| cpus.contains(pu));
     let here = (0..).zip(topology.cores()).filter(|(_, core)| is_here(core));
     here.map(|(number, core)| wire::Domain {
         kind: "core".to_owned(),
         number,
         cpus: core.pus.to_string(),
-        core_kind: several.then_some(core.kind),
+        core_kind: several.then_some(core.kind_index),
         ..wire::Domain::default()
     })
     .collect()
@@ -176,9 +176,9 @@ fn device(device: &Device) -> wire::Device {
     wire::Device {
         class: device.class.name().to_owned(),
         names: device.names.clone(),
-        address: device.address.clone(),
+        address: device.pci_address.clone(),
         model: device.model.clone(),
-        cpus: device.cpus.to_string(),
+        cpus: device.local_cpus.to_string(),
         numa_nodes: device.numa_nodes.clone(),
     }
 }

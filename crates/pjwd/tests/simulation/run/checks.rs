@@ -27,7 +27,7 @@ impl Run {
         assert!(found.is_empty(), "{found:?}");
         let mut owners: BTreeMap<u32, &JobId> = BTreeMap::new();
         for job in state.jobs.values() {
-            let Some(grant) = job.grant.as_ref().filter(|grant| !grant.shared) else { continue };
+            let Some(grant) = job.grant.as_ref().filter(|grant| !grant.is_shared) else { continue };
             if grant.granted_by == GrantedBy::Warden {
                 assert!(
                     !grant.cpus.intersects(&self.policy.housekeeping_cpus),
@@ -89,8 +89,11 @@ impl Run {
             report.mask_outcomes.iter().find(|(_, outcome)| !matches!(outcome, MaskOutcome::Refused { .. }));
         assert_eq!(moved, None, "the cycles do not come to rest");
         let state = self.warden.state();
-        let owed: Vec<_> =
-            state.processes_to_restore.keys().filter(|pid| !state.kept_off_pids.contains(pid)).collect();
+        let owed: Vec<_> = state
+            .processes_to_restore
+            .keys()
+            .filter(|pid| !state.pids_kept_off_job_cpus.contains(pid))
+            .collect();
         assert!(owed.is_empty(), "{owed:?}");
         let world = self.world.borrow();
         self.check_strays(&world);
@@ -98,7 +101,7 @@ impl Run {
             let process = world.processes.get(&member.id.pid).expect("a process that ended is no member");
             assert_eq!(process.id, member.id);
             let job = &state.jobs[&member.job];
-            let Some(grant) = job.grant.as_ref().filter(|_| !job.released) else {
+            let Some(grant) = job.grant.as_ref().filter(|_| !job.was_released) else {
                 self.check_originals(process);
                 continue;
             };
@@ -139,7 +142,7 @@ impl Run {
     pub(super) fn check_affinity_attempts(&mut self) {
         let state = self.warden.state();
         let bounded = |job: &JobId| {
-            let job = state.jobs.get(job).filter(|job| !job.released);
+            let job = state.jobs.get(job).filter(|job| !job.was_released);
             let grant = job.and_then(|job| job.grant.as_ref());
             let pus =
                 grant.map(|grant| grant.cpus.intersection(&state.pool.online_cpus())).unwrap_or_default();
@@ -184,7 +187,7 @@ impl Run {
         let grants = state.jobs.values().filter_map(|job| job.grant.as_ref());
         let granted = grants.fold(CpuSet::new(), |all, grant| all.union(&grant.cpus));
         let outside = world.online.difference(&granted);
-        for pid in &state.kept_off_pids {
+        for pid in &state.pids_kept_off_job_cpus {
             let process = &world.processes[pid];
             for thread in process
                 .threads
@@ -327,7 +330,7 @@ impl Run {
         let state = self.warden.state();
         let mut of_schedulers = CpuSet::new();
         for job in state.jobs.values() {
-            assert!(job.released && job.id.source().is_scheduler(), "{job:?}");
+            assert!(job.was_released && job.id.source().is_scheduler(), "{job:?}");
             assert!(
                 job.grant.as_ref().is_none_or(|grant| grant.granted_by == GrantedBy::Scheduler),
                 "{job:?}"

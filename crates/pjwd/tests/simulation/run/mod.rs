@@ -13,7 +13,7 @@ use pjw_core::cpuset_group::{CpusetChange, CpusetHierarchy, CpusetOutcome, Cpuse
 use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::{Pid, ProcessId, ThreadId, Uid};
 use pjw_core::job::JobId;
-use pjw_core::policy::{OnExhausted, OversubscriptionPolicy, Policy};
+use pjw_core::policy::{ExhaustionPolicy, OversubscriptionPolicy, Policy};
 use pjw_core::record::Record;
 use pjw_core::state::WardenState;
 use pjw_core::testing::regular_topology;
@@ -86,9 +86,9 @@ impl Run {
         let keep = chance.chance(300) && topology.cores().len() > 1;
         let housekeeping_cpus = if keep { topology.cores()[0].pus.clone() } else { CpuSet::new() };
         let on_exhausted = match chance.random_below(4) {
-            0 => OnExhausted::Share,
-            1 => OnExhausted::Wait,
-            _ => OnExhausted::Refuse,
+            0 => ExhaustionPolicy::Share,
+            1 => ExhaustionPolicy::Wait,
+            _ => ExhaustionPolicy::Refuse,
         };
         let oversubscription =
             if chance.chance(500) { OversubscriptionPolicy::Spread } else { OversubscriptionPolicy::Float };
@@ -99,12 +99,12 @@ impl Run {
         let support_of_world = cpuset_support.clone();
         let policy = Policy {
             housekeeping_cpus,
-            on_exhausted,
+            exhaustion_policy: on_exhausted,
             oversubscription,
             share_smt,
             cpuset_support,
             enforcement,
-            adopt_strays: seed.substream("strays").chance(150),
+            adopt_unassigned_processes: seed.substream("strays").chance(150),
             ..Policy::default()
         };
         let faults = Faults::from_seed(&seed);
@@ -338,7 +338,8 @@ impl Run {
         }
         if let Reply::Released(jobs) = reply {
             // A scheduler's job keeps its processes.
-            let lives_on = |job: &JobId| self.warden.state().jobs.get(job).is_some_and(|job| job.released);
+            let lives_on =
+                |job: &JobId| self.warden.state().jobs.get(job).is_some_and(|job| job.was_released);
             jobs.iter().filter(|job| !lives_on(job)).for_each(|job| self.forget_expected_job(job));
         }
         if let (Command::Assign(request), Reply::Assigned(job)) = (command, reply) {

@@ -174,7 +174,7 @@ fn a_write_that_a_known_cpuset_limits_says_nothing_of_the_masks_under_another_cp
 #[test]
 fn a_child_begins_with_a_request_that_held_when_it_was_born() {
     let mut entry = confined();
-    entry.record_same_reading(Nanos(4));
+    entry.record_unchanged_reading(Nanos(4));
     let requests = |moment| {
         entry.requests_for_child_born_at(at(moment)).map(|request| request.mask.clone()).collect::<Vec<_>>()
     };
