@@ -24,7 +24,7 @@ use pjw_core::{
     cpuset::CpuSet, job::CpuRequest, policy::Policy, ports::Journal, record::Record, state::WardenState,
 };
 use pjw_linux::topology::{TopologySource, load_topology};
-use pjw_linux::{node::LinuxNode, sys::clock};
+use pjw_linux::{node::LinuxMachine, sys::clock};
 use pjw_sources::{Host, identifying_variables};
 use pjwd::warden::Warden;
 
@@ -103,9 +103,9 @@ fn measure_cycles(
 }
 
 /// Makes a warden with one job of one core, which has the load processes.
-fn new_warden(pids: &[u32]) -> anyhow::Result<Warden<LinuxNode, DiscardingJournal>> {
+fn new_warden(pids: &[u32]) -> anyhow::Result<Warden<LinuxMachine, DiscardingJournal>> {
     let topology = load_topology(TopologySource::Live)?;
-    let node = LinuxNode::new(identifying_variables()).context("can't open /proc")?;
+    let node = LinuxMachine::new(identifying_variables()).context("can't open /proc")?;
     let state = WardenState::new(topology, &CpuSet::new());
     let host = Host { name: clock::hostname(), flux_user: None };
     let mut warden = Warden::new(node, DiscardingJournal, state, Vec::new(), Policy::default(), host);

@@ -14,7 +14,7 @@ use pjw_benches::programs::interrupt::Interrupt;
 use pjw_benches::setup::effort::Effort;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::{ids::Pid, ports::MachineInterface, snapshot::Observed};
-use pjw_linux::{bpf::TaskScan, node::LinuxNode};
+use pjw_linux::{bpf::TaskScan, node::LinuxMachine};
 use pjw_sources::identifying_variables;
 use procfs::process::Process;
 use std::time::Duration;
@@ -49,8 +49,8 @@ fn scan_methods() -> anyhow::Result<Vec<Box<dyn ScanMethod>>> {
     Ok(methods)
 }
 
-fn open_node() -> anyhow::Result<LinuxNode> {
-    LinuxNode::new(identifying_variables()).context("can't open /proc")
+fn open_node() -> anyhow::Result<LinuxMachine> {
+    LinuxMachine::new(identifying_variables()).context("can't open /proc")
 }
 
 /// Which processes a scan of pjwd reads.
@@ -63,7 +63,7 @@ enum ScanKind {
 
 /// A scan by the code of pjwd.
 struct PjwScan {
-    node: LinuxNode,
+    node: LinuxMachine,
     kind: ScanKind,
     source: &'static str,
 }
@@ -94,7 +94,7 @@ impl ScanMethod for PjwFirstScan {
     }
 }
 
-fn count_threads(node: &mut LinuxNode, pids: &[u32], full: bool) -> usize {
+fn count_threads(node: &mut LinuxMachine, pids: &[u32], full: bool) -> usize {
     let members: BTreeSet<Pid> = pids.iter().copied().map(Pid).collect();
     let scope = if full { ScanScope::Full } else { ScanScope::Partial(members.clone()) };
     let request = ScanRequest {

@@ -24,8 +24,8 @@ use pjw_benches::measure::results::{Figure, median, print_line, publish, quantil
 use pjw_benches::programs::daemon::PrivateWarden;
 use pjw_benches::setup::Setup;
 use pjw_core::cpuset::CpuSet;
-use pjw_spawn::pool::Pool;
-use pjw_spawn::{Arguments, Context, Exit, Instance, Placement, Stdio};
+use pjw_spawn::pool::WorkerPool;
+use pjw_spawn::{Arguments, Context, ExitStatus, Instance, Placement, Stdio};
 
 /// The program: it writes records of [`RECORD_SIZE`] bytes to its standard output.
 const SOURCE: &str = include_str!("../crates/pjw-spawn/tests/programs/first_act.c");
@@ -119,7 +119,7 @@ impl OwnStart {
         let instance = self.instances[round % self.instances.len()].clone();
         for child in self.context.spawn_n(vec![instance])? {
             let exit = child?.wait()?;
-            ensure!(matches!(exit, Exit::Code(0)), "the program failed: {exit:?}");
+            ensure!(matches!(exit, ExitStatus::Code(0)), "the program failed: {exit:?}");
         }
         Ok(())
     }
@@ -155,7 +155,7 @@ fn replacements(setup: &Setup, directory: &Path) -> anyhow::Result<Vec<Figure>> 
     let (mut reader, writer) = pipe().context("can't make a pipe")?;
     let output = Arc::new(OwnedFd::from(writer));
     let own = OwnStart::new(&program, &setup.scale.usable_pus, &output)?;
-    let mut pool = Pool::start(&own.context, own.instances.clone(), 2)?;
+    let mut pool = WorkerPool::start(&own.context, own.instances.clone(), 2)?;
     for _ in 0..own.instances.len() {
         own.microseconds_since(0, &mut reader)?;
     }

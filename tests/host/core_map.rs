@@ -27,7 +27,7 @@ fn directory(daemon: &Daemon, job: &str) -> PathBuf {
 }
 
 fn open(daemon: &Daemon, job: &str) -> Job {
-    let job = Job::open_directory(&directory(daemon, job));
+    let job = Job::in_directory(&directory(daemon, job));
     assert_eq!(job.cores().source, CoresSource::CoreMap);
     job
 }
@@ -60,7 +60,7 @@ fn a_resize_changes_the_core_map_and_wakes_the_program_that_waits() {
     assert_eq!(read(&daemon, "a", "cpus"), format!("{granted}\n"));
     let resize = |cores: &str, before: &Cores| -> (CpuSet, Cores) {
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| job.wait(before.epoch, TIMEOUT).unwrap());
+            let waiting = scope.spawn(|| job.wait_for_change(before.epoch, TIMEOUT).unwrap());
             let output = daemon.pjwctl(&["assign", &daemon.job_id("a"), "--cores", cores, "--json"]);
             let reply: Value = serde_json::from_slice(&output.stdout).unwrap();
             (reply["cpus"].as_str().unwrap().parse().unwrap(), waiting.join().unwrap())
@@ -76,12 +76,12 @@ fn a_resize_changes_the_core_map_and_wakes_the_program_that_waits() {
     assert_eq!(json, expected);
     daemon.assign("a", 1, &[]).unwrap();
     assert_eq!(
-        job.wait(narrower.epoch, Some(Duration::from_millis(1))),
+        job.wait_for_change(narrower.epoch, Some(Duration::from_millis(1))),
         None,
         "the same request changes nothing"
     );
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| job.wait(narrower.epoch, TIMEOUT).unwrap());
+        let waiting = scope.spawn(|| job.wait_for_change(narrower.epoch, TIMEOUT).unwrap());
         daemon.release("a").unwrap();
         assert_eq!(waiting.join().unwrap().source, CoresSource::AffinityMask);
     });
@@ -111,9 +111,9 @@ fn the_number_of_cores_that_a_program_asks_for_is_shown_and_limited() {
     daemon.assign("a", 1, &[shell.pid()]).unwrap();
     let job = open(&daemon, "a");
     assert_eq!(daemon.job("a").unwrap().wants, None);
-    job.want(0).unwrap();
+    job.set_wanted_cores(0).unwrap();
     wait_for_wants(&daemon, "a", Some(0));
-    job.want(64).unwrap();
+    job.set_wanted_cores(64).unwrap();
     wait_for_wants(&daemon, "a", Some(1));
     let explained = daemon.pjwctl(&["explain", &daemon.job_id("a")]);
     let explained = String::from_utf8(explained.stdout).unwrap().replace('\n', " ");
@@ -122,7 +122,7 @@ fn the_number_of_cores_that_a_program_asks_for_is_shown_and_limited() {
         "{explained}"
     );
     assert_eq!(daemon.log().matches("wants 64 cores in its file want and may have 1").count(), 1);
-    job.want_default().unwrap();
+    job.reset_wanted_cores().unwrap();
     wait_for_wants(&daemon, "a", None);
     let told = daemon.pjwctl(&["want", &daemon.job_id("a"), "9"]);
     let told = String::from_utf8(told.stdout).unwrap();
@@ -168,14 +168,14 @@ fn a_killed_daemon_leaves_the_core_map_and_the_next_one_goes_on_with_it() {
         daemon.assign("ends", 1, &[ends.pid()]).unwrap();
     }
     let job = open(&daemon, "stays");
-    job.want(0).unwrap();
+    job.set_wanted_cores(0).unwrap();
     wait_for_wants(&daemon, "stays", Some(0));
     let before = job.cores();
     daemon.kill();
     drop(ends);
     assert_eq!(job.cores(), before, "jobs keep their cores without a daemon");
     fs::write(directory(&daemon, "stays").join("cpus"), "rubbish").unwrap();
-    job.want(1).unwrap();
+    job.set_wanted_cores(1).unwrap();
     daemon.spawn();
     assert_eq!(job.cores(), before, "and with the next one");
     wait_for_wants(&daemon, "stays", Some(1));
@@ -290,7 +290,7 @@ fn a_full_file_system_is_a_warning_and_the_page_is_still_written() {
     let shell = Shell::start();
     daemon.assign("a", 1, &[shell.pid()]).unwrap();
     let state = inside(daemon.state_dir());
-    let job = Job::open_directory(&inside(directory(&daemon, "a")));
+    let job = Job::in_directory(&inside(directory(&daemon, "a")));
     let before = job.cores();
     assert_eq!((before.source, warnings(&daemon, "core-map")), (CoresSource::CoreMap, vec![]));
     let mut fill = 0;

@@ -144,7 +144,7 @@ fn check_owners(daemon: &Daemon) {
             assert_eq!(other, None, "PU {pu} belongs to {name} too\n{}", daemon.log());
         }
     }
-    let Some(hierarchy) = CpusetMount::choose(&CgroupMounts::read()) else { return };
+    let Some(hierarchy) = CpusetMount::from_mounts(&CgroupMounts::read()) else { return };
     let machine: CpuSet = daemon.status().node.cpus.parse().unwrap();
     let mut inside: BTreeMap<u32, String> = BTreeMap::new();
     for dir in remaining_cgroups(daemon.tag()) {

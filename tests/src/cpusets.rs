@@ -20,7 +20,7 @@ pub fn find_hierarchy() -> Result<CpusetMount, NoCpusets> {
     if !Uid::effective().is_root() {
         return unavailable("only root may make cpusets");
     }
-    let Some(hierarchy) = CpusetMount::choose(&CgroupMounts::read()) else {
+    let Some(hierarchy) = CpusetMount::from_mounts(&CgroupMounts::read()) else {
         return unavailable("no cpuset hierarchy is mounted here");
     };
     if hierarchy.is_unified && Path::new("/run/systemd/system").exists() {
@@ -56,7 +56,7 @@ pub fn cgroup_of_process(pid: u32) -> Option<String> {
 /// Returns the directories of the remaining cgroups of jobs, of any warden, whose names end with `tag`.
 #[must_use]
 pub fn remaining_cgroups(tag: &str) -> Vec<PathBuf> {
-    let Some(hierarchy) = CpusetMount::choose(&CgroupMounts::read()) else { return Vec::new() };
+    let Some(hierarchy) = CpusetMount::from_mounts(&CgroupMounts::read()) else { return Vec::new() };
     let top = hierarchy.root().children().into_iter();
     let of_wardens: Vec<_> =
         top.filter(|group| OwnCgroupNames::from_cgroup_path(&group.path).is_some()).collect();

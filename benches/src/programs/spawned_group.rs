@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, ensure};
 use pjw_core::cpuset::CpuSet;
-use pjw_spawn::{Arguments, Child, Context, Exit, Instance, Placement, Stdio};
+use pjw_spawn::{Arguments, Child, Context, ExitStatus, Instance, Placement, Stdio};
 
 /// A program, and how a group of its processes is started.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ impl SpawnedGroup {
         pus: &CpuSet,
     ) -> anyhow::Result<Self> {
         let context =
-            Context::new(program)?.environment(environment.iter().map(|(name, value)| (name, value)));
+            Context::new(program)?.set_environment(environment.iter().map(|(name, value)| (name, value)));
         let arguments = Arguments::literal(&[program.as_os_str(), argument.as_ref()])?;
         let placements = pus.iter().map(|pu| Arc::new(Placement::on_cpus(CpuSet::from(pu)))).collect();
         Ok(Self { context, arguments: Arc::new(arguments), placements })
@@ -36,13 +36,13 @@ impl SpawnedGroup {
     /// Makes the processes by fork of a template.
     #[must_use]
     pub fn by_templates(self) -> Self {
-        Self { context: self.context.templates(), ..self }
+        Self { context: self.context.use_templates(), ..self }
     }
 
     /// Makes the processes by fork of the program at its call of `pspawn_fork_here`.
     #[must_use]
     pub fn by_late_forks(self) -> Self {
-        Self { context: self.context.late_templates(), ..self }
+        Self { context: self.context.use_fork_here_templates(), ..self }
     }
 
     /// Starts `count` processes, and waits for each after all have begun.
@@ -86,6 +86,6 @@ impl SpawnedGroup {
 
 fn wait(child: &Child) -> anyhow::Result<()> {
     let exit = child.wait()?;
-    ensure!(matches!(exit, Exit::Code(0)), "a process failed: {exit:?}");
+    ensure!(matches!(exit, ExitStatus::Code(0)), "a process failed: {exit:?}");
     Ok(())
 }

@@ -89,9 +89,9 @@ impl BoundSocket {
 
     /// Returns whether the socket file and the lock file at their paths are still the files that this value
     /// created. False if another program removed or replaced one of the files. New clients may then be unable
-    /// to connect. In this case, call [`BoundSocket::bind_again`] to create the files again.
+    /// to connect. In this case, call [`BoundSocket::rebind_if_removed`] to create the files again.
     #[must_use]
-    pub fn is_in_place(&self) -> bool {
+    pub fn are_files_in_place(&self) -> bool {
         inode_of(&self.path) == Some(self.inode) && is_lock_in_place(&self.path, &self.lock)
     }
 
@@ -102,7 +102,7 @@ impl BoundSocket {
     ///
     /// # Errors
     /// As [`bind`]. Also if the process has no free file descriptor.
-    pub fn bind_again(&mut self) -> Result<UnixListener, BindError> {
+    pub fn rebind_if_removed(&mut self) -> Result<UnixListener, BindError> {
         prepare(&self.path)?;
         if !is_lock_in_place(&self.path, &self.lock) {
             self.lock = lock(&self.path)?;
@@ -314,9 +314,9 @@ mod tests {
             [|path| std::fs::remove_file(path), |path| std::fs::remove_dir_all(path.parent().unwrap())];
         for remove in removals {
             remove(&path).unwrap();
-            assert!(!owned.is_in_place());
-            owned.bind_again().unwrap();
-            assert!(owned.is_in_place());
+            assert!(!owned.are_files_in_place());
+            owned.rebind_if_removed().unwrap();
+            assert!(owned.are_files_in_place());
             assert_eq!(
                 dial(&path, Duration::ZERO).map(|client| listener_pid(&client)),
                 Ok(Some(std::process::id().cast_signed()))
@@ -333,7 +333,7 @@ mod tests {
         let mut owned = bind(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "precious").unwrap();
-        let fault = owned.bind_again().unwrap_err().to_string();
+        let fault = owned.rebind_if_removed().unwrap_err().to_string();
         assert!(fault.contains("is a file, not a socket"), "{fault}");
         drop(owned);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");

@@ -149,7 +149,7 @@ pub enum Reply {
         jobs: Vec<Job>,
     },
     /// Reply to `GetJob`.
-    JobDetail(Box<JobDetail>),
+    JobDetail(Box<GetJobReply>),
     /// Reply to `Assign` and `Want`.
     Job {
         /// The job as it is after the call.
@@ -161,9 +161,9 @@ pub enum Reply {
         released: Vec<String>,
     },
     /// Reply to `ExplainJob`.
-    JobReasons(JobReasons),
+    JobReasons(ExplainJobReply),
     /// Reply to `ExplainPid`.
-    PidReasons(PidReasons),
+    PidReasons(ExplainPidReply),
     /// Reply to `Plan`.
     Plan(Arc<PlanReply>),
     /// Reply to `PlanDefrag` and `Defrag`.
@@ -187,7 +187,7 @@ pub enum Reply {
 
 /// The reply to the call `GetJob`: a job, one page of its processes, and its latest events.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JobDetail {
+pub struct GetJobReply {
     /// The job: its id, its owner, its state, its PUs, and the numbers of its processes and threads.
     pub job: Job,
     /// One page of the processes that belong to the job, with their threads.
@@ -195,40 +195,41 @@ pub struct JobDetail {
     /// The latest events of the job, oldest first. Only the first page has them.
     pub history: Vec<Arc<Event>>,
     /// The pid of the last process on this page. `None` if this is the last page. To get the next page, call
-    /// `GetJob` with this pid as `after`, and with [`JobDetail::next_tid`] as `after_tid`. The processes are
+    /// `GetJob` with this pid as `after`, and with [`GetJobReply::last_tid`] as `after_tid`. The processes are
     /// in ascending order of their pids. The next page begins as follows:
     ///
     /// - If `next_tid` is `None`: with the first process whose pid is larger than this pid.
     /// - Otherwise: with the same process again, and with the threads of the process that are missing here.
     #[serde(rename = "next")]
-    pub next_after_pid: Option<u32>,
+    pub last_pid: Option<u32>,
     /// The tid of the last thread on this page, if the last process on this page has threads with larger
     /// tids. `None` if there are no such threads. To get the next page, call `GetJob` with this tid as
-    /// `after_tid`, and with [`JobDetail::next_after_pid`] as `after`. The next page begins with the thread
+    /// `after_tid`, and with [`GetJobReply::last_pid`] as `after`. The next page begins with the thread
     /// that has the next larger tid.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_tid: Option<u32>,
+    #[serde(rename = "next_tid", default, skip_serializing_if = "Option::is_none")]
+    pub last_tid: Option<u32>,
 }
 
 /// The reply to the call `ExplainJob`: the reasons why the job holds its PUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JobReasons {
+pub struct ExplainJobReply {
     /// The id of the job, such as `slurm:7`.
     pub job: String,
     /// The PUs (logical CPUs) that the job holds, as a CPU list such as `0-3,8`.
     pub cpus: String,
-    /// The reasons why the daemon chose the PUs in [`JobReasons::cpus`] for the job, in one sentence each.
+    /// The reasons why the daemon chose the PUs in [`ExplainJobReply::cpus`] for the job, in one sentence each.
     #[serde(rename = "because")]
     pub grant_reasons: Vec<String>,
     /// The alternative that the daemon rated second best when it chose the PUs of the job, described in one
     /// sentence. Empty if the daemon compared no alternatives.
-    pub runner_up: String,
+    #[serde(rename = "runner_up")]
+    pub second_best: String,
 }
 
 /// The reply to the call `ExplainPid`: why a process belongs to its job or to no job, and why its threads
 /// have their affinity masks. One reply contains one page of the threads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PidReasons {
+pub struct ExplainPidReply {
     /// The pid of the process, as in the call.
     pub pid: u32,
     /// The id of the job to which the process belongs. `None` if the process belongs to no job.
@@ -240,8 +241,8 @@ pub struct PidReasons {
     pub threads: Vec<Thread>,
     /// The tid of the last thread on this page. `None` on the last page. To get the next page, call
     /// `ExplainPid` with this tid as `after_tid`: that page begins with the next larger tid.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_tid: Option<u32>,
+    #[serde(rename = "next_tid", default, skip_serializing_if = "Option::is_none")]
+    pub last_tid: Option<u32>,
 }
 
 /// The reply to the call `Plan`: the changes of affinity masks and cpusets that the daemon would make now.
@@ -255,7 +256,7 @@ pub struct PlanReply {
     /// the daemon grants no PUs to a job whose number of cores is unknown. The other warnings name a state of
     /// the machine that the user should correct.
     #[serde(rename = "abstained")]
-    pub skipped_changes: Vec<Abstained>,
+    pub warnings: Vec<Abstained>,
 }
 
 /// The reply to the calls `PlanDefrag` and `Defrag`: the jobs that move to other cores, and the largest
@@ -266,10 +267,12 @@ pub struct DefragReply {
     pub moves: Vec<Move>,
     /// The sizes, in whole cores, of the largest requests that the free cores could serve before the moves:
     /// inside one L3, NUMA node or package, and on the whole machine.
-    pub fits_before: Fits,
+    #[serde(rename = "fits_before")]
+    pub largest_requests_before: Fits,
     /// The sizes, in whole cores, of the largest requests that the free cores can serve after the moves:
     /// inside one L3, NUMA node or package, and on the whole machine.
-    pub fits_after: Fits,
+    #[serde(rename = "fits_after")]
+    pub largest_requests_after: Fits,
 }
 
 /// An error that the daemon sends as the reply to a call, such as a refusal or an unknown method. Most

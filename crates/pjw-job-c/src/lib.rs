@@ -63,10 +63,10 @@ pub unsafe extern "C" fn pjw_job_open(directory: *const c_char) -> *mut PjwJob {
     let mut opened = ptr::null_mut();
     returned(|| {
         let job = if directory.is_null() {
-            Job::open()
+            Job::of_this_process()
         } else {
             // SAFETY: the caller gives a C string.
-            Job::open_directory(Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(directory) }.to_bytes())))
+            Job::in_directory(Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(directory) }.to_bytes())))
         };
         opened = Box::into_raw(Box::new(PjwJob(job)));
         Ok(0)
@@ -173,7 +173,7 @@ pub unsafe extern "C" fn pjw_job_wait(
             return Err(Failure::invalid("the pointer for the cores is NULL"));
         }
         let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
-        let Some(changed) = job.wait(epoch, timeout) else { return Ok(0) };
+        let Some(changed) = job.wait_for_change(epoch, timeout) else { return Ok(0) };
         // SAFETY: the caller gives the room.
         unsafe { put(cores, PjwCores::from(&changed)) }?;
         Ok(1)
@@ -193,8 +193,8 @@ pub unsafe extern "C" fn pjw_job_want(job: *mut PjwJob, cores: c_int) -> c_int {
         // SAFETY: the caller gives NULL or a job.
         let job = unsafe { job_of(job) }?;
         match (u32::try_from(cores), cores) {
-            (Ok(cores), _) => job.want(cores)?,
-            (Err(_), -1) => job.want_default()?,
+            (Ok(cores), _) => job.set_wanted_cores(cores)?,
+            (Err(_), -1) => job.reset_wanted_cores()?,
             (Err(_), _) => return Err(Failure::invalid(format!("{cores} is no number of cores"))),
         }
         Ok(0)

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use job::layout::PageContent;
-use job::{PAGE_FILE_NAME, PageWriter, WANT_FILE_NAME};
+use job::layout::CoreMapContent;
+use job::{CORE_MAP_FILE_NAME, CoreMapWriter, WANTED_CORES_FILE_NAME};
 
 #[path = "../../pjw-spawn-c/tests/compile/mod.rs"]
 mod compile;
@@ -20,9 +20,9 @@ fn a_c_program_reads_its_cores_waits_for_a_change_and_asks_for_fewer() {
     let (program, job) = (directory.path().join("program"), directory.path().join("job"));
     compile("pjw_job", Path::new(env!("CARGO_MANIFEST_DIR")), "tests/program.c", &program);
     std::fs::create_dir(&job).unwrap();
-    let want = job.join(WANT_FILE_NAME);
+    let want = job.join(WANTED_CORES_FILE_NAME);
     std::fs::write(&want, "").unwrap();
-    let before = PageContent {
+    let before = CoreMapContent {
         epoch: 7,
         is_live: true,
         own: "0-1".parse().unwrap(),
@@ -30,9 +30,10 @@ fn a_c_program_reads_its_cores_waits_for_a_change_and_asks_for_fewer() {
         leaving: "2".parse().unwrap(),
         leaving_at_ns: Some(99),
         core_count: 3,
-        ..PageContent::default()
+        ..CoreMapContent::default()
     };
-    let mut writer = PageWriter::create(&job.join(PAGE_FILE_NAME), &job.join("temporary"), &before).unwrap();
+    let mut writer =
+        CoreMapWriter::create(&job.join(CORE_MAP_FILE_NAME), &job.join("temporary"), &before).unwrap();
     let mut child = Command::new(&program).arg(&job).spawn().unwrap();
     let deadline = Instant::now() + Duration::from_secs(60);
     while std::fs::read_to_string(&want).unwrap() != "1\n" && child.try_wait().unwrap().is_none() {
@@ -41,7 +42,7 @@ fn a_c_program_reads_its_cores_waits_for_a_change_and_asks_for_fewer() {
     }
     let own = "0".parse().unwrap();
     writer
-        .write(&PageContent { epoch: 8, is_live: true, own, core_count: 1, ..PageContent::default() })
+        .write(&CoreMapContent { epoch: 8, is_live: true, own, core_count: 1, ..CoreMapContent::default() })
         .unwrap();
     assert!(child.wait().unwrap().success());
 }

@@ -6,22 +6,22 @@
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use pjw_job::layout::PageContent;
-use pjw_job::{Job, PAGE_FILE_NAME, PageWriter};
+use pjw_job::layout::CoreMapContent;
+use pjw_job::{CORE_MAP_FILE_NAME, CoreMapWriter, Job};
 
 const CHANGES: u64 = 2000;
 
 fn main() {
     let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
-    let content = |epoch| PageContent { epoch, is_live: true, ..PageContent::default() };
-    let path = directory.path().join(PAGE_FILE_NAME);
-    let mut writer = PageWriter::create(&path, &directory.path().join("new"), &content(1)).unwrap();
-    let job = Job::open_directory(directory.path());
+    let content = |epoch| CoreMapContent { epoch, is_live: true, ..CoreMapContent::default() };
+    let path = directory.path().join(CORE_MAP_FILE_NAME);
+    let mut writer = CoreMapWriter::create(&path, &directory.path().join("new"), &content(1)).unwrap();
+    let job = Job::in_directory(directory.path());
     let (send, seen) = mpsc::channel();
     let mut took: Vec<Duration> = std::thread::scope(|scope| {
         scope.spawn(move || {
             for epoch in 1..=CHANGES {
-                let cores = job.wait(epoch, None).unwrap();
+                let cores = job.wait_for_change(epoch, None).unwrap();
                 send.send((cores.epoch, Instant::now())).unwrap();
             }
         });

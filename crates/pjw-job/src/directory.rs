@@ -9,9 +9,9 @@ use pjw_core::job::JobId;
 
 /// The name of the page in the directory of a job. The page is the file that says which CPUs the job has.
 /// pjwd writes the file, and the programs of the job map it into their memory.
-pub const PAGE_FILE_NAME: &str = "coremap";
+pub const CORE_MAP_FILE_NAME: &str = "coremap";
 /// The name of the file in the directory of a job into which a program writes how many cores it wants.
-pub const WANT_FILE_NAME: &str = "want";
+pub const WANTED_CORES_FILE_NAME: &str = "want";
 /// The mode of the files that all users may read and only pjwd may write.
 pub const FILE_MODE: u32 = 0o644;
 
@@ -28,7 +28,7 @@ pub const FILE_MODE: u32 = 0o644;
 /// A directory is used only if it exists and belongs to root or to the effective user of this process. `None`
 /// if no variable is set, its value is invalid, or there is no such directory.
 #[must_use]
-pub fn find_directory() -> Option<PathBuf> {
+pub fn find_job_directory() -> Option<PathBuf> {
     find_by(|name| env::var_os(name))
 }
 

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use pjw_core::cpuset::{CpuSet, Pu};
 use thiserror::Error;
 
-use crate::directory::{PAGE_FILE_NAME, WANT_FILE_NAME, find_directory};
-use crate::layout::PageContent;
+use crate::directory::{CORE_MAP_FILE_NAME, WANTED_CORES_FILE_NAME, find_job_directory};
+use crate::layout::CoreMapContent;
 use crate::mask;
-use crate::page::{PageError, PageReader};
+use crate::page::{CoreMapError, CoreMapReader};
 
 /// How often a program without a core map looks for one, and for a change of its mask.
 const MASK_INTERVAL: Duration = Duration::from_millis(250);
@@ -68,7 +68,7 @@ impl Cores {
         self.cpus.difference(&self.leaving).len().max(1)
     }
 
-    fn of_page(content: PageContent) -> Self {
+    fn of_page(content: CoreMapContent) -> Self {
         Self {
             epoch: content.epoch,
             source: CoresSource::CoreMap,
@@ -102,7 +102,7 @@ impl Cores {
 /// The reasons why a program can't tell pjwd how many cores its job wants.
 #[derive(Debug, Error)]
 pub enum WantError {
-    /// No file `want` was found. Either the environment names no directory of a job ([`find_directory`]), or
+    /// No file `want` was found. Either the environment names no directory of a job ([`find_job_directory`]), or
     /// the directory has no such file, for example because the job has ended.
     #[error("no pjwd keeps this program in a job: start it with pjwctl run, or set PJW_JOB_DIR")]
     NoJob,
@@ -125,23 +125,23 @@ pub struct Job {
     /// The directory with the files of the job.
     directory: Option<PathBuf>,
     /// The page, as it was opened last. `None` if there is none.
-    page: RwLock<Option<Arc<PageReader>>>,
+    page: RwLock<Option<Arc<CoreMapReader>>>,
 }
 
 impl Job {
-    /// Opens the job to which this process belongs. [`find_directory`] finds the directory of the job from
+    /// Opens the job to which this process belongs. [`find_job_directory`] finds the directory of the job from
     /// the environment. If it finds none, [`Job::cores`] returns the cores of the affinity mask of the
     /// calling thread.
     #[must_use]
-    pub fn open() -> Self {
-        Self::of_directory(find_directory())
+    pub fn of_this_process() -> Self {
+        Self::of_directory(find_job_directory())
     }
 
     /// Opens the job whose files are in `directory`. This can be a job of another user: all users may read
     /// which cores a job has. While the directory has no core map (the file `coremap` in which pjwd publishes
     /// the CPUs of the job), [`Job::cores`] returns the cores of the affinity mask of the calling thread.
     #[must_use]
-    pub fn open_directory(directory: &Path) -> Self {
+    pub fn in_directory(directory: &Path) -> Self {
         Self::of_directory(Some(directory.to_owned()))
     }
 
@@ -151,8 +151,8 @@ impl Job {
         job
     }
 
-    /// Returns the directory with the files of the job. `None` if [`Job::open`] found no directory. The
-    /// directory need not exist if [`Job::open_directory`] named it.
+    /// Returns the directory with the files of the job. `None` if [`Job::of_this_process`] found no directory. The
+    /// directory need not exist if [`Job::in_directory`] named it.
     #[must_use]
     pub fn directory(&self) -> Option<&Path> {
         self.directory.as_deref()
@@ -189,14 +189,14 @@ impl Job {
     /// map, or when the mask of the calling thread is not what it was at the beginning of the call. Both are
     /// checked every 250 ms.
     #[must_use]
-    pub fn wait(&self, epoch: u64, timeout: Option<Duration>) -> Option<Cores> {
+    pub fn wait_for_change(&self, epoch: u64, timeout: Option<Duration>) -> Option<Cores> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mask = mask::own_mask();
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             match self.read() {
                 Some((_, content)) if content.epoch != epoch => return Some(Cores::of_page(content)),
-                Some((page, _)) => match page.wait(epoch, left) {
+                Some((page, _)) => match page.wait_for_change(epoch, left) {
                     Ok(Some(content)) if content.is_live => return Some(Cores::of_page(content)),
                     Ok(None) => return None,
                     // The job has ended, or its directory was made again: look once more.
@@ -221,21 +221,21 @@ impl Job {
     /// # Errors
     /// [`WantError::NoJob`] if there is no file `want`. [`WantError::File`] if the file can't be written:
     /// only the owner of the job may.
-    pub fn want(&self, cores: u32) -> Result<(), WantError> {
+    pub fn set_wanted_cores(&self, cores: u32) -> Result<(), WantError> {
         self.write_want(&format!("{cores}\n"))
     }
 
-    /// Takes back the number of the last [`Job::want`]. Without a number, the job wants the cores that it was
+    /// Takes back the number of the last [`Job::set_wanted_cores`]. Without a number, the job wants the cores that it was
     /// granted.
     ///
     /// # Errors
-    /// As [`Job::want`].
-    pub fn want_default(&self) -> Result<(), WantError> {
+    /// As [`Job::set_wanted_cores`].
+    pub fn reset_wanted_cores(&self) -> Result<(), WantError> {
         self.write_want("\n")
     }
 
     fn write_want(&self, text: &str) -> Result<(), WantError> {
-        let path = self.directory.as_ref().ok_or(WantError::NoJob)?.join(WANT_FILE_NAME);
+        let path = self.directory.as_ref().ok_or(WantError::NoJob)?.join(WANTED_CORES_FILE_NAME);
         let mut options = OpenOptions::new();
         options.write(true).truncate(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
         let written = options.open(&path).and_then(|mut file| file.write_all(text.as_bytes()));
@@ -245,22 +245,25 @@ impl Job {
         })
     }
 
-    fn page(&self) -> Option<Arc<PageReader>> {
+    fn page(&self) -> Option<Arc<CoreMapReader>> {
         self.page.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The live page with its content. Opens the page again if it is no longer live. `None` if there is none.
-    fn read(&self) -> Option<(Arc<PageReader>, PageContent)> {
-        let live = |page: Arc<PageReader>| match page.read() {
+    fn read(&self) -> Option<(Arc<CoreMapReader>, CoreMapContent)> {
+        let live = |page: Arc<CoreMapReader>| match page.read() {
             Ok(content) if content.is_live => Some((page, content)),
-            Ok(_) | Err(PageError::Unfinished | PageError::File { .. } | PageError::Unknown { .. }) => None,
+            Ok(_)
+            | Err(CoreMapError::Unfinished | CoreMapError::File { .. } | CoreMapError::Unknown { .. }) => {
+                None
+            }
         };
         self.page().and_then(live).or_else(|| self.open_page().and_then(live))
     }
 
-    fn open_page(&self) -> Option<Arc<PageReader>> {
-        let path = self.directory.as_ref()?.join(PAGE_FILE_NAME);
-        let opened = PageReader::open(&path).ok().map(Arc::new);
+    fn open_page(&self) -> Option<Arc<CoreMapReader>> {
+        let path = self.directory.as_ref()?.join(CORE_MAP_FILE_NAME);
+        let opened = CoreMapReader::open(&path).ok().map(Arc::new);
         self.page.write().unwrap_or_else(PoisonError::into_inner).clone_from(&opened);
         opened
     }

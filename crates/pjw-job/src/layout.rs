@@ -32,7 +32,7 @@ pub const PAGE_SIZE: usize = 4096;
 /// The first 8 bytes of the page (the file `coremap` of a job). A file with other bytes is no page.
 pub const MAGIC: [u8; 8] = *b"PJWCORES";
 /// The version of the layout of the page (the file `coremap` of a job) that this crate reads and writes.
-pub const VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 1;
 /// The place of the version of the layout, in bytes from the start of the page (the file `coremap` of a job).
 pub const VERSION_OFFSET: usize = 8;
 /// The place of the 4-byte number [`PAGE_SIZE`], in bytes from the start of the page (the file `coremap` of a
@@ -49,18 +49,18 @@ pub const RESERVED_OFFSET: usize = 20;
 /// The place of the 8-byte epoch, in bytes from the start of the page (the file `coremap` of a job). A write
 /// replaces all bytes from this place to the end of the page. The bytes before it stay, except the sequence
 /// counter.
-pub const BODY_OFFSET: usize = 24;
+pub const EPOCH_OFFSET: usize = 24;
 /// The number of 8-byte words of each of the four sets of CPUs in the page (the file `coremap` of a job).
-pub const SET_WORDS: usize = 126;
+pub const WORDS_PER_CPU_SET: usize = 126;
 /// The number of CPUs for which each set of CPUs in the page (the file `coremap` of a job) has a bit. A CPU
 /// whose number is this or larger has no bit.
 pub const MAX_CPUS: u32 = 64 * 126;
 /// The bit in the flags of the page (the file `coremap` of a job) that is set until pjwd gives up the page.
-/// [`PageContent::is_live`] says when pjwd does so. The sets of CPUs in a page without this bit are empty.
-pub const LIVE: u32 = 1;
+/// [`CoreMapContent::is_live`] says when pjwd does so. The sets of CPUs in a page without this bit are empty.
+pub const LIVE_FLAG: u32 = 1;
 /// The bit in the flags of the page (the file `coremap` of a job) that is set if the page lacks CPUs, because
 /// their numbers are [`MAX_CPUS`] or more. The file `coremap.json` next to the page names all CPUs.
-pub const TRUNCATED: u32 = 2;
+pub const TRUNCATED_FLAG: u32 = 2;
 
 const LEAVING_AT_OFFSET: usize = 32;
 const FLAGS_OFFSET: usize = 40;
@@ -75,7 +75,7 @@ pub const PAGE_WORDS: usize = PAGE_SIZE / 8;
 /// The content of a page: the cores of a job at one time. The page is the file `coremap` of 4096 bytes in the
 /// directory of the job. pjwd writes the file, and the programs of the job map it into their memory.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct PageContent {
+pub struct CoreMapContent {
     /// The number of the state that the page shows. pjwd adds 1 each time another field of this type changes,
     /// and each time it makes a new file for the page.
     pub epoch: u64,
@@ -85,7 +85,7 @@ pub struct PageContent {
     /// that was given up are empty. A pjwd that stops or is killed leaves the value `true`.
     pub is_live: bool,
     /// Whether the page lacks CPUs of the job, because their numbers are [`MAX_CPUS`] or more.
-    /// [`PageContent::encode`] also sets this in the page if a set here has such a CPU.
+    /// [`CoreMapContent::encode`] also sets this in the page if a set here has such a CPU.
     pub is_truncated: bool,
     /// The CPUs that the job owns and that are online. They include the CPUs in `lent`, and those in
     /// `leaving` that the job owns.
@@ -106,7 +106,7 @@ pub struct PageContent {
     pub core_count: u32,
 }
 
-impl PageContent {
+impl CoreMapContent {
     /// Returns the CPUs on which the job may run: those in `own` or `borrowed`. Lent and leaving CPUs are
     /// among them.
     #[must_use]
@@ -116,7 +116,7 @@ impl PageContent {
 
     /// Returns the 4096 bytes of a page with this content. `sequence` is the value of the sequence counter:
     /// an even number, because an odd one says that pjwd is about to write the page. CPUs with numbers of
-    /// [`MAX_CPUS`] or more are left out, and the flag [`TRUNCATED`] is set for them.
+    /// [`MAX_CPUS`] or more are left out, and the flag [`TRUNCATED_FLAG`] is set for them.
     #[must_use]
     pub fn encode(&self, sequence: u32) -> [u8; PAGE_SIZE] {
         let mut page = [0; PAGE_SIZE];
@@ -126,45 +126,45 @@ impl PageContent {
         let sets = [&self.own, &self.borrowed, &self.leaving, &self.lent];
         let is_beyond = |set: &&CpuSet| set.last().is_some_and(|last| last.0 >= MAX_CPUS);
         let is_truncated = self.is_truncated || sets.iter().any(is_beyond);
-        let words = sets.iter().map(|set| set.words().len().min(SET_WORDS)).max().unwrap_or(0);
-        let flags = u32::from(self.is_live) * LIVE + u32::from(is_truncated) * TRUNCATED;
+        let words = sets.iter().map(|set| set.words().len().min(WORDS_PER_CPU_SET)).max().unwrap_or(0);
+        let flags = u32::from(self.is_live) * LIVE_FLAG + u32::from(is_truncated) * TRUNCATED_FLAG;
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX).to_ne_bytes();
         put(0, &MAGIC);
-        put(VERSION_OFFSET, &VERSION.to_ne_bytes());
+        put(VERSION_OFFSET, &LAYOUT_VERSION.to_ne_bytes());
         put(SIZE_OFFSET, &count(PAGE_SIZE));
         put(SEQUENCE_OFFSET, &sequence.to_ne_bytes());
-        put(BODY_OFFSET, &self.epoch.to_ne_bytes());
+        put(EPOCH_OFFSET, &self.epoch.to_ne_bytes());
         put(LEAVING_AT_OFFSET, &self.leaving_at_ns.unwrap_or(0).to_ne_bytes());
         put(FLAGS_OFFSET, &flags.to_ne_bytes());
         put(WORDS_OFFSET, &count(words));
         put(CPU_COUNT_OFFSET, &count(self.cpus().len()));
         put(CORE_COUNT_OFFSET, &self.core_count.to_ne_bytes());
         for (number, set) in sets.iter().enumerate() {
-            for (word, bits) in set.words().iter().take(SET_WORDS).enumerate() {
-                put(SETS_OFFSET + 8 * (number * SET_WORDS + word), &bits.to_ne_bytes());
+            for (word, bits) in set.words().iter().take(WORDS_PER_CPU_SET).enumerate() {
+                put(SETS_OFFSET + 8 * (number * WORDS_PER_CPU_SET + word), &bits.to_ne_bytes());
             }
         }
         page
     }
 
-    /// Reads the content of a page from its 8-byte words. Each of the four sets of CPUs has [`SET_WORDS`]
+    /// Reads the content of a page from its 8-byte words. Each of the four sets of CPUs has [`WORDS_PER_CPU_SET`]
     /// words, and the page says how many of them are in use. The other words of a set are not read. `None` if
-    /// the page says that more than [`SET_WORDS`] words are in use. Does not check the text, the version and
+    /// the page says that more than [`WORDS_PER_CPU_SET`] words are in use. Does not check the text, the version and
     /// the size at the beginning of the page.
     #[must_use]
     pub fn decode(words: &[u64; PAGE_WORDS]) -> Option<Self> {
         let number = |offset: usize| half(words, offset);
         let in_use = words_in_use(words)?;
         let set = |number: usize| {
-            let first = SETS_OFFSET / 8 + number * SET_WORDS;
+            let first = SETS_OFFSET / 8 + number * WORDS_PER_CPU_SET;
             CpuSet::from_words(&words[first..first + in_use])
         };
         let flags = number(FLAGS_OFFSET);
         let at = words[LEAVING_AT_OFFSET / 8];
         Some(Self {
-            epoch: words[BODY_OFFSET / 8],
-            is_live: flags & LIVE != 0,
-            is_truncated: flags & TRUNCATED != 0,
+            epoch: words[EPOCH_OFFSET / 8],
+            is_live: flags & LIVE_FLAG != 0,
+            is_truncated: flags & TRUNCATED_FLAG != 0,
             own: set(0),
             borrowed: set(1),
             leaving: set(2),
@@ -179,11 +179,11 @@ impl PageContent {
 pub(crate) const HEADER_WORDS: usize = SETS_OFFSET / 8;
 
 /// Returns the ranges of the words in use of the four sets of CPUs. `words` need only have the words before
-/// the first set. `None` if these say that more than [`SET_WORDS`] words of a set are in use.
+/// the first set. `None` if these say that more than [`WORDS_PER_CPU_SET`] words of a set are in use.
 pub(crate) fn set_ranges(words: &[u64; PAGE_WORDS]) -> Option<[std::ops::Range<usize>; 4]> {
     let in_use = words_in_use(words)?;
     Some([0, 1, 2, 3].map(|number| {
-        let first = HEADER_WORDS + number * SET_WORDS;
+        let first = HEADER_WORDS + number * WORDS_PER_CPU_SET;
         first..first + in_use
     }))
 }
@@ -194,12 +194,12 @@ pub(crate) fn set_ranges(words: &[u64; PAGE_WORDS]) -> Option<[std::ops::Range<u
 pub(crate) fn place_of(cpu: Pu) -> Option<([usize; 2], u64)> {
     (cpu.0 < MAX_CPUS).then(|| {
         let word = HEADER_WORDS + cpu.0 as usize / 64;
-        ([word, word + SET_WORDS], 1 << (cpu.0 % 64))
+        ([word, word + WORDS_PER_CPU_SET], 1 << (cpu.0 % 64))
     })
 }
 
 fn words_in_use(words: &[u64; PAGE_WORDS]) -> Option<usize> {
-    usize::try_from(half(words, WORDS_OFFSET)).ok().filter(|&in_use| in_use <= SET_WORDS)
+    usize::try_from(half(words, WORDS_OFFSET)).ok().filter(|&in_use| in_use <= WORDS_PER_CPU_SET)
 }
 
 /// The 4-byte number at an offset that is a multiple of 4.
@@ -214,10 +214,10 @@ pub(crate) fn sequence_of(page: &[u8; PAGE_SIZE]) -> u32 {
     number_at(page, SEQUENCE_OFFSET)
 }
 
-/// Whether the bytes begin with [`MAGIC`], the version [`VERSION`] and the size [`PAGE_SIZE`].
+/// Whether the bytes begin with [`MAGIC`], the version [`LAYOUT_VERSION`] and the size [`PAGE_SIZE`].
 pub(crate) fn has_known_header(page: &[u8; PAGE_SIZE]) -> bool {
     page[..8] == MAGIC
-        && number_at(page, VERSION_OFFSET) == VERSION
+        && number_at(page, VERSION_OFFSET) == LAYOUT_VERSION
         && number_at(page, SIZE_OFFSET) as usize == PAGE_SIZE
 }
 
@@ -244,8 +244,8 @@ mod tests {
         list.parse().unwrap()
     }
 
-    fn content() -> PageContent {
-        PageContent {
+    fn content() -> CoreMapContent {
+        CoreMapContent {
             epoch: 0x0102_0304_0506_0708,
             is_live: true,
             is_truncated: false,
@@ -278,17 +278,17 @@ mod tests {
 
     #[test]
     fn a_page_is_read_as_it_was_written() {
-        let empty = PageContent::default();
-        let largest = PageContent { own: CpuSet::from_range(Pu(0), Pu(MAX_CPUS - 1)), ..content() };
+        let empty = CoreMapContent::default();
+        let largest = CoreMapContent { own: CpuSet::from_range(Pu(0), Pu(MAX_CPUS - 1)), ..content() };
         for content in [content(), empty, largest] {
-            assert_eq!(PageContent::decode(&words_of(&content.encode(2))), Some(content));
+            assert_eq!(CoreMapContent::decode(&words_of(&content.encode(2))), Some(content));
         }
     }
 
     #[test]
     fn a_cpu_beyond_the_sets_is_left_out_and_flagged() {
-        let beyond = PageContent { own: set("5,8064"), ..PageContent::default() };
-        let read = PageContent::decode(&words_of(&beyond.encode(0))).unwrap();
+        let beyond = CoreMapContent { own: set("5,8064"), ..CoreMapContent::default() };
+        let read = CoreMapContent::decode(&words_of(&beyond.encode(0))).unwrap();
         assert_eq!((read.own, read.is_truncated), (set("5"), true));
     }
 
@@ -296,7 +296,7 @@ mod tests {
     fn a_page_with_more_words_than_a_set_has_is_refused() {
         let mut page = content().encode(0);
         page[WORDS_OFFSET..WORDS_OFFSET + 4].copy_from_slice(&127_u32.to_ne_bytes());
-        assert_eq!(PageContent::decode(&words_of(&page)), None);
+        assert_eq!(CoreMapContent::decode(&words_of(&page)), None);
         assert_eq!(set_ranges(&words_of(&page)), None);
     }
 }

@@ -1,16 +1,16 @@
 //! What a program can know of the cores that its job has, and how the program asks for more or fewer.
 //!
 //! pjwd publishes the *core map* of each job in a directory, by default `/run/pjwd/jobs/ID`. A program opens its job
-//! once with [`Job::open`], reads its cores with [`Job::cores`], which makes no system call, and waits for changes with
-//! [`Job::wait`]. Without a daemon the cores are those of the affinity mask of the calling thread, so a program that
+//! once with [`Job::of_this_process`], reads its cores with [`Job::cores`], which makes no system call, and waits for changes with
+//! [`Job::wait_for_change`]. Without a daemon the cores are those of the affinity mask of the calling thread, so a program that
 //! uses this crate runs anywhere.
 //!
 //! ```no_run
-//! let job = pjw_job::Job::open();
+//! let job = pjw_job::Job::of_this_process();
 //! let mut cores = job.cores();
 //! loop {
 //!     println!("{} cores: {}", cores.core_count, cores.cpus);
-//!     if let Some(changed) = job.wait(cores.epoch, None) {
+//!     if let Some(changed) = job.wait_for_change(cores.epoch, None) {
 //!         cores = changed;
 //!     }
 //! }
@@ -21,7 +21,7 @@
 //!
 //! The core map is the CPUs of a job, as pjwd publishes them. It is in the file `coremap`, the *page* of 4096
 //! bytes that programs map into their memory. [`layout`] describes the page, and pjwd writes it by
-//! [`PageWriter`]. Programs need these two only in tests, to make a page of their own.
+//! [`CoreMapWriter`]. Programs need these two only in tests, to make a page of their own.
 
 pub mod layout;
 
@@ -32,7 +32,7 @@ mod mask;
 mod page;
 mod writer;
 
-pub use directory::{FILE_MODE, PAGE_FILE_NAME, WANT_FILE_NAME, find_directory};
+pub use directory::{CORE_MAP_FILE_NAME, FILE_MODE, WANTED_CORES_FILE_NAME, find_job_directory};
 pub use job::{Cores, CoresSource, Job, WantError};
-pub use page::{PageError, PageReader};
-pub use writer::PageWriter;
+pub use page::{CoreMapError, CoreMapReader};
+pub use writer::CoreMapWriter;

@@ -15,7 +15,8 @@ use thiserror::Error;
 
 use crate::futex;
 use crate::layout::{
-    HEADER_WORDS, PAGE_SIZE, PAGE_WORDS, PageContent, SEQUENCE_OFFSET, has_known_header, place_of, set_ranges,
+    CoreMapContent, HEADER_WORDS, PAGE_SIZE, PAGE_WORDS, SEQUENCE_OFFSET, has_known_header, place_of,
+    set_ranges,
 };
 
 /// How often a reader tries again at once while the daemon writes. A write takes some microseconds.
@@ -26,7 +27,7 @@ const READ_TIMEOUT: Duration = Duration::from_millis(100);
 /// The reasons why a program can't read the page of a job. The page is the file `coremap` that pjwd writes,
 /// which says which CPUs the job has.
 #[derive(Debug, Error)]
-pub enum PageError {
+pub enum CoreMapError {
     /// The file `coremap` can't be opened or mapped.
     #[error("can't read the core map {path}: {source}", path = path.display())]
     File {
@@ -53,30 +54,30 @@ pub enum PageError {
 /// The page of a job, mapped into the memory of this process. The page is the file `coremap` that pjwd
 /// writes, which says which CPUs the job has. Reading it makes no system call.
 #[derive(Debug)]
-pub struct PageReader {
+pub struct CoreMapReader {
     page: NonNull<u64>,
 }
 
 // SAFETY: the memory is only read, and only by atomic loads.
-unsafe impl Send for PageReader {}
+unsafe impl Send for CoreMapReader {}
 // SAFETY: as above.
-unsafe impl Sync for PageReader {}
+unsafe impl Sync for CoreMapReader {}
 
-impl PageReader {
+impl CoreMapReader {
     /// Maps the page (the file `coremap` of a job) at `path` into the memory of this process.
     ///
     /// # Errors
-    /// [`PageError::File`] if the file can't be opened or mapped. [`PageError::Unknown`] if the file is no
+    /// [`CoreMapError::File`] if the file can't be opened or mapped. [`CoreMapError::Unknown`] if the file is no
     /// page of a version that this crate knows.
-    pub fn open(path: &Path) -> Result<Self, PageError> {
-        let failed = |source| PageError::File { path: path.to_owned(), source };
+    pub fn open(path: &Path) -> Result<Self, CoreMapError> {
+        let failed = |source| CoreMapError::File { path: path.to_owned(), source };
         let options = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).clone();
         let mut file = options.open(path).map_err(failed)?;
         let mut page = [0; PAGE_SIZE];
         let metadata = file.metadata().map_err(failed)?;
         let is_page = metadata.is_file() && metadata.len() == PAGE_SIZE as u64;
         if !is_page || file.read_exact(&mut page).is_err() || !has_known_header(&page) {
-            return Err(PageError::Unknown { path: path.to_owned() });
+            return Err(CoreMapError::Unknown { path: path.to_owned() });
         }
         map(&file, libc::PROT_READ).map(|page| Self { page }).map_err(failed)
     }
@@ -84,14 +85,14 @@ impl PageReader {
     /// Returns the content of the page. All its fields are from the same write of pjwd.
     ///
     /// # Errors
-    /// [`PageError::Unfinished`] if the page was in the middle of a write for 100 ms, because pjwd was killed
+    /// [`CoreMapError::Unfinished`] if the page was in the middle of a write for 100 ms, because pjwd was killed
     /// while it wrote.
-    pub fn read(&self) -> Result<PageContent, PageError> {
+    pub fn read(&self) -> Result<CoreMapContent, CoreMapError> {
         self.read_between().map(|(content, _)| content)
     }
 
     /// Returns the content, and the sequence counter that belongs to it.
-    fn read_between(&self) -> Result<(PageContent, u32), PageError> {
+    fn read_between(&self) -> Result<(CoreMapContent, u32), CoreMapError> {
         let mut begun = None;
         for attempt in 0_u32.. {
             if let Some(read) = self.try_read() {
@@ -105,16 +106,20 @@ impl PageReader {
                 break;
             }
         }
-        Err(PageError::Unfinished)
+        Err(CoreMapError::Unfinished)
     }
 
     /// Waits until the epoch of the page differs from `epoch`, pjwd has given up the page
-    /// ([`PageContent::is_live`] is false), or the time `timeout` has passed. Without `timeout` the call
+    /// ([`CoreMapContent::is_live`] is false), or the time `timeout` has passed. Without `timeout` the call
     /// waits without end. Returns the content of the page, or `None` if the time has passed.
     ///
     /// # Errors
-    /// As [`PageReader::read`].
-    pub fn wait(&self, epoch: u64, timeout: Option<Duration>) -> Result<Option<PageContent>, PageError> {
+    /// As [`CoreMapReader::read`].
+    pub fn wait_for_change(
+        &self,
+        epoch: u64,
+        timeout: Option<Duration>,
+    ) -> Result<Option<CoreMapContent>, CoreMapError> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             let (content, sequence) = self.read_between()?;
@@ -131,7 +136,7 @@ impl PageReader {
 
     /// Whether the page says that the job has this CPU, as its own or as a borrowed one. Reads a few words of
     /// the page, and makes no system call. The answer is `None` in three cases: pjwd is writing the page,
-    /// pjwd has given up the page ([`PageContent::is_live`] is false), or the number of the CPU is
+    /// pjwd has given up the page ([`CoreMapContent::is_live`] is false), or the number of the CPU is
     /// [`crate::layout::MAX_CPUS`] or more.
     #[must_use]
     pub fn has_cpu(&self, cpu: Pu) -> Option<bool> {
@@ -146,7 +151,7 @@ impl PageReader {
     }
 
     /// The content and the sequence counter. `None` while the daemon writes.
-    fn try_read(&self) -> Option<(PageContent, u32)> {
+    fn try_read(&self) -> Option<(CoreMapContent, u32)> {
         let before = self.sequence().load(Ordering::Acquire);
         if !before.is_multiple_of(2) {
             return None;
@@ -162,7 +167,7 @@ impl PageReader {
         }
         fence(Ordering::Acquire);
         let is_whole = self.sequence().load(Ordering::Relaxed) == before;
-        is_whole.then(|| PageContent::decode(&words)).flatten().map(|content| (content, before))
+        is_whole.then(|| CoreMapContent::decode(&words)).flatten().map(|content| (content, before))
     }
 
     fn sequence(&self) -> &AtomicU32 {
@@ -177,7 +182,7 @@ impl PageReader {
     }
 }
 
-impl Drop for PageReader {
+impl Drop for CoreMapReader {
     fn drop(&mut self) {
         unmap(self.page);
     }

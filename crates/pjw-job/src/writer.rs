@@ -14,7 +14,7 @@ use std::sync::atomic::{Ordering, fence};
 use crate::directory::FILE_MODE;
 use crate::futex;
 use crate::layout::{
-    BODY_OFFSET, PAGE_SIZE, PageContent, RESERVED_OFFSET, SEQUENCE_OFFSET, has_known_header, sequence_of,
+    CoreMapContent, EPOCH_OFFSET, PAGE_SIZE, RESERVED_OFFSET, SEQUENCE_OFFSET, has_known_header, sequence_of,
     words_of,
 };
 use crate::page::{map, unmap};
@@ -22,16 +22,16 @@ use crate::page::{map, unmap};
 /// The writer of the page of one job. The page is the file `coremap`, which says which CPUs the job has and
 /// which the programs of the job map into their memory. pjwd has one writer for each job.
 #[derive(Debug)]
-pub struct PageWriter {
+pub struct CoreMapWriter {
     file: File,
     page: NonNull<u64>,
-    last: PageContent,
+    last: CoreMapContent,
 }
 
 // SAFETY: the pointer is only passed to the kernel.
-unsafe impl Send for PageWriter {}
+unsafe impl Send for CoreMapWriter {}
 
-impl PageWriter {
+impl CoreMapWriter {
     /// Makes a new page (the file `coremap` of a job) with this content at `path`, with mode 0644. A file
     /// that is at `path` is replaced. The page is written to the path `temporary` first and renamed then, so
     /// no program finds an incomplete page at `path`. Both paths must be in the same file system. A file at
@@ -39,7 +39,7 @@ impl PageWriter {
     ///
     /// # Errors
     /// If the file can't be made, for example because the file system is full.
-    pub fn create(path: &Path, temporary: &Path, content: &PageContent) -> io::Result<Self> {
+    pub fn create(path: &Path, temporary: &Path, content: &CoreMapContent) -> io::Result<Self> {
         match std::fs::remove_file(temporary) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -77,11 +77,11 @@ impl PageWriter {
         file.set_permissions(PermissionsExt::from_mode(FILE_MODE)).ok()?;
         let mut page = [0; PAGE_SIZE];
         file.read_exact_at(&mut page, 0).ok()?;
-        let last = PageContent::decode(&words_of(&page)).filter(|_| has_known_header(&page))?;
+        let last = CoreMapContent::decode(&words_of(&page)).filter(|_| has_known_header(&page))?;
         Self::of_file(file, last).ok()
     }
 
-    fn of_file(file: File, last: PageContent) -> io::Result<Self> {
+    fn of_file(file: File, last: CoreMapContent) -> io::Result<Self> {
         let page = map(&file, libc::PROT_READ | libc::PROT_WRITE)?;
         Ok(Self { file, page, last })
     }
@@ -89,7 +89,7 @@ impl PageWriter {
     /// Returns the content that this writer wrote last. If it has written none, this is the content with
     /// which the page was made, or the one that the page had when it was opened.
     #[must_use]
-    pub fn content(&self) -> &PageContent {
+    pub fn content(&self) -> &CoreMapContent {
         &self.last
     }
 
@@ -99,8 +99,8 @@ impl PageWriter {
     /// # Errors
     /// If the file was truncated, or the file system refuses the write. The page then may stay marked as in
     /// the middle of a write, so that no program can read it. The caller should make a new page by
-    /// [`PageWriter::create`].
-    pub fn write(&mut self, content: &PageContent) -> io::Result<()> {
+    /// [`CoreMapWriter::create`].
+    pub fn write(&mut self, content: &CoreMapContent) -> io::Result<()> {
         let mut sequence = [0; PAGE_SIZE];
         self.file.read_exact_at(&mut sequence, 0)?;
         // A daemon that was killed while it wrote left an odd counter.
@@ -109,21 +109,22 @@ impl PageWriter {
         }
         fence(Ordering::SeqCst);
         let page = content.encode(0);
-        self.file.write_all_at(&page[BODY_OFFSET..], BODY_OFFSET as u64)?;
+        self.file.write_all_at(&page[EPOCH_OFFSET..], EPOCH_OFFSET as u64)?;
         fence(Ordering::SeqCst);
         self.advance(SEQUENCE_OFFSET)?;
         self.last = content.clone();
         Ok(())
     }
 
-    /// Gives up the page: writes that it is not live ([`PageContent::is_live`]) and that the job has no CPUs,
+    /// Gives up the page: writes that it is not live ([`CoreMapContent::is_live`]) and that the job has no CPUs,
     /// and wakes the programs that wait for a change of the page. The file stays. The caller must remove it,
     /// if it is still there.
     ///
     /// # Errors
-    /// As [`PageWriter::write`].
-    pub fn end(mut self) -> io::Result<()> {
-        let content = PageContent { is_live: false, epoch: self.last.epoch + 1, ..PageContent::default() };
+    /// As [`CoreMapWriter::write`].
+    pub fn mark_not_live(mut self) -> io::Result<()> {
+        let content =
+            CoreMapContent { is_live: false, epoch: self.last.epoch + 1, ..CoreMapContent::default() };
         self.write(&content)
     }
 
@@ -135,7 +136,7 @@ impl PageWriter {
     }
 }
 
-impl Drop for PageWriter {
+impl Drop for CoreMapWriter {
     fn drop(&mut self) {
         unmap(self.page);
     }

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use pjw_core::cpuset::{CpuSet, Pu};
-use pjw_job::layout::{PAGE_SIZE, PageContent};
-use pjw_job::{CoresSource, Job, PAGE_FILE_NAME, PageError, PageReader, PageWriter, WantError};
+use pjw_job::layout::{CoreMapContent, PAGE_SIZE};
+use pjw_job::{CORE_MAP_FILE_NAME, CoreMapError, CoreMapReader, CoreMapWriter, CoresSource, Job, WantError};
 
 /// The directory of a job.
 struct Directory(tempfile::TempDir);
@@ -25,19 +25,19 @@ impl Directory {
     }
 
     fn page(&self) -> PathBuf {
-        self.path().join(PAGE_FILE_NAME)
+        self.path().join(CORE_MAP_FILE_NAME)
     }
 
-    fn create(&self, content: &PageContent) -> PageWriter {
-        PageWriter::create(&self.page(), &self.path().join("temporary"), content).unwrap()
+    fn create(&self, content: &CoreMapContent) -> CoreMapWriter {
+        CoreMapWriter::create(&self.page(), &self.path().join("temporary"), content).unwrap()
     }
 }
 
 /// A content in which every field follows from the epoch.
-fn content(epoch: u64) -> PageContent {
+fn content(epoch: u64) -> CoreMapContent {
     let cpu = u32::try_from(epoch % 200).unwrap();
     let range = |first: u32| CpuSet::from_range(Pu(first), Pu(first + cpu));
-    PageContent {
+    CoreMapContent {
         epoch,
         is_live: true,
         is_truncated: false,
@@ -54,7 +54,7 @@ fn content(epoch: u64) -> PageContent {
 fn a_reader_never_sees_a_torn_map() {
     let directory = Directory::new();
     let mut writer = directory.create(&content(1));
-    let reader = PageReader::open(&directory.page()).unwrap();
+    let reader = CoreMapReader::open(&directory.page()).unwrap();
     let is_done = AtomicBool::new(false);
     let (reads, seen) = std::thread::scope(|scope| {
         let reading = scope.spawn(|| {
@@ -84,29 +84,33 @@ fn a_reader_never_sees_a_torn_map() {
 fn a_waiting_reader_is_woken_by_the_next_change() {
     let directory = Directory::new();
     let mut writer = directory.create(&content(1));
-    let job = Job::open_directory(directory.path());
+    let job = Job::in_directory(directory.path());
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| job.wait(1, None).unwrap());
+        let waiting = scope.spawn(|| job.wait_for_change(1, None).unwrap());
         // The change is seen whether it comes before or during the wait.
         writer.write(&content(2)).unwrap();
         assert_eq!(waiting.join().unwrap().epoch, 2);
     });
-    assert_eq!(job.wait(1, None).unwrap().epoch, 2, "a change before the wait counts");
-    assert_eq!(job.wait(2, Some(Duration::from_millis(1))), None, "the time passes without a change");
+    assert_eq!(job.wait_for_change(1, None).unwrap().epoch, 2, "a change before the wait counts");
+    assert_eq!(
+        job.wait_for_change(2, Some(Duration::from_millis(1))),
+        None,
+        "the time passes without a change"
+    );
 }
 
 #[test]
 fn a_program_without_a_core_map_has_the_cores_of_its_mask() {
     let directory = Directory::new();
-    let job = Job::open_directory(directory.path());
+    let job = Job::in_directory(directory.path());
     let cores = job.cores();
     assert_eq!((cores.epoch, cores.source), (0, CoresSource::AffinityMask));
     assert!(!cores.cpus.is_empty() && cores.own == cores.cpus && cores.borrowed.is_empty());
-    assert_eq!(job.wait(0, Some(Duration::from_millis(1))), None);
-    assert!(matches!(job.want(1), Err(WantError::NoJob)), "nobody reads it");
+    assert_eq!(job.wait_for_change(0, Some(Duration::from_millis(1))), None);
+    assert!(matches!(job.set_wanted_cores(1), Err(WantError::NoJob)), "nobody reads it");
     assert!(job.has_cpu(cores.cpus.first().unwrap()));
     let _writer = directory.create(&content(5));
-    let found = job.wait(0, None).unwrap();
+    let found = job.wait_for_change(0, None).unwrap();
     assert_eq!((found.epoch, found.source), (5, CoresSource::CoreMap), "a map that comes later is used");
 }
 
@@ -114,12 +118,12 @@ fn a_program_without_a_core_map_has_the_cores_of_its_mask() {
 fn the_end_of_the_job_wakes_the_reader_which_has_the_cores_of_its_mask_then() {
     let directory = Directory::new();
     let writer = directory.create(&content(1));
-    let job = Job::open_directory(directory.path());
+    let job = Job::in_directory(directory.path());
     assert_eq!(job.cores().source, CoresSource::CoreMap);
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| job.wait(1, None).unwrap());
+        let waiting = scope.spawn(|| job.wait_for_change(1, None).unwrap());
         std::fs::remove_file(directory.page()).unwrap();
-        writer.end().unwrap();
+        writer.mark_not_live().unwrap();
         assert_eq!(waiting.join().unwrap().source, CoresSource::AffinityMask);
     });
     assert_eq!(job.cores().source, CoresSource::AffinityMask);
@@ -129,10 +133,10 @@ fn the_end_of_the_job_wakes_the_reader_which_has_the_cores_of_its_mask_then() {
 fn a_page_that_was_made_again_is_found_by_readers_of_the_old_one() {
     let directory = Directory::new();
     let old = directory.create(&content(7));
-    let job = Job::open_directory(directory.path());
+    let job = Job::in_directory(directory.path());
     assert_eq!(job.cores().epoch, 7);
     let _new = directory.create(&content(8));
-    old.end().unwrap();
+    old.mark_not_live().unwrap();
     assert_eq!(job.cores().epoch, 8);
 }
 
@@ -142,10 +146,10 @@ fn a_page_that_a_killed_writer_left_unfinished_is_finished_by_the_next_one() {
     drop(directory.create(&content(4)));
     let file = OpenOptions::new().write(true).open(directory.page()).unwrap();
     file.write_all_at(&1_u32.to_ne_bytes(), 16).unwrap();
-    let reader = PageReader::open(&directory.page()).unwrap();
-    assert!(matches!(reader.read(), Err(PageError::Unfinished)), "a reader does not wait for ever");
+    let reader = CoreMapReader::open(&directory.page()).unwrap();
+    assert!(matches!(reader.read(), Err(CoreMapError::Unfinished)), "a reader does not wait for ever");
     assert_eq!(reader.has_cpu(Pu(0)), None);
-    let mut writer = PageWriter::open(&directory.page()).unwrap();
+    let mut writer = CoreMapWriter::open(&directory.page()).unwrap();
     assert_eq!(writer.content().epoch, 4);
     writer.write(&content(5)).unwrap();
     assert_eq!(reader.read().unwrap(), content(5), "the mapping of the reader is still the page");
@@ -158,8 +162,8 @@ fn a_truncated_page_is_an_error_of_the_writer_and_not_its_end() {
     File::options().write(true).open(directory.page()).unwrap().set_len(0).unwrap();
     assert!(writer.write(&content(2)).is_err());
     drop(writer);
-    assert!(PageWriter::open(&directory.page()).is_none());
-    assert!(matches!(PageReader::open(&directory.page()), Err(PageError::Unknown { .. })));
+    assert!(CoreMapWriter::open(&directory.page()).is_none());
+    assert!(matches!(CoreMapReader::open(&directory.page()), Err(CoreMapError::Unknown { .. })));
 }
 
 #[test]
@@ -169,11 +173,11 @@ fn links_and_foreign_files_are_neither_read_nor_written() {
     let page = content(1).encode(0);
     std::fs::write(&target, page).unwrap();
     symlink(&target, directory.page()).unwrap();
-    assert!(PageWriter::open(&directory.page()).is_none(), "a symbolic link");
-    assert!(PageReader::open(&directory.page()).is_err());
+    assert!(CoreMapWriter::open(&directory.page()).is_none(), "a symbolic link");
+    assert!(CoreMapReader::open(&directory.page()).is_err());
     std::fs::remove_file(directory.page()).unwrap();
     std::fs::hard_link(&target, directory.page()).unwrap();
-    assert!(PageWriter::open(&directory.page()).is_none(), "a second name");
+    assert!(CoreMapWriter::open(&directory.page()).is_none(), "a second name");
     let _writer = directory.create(&content(2));
     assert_eq!(std::fs::read(&target).unwrap(), page, "what was at the path is replaced, not written");
     let mut unknown = page;
@@ -183,8 +187,11 @@ fn links_and_foreign_files_are_neither_read_nor_written() {
     {
         std::fs::remove_file(directory.page()).unwrap();
         std::fs::write(directory.page(), bytes).unwrap();
-        assert!(PageWriter::open(&directory.page()).is_none(), "{what}");
-        assert!(matches!(PageReader::open(&directory.page()), Err(PageError::Unknown { .. })), "{what}");
+        assert!(CoreMapWriter::open(&directory.page()).is_none(), "{what}");
+        assert!(
+            matches!(CoreMapReader::open(&directory.page()), Err(CoreMapError::Unknown { .. })),
+            "{what}"
+        );
     }
 }
 
@@ -192,7 +199,7 @@ fn links_and_foreign_files_are_neither_read_nor_written() {
 fn one_cpu_is_asked_for_without_a_copy_of_the_map() {
     let directory = Directory::new();
     let mut writer = directory.create(&content(10));
-    let reader = PageReader::open(&directory.page()).unwrap();
+    let reader = CoreMapReader::open(&directory.page()).unwrap();
     let has = |cpu: u32| reader.has_cpu(Pu(cpu));
     assert_eq!((has(10), has(11), has(210), has(305)), (Some(true), Some(false), Some(true), Some(false)));
     writer.write(&content(11)).unwrap();
@@ -204,11 +211,11 @@ fn one_cpu_is_asked_for_without_a_copy_of_the_map() {
 fn the_number_of_threads_leaves_out_what_is_leaving_and_is_never_zero() {
     let directory = Directory::new();
     let set = |list: &str| list.parse::<CpuSet>().unwrap();
-    let taken = PageContent { borrowed: set("2-3"), leaving: set("3"), own: set("0-1"), ..content(1) };
+    let taken = CoreMapContent { borrowed: set("2-3"), leaving: set("3"), own: set("0-1"), ..content(1) };
     let mut writer = directory.create(&taken);
-    let job = Job::open_directory(directory.path());
+    let job = Job::in_directory(directory.path());
     assert_eq!((job.cores().thread_count(), job.cores().cpus), (3, set("0-3")));
-    let none = PageContent { own: set(""), borrowed: set(""), leaving: set(""), ..content(2) };
+    let none = CoreMapContent { own: set(""), borrowed: set(""), leaving: set(""), ..content(2) };
     writer.write(&none).unwrap();
     assert_eq!(job.cores().thread_count(), 1);
 }
@@ -216,8 +223,8 @@ fn the_number_of_threads_leaves_out_what_is_leaving_and_is_never_zero() {
 #[test]
 fn a_wait_without_a_daemon_ends_when_its_time_has_passed() {
     let directory = Directory::new();
-    let job = Job::open_directory(&directory.path().join("none"));
+    let job = Job::in_directory(&directory.path().join("none"));
     let begun = Instant::now();
-    assert_eq!(job.wait(0, Some(Duration::from_millis(20))), None);
+    assert_eq!(job.wait_for_change(0, Some(Duration::from_millis(20))), None);
     assert!(begun.elapsed() >= Duration::from_millis(20));
 }

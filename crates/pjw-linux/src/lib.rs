@@ -1,4 +1,4 @@
-//! Access to the Linux kernel: one module per kernel interface. [`node::LinuxNode`] combines them.
+//! Access to the Linux kernel: one module per kernel interface. [`node::LinuxMachine`] combines them.
 //!
 //! In each module the parsers are pure functions and the readers are thin. `unsafe` is allowed in this crate
 //! and in pjw-spawn only, in small wrappers with a `SAFETY` comment.

@@ -89,14 +89,14 @@ fn governors(online: &CpuSet) -> BTreeMap<String, CpuSet> {
 #[must_use]
 pub fn has_cpuset_controller(mounts: &CgroupMounts, path: &str) -> Option<bool> {
     // In v1 a batch system chooses whether to create a cpuset directory.
-    let mount = CpusetMount::choose(mounts).filter(|mount| mount.is_unified)?;
+    let mount = CpusetMount::from_mounts(mounts).filter(|mount| mount.is_unified)?;
     let group = mount.cgroup(path).filter(|group| group.path != "/")?;
     group.has_controller("cpuset").ok()
 }
 
 /// One sentence: the cpuset hierarchy, and the cgroups below which v2 enables the controller.
 fn describe_cpusets(mounts: &CgroupMounts) -> String {
-    let Some(mount) = CpusetMount::choose(mounts) else {
+    let Some(mount) = CpusetMount::from_mounts(mounts) else {
         return "no hierarchy with cpusets is mounted".to_owned();
     };
     let at = mount.mount_point.display();
@@ -134,7 +134,7 @@ pub fn read_cpuset_support() -> CpusetSupport {
 
 fn find_hierarchy(mounts: &CgroupMounts, is_root: bool, mount_lines: &str, systemd: bool) -> CpusetHierarchy {
     let unavailable = |why: String| CpusetHierarchy::Unavailable { why };
-    let Some(mount) = CpusetMount::choose(mounts) else {
+    let Some(mount) = CpusetMount::from_mounts(mounts) else {
         return unavailable("no cgroup hierarchy is mounted".to_owned());
     };
     let mount_point = mount.mount_point.as_path();

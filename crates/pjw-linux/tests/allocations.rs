@@ -16,7 +16,7 @@ use pjw_core::ports::MachineInterface;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::Observed;
 use pjw_linux::bpf::TaskScan;
-use pjw_linux::node::LinuxNode;
+use pjw_linux::node::LinuxMachine;
 use pjw_linux::sys::affinity;
 
 /// Enough threads for a pass of the task scan to be worthwhile, unless the machine has thousands of other
@@ -62,7 +62,7 @@ unsafe impl GlobalAlloc for Counting {
 
 /// The number of allocations of a scan of this process, with this many additional threads that run now and
 /// then. The minimum of several scans, after the first ones.
-fn allocations(node: &mut LinuxNode, threads: usize) -> usize {
+fn allocations(node: &mut LinuxMachine, threads: usize) -> usize {
     let us = Pid(std::process::id());
     let scan_request = ScanRequest {
         scope: ScanScope::Partial(BTreeSet::from([us])),
@@ -107,7 +107,7 @@ fn a_scan_allocates_no_memory_for_a_thread() {
     let ways = [Some(None), scan.map(Some)].into_iter().flatten();
     for scan in ways {
         let way = if scan.is_some() { "the task scan" } else { "/proc" };
-        let mut node = LinuxNode::new(BTreeSet::new()).unwrap();
+        let mut node = LinuxMachine::new(BTreeSet::new()).unwrap();
         node.set_task_scan(scan);
         let [few, many] = [FEW, MANY].map(|threads| allocations(&mut node, threads));
         // The buffers double when they grow.

@@ -27,7 +27,7 @@ pub struct Faults {
     /// does not make the change at once, but before a later scan, mask change or cpuset change of the daemon.
     pub delayed_change_permille: u32,
     /// Whether PUs go offline and come back during the run.
-    pub hotplug: bool,
+    pub has_hotplug: bool,
     /// The probability, in permille per process and scan, that the scan can't read an existing process.
     pub unreadable_process_permille: u32,
     /// The probability, in permille per kill point, that the daemon is killed at this point. There is a kill
@@ -48,8 +48,9 @@ impl Faults {
     pub fn from_seed(seed: &RandomStream) -> Self {
         let mut swarm = seed.substream("swarm");
         let mut delays = seed.substream("delays");
-        let delayed_change_permille = if delays.chance(500) { delays.random_below(500) } else { 0 };
-        let mut sometimes = |permille: u32| if swarm.chance(500) { swarm.random_below(permille) } else { 0 };
+        let delayed_change_permille = if delays.random_bool(500) { delays.random_below(500) } else { 0 };
+        let mut sometimes =
+            |permille: u32| if swarm.random_bool(500) { swarm.random_below(permille) } else { 0 };
         Self {
             silent_event_loss_permille: sometimes(300),
             refused_change_permille: sometimes(100),
@@ -57,7 +58,7 @@ impl Faults {
             change_between_steps_permille: sometimes(500),
             kill_permille: sometimes(20),
             delayed_change_permille,
-            hotplug: sometimes(2) > 0,
+            has_hotplug: sometimes(2) > 0,
             unreadable_process_permille: sometimes(60),
             enabled: Rc::new(Cell::new(true)),
             random: Rc::new(RefCell::new(seed.substream("faults"))),
@@ -67,7 +68,7 @@ impl Faults {
     /// Returns faults that never occur: they are disabled ([`Faults::disable`]), and there is no hotplug.
     #[must_use]
     pub fn none() -> Self {
-        let faults = Self { hotplug: false, ..Self::from_seed(&RandomStream::new(0)) };
+        let faults = Self { has_hotplug: false, ..Self::from_seed(&RandomStream::new(0)) };
         faults.disable();
         faults
     }
@@ -84,7 +85,7 @@ impl Faults {
     /// Always false after [`Faults::disable`].
     #[must_use]
     pub fn occurs(&self, permille: u32) -> bool {
-        self.enabled.get() && self.random.borrow_mut().chance(permille)
+        self.enabled.get() && self.random.borrow_mut().random_bool(permille)
     }
 
     /// Simulates `kill -9` of the daemon with the probability [`Faults::kill_permille`], by a panic with the

@@ -32,7 +32,7 @@ const HOLD_PERMILLE: u32 = 800;
 /// fail at random. The processes of the machine change at random before each scan, mask change and cpuset
 /// change.
 #[derive(Debug, Clone)]
-pub struct SimNode {
+pub struct SimMachineInterface {
     world: Rc<RefCell<World>>,
     workload: Rc<RefCell<Workload>>,
     faults: Faults,
@@ -48,7 +48,7 @@ pub struct SimNode {
     probed: BTreeSet<ProcessId>,
     /// The cgroups that were scanned, as the last scan read them.
     cgroups: BTreeMap<String, Observed<Cgroup>>,
-    /// Whether each change of a cpuset is delayed, until [`SimNode::finish_cpuset_changes`].
+    /// Whether each change of a cpuset is delayed, until [`SimMachineInterface::finish_cpuset_changes`].
     are_changes_held: bool,
     /// The delayed changes of cpusets, in the order of the calls.
     delayed: VecDeque<CpusetAction>,
@@ -56,7 +56,7 @@ pub struct SimNode {
     finished: Vec<(CpusetAction, CpusetOutcome)>,
 }
 
-impl SimNode {
+impl SimMachineInterface {
     /// Makes the interface to the simulated machine `world`. `workload` changes processes at random before
     /// each scan, mask change and cpuset change of the daemon. `faults` decides at random how often this
     /// happens, and which scans and changes fail.
@@ -78,13 +78,13 @@ impl SimNode {
         }
     }
 
-    /// Makes [`MachineInterface::change_cpuset`] delay every later change, until [`SimNode::finish_cpuset_changes`] is
+    /// Makes [`MachineInterface::change_cpuset`] delay every later change, until [`SimMachineInterface::finish_cpuset_changes`] is
     /// called. For a delayed change, [`MachineInterface::change_cpuset`] returns [`CpusetOutcome::Delayed`].
     pub fn hold_cpuset_changes(&mut self) {
         self.are_changes_held = true;
     }
 
-    /// Makes all delayed changes of cpusets, and ends the effect of [`SimNode::hold_cpuset_changes`]. Later
+    /// Makes all delayed changes of cpusets, and ends the effect of [`SimMachineInterface::hold_cpuset_changes`]. Later
     /// changes are delayed only at random, with the probability [`Faults::delayed_change_permille`].
     pub fn finish_cpuset_changes(&mut self) {
         self.are_changes_held = false;
@@ -180,7 +180,7 @@ fn read_process(world: &mut World, pid: Pid, with_threads: bool) -> Option<Proce
             tid,
             start: thread.start,
             comm: process.comm,
-            state: thread.state.unwrap_or(if thread.busy { 'R' } else { 'S' }),
+            state: thread.state.unwrap_or(if thread.is_busy { 'R' } else { 'S' }),
             last_cpu: effective_mask.first().unwrap_or(Pu(0)),
             run_ns: thread.run_ns,
             wait_ns: 0,
@@ -190,7 +190,7 @@ fn read_process(world: &mut World, pid: Pid, with_threads: bool) -> Option<Proce
     Some(Process {
         id: process.id,
         parent: process.parent,
-        process_group: process.group,
+        process_group: process.process_group,
         session: process.session,
         uid: process.uid,
         comm: process.comm,
@@ -343,7 +343,7 @@ fn change_cpuset(world: &mut World, change: &CpusetChange) -> CpusetOutcome {
     CpusetOutcome::Done { effective: None }
 }
 
-impl MachineInterface for SimNode {
+impl MachineInterface for SimMachineInterface {
     fn scan(&mut self, request: &ScanRequest) -> Snapshot {
         self.pass_time();
         self.probed.clear();

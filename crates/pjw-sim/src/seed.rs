@@ -38,12 +38,12 @@ impl RandomStream {
     }
 
     /// Decides at random: returns true with a probability of `permille` in 1000.
-    pub fn chance(&mut self, permille: u32) -> bool {
+    pub fn random_bool(&mut self, permille: u32) -> bool {
         self.random_below(1000) < permille
     }
 
     /// Returns a random element of `things`. `None` if `things` is empty.
-    pub fn pick<'t, T>(&mut self, things: &'t [T]) -> Option<&'t T> {
+    pub fn random_element<'t, T>(&mut self, things: &'t [T]) -> Option<&'t T> {
         things.get(self.random_below(u32::try_from(things.len()).unwrap_or(u32::MAX)) as usize)
     }
 }

@@ -10,7 +10,7 @@ use pjw_core::testing::{job, set};
 use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport, job::CpuRequest};
 
 use crate::world::{SimProcess, World};
-use crate::{faults::Faults, node::SimNode, workload::Workload};
+use crate::{faults::Faults, node::SimMachineInterface, workload::Workload};
 
 /// A simulated machine for tests that changes only as the test says: it has no faults and no random workload.
 /// Process ids, thread ids and user ids are plain numbers. Affinity masks are CPU lists such as `0-3,8`.
@@ -29,11 +29,15 @@ impl ScriptedMachine {
         Self { world: Rc::new(RefCell::new(world)) }
     }
 
-    /// Returns the machine in the form in which the daemon reads and changes it: a [`SimNode`] without faults and
+    /// Returns the machine in the form in which the daemon reads and changes it: a [`SimMachineInterface`] without faults and
     /// without a random workload. Both values share the processes.
     #[must_use]
-    pub fn sim_node(&self) -> SimNode {
-        SimNode::new(Rc::clone(&self.world), Rc::new(RefCell::new(Workload::stopped())), Faults::none())
+    pub fn sim_node(&self) -> SimMachineInterface {
+        SimMachineInterface::new(
+            Rc::clone(&self.world),
+            Rc::new(RefCell::new(Workload::stopped())),
+            Faults::none(),
+        )
     }
 
     /// Returns the simulated kernel with its processes, so that a test can read and change them.
@@ -72,7 +76,7 @@ impl ScriptedMachine {
 
     /// Ends the process `pid` with all its threads.
     pub fn exit(&self, pid: u32) {
-        self.world().exit(Pid(pid));
+        self.world().exit_process(Pid(pid));
     }
 
     /// Requests the affinity mask `mask` for the thread `tid` of the process `pid`, as the thread itself would.
@@ -94,11 +98,11 @@ impl ScriptedMachine {
     pub fn run_for(&self, busy: &[u32], ns: u64) {
         let mut world = self.world();
         for threads in world.processes.values_mut().map(|process| &mut process.threads) {
-            threads.iter_mut().for_each(|(tid, thread)| thread.busy = busy.contains(&tid.0));
+            threads.iter_mut().for_each(|(tid, thread)| thread.is_busy = busy.contains(&tid.0));
         }
         world.advance(ns);
         let threads = world.processes.values_mut().flat_map(|process| process.threads.values_mut());
-        threads.for_each(|thread| thread.busy = false);
+        threads.for_each(|thread| thread.is_busy = false);
     }
 }
 

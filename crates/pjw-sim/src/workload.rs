@@ -51,7 +51,7 @@ impl Workload {
         let Some(pid) = self.random_process(world) else { return };
         match self.random.random_below(20) {
             0..=2 if !is_full => {
-                let user = self.random.pick(&USERS).copied().unwrap_or(Uid::ROOT);
+                let user = self.random.random_element(&USERS).copied().unwrap_or(Uid::ROOT);
                 world.spawn(Pid(1), user);
             }
             3..=6 if !is_full => {
@@ -75,20 +75,20 @@ impl Workload {
                 let pu = self.random.random_below(pu_count(world));
                 world.toggle_pu(Pu(pu));
             }
-            _ => world.exit(pid),
+            _ => world.exit_process(pid),
         }
         world.advance(u64::from(self.random.random_below(50)) * 1_000_000);
     }
 
     fn random_process(&mut self, world: &World) -> Option<Pid> {
         let pids: Vec<Pid> = world.processes.keys().copied().filter(|&pid| pid != Pid(1)).collect();
-        self.random.pick(&pids).copied().or(Some(Pid(1)))
+        self.random.random_element(&pids).copied().or(Some(Pid(1)))
     }
 
     /// A random thread of a process, which then forks or clones.
     fn random_thread(&mut self, world: &World, pid: Pid) -> Tid {
         let tids: Vec<Tid> = world.processes[&pid].threads.keys().copied().collect();
-        self.random.pick(&tids).copied().unwrap_or(Tid(pid.0))
+        self.random.random_element(&tids).copied().unwrap_or(Tid(pid.0))
     }
 
     /// A process becomes a daemon by a double fork and setsid(2). Its parent has exited before the next scan.
@@ -97,14 +97,14 @@ impl Workload {
         let middle = world.spawn(pid, uid);
         world.setsid(middle);
         world.spawn(middle, uid);
-        world.exit(middle);
+        world.exit_process(middle);
     }
 
     fn toggle_load(&mut self, world: &mut World, pid: Pid) {
         for thread in
             world.processes.get_mut(&pid).into_iter().flat_map(|process| process.threads.values_mut())
         {
-            thread.busy ^= self.random.chance(500);
+            thread.is_busy ^= self.random.random_bool(500);
         }
     }
 
@@ -115,7 +115,7 @@ impl Workload {
         let mask = match self.random.random_below(3) {
             0 => world.cpus.clone(),
             1 => Pu(self.random.random_below(count)).into(),
-            _ => (0..count).filter(|_| self.random.chance(500)).map(Pu).collect::<CpuSet>(),
+            _ => (0..count).filter(|_| self.random.random_bool(500)).map(Pu).collect::<CpuSet>(),
         };
         world.request_mask(pid, tid, &mask);
     }
@@ -138,9 +138,9 @@ impl Workload {
         let stepd = world.spawn(Pid(1), Uid::ROOT);
         world.exec(stepd, "slurmstepd");
         world.move_process(stepd, &format!("{directory}/step_0/slurm"));
-        let user = self.random.pick(&USERS).copied().unwrap_or(Uid::ROOT);
+        let user = self.random.random_element(&USERS).copied().unwrap_or(Uid::ROOT);
         let count = pu_count(world);
-        if self.random.chance(300) {
+        if self.random.random_bool(300) {
             let first = self.random.random_below(count);
             let last = (first + self.random.random_below(3)).min(count - 1);
             world.cpusets.insert(directory.clone(), CpuSet::from_range(Pu(first), Pu(last)));

@@ -65,7 +65,7 @@ pub(crate) fn number(text: &str) -> Option<u32> {
 ///
 /// # Errors
 /// If the text is not a list of counts.
-pub fn count_on_every_node(text: &str) -> Result<Option<u32>, CountsError> {
+pub fn uniform_count(text: &str) -> Result<Option<u32>, CountsError> {
     if text.is_empty() {
         return Err(CountsError::Empty);
     }
@@ -173,7 +173,7 @@ mod tests {
             ("4,x", Err(CountsError::NotACount { part: 2 })),
         ];
         for (text, expected) in cases {
-            assert_eq!(count_on_every_node(text), expected, "{text:?}");
+            assert_eq!(uniform_count(text), expected, "{text:?}");
         }
     }
 

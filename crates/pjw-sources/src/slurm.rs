@@ -115,7 +115,7 @@ pub(crate) fn count_here(
 ) -> Result<u32, HookInputError> {
     let counts = environ.required(variable)?;
     let bad = |why| HookInputError::list(variable, &why);
-    if let Some(count) = counts::count_on_every_node(counts).map_err(bad)? {
+    if let Some(count) = counts::uniform_count(counts).map_err(bad)? {
         return Ok(count);
     }
     let set = lists.into_iter().find_map(|list| Some((list, environ.get(list)?)));

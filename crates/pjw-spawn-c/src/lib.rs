@@ -301,10 +301,10 @@ unsafe fn read_call(
         if path.as_bytes().contains(&b'/') { path.to_owned() } else { Path::new(".").join(path).into() };
     let mut context = Context::new(path)?;
     if !environments.is_empty() {
-        context = context.environment::<&str, &str>([]);
+        context = context.set_environment::<&str, &str>([]);
     }
     if flags & FORK_LATE != 0 {
-        context = context.late_templates();
+        context = context.use_fork_here_templates();
     }
     Ok((context, Group { count, arguments, environments, masks }))
 }

@@ -199,7 +199,7 @@ fn end_now() -> ! {
 
 fn late_proxy(count: u32) {
     let program = std::env::current_exe().unwrap();
-    let context = Context::of_path(&program).variable("PJW_LATE", "template");
+    let context = Context::of_path(&program).set_variable("PJW_LATE", "template");
     let arguments = Arc::new(Arguments::parse(&["late", "%r"]).unwrap());
     let placements = ["0", "1"].map(|list| Arc::new(Placement::on_cpus(list.parse().unwrap())));
     let instance = |rank: u32| Instance {

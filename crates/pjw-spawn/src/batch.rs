@@ -89,8 +89,8 @@ impl Context {
         };
         let Some(replicas) = &self.setup.replicas else {
             let max_spawners = match self.setup.templates.is_some() {
-                true => self.max_spawners.min(batch.instances.len() / INSTANCES_OF_A_TEMPLATE).max(1),
-                false => self.max_spawners,
+                true => self.max_spawner_threads.min(batch.instances.len() / INSTANCES_OF_A_TEMPLATE).max(1),
+                false => self.max_spawner_threads,
             };
             for indexes in shares(&batch.instances, max_spawners) {
                 batch.start_spawner(self, indexes, None);

@@ -18,7 +18,7 @@ pub struct Child {
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Exit {
+pub enum ExitStatus {
     /// The process exited with this exit status, 0 to 255.
     Code(i32),
     /// The signal with this number killed the process.
@@ -30,7 +30,7 @@ impl Child {
     ///
     /// # Errors
     /// `ECHILD` if the process is no child of the caller, or was waited for before.
-    pub fn wait(&self) -> Result<Exit, Errno> {
+    pub fn wait(&self) -> Result<ExitStatus, Errno> {
         loop {
             match self.wait_once(libc::WEXITED) {
                 Ok(Some(exit)) => return Ok(exit),
@@ -45,12 +45,12 @@ impl Child {
     ///
     /// # Errors
     /// The errors of [`Child::wait`].
-    pub fn try_wait(&self) -> Result<Option<Exit>, Errno> {
+    pub fn try_wait(&self) -> Result<Option<ExitStatus>, Errno> {
         self.wait_once(libc::WEXITED | libc::WNOHANG)
     }
 
     /// nix has no form of waitid(2) for a process that was ended by a real-time signal.
-    fn wait_once(&self, flags: i32) -> Result<Option<Exit>, Errno> {
+    fn wait_once(&self, flags: i32) -> Result<Option<ExitStatus>, Errno> {
         let pidfd = libc::id_t::try_from(self.pidfd.as_raw_fd()).map_err(|_| Errno::EBADF)?;
         // SAFETY: zero is a valid value of each of its fields, and stands for "no child has ended".
         let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
@@ -60,8 +60,8 @@ impl Child {
         let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
         Ok(match (pid, info.si_code) {
             (0, _) => None,
-            (_, libc::CLD_EXITED) => Some(Exit::Code(status)),
-            _ => Some(Exit::Signal(status)),
+            (_, libc::CLD_EXITED) => Some(ExitStatus::Code(status)),
+            _ => Some(ExitStatus::Signal(status)),
         })
     }
 

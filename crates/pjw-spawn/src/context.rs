@@ -21,12 +21,12 @@ use crate::signals;
 /// The properties that all instances (processes) of a program share, such as the program, the environment,
 /// the credentials and the working directory.
 ///
-/// If [`Context::end_with_launcher`] was called, the kernel kills the instances when this value is dropped.
+/// If [`Context::kill_when_launcher_ends`] was called, the kernel kills the instances when this value is dropped.
 #[derive(Debug)]
 pub struct Context {
     pub(crate) setup: Arc<Setup>,
     /// The most spawner threads of a batch.
-    pub(crate) max_spawners: usize,
+    pub(crate) max_spawner_threads: usize,
     /// The spawner threads that live until the instances have ended. Each ends when its sender is dropped.
     spawners: Mutex<Vec<Sender<()>>>,
 }
@@ -64,14 +64,14 @@ impl Context {
             blocked_signals: signals::blocked(),
             descriptor_limit: getrlimit(Resource::RLIMIT_NOFILE).ok(),
         };
-        let max_spawners = own_mask().map_or(1, |mask| mask.len()).max(1);
-        Self { setup: Arc::new(setup), max_spawners, spawners: Mutex::default() }
+        let max_spawner_threads = own_mask().map_or(1, |mask| mask.len()).max(1);
+        Self { setup: Arc::new(setup), max_spawner_threads, spawners: Mutex::default() }
     }
 
     /// Replaces the environment of the instances by `variables`. A variable that contains a NUL byte is left
     /// out.
     #[must_use]
-    pub fn environment<N: AsRef<OsStr>, V: AsRef<OsStr>>(
+    pub fn set_environment<N: AsRef<OsStr>, V: AsRef<OsStr>>(
         mut self,
         variables: impl IntoIterator<Item = (N, V)>,
     ) -> Self {
@@ -84,7 +84,7 @@ impl Context {
     /// Sets the environment variable `name` of the instances to `value`. An earlier value is replaced. If
     /// `name` or `value` contains a NUL byte, the variable is removed.
     #[must_use]
-    pub fn variable(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+    pub fn set_variable(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         let name = name.as_ref();
         let environment = &mut self.setup_mut().environment;
         environment.retain(|variable| !is_named(variable, name.as_bytes()));
@@ -97,7 +97,7 @@ impl Context {
     /// CPUs) in the field `cpus` of the [`Placement`](crate::Placement) of the instance. `PJW_CPUS` is empty
     /// if this field is `None`.
     #[must_use]
-    pub fn rank_variables(mut self) -> Self {
+    pub fn add_rank_variables(mut self) -> Self {
         let setup = self.setup_mut();
         let is_own =
             |variable: &CString| RANK_VARIABLES.iter().any(|name| is_named(variable, name.as_bytes()));
@@ -117,7 +117,7 @@ impl Context {
     /// Sets the working directory of the instances. If the path contains a NUL byte, the instances have the
     /// caller's working directory.
     #[must_use]
-    pub fn directory(mut self, directory: &Path) -> Self {
+    pub fn working_directory(mut self, directory: &Path) -> Self {
         self.setup_mut().directory = CString::new(directory.as_os_str().as_bytes()).ok();
         self
     }
@@ -128,7 +128,7 @@ impl Context {
     /// This has no effect on a program that is setuid, is setgid or has file capabilities. The child
     /// processes of an instance are not killed.
     #[must_use]
-    pub fn end_with_launcher(mut self) -> Self {
+    pub fn kill_when_launcher_ends(mut self) -> Self {
         self.setup_mut().ends_with_launcher = true;
         self
     }
@@ -139,7 +139,7 @@ impl Context {
     /// the template is started by exec. [`Batch::template_error`](crate::Batch::template_error) returns the
     /// reason if the program can't have a template at all.
     #[must_use]
-    pub fn templates(mut self) -> Self {
+    pub fn use_templates(mut self) -> Self {
         self.setup_mut().templates = Some(TemplateKind::Linked);
         self
     }
@@ -149,9 +149,9 @@ impl Context {
     /// calls `fork_here`, and stops there. An instance begins when this call returns in it. The instance has
     /// the memory and the open files that the template had at the call. The instances of a
     /// [`Batch`](crate::Batch) are started by one or more threads. Each of these threads runs a template of
-    /// its own. In all other respects, this function is like [`Context::templates`].
+    /// its own. In all other respects, this function is like [`Context::use_templates`].
     #[must_use]
-    pub fn late_templates(mut self) -> Self {
+    pub fn use_fork_here_templates(mut self) -> Self {
         self.setup_mut().templates = Some(TemplateKind::Late);
         self
     }
@@ -162,7 +162,7 @@ impl Context {
     ///
     /// The copies are made when a [`Batch`](crate::Batch) is started. They are removed after the last
     /// instance of the batch has ended. One thread starts all instances of a NUMA node:
-    /// [`Context::max_spawners`] has no effect.
+    /// [`Context::max_spawner_threads`] has no effect.
     #[must_use]
     pub fn replicas(mut self, replicas: Replicas) -> Self {
         self.setup_mut().replicas = Some(Arc::new(replicas));
@@ -174,7 +174,7 @@ impl Context {
     /// never has more of these threads than its instances have different [placements](crate::Placement).
     #[must_use]
     pub fn max_spawners(mut self, most: usize) -> Self {
-        self.max_spawners = most.max(1);
+        self.max_spawner_threads = most.max(1);
         self
     }
 

@@ -32,7 +32,7 @@ mod template;
 pub use batch::Batch;
 pub use checks::CheckError;
 pub use checks::room::{check_process_limits, raise_descriptor_limit};
-pub use child::{Child, Exit};
+pub use child::{Child, ExitStatus};
 pub use context::Context;
 pub use credentials::Credentials;
 pub use failure::{SpawnError, SpawnStep};

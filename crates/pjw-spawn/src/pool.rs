@@ -6,19 +6,19 @@ use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use thiserror::Error;
 
-use crate::child::{Child, Exit};
+use crate::child::{Child, ExitStatus};
 use crate::context::Context;
 use crate::instance::Instance;
 use crate::proxy::{ForkError, Spare, Template, TemplateError};
 
 /// A group of worker processes, and of spares that replace workers. A spare is a process of the same program
 /// that is stopped before `main` and uses no CPU. If a signal kills a worker, or if a worker exits with a
-/// status other than 0, [`Pool::wait`] turns a spare into a new worker. A worker that exits with status 0 is
-/// not replaced. A later call of [`Pool::wait`] makes new spares for those that were used.
+/// status other than 0, [`WorkerPool::wait`] turns a spare into a new worker. A worker that exits with status 0 is
+/// not replaced. A later call of [`WorkerPool::wait`] makes new spares for those that were used.
 ///
 /// Dropping the pool ends the spares. The workers continue to run.
 #[derive(Debug)]
-pub struct Pool {
+pub struct WorkerPool {
     template: Template,
     spares: VecDeque<Spare>,
     spare_count: usize,
@@ -35,7 +35,7 @@ struct Worker {
 
 /// Error: a pool of workers can't be started.
 #[derive(Debug, Error)]
-pub enum PoolError {
+pub enum WorkerPoolError {
     /// The program can't have a [`Template`], from which the workers and the spares are forked. The variant
     /// contains the reason.
     #[error(transparent)]
@@ -53,19 +53,19 @@ pub enum PoolError {
     Watch(Errno),
 }
 
-/// A worker that has ended, as [`Pool::wait`] returns it.
+/// A worker that has ended, as [`WorkerPool::wait`] returns it.
 #[derive(Debug)]
 pub struct EndedWorker {
-    /// The index of the worker in the list of instances that [`Pool::start`] received.
+    /// The index of the worker in the list of instances that [`WorkerPool::start`] received.
     pub index: usize,
     /// How the worker ended: its exit status, or the signal that killed it.
-    pub exit: Exit,
+    pub exit: ExitStatus,
     /// Whether the worker was replaced. `None` if it exited with status 0: such a worker is not replaced.
     /// `Some(Ok(()))` if a new worker runs in its place. `Some(Err(…))` if the replacement failed.
     pub replacement: Option<Result<(), ForkError>>,
 }
 
-impl Pool {
+impl WorkerPool {
     /// Starts one worker for each instance, and makes `spares` spares. A spare is a stopped process that
     /// replaces a worker which a signal kills, or which exits with a status other than 0. All instances must
     /// have the same number of arguments, the same number of variables, and the same cgroup. The calling
@@ -74,12 +74,19 @@ impl Pool {
     /// # Errors
     /// If the list is empty, if the program can't have a [`Template`], or if a worker or a spare can't be
     /// made. The workers that run already are killed then.
-    pub fn start(context: &Context, instances: Vec<Instance>, spares: usize) -> Result<Self, PoolError> {
+    pub fn start(
+        context: &Context,
+        instances: Vec<Instance>,
+        spares: usize,
+    ) -> Result<Self, WorkerPoolError> {
         let Some(first) = instances.first() else {
-            return Err(PoolError::Worker { rank: 0, error: ForkError::Mismatch("number of instances") });
+            return Err(WorkerPoolError::Worker {
+                rank: 0,
+                error: ForkError::Mismatch("number of instances"),
+            });
         };
         let template = Template::load(context, first)?;
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(PoolError::Watch)?;
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(WorkerPoolError::Watch)?;
         let workers = instances.into_iter().map(|instance| Worker { instance, child: None }).collect();
         let mut pool = Self { template, spares: VecDeque::new(), spare_count: spares, workers, epoll };
         let started = pool.start_all();
@@ -92,14 +99,14 @@ impl Pool {
         started.map(|()| pool)
     }
 
-    fn start_all(&mut self) -> Result<(), PoolError> {
+    fn start_all(&mut self) -> Result<(), WorkerPoolError> {
         for index in 0..self.workers.len() {
             let child = self.template.fork(&self.workers[index].instance);
-            let child = child.map_err(|error| PoolError::Worker { rank: index, error })?;
-            self.watch(index, child).map_err(PoolError::Watch)?;
+            let child = child.map_err(|error| WorkerPoolError::Worker { rank: index, error })?;
+            self.watch(index, child).map_err(WorkerPoolError::Watch)?;
         }
         let rank = self.workers.len();
-        self.refill().map_err(|error| PoolError::Worker { rank, error })
+        self.refill().map_err(|error| WorkerPoolError::Worker { rank, error })
     }
 
     /// Makes the spares that are missing.
@@ -124,7 +131,7 @@ impl Pool {
 
     /// Returns the number of spares that are ready now to replace a worker.
     #[must_use]
-    pub fn ready_spares(&self) -> usize {
+    pub fn ready_spare_count(&self) -> usize {
         self.spares.len()
     }
 
@@ -153,7 +160,7 @@ impl Pool {
         let _ = self.epoll.delete(&child);
         drop(child);
         let replacement = match exit {
-            Exit::Code(0) => None,
+            ExitStatus::Code(0) => None,
             _ => Some(self.replace(index)),
         };
         Ok(Some(EndedWorker { index, exit, replacement }))

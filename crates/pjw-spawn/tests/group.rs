@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use pjw_core::cpuset::CpuSet;
-use pjw_spawn::{Arguments, Context, Exit, Instance, Placement, SpawnError, SpawnStep, Stdio};
+use pjw_spawn::{Arguments, Context, ExitStatus, Instance, Placement, SpawnError, SpawnStep, Stdio};
 use programs::{Record, own_mask, peer_records, program_without_libc, records};
 
 /// One placement for each PU of the caller's mask.
@@ -37,7 +37,7 @@ fn anywhere() -> Vec<Arc<Placement>> {
 }
 
 /// Runs one shell script, and returns its output and its end.
-fn run_shell(context: &Context, script: &str) -> (String, Exit) {
+fn run_shell(context: &Context, script: &str) -> (String, ExitStatus) {
     let (mut reader, writer) = std::io::pipe().unwrap();
     let output = Some(Arc::new(OwnedFd::from(writer)));
     let stdio = Stdio { output, ..Stdio::default() };
@@ -68,7 +68,7 @@ fn every_instance_is_inside_its_part_at_its_first_instruction_and_a_mask_set_aft
     let results = context.spawn_n(instances(count, &["first_act"], &placements, &stdio)).unwrap();
     for (rank, child) in results.into_iter().enumerate() {
         let child = child.unwrap();
-        assert_eq!(child.wait().unwrap(), Exit::Code(0));
+        assert_eq!(child.wait().unwrap(), ExitStatus::Code(0));
         expected.insert(child.pid.0, placements[rank % placements.len()].cpus.clone().unwrap());
     }
     let outside = |records: &[Record], expected: &BTreeMap<u32, CpuSet>| {
@@ -97,7 +97,7 @@ fn each_instance_has_its_own_arguments_and_variables() {
     let placements = one_pu_each();
     let group = instances(5, &["sh", "-c", script, "sh", "%r/%n"], &placements, &stdio);
     drop(stdio);
-    let context = Context::new("sh").unwrap().rank_variables();
+    let context = Context::new("sh").unwrap().add_rank_variables();
     let children = context.spawn_n(group).unwrap();
     let mut text = String::new();
     reader.read_to_string(&mut text).unwrap();
@@ -110,15 +110,15 @@ fn each_instance_has_its_own_arguments_and_variables() {
         })
         .collect();
     assert_eq!(lines, expected);
-    children.into_iter().for_each(|child| assert_eq!(child.unwrap().wait(), Ok(Exit::Code(0))));
+    children.into_iter().for_each(|child| assert_eq!(child.unwrap().wait(), Ok(ExitStatus::Code(0))));
 }
 
 #[test]
 fn exit_codes_and_signals_are_reported_also_real_time_signals() {
     let context = Context::new("sh").unwrap();
-    assert_eq!(run_shell(&context, "exit 42").1, Exit::Code(42));
-    assert_eq!(run_shell(&context, "kill -9 $$").1, Exit::Signal(9));
-    assert_eq!(run_shell(&context, "kill -40 $$").1, Exit::Signal(40));
+    assert_eq!(run_shell(&context, "exit 42").1, ExitStatus::Code(42));
+    assert_eq!(run_shell(&context, "kill -9 $$").1, ExitStatus::Signal(9));
+    assert_eq!(run_shell(&context, "kill -40 $$").1, ExitStatus::Signal(40));
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn an_environment_that_is_too_large_for_one_of_ten_fails_that_one_only() {
     let results = context.spawn_n(group).unwrap();
     for (rank, result) in results.into_iter().enumerate() {
         match result {
-            Ok(child) => assert_eq!((rank == 3, child.wait()), (false, Ok(Exit::Code(0)))),
+            Ok(child) => assert_eq!((rank == 3, child.wait()), (false, Ok(ExitStatus::Code(0)))),
             Err(SpawnError { step, errno }) => {
                 assert_eq!((rank, step, errno), (3, SpawnStep::Exec, nix::errno::Errno::E2BIG));
                 let text = SpawnError { step, errno }.to_string();
@@ -233,7 +233,7 @@ fn instances_are_born_in_the_cgroup_of_their_placement() {
         println!("skipped: this user can make no cgroup of v2");
         return;
     };
-    for context in [Context::new("cat").unwrap(), Context::new("cat").unwrap().templates()] {
+    for context in [Context::new("cat").unwrap(), Context::new("cat").unwrap().use_templates()] {
         let (mut reader, writer) = std::io::pipe().unwrap();
         let stdio = Stdio { output: Some(Arc::new(writer.into())), ..Stdio::default() };
         let directory = Some(Arc::new(File::open(&cgroup.directory).unwrap().into()));
@@ -242,7 +242,7 @@ fn instances_are_born_in_the_cgroup_of_their_placement() {
         drop(stdio);
         let mut batch = context.start(group).unwrap();
         for (_, child) in batch.by_ref() {
-            assert_eq!(child.unwrap().wait(), Ok(Exit::Code(0)));
+            assert_eq!(child.unwrap().wait(), Ok(ExitStatus::Code(0)));
         }
         drop(batch);
         let mut text = String::new();
@@ -267,11 +267,11 @@ fn the_results_of_a_batch_arrive_while_it_goes_on() {
 
 #[test]
 fn instances_end_with_their_context_if_they_are_to() {
-    let context = Context::new("sleep").unwrap().end_with_launcher();
+    let context = Context::new("sleep").unwrap().kill_when_launcher_ends();
     let children =
         context.spawn_n(instances(4, &["sleep", "1000"], &one_pu_each(), &Stdio::default())).unwrap();
     let children: Vec<_> = children.into_iter().map(Result::unwrap).collect();
     assert!(children.iter().all(|child| child.try_wait() == Ok(None)));
     drop(context);
-    assert!(children.iter().all(|child| child.wait() == Ok(Exit::Signal(9))));
+    assert!(children.iter().all(|child| child.wait() == Ok(ExitStatus::Signal(9))));
 }

@@ -6,7 +6,7 @@ use std::io::{Read, Write, pipe};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use pjw_spawn::{Arguments, Child, Context, Exit, Instance, Placement, Stdio};
+use pjw_spawn::{Arguments, Child, Context, ExitStatus, Instance, Placement, Stdio};
 
 const MODE: &str = "PJW_TEST_MODE";
 
@@ -82,7 +82,7 @@ fn program_with_threads() {
 }
 
 fn context(mode: &str) -> Context {
-    Context::of_path(&std::env::current_exe().unwrap()).variable(MODE, mode)
+    Context::of_path(&std::env::current_exe().unwrap()).set_variable(MODE, mode)
 }
 
 fn instance(rank: u32, arguments: &[&str]) -> Instance {
@@ -117,7 +117,7 @@ fn instances_begin_at_the_fork_with_what_is_their_own() {
         reader.read_to_string(&mut text).unwrap();
         let expected = format!("{} of {rank} 4999950001 true None {}|\n", given.join(" "), given.join("|"));
         assert_eq!(text, expected);
-        assert_eq!(child.wait().unwrap(), Exit::Code(i32::try_from(given.len()).unwrap()));
+        assert_eq!(child.wait().unwrap(), ExitStatus::Code(i32::try_from(given.len()).unwrap()));
     }
 }
 
@@ -137,7 +137,7 @@ fn five_hundred_instances_have_their_own_arguments() {
     let mut children: Vec<(u32, Child)> = Vec::new();
     template.fork_n(&instances, |instance, child| children.push((instance.rank, child.unwrap())));
     for (rank, child) in children {
-        assert_eq!(child.wait().unwrap(), Exit::Code(i32::try_from(rank % 3 + 1).unwrap()));
+        assert_eq!(child.wait().unwrap(), ExitStatus::Code(i32::try_from(rank % 3 + 1).unwrap()));
     }
 }
 

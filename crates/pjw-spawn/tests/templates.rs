@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_spawn::proxy::TemplateError;
-use pjw_spawn::{Arguments, Context, Exit, Instance, Placement, Stdio};
+use pjw_spawn::{Arguments, Context, ExitStatus, Instance, Placement, Stdio};
 
 use programs::{own_mask, program_without_libc, records};
 
@@ -45,7 +45,7 @@ fn check_group(context: &Context, count: u32) -> Option<TemplateError> {
     for (index, child) in batch.by_ref() {
         let child = child.unwrap();
         of_pid.insert(child.pid.0, masks[index].clone());
-        assert_eq!(child.wait().unwrap(), Exit::Code(0));
+        assert_eq!(child.wait().unwrap(), ExitStatus::Code(0));
     }
     let records = records(&output);
     assert_eq!(records.len(), count as usize);
@@ -59,11 +59,11 @@ fn check_group(context: &Context, count: u32) -> Option<TemplateError> {
 #[test]
 fn a_group_of_forks_runs_its_first_instructions_inside_its_parts() {
     let (program, _dir) = program_without_libc();
-    let context = Context::new(&program).unwrap().rank_variables().templates();
+    let context = Context::new(&program).unwrap().add_rank_variables().use_templates();
     for count in [1, 2, 7, 300] {
         assert_eq!(check_group(&context, count), None);
     }
-    assert_eq!(check_group(&context.end_with_launcher(), 20), None);
+    assert_eq!(check_group(&context.kill_when_launcher_ends(), 20), None);
 }
 
 #[test]
@@ -71,6 +71,6 @@ fn a_program_that_can_have_no_template_is_executed_and_the_cause_is_told() {
     use std::os::unix::fs::PermissionsExt;
     let (program, _dir) = program_without_libc();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
-    let context = Context::new(&program).unwrap().templates();
+    let context = Context::new(&program).unwrap().use_templates();
     assert_eq!(check_group(&context, 10), Some(TemplateError::Privileged));
 }

@@ -18,7 +18,7 @@ use pjw_ipc::client::runtime_dir;
 use pjw_ipc::server::{ServerLimits, serve_with_new_listeners};
 use pjw_linux::sys::{affinity, clock};
 use pjw_linux::topology::{TopologySource, load_topology};
-use pjw_linux::{node::LinuxNode, probe, sys::own_usage::limit_allocator_cache, systemd::activation};
+use pjw_linux::{node::LinuxMachine, probe, sys::own_usage::limit_allocator_cache, systemd::activation};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
@@ -244,8 +244,8 @@ fn listen(passed: Option<UnixListener>, path: &Path) -> anyhow::Result<(UnixList
     Ok((listener, SocketFile::Own(owned)))
 }
 
-fn node(settings: &Settings, cpuset_support: &CpusetSupport) -> anyhow::Result<LinuxNode> {
-    let mut node = LinuxNode::new(pjw_sources::identifying_variables()).context("can't open /proc")?;
+fn node(settings: &Settings, cpuset_support: &CpusetSupport) -> anyhow::Result<LinuxMachine> {
+    let mut node = LinuxMachine::new(pjw_sources::identifying_variables()).context("can't open /proc")?;
     node.set_cpuset_support(cpuset_support).context("can't open /proc")?;
     task_scan::configure(settings.scan_interface, &mut node);
     Ok(node)

@@ -17,7 +17,7 @@ use pjw_core::policy::{Mode, Policy};
 use pjw_core::ports::{Journal, MachineInterface};
 use pjw_core::{job::JobId, record::Record, snapshot::Observed, state::WardenState};
 use pjw_linux::topology::{TopologySource, load_topology};
-use pjw_linux::{node::LinuxNode, probe, sys::clock};
+use pjw_linux::{node::LinuxMachine, probe, sys::clock};
 
 use crate::host::directories;
 use crate::job_files;
@@ -59,7 +59,7 @@ pub struct ReleaseSummary {
 /// If a running daemon uses the directory, the journal can't be used, or a mask or cpuset can't be restored.
 pub fn release_all(state_dir: &Path, beside: bool) -> anyhow::Result<ReleaseSummary> {
     let own_cgroups = directories::own_cgroup_names(state_dir, beside);
-    let mut node = LinuxNode::new(pjw_sources::identifying_variables()).context("can't open /proc")?;
+    let mut node = LinuxMachine::new(pjw_sources::identifying_variables()).context("can't open /proc")?;
     let has_state = |name: &str| state_dir.join(name).exists();
     let is_recorded = has_state("journal.jsonl") || has_state("state.json");
     // Only root makes cgroups.
@@ -104,7 +104,7 @@ pub fn release_all(state_dir: &Path, beside: bool) -> anyhow::Result<ReleaseSumm
 }
 
 /// Where nothing is recorded and there is no cpuset, only masks may be left.
-fn without_records(state_dir: &Path, node: LinuxNode) -> anyhow::Result<ReleaseSummary> {
+fn without_records(state_dir: &Path, node: LinuxMachine) -> anyhow::Result<ReleaseSummary> {
     let policy = Policy { only_managed_user: only_user(Uid::effective().is_root()), ..policy() };
     let state = WardenState::new(load_topology(TopologySource::Live)?, &policy.housekeeping_cpus);
     let mut warden = Warden::new(node, NoJournal, state, Vec::new(), policy, host());
@@ -133,7 +133,7 @@ fn host() -> pjw_sources::Host {
 
 /// Releases all jobs, in cycles until nothing is left.
 fn release<J: Journal>(
-    warden: &mut Warden<LinuxNode, J>,
+    warden: &mut Warden<LinuxMachine, J>,
     has_events: bool,
     undone: &mut ReleaseSummary,
 ) -> anyhow::Result<()> {
@@ -179,7 +179,7 @@ fn release<J: Journal>(
 }
 
 /// Runs cycles that change nothing.
-fn observe<J: Journal>(warden: &mut Warden<LinuxNode, J>, cycles: usize, has_events: bool) {
+fn observe<J: Journal>(warden: &mut Warden<LinuxMachine, J>, cycles: usize, has_events: bool) {
     let enforcing = warden.policy().clone();
     warden.set_policy(Policy { mode: Mode::Observe, ..enforcing.clone() });
     for _ in 0..cycles {
@@ -189,14 +189,14 @@ fn observe<J: Journal>(warden: &mut Warden<LinuxNode, J>, cycles: usize, has_eve
 }
 
 /// Finds the processes that were born while no daemon ran, so that they are released with their jobs.
-fn find_processes<J: Journal>(warden: &mut Warden<LinuxNode, J>, has_events: bool) {
+fn find_processes<J: Journal>(warden: &mut Warden<LinuxMachine, J>, has_events: bool) {
     if warden.state().jobs.keys().next().is_some() {
         observe(warden, FINDING_SCANS, has_events);
     }
 }
 
 /// The processes whose masks an earlier daemon may have set, and which no record explains.
-fn unknown_masks<J: Journal>(warden: &mut Warden<LinuxNode, J>, has_events: bool) -> BTreeSet<Pid> {
+fn unknown_masks<J: Journal>(warden: &mut Warden<LinuxMachine, J>, has_events: bool) -> BTreeSet<Pid> {
     warden.state_mut().has_lost_records = true;
     observe(warden, 1, has_events);
     warden.state().masks_of_unknown_origin.keys().map(|process| process.pid).collect()
@@ -215,7 +215,7 @@ fn mask_remarks(state: &WardenState, pids: &BTreeSet<Pid>) -> Vec<String> {
 
 /// Runs a cycle with a full scan. After lost events, the descent of later processes is known again.
 fn run_cycle<J: Journal>(
-    warden: &mut Warden<LinuxNode, J>,
+    warden: &mut Warden<LinuxMachine, J>,
     commands: &[Command],
     has_events: bool,
 ) -> CycleReport {

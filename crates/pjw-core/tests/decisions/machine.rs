@@ -24,7 +24,7 @@ use pjw_core::state::members::MemberThread;
 pub use pjw_core::testing::{job, regular_topology, set};
 use pjw_core::time::Nanos;
 use pjw_core::topology::Topology;
-use pjw_sim::node::SimNode;
+use pjw_sim::node::SimMachineInterface;
 use pjw_sim::testing::ScriptedMachine;
 use pjw_sim::world::SimProcess;
 
@@ -36,7 +36,7 @@ pub const ALICE: Caller = Caller { uid: Uid(1001), is_admin: false };
 pub struct Machine {
     pub state: WardenState,
     pub policy: Policy,
-    pub node: SimNode,
+    pub node: SimMachineInterface,
     kernel: ScriptedMachine,
     pub last: Option<Decision>,
     /// The events and records since the last command was given.

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use pjw_ipc::call::{DefragReply, JobDetail, JobReasons, PidReasons, PlanReply};
+use pjw_ipc::call::{DefragReply, ExplainJobReply, ExplainPidReply, GetJobReply, PlanReply};
 use pjw_ipc::server::ServerLimits;
 use pjw_ipc::wire::{Event, Job, Status, Topology};
 use serde::{Deserialize, Serialize};
@@ -49,7 +49,7 @@ trait Warden {
         job: &str,
         after: Option<i64>,
         limit: Option<i64>,
-    ) -> zlink::Result<Result<JobDetail, Failure>>;
+    ) -> zlink::Result<Result<GetJobReply, Failure>>;
     async fn assign(
         &mut self,
         job: &str,
@@ -59,8 +59,8 @@ trait Warden {
     async fn release(&mut self, job: &str) -> zlink::Result<Result<Released, Failure>>;
     async fn want(&mut self, job: &str, cores: Option<i64>) -> zlink::Result<Result<JobReply, Failure>>;
     async fn release_all(&mut self) -> zlink::Result<Result<Released, Failure>>;
-    async fn explain_job(&mut self, job: &str) -> zlink::Result<Result<JobReasons, Failure>>;
-    async fn explain_pid(&mut self, pid: i64) -> zlink::Result<Result<PidReasons, Failure>>;
+    async fn explain_job(&mut self, job: &str) -> zlink::Result<Result<ExplainJobReply, Failure>>;
+    async fn explain_pid(&mut self, pid: i64) -> zlink::Result<Result<ExplainPidReply, Failure>>;
     async fn plan(&mut self) -> zlink::Result<Result<PlanReply, Failure>>;
     async fn plan_defrag(&mut self) -> zlink::Result<Result<DefragReply, Failure>>;
     async fn defrag(&mut self) -> zlink::Result<Result<DefragReply, Failure>>;
@@ -82,7 +82,7 @@ fn zlink_calls_every_method() {
         assert_eq!(warden.get_status().await.unwrap().unwrap().status.schema, 1);
         assert_eq!(warden.list_jobs().await.unwrap().unwrap().jobs[0].id, "manual:a");
         let detail = warden.get_job("b", None, Some(5)).await.unwrap().unwrap();
-        assert_eq!((detail.members[0].comm.as_str(), detail.next_after_pid), ("a b) \n\"", Some(5)));
+        assert_eq!((detail.members[0].comm.as_str(), detail.last_pid), ("a b) \n\"", Some(5)));
         let job = warden.assign("b", Some(2), Some(vec![1, 2])).await.unwrap().unwrap().job;
         assert_eq!((job.id.as_str(), job.requested_cores), ("b", 2));
         assert_eq!(warden.release("b").await.unwrap().unwrap().released, ["b"]);

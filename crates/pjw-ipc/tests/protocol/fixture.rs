@@ -9,7 +9,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pjw_ipc::bind::bind;
-use pjw_ipc::call::{Call, CallError, DefragReply, JobDetail, JobReasons, PidReasons, PlanReply, Reply};
+use pjw_ipc::call::{
+    Call, CallError, DefragReply, ExplainJobReply, ExplainPidReply, GetJobReply, PlanReply, Reply,
+};
 use pjw_ipc::server::{Peer, Replies, ServerLimits, Service, serve};
 use pjw_ipc::wire::{
     Abstained, Action, Core, CoreKind, Device, Domain, Event, Fits, Job, Member, Move, Status, Thread,
@@ -36,12 +38,12 @@ impl Service for TestService {
         let reply = match call {
             Call::GetStatus => Reply::Status { status: Arc::new(status(peer)) },
             Call::ListJobs => Reply::Jobs { jobs: vec![job("manual:a")] },
-            Call::GetJob(request) => Reply::JobDetail(Box::new(JobDetail {
+            Call::GetJob(request) => Reply::JobDetail(Box::new(GetJobReply {
                 job: job(&request.job),
                 members: vec![member()],
                 history: vec![event(0).into()],
-                next_after_pid: request.limit,
-                next_tid: request.after_tid,
+                last_pid: request.limit,
+                last_tid: request.after_tid,
             })),
             Call::Assign(request) => match request.job.as_str() {
                 "refused" => return Err(CallError::Refused("there is no room".to_owned())),
@@ -57,23 +59,22 @@ impl Service for TestService {
             Call::Release(request) => Reply::Released { released: vec![request.job] },
             Call::Want(request) => Reply::Job { job: Job { wants: request.cores, ..job(&request.job) } },
             Call::ReleaseAll => Reply::Released { released: vec!["manual:a".to_owned()] },
-            Call::ExplainJob(request) => Reply::JobReasons(JobReasons {
+            Call::ExplainJob(request) => Reply::JobReasons(ExplainJobReply {
                 job: request.job,
                 cpus: "2-3".to_owned(),
                 grant_reasons: vec!["it asked for two cores".to_owned()],
-                runner_up: String::new(),
+                second_best: String::new(),
             }),
-            Call::ExplainPid(request) => Reply::PidReasons(PidReasons {
+            Call::ExplainPid(request) => Reply::PidReasons(ExplainPidReply {
                 pid: request.pid,
                 job: None,
                 membership_reasons: vec!["it belongs to no job".to_owned()],
                 threads: vec![thread()],
-                next_tid: request.after_tid,
+                last_tid: request.after_tid,
             }),
-            Call::Plan => Reply::Plan(Arc::new(PlanReply {
-                actions: vec![action()],
-                skipped_changes: vec![abstained()],
-            })),
+            Call::Plan => {
+                Reply::Plan(Arc::new(PlanReply { actions: vec![action()], warnings: vec![abstained()] }))
+            }
             Call::PlanDefrag => Reply::Defrag(Arc::new(healing("it would lie on 1 L3 instead of 2"))),
             Call::Defrag => Reply::Defrag(Arc::new(healing("it lies on 1 L3 instead of 2"))),
             Call::Events(request) => {
@@ -140,8 +141,8 @@ fn abstained() -> Abstained {
 
 fn healing(why: &str) -> DefragReply {
     let moved = Move { job: "manual:a".to_owned(), why: why.to_owned(), ..Move::default() };
-    let fits_after = Fits { l3: 2, ..Fits::default() };
-    DefragReply { moves: vec![moved], fits_before: Fits::default(), fits_after }
+    let largest_requests_after = Fits { l3: 2, ..Fits::default() };
+    DefragReply { moves: vec![moved], largest_requests_before: Fits::default(), largest_requests_after }
 }
 
 fn topology() -> Topology {

@@ -6,12 +6,12 @@ use super::task::MAX_SCANNED_PROCESSES;
 
 /// A failed step of loading, attaching or running a BPF program, with the error of the step.
 #[derive(Debug, Clone, Error)]
-#[error("{step}: {why}")]
+#[error("{step}: {cause}")]
 pub struct BpfStepError {
     /// The name of the step that failed, for display, such as `attaching`.
     pub step: &'static str,
     /// The error of the step, followed by the errors that caused it, as text.
-    pub why: String,
+    pub cause: String,
 }
 
 /// Why [`TaskScan`](super::TaskScan), a BPF program that reports the state of threads, can't be used.

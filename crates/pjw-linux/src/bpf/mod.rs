@@ -41,7 +41,7 @@ pub use scan::TaskScan;
 pub use task::{DrainedRequests, MAX_SCANNED_PROCESSES, TaskRecord, TaskScanSummary, TaskScope};
 
 /// Whether this build contains the BPF programs (cargo feature `bpf`).
-pub const BUILT_IN: bool = cfg!(feature = "bpf");
+pub const BPF_BUILT_IN: bool = cfg!(feature = "bpf");
 
 /// Loads both BPF programs: the task scan, which reports the state of threads, and the affinity monitor,
 /// which reports calls of sched_setaffinity(2). Returns a result for each program: one may fail without the

@@ -46,8 +46,8 @@ impl BpfPlatform {
         }
         // Without the capabilities, the following steps would take 200 ms and fail.
         if fs::read_to_string("/proc/self/status").is_ok_and(|status| !may_load(&status)) {
-            let why = String::from("this process lacks CAP_BPF or CAP_PERFMON");
-            return Err(TaskScanUnavailable::NotPermitted(BpfStepError { step: "capabilities", why }));
+            let cause = String::from("this process lacks CAP_BPF or CAP_PERFMON");
+            return Err(TaskScanUnavailable::NotPermitted(BpfStepError { step: "capabilities", cause }));
         }
         let possible = online::possible_pu_count().map_err(|error| refused("the possible PUs", &error))?;
         let mask_bytes = possible.div_ceil(64) as usize * 8;
@@ -146,7 +146,7 @@ pub(super) fn stopped(step: &'static str, error: &(dyn Error + 'static)) -> Task
 }
 
 fn failed(step: &'static str, error: &(dyn Error + 'static)) -> BpfStepError {
-    BpfStepError { step, why: chain(error) }
+    BpfStepError { step, cause: chain(error) }
 }
 
 fn errors<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {

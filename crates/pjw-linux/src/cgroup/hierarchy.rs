@@ -29,7 +29,7 @@ impl CpusetMount {
     /// mounted, otherwise the v2 hierarchy. `None` if neither is mounted. Does not check that the cpuset
     /// controller is available in v2.
     #[must_use]
-    pub fn choose(mounts: &CgroupMounts) -> Option<Self> {
+    pub fn from_mounts(mounts: &CgroupMounts) -> Option<Self> {
         match mounts.v1_cpuset_mount() {
             Some(root) => Some(Self { mount_point: root.to_owned(), is_unified: false }),
             None => mounts.v2_mount_point.clone().map(|mount_point| Self { mount_point, is_unified: true }),
@@ -167,7 +167,7 @@ impl CgroupDir {
     ///
     /// # Errors
     /// The error of open(2) or read(2). `EIO` if the text is not such a list.
-    pub fn read_list(&self, file: &str) -> Result<CpuSet, Errno> {
+    pub fn read_cpu_list(&self, file: &str) -> Result<CpuSet, Errno> {
         self.read_file(file)?.parse().map_err(|_| Errno::EIO)
     }
 
@@ -179,8 +179,8 @@ impl CgroupDir {
     pub fn read_cpuset(&self) -> Result<CpusetConfig, Errno> {
         let partition = self.read_file("cpuset.cpus.partition").unwrap_or_default();
         Ok(CpusetConfig {
-            cpus: self.read_list("cpuset.cpus")?,
-            mems: self.read_list("cpuset.mems")?,
+            cpus: self.read_cpu_list("cpuset.cpus")?,
+            mems: self.read_cpu_list("cpuset.mems")?,
             partition,
         })
     }
@@ -191,10 +191,10 @@ impl CgroupDir {
     /// The error of open(2) or read(2). `EIO` if the file is malformed.
     pub fn effective_cpus(&self) -> Result<CpuSet, Errno> {
         if self.unified {
-            return self.read_list("cpuset.cpus.effective");
+            return self.read_cpu_list("cpuset.cpus.effective");
         }
         // Before Linux 3.17 the configured value was the effective value.
-        self.read_list("cpuset.effective_cpus").or_else(|_| self.read_list("cpuset.cpus"))
+        self.read_cpu_list("cpuset.effective_cpus").or_else(|_| self.read_cpu_list("cpuset.cpus"))
     }
 
     /// Reads the effective NUMA nodes of the cgroup: the NUMA nodes whose memory processes in the cgroup may
@@ -204,9 +204,9 @@ impl CgroupDir {
     /// The error of open(2) or read(2). `EIO` if the file is malformed.
     pub fn effective_mems(&self) -> Result<CpuSet, Errno> {
         if self.unified {
-            return self.read_list("cpuset.mems.effective");
+            return self.read_cpu_list("cpuset.mems.effective");
         }
-        self.read_list("cpuset.effective_mems").or_else(|_| self.read_list("cpuset.mems"))
+        self.read_cpu_list("cpuset.effective_mems").or_else(|_| self.read_cpu_list("cpuset.mems"))
     }
 
     /// Returns the child cgroups, in no defined order. Empty if the directory can't be read.

@@ -92,11 +92,11 @@ impl CgroupMounts {
 
     /// The effective PUs of a cgroup with a cpuset that limits its PUs.
     fn restricted_cpus(&self, group: &CgroupDir) -> Option<CpuSet> {
-        let configured = group.read_list("cpuset.cpus").ok().filter(|cpus| !cpus.is_empty())?;
+        let configured = group.read_cpu_list("cpuset.cpus").ok().filter(|cpus| !cpus.is_empty())?;
         if group.unified {
             return group.effective_cpus().ok();
         }
-        let all = CpusetMount::choose(self)?.root().read_list("cpuset.cpus").ok()?;
+        let all = CpusetMount::from_mounts(self)?.root().read_cpu_list("cpuset.cpus").ok()?;
         (configured != all).then_some(configured)
     }
 
@@ -105,7 +105,7 @@ impl CgroupMounts {
     /// # Errors
     /// If the cpuset files exist and can't be read.
     fn cpuset(&self, path: &str) -> Result<Option<Cpuset>, Errno> {
-        let Some(group) = CpusetMount::choose(self).and_then(|hierarchy| hierarchy.cgroup(path)) else {
+        let Some(group) = CpusetMount::from_mounts(self).and_then(|hierarchy| hierarchy.cgroup(path)) else {
             return Ok(None);
         };
         let both = group.read_cpuset().and_then(|files| Ok((files, group.effective_cpus()?)));
@@ -210,7 +210,7 @@ mod tests {
                 "{path}"
             );
         }
-        let hierarchy = CpusetMount::choose(&mounts).unwrap();
+        let hierarchy = CpusetMount::from_mounts(&mounts).unwrap();
         for path in ["/pjw/none", "/pjw/tasks", "/pjw/tasks/step_0"] {
             assert_eq!(hierarchy.cgroup(path).unwrap().remove(), Ok(()), "{path}");
         }

@@ -50,7 +50,7 @@ const LOSS_REPORT_INTERVAL: Duration = Duration::from_secs(60);
 /// The interface of pjwd to the live machine: the implementation of the trait [`MachineInterface`] for Linux. Reads
 /// processes, affinity masks and cgroups from the kernel, and sets affinity masks and cpusets.
 #[derive(Debug)]
-pub struct LinuxNode {
+pub struct LinuxMachine {
     cache: ProcessCache,
     mounts: CgroupMounts,
     populated_cache: PopulatedCache,
@@ -76,7 +76,7 @@ pub struct LinuxNode {
     probed_mismatches: BTreeSet<ProcessId>,
 }
 
-impl LinuxNode {
+impl LinuxMachine {
     /// Makes the interface to the live machine, and opens `/proc`. `wanted` has the names of the environment
     /// variables that scans read from each process.
     ///
@@ -283,7 +283,7 @@ impl LinuxNode {
         // systemd removes the scope of a job that ended, and with it a partition.
         let removed = cgroups.iter().filter(|(_, cgroup)| **cgroup == Observed::Gone);
         let removed = removed.map(|(path, _)| path.clone()).collect();
-        if let Some(hierarchy) = CpusetMount::choose(&self.mounts) {
+        if let Some(hierarchy) = CpusetMount::from_mounts(&self.mounts) {
             self.cpuset_changer.restore_after_removal(removed, &hierarchy);
         }
         cgroups
@@ -321,7 +321,7 @@ fn assumed_cgroup(path: &str) -> Observed<Cgroup> {
     Observed::Present(Cgroup { id, restricted_cpus: None, populated: true, cpuset: None })
 }
 
-impl MachineInterface for LinuxNode {
+impl MachineInterface for LinuxMachine {
     fn scan(&mut self, scan_request: &ScanRequest) -> Snapshot {
         let taken_at = clock::now();
         self.probed_mismatches.clear();
@@ -410,13 +410,13 @@ impl MachineInterface for LinuxNode {
 
     fn read_process_events(&mut self) -> ProcessEventBatch {
         let mut events = Vec::new();
-        let EventLoss { lost: events_lost, still_dropping } =
+        let EventLoss { events_lost, still_dropping } =
             self.process_events.as_mut().map(|source| source.drain_events(&mut events)).unwrap_or_default();
         ProcessEventBatch { events, events_lost, still_dropping }
     }
 
     fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset> {
-        let hierarchy = CpusetMount::choose(&self.mounts);
+        let hierarchy = CpusetMount::from_mounts(&self.mounts);
         hierarchy.map(|hierarchy| list_job_cpusets(&hierarchy, own_cgroups)).unwrap_or_default()
     }
 
@@ -447,7 +447,7 @@ impl MachineInterface for LinuxNode {
     }
 
     fn change_cpuset(&mut self, action: &CpusetAction, max_wait: Duration) -> CpusetOutcome {
-        let Some(hierarchy) = CpusetMount::choose(&self.mounts) else {
+        let Some(hierarchy) = CpusetMount::from_mounts(&self.mounts) else {
             return CpusetOutcome::Refused {
                 reason: "no cgroup hierarchy with cpusets is mounted".to_owned(),
             };

@@ -17,7 +17,7 @@ use pjw_core::snapshot::{BatchAttributes, Process, Thread};
 use super::task_pass::ScannedProcess;
 use crate::proc::memory_files::{MemoryContents, MemoryFiles};
 use crate::proc::procfs::{ProcDir, SchedStat, Stat};
-use crate::sys::errno::{is_denied, is_gone};
+use crate::sys::errno::{is_gone, is_permission_denied};
 use crate::sys::{affinity, clock::process_cpu_time};
 
 /// Maximum number of thread listings per scan. The threads are listed until two listings agree. A process
@@ -93,7 +93,7 @@ pub(super) struct ProcessCache {
 /// Whether an error means that the process has ended, or may not be read. Other errors say nothing about the
 /// process.
 pub(super) fn is_absent(errno: Errno) -> bool {
-    is_gone(errno) || is_denied(errno)
+    is_gone(errno) || is_permission_denied(errno)
 }
 
 impl ProcessCache {

@@ -8,7 +8,7 @@ use pjw_core::ids::Pid;
 use pjw_core::scan::{IdleWatch, ScanRequest, ScanScope};
 use pjw_core::snapshot::{Observed, Process};
 
-use super::LinuxNode;
+use super::LinuxMachine;
 use super::idle::{IdleCheck, check_thread_masks};
 use super::task_pass::{PassResult, is_pass_cheaper};
 use crate::bpf::TaskScope;
@@ -23,7 +23,7 @@ pub(super) struct ScanPlan {
     pub(super) pass: PassResult,
 }
 
-impl LinuxNode {
+impl LinuxMachine {
     /// Marks idle processes as active if they are confined by masks only and a mask is not as planned.
     fn check_masks(
         &mut self,

@@ -31,8 +31,8 @@ impl Drop for Running {
     }
 }
 
-fn node() -> LinuxNode {
-    LinuxNode::new(BTreeSet::from(["SLURM_JOB_ID"])).unwrap()
+fn node() -> LinuxMachine {
+    LinuxMachine::new(BTreeSet::from(["SLURM_JOB_ID"])).unwrap()
 }
 
 fn at(pids: &[Pid]) -> ScanRequest {
@@ -46,7 +46,7 @@ fn at(pids: &[Pid]) -> ScanRequest {
     }
 }
 
-fn see(node: &mut LinuxNode, pid: Pid) -> Option<Process> {
+fn see(node: &mut LinuxMachine, pid: Pid) -> Option<Process> {
     node.scan(&at(&[pid])).processes.remove(&pid).and_then(|seen| seen.present().cloned())
 }
 
@@ -83,7 +83,7 @@ fn a_full_scan_lists_every_process_and_the_requested_threads() {
     assert_eq!(observed.uid.0, nix::unistd::getuid().as_raw());
 }
 
-fn see_until(node: &mut LinuxNode, pid: Pid, what: &str, seen: impl Fn(&Process) -> bool) -> Process {
+fn see_until(node: &mut LinuxMachine, pid: Pid, what: &str, seen: impl Fn(&Process) -> bool) -> Process {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         let process = see(node, pid).unwrap();

@@ -27,7 +27,7 @@ pub(super) fn find(own_cgroups: &OwnCgroupNames) -> (CpusetSupport, Vec<String>)
 
 /// The cpuset hierarchy, and its kind. The error says why pjwd can't use cpusets.
 fn find_hierarchy() -> Result<(CpusetMount, CpusetHierarchy), &'static str> {
-    let mount = CpusetMount::choose(&CgroupMounts::read());
+    let mount = CpusetMount::from_mounts(&CgroupMounts::read());
     let mount = mount.ok_or("no cgroup hierarchy is mounted here, so there are no cpusets")?;
     if !Uid::effective().is_root() {
         return Err("only root may write cpusets: run pjwd as root");

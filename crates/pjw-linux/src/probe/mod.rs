@@ -100,7 +100,7 @@ mod tests {
             }
             _ => assert!(is_root && about.contains("by cpusets"), "{about}"),
         }
-        let hierarchy = crate::cgroup::CpusetMount::choose(&CgroupMounts::read());
+        let hierarchy = crate::cgroup::CpusetMount::from_mounts(&CgroupMounts::read());
         let name = format!("probe-{}", std::process::id());
         let left = hierarchy
             .and_then(|hierarchy| hierarchy.cgroup(&format!("/pjw/{name}")))

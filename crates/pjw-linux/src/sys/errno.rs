@@ -14,7 +14,7 @@ pub fn is_gone(errno: Errno) -> bool {
 
 /// Returns whether the error means that the caller has no permission: `EPERM` or `EACCES`.
 #[must_use]
-pub fn is_denied(errno: Errno) -> bool {
+pub fn is_permission_denied(errno: Errno) -> bool {
     matches!(errno, Errno::EPERM | Errno::EACCES)
 }
 

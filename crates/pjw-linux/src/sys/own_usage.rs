@@ -8,7 +8,7 @@ use nix::unistd::{SysconfVar, sysconf};
 
 /// The resource usage of this process: its CPU time and its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct OwnUsage {
+pub struct ResourceUsage {
     /// The CPU time of this process in user and kernel mode since its start, including the CPU time of ended
     /// threads.
     pub cpu_time: Duration,
@@ -18,11 +18,11 @@ pub struct OwnUsage {
 
 /// Returns the CPU time and the resident memory of this process. A value that can't be read is 0.
 #[must_use]
-pub fn own_usage() -> OwnUsage {
+pub fn own_resource_usage() -> ResourceUsage {
     let cpu_time = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).map_or(Duration::ZERO, Duration::from);
     let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().and_then(|size| u64::try_from(size).ok());
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    OwnUsage { cpu_time, resident_bytes: resident_pages(&statm).unwrap_or(0) * page.unwrap_or(4096) }
+    ResourceUsage { cpu_time, resident_bytes: resident_pages(&statm).unwrap_or(0) * page.unwrap_or(4096) }
 }
 
 /// In bytes. The allocator returns a larger free block to the kernel at once.
@@ -50,7 +50,7 @@ pub fn limit_allocator_cache() {
 }
 
 /// Returns the free memory of glibc's allocator to the kernel. Has no effect with other C libraries.
-pub fn return_free_memory() {
+pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: malloc_trim(3) may be called at any time, by any thread. It does not move memory in use.
     unsafe {
@@ -77,12 +77,12 @@ mod tests {
 
     #[test]
     fn cpu_time_grows_with_work() {
-        let before = own_usage();
+        let before = own_resource_usage();
         assert!(before.resident_bytes > 0);
         let mut sum = 0_u64;
-        while own_usage().cpu_time < before.cpu_time + Duration::from_millis(20) {
+        while own_resource_usage().cpu_time < before.cpu_time + Duration::from_millis(20) {
             sum = std::hint::black_box(sum.wrapping_add(1));
         }
-        assert!(own_usage().cpu_time > before.cpu_time);
+        assert!(own_resource_usage().cpu_time > before.cpu_time);
     }
 }

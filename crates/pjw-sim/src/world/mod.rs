@@ -72,7 +72,7 @@ pub struct SimThread {
     /// A thread or process whose creator has the value true has the value true too.
     pub has_unknown_creator: bool,
     /// Whether the thread always runs when the simulated time advances.
-    pub busy: bool,
+    pub is_busy: bool,
     /// The kernel's letter for the state of the thread, such as `Z` (zombie). `None` for the states `R`
     /// (running, if [`SimThread::busy`] is true) and `S` (sleeping, if `busy` is false).
     pub state: Option<char>,
@@ -88,7 +88,7 @@ pub struct SimProcess {
     /// The pid of the parent process. If the parent has ended, this is 1.
     pub parent: Pid,
     /// The id of the process group.
-    pub group: Pid,
+    pub process_group: Pid,
     /// The id of the session.
     pub session: Pid,
     /// The real user id of the process.
@@ -137,7 +137,7 @@ impl SimThread {
 
     /// A thread that this thread starts: it inherits the mask.
     fn started(&self, start: StartTime) -> Self {
-        Self { start, busy: false, state: None, run_ns: 0, ..self.clone() }
+        Self { start, is_busy: false, state: None, run_ns: 0, ..self.clone() }
     }
 }
 
@@ -220,14 +220,14 @@ impl World {
             program_request: ProgramRequest::None,
             mask_requested_at: 0,
             has_unknown_creator: false,
-            busy: false,
+            is_busy: false,
             state: None,
             run_ns: 0,
         };
         let init = SimProcess {
             id,
             parent: Pid(0),
-            group: Pid(1),
+            process_group: Pid(1),
             session: Pid(1),
             uid: Uid::ROOT,
             comm: Comm::from("work"),
@@ -284,7 +284,7 @@ impl World {
     pub fn advance(&mut self, ns: u64) {
         self.now += ns;
         let threads = self.processes.values_mut().flat_map(|process| process.threads.values_mut());
-        threads.filter(|thread| thread.busy).for_each(|thread| thread.run_ns += ns);
+        threads.filter(|thread| thread.is_busy).for_each(|thread| thread.run_ns += ns);
     }
 
     /// Sets the id that the next new process or thread gets. If `number` is already in use, the next higher
@@ -408,12 +408,12 @@ impl World {
     /// Makes the process `pid` the leader of a new session and of a new process group, as setsid(2) does.
     pub fn setsid(&mut self, pid: Pid) {
         if let Some(process) = self.processes.get_mut(&pid) {
-            (process.session, process.group) = (pid, pid);
+            (process.session, process.process_group) = (pid, pid);
         }
     }
 
     /// Ends the process `pid`, whose children become children of process 1. Has no effect for process 1.
-    pub fn exit(&mut self, pid: Pid) {
+    pub fn exit_process(&mut self, pid: Pid) {
         if pid != Pid(1) && self.processes.remove(&pid).is_some() {
             for child in self.processes.values_mut().filter(|child| child.parent == pid) {
                 child.parent = Pid(1);

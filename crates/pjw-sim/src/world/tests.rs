@@ -11,7 +11,7 @@ fn a_child_inherits_mask_session_cgroup_and_an_orphan_is_process_ones() {
     world.move_process(father, "/a/b");
     world.request_mask_for_pjw(father, Tid(father.0), &set("2-3"));
     let child = world.spawn(father, Uid(1001));
-    world.exit(father);
+    world.exit_process(father);
     let child = &world.processes[&child];
     assert_eq!((child.parent, child.session, child.cgroup.as_str()), (Pid(1), Pid(1), "/a/b"));
     let thread = child.threads.values().next().unwrap();
@@ -30,7 +30,7 @@ fn numbers_are_reused_and_start_times_are_not() {
         let pid = world.spawn(Pid(1), Uid(1));
         let start = world.processes[&pid].id.start;
         reused += usize::from(seen.insert(pid, start).is_some_and(|before| before != start));
-        world.exit(pid);
+        world.exit_process(pid);
     }
     assert!(reused > 500, "{reused}");
 }

@@ -178,7 +178,7 @@ proptest! {
         if let Ok(position) = hostlist::find_node(&list, &name) {
             prop_assert!(position.index.is_none_or(|index| index < position.node_count));
         }
-        let _ = counts::count_on_every_node(&list);
+        let _ = counts::uniform_count(&list);
         let _ = counts::count_at_position(&list, index, nodes);
         let _ = counts::slot_count_in_pairs(&list, &name);
         let _ = counts::slot_count_in_names(&list, &name);

@@ -19,7 +19,7 @@ pub(crate) fn check(setup: &Setup, instances: &[Instance]) -> Result<(), CheckEr
     }
     masks::check_masks(instances)?;
     size::check_sizes(setup, instances)?;
-    Replicas::check_all(setup.replicas.as_deref())?;
+    Replicas::check_free_memory(setup.replicas.as_deref())?;
     if instances.len() == 1 {
         // The kernel's own check is enough: if it refuses the only process, nothing has been started. Reading
         // the limits takes longer than the start.

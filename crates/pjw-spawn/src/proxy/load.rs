@@ -18,7 +18,7 @@ use super::place::{CHANNEL_VARIABLE, PR_GET_TID_ADDRESS, Place};
 use super::refusal::TemplateError;
 use super::stub::{self, Slots};
 use super::tracee::{Lost, Tracee, bytes_of};
-use crate::child::{Child, Exit};
+use crate::child::{Child, ExitStatus};
 use crate::clone::{self, Settings, Stack, Start, TemplateStart};
 use crate::failure::{SpawnError, SpawnStep};
 use crate::setup::Setup;
@@ -133,8 +133,8 @@ pub(super) fn load_late(
     drop(other);
     let Some(place) = channel.receive::<Place>().map_err(failed("recv"))? else {
         return Err(match child.wait().map_err(failed("waitid"))? {
-            Exit::Code(status) => TemplateError::Exited(status),
-            Exit::Signal(signal) => TemplateError::Killed(signal),
+            ExitStatus::Code(status) => TemplateError::Exited(status),
+            ExitStatus::Signal(signal) => TemplateError::Killed(signal),
         });
     };
     let stat = fs::read_to_string(format!("/proc/{}/stat", child.pid.0)).unwrap_or_default();

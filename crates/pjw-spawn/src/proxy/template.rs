@@ -50,7 +50,7 @@ const RANDOM_COUNT: usize = 16;
 /// waits, it uses no CPU.
 ///
 /// The process ends when this value is dropped, and when the process that loaded it ends. The thread that
-/// loaded it is the parent of the template and of the instances. With [`Context::end_with_launcher`], the
+/// loaded it is the parent of the template and of the instances. With [`Context::kill_when_launcher_ends`], the
 /// kernel kills the instances when this thread ends.
 pub struct Template {
     pub(super) loaded: Loaded,

@@ -114,7 +114,7 @@ impl Replicas {
     /// # Errors
     /// [`ReplicaError::NotEnoughMemory`] if the copies take more on any node. [`ReplicaError::Failed`] if the
     /// free memory of a node can't be read.
-    pub fn check_all<'a>(all: impl IntoIterator<Item = &'a Self>) -> Result<(), ReplicaError> {
+    pub fn check_free_memory<'a>(all: impl IntoIterator<Item = &'a Self>) -> Result<(), ReplicaError> {
         let mut needed = BTreeMap::new();
         for replicas in all {
             let bytes = replicas.bytes_per_node();
@@ -268,8 +268,8 @@ mod tests {
             eprintln!("skipped: this kernel has no NUMA nodes");
             return;
         }
-        assert_eq!(Replicas::check_all([&of(4096), &of(4096)]), Ok(()));
-        let refused = Replicas::check_all([&of(4096), &of(1 << 50)]).unwrap_err();
+        assert_eq!(Replicas::check_free_memory([&of(4096), &of(4096)]), Ok(()));
+        let refused = Replicas::check_free_memory([&of(4096), &of(1 << 50)]).unwrap_err();
         assert!(matches!(refused, ReplicaError::NotEnoughMemory { node: 0, .. }), "{refused}");
         let line = refused.to_string();
         assert!(

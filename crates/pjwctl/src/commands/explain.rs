@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::anyhow;
-use pjw_ipc::call::{ExplainPid, JobParameter, JobReasons, PidReasons};
+use pjw_ipc::call::{ExplainJobReply, ExplainPid, ExplainPidReply, JobParameter};
 use pjw_ipc::client::{Client, ClientError};
 
 use super::connection::{Warden, job_id};
@@ -14,7 +14,7 @@ use crate::{cli::JsonArg, output, render};
 pub(super) fn run(warden: &Warden, subject: &str, json: JsonArg) -> anyhow::Result<ExitCode> {
     if subject.is_empty() || !subject.bytes().all(|byte| byte.is_ascii_digit()) {
         let job = job_id(subject)?;
-        let reasons: JobReasons = warden.connect()?.call("ExplainJob", &JobParameter { job })?;
+        let reasons: ExplainJobReply = warden.connect()?.call("ExplainJob", &JobParameter { job })?;
         return output::print_reply(json, &reasons, render::explain::job_reasons_text);
     }
     let pid = subject.parse().map_err(|_| {
@@ -36,18 +36,18 @@ pub(super) fn run(warden: &Warden, subject: &str, json: JsonArg) -> anyhow::Resu
 /// The job that `assign` makes of this number, if it exists. For a hint only: without a reply there is no hint.
 fn job_of_that_name(client: &mut Client, number: &str) -> Option<String> {
     let job = job_id(number).ok()?;
-    client.call::<JobReasons>("ExplainJob", &JobParameter { job }).ok().map(|reasons| reasons.job)
+    client.call::<ExplainJobReply>("ExplainJob", &JobParameter { job }).ok().map(|reasons| reasons.job)
 }
 
 /// Reads all pages, because a process may have very many threads.
-fn read(client: &mut Client, pid: u32) -> Result<PidReasons, ClientError> {
+fn read(client: &mut Client, pid: u32) -> Result<ExplainPidReply, ClientError> {
     let mut request = ExplainPid { pid, after_tid: None };
-    let mut reasons: PidReasons = client.call("ExplainPid", &request)?;
-    while let Some(next) = reasons.next_tid.take().filter(|&next| request.after_tid != Some(next)) {
+    let mut reasons: ExplainPidReply = client.call("ExplainPid", &request)?;
+    while let Some(next) = reasons.last_tid.take().filter(|&next| request.after_tid != Some(next)) {
         request.after_tid = Some(next);
-        let page: PidReasons = client.call("ExplainPid", &request)?;
+        let page: ExplainPidReply = client.call("ExplainPid", &request)?;
         reasons.threads.extend(page.threads);
-        reasons.next_tid = page.next_tid;
+        reasons.last_tid = page.last_tid;
     }
     Ok(reasons)
 }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use pjw_ipc::call::{GetJob, JobDetail};
+use pjw_ipc::call::{GetJob, GetJobReply};
 use pjw_ipc::client::{Client, ClientError};
 
 use super::connection::{Warden, job_id, user_names};
@@ -22,11 +22,11 @@ pub(super) fn run(warden: &Warden, job: &str, json: JsonArg) -> anyhow::Result<E
 /// of the job are those of the first page.
 pub(super) fn read(client: &mut Client, job: String) -> Result<JobDetails, ClientError> {
     let mut request = GetJob { job, ..GetJob::default() };
-    let JobDetail { job, mut members, history, mut next_after_pid, mut next_tid } =
+    let GetJobReply { job, mut members, history, mut last_pid, mut last_tid } =
         client.call("GetJob", &request)?;
-    while next_after_pid.is_some() && (next_after_pid, next_tid) != (request.after, request.after_tid) {
-        (request.after, request.after_tid) = (next_after_pid, next_tid);
-        let page: JobDetail = client.call("GetJob", &request)?;
+    while last_pid.is_some() && (last_pid, last_tid) != (request.after, request.after_tid) {
+        (request.after, request.after_tid) = (last_pid, last_tid);
+        let page: GetJobReply = client.call("GetJob", &request)?;
         for member in page.members {
             match members.last_mut() {
                 // The page before ended within this process: append its further threads.
@@ -36,7 +36,7 @@ pub(super) fn read(client: &mut Client, job: String) -> Result<JobDetails, Clien
                 _ => members.push(member),
             }
         }
-        (next_after_pid, next_tid) = (page.next_after_pid, page.next_tid);
+        (last_pid, last_tid) = (page.last_pid, page.last_tid);
     }
     Ok(JobDetails { job, members, history })
 }

@@ -52,7 +52,7 @@ fn moves(reply: &DefragReply, term: Terminal) -> String {
 
 /// The largest request that fits one L3, and those of larger domains where they change.
 fn fits(reply: &DefragReply, stage: DefragStage) -> String {
-    let (before, after) = (&reply.fits_before, &reply.fits_after);
+    let (before, after) = (&reply.largest_requests_before, &reply.largest_requests_after);
     let levels = [
         ("L3", before.l3, after.l3),
         ("NUMA node", before.numa_node, after.numa_node),
@@ -89,8 +89,8 @@ mod tests {
                     "one NUMA node can then serve 12 cores instead of 10",
                 ),
             ],
-            fits_before: Fits { l3: 3, numa_node: 10, package: 12, machine: 14 },
-            fits_after: Fits { l3: 6, numa_node: 12, package: 12, machine: 14 },
+            largest_requests_before: Fits { l3: 3, numa_node: 10, package: 12, machine: 14 },
+            largest_requests_after: Fits { l3: 6, numa_node: 12, package: 12, machine: 14 },
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use pjw_ipc::call::{JobReasons, PidReasons};
+use pjw_ipc::call::{ExplainJobReply, ExplainPidReply};
 use pjw_ipc::wire::Thread;
 
 use super::text::{cpus_phrase, plural, printable, wrap};
@@ -10,11 +10,11 @@ use super::{Terminal, show, style};
 
 /// Returns the text of `pjwctl explain JOB`: why the job got its CPUs, and the second-best choice of CPUs.
 #[must_use]
-pub fn job_reasons_text(reasons: &JobReasons, term: Terminal) -> String {
+pub fn job_reasons_text(reasons: &ExplainJobReply, term: Terminal) -> String {
     let holds = cpus_phrase(&reasons.cpus, usize::MAX);
     let mut text = title(&reasons.job, &format!(": {holds}"), term) + &because(&reasons.grant_reasons, term);
-    if !reasons.runner_up.is_empty() {
-        text += &wrap(&format!("runner-up: {}", reasons.runner_up), term.width, "- ", "  ");
+    if !reasons.second_best.is_empty() {
+        text += &wrap(&format!("runner-up: {}", reasons.second_best), term.width, "- ", "  ");
     }
     text
 }
@@ -22,7 +22,7 @@ pub fn job_reasons_text(reasons: &JobReasons, term: Terminal) -> String {
 /// Returns the text of `pjwctl explain PID`: why the process belongs to its job, and why each of its threads
 /// has its affinity mask. Threads with the same reason share one sentence.
 #[must_use]
-pub fn process_reasons_text(reasons: &PidReasons, term: Terminal) -> String {
+pub fn process_reasons_text(reasons: &ExplainPidReply, term: Terminal) -> String {
     let job = reasons.job.as_ref().map_or(": in no job".to_owned(), |job| format!(": in {}", printable(job)));
     let mut text =
         title(&format!("process {}", reasons.pid), &job, term) + &because(&reasons.membership_reasons, term);
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn a_job_is_explained_with_the_second_best_choice() {
-        let reasons = JobReasons {
+        let reasons = ExplainJobReply {
             job: "manual:a".into(),
             cpus: "2-3".into(),
             grant_reasons: vec![
@@ -80,7 +80,7 @@ mod tests {
                  the largest hole whole"
                     .into(),
             ],
-            runner_up: "8-9 in L3#1".into(),
+            second_best: "8-9 in L3#1".into(),
         };
         assert_snapshot!(job_reasons_text(&reasons, samples::PLAIN), @r"
         manual:a: CPUs 2-3
@@ -93,12 +93,12 @@ mod tests {
 
     #[test]
     fn threads_with_the_same_reason_share_a_sentence() {
-        let reasons = PidReasons {
+        let reasons = ExplainPidReply {
             pid: 100,
             job: Some("manual:a".into()),
             membership_reasons: vec!["it was registered".into()],
             threads: samples::threads(),
-            next_tid: None,
+            last_tid: None,
         };
         assert_snapshot!(process_reasons_text(&reasons, samples::PLAIN), @r"
         process 100: in manual:a
@@ -117,7 +117,7 @@ mod tests {
     fn a_process_of_no_job_is_explained_too() {
         let membership_reasons = vec!["nobody registered process 1".into()];
         let reasons =
-            PidReasons { pid: 1, job: None, membership_reasons, threads: Vec::new(), next_tid: None };
+            ExplainPidReply { pid: 1, job: None, membership_reasons, threads: Vec::new(), last_tid: None };
         assert_snapshot!(process_reasons_text(&reasons, samples::PLAIN), @r"
         process 1: in no job
         - nobody registered process 1

@@ -15,9 +15,9 @@ pub fn plan_text(plan: &PlanReply, term: Terminal) -> String {
     } else {
         plan.actions.iter().map(|action| self::action(action, term)).collect()
     }];
-    if !plan.skipped_changes.is_empty() {
+    if !plan.warnings.is_empty() {
         let heading = style::paint("left as it is", style::HEADING, term);
-        let lines = plan.skipped_changes.iter().map(|abstained| self::abstained(abstained, term));
+        let lines = plan.warnings.iter().map(|abstained| self::abstained(abstained, term));
         parts.push(heading + "\n" + &lines.collect::<String>());
     }
     parts.join("\n")
@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn an_empty_plan_has_a_message() {
         assert_eq!(
-            plan_text(&PlanReply { actions: vec![], skipped_changes: vec![] }, samples::PLAIN),
+            plan_text(&PlanReply { actions: vec![], warnings: vec![] }, samples::PLAIN),
             "nothing to change\n"
         );
     }
@@ -72,7 +72,7 @@ mod tests {
             to: "2-3".into(),
             why: "the thread is allowed outside its job's cores".into(),
         }];
-        let skipped_changes = vec![
+        let warnings = vec![
             Abstained {
                 code: "unknown-count".into(),
                 job: "slurm:7".into(),
@@ -87,7 +87,7 @@ mod tests {
                 ..Abstained::default()
             },
         ];
-        assert_snapshot!(plan_text(&PlanReply { actions, skipped_changes }, samples::PLAIN), @r"
+        assert_snapshot!(plan_text(&PlanReply { actions, warnings }, samples::PLAIN), @r"
         manual:a confine thread 101 of 100: CPUs 0-15 → CPUs 2-3
             the thread is allowed outside its job's cores
 

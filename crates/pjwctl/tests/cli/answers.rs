@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pjw_ipc::call::{
-    Call, DefragReply, GetJob, JobDetail, JobParameter, JobReasons, PidReasons, PlanReply, Reply,
+    Call, DefragReply, ExplainJobReply, ExplainPidReply, GetJob, GetJobReply, JobParameter, PlanReply, Reply,
 };
 use pjw_ipc::wire::{
     Abstained, Action, Core, Domain, Event, Fits, Job, Member, Move, Status, Thread, Topology,
@@ -54,30 +54,30 @@ fn topology() -> Topology {
     Topology { cores: 1, pus: 2, cpus: "0-1".into(), tree: vec![core], ..Topology::default() }
 }
 
-fn pid_reasons() -> PidReasons {
-    PidReasons {
+fn pid_reasons() -> ExplainPidReply {
+    ExplainPidReply {
         pid: 7,
         job: None,
         membership_reasons: vec!["nobody claims it".into()],
         threads: vec![],
-        next_tid: None,
+        last_tid: None,
     }
 }
 
-fn job_reasons() -> JobReasons {
+fn job_reasons() -> ExplainJobReply {
     let grant_reasons = vec!["it fits".into()];
-    JobReasons { job: "manual:a".into(), cpus: "1".into(), grant_reasons, runner_up: String::new() }
+    ExplainJobReply { job: "manual:a".into(), cpus: "1".into(), grant_reasons, second_best: String::new() }
 }
 
 fn plan() -> PlanReply {
     let actions = vec![Action { action: "confine".into(), to: "1".into(), ..Action::default() }];
-    PlanReply { actions, skipped_changes: vec![Abstained { code: "stray".into(), ..Abstained::default() }] }
+    PlanReply { actions, warnings: vec![Abstained { code: "stray".into(), ..Abstained::default() }] }
 }
 
 fn healing() -> DefragReply {
     let moved = Move { job: "manual:a".into(), from: "1".into(), to: "0".into(), why: "closer".into() };
     let fits = |l3| Fits { l3, ..Fits::default() };
-    DefragReply { moves: vec![moved], fits_before: fits(3), fits_after: fits(6) }
+    DefragReply { moves: vec![moved], largest_requests_before: fits(3), largest_requests_after: fits(6) }
 }
 
 /// A daemon with one job of three members, a page each.
@@ -86,12 +86,12 @@ fn daemon() -> Daemon {
         Answer::reply(match call {
             Call::GetStatus => Reply::Status { status: Arc::new(status()) },
             Call::ListJobs => Reply::Jobs { jobs: vec![job()] },
-            Call::GetJob(GetJob { after, .. }) => Reply::JobDetail(Box::new(JobDetail {
+            Call::GetJob(GetJob { after, .. }) => Reply::JobDetail(Box::new(GetJobReply {
                 job: job(),
                 members: vec![member(after.unwrap_or(0) + 1)],
                 history: vec![event("1 core: 1").into()],
-                next_after_pid: Some(after.unwrap_or(0) + 1).filter(|&last| last < 3),
-                next_tid: None,
+                last_pid: Some(after.unwrap_or(0) + 1).filter(|&last| last < 3),
+                last_tid: None,
             })),
             Call::Assign(_) => Reply::Job { job: job() },
             Call::Want(want) => Reply::Job { job: Job { wants: want.cores.map(|n| n.min(4)), ..job() } },
@@ -147,17 +147,17 @@ fn the_threads_of_a_huge_process_are_put_together_again() {
             Call::GetJob(request) => {
                 let last = request.after == Some(7) && request.after_tid.is_none();
                 let begun = Member { threads: threads(request.after_tid), ..member(7) };
-                Reply::JobDetail(Box::new(JobDetail {
+                Reply::JobDetail(Box::new(GetJobReply {
                     job: job(),
                     members: vec![if last { member(8) } else { begun }],
                     history: vec![],
-                    next_after_pid: Some(7).filter(|_| !last),
-                    next_tid: more(request.after_tid).filter(|_| !last),
+                    last_pid: Some(7).filter(|_| !last),
+                    last_tid: more(request.after_tid).filter(|_| !last),
                 }))
             }
-            Call::ExplainPid(request) => Reply::PidReasons(PidReasons {
+            Call::ExplainPid(request) => Reply::PidReasons(ExplainPidReply {
                 threads: threads(request.after_tid),
-                next_tid: more(request.after_tid),
+                last_tid: more(request.after_tid),
                 ..pid_reasons()
             }),
             other => panic!("{other:?}"),
@@ -324,7 +324,7 @@ fn an_invalid_job_id_is_not_sent() {
 fn a_number_that_is_the_name_of_a_job_gets_a_hint() {
     let daemon = Daemon::start(|call| match call {
         Call::ExplainJob(JobParameter { job }) if job == "manual:12" => {
-            Answer::reply(Reply::JobReasons(JobReasons { job: job.clone(), ..job_reasons() }))
+            Answer::reply(Reply::JobReasons(ExplainJobReply { job: job.clone(), ..job_reasons() }))
         }
         _ => Answer::refusal("there is no such thing"),
     });

@@ -215,9 +215,9 @@ impl ControlService {
         };
         let members = members.into_iter().map(member_to_wire).collect();
         let history = if after.is_none() { self.history.borrow().events_of_job(&job) } else { Vec::new() };
-        let (next_tid, next_after_pid) =
+        let (last_tid, last_pid) =
             (next.and_then(|next| next.tid).map(|tid| tid.0), next.map(|next| next.pid.0));
-        Ok(Reply::JobDetail(Box::new(call::JobDetail { job, members, history, next_after_pid, next_tid })))
+        Ok(Reply::JobDetail(Box::new(call::GetJobReply { job, members, history, last_pid, last_tid })))
     }
 
     async fn explain_job(&self, name: &str) -> Result<Reply, CallError> {
@@ -238,12 +238,12 @@ impl ControlService {
         if !reasons.process_exists {
             return Err(CallError::Refused(Refusal::NoSuchProcess { pid: Pid(pid) }.to_string()));
         }
-        Ok(Reply::PidReasons(call::PidReasons {
+        Ok(Reply::PidReasons(call::ExplainPidReply {
             pid,
             job: reasons.job.map(|job| job.to_string()),
             membership_reasons: reasons.membership_reasons,
             threads: reasons.threads.into_iter().map(thread_to_wire).collect(),
-            next_tid: reasons.continue_after.map(|tid| tid.0),
+            last_tid: reasons.continue_after.map(|tid| tid.0),
         }))
     }
 

@@ -1,14 +1,14 @@
 //! The BPF programs that read many threads at once and report affinity requests. They are loaded at the start and
 //! when the key `scan` changes.
 
-use pjw_linux::{bpf, node::LinuxNode, sys::own_usage::return_free_memory};
+use pjw_linux::{bpf, node::LinuxMachine, sys::own_usage::trim_heap};
 use tracing::info;
 
 use crate::config::ScanInterface;
 
 /// Makes the node use the BPF programs if `scan` allows and the kernel can load them. The log states the result and
 /// the reason.
-pub(crate) fn configure(scan: ScanInterface, node: &mut LinuxNode) {
+pub(crate) fn configure(scan: ScanInterface, node: &mut LinuxMachine) {
     let (scan, affinity_requests) = match scan {
         ScanInterface::Proc => {
             info!(
@@ -25,7 +25,7 @@ pub(crate) fn configure(scan: ScanInterface, node: &mut LinuxNode) {
 fn load() -> (Option<bpf::TaskScan>, Option<bpf::AffinityMonitor>) {
     let (scan, affinity_requests) = bpf::load_programs();
     // Loading reads the BTF of the kernel, several megabytes that are not needed any more.
-    return_free_memory();
+    trim_heap();
     match &scan {
         Ok(_) => info!("many threads at once are read with a BPF program (task scan)"),
         Err(why) => info!("threads are read in /proc: {why}"),

@@ -12,8 +12,8 @@ use pjw_core::core_map::CoreMap;
 use pjw_core::ids::Uid;
 use pjw_core::job::JobId;
 use pjw_core::time::Nanos;
-use pjw_job::layout::PageContent;
-use pjw_job::{FILE_MODE, PAGE_FILE_NAME, PageWriter, WANT_FILE_NAME};
+use pjw_job::layout::CoreMapContent;
+use pjw_job::{CORE_MAP_FILE_NAME, CoreMapWriter, FILE_MODE, WANTED_CORES_FILE_NAME};
 use pjw_linux::sys::clock;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -59,7 +59,7 @@ struct CoreMapFile {
 }
 
 impl CoreMapFile {
-    fn new(content: &PageContent) -> Self {
+    fn new(content: &CoreMapContent) -> Self {
         Self {
             schema: 1,
             epoch: content.epoch,
@@ -114,7 +114,7 @@ impl JobsDirectory {
     pub(super) fn open(&self, id: &JobId) -> Result<JobDirectory, FileFault> {
         let path = self.path_of(id);
         make_directory(&path)?;
-        let page = PageWriter::open(&path.join(PAGE_FILE_NAME));
+        let page = CoreMapWriter::open(&path.join(CORE_MAP_FILE_NAME));
         let temporary = self.path.join(TEMPORARY_NAME);
         let inode = inode_of(&path);
         Ok(JobDirectory { path, inode, temporary, page, published: None })
@@ -144,7 +144,7 @@ pub(super) struct JobDirectory {
     inode: Option<(u64, u64)>,
     temporary: PathBuf,
     /// `None` if there is no page yet.
-    page: Option<PageWriter>,
+    page: Option<CoreMapWriter>,
     /// The core map that all files show.
     published: Option<CoreMap>,
 }
@@ -155,7 +155,7 @@ impl JobDirectory {
     }
 
     pub(super) fn want_path(&self) -> PathBuf {
-        self.path.join(WANT_FILE_NAME)
+        self.path.join(WANTED_CORES_FILE_NAME)
     }
 
     /// Whether the path still names this directory.
@@ -166,7 +166,7 @@ impl JobDirectory {
     /// Whether the path still names this directory, and the four files `cpus`, `coremap.json`, `coremap` and
     /// `want` are in it.
     pub(super) fn is_complete(&self) -> bool {
-        let names = [CPUS_FILE_NAME, JSON_FILE_NAME, PAGE_FILE_NAME, WANT_FILE_NAME];
+        let names = [CPUS_FILE_NAME, JSON_FILE_NAME, CORE_MAP_FILE_NAME, WANTED_CORES_FILE_NAME];
         self.is_in_place() && names.iter().all(|name| is_file(&self.path.join(name)))
     }
 
@@ -174,7 +174,7 @@ impl JobDirectory {
     /// nothing if all three are there and show this core map. The page `coremap` is written last: a program
     /// that its change wakes finds the other two files already changed.
     pub(super) fn write_map(&mut self, core_map: &CoreMap) -> Result<(), FileFault> {
-        let page_path = self.path.join(PAGE_FILE_NAME);
+        let page_path = self.path.join(CORE_MAP_FILE_NAME);
         let (cpus_path, json_path) = (self.path.join(CPUS_FILE_NAME), self.path.join(JSON_FILE_NAME));
         let is_complete = is_file(&page_path) && is_file(&cpus_path) && is_file(&json_path);
         if is_complete && self.published.as_ref() == Some(core_map) {
@@ -185,7 +185,7 @@ impl JobDirectory {
             && let Some(old) = self.page.take()
         {
             // Programs that have mapped the removed page look for the new one.
-            let _ = old.end();
+            let _ = old.mark_not_live();
         }
         let last = self.page.as_ref().map(|page| page.content().clone());
         let last_epoch = last.as_ref().map_or(0, |last| last.epoch).max(epoch_of(&json_path));
@@ -203,7 +203,7 @@ impl JobDirectory {
             self.page = None;
         }
         if self.page.is_none() {
-            let page = PageWriter::create(&page_path, &self.temporary, &content);
+            let page = CoreMapWriter::create(&page_path, &self.temporary, &content);
             self.page = Some(page.map_err(failed("write", &page_path))?);
         }
         files_written?;
@@ -211,7 +211,7 @@ impl JobDirectory {
         Ok(())
     }
 
-    fn write_texts(&self, content: &PageContent) -> Result<(), FileFault> {
+    fn write_texts(&self, content: &CoreMapContent) -> Result<(), FileFault> {
         let (cpus_path, json_path) = (self.path.join(CPUS_FILE_NAME), self.path.join(JSON_FILE_NAME));
         self.replace(&cpus_path, format!("{}\n", content.cpus()).as_bytes())?;
         let json = serde_json::to_string(&CoreMapFile::new(content)).map_err(io::Error::other);
@@ -259,7 +259,7 @@ impl JobDirectory {
     pub(super) fn end(self) {
         if let Some(page) = self.page {
             // Nobody can read a page that was truncated.
-            let _ = page.end();
+            let _ = page.mark_not_live();
         }
     }
 
@@ -291,13 +291,13 @@ fn remove(path: &Path) {
         let _ = std::fs::remove_file(path);
         return;
     }
-    let page = PageWriter::open(&path.join(PAGE_FILE_NAME));
+    let page = CoreMapWriter::open(&path.join(CORE_MAP_FILE_NAME));
     let _ = std::fs::remove_dir_all(path);
-    let _ = page.map(PageWriter::end);
+    let _ = page.map(CoreMapWriter::mark_not_live);
 }
 
-fn page_content(core_map: &CoreMap, epoch: u64) -> PageContent {
-    PageContent {
+fn page_content(core_map: &CoreMap, epoch: u64) -> CoreMapContent {
+    CoreMapContent {
         epoch,
         is_live: true,
         is_truncated: false,

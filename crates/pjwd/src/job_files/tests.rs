@@ -94,7 +94,7 @@ fn the_files_show_the_cores_of_the_job_in_the_form_that_the_contract_names() {
     let expected = json!({ "schema": 1, "epoch": 1, "cpus": "0-3", "own": "0-1", "borrowed": "2-3", "leaving": "3",
         "leaving_at_ns": null, "lent": "", "cores": 4 });
     assert_eq!(json, expected);
-    let cores = Job::open_directory(&published.path("a")).cores();
+    let cores = Job::in_directory(&published.path("a")).cores();
     assert_eq!((cores.source, cores.epoch), (CoresSource::CoreMap, 1));
     assert_eq!((cores.cpus.to_string(), cores.leaving_at_ns), ("0-3".to_owned(), Some(leaving_at)));
     assert_eq!(published.read("a", "want"), "");
@@ -129,9 +129,9 @@ fn the_end_of_a_job_removes_its_directory_and_wakes_its_programs() {
     let mut published = Published::new();
     published.publish("a", "0");
     published.publish("b", "1");
-    let job = Job::open_directory(&published.path("a"));
+    let job = Job::in_directory(&published.path("a"));
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| job.wait(1, None).unwrap());
+        let waiting = scope.spawn(|| job.wait_for_change(1, None).unwrap());
         published.files.publish(&id("a"), None);
         assert_eq!(waiting.join().unwrap().source, CoresSource::AffinityMask);
     });
@@ -144,7 +144,7 @@ fn a_new_daemon_goes_on_with_the_page_and_the_epoch_of_a_killed_one_and_removes_
     published.publish("a", "0");
     published.publish("a", "0-1");
     published.publish("gone", "2");
-    let reader = Job::open_directory(&published.path("a"));
+    let reader = Job::in_directory(&published.path("a"));
     fs::write(published.state_dir.path().join("jobs/.new"), "half of a file").unwrap();
     published.restart();
     published.publish("a", "0-1");
@@ -159,7 +159,7 @@ fn a_new_daemon_goes_on_with_the_page_and_the_epoch_of_a_killed_one_and_removes_
 fn files_that_a_killed_daemon_left_half_done_are_put_right() {
     let mut published = Published::new();
     published.publish("a", "0-1");
-    let reader = Job::open_directory(&published.path("a"));
+    let reader = Job::in_directory(&published.path("a"));
     fs::write(published.path("a").join("cpus"), "0-7\n").unwrap();
     fs::write(published.path("a").join("coremap.json"), "{").unwrap();
     published.restart();
@@ -172,14 +172,14 @@ fn files_that_a_killed_daemon_left_half_done_are_put_right() {
     published.restart();
     published.publish("a", "0-1");
     drop(reader);
-    assert_eq!(Job::open_directory(&published.path("a")).cores().cpus.to_string(), "0-1");
+    assert_eq!(Job::in_directory(&published.path("a")).cores().cpus.to_string(), "0-1");
 }
 
 #[test]
 fn removed_files_are_made_again() {
     let mut published = Published::new();
     published.publish("a", "0-1");
-    let reader = Job::open_directory(&published.path("a"));
+    let reader = Job::in_directory(&published.path("a"));
     for name in ["cpus", "coremap.json", "coremap", "want"] {
         fs::remove_file(published.path("a").join(name)).unwrap();
         assert_eq!(published.written(), [], "{name}");

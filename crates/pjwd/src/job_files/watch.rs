@@ -6,7 +6,7 @@ use std::path::Path;
 
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 use pjw_core::job::JobId;
-use pjw_job::WANT_FILE_NAME;
+use pjw_job::WANTED_CORES_FILE_NAME;
 use tracing::info;
 
 /// A change of the files of jobs that the kernel reported by inotify(7).
@@ -47,7 +47,7 @@ impl FileWatch {
             | AddWatchFlags::IN_MOVE_SELF
             | AddWatchFlags::IN_ONLYDIR;
         let writes = AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CLOSE_WRITE;
-        let watches = [(directory.to_owned(), removals), (directory.join(WANT_FILE_NAME), writes)]
+        let watches = [(directory.to_owned(), removals), (directory.join(WANTED_CORES_FILE_NAME), writes)]
             .map(|(path, flags)| inotify.add_watch(&path, flags | AddWatchFlags::IN_DONT_FOLLOW));
         let is_complete = watches.iter().all(Result::is_ok);
         self.jobs.insert(id.clone(), watches.into_iter().flatten().collect());

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_ipc::wire;
-use pjw_linux::sys::own_usage::OwnUsage;
+use pjw_linux::sys::own_usage::ResourceUsage;
 
 use super::meter::MetricsSnapshot;
 use crate::view::counts::CpuDemand;
@@ -104,7 +104,7 @@ pub struct MetricValues<'p> {
     /// The counters and the status at the end of the last cycle (scan, decision and changes).
     pub snapshot: &'p MetricsSnapshot,
     /// The CPU time and the memory that pjwd itself uses.
-    pub own_usage: OwnUsage,
+    pub own_usage: ResourceUsage,
     /// The numbers of PUs that are free, granted to jobs, reserved for the system, or offline.
     pub pu_counts: PuCounts,
     /// The metrics of single jobs, ordered by job id. The configuration key `metrics.max_jobs` limits the
@@ -120,7 +120,7 @@ impl<'p> MetricValues<'p> {
     /// itself uses. The `max_jobs` oldest jobs are listed one by one. The metrics of all other jobs are
     /// summed.
     #[must_use]
-    pub fn new(snapshot: &'p MetricsSnapshot, own_usage: OwnUsage, max_jobs: usize) -> Self {
+    pub fn new(snapshot: &'p MetricsSnapshot, own_usage: ResourceUsage, max_jobs: usize) -> Self {
         let status = &snapshot.published.status;
         let core_of: BTreeMap<Pu, usize> = status
             .cores

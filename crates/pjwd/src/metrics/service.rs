@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pjw_linux::sys::own_usage::own_usage;
+use pjw_linux::sys::own_usage::own_resource_usage;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, spawn_blocking, spawn_local};
@@ -49,7 +49,7 @@ impl TextCache {
     fn render(&self, format: MetricsFormat) -> Option<String> {
         let snapshot = self.snapshot.borrow().clone()?;
         let max_jobs = usize::try_from(self.settings.borrow().max_jobs).unwrap_or(usize::MAX);
-        Some(metrics_text(&MetricValues::new(&snapshot, own_usage(), max_jobs), format))
+        Some(metrics_text(&MetricValues::new(&snapshot, own_resource_usage(), max_jobs), format))
     }
 }
 

@@ -10,7 +10,7 @@ use pjw_core::state::WardenState;
 use pjw_core::testing::regular_topology;
 use pjw_core::time::UnixMillis;
 use pjw_ipc::wire;
-use pjw_linux::sys::own_usage::OwnUsage;
+use pjw_linux::sys::own_usage::ResourceUsage;
 
 use super::counters::CycleCause;
 use super::facts::MetricValues;
@@ -65,7 +65,7 @@ fn snapshot(jobs: Vec<wire::Job>) -> MetricsSnapshot {
 }
 
 fn text(snapshot: &MetricsSnapshot, max_jobs: usize, format: MetricsFormat) -> String {
-    let own = OwnUsage { cpu_time: Duration::from_millis(1500), resident_bytes: 4096 };
+    let own = ResourceUsage { cpu_time: Duration::from_millis(1500), resident_bytes: 4096 };
     metrics_text(&MetricValues::new(snapshot, own, max_jobs), format)
 }
 

@@ -100,7 +100,7 @@ mod tests {
                 || self.now,
                 || {
                     self.made.set(self.made.get() + 1);
-                    PlanReply { actions: Vec::new(), skipped_changes: Vec::new() }
+                    PlanReply { actions: Vec::new(), warnings: Vec::new() }
                 },
             );
             for mut result in result {

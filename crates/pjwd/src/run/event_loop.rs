@@ -16,7 +16,7 @@ use pjw_core::{
     state::lineage::scan_queue::ScanUrgency,
 };
 use pjw_ipc::call::{DefragReply, PlanReply};
-use pjw_linux::{node::LinuxNode, sys::clock, sys::own_usage::return_free_memory};
+use pjw_linux::{node::LinuxMachine, sys::clock, sys::own_usage::trim_heap};
 use tokio::sync::{oneshot, watch};
 use tracing::{debug, warn};
 
@@ -59,7 +59,7 @@ const TRIM_ACTIONS: usize = 256;
 /// processes, a decision, and the resulting changes.
 #[derive(Debug)]
 pub struct EventLoop {
-    warden: Warden<LinuxNode, FileJournal>,
+    warden: Warden<LinuxMachine, FileJournal>,
     inbox: Inbox,
     /// Whether the kernel provides process events.
     has_process_events: bool,
@@ -132,7 +132,7 @@ impl EventLoop {
     /// Makes the event loop from its parts. The caller must then call [`EventLoop::run_first_cycle`] and
     /// [`EventLoop::run`] on the thread of the loop.
     pub fn new(
-        warden: Warden<LinuxNode, FileJournal>,
+        warden: Warden<LinuxMachine, FileJournal>,
         inbox: Inbox,
         publisher: Publisher,
         settings: ReloadContext,
@@ -396,7 +396,7 @@ impl EventLoop {
         }
         if mask_outcomes.len() >= TRIM_ACTIONS {
             drop(mask_outcomes);
-            return_free_memory();
+            trim_heap();
         }
     }
 

@@ -113,8 +113,8 @@ impl OwnFiles {
             }
         }
         match &mut self.socket {
-            SocketFile::Own(socket) if socket.is_in_place() => {}
-            SocketFile::Own(socket) => match socket.bind_again() {
+            SocketFile::Own(socket) if socket.are_files_in_place() => {}
+            SocketFile::Own(socket) => match socket.rebind_if_removed() {
                 Ok(listener) => {
                     warn!(socket = %socket.path().display(), "the socket was removed; it was made again");
                     // The control server ends before this task.

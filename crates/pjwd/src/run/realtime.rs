@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::unistd::Uid;
 use pjw_core::ids::Tid;
-use pjw_linux::sys::errno::is_denied;
+use pjw_linux::sys::errno::is_permission_denied;
 use pjw_linux::sys::realtime::{
     SchedulingPolicy, limit_realtime_run_time, scheduling_policy, set_normal_policy,
 };
@@ -117,7 +117,7 @@ impl RealtimePriority {
         self.is_on = raised.is_ok();
         raised.map_err(|errno| {
             self.threads.iter_mut().for_each(BoundedThread::lower);
-            let cause = if is_denied(errno) {
+            let cause = if is_permission_denied(errno) {
                 ": CAP_SYS_NICE is missing, RestrictRealtime= forbids it, or the cgroup has no real-time runtime \
                  (cpu.rt_runtime_us)"
             } else {

@@ -115,7 +115,7 @@ pub fn plan_to_wire(plan: &Plan, plan_warnings: &[Warning]) -> PlanReply {
     let cpusets = plan.cpuset_actions.iter().map(cpuset_action_to_wire);
     PlanReply {
         actions: cpusets.chain(plan.mask_actions.iter().map(action_to_wire)).collect(),
-        skipped_changes: plan_warnings.iter().map(warning_to_wire).collect(),
+        warnings: plan_warnings.iter().map(warning_to_wire).collect(),
     }
 }
 
@@ -131,8 +131,8 @@ pub fn defrag_to_wire(defrag: &DefragPlan) -> DefragReply {
     });
     DefragReply {
         moves: moves.collect(),
-        fits_before: fits_to_wire(defrag.largest_requests_before),
-        fits_after: fits_to_wire(defrag.largest_requests_after),
+        largest_requests_before: fits_to_wire(defrag.largest_requests_before),
+        largest_requests_after: fits_to_wire(defrag.largest_requests_after),
     }
 }
 

@@ -26,7 +26,7 @@ struct Work {
 /// A node that calls `before` with the number of earlier scans before each scan, and counts the work. If `loses_events`, it
 /// loses an event after each scan.
 struct InterleavedNode<F> {
-    node: SimNode,
+    node: SimMachineInterface,
     work: Rc<Work>,
     before: F,
     loses_events: bool,

@@ -18,7 +18,7 @@ use pjw_core::state::WardenState;
 use pjw_core::testing::{job, regular_topology, set};
 use pjw_sim::faults::Faults;
 use pjw_sim::journal::SimJournal;
-use pjw_sim::node::SimNode;
+use pjw_sim::node::SimMachineInterface;
 use pjw_sim::testing::{ScriptedMachine, assign_command};
 use pjwd::warden::{CycleReport, Warden};
 
@@ -36,7 +36,7 @@ struct Node {
     kernel: ScriptedMachine,
     journal: SimJournal,
     policy: Policy,
-    warden: Warden<SimNode, SimJournal>,
+    warden: Warden<SimMachineInterface, SimJournal>,
 }
 
 impl Deref for Node {
@@ -131,7 +131,11 @@ impl Node {
     }
 }
 
-fn warden(kernel: &ScriptedMachine, journal: &SimJournal, policy: &Policy) -> Warden<SimNode, SimJournal> {
+fn warden(
+    kernel: &ScriptedMachine,
+    journal: &SimJournal,
+    policy: &Policy,
+) -> Warden<SimMachineInterface, SimJournal> {
     let state = WardenState::new(regular_topology(2, 1, 1, 4, 1), &policy.housekeeping_cpus);
     let host = pjw_sources::Host { name: "n1".to_owned(), flux_user: None };
     Warden::new(kernel.sim_node(), journal.clone(), state, journal.records(), policy.clone(), host)
@@ -342,7 +346,7 @@ fn a_pinned_thread_that_requests_all_cpus_stays_inside_and_is_reported() {
     let mut node = Node::new(CpusetHierarchy::Systemd);
     let pid = node.spawn(Pid(1), LOGIN);
     node.assign("a", 2, &[pid]);
-    node.world().processes.get_mut(&pid).unwrap().threads.get_mut(&Tid(pid.0)).unwrap().busy = true;
+    node.world().processes.get_mut(&pid).unwrap().threads.get_mut(&Tid(pid.0)).unwrap().is_busy = true;
     for _ in 0..4 {
         node.cycle(&[]);
     }

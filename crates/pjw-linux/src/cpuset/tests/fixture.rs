@@ -40,7 +40,8 @@ pub(super) fn fixture() -> Option<Fixture> {
 /// hierarchy, this user is not root, or there are fewer than two CPUs.
 pub(super) fn fixture_of(creator: CgroupCreator) -> Option<Fixture> {
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let found = CpusetMount::choose(&CgroupMounts::read()).ok_or("no hierarchy has the controller cpuset");
+    let found =
+        CpusetMount::from_mounts(&CgroupMounts::read()).ok_or("no hierarchy has the controller cpuset");
     let is_systemds =
         |hierarchy: &CpusetMount| hierarchy.is_unified && Path::new("/run/systemd/system").exists();
     let found = found.and_then(|hierarchy| match creator {

@@ -11,12 +11,12 @@ use pjw_core::snapshot::{Observed, Process, Snapshot};
 
 use super::*;
 use crate::bpf::tests::test_process::{TestCgroup, TestProcess, scan};
-use crate::node::{LinuxNode, process_cache::FINGERPRINT_SCANS};
+use crate::node::{LinuxMachine, process_cache::FINGERPRINT_SCANS};
 use crate::tests::until;
 
 /// A node that uses `/proc` only, and a node that uses the task scan.
-fn both() -> Option<[LinuxNode; 2]> {
-    let node = || LinuxNode::new(BTreeSet::from(["PJW_TEST_PROCESS"])).ok();
+fn both() -> Option<[LinuxMachine; 2]> {
+    let node = || LinuxMachine::new(BTreeSet::from(["PJW_TEST_PROCESS"])).ok();
     let (by_proc, mut by_scan) = (node()?, node()?);
     by_scan.set_task_scan(Some(scan()?));
     Some([by_proc, by_scan])
@@ -103,7 +103,7 @@ fn a_second_scan_is_the_same_both_ways_and_without_attributes() {
 }
 
 /// A node with the task scan that has scanned this process often enough to trust its fingerprint.
-fn node_with_trusted_fingerprint(test_process: &TestProcess) -> Option<LinuxNode> {
+fn node_with_trusted_fingerprint(test_process: &TestProcess) -> Option<LinuxMachine> {
     let [_, mut node] = both()?;
     assert!(seen(&node.scan(&full(&[])), test_process.pid()).is_some());
     assert_eq!(
@@ -119,7 +119,7 @@ fn node_with_trusted_fingerprint(test_process: &TestProcess) -> Option<LinuxNode
 }
 
 /// Clears the cached cgroups, as if they had been read in another cgroup with the same fingerprint.
-fn misremember(node: &mut LinuxNode, test_process: &TestProcess) {
+fn misremember(node: &mut LinuxMachine, test_process: &TestProcess) {
     node.cache.processes.get_mut(&test_process.pid()).unwrap().attributes.cgroups.clear();
 }
 
@@ -216,7 +216,7 @@ fn a_pass_is_cheaper_for_many_threads() {
 }
 
 /// Scans a process with only these of its threads; with all if there are none.
-fn scan_busy(node: &mut LinuxNode, pid: Pid, busy: &BTreeSet<Tid>) -> Process {
+fn scan_busy(node: &mut LinuxMachine, pid: Pid, busy: &BTreeSet<Tid>) -> Process {
     let named = (!busy.is_empty()).then(|| (pid, busy.clone()));
     let request = ScanRequest { busy_threads: named.into_iter().collect(), ..partial(&[pid]) };
     node.scan(&request).processes.remove(&pid).and_then(|seen| seen.present().cloned()).unwrap()
@@ -225,7 +225,7 @@ fn scan_busy(node: &mut LinuxNode, pid: Pid, busy: &BTreeSet<Tid>) -> Process {
 #[test]
 fn only_the_busy_threads_of_a_process_are_read_until_another_one_runs_or_one_of_them_ends() {
     let (mut process, sleeping) = TestProcess::start(3);
-    let mut node = LinuxNode::new(BTreeSet::new()).unwrap();
+    let mut node = LinuxMachine::new(BTreeSet::new()).unwrap();
     let pid = process.pid();
     let all = scan_busy(&mut node, pid, &BTreeSet::new());
     assert!(all.has_all_threads);

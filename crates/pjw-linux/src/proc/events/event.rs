@@ -10,7 +10,7 @@ use thiserror::Error;
 pub struct EventLoss {
     /// Whether events were lost since the previous call, for any of these causes: The socket's receive buffer
     /// overflowed, sequence numbers are missing, or the socket can't be read.
-    pub lost: bool,
+    pub events_lost: bool,
     /// Whether the kernel may still be dropping events. After the receive buffer of the socket has
     /// overflowed, the kernel drops all new events until the buffer is empty. This field is true from the
     /// overflow until a read has found the buffer empty.

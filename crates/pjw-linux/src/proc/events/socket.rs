@@ -92,7 +92,7 @@ impl ProcEvents {
         for _ in 0..at_most {
             match receive(&self.socket, &mut self.buffer) {
                 Ok((length, true)) => {
-                    drained.lost |= datagram::read(&self.buffer[..length], &mut self.numbers, events);
+                    drained.events_lost |= datagram::read(&self.buffer[..length], &mut self.numbers, events);
                 }
                 // Any process may send to a netlink socket. Only messages of the kernel are used.
                 Ok((_, false)) | Err(Errno::EINTR) => {}
@@ -101,16 +101,16 @@ impl ProcEvents {
                     // reported.
                     if std::mem::take(&mut self.congested) {
                         self.numbers = SequenceNumbers::default();
-                        drained.lost = true;
+                        drained.events_lost = true;
                     }
                     break;
                 }
                 Err(Errno::ENOBUFS) => {
                     self.congested = true;
-                    drained.lost = true;
+                    drained.events_lost = true;
                 }
                 Err(_) => {
-                    drained.lost = true;
+                    drained.events_lost = true;
                     break;
                 }
             }
@@ -230,7 +230,7 @@ mod tests {
             // The new thread causes a message with the next number.
             let _ = spawn_thread();
             drop(another);
-            kernel.drain_events(&mut events).lost
+            kernel.drain_events(&mut events).events_lost
         };
         let lost = (0..10).filter(is_lost).count();
         assert!(lost < 5, "{lost} of 10; a storm of another test may be too much once");
@@ -251,7 +251,7 @@ mod tests {
         let readable = poll(&mut [PollFd::new(kernel.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO);
         // The buffer of a plain user is smaller than these events; then the loss is reported.
         assert!(
-            drained.lost || readable == Ok(1),
+            drained.events_lost || readable == Ok(1),
             "the remaining messages stay readable or the loss is reported"
         );
     }
@@ -264,14 +264,14 @@ mod tests {
             let _ = spawn_thread();
         }
         let mut events = Vec::new();
-        assert_eq!(kernel.take(4, &mut events), EventLoss { lost: true, still_dropping: true });
+        assert_eq!(kernel.take(4, &mut events), EventLoss { events_lost: true, still_dropping: true });
         let deadline = Instant::now() + Duration::from_secs(20);
-        let mut last = EventLoss { lost: false, still_dropping: true };
+        let mut last = EventLoss { events_lost: false, still_dropping: true };
         while last.still_dropping {
             assert!(Instant::now() < deadline, "{} events", events.len());
             last = kernel.take(4, &mut events);
         }
-        assert!(last.lost, "the loss until now is reported");
+        assert!(last.events_lost, "the loss until now is reported");
     }
 
     /// Writes to stderr directly: a test's own output is shown only if it fails.

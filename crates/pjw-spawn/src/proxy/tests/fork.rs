@@ -1,7 +1,7 @@
 //! What an instance has of its own.
 
 use super::*;
-use crate::Exit;
+use crate::ExitStatus;
 use crate::proxy::Template;
 
 const REPORT: &str = r#"
@@ -93,7 +93,7 @@ fn an_instance_is_as_if_it_was_executed() {
         let mut randoms = std::collections::BTreeSet::new();
         for rank in [0, 1, 12, 3] {
             let (text, exit, child) = run(&mut template, own(rank)).unwrap();
-            assert_eq!(exit, Exit::Code(7), "{kind}");
+            assert_eq!(exit, ExitStatus::Code(7), "{kind}");
             assert_eq!(line(&text, "argc"), "3", "{kind}");
             assert_eq!(line(&text, "argv0"), "called");
             assert_eq!(line(&text, "argv1"), format!("rank{rank}"));

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use super::*;
 use crate::proxy::{ForkError, Template};
-use crate::{Exit, SpawnError, SpawnStep};
+use crate::{ExitStatus, SpawnError, SpawnStep};
 use nix::errno::Errno;
 
 /// Writes the process id and the mask as the first act, without a C library. Ends with 0.
@@ -52,7 +52,7 @@ fn a_thousand_instances_run_their_first_instruction_inside_their_own_part() {
         children.push(child);
     });
     for child in &children {
-        assert_eq!(child.wait().unwrap(), Exit::Code(0));
+        assert_eq!(child.wait().unwrap(), ExitStatus::Code(0));
     }
     drop((instances, one));
     let mut bytes = Vec::new();
@@ -75,7 +75,7 @@ fn a_thousand_instances_of_a_dynamic_program_end_as_they_should() {
 int main(int argc, char **argv) { return argc == 2 && strcmp(argv[1], getenv("PJW_RANK")) == 0 ? atoi(argv[1]) % 251 : 252; }
 "#;
     let program = compile(directory.path(), "rank", source, &[]);
-    let context = context(&program, &["A=1"]).rank_variables();
+    let context = context(&program, &["A=1"]).add_rank_variables();
     let instances: Vec<_> = (0..1000).map(|rank| instance(rank, &["rank", "%r"])).collect();
     let mut template = Template::load(&context, &instances[0]).unwrap();
     let mut ranks = BTreeSet::new();
@@ -86,7 +86,11 @@ int main(int argc, char **argv) { return argc == 2 && strcmp(argv[1], getenv("PJ
     });
     assert_eq!(ranks.len(), 1000);
     for (rank, child) in children {
-        assert_eq!(child.wait().unwrap(), Exit::Code(i32::try_from(rank % 251).unwrap()), "rank {rank}");
+        assert_eq!(
+            child.wait().unwrap(),
+            ExitStatus::Code(i32::try_from(rank % 251).unwrap()),
+            "rank {rank}"
+        );
     }
 }
 
@@ -105,7 +109,7 @@ fn one_instance_of_ten_with_too_large_an_environment_fails_and_nine_run() {
     let mut template = Template::load(&context, &instances[0]).unwrap();
     let mut failed = Vec::new();
     template.fork_n(&instances, |instance, child| match child {
-        Ok(child) => assert_eq!(child.wait().unwrap(), Exit::Code(0)),
+        Ok(child) => assert_eq!(child.wait().unwrap(), ExitStatus::Code(0)),
         Err(error) => failed.push((instance.rank, error)),
     });
     assert_eq!(failed, [(4, ForkError::Failed(SpawnError { step: SpawnStep::Exec, errno: Errno::E2BIG }))]);
@@ -175,6 +179,6 @@ fn programs_of_other_languages_run() {
         let context = context(&program, &["A=1", "PATH=/usr/bin:/bin"]);
         let mut template = Template::load(&context, &instance(0, &arguments)).unwrap();
         let (text, exit, _) = run(&mut template, instance(7, &arguments)).unwrap();
-        assert_eq!((text, exit), (expected, Exit::Code(0)), "{}", program.display());
+        assert_eq!((text, exit), (expected, ExitStatus::Code(0)), "{}", program.display());
     }
 }

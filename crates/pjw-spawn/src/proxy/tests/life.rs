@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 
 use super::*;
-use crate::Exit;
+use crate::ExitStatus;
 use crate::proxy::{ForkError, Template};
 
 const SLEEP: &str = "#include <unistd.h>\nint main(void) { for (;;) pause(); }";
@@ -53,7 +53,7 @@ fn an_instance_ends_by_its_own_signal_and_lives_longer_than_its_template() {
     drop(template);
     assert!(is_alive(child.pid.0));
     child.send_signal(libc::SIGTERM).unwrap();
-    assert_eq!(child.wait().unwrap(), Exit::Signal(libc::SIGTERM));
+    assert_eq!(child.wait().unwrap(), ExitStatus::Signal(libc::SIGTERM));
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn a_changed_program_is_noticed() {
 #[test]
 fn an_instance_may_end_with_the_thread_that_has_loaded_its_template() {
     let directory = tempfile::tempdir().unwrap();
-    let context = context(&compile(directory.path(), "sleep", SLEEP, &[]), &[]).end_with_launcher();
+    let context = context(&compile(directory.path(), "sleep", SLEEP, &[]), &[]).kill_when_launcher_ends();
     let (done, wait) = mpsc::channel::<()>();
     let (send, receive) = mpsc::channel();
     let thread = std::thread::spawn(move || {
@@ -96,14 +96,14 @@ fn an_instance_may_end_with_the_thread_that_has_loaded_its_template() {
     assert!(is_alive(child.pid.0));
     drop(done);
     thread.join().unwrap();
-    assert_eq!(child.wait().unwrap(), Exit::Signal(libc::SIGKILL));
+    assert_eq!(child.wait().unwrap(), ExitStatus::Signal(libc::SIGKILL));
 }
 
 /// The launcher that the next test kills. On its own it does nothing.
 #[test]
 fn launcher() {
     let Ok(program) = std::env::var("PJW_TEST_TEMPLATE_OF") else { return };
-    let context = context(program.as_ref(), &[]).end_with_launcher();
+    let context = context(program.as_ref(), &[]).kill_when_launcher_ends();
     let mut template = Template::load(&context, &instance(0, &["sleep"])).unwrap();
     let child = template.fork(&instance(0, &["sleep"])).unwrap();
     println!("\npids {} {}", template.pid(), child.pid);
@@ -114,7 +114,7 @@ fn launcher() {
 #[test]
 fn busy_launcher() {
     let Ok(program) = std::env::var("PJW_TEST_TEMPLATES_OF") else { return };
-    let context = context(program.as_ref(), &["A=1"]).end_with_launcher();
+    let context = context(program.as_ref(), &["A=1"]).kill_when_launcher_ends();
     let instances: Vec<_> = (0..40).map(|rank| instance(rank, &["sleep", "%r"])).collect();
     println!("\nbegins");
     loop {

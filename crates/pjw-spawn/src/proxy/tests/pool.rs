@@ -4,8 +4,8 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 
 use super::*;
-use crate::Exit;
-use crate::pool::Pool;
+use crate::ExitStatus;
+use crate::pool::WorkerPool;
 
 /// Says its rank and its process id, and waits for a signal.
 const WORKER: &str = r#"
@@ -17,7 +17,7 @@ int main(int argc, char **argv) { printf("%s %d\n", argv[1], getpid()); fflush(s
 #[test]
 fn a_worker_that_is_killed_is_replaced_by_a_spare_with_its_arguments() {
     let directory = tempfile::tempdir().unwrap();
-    let context = context(&compile(directory.path(), "worker", WORKER, &[]), &["A=1"]).rank_variables();
+    let context = context(&compile(directory.path(), "worker", WORKER, &[]), &["A=1"]).add_rank_variables();
     let (first, reader) = with_output(instance(0, &["worker", "w%r"]));
     let instances: Vec<_> = (0..3)
         .map(|rank| {
@@ -28,7 +28,7 @@ fn a_worker_that_is_killed_is_replaced_by_a_spare_with_its_arguments() {
         .collect();
     drop(first);
     let mut lines = BufReader::new(reader).lines().map(Result::unwrap);
-    let mut pool = Pool::start(&context, instances, 2).unwrap();
+    let mut pool = WorkerPool::start(&context, instances, 2).unwrap();
     let mut begun: Vec<String> = lines.by_ref().take(3).collect();
     begun.sort();
     let pids: Vec<u32> = (0..3).map(|index| pool.worker(index).unwrap().pid.0).collect();
@@ -38,7 +38,7 @@ fn a_worker_that_is_killed_is_replaced_by_a_spare_with_its_arguments() {
         let before = pool.worker(index).unwrap().pid;
         pool.worker(index).unwrap().send_signal(libc::SIGKILL).unwrap();
         let ended = pool.wait(None).unwrap().unwrap();
-        assert_eq!((ended.index, ended.exit), (index, Exit::Signal(libc::SIGKILL)));
+        assert_eq!((ended.index, ended.exit), (index, ExitStatus::Signal(libc::SIGKILL)));
         ended.replacement.unwrap().unwrap();
         let now = pool.worker(index).unwrap().pid;
         assert_ne!(now, before);
@@ -47,9 +47,9 @@ fn a_worker_that_is_killed_is_replaced_by_a_spare_with_its_arguments() {
             fs::read(format!("/proc/{}/cmdline", now.0)).unwrap(),
             format!("worker\0w{index}\0").as_bytes()
         );
-        assert_eq!(pool.ready_spares(), 1);
+        assert_eq!(pool.ready_spare_count(), 1);
         assert!(pool.wait(Some(0)).unwrap().is_none());
-        assert_eq!(pool.ready_spares(), 2);
+        assert_eq!(pool.ready_spare_count(), 2);
     }
     let workers: Vec<_> = (0..3).map(|index| pool.worker(index).unwrap().pid.0).collect();
     for index in 0..3 {
@@ -67,9 +67,9 @@ fn a_worker_that_is_killed_is_replaced_by_a_spare_with_its_arguments() {
 fn a_worker_that_is_done_is_not_replaced() {
     let directory = tempfile::tempdir().unwrap();
     let program = compile(directory.path(), "true", "int main(void) { return 0; }", &[]);
-    let mut pool = Pool::start(&context(&program, &[]), vec![instance(0, &["true"])], 1).unwrap();
+    let mut pool = WorkerPool::start(&context(&program, &[]), vec![instance(0, &["true"])], 1).unwrap();
     let ended = pool.wait(None).unwrap().unwrap();
-    assert!(ended.exit == Exit::Code(0) && ended.replacement.is_none());
+    assert!(ended.exit == ExitStatus::Code(0) && ended.replacement.is_none());
     assert!(pool.worker(0).is_none());
     assert!(pool.wait(Some(0)).unwrap().is_none());
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use pjw_core::cpuset::CpuSet;
 
 use crate::proxy::{ForkError, Template};
-use crate::{Arguments, Child, Context, Exit, Instance, Placement, Stdio};
+use crate::{Arguments, Child, Context, ExitStatus, Instance, Placement, Stdio};
 
 /// Compiles a C program with cc and flags such as `-static`.
 pub(super) fn compile(directory: &Path, name: &str, source: &str, flags: &[&str]) -> PathBuf {
@@ -29,7 +29,7 @@ pub(super) fn write_executable(path: &Path, text: &str) {
 }
 
 pub(super) fn context(program: &Path, environment: &[&str]) -> Context {
-    Context::of_path(program).environment(environment.iter().filter_map(|text| text.split_once('=')))
+    Context::of_path(program).set_environment(environment.iter().filter_map(|text| text.split_once('=')))
 }
 
 pub(super) fn instance(rank: u32, arguments: &[&str]) -> Instance {
@@ -64,7 +64,10 @@ pub(super) fn with_output(mut instance: Instance) -> (Instance, PipeReader) {
 }
 
 /// Runs one instance to its end. Returns its output and how it ended.
-pub(super) fn run(template: &mut Template, instance: Instance) -> Result<(String, Exit, Child), ForkError> {
+pub(super) fn run(
+    template: &mut Template,
+    instance: Instance,
+) -> Result<(String, ExitStatus, Child), ForkError> {
     let (instance, mut reader) = with_output(instance);
     let child = template.fork(&instance)?;
     drop(instance);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::proxy::Template;
 use crate::replicate::{ReplicaError, Replicas};
-use crate::{CheckError, Context, Exit, Instance, Placement};
+use crate::{CheckError, Context, ExitStatus, Instance, Placement};
 
 /// Prints what the kernel says of its file pages.
 const MAPS: &str = r#"
@@ -52,7 +52,7 @@ fn instances_map_copies_on_their_node_which_nobody_else_sees() {
         let mut template = Template::load(&context, &first).unwrap();
         assert!(template.is_up_to_date());
         let (text, exit, _) = run(&mut template, first).unwrap();
-        assert_eq!(exit, Exit::Code(0));
+        assert_eq!(exit, ExitStatus::Code(0));
         Ok::<_, ReplicaError>(text)
     });
     let text = match thread.join().unwrap() {
@@ -84,7 +84,7 @@ fn a_group_has_replicas_with_exec_and_with_templates() {
     for uses_templates in [false, true] {
         let plain = context(&program, &["A=1"]);
         let replicas = replicas_of(&plain);
-        let plain = if uses_templates { plain.templates() } else { plain };
+        let plain = if uses_templates { plain.use_templates() } else { plain };
         let context = plain.replicas(replicas);
         // The first and the last have no node.
         let (instances, mut outputs): (Vec<_>, Vec<_>) = (0..20)
@@ -97,7 +97,7 @@ fn a_group_has_replicas_with_exec_and_with_templates() {
             batch => batch.unwrap(),
         };
         for child in batch.into_results() {
-            assert_eq!(child.unwrap().wait(), Ok(Exit::Code(0)));
+            assert_eq!(child.unwrap().wait(), Ok(ExitStatus::Code(0)));
         }
         for (rank, output) in outputs.iter_mut().enumerate() {
             let mut text = String::new();
@@ -141,7 +141,7 @@ const LARGE_BYTES: u64 = 64 << 20;
 #[test]
 fn launcher_with_replicas() {
     let Ok(program) = std::env::var("PJW_TEST_REPLICAS_OF") else { return };
-    let context = context(program.as_ref(), &["A=1"]).end_with_launcher();
+    let context = context(program.as_ref(), &["A=1"]).kill_when_launcher_ends();
     let replicas = replicas_of(&context);
     let context = context.replicas(replicas);
     println!("\nbegins");

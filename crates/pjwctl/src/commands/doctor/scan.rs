@@ -16,7 +16,7 @@ use pjw_core::{
     cpuset::CpuSet, ports::MachineInterface, reconcile::reconcile, record::Record, scan, scan::ScanScope,
     state::WardenState, topology::Topology,
 };
-use pjw_linux::{node::LinuxNode, proc::irq, survey, sys::clock};
+use pjw_linux::{node::LinuxMachine, proc::irq, survey, sys::clock};
 use pjw_sources::Host;
 use pjw_sources::service::{SCHEDULERS, Scheduler};
 
@@ -29,7 +29,7 @@ const MAX_FILES: usize = 64;
 
 /// The node, and the state derived from it.
 pub(super) struct Scanner {
-    node: LinuxNode,
+    node: LinuxMachine,
     state: WardenState,
     policy: Policy,
     host: Host,
@@ -52,7 +52,7 @@ impl Scanner {
         };
         let flux_user = User::from_name("flux").ok().flatten().map(|user| Uid(user.uid.as_raw()));
         Ok(Self {
-            node: LinuxNode::new(pjw_sources::identifying_variables())?,
+            node: LinuxMachine::new(pjw_sources::identifying_variables())?,
             state: WardenState::new(topology, &CpuSet::new()),
             policy,
             host: Host { name: clock::hostname(), flux_user },

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Tid;
-use pjw_ipc::call::{Assign, ExplainPid, PidReasons};
+use pjw_ipc::call::{Assign, ExplainPid, ExplainPidReply};
 use pjw_ipc::client::{Client, ClientError};
 use pjw_ipc::wire::Job;
 use pjw_linux::sys::affinity;
@@ -82,7 +82,7 @@ impl Grant {
 
 /// The job of this process, if it is one of a scheduler.
 fn schedulers_job(client: &mut Client, pid: u32) -> Option<String> {
-    let reasons: PidReasons = client.call("ExplainPid", &ExplainPid { pid, after_tid: None }).ok()?;
+    let reasons: ExplainPidReply = client.call("ExplainPid", &ExplainPid { pid, after_tid: None }).ok()?;
     reasons.job.filter(|job| !job.starts_with("manual:"))
 }
 

@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use pjw_core::cpuset::CpuSet;
 use pjw_spawn::proxy::TemplateError;
-use pjw_spawn::{Batch, Child, Exit, Instance, SpawnError};
+use pjw_spawn::{Batch, Child, ExitStatus, Instance, SpawnError};
 
 use super::labels::Labels;
 use super::signals::{Received, Signals};
@@ -69,7 +69,7 @@ pub(super) struct Group {
 pub(super) struct InstanceState {
     pub(super) cpus: CpuSet,
     pub(super) pid: Option<u32>,
-    pub(super) exit: Option<Exit>,
+    pub(super) exit: Option<ExitStatus>,
     pub(super) error: Option<SpawnError>,
     child: Option<Child>,
 }
@@ -236,11 +236,11 @@ impl Group {
         self.running -= 1;
         let pid = state.pid.unwrap_or(0);
         match exit {
-            Exit::Code(0) => {}
-            Exit::Code(code) => {
+            ExitStatus::Code(0) => {}
+            ExitStatus::Code(code) => {
                 self.print_failure(&format!("instance {rank} (pid {pid}) ended with exit code {code}"));
             }
-            Exit::Signal(signal) => {
+            ExitStatus::Signal(signal) => {
                 self.print_failure(&format!("instance {rank} (pid {pid}) was ended by signal {signal}"));
             }
         }
@@ -303,8 +303,8 @@ impl InstanceState {
     /// The exit code of the instance, as a shell has it. 0 for one that has not ended, or was not started after a signal.
     fn code(&self) -> u8 {
         match (self.exit, self.error) {
-            (Some(Exit::Code(code)), _) => u8::try_from(code).unwrap_or(u8::MAX),
-            (Some(Exit::Signal(signal)), _) => u8::try_from(signal).unwrap_or(0).saturating_add(128),
+            (Some(ExitStatus::Code(code)), _) => u8::try_from(code).unwrap_or(u8::MAX),
+            (Some(ExitStatus::Signal(signal)), _) => u8::try_from(signal).unwrap_or(0).saturating_add(128),
             (None, Some(error)) if error.errno == Errno::ENOENT => NOT_FOUND,
             (None, Some(_)) => NOT_EXECUTABLE,
             (None, None) => 0,

@@ -126,12 +126,12 @@ fn prepare(
     command: RankedCommand,
     request: &SpawnArgs,
 ) -> anyhow::Result<(Context, RankedCommand, Arc<Arguments>)> {
-    let context = Context::new(&command.program)?.rank_variables();
-    let context = if request.in_background { context } else { context.end_with_launcher() };
+    let context = Context::new(&command.program)?.add_rank_variables();
+    let context = if request.in_background { context } else { context.kill_when_launcher_ends() };
     let context = match request.proxy {
         ProxyArg::Never => context,
-        ProxyArg::Auto | ProxyArg::Always => context.templates(),
-        ProxyArg::Late => context.late_templates(),
+        ProxyArg::Auto | ProxyArg::Always => context.use_templates(),
+        ProxyArg::Late => context.use_fork_here_templates(),
     };
     let arguments = Arguments::of_command(&command.program, &command.arguments).map_err(CheckError::from)?;
     Ok((context, command, Arc::new(arguments)))
@@ -186,11 +186,11 @@ fn with_instances(
     let mut result = Vec::new();
     for (context, command, arguments) in programs {
         let context = match &grant.job {
-            Some(job) => context.variable("PJW_JOB", job),
+            Some(job) => context.set_variable("PJW_JOB", job),
             None => context,
         };
         let context = match &grant.directory {
-            Some(directory) => context.variable("PJW_JOB_DIR", directory),
+            Some(directory) => context.set_variable("PJW_JOB_DIR", directory),
             None => context,
         };
         let mut instances = Vec::with_capacity(command.ranks.len());

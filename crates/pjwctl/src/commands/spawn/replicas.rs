@@ -21,7 +21,7 @@ pub(super) fn with_replicas(topology: &Topology, programs: Vec<Program>) -> anyh
     }
     let all: Vec<(Program, Option<Replicas>)> =
         programs.into_iter().map(with_own_replicas).collect::<anyhow::Result<_>>()?;
-    Replicas::check_all(all.iter().filter_map(|(_, replicas)| replicas.as_ref()))?;
+    Replicas::check_free_memory(all.iter().filter_map(|(_, replicas)| replicas.as_ref()))?;
     let given = all.into_iter().map(|(Program { context, instances }, replicas)| match replicas {
         None => Program { context, instances },
         Some(replicas) => {

@@ -1,6 +1,6 @@
 //! What is printed at the end: JSON, and a line for each instance that failed.
 
-use pjw_spawn::Exit;
+use pjw_spawn::ExitStatus;
 use serde::Serialize;
 
 use super::group::{Group, InstanceState};
@@ -46,8 +46,8 @@ pub(super) fn print(group: &Group, mode: Mode, job: Option<&str>, json: JsonArg)
 
 fn instance(rank: usize, state: &InstanceState) -> InstanceReport {
     let (exit, signal) = match state.exit {
-        Some(Exit::Code(code)) => (Some(code), None),
-        Some(Exit::Signal(signal)) => (None, Some(signal)),
+        Some(ExitStatus::Code(code)) => (Some(code), None),
+        Some(ExitStatus::Signal(signal)) => (None, Some(signal)),
         None => (None, None),
     };
     InstanceReport {

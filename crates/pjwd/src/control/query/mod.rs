@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pjw_core::ids::{Pid, ProcessId, Tid};
 use pjw_core::state::{Member, MemberThread, WardenState};
 use pjw_core::{evidence::Evidence, explain, job::JobId, policy::Policy};
-use pjw_ipc::call::{DefragReply, JobReasons, PlanReply};
+use pjw_ipc::call::{DefragReply, ExplainJobReply, PlanReply};
 
 /// A request for details that only the event loop has, such as the reasons for an affinity mask. The control
 /// server sends the query to the event loop. Requests for other facts need no query: the control server
@@ -69,7 +69,7 @@ pub enum Answer {
     /// `None` if no page follows. The outer `Option` is `None` if the requested job does not exist.
     Members(Option<(Vec<MemberFacts>, Option<PageEnd>)>),
     /// The reasons why a job holds its CPUs. `None` if the requested job does not exist.
-    JobReasons(Option<JobReasons>),
+    JobReasons(Option<ExplainJobReply>),
     /// The reasons why a process belongs to its job or to none, and one page of its threads.
     ProcessReasons(ProcessReasons),
     /// The changes of affinity masks and cpusets that the next cycle of the daemon would make. All clients
@@ -164,11 +164,11 @@ pub fn members_page(state: &WardenState, job: &JobId, after: Option<PageEnd>, li
 /// job does not exist.
 #[must_use]
 pub fn job_reasons(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
-    Answer::JobReasons(state.jobs.get(id).map(|job| JobReasons {
+    Answer::JobReasons(state.jobs.get(id).map(|job| ExplainJobReply {
         job: id.to_string(),
         cpus: job.grant.as_ref().map(|grant| grant.cpus.to_string()).unwrap_or_default(),
         grant_reasons: explain::explain_job(state, policy, job),
-        runner_up: job.grant.as_ref().map(|grant| grant.second_best.clone()).unwrap_or_default(),
+        second_best: job.grant.as_ref().map(|grant| grant.second_best.clone()).unwrap_or_default(),
     }))
 }
 

@@ -207,7 +207,7 @@ impl Run {
     /// Every thread has its original mask, unless the original could not be known, or the cpuset has none of its PUs.
     pub(super) fn check_originals(&self, process: &SimProcess) {
         // The request of a thread can't be read while some of its PUs are offline. Then the mask that was seen is restored.
-        if self.faults.hotplug {
+        if self.faults.has_hotplug {
             return;
         }
         let world = self.world.borrow();
@@ -271,7 +271,7 @@ impl Run {
 
     /// Each mask entry is correct, unless the program or the kernel changed the mask since the last reading.
     pub(super) fn check_masks(&self) {
-        if self.has_missed_information() || self.faults.hotplug {
+        if self.has_missed_information() || self.faults.has_hotplug {
             return;
         }
         let world = self.world.borrow();

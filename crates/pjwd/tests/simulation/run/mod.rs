@@ -20,7 +20,7 @@ use pjw_core::testing::regular_topology;
 use pjw_core::topology::Topology;
 use pjw_sim::faults::{Faults, KILL_PANIC};
 use pjw_sim::journal::SimJournal;
-use pjw_sim::node::SimNode;
+use pjw_sim::node::SimMachineInterface;
 use pjw_sim::seed::RandomStream;
 use pjw_sim::workload::Workload;
 use pjw_sim::world::{SimProcess, World};
@@ -68,7 +68,7 @@ pub struct Run {
     workload: Rc<RefCell<Workload>>,
     faults: Faults,
     journal: SimJournal,
-    warden: Warden<SimNode, SimJournal>,
+    warden: Warden<SimMachineInterface, SimJournal>,
     triggers: CycleTriggers,
     next_name: u32,
     /// Threads whose original mask the warden knew at some time. It must not forget it.
@@ -83,19 +83,25 @@ impl Run {
         let (packages, l3s) = (1 + chance.random_below(2), 1 + chance.random_below(2));
         let (cores, pus) = (1 + chance.random_below(4), 1 + chance.random_below(2));
         let topology = regular_topology(packages, 1, l3s, cores, pus);
-        let keep = chance.chance(300) && topology.cores().len() > 1;
+        let keep = chance.random_bool(300) && topology.cores().len() > 1;
         let housekeeping_cpus = if keep { topology.cores()[0].pus.clone() } else { CpuSet::new() };
         let on_exhausted = match chance.random_below(4) {
             0 => ExhaustionPolicy::Share,
             1 => ExhaustionPolicy::Wait,
             _ => ExhaustionPolicy::Refuse,
         };
-        let oversubscription =
-            if chance.chance(500) { OversubscriptionPolicy::Spread } else { OversubscriptionPolicy::Float };
-        let share_smt = chance.chance(200);
+        let oversubscription = if chance.random_bool(500) {
+            OversubscriptionPolicy::Spread
+        } else {
+            OversubscriptionPolicy::Float
+        };
+        let share_smt = chance.random_bool(200);
         let cpuset_support = cpuset_support(&seed);
-        let enforcement =
-            if seed.substream("enforcement").chance(150) { Enforcement::Affinity } else { Enforcement::Auto };
+        let enforcement = if seed.substream("enforcement").random_bool(150) {
+            Enforcement::Affinity
+        } else {
+            Enforcement::Auto
+        };
         let support_of_world = cpuset_support.clone();
         let policy = Policy {
             housekeeping_cpus,
@@ -104,7 +110,7 @@ impl Run {
             share_smt,
             cpuset_support,
             enforcement,
-            adopt_unassigned_processes: seed.substream("strays").chance(150),
+            adopt_unassigned_processes: seed.substream("strays").random_bool(150),
             ..Policy::default()
         };
         let faults = Faults::from_seed(&seed);
@@ -112,9 +118,9 @@ impl Run {
         world.cpuset_support = support_of_world;
         world.log = verbose.then(Vec::new);
         let world = Rc::new(RefCell::new(world));
-        let workload = Rc::new(RefCell::new(Workload::new(&seed, faults.hotplug)));
+        let workload = Rc::new(RefCell::new(Workload::new(&seed, faults.has_hotplug)));
         let journal = SimJournal::new(faults.clone());
-        let node = SimNode::new(Rc::clone(&world), Rc::clone(&workload), faults.clone());
+        let node = SimMachineInterface::new(Rc::clone(&world), Rc::clone(&workload), faults.clone());
         let warden = start(node, &journal, &topology, &policy);
         let triggers = CycleTriggers::default();
         let totals = Totals::default();
@@ -145,9 +151,9 @@ impl Run {
             }
             let commands = self.commands();
             self.triggers.full_scan_due |= step == 0;
-            self.triggers.unassigned_scan_due |= self.random.chance(250);
+            self.triggers.unassigned_scan_due |= self.random.random_bool(250);
             // A dry run must not change what the next cycle does.
-            if self.random.chance(100) {
+            if self.random.random_bool(100) {
                 let _ = self.warden.dry_run();
             }
             self.run_cycle(false, &commands);
@@ -231,7 +237,8 @@ impl Run {
     }
 
     fn restart(&mut self) {
-        let node = SimNode::new(Rc::clone(&self.world), Rc::clone(&self.workload), self.faults.clone());
+        let node =
+            SimMachineInterface::new(Rc::clone(&self.world), Rc::clone(&self.workload), self.faults.clone());
         // A new daemon has read no attributes, and affinity requests are reported from now on.
         self.world.borrow_mut().affinity_requests.clear();
         // The daemon may have been killed between a record and the request.
@@ -272,9 +279,9 @@ impl Run {
         let mut commands = Vec::new();
         for _ in 0..self.random.random_below(3) {
             let names: Vec<JobId> = self.warden.state().jobs.keys().cloned().collect();
-            let known = self.random.pick(&names).cloned();
+            let known = self.random.random_element(&names).cloned();
             let pids: Vec<Pid> = self.world.borrow().processes.keys().copied().collect();
-            let pid = self.random.pick(&pids).copied();
+            let pid = self.random.random_element(&pids).copied();
             let cores = self.random.random_below(5);
             let command = match (self.random.random_below(10), known) {
                 (0..=5, _) => {
@@ -282,7 +289,7 @@ impl Run {
                     assign(&format!("manual:j{}", self.next_name).parse().unwrap(), cores, pid)
                 }
                 (6..=7, Some(job)) => assign(&job, cores, None),
-                (9, Some(_)) if self.random.chance(300) => Command::Defrag { caller: ROOT },
+                (9, Some(_)) if self.random.random_bool(300) => Command::Defrag { caller: ROOT },
                 (_, Some(job)) => Command::Release { job, caller: ROOT },
                 (_, None) => continue,
             };
@@ -385,15 +392,15 @@ fn cpuset_support(seed: &RandomStream) -> CpusetSupport {
         1 | 2 => CpusetHierarchy::Systemd,
         _ => CpusetHierarchy::Unified,
     };
-    CpusetSupport { hierarchy: cpusets, affinity_persists: chance.chance(700) }
+    CpusetSupport { hierarchy: cpusets, affinity_persists: chance.random_bool(700) }
 }
 
 fn start(
-    node: SimNode,
+    node: SimMachineInterface,
     journal: &SimJournal,
     topology: &Topology,
     policy: &Policy,
-) -> Warden<SimNode, SimJournal> {
+) -> Warden<SimMachineInterface, SimJournal> {
     let state = WardenState::new(topology.clone(), &policy.housekeeping_cpus);
     let host = pjw_sources::Host { name: "n1".to_owned(), flux_user: None };
     Warden::new(node, journal.clone(), state, journal.records(), policy.clone(), host)
