@@ -14,7 +14,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::{cli::JsonArg, render::Terminal, render::text::printable};
+use crate::{cli::JsonArg, render::Terminal, render::text::escape_control_characters};
 
 /// The number of columns if the width is unknown.
 const USUAL_WIDTH: usize = 80;
@@ -84,7 +84,7 @@ pub fn print_error(text: &str) {
 }
 
 fn one_line(text: &str) -> String {
-    text.split_whitespace().map(printable).collect::<Vec<String>>().join(" ")
+    text.split_whitespace().map(escape_control_characters).collect::<Vec<String>>().join(" ")
 }
 
 /// Writes `text` as a warning to the system log. `log` is the log's Unix socket, such as /dev/log. If the socket does

@@ -24,18 +24,19 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::config::{Config, Settings};
-use crate::control::inbox::{Message, Outbox, message_channel};
+use crate::control::inbox::{Message, MessageSender, message_channel};
 use crate::host::{directories, notify, task_scan};
 use crate::job_files::JobFiles;
-use crate::metrics::meter::{Meter, MetricsReceiver};
+use crate::metrics::meter::{MetricsReceiver, MetricsRecorder};
 use crate::run::event_loop::{EventLoop, ReloadContext};
-use crate::run::own_files::{OwnFiles, SocketFile};
+use crate::run::own_files::{SocketFile, WatchedFiles};
 use crate::store::{
     journal, journal::FileJournal, journal::RecoveredJournal, lock::DaemonLock, lock::LockHolder,
 };
 use crate::{
     control::admission::AdmissionRules, control::server::ControlService, error_text, host::logging::Logging,
-    metrics, options::DaemonOptions, undo, view::status::Publisher, view::topology_tree, warden::Warden,
+    metrics, options::DaemonOptions, undo, view::status::StatusPublisher, view::topology_tree,
+    warden::Warden,
 };
 
 /// How long the loop may take to stop.
@@ -144,7 +145,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let boot_id = clock::boot_id()?;
     let (listener, socket_file) = listen(passed, &socket_path)?;
     let (journal, recovered) = open_journal(&state_dir, &boot_id, lock.as_mut())?;
-    let own_files = OwnFiles::new(lock, socket_file, state_dir.clone());
+    let own_files = WatchedFiles::new(lock, socket_file, state_dir.clone());
     for remark in &recovered.remarks {
         warn!("{remark}");
     }
@@ -165,12 +166,17 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let host = pjw_sources::Host { name: clock::hostname(), flux_user: flux_user() };
     let (rules_sender, rules) = watch::channel(AdmissionRules::from(config.settings()));
     let warden = Warden::new(node, journal, state, recovered.records, policy, host);
-    let (mut publisher, published) = Publisher::new(clock::hostname(), &topology);
+    let (mut publisher, published) = StatusPublisher::new(clock::hostname(), &topology);
     let (outbox, inbox) = message_channel().context("can't make an eventfd")?;
 
-    let (meter, metrics_receiver) = Meter::new(config.settings());
-    let settings =
-        ReloadContext { config, config_path: options.config.clone(), rules: rules_sender, logging, meter };
+    let (meter, metrics_receiver) = MetricsRecorder::new(config.settings());
+    let settings = ReloadContext {
+        config,
+        config_path: options.config.clone(),
+        rules: rules_sender,
+        logging,
+        metrics_recorder: meter,
+    };
     let job_files = JobFiles::new(&state_dir);
     publisher.set_job_files(job_files.root_path());
     let event_loop = EventLoop::new(warden, inbox, publisher, settings, job_files);
@@ -201,7 +207,7 @@ fn open_journal(
             directory.display()
         ));
     }
-    let noted = lock.as_mut().map_or(Ok(()), |lock| lock.record_journal_boot(boot_id));
+    let noted = lock.as_mut().map_or(Ok(()), |lock| lock.record_boot_id(boot_id));
     noted.context("can't write the lock file")?;
     Ok((journal, recovered))
 }
@@ -277,7 +283,7 @@ struct LoopThread<'a> {
     started: oneshot::Receiver<()>,
     /// Closed when the thread of the loop has ended, also after a panic.
     ended: oneshot::Receiver<()>,
-    outbox: &'a Outbox,
+    outbox: &'a MessageSender,
     /// The metrics of the loop.
     metrics_receiver: MetricsReceiver,
 }
@@ -286,7 +292,7 @@ struct LoopThread<'a> {
 /// by itself: then no thread keeps the jobs on their cores, and the published status would become outdated.
 fn serve_until_stopped(
     listener: UnixListener,
-    own_files: OwnFiles,
+    own_files: WatchedFiles,
     control: Rc<ControlService>,
     record_events: impl Future<Output = ()> + 'static,
     loop_thread: LoopThread<'_>,
@@ -308,7 +314,7 @@ fn serve_until_stopped(
         tokio::task::spawn_local(own_files.restore_removed_files(sender, outbox.clone()));
         let serving = serve_with_new_listeners(listener, successors, control, ServerLimits::default(), stopped);
         let server = tokio::task::spawn_local(serving);
-        notify::report_ready("watching");
+        notify::notify_ready("watching");
         loop {
             tokio::select! {
                 _ = terminate.recv() => break,
@@ -317,17 +323,17 @@ fn serve_until_stopped(
                     "the event loop ended by itself; jobs keep their cores, and pjwd exits so that the service manager restarts it"
                 ),
                 _ = hangup.recv() => {
-                    notify::report_reloading();
+                    notify::notify_reloading();
                     let (reply, answer) = oneshot::channel();
                     if outbox.send(Message::Reload { reply }) {
                         // The log has the changes or the mistakes.
                         let _ = answer.await;
                     }
-                    notify::report_ready("watching");
+                    notify::notify_ready("watching");
                 }
             }
         }
-        notify::report_stopping();
+        notify::notify_stopping();
         // Stop the loop first: pending commands get an answer, and subscribers get the last event.
         let _ = outbox.send(Message::Stop);
         let _ = tokio::time::timeout(STOP_TIMEOUT, recorder).await;
@@ -356,7 +362,7 @@ mod tests {
         let path = dir.path().join("s");
         let owned = bind(&path).unwrap();
         let topology = regular_topology(1, 1, 1, 2, 1);
-        let (_publisher, published) = Publisher::new("here".to_owned(), &topology);
+        let (_publisher, published) = StatusPublisher::new("here".to_owned(), &topology);
         let (outbox, inbox) = message_channel().unwrap();
         let (_rules_told, rules) = watch::channel(AdmissionRules::default());
         let (control, record_events) = ControlService::new(outbox.clone(), published, rules);
@@ -370,10 +376,10 @@ mod tests {
             drop(inbox);
             std::panic::resume_unwind(Box::new("a bug"));
         });
-        let (_meter, metrics_receiver) = Meter::new(&Settings::default());
+        let (_meter, metrics_receiver) = MetricsRecorder::new(&Settings::default());
         let loop_thread = LoopThread { started, ended, outbox: &outbox, metrics_receiver };
         let listener = owned.dup_listener().unwrap();
-        let own_files = OwnFiles::new(None, SocketFile::Own(owned), dir.path().to_owned());
+        let own_files = WatchedFiles::new(None, SocketFile::Own(owned), dir.path().to_owned());
         let failure =
             serve_until_stopped(listener, own_files, control, record_events, loop_thread).unwrap_err();
         assert!(failure.to_string().contains("the event loop ended by itself"), "{failure}");

@@ -152,13 +152,13 @@ fn release<J: Journal>(
         let nothing_left = warden.state().journaled_masks().next().is_none()
             && warden.state().released_masks.is_empty()
             && warden.state().cpusets.paths().next().is_none();
-        if !report.unfinished && nothing_left && is_scanned {
+        if !report.has_unfinished_work && nothing_left && is_scanned {
             break;
         }
         // systemd may be busy. Retry the requests without an answer after a delay.
         if warden.state().cpusets.paths().next().is_some() {
             std::thread::sleep(CYCLE_DELAY);
-        } else if !report.unfinished {
+        } else if !report.has_unfinished_work {
             std::thread::sleep(FORK_DELAY);
         }
     }
@@ -223,7 +223,7 @@ fn run_cycle<J: Journal>(
     let count = warden.take_event_count();
     if count.still_dropping {
         warden.set_fork_events_complete_since(None);
-    } else if count.lost {
+    } else if count.events_lost {
         warden.set_fork_events_complete_since(has_events.then(|| clock::now().since_boot));
     }
     report

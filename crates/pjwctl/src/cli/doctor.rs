@@ -17,8 +17,8 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
     /// Show also findings that need no action, and every fact
-    #[arg(long, short)]
-    pub all: bool,
+    #[arg(long = "all", short = 'a')]
+    pub show_all: bool,
     /// Whether the report is printed as JSON instead of text.
     #[command(flatten)]
     pub json: JsonArg,

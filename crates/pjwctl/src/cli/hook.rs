@@ -74,7 +74,7 @@ impl HookKind {
     /// Returns whether the hook is a job starter. The batch system passes the job's command to a job starter,
     /// which prepares the environment and then becomes the command.
     #[must_use]
-    pub fn is_starter(self) -> bool {
+    pub fn is_job_starter(self) -> bool {
         matches!(self, Self::LsfJobStarter | Self::SgeStarter | Self::CondorJobWrapper)
     }
 }

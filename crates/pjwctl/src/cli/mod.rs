@@ -215,8 +215,8 @@ pub struct CoreArgs {
     pub cpus: Option<CpuSet>,
     /// Cores near this device (a name that pjwctl topology shows); any cores if too few near ones are free
     /// [default: unchanged]
-    #[arg(long, value_name = "DEVICE", conflicts_with = "cpus")]
-    pub near: Option<String>,
+    #[arg(long = "near", value_name = "DEVICE", conflicts_with = "cpus")]
+    pub near_device: Option<String>,
     /// Allocate memory only from the NUMA nodes of the job's cores; works only if pjwd gives the job a cpuset
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false")]
     pub bind_memory: Option<bool>,
@@ -274,8 +274,8 @@ pub struct RunArgs {
 #[derive(Debug, Args)]
 pub struct SimulateArgs {
     /// The log of jobs, in the Standard Workload Format; - is standard input
-    #[arg(long, value_name = "FILE")]
-    pub trace: PathBuf,
+    #[arg(long = "trace", value_name = "FILE")]
+    pub job_log: PathBuf,
     /// A machine in hwloc's XML format
     #[arg(long, value_name = "FILE")]
     pub input: Option<PathBuf>,

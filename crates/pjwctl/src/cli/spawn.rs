@@ -28,7 +28,7 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
 )]
 pub struct SpawnArgs {
     /// The number of instances
-    #[arg(short = 'n', long = "instances", value_name = "N", required_unless_present = "multi")]
+    #[arg(short = 'n', long = "instances", value_name = "N", required_unless_present = "multi_file")]
     pub instances: Option<u32>,
     /// The number of cores of the job [default: one for each instance; with --local: all cores of pjwctl's
     /// affinity mask]
@@ -49,14 +49,14 @@ pub struct SpawnArgs {
     #[arg(long)]
     pub replicate: bool,
     /// Return when all instances have begun; the instances continue to run as members of the job
-    #[arg(long = "async", conflicts_with = "label")]
+    #[arg(long = "async", conflicts_with = "prefix_output_with_rank")]
     pub in_background: bool,
     /// Read commands from a file: on each line ranks (0-2,5 or * for the others), a program, and its arguments
-    #[arg(long, value_name = "FILE", conflicts_with = "command")]
-    pub multi: Option<PathBuf>,
+    #[arg(long = "multi", value_name = "FILE", conflicts_with = "command")]
+    pub multi_file: Option<PathBuf>,
     /// Put the rank before each line that an instance prints
-    #[arg(long)]
-    pub label: bool,
+    #[arg(long = "label")]
+    pub prefix_output_with_rank: bool,
     /// Use no daemon: instances run on the cores of pjwctl's affinity mask, in pjwctl's cgroup
     #[arg(long)]
     pub local: bool,
@@ -64,7 +64,7 @@ pub struct SpawnArgs {
     #[command(flatten)]
     pub json: JsonArg,
     /// The command and its arguments; everything after the command belongs to it, also without `--`
-    #[arg(trailing_var_arg = true, required_unless_present = "multi", value_name = "CMD")]
+    #[arg(trailing_var_arg = true, required_unless_present = "multi_file", value_name = "CMD")]
     pub command: Vec<OsString>,
 }
 

@@ -16,8 +16,8 @@ pub struct TopologyArgs {
     #[arg(long, value_name = "DESCRIPTION")]
     pub synthetic: Option<String>,
     /// Write a drawing in SVG instead of printing the tree; - is standard output
-    #[arg(long, value_name = "FILE", conflicts_with = "json")]
-    pub svg: Option<PathBuf>,
+    #[arg(long = "svg", value_name = "FILE", conflicts_with = "json")]
+    pub svg_file: Option<PathBuf>,
     /// Whether the topology is printed as JSON instead of text.
     #[command(flatten)]
     pub json: JsonArg,

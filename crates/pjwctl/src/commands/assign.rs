@@ -19,7 +19,7 @@ pub(super) fn run(warden: &Warden, request: &AssignArgs) -> anyhow::Result<ExitC
         policy: request.policy.filter(|&kind| kind != PolicyArg::Explicit).map(|kind| value_name(&kind)),
         class: request.class.map(|class| value_name(&class)),
         smt: request.cores_unit.map(|smt| value_name(&smt)),
-        near: request.core_args.near.clone(),
+        near: request.core_args.near_device.clone(),
         bind_memory: request.core_args.bind_memory,
         isolated: request.core_args.isolated,
         ..call::Assign::default()
@@ -29,7 +29,7 @@ pub(super) fn run(warden: &Warden, request: &AssignArgs) -> anyhow::Result<ExitC
     if job.cpus.is_empty() && !request.json.json {
         output::print_error(&render::jobs::no_cores_message(&job));
     }
-    if let Some(message) = render::jobs::class_message(&job).filter(|_| !request.json.json) {
+    if let Some(message) = render::jobs::besteffort_warning(&job).filter(|_| !request.json.json) {
         output::print_error(&message);
     }
     Ok(printed)

@@ -48,7 +48,7 @@ pub(super) fn run(warden: &Warden, request: &RunArgs) -> anyhow::Result<ExitCode
         cores: core_args.cores,
         cpus: core_args.cpus.as_ref().map(ToString::to_string),
         pids: Some(vec![pid]),
-        near: core_args.near.clone(),
+        near: core_args.near_device.clone(),
         bind_memory: core_args.bind_memory,
         isolated: core_args.isolated,
         fresh: Some(true),

@@ -23,7 +23,7 @@ const MAX_LINE_BYTES: u64 = 1 << 20;
 const MAX_LOG_BYTES: u64 = 1 << 30;
 
 pub(super) fn run(what: &cli::SimulateArgs) -> anyhow::Result<ExitCode> {
-    let trace = trace(&what.trace)?;
+    let trace = trace(&what.job_log)?;
     let source = daemon_program::source_option(what.input.as_deref(), what.synthetic.as_deref());
     let arguments: Vec<OsString> = std::iter::once("--plain".into()).chain(source).collect();
     let topology: Topology = daemon_program::machine(&arguments)?;

@@ -20,7 +20,7 @@ pub(super) fn run(warden: &Warden, what: &cli::TopologyArgs) -> anyhow::Result<E
             (topology, Some(read_status(&mut client)?))
         }
     };
-    let Some(file) = &what.svg else {
+    let Some(file) = &what.svg_file else {
         let text = |topology: &Topology, term| render::topology::tree_text(topology, status.as_ref(), term);
         return output::print_reply(what.json, &topology, text);
     };

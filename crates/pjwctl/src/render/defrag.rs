@@ -3,7 +3,7 @@
 use comfy_table::{ContentArrangement, Table, TableStyle};
 use pjw_ipc::call::DefragReply;
 
-use super::text::{printable, short_cpu_list, wrap};
+use super::text::{escape_control_characters, shorten_cpu_list, wrap_text};
 use super::{Terminal, style};
 
 /// The maximum width of a CPU list, in columns.
@@ -26,9 +26,9 @@ pub enum DefragStage {
 pub fn defrag_text(reply: &DefragReply, stage: DefragStage, term: Terminal) -> String {
     if reply.moves.is_empty() {
         let why = "nothing to move: no job would lie closer together, and no larger request would fit";
-        return wrap(why, term.width, "", "");
+        return wrap_text(why, term.width, "", "");
     }
-    moves(reply, term) + "\n" + &wrap(&fits(reply, stage), term.width, "", "  ")
+    moves(reply, term) + "\n" + &wrap_text(&fits(reply, stage), term.width, "", "  ")
 }
 
 fn moves(reply: &DefragReply, term: Terminal) -> String {
@@ -37,15 +37,20 @@ fn moves(reply: &DefragReply, term: Terminal) -> String {
     table.set_width(u16::try_from(term.width).unwrap_or(u16::MAX));
     table.set_header(["job", "from", "to", "why"]);
     for moved in &reply.moves {
-        let [from, to] = [&moved.from, &moved.to].map(|list| short_cpu_list(list, LIST));
-        table.add_row([printable(&moved.job), from, to, printable(&moved.why)]);
+        let [from, to] = [&moved.from, &moved.to].map(|list| shorten_cpu_list(list, LIST));
+        table.add_row([
+            escape_control_characters(&moved.job),
+            from,
+            to,
+            escape_control_characters(&moved.why),
+        ]);
     }
     for (n, column) in table.column_iter_mut().enumerate() {
         column.set_padding((u16::from(n > 0), 0));
     }
     let line = |(n, line): (usize, String)| {
         let line = line.trim_end();
-        if n == 0 { style::paint(line, style::HEADING, term) + "\n" } else { line.to_owned() + "\n" }
+        if n == 0 { style::apply_style(line, style::HEADING, term) + "\n" } else { line.to_owned() + "\n" }
     };
     table.lines().enumerate().map(line).collect()
 }

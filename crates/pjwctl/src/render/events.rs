@@ -2,7 +2,7 @@
 
 use pjw_ipc::wire::Event;
 
-use super::{Terminal, style, text::printable};
+use super::{Terminal, style, text::escape_control_characters};
 
 /// Returns an event of the daemon as one line of text: time, kind, job and description. A long line is not wrapped.
 #[must_use]
@@ -12,9 +12,14 @@ pub fn event_line(event: &Event, term: Terminal) -> String {
         "recovered" | "stray" | "refused" | "revoked" | "hotplug" | "repaired" => style::WARNING,
         _ => anstyle::Style::new(),
     };
-    let kind = style::paint(&format!("{:10}", printable(&event.event)), style, term);
+    let kind = style::apply_style(&format!("{:10}", escape_control_characters(&event.event)), style, term);
     let job = if event.job.is_empty() { "-" } else { &event.job };
-    format!("{} {kind} {} {}\n", printable(&event.time), printable(job), printable(&event.text))
+    format!(
+        "{} {kind} {} {}\n",
+        escape_control_characters(&event.time),
+        escape_control_characters(job),
+        escape_control_characters(&event.text)
+    )
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use pjw_ipc::call::{ExplainJobReply, ExplainPidReply};
 use pjw_ipc::wire::Thread;
 
-use super::text::{cpus_phrase, plural, printable, wrap};
+use super::text::{count_with_noun, cpus_phrase, escape_control_characters, wrap_text};
 use super::{Terminal, show, style};
 
 /// Returns the text of `pjwctl explain JOB`: why the job got its CPUs, and the second-best choice of CPUs.
@@ -14,7 +14,7 @@ pub fn job_reasons_text(reasons: &ExplainJobReply, term: Terminal) -> String {
     let holds = cpus_phrase(&reasons.cpus, usize::MAX);
     let mut text = title(&reasons.job, &format!(": {holds}"), term) + &because(&reasons.grant_reasons, term);
     if !reasons.second_best.is_empty() {
-        text += &wrap(&format!("runner-up: {}", reasons.second_best), term.width, "- ", "  ");
+        text += &wrap_text(&format!("runner-up: {}", reasons.second_best), term.width, "- ", "  ");
     }
     text
 }
@@ -23,7 +23,10 @@ pub fn job_reasons_text(reasons: &ExplainJobReply, term: Terminal) -> String {
 /// has its affinity mask. Threads with the same reason share one sentence.
 #[must_use]
 pub fn process_reasons_text(reasons: &ExplainPidReply, term: Terminal) -> String {
-    let job = reasons.job.as_ref().map_or(": in no job".to_owned(), |job| format!(": in {}", printable(job)));
+    let job = reasons
+        .job
+        .as_ref()
+        .map_or(": in no job".to_owned(), |job| format!(": in {}", escape_control_characters(job)));
     let mut text =
         title(&format!("process {}", reasons.pid), &job, term) + &because(&reasons.membership_reasons, term);
     if !reasons.threads.is_empty() {
@@ -35,11 +38,15 @@ pub fn process_reasons_text(reasons: &ExplainPidReply, term: Terminal) -> String
 }
 
 fn title(what: &str, rest: &str, term: Terminal) -> String {
-    format!("{}{}\n", style::paint(&printable(what), style::HEADING, term), printable(rest))
+    format!(
+        "{}{}\n",
+        style::apply_style(&escape_control_characters(what), style::HEADING, term),
+        escape_control_characters(rest)
+    )
 }
 
 fn because(sentences: &[String], term: Terminal) -> String {
-    sentences.iter().map(|sentence| wrap(sentence, term.width, "- ", "  ")).collect()
+    sentences.iter().map(|sentence| wrap_text(sentence, term.width, "- ", "  ")).collect()
 }
 
 fn alike(threads: &[Thread], term: Terminal) -> String {
@@ -53,11 +60,11 @@ fn alike(threads: &[Thread], term: Terminal) -> String {
         let who = match tids.as_slice() {
             [tid] => format!("thread {tid}"),
             [first, ..] => {
-                format!("{} ({first}, …)", plural(tids.len() as u64, "thread", "threads"))
+                format!("{} ({first}, …)", count_with_noun(tids.len() as u64, "thread", "threads"))
             }
             [] => String::new(),
         };
-        wrap(&format!("{who}: {reason}"), term.width, "- ", "  ")
+        wrap_text(&format!("{who}: {reason}"), term.width, "- ", "  ")
     };
     reasons.iter().map(sentence).collect()
 }

@@ -1,6 +1,6 @@
 //! Replies as text: each renderer takes a value and a [`Terminal`] and returns a string. No I/O, no clock, no decision.
 //!
-//! Users choose the names of processes and jobs. [`text::printable`] keeps control characters in such names off the
+//! Users choose the names of processes and jobs. [`text::escape_control_characters`] keeps control characters in such names off the
 //! terminal.
 
 pub mod core_map;
@@ -36,7 +36,7 @@ pub type UserNames = BTreeMap<u32, String>;
 /// Returns the name of the user `uid`, with control characters escaped. If the name is unknown: the user id as text.
 #[must_use]
 pub fn user_name(names: &UserNames, uid: u32) -> String {
-    names.get(&uid).map_or_else(|| uid.to_string(), |name| text::printable(name))
+    names.get(&uid).map_or_else(|| uid.to_string(), |name| text::escape_control_characters(name))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use pjw_ipc::call::PlanReply;
 use pjw_ipc::wire::{Abstained, Action};
 
-use super::text::{cpus_phrase, printable, remedy_lines, wrap};
+use super::text::{cpus_phrase, escape_control_characters, remedy_lines, wrap_text};
 use super::{Terminal, style};
 
 /// Returns the text of `pjwctl plan`: the changes that the daemon would make next, the changes that it would
@@ -16,7 +16,7 @@ pub fn plan_text(plan: &PlanReply, term: Terminal) -> String {
         plan.actions.iter().map(|action| self::action(action, term)).collect()
     }];
     if !plan.warnings.is_empty() {
-        let heading = style::paint("left as it is", style::HEADING, term);
+        let heading = style::apply_style("left as it is", style::HEADING, term);
         let lines = plan.warnings.iter().map(|abstained| self::abstained(abstained, term));
         parts.push(heading + "\n" + &lines.collect::<String>());
     }
@@ -26,14 +26,14 @@ pub fn plan_text(plan: &PlanReply, term: Terminal) -> String {
 fn action(action: &Action, term: Terminal) -> String {
     let what = format!(
         "{} {} thread {} of {}: {} → {}",
-        printable(&action.job),
-        printable(&action.action),
+        escape_control_characters(&action.job),
+        escape_control_characters(&action.action),
         action.tid,
         action.pid,
         cpus_phrase(&action.from, usize::MAX),
         cpus_phrase(&action.to, usize::MAX)
     );
-    wrap(&what, term.width, "", "  ") + &wrap(&action.why, term.width, "    ", "    ")
+    wrap_text(&what, term.width, "", "  ") + &wrap_text(&action.why, term.width, "    ", "    ")
 }
 
 fn abstained(abstained: &Abstained, term: Terminal) -> String {
@@ -42,7 +42,7 @@ fn abstained(abstained: &Abstained, term: Terminal) -> String {
         who += &format!(" process {pid}");
     }
     let lead = if who.is_empty() { String::new() } else { format!("{}: ", who.trim_start()) };
-    let why = wrap(&format!("{lead}{}", abstained.why), term.width, "- ", "  ");
+    let why = wrap_text(&format!("{lead}{}", abstained.why), term.width, "- ", "  ");
     why + &remedy_lines(&abstained.remedy, term.width)
 }
 

@@ -9,7 +9,7 @@ use pjw_sim::replay::{CoreChooser, FreeCoresSample, ProcessorUnit, ReplayOptions
 use pjw_sim::swf::JobLog;
 use serde::Serialize;
 
-use super::{Terminal, style, text::plural};
+use super::{Terminal, style, text::count_with_noun};
 
 /// The number of samples in the table. JSON and CSV have all samples.
 const ROWS: usize = 10;
@@ -33,7 +33,8 @@ pub struct SimulationResult {
     pub unit: &'static str,
     /// The number of cores or PUs that jobs can use: all of the machine except the housekeeping PUs, which no
     /// job gets. The unit is that of the processor counts in the log.
-    pub usable: u32,
+    #[serde(rename = "usable")]
+    pub usable_processors: u32,
     /// The utilisation of the machine, from 0 to 1, between the first submission and the end of the last job.
     /// It is the core time of all started jobs divided by the core time of all usable cores. Core time is a
     /// number of cores multiplied by the time for which a job holds them, or for which they can be used. If
@@ -106,7 +107,7 @@ impl SimulationResult {
                 ProcessorUnit::Core => "core",
                 ProcessorUnit::Pu => "pu",
             },
-            usable: replay.usable_processors,
+            usable_processors: replay.usable_processors,
             utilisation: replay.utilisation(),
             mean_packages: replay.mean_domains(|domains_used| domains_used.packages),
             mean_numa_nodes: replay.mean_domains(|domains_used| domains_used.numa_nodes),
@@ -141,11 +142,11 @@ pub fn simulation_text(result: &SimulationResult, term: Terminal) -> String {
     let unit = if result.unit == "pu" { ("PU", "PUs") } else { ("core", "cores") };
     let heading = format!(
         "{} on {}, {}",
-        plural(result.jobs, "job", "jobs"),
-        plural(result.usable, unit.0, unit.1),
+        count_with_noun(result.jobs, "job", "jobs"),
+        count_with_noun(result.usable_processors, unit.0, unit.1),
         result.policy
     );
-    let mut text = style::paint(&heading, style::HEADING, term) + "\n\n";
+    let mut text = style::apply_style(&heading, style::HEADING, term) + "\n\n";
     let percent = |part: f64| format!("{:.1} %", part * 100.0);
     let refused = f64::from(result.refused) / f64::from(result.jobs.max(1));
     let mut costs = |name: &str, value: &str| {

@@ -33,6 +33,6 @@ pub fn job_style(n: usize) -> Style {
 /// Returns `text` between the terminal escape sequences for `style`. Returns `text` unchanged if `term` has
 /// no colours.
 #[must_use]
-pub fn paint(text: &str, style: Style, term: Terminal) -> String {
+pub fn apply_style(text: &str, style: Style, term: Terminal) -> String {
     if term.has_colours && !text.is_empty() { format!("{style}{text}{style:#}") } else { text.to_owned() }
 }

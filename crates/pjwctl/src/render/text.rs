@@ -6,7 +6,7 @@ use pjw_core::cpuset::CpuSet;
 /// Returns the text with control characters and text direction characters escaped as in Rust source text,
 /// such as `\n` or `\u{202e}`. A name that was chosen by a user then can't disturb the terminal.
 #[must_use]
-pub fn printable(text: &str) -> String {
+pub fn escape_control_characters(text: &str) -> String {
     let harmful = |c: char| {
         c.is_control()
             || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -21,14 +21,14 @@ pub fn printable(text: &str) -> String {
 /// Returns the text wrapped at blanks into lines of at most `width` columns, each with a line break at its
 /// end. The text `first` is put before the first line, and `later` before every other line. Both count
 /// towards `width`. A word that is too long for a line is not broken: its line is then longer. Control
-/// characters in the text are escaped, see [`printable`].
+/// characters in the text are escaped, see [`escape_control_characters`].
 #[must_use]
-pub fn wrap(text: &str, width: usize, first: &str, later: &str) -> String {
+pub fn wrap_text(text: &str, width: usize, first: &str, later: &str) -> String {
     let mut lines = String::new();
     let mut line = first.to_owned();
     let mut empty = true;
-    for word in printable(text).split_whitespace() {
-        if !empty && column_count(&line) + 1 + column_count(word) > width {
+    for word in escape_control_characters(text).split_whitespace() {
+        if !empty && display_width(&line) + 1 + display_width(word) > width {
             lines.push_str(&line);
             lines.push('\n');
             later.clone_into(&mut line);
@@ -47,7 +47,7 @@ pub fn wrap(text: &str, width: usize, first: &str, later: &str) -> String {
 /// `remedy` is empty.
 #[must_use]
 pub fn remedy_lines(remedy: &str, width: usize) -> String {
-    if remedy.is_empty() { String::new() } else { wrap(remedy, width, "  → ", "    ") }
+    if remedy.is_empty() { String::new() } else { wrap_text(remedy, width, "  → ", "    ") }
 }
 
 /// Returns the sentences as text, one on each line. If there are no sentences, returns `none` as the only
@@ -57,33 +57,33 @@ pub fn sentence_lines(none: &str, sentences: &[String]) -> String {
     if sentences.is_empty() {
         return format!("{none}\n");
     }
-    sentences.iter().map(|sentence| printable(sentence) + "\n").collect()
+    sentences.iter().map(|sentence| escape_control_characters(sentence) + "\n").collect()
 }
 
 /// Returns the width of the text in terminal columns. Every character counts as one column, even a wide one.
 #[must_use]
-pub fn column_count(text: &str) -> usize {
+pub fn display_width(text: &str) -> usize {
     text.chars().count()
 }
 
 /// Returns a CPU list in at most `width` columns. If the list is longer, it is cut, and the number of its CPUs
 /// follows: `0,2,…(8)`.
 #[must_use]
-pub fn short_cpu_list(list: &str, width: usize) -> String {
-    if column_count(list) <= width {
-        return printable(list);
+pub fn shorten_cpu_list(list: &str, width: usize) -> String {
+    if display_width(list) <= width {
+        return escape_control_characters(list);
     }
     let count = list.parse::<CpuSet>().map(|set| set.len()).unwrap_or_default();
     let rest = format!("…({count})");
     let mut short = String::new();
     for piece in list.split(',') {
-        if column_count(&short) + column_count(piece) + 1 + column_count(&rest) > width {
+        if display_width(&short) + display_width(piece) + 1 + display_width(&rest) > width {
             break;
         }
         short.push_str(piece);
         short.push(',');
     }
-    printable(&(short + &rest))
+    escape_control_characters(&(short + &rest))
 }
 
 /// Returns a CPU list with the noun before it: `no CPU`, `CPU 0` or `CPUs 2-3`. If the list is wider than
@@ -92,15 +92,15 @@ pub fn short_cpu_list(list: &str, width: usize) -> String {
 pub fn cpus_phrase(list: &str, width: usize) -> String {
     match list.parse::<CpuSet>().map(|set| set.len()) {
         Ok(0) => "no CPU".to_owned(),
-        Ok(1) => format!("CPU {}", short_cpu_list(list, width)),
-        _ => format!("CPUs {}", short_cpu_list(list, width)),
+        Ok(1) => format!("CPU {}", shorten_cpu_list(list, width)),
+        _ => format!("CPUs {}", shorten_cpu_list(list, width)),
     }
 }
 
 /// Returns a number with its noun, such as `1 core` or `2 cores`. `one` is the noun for the number 1, and
 /// `many` is the noun for all other numbers.
 #[must_use]
-pub fn plural(number: impl Into<u64>, one: &str, many: &str) -> String {
+pub fn count_with_noun(number: impl Into<u64>, one: &str, many: &str) -> String {
     match number.into() {
         1 => format!("1 {one}"),
         number => format!("{number} {many}"),
@@ -111,7 +111,7 @@ pub fn plural(number: impl Into<u64>, one: &str, many: &str) -> String {
 /// the format of RFC 3339. If it cannot be parsed, it is returned with control characters escaped.
 #[must_use]
 pub fn age_text(since: &str, now: Timestamp) -> String {
-    let Ok(since) = since.parse::<Timestamp>() else { return printable(since) };
+    let Ok(since) = since.parse::<Timestamp>() else { return escape_control_characters(since) };
     let seconds = now.as_second().saturating_sub(since.as_second()).max(0);
     match seconds {
         0..=99 => format!("{seconds}s"),
@@ -134,23 +134,26 @@ mod tests {
 
     #[test]
     fn control_characters_are_escaped() {
-        assert_eq!(printable("a\x1b[2Jb\nc\r\u{9b}d\u{202e}e"), "a\\u{1b}[2Jb\\nc\\r\\u{9b}d\\u{202e}e");
-        assert_eq!(printable("größe 数 ok"), "größe 数 ok");
+        assert_eq!(
+            escape_control_characters("a\x1b[2Jb\nc\r\u{9b}d\u{202e}e"),
+            "a\\u{1b}[2Jb\\nc\\r\\u{9b}d\\u{202e}e"
+        );
+        assert_eq!(escape_control_characters("größe 数 ok"), "größe 数 ok");
     }
 
     #[test]
     fn long_texts_are_wrapped_between_words() {
-        let text = wrap("one two three four", 10, "* ", "  ");
+        let text = wrap_text("one two three four", 10, "* ", "  ");
         assert_eq!(text, "* one two\n  three\n  four\n");
-        assert_eq!(wrap("unbreakable", 5, "* ", "  "), "* unbreakable\n");
-        assert_eq!(wrap("", 5, "", ""), "\n");
+        assert_eq!(wrap_text("unbreakable", 5, "* ", "  "), "* unbreakable\n");
+        assert_eq!(wrap_text("", 5, "", ""), "\n");
     }
 
     #[test]
     fn long_lists_keep_their_beginning_and_tell_their_size() {
-        assert_eq!(short_cpu_list("0-3,8", 5), "0-3,8");
-        assert_eq!(short_cpu_list("0,2,4,6,8,10,12,14", 12), "0,2,4,6,…(8)");
-        assert_eq!(short_cpu_list("100000000000", 5), "…(0)");
+        assert_eq!(shorten_cpu_list("0-3,8", 5), "0-3,8");
+        assert_eq!(shorten_cpu_list("0,2,4,6,8,10,12,14", 12), "0,2,4,6,…(8)");
+        assert_eq!(shorten_cpu_list("100000000000", 5), "…(0)");
     }
 
     #[test]
@@ -182,8 +185,8 @@ mod tests {
 
     #[test]
     fn counts_and_percentages_read_well() {
-        assert_eq!(plural(1_u32, "core", "cores"), "1 core");
-        assert_eq!(plural(0_u32, "core", "cores"), "0 cores");
+        assert_eq!(count_with_noun(1_u32, "core", "cores"), "1 core");
+        assert_eq!(count_with_noun(0_u32, "core", "cores"), "0 cores");
         assert_eq!(percent_text(987), "98.7%");
     }
 }

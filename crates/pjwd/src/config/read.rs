@@ -115,7 +115,13 @@ impl Reader<'_> {
 
     /// Checks combinations of keys that are valid only together.
     fn check_combinations(&mut self) {
-        let Settings { scan_interval, rescan_interval, hot_permille, cold_permille, .. } = self.settings;
+        let Settings {
+            scan_interval,
+            rescan_interval,
+            hot_threshold_permille: hot_permille,
+            cold_threshold_permille: cold_permille,
+            ..
+        } = self.settings;
         if rescan_interval < scan_interval {
             let (one, other) = (show_duration(&scan_interval), show_duration(&rescan_interval));
             let text = format!("rescan_interval ({other}) must not be shorter than interval ({one})");

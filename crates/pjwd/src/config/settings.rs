@@ -117,11 +117,11 @@ pub struct Settings {
     pub share_smt: bool,
     /// `on_exhausted`: what happens to a request for more cores than are free. The request is refused, waits
     /// for cores, or gets cores that another job also holds.
-    pub on_exhausted: ExhaustionPolicy,
+    pub exhaustion_policy: ExhaustionPolicy,
     /// `adopt_strays`: whether pjwd assigns processes that belong to no job (strays) to a job of their user.
     /// A process joins only if its user has exactly one job. If the user has several jobs, pjwd keeps the
     /// process off the cores of all jobs.
-    pub adopt_strays: bool,
+    pub adopt_unassigned_processes: bool,
     /// `first_person_uid`: the lowest user id that belongs to a human user. Lower user ids belong to root and
     /// to services. pjwd never reports their processes as strays (processes that belong to no job).
     pub first_person_uid: u32,
@@ -145,15 +145,15 @@ pub struct Settings {
     pub pin_hot_threads: bool,
     /// `balance.hot_permille`: the CPU demand from which on a thread counts as hot, in permille of one PU.
     /// The CPU demand is the share of time in which the thread runs or waits for a PU.
-    pub hot_permille: u32,
+    pub hot_threshold_permille: u32,
     /// `balance.cold_permille`: the CPU demand at which a hot thread stops counting as hot, in permille of
     /// one PU. The CPU demand is the share of time in which the thread runs or waits for a PU. Always below
     /// `hot_permille`.
-    pub cold_permille: u32,
+    pub cold_threshold_permille: u32,
     /// `balance.smoothing_permille`: the weight of the newest reading in the smoothed CPU demand of a thread,
     /// in permille. The CPU demand is the share of time in which the thread runs or waits for a PU. The
     /// earlier smoothed value has the rest of the weight. At 1000, only the newest reading counts.
-    pub smoothing_permille: u32,
+    pub smoothing_weight_permille: u32,
     /// `balance.oversubscribed`: whether pjwd pins the hot threads of a job evenly to the PUs (logical CPUs)
     /// of the job, or pins none of them, if the job has more hot threads than PUs. A thread is hot if it runs
     /// or waits for a PU most of the time.
@@ -183,8 +183,8 @@ impl Default for Settings {
             use_realtime_priority: true,
             enforcement: Enforcement::default(),
             share_smt: policy.share_smt,
-            on_exhausted: policy.exhaustion_policy,
-            adopt_strays: policy.adopt_unassigned_processes,
+            exhaustion_policy: policy.exhaustion_policy,
+            adopt_unassigned_processes: policy.adopt_unassigned_processes,
             first_person_uid: policy.first_person_uid,
             admin_groups: Vec::new(),
             user_max_cores: policy.user_max_cores,
@@ -192,9 +192,9 @@ impl Default for Settings {
             log_level: LogLevel::default(),
             log_format: LogFormat::default(),
             pin_hot_threads: policy.pin_hot_threads,
-            hot_permille: policy.hot_threshold_permille,
-            cold_permille: policy.cold_threshold_permille,
-            smoothing_permille: policy.smoothing_weight_permille,
+            hot_threshold_permille: policy.hot_threshold_permille,
+            cold_threshold_permille: policy.cold_threshold_permille,
+            smoothing_weight_permille: policy.smoothing_weight_permille,
             oversubscription_policy: policy.oversubscription,
             metrics: MetricsSettings::default(),
             enabled_sources: policy.sources.into_iter().filter(|source| source.is_scheduler()).collect(),

@@ -47,9 +47,9 @@ pub enum Message {
 }
 
 /// The receiving end of the channel for messages to the event loop. The event loop owns it. While a message
-/// waits in the inbox, poll(2) on [`Inbox::wake_fd`] returns at once.
+/// waits in the inbox, poll(2) on [`MessageReceiver::wake_fd`] returns at once.
 #[derive(Debug)]
-pub struct Inbox {
+pub struct MessageReceiver {
     messages: Receiver<Message>,
     wake_up: Arc<EventFd>,
 }
@@ -57,7 +57,7 @@ pub struct Inbox {
 /// The sending end of the channel for messages to the event loop. Each thread that sends messages can have a
 /// clone.
 #[derive(Debug, Clone)]
-pub struct Outbox {
+pub struct MessageSender {
     messages: Sender<Message>,
     wake_up: Arc<EventFd>,
 }
@@ -67,13 +67,16 @@ pub struct Outbox {
 ///
 /// # Errors
 /// If the eventfd can't be created, for example because the process has no free file descriptor.
-pub fn message_channel() -> nix::Result<(Outbox, Inbox)> {
+pub fn message_channel() -> nix::Result<(MessageSender, MessageReceiver)> {
     let wake_up = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?);
     let (sender, receiver) = mpsc::channel();
-    Ok((Outbox { messages: sender, wake_up: Arc::clone(&wake_up) }, Inbox { messages: receiver, wake_up }))
+    Ok((
+        MessageSender { messages: sender, wake_up: Arc::clone(&wake_up) },
+        MessageReceiver { messages: receiver, wake_up },
+    ))
 }
 
-impl Outbox {
+impl MessageSender {
     /// Sends a message to the event loop and wakes the loop. Does not block. Returns false if the event loop
     /// has ended. The message is then lost.
     #[must_use]
@@ -85,7 +88,7 @@ impl Outbox {
     }
 }
 
-impl Inbox {
+impl MessageReceiver {
     /// Returns the file descriptor (an eventfd) that poll(2) reports as readable while messages wait in the inbox.
     #[must_use]
     pub fn wake_fd(&self) -> BorrowedFd<'_> {

@@ -23,10 +23,10 @@ use pjw_ipc::wire;
 use tokio::sync::{oneshot, watch};
 
 use super::admission::{self, AdmissionRules, RateLimiter, RefusalLog};
-use super::inbox::{Message, Outbox};
-use super::query::{Answer, MemberFacts, PageEnd, Query, ThreadFacts};
+use super::inbox::{Message, MessageSender};
+use super::query::{Answer, MemberDetails, PageCursor, Query, ThreadDetails};
 use crate::view::history::EventHistory;
-use crate::view::status::{PublishedStatus, StatusFeed};
+use crate::view::status::{PublishedStatus, StatusReceiver};
 use crate::view::to_wire::{defrag_to_wire, event_to_wire, evidence_name};
 use crate::view::topology_tree;
 
@@ -37,7 +37,7 @@ const PAGE: (usize, usize) = (500, 100);
 /// may do, and computes the reply.
 #[derive(Debug)]
 pub struct ControlService {
-    outbox: Outbox,
+    outbox: MessageSender,
     status: watch::Receiver<Arc<PublishedStatus>>,
     topology: watch::Receiver<Arc<wire::Topology>>,
     history: RefCell<EventHistory>,
@@ -55,11 +55,11 @@ impl ControlService {
     /// [`Message`] to the event loop through `outbox`, and answers the call with the reply of the loop.
     /// `rules` says which users are administrators, and what other users may do.
     pub fn new(
-        outbox: Outbox,
-        published: StatusFeed,
+        outbox: MessageSender,
+        published: StatusReceiver,
         rules: watch::Receiver<AdmissionRules>,
     ) -> (Rc<Self>, impl Future<Output = ()>) {
-        let StatusFeed { status, topology, mut events } = published;
+        let StatusReceiver { status, topology, mut events } = published;
         let control = Rc::new(Self {
             outbox,
             status,
@@ -110,7 +110,7 @@ impl ControlService {
             Command::ReleaseAll { .. } | Command::Defrag { .. } => None,
         };
         let early_answer =
-            admission::early_answer(&self.rules.borrow(), &self.status.borrow().jobs, &command);
+            admission::answer_without_event_loop(&self.rules.borrow(), &self.status.borrow().jobs, &command);
         let answer = match early_answer {
             Some(answer) => answer,
             None => self.call_loop(|reply| Message::Command { command, reply }).await?,
@@ -208,7 +208,7 @@ impl ControlService {
         let job = self.published_job(&id)?;
         let (most, usual) = PAGE;
         let limit = request.limit.map_or(usual, |limit| (limit as usize).clamp(1, most));
-        let after = request.after.map(|pid| PageEnd { pid: Pid(pid), tid: request.after_tid.map(Tid) });
+        let after = request.after.map(|pid| PageCursor { pid: Pid(pid), tid: request.after_tid.map(Tid) });
         let query = Query::Members { job: id.clone(), after, limit };
         let Answer::Members(Some((members, next))) = self.query_loop(query).await? else {
             return Err(CallError::Refused(Refusal::NoSuchJob { job: id }.to_string()));
@@ -377,7 +377,7 @@ fn group_id(group: &str) -> Option<Gid> {
     }
 }
 
-fn member_to_wire(facts: MemberFacts) -> wire::Member {
+fn member_to_wire(facts: MemberDetails) -> wire::Member {
     wire::Member {
         pid: facts.id.pid.0,
         start_time: facts.id.start.0,
@@ -388,8 +388,8 @@ fn member_to_wire(facts: MemberFacts) -> wire::Member {
     }
 }
 
-fn thread_to_wire(facts: ThreadFacts) -> wire::Thread {
-    let ThreadFacts { tid, thread, pinned_pu, mask_reason } = facts;
+fn thread_to_wire(facts: ThreadDetails) -> wire::Thread {
+    let ThreadDetails { tid, thread, pinned_pu, mask_reason } = facts;
     wire::Thread {
         tid: tid.0,
         comm: thread.comm.to_string(),

@@ -3,7 +3,7 @@
 //! Without a service manager, every function does nothing. A message that can't be sent is logged and otherwise
 //! ignored.
 //!
-//! A reload sends two messages, [`report_reloading`] before and [`report_ready`] after, as `Type=notify-reload`
+//! A reload sends two messages, [`notify_reloading`] before and [`notify_ready`] after, as `Type=notify-reload`
 //! (systemd 253) requires. Older service managers, which reload with `ExecReload=`, accept the same messages.
 
 use std::io;
@@ -20,18 +20,18 @@ const STATUS_MAX: usize = 1024;
 
 /// Tells the service manager (sd_notify(3)) that the daemon is ready, after a start or a reload. `systemctl status`
 /// shows the text `status`.
-pub fn report_ready(status: &str) {
+pub fn notify_ready(status: &str) {
     send(&[NotifyState::Ready, NotifyState::Status(&one_line(status))]);
 }
 
 /// Sets the text that `systemctl status` shows for the daemon (sd_notify(3)).
-pub fn report_status(text: &str) {
+pub fn notify_status(text: &str) {
     send(&[NotifyState::Status(&one_line(text))]);
 }
 
 /// Tells the service manager (sd_notify(3)) that the configuration is being reloaded. Must be followed by
-/// [`report_ready`], even if the reload fails.
-pub fn report_reloading() {
+/// [`notify_ready`], even if the reload fails.
+pub fn notify_reloading() {
     match NotifyState::monotonic_usec_now() {
         Ok(now) => send(&[NotifyState::Reloading, now]),
         Err(error) => warn!(%error, "can't notify the service manager of the reload: no monotonic clock"),
@@ -39,7 +39,7 @@ pub fn report_reloading() {
 }
 
 /// Tells the service manager (sd_notify(3)) that the daemon is stopping.
-pub fn report_stopping() {
+pub fn notify_stopping() {
     send(&[NotifyState::Stopping]);
 }
 
@@ -129,8 +129,8 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::{
-        WatchdogPinger, one_line, passed_socket, report_ready, report_reloading, report_status,
-        report_stopping,
+        WatchdogPinger, notify_ready, notify_reloading, notify_status, notify_stopping, one_line,
+        passed_socket,
     };
 
     const DEADLINE: Duration = Duration::from_secs(30);
@@ -162,10 +162,10 @@ mod tests {
     #[test]
     #[ignore = "run in a child by the_service_manager_is_notified_of_start_reload_and_stop"]
     fn child_that_starts_reloads_and_stops() {
-        report_ready("3 jobs");
-        report_reloading();
-        report_status("one\nREADY=1");
-        report_stopping();
+        notify_ready("3 jobs");
+        notify_reloading();
+        notify_status("one\nREADY=1");
+        notify_stopping();
     }
 
     #[test]

@@ -35,7 +35,7 @@ const READ_INTERVAL: Duration = Duration::from_millis(200);
 
 /// What the daemon publishes of one job in the files below `STATE_DIR/jobs/ID`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct JobContent {
+pub struct JobFilesContent {
     /// The owner of the job, to whom the file `want` in the directory of the job belongs.
     pub owner: Uid,
     /// The core map of the job: its CPUs, as the daemon publishes them in the files `cpus`, `coremap.json`
@@ -49,7 +49,7 @@ pub struct JobContent {
 /// A new number of wanted cores that the daemon read in the file `want` of a job. A program of the job's
 /// owner wrote it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WrittenWant {
+pub struct WantedCoresUpdate {
     /// The job in whose directory the file `want` is.
     pub job: JobId,
     /// The owner of the job. The file `want` belongs to this user, and no other plain user can write it.
@@ -74,7 +74,7 @@ pub struct JobFiles {
 /// A job with its files.
 #[derive(Debug)]
 struct PublishedJob {
-    content: JobContent,
+    content: JobFilesContent,
     /// `None` if the directory could not be made yet.
     directory: Option<JobDirectory>,
     wanted_file: WantedFile,
@@ -163,7 +163,7 @@ impl JobFiles {
     /// of the job and wakes the programs that wait for a change of its cores. If the owner of the job has
     /// changed, all files are removed and made again. A failure is logged, shown by [`JobFiles::warnings`]
     /// and tried again.
-    pub fn publish(&mut self, id: &JobId, content: Option<JobContent>) {
+    pub fn publish(&mut self, id: &JobId, content: Option<JobFilesContent>) {
         let Some(content) = content else { return self.remove(id) };
         let before = self.jobs.get(id);
         if before.is_some_and(|job| job.content == content && job.fault.is_none()) {
@@ -219,7 +219,7 @@ impl JobFiles {
     }
 
     /// Returns the inotify(7) descriptor, which is readable when a program wrote or removed a file of a job.
-    /// `None` while [`JobFiles::due`] has a time, because the changed files are read at that time anyway.
+    /// `None` while [`JobFiles::next_read_at`] has a time, because the changed files are read at that time anyway.
     /// Also `None` if the kernel refuses inotify.
     #[must_use]
     pub fn changes_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -227,7 +227,7 @@ impl JobFiles {
     }
 
     /// Reads from the kernel which jobs have changed files, and schedules the reading of these files
-    /// ([`JobFiles::due`]). `now` is the current time. For use when the descriptor of
+    /// ([`JobFiles::next_read_at`]). `now` is the current time. For use when the descriptor of
     /// [`JobFiles::changes_fd`] is readable. Does not block.
     pub fn note_changes(&mut self, now: Instant) {
         for change in self.watch.read() {
@@ -238,10 +238,10 @@ impl JobFiles {
         }
     }
 
-    /// Returns the time from which [`JobFiles::take_written`] reads the changed files. `None` if no file is
+    /// Returns the time from which [`JobFiles::take_wanted_cores_updates`] reads the changed files. `None` if no file is
     /// known to have changed.
     #[must_use]
-    pub fn due(&self) -> Option<Instant> {
+    pub fn next_read_at(&self) -> Option<Instant> {
         self.due
     }
 
@@ -249,7 +249,7 @@ impl JobFiles {
     /// with a file that could not be written, and of jobs that the kernel does not watch. If `STATE_DIR/jobs`
     /// is gone, these are the files of all jobs. Must be called in each rescan (a scan that looks at
     /// processes of no job too).
-    pub fn check(&mut self, now: Instant) {
+    pub fn schedule_unreported_changes(&mut self, now: Instant) {
         let is_root_gone = !self.root.is_in_place();
         let job_ids: Vec<JobId> = self
             .jobs
@@ -263,9 +263,9 @@ impl JobFiles {
     }
 
     /// Returns the numbers of wanted cores that differ from those that the daemon knew. Returns an empty
-    /// list, and reads nothing, before the time [`JobFiles::due`] and if that is `None`. Otherwise reads the
+    /// list, and reads nothing, before the time [`JobFiles::next_read_at`] and if that is `None`. Otherwise reads the
     /// file `want` of each job with a changed file, and makes missing files of these jobs again.
-    pub fn take_written(&mut self, now: Instant) -> Vec<WrittenWant> {
+    pub fn take_wanted_cores_updates(&mut self, now: Instant) -> Vec<WantedCoresUpdate> {
         if self.due.is_none_or(|due| due > now) {
             return Vec::new();
         }
@@ -285,7 +285,7 @@ impl JobFiles {
                 }
                 wanted::Reading::New(cores) => {
                     debug!(job = %id, ?cores, "a program wrote how many cores it wants");
-                    written.push(WrittenWant { job: id, owner: job.content.owner, cores });
+                    written.push(WantedCoresUpdate { job: id, owner: job.content.owner, cores });
                 }
             }
         }

@@ -20,10 +20,10 @@ fn id(text: &str) -> JobId {
     text.parse().unwrap()
 }
 
-fn content(own: &str) -> JobContent {
+fn content(own: &str) -> JobFilesContent {
     let own: pjw_core::cpuset::CpuSet = own.parse().unwrap();
     let core_count = u32::try_from(own.len()).unwrap();
-    JobContent {
+    JobFilesContent {
         owner: Uid(geteuid().as_raw()),
         core_map: CoreMap { own, core_count, ..CoreMap::default() },
         wanted: None,
@@ -67,9 +67,9 @@ impl Published {
         let mut now = Instant::now();
         self.files.note_changes(now);
         let mut written = Vec::new();
-        while let Some(due) = self.files.due() {
+        while let Some(due) = self.files.next_read_at() {
             now = now.max(due);
-            written.extend(self.files.take_written(now).into_iter().map(|want| want.cores));
+            written.extend(self.files.take_wanted_cores_updates(now).into_iter().map(|want| want.cores));
         }
         written
     }
@@ -196,7 +196,7 @@ fn removed_files_are_made_again() {
     assert_eq!(published.written(), [Some(1)], "the new files are watched");
     fs::rename(published.state_dir.path().join("jobs"), published.state_dir.path().join("elsewhere"))
         .unwrap();
-    published.files.check(Instant::now());
+    published.files.schedule_unreported_changes(Instant::now());
     assert_eq!(published.written(), []);
     assert!(published.path("a").join("want").exists(), "a rescan finds what no event reports");
 }
@@ -250,14 +250,14 @@ fn many_numbers_are_read_five_times_a_second_at_most() {
     published.files.note_changes(now);
     published.write("a", "1");
     assert!(published.files.changes_fd().is_none(), "while the reading is due, more changes wake nothing");
-    assert!(published.files.take_written(now).is_empty(), "the program may not have finished");
-    let first = published.files.due().unwrap();
-    assert_eq!(published.files.take_written(first).len(), 1);
+    assert!(published.files.take_wanted_cores_updates(now).is_empty(), "the program may not have finished");
+    let first = published.files.next_read_at().unwrap();
+    assert_eq!(published.files.take_wanted_cores_updates(first).len(), 1);
     published.files.note_changes(first);
-    assert_eq!(published.files.due(), None, "all events of the first number were read with it");
+    assert_eq!(published.files.next_read_at(), None, "all events of the first number were read with it");
     published.write("a", "2");
     published.files.note_changes(first);
-    assert_eq!(published.files.due(), Some(first + READ_INTERVAL));
+    assert_eq!(published.files.next_read_at(), Some(first + READ_INTERVAL));
 }
 
 #[test]
@@ -277,7 +277,7 @@ fn rubbish_is_one_warning_until_the_file_has_a_number_again() {
 fn a_number_of_a_command_is_shown_in_the_file_and_survives_a_restart() {
     let mut published = Published::new();
     published.publish("a", "0-3");
-    let with = |wanted| Some(JobContent { wanted, ..content("0-3") });
+    let with = |wanted| Some(JobFilesContent { wanted, ..content("0-3") });
     published.files.publish(&id("a"), with(Some(3)));
     assert_eq!((published.read("a", "want"), published.written()), ("3\n".to_owned(), vec![]));
     published.restart();
@@ -301,7 +301,7 @@ fn a_directory_that_cannot_be_made_is_a_warning_and_is_tried_again() {
     assert!(warnings.len() == 1 && warnings[0].code == "core-map", "{warnings:?}");
     assert!(warnings[0].text.contains("can't make"), "{warnings:?}");
     fs::create_dir(&state_dir).unwrap();
-    published.files.check(Instant::now());
+    published.files.schedule_unreported_changes(Instant::now());
     assert_eq!((published.written(), published.files.warnings()), (vec![], vec![]));
     assert_eq!(published.read("a", "cpus"), "0\n");
 }

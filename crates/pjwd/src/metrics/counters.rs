@@ -6,7 +6,7 @@ use pjw_core::cpuset_group::{CpusetChange, CpusetOutcome};
 use pjw_core::event::EventKind;
 use pjw_core::plan::{MaskActionKind, MaskOutcome};
 
-use crate::warden::{CycleReport, Faults};
+use crate::warden::{CycleReport, OngoingFailures};
 
 /// The reason for a cycle of the daemon. A cycle is one scan of processes, a decision, and the resulting
 /// changes. If a cycle has several reasons, this is the reason that requires the largest scan.
@@ -112,7 +112,7 @@ pub struct Counters {
     /// The durations of the cycles, each from the start of its scan to its last change.
     pub cycle_times: Histogram,
     /// The times from the fork of a process to the change of its affinity mask by pjwd. Only the processes in
-    /// [`CycleReport::confined_forks`] are measured. These are new processes of jobs, and pjwd changed their
+    /// [`CycleReport::confined_new_processes`] are measured. These are new processes of jobs, and pjwd changed their
     /// masks before any scan had read the processes.
     pub reaction_times: Histogram,
     /// The number of process events (fork, exec, exit) that were read from the kernel.
@@ -150,7 +150,13 @@ impl Counters {
     /// Adds a finished cycle (scan, decision and changes) of the daemon to the counters. `cause` is the
     /// reason for the cycle. `took` is the duration of the cycle. `report` has the results of the cycle, such
     /// as the changed affinity masks. `faults` has the failures that still existed at the end of the cycle.
-    pub fn count_cycle(&mut self, cause: CycleCause, took: Duration, report: &CycleReport, faults: &Faults) {
+    pub fn count_cycle(
+        &mut self,
+        cause: CycleCause,
+        took: Duration,
+        report: &CycleReport,
+        faults: &OngoingFailures,
+    ) {
         self.cycles[cause as usize] += 1;
         self.cycle_times.add(took);
         for (action, outcome) in &report.mask_outcomes {
@@ -277,14 +283,15 @@ mod tests {
                 .collect(),
             ..CycleReport::default()
         };
-        let mut faults = Faults { journal_error: Some("full".to_owned()), ..Faults::default() };
+        let mut faults =
+            OngoingFailures { journal_error: Some("full".to_owned()), ..OngoingFailures::default() };
         faults.audit_violations.insert(None, "two holders".to_owned());
         counters.count_cycle(CycleCause::Timer, Duration::from_millis(3), &report, &faults);
         counters.count_cycle(
             CycleCause::Full,
             Duration::from_secs(60),
             &CycleReport::default(),
-            &Faults::default(),
+            &OngoingFailures::default(),
         );
         assert_eq!(counters.cycles, [0, 1, 1]);
         assert_eq!((counters.mask_actions[2], counters.mask_actions[1]), ([1, 1, 0], [0, 0, 1]));

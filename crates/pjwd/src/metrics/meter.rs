@@ -1,4 +1,4 @@
-//! From the event loop to the metrics service: a [`Meter`] on the loop's thread, and one [`MetricsSnapshot`] per
+//! From the event loop to the metrics service: a [`MetricsRecorder`] on the loop's thread, and one [`MetricsSnapshot`] per
 //! cycle.
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use super::counters::{Counters, CycleCause};
 use crate::config::{MetricsSettings, Settings};
 use crate::view::status::StatusSnapshot;
-use crate::warden::{CycleReport, Faults};
+use crate::warden::{CycleReport, OngoingFailures};
 
 /// The counters and the status at the end of a cycle (scan, decision and changes) of the daemon. The metrics
 /// are computed from these values.
@@ -30,7 +30,7 @@ pub struct MetricsSnapshot {
 }
 
 /// The measurement of a cycle (scan, decision and changes) that has not ended yet: the start and the cause of
-/// the cycle. [`Meter::end_cycle`] completes the measurement.
+/// the cycle. [`MetricsRecorder::end_cycle`] completes the measurement.
 #[derive(Debug, Clone, Copy)]
 pub struct CycleTimer {
     cause: CycleCause,
@@ -42,14 +42,14 @@ pub struct CycleTimer {
 /// published after each cycle (scan, decision and changes). While metrics are switched off, nothing is
 /// counted or published.
 #[derive(Debug)]
-pub struct Meter {
+pub struct MetricsRecorder {
     counters: Counters,
     started: UnixMillis,
     snapshot: watch::Sender<Option<Arc<MetricsSnapshot>>>,
     settings: watch::Sender<MetricsSettings>,
 }
 
-/// The receiving end of a [`Meter`], in the metrics service. It receives the latest snapshot and the settings
+/// The receiving end of a [`MetricsRecorder`], in the metrics service. It receives the latest snapshot and the settings
 /// of the metrics.
 #[derive(Debug, Clone)]
 pub struct MetricsReceiver {
@@ -60,7 +60,7 @@ pub struct MetricsReceiver {
     pub settings: watch::Receiver<MetricsSettings>,
 }
 
-impl Meter {
+impl MetricsRecorder {
     /// Makes the meter for the event loop, and the receiving end for the metrics service. `settings` says
     /// whether metrics are switched on.
     #[must_use]
@@ -123,10 +123,10 @@ impl Meter {
         Some(CycleTimer { cause, begun, scan_lateness })
     }
 
-    /// Counts a cycle that ends now. `running` is the value that [`Meter::begin_cycle`] returned. If
+    /// Counts a cycle that ends now. `running` is the value that [`MetricsRecorder::begin_cycle`] returned. If
     /// `running` is `None`, nothing is counted. `report` has the changes of the cycle. `faults` has the
     /// failures that persist after the cycle.
-    pub fn end_cycle(&mut self, running: Option<CycleTimer>, report: &CycleReport, faults: &Faults) {
+    pub fn end_cycle(&mut self, running: Option<CycleTimer>, report: &CycleReport, faults: &OngoingFailures) {
         let Some(CycleTimer { cause, begun, scan_lateness }) = running else { return };
         self.counters.scan_lateness = scan_lateness.unwrap_or(self.counters.scan_lateness);
         self.counters.count_cycle(cause, begun.elapsed(), report, faults);

@@ -15,13 +15,13 @@ use pjw_linux::sys::own_usage::ResourceUsage;
 use super::counters::CycleCause;
 use super::facts::MetricValues;
 use super::family::MetricKind;
-use super::meter::{Meter, MetricsSnapshot};
+use super::meter::{MetricsRecorder, MetricsSnapshot};
 use super::table::METRIC_FAMILIES;
 use super::text::{MetricsFormat, metrics_text};
 use crate::config::Settings;
 use crate::view::counts::CpuDemand;
 use crate::view::status::StatusSnapshot;
-use crate::warden::{CycleReport, Faults};
+use crate::warden::{CycleReport, OngoingFailures};
 
 /// A job that holds `cpus`, with a start time of `since` seconds.
 fn job(id: &str, cpus: &str, since: u32) -> wire::Job {
@@ -237,16 +237,16 @@ fn listening() -> Settings {
     settings
 }
 
-fn cycle(meter: &mut Meter, cause: CycleCause, scheduled: Option<Instant>) {
+fn cycle(meter: &mut MetricsRecorder, cause: CycleCause, scheduled: Option<Instant>) {
     let running = meter.begin_cycle(cause, scheduled);
     let events = vec![Event::new(EventKind::Violation, "x")];
-    meter.end_cycle(running, &CycleReport { events, ..CycleReport::default() }, &Faults::default());
+    meter.end_cycle(running, &CycleReport { events, ..CycleReport::default() }, &OngoingFailures::default());
     meter.publish(StatusSnapshot::default(), &machine());
 }
 
 #[test]
 fn switched_off_metrics_count_and_publish_nothing() {
-    let (mut meter, receiver) = Meter::new(&Settings::default());
+    let (mut meter, receiver) = MetricsRecorder::new(&Settings::default());
     meter.count_process_events(5, true);
     cycle(&mut meter, CycleCause::Event, None);
     assert!(receiver.snapshot.borrow().is_none());
@@ -261,7 +261,7 @@ fn switched_off_metrics_count_and_publish_nothing() {
 
 #[test]
 fn a_cycle_counts_for_the_cause_with_the_largest_scan() {
-    let (mut meter, receiver) = Meter::new(&listening());
+    let (mut meter, receiver) = MetricsRecorder::new(&listening());
     let now = Instant::now();
     meter.count_process_events(3, true);
     cycle(&mut meter, CycleCause::Event, None);
@@ -281,7 +281,7 @@ fn a_cycle_counts_for_the_cause_with_the_largest_scan() {
 
 #[test]
 fn a_reload_without_changes_sends_no_settings() {
-    let (mut meter, mut receiver) = Meter::new(&listening());
+    let (mut meter, mut receiver) = MetricsRecorder::new(&listening());
     receiver.settings.borrow_and_update();
     meter.apply_settings(&Settings { share_smt: true, ..listening() });
     assert!(!receiver.settings.has_changed().unwrap());

@@ -32,14 +32,14 @@ use super::triggers::CycleTriggers;
 use super::{abandoned, budget::CpuBudget, dry_runs::DryRunQueue, realtime::RealtimePriority};
 use crate::config::Config;
 use crate::control::admission::AdmissionRules;
-use crate::control::inbox::{Inbox, Message};
+use crate::control::inbox::{Message, MessageReceiver};
 use crate::control::query::{self, Answer, Query};
 use crate::host::logging::Logging;
 use crate::host::notify::WatchdogPinger;
 use crate::job_files::JobFiles;
-use crate::metrics::meter::Meter;
+use crate::metrics::meter::MetricsRecorder;
 use crate::store::journal::FileJournal;
-use crate::view::status::{LoopStatus, Publisher};
+use crate::view::status::{LoopStatus, StatusPublisher};
 use crate::view::to_wire::{defrag_to_wire, plan_to_wire};
 use crate::warden::{CycleReport, Warden};
 
@@ -60,10 +60,10 @@ const TRIM_ACTIONS: usize = 256;
 #[derive(Debug)]
 pub struct EventLoop {
     warden: Warden<LinuxMachine, FileJournal>,
-    inbox: Inbox,
+    inbox: MessageReceiver,
     /// Whether the kernel provides process events.
     has_process_events: bool,
-    publisher: Publisher,
+    publisher: StatusPublisher,
     config: Config,
     config_path: Option<PathBuf>,
     watchdog: WatchdogPinger,
@@ -93,7 +93,7 @@ pub struct EventLoop {
     /// Sends the admission rules to the control server.
     rules: watch::Sender<AdmissionRules>,
     logging: Logging,
-    meter: Meter,
+    meter: MetricsRecorder,
     job_files: JobFiles,
     /// The numbers of wanted cores that programs wrote, for the next cycle.
     written_wants: Vec<Command>,
@@ -114,7 +114,7 @@ pub struct ReloadContext {
     pub logging: Logging,
     /// Counts what pjwd does, and publishes the counts as metrics. A reload of the configuration can switch
     /// the metrics on or off.
-    pub meter: Meter,
+    pub metrics_recorder: MetricsRecorder,
 }
 
 /// The descriptors that have something to read.
@@ -133,16 +133,16 @@ impl EventLoop {
     /// [`EventLoop::run`] on the thread of the loop.
     pub fn new(
         warden: Warden<LinuxMachine, FileJournal>,
-        inbox: Inbox,
-        publisher: Publisher,
+        inbox: MessageReceiver,
+        publisher: StatusPublisher,
         settings: ReloadContext,
         job_files: JobFiles,
     ) -> Self {
-        let ReloadContext { config, config_path, rules, logging, meter } = settings;
+        let ReloadContext { config, config_path, rules, logging, metrics_recorder: meter } = settings;
         let now = Instant::now();
         let cpu_budget = config.settings().cpu_budget_permille;
         Self {
-            has_process_events: warden.node_interface().process_events_fd().is_some(),
+            has_process_events: warden.machine_interface().process_events_fd().is_some(),
             warden,
             inbox,
             publisher,
@@ -177,7 +177,7 @@ impl EventLoop {
         if matches!(self.warden.policy().cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. }) {
             return None;
         }
-        match self.warden.node_interface_mut().start_cpuset_thread() {
+        match self.warden.machine_interface_mut().start_cpuset_thread() {
             Ok(tid) => Some(("thread for cpusets", tid)),
             Err(error) => {
                 warn!("the event loop changes cpusets itself, which may delay it: {error}");
@@ -244,14 +244,14 @@ impl EventLoop {
             self.drain_events();
             let now = Instant::now();
             self.read_written_wants(readable.job_files, now);
-            if readable.cgroups && self.warden.node_interface_mut().has_cgroup_changes() {
+            if readable.cgroups && self.warden.machine_interface_mut().has_cgroup_changes() {
                 self.cgroups_changed_at.get_or_insert(now);
             }
             self.triggers.job_processes_scan_due |= now >= self.next_scan;
             self.triggers.unassigned_scan_due |= now >= self.next_rescan;
             let events_are_due = self.events_due(now).is_some_and(|due| due <= now);
             is_for_events &= !self.triggers.is_cycle_due();
-            let are_changes_finished = self.warden.node_interface_mut().has_finished_cpuset_changes();
+            let are_changes_finished = self.warden.machine_interface_mut().has_finished_cpuset_changes();
             is_for_events &= !are_changes_finished;
             let has_commands = !pending.is_empty() || !self.written_wants.is_empty();
             if self.triggers.is_cycle_due() || has_commands || events_are_due || are_changes_finished {
@@ -300,21 +300,21 @@ impl EventLoop {
         if !owed.is_zero() {
             next = next.min(now + owed);
         }
-        for due in self.events_due(now).into_iter().chain(self.job_files.due()) {
+        for due in self.events_due(now).into_iter().chain(self.job_files.next_read_at()) {
             next = next.min(due);
         }
         // While the CPU budget is overdrawn, events stay in the kernel's queue.
         let wake_fd = self.inbox.wake_fd();
         let mut fds = vec![PollFd::new(wake_fd, PollFlags::POLLIN)];
-        let events_fd = self.warden.node_interface().process_events_fd().filter(|_| owed.is_zero());
+        let events_fd = self.warden.machine_interface().process_events_fd().filter(|_| owed.is_zero());
         if self.has_process_events && events_fd.is_none() {
             self.netlink_paused_since.get_or_insert(now);
         }
         fds.extend(events_fd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
-        let changes_fd = self.warden.node_interface().cpuset_changes_fd();
+        let changes_fd = self.warden.machine_interface().cpuset_changes_fd();
         fds.extend(changes_fd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
         let of_cgroups = fds.len();
-        let cgroups_fd = self.warden.node_interface().cgroup_changes_fd();
+        let cgroups_fd = self.warden.machine_interface().cgroup_changes_fd();
         // While the scan of changed cgroups is due, more changes wake nothing.
         let cgroups_fd = cgroups_fd.filter(|_| owed.is_zero() && self.cgroups_changed_at.is_none());
         fds.extend(cgroups_fd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
@@ -357,7 +357,7 @@ impl EventLoop {
         self.note_events_read(None);
         self.meter.end_cycle(running, &report, self.warden.faults());
         let now = (Instant::now(), clock::now().since_boot);
-        for fork in &report.confined_forks {
+        for fork in &report.confined_new_processes {
             let took = reaction_time(fork, now);
             debug!(
                 pid = fork.pid.0,
@@ -371,22 +371,22 @@ impl EventLoop {
             mut events,
             mut plan_warnings,
             mask_outcomes,
-            unfinished,
-            planned,
+            has_unfinished_work,
+            newly_planned,
             ..
         } = report;
         let of_users = user_refusals(&commands, &results);
         // The control server publishes these events.
         events.retain(|event| !is_user_refusal(event, &of_users));
         let now = Instant::now();
-        self.plan_next_scans(now, was_timer, scanned_unassigned, unfinished);
+        self.plan_next_scans(now, was_timer, scanned_unassigned, has_unfinished_work);
         self.keep_journal(scanned_unassigned);
-        self.publish_core_maps(&planned, scanned_unassigned);
+        self.publish_core_maps(&newly_planned, scanned_unassigned);
         plan_warnings.extend(self.file_warnings.iter().cloned().chain(self.job_files.warnings()));
         self.add_new_pus();
         let health =
             LoopStatus { has_process_events: self.has_process_events, lateness: self.lateness.max_wait(now) };
-        let snapshot = self.publisher.publish_status(&self.warden, &plan_warnings, &planned, health);
+        let snapshot = self.publisher.publish_status(&self.warden, &plan_warnings, &newly_planned, health);
         self.publisher.publish_events(events);
         self.meter.publish(snapshot, self.warden.state());
         for (reply, result) in replies.into_iter().zip(results) {
@@ -401,15 +401,21 @@ impl EventLoop {
     }
 
     /// Sets the times of the next scan and of the next rescan, after a cycle. `was_timer` says whether the cycle was the regular
-    /// one, `was_rescan` whether it scanned the processes without a job, `unfinished` whether it has left work for the next one.
-    fn plan_next_scans(&mut self, now: Instant, was_timer: bool, was_rescan: bool, unfinished: bool) {
+    /// one, `was_rescan` whether it scanned the processes without a job, `has_unfinished_work` whether it has left work for the next one.
+    fn plan_next_scans(
+        &mut self,
+        now: Instant,
+        was_timer: bool,
+        was_rescan: bool,
+        has_unfinished_work: bool,
+    ) {
         if was_timer || was_rescan {
             self.next_scan = now + self.config.interval();
         }
         if was_rescan {
             self.next_rescan = now + self.config.rescan_interval();
         }
-        if unfinished {
+        if has_unfinished_work {
             self.next_scan = now + CONTINUE_DELAY;
         }
     }
@@ -431,8 +437,8 @@ impl EventLoop {
         let (state, policy) = (self.warden.state(), self.warden.policy());
         let reply = match query {
             Query::Members { job, after, limit } => query::members_page(state, &job, after, limit),
-            Query::JobReasons(id) => query::job_reasons(state, policy, &id),
-            Query::ProcessReasons { pid, after } => query::process_reasons(state, policy, pid, after),
+            Query::JobReasons(id) => query::explain_job(state, policy, &id),
+            Query::ProcessReasons { pid, after } => query::explain_process(state, policy, pid, after),
             Query::Plan { fresh } => return self.dry_runs.enqueue(answer, fresh),
             Query::Defrag { fresh } => return self.defrags.enqueue(answer, fresh),
         };

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use pjw_core::time::Nanos;
 
-use crate::warden::ConfinedFork;
+use crate::warden::ConfinedNewProcess;
 
 /// A longer wait counts as late.
 const THRESHOLD: Duration = Duration::from_millis(250);
@@ -17,7 +17,7 @@ const RECOVERY_TIME: Duration = Duration::from_secs(5);
 /// change is from CLOCK_MONOTONIC ([`Instant`]). `now` must be the current time on both clocks. The function
 /// needs it to convert the time of the change to CLOCK_BOOTTIME.
 #[must_use]
-pub fn reaction_time(fork: &ConfinedFork, now: (Instant, Nanos)) -> Duration {
+pub fn reaction_time(fork: &ConfinedNewProcess, now: (Instant, Nanos)) -> Duration {
     let since_boot = Duration::from_nanos(now.1.0);
     let confined_at = since_boot.saturating_sub(now.0.saturating_duration_since(fork.confined_at));
     confined_at.saturating_sub(Duration::from_nanos(fork.forked_at.0))
@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn a_reaction_time_is_the_time_from_the_fork_to_the_mask() {
         let (confined_at, ms) = (Instant::now(), Duration::from_millis);
-        let fork = ConfinedFork { pid: Pid(7), forked_at: Nanos(2_000_000), confined_at };
+        let fork = ConfinedNewProcess { pid: Pid(7), forked_at: Nanos(2_000_000), confined_at };
         assert_eq!(reaction_time(&fork, (confined_at + ms(3), Nanos(10_000_000))), ms(5));
     }
 }

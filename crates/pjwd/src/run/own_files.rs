@@ -21,7 +21,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tracing::warn;
 
-use crate::control::inbox::{Message, Outbox};
+use crate::control::inbox::{Message, MessageSender};
 use crate::store::{journal, lock::DaemonLock};
 
 /// The time between two checks without an event.
@@ -45,14 +45,14 @@ pub enum SocketFile {
 /// The files that a running daemon watches, because other programs can remove them: the lock file, the socket
 /// and the files in the state directory.
 #[derive(Debug)]
-pub struct OwnFiles {
+pub struct WatchedFiles {
     /// `None` for a daemon that runs beside another.
     lock: Option<DaemonLock>,
     socket: SocketFile,
     state_dir: PathBuf,
 }
 
-impl OwnFiles {
+impl WatchedFiles {
     /// Makes the value from the files of this daemon. `lock` is `None` if the daemon was started with
     /// `--beside`, because such a daemon has no lock. `state_dir` is the path of the state directory.
     #[must_use]
@@ -68,7 +68,7 @@ impl OwnFiles {
     pub async fn restore_removed_files(
         mut self,
         listeners: mpsc::UnboundedSender<UnixListener>,
-        outbox: Outbox,
+        outbox: MessageSender,
     ) {
         let mut reported = Vec::new();
         loop {
@@ -197,7 +197,7 @@ mod tests {
         let path = dir.path().join("pjwd.sock");
         let _systemd = UnixListener::bind(&path).unwrap();
         let socket = SocketFile::Passed { path: Some(path.clone()) };
-        let mut files = OwnFiles::new(None, socket, dir.path().to_owned());
+        let mut files = WatchedFiles::new(None, socket, dir.path().to_owned());
         let (listeners, mut made) = mpsc::unbounded_channel();
         assert!(files.check(&listeners).is_empty());
         std::fs::remove_file(&path).unwrap();

@@ -174,7 +174,7 @@ impl DaemonLock {
     ///
     /// # Errors
     /// If the lock file can't be written.
-    pub fn record_journal_boot(&mut self, boot_id: &str) -> io::Result<()> {
+    pub fn record_boot_id(&mut self, boot_id: &str) -> io::Result<()> {
         self.holder.journal_of_boot = Some(boot_id.to_owned());
         write(&self.file, &self.holder)
     }
@@ -311,7 +311,7 @@ mod tests {
         let take = || DaemonLock::acquire(dir.path(), holder("/tmp/one")).unwrap();
         assert_eq!(take().earlier_state_dir("boot"), None, "the first start");
         assert_eq!(take().earlier_state_dir("boot"), None, "the start before failed without a journal");
-        take().record_journal_boot("boot").unwrap();
+        take().record_boot_id("boot").unwrap();
         let lock = take();
         assert_eq!(lock.earlier_state_dir("boot"), Some(Path::new("/tmp/one")));
         assert_eq!(lock.earlier_state_dir("later"), None, "no process of that boot lives");

@@ -13,7 +13,7 @@ use pjw_ipc::{
 };
 use tokio::sync::{broadcast, mpsc};
 
-use super::to_wire::rfc3339;
+use super::to_wire::format_rfc3339;
 
 /// The largest number of events for `events`, without refusals.
 const MAX_EVENTS: usize = 2000;
@@ -155,7 +155,7 @@ fn overrun(missed: u64) -> Event {
     let text = format!(
         "{missed} events are missing here, because this client reads too slowly: pjwctl events lists those still in memory"
     );
-    let time = rfc3339(pjw_linux::sys::clock::now().wall_clock);
+    let time = format_rfc3339(pjw_linux::sys::clock::now().wall_clock);
     Event { time, event: EventKind::Overrun.name().to_owned(), text, ..Event::default() }
 }
 

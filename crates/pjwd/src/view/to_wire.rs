@@ -19,7 +19,7 @@ pub(super) const MAX_TEXT_BYTES: usize = 1024;
 /// Returns a time as text in the format of RFC 3339, in UTC with milliseconds. Example:
 /// `2026-05-04T12:00:00.000Z`.
 #[must_use]
-pub fn rfc3339(time: UnixMillis) -> String {
+pub fn format_rfc3339(time: UnixMillis) -> String {
     let time = Timestamp::from_millisecond(time.0).unwrap_or(Timestamp::UNIX_EPOCH);
     // Always three digits: columns stay aligned, and text sorts like time.
     format!("{time:.3}")
@@ -69,7 +69,7 @@ pub(crate) fn job_to_wire(job: &Job, counts: Counts, topology: &Topology, enforc
         pinned: counts.pinned_threads,
         violations: counts.outside_threads,
         strays: counts.strays,
-        since: rfc3339(job.detected_at),
+        since: format_rfc3339(job.detected_at),
         wants: job.wanted_core_count(topology),
     }
 }
@@ -86,7 +86,7 @@ pub fn evidence_name(evidence: Evidence) -> &'static str {
 #[must_use]
 pub fn event_to_wire(event: &Event) -> wire::Event {
     wire::Event {
-        time: rfc3339(pjw_linux::sys::clock::now().wall_clock),
+        time: format_rfc3339(pjw_linux::sys::clock::now().wall_clock),
         event: event.kind.name().to_owned(),
         job: event.job.as_ref().map(ToString::to_string).unwrap_or_default(),
         text: truncated(&event.text),

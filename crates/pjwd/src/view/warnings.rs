@@ -9,14 +9,14 @@ use pjw_core::{cpuset::CpuSet, plan::Warning, policy::Policy};
 use pjw_ipc::wire;
 
 use super::counts::Counts;
-use crate::warden::Faults;
+use crate::warden::OngoingFailures;
 
 fn warning(code: &str, job: String, text: String, remedy: &str) -> wire::Warning {
     wire::Warning { code: code.to_owned(), job, text, remedy: remedy.to_owned() }
 }
 
 /// The warnings of lasting conditions: of a daemon beside another one, and of failures.
-pub(super) fn fault_warnings(faults: &Faults, own_cgroups: &OwnCgroupNames) -> Vec<wire::Warning> {
+pub(super) fn fault_warnings(faults: &OngoingFailures, own_cgroups: &OwnCgroupNames) -> Vec<wire::Warning> {
     let mut warnings = Vec::from_iter(beside_warning(own_cgroups));
     for (job, violation) in &faults.audit_violations {
         let job = job.as_ref().map(ToString::to_string).unwrap_or_default();

@@ -12,14 +12,14 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// The plan without the actions of jobs that fail the audit. The current masks and cpusets of these jobs stay as
     /// they are.
     pub(super) fn audited(&mut self, plan: Plan) -> Plan {
-        self.faults.audit_violations.clear();
+        self.ongoing_failures.audit_violations.clear();
         self.audit_grants();
         let of_actions = audit_actions(&self.state, &plan, &self.policy);
         let of_grants = self.audited_grants.iter().flat_map(|(_, audit)| audit.violations());
         for violation in of_grants.chain(&of_actions) {
-            self.faults.audit_violations.insert(violation.job().cloned(), violation.to_string());
+            self.ongoing_failures.audit_violations.insert(violation.job().cloned(), violation.to_string());
         }
-        let broken = &self.faults.audit_violations;
+        let broken = &self.ongoing_failures.audit_violations;
         if broken.is_empty() {
             return plan;
         }

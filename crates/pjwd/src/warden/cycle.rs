@@ -24,7 +24,9 @@ use pjw_core::{
 use pjw_sources::Host;
 
 use super::forks::{defer_scans_of_right_forks, probe};
-use super::report::{ConfinedFork, CycleReport, EventCount, Faults, RefusedMask, all_unrecorded};
+use super::report::{
+    ConfinedNewProcess, CycleReport, EventCount, OngoingFailures, RefusedMask, all_unrecorded,
+};
 
 /// The errno of sched_setaffinity(2) for a mask that has no CPU in common with the thread's cpuset.
 const EINVAL: i32 = nix::libc::EINVAL;
@@ -43,7 +45,7 @@ pub struct Warden<N, J> {
     pub(super) state: WardenState,
     pub(super) policy: Policy,
     host: Host,
-    pub(super) faults: Faults,
+    pub(super) ongoing_failures: OngoingFailures,
     /// The process events that were read since the event loop last took this value.
     events_read: EventCount,
     /// Claims of scanned processes that are not yet in the state: the scan was part of a dry run, or its decision was
@@ -79,7 +81,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             state,
             policy,
             host,
-            faults: Faults::default(),
+            ongoing_failures: OngoingFailures::default(),
             events_read: EventCount::default(),
             pending_claims: BTreeMap::new(),
             affinity_requests: Vec::new(),
@@ -97,8 +99,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// Returns the failures that still existed at the end of the last cycle. These are a failed write of the
     /// journal, jobs that failed the check of their granted cores and planned changes, and mask changes that
     /// the kernel refused.
-    pub fn faults(&self) -> &Faults {
-        &self.faults
+    pub fn faults(&self) -> &OngoingFailures {
+        &self.ongoing_failures
     }
 
     /// Returns the policy in force: the configured settings on which the decisions depend.
@@ -107,13 +109,13 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     }
 
     /// Returns the interface to the machine: it scans processes, and changes affinity masks and cpusets.
-    pub fn node_interface(&self) -> &N {
+    pub fn machine_interface(&self) -> &N {
         &self.node
     }
 
     /// Returns a mutable reference to the interface to the machine, for example to change the settings of
     /// this interface.
-    pub fn node_interface_mut(&mut self) -> &mut N {
+    pub fn machine_interface_mut(&mut self) -> &mut N {
         &mut self.node
     }
 
@@ -136,14 +138,14 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// the fork events in the state count as incomplete. They count as complete again after the next call of
     /// [`Warden::set_fork_events_complete_since`] with a time.
     pub fn read_process_events(&mut self) {
-        let ProcessEventBatch { events, events_lost: lost, still_dropping } = self.node.read_process_events();
+        let ProcessEventBatch { events, events_lost, still_dropping } = self.node.read_process_events();
         // An event for which there is no room counts as lost.
-        let lost = self.state.apply_process_events(&events) || lost;
-        if lost {
+        let events_lost = self.state.apply_process_events(&events) || events_lost;
+        if events_lost {
             self.state.lineage.forget_descendants();
             // Until the caller says otherwise: the next decision may be about a process whose fork event was lost.
             self.state.fork_events_complete_since = None;
-            self.events_read.lost = true;
+            self.events_read.events_lost = true;
         }
         self.events_read.count += events.len();
         self.events_read.still_dropping = still_dropping;
@@ -154,7 +156,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// scan of this process is no longer urgent: it follows within a few milliseconds, together with others.
     /// Otherwise, the scan stays urgent. Must be called after process events were read, unless a cycle
     /// follows at once.
-    pub fn probe_forks(&mut self) {
+    pub fn check_masks_of_new_forks(&mut self) {
         defer_scans_of_right_forks(&mut self.node, &mut self.state);
     }
 
@@ -214,8 +216,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// most 8 rounds. Returns the results, with one reply for each command. While the journal can't be
     /// written, commands are refused and no masks or cpusets are changed.
     pub fn run_cycle(&mut self, request: ScanRequest, commands: &[Command]) -> CycleReport {
-        if self.faults.journal_error.is_some() {
-            self.faults.journal_error = self.write_records(&[]).err().map(|fault| fault.to_string());
+        if self.ongoing_failures.journal_error.is_some() {
+            self.ongoing_failures.journal_error =
+                self.write_records(&[]).err().map(|fault| fault.to_string());
         }
         let mut report = CycleReport::default();
         let mut request = request;
@@ -243,7 +246,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         for round in 0..=MAX_ROUNDS {
             let Some(request) = next.take() else { break };
             if round == MAX_ROUNDS {
-                report.unfinished = true;
+                report.has_unfinished_work = true;
                 break;
             }
             next = self.round(&request, commands, &mut report);
@@ -254,7 +257,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             }
         }
         // Drop the processes that ended before the first scan of all their facts.
-        report.confined_forks.retain(|fork| self.state.processes.contains_key(&fork.pid));
+        report.confined_new_processes.retain(|fork| self.state.processes.contains_key(&fork.pid));
         self.undo_unenforceable(all_commands, &known, &mut report);
         report.refuse_ended(all_commands, &self.state);
         self.forget_ended_threads();
@@ -283,7 +286,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// Confines processes that were forked outside of their job's cores. This step comes before the scan, because the
     /// scan takes longer. Returns the error if the journal can't be written.
     fn confine_forks(&mut self, report: &mut CycleReport) -> Option<String> {
-        if self.faults.journal_error.is_some() {
+        if self.ongoing_failures.journal_error.is_some() {
             return None;
         }
         let snapshot = probe(&mut self.node, &self.state)?;
@@ -294,13 +297,13 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             self.state.record_mask_applied_during_fork(action);
             let pid = action.thread.process.pid;
             let forked_at = self.state.lineage.descendant(pid).and_then(|node| node.forked_at);
-            report.confined_forks.extend(forked_at.map(|forked_at| ConfinedFork {
+            report.confined_new_processes.extend(forked_at.map(|forked_at| ConfinedNewProcess {
                 pid,
                 forked_at,
                 confined_at,
             }));
         }
-        self.faults.journal_error.clone()
+        self.ongoing_failures.journal_error.clone()
     }
 
     /// Releases a new job if the kernel refused the masks of all its named processes, and refuses the command that
@@ -406,7 +409,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             // All grants are audited again, in case a change was missed.
             self.audited_grants = None;
         }
-        report.planned.extend(&planned);
+        report.newly_planned.extend(&planned);
 
         let plan = self.audited(plan);
         if self.policy.mode == Mode::Observe {
@@ -462,7 +465,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             match &outcome {
                 MaskOutcome::Done { effective } => {
                     self.state.record_mask_applied(&action, &action.requested_mask, effective);
-                    self.faults.refused_masks.remove(&action.thread);
+                    self.ongoing_failures.refused_masks.remove(&action.thread);
                 }
                 MaskOutcome::Gone => {}
                 MaskOutcome::Refused { errno: EINVAL, .. } if action.kind == MaskActionKind::Restore => {
@@ -470,7 +473,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
                 }
                 MaskOutcome::Refused { reason, .. } => {
                     let refused = RefusedMask { job: action.job.clone(), reason: reason.clone() };
-                    self.faults.refused_masks.insert(action.thread, refused);
+                    self.ongoing_failures.refused_masks.insert(action.thread, refused);
                 }
             }
             outcomes.push((action, outcome));
@@ -484,7 +487,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             let known = member.and_then(|member| member.threads.get(&thread.tid));
             known.is_some_and(|known| known.start == thread.start)
         };
-        self.faults.refused_masks.retain(|thread, _| alive(thread));
+        self.ongoing_failures.refused_masks.retain(|thread, _| alive(thread));
     }
 }
 

@@ -8,4 +8,4 @@ mod recording;
 mod report;
 
 pub use cycle::Warden;
-pub use report::{ConfinedFork, CycleReport, EventCount, Faults, RefusedMask};
+pub use report::{ConfinedNewProcess, CycleReport, EventCount, OngoingFailures, RefusedMask};

@@ -33,10 +33,10 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     }
 
     /// Writes the journal again from the current state if another program removed its files. If the write
-    /// fails, [`Warden::faults`] has the error, and each later cycle tries again.
+    /// fails, [`Warden::ongoing_failures`] has the error, and each later cycle tries again.
     pub fn recreate_journal_if_removed(&mut self) {
-        if self.faults.journal_error.is_none() && !self.journal.is_in_place() {
-            self.faults.journal_error = self.rewrite_journal().err().map(|fault| fault.to_string());
+        if self.ongoing_failures.journal_error.is_none() && !self.journal.is_in_place() {
+            self.ongoing_failures.journal_error = self.rewrite_journal().err().map(|fault| fault.to_string());
         }
     }
 
@@ -46,11 +46,11 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// # Errors
     /// If the journal can't be written.
     pub(super) fn write_records(&mut self, records: &[Record]) -> Result<(), J::Fault> {
-        if self.faults.journal_error.is_none() && self.journal.is_in_place() {
+        if self.ongoing_failures.journal_error.is_none() && self.journal.is_in_place() {
             return self.journal.append(records);
         }
         self.rewrite_journal()?;
-        self.faults.journal_error = None;
+        self.ongoing_failures.journal_error = None;
         Ok(())
     }
 
@@ -76,7 +76,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         let records = records.sum::<Option<usize>>().filter(|&records| records <= MAX_RESERVED_RECORDS);
         let size = records.map(|records| records_size(records, self.state.topology.cpus()));
         // After a failed write the whole state is written, for which no space is reserved.
-        let is_reserved = self.faults.journal_error.is_none()
+        let is_reserved = self.ongoing_failures.journal_error.is_none()
             && self.journal.is_in_place()
             && size.is_some_and(|size| self.journal.reserve(size));
         (!is_reserved).then(|| self.state.clone())
@@ -103,7 +103,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             plan.mask_actions.iter().for_each(|action| self.state.record_mask_not_attempted(action));
         }
         report.replies.extend(all_unrecorded(commands, &fault));
-        self.faults.journal_error = Some(fault);
+        self.ongoing_failures.journal_error = Some(fault);
         None
     }
 

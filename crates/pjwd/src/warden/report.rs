@@ -14,7 +14,7 @@ use pjw_core::{job::JobId, refusal::Refusal, time::Nanos};
 /// The failures that still exist at the end of a cycle (scan, decision and changes) of the daemon.
 /// `pjwctl status` shows them as warnings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Faults {
+pub struct OngoingFailures {
     /// The error of the last write of the journal. `None` if this write succeeded. While there is an error,
     /// pjwd changes no affinity masks or cpusets.
     pub journal_error: Option<String>,
@@ -54,14 +54,14 @@ pub struct CycleReport {
     pub cpuset_outcomes: Vec<(CpusetAction, CpusetOutcome)>,
     /// The jobs and processes for which a decision of this cycle made a new plan. For all other jobs and
     /// processes, the earlier plan is still valid.
-    pub planned: DirtySet,
+    pub newly_planned: DirtySet,
     /// The new processes that belong to jobs, and whose affinity masks pjwd changed before the first scan of
     /// the cycle. pjwd does this only for a process whose mask differs from the set of online PUs that the
     /// job of the process holds.
-    pub confined_forks: Vec<ConfinedFork>,
+    pub confined_new_processes: Vec<ConfinedNewProcess>,
     /// Whether work is left because the cycle reached its maximum number of rounds. The next cycle then
     /// continues.
-    pub unfinished: bool,
+    pub has_unfinished_work: bool,
     /// For each thread, the number of writes of its affinity mask in this cycle.
     pub mask_writes: BTreeMap<ThreadId, u32>,
 }
@@ -73,7 +73,7 @@ const MAX_MASK_WRITES: u32 = 3;
 /// A new process of a job, whose affinity mask pjwd changed before any scan had read the process. pjwd does
 /// this only if the mask differs from the set of online PUs that the job holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ConfinedFork {
+pub struct ConfinedNewProcess {
     /// The process id (pid).
     pub pid: Pid,
     /// The time of the fork event of the process, in ns since boot.
@@ -91,7 +91,7 @@ pub struct EventCount {
     pub count: usize,
     /// Whether events were lost in the period, because the kernel dropped them or because pjwd had no room for
     /// them. `count` does not include lost events.
-    pub lost: bool,
+    pub events_lost: bool,
     /// Whether the kernel was still dropping events when pjwd last read events. The kernel starts to drop
     /// events when its buffer overflows, and stops when pjwd has read the whole buffer.
     pub still_dropping: bool,

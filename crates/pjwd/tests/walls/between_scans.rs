@@ -132,7 +132,7 @@ fn a_program_that_rewrites_its_mask_all_the_time_costs_a_bounded_number_of_scans
     for _ in 0..CYCLES {
         let scan = warden.state().scan_request(false);
         let report = warden.run_cycle(scan, &[]);
-        assert!(!report.unfinished, "the next cycle would follow at once");
+        assert!(!report.has_unfinished_work, "the next cycle would follow at once");
         events += report.events.len();
     }
     let (scans, writes) = (work.scans.get() - before.0, work.mask_writes.get() - before.1);
@@ -158,7 +158,7 @@ fn an_orphan_that_is_first_seen_by_the_scan_after_which_events_were_lost_is_foun
     let scan = warden.state().scan_request(true);
     let report = warden.run_cycle(scan, &[Command::Assign(assign_command("a", 2, &[Pid(10)]))]);
     assert!(report.replies[0].is_ok());
-    warden.node_interface_mut().loses_events = true;
+    warden.machine_interface_mut().loses_events = true;
     for _ in 0..4 {
         let scan = warden.state().scan_request(true);
         warden.run_cycle(scan, &[]);

@@ -8,14 +8,14 @@ const WALL: &str = "/pjw/a";
 fn slow_node() -> (Node, Pid) {
     let mut node = Node::new(CpusetHierarchy::Unified);
     let pid = node.spawn(Pid(1), "/");
-    node.warden.node_interface_mut().hold_cpuset_changes();
+    node.warden.machine_interface_mut().hold_cpuset_changes();
     (node, pid)
 }
 
 impl Node {
     /// The kernel completes the delayed changes. The next cycles see what became of them.
     fn finish_changes(&mut self) {
-        self.warden.node_interface_mut().finish_cpuset_changes();
+        self.warden.machine_interface_mut().finish_cpuset_changes();
         for _ in 0..2 {
             // A cycle that scans only what the changes concern.
             let scan = self.warden.state().scan_request(false);
@@ -80,7 +80,7 @@ fn a_process_is_moved_back_later_if_that_takes_long() {
     let mut node = Node::new(CpusetHierarchy::Unified);
     let pid = node.spawn(Pid(1), "/");
     node.assign("a", 2, &[pid]);
-    node.warden.node_interface_mut().hold_cpuset_changes();
+    node.warden.machine_interface_mut().hold_cpuset_changes();
     node.release("a");
     assert_eq!(node.cgroup(pid), WALL);
     node.assign("b", 3, &[]);
@@ -124,11 +124,11 @@ fn old_node() -> (Node, Pid) {
 #[test]
 fn a_released_process_gets_the_mask_again_that_an_older_kernel_forgets_in_a_later_move() {
     let (mut node, pid) = old_node();
-    node.warden.node_interface_mut().hold_cpuset_changes();
+    node.warden.machine_interface_mut().hold_cpuset_changes();
     node.assign("a", 2, &[pid]);
     node.release("a");
     // The cpuset is made first. The move of the process is still to come.
-    node.warden.node_interface_mut().finish_next_cpuset_change();
+    node.warden.machine_interface_mut().finish_next_cpuset_change();
     node.cycle(&[]);
     node.cycle(&[]);
     node.finish_changes();
@@ -142,7 +142,7 @@ fn a_released_process_in_a_cpuset_that_is_removed_later_gets_the_mask_again_that
     let (mut node, pid) = old_node();
     node.assign("a", 2, &[pid]);
     let second = node.spawn(Pid(1), "/");
-    node.warden.node_interface_mut().hold_cpuset_changes();
+    node.warden.machine_interface_mut().hold_cpuset_changes();
     node.assign("a", 2, &[second]);
     node.release("a");
     assert_eq!(node.cgroup(pid), WALL, "the removal waits for the move of the other process");
@@ -157,7 +157,7 @@ fn a_released_process_in_a_cpuset_that_is_removed_later_gets_the_mask_again_that
 fn a_process_that_another_program_moves_before_systemd_does_returns_to_that_cgroup() {
     let mut node = Node::new(CpusetHierarchy::Systemd);
     let pid = node.spawn(Pid(1), "/");
-    node.warden.node_interface_mut().hold_cpuset_changes();
+    node.warden.machine_interface_mut().hold_cpuset_changes();
     node.assign("a", 2, &[pid]);
     node.world().move_process(pid, LOGIN);
     node.cycle(&[]);
@@ -172,10 +172,10 @@ fn a_process_that_is_still_being_moved_back_joins_the_cpuset_of_its_next_job_aft
     let mut node = Node::new(CpusetHierarchy::Unified);
     let pid = node.spawn(Pid(1), "/");
     node.assign("a", 2, &[pid]);
-    node.warden.node_interface_mut().hold_cpuset_changes();
+    node.warden.machine_interface_mut().hold_cpuset_changes();
     node.release("a");
     node.assign("b", 3, &[pid]);
-    node.warden.node_interface_mut().finish_cpuset_changes();
+    node.warden.machine_interface_mut().finish_cpuset_changes();
     let mut reported = Vec::new();
     for _ in 0..4 {
         reported.extend(events(&node.cycle(&[])));

@@ -30,7 +30,7 @@ pub(super) fn run(warden: &Warden, request: &DoctorArgs) -> anyhow::Result<ExitC
     let report = DoctorReport::new(clock::hostname(), &exam, &machine_facts(&exam), &diagnose(&exam));
     output::print_reply(request.json, &report, |report, term| {
         let names = user_names(exam.jobs.iter().map(|job| job.owner.0));
-        doctor::report_text(report, &names, request.all, term)
+        doctor::report_text(report, &names, request.show_all, term)
     })
 }
 

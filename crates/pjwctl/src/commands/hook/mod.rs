@@ -39,8 +39,11 @@ pub(super) fn run(socket: Option<PathBuf>, request: HookArgs) -> anyhow::Result<
     let (variables, code) = match done {
         Ok(variables) => (variables, ExitCode::SUCCESS),
         Err(error) => {
-            let goes_on =
-                if strict && !kind.is_starter() { "refused, as --strict says" } else { "the job goes on" };
+            let goes_on = if strict && !kind.is_job_starter() {
+                "refused, as --strict says"
+            } else {
+                "the job goes on"
+            };
             let complaint = format!("hook {}: {error}; {goes_on}", value_name(&kind));
             output::print_error(&complaint);
             // Slurm discards the output of a successful prolog, so the text also goes to the system log. Except for
@@ -51,7 +54,7 @@ pub(super) fn run(socket: Option<PathBuf>, request: HookArgs) -> anyhow::Result<
             (Vec::new(), if strict { ExitCode::FAILURE } else { ExitCode::SUCCESS })
         }
     };
-    if kind.is_starter() {
+    if kind.is_job_starter() {
         return Ok(start(&arguments, variables));
     }
     let lines = variables.iter().fold(String::new(), |mut lines, (name, value)| {

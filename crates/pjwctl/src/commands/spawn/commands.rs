@@ -21,7 +21,7 @@ pub(super) struct RankedCommand {
 
 /// Reads the commands of the command line or of the file.
 pub(super) fn read(request: &SpawnArgs) -> anyhow::Result<Vec<RankedCommand>> {
-    if let Some(path) = &request.multi {
+    if let Some(path) = &request.multi_file {
         let text = std::fs::read_to_string(path).with_context(|| format!("can't read {}", path.display()));
         let text = text.map_err(|error| anyhow!("{error:#}"))?;
         return parse(&text, request.instances).map_err(|error| anyhow!("{}: {error}", path.display()));

@@ -71,16 +71,20 @@ fn spawn(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
     let programs: Vec<(Context, RankedCommand, Arc<Arguments>)> =
         commands.into_iter().map(|command| prepare(command, request)).collect::<anyhow::Result<_>>()?;
     let mut labels = Labels::default();
-    let descriptors = if request.label { DESCRIPTORS_OF_LABELS + 1 } else { 1 };
+    let descriptors = if request.prefix_output_with_rank { DESCRIPTORS_OF_LABELS + 1 } else { 1 };
     check_process_limits(size as usize)?;
     raise_descriptor_limit(size as usize * descriptors)?;
     let topology = topology::load_topology(TopologySource::Live)?;
     let name = programs.first().map(|(_, command, _)| command.program.clone()).unwrap_or_default();
     let grant = Grant::obtain(warden, request, size, &name)?;
     let programs = match placements(&topology, &grant.cpus, request, size) {
-        Ok(placements) => {
-            with_instances(programs, size, &placements, &grant, request.label.then_some(&mut labels))
-        }
+        Ok(placements) => with_instances(
+            programs,
+            size,
+            &placements,
+            &grant,
+            request.prefix_output_with_rank.then_some(&mut labels),
+        ),
         Err(error) => Err(error),
     };
     let started = programs.and_then(|programs| {

@@ -61,7 +61,9 @@ impl Holder {
     #[must_use]
     pub fn name(self, jobs: &[Job]) -> String {
         match self {
-            Holder::Job(n) => jobs.get(n).map(|job| text::printable(&job.id)).unwrap_or_default(),
+            Holder::Job(n) => {
+                jobs.get(n).map(|job| text::escape_control_characters(&job.id)).unwrap_or_default()
+            }
             Holder::SeveralJobs => "several jobs".to_owned(),
             Holder::Housekeeping => "housekeeping".to_owned(),
             Holder::Free => "free".to_owned(),
@@ -140,9 +142,10 @@ struct Row {
 #[must_use]
 pub fn core_map_text(cores: &[Core], holders: &PuHolders, term: Terminal) -> String {
     let rows = rows(cores);
-    let label = rows.iter().map(|row| text::column_count(&row.label)).max().unwrap_or(0);
-    let lists: Vec<String> = rows.iter().map(|row| text::short_cpu_list(&row.pus.to_string(), 16)).collect();
-    let list = lists.iter().map(|list| text::column_count(list)).max().unwrap_or(0);
+    let label = rows.iter().map(|row| text::display_width(&row.label)).max().unwrap_or(0);
+    let lists: Vec<String> =
+        rows.iter().map(|row| text::shorten_cpu_list(&row.pus.to_string(), 16)).collect();
+    let list = lists.iter().map(|list| text::display_width(list)).max().unwrap_or(0);
     let width_left = term.width.saturating_sub(label + 2 + list + 2).max(BLOCK);
     let drawn: Vec<Vec<String>> = rows.iter().map(|row| lines(row, holders, width_left, term)).collect();
     if drawn.iter().map(Vec::len).sum::<usize>() > MAX_LINES {
@@ -203,16 +206,16 @@ fn lines(row: &Row, holders: &PuHolders, width_left: usize, term: Terminal) -> V
         for (m, block) in blocks.iter().enumerate() {
             let gap = if m == 0 { between } else { " " };
             let needs = if m == 0 && whole <= width_left { whole } else { block.len() };
-            if used > 0 && used + text::column_count(gap) + needs > width_left {
+            if used > 0 && used + text::display_width(gap) + needs > width_left {
                 lines.push(std::mem::take(&mut line));
                 used = 0;
             } else {
                 line.push_str(gap);
-                used += text::column_count(gap);
+                used += text::display_width(gap);
             }
             for pus in *block {
                 let (cell, style) = holders.holder_of_core(pus).symbol();
-                line.push_str(&style::paint(cell.encode_utf8(&mut [0; 4]), style, term));
+                line.push_str(&style::apply_style(cell.encode_utf8(&mut [0; 4]), style, term));
             }
             used += block.len();
         }
@@ -226,7 +229,7 @@ fn as_lists(row: &Row, holders: &PuHolders, term: Terminal) -> String {
     let among = holders.pus_by_holder(&row.pus);
     let parts: Vec<String> =
         among.iter().map(|(holder, pus)| format!("{} {pus}", holder.symbol().0)).collect();
-    text::wrap(&format!("{}: {}", row.label, parts.join(", ")), term.width, "", "  ")
+    text::wrap_text(&format!("{}: {}", row.label, parts.join(", ")), term.width, "", "  ")
 }
 
 /// The set of a list from the daemon. A text that is not a list gives the empty set.

@@ -4,7 +4,7 @@ use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_ipc::wire::{Device, Domain, Status, Topology};
 
 use super::super::core_map::{Holder, PuHolders, job_letter};
-use super::super::text::{printable, short_cpu_list};
+use super::super::text::{escape_control_characters, shorten_cpu_list};
 use super::super::topology::{classed, memory, name};
 use super::svg::{Fill, Svg, shortened};
 
@@ -97,8 +97,8 @@ impl DiagramBox {
         builder.fill(&mut machine, &topology.tree, &[], &mut devices);
         machine.sections.extend(strip(devices.into_iter().map(device)));
         if !topology.offline.is_empty() {
-            let offline = format!("offline or hidden: CPUs {}", short_cpu_list(&topology.offline, 40));
-            let hint = format!("offline or hidden: CPUs {}", printable(&topology.offline));
+            let offline = format!("offline or hidden: CPUs {}", shorten_cpu_list(&topology.offline, 40));
+            let hint = format!("offline or hidden: CPUs {}", escape_control_characters(&topology.offline));
             machine.sections.push(Section {
                 frames: vec![DiagramBox::new(Kind::Offline, offline, hint)],
                 flows: true,
@@ -215,7 +215,7 @@ impl Builder<'_> {
             if part.memory_bytes > 0 { format!(", {}", memory(part.memory_bytes)) } else { String::new() };
         let cores = cores_in(part);
         let free = part.fits.map_or_else(String::new, |fits| format!("; {fits} of {cores} cores free"));
-        let hint = format!("{own}: CPUs {}{memory}{free}", printable(&part.cpus));
+        let hint = format!("{own}: CPUs {}{memory}{free}", escape_control_characters(&part.cpus));
         let mut boxes = DiagramBox::new(kind, format!("{own}{memory}"), hint);
         boxes.note = part.fits.map_or_else(String::new, |fits| format!("{fits}/{cores} free"));
         let mut path = path.to_vec();
@@ -237,14 +237,14 @@ impl Builder<'_> {
     fn core(&self, part: &Domain, path: &[String]) -> DiagramBox {
         let pus: CpuSet = part.cpus.parse().unwrap_or_default();
         let kind = part.core_kind.and_then(|at| self.topology.core_kinds.get(at as usize));
-        let kind = kind.map(|kind| printable(&kind.name)).unwrap_or_default();
+        let kind = kind.map(|kind| escape_control_characters(&kind.name)).unwrap_or_default();
         let initial = kind.chars().next().map(|c| format!(" {}", c.to_uppercase())).unwrap_or_default();
         let of_kind = if kind.is_empty() { String::new() } else { format!(" ({kind})") };
         let mut path = path.to_vec();
         path.push(format!("core {}{of_kind}", part.number));
         path.reverse();
         let place = path.join(", ");
-        let hint = format!("{place}: CPUs {}", printable(&part.cpus));
+        let hint = format!("{place}: CPUs {}", escape_control_characters(&part.cpus));
         let mut boxes = DiagramBox::new(Kind::Core, format!("C{}{initial}", part.number), hint);
         if let Some((holders, _)) = self.holders_and_status {
             let holder = holders.holder_of_core(&pus);
@@ -285,16 +285,23 @@ impl Builder<'_> {
 
 fn memory_alone(part: &Domain) -> DiagramBox {
     let size = if part.memory_bytes > 0 { format!(", {}", memory(part.memory_bytes)) } else { String::new() };
-    let near =
-        if part.cpus.is_empty() { "no CPUs".to_owned() } else { format!("CPUs {}", printable(&part.cpus)) };
+    let near = if part.cpus.is_empty() {
+        "no CPUs".to_owned()
+    } else {
+        format!("CPUs {}", escape_control_characters(&part.cpus))
+    };
     let hint = format!("{}{size}: memory alone, near {near}", name(part));
     DiagramBox::new(Kind::Memory, format!("{}{size}, memory alone", name(part)), hint)
 }
 
 fn device(device: &Device) -> DiagramBox {
-    let parts = [classed(device), printable(&device.address), printable(&device.model)];
+    let parts = [
+        classed(device),
+        escape_control_characters(&device.address),
+        escape_control_characters(&device.model),
+    ];
     let parts: Vec<String> = parts.into_iter().filter(|word| !word.is_empty()).collect();
-    let hint = format!("{}; near CPUs {}", parts.join("; "), printable(&device.cpus));
+    let hint = format!("{}; near CPUs {}", parts.join("; "), escape_control_characters(&device.cpus));
     DiagramBox::new(Kind::Device, shortened(&classed(device), 28), hint)
 }
 

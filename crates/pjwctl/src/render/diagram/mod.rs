@@ -12,7 +12,7 @@ mod svg;
 use pjw_ipc::wire::{Status, Topology};
 
 use super::core_map::{Holder, PuHolders, job_letter};
-use super::text::{plural, printable, short_cpu_list};
+use super::text::{count_with_noun, escape_control_characters, shorten_cpu_list};
 use boxes::DiagramBox;
 use layout::{columns_of, count_of};
 use svg::{Fill, Svg, shortened};
@@ -46,7 +46,7 @@ pub fn svg_drawing(title: &str, topology: &Topology, status: Option<&Status>) ->
 
     let mut svg = Svg::new(width + 2 * MARGIN, height);
     let letters = (width * 100 / (TITLE * 70)) as usize;
-    svg.heading(MARGIN, MARGIN + TITLE - 3, TITLE, &shortened(&printable(title), letters));
+    svg.heading(MARGIN, MARGIN + TITLE - 3, TITLE, &shortened(&escape_control_characters(title), letters));
     for (n, line) in (0..).zip(&lines_above) {
         svg.line(MARGIN, MARGIN + TITLE + 6 + LINE * n + 11, TEXT, line);
     }
@@ -68,12 +68,12 @@ fn lines_above(topology: &Topology, status: Option<&Status>, width: u32) -> Vec<
     }
     let note = "cells are CPUs by the kernel's numbers, C0 is core 0";
     lines.push(note.to_owned());
-    let wrapped = lines.iter().map(|line| super::text::wrap(line, columns, "", "  "));
+    let wrapped = lines.iter().map(|line| super::text::wrap_text(line, columns, "", "  "));
     wrapped.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()).collect()
 }
 
 fn counts(topology: &Topology) -> String {
-    format!("{}, CPUs {}", super::topology::counts(topology), short_cpu_list(&topology.cpus, 24))
+    format!("{}, CPUs {}", super::topology::counts(topology), shorten_cpu_list(&topology.cpus, 24))
 }
 
 /// One entry of the legend.
@@ -105,16 +105,16 @@ fn legend(topology: &Topology, holders: &PuHolders, status: &Status) -> Vec<Entr
     let among = holders.pus_by_holder(&all);
     let mut entries = Vec::new();
     for (n, job) in status.jobs.iter().enumerate().filter(|(_, job)| !job.cpus.is_empty()) {
-        let id = printable(&job.id);
-        let text = format!("{}, CPUs {}", shortened(&id, 60), short_cpu_list(&job.cpus, 20));
-        let hint = format!("{id}: CPUs {}", printable(&job.cpus));
+        let id = escape_control_characters(&job.id);
+        let text = format!("{}, CPUs {}", shortened(&id, 60), shorten_cpu_list(&job.cpus, 20));
+        let hint = format!("{id}: CPUs {}", escape_control_characters(&job.cpus));
         entries.push(Entry::new(Fill::of(Holder::Job(n)), job_letter(n).to_string(), text, hint));
     }
     for holder in [Holder::SeveralJobs, Holder::Housekeeping, Holder::Free, Holder::Offline] {
         if let Some(pus) = among.get(&holder) {
             let (cell, word) = (if holder == Holder::SeveralJobs { "!" } else { "" }, holder.name(&[]));
-            let text = format!("{word}, CPUs {}", short_cpu_list(&pus.to_string(), 20));
-            let hint = format!("{word}: {}, CPUs {pus}", plural(pus.len() as u64, "CPU", "CPUs"));
+            let text = format!("{word}, CPUs {}", shorten_cpu_list(&pus.to_string(), 20));
+            let hint = format!("{word}: {}, CPUs {pus}", count_with_noun(pus.len() as u64, "CPU", "CPUs"));
             entries.push(Entry::new(Fill::of(holder), cell.to_owned(), text, hint));
         }
     }

@@ -4,7 +4,7 @@ use pjw_core::diagnosis::{DiagnosisInput, Finding, MachineFact, ObservedJob, Sev
 use pjw_core::job::{CpuRequest, GrantedBy};
 use serde::Serialize;
 
-use super::text::{column_count, plural, printable, short_cpu_list, wrap};
+use super::text::{count_with_noun, display_width, escape_control_characters, shorten_cpu_list, wrap_text};
 use super::{Terminal, UserNames, style, user_name};
 
 /// The column in which the texts of findings begin.
@@ -65,17 +65,20 @@ pub struct DoctorJob {
     pub granted_by: &'static str,
     /// The PUs that are allowed for the job: the online PUs in the affinity mask of at least one thread of
     /// the job, as a CPU list.
-    pub allowed: String,
+    #[serde(rename = "allowed")]
+    pub allowed_cpus: String,
     /// The PUs that the job would get if pjwd ran: those that pjwd would grant to the job, as a CPU list.
     /// Empty if the job holds PUs already, or if its request is unknown or can't be served.
-    pub would_get: String,
+    #[serde(rename = "would_get")]
+    pub expected_cpus: String,
     /// The number of processes of the job.
     pub processes: usize,
     /// The number of threads of all processes of the job.
     pub threads: usize,
     /// The number of busy threads of all processes of the job. A thread is busy if it ran or waited for a PU
     /// (logical CPU) during at least half of the time in which `pjwctl doctor` observed the machine.
-    pub busy: usize,
+    #[serde(rename = "busy")]
+    pub busy_threads: usize,
 }
 
 /// One fact about the machine in the report of `pjwctl doctor`, such as its cgroup version.
@@ -119,7 +122,7 @@ impl DoctorReport {
 }
 
 fn line_of(exam: &DiagnosisInput, job: &ObservedJob) -> DoctorJob {
-    let allowed = job.threads.iter().fold(pjw_core::cpuset::CpuSet::new(), |cpus, thread| {
+    let allowed_cpus = job.threads.iter().fold(pjw_core::cpuset::CpuSet::new(), |cpus, thread| {
         cpus.union(&thread.effective_mask.intersection(&exam.online))
     });
     DoctorJob {
@@ -132,11 +135,11 @@ fn line_of(exam: &DiagnosisInput, job: &ObservedJob) -> DoctorJob {
             Some((_, GrantedBy::Warden)) => "warden",
             None => "",
         },
-        allowed: allowed.to_string(),
-        would_get: job.expected_cpus.as_ref().map(ToString::to_string).unwrap_or_default(),
+        allowed_cpus: allowed_cpus.to_string(),
+        expected_cpus: job.expected_cpus.as_ref().map(ToString::to_string).unwrap_or_default(),
         processes: job.process_count,
         threads: job.threads.len(),
-        busy: job.busy_thread_count(),
+        busy_threads: job.busy_thread_count(),
     }
 }
 
@@ -166,21 +169,25 @@ fn summary(report: &DoctorReport, all: bool, term: Terminal) -> String {
     let (problems, advice, notes) = (of(Severity::Problem), of(Severity::Advice), of(Severity::Note));
     let mut text = Vec::new();
     if problems > 0 {
-        let parts = plural(problems, "problem", "problems");
-        text.push(style::paint(&parts, style::FAILURE, term));
+        let parts = count_with_noun(problems, "problem", "problems");
+        text.push(style::apply_style(&parts, style::FAILURE, term));
     }
     if advice > 0 {
-        let parts = plural(advice, "piece of advice", "pieces of advice");
-        text.push(style::paint(&parts, style::WARNING, term));
+        let parts = count_with_noun(advice, "piece of advice", "pieces of advice");
+        text.push(style::apply_style(&parts, style::WARNING, term));
     }
     if text.is_empty() {
         text.push("nothing to do".to_owned());
     }
     if notes > 0 {
-        let parts = plural(notes, "note", "notes");
+        let parts = count_with_noun(notes, "note", "notes");
         text.push(if all { parts } else { format!("{parts} (--all shows them)") });
     }
-    let title = style::paint(&format!("{}:", printable(&report.hostname)), style::HEADING, term);
+    let title = style::apply_style(
+        &format!("{}:", escape_control_characters(&report.hostname)),
+        style::HEADING,
+        term,
+    );
     format!("{title} {}\n", text.join(", "))
 }
 
@@ -193,12 +200,17 @@ fn finding(finding: &DoctorFinding, term: Terminal) -> String {
         _ => style::SECONDARY,
     };
     let blank = " ".repeat(MARGIN);
-    let text = wrap(&finding.text, term.width.max(MARGIN * 2), &blank, &blank);
-    let text = text.replacen(&blank, &style::paint(&lead, style, term), 1);
+    let text = wrap_text(&finding.text, term.width.max(MARGIN * 2), &blank, &blank);
+    let text = text.replacen(&blank, &style::apply_style(&lead, style, term), 1);
     if finding.remedy.is_empty() {
         return text;
     }
-    text + &wrap(&finding.remedy, term.width.max(MARGIN * 2), &format!("{blank}→ "), &format!("{blank}  "))
+    text + &wrap_text(
+        &finding.remedy,
+        term.width.max(MARGIN * 2),
+        &format!("{blank}→ "),
+        &format!("{blank}  "),
+    )
 }
 
 fn facts(facts: &[DoctorFact], all: bool, term: Terminal) -> String {
@@ -206,8 +218,8 @@ fn facts(facts: &[DoctorFact], all: bool, term: Terminal) -> String {
     let blank = " ".repeat(FACT_MARGIN);
     let line = |fact: &DoctorFact| {
         let name = format!("{:<FACT_MARGIN$}", fact.code);
-        let text = wrap(&fact.text, term.width.max(FACT_MARGIN * 2), &blank, &blank);
-        text.replacen(&blank, &style::paint(&name, style::HEADING, term), 1)
+        let text = wrap_text(&fact.text, term.width.max(FACT_MARGIN * 2), &blank, &blank);
+        text.replacen(&blank, &style::apply_style(&name, style::HEADING, term), 1)
     };
     shown.map(line).collect()
 }
@@ -220,10 +232,10 @@ const NUMBERS: [usize; 4] = [2, 5, 6, 7];
 
 fn jobs(jobs: &[DoctorJob], names: &UserNames, all: bool, term: Terminal) -> String {
     let shown = if all { jobs.len() } else { jobs.len().min(MAX_JOBS) };
-    let list = |list: &str| if list.is_empty() { "-".to_owned() } else { short_cpu_list(list, LIST_WIDTH) };
+    let list = |list: &str| if list.is_empty() { "-".to_owned() } else { shorten_cpu_list(list, LIST_WIDTH) };
     let row = |job: &DoctorJob| {
         [
-            printable(&job.id),
+            escape_control_characters(&job.id),
             user_name(names, job.owner),
             match job.requested_cores {
                 Some(cores) => cores.to_string(),
@@ -231,19 +243,19 @@ fn jobs(jobs: &[DoctorJob], names: &UserNames, all: bool, term: Terminal) -> Str
                 None => "-".to_owned(),
             },
             list(&job.cpus),
-            list(&job.allowed),
+            list(&job.allowed_cpus),
             job.processes.to_string(),
             job.threads.to_string(),
-            job.busy.to_string(),
-            list(&job.would_get),
+            job.busy_threads.to_string(),
+            list(&job.expected_cpus),
         ]
     };
     let rows: Vec<[String; 9]> = jobs[..shown].iter().map(row).collect();
     // The column of CPUs that pjwd would grant is shown only if a job has such.
-    let last = if jobs.iter().any(|job| !job.would_get.is_empty()) { 9 } else { 8 };
+    let last = if jobs.iter().any(|job| !job.expected_cpus.is_empty()) { 9 } else { 8 };
     let heading = HEADINGS.map(str::to_owned);
     let widths: Vec<usize> = (0..last)
-        .map(|at| rows.iter().chain([&heading]).map(|row| column_count(&row[at])).max().unwrap_or(0))
+        .map(|at| rows.iter().chain([&heading]).map(|row| display_width(&row[at])).max().unwrap_or(0))
         .collect();
     let width_left = term.width.saturating_sub(widths.iter().sum());
     let gap = if width_left >= 2 * (last - 1) { "  " } else { " " };
@@ -253,7 +265,7 @@ fn jobs(jobs: &[DoctorJob], names: &UserNames, all: bool, term: Terminal) -> Str
         });
         cells.collect::<Vec<_>>().join(gap).trim_end().to_owned()
     };
-    let mut text = style::paint(&line(&heading), style::HEADING, term) + "\n";
+    let mut text = style::apply_style(&line(&heading), style::HEADING, term) + "\n";
     rows.iter().for_each(|row| text += &(line(row) + "\n"));
     if shown < jobs.len() {
         text += &format!("and {} more (--all shows them)\n", jobs.len() - shown);

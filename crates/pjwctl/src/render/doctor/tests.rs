@@ -19,18 +19,18 @@ fn line(severity: &'static str, text: &str, remedy: &str) -> DoctorFinding {
     }
 }
 
-fn job(id: &str, requested_cores: Option<u32>, cpus: &str, would_get: &str) -> DoctorJob {
+fn job(id: &str, requested_cores: Option<u32>, cpus: &str, expected_cpus: &str) -> DoctorJob {
     DoctorJob {
         id: id.to_owned(),
         owner: 1001,
         requested_cores,
         cpus: cpus.to_owned(),
         granted_by: "",
-        allowed: "0-15".to_owned(),
-        would_get: would_get.to_owned(),
+        allowed_cpus: "0-15".to_owned(),
+        expected_cpus: expected_cpus.to_owned(),
         processes: 3,
         threads: 40,
-        busy: 8,
+        busy_threads: 8,
     }
 }
 

@@ -30,8 +30,8 @@ pub fn jobs_text(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal
 pub fn jobs_table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) -> String {
     let rows: Vec<[String; 10]> = jobs.iter().map(|job| cells(job, names, now)).collect();
     let widest = |column: usize| {
-        let cells = rows.iter().map(|row| text::column_count(&row[column]));
-        cells.chain([text::column_count(HEADINGS[column])]).max().unwrap_or(0)
+        let cells = rows.iter().map(|row| text::display_width(&row[column]));
+        cells.chain([text::display_width(HEADINGS[column])]).max().unwrap_or(0)
     };
     let others: usize = (0..10).filter(|column| ![0, 3].contains(column)).map(widest).sum();
     // A letter and a blank begin each row, and a blank follows each column but the last.
@@ -45,10 +45,10 @@ pub fn jobs_table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Termina
     let mut leads = vec![" ".to_owned()];
     for (n, row) in rows.into_iter().enumerate() {
         let [id, owner, cores, cpus, rest @ ..] = row;
-        let cpus = text::short_cpu_list(&cpus, lists * LIST_LINES);
+        let cpus = text::shorten_cpu_list(&cpus, lists * LIST_LINES);
         let (id, cpus) = (break_at(&id, ids, |_| true), break_at(&cpus, lists, |c| c == ','));
         let height = id.lines().count().max(cpus.lines().count()).max(1);
-        leads.push(style::paint(job_letter(n).encode_utf8(&mut [0; 4]), style::job_style(n), term));
+        leads.push(style::apply_style(job_letter(n).encode_utf8(&mut [0; 4]), style::job_style(n), term));
         leads.extend(std::iter::repeat_n(" ".to_owned(), height - 1));
         table.add_row([id, owner, cores, cpus].into_iter().chain(rest).map(Cell::new));
     }
@@ -63,13 +63,16 @@ pub fn jobs_table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Termina
 fn cells(job: &Job, names: &UserNames, now: Timestamp) -> [String; 10] {
     let cores = if job.requested_cores == 0 { "-".to_owned() } else { job.requested_cores.to_string() };
     // For a job without cores, the reason distinguishes the cases.
-    let cpus =
-        if job.cpus.is_empty() { format!("({})", text::printable(&job.state)) } else { job.cpus.clone() };
+    let cpus = if job.cpus.is_empty() {
+        format!("({})", text::escape_control_characters(&job.state))
+    } else {
+        job.cpus.clone()
+    };
     [
-        text::printable(&job.id),
+        text::escape_control_characters(&job.id),
         user_name(names, job.owner).chars().take(OWNER_WIDTH).collect(),
         cores,
-        text::printable(&cpus),
+        text::escape_control_characters(&cpus),
         job.processes.to_string(),
         job.threads.to_string(),
         job.hot.to_string(),
@@ -85,12 +88,12 @@ fn break_at(text: &str, width: usize, may_end: fn(char) -> bool) -> String {
     let mut broken = String::new();
     let mut used = 0;
     for piece in text.split_inclusive(may_end) {
-        if used > 0 && used + text::column_count(piece) > width {
+        if used > 0 && used + text::display_width(piece) > width {
             broken.push('\n');
             used = 0;
         }
         broken.push_str(piece);
-        used += text::column_count(piece);
+        used += text::display_width(piece);
     }
     broken
 }
@@ -99,7 +102,11 @@ fn break_at(text: &str, width: usize, may_end: fn(char) -> bool) -> String {
 /// job still waits for cores.
 #[must_use]
 pub fn assigned_line(job: &Job) -> String {
-    let line = format!("{} {}", text::printable(&job.id), text::printable(&job.cpus));
+    let line = format!(
+        "{} {}",
+        text::escape_control_characters(&job.id),
+        text::escape_control_characters(&job.cpus)
+    );
     line.trim_end().to_owned() + "\n"
 }
 
@@ -115,7 +122,7 @@ pub fn no_cores_message(job: &Job) -> String {
     format!(
         "{} waits for {} and gets its cores as soon as enough are free{meanwhile}; pjwctl release {} cancels the request",
         job.id,
-        text::plural(job.requested_cores, "core", "cores"),
+        text::count_with_noun(job.requested_cores, "core", "cores"),
         job.id
     )
 }
@@ -123,9 +130,9 @@ pub fn no_cores_message(job: &Job) -> String {
 /// Returns the warning that `pjwctl assign` prints if the priority class of the job is `besteffort`. The
 /// warning says that pjwd treats this class like `normal`. `None` if the job has another class.
 #[must_use]
-pub fn class_message(job: &Job) -> Option<String> {
+pub fn besteffort_warning(job: &Job) -> Option<String> {
     (job.class == "besteffort").then(|| {
-        let id = text::printable(&job.id);
+        let id = text::escape_control_characters(&job.id);
         format!("{id} has the class besteffort, which is treated as normal until pjwd can take cores back from such jobs")
     })
 }
@@ -134,9 +141,9 @@ pub fn class_message(job: &Job) -> Option<String> {
 /// the user gave.
 #[must_use]
 pub fn wanted_line(job: &Job, given: Option<u32>) -> String {
-    let id = text::printable(&job.id);
+    let id = text::escape_control_characters(&job.id);
     let Some(wanted) = job.wants else { return format!("{id} wants what it was granted\n") };
-    let cores = text::plural(wanted, "core", "cores");
+    let cores = text::count_with_noun(wanted, "core", "cores");
     let clipped = given.filter(|&given| given > wanted);
     let more = clipped.map(|given| format!(" ({given} were asked for, and it may have {wanted})"));
     format!("{id} wants {cores}{}\n", more.unwrap_or_default())

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pjw_ipc::wire::{Event, Job, Member, Thread};
 use serde::Serialize;
 
-use super::text::{percent_text, plural, printable, wrap};
+use super::text::{count_with_noun, escape_control_characters, percent_text, wrap_text};
 use super::{Terminal, UserNames, style, text, user_name};
 
 /// A job with its processes (`members`) and its latest events (`history`), as `pjwctl show` prints it. In JSON the
@@ -31,9 +31,9 @@ pub fn job_details_text(details: &JobDetails, names: &UserNames, term: Terminal)
     if !details.history.is_empty() {
         let history = details.history.iter().map(|event| {
             let line = format!("{} {}", event.event, event.text);
-            wrap(&line, term.width, &format!("{}  ", printable(&event.time)), "    ")
+            wrap_text(&line, term.width, &format!("{}  ", escape_control_characters(&event.time)), "    ")
         });
-        parts.push(style::paint("history", style::HEADING, term) + "\n" + &history.collect::<String>());
+        parts.push(style::apply_style("history", style::HEADING, term) + "\n" + &history.collect::<String>());
     }
     parts.join("\n")
 }
@@ -42,7 +42,7 @@ fn header(job: &Job, names: &UserNames, term: Terminal) -> String {
     let requested = if job.requested_cores == 0 {
         "number of cores unknown".to_owned()
     } else {
-        format!("requested {}", plural(job.requested_cores, "core", "cores"))
+        format!("requested {}", count_with_noun(job.requested_cores, "core", "cores"))
     };
     let holds = if job.cpus.is_empty() {
         "holds no CPU".to_owned()
@@ -57,38 +57,39 @@ fn header(job: &Job, names: &UserNames, term: Terminal) -> String {
     };
     let threads = format!(
         "{}, {} ({} hot, {} pinned), {}, {}",
-        plural(job.processes, "process", "processes"),
-        plural(job.threads, "thread", "threads"),
+        count_with_noun(job.processes, "process", "processes"),
+        count_with_noun(job.threads, "thread", "threads"),
         job.hot,
         job.pinned,
-        plural(job.violations, "violation", "violations"),
-        plural(job.strays, "stray", "strays"),
+        count_with_noun(job.violations, "violation", "violations"),
+        count_with_noun(job.strays, "stray", "strays"),
     );
     let remark = if job.class == "besteffort" { " (treated as normal)" } else { "" };
     let state = format!(
         "{}, class {}{remark}, of {}, since {}",
-        printable(&job.state),
-        printable(&job.class),
+        escape_control_characters(&job.state),
+        escape_control_characters(&job.class),
         user_name(names, job.owner),
-        printable(&job.since)
+        escape_control_characters(&job.since)
     );
-    let title = style::paint(&printable(&job.id), style::HEADING, term);
-    let state = if text::column_count(&job.id) + text::column_count(&state) + 2 > term.width {
+    let title = style::apply_style(&escape_control_characters(&job.id), style::HEADING, term);
+    let state = if text::display_width(&job.id) + text::display_width(&state) + 2 > term.width {
         format!("{title}\n  {state}\n")
     } else {
         format!("{title}: {state}\n")
     };
-    let wants = job.wants.map(|wants| format!(", wants {} at present", plural(wants, "core", "cores")));
+    let wants =
+        job.wants.map(|wants| format!(", wants {} at present", count_with_noun(wants, "core", "cores")));
     let wants = wants.unwrap_or_default();
     state
-        + &wrap(&format!("{requested}, {holds}{wants}"), term.width, "  ", "  ")
-        + &wrap(&threads, term.width, "  ", "  ")
+        + &wrap_text(&format!("{requested}, {holds}{wants}"), term.width, "  ", "  ")
+        + &wrap_text(&threads, term.width, "  ", "  ")
 }
 
 fn member(member: &Member, names: &UserNames, term: Terminal) -> String {
-    let title = format!("{} {}", member.pid, printable(&member.comm));
+    let title = format!("{} {}", member.pid, escape_control_characters(&member.comm));
     let known = format!(" of {}, known by {}", user_name(names, member.uid), known_by(&member.evidence));
-    let title = style::paint(&title, style::HEADING, term) + &known + "\n";
+    let title = style::apply_style(&title, style::HEADING, term) + &known + "\n";
     title + &threads_table(&member.threads, term)
 }
 
@@ -100,7 +101,7 @@ fn known_by(evidence: &str) -> String {
         "session" => "its session".to_owned(),
         "environment" => "its environment".to_owned(),
         "adopted" => "its user, who has this job only".to_owned(),
-        other => printable(other),
+        other => escape_control_characters(other),
     }
 }
 
@@ -113,22 +114,22 @@ pub fn threads_table(threads: &[Thread], term: Terminal) -> String {
         return String::new();
     }
     let heading = "       tid st  demand   cpu  allowed CPUs      name";
-    let mut lines = style::paint(heading, style::SECONDARY, term) + "\n";
+    let mut lines = style::apply_style(heading, style::SECONDARY, term) + "\n";
     for thread in threads {
         let allowed = match thread.pinned {
             Some(pu) => format!("{pu} (pinned)"),
-            None => text::short_cpu_list(&thread.allowed, 16),
+            None => text::shorten_cpu_list(&thread.allowed, 16),
         };
         let line = format!(
             "{:>10} {:2} {:>7} {:>5}  {allowed:16}  {}",
             thread.tid,
-            printable(&thread.state),
+            escape_control_characters(&thread.state),
             percent_text(thread.demand),
             thread.last_cpu,
-            printable(&thread.comm)
+            escape_control_characters(&thread.comm)
         );
         let style = if thread.hot { anstyle::Style::new() } else { style::SECONDARY };
-        lines.push_str(&style::paint(line.trim_end(), style, term));
+        lines.push_str(&style::apply_style(line.trim_end(), style, term));
         lines.push('\n');
     }
     lines

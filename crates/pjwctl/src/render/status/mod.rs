@@ -5,7 +5,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_ipc::wire::{Status, Warning};
 
 use super::core_map::{Holder, PuHolders, core_map_text};
-use super::text::{plural, printable, remedy_lines, wrap};
+use super::text::{count_with_noun, escape_control_characters, remedy_lines, wrap_text};
 use super::{Terminal, UserNames, jobs, style, text};
 
 /// The codes of warnings that mean a broken promise. Other warnings are for information.
@@ -31,9 +31,9 @@ pub fn status_text(status: &Status, names: &UserNames, now: Timestamp, term: Ter
 }
 
 fn header(status: &Status, term: Terminal) -> String {
-    let title = format!("{}:", printable(&status.node.hostname));
+    let title = format!("{}:", escape_control_characters(&status.node.hostname));
     let observes = if status.mode == "observe" { " (changes nothing)" } else { "" };
-    let warden = wrap(
+    let warden = wrap_text(
         &format!(
             "{title} pjwd {}, mode {}{observes}, discovery by {}, pid {}",
             status.version, status.mode, status.discovery, status.pid
@@ -44,15 +44,15 @@ fn header(status: &Status, term: Terminal) -> String {
     );
     let warden = warden
         .strip_prefix(&title)
-        .map(|rest| style::paint(&title, style::HEADING, term) + rest)
+        .map(|rest| style::apply_style(&title, style::HEADING, term) + rest)
         .unwrap_or(warden);
     let node = &status.node;
     let machine = format!(
         "{}, {}, {}, {}, {}",
-        plural(node.packages, "package", "packages"),
-        plural(node.numa_nodes, "NUMA node", "NUMA nodes"),
-        plural(node.l3, "L3", "L3s"),
-        plural(node.cores, "core", "cores"),
+        count_with_noun(node.packages, "package", "packages"),
+        count_with_noun(node.numa_nodes, "NUMA node", "NUMA nodes"),
+        count_with_noun(node.l3, "L3", "L3s"),
+        count_with_noun(node.cores, "core", "cores"),
         text::cpus_phrase(&node.cpus, 24),
     );
     let free = if status.fits.machine == 0 {
@@ -63,13 +63,13 @@ fn header(status: &Status, term: Terminal) -> String {
         format!(
             "free: {} of {} ({list}); fits in one L3: {}, NUMA node: {}, package: {}",
             fits.machine,
-            plural(node.cores, "core", "cores"),
+            count_with_noun(node.cores, "core", "cores"),
             fits.l3,
             fits.numa_node,
             fits.package
         )
     };
-    warden + &wrap(&machine, term.width, "", "  ") + &wrap(&free, term.width, "", "  ")
+    warden + &wrap_text(&machine, term.width, "", "  ") + &wrap_text(&free, term.width, "", "  ")
 }
 
 /// The meaning of the signs that occur in the core map and are no letters. The letters are in the rows of the table.
@@ -89,7 +89,7 @@ fn legend(status: &Status, holders: &PuHolders, term: Terminal) -> String {
     let entries: Vec<String> = present
         .map(|(holder, meaning)| {
             let (cell, style) = holder.symbol();
-            format!("{} {meaning}", style::paint(cell.encode_utf8(&mut [0; 4]), style, term))
+            format!("{} {meaning}", style::apply_style(cell.encode_utf8(&mut [0; 4]), style, term))
         })
         .collect();
     if entries.is_empty() { String::new() } else { entries.join("   ") + "\n" }
@@ -104,8 +104,8 @@ fn warning(warning: &Warning, term: Terminal) -> String {
         format!("{}: ", warning.job)
     };
     let what = format!("{job}{}", warning.text);
-    let text = wrap(&what, term.width, "! ", "  ");
-    let text = text.lines().map(|line| style::paint(line, style, term) + "\n").collect::<String>();
+    let text = wrap_text(&what, term.width, "! ", "  ");
+    let text = text.lines().map(|line| style::apply_style(line, style, term) + "\n").collect::<String>();
     text + &remedy_lines(&warning.remedy, term.width)
 }
 

@@ -9,16 +9,18 @@ use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_ipc::wire::{CoreKind, Device, Domain, Fits, Status, Topology};
 
 use super::core_map::{Holder, PuHolders};
-use super::text::{column_count, cpus_phrase, plural, printable, short_cpu_list, wrap};
+use super::text::{
+    count_with_noun, cpus_phrase, display_width, escape_control_characters, shorten_cpu_list, wrap_text,
+};
 use super::{Terminal, style};
 
 /// Returns the text of `pjwctl topology`: the machine as a tree of packages, NUMA nodes, caches and cores. If
 /// a status is given, the tree also shows which jobs hold the cores.
 #[must_use]
 pub fn tree_text(topology: &Topology, status: Option<&Status>, term: Terminal) -> String {
-    let title = style::paint("machine", style::HEADING, term);
+    let title = style::apply_style("machine", style::HEADING, term);
     let head = format!("machine: {}, {}", counts(topology), cpus_phrase(&topology.cpus, 24));
-    let mut lines = wrap(&head, term.width, "", "  ").replacen("machine", &title, 1);
+    let mut lines = wrap_text(&head, term.width, "", "  ").replacen("machine", &title, 1);
     for (what, list) in
         [("offline or hidden", &topology.offline), ("forbidden to pjwd", &topology.disallowed)]
     {
@@ -27,7 +29,7 @@ pub fn tree_text(topology: &Topology, status: Option<&Status>, term: Terminal) -
         }
     }
     if let Some(free) = status.map(|status| &status.fits).or(topology.fits.as_ref()) {
-        lines.push_str(&wrap(&fits(topology, free), term.width, "", "  "));
+        lines.push_str(&wrap_text(&fits(topology, free), term.width, "", "  "));
     }
     let mut tree = Tree {
         lines,
@@ -54,7 +56,8 @@ pub(super) fn counts(topology: &Topology) -> String {
         (topology.pus, "PU", "PUs"),
     ];
     let there = parts.into_iter().filter(|(number, _, _)| *number > 0);
-    let mut parts: Vec<String> = there.map(|(number, one, many)| plural(number, one, many)).collect();
+    let mut parts: Vec<String> =
+        there.map(|(number, one, many)| count_with_noun(number, one, many)).collect();
     if topology.kinds > 1 {
         parts.push(format!("{} kinds of core", topology.kinds));
     }
@@ -83,14 +86,14 @@ fn cpus_text(domain: &Domain, number: &str) -> String {
     match domain.kind.as_str() {
         "numa_node" => format!("NUMA node {number}"),
         "l3" => format!("L3#{number}"),
-        other => format!("{} {number}", printable(other)),
+        other => format!("{} {number}", escape_control_characters(other)),
     }
 }
 
 /// The class and the names of a device: `gpu card0 cuda0`.
 pub(super) fn classed(device: &Device) -> String {
     let names = if device.names.is_empty() { device.address.clone() } else { device.names.join(" ") };
-    printable(&format!("{} {names}", device.class))
+    escape_control_characters(&format!("{} {names}", device.class))
 }
 
 /// A size in the largest suitable unit.
@@ -166,7 +169,7 @@ impl<'a> Tree<'a> {
             if inner.is_empty() && !first.children.is_empty() {
                 let held: Vec<(String, usize)> = self.held(group);
                 let width: usize =
-                    column_count(&line) + held.iter().map(|(_, width)| width + 2).sum::<usize>();
+                    display_width(&line) + held.iter().map(|(_, width)| width + 2).sum::<usize>();
                 if width < self.term.width {
                     let held: Vec<String> = held.into_iter().map(|(text, _)| text).collect();
                     line.push_str(if held.is_empty() { "" } else { ": " });
@@ -201,14 +204,14 @@ impl<'a> Tree<'a> {
         let Some(first) = group.first() else { return String::new() };
         let ids: CpuSet = group.iter().map(|part| Pu(part.number.min(Pu::MAX.0))).collect();
         let times = if group.len() > 1 { format!("{} x ", group.len()) } else { String::new() };
-        let mut parts = vec![format!("{times}{}", cpus_text(first, &short_cpu_list(&ids.to_string(), 16)))];
+        let mut parts = vec![format!("{times}{}", cpus_text(first, &shorten_cpu_list(&ids.to_string(), 16)))];
         let sizes = || group.iter().map(|part| part.memory_bytes);
         match (sizes().min().map(memory), sizes().max().map(memory)) {
             _ if sizes().max() == Some(0) => {}
             (Some(least), Some(most)) if least != most => parts.push(format!("{least} to {most}")),
             (_, most) => parts.extend(most),
         }
-        let set = short_cpu_list(&all_cpus(group).to_string(), 24);
+        let set = shorten_cpu_list(&all_cpus(group).to_string(), 24);
         match (first.children.is_empty(), set.is_empty()) {
             (true, true) => parts.push("memory alone".to_owned()),
             (true, false) => parts.push(format!("memory alone, near CPUs {set}")),
@@ -243,9 +246,9 @@ impl<'a> Tree<'a> {
         let jobs = self.holders.as_ref().map(|(_, status)| status.jobs.as_slice()).unwrap_or_default();
         let described_holder = |(holder, pus): (Holder, CpuSet)| {
             let who = holder.name(jobs);
-            let list = short_cpu_list(&pus.to_string(), 40);
-            let width = column_count(&who) + 1 + column_count(&list);
-            (format!("{} {list}", style::paint(&who, holder.symbol().1, self.term)), width)
+            let list = shorten_cpu_list(&pus.to_string(), 40);
+            let width = display_width(&who) + 1 + display_width(&list);
+            (format!("{} {list}", style::apply_style(&who, holder.symbol().1, self.term)), width)
         };
         self.holders(&all_cpus(group)).into_iter().map(described_holder).collect()
     }
@@ -262,9 +265,9 @@ impl<'a> Tree<'a> {
         }
         let sorts = sorts.into_iter().rev().map(|((pus, kind), cores)| {
             let kind = kind.and_then(|kind| self.kinds.get(kind as usize));
-            let kind = kind.map(|kind| printable(&kind.name) + " ").unwrap_or_default();
-            let cores = plural(cores, &format!("{kind}core"), &format!("{kind}cores"));
-            format!("{cores} of {}", plural(pus as u64, "PU", "PUs"))
+            let kind = kind.map(|kind| escape_control_characters(&kind.name) + " ").unwrap_or_default();
+            let cores = count_with_noun(cores, &format!("{kind}core"), &format!("{kind}cores"));
+            format!("{cores} of {}", count_with_noun(pus as u64, "PU", "PUs"))
         });
         sorts.collect::<Vec<_>>().join(", ")
     }

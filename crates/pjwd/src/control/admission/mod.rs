@@ -66,7 +66,7 @@ pub fn caller_of(command: &Command) -> Caller {
 /// `None` if `rules` and `jobs` do not determine the answer. Also returns `None` for every command of an
 /// administrator. After `None`, the caller must send the command to the event loop.
 #[must_use]
-pub fn early_answer(
+pub fn answer_without_event_loop(
     rules: &AdmissionRules,
     jobs: &[Arc<Job>],
     command: &Command,

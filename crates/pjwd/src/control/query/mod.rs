@@ -18,7 +18,7 @@ pub enum Query {
         /// The id of the job.
         job: JobId,
         /// The end of the previous page, after which the page starts. `None` for the first page.
-        after: Option<PageEnd>,
+        after: Option<PageCursor>,
         /// The maximum number of processes on the page.
         limit: usize,
     },
@@ -54,7 +54,7 @@ pub const MAX_THREADS_PER_PAGE: usize = 1000;
 /// The end of a page in the list of a job's processes and threads: the last process and the last thread on
 /// the page. The next page starts after this position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PageEnd {
+pub struct PageCursor {
     /// The pid of the last process on the page.
     pub pid: Pid,
     /// The last thread of `pid` on the page, if more threads of `pid` follow on the next page. `None` if the
@@ -67,11 +67,11 @@ pub struct PageEnd {
 pub enum Answer {
     /// A page of the processes of a job, and the position after which the next page begins. The position is
     /// `None` if no page follows. The outer `Option` is `None` if the requested job does not exist.
-    Members(Option<(Vec<MemberFacts>, Option<PageEnd>)>),
+    Members(Option<(Vec<MemberDetails>, Option<PageCursor>)>),
     /// The reasons why a job holds its CPUs. `None` if the requested job does not exist.
     JobReasons(Option<ExplainJobReply>),
     /// The reasons why a process belongs to its job or to none, and one page of its threads.
-    ProcessReasons(ProcessReasons),
+    ProcessReasons(ProcessExplanation),
     /// The changes of affinity masks and cpusets that the next cycle of the daemon would make. All clients
     /// that wait for such an answer share this value.
     Plan(Arc<PlanReply>),
@@ -83,7 +83,7 @@ pub enum Answer {
 /// A member of a job (a process that belongs to the job), as an answer describes it. Contains the reason why
 /// the process belongs to the job, and a page of its threads.
 #[derive(Debug)]
-pub struct MemberFacts {
+pub struct MemberDetails {
     /// The pid and the start time of the process.
     pub id: ProcessId,
     /// The kind of evidence that the process belongs to the job.
@@ -92,12 +92,12 @@ pub struct MemberFacts {
     /// read the process since it joined the job.
     pub process: Option<pjw_core::snapshot::Process>,
     /// The threads of the process that are on this page, ascending by tid.
-    pub threads: Vec<ThreadFacts>,
+    pub threads: Vec<ThreadDetails>,
 }
 
 /// A thread of a job's process in an answer, with the reason for its affinity mask.
 #[derive(Debug)]
-pub struct ThreadFacts {
+pub struct ThreadDetails {
     /// The thread id (tid).
     pub tid: Tid,
     /// The name, state, CPU demand and affinity mask of the thread, as a scan last read them.
@@ -111,7 +111,7 @@ pub struct ThreadFacts {
 /// The reasons why a process belongs to its job or to none, as sentences, and one page of its threads with the reasons
 /// for their affinity masks.
 #[derive(Debug)]
-pub struct ProcessReasons {
+pub struct ProcessExplanation {
     /// Whether the requested process exists, according to the last scan.
     pub process_exists: bool,
     /// The job to which the process belongs. `None` if it belongs to no job.
@@ -120,7 +120,7 @@ pub struct ProcessReasons {
     pub membership_reasons: Vec<String>,
     /// One page of the threads of the process, ascending by tid: at most [`MAX_THREADS_PER_PAGE`]. Empty if
     /// the process belongs to no job.
-    pub threads: Vec<ThreadFacts>,
+    pub threads: Vec<ThreadDetails>,
     /// The last thread on this page, after which the next page starts. `None` if this page is the last one.
     pub continue_after: Option<Tid>,
 }
@@ -130,11 +130,11 @@ pub struct ProcessReasons {
 /// most `limit` processes and [`MAX_THREADS_PER_PAGE`] threads. Returns [`Answer::Members`], which contains
 /// `None` if the job does not exist.
 #[must_use]
-pub fn members_page(state: &WardenState, job: &JobId, after: Option<PageEnd>, limit: usize) -> Answer {
+pub fn members_page(state: &WardenState, job: &JobId, after: Option<PageCursor>, limit: usize) -> Answer {
     if !state.jobs.contains_key(job) {
         return Answer::Members(None);
     }
-    let mut page: Vec<MemberFacts> = Vec::new();
+    let mut page: Vec<MemberDetails> = Vec::new();
     let mut room = MAX_THREADS_PER_PAGE;
     let mut cursor = after;
     for member in state.members_of(job) {
@@ -150,9 +150,9 @@ pub fn members_page(state: &WardenState, job: &JobId, after: Option<PageEnd>, li
         // The rest of a process from the page before may be empty.
         if begun.is_none() || !threads.is_empty() {
             let process = state.processes.get(&member.id.pid).map(|known| known.process.clone());
-            page.push(MemberFacts { id: member.id, evidence: member.evidence, process, threads });
+            page.push(MemberDetails { id: member.id, evidence: member.evidence, process, threads });
         }
-        cursor = Some(PageEnd { pid: member.id.pid, tid: next });
+        cursor = Some(PageCursor { pid: member.id.pid, tid: next });
         if next.is_some() {
             return Answer::Members(Some((page, cursor)));
         }
@@ -163,7 +163,7 @@ pub fn members_page(state: &WardenState, job: &JobId, after: Option<PageEnd>, li
 /// Returns the reasons why the job `id` holds its CPUs, as [`Answer::JobReasons`]. The answer contains `None` if the
 /// job does not exist.
 #[must_use]
-pub fn job_reasons(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
+pub fn explain_job(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
     Answer::JobReasons(state.jobs.get(id).map(|job| ExplainJobReply {
         job: id.to_string(),
         cpus: job.grant.as_ref().map(|grant| grant.cpus.to_string()).unwrap_or_default(),
@@ -177,11 +177,11 @@ pub fn job_reasons(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
 /// The page starts after the thread `after`, the last thread of the previous page. `after` is `None` for the
 /// first page.
 #[must_use]
-pub fn process_reasons(state: &WardenState, policy: &Policy, pid: Pid, after: Option<Tid>) -> Answer {
+pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid, after: Option<Tid>) -> Answer {
     let member = state.members.get(&pid);
     let (threads, continue_after) =
         member.map(|member| threads(state, member, after, MAX_THREADS_PER_PAGE)).unwrap_or_default();
-    Answer::ProcessReasons(ProcessReasons {
+    Answer::ProcessReasons(ProcessExplanation {
         process_exists: state.processes.contains_key(&pid),
         job: member.map(|member| member.job.clone()),
         membership_reasons: explain::explain_process(state, policy, pid),
@@ -196,16 +196,16 @@ fn threads(
     member: &Member,
     after: Option<Tid>,
     most: usize,
-) -> (Vec<ThreadFacts>, Option<Tid>) {
+) -> (Vec<ThreadDetails>, Option<Tid>) {
     let after = after.map_or(Bound::Unbounded, Bound::Excluded);
     let mut rest = member.threads.range((after, Bound::Unbounded));
-    let facts = |(&tid, thread): (&Tid, &MemberThread)| ThreadFacts {
+    let facts = |(&tid, thread): (&Tid, &MemberThread)| ThreadDetails {
         tid,
         thread: thread.clone(),
         pinned_pu: state.pinned_pu_of(member, tid),
         mask_reason: explain::explain_mask(state, member, tid, thread),
     };
-    let page: Vec<ThreadFacts> = rest.by_ref().take(most).map(facts).collect();
+    let page: Vec<ThreadDetails> = rest.by_ref().take(most).map(facts).collect();
     let last = page.last().map(|thread| thread.tid).filter(|_| rest.next().is_some());
     (page, last)
 }

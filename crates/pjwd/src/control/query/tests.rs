@@ -91,7 +91,7 @@ fn a_page_that_ends_with_a_process_continues_with_the_next() {
 fn a_process_that_ended_between_two_pages_is_skipped() {
     let (mut state, job) = state(&[2500, 3]);
     let Answer::Members(Some((_, next))) = members_page(&state, &job, None, 100) else { panic!() };
-    assert_eq!(next, Some(PageEnd { pid: Pid(100_000), tid: Some(Tid(100_999)) }));
+    assert_eq!(next, Some(PageCursor { pid: Pid(100_000), tid: Some(Tid(100_999)) }));
     state.members.remove(Pid(100_000));
     let Answer::Members(Some((page, None))) = members_page(&state, &job, next, 100) else { panic!() };
     assert_eq!(page.iter().map(|facts| facts.id.pid.0).collect::<Vec<_>>(), [200_000]);
@@ -104,7 +104,7 @@ fn the_threads_of_one_process_are_paged() {
     let mut after = None;
     loop {
         let Answer::ProcessReasons(reasons) =
-            process_reasons(&state, &Policy::default(), Pid(100_000), after)
+            explain_process(&state, &Policy::default(), Pid(100_000), after)
         else {
             panic!()
         };

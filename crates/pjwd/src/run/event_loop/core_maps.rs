@@ -12,7 +12,7 @@ use pjw_core::state::dirty::DirtySet;
 use tracing::info;
 
 use super::EventLoop;
-use crate::job_files::{JobContent, WrittenWant};
+use crate::job_files::{JobFilesContent, WantedCoresUpdate};
 
 impl EventLoop {
     /// Publishes the core maps of the jobs in `dirty`, after a cycle (scan, decision and changes). The core
@@ -34,24 +34,24 @@ impl EventLoop {
             let content = state.jobs.get(id).and_then(|job| {
                 let core_map = core_map(state, policy, job)?;
                 let wanted = job.wanted_cores.map(|wanted| wanted.count);
-                Some(JobContent { owner: job.owner, core_map, wanted })
+                Some(JobFilesContent { owner: job.owner, core_map, wanted })
             });
             self.job_files.publish(id, content);
         }
         if is_rescan {
-            self.job_files.check(Instant::now());
+            self.job_files.schedule_unreported_changes(Instant::now());
         }
     }
 
     /// Reads the numbers of wanted cores that programs wrote into the files `want` of their jobs. Each new
     /// number becomes a command of the job's owner for the next cycle. `is_readable` says whether the kernel
     /// has reported changed files. Reads nothing before these files are due
-    /// ([`crate::job_files::JobFiles::due`]).
+    /// ([`crate::job_files::JobFiles::next_read_at`]).
     pub(super) fn read_written_wants(&mut self, is_readable: bool, now: Instant) {
         if is_readable {
             self.job_files.note_changes(now);
         }
-        for WrittenWant { job, owner, cores } in self.job_files.take_written(now) {
+        for WantedCoresUpdate { job, owner, cores } in self.job_files.take_wanted_cores_updates(now) {
             let state = self.warden.state();
             let limit = state.jobs.get(&job).and_then(|job| job.max_wanted_cores(&state.topology));
             if let (Some(cores), Some(limit)) = (cores, limit)

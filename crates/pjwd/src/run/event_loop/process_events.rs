@@ -18,15 +18,15 @@ impl EventLoop {
             return;
         }
         self.warden.read_process_events();
-        self.warden.probe_forks();
+        self.warden.check_masks_of_new_forks();
         let waited_since = self.netlink_paused_since.take();
         self.note_events_read(waited_since);
     }
 
     /// Counts the events that were read, by the loop and by the scans of a cycle, and makes up for lost ones.
     pub(super) fn note_events_read(&mut self, waited_since: Option<Instant>) {
-        let EventCount { count, lost, still_dropping } = self.warden.take_event_count();
-        self.meter.count_process_events(count, lost);
+        let EventCount { count, events_lost, still_dropping } = self.warden.take_event_count();
+        self.meter.count_process_events(count, events_lost);
         let urgency = self.warden.state().lineage.scan_queue.urgency();
         if urgency.is_some() {
             let since = waited_since.unwrap_or_else(Instant::now);
@@ -37,10 +37,10 @@ impl EventLoop {
         }
         if still_dropping {
             self.warden.set_fork_events_complete_since(None);
-        } else if lost {
+        } else if events_lost {
             self.restart_fork_tracking();
         }
-        if lost {
+        if events_lost {
             self.schedule_scan_after_overrun();
         }
     }

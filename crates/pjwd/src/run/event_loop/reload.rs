@@ -22,7 +22,10 @@ impl EventLoop {
                 self.rules.send_replace(AdmissionRules::from(config.settings()));
                 self.logging.apply_settings(config.settings());
                 if config.settings().scan_interface != self.config.settings().scan_interface {
-                    task_scan::configure(config.settings().scan_interface, self.warden.node_interface_mut());
+                    task_scan::configure(
+                        config.settings().scan_interface,
+                        self.warden.machine_interface_mut(),
+                    );
                 }
                 self.budget.set_share(config.settings().cpu_budget_permille);
                 self.realtime.set_enabled(config.settings().use_realtime_priority);

@@ -57,7 +57,7 @@ pub struct LoopStatus {
 /// Sends the status, the topology and the events from the event loop to the control server. The control server
 /// answers clients from these values.
 #[derive(Debug)]
-pub struct Publisher {
+pub struct StatusPublisher {
     hostname: String,
     view: watch::Sender<Arc<PublishedStatus>>,
     events: mpsc::UnboundedSender<Arc<wire::Event>>,
@@ -81,10 +81,10 @@ pub struct Publisher {
     fits: Option<(u64, wire::Fits)>,
 }
 
-/// The receiving end of a [`Publisher`], in the control server. It receives the latest status and topology,
+/// The receiving end of a [`StatusPublisher`], in the control server. It receives the latest status and topology,
 /// and new events.
 #[derive(Debug)]
-pub struct StatusFeed {
+pub struct StatusReceiver {
     /// The latest published status.
     pub status: watch::Receiver<Arc<PublishedStatus>>,
     /// The latest topology of the machine.
@@ -93,11 +93,11 @@ pub struct StatusFeed {
     pub events: mpsc::UnboundedReceiver<Arc<wire::Event>>,
 }
 
-impl Publisher {
+impl StatusPublisher {
     /// Makes the publisher for the event loop, and the receiving end for the control server. The status contains
     /// `hostname` and `topology`.
     #[must_use]
-    pub fn new(hostname: String, topology: &Topology) -> (Self, StatusFeed) {
+    pub fn new(hostname: String, topology: &Topology) -> (Self, StatusReceiver) {
         let (view, seen) = watch::channel(Arc::new(PublishedStatus::default()));
         let (machine, known) = watch::channel(Arc::new(topology_tree::topology_to_wire(topology)));
         let (events, event_receiver) = mpsc::unbounded_channel();
@@ -116,7 +116,7 @@ impl Publisher {
             fits: None,
             last: None,
         };
-        (publisher, StatusFeed { status: seen, topology: known, events: event_receiver })
+        (publisher, StatusReceiver { status: seen, topology: known, events: event_receiver })
     }
 
     /// Sets the directory that contains a subdirectory with files for each job. The published status contains
@@ -133,7 +133,7 @@ impl Publisher {
     }
 
     /// Writes each event to the log, and sends it to the control server. Must be called after
-    /// [`Publisher::publish_status`] of the same cycle, because the event history looks up the jobs of the
+    /// [`StatusPublisher::publish_status`] of the same cycle, because the event history looks up the jobs of the
     /// events in this status.
     pub fn publish_events(&self, events: Vec<Event>) {
         for event in events {

@@ -191,7 +191,7 @@ fn a_member_outside_its_schedulers_cgroup_is_a_stray() {
 #[test]
 fn the_first_unassigned_process_of_a_user_is_reported() {
     let state = state(vec![job("a", 1000)], vec![process(10, 1000), process(11, 1001)]);
-    let (mut publisher, mut published) = Publisher::new("here".to_owned(), &state.topology);
+    let (mut publisher, mut published) = StatusPublisher::new("here".to_owned(), &state.topology);
     let stray = |pid: u32| Warning {
         job: None,
         pid: Some(Pid(pid)),

@@ -70,7 +70,7 @@ impl Run {
     /// The conditions some cycles after the faults have stopped.
     pub(super) fn check_liveness(&mut self) {
         // The cycles are those of the daemon: the kernel has completed what it delayed.
-        self.warden.node_interface_mut().finish_cpuset_changes();
+        self.warden.machine_interface_mut().finish_cpuset_changes();
         // Processes that are being restored, and busy threads, need a few readings. An idle process with a wrong mask harms
         // no job. Its mask is read when it runs, so every process runs.
         for _ in 0..MAX_CYCLES_TO_REST {
