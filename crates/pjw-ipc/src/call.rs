@@ -198,7 +198,7 @@ pub struct GetJobReply {
     /// `GetJob` with this pid as `after`, and with [`GetJobReply::last_tid`] as `after_tid`. The processes are
     /// in ascending order of their pids. The next page begins as follows:
     ///
-    /// - If `next_tid` is `None`: with the first process whose pid is larger than this pid.
+    /// - If `last_tid` is `None`: with the first process whose pid is larger than this pid.
     /// - Otherwise: with the same process again, and with the threads of the process that are missing here.
     #[serde(rename = "next")]
     pub last_pid: Option<u32>,

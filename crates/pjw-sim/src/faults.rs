@@ -74,7 +74,7 @@ impl Faults {
     }
 
     /// Disables all faults that have a probability, for the rest of the run. The kill of the daemon is one of
-    /// these faults. Also applies to all clones of this value. Does not change [`Faults::hotplug`], which has
+    /// these faults. Also applies to all clones of this value. Does not change [`Faults::has_hotplug`], which has
     /// no probability. Tests call this function, and then check that the daemon repairs the effects of
     /// earlier faults.
     pub fn disable(&self) {

@@ -173,7 +173,7 @@ impl Context {
     /// The default is the number of PUs (logical CPUs) in the caller's affinity mask. 0 counts as 1. A batch
     /// never has more of these threads than its instances have different [placements](crate::Placement).
     #[must_use]
-    pub fn max_spawners(mut self, most: usize) -> Self {
+    pub fn max_spawner_threads(mut self, most: usize) -> Self {
         self.max_spawner_threads = most.max(1);
         self
     }

@@ -170,7 +170,7 @@ fn release<J: Journal>(
     }
     let left = warden.state().journaled_masks().count();
     if left > 0 {
-        let refused = warden.faults().refused_masks.values().next();
+        let refused = warden.ongoing_failures().refused_masks.values().next();
         let why = refused
             .map_or_else(|| "the threads could not be changed".to_owned(), |refused| refused.reason.clone());
         bail!("{left} affinity masks are not restored: {why}; run pjwd --release-all again");

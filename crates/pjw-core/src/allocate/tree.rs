@@ -72,7 +72,7 @@ pub(super) struct FreeCore {
     pub(super) pus: Pus,
     /// The size, in the unit of the request.
     pub(super) size: u32,
-    /// The kind of the core: see `Core::kind`.
+    /// The kind of the core: see `Core::kind_index`.
     pub(super) kind: u32,
     /// Whether the job holds these PUs already. Such cores are preferred.
     pub(super) held: bool,

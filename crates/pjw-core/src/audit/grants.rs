@@ -9,7 +9,7 @@ use crate::terms::{GrantedBy, Job, JobId, Policy};
 
 /// A repeated check of the PUs that jobs hold against the invariants of pjw. Each violated invariant is a
 /// variant of [`Violation`]. One invariant is that no PU is granted to two jobs, unless at least one of the
-/// two grants is shared. A shared grant ([`Grant::shared`](crate::terms::Grant::shared)) may overlap with
+/// two grants is shared. A shared grant ([`Grant::is_shared`](crate::terms::Grant::is_shared)) may overlap with
 /// other grants.
 ///
 /// The audit stores the violations of the last check, so [`GrantAudit::update`] checks only the jobs and PUs

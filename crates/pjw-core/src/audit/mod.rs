@@ -17,7 +17,7 @@ use crate::terms::{MaskAction, MaskActionKind, Plan, Policy};
 
 /// Checks a plan, and the state from which the plan was made, against the invariants of pjw. Each violated
 /// invariant is a variant of [`Violation`]. One invariant is that no PU is granted to two jobs, unless at
-/// least one of the two grants is shared ([`Grant::shared`](crate::terms::Grant::shared)).
+/// least one of the two grants is shared ([`Grant::is_shared`](crate::terms::Grant::is_shared)).
 ///
 /// Returns all violations. The list is empty if the plan and the state violate no invariant. The audit shares
 /// no code with the planner, so it can find errors of the planner.
@@ -30,7 +30,7 @@ pub fn audit(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation
 
 /// Checks which PUs jobs hold. The PUs that a job holds in the pool (the list of all PUs with their holders)
 /// must be the PUs that were granted to the job. No PU may be granted to two jobs, unless at least one of the
-/// two grants is shared ([`Grant::shared`](crate::terms::Grant::shared)).
+/// two grants is shared ([`Grant::is_shared`](crate::terms::Grant::is_shared)).
 ///
 /// Returns all violations of these and similar invariants, see [`Violation`]. The list is empty if there are
 /// none. For repeated checks, [`GrantAudit`] is faster, because it checks only the jobs that changed.

@@ -13,7 +13,7 @@ use crate::basics::{CpuSet, prelude::*};
 pub struct MachineDetails {
     /// The dies of the machine. Empty if each package consists of one die.
     pub dies: Vec<Die>,
-    /// The kinds of core, the most energy-efficient kind first. [`Core::kind`](super::topology::Core::kind)
+    /// The kinds of core, the most energy-efficient kind first. [`Core::kind_index`](super::topology::Core::kind_index)
     /// is an index into this list. Empty if all cores are of the same kind, or if the kinds are unknown.
     #[serde(rename = "kinds")]
     pub core_kinds: Vec<CoreKind>,

@@ -13,7 +13,7 @@ use crate::state::jobs::grant_counts::GrantCounts;
 use crate::terms::{Job, JobId};
 
 /// All jobs on this machine that pjw knows, with indexes by id, owner, cgroup and session. Jobs without PUs
-/// are included. A job that a command has released ([`Job::released`]) is included as long as its batch
+/// are included. A job that a command has released ([`Job::was_released`]) is included as long as its batch
 /// system still runs the job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Jobs {

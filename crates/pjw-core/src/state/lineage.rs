@@ -52,7 +52,7 @@ pub struct Descendant {
     /// of these threads.
     pub inherited_mask_requests: Vec<MaskRequest>,
     /// The time at which pjw last read the affinity masks of the process `ancestor` before the fork, in ns
-    /// since boot. If `requests` were made for an earlier ancestor, the time for that ancestor. If the masks
+    /// since boot. If `inherited_mask_requests` were made for an earlier ancestor, the time for that ancestor. If the masks
     /// of the ancestor's threads were read at different times, the earliest of these times. 0 if the masks
     /// were never read.
     pub ancestor_masks_read_at: Nanos,

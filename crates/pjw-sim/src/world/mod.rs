@@ -74,7 +74,7 @@ pub struct SimThread {
     /// Whether the thread always runs when the simulated time advances.
     pub is_busy: bool,
     /// The kernel's letter for the state of the thread, such as `Z` (zombie). `None` for the states `R`
-    /// (running, if [`SimThread::busy`] is true) and `S` (sleeping, if `busy` is false).
+    /// (running, if [`SimThread::is_busy`] is true) and `S` (sleeping, if `is_busy` is false).
     pub state: Option<char>,
     /// The time for which the thread has run since its start, in ns.
     pub run_ns: u64,

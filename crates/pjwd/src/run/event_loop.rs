@@ -227,7 +227,8 @@ impl EventLoop {
                     }
                     Message::CheckJournal => {
                         self.warden.recreate_journal_if_removed();
-                        self.triggers.job_processes_scan_due |= self.warden.faults().journal_error.is_some();
+                        self.triggers.job_processes_scan_due |=
+                            self.warden.ongoing_failures().journal_error.is_some();
                     }
                     Message::FileWarnings(warnings) => {
                         self.file_warnings = warnings;
@@ -355,7 +356,7 @@ impl EventLoop {
 
         let report = self.warden.run_cycle(request, &commands);
         self.note_events_read(None);
-        self.meter.end_cycle(running, &report, self.warden.faults());
+        self.meter.end_cycle(running, &report, self.warden.ongoing_failures());
         let now = (Instant::now(), clock::now().since_boot);
         for fork in &report.confined_new_processes {
             let took = reaction_time(fork, now);

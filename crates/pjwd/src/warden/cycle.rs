@@ -99,7 +99,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// Returns the failures that still existed at the end of the last cycle. These are a failed write of the
     /// journal, jobs that failed the check of their granted cores and planned changes, and mask changes that
     /// the kernel refused.
-    pub fn faults(&self) -> &OngoingFailures {
+    pub fn ongoing_failures(&self) -> &OngoingFailures {
         &self.ongoing_failures
     }
 
@@ -395,21 +395,14 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     ) -> Option<ScanRequest> {
         self.unknown_pus = snapshot.online.difference(self.state.topology.cpus());
         let before = self.prepare_rollback(commands);
-        let Decision {
-            mut records,
-            plan,
-            warnings: plan_warnings,
-            events,
-            replies,
-            next_scan,
-            newly_planned: planned,
-        } = reconcile(&mut self.state, snapshot, commands, &self.policy);
-        report.plan_warnings = plan_warnings;
-        if planned.contains_everything() {
+        let Decision { mut records, plan, warnings, events, replies, next_scan, newly_planned } =
+            reconcile(&mut self.state, snapshot, commands, &self.policy);
+        report.plan_warnings = warnings;
+        if newly_planned.contains_everything() {
             // All grants are audited again, in case a change was missed.
             self.audited_grants = None;
         }
-        report.newly_planned.extend(&planned);
+        report.newly_planned.extend(&newly_planned);
 
         let plan = self.audited(plan);
         if self.policy.mode == Mode::Observe {

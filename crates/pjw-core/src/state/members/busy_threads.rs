@@ -2,7 +2,7 @@
 //!
 //! A process with thousands of threads of which two run need not be read as a whole in each scan. As long as the same
 //! threads are busy, the scans between two readings of all threads read only the busy ones, up to
-//! `MAX_SCANS_PER_READING` - 1 of them. The node reads all threads nevertheless if another thread of the process ran.
+//! `MAX_SCANS_PER_FULL_READING` - 1 of them. The node reads all threads nevertheless if another thread of the process ran.
 //! So all threads of a busy process are read as often as those of an idle process that only masks confine.
 
 use crate::basics::{Nanos, Tid, prelude::*};

@@ -171,7 +171,7 @@ impl StatusPublisher {
         changes.begun.iter().for_each(|warning| log_begun(warning));
         changes.ended.iter().for_each(|warning| log_ended(&warning.code, &warning.job));
         // The warnings about single jobs come between these two.
-        let mut warnings = fault_warnings(warden.faults(), &warden.policy().own_cgroups);
+        let mut warnings = fault_warnings(warden.ongoing_failures(), &warden.policy().own_cgroups);
         let faults = warnings.len();
         warnings.extend(warnings_of_plan(plan_warnings));
         warnings.extend(loop_status.lateness.map(lateness_warning));

@@ -229,9 +229,9 @@ impl Run {
         }
         self.check_masks();
         assert!(
-            self.warden.faults().audit_violations.is_empty(),
+            self.warden.ongoing_failures().audit_violations.is_empty(),
             "{:?}",
-            self.warden.faults().audit_violations
+            self.warden.ongoing_failures().audit_violations
         );
         Some(report)
     }
