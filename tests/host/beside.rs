@@ -7,6 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use nix::unistd::Uid;
 use pjw_core::cpuset_group::CgroupCreator;
+use pjw_core::own_cgroups::CgroupPlace;
 use pjw_ipc::client::runtime_dir;
 use pjw_ipc::wire::Status;
 use pjw_tests::cpusets::cgroup_of_process;
@@ -40,7 +41,7 @@ fn two_daemons_beside_each_other_keep_jobs_of_one_name_in_cgroups_of_their_own()
         let request = json!({ "job": job, "cores": 1, "pids": [shell.pid()] });
         daemon.call::<Value>("Assign", &request).unwrap();
         let own = daemon.own_cgroups().unwrap();
-        let cgroup = own.job_path(&job.parse().unwrap(), CgroupCreator::Warden, false);
+        let cgroup = own.job_path(&job.parse().unwrap(), CgroupCreator::Warden, CgroupPlace::Usual);
         assert_eq!(cgroup_of_process(shell.pid()), Some(cgroup.clone()));
         let warnings = status(daemon).warnings;
         let warning = warnings.iter().find(|warning| warning.code == "beside").unwrap();

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::CgroupCreator;
+use pjw_core::own_cgroups::CgroupPlace;
 use pjw_tests::cpusets::find_hierarchy;
 use pjw_tests::daemon::{Daemon, Enforcement};
 use serde_json::{Value, json};
@@ -23,7 +24,11 @@ fn start_daemon(config: &str) -> Option<Daemon> {
 
 /// Returns the cgroup of a job, as in `/proc/PID/cgroup`.
 fn cgroup_of_job(daemon: &Daemon, job: &str) -> String {
-    daemon.own_cgroups().unwrap().job_path(&daemon.job_id(job).parse().unwrap(), CgroupCreator::Warden, false)
+    daemon.own_cgroups().unwrap().job_path(
+        &daemon.job_id(job).parse().unwrap(),
+        CgroupCreator::Warden,
+        CgroupPlace::Usual,
+    )
 }
 
 /// Returns the directory of a cgroup.

@@ -1,8 +1,8 @@
 //! The core map of a job: the CPUs that the job has, as pjwd publishes them to the programs in the job.
 
-use crate::basics::{CpuSet, Nanos};
+use crate::basics::{CpuSet, Nanos, Pu, prelude::*};
 use crate::state::WardenState;
-use crate::terms::{Job, Mode, Policy};
+use crate::terms::{Job, Mode, Policy, Tenure};
 
 /// The core map of a job: the PUs (CPUs) that the job has, as pjwd publishes them to the programs in the job
 /// in the files below `/run/pjwd/jobs/ID`.
@@ -31,14 +31,26 @@ impl CoreMap {
     }
 }
 
-/// Returns the core map of a job: the PUs that pjwd publishes to the programs in the job. It has the online
-/// PUs of the job's grant in `own`. The sets `borrowed`, `leaving` and `lent` are empty. `None` if pjw does
+/// Returns the core map of a job: the PUs that pjwd publishes to the programs in the job. `None` if pjw does
 /// not keep the job on PUs. This is so if the job has no grant (it waits for cores or is only observed), a
 /// command released the job, or `policy` does not enforce grants (its mode is not [`Mode::Enforce`]).
 #[must_use]
 pub fn core_map(state: &WardenState, policy: &Policy, job: &Job) -> Option<CoreMap> {
     let grant = job.active_grant().filter(|_| policy.mode == Mode::Enforce)?;
-    let own = grant.cpus.intersection(&state.pool.online_cpus());
-    let core_count = state.topology.overlapping_core_count(&own);
-    Some(CoreMap { own, core_count, ..CoreMap::default() })
+    let online = grant.cpus.intersection(&state.pool.online_cpus());
+    let core_count = state.topology.overlapping_core_count(&online);
+    match grant.tenure {
+        Tenure::Owned => {
+            let lent = state.pool.lent_cpus().intersection(&online);
+            Some(CoreMap { own: online, lent, core_count, ..CoreMap::default() })
+        }
+        Tenure::Borrowed | Tenure::Squeezed => {
+            let deadlines = online.iter().filter_map(|pu| Some((pu, state.lending.leaves_at(pu)?)));
+            let deadlines: Vec<(Pu, Nanos)> = deadlines.collect();
+            let leaving = deadlines.iter().map(|(pu, _)| *pu).collect();
+            let leaving_at = deadlines.iter().map(|(_, at)| *at).min();
+            Some(CoreMap { borrowed: online, leaving, leaving_at, core_count, ..CoreMap::default() })
+        }
+        Tenure::Frozen => Some(CoreMap::default()),
+    }
 }

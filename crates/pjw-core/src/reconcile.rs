@@ -6,8 +6,8 @@
 //! on any machine.
 //!
 //! ```text
-//! Snapshot ─> observe ─> recovery ─> membership ─> attempts ─> jobs, hotplug ─> commands ─> membership ─> jobs ─> unassigned
-//!          ─> cpusets ─> masks, pinning ─> Plan
+//! Snapshot ─> observe ─> recovery ─> membership ─> attempts ─> jobs, hotplug ─> commands ─> membership ─> jobs ─> lending
+//!          ─> unassigned ─> cpusets ─> masks, pinning ─> Plan
 //! ```
 
 use crate::basics::prelude::*;
@@ -15,8 +15,8 @@ use crate::next_scan::next_scan;
 use crate::phases::commands::types::{Command, Reply};
 use crate::phases::draft::{Draft, Output};
 use crate::phases::{
-    attempts, commands::serve, cpusets, cpusets::PendingCpusetChanges, hotplug, jobs, masks, membership,
-    observe, recovery, unassigned, unknown_masks,
+    attempts, commands::serve, cpusets, cpusets::PendingCpusetChanges, hotplug, jobs, lending, masks,
+    membership, observe, recovery, unassigned, unknown_masks,
 };
 use crate::state::{DirtySet, WardenState};
 use crate::terms::{Event, JobId, Plan, Policy, Record, Refusal, ScanRequest, ScanScope, Snapshot, Warning};
@@ -85,6 +85,7 @@ pub fn reconcile(
     membership::released::track_children(&mut draft);
     jobs::apply_scheduler_cpusets(&mut draft);
     jobs::serve_waiting(&mut draft);
+    lending::update(&mut draft);
     unassigned::update_and_report(&mut draft);
     hotplug::warn_incomplete_grants(&mut draft);
     let PendingCpusetChanges { actions: cpuset_actions, waiting_jobs } = cpusets::plan(&mut draft);

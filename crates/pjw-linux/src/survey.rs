@@ -129,7 +129,11 @@ pub fn read_cpuset_support() -> CpusetSupport {
     let is_root = nix::unistd::Uid::effective().is_root();
     let text = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let hierarchy = find_hierarchy(&mounts, is_root, &text, systemd::is_running());
-    CpusetSupport { hierarchy, affinity_persists: version::affinity_survives_by_version() }
+    CpusetSupport {
+        hierarchy,
+        affinity_persists: version::affinity_survives_by_version(),
+        ..CpusetSupport::default()
+    }
 }
 
 fn find_hierarchy(mounts: &CgroupMounts, is_root: bool, mount_lines: &str, systemd: bool) -> CpusetHierarchy {

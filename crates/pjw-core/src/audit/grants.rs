@@ -5,7 +5,7 @@ use crate::audit::violation::Violation;
 use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::Topology;
 use crate::state::{Holder, WardenState};
-use crate::terms::{GrantedBy, Job, JobId, Policy};
+use crate::terms::{Grant, GrantedBy, Job, JobId, Policy, PriorityClass, Tenure};
 
 /// A repeated check of the PUs that jobs hold against the invariants of pjw. Each violated invariant is a
 /// variant of [`Violation`]. One invariant is that no PU is granted to two jobs, unless at least one of the
@@ -35,6 +35,7 @@ pub struct GrantAudit {
 #[derive(Debug, Default)]
 struct AuditedGrant {
     cpus: CpuSet,
+    /// Whether the job need not be the only owner: other jobs may share the PUs, or the job borrows them.
     shared: bool,
 }
 
@@ -74,6 +75,7 @@ impl GrantAudit {
         for pu in changed_pus.iter() {
             concerned.extend(self.owners.get(&pu).into_iter().flatten().cloned());
             concerned.extend(state.pool.holder(pu).and_then(Holder::job).cloned());
+            concerned.extend(state.pool.borrower(pu).cloned());
         }
         self.check_pus(state, &changed_pus);
         for id in &concerned {
@@ -150,7 +152,7 @@ impl GrantAudit {
         let Some(job) = state.jobs.get(id) else { return before.cpus };
         let grant = job.grant.as_ref();
         let cpus = grant.map(|grant| grant.cpus.clone()).unwrap_or_default();
-        let shared = grant.is_some_and(|grant| grant.is_shared);
+        let shared = grant.is_some_and(|grant| grant.is_shared || grant.tenure != Tenure::Owned);
         if !shared {
             for pu in cpus.iter() {
                 self.owners.entry(pu).or_default().insert(id.clone());
@@ -187,6 +189,10 @@ impl GrantAudit {
         };
         if grant.cpus.is_empty() {
             found.push(Violation::EmptyGrant { job: id.clone() });
+        }
+        if grant.tenure != Tenure::Owned {
+            found.extend(borrowed_wrongly(state, job, grant, held));
+            return found;
         }
         // PUs that were offline when the daemon was restarted are not in the topology, and still belong to the job.
         let granted = grant.cpus.intersection(&self.machine);
@@ -245,6 +251,33 @@ impl GrantAudit {
         };
         both.into_iter().map(violation).collect()
     }
+}
+
+/// What is wrong with the grant of a job that borrows its PUs. The pool is the ledger of borrowers: it has one for each PU.
+fn borrowed_wrongly(state: &WardenState, job: &Job, grant: &Grant, held: CpuSet) -> Vec<Violation> {
+    let mut found = Vec::new();
+    if !held.is_empty() {
+        found.push(Violation::GrantDiffersFromPool { job: job.id.clone(), granted: CpuSet::new(), held });
+    }
+    let borrowed = state.pool.borrowed_by(&job.id);
+    let expected = if grant.tenure == Tenure::Borrowed { grant.cpus.clone() } else { CpuSet::new() };
+    if borrowed != expected {
+        let (job, granted) = (job.id.clone(), expected);
+        found.push(Violation::GrantDiffersFromPool { job, granted, held: borrowed.clone() });
+    }
+    let may_not_lend = |pu: &Pu| match state.pool.holder(*pu) {
+        Some(Holder::Free) => false,
+        Some(Holder::Job(owner)) => state.jobs.get(owner).is_none_or(|owner| {
+            let class = owner.request.as_ref().map(|request| request.class);
+            class != Some(PriorityClass::Guaranteed)
+        }),
+        Some(Holder::Housekeeping) | None => true,
+    };
+    let cpus: CpuSet = borrowed.iter().filter(may_not_lend).collect();
+    if !cpus.is_empty() {
+        found.push(Violation::BorrowedFromNonLender { job: job.id.clone(), cpus });
+    }
+    found
 }
 
 /// The PUs of the core of each PU, by the number of the PU. Empty for a number that no core has.

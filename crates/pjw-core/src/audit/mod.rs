@@ -13,7 +13,7 @@ pub use violation::{MaskActionProblem, Violation};
 
 use crate::basics::{CpuSet, Pid, ThreadId, prelude::*};
 use crate::state::{MaskEntry, Member, WardenState};
-use crate::terms::{MaskAction, MaskActionKind, Plan, Policy};
+use crate::terms::{MaskAction, MaskActionKind, Plan, Policy, Tenure};
 
 /// Checks a plan, and the state from which the plan was made, against the invariants of pjw. Each violated
 /// invariant is a variant of [`Violation`]. One invariant is that no PU is granted to two jobs, unless at
@@ -126,7 +126,8 @@ fn check_keep_off(state: &WardenState, granted: &CpuSet, action: &MaskAction) ->
         found.push(MaskActionProblem::NotTheJobsThread);
     }
     if granted.intersects(target_mask) {
-        let others = state.jobs.values().filter_map(|job| Some(&job.grant.as_ref()?.cpus));
+        let owned = state.jobs.values().filter_map(|job| job.grant.as_ref());
+        let others = owned.filter(|grant| grant.tenure == Tenure::Owned).map(|grant| &grant.cpus);
         let outside = |grant: &CpuSet| MaskActionProblem::MaskOutsideGrant {
             mask: target_mask.clone(),
             grant: grant.clone(),

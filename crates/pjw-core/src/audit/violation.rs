@@ -53,6 +53,14 @@ pub enum Violation {
         /// The housekeeping PUs that the job holds.
         cpus: CpuSet,
     },
+    /// A job borrows PUs that are neither free nor owned by a job of the class guaranteed.
+    #[error("{job} borrows {cpus}, whose owner does not lend")]
+    BorrowedFromNonLender {
+        /// The job that borrows the PUs.
+        job: JobId,
+        /// Those of the borrowed PUs that nobody may lend.
+        cpus: CpuSet,
+    },
     /// A job has a grant that contains no PU.
     #[error("{job} was granted no PU at all")]
     EmptyGrant {
@@ -202,6 +210,7 @@ impl Violation {
             Violation::GrantDiffersFromPool { job, .. }
             | Violation::TwoOwners { job, .. }
             | Violation::HousekeepingGranted { job, .. }
+            | Violation::BorrowedFromNonLender { job, .. }
             | Violation::EmptyGrant { job }
             | Violation::GrantOutsideMachine { job, .. }
             | Violation::SplitCore { job, .. }

@@ -9,13 +9,13 @@ use crate::basics::{CpuSet, Pu, cpus_text, prelude::*};
 use crate::machine::Topology;
 use crate::phases::draft::{Draft, warn};
 use crate::phases::jobs;
-use crate::terms::{CpuRequest, Event, EventKind, Grant, GrantedBy, Job, JobId};
+use crate::terms::{CpuRequest, Event, EventKind, Grant, Job, JobId};
 
 /// Gives other cores to the jobs that lost cores, near their remaining cores if possible.
 pub(crate) fn replace_lost_cores(draft: &mut Draft<'_>) {
     let online = draft.state.pool.online_cpus();
     let lost_by = |job: &Job| {
-        let lost = lost(&draft.state.topology, job.grant_by(GrantedBy::Warden)?, &online);
+        let lost = lost(&draft.state.topology, job.owned_grant()?, &online);
         (!lost.is_empty()).then(|| (job.id.clone(), lost))
     };
     let jobs = draft.jobs_to_plan();
@@ -74,7 +74,7 @@ fn report_change(draft: &mut Draft<'_>, id: &JobId, lost: &CpuSet, what: &str) {
 
 /// Whether the job holds less than it requested.
 pub(crate) fn has_fewer_than_requested(topology: &Topology, job: &Job) -> bool {
-    let grant = job.grant_by(GrantedBy::Warden).filter(|grant| !grant.is_shared);
+    let grant = job.owned_grant().filter(|grant| !grant.is_shared);
     let Some((grant, request)) = grant.zip(job.request.as_ref()) else { return false };
     match &request.cpu_request {
         CpuRequest::Cores(cores) => topology.overlapping_core_count(&grant.cpus) < *cores,

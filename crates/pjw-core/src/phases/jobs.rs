@@ -6,7 +6,7 @@ use crate::phases::draft::{Draft, warn};
 use crate::state::{Offer, WardenState};
 use crate::terms::{
     Cgroup, CpuRequest, EndCondition, Event, EventKind, ExhaustionPolicy, Grant, GrantedBy, Job, JobId,
-    JobRequest, Observed, Policy, Record, Refusal,
+    JobRequest, Observed, Policy, Record, Refusal, Tenure,
 };
 
 /// Removes the jobs that have ended. Their PUs are free within the same cycle.
@@ -121,6 +121,7 @@ pub(crate) fn apply_scheduler_cpusets(draft: &mut Draft<'_>) {
             granted_at,
             reasons,
             second_best: String::new(),
+            tenure: Tenure::Owned,
         };
         set_grant(draft, &id, grant);
     }
@@ -168,7 +169,7 @@ pub(crate) fn serve_waiting(draft: &mut Draft<'_>) {
         .state
         .jobs
         .without_cores()
-        .filter(|job| job.grant.is_none() && !job.was_released)
+        .filter(|job| job.grant.is_none() && !job.was_released && !job.is_borrower())
         .cloned()
         .collect();
     waiting.sort_by(|a, b| (a.detected_at, &a.id).cmp(&(b.detected_at, &b.id)));
@@ -229,11 +230,18 @@ pub(crate) fn grant_offer(draft: &mut Draft<'_>, id: &JobId, offer: &Offer, shar
     let Offer { cpus, reasons, second_best, .. } = offer.clone();
     let (may_split_cores, granted_at) = (draft.policy.share_smt, draft.now.since_boot);
     let granted_by = GrantedBy::Warden;
-    set_grant(
-        draft,
-        id,
-        Grant { cpus, granted_by, is_shared: shared, may_split_cores, granted_at, reasons, second_best },
-    );
+    let tenure = Tenure::Owned;
+    let grant = Grant {
+        cpus,
+        granted_by,
+        is_shared: shared,
+        may_split_cores,
+        granted_at,
+        reasons,
+        second_best,
+        tenure,
+    };
+    set_grant(draft, id, grant);
 }
 
 fn set_grant(draft: &mut Draft<'_>, id: &JobId, grant: Grant) {

@@ -12,7 +12,9 @@ use crate::phases::overload::overloaded_threads;
 use crate::phases::pinning::{HotThread, choose_pins};
 use crate::phases::{attempts::ReportedAttempts, draft::Draft};
 use crate::state::{MaskEntry, Member, MemberThread, WardenState};
-use crate::terms::{Event, EventKind, JobId, MaskAction, MaskActionKind, OversubscriptionPolicy, Policy};
+use crate::terms::{
+    Event, EventKind, Job, JobId, MaskAction, MaskActionKind, OversubscriptionPolicy, Policy,
+};
 
 /// Plans the affinity masks of all jobs. The masks of the jobs in `waiting_jobs` wait for their cpusets. `reported` contains the
 /// violations that were reported already.
@@ -184,18 +186,29 @@ fn is_isolated(draft: &Draft<'_>, id: &JobId) -> bool {
 }
 
 /// Chooses the PUs to which threads are pinned. In an isolated partition the kernel does not balance threads between
-/// PUs, so every thread is pinned.
+/// PUs, so every thread is pinned. The threads of a borrower are not pinned, because its PUs change often. An owner uses the
+/// PUs that are not lent first.
 fn pins(draft: &Draft<'_>, id: &JobId, grant: &CpuSet, plans: &[ThreadPlan<'_>]) -> BTreeMap<ThreadId, Pu> {
+    if draft.state.jobs.get(id).is_some_and(Job::is_borrower) {
+        return BTreeMap::new();
+    }
     let is_isolated = is_isolated(draft, id);
     let is_candidate =
         |plan: &&ThreadPlan<'_>| if is_isolated { plan.in_cpuset } else { plan.thread.demand.is_hot };
     let mut candidates: Vec<&ThreadPlan<'_>> = plans.iter().filter(is_candidate).collect();
     candidates.sort_by_key(|plan| !plan.thread.demand.is_hot);
-    let threads: Vec<HotThread> = candidates.into_iter().map(|plan| hot_thread(plan, grant)).collect();
+    let kept = grant.difference(&draft.state.pool.lent_cpus());
+    let kept = if kept.is_empty() { grant } else { &kept };
+    let with_kept = |hot_thread: HotThread| {
+        let mask = if hot_thread.mask == *grant { kept.clone() } else { hot_thread.mask };
+        HotThread { mask, ..hot_thread }
+    };
+    let threads: Vec<HotThread> =
+        candidates.into_iter().map(|plan| with_kept(hot_thread(plan, grant))).collect();
     let spread = OversubscriptionPolicy::Spread;
     let pin_all = || Policy { pin_hot_threads: true, oversubscription: spread, ..draft.policy.clone() };
     let pin_all = is_isolated.then(pin_all);
-    choose_pins(&draft.state.topology, grant, &threads, pin_all.as_ref().unwrap_or(draft.policy))
+    choose_pins(&draft.state.topology, kept, &threads, pin_all.as_ref().unwrap_or(draft.policy))
 }
 
 /// A thread as input for [`choose_pins`] and [`overloaded_threads`].

@@ -7,6 +7,7 @@ pub mod cpusets;
 pub(crate) mod draft;
 pub(crate) mod hotplug;
 pub(crate) mod jobs;
+pub mod lending;
 pub(crate) mod masks;
 pub(crate) mod membership;
 pub(crate) mod observe;

@@ -14,15 +14,15 @@ use crate::state::{Holder, Member, WardenState};
 use crate::terms::{
     Cgroup, CgroupCreator, CpuRequest, CpusetHierarchy, CpusetRecord, CpusetSpec, EndCondition, Event,
     EventKind, Grant, GrantedBy, Job, JobCpuset, JobRequest, LeftoverCpuset, Mode, Observed, Placement,
-    Policy, Process, Warning,
+    Policy, PriorityClass, Process, Tenure, Warning, own_cgroups::CgroupPlace,
 };
 
 /// A found cgroup, and what the scan says about it.
 struct Candidate {
     found: LeftoverCpuset,
     job_cpuset: JobCpuset,
-    /// Whether the cgroup is that of an isolated partition.
-    isolated: bool,
+    /// The place of the cgroup: it says whether the job has an isolated partition, or is of the class besteffort.
+    place: CgroupPlace,
     cgroup: Cgroup,
     /// The processes in the cgroup, oldest first, each with its user.
     processes: Vec<(ProcessId, Uid)>,
@@ -62,7 +62,7 @@ fn candidate(draft: &Draft<'_>, found: LeftoverCpuset, cgroup: &Cgroup) -> Optio
         CpusetHierarchy::Systemd => CgroupCreator::Systemd,
         CpusetHierarchy::Unified | CpusetHierarchy::Legacy => CgroupCreator::Warden,
     };
-    let (job, isolated) = draft.policy.own_cgroups.job_at_path(&found.path, creator)?;
+    let (job, place) = draft.policy.own_cgroups.job_at_path(&found.path, creator)?;
     let cpuset = cgroup.cpuset.as_ref();
     let nodes: CpuSet = draft.state.topology.domains(Level::NumaNode).map(|node| Pu(node.number)).collect();
     let spec = CpusetSpec {
@@ -72,13 +72,15 @@ fn candidate(draft: &Draft<'_>, found: LeftoverCpuset, cgroup: &Cgroup) -> Optio
             .map(|cpuset| cpuset.mems.clone())
             .filter(|mems| !mems.is_empty() && !nodes.is_subset(mems)),
         isolated: cpuset.is_some_and(|cpuset| cpuset.isolated),
+        idle: place == CgroupPlace::Besteffort,
+        frozen: false,
     };
     let inside = draft.state.processes.within_cgroup(&found.path).map(|known| &known.process);
     let mut inside: Vec<&Process> = inside.filter(|process| process.id.pid != Pid(1)).collect();
     inside.sort_by_key(|process| (process.id.start, process.id.pid));
     let processes = inside.into_iter().map(|process| (process.id, process.uid)).collect();
     let job_cpuset = JobCpuset { job, creator, path: found.path.clone(), spec };
-    Some(Candidate { found, job_cpuset, isolated, cgroup: cgroup.clone(), processes })
+    Some(Candidate { found, job_cpuset, place, cgroup: cgroup.clone(), processes })
 }
 
 fn recover(draft: &mut Draft<'_>, candidate: &Candidate) {
@@ -131,6 +133,9 @@ fn fate(state: &WardenState, candidate: &Candidate) -> Fate {
     if found.owner.is_none() && allows_every_pu(state, cgroup) {
         return Fate::Removed(None);
     }
+    if candidate.place == CgroupPlace::Besteffort {
+        return Fate::Kept(cpuset.effective_cpus.clone());
+    }
     let cpus = &cpuset.effective_cpus;
     let unknown = cpus.difference(state.topology.cpus());
     if cpus.is_empty() || !unknown.is_empty() {
@@ -153,7 +158,7 @@ fn fate(state: &WardenState, candidate: &Candidate) -> Fate {
 
 /// Makes the job of a cpuset, if the journal does not know it.
 fn keep(draft: &mut Draft<'_>, candidate: &Candidate, cpus: &CpuSet) {
-    let Candidate { found, job_cpuset: JobCpuset { job: id, path, spec, .. }, isolated, processes, .. } =
+    let Candidate { found, job_cpuset: JobCpuset { job: id, path, spec, .. }, place, processes, .. } =
         candidate;
     if draft.state.jobs.get(id).is_some_and(|job| job.grant.is_some()) {
         return;
@@ -169,9 +174,17 @@ fn keep(draft: &mut Draft<'_>, candidate: &Candidate, cpus: &CpuSet) {
     } else {
         (CpuRequest::Exactly(cpus.clone()), Placement::Explicit)
     };
-    let (bind_memory, isolated) = (spec.mems.is_some(), *isolated);
-    let request = JobRequest { cpu_request, placement, bind_memory, isolated, ..JobRequest::of_cores(0) };
+    let (bind_memory, isolated) = (spec.mems.is_some(), *place == CgroupPlace::Partition);
+    let borrows = *place == CgroupPlace::Besteffort;
+    let class = if borrows { PriorityClass::Besteffort } else { PriorityClass::Normal };
+    let request =
+        JobRequest { cpu_request, placement, bind_memory, isolated, class, ..JobRequest::of_cores(0) };
     job.request.get_or_insert(request);
+    if borrows {
+        // The phase `lending` gives it cores to borrow.
+        draft.put_job(job);
+        return;
+    }
     job.grant = Some(Grant {
         cpus: cpus.clone(),
         granted_by: GrantedBy::Warden,
@@ -181,6 +194,7 @@ fn keep(draft: &mut Draft<'_>, candidate: &Candidate, cpus: &CpuSet) {
         granted_at: draft.now.since_boot,
         reasons: vec![format!("the cpuset of {path} was found with these CPUs, and no record of the job")],
         second_best: String::new(),
+        tenure: Tenure::Owned,
     });
     draft.state.pool.restore_grant(id, cpus);
     draft.put_job(job);

@@ -10,7 +10,7 @@ pub mod grant_counts;
 
 use crate::basics::{CpuSet, Pid, Uid, prelude::*};
 use crate::state::jobs::grant_counts::GrantCounts;
-use crate::terms::{Job, JobId};
+use crate::terms::{Job, JobId, PriorityClass, Tenure};
 
 /// All jobs on this machine that pjw knows, with indexes by id, owner, cgroup and session. Jobs without PUs
 /// are included. A job that a command has released ([`Job::was_released`]) is included as long as its batch
@@ -23,6 +23,8 @@ pub struct Jobs {
     by_session: BTreeMap<Pid, BTreeSet<JobId>>,
     without_cores: BTreeSet<JobId>,
     without_processes: BTreeSet<JobId>,
+    borrowers: BTreeSet<JobId>,
+    owners_that_lend: BTreeSet<JobId>,
     /// How many grants contain each PU.
     granted: GrantCounts,
     /// The same of the grants that may overlap with others.
@@ -129,12 +131,14 @@ impl Jobs {
         for (index, is_in) in [
             (&mut self.without_cores, job.active_grant().is_none()),
             (&mut self.without_processes, job.empty_since.is_some()),
+            (&mut self.borrowers, job.is_borrower()),
+            (&mut self.owners_that_lend, job.has_class(PriorityClass::Guaranteed)),
         ] {
             if is_in {
                 index.insert(id.clone());
             }
         }
-        if let Some(grant) = &job.grant {
+        if let Some(grant) = job.grant.as_ref().filter(|grant| grant.tenure == Tenure::Owned) {
             self.granted.add(&grant.cpus);
             if grant.is_shared {
                 self.shared.add(&grant.cpus);
@@ -157,10 +161,15 @@ impl Jobs {
         for session in &job.sessions {
             remove_from(&mut self.by_session, session, id);
         }
-        for index in [&mut self.without_cores, &mut self.without_processes] {
+        for index in [
+            &mut self.without_cores,
+            &mut self.without_processes,
+            &mut self.borrowers,
+            &mut self.owners_that_lend,
+        ] {
             index.remove(id);
         }
-        if let Some(grant) = &job.grant {
+        if let Some(grant) = job.grant.as_ref().filter(|grant| grant.tenure == Tenure::Owned) {
             self.granted.remove(&grant.cpus);
             if grant.is_shared {
                 self.shared.remove(&grant.cpus);
@@ -213,7 +222,23 @@ impl Jobs {
         self.without_processes.iter().filter_map(|id| self.get(id))
     }
 
-    /// Returns, for each PU, the number of jobs to which the PU is granted.
+    /// Iterates over the jobs of the class besteffort, which borrow cores.
+    pub fn borrowers(&self) -> impl Iterator<Item = &Job> {
+        self.borrowers.iter().filter_map(|id| self.get(id))
+    }
+
+    /// Iterates over the jobs of the class guaranteed, whose idle cores may be lent.
+    pub fn owners_that_lend(&self) -> impl Iterator<Item = &Job> {
+        self.owners_that_lend.iter().filter_map(|id| self.get(id))
+    }
+
+    /// Whether there is a job of the class besteffort, which borrows cores.
+    #[must_use]
+    pub fn has_borrowers(&self) -> bool {
+        !self.borrowers.is_empty()
+    }
+
+    /// Returns, for each PU, the number of jobs that own the PU: it is granted to them, and not borrowed.
     #[must_use]
     pub fn grant_counts(&self) -> &GrantCounts {
         &self.granted

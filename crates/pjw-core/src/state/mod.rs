@@ -5,6 +5,7 @@ pub mod cpusets;
 pub mod demand;
 pub mod dirty;
 pub mod jobs;
+pub mod lending;
 pub mod lineage;
 pub mod masks;
 pub mod members;

@@ -1,4 +1,5 @@
-//! The pool: which job holds each PU. The pool has one entry per PU, so a PU can't have two holders.
+//! The pool: which job holds each PU, and which job borrows it. The pool has one entry per PU, so a PU can't have two
+//! holders or two borrowers.
 
 use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::Topology;
@@ -48,6 +49,8 @@ pub struct PuPool {
     version: u64,
     /// PUs that are housekeeping, or become housekeeping once the job that holds them releases them.
     reserved: CpuSet,
+    /// The job that borrows each borrowed PU. The holder of such a PU is nobody, or the job that lends the PU.
+    borrowers: BTreeMap<Pu, JobId>,
 }
 
 /// Two pools are equal if all PUs have the same holders and an offer for one is valid for the other.
@@ -56,6 +59,7 @@ impl PartialEq for PuPool {
         self.version == other.version
             && self.offline == other.offline
             && self.reserved == other.reserved
+            && self.borrowers == other.borrowers
             && self.holders().eq(other.holders())
     }
 }
@@ -81,7 +85,8 @@ impl PuPool {
         }
         let holders = vec![Holder::Free, Holder::Housekeeping];
         let (cpus, reserved) = (topology.cpus().clone(), housekeeping.clone());
-        Self { entries, holders, cpus, offline: CpuSet::new(), version: 0, reserved }
+        let (offline, borrowers) = (CpuSet::new(), BTreeMap::new());
+        Self { entries, holders, cpus, offline, version: 0, reserved, borrowers }
     }
 
     /// Returns the holder of a PU. The holder of a free PU is [`Holder::Free`]. Returns `None` if the machine
@@ -128,6 +133,45 @@ impl PuPool {
     #[must_use]
     pub fn pus_of(&self, job: &JobId) -> CpuSet {
         self.place_of(job).map(|place| self.held_at(place)).unwrap_or_default()
+    }
+
+    /// Returns the job that borrows a PU. `None` if no job borrows it.
+    #[must_use]
+    pub fn borrower(&self, pu: Pu) -> Option<&JobId> {
+        self.borrowers.get(&pu)
+    }
+
+    /// Iterates over the borrowed PUs with their borrowers, in ascending order of the kernel's PU numbers.
+    pub fn borrowers(&self) -> impl Iterator<Item = (Pu, &JobId)> {
+        self.borrowers.iter().map(|(&pu, borrower)| (pu, borrower))
+    }
+
+    /// Returns the PUs that the job borrows. Empty if it borrows none.
+    #[must_use]
+    pub fn borrowed_by(&self, job: &JobId) -> CpuSet {
+        self.borrowers().filter(|(_, borrower)| *borrower == job).map(|(pu, _)| pu).collect()
+    }
+
+    /// Returns the PUs that are granted to a job and borrowed by another one.
+    #[must_use]
+    pub fn lent_cpus(&self) -> CpuSet {
+        let has_owner = |pu: &Pu| self.holder(*pu).is_some_and(|holder| holder.job().is_some());
+        self.borrowers.keys().copied().filter(has_owner).collect()
+    }
+
+    /// Replaces the PUs that a job borrows. Returns those PUs of `cpus` that another job borrows: the job does
+    /// not get them. The holders of the PUs stay as they are, and so do the offers of the allocator.
+    pub fn set_borrowed(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
+        self.borrowers.retain(|_, borrower| borrower != job);
+        let mut taken = CpuSet::new();
+        for pu in cpus.iter() {
+            if self.borrowers.contains_key(&pu) {
+                taken.insert(pu);
+            } else {
+                self.borrowers.insert(pu, job.clone());
+            }
+        }
+        taken
     }
 
     /// Returns the number of changes of the pool since its creation. An [`Offer`] is valid only if this
@@ -201,8 +245,9 @@ impl PuPool {
 
     /// Takes all PUs from the job, and returns them. A PU that was reserved for the system while the job held
     /// it becomes a housekeeping PU. All other PUs become free. Returns the empty set if the job holds no
-    /// PUs.
+    /// PUs. Also ends the borrowing of PUs by this job.
     pub fn release(&mut self, job: &JobId) -> CpuSet {
+        self.set_borrowed(job, &CpuSet::new());
         let held = self.pus_of(job);
         self.give(job, &CpuSet::new());
         held

@@ -5,7 +5,7 @@ use crate::machine::topology::Topology;
 use crate::state::masks::entry::MaskEntry;
 use crate::state::masks::request::{MaskRequest, MaskWriter};
 use crate::state::{members::Member, pool::PuPool, warden::WardenState};
-use crate::terms::{Job, Record};
+use crate::terms::{Job, Record, Tenure};
 
 impl WardenState {
     /// Returns the journal records from which [`WardenState::apply_record`] can restore this state. To shorten the
@@ -93,6 +93,11 @@ impl WardenState {
             return true;
         };
         let here = grant.cpus.intersection(self.topology.cpus());
+        if grant.tenure != Tenure::Owned {
+            let borrowed = if grant.tenure == Tenure::Borrowed { here.clone() } else { CpuSet::new() };
+            self.pool.set_borrowed(&job.id, &borrowed);
+            return !here.is_empty();
+        }
         if grant.is_shared {
             self.pool.claim(&job.id, &here);
             return !here.is_empty();

@@ -12,8 +12,9 @@ use crate::machine::topology::Topology;
 use crate::state::attempts::{AffinityRequesters, ReportedCount};
 use crate::state::members::{Member, MemberThread, Members};
 use crate::state::{
-    cpusets::CpusetRegistry, dirty::DirtySet, jobs::Jobs, lineage::Lineage, masks::entry::MaskEntry,
-    masks::request::MaskLimits, masks::target::target_mask, pool::PuPool, processes::Processes,
+    cpusets::CpusetRegistry, dirty::DirtySet, jobs::Jobs, lending::LendingState, lineage::Lineage,
+    masks::entry::MaskEntry, masks::request::MaskLimits, masks::target::target_mask, pool::PuPool,
+    processes::Processes,
 };
 use crate::terms::{
     Cgroup, Grant, GrantedBy, IdleGroup, IdleWatch, JobId, MaskAction, MaskActionKind, Observed, Process,
@@ -32,6 +33,8 @@ pub struct WardenState {
     pub pool: PuPool,
     /// All jobs on this machine, including the jobs to which no PUs are granted.
     pub jobs: Jobs,
+    /// How many cores each owner of lendable cores uses, and which borrowed PUs are to be taken back.
+    pub lending: LendingState,
     /// All processes of the machine, each as the last scan that read it found it.
     pub processes: Processes,
     /// The processes that belong to jobs, with their threads.
@@ -115,6 +118,7 @@ impl WardenState {
             topology,
             pool,
             jobs: Jobs::default(),
+            lending: LendingState::default(),
             processes: Processes::default(),
             members: Members::default(),
             processes_to_restore: BTreeMap::new(),

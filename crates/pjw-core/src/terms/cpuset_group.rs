@@ -31,6 +31,25 @@ pub struct CpusetSupport {
     /// and later. An older kernel gives every thread the whole cpuset when the cpuset is written or the
     /// thread enters another cpuset.
     pub affinity_persists: bool,
+    /// Whether the jobs of the class besteffort can run at idle priority, so that the kernel gives a PU to
+    /// its owner as soon as the owner wakes up.
+    pub idle_priority: IdlePriority,
+    /// Whether pjw can freeze the processes of a job cpuset.
+    pub can_freeze: bool,
+}
+
+/// Whether pjw can give a job idle priority (`cpu.idle` of a cgroup directly below the root of the hierarchy
+/// of the cpu controller). Idle priority counts only among cgroups with the same parent, so a thread with the
+/// policy `SCHED_IDLE` in a cgroup of its own competes with the other cgroups as any other thread.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum IdlePriority {
+    /// pjw can give a job idle priority.
+    Available,
+    /// pjw can't give a job idle priority.
+    Unavailable {
+        /// The reason and the remedy, in one sentence for users.
+        why: String,
+    },
 }
 
 /// The cgroup hierarchy in which pjw creates cpusets, and whether systemd or pjw itself creates the cgroups
@@ -60,6 +79,10 @@ impl Default for CpusetSupport {
                 why: "the cpusets of this node were not probed".to_owned(),
             },
             affinity_persists: true,
+            idle_priority: IdlePriority::Unavailable {
+                why: "the idle priority of this node was not probed".to_owned(),
+            },
+            can_freeze: false,
         }
     }
 }
@@ -89,14 +112,27 @@ pub struct CpusetSpec {
     /// Whether the cpuset is an isolated partition. No other cgroup may then use its PUs, and the kernel does
     /// not balance load on them (Documentation/admin-guide/cgroup-v2.rst, `cpuset.cpus.partition`).
     pub isolated: bool,
+    /// Whether the processes in the cpuset run at idle priority (`cpu.idle`): a process of a usual cgroup
+    /// that wakes up on the same PU runs at once. True for jobs of the class besteffort.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub idle: bool,
+    /// Whether the processes in the cpuset are frozen (`cgroup.freeze`), so that none of them runs.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub frozen: bool,
+}
+
+// serde passes a reference.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 impl CpusetSpec {
     /// Makes the settings of a cpuset with the PUs `cpus` and the memory of all NUMA nodes. The cpuset is not
-    /// an isolated partition.
+    /// an isolated partition, and its processes run at their usual priority.
     #[must_use]
     pub fn from_cpus(cpus: CpuSet) -> Self {
-        Self { cpus, mems: None, isolated: false }
+        Self { cpus, mems: None, isolated: false, idle: false, frozen: false }
     }
 }
 

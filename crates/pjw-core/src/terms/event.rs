@@ -33,8 +33,13 @@ pub enum EventKind {
     Repaired,
     /// A command of a client to change a job was refused.
     Refused,
-    /// Cores were taken back from a job, because a batch system granted these cores to another job.
+    /// Idle cores of a job of the class guaranteed were lent to a job of the class besteffort.
+    Lent,
+    /// Cores were taken back from a job, or will be taken back after `revocation_grace`: a batch system granted
+    /// these cores to another job, or the job had borrowed them and their owner needs them.
     Revoked,
+    /// Lent cores are available to their owner again.
+    Returned,
     /// Busy threads of a job were pinned to one PU each.
     Rebalanced,
     /// PUs of the machine went online or offline.

@@ -9,8 +9,10 @@ use thiserror::Error;
 use crate::basics::{CpuSet, Nanos, Pid, Uid, UnixMillis, prelude::*};
 use crate::machine::Topology;
 
+mod grant;
 mod wanted_cores;
 
+pub use grant::{Grant, GrantedBy, Tenure};
 pub use wanted_cores::WantedCores;
 
 /// The system that started a job, as the first part of the job's id: a batch system, a user's command, or a
@@ -184,19 +186,20 @@ impl<'de> Deserialize<'de> for JobId {
     }
 }
 
-/// The priority class of a job. Only the class `Guaranteed` has an effect: a defragmentation does not move a
-/// job of this class to other cores. A defragmentation (`pjwctl defrag`, for administrators) moves jobs so
-/// that the cores of each job are close together and larger requests fit. A job of any class, even
-/// `Guaranteed`, can lose cores that a batch system grants to another job.
+/// The priority class of a job: whether the job has cores of its own, and whether pjw may lend the cores that
+/// it leaves idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PriorityClass {
-    /// A defragmentation does not move the job to other cores.
+    /// The job has cores of its own. Cores that it leaves idle may be lent to jobs of the class `Besteffort`,
+    /// and come back when it needs them. A defragmentation does not move the job to other cores.
     Guaranteed,
-    /// The default class. A defragmentation may move the job to other cores.
+    /// The default class. The job has cores of its own, which are never lent. A defragmentation may move the
+    /// job to other cores.
     #[default]
     Normal,
-    /// Treated as `Normal`.
+    /// The job has no cores of its own. It runs on free cores and on cores that jobs of the class
+    /// `Guaranteed` leave idle, at idle priority.
     Besteffort,
 }
 
@@ -229,6 +232,14 @@ pub enum CpuRequest {
 }
 
 impl CpuRequest {
+    /// Whether the request is for no core or PU at all.
+    pub(crate) fn is_none_requested(&self) -> bool {
+        match self {
+            CpuRequest::Cores(count) | CpuRequest::Pus(count) => *count == 0,
+            CpuRequest::Exactly(cpus) => cpus.is_empty(),
+        }
+    }
+
     /// Returns the number of cores that this request needs on the machine with the given topology. For a
     /// number of PUs, the result may be too high if the cores of the machine have different numbers of PUs:
     /// the request may then fit on fewer cores.
@@ -281,51 +292,6 @@ impl JobRequest {
             isolated: false,
         }
     }
-}
-
-/// Who chose the PUs of a grant: pjw, or the batch system that started the job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum GrantedBy {
-    /// pjw chose the PUs.
-    Warden,
-    /// The batch system of the job chose the PUs. pjw never widens such a grant.
-    Scheduler,
-}
-
-/// A grant: the PUs that a job holds, who chose these PUs (pjw or a batch system), and the reasons.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Grant {
-    /// The PUs (logical CPUs) that the job holds by this grant.
-    pub cpus: CpuSet,
-    /// Who chose the PUs: pjw or the batch system.
-    pub granted_by: GrantedBy,
-    /// Whether other jobs or the system may hold some of the PUs too. True in each of these cases:
-    ///
-    /// - pjw granted PUs of other jobs because of the setting `on_exhausted = "share"`.
-    /// - A batch system chose PUs that another job holds, or PUs that are reserved for the system.
-    ///
-    /// The pool of PUs ([`PuPool`](crate::state::pool::PuPool)) records only one holder for each of these
-    /// PUs.
-    #[serde(rename = "shared")]
-    pub is_shared: bool,
-    /// Whether the grant may contain only some PUs (SMT siblings) of a core, so that another job may hold the
-    /// others. True in each of these cases:
-    ///
-    /// - The setting `share_smt` was on when pjw made the grant.
-    /// - The batch system chose the PUs.
-    /// - The grant was recovered from a cpuset that has only some PUs of a core.
-    #[serde(default, rename = "by_pus")]
-    pub may_split_cores: bool,
-    /// The time at which the PUs were granted, in ns since boot.
-    #[serde(default, rename = "since")]
-    pub granted_at: Nanos,
-    /// The reasons why these PUs were chosen, one sentence each, for `pjwctl explain`.
-    #[serde(rename = "because")]
-    pub reasons: Vec<String>,
-    /// The second-best set of PUs, described in a sentence. Empty if there was no second set.
-    #[serde(rename = "runner_up")]
-    pub second_best: String,
 }
 
 /// The condition under which a job ends, not a duration. A normal job ends with its last process. A
@@ -418,11 +384,28 @@ impl Job {
         self.grant.as_ref().filter(|_| !self.was_released)
     }
 
+    /// Whether the job borrows the cores on which it runs: its class is besteffort.
+    #[must_use]
+    pub fn is_borrower(&self) -> bool {
+        self.has_class(PriorityClass::Besteffort)
+    }
+
+    /// Whether the job has a request of this class.
+    pub(crate) fn has_class(&self, class: PriorityClass) -> bool {
+        self.request.as_ref().is_some_and(|request| request.class == class)
+    }
+
     /// Returns the grant of the job if its PUs were chosen by `granted_by` (pjw or the batch system). Returns
     /// `None` if the job has no grant, or if the PUs were not chosen by `granted_by`.
     #[must_use]
     pub fn grant_by(&self, granted_by: GrantedBy) -> Option<&Grant> {
         self.grant.as_ref().filter(|grant| grant.granted_by == granted_by)
+    }
+
+    /// Returns the grant of the job if pjw chose its PUs and the job owns them. Returns `None` for a job that
+    /// borrows its PUs.
+    pub(crate) fn owned_grant(&self) -> Option<&Grant> {
+        self.grant_by(GrantedBy::Warden).filter(|grant| grant.tenure == Tenure::Owned)
     }
 
     /// Returns the largest number of cores that the job may want on the machine with this topology. A job of class

@@ -8,6 +8,10 @@ use crate::terms::job::{JobId, JobSource};
 /// name is followed by `_` and [`HASH_DIGITS`] digits.
 const NAME: &str = "pjw";
 
+/// The end of the name of the cgroup that contains the cgroups of jobs of the class besteffort. It has no `-`, so that
+/// systemd makes the slice directly below the root: idle priority counts only among cgroups with the same parent.
+const BESTEFFORT: &str = "_besteffort";
+
 /// The number of hexadecimal digits after `pjw_` in the name of a daemon that runs beside another one.
 const HASH_DIGITS: usize = 16;
 
@@ -50,6 +54,7 @@ impl OwnCgroupNames {
             Some((name, _)) => name,
             None => top.strip_suffix(".slice").unwrap_or(top),
         };
+        let name = name.strip_suffix(BESTEFFORT).unwrap_or(name);
         let hash = name.strip_prefix(NAME)?;
         let is_hash = |digits: &str| {
             digits.len() == HASH_DIGITS
@@ -73,6 +78,20 @@ impl OwnCgroupNames {
         format!("{}.slice", self.name)
     }
 
+    /// Returns the path of the cgroup in which the daemon itself creates the cgroups of jobs of the class
+    /// besteffort, such as `/pjw_besteffort`. All processes below run at idle priority.
+    #[must_use]
+    pub fn besteffort_directory(&self) -> String {
+        format!("/{}{BESTEFFORT}", self.name)
+    }
+
+    /// Returns the name of the systemd slice in which systemd creates the cgroups of jobs of the class
+    /// besteffort, such as `pjw_besteffort.slice`. All processes in this slice run at idle priority.
+    #[must_use]
+    pub fn besteffort_slice(&self) -> String {
+        format!("{}{BESTEFFORT}.slice", self.name)
+    }
+
     /// Returns whether `path` is the path of a cgroup that the daemon with these names creates, or lies below
     /// the path of such a cgroup. Also true for the directory and the slice that contain the cgroups of jobs.
     #[must_use]
@@ -80,12 +99,11 @@ impl OwnCgroupNames {
         Self::from_cgroup_path(path).as_ref() == Some(self)
     }
 
-    /// Returns the path of the cgroup that `creator` (the daemon or systemd) creates for the job,
-    /// relative to the mount point of the cgroup hierarchy. If `isolated` is true, the cgroup lies directly
-    /// below the root, because the parent of an isolated partition must be a partition too.
+    /// Returns the path of the cgroup that `cgroup_owner` (the daemon or systemd) creates for the job,
+    /// relative to the mount point of the cgroup hierarchy.
     #[must_use]
-    pub fn job_path(&self, job: &JobId, creator: CgroupCreator, isolated: bool) -> String {
-        self.path_for_name(&directory_name(job), creator, isolated)
+    pub fn job_path(&self, job: &JobId, cgroup_owner: CgroupCreator, place: CgroupPlace) -> String {
+        self.path_for_name(&directory_name(job), cgroup_owner, place)
     }
 
     /// Returns the path that [`OwnCgroupNames::job_path`] would return for a cgroup whose name, without the
@@ -93,30 +111,53 @@ impl OwnCgroupNames {
     /// the cgroup with which it tests the support for cpusets. If `job` contains a `-`, the path differs from
     /// the paths of the cgroups of all jobs.
     #[must_use]
-    pub fn path_for_name(&self, job: &str, creator: CgroupCreator, isolated: bool) -> String {
+    pub fn path_for_name(&self, job: &str, cgroup_owner: CgroupCreator, place: CgroupPlace) -> String {
         let name = &self.name;
-        match (creator, isolated) {
-            (CgroupCreator::Systemd, false) => format!("/{name}.slice/{name}-{job}.scope"),
-            (CgroupCreator::Systemd, true) => format!("/{name}-{job}.scope"),
-            (CgroupCreator::Warden | CgroupCreator::Scheduler, false) => format!("/{name}/{job}"),
-            (CgroupCreator::Warden | CgroupCreator::Scheduler, true) => format!("/{name}-{job}"),
+        match (cgroup_owner, place) {
+            (CgroupCreator::Systemd, CgroupPlace::Usual) => format!("/{name}.slice/{name}-{job}.scope"),
+            (CgroupCreator::Systemd, CgroupPlace::Partition) => format!("/{name}-{job}.scope"),
+            (CgroupCreator::Systemd, CgroupPlace::Besteffort) => {
+                format!("/{name}{BESTEFFORT}.slice/{name}{BESTEFFORT}-{job}.scope")
+            }
+            (CgroupCreator::Warden | CgroupCreator::Scheduler, CgroupPlace::Usual) => {
+                format!("/{name}/{job}")
+            }
+            (CgroupCreator::Warden | CgroupCreator::Scheduler, CgroupPlace::Partition) => {
+                format!("/{name}-{job}")
+            }
+            (CgroupCreator::Warden | CgroupCreator::Scheduler, CgroupPlace::Besteffort) => {
+                format!("/{name}{BESTEFFORT}/{job}")
+            }
         }
     }
 
-    /// Returns the job whose cgroup is at `path`, if `creator` (the daemon or systemd) created the
-    /// cgroup. The bool is true if the cgroup is an isolated partition. Returns `None` if `path` is not the
-    /// path of a job's cgroup. This function is the inverse of [`OwnCgroupNames::job_path`].
+    /// Returns the job whose cgroup is at `path`, if `cgroup_owner` (the daemon or systemd) created the
+    /// cgroup, and the place of the cgroup. Returns `None` if `path` is not the path of a job's cgroup. This
+    /// function is the inverse of [`OwnCgroupNames::job_path`].
     #[must_use]
-    pub fn job_at_path(&self, path: &str, creator: CgroupCreator) -> Option<(JobId, bool)> {
-        let name = &self.name;
-        let (usual, end) = match creator {
-            CgroupCreator::Systemd => (format!("/{name}.slice/{name}-"), ".scope"),
-            CgroupCreator::Warden | CgroupCreator::Scheduler => (format!("/{name}/"), ""),
-        };
-        let in_usual = path.strip_prefix(&usual);
-        let job = in_usual.or_else(|| path.strip_prefix(&format!("/{name}-")))?.strip_suffix(end)?;
-        Some((job_of_directory_name(job)?, in_usual.is_none()))
+    pub fn job_at_path(&self, path: &str, cgroup_owner: CgroupCreator) -> Option<(JobId, CgroupPlace)> {
+        CgroupPlace::ALL.into_iter().find_map(|place| {
+            let pattern = self.path_for_name("", cgroup_owner, place);
+            let end = if cgroup_owner == CgroupCreator::Systemd { ".scope" } else { "" };
+            let job = path.strip_prefix(pattern.strip_suffix(end)?)?.strip_suffix(end)?;
+            Some((job_of_directory_name(job)?, place))
+        })
     }
+}
+
+/// The place of a job's cgroup in the hierarchy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CgroupPlace {
+    /// In the cgroup that contains the cgroups of all usual jobs.
+    Usual,
+    /// Directly below the root: an isolated partition, whose parent must be a partition too.
+    Partition,
+    /// In the cgroup whose processes run at idle priority: a job of the class besteffort.
+    Besteffort,
+}
+
+impl CgroupPlace {
+    const ALL: [Self; 3] = [Self::Usual, Self::Partition, Self::Besteffort];
 }
 
 /// Returns the part of a unit name or directory name that stands for a job. A manual job is named by its id
@@ -197,7 +238,8 @@ mod tests {
     #[test]
     fn a_cpuset_path_contains_the_job_name() {
         let own = OwnCgroupNames::default();
-        let path = |job: &str, creator| own.job_path(&job.parse().unwrap(), creator, false);
+        let path =
+            |job: &str, cgroup_owner| own.job_path(&job.parse().unwrap(), cgroup_owner, CgroupPlace::Usual);
         assert_eq!(path("a", CgroupCreator::Systemd), "/pjw.slice/pjw-a.scope");
         assert_eq!(path("slurm:12", CgroupCreator::Warden), "/pjw/slurm:12");
         assert_eq!(path("pbs:124[3].srv", CgroupCreator::Warden), "/pjw/pbs:124\\x5b3\\x5d.srv");
@@ -207,15 +249,27 @@ mod tests {
             "/pjw/slurm\\x3a12",
             "not the path of slurm:12"
         );
-        assert_eq!(own.job_path(&"a".parse().unwrap(), CgroupCreator::Systemd, true), "/pjw-a.scope");
-        assert_eq!(own.job_path(&"a".parse().unwrap(), CgroupCreator::Warden, true), "/pjw-a");
+        assert_eq!(
+            own.job_path(&"a".parse().unwrap(), CgroupCreator::Systemd, CgroupPlace::Partition),
+            "/pjw-a.scope"
+        );
+        assert_eq!(
+            own.job_path(&"a".parse().unwrap(), CgroupCreator::Warden, CgroupPlace::Partition),
+            "/pjw-a"
+        );
     }
 
     #[test]
     fn no_job_name_makes_a_parent_path_or_a_hidden_file() {
         let own = OwnCgroupNames::default();
-        assert_eq!(own.job_path(&"..".parse().unwrap(), CgroupCreator::Warden, false), "/pjw/\\x2e.");
-        assert_eq!(own.job_path(&".a".parse().unwrap(), CgroupCreator::Warden, false), "/pjw/\\x2ea");
+        assert_eq!(
+            own.job_path(&"..".parse().unwrap(), CgroupCreator::Warden, CgroupPlace::Usual),
+            "/pjw/\\x2e."
+        );
+        assert_eq!(
+            own.job_path(&".a".parse().unwrap(), CgroupCreator::Warden, CgroupPlace::Usual),
+            "/pjw/\\x2ea"
+        );
     }
 
     #[test]
@@ -233,8 +287,10 @@ mod tests {
         let job: JobId = "a".parse().unwrap();
         for own in [&alone, &one, &two] {
             let owners = [CgroupCreator::Warden, CgroupCreator::Systemd];
-            let jobs = owners.iter().flat_map(|&owner| [true, false].map(|is| own.job_path(&job, owner, is)));
-            for path in jobs.chain([own.directory_path(), format!("/{}", own.slice_name())]) {
+            let jobs = owners
+                .iter()
+                .flat_map(|&owner| CgroupPlace::ALL.map(|place| own.job_path(&job, owner, place)));
+            for path in jobs.chain([own.directory(), format!("/{}", own.slice())]) {
                 assert_eq!(OwnCgroupNames::from_cgroup_path(&path).as_ref(), Some(own), "{path}");
                 let owners: Vec<_> = [&alone, &one, &two].map(|other| other.is_own_path(&path)).into();
                 assert_eq!(owners.iter().filter(|contains| **contains).count(), 1, "{path}");
@@ -271,11 +327,11 @@ mod tests {
             name in "[A-Za-z0-9._:@+\\[\\]-]{1,128}",
         ) {
             let job = JobId::new(source, &name).unwrap();
-            for creator in [CgroupCreator::Warden, CgroupCreator::Systemd] {
-                for isolated in [false, true] {
+            for cgroup_owner in [CgroupCreator::Warden, CgroupCreator::Systemd] {
+                for place in CgroupPlace::ALL {
                     for own in [OwnCgroupNames::default(), OwnCgroupNames::of_additional_daemon(b"/tmp/one")] {
-                        let path = own.job_path(&job, creator, isolated);
-                        proptest::prop_assert_eq!(own.job_at_path(&path, creator), Some((job.clone(), isolated)));
+                        let path = own.job_path(&job, cgroup_owner, place);
+                        proptest::prop_assert_eq!(own.job_at_path(&path, cgroup_owner), Some((job.clone(), place)));
                     }
                 }
             }
@@ -285,7 +341,7 @@ mod tests {
     #[test]
     fn no_job_name_makes_the_path_of_a_file_of_its_parent_cgroup() {
         let own = OwnCgroupNames::default();
-        let path = |job: &str| own.job_path(&job.parse().unwrap(), CgroupCreator::Warden, false);
+        let path = |job: &str| own.job_path(&job.parse().unwrap(), CgroupCreator::Warden, CgroupPlace::Usual);
         assert_eq!(path("tasks"), "/pjw/\\x74asks");
         assert_eq!(path("notify_on_release"), "/pjw/\\x6eotify_on_release");
         assert_eq!(path("cgroup.procs"), "/pjw/\\x63group.procs");

@@ -44,6 +44,49 @@ pub enum OversubscriptionPolicy {
     Float,
 }
 
+/// The settings of lending: jobs of the class besteffort run on the cores that jobs of the class guaranteed
+/// leave idle.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LendingPolicy {
+    /// Whether cores of jobs are lent. If false, jobs of the class besteffort run on free cores only.
+    pub enabled: bool,
+    /// The number of idle cores of each owner that are not lent, so that several threads of the owner can wake
+    /// up at the same time without waiting for a lent core.
+    pub buffer_cores: u32,
+    /// The time for which a core of an owner must be idle before it is lent.
+    pub lend_after: Duration,
+    /// The number of cores of one owner that are lent at once. More cores follow after `lend_after`.
+    pub cores_at_once: u32,
+    /// The time between the notice to a borrower and the moment at which the core is taken from it.
+    pub revocation_grace: Duration,
+    /// The treatment of a job of the class besteffort that can borrow no core.
+    pub starved: StarvedPolicy,
+}
+
+impl Default for LendingPolicy {
+    fn default() -> Self {
+        Self {
+            enabled: false,
+            buffer_cores: 1,
+            lend_after: Duration::from_secs(2),
+            cores_at_once: 4,
+            revocation_grace: Duration::ZERO,
+            starved: StarvedPolicy::default(),
+        }
+    }
+}
+
+/// The treatment of a job of the class besteffort that can borrow no core. In both cases the job gets cores
+/// as soon as there are some.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum StarvedPolicy {
+    /// The job runs on the housekeeping PUs, at idle priority. If there are none, it is frozen.
+    #[default]
+    Squeeze,
+    /// The processes of the job are frozen.
+    Freeze,
+}
+
 /// All settings on which decisions of pjw depend. The daemon makes a policy from its configuration file, its
 /// options and the facts about the machine that it read at its start.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -111,6 +154,8 @@ pub struct Policy {
     /// The time for which a reservation (a job that was created before it had processes) keeps its cores
     /// without a process.
     pub reservation_timeout: Duration,
+    /// The settings of lending.
+    pub lending: LendingPolicy,
 }
 
 impl Default for Policy {
@@ -137,6 +182,7 @@ impl Default for Policy {
             pin_hot_threads: true,
             oversubscription: OversubscriptionPolicy::default(),
             reservation_timeout: Duration::from_secs(24 * 60 * 60),
+            lending: LendingPolicy::default(),
         }
     }
 }

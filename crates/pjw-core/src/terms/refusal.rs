@@ -42,6 +42,22 @@ pub enum Refusal {
     /// The request is for zero cores.
     #[error("0 cores were asked for: ask for at least 1")]
     ZeroCores,
+    /// The class besteffort was requested for the job of a batch system.
+    #[error("{job} belongs to a batch system, which gives it cores: only jobs of users can be besteffort")]
+    SchedulerJobBorrows {
+        /// The id of the job.
+        job: JobId,
+    },
+    /// A job of the class besteffort was requested with a property that only own cores can have.
+    #[error(
+        "{job} can't have {property}: a besteffort job borrows whichever cores are idle. Ask for a number of cores, or use --class normal"
+    )]
+    BorrowerWithProperty {
+        /// The id of the job.
+        job: JobId,
+        /// The requested property, as in "a CPU list".
+        property: &'static str,
+    },
     /// The request has neither a number of cores nor a list of PUs, and the job has no earlier request.
     #[error("the number of cores of {job} is not known: add --cores N or --cpus LIST")]
     NoCpuRequest {

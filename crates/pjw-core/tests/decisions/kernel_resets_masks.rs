@@ -24,7 +24,11 @@ fn bound_behind_a_wall() -> Machine {
 
 /// The same on another machine, with the given number of cores.
 fn bound_on(topology: Topology, cores: u32) -> Machine {
-    let cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Legacy, affinity_persists: false };
+    let cpuset_support = CpusetSupport {
+        hierarchy: CpusetHierarchy::Legacy,
+        affinity_persists: false,
+        ..CpusetSupport::default()
+    };
     let mut m = machine_with(topology, Policy { cpuset_support, ..Policy::default() });
     m.spawn(7, 1, 0).cgroup = WALL.into();
     m.clone_thread(7, 8);
@@ -181,7 +185,11 @@ fn a_mask_that_a_thread_set_shortly_before_hotplug_stays_its_own() {
 /// Process 9 bound itself to PU 1 and is in the cpuset of job a. It was assigned to job b, which waits for cores. Its mask
 /// is restored, and no longer in the journal.
 fn waiting_in_the_cpuset_of_another_job() -> Machine {
-    let cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Legacy, affinity_persists: false };
+    let cpuset_support = CpusetSupport {
+        hierarchy: CpusetHierarchy::Legacy,
+        affinity_persists: false,
+        ..CpusetSupport::default()
+    };
     let policy = Policy { cpuset_support, exhaustion_policy: ExhaustionPolicy::Wait, ..Policy::default() };
     let mut m = machine_with(regular_topology(2, 1, 1, 4, 1), policy);
     m.spawn(7, 1, 0);

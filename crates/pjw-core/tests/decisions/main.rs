@@ -12,6 +12,7 @@ mod fork_fastpath;
 mod hotplug;
 mod idle_processes;
 mod kernel_resets_masks;
+mod lending;
 mod machine;
 mod masks;
 mod membership;

@@ -15,7 +15,7 @@ use super::machine::{Machine, assign_of, job, machine_with, set};
 const LOGIN: &str = "/session-1.scope";
 
 fn machine(hierarchy: CpusetHierarchy) -> Machine {
-    let cpuset_support = CpusetSupport { hierarchy, affinity_persists: true };
+    let cpuset_support = CpusetSupport { hierarchy, affinity_persists: true, ..CpusetSupport::default() };
     machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() })
 }
 
@@ -259,7 +259,11 @@ fn a_daemon_that_only_observes_leaves_the_cpusets_until_it_enforces() {
 
 #[test]
 fn half_a_core_is_found_again_as_such() {
-    let cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Legacy, affinity_persists: true };
+    let cpuset_support = CpusetSupport {
+        hierarchy: CpusetHierarchy::Legacy,
+        affinity_persists: true,
+        ..CpusetSupport::default()
+    };
     let policy = Policy { cpuset_support, ..Policy::default() };
     let mut machine = machine_with(regular_topology(1, 1, 1, 4, 2), policy);
     machine.spawn(7, 1, 1001);

@@ -127,7 +127,11 @@ fn an_orphan_of_root_with_a_mask_of_a_released_job_is_named() {
 
 #[test]
 fn a_process_that_was_forked_in_a_cpuset_and_came_up_outside_with_its_mask_gets_the_original_mask() {
-    let cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Legacy, affinity_persists: true };
+    let cpuset_support = CpusetSupport {
+        hierarchy: CpusetHierarchy::Legacy,
+        affinity_persists: true,
+        ..CpusetSupport::default()
+    };
     let policy = Policy { cpuset_support, ..Policy::default() };
     let mut m = machine_with(regular_topology(2, 1, 1, 4, 1), policy);
     m.state.fork_events_complete_since = Some(Nanos(0));

@@ -31,7 +31,8 @@ fn give_cpuset(m: &mut Machine, cpus: &str) {
 
 /// A machine with cpusets, and a kernel that keeps requested masks or forgets them.
 fn machine_with_cpusets(affinity_persists: bool) -> Machine {
-    let cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Legacy, affinity_persists };
+    let cpuset_support =
+        CpusetSupport { hierarchy: CpusetHierarchy::Legacy, affinity_persists, ..CpusetSupport::default() };
     machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() })
 }
 
@@ -422,7 +423,11 @@ fn a_refused_restore_of_a_mask_cut_by_a_cpuset_is_tried_again() {
 
 #[test]
 fn a_mask_requested_after_pjw_had_set_another_one_is_journaled_before_a_cpuset_hides_it() {
-    let cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Legacy, affinity_persists: true };
+    let cpuset_support = CpusetSupport {
+        hierarchy: CpusetHierarchy::Legacy,
+        affinity_persists: true,
+        ..CpusetSupport::default()
+    };
     let policy = Policy { cpuset_support, adopt_unassigned_processes: true, ..Policy::default() };
     let mut m = machine_with(regular_topology(2, 1, 1, 4, 1), policy);
     m.spawn(10, 1, 1001);

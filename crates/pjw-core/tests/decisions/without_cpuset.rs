@@ -12,7 +12,11 @@ use pjw_core::policy::Policy;
 use super::machine::{Machine, assign_of, job, machine_with, regular_topology};
 
 fn with_v1_cpusets() -> Machine {
-    let cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Legacy, affinity_persists: true };
+    let cpuset_support = CpusetSupport {
+        hierarchy: CpusetHierarchy::Legacy,
+        affinity_persists: true,
+        ..CpusetSupport::default()
+    };
     machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() })
 }
 

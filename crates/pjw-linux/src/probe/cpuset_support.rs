@@ -15,13 +15,20 @@ pub(super) fn find(own_cgroups: &OwnCgroupNames) -> (CpusetSupport, Vec<String>)
         let cgroup_owner = if is_systemd { CgroupCreator::Systemd } else { CgroupCreator::Warden };
         let result = cpuset_test::run(&mount, own_cgroups, cgroup_owner)?;
         let sentences = vec![describe_cpusets(&hierarchy, own_cgroups), describe_masks(&result)];
-        Ok((CpusetSupport { hierarchy, affinity_persists: result.affinity_persists }, sentences))
+        Ok((
+            CpusetSupport {
+                hierarchy,
+                affinity_persists: result.affinity_persists,
+                ..CpusetSupport::default()
+            },
+            sentences,
+        ))
     });
     found.unwrap_or_else(|why| {
         let hierarchy = CpusetHierarchy::Unavailable { why: why.clone() };
         let sentence = format!("{}: {why}", describe_cpusets(&hierarchy, own_cgroups));
         let affinity_persists = version::affinity_survives_by_version();
-        (CpusetSupport { hierarchy, affinity_persists }, vec![sentence])
+        (CpusetSupport { hierarchy, affinity_persists, ..CpusetSupport::default() }, vec![sentence])
     })
 }
 

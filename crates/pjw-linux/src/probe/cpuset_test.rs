@@ -14,7 +14,7 @@ use nix::unistd::Pid as RawPid;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CgroupCreator, CpusetChange, CpusetOutcome, CpusetSpec, JobCpuset};
 use pjw_core::ids::{Pid, ProcessId, Tid, Uid};
-use pjw_core::own_cgroups::OwnCgroupNames;
+use pjw_core::own_cgroups::{CgroupPlace, OwnCgroupNames};
 
 use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change};
 use crate::sys::{affinity, version};
@@ -82,7 +82,7 @@ fn job_cpuset(
 ) -> Result<JobCpuset, String> {
     let name = format!("{NAME}{warden}");
     let job = name.parse().map_err(|_| "the test cpuset has an invalid name".to_owned())?;
-    let path = own_cgroups.path_for_name(&name, creator, false);
+    let path = own_cgroups.path_for_name(&name, creator, CgroupPlace::Usual);
     Ok(JobCpuset { job, creator, path, spec: CpusetSpec::from_cpus(cpus) })
 }
 

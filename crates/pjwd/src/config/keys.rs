@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use pjw_core::policy::{ExhaustionPolicy, Mode, OversubscriptionPolicy};
+use pjw_core::policy::{ExhaustionPolicy, Mode, OversubscriptionPolicy, StarvedPolicy};
 use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::JobSource};
 use toml::de::DeValue;
 
@@ -24,6 +24,8 @@ const EXHAUSTED: Choices<ExhaustionPolicy> = &[
 ];
 const OVERSUBSCRIBED: Choices<OversubscriptionPolicy> =
     &[("float", OversubscriptionPolicy::Float), ("spread", OversubscriptionPolicy::Spread)];
+const STARVED: Choices<StarvedPolicy> =
+    &[("squeeze", StarvedPolicy::Squeeze), ("freeze", StarvedPolicy::Freeze)];
 const LEVELS: Choices<LogLevel> = &[
     ("error", LogLevel::Error),
     ("warn", LogLevel::Warn),
@@ -125,6 +127,12 @@ const PLAIN: &[PlainKey] = &[
     number!(COLD_PERMILLE, cold_threshold_permille, 0..=999),
     number!("balance.smoothing_permille", smoothing_weight_permille, 1..=1000),
     choice!("balance.oversubscribed", oversubscription_policy, OVERSUBSCRIBED),
+    boolean!("lending.enabled", lending.enabled),
+    number!("lending.buffer", lending.buffer_cores, 0..=MAX_CORES),
+    duration!("lending.lend_after", lending.lend_after, Duration::from_millis(10)..=HOUR),
+    number!("lending.at_once", lending.cores_at_once, 1..=MAX_CORES),
+    duration!("lending.revocation_grace", lending.revocation_grace, Duration::ZERO..=Duration::from_secs(60)),
+    choice!("lending.starved", lending.starved, STARVED),
     key!(
         "metrics.textfile",
         metrics.textfile_path,

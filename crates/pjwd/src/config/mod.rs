@@ -155,6 +155,7 @@ impl Config {
             pin_hot_threads: settings.pin_hot_threads,
             oversubscription: settings.oversubscription_policy,
             reservation_timeout: settings.reservation_timeout,
+            lending: settings.lending.clone(),
         })
     }
 

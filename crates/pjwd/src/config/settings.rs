@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pjw_core::policy::{ExhaustionPolicy, Mode, OversubscriptionPolicy, Policy};
+use pjw_core::policy::{ExhaustionPolicy, LendingPolicy, Mode, OversubscriptionPolicy, Policy};
 use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::JobSource};
 
 /// The value of the configuration key `log_level`: the least severe messages that are logged. Each variant
@@ -158,6 +158,9 @@ pub struct Settings {
     /// of the job, or pins none of them, if the job has more hot threads than PUs. A thread is hot if it runs
     /// or waits for a PU most of the time.
     pub oversubscription_policy: OversubscriptionPolicy,
+    /// `lending.…`: how cores that jobs of the class guaranteed leave idle are lent to jobs of the class
+    /// besteffort.
+    pub lending: LendingPolicy,
     /// `metrics.…`: the file and the addresses at which metrics are published.
     pub metrics: MetricsSettings,
     /// `sources.NAME.enabled`: the batch systems whose jobs pjwd detects. `NAME` is the name of a batch
@@ -196,6 +199,7 @@ impl Default for Settings {
             cold_threshold_permille: policy.cold_threshold_permille,
             smoothing_weight_permille: policy.smoothing_weight_permille,
             oversubscription_policy: policy.oversubscription,
+            lending: policy.lending,
             metrics: MetricsSettings::default(),
             enabled_sources: policy.sources.into_iter().filter(|source| source.is_scheduler()).collect(),
             source_cores: policy.source_cores,

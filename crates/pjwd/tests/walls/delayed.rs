@@ -114,7 +114,11 @@ fn a_delayed_change_that_is_refused_leaves_the_job_to_masks() {
 
 /// A node with a kernel before 6.2, and a process that requested PU 1.
 fn old_node() -> (Node, Pid) {
-    let cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Unified, affinity_persists: false };
+    let cpuset_support = CpusetSupport {
+        hierarchy: CpusetHierarchy::Unified,
+        affinity_persists: false,
+        ..CpusetSupport::default()
+    };
     let node = Node::with(cpuset_support, Enforcement::Auto);
     let pid = node.spawn(Pid(1), "/");
     assert!(node.bind(pid, "1"));

@@ -49,7 +49,10 @@ impl Deref for Node {
 
 impl Node {
     fn new(cpusets: CpusetHierarchy) -> Self {
-        Self::with(CpusetSupport { hierarchy: cpusets, affinity_persists: true }, Enforcement::Auto)
+        Self::with(
+            CpusetSupport { hierarchy: cpusets, affinity_persists: true, ..CpusetSupport::default() },
+            Enforcement::Auto,
+        )
     }
 
     fn with(cpuset_support: CpusetSupport, enforcement: Enforcement) -> Self {
@@ -315,6 +318,7 @@ fn without_cpusets_jobs_are_kept_by_masks_and_strict_enforcement_warns() {
     let cpuset_support = CpusetSupport {
         hierarchy: CpusetHierarchy::Unavailable { why: "no controller here".to_owned() },
         affinity_persists: true,
+        ..CpusetSupport::default()
     };
     for (enforcement, warns) in [(Enforcement::Auto, false), (Enforcement::Cpuset, true)] {
         let mut node = Node::with(cpuset_support.clone(), enforcement);

@@ -4,7 +4,11 @@ use super::*;
 
 #[test]
 fn masks_forgotten_by_older_kernels_are_restored() {
-    let cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Unified, affinity_persists: false };
+    let cpuset_support = CpusetSupport {
+        hierarchy: CpusetHierarchy::Unified,
+        affinity_persists: false,
+        ..CpusetSupport::default()
+    };
     let mut node = Node::with(cpuset_support, Enforcement::Auto);
     let pid = node.spawn(Pid(1), "/");
     assert!(node.bind(pid, "1"));
@@ -18,7 +22,11 @@ fn masks_forgotten_by_older_kernels_are_restored() {
 
 #[test]
 fn masks_forgotten_by_older_kernels_in_hotplug_are_restored() {
-    let cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Unified, affinity_persists: false };
+    let cpuset_support = CpusetSupport {
+        hierarchy: CpusetHierarchy::Unified,
+        affinity_persists: false,
+        ..CpusetSupport::default()
+    };
     let mut node = Node::with(cpuset_support, Enforcement::Auto);
     let pid = node.spawn(Pid(1), "/");
     let unbound = node.spawn(pid, "/");
@@ -40,7 +48,11 @@ fn masks_forgotten_by_older_kernels_in_hotplug_are_restored() {
 
 #[test]
 fn a_thread_that_gives_up_its_binding_on_an_older_kernel_is_not_bound_again() {
-    let cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Unified, affinity_persists: false };
+    let cpuset_support = CpusetSupport {
+        hierarchy: CpusetHierarchy::Unified,
+        affinity_persists: false,
+        ..CpusetSupport::default()
+    };
     let mut node = Node::with(cpuset_support, Enforcement::Auto);
     let pid = node.spawn(Pid(1), "/");
     node.assign("a", 2, &[pid]);
@@ -53,7 +65,11 @@ fn a_thread_that_gives_up_its_binding_on_an_older_kernel_is_not_bound_again() {
 
 #[test]
 fn a_child_that_is_born_after_its_parent_was_moved_and_before_a_scan_gets_the_binding_of_its_parent_back() {
-    let cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Unified, affinity_persists: false };
+    let cpuset_support = CpusetSupport {
+        hierarchy: CpusetHierarchy::Unified,
+        affinity_persists: false,
+        ..CpusetSupport::default()
+    };
     let mut node = Node::with(cpuset_support, Enforcement::Affinity);
     let parent = node.spawn(Pid(1), LOGIN);
     assert!(node.bind(parent, "5"));

@@ -5,7 +5,7 @@ use super::*;
 /// A process of alice's login that has bound itself to PU 5, in a job of one core. `affinity_persists` selects the kernel.
 fn bound_before(affinity_persists: bool) -> (Node, Pid) {
     let mut node = Node::with(
-        CpusetSupport { hierarchy: CpusetHierarchy::Unified, affinity_persists },
+        CpusetSupport { hierarchy: CpusetHierarchy::Unified, affinity_persists, ..CpusetSupport::default() },
         Enforcement::Auto,
     );
     let pid = node.spawn(Pid(1), LOGIN);
@@ -53,7 +53,11 @@ fn a_binding_from_before_lasts_while_the_job_moves() {
 fn a_binding_from_before_lasts_while_a_core_of_the_job_is_off() {
     for affinity_persists in [true, false] {
         let mut node = Node::with(
-            CpusetSupport { hierarchy: CpusetHierarchy::Unified, affinity_persists },
+            CpusetSupport {
+                hierarchy: CpusetHierarchy::Unified,
+                affinity_persists,
+                ..CpusetSupport::default()
+            },
             Enforcement::Auto,
         );
         let pid = node.spawn(Pid(1), LOGIN);

@@ -56,7 +56,11 @@ fn with_cores(cores_per_l3: u32, pus_per_core: u32) -> DiagnosisInput {
         },
         conflicting_programs: Vec::new(),
         schedulers: Vec::new(),
-        cpuset_support: CpusetSupport { hierarchy: CpusetHierarchy::Unified, affinity_persists: true },
+        cpuset_support: CpusetSupport {
+            hierarchy: CpusetHierarchy::Unified,
+            affinity_persists: true,
+            ..CpusetSupport::default()
+        },
         warden: answering(false),
         caller_uid: Uid::ROOT,
         first_person_uid: 1000,

@@ -138,6 +138,7 @@ fn missing_kernel_features_and_hidden_processes_are_reported() {
     exam.cpuset_support = CpusetSupport {
         hierarchy: CpusetHierarchy::Unavailable { why: "nothing is mounted".to_owned() },
         affinity_persists: true,
+        ..CpusetSupport::default()
     };
     for code in [
         "no-schedstat",
@@ -154,6 +155,10 @@ fn missing_kernel_features_and_hidden_processes_are_reported() {
     ] {
         let _ = only(&exam, code);
     }
-    exam.cpuset_support = CpusetSupport { hierarchy: CpusetHierarchy::Legacy, affinity_persists: false };
+    exam.cpuset_support = CpusetSupport {
+        hierarchy: CpusetHierarchy::Legacy,
+        affinity_persists: false,
+        ..CpusetSupport::default()
+    };
     assert!(only(&exam, "masks-forgotten").text.contains("before 6.2"));
 }

@@ -5,10 +5,10 @@ use crate::allocate::defrag::{self, DefragPlan};
 use crate::basics::{Pid, Uid, prelude::*};
 use crate::machine::{Device, Topology};
 use crate::phases::commands::types::{AssignCommand, Caller, Command, Reply};
-use crate::phases::{draft::Draft, hotplug, jobs, membership, membership::add_member};
+use crate::phases::{draft::Draft, hotplug, jobs, lending, membership, membership::add_member};
 use crate::terms::{
     BatchRole, CpuRequest, EndCondition, Event, EventKind, Evidence, ExhaustionPolicy, GrantedBy, Job, JobId,
-    JobRequest, JobSource, Mode, Placement, Refusal, WantedCores,
+    JobRequest, JobSource, Mode, Placement, PriorityClass, Refusal, Tenure, WantedCores,
 };
 
 /// Carries out the commands in order. Returns one result per command.
@@ -124,6 +124,12 @@ fn assign(draft: &mut Draft<'_>, args: &AssignCommand) -> Result<Job, Refusal> {
     let new_members = new_members(draft, args)?;
     let request = request(&draft.state.topology, existing.as_ref(), args)?;
     let owner = owner(draft, existing.as_ref(), args, &new_members);
+    let borrows = request.class == PriorityClass::Besteffort;
+    // Own cores and borrowed cores are not exchanged: a job that changes its class gives back what it has.
+    let gives_back = existing.as_ref().is_some_and(|job| {
+        job.grant.as_ref().is_some_and(|grant| (grant.tenure == Tenure::Owned) == borrows)
+    });
+    let existing = existing.map(|job| if gives_back { Job { grant: None, ..job } } else { job });
     let offer = offer(draft, existing.as_ref(), args, &request, owner)?;
 
     let lifetime = if new_members.is_empty() { EndCondition::Reservation } else { EndCondition::Members };
@@ -139,6 +145,9 @@ fn assign(draft: &mut Draft<'_>, args: &AssignCommand) -> Result<Job, Refusal> {
         job.empty_since.get_or_insert(draft.now.since_boot);
     }
     job.sessions.extend(args.session);
+    if gives_back {
+        draft.state.pool.release(&args.job);
+    }
     draft.put_job(job);
     if let Some((offer, shared)) = offer {
         jobs::grant_offer(draft, &args.job, &offer, shared);
@@ -146,6 +155,7 @@ fn assign(draft: &mut Draft<'_>, args: &AssignCommand) -> Result<Job, Refusal> {
     for pid in new_members {
         add_member(draft, pid, &args.job, Evidence::Registered);
     }
+    lending::update(draft);
     draft.state.jobs.get(&args.job).cloned().ok_or_else(|| Refusal::NoSuchJob { job: args.job.clone() })
 }
 
@@ -249,6 +259,12 @@ fn offer(
     request: &JobRequest,
     owner: Uid,
 ) -> Result<Option<(Offer, bool)>, Refusal> {
+    if request.class == PriorityClass::Besteffort {
+        if !args.caller.is_admin && draft.policy.user_max_cores == 0 {
+            return Err(Refusal::AssignNeedsAdmin);
+        }
+        return check_borrower(&args.job, request).map(|()| None);
+    }
     let held = existing.and_then(|job| job.grant.as_ref());
     let satisfied = |job: &Job| !hotplug::has_fewer_than_requested(&draft.state.topology, job);
     let same = existing.is_some_and(|job| job.request.as_ref() == Some(request) && satisfied(job));
@@ -275,6 +291,24 @@ fn offer(
     }
 }
 
+/// Checks the request of a job that borrows its cores.
+fn check_borrower(id: &JobId, request: &JobRequest) -> Result<(), Refusal> {
+    if id.source().is_scheduler() {
+        return Err(Refusal::SchedulerJobBorrows { job: id.clone() });
+    }
+    let properties = [
+        (matches!(request.cpu_request, CpuRequest::Exactly(_)), "a CPU list"),
+        (request.isolated, "an isolated partition"),
+        (request.near_device.is_some(), "a device"),
+        (request.bind_memory, "bound memory"),
+    ];
+    match properties.into_iter().find(|(is_requested, _)| *is_requested) {
+        Some((_, property)) => Err(Refusal::BorrowerWithProperty { job: id.clone(), property }),
+        None if request.cpu_request.is_none_requested() => Err(Refusal::ZeroCores),
+        None => Ok(()),
+    }
+}
+
 /// Returns the reason why a request does not wait for cores although the configuration lets requests wait.
 fn why_not_wait(has_cores: bool, must_be_new: bool) -> Option<&'static str> {
     // The command of `pjwctl run` would start without cores.
@@ -296,6 +330,8 @@ fn check_user_limit(draft: &Draft<'_>, id: &JobId, request: &JobRequest, owner: 
     let topology = &draft.state.topology;
     let others = draft.state.jobs.of_owner(owner).filter(|job| job.id != *id);
     let cores_of = |job: &Job| match (&job.grant, &job.request) {
+        // Borrowed cores are not taken from anybody.
+        _ if job.is_borrower() => 0,
         (Some(grant), _) => topology.overlapping_core_count(&grant.cpus),
         (None, Some(request)) if !job.was_released => request.cpu_request.core_count(topology),
         (None, _) => 0,

@@ -21,7 +21,7 @@ use crate::phases::{draft::Draft, observe::make_masks_of};
 use crate::state::{MaskEntry, Member, MemberThread, WardenState};
 use crate::terms::{
     Cgroup, CgroupCreator, Cpuset, CpusetAction, CpusetChange, CpusetHierarchy, CpusetRecord, CpusetSpec,
-    Enforcement, GrantedBy, Job, JobCpuset, JobId, Mode, Observed, Policy,
+    Enforcement, GrantedBy, Job, JobCpuset, JobId, Mode, Observed, Policy, Tenure, own_cgroups::CgroupPlace,
 };
 
 /// The planned changes of cpusets, and the jobs that wait for them.
@@ -52,7 +52,11 @@ pub(crate) fn plan(draft: &mut Draft<'_>) -> PendingCpusetChanges {
     }
     let mut changes = PendingCpusetChanges::default();
     let mut wanted: BTreeSet<String> = BTreeSet::new();
-    for id in draft.jobs_to_plan() {
+    // Borrowers come first: they leave a core before its owner gets it.
+    let is_borrower = |id: &JobId| draft.state.jobs.get(id).is_some_and(Job::is_borrower);
+    let (borrowers, others): (Vec<JobId>, Vec<JobId>) =
+        draft.jobs_to_plan().into_iter().partition(is_borrower);
+    for id in borrowers.into_iter().chain(others) {
         // Only a mask entry can be journaled before the cpuset changes.
         make_masks_of(draft, &id);
         match placement_of(draft.state, draft.policy, &id) {
@@ -224,7 +228,13 @@ fn owner_and_path(
     job: &Job,
 ) -> Result<Option<(CgroupCreator, String)>, String> {
     let isolated = job.request.as_ref().is_some_and(|request| request.isolated);
-    let own = |creator| Ok(Some((creator, policy.own_cgroups.job_path(&job.id, creator, isolated))));
+    let place = match (job.is_borrower(), isolated) {
+        (true, _) => CgroupPlace::Besteffort,
+        (false, true) => CgroupPlace::Partition,
+        (false, false) => CgroupPlace::Usual,
+    };
+    let own =
+        |cgroup_owner| Ok(Some((cgroup_owner, policy.own_cgroups.job_path(&job.id, cgroup_owner, place))));
     let hierarchy = &policy.cpuset_support.hierarchy;
     let is_legacy = *hierarchy == CpusetHierarchy::Legacy;
     let source = job.id.source();
@@ -258,7 +268,9 @@ fn spec(state: &WardenState, job: &Job, creator: CgroupCreator, cpus: CpuSet) ->
     let mems = request.filter(|request| request.bind_memory);
     let mems = mems.map(|_| nodes.map(|node| Pu(node.number)).collect::<CpuSet>());
     let isolated = request.is_some_and(|request| request.isolated);
-    CpusetSpec { cpus, mems: mems.filter(|mems| !mems.is_empty()), isolated }
+    let idle = job.is_borrower();
+    let frozen = job.grant.as_ref().is_some_and(|grant| grant.tenure == Tenure::Frozen);
+    CpusetSpec { cpus, mems: mems.filter(|mems| !mems.is_empty()), isolated, idle, frozen }
 }
 
 /// Whether a cpuset has the specified PUs, NUMA nodes and partition type. The effective PUs may be fewer, because the

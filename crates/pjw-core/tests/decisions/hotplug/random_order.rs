@@ -44,7 +44,7 @@ struct Sequence {
 
 impl Sequence {
     fn new(affinity_persists: bool, hierarchy: CpusetHierarchy) -> Self {
-        let cpuset_support = CpusetSupport { hierarchy, affinity_persists };
+        let cpuset_support = CpusetSupport { hierarchy, affinity_persists, ..CpusetSupport::default() };
         let machine =
             machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() });
         machine.spawn(7, 1, 0).cgroup = WALL.into();

@@ -8,6 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pjw_core::cpuset_group::CpusetSpec;
 use pjw_core::ids::{Pid, Tid, Uid};
+use pjw_core::own_cgroups::{CgroupPlace, OwnCgroupNames};
 
 use crate::cgroup::{CgroupMounts, CpusetMount};
 use crate::cpuset::*;
@@ -162,7 +163,14 @@ impl Fixture {
 /// A cpuset with a name that no other test and no other run uses.
 pub(super) fn job_cpuset_of(creator: CgroupCreator, name: &str, spec: CpusetSpec) -> JobCpuset {
     let job = format!("test-{}-{name}", std::process::id()).parse().unwrap();
-    let path = pjw_core::own_cgroups::OwnCgroupNames::default().job_path(&job, creator, spec.isolated);
+    let place = if spec.idle {
+        CgroupPlace::Besteffort
+    } else if spec.isolated {
+        CgroupPlace::Partition
+    } else {
+        CgroupPlace::Usual
+    };
+    let path = OwnCgroupNames::default().job_path(&job, creator, place);
     JobCpuset { job, creator, path, spec }
 }
 

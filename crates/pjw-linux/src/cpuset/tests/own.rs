@@ -2,7 +2,7 @@
 
 use nix::errno::Errno;
 use pjw_core::cpuset_group::CpusetSpec;
-use pjw_core::own_cgroups::OwnCgroupNames;
+use pjw_core::own_cgroups::{CgroupPlace, OwnCgroupNames};
 use pjw_core::{cpuset::Pu, ids::StartTime};
 
 use super::fixture::*;
@@ -105,7 +105,7 @@ fn of_two_wardens_the_last_one_to_remove_its_cpusets_leaves_nothing_behind() {
     }
     let switches = fixture.hierarchy.root().read_file("cgroup.subtree_control");
     let alone = job_cpuset("alone", &fixture.first());
-    let path = beside.job_path(&alone.job, CgroupCreator::Warden, false);
+    let path = beside.job_path(&alone.job, CgroupCreator::Warden, CgroupPlace::Usual);
     let cpusets = [alone.clone(), JobCpuset { path, ..alone }];
     for job_cpuset in &cpusets {
         assert_eq!(fixture.create(job_cpuset), done(fixture.first()));

@@ -392,7 +392,11 @@ fn cpuset_support(seed: &RandomStream) -> CpusetSupport {
         1 | 2 => CpusetHierarchy::Systemd,
         _ => CpusetHierarchy::Unified,
     };
-    CpusetSupport { hierarchy: cpusets, affinity_persists: chance.random_bool(700) }
+    CpusetSupport {
+        hierarchy: cpusets,
+        affinity_persists: chance.random_bool(700),
+        ..CpusetSupport::default()
+    }
 }
 
 fn start(

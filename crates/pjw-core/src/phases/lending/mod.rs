@@ -1,0 +1,353 @@
+//! Lending: which cores the jobs of the class besteffort borrow, of the free cores and of those that their owners leave
+//! idle.
+//!
+//! The rule, with its numbers in [`crate::terms::LendingPolicy`], is in docs/adr/0023-lending.md. [`decide`] is the
+//! decision: it reads the state and changes nothing. [`update`] carries it out: it changes the grants of the borrowers and
+//! the entries of borrowers in the pool, and reports each change.
+
+use crate::basics::{CpuSet, Nanos, Pu, cpus_text, prelude::*};
+use crate::machine::Topology;
+use crate::phases::draft::{Draft, warn};
+use crate::state::WardenState;
+use crate::terms::{
+    CpusetHierarchy, Enforcement, Event, EventKind, Grant, GrantedBy, IdlePriority, Job, JobId, Mode, Policy,
+    PriorityClass, StarvedPolicy, Tenure,
+};
+
+/// The decision about all borrowers.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Lending {
+    /// The PUs that each borrower is to have. A borrower that gets none has an empty set.
+    shares: BTreeMap<JobId, CpuSet>,
+    /// Those of these PUs that are to be taken back, with the end of their grace period.
+    leaving: BTreeMap<Pu, Nanos>,
+}
+
+/// A core of an owner or a free core, as the set of its online PUs.
+type Core = CpuSet;
+
+/// An owner, with its cores that are lent or may be lent.
+struct Owner {
+    core_count: u32,
+    lent: Vec<Core>,
+    /// The cores that may be lent in addition, best first.
+    lendable: Vec<Core>,
+}
+
+/// Returns whether [`crate::reconcile::reconcile`] would change which cores are borrowed, or which of them are leaving. The
+/// daemon calls this function after each sample of the owners, and runs a cycle only if the result is true.
+#[must_use]
+pub fn is_lending_due(state: &WardenState, policy: &Policy, now: Nanos) -> bool {
+    if !state.jobs.has_borrowers() {
+        return false;
+    }
+    let decision = decide(state, policy, now);
+    let is_leaving = |pu: &Pu| state.lending.leaves_at(*pu).is_some();
+    decision.leaving.len() != state.pool.borrowers().filter(|(pu, _)| is_leaving(pu)).count()
+        || decision.shares.iter().any(|(job, cpus)| state.pool.borrowed_by(job) != *cpus)
+}
+
+/// Returns why pjw does not lend the cores that owners leave idle. `None` if it lends them.
+#[must_use]
+pub fn why_not_lent(policy: &Policy) -> Option<String> {
+    if !policy.lending.enabled {
+        return Some("the configuration says lending.enabled = false".to_owned());
+    }
+    if policy.enforcement == Enforcement::Affinity {
+        return Some(
+            "idle priority needs a cgroup, and the configuration says enforcement = \"affinity\"".to_owned(),
+        );
+    }
+    if let CpusetHierarchy::Unavailable { why } = &policy.cpuset_support.hierarchy {
+        return Some(why.clone());
+    }
+    match &policy.cpuset_support.idle_priority {
+        IdlePriority::Available => None,
+        IdlePriority::Unavailable { why } => Some(why.clone()),
+    }
+}
+
+/// Decides which cores the borrowers have, and changes their grants. A second call in the same cycle changes nothing.
+pub(crate) fn update(draft: &mut Draft<'_>) {
+    let state = &mut *draft.state;
+    let is_owner = |job: &JobId| state.jobs.owners_that_lend().any(|owner| owner.id == *job);
+    state.lending.retain_owners(is_owner);
+    if !state.jobs.has_borrowers() || draft.policy.mode != Mode::Enforce {
+        return;
+    }
+    let now = draft.now.since_boot;
+    let Lending { shares, leaving } = decide(draft.state, draft.policy, now);
+    record_moves(draft, &shares, &leaving);
+    // A PU may pass from one borrower to another: all leave before any gets one.
+    for id in shares.keys() {
+        let kept = draft.state.pool.borrowed_by(id).intersection(&shares[id]);
+        draft.state.pool.set_borrowed(id, &kept);
+    }
+    for (id, cpus) in &shares {
+        draft.state.pool.set_borrowed(id, cpus);
+        set_borrowed_grant(draft, id, cpus);
+    }
+    draft.state.lending.set_leaving(leaving);
+}
+
+fn decide(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
+    let online = state.pool.online_cpus();
+    let mut borrowers: Vec<Borrower<'_>> =
+        state.jobs.borrowers().filter(|job| !job.was_released).map(|job| Borrower::new(state, job)).collect();
+    let mut spare = whole_cores(&state.topology, &state.pool.free_cpus(), &online);
+    let owners = state.jobs.owners_that_lend().filter_map(|job| owner(state, policy, job, now));
+    let mut owners: Vec<Owner> = owners.collect();
+    let mut leaving = BTreeMap::new();
+    for borrower in &mut borrowers {
+        let kept: Vec<&Core> = spare.iter().chain(owners.iter().flat_map(|owner| &owner.lent)).collect();
+        let (kept, lost): (Vec<Core>, Vec<Core>) =
+            core::mem::take(&mut borrower.cores).into_iter().partition(|core| kept.contains(&core));
+        borrower.cores = kept;
+        // Cores that now belong to another job, which does not lend them, are taken at once.
+        for core in lost.into_iter().filter(|core| is_lent_by_owner(state, core)) {
+            let end = core.iter().find_map(|pu| state.lending.leaves_at(pu));
+            let grace_ns = u64::try_from(policy.lending.revocation_grace.as_nanos()).unwrap_or(u64::MAX);
+            let end = end.unwrap_or(Nanos(now.0.saturating_add(grace_ns)));
+            if end > now {
+                leaving.extend(core.iter().map(|pu| (pu, end)));
+                borrower.leaving.push(core);
+            }
+        }
+    }
+    spare.retain(|core| !borrowers.iter().any(|borrower| borrower.cores.contains(core)));
+    // The borrower with the fewest cores is served first, with free cores before cores of owners.
+    while let Some(poorest) = poorest(&mut borrowers) {
+        let next = if spare.is_empty() { next_lent(&mut owners) } else { Some(spare.remove(0)) };
+        match next {
+            Some(core) => poorest.cores.push(core),
+            None => break,
+        }
+    }
+    balance(&mut borrowers);
+    let shares = borrowers.into_iter().map(|borrower| {
+        let cores = borrower.cores.iter().chain(&borrower.leaving);
+        (borrower.id.clone(), cores.fold(CpuSet::new(), |all, core| all.union(core)))
+    });
+    Lending { shares: shares.collect(), leaving }
+}
+
+/// A borrower, with the cores that it has and is to have.
+struct Borrower<'a> {
+    id: &'a JobId,
+    /// The number of cores that it can use.
+    most: usize,
+    cores: Vec<Core>,
+    /// The cores that it has until the end of a grace period.
+    leaving: Vec<Core>,
+}
+
+impl<'a> Borrower<'a> {
+    fn new(state: &'a WardenState, job: &'a Job) -> Self {
+        let topology = &state.topology;
+        let requested = job.request.as_ref().map_or(0, |request| request.cpu_request.core_count(topology));
+        let most = job.wanted_core_count(topology).unwrap_or(requested) as usize;
+        let cores = whole_cores(topology, &state.pool.borrowed_by(&job.id), &state.pool.online_cpus());
+        Self { id: &job.id, most, cores: cores.into_iter().take(most).collect(), leaving: Vec::new() }
+    }
+}
+
+/// The cores all of whose online PUs are in `cpus`.
+fn whole_cores(topology: &Topology, cpus: &CpuSet, online: &CpuSet) -> Vec<Core> {
+    let of_core = topology.cores().iter().map(|core| core.pus.intersection(online));
+    of_core.filter(|core| !core.is_empty() && core.is_subset(cpus)).collect()
+}
+
+/// Whether the core belongs to a job that lends cores.
+fn is_lent_by_owner(state: &WardenState, core: &Core) -> bool {
+    let holders = core.iter().filter_map(|pu| state.pool.holder(pu)?.job());
+    holders.filter_map(|id| state.jobs.get(id)).any(|job| may_lend(job).is_some())
+}
+
+/// The grant of a job whose cores may be lent: pjw chose them, and they are no isolated partition.
+fn may_lend(job: &Job) -> Option<&Grant> {
+    let is_partition = job.request.as_ref().is_some_and(|request| request.isolated);
+    let grant =
+        job.active_grant().filter(|grant| grant.granted_by == GrantedBy::Warden && !grant.is_shared)?;
+    (!is_partition && job.has_class(PriorityClass::Guaranteed)).then_some(grant)
+}
+
+/// The cores of an owner that stay lent, and those that may be lent in addition.
+fn owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> Option<Owner> {
+    let grant = may_lend(job)?;
+    let cores = whole_cores(&state.topology, &grant.cpus, &state.pool.online_cpus());
+    let core_count = u32::try_from(cores.len()).unwrap_or(u32::MAX);
+    let is_lent = |core: &Core| core.iter().any(|pu| state.pool.borrower(pu).is_some());
+    let (mut lent, mut idle): (Vec<Core>, Vec<Core>) = cores.into_iter().partition(is_lent);
+    if why_not_lent(policy).is_some() {
+        return Some(Owner { core_count, lent: Vec::new(), lendable: Vec::new() });
+    }
+    let known = state.lending.use_of(&job.id);
+    // A number that the owner gave replaces the estimate: the buffer is then a part of that number.
+    let wanted = job.wanted_core_count(&state.topology);
+    let buffer = if wanted.is_some() { 0 } else { policy.lending.buffer_cores };
+    let may_be_lent = |used: u32| core_count.saturating_sub(used).saturating_sub(buffer) as usize;
+    let used_now = wanted.or_else(|| known?.used());
+    let runs_on = known.map(|known| known.runs_on().clone()).unwrap_or_default();
+    lent.retain(|core| !core.intersects(&runs_on));
+    // An owner that was not sampled yet, after a restart, keeps what is lent until it was.
+    if let Some(used) = used_now {
+        lent.truncate(may_be_lent(used));
+    }
+    let lend_after = policy.lending.lend_after;
+    let more = known.filter(|known| known.may_lend(lend_after, now)).and_then(|known| {
+        let most_used = known.most_used_in(known.pause(lend_after, now), now)?;
+        Some(may_be_lent(wanted.unwrap_or(most_used)))
+    });
+    let more = more.unwrap_or(0).saturating_sub(lent.len()).min(policy.lending.cores_at_once as usize);
+    if more > 0 {
+        let pinned = pinned_pus(state, &job.id);
+        idle.retain(|core| !core.intersects(&runs_on) && !core.intersects(&pinned));
+        idle.reverse();
+    }
+    idle.truncate(more);
+    Some(Owner { core_count, lent, lendable: idle })
+}
+
+/// The PUs to which hot threads of a job are pinned.
+fn pinned_pus(state: &WardenState, job: &JobId) -> CpuSet {
+    let pins = state
+        .members_of(job)
+        .flat_map(|member| member.threads.keys().filter_map(move |&tid| state.pinned_pu_of(member, tid)));
+    pins.collect()
+}
+
+/// The borrower that has the fewest cores of those that can use more.
+fn poorest<'b, 'a>(borrowers: &'b mut [Borrower<'a>]) -> Option<&'b mut Borrower<'a>> {
+    let hungry = borrowers.iter_mut().filter(|borrower| borrower.cores.len() < borrower.most);
+    hungry.min_by_key(|borrower| borrower.cores.len())
+}
+
+/// The next core to lend: of the owner of which the smallest share is lent.
+fn next_lent(owners: &mut [Owner]) -> Option<Core> {
+    let share = |owner: &&mut Owner| (owner.lent.len() * 1000) / (owner.core_count.max(1) as usize);
+    let owner = owners.iter_mut().filter(|owner| !owner.lendable.is_empty()).min_by_key(share)?;
+    let core = owner.lendable.remove(0);
+    owner.lent.push(core.clone());
+    Some(core)
+}
+
+/// Moves cores from borrowers with many to borrowers with few, until no two that can use more differ by more than one.
+fn balance(borrowers: &mut [Borrower<'_>]) {
+    loop {
+        let rich = (0..borrowers.len()).max_by_key(|&index| borrowers[index].cores.len());
+        let hungry =
+            (0..borrowers.len()).filter(|&index| borrowers[index].cores.len() < borrowers[index].most);
+        let poor = hungry.min_by_key(|&index| borrowers[index].cores.len());
+        let Some((rich, poor)) = rich.zip(poor) else { return };
+        if borrowers[rich].cores.len() < borrowers[poor].cores.len() + 2 {
+            return;
+        }
+        if let Some(core) = borrowers[rich].cores.pop() {
+            borrowers[poor].cores.push(core);
+        }
+    }
+}
+
+/// Reports what changes for the owners and the borrowers, and remembers when each owner lent and took back.
+fn record_moves(draft: &mut Draft<'_>, shares: &BTreeMap<JobId, CpuSet>, leaving: &BTreeMap<Pu, Nanos>) {
+    let (now, lend_after) = (draft.now.since_boot, draft.policy.lending.lend_after);
+    for (id, cpus) in shares {
+        let before = draft.state.pool.borrowed_by(id);
+        for (owner, gained) in by_owner(draft.state, &cpus.difference(&before)) {
+            let text = format!("{owner} leaves {} idle: lent to {id}", cpus_text(&gained));
+            draft.out.events.push(Event::new(EventKind::Lent, text).with_job(id).with_cpus(&gained));
+            draft.state.lending.record_move(&owner, false, lend_after, now);
+        }
+        let newly_leaving = |pu: &Pu| draft.state.lending.leaves_at(*pu).is_none();
+        let leaves: CpuSet =
+            leaving.keys().copied().filter(|pu| cpus.contains(*pu)).filter(newly_leaving).collect();
+        for (owner, leaves) in by_owner(draft.state, &leaves) {
+            let text = format!(
+                "{owner} needs {}: taken back in {:?}",
+                cpus_text(&leaves),
+                draft.policy.lending.revocation_grace
+            );
+            draft.out.events.push(Event::new(EventKind::Revoked, text).with_job(id).with_cpus(&leaves));
+        }
+        for (owner, lost) in by_owner(draft.state, &before.difference(cpus)) {
+            let unannounced: CpuSet =
+                lost.iter().filter(|pu| draft.state.lending.leaves_at(*pu).is_none()).collect();
+            if !unannounced.is_empty() {
+                let text = format!("{owner} needs {}", cpus_text(&unannounced));
+                let event = Event::new(EventKind::Revoked, text).with_job(id).with_cpus(&unannounced);
+                draft.out.events.push(event);
+            }
+            let text = format!("{} back from {id}", cpus_text(&lost));
+            draft.out.events.push(Event::new(EventKind::Returned, text).with_job(&owner).with_cpus(&lost));
+            draft.state.lending.record_move(&owner, true, lend_after, now);
+        }
+    }
+}
+
+/// These PUs by the job that owns them. Free PUs are left out.
+fn by_owner(state: &WardenState, cpus: &CpuSet) -> BTreeMap<JobId, CpuSet> {
+    let mut owners: BTreeMap<JobId, CpuSet> = BTreeMap::new();
+    for pu in cpus.iter() {
+        if let Some(owner) = state.pool.holder(pu).and_then(|holder| holder.job()) {
+            owners.entry(owner.clone()).or_default().insert(pu);
+        }
+    }
+    owners
+}
+
+/// Gives a borrower the grant of the PUs that it borrows, or the grant of a job that can borrow none.
+fn set_borrowed_grant(draft: &mut Draft<'_>, id: &JobId, borrowed: &CpuSet) {
+    let Some(job) = draft.state.jobs.get(id).cloned() else { return };
+    let (tenure, cpus, reason) = if borrowed.is_empty() {
+        match starved_grant(draft.state, draft.policy, &job) {
+            Some(starved) => starved,
+            None => {
+                let why = format!("{id} can borrow no core and runs unconfined");
+                warn(draft, id, "unserved", why, "it gets cores as soon as some are free or left idle");
+                draft.put_job(Job { grant: None, ..job });
+                return;
+            }
+        }
+    } else {
+        let lent = borrowed.intersection(&draft.state.pool.lent_cpus());
+        let free = borrowed.difference(&lent);
+        let texts = [(&free, "free"), (&lent, "left idle by their owners")];
+        let texts = texts.iter().filter(|(cpus, _)| !cpus.is_empty());
+        let texts: Vec<String> = texts.map(|(cpus, what)| format!("{} {what}", cpus_text(cpus))).collect();
+        (Tenure::Borrowed, borrowed.clone(), format!("it borrows {}", texts.join(" and ")))
+    };
+    if job.grant.as_ref().is_some_and(|grant| grant.tenure == tenure && grant.cpus == cpus) {
+        return;
+    }
+    let before = job.grant.as_ref().map(|grant| grant.cpus.clone());
+    let text = match &before {
+        Some(before) => format!("{} instead of {}: {reason}", cpus_text(&cpus), cpus_text(before)),
+        None => reason.clone(),
+    };
+    let kind = if before.is_some() { EventKind::Resized } else { EventKind::Assigned };
+    draft.out.events.push(Event::new(kind, text).with_job(id).with_cpus(&cpus));
+    let grant = Grant {
+        cpus,
+        granted_by: GrantedBy::Warden,
+        is_shared: false,
+        may_split_cores: false,
+        granted_at: draft.now.since_boot,
+        reasons: vec![reason],
+        second_best: String::new(),
+        tenure,
+    };
+    draft.put_job(Job { grant: Some(grant), ..job });
+}
+
+/// The grant of a borrower that can borrow no core. `None` if the node offers no place for it.
+fn starved_grant(state: &WardenState, policy: &Policy, job: &Job) -> Option<(Tenure, CpuSet, String)> {
+    let shared = state.pool.housekeeping_cpus().intersection(&state.pool.online_cpus());
+    if policy.lending.starved == StarvedPolicy::Squeeze && !shared.is_empty() {
+        let reason = format!("no core can be borrowed: it shares the housekeeping {}", cpus_text(&shared));
+        return Some((Tenure::Squeezed, shared, reason));
+    }
+    // The job keeps its last PUs while it is frozen: they have no effect.
+    let last = job.grant.as_ref().map_or_else(|| state.pool.online_cpus(), |grant| grant.cpus.clone());
+    let reason = "no core can be borrowed: it is frozen until there is one".to_owned();
+    policy.cpuset_support.can_freeze.then_some((Tenure::Frozen, last, reason))
+}

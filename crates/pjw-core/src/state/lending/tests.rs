@@ -1,0 +1,43 @@
+//! Tests of what is known about owners.
+
+use super::*;
+use crate::testing::job;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn at(seconds: u64) -> Nanos {
+    Nanos(seconds * 1_000_000_000)
+}
+
+#[test]
+fn half_a_core_counts_as_one() {
+    let used = |permille: u32| cores_in_use(SECOND * permille / 1000, SECOND);
+    assert_eq!([0, 499, 500, 1000, 1499, 1500, 7600].map(used), [0, 0, 1, 1, 1, 2, 8]);
+    assert_eq!(cores_in_use(SECOND, Duration::ZERO), 0);
+}
+
+#[test]
+fn the_most_used_cores_of_a_period_are_known_after_the_period() {
+    let (mut state, web) = (LendingState::default(), job("web"));
+    let most = |state: &LendingState, now| state.use_of(&web).unwrap().most_used_in(SECOND * 2, at(now));
+    state.record_use(&web, 1, 4, &CpuSet::new(), at(10));
+    assert_eq!(most(&state, 11), None, "not sampled for two seconds");
+    assert_eq!(most(&state, 12), Some(1));
+    state.record_use(&web, 3, 4, &CpuSet::new(), at(13));
+    state.record_use(&web, 0, 4, &CpuSet::new(), at(14));
+    assert_eq!(most(&state, 15), Some(3), "a peak counts for two seconds");
+    assert_eq!(most(&state, 16), Some(0));
+}
+
+#[test]
+fn each_return_doubles_the_pause_and_quiet_time_halves_it() {
+    let (mut state, web) = (LendingState::default(), job("web"));
+    let pause = |state: &LendingState, now| state.use_of(&web).unwrap().pause(SECOND, at(now)).as_secs();
+    for (now, expected) in [(0, 2), (1, 4), (2, 8), (3, 16), (4, 32), (5, 60), (6, 60)] {
+        state.record_move(&web, true, SECOND, at(now));
+        assert_eq!(pause(&state, now), expected, "after the return at {now} s");
+    }
+    assert_eq!(pause(&state, 6 + 120), 60, "64 s are cut to 60");
+    assert_eq!(pause(&state, 6 + 120 + 120), 32);
+    assert_eq!(pause(&state, 1000), 1);
+}

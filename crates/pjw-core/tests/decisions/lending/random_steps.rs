@@ -1,0 +1,107 @@
+//! Owners come and go, their use changes, PUs go offline, and the daemon is restarted at random times. After each step: no
+//! PU has two borrowers or an owner that does not lend, no owner that needs its cores waits for a borrower, and no borrower
+//! is frozen while a core is free. After the releases nothing is borrowed.
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    /// A job of this number and class gets so many cores, or is given up if it gets none.
+    Assign(u32, PriorityClass, u32),
+    Release(u32),
+    /// The owner of this number uses so many cores, and runs on this PU.
+    Use(u32, u32, Option<u32>),
+    Wait(u64),
+    SwitchOff(u32),
+    Restart,
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    use PriorityClass::{Besteffort, Guaranteed, Normal};
+    let class = prop_oneof![Just(Guaranteed), Just(Normal), Just(Besteffort)];
+    prop_oneof![
+        3 => (0..5u32, class, 1..6u32).prop_map(|(id, class, cores)| Step::Assign(id, class, cores)),
+        2 => (0..5u32).prop_map(Step::Release),
+        6 => (0..5u32, 0..6u32, proptest::option::of(0..8u32)).prop_map(|(id, used, on)| Step::Use(id, used, on)),
+        4 => (0..3_000u64).prop_map(Step::Wait),
+        1 => (0..8u32).prop_map(Step::SwitchOff),
+        1 => Just(Step::Restart),
+    ]
+}
+
+fn restart(m: &mut Machine) {
+    let records: Vec<Record> = m.state.records();
+    let mut restarted = WardenState::new(m.state.topology.clone(), &CpuSet::new());
+    records.into_iter().for_each(|record| restarted.apply_record(record));
+    m.state = restarted;
+}
+
+fn take(m: &mut Machine, step: Step) {
+    let name = |id: u32| format!("j{id}");
+    match step {
+        Step::Assign(id, class, cores) => {
+            let pid = 100 + id;
+            if !m.world().processes.contains_key(&Pid(pid)) {
+                m.spawn(pid, 1, 0);
+            }
+            // A refusal changes nothing.
+            let _ = assign_class(m, &name(id), class, cores, &[pid]);
+        }
+        Step::Release(id) => drop(m.release(&name(id))),
+        Step::Use(id, used, runs_on) => {
+            let (id, now) = (job(&name(id)), Nanos(m.now()));
+            let cores = m.state.grant_of(&id).map_or(0, |grant| grant.cpus.len());
+            let runs_on = runs_on.map(|pu| set(&pu.to_string())).unwrap_or_default();
+            m.state.lending.record_use(&id, used, u32::try_from(cores).unwrap(), &runs_on, now);
+        }
+        Step::Wait(ms) => m.advance(ms * 1_000_000),
+        Step::SwitchOff(pu) => m.switch_off(&pu.to_string()),
+        Step::Restart => restart(m),
+    }
+    m.settle();
+}
+
+#[track_caller]
+fn check(m: &Machine, grace: bool) {
+    assert_sound(m);
+    let pool = &m.state.pool;
+    let online = pool.online_cpus();
+    for owner in m.state.jobs.owners_that_lend() {
+        let Some(used) = m.state.lending.use_of(&owner.id).and_then(|known| known.used()) else { continue };
+        let own = pool.pus_of(&owner.id).intersection(&online);
+        let kept = own.difference(&pool.lent_cpus());
+        let needed = (used as usize + 1).min(own.len());
+        assert!(
+            grace || kept.len() >= needed || own.len() == kept.len(),
+            "{} keeps {kept} of {own}",
+            owner.id
+        );
+    }
+    let spare = pool.free_cpus().iter().any(|pu| pool.borrower(pu).is_none());
+    for borrower in m.state.jobs.borrowers() {
+        let is_frozen = borrower.grant.as_ref().is_some_and(|grant| grant.tenure == Tenure::Frozen);
+        assert!(!(is_frozen && spare), "{} is frozen while a core is free", borrower.id);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+    #[test]
+    fn every_step_keeps_the_ledger_right(steps in proptest::collection::vec(any_step(), 1..40), grace in any::<bool>()) {
+        let mut m = lending_machine();
+        if grace {
+            m.policy.lending.revocation_grace = Duration::from_secs(1);
+        }
+        for step in steps {
+            take(&mut m, step);
+            check(&m, grace);
+        }
+        for id in 0..5 {
+            take(&mut m, Step::Release(id));
+        }
+        prop_assert_eq!(m.state.pool.borrowers().count(), 0);
+        prop_assert!(m.state.cpusets.paths().next().is_none());
+    }
+}
