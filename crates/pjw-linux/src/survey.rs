@@ -8,7 +8,7 @@ use std::io::Read;
 use std::path::Path;
 
 use nix::unistd::{AccessFlags, access};
-use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
+use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, IdlePriority};
 use pjw_core::{cpuset::CpuSet, diagnosis::HostFacts};
 
 use crate::cgroup::{CgroupMounts, CpusetMount};
@@ -122,17 +122,28 @@ fn describe_cpusets(mounts: &CgroupMounts) -> String {
 /// Determines in which cgroup hierarchy cpusets can be created, or why none can be created. Unlike
 /// [`probe::probe_cpuset_support`], this function changes nothing and creates no test cpuset. The field
 /// [`CpusetSupport::affinity_persists`] comes from the kernel version, because only a test cpuset could show
-/// the actual behaviour.
+/// the actual behaviour. In the same way, the idle priority and the freezing of jobs follow from the kernel
+/// version and the mounted controllers.
 #[must_use]
 pub fn read_cpuset_support() -> CpusetSupport {
     let mounts = CgroupMounts::read();
     let is_root = nix::unistd::Uid::effective().is_root();
     let text = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let hierarchy = find_hierarchy(&mounts, is_root, &text, systemd::is_running());
+    let mount = CpusetMount::from_mounts(&mounts);
+    let obstacle = match &hierarchy {
+        CpusetHierarchy::Unavailable { why } => Some(why.clone()),
+        _ => mount.as_ref().and_then(probe::idle_obstacle),
+    };
+    let is_available = !matches!(hierarchy, CpusetHierarchy::Unavailable { .. });
     CpusetSupport {
         hierarchy,
         affinity_persists: version::affinity_survives_by_version(),
-        ..CpusetSupport::default()
+        idle_priority: match obstacle {
+            None => IdlePriority::Available,
+            Some(why) => IdlePriority::Unavailable { why },
+        },
+        can_freeze: is_available && mount.as_ref().is_some_and(probe::has_freezer),
     }
 }
 

@@ -4,10 +4,10 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetHierarchy};
+use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetHierarchy, ids::Pid};
 
 use super::mounts::CgroupMounts;
 use crate::sys::errno::{from_io, is_gone};
@@ -15,13 +15,20 @@ use crate::sys::errno::{from_io, is_gone};
 /// The file of a v2 cgroup that lists the controllers enabled for its children.
 pub(crate) const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
 
-/// The mounted cgroup hierarchy, v1 or v2, that has the cpuset controller.
+/// The mounted cgroup hierarchy, v1 or v2, that has the cpuset controller. In v1 also the hierarchies of the
+/// controllers cpu and freezer, in which a job cpuset may have a twin: a cgroup at the same path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpusetMount {
     /// The directory at which the hierarchy is mounted.
     pub mount_point: PathBuf,
     /// True if the hierarchy is cgroup v2 (the unified hierarchy). False if it is a cgroup v1 hierarchy.
     pub is_unified: bool,
+    /// The directory at which the v1 hierarchy with the cpu controller is mounted. `None` in v2, if there is no
+    /// such hierarchy, or if it is the cpuset hierarchy itself.
+    pub v1_cpu_mount_point: Option<PathBuf>,
+    /// The directory at which the v1 hierarchy with the freezer is mounted. `None` in v2, if there is no such
+    /// hierarchy, or if it is the cpuset hierarchy itself.
+    pub v1_freezer_mount_point: Option<PathBuf>,
 }
 
 impl CpusetMount {
@@ -30,9 +37,15 @@ impl CpusetMount {
     /// controller is available in v2.
     #[must_use]
     pub fn from_mounts(mounts: &CgroupMounts) -> Option<Self> {
+        let twin_mount = |controller| mounts.v1_mount_without_cpusets(controller).map(Path::to_owned);
         match mounts.v1_cpuset_mount() {
-            Some(root) => Some(Self { mount_point: root.to_owned(), is_unified: false }),
-            None => mounts.v2_mount_point.clone().map(|mount_point| Self { mount_point, is_unified: true }),
+            Some(root) => Some(Self {
+                mount_point: root.to_owned(),
+                is_unified: false,
+                v1_cpu_mount_point: twin_mount("cpu"),
+                v1_freezer_mount_point: twin_mount("freezer"),
+            }),
+            None => mounts.v2_mount_point.clone().map(Self::unified),
         }
     }
 
@@ -42,12 +55,24 @@ impl CpusetMount {
     /// this process's cgroup namespace.
     #[must_use]
     pub fn cgroup(&self, path: &str) -> Option<CgroupDir> {
-        let climbs = path.split('/').any(|part| part == ".." || part == ".");
-        if climbs || !path.starts_with('/') {
-            return None;
-        }
-        let dir = self.mount_point.join(path.trim_matches('/'));
-        Some(CgroupDir { path: path.to_owned(), dir, unified: self.is_unified })
+        CgroupDir::below(&self.mount_point, path, self.is_unified)
+    }
+
+    /// The v2 hierarchy that is mounted at this directory.
+    pub(crate) fn unified(mount_point: PathBuf) -> Self {
+        Self { mount_point, is_unified: true, v1_cpu_mount_point: None, v1_freezer_mount_point: None }
+    }
+
+    /// The cgroup at `path` in the v1 hierarchy of the cpu controller. It need not exist. `None` if there is no
+    /// such hierarchy.
+    pub(crate) fn cpu_twin(&self, path: &str) -> Option<CgroupDir> {
+        CgroupDir::below(self.v1_cpu_mount_point.as_ref()?, path, false)
+    }
+
+    /// The cgroup at `path` in the v1 hierarchy of the freezer. It need not exist. `None` if there is no such
+    /// hierarchy.
+    pub(crate) fn freezer_twin(&self, path: &str) -> Option<CgroupDir> {
+        CgroupDir::below(self.v1_freezer_mount_point.as_ref()?, path, false)
     }
 
     /// The kind of the hierarchy, which `with_systemd` is managed by systemd if it is v2. `None` if v2 has no cpuset
@@ -67,8 +92,8 @@ impl CpusetMount {
     }
 }
 
-/// A cgroup in the hierarchy with the cpuset controller, identified by its directory. The directory need not
-/// exist.
+/// A cgroup, identified by its directory. The directory need not exist. In v1, the cgroup is in the hierarchy of
+/// the cpuset controller, or a twin of such a cgroup in the hierarchy of another controller.
 #[derive(Debug, Clone)]
 pub struct CgroupDir {
     /// The path of the cgroup relative to the mount point of the hierarchy, as in `/proc/PID/cgroup`. Begins
@@ -94,14 +119,32 @@ pub struct CpusetConfig {
 }
 
 impl CgroupDir {
+    /// The cgroup at `path` in the hierarchy that is mounted at `mount_point`. `None` if the path does not begin
+    /// with `/`, or contains a component `.` or `..`.
+    fn below(mount_point: &Path, path: &str, unified: bool) -> Option<Self> {
+        let climbs = path.split('/').any(|part| part == ".." || part == ".");
+        if climbs || !path.starts_with('/') {
+            return None;
+        }
+        Some(Self { path: path.to_owned(), dir: mount_point.join(path.trim_matches('/')), unified })
+    }
+
+    /// The processes in the cgroup and in the cgroups below it. Empty if the cgroup does not exist. The kernel
+    /// lists a process of another pid namespace as 0; such a process is left out.
+    pub(crate) fn processes(&self) -> Vec<Pid> {
+        let listed = self.read_file("cgroup.procs").unwrap_or_default();
+        let own = listed.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid != 0).map(Pid);
+        let below = self.children().into_iter().flat_map(|child| child.processes());
+        own.chain(below).collect()
+    }
+
     /// Returns whether the cgroup directory exists.
     #[must_use]
     pub fn exists(&self) -> bool {
         self.dir.is_dir()
     }
 
-    /// Returns true if the cgroup is in the v2 (unified) hierarchy, and false if it is in the v1 cpuset
-    /// hierarchy.
+    /// Returns true if the cgroup is in the v2 (unified) hierarchy, and false if it is in a v1 hierarchy.
     #[must_use]
     pub fn is_unified(&self) -> bool {
         self.unified

@@ -57,9 +57,25 @@ impl CgroupMounts {
     /// mounted.
     #[must_use]
     pub fn v1_cpuset_mount(&self) -> Option<&Path> {
-        let has = |options: &str| options.split(',').any(|option| option == "cpuset");
-        self.v1_mounts.iter().find(|(options, _)| has(options)).map(|(_, root)| root.as_path())
+        self.v1_mount("cpuset").map(|(_, root)| root)
     }
+
+    /// The mount options and the mount point of the v1 hierarchy with this controller.
+    pub(crate) fn v1_mount(&self, controller: &str) -> Option<(&str, &Path)> {
+        let found = self.v1_mounts.iter().find(|(options, _)| has_controller(options, controller));
+        found.map(|(options, root)| (options.as_str(), root.as_path()))
+    }
+
+    /// The mount point of the v1 hierarchy with this controller. `None` also if that hierarchy has the cpuset
+    /// controller too.
+    pub(super) fn v1_mount_without_cpusets(&self, controller: &str) -> Option<&Path> {
+        let (options, root) = self.v1_mount(controller)?;
+        (!has_controller(options, "cpuset")).then_some(root)
+    }
+}
+
+fn has_controller(options: &str, controller: &str) -> bool {
+    options.split(',').any(|option| option == controller)
 }
 
 #[cfg(test)]

@@ -5,22 +5,20 @@
 
 use std::path::Path;
 
-use pjw_core::cpuset_group::LeftoverCpuset;
 use pjw_core::ids::Uid;
-use pjw_core::own_cgroups::OwnCgroupNames;
 use rustix::fs::{XattrFlags, getxattr, removexattr, setxattr};
 
-use crate::cgroup::{CgroupDir, CpusetMount};
+use crate::cgroup::CgroupDir;
 
 /// Since Linux 5.7 cgroups have `user.` attributes. Before, they have only `trusted.` attributes, which need
 /// `CAP_SYS_ADMIN`.
 const NAMESPACES: [&str; 2] = ["user", "trusted"];
-const OWNER: &str = "pjw.owner";
-const ORIGIN: &str = "pjw.origin";
-/// The longest value that the kernel stores (`XATTR_SIZE_MAX` is larger; `PATH_MAX` is the longest path of a cgroup).
-const MAX_VALUE: usize = 4096;
+pub(super) const OWNER: &str = "pjw.owner";
+pub(super) const ORIGIN: &str = "pjw.origin";
+/// The longest value that the kernel stores (`XATTR_SIZE_MAX`).
+pub(super) const MAX_VALUE: usize = 1 << 16;
 
-fn read(dir: &Path, name: &str) -> Option<String> {
+pub(super) fn read(dir: &Path, name: &str) -> Option<String> {
     let mut buffer = vec![0u8; MAX_VALUE];
     let length = NAMESPACES
         .iter()
@@ -30,7 +28,7 @@ fn read(dir: &Path, name: &str) -> Option<String> {
 }
 
 /// A cgroup without attributes is no error: a warden that loses its journal then knows less about the job.
-fn write(dir: &Path, name: &str, value: &str) {
+pub(super) fn write(dir: &Path, name: &str, value: &str) {
     let set = |namespace: &str| {
         setxattr(dir, format!("{namespace}.{name}"), value.as_bytes(), XattrFlags::empty()).is_ok()
     };
@@ -63,23 +61,4 @@ pub(super) fn remove_owner(group: &CgroupDir) {
     for namespace in NAMESPACES {
         let _ = removexattr(&group.dir, format!("{namespace}.{OWNER}"));
     }
-}
-
-/// The cgroup with its attributes.
-fn found_cpuset(group: &CgroupDir) -> LeftoverCpuset {
-    let owner = read(&group.dir, OWNER).and_then(|owner| owner.parse().ok()).map(Uid);
-    let origin_cgroup = read(&group.dir, ORIGIN).filter(|origin| origin.starts_with('/'));
-    LeftoverCpuset { path: group.path.clone(), owner, origin_cgroup }
-}
-
-/// Lists the cgroups in the places where the warden and systemd create the cgroups of jobs, in the order of their paths.
-pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset> {
-    let above = [own_cgroups.directory_path(), format!("/{}", own_cgroups.slice_name())];
-    let below = above.iter().filter_map(|path| hierarchy.cgroup(path)).flat_map(|above| above.children());
-    let isolated = hierarchy.root().children().into_iter();
-    let isolated =
-        isolated.filter(|group| own_cgroups.is_own_path(&group.path) && !above.contains(&group.path));
-    let mut found: Vec<LeftoverCpuset> = below.chain(isolated).map(|group| found_cpuset(&group)).collect();
-    found.sort_by(|one, other| one.path.cmp(&other.path));
-    found
 }

@@ -2,24 +2,30 @@
 //! scheduler.
 //!
 //! Each change can be repeated, and its result is read back. A failed change is undone. Only the cpuset's own
-//! cgroup is written, and above it the files that enable the controller. No process is ever killed.
+//! cgroup and its twins are written, and above them the files that enable controllers and give idle priority. No
+//! process is ever killed.
 
 mod bounds;
 mod context;
+mod freezer;
+mod idle;
+mod leftovers;
 mod marks;
 mod moving;
 mod own;
 mod scope;
+mod twins;
 mod unrelated_threads;
 
 use pjw_core::cpuset::CpuSet;
-use pjw_core::cpuset_group::{CgroupCreator, CpusetChange, CpusetOutcome, JobCpuset};
+use pjw_core::cpuset_group::{CgroupCreator, CpusetChange, CpusetOutcome, CpusetSpec, JobCpuset};
 use pjw_core::ids::{ProcessId, Uid};
+use pjw_core::own_cgroups::OwnCgroupNames;
 
 use context::{Result, changed_cpuset, done, refused};
 
 pub(crate) use context::CpusetContext;
-pub(crate) use marks::list_job_cpusets;
+pub(crate) use leftovers::list_job_cpusets;
 pub(crate) use unrelated_threads::{REMOVAL_DELAY, UnrelatedThreads};
 
 use crate::cgroup::CgroupDir;
@@ -46,9 +52,9 @@ fn try_change(context: &mut CpusetContext<'_>, change: &CpusetChange) -> CpusetO
             create(context, job_cpuset, *owner, initial_processes).map(done)
         }
         CpusetChange::MoveIn { process, from, to } => {
-            note_origin(context, from, to).and_then(|()| moving::move_between(context, *process, from, to))
+            note_origin(context, from, to).and_then(|()| move_in(context, *process, from, to))
         }
-        CpusetChange::MoveBack { process, from, to } => moving::move_between(context, *process, from, to),
+        CpusetChange::MoveBack { process, from, to } => move_back(context, *process, from, to),
         CpusetChange::Widen { job_cpuset } => widen(context, job_cpuset).map(done),
         CpusetChange::Remove { job_cpuset } => {
             remove(context, job_cpuset).map(|()| CpusetOutcome::Done { effective: None })
@@ -66,6 +72,39 @@ fn note_origin(context: &CpusetContext<'_>, from: &str, to: &str) -> Result<()> 
     Ok(())
 }
 
+/// Moves a process into a cpuset. It gets idle priority before it gets the PUs, and is not frozen with another job.
+fn move_in(
+    context: &mut CpusetContext<'_>,
+    process: ProcessId,
+    from: &str,
+    to: &str,
+) -> Result<CpusetOutcome> {
+    let has_entered = idle::enter(context, process, to)?;
+    let moved = moving::move_between(context, process, from, to);
+    if !matches!(moved, Ok(CpusetOutcome::Done { .. })) {
+        if has_entered {
+            idle::leave(context, process)?;
+        }
+        return moved;
+    }
+    freezer::follow(context, process, to)?;
+    idle::follow(context, process, to)?;
+    moved
+}
+
+/// Moves a process out of a cpuset. It is thawed first: after a crash, a process that has left the cpuset is never frozen.
+fn move_back(
+    context: &mut CpusetContext<'_>,
+    process: ProcessId,
+    from: &str,
+    to: &str,
+) -> Result<CpusetOutcome> {
+    freezer::leave(context, process)?;
+    let moved = moving::move_between(context, process, from, to)?;
+    idle::follow(context, process, to)?;
+    Ok(moved)
+}
+
 fn create(
     context: &mut CpusetContext<'_>,
     job_cpuset: &JobCpuset,
@@ -73,6 +112,13 @@ fn create(
     initial_processes: &[ProcessId],
 ) -> Result<CpuSet> {
     let group = context.job_cgroup(job_cpuset)?;
+    let CpusetSpec { idle, frozen, .. } = job_cpuset.spec;
+    if job_cpuset.creator == CgroupCreator::Scheduler && (idle || frozen) {
+        return Err(refused(format!(
+            "the cgroup {} belongs to the batch system: it gets no idle priority and is not frozen",
+            group.path
+        )));
+    }
     let before = group.exists().then(|| group.read_cpuset());
     let created = match job_cpuset.creator {
         CgroupCreator::Scheduler if before.is_none() => return Err(CpusetOutcome::Gone),
@@ -91,6 +137,7 @@ fn create(
             // The cgroup could not be read, so nothing was written.
             Some(Err(_)) => {}
             None => {
+                let _ = undo_twins(context, &group);
                 let _ = group.remove();
                 if let Some(base) = own::directory_of(context.hierarchy, &group) {
                     own::clean_up(context.hierarchy, &base);
@@ -101,13 +148,38 @@ fn create(
     created
 }
 
+/// Thaws a job and removes its twins.
+fn undo_twins(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<()> {
+    freezer::thaw(context.hierarchy, group)?;
+    idle::remove_twin(context, &group.path)
+}
+
+/// Removes the twins of this warden whose cpuset is gone, as after a kill.
+pub(crate) fn remove_orphaned_twins(context: &mut CpusetContext<'_>, own_cgroups: &OwnCgroupNames) {
+    for twin in twins::orphans(context.hierarchy, own_cgroups) {
+        let removed = context.cgroup(&twin.path).and_then(|group| undo_twins(context, &group));
+        if let Err(CpusetOutcome::Refused { reason }) = removed {
+            tracing::warn!(reason, "a cgroup that an earlier pjwd left behind could not be removed");
+        }
+    }
+    own::remove_empty_directories(context.hierarchy, own_cgroups);
+}
+
 /// Another warden that removes its last cpuset, as in a test, also removes the parent directory. Then the
 /// creation is repeated.
-fn create_own(context: &CpusetContext<'_>, group: &CgroupDir, job_cpuset: &JobCpuset) -> Result<CpuSet> {
-    let once =
-        || own::create(context.hierarchy, group).and_then(|()| bounds::apply(group, &job_cpuset.spec, false));
+fn create_own(context: &mut CpusetContext<'_>, group: &CgroupDir, job_cpuset: &JobCpuset) -> Result<CpuSet> {
+    let spec = &job_cpuset.spec;
+    let hierarchy = context.hierarchy;
+    let once = || {
+        own::create(hierarchy, group)?;
+        if spec.idle {
+            idle::ensure(hierarchy, group)?;
+        }
+        bounds::apply(group, spec, false)
+    };
     match (0..MAX_ATTEMPTS).map(|_| once()).find(|result| *result != Err(CpusetOutcome::Gone)) {
-        Some(result) => result,
+        Some(Ok(effective)) => freezer::apply(context, group, spec.frozen).map(|()| effective),
+        Some(refused) => refused,
         None => Err(refused(format!(
             "the cgroup {} can't be created: its parent is removed again and again",
             group.path
@@ -121,6 +193,7 @@ fn widen(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<CpuS
         return Err(CpusetOutcome::Gone);
     }
     if job_cpuset.creator != CgroupCreator::Scheduler {
+        freezer::thaw(context.hierarchy, &group)?;
         marks::remove_owner(&group);
     }
     if job_cpuset.creator == CgroupCreator::Systemd {
@@ -137,7 +210,10 @@ fn remove(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<()>
     let group = context.job_cgroup(job_cpuset)?;
     match job_cpuset.creator {
         CgroupCreator::Scheduler => Ok(()),
-        CgroupCreator::Systemd => scope::remove(context, &group),
+        CgroupCreator::Systemd => {
+            freezer::thaw(context.hierarchy, &group)?;
+            scope::remove(context, &group)
+        }
         CgroupCreator::Warden => {
             let Some(base) = own::directory_of(context.hierarchy, &group) else {
                 return Err(refused(format!(
@@ -145,6 +221,7 @@ fn remove(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<()>
                     group.path
                 )));
             };
+            undo_twins(context, &group)?;
             let removed = group.remove();
             own::clean_up(context.hierarchy, &base);
             removed.map_err(|errno| match errno {

@@ -57,9 +57,22 @@ fn explain_refusal(proc: &mut ProcDir, process: ProcessId, to: &CgroupDir, errno
 /// The cgroup of a process in the cpuset hierarchy. `None` if the process has ended or the id belongs to
 /// another process.
 pub(super) fn cgroup_of(proc: &mut ProcDir, process: ProcessId) -> Option<String> {
-    let stat = proc.thread_stat(process.pid, Tid(process.pid.0)).ok()?;
+    let is_alive = is_alive(proc, process);
+    proc.cpuset_path(process.pid).filter(|_| is_alive)
+}
+
+/// The cgroup of a process in the v1 hierarchy with this controller. `None` if there is no such hierarchy, the
+/// process has ended, or the id belongs to another process.
+pub(super) fn cgroup_in(proc: &mut ProcDir, process: ProcessId, controller: &str) -> Option<String> {
+    let is_alive = is_alive(proc, process);
+    let cgroups = proc.cgroups(process.pid).ok().filter(|_| is_alive)?;
+    let has = |controllers: &str| controllers.split(',').any(|listed| listed == controller);
+    cgroups.into_iter().find(|(controllers, _)| has(controllers)).map(|(_, path)| path)
+}
+
+fn is_alive(proc: &mut ProcDir, process: ProcessId) -> bool {
+    let Ok(stat) = proc.thread_stat(process.pid, Tid(process.pid.0)) else { return false };
     // Other threads may remain after the first thread has ended.
-    let same = stat.start == process.start
-        && (!matches!(stat.state, 'Z' | 'X') || proc.tids(process.pid).is_ok_and(|tids| tids.len() > 1));
-    proc.cpuset_path(process.pid).filter(|_| same)
+    stat.start == process.start
+        && (!matches!(stat.state, 'Z' | 'X') || proc.tids(process.pid).is_ok_and(|tids| tids.len() > 1))
 }

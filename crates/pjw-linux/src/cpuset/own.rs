@@ -1,11 +1,13 @@
-//! The warden's own cgroups: below its directory `/pjw`, and at the root as `/pjw-…` for isolated cpusets. A warden
+//! The warden's own cgroups: below its directory `/pjw`, at the root as `/pjw-…` for isolated cpusets, and below
+//! `/pjw_besteffort` for jobs at idle priority. A warden
 //! that runs beside another has a directory with another name ([`OwnCgroupNames`]); the path of a
 //! cgroup tells it.
 //!
 //! In v2 the cpuset controller must be enabled from the root down. An extended attribute of the directory records
 //! that the warden enabled the controller. So the controller can be disabled again when the last cpuset is
 //! removed. A warden that removes its last cpuset while another warden has cpusets passes the attribute on to the
-//! directory of that one.
+//! directory of that one. In the same way, the directory `/pjw_besteffort` records that the warden enabled the cpu
+//! controller.
 
 use nix::errno::Errno;
 use pjw_core::cpuset_group::CpusetOutcome;
@@ -22,6 +24,10 @@ use crate::cgroup::{CgroupDir, CpusetMount, SUBTREE_CONTROL};
 /// `CAP_SYS_ADMIN`.
 const ENABLED_MARKS: [&str; 2] = ["user.pjw.switched-on", "trusted.pjw.switched-on"];
 
+/// The controllers that the warden enables.
+const CPUSET: &str = "cpuset";
+const CPU: &str = "cpu";
+
 /// Creates a cpuset's cgroup and the cgroups above it.
 pub(super) fn create(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Result<()> {
     let Some(base) = directory_of(hierarchy, job_cpuset) else {
@@ -30,26 +36,38 @@ pub(super) fn create(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Result<
             job_cpuset.path
         )));
     };
-    let at_the_top = job_cpuset.parent().path == "/";
+    let above = job_cpuset.parent();
+    let at_the_top = above.path == "/";
     let create_dir = |group: &CgroupDir| group.create().map_err(refusal(group, "be created"));
     if hierarchy.is_unified {
-        // Also for a cgroup at the root: this directory carries the mark.
+        // Also for a cgroup that is not in this directory: this directory carries the mark.
         create_dir(&base)?;
-        enable_controller(&hierarchy.root(), Some(&base))?;
+        enable_controller(&hierarchy.root(), CPUSET, Some(&base))?;
         if !at_the_top {
-            enable_controller(&base, None)?;
+            create_dir(&above)?;
+            enable_controller(&above, CPUSET, None)?;
         }
     } else if !at_the_top {
-        create_dir(&base)?;
-        sync_with_root(hierarchy, &base)?;
+        create_dir(&above)?;
+        sync_with_root(hierarchy, &above)?;
     }
     create_dir(job_cpuset)
 }
 
+/// Enables the cpu controller for the directory of jobs at idle priority (v2).
+pub(super) fn enable_cpu_controller(hierarchy: &CpusetMount, besteffort: &CgroupDir) -> Result<()> {
+    enable_controller(&hierarchy.root(), CPU, Some(besteffort))
+}
+
 /// The directory of the warden that creates this cgroup itself. `None` if no warden does.
 pub(super) fn directory_of(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Option<CgroupDir> {
-    let directory = OwnCgroupNames::from_cgroup_path(&job_cpuset.path)?.directory_path();
-    let name = job_cpuset.path.strip_prefix(&directory)?.strip_prefix(['/', '-'])?;
+    let own_cgroups = OwnCgroupNames::from_cgroup_path(&job_cpuset.path)?;
+    let directory = own_cgroups.directory_path();
+    let besteffort = job_cpuset.path.strip_prefix(&own_cgroups.besteffort_directory());
+    let name = match besteffort {
+        Some(below) => below.strip_prefix('/')?,
+        None => job_cpuset.path.strip_prefix(&directory)?.strip_prefix(['/', '-'])?,
+    };
     (!name.is_empty() && !name.contains('/')).then(|| hierarchy.cgroup(&directory))?
 }
 
@@ -75,8 +93,12 @@ pub(super) fn repair_parent(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) {
     }
 }
 
-pub(super) fn enable_controller(group: &CgroupDir, mark_on: Option<&CgroupDir>) -> Result<()> {
-    if group.enables_controller("cpuset") {
+pub(super) fn enable_controller(
+    group: &CgroupDir,
+    controller: &str,
+    mark_on: Option<&CgroupDir>,
+) -> Result<()> {
+    if group.enables_controller(controller) {
         return Ok(());
     }
     // The mark comes first: when the last cpuset is removed, a mark without an enabled controller does no
@@ -84,39 +106,45 @@ pub(super) fn enable_controller(group: &CgroupDir, mark_on: Option<&CgroupDir>) 
     if let Some(base) = mark_on {
         mark(base);
     }
-    group.write_file(SUBTREE_CONTROL, "+cpuset").map_err(|errno| {
+    group.write_file(SUBTREE_CONTROL, &format!("+{controller}")).map_err(|errno| {
         let why = match errno {
             Errno::ENOENT if group.path != "/" => return CpusetOutcome::Gone,
-            Errno::ENOENT | Errno::EINVAL => "this kernel has no cpuset controller in v2, or v1 uses it",
+            Errno::EINVAL if group.has_controller(controller) == Ok(true) => {
+                "a thread outside the root cgroup has a real-time policy: move it to the root cgroup, or give it \
+                 another policy"
+            }
+            Errno::ENOENT | Errno::EINVAL => "this kernel does not have it in v2, or v1 uses it",
             Errno::EBUSY => "the cgroup holds processes itself",
             other => other.desc(),
         };
-        refused(format!("the cpuset controller can't be enabled below {}: {why} ({errno:?})", group.path))
+        refused(format!("the controller {controller} can't be enabled below {}: {why} ({errno:?})", group.path))
     })
 }
 
 fn mark(base: &CgroupDir) {
     let set = |name: &&str| rustix::fs::setxattr(&base.dir, *name, b"1", XattrFlags::empty()).is_ok();
     if !ENABLED_MARKS.iter().any(set) {
-        tracing::warn!(
-            cgroup = base.path,
-            "the mark could not be written: the cpuset controller will stay enabled"
-        );
+        tracing::warn!(cgroup = base.path, "the mark could not be written: the controller will stay enabled");
     }
 }
 
 /// Called after a cpuset was removed. After the last one of a warden, removes the warden's directory `base` and disables
 /// the controller again, unless another program uses the controller.
 pub(super) fn clean_up(hierarchy: &CpusetMount, base: &CgroupDir) {
+    if let Some(own_cgroups) = OwnCgroupNames::from_cgroup_path(&base.path) {
+        let besteffort = hierarchy.cgroup(&own_cgroups.besteffort_directory());
+        besteffort.iter().for_each(|besteffort| clean_up_besteffort(hierarchy, besteffort));
+        if besteffort.is_some_and(|besteffort| besteffort.exists()) {
+            return;
+        }
+    }
     let prefix = format!("{}-", base.path);
     let others = hierarchy.root().children();
     let is_last = base.children().is_empty() && !others.iter().any(|group| group.path.starts_with(&prefix));
     if !base.exists() || !is_last || base.read_file("cgroup.procs").is_ok_and(|procs| !procs.is_empty()) {
         return;
     }
-    let mut buffer = [0u8; 8];
-    let marked =
-        ENABLED_MARKS.iter().any(|name| rustix::fs::getxattr(&base.dir, *name, &mut buffer[..]).is_ok());
+    let marked = is_marked(base);
     let used = |group: &CgroupDir| {
         let files = group.read_cpuset().unwrap_or_default();
         let is_member = matches!(files.partition.as_str(), "" | "member");
@@ -138,4 +166,53 @@ pub(super) fn clean_up(hierarchy: &CpusetMount, base: &CgroupDir) {
     }
     // Not recursively: another warden may have created a cgroup below it just now.
     let _ = std::fs::remove_dir(&base.dir);
+}
+
+fn is_marked(base: &CgroupDir) -> bool {
+    let mut buffer = [0u8; 8];
+    ENABLED_MARKS.iter().any(|name| rustix::fs::getxattr(&base.dir, *name, &mut buffer[..]).is_ok())
+}
+
+/// Removes the directory of jobs at idle priority if it is empty. Disables the cpu controller again if this warden enabled
+/// it and no other program uses it.
+fn clean_up_besteffort(hierarchy: &CpusetMount, besteffort: &CgroupDir) {
+    if !besteffort.exists()
+        || !besteffort.children().is_empty()
+        || besteffort.read_file("cgroup.procs").is_ok_and(|procs| !procs.is_empty())
+    {
+        return;
+    }
+    if hierarchy.is_unified && is_marked(besteffort) {
+        let others = hierarchy.root().children();
+        let mut others = others.iter().filter(|group| group.path != besteffort.path);
+        let is_besteffort = |group: &&CgroupDir| {
+            OwnCgroupNames::from_cgroup_path(&group.path)
+                .is_some_and(|own| own.besteffort_directory() == group.path)
+        };
+        if let Some(other_warden) = others.clone().find(is_besteffort) {
+            mark(other_warden);
+        } else if !others.any(uses_cpu_controller)
+            && let Err(errno) = hierarchy.root().write_file(SUBTREE_CONTROL, "-cpu")
+        {
+            tracing::warn!(%errno, "the cpu controller could not be disabled again");
+        }
+    }
+    // Not recursively: a cgroup may have been created below it just now.
+    let _ = std::fs::remove_dir(&besteffort.dir);
+}
+
+/// Whether a program has changed a setting of the cpu controller for this cgroup.
+fn uses_cpu_controller(group: &CgroupDir) -> bool {
+    let differs = |file: &str, usual: &str| group.read_file(file).is_ok_and(|now| now != usual);
+    group.enables_controller(CPU)
+        || differs("cpu.weight", "100")
+        || differs("cpu.max", "max 100000")
+        || differs("cpu.idle", "0")
+}
+
+/// Removes the directories of this warden that hold no cgroup, as after a kill.
+pub(super) fn remove_empty_directories(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) {
+    if let Some(base) = hierarchy.cgroup(&own_cgroups.directory_path()) {
+        clean_up(hierarchy, &base);
+    }
 }

@@ -9,7 +9,7 @@ use pjw_core::ids::{ProcessId, Uid};
 use pjw_core::own_cgroups::OwnCgroupNames;
 
 use super::context::{CpusetContext, Result, refused};
-use super::{bounds, marks, moving, own, unrelated_threads};
+use super::{bounds, freezer, idle, marks, moving, own, unrelated_threads};
 use crate::cgroup::{CgroupDir, CpusetConfig};
 use crate::sys::online::{possible_cpus, possible_nodes};
 use crate::systemd::{SystemdError, TransientScope};
@@ -31,6 +31,12 @@ pub(super) fn create(
         reset_unit_cpuset(context, group, unit);
         return Err(outcome);
     }
+    if job_cpuset.spec.idle
+        && let Err(outcome) = idle::ensure_slice(context, &slice)
+    {
+        idle::stop_empty_slice(context, &slice);
+        return Err(outcome);
+    }
     let before = group.exists().then(|| group.read_cpuset()).and_then(Result::ok);
     let initial: Vec<(ProcessId, String)> = initial_processes
         .iter()
@@ -43,7 +49,7 @@ pub(super) fn create(
         None => {
             let scope = TransientScope {
                 unit: unit.to_owned(),
-                slice,
+                slice: slice.clone(),
                 description: format!("Cores of job {}, managed by pjwd", job_cpuset.job),
                 pids: initial.iter().map(|(process, _)| process.pid).collect(),
                 cpus: job_cpuset.spec.cpus.clone(),
@@ -52,8 +58,15 @@ pub(super) fn create(
             context.systemd.start_scope(&scope).map_err(|fault| refusal(unit, "be created", &fault))
         }
     };
-    let outcome =
-        created.and_then(|()| wait_until_applied(context, job_cpuset, group, &initial, before.is_none()));
+    let outcome = created
+        .and_then(|()| wait_until_applied(context, job_cpuset, group, &initial, before.is_none()))
+        .and_then(|effective| {
+            if job_cpuset.spec.idle {
+                // The slice may have been stopped as an empty one just before.
+                idle::ensure_slice(context, &slice)?;
+            }
+            freezer::apply(context, group, job_cpuset.spec.frozen).map(|()| effective)
+        });
     if outcome.is_ok() {
         marks::write_owner(group, owner);
         let origins = initial.iter().filter_map(|(_, origin)| context.hierarchy.cgroup(origin));
@@ -65,6 +78,9 @@ pub(super) fn create(
             None => initial.iter().for_each(|(process, original_cgroup)| {
                 let _ = moving::move_between(context, *process, &group.path, original_cgroup);
             }),
+        }
+        if job_cpuset.spec.idle {
+            idle::stop_empty_slice(context, &slice);
         }
     }
     outcome
@@ -84,9 +100,14 @@ fn reset_unit_cpuset(context: &mut CpusetContext<'_>, group: &CgroupDir, unit: &
 fn names(group: &CgroupDir) -> Result<(&str, String)> {
     let found = OwnCgroupNames::from_cgroup_path(&group.path).and_then(|own| {
         let (above, unit) = group.path.rsplit_once('/')?;
-        let slice = if above.is_empty() { "-.slice".to_owned() } else { own.slice_name() };
+        let is_besteffort = above.strip_prefix('/') == Some(&own.besteffort_slice());
+        let (slice, directory) = match is_besteffort {
+            _ if above.is_empty() => ("-.slice".to_owned(), own.directory_path()),
+            true => (own.besteffort_slice(), own.besteffort_directory()),
+            false => (own.slice_name(), own.directory_path()),
+        };
         let is_below = above.is_empty() || above.strip_prefix('/') == Some(&slice);
-        let name = unit.strip_prefix(own.directory_path().trim_start_matches('/'))?;
+        let name = unit.strip_prefix(directory.trim_start_matches('/'))?;
         (is_below && name.starts_with('-') && name.ends_with(".scope")).then_some((unit, slice))
     });
     found.ok_or_else(|| refused(format!("the cgroup {} is no scope of pjwd", group.path)))
@@ -108,8 +129,8 @@ fn enable_controller_above(context: &mut CpusetContext<'_>, group: &CgroupDir, s
         }
     }
     if above.exists() {
-        own::enable_controller(&context.hierarchy.root(), None)?;
-        own::enable_controller(&above, None)?;
+        own::enable_controller(&context.hierarchy.root(), "cpuset", None)?;
+        own::enable_controller(&above, "cpuset", None)?;
     }
     Ok(())
 }
@@ -261,12 +282,8 @@ pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Resu
         }
         std::thread::sleep(POLL_INTERVAL);
     }
-    let above = group.parent();
-    if above.path != "/" && above.exists() && above.children().is_empty() && !above.is_populated() {
-        // If the slice stays, it is an empty name.
-        if let Err(fault) = context.systemd.stop_unit(&slice) {
-            tracing::debug!(%fault, "the empty {slice} could not be stopped");
-        }
+    if group.parent().path != "/" {
+        idle::stop_empty_slice(context, &slice);
     }
     Ok(())
 }

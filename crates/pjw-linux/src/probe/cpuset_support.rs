@@ -1,34 +1,42 @@
 //! Finds the cpuset hierarchy of this machine, and its manager.
 
 use nix::unistd::Uid;
-use pjw_core::cpuset_group::{CgroupCreator, CpusetHierarchy, CpusetSupport};
+use pjw_core::cpuset_group::{CgroupCreator, CpusetHierarchy, CpusetSupport, IdlePriority};
 use pjw_core::own_cgroups::OwnCgroupNames;
 
-use super::cpuset_test;
+use super::cpuset_test::{self, TestResult};
 use crate::cgroup::{CgroupMounts, CpusetMount};
 use crate::{sys::version, systemd};
+
+/// The first kernel with `cpu.idle` (commit 304000390f88).
+const FIRST_WITH_IDLE: (u32, u32) = (5, 15);
+/// The first kernel with `cgroup.freeze` (commit 76f969e8948d).
+const FIRST_WITH_FREEZE: (u32, u32) = (5, 2);
 
 /// Determines the cpuset support with a test cpuset, and describes it in sentences.
 pub(super) fn find(own_cgroups: &OwnCgroupNames) -> (CpusetSupport, Vec<String>) {
     let found = find_hierarchy().map_err(str::to_owned).and_then(|(mount, hierarchy)| {
         let is_systemd = hierarchy == CpusetHierarchy::Systemd;
-        let cgroup_owner = if is_systemd { CgroupCreator::Systemd } else { CgroupCreator::Warden };
-        let result = cpuset_test::run(&mount, own_cgroups, cgroup_owner)?;
-        let sentences = vec![describe_cpusets(&hierarchy, own_cgroups), describe_masks(&result)];
-        Ok((
-            CpusetSupport {
-                hierarchy,
-                affinity_persists: result.affinity_persists,
-                ..CpusetSupport::default()
-            },
-            sentences,
-        ))
+        let creator = if is_systemd { CgroupCreator::Systemd } else { CgroupCreator::Warden };
+        let TestResult { affinity_persists, measured, idle, can_freeze } =
+            cpuset_test::run(&mount, own_cgroups, creator)?;
+        let idle_priority = match idle_obstacle(&mount).or(idle.err()) {
+            None => IdlePriority::Available,
+            Some(why) => IdlePriority::Unavailable { why },
+        };
+        let sentences = vec![
+            describe_cpusets(&hierarchy, own_cgroups),
+            describe_masks(affinity_persists, measured),
+            describe_idle_priority(&idle_priority, can_freeze),
+        ];
+        Ok((CpusetSupport { hierarchy, affinity_persists, idle_priority, can_freeze }, sentences))
     });
     found.unwrap_or_else(|why| {
         let hierarchy = CpusetHierarchy::Unavailable { why: why.clone() };
         let sentence = format!("{}: {why}", describe_cpusets(&hierarchy, own_cgroups));
         let affinity_persists = version::affinity_survives_by_version();
-        (CpusetSupport { hierarchy, affinity_persists, ..CpusetSupport::default() }, vec![sentence])
+        let idle_priority = IdlePriority::Unavailable { why };
+        (CpusetSupport { hierarchy, affinity_persists, idle_priority, can_freeze: false }, vec![sentence])
     })
 }
 
@@ -60,6 +68,31 @@ fn is_complete(mount: &CpusetMount) -> bool {
     if mount.is_unified { top.read_file("cgroup.events").is_err() } else { is_v1_root() }
 }
 
+/// Why no cgroup can have idle priority, by the files and the kernel's version alone. `None` if a test has to show it.
+/// `mount` is the hierarchy with cpusets.
+pub(crate) fn idle_obstacle(mount: &CpusetMount) -> Option<String> {
+    let why = if !version::is_kernel_at_least(FIRST_WITH_IDLE) {
+        "idle priority of cgroups (cpu.idle) needs Linux 5.15"
+    } else if !mount.is_unified && mount.v1_cpu_mount_point.is_none() {
+        "no v1 hierarchy with the cpu controller and without cpusets is mounted: mount one, or boot with cgroup v2"
+    } else if mount.is_unified && mount.root().has_controller("cpu") != Ok(true) {
+        "cgroup v2 has no cpu controller here: v1 uses it, or the kernel lacks CONFIG_FAIR_GROUP_SCHED, or was booted \
+         with cgroup_disable=cpu"
+    } else {
+        return None;
+    };
+    Some(why.to_owned())
+}
+
+/// Whether the files say that the processes of a job cpuset can be frozen. `mount` is the hierarchy with cpusets.
+pub(crate) fn has_freezer(mount: &CpusetMount) -> bool {
+    if mount.is_unified {
+        version::is_kernel_at_least(FIRST_WITH_FREEZE)
+    } else {
+        mount.v1_freezer_mount_point.is_some()
+    }
+}
+
 fn describe_cpusets(hierarchy: &CpusetHierarchy, own_cgroups: &OwnCgroupNames) -> String {
     let (directory, slice) = (own_cgroups.directory_path(), own_cgroups.slice_name());
     let how = match hierarchy {
@@ -71,12 +104,23 @@ fn describe_cpusets(hierarchy: &CpusetHierarchy, own_cgroups: &OwnCgroupNames) -
     format!("jobs are confined to their cores by {how}")
 }
 
-fn describe_masks(result: &cpuset_test::TestResult) -> String {
-    let how =
-        if result.measured { "measured" } else { "by the kernel's version, because there is only one CPU" };
-    if result.affinity_persists {
+fn describe_masks(affinity_persists: bool, measured: bool) -> String {
+    let how = if measured { "measured" } else { "by the kernel's version, because there is only one CPU" };
+    if affinity_persists {
         format!("affinity masks survive cpuset writes ({how})")
     } else {
         format!("cpuset writes reset affinity masks, and pjwd restores the masks ({how})")
+    }
+}
+
+fn describe_idle_priority(idle_priority: &IdlePriority, can_freeze: bool) -> String {
+    let freezing = if can_freeze { "can" } else { "can't" };
+    match idle_priority {
+        IdlePriority::Available => {
+            format!("best-effort jobs run at idle priority (cpu.idle), and {freezing} be frozen")
+        }
+        IdlePriority::Unavailable { why } => {
+            format!("best-effort jobs can't run at idle priority, and {freezing} be frozen: {why}")
+        }
     }
 }

@@ -1,8 +1,9 @@
 //! Tests cpusets with one of the warden's own.
 //!
 //! A new process gets a mask with one CPU, is moved into a cpuset with another CPU, and then the cpuset gets
-//! both CPUs. If affinity survives cpuset writes, the process is back on the first CPU. The process ends with
-//! the warden. Leftovers of a killed warden are removed by the next test.
+//! both CPUs. If affinity survives cpuset writes, the process is back on the first CPU. Then a cpuset in the place
+//! of best-effort jobs gets idle priority, and a cpuset is frozen. The process ends with the warden. Leftovers of a
+//! killed warden are removed by the next test.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use pjw_core::cpuset_group::{CgroupCreator, CpusetChange, CpusetOutcome, CpusetS
 use pjw_core::ids::{Pid, ProcessId, Tid, Uid};
 use pjw_core::own_cgroups::{CgroupPlace, OwnCgroupNames};
 
-use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change};
+use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change, remove_orphaned_twins};
 use crate::sys::{affinity, version};
 use crate::{cgroup::CpusetMount, proc::procfs::ProcDir, systemd::SystemdClient};
 
@@ -26,12 +27,16 @@ const NAME: &str = "probe-";
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Result of the test.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TestResult {
     /// Whether affinity survives cpuset writes.
     pub(super) affinity_persists: bool,
     /// Whether `affinity_persists` was measured. Otherwise it follows from the kernel's version.
     pub(super) measured: bool,
+    /// Whether a job can have idle priority. The error is the reason why not.
+    pub(super) idle: Result<(), String>,
+    /// Whether a job can be frozen.
+    pub(super) can_freeze: bool,
 }
 
 /// Creates a cpuset, tests it and removes it. The error says why no cpuset can be created.
@@ -55,19 +60,39 @@ pub(super) fn run(
     let start = stat.map_err(failed("the process of the cpuset test can't be read"))?.start;
     let process = ProcessId { pid: idle_process.pid(), start };
     let all = hierarchy.root().effective_cpus().map_err(failed("the root cpuset can't be read"))?;
-    let job_cpuset = job_cpuset(own_cgroups, creator, std::process::id(), all.clone())?;
+    let at = |place| job_cpuset(own_cgroups, creator, std::process::id(), place, all.clone());
+    let (job_cpuset, mut besteffort) = (at(CgroupPlace::Usual)?, at(CgroupPlace::Besteffort)?);
     let mut cpuset_test =
         CpusetTest { proc, hierarchy, systemd, unrelated_threads, job_cpuset, idle_process, process };
-    match (all.first(), all.last()) {
+    let (affinity_persists, measured) = match (all.first(), all.last()) {
         (Some(first), Some(last)) if first != last => {
-            cpuset_test.test_with_two(&CpuSet::from(first), &CpuSet::from(last))
+            (cpuset_test.test_with_two(&CpuSet::from(first), &CpuSet::from(last))?, true)
         }
         (Some(_), _) => {
             cpuset_test.set_cpus(&all)?;
-            Ok(TestResult { affinity_persists: version::affinity_survives_by_version(), measured: false })
+            (version::affinity_survives_by_version(), false)
         }
-        _ => Err("the root cpuset is empty".to_owned()),
+        _ => return Err("the root cpuset is empty".to_owned()),
+    };
+    // systemd creates no scope without a process, and the last test moves the process into another scope. Elsewhere a
+    // cgroup needs no process.
+    let can_freeze = if creator == CgroupCreator::Systemd {
+        let usual = cpuset_test.job_cpuset.clone();
+        cpuset_test.freeze_and_thaw(usual)
+    } else {
+        let can_freeze = cpuset_test.freeze_and_thaw(besteffort.clone());
+        cpuset_test.remove(&besteffort);
+        can_freeze
+    };
+    besteffort.spec.idle = true;
+    let idle = cpuset_test.create(besteffort.clone());
+    if idle.is_ok() && creator == CgroupCreator::Systemd {
+        cpuset_test.remove(&cpuset_test.job_cpuset.clone());
+        cpuset_test.job_cpuset = besteffort;
+    } else {
+        cpuset_test.remove(&besteffort);
     }
+    Ok(TestResult { affinity_persists, measured, idle, can_freeze })
 }
 
 fn failed(what: &'static str) -> impl FnOnce(Errno) -> String {
@@ -78,11 +103,12 @@ fn job_cpuset(
     own_cgroups: &OwnCgroupNames,
     creator: CgroupCreator,
     warden: u32,
+    place: CgroupPlace,
     cpus: CpuSet,
 ) -> Result<JobCpuset, String> {
     let name = format!("{NAME}{warden}");
     let job = name.parse().map_err(|_| "the test cpuset has an invalid name".to_owned())?;
-    let path = own_cgroups.path_for_name(&name, creator, CgroupPlace::Usual);
+    let path = own_cgroups.path_for_name(&name, creator, place);
     Ok(JobCpuset { job, creator, path, spec: CpusetSpec::from_cpus(cpus) })
 }
 
@@ -97,15 +123,22 @@ fn remove_leftovers(
         // Their processes ended with them, and an empty scope ends by itself.
         return;
     }
-    let Some(base) = context.hierarchy.cgroup(&own_cgroups.directory_path()) else { return };
-    for group in base.children() {
-        let name = group.path.rsplit('/').next().unwrap_or_default();
-        let warden = name.strip_prefix(NAME).and_then(|number| number.parse::<u32>().ok());
-        let Some(warden) = warden.filter(|pid| !Path::new(&format!("/proc/{pid}")).exists()) else {
-            continue;
-        };
-        if let Ok(job_cpuset) = job_cpuset(own_cgroups, creator, warden, CpuSet::new()) {
-            apply_change(context, unrelated_threads, &CpusetChange::Remove { job_cpuset });
+    remove_orphaned_twins(context, own_cgroups);
+    let bases = [
+        (CgroupPlace::Usual, own_cgroups.directory_path()),
+        (CgroupPlace::Besteffort, own_cgroups.besteffort_directory()),
+    ];
+    for (place, base) in bases {
+        let Some(base) = context.hierarchy.cgroup(&base) else { continue };
+        for group in base.children() {
+            let name = group.path.rsplit('/').next().unwrap_or_default();
+            let warden = name.strip_prefix(NAME).and_then(|number| number.parse::<u32>().ok());
+            let Some(warden) = warden.filter(|pid| !Path::new(&format!("/proc/{pid}")).exists()) else {
+                continue;
+            };
+            if let Ok(job_cpuset) = job_cpuset(own_cgroups, creator, warden, place, CpuSet::new()) {
+                apply_change(context, unrelated_threads, &CpusetChange::Remove { job_cpuset });
+            }
         }
     }
 }
@@ -121,7 +154,8 @@ struct CpusetTest<'a> {
 }
 
 impl CpusetTest<'_> {
-    fn test_with_two(&mut self, first: &CpuSet, last: &CpuSet) -> Result<TestResult, String> {
+    /// Whether affinity survives cpuset writes.
+    fn test_with_two(&mut self, first: &CpuSet, last: &CpuSet) -> Result<bool, String> {
         let idle_process = Tid(self.process.pid.0);
         affinity::set_mask(idle_process, first).map_err(failed("the cpuset test can't set a mask"))?;
         let inside = self.set_cpus(last)?;
@@ -133,20 +167,49 @@ impl CpusetTest<'_> {
         if mask != *first && mask != both {
             return Err(format!("a process in a cpuset with the CPUs {both} has the mask {mask}"));
         }
-        Ok(TestResult { affinity_persists: mask == *first, measured: true })
+        Ok(mask == *first)
     }
 
     /// Sets the CPUs of the test cpuset, and returns the mask of the process in it.
     fn set_cpus(&mut self, cpus: &CpuSet) -> Result<CpuSet, String> {
         self.job_cpuset.spec.cpus = cpus.clone();
-        self.make(&CpusetChange::Create {
-            job_cpuset: self.job_cpuset.clone(),
-            owner: Uid::ROOT,
-            initial_processes: vec![self.process],
-        })?;
+        self.create(self.job_cpuset.clone())?;
         let from = self.proc.cpuset_path(self.process.pid).unwrap_or_default();
         self.make(&CpusetChange::MoveIn { process: self.process, from, to: self.job_cpuset.path.clone() })?;
         affinity::get_mask(Tid(self.process.pid.0)).map_err(failed("the cpuset test can't read a mask"))
+    }
+
+    fn create(&mut self, job_cpuset: JobCpuset) -> Result<(), String> {
+        self.make(&CpusetChange::Create {
+            job_cpuset,
+            owner: Uid::ROOT,
+            initial_processes: vec![self.process],
+        })
+    }
+
+    fn freeze_and_thaw(&mut self, mut job_cpuset: JobCpuset) -> bool {
+        let mut set = |frozen| {
+            job_cpuset.spec.frozen = frozen;
+            self.create(job_cpuset.clone()).is_ok()
+        };
+        set(true) && set(false)
+    }
+
+    /// Removes a cgroup of the test. An empty scope may also end by itself.
+    fn remove(&mut self, job_cpuset: &JobCpuset) {
+        let remove = CpusetChange::Remove { job_cpuset: job_cpuset.clone() };
+        let deadline = Instant::now() + TIMEOUT;
+        while let Err(why) = self.make(&remove) {
+            if Instant::now() >= deadline {
+                tracing::warn!(
+                    cgroup = job_cpuset.path,
+                    why,
+                    "the cgroup of the cpuset test could not be removed"
+                );
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     fn make(&mut self, change: &CpusetChange) -> Result<(), String> {
@@ -163,19 +226,7 @@ impl CpusetTest<'_> {
 impl Drop for CpusetTest<'_> {
     fn drop(&mut self) {
         self.idle_process.end();
-        let remove = CpusetChange::Remove { job_cpuset: self.job_cpuset.clone() };
-        let deadline = Instant::now() + TIMEOUT;
-        while let Err(why) = self.make(&remove) {
-            if Instant::now() >= deadline {
-                tracing::warn!(
-                    cgroup = self.job_cpuset.path,
-                    why,
-                    "the cgroup of the cpuset test could not be removed"
-                );
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        self.remove(&self.job_cpuset.clone());
     }
 }
 

@@ -3,6 +3,8 @@
 mod cpuset_support;
 mod cpuset_test;
 
+pub(crate) use cpuset_support::{has_freezer, idle_obstacle};
+
 use std::path::Path;
 
 use nix::unistd::Uid;
@@ -102,9 +104,12 @@ mod tests {
         }
         let hierarchy = crate::cgroup::CpusetMount::from_mounts(&CgroupMounts::read());
         let name = format!("probe-{}", std::process::id());
-        let left = hierarchy
-            .and_then(|hierarchy| hierarchy.cgroup(&format!("/pjw/{name}")))
-            .filter(crate::cgroup::CgroupDir::exists);
-        assert!(left.is_none());
+        let left = hierarchy.iter().flat_map(|hierarchy| {
+            let path = format!("/pjw_besteffort/{name}");
+            let twins = [hierarchy.cpu_twin(&path), hierarchy.freezer_twin(&path), hierarchy.cgroup(&path)];
+            twins.into_iter().chain([hierarchy.cgroup(&format!("/pjw/{name}"))]).flatten()
+        });
+        let left: Vec<_> = left.filter(crate::cgroup::CgroupDir::exists).collect();
+        assert!(left.is_empty(), "{left:?}");
     }
 }

@@ -14,9 +14,18 @@ pub(crate) fn affinity_survives_by_version() -> bool {
 
 /// Linux 6.2 and later store the requested mask (commit 8f9ea86fdf99).
 fn affinity_survives(release: &str) -> bool {
+    is_at_least(release, (6, 2))
+}
+
+/// Whether the running kernel has at least this version (major, minor).
+pub(crate) fn is_kernel_at_least(version: (u32, u32)) -> bool {
+    is_at_least(&release(), version)
+}
+
+fn is_at_least(release: &str, version: (u32, u32)) -> bool {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
     match (numbers.next(), numbers.next()) {
-        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= (6, 2),
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= version,
         _ => false,
     }
 }

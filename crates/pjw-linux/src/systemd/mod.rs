@@ -21,6 +21,11 @@ use wire::Body;
 pub(crate) use request::Address;
 pub use request::{CALL_TIMEOUT, SystemdError};
 
+/// The value of `CPUWeight=` for idle priority, since systemd 252 (`CGROUP_WEIGHT_IDLE`).
+pub(crate) const IDLE_WEIGHT: u64 = 0;
+/// The least value of `CPUWeight=` that every version takes.
+pub(crate) const MIN_WEIGHT: u64 = 1;
+
 /// After a timeout, calls fail at once for this long.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
 
@@ -124,6 +129,31 @@ impl SystemdClient {
     ) -> Result<(), SystemdError> {
         // True: the change lasts until the next boot.
         let body = Body::default().text(unit).boolean_true().properties(&cpuset(cpus, mems));
+        self.call(&Request::manager("SetUnitProperties", body)).map(drop)
+    }
+
+    /// Starts a new slice (a group of units with a cgroup) with this weight of its CPU time (`CPUWeight=`).
+    ///
+    /// # Errors
+    /// [`SystemdError::UnitExists`] if the slice is loaded. Other errors if systemd refuses the request, can't be
+    /// reached, or does not reply in time.
+    pub fn start_slice(&mut self, slice: &str, description: &str, weight: u64) -> Result<(), SystemdError> {
+        let properties = [
+            ("Description", PropertyValue::Text(description.to_owned())),
+            ("CPUWeight", PropertyValue::Number(weight)),
+        ];
+        let body = Body::default().text(slice).text("fail").properties(&properties).no_auxiliary_units();
+        self.call(&Request::manager("StartTransientUnit", body)).map(drop)
+    }
+
+    /// Sets the weight of the CPU time (`CPUWeight=`) of the unit named `unit`. The setting is valid until the next
+    /// boot.
+    ///
+    /// # Errors
+    /// As [`SystemdClient::set_cpuset`].
+    pub fn set_cpu_weight(&mut self, unit: &str, weight: u64) -> Result<(), SystemdError> {
+        let property = ("CPUWeight", PropertyValue::Number(weight));
+        let body = Body::default().text(unit).boolean_true().properties(&[property]);
         self.call(&Request::manager("SetUnitProperties", body)).map(drop)
     }
 

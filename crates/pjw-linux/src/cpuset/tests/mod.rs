@@ -1,6 +1,7 @@
 //! Cpusets on this machine.
 
 mod fixture;
+mod idle;
 mod own;
 mod scopes;
 mod unrelated_threads;

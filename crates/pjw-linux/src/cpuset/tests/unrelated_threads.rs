@@ -49,7 +49,7 @@ fn no_mask_is_recorded_if_the_kernel_stores_masks() {
     affinity::set_mask(pjw_core::ids::Tid(process.pid.0), &fixture.last()).unwrap();
     // A v2 hierarchy without enabled controllers: the first cpuset affects every cgroup.
     let top = tempfile::tempdir().unwrap();
-    fixture.hierarchy = CpusetMount { mount_point: top.path().to_owned(), is_unified: true };
+    fixture.hierarchy = CpusetMount::unified(top.path().to_owned());
     let raise = CpusetChange::Create {
         job_cpuset: job_cpuset("reaches", &fixture.first()),
         owner: OWNER,
@@ -86,7 +86,7 @@ fn a_mask_is_restored_when_its_cpus_are_available_again() {
     };
     let real = fixture.hierarchy.clone();
     let top = tempfile::tempdir().unwrap();
-    fixture.hierarchy = CpusetMount { mount_point: top.path().to_owned(), is_unified: true };
+    fixture.hierarchy = CpusetMount::unified(top.path().to_owned());
     let seen = before(&mut fixture, &raise);
     fixture.hierarchy = real;
     put_back(&mut fixture, seen);

@@ -21,7 +21,12 @@ fn changes_that_take_long_are_completed_later_in_the_order_of_the_calls() {
     }
     mkfifo(&file("slow"), Mode::S_IRWXU).unwrap();
     std::fs::write(file("quick"), "").unwrap();
-    let hierarchy = CpusetMount { mount_point: dir.path().to_owned(), is_unified: false };
+    let hierarchy = CpusetMount {
+        mount_point: dir.path().to_owned(),
+        is_unified: false,
+        v1_cpu_mount_point: None,
+        v1_freezer_mount_point: None,
+    };
     let pid = Pid(std::process::id());
     let mut proc = ProcDir::open(Path::new("/proc")).unwrap();
     let process = ProcessId { pid, start: proc.thread_stat(pid, Tid(pid.0)).unwrap().start };

@@ -1,0 +1,142 @@
+//! Freezing the processes of a job: `cgroup.freeze` in v2, a twin in the hierarchy of the freezer in v1.
+//!
+//! The kernel freezes a process when it runs next, so a frozen job may still run for a moment. Nothing here waits for that.
+//! In v1 the twin exists only while the job is frozen. A process that another program has put into a cgroup of the freezer
+//! stays there: batch systems find the processes of their jobs by that.
+
+use nix::errno::Errno;
+use pjw_core::ids::{Pid, ProcessId, is_cgroup_within};
+
+use super::bounds::refusal;
+use super::context::{CpusetContext, Result, refused};
+use super::{moving, twins};
+use crate::cgroup::{CgroupDir, CpusetMount};
+use crate::proc::procfs::ProcDir;
+
+const FREEZE: &str = "cgroup.freeze";
+const STATE: &str = "freezer.state";
+const FREEZER: &str = "freezer";
+
+/// Freezes or thaws the processes of a job's own cgroup.
+pub(super) fn apply(context: &mut CpusetContext<'_>, group: &CgroupDir, frozen: bool) -> Result<()> {
+    if frozen { freeze(context, group) } else { thaw(context.hierarchy, group) }
+}
+
+fn freeze(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<()> {
+    if group.is_unified() {
+        return match group.read_file(FREEZE).as_deref() {
+            Ok("1") => Ok(()),
+            Ok(_) => group.write_file(FREEZE, "1").map_err(refusal(group, "be frozen")),
+            Err(Errno::ENOENT) if group.exists() => {
+                Err(refused(format!("the cgroup {} can't be frozen: that needs Linux 5.2", group.path)))
+            }
+            Err(errno) => Err(refusal(group, "be frozen")(*errno)),
+        };
+    }
+    let twin = twin_of(context.hierarchy, group)?;
+    twins::create(&twin, |_| Ok(()))?;
+    let frozen = write_state(&twin, "FROZEN").and_then(|()| gather(context, group, &twin));
+    if frozen.is_err() {
+        let _ = thaw(context.hierarchy, group);
+    }
+    frozen
+}
+
+fn twin_of(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<CgroupDir> {
+    if twins::besteffort_job_path(&group.path).as_ref() != Some(&group.path) {
+        return Err(refused(format!("the cgroup {} is not in a place for frozen jobs", group.path)));
+    }
+    hierarchy.freezer_twin(&group.path).ok_or_else(|| {
+        refused(format!(
+            "the cgroup {} can't be frozen: no v1 hierarchy with the freezer is mounted",
+            group.path
+        ))
+    })
+}
+
+fn write_state(twin: &CgroupDir, state: &str) -> Result<()> {
+    if twin.read_file(STATE).is_ok_and(|now| now == state) {
+        return Ok(());
+    }
+    twin.write_file(STATE, state).map_err(refusal(twin, &format!("become {state}")))
+}
+
+/// Moves the processes of a cpuset into its frozen twin. A process that is frozen has no more children, so the last ones are
+/// found soon.
+fn gather(context: &mut CpusetContext<'_>, group: &CgroupDir, twin: &CgroupDir) -> Result<()> {
+    for _ in 0..twins::MAX_PASSES {
+        let mut is_complete = true;
+        for pid in group.processes() {
+            match cgroup_of(context.proc, pid) {
+                None => {}
+                Some(here) if is_cgroup_within(&here, &twin.path) => {}
+                Some(here) if is_free(&here) => {
+                    is_complete = false;
+                    move_in(twin, pid)?;
+                }
+                Some(here) => {
+                    return Err(refused(format!(
+                        "process {pid} can't be frozen: another program has put it into {here} of the freezer"
+                    )));
+                }
+            }
+        }
+        if is_complete {
+            return Ok(());
+        }
+    }
+    Err(refused(format!("the cgroup {} can't be frozen: its processes fork too fast", group.path)))
+}
+
+/// Whether no other program uses the freezer for a process in this cgroup of the freezer.
+fn is_free(path: &str) -> bool {
+    path == "/" || twins::besteffort_job_path(path).is_some()
+}
+
+fn move_in(twin: &CgroupDir, pid: Pid) -> Result<()> {
+    match twin.write_file("cgroup.procs", &pid.to_string()) {
+        Ok(()) | Err(Errno::ESRCH) => Ok(()),
+        Err(errno) => Err(refusal(twin, &format!("take process {pid}"))(errno)),
+    }
+}
+
+fn cgroup_of(proc: &mut ProcDir, pid: Pid) -> Option<String> {
+    let cgroups = proc.cgroups(pid).ok()?;
+    cgroups.into_iter().find(|(names, _)| names.split(',').any(|name| name == FREEZER)).map(|(_, path)| path)
+}
+
+/// Thaws the processes of a job's own cgroup. In v1 removes the twin.
+pub(super) fn thaw(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<()> {
+    if group.is_unified() {
+        return match group.read_file(FREEZE).as_deref() {
+            Ok("0") | Err(Errno::ENOENT | Errno::ENODEV) => Ok(()),
+            Ok(_) => group.write_file(FREEZE, "0").map_err(refusal(group, "be thawed")),
+            Err(errno) => Err(refusal(group, "be thawed")(*errno)),
+        };
+    }
+    let Some(twin) = hierarchy.freezer_twin(&group.path).filter(CgroupDir::exists) else { return Ok(()) };
+    if twins::besteffort_job_path(&group.path).is_none() {
+        return Ok(());
+    }
+    write_state(&twin, "THAWED")?;
+    twins::remove(&twin, |pid| twins::move_to(|path| hierarchy.freezer_twin(path), "/", pid))
+}
+
+/// Moves a process that came into the cpuset at `to` into its twin if the job is frozen, else out of every twin.
+pub(super) fn follow(context: &mut CpusetContext<'_>, process: ProcessId, to: &str) -> Result<()> {
+    let twin = context.hierarchy.freezer_twin(to).filter(|_| twins::besteffort_job_path(to).is_some());
+    let Some(twin) = twin.filter(CgroupDir::exists) else { return leave(context, process) };
+    match moving::cgroup_in(context.proc, process, FREEZER) {
+        Some(here) if is_free(&here) && !is_cgroup_within(&here, &twin.path) => move_in(&twin, process.pid),
+        _ => Ok(()),
+    }
+}
+
+/// Moves a process out of the frozen twin that it is in, which thaws the process.
+pub(super) fn leave(context: &mut CpusetContext<'_>, process: ProcessId) -> Result<()> {
+    let here = moving::cgroup_in(context.proc, process, FREEZER);
+    if here.is_none_or(|here| twins::besteffort_job_path(&here).is_none()) {
+        return Ok(());
+    }
+    twins::move_to(|path| context.hierarchy.freezer_twin(path), "/", process.pid)
+}

@@ -1,0 +1,229 @@
+//! Idle priority (`cpu.idle`) for the jobs of the class besteffort.
+//!
+//! Idle priority counts only among cgroups with the same parent. So the cgroup that has it lies directly below the root, and
+//! holds only cgroups of such jobs: a directory of the warden, or a slice of systemd. In v1 a twin of the job's cpuset in the
+//! hierarchy of the cpu controller holds the same processes. Extended attributes of the twin tell from which cgroups its
+//! processes came.
+
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use pjw_core::cpuset_group::CpusetOutcome;
+use pjw_core::ids::{Pid, ProcessId, StartTime, Tid, is_cgroup_within};
+
+use super::bounds::refusal;
+use super::context::{CpusetContext, Result, refused};
+use super::{marks, moving, own, twins};
+use crate::cgroup::{CgroupDir, CpusetMount};
+use crate::proc::procfs::ProcDir;
+use crate::systemd::{IDLE_WEIGHT, MIN_WEIGHT, SystemdError};
+
+pub(super) const IDLE: &str = "cpu.idle";
+const CPU: &str = "cpu";
+/// The extended attribute with the origins that differ from the twin's: a line "PID START PATH" for each process.
+const ORIGINS: &str = "pjw.origins";
+
+/// Maximum time until a request to systemd shows in the cgroup hierarchy.
+const TIMEOUT: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Gives a cgroup idle priority among its siblings, and reads the result back.
+pub(super) fn set_idle(group: &CgroupDir) -> Result<()> {
+    let now = group.read_file(IDLE).map_err(|errno| no_idle(group, errno))?;
+    if now == "1" {
+        return Ok(());
+    }
+    group.write_file(IDLE, "1").map_err(refusal(group, "get idle priority"))?;
+    match group.read_file(IDLE) {
+        Ok(now) if now == "1" => Ok(()),
+        Ok(now) => {
+            Err(refused(format!("the cgroup {} can't get idle priority: {IDLE} stays {now}", group.path)))
+        }
+        Err(errno) => Err(no_idle(group, errno)),
+    }
+}
+
+fn no_idle(group: &CgroupDir, errno: Errno) -> CpusetOutcome {
+    if errno == Errno::ENOENT && group.exists() {
+        refused(format!(
+            "the cgroup {} can't get idle priority: it has no {IDLE}, which needs Linux 5.15 and the cpu controller",
+            group.path
+        ))
+    } else {
+        refusal(group, "be read")(errno)
+    }
+}
+
+/// Makes sure that the parent of a besteffort job's own cgroup has idle priority. In v1 also creates the cgroup's twin. The
+/// cgroup exists.
+pub(super) fn ensure(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<()> {
+    if twins::besteffort_job_path(&group.path).as_ref() != Some(&group.path) {
+        return Err(refused(format!("the cgroup {} is not in a place for idle priority", group.path)));
+    }
+    if hierarchy.is_unified {
+        let above = group.parent();
+        own::enable_cpu_controller(hierarchy, &above)?;
+        return set_idle(&above);
+    }
+    let twin = hierarchy.cpu_twin(&group.path).ok_or_else(|| {
+        refused(
+            "no v1 hierarchy with the cpu controller and without cpusets is mounted, so there is no idle priority: \
+             mount one, or boot with cgroup v2"
+                .to_owned(),
+        )
+    })?;
+    twins::create(&twin, set_idle)
+}
+
+/// Makes sure that systemd's slice for besteffort jobs runs and has idle priority.
+pub(super) fn ensure_slice(context: &mut CpusetContext<'_>, slice: &str) -> Result<()> {
+    let group = context.cgroup(&format!("/{slice}"))?;
+    let is_idle = || group.read_file(IDLE).is_ok_and(|now| now == "1");
+    if is_idle() {
+        return Ok(());
+    }
+    let failed =
+        |fault: &SystemdError| refused(format!("the slice {slice} can't get idle priority: {fault}"));
+    let started = match start_slice(context, slice, IDLE_WEIGHT) {
+        // Before version 252 systemd knows no idle weight. It then enables the controller for the least weight.
+        Err(SystemdError::Refused { .. }) => start_slice(context, slice, MIN_WEIGHT),
+        other => other,
+    };
+    started.map_err(|fault| failed(&fault))?;
+    let deadline = Instant::now() + TIMEOUT;
+    while group.read_file(IDLE).is_err() && Instant::now() < deadline {
+        std::thread::sleep(POLL_INTERVAL);
+    }
+    // An older systemd leaves the file alone: while it is 1, the kernel takes no weight.
+    set_idle(&group)
+}
+
+fn start_slice(context: &mut CpusetContext<'_>, slice: &str, weight: u64) -> Result<(), SystemdError> {
+    match context.systemd.start_slice(slice, "Best-effort jobs, managed by pjwd", weight) {
+        Err(SystemdError::UnitExists) => context.systemd.set_cpu_weight(slice, weight),
+        started => started,
+    }
+}
+
+/// Stops the slice at `group` if it holds no scope.
+pub(super) fn stop_empty_slice(context: &mut CpusetContext<'_>, slice: &str) {
+    let Ok(group) = context.cgroup(&format!("/{slice}")) else { return };
+    if group.exists() && group.children().is_empty() && !group.is_populated() {
+        // If the slice stays, it is an empty name.
+        if let Err(fault) = context.systemd.stop_unit(slice) {
+            tracing::debug!(%fault, "the empty {slice} could not be stopped");
+        }
+    }
+}
+
+/// The twin of the cpuset at `path`, if there is one.
+fn twin_of(hierarchy: &CpusetMount, path: &str) -> Option<CgroupDir> {
+    let twin = hierarchy.cpu_twin(path).filter(|_| twins::besteffort_job_path(path).is_some());
+    twin.filter(CgroupDir::exists)
+}
+
+/// Moves a process into the twin of the cpuset at `to`, if there is one. Returns whether the process entered it.
+pub(super) fn enter(context: &mut CpusetContext<'_>, process: ProcessId, to: &str) -> Result<bool> {
+    let Some(twin) = twin_of(context.hierarchy, to) else { return Ok(false) };
+    let here = moving::cgroup_in(context.proc, process, CPU).ok_or(CpusetOutcome::Gone)?;
+    if is_cgroup_within(&here, &twin.path) {
+        return Ok(false);
+    }
+    // The origin comes first: it must be there if the warden is killed after the move.
+    let origin = match twin_around(context.hierarchy, &here) {
+        Some(other) => Origins::read(&other).of(process),
+        None => here,
+    };
+    Origins::read(&twin).add(context.proc, &twin, process, origin);
+    match twin.write_file("cgroup.procs", &process.pid.to_string()) {
+        Ok(()) => Ok(true),
+        Err(Errno::ESRCH) => Err(CpusetOutcome::Gone),
+        Err(Errno::EINVAL) => Err(refused(format!(
+            "process {process} can't get idle priority: it has a real-time policy, or is bound to its cgroup (EINVAL)"
+        ))),
+        Err(errno) => Err(refusal(&twin, &format!("take process {process}"))(errno)),
+    }
+}
+
+/// Moves a process that came into the cgroup at `to` out of the twin that it is in, unless `to` has a twin.
+pub(super) fn follow(context: &mut CpusetContext<'_>, process: ProcessId, to: &str) -> Result<()> {
+    if twin_of(context.hierarchy, to).is_some() { Ok(()) } else { leave(context, process) }
+}
+
+/// Moves a process out of the twin that it is in, to the cgroup from which it came.
+pub(super) fn leave(context: &mut CpusetContext<'_>, process: ProcessId) -> Result<()> {
+    let Some(here) = moving::cgroup_in(context.proc, process, CPU) else { return Ok(()) };
+    let Some(twin) = twin_around(context.hierarchy, &here) else { return Ok(()) };
+    let origin = Origins::read(&twin).of(process);
+    twins::move_to(|path| context.hierarchy.cpu_twin(path), &origin, process.pid)
+}
+
+fn twin_around(hierarchy: &CpusetMount, path: &str) -> Option<CgroupDir> {
+    hierarchy.cpu_twin(&twins::besteffort_job_path(path)?)
+}
+
+/// Removes the twin of the cgroup at `path`. Its processes return to the cgroups from which they came.
+pub(super) fn remove_twin(context: &mut CpusetContext<'_>, path: &str) -> Result<()> {
+    let Some(twin) = twin_of(context.hierarchy, path) else { return Ok(()) };
+    let origins = Origins::read(&twin);
+    let CpusetContext { proc, hierarchy, .. } = context;
+    twins::remove(&twin, |pid| {
+        let Some(process) = process_of(proc, pid) else { return Ok(()) };
+        twins::move_to(|path| hierarchy.cpu_twin(path), &origins.of(process), pid)
+    })
+}
+
+fn process_of(proc: &mut ProcDir, pid: Pid) -> Option<ProcessId> {
+    let stat = proc.thread_stat(pid, Tid(pid.0)).ok()?;
+    Some(ProcessId { pid, start: stat.start })
+}
+
+/// The cgroups from which the processes of a twin came.
+struct Origins {
+    /// That of the first process. Also that of the processes that were born in the twin.
+    usual: Option<String>,
+    /// Those of processes that came from elsewhere.
+    others: Vec<(ProcessId, String)>,
+}
+
+impl Origins {
+    fn read(twin: &CgroupDir) -> Self {
+        let usual = marks::read(&twin.dir, marks::ORIGIN).filter(|path| path.starts_with('/'));
+        let text = marks::read(&twin.dir, ORIGINS).unwrap_or_default();
+        let entry = |line: &str| {
+            let mut words = line.splitn(3, ' ');
+            let pid = Pid(words.next()?.parse().ok()?);
+            let start = StartTime(words.next()?.parse().ok()?);
+            Some((ProcessId { pid, start }, words.next()?.to_owned()))
+        };
+        Self { usual, others: text.lines().filter_map(entry).collect() }
+    }
+
+    fn of(&self, process: ProcessId) -> String {
+        let own = self.others.iter().find(|(other, _)| *other == process).map(|(_, path)| path);
+        own.or(self.usual.as_ref()).cloned().unwrap_or_else(|| "/".to_owned())
+    }
+
+    /// Adds a process to the attributes of the twin. Drops those that have ended.
+    fn add(mut self, proc: &mut ProcDir, twin: &CgroupDir, process: ProcessId, origin: String) {
+        let Some(usual) = &self.usual else {
+            marks::write(&twin.dir, marks::ORIGIN, &origin);
+            return;
+        };
+        let is_known = self.others.iter().any(|(other, path)| *other == process && *path == origin);
+        let is_usual = *usual == origin && !self.others.iter().any(|(other, _)| *other == process);
+        if is_known || is_usual {
+            return;
+        }
+        self.others.retain(|(other, _)| *other != process && process_of(proc, other.pid) == Some(*other));
+        self.others.push((process, origin));
+        let line =
+            |(process, path): &(ProcessId, String)| format!("{} {} {path}\n", process.pid.0, process.start.0);
+        let text: String = self.others.iter().map(line).collect();
+        if text.len() <= marks::MAX_VALUE {
+            marks::write(&twin.dir, ORIGINS, &text);
+        } else {
+            tracing::warn!(cgroup = twin.path, %process, "the cgroup of the process in the cpu hierarchy can't be noted: there are too many");
+        }
+    }
+}

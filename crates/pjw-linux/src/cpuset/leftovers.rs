@@ -1,0 +1,37 @@
+//! Cgroups of jobs that an earlier warden made.
+
+use pjw_core::cpuset_group::LeftoverCpuset;
+use pjw_core::ids::Uid;
+use pjw_core::own_cgroups::OwnCgroupNames;
+
+use super::{marks, twins};
+use crate::cgroup::{CgroupDir, CpusetMount};
+
+/// Lists the cgroups in the places where the warden and systemd create the cgroups of jobs, in the order of their paths.
+/// In v1 also the twins whose cpuset is gone.
+pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset> {
+    let above = [
+        own_cgroups.directory_path(),
+        format!("/{}", own_cgroups.slice_name()),
+        own_cgroups.besteffort_directory(),
+        format!("/{}", own_cgroups.besteffort_slice()),
+    ];
+    let below = above.iter().filter_map(|path| hierarchy.cgroup(path)).flat_map(|above| above.children());
+    let isolated = hierarchy.root().children().into_iter();
+    let isolated =
+        isolated.filter(|group| own_cgroups.is_own_path(&group.path) && !above.contains(&group.path));
+    let mut found: Vec<LeftoverCpuset> = below.chain(isolated).map(|group| found_cpuset(&group)).collect();
+    // The origin of a twin is a cgroup of another hierarchy.
+    let orphans = twins::orphans(hierarchy, own_cgroups).into_iter();
+    found.extend(orphans.map(|twin| LeftoverCpuset { path: twin.path, owner: None, origin_cgroup: None }));
+    found.sort_by(|one, other| one.path.cmp(&other.path));
+    found.dedup_by(|one, other| one.path == other.path);
+    found
+}
+
+/// The cgroup with its attributes.
+fn found_cpuset(group: &CgroupDir) -> LeftoverCpuset {
+    let owner = marks::read(&group.dir, marks::OWNER).and_then(|owner| owner.parse().ok()).map(Uid);
+    let origin_cgroup = marks::read(&group.dir, marks::ORIGIN).filter(|origin| origin.starts_with('/'));
+    LeftoverCpuset { path: group.path.clone(), owner, origin_cgroup }
+}

@@ -1,0 +1,95 @@
+//! Twins of job cpusets in other v1 hierarchies.
+//!
+//! In v1 each controller may have a hierarchy of its own. What a job gets from another controller than cpuset needs a cgroup
+//! there: a twin, at the path of the cpuset. A twin exists only while the cpuset exists: it is created after the cpuset and
+//! removed before it. So a twin without a cpuset was left behind by a warden that was killed.
+
+use std::fs;
+
+use nix::errno::Errno;
+use pjw_core::cpuset_group::CpusetOutcome;
+use pjw_core::ids::Pid;
+use pjw_core::own_cgroups::OwnCgroupNames;
+
+use super::bounds::refusal;
+use super::context::{Result, refused};
+use crate::cgroup::{CgroupDir, CpusetMount};
+
+/// How often the processes of a twin are listed until none is left. A process that forks meanwhile leaves children behind
+/// only until it is moved itself.
+pub(super) const MAX_PASSES: usize = 64;
+const MAX_ATTEMPTS: usize = 3;
+
+/// The path of the job's cgroup that contains the cgroup at `path`. `None` if that is no cgroup of a besteffort job.
+pub(super) fn besteffort_job_path(path: &str) -> Option<String> {
+    let base = OwnCgroupNames::from_cgroup_path(path)?.besteffort_directory();
+    let name = path.strip_prefix(&base)?.strip_prefix('/')?.split('/').next()?;
+    (!name.is_empty()).then(|| format!("{base}/{name}"))
+}
+
+/// Creates a twin and its parent, and prepares the parent before the twin is created. Another warden that removes its last
+/// twin also removes the parent. Then the creation is repeated.
+pub(super) fn create(twin: &CgroupDir, prepare: impl Fn(&CgroupDir) -> Result<()>) -> Result<()> {
+    let above = twin.parent();
+    let create_dir = |group: &CgroupDir| group.create().map_err(refusal(group, "be created"));
+    let once = || create_dir(&above).and_then(|()| prepare(&above)).and_then(|()| create_dir(twin));
+    (0..MAX_ATTEMPTS).map(|_| once()).find(|result| *result != Err(CpusetOutcome::Gone)).unwrap_or_else(
+        || {
+            Err(refused(format!(
+                "the cgroup {} can't be created: its parent is removed again and again",
+                twin.path
+            )))
+        },
+    )
+}
+
+/// Moves a process to the cgroup at `path`, or to the nearest cgroup above it that exists and takes the process. `group_at`
+/// is the hierarchy. A process that has ended is no error.
+pub(super) fn move_to(group_at: impl Fn(&str) -> Option<CgroupDir>, path: &str, pid: Pid) -> Result<()> {
+    let Some(mut group) = group_at(path).or_else(|| group_at("/")) else { return Ok(()) };
+    loop {
+        match group.write_file("cgroup.procs", &pid.to_string()) {
+            Ok(()) | Err(Errno::ESRCH) => return Ok(()),
+            Err(errno) if group.path == "/" => {
+                return Err(refusal(&group, &format!("take process {pid}"))(errno));
+            }
+            Err(_) => group = group.parent(),
+        }
+    }
+}
+
+/// Moves every process out of a twin by `move_out`, and removes the twin, and its parent after the last one.
+pub(super) fn remove(twin: &CgroupDir, mut move_out: impl FnMut(Pid) -> Result<()>) -> Result<()> {
+    for _ in 0..MAX_PASSES {
+        let left = twin.processes();
+        if left.is_empty() {
+            break;
+        }
+        left.into_iter().try_for_each(&mut move_out)?;
+    }
+    twin.remove().map_err(|errno| match errno {
+        Errno::EBUSY => {
+            refused(format!("the cgroup {} can't be removed: processes are still in it", twin.dir.display()))
+        }
+        other => refusal(twin, "be removed")(other),
+    })?;
+    remove_empty_parent(twin);
+    Ok(())
+}
+
+/// Removes the parent of a twin, if it is empty.
+pub(super) fn remove_empty_parent(twin: &CgroupDir) {
+    let above = twin.parent();
+    if above.path != "/" {
+        // Fails if there are other twins.
+        let _ = fs::remove_dir(&above.dir);
+    }
+}
+
+/// The twins of this warden whose cpuset does not exist.
+pub(super) fn orphans(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) -> Vec<CgroupDir> {
+    let above = own_cgroups.besteffort_directory();
+    let above = [hierarchy.cpu_twin(&above), hierarchy.freezer_twin(&above)];
+    let twins = above.iter().flatten().flat_map(CgroupDir::children);
+    twins.filter(|twin| hierarchy.cgroup(&twin.path).is_none_or(|cpuset| !cpuset.exists())).collect()
+}
