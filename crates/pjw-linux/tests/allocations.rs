@@ -1,3 +1,5 @@
+//! A sample of the CPU time of known processes allocates nothing.
+//!
 //! The number of allocations of a scan depends on the processes and not on their threads, even if all threads
 //! ran: with `/proc` and with the task scan. On machines of more than 128 PUs, each mask takes an allocation.
 #![expect(clippy::unwrap_used, reason = "a failed setup is a failed test")]
@@ -11,13 +13,13 @@ use std::thread;
 use std::time::Duration;
 
 use nix::unistd::gettid;
-use pjw_core::ids::{Pid, Tid};
+use pjw_core::ids::{Pid, ProcessId, StartTime, Tid};
 use pjw_core::ports::MachineInterface;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::Observed;
 use pjw_linux::bpf::TaskScan;
 use pjw_linux::node::LinuxMachine;
-use pjw_linux::sys::affinity;
+use pjw_linux::sys::{affinity, cpu_time::CpuTimeSampler};
 
 /// Enough threads for a pass of the task scan to be worthwhile, unless the machine has thousands of other
 /// tasks.
@@ -116,4 +118,17 @@ fn a_scan_allocates_no_memory_for_a_thread() {
             "by {way}: with {FEW} threads {few} times, with {MANY} threads {many} times"
         );
     }
+}
+
+#[test]
+fn a_sample_of_the_cpu_time_of_known_processes_allocates_no_memory() {
+    let processes = [1, std::process::id()].map(|pid| ProcessId { pid: Pid(pid), start: StartTime(1) });
+    let mut sampler = CpuTimeSampler::default();
+    let mut allocations = || {
+        let before = ALLOCATIONS.get();
+        sampler.sample(processes);
+        ALLOCATIONS.get() - before
+    };
+    assert!(allocations() > 0, "the processes are new");
+    assert_eq!([(); 3].map(|()| allocations()), [0; 3]);
 }

@@ -3,6 +3,7 @@
 
 pub mod affinity;
 pub mod clock;
+pub mod cpu_time;
 pub mod errno;
 pub(crate) mod online;
 pub mod own_usage;

@@ -1,0 +1,140 @@
+//! CPU time of other processes, by the CPU clock of each process (clock_getcpuclockid(3)). Needs no permission and no file.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
+use pjw_core::ids::{Pid, ProcessId};
+
+/// The clock of a process that counts the run time of its threads (`CPUCLOCK_SCHED` of the kernel's
+/// include/linux/posix-timers_types.h).
+const RUN_TIME_CLOCK: i32 = 2;
+
+/// Returns the CPU time that all threads of a process have used since its start, including ended threads. `None` if there
+/// is no such process in the pid namespace of this process.
+#[must_use]
+pub fn process_cpu_time(pid: Pid) -> Option<Duration> {
+    let pid = i32::try_from(pid.0).ok().filter(|pid| *pid > 0)?;
+    // As MAKE_PROCESS_CPUCLOCK of the kernel.
+    let clock = !pid << 3 | RUN_TIME_CLOCK;
+    clock_gettime(ClockId::from_raw(clock)).ok().map(Duration::from)
+}
+
+/// Samples the CPU time of a set of processes. One sampler serves one set, such as the processes of a job. A sample makes
+/// one system call for each process, which reads each of its threads. It allocates memory only for processes that are new.
+#[derive(Debug, Default)]
+pub struct CpuTimeSampler {
+    last: BTreeMap<ProcessId, Sample>,
+    round: u64,
+}
+
+#[derive(Debug)]
+struct Sample {
+    cpu_time: Duration,
+    /// The call in which the process was sampled.
+    round: u64,
+}
+
+impl CpuTimeSampler {
+    /// Returns the CPU time that the processes have used since the last call, together. A process that the last call did not
+    /// have counts from now on. A process that has ended counts up to the last call. A process that is not in `processes`
+    /// is forgotten.
+    pub fn sample(&mut self, processes: impl IntoIterator<Item = ProcessId>) -> Duration {
+        self.round += 1;
+        let round = self.round;
+        let (mut used, mut count) = (Duration::ZERO, 0);
+        for process in processes {
+            let Some(cpu_time) = process_cpu_time(process.pid) else { continue };
+            let sample = self.last.entry(process).or_insert(Sample { cpu_time, round: 0 });
+            // The time of a process that has the same pid now may be less.
+            used += cpu_time.saturating_sub(sample.cpu_time);
+            count += usize::from(sample.round != round);
+            *sample = Sample { cpu_time, round };
+        }
+        if count < self.last.len() {
+            self.last.retain(|_, sample| sample.round == round);
+        }
+        used
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::process::{Child, Command};
+
+    use pjw_core::ids::StartTime;
+
+    use super::*;
+    use crate::tests::until_true;
+
+    struct Spinner(Child);
+
+    impl Spinner {
+        fn start() -> (Self, ProcessId) {
+            let child = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+            let process = ProcessId { pid: Pid(child.id()), start: StartTime(1) };
+            (Self(child), process)
+        }
+    }
+
+    impl Drop for Spinner {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    /// The run time of a process with one thread, from its `schedstat` file.
+    fn run_time(process: ProcessId) -> Duration {
+        let text = fs::read_to_string(format!("/proc/{}/schedstat", process.pid)).unwrap();
+        Duration::from_nanos(text.split_ascii_whitespace().next().unwrap().parse().unwrap())
+    }
+
+    #[test]
+    fn the_cpu_time_of_another_process_is_that_of_its_schedstat() {
+        let (_spinner, process) = Spinner::start();
+        let mut sampler = CpuTimeSampler::default();
+        let least = run_time(process);
+        assert_eq!(sampler.sample([process]), Duration::ZERO, "it counts from the first sample");
+        let most = process_cpu_time(process.pid).unwrap();
+        until_true("it has run", || run_time(process) > most + Duration::from_millis(50));
+        // The file may be behind the clock by a tick, and is never ahead of it.
+        let before = run_time(process);
+        let used = sampler.sample([process]);
+        let after = process_cpu_time(process.pid).unwrap();
+        assert!(
+            before - most <= used && used <= after - least,
+            "{before:?} {most:?} {used:?} {after:?} {least:?}"
+        );
+    }
+
+    #[test]
+    fn the_samples_of_several_processes_add_up_and_one_that_has_ended_is_forgotten() {
+        let ((one, first), (_two, second)) = (Spinner::start(), Spinner::start());
+        let mut sampler = CpuTimeSampler::default();
+        sampler.sample([first, second]);
+        let [start, other] = [first, second].map(|process| process_cpu_time(process.pid).unwrap());
+        until_true("both have run", || {
+            let time = |process: ProcessId| process_cpu_time(process.pid).unwrap();
+            time(first) > start + Duration::from_millis(20)
+                && time(second) > other + Duration::from_millis(20)
+        });
+        assert!(sampler.sample([first, second, first]) >= Duration::from_millis(40));
+        assert_eq!(sampler.last.len(), 2);
+        drop(one);
+        let used = sampler.sample([first, second]);
+        assert!(used < Duration::from_secs(60), "{used:?}");
+        assert_eq!(sampler.last.len(), 1);
+        let later = ProcessId { start: StartTime(2), ..second };
+        assert_eq!(sampler.sample([later]), Duration::ZERO, "another process with this pid");
+        assert_eq!(sampler.sample([]), Duration::ZERO);
+        assert_eq!(sampler.last.len(), 0);
+    }
+
+    #[test]
+    fn a_process_of_another_user_has_a_cpu_time_and_a_missing_one_has_none() {
+        assert!(process_cpu_time(Pid(1)).is_some_and(|time| !time.is_zero()));
+        assert_eq!([0, u32::MAX, 4_194_305].map(|pid| process_cpu_time(Pid(pid))), [None; 3]);
+    }
+}
