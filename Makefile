@@ -73,9 +73,15 @@ bench-quick: deps
 # its source.
 BPF := crates/pjw-linux/src/bpf
 bpf: deps-bpf
-	cd $(BPF) && $(CLANG) -O2 -g -Wall -Wextra -Werror -target bpfel -mcpu=v2 -fdebug-prefix-map="$$PWD"=. \
-	    -c tasks.bpf.c -o tasks.bpf.o
-	cd $(BPF) && $(LLVM_STRIP) -g tasks.bpf.o && sha256sum tasks.bpf.c tasks.bpf.o >tasks.bpf.sum
+	$(call compile_bpf,$(BPF),tasks)
+	$(call compile_bpf,$(BPF)/lent,lent)
+
+# $(call compile_bpf,FOLDER,NAME): NAME.bpf.o and NAME.bpf.sum from NAME.bpf.c.
+define compile_bpf
+cd $(1) && $(CLANG) -O2 -g -Wall -Wextra -Werror -target bpfel -mcpu=v2 -fdebug-prefix-map="$$PWD"=. \
+    -c $(2).bpf.c -o $(2).bpf.o
+cd $(1) && $(LLVM_STRIP) -g $(2).bpf.o && sha256sum $(2).bpf.c $(2).bpf.o >$(2).bpf.sum
+endef
 
 CLANG      ?= clang
 LLVM_STRIP ?= llvm-strip

@@ -110,6 +110,45 @@ impl From<TaskScanUnavailable> for AffinityMonitorUnavailable {
     }
 }
 
+/// Why [`LentCpuMonitor`](super::LentCpuMonitor), a BPF program that reports on which lent PUs an owner's thread runs,
+/// can't be used.
+#[derive(Debug, Clone, Error)]
+pub enum LentCpuMonitorUnavailable {
+    /// A requirement of all BPF programs of pjw is missing, such as BTF (the type information of the kernel)
+    /// or a capability. The field is the error that [`TaskScan`](super::TaskScan), another BPF program, returns
+    /// if the same requirement is missing.
+    #[error(transparent)]
+    RequirementMissing(TaskScanUnavailable),
+    /// The kernel refuses to load the program, or to attach it to the tracepoint sched_switch. The field has
+    /// the failed step and its error.
+    #[error(
+        "no program can be attached to the kernel's tracepoint sched_switch ({0}): the demand of owners is sampled; \
+         please report this with the kernel's release"
+    )]
+    Refused(BpfStepError),
+    /// The kernel has no idle priority of cgroups, so the program can't tell an owner's thread from a borrower's.
+    #[error(
+        "the kernel has no idle priority of cgroups (cpu.idle, Linux 5.15): the demand of owners is sampled"
+    )]
+    NoIdlePriority,
+    /// The program was attached, but did not report a test thread of this process. The field says what the program
+    /// reported.
+    #[error(
+        "the program at sched_switch reported {0} for a thread of our own: the demand of owners is sampled; please \
+         report this with the kernel's release"
+    )]
+    SelfCheckFailed(String),
+}
+
+impl From<TaskScanUnavailable> for LentCpuMonitorUnavailable {
+    fn from(why: TaskScanUnavailable) -> Self {
+        match why {
+            TaskScanUnavailable::Refused(step) => Self::Refused(step),
+            other => Self::RequirementMissing(other),
+        }
+    }
+}
+
 /// Why a task scan (an iteration over the kernel's threads by a BPF program) stopped before its end. The
 /// records that the scan reported before the error are valid.
 #[derive(Debug, Error)]

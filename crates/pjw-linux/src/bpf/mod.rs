@@ -12,11 +12,16 @@
 //! cpuset has. So a second program ([`AffinityMonitor`]) runs at the end of sched_setaffinity(2). The two
 //! programs are loaded independently.
 //!
+//! A third program ([`LentCpuMonitor`], `lent/lent.bpf.c`) runs at each change of the running thread, while PUs of owners
+//! are lent, and reports the first time that an owner's thread runs on one of them.
+//!
 //! All ids are those of the initial pid, user and time namespaces.
 
 #[cfg(feature = "bpf")]
 mod affinity_monitor;
 mod fault;
+#[cfg(feature = "bpf")]
+mod lent;
 #[cfg(not(feature = "bpf"))]
 mod not_compiled;
 #[cfg(feature = "bpf")]
@@ -33,9 +38,13 @@ pub(crate) mod tests;
 
 #[cfg(feature = "bpf")]
 pub use affinity_monitor::AffinityMonitor;
-pub use fault::{AffinityMonitorUnavailable, BpfStepError, TaskScanError, TaskScanUnavailable};
+pub use fault::{
+    AffinityMonitorUnavailable, BpfStepError, LentCpuMonitorUnavailable, TaskScanError, TaskScanUnavailable,
+};
+#[cfg(feature = "bpf")]
+pub use lent::LentCpuMonitor;
 #[cfg(not(feature = "bpf"))]
-pub use not_compiled::{AffinityMonitor, TaskScan, load_programs};
+pub use not_compiled::{AffinityMonitor, LentCpuMonitor, TaskScan, load_programs};
 #[cfg(feature = "bpf")]
 pub use scan::TaskScan;
 pub use task::{DrainedRequests, MAX_SCANNED_PROCESSES, TaskRecord, TaskScanSummary, TaskScope};

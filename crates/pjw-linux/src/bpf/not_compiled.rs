@@ -1,6 +1,13 @@
 //! The types of the BPF programs, for a build without them. The types have no values.
 
-use super::fault::{AffinityMonitorUnavailable, TaskScanError, TaskScanUnavailable};
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use pjw_core::cpuset::{CpuSet, Pu};
+
+use super::fault::{
+    AffinityMonitorUnavailable, LentCpuMonitorUnavailable, TaskScanError, TaskScanUnavailable,
+};
 use super::task::{DrainedRequests, TaskRecord, TaskScanSummary, TaskScope};
 
 /// Placeholder for the BPF program that reports the state of threads. In a build without the cargo feature `bpf` no
@@ -41,6 +48,60 @@ impl AffinityMonitor {
     /// In a build with the cargo feature `bpf`, this function returns the reported calls of
     /// sched_setaffinity(2). In this build it can't be called, because no value of this type exists.
     pub fn drain_requests(&mut self) -> DrainedRequests {
+        match *self {}
+    }
+}
+
+/// Placeholder for the BPF program that reports on which lent PUs an owner's thread runs. In a build without the cargo
+/// feature `bpf` no value of this type exists.
+#[derive(Debug)]
+pub enum LentCpuMonitor {}
+
+impl LentCpuMonitor {
+    /// Always fails, because this build has no BPF programs (cargo feature `bpf`).
+    ///
+    /// # Errors
+    /// Always [`LentCpuMonitorUnavailable::RequirementMissing`].
+    pub fn new(_lent: &CpuSet) -> Result<Self, LentCpuMonitorUnavailable> {
+        Err(TaskScanUnavailable::NotCompiled.into())
+    }
+
+    /// In a build with the cargo feature `bpf`, this function sets the lent PUs.
+    ///
+    /// # Errors
+    /// None.
+    pub fn set_lent(&mut self, _lent: &CpuSet) -> Result<(), LentCpuMonitorUnavailable> {
+        match *self {}
+    }
+
+    /// In a build with the cargo feature `bpf`, this function returns the lent PUs.
+    #[must_use]
+    pub fn lent(&self) -> &CpuSet {
+        match *self {}
+    }
+
+    /// In a build with the cargo feature `bpf`, this function returns the file descriptor to poll.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        match *self {}
+    }
+
+    /// In a build with the cargo feature `bpf`, this function returns the PUs on which an owner's thread ran.
+    pub fn take(&mut self) -> CpuSet {
+        match *self {}
+    }
+
+    /// In a build with the cargo feature `bpf`, this function makes the program report PUs again.
+    ///
+    /// # Errors
+    /// None.
+    pub fn rearm(&mut self, _cpus: &CpuSet) -> Result<(), LentCpuMonitorUnavailable> {
+        match *self {}
+    }
+
+    /// In a build with the cargo feature `bpf`, this function returns how long owners' threads ran on each lent PU.
+    #[must_use]
+    pub fn run_times(&self) -> Vec<(Pu, Duration)> {
         match *self {}
     }
 }

@@ -1,4 +1,4 @@
-//! Loads the object file that contains both BPF programs, and classifies errors.
+//! Loads the object files that contain the BPF programs, and classifies errors.
 
 use std::error::Error;
 use std::{fs, io};
@@ -58,17 +58,27 @@ impl BpfPlatform {
         Ok(Self { btf, mask_bytes })
     }
 
-    /// Loads the object with room for `watched` processes in its map, and lets the kernel verify one program.
+    /// Loads the object of the task scan and the affinity monitor with room for `watched` processes in its map, and lets the kernel verify one program.
     pub(super) fn load(
         &self,
         watched: u32,
         verify: impl Fn(&mut Ebpf, &Btf) -> Result<(), TaskScanUnavailable>,
     ) -> Result<Ebpf, TaskScanUnavailable> {
+        self.load_object(OBJECT, ("WATCHED_TGIDS", watched), verify)
+    }
+
+    /// Loads an object file with this number of entries in one of its maps, and lets the kernel verify one program.
+    pub(super) fn load_object(
+        &self,
+        file: &[u8],
+        (map, entries): (&str, u32),
+        verify: impl Fn(&mut Ebpf, &Btf) -> Result<(), TaskScanUnavailable>,
+    ) -> Result<Ebpf, TaskScanUnavailable> {
         let load = || {
             let mut object = EbpfLoader::new()
                 .btf(Some(&self.btf))
-                .map_max_entries("WATCHED_TGIDS", watched)
-                .load(OBJECT)
+                .map_max_entries(map, entries)
+                .load(file)
                 .map_err(|error| unavailable("loading", &error))?;
             verify(&mut object, &self.btf)?;
             Ok(object)

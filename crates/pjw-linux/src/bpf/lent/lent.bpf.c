@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+//
+// switched() runs at each change of the running thread of a CPU. On a lent CPU it notes how long threads run that are not at
+// idle priority, and reports the first of them to a ring buffer. `make bpf` compiles it. src/bpf/lent/mod.rs loads it and
+// reads what it writes.
+//
+// The licence and the declarations of kernel structures are as in ../tasks.bpf.c. For kernels from 5.8 on.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define SEC(name) __attribute__((section(name), used))
+#define KERNEL __attribute__((preserve_access_index))
+#define HAS(field) __builtin_preserve_field_info(field, 2)
+#define MAP_UINT(name, value) int(*name)[value]
+#define MAP_TYPE(name, type) type *name
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+// The helpers, by their numbers in include/uapi/linux/bpf.h.
+static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
+static u64 (*bpf_ktime_get_ns)(void) = (void *)5;
+static u32 (*bpf_get_smp_processor_id)(void) = (void *)8;
+static long (*bpf_ringbuf_output)(void *ring, void *data, u64 size, u64 flags) = (void *)130;
+
+// The kernel's structures.
+
+struct task_group {
+	struct task_group *parent;
+	int idle; // since 5.15, not negative
+} KERNEL;
+
+struct task_struct {
+	unsigned int flags;
+	unsigned int policy;
+	void *mm;
+	int tgid;
+	struct task_group *sched_task_group;
+} KERNEL;
+
+enum { PF_KTHREAD = 0x00200000 };
+enum { SCHED_IDLE = 5 };
+enum { MOST_LEVELS = 32 }; // a thread deeper in the tree of cgroups counts as one that is not at idle priority
+
+// Structures shared with user space.
+
+struct orders {
+	u64 warden; // the daemon's process: its threads do not count; 0 during the check
+};
+
+// Written by this program only, at most once at a time on each CPU.
+struct seen {
+	u64 armed_at; // the arming to which the rest belongs
+	u64 started; // since when a thread runs that is not at idle priority; 0 if none does
+	u64 ran; // ns that such threads ran before `started`
+	u64 reported; // whether the ring buffer has the CPU
+	u64 knows_idle; // whether this kernel has cpu.idle
+};
+
+struct {
+	MAP_UINT(type, 2); // BPF_MAP_TYPE_ARRAY
+	MAP_UINT(max_entries, 1);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, struct orders);
+} ORDERS SEC(".maps");
+
+// For each CPU when it was armed, as bpf_ktime_get_ns() counts; 0 if it is not lent. User space sets the size.
+struct {
+	MAP_UINT(type, 2); // BPF_MAP_TYPE_ARRAY
+	MAP_UINT(max_entries, 1);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, u64);
+} ARMED SEC(".maps");
+
+struct {
+	MAP_UINT(type, 6); // BPF_MAP_TYPE_PERCPU_ARRAY
+	MAP_UINT(max_entries, 1);
+	MAP_TYPE(key, u32);
+	MAP_TYPE(value, struct seen);
+} SEEN SEC(".maps");
+
+// The numbers of CPUs on which such a thread ran first since they were armed.
+struct {
+	MAP_UINT(type, 27); // BPF_MAP_TYPE_RINGBUF
+	MAP_UINT(max_entries, 65536);
+} HEARD SEC(".maps");
+
+// Whether a thread or a cgroup around it is at idle priority. The policy counts too: an owner that gives its own thread this
+// policy does not hurry.
+static __attribute__((always_inline)) int is_idle(struct task_struct *task)
+{
+	if (task->policy == SCHED_IDLE)
+		return 1;
+	if (!HAS(task->sched_task_group))
+		return 0;
+	struct task_group *group = task->sched_task_group;
+
+	for (int i = 0; i < MOST_LEVELS; i++) {
+		if (!group)
+			return 0;
+		if (HAS(group->idle) && group->idle > 0)
+			return 1;
+		group = group->parent;
+	}
+	return 0;
+}
+
+// Whether a thread is one of a process that does not belong to the daemon, and not at idle priority. The idle tasks of the
+// CPUs are kernel threads.
+static __attribute__((always_inline)) int counts(struct task_struct *task, u64 warden)
+{
+	return !(task->flags & PF_KTHREAD) && task->mm && (u32)task->tgid != warden && !is_idle(task);
+}
+
+// TP_PROTO(bool preempt, struct task_struct *prev, struct task_struct *next, …)
+SEC("tp_btf/sched_switch")
+int switched(u64 *context)
+{
+	struct task_struct *prev = (void *)context[1], *next = (void *)context[2];
+	u32 zero = 0, cpu = bpf_get_smp_processor_id();
+	u64 *armed = bpf_map_lookup_elem(&ARMED, &cpu);
+
+	if (!armed)
+		return 0;
+	u64 armed_at = *(volatile u64 *)armed;
+
+	if (!armed_at)
+		return 0;
+	struct orders *orders = bpf_map_lookup_elem(&ORDERS, &zero);
+	struct seen *seen = bpf_map_lookup_elem(&SEEN, &zero);
+	if (!orders || !seen)
+		return 0;
+
+	u64 now = bpf_ktime_get_ns();
+
+	if (seen->armed_at != armed_at) {
+		seen->armed_at = armed_at;
+		seen->ran = 0;
+		seen->reported = 0;
+		seen->knows_idle = HAS(((struct task_group *)0)->idle);
+		// Such a thread may have run since before the CPU was armed.
+		seen->started = counts(prev, orders->warden) ? armed_at : 0;
+	}
+	int is_heard = seen->started != 0;
+
+	if (seen->started) {
+		if (now > seen->started)
+			seen->ran += now - seen->started;
+		seen->started = 0;
+	}
+	if (counts(next, orders->warden)) {
+		seen->started = now;
+		is_heard = 1;
+	}
+	// The record wakes up the reader.
+	if (is_heard && !seen->reported && bpf_ringbuf_output(&HEARD, &cpu, sizeof(cpu), 0) == 0)
+		seen->reported = 1;
+	return 0;
+}

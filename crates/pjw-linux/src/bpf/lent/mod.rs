@@ -1,0 +1,233 @@
+//! Reports when an owner's thread runs on a lent PU: a BPF program at each change of the running thread.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use aya::Ebpf;
+use aya::maps::{Array, MapData, PerCpuArray, RingBuf};
+use aya::programs::tp_btf::BtfTracePointLink;
+use aya::programs::{BtfTracePoint, ProgramError};
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::gettid;
+use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_core::ids::Tid;
+
+use super::fault::LentCpuMonitorUnavailable;
+use super::object::{BpfPlatform, load_program, refused, take_map, unavailable};
+use super::record::u32_at;
+use crate::sys::{affinity, online};
+
+type Result<T, E = LentCpuMonitorUnavailable> = std::result::Result<T, E>;
+
+/// Compiled from `lent.bpf.c` by `make bpf`. A test compares the checksums of both files.
+const OBJECT: &[u8] = aya::include_bytes_aligned!("lent.bpf.o");
+/// The tracepoint, and the name of the program.
+const TRACEPOINT: &str = "sched_switch";
+const PROGRAM: &str = "switched";
+/// How often the thread of the check sleeps and runs again.
+const CHECK_ROUNDS: usize = 50;
+const CHECK_SLEEP: Duration = Duration::from_micros(100);
+
+/// `struct seen` of `lent.bpf.c`: the time of the arming; since when an owner's thread runs; for how long such threads
+/// ran before; whether the PU is reported; whether the kernel has idle priority.
+type Seen = [u64; 5];
+
+/// A BPF program that reports on which lent PUs an owner's thread ran: a thread that is not at idle priority. A thread is
+/// at idle priority if its policy is `SCHED_IDLE`, or if one of its cgroups of the cpu controller has `cpu.idle`. Threads
+/// of the kernel and of this process don't count.
+///
+/// The program is attached to the kernel while there are lent PUs. It then runs at each change of the running thread on any
+/// PU. Dropping the value removes the program from the kernel.
+pub struct LentCpuMonitor {
+    object: Ebpf,
+    ring: RingBuf<MapData>,
+    orders: Array<MapData, u64>,
+    armed: Array<MapData, u64>,
+    seen: PerCpuArray<MapData, Seen>,
+    /// The lent PUs, and when each was armed: ns of `CLOCK_MONOTONIC`.
+    armed_at: BTreeMap<Pu, u64>,
+    lent: CpuSet,
+    /// The possible PUs, in the order of the values of `seen`.
+    possible: Vec<Pu>,
+    /// `None` while nothing is lent.
+    link: Option<BtfTracePointLink>,
+}
+
+impl std::fmt::Debug for LentCpuMonitor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LentCpuMonitor").field("lent", &self.lent).finish_non_exhaustive()
+    }
+}
+
+impl LentCpuMonitor {
+    /// Loads the BPF program and checks that it reports a thread of this process. Then arms the PUs `lent`, as
+    /// [`LentCpuMonitor::set_lent`] does.
+    ///
+    /// # Errors
+    /// If a requirement is missing, the kernel refuses the program, or the check fails. The error names the reason.
+    pub fn new(lent: &CpuSet) -> Result<Self> {
+        let platform = BpfPlatform::find()?;
+        let possible: Vec<Pu> = online::possible_cpus().iter().collect();
+        let count = possible.last().map_or(1, |last| last.0 + 1);
+        let mut object = platform.load_object(OBJECT, ("ARMED", count), |object, btf| {
+            let loaded = program(object).and_then(|program| load_program(|| program.load(TRACEPOINT, btf)));
+            loaded.map_err(|error| unavailable("verifying", &error))
+        })?;
+        let ring = take_map(&mut object, "HEARD")?.try_into().map_err(|error| refused("HEARD", &error))?;
+        let orders =
+            take_map(&mut object, "ORDERS")?.try_into().map_err(|error| refused("ORDERS", &error))?;
+        let armed = take_map(&mut object, "ARMED")?.try_into().map_err(|error| refused("ARMED", &error))?;
+        let seen = take_map(&mut object, "SEEN")?.try_into().map_err(|error| refused("SEEN", &error))?;
+        let mut monitor = Self {
+            object,
+            ring,
+            orders,
+            armed,
+            seen,
+            armed_at: BTreeMap::new(),
+            lent: CpuSet::new(),
+            possible,
+            link: None,
+        };
+        monitor.check()?;
+        monitor.count_threads_except(std::process::id())?;
+        monitor.set_lent(lent)?;
+        Ok(monitor)
+    }
+
+    /// Sets the lent PUs. A PU that was not lent before is armed: the program reports it when an owner's thread runs there
+    /// next, or runs there already and stops. A PU that was lent before stays as it is. Attaches the program for the first
+    /// PUs, and detaches it if there are none.
+    ///
+    /// # Errors
+    /// If the kernel refuses to attach the program, or to change its map.
+    pub fn set_lent(&mut self, lent: &CpuSet) -> Result<()> {
+        for pu in self.lent.difference(lent).iter() {
+            self.arm(pu, None)?;
+        }
+        for pu in lent.difference(&self.lent).iter() {
+            self.arm(pu, Some(now()))?;
+        }
+        if lent.is_empty() {
+            self.link = None;
+        } else if self.link.is_none() {
+            let attach =
+                |program: &mut BtfTracePoint| program.attach().and_then(|link| program.take_link(link));
+            let link = program(&mut self.object).and_then(attach);
+            self.link = Some(link.map_err(|error| unavailable("attaching", &error))?);
+        }
+        self.lent.clone_from(lent);
+        Ok(())
+    }
+
+    /// Returns the lent PUs.
+    #[must_use]
+    pub fn lent(&self) -> &CpuSet {
+        &self.lent
+    }
+
+    /// Returns the file descriptor that poll(2) shows as readable when [`LentCpuMonitor::take`] has PUs to return.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.ring.as_fd()
+    }
+
+    /// Returns the lent PUs on which an owner's thread ran since they were armed. Each PU is returned once after it was
+    /// armed. Makes no system call.
+    pub fn take(&mut self) -> CpuSet {
+        let mut reported = CpuSet::new();
+        while let Some(record) = self.ring.next() {
+            if record.len() >= size_of::<u32>() {
+                reported.insert(Pu(u32_at(&record, 0)));
+            }
+        }
+        reported.intersection(&self.lent)
+    }
+
+    /// Arms the lent PUs in `cpus` again: the program reports them once more, and their run times begin at zero.
+    ///
+    /// # Errors
+    /// If the kernel refuses to change the map of the program.
+    pub fn rearm(&mut self, cpus: &CpuSet) -> Result<()> {
+        for pu in cpus.intersection(&self.lent).iter() {
+            self.arm(pu, Some(now()))?;
+        }
+        Ok(())
+    }
+
+    /// Returns how long owners' threads have run on each lent PU since the PU was armed. Empty if the kernel refuses to
+    /// read the map.
+    #[must_use]
+    pub fn run_times(&self) -> Vec<(Pu, Duration)> {
+        let Ok(seen) = self.seen.get(&0, 0) else { return Vec::new() };
+        let now = now();
+        let time = |(pu, &[armed_at, started, ran, ..]): (&Pu, &Seen)| {
+            let expected = self.armed_at.get(pu)?;
+            // Otherwise no thread was switched since the PU was armed.
+            let is_current = armed_at == *expected;
+            let running = if started == 0 { 0 } else { now.saturating_sub(started) };
+            Some((*pu, Duration::from_nanos(if is_current { ran + running } else { 0 })))
+        };
+        self.possible.iter().zip(seen.iter()).filter_map(time).collect()
+    }
+
+    fn arm(&mut self, pu: Pu, at: Option<u64>) -> Result<()> {
+        self.armed.set(pu.0, at.unwrap_or(0), 0).map_err(|error| refused("arming", &error))?;
+        match at {
+            Some(at) => self.armed_at.insert(pu, at),
+            None => self.armed_at.remove(&pu),
+        };
+        Ok(())
+    }
+
+    fn count_threads_except(&mut self, process: u32) -> Result<()> {
+        self.orders.set(0, u64::from(process), 0).map_err(|error| refused("configuring", &error).into())
+    }
+
+    /// Lets a thread of this process run on an armed PU.
+    fn check(&mut self) -> Result<()> {
+        self.count_threads_except(0)?;
+        let own = Tid(gettid().as_raw().cast_unsigned());
+        let allowed =
+            affinity::get_mask(own).map_err(|errno| refused("reading our own mask", &io_error(errno)))?;
+        let pu = allowed
+            .first()
+            .ok_or_else(|| refused("reading our own mask", &io::Error::other("it is empty")))?;
+        self.set_lent(&CpuSet::from(pu))?;
+        let sleep_often = || {
+            let tid = Tid(gettid().as_raw().cast_unsigned());
+            affinity::set_mask(tid, &CpuSet::from(pu))?;
+            (0..CHECK_ROUNDS).for_each(|_| std::thread::sleep(CHECK_SLEEP));
+            Ok(())
+        };
+        let slept = std::thread::scope(|scope| scope.spawn(sleep_often).join());
+        if let Ok(Err(errno)) = slept {
+            return Err(refused("setting our own mask", &io_error(errno)).into());
+        }
+        let (reported, times) = (self.take(), self.run_times());
+        let knows_idle = self.seen.get(&0, 0).is_ok_and(|seen| seen.iter().any(|seen| seen[4] != 0));
+        self.set_lent(&CpuSet::new())?;
+        let has_run = times.iter().any(|(seen, time)| *seen == pu && !time.is_zero());
+        if !reported.contains(pu) || !has_run {
+            let text = format!("the PUs \"{reported}\" and the run times {times:?}");
+            return Err(LentCpuMonitorUnavailable::SelfCheckFailed(text));
+        }
+        if knows_idle { Ok(()) } else { Err(LentCpuMonitorUnavailable::NoIdlePriority) }
+    }
+}
+
+fn io_error(errno: nix::errno::Errno) -> io::Error {
+    errno.into()
+}
+
+fn program(object: &mut Ebpf) -> Result<&mut BtfTracePoint, ProgramError> {
+    object.program_mut(PROGRAM).ok_or(ProgramError::UnexpectedProgramType)?.try_into()
+}
+
+/// The time of bpf_ktime_get_ns(), which is never zero.
+fn now() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX).max(1)
+}

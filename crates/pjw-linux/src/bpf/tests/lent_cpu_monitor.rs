@@ -1,0 +1,224 @@
+//! Demand of owners on lent PUs, with live processes.
+
+use std::process::{Child, Command};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::time::{ClockId, clock_gettime};
+use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_core::ids::{Pid, Tid};
+
+use crate::bpf::{LentCpuMonitor, LentCpuMonitorUnavailable};
+use crate::cgroup::{CgroupDir, CgroupMounts, CpusetMount};
+use crate::sys::{affinity, cpu_time::process_cpu_time};
+use crate::tests::until;
+
+/// Serialises the tests: each looks for the program in the kernel.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// A monitor of one PU. `None`, with a printed reason, if the machine or the user lacks a requirement.
+fn monitor() -> Option<(LentCpuMonitor, Pu, MutexGuard<'static, ()>)> {
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let pu = affinity::get_mask(Tid(std::process::id())).unwrap().last().unwrap();
+    match LentCpuMonitor::new(&CpuSet::from(pu)) {
+        Ok(monitor) => Some((monitor, pu, alone)),
+        Err(
+            error @ (LentCpuMonitorUnavailable::Refused(_) | LentCpuMonitorUnavailable::SelfCheckFailed(_)),
+        ) => {
+            panic!("{error}")
+        }
+        Err(error) => {
+            println!("skipped: {error}");
+            None
+        }
+    }
+}
+
+/// A shell on one PU, which runs a script until it is dropped.
+struct Shell(Child);
+
+impl Shell {
+    fn start(pu: Pu, script: &str) -> Self {
+        let child = Command::new("sh").args(["-c", script]).spawn().unwrap();
+        affinity::set_mask(Tid(child.id()), &CpuSet::from(pu)).unwrap();
+        Self(child)
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn is_readable(monitor: &LentCpuMonitor, timeout: PollTimeout) -> bool {
+    let mut fds = [PollFd::new(monitor.fd(), PollFlags::POLLIN)];
+    poll(&mut fds, timeout).unwrap() == 1
+}
+
+fn run_time(monitor: &LentCpuMonitor, pu: Pu) -> Duration {
+    monitor.run_times().into_iter().find(|(seen, _)| *seen == pu).map(|(_, time)| time).unwrap()
+}
+
+/// The number of programs of this name in the kernel.
+fn programs_in_kernel() -> usize {
+    let is_ours = |program: &aya::programs::ProgramInfo| program.name_as_str() == Some("switched");
+    aya::programs::loaded_programs().flatten().filter(is_ours).count()
+}
+
+#[test]
+fn an_owner_that_wakes_up_is_reported_once_until_the_pu_is_armed_again() {
+    let Some((mut monitor, pu, _alone)) = monitor() else { return };
+    let _owner = Shell::start(pu, "while :; do sleep 0.001; done");
+    for _ in 0..3 {
+        let reported = until("the PU is reported", || {
+            is_readable(&monitor, PollTimeout::from(100_u16));
+            Some(monitor.take()).filter(|reported| !reported.is_empty())
+        });
+        assert_eq!(reported, CpuSet::from(pu));
+        until("the owner has run", || (run_time(&monitor, pu) > Duration::from_millis(1)).then_some(()));
+        assert!(monitor.take().is_empty() && !is_readable(&monitor, PollTimeout::ZERO), "once");
+        monitor.rearm(&CpuSet::from(pu)).unwrap();
+    }
+}
+
+#[test]
+fn the_run_time_of_an_owner_that_runs_on_is_that_of_its_clock() {
+    let Some((monitor, pu, _alone)) = monitor() else { return };
+    let owner = Shell::start(pu, "while :; do :; done");
+    let pid = Pid(owner.0.id());
+    until("the owner has run", || (run_time(&monitor, pu) > Duration::from_millis(50)).then_some(()));
+    // Other processes may run there, too. So the run time of the PU is at least that of the owner.
+    let (seen, used) = (run_time(&monitor, pu), process_cpu_time(pid).unwrap());
+    let time = || process_cpu_time(pid).unwrap() - used;
+    let ran = until("the owner has run on", || Some(time()).filter(|ran| *ran > Duration::from_millis(100)));
+    let counted = run_time(&monitor, pu) - seen;
+    assert!(counted >= ran, "{counted:?} {ran:?}");
+}
+
+/// Lets a thread run on the PU, and returns its run time, that of all counted threads of the PU, and the time that passed,
+/// for a window in which the thread ran most of the time. Other processes of the machine run there, too.
+fn in_a_window(
+    monitor: &mut LentCpuMonitor,
+    pu: Pu,
+    time: impl Fn() -> Duration,
+    wait: impl Fn(),
+) -> [Duration; 3] {
+    until("a window in which the thread ran most of the time", || {
+        let begin = Instant::now();
+        monitor.rearm(&CpuSet::from(pu)).unwrap();
+        let start = time();
+        wait();
+        let ran = time() - start;
+        let counted = run_time(monitor, pu);
+        let passed = begin.elapsed();
+        (ran > passed * 2 / 3).then_some([ran, counted, passed])
+    })
+}
+
+/// If the run time of the thread counted, it would be in both figures, and their sum would be more than the time.
+#[track_caller]
+fn assert_not_counted([ran, counted, passed]: [Duration; 3]) {
+    assert!(ran + counted < passed * 11 / 10, "{ran:?} {counted:?} {passed:?}");
+}
+
+/// A cgroup that gets the PUs that it wants, in the v1 hierarchy of the cpu controller, and a cgroup in it.
+struct Favoured {
+    group: CgroupDir,
+    below: CgroupDir,
+}
+
+impl Favoured {
+    /// `None`, with a printed reason, if there is no such hierarchy, or this user may not write it.
+    fn new(name: &str) -> Option<Self> {
+        let hierarchy = CpusetMount::choose(&CgroupMounts::read());
+        let path = format!("/made-by-test-{name}-{}", std::process::id());
+        let at = |path: &str| hierarchy.as_ref().and_then(|hierarchy| hierarchy.cpu_twin(path));
+        let (Some(group), Some(below)) = (at(&path), at(&format!("{path}/below"))) else {
+            println!("skipped: there is no v1 hierarchy of the cpu controller");
+            return None;
+        };
+        if let Err(errno) = group.create().and_then(|()| below.create()) {
+            println!("skipped: this user may not create cgroups ({errno})");
+            return None;
+        }
+        group.write_file("cpu.shares", "262144").unwrap();
+        Some(Self { group, below })
+    }
+}
+
+impl Drop for Favoured {
+    fn drop(&mut self) {
+        until("the cgroup can be removed", || self.group.remove().ok());
+    }
+}
+
+/// A borrower in the inner cgroup, and the window in which it ran.
+fn window_of_borrower(
+    monitor: &mut LentCpuMonitor,
+    pu: Pu,
+    favoured: &Favoured,
+    policy: i32,
+) -> [Duration; 3] {
+    let borrower = Shell::start(pu, "while :; do :; done");
+    let pid = Pid(borrower.0.id());
+    // SAFETY: the parameter is a valid value, and the process is a child of this one.
+    let done = unsafe {
+        let usual = libc::sched_param { sched_priority: 0 };
+        libc::sched_setscheduler(pid.0.cast_signed(), policy, &raw const usual)
+    };
+    assert_eq!(done, 0);
+    favoured.below.write_file("cgroup.procs", &pid.to_string()).unwrap();
+    let sleep = || std::thread::sleep(Duration::from_millis(20));
+    in_a_window(monitor, pu, || process_cpu_time(pid).unwrap(), sleep)
+}
+
+#[test]
+fn a_borrower_with_the_policy_for_idle_threads_is_not_counted() {
+    let Some((mut monitor, pu, _alone)) = monitor() else { return };
+    let Some(favoured) = Favoured::new("policy") else { return };
+    assert_not_counted(window_of_borrower(&mut monitor, pu, &favoured, libc::SCHED_IDLE));
+}
+
+#[test]
+fn a_borrower_in_a_cgroup_at_idle_priority_is_not_counted_and_another_one_is() {
+    let Some((mut monitor, pu, _alone)) = monitor() else { return };
+    let Some(favoured) = Favoured::new("idle") else { return };
+    let [ran, counted, _] = window_of_borrower(&mut monitor, pu, &favoured, libc::SCHED_OTHER);
+    assert!(counted >= ran, "{counted:?} {ran:?}");
+    // The inner cgroup is the only one in its parent, so its processes run as before.
+    favoured.below.write_file("cpu.idle", "1").unwrap();
+    assert_not_counted(window_of_borrower(&mut monitor, pu, &favoured, libc::SCHED_OTHER));
+}
+
+#[test]
+fn threads_of_this_process_do_not_count() {
+    let Some((mut monitor, pu, _alone)) = monitor() else { return };
+    let spin = || {
+        affinity::set_mask(Tid(nix::unistd::gettid().as_raw().cast_unsigned()), &CpuSet::from(pu)).unwrap();
+        let time = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).unwrap();
+        let wait = || {
+            let begin = Instant::now();
+            while begin.elapsed() < Duration::from_millis(20) {}
+        };
+        in_a_window(&mut monitor, pu, time, wait)
+    };
+    assert_not_counted(std::thread::scope(|scope| scope.spawn(spin).join().unwrap()));
+}
+
+#[test]
+fn the_program_is_attached_while_pus_are_lent_and_gone_with_the_monitor() {
+    let Some((mut monitor, pu, _alone)) = monitor() else { return };
+    assert_eq!((programs_in_kernel(), monitor.lent().clone()), (1, CpuSet::from(pu)));
+    let _owner = Shell::start(pu, "while :; do sleep 0.001; done");
+    monitor.set_lent(&CpuSet::new()).unwrap();
+    assert!(monitor.take().is_empty() && monitor.run_times().is_empty(), "nothing is lent");
+    monitor.set_lent(&CpuSet::from(pu)).unwrap();
+    let reported =
+        until("the PU is reported", || Some(monitor.take()).filter(|reported| !reported.is_empty()));
+    assert_eq!(reported, CpuSet::from(pu));
+    drop(monitor);
+    until("the kernel drops the program", || (programs_in_kernel() == 0).then_some(()));
+}
