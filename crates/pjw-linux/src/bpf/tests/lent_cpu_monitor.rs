@@ -1,6 +1,7 @@
 //! Demand of owners on lent PUs, with live processes.
 
-use std::process::{Child, Command};
+use std::io::Write;
+use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -133,7 +134,7 @@ struct Favoured {
 impl Favoured {
     /// `None`, with a printed reason, if there is no such hierarchy, or this user may not write it.
     fn new(name: &str) -> Option<Self> {
-        let hierarchy = CpusetMount::choose(&CgroupMounts::read());
+        let hierarchy = CpusetMount::from_mounts(&CgroupMounts::read());
         let path = format!("/made-by-test-{name}-{}", std::process::id());
         let at = |path: &str| hierarchy.as_ref().and_then(|hierarchy| hierarchy.cpu_twin(path));
         let (Some(group), Some(below)) = (at(&path), at(&format!("{path}/below"))) else {
@@ -221,4 +222,44 @@ fn the_program_is_attached_while_pus_are_lent_and_gone_with_the_monitor() {
     assert_eq!(reported, CpuSet::from(pu));
     drop(monitor);
     until("the kernel drops the program", || (programs_in_kernel() == 0).then_some(()));
+}
+
+#[test]
+#[ignore = "a measurement: run it in release, alone, with --nocapture"]
+fn how_soon_a_wake_up_beside_a_borrower_is_reported() {
+    const ROUNDS: usize = 1_000;
+    let Some((mut monitor, pu, _alone)) = monitor() else { return };
+    let Some(favoured) = Favoured::new("figures") else { return };
+    let borrower = Shell::start(pu, "while :; do :; done");
+    favoured.group.write_file("cpu.shares", "1024").unwrap();
+    favoured.group.write_file("cpu.idle", "1").unwrap();
+    favoured.below.write_file("cgroup.procs", &borrower.0.id().to_string()).unwrap();
+    let mut owner = Shell(Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap());
+    affinity::set_mask(Tid(owner.0.id()), &CpuSet::from(pu)).unwrap();
+    let mut times: Vec<Duration> = (0..ROUNDS)
+        .map(|_| {
+            // The owner sleeps, and nothing else runs there for the moment.
+            std::thread::sleep(Duration::from_millis(2));
+            monitor.take();
+            monitor.rearm(&CpuSet::from(pu)).unwrap();
+            let begin = Instant::now();
+            owner.0.stdin.as_mut().unwrap().write_all(b"go").unwrap();
+            while !is_readable(&monitor, PollTimeout::from(1_000_u16)) {}
+            begin.elapsed()
+        })
+        .collect();
+    times.sort();
+    let at = |permille: usize| times[ROUNDS * permille / 1_000];
+    println!("from the write to the report: p50 {:?}, p99 {:?}, max {:?}", at(500), at(990), at(999));
+    let begin = Instant::now();
+    for _ in 0..100 {
+        monitor.set_lent(&CpuSet::new()).unwrap();
+        monitor.set_lent(&CpuSet::from(pu)).unwrap();
+    }
+    println!("detaching and attaching: {:?}", begin.elapsed() / 100);
+    drop(monitor);
+    let begin = Instant::now();
+    let monitor = LentCpuMonitor::new(&CpuSet::from(pu));
+    println!("loading: {:?}", begin.elapsed());
+    drop((monitor, borrower));
 }

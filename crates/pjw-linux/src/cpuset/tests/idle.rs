@@ -196,6 +196,37 @@ fn a_job_at_idle_priority_leaves_the_cpu_to_an_owner_in_another_cgroup() {
 }
 
 #[test]
+fn the_cpu_controller_of_v2_is_disabled_again_with_the_last_job_at_idle_priority() {
+    let Some(mut fixture) = fixture_with_idle().filter(|fixture| fixture.hierarchy.is_unified) else {
+        return;
+    };
+    let own = OwnCgroupNames::default();
+    let (top, besteffort_group) =
+        (fixture.hierarchy.root(), fixture.hierarchy.cgroup(&own.besteffort_directory()).unwrap());
+    if besteffort_group.exists() {
+        skip("another warden has jobs at idle priority here");
+        return;
+    }
+    let before = top.read_file("cgroup.subtree_control").unwrap();
+    let usual = job_cpuset("usual", &fixture.last());
+    let jobs = [besteffort("one", &fixture.first()), besteffort("two", &fixture.first())];
+    assert_eq!(fixture.create(&usual), done(fixture.last()));
+    for job_cpuset in &jobs {
+        assert_eq!(fixture.create(job_cpuset), done(fixture.first()));
+        assert!(top.enables_controller("cpu"));
+        assert_eq!(besteffort_group.read_file("cpu.idle").unwrap(), "1");
+    }
+    assert_eq!(fixture.remove(&jobs[0]), DONE);
+    assert!(top.enables_controller("cpu"));
+    assert_eq!(fixture.remove(&jobs[1]), DONE);
+    assert!(!besteffort_group.exists());
+    assert_eq!(top.enables_controller("cpu"), before.split(' ').any(|controller| controller == "cpu"));
+    assert!(top.enables_controller("cpuset"), "the usual job has its cpuset");
+    assert_eq!(fixture.remove(&usual), DONE);
+    assert_eq!(top.read_file("cgroup.subtree_control").unwrap(), before);
+}
+
+#[test]
 fn each_process_returns_to_its_cgroup_of_the_cpu_controller() {
     let Some(mut fixture) = fixture_with_twins() else { return };
     let hierarchy = fixture.hierarchy.clone();

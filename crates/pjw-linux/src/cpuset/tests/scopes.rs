@@ -273,3 +273,43 @@ fn systemd_is_reached_without_a_bus() {
     threaded.end();
     gone(&mut fixture, &job_cpuset);
 }
+
+#[test]
+fn a_scope_of_a_best_effort_job_is_in_a_slice_at_idle_priority_and_can_be_frozen() {
+    let Some(mut fixture) = fixture_of(CgroupCreator::Systemd) else { return };
+    let (threaded, process) = ThreadedProcess::start(&mut fixture);
+    let original_cgroup = fixture.cgroup_of(process);
+    let idle = CpusetSpec { idle: true, ..CpusetSpec::from_cpus(fixture.first()) };
+    let job_cpuset = job_cpuset_of(CgroupCreator::Systemd, "idle", idle.clone());
+    let slice = OwnCgroupNames::default().besteffort_slice();
+    let group_of_slice = fixture.hierarchy.cgroup(&format!("/{slice}")).unwrap();
+    for _ in 0..2 {
+        assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(fixture.first()));
+    }
+    assert_eq!(fixture.cgroup_of(process), job_cpuset.path);
+    assert_eq!(group_of_slice.read_file("cpu.idle").unwrap(), "1");
+    systemctl(&["daemon-reload"]);
+    assert_eq!(group_of_slice.read_file("cpu.idle").unwrap(), "1", "after a reload");
+
+    // Another program makes the slice a usual one.
+    systemctl(&["set-property", "--runtime", &slice, "CPUWeight=100"]);
+    until_true("the slice is a usual one", || group_of_slice.read_file("cpu.idle").unwrap() == "0");
+    assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(fixture.first()));
+    assert_eq!(group_of_slice.read_file("cpu.idle").unwrap(), "1");
+
+    let frozen = JobCpuset { spec: CpusetSpec { frozen: true, ..idle }, ..job_cpuset.clone() };
+    let events = |fixture: &Fixture| fixture.group(&job_cpuset).read_file("cgroup.events").unwrap();
+    for undo in [Fixture::create, Fixture::widen] {
+        assert_eq!(fixture.create(&frozen), done(fixture.first()));
+        until_true("the job is frozen", || events(&fixture).contains("frozen 1"));
+        assert!(matches!(undo(&mut fixture, &job_cpuset), CpusetOutcome::Done { .. }));
+        until_true("the job is thawed", || events(&fixture).contains("frozen 0"));
+    }
+    assert_eq!(fixture.create(&frozen), done(fixture.first()));
+    assert_eq!(fixture.move_back(process, &job_cpuset, &original_cgroup), DONE);
+    assert_eq!(fixture.cgroup_of(process), original_cgroup);
+    gone(&mut fixture, &job_cpuset);
+    until_true("the slice is gone", || !group_of_slice.exists());
+    until_true("its name is free", || systemctl(&["show", "-P", "ActiveState", &slice]) == "inactive");
+    threaded.end();
+}
