@@ -90,7 +90,7 @@ pub fn open_process_events() -> Result<ProcEvents, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pjw_core::cpuset_group::CpusetHierarchy;
+    use pjw_core::cpuset_group::{CpusetHierarchy, IdlePriority};
 
     #[test]
     fn the_result_has_sentences_and_the_test_cpuset_is_removed() {
@@ -103,6 +103,19 @@ mod tests {
             _ => assert!(is_root && about.contains("by cpusets"), "{about}"),
         }
         let hierarchy = crate::cgroup::CpusetMount::from_mounts(&CgroupMounts::read());
+        let support = &found.cpuset_support;
+        if let (Some(mount), false) =
+            (&hierarchy, matches!(support.hierarchy, CpusetHierarchy::Unavailable { .. }))
+        {
+            assert_eq!(support.can_freeze, has_freezer(mount), "{about}");
+            match &support.idle_priority {
+                IdlePriority::Available => assert_eq!(idle_obstacle(mount), None),
+                IdlePriority::Unavailable { why } => {
+                    // The files do not say whether a thread with a real-time policy is in the way.
+                    assert!(idle_obstacle(mount).is_some() || why.contains("real-time"), "{about}");
+                }
+            }
+        }
         let name = format!("probe-{}", std::process::id());
         let left = hierarchy.iter().flat_map(|hierarchy| {
             let path = format!("/pjw_besteffort/{name}");

@@ -96,7 +96,13 @@ fn the_run_time_of_an_owner_that_runs_on_is_that_of_its_clock() {
     let time = || process_cpu_time(pid).unwrap() - used;
     let ran = until("the owner has run on", || Some(time()).filter(|ran| *ran > Duration::from_millis(100)));
     let counted = run_time(&monitor, pu) - seen;
-    assert!(counted >= ran, "{counted:?} {ran:?}");
+    assert_counted(ran, counted);
+}
+
+/// The two times are of two clocks of the kernel.
+#[track_caller]
+fn assert_counted(ran: Duration, counted: Duration) {
+    assert!(counted > ran * 9 / 10, "{counted:?} {ran:?}");
 }
 
 /// Lets a thread run on the PU, and returns its run time, that of all counted threads of the PU, and the time that passed,
@@ -188,7 +194,7 @@ fn a_borrower_in_a_cgroup_at_idle_priority_is_not_counted_and_another_one_is() {
     let Some((mut monitor, pu, _alone)) = monitor() else { return };
     let Some(favoured) = Favoured::new("idle") else { return };
     let [ran, counted, _] = window_of_borrower(&mut monitor, pu, &favoured, libc::SCHED_OTHER);
-    assert!(counted >= ran, "{counted:?} {ran:?}");
+    assert_counted(ran, counted);
     // The inner cgroup is the only one in its parent, so its processes run as before.
     favoured.below.write_file("cpu.idle", "1").unwrap();
     assert_not_counted(window_of_borrower(&mut monitor, pu, &favoured, libc::SCHED_OTHER));
