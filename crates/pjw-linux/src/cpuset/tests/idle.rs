@@ -111,6 +111,10 @@ impl MadeByTest {
 
 impl Drop for MadeByTest {
     fn drop(&mut self) {
+        let above = self.0.parent();
+        for pid in self.0.processes() {
+            let _ = above.write_file("cgroup.procs", &pid.to_string());
+        }
         let _ = self.0.remove();
     }
 }
