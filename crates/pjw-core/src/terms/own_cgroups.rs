@@ -81,14 +81,14 @@ impl OwnCgroupNames {
     /// Returns the path of the cgroup in which the daemon itself creates the cgroups of jobs of the class
     /// besteffort, such as `/pjw_besteffort`. All processes below run at idle priority.
     #[must_use]
-    pub fn besteffort_directory(&self) -> String {
+    pub fn besteffort_directory_path(&self) -> String {
         format!("/{}{BESTEFFORT}", self.name)
     }
 
     /// Returns the name of the systemd slice in which systemd creates the cgroups of jobs of the class
     /// besteffort, such as `pjw_besteffort.slice`. All processes in this slice run at idle priority.
     #[must_use]
-    pub fn besteffort_slice(&self) -> String {
+    pub fn besteffort_slice_name(&self) -> String {
         format!("{}{BESTEFFORT}.slice", self.name)
     }
 
@@ -290,7 +290,7 @@ mod tests {
             let jobs = owners
                 .iter()
                 .flat_map(|&owner| CgroupPlace::ALL.map(|place| own.job_path(&job, owner, place)));
-            for path in jobs.chain([own.directory(), format!("/{}", own.slice())]) {
+            for path in jobs.chain([own.directory_path().to_owned(), format!("/{}", own.slice_name())]) {
                 assert_eq!(OwnCgroupNames::from_cgroup_path(&path).as_ref(), Some(own), "{path}");
                 let owners: Vec<_> = [&alone, &one, &two].map(|other| other.is_own_path(&path)).into();
                 assert_eq!(owners.iter().filter(|contains| **contains).count(), 1, "{path}");
