@@ -165,10 +165,8 @@ impl PuPool {
         self.borrowers.retain(|_, borrower| borrower != job);
         let mut taken = CpuSet::new();
         for pu in cpus.iter() {
-            if self.borrowers.contains_key(&pu) {
+            if self.borrowers.entry(pu).or_insert_with(|| job.clone()) != job {
                 taken.insert(pu);
-            } else {
-                self.borrowers.insert(pu, job.clone());
             }
         }
         taken
