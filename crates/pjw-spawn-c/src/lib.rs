@@ -234,17 +234,14 @@ pub unsafe extern "C" fn pspawn_collect(fd: c_int, pids: *mut pid_t, nspawns: c_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pspawn_fork_here(argc: *mut c_int, argv: *mut *mut *mut c_char) -> c_int {
     returned(|| {
-        let Some(arguments) = late::fork_here()? else { return Ok(0) };
-        let count = c_int::try_from(arguments.len()).unwrap_or(c_int::MAX);
-        let mut pointers: Vec<*mut c_char> = arguments.iter().map(|text| text.as_ptr().cast_mut()).collect();
-        pointers.push(ptr::null_mut());
+        let Some(own) = late::fork_here()? else { return Ok(0) };
         // SAFETY: the caller gives NULL or the room. The list is never freed, like that of main().
         unsafe {
             if !argc.is_null() {
-                argc.write(count);
+                argc.write(c_int::try_from(own.arguments().count()).unwrap_or(c_int::MAX));
             }
             if !argv.is_null() {
-                argv.write(pointers.leak().as_mut_ptr());
+                argv.write(own.argument_pointers().cast_mut().cast());
             }
         }
         Ok(1)

@@ -73,3 +73,21 @@ pub enum ForkError {
     #[error(transparent)]
     Failed(#[from] SpawnError),
 }
+
+/// Error: [`fork_here`](super::fork_here) can't make the calling process a template, a process from which instances of the
+/// program are forked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum ForkHereError {
+    /// The program has more than one thread. The variant contains the number of threads. A forked process
+    /// would have only the thread that called [`fork_here`](super::fork_here).
+    #[error("fork_here is called with {0} threads: call it before the first thread is started")]
+    MultipleThreads(u64),
+    /// A system call has failed.
+    #[error("fork_here: {step}: {}", errno.desc())]
+    Failed {
+        /// The name of the system call.
+        step: &'static str,
+        /// The error number of the system call.
+        errno: Errno,
+    },
+}

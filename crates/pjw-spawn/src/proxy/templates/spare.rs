@@ -1,15 +1,15 @@
 //! Spares: instances that exist already, stopped before `main`, and get their arguments when they are needed.
 
-use super::block::MemoryMap;
 use super::channel::Channel;
-use super::image::Image;
+use super::load::tracee::{bytes_of, end};
+use super::message::block::MemoryMap;
+use super::message::image::Image;
 use super::message::{Message, Own};
-use super::refusal::ForkError;
 use super::template::{MAX_COPIED, Template, write};
-use super::tracee::{bytes_of, end};
 use crate::child::Child;
 use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;
+use crate::proxy::refusal::ForkError;
 use std::os::fd::AsRawFd;
 
 /// A process of the program that is stopped before `main` and uses no CPU. [`Template::start_spare`] turns it into
@@ -64,8 +64,9 @@ impl Template {
         }
         let image = strings.at(spare.strings.0);
         let map = self.map_of(&image).filter(|map| spare.map.as_ref() != Some(map));
-        let own = Own { memory_map: map.map(|map| bytes_of(&map).to_vec()), ..own };
-        let changes = self.changes(&image, &spare.image);
+        let random = self.next_random();
+        let own = Own { memory_map: map.map(|map| bytes_of(&map).to_vec()), random, ..own };
+        let changes = image.changes(&spare.image, self.pointers_at());
         let mut message = Message::default();
         let child = spare.child.take().ok_or(ForkError::Ended)?;
         if changes.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() <= MAX_COPIED {

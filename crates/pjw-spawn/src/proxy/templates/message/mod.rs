@@ -1,15 +1,23 @@
 //! The message that makes instances: calls, and the bytes that they use. A pure computation.
 
+pub(super) mod block;
+pub(super) mod image;
+pub(super) mod place;
+pub(super) mod stub;
+
 use std::mem;
 use std::os::fd::RawFd;
 
-use super::block::{Block, MAX_MESSAGE, MemoryMap};
+use self::block::{Block, MAX_MESSAGE, MemoryMap};
+use self::stub::{CHECK, COPY, Call, FORK, INDIRECT, LAST, MAX_INSTANCES, QUIET, RESUME, SERVE};
 use super::load::flag;
-use super::stub::{CHECK, COPY, Call, FORK, INDIRECT, LAST, MAX_INSTANCES, QUIET, RESUME, SERVE};
-use super::tracee::bytes_of;
+use super::load::tracee::bytes_of;
 
 /// `PR_SET_MM_MAP` of prctl(2), which libc has for some targets only.
 const PR_SET_MM_MAP: i32 = 14;
+
+/// No instance needs more bytes of a message: its copied strings, its mask, its nodes, and their calls.
+const LARGEST: usize = 4096;
 
 /// The calls of the template and of the instances that it makes, and the descriptors that are sent with them.
 #[derive(Debug, Default)]
@@ -51,6 +59,9 @@ pub(super) struct Own {
     pub(super) streams: Vec<(u64, RawFd)>,
     /// The bytes of the map for `PR_SET_MM_MAP`, unless the process has inherited it.
     pub(super) memory_map: Option<Vec<u8>>,
+    /// The address of its bytes of `AT_RANDOM`, and these bytes. The instance writes them itself: it writes to this page of its
+    /// stack anyway.
+    pub(super) random: Option<(u64, Vec<u8>)>,
 }
 
 impl Message {
@@ -71,7 +82,9 @@ impl Message {
     /// Whether there is room for another instance. An instance with descriptors has a message of its own, because it would
     /// inherit those of the instances after it.
     pub(super) fn has_room(&self) -> bool {
-        self.instances.len() < MAX_INSTANCES && self.descriptors.is_empty() && self.size() <= MAX_MESSAGE / 2
+        self.instances.len() < MAX_INSTANCES
+            && self.descriptors.is_empty()
+            && self.size() <= MAX_MESSAGE - LARGEST
     }
 
     /// Adds a copy of bytes to an address of the template.
@@ -205,6 +218,10 @@ impl List {
 
     /// Adds the calls after which the process begins its program.
     fn begin_program(&mut self, start: &InstanceStart, own: Own) {
+        if let Some((address, bytes)) = own.random {
+            let length = bytes.len() as u64;
+            self.add_with_data(0, &[address, 0, length], COPY, bytes, 1);
+        }
         if let Some(mask) = own.mask {
             self.add_with_data(libc::SYS_sched_setaffinity, &[0, mask.len() as u64], CHECK, mask, 2);
         }

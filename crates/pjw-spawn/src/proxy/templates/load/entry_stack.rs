@@ -6,19 +6,19 @@ use super::tracee::Tracee;
 
 /// The stack of a program that has executed no instruction yet.
 #[derive(Debug, Clone)]
-pub(super) struct EntryStack {
+pub(in crate::proxy::templates) struct EntryStack {
     /// The address of the argument count.
-    pub(super) at: u64,
+    pub(in crate::proxy::templates) at: u64,
     /// The pointers to the arguments, a zero, the pointers to the variables, a zero.
-    pub(super) pointers: Vec<u64>,
+    pub(in crate::proxy::templates) pointers: Vec<u64>,
     /// How many of the pointers are arguments.
-    pub(super) argument_count: usize,
+    pub(in crate::proxy::templates) argument_count: usize,
     auxiliary: Vec<(u64, u64)>,
 }
 
 impl EntryStack {
     /// Reads the stack of a process that is stopped after its execve(2).
-    pub(super) fn read(tracee: &Tracee, stack_pointer: u64) -> Result<Self, Errno> {
+    pub(in crate::proxy::templates) fn read(tracee: &Tracee, stack_pointer: u64) -> Result<Self, Errno> {
         let argument_count = usize::try_from(tracee.read_u64(stack_pointer)?).map_err(|_| Errno::ENOEXEC)?;
         let mut words = Words { tracee, at: stack_pointer + 8, chunk: Vec::new() };
         let mut pointers = Vec::new();
@@ -39,17 +39,17 @@ impl EntryStack {
     }
 
     /// Returns what stands for the stack of a program that has begun: only a place for the pointers.
-    pub(super) fn of_pointers(address: u64) -> Self {
+    pub(in crate::proxy::templates) fn of_pointers(address: u64) -> Self {
         Self { at: address - 8, pointers: Vec::new(), argument_count: 0, auxiliary: Vec::new() }
     }
 
     /// Returns a value of the auxiliary vector, getauxval(3).
-    pub(super) fn auxiliary(&self, kind: u64) -> Option<u64> {
+    pub(in crate::proxy::templates) fn auxiliary(&self, kind: u64) -> Option<u64> {
         self.auxiliary.iter().find(|(of, _)| *of == kind).map(|(_, value)| *value)
     }
 
     /// How many pointers are variables.
-    pub(super) fn variable_count(&self) -> usize {
+    pub(in crate::proxy::templates) fn variable_count(&self) -> usize {
         self.pointers.len().saturating_sub(self.argument_count + 2)
     }
 }

@@ -183,7 +183,7 @@ fn a_launcher_that_is_killed_leaves_no_mount_and_no_memory() {
     let mounts_before = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let start = || {
         let mut launcher = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "--nocapture", "proxy::tests::replicas::launcher_with_replicas"])
+            .args(["--exact", "--nocapture", "proxy::templates::tests::replicas::launcher_with_replicas"])
             .env("PJW_TEST_REPLICAS_OF", &program)
             .stdout(Stdio::piped())
             .spawn()

@@ -1,50 +1,54 @@
-//! What the proxy knows of the processor: x86_64. Except for [`super::stub`], everything else is the same on all.
+//! What the proxy knows of the processor: x86_64. Except for [`crate::proxy::templates::message::stub`], everything else is the same on all.
 
-use super::stub::Slots;
+use crate::proxy::templates::message::stub::Slots;
 
 /// The registers of a stopped thread.
-pub(super) type Registers = libc::user_regs_struct;
+pub(in crate::proxy::templates) type Registers = libc::user_regs_struct;
 
 /// The machine in the header of an ELF file: `EM_X86_64`.
-pub(super) const ELF_MACHINE: u16 = 62;
+pub(in crate::proxy::templates) const ELF_MACHINE: u16 = 62;
 /// An instruction that stops a traced process: int3.
-pub(super) const BREAKPOINT: [u8; 1] = [0xcc];
+pub(in crate::proxy::templates) const BREAKPOINT: [u8; 1] = [0xcc];
 /// An instruction that makes a system call: syscall.
-pub(super) const SYSTEM_CALL: [u8; 2] = [0x0f, 0x05];
+pub(in crate::proxy::templates) const SYSTEM_CALL: [u8; 2] = [0x0f, 0x05];
 
-pub(super) fn stack_pointer(registers: &Registers) -> u64 {
+pub(in crate::proxy::templates) fn stack_pointer(registers: &Registers) -> u64 {
     registers.rsp
 }
 
-pub(super) fn instruction_pointer(registers: &Registers) -> u64 {
+pub(in crate::proxy::templates) fn instruction_pointer(registers: &Registers) -> u64 {
     registers.rip
 }
 
 /// Returns the registers that continue at an address.
-pub(super) fn at(registers: Registers, address: u64) -> Registers {
+pub(in crate::proxy::templates) fn at(registers: Registers, address: u64) -> Registers {
     // Without a number of a system call, the kernel does not restart the one that a signal has interrupted.
     Registers { rip: address, orig_rax: u64::MAX, ..registers }
 }
 
 /// Returns the address of the breakpoint that a process has run into.
-pub(super) fn breakpoint_before(registers: &Registers) -> u64 {
+pub(in crate::proxy::templates) fn breakpoint_before(registers: &Registers) -> u64 {
     registers.rip.wrapping_sub(BREAKPOINT.len() as u64)
 }
 
 /// Returns the registers for a system call, whose instruction lies at the instruction pointer.
-pub(super) fn for_system_call(registers: Registers, number: i64, arguments: [u64; 6]) -> Registers {
+pub(in crate::proxy::templates) fn for_system_call(
+    registers: Registers,
+    number: i64,
+    arguments: [u64; 6],
+) -> Registers {
     let [rdi, rsi, rdx, r10, r8, r9] = arguments;
     let rax = u64::from_ne_bytes(number.to_ne_bytes());
     Registers { rax, orig_rax: u64::MAX, rdi, rsi, rdx, r10, r8, r9, ..registers }
 }
 
 /// Returns the result of a system call.
-pub(super) fn result(registers: &Registers) -> u64 {
+pub(in crate::proxy::templates) fn result(registers: &Registers) -> u64 {
     registers.rax
 }
 
 /// Returns the slots that continue with these registers.
-pub(super) fn slots(of: &Registers) -> Slots {
+pub(in crate::proxy::templates) fn slots(of: &Registers) -> Slots {
     Slots {
         rip: of.rip,
         rsp: of.rsp,

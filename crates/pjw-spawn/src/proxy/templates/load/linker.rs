@@ -55,7 +55,10 @@ impl Breakpoint {
 }
 
 /// Runs a process that is stopped after its execve(2) until its program is linked, or has come to its entry point.
-pub(super) fn run_until_linked(tracee: &mut Tracee, stack: &EntryStack) -> Result<(), Lost> {
+pub(in crate::proxy::templates) fn run_until_linked(
+    tracee: &mut Tracee,
+    stack: &EntryStack,
+) -> Result<(), Lost> {
     let entry = Breakpoint::set(tracee, stack.auxiliary(libc::AT_ENTRY).ok_or(Errno::ENOEXEC)?)?;
     let linker = stack.auxiliary(libc::AT_BASE).filter(|base| *base != 0);
     let debug = linker.and_then(|base| symbol(tracee, base, b"_r_debug").ok().flatten());

@@ -15,7 +15,7 @@ use crate::child::Child;
 
 /// A traced child of the calling thread, stopped unless a method lets it run. It is killed when this value is dropped.
 #[derive(Debug)]
-pub(super) struct Tracee {
+pub(in crate::proxy::templates) struct Tracee {
     pid: Pid,
     /// `None` after the end of the trace.
     child: Option<Child>,
@@ -24,7 +24,7 @@ pub(super) struct Tracee {
 
 /// Why a traced process is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stop {
+pub(in crate::proxy::templates) enum Stop {
     /// Before or after a system call.
     SystemCall,
     /// At a breakpoint, whose instruction has been executed, or after execve(2).
@@ -33,7 +33,7 @@ pub(super) enum Stop {
 
 /// Why a traced process can't be led further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Lost {
+pub(in crate::proxy::templates) enum Lost {
     /// It has ended with this status.
     Exited(i32),
     /// A signal has ended it.
@@ -50,7 +50,7 @@ impl From<Errno> for Lost {
 
 impl Tracee {
     /// Takes a process that stops after its execve(2). From now on it is killed if this thread ends.
-    pub(super) fn after_exec(child: Child) -> Result<Self, Lost> {
+    pub(in crate::proxy::templates) fn after_exec(child: Child) -> Result<Self, Lost> {
         let pid = Pid::from_raw(child.pid.0.cast_signed());
         wait_stop(pid)?;
         let options = Options::PTRACE_O_EXITKILL | Options::PTRACE_O_TRACESYSGOOD;
@@ -66,24 +66,24 @@ impl Tracee {
         }
     }
 
-    pub(super) fn pid(&self) -> Pid {
+    pub(in crate::proxy::templates) fn pid(&self) -> Pid {
         self.pid
     }
 
     /// Reads memory.
-    pub(super) fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Errno> {
+    pub(in crate::proxy::templates) fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Errno> {
         self.memory.read_exact_at(bytes, address).map_err(|error| errno_of(&error))
     }
 
     /// Reads a number of 64 bits.
-    pub(super) fn read_u64(&self, address: u64) -> Result<u64, Errno> {
+    pub(in crate::proxy::templates) fn read_u64(&self, address: u64) -> Result<u64, Errno> {
         let mut bytes = [0; 8];
         self.read(address, &mut bytes)?;
         Ok(u64::from_ne_bytes(bytes))
     }
 
     /// Reads a string, without its NUL byte.
-    pub(super) fn read_string(&self, address: u64) -> Result<Vec<u8>, Errno> {
+    pub(in crate::proxy::templates) fn read_string(&self, address: u64) -> Result<Vec<u8>, Errno> {
         let mut text = Vec::new();
         let mut byte = [0];
         loop {
@@ -96,30 +96,30 @@ impl Tracee {
     }
 
     /// Writes memory, also where the process itself may not write.
-    pub(super) fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Errno> {
+    pub(in crate::proxy::templates) fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Errno> {
         self.memory.write_all_at(bytes, address).map_err(|error| errno_of(&error))
     }
 
-    pub(super) fn registers(&self) -> Result<Registers, Errno> {
+    pub(in crate::proxy::templates) fn registers(&self) -> Result<Registers, Errno> {
         ptrace::getregs(self.pid)
     }
 
-    pub(super) fn set_registers(&self, registers: Registers) -> Result<(), Errno> {
+    pub(in crate::proxy::templates) fn set_registers(&self, registers: Registers) -> Result<(), Errno> {
         ptrace::setregs(self.pid, registers)
     }
 
     /// Runs until a breakpoint. Signals that arrive meanwhile are delivered.
-    pub(super) fn run(&mut self) -> Result<Stop, Lost> {
+    pub(in crate::proxy::templates) fn run(&mut self) -> Result<Stop, Lost> {
         self.go(ptrace::cont)
     }
 
     /// Runs until the next system call begins or ends, or until a breakpoint.
-    pub(super) fn run_to_system_call(&mut self) -> Result<Stop, Lost> {
+    pub(in crate::proxy::templates) fn run_to_system_call(&mut self) -> Result<Stop, Lost> {
         self.go(ptrace::syscall)
     }
 
     /// Executes one instruction.
-    pub(super) fn step(&mut self) -> Result<Stop, Lost> {
+    pub(in crate::proxy::templates) fn step(&mut self) -> Result<Stop, Lost> {
         self.go(ptrace::step)
     }
 
@@ -142,7 +142,11 @@ impl Tracee {
 
     /// Makes the process make one system call, and returns its result: an address, a number, or the negative errno.
     /// Registers and memory are afterwards as before.
-    pub(super) fn call(&mut self, number: i64, arguments: [u64; 6]) -> Result<u64, Lost> {
+    pub(in crate::proxy::templates) fn call(
+        &mut self,
+        number: i64,
+        arguments: [u64; 6],
+    ) -> Result<u64, Lost> {
         let before = self.registers()?;
         let at = arch::instruction_pointer(&before);
         let mut code = [0; arch::SYSTEM_CALL.len()];
@@ -162,7 +166,7 @@ impl Tracee {
     }
 
     /// Lets the process run on, no longer traced.
-    pub(super) fn detach(mut self) -> Result<Child, Errno> {
+    pub(in crate::proxy::templates) fn detach(mut self) -> Result<Child, Errno> {
         ptrace::detach(self.pid, None)?;
         self.child.take().ok_or(Errno::ESRCH)
     }
@@ -177,7 +181,7 @@ impl Drop for Tracee {
 }
 
 /// Kills a child and waits for its end.
-pub(super) fn end(child: &Child) {
+pub(in crate::proxy::templates) fn end(child: &Child) {
     let _ = child.send_signal(libc::SIGKILL);
     let _ = child.wait();
 }
@@ -204,13 +208,13 @@ fn wait_stop(pid: Pid) -> Result<StopOrSignal, Lost> {
 }
 
 /// Returns the bytes of a plain value.
-pub(super) fn bytes_of<T: Plain>(value: &T) -> &[u8] {
+pub(in crate::proxy::templates) fn bytes_of<T: Plain>(value: &T) -> &[u8] {
     // SAFETY: a plain type has no padding, so that all of its bytes are initialised. The slice borrows the value.
     unsafe { std::slice::from_raw_parts((&raw const *value).cast(), size_of::<T>()) }
 }
 
 /// Makes a plain value of its bytes. `None` if there are too few.
-pub(super) fn value_of<T: Plain>(bytes: &[u8]) -> Option<T> {
+pub(in crate::proxy::templates) fn value_of<T: Plain>(bytes: &[u8]) -> Option<T> {
     let bytes = bytes.get(..size_of::<T>())?;
     let mut value = MaybeUninit::<T>::uninit();
     // SAFETY: the source has as many bytes as the target, and every value of the bytes is a value of a plain type.
@@ -224,21 +228,21 @@ pub(super) fn value_of<T: Plain>(bytes: &[u8]) -> Option<T> {
 ///
 /// # Safety
 /// Every value of its bytes is a value of the type, and it has no padding.
-pub(super) unsafe trait Plain: Copy {}
+pub(in crate::proxy::templates) unsafe trait Plain: Copy {}
 
 // SAFETY: numbers of 64 bits, in the order of C.
-unsafe impl Plain for super::stub::Slots {}
+unsafe impl Plain for crate::proxy::templates::message::stub::Slots {}
 // SAFETY: as above.
-unsafe impl Plain for super::stub::Call {}
+unsafe impl Plain for crate::proxy::templates::message::stub::Call {}
 // SAFETY: as above.
-unsafe impl Plain for super::stub::Reply {}
+unsafe impl Plain for crate::proxy::templates::message::stub::Reply {}
 
 // SAFETY: as above, and two numbers of 32 bits that fill the last 64.
-unsafe impl Plain for super::block::MemoryMap {}
+unsafe impl Plain for crate::proxy::templates::message::block::MemoryMap {}
 
 // SAFETY: as the first ones.
-unsafe impl Plain for super::place::Place {}
+unsafe impl Plain for crate::proxy::templates::message::place::Place {}
 
-pub(super) fn errno_of(error: &std::io::Error) -> Errno {
+pub(in crate::proxy::templates) fn errno_of(error: &std::io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }

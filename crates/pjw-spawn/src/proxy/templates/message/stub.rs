@@ -13,66 +13,66 @@
 /// their offsets.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Slots {
-    pub(super) rip: u64,
-    pub(super) rsp: u64,
-    pub(super) rax: u64,
-    pub(super) rbx: u64,
-    pub(super) rcx: u64,
-    pub(super) rdx: u64,
-    pub(super) rsi: u64,
-    pub(super) rdi: u64,
-    pub(super) rbp: u64,
-    pub(super) r8_to_r15: [u64; 8],
+pub(in crate::proxy::templates) struct Slots {
+    pub(in crate::proxy::templates) rip: u64,
+    pub(in crate::proxy::templates) rsp: u64,
+    pub(in crate::proxy::templates) rax: u64,
+    pub(in crate::proxy::templates) rbx: u64,
+    pub(in crate::proxy::templates) rcx: u64,
+    pub(in crate::proxy::templates) rdx: u64,
+    pub(in crate::proxy::templates) rsi: u64,
+    pub(in crate::proxy::templates) rdi: u64,
+    pub(in crate::proxy::templates) rbp: u64,
+    pub(in crate::proxy::templates) r8_to_r15: [u64; 8],
     /// The descriptor of the channel.
-    pub(super) channel: u64,
+    pub(in crate::proxy::templates) channel: u64,
     /// The address of the `msghdr` for recvmsg(2).
-    pub(super) header: u64,
+    pub(in crate::proxy::templates) header: u64,
     /// The address of the received calls.
-    pub(super) calls: u64,
+    pub(in crate::proxy::templates) calls: u64,
     /// The address of the [`Reply`].
-    pub(super) reply: u64,
+    pub(in crate::proxy::templates) reply: u64,
 }
 
 /// A system call of a message.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Call {
-    pub(super) number: i64,
-    pub(super) arguments: [u64; 6],
-    pub(super) flags: u64,
+pub(in crate::proxy::templates) struct Call {
+    pub(in crate::proxy::templates) number: i64,
+    pub(in crate::proxy::templates) arguments: [u64; 6],
+    pub(in crate::proxy::templates) flags: u64,
 }
 
 /// Argument 0 is the address of a descriptor, and not the descriptor.
-pub(super) const INDIRECT: u64 = 1;
+pub(in crate::proxy::templates) const INDIRECT: u64 = 1;
 /// The call makes an instance, which goes on with the calls at the address in argument 5. The 32 bits of the result, also
 /// of an error, go to the address in argument 4, and the list goes on.
-pub(super) const FORK: u64 = 2;
+pub(in crate::proxy::templates) const FORK: u64 = 2;
 /// The last call of the list: the reply follows.
-pub(super) const LAST: u64 = 4;
+pub(in crate::proxy::templates) const LAST: u64 = 4;
 /// No call: the program begins.
-pub(super) const RESUME: u64 = 8;
+pub(in crate::proxy::templates) const RESUME: u64 = 8;
 /// No call: the process waits for a message.
-pub(super) const SERVE: u64 = 16;
+pub(in crate::proxy::templates) const SERVE: u64 = 16;
 /// The process ends if the result is not argument 5.
-pub(super) const CHECK: u64 = 32;
+pub(in crate::proxy::templates) const CHECK: u64 = 32;
 /// An error of the call is ignored.
-pub(super) const QUIET: u64 = 64;
+pub(in crate::proxy::templates) const QUIET: u64 = 64;
 /// No call: the bytes at argument 1, as many as argument 2 says, are copied to argument 0.
-pub(super) const COPY: u64 = 128;
+pub(in crate::proxy::templates) const COPY: u64 = 128;
 
 /// What the template writes to the channel.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Reply {
+pub(in crate::proxy::templates) struct Reply {
     /// The result of the last call, or the negative errno of the call that failed.
-    pub(super) result: i64,
+    pub(in crate::proxy::templates) result: i64,
     /// For each instance of the message its process id, or the negative errno of its clone(2).
-    pub(super) pids: [i32; MAX_INSTANCES],
+    pub(in crate::proxy::templates) pids: [i32; MAX_INSTANCES],
 }
 
 /// The most instances that one message makes.
-pub(super) const MAX_INSTANCES: usize = 16;
+pub(in crate::proxy::templates) const MAX_INSTANCES: usize = 16;
 
 std::arch::global_asm!(
     ".pushsection .rodata.pjw_spawn_stub, \"a\"",
@@ -184,7 +184,7 @@ unsafe extern "C" {
 }
 
 /// Returns the code. Its first instruction belongs directly after the [`Slots`].
-pub(super) fn code() -> &'static [u8] {
+pub(in crate::proxy::templates) fn code() -> &'static [u8] {
     let (start, end) = (&raw const pjw_spawn_stub, &raw const pjw_spawn_stub_end);
     // SAFETY: both symbols bound one block of constant bytes in this program's read-only data.
     unsafe { std::slice::from_raw_parts(start, end.addr() - start.addr()) }

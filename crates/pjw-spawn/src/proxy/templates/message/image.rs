@@ -9,7 +9,7 @@ const PAGE: usize = 4096;
 /// The strings of one instance: the variables, then the arguments, each with its NUL byte. Variables are first, because
 /// most of them are the same for all instances: their pages don't change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Strings {
+pub(in crate::proxy::templates) struct Strings {
     bytes: Vec<u8>,
     /// Where each variable and each argument begins.
     variables: Vec<usize>,
@@ -18,7 +18,7 @@ pub(super) struct Strings {
 
 /// The strings of one instance at their addresses, and the pointers to them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Image {
+pub(in crate::proxy::templates) struct Image {
     /// The address of the first string.
     at: u64,
     strings: Vec<u8>,
@@ -30,7 +30,7 @@ pub(super) struct Image {
 
 impl Strings {
     /// Takes the arguments and the variables, without their NUL bytes.
-    pub(super) fn of<'a>(
+    pub(in crate::proxy::templates) fn of<'a>(
         arguments: impl Iterator<Item = &'a [u8]>,
         variables: impl Iterator<Item = &'a [u8]>,
     ) -> Self {
@@ -47,37 +47,37 @@ impl Strings {
     }
 
     /// The bytes of all strings.
-    pub(super) fn size(&self) -> u64 {
+    pub(in crate::proxy::templates) fn size(&self) -> u64 {
         self.bytes.len() as u64
     }
 
     /// The bytes of the longest string, with its NUL byte.
-    pub(super) fn longest(&self) -> usize {
+    pub(in crate::proxy::templates) fn longest(&self) -> usize {
         let starts = || self.variables.iter().chain(&self.arguments).copied();
         let ends = starts().skip(1).chain([self.bytes.len()]);
         starts().zip(ends).map(|(start, end)| end - start).max().unwrap_or(0)
     }
 
-    pub(super) fn argument_count(&self) -> usize {
+    pub(in crate::proxy::templates) fn argument_count(&self) -> usize {
         self.arguments.len()
     }
 
-    pub(super) fn variable_count(&self) -> usize {
+    pub(in crate::proxy::templates) fn variable_count(&self) -> usize {
         self.variables.len()
     }
 
     /// The pointers to all strings, and the two zeros.
-    pub(super) fn pointer_count(&self) -> usize {
+    pub(in crate::proxy::templates) fn pointer_count(&self) -> usize {
         self.arguments.len() + self.variables.len() + 2
     }
 
     /// Returns the variables, without their NUL bytes.
-    pub(super) fn variables(&self) -> impl Iterator<Item = &[u8]> {
+    pub(in crate::proxy::templates) fn variables(&self) -> impl Iterator<Item = &[u8]> {
         self.variables.iter().filter_map(|start| self.bytes[*start..].split(|byte| *byte == 0).next())
     }
 
     /// Lays the strings out from an address on.
-    pub(super) fn at(self, at: u64) -> Image {
+    pub(in crate::proxy::templates) fn at(self, at: u64) -> Image {
         let addresses = |starts: &[usize]| starts.iter().map(|start| at + *start as u64).collect::<Vec<_>>();
         let pointers = [addresses(&self.arguments), vec![0], addresses(&self.variables), vec![0]].concat();
         let arguments_at = self.arguments.first().copied().unwrap_or(self.bytes.len());
@@ -87,18 +87,22 @@ impl Strings {
 
 impl Image {
     /// The addresses of the arguments, for `/proc/PID/cmdline`.
-    pub(super) fn arguments(&self) -> Range<u64> {
+    pub(in crate::proxy::templates) fn arguments(&self) -> Range<u64> {
         self.at + self.arguments_at as u64..self.at + self.strings.len() as u64
     }
 
     /// The addresses of the variables, for `/proc/PID/environ`.
-    pub(super) fn variables(&self) -> Range<u64> {
+    pub(in crate::proxy::templates) fn variables(&self) -> Range<u64> {
         self.at..self.at + self.arguments_at as u64
     }
 
     /// Returns what has to be written over `before`: the address and the bytes of each piece. `pointers_at` is the
     /// address of the pointers.
-    pub(super) fn changes(&self, before: &Self, pointers_at: u64) -> Vec<(u64, Vec<u8>)> {
+    pub(in crate::proxy::templates) fn changes(
+        &self,
+        before: &Self,
+        pointers_at: u64,
+    ) -> Vec<(u64, Vec<u8>)> {
         let mut changes = Vec::new();
         let is_same = |index: usize| before.pointers.get(index) == self.pointers.get(index);
         let mut index = 0;

@@ -1,4 +1,9 @@
-//! Makes a template: starts the program, runs it until it is linked, and leaves it to the code of [`super::stub`].
+//! Makes a template: starts the program, runs it until it is linked, and leaves it to the code of [`super::message::stub`].
+
+mod arch;
+pub(super) mod entry_stack;
+mod linker;
+pub(super) mod tracee;
 
 use std::ffi::{CStr, CString};
 use std::fs::{self, File};
@@ -9,18 +14,17 @@ use std::ptr;
 use nix::errno::Errno;
 use nix::unistd::Pid;
 
-use super::arch;
-use super::block::{Block, CODE_SIZE, MemoryMap, SIZE};
+use self::entry_stack::EntryStack;
+use self::linker::run_until_linked;
+use self::tracee::{Lost, Tracee, bytes_of};
 use super::channel::Channel;
-use super::entry_stack::EntryStack;
-use super::linker::run_until_linked;
-use super::place::{CHANNEL_VARIABLE, PR_GET_TID_ADDRESS, Place};
-use super::refusal::TemplateError;
-use super::stub::{self, Slots};
-use super::tracee::{Lost, Tracee, bytes_of};
+use super::message::block::{Block, CODE_SIZE, MemoryMap, REPLY_SIZE, SIZE};
+use super::message::place::{CHANNEL_VARIABLE, PR_GET_TID_ADDRESS, Place};
+use super::message::stub::{self, Slots};
 use crate::child::{Child, ExitStatus};
 use crate::clone::{self, Settings, Stack, Start, TemplateStart};
 use crate::failure::{SpawnError, SpawnStep};
+use crate::proxy::refusal::TemplateError;
 use crate::setup::Setup;
 use crate::signals;
 use crate::spawner::settings;
@@ -104,6 +108,8 @@ fn start(
         settings: &settings,
         streams: [-1; 3],
         cgroup,
+        mask: None,
+        memory_policy: None,
         template: Some(template),
     };
     let blocked = signals::block_all();
@@ -254,6 +260,7 @@ fn install(tracee: &mut Tracee, descriptor: u64) -> Result<Block, Lost> {
     let mut map = |size, protection| tracee.call(libc::SYS_mmap, [0, size, protection, private, u64::MAX, 0]);
     let code = map(CODE_SIZE, read | execute)?;
     let block = Block(map(SIZE, read | write)?);
+    tracee.call(libc::SYS_madvise, [block.reply(), REPLY_SIZE as u64, flag(libc::MADV_DONTFORK), 0, 0, 0])?;
     let registers = tracee.registers()?;
     let slots = Slots {
         channel: descriptor,

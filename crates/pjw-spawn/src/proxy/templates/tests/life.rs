@@ -143,7 +143,7 @@ fn a_launcher_that_is_killed_at_fifty_moments_leaves_nothing() {
     let program = compile(directory.path(), "sleep", SLEEP, &[]);
     for moment in 0..50 {
         let mut launcher = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "--nocapture", "proxy::tests::life::busy_launcher"])
+            .args(["--exact", "--nocapture", "proxy::templates::tests::life::busy_launcher"])
             .env("PJW_TEST_TEMPLATES_OF", &program)
             .stdout(Stdio::piped())
             .spawn()
@@ -171,7 +171,7 @@ fn a_killed_launcher_leaves_no_template_and_no_instance() {
     let directory = tempfile::tempdir().unwrap();
     let program = compile(directory.path(), "sleep", SLEEP, &[]);
     let mut launcher = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "--nocapture", "proxy::tests::life::launcher"])
+        .args(["--exact", "--nocapture", "proxy::templates::tests::life::launcher"])
         .env("PJW_TEST_TEMPLATE_OF", &program)
         .stdout(Stdio::piped())
         .spawn()

@@ -6,9 +6,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use super::entry_stack::EntryStack;
-use super::image::Strings;
-use super::refusal::ForkError;
+use super::load::entry_stack::EntryStack;
+use super::message::image::Strings;
+use crate::proxy::refusal::ForkError;
 
 /// The variables that the dynamic linker of glibc reads begin with these.
 const LINKER_VARIABLES: [&[u8]; 2] = [b"LD_", b"GLIBC_TUNABLES="];

@@ -1,5 +1,4 @@
 //! Templates of real programs, compiled here with cc.
-#![cfg(target_arch = "x86_64")]
 
 mod fork;
 mod group;

@@ -1,46 +1,17 @@
 //! Late fork: a program makes itself the template, where it has done its start-up.
 
-use std::ffi::{CStr, CString, c_char};
 use std::os::fd::RawFd;
 use std::{env, fs, process, ptr};
 
 use nix::errno::Errno;
-use thiserror::Error;
 
-use super::block::{Block, CODE_SIZE, SIZE};
-use super::place::{CHANNEL_VARIABLE, POINTERS_SIZE, PR_GET_TID_ADDRESS, Place};
-use super::stub::{self, Slots};
-use super::tracee::bytes_of;
-
-/// The arguments and environment variables of one instance: a process that is forked from a
-/// [`super::Template`]. [`fork_here`] returns them in this process.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InstanceParameters {
-    /// The arguments of the instance, including argument 0.
-    pub arguments: Vec<&'static CStr>,
-    /// The environment variables that this instance does not share with the other instances, each as
-    /// `NAME=value`. [`fork_here`] has already set them in the environment. The variables that all instances
-    /// share are those of the [`crate::Context`]. They are not in this list.
-    pub variables: Vec<&'static CStr>,
-}
-
-/// Error: [`fork_here`] can't make the calling process a template, a process from which instances of the
-/// program are forked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum ForkHereError {
-    /// The program has more than one thread. The variant contains the number of threads. A forked process
-    /// would have only the thread that called [`fork_here`].
-    #[error("fork_here is called with {0} threads: call it before the first thread is started")]
-    MultipleThreads(u64),
-    /// A system call has failed.
-    #[error("fork_here: {step}: {}", errno.desc())]
-    Failed {
-        /// The name of the system call.
-        step: &'static str,
-        /// The error number of the system call.
-        errno: Errno,
-    },
-}
+use super::environment::Environment;
+use super::load::tracee::bytes_of;
+use super::message::block::{Block, CODE_SIZE, REPLY_SIZE, SIZE};
+use super::message::place::{CHANNEL_VARIABLE, POINTERS_SIZE, PR_GET_TID_ADDRESS, Place};
+use super::message::stub::{self, Slots};
+use crate::proxy::parameters::InstanceParameters;
+use crate::proxy::refusal::ForkHereError;
 
 /// Makes the calling process a template: a process from which a [`super::Template`] forks instances. The
 /// template stops in this call and never returns from it. In each instance, the call returns `Some` with the
@@ -75,6 +46,9 @@ pub fn fork_here() -> Result<Option<InstanceParameters>, ForkHereError> {
     };
     write(code, &[bytes_of(&slots), stub::code()].concat());
     write(block.header(), &block.contents());
+    keep_reply(block)?;
+    // SAFETY: the process has one thread.
+    let environment = map(unsafe { Environment::size() })?;
     let place = place(block, pointers);
     let length = size_of::<Place>();
     // SAFETY: the kernel reads the place, which has that length. The page of code is prepared above, and the launcher
@@ -86,9 +60,10 @@ pub fn fork_here() -> Result<Option<InstanceParameters>, ForkHereError> {
             process::exit(125);
         }
         env::remove_var(CHANNEL_VARIABLE);
+        let mut environment = Environment::moved_to(environment);
         serve(code);
-        let own = own_start(pointers);
-        set_environment(&own);
+        let own = InstanceParameters::at(usize::try_from(pointers).unwrap_or_default());
+        own.variable_pointers().for_each(|variable| environment.set(variable));
         Ok(Some(own))
     }
 }
@@ -103,6 +78,15 @@ fn map(size: u64) -> Result<u64, ForkHereError> {
         return Err(ForkHereError::Failed { step: "mmap", errno: Errno::last() });
     }
     Ok(at.addr() as u64)
+}
+
+/// Leaves the reply to the template: see [`Block::reply`].
+fn keep_reply(block: Block) -> Result<(), ForkHereError> {
+    let reply = ptr::with_exposed_provenance_mut(usize::try_from(block.reply()).unwrap_or(0));
+    // SAFETY: the block is mapped, and no instance uses the reply.
+    let kept = unsafe { libc::madvise(reply, REPLY_SIZE, libc::MADV_DONTFORK) };
+    let failed = |errno| ForkHereError::Failed { step: "madvise", errno };
+    Errno::result(kept).map(drop).map_err(failed)
 }
 
 /// Writes into memory of [`map`].
@@ -152,42 +136,5 @@ unsafe fn serve(code: u64) {
             out("r8") _, out("r9") _, out("r10") _, out("r11") _,
             out("r12") _, out("r14") _, out("r15") _,
         );
-    }
-}
-
-/// Reads what the launcher has written for this instance.
-///
-/// # Safety
-/// The launcher has written a list of pointers there: the arguments, a zero, the variables, a zero.
-unsafe fn own_start(pointers: u64) -> InstanceParameters {
-    let mut at = ptr::with_exposed_provenance::<*const c_char>(usize::try_from(pointers).unwrap_or(0));
-    let mut list = || {
-        let mut texts = Vec::new();
-        // SAFETY: guaranteed by the caller.
-        unsafe {
-            while !(*at).is_null() {
-                texts.push(CStr::from_ptr(*at));
-                at = at.add(1);
-            }
-            at = at.add(1);
-        }
-        texts
-    };
-    InstanceParameters { arguments: list(), variables: list() }
-}
-
-/// Sets the variables of the instance.
-///
-/// # Safety
-/// The process has one thread.
-unsafe fn set_environment(own: &InstanceParameters) {
-    for variable in &own.variables {
-        let mut halves = variable.to_bytes_with_nul().splitn(2, |byte| *byte == b'=');
-        let (Some(name), Some(value)) = (halves.next().filter(|name| !name.is_empty()), halves.next()) else {
-            continue;
-        };
-        let Ok(name) = CString::new(name) else { continue };
-        // SAFETY: both texts end with a NUL byte, and no other thread reads the environment.
-        unsafe { libc::setenv(name.as_ptr(), value.as_ptr().cast(), 1) };
     }
 }

@@ -14,15 +14,14 @@ use nix::sys::uio::{RemoteIoVec, process_vm_writev};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
 
-use super::block::{Block, MemoryMap};
-use super::image::{Image, Strings};
+use super::load::tracee::end;
 use super::load::{Loaded, load, load_late};
+use super::message::block::{Block, MemoryMap};
+use super::message::image::{Image, Strings};
+use super::message::place::MAX_POINTERS;
+use super::message::stub::{MAX_INSTANCES, Reply};
 use super::message::{InstanceStart, Message, Own};
-use super::place::MAX_POINTERS;
-use super::refusal::{ForkError, TemplateError};
 use super::shape::{Shape, is_linker_variable};
-use super::stub::{MAX_INSTANCES, Reply};
-use super::tracee::end;
 use crate::child::Child;
 use crate::context::Context;
 use crate::failure::{SpawnError, SpawnStep};
@@ -30,6 +29,7 @@ use crate::instance::{Instance, Stdio};
 use crate::layout::Layout;
 use crate::own_policy::MemoryPolicy;
 use crate::placement::Placement;
+use crate::proxy::refusal::{ForkError, TemplateError};
 use crate::setup::{Setup, TemplateKind};
 
 /// Makes the dynamic linker of glibc bind all functions at once: in the template, and not again in each instance.
@@ -243,7 +243,7 @@ impl Template {
 
     /// Adds an instance to the message.
     fn add(&mut self, instance: &Instance) -> Result<(), ForkError> {
-        let own = self.own_calls(instance)?;
+        let mut own = self.own_calls(instance)?;
         let strings = self.strings_of(instance);
         self.check_fit(instance, &strings)?;
         if !self.message.has_room() || !own.streams.is_empty() && self.message.instance_count() > 0 {
@@ -259,7 +259,8 @@ impl Template {
             self.map = Some(map);
         }
         let before = mem::take(&mut self.image);
-        let changes = self.changes(&image, &before);
+        own.random = self.next_random();
+        let changes = image.changes(&before, self.pointers_at());
         if changes.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() <= MAX_COPIED {
             changes.into_iter().for_each(|(address, bytes)| self.message.copy(address, bytes));
         } else {
@@ -351,7 +352,7 @@ impl Template {
         let Stdio { input, output, error } = &instance.stdio;
         let streams = (0..).zip([input, output, error]);
         let streams = streams.filter_map(|(number, stream)| Some((number, stream.as_ref()?.as_raw_fd())));
-        Ok(Own { mask, nodes, streams: streams.collect(), memory_map: None })
+        Ok(Own { mask, nodes, streams: streams.collect(), ..Own::default() })
     }
 
     /// Returns the map of the memory of an instance with these strings.
@@ -361,22 +362,20 @@ impl Template {
         Some(map.with_strings(image.arguments(), variables))
     }
 
-    /// Returns what is written into memory that has the image before.
-    pub(super) fn changes(&mut self, image: &Image, before: &Image) -> Vec<(u64, Vec<u8>)> {
-        let mut changes = image.changes(before, self.loaded.stack.at + 8);
-        if let Some(address) = self.loaded.stack.auxiliary(libc::AT_RANDOM) {
-            changes.push((address, self.next_random()));
-        }
-        changes
+    /// The address of the pointers to the arguments and the variables.
+    pub(super) fn pointers_at(&self) -> u64 {
+        self.loaded.stack.at + 8
     }
 
-    fn next_random(&mut self) -> Vec<u8> {
+    /// Returns the address of the bytes at `AT_RANDOM`, and new ones. `None` if the program has begun.
+    pub(super) fn next_random(&mut self) -> Option<(u64, Vec<u8>)> {
+        let address = self.loaded.stack.auxiliary(libc::AT_RANDOM)?;
         if self.random.len() < RANDOM_SIZE {
             self.random.resize(RANDOM_SIZE * RANDOM_COUNT, 0);
             // SAFETY: the kernel writes at most the bytes of the buffer.
             unsafe { libc::getrandom(self.random.as_mut_ptr().cast(), self.random.len(), 0) };
         }
-        self.random.split_off(self.random.len() - RANDOM_SIZE)
+        Some((address, self.random.split_off(self.random.len() - RANDOM_SIZE)))
     }
 
     /// Checks what the dynamic linker has read, what can't be changed later, and the limits of execve(2).

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
 
-use super::{ForkError, TemplateError};
+use super::parameters::InstanceParameters;
+use super::refusal::{ForkError, ForkHereError, TemplateError};
 use crate::child::Child;
 use crate::context::Context;
 use crate::instance::Instance;
@@ -22,12 +23,28 @@ pub struct Template(Infallible);
 #[derive(Debug)]
 pub struct Spare(Infallible);
 
+/// Always returns `Ok(None)`: without templates, every program was started by exec.
+///
+/// # Errors
+/// Never on this architecture.
+pub fn fork_here() -> Result<Option<InstanceParameters>, ForkHereError> {
+    Ok(None)
+}
+
 impl Template {
     /// Always returns an error, because templates exist for x86_64 only.
     ///
     /// # Errors
     /// [`TemplateError::Unsupported`].
     pub fn load(_: &Context, _: &Instance) -> Result<Self, TemplateError> {
+        Err(TemplateError::Unsupported)
+    }
+
+    /// As [`Template::load`].
+    ///
+    /// # Errors
+    /// [`TemplateError::Unsupported`].
+    pub fn load_until_fork_here(_: &Context, _: &Instance) -> Result<Self, TemplateError> {
         Err(TemplateError::Unsupported)
     }
 

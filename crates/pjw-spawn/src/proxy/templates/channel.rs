@@ -9,7 +9,7 @@ use nix::sys::socket::{
     AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, recv, sendmsg, socketpair,
 };
 
-use super::tracee::{Plain, value_of};
+use super::load::tracee::{Plain, value_of};
 
 /// The longest wait of [`Channel::wait_closed`], in milliseconds.
 const CLOSE_TIMEOUT: u16 = 1000;

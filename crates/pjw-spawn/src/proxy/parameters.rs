@@ -1,0 +1,74 @@
+//! What an instance of a late fork gets.
+
+use std::ffi::{CStr, c_char};
+use std::ptr;
+
+/// The arguments and environment variables of one instance: a process that is forked from a
+/// [`super::Template`]. [`fork_here`](super::fork_here) returns them in this process. They are read where the
+/// launcher has written them: an instance that does not ask for them has no work with them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InstanceParameters {
+    /// The addresses of two lists of pointers to C strings, each ended by a null pointer.
+    arguments: usize,
+    variables: usize,
+}
+
+impl InstanceParameters {
+    /// Takes the list of arguments at an address. The list of variables follows it.
+    ///
+    /// # Safety
+    /// Both lists are there, each ended by a null pointer, and neither they nor their strings are freed or changed later.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "there are no templates"))]
+    pub(super) unsafe fn at(address: usize) -> Self {
+        let mut arguments = Strings(ptr::with_exposed_provenance(address));
+        while arguments.next().is_some() {}
+        Self { arguments: address, variables: arguments.0.addr() + size_of::<*const c_char>() }
+    }
+
+    /// Returns the arguments of the instance, including argument 0.
+    pub fn arguments(&self) -> impl Iterator<Item = &'static CStr> + use<> {
+        Strings(ptr::with_exposed_provenance(self.arguments)).map(text)
+    }
+
+    /// Returns the environment variables that this instance does not share with the other instances, each as
+    /// `NAME=value`. [`fork_here`](super::fork_here) has already set them in the environment. The variables that
+    /// all instances share are those of the [`crate::Context`]. They are not in this list.
+    pub fn variables(&self) -> impl Iterator<Item = &'static CStr> + use<> {
+        self.variable_pointers().map(text)
+    }
+
+    /// Returns the arguments as `main` of a C program gets them: a list of pointers that ends with a null pointer.
+    #[must_use]
+    pub fn argument_pointers(&self) -> *const *const c_char {
+        ptr::with_exposed_provenance(self.arguments)
+    }
+
+    /// The variables, without their lengths.
+    pub(super) fn variable_pointers(&self) -> impl Iterator<Item = *const c_char> + use<> {
+        Strings(ptr::with_exposed_provenance(self.variables))
+    }
+}
+
+/// The pointers of a list up to the null pointer.
+struct Strings(*const *const c_char);
+
+impl Iterator for Strings {
+    type Item = *const c_char;
+
+    fn next(&mut self) -> Option<*const c_char> {
+        // SAFETY: guaranteed by the caller of `InstanceParameters::at`. The null pointer is not passed.
+        unsafe {
+            let pointer = *self.0;
+            if pointer.is_null() {
+                return None;
+            }
+            self.0 = self.0.add(1);
+            Some(pointer)
+        }
+    }
+}
+
+fn text(pointer: *const c_char) -> &'static CStr {
+    // SAFETY: guaranteed by the caller of `InstanceParameters::at`.
+    unsafe { CStr::from_ptr(pointer) }
+}

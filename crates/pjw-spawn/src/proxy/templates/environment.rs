@@ -1,0 +1,135 @@
+//! The environment of a program that makes itself a template: a list of pointers with room for the variables of an instance.
+//!
+//! setenv(3) would allocate memory in each instance, and so copy pages that the instance else shares with the template.
+
+use std::ffi::c_char;
+use std::ptr;
+
+/// How many variables an instance may have that the template lacks. More are set by putenv(3).
+const ROOM: usize = 64;
+
+unsafe extern "C" {
+    static mut environ: *mut *const c_char;
+}
+
+/// The list of pointers that is the environment.
+#[derive(Debug)]
+pub(super) struct Environment {
+    list: *mut *const c_char,
+    /// How many variables there are, and how many there may be.
+    count: usize,
+    capacity: usize,
+}
+
+impl Environment {
+    /// The bytes of a list for the present variables and those of an instance.
+    ///
+    /// # Safety
+    /// The process has one thread.
+    pub(super) unsafe fn size() -> u64 {
+        // SAFETY: guaranteed by the caller.
+        ((unsafe { count() } + ROOM + 1) * size_of::<*const c_char>()) as u64
+    }
+
+    /// Makes a copy of the list at this address the environment.
+    ///
+    /// # Safety
+    /// The process has one thread. There is as much zeroed memory as [`Environment::size`] says, for nothing else.
+    pub(super) unsafe fn moved_to(address: u64) -> Self {
+        let list =
+            ptr::with_exposed_provenance_mut::<*const c_char>(usize::try_from(address).unwrap_or_default());
+        // SAFETY: guaranteed by the caller. The memory behind the variables is zero, so that the list ends there.
+        unsafe {
+            let count = count();
+            if count > 0 {
+                ptr::copy_nonoverlapping(environ, list, count);
+            }
+            environ = list;
+            Self { list, count, capacity: count + ROOM }
+        }
+    }
+
+    /// Sets a variable: in the place of the one with the same name, or behind the last one.
+    ///
+    /// # Safety
+    /// The process has one thread. The variable is a C string, which stays as it is.
+    pub(super) unsafe fn set(&mut self, variable: *const c_char) {
+        // SAFETY: guaranteed by the caller. The list has `capacity` places and one for the null pointer.
+        unsafe {
+            if !has_name(variable) {
+                return;
+            }
+            for at in 0..self.count {
+                if have_same_name(*self.list.add(at), variable) {
+                    *self.list.add(at) = variable;
+                    return;
+                }
+            }
+            if self.count < self.capacity {
+                *self.list.add(self.count) = variable;
+                self.count += 1;
+            } else {
+                libc::putenv(variable.cast_mut());
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The process has one thread.
+unsafe fn count() -> usize {
+    let mut count = 0;
+    // SAFETY: the environment is null, or a list that ends with a null pointer.
+    unsafe {
+        while !environ.is_null() && !(*environ.add(count)).is_null() {
+            count += 1;
+        }
+    }
+    count
+}
+
+/// Whether a text is of the form NAME=value with a name.
+///
+/// # Safety
+/// The text is a C string.
+unsafe fn has_name(text: *const c_char) -> bool {
+    // SAFETY: guaranteed by the caller. The NUL byte is not passed.
+    unsafe { *text.cast::<u8>() != b'=' && have_same_name(text, text) }
+}
+
+/// Whether two variables have the same name: they are equal up to the first `=`.
+///
+/// # Safety
+/// Both are C strings.
+unsafe fn have_same_name(left: *const c_char, right: *const c_char) -> bool {
+    let (mut left, mut right) = (left.cast::<u8>(), right.cast::<u8>());
+    // SAFETY: guaranteed by the caller. The NUL byte is not passed.
+    unsafe {
+        while *left == *right && *left != 0 {
+            if *left == b'=' {
+                return true;
+            }
+            (left, right) = (left.add(1), right.add(1));
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_have_the_same_name_if_they_are_equal_up_to_the_first_equals_sign() {
+        let same = |left: &std::ffi::CStr, right: &std::ffi::CStr| {
+            // SAFETY: both are C strings.
+            unsafe { have_same_name(left.as_ptr(), right.as_ptr()) }
+        };
+        assert!(same(c"A=1", c"A=2") && same(c"A=", c"A=x=y"));
+        assert!(!same(c"A=1", c"AB=1") && !same(c"AB=1", c"A=1") && !same(c"A", c"A") && !same(c"", c""));
+        // SAFETY: both are C strings.
+        unsafe {
+            assert!(has_name(c"A=1".as_ptr()) && !has_name(c"=1".as_ptr()) && !has_name(c"A".as_ptr()))
+        };
+    }
+}

@@ -1,0 +1,16 @@
+//! The template and its instances, for x86_64.
+
+mod channel;
+mod environment;
+mod late;
+mod load;
+mod message;
+mod shape;
+mod spare;
+mod template;
+#[cfg(test)]
+mod tests;
+
+pub use late::fork_here;
+pub use spare::Spare;
+pub use template::Template;
