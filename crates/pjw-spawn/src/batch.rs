@@ -27,7 +27,7 @@ use crate::replicate::{Entries, Entry};
 use crate::results::{self, InstanceResult, MAX_RESULTS, Packet};
 use crate::setup::Setup;
 use crate::signals;
-use crate::spawner::Spawner;
+use crate::spawner::{self, Spawner};
 
 /// The stack of a spawner thread.
 const THREAD_STACK_BYTES: usize = 256 * 1024;
@@ -113,10 +113,21 @@ impl Context {
     /// Starts the instances. Waits until each instance has begun its program or has failed to start. Returns
     /// one result for each instance, in the order of `instances`.
     ///
+    /// A single instance is started by the calling thread, whose affinity mask and memory policy stay as they
+    /// are: the instance sets its own before it executes the program. With [`Context::end_with_launcher`] or
+    /// [`Context::replicas`], another thread starts it.
+    ///
     /// # Errors
     /// The errors of [`Context::start`]. No instance is started then.
     pub fn spawn_n(&self, instances: Vec<Instance>) -> Result<Vec<Result<Child, SpawnError>>, CheckError> {
-        Ok(self.start(instances)?.into_results())
+        match &instances[..] {
+            [instance] if self.needs_no_thread() => {
+                self.check(&instances)?;
+                raise_descriptor_limit(1)?;
+                Ok(vec![spawner::start_one(&self.setup, instance)])
+            }
+            _ => Ok(self.start(instances)?.into_results()),
+        }
     }
 
     /// Starts one instance. Waits until the instance has begun its program or has failed to start.
@@ -127,6 +138,14 @@ impl Context {
     pub fn spawn(&self, instance: Instance) -> Result<Result<Child, SpawnError>, CheckError> {
         let result = self.spawn_n(vec![instance])?.pop();
         Ok(result.unwrap_or(Err(SpawnError { step: SpawnStep::Clone, errno: Errno::ECANCELED })))
+    }
+}
+
+impl Context {
+    /// Whether the calling thread can start a single instance itself. An instance that ends with its launcher needs a thread that
+    /// lives as long as the context, and replicas need one with a mount namespace of its own.
+    fn needs_no_thread(&self) -> bool {
+        !self.setup.ends_with_launcher && self.setup.replicas.is_none()
     }
 }
 

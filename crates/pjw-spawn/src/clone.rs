@@ -8,15 +8,18 @@
 //! caller (`CLONE_CLEAR_SIGHAND`, Linux 5.5), so that no handler runs in the shared memory.
 
 use std::ffi::{c_char, c_int};
+use std::mem::MaybeUninit;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering::Relaxed};
 
 use nix::errno::Errno;
+use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
 
 use crate::child::Child;
 use crate::credentials::Credentials;
 use crate::failure::{SpawnError, SpawnStep};
+use crate::own_policy::{MemoryPolicy, set_own_mask};
 use crate::signals::{self, KernelSignals};
 
 /// The flags of clone3(2) above 32 bits, from linux/sched.h.
@@ -53,6 +56,9 @@ pub(crate) struct Start<'a> {
     pub(crate) streams: [RawFd; 3],
     /// The directory of the cgroup in which the process is born.
     pub(crate) cgroup: Option<RawFd>,
+    /// The mask and the memory policy that the process takes. `None` for those of the calling thread.
+    pub(crate) mask: Option<&'a CpuSet>,
+    pub(crate) memory_policy: Option<&'a MemoryPolicy>,
     /// The process is a template.
     pub(crate) template: Option<TemplateStart>,
 }
@@ -95,11 +101,11 @@ struct Shared<'a> {
 }
 
 /// The stack of a process until it executes its program. One after the other, many processes use the same stack.
-pub(crate) struct Stack(Vec<u128>);
+pub(crate) struct Stack(Box<[MaybeUninit<u128>]>);
 
 impl Stack {
     pub(crate) fn new() -> Self {
-        Self(vec![0; STACK_BYTES / size_of::<u128>()])
+        Self(Box::new_uninit_slice(STACK_BYTES / size_of::<u128>()))
     }
 }
 
@@ -250,6 +256,13 @@ type Failed = (SpawnStep, i32);
 
 fn prepare(start: &Start<'_>) -> Result<(), Failed> {
     let settings = start.settings;
+    if let Some(mask) = start.mask {
+        // The first act: if the process has to move to another CPU, it does the rest there.
+        set_own_mask(mask).map_err(|errno| (SpawnStep::Mask, errno as i32))?;
+    }
+    if let Some(policy) = start.memory_policy {
+        policy.set().map_err(|errno| (SpawnStep::Mask, errno as i32))?;
+    }
     take_streams(start.streams)?;
     if !settings.directory.is_null() {
         // SAFETY: the path ends with a zero.

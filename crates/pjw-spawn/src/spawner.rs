@@ -2,9 +2,12 @@
 //!
 //! So an instance has its mask before its first instruction, and makes no system call for it. The thread has a table
 //! of descriptors of its own: the pidfds of many instances would be copied for each new process, and closed again.
+//!
+//! For one instance, a thread would take longer than it saves: [`start_one`] starts the instance from the calling thread,
+//! whose mask stays as it is.
 
 use std::ffi::CStr;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
 
@@ -19,6 +22,7 @@ use crate::layout::Layout;
 use crate::own_policy::{MemoryPolicy, own_mask, set_own_mask};
 use crate::placement::Placement;
 use crate::setup::Setup;
+use crate::signals;
 
 /// What a spawner thread keeps between two instances.
 pub(crate) struct Spawner<'a> {
@@ -50,6 +54,49 @@ pub(crate) fn settings(setup: &Setup) -> Settings<'_> {
     }
 }
 
+/// Starts one instance from the calling thread. The process takes its mask and its memory policy itself before it executes
+/// the program. Returns after it has begun its program, or has failed.
+pub(crate) fn start_one(setup: &Setup, instance: &Instance) -> Result<Child, SpawnError> {
+    let of_mask = |errno| SpawnError { step: SpawnStep::Mask, errno };
+    let node = instance.placement.preferred_numa_node;
+    let memory_policy = node.map(MemoryPolicy::preferring).transpose().map_err(of_mask)?;
+    let (settings, mut stack) = (settings(setup), Stack::new());
+    let mut layout = Layout::new(&setup.environment, setup.has_rank_variables);
+    let start = Start {
+        mask: instance.placement.cpus.as_ref(),
+        memory_policy: memory_policy.as_ref(),
+        ..start_of(&setup.program, &settings, &mut layout, instance)
+    };
+    let blocked = signals::block_all();
+    let result = clone::start(&start, &mut stack);
+    signals::set_blocked(blocked);
+    result
+}
+
+/// Returns the start of an instance with the mask and the memory policy of the calling thread. Its pointers are valid until
+/// the next instance is laid out.
+fn start_of<'a>(
+    program: &CStr,
+    settings: &'a Settings<'a>,
+    layout: &mut Layout,
+    instance: &Instance,
+) -> Start<'a> {
+    let (arguments, environment) = layout.of(instance);
+    let stream = |stream: &Option<Arc<OwnedFd>>| stream.as_ref().map_or(-1, |fd| fd.as_raw_fd());
+    let stdio = &instance.stdio;
+    Start {
+        program: program.as_ptr(),
+        arguments,
+        environment,
+        settings,
+        streams: [stream(&stdio.input), stream(&stdio.output), stream(&stdio.error)],
+        cgroup: instance.placement.cgroup.as_ref().map(|cgroup| cgroup.as_raw_fd()),
+        mask: None,
+        memory_policy: None,
+        template: None,
+    }
+}
+
 impl<'a> Spawner<'a> {
     /// Makes the spawner of the calling thread. All signals must be blocked.
     ///
@@ -71,19 +118,7 @@ impl<'a> Spawner<'a> {
     /// Starts one instance. Returns after it has begun its program, or has failed.
     pub(crate) fn start(&mut self, instance: &Instance) -> Result<Child, SpawnError> {
         self.enter(&instance.placement)?;
-        let (arguments, environment) = self.layout.of(instance);
-        let stream =
-            |stream: &Option<Arc<std::os::fd::OwnedFd>>| stream.as_ref().map_or(-1, |fd| fd.as_raw_fd());
-        let stdio = &instance.stdio;
-        let start = Start {
-            program: self.program.as_ptr(),
-            arguments,
-            environment,
-            settings: &self.settings,
-            streams: [stream(&stdio.input), stream(&stdio.output), stream(&stdio.error)],
-            cgroup: instance.placement.cgroup.as_ref().map(|cgroup| cgroup.as_raw_fd()),
-            template: None,
-        };
+        let start = start_of(self.program, &self.settings, &mut self.layout, instance);
         clone::start(&start, &mut self.stack)
     }
 

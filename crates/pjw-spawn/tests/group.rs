@@ -90,6 +90,35 @@ fn every_instance_is_inside_its_part_at_its_first_instruction_and_a_mask_set_aft
 }
 
 #[test]
+fn one_instance_begins_inside_its_part_and_the_mask_of_the_caller_stays() {
+    let (program, dir) = program_without_libc();
+    let context = Context::new(&program).unwrap();
+    let output = dir.path().join("records");
+    let stdio = Stdio {
+        output: Some(Arc::new(File::options().append(true).create(true).open(&output).unwrap().into())),
+        ..Stdio::default()
+    };
+    let (before, placements) = (own_mask(), one_pu_each());
+    for placement in &placements {
+        let group = instances(1, &["first_act"], std::slice::from_ref(placement), &stdio);
+        for child in context.spawn_n(group).unwrap() {
+            assert_eq!(child.unwrap().wait().unwrap(), Exit::Code(0));
+        }
+    }
+    let records = records(&output);
+    assert_eq!(records.len(), placements.len());
+    for (record, placement) in records.iter().zip(&placements) {
+        assert_eq!(Some(&record.mask), placement.cpus.as_ref());
+        assert!(record.mask.contains(record.cpu));
+    }
+    assert_eq!(own_mask(), before);
+    let nowhere = Arc::new(Placement { preferred_numa_node: Some(1000), ..Placement::default() });
+    let error =
+        context.spawn_n(instances(1, &["first_act"], &[nowhere], &stdio)).unwrap().remove(0).unwrap_err();
+    assert_eq!(error.step, SpawnStep::Mask);
+}
+
+#[test]
 fn each_instance_has_its_own_arguments_and_variables() {
     let (mut reader, writer) = std::io::pipe().unwrap();
     let stdio = Stdio { output: Some(Arc::new(writer.into())), ..Stdio::default() };
