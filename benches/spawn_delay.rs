@@ -2,8 +2,9 @@
 //! time from the death of a pool's worker to `main` of the worker that replaces it; and the processes each second that
 //! `pjwctl spawn` starts through the daemon.
 //!
-//! The process is a program without libc: its first system calls read its mask and the time. The peers are posix_spawn(3)
-//! without a mask, which is the lower limit, and `taskset -c PU PROGRAM`, which is how scripts bind a process. For the rate:
+//! The process is a program without libc: its first system calls read its mask and the time. The peers are bare vfork(2) and
+//! exec in a program of C, without a mask and with one that the process sets in between; posix_spawn(3) without a mask; and
+//! `taskset -c PU PROGRAM`, which is how scripts bind a process. For the rate:
 //! `pjwctl spawn --local`, which asks no daemon, and posix_spawn(3) one after the other. For the pool: a supervisor that
 //! waits for the worker and starts the program again by posix_spawn(3).
 #![forbid(unsafe_code)]
@@ -21,6 +22,7 @@ use nix::sys::signal::Signal;
 use nix::time::{ClockId, clock_gettime};
 use pjw_benches::load::compiled::compile;
 use pjw_benches::measure::results::{Figure, median, print_line, publish, quantile};
+use pjw_benches::peers::vfork_delay::VforkDelay;
 use pjw_benches::programs::daemon::PrivateWarden;
 use pjw_benches::setup::Setup;
 use pjw_core::cpuset::CpuSet;
@@ -34,7 +36,9 @@ const RECORD_SIZE: usize = 32;
 const TIME_AT: usize = 8;
 const MASK_AT: usize = 16;
 const OWN: &str = "pjw-spawn with a mask";
-const LIMIT: &str = "posix_spawn without a mask";
+const BARE: &str = "bare vfork and exec";
+const BARE_WITH_MASK: &str = "bare vfork, mask and exec";
+const POSIX_SPAWN: &str = "posix_spawn without a mask";
 const WRAPPER: &str = "taskset -c PU PROGRAM";
 
 fn main() -> anyhow::Result<()> {
@@ -42,19 +46,20 @@ fn main() -> anyhow::Result<()> {
     let directory = tempfile::tempdir().context("can't make a directory for the program")?;
     let flags = ["-nostdlib", "-static", "-ffreestanding", "-fno-stack-protector"];
     let program = compile(directory.path(), "first_act", SOURCE, &flags)?;
-    let mut figures = delays(&setup, &program)?;
+    let mut figures = delays(&setup, directory.path(), &program)?;
     figures.extend(replacements(&setup, directory.path())?);
     figures.extend(rates(&setup, &program)?);
     publish("spawn_delay", &figures)
 }
 
-/// The time from the call to the first instruction: the three ways in turns.
-fn delays(setup: &Setup, program: &Path) -> anyhow::Result<Vec<Figure>> {
+/// The time from the call to the first instruction: the ways in turns.
+fn delays(setup: &Setup, directory: &Path, program: &Path) -> anyhow::Result<Vec<Figure>> {
     let pus = &setup.scale.usable_pus;
     let (mut reader, writer) = pipe().context("can't make a pipe")?;
     let output = Arc::new(OwnedFd::from(writer));
     let own = OwnStart::new(program, pus, &output)?;
-    let bare = |command: &mut Command| -> anyhow::Result<()> {
+    let mut vfork = VforkDelay::start(directory, pus, program)?;
+    let command = |mut command: Command| -> anyhow::Result<()> {
         let mut child = command
             .stdin(ProcessStdio::null())
             .stdout(output.try_clone().context("can't copy the pipe")?)
@@ -63,31 +68,45 @@ fn delays(setup: &Setup, program: &Path) -> anyhow::Result<Vec<Figure>> {
         ensure!(child.wait()?.success(), "the program failed");
         Ok(())
     };
-    let first_pu = pus.first().context("no PU can be used")?;
-    let mut times = [Vec::new(), Vec::new(), Vec::new()];
+    let first_pu = pus.first().context("no PU can be used")?.0.to_string();
+    let mut times = [OWN, BARE, BARE_WITH_MASK, POSIX_SPAWN, WRAPPER].map(|name| (name, Vec::new()));
     for round in 0..setup.effort.pick(5, 1000) {
         setup.interrupt.check()?;
-        let starts: [&dyn Fn() -> anyhow::Result<()>; 3] =
-            [&|| own.start(round), &|| bare(&mut Command::new(program)), &|| {
-                bare(Command::new("taskset").arg("-c").arg(first_pu.0.to_string()).arg(program))
-            }];
-        for (start, times) in starts.iter().zip(&mut times) {
+        // Each way follows each other one equally often: a way that follows taskset finds cold caches.
+        for turn in 0..times.len() {
+            let at = (turn * (1 + round % (times.len() - 1)) + round) % times.len();
+            let (name, times) = &mut times[at];
             let before = now_ns()?;
-            start()?;
+            match *name {
+                BARE | BARE_WITH_MASK => {
+                    times.push(vfork.measure(*name == BARE_WITH_MASK)?);
+                    continue;
+                }
+                OWN => own.start(round)?,
+                POSIX_SPAWN => command(Command::new(program))?,
+                _ => {
+                    let mut taskset = Command::new("taskset");
+                    taskset.arg("-c").arg(&first_pu).arg(program);
+                    command(taskset)?;
+                }
+            }
             times.push(own.microseconds_since(before, &mut reader)?);
         }
     }
-    let [own, limit, wrapper] = &times;
+    let [(_, own), peers @ ..] = &times;
     let at = |values: &[f64], share| quantile(values, share).context("nothing was measured");
-    print_line(&format!(
-        "pjw-spawn adds {:.0} us to the start (p50), {WRAPPER} adds {:.0} us",
-        at(own, 0.5)? - at(limit, 0.5)?,
-        at(wrapper, 0.5)? - at(limit, 0.5)?
-    ))?;
     let mut figures = Vec::new();
+    for (name, values) in peers {
+        let median = at(values, 0.5)? - at(&peers[0].1, 0.5)?;
+        if *name != BARE {
+            print_line(&format!("{name} adds {median:.0} us to {BARE} (p50)"))?;
+        }
+    }
+    let added = at(own, 0.5)? - at(&peers[0].1, 0.5)?;
+    print_line(&format!("{OWN} adds {added:.0} us to {BARE} (p50)"))?;
     for (quantile_name, share) in [("p50", 0.5), ("p99", 0.99)] {
         let title = format!("{OWN}, from the call to the first instruction: {quantile_name}");
-        for (peer, values) in [(LIMIT, limit), (WRAPPER, wrapper)] {
+        for (peer, values) in peers {
             figures.push(Figure::new(&title, at(own, share)?, "us", peer, at(values, share)?));
         }
     }

@@ -8,6 +8,11 @@ use nix::sys::time::TimeVal;
 
 use crate::measure::results::median;
 
+/// With fewer rounds, nothing is known of their spread.
+const FEWEST_ROUNDS: usize = 3;
+/// The spread below which a median is known well enough.
+const SPREAD: f64 = 1.1;
+
 /// What one process of a group costs.
 #[derive(Debug, Clone, Copy)]
 pub struct StartCost {
@@ -35,6 +40,19 @@ impl StartCost {
         Ok(Self::of_group(count, own_cpu_us()? - before, wall.as_secs_f64() * 1e6))
     }
 
+    /// Whether another round would change the medians little: of at least three rounds, the lowest and the highest value differ
+    /// by less than a tenth, in CPU time and in rate.
+    #[must_use]
+    pub fn are_settled(costs: &[Self]) -> bool {
+        let spread = |field: fn(&Self) -> f64| {
+            let values = costs.iter().map(field);
+            values.clone().fold(0.0, f64::max) / values.fold(f64::INFINITY, f64::min)
+        };
+        costs.len() >= FEWEST_ROUNDS
+            && spread(|cost| cost.cpu_us) < SPREAD
+            && spread(|cost| cost.rate) < SPREAD
+    }
+
     /// Returns the median CPU time and the median rate. `None` for an empty list.
     #[must_use]
     pub fn median(costs: &[Self]) -> Option<Self> {
@@ -60,6 +78,16 @@ fn microseconds(time: TimeVal) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rounds_that_differ_little_are_enough() {
+        let cost = |cpu_us, rate| StartCost { cpu_us, rate };
+        let equal = [cost(100.0, 9.0), cost(105.0, 9.5), cost(101.0, 9.2)];
+        assert!(StartCost::are_settled(&equal));
+        assert!(!StartCost::are_settled(&equal[..2]));
+        assert!(!StartCost::are_settled(&[equal[0], equal[1], cost(120.0, 9.0)]));
+        assert!(!StartCost::are_settled(&[equal[0], equal[1], cost(100.0, 12.0)]));
+    }
 
     #[test]
     fn a_group_costs_each_process_its_share() {

@@ -7,3 +7,4 @@ pub mod fork_listener;
 pub mod numad;
 pub mod spawn_schemes;
 pub mod syscalls;
+pub mod vfork_delay;

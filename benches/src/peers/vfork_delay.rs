@@ -1,0 +1,63 @@
+//! Bare vfork(2) and exec, one process at a time, in a program of C that measures the time to the process's first act.
+
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use anyhow::Context;
+use pjw_core::cpuset::CpuSet;
+
+use crate::load::compiled::compile;
+
+const SOURCE: &str = include_str!("vfork_delay.c");
+
+/// The program, which waits for requests. It ends when this value is dropped.
+#[derive(Debug)]
+pub struct VforkDelay {
+    requests: ChildStdin,
+    delays: ChildStdout,
+    // After the pipes, so that the program ends before it is waited for.
+    _program: Ended,
+}
+
+#[derive(Debug)]
+struct Ended(Child);
+
+impl VforkDelay {
+    /// Compiles the program into a directory and starts it. It will start `started`, whose records have the time of the first
+    /// act.
+    ///
+    /// # Errors
+    /// As [`compile`], and if the program can't be started.
+    pub fn start(directory: &Path, pus: &CpuSet, started: &Path) -> anyhow::Result<Self> {
+        let program = compile(directory, "vfork_delay", SOURCE, &[])?;
+        let pus: Vec<String> = pus.iter().map(|pu| pu.0.to_string()).collect();
+        let mut command = Command::new(program);
+        command.arg(pus.join(",")).arg(started).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().context("can't start the program of vfork")?;
+        let requests = child.stdin.take().context("the program of vfork has no input")?;
+        let delays = child.stdout.take().context("the program of vfork has no output")?;
+        Ok(Self { requests, delays, _program: Ended(child) })
+    }
+
+    /// Starts one process, which sets the mask of one PU after the other between vfork and exec, or no mask. Returns the time
+    /// from before vfork to the first act of the process, in us.
+    ///
+    /// # Errors
+    /// If the start has failed.
+    #[expect(clippy::cast_precision_loss, reason = "a time of some seconds")]
+    pub fn measure(&mut self, with_mask: bool) -> anyhow::Result<f64> {
+        self.requests
+            .write_all(if with_mask { b"m" } else { b"-" })
+            .context("the program of vfork has ended")?;
+        let mut nanoseconds = [0; 8];
+        self.delays.read_exact(&mut nanoseconds).context("a start by vfork has failed")?;
+        Ok(u64::from_ne_bytes(nanoseconds) as f64 / 1000.0)
+    }
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.wait();
+    }
+}
