@@ -21,9 +21,10 @@ use pjw_core::cpuset::CpuSet;
 use tempfile::TempDir;
 
 /// The ways of the program of C: (name, name in the program, whether it copies the page tables of the parent).
-const PEERS: [(&str, &str, bool); 8] = [
+const PEERS: [(&str, &str, bool); 9] = [
     ("sfork", "sfork", true),
     ("afork", "afork", true),
+    ("pfork", "pfork", true),
     ("vfork", "vfork", false),
     (POSIX_SPAWN, "posix_spawn", false),
     ("posix_spawn on each PU", "posix_spawn_per_pu", false),

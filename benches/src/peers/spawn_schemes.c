@@ -118,6 +118,26 @@ static void serial(void) {
     if (reap(0) != running) fail("waitpid");
 }
 
+/* The first process makes all others, and becomes one of the group when they have ended. */
+static void parallel_fork(void) {
+    pid_t first = fork();
+    if (first < 0) fail("fork");
+    if (first > 0) {
+        if (reap(0) != 1) fail("waitpid");
+        return;
+    }
+    int running = 0;
+    for (int i = 1; i < count; i++) {
+        if (by_fork(pus[i % pu_count], 0, 1) < 0) fail("fork");
+        running++;
+        running -= reap(WNOHANG);
+    }
+    if (reap(0) != running || failures) _exit(1);
+    pin(0, pus[0]);
+    execv(program, arguments);
+    _exit(127);
+}
+
 /* One loop on one PU: the processes inherit its mask. */
 static void *loop_on_pu(void *number_as_pointer) {
     int number = (int)(size_t)number_as_pointer, bare = strcmp(scheme, "limit") == 0, running = 0;
@@ -188,6 +208,7 @@ int main(int argc, char **argv) {
     double cpu = cpu_us(), start = now_us();
     if (strcmp(scheme, "limit") == 0 || strcmp(scheme, "posix_spawn_per_pu") == 0) parallel();
     else if (strcmp(scheme, "fork_per_pu") == 0) fork_loops();
+    else if (strcmp(scheme, "pfork") == 0) parallel_fork();
     else serial();
     double wall = now_us() - start;
     cpu = cpu_us() - cpu;
