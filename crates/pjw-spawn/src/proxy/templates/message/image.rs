@@ -117,14 +117,16 @@ impl Image {
             changes.push((pointers_at + 8 * index as u64, bytes));
             index = end;
         }
-        // A piece ends where a page of the process ends.
+        // A piece ends where a page of the process ends. Most pages are the same, and are compared faster as a whole.
         let mut start = 0;
         while start < self.strings.len() {
             let in_page = usize::try_from((self.at + start as u64) % PAGE as u64).unwrap_or(0);
             let end = (start + PAGE - in_page).min(self.strings.len());
             let is_new =
                 |at: &usize| self.at != before.at || before.strings.get(*at) != self.strings.get(*at);
-            if let (Some(first), Some(last)) = ((start..end).find(is_new), (start..end).rfind(is_new)) {
+            if (self.at != before.at || before.strings.get(start..end) != self.strings.get(start..end))
+                && let (Some(first), Some(last)) = ((start..end).find(is_new), (start..end).rfind(is_new))
+            {
                 changes.push((self.at + first as u64, self.strings[first..=last].to_vec()));
             }
             start = end;
