@@ -102,7 +102,7 @@ fn one_instance_begins_inside_its_part_and_the_mask_of_the_caller_stays() {
     for placement in &placements {
         let group = instances(1, &["first_act"], std::slice::from_ref(placement), &stdio);
         for child in context.spawn_n(group).unwrap() {
-            assert_eq!(child.unwrap().wait().unwrap(), Exit::Code(0));
+            assert_eq!(child.unwrap().wait().unwrap(), ExitStatus::Code(0));
         }
     }
     let records = records(&output);

@@ -13,8 +13,8 @@ pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupN
     let above = [
         own_cgroups.directory_path(),
         format!("/{}", own_cgroups.slice_name()),
-        own_cgroups.besteffort_directory(),
-        format!("/{}", own_cgroups.besteffort_slice()),
+        own_cgroups.besteffort_directory_path(),
+        format!("/{}", own_cgroups.besteffort_slice_name()),
     ];
     let below = above.iter().filter_map(|path| hierarchy.cgroup(path)).flat_map(|above| above.children());
     let isolated = hierarchy.root().children().into_iter();

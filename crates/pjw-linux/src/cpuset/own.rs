@@ -63,7 +63,7 @@ pub(super) fn enable_cpu_controller(hierarchy: &CpusetMount, besteffort: &Cgroup
 pub(super) fn directory_of(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Option<CgroupDir> {
     let own_cgroups = OwnCgroupNames::from_cgroup_path(&job_cpuset.path)?;
     let directory = own_cgroups.directory_path();
-    let besteffort = job_cpuset.path.strip_prefix(&own_cgroups.besteffort_directory());
+    let besteffort = job_cpuset.path.strip_prefix(&own_cgroups.besteffort_directory_path());
     let name = match besteffort {
         Some(below) => below.strip_prefix('/')?,
         None => job_cpuset.path.strip_prefix(&directory)?.strip_prefix(['/', '-'])?,
@@ -132,7 +132,7 @@ fn mark(base: &CgroupDir) {
 /// the controller again, unless another program uses the controller.
 pub(super) fn clean_up(hierarchy: &CpusetMount, base: &CgroupDir) {
     if let Some(own_cgroups) = OwnCgroupNames::from_cgroup_path(&base.path) {
-        let besteffort = hierarchy.cgroup(&own_cgroups.besteffort_directory());
+        let besteffort = hierarchy.cgroup(&own_cgroups.besteffort_directory_path());
         besteffort.iter().for_each(|besteffort| clean_up_besteffort(hierarchy, besteffort));
         if besteffort.is_some_and(|besteffort| besteffort.exists()) {
             return;
@@ -187,7 +187,7 @@ fn clean_up_besteffort(hierarchy: &CpusetMount, besteffort: &CgroupDir) {
         let mut others = others.iter().filter(|group| group.path != besteffort.path);
         let is_besteffort = |group: &&CgroupDir| {
             OwnCgroupNames::from_cgroup_path(&group.path)
-                .is_some_and(|own| own.besteffort_directory() == group.path)
+                .is_some_and(|own| own.besteffort_directory_path() == group.path)
         };
         if let Some(other_warden) = others.clone().find(is_besteffort) {
             mark(other_warden);

@@ -100,10 +100,10 @@ fn reset_unit_cpuset(context: &mut CpusetContext<'_>, group: &CgroupDir, unit: &
 fn names(group: &CgroupDir) -> Result<(&str, String)> {
     let found = OwnCgroupNames::from_cgroup_path(&group.path).and_then(|own| {
         let (above, unit) = group.path.rsplit_once('/')?;
-        let is_besteffort = above.strip_prefix('/') == Some(&own.besteffort_slice());
+        let is_besteffort = above.strip_prefix('/') == Some(&own.besteffort_slice_name());
         let (slice, directory) = match is_besteffort {
             _ if above.is_empty() => ("-.slice".to_owned(), own.directory_path()),
-            true => (own.besteffort_slice(), own.besteffort_directory()),
+            true => (own.besteffort_slice_name(), own.besteffort_directory_path()),
             false => (own.slice_name(), own.directory_path()),
         };
         let is_below = above.is_empty() || above.strip_prefix('/') == Some(&slice);

@@ -22,7 +22,7 @@ const MAX_ATTEMPTS: usize = 3;
 
 /// The path of the job's cgroup that contains the cgroup at `path`. `None` if that is no cgroup of a besteffort job.
 pub(super) fn besteffort_job_path(path: &str) -> Option<String> {
-    let base = OwnCgroupNames::from_cgroup_path(path)?.besteffort_directory();
+    let base = OwnCgroupNames::from_cgroup_path(path)?.besteffort_directory_path();
     let name = path.strip_prefix(&base)?.strip_prefix('/')?.split('/').next()?;
     (!name.is_empty()).then(|| format!("{base}/{name}"))
 }
@@ -88,7 +88,7 @@ pub(super) fn remove_empty_parent(twin: &CgroupDir) {
 
 /// The twins of this warden whose cpuset does not exist.
 pub(super) fn orphans(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) -> Vec<CgroupDir> {
-    let above = own_cgroups.besteffort_directory();
+    let above = own_cgroups.besteffort_directory_path();
     let above = [hierarchy.cpu_twin(&above), hierarchy.freezer_twin(&above)];
     let twins = above.iter().flatten().flat_map(CgroupDir::children);
     twins.filter(|twin| hierarchy.cgroup(&twin.path).is_none_or(|cpuset| !cpuset.exists())).collect()

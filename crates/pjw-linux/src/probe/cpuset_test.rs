@@ -126,7 +126,7 @@ fn remove_leftovers(
     remove_orphaned_twins(context, own_cgroups);
     let bases = [
         (CgroupPlace::Usual, own_cgroups.directory_path()),
-        (CgroupPlace::Besteffort, own_cgroups.besteffort_directory()),
+        (CgroupPlace::Besteffort, own_cgroups.besteffort_directory_path()),
     ];
     for (place, base) in bases {
         let Some(base) = context.hierarchy.cgroup(&base) else { continue };

@@ -281,7 +281,7 @@ fn a_scope_of_a_best_effort_job_is_in_a_slice_at_idle_priority_and_can_be_frozen
     let original_cgroup = fixture.cgroup_of(process);
     let idle = CpusetSpec { idle: true, ..CpusetSpec::from_cpus(fixture.first()) };
     let job_cpuset = job_cpuset_of(CgroupCreator::Systemd, "idle", idle.clone());
-    let slice = OwnCgroupNames::default().besteffort_slice();
+    let slice = OwnCgroupNames::default().besteffort_slice_name();
     let group_of_slice = fixture.hierarchy.cgroup(&format!("/{slice}")).unwrap();
     for _ in 0..2 {
         assert_eq!(fixture.create_with(&job_cpuset, &[process]), done(fixture.first()));
