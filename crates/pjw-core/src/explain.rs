@@ -2,7 +2,7 @@
 
 use crate::basics::{CpuSet, Pid, Tid, cpus_text, prelude::*};
 use crate::phases::cpusets::{EffectiveEnforcement, effective_enforcement, effective_enforcement_of_members};
-use crate::phases::{jobs::find_offer, membership::ancestors};
+use crate::phases::{jobs::find_offer, lending::why_not_lent, membership::ancestors};
 use crate::state::{Member, MemberThread, WardenState};
 use crate::terms::{BatchRole, Evidence, GrantedBy, Job, MarkKind, Policy};
 
@@ -45,6 +45,7 @@ pub fn explain_job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<Strin
         }
     }
     because.extend(wanted_cores_text(state, job));
+    because.extend(lending_text(state, policy, job));
     match members.as_slice() {
         [] => {}
         [only] => because.push(format!("1 process belongs to it; {}", how_known(state, only))),
@@ -62,6 +63,20 @@ fn wanted_cores_text(state: &WardenState, job: &Job) -> Option<String> {
     let more = if given > wanted { format!(" ({given} were asked for)") } else { String::new() };
     let limit = job.max_wanted_cores(&state.topology).unwrap_or(wanted);
     Some(format!("it wants {wanted} of at most {limit} cores at present{more}"))
+}
+
+/// The sentence about the cores that a job lends, or about those that it can't borrow. `None` if lending does not concern
+/// the job.
+fn lending_text(state: &WardenState, policy: &Policy, job: &Job) -> Option<String> {
+    let lent = state.pool.lent_cpus().intersection(&state.pool.pus_of(&job.id));
+    if !lent.is_empty() {
+        let borrowers: BTreeSet<String> =
+            lent.iter().filter_map(|pu| Some(state.pool.borrower(pu)?.to_string())).collect();
+        let borrowers: Vec<String> = borrowers.into_iter().collect();
+        return Some(format!("it leaves {} idle: lent to {}", cpus_text(&lent), borrowers.join(", ")));
+    }
+    let why = why_not_lent(policy).filter(|_| job.is_borrower())?;
+    Some(format!("it borrows free cores only, not those that other jobs leave idle: {why}"))
 }
 
 /// The sentence that names what keeps a job or a process on the grant: a cpuset, affinity masks or nothing.

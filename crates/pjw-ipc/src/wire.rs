@@ -73,6 +73,8 @@ wire! {
         free: String,
         /// The PUs that are granted to jobs.
         allocated: String,
+        /// Those of the granted PUs that other jobs borrow from their owners.
+        lent: String,
     }
     /// The sizes, in whole cores, of the largest requests that fit now, that is, that the free cores can
     /// serve. There is a size for a single L3 cache, NUMA node and package, and for the whole machine. A core
@@ -119,8 +121,8 @@ wire! {
         /// - `observed`: the number of cores that it needs is unknown.
         /// - `released`: a command took its PUs back, although its batch system still runs the job.
         state: String,
-        /// The class of the job: `guaranteed` (a defragmentation does not move the job), `normal`, or
-        /// `besteffort`, which has the same effect as `normal`.
+        /// The class of the job: `guaranteed` (it has cores of its own, and the idle ones may be lent), `normal`
+        /// (it has cores of its own, which are never lent), or `besteffort` (it borrows its cores).
         class: String,
         /// The number of cores that the job requested on this machine. A request for PUs is rounded up to
         /// whole cores. 0 if the number is unknown.
@@ -151,6 +153,10 @@ wire! {
         strays: u32,
         /// The UTC time at which the daemon first detected or created the job (RFC 3339).
         since: String,
+        /// Those of the PUs in `cpus` that the job borrows: free PUs, and PUs of other jobs.
+        borrowed: String,
+        /// Those of the PUs in `cpus` that other jobs borrow from this job.
+        lent: String,
         /// The number of cores that the job can use at present, as its owner or a program in it said. At most what
         /// the job may have. `None` if it wants what it was granted.
         wants: Option<u32>,

@@ -3,6 +3,7 @@
 pub mod doctor;
 mod hook;
 mod json;
+mod priority_class;
 mod spawn;
 mod topology;
 mod want;
@@ -17,6 +18,7 @@ use pjw_core::{cpuset::CpuSet, housekeeping::HousekeepingRule};
 
 pub use hook::{HookArgs, HookKind};
 pub use json::JsonArg;
+pub use priority_class::PriorityClassArg;
 pub use spawn::{ProxyArg, SpawnArgs};
 pub use topology::TopologyArgs;
 pub use want::{WantArgs, WantedCoresArg};
@@ -204,7 +206,7 @@ pub enum CliCommand {
 }
 
 /// The command line options of `pjwctl assign` and `pjwctl run` for the cores of the job: number or list of
-/// CPUs, nearby device, memory binding and isolation.
+/// CPUs, nearby device, memory binding, isolation and priority class.
 #[derive(Debug, Clone, Args)]
 pub struct CoreArgs {
     /// The number of cores
@@ -224,6 +226,10 @@ pub struct CoreArgs {
     /// gives the job a cpuset
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false")]
     pub isolated: Option<bool>,
+    /// Whether the job has cores of its own, and whether idle ones may be lent [default: unchanged; of a new
+    /// job: normal]
+    #[arg(long, value_enum)]
+    pub class: Option<PriorityClassArg>,
 }
 
 /// The command line options of `pjwctl assign`, which gives cores to a job and adds processes to it.
@@ -243,10 +249,6 @@ pub struct AssignArgs {
     /// The policy that chooses the cores [default: unchanged; of a new job: pack]
     #[arg(long, value_enum)]
     pub policy: Option<PolicyArg>,
-    /// The priority class of the job; only guaranteed has an effect [default: unchanged; of a new job:
-    /// normal]
-    #[arg(long, value_enum)]
-    pub class: Option<PriorityClassArg>,
     /// The unit of --cores [default: whole]
     #[arg(long = "smt", value_enum, value_name = "SMT", requires = "cores")]
     pub cores_unit: Option<CoresUnitArg>,
@@ -348,18 +350,6 @@ pub enum PolicyArg {
     Spread,
     /// The CPUs given by --cpus
     Explicit,
-}
-
-/// The value of `pjwctl assign --class`: the priority class of the job. A job of the class `guaranteed` is
-/// not moved by `pjwctl defrag`. The other classes are treated alike so far.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum PriorityClassArg {
-    /// defrag does not move the job; else treated as normal
-    Guaranteed,
-    /// The default
-    Normal,
-    /// Treated as normal until pjwd can take the job's cores back for others
-    Besteffort,
 }
 
 /// The value of `pjwctl assign --smt`: whether the number in `--cores` counts whole cores or hardware threads.

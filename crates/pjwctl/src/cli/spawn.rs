@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use pjw_core::parts::DivisionRule;
 
 use super::json::JsonArg;
+use super::priority_class::PriorityClassArg;
 
 pub(super) const EXAMPLES: &str = "Examples:\n  \
     pjwctl spawn -n 8 -- ./solver --rank %r --of %n\n  \
@@ -37,6 +38,9 @@ pub struct SpawnArgs {
     /// The job's name, which must be new [default: the command's name and its process id]
     #[arg(long, value_name = "NAME", conflicts_with = "local")]
     pub job: Option<String>,
+    /// Whether the job has cores of its own, and whether idle ones may be lent [default: normal]
+    #[arg(long, value_enum, conflicts_with = "local")]
+    pub class: Option<PriorityClassArg>,
     /// The parts into which the cores are divided for the instances: one for each core, pu, l3 or numa node,
     /// or CPU lists [default: one for each instance]
     #[arg(long, value_name = "core|pu|l3|numa|LIST;LIST...")]

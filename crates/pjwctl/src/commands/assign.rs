@@ -17,7 +17,7 @@ pub(super) fn run(warden: &Warden, request: &AssignArgs) -> anyhow::Result<ExitC
         session: request.session,
         // A list of CPUs is explicit in itself, so the policy `explicit` is not sent.
         policy: request.policy.filter(|&kind| kind != PolicyArg::Explicit).map(|kind| value_name(&kind)),
-        class: request.class.map(|class| value_name(&class)),
+        class: request.core_args.class.map(|class| value_name(&class)),
         smt: request.cores_unit.map(|smt| value_name(&smt)),
         near: request.core_args.near_device.clone(),
         bind_memory: request.core_args.bind_memory,
@@ -28,9 +28,6 @@ pub(super) fn run(warden: &Warden, request: &AssignArgs) -> anyhow::Result<ExitC
     let printed = output::print_reply(request.json, &job, |job, _| render::jobs::assigned_line(job))?;
     if job.cpus.is_empty() && !request.json.json {
         output::print_error(&render::jobs::no_cores_message(&job));
-    }
-    if let Some(message) = render::jobs::besteffort_warning(&job).filter(|_| !request.json.json) {
-        output::print_error(&message);
     }
     Ok(printed)
 }

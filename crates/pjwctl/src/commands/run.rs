@@ -24,7 +24,7 @@ use pjw_ipc::wire::{Core, Job};
 use pjw_linux::sys::affinity;
 
 use super::connection::{Warden, call_for, job_directory, job_id, read_status};
-use crate::cli::RunArgs;
+use crate::cli::{RunArgs, value_name};
 use crate::output;
 
 /// The exit codes of shells for a command that does not exist, and for one that cannot be executed.
@@ -51,6 +51,7 @@ pub(super) fn run(warden: &Warden, request: &RunArgs) -> anyhow::Result<ExitCode
         near: core_args.near_device.clone(),
         bind_memory: core_args.bind_memory,
         isolated: core_args.isolated,
+        class: core_args.class.map(|class| value_name(&class)),
         fresh: Some(true),
         ..Assign::default()
     };

@@ -68,7 +68,12 @@ pub(crate) fn status() -> Status {
             numa_nodes: 2,
             l3: 2,
         },
-        pool: Pool { housekeeping: "0-1".into(), free: "6-15".into(), allocated: "2-5".into() },
+        pool: Pool {
+            housekeeping: "0-1".into(),
+            free: "6-15".into(),
+            allocated: "2-5".into(),
+            ..Pool::default()
+        },
         fits: Fits { l3: 4, numa_node: 4, package: 4, machine: 5 },
         jobs: vec![Job { requested_cores: 2, ..job("manual:a", "2-5") }],
         warnings: Vec::new(),

@@ -246,33 +246,6 @@ fn the_request_has_the_options_of_the_command_line() {
 }
 
 #[test]
-fn a_class_without_an_effect_is_accepted_and_the_reply_says_so() {
-    let daemon = Daemon::start(|call| match call {
-        Call::Assign(request) => {
-            let class = request.class.clone().unwrap_or_else(|| "normal".into());
-            Answer::reply(Reply::Job { job: Job { class, ..job() } })
-        }
-        other => panic!("{other:?}"),
-    });
-    let assign = |more: &[&str]| {
-        let arguments = [&["assign", "a", "--cores", "1"], more].concat();
-        answer(&mut pjwctl(&daemon.socket(), &arguments))
-    };
-    let note = "pjwctl: manual:a has the class besteffort, which is treated as normal until pjwd can take cores back \
-                from such jobs\n";
-    for (class, stderr) in [("besteffort", note), ("normal", ""), ("guaranteed", "")] {
-        let expected =
-            crate::Answer { code: Some(0), stdout: "manual:a 1\n".into(), stderr: stderr.to_owned() };
-        assert_eq!(assign(&["--class", class]), expected, "scripts read the same output");
-    }
-    let json = assign(&["--class", "besteffort", "--json"]);
-    assert_eq!((json.code, json.stderr.as_str()), (Some(0), ""), "{json:?}");
-    assert_eq!(serde_json::from_str::<Job>(&json.stdout).unwrap().class, "besteffort");
-    let help = assign(&["--help"]).stdout;
-    assert!(help.contains("Treated as normal until") && !help.contains("may be taken back"), "{help}");
-}
-
-#[test]
 fn release_and_reload_print_their_results() {
     let daemon = daemon();
     let said = |arguments: &[&str]| answer(&mut pjwctl(&daemon.socket(), arguments)).stdout;

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use pjw_core::policy::{ExhaustionPolicy, Mode, OversubscriptionPolicy, StarvedPolicy};
 use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::JobSource};
 use toml::de::DeValue;
@@ -26,6 +27,14 @@ const OVERSUBSCRIBED: Choices<OversubscriptionPolicy> =
     &[("float", OversubscriptionPolicy::Float), ("spread", OversubscriptionPolicy::Spread)];
 const STARVED: Choices<StarvedPolicy> =
     &[("squeeze", StarvedPolicy::Squeeze), ("freeze", StarvedPolicy::Freeze)];
+/// Signals that do no harm, or little, to a program without a handler.
+const REVOCATION_SIGNALS: Choices<Option<Signal>> = &[
+    ("", None),
+    ("SIGUSR1", Some(Signal::SIGUSR1)),
+    ("SIGUSR2", Some(Signal::SIGUSR2)),
+    ("SIGURG", Some(Signal::SIGURG)),
+    ("SIGWINCH", Some(Signal::SIGWINCH)),
+];
 const LEVELS: Choices<LogLevel> = &[
     ("error", LogLevel::Error),
     ("warn", LogLevel::Warn),
@@ -132,6 +141,7 @@ const PLAIN: &[PlainKey] = &[
     duration!("lending.lend_after", lending.lend_after, Duration::from_millis(10)..=HOUR),
     number!("lending.at_once", lending.cores_at_once, 1..=MAX_CORES),
     duration!("lending.revocation_grace", lending.revocation_grace, Duration::ZERO..=Duration::from_secs(60)),
+    choice!("lending.revocation_signal", revocation_signal, REVOCATION_SIGNALS),
     choice!("lending.starved", lending.starved, STARVED),
     key!(
         "metrics.textfile",

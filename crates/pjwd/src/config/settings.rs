@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use pjw_core::policy::{ExhaustionPolicy, LendingPolicy, Mode, OversubscriptionPolicy, Policy};
 use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::JobSource};
 
@@ -161,6 +162,9 @@ pub struct Settings {
     /// `lending.…`: how cores that jobs of the class guaranteed leave idle are lent to jobs of the class
     /// besteffort.
     pub lending: LendingPolicy,
+    /// `lending.revocation_signal`: the signal that each process of a borrower gets when cores are, or will be,
+    /// taken from the borrower. `None` for no signal.
+    pub revocation_signal: Option<Signal>,
     /// `metrics.…`: the file and the addresses at which metrics are published.
     pub metrics: MetricsSettings,
     /// `sources.NAME.enabled`: the batch systems whose jobs pjwd detects. `NAME` is the name of a batch
@@ -200,6 +204,7 @@ impl Default for Settings {
             smoothing_weight_permille: policy.smoothing_weight_permille,
             oversubscription_policy: policy.oversubscription,
             lending: policy.lending,
+            revocation_signal: None,
             metrics: MetricsSettings::default(),
             enabled_sources: policy.sources.into_iter().filter(|source| source.is_scheduler()).collect(),
             source_cores: policy.source_cores,

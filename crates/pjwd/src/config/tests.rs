@@ -100,6 +100,7 @@ fn every_key_is_read() {
         smoothing_weight_permille: 1000,
         oversubscription_policy: OversubscriptionPolicy::Float,
         lending: LendingPolicy::default(),
+        revocation_signal: None,
         metrics: MetricsSettings { max_jobs: 7, ..MetricsSettings::default() },
         enabled_sources,
         source_cores: [(JobSource::Slurm, 4)].into(),

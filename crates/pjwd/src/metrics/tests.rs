@@ -43,7 +43,12 @@ fn snapshot(jobs: Vec<wire::Job>) -> MetricsSnapshot {
     let core = |number: u32| wire::Core { cpus: format!("{number},{}", number + 4), ..wire::Core::default() };
     let job_demands =
         jobs.iter().map(|_| CpuDemand { total_permille: 2750, waiting_permille: 500 }).collect();
-    let pool = wire::Pool { housekeeping: "0,4".into(), free: "3".into(), allocated: "1-2,5-7".into() };
+    let pool = wire::Pool {
+        housekeeping: "0,4".into(),
+        free: "3".into(),
+        allocated: "1-2,5-7".into(),
+        ..Default::default()
+    };
     let status = wire::Status {
         version: "1.2.3".into(),
         mode: "enforce".into(),

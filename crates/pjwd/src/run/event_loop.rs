@@ -21,6 +21,7 @@ use tokio::sync::{oneshot, watch};
 use tracing::{debug, warn};
 
 mod core_maps;
+mod lending;
 mod process_events;
 mod refusals;
 mod reload;
@@ -28,6 +29,7 @@ mod reload;
 use refusals::{is_user_refusal, user_refusals};
 
 use super::lateness::{Lateness, reaction_time};
+use super::owner_samples::OwnerSamples;
 use super::triggers::CycleTriggers;
 use super::{abandoned, budget::CpuBudget, dry_runs::DryRunQueue, realtime::RealtimePriority};
 use crate::config::Config;
@@ -97,6 +99,7 @@ pub struct EventLoop {
     job_files: JobFiles,
     /// The numbers of wanted cores that programs wrote, for the next cycle.
     written_wants: Vec<Command>,
+    owner_samples: OwnerSamples,
 }
 
 /// The parts of pjwd that a reload of the configuration needs: the configuration in force, the path of its
@@ -169,6 +172,7 @@ impl EventLoop {
             meter,
             job_files,
             written_wants: Vec::new(),
+            owner_samples: OwnerSamples::default(),
         }
     }
 
@@ -253,9 +257,15 @@ impl EventLoop {
             let events_are_due = self.events_due(now).is_some_and(|due| due <= now);
             is_for_events &= !self.triggers.is_cycle_due();
             let are_changes_finished = self.warden.machine_interface_mut().has_finished_cpuset_changes();
-            is_for_events &= !are_changes_finished;
+            let is_lending_due = self.sample_owners(now);
+            is_for_events &= !are_changes_finished && !is_lending_due;
             let has_commands = !pending.is_empty() || !self.written_wants.is_empty();
-            if self.triggers.is_cycle_due() || has_commands || events_are_due || are_changes_finished {
+            if self.triggers.is_cycle_due()
+                || has_commands
+                || events_are_due
+                || are_changes_finished
+                || is_lending_due
+            {
                 // Each scan reads the changed cgroups.
                 self.cgroups_changed_at = None;
                 self.cycle(pending);
@@ -266,15 +276,18 @@ impl EventLoop {
                 self.budget.spend(used, Instant::now());
             }
             self.watchdog.ping_if_due();
-            let Self { dry_runs, defrags, warden, .. } = self;
-            dry_runs.answer_all(Instant::now, || {
-                let (plan, plan_warnings) = warden.dry_run();
-                plan_to_wire(&plan, &plan_warnings)
-            });
-            defrags
-                .answer_all(Instant::now, || defrag_to_wire(&plan_defrag(warden.state(), warden.policy())));
+            self.answer_dry_runs();
             self.watchdog.ping_if_due();
         }
+    }
+
+    fn answer_dry_runs(&mut self) {
+        let Self { dry_runs, defrags, warden, .. } = self;
+        dry_runs.answer_all(Instant::now, || {
+            let (plan, plan_warnings) = warden.dry_run();
+            plan_to_wire(&plan, &plan_warnings)
+        });
+        defrags.answer_all(Instant::now, || defrag_to_wire(&plan_defrag(warden.state(), warden.policy())));
     }
 
     /// The time at which pending events are due. Where no new process has a wrong mask, events are delayed, and all events
@@ -301,7 +314,8 @@ impl EventLoop {
         if !owed.is_zero() {
             next = next.min(now + owed);
         }
-        for due in self.events_due(now).into_iter().chain(self.job_files.next_read_at()) {
+        let lending_due = self.lending_due_at(now);
+        for due in self.events_due(now).into_iter().chain(self.job_files.next_read_at()).chain(lending_due) {
             next = next.min(due);
         }
         // While the CPU budget is overdrawn, events stay in the kernel's queue.
@@ -321,6 +335,7 @@ impl EventLoop {
         fds.extend(cgroups_fd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
         let (of_job_files, job_files_fd) = (fds.len(), self.job_files.changes_fd());
         fds.extend(job_files_fd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+        fds.extend(self.owner_samples.fd().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
         let left = next.saturating_duration_since(now);
         // Rounded up, so that the loop does not spin in the last millisecond.
         let left_ms = left.as_nanos().div_ceil(1_000_000).min(60_000);
@@ -383,6 +398,7 @@ impl EventLoop {
         self.plan_next_scans(now, was_timer, scanned_unassigned, has_unfinished_work);
         self.keep_journal(scanned_unassigned);
         self.publish_core_maps(&newly_planned, scanned_unassigned);
+        self.watch_lent_cores(&events);
         plan_warnings.extend(self.file_warnings.iter().cloned().chain(self.job_files.warnings()));
         self.add_new_pus();
         let health =

@@ -95,7 +95,7 @@ impl JobViews {
             EffectiveEnforcement::Affinity { .. } => "affinity",
             EffectiveEnforcement::Nothing => "none",
         };
-        let mut wire_job = job_to_wire(job, counts, &state.topology, enforcement);
+        let mut wire_job = job_to_wire(job, counts, state, enforcement);
         wire_job.shared |= job.grant.as_ref().is_some_and(|grant| grant.cpus.intersects(&self.shared));
         let warnings = job_warnings(job, policy, counts).into_iter().map(Arc::new).collect();
         JobView { job: Arc::new(wire_job), demand: counts.demand, warnings }

@@ -6,7 +6,7 @@ use pjw_core::job::{GrantedBy, Job, PriorityClass};
 use pjw_core::plan::{MaskAction, Plan, Warning};
 use pjw_core::{
     allocate::defrag::DefragPlan, allocate::offer::LargestRequests, event::Event, evidence::Evidence,
-    time::UnixMillis, topology::Topology,
+    state::WardenState, time::UnixMillis,
 };
 use pjw_ipc::call::{DefragReply, PlanReply};
 use pjw_ipc::wire;
@@ -32,7 +32,8 @@ pub(crate) fn saturating_u32(n: usize) -> u32 {
 
 /// Converts a job to the form in which clients receive it. `counts` are the counts of its processes and
 /// threads. `enforcement` says what keeps the job on its cores: `cpuset`, `affinity` or `none`.
-pub(crate) fn job_to_wire(job: &Job, counts: Counts, topology: &Topology, enforcement: &str) -> wire::Job {
+pub(crate) fn job_to_wire(job: &Job, counts: Counts, state: &WardenState, enforcement: &str) -> wire::Job {
+    let (topology, pool) = (&state.topology, &state.pool);
     let grant = job.grant.as_ref();
     let requested = job.request.as_ref().map(|request| request.cpu_request.core_count(topology));
     let state = match (&job.request, grant) {
@@ -70,6 +71,8 @@ pub(crate) fn job_to_wire(job: &Job, counts: Counts, topology: &Topology, enforc
         violations: counts.outside_threads,
         strays: counts.strays,
         since: format_rfc3339(job.detected_at),
+        borrowed: pool.borrowed_by(&job.id).to_string(),
+        lent: pool.lent_cpus().intersection(&pool.pus_of(&job.id)).to_string(),
         wants: job.wanted_core_count(topology),
     }
 }

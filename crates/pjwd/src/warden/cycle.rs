@@ -108,6 +108,11 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         &self.policy
     }
 
+    /// Returns the state, so that the caller can change it, and the policy in force.
+    pub fn state_and_policy(&mut self) -> (&mut WardenState, &Policy) {
+        (&mut self.state, &self.policy)
+    }
+
     /// Returns the interface to the machine: it scans processes, and changes affinity masks and cpusets.
     pub fn machine_interface(&self) -> &N {
         &self.node

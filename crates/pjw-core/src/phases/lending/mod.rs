@@ -257,6 +257,7 @@ fn record_moves(draft: &mut Draft<'_>, shares: &BTreeMap<JobId, CpuSet>, leaving
             let text = format!("{owner} leaves {} idle: lent to {id}", cpus_text(&gained));
             draft.out.events.push(Event::new(EventKind::Lent, text).with_job(id).with_cpus(&gained));
             draft.state.lending.record_move(&owner, false, lend_after, now);
+            draft.state.dirty.add_active(&owner);
         }
         let newly_leaving = |pu: &Pu| draft.state.lending.leaves_at(*pu).is_none();
         let leaves: CpuSet =
@@ -280,6 +281,7 @@ fn record_moves(draft: &mut Draft<'_>, shares: &BTreeMap<JobId, CpuSet>, leaving
             let text = format!("{} back from {id}", cpus_text(&lost));
             draft.out.events.push(Event::new(EventKind::Returned, text).with_job(&owner).with_cpus(&lost));
             draft.state.lending.record_move(&owner, true, lend_after, now);
+            draft.state.dirty.add_active(&owner);
         }
     }
 }

@@ -129,7 +129,7 @@ mod tests {
         assert!(!same(c"A=1", c"AB=1") && !same(c"AB=1", c"A=1") && !same(c"A", c"A") && !same(c"", c""));
         // SAFETY: both are C strings.
         unsafe {
-            assert!(has_name(c"A=1".as_ptr()) && !has_name(c"=1".as_ptr()) && !has_name(c"A".as_ptr()))
+            assert!(has_name(c"A=1".as_ptr()) && !has_name(c"=1".as_ptr()) && !has_name(c"A".as_ptr()));
         };
     }
 }

@@ -10,7 +10,7 @@ use pjw_ipc::client::{Client, ClientError};
 use pjw_ipc::wire::Job;
 use pjw_linux::sys::affinity;
 
-use crate::cli::SpawnArgs;
+use crate::cli::{SpawnArgs, value_name};
 use crate::commands::connection::{Warden, call_for, job_directory, job_id, read_status};
 use crate::commands::run;
 
@@ -44,6 +44,7 @@ impl Grant {
             job: job_id(&name)?,
             cores: Some(request.cores.unwrap_or(size)),
             pids: Some(vec![pid]),
+            class: request.class.map(|class| value_name(&class)),
             fresh: Some(true),
             ..Assign::default()
         };

@@ -90,7 +90,8 @@ fn a_page_that_is_too_narrow_still_shows_every_core() {
 
 #[test]
 fn every_kind_of_holder_has_its_sign() {
-    let pool = Pool { housekeeping: "0".into(), free: "1".into(), allocated: "2-3".into() };
+    let pool =
+        Pool { housekeeping: "0".into(), free: "1".into(), allocated: "2-3".into(), ..Pool::default() };
     let holders = PuHolders::new(&pool, &[job("manual:a", "2-3"), job("manual:b", "3")]);
     assert_snapshot!(core_map_text(&cores(5, 1, 5, 5, 5), &holders, PLAIN), @"package 0 node 0  0-4  #.a!x");
 }

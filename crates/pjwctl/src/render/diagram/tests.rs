@@ -162,7 +162,8 @@ fn boxes_are_nested_as_the_machine_is() {
 #[test]
 fn colours_and_the_legend_show_the_holders() {
     let mut status = samples::status();
-    status.pool = Pool { housekeeping: "0,2".into(), free: "3".into(), allocated: "1".into() };
+    status.pool =
+        Pool { housekeeping: "0,2".into(), free: "3".into(), allocated: "1".into(), ..Pool::default() };
     status.jobs = vec![job("slurm:<42>&\"", "1"), job("manual:waits", "")];
     let svg = svg_drawing("node7", &small(), Some(&status));
     let document = checked(&svg);

@@ -127,16 +127,6 @@ pub fn no_cores_message(job: &Job) -> String {
     )
 }
 
-/// Returns the warning that `pjwctl assign` prints if the priority class of the job is `besteffort`. The
-/// warning says that pjwd treats this class like `normal`. `None` if the job has another class.
-#[must_use]
-pub fn besteffort_warning(job: &Job) -> Option<String> {
-    (job.class == "besteffort").then(|| {
-        let id = text::escape_control_characters(&job.id);
-        format!("{id} has the class besteffort, which is treated as normal until pjwd can take cores back from such jobs")
-    })
-}
-
 /// Returns the line that `pjwctl want` prints: the job, and the number of cores that counts. `given` is the number that
 /// the user gave.
 #[must_use]

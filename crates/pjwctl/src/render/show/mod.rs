@@ -64,9 +64,13 @@ fn header(job: &Job, names: &UserNames, term: Terminal) -> String {
         count_with_noun(job.violations, "violation", "violations"),
         count_with_noun(job.strays, "stray", "strays"),
     );
-    let remark = if job.class == "besteffort" { " (treated as normal)" } else { "" };
+    let lent = match (job.borrowed.as_str(), job.lent.as_str()) {
+        ("", "") => String::new(),
+        (borrowed, "") => format!(" (borrows {})", text::cpus_phrase(borrowed, usize::MAX)),
+        (_, lent) => format!(" (lends {})", text::cpus_phrase(lent, usize::MAX)),
+    };
     let state = format!(
-        "{}, class {}{remark}, of {}, since {}",
+        "{}, class {}{lent}, of {}, since {}",
         escape_control_characters(&job.state),
         escape_control_characters(&job.class),
         user_name(names, job.owner),

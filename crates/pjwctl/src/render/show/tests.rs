@@ -52,11 +52,16 @@ fn a_job_without_cores_or_processes_says_so() {
 }
 
 #[test]
-fn a_class_without_an_effect_is_marked() {
-    let mut job = job("manual:a", "2-3");
-    job.class = "besteffort".into();
-    let details = job_details_text(&JobDetails { job, ..JobDetails::default() }, &names(), PLAIN);
-    assert!(details.contains("running, class besteffort (treated as normal), of alice"), "{details}");
+fn the_class_says_what_is_borrowed_or_lent() {
+    for (class, borrowed, lent, expected) in [
+        ("besteffort", "2-3", "", "running, class besteffort (borrows CPUs 2-3), of alice"),
+        ("guaranteed", "", "3", "running, class guaranteed (lends CPU 3), of alice"),
+    ] {
+        let mut job = job("manual:a", "2-3");
+        (job.class, job.borrowed, job.lent) = (class.into(), borrowed.into(), lent.into());
+        let details = job_details_text(&JobDetails { job, ..JobDetails::default() }, &names(), PLAIN);
+        assert!(details.contains(expected), "{details}");
+    }
 }
 
 #[test]

@@ -207,6 +207,7 @@ impl StatusPublisher {
                 housekeeping: state.pool.housekeeping_cpus().to_string(),
                 free: state.pool.free_cpus().to_string(),
                 allocated: state.pool.allocated_cpus().to_string(),
+                lent: state.pool.lent_cpus().to_string(),
             },
             fits,
             job_files: self.job_files.clone(),

@@ -88,7 +88,12 @@ fn each_part_has_its_free_cores() {
     let machine = topology_to_wire(&load_topology(TopologySource::Synthetic("pack:2 core:2 pu:2")).unwrap());
     let fits = wire::Fits { l3: 2, numa_node: 2, package: 2, machine: 2 };
     // A PU of package 1 is offline. Only the other PU of its core counts.
-    let pool = wire::Pool { free: "1,4-6".into(), housekeeping: "0".into(), allocated: "2-3".into() };
+    let pool = wire::Pool {
+        free: "1,4-6".into(),
+        housekeeping: "0".into(),
+        allocated: "2-3".into(),
+        ..Default::default()
+    };
     let told = add_free_cores(machine, &fits, &pool);
     assert_eq!(told.fits, Some(fits));
     let packages = &told.tree[0].children;

@@ -1,0 +1,14 @@
+//! The option `--class`.
+
+use clap::ValueEnum;
+
+/// The value of `--class` of `pjwctl assign`, `run` and `spawn`: the priority class of the job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PriorityClassArg {
+    /// Cores of its own; those that it leaves idle may be lent, and come back when it needs them
+    Guaranteed,
+    /// Cores of its own that are never lent
+    Normal,
+    /// No cores of its own: at idle priority on at most so many free cores and idle cores of guaranteed jobs
+    Besteffort,
+}

@@ -1,0 +1,53 @@
+//! The event loop and lent cores: the samples of their owners, and the signal to their borrowers.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::kill;
+use nix::unistd::Pid as NixPid;
+use pjw_core::event::{Event, EventKind};
+use pjw_linux::sys::clock;
+use tracing::debug;
+
+use super::EventLoop;
+
+impl EventLoop {
+    /// Samples the owners of lendable cores if a sample is due. Returns whether a cycle is due because cores
+    /// are to be lent or taken back.
+    pub(super) fn sample_owners(&mut self, now: Instant) -> bool {
+        let since_boot = clock::now().since_boot;
+        let (state, policy) = self.warden.state_and_policy();
+        self.owner_samples.update(state, policy, now, since_boot)
+            || self.warden.state().lending.next_deadline().is_some_and(|end| end <= since_boot)
+    }
+
+    /// The time of the next sample of the owners, or of the end of a grace period. `None` if nothing is due.
+    pub(super) fn lending_due_at(&self, now: Instant) -> Option<Instant> {
+        let end_of_grace = self
+            .warden
+            .state()
+            .lending
+            .next_deadline()
+            .map(|end| now + Duration::from_nanos(end.0.saturating_sub(clock::now().since_boot.0)));
+        end_of_grace.into_iter().chain(self.owner_samples.next_at()).min()
+    }
+
+    /// After a cycle: lets the kernel report wake-ups on the PUs that are lent, and sends the configured signal to the
+    /// borrowers that lose cores.
+    pub(super) fn watch_lent_cores(&mut self, events: &[Event]) {
+        self.owner_samples.watch(&self.warden.state().pool.lent_cpus());
+        let Some(signal) = self.config.settings().revocation_signal else { return };
+        let state = self.warden.state();
+        let revoked = events.iter().filter(|event| event.kind == EventKind::Revoked);
+        for job in
+            revoked.filter_map(|event| state.jobs.get(event.job.as_ref()?)).filter(|job| job.is_borrower())
+        {
+            for member in state.members_of(&job.id) {
+                let pid = i32::try_from(member.id.pid.0).map(NixPid::from_raw);
+                // A process may have ended since the last scan.
+                if let Some(Err(error)) = pid.ok().map(|pid| kill(pid, signal)) {
+                    debug!(job = %job.id, pid = member.id.pid.0, %error, "the process did not get the revocation signal");
+                }
+            }
+        }
+    }
+}
