@@ -9,7 +9,8 @@ use crate::terms::{
 
 /// Returns the events that report the changes of cpusets in `outcomes`:
 ///
-/// - One event for each cpuset that was created, changed or repaired.
+/// - One event for each cpuset that was created, changed or repaired. Except for changed cpusets of jobs of the
+///   class besteffort.
 /// - Two events for each job whose processes had left the cpuset of the job and were moved back. One event
 ///   says that the processes had left the cpuset. The other event says that they were moved back.
 ///
@@ -23,6 +24,8 @@ pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
             continue;
         }
         match &action.change {
+            // The cores of a borrower change often, and each change has an event of its own.
+            CpusetChange::Create { job_cpuset, .. } if job_cpuset.spec.idle && !action.is_repair => {}
             CpusetChange::Create { job_cpuset, .. } => {
                 let kind = if action.is_repair { EventKind::Repaired } else { EventKind::Confined };
                 let cpus = &job_cpuset.spec.cpus;

@@ -4,7 +4,9 @@
 use crate::audit::violation::Violation;
 use crate::basics::{CpuSet, Pid, ProcessId, prelude::*};
 use crate::state::WardenState;
-use crate::terms::{CgroupCreator, CpusetAction, CpusetChange, GrantedBy, JobCpuset, JobId, Plan, Policy};
+use crate::terms::{
+    CgroupCreator, CpusetAction, CpusetChange, GrantedBy, Job, JobCpuset, JobId, Plan, Policy,
+};
 
 /// Checks the planned changes of cpusets.
 pub(super) fn check_cpusets(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
@@ -58,8 +60,13 @@ fn check_create(state: &WardenState, policy: &Policy, job: &JobId, job_cpuset: &
         found.push(Violation::CpusetExceedsGrant { job, path, cpus, granted });
     }
     let of_scheduler = known.and_then(|job| job.cgroup.as_deref()) == Some(job_cpuset.path.as_str());
-    let (directory, slice) = (policy.own_cgroups.directory_path(), policy.own_cgroups.slice_name());
-    let starts = [format!("{directory}/"), format!("{directory}-"), format!("/{slice}/")];
+    let names = &policy.own_cgroups;
+    let (directory, slice) = (names.directory_path(), names.slice_name());
+    let usual = [format!("{directory}/"), format!("{directory}-"), format!("/{slice}/")];
+    let borrowers =
+        [format!("{}/", names.besteffort_directory_path()), format!("/{}/", names.besteffort_slice_name())];
+    // Only borrowers run at idle priority, and all of them do.
+    let starts = if known.is_some_and(Job::is_borrower) { &borrowers[..] } else { &usual[..] };
     let own = starts.iter().any(|start| job_cpuset.path.starts_with(start));
     let has_parent_component = job_cpuset.path.split('/').any(|part| part == "..");
     let is_allowed_path = if job_cpuset.creator == CgroupCreator::Scheduler { of_scheduler } else { own };

@@ -4,6 +4,7 @@ use std::cell::RefMut;
 use std::ops::Deref;
 use std::time::Duration;
 
+use pjw_core::audit::audit;
 use pjw_core::command::{AssignCommand, Caller, Command, Reply};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::CpusetOutcome;
@@ -39,6 +40,8 @@ pub struct Machine {
     pub node: SimMachineInterface,
     kernel: ScriptedMachine,
     pub last: Option<Decision>,
+    /// Whether each plan is audited. The audit visits all jobs.
+    pub audits_plans: bool,
     /// The events and records since the last command was given.
     pub events: Vec<Event>,
     pub records: Vec<Record>,
@@ -68,6 +71,7 @@ pub fn machine_with(topology: Topology, policy: Policy) -> Machine {
         node: kernel.sim_node(),
         kernel,
         last: None,
+        audits_plans: true,
         events: Vec::new(),
         records: Vec::new(),
     }
@@ -201,6 +205,10 @@ impl Machine {
     pub fn cycle(&mut self, scan: &ScanRequest, commands: &[Command]) -> Decision {
         let snapshot = self.node.scan(scan);
         let decision = self.decide(&snapshot, commands);
+        if self.audits_plans {
+            let violations = audit(&self.state, &decision.plan, &self.policy);
+            assert_eq!(violations, [], "{:#?}", decision.plan);
+        }
         for action in &decision.plan.cpuset_actions {
             match self.node.change_cpuset(action, Duration::MAX) {
                 CpusetOutcome::Refused { reason } => self.state.cpusets.record_refusal(action, &reason),

@@ -20,6 +20,7 @@ const OUTSIDE: u32 = 50;
 fn with_jobs(jobs: u32, cores: u32) -> Machine {
     let policy = Policy { exhaustion_policy: ExhaustionPolicy::Share, ..Policy::default() };
     let mut machine = machine_with(regular_topology(1, 1, 1, cores, 1), policy);
+    machine.audits_plans = false;
     machine.world().pid_max = 1000;
     machine.spawn(OUTSIDE, 1, 1000);
     let assign = |n: u32| {

@@ -172,6 +172,8 @@ impl OwnerSamples {
             owner.sampled_at = Some(now);
             let Some(period) = period else { continue };
             let used = cores_in_use(cpu_time, period);
+            // The monitor also counts threads of other jobs and of the system.
+            let runs_on = if cpu_time >= SETTLING_TIME * 4 / 5 { runs_on } else { CpuSet::new() };
             state.lending.record_use(&id, used, core_count, &runs_on, since_boot);
         }
     }

@@ -99,7 +99,8 @@ fn decide(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
     let mut owners: Vec<Owner> = owners.collect();
     let mut leaving = BTreeMap::new();
     for borrower in &mut borrowers {
-        let kept: Vec<&Core> = spare.iter().chain(owners.iter().flat_map(|owner| &owner.lent)).collect();
+        let lent = owners.iter().filter(|_| !borrower.has_no_cpuset).flat_map(|owner| &owner.lent);
+        let kept: Vec<&Core> = spare.iter().chain(lent).collect();
         let (kept, lost): (Vec<Core>, Vec<Core>) =
             core::mem::take(&mut borrower.cores).into_iter().partition(|core| kept.contains(&core));
         borrower.cores = kept;
@@ -116,14 +117,18 @@ fn decide(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
     }
     spare.retain(|core| !borrowers.iter().any(|borrower| borrower.cores.contains(core)));
     // The borrower with the fewest cores is served first, with free cores before cores of owners.
-    while let Some(poorest) = poorest(&mut borrowers) {
-        let next = if spare.is_empty() { next_lent(&mut owners) } else { Some(spare.remove(0)) };
-        match next {
-            Some(core) => poorest.cores.push(core),
-            None => break,
-        }
+    while !spare.is_empty()
+        && let Some(poorest) = poorest(&mut borrowers, |_| true)
+    {
+        poorest.cores.push(spare.remove(0));
     }
-    balance(&mut borrowers);
+    let may_get = |borrower: &Borrower<'_>| may_get_lent(state, borrower);
+    while owners.iter().any(|owner| !owner.lendable.is_empty())
+        && let Some(poorest) = poorest(&mut borrowers, may_get)
+    {
+        poorest.cores.extend(next_lent(&mut owners));
+    }
+    balance(&mut borrowers, may_get);
     let shares = borrowers.into_iter().map(|borrower| {
         let cores = borrower.cores.iter().chain(&borrower.leaving);
         (borrower.id.clone(), cores.fold(CpuSet::new(), |all, core| all.union(core)))
@@ -139,6 +144,8 @@ struct Borrower<'a> {
     cores: Vec<Core>,
     /// The cores that it has until the end of a grace period.
     leaving: Vec<Core>,
+    /// Whether the kernel or systemd refused its cpuset, so that it can't run at idle priority.
+    has_no_cpuset: bool,
 }
 
 impl<'a> Borrower<'a> {
@@ -147,7 +154,14 @@ impl<'a> Borrower<'a> {
         let requested = job.request.as_ref().map_or(0, |request| request.cpu_request.core_count(topology));
         let most = job.wanted_core_count(topology).unwrap_or(requested) as usize;
         let cores = whole_cores(topology, &state.pool.borrowed_by(&job.id), &state.pool.online_cpus());
-        Self { id: &job.id, most, cores: cores.into_iter().take(most).collect(), leaving: Vec::new() }
+        let has_no_cpuset = state.cpusets.creation_error(&job.id).is_some();
+        Self {
+            id: &job.id,
+            most,
+            cores: cores.into_iter().take(most).collect(),
+            leaving: Vec::new(),
+            has_no_cpuset,
+        }
     }
 }
 
@@ -217,9 +231,21 @@ fn pinned_pus(state: &WardenState, job: &JobId) -> CpuSet {
 }
 
 /// The borrower that has the fewest cores of those that can use more.
-fn poorest<'b, 'a>(borrowers: &'b mut [Borrower<'a>]) -> Option<&'b mut Borrower<'a>> {
-    let hungry = borrowers.iter_mut().filter(|borrower| borrower.cores.len() < borrower.most);
+fn poorest<'b, 'a>(
+    borrowers: &'b mut [Borrower<'a>],
+    may_get: impl Fn(&Borrower<'a>) -> bool,
+) -> Option<&'b mut Borrower<'a>> {
+    let hungry =
+        borrowers.iter_mut().filter(|borrower| borrower.cores.len() < borrower.most && may_get(borrower));
     hungry.min_by_key(|borrower| borrower.cores.len())
+}
+
+/// Whether a borrower may get a core of an owner: its processes run at idle priority, in its cpuset. They also do from the
+/// moment at which it gets its first core.
+fn may_get_lent(state: &WardenState, borrower: &Borrower<'_>) -> bool {
+    let is_first = borrower.cores.is_empty();
+    !borrower.has_no_cpuset
+        && (is_first || state.members_of(borrower.id).all(|member| state.is_in_job_cpuset(member)))
 }
 
 /// The next core to lend: of the owner of which the smallest share is lent.
@@ -232,11 +258,11 @@ fn next_lent(owners: &mut [Owner]) -> Option<Core> {
 }
 
 /// Moves cores from borrowers with many to borrowers with few, until no two that can use more differ by more than one.
-fn balance(borrowers: &mut [Borrower<'_>]) {
+fn balance(borrowers: &mut [Borrower<'_>], may_get: impl Fn(&Borrower<'_>) -> bool) {
     loop {
         let rich = (0..borrowers.len()).max_by_key(|&index| borrowers[index].cores.len());
-        let hungry =
-            (0..borrowers.len()).filter(|&index| borrowers[index].cores.len() < borrowers[index].most);
+        let is_hungry = |borrower: &Borrower<'_>| borrower.cores.len() < borrower.most && may_get(borrower);
+        let hungry = (0..borrowers.len()).filter(|&index| is_hungry(&borrowers[index]));
         let poor = hungry.min_by_key(|&index| borrowers[index].cores.len());
         let Some((rich, poor)) = rich.zip(poor) else { return };
         if borrowers[rich].cores.len() < borrowers[poor].cores.len() + 2 {
@@ -321,13 +347,7 @@ fn set_borrowed_grant(draft: &mut Draft<'_>, id: &JobId, borrowed: &CpuSet) {
     if job.grant.as_ref().is_some_and(|grant| grant.tenure == tenure && grant.cpus == cpus) {
         return;
     }
-    let before = job.grant.as_ref().map(|grant| grant.cpus.clone());
-    let text = match &before {
-        Some(before) => format!("{} instead of {}: {reason}", cpus_text(&cpus), cpus_text(before)),
-        None => reason.clone(),
-    };
-    let kind = if before.is_some() { EventKind::Resized } else { EventKind::Assigned };
-    draft.out.events.push(Event::new(kind, text).with_job(id).with_cpus(&cpus));
+    draft.out.events.extend(grant_event(draft.state, &job, tenure, &cpus, &reason));
     let grant = Grant {
         cpus,
         granted_by: GrantedBy::Warden,
@@ -339,6 +359,20 @@ fn set_borrowed_grant(draft: &mut Draft<'_>, id: &JobId, borrowed: &CpuSet) {
         tenure,
     };
     draft.put_job(Job { grant: Some(grant), ..job });
+}
+
+/// The event for a new grant of a borrower. `None` if only cores of owners came or went: these have events of their own.
+fn grant_event(state: &WardenState, job: &Job, tenure: Tenure, cpus: &CpuSet, reason: &str) -> Option<Event> {
+    let event = |kind, text: String| Some(Event::new(kind, text).with_job(&job.id).with_cpus(cpus));
+    let Some(before) = &job.grant else { return event(EventKind::Assigned, reason.to_owned()) };
+    let changed = before.cpus.difference(cpus).union(&cpus.difference(&before.cpus));
+    let is_of_owners =
+        changed.iter().all(|pu| state.pool.holder(pu).is_some_and(|holder| holder.job().is_some()));
+    if before.tenure == tenure && is_of_owners {
+        return None;
+    }
+    let text = format!("{} instead of {}: {reason}", cpus_text(cpus), cpus_text(&before.cpus));
+    event(EventKind::Resized, text)
 }
 
 /// The grant of a borrower that can borrow no core. `None` if the node offers no place for it.
