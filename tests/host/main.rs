@@ -12,6 +12,7 @@ mod discovery;
 mod doctor;
 mod hooks;
 mod killed;
+mod lending;
 mod lost_events;
 mod many_jobs;
 mod many_threads;

@@ -1,0 +1,155 @@
+//! Lending: jobs of the class besteffort run on free cores, and on cores that guaranteed jobs leave idle.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pjw_core::cpuset::CpuSet;
+use pjw_linux::sys::cpu_time::process_cpu_time;
+use pjw_tests::cpusets::remaining_cgroups;
+use pjw_tests::daemon::Daemon;
+use pjw_tests::skipping::skip;
+use pjw_tests::waiting::{wait_for, wait_until};
+
+use crate::processes::{Shell, has_two_cores, mask};
+
+const LENDING: &str = "[lending]\nenabled = true\nbuffer = 0\nlend_after = \"200ms\"\n";
+const SPIN: &str = "sh -c 'while :; do :; done'";
+
+/// A daemon that lends. `None`, with a report, if this machine can't lend.
+fn lending_daemon(config: &str) -> Option<Daemon> {
+    if !has_two_cores() {
+        return None;
+    }
+    let daemon = Daemon::start(config);
+    let job = daemon.job_id("probe");
+    assert!(daemon.pjwctl(&["assign", &job, "--cores", "1", "--class", "besteffort"]).status.success());
+    let text = String::from_utf8(daemon.pjwctl(&["explain", &job]).stdout).unwrap();
+    daemon.release("probe").unwrap();
+    if text.contains("it borrows free cores only") {
+        skip(text.replace('\n', " "));
+        return None;
+    }
+    Some(daemon)
+}
+
+fn assign(daemon: &Daemon, job: &str, class: &str, cores: &str, shell: &Shell) {
+    let (job, pid) = (daemon.job_id(job), shell.pid().to_string());
+    let output = daemon.pjwctl(&["assign", &job, "--cores", cores, "--class", class, "--pid", &pid]);
+    assert!(output.status.success(), "{output:?}");
+}
+
+/// The cpus and the lent CPUs of a job.
+fn lent(daemon: &Daemon, job: &str) -> String {
+    daemon.job(job).map(|job| job.lent).unwrap_or_default()
+}
+
+fn cgroups(pid: u32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap()
+}
+
+fn kinds_of_events(daemon: &Daemon) -> Vec<String> {
+    let output = daemon.pjwctl(&["events", "--json"]);
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let events = lines.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    events.map(|event| event["event"].as_str().unwrap().to_owned()).collect()
+}
+
+/// A guaranteed job of one core whose shell sleeps, and a besteffort job with a process that always runs.
+struct WebAndBatch {
+    web: Shell,
+    batch: Shell,
+    spinner: u32,
+    own: CpuSet,
+    cgroups_before: String,
+}
+
+impl WebAndBatch {
+    fn start(daemon: &Daemon) -> Self {
+        let (web, mut batch) = (Shell::start(), Shell::start());
+        let spinner = batch.background(SPIN);
+        let cgroups_before = cgroups(spinner);
+        assign(daemon, "web", "guaranteed", "1", &web);
+        assign(daemon, "batch", "besteffort", "64", &batch);
+        let own = daemon.job("web").unwrap().cpus.parse().unwrap();
+        Self { web, batch, spinner, own, cgroups_before }
+    }
+}
+
+#[test]
+fn a_core_that_its_owner_leaves_idle_is_lent_and_comes_back_when_the_owner_works() {
+    let Some(daemon) = lending_daemon(LENDING) else { return };
+    let mut jobs = WebAndBatch::start(&daemon);
+    let own = jobs.own.clone();
+    let is_on_own = |jobs: &WebAndBatch| mask(jobs.spinner).intersects(&own);
+    for round in 0..2 {
+        wait_until("the idle core is lent", || lent(&daemon, "web") == own.to_string());
+        wait_until("the borrower may use it", || is_on_own(&jobs));
+        assert_eq!(mask(jobs.web.pid()), own, "the owner may use it all the time, in round {round}");
+        let spinner = jobs.web.background(SPIN);
+        wait_until("the core is back", || lent(&daemon, "web").is_empty() && !is_on_own(&jobs));
+        jobs.web.run(&format!("kill {spinner}; wait; echo"));
+    }
+    let kinds = kinds_of_events(&daemon);
+    for kind in ["lent", "revoked", "returned"] {
+        assert!(kinds.iter().any(|known| known == kind), "{kind}: {kinds:?}");
+    }
+    daemon.release("batch").unwrap();
+    daemon.release("web").unwrap();
+    assert_eq!(cgroups(jobs.spinner), jobs.cgroups_before);
+    assert_eq!(remaining_cgroups(daemon.tag()), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn release_all_undoes_what_a_killed_daemon_lent() {
+    let Some(mut daemon) = lending_daemon(LENDING) else { return };
+    let jobs = WebAndBatch::start(&daemon);
+    let before = mask(std::process::id());
+    wait_until("the idle core is lent", || lent(&daemon, "web") == jobs.own.to_string());
+    daemon.kill();
+    let undone = daemon.release_all_command().output().unwrap();
+    assert!(undone.status.success(), "{undone:?}");
+    for pid in [jobs.spinner, jobs.batch.pid()] {
+        assert_eq!((mask(pid), cgroups(pid)), (before.clone(), jobs.cgroups_before.clone()), "process {pid}");
+    }
+    assert_eq!(remaining_cgroups(daemon.tag()), Vec::<PathBuf>::new());
+}
+
+/// Whether the process uses CPU time.
+fn runs(pid: u32) -> bool {
+    let before = process_cpu_time(daemon_pid(pid)).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    process_cpu_time(daemon_pid(pid)).unwrap() > before
+}
+
+fn daemon_pid(pid: u32) -> pjw_core::ids::Pid {
+    pjw_core::ids::Pid(pid)
+}
+
+#[test]
+fn a_borrower_without_a_core_is_frozen_and_thawed_when_a_core_is_free() {
+    let Some(mut daemon) = lending_daemon(&format!("{LENDING}starved = \"freeze\"\n")) else { return };
+    let mut batch = Shell::start();
+    let spinner = batch.background(SPIN);
+    let before = (mask(spinner), cgroups(spinner));
+    assign(&daemon, "batch", "besteffort", "64", &batch);
+    let all: CpuSet = daemon.job("batch").unwrap().cpus.parse().unwrap();
+    let other = Shell::start();
+    let take_all = |daemon: &Daemon| {
+        let cores = crate::processes::core_count().to_string();
+        assign(daemon, "all", "normal", &cores, &other);
+    };
+    take_all(&daemon);
+    wait_until("the borrower is frozen", || !runs(spinner));
+    daemon.release("all").unwrap();
+    wait_until("the borrower runs again", || runs(spinner));
+    wait_for("it has the cores again", || (mask(spinner) == all).then_some(()));
+    take_all(&daemon);
+    wait_until("the borrower is frozen", || !runs(spinner));
+    daemon.kill();
+    let undone = daemon.release_all_command().output().unwrap();
+    assert!(undone.status.success(), "{undone:?}");
+    wait_until("the borrower runs again", || runs(spinner));
+    assert_eq!((mask(spinner), cgroups(spinner)), before);
+    assert_eq!(remaining_cgroups(daemon.tag()), Vec::<PathBuf>::new());
+}
