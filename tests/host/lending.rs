@@ -153,3 +153,39 @@ fn a_borrower_without_a_core_is_frozen_and_thawed_when_a_core_is_free() {
     assert_eq!((mask(spinner), cgroups(spinner)), before);
     assert_eq!(remaining_cgroups(daemon.tag()), Vec::<PathBuf>::new());
 }
+
+#[test]
+fn the_configuration_promises_cores_to_a_service_that_is_recognised_when_it_starts() {
+    if !has_two_cores() {
+        return;
+    }
+    let daemon = Daemon::start("");
+    let name = format!("web.{}", daemon.tag());
+    let table =
+        |cores: u32| format!("[[provision]]\nname = \"{name}\"\ncores = {cores}\nmatch = \"comm=pjw_web\"\n");
+    daemon.configure(&table(1));
+    assert!(daemon.pjwctl(&["reload"]).status.success());
+    let promised =
+        wait_for("the cores are promised", || daemon.job("web").filter(|job| !job.cpus.is_empty()));
+    assert_eq!((promised.state.as_str(), promised.provision.as_deref()), ("reserved", Some("comm=pjw_web")));
+    // A program of this name: sh, under another name.
+    let program = daemon.dir().join("pjw_web");
+    fs::copy("/bin/sh", &program).unwrap();
+    let mut shell = Shell::from_command(std::process::Command::new(&program));
+    shell.run("echo");
+    assert!(daemon.pjwctl(&["reload"]).status.success(), "it scans all processes");
+    wait_until("the service is recognised", || mask(shell.pid()).to_string() == promised.cpus);
+    drop(shell);
+    wait_until("the service has ended", || daemon.job("web").is_some_and(|job| job.processes == 0));
+    assert_eq!(daemon.job("web").unwrap().cpus, promised.cpus, "the cores stay with it");
+    daemon.configure(&table(65_000));
+    assert!(daemon.pjwctl(&["reload"]).status.success());
+    let warning = wait_for("the status has a warning", || {
+        daemon.status().warnings.into_iter().find(|warning| warning.code == "provision")
+    });
+    assert!(warning.text.contains("65000 cores"), "{}", warning.text);
+    daemon.configure("");
+    assert!(daemon.pjwctl(&["reload"]).status.success());
+    wait_until("the promise ends with its table", || daemon.job("web").is_none());
+    assert!(daemon.status().warnings.iter().all(|warning| warning.code != "provision"));
+}

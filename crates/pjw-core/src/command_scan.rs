@@ -29,7 +29,7 @@ pub fn command_scan_request(state: &mut WardenState, commands: &[Command]) -> Sc
                 jobs.insert(job);
             }
             Command::Release { job, .. } => drop(jobs.insert(job)),
-            Command::Want { .. } => {}
+            Command::Want { .. } | Command::Provision(_) => {}
             Command::Assign(_) | Command::ReleaseAll { .. } | Command::Defrag { .. } => {
                 return state.scan_request(true);
             }

@@ -44,6 +44,7 @@ pub fn explain_job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<Strin
             because.push(format!("nobody said how many cores {} has: it is watched only", job.id));
         }
     }
+    because.extend(provision_text(job));
     because.extend(wanted_cores_text(state, job));
     because.extend(lending_text(state, policy, job));
     match members.as_slice() {
@@ -63,6 +64,14 @@ fn wanted_cores_text(state: &WardenState, job: &Job) -> Option<String> {
     let more = if given > wanted { format!(" ({given} were asked for)") } else { String::new() };
     let limit = job.max_wanted_cores(&state.topology).unwrap_or(wanted);
     Some(format!("it wants {wanted} of at most {limit} cores at present{more}"))
+}
+
+/// The sentence about a promise of cores to a service. `None` if the job is not a provision.
+fn provision_text(job: &Job) -> Option<String> {
+    let provision = job.provision.as_ref()?;
+    let by = if provision.from_config { "the configuration" } else { "an administrator" };
+    let rule = provision.rule.as_ref().map(|rule| format!("; processes with {rule} belong to it"));
+    Some(format!("{by} promised these cores to it, with or without processes{}", rule.unwrap_or_default()))
 }
 
 /// The sentence about the cores that a job lends, or about those that it can't borrow. `None` if lending does not concern
@@ -150,6 +159,7 @@ fn how_known(state: &WardenState, member: &Member) -> String {
                 None => format!("process {pid} was born to a process of {job} that has exited since"),
             }
         }
+        Evidence::Provision => format!("process {pid} is recognised by the rule of {job}"),
         Evidence::Session => format!("process {pid} is in the session or process group of {job}"),
         Evidence::Environment => {
             format!("the environment of process {pid} names {job}, and its user and ancestors confirm it")

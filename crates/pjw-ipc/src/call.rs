@@ -26,6 +26,8 @@ pub enum Call {
     Release(JobParameter),
     /// Says how many cores a job can use at present.
     Want(Want),
+    /// Promises cores to a service.
+    Provision(Provision),
     /// Releases every job that the caller may change.
     ReleaseAll,
     /// Returns the reasons why a job holds its cores.
@@ -112,6 +114,15 @@ parameters! {
         /// The number of cores that the job can use at present. `None` if it wants what it was granted.
         cores: Option<u32>,
     }
+    /// The parameters of the method `Provision`.
+    Provision {
+        /// The name of the service, such as `web`.
+        job: String,
+        /// The number of cores that are promised to the service.
+        cores: u32,
+        /// The rule by which its processes are recognised, such as `unit=nginx.service`. `None` for no rule.
+        rule: Option<String>,
+    }
     /// The parameters of the method `ExplainPid`.
     ExplainPid {
         /// The pid of the process.
@@ -150,7 +161,7 @@ pub enum Reply {
     },
     /// Reply to `GetJob`.
     JobDetail(Box<GetJobReply>),
-    /// Reply to `Assign` and `Want`.
+    /// Reply to `Assign`, `Want` and `Provision`.
     Job {
         /// The job as it is after the call.
         job: Job,
@@ -336,6 +347,7 @@ impl Call {
             "Assign" => parse_parameters(&parameters).map(Call::Assign),
             "Release" => parse_parameters(&parameters).map(Call::Release),
             "Want" => parse_parameters(&parameters).map(Call::Want),
+            "Provision" => parse_parameters(&parameters).map(Call::Provision),
             "ReleaseAll" => check_no_parameters(&parameters).map(|()| Call::ReleaseAll),
             "ExplainJob" => parse_parameters(&parameters).map(Call::ExplainJob),
             "ExplainPid" => parse_parameters(&parameters).map(Call::ExplainPid),

@@ -157,6 +157,9 @@ wire! {
         borrowed: String,
         /// Those of the PUs in `cpus` that other jobs borrow from this job.
         lent: String,
+        /// The rule by which the processes of a provision are recognised. Empty if it has no rule. `None` if the job is
+        /// not a provision.
+        provision: Option<String>,
         /// The number of cores that the job can use at present, as its owner or a program in it said. At most what
         /// the job may have. `None` if it wants what it was granted.
         wants: Option<u32>,

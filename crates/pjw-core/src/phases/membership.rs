@@ -10,7 +10,7 @@ use crate::phases::{draft::Draft, observe::update_threads, unassigned::adopting_
 use crate::state::{KnownProcess, Member, WardenState, child_evidence};
 use crate::terms::{
     BatchRole, CgroupCreator, EndCondition, Evidence, GrantedBy, Job, JobId, JobMark, JobSource, JobUnit,
-    MarkKind, Observed, Process, Record,
+    MarkKind, Observed, Process, ProvisionRule, Record,
 };
 
 pub(crate) mod released;
@@ -74,6 +74,8 @@ fn evidence_for(draft: &Draft<'_>, known: &KnownProcess) -> Option<FoundJob> {
         return None;
     } else if let Some((job, evidence)) = by_relation(state, known) {
         found(job, evidence, None)
+    } else if let Some(job) = by_provision(state, process) {
+        found(job, Evidence::Provision, None)
     } else if let Some(mark) = by_environment(state, known, &enabled) {
         found(&mark.job, Evidence::Environment, Some(mark))
     } else {
@@ -146,6 +148,20 @@ pub(crate) fn is_orphan_of_unknown_descent(state: &WardenState, known: &KnownPro
     let parent = state.process(process.parent);
     let is_orphan = process.parent == Pid(1) || parent.is_some_and(|parent| parent.uid != process.uid);
     is_orphan && !state.has_known_descent(process.id.pid, process.id.start.earliest())
+}
+
+/// The first provision whose rule recognises a process.
+fn by_provision<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId> {
+    let is_recognised = |job: &&Job| {
+        let rule = job.provision.as_ref().and_then(|provision| provision.rule.as_ref());
+        rule.is_some_and(|rule| matches_rule(rule, process))
+    };
+    state.jobs.provisions().find(is_recognised).map(|job| &job.id)
+}
+
+/// Whether the rule of a provision recognises a process.
+pub(crate) fn matches_rule(rule: &ProvisionRule, process: &Process) -> bool {
+    rule.matches(process.uid, process.comm, process.cgroup.as_deref())
 }
 
 fn by_environment<'a>(

@@ -25,6 +25,7 @@ pub struct Jobs {
     without_processes: BTreeSet<JobId>,
     borrowers: BTreeSet<JobId>,
     owners_that_lend: BTreeSet<JobId>,
+    provisions: BTreeSet<JobId>,
     /// How many grants contain each PU.
     granted: GrantCounts,
     /// The same of the grants that may overlap with others.
@@ -133,6 +134,7 @@ impl Jobs {
             (&mut self.without_processes, job.empty_since.is_some()),
             (&mut self.borrowers, job.is_borrower()),
             (&mut self.owners_that_lend, job.has_class(PriorityClass::Guaranteed)),
+            (&mut self.provisions, job.provision.is_some()),
         ] {
             if is_in {
                 index.insert(id.clone());
@@ -166,6 +168,7 @@ impl Jobs {
             &mut self.without_processes,
             &mut self.borrowers,
             &mut self.owners_that_lend,
+            &mut self.provisions,
         ] {
             index.remove(id);
         }
@@ -230,6 +233,11 @@ impl Jobs {
     /// Iterates over the jobs of the class guaranteed, whose idle cores may be lent.
     pub fn owners_that_lend(&self) -> impl Iterator<Item = &Job> {
         self.owners_that_lend.iter().filter_map(|id| self.get(id))
+    }
+
+    /// Iterates over the provisions, in ascending order of their ids.
+    pub fn provisions(&self) -> impl Iterator<Item = &Job> {
+        self.provisions.iter().filter_map(|id| self.get(id))
     }
 
     /// Whether there is a job of the class besteffort, which borrows cores.

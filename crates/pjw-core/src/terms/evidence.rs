@@ -16,6 +16,8 @@ pub enum Evidence {
     /// A variable in the environment of the process names the job. Counts only if the user of the process
     /// owns the job, or if a daemon of the batch system started the process.
     Environment,
+    /// The rule of a provision recognises the process.
+    Provision,
     /// The process group or session of the process belongs to the job.
     Session,
     /// The process descends from a process of the job: the parent or an earlier ancestor belongs to the job.

@@ -10,9 +10,11 @@ use crate::basics::{CpuSet, Nanos, Pid, Uid, UnixMillis, prelude::*};
 use crate::machine::Topology;
 
 mod grant;
+mod provision;
 mod wanted_cores;
 
 pub use grant::{Grant, GrantedBy, Tenure};
+pub use provision::{Provision, ProvisionRule, ProvisionRuleError};
 pub use wanted_cores::WantedCores;
 
 /// The system that started a job, as the first part of the job's id: a batch system, a user's command, or a
@@ -305,6 +307,9 @@ pub enum EndCondition {
     /// The job is a reservation: it was created before it had processes. It keeps its cores until a command
     /// releases the job, or until the reservation times out.
     Reservation,
+    /// The job is a provision: cores that are promised to a service. It keeps its cores until a command
+    /// releases the job, whether it has processes or not.
+    Provision,
 }
 
 /// A job: a group of processes that belong together, with the cores that the job requests and the PUs that
@@ -353,6 +358,9 @@ pub struct Job {
     /// said, so that the job wants what it was granted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wanted_cores: Option<WantedCores>,
+    /// The promise of cores to a service. `None` if the job is not a provision.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub provision: Option<Box<Provision>>,
 }
 
 impl Job {
@@ -373,6 +381,7 @@ impl Job {
             was_released: false,
             started_by_pjwctl_run: false,
             wanted_cores: None,
+            provision: None,
         }
     }
 

@@ -42,6 +42,21 @@ pub enum Refusal {
     /// The request is for zero cores.
     #[error("0 cores were asked for: ask for at least 1")]
     ZeroCores,
+    /// An unprivileged user requested a provision.
+    #[error(
+        "only an administrator may promise cores to a service: ask one, or use pjwctl assign for a job of yours"
+    )]
+    ProvisionNeedsAdmin,
+    /// Another provision has the same rule, so that it would be unclear to which of the two a process belongs.
+    #[error(
+        "{other} has the same rule: a process can belong to one provision only. Give {job} another rule, or pjwctl unprovision {other}"
+    )]
+    ProvisionWithSameRule {
+        /// The id of the new provision.
+        job: JobId,
+        /// The id of the provision that has the rule.
+        other: JobId,
+    },
     /// The class besteffort was requested for the job of a batch system.
     #[error("{job} belongs to a batch system, which gives it cores: only jobs of users can be besteffort")]
     SchedulerJobBorrows {

@@ -17,6 +17,7 @@ mod machine;
 mod masks;
 mod membership;
 mod overloaded;
+mod provisions;
 mod recovery;
 mod refusals;
 mod released;

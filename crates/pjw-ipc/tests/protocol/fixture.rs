@@ -58,6 +58,9 @@ impl Service for TestService {
             },
             Call::Release(request) => Reply::Released { released: vec![request.job] },
             Call::Want(request) => Reply::Job { job: Job { wants: request.cores, ..job(&request.job) } },
+            Call::Provision(request) => {
+                Reply::Job { job: Job { provision: request.rule.clone(), ..job(&request.job) } }
+            }
             Call::ReleaseAll => Reply::Released { released: vec!["manual:a".to_owned()] },
             Call::ExplainJob(request) => Reply::JobReasons(ExplainJobReply {
                 job: request.job,

@@ -79,6 +79,7 @@ const METHODS: [&str; 15] = [
     "Assign",
     "Release",
     "Want",
+    "Provision",
     "ReleaseAll",
     "ExplainJob",
     "ExplainPid",

@@ -4,6 +4,7 @@ pub mod doctor;
 mod hook;
 mod json;
 mod priority_class;
+mod provision;
 mod spawn;
 mod topology;
 mod want;
@@ -19,6 +20,7 @@ use pjw_core::{cpuset::CpuSet, housekeeping::HousekeepingRule};
 pub use hook::{HookArgs, HookKind};
 pub use json::JsonArg;
 pub use priority_class::PriorityClassArg;
+pub use provision::ProvisionArgs;
 pub use spawn::{ProxyArg, SpawnArgs};
 pub use topology::TopologyArgs;
 pub use want::{WantArgs, WantedCoresArg};
@@ -101,6 +103,14 @@ pub enum CliCommand {
     /// Say how many cores a job can use at present
     #[command(after_help = want::EXAMPLES)]
     Want(WantArgs),
+    /// Promise cores to a service, whether it runs or not
+    #[command(after_help = provision::EXAMPLES)]
+    Provision(ProvisionArgs),
+    /// Take a promise of cores back
+    Unprovision {
+        /// The name of the service
+        name: String,
+    },
     /// Run a command that is confined to cores of its own from its first instruction
     #[command(after_help = "Examples:\n  \
         pjwctl run --cores 2 -- make -j2\n  \

@@ -13,6 +13,7 @@ mod hook;
 mod jobs;
 pub mod man;
 mod plan;
+mod provision;
 mod release;
 mod reload;
 mod run;
@@ -44,6 +45,8 @@ pub fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
         CliCommand::Assign(request) => assign::run(&warden, &request),
         CliCommand::Release { job, .. } => release::run(&warden, job.as_deref()),
         CliCommand::Want(request) => want::run(&warden, &request),
+        CliCommand::Provision(request) => provision::run(&warden, &request),
+        CliCommand::Unprovision { name } => provision::end(&warden, &name),
         CliCommand::Run(request) => run::run(&warden, &request),
         CliCommand::Spawn(request) => spawn::run(&warden, &request),
         CliCommand::Explain { subject, json } => explain::run(&warden, &subject, json),

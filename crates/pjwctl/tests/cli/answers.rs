@@ -95,6 +95,7 @@ fn daemon() -> Daemon {
             })),
             Call::Assign(_) => Reply::Job { job: job() },
             Call::Want(want) => Reply::Job { job: Job { wants: want.cores.map(|n| n.min(4)), ..job() } },
+            Call::Provision(request) => Reply::Job { job: Job { provision: request.rule.clone(), ..job() } },
             Call::Release(_) | Call::ReleaseAll => Reply::Released { released: vec!["manual:a".into()] },
             Call::ExplainJob(_) => Reply::JobReasons(job_reasons()),
             Call::ExplainPid(_) => Reply::PidReasons(pid_reasons()),
@@ -338,4 +339,21 @@ fn a_closed_pipe_ends_the_command_silently() {
         child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
         assert_eq!((child.wait().unwrap().code(), stderr.as_str()), (Some(0), ""), "follow: {follows}");
     }
+}
+
+#[test]
+fn a_provision_names_its_cores_and_its_rule_with_the_id_of_the_user() {
+    let daemon = daemon();
+    let provision = |more: &[&str]| {
+        let arguments = [&["provision", "web", "--cores", "2"], more].concat();
+        answer(&mut pjwctl(&daemon.socket(), &arguments))
+    };
+    let made = provision(&["--match", "user=root,comm=nginx"]);
+    assert_eq!((made.code, made.stdout.as_str()), (Some(0), "manual:a 1 user=0,comm=nginx\n"), "{made:?}");
+    let wrong = provision(&["--match", "nginx"]);
+    assert!(wrong.stderr.contains("--match: \"nginx\" is not a condition"), "{wrong:?}");
+    let nobody = provision(&["--match", "user=no-such-user"]);
+    assert!(nobody.stderr.contains("names no user of this machine"), "{nobody:?}");
+    let unknown = answer(&mut pjwctl(&daemon.socket(), &["unprovision", "web"]));
+    assert!(unknown.stderr.contains("provision --list"), "{unknown:?}");
 }

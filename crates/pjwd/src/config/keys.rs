@@ -47,7 +47,7 @@ const FORMATS: Choices<LogFormat> =
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 /// The largest number of PUs that a CPU list can name.
-const MAX_CORES: u32 = pjw_core::cpuset::Pu::MAX.0 + 1;
+pub(super) const MAX_CORES: u32 = pjw_core::cpuset::Pu::MAX.0 + 1;
 /// The largest number of jobs with samples of their own. Each scrape then has about one megabyte of text.
 const MAX_JOBS: u32 = 2_000;
 
@@ -161,6 +161,8 @@ const PLAIN: &[PlainKey] = &[
 
 /// Names of keys that other modules use.
 pub(super) const HOUSEKEEPING: &str = "housekeeping";
+/// The tables `[[provision]]`, which are no keys of the kind above.
+pub(super) const PROVISION: &str = "provision";
 pub(super) const INTERVAL: &str = "interval";
 pub(super) const RESCAN_INTERVAL: &str = "rescan_interval";
 pub(super) const HOT_PERMILLE: &str = "balance.hot_permille";

@@ -12,6 +12,7 @@
 mod keys;
 mod metrics_targets;
 mod problem;
+mod provisions;
 mod read;
 mod settings;
 mod values;
@@ -36,6 +37,7 @@ use pjw_core::topology::Topology;
 use self::keys::Key;
 pub use self::problem::ConfigError;
 use self::problem::Position;
+pub use self::provisions::ProvisionSettings;
 pub use self::settings::{LogFormat, LogLevel, MetricsSettings, ScanInterface, Settings};
 
 /// A valid configuration of pjwd, with the path of the file from which it was read.
@@ -168,6 +170,11 @@ impl Config {
             let (old, new) = (key.show(&self.settings), key.show(&new.settings));
             (old != new).then(|| format!("{} is now {new} (was {old})", key.name()))
         };
-        Key::all().filter_map(sentence).collect()
+        let names = |config: &Self| {
+            config.settings.provisions.iter().map(ProvisionSettings::describe).collect::<Vec<_>>().join(", ")
+        };
+        let provisions = (self.settings.provisions != new.settings.provisions)
+            .then(|| format!("provision is now [{}] (was [{}])", names(new), names(self)));
+        Key::all().filter_map(sentence).chain(provisions).collect()
     }
 }

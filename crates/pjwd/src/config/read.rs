@@ -11,6 +11,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::keys::{self, Key};
 use super::problem::{ConfigError, Position, nearest, quoted};
+use super::provisions;
 use super::settings::Settings;
 use super::values::show_duration;
 
@@ -94,7 +95,12 @@ impl Reader<'_> {
     fn table(&mut self, prefix: &str, table: &DeTable<'_>) {
         for (key, value) in table.iter() {
             let name = format!("{prefix}{}", key.get_ref());
-            if let Some(known) = Key::all().find(|known| known.name() == name) {
+            if name == keys::PROVISION {
+                match provisions::read(value.get_ref(), keys::MAX_CORES) {
+                    Ok(read) => self.settings.provisions = read,
+                    Err(wrong) => self.note(value.span(), &name, wrong.0, true),
+                }
+            } else if let Some(known) = Key::all().find(|known| known.name() == name) {
                 self.seen.push((name.clone(), value.span()));
                 if let Err(wrong) = known.read(value.get_ref(), &mut self.settings) {
                     self.note(value.span(), &name, wrong.0, true);

@@ -9,6 +9,8 @@ use nix::sys::signal::Signal;
 use pjw_core::policy::{ExhaustionPolicy, LendingPolicy, Mode, OversubscriptionPolicy, Policy};
 use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::JobSource};
 
+use super::provisions::ProvisionSettings;
+
 /// The value of the configuration key `log_level`: the least severe messages that are logged. Each variant
 /// also logs everything that the variants above it log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -165,6 +167,8 @@ pub struct Settings {
     /// `lending.revocation_signal`: the signal that each process of a borrower gets when cores are, or will be,
     /// taken from the borrower. `None` for no signal.
     pub revocation_signal: Option<Signal>,
+    /// `[[provision]]`: the cores that are promised to services.
+    pub provisions: Vec<ProvisionSettings>,
     /// `metrics.…`: the file and the addresses at which metrics are published.
     pub metrics: MetricsSettings,
     /// `sources.NAME.enabled`: the batch systems whose jobs pjwd detects. `NAME` is the name of a batch
@@ -205,6 +209,7 @@ impl Default for Settings {
             oversubscription_policy: policy.oversubscription,
             lending: policy.lending,
             revocation_signal: None,
+            provisions: Vec::new(),
             metrics: MetricsSettings::default(),
             enabled_sources: policy.sources.into_iter().filter(|source| source.is_scheduler()).collect(),
             source_cores: policy.source_cores,

@@ -14,7 +14,7 @@ use pjw_core::policy::{
 use pjw_core::testing::regular_topology;
 use pjw_core::topology::Topology;
 
-use super::{Config, LogFormat, LogLevel, MetricsSettings, ScanInterface, Settings};
+use super::{Config, LogFormat, LogLevel, MetricsSettings, ProvisionSettings, ScanInterface, Settings};
 
 fn parse(text: &str) -> Result<Config, String> {
     Config::parse(Path::new("pjwd.toml"), text)
@@ -101,6 +101,7 @@ fn every_key_is_read() {
         oversubscription_policy: OversubscriptionPolicy::Float,
         lending: LendingPolicy::default(),
         revocation_signal: None,
+        provisions: Vec::new(),
         metrics: MetricsSettings { max_jobs: 7, ..MetricsSettings::default() },
         enabled_sources,
         source_cores: [(JobSource::Slurm, 4)].into(),
@@ -131,6 +132,41 @@ fn the_keys_of_lending_are_read() {
         starved: StarvedPolicy::Freeze,
     };
     assert_eq!(parse(text).unwrap().settings().lending, expected);
+}
+
+#[test]
+fn provisions_are_read() {
+    let text = "[[provision]]\nname = \"web\"\ncores = 4\nmatch = \"user=33,comm=nginx\"\n\n[[provision]]\nname = \"db\"\ncores = 2\n";
+    let config = parse(text).unwrap();
+    let described: Vec<String> =
+        config.settings().provisions.iter().map(ProvisionSettings::describe).collect();
+    assert_eq!(described, ["web: 4 cores, user=33,comm=nginx", "db: 2 cores"]);
+    let changes = Config::default().changes(&config);
+    assert_eq!(changes, ["provision is now [web: 4 cores, user=33,comm=nginx, db: 2 cores] (was [])"]);
+}
+
+#[test]
+fn a_wrong_provision_is_reported_with_its_mistake() {
+    let table = |keys: &str| format!("[[provision]]\n{keys}\n");
+    let web = "name = \"web\"\ncores = 4\n";
+    for (text, expected) in [
+        ("provision = 4".to_owned(), "write [[provision]] above its keys"),
+        (table("cores = 4"), "has no name"),
+        (table("name = \"web\""), "has no number of cores"),
+        (table("name = \"web\"\ncores = 0"), "a whole number from 1"),
+        (table("name = \"a b\"\ncores = 1"), "name: the job id holds ' '"),
+        (table(&format!("{web}match = \"nginx\"")), "match: \"nginx\" is not a condition"),
+        (table(&format!("{web}rule = \"unit=a\"")), "\"rule\" is no key of a provision"),
+        (table(web) + &table(web), "\"web\" stands twice"),
+        (
+            table(&format!("{web}match = \"unit=a\""))
+                + &table("name = \"b\"\ncores = 1\nmatch = \"unit=a\""),
+            "\"web\" and \"b\" have the same match",
+        ),
+    ] {
+        let problem = wrong(&text);
+        assert!(problem.contains(expected), "{text}: {problem}");
+    }
 }
 
 #[test]

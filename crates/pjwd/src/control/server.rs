@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
-use pjw_core::command::{AssignCommand, Caller, Command, Reply as CommandReply};
+use pjw_core::command::{AssignCommand, Caller, Command, ProvisionCommand, Reply as CommandReply};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::{Pid, Tid};
-use pjw_core::job::{CpuRequest, JobId, Placement, PriorityClass};
+use pjw_core::job::{CpuRequest, JobId, Placement, PriorityClass, Provision, ProvisionRule};
 use pjw_core::refusal::Refusal;
 use pjw_ipc::call::{self, Call, CallError, Reply};
 use pjw_ipc::server::{Peer, Replies, Service};
@@ -106,7 +106,8 @@ impl ControlService {
         let job = match &command {
             Command::Assign(AssignCommand { job, .. })
             | Command::Release { job, .. }
-            | Command::Want { job, .. } => Some(job.clone()),
+            | Command::Want { job, .. }
+            | Command::Provision(ProvisionCommand { job, .. }) => Some(job.clone()),
             Command::ReleaseAll { .. } | Command::Defrag { .. } => None,
         };
         let early_answer =
@@ -126,6 +127,7 @@ impl ControlService {
             | Refusal::AssignNeedsAdmin
             | Refusal::JobForOtherUser { .. }
             | Refusal::SchedulerJobByUser { .. }
+            | Refusal::ProvisionNeedsAdmin
             | Refusal::DefragNeedsAdmin => CallError::NotAllowed(refusal.to_string()),
             Refusal::Stopping => stopping(),
             refusal => CallError::Refused(refusal.to_string()),
@@ -182,6 +184,18 @@ impl ControlService {
         let (job, caller) = (job_id(&request.job)?, self.caller(peer).await);
         let id = job.clone();
         self.command(Command::Want { job, cores: request.cores, caller }).await?;
+        self.published_job(&id).map(|job| Reply::Job { job })
+    }
+
+    async fn provision(&self, peer: Peer, request: call::Provision) -> Result<Reply, CallError> {
+        let (job, caller) = (job_id(&request.job)?, self.caller(peer).await);
+        // The client has replaced the name of the user by its id.
+        let rule = request.rule.as_deref().map(|rule| ProvisionRule::parse(rule, |_| None)).transpose();
+        let rule = rule.map_err(|error| CallError::Refused(error.to_string()))?;
+        let provision = Provision { rule, from_config: false };
+        let id = job.clone();
+        let command = ProvisionCommand { job, cores: request.cores, provision, caller };
+        self.command(Command::Provision(command)).await?;
         self.published_job(&id).map(|job| Reply::Job { job })
     }
 
@@ -289,6 +303,7 @@ impl Service for ControlService {
                 released(self.command(Command::Release { job, caller }).await?)
             }
             Call::Want(request) => self.want(peer, request).await?,
+            Call::Provision(request) => self.provision(peer, request).await?,
             Call::ReleaseAll => {
                 let caller = self.caller(peer).await;
                 released(self.command(Command::ReleaseAll { caller }).await?)

@@ -23,6 +23,7 @@ use tracing::{debug, warn};
 mod core_maps;
 mod lending;
 mod process_events;
+mod provisions;
 mod refusals;
 mod reload;
 
@@ -97,9 +98,12 @@ pub struct EventLoop {
     logging: Logging,
     meter: MetricsRecorder,
     job_files: JobFiles,
-    /// The numbers of wanted cores that programs wrote, for the next cycle.
-    written_wants: Vec<Command>,
+    /// The commands that no client sent, for the next cycle: the numbers of wanted cores that programs wrote, and the
+    /// provisions of the configuration.
+    own_commands: Vec<Command>,
     owner_samples: OwnerSamples,
+    /// The warnings about provisions of the configuration that were refused.
+    provision_warnings: Vec<Warning>,
 }
 
 /// The parts of pjwd that a reload of the configuration needs: the configuration in force, the path of its
@@ -171,8 +175,9 @@ impl EventLoop {
             logging,
             meter,
             job_files,
-            written_wants: Vec::new(),
+            own_commands: Vec::new(),
             owner_samples: OwnerSamples::default(),
+            provision_warnings: Vec::new(),
         }
     }
 
@@ -208,6 +213,7 @@ impl EventLoop {
         self.publisher.publish_events(vec![Event::new(EventKind::Started, text)]);
         self.cycle(Vec::new());
         self.job_files.remove_leftovers();
+        self.own_commands = self.provision_commands();
     }
 
     /// Waits for messages, process events and timers, and handles them. Blocks the thread, and returns after
@@ -259,7 +265,7 @@ impl EventLoop {
             let are_changes_finished = self.warden.machine_interface_mut().has_finished_cpuset_changes();
             let is_lending_due = self.sample_owners(now);
             is_for_events &= !are_changes_finished && !is_lending_due;
-            let has_commands = !pending.is_empty() || !self.written_wants.is_empty();
+            let has_commands = !pending.is_empty() || !self.own_commands.is_empty();
             if self.triggers.is_cycle_due()
                 || has_commands
                 || events_are_due
@@ -279,6 +285,12 @@ impl EventLoop {
             self.answer_dry_runs();
             self.watchdog.ping_if_due();
         }
+    }
+
+    /// The warnings that no decision made: about files of the daemon and of jobs, and about the configuration.
+    fn own_warnings(&self) -> Vec<Warning> {
+        let own = self.file_warnings.iter().chain(&self.provision_warnings).cloned();
+        own.chain(self.job_files.warnings()).collect()
     }
 
     fn answer_dry_runs(&mut self) {
@@ -350,7 +362,7 @@ impl EventLoop {
     fn cycle(&mut self, pending: PendingCommands) {
         let (mut commands, replies): (Vec<Command>, Vec<_>) = pending.into_iter().unzip();
         // These have no caller who waits for a reply.
-        commands.append(&mut self.written_wants);
+        commands.append(&mut self.own_commands);
         // Without process events, a new process is found only by a full scan.
         self.triggers.full_scan_due |= self.triggers.job_processes_scan_due && !self.has_process_events;
         // A cycle for commands scans only what they concern. What is due besides follows in the next cycle.
@@ -391,6 +403,7 @@ impl EventLoop {
             newly_planned,
             ..
         } = report;
+        self.note_refused_provisions(commands.iter().zip(&results).skip(replies.len()));
         let of_users = user_refusals(&commands, &results);
         // The control server publishes these events.
         events.retain(|event| !is_user_refusal(event, &of_users));
@@ -399,7 +412,7 @@ impl EventLoop {
         self.keep_journal(scanned_unassigned);
         self.publish_core_maps(&newly_planned, scanned_unassigned);
         self.watch_lent_cores(&events);
-        plan_warnings.extend(self.file_warnings.iter().cloned().chain(self.job_files.warnings()));
+        plan_warnings.extend(self.own_warnings());
         self.add_new_pus();
         let health =
             LoopStatus { has_process_events: self.has_process_events, lateness: self.lateness.max_wait(now) };

@@ -73,6 +73,10 @@ pub(crate) fn job_to_wire(job: &Job, counts: Counts, state: &WardenState, enforc
         since: format_rfc3339(job.detected_at),
         borrowed: pool.borrowed_by(&job.id).to_string(),
         lent: pool.lent_cpus().intersection(&pool.pus_of(&job.id)).to_string(),
+        provision: job
+            .provision
+            .as_ref()
+            .map(|provision| provision.rule.as_ref().map(ToString::to_string).unwrap_or_default()),
         wants: job.wanted_core_count(topology),
     }
 }

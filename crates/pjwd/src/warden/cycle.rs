@@ -493,7 +493,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
 fn moves_processes(command: &Command) -> bool {
     match command {
         Command::Assign(assign) => !assign.pids.is_empty() || assign.session.is_some(),
-        Command::Want { .. } => false,
+        Command::Want { .. } | Command::Provision(_) => false,
         Command::Release { .. } | Command::ReleaseAll { .. } | Command::Defrag { .. } => true,
     }
 }

@@ -71,7 +71,11 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             Command::Release { job, .. } => Some(2 * threads_of(job)),
             // One record of the job.
             Command::Want { .. } => Some(1),
-            Command::Assign(_) | Command::ReleaseAll { .. } | Command::Defrag { .. } => None,
+            // It is not known which processes these concern.
+            Command::Assign(_)
+            | Command::Provision(_)
+            | Command::ReleaseAll { .. }
+            | Command::Defrag { .. } => None,
         });
         let records = records.sum::<Option<usize>>().filter(|&records| records <= MAX_RESERVED_RECORDS);
         let size = records.map(|records| records_size(records, self.state.topology.cpus()));

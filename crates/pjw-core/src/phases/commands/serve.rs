@@ -4,7 +4,7 @@ use crate::allocate::Offer;
 use crate::allocate::defrag::{self, DefragPlan};
 use crate::basics::{Pid, Uid, prelude::*};
 use crate::machine::{Device, Topology};
-use crate::phases::commands::types::{AssignCommand, Caller, Command, Reply};
+use crate::phases::commands::types::{AssignCommand, Caller, Command, ProvisionCommand, Reply};
 use crate::phases::{draft::Draft, hotplug, jobs, lending, membership, membership::add_member};
 use crate::terms::{
     BatchRole, CpuRequest, EndCondition, Event, EventKind, Evidence, ExhaustionPolicy, GrantedBy, Job, JobId,
@@ -24,6 +24,7 @@ fn carry_out(draft: &mut Draft<'_>, command: &Command) -> Result<Reply, Refusal>
         Command::Want { job, cores, caller } => {
             want(draft, job, *cores, caller).map(Box::new).map(Reply::Wanted)
         }
+        Command::Provision(args) => provision(draft, args).map(Box::new).map(Reply::Assigned),
         Command::Defrag { caller } => defragment(draft, *caller).map(Box::new).map(Reply::Moved),
     };
     if let (Err(refusal), Command::Assign(AssignCommand { job, .. }) | Command::Release { job, .. }) =
@@ -156,6 +157,56 @@ fn assign(draft: &mut Draft<'_>, args: &AssignCommand) -> Result<Job, Refusal> {
         add_member(draft, pid, &args.job, Evidence::Registered);
     }
     lending::update(draft);
+    draft.state.jobs.get(&args.job).cloned().ok_or_else(|| Refusal::NoSuchJob { job: args.job.clone() })
+}
+
+/// Promises cores to a service. Processes that run already join when the job is planned.
+fn provision(draft: &mut Draft<'_>, args: &ProvisionCommand) -> Result<Job, Refusal> {
+    require_enforce_mode(draft)?;
+    if !args.caller.is_admin {
+        return Err(Refusal::ProvisionNeedsAdmin);
+    }
+    if args.job.source() != JobSource::Manual {
+        return Err(Refusal::SchedulerJobByUser { job: args.job.clone() });
+    }
+    let existing = draft.state.jobs.get(&args.job).cloned();
+    if existing.as_ref().is_some_and(|job| job.provision.is_none()) {
+        return Err(Refusal::JobExists { job: args.job.clone(), may_release: true });
+    }
+    let rule = args.provision.rule.as_ref();
+    let same_rule = |job: &&Job| {
+        job.id != args.job
+            && rule.is_some()
+            && job.provision.as_ref().and_then(|known| known.rule.as_ref()) == rule
+    };
+    if let Some(other) = draft.state.jobs.provisions().find(same_rule) {
+        return Err(Refusal::ProvisionWithSameRule { job: args.job.clone(), other: other.id.clone() });
+    }
+    let request = JobRequest { class: PriorityClass::Guaranteed, ..JobRequest::of_cores(args.cores) };
+    let has_same_request = |job: &Job| job.request.as_ref() == Some(&request) && job.grant.is_some();
+    let offer = if existing.as_ref().is_some_and(has_same_request) {
+        None
+    } else {
+        match jobs::find_offer(draft.state, draft.policy, &args.job, &request) {
+            // The job waits: at boot, jobs of the last run may still hold cores.
+            Err(Refusal::NotEnoughCores { .. }) if args.provision.from_config => None,
+            offer => Some(offer?),
+        }
+    };
+    let owner = rule.and_then(|rule| rule.user).unwrap_or(args.caller.uid);
+    let new_job = || Job::new(args.job.clone(), owner, EndCondition::Provision, draft.now.wall_clock);
+    let job = existing.unwrap_or_else(new_job);
+    let provision = Some(Box::new(args.provision.clone()));
+    draft.put_job(Job { owner, request: Some(request), provision, ..job });
+    if let Some((offer, shared)) = offer {
+        jobs::grant_offer(draft, &args.job, &offer, shared);
+    }
+    let matching = draft.state.processes.values().map(|known| &known.process);
+    let matching: Vec<Pid> = matching
+        .filter(|process| rule.is_some_and(|rule| membership::matches_rule(rule, process)))
+        .map(|process| process.id.pid)
+        .collect();
+    draft.recheck.extend(matching);
     draft.state.jobs.get(&args.job).cloned().ok_or_else(|| Refusal::NoSuchJob { job: args.job.clone() })
 }
 

@@ -2,7 +2,7 @@
 
 use crate::allocate::defrag::DefragPlan;
 use crate::basics::{Pid, Uid, prelude::*};
-use crate::terms::{CpuRequest, Job, JobId, Placement, PriorityClass};
+use crate::terms::{CpuRequest, Job, JobId, Placement, PriorityClass, Provision};
 
 /// The user that sent a command, and whether this user may change jobs of other users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +42,8 @@ pub enum Command {
         /// The user that sent the command.
         caller: Caller,
     },
+    /// Promises cores to a service, whether the service runs or not. Only administrators may do this.
+    Provision(ProvisionCommand),
     /// Moves jobs to other cores, so that the jobs use fewer packages, NUMA nodes and L3s, or larger
     /// requests fit into one package, NUMA node or L3.
     Defrag {
@@ -114,11 +116,26 @@ impl AssignCommand {
     }
 }
 
+/// The provision command (`pjwctl provision` and the configuration): a job that keeps its cores without a
+/// process, and the rule by which its processes are recognised.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProvisionCommand {
+    /// The job that is to keep the cores. It is created if it does not exist. An existing job that is not a provision is
+    /// not changed.
+    pub job: JobId,
+    /// The number of cores.
+    pub cores: u32,
+    /// The rule, and whether the configuration file contains the provision.
+    pub provision: Provision,
+    /// The user that sent the command.
+    pub caller: Caller,
+}
+
 /// The reply to a command that was carried out. A command that was refused has a
 /// [`Refusal`](crate::terms::Refusal) as its reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
-    /// The job after [`Command::Assign`] was carried out.
+    /// The job after [`Command::Assign`] or [`Command::Provision`] was carried out.
     Assigned(Box<Job>),
     /// The job, as it is after the command [`Command::Want`].
     Wanted(Box<Job>),

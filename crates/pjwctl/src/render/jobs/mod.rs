@@ -127,6 +127,16 @@ pub fn no_cores_message(job: &Job) -> String {
     )
 }
 
+/// Returns the line that `pjwctl provision` prints for a provision: its job, its CPUs and its rule.
+#[must_use]
+pub fn provision_line(job: &Job) -> String {
+    let id = text::escape_control_characters(&job.id);
+    let cpus = if job.cpus.is_empty() { "waits for its cores" } else { job.cpus.as_str() };
+    let rule = job.provision.as_deref().filter(|rule| !rule.is_empty());
+    let rule = rule.map(|rule| format!(" {}", text::escape_control_characters(rule))).unwrap_or_default();
+    format!("{id} {cpus}{rule}\n")
+}
+
 /// Returns the line that `pjwctl want` prints: the job, and the number of cores that counts. `given` is the number that
 /// the user gave.
 #[must_use]

@@ -54,6 +54,7 @@ impl From<&Settings> for AdmissionRules {
 pub fn caller_of(command: &Command) -> Caller {
     match command {
         Command::Assign(request) => request.caller,
+        Command::Provision(request) => request.caller,
         Command::Release { caller, .. }
         | Command::ReleaseAll { caller }
         | Command::Want { caller, .. }
@@ -101,6 +102,7 @@ pub fn answer_without_event_loop(
             let has_any = jobs.iter().any(|job| job.owner == caller.uid.0);
             return (!has_any).then(|| Ok(Reply::Released(Vec::new())));
         }
+        Command::Provision(_) => Some(Refusal::ProvisionNeedsAdmin),
         Command::Defrag { .. } => Some(Refusal::DefragNeedsAdmin),
     };
     refusal.map(Err)

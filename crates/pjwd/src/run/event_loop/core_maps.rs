@@ -60,7 +60,7 @@ impl EventLoop {
                 info!(job = %job, "{job} wants {cores} cores in its file want and may have {limit}: {limit} count");
             }
             let caller = Caller { uid: owner, is_admin: false };
-            self.written_wants.push(Command::Want { job, cores, caller });
+            self.own_commands.push(Command::Want { job, cores, caller });
         }
     }
 }

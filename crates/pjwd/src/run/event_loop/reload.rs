@@ -33,6 +33,7 @@ impl EventLoop {
                 self.config = config;
                 // The client that requested the reload expects the effect in the next status.
                 self.triggers.job_processes_scan_due = true;
+                self.own_commands.extend(self.provision_commands());
                 self.cycle(Vec::new());
                 let text = if changes.is_empty() { "nothing changed".to_owned() } else { changes.join("; ") };
                 self.publisher.publish_events(vec![Event::new(EventKind::Reloaded, text)]);

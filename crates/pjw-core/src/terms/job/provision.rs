@@ -1,0 +1,168 @@
+//! Provisions: cores that are promised to a service, whether the service runs or not.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::basics::{Comm, Uid, prelude::*};
+
+/// The promise of cores to a service. The job of a provision keeps its cores while no process belongs to it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Provision {
+    /// The rule by which processes of the service are recognised. `None` if only commands add processes.
+    #[serde(default)]
+    pub rule: Option<ProvisionRule>,
+    /// Whether the configuration file contains the provision. Such a provision ends when it is removed from the file.
+    #[serde(default)]
+    pub from_config: bool,
+}
+
+/// A rule that recognises the processes of a service: all given conditions must hold.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProvisionRule {
+    /// The user of the process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<Uid>,
+    /// The name (comm) of the process, as in `/proc/PID/comm`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub comm: Option<String>,
+    /// The path of a cgroup. The process is in this cgroup or below.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<String>,
+    /// The name of a systemd unit: a component of the path of the process's cgroup.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unit: Option<String>,
+}
+
+/// The reason why a text is not a rule of a provision.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ProvisionRuleError {
+    /// A part of the rule is not `KEY=VALUE` with a known key.
+    #[error(
+        "{part:?} is not a condition: write user=NAME, comm=NAME, cgroup=/PATH or unit=NAME, separated by commas"
+    )]
+    UnknownCondition {
+        /// The part of the text between two commas.
+        part: String,
+    },
+    /// A condition has no value, or one that can't be right.
+    #[error("{part:?} {problem}")]
+    WrongValue {
+        /// The part of the text between two commas.
+        part: String,
+        /// What is wrong with the value.
+        problem: &'static str,
+    },
+    /// A condition stands twice in the rule.
+    #[error("{key} stands twice in the rule")]
+    Twice {
+        /// The key of the condition.
+        key: String,
+    },
+}
+
+impl ProvisionRule {
+    /// The largest number of bytes in the name of a process (`TASK_COMM_LEN` of the kernel, less the final zero).
+    const MAX_COMM_LENGTH: usize = 15;
+
+    /// Parses a rule such as `user=www,comm=nginx` or `unit=nginx.service`. `find_user` returns the id of the user with a
+    /// name.
+    ///
+    /// # Errors
+    /// If a condition is unknown, empty, given twice, or names no user of this machine.
+    pub fn parse(text: &str, find_user: impl Fn(&str) -> Option<Uid>) -> Result<Self, ProvisionRuleError> {
+        let mut rule = Self::default();
+        for part in text.split(',').map(str::trim) {
+            let unknown = || ProvisionRuleError::UnknownCondition { part: part.to_owned() };
+            let wrong = |problem| ProvisionRuleError::WrongValue { part: part.to_owned(), problem };
+            let (key, value) = part.split_once('=').ok_or_else(unknown)?;
+            if value.is_empty() {
+                return Err(wrong("has no value"));
+            }
+            let is_given = match key {
+                "user" => {
+                    let user = value.parse().ok().map(Uid).or_else(|| find_user(value));
+                    rule.user.replace(user.ok_or_else(|| wrong("names no user of this machine"))?).is_some()
+                }
+                "comm" if value.len() > Self::MAX_COMM_LENGTH => {
+                    return Err(wrong("is too long: the kernel keeps 15 bytes of the name of a process"));
+                }
+                "comm" => rule.comm.replace(value.to_owned()).is_some(),
+                "cgroup" if !value.starts_with('/') => {
+                    return Err(wrong("does not begin with /: write the path as in /proc/PID/cgroup"));
+                }
+                "cgroup" => rule.cgroup.replace(value.trim_end_matches('/').to_owned()).is_some(),
+                "unit" => rule.unit.replace(value.to_owned()).is_some(),
+                _ => return Err(unknown()),
+            };
+            if is_given {
+                return Err(ProvisionRuleError::Twice { key: key.to_owned() });
+            }
+        }
+        Ok(rule)
+    }
+
+    /// Returns whether all conditions of the rule hold for a process of this user with this name, in the cgroup with this
+    /// path. `None` if the cgroup is unknown.
+    #[must_use]
+    pub fn matches(&self, uid: Uid, name: Comm, cgroup: Option<&str>) -> bool {
+        let path = cgroup.unwrap_or_default();
+        let is_below = |cgroup: &String| {
+            path.strip_prefix(cgroup.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        self.user.is_none_or(|user| user == uid)
+            && self.comm.as_ref().is_none_or(|comm| name.as_bytes() == comm.as_bytes())
+            && self.cgroup.as_ref().is_none_or(is_below)
+            && self.unit.as_ref().is_none_or(|unit| path.split('/').any(|part| part == unit))
+    }
+}
+
+impl core::fmt::Display for ProvisionRule {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let user = self.user.map(|user| format!("user={user}"));
+        let named = [("comm", &self.comm), ("cgroup", &self.cgroup), ("unit", &self.unit)];
+        let named = named.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value.as_ref()?)));
+        let parts: Vec<String> = user.into_iter().chain(named).collect();
+        f.write_str(&parts.join(","))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::ToString;
+
+    fn parse(text: &str) -> Result<ProvisionRule, String> {
+        let find_user = |name: &str| (name == "www").then_some(Uid(33));
+        ProvisionRule::parse(text, find_user).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_rule_is_parsed_and_printed() {
+        for (text, printed) in [
+            ("user=www,comm=nginx", "user=33,comm=nginx"),
+            ("user=1000", "user=1000"),
+            ("cgroup=/system.slice/nginx.service/", "cgroup=/system.slice/nginx.service"),
+            ("unit=nginx.service , comm=nginx", "comm=nginx,unit=nginx.service"),
+        ] {
+            assert_eq!(parse(text).unwrap().to_string(), printed);
+            assert_eq!(parse(printed).unwrap(), parse(text).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_wrong_rule_is_refused_with_its_part() {
+        for (text, expected) in [
+            ("", "\"\" is not a condition"),
+            ("name=nginx", "\"name=nginx\" is not a condition"),
+            ("user=www,nginx", "\"nginx\" is not a condition"),
+            ("comm=", "\"comm=\" has no value"),
+            ("user=nobody-here", "names no user of this machine"),
+            ("comm=a-name-of-16-byt", "is too long"),
+            ("cgroup=system.slice", "does not begin with /"),
+            ("comm=a,comm=b", "comm stands twice"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(expected), "{text:?}: {error}");
+        }
+    }
+}

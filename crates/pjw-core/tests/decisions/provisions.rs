@@ -1,0 +1,145 @@
+//! Provisions: cores that are promised to a service, whether it runs or not.
+
+use pjw_core::command::{Caller, Command, ProvisionCommand, Reply};
+use pjw_core::evidence::Evidence;
+use pjw_core::ids::{Pid, Uid};
+use pjw_core::job::{Job, Provision, ProvisionRule};
+use pjw_core::record::Record;
+use pjw_core::refusal::Refusal;
+use pjw_core::state::WardenState;
+
+use crate::machine::{ALICE, Machine, ROOT, SECOND, job, machine};
+
+fn rule(text: &str) -> Option<ProvisionRule> {
+    Some(ProvisionRule::parse(text, |_| None).unwrap())
+}
+
+fn provision_as(
+    m: &mut Machine,
+    caller: Caller,
+    name: &str,
+    cores: u32,
+    rule: Option<ProvisionRule>,
+    from_config: bool,
+) -> Result<Job, Refusal> {
+    let provision = Provision { rule, from_config };
+    match m.command(Command::Provision(ProvisionCommand { job: job(name), cores, provision, caller }))? {
+        Reply::Assigned(job) => Ok(*job),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn provision(m: &mut Machine, name: &str, cores: u32, rule: Option<ProvisionRule>) -> Result<Job, Refusal> {
+    provision_as(m, ROOT, name, cores, rule, false)
+}
+
+#[test]
+fn a_provision_keeps_its_cores_without_a_process() {
+    let mut m = machine();
+    provision(&mut m, "web", 4, rule("user=33")).unwrap();
+    assert_eq!((m.grant("web").as_str(), m.state.jobs[&job("web")].owner), ("0-3", Uid(33)));
+    m.advance(48 * 3600 * SECOND);
+    m.settle();
+    assert_eq!(m.grant("web"), "0-3", "a reservation would have ended");
+}
+
+#[test]
+fn processes_that_the_rule_recognises_join_and_the_cores_outlive_them() {
+    let mut m = machine();
+    m.spawn(10, 1, 33);
+    m.settle();
+    provision(&mut m, "web", 2, rule("user=33")).unwrap();
+    m.spawn(11, 1, 33);
+    m.spawn(12, 1, 34);
+    m.settle();
+    let members: Vec<u32> = m.state.members_of(&job("web")).map(|member| member.id.pid.0).collect();
+    assert_eq!(members, [10, 11], "the one that ran already, and a new one");
+    assert_eq!(m.state.members.get(&Pid(10)).unwrap().evidence, Evidence::Provision);
+    m.exit(10);
+    m.exit(11);
+    m.settle();
+    assert_eq!(m.grant("web"), "0-1");
+    m.spawn(13, 1, 33);
+    m.settle();
+    assert_eq!(m.state.members_of(&job("web")).count(), 1);
+}
+
+#[test]
+fn all_conditions_of_a_rule_must_hold() {
+    let mut m = machine();
+    m.spawn(10, 1, 33).cgroup = "/system.slice/nginx.service".into();
+    m.spawn(11, 1, 33).cgroup = "/system.slice/nginx.service-old".into();
+    m.spawn(12, 1, 34).cgroup = "/system.slice/nginx.service/worker".into();
+    m.spawn(13, 1, 33).cgroup = "/system.slice/nginx.service/worker".into();
+    provision(&mut m, "web", 2, rule("user=33,cgroup=/system.slice/nginx.service")).unwrap();
+    let members: Vec<u32> = m.state.members_of(&job("web")).map(|member| member.id.pid.0).collect();
+    assert_eq!(members, [10, 13]);
+    m.release("web").unwrap();
+    provision(&mut m, "web", 2, rule("unit=nginx.service")).unwrap();
+    let members: Vec<u32> = m.state.members_of(&job("web")).map(|member| member.id.pid.0).collect();
+    assert_eq!(members, [10, 12, 13]);
+}
+
+#[test]
+fn a_second_provision_of_the_name_changes_the_first() {
+    let mut m = machine();
+    provision(&mut m, "web", 2, None).unwrap();
+    provision(&mut m, "web", 4, rule("user=33")).unwrap();
+    assert_eq!(m.grant("web"), "0-3");
+    let unchanged = provision(&mut m, "web", 4, rule("user=33")).unwrap();
+    assert_eq!(m.state.jobs[&job("web")], unchanged);
+    assert!(m.records.is_empty(), "{:?}", m.records);
+}
+
+#[test]
+fn a_provision_survives_a_restart() {
+    let mut m = machine();
+    let before = provision(&mut m, "web", 2, rule("comm=nginx")).unwrap();
+    let records: Vec<Record> = m.state.records();
+    let mut restarted = WardenState::new(m.state.topology.clone(), &pjw_core::cpuset::CpuSet::new());
+    records.into_iter().for_each(|record| restarted.apply_record(record));
+    assert_eq!(restarted.jobs[&job("web")], before);
+}
+
+#[test]
+fn what_can_not_be_promised_is_refused_and_changes_nothing() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.assign("a", 6, &[10]).unwrap();
+    provision(&mut m, "db", 1, rule("user=34")).unwrap();
+    m.settle();
+    let before = m.state.jobs.clone();
+    let refusals = [
+        provision(&mut m, "web", 0, None),
+        provision(&mut m, "web", 9, None),
+        provision(&mut m, "web", 2, None),
+        provision(&mut m, "web", 1, rule("user=34")),
+        provision(&mut m, "a", 1, None),
+        provision(&mut m, "slurm:7", 1, None),
+        provision_as(&mut m, ALICE, "web", 1, None, false),
+    ];
+    let texts = refusals.map(|refusal| refusal.unwrap_err().to_string());
+    for (text, expected) in texts.iter().zip([
+        "0 cores",
+        "9 cores",
+        "2 cores",
+        "manual:db has the same rule",
+        "manual:a",
+        "slurm:7",
+        "administrator",
+    ]) {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+    assert_eq!(m.state.jobs, before);
+}
+
+#[test]
+fn a_provision_of_the_configuration_waits_for_cores_that_others_hold() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    m.assign("a", 6, &[10]).unwrap();
+    provision_as(&mut m, ROOT, "web", 4, None, true).unwrap();
+    assert_eq!(m.state.grant_of(&job("web")), None);
+    m.release("a").unwrap();
+    assert_eq!(m.state.grant_of(&job("web")).unwrap().cpus.len(), 4);
+}

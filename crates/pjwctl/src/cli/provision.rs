@@ -1,0 +1,35 @@
+//! The options of `pjwctl provision`.
+
+use clap::{ArgGroup, Args};
+
+use super::json::JsonArg;
+
+/// The examples and remarks below the help of `pjwctl provision`.
+pub(super) const EXAMPLES: &str = "Examples:\n  \
+    pjwctl provision web --cores 4 --match unit=nginx.service\n  \
+    pjwctl provision db --cores 8 --match user=postgres,comm=postgres\n  \
+    pjwctl provision --list\n\n\
+    The cores are the service's own, whether it runs or not; those that it leaves idle may be lent. Processes that the rule \
+    recognises join the job. All conditions of a rule must hold: user=NAME, comm=NAME (as in /proc/PID/comm), cgroup=/PATH, \
+    unit=NAME. pjwctl unprovision NAME ends it. For administrators. The configuration can promise cores too: [[provision]].";
+
+/// The arguments of `pjwctl provision`.
+#[derive(Debug, Clone, Args)]
+#[command(group = ArgGroup::new("what").required(true).args(["name", "list"]))]
+pub struct ProvisionArgs {
+    /// The name of the service
+    #[arg(requires = "cores")]
+    pub name: Option<String>,
+    /// The number of cores that are promised to the service
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub cores: Option<u32>,
+    /// The rule by which its processes are recognised
+    #[arg(long = "match", value_name = "RULE", requires = "name")]
+    pub rule: Option<String>,
+    /// List the provisions
+    #[arg(long, conflicts_with_all = ["cores", "rule"])]
+    pub list: bool,
+    /// Whether JSON is printed.
+    #[command(flatten)]
+    pub json: JsonArg,
+}

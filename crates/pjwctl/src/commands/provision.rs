@@ -1,0 +1,50 @@
+//! `pjwctl provision` and `pjwctl unprovision`: promises cores to a service, and takes the promise back.
+
+use std::process::ExitCode;
+
+use anyhow::{anyhow, bail};
+use nix::unistd::User;
+use pjw_core::ids::Uid;
+use pjw_core::job::ProvisionRule;
+use pjw_ipc::call::{self, JobParameter};
+use pjw_ipc::wire::Job;
+
+use super::connection::{Warden, call_for, job_id, read_status};
+use crate::cli::ProvisionArgs;
+use crate::{output, render};
+
+/// Promises cores to a service, or lists the provisions.
+pub(super) fn run(warden: &Warden, request: &ProvisionArgs) -> anyhow::Result<ExitCode> {
+    let (Some(name), Some(cores)) = (&request.name, request.cores) else { return list(warden, request) };
+    let find_user = |name: &str| User::from_name(name).ok().flatten().map(|user| Uid(user.uid.as_raw()));
+    let rule = request.rule.as_deref().map(|rule| ProvisionRule::parse(rule, find_user)).transpose();
+    let rule = rule.map_err(|error| anyhow!("--match: {error}"))?;
+    let parameters = call::Provision { job: job_id(name)?, cores, rule: rule.map(|rule| rule.to_string()) };
+    let job: Job = call_for(&mut warden.connect()?, "Provision", &parameters, "job")?;
+    output::print_reply(request.json, &job, |job, _| render::jobs::provision_line(job))
+}
+
+fn list(warden: &Warden, request: &ProvisionArgs) -> anyhow::Result<ExitCode> {
+    let status = read_status(&mut warden.connect()?)?;
+    let provisions: Vec<Job> = status.jobs.into_iter().filter(|job| job.provision.is_some()).collect();
+    output::print_reply(request.json, &provisions, |jobs, _| {
+        jobs.iter().map(render::jobs::provision_line).collect()
+    })
+}
+
+/// Takes the promise back: the cores of the service become free.
+pub(super) fn end(warden: &Warden, name: &str) -> anyhow::Result<ExitCode> {
+    let job = job_id(name)?;
+    let mut client = warden.connect()?;
+    let status = read_status(&mut client)?;
+    match status.jobs.iter().find(|known| known.id == job) {
+        None => bail!("there is no job {job}: pjwctl provision --list shows the provisions"),
+        Some(known) if known.provision.is_none() => {
+            bail!("{job} is not a provision: pjwctl release {job} releases it")
+        }
+        Some(_) => {}
+    }
+    let released: Vec<String> = call_for(&mut client, "Release", &JobParameter { job }, "released")?;
+    output::print(&render::jobs::released_lines(&released))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,98 @@
+//! The tables `[[provision]]`: cores that are promised to services.
+
+use nix::unistd::User;
+use pjw_core::ids::Uid;
+use pjw_core::job::{CpuRequest, JobId, JobSource, ProvisionRule};
+use toml::de::DeValue;
+
+use super::values::{self, ValueError};
+
+/// One table `[[provision]]` of the configuration: the cores that are promised to a service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProvisionSettings {
+    /// `name`: the job that keeps the cores.
+    pub job: JobId,
+    /// `cores`: the number of cores.
+    pub cores: u32,
+    /// `match`: the rule by which the processes of the service are recognised. `None` if only commands add processes.
+    pub rule: Option<ProvisionRule>,
+}
+
+impl ProvisionSettings {
+    /// Returns the provision in a few words, such as `web: 4 cores, unit=nginx.service`.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let rule = self.rule.as_ref().map(|rule| format!(", {rule}")).unwrap_or_default();
+        format!("{}: {} cores{rule}", self.job.name(), self.cores)
+    }
+
+    /// Returns the cores as a request.
+    #[must_use]
+    pub fn cpu_request(&self) -> CpuRequest {
+        CpuRequest::Cores(self.cores)
+    }
+}
+
+/// Reads the value of the key `provision`.
+///
+/// # Errors
+/// What is wrong: the first mistake in the tables.
+pub(super) fn read(value: &DeValue<'_>, max_cores: u32) -> Result<Vec<ProvisionSettings>, ValueError> {
+    let tables = value
+        .as_array()
+        .ok_or_else(|| ValueError::because("write [[provision]] above its keys".to_owned()))?;
+    let mut provisions: Vec<ProvisionSettings> = Vec::new();
+    for table in tables.iter() {
+        let next = provision(table.get_ref(), max_cores)?;
+        if provisions.iter().any(|known| known.job == next.job) {
+            return Err(ValueError::because(format!(
+                "{:?} stands twice: give each provision a name of its own",
+                next.job.name()
+            )));
+        }
+        if let Some(same) = provisions.iter().find(|known| known.rule.is_some() && known.rule == next.rule) {
+            let (one, other) = (same.job.name(), next.job.name());
+            return Err(ValueError::because(format!(
+                "{one:?} and {other:?} have the same match: a process can belong to one provision only"
+            )));
+        }
+        provisions.push(next);
+    }
+    Ok(provisions)
+}
+
+fn provision(table: &DeValue<'_>, max_cores: u32) -> Result<ProvisionSettings, ValueError> {
+    let because = ValueError::because;
+    let table = table.as_table().ok_or_else(|| because("write [[provision]] above its keys".to_owned()))?;
+    let (mut job, mut cores, mut rule) = (None, None, None);
+    for (key, value) in table.iter() {
+        match &**key.get_ref() {
+            "name" => {
+                let name = values::text(value.get_ref(), "the name of a service, such as \"web\"")?;
+                let id =
+                    JobId::new(JobSource::Manual, name).map_err(|error| because(format!("name: {error}")))?;
+                job = Some(id);
+            }
+            "cores" => cores = Some(values::number(value.get_ref(), 1..=max_cores)?),
+            "match" => {
+                let text = values::text(value.get_ref(), "a rule such as \"unit=nginx.service\"")?;
+                let parsed = ProvisionRule::parse(text, user_id);
+                rule = Some(parsed.map_err(|error| because(format!("match: {error}")))?);
+            }
+            other => {
+                return Err(because(format!(
+                    "{other:?} is no key of a provision: there are name, cores and match"
+                )));
+            }
+        }
+    }
+    let job = job.ok_or_else(|| because("a provision has no name: write name = \"web\"".to_owned()))?;
+    let missing = || because(format!("{:?} has no number of cores: write cores = 4", job.name()));
+    let cores = cores.ok_or_else(missing)?;
+    Ok(ProvisionSettings { job, cores, rule })
+}
+
+/// The id of the user with this name. `None` if there is no such user, or if the directory of users can't be read.
+fn user_id(name: &str) -> Option<Uid> {
+    User::from_name(name).ok().flatten().map(|user| Uid(user.uid.as_raw()))
+}

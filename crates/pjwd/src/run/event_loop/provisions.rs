@@ -1,0 +1,63 @@
+//! The event loop and provisions: the configuration promises cores to services.
+
+use pjw_core::command::{Caller, Command, ProvisionCommand, Reply};
+use pjw_core::ids::Uid;
+use pjw_core::job::{Job, Provision};
+use pjw_core::plan::Warning;
+use pjw_core::refusal::Refusal;
+
+use super::EventLoop;
+use crate::config::ProvisionSettings;
+
+/// The administrator that wrote the configuration.
+const ADMINISTRATOR: Caller = Caller { uid: Uid::ROOT, is_admin: true };
+
+impl EventLoop {
+    /// The commands that make the provisions those of the configuration. Provisions that were made by commands stay.
+    pub(super) fn provision_commands(&self) -> Vec<Command> {
+        let wanted = &self.config.settings().provisions;
+        let is_wanted = |job: &&Job| wanted.iter().any(|settings| settings.job == job.id);
+        let is_from_config =
+            |job: &&Job| job.provision.as_ref().is_some_and(|provision| provision.from_config);
+        let jobs = self.warden.state().jobs.provisions();
+        let removed = jobs.filter(is_from_config).filter(|job| !is_wanted(job));
+        let removed = removed.map(|job| Command::Release { job: job.id.clone(), caller: ADMINISTRATOR });
+        let is_in_force = |settings: &&ProvisionSettings| {
+            self.warden.state().jobs.get(&settings.job).is_some_and(|job| {
+                let provision = Provision { rule: settings.rule.clone(), from_config: true };
+                job.provision.as_deref() == Some(&provision)
+                    && job
+                        .request
+                        .as_ref()
+                        .is_some_and(|request| request.cpu_request == settings.cpu_request())
+            })
+        };
+        let missing = wanted.iter().filter(|settings| !is_in_force(settings)).map(|settings| {
+            let provision = Provision { rule: settings.rule.clone(), from_config: true };
+            let (job, cores) = (settings.job.clone(), settings.cores);
+            Command::Provision(ProvisionCommand { job, cores, provision, caller: ADMINISTRATOR })
+        });
+        removed.chain(missing).collect()
+    }
+
+    /// Keeps a warning for each provision of the configuration that was refused. `own` are the results of commands that
+    /// no client sent.
+    pub(super) fn note_refused_provisions<'a>(
+        &mut self,
+        own: impl Iterator<Item = (&'a Command, &'a Result<Reply, Refusal>)>,
+    ) {
+        for (command, result) in own {
+            let Command::Provision(ProvisionCommand { job, .. }) = command else { continue };
+            self.provision_warnings.retain(|warning| warning.job.as_ref() != Some(job));
+            if let Err(refusal) = result {
+                let text = format!("{job} does not get the cores that the configuration promises: {refusal}");
+                let remedy = "change its table [[provision]], and pjwctl reload";
+                let warning = Warning { job: Some(job.clone()), ..Warning::new("provision", text, remedy) };
+                self.provision_warnings.push(warning);
+            }
+        }
+        let settings = &self.config.settings().provisions;
+        self.provision_warnings
+            .retain(|warning| settings.iter().any(|known| Some(&known.job) == warning.job.as_ref()));
+    }
+}
