@@ -96,6 +96,11 @@ impl Program {
         }
     }
 
+    /// Returns the next line of the program's output, if there is one within `timeout`.
+    pub fn try_line(&mut self, timeout: Duration) -> Option<String> {
+        self.lines.as_ref()?.recv_timeout(timeout).ok()
+    }
+
     /// Discards the lines that were printed so far and not read.
     pub fn discard_lines(&mut self) {
         self.lines.iter().for_each(|lines| lines.try_iter().for_each(drop));

@@ -1,0 +1,369 @@
+//! Measures what lending gives to a batch program, and what it costs the owner of the cores. A server whose demand changes
+//! between 10 and 90 % of its cores runs beside a batch program with barriers that takes every core it can get: alone, both
+//! without anything, with cgroup weights, with half of the cores for each, with a daemon that moves cores once a second, and
+//! with pjwd. The server's throughput and latencies, the batch program's throughput, and the share of the core time that the
+//! server leaves and the batch program uses are compared.
+#![forbid(unsafe_code)]
+
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use pjw_benches::measure::chart::Chart;
+use pjw_benches::measure::results::{Figure, median, print_line, publish};
+use pjw_benches::peers::cgroups::Cgroup;
+use pjw_benches::programs::daemon::{EventSource, PrivateWarden, Programs};
+use pjw_benches::programs::interrupt::Interrupt;
+use pjw_benches::programs::program::Program;
+use pjw_benches::setup::Setup;
+use pjw_benches::setup::effort::Effort;
+use pjw_benches::setup::scale::Scale;
+use pjw_core::cpuset::CpuSet;
+use pjw_core::ids::{Pid, Tid};
+use pjw_linux::sys::{affinity, cpu_time::process_cpu_time};
+use serde_json::Value;
+
+const PROGRAM: &str = "pjw-bench-lending";
+/// The length of a request, in microseconds.
+const REQUEST_US: u64 = 300;
+/// The demand of the steps, in percent of what the server's cores can answer: steps and spikes.
+const DEMAND: &str = "10,30,50,70,90,50,10,90,30,70";
+const STEPS: u64 = 10;
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// The keys of the private daemon. The kernel gives a lent core back at the owner's wake-up, so no buffer is needed on few
+/// cores.
+const KEYS: &str = "[lending]\nenabled = true\nbuffer = 0\nlend_after = \"100ms\"\n";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Separation {
+    /// There is only the server.
+    Alone,
+    /// The same once more: the spread.
+    AloneAgain,
+    /// Both run without separation.
+    Nothing,
+    /// Each has a cgroup, with weights of 100 to 1.
+    Weights,
+    /// Each has half of the cores.
+    Halves,
+    /// The batch program gets the cores that the server did not use in the last second.
+    EachSecond,
+    /// The server is a guaranteed job with all cores, the batch program a besteffort job.
+    Warden,
+}
+
+const SEPARATIONS: [Separation; 7] = [
+    Separation::Alone,
+    Separation::AloneAgain,
+    Separation::Nothing,
+    Separation::Weights,
+    Separation::Halves,
+    Separation::EachSecond,
+    Separation::Warden,
+];
+
+impl Separation {
+    fn name(self) -> &'static str {
+        match self {
+            Separation::Alone => "server alone",
+            Separation::AloneAgain => "server alone, again",
+            Separation::Nothing => "nothing between them",
+            Separation::Weights => "cgroup weights 100:1",
+            Separation::Halves => "half of the cores each",
+            Separation::EachSecond => "cores moved once a second",
+            Separation::Warden => "pjw",
+        }
+    }
+}
+
+/// One run.
+#[derive(Debug, Clone)]
+struct Run {
+    answers_per_s: f64,
+    p50_us: f64,
+    p99_us: f64,
+    p999_us: f64,
+    /// Phases of the batch program per second.
+    phases_per_s: f64,
+    /// The share of the core time that the server left and the batch program used.
+    harvested: f64,
+    server_over_time: Vec<f64>,
+    batch_over_time: Vec<f64>,
+}
+
+struct Bench {
+    effort: Effort,
+    interrupt: Interrupt,
+    programs: Programs,
+    cpus: CpuSet,
+    cores: usize,
+    halves: (CpuSet, CpuSet),
+    iterations: String,
+}
+
+fn main() -> anyhow::Result<()> {
+    let Setup { effort, interrupt, programs, scale } = Setup::prepare()?;
+    let bench = Bench::new(effort, interrupt, programs, &scale)?;
+    let mut runs: [Vec<Run>; SEPARATIONS.len()] = Default::default();
+    let mut skipped = [false; SEPARATIONS.len()];
+    for round in 0..effort.pick(1, 3) {
+        for turn in 0..SEPARATIONS.len() {
+            let at = (turn + round) % SEPARATIONS.len();
+            if skipped[at] {
+                continue;
+            }
+            match bench.run(SEPARATIONS[at]) {
+                Ok(run) => runs[at].push(run),
+                Err(why) if SEPARATIONS[at] != Separation::Warden => {
+                    skipped[at] = true;
+                    print_line(&format!("skipped: {}: {why:#}", SEPARATIONS[at].name()))?;
+                }
+                Err(why) => return Err(why),
+            }
+        }
+    }
+    report(&runs)
+}
+
+/// Prints the table, and writes the figures and the chart.
+fn report(runs: &[Vec<Run>; SEPARATIONS.len()]) -> anyhow::Result<()> {
+    let of = |at: usize, value: fn(&Run) -> f64| {
+        median(&runs[at].iter().map(value).collect::<Vec<f64>>()).unwrap_or(f64::NAN)
+    };
+    print_line(&format!(
+        "{:<28}{:>11}{:>9}{:>9}{:>10}{:>12}{:>11}",
+        "", "answers/s", "p50 us", "p99 us", "p99.9 us", "batch/s", "idle used"
+    ))?;
+    for (at, separation) in SEPARATIONS.iter().enumerate().filter(|(at, _)| !runs[*at].is_empty()) {
+        print_line(&format!(
+            "{:<28}{:>11.0}{:>9.0}{:>9.0}{:>10.0}{:>12.0}{:>10.0}%",
+            separation.name(),
+            of(at, |run| run.answers_per_s),
+            of(at, |run| run.p50_us),
+            of(at, |run| run.p99_us),
+            of(at, |run| run.p999_us),
+            of(at, |run| run.phases_per_s),
+            100.0 * of(at, |run| run.harvested),
+        ))?;
+    }
+    let mut figures = Vec::new();
+    let alone = (of(0, |run| run.p99_us), of(0, |run| run.answers_per_s));
+    for (at, separation) in SEPARATIONS.iter().enumerate().skip(1).filter(|(at, _)| !runs[*at].is_empty()) {
+        let name = separation.name();
+        let p99 = of(at, |run| run.p99_us);
+        figures.push(Figure::new(&format!("server p99, {name}"), p99, "us", "server alone", alone.0));
+        let rate = of(at, |run| run.answers_per_s);
+        figures.push(Figure::new(
+            &format!("server throughput, {name}"),
+            rate,
+            "1/s",
+            "server alone",
+            alone.1,
+        ));
+        let harvested = of(at, |run| run.harvested);
+        figures.push(Figure::new(
+            &format!("idle core time used, {name}"),
+            harvested,
+            "share",
+            "all of it",
+            1.0,
+        ));
+    }
+    let lines = [Separation::Nothing, Separation::Warden].into_iter().flat_map(|separation| {
+        let run = SEPARATIONS.iter().position(|known| *known == separation).and_then(|at| runs[at].first());
+        let points = |values: &[f64]| (0..).map(f64::from).zip(values.iter().copied()).collect::<Vec<_>>();
+        run.into_iter().flat_map(move |run| {
+            let name = separation.name();
+            [
+                (format!("server, {name}"), points(&run.server_over_time)),
+                (format!("batch, {name}"), points(&run.batch_over_time)),
+            ]
+        })
+    });
+    let chart = Chart {
+        title: "A server whose demand changes, beside a batch program".into(),
+        across: "second".into(),
+        up: "answers and phases per second".into(),
+        lines: lines.collect(),
+    };
+    let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench");
+    chart.write(&directory, "lending")?;
+    publish("lending", &figures)
+}
+
+impl Bench {
+    fn new(effort: Effort, interrupt: Interrupt, programs: Programs, scale: &Scale) -> anyhow::Result<Self> {
+        let join = |cores: &[CpuSet]| cores.iter().fold(CpuSet::new(), |all, core| all.union(core));
+        let cores = &scale.usable_cores;
+        let half = cores.split_at(cores.len() / 2);
+        let out = Command::new(programs.path(PROGRAM))
+            .args(["calibrate", "--request-us", &REQUEST_US.to_string()])
+            .output()
+            .context("can't start the program of the bench: make build")?;
+        let iterations = String::from_utf8(out.stdout)?.trim().to_owned();
+        let (cpus, halves) = (join(cores), (join(half.0), join(half.1)));
+        Ok(Self { effort, interrupt, programs, cpus, cores: cores.len(), halves, iterations })
+    }
+
+    fn batch(&self, mut launcher: Command) -> anyhow::Result<Program> {
+        let threads = self.cores.to_string();
+        launcher.arg(self.programs.path(PROGRAM));
+        launcher.args(["batch", "--threads", &threads, "--iterations", &self.iterations]);
+        Program::start_until_ready("the batch program", &mut launcher, TIMEOUT, &self.interrupt)
+    }
+
+    fn server(&self, mut launcher: Command) -> anyhow::Result<Program> {
+        let (workers, request_us) = (self.cores.to_string(), REQUEST_US.to_string());
+        let step_ms = self.step_ms().to_string();
+        launcher.arg(self.programs.path(PROGRAM));
+        launcher.args(["server", "--workers", &workers, "--iterations", &self.iterations]);
+        launcher.args(["--request-us", &request_us, "--demand", DEMAND, "--step-ms", &step_ms]);
+        Program::start_until_ready("the server", &mut launcher, TIMEOUT, &self.interrupt)
+    }
+
+    fn step_ms(&self) -> u64 {
+        self.effort.pick(200, 2000)
+    }
+
+    fn bound(cpus: &CpuSet) -> Command {
+        let mut command = Command::new("taskset");
+        command.arg("-c").arg(cpus.to_string());
+        command
+    }
+
+    fn run(&self, separation: Separation) -> anyhow::Result<Run> {
+        let everywhere = || Self::bound(&self.cpus);
+        match separation {
+            Separation::Alone | Separation::AloneAgain => {
+                let server = self.server(everywhere())?;
+                self.measure(server, None)
+            }
+            Separation::Nothing => {
+                let batch = self.batch(everywhere())?;
+                let server = self.server(everywhere())?;
+                self.measure(server, Some(batch))
+            }
+            Separation::Weights => {
+                let groups = (Cgroup::new("cpu", "server")?, Cgroup::new("cpu", "batch")?);
+                groups.0.set_weight(100)?;
+                groups.1.set_weight(1)?;
+                let batch = self.batch(groups.1.run_command())?;
+                let server = self.server(groups.0.run_command())?;
+                self.measure(server, Some(batch))
+            }
+            Separation::Halves => {
+                let batch = self.batch(Self::bound(&self.halves.1))?;
+                let server = self.server(Self::bound(&self.halves.0))?;
+                self.measure(server, Some(batch))
+            }
+            Separation::EachSecond => self.move_cores_each_second(everywhere()),
+            Separation::Warden => self.with_warden(),
+        }
+    }
+
+    /// As koordlet does: each second, the batch program gets the cores that the server did not use in the last second, at
+    /// least one.
+    fn move_cores_each_second(&self, launcher: Command) -> anyhow::Result<Run> {
+        let batch = self.batch(launcher)?;
+        let server = self.server(Self::bound(&self.cpus))?;
+        let (server_pid, batch_pid, is_over) = (server.pid(), batch.pid(), AtomicBool::new(false));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let used = || process_cpu_time(Pid(server_pid)).unwrap_or_default();
+                let mut before = used();
+                while !is_over.load(Ordering::Relaxed) {
+                    thread::sleep(Duration::from_secs(1));
+                    let now = used();
+                    let used_ms = now.saturating_sub(before).as_millis();
+                    let cores = usize::try_from(used_ms.div_ceil(1000)).unwrap_or(usize::MAX);
+                    before = now;
+                    let left = self.cores.saturating_sub(cores).max(1);
+                    let cpus: CpuSet = self.cpus.iter().skip(self.cpus.len().saturating_sub(left)).collect();
+                    for tid in threads_of(batch_pid) {
+                        // A thread may have ended.
+                        let _ = affinity::set_mask(Tid(tid), &cpus);
+                    }
+                }
+            });
+            let run = self.measure(server, Some(batch));
+            is_over.store(true, Ordering::Relaxed);
+            run
+        })
+    }
+
+    fn with_warden(&self) -> anyhow::Result<Run> {
+        let keys = format!("housekeeping = \"\"\n{KEYS}");
+        let warden = PrivateWarden::start_with_config(
+            &self.programs,
+            &keys,
+            EventSource::ProcEvents,
+            &self.interrupt,
+        )?;
+        let cores = self.cores.to_string();
+        let run = ["run", "--job", "batch", "--cores", &cores, "--class", "besteffort", "--"];
+        // The owner comes first, so that the batch program begins with borrowed cores.
+        let reserve = ["assign", "server", "--cores", &cores, "--class", "guaranteed"];
+        let reserved = warden.pjwctl_command(&reserve).output().context("can't start pjwctl")?;
+        anyhow::ensure!(reserved.status.success(), "{}", String::from_utf8_lossy(&reserved.stderr));
+        let batch = self.batch(warden.pjwctl_command(&run))?;
+        let server = self.server(Self::bound(&self.cpus))?;
+        let pid = server.pid().to_string();
+        let joined = warden
+            .pjwctl_command(&["assign", "server", "--pid", &pid])
+            .output()
+            .context("can't start pjwctl")?;
+        anyhow::ensure!(joined.status.success(), "{}", String::from_utf8_lossy(&joined.stderr));
+        let run = self.measure(server, Some(batch))?;
+        drop(warden);
+        Ok(run)
+    }
+
+    /// Waits for the end of the server and measures both programs until then.
+    fn measure(&self, mut server: Program, mut batch: Option<Program>) -> anyhow::Result<Run> {
+        let begin = Instant::now();
+        let used = |program: &Option<Program>| {
+            program.as_ref().and_then(|program| process_cpu_time(Pid(program.pid()))).unwrap_or_default()
+        };
+        batch.iter_mut().for_each(Program::discard_lines);
+        let before = used(&batch);
+        let server_pid = Pid(server.pid());
+        let mut server_cpu = Duration::ZERO;
+        let limit = Duration::from_millis(self.step_ms() * STEPS) + TIMEOUT;
+        let (mut phases, mut line) = (Vec::new(), None);
+        while line.is_none() {
+            server_cpu = process_cpu_time(server_pid).unwrap_or(server_cpu);
+            if let Some(batch) = &mut batch {
+                phases.push(batch.read_line(TIMEOUT, &self.interrupt)?.parse::<f64>()?);
+            }
+            line = server.try_line(Duration::from_millis(if batch.is_some() { 1 } else { 100 }));
+            anyhow::ensure!(begin.elapsed() < limit, "the server did not end in {} s", limit.as_secs());
+        }
+        let elapsed = begin.elapsed();
+        let batch_cpu = used(&batch).saturating_sub(before);
+        let result: Value = serde_json::from_str(&line.context("the server printed nothing")?)?;
+        let number = |key: &str| result[key].as_f64().unwrap_or(f64::NAN);
+        let left = elapsed.as_secs_f64() * self.cores as f64 - server_cpu.as_secs_f64();
+        let per_second =
+            result["per_second"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
+        let all = phases.last().copied().unwrap_or(0.0) - phases.first().copied().unwrap_or(0.0);
+        let seconds: Vec<f64> = phases.iter().step_by(10).copied().collect();
+        Ok(Run {
+            answers_per_s: number("completed") / number("seconds"),
+            p50_us: number("p50_us"),
+            p99_us: number("p99_us"),
+            p999_us: number("p999_us"),
+            phases_per_s: all / elapsed.as_secs_f64(),
+            harvested: batch_cpu.as_secs_f64() / left,
+            server_over_time: per_second,
+            batch_over_time: seconds.windows(2).map(|pair| pair[1] - pair[0]).collect(),
+        })
+    }
+}
+
+/// The threads of a process.
+fn threads_of(pid: u32) -> Vec<u32> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_string_lossy().parse().ok()).collect()
+}
