@@ -61,12 +61,20 @@ pub fn read_host_facts(online: &CpuSet) -> HostFacts {
         nohz_full_cpus: cpu_list("/sys/devices/system/cpu/nohz_full"),
         numa_balancing_enabled: is_enabled("/proc/sys/kernel/numa_balancing"),
         autogroup_enabled: is_enabled("/proc/sys/kernel/sched_autogroup_enabled"),
+        preemption_model: preemption_model(),
         smt_state: trimmed_text("/sys/devices/system/cpu/smt/control").unwrap_or_default(),
         cpufreq_governors: governors(online),
         in_container: false,
         hides_processes: !Path::new("/proc/1/stat").exists(),
         incomplete_scan_reason: None,
     }
+}
+
+/// The preemption model in force: the word in parentheses, as in `none voluntary (full) lazy`.
+fn preemption_model() -> Option<String> {
+    let text = trimmed_text("/sys/kernel/debug/sched/preempt")?;
+    let (_, rest) = text.split_once('(')?;
+    Some(rest.split_once(')')?.0.to_owned())
 }
 
 fn governors(online: &CpuSet) -> BTreeMap<String, CpuSet> {

@@ -275,6 +275,9 @@ pub struct HostFacts {
     /// Whether the kernel schedules the threads of each session as a group (autogroup, sched(7)). `None` if
     /// the kernel does not support this.
     pub autogroup_enabled: Option<bool>,
+    /// The kernel's preemption model, such as `full` or `lazy`. `None` if unknown: the kernel reports it only to root,
+    /// where debugfs is mounted.
+    pub preemption_model: Option<String>,
     /// The state of SMT, as the kernel names it: `on`, `off`, `forceoff`, `notsupported` and so on. Empty if
     /// unknown.
     pub smt_state: String,

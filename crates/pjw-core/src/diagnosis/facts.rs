@@ -4,7 +4,7 @@ use crate::basics::{Uid, cpus_text, prelude::*};
 use crate::diagnosis::examination::{DiagnosisInput, WardenStatus};
 use crate::diagnosis::words::{count, join_names};
 use crate::machine::Level;
-use crate::terms::CpusetHierarchy;
+use crate::terms::{CpusetHierarchy, IdlePriority};
 
 /// One fact about the machine, as the diagnosis (`pjwctl doctor`) prints it in one line. The diagnosis
 /// prints the facts before its [`Finding`](super::Finding)s.
@@ -39,6 +39,7 @@ pub fn machine_facts(exam: &DiagnosisInput) -> Vec<MachineFact> {
             .map(|scheduler| fact("scheduler", format!("{}: {}", scheduler.name, scheduler.effect_on_pjw))),
     );
     facts.push(fact("enforcement", enforcement(exam)));
+    facts.push(fact("lending", lending(exam)));
     facts.push(fact("warden", warden(exam)));
     if exam.caller_uid != Uid::ROOT {
         facts.push(fact("viewer", format!("user {}, with less access than root", exam.caller_uid)));
@@ -97,6 +98,32 @@ fn enforcement(exam: &DiagnosisInput) -> String {
         " (by looking; pjwd tries it when it starts)"
     };
     format!("{by_root}{masks}{sure}{by_whom}")
+}
+
+/// Returns the fact about lending: whether the cores that guaranteed jobs leave idle can be lent, and what makes it slow.
+fn lending(exam: &DiagnosisInput) -> String {
+    let why_not = match (&exam.cpuset_support.hierarchy, &exam.cpuset_support.idle_priority) {
+        (CpusetHierarchy::Unavailable { why }, _) | (_, IdlePriority::Unavailable { why }) => Some(why),
+        (_, IdlePriority::Available) => None,
+    };
+    if let Some(why) = why_not {
+        return format!("besteffort jobs get free cores only, not those that other jobs leave idle: {why}");
+    }
+    let mut slow = Vec::new();
+    if exam.host.preemption_model.as_deref() == Some("lazy") {
+        slow.push(
+            "lazy preemption lets a borrower run on for up to half a tick when the owner wakes up (preempt=full on the \
+             kernel's command line ends that)",
+        );
+    }
+    if !exam.host.has_btf {
+        slow.push("without BTF the owner is sampled each 10 ms instead of heard at its wake-up");
+    }
+    if slow.is_empty() {
+        return "a lent core is the owner's again when it wakes up: borrowers run at idle priority"
+            .to_owned();
+    }
+    format!("borrowers run at idle priority, but {}", slow.join("; "))
 }
 
 fn warden(exam: &DiagnosisInput) -> String {

@@ -72,7 +72,7 @@ fn check_fields(interface: &Interface<'_>, fields: &[(&str, &Type<'_>)], value: 
 }
 
 /// The names of the methods, in the order of the interface.
-const METHODS: [&str; 15] = [
+const METHODS: [&str; 16] = [
     "GetStatus",
     "ListJobs",
     "GetJob",

@@ -48,6 +48,7 @@ fn with_cores(cores_per_l3: u32, pus_per_core: u32) -> DiagnosisInput {
             nohz_full_cpus: CpuSet::new(),
             numa_balancing_enabled: Some(false),
             autogroup_enabled: None,
+            preemption_model: Some("full".to_owned()),
             smt_state: "on".to_owned(),
             cpufreq_governors: BTreeMap::new(),
             in_container: false,

@@ -5,7 +5,7 @@ use crate::basics::cpuset::Pu;
 use crate::basics::ids::Comm;
 use crate::basics::ids::Pid;
 use crate::basics::ids::Uid;
-use crate::terms::cpuset_group::CpusetSupport;
+use crate::terms::cpuset_group::{CpusetSupport, IdlePriority};
 use crate::terms::job::GrantedBy;
 use std::borrow::ToOwned;
 use std::collections::BTreeMap;
@@ -161,4 +161,19 @@ fn missing_kernel_features_and_hidden_processes_are_reported() {
         ..CpusetSupport::default()
     };
     assert!(only(&exam, "masks-forgotten").text.contains("before 6.2"));
+}
+
+#[test]
+fn what_makes_lending_impossible_or_slow_is_a_fact() {
+    let mut exam = node();
+    let fact = |exam: &DiagnosisInput| {
+        machine_facts(exam).into_iter().find(|fact| fact.code == "lending").unwrap().text
+    };
+    exam.cpuset_support.idle_priority = IdlePriority::Unavailable { why: "no cpu controller".to_owned() };
+    assert!(fact(&exam).contains("free cores only") && fact(&exam).contains("no cpu controller"));
+    exam.cpuset_support.idle_priority = IdlePriority::Available;
+    assert!(fact(&exam).contains("the owner's again when it wakes up"));
+    exam.host.preemption_model = Some("lazy".to_owned());
+    exam.host.has_btf = false;
+    assert!(fact(&exam).contains("half a tick") && fact(&exam).contains("each 10 ms"), "{}", fact(&exam));
 }
