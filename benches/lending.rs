@@ -294,7 +294,7 @@ impl Bench {
     }
 
     fn with_warden(&self) -> anyhow::Result<Run> {
-        let keys = format!("housekeeping = \"\"\n{KEYS}");
+        let keys = format!("enforcement = \"auto\"\nhousekeeping = \"\"\n{KEYS}");
         let warden = PrivateWarden::start_with_config(
             &self.programs,
             &keys,

@@ -151,12 +151,27 @@ fn cores_come_back_at_once_when_the_owner_uses_more() {
 }
 
 #[test]
-fn a_lent_core_on_which_the_owner_runs_comes_back_at_once() {
+fn the_lent_cores_on_which_the_owner_runs_come_back_first() {
     let mut m = web_and_batch();
     web_uses(&mut m, 0, 3);
-    sample(&mut m, 1, "4");
+    assert_eq!(lent(&m), "2-5");
+    sample(&mut m, 3, "2-3");
     m.settle();
-    assert_eq!(lent(&m), "2-3,5");
+    assert_eq!(lent(&m), "4-5");
+}
+
+#[test]
+fn a_core_on_which_the_owner_runs_is_exchanged_for_an_idle_one() {
+    let mut m = web_and_batch();
+    m.policy.lending.buffer_cores = 3;
+    web_uses(&mut m, 0, 5);
+    assert_eq!(lent(&m), "3-5");
+    sample(&mut m, 0, "4");
+    m.settle();
+    assert_eq!(lent(&m), "2-3,5", "core 4 for core 2");
+    sample(&mut m, 0, "2");
+    m.settle();
+    assert_eq!(lent(&m), "2-3,5", "at most one exchange in lend_after");
 }
 
 #[test]
@@ -251,7 +266,7 @@ fn only_whole_cores_are_lent() {
     assert_eq!((m.grant("web").as_str(), lent(&m).as_str()), ("0-2,4-6", "1-2,5-6"));
     m.state.lending.record_use(&job("web"), 1, 3, &set("5"), now(&m));
     m.settle();
-    assert_eq!(lent(&m), "2,6", "PU 5 is a sibling of PU 1");
+    assert_eq!(lent(&m), "2,6", "PU 5 is a sibling of PU 1, so core 2 stays lent");
 }
 
 #[test]

@@ -25,9 +25,14 @@ const INTERVAL_WHILE_LENT: Duration = Duration::from_millis(10);
 /// The time between two samples while no core is lent.
 const INTERVAL_BEFORE_LENDING: Duration = Duration::from_millis(100);
 /// The time for which an owner's thread must run on a lent PU before the PU is taken back.
-const SETTLING_TIME: Duration = Duration::from_millis(1);
+const SETTLING_TIME: Duration = Duration::from_millis(2);
+/// The time over which the use of cores is averaged.
+const AVERAGING_TIME: Duration = Duration::from_millis(100);
 /// A shorter period than this says too little about the use of cores.
 const MIN_PERIOD: Duration = Duration::from_micros(500);
+
+/// An owner that uses fewer cores than this, on average, is idle.
+const IDLE_CORES: f64 = 0.1;
 
 /// The samples of all owners of lendable cores.
 #[derive(Debug, Default)]
@@ -44,6 +49,23 @@ pub(super) struct OwnerSamples {
 struct Owner {
     sampler: CpuTimeSampler,
     sampled_at: Option<Instant>,
+    /// The number of cores in use, averaged over [`AVERAGING_TIME`].
+    average: f64,
+}
+
+impl Owner {
+    /// The number of cores in use after a period in which the owner used this CPU time: that of the average use, or that of
+    /// the period, if this is greater. A period that is too short to tell a demand from its fluctuations counts only for an
+    /// owner that was idle before.
+    fn cores_in_use(&mut self, cpu_time: Duration, period: Duration) -> u32 {
+        let was_idle = self.average < IDLE_CORES;
+        let used = cpu_time.as_secs_f64() / period.as_secs_f64();
+        let weight = 1.0 - (-period.as_secs_f64() / AVERAGING_TIME.as_secs_f64()).exp();
+        self.average += (used - self.average) * weight;
+        let average = cores_in_use(AVERAGING_TIME.mul_f64(self.average), AVERAGING_TIME);
+        let counts_by_itself = was_idle || period >= INTERVAL_WHILE_LENT;
+        if counts_by_itself { average.max(cores_in_use(cpu_time, period)) } else { average }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -145,7 +167,7 @@ impl OwnerSamples {
         let Monitor::Loaded(monitor) = &mut self.monitor else { return CpuSet::new() };
         let Some((reported, since)) = self.reported.take() else { return CpuSet::new() };
         let period = now.saturating_duration_since(since).max(SETTLING_TIME);
-        let most = period * 4 / 5;
+        let most = period * 9 / 10;
         let run_times = monitor.run_times();
         let lasting = run_times.into_iter().filter(|(pu, ran)| reported.contains(*pu) && *ran >= most);
         let lasting = lasting.map(|(pu, _)| pu).collect();
@@ -171,7 +193,7 @@ impl OwnerSamples {
             let cpu_time = owner.sampler.sample(state.members_of(&id).map(|member| member.id));
             owner.sampled_at = Some(now);
             let Some(period) = period else { continue };
-            let used = cores_in_use(cpu_time, period);
+            let used = owner.cores_in_use(cpu_time, period);
             // The monitor also counts threads of other jobs and of the system.
             let runs_on = if cpu_time >= SETTLING_TIME * 4 / 5 { runs_on } else { CpuSet::new() };
             state.lending.record_use(&id, used, core_count, &runs_on, since_boot);

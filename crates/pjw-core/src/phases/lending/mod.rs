@@ -202,23 +202,31 @@ fn owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> Option<
     let may_be_lent = |used: u32| core_count.saturating_sub(used).saturating_sub(buffer) as usize;
     let used_now = wanted.or_else(|| known?.used());
     let runs_on = known.map(|known| known.runs_on().clone()).unwrap_or_default();
-    lent.retain(|core| !core.intersects(&runs_on));
+    // The cores on which the owner runs come back first.
+    lent.sort_by_key(|core| core.intersects(&runs_on));
     // An owner that was not sampled yet, after a restart, keeps what is lent until it was.
     if let Some(used) = used_now {
         lent.truncate(may_be_lent(used));
     }
     let lend_after = policy.lending.lend_after;
-    let more = known.filter(|known| known.may_lend(lend_after, now)).and_then(|known| {
+    let known = known.filter(|known| known.may_lend(lend_after, now));
+    let more = known.and_then(|known| {
         let most_used = known.most_used_in(known.pause(lend_after, now), now)?;
         Some(may_be_lent(wanted.unwrap_or(most_used)))
     });
     let more = more.unwrap_or(0).saturating_sub(lent.len()).min(policy.lending.cores_at_once as usize);
-    if more > 0 {
+    let displaced = lent.iter().filter(|core| known.is_some() && core.intersects(&runs_on)).count();
+    if more + displaced > 0 {
         let pinned = pinned_pus(state, &job.id);
-        idle.retain(|core| !core.intersects(&runs_on) && !core.intersects(&pinned));
+        idle.retain(|core| !core.intersects(&runs_on));
         idle.reverse();
+        // Pins follow: the threads are then pinned to cores that are not lent.
+        idle.sort_by_key(|core| core.intersects(&pinned));
     }
-    idle.truncate(more);
+    // The owner runs on a lent core while it leaves another one idle: the borrower gets the idle one instead.
+    let exchanged = displaced.min(idle.len().saturating_sub(more));
+    lent.truncate(lent.len() - exchanged);
+    idle.truncate(more + exchanged);
     Some(Owner { core_count, lent, lendable: idle })
 }
 
@@ -276,39 +284,38 @@ fn balance(borrowers: &mut [Borrower<'_>], may_get: impl Fn(&Borrower<'_>) -> bo
 
 /// Reports what changes for the owners and the borrowers, and remembers when each owner lent and took back.
 fn record_moves(draft: &mut Draft<'_>, shares: &BTreeMap<JobId, CpuSet>, leaving: &BTreeMap<Pu, Nanos>) {
-    let (now, lend_after) = (draft.now.since_boot, draft.policy.lending.lend_after);
+    let (mut lenders, mut takers) = (BTreeSet::new(), BTreeSet::new());
     for (id, cpus) in shares {
         let before = draft.state.pool.borrowed_by(id);
         for (owner, gained) in by_owner(draft.state, &cpus.difference(&before)) {
             let text = format!("{owner} leaves {} idle: lent to {id}", cpus_text(&gained));
             draft.out.events.push(Event::new(EventKind::Lent, text).with_job(id).with_cpus(&gained));
-            draft.state.lending.record_move(&owner, false, lend_after, now);
-            draft.state.dirty.add_active(&owner);
+            lenders.insert(owner);
         }
-        let newly_leaving = |pu: &Pu| draft.state.lending.leaves_at(*pu).is_none();
+        let is_leaving = |pu: &Pu| draft.state.lending.leaves_at(*pu).is_some();
         let leaves: CpuSet =
-            leaving.keys().copied().filter(|pu| cpus.contains(*pu)).filter(newly_leaving).collect();
-        for (owner, leaves) in by_owner(draft.state, &leaves) {
-            let text = format!(
-                "{owner} needs {}: taken back in {:?}",
-                cpus_text(&leaves),
-                draft.policy.lending.revocation_grace
-            );
-            draft.out.events.push(Event::new(EventKind::Revoked, text).with_job(id).with_cpus(&leaves));
-        }
-        for (owner, lost) in by_owner(draft.state, &before.difference(cpus)) {
-            let unannounced: CpuSet =
-                lost.iter().filter(|pu| draft.state.lending.leaves_at(*pu).is_none()).collect();
-            if !unannounced.is_empty() {
-                let text = format!("{owner} needs {}", cpus_text(&unannounced));
-                let event = Event::new(EventKind::Revoked, text).with_job(id).with_cpus(&unannounced);
-                draft.out.events.push(event);
+            leaving.keys().copied().filter(|pu| cpus.contains(*pu) && !is_leaving(pu)).collect();
+        let lost = before.difference(cpus);
+        let unannounced: CpuSet = lost.iter().filter(|pu| !is_leaving(pu)).collect();
+        let grace = draft.policy.lending.revocation_grace;
+        for (cpus, when) in [(&leaves, format!(" in {grace:?}")), (&unannounced, String::new())] {
+            for (owner, cpus) in by_owner(draft.state, cpus) {
+                let text = format!("{owner} needs {}: taken back{when}", cpus_text(&cpus));
+                draft.out.events.push(Event::new(EventKind::Revoked, text).with_job(id).with_cpus(&cpus));
             }
+        }
+        for (owner, lost) in by_owner(draft.state, &lost) {
             let text = format!("{} back from {id}", cpus_text(&lost));
             draft.out.events.push(Event::new(EventKind::Returned, text).with_job(&owner).with_cpus(&lost));
-            draft.state.lending.record_move(&owner, true, lend_after, now);
-            draft.state.dirty.add_active(&owner);
+            takers.insert(owner);
         }
+    }
+    let (now, lend_after) = (draft.now.since_boot, draft.policy.lending.lend_after);
+    for owner in lenders.union(&takers) {
+        // Where one core was exchanged for another, the owner needs no more cores than before.
+        let is_return = !lenders.contains(owner);
+        draft.state.lending.record_move(owner, is_return, lend_after, now);
+        draft.state.dirty.add_active(owner);
     }
 }
 
@@ -385,5 +392,8 @@ fn starved_grant(state: &WardenState, policy: &Policy, job: &Job) -> Option<(Ten
     // The job keeps its last PUs while it is frozen: they have no effect.
     let last = job.grant.as_ref().map_or_else(|| state.pool.online_cpus(), |grant| grant.cpus.clone());
     let reason = "no core can be borrowed: it is frozen until there is one".to_owned();
-    policy.cpuset_support.can_freeze.then_some((Tenure::Frozen, last, reason))
+    let has_cpuset = policy.enforcement != Enforcement::Affinity
+        && !matches!(policy.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. })
+        && state.cpusets.creation_error(&job.id).is_none();
+    (has_cpuset && policy.cpuset_support.can_freeze).then_some((Tenure::Frozen, last, reason))
 }

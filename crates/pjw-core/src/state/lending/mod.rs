@@ -9,8 +9,8 @@ use core::time::Duration;
 use crate::basics::{CpuSet, Nanos, Pu, prelude::*};
 use crate::terms::JobId;
 
-/// A pause between two lendings is at most this long, however often cores came back.
-const MAX_PAUSE: Duration = Duration::from_secs(60);
+/// How often `lend_after` is doubled at most, however often cores came back.
+const MAX_DOUBLINGS: u32 = 2;
 
 /// What is known about the owners of cores that may be lent, and which borrowed PUs are to be taken back later.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -35,12 +35,13 @@ pub struct OwnerUse {
     returned: Option<(Nanos, u32)>,
 }
 
-/// Returns the number of cores that a job used: its CPU time in a period, divided by the length of the period and rounded
-/// to the nearest number. Zero if the period has no length.
+/// Returns the number of cores that a job used for nine tenths of a period or longer, if its CPU time was on as few cores as
+/// possible. Zero if the period has no length. A core that is in use for a shorter time is not counted: its borrower runs in
+/// the gaps, at idle priority.
 #[must_use]
 pub fn cores_in_use(cpu_time: Duration, period: Duration) -> u32 {
-    let halves = (cpu_time * 2).as_nanos().checked_div(period.as_nanos()).unwrap_or(0);
-    u32::try_from(halves.div_ceil(2)).unwrap_or(u32::MAX)
+    let tenths = (cpu_time * 10).as_nanos().checked_div(period.as_nanos()).unwrap_or(0);
+    u32::try_from((tenths + 1) / 10).unwrap_or(u32::MAX)
 }
 
 impl LendingState {
@@ -84,7 +85,7 @@ impl LendingState {
     pub(crate) fn record_move(&mut self, owner: &JobId, is_return: bool, lend_after: Duration, now: Nanos) {
         let known = self.owners.entry(owner.clone()).or_default();
         if is_return {
-            known.returned = Some((now, known.doublings(lend_after, now) + 1));
+            known.returned = Some((now, (known.doublings(lend_after, now) + 1).min(MAX_DOUBLINGS)));
             known.runs_on = CpuSet::new();
         } else {
             known.lent_at = Some(now);
@@ -138,7 +139,7 @@ impl OwnerUse {
 }
 
 fn doubled(lend_after: Duration, times: u32) -> Duration {
-    lend_after.saturating_mul(1 << times.min(16)).min(MAX_PAUSE.max(lend_after))
+    lend_after.saturating_mul(1 << times.min(MAX_DOUBLINGS))
 }
 
 fn has_passed(since: Nanos, period: Duration, now: Nanos) -> bool {

@@ -10,9 +10,9 @@ fn at(seconds: u64) -> Nanos {
 }
 
 #[test]
-fn half_a_core_counts_as_one() {
+fn a_core_that_is_in_use_for_nine_tenths_of_the_time_counts_as_whole() {
     let used = |permille: u32| cores_in_use(SECOND * permille / 1000, SECOND);
-    assert_eq!([0, 499, 500, 1000, 1499, 1500, 7600].map(used), [0, 0, 1, 1, 1, 2, 8]);
+    assert_eq!([0, 899, 900, 1899, 1900, 2000].map(used), [0, 0, 1, 1, 2, 2]);
     assert_eq!(cores_in_use(SECOND, Duration::ZERO), 0);
 }
 
@@ -33,11 +33,11 @@ fn the_most_used_cores_of_a_period_are_known_after_the_period() {
 fn each_return_doubles_the_pause_and_quiet_time_halves_it() {
     let (mut state, web) = (LendingState::default(), job("web"));
     let pause = |state: &LendingState, now| state.use_of(&web).unwrap().pause(SECOND, at(now)).as_secs();
-    for (now, expected) in [(0, 2), (1, 4), (2, 8), (3, 16), (4, 32), (5, 60), (6, 60)] {
+    for (now, expected) in [(0, 2), (1, 4), (2, 4), (3, 4)] {
         state.record_move(&web, true, SECOND, at(now));
         assert_eq!(pause(&state, now), expected, "after the return at {now} s");
     }
-    assert_eq!(pause(&state, 6 + 120), 60, "64 s are cut to 60");
-    assert_eq!(pause(&state, 6 + 120 + 120), 32);
-    assert_eq!(pause(&state, 1000), 1);
+    assert_eq!(pause(&state, 3 + 7), 4);
+    assert_eq!(pause(&state, 3 + 8), 2, "two pauses of 4 s");
+    assert_eq!(pause(&state, 3 + 8 + 4), 1);
 }
