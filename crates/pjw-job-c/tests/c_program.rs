@@ -18,7 +18,7 @@ use compile::compile;
 fn a_c_program_reads_its_cores_waits_for_a_change_and_asks_for_fewer() {
     let directory = tempfile::tempdir().unwrap();
     let (program, job) = (directory.path().join("program"), directory.path().join("job"));
-    compile("pjw_job", Path::new(env!("CARGO_MANIFEST_DIR")), "tests/program.c", &program);
+    compile("pjw_job", Path::new(env!("CARGO_MANIFEST_DIR")), "tests/program.c", &[], &program);
     std::fs::create_dir(&job).unwrap();
     let want = job.join(WANTED_CORES_FILE_NAME);
     std::fs::write(&want, "").unwrap();

@@ -13,7 +13,7 @@ use compile::compile;
 fn a_c_program_starts_processes_by_each_function_of_the_header() {
     let directory = tempfile::tempdir().unwrap();
     let program = directory.path().join("program");
-    compile("pjw_spawn", Path::new(env!("CARGO_MANIFEST_DIR")), "tests/program.c", &program);
+    compile("pjw_spawn", Path::new(env!("CARGO_MANIFEST_DIR")), "tests/program.c", &[], &program);
     let output = Command::new(&program).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

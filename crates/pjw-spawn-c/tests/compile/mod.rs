@@ -5,12 +5,12 @@ use std::path::Path;
 use std::process::Command;
 
 /// Compiles a program against the library `lib{library}.so` of a crate and its headers. Cargo must have built the library
-/// beside the running test. `source` is a path in the directory of the crate. The program finds the library in its own
-/// directory.
+/// beside the running test. `source` is a path in the directory of the crate. `flags` are further arguments of `cc`. The program finds
+/// the library in its own directory.
 ///
 /// # Panics
 /// If the library can't be linked there, or if `cc` is missing or refuses the program.
-pub(crate) fn compile(library: &str, crate_directory: &Path, source: &str, program: &Path) {
+pub(crate) fn compile(library: &str, crate_directory: &Path, source: &str, flags: &[&str], program: &Path) {
     let directory = program.parent().unwrap();
     let name = format!("lib{library}.so");
     let built = std::env::current_exe().unwrap().with_file_name(&name);
@@ -21,6 +21,7 @@ pub(crate) fn compile(library: &str, crate_directory: &Path, source: &str, progr
         .args(["-Wall", "-Wextra", "-Werror", "-o"])
         .arg(program)
         .arg(crate_directory.join(source))
+        .args(flags)
         .arg("-I")
         .arg(crate_directory.join("include"))
         .arg("-L")
