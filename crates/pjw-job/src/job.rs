@@ -175,7 +175,8 @@ impl Job {
     #[must_use]
     pub fn has_cpu(&self, cpu: Pu) -> bool {
         let quick = self.page().and_then(|page| page.has_cpu(cpu));
-        quick.unwrap_or_else(|| self.cores().cpus.contains(cpu))
+        let slow = || self.read().map_or_else(mask::own_mask, |(_, content)| content.cpus()).contains(cpu);
+        quick.unwrap_or_else(slow)
     }
 
     /// Waits until the epoch of the core map differs from `epoch`, or the time `timeout` has passed. The core
