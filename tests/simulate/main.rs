@@ -1,4 +1,5 @@
-//! Logs of real jobs replayed on real machines, every grant judged by what was free at that moment.
+//! Logs of real jobs replayed on real machines, every grant judged by what was free at that moment; a curve of demand
+//! replayed without and with lending.
 #![forbid(unsafe_code)]
 #![expect(clippy::unwrap_used, reason = "a replay that can not be made is a failed test")]
 
@@ -7,8 +8,11 @@ use std::path::Path;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::job::Placement;
+use pjw_core::policy::LendingPolicy;
 use pjw_core::topology::Topology;
 use pjw_linux::topology::{TopologySource, load_topology};
+use pjw_sim::demand::curve;
+use pjw_sim::demand::replay::{DemandReplay, DemandReplayOptions, replay_demand};
 use pjw_sim::locality::{DomainsUsed, PuLocations};
 use pjw_sim::reference::ReferencePolicy;
 use pjw_sim::replay::{CoreChooser, ProcessorUnit, ReplayOptions, replay};
@@ -149,4 +153,20 @@ fn no_policy_of_others_does_better_on_average_over_all_streams() {
     for other in others {
         assert!(ours.iter().zip(other).all(|(ours, other)| *ours <= other), "{ours:?} {other:?}");
     }
+}
+
+#[test]
+fn lending_uses_what_the_owners_of_the_example_day_leave() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("traces/demand-day.csv");
+    let curve = curve::parse(&fs::read(path).unwrap()).unwrap();
+    let replayed = |enabled| {
+        let lending = LendingPolicy { enabled, ..LendingPolicy::default() };
+        let options = DemandReplayOptions { housekeeping_cpus: CpuSet::new(), lending };
+        replay_demand(&machine("64amd64-4s2n4ca2co.xml"), &curve, &options).unwrap()
+    };
+    let (without, with) = (replayed(false), replayed(true));
+    let used = |replay: &DemandReplay| -> f64 { replay.owners.iter().map(|one| one.used_core_s).sum() };
+    assert_eq!(used(&without), used(&with), "lending takes nothing from the owners");
+    assert!(without.utilisation() < 0.75 && with.utilisation() > 0.95, "{without:?} {with:?}");
+    assert!(with.owners.iter().all(|one| one.revocations > 0 && one.loans >= one.revocations));
 }

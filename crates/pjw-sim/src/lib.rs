@@ -9,8 +9,10 @@
 //!
 //! The other part replays logs of jobs on machines that are not present: [`swf`] parses the logs, [`replay`] runs
 //! them through the allocator or through another policy of [`mod@reference`], [`locality`] measures the grants.
+//! [`demand`] replays what jobs use of their cores through the lending decision.
 #![forbid(unsafe_code)]
 
+pub mod demand;
 pub mod faults;
 pub mod journal;
 pub mod locality;

@@ -5,6 +5,7 @@ mod hook;
 mod json;
 mod priority_class;
 mod provision;
+mod simulate;
 mod spawn;
 mod topology;
 mod want;
@@ -15,12 +16,13 @@ use std::path::PathBuf;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
-use pjw_core::{cpuset::CpuSet, housekeeping::HousekeepingRule};
+use pjw_core::cpuset::CpuSet;
 
 pub use hook::{HookArgs, HookKind};
 pub use json::JsonArg;
 pub use priority_class::PriorityClassArg;
 pub use provision::ProvisionArgs;
+pub use simulate::{ProcessorUnitArg, ReferencePolicyArg, SimulateArgs, SimulatePolicyArg};
 pub use spawn::{ProxyArg, SpawnArgs};
 pub use topology::TopologyArgs;
 pub use want::{WantArgs, WantedCoresArg};
@@ -167,15 +169,7 @@ pub enum CliCommand {
         With --input and --synthetic no running pjwd is needed, only its program.")]
     Topology(TopologyArgs),
     /// Replay a job log on any machine and measure the allocator; nothing is run
-    #[command(
-        group = ArgGroup::new("machine").required(true).args(["input", "synthetic"]),
-        after_help = "Examples:\n  \
-        pjwctl simulate --trace log.swf --input node.xml           a machine saved with: lstopo node.xml\n  \
-        pjwctl simulate --trace log.swf --synthetic \"pack:2 l3:8 core:8 pu:2\" --housekeeping 1/l3\n  \
-        pjwctl simulate --trace log.swf --input node.xml --reference kubelet   for comparison\n\n\
-        A job of the log starts at its submit time if enough cores are free, else it is refused. It holds its cores \
-        for its run time. Needs no running pjwd, only its program."
-    )]
+    #[command(after_help = simulate::EXAMPLES)]
     Simulate(SimulateArgs),
     /// Diagnose this machine; changes nothing, needs neither pjwd nor root
     #[command(after_help = doctor::EXAMPLES)]
@@ -280,74 +274,6 @@ pub struct RunArgs {
     /// The command and its arguments; everything after the command belongs to it, also without `--`
     #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
     pub command: Vec<OsString>,
-}
-
-/// The command line options of `pjwctl simulate`, which replays a job log to measure how jobs are placed.
-#[derive(Debug, Args)]
-pub struct SimulateArgs {
-    /// The log of jobs, in the Standard Workload Format; - is standard input
-    #[arg(long = "trace", value_name = "FILE")]
-    pub job_log: PathBuf,
-    /// A machine in hwloc's XML format
-    #[arg(long, value_name = "FILE")]
-    pub input: Option<PathBuf>,
-    /// A machine in hwloc's synthetic format
-    #[arg(long, value_name = "DESCRIPTION")]
-    pub synthetic: Option<String>,
-    /// The unit of the log's processor counts
-    #[arg(long, value_enum, default_value = "core")]
-    pub unit: ProcessorUnitArg,
-    /// The policy by which pjw's allocator chooses cores [default: pack]
-    #[arg(long, value_enum, conflicts_with = "reference_policy")]
-    pub policy: Option<SimulatePolicyArg>,
-    /// CPUs that no job gets: a CPU list such as 0-1,8, or a number of cores per L3, NUMA node or package
-    /// such as 1/l3
-    #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
-    pub housekeeping: HousekeepingRule,
-    /// Simulate this reference policy instead of pjw's allocator, for comparison
-    #[arg(long = "reference", value_enum, value_name = "NAME")]
-    pub reference_policy: Option<ReferencePolicyArg>,
-    /// Write a CSV file with one line for each started job
-    #[arg(long = "per-job", value_name = "FILE.csv")]
-    pub per_job_csv: Option<PathBuf>,
-    /// Write a CSV file with the free cores over time and the largest request that fits one L3, node or
-    /// package
-    #[arg(long = "fragmentation", value_name = "FILE.csv")]
-    pub fragmentation_csv: Option<PathBuf>,
-    /// Whether the result is printed as JSON instead of text.
-    #[command(flatten)]
-    pub json: JsonArg,
-}
-
-/// The value of `pjwctl simulate --unit`: whether the replayed job log counts cores or PUs (logical CPUs).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ProcessorUnitArg {
-    /// Whole cores
-    Core,
-    /// Single logical CPUs, whose siblings may belong to another job
-    Pu,
-}
-
-/// The value of `pjwctl simulate --policy`: whether the simulated jobs get cores close together or spread over the
-/// machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum SimulatePolicyArg {
-    /// Close together
-    Pack,
-    /// Evenly over the machine
-    Spread,
-}
-
-/// The value of `pjwctl simulate --reference`: a simple allocator, such as that of Kubernetes' kubelet. It is
-/// simulated instead of pjw's allocator, for comparison.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ReferencePolicyArg {
-    /// The first free cores
-    FirstFit,
-    /// Kubernetes' static CPU manager, whole cores
-    Kubelet,
-    /// Kubernetes' static CPU manager, whole cores, with prefer-align-cpus-by-uncorecache
-    KubeletL3,
 }
 
 /// The value of `pjwctl assign --policy`: whether the job gets cores close together, spread over the machine, or
@@ -460,6 +386,11 @@ mod tests {
             "pjwctl simulate --trace a.swf --synthetic core:2 --reference nobody",
             "pjwctl simulate --trace a.swf --synthetic core:2 --housekeeping 1/l4",
             "pjwctl simulate --trace a.swf --synthetic core:2 --housekeeping 3-1",
+            "pjwctl simulate --trace a.swf --demand a.csv --synthetic core:2",
+            "pjwctl simulate --demand a.csv --synthetic core:2 --reference kubelet",
+            "pjwctl simulate --demand a.csv --synthetic core:2 --unit pu",
+            "pjwctl simulate --demand a.csv --synthetic core:2 --lend-after 2",
+            "pjwctl simulate --trace a.swf --synthetic core:2 --buffer 2",
         ] {
             assert_eq!(parse(line).expect_err(line).exit_code(), 2, "{line}");
         }

@@ -1,4 +1,5 @@
-//! `pjwctl simulate`: replays a job log on a machine that is described by a file or a text. Needs no daemon.
+//! `pjwctl simulate`: replays a job log or a curve of demand on a machine that is described by a file or a text. Needs no
+//! daemon.
 
 use std::ffi::OsString;
 use std::fs;
@@ -7,26 +8,36 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::anyhow;
-use pjw_core::{job::Placement, topology::Topology};
+use pjw_core::{job::Placement, policy::LendingPolicy, topology::Topology};
+use pjw_sim::demand::curve;
+use pjw_sim::demand::replay::{DemandReplayOptions, replay_demand};
 use pjw_sim::reference::ReferencePolicy;
 use pjw_sim::replay::{CoreChooser, ProcessorUnit, ReplayOptions, replay};
-use pjw_sim::swf::{self, JobLog};
+use pjw_sim::swf;
 
 use super::daemon_program;
 use crate::cli::{self, ProcessorUnitArg, ReferencePolicyArg, SimulatePolicyArg};
 use crate::output;
+use crate::render::demand::{DemandResult, demand_text};
 use crate::render::simulate::{SimulationResult, fragmentation_csv, per_job_csv, simulation_text};
 
-/// The length of the longest line of a job log.
+/// The length of the longest line of a job log or a curve.
 const MAX_LINE_BYTES: u64 = 1 << 20;
-/// The size of the largest job log.
+/// The size of the largest job log or curve.
 const MAX_LOG_BYTES: u64 = 1 << 30;
 
 pub(super) fn run(what: &cli::SimulateArgs) -> anyhow::Result<ExitCode> {
-    let trace = trace(&what.job_log)?;
-    let source = daemon_program::source_option(what.input.as_deref(), what.synthetic.as_deref());
-    let arguments: Vec<OsString> = std::iter::once("--plain".into()).chain(source).collect();
-    let topology: Topology = daemon_program::machine(&arguments)?;
+    match (&what.demand, &what.job_log) {
+        (Some(path), _) => replay_curve(what, path),
+        (None, Some(path)) => replay_log(what, path),
+        (None, None) => Err(anyhow!("there is nothing to replay: add --trace FILE or --demand FILE.csv")),
+    }
+}
+
+fn replay_log(what: &cli::SimulateArgs, path: &Path) -> anyhow::Result<ExitCode> {
+    let (name, bytes) = read(path, "log", "give a log in the standard workload format")?;
+    let trace = swf::parse(&bytes).map_err(|error| anyhow!("{name}: {error}"))?;
+    let topology = machine(what)?;
     let rules = ReplayOptions {
         unit: match what.unit {
             ProcessorUnitArg::Core => ProcessorUnit::Core,
@@ -46,6 +57,34 @@ pub(super) fn run(what: &cli::SimulateArgs) -> anyhow::Result<ExitCode> {
     output::print_reply(what.json, &simulation, simulation_text)
 }
 
+/// Replays the curve twice: without and with lending.
+fn replay_curve(what: &cli::SimulateArgs, path: &Path) -> anyhow::Result<ExitCode> {
+    let (name, bytes) = read(path, "curve", "give a line with a few numbers for each time")?;
+    let curve = curve::parse(&bytes).map_err(|error| anyhow!("{name}: {error}"))?;
+    let topology = machine(what)?;
+    let defaults = LendingPolicy::default();
+    let lending = LendingPolicy {
+        buffer_cores: what.buffer_cores.unwrap_or(defaults.buffer_cores),
+        lend_after: what.lend_after.unwrap_or(defaults.lend_after),
+        cores_at_once: what.cores_at_once.unwrap_or(defaults.cores_at_once),
+        ..defaults
+    };
+    let housekeeping_cpus = what.housekeeping.resolve(&topology)?;
+    let replayed = |enabled| {
+        let lending = LendingPolicy { enabled, ..lending.clone() };
+        let options = DemandReplayOptions { housekeeping_cpus: housekeeping_cpus.clone(), lending };
+        replay_demand(&topology, &curve, &options).map_err(|error| anyhow!("{name}: {error}"))
+    };
+    let result = DemandResult::new(&replayed(false)?, &replayed(true)?, &lending);
+    output::print_reply(what.json, &result, demand_text)
+}
+
+fn machine(what: &cli::SimulateArgs) -> anyhow::Result<Topology> {
+    let source = daemon_program::source_option(what.input.as_deref(), what.synthetic.as_deref());
+    let arguments: Vec<OsString> = std::iter::once("--plain".into()).chain(source).collect();
+    daemon_program::machine(&arguments)
+}
+
 fn chooser(what: &cli::SimulateArgs) -> CoreChooser {
     match (what.reference_policy, what.policy) {
         (Some(ReferencePolicyArg::FirstFit), _) => CoreChooser::Reference(ReferencePolicy::FirstFit),
@@ -56,19 +95,22 @@ fn chooser(what: &cli::SimulateArgs) -> CoreChooser {
     }
 }
 
-fn trace(path: &Path) -> anyhow::Result<JobLog> {
+/// The name of a file for messages, and its content. `kind` says what the file is to be. `remedy` says what to do if it has
+/// a line that is too long.
+fn read(path: &Path, kind: &str, remedy: &str) -> anyhow::Result<(String, Vec<u8>)> {
     let (name, read) = if path == Path::new("-") {
-        ("standard input".to_owned(), read_lines(&mut io::stdin().lock()))
+        ("standard input".to_owned(), read_lines(&mut io::stdin().lock(), remedy))
     } else {
-        (path.display().to_string(), fs::File::open(path).and_then(|mut file| read_lines(&mut file)))
+        let read = fs::File::open(path).and_then(|mut file| read_lines(&mut file, remedy));
+        (path.display().to_string(), read)
     };
-    let bytes = read.map_err(|error| anyhow!("can't read the log {name}: {error}"))?;
-    swf::parse(&bytes).map_err(|error| anyhow!("{name}: {error}"))
+    let bytes = read.map_err(|error| anyhow!("can't read the {kind} {name}: {error}"))?;
+    Ok((name, bytes))
 }
 
 /// Reads a text with lines of at most [`MAX_LINE_BYTES`], up to [`MAX_LOG_BYTES`]. So a device or a pipe without an end is
 /// refused before it fills the memory.
-fn read_lines(from: &mut dyn Read) -> io::Result<Vec<u8>> {
+fn read_lines(from: &mut dyn Read, remedy: &str) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     loop {
         let known = bytes.len();
@@ -78,9 +120,7 @@ fn read_lines(from: &mut dyn Read) -> io::Result<Vec<u8>> {
             return Ok(bytes);
         }
         if !part.contains(&b'\n') {
-            return Err(io::Error::other(
-                "a line is longer than 1 MiB; give a log in the standard workload format",
-            ));
+            return Err(io::Error::other(format!("a line is longer than 1 MiB; {remedy}")));
         }
         if bytes.len() as u64 > MAX_LOG_BYTES {
             return Err(io::Error::other("it is larger than 1 GiB; give a part of it"));

@@ -5,6 +5,7 @@
 
 pub mod core_map;
 pub mod defrag;
+pub mod demand;
 pub mod diagram;
 pub mod doctor;
 pub mod events;

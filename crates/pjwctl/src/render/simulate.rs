@@ -187,8 +187,8 @@ fn samples(all: &[FragmentationSample]) -> String {
     table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
 }
 
-/// A time of the log as days and hours.
-fn time(seconds: u64) -> String {
+/// A number of seconds as days and hours.
+pub(super) fn time(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
     format!("{days}d {:02}:{:02}:{:02}", rest / 3_600, rest / 60 % 60, rest % 60)
 }

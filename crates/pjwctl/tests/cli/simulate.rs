@@ -1,4 +1,4 @@
-//! `simulate`: job logs in, figures and CSV out, and all errors of the input.
+//! `simulate`: job logs and curves of demand in, figures and CSV out, and all errors of the input.
 
 use std::fs;
 use std::io::Write;
@@ -188,4 +188,58 @@ fn a_machine_that_the_daemons_program_cannot_load_is_its_refusal() {
 fn a_log_without_an_end_is_refused_before_it_fills_the_memory() {
     let bench = Bench::new();
     assert_refused(&bench.simulate(&["--trace", "/dev/zero"]), "a line is longer than 1 MiB");
+}
+
+#[test]
+fn a_curve_of_demand_is_replayed_without_and_with_lending() {
+    let bench = Bench::new();
+    fs::write(bench.path("day.csv"), "time_s,web:6\n0,3\n3600,6\n7200,0\n").unwrap();
+    let answer = bench.simulate(&["--demand", "day.csv", "--json"]);
+    assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{answer:?}");
+    let json: Value = serde_json::from_str(&answer.stdout).unwrap();
+    // The owner uses 9 of 16 core hours. The besteffort job has the two free cores, and for an hour two idle ones.
+    assert_eq!((&json["usable"], &json["without_lending"]["utilisation"]), (&8.into(), &0.8125.into()));
+    assert_eq!((&json["loans"], &json["revocations"]), (&2.into(), &2.into()));
+    let lent = json["lent_core_hours"].as_f64().unwrap();
+    assert!((lent - 2.0 * 3598.0 / 3600.0).abs() < 1e-9, "{lent}");
+    let text = bench.simulate(&["--demand", "day.csv"]).stdout;
+    assert!(text.starts_with("1 owner with 6 cores of 8, for 0d 02:00:00\n"), "{text}");
+}
+
+#[test]
+fn two_columns_of_numbers_are_a_curve_and_the_settings_of_lending_take_effect() {
+    let bench = Bench::new();
+    fs::write(bench.path("day.csv"), "0,0\n100,6\n200,6\n").unwrap();
+    let loans = |options: &[&str]| {
+        let answer = bench.simulate(&[&["--demand", "day.csv", "--json"], options].concat());
+        let json: Value = serde_json::from_str(&answer.stdout).unwrap();
+        json["loans"].as_u64()
+    };
+    assert_eq!(loans(&[]), Some(5), "six cores without the buffer");
+    assert_eq!(loans(&["--buffer", "0"]), Some(6));
+    assert_eq!(loans(&["--lend-after", "99s"]), Some(4), "four at once, and then the demand rises");
+    assert_eq!(loans(&["--lend-after", "2m"]), Some(0));
+    assert_eq!(loans(&["--lend-after", "60s", "--at-once", "2"]), Some(2));
+}
+
+#[test]
+fn a_curve_that_cannot_be_replayed_is_refused_on_one_line() {
+    let bench = Bench::new();
+    for (text, reason) in [
+        ("", "bad.csv: there is no demand in it"),
+        ("time_s,web\n0,1\n", "bad.csv: line 2: this is the only demand"),
+        ("time_s,web\n0,1\n1,many\n", "bad.csv: line 3: web: \"many\" is not a number of cores"),
+        ("0,1\nx,1\n", "bad.csv: line 2: the time \"x\" is not a number of seconds"),
+        ("0,1\n9,1\n8,1\n", "bad.csv: line 3: the time 8 is not after 9 s"),
+        ("time_s,web:4\n0,1\n9,5\n", "bad.csv: line 3: web uses 5 cores and owns 4"),
+        ("0,9\n9,9\n", "bad.csv: owner can't have 9 cores: 9 cores were"),
+    ] {
+        fs::write(bench.path("bad.csv"), text).unwrap();
+        assert_refused(&bench.simulate(&["--demand", "bad.csv"]), reason);
+    }
+    assert_refused(
+        &bench.simulate(&["--demand", "missing.csv"]),
+        "can't read the curve missing.csv: No such file",
+    );
+    assert_refused(&bench.simulate(&["--demand", "/dev/zero"]), "a line is longer than 1 MiB");
 }

@@ -1,0 +1,269 @@
+//! Replays a curve of demand through the decisions of the warden.
+//!
+//! Each owner is a job of the class guaranteed. One job of the class besteffort wants every core. The decisions are those
+//! of [`reconcile`]. The use of the cores is known to it at once, while the daemon samples it. An owner goes before the
+//! besteffort job on each core that it owns: the besteffort job gets what the owner leaves of a lent core.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use pjw_core::command::{AssignCommand, Caller, Command, Reply};
+use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, IdlePriority};
+use pjw_core::ids::Uid;
+use pjw_core::job::{CpuRequest, JobId, JobSource, PriorityClass};
+use pjw_core::lending::is_lending_due;
+use pjw_core::policy::{ExhaustionPolicy, LendingPolicy, Policy};
+use pjw_core::reconcile::reconcile;
+use pjw_core::refusal::Refusal;
+use pjw_core::scan::ScanScope;
+use pjw_core::snapshot::Snapshot;
+use pjw_core::state::WardenState;
+use pjw_core::state::lending::cores_in_use;
+use pjw_core::time::{Moment, Nanos, UnixMillis};
+use pjw_core::topology::Topology;
+use thiserror::Error;
+
+use super::curve::{DemandCurve, DemandPoint, Owner};
+
+/// The time between two decisions about lending: the daemon's interval while a core is lent.
+const STEP: Duration = Duration::from_millis(10);
+const SECOND: Duration = Duration::from_secs(1);
+/// The source of the job that wants every core. So it can have the name of an owner.
+const SOURCE_OF_BESTEFFORT: JobSource = JobSource::Session;
+
+/// The options of a replay of a curve of demand.
+#[derive(Debug, Clone)]
+pub struct DemandReplayOptions {
+    /// The housekeeping PUs, which are reserved for the system. No job gets one of these PUs.
+    pub housekeeping_cpus: CpuSet,
+    /// The settings of lending. The besteffort job borrows free cores also if lending is disabled.
+    pub lending: LendingPolicy,
+}
+
+/// The result of a replay of a curve of demand. Core time is a number of cores multiplied by a time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DemandReplay {
+    /// The result for each owner, in the order of the curve.
+    pub owners: Vec<OwnerResult>,
+    /// The number of cores of the machine that jobs can use: all except those of the housekeeping PUs.
+    pub usable_cores: u32,
+    /// The time from the first point of the curve to the last.
+    pub duration: Duration,
+    /// The core time that the besteffort job used, in seconds of one core.
+    pub besteffort_core_s: f64,
+}
+
+/// What an owner used, and what was lent of its cores.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OwnerResult {
+    /// The owner, as the curve describes it.
+    pub owner: Owner,
+    /// The core time that the owner used, in seconds of one core.
+    pub used_core_s: f64,
+    /// The core time for which cores of the owner were lent, in seconds of one core.
+    pub lent_core_s: f64,
+    /// How often a core was lent. Two cores that are lent at the same time count as two.
+    pub loans: u64,
+    /// How often a lent core was taken back. Two cores that are taken back at the same time count as two.
+    pub revocations: u64,
+}
+
+/// The reason why a curve of demand can't be replayed on a machine: a job does not get its cores.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{job} can't have {cores} cores: {refusal}")]
+pub struct JobRefused {
+    /// The name of the job.
+    pub job: String,
+    /// The number of cores that it owns, as the curve says.
+    pub cores: u32,
+    /// The refusal of the warden.
+    pub refusal: Refusal,
+}
+
+/// Replays a curve of demand on a machine with the topology `topology`. The same arguments give the same result.
+///
+/// # Errors
+/// If the machine has too few cores for the owners.
+pub fn replay_demand(
+    topology: &Topology,
+    curve: &DemandCurve,
+    options: &DemandReplayOptions,
+) -> Result<DemandReplay, JobRefused> {
+    let mut machine = Machine::new(topology, options);
+    let usable_cores = topology.whole_core_count(&machine.state.pool.free_cpus());
+    let begin = curve.points.first().map_or(Duration::ZERO, |point| point.time);
+    for owner in &curve.owners {
+        machine.assign(begin, &owner.job, owner.cores, PriorityClass::Guaranteed)?;
+    }
+    let besteffort = JobId::new(SOURCE_OF_BESTEFFORT, "besteffort");
+    if let Ok(job) = &besteffort {
+        machine.assign(begin, job, usable_cores, PriorityClass::Besteffort)?;
+    }
+    let mut result = DemandReplay {
+        owners: curve.owners.iter().map(OwnerResult::new).collect(),
+        usable_cores,
+        duration: Duration::ZERO,
+        besteffort_core_s: 0.0,
+    };
+    for (point, next) in curve.points.iter().zip(curve.points.iter().skip(1)) {
+        machine.set_demand(point, &curve.owners);
+        let mut now = point.time;
+        while now < next.time {
+            if machine.is_lending_due(now) {
+                machine.run_cycle(now, &[]);
+                machine.count_moves(&mut result.owners);
+            }
+            let until = machine.next_decision(now, next.time).unwrap_or(next.time);
+            machine.add_core_time(point, until - now, &mut result);
+            now = until;
+        }
+    }
+    Ok(result)
+}
+
+/// The state of the warden on the replayed machine. No process runs there, so no mask and no cpuset is changed.
+struct Machine {
+    state: WardenState,
+    policy: Policy,
+    /// The number of cores of each owner that are lent.
+    lent: BTreeMap<JobId, u32>,
+}
+
+impl Machine {
+    fn new(topology: &Topology, options: &DemandReplayOptions) -> Self {
+        let cpuset_support = CpusetSupport {
+            hierarchy: CpusetHierarchy::Unified,
+            affinity_persists: true,
+            idle_priority: IdlePriority::Available,
+            can_freeze: true,
+        };
+        let policy = Policy {
+            housekeeping_cpus: options.housekeeping_cpus.clone(),
+            lending: options.lending.clone(),
+            exhaustion_policy: ExhaustionPolicy::Refuse,
+            cpuset_support,
+            // A job without processes ends after this time.
+            reservation_timeout: Duration::MAX,
+            ..Policy::default()
+        };
+        let state = WardenState::new(topology.clone(), &options.housekeeping_cpus);
+        Self { state, policy, lent: BTreeMap::new() }
+    }
+
+    fn assign(
+        &mut self,
+        now: Duration,
+        job: &JobId,
+        cores: u32,
+        class: PriorityClass,
+    ) -> Result<(), JobRefused> {
+        let caller = Caller { uid: Uid::ROOT, is_admin: true };
+        let command = AssignCommand {
+            cpu_request: Some(CpuRequest::Cores(cores)),
+            class: Some(class),
+            ..AssignCommand::new(job.clone(), caller)
+        };
+        let replies = self.run_cycle(now, &[Command::Assign(command)]);
+        let refusal = replies.into_iter().find_map(Result::err);
+        let refused = |refusal| JobRefused { job: job.name().to_owned(), cores, refusal };
+        refusal.map_or(Ok(()), |refusal| Err(refused(refusal)))
+    }
+
+    fn run_cycle(&mut self, now: Duration, commands: &[Command]) -> Vec<Result<Reply, Refusal>> {
+        let snapshot = Snapshot {
+            scope: ScanScope::Full,
+            taken_at: Moment { since_boot: nanos(now), wall_clock: UnixMillis(0) },
+            online: self.state.topology.cpus().clone(),
+            processes: BTreeMap::new(),
+            cgroups: BTreeMap::new(),
+            affinity_requests: Vec::new(),
+            incomplete_reason: None,
+        };
+        reconcile(&mut self.state, &snapshot, commands, &self.policy).replies
+    }
+
+    /// The warden learns what each owner uses from now on.
+    fn set_demand(&mut self, point: &DemandPoint, owners: &[Owner]) {
+        for (owner, cores_used) in owners.iter().zip(&point.cores_used) {
+            let used = cores_in_use(SECOND.mul_f64(*cores_used), SECOND);
+            let lent_pus_in_use = CpuSet::new();
+            self.state.lending.record_use(&owner.job, used, owner.cores, &lent_pus_in_use, nanos(point.time));
+        }
+    }
+
+    fn is_lending_due(&self, now: Duration) -> bool {
+        is_lending_due(&self.state, &self.policy, nanos(now))
+    }
+
+    /// The first step after `now` and before `end` at which cores are to be lent or taken back. `None` if there is none.
+    /// While the demand stays the same, what is due at one time is due at each later time. So the time is searched by
+    /// bisection.
+    fn next_decision(&self, now: Duration, end: Duration) -> Option<Duration> {
+        let is_due = |steps: u32| self.is_lending_due(now + STEP * steps);
+        let steps = (end - now).as_nanos().saturating_sub(1) / STEP.as_nanos();
+        let (mut not_due, mut due) = (0, u32::try_from(steps).unwrap_or(u32::MAX));
+        if due == 0 || !is_due(due) {
+            return None;
+        }
+        while due - not_due > 1 {
+            let middle = not_due + (due - not_due) / 2;
+            if is_due(middle) { due = middle } else { not_due = middle }
+        }
+        Some(now + STEP * due)
+    }
+
+    fn lent_cores(&self, owner: &JobId) -> u32 {
+        let pool = &self.state.pool;
+        self.state.topology.whole_core_count(&pool.pus_of(owner).intersection(&pool.lent_cpus()))
+    }
+
+    /// Counts the cores that were lent and taken back since the last call.
+    fn count_moves(&mut self, owners: &mut [OwnerResult]) {
+        for one in owners {
+            let lent = self.lent_cores(&one.owner.job);
+            let before = self.lent.insert(one.owner.job.clone(), lent).unwrap_or(0);
+            one.loans += u64::from(lent.saturating_sub(before));
+            one.revocations += u64::from(before.saturating_sub(lent));
+        }
+    }
+
+    /// Adds the core time of a period in which nothing changes.
+    fn add_core_time(&self, point: &DemandPoint, period: Duration, result: &mut DemandReplay) {
+        let seconds = period.as_secs_f64();
+        let free = self.state.topology.whole_core_count(&self.state.pool.free_cpus());
+        let mut besteffort = f64::from(free);
+        for (one, used) in result.owners.iter_mut().zip(&point.cores_used) {
+            let lent = f64::from(self.lent.get(&one.owner.job).copied().unwrap_or(0));
+            one.lent_core_s += lent * seconds;
+            one.used_core_s += used * seconds;
+            besteffort += lent.min(f64::from(one.owner.cores) - used);
+        }
+        result.besteffort_core_s += besteffort * seconds;
+        result.duration += period;
+    }
+}
+
+fn nanos(time: Duration) -> Nanos {
+    Nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+}
+
+impl DemandReplay {
+    /// Returns the utilisation of the machine, from 0 to 1: the core time that the owners and the besteffort job used,
+    /// divided by that of all usable cores. 0 if there is no usable core.
+    #[must_use]
+    pub fn utilisation(&self) -> f64 {
+        let used: f64 = self.owners.iter().map(|one| one.used_core_s).sum();
+        let possible = f64::from(self.usable_cores) * self.duration.as_secs_f64();
+        if possible > 0.0 { (used + self.besteffort_core_s) / possible } else { 0.0 }
+    }
+}
+
+impl OwnerResult {
+    fn new(owner: &Owner) -> Self {
+        Self { owner: owner.clone(), used_core_s: 0.0, lent_core_s: 0.0, loans: 0, revocations: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests;

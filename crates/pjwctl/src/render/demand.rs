@@ -1,0 +1,252 @@
+//! `simulate --demand`: the result of the replay of a curve of demand, as JSON for scripts and as a table for people.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, TableStyle};
+use pjw_core::policy::LendingPolicy;
+use pjw_sim::demand::replay::{DemandReplay, OwnerResult};
+use serde::Serialize;
+
+use super::simulate::time;
+use super::{Terminal, style, text::count_with_noun};
+
+const SECONDS_PER_HOUR: f64 = 3600.0;
+
+/// The result of `pjwctl simulate --demand`, which `--json` prints as JSON. A core hour is one core for one hour.
+#[derive(Debug, Clone, Serialize)]
+pub struct DemandResult {
+    /// The jobs that own cores, in the order of the columns of the curve.
+    pub owners: Vec<OwnerFigures>,
+    /// The number of cores of the machine that jobs can use: all except those of the housekeeping CPUs.
+    pub usable: u32,
+    /// The time from the first line of the curve to the last, in seconds.
+    pub duration_s: f64,
+    /// The settings of lending with which the curve was replayed.
+    pub lending: LendingSettings,
+    /// The figures if no core of an owner is lent: the besteffort job has the free cores alone.
+    pub without_lending: UseFigures,
+    /// The figures if cores that owners leave idle are lent.
+    pub with_lending: UseFigures,
+    /// The core hours for which cores of owners were lent.
+    pub lent_core_hours: f64,
+    /// How often a core was lent. Two cores that are lent at the same time count as two.
+    pub loans: u64,
+    /// How often a lent core was taken back. Two cores that are taken back at the same time count as two.
+    pub revocations: u64,
+    /// The revocations divided by the number of cores of all owners and by the hours of the curve.
+    pub revocations_per_core_hour: f64,
+}
+
+/// What an owner used of its cores, and what was lent of them.
+#[derive(Debug, Clone, Serialize)]
+pub struct OwnerFigures {
+    /// The name of the owner.
+    pub name: String,
+    /// The number of cores that it owns.
+    pub cores: u32,
+    /// The mean number of cores that it used.
+    pub mean_cores_used: f64,
+    /// The core hours for which its cores were lent.
+    pub lent_core_hours: f64,
+    /// How often one of its cores was lent.
+    pub loans: u64,
+    /// How often one of its cores was taken back.
+    pub revocations: u64,
+    /// The revocations divided by the number of its cores and by the hours of the curve.
+    pub revocations_per_core_hour: f64,
+}
+
+/// The settings of lending, with the names and meanings of the configuration keys in the table `lending`.
+#[derive(Debug, Clone, Serialize)]
+pub struct LendingSettings {
+    /// The number of idle cores of each owner that are not lent.
+    pub buffer: u32,
+    /// The time for which a core must be idle before it is lent, in seconds.
+    pub lend_after_s: f64,
+    /// The number of cores of one owner that are lent at once.
+    pub at_once: u32,
+}
+
+/// The use of the machine in one replay.
+#[derive(Debug, Clone, Serialize)]
+pub struct UseFigures {
+    /// The core time that the owners and the besteffort job used, divided by that of all usable cores: from 0 to 1.
+    pub utilisation: f64,
+    /// The core hours that the besteffort job used.
+    pub besteffort_core_hours: f64,
+}
+
+impl DemandResult {
+    /// Computes the result from a replay with lending disabled and one of the same curve with the settings `lending`.
+    #[must_use]
+    pub fn new(without: &DemandReplay, with: &DemandReplay, lending: &LendingPolicy) -> Self {
+        let owners = &with.owners;
+        let revocations = owners.iter().map(|one| one.revocations).sum();
+        let cores = owners.iter().map(|one| f64::from(one.owner.cores)).sum();
+        Self {
+            owners: owners.iter().map(|one| OwnerFigures::new(one, with.duration)).collect(),
+            usable: with.usable_cores,
+            duration_s: with.duration.as_secs_f64(),
+            lending: LendingSettings {
+                buffer: lending.buffer_cores,
+                lend_after_s: lending.lend_after.as_secs_f64(),
+                at_once: lending.cores_at_once,
+            },
+            without_lending: UseFigures::new(without),
+            with_lending: UseFigures::new(with),
+            lent_core_hours: owners.iter().map(|one| one.lent_core_s).sum::<f64>() / SECONDS_PER_HOUR,
+            loans: owners.iter().map(|one| one.loans).sum(),
+            revocations,
+            revocations_per_core_hour: per_core_hour(revocations, cores, with.duration),
+        }
+    }
+}
+
+impl OwnerFigures {
+    fn new(one: &OwnerResult, duration: Duration) -> Self {
+        let cores = one.owner.cores;
+        Self {
+            name: one.owner.job.name().to_owned(),
+            cores,
+            mean_cores_used: one.used_core_s / duration.as_secs_f64(),
+            lent_core_hours: one.lent_core_s / SECONDS_PER_HOUR,
+            loans: one.loans,
+            revocations: one.revocations,
+            revocations_per_core_hour: per_core_hour(one.revocations, f64::from(cores), duration),
+        }
+    }
+}
+
+impl UseFigures {
+    fn new(replay: &DemandReplay) -> Self {
+        Self {
+            utilisation: replay.utilisation(),
+            besteffort_core_hours: replay.besteffort_core_s / SECONDS_PER_HOUR,
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a figure for people: 53 bits are plenty")]
+fn per_core_hour(revocations: u64, cores: f64, duration: Duration) -> f64 {
+    revocations as f64 * SECONDS_PER_HOUR / (cores * duration.as_secs_f64())
+}
+
+/// Returns the result of `pjwctl simulate --demand` as text: the figures without and with lending, and a table of the owners.
+#[must_use]
+pub fn demand_text(result: &DemandResult, term: Terminal) -> String {
+    let owners = u32::try_from(result.owners.len()).unwrap_or(u32::MAX);
+    let owned: u32 = result.owners.iter().map(|owner| owner.cores).fold(0, u32::saturating_add);
+    let heading = format!(
+        "{} with {} of {}, for {}",
+        count_with_noun(owners, "owner", "owners"),
+        count_with_noun(owned, "core", "cores"),
+        result.usable,
+        time(Duration::from_secs_f64(result.duration_s).as_secs())
+    );
+    let mut text = style::apply_style(&heading, style::HEADING, term) + "\n\n";
+    let (without, with) = (&result.without_lending, &result.with_lending);
+    let percent = |part: f64| format!("{:.1} %", part * 100.0);
+    let hours = |hours: f64| format!("{hours:.1}");
+    let mut row = |name: &str, without: &str, with: &str| {
+        let _ = writeln!(text, "{name:<26}{without:>16}{with:>15}");
+    };
+    row("", "without lending", "with lending");
+    row("utilisation", &percent(without.utilisation), &percent(with.utilisation));
+    row("besteffort, core hours", &hours(without.besteffort_core_hours), &hours(with.besteffort_core_hours));
+    row("lent, core hours", "0.0", &hours(result.lent_core_hours));
+    row("loans of a core", "0", &result.loans.to_string());
+    row("revocations of a core", "0", &result.revocations.to_string());
+    row("  per core and hour", "0.00", &format!("{:.2}", result.revocations_per_core_hour));
+    text + "\n" + &owner_table(&result.owners)
+}
+
+fn owner_table(owners: &[OwnerFigures]) -> String {
+    let mut table = Table::new();
+    table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(["owner", "cores", "used", "lent, core hours", "revocations", "per core and hour"]);
+    for owner in owners {
+        table.add_row(
+            [
+                owner.name.clone(),
+                owner.cores.to_string(),
+                format!("{:.2}", owner.mean_cores_used),
+                format!("{:.1}", owner.lent_core_hours),
+                owner.revocations.to_string(),
+                format!("{:.2}", owner.revocations_per_core_hour),
+            ]
+            .map(Cell::new),
+        );
+    }
+    for (n, column) in table.column_iter_mut().enumerate() {
+        let alignment = if n > 0 { CellAlignment::Right } else { CellAlignment::Left };
+        column.set_padding((if n > 0 { 2 } else { 0 }, 0)).set_cell_alignment(alignment);
+    }
+    table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use pjw_core::cpuset::CpuSet;
+    use pjw_core::topology::{RegularShape, Topology};
+    use pjw_sim::demand::curve::parse;
+    use pjw_sim::demand::replay::{DemandReplayOptions, replay_demand};
+
+    use super::*;
+
+    fn result() -> DemandResult {
+        let shape = RegularShape {
+            packages: 1,
+            numa_nodes_per_package: 1,
+            l3s_per_numa_node: 2,
+            cores_per_l3: 4,
+            pus_per_core: 2,
+        };
+        let topology = Topology::from_shape(shape);
+        let curve = parse(b"time_s,web:4,db\n0,0.25,2\n36000,4,2\n72000,0.25,0\n108000,0,0\n").unwrap();
+        let replayed = |enabled| {
+            let lending = LendingPolicy { enabled, ..LendingPolicy::default() };
+            let options = DemandReplayOptions { housekeeping_cpus: CpuSet::new(), lending };
+            replay_demand(&topology, &curve, &options).unwrap()
+        };
+        DemandResult::new(&replayed(false), &replayed(true), &LendingPolicy::default())
+    }
+
+    #[test]
+    fn the_text_for_people_compares_both_replays_and_lists_the_owners() {
+        insta::assert_snapshot!(demand_text(&result(), Terminal { width: 80, has_colours: false }), @r"
+        2 owners with 6 cores of 8, for 1d 06:00:00
+
+                                   without lending   with lending
+        utilisation                         60.4 %         89.6 %
+        besteffort, core hours                60.0          130.0
+        lent, core hours                       0.0           70.0
+        loans of a core                          0              7
+        revocations of a core                    0              3
+          per core and hour                   0.00           0.02
+
+        owner  cores  used  lent, core hours  revocations  per core and hour
+        web        4  1.50              60.0            3               0.03
+        db         2  1.33              10.0            0               0.00
+        ");
+    }
+
+    #[test]
+    fn scripts_get_the_names_of_the_contract() {
+        let json = serde_json::to_value(result()).unwrap();
+        for name in ["duration_s", "lent_core_hours", "revocations_per_core_hour"] {
+            assert!(json[name].is_f64(), "{name}: {json}");
+        }
+        for name in ["usable", "loans", "revocations"] {
+            assert!(json[name].is_u64(), "{name}: {json}");
+        }
+        for part in ["without_lending", "with_lending"] {
+            assert!(json[part]["utilisation"].is_f64() && json[part]["besteffort_core_hours"].is_f64());
+        }
+        assert_eq!(json["lending"], serde_json::json!({"buffer": 1, "lend_after_s": 2.0, "at_once": 4}));
+        assert_eq!((&json["owners"][1]["name"], &json["owners"][1]["cores"]), (&"db".into(), &2.into()));
+        assert!(
+            json["owners"][0]["mean_cores_used"].is_f64() && json["owners"][0]["lent_core_hours"].is_f64()
+        );
+    }
+}
