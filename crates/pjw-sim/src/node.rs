@@ -279,6 +279,7 @@ fn create_cpuset(
         world.cgroup_owners.insert(path.clone(), owner);
     }
     world.write_cpuset(path, Some(&job_cpuset.spec.cpus));
+    world.set_priority(path, &job_cpuset.spec);
     if job_cpuset.spec.isolated {
         world.isolated_partitions.insert(path.clone());
     } else {
@@ -330,6 +331,7 @@ fn change_cpuset(world: &mut World, change: &CpusetChange) -> CpusetOutcome {
         }
         CpusetChange::Widen { job_cpuset } => {
             let all = world.cpus.clone();
+            world.thaw(&job_cpuset.path);
             world.isolated_partitions.remove(&job_cpuset.path);
             world.cgroup_owners.remove(&job_cpuset.path);
             world.write_cpuset(&job_cpuset.path, Some(&all));

@@ -40,11 +40,21 @@ impl CpuTimeSampler {
     /// have counts from now on. A process that has ended counts up to the last call. A process that is not in `processes`
     /// is forgotten.
     pub fn sample(&mut self, processes: impl IntoIterator<Item = ProcessId>) -> Duration {
+        self.sample_with(processes, process_cpu_time)
+    }
+
+    /// Does the same as [`CpuTimeSampler::sample`] with the CPU times that `cpu_time_of` returns: the total of a process since its
+    /// start, and `None` for a process that has ended. So simulated processes can be sampled.
+    pub fn sample_with(
+        &mut self,
+        processes: impl IntoIterator<Item = ProcessId>,
+        cpu_time_of: impl Fn(Pid) -> Option<Duration>,
+    ) -> Duration {
         self.round += 1;
         let round = self.round;
         let (mut used, mut count) = (Duration::ZERO, 0);
         for process in processes {
-            let Some(cpu_time) = process_cpu_time(process.pid) else { continue };
+            let Some(cpu_time) = cpu_time_of(process.pid) else { continue };
             let sample = self.last.entry(process).or_insert(Sample { cpu_time, round: 0 });
             // The time of a process that has the same pid now may be less.
             used += cpu_time.saturating_sub(sample.cpu_time);

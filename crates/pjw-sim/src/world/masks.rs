@@ -54,6 +54,8 @@ impl World {
             None => {
                 self.cgroup_owners.remove(path);
                 self.cgroup_origins.remove(path);
+                self.frozen_cgroups.remove(path);
+                self.idle_cgroups.remove(path);
                 self.cpusets.remove(path)
             }
         };

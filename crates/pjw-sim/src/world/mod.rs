@@ -16,8 +16,11 @@ use pjw_core::time::{Moment, Nanos, UnixMillis};
 use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport};
 
 mod masks;
+mod priority;
 #[cfg(test)]
 mod tests;
+
+use priority::is_in_any;
 
 /// The largest process id by default.
 const PID_MAX: u32 = 400;
@@ -163,6 +166,11 @@ pub struct World {
     pub cpusets: BTreeMap<String, CpuSet>,
     /// The paths of the cgroups in [`World::cpusets`] whose partition type is `isolated`.
     pub isolated_partitions: BTreeSet<String>,
+    /// The paths of the cgroups that pjw has frozen (`cgroup.freeze`). No thread in them runs, nor in the cgroups
+    /// below them.
+    pub frozen_cgroups: BTreeSet<String>,
+    /// The paths of the cgroups whose processes run at idle priority (`cpu.idle`).
+    pub idle_cgroups: BTreeSet<String>,
     /// The paths of the cgroups in which another program has disabled the cpuset controller.
     pub without_cpuset_controller: BTreeSet<String>,
     /// The paths of the cgroups that were removed. The simulated kernel refuses to move a process to one of
@@ -262,6 +270,8 @@ impl World {
             starts: BTreeMap::from([(1, id.start)]),
             cpusets: BTreeMap::new(),
             isolated_partitions: BTreeSet::new(),
+            frozen_cgroups: BTreeSet::new(),
+            idle_cgroups: BTreeSet::new(),
             without_cpuset_controller: BTreeSet::new(),
             removed_cgroups: BTreeSet::new(),
             persistent_cgroups: BTreeSet::new(),
@@ -280,10 +290,13 @@ impl World {
         Moment { since_boot: Nanos(self.now), wall_clock }
     }
 
-    /// Advances the simulated time by `ns` nanoseconds. Adds this time to the run time of each busy thread.
+    /// Advances the simulated time by `ns` nanoseconds. Adds this time to the run time of each busy thread, unless its
+    /// process is frozen.
     pub fn advance(&mut self, ns: u64) {
         self.now += ns;
-        let threads = self.processes.values_mut().flat_map(|process| process.threads.values_mut());
+        let frozen = &self.frozen_cgroups;
+        let running = self.processes.values_mut().filter(|process| !is_in_any(&process.cgroup, frozen));
+        let threads = running.flat_map(|process| process.threads.values_mut());
         threads.filter(|thread| thread.is_busy).for_each(|thread| thread.run_ns += ns);
     }
 

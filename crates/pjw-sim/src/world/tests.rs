@@ -1,6 +1,6 @@
 //! The rules of the simulated kernel.
 
-use pjw_core::{cpuset::Pu, testing::set};
+use pjw_core::{cpuset::Pu, cpuset_group::CpusetSpec, testing::set};
 
 use super::*;
 
@@ -49,4 +49,22 @@ fn a_mask_is_cut_to_the_cpuset_and_to_what_is_on_and_comes_back() {
     assert_eq!(world.effective_mask_in("/job/step", &set("4-7")).to_string(), "2-3");
     world.toggle_pu(Pu(4));
     assert_eq!(world.effective_mask_in("/job/step", &set("4-7")).to_string(), "4");
+}
+
+#[test]
+fn a_busy_thread_in_a_frozen_cgroup_does_not_run_until_it_is_thawed() {
+    let mut world = World::new(&set("0-7"));
+    let pid = world.spawn(Pid(1), Uid(1));
+    world.move_process(pid, "/job/step");
+    world.processes.get_mut(&pid).unwrap().threads.values_mut().for_each(|thread| thread.is_busy = true);
+    let run_ns = |world: &World| world.processes[&pid].run_ns();
+    world.advance(5);
+    let spec = CpusetSpec { frozen: true, idle: true, ..CpusetSpec::from_cpus(set("0")) };
+    world.set_priority("/job", &spec);
+    world.advance(7);
+    assert_eq!(run_ns(&world), 5);
+    assert!(world.is_frozen(&world.processes[&pid]) && world.is_idle_priority(&world.processes[&pid]));
+    world.thaw("/job");
+    world.advance(11);
+    assert_eq!(run_ns(&world), 16);
 }

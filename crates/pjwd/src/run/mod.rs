@@ -6,6 +6,6 @@ pub mod dry_runs;
 pub mod event_loop;
 pub mod lateness;
 pub mod own_files;
-mod owner_samples;
+pub mod owner_samples;
 pub mod realtime;
 pub mod triggers;

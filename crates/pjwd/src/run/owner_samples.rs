@@ -10,6 +10,7 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use pjw_core::cpuset::CpuSet;
+use pjw_core::ids::Pid;
 use pjw_core::job::JobId;
 use pjw_core::lending::{is_lending_due, why_not_lent};
 use pjw_core::policy::Policy;
@@ -34,9 +35,10 @@ const MIN_PERIOD: Duration = Duration::from_micros(500);
 /// An owner that uses fewer cores than this, on average, is idle.
 const IDLE_CORES: f64 = 0.1;
 
-/// The samples of all owners of lendable cores.
+/// The samples of all owners of lendable cores: how much CPU time each owner uses, and on which of its lent PUs it
+/// runs.
 #[derive(Debug, Default)]
-pub(super) struct OwnerSamples {
+pub struct OwnerSamples {
     owners: BTreeMap<JobId, Owner>,
     /// The time of the next sample. `None` while there is no borrower.
     next: Option<Instant>,
@@ -80,7 +82,8 @@ enum Monitor {
 
 impl OwnerSamples {
     /// Returns the time at which [`OwnerSamples::update`] is to be called next. `None` if no sample is needed.
-    pub(super) fn next_at(&self) -> Option<Instant> {
+    #[must_use]
+    pub fn next_at(&self) -> Option<Instant> {
         self.next
     }
 
@@ -94,13 +97,14 @@ impl OwnerSamples {
     }
 
     /// Samples the owners if a sample is due, and records their use in `state`. `now` and `since_boot` are the same time.
-    /// Returns whether the lending then has to change, so that a cycle is due.
-    pub(super) fn update(
+    /// `cpu_time_of` returns the CPU time of a process since its start, or `None` if the process has ended. Returns whether the
+    /// lending then has to change, so that a cycle is due.
+    pub fn update(
         &mut self,
         state: &mut WardenState,
         policy: &Policy,
-        now: Instant,
-        since_boot: Nanos,
+        (now, since_boot): (Instant, Nanos),
+        cpu_time_of: impl Fn(Pid) -> Option<Duration>,
     ) -> bool {
         if !state.jobs.has_borrowers() || why_not_lent(policy).is_some() {
             (self.next, self.reported) = (None, None);
@@ -114,7 +118,7 @@ impl OwnerSamples {
         }
         let lent = state.pool.lent_cpus();
         let runs_on = self.lasting_demand(now);
-        self.sample(state, now, since_boot, &runs_on);
+        self.sample(state, (now, since_boot), &runs_on, cpu_time_of);
         let interval = if lent.is_empty() { INTERVAL_BEFORE_LENDING } else { INTERVAL_WHILE_LENT };
         self.next = Some(now + interval);
         is_lending_due(state, policy, since_boot)
@@ -178,7 +182,13 @@ impl OwnerSamples {
         lasting
     }
 
-    fn sample(&mut self, state: &mut WardenState, now: Instant, since_boot: Nanos, runs_on: &CpuSet) {
+    fn sample(
+        &mut self,
+        state: &mut WardenState,
+        (now, since_boot): (Instant, Nanos),
+        runs_on: &CpuSet,
+        cpu_time_of: impl Fn(Pid) -> Option<Duration>,
+    ) {
         let ids: Vec<JobId> = state.jobs.owners_that_lend().map(|job| job.id.clone()).collect();
         self.owners.retain(|id, _| ids.binary_search(id).is_ok());
         for id in ids {
@@ -190,7 +200,8 @@ impl OwnerSamples {
             if period.is_some_and(|period| period < MIN_PERIOD) && runs_on.is_empty() {
                 continue;
             }
-            let cpu_time = owner.sampler.sample(state.members_of(&id).map(|member| member.id));
+            let cpu_time =
+                owner.sampler.sample_with(state.members_of(&id).map(|member| member.id), &cpu_time_of);
             owner.sampled_at = Some(now);
             let Some(period) = period else { continue };
             let used = owner.cores_in_use(cpu_time, period);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::kill;
 use nix::unistd::Pid as NixPid;
 use pjw_core::event::{Event, EventKind};
-use pjw_linux::sys::clock;
+use pjw_linux::sys::{clock, cpu_time::process_cpu_time};
 use tracing::debug;
 
 use super::EventLoop;
@@ -16,7 +16,7 @@ impl EventLoop {
     pub(super) fn sample_owners(&mut self, now: Instant) -> bool {
         let since_boot = clock::now().since_boot;
         let (state, policy) = self.warden.state_and_policy();
-        self.owner_samples.update(state, policy, now, since_boot)
+        self.owner_samples.update(state, policy, (now, since_boot), process_cpu_time)
             || self.warden.state().lending.next_deadline().is_some_and(|end| end <= since_boot)
     }
 
