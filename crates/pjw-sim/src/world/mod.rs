@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use pjw_core::ids::{Comm, Pid, ProcessId, StartTime, Tid, Uid};
+use pjw_core::ids::{Comm, Pid, ProcessId, StartTime, Tid, Uid, is_cgroup_within};
 use pjw_core::snapshot::{AffinityRequest, JobMarks, ProcessEvent};
 use pjw_core::time::{Moment, Nanos, UnixMillis};
 use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport};
@@ -19,8 +19,6 @@ mod masks;
 mod priority;
 #[cfg(test)]
 mod tests;
-
-use priority::is_in_any;
 
 /// The largest process id by default.
 const PID_MAX: u32 = 400;
@@ -435,4 +433,9 @@ impl World {
             self.log(|| format!("  process {pid} ends"));
         }
     }
+}
+
+/// Whether a cgroup is one of these, or is below one of them.
+fn is_in_any(cgroup: &str, paths: &BTreeSet<String>) -> bool {
+    paths.iter().any(|path| is_cgroup_within(cgroup, path))
 }

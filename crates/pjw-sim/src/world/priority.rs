@@ -1,11 +1,8 @@
 //! Frozen cgroups, and cgroups at idle priority.
 
-use std::collections::BTreeSet;
-
 use pjw_core::cpuset_group::CpusetSpec;
-use pjw_core::ids::is_cgroup_within;
 
-use super::{SimProcess, World};
+use super::{SimProcess, World, is_in_any};
 
 impl World {
     /// Freezes or thaws the cgroup at `path`, and gives its processes idle priority or the usual one, as `spec` says.
@@ -37,9 +34,4 @@ impl World {
     pub fn is_idle_priority(&self, process: &SimProcess) -> bool {
         is_in_any(&process.cgroup, &self.idle_cgroups)
     }
-}
-
-/// Whether a cgroup is one of these, or is below one of them.
-pub(super) fn is_in_any(cgroup: &str, paths: &BTreeSet<String>) -> bool {
-    paths.iter().any(|path| is_cgroup_within(cgroup, path))
 }
