@@ -1,5 +1,6 @@
 //! Programs of C that a bench writes and compiles with `cc`.
 
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -33,6 +34,28 @@ pub fn compile(directory: &Path, name: &str, source: &str, flags: &[&str]) -> an
         bail!("cc can't compile {}: {status}", file.display());
     }
     Ok(program)
+}
+
+/// Returns the flags of `cc` for a program that uses a library of this workspace, such as `pjw_job` of the crate `pjw-job-c`.
+/// The program finds the library in `directory`, where it becomes a link.
+///
+/// # Errors
+/// If the link can't be made.
+pub fn library_flags(directory: &Path, library: &str, crate_name: &str) -> anyhow::Result<[String; 4]> {
+    let name = format!("lib{library}.so");
+    // Cargo builds the library beside the bench.
+    let built = std::env::current_exe()?.with_file_name(&name);
+    for name in [&name, &format!("{name}.0")] {
+        symlink(&built, directory.join(name)).with_context(|| format!("can't link {name}"))?;
+    }
+    let include = concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../crates/");
+    let directory = directory.display();
+    Ok([
+        format!("{include}{crate_name}/include"),
+        format!("-L{directory}"),
+        format!("-l{library}"),
+        format!("-Wl,-rpath,{directory}"),
+    ])
 }
 
 /// Compiles a small dynamic program that ends at once.

@@ -1,13 +1,12 @@
 //! The other ways to start a group of processes, in a program of C that measures itself.
 
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
 use pjw_core::cpuset::CpuSet;
 
-use crate::load::compiled::compile;
+use crate::load::compiled::{compile, library_flags};
 use crate::measure::start_cost::StartCost;
 
 const SOURCE: &str = include_str!("spawn_schemes.c");
@@ -41,15 +40,9 @@ impl SpawnSchemes {
     /// # Errors
     /// As [`compile`], and if the library can't be linked.
     pub fn compile_late(directory: &Path) -> anyhow::Result<Self> {
-        // Cargo builds the library beside the bench.
-        let library = std::env::current_exe()?.with_file_name("libpjw_spawn.so");
-        for name in ["libpjw_spawn.so", "libpjw_spawn.so.0"] {
-            symlink(&library, directory.join(name)).context("can't link libpjw_spawn.so")?;
-        }
-        let include = concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../crates/pjw-spawn-c/include");
-        let (search, path) =
-            (format!("-L{}", directory.display()), format!("-Wl,-rpath,{}", directory.display()));
-        let flags = ["-pthread", "-DWITH_FORK_HERE", include, &search, "-lpjw_spawn", &path];
+        let library = library_flags(directory, "pjw_spawn", "pjw-spawn-c")?;
+        let mut flags = vec!["-pthread", "-DWITH_FORK_HERE"];
+        flags.extend(library.iter().map(String::as_str));
         compile(directory, "spawn_schemes_late", SOURCE, &flags).map(Self)
     }
 

@@ -1,0 +1,158 @@
+//! Measures a program with barriers on fewer and fewer cores. Its team is fixed, with one thread for each PU that the job had at
+//! the start, or it follows the core map of the job. The program is `adaptive_team.c`, the example of pjw-job-c, with OpenMP.
+//! The job gives up cores by requests to a private pjwd, as `pjwctl assign` sends them.
+//!
+//! The limit is the share of the cores: on k of n cores, k/n of the rate of the fixed team on all cores.
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use pjw_benches::load::compiled::{compile, library_flags};
+use pjw_benches::measure::chart::Chart;
+use pjw_benches::measure::results::{Figure, median, print_line, publish};
+use pjw_benches::programs::daemon::{EventSource, PrivateWarden};
+use pjw_benches::programs::program::Program;
+use pjw_benches::setup::Setup;
+
+const SOURCE: &str = include_str!("../crates/pjw-job-c/examples/adaptive_team.c");
+const JOB: &str = "team";
+/// The most numbers of cores that are measured.
+const MOST_STEPS: usize = 16;
+/// How long a change of the cores may take until the team has its new size and speed.
+const SETTLE_TIME: Duration = Duration::from_millis(300);
+const LINE_TIMEOUT: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Clone, Copy)]
+enum Team {
+    Fixed,
+    Following,
+}
+
+const TEAMS: [Team; 2] = [Team::Fixed, Team::Following];
+
+impl Team {
+    fn name(self) -> &'static str {
+        match self {
+            Team::Fixed => "fixed team",
+            Team::Following => "team that follows the core map",
+        }
+    }
+
+    fn argument(self) -> Option<&'static str> {
+        match self {
+            Team::Fixed => Some("fixed"),
+            Team::Following => None,
+        }
+    }
+}
+
+fn main() -> anyhow::Result<()> {
+    let setup = Setup::prepare()?;
+    let directory = tempfile::tempdir().context("can't make a temporary directory")?;
+    let program = match compile_program(directory.path()) {
+        Ok(program) => program,
+        Err(why) => return print_line(&format!("skipped: cc compiles no program with OpenMP here: {why:#}")),
+    };
+    let counts = core_counts(setup.scale.core_count);
+    // For each team and each number of cores, the rates of the rounds.
+    let mut rates = TEAMS.map(|_| vec![Vec::new(); counts.len()]);
+    for round in 0..setup.effort.pick(1, 7) {
+        for turn in 0..TEAMS.len() {
+            let at = (turn + round) % TEAMS.len();
+            for (all, rate) in rates[at].iter_mut().zip(measure(&setup, &program, TEAMS[at], &counts)?) {
+                all.push(rate);
+            }
+        }
+    }
+    report(&counts, &rates)
+}
+
+fn compile_program(directory: &Path) -> anyhow::Result<PathBuf> {
+    let library = library_flags(directory, "pjw_job", "pjw-job-c")?;
+    let mut flags = vec!["-O2", "-fopenmp"];
+    flags.extend(library.iter().map(String::as_str));
+    compile(directory, "adaptive_team", SOURCE, &flags)
+}
+
+/// The numbers of cores that are measured: all cores first, one last, and those between at equal distances.
+fn core_counts(cores: usize) -> Vec<usize> {
+    let steps = cores.min(MOST_STEPS);
+    let mut counts: Vec<usize> = (1..=steps).rev().map(|step| cores * step / steps).collect();
+    if let Some(last) = counts.last_mut() {
+        *last = 1;
+    }
+    counts
+}
+
+/// Returns the phases of the program each second, for each number of cores.
+fn measure(setup: &Setup, program: &Path, team: Team, counts: &[usize]) -> anyhow::Result<Vec<f64>> {
+    let keys = format!("enforcement = \"auto\"\nhousekeeping = \"{}\"\n", setup.scale.unusable_pus);
+    let warden =
+        PrivateWarden::start_with_config(&setup.programs, &keys, EventSource::ProcEvents, &setup.interrupt)?;
+    let mut command = warden.run_command(JOB, setup.scale.core_count);
+    command.arg(program).args(team.argument());
+    let mut program = Program::start(team.name(), &mut command)?;
+    // The program is in its job, and a fixed team has its size.
+    program.read_line(LINE_TIMEOUT, &setup.interrupt)?;
+    let rate = |count: &usize| {
+        warden.assign_cores(JOB, *count, &[])?;
+        setup.interrupt.sleep_until(Instant::now() + SETTLE_TIME)?;
+        program.discard_lines();
+        measure_rate(setup, &mut program)
+    };
+    counts.iter().map(rate).collect()
+}
+
+fn measure_rate(setup: &Setup, program: &mut Program) -> anyhow::Result<f64> {
+    let mut read = || -> anyhow::Result<(f64, f64)> {
+        let line = program.read_line(LINE_TIMEOUT, &setup.interrupt)?;
+        let numbers: Vec<f64> = line.split(' ').filter_map(|number| number.parse().ok()).collect();
+        let [seconds, _threads, phases] = numbers[..] else { anyhow::bail!("the program printed {line:?}") };
+        Ok((seconds, phases))
+    };
+    let (begin, phases_before) = read()?;
+    loop {
+        let (seconds, phases) = read()?;
+        if seconds - begin >= setup.effort.pick(0.3, 2.0) {
+            return Ok((phases - phases_before) / (seconds - begin));
+        }
+    }
+}
+
+/// Prints the table, and writes the figures and the chart.
+fn report(counts: &[usize], rates: &[Vec<Vec<f64>>; TEAMS.len()]) -> anyhow::Result<()> {
+    let medians = rates.each_ref().map(|of_counts| {
+        of_counts.iter().map(|of_rounds| median(of_rounds).unwrap_or(f64::NAN)).collect::<Vec<f64>>()
+    });
+    let [fixed, following] = &medians;
+    let share = |count: usize| count as f64 / counts[0] as f64;
+    let limits: Vec<f64> = counts.iter().map(|count| fixed[0] * share(*count)).collect();
+    print_line("")?;
+    print_line(&format!("{:>6}{:>14}{:>14}{:>14}", "cores", "limit", "fixed", "following"))?;
+    for (at, count) in counts.iter().enumerate() {
+        let relative = |rate: f64| format!("x{:.3}", rate / limits[at]);
+        let (fixed, following) = (relative(fixed[at]), relative(following[at]));
+        print_line(&format!("{count:>6}{:>12.0}/s{fixed:>14}{following:>14}", limits[at]))?;
+    }
+    let points =
+        |rates: &[f64]| counts.iter().map(|count| *count as f64).zip(rates.iter().copied()).collect();
+    let mut lines = vec![("k/n of the fixed team on all cores".to_owned(), points(&limits))];
+    let mut figures = Vec::new();
+    for (team, rates) in TEAMS.iter().zip(&medians) {
+        lines.push((team.name().to_owned(), points(rates)));
+        figures.extend(counts.iter().enumerate().map(|(at, count)| {
+            let name = format!("{}, {count} of {} cores", team.name(), counts[0]);
+            Figure::new(&name, rates[at], "phases/s", "the share of the cores", limits[at])
+        }));
+    }
+    let chart = Chart {
+        title: "A program with barriers, on fewer and fewer cores".into(),
+        across: "cores".into(),
+        up: "phases per second".into(),
+        lines,
+    };
+    chart.write(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench"), "adapting")?;
+    publish("adapting", &figures)
+}

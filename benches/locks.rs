@@ -1,0 +1,136 @@
+//! Measures locks while cores of the job are taken: a plain spin lock, an MCS lock, the mutex of the C library, and the example
+//! of pjw-job, whose waiters stop spinning when the holder's core has left. The job has one thread for each PU that it had at
+//! the start. Each thread takes the lock, computes, releases it, and computes as long again.
+//!
+//! A private pjwd keeps the job on its cores. The cores change by requests to it, as `pjwctl assign --cpus` sends them.
+#![forbid(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use pjw_benches::measure::results::{Figure, median, print_line, publish};
+use pjw_benches::programs::daemon::{EventSource, PrivateWarden};
+use pjw_benches::programs::program::Program;
+use pjw_benches::setup::Setup;
+use pjw_core::cpuset::CpuSet;
+
+const PROGRAM: &str = "pjw-bench-locks";
+const JOB: &str = "locks";
+/// The time between two changes of the cores.
+const CHANGE_INTERVAL: Duration = Duration::from_millis(50);
+const SETTLE_TIME: Duration = Duration::from_millis(300);
+const LINE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The locks, as the program names them.
+const LOCKS: [&str; 4] = ["test-and-set", "mcs", "pthread", "example"];
+/// The index of the MCS lock in `LOCKS`.
+const MCS: usize = 1;
+
+#[derive(Debug, Clone, Copy)]
+enum Revocation {
+    /// The job keeps all cores.
+    Never,
+    /// The job has all cores and the first half of them in turns.
+    HalfComesBack,
+    /// The job has the first half of the cores and the second half in turns.
+    HalfMoves,
+}
+
+const REVOCATIONS: [Revocation; 3] = [Revocation::Never, Revocation::HalfComesBack, Revocation::HalfMoves];
+
+impl Revocation {
+    fn name(self) -> &'static str {
+        match self {
+            Revocation::Never => "all cores",
+            Revocation::HalfComesBack => "half is taken, and back after 50 ms",
+            Revocation::HalfMoves => "half is taken each 50 ms, and the other half comes",
+        }
+    }
+}
+
+struct Bench {
+    setup: Setup,
+    cpus: CpuSet,
+    halves: (CpuSet, CpuSet),
+}
+
+fn main() -> anyhow::Result<()> {
+    let setup = Setup::prepare()?;
+    let join = |cores: &[CpuSet]| cores.iter().fold(CpuSet::new(), |all, core| all.union(core));
+    let cores = &setup.scale.usable_cores;
+    let halves = cores.split_at(cores.len() / 2);
+    let bench = Bench { cpus: join(cores), halves: (join(halves.0), join(halves.1)), setup };
+    let mut figures = Vec::new();
+    for revocation in REVOCATIONS {
+        figures.extend(bench.compare(revocation)?);
+    }
+    publish("locks", &figures)
+}
+
+impl Bench {
+    /// Measures all locks in turns, and compares each with the MCS lock.
+    fn compare(&self, revocation: Revocation) -> anyhow::Result<Vec<Figure>> {
+        let mut rates = LOCKS.map(|_| Vec::new());
+        for round in 0..self.setup.effort.pick(1, 5) {
+            for turn in 0..LOCKS.len() {
+                let at = (turn + round) % LOCKS.len();
+                rates[at].push(self.measure(LOCKS[at], revocation)?);
+            }
+        }
+        let medians = rates.each_ref().map(|rates| median(rates).unwrap_or(f64::NAN));
+        let figure = |at: usize| {
+            let name = format!("{}, {}", LOCKS[at], revocation.name());
+            Figure::new(&name, medians[at] / 1000.0, "1000/s", "mcs", medians[MCS] / 1000.0)
+        };
+        Ok((0..LOCKS.len()).filter(|at| *at != MCS).map(figure).collect())
+    }
+
+    /// Returns how often each second the threads took the lock.
+    fn measure(&self, lock: &str, revocation: Revocation) -> anyhow::Result<f64> {
+        let interrupt = &self.setup.interrupt;
+        let keys = format!("enforcement = \"auto\"\nhousekeeping = \"{}\"\n", self.setup.scale.unusable_pus);
+        let warden = PrivateWarden::start_with_config(
+            &self.setup.programs,
+            &keys,
+            EventSource::ProcEvents,
+            interrupt,
+        )?;
+        let mut command = warden.run_command(JOB, self.setup.scale.core_count);
+        command.arg(self.setup.programs.path(PROGRAM)).args([&self.cpus.len().to_string(), lock]);
+        let mut program = Program::start(lock, &mut command)?;
+        program.read_line(LINE_TIMEOUT, interrupt)?;
+        let change_cores = |time: Duration| -> anyhow::Result<()> {
+            let begin = Instant::now();
+            for turn in 0.. {
+                let next = begin + CHANGE_INTERVAL * turn;
+                if next >= begin + time {
+                    break;
+                }
+                interrupt.sleep_until(next)?;
+                let cpus = match (revocation, turn % 2) {
+                    (Revocation::Never, _) | (Revocation::HalfComesBack, 1) => &self.cpus,
+                    (Revocation::HalfComesBack, _) | (Revocation::HalfMoves, 0) => &self.halves.0,
+                    (Revocation::HalfMoves, _) => &self.halves.1,
+                };
+                warden.assign(JOB, cpus, &[])?;
+            }
+            Ok(())
+        };
+        change_cores(SETTLE_TIME)?;
+        program.discard_lines();
+        let begin = read(&program.read_line(LINE_TIMEOUT, interrupt)?)?;
+        change_cores(self.setup.effort.pick(Duration::from_millis(500), Duration::from_secs(2)))?;
+        program.discard_lines();
+        let end = read(&program.read_line(LINE_TIMEOUT, interrupt)?)?;
+        let rate = (end.1 - begin.1) / (end.0 - begin.0);
+        print_line(&format!("{lock}, {}: {rate:.0}/s", revocation.name()))?;
+        Ok(rate)
+    }
+}
+
+/// Reads a line of the program: the time in seconds, and how often the lock was taken.
+fn read(line: &str) -> anyhow::Result<(f64, f64)> {
+    let Some((seconds, count)) = line.split_once(' ') else { bail!("the program printed {line:?}") };
+    let number = |text: &str| text.parse().with_context(|| format!("the program printed {line:?}"));
+    Ok((number(seconds)?, number(count)?))
+}
