@@ -16,6 +16,8 @@
 //! }
 //! ```
 //!
+//! The examples `thread_pool` and `spin_lock` are programs that follow the core map, and are meant to be copied.
+//!
 //! The map is a state and not a series of messages: a program that was busy while the map changed twice reads the last
 //! state. `docs/coremap.md` describes the files byte for byte.
 //!
@@ -35,4 +37,5 @@ mod writer;
 pub use directory::{CORE_MAP_FILE_NAME, FILE_MODE, WANTED_CORES_FILE_NAME, find_job_directory};
 pub use job::{Cores, CoresSource, Job, WantError};
 pub use page::{CoreMapError, CoreMapReader};
+pub use pjw_core::cpuset::{CpuSet, Pu};
 pub use writer::CoreMapWriter;

@@ -6,12 +6,12 @@
 
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use pjw_core::cpuset::Pu;
-use pjw_job::Job;
+use pjw_job::{Job, Pu};
 
 /// The word of a lock that no thread holds.
 const FREE: u32 = 0;
@@ -28,7 +28,7 @@ pub struct SpinLock<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: a value is used through a guard only, and there is one guard at a time. So the threads pass the value on.
+// SAFETY: the value is used through a guard only, and there is one guard at a time. So the threads pass the value on.
 unsafe impl<T: Send> Sync for SpinLock<T> {}
 
 impl<T> SpinLock<T> {
@@ -46,7 +46,7 @@ impl<T> SpinLock<T> {
             if word == FREE {
                 let held = (current_cpu() + 1) | sleepers;
                 if self.word.compare_exchange(FREE, held, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                    return SpinGuard { lock: self };
+                    return SpinGuard { lock: self, value: PhantomData };
                 }
                 continue;
             }
@@ -89,6 +89,8 @@ impl<T> SpinLock<T> {
 /// The right to use the value of a lock. The lock is released when the guard is dropped.
 pub struct SpinGuard<'a, T> {
     lock: &'a SpinLock<T>,
+    /// The guard can be shared with other threads, or sent to them, only if a `&mut T` can.
+    value: PhantomData<&'a mut T>,
 }
 
 impl<T> Deref for SpinGuard<'_, T> {
