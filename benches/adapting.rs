@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use pjw_benches::load::compiled::{compile, library_flags};
 use pjw_benches::measure::chart::Chart;
 use pjw_benches::measure::results::{Figure, median, print_line, publish};
@@ -56,13 +56,13 @@ fn main() -> anyhow::Result<()> {
         Err(why) => return print_line(&format!("skipped: cc compiles no program with OpenMP here: {why:#}")),
     };
     let counts = core_counts(setup.scale.core_count);
-    // For each team and each number of cores, the rates of the rounds.
+    // For each team and each number of cores, the rates of all rounds.
     let mut rates = TEAMS.map(|_| vec![Vec::new(); counts.len()]);
     for round in 0..setup.effort.pick(1, 7) {
         for turn in 0..TEAMS.len() {
             let at = (turn + round) % TEAMS.len();
-            for (all, rate) in rates[at].iter_mut().zip(measure(&setup, &program, TEAMS[at], &counts)?) {
-                all.push(rate);
+            for (all, measured) in rates[at].iter_mut().zip(measure(&setup, &program, TEAMS[at], &counts)?) {
+                all.extend(measured);
             }
         }
     }
@@ -86,8 +86,8 @@ fn core_counts(cores: usize) -> Vec<usize> {
     counts
 }
 
-/// Returns the phases of the program each second, for each number of cores.
-fn measure(setup: &Setup, program: &Path, team: Team, counts: &[usize]) -> anyhow::Result<Vec<f64>> {
+/// Returns for each number of cores the phases of the program each second, once for each 100 ms.
+fn measure(setup: &Setup, program: &Path, team: Team, counts: &[usize]) -> anyhow::Result<Vec<Vec<f64>>> {
     let keys = format!("enforcement = \"auto\"\nhousekeeping = \"{}\"\n", setup.scale.unusable_pus);
     let warden =
         PrivateWarden::start_with_config(&setup.programs, &keys, EventSource::ProcEvents, &setup.interrupt)?;
@@ -96,35 +96,36 @@ fn measure(setup: &Setup, program: &Path, team: Team, counts: &[usize]) -> anyho
     let mut program = Program::start(team.name(), &mut command)?;
     // The program is in its job, and a fixed team has its size.
     program.read_line(LINE_TIMEOUT, &setup.interrupt)?;
-    let rate = |count: &usize| {
+    let measure_rates = |count: &usize| {
         warden.assign_cores(JOB, *count, &[])?;
         setup.interrupt.sleep_until(Instant::now() + SETTLE_TIME)?;
         program.discard_lines();
-        measure_rate(setup, &mut program)
+        read_rates(setup, &mut program)
     };
-    counts.iter().map(rate).collect()
+    counts.iter().map(measure_rates).collect()
 }
 
-fn measure_rate(setup: &Setup, program: &mut Program) -> anyhow::Result<f64> {
+fn read_rates(setup: &Setup, program: &mut Program) -> anyhow::Result<Vec<f64>> {
     let mut read = || -> anyhow::Result<(f64, f64)> {
         let line = program.read_line(LINE_TIMEOUT, &setup.interrupt)?;
         let numbers: Vec<f64> = line.split(' ').filter_map(|number| number.parse().ok()).collect();
-        let [seconds, _threads, phases] = numbers[..] else { anyhow::bail!("the program printed {line:?}") };
+        let [seconds, _threads, phases] = numbers[..] else { bail!("the program printed {line:?}") };
         Ok((seconds, phases))
     };
-    let (begin, phases_before) = read()?;
-    loop {
-        let (seconds, phases) = read()?;
-        if seconds - begin >= setup.effort.pick(0.3, 2.0) {
-            return Ok((phases - phases_before) / (seconds - begin));
-        }
+    let first = read()?;
+    let (mut before, mut rates) = (first, Vec::new());
+    while before.0 - first.0 < setup.effort.pick(0.3, 2.0) {
+        let now = read()?;
+        rates.push((now.1 - before.1) / (now.0 - before.0));
+        before = now;
     }
+    Ok(rates)
 }
 
 /// Prints the table, and writes the figures and the chart.
 fn report(counts: &[usize], rates: &[Vec<Vec<f64>>; TEAMS.len()]) -> anyhow::Result<()> {
     let medians = rates.each_ref().map(|of_counts| {
-        of_counts.iter().map(|of_rounds| median(of_rounds).unwrap_or(f64::NAN)).collect::<Vec<f64>>()
+        of_counts.iter().map(|rates| median(rates).unwrap_or(f64::NAN)).collect::<Vec<f64>>()
     });
     let [fixed, following] = &medians;
     let share = |count: usize| count as f64 / counts[0] as f64;

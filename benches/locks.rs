@@ -5,10 +5,11 @@
 //! A private pjwd keeps the job on its cores. The cores change by requests to it, as `pjwctl assign --cpus` sends them.
 #![forbid(unsafe_code)]
 
+use std::iter;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use pjw_benches::measure::results::{Figure, median, print_line, publish};
+use pjw_benches::measure::results::{Figure, median, publish};
 use pjw_benches::programs::daemon::{EventSource, PrivateWarden};
 use pjw_benches::programs::program::Program;
 use pjw_benches::setup::Setup;
@@ -18,6 +19,8 @@ const PROGRAM: &str = "pjw-bench-locks";
 const JOB: &str = "locks";
 /// The time between two changes of the cores.
 const CHANGE_INTERVAL: Duration = Duration::from_millis(50);
+const QUICK_TIME: Duration = Duration::from_millis(500);
+const FULL_TIME: Duration = Duration::from_secs(2);
 const SETTLE_TIME: Duration = Duration::from_millis(300);
 const LINE_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -74,7 +77,7 @@ impl Bench {
         for round in 0..self.setup.effort.pick(1, 5) {
             for turn in 0..LOCKS.len() {
                 let at = (turn + round) % LOCKS.len();
-                rates[at].push(self.measure(LOCKS[at], revocation)?);
+                rates[at].extend(self.measure(LOCKS[at], revocation)?);
             }
         }
         let medians = rates.each_ref().map(|rates| median(rates).unwrap_or(f64::NAN));
@@ -85,8 +88,8 @@ impl Bench {
         Ok((0..LOCKS.len()).filter(|at| *at != MCS).map(figure).collect())
     }
 
-    /// Returns how often each second the threads took the lock.
-    fn measure(&self, lock: &str, revocation: Revocation) -> anyhow::Result<f64> {
+    /// Returns how often each second the threads took the lock, once for each 100 ms.
+    fn measure(&self, lock: &str, revocation: Revocation) -> anyhow::Result<Vec<f64>> {
         let interrupt = &self.setup.interrupt;
         let keys = format!("enforcement = \"auto\"\nhousekeeping = \"{}\"\n", self.setup.scale.unusable_pus);
         let warden = PrivateWarden::start_with_config(
@@ -99,32 +102,36 @@ impl Bench {
         command.arg(self.setup.programs.path(PROGRAM)).args([&self.cpus.len().to_string(), lock]);
         let mut program = Program::start(lock, &mut command)?;
         program.read_line(LINE_TIMEOUT, interrupt)?;
-        let change_cores = |time: Duration| -> anyhow::Result<()> {
-            let begin = Instant::now();
-            for turn in 0.. {
-                let next = begin + CHANGE_INTERVAL * turn;
-                if next >= begin + time {
-                    break;
-                }
-                interrupt.sleep_until(next)?;
-                let cpus = match (revocation, turn % 2) {
-                    (Revocation::Never, _) | (Revocation::HalfComesBack, 1) => &self.cpus,
-                    (Revocation::HalfComesBack, _) | (Revocation::HalfMoves, 0) => &self.halves.0,
-                    (Revocation::HalfMoves, _) => &self.halves.1,
-                };
-                warden.assign(JOB, cpus, &[])?;
+        self.change_cores(&warden, revocation, SETTLE_TIME)?;
+        program.discard_lines();
+        self.change_cores(&warden, revocation, self.setup.effort.pick(QUICK_TIME, FULL_TIME))?;
+        let lines = iter::from_fn(|| program.try_line(Duration::ZERO));
+        let counts = lines.map(|line| read(&line)).collect::<anyhow::Result<Vec<_>>>()?;
+        Ok(counts.windows(2).map(|pair| (pair[1].1 - pair[0].1) / (pair[1].0 - pair[0].0)).collect())
+    }
+
+    /// Changes the cores of the job each 50 ms.
+    fn change_cores(
+        &self,
+        warden: &PrivateWarden,
+        revocation: Revocation,
+        time: Duration,
+    ) -> anyhow::Result<()> {
+        let begin = Instant::now();
+        for turn in 0.. {
+            let next = begin + CHANGE_INTERVAL * turn;
+            if next >= begin + time {
+                break;
             }
-            Ok(())
-        };
-        change_cores(SETTLE_TIME)?;
-        program.discard_lines();
-        let begin = read(&program.read_line(LINE_TIMEOUT, interrupt)?)?;
-        change_cores(self.setup.effort.pick(Duration::from_millis(500), Duration::from_secs(2)))?;
-        program.discard_lines();
-        let end = read(&program.read_line(LINE_TIMEOUT, interrupt)?)?;
-        let rate = (end.1 - begin.1) / (end.0 - begin.0);
-        print_line(&format!("{lock}, {}: {rate:.0}/s", revocation.name()))?;
-        Ok(rate)
+            self.setup.interrupt.sleep_until(next)?;
+            let cpus = match (revocation, turn % 2) {
+                (Revocation::Never, _) | (Revocation::HalfComesBack, 1) => &self.cpus,
+                (Revocation::HalfComesBack, _) | (Revocation::HalfMoves, 0) => &self.halves.0,
+                (Revocation::HalfMoves, _) => &self.halves.1,
+            };
+            warden.assign(JOB, cpus, &[])?;
+        }
+        Ok(())
     }
 }
 
