@@ -70,8 +70,10 @@ impl WardenState {
     ) {
         for (action, outcome) in finished {
             self.cpusets.delayed_changes.remove(action);
-            if let CpusetOutcome::Refused { reason } = outcome {
-                self.cpusets.record_refusal(action, reason);
+            match outcome {
+                CpusetOutcome::Refused { reason } => self.cpusets.record_refusal(action, reason),
+                CpusetOutcome::Done { .. } => self.cpusets.record_done(action),
+                CpusetOutcome::Gone | CpusetOutcome::Delayed => {}
             }
             self.dirty.add_job(&action.job);
             // The process may belong to another job by now, which waited for the end of this move.

@@ -6,7 +6,9 @@ mod refusals;
 
 use self::delayed::DelayedChanges;
 use crate::basics::{CpuSet, Nanos, ProcessId, enclosing_paths, history::History, prelude::*};
-use crate::terms::{Cpuset, CpusetRecord, JobCpuset, JobId, JobRequest, LeftoverCpuset, Warning};
+use crate::terms::{
+    Cpuset, CpusetAction, CpusetChange, CpusetRecord, JobCpuset, JobId, JobRequest, LeftoverCpuset, Warning,
+};
 
 /// The maximum number of times that pjw writes a cpuset again between two full scans. Another program
 /// manages a cpuset that is overwritten more often.
@@ -29,6 +31,9 @@ pub struct ManagedCpuset {
     pub previous_cpus: Vec<CpuSet>,
     /// Whether pjw is to remove the cpuset, because no job needs the cpuset any longer.
     pub must_be_removed: bool,
+    /// Whether this daemon wrote the present settings, and the kernel accepted them. A scan reads neither the idle priority
+    /// nor whether the processes are frozen. So these are unknown after a restart and after a refused write.
+    pub was_written: bool,
     /// The path of the cgroup from which pjw moved the first process into the cpuset. When pjw removes the
     /// cpuset, pjw moves the processes in the cpuset to another cgroup. A process that was forked inside the
     /// cpuset is moved to this cgroup if the original cgroups of its ancestors are unknown. `None` if pjw
@@ -383,6 +388,7 @@ impl CpusetRegistry {
             job_cpuset: job_cpuset.clone(),
             previous_cpus: previous,
             must_be_removed: false,
+            was_written: false,
             origin_cgroup,
             tries: tries + 1,
         };
@@ -392,6 +398,14 @@ impl CpusetRegistry {
         if tries + 1 > MAX_TRIES {
             let why = format!("another program overwrites the cpuset of {}", job_cpuset.path);
             self.refused.insert(job_cpuset.job.clone(), why);
+        }
+    }
+
+    /// Records that the kernel made a change of a cpuset.
+    pub fn record_done(&mut self, action: &CpusetAction) {
+        let CpusetChange::Create { job_cpuset, .. } = &action.change else { return };
+        if let Some(managed) = self.managed.get_mut(&job_cpuset.path) {
+            managed.was_written = managed.job_cpuset == *job_cpuset;
         }
     }
 

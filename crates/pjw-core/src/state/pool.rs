@@ -191,7 +191,7 @@ impl PuPool {
     }
 
     /// Grants the PUs of `offer` to the job, and frees all other PUs of the job. The allocator must have made
-    /// the offer for this job.
+    /// the offer for this job. No job borrows the PUs any longer that the job did not hold before.
     ///
     /// # Errors
     /// If the pool changed since the offer was made, or if a PU of the offer is neither free nor held by the
@@ -200,6 +200,8 @@ impl PuPool {
         if offer.pool_change_count != self.version || !offer.cpus.is_subset(&self.available_to(job)) {
             return Err(StaleOffer);
         }
+        let new = offer.cpus.difference(&self.pus_of(job));
+        self.borrowers.retain(|pu, _| !new.contains(*pu));
         self.give(job, &offer.cpus);
         Ok(())
     }

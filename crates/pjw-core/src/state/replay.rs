@@ -5,7 +5,7 @@ use crate::machine::topology::Topology;
 use crate::state::masks::entry::MaskEntry;
 use crate::state::masks::request::{MaskRequest, MaskWriter};
 use crate::state::{members::Member, pool::PuPool, warden::WardenState};
-use crate::terms::{Job, Record, Tenure};
+use crate::terms::{Job, JobId, Record, Tenure};
 
 impl WardenState {
     /// Returns the journal records from which [`WardenState::apply_record`] can restore this state. To shorten the
@@ -95,7 +95,7 @@ impl WardenState {
         let here = grant.cpus.intersection(self.topology.cpus());
         if grant.tenure != Tenure::Owned {
             let borrowed = if grant.tenure == Tenure::Borrowed { here.clone() } else { CpuSet::new() };
-            self.pool.set_borrowed(&job.id, &borrowed);
+            self.restore_borrowed(&job.id, &borrowed);
             return !here.is_empty();
         }
         if grant.is_shared {
@@ -103,6 +103,18 @@ impl WardenState {
             return !here.is_empty();
         }
         self.pool.restore_grant(&job.id, &here).is_empty() && !here.is_empty()
+    }
+
+    /// Gives PUs to a borrower. The last record counts: a PU may have passed from one borrower to another, and the record of the
+    /// one that lost it may follow.
+    fn restore_borrowed(&mut self, job: &JobId, cpus: &CpuSet) {
+        let losers = self.pool.borrowers().filter(|(pu, borrower)| *borrower != job && cpus.contains(*pu));
+        let losers: BTreeSet<JobId> = losers.map(|(_, borrower)| borrower.clone()).collect();
+        for loser in losers {
+            let kept = self.pool.borrowed_by(&loser).difference(cpus);
+            self.pool.set_borrowed(&loser, &kept);
+        }
+        self.pool.set_borrowed(job, cpus);
     }
 
     /// Replaces the topology, after the machine got new PUs. `housekeeping` contains the PUs that are

@@ -213,7 +213,8 @@ impl Machine {
             match self.node.change_cpuset(action, Duration::MAX) {
                 CpusetOutcome::Refused { reason } => self.state.cpusets.record_refusal(action, &reason),
                 CpusetOutcome::Delayed => self.state.cpusets.delayed_changes.add(action),
-                CpusetOutcome::Done { .. } | CpusetOutcome::Gone => {}
+                CpusetOutcome::Done { .. } => self.state.cpusets.record_done(action),
+                CpusetOutcome::Gone => {}
             }
         }
         decision.plan.mask_actions.iter().for_each(|action| self.carry_out(action));

@@ -56,7 +56,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             match &outcome {
                 CpusetOutcome::Refused { reason } => self.state.cpusets.record_refusal(&action, reason),
                 CpusetOutcome::Delayed => self.state.cpusets.delayed_changes.add(&action),
-                CpusetOutcome::Done { .. } | CpusetOutcome::Gone => {}
+                CpusetOutcome::Done { .. } => self.state.cpusets.record_done(&action),
+                CpusetOutcome::Gone => {}
             }
             outcomes.push((action, outcome));
         }

@@ -123,14 +123,15 @@ fn seeds_of_the_day() -> std::ops::Range<u64> {
     first..first + OF_A_DAY
 }
 
-/// Runs each of these seeds, on all PUs, and fails with the numbers of those that failed.
-fn run_all(seeds: &[u64]) -> run::Totals {
+/// Runs each of these seeds, on all PUs, and fails with the numbers of those that failed. `lends` says whether jobs have
+/// classes. `test` is the name of the calling test, for the message.
+fn run_all(seeds: &[u64], lends: bool, test: &str) -> run::Totals {
     let verbose = seeds.len() == 1;
     let (totals, failed) = (Mutex::new(run::Totals::default()), Mutex::new(Vec::new()));
     let next = AtomicUsize::new(0);
     let run_rest = || {
         while let Some(&seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed)) {
-            match std::panic::catch_unwind(|| Run::new(seed, verbose).run()) {
+            match std::panic::catch_unwind(|| Run::new(seed, lends, verbose).run()) {
                 Ok(run) => totals.lock().unwrap().add(&run),
                 Err(_) => failed.lock().unwrap().push(seed),
             }
@@ -142,23 +143,28 @@ fn run_all(seeds: &[u64]) -> run::Totals {
     failed.sort_unstable();
     assert!(
         failed.is_empty(),
-        "seeds {failed:?} failed; to run one with its log: PJW_SEED={} cargo test -p pjwd --test simulation -- --nocapture",
+        "seeds {failed:?} failed; to run one with its log: PJW_SEED={} cargo test -p pjwd --test simulation {test} -- --nocapture",
         failed[0]
     );
     println!("{} seeds: {totals:?}", seeds.len());
     totals
 }
 
-#[test]
-fn a_thousand_seeds_of_the_whole_cycle() {
+/// The seeds that the environment names, or else the fixed ones and those of the day.
+fn seeds_to_run() -> Vec<u64> {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let first = number("PJW_FIRST_SEED").unwrap_or(0);
-    let seeds: Vec<u64> = match (number("PJW_SEED"), number("PJW_SEEDS")) {
+    match (number("PJW_SEED"), number("PJW_SEEDS")) {
         (Some(seed), _) => vec![seed],
         (None, Some(seeds)) => (first..first + seeds).collect(),
         (None, None) => (0..FIXED).chain(seeds_of_the_day()).collect(),
-    };
-    let totals = run_all(&seeds);
+    }
+}
+
+#[test]
+fn a_thousand_seeds_of_the_whole_cycle() {
+    let seeds = seeds_to_run();
+    let totals = run_all(&seeds, false, "a_thousand_seeds_of_the_whole_cycle");
     if seeds.len() > 1 {
         // A run in which nothing happens proves nothing.
         assert!(
@@ -175,6 +181,21 @@ fn a_thousand_seeds_of_the_whole_cycle() {
 }
 
 #[test]
+fn a_thousand_seeds_of_owners_and_borrowers() {
+    let seeds = seeds_to_run();
+    let totals = run_all(&seeds, true, "a_thousand_seeds_of_owners_and_borrowers");
+    if seeds.len() > 1 {
+        assert!(
+            totals.kills > 0
+                && totals.loans > 0
+                && totals.returns > 0
+                && totals.lent_at_rest > 0
+                && totals.frozen > 0
+        );
+    }
+}
+
+#[test]
 fn seeds_that_failed_once_pass() {
-    run_all(&FAILED_ONCE);
+    run_all(&FAILED_ONCE, false, "seeds_that_failed_once_pass");
 }

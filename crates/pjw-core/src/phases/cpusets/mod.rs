@@ -15,7 +15,8 @@ mod warnings;
 use crate::basics::{CpuSet, ProcessId, Pu, ThreadId, Uid, prelude::*};
 use crate::machine::Level;
 use crate::phases::cpusets::moves::{
-    born_inside, is_inhabited, original_cgroup, outside, processes_with_origin, why_unmovable,
+    born_inside, in_cpusets_of_borrowers, is_inhabited, original_cgroup, outside, processes_with_origin,
+    why_unmovable,
 };
 use crate::phases::{draft::Draft, observe::make_masks_of};
 use crate::state::{MaskEntry, Member, MemberThread, WardenState};
@@ -68,7 +69,7 @@ pub(crate) fn plan(draft: &mut Draft<'_>) -> PendingCpusetChanges {
                 warnings::report_unmovable_members(draft, &id);
             }
             CpusetPlacement::Unknown => drop(changes.waiting_jobs.insert(id)),
-            CpusetPlacement::Unneeded => {}
+            CpusetPlacement::Unneeded => return_members(draft, &id, &mut changes),
             CpusetPlacement::Impossible(why) => {
                 wanted.extend(cpuset_in_effect(draft.state, draft.policy, &id));
                 warnings::report_no_cpuset(draft, &id, &why);
@@ -297,7 +298,8 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
     }
     let cpuset = cgroup.as_ref().and_then(|cgroup| cgroup.cpuset.as_ref());
     let is_same = recorded.is_some_and(|known| known.job_cpuset == *job_cpuset && !known.must_be_removed);
-    let is_up_to_date = is_same && cpuset.is_some_and(|cpuset| fits(spec, cpuset));
+    let is_known = !spec.idle || recorded.is_some_and(|known| known.was_written);
+    let is_up_to_date = is_same && is_known && cpuset.is_some_and(|cpuset| fits(spec, cpuset));
     let members = if is_up_to_date {
         state.members.concerned(&state.dirty, job)
     } else {
@@ -323,13 +325,13 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
     if is_up_to_date {
         draft.state.cpusets.confirm(path);
     } else {
-        let found = cgroup.as_ref().and_then(|cgroup| cgroup.cpuset.as_ref()).filter(|_| is_same);
+        let found = cgroup.as_ref().and_then(|cgroup| cgroup.cpuset.as_ref()).filter(|_| is_same && is_known);
         let why = write_reason(job_cpuset, found);
         draft.record_cpuset(CpusetRecord::Created(job_cpuset.clone()));
         let initial_processes = outside.iter().map(|(process, _)| *process).collect();
         let owner = draft.state.jobs.get(job).map_or(Uid::ROOT, |job| job.owner);
         let change = CpusetChange::Create { job_cpuset: job_cpuset.clone(), owner, initial_processes };
-        push(changes, job, change, is_same, why);
+        push(changes, job, change, is_same && is_known, why);
     }
     for (process, from) in born {
         draft.record_cpuset(CpusetRecord::Moved { process, from, to: path.clone() });
@@ -443,6 +445,20 @@ fn remove_cpuset(draft: &mut Draft<'_>, path: &str, changes: &mut PendingCpusetC
         let why = format!("no process is left in {path}");
         let job = job_cpuset.job.clone();
         push(changes, &job, CpusetChange::Remove { job_cpuset }, false, why);
+    }
+}
+
+/// Moves the members of a job without cores out of the cpusets of borrowers, in which they were born. There they run at idle
+/// priority, and are frozen with the borrower.
+fn return_members(draft: &mut Draft<'_>, id: &JobId, changes: &mut PendingCpusetChanges) {
+    let state = &*draft.state;
+    if state.jobs.get(id).is_none_or(|job| job.grant.is_some() || job.was_released) {
+        return;
+    }
+    for (process, JobCpuset { job, path, .. }, to) in in_cpusets_of_borrowers(state, id) {
+        keep_masks(draft, id, &path);
+        let why = format!("process {} belongs to {id}, which holds no cores, and was in {path}", process.pid);
+        push(changes, &job, CpusetChange::MoveBack { process, from: path, to }, false, why);
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::basics::{Pid, ProcessId, is_cgroup_within, prelude::*};
 use crate::phases::draft::Draft;
 use crate::state::{Member, WardenState};
-use crate::terms::{CpusetHierarchy, Evidence, JobCpuset, MarkKind, Policy, Process};
+use crate::terms::{CpusetHierarchy, Evidence, JobCpuset, JobId, MarkKind, Policy, Process};
 
 /// The prefixes of the names of scopes that contain processes which users started: logins, systemd-run(1), terminals
 /// and desktops.
@@ -113,4 +113,23 @@ pub(super) fn processes_with_origin(state: &WardenState, path: &str) -> Vec<(Pro
         (process.id, origin.filter(|_| is_movable))
     });
     with_origin.collect()
+}
+
+/// The members of a job that are in the cpuset of a borrower, another job, and can be moved back: each with this cpuset and
+/// its original cgroup.
+pub(super) fn in_cpusets_of_borrowers(
+    state: &WardenState,
+    id: &JobId,
+) -> Vec<(ProcessId, JobCpuset, String)> {
+    let cpusets = &state.cpusets;
+    let to_move = |member: &Member| {
+        let cgroup = state.process(member.id.pid)?.cgroup.as_deref()?;
+        let job_cpuset = &cpusets.enclosing_cpuset(cgroup)?.job_cpuset;
+        let is_of_borrower = job_cpuset.job != *id && job_cpuset.spec.idle;
+        let is_movable =
+            cpusets.move_error(member.id).is_none() && !cpusets.delayed_changes.is_moving(member.id);
+        let origin = original_cgroup(state, member.id, &job_cpuset.path)?;
+        (is_of_borrower && is_movable).then(|| (member.id, job_cpuset.clone(), origin))
+    };
+    state.members_of(id).filter_map(to_move).collect()
 }

@@ -70,8 +70,14 @@ pub fn why_not_lent(policy: &Policy) -> Option<String> {
 /// Decides which cores the borrowers have, and changes their grants. A second call in the same cycle changes nothing.
 pub(crate) fn update(draft: &mut Draft<'_>) {
     let state = &mut *draft.state;
-    let is_owner = |job: &JobId| state.jobs.owners_that_lend().any(|owner| owner.id == *job);
+    // An owner without cores is not sampled, so what it used before says nothing about its use of the next ones.
+    let is_owner = |job: &JobId| {
+        state.jobs.owners_that_lend().any(|owner| owner.id == *job && owner.active_grant().is_some())
+    };
     state.lending.retain_owners(is_owner);
+    if !state.jobs.has_borrowers() || why_not_lent(draft.policy).is_some() {
+        state.lending.forget_use();
+    }
     if !state.jobs.has_borrowers() || draft.policy.mode != Mode::Enforce {
         return;
     }

@@ -92,6 +92,13 @@ impl LendingState {
         }
     }
 
+    /// Forgets what the owners use. Called while there are no samples: what an owner used before them says nothing about later.
+    pub(crate) fn forget_use(&mut self) {
+        for known in self.owners.values_mut() {
+            (known.used, known.at_most_since, known.runs_on) = (None, Vec::new(), CpuSet::new());
+        }
+    }
+
     /// Forgets the owners for which `is_owner` is false.
     pub(crate) fn retain_owners(&mut self, is_owner: impl Fn(&JobId) -> bool) {
         self.owners.retain(|job, _| is_owner(job));

@@ -1,6 +1,7 @@
 //! One run: a world, a warden, and the conditions that must hold.
 
 mod checks;
+mod lending;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -15,6 +16,7 @@ use pjw_core::ids::{Pid, ProcessId, ThreadId, Uid};
 use pjw_core::job::JobId;
 use pjw_core::policy::{ExhaustionPolicy, OversubscriptionPolicy, Policy};
 use pjw_core::record::Record;
+use pjw_core::scan::ScanRequest;
 use pjw_core::state::WardenState;
 use pjw_core::testing::regular_topology;
 use pjw_core::topology::Topology;
@@ -26,6 +28,8 @@ use pjw_sim::workload::Workload;
 use pjw_sim::world::{SimProcess, World};
 use pjwd::run::triggers::CycleTriggers;
 use pjwd::warden::{CycleReport, Warden};
+
+use lending::Lending;
 
 const STEPS: u32 = 40;
 const ROOT: Caller = Caller { uid: Uid(0), is_admin: true };
@@ -43,6 +47,13 @@ pub struct Totals {
     pub cpusets: usize,
     /// Affinity attempts that were made in cpusets when all was at rest, and reported.
     pub attempts: usize,
+    /// Events that say that cores were lent, and that cores came back.
+    pub loans: usize,
+    pub returns: usize,
+    /// PUs that were lent when all was at rest and the owners were idle.
+    pub lent_at_rest: usize,
+    /// Processes that were frozen when all was at rest.
+    pub frozen: usize,
 }
 
 impl Totals {
@@ -56,6 +67,10 @@ impl Totals {
         self.violations += other.violations;
         self.cpusets += other.cpusets;
         self.attempts += other.attempts;
+        self.loans += other.loans;
+        self.returns += other.returns;
+        self.lent_at_rest += other.lent_at_rest;
+        self.frozen += other.frozen;
     }
 }
 
@@ -73,11 +88,16 @@ pub struct Run {
     next_name: u32,
     /// Threads whose original mask the warden knew at some time. It must not forget it.
     originals_known: BTreeSet<ThreadId>,
+    /// Whether the present daemon has completed a cycle.
+    has_run_cycle_since_start: bool,
+    /// `None` in a run without classes of jobs.
+    lending: Option<Lending>,
     totals: Totals,
 }
 
 impl Run {
-    pub fn new(number: u64, verbose: bool) -> Self {
+    /// `lends` says whether there are owners and borrowers.
+    pub fn new(number: u64, lends: bool, verbose: bool) -> Self {
         let seed = RandomStream::new(number);
         let mut chance = seed.substream("run");
         let (packages, l3s) = (1 + chance.random_below(2), 1 + chance.random_below(2));
@@ -113,6 +133,7 @@ impl Run {
             adopt_unassigned_processes: seed.substream("strays").random_bool(150),
             ..Policy::default()
         };
+        let policy = if lends { lending::with_lending(policy, &seed) } else { policy };
         let faults = Faults::from_seed(&seed);
         let mut world = World::new(topology.cpus());
         world.cpuset_support = support_of_world;
@@ -137,6 +158,8 @@ impl Run {
             triggers,
             next_name: 0,
             originals_known: BTreeSet::new(),
+            has_run_cycle_since_start: false,
+            lending: lends.then(|| Lending::new(&seed)),
             totals,
         }
     }
@@ -144,6 +167,7 @@ impl Run {
     /// Runs both phases. Returns what happened.
     pub fn run(mut self) -> Totals {
         self.print(|| format!("{:?} {:?}", self.policy.cpuset_support, self.policy.enforcement));
+        self.print(|| format!("{:?}", self.policy.lending));
         self.restart_fork_tracking();
         for step in 0..STEPS {
             for _ in 0..self.random.random_below(6) {
@@ -160,24 +184,33 @@ impl Run {
             self.check_safety();
         }
         self.faults.disable();
+        if let Some(lending) = &mut self.lending {
+            lending.stop_flapping();
+        }
         self.check_rescans();
         self.workload.borrow_mut().stop();
         let online = self.topology.cpus().clone();
         self.world.borrow_mut().set_online_pus(&online);
         self.check_liveness();
         self.check_affinity_attempts();
+        self.check_revocation();
         self.check_release();
         self.totals
     }
 
     /// Runs one cycle as the event loop does. `None` if the daemon was killed in it and started again.
     fn run_cycle(&mut self, full: bool, commands: &[Command]) -> Option<CycleReport> {
-        self.world.borrow_mut().advance(1_000_000_000);
+        self.pass_a_second();
         self.warden.read_process_events();
         self.triggers.job_processes_scan_due = true;
         self.triggers.full_scan_due |= full;
         let triggers = std::mem::take(&mut self.triggers);
         let request = triggers.scan_request(self.warden.state_mut(), commands);
+        self.carry_out_cycle(request, commands)
+    }
+
+    /// Runs a cycle with this scan. `None` if the daemon was killed in it and started again.
+    fn carry_out_cycle(&mut self, request: ScanRequest, commands: &[Command]) -> Option<CycleReport> {
         let warden = &mut self.warden;
         let cycle = catch_unwind(AssertUnwindSafe(|| warden.run_cycle(request, commands)));
         let report = match cycle {
@@ -190,6 +223,7 @@ impl Run {
             }
             Err(why) => resume_unwind(why),
         };
+        self.has_run_cycle_since_start = true;
         self.print_log();
         self.note_readings();
         self.note_known_originals();
@@ -197,6 +231,8 @@ impl Run {
         self.totals.actions += report.mask_outcomes.len();
         for event in &report.events {
             self.totals.violations += usize::from(event.kind == EventKind::Violation);
+            self.totals.loans += usize::from(event.kind == EventKind::Lent);
+            self.totals.returns += usize::from(event.kind == EventKind::Returned);
             self.print(|| {
                 format!("{:?} {:?}: {}", event.kind, event.job.as_ref().map(ToString::to_string), event.text)
             });
@@ -250,6 +286,10 @@ impl Run {
         self.world.borrow_mut().processes.values_mut().for_each(|process| process.attributes_changed = true);
         self.warden = start(node, &self.journal, &self.topology, &self.policy);
         self.restart_fork_tracking();
+        self.has_run_cycle_since_start = false;
+        if let Some(lending) = &mut self.lending {
+            lending.restart();
+        }
         self.triggers = CycleTriggers::default();
         self.triggers.full_scan_due = true;
     }
@@ -293,6 +333,7 @@ impl Run {
                 (_, Some(job)) => Command::Release { job, caller: ROOT },
                 (_, None) => continue,
             };
+            let command = self.with_class(command);
             self.print(|| format!("command {command:?}"));
             commands.push(command);
         }

@@ -1,0 +1,380 @@
+//! Lending in a run: what owners use of their cores changes, and the samples of the owners cause cycles as in the event
+//! loop. The daemon has no BPF here, so that it samples every 10 ms while a core is lent.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use pjw_core::command::{AssignCommand, Command};
+use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset_group::{CpusetHierarchy, IdlePriority};
+use pjw_core::ids::{Pid, ProcessId, Tid};
+use pjw_core::job::{Job, JobId, PriorityClass, Tenure};
+use pjw_core::policy::{LendingPolicy, Policy, StarvedPolicy};
+use pjw_core::time::Nanos;
+use pjw_sim::seed::RandomStream;
+use pjw_sim::world::SimProcess;
+use pjwd::run::owner_samples::OwnerSamples;
+use pjwd::run::triggers::CycleTriggers;
+
+use super::{ROOT, Run};
+
+const SECOND: u64 = 1_000_000_000;
+/// The time after which a core must have been taken back that its owner needs: docs/adr/0023-lending.md, "Hearing the
+/// owner".
+const INTERVAL: u64 = 10_000_000;
+/// The number of samples in a second before the rest of it passes in one step.
+const MOST_SAMPLES: u32 = 20;
+/// The number of threads that an owner starts at most, so that it can use all its cores.
+const MOST_THREADS: usize = 6;
+
+/// The CPU time of each owner's processes since their start, in ns, at the time of a sample.
+struct CpuTimes {
+    at: Nanos,
+    of: BTreeMap<ProcessId, (JobId, u64)>,
+}
+
+/// What a run with lending has in addition.
+pub struct Lending {
+    random: RandomStream,
+    samples: OwnerSamples,
+    /// The start of the world's clock, on the clock of the samples.
+    begin: Instant,
+    last: Option<CpuTimes>,
+    /// Whether the use of owners changes at random.
+    is_flapping: bool,
+}
+
+impl Lending {
+    pub(super) fn new(seed: &RandomStream) -> Self {
+        let random = seed.substream("lending");
+        Self {
+            random,
+            samples: OwnerSamples::default(),
+            begin: Instant::now(),
+            last: None,
+            is_flapping: true,
+        }
+    }
+
+    /// Another daemon has no samples.
+    pub(super) fn restart(&mut self) {
+        (self.samples, self.last) = (OwnerSamples::default(), None);
+    }
+
+    /// From now on, the owners use what they use now.
+    pub(super) fn stop_flapping(&mut self) {
+        self.is_flapping = false;
+    }
+}
+
+/// Random settings of lending, on a node where borrowers have idle priority wherever there are cpusets.
+pub(super) fn with_lending(policy: Policy, seed: &RandomStream) -> Policy {
+    let mut random = seed.substream("lending policy");
+    let lending = LendingPolicy {
+        enabled: random.random_bool(950),
+        buffer_cores: random.random_below(3),
+        lend_after: Duration::from_millis([10, 100, 500][random.random_below(3) as usize]),
+        cores_at_once: 1 + random.random_below(4),
+        revocation_grace: Duration::from_millis([0, 0, 25, 700][random.random_below(4) as usize]),
+        starved: if random.random_bool(500) { StarvedPolicy::Freeze } else { StarvedPolicy::Squeeze },
+    };
+    let mut cpuset_support = policy.cpuset_support.clone();
+    if !matches!(cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. }) {
+        cpuset_support.idle_priority = IdlePriority::Available;
+        cpuset_support.can_freeze = random.random_bool(700);
+    }
+    Policy { lending, cpuset_support, ..policy }
+}
+
+impl Run {
+    /// Lets a second pass, with samples of the owners and the cycles for which they are the reason.
+    pub(super) fn pass_a_second(&mut self) {
+        let end = self.now() + SECOND;
+        let samples = self.lending.as_mut().map_or(0, |lending| lending.random.random_below(MOST_SAMPLES));
+        for _ in 0..samples {
+            let next = self.next_sample().min(end);
+            self.advance_to(next);
+            self.sample_owners();
+            self.change_demand();
+        }
+        self.advance_to(end);
+        self.sample_owners();
+    }
+
+    fn now(&self) -> u64 {
+        self.world.borrow().moment().since_boot.0
+    }
+
+    fn advance_to(&mut self, at: u64) {
+        let left = at.saturating_sub(self.now());
+        self.world.borrow_mut().advance(left);
+    }
+
+    /// The time of the next sample, or of the end of a grace period, but after now.
+    fn next_sample(&self) -> u64 {
+        let Some(lending) = &self.lending else { return u64::MAX };
+        let of_samples = lending.samples.next_at().map(|at| {
+            u64::try_from(at.saturating_duration_since(lending.begin).as_nanos()).unwrap_or(u64::MAX)
+        });
+        let end_of_grace = self.warden.state().lending.next_deadline().map(|end| end.0);
+        let next = of_samples.into_iter().chain(end_of_grace).min();
+        next.unwrap_or(self.now() + 10 * INTERVAL).max(self.now() + 1)
+    }
+
+    /// Samples the owners if a sample is due, and runs a cycle if lending has to change, as the event loop does.
+    fn sample_owners(&mut self) {
+        let now = Nanos(self.now());
+        let Some(lending) = &mut self.lending else { return };
+        self.warden.read_process_events();
+        let at = lending.begin + Duration::from_nanos(now.0);
+        let is_sample = lending.samples.next_at().is_none_or(|next| next <= at);
+        let world = Rc::clone(&self.world);
+        let cpu_time_of = |pid: Pid| {
+            let world = world.borrow();
+            world.processes.get(&pid).map(|process| Duration::from_nanos(process.run_ns()))
+        };
+        let (state, policy) = self.warden.state_and_policy();
+        let must_change = lending.samples.update(state, policy, (at, now), cpu_time_of);
+        let has_grace_ended = state.lending.next_deadline().is_some_and(|end| end <= now);
+        let used = if is_sample { self.use_since_last_sample(now) } else { BTreeMap::new() };
+        if must_change || has_grace_ended {
+            let request = CycleTriggers::default().scan_request(self.warden.state_mut(), &[]);
+            if self.carry_out_cycle(request, &[]).is_none() {
+                return;
+            }
+            self.check_safety();
+        }
+        self.check_owners_are_served(&used);
+    }
+
+    /// The number of cores that each owner has used since the last sample for nine tenths of the time, if this was not less
+    /// than an interval. Only processes count that were members of the owner at both times.
+    fn use_since_last_sample(&mut self, now: Nanos) -> BTreeMap<JobId, u32> {
+        let state = self.warden.state();
+        let world = self.world.borrow();
+        let members = state.jobs.owners_that_lend().flat_map(|owner| state.members_of(&owner.id));
+        let present: BTreeMap<ProcessId, (JobId, u64)> = members
+            .filter_map(|member| {
+                let process = world.processes.get(&member.id.pid)?;
+                Some((member.id, (member.job.clone(), process.run_ns())))
+            })
+            .collect();
+        drop(world);
+        let Some(lending) = &mut self.lending else { return BTreeMap::new() };
+        let last = lending.last.replace(CpuTimes { at: now, of: present.clone() });
+        let Some(last) = last.filter(|last| now.0 - last.at.0 >= INTERVAL) else {
+            return BTreeMap::new();
+        };
+        let mut cpu_times: BTreeMap<JobId, u64> = BTreeMap::new();
+        for (id, (job, run_ns)) in present {
+            if let Some((_, run_before)) = last.of.get(&id).filter(|(owner, _)| *owner == job) {
+                *cpu_times.entry(job).or_default() += run_ns.saturating_sub(*run_before);
+            }
+        }
+        let cores = |cpu_time: u64| u32::try_from((cpu_time * 10 / (now.0 - last.at.0) + 1) / 10).unwrap();
+        cpu_times.into_iter().map(|(job, cpu_time)| (job, cores(cpu_time))).collect()
+    }
+
+    /// No owner waits for a borrower: after a sample, at most those cores of an owner are lent that it left idle, without the
+    /// buffer. Cores in a grace period do not count.
+    fn check_owners_are_served(&self, used: &BTreeMap<JobId, u32>) {
+        if self.warden.ongoing_failures().journal_error.is_some() {
+            return;
+        }
+        let state = self.warden.state();
+        for owner in state.jobs.owners_that_lend() {
+            let Some(&used) = used.get(&owner.id) else { continue };
+            let own = self.whole_cores(&state.pool.pus_of(&owner.id));
+            let is_lent = |core: &&CpuSet| {
+                let lent = |pu| state.pool.borrower(pu).is_some() && state.lending.leaves_at(pu).is_none();
+                core.iter().any(lent)
+            };
+            let lent = u32::try_from(own.iter().filter(is_lent).count()).unwrap();
+            let wanted = owner.wanted_core_count(&state.topology);
+            let kept = wanted.unwrap_or(used + self.policy.lending.buffer_cores);
+            let most = u32::try_from(own.len()).unwrap().saturating_sub(kept);
+            let known = state.lending.use_of(&owner.id);
+            assert!(
+                lent <= most,
+                "{lent} cores of {} are lent, which needs {kept} of {own:?}: {known:?}",
+                owner.id
+            );
+        }
+    }
+
+    /// The cores that are online and in `cpus` as a whole.
+    fn whole_cores(&self, cpus: &CpuSet) -> Vec<CpuSet> {
+        let online = self.warden.state().pool.online_cpus();
+        let cores = self.topology.cores().iter().map(|core| core.pus.intersection(&online));
+        cores.filter(|core| !core.is_empty() && core.is_subset(cpus)).collect()
+    }
+
+    /// An owner begins to use all its cores, or becomes idle.
+    fn change_demand(&mut self) {
+        let Some(lending) = self.lending.as_mut().filter(|lending| lending.is_flapping) else { return };
+        if !lending.random.random_bool(200) {
+            return;
+        }
+        let state = self.warden.state();
+        let owners: Vec<JobId> = state.jobs.owners_that_lend().map(|owner| owner.id.clone()).collect();
+        let Some(owner) = lending.random.random_element(&owners).cloned() else { return };
+        let is_busy = lending.random.random_bool(500);
+        self.set_demand(&owner, is_busy);
+    }
+
+    /// All threads of the owner run, or none.
+    fn set_demand(&self, owner: &JobId, is_busy: bool) {
+        let mut world = self.world.borrow_mut();
+        let pids: Vec<Pid> = self.warden.state().members_of(owner).map(|member| member.id.pid).collect();
+        let count = |process: &SimProcess| process.threads.len();
+        let threads: usize = pids.iter().filter_map(|pid| world.processes.get(pid)).map(count).sum();
+        if let Some(&pid) = pids.first().filter(|_| is_busy) {
+            (threads..MOST_THREADS).for_each(|_| world.clone_thread(pid, Tid(pid.0)));
+        }
+        for pid in pids {
+            let threads =
+                world.processes.get_mut(&pid).into_iter().flat_map(|process| process.threads.values_mut());
+            threads.for_each(|thread| thread.is_busy = is_busy);
+        }
+    }
+
+    /// A command of a run with lending: jobs have classes, and say how many cores they want.
+    pub(super) fn with_class(&mut self, command: Command) -> Command {
+        let Some(Lending { random, .. }) = &mut self.lending else { return command };
+        match command {
+            Command::Assign(assign) => {
+                let class = match random.random_below(10) {
+                    0..=3 => Some(PriorityClass::Guaranteed),
+                    4..=6 => Some(PriorityClass::Besteffort),
+                    7 => Some(PriorityClass::Normal),
+                    _ => None,
+                };
+                Command::Assign(AssignCommand { class, ..assign })
+            }
+            Command::Release { job, .. } if random.random_bool(400) => {
+                let cores = random.random_bool(700).then(|| random.random_below(5));
+                Command::Want { job, cores, caller: ROOT }
+            }
+            other => other,
+        }
+    }
+
+    /// The ledger of borrowers, after each cycle: a borrowed PU is free, or its owner lends it. No PU has two borrowers. No
+    /// borrower is frozen while there is a core that nobody has.
+    pub(super) fn check_borrowers(&self) {
+        let state = self.warden.state();
+        let mut borrowed = CpuSet::new();
+        let is_unused = |core: &&CpuSet| core.iter().all(|pu| state.pool.borrower(pu).is_none());
+        let free = self.whole_cores(&state.pool.free_cpus());
+        let has_spare = free.iter().any(|core| is_unused(&core));
+        // The first cycle after a restart decides about the PUs that the journal says are borrowed.
+        let is_decided = self.has_run_cycle_since_start;
+        for borrower in state.jobs.borrowers() {
+            let Some(grant) = borrower.active_grant() else { continue };
+            let is_hungry = borrower.wanted_core_count(&state.topology).is_none_or(|wanted| wanted > 0);
+            let can_settle = is_decided && self.warden.ongoing_failures().journal_error.is_none();
+            assert!(
+                grant.tenure != Tenure::Frozen || !has_spare || !is_hungry || !can_settle,
+                "{} is frozen, and {free:?} are free",
+                borrower.id
+            );
+            if grant.tenure != Tenure::Borrowed {
+                continue;
+            }
+            assert!(!grant.cpus.intersects(&borrowed), "two borrowers of a PU of {}", grant.cpus);
+            borrowed = borrowed.union(&grant.cpus);
+            for pu in grant.cpus.iter() {
+                let owner = state.jobs.values().find(|job| state.pool.pus_of(&job.id).contains(pu));
+                let lends = |owner: &Job| state.jobs.owners_that_lend().any(|lender| lender.id == owner.id);
+                assert!(
+                    !is_decided || owner.is_none_or(lends),
+                    "{} borrows PU {pu} of {owner:?}",
+                    borrower.id
+                );
+            }
+        }
+    }
+
+    /// Without faults, cores are lent, and are off the borrowers an interval and the grace period after their owners need
+    /// them. Afterwards the processes of borrowers are frozen only if they have no core.
+    pub(super) fn check_revocation(&mut self) {
+        if self.lending.is_none() {
+            return;
+        }
+        let owners: Vec<JobId> =
+            self.warden.state().jobs.owners_that_lend().map(|owner| owner.id.clone()).collect();
+        for is_busy in [false, true, false] {
+            owners.iter().for_each(|owner| self.set_demand(owner, is_busy));
+            if is_busy {
+                self.totals.lent_at_rest += self.warden.state().pool.lent_cpus().len();
+                self.check_all_leave_in_time();
+            }
+            for _ in 0..4 {
+                self.run_cycle(true, &[]).expect("no kills any more");
+                self.check_safety();
+            }
+            self.check_frozen_processes();
+        }
+    }
+
+    /// The owners use all their cores from now on.
+    fn check_all_leave_in_time(&mut self) {
+        let grace = u64::try_from(self.policy.lending.revocation_grace.as_nanos()).unwrap();
+        // The last sample may be just before the demand. So the first one that sees only the demand is an interval later.
+        let end = self.now() + 2 * INTERVAL + grace;
+        while self.now() < end {
+            self.advance_to(self.next_sample().min(end));
+            self.sample_owners();
+        }
+        let state = self.warden.state();
+        let world = self.world.borrow();
+        let lent: BTreeSet<_> = state.pool.lent_cpus().iter().collect();
+        for member in state.jobs.borrowers().flat_map(|borrower| state.members_of(&borrower.id)) {
+            let process = &world.processes[&member.id.pid];
+            // A frozen process keeps its last PUs, and does not run there.
+            if !world.is_idle_priority(process) || world.is_frozen(process) {
+                continue;
+            }
+            for (tid, thread) in &process.threads {
+                for pu in world.effective_mask(process, thread).iter() {
+                    let owner =
+                        state.jobs.owners_that_lend().find(|job| state.pool.pus_of(&job.id).contains(pu));
+                    assert!(
+                        owner.is_none() || lent.contains(&pu),
+                        "thread {tid} of {} is still on PU {pu} of {owner:?}",
+                        member.job
+                    );
+                }
+            }
+        }
+    }
+
+    /// At rest, exactly the processes in the cpusets of frozen jobs are frozen.
+    fn check_frozen_processes(&mut self) {
+        let state = self.warden.state();
+        let world = self.world.borrow();
+        let mut frozen = 0;
+        // A process whose original cgroup the warden can't know stays in the cpuset in which it was born.
+        let is_known = |process: &&SimProcess| !process.has_unknown_original_cgroup;
+        let processes = world.processes.values().filter(is_known);
+        for process in processes.filter(|process| world.is_frozen(process)) {
+            let job = state.members.get(&process.id.pid).and_then(|member| state.jobs.get(&member.job));
+            let tenure = job.and_then(Job::active_grant).map(|grant| grant.tenure);
+            assert_eq!(tenure, Some(Tenure::Frozen), "{} of {job:?} is frozen", process.id);
+            frozen += 1;
+        }
+        drop(world);
+        self.totals.frozen += frozen;
+    }
+
+    /// After a release nothing is lent, frozen or at idle priority.
+    pub(super) fn check_nothing_is_lent(&self) {
+        assert_eq!(self.warden.state().pool.borrowers().count(), 0);
+        let world = self.world.borrow();
+        for process in world.processes.values() {
+            assert!(!world.is_frozen(process), "{} is frozen", process.id);
+            assert!(!world.is_idle_priority(process), "{} is at idle priority", process.id);
+        }
+    }
+}
