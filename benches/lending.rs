@@ -46,6 +46,8 @@ enum Separation {
     Nothing,
     /// Each has a cgroup, with weights of 100 to 1.
     Weights,
+    /// The batch program has a cgroup with idle priority, and may run on all cores: what the kernel gives without a daemon.
+    Idle,
     /// Each has half of the cores.
     Halves,
     /// The batch program gets the cores that the server did not use in the last second.
@@ -54,11 +56,12 @@ enum Separation {
     Warden,
 }
 
-const SEPARATIONS: [Separation; 7] = [
+const SEPARATIONS: [Separation; 8] = [
     Separation::Alone,
     Separation::AloneAgain,
     Separation::Nothing,
     Separation::Weights,
+    Separation::Idle,
     Separation::Halves,
     Separation::EachSecond,
     Separation::Warden,
@@ -71,6 +74,7 @@ impl Separation {
             Separation::AloneAgain => "server alone, again",
             Separation::Nothing => "nothing between them",
             Separation::Weights => "cgroup weights 100:1",
+            Separation::Idle => "cgroup idle priority",
             Separation::Halves => "half of the cores each",
             Separation::EachSecond => "cores moved once a second",
             Separation::Warden => "pjw",
@@ -251,6 +255,13 @@ impl Bench {
                 groups.1.set_weight(1)?;
                 let batch = self.batch(groups.1.run_command())?;
                 let server = self.server(groups.0.run_command())?;
+                self.measure(server, Some(batch))
+            }
+            Separation::Idle => {
+                let group = Cgroup::new("cpu", "batch")?;
+                group.set_idle()?;
+                let batch = self.batch(group.run_command())?;
+                let server = self.server(everywhere())?;
                 self.measure(server, Some(batch))
             }
             Separation::Halves => {

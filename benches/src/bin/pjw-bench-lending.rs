@@ -23,7 +23,7 @@ use pjw_benches::measure::results::quantile;
 use serde_json::json;
 
 /// The computing of one phase of a thread of `batch`, in units of one request.
-const PHASE_REQUESTS: u64 = 2;
+const PHASE_REQUESTS: u64 = 10;
 /// The time between two lines of `batch`.
 const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 

@@ -65,6 +65,14 @@ impl Cgroup {
         self.write(self.weight_file(), &(cores * each).min(most).to_string())
     }
 
+    /// Gives the processes of the cgroup idle priority: they run only while no other process wants the CPU (Linux 5.15).
+    ///
+    /// # Errors
+    /// If the kernel has no such file or refuses the value.
+    pub fn set_idle(&self) -> anyhow::Result<()> {
+        self.write("cpu.idle", "1")
+    }
+
     /// Sets the PUs of the cgroup to `cpus`, and its memory nodes to those of its parent.
     ///
     /// # Errors

@@ -186,8 +186,8 @@ fn is_isolated(draft: &Draft<'_>, id: &JobId) -> bool {
 }
 
 /// Chooses the PUs to which threads are pinned. In an isolated partition the kernel does not balance threads between
-/// PUs, so every thread is pinned. The threads of a borrower are not pinned, because its PUs change often. An owner uses the
-/// PUs that are not lent first.
+/// PUs, so every thread is pinned. The threads of a borrower are not pinned, because its PUs change often. An owner's
+/// threads are pinned to PUs that are not lent, if there are enough.
 fn pins(draft: &Draft<'_>, id: &JobId, grant: &CpuSet, plans: &[ThreadPlan<'_>]) -> BTreeMap<ThreadId, Pu> {
     if draft.state.jobs.get(id).is_some_and(Job::is_borrower) {
         return BTreeMap::new();
@@ -198,7 +198,8 @@ fn pins(draft: &Draft<'_>, id: &JobId, grant: &CpuSet, plans: &[ThreadPlan<'_>])
     let mut candidates: Vec<&ThreadPlan<'_>> = plans.iter().filter(is_candidate).collect();
     candidates.sort_by_key(|plan| !plan.thread.demand.is_hot);
     let kept = grant.difference(&draft.state.pool.lent_cpus());
-    let kept = if kept.is_empty() { grant } else { &kept };
+    // With fewer of these PUs than hot threads, some threads would wait while the borrower runs.
+    let kept = if kept.len() < candidates.len() { grant } else { &kept };
     let with_kept = |hot_thread: HotThread| {
         let mask = if hot_thread.mask == *grant { kept.clone() } else { hot_thread.mask };
         HotThread { mask, ..hot_thread }

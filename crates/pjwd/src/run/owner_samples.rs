@@ -2,20 +2,20 @@
 //!
 //! There are no samples while there is no job of the class besteffort. Without a lent core, the samples measure when cores
 //! may be lent. While a core is lent, they measure when it must come back. Where BPF may be loaded, the monitor of lent PUs
-//! reports the first time that an owner's thread runs on one of them. The next sample then follows after a settling time:
-//! a wake-up that is over by then costs the borrower nothing.
+//! measures the use of each lent core. It also reports the first time that a thread of an idle owner runs on a lent PU. Two
+//! samples follow: one at once, and one after a settling time. A wake-up that is over by then costs the borrower nothing.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::ids::Pid;
 use pjw_core::job::JobId;
 use pjw_core::lending::{is_lending_due, why_not_lent};
 use pjw_core::policy::Policy;
 use pjw_core::state::WardenState;
-use pjw_core::state::lending::cores_in_use;
+use pjw_core::state::lending::{CoreUse, UseSample};
 use pjw_core::time::Nanos;
 use pjw_linux::bpf::LentCpuMonitor;
 use pjw_linux::sys::cpu_time::CpuTimeSampler;
@@ -25,49 +25,32 @@ use tracing::{debug, info};
 const INTERVAL_WHILE_LENT: Duration = Duration::from_millis(10);
 /// The time between two samples while no core is lent.
 const INTERVAL_BEFORE_LENDING: Duration = Duration::from_millis(100);
-/// The time for which an owner's thread must run on a lent PU before the PU is taken back.
+/// The time between the report of an owner's thread on a lent PU and the sample that shows whether it still runs.
 const SETTLING_TIME: Duration = Duration::from_millis(2);
-/// The time over which the use of cores is averaged.
-const AVERAGING_TIME: Duration = Duration::from_millis(100);
 /// A shorter period than this says too little about the use of cores.
 const MIN_PERIOD: Duration = Duration::from_micros(500);
 
-/// An owner that uses fewer cores than this, on average, is idle.
-const IDLE_CORES: f64 = 0.1;
-
-/// The samples of all owners of lendable cores: how much CPU time each owner uses, and on which of its lent PUs it
-/// runs.
+/// The samples of all owners of lendable cores.
 #[derive(Debug, Default)]
 pub struct OwnerSamples {
     owners: BTreeMap<JobId, Owner>,
+    sampled_at: Option<Instant>,
     /// The time of the next sample. `None` while there is no borrower.
     next: Option<Instant>,
+    /// Whether the next sample ends the settling time after a report.
+    is_settling: bool,
     monitor: Monitor,
-    /// The PUs on which the monitor has seen an owner's thread, with the time at which the first was seen.
-    reported: Option<(CpuSet, Instant)>,
+    /// The lent PUs that the monitor has reported and does not report again until they are armed.
+    reported: CpuSet,
+    /// For each lent PU, how long threads that are not at idle priority had run there at the last sample, since the PU was
+    /// armed.
+    run_times: BTreeMap<Pu, Duration>,
 }
 
 #[derive(Debug, Default)]
 struct Owner {
     sampler: CpuTimeSampler,
-    sampled_at: Option<Instant>,
-    /// The number of cores in use, averaged over [`AVERAGING_TIME`].
-    average: f64,
-}
-
-impl Owner {
-    /// The number of cores in use after a period in which the owner used this CPU time: that of the average use, or that of
-    /// the period, if this is greater. A period that is too short to tell a demand from its fluctuations counts only for an
-    /// owner that was idle before.
-    fn cores_in_use(&mut self, cpu_time: Duration, period: Duration) -> u32 {
-        let was_idle = self.average < IDLE_CORES;
-        let used = cpu_time.as_secs_f64() / period.as_secs_f64();
-        let weight = 1.0 - (-period.as_secs_f64() / AVERAGING_TIME.as_secs_f64()).exp();
-        self.average += (used - self.average) * weight;
-        let average = cores_in_use(AVERAGING_TIME.mul_f64(self.average), AVERAGING_TIME);
-        let counts_by_itself = was_idle || period >= INTERVAL_WHILE_LENT;
-        if counts_by_itself { average.max(cores_in_use(cpu_time, period)) } else { average }
-    }
+    core_use: CoreUse,
 }
 
 #[derive(Debug, Default)]
@@ -107,19 +90,25 @@ impl OwnerSamples {
         cpu_time_of: impl Fn(Pid) -> Option<Duration>,
     ) -> bool {
         if !state.jobs.has_borrowers() || why_not_lent(policy).is_some() {
-            (self.next, self.reported) = (None, None);
+            (self.next, self.sampled_at, self.is_settling) = (None, None, false);
             self.owners.clear();
             // Leaving cores, and cores that may no longer be lent, are taken back also without samples.
             return !state.pool.lent_cpus().is_empty() && is_lending_due(state, policy, since_boot);
         }
-        self.read_monitor(now);
-        if self.next.is_some_and(|next| now < next) {
+        let is_reported = self.read_monitor() && !self.is_settling;
+        if !is_reported && self.next.is_some_and(|next| now < next) {
             return false;
         }
-        let lent = state.pool.lent_cpus();
-        let runs_on = self.lasting_demand(now);
-        self.sample(state, (now, since_boot), &runs_on, cpu_time_of);
-        let interval = if lent.is_empty() { INTERVAL_BEFORE_LENDING } else { INTERVAL_WHILE_LENT };
+        self.sample(state, (now, since_boot), cpu_time_of);
+        if !is_reported && !self.is_settling {
+            self.arm_pus_of_idle_owners(state);
+        }
+        self.is_settling = is_reported;
+        let interval = match (is_reported, state.pool.lent_cpus().is_empty()) {
+            (true, _) => SETTLING_TIME,
+            (false, false) => INTERVAL_WHILE_LENT,
+            (false, true) => INTERVAL_BEFORE_LENDING,
+        };
         self.next = Some(now + interval);
         is_lending_due(state, policy, since_boot)
     }
@@ -145,69 +134,102 @@ impl OwnerSamples {
         if monitor.lent() == lent {
             return;
         }
-        let watched = monitor.set_lent(lent);
-        if let Err(error) = watched.and_then(|()| monitor.rearm(lent)) {
-            info!("owners of lent cores are sampled each 10 ms, because BPF can't report them: {error}");
-            self.monitor = Monitor::Unavailable;
+        if let Err(error) = monitor.set_lent(lent) {
+            self.set_unavailable(&error);
         }
     }
 
-    /// Notes on which lent PUs an owner's thread has begun to run, and brings the next sample forward.
-    fn read_monitor(&mut self, now: Instant) {
-        let Monitor::Loaded(monitor) = &mut self.monitor else { return };
+    /// Reads on which lent PUs an owner's thread has begun to run. Returns whether there are any.
+    fn read_monitor(&mut self) -> bool {
+        let Monitor::Loaded(monitor) = &mut self.monitor else { return false };
         let reported = monitor.take();
-        if reported.is_empty() {
+        self.reported = self.reported.union(&reported);
+        !reported.is_empty()
+    }
+
+    /// Lets the monitor report the PUs of idle owners again. It does not report those of other owners: they are sampled
+    /// anyway, and each report would cost them CPU time.
+    fn arm_pus_of_idle_owners(&mut self, state: &WardenState) {
+        let Monitor::Loaded(monitor) = &mut self.monitor else { return };
+        let idle = self.owners.iter().filter(|(_, owner)| owner.core_use.is_idle());
+        let idle = idle.filter_map(|(id, _)| Some(state.grant_of(id)?.cpus.intersection(&self.reported)));
+        let idle = idle.fold(CpuSet::new(), |all, cpus| all.union(&cpus));
+        if idle.is_empty() {
             return;
         }
-        let (all, since) = self.reported.take().unwrap_or((CpuSet::new(), now));
-        self.reported = Some((all.union(&reported), since));
-        let settled = since + SETTLING_TIME;
-        self.next = Some(self.next.map_or(settled, |next| next.min(settled)));
+        self.reported = self.reported.difference(&idle);
+        self.run_times.retain(|pu, _| !idle.contains(*pu));
+        if let Err(error) = monitor.rearm(&idle) {
+            self.set_unavailable(&error);
+        }
     }
 
-    /// Returns the lent PUs on which owners' threads have run for most of the time since the monitor saw them, and lets the
-    /// monitor report these PUs again.
-    fn lasting_demand(&mut self, now: Instant) -> CpuSet {
-        let Monitor::Loaded(monitor) = &mut self.monitor else { return CpuSet::new() };
-        let Some((reported, since)) = self.reported.take() else { return CpuSet::new() };
-        let period = now.saturating_duration_since(since).max(SETTLING_TIME);
-        let most = period * 9 / 10;
-        let run_times = monitor.run_times();
-        let lasting = run_times.into_iter().filter(|(pu, ran)| reported.contains(*pu) && *ran >= most);
-        let lasting = lasting.map(|(pu, _)| pu).collect();
-        if let Err(error) = monitor.rearm(&reported) {
-            info!("owners of lent cores are sampled each 10 ms, because BPF can't report them: {error}");
-            self.monitor = Monitor::Unavailable;
+    fn set_unavailable(&mut self, error: &dyn std::fmt::Display) {
+        info!("owners of lent cores are sampled each 10 ms, because BPF can't report them: {error}");
+        self.monitor = Monitor::Unavailable;
+    }
+
+    /// Returns for each monitored PU how long threads that are not at idle priority ran there since the last call.
+    fn run_times_since_last(&mut self) -> BTreeMap<Pu, Duration> {
+        let Monitor::Loaded(monitor) = &self.monitor else { return BTreeMap::new() };
+        if monitor.lent().is_empty() {
+            return BTreeMap::new();
         }
-        lasting
+        let times: BTreeMap<Pu, Duration> =
+            monitor.run_times().into_iter().filter(|(pu, _)| monitor.lent().contains(*pu)).collect();
+        let before = std::mem::replace(&mut self.run_times, times.clone());
+        // A PU that was armed again counts from zero.
+        let since = |(pu, time): (Pu, Duration)| {
+            let last = before.get(&pu).copied().filter(|last| *last <= time).unwrap_or_default();
+            (pu, time - last)
+        };
+        times.into_iter().map(since).collect()
     }
 
     fn sample(
         &mut self,
         state: &mut WardenState,
         (now, since_boot): (Instant, Nanos),
-        runs_on: &CpuSet,
         cpu_time_of: impl Fn(Pid) -> Option<Duration>,
     ) {
+        let period = self.sampled_at.map(|at| now.saturating_duration_since(at));
+        if period.is_some_and(|period| period < MIN_PERIOD) {
+            return;
+        }
+        self.sampled_at = Some(now);
+        let run_times = self.run_times_since_last();
         let ids: Vec<JobId> = state.jobs.owners_that_lend().map(|job| job.id.clone()).collect();
         self.owners.retain(|id, _| ids.binary_search(id).is_ok());
         for id in ids {
             let Some(grant) = state.grant_of(&id) else { continue };
             let core_count = state.topology.overlapping_core_count(&grant.cpus);
-            let runs_on = runs_on.intersection(&grant.cpus);
+            let lent = lent_cores(state, &grant.cpus, &run_times);
+            let has_smt = grant.cpus.len() > core_count as usize;
+            let is_new = !self.owners.contains_key(&id);
             let owner = self.owners.entry(id.clone()).or_default();
-            let period = owner.sampled_at.map(|at| now.saturating_duration_since(at));
-            if period.is_some_and(|period| period < MIN_PERIOD) && runs_on.is_empty() {
-                continue;
-            }
             let cpu_time =
                 owner.sampler.sample_with(state.members_of(&id).map(|member| member.id), &cpu_time_of);
-            owner.sampled_at = Some(now);
-            let Some(period) = period else { continue };
-            let used = owner.cores_in_use(cpu_time, period);
-            // The monitor also counts threads of other jobs and of the system.
-            let runs_on = if cpu_time >= SETTLING_TIME * 4 / 5 { runs_on } else { CpuSet::new() };
+            let Some(period) = period.filter(|_| !is_new) else { continue };
+            let sample = UseSample { period, cpu_time, lent: &lent, has_smt };
+            let (used, runs_on) = owner.core_use.add(&sample);
             state.lending.record_use(&id, used, core_count, &runs_on, since_boot);
         }
     }
+}
+
+/// The lent cores of a grant that the monitor measures, each with its run time.
+fn lent_cores(
+    state: &WardenState,
+    grant: &CpuSet,
+    run_times: &BTreeMap<Pu, Duration>,
+) -> Vec<(CpuSet, Duration)> {
+    let mut cores: BTreeMap<Pu, (CpuSet, Duration)> = BTreeMap::new();
+    for (pu, time) in run_times.iter().filter(|(pu, _)| grant.contains(**pu)) {
+        let core = state.topology.core_cpus(*pu);
+        let first = core.first().unwrap_or(*pu);
+        let (cpus, sum) = cores.entry(first).or_default();
+        cpus.insert(*pu);
+        *sum += *time;
+    }
+    cores.into_values().collect()
 }

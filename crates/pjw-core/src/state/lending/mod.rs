@@ -9,6 +9,10 @@ use core::time::Duration;
 use crate::basics::{CpuSet, Nanos, Pu, prelude::*};
 use crate::terms::JobId;
 
+mod core_use;
+
+pub use core_use::{CoreUse, UseSample};
+
 /// How often `lend_after` is doubled at most, however often cores came back.
 const MAX_DOUBLINGS: u32 = 2;
 
@@ -33,15 +37,6 @@ pub struct OwnerUse {
     lent_at: Option<Nanos>,
     /// The time at which lent cores were last taken back, and how often the pause before the next lending was doubled.
     returned: Option<(Nanos, u32)>,
-}
-
-/// Returns the number of cores that a job used for nine tenths of a period or longer, if its CPU time was on as few cores as
-/// possible. Zero if the period has no length. A core that is in use for a shorter time is not counted: its borrower runs in
-/// the gaps, at idle priority.
-#[must_use]
-pub fn cores_in_use(cpu_time: Duration, period: Duration) -> u32 {
-    let tenths = (cpu_time * 10).as_nanos().checked_div(period.as_nanos()).unwrap_or(0);
-    u32::try_from((tenths + 1) / 10).unwrap_or(u32::MAX)
 }
 
 impl LendingState {

@@ -10,13 +10,6 @@ fn at(seconds: u64) -> Nanos {
 }
 
 #[test]
-fn a_core_that_is_in_use_for_nine_tenths_of_the_time_counts_as_whole() {
-    let used = |permille: u32| cores_in_use(SECOND * permille / 1000, SECOND);
-    assert_eq!([0, 899, 900, 1899, 1900, 2000].map(used), [0, 0, 1, 1, 2, 2]);
-    assert_eq!(cores_in_use(SECOND, Duration::ZERO), 0);
-}
-
-#[test]
 fn the_most_used_cores_of_a_period_are_known_after_the_period() {
     let (mut state, web) = (LendingState::default(), job("web"));
     let most = |state: &LendingState, now| state.use_of(&web).unwrap().most_used_in(SECOND * 2, at(now));

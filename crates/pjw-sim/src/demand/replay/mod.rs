@@ -19,7 +19,7 @@ use pjw_core::refusal::Refusal;
 use pjw_core::scan::ScanScope;
 use pjw_core::snapshot::Snapshot;
 use pjw_core::state::WardenState;
-use pjw_core::state::lending::cores_in_use;
+use pjw_core::state::lending::{CoreUse, UseSample};
 use pjw_core::time::{Moment, Nanos, UnixMillis};
 use pjw_core::topology::Topology;
 use thiserror::Error;
@@ -28,7 +28,7 @@ use super::curve::{DemandCurve, DemandPoint, Owner};
 
 /// The time between two decisions about lending: the daemon's interval while a core is lent.
 const STEP: Duration = Duration::from_millis(10);
-const SECOND: Duration = Duration::from_secs(1);
+const LASTING: Duration = Duration::from_secs(100);
 /// The source of the job that wants every core. So it can have the name of an owner.
 const SOURCE_OF_BESTEFFORT: JobSource = JobSource::Session;
 
@@ -186,8 +186,11 @@ impl Machine {
     /// The warden learns what each owner uses from now on.
     fn set_demand(&mut self, point: &DemandPoint, owners: &[Owner]) {
         for (owner, cores_used) in owners.iter().zip(&point.cores_used) {
-            let used = cores_in_use(SECOND.mul_f64(*cores_used), SECOND);
-            let lent_pus_in_use = CpuSet::new();
+            let has_smt = self.state.topology.cpus().len() > self.state.topology.cores().len();
+            // The demand lasts, so the sample may be as long as the average needs.
+            let cpu_time = LASTING.mul_f64(*cores_used);
+            let sample = UseSample { period: LASTING, cpu_time, lent: &[], has_smt };
+            let (used, lent_pus_in_use) = CoreUse::default().add(&sample);
             self.state.lending.record_use(&owner.job, used, owner.cores, &lent_pus_in_use, nanos(point.time));
         }
     }

@@ -45,9 +45,9 @@ fn lent_cores_come_back_with_the_demand_and_each_counts_as_a_revocation() {
 #[test]
 fn an_owner_goes_before_the_besteffort_job_on_a_lent_core() {
     let no_buffer = LendingPolicy { buffer_cores: 0, cores_at_once: 8, ..lending() };
-    let result = replayed("time_s,web:8\n0,0\n10,0.25\n20,0\n", no_buffer);
-    assert_eq!(result.owners[0].lent_core_s, 8.0 * 18.0, "a quarter of a core is no core in use");
-    assert_eq!(result.besteffort_core_s, 8.0 * 8.0 + 7.75 * 10.0);
+    let result = replayed("time_s,web:8\n0,0\n10,0.0625\n20,0\n", no_buffer);
+    assert_eq!(result.owners[0].lent_core_s, 8.0 * 18.0, "less than a tenth of a core is no core in use");
+    assert_eq!(result.besteffort_core_s, 8.0 * 8.0 + 7.9375 * 10.0);
 }
 
 #[test]
