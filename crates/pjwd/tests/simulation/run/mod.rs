@@ -88,6 +88,8 @@ pub struct Run {
     next_name: u32,
     /// Threads whose original mask the warden knew at some time. It must not forget it.
     originals_known: BTreeSet<ThreadId>,
+    /// The events of the last regular cycle, and of the cycles for which samples were the reason before it.
+    events: Vec<Event>,
     /// Whether the present daemon has completed a cycle.
     has_run_cycle_since_start: bool,
     /// `None` in a run without classes of jobs.
@@ -158,6 +160,7 @@ impl Run {
             triggers,
             next_name: 0,
             originals_known: BTreeSet::new(),
+            events: Vec::new(),
             has_run_cycle_since_start: false,
             lending: lends.then(|| Lending::new(&seed)),
             totals,
@@ -200,6 +203,7 @@ impl Run {
 
     /// Runs one cycle as the event loop does. `None` if the daemon was killed in it and started again.
     fn run_cycle(&mut self, full: bool, commands: &[Command]) -> Option<CycleReport> {
+        self.events.clear();
         self.pass_a_second();
         self.warden.read_process_events();
         self.triggers.job_processes_scan_due = true;
@@ -227,6 +231,7 @@ impl Run {
         self.print_log();
         self.note_readings();
         self.note_known_originals();
+        self.events.extend_from_slice(&report.events);
         self.totals.cycles += 1;
         self.totals.actions += report.mask_outcomes.len();
         for event in &report.events {
