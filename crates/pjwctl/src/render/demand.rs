@@ -218,15 +218,15 @@ mod tests {
         2 owners with 6 cores of 8, for 1d 06:00:00
 
                                    without lending   with lending
-        utilisation                         60.4 %         89.6 %
-        besteffort, core hours                60.0          130.0
-        lent, core hours                       0.0           70.0
-        loans of a core                          0              7
-        revocations of a core                    0              3
-          per core and hour                   0.00           0.02
+        utilisation                         60.4 %         81.2 %
+        besteffort, core hours                60.0          110.0
+        lent, core hours                       0.0           50.0
+        loans of a core                          0              5
+        revocations of a core                    0              2
+          per core and hour                   0.00           0.01
 
         owner  cores  used  lent, core hours  revocations  per core and hour
-        web        4  1.50              60.0            3               0.03
+        web        4  1.50              40.0            2               0.02
         db         2  1.33              10.0            0               0.00
         ");
     }
