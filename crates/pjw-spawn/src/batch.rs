@@ -114,8 +114,8 @@ impl Context {
     /// one result for each instance, in the order of `instances`.
     ///
     /// A single instance is started by the calling thread, whose affinity mask and memory policy stay as they
-    /// are: the instance sets its own before it executes the program. With [`Context::end_with_launcher`] or
-    /// [`Context::replicas`], another thread starts it.
+    /// are: the instance sets its own before it executes the program. With
+    /// [`Context::kill_when_launcher_ends`] or [`Context::replicas`], another thread starts it.
     ///
     /// # Errors
     /// The errors of [`Context::start`]. No instance is started then.

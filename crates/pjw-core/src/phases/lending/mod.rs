@@ -1,8 +1,8 @@
 //! Lending: which cores the jobs of the class besteffort borrow, of the free cores and of those that their owners leave
 //! idle.
 //!
-//! The rule, with its numbers in [`crate::terms::LendingPolicy`], is in docs/adr/0023-lending.md. [`decide`] is the
-//! decision: it reads the state and changes nothing. [`update`] carries it out: it changes the grants of the borrowers and
+//! The rule, with its numbers in [`crate::terms::LendingPolicy`], is in docs/adr/0023-lending.md. `decide` is the
+//! decision: it reads the state and changes nothing. `update` carries it out: it changes the grants of the borrowers and
 //! the entries of borrowers in the pool, and reports each change.
 
 use crate::basics::{CpuSet, Nanos, Pu, cpus_text, prelude::*};
