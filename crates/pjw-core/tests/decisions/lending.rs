@@ -1,6 +1,7 @@
 //! Lending: jobs of the class besteffort borrow free cores, and cores that jobs of the class guaranteed leave idle.
 
 mod random_steps;
+mod restarts;
 
 use std::time::Duration;
 
@@ -239,6 +240,18 @@ fn a_core_stays_lent_if_the_owner_needs_it_no_longer_before_the_grace_period_end
 }
 
 #[test]
+fn a_grace_period_ends_with_its_borrower() {
+    let mut m = web_and_batch();
+    m.policy.lending.revocation_grace = Duration::from_secs(5);
+    web_uses(&mut m, 0, 3);
+    sample(&mut m, 6, "");
+    m.settle();
+    assert!(m.state.lending.next_deadline().is_some());
+    m.release("batch").unwrap();
+    assert_eq!(m.state.lending.next_deadline(), None);
+}
+
+#[test]
 fn a_number_that_the_owner_wants_replaces_the_estimate() {
     let mut m = web_and_batch();
     let want = |m: &mut Machine, cores| {
@@ -400,40 +413,6 @@ fn a_job_that_changes_its_class_exchanges_its_cores() {
 }
 
 #[test]
-fn a_restart_keeps_what_is_lent_until_the_owner_is_sampled() {
-    let mut m = web_and_batch();
-    web_uses(&mut m, 0, 3);
-    let records: Vec<Record> = m.state.records();
-    let topology: Topology = m.state.topology.clone();
-    let mut restarted = WardenState::new(topology, &CpuSet::new());
-    records.into_iter().for_each(|record| restarted.apply_record(record));
-    assert!(restarted.pool == m.state.pool || restarted.pool.lent_cpus() == set("2-5"));
-    m.state = restarted;
-    m.settle();
-    assert_eq!(lent(&m), "2-5");
-    sample(&mut m, 6, "");
-    m.settle();
-    assert_eq!(lent(&m), "");
-    assert_sound(&m);
-}
-
-#[test]
-fn a_core_that_passed_from_one_borrower_to_another_is_the_last_ones_after_a_restart() {
-    let mut m = lending_machine();
-    for (pid, id) in [(20, "b"), (21, "a")] {
-        m.spawn(pid, 1, 0);
-        assign_class(&mut m, id, PriorityClass::Besteffort, 8, &[pid]).unwrap();
-    }
-    // Job b had all eight cores before job a came. The record of a is before that of b, which lost four.
-    let jobs = || ["a", "b"].map(|id| m.state.jobs[&job(id)].clone());
-    let mut before = jobs()[1].clone();
-    before.grant.as_mut().unwrap().cpus = set("0-7");
-    let mut restarted = WardenState::new(m.state.topology.clone(), &CpuSet::new());
-    [before].into_iter().chain(jobs()).for_each(|job| restarted.apply_record(Record::Job(job)));
-    assert_eq!(audit_grants(&restarted, &m.policy), []);
-}
-
-#[test]
 fn a_job_that_gets_borrowed_free_cores_does_not_lend_them_before_it_was_sampled() {
     let mut m = lending_machine();
     m.spawn(20, 1, 0);
@@ -455,25 +434,6 @@ fn what_an_owner_used_before_there_was_a_borrower_does_not_count() {
     assert_eq!(lent(&m), "", "nobody knows what the owner used in this minute");
     web_uses(&mut m, 0, 2);
     assert_eq!(lent(&m), "2-5");
-}
-
-#[test]
-fn a_restarted_daemon_writes_again_whether_a_borrower_is_frozen() {
-    let mut m = web_and_batch();
-    web_uses(&mut m, 6, 1);
-    m.spawn(30, 1, 0);
-    m.assign("normal", 2, &[30]).unwrap();
-    assert_eq!(tenure(&m, "batch"), Some(Tenure::Frozen));
-    m.release("normal").unwrap();
-    assert_eq!(tenure(&m, "batch"), Some(Tenure::Borrowed));
-    // The daemon was killed between the record of the thawing and the thawing.
-    m.world().frozen_cgroups.insert("/pjw_besteffort/batch".to_owned());
-    let records: Vec<Record> = m.state.records();
-    let mut restarted = WardenState::new(m.state.topology.clone(), &CpuSet::new());
-    records.into_iter().for_each(|record| restarted.apply_record(record));
-    m.state = restarted;
-    m.settle();
-    assert!(m.world().frozen_cgroups.is_empty());
 }
 
 #[test]

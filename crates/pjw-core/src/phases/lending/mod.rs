@@ -79,6 +79,8 @@ pub(crate) fn update(draft: &mut Draft<'_>) {
         state.lending.forget_use();
     }
     if !state.jobs.has_borrowers() || draft.policy.mode != Mode::Enforce {
+        // The borrower may have ended in a grace period.
+        state.lending.set_leaving(BTreeMap::new());
         return;
     }
     let now = draft.now.since_boot;

@@ -148,8 +148,9 @@ impl Run {
         self.check_owners_are_served(&used);
     }
 
-    /// The number of cores that each owner has used since the last sample for nine tenths of the time, if this was not less
-    /// than an interval. Only processes count that were members of the owner at both times.
+    /// The number of cores that each owner has used all the time since the last sample, if this was not less than an interval: a
+    /// core that is used for a part of it counts only by the average. Only processes count that were members of the owner at
+    /// both times.
     fn use_since_last_sample(&mut self, now: Nanos) -> BTreeMap<JobId, u32> {
         let state = self.warden.state();
         let world = self.world.borrow();
@@ -172,7 +173,7 @@ impl Run {
                 *cpu_times.entry(job).or_default() += run_ns.saturating_sub(*run_before);
             }
         }
-        let cores = |cpu_time: u64| u32::try_from((cpu_time * 10 / (now.0 - last.at.0) + 1) / 10).unwrap();
+        let cores = |cpu_time: u64| u32::try_from((cpu_time * 100 / (now.0 - last.at.0) + 1) / 100).unwrap();
         cpu_times.into_iter().map(|(job, cpu_time)| (job, cores(cpu_time))).collect()
     }
 
@@ -264,6 +265,8 @@ impl Run {
     /// borrower is frozen while there is a core that nobody has.
     pub(super) fn check_borrowers(&self) {
         let state = self.warden.state();
+        let is_leaving = state.lending.next_deadline().is_some();
+        assert!(!is_leaving || state.jobs.has_borrowers(), "a grace period without a borrower never ends");
         let mut borrowed = CpuSet::new();
         let is_unused = |core: &&CpuSet| core.iter().all(|pu| state.pool.borrower(pu).is_none());
         let free = self.whole_cores(&state.pool.free_cpus());
