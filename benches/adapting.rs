@@ -12,7 +12,7 @@ use anyhow::{Context, bail};
 use pjw_benches::load::compiled::{compile, library_flags};
 use pjw_benches::measure::chart::Chart;
 use pjw_benches::measure::results::{Figure, median, print_line, publish};
-use pjw_benches::programs::daemon::{EventSource, PrivateWarden};
+use pjw_benches::programs::daemon::PrivateWarden;
 use pjw_benches::programs::program::Program;
 use pjw_benches::setup::Setup;
 
@@ -88,9 +88,8 @@ fn core_counts(cores: usize) -> Vec<usize> {
 
 /// Returns for each number of cores the phases of the program each second, once for each 100 ms.
 fn measure(setup: &Setup, program: &Path, team: Team, counts: &[usize]) -> anyhow::Result<Vec<Vec<f64>>> {
-    let keys = format!("enforcement = \"auto\"\nhousekeeping = \"{}\"\n", setup.scale.unusable_pus);
     let warden =
-        PrivateWarden::start_with_config(&setup.programs, &keys, EventSource::ProcEvents, &setup.interrupt)?;
+        PrivateWarden::start_with_cpusets(&setup.programs, &setup.scale.unusable_pus, &setup.interrupt)?;
     let mut command = warden.run_command(JOB, setup.scale.core_count);
     command.arg(program).args(team.argument());
     let mut program = Program::start(team.name(), &mut command)?;

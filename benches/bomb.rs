@@ -10,7 +10,7 @@ use pjw_benches::load::processes::{Activity, LoadProcesses};
 use pjw_benches::measure::results::{Figure, print_line, publish, quantile};
 use pjw_benches::measure::usage::ProcessUsage;
 use pjw_benches::peers::echo::{EchoServer, RawClient};
-use pjw_benches::programs::daemon::{EventSource, PrivateWarden};
+use pjw_benches::programs::daemon::PrivateWarden;
 use pjw_benches::programs::interrupt::Interrupt;
 use pjw_benches::programs::program::{Program, wait_for};
 use pjw_benches::setup::Setup;
@@ -30,8 +30,7 @@ fn main() -> anyhow::Result<()> {
         print_line("skipped: two jobs need two cores")?;
         return publish("bomb", &[]);
     }
-    let keys = format!("enforcement = \"auto\"\nhousekeeping = \"{}\"\n", scale.unusable_pus);
-    let warden = PrivateWarden::start_with_config(&programs, &keys, EventSource::ProcEvents, &interrupt)?;
+    let warden = PrivateWarden::start_with_cpusets(&programs, &scale.unusable_pus, &interrupt)?;
     let neighbour = LoadProcesses::start(1, 10, Activity::Sleeping, &interrupt)?;
     let neighbour_cpus = pjw_core::cpuset::CpuSet::from(scale.usable_pus.last().context("there is no PU")?);
     warden.assign("neighbour", &neighbour_cpus, &neighbour.pids())?;

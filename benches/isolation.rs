@@ -16,7 +16,7 @@ use pjw_benches::programs::interrupt::Interrupt;
 use pjw_benches::programs::program::Program;
 use pjw_benches::setup::Setup;
 use pjw_benches::setup::effort::Effort;
-use pjw_benches::setup::scale::Scale;
+use pjw_benches::setup::scale::{Scale, pus_of};
 use pjw_core::cpuset::CpuSet;
 
 const JOB_TIMEOUT: Duration = Duration::from_secs(300);
@@ -99,9 +99,8 @@ fn main() -> anyhow::Result<()> {
 
 /// Returns the PUs of the first cores for job A, and of the other cores for job B.
 fn halves(scale: &Scale) -> (CpuSet, CpuSet) {
-    let join = |cores: &[CpuSet]| cores.iter().fold(CpuSet::new(), |all, core| all.union(core));
     let (a, b) = scale.usable_cores.split_at(scale.a_cores);
-    (join(a), join(b))
+    (pus_of(a), pus_of(b))
 }
 
 impl Bench {

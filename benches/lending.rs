@@ -19,7 +19,7 @@ use pjw_benches::programs::interrupt::Interrupt;
 use pjw_benches::programs::program::Program;
 use pjw_benches::setup::Setup;
 use pjw_benches::setup::effort::Effort;
-use pjw_benches::setup::scale::Scale;
+use pjw_benches::setup::scale::{Scale, pus_of};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, Tid};
 use pjw_linux::sys::{affinity, cpu_time::process_cpu_time};
@@ -199,7 +199,6 @@ fn report(runs: &[Vec<Run>; SEPARATIONS.len()]) -> anyhow::Result<()> {
 
 impl Bench {
     fn new(effort: Effort, interrupt: Interrupt, programs: Programs, scale: &Scale) -> anyhow::Result<Self> {
-        let join = |cores: &[CpuSet]| cores.iter().fold(CpuSet::new(), |all, core| all.union(core));
         let cores = &scale.usable_cores;
         let half = cores.split_at(cores.len() / 2);
         let out = Command::new(programs.path(PROGRAM))
@@ -207,7 +206,7 @@ impl Bench {
             .output()
             .context("can't start the program of the bench: make build")?;
         let iterations = String::from_utf8(out.stdout)?.trim().to_owned();
-        let (cpus, halves) = (join(cores), (join(half.0), join(half.1)));
+        let (cpus, halves) = (pus_of(cores), (pus_of(half.0), pus_of(half.1)));
         Ok(Self { effort, interrupt, programs, cpus, cores: cores.len(), halves, iterations })
     }
 

@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use pjw_benches::measure::results::{Figure, median, publish};
-use pjw_benches::programs::daemon::{EventSource, PrivateWarden};
+use pjw_benches::programs::daemon::PrivateWarden;
 use pjw_benches::programs::program::Program;
 use pjw_benches::setup::Setup;
+use pjw_benches::setup::scale::pus_of;
 use pjw_core::cpuset::CpuSet;
 
 const PROGRAM: &str = "pjw-bench-locks";
@@ -59,10 +60,9 @@ struct Bench {
 
 fn main() -> anyhow::Result<()> {
     let setup = Setup::prepare()?;
-    let join = |cores: &[CpuSet]| cores.iter().fold(CpuSet::new(), |all, core| all.union(core));
     let cores = &setup.scale.usable_cores;
     let halves = cores.split_at(cores.len() / 2);
-    let bench = Bench { cpus: join(cores), halves: (join(halves.0), join(halves.1)), setup };
+    let bench = Bench { cpus: pus_of(cores), halves: (pus_of(halves.0), pus_of(halves.1)), setup };
     let mut figures = Vec::new();
     for revocation in REVOCATIONS {
         figures.extend(bench.compare(revocation)?);
@@ -91,13 +91,8 @@ impl Bench {
     /// Returns how often each second the threads took the lock, once for each 100 ms.
     fn measure(&self, lock: &str, revocation: Revocation) -> anyhow::Result<Vec<f64>> {
         let interrupt = &self.setup.interrupt;
-        let keys = format!("enforcement = \"auto\"\nhousekeeping = \"{}\"\n", self.setup.scale.unusable_pus);
-        let warden = PrivateWarden::start_with_config(
-            &self.setup.programs,
-            &keys,
-            EventSource::ProcEvents,
-            interrupt,
-        )?;
+        let Setup { programs, scale, .. } = &self.setup;
+        let warden = PrivateWarden::start_with_cpusets(programs, &scale.unusable_pus, interrupt)?;
         let mut command = warden.run_command(JOB, self.setup.scale.core_count);
         command.arg(self.setup.programs.path(PROGRAM)).args([&self.cpus.len().to_string(), lock]);
         let mut program = Program::start(lock, &mut command)?;

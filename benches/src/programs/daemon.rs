@@ -115,6 +115,19 @@ impl PrivateWarden {
         Self::start_with_config(programs, &default_keys(unusable_pus), EventSource::ProcEvents, interrupt)
     }
 
+    /// Starts a daemon as [`PrivateWarden::start`] does, which keeps jobs on their cores by cpusets where it can.
+    ///
+    /// # Errors
+    /// As [`PrivateWarden::start`].
+    pub fn start_with_cpusets(
+        programs: &Programs,
+        unusable_pus: &CpuSet,
+        interrupt: &Interrupt,
+    ) -> anyhow::Result<Self> {
+        let keys = format!("enforcement = \"auto\"\nhousekeeping = \"{unusable_pus}\"\n");
+        Self::start_with_config(programs, &keys, EventSource::ProcEvents, interrupt)
+    }
+
     /// Starts a daemon as [`PrivateWarden::start`] does, and without `--beside` if no other daemon of this user runs: its
     /// status then has no warning of another daemon.
     ///

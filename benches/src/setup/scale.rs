@@ -25,6 +25,12 @@ pub struct Scale {
     pub unusable_pus: CpuSet,
 }
 
+/// Returns the PUs of all these cores.
+#[must_use]
+pub fn pus_of(cores: &[CpuSet]) -> CpuSet {
+    cores.iter().fold(CpuSet::new(), |all, core| all.union(core))
+}
+
 impl Scale {
     /// Reads the topology and the mask of this program.
     ///
