@@ -14,13 +14,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use pjw_core::cpuset::Pu;
 use pjw_core::job::{JobId, JobIdError, JobSource};
 use thiserror::Error;
 
 /// The last possible time: 100 years.
 const MAX_TIME: Duration = Duration::from_secs(100 * 366 * 86_400);
 /// The largest number of cores of an owner.
-const MAX_CORES: u32 = 65_536;
+const MAX_CORES: u32 = Pu::MAX.0 + 1;
 
 /// A curve of demand, as a file describes it. It has at least one owner and at least two points.
 #[derive(Debug, Clone, PartialEq)]

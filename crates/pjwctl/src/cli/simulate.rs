@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Args, ValueEnum};
 use jiff::SignedDuration;
+use pjw_core::cpuset::Pu;
 use pjw_core::housekeeping::HousekeepingRule;
 
 use super::json::JsonArg;
@@ -18,6 +19,9 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     A job of the log starts at its submit time if enough cores are free, else it is refused. It holds its cores \
     for its run time. With --demand, each column is a job that owns cores, and a besteffort job wants every core. Needs no \
     running pjwd, only its program.";
+
+/// The bounds of numbers of cores are those of the configuration.
+const MAX_CORES: i64 = Pu::MAX.0 as i64 + 1;
 
 /// The options that have no meaning for a curve of demand.
 const OPTIONS_OF_LOGS: [&str; 5] = ["unit", "policy", "reference_policy", "per_job_csv", "fragmentation_csv"];
@@ -36,13 +40,13 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "FILE.csv", conflicts_with_all = OPTIONS_OF_LOGS)]
     pub demand: Option<PathBuf>,
     /// The number of idle cores of each owner that are not lent [default: 1]
-    #[arg(long = "buffer", value_name = "N", conflicts_with = "job_log", value_parser = clap::value_parser!(u32).range(0..=65_536))]
+    #[arg(long = "buffer", value_name = "N", conflicts_with = "job_log", value_parser = clap::value_parser!(u32).range(0..=MAX_CORES))]
     pub buffer_cores: Option<u32>,
     /// How long a core must be idle before it is lent, such as 500ms or 1m [default: 2s]
     #[arg(long, value_name = "TIME", conflicts_with = "job_log", value_parser = lend_after)]
     pub lend_after: Option<Duration>,
     /// The number of cores of one owner that are lent at once [default: 4]
-    #[arg(long = "at-once", value_name = "N", conflicts_with = "job_log", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    #[arg(long = "at-once", value_name = "N", conflicts_with = "job_log", value_parser = clap::value_parser!(u32).range(1..=MAX_CORES))]
     pub cores_at_once: Option<u32>,
     /// A machine in hwloc's XML format
     #[arg(long, value_name = "FILE")]

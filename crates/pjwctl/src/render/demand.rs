@@ -188,21 +188,14 @@ fn owner_table(owners: &[OwnerFigures]) -> String {
 #[cfg(test)]
 mod tests {
     use pjw_core::cpuset::CpuSet;
-    use pjw_core::topology::{RegularShape, Topology};
+    use pjw_core::testing::regular_topology;
     use pjw_sim::demand::curve::parse;
     use pjw_sim::demand::replay::{DemandReplayOptions, replay_demand};
 
     use super::*;
 
     fn result() -> DemandResult {
-        let shape = RegularShape {
-            packages: 1,
-            numa_nodes_per_package: 1,
-            l3s_per_numa_node: 2,
-            cores_per_l3: 4,
-            pus_per_core: 2,
-        };
-        let topology = Topology::from_shape(shape);
+        let topology = regular_topology(1, 1, 2, 4, 2);
         let curve = parse(b"time_s,web:4,db\n0,0.25,2\n36000,4,2\n72000,0.25,0\n108000,0,0\n").unwrap();
         let replayed = |enabled| {
             let lending = LendingPolicy { enabled, ..LendingPolicy::default() };

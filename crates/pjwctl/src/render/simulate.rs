@@ -243,21 +243,14 @@ fn quoted(field: &str) -> String {
 #[cfg(test)]
 mod tests {
     use pjw_core::cpuset::CpuSet;
-    use pjw_core::topology::{RegularShape, Topology};
+    use pjw_core::testing::regular_topology;
     use pjw_sim::replay::replay;
     use pjw_sim::swf::LoggedJob;
 
     use super::*;
 
     fn done() -> (ReplayResult, SimulationResult) {
-        let shape = RegularShape {
-            packages: 1,
-            numa_nodes_per_package: 1,
-            l3s_per_numa_node: 2,
-            cores_per_l3: 2,
-            pus_per_core: 2,
-        };
-        let topology = Topology::from_shape(shape);
+        let topology = regular_topology(1, 1, 2, 2, 2);
         let job = |number, submit_s, run_s, processors| LoggedJob { number, submit_s, run_s, processors };
         let jobs = vec![job(7, 100, 50, 1), job(8, 110, 90_000, 3), job(9, 120, 10, 1)];
         let log = JobLog { jobs, skipped_jobs: 2 };

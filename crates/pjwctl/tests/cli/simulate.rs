@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use pjw_core::topology::{RegularShape, Topology};
+use pjw_core::testing::regular_topology;
 use serde_json::Value;
 
 use super::usage::beside;
@@ -25,14 +25,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        let shape = RegularShape {
-            packages: 1,
-            numa_nodes_per_package: 1,
-            l3s_per_numa_node: 2,
-            cores_per_l3: 4,
-            pus_per_core: 2,
-        };
-        let json = serde_json::to_string(&Topology::from_shape(shape)).unwrap();
+        let json = serde_json::to_string(&regular_topology(1, 1, 2, 4, 2)).unwrap();
         let script = format!("test \"$*\" = '--topology-json --plain --synthetic=made up' && echo '{json}'");
         let (dir, command) = beside(&script);
         fs::write(dir.path().join("log.swf"), LOG).unwrap();

@@ -28,6 +28,7 @@ use super::curve::{DemandCurve, DemandPoint, Owner};
 
 /// The time between two decisions about lending: the daemon's interval while a core is lent.
 const STEP: Duration = Duration::from_millis(10);
+/// The length of a sample of a demand that lasts: the average over 100 ms is then that of the sample.
 const LASTING: Duration = Duration::from_secs(100);
 /// The source of the job that wants every core. So it can have the name of an owner.
 const SOURCE_OF_BESTEFFORT: JobSource = JobSource::Session;
@@ -185,9 +186,8 @@ impl Machine {
 
     /// The warden learns what each owner uses from now on.
     fn set_demand(&mut self, point: &DemandPoint, owners: &[Owner]) {
+        let has_smt = self.state.topology.cpus().len() > self.state.topology.cores().len();
         for (owner, cores_used) in owners.iter().zip(&point.cores_used) {
-            let has_smt = self.state.topology.cpus().len() > self.state.topology.cores().len();
-            // The demand lasts, so the sample may be as long as the average needs.
             let cpu_time = LASTING.mul_f64(*cores_used);
             let sample = UseSample { period: LASTING, cpu_time, lent: &[], has_smt };
             let (used, lent_pus_in_use) = CoreUse::default().add(&sample);
