@@ -70,11 +70,7 @@ impl WardenState {
     ) {
         for (action, outcome) in finished {
             self.cpusets.delayed_changes.remove(action);
-            match outcome {
-                CpusetOutcome::Refused { reason } => self.cpusets.record_refusal(action, reason),
-                CpusetOutcome::Done { .. } => self.cpusets.record_done(action),
-                CpusetOutcome::Gone | CpusetOutcome::Delayed => {}
-            }
+            self.cpusets.record_outcome(action, outcome);
             self.dirty.add_job(&action.job);
             // The process may belong to another job by now, which waited for the end of this move.
             let process = action.process().and_then(|process| self.members.get(&process.pid));

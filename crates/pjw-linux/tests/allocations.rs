@@ -19,7 +19,10 @@ use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::Observed;
 use pjw_linux::bpf::TaskScan;
 use pjw_linux::node::LinuxMachine;
-use pjw_linux::sys::{affinity, cpu_time::CpuTimeSampler};
+use pjw_linux::sys::{
+    affinity,
+    cpu_time::{CpuTimeSampler, process_cpu_time},
+};
 
 /// Enough threads for a pass of the task scan to be worthwhile, unless the machine has thousands of other
 /// tasks.
@@ -126,7 +129,7 @@ fn a_sample_of_the_cpu_time_of_known_processes_allocates_no_memory() {
     let mut sampler = CpuTimeSampler::default();
     let mut allocations = || {
         let before = ALLOCATIONS.get();
-        sampler.sample(processes);
+        sampler.sample(processes, process_cpu_time);
         ALLOCATIONS.get() - before
     };
     assert!(allocations() > 0, "the processes are new");

@@ -7,7 +7,8 @@ mod refusals;
 use self::delayed::DelayedChanges;
 use crate::basics::{CpuSet, Nanos, ProcessId, enclosing_paths, history::History, prelude::*};
 use crate::terms::{
-    Cpuset, CpusetAction, CpusetChange, CpusetRecord, JobCpuset, JobId, JobRequest, LeftoverCpuset, Warning,
+    Cpuset, CpusetAction, CpusetChange, CpusetOutcome, CpusetRecord, JobCpuset, JobId, JobRequest,
+    LeftoverCpuset, Warning,
 };
 
 /// The maximum number of times that pjw writes a cpuset again between two full scans. Another program
@@ -43,6 +44,13 @@ pub struct ManagedCpuset {
 }
 
 impl ManagedCpuset {
+    /// Whether the last settings of the cpuset are these, and those that a scan can't read (idle priority, freezing) are known
+    /// to be written.
+    pub(crate) fn is_written_as(&self, job_cpuset: &JobCpuset) -> bool {
+        let is_known = self.was_written || !job_cpuset.spec.idle;
+        is_known && self.job_cpuset == *job_cpuset && !self.must_be_removed
+    }
+
     /// Whether the set of PUs in `cpuset` was written by pjw. `cpuset` is the content of this cpuset as a
     /// scan read it. True if its PUs are the set that pjw wrote last, or an earlier set that the cpuset may
     /// still have ([`ManagedCpuset::previous_cpus`]). False if another program changed the PUs of the cpuset.
@@ -401,8 +409,17 @@ impl CpusetRegistry {
         }
     }
 
-    /// Records that the kernel made a change of a cpuset.
-    pub fn record_done(&mut self, action: &CpusetAction) {
+    /// Records the outcome of a change of a cpuset.
+    pub fn record_outcome(&mut self, action: &CpusetAction, outcome: &CpusetOutcome) {
+        match outcome {
+            CpusetOutcome::Done { .. } => self.record_done(action),
+            CpusetOutcome::Refused { reason } => self.record_refusal(action, reason),
+            CpusetOutcome::Delayed => self.delayed_changes.add(action),
+            CpusetOutcome::Gone => {}
+        }
+    }
+
+    fn record_done(&mut self, action: &CpusetAction) {
         let CpusetChange::Create { job_cpuset, .. } = &action.change else { return };
         if let Some(managed) = self.managed.get_mut(&job_cpuset.path) {
             managed.was_written = managed.job_cpuset == *job_cpuset;

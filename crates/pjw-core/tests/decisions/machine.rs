@@ -7,7 +7,6 @@ use std::time::Duration;
 use pjw_core::audit::audit;
 use pjw_core::command::{AssignCommand, Caller, Command, Reply};
 use pjw_core::cpuset::CpuSet;
-use pjw_core::cpuset_group::CpusetOutcome;
 use pjw_core::event::Event;
 use pjw_core::ids::{Comm, Pid, ThreadId, Tid, Uid};
 use pjw_core::job::{CpuRequest, Job};
@@ -210,12 +209,8 @@ impl Machine {
             assert_eq!(violations, [], "{:#?}", decision.plan);
         }
         for action in &decision.plan.cpuset_actions {
-            match self.node.change_cpuset(action, Duration::MAX) {
-                CpusetOutcome::Refused { reason } => self.state.cpusets.record_refusal(action, &reason),
-                CpusetOutcome::Delayed => self.state.cpusets.delayed_changes.add(action),
-                CpusetOutcome::Done { .. } => self.state.cpusets.record_done(action),
-                CpusetOutcome::Gone => {}
-            }
+            let outcome = self.node.change_cpuset(action, Duration::MAX);
+            self.state.cpusets.record_outcome(action, &outcome);
         }
         decision.plan.mask_actions.iter().for_each(|action| self.carry_out(action));
         decision

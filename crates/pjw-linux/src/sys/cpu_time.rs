@@ -38,14 +38,8 @@ struct Sample {
 impl CpuTimeSampler {
     /// Returns the CPU time that the processes have used since the last call, together. A process that the last call did not
     /// have counts from now on. A process that has ended counts up to the last call. A process that is not in `processes`
-    /// is forgotten.
-    pub fn sample(&mut self, processes: impl IntoIterator<Item = ProcessId>) -> Duration {
-        self.sample_with(processes, process_cpu_time)
-    }
-
-    /// Does the same as [`CpuTimeSampler::sample`] with the CPU times that `cpu_time_of` returns: the total of a process since its
-    /// start, and `None` for a process that has ended. So simulated processes can be sampled.
-    pub fn sample_with(
+    /// is forgotten. `cpu_time_of` is [`process_cpu_time`], except where processes are simulated.
+    pub fn sample(
         &mut self,
         processes: impl IntoIterator<Item = ProcessId>,
         cpu_time_of: impl Fn(Pid) -> Option<Duration>,
@@ -106,12 +100,16 @@ mod tests {
         let (_spinner, process) = Spinner::start();
         let mut sampler = CpuTimeSampler::default();
         let least = run_time(process);
-        assert_eq!(sampler.sample([process]), Duration::ZERO, "it counts from the first sample");
+        assert_eq!(
+            sampler.sample([process], process_cpu_time),
+            Duration::ZERO,
+            "it counts from the first sample"
+        );
         let most = process_cpu_time(process.pid).unwrap();
         until_true("it has run", || run_time(process) > most + Duration::from_millis(50));
         // The file may be behind the clock by a tick, and is never ahead of it.
         let before = run_time(process);
-        let used = sampler.sample([process]);
+        let used = sampler.sample([process], process_cpu_time);
         let after = process_cpu_time(process.pid).unwrap();
         assert!(
             before - most <= used && used <= after - least,
@@ -123,22 +121,26 @@ mod tests {
     fn the_samples_of_several_processes_add_up_and_one_that_has_ended_is_forgotten() {
         let ((one, first), (_two, second)) = (Spinner::start(), Spinner::start());
         let mut sampler = CpuTimeSampler::default();
-        sampler.sample([first, second]);
+        sampler.sample([first, second], process_cpu_time);
         let [start, other] = [first, second].map(|process| process_cpu_time(process.pid).unwrap());
         until_true("both have run", || {
             let time = |process: ProcessId| process_cpu_time(process.pid).unwrap();
             time(first) > start + Duration::from_millis(20)
                 && time(second) > other + Duration::from_millis(20)
         });
-        assert!(sampler.sample([first, second, first]) >= Duration::from_millis(40));
+        assert!(sampler.sample([first, second, first], process_cpu_time) >= Duration::from_millis(40));
         assert_eq!(sampler.last.len(), 2);
         drop(one);
-        let used = sampler.sample([first, second]);
+        let used = sampler.sample([first, second], process_cpu_time);
         assert!(used < Duration::from_secs(60), "{used:?}");
         assert_eq!(sampler.last.len(), 1);
         let later = ProcessId { start: StartTime(2), ..second };
-        assert_eq!(sampler.sample([later]), Duration::ZERO, "another process with this pid");
-        assert_eq!(sampler.sample([]), Duration::ZERO);
+        assert_eq!(
+            sampler.sample([later], process_cpu_time),
+            Duration::ZERO,
+            "another process with this pid"
+        );
+        assert_eq!(sampler.sample([], process_cpu_time), Duration::ZERO);
         assert_eq!(sampler.last.len(), 0);
     }
 

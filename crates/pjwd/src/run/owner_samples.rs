@@ -116,18 +116,13 @@ impl OwnerSamples {
     /// Lets the monitor watch the PUs that are lent, after a cycle.
     pub(super) fn watch(&mut self, lent: &CpuSet) {
         if let (Monitor::Unloaded, false) = (&self.monitor, lent.is_empty()) {
-            self.monitor = match LentCpuMonitor::new(lent) {
+            match LentCpuMonitor::new(lent) {
                 Ok(monitor) => {
                     debug!("wake-ups of owners on lent PUs are reported by BPF");
-                    Monitor::Loaded(Box::new(monitor))
+                    self.monitor = Monitor::Loaded(Box::new(monitor));
                 }
-                Err(error) => {
-                    info!(
-                        "owners of lent cores are sampled each 10 ms, because BPF can't report them: {error}"
-                    );
-                    Monitor::Unavailable
-                }
-            };
+                Err(error) => self.set_unavailable(&error),
+            }
             return;
         }
         let Monitor::Loaded(monitor) = &mut self.monitor else { return };
@@ -177,13 +172,14 @@ impl OwnerSamples {
         }
         let times: BTreeMap<Pu, Duration> =
             monitor.run_times().into_iter().filter(|(pu, _)| monitor.lent().contains(*pu)).collect();
-        let before = std::mem::replace(&mut self.run_times, times.clone());
         // A PU that was armed again counts from zero.
-        let since = |(pu, time): (Pu, Duration)| {
-            let last = before.get(&pu).copied().filter(|last| *last <= time).unwrap_or_default();
-            (pu, time - last)
+        let since = |(pu, time): (&Pu, &Duration)| {
+            let last = self.run_times.get(pu).copied().filter(|last| last <= time).unwrap_or_default();
+            (*pu, *time - last)
         };
-        times.into_iter().map(since).collect()
+        let since_last = times.iter().map(since).collect();
+        self.run_times = times;
+        since_last
     }
 
     fn sample(
@@ -207,8 +203,8 @@ impl OwnerSamples {
             let has_smt = grant.cpus.len() > core_count as usize;
             let is_new = !self.owners.contains_key(&id);
             let owner = self.owners.entry(id.clone()).or_default();
-            let cpu_time =
-                owner.sampler.sample_with(state.members_of(&id).map(|member| member.id), &cpu_time_of);
+            let processes = state.members_of(&id).map(|member| member.id);
+            let cpu_time = owner.sampler.sample(processes, &cpu_time_of);
             let Some(period) = period.filter(|_| !is_new) else { continue };
             let sample = UseSample { period, cpu_time, lent: &lent, has_smt };
             let (used, runs_on) = owner.core_use.add(&sample);

@@ -53,12 +53,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             let begun = Instant::now();
             let outcome = self.node.change_cpuset(&action, self.cpuset_time_left);
             self.cpuset_time_left = self.cpuset_time_left.saturating_sub(begun.elapsed());
-            match &outcome {
-                CpusetOutcome::Refused { reason } => self.state.cpusets.record_refusal(&action, reason),
-                CpusetOutcome::Delayed => self.state.cpusets.delayed_changes.add(&action),
-                CpusetOutcome::Done { .. } => self.state.cpusets.record_done(&action),
-                CpusetOutcome::Gone => {}
-            }
+            self.state.cpusets.record_outcome(&action, &outcome);
             outcomes.push((action, outcome));
         }
         outcomes

@@ -297,9 +297,8 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
         return;
     }
     let cpuset = cgroup.as_ref().and_then(|cgroup| cgroup.cpuset.as_ref());
-    let is_same = recorded.is_some_and(|known| known.job_cpuset == *job_cpuset && !known.must_be_removed);
-    let is_known = !spec.idle || recorded.is_some_and(|known| known.was_written);
-    let is_up_to_date = is_same && is_known && cpuset.is_some_and(|cpuset| fits(spec, cpuset));
+    let is_same = recorded.is_some_and(|known| known.is_written_as(job_cpuset));
+    let is_up_to_date = is_same && cpuset.is_some_and(|cpuset| fits(spec, cpuset));
     let members = if is_up_to_date {
         state.members.concerned(&state.dirty, job)
     } else {
@@ -325,13 +324,13 @@ fn create_cpuset(draft: &mut Draft<'_>, job_cpuset: &JobCpuset, changes: &mut Pe
     if is_up_to_date {
         draft.state.cpusets.confirm(path);
     } else {
-        let found = cgroup.as_ref().and_then(|cgroup| cgroup.cpuset.as_ref()).filter(|_| is_same && is_known);
+        let found = cgroup.as_ref().and_then(|cgroup| cgroup.cpuset.as_ref()).filter(|_| is_same);
         let why = write_reason(job_cpuset, found);
         draft.record_cpuset(CpusetRecord::Created(job_cpuset.clone()));
         let initial_processes = outside.iter().map(|(process, _)| *process).collect();
         let owner = draft.state.jobs.get(job).map_or(Uid::ROOT, |job| job.owner);
         let change = CpusetChange::Create { job_cpuset: job_cpuset.clone(), owner, initial_processes };
-        push(changes, job, change, is_same && is_known, why);
+        push(changes, job, change, is_same, why);
     }
     for (process, from) in born {
         draft.record_cpuset(CpusetRecord::Moved { process, from, to: path.clone() });

@@ -71,10 +71,8 @@ pub fn why_not_lent(policy: &Policy) -> Option<String> {
 pub(crate) fn update(draft: &mut Draft<'_>) {
     let state = &mut *draft.state;
     // An owner without cores is not sampled, so what it used before says nothing about its use of the next ones.
-    let is_owner = |job: &JobId| {
-        state.jobs.owners_that_lend().any(|owner| owner.id == *job && owner.active_grant().is_some())
-    };
-    state.lending.retain_owners(is_owner);
+    let is_owner = |job: &Job| job.has_class(PriorityClass::Guaranteed) && job.active_grant().is_some();
+    state.lending.retain_owners(|id| state.jobs.get(id).is_some_and(is_owner));
     if !state.jobs.has_borrowers() || why_not_lent(draft.policy).is_some() {
         state.lending.forget_use();
     }

@@ -20,7 +20,7 @@ use pjwd::run::triggers::CycleTriggers;
 use super::{ROOT, Run};
 
 const SECOND: u64 = 1_000_000_000;
-/// The time after which a core must have been taken back that its owner needs: docs/adr/0023-lending.md, "Hearing the
+/// The time after which a core must have been taken back that its owner needs: docs/adr/0023-lending.md, "Measuring the
 /// owner".
 const INTERVAL: u64 = 10_000_000;
 /// The number of samples in a second before the rest of it passes in one step.
