@@ -94,7 +94,8 @@ pub enum EventSource {
     Polling,
 }
 
-/// A private daemon. It is stopped when this value is dropped. The methods of [`PrivateDaemon`] are available too.
+/// A private daemon. When this value is dropped, all jobs are released, so that no cgroup of theirs is left, and the daemon is
+/// stopped. The methods of [`PrivateDaemon`] are available too.
 #[derive(Debug)]
 pub struct PrivateWarden(PrivateDaemon);
 
@@ -247,6 +248,8 @@ impl PrivateWarden {
 
 impl Drop for PrivateWarden {
     fn drop(&mut self) {
+        // The programs of the bench have ended. A daemon that does not answer can't release their jobs and is stopped anyway.
+        let _ = self.release_all();
         self.0.stop(STOP_TIMEOUT);
     }
 }
