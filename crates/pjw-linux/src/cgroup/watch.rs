@@ -134,6 +134,10 @@ mod tests {
         assert_eq!(watch.take_changed(), BTreeSet::from(["/job".to_owned()]));
         assert!(watch.take_changed().is_empty());
         fs::remove_dir_all(&group).unwrap();
+        // The kernel reports the removal when the last descriptor of the directory is closed. A child that another
+        // test has just forked has a copy of the descriptor of `remove_dir_all` until it executes its program.
+        let mut fds = [PollFd::new(watch.fd().unwrap(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::from(10_000u16)).unwrap();
         assert_eq!(watch.take_changed(), BTreeSet::from(["/job".to_owned()]));
         watch.remove("/job");
         fs::create_dir(&group).unwrap();
