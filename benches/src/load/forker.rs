@@ -23,7 +23,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::gettid;
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::{cpuset::CpuSet, snapshot::ProcessEvent};
-use pjw_linux::{proc::events::ProcEvents, sys::affinity};
+use pjw_linux::{proc::events::ProcEventSocket, sys::affinity};
 
 use crate::{programs::interrupt::Interrupt, programs::program::Program};
 
@@ -219,7 +219,7 @@ type Reaction = Option<(Duration, bool)>;
 fn start_observer(
     right_mask: CpuSet,
 ) -> anyhow::Result<(Sender<Instant>, Receiver<anyhow::Result<Reaction>>)> {
-    let mut proc_events = ProcEvents::open()?;
+    let mut proc_events = ProcEventSocket::open()?;
     let (forks, fork_times) = channel();
     let (send_reaction, reactions) = channel();
     thread::spawn(move || {
@@ -232,7 +232,7 @@ fn start_observer(
 }
 
 fn observe_worker(
-    proc_events: &mut ProcEvents,
+    proc_events: &mut ProcEventSocket,
     right_mask: &CpuSet,
     begin: Instant,
 ) -> anyhow::Result<Reaction> {

@@ -18,7 +18,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::gettid;
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::{cpuset::CpuSet, snapshot::ProcessEvent};
-use pjw_linux::proc::events::ProcEvents;
+use pjw_linux::proc::events::ProcEventSocket;
 use pjw_linux::sys::{affinity, clock::now, realtime::set_realtime_policy};
 
 use crate::{programs::interrupt::Interrupt, programs::program::Program};
@@ -73,7 +73,7 @@ pub fn run_as_fork_listener() -> anyhow::Result<()> {
         arguments.next().context("a mask is missing")?.parse().map_err(|error| anyhow!("{error}"))
     };
     let (parent_mask, child_mask) = (mask()?, mask()?);
-    let mut proc_events = ProcEvents::open()?;
+    let mut proc_events = ProcEventSocket::open()?;
     affinity::set_mask(Tid(parent.0), &parent_mask).context("can't set the mask of the parent")?;
     // The same as for pjwd, which runs without the priority where the system refuses it.
     let _ = set_realtime_policy(Tid(gettid().as_raw().cast_unsigned()));

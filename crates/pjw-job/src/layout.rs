@@ -28,14 +28,14 @@ use pjw_core::cpuset::{CpuSet, Pu};
 
 /// The size of the page in bytes. The page is the file `coremap` of a job: pjwd writes the file, and the
 /// programs of the job map it into their memory.
-pub const PAGE_SIZE: usize = 4096;
+pub const COREMAP_BYTES: usize = 4096;
 /// The first 8 bytes of the page (the file `coremap` of a job). A file with other bytes is no page.
 pub const MAGIC: [u8; 8] = *b"PJWCORES";
 /// The version of the layout of the page (the file `coremap` of a job) that this crate reads and writes.
 pub const LAYOUT_VERSION: u32 = 1;
 /// The place of the version of the layout, in bytes from the start of the page (the file `coremap` of a job).
 pub const VERSION_OFFSET: usize = 8;
-/// The place of the 4-byte number [`PAGE_SIZE`], in bytes from the start of the page (the file `coremap` of a
+/// The place of the 4-byte number [`COREMAP_BYTES`], in bytes from the start of the page (the file `coremap` of a
 /// job).
 pub const SIZE_OFFSET: usize = 12;
 /// The place of the 4-byte sequence counter, in bytes from the start of the page (the file `coremap` of a
@@ -70,7 +70,7 @@ const CORE_COUNT_OFFSET: usize = 52;
 const SETS_OFFSET: usize = 64;
 
 /// The size of the page (the file `coremap` of a job) in 8-byte words.
-pub const PAGE_WORDS: usize = PAGE_SIZE / 8;
+pub const COREMAP_WORDS: usize = COREMAP_BYTES / 8;
 
 /// The content of a page: the cores of a job at one time. The page is the file `coremap` of 4096 bytes in the
 /// directory of the job. pjwd writes the file, and the programs of the job map it into their memory.
@@ -118,8 +118,8 @@ impl CoreMapContent {
     /// an even number, because an odd one says that pjwd is about to write the page. CPUs with numbers of
     /// [`MAX_CPUS`] or more are left out, and the flag [`TRUNCATED_FLAG`] is set for them.
     #[must_use]
-    pub fn encode(&self, sequence: u32) -> [u8; PAGE_SIZE] {
-        let mut page = [0; PAGE_SIZE];
+    pub fn encode(&self, sequence: u32) -> [u8; COREMAP_BYTES] {
+        let mut page = [0; COREMAP_BYTES];
         let mut put = |offset: usize, bytes: &[u8]| {
             page[offset..offset + bytes.len()].copy_from_slice(bytes);
         };
@@ -131,7 +131,7 @@ impl CoreMapContent {
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX).to_ne_bytes();
         put(0, &MAGIC);
         put(VERSION_OFFSET, &LAYOUT_VERSION.to_ne_bytes());
-        put(SIZE_OFFSET, &count(PAGE_SIZE));
+        put(SIZE_OFFSET, &count(COREMAP_BYTES));
         put(SEQUENCE_OFFSET, &sequence.to_ne_bytes());
         put(EPOCH_OFFSET, &self.epoch.to_ne_bytes());
         put(LEAVING_AT_OFFSET, &self.leaving_at_ns.unwrap_or(0).to_ne_bytes());
@@ -152,7 +152,7 @@ impl CoreMapContent {
     /// the page says that more than [`WORDS_PER_CPU_SET`] words are in use. Does not check the text, the version and
     /// the size at the beginning of the page.
     #[must_use]
-    pub fn decode(words: &[u64; PAGE_WORDS]) -> Option<Self> {
+    pub fn decode(words: &[u64; COREMAP_WORDS]) -> Option<Self> {
         let number = |offset: usize| half(words, offset);
         let in_use = words_in_use(words)?;
         let set = |number: usize| {
@@ -180,7 +180,7 @@ pub(crate) const HEADER_WORDS: usize = SETS_OFFSET / 8;
 
 /// Returns the ranges of the words in use of the four sets of CPUs. `words` need only have the words before
 /// the first set. `None` if these say that more than [`WORDS_PER_CPU_SET`] words of a set are in use.
-pub(crate) fn set_ranges(words: &[u64; PAGE_WORDS]) -> Option<[std::ops::Range<usize>; 4]> {
+pub(crate) fn set_ranges(words: &[u64; COREMAP_WORDS]) -> Option<[std::ops::Range<usize>; 4]> {
     let in_use = words_in_use(words)?;
     Some([0, 1, 2, 3].map(|number| {
         let first = HEADER_WORDS + number * WORDS_PER_CPU_SET;
@@ -198,32 +198,32 @@ pub(crate) fn place_of(cpu: Pu) -> Option<([usize; 2], u64)> {
     })
 }
 
-fn words_in_use(words: &[u64; PAGE_WORDS]) -> Option<usize> {
+fn words_in_use(words: &[u64; COREMAP_WORDS]) -> Option<usize> {
     usize::try_from(half(words, WORDS_OFFSET)).ok().filter(|&in_use| in_use <= WORDS_PER_CPU_SET)
 }
 
 /// The 4-byte number at an offset that is a multiple of 4.
-fn half(words: &[u64; PAGE_WORDS], offset: usize) -> u32 {
+fn half(words: &[u64; COREMAP_WORDS], offset: usize) -> u32 {
     let bytes = words[offset / 8].to_ne_bytes();
     let at = offset % 8;
     u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
 /// Returns the sequence counter in the bytes of a page.
-pub(crate) fn sequence_of(page: &[u8; PAGE_SIZE]) -> u32 {
+pub(crate) fn sequence_of(page: &[u8; COREMAP_BYTES]) -> u32 {
     number_at(page, SEQUENCE_OFFSET)
 }
 
-/// Whether the bytes begin with [`MAGIC`], the version [`LAYOUT_VERSION`] and the size [`PAGE_SIZE`].
-pub(crate) fn has_known_header(page: &[u8; PAGE_SIZE]) -> bool {
+/// Whether the bytes begin with [`MAGIC`], the version [`LAYOUT_VERSION`] and the size [`COREMAP_BYTES`].
+pub(crate) fn has_known_header(page: &[u8; COREMAP_BYTES]) -> bool {
     page[..8] == MAGIC
         && number_at(page, VERSION_OFFSET) == LAYOUT_VERSION
-        && number_at(page, SIZE_OFFSET) as usize == PAGE_SIZE
+        && number_at(page, SIZE_OFFSET) as usize == COREMAP_BYTES
 }
 
 /// Returns the bytes of a page as 8-byte words in the byte order of the machine.
-pub(crate) fn words_of(page: &[u8; PAGE_SIZE]) -> [u64; PAGE_WORDS] {
-    let mut words = [0; PAGE_WORDS];
+pub(crate) fn words_of(page: &[u8; COREMAP_BYTES]) -> [u64; COREMAP_WORDS] {
+    let mut words = [0; COREMAP_WORDS];
     for (word, bytes) in words.iter_mut().zip(page.chunks_exact(8)) {
         *word = u64::from_ne_bytes([
             bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6], bytes[7],
@@ -232,7 +232,7 @@ pub(crate) fn words_of(page: &[u8; PAGE_SIZE]) -> [u64; PAGE_WORDS] {
     words
 }
 
-fn number_at(page: &[u8; PAGE_SIZE], offset: usize) -> u32 {
+fn number_at(page: &[u8; COREMAP_BYTES], offset: usize) -> u32 {
     u32::from_ne_bytes([page[offset], page[offset + 1], page[offset + 2], page[offset + 3]])
 }
 

@@ -15,7 +15,7 @@ use thiserror::Error;
 
 use crate::futex;
 use crate::layout::{
-    CoreMapContent, HEADER_WORDS, PAGE_SIZE, PAGE_WORDS, SEQUENCE_OFFSET, has_known_header, place_of,
+    COREMAP_BYTES, COREMAP_WORDS, CoreMapContent, HEADER_WORDS, SEQUENCE_OFFSET, has_known_header, place_of,
     set_ranges,
 };
 
@@ -37,7 +37,7 @@ pub enum CoreMapError {
         source: io::Error,
     },
     /// The file is no page that this crate can read: it is no regular file, has another size than
-    /// [`PAGE_SIZE`], or begins with another text or another version of the layout.
+    /// [`COREMAP_BYTES`], or begins with another text or another version of the layout.
     #[error(
         "{path} is no core map of version 1: use the pjw-job of the same release as pjwd", path = path.display()
     )]
@@ -73,9 +73,9 @@ impl CoreMapReader {
         let failed = |source| CoreMapError::File { path: path.to_owned(), source };
         let options = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).clone();
         let mut file = options.open(path).map_err(failed)?;
-        let mut page = [0; PAGE_SIZE];
+        let mut page = [0; COREMAP_BYTES];
         let metadata = file.metadata().map_err(failed)?;
-        let is_page = metadata.is_file() && metadata.len() == PAGE_SIZE as u64;
+        let is_page = metadata.is_file() && metadata.len() == COREMAP_BYTES as u64;
         if !is_page || file.read_exact(&mut page).is_err() || !has_known_header(&page) {
             return Err(CoreMapError::Unknown { path: path.to_owned() });
         }
@@ -156,7 +156,7 @@ impl CoreMapReader {
         if !before.is_multiple_of(2) {
             return None;
         }
-        let mut words = [0; PAGE_WORDS];
+        let mut words = [0; COREMAP_WORDS];
         let mut copy = |range: std::ops::Range<usize>| {
             range.for_each(|index| words[index] = self.word(index).load(Ordering::Relaxed));
             set_ranges(&words)
@@ -176,7 +176,7 @@ impl CoreMapReader {
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
-        debug_assert!(index < PAGE_WORDS);
+        debug_assert!(index < COREMAP_WORDS);
         // SAFETY: the page is mapped until this value is dropped. All callers pass the index of a word in it.
         unsafe { AtomicU64::from_ptr(self.page.as_ptr().add(index)) }
     }
@@ -192,7 +192,7 @@ impl Drop for CoreMapReader {
 pub(crate) fn map(file: &File, protection: libc::c_int) -> io::Result<NonNull<u64>> {
     // SAFETY: the kernel chooses the address, so no memory of this process is replaced.
     let page = unsafe {
-        libc::mmap(std::ptr::null_mut(), PAGE_SIZE, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
+        libc::mmap(std::ptr::null_mut(), COREMAP_BYTES, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
     };
     if page == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
@@ -203,5 +203,5 @@ pub(crate) fn map(file: &File, protection: libc::c_int) -> io::Result<NonNull<u6
 /// Unmaps a page of [`map`].
 pub(crate) fn unmap(page: NonNull<u64>) {
     // SAFETY: the caller got the page from `map` and does not use it any more.
-    unsafe { libc::munmap(page.as_ptr().cast(), PAGE_SIZE) };
+    unsafe { libc::munmap(page.as_ptr().cast(), COREMAP_BYTES) };
 }

@@ -14,8 +14,8 @@ use std::sync::atomic::{Ordering, fence};
 use crate::directory::FILE_MODE;
 use crate::futex;
 use crate::layout::{
-    CoreMapContent, EPOCH_OFFSET, PAGE_SIZE, RESERVED_OFFSET, SEQUENCE_OFFSET, has_known_header, sequence_of,
-    words_of,
+    COREMAP_BYTES, CoreMapContent, EPOCH_OFFSET, RESERVED_OFFSET, SEQUENCE_OFFSET, has_known_header,
+    sequence_of, words_of,
 };
 use crate::page::{map, unmap};
 
@@ -70,12 +70,12 @@ impl CoreMapWriter {
         let metadata = file.metadata().ok()?;
         // SAFETY: the call has no arguments and can't fail.
         let user = unsafe { libc::geteuid() };
-        let is_page = metadata.is_file() && metadata.len() == PAGE_SIZE as u64;
+        let is_page = metadata.is_file() && metadata.len() == COREMAP_BYTES as u64;
         if !is_page || metadata.uid() != user || metadata.nlink() != 1 {
             return None;
         }
         file.set_permissions(PermissionsExt::from_mode(FILE_MODE)).ok()?;
-        let mut page = [0; PAGE_SIZE];
+        let mut page = [0; COREMAP_BYTES];
         file.read_exact_at(&mut page, 0).ok()?;
         let last = CoreMapContent::decode(&words_of(&page)).filter(|_| has_known_header(&page))?;
         Self::of_file(file, last).ok()
@@ -101,7 +101,7 @@ impl CoreMapWriter {
     /// the middle of a write, so that no program can read it. The caller should make a new page by
     /// [`CoreMapWriter::create`].
     pub fn write(&mut self, content: &CoreMapContent) -> io::Result<()> {
-        let mut sequence = [0; PAGE_SIZE];
+        let mut sequence = [0; COREMAP_BYTES];
         self.file.read_exact_at(&mut sequence, 0)?;
         // A daemon that was killed while it wrote left an odd counter.
         if sequence_of(&sequence).is_multiple_of(2) {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use pjw_core::cpuset::{CpuSet, Pu};
-use pjw_job::layout::{CoreMapContent, PAGE_SIZE};
+use pjw_job::layout::{COREMAP_BYTES, CoreMapContent};
 use pjw_job::{CORE_MAP_FILE_NAME, CoreMapError, CoreMapReader, CoreMapWriter, CoresSource, Job, WantError};
 
 /// The directory of a job.
@@ -182,9 +182,11 @@ fn links_and_foreign_files_are_neither_read_nor_written() {
     assert_eq!(std::fs::read(&target).unwrap(), page, "what was at the path is replaced, not written");
     let mut unknown = page;
     unknown[8] = 9;
-    for (bytes, what) in
-        [(&unknown[..], "a later version"), (&page[..100], "a short file"), (&[0; PAGE_SIZE][..], "zeros")]
-    {
+    for (bytes, what) in [
+        (&unknown[..], "a later version"),
+        (&page[..100], "a short file"),
+        (&[0; COREMAP_BYTES][..], "zeros"),
+    ] {
         std::fs::remove_file(directory.page()).unwrap();
         std::fs::write(directory.page(), bytes).unwrap();
         assert!(CoreMapWriter::open(&directory.page()).is_none(), "{what}");

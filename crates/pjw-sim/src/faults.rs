@@ -68,7 +68,7 @@ impl Faults {
     /// Returns faults that never occur: they are disabled ([`Faults::disable`]), and there is no hotplug.
     #[must_use]
     pub fn none() -> Self {
-        let faults = Self { has_hotplug: false, ..Self::from_seed(&RandomStream::new(0)) };
+        let faults = Self { has_hotplug: false, ..Self::from_seed(&RandomStream::from_seed(0)) };
         faults.disable();
         faults
     }

@@ -8,10 +8,10 @@
 pub struct RandomStream(u64);
 
 impl RandomStream {
-    /// Makes the generator with the seed `number`, the number of the simulation run.
+    /// Makes the generator with this seed: the number of the simulation run.
     #[must_use]
-    pub fn new(number: u64) -> Self {
-        Self(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
+    pub fn from_seed(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
     }
 
     /// Returns a new generator for random choices of the kind `kind`, a name such as `workload`. Its seed

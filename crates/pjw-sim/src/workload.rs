@@ -33,7 +33,7 @@ impl Workload {
     /// workload.
     #[must_use]
     pub fn stopped() -> Self {
-        Self { is_stopped: true, ..Self::new(&RandomStream::new(0), false) }
+        Self { is_stopped: true, ..Self::new(&RandomStream::from_seed(0), false) }
     }
 
     /// Stops the workload for the rest of the run: from now on, [`Workload::step`] has no effect.

@@ -10,7 +10,7 @@
 //! another file (`_CONDOR_MACHINE_AD`). `OMP_NUM_THREADS` is not read, because the user can change it.
 
 use pjw_core::job::{JobId, JobSource};
-use pjw_core::snapshot::JobUnit;
+use pjw_core::snapshot::JobProcessScope;
 
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System};
 use crate::{counts, flaw::HookInputError, host::Host};
@@ -19,7 +19,7 @@ pub(crate) const SYSTEM: System = System {
     source: JobSource::Condor,
     launchers: &["condor_starter"],
     variables: &["_CONDOR_SLOT"],
-    own: JobUnit::Nothing,
+    own: JobProcessScope::Neither,
     narrowable: false,
     place,
     environ_claim,

@@ -125,7 +125,7 @@ pub fn slot_count_in_pairs(text: &str, host: &str) -> Result<Option<u32>, Counts
 ///
 /// # Errors
 /// If the text is empty.
-pub fn slot_count_in_names(text: &str, host: &str) -> Result<Option<u32>, CountsError> {
+pub fn slot_count_in_host_list(text: &str, host: &str) -> Result<Option<u32>, CountsError> {
     if text.trim_ascii().is_empty() {
         return Err(CountsError::Empty);
     }
@@ -198,8 +198,8 @@ mod tests {
 
     #[test]
     fn names_are_counted() {
-        assert_eq!(slot_count_in_names("vm vm other", "vm.example.org"), Ok(Some(2)));
-        assert_eq!(slot_count_in_names("other", "vm"), Ok(None));
-        assert_eq!(slot_count_in_names("", "vm"), Err(CountsError::Empty));
+        assert_eq!(slot_count_in_host_list("vm vm other", "vm.example.org"), Ok(Some(2)));
+        assert_eq!(slot_count_in_host_list("other", "vm"), Ok(None));
+        assert_eq!(slot_count_in_host_list("", "vm"), Err(CountsError::Empty));
     }
 }

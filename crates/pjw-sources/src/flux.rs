@@ -11,7 +11,7 @@
 //! number of cores. No process group or session belongs to one job: each task may have its own.
 
 use pjw_core::job::{JobId, JobSource};
-use pjw_core::snapshot::JobUnit;
+use pjw_core::snapshot::JobProcessScope;
 
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System};
 use crate::{host::Host, place::manager_of};
@@ -20,7 +20,7 @@ pub(crate) const SYSTEM: System = System {
     source: JobSource::Flux,
     launchers: &["flux-shell", "flux-imp"],
     variables: &["FLUX_JOB_ID"],
-    own: JobUnit::Nothing,
+    own: JobProcessScope::Neither,
     narrowable: false,
     place,
     environ_claim,

@@ -126,7 +126,7 @@ pub fn recognise_jobs(
             .as_ref()
             .is_some_and(|(job, _)| job.source() == environ_claim.job.source() && *job != environ_claim.job);
         if !contradicted {
-            let kind = MarkKind::Environment { job_unit: system.own };
+            let kind = MarkKind::Environment { process_scope: system.own };
             claims.push(JobMark { job: environ_claim.job, kind, cpu_request: environ_claim.amount });
         }
     }

@@ -9,7 +9,7 @@
 //! `LSB_HOSTS`. `LSB_DJOB_NUMPROC` is the sum over all hosts and adds nothing. A slot is read as a core.
 
 use pjw_core::job::{CpuRequest, JobId, JobSource};
-use pjw_core::snapshot::JobUnit;
+use pjw_core::snapshot::JobProcessScope;
 
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, valid_count};
 use crate::{counts, flaw::HookInputError, host::Host};
@@ -18,7 +18,7 @@ pub(crate) const SYSTEM: System = System {
     source: JobSource::Lsf,
     launchers: &["res", "sbatchd"],
     variables: &["LSB_JOBID", "LSB_JOBINDEX", "LSB_MCPU_HOSTS", "LSB_HOSTS"],
-    own: JobUnit::ProcessGroup,
+    own: JobProcessScope::ProcessGroup,
     narrowable: false,
     place,
     environ_claim,
@@ -53,7 +53,7 @@ pub(crate) fn count(environ: Environ<'_>, host: &Host) -> Result<u32, HookInputE
     let (variable, list) = environ.first(["LSB_MCPU_HOSTS", "LSB_HOSTS"])?;
     let count = match variable {
         "LSB_MCPU_HOSTS" => counts::slot_count_in_pairs(list, &host.name),
-        _ => counts::slot_count_in_names(list, &host.name),
+        _ => counts::slot_count_in_host_list(list, &host.name),
     };
     let count = count.map_err(|why| HookInputError::list(variable, &why))?;
     count.ok_or_else(|| HookInputError::host_not_listed(variable, &host.name))

@@ -4,7 +4,7 @@
 //! with an id of its own. OAR gives every job a cpuset, which has the number of cores. No variable has it.
 
 use pjw_core::job::{JobId, JobSource};
-use pjw_core::snapshot::JobUnit;
+use pjw_core::snapshot::JobProcessScope;
 
 use crate::host::Host;
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number};
@@ -13,7 +13,7 @@ pub(crate) const SYSTEM: System = System {
     source: JobSource::Oar,
     launchers: &["oarexec"],
     variables: &["OAR_JOB_ID", "OAR_JOBID"],
-    own: JobUnit::Nothing,
+    own: JobProcessScope::Neither,
     narrowable: false,
     place,
     environ_claim,

@@ -10,7 +10,7 @@
 //! and `PBS_NP`, the total of the job, agrees.
 
 use pjw_core::job::{CpuRequest, JobId, JobSource};
-use pjw_core::snapshot::JobUnit;
+use pjw_core::snapshot::JobProcessScope;
 
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, valid_count};
 use crate::{counts, flaw::HookInputError, host::Host};
@@ -19,7 +19,7 @@ pub(crate) const SYSTEM: System = System {
     source: JobSource::Pbs,
     launchers: &["pbs_mom"],
     variables: &["PBS_JOBID", "PBS_NUM_PPN", "PBS_NUM_NODES", "PBS_NP"],
-    own: JobUnit::Session,
+    own: JobProcessScope::Session,
     narrowable: false,
     place,
     environ_claim,

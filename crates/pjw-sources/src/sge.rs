@@ -17,7 +17,7 @@
 //! `NSLOTS` is the sum over all hosts, so it is read only if `NHOSTS` is 1. A slot is read as a core.
 
 use pjw_core::job::{CpuRequest, JobId, JobSource};
-use pjw_core::snapshot::JobUnit;
+use pjw_core::snapshot::JobProcessScope;
 
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, valid_count};
 use crate::{counts, flaw::HookInputError, host::Host};
@@ -26,7 +26,7 @@ pub(crate) const SYSTEM: System = System {
     source: JobSource::Sge,
     launchers: &["sge_shepherd"],
     variables: &["JOB_ID", "SGE_TASK_ID", "NSLOTS", "NHOSTS"],
-    own: JobUnit::Session,
+    own: JobProcessScope::Session,
     narrowable: false,
     place,
     environ_claim,

@@ -20,7 +20,7 @@
 //! that configures cores only, on a machine with several threads per core, should set the count in the hook.
 
 use pjw_core::job::{CpuRequest, JobId, JobSource};
-use pjw_core::snapshot::JobUnit;
+use pjw_core::snapshot::JobProcessScope;
 
 use crate::system::{Environ, EnvironClaim, Place, ProcessView, System, plain_number, valid_count};
 use crate::{counts, flaw::HookInputError, host::Host, hostlist};
@@ -41,7 +41,7 @@ pub(crate) const SYSTEM: System = System {
         "SLURMD_NODENAME",
         "SLURM_CPUS_ON_NODE",
     ],
-    own: JobUnit::Nothing,
+    own: JobProcessScope::Neither,
     narrowable: true,
     place,
     environ_claim,

@@ -9,8 +9,8 @@ use crate::basics::{CpuSet, Pid, Uid, prelude::*};
 use crate::phases::{draft::Draft, observe::update_threads, unassigned::adopting_job};
 use crate::state::{KnownProcess, Member, WardenState, child_evidence};
 use crate::terms::{
-    BatchRole, CgroupCreator, EndCondition, Evidence, GrantedBy, Job, JobId, JobMark, JobSource, JobUnit,
-    MarkKind, Observed, Process, ProvisionRule, Record,
+    BatchRole, CgroupCreator, EndCondition, Evidence, GrantedBy, Job, JobId, JobMark, JobProcessScope,
+    JobSource, MarkKind, Observed, Process, ProvisionRule, Record,
 };
 
 pub(crate) mod released;
@@ -216,7 +216,7 @@ fn is_helper(state: &WardenState, known: &KnownProcess, job: &JobId) -> bool {
 /// as long as there is one, the kernel can't use the number of the session or group again.
 fn by_session<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId> {
     let Process { session, process_group: group, .. } = *process;
-    let owned = |unit: JobUnit, leader: Pid| {
+    let owned = |unit: JobProcessScope, leader: Pid| {
         let marked = state.processes.with_own_unit(unit, leader);
         let members = marked.filter_map(|pid| Some((state.processes.get(&pid)?, state.members.get(&pid)?)));
         let names_its_job = |(known, member): &(&KnownProcess, &Member)| {
@@ -227,9 +227,9 @@ fn by_session<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId
     let is_inside =
         |member: &Member| state.process(member.id.pid).is_some_and(|known| known.session == session);
     let is_registered = |job: &&Job| state.members_of(&job.id).any(is_inside);
-    owned(JobUnit::Session, session)
+    owned(JobProcessScope::Session, session)
         .or_else(|| state.jobs.with_session(session).find(is_registered).map(|job| &job.id))
-        .or_else(|| owned(JobUnit::ProcessGroup, group))
+        .or_else(|| owned(JobProcessScope::ProcessGroup, group))
 }
 
 fn join(draft: &mut Draft<'_>, pid: Pid, found: &FoundJob) {

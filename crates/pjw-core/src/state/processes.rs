@@ -7,7 +7,7 @@ use alloc::sync::Arc;
 use core::ops::{Bound, Deref};
 
 use crate::basics::{Nanos, Pid, Uid, is_cgroup_within, prelude::*};
-use crate::terms::{JobId, JobMarks, JobUnit, Process};
+use crate::terms::{JobId, JobMarks, JobProcessScope, Process};
 
 /// A process of the machine, as the last scan that read the process found it, without its threads. The times
 /// of its first scan and of its last change of cgroup are recorded too.
@@ -39,7 +39,7 @@ pub struct Processes {
     by_cgroup: BTreeMap<Arc<str>, BTreeSet<Pid>>,
     by_marked_job: BTreeMap<JobId, BTreeSet<Pid>>,
     /// The processes whose session or process group belongs to their job as a whole, by that session or group.
-    by_own_unit: BTreeMap<(JobUnit, Pid), BTreeSet<Pid>>,
+    by_own_unit: BTreeMap<(JobProcessScope, Pid), BTreeSet<Pid>>,
 }
 
 impl Deref for Processes {
@@ -107,7 +107,7 @@ impl Processes {
     }
 
     /// Iterates over the processes in this session or process group whose session or group belongs to their job as a whole.
-    pub(crate) fn with_own_unit(&self, unit: JobUnit, leader: Pid) -> impl Iterator<Item = Pid> {
+    pub(crate) fn with_own_unit(&self, unit: JobProcessScope, leader: Pid) -> impl Iterator<Item = Pid> {
         self.by_own_unit.get(&(unit, leader)).into_iter().flatten().copied()
     }
 
@@ -133,8 +133,8 @@ impl Processes {
 }
 
 /// The session or the process group of a process.
-fn unit_of(process: &Process, unit: JobUnit) -> (JobUnit, Pid) {
-    (unit, if unit == JobUnit::ProcessGroup { process.process_group } else { process.session })
+fn unit_of(process: &Process, unit: JobProcessScope) -> (JobProcessScope, Pid) {
+    (unit, if unit == JobProcessScope::ProcessGroup { process.process_group } else { process.session })
 }
 
 /// Removes a process from an index, and the key if it was the last process.

@@ -198,9 +198,11 @@ impl JobMarks {
 
     /// Iterates over the jobs that the environment names, each with the unit of processes that belongs to the job as a
     /// whole.
-    pub(crate) fn own_units(&self) -> impl Iterator<Item = (&JobId, JobUnit)> {
+    pub(crate) fn own_units(&self) -> impl Iterator<Item = (&JobId, JobProcessScope)> {
         self.marks.iter().filter_map(|mark| match mark.kind {
-            MarkKind::Environment { job_unit: own } if own != JobUnit::Nothing => Some((&mark.job, own)),
+            MarkKind::Environment { process_scope: own } if own != JobProcessScope::Neither => {
+                Some((&mark.job, own))
+            }
             _ => None,
         })
     }
@@ -249,21 +251,21 @@ pub enum MarkKind {
     Environment {
         /// Whether the batch system creates a process group or a session of its own for each job. All
         /// processes in this process group or session belong to the job.
-        job_unit: JobUnit,
+        process_scope: JobProcessScope,
     },
 }
 
 /// The unit of processes that a batch system creates for each job: a process group, a session, or neither.
 /// All processes in this unit belong to the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum JobUnit {
+pub enum JobProcessScope {
     /// Each job has a process group of its own, but no session of its own. (LSF: all jobs are in the session
     /// of sbatchd.)
     ProcessGroup,
     /// Each job has a session of its own. (PBS, Grid Engine.)
     Session,
     /// A job has neither a process group nor a session of its own.
-    Nothing,
+    Neither,
 }
 
 /// A cgroup, as a scan read it: its identity, its cpuset, and whether it contains processes.

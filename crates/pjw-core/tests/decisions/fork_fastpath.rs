@@ -194,7 +194,7 @@ fn the_scan_of_a_child_with_the_right_mask_waits_and_that_of_another_does_not() 
     fork(&mut machine, 9, 7);
     assert_eq!(urgency(&machine), Some(ScanUrgency::Immediate));
     probe(&mut machine, &[]);
-    assert_eq!(urgency(&machine), Some(ScanUrgency::Bundled));
+    assert_eq!(urgency(&machine), Some(ScanUrgency::Batched));
     fork(&mut machine, 10, 7);
     probe(&mut machine, &[10]);
     assert_eq!(urgency(&machine), Some(ScanUrgency::Immediate));
@@ -211,15 +211,15 @@ fn the_scan_of_a_child_without_an_expected_mask_does_not_wait() {
     probe(&mut machine, &[]);
     assert_eq!(urgency(&machine), Some(ScanUrgency::Immediate));
     machine.state.apply_process_events(&[ProcessEvent::Exit { pid: Pid(9) }]);
-    assert_eq!(urgency(&machine), Some(ScanUrgency::Bundled), "nothing is left to put right");
+    assert_eq!(urgency(&machine), Some(ScanUrgency::Batched), "nothing is left to put right");
 }
 
 #[test]
 fn the_scan_of_a_process_that_executes_a_program_or_exits_waits() {
     let mut machine = with_a_parent();
     machine.state.apply_process_events(&[ProcessEvent::Exec { pid: Pid(7) }]);
-    assert_eq!(urgency(&machine), Some(ScanUrgency::Bundled));
+    assert_eq!(urgency(&machine), Some(ScanUrgency::Batched));
     machine.settle();
     machine.state.apply_process_events(&[ProcessEvent::Exit { pid: Pid(7) }]);
-    assert_eq!(urgency(&machine), Some(ScanUrgency::Bundled));
+    assert_eq!(urgency(&machine), Some(ScanUrgency::Batched));
 }

@@ -13,7 +13,7 @@ use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, IdlePriority};
 use pjw_core::event::EventKind;
 use pjw_core::ids::Pid;
 use pjw_core::job::{CpuRequest, PriorityClass, Tenure};
-use pjw_core::lending::is_lending_due;
+use pjw_core::lending::would_change_loans;
 use pjw_core::policy::{LendingPolicy, Policy, StarvedPolicy};
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
@@ -142,12 +142,12 @@ fn cores_come_back_at_once_when_the_owner_uses_more() {
     web_uses(&mut m, 0, 3);
     assert_eq!(lent(&m), "2-5");
     sample(&mut m, 3, "");
-    assert!(is_lending_due(&m.state, &m.policy, Nanos(m.now())));
+    assert!(would_change_loans(&m.state, &m.policy, Nanos(m.now())));
     m.settle();
     assert_eq!(lent(&m), "2-3", "three in use and one as a buffer: two of six may be lent");
     let kinds: Vec<EventKind> = m.events.iter().map(|event| event.kind).collect();
     assert!(kinds.contains(&EventKind::Revoked) && kinds.contains(&EventKind::Returned), "{kinds:?}");
-    assert!(!is_lending_due(&m.state, &m.policy, Nanos(m.now())));
+    assert!(!would_change_loans(&m.state, &m.policy, Nanos(m.now())));
     assert_sound(&m);
 }
 
@@ -216,9 +216,9 @@ fn a_grace_period_is_announced_in_the_core_map_and_ends() {
         (set("2-7"), set("2-5"), Some(deadline))
     );
     m.advance(4 * SECOND);
-    assert!(!is_lending_due(&m.state, &m.policy, Nanos(m.now())));
+    assert!(!would_change_loans(&m.state, &m.policy, Nanos(m.now())));
     m.advance(SECOND);
-    assert!(is_lending_due(&m.state, &m.policy, Nanos(m.now())));
+    assert!(would_change_loans(&m.state, &m.policy, Nanos(m.now())));
     m.settle();
     assert_eq!(
         (m.grant("batch").as_str(), map(&m).leaving, m.state.lending.next_deadline()),

@@ -17,7 +17,9 @@ use pjw_core::reconcile::{Decision, reconcile};
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::scan::{ScanRequest, ScanScope};
-use pjw_core::snapshot::{AffinityRequest, BatchRole, JobMark, JobMarks, JobUnit, MarkKind, Snapshot};
+use pjw_core::snapshot::{
+    AffinityRequest, BatchRole, JobMark, JobMarks, JobProcessScope, MarkKind, Snapshot,
+};
 use pjw_core::state::WardenState;
 use pjw_core::state::masks::{entry::MaskEntry, request::MaskLimits};
 use pjw_core::state::members::MemberThread;
@@ -314,9 +316,9 @@ pub fn in_cgroup(mut process: RefMut<'_, SimProcess>, id: &str, path: &str, cpu_
 pub fn in_environment(
     mut process: RefMut<'_, SimProcess>,
     id: &str,
-    own: JobUnit,
+    own: JobProcessScope,
     cpu_request: Option<CpuRequest>,
 ) {
-    let claim = JobMark { job: job(id), kind: MarkKind::Environment { job_unit: own }, cpu_request };
+    let claim = JobMark { job: job(id), kind: MarkKind::Environment { process_scope: own }, cpu_request };
     process.job_marks = Some(JobMarks { role: BatchRole::Ordinary, marks: vec![claim] });
 }

@@ -26,7 +26,7 @@ use tracing::warn;
 use crate::bpf::{AffinityMonitor, DrainedRequests, TaskScan, TaskScope};
 use crate::cgroup::{CgroupMounts, CgroupWatch, CpusetMount, PopulatedCache};
 use crate::cpuset::list_job_cpusets;
-use crate::proc::events::{EventLoss, ProcEvents};
+use crate::proc::events::{EventLoss, ProcEventSocket};
 use crate::proc::procfs::Stat;
 use crate::sys::{affinity, clock};
 use crate::{sys::errno::is_gone, sys::online::Online, sys::version::affinity_survives_by_version};
@@ -63,7 +63,7 @@ pub struct LinuxMachine {
     cpuset_changer: CpusetChanger,
     idle: IdleTracker,
     /// The kernel's process events, if available.
-    process_events: Option<ProcEvents>,
+    process_events: Option<ProcEventSocket>,
     /// The kernel's task scan, if available.
     scan: Option<TaskScan>,
     /// The monitor of affinity requests, if available.
@@ -104,7 +104,7 @@ impl LinuxMachine {
 
     /// Sets the socket from which process events (fork, exec and exit) are read. With `None`, no process
     /// events are read.
-    pub fn set_process_event_source(&mut self, events: Option<ProcEvents>) {
+    pub fn set_process_event_source(&mut self, events: Option<ProcEventSocket>) {
         self.process_events = events;
     }
 

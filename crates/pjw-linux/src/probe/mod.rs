@@ -12,7 +12,7 @@ use pjw_core::cpuset_group::CpusetSupport;
 use pjw_core::own_cgroups::OwnCgroupNames;
 
 use crate::cgroup::CgroupMounts;
-use crate::proc::events::{ProcEvents, ProcEventsError};
+use crate::proc::events::{ProcEventSocket, ProcEventsError};
 
 /// The kernel facilities that this process may use: for which users' threads this process may set affinity
 /// masks, and in which cgroup hierarchy cpusets can be created. The value is the result of
@@ -69,8 +69,8 @@ pub fn probe_cpuset_support(own_cgroups: &OwnCgroupNames) -> CpusetSupport {
 ///
 /// # Errors
 /// If process events are not available. The error is a sentence for the user with the reason.
-pub fn open_process_events() -> Result<ProcEvents, String> {
-    ProcEvents::open().map_err(|fault| {
+pub fn open_process_events() -> Result<ProcEventSocket, String> {
+    ProcEventSocket::open().map_err(|fault| {
         let why = match fault {
             ProcEventsError::PermissionDenied => {
                 "the kernel's process events need root (CAP_NET_ADMIN) before Linux 6.6"

@@ -181,7 +181,7 @@ proptest! {
         let _ = counts::uniform_count(&list);
         let _ = counts::count_at_position(&list, index, nodes);
         let _ = counts::slot_count_in_pairs(&list, &name);
-        let _ = counts::slot_count_in_names(&list, &name);
+        let _ = counts::slot_count_in_host_list(&list, &name);
     }
 
     #[test]

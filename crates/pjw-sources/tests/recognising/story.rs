@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use pjw_core::ids::{Comm, Uid};
 use pjw_core::job::{CpuRequest, JobSource};
-use pjw_core::snapshot::{BatchAttributes, BatchRole, JobMarks, JobUnit, MarkKind};
+use pjw_core::snapshot::{BatchAttributes, BatchRole, JobMarks, JobProcessScope, MarkKind};
 use pjw_sources::{Host, recognise_jobs};
 
 /// A process, built attribute by attribute. It runs on the host `n1`, where Flux runs as user 64.
@@ -81,9 +81,13 @@ pub(crate) fn tell(claims: &JobMarks) -> String {
         let mark = match &claim.kind {
             MarkKind::Cgroup(path) => format!("cgroup {path}"),
             MarkKind::SupplementaryGroup(group) => format!("group {group}"),
-            MarkKind::Environment { job_unit: JobUnit::ProcessGroup } => "environment (own group)".to_owned(),
-            MarkKind::Environment { job_unit: JobUnit::Session } => "environment (own session)".to_owned(),
-            MarkKind::Environment { job_unit: JobUnit::Nothing } => "environment".to_owned(),
+            MarkKind::Environment { process_scope: JobProcessScope::ProcessGroup } => {
+                "environment (own group)".to_owned()
+            }
+            MarkKind::Environment { process_scope: JobProcessScope::Session } => {
+                "environment (own session)".to_owned()
+            }
+            MarkKind::Environment { process_scope: JobProcessScope::Neither } => "environment".to_owned(),
         };
         format!("{} by {mark}{amount}", claim.job)
     });

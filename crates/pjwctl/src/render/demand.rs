@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, TableStyle};
 use pjw_core::policy::LendingPolicy;
-use pjw_sim::demand::replay::{DemandReplay, OwnerResult};
+use pjw_sim::demand::replay::{DemandReplay, OwnerTotals};
 use serde::Serialize;
 
 use super::simulate::time;
@@ -104,7 +104,7 @@ impl DemandResult {
 }
 
 impl OwnerFigures {
-    fn new(one: &OwnerResult, duration: Duration) -> Self {
+    fn new(one: &OwnerTotals, duration: Duration) -> Self {
         let cores = one.owner.cores;
         Self {
             name: one.owner.job.name().to_owned(),

@@ -28,7 +28,7 @@ pub fn wrap_text(text: &str, width: usize, first: &str, later: &str) -> String {
     let mut line = first.to_owned();
     let mut empty = true;
     for word in escape_control_characters(text).split_whitespace() {
-        if !empty && display_width(&line) + 1 + display_width(word) > width {
+        if !empty && char_count(&line) + 1 + char_count(word) > width {
             lines.push_str(&line);
             lines.push('\n');
             later.clone_into(&mut line);
@@ -62,7 +62,7 @@ pub fn sentence_lines(none: &str, sentences: &[String]) -> String {
 
 /// Returns the width of the text in terminal columns. Every character counts as one column, even a wide one.
 #[must_use]
-pub fn display_width(text: &str) -> usize {
+pub fn char_count(text: &str) -> usize {
     text.chars().count()
 }
 
@@ -70,14 +70,14 @@ pub fn display_width(text: &str) -> usize {
 /// follows: `0,2,…(8)`.
 #[must_use]
 pub fn shorten_cpu_list(list: &str, width: usize) -> String {
-    if display_width(list) <= width {
+    if char_count(list) <= width {
         return escape_control_characters(list);
     }
     let count = list.parse::<CpuSet>().map(|set| set.len()).unwrap_or_default();
     let rest = format!("…({count})");
     let mut short = String::new();
     for piece in list.split(',') {
-        if display_width(&short) + display_width(piece) + 1 + display_width(&rest) > width {
+        if char_count(&short) + char_count(piece) + 1 + char_count(&rest) > width {
             break;
         }
         short.push_str(piece);

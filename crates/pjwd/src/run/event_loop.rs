@@ -263,14 +263,14 @@ impl EventLoop {
             let events_are_due = self.events_due(now).is_some_and(|due| due <= now);
             is_for_events &= !self.triggers.is_cycle_due();
             let are_changes_finished = self.warden.machine_interface_mut().has_finished_cpuset_changes();
-            let is_lending_due = self.sample_owners(now);
-            is_for_events &= !are_changes_finished && !is_lending_due;
+            let would_change_loans = self.sample_owners(now);
+            is_for_events &= !are_changes_finished && !would_change_loans;
             let has_commands = !pending.is_empty() || !self.own_commands.is_empty();
             if self.triggers.is_cycle_due()
                 || has_commands
                 || events_are_due
                 || are_changes_finished
-                || is_lending_due
+                || would_change_loans
             {
                 // Each scan reads the changed cgroups.
                 self.cgroups_changed_at = None;
@@ -308,8 +308,8 @@ impl EventLoop {
         let pending_since = self.pending_since.unwrap_or(now);
         let of_processes = self.warden.state().lineage.scan_queue.urgency().map(|urgency| match urgency {
             ScanUrgency::Immediate => now,
-            ScanUrgency::Bundled => self.job_pending_since.unwrap_or(now) + BUNDLE_DELAY,
-            ScanUrgency::Soon => pending_since + UNASSIGNED_DELAY,
+            ScanUrgency::Batched => self.job_pending_since.unwrap_or(now) + BUNDLE_DELAY,
+            ScanUrgency::Deferred => pending_since + UNASSIGNED_DELAY,
         });
         let of_cgroups = self.cgroups_changed_at.map(|since| since + CGROUP_DELAY);
         let due = of_processes.into_iter().chain(of_cgroups).min()?;
@@ -369,7 +369,7 @@ impl EventLoop {
         let is_only_commands = !commands.is_empty() && !self.triggers.full_scan_due;
         let triggers =
             if is_only_commands { CycleTriggers::default() } else { std::mem::take(&mut self.triggers) };
-        let request = triggers.scan_request(self.warden.state_mut(), &commands);
+        let request = triggers.take_scan_request(self.warden.state_mut(), &commands);
         let (scanned_unassigned, was_timer) = (triggers.scans_unassigned(), triggers.job_processes_scan_due);
         let scheduled = was_timer.then_some(self.next_scan);
         self.job_pending_since = None;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::ids::Pid;
 use pjw_core::job::JobId;
-use pjw_core::lending::{is_lending_due, why_not_lent};
+use pjw_core::lending::{why_not_lent, would_change_loans};
 use pjw_core::policy::Policy;
 use pjw_core::state::WardenState;
 use pjw_core::state::lending::{CoreUse, UseSample};
@@ -93,7 +93,7 @@ impl OwnerSamples {
             (self.next, self.sampled_at, self.is_settling) = (None, None, false);
             self.owners.clear();
             // Leaving cores, and cores that may no longer be lent, are taken back also without samples.
-            return !state.pool.lent_cpus().is_empty() && is_lending_due(state, policy, since_boot);
+            return !state.pool.lent_cpus().is_empty() && would_change_loans(state, policy, since_boot);
         }
         let is_reported = self.read_monitor() && !self.is_settling;
         if !is_reported && self.next.is_some_and(|next| now < next) {
@@ -110,7 +110,7 @@ impl OwnerSamples {
             (false, true) => INTERVAL_BEFORE_LENDING,
         };
         self.next = Some(now + interval);
-        is_lending_due(state, policy, since_boot)
+        would_change_loans(state, policy, since_boot)
     }
 
     /// Lets the monitor watch the PUs that are lent, after a cycle.

@@ -64,7 +64,7 @@ impl CycleTriggers {
     ///
     /// In every case, also if no condition is true, the scan reads the processes with pending process events.
     /// These events are removed from `state`.
-    pub fn scan_request(self, state: &mut WardenState, commands: &[Command]) -> ScanRequest {
+    pub fn take_scan_request(self, state: &mut WardenState, commands: &[Command]) -> ScanRequest {
         let active = state.lineage.scan_queue.take_urgent_pids();
         if !commands.is_empty() && !self.full_scan_due {
             let mut request = command_scan_request(state, commands);
@@ -125,12 +125,12 @@ mod tests {
         assert!(!state.apply_process_events(&exits));
         assert_eq!(state.lineage.scan_queue.urgency(), None, "their scan can wait for the rescan");
         let timer = CycleTriggers { job_processes_scan_due: true, ..CycleTriggers::default() };
-        assert_eq!(timer.scan_request(&mut state, &[]).scope, ScanScope::Partial(BTreeSet::new()));
+        assert_eq!(timer.take_scan_request(&mut state, &[]).scope, ScanScope::Partial(BTreeSet::new()));
         let rescan = CycleTriggers { unassigned_scan_due: true, ..CycleTriggers::default() };
         let forked = ScanScope::Partial(BTreeSet::from([Pid(20), Pid(22)]));
-        assert_eq!(rescan.scan_request(&mut state, &[]).scope, forked, "other threads of 22 may go on");
+        assert_eq!(rescan.take_scan_request(&mut state, &[]).scope, forked, "other threads of 22 may go on");
         assert_eq!(
-            rescan.scan_request(&mut state, &[]).scope,
+            rescan.take_scan_request(&mut state, &[]).scope,
             ScanScope::Partial(BTreeSet::new()),
             "both were scanned"
         );
@@ -140,6 +140,6 @@ mod tests {
     fn a_full_scan_wins_over_a_rescan() {
         let triggers =
             CycleTriggers { unassigned_scan_due: true, full_scan_due: true, ..CycleTriggers::default() };
-        assert_eq!(triggers.scan_request(&mut state(), &[]).scope, ScanScope::Full);
+        assert_eq!(triggers.take_scan_request(&mut state(), &[]).scope, ScanScope::Full);
     }
 }

@@ -37,7 +37,7 @@ struct Owner {
 /// Returns whether [`crate::reconcile::reconcile`] would change which cores are borrowed, or which of them are leaving. The
 /// daemon calls this function after each sample of the owners, and runs a cycle only if the result is true.
 #[must_use]
-pub fn is_lending_due(state: &WardenState, policy: &Policy, now: Nanos) -> bool {
+pub fn would_change_loans(state: &WardenState, policy: &Policy, now: Nanos) -> bool {
     if !state.jobs.has_borrowers() {
         return false;
     }

@@ -19,14 +19,14 @@ const MAX_DOUBLINGS: u32 = 2;
 /// What is known about the owners of cores that may be lent, and which borrowed PUs are to be taken back later.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LendingState {
-    owners: BTreeMap<JobId, OwnerUse>,
+    owners: BTreeMap<JobId, OwnerLendingState>,
     /// The borrowed PUs that their borrowers still have for a grace period, with the end of this period.
     leaving: BTreeMap<Pu, Nanos>,
 }
 
 /// The use that an owner makes of its cores.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct OwnerUse {
+pub struct OwnerLendingState {
     /// The number of cores in use, as of the last sample. `None` before the first sample.
     used: Option<u32>,
     /// For each number of cores, the time since which the owner has used at most this number. `None` if it uses more.
@@ -67,7 +67,7 @@ impl LendingState {
 
     /// Returns what is known about an owner. `None` if it was never sampled.
     #[must_use]
-    pub fn use_of(&self, owner: &JobId) -> Option<&OwnerUse> {
+    pub fn use_of(&self, owner: &JobId) -> Option<&OwnerLendingState> {
         self.owners.get(owner)
     }
 
@@ -100,7 +100,7 @@ impl LendingState {
     }
 }
 
-impl OwnerUse {
+impl OwnerLendingState {
     /// Returns the number of cores in use, as of the last sample. `None` before the first sample.
     #[must_use]
     pub fn used(&self) -> Option<u32> {

@@ -10,10 +10,10 @@ pub enum ScanUrgency {
     Immediate,
     /// Within a few milliseconds, together with further ones: processes of jobs with an event, of which none
     /// is expected to have a wrong mask.
-    Bundled,
+    Batched,
     /// Soon, because a process that belongs to no job executed a program. This process may begin a job of a
     /// batch scheduler.
-    Soon,
+    Deferred,
 }
 
 /// The processes that had an event (fork, exec or exit) and were not scanned after this event.
@@ -56,9 +56,9 @@ impl ScanQueue {
         if !self.forked.is_empty() {
             Some(ScanUrgency::Immediate)
         } else if !self.of_jobs.is_empty() {
-            Some(ScanUrgency::Bundled)
+            Some(ScanUrgency::Batched)
         } else {
-            (!self.executed.is_empty()).then_some(ScanUrgency::Soon)
+            (!self.executed.is_empty()).then_some(ScanUrgency::Deferred)
         }
     }
 

@@ -4,7 +4,7 @@ use nix::errno::Errno;
 use thiserror::Error;
 
 /// Whether process events were lost, as returned by
-/// [`ProcEvents::drain_events`](super::ProcEvents::drain_events). After a loss, the caller must scan all
+/// [`ProcEventSocket::drain_events`](super::ProcEventSocket::drain_events). After a loss, the caller must scan all
 /// processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EventLoss {

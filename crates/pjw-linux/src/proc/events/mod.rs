@@ -6,11 +6,11 @@
 //!
 //! A successful subscription does not prove that events arrive. In a pid or user namespace of its own a
 //! process receives no events, or, if another process subscribes, events with pids of another namespace. So
-//! [`ProcEvents::open`] verifies delivery: it starts a thread and waits for the event with that thread's id.
+//! [`ProcEventSocket::open`] verifies delivery: it starts a thread and waits for the event with that thread's id.
 
 mod datagram;
 mod event;
 mod socket;
 
 pub use event::{EventLoss, ProcEventsError};
-pub use socket::ProcEvents;
+pub use socket::ProcEventSocket;

@@ -30,7 +30,7 @@ const VERIFY_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// A netlink socket on which the kernel reports each fork, exec and exit of a process (the proc connector).
 #[derive(Debug)]
-pub struct ProcEvents {
+pub struct ProcEventSocket {
     socket: OwnedFd,
     buffer: Vec<u8>,
     numbers: SequenceNumbers,
@@ -39,7 +39,7 @@ pub struct ProcEvents {
     congested: bool,
 }
 
-impl ProcEvents {
+impl ProcEventSocket {
     /// Subscribes to process events (fork, exec and exit), and checks for at most 200 ms that the events of a
     /// test thread arrive. The kernel does not report processes that were started before the subscription.
     /// To find these processes, the caller must scan all processes after this call.
@@ -141,7 +141,7 @@ impl ProcEvents {
     }
 }
 
-impl AsFd for ProcEvents {
+impl AsFd for ProcEventSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -188,8 +188,8 @@ mod tests {
     use super::*;
 
     /// `None` if this kernel or user has no process events. Prints the reason.
-    fn listener() -> Option<ProcEvents> {
-        ProcEvents::open().inspect_err(|fault| skip(&format!("{fault}"))).ok()
+    fn listener() -> Option<ProcEventSocket> {
+        ProcEventSocket::open().inspect_err(|fault| skip(&format!("{fault}"))).ok()
     }
 
     #[test]
@@ -226,7 +226,7 @@ mod tests {
         let mut events = Vec::new();
         kernel.drain_events(&mut events);
         let is_lost = |_: &u32| {
-            let another = ProcEvents::open();
+            let another = ProcEventSocket::open();
             // The new thread causes a message with the next number.
             let _ = spawn_thread();
             drop(another);

@@ -12,7 +12,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, IdlePriority};
 use pjw_core::ids::Uid;
 use pjw_core::job::{CpuRequest, JobId, JobSource, PriorityClass};
-use pjw_core::lending::is_lending_due;
+use pjw_core::lending::would_change_loans;
 use pjw_core::policy::{ExhaustionPolicy, LendingPolicy, Policy};
 use pjw_core::reconcile::reconcile;
 use pjw_core::refusal::Refusal;
@@ -46,7 +46,7 @@ pub struct DemandReplayOptions {
 #[derive(Debug, Clone, PartialEq)]
 pub struct DemandReplay {
     /// The result for each owner, in the order of the curve.
-    pub owners: Vec<OwnerResult>,
+    pub owners: Vec<OwnerTotals>,
     /// The number of cores of the machine that jobs can use: all except those of the housekeeping PUs.
     pub usable_cores: u32,
     /// The time from the first point of the curve to the last.
@@ -57,7 +57,7 @@ pub struct DemandReplay {
 
 /// What an owner used, and what was lent of its cores.
 #[derive(Debug, Clone, PartialEq)]
-pub struct OwnerResult {
+pub struct OwnerTotals {
     /// The owner, as the curve describes it.
     pub owner: Owner,
     /// The core time that the owner used, in seconds of one core.
@@ -102,7 +102,7 @@ pub fn replay_demand(
         machine.assign(begin, job, usable_cores, PriorityClass::Besteffort)?;
     }
     let mut result = DemandReplay {
-        owners: curve.owners.iter().map(OwnerResult::new).collect(),
+        owners: curve.owners.iter().map(OwnerTotals::new).collect(),
         usable_cores,
         duration: Duration::ZERO,
         besteffort_core_s: 0.0,
@@ -111,7 +111,7 @@ pub fn replay_demand(
         machine.set_demand(point, &curve.owners);
         let mut now = point.time;
         while now < next.time {
-            if machine.is_lending_due(now) {
+            if machine.would_change_loans(now) {
                 machine.run_cycle(now, &[]);
                 machine.count_moves(&mut result.owners);
             }
@@ -195,15 +195,15 @@ impl Machine {
         }
     }
 
-    fn is_lending_due(&self, now: Duration) -> bool {
-        is_lending_due(&self.state, &self.policy, nanos(now))
+    fn would_change_loans(&self, now: Duration) -> bool {
+        would_change_loans(&self.state, &self.policy, nanos(now))
     }
 
     /// The first step after `now` and before `end` at which cores are to be lent or taken back. `None` if there is none.
     /// While the demand stays the same, what is due at one time is due at each later time. So the time is searched by
     /// bisection.
     fn next_decision(&self, now: Duration, end: Duration) -> Option<Duration> {
-        let is_due = |steps: u32| self.is_lending_due(now + STEP * steps);
+        let is_due = |steps: u32| self.would_change_loans(now + STEP * steps);
         let steps = (end - now).as_nanos().saturating_sub(1) / STEP.as_nanos();
         let (mut not_due, mut due) = (0, u32::try_from(steps).unwrap_or(u32::MAX));
         if due == 0 || !is_due(due) {
@@ -222,7 +222,7 @@ impl Machine {
     }
 
     /// Counts the cores that were lent and taken back since the last call.
-    fn count_moves(&mut self, owners: &mut [OwnerResult]) {
+    fn count_moves(&mut self, owners: &mut [OwnerTotals]) {
         for one in owners {
             let lent = self.lent_cores(&one.owner.job);
             let before = self.lent.insert(one.owner.job.clone(), lent).unwrap_or(0);
@@ -262,7 +262,7 @@ impl DemandReplay {
     }
 }
 
-impl OwnerResult {
+impl OwnerTotals {
     fn new(owner: &Owner) -> Self {
         Self { owner: owner.clone(), used_core_s: 0.0, lent_core_s: 0.0, loans: 0, revocations: 0 }
     }

@@ -142,10 +142,10 @@ struct Row {
 #[must_use]
 pub fn core_map_text(cores: &[Core], holders: &PuHolders, term: Terminal) -> String {
     let rows = rows(cores);
-    let label = rows.iter().map(|row| text::display_width(&row.label)).max().unwrap_or(0);
+    let label = rows.iter().map(|row| text::char_count(&row.label)).max().unwrap_or(0);
     let lists: Vec<String> =
         rows.iter().map(|row| text::shorten_cpu_list(&row.pus.to_string(), 16)).collect();
-    let list = lists.iter().map(|list| text::display_width(list)).max().unwrap_or(0);
+    let list = lists.iter().map(|list| text::char_count(list)).max().unwrap_or(0);
     let width_left = term.width.saturating_sub(label + 2 + list + 2).max(BLOCK);
     let drawn: Vec<Vec<String>> = rows.iter().map(|row| lines(row, holders, width_left, term)).collect();
     if drawn.iter().map(Vec::len).sum::<usize>() > MAX_LINES {
@@ -206,12 +206,12 @@ fn lines(row: &Row, holders: &PuHolders, width_left: usize, term: Terminal) -> V
         for (m, block) in blocks.iter().enumerate() {
             let gap = if m == 0 { between } else { " " };
             let needs = if m == 0 && whole <= width_left { whole } else { block.len() };
-            if used > 0 && used + text::display_width(gap) + needs > width_left {
+            if used > 0 && used + text::char_count(gap) + needs > width_left {
                 lines.push(std::mem::take(&mut line));
                 used = 0;
             } else {
                 line.push_str(gap);
-                used += text::display_width(gap);
+                used += text::char_count(gap);
             }
             for pus in *block {
                 let (cell, style) = holders.holder_of_core(pus).symbol();

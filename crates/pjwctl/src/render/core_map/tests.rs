@@ -13,7 +13,7 @@ fn map(cores: &[Core], free: &str, jobs: &[Job], term: Terminal) -> String {
 /// Whatever the machine, no line is longer than the terminal is wide.
 fn assert_fits(map: &str, width: usize) {
     for line in map.lines() {
-        assert!(text::display_width(line) <= width, "{} columns: {line}", text::display_width(line));
+        assert!(text::char_count(line) <= width, "{} columns: {line}", text::char_count(line));
     }
 }
 

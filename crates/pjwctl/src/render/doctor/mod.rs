@@ -4,7 +4,7 @@ use pjw_core::diagnosis::{DiagnosisInput, Finding, MachineFact, ObservedJob, Sev
 use pjw_core::job::{CpuRequest, GrantedBy};
 use serde::Serialize;
 
-use super::text::{count_with_noun, display_width, escape_control_characters, shorten_cpu_list, wrap_text};
+use super::text::{char_count, count_with_noun, escape_control_characters, shorten_cpu_list, wrap_text};
 use super::{Terminal, UserNames, style, user_name};
 
 /// The column in which the texts of findings begin.
@@ -255,7 +255,7 @@ fn jobs(jobs: &[DoctorJob], names: &UserNames, all: bool, term: Terminal) -> Str
     let last = if jobs.iter().any(|job| !job.expected_cpus.is_empty()) { 9 } else { 8 };
     let heading = HEADINGS.map(str::to_owned);
     let widths: Vec<usize> = (0..last)
-        .map(|at| rows.iter().chain([&heading]).map(|row| display_width(&row[at])).max().unwrap_or(0))
+        .map(|at| rows.iter().chain([&heading]).map(|row| char_count(&row[at])).max().unwrap_or(0))
         .collect();
     let width_left = term.width.saturating_sub(widths.iter().sum());
     let gap = if width_left >= 2 * (last - 1) { "  " } else { " " };

@@ -30,8 +30,8 @@ pub fn jobs_text(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal
 pub fn jobs_table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) -> String {
     let rows: Vec<[String; 10]> = jobs.iter().map(|job| cells(job, names, now)).collect();
     let widest = |column: usize| {
-        let cells = rows.iter().map(|row| text::display_width(&row[column]));
-        cells.chain([text::display_width(HEADINGS[column])]).max().unwrap_or(0)
+        let cells = rows.iter().map(|row| text::char_count(&row[column]));
+        cells.chain([text::char_count(HEADINGS[column])]).max().unwrap_or(0)
     };
     let others: usize = (0..10).filter(|column| ![0, 3].contains(column)).map(widest).sum();
     // A letter and a blank begin each row, and a blank follows each column but the last.
@@ -88,12 +88,12 @@ fn break_at(text: &str, width: usize, may_end: fn(char) -> bool) -> String {
     let mut broken = String::new();
     let mut used = 0;
     for piece in text.split_inclusive(may_end) {
-        if used > 0 && used + text::display_width(piece) > width {
+        if used > 0 && used + text::char_count(piece) > width {
             broken.push('\n');
             used = 0;
         }
         broken.push_str(piece);
-        used += text::display_width(piece);
+        used += text::char_count(piece);
     }
     broken
 }

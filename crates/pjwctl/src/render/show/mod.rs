@@ -77,7 +77,7 @@ fn header(job: &Job, names: &UserNames, term: Terminal) -> String {
         escape_control_characters(&job.since)
     );
     let title = style::apply_style(&escape_control_characters(&job.id), style::HEADING, term);
-    let state = if text::display_width(&job.id) + text::display_width(&state) + 2 > term.width {
+    let state = if text::char_count(&job.id) + text::char_count(&state) + 2 > term.width {
         format!("{title}\n  {state}\n")
     } else {
         format!("{title}: {state}\n")

@@ -111,7 +111,7 @@ fn a_full_machine_of_many_cores_and_jobs_fits_eighty_columns() {
         .collect();
     let text = text_of(&status, PLAIN);
     for line in text.lines() {
-        assert!(text::display_width(line) <= 80, "{} columns: {line}", text::display_width(line));
+        assert!(text::char_count(line) <= 80, "{} columns: {line}", text::char_count(line));
     }
     assert_snapshot!(text.lines().take(16).collect::<Vec<_>>().join("\n"), @r"
     big: pjwd 0.1.0, mode observe (changes nothing), discovery by netlink, pid 812

@@ -10,7 +10,7 @@ use pjw_ipc::wire::{CoreKind, Device, Domain, Fits, Status, Topology};
 
 use super::core_map::{Holder, PuHolders};
 use super::text::{
-    count_with_noun, cpus_phrase, display_width, escape_control_characters, shorten_cpu_list, wrap_text,
+    char_count, count_with_noun, cpus_phrase, escape_control_characters, shorten_cpu_list, wrap_text,
 };
 use super::{Terminal, style};
 
@@ -168,8 +168,7 @@ impl<'a> Tree<'a> {
             }
             if inner.is_empty() && !first.children.is_empty() {
                 let held: Vec<(String, usize)> = self.held(group);
-                let width: usize =
-                    display_width(&line) + held.iter().map(|(_, width)| width + 2).sum::<usize>();
+                let width: usize = char_count(&line) + held.iter().map(|(_, width)| width + 2).sum::<usize>();
                 if width < self.term.width {
                     let held: Vec<String> = held.into_iter().map(|(text, _)| text).collect();
                     line.push_str(if held.is_empty() { "" } else { ": " });
@@ -247,7 +246,7 @@ impl<'a> Tree<'a> {
         let described_holder = |(holder, pus): (Holder, CpuSet)| {
             let who = holder.name(jobs);
             let list = shorten_cpu_list(&pus.to_string(), 40);
-            let width = display_width(&who) + 1 + display_width(&list);
+            let width = char_count(&who) + 1 + char_count(&list);
             (format!("{} {list}", style::apply_style(&who, holder.symbol().1, self.term)), width)
         };
         self.holders(&all_cpus(group)).into_iter().map(described_holder).collect()

@@ -31,7 +31,7 @@ impl EventLoop {
         if urgency.is_some() {
             let since = waited_since.unwrap_or_else(Instant::now);
             self.pending_since.get_or_insert(since);
-            if urgency != Some(ScanUrgency::Soon) {
+            if urgency != Some(ScanUrgency::Deferred) {
                 self.job_pending_since.get_or_insert(since);
             }
         }

@@ -139,7 +139,7 @@ impl Run {
         let has_grace_ended = state.lending.next_deadline().is_some_and(|end| end <= now);
         let used = if is_sample { self.use_since_last_sample(now) } else { BTreeMap::new() };
         if must_change || has_grace_ended {
-            let request = CycleTriggers::default().scan_request(self.warden.state_mut(), &[]);
+            let request = CycleTriggers::default().take_scan_request(self.warden.state_mut(), &[]);
             if self.carry_out_cycle(request, &[]).is_none() {
                 return;
             }

@@ -100,7 +100,7 @@ pub struct Run {
 impl Run {
     /// `lends` says whether there are owners and borrowers.
     pub fn new(number: u64, lends: bool, verbose: bool) -> Self {
-        let seed = RandomStream::new(number);
+        let seed = RandomStream::from_seed(number);
         let mut chance = seed.substream("run");
         let (packages, l3s) = (1 + chance.random_below(2), 1 + chance.random_below(2));
         let (cores, pus) = (1 + chance.random_below(4), 1 + chance.random_below(2));
@@ -209,7 +209,7 @@ impl Run {
         self.triggers.job_processes_scan_due = true;
         self.triggers.full_scan_due |= full;
         let triggers = std::mem::take(&mut self.triggers);
-        let request = triggers.scan_request(self.warden.state_mut(), commands);
+        let request = triggers.take_scan_request(self.warden.state_mut(), commands);
         self.carry_out_cycle(request, commands)
     }
 
