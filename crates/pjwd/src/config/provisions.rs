@@ -7,26 +7,29 @@ use toml::de::DeValue;
 
 use super::values::{self, ValueError};
 
-/// One table `[[provision]]` of the configuration: the cores that are promised to a service.
+/// One table `[[provision]]` of the configuration file. A provision promises a number of cores to a service. pjwd
+/// keeps these cores for the service, also when no process of the service runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProvisionSettings {
-    /// `name`: the job that keeps the cores.
+    /// `name`: the id of the job to which the cores and the processes of the service belong.
     pub job: JobId,
-    /// `cores`: the number of cores.
+    /// `cores`: the number of cores that are promised to the service.
     pub cores: u32,
-    /// `match`: the rule by which the processes of the service are recognised. `None` if only commands add processes.
+    /// `match`: the rule by which pjwd recognises the processes of the service. `None` if the table has no rule.
+    /// Processes then join the job only by a command, such as `pjwctl assign`.
     pub rule: Option<ProvisionRule>,
 }
 
 impl ProvisionSettings {
-    /// Returns the provision in a few words, such as `web: 4 cores, unit=nginx.service`.
+    /// Returns the name, the number of cores and the rule of the provision as text for messages. Example: `web: 4
+    /// cores, unit=nginx.service`.
     #[must_use]
     pub fn describe(&self) -> String {
         let rule = self.rule.as_ref().map(|rule| format!(", {rule}")).unwrap_or_default();
         format!("{}: {} cores{rule}", self.job.name(), self.cores)
     }
 
-    /// Returns the cores as a request.
+    /// Returns a request for the number of whole cores that the table promises to the service.
     #[must_use]
     pub fn cpu_request(&self) -> CpuRequest {
         CpuRequest::Cores(self.cores)

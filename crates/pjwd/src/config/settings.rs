@@ -92,8 +92,7 @@ impl Default for MetricsSettings {
 /// The values of all configuration keys of pjwd. A key that is missing in the file has its default value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// `mode`: whether pjwd changes affinity masks and cpusets as it has planned, or only makes and shows the
-    /// plans.
+    /// `mode`: whether pjwd changes affinity masks and cpusets, or only shows the changes that it would make.
     pub mode: Mode,
     /// `housekeeping`: the rule that selects the housekeeping PUs, which are reserved for the system.
     /// [`Config::policy`](super::Config::policy) applies the rule to the PUs of the machine.
@@ -161,13 +160,13 @@ pub struct Settings {
     /// of the job, or pins none of them, if the job has more hot threads than PUs. A thread is hot if it runs
     /// or waits for a PU most of the time.
     pub oversubscription_policy: OversubscriptionPolicy,
-    /// `lending.…`: how cores that jobs of the class guaranteed leave idle are lent to jobs of the class
-    /// besteffort.
+    /// `lending.…`: how idle cores are lent. A job of the class guaranteed lends the cores that it leaves idle. A job
+    /// of the class besteffort borrows them.
     pub lending: LendingPolicy,
-    /// `lending.revocation_signal`: the signal that each process of a borrower gets when cores are, or will be,
-    /// taken from the borrower. `None` for no signal.
+    /// `lending.revocation_signal`: the signal that pjwd sends to each process of a borrower (a job that uses lent
+    /// cores). It is sent when cores are taken from the borrower, or soon will be. `None` for no signal.
     pub revocation_signal: Option<Signal>,
-    /// `[[provision]]`: the cores that are promised to services.
+    /// `[[provision]]`: the cores that pjwd keeps for services, also when the services do not run.
     pub provisions: Vec<ProvisionSettings>,
     /// `metrics.…`: the file and the addresses at which metrics are published.
     pub metrics: MetricsSettings,

@@ -46,8 +46,8 @@ pub enum Message {
     Stop,
 }
 
-/// The receiving end of the channel for messages to the event loop. The event loop owns it. While a message
-/// waits in the inbox, poll(2) on [`MessageReceiver::wake_fd`] returns at once.
+/// The receiving end of the channel for messages to the event loop. The event loop owns it. While the channel
+/// contains a message, poll(2) on [`MessageReceiver::wake_fd`] returns at once.
 #[derive(Debug)]
 pub struct MessageReceiver {
     messages: Receiver<Message>,
@@ -89,13 +89,13 @@ impl MessageSender {
 }
 
 impl MessageReceiver {
-    /// Returns the file descriptor (an eventfd) that poll(2) reports as readable while messages wait in the inbox.
+    /// Returns the file descriptor (an eventfd) that poll(2) reports as readable while the channel contains messages.
     #[must_use]
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake_up.as_fd()
     }
 
-    /// Removes all waiting messages from the inbox and returns them, oldest first. Does not block.
+    /// Removes all messages from the channel and returns them, oldest first. Does not block.
     pub fn take_messages(&self) -> Vec<Message> {
         // Reset the eventfd first. A message that arrives after this line sets the eventfd again.
         let _ = self.wake_up.read();

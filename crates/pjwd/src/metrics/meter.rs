@@ -61,8 +61,8 @@ pub struct MetricsReceiver {
 }
 
 impl MetricsRecorder {
-    /// Makes the meter for the event loop, and the receiving end for the metrics service. `settings` says
-    /// whether metrics are switched on.
+    /// Makes the recorder for the event loop, and the receiving end for the metrics service. `settings` says whether
+    /// metrics are switched on.
     #[must_use]
     pub fn new(settings: &Settings) -> (Self, MetricsReceiver) {
         let (snapshot, receiver) = watch::channel(None);

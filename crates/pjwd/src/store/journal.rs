@@ -26,9 +26,9 @@ use super::lock::lock;
 use crate::host::directories;
 use crate::host::inode::{inode_of, is_name_of};
 
-/// The names of the two files of the journal in the state directory. The journal has the records with which a
-/// restarted pjwd continues ([`FileJournal`]). `state.json` has the records that were valid when the journal
-/// was last rewritten. `journal.jsonl` has the records that were added later.
+/// The names of the two files of the journal in the state directory. The journal records the changes that pjwd makes
+/// ([`FileJournal`]). `state.json` has the records that were valid when the journal was last rewritten.
+/// `journal.jsonl` has the records that were added later.
 pub const JOURNAL_FILE_NAMES: [&str; 2] = [LINES, STATE];
 const LINES: &str = "journal.jsonl";
 const STATE: &str = "state.json";
@@ -69,20 +69,22 @@ impl JournalError {
     }
 }
 
-/// The journal in the state directory, with which a restarted pjwd continues. It has the records of jobs, of
-/// their cores, and of original affinity masks. The journal is locked against other daemons.
+/// The journal of pjwd: two files in the state directory, in which pjwd records each change before it makes the
+/// change. A restarted pjwd reads from the journal which jobs exist, which cores they hold, and which affinity masks
+/// their threads had before pjwd changed them. A lock prevents another daemon from writing the journal.
 #[derive(Debug)]
 pub struct FileJournal {
     dir: PathBuf,
     boot_id: String,
     lines: Flock<File>,
-    /// The device and inode of `state.json`. `None` before the first one is written.
+    /// The device and inode of `state.json`. `None` before the first such file is written.
     state: Option<(u64, u64)>,
-    /// The number of the last batch.
+    /// The number of the last line that was written to `journal.jsonl`. Lines are numbered from 1 since the journal
+    /// was made.
     last: u64,
-    /// The length in bytes, up to the last complete batch.
+    /// The length of `journal.jsonl` in bytes, up to the end of the last complete line.
     length: u64,
-    /// The length in bytes up to which the file system has reserved space.
+    /// The length of `journal.jsonl` in bytes up to which the file system has reserved space.
     reserved: u64,
 }
 

@@ -64,7 +64,8 @@ pub struct LockHolder {
     /// `None` for `pjwd --release-all`, which has no socket.
     socket: Option<String>,
     state_dir: String,
-    /// The boot in which it made its journal. `None` before it did, and for `pjwd --release-all`.
+    /// The id of the boot in which the process made its journal. `None` if the process has not made its journal yet,
+    /// and for `pjwd --release-all`.
     #[serde(default)]
     journal_of_boot: Option<String>,
 }
@@ -139,7 +140,7 @@ fn of_holder(holder: &Option<LockHolder>) -> String {
 pub struct DaemonLock {
     path: PathBuf,
     holder: LockHolder,
-    /// The pjwd that had the lock before.
+    /// The pjwd process that held the lock before this process. `None` if the lock file named none.
     earlier: Option<LockHolder>,
     file: Flock<File>,
 }

@@ -30,11 +30,17 @@ const BACKLOG: usize = 1024;
 /// subscribers.
 #[derive(Debug)]
 pub struct EventHistory {
-    /// The number of events since the start.
+    /// The number of events since the start of the daemon.
     count: u64,
+    /// The latest events except refusals, oldest first. Each has its number, counted from 1 since the start of the
+    /// daemon.
     events: VecDeque<(u64, Arc<Event>)>,
+    /// The latest refusals of commands, each with its number as in `events`. Refusals are separate, so that no user
+    /// can push out other events.
     refusals: VecDeque<(u64, Arc<Event>)>,
+    /// The latest events of each job, by job id.
     histories: BTreeMap<String, JobHistory>,
+    /// Sends each new event to the subscribers.
     live: broadcast::Sender<Arc<Event>>,
 }
 

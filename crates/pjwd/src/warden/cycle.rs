@@ -35,28 +35,31 @@ const EINVAL: i32 = nix::libc::EINVAL;
 /// other jobs.
 const MAX_ROUNDS: usize = 8;
 
-/// The central type of pjwd, the process jail warden. It runs cycles: each cycle scans processes, decides,
-/// and changes affinity masks and cpusets. So the processes of each job stay on the job's cores. `N` is the
-/// interface to the machine, and `J` is the journal. Tests use a simulated machine and a simulated journal.
+/// The part of pjwd that keeps the processes of each job on the cores of the job. It has the state of pjwd and runs its
+/// cycles. A cycle scans processes, decides which affinity masks and cpusets must change, and changes them. `N` is the
+/// interface to the machine, and `J` is the journal. Tests use simulations of both.
 #[derive(Debug)]
 pub struct Warden<N, J> {
     pub(super) node: N,
     pub(super) journal: J,
     pub(super) state: WardenState,
     pub(super) policy: Policy,
+    /// The host name and the other properties of this machine by which jobs are recognised.
     host: Host,
     pub(super) ongoing_failures: OngoingFailures,
     /// The process events that were read since the event loop last took this value.
     events_read: EventCount,
-    /// Claims of scanned processes that are not yet in the state: the scan was part of a dry run, or its decision was
-    /// rolled back. The node reports the attributes of a process only once.
+    /// The job marks that scans read and that are not in the state yet. A job mark names a job to which a process may
+    /// belong. The scan was part of a dry run, or its cycle was undone. The marks of a process are read only once.
     pub(super) pending_claims: BTreeMap<ProcessId, JobMarks>,
-    /// Affinity requests from the scans of dry runs. The node reports each request once.
+    /// The calls of sched_setaffinity(2) that scans of dry runs reported. Each call is reported only once.
     affinity_requests: Vec<AffinityRequest>,
+    /// The online PUs that the topology lacks.
     unknown_pus: CpuSet,
-    /// The audit of the grants, with the number of changes of the pool at the last check.
+    /// The last check that the cores granted to jobs obey the rules, with the number of changes of the grants up to the
+    /// check.
     pub(super) audited_grants: Option<(u64, GrantAudit)>,
-    /// The time that this cycle may still wait for changes of cpusets.
+    /// The time for which this cycle may still wait for changes of cpusets.
     pub(super) cpuset_time_left: Duration,
 }
 
@@ -96,9 +99,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         &self.state
     }
 
-    /// Returns the failures that still existed at the end of the last cycle. These are a failed write of the
-    /// journal, jobs that failed the check of their granted cores and planned changes, and mask changes that
-    /// the kernel refused.
+    /// Returns the failures that still existed at the end of the last cycle. These are a failed write of the journal,
+    /// jobs that failed the check of their granted cores and planned changes, and mask changes that the kernel refused.
     pub fn ongoing_failures(&self) -> &OngoingFailures {
         &self.ongoing_failures
     }
@@ -138,10 +140,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         self.state.full_scan_due = true;
     }
 
-    /// Reads the pending process events (fork, exec, exit) of the kernel into the state. Called before each
-    /// cycle and after each scan, so that the fork of every scanned process is known. If events were lost,
-    /// the fork events in the state count as incomplete. They count as complete again after the next call of
-    /// [`Warden::set_fork_events_complete_since`] with a time.
+    /// Reads the pending process events (fork, exec, exit) of the kernel into the state. Called before each cycle and
+    /// after each scan, so that the fork of every scanned process is known. After a loss of events, the fork events in
+    /// the state count as incomplete until [`Warden::set_fork_events_complete_since`] is called with a time.
     pub fn read_process_events(&mut self) {
         let ProcessEventBatch { events, events_lost, still_dropping } = self.node.read_process_events();
         // An event for which there is no room counts as lost.
@@ -156,11 +157,10 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         self.events_read.still_dropping = still_dropping;
     }
 
-    /// Reads the affinity masks of the processes of jobs that were forked since the last scan. If such a mask
-    /// is the set of online PUs that the job holds, or if the process was born in the cpuset of the job, the
-    /// scan of this process is no longer urgent: it follows within a few milliseconds, together with others.
-    /// Otherwise, the scan stays urgent. Must be called after process events were read, unless a cycle
-    /// follows at once.
+    /// Reads the affinity masks of the processes of jobs that were forked since the last scan. The scan of such a
+    /// process is urgent, unless its mask is the set of online PUs that the job holds, or the process was forked into
+    /// the cpuset of the job. A scan that is not urgent follows a few milliseconds later, together with others. Must
+    /// be called after process events were read, unless a cycle follows at once.
     pub fn check_masks_of_new_forks(&mut self) {
         defer_scans_of_right_forks(&mut self.node, &mut self.state);
     }
@@ -172,12 +172,11 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         std::mem::replace(&mut self.events_read, EventCount { still_dropping, ..EventCount::default() })
     }
 
-    /// Finds the leftover cgroups and adds them to the state. A cgroup is leftover if its name has the form
-    /// that pjw gives to the cpuset of a job, and if the journal (the file with the records of all changes)
-    /// has no record of it. The id of the job is part of the name. pjw decides about each leftover cgroup
-    /// after the next scan of every process. If the cgroup contains processes, and its PUs can be granted to
-    /// the job, the cgroup becomes the cpuset of the job again. Otherwise, pjw removes the cgroup. Must be
-    /// called once, before the first cycle.
+    /// Finds the leftover cgroups and adds them to the state. A leftover cgroup has a name of the form that pjw gives
+    /// to the cpuset of a job, and no record in the journal (the file with the records of all changes). pjw decides
+    /// about the cgroup after the next scan of every process. If the cgroup contains processes, and its PUs can be
+    /// granted to the job in its name, the cgroup becomes the cpuset of this job again. Otherwise, pjw removes the
+    /// cgroup. Must be called once, before the first cycle.
     pub fn find_leftover_cpusets(&mut self) {
         let found = self.node.list_job_cpusets(&self.policy.own_cgroups);
         found.into_iter().for_each(|found| self.state.cpusets.add_leftover_cpuset(found));
@@ -189,9 +188,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         &self.journal
     }
 
-    /// Replaces the policy (the configured rules) from the next cycle on. The values of `own_pid`,
-    /// `only_managed_user`, `cpuset_support` and `own_cgroups` do not change, because they do not come from the
-    /// configuration.
+    /// Replaces the policy (the configured rules) from the next cycle on. The values of `own_pid`, `only_managed_user`,
+    /// `cpuset_support` and `own_cgroups` do not change, because they do not come from the configuration.
     pub fn set_policy(&mut self, policy: Policy) {
         let Policy { own_pid, only_managed_user, .. } = self.policy;
         let cpuset_support = std::mem::take(&mut self.policy.cpuset_support);

@@ -52,8 +52,8 @@ pub struct CycleReport {
     pub mask_outcomes: Vec<(MaskAction, MaskOutcome)>,
     /// The attempts to change cpusets, each with its outcome.
     pub cpuset_outcomes: Vec<(CpusetAction, CpusetOutcome)>,
-    /// The jobs and processes for which a decision of this cycle made a new plan. For all other jobs and
-    /// processes, the earlier plan is still valid.
+    /// The jobs and processes for which this cycle decided again which affinity masks and cpusets they must have. For
+    /// all other jobs and processes, the earlier decision is still valid.
     pub newly_planned: DirtySet,
     /// The new processes that belong to jobs, and whose affinity masks pjwd changed before the first scan of
     /// the cycle. pjwd does this only for a process whose mask differs from the set of online PUs that the

@@ -34,7 +34,7 @@ pub struct AdmissionRules {
     /// The maximum number of cores that the jobs of one user may hold together. It applies to users who are
     /// not administrators. 0 means that these users may not create jobs.
     pub user_max_cores: u32,
-    /// Whether the daemon carries out the changes that it plans ([`Mode::Enforce`]), or only shows them
+    /// Whether the daemon makes the changes on which it decides ([`Mode::Enforce`]), or only shows them
     /// ([`Mode::Observe`]).
     pub mode: Mode,
 }
@@ -112,7 +112,8 @@ pub fn answer_without_event_loop(
 /// second.
 #[derive(Debug, Default)]
 pub struct RateLimiter {
-    /// Per user, the end of the time that the commands so far use up at one command per [`PERIOD`].
+    /// For each user, the time from which the user may send a full burst again. Each command moves the time
+    /// [`PERIOD`] later.
     until: BTreeMap<Uid, Instant>,
 }
 

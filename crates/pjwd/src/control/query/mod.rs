@@ -51,8 +51,8 @@ pub enum Query {
 /// threads are on the next page.
 pub const MAX_THREADS_PER_PAGE: usize = 1000;
 
-/// The end of a page in the list of a job's processes and threads: the last process and the last thread on
-/// the page. The next page starts after this position.
+/// The position at which a page of the list of a job's processes and threads ends: the last process and the last
+/// thread on the page. The next page starts after this position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageCursor {
     /// The pid of the last process on the page.
@@ -80,8 +80,8 @@ pub enum Answer {
     Defrag(Arc<DefragReply>),
 }
 
-/// A member of a job (a process that belongs to the job), as an answer describes it. Contains the reason why
-/// the process belongs to the job, and a page of its threads.
+/// A process that belongs to a job, as the answer to a [`Query`] describes it. Contains the kind of evidence for the
+/// membership, and a page of the threads of the process.
 #[derive(Debug)]
 pub struct MemberDetails {
     /// The pid and the start time of the process.

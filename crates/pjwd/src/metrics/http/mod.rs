@@ -82,11 +82,13 @@ impl Drop for ConnectionSlot {
     }
 }
 
-/// Serves the metrics text of `source` over HTTP, at the path /metrics of the address of `listener`.
-/// `connections` is the number of open connections, summed over all addresses. All calls of this function
-/// must share it. `limits` has the maximum of this number: any further connection gets the response 503. Runs
-/// until the future is dropped. Dropping the future closes the connections that `listener` accepted. Must run
-/// inside a [`tokio::task::LocalSet`].
+/// Serves the metrics text of `source` over HTTP, at the path /metrics of the address of `listener`. Runs until the
+/// future is dropped. Dropping the future closes the connections that `listener` accepted. Must run inside a
+/// [`tokio::task::LocalSet`].
+///
+/// `connections` is the number of open connections, summed over all addresses: all calls of this function must share
+/// it. `limits` contains the maximum number of open connections. A connection above the maximum gets the response
+/// 503.
 pub async fn serve_http<T: MetricsSource>(
     listener: TcpListener,
     source: Rc<T>,

@@ -58,26 +58,33 @@ pub struct LoopStatus {
 /// answers clients from these values.
 #[derive(Debug)]
 pub struct StatusPublisher {
+    /// The host name of the machine.
     hostname: String,
+    /// Sends each new status to the control server.
     view: watch::Sender<Arc<PublishedStatus>>,
+    /// Sends the events of the daemon to the control server.
     events: mpsc::UnboundedSender<Arc<wire::Event>>,
-    /// The topology. Replaced only when the machine has new PUs.
+    /// Sends the topology to the control server. The topology changes only when PUs are added to the machine.
     machine: watch::Sender<Arc<wire::Topology>>,
-    /// The machine in numbers, and its cores.
+    /// The part of the status with the host name and the numbers of cores, packages, NUMA nodes and L3 caches.
     node: wire::Node,
+    /// The cores of the machine, as the status lists them.
     cores: Arc<[wire::Core]>,
     /// The warnings of the last published status, except those about single jobs.
     warnings: Vec<wire::Warning>,
-    /// The code and the job of each of these warnings. It is logged when it begins and when it ends.
+    /// The warning code and the job id of each warning in `warnings`. A warning is logged when it begins and when it
+    /// ends.
     logged: BTreeSet<(String, String)>,
-    /// Users whose unassigned processes were reported.
+    /// The users for whom an event has reported processes that belong to no job.
     unassigned_users: BTreeSet<Uid>,
+    /// The descriptions of the jobs in the status, and the warnings about single jobs.
     jobs: JobViews,
-    /// The directory with the files of each job.
+    /// The path of the directory that has a subdirectory with files for each job.
     job_files: String,
-    /// The last published status.
+    /// The last published status. `None` if the next status must be published even without a change.
     last: Option<StatusSnapshot>,
-    /// The largest requests that fit, with the version of the pool.
+    /// The sizes of the largest requests for cores that the free PUs can serve. The number before them counts the
+    /// changes of the free PUs up to the computation. `None` before the first computation.
     fits: Option<(u64, wire::Fits)>,
 }
 
@@ -152,13 +159,13 @@ impl StatusPublisher {
         }
     }
 
-    /// Computes the status after a cycle (scan, decision and changes), publishes it to the control server,
-    /// and returns it. If nothing changed since the last status, returns the last status and publishes
-    /// nothing. Logs each warning that is new, and each warning that has ended.
+    /// Computes the status after a cycle (scan, decision and changes), publishes it to the control server, and returns
+    /// it. If nothing changed since the last status, returns the last status and publishes nothing. Logs each warning
+    /// that is new, and each warning that has ended.
     ///
-    /// `plan_warnings` are the warnings of the cycle's decision for users, and the warnings about removed
-    /// files of the daemon. `dirty` names the jobs and processes that may have changed in the cycle.
-    /// `loop_status` says whether process events are received, and how late the cycles are.
+    /// `plan_warnings` are the warnings for users: those from the decision of the cycle, and those about removed files
+    /// of the daemon. `dirty` names the jobs and processes that may have changed in the cycle. `loop_status` says
+    /// whether process events are received, and how late the cycles are.
     pub fn publish_status<N: MachineInterface, J: Journal>(
         &mut self,
         warden: &Warden<N, J>,

@@ -4,8 +4,8 @@ use std::sync::{Arc, OnceLock};
 
 use pjw_ipc::wire;
 
-/// The status of the daemon, as it was published after a cycle (scan, decision and changes). Earlier statuses
-/// share the unchanged jobs, warnings and cores with it, so that publishing takes little time.
+/// The status of the daemon, as it was published after a cycle (scan, decision and changes). Jobs, warnings and cores
+/// that did not change are shared with earlier statuses, so that publishing takes little time.
 #[derive(Debug, Clone, Default)]
 pub struct PublishedStatus {
     /// The status without its jobs, warnings and cores. The lists of jobs, warnings and cores in this value
@@ -17,7 +17,7 @@ pub struct PublishedStatus {
     pub warnings: Vec<Arc<wire::Warning>>,
     /// All cores of the machine, ascending by hwloc logical index.
     pub cores: Arc<[wire::Core]>,
-    /// The whole status, once it was asked for.
+    /// The complete status that the first call of [`PublishedStatus::to_wire`] made.
     whole: OnceLock<Arc<wire::Status>>,
 }
 
