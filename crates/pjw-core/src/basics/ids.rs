@@ -65,12 +65,12 @@ impl StartTime {
     }
 }
 
-/// The time at which a process or thread was forked, as an interval from the earliest to the latest possible
-/// time.
+/// The time at which a process or thread was created by fork(2) or clone(2). The time may be known only
+/// roughly, so it is an interval from the earliest to the latest possible time.
 ///
-/// - A time from a fork event is exact: `earliest` and `latest` are equal.
-/// - A start time from `/proc` is known only to the clock tick (10 ms): the interval lies within the tick in
-///   which the fork happened.
+/// - If a fork event of the kernel reported the time, it is exact: `earliest` and `latest` are equal.
+/// - If only the start time in `/proc/PID/stat` is known, the interval is the clock tick (10 ms) of this
+///   start time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BirthTime {
     /// The earliest possible time of the fork, in ns since boot (`CLOCK_BOOTTIME`).
@@ -87,9 +87,11 @@ impl BirthTime {
     /// mask.
     pub const MAX_FORK_TIME: Nanos = Nanos(100_000_000);
 
-    /// Makes the birth time of a thread from its start time, which the kernel rounds down to 10 ms.
-    /// `first_seen` is the time of the scan that first found the thread, in ns since boot, or `None` if
-    /// this time is unknown. The latest possible birth time is not after `first_seen`.
+    /// Returns the interval in which a thread was created, from its start time in `/proc/PID/stat`. The
+    /// kernel rounds the start time down to a clock tick, so the interval is one tick (10 ms).
+    ///
+    /// `first_seen` is the time of the first scan that found the thread, in ns since boot. `None` if this
+    /// time is unknown. If `first_seen` lies within the tick, the interval ends at `first_seen`.
     #[must_use]
     pub fn from_start_time(start: StartTime, first_seen: Option<Nanos>) -> Self {
         let earliest = start.earliest();
@@ -98,11 +100,11 @@ impl BirthTime {
         Self { earliest, latest }
     }
 
-    /// Whether the thread was certainly born before the time `moment`, in ns since boot.
+    /// Whether the thread was certainly created before the time `moment`, in ns since boot.
     ///
-    /// - For an exact birth time: true if the birth time is less than `moment`.
-    /// - For an interval: true if `latest` is less than or equal to `moment`. `latest` is then the end of the
-    ///   clock tick in which the thread started, or the time of a scan that found the thread.
+    /// - If the time of creation is exact: true if it is less than `moment`.
+    /// - If the time of creation is an interval: true if the end of the interval, `latest`, is at most
+    ///   `moment`.
     #[must_use]
     pub fn is_before(self, moment: Nanos) -> bool {
         self.latest < moment || (self.latest == moment && self.earliest < moment)
@@ -126,10 +128,10 @@ pub struct ProcessId {
 }
 
 impl ProcessId {
-    /// The shortest time between a fork and the next fork that gets the same pid, as pjw assumes: 100 ms.
-    /// During the first 100 ms after a fork event, the pid in the event therefore names the forked process or
-    /// no process. To reuse a pid earlier, the machine would have to fork hundreds of thousands of processes
-    /// per second.
+    /// The shortest time from a fork to a later fork that gets the same pid, as pjw assumes: 100 ms. So, for
+    /// 100 ms after a fork event, the pid in the event means the forked process, or no process if that
+    /// process has ended. To reuse a pid earlier, the machine would have to fork hundreds of thousands of
+    /// processes per second.
     pub const MIN_PID_REUSE_TIME: Nanos = Nanos(100_000_000);
 
     /// Whether both ids name the same process. True if the pids are equal and the start times differ by at
@@ -228,8 +230,8 @@ impl From<&str> for Comm {
     }
 }
 
-/// Whether the cgroup at the path `cgroup` is the cgroup at the path `directory`, or lies below it. Both
-/// paths are as in `/proc/PID/cgroup`.
+/// Whether the cgroup at the path `cgroup` is the cgroup at the path `directory` itself or one of its
+/// descendants. Both paths are written as in `/proc/PID/cgroup`.
 #[must_use]
 pub fn is_cgroup_within(cgroup: &str, directory: &str) -> bool {
     cgroup.strip_prefix(directory).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))

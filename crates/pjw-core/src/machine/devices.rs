@@ -2,6 +2,7 @@
 //! used.
 
 use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
 
 use crate::basics::{CpuSet, prelude::*};
 
@@ -41,16 +42,14 @@ pub struct Die {
 pub struct CoreKind {
     /// The name of the kind: `performance`, `efficiency`, or a name that the vendor chose.
     pub name: String,
-    /// The PUs of this kind, as hwloc reports them. If the PUs of one core are of different kinds, each PU is
-    /// only in the set of its own kind. The core then counts as the first of these kinds in
+    /// The PUs of this kind, as hwloc reports them. The PUs of one core may be of different kinds. Each PU is
+    /// then in the set of its own kind, and the core has the first of these kinds in
     /// [`MachineDetails::core_kinds`].
     pub cpus: CpuSet,
 }
 
 /// The class of a device: GPU, coprocessor, network card or storage.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, strum::IntoStaticStr,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum DeviceClass {

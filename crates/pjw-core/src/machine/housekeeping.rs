@@ -33,8 +33,8 @@ pub enum HousekeepingRule {
 /// The reason why the text of a housekeeping rule is invalid, or why the rule can't be applied to a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum HousekeepingError {
-    /// The text is neither a CPU list nor a number of cores for each L3, NUMA node or package. The value
-    /// says why the text is not a CPU list.
+    /// The text has none of the forms of a rule. The forms are a CPU list, and a number of cores for each L3,
+    /// NUMA node or package such as `1/l3`. The value says why the text is not a CPU list.
     #[error(
         "the housekeeping rule is no CPU list: write one such as 0-1,8, or a share such \
          as 1/l3, or \"\" for none"

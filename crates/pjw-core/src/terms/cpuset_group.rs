@@ -31,21 +31,25 @@ pub struct CpusetSupport {
     /// and later. An older kernel gives every thread the whole cpuset when the cpuset is written or the
     /// thread enters another cpuset.
     pub affinity_persists: bool,
-    /// Whether the jobs of the class besteffort can run at idle priority, so that the kernel gives a PU to
-    /// its owner as soon as the owner wakes up.
+    /// Whether jobs of the class besteffort can run at idle priority (`cpu.idle`). Such a job runs on cores
+    /// that another job, the owner, leaves idle. At idle priority, the kernel gives the PU back to the owner
+    /// as soon as a thread of the owner becomes runnable.
     pub idle_priority: IdlePriority,
     /// Whether pjw can freeze the processes of a job cpuset.
     pub can_freeze: bool,
 }
 
-/// Whether pjw can give a job idle priority (`cpu.idle` of a cgroup directly below the root of the hierarchy
-/// of the cpu controller). Idle priority counts only among cgroups with the same parent, so a thread with the
-/// policy `SCHED_IDLE` in a cgroup of its own competes with the other cgroups as any other thread.
+/// Whether pjw can run a job at idle priority, by the file `cpu.idle` of a cgroup.
+///
+/// The kernel compares the priorities of cgroups with the same parent only. So the cgroup must lie directly
+/// below the root of the hierarchy that has the cpu controller. For the same reason, the policy `SCHED_IDLE`
+/// does not suffice: in a cgroup of its own, such a thread competes with other cgroups as any other thread
+/// does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IdlePriority {
-    /// pjw can give a job idle priority.
+    /// A job can run at idle priority.
     Available,
-    /// pjw can't give a job idle priority.
+    /// No job can run at idle priority.
     Unavailable {
         /// The reason and the remedy, in one sentence for users.
         why: String,
@@ -112,8 +116,9 @@ pub struct CpusetSpec {
     /// Whether the cpuset is an isolated partition. No other cgroup may then use its PUs, and the kernel does
     /// not balance load on them (Documentation/admin-guide/cgroup-v2.rst, `cpuset.cpus.partition`).
     pub isolated: bool,
-    /// Whether the processes in the cpuset run at idle priority (`cpu.idle`): a process of a usual cgroup
-    /// that wakes up on the same PU runs at once. True for jobs of the class besteffort.
+    /// Whether the processes in the cpuset run at idle priority (`cpu.idle`). A process of normal priority
+    /// that becomes runnable on the same PU then preempts them at once. True for jobs of the class
+    /// besteffort, which run on cores that other jobs leave idle.
     #[serde(default, skip_serializing_if = "is_false")]
     pub idle: bool,
     /// Whether the processes in the cpuset are frozen (`cgroup.freeze`), so that none of them runs.
@@ -151,20 +156,19 @@ pub struct JobCpuset {
     pub spec: CpusetSpec,
 }
 
-/// A cgroup that existed when the daemon started, at a path where this daemon creates the cgroups of jobs. An
-/// earlier run of the daemon created the cgroup. The journal usually contains the cgroup. If not, the daemon
-/// decides whether a job gets the PUs of the cpuset, or the cgroup is removed. `owner` and `origin_cgroup`
-/// are read from extended attributes that the earlier run set on the cgroup.
+/// A cgroup of a job that an earlier run of the daemon created and that still exists when the daemon starts.
+/// It is recognised by its path. Usually the journal has a record of the cgroup. If not, the daemon either
+/// gives the PUs of the cpuset to the job again, or removes the cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftoverCpuset {
     /// The path of the cgroup relative to the mount point of the cpuset hierarchy.
     pub path: String,
-    /// The user id of the job's owner, from an extended attribute of the cgroup. `None` if the cgroup has no
-    /// such attribute: the kernel does not support extended attributes on cgroups, or the earlier run had
-    /// begun to remove the cpuset.
+    /// The user id of the job's owner, which the earlier run stored in an extended attribute of the cgroup.
+    /// `None` if the cgroup has no such attribute: the kernel does not support extended attributes on
+    /// cgroups, or the earlier run had begun to remove the cpuset.
     pub owner: Option<Uid>,
-    /// The path of the cgroup that contained the processes before the earlier run moved them into this
-    /// cgroup, from an extended attribute. `None` if the path is unknown, or if the processes came from
+    /// The path of the cgroup from which the earlier run moved the processes into this cgroup. The earlier
+    /// run stored it in an extended attribute. `None` if the path is unknown, or if the processes came from
     /// several cgroups.
     pub origin_cgroup: Option<String>,
 }
@@ -197,7 +201,8 @@ impl CpusetAction {
         }
     }
 
-    /// Returns the path of the job's cpuset cgroup that the change concerns.
+    /// Returns the path of the cgroup of the job's cpuset, relative to the mount point of the cpuset
+    /// hierarchy.
     #[must_use]
     pub fn path(&self) -> &str {
         match &self.change {
@@ -208,8 +213,8 @@ impl CpusetAction {
         }
     }
 
-    /// Returns the process that the change moves into or out of a cpuset. `None` if the change moves no
-    /// process.
+    /// Returns the process that this change moves into or out of the cpuset. `None` if this change moves no
+    /// process, or creates the cpuset with its first processes.
     #[must_use]
     pub fn process(&self) -> Option<ProcessId> {
         match &self.change {

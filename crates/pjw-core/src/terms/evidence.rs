@@ -1,22 +1,22 @@
 //! The evidence that a process belongs to a job.
 
 use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
 
 /// The evidence that a process belongs to a job, such as its cgroup or its ancestors. The variants are
 /// ordered from weak to strong evidence, so `max` returns the stronger of two values.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, strum::IntoStaticStr,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum Evidence {
-    /// The process belongs to no job by other evidence, and the user of the process has exactly one job on
-    /// this machine. Counts only if the setting `adopt_strays` is on.
+    /// There is no other evidence, but the user of the process has exactly one job on this machine. Counts
+    /// only if the setting `adopt_strays` is on.
     Adopted,
     /// A variable in the environment of the process names the job. Counts only if the user of the process
     /// owns the job, or if a daemon of the batch system started the process.
     Environment,
-    /// The rule of a provision recognises the process.
+    /// The process matches the rule of the job. Only the job of a provision (cores that are promised to a
+    /// service) has such a rule.
     Provision,
     /// The process group or session of the process belongs to the job.
     Session,

@@ -19,22 +19,9 @@ pub use wanted_cores::WantedCores;
 
 /// The system that started a job, as the first part of the job's id: a batch system, a user's command, or a
 /// login session.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    strum::Display,
-    strum::IntoStaticStr,
-    strum::VariantArray,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[derive(strum::Display, strum::IntoStaticStr, strum::VariantArray)]
 #[strum(serialize_all = "kebab-case")]
 pub enum JobSource {
     /// Slurm.
@@ -75,9 +62,9 @@ impl JobSource {
     }
 }
 
-/// The id of a job: its source (the system that started the job) and its name in this source. It is written
-/// `source:name`, such as `slurm:7`. The name need not be a number: some batch systems use names such as
-/// `123[4].srv`.
+/// The id of a job, written `source:name`, such as `slurm:7`. The source is the system that started the job.
+/// The name is the job's id in that system: for Slurm it is the job id, and not the label that Slurm calls
+/// job name. The name need not be a number, such as `123[4].srv` of PBS.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId {
     source: JobSource,
@@ -118,11 +105,13 @@ impl JobId {
     /// The maximum number of characters in the name of a job (the part of the id after the first colon).
     pub const MAX_NAME_LENGTH: usize = 128;
 
-    /// Makes the id of the job with the name `name` in the source `source` (the system that started the job).
+    /// Makes a job id from its two parts. `source` is the system that started the job. `name` is the id that
+    /// this system gave to the job, such as `7` for Slurm, or the name that a user chose for a job of their
+    /// own.
     ///
     /// # Errors
-    /// If the name is empty, if it has more than [`JobId::MAX_NAME_LENGTH`] characters, or if it has a character
-    /// outside `[A-Za-z0-9._:@+\[\]-]`.
+    /// If the name is empty, if it has more than [`JobId::MAX_NAME_LENGTH`] characters, or if it has a
+    /// character outside `[A-Za-z0-9._:@+\[\]-]`.
     pub fn new(source: JobSource, name: &str) -> Result<Self, JobIdError> {
         if name.is_empty() {
             return Err(JobIdError::Empty);
@@ -138,14 +127,16 @@ impl JobId {
         }
     }
 
-    /// Returns the source of the job (the system that started it, such as Slurm). It is the part of the id
-    /// before the first colon.
+    /// Returns the system that started the job, such as Slurm. It is the part of the job id before the first
+    /// colon.
     #[must_use]
     pub fn source(&self) -> JobSource {
         self.source
     }
 
-    /// Returns the name of the job in its source. It is the part of the id after the first colon.
+    /// Returns the part of the job id after the first colon: `7` for `slurm:7`. It is the id that the batch
+    /// system gave to the job, and not the label that Slurm calls job name. For a job that a user created, it
+    /// is the name that the user chose.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -188,16 +179,16 @@ impl<'de> Deserialize<'de> for JobId {
     }
 }
 
-/// The priority class of a job: whether the job has cores of its own, and whether pjw may lend the cores that
-/// it leaves idle.
+/// The priority class of a job: whether the job has cores of its own, and whether pjw may lend these cores
+/// while the job leaves them idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PriorityClass {
-    /// The job has cores of its own. Cores that it leaves idle may be lent to jobs of the class `Besteffort`,
-    /// and come back when it needs them. A defragmentation does not move the job to other cores.
+    /// The job has cores of its own. pjw may lend idle ones of these cores to jobs of the class `Besteffort`,
+    /// and takes them back when the job needs them. A defragmentation does not move the job to other cores.
     Guaranteed,
-    /// The default class. The job has cores of its own, which are never lent. A defragmentation may move the
-    /// job to other cores.
+    /// The default class. The job has cores of its own. pjw never lends these cores. A defragmentation may
+    /// move the job to other cores.
     #[default]
     Normal,
     /// The job has no cores of its own. It runs on free cores and on cores that jobs of the class
@@ -301,14 +292,14 @@ impl JobRequest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EndCondition {
-    /// The job ends when its last process has ended. This is the lifetime of jobs of batch systems and of
-    /// jobs that `pjwctl run` or `pjwctl assign --pid` created.
+    /// The job ends when its last process has ended. This holds for jobs of batch systems, and for jobs that
+    /// `pjwctl run` or `pjwctl assign --pid` created.
     Members,
     /// The job is a reservation: it was created before it had processes. It keeps its cores until a command
     /// releases the job, or until the reservation times out.
     Reservation,
-    /// The job is a provision: cores that are promised to a service. It keeps its cores until a command
-    /// releases the job, whether it has processes or not.
+    /// The job is a provision: cores that are promised to a service. The job keeps its cores until a command
+    /// releases the job, even while the job has no process.
     Provision,
 }
 
@@ -393,7 +384,8 @@ impl Job {
         self.grant.as_ref().filter(|_| !self.was_released)
     }
 
-    /// Whether the job borrows the cores on which it runs: its class is besteffort.
+    /// Whether the class of the job is besteffort. Such a job has no cores of its own, and runs on borrowed
+    /// cores: free cores, and cores that other jobs leave idle.
     #[must_use]
     pub fn is_borrower(&self) -> bool {
         self.has_class(PriorityClass::Besteffort)
@@ -417,9 +409,13 @@ impl Job {
         self.grant_by(GrantedBy::Warden).filter(|grant| grant.tenure == Tenure::Owned)
     }
 
-    /// Returns the largest number of cores that the job may want on the machine with this topology. A job of class
-    /// `Besteffort` may want all cores of the machine. Any other job may want the cores that it requested, or the cores of
-    /// its grant if these are more. `None` if the job has neither a request nor a grant.
+    /// Returns the upper limit of the number of cores that the job may want (see [`WantedCores`]) on the
+    /// machine with this topology:
+    ///
+    /// - For a job of the class `Besteffort`, the number of cores of the machine.
+    /// - For any other job, the number of cores that the job requested or was granted, whichever is larger.
+    ///
+    /// Returns `None` if the job has neither a request nor a grant.
     #[must_use]
     pub fn max_wanted_cores(&self, topology: &Topology) -> Option<u32> {
         let all = || u32::try_from(topology.cores().len()).unwrap_or(u32::MAX);
@@ -431,16 +427,17 @@ impl Job {
         requested.max(granted)
     }
 
-    /// Returns how many cores the job wants at present: the number that was given last, but at most
-    /// [`Job::max_wanted_cores`]. `None` if no number was given, so that the job wants what it was granted.
+    /// Returns how many cores the job wants at present. It is the number that `pjwctl want` or a program in
+    /// the job last gave, but at most [`Job::max_wanted_cores`]. `None` if no number was given: the job then
+    /// wants the cores of its grant.
     #[must_use]
     pub fn wanted_core_count(&self, topology: &Topology) -> Option<u32> {
         let given = self.wanted_cores?.count;
         Some(self.max_wanted_cores(topology).map_or(given, |limit| given.min(limit)))
     }
 
-    /// Returns those PUs granted to the job that are online. `online` contains the online PUs of the machine.
-    /// Returns `None` if no PU granted to the job is online.
+    /// Returns the online PUs of the job's grant. `online` is the set of the online PUs of the machine.
+    /// Returns `None` if the job has no grant, or if all PUs of the grant are offline.
     #[must_use]
     pub fn online_granted_cpus(&self, online: &CpuSet) -> Option<CpuSet> {
         self.grant.as_ref().map(|grant| grant.cpus.intersection(online)).filter(|cpus| !cpus.is_empty())

@@ -44,9 +44,9 @@ impl OwnCgroupNames {
         Self { name: format!("{NAME}_{hash:0HASH_DIGITS$x}") }
     }
 
-    /// Derives the cgroup names of a daemon from the path of one of its cgroups: from the first component of
-    /// `path`. Returns `None` if the first component is not a name that a daemon gives to a cgroup. Only the
-    /// text is checked, not whether the cgroup exists.
+    /// Returns the cgroup names of the daemon to which the cgroup at `path` belongs, as the first component
+    /// of the path shows. Returns `None` if no daemon gives such a name to a cgroup. Checks only the text,
+    /// and not whether the cgroup exists.
     #[must_use]
     pub fn from_cgroup_path(path: &str) -> Option<Self> {
         let top = path.strip_prefix('/')?.split('/').next()?;
@@ -99,17 +99,19 @@ impl OwnCgroupNames {
         Self::from_cgroup_path(path).as_ref() == Some(self)
     }
 
-    /// Returns the path of the cgroup that `cgroup_owner` (the daemon or systemd) creates for the job,
-    /// relative to the mount point of the cgroup hierarchy.
+    /// Returns the path of the cgroup of the job, relative to the mount point of the cgroup hierarchy.
+    /// `cgroup_owner` is the creator of the cgroup: the daemon itself or systemd. `place` determines the
+    /// parent of the cgroup.
     #[must_use]
     pub fn job_path(&self, job: &JobId, cgroup_owner: CgroupCreator, place: CgroupPlace) -> String {
         self.path_for_name(&directory_name(job), cgroup_owner, place)
     }
 
-    /// Returns the path that [`OwnCgroupNames::job_path`] would return for a cgroup whose name, without the
-    /// prefix of the daemon, is the text `job`. `job` need not be a job id. The daemon uses such a path for
-    /// the cgroup with which it tests the support for cpusets. If `job` contains a `-`, the path differs from
-    /// the paths of the cgroups of all jobs.
+    /// Returns the path of a cgroup that has the text `job` in the place of a job id. For a real job, see
+    /// [`OwnCgroupNames::job_path`], which has the same parameters.
+    ///
+    /// The daemon uses such a path for the cgroup with which it tests the support for cpusets. If `job`
+    /// contains a `-`, the path differs from the paths of the cgroups of all jobs.
     #[must_use]
     pub fn path_for_name(&self, job: &str, cgroup_owner: CgroupCreator, place: CgroupPlace) -> String {
         let name = &self.name;
@@ -131,9 +133,9 @@ impl OwnCgroupNames {
         }
     }
 
-    /// Returns the job whose cgroup is at `path`, if `cgroup_owner` (the daemon or systemd) created the
-    /// cgroup, and the place of the cgroup. Returns `None` if `path` is not the path of a job's cgroup. This
-    /// function is the inverse of [`OwnCgroupNames::job_path`].
+    /// Returns the job whose cgroup is at `path`, and the place of this cgroup. `cgroup_owner` is the creator
+    /// of the cgroup: the daemon itself or systemd. Returns `None` if `path` is not the path of a job's
+    /// cgroup. This function is the inverse of [`OwnCgroupNames::job_path`].
     #[must_use]
     pub fn job_at_path(&self, path: &str, cgroup_owner: CgroupCreator) -> Option<(JobId, CgroupPlace)> {
         CgroupPlace::ALL.into_iter().find_map(|place| {
@@ -145,14 +147,17 @@ impl OwnCgroupNames {
     }
 }
 
-/// The place of a job's cgroup in the hierarchy.
+/// The place of a job's cgroup in the cgroup hierarchy: the parent of the cgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CgroupPlace {
-    /// In the cgroup that contains the cgroups of all usual jobs.
+    /// Below the cgroup of the daemon that contains the cgroups of jobs, such as `/pjw`. For all jobs without
+    /// one of the other places.
     Usual,
-    /// Directly below the root: an isolated partition, whose parent must be a partition too.
+    /// Directly below the root of the hierarchy. For jobs with an isolated partition: the kernel requires
+    /// that the parent of a partition is a partition too.
     Partition,
-    /// In the cgroup whose processes run at idle priority: a job of the class besteffort.
+    /// Below the cgroup of the daemon whose processes run at idle priority, such as `/pjw_besteffort`. For
+    /// jobs of the class besteffort.
     Besteffort,
 }
 

@@ -11,6 +11,7 @@ use alloc::sync::Arc;
 use core::fmt;
 
 use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
 use thiserror::Error;
 
 use crate::basics::{CpuSet, Pu, prelude::*};
@@ -19,9 +20,7 @@ use crate::machine::devices::{Device, MachineDetails};
 /// A level at which the cores of a machine are grouped: L3, NUMA node, package, or the whole machine. The
 /// values are ordered as the levels are usually nested, the smallest first. [`Topology::levels`] returns
 /// the actual nesting on a given machine.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, strum::IntoStaticStr,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum Level {
@@ -295,9 +294,9 @@ impl Topology {
         }))
     }
 
-    /// Returns the levels (L3, NUMA node, package) at which this machine has domains, the level with the
-    /// largest domains first. The order differs between machines: usually packages contain NUMA nodes, but
-    /// on some machines NUMA nodes contain packages.
+    /// Returns the levels of which this machine has a domain: L3, NUMA node and package. They are ordered
+    /// from the largest domains to the smallest. The order differs between machines: usually a package
+    /// contains NUMA nodes, but on some machines a NUMA node contains packages.
     #[must_use]
     pub fn levels(&self) -> &[Level] {
         &self.0.levels
@@ -320,9 +319,12 @@ impl Topology {
         self.0.devices.devices.iter().find(|device| device.has_name(name))
     }
 
-    /// Returns the PUs that belong to `domain`: the PUs for which [`Topology::domain_of`] returns `domain`. A
-    /// PU of `domain` is not in the result if another domain of the same level also contains the PU, and the
-    /// PU belongs to that other domain. The result is empty for a NUMA node without PUs.
+    /// Returns the PUs that belong to `domain` (an L3, NUMA node or package). These are the PUs for which
+    /// [`Topology::domain_of`] returns `domain`.
+    ///
+    /// Two domains of the same level may contain the same PU, for example a NUMA node of fast memory and a
+    /// NUMA node of slow memory. The PU belongs to one of them only. The result is therefore empty for a NUMA
+    /// node whose PUs all belong to other NUMA nodes.
     #[must_use]
     pub fn cpus_belonging_to(&self, domain: &Domain) -> CpuSet {
         let here = |&pu: &Pu| self.domain_of(domain.level, pu).is_some_and(|own| own.number == domain.number);
@@ -330,9 +332,9 @@ impl Topology {
     }
 
     /// Returns the domain of the level `level` (such as the NUMA node) to which `pu` belongs. `None` if no
-    /// domain of this level contains `pu`. If several domains of this level contain `pu`, the PU belongs to
-    /// the domain with the fewest PUs. If several of these domains have the fewest PUs, the PU belongs to the
-    /// first of them.
+    /// domain of this level contains `pu`. If several domains of this level contain `pu`, it belongs to the
+    /// one with the fewest PUs. Among domains with equally few PUs, it belongs to the first in hwloc's
+    /// logical order.
     #[must_use]
     pub fn domain_of(&self, level: Level, pu: Pu) -> Option<&Domain> {
         self.0.domains.get(self.domain_index(level, pu)? as usize)

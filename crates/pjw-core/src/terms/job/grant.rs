@@ -52,18 +52,22 @@ pub struct Grant {
     pub tenure: Tenure,
 }
 
-/// How a job holds the PUs of its grant.
+/// The way in which a job holds the PUs of its grant. A job of the class besteffort has no PUs of its own:
+/// its grant is borrowed, squeezed or frozen. The grant of any other job is owned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tenure {
-    /// The PUs are the job's own until it ends or is released.
+    /// The job owns the PUs until the job ends or a command releases it.
     #[default]
     Owned,
-    /// The job borrows the PUs. Each of them is free, or belongs to a job of the class guaranteed that leaves
-    /// it idle. The PU is taken back as soon as its owner needs it, or another job gets it.
+    /// The job borrows the PUs. Each of these PUs is free, or belongs to a job of the class guaranteed (the
+    /// owner) that leaves the PU idle. pjw takes the PU back when the owner needs it, or when pjw grants it
+    /// to another job.
     Borrowed,
-    /// There is no core that the job can borrow. It shares the housekeeping PUs with the system.
+    /// The job can borrow no core at present. The PUs are the housekeeping PUs, which the job shares with the
+    /// system.
     Squeezed,
-    /// There is no core that the job can borrow. Its processes are frozen until there is one.
+    /// The job can borrow no core at present. The processes of the job are frozen (`cgroup.freeze`) until it
+    /// can, so the PUs have no effect.
     Frozen,
 }

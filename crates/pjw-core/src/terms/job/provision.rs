@@ -5,57 +5,64 @@ use thiserror::Error;
 
 use crate::basics::{Comm, Uid, prelude::*};
 
-/// The promise of cores to a service. The job of a provision keeps its cores while no process belongs to it.
+/// The properties of a provision: a job whose cores are promised to a service. The job keeps its cores until
+/// a command releases it, even while no process of the service runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Provision {
-    /// The rule by which processes of the service are recognised. `None` if only commands add processes.
+    /// The rule by which pjw recognises the processes of the service. `None` if processes join the job only
+    /// by commands.
     #[serde(default)]
     pub rule: Option<ProvisionRule>,
-    /// Whether the configuration file contains the provision. Such a provision ends when it is removed from the file.
+    /// Whether the provision comes from the configuration file. Such a provision ends when its entry is
+    /// removed from the file.
     #[serde(default)]
     pub from_config: bool,
 }
 
-/// A rule that recognises the processes of a service: all given conditions must hold.
+/// A rule by which pjw recognises the processes of a service. Each field that is not `None` is a condition. A
+/// process matches the rule if all conditions hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProvisionRule {
-    /// The user of the process.
+    /// The real user id of the process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<Uid>,
-    /// The name (comm) of the process, as in `/proc/PID/comm`.
+    /// The command name (comm) of the process, as in `/proc/PID/comm`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub comm: Option<String>,
-    /// The path of a cgroup. The process is in this cgroup or below.
+    /// The path of a cgroup, as in `/proc/PID/cgroup`. The process must be in this cgroup or in a cgroup
+    /// below it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
-    /// The name of a systemd unit: a component of the path of the process's cgroup.
+    /// The name of a systemd unit, such as `nginx.service`. It must be a component of the path of the
+    /// process's cgroup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<String>,
 }
 
-/// The reason why a text is not a rule of a provision.
+/// The reason why a text is not a valid [`ProvisionRule`]. A valid text is a list of conditions `KEY=VALUE`,
+/// separated by commas, such as `user=www,comm=nginx`.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ProvisionRuleError {
-    /// A part of the rule is not `KEY=VALUE` with a known key.
+    /// A part of the text (parts are separated by commas) is not `KEY=VALUE` with a known key.
     #[error(
         "{part:?} is not a condition: write user=NAME, comm=NAME, cgroup=/PATH or unit=NAME, separated by commas"
     )]
     UnknownCondition {
-        /// The part of the text between two commas.
+        /// The invalid part of the text.
         part: String,
     },
-    /// A condition has no value, or one that can't be right.
+    /// The value of a condition is empty or invalid. For example, no user has the given name.
     #[error("{part:?} {problem}")]
     WrongValue {
-        /// The part of the text between two commas.
+        /// The condition, as `KEY=VALUE`.
         part: String,
         /// What is wrong with the value.
         problem: &'static str,
     },
-    /// A condition stands twice in the rule.
+    /// The text has two conditions with the same key.
     #[error("{key} stands twice in the rule")]
     Twice {
-        /// The key of the condition.
+        /// The key of the two conditions.
         key: String,
     },
 }
@@ -64,11 +71,12 @@ impl ProvisionRule {
     /// The largest number of bytes in the name of a process (`TASK_COMM_LEN` of the kernel, less the final zero).
     const MAX_COMM_LENGTH: usize = 15;
 
-    /// Parses a rule such as `user=www,comm=nginx` or `unit=nginx.service`. `find_user` returns the id of the user with a
-    /// name.
+    /// Parses a rule such as `user=www,comm=nginx` or `unit=nginx.service`. `find_user` returns the user id
+    /// for a user name.
     ///
     /// # Errors
-    /// If a condition is unknown, empty, given twice, or names no user of this machine.
+    /// If a part of the text is not a condition with a known key, the value of a condition is invalid, a key
+    /// appears twice, or no user has the given name.
     pub fn parse(text: &str, find_user: impl Fn(&str) -> Option<Uid>) -> Result<Self, ProvisionRuleError> {
         let mut rule = Self::default();
         for part in text.split(',').map(str::trim) {
@@ -101,8 +109,9 @@ impl ProvisionRule {
         Ok(rule)
     }
 
-    /// Returns whether all conditions of the rule hold for a process of this user with this name, in the cgroup with this
-    /// path. `None` if the cgroup is unknown.
+    /// Returns whether all conditions of the rule hold for a process. `uid` is the real user id of the
+    /// process, `name` its command name, and `cgroup` the path of its cgroup. If `cgroup` is `None`
+    /// (unknown), conditions about the cgroup or the systemd unit do not hold.
     #[must_use]
     pub fn matches(&self, uid: Uid, name: Comm, cgroup: Option<&str>) -> bool {
         let path = cgroup.unwrap_or_default();
