@@ -129,9 +129,9 @@ fn describe_cpusets(mounts: &CgroupMounts) -> String {
 
 /// Determines in which cgroup hierarchy cpusets can be created, or why none can be created. Unlike
 /// [`probe::probe_cpuset_support`], this function changes nothing and creates no test cpuset. The field
-/// [`CpusetSupport::affinity_persists`] comes from the kernel version, because only a test cpuset could show
-/// the actual behaviour. In the same way, the idle priority and the freezing of jobs follow from the kernel
-/// version and the mounted controllers.
+/// [`CpusetSupport::affinity_persists`] comes from the kernel version, because only a test cpuset could show the actual
+/// behaviour. Whether jobs can run at idle priority and can be frozen is also determined from the kernel version, and
+/// from the mounted controllers.
 #[must_use]
 pub fn read_cpuset_support() -> CpusetSupport {
     let mounts = CgroupMounts::read();

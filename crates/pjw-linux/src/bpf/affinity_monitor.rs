@@ -35,7 +35,9 @@ type MonitorValue = [u64; 4];
 /// A BPF program that reports the calls of sched_setaffinity(2) by other processes: the caller, the thread
 /// whose mask is set, and the requested mask. Dropping the value detaches the program from the kernel.
 pub struct AffinityMonitor {
+    /// The ring buffer that the program fills with the reported calls.
     ring: RingBuf<MapData>,
+    /// The settings of the program, and the number of calls that it could not report.
     orders: Array<MapData, MonitorValue>,
     /// The number of lost records at the last read.
     lost: u64,

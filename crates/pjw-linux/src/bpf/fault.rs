@@ -110,8 +110,8 @@ impl From<TaskScanUnavailable> for AffinityMonitorUnavailable {
     }
 }
 
-/// Why [`LentCpuMonitor`](super::LentCpuMonitor), a BPF program that reports on which lent PUs an owner's thread runs,
-/// can't be used.
+/// Why [`LentCpuMonitor`](super::LentCpuMonitor) can't be used: a BPF program that reports the lent PUs on which a
+/// thread of their owner ran. The owner is the job that lends the PU.
 #[derive(Debug, Clone, Error)]
 pub enum LentCpuMonitorUnavailable {
     /// A requirement of all BPF programs of pjw is missing, such as BTF (the type information of the kernel)
@@ -126,13 +126,14 @@ pub enum LentCpuMonitorUnavailable {
          please report this with the kernel's release"
     )]
     Refused(BpfStepError),
-    /// The kernel has no idle priority of cgroups, so the program can't tell an owner's thread from a borrower's.
+    /// The kernel has no idle priority of cgroups. The program then can't distinguish the threads of an owner (the job
+    /// that lends a PU) from the threads of the job that borrows the PU, which run at idle priority.
     #[error(
         "the kernel has no idle priority of cgroups (cpu.idle, Linux 5.15): the demand of owners is sampled"
     )]
     NoIdlePriority,
-    /// The program was attached, but did not report a test thread of this process. The field says what the program
-    /// reported.
+    /// The program was attached, but did not report a test thread of this process correctly. The field is the text of
+    /// its reports.
     #[error(
         "the program at sched_switch reported {0} for a thread of our own: the demand of owners is sampled; please \
          report this with the kernel's release"

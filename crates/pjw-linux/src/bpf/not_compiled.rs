@@ -10,7 +10,7 @@ use super::fault::{
 };
 use super::task::{DrainedRequests, TaskRecord, TaskScanSummary, TaskScope};
 
-/// Placeholder for the BPF program that reports the state of threads. In a build without the cargo feature `bpf` no
+/// Placeholder for the BPF program that reports the state of threads. In a build without the cargo feature `bpf`, no
 /// value of this type exists.
 #[derive(Debug)]
 pub enum TaskScan {}
@@ -40,7 +40,7 @@ impl TaskScan {
 }
 
 /// Placeholder for the BPF program that reports calls of sched_setaffinity(2). In a build without the cargo feature
-/// `bpf` no value of this type exists.
+/// `bpf`, no value of this type exists.
 #[derive(Debug)]
 pub enum AffinityMonitor {}
 
@@ -52,8 +52,8 @@ impl AffinityMonitor {
     }
 }
 
-/// Placeholder for the BPF program that reports on which lent PUs an owner's thread runs. In a build without the cargo
-/// feature `bpf` no value of this type exists.
+/// Placeholder for the BPF program that reports the lent PUs on which a thread of their owner (the job that lends the
+/// PU) ran. In a build without the cargo feature `bpf`, no value of this type exists.
 #[derive(Debug)]
 pub enum LentCpuMonitor {}
 
@@ -66,7 +66,8 @@ impl LentCpuMonitor {
         Err(TaskScanUnavailable::NotCompiled.into())
     }
 
-    /// In a build with the cargo feature `bpf`, this function sets the lent PUs.
+    /// In a build with the cargo feature `bpf`, this function sets the lent PUs: the PUs that a job lends to another
+    /// job. In this build it can't be called, because no value of this type exists.
     ///
     /// # Errors
     /// None.
@@ -74,24 +75,28 @@ impl LentCpuMonitor {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function returns the lent PUs.
+    /// In a build with the cargo feature `bpf`, this function returns the lent PUs: the PUs that a job lends to another
+    /// job. In this build it can't be called, because no value of this type exists.
     #[must_use]
     pub fn lent(&self) -> &CpuSet {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function returns the file descriptor to poll.
+    /// In a build with the cargo feature `bpf`, this function returns the file descriptor that is readable when the
+    /// program has reported a PU. In this build it can't be called, because no value of this type exists.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function returns the PUs on which an owner's thread ran.
+    /// In a build with the cargo feature `bpf`, this function returns the lent PUs on which a thread of their owner
+    /// (the job that lends the PU) ran. In this build it can't be called, because no value of this type exists.
     pub fn take(&mut self) -> CpuSet {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function makes the program report PUs again.
+    /// In a build with the cargo feature `bpf`, this function makes the program report the PUs in `_cpus` once more. In
+    /// this build it can't be called, because no value of this type exists.
     ///
     /// # Errors
     /// None.
@@ -99,14 +104,17 @@ impl LentCpuMonitor {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function returns how long owners' threads ran on each lent PU.
+    /// In a build with the cargo feature `bpf`, this function returns for each lent PU how long threads of its owner
+    /// (the job that lends the PU) have run there. In this build it can't be called, because no value of this type
+    /// exists.
     #[must_use]
     pub fn run_times(&self) -> Vec<(Pu, Duration)> {
         match *self {}
     }
 }
 
-/// Returns an error for each of the two BPF programs, because this build has none (cargo feature `bpf`).
+/// Returns one error for the task scan and one for the affinity monitor, because this build contains no BPF programs
+/// (cargo feature `bpf`).
 pub fn load_programs()
 -> (Result<TaskScan, TaskScanUnavailable>, Result<AffinityMonitor, AffinityMonitorUnavailable>) {
     (TaskScan::load(), Err(TaskScanUnavailable::NotCompiled.into()))

@@ -25,11 +25,17 @@ type PassValue = [u64; 4];
 /// faster than reading `/proc`. Dropping the value removes the program from the kernel.
 pub struct TaskScan {
     program: Ebpf,
+    /// The settings of the next scan, and the numbers of reported and skipped tasks of the last scan.
     pass: Array<MapData, PassValue>,
+    /// The processes in the scope of the scan.
     watched: Watched,
+    /// The size of an affinity mask of this kernel, in bytes.
     mask_bytes: usize,
+    /// Reader of the online PUs.
     online: Online,
+    /// The records that were read and not parsed yet. Reused by each scan.
     buffer: Vec<u8>,
+    /// The affinity mask of the current record. Reused for each record.
     words: Vec<u64>,
 }
 

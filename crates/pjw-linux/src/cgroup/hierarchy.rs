@@ -15,19 +15,20 @@ use crate::sys::errno::{from_io, is_gone};
 /// The file of a v2 cgroup that lists the controllers enabled for its children.
 pub(crate) const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
 
-/// The mounted cgroup hierarchy, v1 or v2, that has the cpuset controller. In v1 also the hierarchies of the
-/// controllers cpu and freezer, in which a job cpuset may have a twin: a cgroup at the same path.
+/// The mounted cgroup hierarchy, v1 or v2, that has the cpuset controller. In v1, the controllers cpu and freezer may
+/// have hierarchies of their own. The cgroup of a job then has twins: cgroups at the same path in these hierarchies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpusetMount {
     /// The directory at which the hierarchy is mounted.
     pub mount_point: PathBuf,
     /// True if the hierarchy is cgroup v2 (the unified hierarchy). False if it is a cgroup v1 hierarchy.
     pub is_unified: bool,
-    /// The directory at which the v1 hierarchy with the cpu controller is mounted. `None` in v2, if there is no
-    /// such hierarchy, or if it is the cpuset hierarchy itself.
+    /// The directory at which the v1 hierarchy with the cpu controller is mounted. `None` in three cases: the hierarchy
+    /// is v2, there is no v1 hierarchy with this controller, or it is the hierarchy with the cpuset controller.
     pub v1_cpu_mount_point: Option<PathBuf>,
-    /// The directory at which the v1 hierarchy with the freezer is mounted. `None` in v2, if there is no such
-    /// hierarchy, or if it is the cpuset hierarchy itself.
+    /// The directory at which the v1 hierarchy with the freezer controller is mounted. `None` in three cases: the
+    /// hierarchy is v2, there is no v1 hierarchy with this controller, or it is the hierarchy with the cpuset
+    /// controller.
     pub v1_freezer_mount_point: Option<PathBuf>,
 }
 
@@ -92,8 +93,8 @@ impl CpusetMount {
     }
 }
 
-/// A cgroup, identified by its directory. The directory need not exist. In v1, the cgroup is in the hierarchy of
-/// the cpuset controller, or a twin of such a cgroup in the hierarchy of another controller.
+/// A cgroup, identified by its directory. The directory need not exist. The cgroup is in the v2 hierarchy or in a v1
+/// hierarchy: that of the cpuset controller or of another controller.
 #[derive(Debug, Clone)]
 pub struct CgroupDir {
     /// The path of the cgroup relative to the mount point of the hierarchy, as in `/proc/PID/cgroup`. Begins
@@ -101,6 +102,7 @@ pub struct CgroupDir {
     pub path: String,
     /// The absolute path of the cgroup's directory in the file system.
     pub dir: PathBuf,
+    /// Whether the cgroup is in the v2 (unified) hierarchy.
     pub(super) unified: bool,
 }
 

@@ -51,28 +51,34 @@ const LOSS_REPORT_INTERVAL: Duration = Duration::from_secs(60);
 /// processes, affinity masks and cgroups from the kernel, and sets affinity masks and cpusets.
 #[derive(Debug)]
 pub struct LinuxMachine {
+    /// The facts about each process that earlier scans read.
     cache: ProcessCache,
     mounts: CgroupMounts,
     populated_cache: PopulatedCache,
+    /// Detects changes of the cgroups of jobs.
     cgroup_watch: CgroupWatch,
+    /// The online PUs, as last read.
     online: CpuSet,
     /// Reader of the online PUs. `None` if sysfs is not mounted.
     online_list: Option<Online>,
-    /// The time of the last change of the online PUs. `None` if the kernel no longer changes masks because of it.
+    /// The time of the last change of the online PUs. `None` if the kernel has finished its changes of masks after this
+    /// change.
     online_changed_at: Option<Instant>,
+    /// Makes the changes of cpusets.
     cpuset_changer: CpusetChanger,
     idle: IdleTracker,
-    /// The kernel's process events, if available.
+    /// The socket for the kernel's process events. `None` if process events are not available.
     process_events: Option<ProcEventSocket>,
-    /// The kernel's task scan, if available.
+    /// The BPF program that reads the state of threads. `None` if `/proc` is used.
     scan: Option<TaskScan>,
-    /// The monitor of affinity requests, if available.
+    /// The BPF program that reports calls of sched_setaffinity(2). `None` if it is not available.
     affinity_monitor: Option<AffinityMonitor>,
-    /// The time at which affinity requests were last lost.
+    /// The time at which reports of such calls were last lost.
     requests_lost_at: Option<Instant>,
-    /// Number of tasks on the machine in the last pass of the task scan.
+    /// The number of tasks on the machine at the last run of the BPF program in `scan`.
     tasks: usize,
-    /// Processes reported by the last mask probe, if no scan followed.
+    /// The new processes whose masks the last call of [`MachineInterface::probe_masks`] found to be wrong. Empty after
+    /// a scan.
     probed_mismatches: BTreeSet<ProcessId>,
 }
 

@@ -10,8 +10,8 @@ use pjw_core::ids::{Pid, ProcessId};
 /// include/linux/posix-timers_types.h).
 const RUN_TIME_CLOCK: i32 = 2;
 
-/// Returns the CPU time that all threads of a process have used since its start, including ended threads. `None` if there
-/// is no such process in the pid namespace of this process.
+/// Returns the CPU time that all threads of a process have used since its start, including ended threads. `None` if the
+/// pid namespace of the calling process has no such process.
 #[must_use]
 pub fn process_cpu_time(pid: Pid) -> Option<Duration> {
     let pid = i32::try_from(pid.0).ok().filter(|pid| *pid > 0)?;
@@ -20,11 +20,14 @@ pub fn process_cpu_time(pid: Pid) -> Option<Duration> {
     clock_gettime(ClockId::from_raw(clock)).ok().map(Duration::from)
 }
 
-/// Samples the CPU time of a set of processes. One sampler serves one set, such as the processes of a job. A sample makes
-/// one system call for each process, which reads each of its threads. It allocates memory only for processes that are new.
+/// Samples the CPU time of a set of processes, such as the processes of a job. A sample makes one system call for each
+/// process. The kernel then sums the CPU times of all threads of the process. Memory is allocated only for processes
+/// that the last sample did not have.
 #[derive(Debug, Default)]
 pub struct CpuTimeSampler {
+    /// The CPU time of each process at its last sample.
     last: BTreeMap<ProcessId, Sample>,
+    /// The number of samples so far.
     round: u64,
 }
 
@@ -36,9 +39,10 @@ struct Sample {
 }
 
 impl CpuTimeSampler {
-    /// Returns the CPU time that the processes have used since the last call, together. A process that the last call did not
-    /// have counts from now on. A process that has ended counts up to the last call. A process that is not in `processes`
-    /// is forgotten. `cpu_time_of` is [`process_cpu_time`], except where processes are simulated.
+    /// Returns the CPU time that the processes in `processes` have used between the last call and this call: the sum
+    /// over all processes. A process that was not in the last call adds no time: it counts from now on. A process that
+    /// has ended since the last call adds no time either. `cpu_time_of` returns the CPU time of a process since its
+    /// start, or `None` if the process has ended. It is [`process_cpu_time`], except for simulated processes.
     pub fn sample(
         &mut self,
         processes: impl IntoIterator<Item = ProcessId>,

@@ -59,6 +59,7 @@ pub struct TransientScope {
 #[derive(Debug)]
 pub struct SystemdClient {
     addresses: Vec<Address>,
+    /// The time of the last call to which systemd did not reply in time. `None` if systemd replied to the last call.
     silent_since: Option<Instant>,
 }
 
@@ -132,7 +133,8 @@ impl SystemdClient {
         self.call(&Request::manager("SetUnitProperties", body)).map(drop)
     }
 
-    /// Starts a new slice (a group of units with a cgroup) with this weight of its CPU time (`CPUWeight=`).
+    /// Starts a new slice: a group of units with a cgroup. `slice` is its name, `description` is the text that
+    /// `systemctl status` shows, and `weight` is its CPU weight (`CPUWeight=`, systemd.resource-control(5)).
     ///
     /// # Errors
     /// [`SystemdError::UnitExists`] if the slice is loaded. Other errors if systemd refuses the request, can't be
@@ -146,11 +148,11 @@ impl SystemdClient {
         self.call(&Request::manager("StartTransientUnit", body)).map(drop)
     }
 
-    /// Sets the weight of the CPU time (`CPUWeight=`) of the unit named `unit`. The setting is valid until the next
-    /// boot.
+    /// Sets the CPU weight (`CPUWeight=`, systemd.resource-control(5)) of the unit named `unit` to `weight`. The
+    /// setting is valid until the next boot.
     ///
     /// # Errors
-    /// As [`SystemdClient::set_cpuset`].
+    /// The errors of [`SystemdClient::set_cpuset`].
     pub fn set_cpu_weight(&mut self, unit: &str, weight: u64) -> Result<(), SystemdError> {
         let property = ("CPUWeight", PropertyValue::Number(weight));
         let body = Body::default().text(unit).boolean_true().properties(&[property]);

@@ -34,24 +34,30 @@ const CHECK_SLEEP: Duration = Duration::from_micros(100);
 /// ran before; whether the PU is reported; whether the kernel has idle priority.
 type Seen = [u64; 5];
 
-/// A BPF program that reports on which lent PUs an owner's thread ran: a thread that is not at idle priority. A thread is
-/// at idle priority if its policy is `SCHED_IDLE`, or if one of its cgroups of the cpu controller has `cpu.idle`. Threads
-/// of the kernel and of this process don't count.
+/// A BPF program that reports the lent PUs on which a thread of their owner ran. The owner is the job that lends the
+/// PU. The job that borrows the PU runs at idle priority. So the program reports a PU if a thread ran there that is not
+/// at idle priority. A thread is at idle priority if its policy is `SCHED_IDLE`, or if one of its cgroups of the cpu
+/// controller has `cpu.idle`. Threads of the kernel and of this process do not count.
 ///
-/// The program is attached to the kernel while there are lent PUs. It then runs at each change of the running thread on any
-/// PU. Dropping the value removes the program from the kernel.
+/// The program reports a PU once. To arm a PU means to make the program report the PU again. The program is attached to
+/// the kernel while there are lent PUs. It then runs at each change of the running thread on any PU. Dropping the value
+/// removes the program from the kernel.
 pub struct LentCpuMonitor {
     object: Ebpf,
+    /// The PUs that the program reports.
     ring: RingBuf<MapData>,
+    /// The process whose threads the program does not count.
     orders: Array<MapData, u64>,
+    /// For each PU, the time at which it was armed: ns of `CLOCK_MONOTONIC`. 0 if the PU is not lent.
     armed: Array<MapData, u64>,
+    /// What the program has measured on each PU.
     seen: PerCpuArray<MapData, Seen>,
-    /// The lent PUs, and when each was armed: ns of `CLOCK_MONOTONIC`.
+    /// The lent PUs, each with the time at which it was armed: ns of `CLOCK_MONOTONIC`.
     armed_at: BTreeMap<Pu, u64>,
     lent: CpuSet,
     /// The possible PUs, in the order of the values of `seen`.
     possible: Vec<Pu>,
-    /// `None` while nothing is lent.
+    /// The attachment to the kernel. `None` while no PU is lent.
     link: Option<BtfTracePointLink>,
 }
 
@@ -62,7 +68,7 @@ impl std::fmt::Debug for LentCpuMonitor {
 }
 
 impl LentCpuMonitor {
-    /// Loads the BPF program and checks that it reports a thread of this process. Then arms the PUs `lent`, as
+    /// Loads the BPF program and checks that it reports a thread of this process. Then sets the lent PUs to `lent`, as
     /// [`LentCpuMonitor::set_lent`] does.
     ///
     /// # Errors
@@ -97,9 +103,10 @@ impl LentCpuMonitor {
         Ok(monitor)
     }
 
-    /// Sets the lent PUs. A PU that was not lent before is armed: the program reports it when an owner's thread runs there
-    /// next, or runs there already and stops. A PU that was lent before stays as it is. Attaches the program for the first
-    /// PUs, and detaches it if there are none.
+    /// Sets the lent PUs to `lent`, and arms the PUs that were not lent before. The program reports an armed PU when a
+    /// thread that is not at idle priority starts to run there. If such a thread runs there already, the program
+    /// reports the PU when the thread stops. A PU that was lent before keeps its state. The program is attached to the
+    /// kernel if `lent` has a PU, and detached if `lent` is empty.
     ///
     /// # Errors
     /// If the kernel refuses to attach the program, or to change its map.
@@ -122,7 +129,7 @@ impl LentCpuMonitor {
         Ok(())
     }
 
-    /// Returns the lent PUs.
+    /// Returns the PUs that were last passed to [`LentCpuMonitor::set_lent`].
     #[must_use]
     pub fn lent(&self) -> &CpuSet {
         &self.lent
@@ -134,8 +141,9 @@ impl LentCpuMonitor {
         self.ring.as_fd()
     }
 
-    /// Returns the lent PUs on which an owner's thread ran since they were armed. Each PU is returned once after it was
-    /// armed. Makes no system call.
+    /// Returns the lent PUs on which a thread that is not at idle priority has run: a thread of the owner, which is the
+    /// job that lends the PU. A PU is returned only once after it was lent. [`LentCpuMonitor::rearm`] makes the program
+    /// report it again. Makes no system call.
     pub fn take(&mut self) -> CpuSet {
         let mut reported = CpuSet::new();
         while let Some(record) = self.ring.next() {
@@ -146,7 +154,8 @@ impl LentCpuMonitor {
         reported.intersection(&self.lent)
     }
 
-    /// Arms the lent PUs in `cpus` again: the program reports them once more, and their run times begin at zero.
+    /// Makes the program report the lent PUs in `cpus` once more. Also sets the run times of these PUs to zero
+    /// ([`LentCpuMonitor::run_times`]). PUs in `cpus` that are not lent are ignored.
     ///
     /// # Errors
     /// If the kernel refuses to change the map of the program.
@@ -157,8 +166,9 @@ impl LentCpuMonitor {
         Ok(())
     }
 
-    /// Returns how long owners' threads have run on each lent PU since the PU was armed. Empty if the kernel refuses to
-    /// read the map.
+    /// Returns for each lent PU how long threads that are not at idle priority have run there. These are threads of the
+    /// owner: the job that lends the PU. The time is counted since the PU was lent, or since the last call of
+    /// [`LentCpuMonitor::rearm`] with this PU. Empty if the kernel refuses to read the map.
     #[must_use]
     pub fn run_times(&self) -> Vec<(Pu, Duration)> {
         let Ok(seen) = self.seen.get(&0, 0) else { return Vec::new() };

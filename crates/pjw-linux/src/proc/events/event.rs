@@ -8,8 +8,8 @@ use thiserror::Error;
 /// processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EventLoss {
-    /// Whether events were lost since the previous call, for any of these causes: The socket's receive buffer
-    /// overflowed, sequence numbers are missing, or the socket can't be read.
+    /// Whether events were lost since the previous call. Possible causes: the receive buffer of the socket overflowed,
+    /// sequence numbers are missing, or the socket can't be read.
     pub events_lost: bool,
     /// Whether the kernel may still be dropping events. After the receive buffer of the socket has
     /// overflowed, the kernel drops all new events until the buffer is empty. This field is true from the

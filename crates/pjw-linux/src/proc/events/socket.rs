@@ -33,9 +33,11 @@ const VERIFY_TIMEOUT: Duration = Duration::from_millis(200);
 pub struct ProcEventSocket {
     socket: OwnedFd,
     buffer: Vec<u8>,
+    /// The sequence numbers of the last events. A gap means that events were lost.
     numbers: SequenceNumbers,
-    /// Whether the buffer overran and has not been empty since. Until then the kernel drops events, and it
-    /// reports that only once (`netlink_overrun`).
+    /// Whether the receive buffer of the socket has overflowed and has not been empty since the overflow. From the
+    /// overflow until the buffer is empty, the kernel drops all new events. The kernel reports an overflow only once
+    /// (`netlink_overrun` in net/netlink/af_netlink.c).
     congested: bool,
 }
 
