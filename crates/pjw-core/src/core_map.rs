@@ -8,16 +8,18 @@ use crate::terms::{Job, Mode, Policy, Tenure};
 /// in the files below `/run/pjwd/jobs/ID`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CoreMap {
-    /// The PUs that the job owns and that are online. They include the PUs in `lent`.
+    /// The online PUs that the job owns. They include the PUs in `lent`.
     pub own: CpuSet,
-    /// The PUs that other jobs own and on which this job may run until their owner takes them back.
+    /// The PUs that the job does not own and may run on at present, until pjw takes them back. They are free,
+    /// or another job owns them and leaves them idle, or they are housekeeping PUs.
     pub borrowed: CpuSet,
-    /// Those PUs in `own` and `borrowed` that are to be taken from the job at the time `leaving_at`.
+    /// Those PUs in `borrowed` that pjw takes from the job at the time `leaving_at`.
     pub leaving: CpuSet,
-    /// Those PUs in `own` that another job has borrowed. This job may use them at any time nevertheless.
+    /// Those PUs in `own` that another job has borrowed. This job may nevertheless run on them at any time,
+    /// and has priority.
     pub lent: CpuSet,
-    /// The time at which the PUs in `leaving` are taken from the job, in ns since boot. `None` if `leaving`
-    /// is empty.
+    /// The time at which pjw takes the PUs in `leaving` from the job, in ns since boot. If pjw takes them at
+    /// different times, the earliest of these times. `None` if `leaving` is empty.
     pub leaving_at: Option<Nanos>,
     /// The number of physical cores that have at least one PU in `own` or `borrowed`.
     pub core_count: u32,
@@ -31,9 +33,12 @@ impl CoreMap {
     }
 }
 
-/// Returns the core map of a job: the PUs that pjwd publishes to the programs in the job. `None` if pjw does
-/// not keep the job on PUs. This is so if the job has no grant (it waits for cores or is only observed), a
-/// command released the job, or `policy` does not enforce grants (its mode is not [`Mode::Enforce`]).
+/// Returns the core map of a job: the PUs that pjwd publishes to the programs in the job. Returns `None` if
+/// pjw does not restrict the job to PUs, in each of these cases:
+///
+/// - The job has no grant: it waits for cores, or pjw only observes it.
+/// - A command released the job.
+/// - The mode of `policy` is not [`Mode::Enforce`].
 #[must_use]
 pub fn core_map(state: &WardenState, policy: &Policy, job: &Job) -> Option<CoreMap> {
     let grant = job.active_grant().filter(|_| policy.mode == Mode::Enforce)?;

@@ -16,30 +16,35 @@ use crate::terms::{
     ExpectedMask, ForkMaskMismatch, MaskProbe, Observed, Process, ScanScope, Snapshot, Thread,
 };
 
-/// Returns the affinity masks that newly forked processes should have, by the pid of the process. A process
-/// is included if it descends from a process of a job, and no scan has found it since its fork. The job must
-/// hold cores and must not be released. The expected mask is the set of online PUs that the job holds.
+/// Returns the affinity mask that each newly forked process of a job should have, by the pid of the process.
+/// This mask is the set of online PUs that the job holds. The result contains a process if all of these
+/// conditions hold:
 ///
-/// Processes of a job with a cpuset are not included, because the cpuset already limits these processes. The
-/// exception is a job with a delayed change of its cpuset (the kernel has begun the change and has not
-/// completed it): the processes of such a job are included.
+/// - The process descends from a process of a job, and no scan has found it since its fork.
+/// - The job holds cores, and no command has released it.
+/// - The job has no cpuset, which would limit the process already. A cpuset with a delayed change (the kernel
+///   has begun the change and has not completed it) does not count.
 #[must_use]
 pub fn expected_fork_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let unscanned = state.lineage.unscanned_descendants();
     unscanned.filter_map(|(pid, descendant)| Some((pid, expected_of(state, pid, descendant)?))).collect()
 }
 
-/// Returns the expected masks of those processes in [`expected_fork_masks`] that make a scan immediate: their masks were not
-/// read yet, or were wrong.
+/// Returns the part of [`expected_fork_masks`] for the processes that must be scanned immediately
+/// ([`ScanUrgency::Immediate`](crate::state::lineage::scan_queue::ScanUrgency::Immediate)): no check has
+/// found yet that their masks are right.
 #[must_use]
 pub fn expected_masks_before_immediate_scan(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let expected = |&pid: &Pid| Some((pid, expected_of(state, pid, state.lineage.descendant(pid)?)?));
     state.lineage.scan_queue.immediate_pids().iter().filter_map(expected).collect()
 }
 
-/// Lets the scan of newly forked processes wait for a few milliseconds if their masks are right. These are the
-/// processes in `expected` that are not in `mismatches`, and the processes that were born in the cpuset of their job.
-/// `mismatches` are the processes in `expected` of which a probe read another mask.
+/// Lets the scan of those newly forked processes wait for a few milliseconds whose affinity masks are right.
+/// The mask of a process is right in each of these cases:
+///
+/// - The process is in `expected` and not in `mismatches`. `expected` has the masks that the processes should
+///   have. `mismatches` has those processes in `expected` that really have another mask.
+/// - The process was born in the cpuset of its job.
 pub fn defer_scans_if_masks_match(
     state: &mut WardenState,
     expected: &BTreeMap<Pid, ExpectedMask>,
@@ -78,13 +83,13 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
     job.online_granted_cpus(&state.pool.online_cpus()).filter(|_| !has_cpuset)
 }
 
-/// Makes a snapshot that contains only the processes in `probe`. `probe` has newly forked processes, each
-/// with its real affinity mask, which differs from the mask that [`expected_fork_masks`] returned for the process.
-/// The mask and the start time of each process are taken from `probe`.
+/// Makes a partial snapshot of the newly forked processes in `probe`, which have wrong affinity masks, so
+/// that the next decision corrects the masks at once. `probe` has only the start time and the mask of each
+/// process.
 ///
-/// `probe` has no other facts about these processes. The snapshot has the facts of an ancestor in their
-/// place. The ancestor is the nearest one that, at the time of the fork, belonged to a job or was getting its
-/// original masks back from pjw. A process whose ancestor is not in `state` is left out of the snapshot.
+/// The snapshot takes all other facts about a process, such as its user and its cgroup, from an ancestor. The
+/// ancestor is the nearest one that, at the time of the fork, belonged to a job or was getting its original
+/// masks back from pjw. A process whose ancestor is not in `state` is left out of the snapshot.
 #[must_use]
 pub fn snapshot_of_mismatches(state: &WardenState, probe: MaskProbe) -> Snapshot {
     let MaskProbe { taken_at, online, mismatches } = probe;

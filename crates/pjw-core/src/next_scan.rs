@@ -56,13 +56,14 @@ fn pids_changed_by<'a>(
 }
 
 impl WardenState {
-    /// Updates the state after delayed changes of cpusets were completed or refused. (A change is delayed if
-    /// the kernel or systemd did not complete it in the cycle of the daemon that began it.) `finished` has
-    /// these changes with their outcomes.
+    /// Records the outcomes of delayed changes of cpusets. (A change is delayed if the kernel or systemd did
+    /// not complete it in the cycle of the daemon that began it.) `finished` has the changes that were
+    /// completed or refused since, each with its outcome.
     ///
-    /// Adds to `request`, the request for the next scan, the cgroups of these cpusets and the processes whose
-    /// masks or cgroups the changes may have changed. Marks the jobs of these cpusets as dirty, so that the
-    /// next decision plans their masks and cpusets again.
+    /// The next decision of the daemon must decide again about the jobs of these cpusets, so the jobs are
+    /// added to the dirty set of the state. The next scan must read the effects of the changes. So the
+    /// cgroups of these cpusets, and the processes whose masks or cgroups may have changed, are added to its
+    /// request `request`.
     pub fn note_finished_cpuset_changes(
         &mut self,
         finished: &[(CpusetAction, CpusetOutcome)],

@@ -47,8 +47,8 @@ pub struct Decision {
     /// reads facts that were missing for this decision. It also reads again the processes and cgroups that
     /// the plan changed. `None` if no further scan is needed.
     pub next_scan: Option<ScanRequest>,
-    /// The jobs and processes for which this decision made a new plan. For all other jobs and processes,
-    /// the earlier plan is still valid.
+    /// The jobs and processes about which this decision was made. For all other jobs and processes, the
+    /// earlier decision is still valid.
     pub newly_planned: DirtySet,
 }
 

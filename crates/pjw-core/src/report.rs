@@ -7,12 +7,13 @@ use crate::terms::{
     MaskOutcome,
 };
 
-/// Returns the events that report the changes of cpusets in `outcomes`:
+/// Returns the events that report the changes of cpusets in `outcomes` to users:
 ///
-/// - One event for each cpuset that was created, changed or repaired. Except for changed cpusets of jobs of the
-///   class besteffort.
-/// - Two events for each job whose processes had left the cpuset of the job and were moved back. One event
-///   says that the processes had left the cpuset. The other event says that they were moved back.
+/// - One event for each cpuset that was created or whose settings were changed, except for jobs of the class
+///   besteffort.
+/// - One event for each cpuset that was repaired: another program had changed it.
+/// - Two events for each job whose processes had left the cpuset of the job and were moved back. The first
+///   event says that the processes had left the cpuset. The second event says that they were moved back.
 ///
 /// Other changes, and changes that failed, are not reported.
 #[must_use]
@@ -49,9 +50,9 @@ pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
     events
 }
 
-/// Returns the events that report the changes of affinity masks in `outcomes`. One event reports all changes
-/// of the same kind for the same job, and names the PUs that the job holds in `state`. These changes are not
-/// reported:
+/// Returns the events that report the changes of affinity masks in `outcomes` to users. One event reports all
+/// changes of the same kind for the same job, and names the PUs that the job holds in `state`. These changes
+/// are not reported:
 ///
 /// - changes that failed,
 /// - changes of the kind `float`: a thread is no longer pinned to one PU,

@@ -7,27 +7,34 @@ use crate::machine::Topology;
 use crate::state::{Holder, WardenState};
 use crate::terms::{Grant, GrantedBy, Job, JobId, Policy, PriorityClass, Tenure};
 
-/// A repeated check of the PUs that jobs hold against the invariants of pjw. Each violated invariant is a
-/// variant of [`Violation`]. One invariant is that no PU is granted to two jobs, unless at least one of the
-/// two grants is shared. A shared grant ([`Grant::is_shared`](crate::terms::Grant::is_shared)) may overlap with
-/// other grants.
+/// A check whether the PUs that jobs hold violate an invariant of pjw. For example, no PU may be granted to
+/// two jobs, unless one of the two grants is shared ([`Grant::is_shared`](crate::terms::Grant::is_shared)).
+/// [`Violation`] has one variant for each invariant.
 ///
-/// The audit stores the violations of the last check, so [`GrantAudit::update`] checks only the jobs and PUs
-/// that changed.
+/// The audit is made once and then updated. It stores what it has read, so [`GrantAudit::update`] checks only
+/// the jobs and PUs that changed.
 #[derive(Debug)]
 pub struct GrantAudit {
+    /// All PUs of the machine.
     machine: CpuSet,
-    /// The PUs of the core of each PU, by the number of the PU.
+    /// The PUs of the core to which a PU belongs. The index is the number of the PU.
     cores: Vec<CpuSet>,
+    /// The holder of each PU, as the pool had it at the last check.
     holders: Vec<(Pu, Holder)>,
+    /// The PUs that are reserved for the system.
     housekeeping: CpuSet,
     /// The PUs that each job holds in the pool.
     held: BTreeMap<JobId, CpuSet>,
+    /// The grant of each job, as it was at the last check.
     grants: BTreeMap<JobId, AuditedGrant>,
-    /// The jobs that hold each PU by a grant that no other job may share.
+    /// For each PU, the jobs that own it by a grant that must not overlap with others. More than one job is a
+    /// violation.
     owners: BTreeMap<Pu, BTreeSet<JobId>>,
+    /// The violation that concerns the whole machine.
     of_machine: Option<Violation>,
+    /// The violation that concerns a PU, by PU.
     of_pus: BTreeMap<Pu, Violation>,
+    /// The violations that concern a job, by job.
     of_jobs: BTreeMap<JobId, Vec<Violation>>,
 }
 
@@ -40,9 +47,12 @@ struct AuditedGrant {
 }
 
 impl GrantAudit {
-    /// Checks the holders of all PUs and the grants of all jobs in `state`, and returns the audit with the
-    /// result. See [`GrantAudit::violations`] for the violations. The audit is valid only for the present
-    /// topology of `state`. If the topology changes, the caller must make a new audit.
+    /// Checks the holders of all PUs and the grants of all jobs in `state` against the invariants of pjw.
+    /// [`GrantAudit::violations`] returns the violations that were found. `policy` says whether the PUs of
+    /// one core may belong to two jobs (`share_smt`).
+    ///
+    /// The audit stores the PUs and cores of the machine. If the topology in `state` changes, the caller must
+    /// make a new audit.
     #[must_use]
     pub fn new(state: &WardenState, policy: &Policy) -> Self {
         let mut audit = Self {
@@ -61,9 +71,11 @@ impl GrantAudit {
         audit
     }
 
-    /// Checks again, and replaces the stored violations. Checks only the jobs in `changed`, and the PUs
-    /// whose holder changed since the last check. `changed` must contain every job that was added, changed
-    /// or removed since the last check.
+    /// Checks the jobs and PUs that changed since the last check against the invariants of pjw. Replaces the
+    /// stored violations that concern these jobs and PUs, and keeps the others.
+    ///
+    /// `changed` must contain every job that was added, changed or removed since the last check. The function
+    /// itself finds the PUs whose holder changed.
     pub fn update(&mut self, state: &WardenState, changed: &BTreeSet<JobId>, policy: &Policy) {
         let mut concerned = changed.clone();
         let mut changed_pus = self.read_pool(state, &mut concerned);
@@ -87,8 +99,8 @@ impl GrantAudit {
         }
     }
 
-    /// Iterates over all violations as of the last check. These include violations that an earlier check
-    /// found and that still exist.
+    /// Iterates over all violations that existed at the last check, including those that an earlier check
+    /// found first.
     pub fn violations(&self) -> impl Iterator<Item = &Violation> {
         let of_jobs = self.of_jobs.values().flatten();
         self.of_machine.iter().chain(self.of_pus.values()).chain(of_jobs)

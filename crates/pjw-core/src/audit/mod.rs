@@ -15,9 +15,9 @@ use crate::basics::{CpuSet, Pid, ThreadId, prelude::*};
 use crate::state::{MaskEntry, Member, WardenState};
 use crate::terms::{MaskAction, MaskActionKind, Plan, Policy, Tenure};
 
-/// Checks a plan, and the state from which the plan was made, against the invariants of pjw. Each violated
-/// invariant is a variant of [`Violation`]. One invariant is that no PU is granted to two jobs, unless at
-/// least one of the two grants is shared ([`Grant::is_shared`](crate::terms::Grant::is_shared)).
+/// Checks a plan, and the state from which the plan was made, against the invariants of pjw. [`Violation`]
+/// has one variant for each invariant. For example, no PU may be granted to two jobs, unless one of the two
+/// grants is shared ([`Grant::is_shared`](crate::terms::Grant::is_shared)).
 ///
 /// Returns all violations. The list is empty if the plan and the state violate no invariant. The audit shares
 /// no code with the planner, so it can find errors of the planner.
@@ -28,20 +28,22 @@ pub fn audit(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation
     found
 }
 
-/// Checks which PUs jobs hold. The PUs that a job holds in the pool (the list of all PUs with their holders)
-/// must be the PUs that were granted to the job. No PU may be granted to two jobs, unless at least one of the
-/// two grants is shared ([`Grant::is_shared`](crate::terms::Grant::is_shared)).
+/// Checks the PUs that jobs hold against the invariants of pjw, and returns all violations. The list is empty
+/// if there are none. [`Violation`] has one variant for each invariant, for example:
 ///
-/// Returns all violations of these and similar invariants, see [`Violation`]. The list is empty if there are
-/// none. For repeated checks, [`GrantAudit`] is faster, because it checks only the jobs that changed.
+/// - The grant of a job and the pool (the list of all PUs with their holders) have the same PUs for the job.
+/// - No PU is granted to two jobs, unless one of the two grants is shared
+///   ([`Grant::is_shared`](crate::terms::Grant::is_shared)).
+///
+/// For repeated checks, [`GrantAudit`] is faster, because it checks only the jobs that changed.
 #[must_use]
 pub fn audit_grants(state: &WardenState, policy: &Policy) -> Vec<Violation> {
     GrantAudit::new(state, policy).violations().cloned().collect()
 }
 
 /// Checks the planned changes of affinity masks and cpusets in `plan` against the invariants of pjw, and
-/// returns all violations. One invariant is that the new mask of a job's thread contains only PUs that the
-/// job holds.
+/// returns all violations. For example, the new mask of a job's thread must contain only PUs that the job
+/// holds.
 #[must_use]
 pub fn audit_actions(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
     let mut found = cpusets::check_cpusets(state, plan, policy);

@@ -315,7 +315,7 @@ pub struct ConflictingProgram {
 /// The way in which a batch system binds its jobs to cores: by cpusets, by affinity masks, or not at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobBinding {
-    /// By cpusets that the batch system makes. pjw never adds PUs to these cpusets.
+    /// By cpusets that the batch system makes. pjw may reduce the PUs of such a cpuset, but never adds PUs.
     Cpusets,
     /// By affinity masks that the batch system sets at the start of each job.
     Masks,

@@ -22,17 +22,17 @@ pub struct HotThread {
     pub thread: ThreadId,
     /// The PU on which the thread ran last.
     pub last_cpu: Pu,
-    /// The PUs on which the thread may run. Normally, these are all PUs that the job holds (the grant). If
-    /// the program has bound the thread to some PUs of the grant, these are only the PUs of this binding.
-    /// Never empty.
+    /// The PUs on which the thread may run. Never empty. Usually, these are all PUs that the job holds (the
+    /// grant). If the program has bound the thread to some of them, these are only the PUs of this binding.
     pub mask: CpuSet,
     /// The PU to which pjw has pinned the thread. `None` if pjw has not pinned the thread.
     pub pinned_pu: Option<Pu>,
 }
 
-/// Chooses a PU for each hot thread whose mask is the whole grant. `grant` is the set of PUs that the job
-/// holds. The hot threads are spread as evenly as possible over the PUs of the grant. A hot thread with a
-/// smaller mask gets no PU in the result, but is counted as running on one PU of its mask.
+/// Chooses a PU for each hot thread (a thread that runs or waits for a PU most of the time) whose mask is the
+/// whole grant. `grant` is the set of PUs that the job holds. The hot threads are spread over the PUs of the
+/// grant as evenly as possible. A hot thread with a smaller mask is not pinned, but counts as a thread on one
+/// PU of its mask.
 ///
 /// Returns the chosen PUs by thread. A thread that is not in the result is not to be pinned. The result is
 /// empty in each of these cases:

@@ -8,50 +8,50 @@
 use crate::basics::{Pid, prelude::*};
 use crate::terms::JobId;
 
-/// The jobs and processes that are dirty: the next cycle of the daemon must plan their affinity masks and
-/// cpusets again, because they changed. (A cycle is a scan, a decision and the decided changes.) For all
-/// other jobs and processes, the earlier plan is still valid.
+/// The jobs and processes that changed, so that the next cycle of the daemon must decide about their affinity
+/// masks and cpusets again. (A cycle is a scan, a decision and the decided changes.) For all other jobs and
+/// processes, the earlier decision is still valid.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DirtySet {
     everything: bool,
     jobs: BTreeMap<JobId, DirtyScope>,
 }
 
-/// The processes of a dirty job that the next cycle of the daemon must plan again: all of them, or only some.
+/// The processes of a changed job about whose affinity masks the next cycle of the daemon must decide again:
+/// all of them, or only some.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DirtyScope {
-    /// All processes of the job must be planned again.
+    /// All processes of the job.
     Whole,
-    /// Only some processes of the job must be planned again:
+    /// Only these processes of the job:
     ///
     /// - The processes with these pids. A pid may belong to a process that has exited.
     /// - All active processes of the job, even if their pids are not in the set. A process is active if the
     ///   smoothed CPU demand of at least one of its threads is not 0, or if no scan has read its threads yet.
-    ///   Of an active process with many threads that is not in the set, only the busy threads are planned.
+    ///   Of an active process with many threads whose pid is not in the set, only the busy threads count.
     Processes(BTreeSet<Pid>),
 }
 
 impl DirtySet {
-    /// Makes a dirty set that contains all jobs and processes, so that the next cycle of the daemon plans
-    /// them all again.
+    /// Makes a set of all jobs and processes: the next cycle of the daemon decides again about all of them.
     #[must_use]
     pub fn everything() -> Self {
         Self { everything: true, jobs: BTreeMap::new() }
     }
 
-    /// Whether the set contains all jobs and processes, so that all of them must be planned again.
+    /// Whether the set contains all jobs and all processes of the machine.
     #[must_use]
     pub fn contains_everything(&self) -> bool {
         self.everything
     }
 
-    /// Iterates over the jobs that were added to the set, each with the processes that must be planned again.
-    /// If [`DirtySet::contains_everything`] is true, every other job must be planned again too.
+    /// Iterates over the jobs that were added to the set one by one, each with its processes in the set. If
+    /// [`DirtySet::contains_everything`] is true, the set also contains every other job.
     pub fn dirty_jobs(&self) -> impl Iterator<Item = (&JobId, &DirtyScope)> {
         self.jobs.iter()
     }
 
-    /// Adds a job to the set, with all its processes.
+    /// Adds a job with all its processes to the set.
     pub fn add_job(&mut self, job: &JobId) {
         self.jobs.insert(job.clone(), DirtyScope::Whole);
     }
@@ -95,7 +95,7 @@ impl DirtySet {
 }
 
 impl DirtyScope {
-    /// Returns whether all threads of a process of the job must be planned again.
+    /// Returns whether the daemon must decide again about all threads of the process `pid` of the job.
     #[must_use]
     pub fn contains_whole_process(&self, pid: Pid) -> bool {
         match self {

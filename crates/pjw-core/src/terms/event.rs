@@ -35,10 +35,11 @@ pub enum EventKind {
     Refused,
     /// Idle cores of a job of the class guaranteed were lent to a job of the class besteffort.
     Lent,
-    /// Cores were taken back from a job, or will be taken back after `revocation_grace`: a batch system granted
-    /// these cores to another job, or the job had borrowed them and their owner needs them.
+    /// pjw took cores back from a job, or announced that it will take them back after `revocation_grace`.
+    /// Either a batch system granted the cores to another job, or the job had borrowed the cores and their
+    /// owner needs them.
     Revoked,
-    /// Lent cores are available to their owner again.
+    /// A job of the class guaranteed has cores back that were lent to another job.
     Returned,
     /// Busy threads of a job were pinned to one PU each.
     Rebalanced,

@@ -345,11 +345,12 @@ pub struct Job {
     /// cpuset, whatever cgroup contains the process.
     #[serde(rename = "launched", default)]
     pub started_by_pjwctl_run: bool,
-    /// How many of its cores the job wants at present, as its owner or a program in it said. `None` if nobody
-    /// said, so that the job wants what it was granted.
+    /// The number of cores that the job can use at present, as its owner or a program in the job told pjw.
+    /// `None` if pjw was not told: the job then wants the cores of its grant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wanted_cores: Option<WantedCores>,
-    /// The promise of cores to a service. `None` if the job is not a provision.
+    /// The properties of the provision, if the job is a provision (cores that are promised to a service).
+    /// `None` for other jobs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provision: Option<Box<Provision>>,
 }

@@ -19,9 +19,12 @@ pub struct Plan {
 pub struct MaskAction {
     /// The purpose of the change, such as to confine or to restore.
     pub kind: MaskActionKind,
-    /// The job for which the mask changes. Usually the job to which the thread belongs. If pjw restores the
-    /// original mask, it is the job to which the thread belongs or belonged. If pjw keeps a thread of no job
-    /// off the cores of all jobs, it is one of the jobs of the user of the thread.
+    /// The job for which the mask changes:
+    ///
+    /// - Usually the job to which the thread belongs.
+    /// - If pjw restores the original mask, the job to which the thread belongs or belonged.
+    /// - If pjw keeps a thread of no job off the cores of all jobs, one of the jobs of the user of the
+    ///   thread.
     pub job: JobId,
     /// The thread whose mask changes.
     pub thread: ThreadId,
@@ -29,19 +32,20 @@ pub struct MaskAction {
     pub current_mask: CpuSet,
     /// The effective mask that the thread should have after the change.
     pub target_mask: CpuSet,
-    /// The mask to pass to sched_setaffinity(2). Usually `target_mask`. If `target_mask` contains every
-    /// online PU, or is the whole cpuset of the job, `requested_mask` is every PU of the machine. The kernel
-    /// then reduces the requested PUs to `target_mask`. The advantage: if the cpuset or the online PUs change
-    /// later, the kernel changes the effective mask of the thread too.
+    /// The mask to pass to sched_setaffinity(2). Usually, it equals `target_mask`. It is every PU of the
+    /// machine if `target_mask` is the whole cpuset of the job or contains every online PU. The kernel then
+    /// reduces the mask to `target_mask`. If the cpuset or the online PUs change later, the kernel adapts the
+    /// effective mask of the thread by itself.
     pub requested_mask: CpuSet,
     /// The reason for the change, in one sentence for users.
     pub reason: String,
 }
 
 impl MaskAction {
-    /// Makes a change that requests exactly `target_mask`, even if `target_mask` contains every PU of the
-    /// thread's cpuset. `current_mask` is the effective mask of the thread as the last scan read it. `reason` is
-    /// the reason, for users.
+    /// Makes a planned change of a mask that requests exactly `target_mask` from the kernel. (Other changes
+    /// may request every PU of the machine: see [`MaskAction::requested_mask`].) `current_mask` is the
+    /// effective mask of the thread as the last scan read it. `reason` is the reason for the change, for
+    /// users.
     #[must_use]
     pub fn with_exact_request(
         kind: MaskActionKind,

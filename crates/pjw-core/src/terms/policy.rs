@@ -26,8 +26,8 @@ pub enum ExhaustionPolicy {
     /// The request is refused.
     #[default]
     Refuse,
-    /// The job gets cores that another job holds too. With the other two values, pjw never chooses PUs of
-    /// another job. With any value, the grants that batch systems chose may overlap.
+    /// The job gets cores that another job holds too. With the other two settings, pjw never chooses PUs of
+    /// another job. With any setting, PUs that batch systems chose may overlap.
     Share,
     /// The request is accepted, and the job gets cores when enough cores are free.
     Wait,
@@ -44,20 +44,22 @@ pub enum OversubscriptionPolicy {
     Float,
 }
 
-/// The settings of lending: jobs of the class besteffort run on the cores that jobs of the class guaranteed
-/// leave idle.
+/// The settings of lending. A job of the class guaranteed (the owner) may leave some of its cores idle. pjw
+/// lends idle cores to jobs of the class besteffort (the borrowers), and takes them back when the owner needs
+/// them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LendingPolicy {
-    /// Whether cores of jobs are lent. If false, jobs of the class besteffort run on free cores only.
+    /// Whether pjw lends the cores of owners. If false, jobs of the class besteffort run on free cores only.
     pub enabled: bool,
-    /// The number of idle cores of each owner that are not lent, so that several threads of the owner can wake
-    /// up at the same time without waiting for a lent core.
+    /// The number of idle cores of each owner that pjw does not lend. Several threads of the owner can then
+    /// start to run at the same time without waiting for a lent core.
     pub buffer_cores: u32,
-    /// The time for which a core of an owner must be idle before it is lent.
+    /// The time for which a core of an owner must be idle before pjw lends it.
     pub lend_after: Duration,
-    /// The number of cores of one owner that are lent at once. More cores follow after `lend_after`.
+    /// The maximum number of cores of one owner that pjw lends at once. pjw lends further cores after the
+    /// time `lend_after`.
     pub cores_at_once: u32,
-    /// The time between the notice to a borrower and the moment at which the core is taken from it.
+    /// The time from the announcement to a borrower that it loses a core until pjw takes the core from it.
     pub revocation_grace: Duration,
     /// The treatment of a job of the class besteffort that can borrow no core.
     pub starved: StarvedPolicy,
@@ -76,11 +78,12 @@ impl Default for LendingPolicy {
     }
 }
 
-/// The treatment of a job of the class besteffort that can borrow no core. In both cases the job gets cores
-/// as soon as there are some.
+/// The treatment of a job of the class besteffort while it can borrow no core: no core is free, and no other
+/// job leaves a core idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum StarvedPolicy {
-    /// The job runs on the housekeeping PUs, at idle priority. If there are none, it is frozen.
+    /// The job runs on the housekeeping PUs, at idle priority. If the machine has no housekeeping PUs, the
+    /// job is frozen.
     #[default]
     Squeeze,
     /// The processes of the job are frozen.
@@ -137,9 +140,8 @@ pub struct Policy {
     /// runs or waits for a PU.
     pub hot_threshold_permille: u32,
     /// The demand at or below which a hot thread (a thread so busy that pjw may pin it to one PU) is no
-    /// longer hot, in permille of one PU. The demand of a thread is the smoothed share of time in which the
-    /// thread runs or waits for a PU. `cold_threshold_permille` is lower than `hot_threshold_permille`: a thread with a slightly
-    /// varying demand then does not alternate between hot and not hot.
+    /// longer hot, in permille of one PU. It is lower than `hot_threshold_permille`, so that a thread with a
+    /// slightly varying demand does not alternate between hot and not hot.
     pub cold_threshold_permille: u32,
     /// The weight of the newest reading in the smoothed demand of a thread, in permille. The new demand is
     /// the weighted mean of the newest reading and the demand before this reading. With 1000, the demand is
@@ -154,7 +156,7 @@ pub struct Policy {
     /// The time for which a reservation (a job that was created before it had processes) keeps its cores
     /// without a process.
     pub reservation_timeout: Duration,
-    /// The settings of lending.
+    /// The settings of lending: jobs of the class besteffort run on cores that other jobs leave idle.
     pub lending: LendingPolicy,
 }
 

@@ -69,9 +69,9 @@ pub struct Membership {
     pub first_seen: Option<Nanos>,
 }
 
-/// The affinity masks that pjw had given to the threads of a job by the time when the job ended or a command
-/// released the job. A process that inherited such a mask from its parent, before pjw restored the mask of
-/// the parent, may still have the mask if no scan has read the process.
+/// The affinity masks that the threads of a job had from pjw when the job ended or a command released the
+/// job. pjw keeps this list because a process may still have one of these masks later: it inherited the mask
+/// at its fork, before pjw restored the mask of its parent, and no scan has read it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReleasedMasks {
     /// The job that ended or was released.
@@ -79,8 +79,7 @@ pub struct ReleasedMasks {
     /// The user ids of the job's owner and of the processes of the job.
     #[serde(rename = "users")]
     pub user_ids: BTreeSet<Uid>,
-    /// The masks that pjw had given to the threads of the job. Each mask is stored together with the original
-    /// mask, which pjw restores.
+    /// The masks that the threads of the job had from pjw, each with the original mask, which pjw restores.
     pub masks: BTreeSet<ReleasedMask>,
     /// The earliest time at which a process can have had one of these masks, in ns since boot. It is the time
     /// of the grant or the time of pjw's first mask request for the job, whichever is earlier.
@@ -88,9 +87,9 @@ pub struct ReleasedMasks {
     pub first_used_at: Nanos,
     /// The time at which the job ended or was released, in ns since boot.
     pub released_at: Nanos,
-    /// The last time at which a process of the job was still waiting for pjw to restore its original mask, in
-    /// ns since boot. Every fork that copied one of the masks to a child began before this time. `None` if
-    /// the record was read from the journal and the daemon has made no decision since.
+    /// The last time at which pjw had not yet restored the masks of all processes of the job, in ns since
+    /// boot. Every fork that copied one of the masks to a child began before this time. `None` if the record
+    /// was read from the journal and the daemon has made no decision since.
     #[serde(skip)]
     pub last_pending_restore_at: Option<Nanos>,
 }
@@ -155,7 +154,7 @@ pub enum Record {
         before: CpuSet,
         /// The mask that is about to be requested.
         set: CpuSet,
-        /// The time since which the journal has contained the original mask of the thread, in ns since boot.
+        /// The time from which the journal has contained the original mask of the thread, in ns since boot.
         #[serde(default)]
         since: Nanos,
         /// The time of the request, in ns since boot. `None` in records of earlier versions of pjw; the time
@@ -167,10 +166,11 @@ pub enum Record {
     /// the thread requested a mask inside the grant of its job.
     #[serde(rename = "untouched")]
     MaskReleased(ThreadId),
-    /// A job is about to end, or a command is about to release the job. Descendants of its processes that no
-    /// scan has read may retain the masks in this record.
+    /// A job is about to end, or a command is about to release the job. Contains the masks that pjw set for
+    /// its threads. A descendant of the job's processes that no scan has read may have inherited one of these
+    /// masks.
     ReleasedMasks(ReleasedMasks),
-    /// No process has a mask of the last [`Record::ReleasedMasks`] of this job any more, as a full scan has
+    /// No process has a mask of the last [`Record::ReleasedMasks`] of this job any longer, as a full scan has
     /// shown.
     ReleaseSettled(JobId),
     /// A record about the cpuset of a job.

@@ -42,12 +42,13 @@ pub enum Refusal {
     /// The request is for zero cores.
     #[error("0 cores were asked for: ask for at least 1")]
     ZeroCores,
-    /// An unprivileged user requested a provision.
+    /// A user that is not an administrator requested a provision (cores that are promised to a service).
     #[error(
         "only an administrator may promise cores to a service: ask one, or use pjwctl assign for a job of yours"
     )]
     ProvisionNeedsAdmin,
-    /// Another provision has the same rule, so that it would be unclear to which of the two a process belongs.
+    /// Another provision already has the same rule. pjw could then not decide to which of the two provisions
+    /// a process belongs.
     #[error(
         "{other} has the same rule: a process can belong to one provision only. Give {job} another rule, or pjwctl unprovision {other}"
     )]

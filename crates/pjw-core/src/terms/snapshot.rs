@@ -64,7 +64,7 @@ pub struct AffinityRequest {
     /// The mask that was passed to sched_setaffinity(2). It may contain offline PUs and PUs that do not
     /// exist.
     pub requested_mask: CpuSet,
-    /// Whether the kernel refused the call of sched_setaffinity(2) that requested the mask.
+    /// Whether the kernel refused the call.
     pub refused: bool,
 }
 
@@ -178,14 +178,14 @@ impl BatchAttributes {
     }
 }
 
-/// The information about batch systems in the attributes of a process (such as its cgroups and environment):
-/// the role of the process in a batch system, and the jobs that the attributes name.
+/// What the attributes of a process (such as its cgroups and its environment) say about batch systems: the
+/// role of the process in a batch system, and the jobs whose ids the attributes contain.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct JobMarks {
     /// The role of the process in a batch system: an ordinary process, a launcher of jobs, or a helper.
     pub role: BatchRole,
-    /// The marks: attributes of the process that each contain the id of a job, such as a cgroup path or an
-    /// environment variable. For each batch system there is at most one mark of each [`MarkKind`].
+    /// The marks: the attributes of the process that each contain the id of a job, such as a cgroup path or
+    /// an environment variable. For each batch system there is at most one mark of each [`MarkKind`].
     pub marks: Vec<JobMark>,
 }
 
@@ -228,21 +228,21 @@ pub enum BatchRole {
 /// may be wrong or forged. So a mark without further evidence does not make the process a member of the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobMark {
-    /// The job that the mark names.
+    /// The job whose id the attribute contains.
     pub job: JobId,
-    /// The kind of attribute that names the job: a cgroup, a supplementary group or an environment variable.
+    /// The attribute that contains the id of the job.
     pub kind: MarkKind,
     /// The number of cores or PUs of the job on this machine. `None` if the attribute does not contain the
     /// number.
     pub cpu_request: Option<CpuRequest>,
 }
 
-/// The kind of attribute that names a job: a cgroup, a supplementary group or an environment variable. The
-/// variants are ordered from the most to the least trusted kind.
+/// The attribute of a process that contains the id of a job: a cgroup, a supplementary group or an
+/// environment variable. The variants are ordered from the most to the least trusted attribute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MarkKind {
-    /// The cgroup that the batch system made for the job, with the path of this cgroup. The process may be in
-    /// a cgroup below it, such as the cgroup of a job step or task.
+    /// The cgroup that the batch system made for the job, with the path of this cgroup. The marked process is
+    /// in this cgroup or in a cgroup below it, such as the cgroup of a job step.
     Cgroup(String),
     /// The supplementary group that Grid Engine gave to the job, with its group id.
     SupplementaryGroup(u32),
@@ -255,8 +255,8 @@ pub enum MarkKind {
     },
 }
 
-/// The unit of processes that a batch system creates for each job: a process group, a session, or neither.
-/// All processes in this unit belong to the job.
+/// The set of processes that a batch system makes for each job by setpgid(2) or setsid(2): a process group, a
+/// session, or neither. Every process in this process group or session belongs to the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum JobProcessScope {
     /// Each job has a process group of its own, but no session of its own. (LSF: all jobs are in the session
@@ -287,7 +287,7 @@ pub struct Cgroup {
 
 impl Cgroup {
     /// Returns whether the cgroup certainly has no cpuset. False if the cgroup has a cpuset, or if the scan
-    /// could not read the cgroup (its inode is then 0).
+    /// could not read the cgroup. In the second case, the inode number in `id` is 0.
     #[must_use]
     pub fn has_no_cpuset(&self) -> bool {
         self.cpuset.is_none() && self.id.inode != 0
@@ -319,8 +319,8 @@ impl Process {
 }
 
 impl<T> Observed<T> {
-    /// Returns the facts that were read about the process or cgroup. Returns `None` if the process or cgroup
-    /// does not exist.
+    /// Returns the facts about the process or cgroup, as the scan read them. Returns `None` if the process or
+    /// cgroup does not exist.
     pub fn present(&self) -> Option<&T> {
         match self {
             Observed::Present(thing) => Some(thing),
@@ -329,35 +329,40 @@ impl<T> Observed<T> {
     }
 }
 
-/// The result of a mask probe. A mask probe reads the affinity masks of processes that were just forked,
-/// without a full scan, so that pjw can correct wrong masks at once.
+/// The result of [`MachineInterface::probe_masks`](crate::ports::MachineInterface::probe_masks), a quick
+/// check of the affinity masks of processes that were just forked. The check reads only the masks, so that
+/// pjw can correct a wrong mask earlier than by a scan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskProbe {
     /// The time at which the masks were read, as the time since boot and as the UTC time.
     pub taken_at: Moment,
-    /// The PUs (logical CPUs) that were online at the latest scan, that is, when the daemon last read
-    /// processes and threads from `/proc`. The mask probe itself does not read which PUs are online.
+    /// The PUs (logical CPUs) that were online at the latest scan. The check itself does not read which PUs
+    /// are online.
     pub online: CpuSet,
-    /// The forked processes whose effective affinity mask differs from the expected mask. The expected mask
-    /// of a process ([`ExpectedMask`]) is the set of online PUs that the job of the process holds.
+    /// The processes whose effective affinity mask differs from the mask that they should have
+    /// ([`ExpectedMask`]).
     pub mismatches: Vec<ForkMaskMismatch>,
 }
 
-/// A forked process whose affinity mask differs from the expected mask, with its real mask.
+/// A process that was just forked by a process of a job and whose affinity mask is not the set of online PUs
+/// that the job holds. [`MachineInterface::probe_masks`](crate::ports::MachineInterface::probe_masks) finds
+/// these processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForkMaskMismatch {
     /// The pid and the start time of the process. The start time is computed from the time of the fork event,
     /// and may differ by one clock tick (10 ms) from the start time in `/proc/PID/stat`.
     pub id: ProcessId,
-    /// The effective affinity mask of the first thread of the process, as the mask probe read it.
+    /// The effective affinity mask that the first thread of the process really has.
     pub effective_mask: CpuSet,
 }
 
-/// The affinity mask that a forked process should have, and the time of the fork. A mask probe compares this
-/// mask with the real mask of the process.
+/// The affinity mask that a process should have after its fork, and the time of the fork. A process that is
+/// forked in a job should have the online PUs that the job holds. The daemon compares this mask with the mask
+/// that the process really has
+/// ([`MachineInterface::probe_masks`](crate::ports::MachineInterface::probe_masks)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpectedMask {
-    /// The affinity mask that the process should have: the online PUs that its job holds.
+    /// The affinity mask that the process should have: the online PUs that the job of the process holds.
     pub mask: CpuSet,
     /// The time of the fork event, in ns since boot.
     pub forked_at: Nanos,
@@ -417,7 +422,7 @@ pub struct ProcessEventBatch {
     /// Whether at least one event is missing from `events`, because the kernel dropped the event or because
     /// events could not be read. Can be true even if `events` is empty.
     pub events_lost: bool,
-    /// Whether the kernel may still be dropping events after this batch. When the buffer for events
-    /// overflows, the kernel drops all new events until the daemon has read the whole buffer.
+    /// Whether the kernel may drop further events after these. When its buffer for events overflows, the
+    /// kernel drops all new events until the daemon has read the whole buffer.
     pub still_dropping: bool,
 }

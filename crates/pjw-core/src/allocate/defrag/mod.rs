@@ -26,9 +26,9 @@ const MAX_STEPS: usize = 32;
 /// The levels of the score, largest first.
 const LEVELS: [Level; 3] = [Level::Package, Level::NumaNode, Level::L3];
 
-/// A planned move of one job to other cores, in order to reduce fragmentation. The machine is fragmented if
-/// jobs lie on more packages, NUMA nodes or L3s than necessary, or if the free cores are distributed over so
-/// many of them that large requests fit into none.
+/// A planned move of one job to other cores, in order to reduce fragmentation. A machine is fragmented if
+/// jobs lie on more packages, NUMA nodes or L3s than necessary. It is also fragmented if the free cores are
+/// spread over many packages, NUMA nodes or L3s, so that a large request fits into none of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobMove {
     /// The job that moves.
@@ -38,8 +38,8 @@ pub struct JobMove {
     /// The PUs that the job is to hold after all moves of the plan. The number of PUs and the kinds of
     /// their cores are the same as in `from`.
     pub to: CpuSet,
-    /// The improvement that the move makes, as a clause for users, such as `it lies on 1 package instead of
-    /// 2`.
+    /// The improvement that the move makes, in words for users, such as `it lies on 1 package instead of 2`,
+    /// where `it` is the job.
     pub improvement: String,
 }
 

@@ -15,7 +15,8 @@ pub struct Caller {
     pub is_admin: bool,
 }
 
-/// A command of a user or administrator that changes jobs: assign, release, release all jobs, or defragment.
+/// A command of a user or an administrator that changes jobs, such as the commands of `pjwctl` with the same
+/// names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
     /// Grants cores to a job, and adds processes to the job.
@@ -33,16 +34,17 @@ pub enum Command {
         /// The user that sent the command.
         caller: Caller,
     },
-    /// Records how many cores a job can use at present. The grant of the job stays as it is.
+    /// Records how many cores a job can use at present. Does not change the request of the job.
     Want {
-        /// The job that wants the cores.
+        /// The job that can use the cores.
         job: JobId,
-        /// The number of cores. `None` takes the last number back: the job then wants what it was granted.
+        /// The number of cores. `None` deletes the last number: the job then wants the cores of its grant.
         cores: Option<u32>,
         /// The user that sent the command.
         caller: Caller,
     },
-    /// Promises cores to a service, whether the service runs or not. Only administrators may do this.
+    /// Makes a provision: a job whose cores are promised to a service. The job keeps its cores even while no
+    /// process of the service runs. Only administrators may do this.
     Provision(ProvisionCommand),
     /// Moves jobs to other cores, so that the jobs use fewer packages, NUMA nodes and L3s, or larger
     /// requests fit into one package, NUMA node or L3.
@@ -116,16 +118,18 @@ impl AssignCommand {
     }
 }
 
-/// The provision command (`pjwctl provision` and the configuration): a job that keeps its cores without a
-/// process, and the rule by which its processes are recognised.
+/// The command that makes or changes a provision (`pjwctl provision`, or an entry in the configuration file).
+/// A provision is a job whose cores are promised to a service. It keeps its cores even while no process of
+/// the service runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProvisionCommand {
-    /// The job that is to keep the cores. It is created if it does not exist. An existing job that is not a provision is
-    /// not changed.
+    /// The job that is to keep the cores. If it does not exist, it is created. If it exists and is no
+    /// provision, the command is refused.
     pub job: JobId,
-    /// The number of cores.
+    /// The number of cores that are promised to the service.
     pub cores: u32,
-    /// The rule, and whether the configuration file contains the provision.
+    /// The rule by which the processes of the service are recognised, and whether the provision comes from
+    /// the configuration file.
     pub provision: Provision,
     /// The user that sent the command.
     pub caller: Caller,
@@ -137,7 +141,7 @@ pub struct ProvisionCommand {
 pub enum Reply {
     /// The job after [`Command::Assign`] or [`Command::Provision`] was carried out.
     Assigned(Box<Job>),
-    /// The job, as it is after the command [`Command::Want`].
+    /// The job after [`Command::Want`] was carried out.
     Wanted(Box<Job>),
     /// The ids of the jobs that [`Command::Release`] or [`Command::ReleaseAll`] released.
     Released(Vec<JobId>),
