@@ -16,22 +16,30 @@ use pjw_core::cpuset::{CpuSet, Pu};
 
 use crate::failure::{Failure, returned};
 
-/// The C type `pjw_job_t`: access to the files in which pjwd publishes the cores of a job. A [`Job`] for C
-/// programs.
+/// The C type `pjw_job_t`: a job, as its programs see it. C programs can't look into the value: they pass a pointer to
+/// it to the functions of this library. Contains the [`Job`] of the crate pjw-job.
 #[derive(Debug)]
 pub struct PjwJob(Job);
 
-/// The C type `pjw_cores_t`: the cores of a job at one time. The fields are described in `pjw_job.h`.
+/// The C type `pjw_cores_t`: the cores of a job at one time. The fields are those of `pjw_job.h`, in the same order.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PjwCores {
+    /// A number that differs after each change. 0 without a core map: the CPUs of the job, as pjwd publishes them.
     epoch: u64,
+    /// The time at which the leaving CPUs are taken from the job, in ns of `CLOCK_MONOTONIC`. 0 if no CPU is leaving.
     leaving_at_ns: u64,
+    /// 1 if pjwd publishes the cores. 0 if the numbers are those of the affinity mask of the calling thread.
     has_core_map: u32,
+    /// The number of CPUs on which the job may run.
     cpus: u32,
+    /// The number of physical cores of these CPUs.
     cores: u32,
+    /// The number of CPUs that other jobs own, and that are taken back when the other jobs need them.
     borrowed: u32,
+    /// The number of CPUs that are to be taken from the job at the time `leaving_at_ns`.
     leaving: u32,
+    /// The number of CPUs that are not leaving, but at least 1: the number of threads that a program should have.
     threads: u32,
 }
 

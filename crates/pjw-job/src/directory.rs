@@ -7,26 +7,26 @@ use std::path::{Path, PathBuf};
 
 use pjw_core::job::JobId;
 
-/// The name of the page in the directory of a job. The page is the file that says which CPUs the job has.
-/// pjwd writes the file, and the programs of the job map it into their memory.
+/// The name of the file with the core map in the directory of a job. The core map says which CPUs the job has. pjwd
+/// writes the file, and the programs of the job map it into their memory.
 pub const CORE_MAP_FILE_NAME: &str = "coremap";
-/// The name of the file in the directory of a job into which a program writes how many cores it wants.
+/// The name of the file in the directory of a job that contains the number of cores that the job wants at present. A
+/// program of the job writes this number, and pjwd reads it.
 pub const WANTED_CORES_FILE_NAME: &str = "want";
-/// The mode of the files that all users may read and only pjwd may write.
+/// The permissions of the files of a job that all users may read and only pjwd may write.
 pub const FILE_MODE: u32 = 0o644;
 
-/// Finds the directory with the files of the job to which this process belongs. The first of these variables
-/// of the environment that is set names the directory:
+/// Finds the directory with the files of the job to which this process belongs. The first environment variable in this
+/// list that is set determines the directory:
 ///
-/// 1. `PJW_JOB_DIR` is the absolute path of the directory. `pjwctl run` and `pjwctl spawn` set it.
-/// 2. `PJW_JOB` is the id of the job. A daemon has the directory `jobs/ID` below its state directory. The
-///    directory of a daemon that the user runs comes first, then that of the system's daemon,
-///    `/run/pjwd/jobs/ID`. Root has only the latter.
-/// 3. `SLURM_JOB_ID` is a number N. The id of the job is `slurm:N`, and its directory is found as for
-///    `PJW_JOB`.
+/// 1. `PJW_JOB_DIR` contains the absolute path of the directory. `pjwctl run` and `pjwctl spawn` set it.
+/// 2. `PJW_JOB` contains the id of the job. The directory is `jobs/ID` below the state directory of a daemon. If the
+///    user runs a daemon, and it has this directory, the directory is used. Otherwise the directory is
+///    `/run/pjwd/jobs/ID` of the daemon of root. For root, it is always the latter.
+/// 3. `SLURM_JOB_ID` contains a number N. The id of the job is `slurm:N`, and the directory is found as for `PJW_JOB`.
 ///
-/// A directory is used only if it exists and belongs to root or to the effective user of this process. `None`
-/// if no variable is set, its value is invalid, or there is no such directory.
+/// A directory is used only if it exists and belongs to root or to the effective user of this process. `None` if no
+/// variable is set, its value is invalid, or there is no such directory.
 #[must_use]
 pub fn find_job_directory() -> Option<PathBuf> {
     find_by(|name| env::var_os(name))

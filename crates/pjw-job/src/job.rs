@@ -33,18 +33,19 @@ pub enum CoresSource {
 /// or, without a core map, from the affinity mask of the calling thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cores {
-    /// The number of this state of the core map. pjwd publishes each change of the other fields with another
-    /// number. 0 if `source` is [`CoresSource::AffinityMask`].
+    /// The number of the state of the core map from which these values come. Each change of the core map gives it
+    /// another number. 0 if `source` is [`CoresSource::AffinityMask`].
     pub epoch: u64,
     /// Where the other fields come from: what pjwd published, or the affinity mask of the calling thread.
     pub source: CoresSource,
-    /// The CPUs on which the job may run: those in `own` or `borrowed`. Lent and leaving CPUs are among them.
+    /// The CPUs on which the job may run: those in `own` or `borrowed`. The CPUs in `lent` and in `leaving` are among
+    /// them.
     pub cpus: CpuSet,
     /// The number of physical cores that have at least one CPU in `cpus`.
     pub core_count: u32,
-    /// The CPUs that the job owns and that are online. No other job takes them. Only an administrator, the
-    /// batch system, or the owner of the job by a smaller request can take them. If `source` is
-    /// [`CoresSource::AffinityMask`], these are all CPUs in `cpus`.
+    /// The online CPUs that the job owns. Only three can take them from the job: an administrator, the batch system, or
+    /// the user who owns the job and makes a smaller request. If `source` is [`CoresSource::AffinityMask`], these are
+    /// all CPUs in `cpus`.
     pub own: CpuSet,
     /// The CPUs that other jobs own and do not use, and on which this job may run. A CPU is taken back when
     /// the job that owns it needs it. Empty if `source` is [`CoresSource::AffinityMask`].
@@ -99,7 +100,8 @@ impl Cores {
     }
 }
 
-/// The reasons why a program can't tell pjwd how many cores its job wants.
+/// The reasons why a program can't tell pjwd how many cores its job wants. The program writes this number into the file
+/// `want` in the directory of the job.
 #[derive(Debug, Error)]
 pub enum WantError {
     /// No file `want` was found. Either the environment names no directory of a job ([`find_job_directory`]), or
@@ -117,21 +119,22 @@ pub enum WantError {
     },
 }
 
-/// Access to the files in which pjwd publishes the cores of a job, and to the file in which programs ask for
-/// cores. Works without these files too: the cores are then those of the affinity mask of the calling thread.
-/// The threads of a program can share one value.
+/// A job, as its programs see it: the cores that pjwd publishes for the job in files, and the number of cores that the
+/// job wants. Without these files, the cores of the job are those of the affinity mask of the calling thread. The
+/// threads of a program can share one value.
 #[derive(Debug)]
 pub struct Job {
     /// The directory with the files of the job.
     directory: Option<PathBuf>,
-    /// The page, as it was opened last. `None` if there is none.
+    /// The core map (the file `coremap`, in which pjwd publishes the CPUs of the job), as it was opened last. `None` if
+    /// there is no such file.
     page: RwLock<Option<Arc<CoreMapReader>>>,
 }
 
 impl Job {
-    /// Opens the job to which this process belongs. [`find_job_directory`] finds the directory of the job from
-    /// the environment. If it finds none, [`Job::cores`] returns the cores of the affinity mask of the
-    /// calling thread.
+    /// Opens the job to which this process belongs. [`find_job_directory`] finds the directory of the job from the
+    /// environment. If there is no such directory, [`Job::cores`] returns the cores of the affinity mask of the calling
+    /// thread.
     #[must_use]
     pub fn of_this_process() -> Self {
         Self::of_directory(find_job_directory())
@@ -166,12 +169,13 @@ impl Job {
         self.read().map_or_else(Cores::of_mask, |(_, content)| Cores::of_page(content))
     }
 
-    /// Whether the job has this CPU, as its own or as a borrowed one. If pjwd publishes a core map (the file
-    /// `coremap` with the CPUs of the job), the call makes no system call, except to open the file again.
-    /// Without a core map, the answer is whether the CPU is in the affinity mask of the calling thread. For
-    /// example, a thread that waits for a spin lock can call this with the CPU on which the thread that holds
-    /// the lock ran last. If the job no longer has the CPU, that thread may not be running, so the waiting
-    /// thread can sleep.
+    /// Returns whether the job may run on the CPU `cpu`: the job owns the CPU, or borrows it from another job. If pjwd
+    /// publishes a core map (the file `coremap` with the CPUs of the job), the call makes no system call, except to
+    /// open the file again. Without a core map, returns whether the CPU is in the affinity mask of the calling thread.
+    ///
+    /// For example, a thread that waits for a spin lock can call this function with the CPU on which the holder of the
+    /// lock last ran. If the job no longer has this CPU, the holder may not be running, so the waiting thread should
+    /// sleep.
     #[must_use]
     pub fn has_cpu(&self, cpu: Pu) -> bool {
         let quick = self.page().and_then(|page| page.has_cpu(cpu));
@@ -179,16 +183,15 @@ impl Job {
         quick.unwrap_or_else(slow)
     }
 
-    /// Waits until the epoch of the core map differs from `epoch`, or the time `timeout` has passed. The core
-    /// map is the CPUs of the job, as pjwd publishes them, and each change gives it another epoch. Without
-    /// `timeout` the call waits without end. Returns the changed cores, or `None` if the time has passed.
-    /// `epoch` should be [`Cores::epoch`] of the cores that the program uses: then the call returns at once
-    /// if they have changed already.
+    /// Waits for a change of the core map: the CPUs of the job, as pjwd publishes them. Each change gives the core map
+    /// another epoch. The call returns when the epoch differs from `epoch`. It returns at once if the epoch differs
+    /// already. So `epoch` should be [`Cores::epoch`] of the cores that the program uses. Returns the new cores, or
+    /// `None` if the time `timeout` has passed. If `timeout` is `None`, the call waits without a limit.
     ///
-    /// Without a core map, `epoch` should be 0, as in the [`Cores`] of the affinity mask. With another
-    /// `epoch` the call returns the cores of the mask at once. With 0 it returns when pjwd publishes a core
-    /// map, or when the mask of the calling thread is not what it was at the beginning of the call. Both are
-    /// checked every 250 ms.
+    /// If pjwd publishes no core map, the cores are those of the affinity mask of the calling thread, and their epoch
+    /// is 0. With another `epoch`, the call returns these cores at once. With `epoch` 0, the call returns when pjwd
+    /// publishes a core map, or when the affinity mask has changed since the call began. The core map and the mask are
+    /// then checked every 250 ms.
     #[must_use]
     pub fn wait_for_change(&self, epoch: u64, timeout: Option<Duration>) -> Option<Cores> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -213,24 +216,26 @@ impl Job {
         }
     }
 
-    /// Tells pjwd that the job wants `cores` cores, which can be fewer or more than it has. 0 says that the
-    /// job needs none. The number is written into the file `want` in the directory of the job, and stays
-    /// until the next one is written. pjwd reads the file within some milliseconds, or up to 200 ms later if
-    /// it has just read such files. If the number is larger than what the job may have, the job counts as
-    /// wanting what it may have.
+    /// Tells pjwd that the job wants `cores` cores at present. The number can be smaller or larger than the number of
+    /// cores that the job has. 0 means that the job needs none. If the number is larger than what the job may have, the
+    /// job wants what it may have.
+    ///
+    /// The number is written into the file `want` in the directory of the job, and is valid until the next number is
+    /// written. pjwd reads the file within some milliseconds. If pjwd has just read such files, it reads this file up
+    /// to 200 ms later.
     ///
     /// # Errors
-    /// [`WantError::NoJob`] if there is no file `want`. [`WantError::File`] if the file can't be written:
-    /// only the owner of the job may.
+    /// [`WantError::NoJob`] if there is no file `want`. [`WantError::File`] if the file can't be written: only the user
+    /// who owns the job may write it.
     pub fn set_wanted_cores(&self, cores: u32) -> Result<(), WantError> {
         self.write_want(&format!("{cores}\n"))
     }
 
-    /// Takes back the number of the last [`Job::set_wanted_cores`]. Without a number, the job wants the cores that it was
-    /// granted.
+    /// Removes the number that the last call of [`Job::set_wanted_cores`] wrote. The job then wants the cores that it
+    /// was granted.
     ///
     /// # Errors
-    /// As [`Job::set_wanted_cores`].
+    /// The errors of [`Job::set_wanted_cores`].
     pub fn reset_wanted_cores(&self) -> Result<(), WantError> {
         self.write_want("\n")
     }
@@ -250,7 +255,7 @@ impl Job {
         self.page.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The live page with its content. Opens the page again if it is no longer live. `None` if there is none.
+    /// The live core map with its content. Opens the core map again if it is no longer live. `None` if there is none.
     fn read(&self) -> Option<(Arc<CoreMapReader>, CoreMapContent)> {
         let live = |page: Arc<CoreMapReader>| match page.read() {
             Ok(content) if content.is_live => Some((page, content)),

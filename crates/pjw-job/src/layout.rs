@@ -1,4 +1,4 @@
-//! The layout of the page. The page is the file `coremap` in the directory of a job, by default
+//! The layout of the core map, which is the file `coremap` in the directory of a job, by default
 //! `/run/pjwd/jobs/ID/coremap`, and has 4096 bytes. pjwd writes the file, and the programs of the job map it
 //! into their memory. The file holds the core map of the job: the CPUs of the job, as pjwd publishes them.
 //! Numbers have the byte order of the machine.
@@ -7,12 +7,12 @@
 //! | --- | --- | --- |
 //! | 0 | 8 | the text `PJWCORES` |
 //! | 8 | 4 | the version of the layout, 1 |
-//! | 12 | 4 | the size of the page, 4096 |
+//! | 12 | 4 | the size of the core map, 4096 |
 //! | 16 | 4 | the sequence counter: odd while the daemon writes. It is also the word for futex(2) |
 //! | 20 | 4 | reserved |
 //! | 24 | 8 | the epoch: 1 more with each change of the content |
 //! | 32 | 8 | the time at which the leaving CPUs are taken, in ns of `CLOCK_MONOTONIC`; 0 if none is leaving |
-//! | 40 | 4 | flags: 1 the page is live, 2 a CPU of the job has a number of 8064 or more |
+//! | 40 | 4 | flags: 1 the core map is live, 2 a CPU of the job has a number of 8064 or more |
 //! | 44 | 4 | the number of 8-byte words in use of each set |
 //! | 48 | 4 | the number of CPUs of the job |
 //! | 52 | 4 | the number of physical cores of these CPUs |
@@ -26,40 +26,41 @@
 
 use pjw_core::cpuset::{CpuSet, Pu};
 
-/// The size of the page in bytes. The page is the file `coremap` of a job: pjwd writes the file, and the
+/// The size of the core map in bytes. The core map is the file `coremap` of a job: pjwd writes the file, and the
 /// programs of the job map it into their memory.
 pub const COREMAP_BYTES: usize = 4096;
-/// The first 8 bytes of the page (the file `coremap` of a job). A file with other bytes is no page.
+/// The first 8 bytes of the core map (the file `coremap` of a job). A file with other bytes is no core map.
 pub const MAGIC: [u8; 8] = *b"PJWCORES";
-/// The version of the layout of the page (the file `coremap` of a job) that this crate reads and writes.
+/// The version of the layout of the core map (the file `coremap` of a job) that this crate reads and writes.
 pub const LAYOUT_VERSION: u32 = 1;
-/// The place of the version of the layout, in bytes from the start of the page (the file `coremap` of a job).
+/// The offset of the version of the layout, in bytes from the start of the core map (the file `coremap` of a job).
 pub const VERSION_OFFSET: usize = 8;
-/// The place of the 4-byte number [`COREMAP_BYTES`], in bytes from the start of the page (the file `coremap` of a
-/// job).
+/// The offset of the 4-byte field that contains [`COREMAP_BYTES`], in bytes from the start of the core map (the file
+/// `coremap` of a job).
 pub const SIZE_OFFSET: usize = 12;
-/// The place of the 4-byte sequence counter, in bytes from the start of the page (the file `coremap` of a
-/// job). pjwd adds 1 to the counter before and after each write. So the counter is odd while pjwd writes, and
-/// differs after a write.
+/// The offset of the 4-byte sequence counter, in bytes from the start of the core map (the file `coremap` of a job).
+/// pjwd adds 1 to the counter before and after each write. So the counter is odd while pjwd writes, and has another
+/// value after the write.
 pub const SEQUENCE_OFFSET: usize = 16;
-/// The place of the reserved 4-byte word, which is always 0, in bytes from the start of the page (the file
-/// `coremap` of a job). No program waits for this word by futex(2). pjwd names the word to the kernel when it
-/// changes the sequence counter without waking a program.
+/// The offset of a 4-byte word that is always 0, in bytes from the start of the core map (the file `coremap` of a job).
+/// No program waits for this word by futex(2). pjwd passes its address to futex(2) when pjwd changes the sequence
+/// counter and must wake no program.
 pub const RESERVED_OFFSET: usize = 20;
-/// The place of the 8-byte epoch, in bytes from the start of the page (the file `coremap` of a job). A write
-/// replaces all bytes from this place to the end of the page. The bytes before it stay, except the sequence
-/// counter.
+/// The offset of the 8-byte epoch, in bytes from the start of the core map (the file `coremap` of a job). A write
+/// replaces all bytes from this offset to the end of the core map. Of the bytes before this offset, a write changes
+/// only the sequence counter.
 pub const EPOCH_OFFSET: usize = 24;
-/// The number of 8-byte words of each of the four sets of CPUs in the page (the file `coremap` of a job).
+/// The number of 8-byte words of each of the four sets of CPUs in the core map (the file `coremap` of a job).
 pub const WORDS_PER_CPU_SET: usize = 126;
-/// The number of CPUs for which each set of CPUs in the page (the file `coremap` of a job) has a bit. A CPU
-/// whose number is this or larger has no bit.
+/// The number of CPUs for which each set of CPUs in the core map (the file `coremap` of a job) has a bit. The core map
+/// can't contain a CPU whose number is [`MAX_CPUS`] or more.
 pub const MAX_CPUS: u32 = 64 * 126;
-/// The bit in the flags of the page (the file `coremap` of a job) that is set until pjwd gives up the page.
-/// [`CoreMapContent::is_live`] says when pjwd does so. The sets of CPUs in a page without this bit are empty.
+/// The bit in the flags of the core map (the file `coremap` of a job) that is set as long as pjwd keeps this file up to
+/// date. If the bit is not set, pjwd no longer writes this file ([`CoreMapContent::is_live`]), and its sets of CPUs are
+/// empty.
 pub const LIVE_FLAG: u32 = 1;
-/// The bit in the flags of the page (the file `coremap` of a job) that is set if the page lacks CPUs, because
-/// their numbers are [`MAX_CPUS`] or more. The file `coremap.json` next to the page names all CPUs.
+/// The bit in the flags of the core map (the file `coremap` of a job) that is set if the job has CPUs with numbers of
+/// [`MAX_CPUS`] or more. The core map lacks these CPUs. The file `coremap.json` in the same directory lists all CPUs.
 pub const TRUNCATED_FLAG: u32 = 2;
 
 const LEAVING_AT_OFFSET: usize = 32;
@@ -69,29 +70,29 @@ const CPU_COUNT_OFFSET: usize = 48;
 const CORE_COUNT_OFFSET: usize = 52;
 const SETS_OFFSET: usize = 64;
 
-/// The size of the page (the file `coremap` of a job) in 8-byte words.
+/// The size of the core map (the file `coremap` of a job) in 8-byte words.
 pub const COREMAP_WORDS: usize = COREMAP_BYTES / 8;
 
-/// The content of a page: the cores of a job at one time. The page is the file `coremap` of 4096 bytes in the
+/// The content of a core map: the cores of a job at one time. The core map is the file `coremap` of 4096 bytes in the
 /// directory of the job. pjwd writes the file, and the programs of the job map it into their memory.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CoreMapContent {
-    /// The number of the state that the page shows. pjwd adds 1 each time another field of this type changes,
-    /// and each time it makes a new file for the page.
+    /// The number of this state of the core map. pjwd adds 1 when another field of this type changes, and when it makes
+    /// a new file for the core map.
     pub epoch: u64,
-    /// Whether pjwd has not given up the page. pjwd gives up a page in two cases. First: pjwd removes the
-    /// files of the job, because it no longer keeps the job on cores, for example after the end of the job.
-    /// Second: the file at the path of the page was removed, and pjwd makes a new one. All sets of a page
-    /// that was given up are empty. A pjwd that stops or is killed leaves the value `true`.
+    /// Whether pjwd keeps this file up to date. False in two cases. First, pjwd has removed the files of the job,
+    /// because it no longer keeps the job on cores, for example after the end of the job. Second, another program has
+    /// removed the file, and pjwd makes a new file at the same path. If false, all sets of CPUs are empty. When pjwd
+    /// stops or is killed, the value stays true.
     pub is_live: bool,
-    /// Whether the page lacks CPUs of the job, because their numbers are [`MAX_CPUS`] or more.
-    /// [`CoreMapContent::encode`] also sets this in the page if a set here has such a CPU.
+    /// Whether the core map lacks CPUs of the job, because their numbers are [`MAX_CPUS`] or more.
+    /// [`CoreMapContent::encode`] also sets the flag in the file if a set in this value contains such a CPU.
     pub is_truncated: bool,
-    /// The CPUs that the job owns and that are online. They include the CPUs in `lent`, and those in
-    /// `leaving` that the job owns.
+    /// The online CPUs that the job owns. The CPUs in `lent` are among them, and the CPUs in `leaving` that the job
+    /// owns.
     pub own: CpuSet,
-    /// The CPUs that other jobs own and that this job may use until their owner takes them back. They include
-    /// those in `leaving` that the job does not own.
+    /// The CPUs that other jobs own, and that this job may use until the other jobs need them. The CPUs in `leaving`
+    /// that this job does not own are among them.
     pub borrowed: CpuSet,
     /// Those CPUs in `own` and `borrowed` that are to be taken from the job at the time `leaving_at_ns`. The
     /// job may use them until then.
@@ -107,16 +108,16 @@ pub struct CoreMapContent {
 }
 
 impl CoreMapContent {
-    /// Returns the CPUs on which the job may run: those in `own` or `borrowed`. Lent and leaving CPUs are
-    /// among them.
+    /// Returns the CPUs on which the job may run: those that it owns (`own`) and those that it borrows from other jobs
+    /// (`borrowed`). The CPUs in `lent` and in `leaving` are among them.
     #[must_use]
     pub fn cpus(&self) -> CpuSet {
         self.own.union(&self.borrowed)
     }
 
-    /// Returns the 4096 bytes of a page with this content. `sequence` is the value of the sequence counter:
-    /// an even number, because an odd one says that pjwd is about to write the page. CPUs with numbers of
-    /// [`MAX_CPUS`] or more are left out, and the flag [`TRUNCATED_FLAG`] is set for them.
+    /// Returns the 4096 bytes of a core map with this content. `sequence` becomes the value of the sequence counter,
+    /// and must be even: an odd value means that pjwd is writing the core map. CPUs with numbers of [`MAX_CPUS`] or
+    /// more are left out, and the flag [`TRUNCATED_FLAG`] is then set.
     #[must_use]
     pub fn encode(&self, sequence: u32) -> [u8; COREMAP_BYTES] {
         let mut page = [0; COREMAP_BYTES];
@@ -147,10 +148,10 @@ impl CoreMapContent {
         page
     }
 
-    /// Reads the content of a page from its 8-byte words. Each of the four sets of CPUs has [`WORDS_PER_CPU_SET`]
-    /// words, and the page says how many of them are in use. The other words of a set are not read. `None` if
-    /// the page says that more than [`WORDS_PER_CPU_SET`] words are in use. Does not check the text, the version and
-    /// the size at the beginning of the page.
+    /// Returns the content of a core map. `words` are all bytes of the core map, as 8-byte words. Each of the four sets
+    /// of CPUs has [`WORDS_PER_CPU_SET`] words. Another field says how many words of each set are in use, and only
+    /// these words are read. `None` if this number is larger than [`WORDS_PER_CPU_SET`]. Does not check the first
+    /// fields of the core map: its first 8 bytes ([`MAGIC`]), its version and its size.
     #[must_use]
     pub fn decode(words: &[u64; COREMAP_WORDS]) -> Option<Self> {
         let number = |offset: usize| half(words, offset);
@@ -175,7 +176,7 @@ impl CoreMapContent {
     }
 }
 
-/// The number of 8-byte words of the page before the first set of CPUs.
+/// The number of 8-byte words of the core map before the first set of CPUs.
 pub(crate) const HEADER_WORDS: usize = SETS_OFFSET / 8;
 
 /// Returns the ranges of the words in use of the four sets of CPUs. `words` need only have the words before
@@ -188,7 +189,7 @@ pub(crate) fn set_ranges(words: &[u64; COREMAP_WORDS]) -> Option<[std::ops::Rang
     }))
 }
 
-/// Returns where the page says whether the job has a CPU: the index of a word in the set of own CPUs, the
+/// Returns where the core map says whether the job has a CPU: the index of a word in the set of own CPUs, the
 /// index of a word in the set of borrowed CPUs, and the bit, which is the same in both words. `None` if the
 /// number of the CPU is [`MAX_CPUS`] or more.
 pub(crate) fn place_of(cpu: Pu) -> Option<([usize; 2], u64)> {
@@ -209,7 +210,7 @@ fn half(words: &[u64; COREMAP_WORDS], offset: usize) -> u32 {
     u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// Returns the sequence counter in the bytes of a page.
+/// Returns the sequence counter in the bytes of a core map.
 pub(crate) fn sequence_of(page: &[u8; COREMAP_BYTES]) -> u32 {
     number_at(page, SEQUENCE_OFFSET)
 }
@@ -221,7 +222,7 @@ pub(crate) fn has_known_header(page: &[u8; COREMAP_BYTES]) -> bool {
         && number_at(page, SIZE_OFFSET) as usize == COREMAP_BYTES
 }
 
-/// Returns the bytes of a page as 8-byte words in the byte order of the machine.
+/// Returns the bytes of a core map as 8-byte words in the byte order of the machine.
 pub(crate) fn words_of(page: &[u8; COREMAP_BYTES]) -> [u64; COREMAP_WORDS] {
     let mut words = [0; COREMAP_WORDS];
     for (word, bytes) in words.iter_mut().zip(page.chunks_exact(8)) {

@@ -21,9 +21,9 @@
 //! The map is a state and not a series of messages: a program that was busy while the map changed twice reads the last
 //! state. `docs/coremap.md` describes the files byte for byte.
 //!
-//! The core map is the CPUs of a job, as pjwd publishes them. It is in the file `coremap`, the *page* of 4096
-//! bytes that programs map into their memory. [`layout`] describes the page, and pjwd writes it by
-//! [`CoreMapWriter`]. Programs need these two only in tests, to make a page of their own.
+//! The core map is the CPUs of a job, as pjwd publishes them. It is in the file `coremap` of 4096 bytes, which programs
+//! map into their memory. [`layout`] describes the file, and pjwd writes it by [`CoreMapWriter`]. Programs need these two
+//! only in tests, to make a file of their own.
 
 pub mod layout;
 

@@ -1,4 +1,4 @@
-//! The reader of the page, which is the file `coremap` of a job. The reader maps the file into the memory of
+//! The reader of the core map, which is the file `coremap` of a job. The reader maps the file into the memory of
 //! its process. After that it reads the content without a system call.
 
 use std::fs::{File, OpenOptions};
@@ -21,11 +21,12 @@ use crate::layout::{
 
 /// How often a reader tries again at once while the daemon writes. A write takes some microseconds.
 const SPINS: u32 = 200;
-/// How long a reader tries in all. A daemon that was killed while it wrote leaves the page unfinished until it runs again.
+/// How long a reader tries in all. If a daemon is killed while it writes, the core map is unfinished until the next
+/// daemon writes it.
 const READ_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// The reasons why a program can't read the page of a job. The page is the file `coremap` that pjwd writes,
-/// which says which CPUs the job has.
+/// The reasons why a program can't read the core map of a job. The core map is the file `coremap` that pjwd writes. It
+/// says which CPUs the job has.
 #[derive(Debug, Error)]
 pub enum CoreMapError {
     /// The file `coremap` can't be opened or mapped.
@@ -36,8 +37,8 @@ pub enum CoreMapError {
         /// The error of the system call.
         source: io::Error,
     },
-    /// The file is no page that this crate can read: it is no regular file, has another size than
-    /// [`COREMAP_BYTES`], or begins with another text or another version of the layout.
+    /// The file is no core map that this crate can read. Either it is no regular file, its size is not
+    /// [`COREMAP_BYTES`], its first 8 bytes are not [`crate::layout::MAGIC`], or its layout has another version.
     #[error(
         "{path} is no core map of version 1: use the pjw-job of the same release as pjwd", path = path.display()
     )]
@@ -45,14 +46,14 @@ pub enum CoreMapError {
         /// The path of the file.
         path: PathBuf,
     },
-    /// The page was in the middle of a write for 100 ms. This happens if pjwd was killed while it wrote, and
-    /// no pjwd has written the page since.
+    /// pjwd was in the middle of a write of the core map for 100 ms. This happens if pjwd was killed during the write,
+    /// and no pjwd has written the core map since.
     #[error("the core map is unfinished: pjwd was killed while it wrote; start pjwd again")]
     Unfinished,
 }
 
-/// The page of a job, mapped into the memory of this process. The page is the file `coremap` that pjwd
-/// writes, which says which CPUs the job has. Reading it makes no system call.
+/// The core map of a job, mapped into the memory of this process. The core map is the file `coremap` that pjwd writes.
+/// It says which CPUs the job has. A read of the mapped file makes no system call.
 #[derive(Debug)]
 pub struct CoreMapReader {
     page: NonNull<u64>,
@@ -64,11 +65,11 @@ unsafe impl Send for CoreMapReader {}
 unsafe impl Sync for CoreMapReader {}
 
 impl CoreMapReader {
-    /// Maps the page (the file `coremap` of a job) at `path` into the memory of this process.
+    /// Maps the core map (the file `coremap` of a job) at `path` into the memory of this process.
     ///
     /// # Errors
-    /// [`CoreMapError::File`] if the file can't be opened or mapped. [`CoreMapError::Unknown`] if the file is no
-    /// page of a version that this crate knows.
+    /// [`CoreMapError::File`] if the file can't be opened or mapped. [`CoreMapError::Unknown`] if the file is no core
+    /// map, or has a layout of another version.
     pub fn open(path: &Path) -> Result<Self, CoreMapError> {
         let failed = |source| CoreMapError::File { path: path.to_owned(), source };
         let options = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).clone();
@@ -82,11 +83,11 @@ impl CoreMapReader {
         map(&file, libc::PROT_READ).map(|page| Self { page }).map_err(failed)
     }
 
-    /// Returns the content of the page. All its fields are from the same write of pjwd.
+    /// Returns the content of the core map (the file `coremap` of a job). All fields are from the same write of pjwd.
     ///
     /// # Errors
-    /// [`CoreMapError::Unfinished`] if the page was in the middle of a write for 100 ms, because pjwd was killed
-    /// while it wrote.
+    /// [`CoreMapError::Unfinished`] if pjwd was in the middle of a write for 100 ms, because it was killed during the
+    /// write.
     pub fn read(&self) -> Result<CoreMapContent, CoreMapError> {
         self.read_between().map(|(content, _)| content)
     }
@@ -109,12 +110,13 @@ impl CoreMapReader {
         Err(CoreMapError::Unfinished)
     }
 
-    /// Waits until the epoch of the page differs from `epoch`, pjwd has given up the page
-    /// ([`CoreMapContent::is_live`] is false), or the time `timeout` has passed. Without `timeout` the call
-    /// waits without end. Returns the content of the page, or `None` if the time has passed.
+    /// Waits until the core map (the file `coremap` of a job) changes, so that its epoch differs from `epoch`. Also
+    /// returns when pjwd no longer keeps this file up to date ([`CoreMapContent::is_live`] is false). Returns the
+    /// content of the core map, or `None` if the time `timeout` has passed. If `timeout` is `None`, the call waits
+    /// without a limit.
     ///
     /// # Errors
-    /// As [`CoreMapReader::read`].
+    /// The errors of [`CoreMapReader::read`].
     pub fn wait_for_change(
         &self,
         epoch: u64,
@@ -134,10 +136,13 @@ impl CoreMapReader {
         }
     }
 
-    /// Whether the page says that the job has this CPU, as its own or as a borrowed one. Reads a few words of
-    /// the page, and makes no system call. The answer is `None` in three cases: pjwd is writing the page,
-    /// pjwd has given up the page ([`CoreMapContent::is_live`] is false), or the number of the CPU is
-    /// [`crate::layout::MAX_CPUS`] or more.
+    /// Returns whether the job may run on the CPU `cpu`, according to the core map (the file `coremap` of the job): the
+    /// job owns the CPU, or borrows it from another job. Reads a few words of memory, and makes no system call. `None`
+    /// in three cases:
+    ///
+    /// - pjwd is writing the core map.
+    /// - pjwd no longer keeps this file up to date ([`CoreMapContent::is_live`] is false).
+    /// - The number of the CPU is [`crate::layout::MAX_CPUS`] or more.
     #[must_use]
     pub fn has_cpu(&self, cpu: Pu) -> Option<bool> {
         let (words, bit) = place_of(cpu)?;
@@ -188,7 +193,7 @@ impl Drop for CoreMapReader {
     }
 }
 
-/// Maps the page in the file, shared with all other processes that map it.
+/// Maps the core map in the file, shared with all other processes that map it.
 pub(crate) fn map(file: &File, protection: libc::c_int) -> io::Result<NonNull<u64>> {
     // SAFETY: the kernel chooses the address, so no memory of this process is replaced.
     let page = unsafe {
@@ -200,7 +205,7 @@ pub(crate) fn map(file: &File, protection: libc::c_int) -> io::Result<NonNull<u6
     NonNull::new(page.cast()).ok_or_else(|| io::Error::other("the page was mapped at address 0"))
 }
 
-/// Unmaps a page of [`map`].
+/// Unmaps a core map of [`map`].
 pub(crate) fn unmap(page: NonNull<u64>) {
     // SAFETY: the caller got the page from `map` and does not use it any more.
     unsafe { libc::munmap(page.as_ptr().cast(), COREMAP_BYTES) };

@@ -1,4 +1,4 @@
-//! The writer of the page, which is the file `coremap` of a job. pjwd has one writer for each job.
+//! The writer of the core map, which is the file `coremap` of a job. pjwd has one writer for each job.
 //!
 //! The writer never touches the mapped memory itself: a file that somebody truncates, or a full file system, would end the
 //! process by SIGBUS. It writes the content by pwrite(2), and has the kernel change the sequence counter (futex(2),
@@ -19,8 +19,8 @@ use crate::layout::{
 };
 use crate::page::{map, unmap};
 
-/// The writer of the page of one job. The page is the file `coremap`, which says which CPUs the job has and
-/// which the programs of the job map into their memory. pjwd has one writer for each job.
+/// The writer of the core map of one job. The core map is the file `coremap`, which says which CPUs the job has. The
+/// programs of the job map the file into their memory. pjwd has one writer for each job.
 #[derive(Debug)]
 pub struct CoreMapWriter {
     file: File,
@@ -32,10 +32,10 @@ pub struct CoreMapWriter {
 unsafe impl Send for CoreMapWriter {}
 
 impl CoreMapWriter {
-    /// Makes a new page (the file `coremap` of a job) with this content at `path`, with mode 0644. A file
-    /// that is at `path` is replaced. The page is written to the path `temporary` first and renamed then, so
-    /// no program finds an incomplete page at `path`. Both paths must be in the same file system. A file at
-    /// `temporary` is removed.
+    /// Makes a new core map (the file `coremap` of a job) with the content `content` at `path`, with mode 0644. An
+    /// existing file at `path` is replaced. The core map is first written to the path `temporary` and then renamed, so
+    /// no program finds an incomplete core map at `path`. Both paths must be in the same file system. An existing file
+    /// at `temporary` is removed.
     ///
     /// # Errors
     /// If the file can't be made, for example because the file system is full.
@@ -57,11 +57,10 @@ impl CoreMapWriter {
         Self::of_file(file, content.clone())
     }
 
-    /// Opens the page (the file `coremap` of a job) that an earlier daemon of the same user left at `path`.
-    /// Programs that have mapped this page then see the changes of this daemon too. The page is used only if
-    /// the file is a regular file of this user with one name (hard link), has 4096 bytes, and has a known
-    /// version of the layout. `None` if the file is missing, is a symbolic link, is not such a file, or can't
-    /// be read and mapped.
+    /// Opens the core map (the file `coremap` of a job) that an earlier daemon of the same user left at `path`.
+    /// Programs that have mapped this file then see the changes of this daemon too. The file must be a regular file of
+    /// this user with only one name (hard link) and 4096 bytes, and must have a known version of the layout. `None` if
+    /// there is no such file, or if it can't be read and mapped.
     #[must_use]
     pub fn open(path: &Path) -> Option<Self> {
         let mut options = OpenOptions::new();
@@ -86,20 +85,18 @@ impl CoreMapWriter {
         Ok(Self { file, page, last })
     }
 
-    /// Returns the content that this writer wrote last. If it has written none, this is the content with
-    /// which the page was made, or the one that the page had when it was opened.
+    /// Returns the content that this writer wrote last. Before the first write, returns the content that the core map
+    /// had when it was made or opened.
     #[must_use]
     pub fn content(&self) -> &CoreMapContent {
         &self.last
     }
 
-    /// Writes the content into the existing file of the page, and wakes the programs that wait for a change
-    /// of the page.
+    /// Writes `content` into the file of the core map, and wakes the programs that wait for a change of the core map.
     ///
     /// # Errors
-    /// If the file was truncated, or the file system refuses the write. The page then may stay marked as in
-    /// the middle of a write, so that no program can read it. The caller should make a new page by
-    /// [`CoreMapWriter::create`].
+    /// If the file was truncated, or the file system refuses the write. The file may then stay marked as in the middle
+    /// of a write, so that no program can read it. The caller should make a new file by [`CoreMapWriter::create`].
     pub fn write(&mut self, content: &CoreMapContent) -> io::Result<()> {
         let mut sequence = [0; COREMAP_BYTES];
         self.file.read_exact_at(&mut sequence, 0)?;
@@ -116,12 +113,12 @@ impl CoreMapWriter {
         Ok(())
     }
 
-    /// Gives up the page: writes that it is not live ([`CoreMapContent::is_live`]) and that the job has no CPUs,
-    /// and wakes the programs that wait for a change of the page. The file stays. The caller must remove it,
-    /// if it is still there.
+    /// Marks the file as no longer kept up to date: sets [`CoreMapContent::is_live`] to false, and makes all sets of
+    /// CPUs empty. Wakes the programs that wait for a change of the core map. The file is not removed: the caller must
+    /// remove it if it is still there.
     ///
     /// # Errors
-    /// As [`CoreMapWriter::write`].
+    /// The errors of [`CoreMapWriter::write`].
     pub fn mark_not_live(mut self) -> io::Result<()> {
         let content =
             CoreMapContent { is_live: false, epoch: self.last.epoch + 1, ..CoreMapContent::default() };

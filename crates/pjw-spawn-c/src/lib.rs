@@ -24,10 +24,11 @@ use crate::arguments::{Lists, read_masks};
 use crate::failure::{Failure, returned};
 use crate::group::{Group, Pids};
 
-/// The C type `pspawn_context_t`: a program that can be started many times, and the CPUs on which its
-/// processes run. [`pspawn_context_create`] initialises it, and [`pspawn_context_destroy`] frees its memory.
+/// The C type `pspawn_context_t`: a program that can be started many times, and the CPUs on which its processes run.
+/// [`pspawn_context_create`] initialises a value, and [`pspawn_context_destroy`] frees its memory.
 #[repr(C)]
 pub struct PspawnContext {
+    /// The memory of the library for this value.
     private: *mut c_void,
 }
 

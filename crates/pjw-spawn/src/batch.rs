@@ -47,29 +47,32 @@ const INSTANCES_OF_A_TEMPLATE: usize = 8;
 /// A drop kills no instance.
 #[derive(Debug)]
 pub struct Batch {
+    /// The end of the socket pair from which the batch reads the results.
     socket: OwnedFd,
-    /// The other end. It is open as long as a spawner may need it.
+    /// The end of the socket pair to which the spawner threads send the results. Open as long as a thread may send.
     sending: OwnedFd,
-    /// The instances. Their descriptors are open as long as a spawner may need them.
+    /// The instances. Their descriptors stay open as long as a spawner thread may need them.
     instances: Arc<[Instance]>,
+    /// The results that were read from the socket and not returned yet.
     results: VecDeque<InstanceResult>,
-    /// The number of spawners that have not sent their last packet.
+    /// The number of spawner threads that have not sent their last results.
     busy_spawners: usize,
+    /// Whether [`Batch::cancel`] was called.
     is_cancelled: Arc<AtomicBool>,
+    /// The reason why the program can't have a template. Empty if no such reason is known.
     refusal: Arc<OnceLock<TemplateError>>,
-    /// From when to when instances were started.
+    /// The period in which the instances were started, as [`Batch::start_period`] returns it.
     busy: Option<(Duration, Duration)>,
 }
 
 impl Context {
-    /// Starts the instances by spawner threads: threads of the calling process that only start instances.
-    /// Returns without waiting until the instances are started. With [`Context::replicas`], the call waits
-    /// until the copies are made. The caller gets the results from the returned [`Batch`]. If the instances
-    /// need more descriptors than the soft limit of the calling process allows, the limit is raised.
+    /// Starts the processes that `instances` describes. Spawner threads start them: threads of the calling process that
+    /// only start instances. The call does not wait until the instances are started. It returns a [`Batch`], which
+    /// gives the results. With [`Context::replicas`], the call waits until the copies are made. If the instances need
+    /// more descriptors than the soft limit of the calling process allows, the limit is raised.
     ///
     /// # Errors
-    /// If [`Context::check`] fails, or if a resource for the batch can't be created. No instance is started
-    /// then.
+    /// If [`Context::check`] fails, or if a resource for the batch can't be created. No instance is started then.
     pub fn start(&self, instances: Vec<Instance>) -> Result<Batch, CheckError> {
         self.check(&instances)?;
         raise_descriptor_limit(instances.len())?;
@@ -110,12 +113,12 @@ impl Context {
         Ok(batch)
     }
 
-    /// Starts the instances. Waits until each instance has begun its program or has failed to start. Returns
-    /// one result for each instance, in the order of `instances`.
+    /// Starts the processes that `instances` describes. Waits until each process has begun its program or has failed to
+    /// start. Returns one result for each instance, in the order of `instances`.
     ///
-    /// A single instance is started by the calling thread, whose affinity mask and memory policy stay as they
-    /// are: the instance sets its own before it executes the program. With
-    /// [`Context::kill_when_launcher_ends`] or [`Context::replicas`], another thread starts it.
+    /// A single instance is started by the calling thread. The affinity mask and the memory policy of this thread stay
+    /// as they are: the instance sets its own before it executes the program. With [`Context::kill_when_launcher_ends`]
+    /// or [`Context::replicas`], another thread starts the instance.
     ///
     /// # Errors
     /// The errors of [`Context::start`]. No instance is started then.
@@ -130,11 +133,11 @@ impl Context {
         }
     }
 
-    /// Starts one instance. Waits until the instance has begun its program or has failed to start.
+    /// Starts one process of the program. Waits until the process has begun the program or has failed to start.
     ///
     /// # Errors
-    /// The outer error is that of [`Context::start`]: a check failed, and no process was created. The inner
-    /// error is that of the start itself.
+    /// - The outer error, if a check by [`Context::check`] fails or a resource is missing. No process was created.
+    /// - The inner error, if the start of the process fails after these checks. It contains the failed step.
     pub fn spawn(&self, instance: Instance) -> Result<Result<Child, SpawnError>, CheckError> {
         let result = self.spawn_n(vec![instance])?.pop();
         Ok(result.unwrap_or(Err(SpawnError { step: SpawnStep::Clone, errno: Errno::ECANCELED })))
@@ -177,12 +180,11 @@ fn shares_by_node(instances: &[Instance]) -> BTreeMap<Option<u32>, Vec<usize>> {
 }
 
 impl Batch {
-    /// Waits until each instance has begun its program or has failed to start. Returns one result for each
-    /// instance, in the order of the list that [`Context::start`] received.
+    /// Waits until each instance has begun its program or has failed to start. Returns one result for each instance, in
+    /// the order of the list that [`Context::start`] received.
     ///
-    /// If the batch as an iterator has already returned the result of an instance, the result here is the
-    /// error `ECANCELED`. The result is also `ECANCELED` for an instance that was not started because of
-    /// [`Batch::cancel`].
+    /// The result of an instance is the error `ECANCELED` in two cases. First, the batch as an iterator has already
+    /// returned the result of the instance. Second, the instance was not started because of [`Batch::cancel`].
     #[must_use]
     pub fn into_results(self) -> Vec<Result<Child, SpawnError>> {
         let missing = SpawnError { step: SpawnStep::Clone, errno: Errno::ECANCELED };
@@ -202,17 +204,19 @@ impl Batch {
         self.is_cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the next result without waiting. `None` if no result is available now. [`Batch::is_finished`]
-    /// returns whether more results will follow.
+    /// Returns the next result without waiting: the index of an instance in the list of [`Context::start`], with its
+    /// process or the error. `None` if no result is available now. [`Batch::is_finished`] returns whether more results
+    /// will follow.
     pub fn next_ready(&mut self) -> Option<InstanceResult> {
         self.next_result(false)
     }
 
-    /// Returns the reason why the program can't have a [template](crate::proxy::Template), so that instances
-    /// are started by exec. `None` if the context uses no templates, or if no such reason is known yet.
+    /// Returns the reason why the program can't have a [template](crate::proxy::Template): a process from which the
+    /// instances are forked. The instances are then started by exec. `None` if the context uses no templates, or if no
+    /// such reason is known yet.
     ///
-    /// A single instance that does not match the template is also started by exec. This function returns no
-    /// reason for it.
+    /// If only a single instance does not match the template, this instance is also started by exec. This function
+    /// returns no reason for it.
     #[must_use]
     pub fn template_error(&self) -> Option<TemplateError> {
         self.refusal.get().copied()

@@ -24,31 +24,31 @@ use crate::signals;
 /// If [`Context::kill_when_launcher_ends`] was called, the kernel kills the instances when this value is dropped.
 #[derive(Debug)]
 pub struct Context {
+    /// The properties that all instances share.
     pub(crate) setup: Arc<Setup>,
-    /// The most spawner threads of a batch.
+    /// The maximum number of threads that start the instances of a batch.
     pub(crate) max_spawner_threads: usize,
-    /// The spawner threads that live until the instances have ended. Each ends when its sender is dropped.
+    /// The threads that must live until the instances have ended. Each thread ends when its sender is dropped.
     spawners: Mutex<Vec<Sender<()>>>,
 }
 
 impl Context {
-    /// Makes the context for `program`, which is a path or a name. A name without a slash is searched in the
-    /// directories of `PATH`.
+    /// Makes a context from which processes of `program` can be started. `program` is a path or a name. A name without
+    /// a slash is searched in the directories of `PATH`.
     ///
-    /// The instances will have the present environment and the present limit of open descriptors of the
-    /// caller. They will also block the signals that the calling thread blocks now.
+    /// The processes will have the environment, the limit of open descriptors and the blocked signals that the calling
+    /// thread has at this call.
     ///
     /// # Errors
-    /// [`CheckError::NoProgram`] if there is no such file. [`CheckError::NotExecutable`] if the file can't be
-    /// executed.
+    /// [`CheckError::NoProgram`] if there is no such file. [`CheckError::NotExecutable`] if the file can't be executed.
     pub fn new(program: impl AsRef<OsStr>) -> Result<Self, CheckError> {
         let path = find_program(program.as_ref())?;
         Ok(Self::of_path(&path))
     }
 
-    /// Makes a context, which starts processes of the program file `program`. Unlike [`Context::new`], this
-    /// function does not search `PATH`, and does not check that the file can be executed. If the file can't be
-    /// executed, each start of a process fails.
+    /// Makes a context from which processes of the program in the file `program` can be started. Unlike
+    /// [`Context::new`], this function does not search `PATH`, and does not check that the file can be executed. If the
+    /// file can't be executed, each start of a process fails.
     #[must_use]
     pub fn of_path(program: &Path) -> Self {
         let environment = std::env::vars_os().filter_map(|(name, value)| variable(&name, &value));
@@ -133,23 +133,21 @@ impl Context {
         self
     }
 
-    /// Starts the instances as forks of a [template](crate::proxy::Template): a process of the program that
-    /// is loaded and stopped before `main`. The instances of a [`Batch`](crate::Batch) are started by one or
-    /// more threads. Each of these threads loads a template of its own. An instance that can't be a fork of
-    /// the template is started by exec. [`Batch::template_error`](crate::Batch::template_error) returns the
-    /// reason if the program can't have a template at all.
+    /// Starts the instances as forks of a [template](crate::proxy::Template): a process of the program that is loaded
+    /// and stopped before `main`. One or more threads start the instances of a [`Batch`](crate::Batch). Each of these
+    /// threads loads a template of its own. If an instance can't be a fork of the template, it is started by exec.
+    /// [`Batch::template_error`](crate::Batch::template_error) returns the reason if the program can't have a template
+    /// at all.
     #[must_use]
     pub fn use_templates(mut self) -> Self {
         self.setup_mut().templates = Some(TemplateKind::Linked);
         self
     }
 
-    /// Starts the instances as forks of a template, for a program that calls
-    /// [`fork_here`](crate::proxy::fork_here). A template is a process of the program that runs until it
-    /// calls `fork_here`, and stops there. An instance begins when this call returns in it. The instance has
-    /// the memory and the open files that the template had at the call. The instances of a
-    /// [`Batch`](crate::Batch) are started by one or more threads. Each of these threads runs a template of
-    /// its own. In all other respects, this function is like [`Context::use_templates`].
+    /// Starts the instances as forks of a template, for a program that calls [`fork_here`](crate::proxy::fork_here).
+    /// The template is a process of the program that runs until it calls `fork_here`, and stops there. In each
+    /// instance, the program continues after this call, with the memory and the open files that the template had at the
+    /// call. In all other respects, this function is like [`Context::use_templates`].
     #[must_use]
     pub fn use_fork_here_templates(mut self) -> Self {
         self.setup_mut().templates = Some(TemplateKind::Late);
@@ -178,8 +176,8 @@ impl Context {
         self
     }
 
-    /// Returns the path of the program. For a name without a slash, this is the path that was found in
-    /// `PATH`.
+    /// Returns the path of the program. If [`Context::new`] received a name without a slash, returns the path that was
+    /// found in `PATH`.
     #[must_use]
     pub fn program(&self) -> &CStr {
         &self.setup.program
@@ -190,13 +188,15 @@ impl Context {
         self.spawners.lock().unwrap_or_else(PoisonError::into_inner).push(spawner);
     }
 
-    /// Checks whether `instances` can be started, without starting them. An instance is one process of the
-    /// group that is to be started. There must be at least one instance. The affinity masks must be inside
-    /// the mask of the caller. The sizes of the arguments and environments, the free memory for replicas, and
-    /// the number of processes must be within their limits. If only some instances have too large arguments
-    /// or environments, there is no error: the start of these instances fails later.
-    /// The limits on the number of processes are not checked for a single instance: the kernel checks them at
-    /// its start.
+    /// Checks whether the processes that `instances` describes can be started, without starting them. The checks are:
+    ///
+    /// - There is at least one instance.
+    /// - The affinity mask of each instance is inside the mask of the caller.
+    /// - The arguments and environments are not too large. If this is true of at least one instance, there is no error.
+    ///   The start of each other instance fails later.
+    /// - There is enough free memory for replicas (copies of files of the program on NUMA nodes).
+    /// - The limits on the number of processes allow all instances. A single instance is not checked: the kernel checks
+    ///   these limits at its start.
     ///
     /// # Errors
     /// The first check that failed, with the reason and the remedy as text.

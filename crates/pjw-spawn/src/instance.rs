@@ -19,9 +19,9 @@ pub struct Instance {
     /// The argument list, which may contain placeholders for `rank` and `size`. Instances with the same list
     /// should share one `Arc`, which makes their start faster.
     pub arguments: Arc<Arguments>,
-    /// The environment variables of this instance only, each as `NAME=value`. The instance gets them after
-    /// the variables of the context. A name must not occur twice in this list, and must not be the name of a
-    /// variable of the context. This is not checked. getenv(3) would return the first value.
+    /// The environment variables of this instance only, each as `NAME=value`. They come after the variables that the
+    /// [`Context`](crate::Context) gives to all instances. A name must not occur twice in this list, and must not be
+    /// the name of a variable of the context. This is not checked: getenv(3) then returns the first value.
     pub variables: Vec<CString>,
     /// The affinity mask, the preferred NUMA node and the cgroup of the instance. Instances with the same
     /// placement should share one `Arc`: then one thread starts them without changing its affinity mask.

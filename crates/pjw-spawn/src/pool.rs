@@ -19,8 +19,10 @@ use crate::proxy::{ForkError, Spare, Template, TemplateError};
 /// Dropping the pool ends the spares. The workers continue to run.
 #[derive(Debug)]
 pub struct WorkerPool {
+    /// The process from which the workers and the spares are forked.
     template: Template,
     spares: VecDeque<Spare>,
+    /// The number of spares that [`WorkerPool::wait`] restores.
     spare_count: usize,
     workers: Vec<Worker>,
     epoll: Epoll,
@@ -66,14 +68,14 @@ pub struct EndedWorker {
 }
 
 impl WorkerPool {
-    /// Starts one worker for each instance, and makes `spares` spares. A spare is a stopped process that
-    /// replaces a worker which a signal kills, or which exits with a status other than 0. All instances must
-    /// have the same number of arguments, the same number of variables, and the same cgroup. The calling
-    /// thread becomes the parent of all workers.
+    /// Starts one worker process for each instance in `instances`, and makes `spares` spares. A spare is a stopped
+    /// process of the same program. It replaces a worker that is killed by a signal or exits with a status other than
+    /// 0. All instances must have the same number of arguments, the same number of variables, and the same cgroup. The
+    /// calling thread becomes the parent of all workers.
     ///
     /// # Errors
-    /// If the list is empty, if the program can't have a [`Template`], or if a worker or a spare can't be
-    /// made. The workers that run already are killed then.
+    /// If the list is empty, if the program can't have a [`Template`], or if a worker or a spare can't be made. The
+    /// workers that run already are killed then.
     pub fn start(
         context: &Context,
         instances: Vec<Instance>,
@@ -129,16 +131,19 @@ impl WorkerPool {
         self.workers.get(index)?.child.as_ref()
     }
 
-    /// Returns the number of spares that are ready now to replace a worker.
+    /// Returns the number of spares that are ready now. A spare is a process that is stopped before `main`, and that
+    /// replaces a worker which fails.
     #[must_use]
     pub fn ready_spare_count(&self) -> usize {
         self.spares.len()
     }
 
-    /// Waits until a worker ends, and replaces the worker unless its exit status is 0. `timeout` is in
-    /// milliseconds. `None` means no timeout. Returns `None` after the timeout.
+    /// Waits until a worker ends. If its exit status is not 0, or if a signal killed it, a new worker replaces it.
+    /// Returns the ended worker. Returns `None` if no worker has ended within `timeout` milliseconds. If `timeout` is
+    /// `None`, the call waits without a limit.
     ///
-    /// If no worker has ended yet, the call first makes new spares for those that were used.
+    /// If no worker has ended yet, the call first makes new spares for those that were used. A spare is a stopped
+    /// process that replaces a worker.
     ///
     /// # Errors
     /// If epoll(7) or waitid(2) fails.

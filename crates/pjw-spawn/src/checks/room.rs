@@ -24,8 +24,8 @@ struct Limit {
     remedy: String,
 }
 
-/// Checks whether `wanted` more processes can be started. The checked limits are those of the system, of the
-/// caller's user, and of the cgroups that contain the caller. A limit that can't be read is not checked.
+/// Checks whether `wanted` more processes can be started. The checked limits are those of the system, of the caller's
+/// user, and of the cgroups that contain the caller. If a limit can't be read, it is not checked.
 ///
 /// # Errors
 /// [`CheckError::ProcessLimit`] if a limit is too low.
@@ -59,14 +59,14 @@ fn check_limits(wanted: u64, limits: impl IntoIterator<Item = Limit>) -> Result<
     }
 }
 
-/// Raises the calling process's soft limit of open descriptors (`RLIMIT_NOFILE`) if it does not allow
-/// `wanted` more descriptors. [`crate::Context::start`] calls this function for the pidfds of the instances.
-/// The instances do not get the raised limit. They get the limit that the calling process had when their
+/// Raises the soft limit of open descriptors (`RLIMIT_NOFILE`) of the calling process, if the limit does not allow
+/// `wanted` more descriptors. [`crate::Context::start`] calls this function, because each started process needs a
+/// pidfd. The started processes do not get the raised limit. They get the limit that the calling process had when their
 /// [`crate::Context`] was made.
 ///
 /// # Errors
-/// [`CheckError::DescriptorLimit`] if the hard limit is too low. [`CheckError::SystemCall`] if the limit
-/// can't be changed.
+/// [`CheckError::DescriptorLimit`] if the hard limit is too low. [`CheckError::SystemCall`] if the limit can't be
+/// changed.
 pub fn raise_descriptor_limit(wanted: usize) -> Result<(), CheckError> {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Ok(()) };
     let needed = wanted as u64 + SPARE_DESCRIPTORS;

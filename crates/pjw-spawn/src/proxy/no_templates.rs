@@ -13,26 +13,29 @@ use crate::context::Context;
 use crate::instance::Instance;
 use crate::setup::Setup;
 
-/// The type of templates on architectures other than x86_64. A template is a process from which instances of
-/// its program are forked. The type has no values, because templates exist for x86_64 only.
+/// The type of templates on architectures other than x86_64. A template is a process from which other processes of its
+/// program are forked. The type has no values, because templates exist for x86_64 only.
 #[derive(Debug)]
 pub struct Template(Infallible);
 
-/// The type of spares on architectures other than x86_64. A spare is a process that is stopped before `main`,
-/// and that becomes an instance later. The type has no values, because spares exist for x86_64 only.
+/// The type of spares on architectures other than x86_64. A spare is a process that is stopped before `main`. It
+/// becomes an instance (a running process of the program) later. The type has no values, because spares exist for
+/// x86_64 only.
 #[derive(Debug)]
 pub struct Spare(Infallible);
 
-/// Always returns `Ok(None)`: without templates, every program was started by exec.
+/// Always returns `Ok(None)`. On this architecture, there are no templates (processes from which instances are forked),
+/// so every process of the program was started by exec.
 ///
 /// # Errors
-/// Never on this architecture.
+/// None.
 pub fn fork_here() -> Result<Option<InstanceParameters>, ForkHereError> {
     Ok(None)
 }
 
 impl Template {
-    /// Always returns an error, because templates exist for x86_64 only.
+    /// Always returns an error, because templates exist for x86_64 only. A template is a process from which other
+    /// processes of its program are forked.
     ///
     /// # Errors
     /// [`TemplateError::Unsupported`].
@@ -40,7 +43,8 @@ impl Template {
         Err(TemplateError::Unsupported)
     }
 
-    /// As [`Template::load`].
+    /// Always returns an error, because templates exist for x86_64 only. A template is a process from which other
+    /// processes of its program are forked.
     ///
     /// # Errors
     /// [`TemplateError::Unsupported`].
@@ -65,31 +69,35 @@ impl Template {
         match self.0 {}
     }
 
-    /// Makes an instance as a fork of the template.
+    /// Makes a process of the program as a fork of the template. On this architecture it can't be called, because no
+    /// value of this type exists.
     ///
     /// # Errors
-    /// Never: no value of this type exists on this architecture.
+    /// None.
     pub fn fork(&mut self, _: &Instance) -> Result<Child, ForkError> {
         match self.0 {}
     }
 
-    /// Makes a spare: a process of the program that is stopped before `main`.
+    /// Makes a spare: a process of the program that is stopped before `main`. On this architecture it can't be called,
+    /// because no value of this type exists.
     ///
     /// # Errors
-    /// Never: no value of this type exists on this architecture.
+    /// None.
     pub fn make_spare(&mut self) -> Result<Spare, ForkError> {
         match self.0 {}
     }
 
-    /// Turns a spare into an instance.
+    /// Turns a spare (a process that is stopped before `main`) into a running process of the program. On this
+    /// architecture it can't be called, because no value of this type exists.
     ///
     /// # Errors
-    /// Never: no value of this type exists on this architecture.
+    /// None.
     pub fn start_spare(&mut self, _: Spare, _: &Instance) -> Result<Child, ForkError> {
         match self.0 {}
     }
 
-    /// Makes instances as forks of the template. Calls the function once for each instance.
+    /// Makes processes of the program as forks of the template. Calls the function once for each of them. On this
+    /// architecture it can't be called, because no value of this type exists.
     pub fn fork_n<'a>(
         &mut self,
         _: impl IntoIterator<Item = &'a Instance>,

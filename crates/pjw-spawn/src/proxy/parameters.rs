@@ -3,13 +3,14 @@
 use std::ffi::{CStr, c_char};
 use std::ptr;
 
-/// The arguments and environment variables of one instance: a process that is forked from a
-/// [`super::Template`]. [`fork_here`](super::fork_here) returns them in this process. They are read where the
-/// launcher has written them: an instance that does not ask for them has no work with them.
+/// The arguments and environment variables of one instance: a process that is forked from a [`super::Template`].
+/// [`fork_here`](super::fork_here) returns this value in the instance. The launcher has written the arguments and
+/// variables into the memory of the instance. They are read from there only when a function of this type is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InstanceParameters {
-    /// The addresses of two lists of pointers to C strings, each ended by a null pointer.
+    /// The address of the list of pointers to the arguments. A null pointer ends the list.
     arguments: usize,
+    /// The address of the list of pointers to the variables. A null pointer ends the list.
     variables: usize,
 }
 
@@ -30,14 +31,15 @@ impl InstanceParameters {
         Strings(ptr::with_exposed_provenance(self.arguments)).map(text)
     }
 
-    /// Returns the environment variables that this instance does not share with the other instances, each as
-    /// `NAME=value`. [`fork_here`](super::fork_here) has already set them in the environment. The variables that
-    /// all instances share are those of the [`crate::Context`]. They are not in this list.
+    /// Returns the environment variables that only this instance has, each as `NAME=value`.
+    /// [`fork_here`](super::fork_here) has already set them in the environment. The variables of the
+    /// [`crate::Context`], which all instances share, are not returned.
     pub fn variables(&self) -> impl Iterator<Item = &'static CStr> + use<> {
         self.variable_pointers().map(text)
     }
 
-    /// Returns the arguments as `main` of a C program gets them: a list of pointers that ends with a null pointer.
+    /// Returns the arguments of the instance as `main` of a C program gets them: the address of a list of pointers to C
+    /// strings that ends with a null pointer.
     #[must_use]
     pub fn argument_pointers(&self) -> *const *const c_char {
         ptr::with_exposed_provenance(self.arguments)

@@ -57,8 +57,8 @@ pub enum TemplateError {
     },
 }
 
-/// Error: a [template](super::Template) has not made an instance, a process that is forked from it. A spare
-/// is a process that was forked in advance, and that becomes an instance later.
+/// Error: a [template](super::Template) could not make an instance, a process that is forked from it. Also the error of
+/// a spare (a process that was forked in advance) that could not become an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum ForkError {
     /// The instance differs from the template in a property that can't be changed after the template was

@@ -72,10 +72,10 @@ pub enum ReplicaError {
 }
 
 impl Replicas {
-    /// Selects the files that the process `pid` has mapped into its memory now, to be copied to each of
-    /// `nodes` (NUMA nodes). For a [template](crate::proxy::Template), these are the program and the
-    /// libraries that it is linked with. Libraries that instances load later are not included. Copies nothing
-    /// yet.
+    /// Selects the files to copy: those that the process `pid` has mapped into its memory now. `nodes` contains the
+    /// numbers of the NUMA nodes to which the files are to be copied. For a [template](crate::proxy::Template), the
+    /// files are the program and the libraries with which it is linked. Libraries that instances load later are not
+    /// included. Copies nothing yet.
     ///
     /// # Errors
     /// If the memory map of the process can't be read.
@@ -108,12 +108,12 @@ impl Replicas {
         self.files.len()
     }
 
-    /// Checks that all copies in `all` together take at most a quarter of the free memory of each NUMA node.
-    /// `all` has one value for each program. Memory that holds the cache of files counts as free.
+    /// Checks that all copies in `all` together take at most a quarter of the free memory of each NUMA node. `all`
+    /// contains one value for each program that is copied. Memory that caches files counts as free.
     ///
     /// # Errors
-    /// [`ReplicaError::NotEnoughMemory`] if the copies take more on any node. [`ReplicaError::Failed`] if the
-    /// free memory of a node can't be read.
+    /// [`ReplicaError::NotEnoughMemory`] if the copies take more on any node. [`ReplicaError::Failed`] if the free
+    /// memory of a node can't be read.
     pub fn check_free_memory<'a>(all: impl IntoIterator<Item = &'a Self>) -> Result<(), ReplicaError> {
         let mut needed = BTreeMap::new();
         for replicas in all {
@@ -131,13 +131,13 @@ impl Replicas {
         Ok(())
     }
 
-    /// Copies the files into the memory of the NUMA node `node`. Moves the calling thread into a new mount
-    /// namespace, in which the copies are mounted over the files. The thread remains in this namespace, and
-    /// so do the processes that it starts afterwards.
+    /// Copies the files into the memory of the NUMA node with the number `node`. Moves the calling thread into a new
+    /// mount namespace, in which the copies are mounted over the files. The thread stays in this namespace. Processes
+    /// that it starts afterwards are also in this namespace.
     ///
     /// # Errors
-    /// If a step fails. The thread may then be in a namespace with only some of the copies, and must not
-    /// start instances.
+    /// If a step fails. The thread may then be in a namespace with only some of the copies, and must not start
+    /// instances.
     pub fn enter_mount_namespace(&self, node: u32) -> Result<(), ReplicaError> {
         let root = Path::new("/");
         // SAFETY: the descriptors of the thread stay those of the process.

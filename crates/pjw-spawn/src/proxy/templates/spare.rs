@@ -12,11 +12,12 @@ use crate::instance::Instance;
 use crate::proxy::refusal::ForkError;
 use std::os::fd::AsRawFd;
 
-/// A process of the program that is stopped before `main` and uses no CPU. [`Template::start_spare`] turns it into
-/// an instance. The process ends when this value is dropped, and when the process that made it ends.
+/// A process of the program that is stopped before `main` and uses no CPU. [`Template::start_spare`] turns it into an
+/// instance: a running process with arguments of its own. The process ends when this value is dropped, and when the
+/// process that made it ends.
 #[derive(Debug)]
 pub struct Spare {
-    /// `None` once it is an instance.
+    /// The process of the spare. `None` if the process has become an instance.
     child: Option<Child>,
     channel: Channel,
     image: Image,
@@ -47,13 +48,13 @@ impl Template {
         })
     }
 
-    /// Turns a spare into an instance: the spare gets the arguments, variables and streams of the instance
-    /// and runs the program. The call does not wait for the program. If the arguments and variables need more
-    /// memory than the spare has, the instance is a new fork of the template, and the spare ends.
+    /// Turns a spare into an instance: the stopped process of the spare gets the arguments, variables and streams of
+    /// `instance` and runs the program. The call does not wait for the program. If the arguments and variables need
+    /// more memory than the spare has, the instance is a new fork of the template, and the spare ends.
     ///
     /// # Errors
-    /// The errors of [`Template::fork`]. [`ForkError::Ended`] if the spare has ended. After any error, the
-    /// process of the spare has ended.
+    /// The errors of [`Template::fork`]. [`ForkError::Ended`] if the spare has ended. After any error, the process of
+    /// the spare has ended.
     pub fn start_spare(&mut self, mut spare: Spare, instance: &Instance) -> Result<Child, ForkError> {
         let own = self.own_calls(instance)?;
         let strings = self.strings_of(instance);

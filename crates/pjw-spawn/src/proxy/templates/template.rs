@@ -46,12 +46,12 @@ pub(super) const MAX_COPIED: usize = 768;
 const RANDOM_SIZE: usize = 16;
 const RANDOM_COUNT: usize = 16;
 
-/// A process that is stopped before `main`, and from which instances of its program are forked. While it
-/// waits, it uses no CPU.
+/// A process that is stopped before `main`, and from which processes of its program (instances) are forked. A template
+/// is also called a zygote or a fork server. A stopped template uses no CPU.
 ///
-/// The process ends when this value is dropped, and when the process that loaded it ends. The thread that
-/// loaded it is the parent of the template and of the instances. With [`Context::kill_when_launcher_ends`], the
-/// kernel kills the instances when this thread ends.
+/// The thread that loads the template is the parent of the template and of the instances. The template ends when this
+/// value is dropped, and when the process that loaded it ends. With [`Context::kill_when_launcher_ends`], the kernel
+/// kills the instances when the thread that loaded the template ends.
 pub struct Template {
     pub(super) loaded: Loaded,
     // Its pointers lead into `setup`.
@@ -181,25 +181,26 @@ impl Template {
         }
     }
 
-    /// Returns the process id of the template.
+    /// Returns the process id of the template: the process from which the instances are forked.
     #[must_use]
     pub fn pid(&self) -> Pid {
         self.loaded.child.pid
     }
 
-    /// Returns whether the file of the program is unchanged since the template was loaded. Changes of
-    /// libraries are not detected. Always true after [`Template::load_until_fork_here`].
+    /// Returns whether the file of the program is the file from which the template was loaded, and has not changed
+    /// since. Changes of libraries are not detected. Always true after [`Template::load_until_fork_here`].
     #[must_use]
     pub fn is_up_to_date(&self) -> bool {
         let Some(shape) = &self.shape else { return true };
         shape.is_current(&self.setup.program)
     }
 
-    /// Makes an instance as a fork of the template. The instance is a child of the calling process.
+    /// Makes a process of the program (an instance) as a fork of the template. The instance is a child of the calling
+    /// process.
     ///
-    /// If the affinity mask has no online PU, or if the NUMA node does not exist, the call fails. If the
-    /// kernel rejects the mask or the NUMA node for another reason, the call succeeds. The instance then ends
-    /// with exit status 125 before its program runs.
+    /// If the affinity mask has no online PU, or if the NUMA node does not exist, the call fails. If the kernel rejects
+    /// the mask or the NUMA node for another reason, the call succeeds. The instance then ends with exit status 125
+    /// before its program runs.
     ///
     /// # Errors
     /// - [`ForkError::Mismatch`] if the instance differs from the template in a property that can't be changed.
@@ -211,9 +212,9 @@ impl Template {
         self.next_child()
     }
 
-    /// Makes instances as forks of the template, each as [`Template::fork`] does. Calls `result` once for
-    /// each instance. This is faster than single calls of [`Template::fork`], because up to 16 instances
-    /// share one message to the template. The first messages are for fewer instances, so that the first
+    /// Makes processes of the program (instances) as forks of the template, each as [`Template::fork`] does. Calls
+    /// `result` once for each instance. This is faster than single calls of [`Template::fork`], because up to 16
+    /// instances share one message to the template. The first messages are for fewer instances, so that the first
     /// instances run early.
     pub fn fork_n<'a>(
         &mut self,
