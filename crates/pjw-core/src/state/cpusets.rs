@@ -32,13 +32,15 @@ pub struct ManagedCpuset {
     pub previous_cpus: Vec<CpuSet>,
     /// Whether pjw is to remove the cpuset, because no job needs the cpuset any longer.
     pub must_be_removed: bool,
-    /// Whether this daemon wrote the present settings, and the kernel accepted them. A scan reads neither the idle priority
-    /// nor whether the processes are frozen. So these are unknown after a restart and after a refused write.
+    /// Whether this run of the daemon has written the settings in `job_cpuset`, and the kernel has accepted
+    /// them. A scan reads the PUs of a cpuset, but not `cpu.idle` and `cgroup.freeze`. If this field is
+    /// false, as after a restart of the daemon or a refused write, these two settings of the cpuset are
+    /// unknown.
     pub was_written: bool,
     /// The path of the cgroup from which pjw moved the first process into the cpuset. When pjw removes the
-    /// cpuset, pjw moves the processes in the cpuset to another cgroup. A process that was forked inside the
-    /// cpuset is moved to this cgroup if the original cgroups of its ancestors are unknown. `None` if pjw
-    /// moved no process into the cpuset, or if the path is unknown.
+    /// cpuset, it moves the processes in the cpuset out. A process that was forked inside the cpuset goes to
+    /// this cgroup if the original cgroups of its ancestors are unknown. `None` if pjw moved no process into
+    /// the cpuset, or if the path is unknown.
     pub origin_cgroup: Option<String>,
     tries: u32,
 }
@@ -51,9 +53,9 @@ impl ManagedCpuset {
         is_known && self.job_cpuset == *job_cpuset && !self.must_be_removed
     }
 
-    /// Whether the set of PUs in `cpuset` was written by pjw. `cpuset` is the content of this cpuset as a
-    /// scan read it. True if its PUs are the set that pjw wrote last, or an earlier set that the cpuset may
-    /// still have ([`ManagedCpuset::previous_cpus`]). False if another program changed the PUs of the cpuset.
+    /// Whether pjw wrote the set of PUs that the cpuset has at present. `cpuset` is the cpuset as a scan read
+    /// it. True if its PUs are the set that pjw wrote last, or an earlier set that may still be in force
+    /// ([`ManagedCpuset::previous_cpus`]). False if another program has changed the PUs.
     #[must_use]
     pub fn was_written_by_pjw(&self, cpuset: &Cpuset) -> bool {
         self.possible_cpus().any(|cpus| *cpus == cpuset.cpus)
@@ -110,9 +112,9 @@ pub struct CpusetRegistry {
     history: BTreeMap<String, History<CpuSet>>,
     /// The paths of removed cpusets that have a history.
     removed: BTreeSet<String>,
-    /// The cgroups with the name of a job's cpuset that existed when the daemon started and of which the
-    /// journal has no record. The next scan of all processes decides for each of them: it becomes the cpuset
-    /// of its job, or it is removed. Then it is no longer in this list.
+    /// The leftover cgroups: cgroups with the name of a job's cpuset that existed when the daemon started and
+    /// that are not in the journal. The next scan of all processes decides about each of them: it becomes the
+    /// cpuset of its job again, or pjw removes it. It then leaves this list.
     found: Vec<LeftoverCpuset>,
     /// The former entries of `found` that a warning in `pjwctl status` names, by path.
     recovered: BTreeMap<String, RecoveredCpuset>,
@@ -172,8 +174,8 @@ impl CpusetRegistry {
         self.recovered.insert(path.to_owned(), recovered);
     }
 
-    /// Iterates over processes whose affinity masks an earlier daemon may have set. These processes were
-    /// found in a cpuset without a journal record, and their masks are narrower than this cpuset.
+    /// Iterates over processes whose affinity masks may come from an earlier run of the daemon. pjw found
+    /// these processes in a cpuset that is not in the journal, and their masks are narrower than this cpuset.
     pub fn processes_with_masks_of_unknown_origin(&self) -> impl Iterator<Item = ProcessId> {
         self.recovered.values().filter_map(|cpuset| cpuset.bound.as_ref()).flatten().copied()
     }
@@ -409,7 +411,7 @@ impl CpusetRegistry {
         }
     }
 
-    /// Records the outcome of a change of a cpuset.
+    /// Records the outcome of the change `action` of a cpuset, which pjw asked the kernel or systemd to make.
     pub fn record_outcome(&mut self, action: &CpusetAction, outcome: &CpusetOutcome) {
         match outcome {
             CpusetOutcome::Done { .. } => self.record_done(action),

@@ -21,17 +21,24 @@ pub struct Jobs {
     by_owner: BTreeMap<Uid, BTreeSet<JobId>>,
     by_cgroup: BTreeMap<String, BTreeSet<JobId>>,
     by_session: BTreeMap<Pid, BTreeSet<JobId>>,
+    /// The jobs that hold no cores.
     without_cores: BTreeSet<JobId>,
+    /// The jobs that have no process.
     without_processes: BTreeSet<JobId>,
+    /// The jobs of the class besteffort, which borrow cores.
     borrowers: BTreeSet<JobId>,
+    /// The jobs of the class guaranteed, whose idle cores may be lent.
     owners_that_lend: BTreeSet<JobId>,
+    /// The provisions: jobs whose cores are promised to a service.
     provisions: BTreeSet<JobId>,
-    /// How many grants contain each PU.
+    /// For each PU, the number of jobs that own the PU.
     granted: GrantCounts,
-    /// The same of the grants that may overlap with others.
+    /// For each PU, the number of jobs that own the PU by a grant that may overlap with others
+    /// ([`Grant::is_shared`](crate::terms::Grant::is_shared)).
     shared: GrantCounts,
     /// The number of changes so far.
     change_count: u64,
+    /// The ids of changed jobs, and the number of reads for tests.
     traces: Traces,
 }
 
@@ -190,7 +197,7 @@ impl Jobs {
         }
     }
 
-    /// Iterates over the jobs that the user `user` owns.
+    /// Iterates over the jobs that belong to the user `user`.
     pub fn of_owner(&self, user: Uid) -> impl Iterator<Item = &Job> {
         self.by_owner.get(&user).into_iter().flatten().filter_map(|id| self.get(id))
     }
@@ -225,34 +232,39 @@ impl Jobs {
         self.without_processes.iter().filter_map(|id| self.get(id))
     }
 
-    /// Iterates over the jobs of the class besteffort, which borrow cores.
+    /// Iterates over the jobs of the class besteffort, in ascending order of their ids. Such a job has no
+    /// cores of its own and borrows cores.
     pub fn borrowers(&self) -> impl Iterator<Item = &Job> {
         self.borrowers.iter().filter_map(|id| self.get(id))
     }
 
-    /// Iterates over the jobs of the class guaranteed, whose idle cores may be lent.
+    /// Iterates over the jobs of the class guaranteed, in ascending order of their ids. pjw may lend cores
+    /// that such a job leaves idle.
     pub fn owners_that_lend(&self) -> impl Iterator<Item = &Job> {
         self.owners_that_lend.iter().filter_map(|id| self.get(id))
     }
 
-    /// Iterates over the provisions, in ascending order of their ids.
+    /// Iterates over the provisions, in ascending order of their ids. A provision is a job whose cores are
+    /// promised to a service, even while the service does not run.
     pub fn provisions(&self) -> impl Iterator<Item = &Job> {
         self.provisions.iter().filter_map(|id| self.get(id))
     }
 
-    /// Whether there is a job of the class besteffort, which borrows cores.
+    /// Whether there is a job of the class besteffort. Such a job has no cores of its own and borrows cores.
     #[must_use]
     pub fn has_borrowers(&self) -> bool {
         !self.borrowers.is_empty()
     }
 
-    /// Returns, for each PU, the number of jobs that own the PU: it is granted to them, and not borrowed.
+    /// Returns, for each PU, the number of jobs that own the PU. A job owns the PUs of its grant unless it
+    /// borrows them.
     #[must_use]
     pub fn grant_counts(&self) -> &GrantCounts {
         &self.granted
     }
 
-    /// Returns the PUs of all shared grants. A PU of a shared grant may be granted to several jobs.
+    /// Returns the PUs of all grants that may overlap with other grants
+    /// ([`Grant::is_shared`](crate::terms::Grant::is_shared)).
     #[must_use]
     pub fn shared_cpus(&self) -> CpuSet {
         self.shared.cpus()

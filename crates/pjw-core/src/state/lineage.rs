@@ -15,14 +15,14 @@ use crate::state::masks::request::MaskRequest;
 use crate::state::members::Member;
 use crate::terms::{Evidence, JobId, ProcessEvent};
 
-/// The maximum number of forked processes that pjw stores in each of two lists. The first list has the
-/// processes that descend from processes of jobs. The second list has the other forked processes that wait
-/// for a scan. If a list is full when a fork event is read, pjw drops the event and scans all processes.
+/// The maximum length of each of two lists in [`Lineage`]: the list of forked processes that descend from
+/// processes of jobs, and the list of other forked processes that no scan has read. If a list is full when a
+/// fork event is read, pjw drops the event, and a scan of all processes follows.
 pub const MAX_DESCENDANTS: usize = 65_536;
 
-/// A process that was forked by a process of a job, or by a descendant of a process of a job. Contains the
-/// facts that follow from the fork event: the job, and the calls of sched_setaffinity(2), by programs or by
-/// pjw, that may have set the affinity mask with which the process began ([`MaskRequest`]).
+/// A process that was forked by a process of a job, or by a descendant of such a process. The record is made
+/// when the fork event is read, before a scan has read the process. It says to which job the process belongs
+/// and which affinity mask it inherited.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Descendant {
     /// The pid of the nearest ancestor that pjw tracked at the time of the fork. pjw tracks a process if
@@ -80,18 +80,22 @@ impl Descendant {
     }
 }
 
-/// The descent of processes, as known from the kernel's fork events: the processes that descend from
-/// processes of jobs, and the processes that must be scanned because of an event.
+/// The forked processes that the kernel's process events reported: which of them descend from processes of
+/// jobs, and which processes must be scanned because of an event.
 #[derive(Debug, Clone, Default)]
 pub struct Lineage {
+    /// The processes that descend from a process of a job, by pid.
     descendants: BTreeMap<Pid, Descendant>,
-    /// Descendants that were not scanned yet.
+    /// The pids in `descendants` of processes that no scan has read yet.
     unscanned: BTreeSet<Pid>,
-    /// Tracked processes whose exit event was read and that no scan has found gone yet.
+    /// The processes whose exit event was read and that no scan has found gone yet. Only processes that
+    /// belong to a job, or whose original masks pjw is restoring.
     exited: BTreeSet<Pid>,
-    /// Forked processes that do not descend from a process of a job, until their exit event is read.
+    /// The forked processes that do not descend from a process of a job. A process leaves this set when its
+    /// exit event is read.
     outside: BTreeSet<Pid>,
-    /// Forked processes with an ancestor that no scan had read, and whose own birth no fork event had reported.
+    /// The forked processes that may descend from a process of a job without being in `descendants`: for one
+    /// of their ancestors, no scan had read the ancestor, and no fork event had reported its birth.
     of_unknown_descent: BTreeSet<Pid>,
     /// Whether events were lost since the last call of [`Lineage::take_loss`].
     has_lost_events: bool,
@@ -100,11 +104,12 @@ pub struct Lineage {
 }
 
 impl Lineage {
-    /// Updates the descent of processes from the process events `events`, in the given order. Returns true
-    /// if an event was dropped because [`MAX_DESCENDANTS`] was reached.
+    /// Updates the records of forked processes from the kernel's process events `events`, in the given order.
+    /// Returns true if a fork event was dropped because [`MAX_DESCENDANTS`] was reached. Then all processes
+    /// must be scanned.
     ///
-    /// - `tracked` returns the process with the given pid, and whether the process belongs to a job. It
-    ///   returns `None` unless the process belongs to a job or its original masks are being restored.
+    /// - `tracked` returns the process with the given pid, if the process belongs to a job or pjw is
+    ///   restoring its original masks. The second value is true if the process belongs to a job.
     /// - `is_scanned` returns whether a scan has found the process with the given pid.
     pub fn apply_events<'a>(
         &mut self,
@@ -198,10 +203,10 @@ impl Lineage {
         self.descendants.entry(pid).or_insert_with(new).inherited_mask_requests = requests;
     }
 
-    /// Whether pjw read the fork event of the process `pid`, but does not know all of its ancestors. This is
-    /// the case if the process has an ancestor of which both is true: no scan had read the ancestor when the
-    /// fork event of its child was read, and no fork event had reported the birth of the ancestor. False if
-    /// pjw did not read the fork event of the process `pid`.
+    /// Whether the process `pid` may have an ancestor in a job that pjw does not know of. True if pjw read
+    /// the fork event of the process and one of its ancestors was unknown when it forked: no scan had read
+    /// this ancestor, and no fork event had reported its birth. False if pjw did not read the fork event of
+    /// the process `pid`.
     #[must_use]
     pub fn has_unknown_ancestors(&self, pid: Pid) -> bool {
         self.of_unknown_descent.contains(&pid)
@@ -225,8 +230,9 @@ impl Lineage {
         self.scan_queue.exited(pid);
     }
 
-    /// Returns the facts about the process `pid` that follow from its fork event. `None` if the process
-    /// does not descend from a process of a job, or if its fork event was not read.
+    /// Returns the record of the forked process `pid`, if it descends from a process of a job. The record was
+    /// made when its fork event was read. `None` if the process does not descend from a process of a job, or
+    /// if its fork event was not read.
     #[must_use]
     pub fn descendant(&self, pid: Pid) -> Option<&Descendant> {
         self.descendants.get(&pid)
@@ -237,8 +243,8 @@ impl Lineage {
         self.descendants.iter().map(|(&pid, descendant)| (pid, descendant))
     }
 
-    /// Iterates over the processes that descend from processes of jobs and that no scan has found since
-    /// they were forked, with their pids.
+    /// Iterates over the forked processes that descend from processes of jobs and that no scan has read yet,
+    /// with their pids.
     pub fn unscanned_descendants(&self) -> impl Iterator<Item = (Pid, &Descendant)> {
         self.unscanned.iter().filter_map(|&pid| Some((pid, self.descendants.get(&pid)?)))
     }
@@ -286,8 +292,8 @@ impl Lineage {
         self.descendants.remove(&pid);
     }
 
-    /// Removes all facts about the descent of processes. The caller must call this method if process events
-    /// were lost: a process may have exited, and its pid may now be the pid of another process.
+    /// Removes all records of forked processes. The caller must call this method if process events were lost:
+    /// a process in a record may have exited, and its pid may now be the pid of another process.
     pub fn forget_descendants(&mut self) {
         self.descendants.clear();
         self.unscanned.clear();

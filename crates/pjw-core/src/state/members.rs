@@ -31,18 +31,20 @@ pub struct Member {
     /// The evidence that the process belongs to the job, such as the cgroup that the batch system made for
     /// the job.
     pub evidence: Evidence,
-    /// The affinity mask with which the processes of the job began: the mask of the nearest ancestor process
-    /// that belongs to no job. More precisely, it is the mask of the first thread of this ancestor, as the
-    /// last scan had read the mask when a child of the ancestor joined the job. If a thread had this same
-    /// mask before pjw changed the mask of the thread, the thread inherited its mask, and the program did not
-    /// request it. `None` if the mask is unknown.
+    /// The affinity mask with which the processes of the job began. It is the mask of the nearest ancestor
+    /// process that belongs to no job: the mask of the first thread of this ancestor, as the last scan before
+    /// the join of its child had read it. `None` if unknown.
+    ///
+    /// A thread of the job that had this mask before pjw changed it inherited the mask: its program did not
+    /// request it.
     pub inherited_mask: Option<CpuSet>,
     /// The time of the first scan that read the process, in ns since boot. `None` if the process comes from a
     /// journal record that does not contain this time.
     pub first_seen: Option<Nanos>,
-    /// Whether the process was new when it joined: no scan before had read it. Only then its masks may be those of
-    /// a thread that pjw does not know. False for a process from a record of an earlier daemon, which had read its
-    /// masks: if pjw had set one of them, a record of this mask exists too.
+    /// Whether the process was new when it joined the job: no earlier scan had read it. A new process may
+    /// have inherited an affinity mask from a thread that pjw does not know. False for a process that the
+    /// journal contains: an earlier daemon had read its masks, and the journal has a record of each mask that
+    /// pjw set.
     pub was_new_at_join: bool,
     /// The threads of the process, as of the last scan that read them, by thread id.
     pub threads: BTreeMap<Tid, MemberThread>,
@@ -119,9 +121,9 @@ impl Member {
         all.chain(some).filter(|(_, thread)| thread.is_alive())
     }
 
-    /// Iterates over those threads of the process for which the journal contains the original affinity mask
-    /// (the mask before pjw changed it). Each item is the id of the thread and the facts about its mask. pjw
-    /// restores the original masks when the job ends or a command releases the job.
+    /// Iterates over the threads of the process whose original affinity mask (the mask before pjw changed it)
+    /// is in the journal, each with its id and the facts about its mask. pjw restores the original masks when
+    /// the job ends or a command releases it.
     pub fn journaled_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
         let entries =
             self.identified_threads().filter_map(|(id, thread)| Some((id, thread.mask_entry.as_ref()?)));
@@ -171,16 +173,19 @@ impl MemberThread {
 /// All processes that belong to jobs, indexed by pid and by job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Members {
+    /// The processes, by pid.
     members: BTreeMap<Pid, Member>,
     by_job: BTreeMap<JobId, JobMembers>,
-    /// The active members of all jobs.
+    /// The pids of the active processes of all jobs: the demand of at least one thread is not 0, or no scan
+    /// has read the threads.
     active: BTreeSet<Pid>,
-    /// The busy threads of active members with many threads of which few are busy.
+    /// The busy threads of the active processes with many threads of which few are busy, by pid.
     busy_threads: BTreeMap<Pid, BusyThreads>,
-    /// Members of which this cycle must still read all threads, because another thread than a busy one changed its mask.
+    /// The pids of the processes of which this cycle must still read all threads: a thread that is not busy
+    /// changed its mask, and the last scan read only the busy threads of its process.
     unread: BTreeSet<Pid>,
-    /// The jobs of which a member was added, removed or moved to another cgroup, or became active or idle, since the last
-    /// call of [`Members::take_changed_jobs`].
+    /// The jobs whose processes changed since the last call of [`Members::take_changed_jobs`]: a process was
+    /// added or removed, moved to another cgroup, or became active or idle.
     changed: BTreeSet<JobId>,
 }
 
@@ -242,8 +247,8 @@ impl Members {
         Some(members.filter(|member| member.job == *job).collect())
     }
 
-    /// Adds the process `member` to the job `member.job`. If a process with the same pid already belongs to
-    /// any job, that earlier process is removed and returned. Otherwise returns `None`.
+    /// Adds the process `member` to the job `member.job`. If a process with the same pid already belongs to a
+    /// job, it is removed and returned. Otherwise returns `None`.
     pub fn insert(&mut self, member: Member) -> Option<Member> {
         let pid = member.id.pid;
         let before = self.remove(pid);
@@ -350,8 +355,9 @@ impl Members {
         self.busy_threads_of(member.id.pid)
     }
 
-    /// Returns the busy threads of an active member that has at least [`MIN_THREADS_FOR_PARTIAL_READING`] threads of which few are busy:
-    /// those with a smoothed CPU demand that is not 0. `None` for every other process.
+    /// Returns the ids of the busy threads of the process `pid`, if a scan may read only these: the process
+    /// belongs to a job, has at least [`MIN_THREADS_FOR_PARTIAL_READING`] threads, and few of them are busy.
+    /// A thread is busy if its smoothed CPU demand is not 0. `None` for every other process.
     #[must_use]
     pub fn busy_threads_of(&self, pid: Pid) -> Option<&BTreeSet<Tid>> {
         self.busy_threads.get(&pid).map(|busy| &busy.tids)

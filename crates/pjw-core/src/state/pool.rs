@@ -8,7 +8,7 @@ use crate::terms::JobId;
 /// The holder of a PU: a job, the system (for a housekeeping PU), or nobody.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Holder {
-    /// The PU has no holder. It can be granted to a job while it is online.
+    /// No job holds the PU, and it is not reserved. pjw can grant it to a job if it is online.
     Free,
     /// The PU is reserved for the system. It is not granted to jobs.
     Housekeeping,
@@ -32,24 +32,29 @@ const FREE: usize = 0;
 /// The index of [`Holder::Housekeeping`] in the list of holders.
 const HOUSEKEEPING: usize = 1;
 
-/// The pool of PUs: all PUs of the machine, each with its holder: a job, the system (for a housekeeping PU),
-/// or nobody. A PU has at most one holder.
+/// The pool of PUs: all PUs of the machine, each with its holder. The holder is a job, the system (for a
+/// housekeeping PU), or nobody. Another job may borrow a PU while its holder leaves it idle. A PU has at most
+/// one holder and one borrower.
 #[derive(Debug, Clone)]
 pub struct PuPool {
-    /// For each PU number the index of its holder in `holders`; `None` if the machine does not have the PU.
+    /// For each PU number, the index of the holder of the PU in `holders`. `None` if the machine does not
+    /// have the PU.
     entries: Vec<Option<usize>>,
-    /// Free, housekeeping, then jobs. The entry of a job that holds nothing may be reused for another job.
+    /// The holders: index 0 is [`Holder::Free`], index 1 is [`Holder::Housekeeping`], the others are jobs.
+    /// The entry of a job that holds no PU any longer may be reused for another job.
     holders: Vec<Holder>,
     /// Every PU of the machine.
     cpus: CpuSet,
-    /// PUs of the machine that are offline. No job can get them; a job that holds them keeps them.
+    /// The PUs of the machine that are offline. No job can get such a PU, but a job that holds it keeps it.
     offline: CpuSet,
-    /// The number of changes so far. An offer is valid only for the version of the pool that the offer was
-    /// made for.
+    /// The number of changes of the pool so far. An [`Offer`] (PUs that the allocator chose for a job) is
+    /// valid only until the next change.
     version: u64,
-    /// PUs that are housekeeping, or become housekeeping once the job that holds them releases them.
+    /// The PUs that are reserved for the system, including those that a job still holds. Such a PU becomes a
+    /// housekeeping PU when the job releases it.
     reserved: CpuSet,
-    /// The job that borrows each borrowed PU. The holder of such a PU is nobody, or the job that lends the PU.
+    /// The job that borrows a PU, for each borrowed PU. A borrowed PU is free, or its holder is a job that
+    /// leaves it idle.
     borrowers: BTreeMap<Pu, JobId>,
 }
 
@@ -135,32 +140,36 @@ impl PuPool {
         self.place_of(job).map(|place| self.held_at(place)).unwrap_or_default()
     }
 
-    /// Returns the job that borrows a PU. `None` if no job borrows it.
+    /// Returns the job that borrows the PU (it runs on the PU while the holder of the PU leaves it idle).
+    /// `None` if no job borrows the PU.
     #[must_use]
     pub fn borrower(&self, pu: Pu) -> Option<&JobId> {
         self.borrowers.get(&pu)
     }
 
-    /// Iterates over the borrowed PUs with their borrowers, in ascending order of the kernel's PU numbers.
+    /// Iterates over the borrowed PUs, each with the job that borrows it, in ascending order of the kernel's
+    /// PU numbers. A job of the class besteffort borrows PUs that are free or that another job leaves idle.
     pub fn borrowers(&self) -> impl Iterator<Item = (Pu, &JobId)> {
         self.borrowers.iter().map(|(&pu, borrower)| (pu, borrower))
     }
 
-    /// Returns the PUs that the job borrows. Empty if it borrows none.
+    /// Returns the PUs that the job borrows: free PUs, and PUs that other jobs hold and leave idle. Empty if
+    /// the job borrows none.
     #[must_use]
     pub fn borrowed_by(&self, job: &JobId) -> CpuSet {
         self.borrowers().filter(|(_, borrower)| *borrower == job).map(|(pu, _)| pu).collect()
     }
 
-    /// Returns the PUs that are granted to a job and borrowed by another one.
+    /// Returns the lent PUs: a job holds the PU and leaves it idle, and another job borrows it.
     #[must_use]
     pub fn lent_cpus(&self) -> CpuSet {
         let has_owner = |pu: &Pu| self.holder(*pu).is_some_and(|holder| holder.job().is_some());
         self.borrowers.keys().copied().filter(has_owner).collect()
     }
 
-    /// Replaces the PUs that a job borrows. Returns those PUs of `cpus` that another job borrows: the job does
-    /// not get them. The holders of the PUs stay as they are, and so do the offers of the allocator.
+    /// Makes the job borrow the PUs `cpus` and no others. A PU that another job borrows already stays with
+    /// that job. Returns these PUs. The holders of the PUs do not change, and offers of the allocator
+    /// ([`Offer`]) stay valid.
     pub fn set_borrowed(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         self.borrowers.retain(|_, borrower| borrower != job);
         let mut taken = CpuSet::new();
@@ -179,9 +188,9 @@ impl PuPool {
         self.version
     }
 
-    /// Sets which PUs of the machine are online. A PU that is offline is not offered to a job. If a PU goes
-    /// offline while a job holds it, the job keeps the PU. If the set of online PUs changes, all offers that
-    /// were made before become invalid.
+    /// Sets which PUs of the machine are online. pjw does not grant an offline PU to a job. A job that holds
+    /// a PU that goes offline keeps the PU. If the set of online PUs changes, all earlier offers of the
+    /// allocator ([`Offer`]) become invalid.
     pub fn set_online(&mut self, online: &CpuSet) {
         let offline = self.cpus.difference(online);
         if offline != self.offline {
@@ -191,7 +200,7 @@ impl PuPool {
     }
 
     /// Grants the PUs of `offer` to the job, and frees all other PUs of the job. The allocator must have made
-    /// the offer for this job. No job borrows the PUs any longer that the job did not hold before.
+    /// the offer for this job. If another job borrows a PU that is new for this job, the borrowing ends.
     ///
     /// # Errors
     /// If the pool changed since the offer was made, or if a PU of the offer is neither free nor held by the
@@ -217,9 +226,11 @@ impl PuPool {
     }
 
     /// Gives the PUs `cpus` back to a job that held these PUs before, such as before a restart of the daemon.
-    /// Frees all other PUs of the job. Housekeeping PUs (PUs reserved for the system) are granted too, unlike
-    /// in [`PuPool::claim`]. Such a PU becomes a housekeeping PU again when the job releases it. Returns the
-    /// PUs of `cpus` that were not granted, because another job holds them or the machine does not have them.
+    /// Frees all other PUs of the job. Returns the PUs of `cpus` that were not granted, because another job
+    /// holds them or the machine does not have them.
+    ///
+    /// Unlike [`PuPool::claim`], this function also grants housekeeping PUs (PUs reserved for the system).
+    /// Such a PU becomes a housekeeping PU again when the job releases it.
     pub fn restore_grant(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         for pu in self.housekeeping_cpus().intersection(cpus).iter() {
             self.entries[pu.0 as usize] = Some(FREE);
@@ -243,9 +254,9 @@ impl PuPool {
         self.version += 1;
     }
 
-    /// Takes all PUs from the job, and returns them. A PU that was reserved for the system while the job held
-    /// it becomes a housekeeping PU. All other PUs become free. Returns the empty set if the job holds no
-    /// PUs. Also ends the borrowing of PUs by this job.
+    /// Takes all PUs from the job, and returns the PUs that it held. A PU that was reserved for the system
+    /// while the job held it becomes a housekeeping PU. All other PUs become free. The job also no longer
+    /// borrows any PU. Returns the empty set if the job held no PUs.
     pub fn release(&mut self, job: &JobId) -> CpuSet {
         self.set_borrowed(job, &CpuSet::new());
         let held = self.pus_of(job);
@@ -308,7 +319,8 @@ pub struct Offer {
     pub cpus: CpuSet,
     /// The reasons why these PUs were chosen, one sentence each.
     pub reasons: Vec<String>,
-    /// The second-best set of PUs, described in a sentence. Empty if the allocator found no second set.
+    /// A description of the second-best set of PUs, in one sentence for users. Empty if the allocator found
+    /// no second set.
     pub second_best: String,
     /// The value of [`PuPool::change_count`] when the offer was made. If the value is different now, the offer
     /// is invalid.

@@ -9,8 +9,8 @@ use core::ops::{Bound, Deref};
 use crate::basics::{Nanos, Pid, Uid, is_cgroup_within, prelude::*};
 use crate::terms::{JobId, JobMarks, JobProcessScope, Process};
 
-/// A process of the machine, as the last scan that read the process found it, without its threads. The times
-/// of its first scan and of its last change of cgroup are recorded too.
+/// A process of the machine, without its threads, as the last scan that read it found it. Contains also the
+/// time at which a scan first read the process, and the last change of its cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownProcess {
     /// The process, as the last scan that read it found it. The fields `attributes`, `job_marks` and
@@ -37,8 +37,10 @@ pub struct Processes {
     children: BTreeMap<Pid, BTreeSet<Pid>>,
     by_user: BTreeMap<Uid, BTreeSet<Pid>>,
     by_cgroup: BTreeMap<Arc<str>, BTreeSet<Pid>>,
+    /// The pids of the processes that have an attribute with the id of a job, by this job.
     by_marked_job: BTreeMap<JobId, BTreeSet<Pid>>,
-    /// The processes whose session or process group belongs to their job as a whole, by that session or group.
+    /// The pids of the processes in a session or process group that a batch system made for one job, by the
+    /// id of this session or group.
     by_own_unit: BTreeMap<(JobProcessScope, Pid), BTreeSet<Pid>>,
 }
 

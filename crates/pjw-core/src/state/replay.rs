@@ -117,7 +117,7 @@ impl WardenState {
         self.pool.set_borrowed(job, cpus);
     }
 
-    /// Replaces the topology, after the machine got new PUs. `housekeeping` contains the PUs that are
+    /// Replaces the topology, after the machine got new PUs. `housekeeping` is the set of the PUs that are
     /// reserved for the system from now on. Every job keeps its PUs. The new PUs count as offline until the
     /// next scan.
     pub fn set_topology(&mut self, topology: Topology, housekeeping: &CpuSet) {

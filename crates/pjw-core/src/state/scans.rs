@@ -131,8 +131,8 @@ impl WardenState {
         }
     }
 
-    /// Returns the pids of the processes that belong to a job, and the pids of the processes in
-    /// [`WardenState::processes_to_restore`].
+    /// Returns the pids of all processes whose masks pjw has set or may set: the processes that belong to a
+    /// job, and the processes in [`WardenState::processes_to_restore`].
     #[must_use]
     pub fn tracked_pids(&self) -> BTreeSet<Pid> {
         self.members.keys().chain(self.processes_to_restore.keys()).copied().collect()

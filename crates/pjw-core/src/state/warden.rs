@@ -33,7 +33,8 @@ pub struct WardenState {
     pub pool: PuPool,
     /// All jobs on this machine, including the jobs to which no PUs are granted.
     pub jobs: Jobs,
-    /// How many cores each owner of lendable cores uses, and which borrowed PUs are to be taken back.
+    /// How many of its cores each job uses whose idle cores may be lent, and which borrowed PUs pjw takes
+    /// back soon.
     pub lending: LendingState,
     /// All processes of the machine, each as the last scan that read it found it.
     pub processes: Processes,
@@ -285,9 +286,10 @@ impl WardenState {
         self.thread_mut(id)?.mask_entry.as_mut()
     }
 
-    /// Updates the descent of processes (the field `lineage`) from process events of the kernel, in the given
-    /// order. Returns true if an event was dropped, because the number of recorded descendants has reached
-    /// [`MAX_DESCENDANTS`](crate::state::lineage::MAX_DESCENDANTS). The caller must then request a full scan.
+    /// Updates the records of forked processes (the field `lineage`) from the kernel's process events
+    /// `events`, in the given order. Returns true if a fork event was dropped, because the number of records
+    /// has reached [`MAX_DESCENDANTS`](crate::state::lineage::MAX_DESCENDANTS). The caller must then request
+    /// a full scan.
     pub fn apply_process_events(&mut self, events: &[ProcessEvent]) -> bool {
         let tracked = |pid| tracked_in(&self.members, &self.processes_to_restore, pid);
         self.lineage.apply_events(events, tracked, |pid| self.processes.contains_key(&pid))
@@ -346,9 +348,9 @@ impl WardenState {
         }
     }
 
-    /// Records that pjw changed the mask of a new thread, as planned in `action`, while the call of fork(2)
-    /// that creates the thread may not have been complete. When such a call completes, the kernel may give
-    /// the thread the mask of its parent again. Therefore, the recorded mask counts as uncertain.
+    /// Records that pjw changed the mask of a new thread, as planned in `action`, while the fork(2) that
+    /// creates the thread may not have been complete. At its end, the kernel may give the thread the mask of
+    /// its parent again. So pjw does not know which of the two masks the thread has until the next scan.
     pub fn record_mask_applied_during_fork(&mut self, action: &MaskAction) {
         if let Some(entry) = self.mask_mut(&action.thread) {
             entry.add_inherited_requests_again();
@@ -366,8 +368,8 @@ impl WardenState {
         }
     }
 
-    /// Records that pjw did not attempt the mask change `action`, so that the thread still has its earlier
-    /// mask.
+    /// Records that pjw did not attempt the mask change `action`: the thread still has the mask that it had
+    /// before.
     pub fn record_mask_not_attempted(&mut self, action: &MaskAction) {
         if let Some(entry) = self.mask_mut(&action.thread) {
             entry.cancel_intended_request(&action.requested_mask);

@@ -6,15 +6,16 @@
 use crate::basics::{ProcessId, prelude::*};
 use crate::terms::{CpusetAction, CpusetChange, JobId};
 
-/// The delayed changes of cpusets: the kernel or systemd has begun the change, but has not completed it. Also
-/// contains the paths of the cpusets whose delayed writes were completed since the last decision of the
-/// daemon ([`Decision`](crate::reconcile::Decision)).
+/// The delayed changes of cpusets: the kernel or systemd has begun the change, but has not completed it. For
+/// the next decision of the daemon ([`Decision`](crate::reconcile::Decision)), it also contains the paths of
+/// the cpusets whose delayed writes were completed since the last decision.
 #[derive(Debug, Clone, Default)]
 pub struct DelayedChanges {
-    /// The number of delayed changes for each job that has any.
+    /// The number of delayed changes, for each job that has any.
     jobs: BTreeMap<JobId, usize>,
-    /// The processes that are being moved, each with the new cgroup of every change that moves it. Several changes may move
-    /// one process: the change that creates a scope, and the move into the scope.
+    /// The processes that are being moved, each with the path of the new cgroup in every change that moves
+    /// it. Two changes may move the same process: the change that creates a systemd scope, and the move into
+    /// the scope.
     moves: BTreeMap<ProcessId, Vec<String>>,
     /// The paths of the cpusets whose PUs are being written.
     written: BTreeSet<String>,
@@ -23,7 +24,7 @@ pub struct DelayedChanges {
 }
 
 impl DelayedChanges {
-    /// Adds the change `action`, which the kernel or systemd has begun and has not completed.
+    /// Adds the change `action` of a cpuset, which the kernel or systemd has begun and has not completed.
     pub fn add(&mut self, action: &CpusetAction) {
         *self.jobs.entry(action.job.clone()).or_default() += 1;
         match &action.change {
@@ -39,8 +40,8 @@ impl DelayedChanges {
         }
     }
 
-    /// Removes `action` from the delayed changes, after the change was made or has failed. Does not undo the
-    /// change.
+    /// Removes the change `action` of a cpuset from the list of delayed changes. Must be called after the
+    /// kernel or systemd has completed or refused this change. Does not undo the change.
     pub fn remove(&mut self, action: &CpusetAction) {
         if let Some(count) = self.jobs.get_mut(&action.job) {
             *count -= 1;
@@ -82,8 +83,8 @@ impl DelayedChanges {
         }
     }
 
-    /// Whether the kernel or systemd has begun a change of a cpuset for the job and has not completed this
-    /// change. As long as the result is true, the daemon plans no other cpuset change for the job.
+    /// Whether a change of the job's cpuset is delayed: the kernel or systemd has begun the change and has
+    /// not completed it. While the result is true, the daemon plans no other change of this cpuset.
     #[must_use]
     pub fn has_change_for(&self, job: &JobId) -> bool {
         self.jobs.contains_key(job)

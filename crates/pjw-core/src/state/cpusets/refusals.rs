@@ -6,9 +6,10 @@ use crate::terms::{CgroupCreator, CpusetAction, CpusetChange};
 
 impl CpusetRegistry {
     /// Records that the change `action` of a cpuset was refused, usually by the kernel or systemd. `reason`
-    /// is the reason, as text for users. pjw does not try the change again before the next scan of all
-    /// processes. One case is different: if a process can't be moved from a cgroup that pjw itself created
-    /// back to its original cgroup, pjw tries to move the process to the root cgroup.
+    /// is the reason, as text for users. pjw makes the next attempt after the next scan of all processes.
+    ///
+    /// There is one exception. If a process can't be moved from a cgroup of pjw back to its original cgroup,
+    /// pjw does not wait and tries to move the process to the root cgroup.
     pub fn record_refusal(&mut self, action: &CpusetAction, reason: &str) {
         match &action.change {
             CpusetChange::Create { job_cpuset, .. } => {

@@ -2,7 +2,8 @@
 
 use crate::basics::{CpuSet, Pu, prelude::*};
 
-/// For each PU, the number of grants that contain the PU. A grant is the set of PUs that one job holds.
+/// For each PU, the number of jobs whose grant contains the PU. (A grant is the set of PUs that one job
+/// holds.) A PU without such a job has no entry.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GrantCounts(BTreeMap<Pu, usize>);
 
@@ -15,7 +16,7 @@ impl<'a> FromIterator<&'a CpuSet> for GrantCounts {
 }
 
 impl GrantCounts {
-    /// Counts one more grant: adds 1 to the count of each PU in `grant`.
+    /// Counts the grant of one more job: adds 1 to the count of each PU in `grant`.
     pub fn add(&mut self, grant: &CpuSet) {
         grant.iter().for_each(|pu| *self.0.entry(pu).or_default() += 1);
     }
@@ -33,7 +34,7 @@ impl GrantCounts {
         }
     }
 
-    /// Returns the PUs that at least one grant contains.
+    /// Returns the PUs that the grant of at least one job contains.
     #[must_use]
     pub fn cpus(&self) -> CpuSet {
         self.0.keys().copied().collect()

@@ -2,31 +2,31 @@
 
 use crate::basics::{Pid, prelude::*};
 
-/// How soon the processes with new events must be scanned.
+/// How soon the daemon must scan processes that had a process event (fork, exec or exit).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScanUrgency {
-    /// At once, because a process of a job forked a process whose mask was not read yet, or is not the mask
-    /// that the process should have.
+    /// At once. A process of a job forked a process, and the affinity mask of the new process is wrong or was
+    /// not read yet.
     Immediate,
-    /// Within a few milliseconds, together with further ones: processes of jobs with an event, of which none
-    /// is expected to have a wrong mask.
+    /// Within a few milliseconds, in one scan with further processes. A process of a job had an event, but no
+    /// mask is known to be wrong.
     Batched,
-    /// Soon, because a process that belongs to no job executed a program. This process may begin a job of a
-    /// batch scheduler.
+    /// Later than `Batched`. A process that belongs to no job executed a program, and may begin a job of a
+    /// batch system.
     Deferred,
 }
 
-/// The processes that had an event (fork, exec or exit) and were not scanned after this event.
+/// The processes that had a process event (fork, exec or exit) and that no scan has read since. They are in
+/// four lists by the urgency of their scan.
 #[derive(Debug, Clone, Default)]
 pub struct ScanQueue {
-    /// Forked processes of jobs that were not scanned and whose masks are not known to be right.
+    /// Forked processes of jobs whose affinity mask is wrong or was not read yet. Their scan is immediate.
     pub(super) forked: BTreeSet<Pid>,
-    /// Other processes of jobs that had an event since their last scan: they executed a program, exited, or were
-    /// forked with the right mask.
+    /// Other processes of jobs: they executed a program, exited, or were forked with the right mask.
     pub(super) of_jobs: BTreeSet<Pid>,
-    /// Other processes that executed a program since their last scan.
+    /// Processes that belong to no job and executed a program.
     pub(super) executed: BTreeSet<Pid>,
-    /// Other processes that were forked since the last rescan.
+    /// Processes that belong to no job and were forked since the last periodic scan.
     pub(super) unassigned: BTreeMap<Pid, UnscannedProcess>,
 }
 
@@ -48,9 +48,8 @@ impl ScanQueue {
         }
     }
 
-    /// Returns how soon the processes with new events must be scanned. `None` if no event requires a scan
-    /// before the next periodic scan (the scan every `rescan_interval`, which also reads processes outside
-    /// jobs).
+    /// Returns how soon the daemon must scan the processes in the queue. `None` if the next periodic scan
+    /// (every `rescan_interval`, also of processes that belong to no job) is soon enough.
     #[must_use]
     pub fn urgency(&self) -> Option<ScanUrgency> {
         if !self.forked.is_empty() {
@@ -62,7 +61,8 @@ impl ScanQueue {
         }
     }
 
-    /// Returns the pids of the processes that make a scan immediate (see [`ScanUrgency::Immediate`]).
+    /// Returns the pids of the processes in the queue that the daemon must scan at once: the affinity masks
+    /// of these forked processes are wrong or were not read yet ([`ScanUrgency::Immediate`]).
     #[must_use]
     pub fn immediate_pids(&self) -> &BTreeSet<Pid> {
         &self.forked
@@ -76,9 +76,9 @@ impl ScanQueue {
         }
     }
 
-    /// Returns the pids of the processes that make a scan urgent (see [`ScanQueue::urgency`]), and removes
-    /// them from the queue. These are the processes of jobs that had any event, and the other processes that
-    /// executed a program. Other forked processes stay in the queue: see [`ScanQueue::take_unassigned_pids`].
+    /// Removes the processes from the queue that must be scanned before the next periodic scan, and returns
+    /// their pids. These are the processes of jobs that had any event, and the other processes that executed
+    /// a program. Other forked processes stay in the queue: see [`ScanQueue::take_unassigned_pids`].
     pub fn take_urgent_pids(&mut self) -> BTreeSet<Pid> {
         let mut pids = core::mem::take(&mut self.of_jobs);
         pids.append(&mut self.forked);
@@ -104,9 +104,9 @@ impl ScanQueue {
         }
     }
 
-    /// Returns the pids of the processes that belong to no job and were forked since the last call of this
-    /// method, and removes them from the queue. The caller must add these processes to the next periodic scan
-    /// (the scan every `rescan_interval`, which also reads processes outside jobs).
+    /// Removes the forked processes that belong to no job from the queue, and returns their pids. The caller
+    /// must add these processes to the next periodic scan (every `rescan_interval`), which also reads
+    /// processes that belong to no job.
     pub fn take_unassigned_pids(&mut self) -> impl Iterator<Item = Pid> + use<> {
         core::mem::take(&mut self.unassigned).into_keys()
     }

@@ -7,15 +7,15 @@
 
 use crate::basics::{Nanos, Tid, prelude::*};
 
-/// The least number of threads of a process of which a scan may read only the busy threads. In a scan of a
-/// process with fewer threads, all threads are read.
+/// The least number of threads that a process must have so that a scan may read only its busy threads. Of a
+/// process with fewer threads, every scan reads all threads.
 pub const MIN_THREADS_FOR_PARTIAL_READING: usize = 256;
 /// At most one thread of so many is busy. Otherwise, all threads are read.
 const MIN_THREADS_PER_BUSY: usize = 16;
 /// After each this many readings of all threads with the same busy threads, fewer scans read all threads.
 const READINGS_PER_STEP: u32 = 4;
-/// The largest number of consecutive scans of a process with many threads of which only one reads all
-/// threads. The others read only the busy threads.
+/// The number of consecutive scans of a process with many threads among which at least one reads all threads:
+/// 4. The other scans read only its busy threads.
 pub const MAX_SCANS_PER_FULL_READING: u32 = 4;
 
 /// The busy threads of one process of a job that has many threads. A thread is busy if its smoothed CPU
