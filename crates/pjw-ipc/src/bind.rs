@@ -95,13 +95,13 @@ impl BoundSocket {
         inode_of(&self.path) == Some(self.inode) && is_lock_in_place(&self.path, &self.lock)
     }
 
-    /// Creates the socket file and the lock file again, each only if the file was removed or replaced.
-    /// Returns a duplicate of the file descriptor of the listening socket, for the server. If the socket file
-    /// was created again, the duplicate belongs to the new socket. If not, it belongs to the socket that this
-    /// value already had. Client connections that the server has already accepted stay open.
+    /// Creates the socket file and the lock file again, each only if another program removed or replaced the file.
+    /// Returns a duplicate of the file descriptor of the listening socket, for the server. If the socket file was
+    /// created again, this is the new socket. Otherwise it is the socket that this value already had. Client
+    /// connections that the server has already accepted stay open.
     ///
     /// # Errors
-    /// As [`bind`]. Also if the process has no free file descriptor.
+    /// The errors of [`bind`]. Also if the process has no free file descriptor.
     pub fn rebind_if_removed(&mut self) -> Result<UnixListener, BindError> {
         prepare(&self.path)?;
         if !is_lock_in_place(&self.path, &self.lock) {

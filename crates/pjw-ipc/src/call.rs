@@ -15,7 +15,7 @@ use crate::wire::{Abstained, Action, Event, Fits, Job, Member, Move, Status, Thr
 pub enum Call {
     /// Returns the state of the whole machine.
     GetStatus,
-    /// Returns the jobs.
+    /// Returns all jobs on the machine.
     ListJobs,
     /// Returns one job, with one page of the processes that belong to the job.
     GetJob(GetJob),
@@ -24,9 +24,9 @@ pub enum Call {
     /// Releases a job: its cores become free. Its threads get back the affinity masks that they would have
     /// without pjw.
     Release(JobParameter),
-    /// Says how many cores a job can use at present.
+    /// Sets the number of cores that a job wants at present.
     Want(Want),
-    /// Promises cores to a service.
+    /// Promises cores to a service: the daemon keeps these cores for the service, also when the service does not run.
     Provision(Provision),
     /// Releases every job that the caller may change.
     ReleaseAll,
@@ -41,7 +41,8 @@ pub enum Call {
     PlanDefrag,
     /// Moves jobs to other cores so that larger requests for cores fit.
     Defrag,
-    /// Returns the stored events, and on request new events, with one reply for each event.
+    /// Returns the stored events of the daemon, with one reply for each event. If the client requests it, also returns
+    /// new events as they happen.
     Events(Events),
     /// Returns the topology of the machine as a tree of packages, NUMA nodes, L3 caches and cores.
     GetTopology,
@@ -231,8 +232,8 @@ pub struct ExplainJobReply {
     /// The reasons why the daemon chose the PUs in [`ExplainJobReply::cpus`] for the job, in one sentence each.
     #[serde(rename = "because")]
     pub grant_reasons: Vec<String>,
-    /// The alternative that the daemon rated second best when it chose the PUs of the job, described in one
-    /// sentence. Empty if the daemon compared no alternatives.
+    /// The choice of PUs that the daemon rated second best when it chose the PUs of the job, described in one sentence.
+    /// Empty if the daemon compared no choices.
     #[serde(rename = "runner_up")]
     pub second_best: String,
 }

@@ -85,14 +85,17 @@ pub enum ClientError {
     Malformed(String),
 }
 
-/// A connection of a client to the daemon. [`Client::call`] sends a call to the daemon, and blocks until the
-/// reply has arrived or the timeout has passed.
+/// A connection of a client to the daemon. [`Client::call`] sends a call to the daemon, and blocks until the reply has
+/// arrived or the timeout has passed.
 #[derive(Debug)]
 pub struct Client {
     stream: UnixStream,
+    /// The bytes that were received and not parsed yet.
     buffer: Vec<u8>,
+    /// The maximum time for a call.
     timeout: Duration,
-    /// The end of the time for the present call and its whole reply. `None` for a series of replies.
+    /// The time at which the present call fails if its reply has not arrived completely. `None` during a series of
+    /// replies.
     deadline: Option<Instant>,
 }
 
@@ -107,17 +110,17 @@ impl Client {
         Self::connect_with_timeout(path, REPLY_TIMEOUT)
     }
 
-    /// Connects to the daemon's socket at `path`. `timeout` applies to the connection attempt and to each
-    /// call on the connection.
+    /// Connects to the daemon's socket at `path`. `timeout` applies to the connection attempt and to each call on the
+    /// connection.
     ///
-    /// - Above zero: The connection attempt waits for `timeout`, rounded down to whole seconds, but at least
-    ///   1 s. The time for each call is `timeout`, but at least 1 ms.
-    /// - Zero: The connection attempt fails at once if the daemon's queue of connections is full. The time
-    ///   for each call is 1 ms.
+    /// - If `timeout` is above zero: The connection attempt waits for `timeout`, rounded down to whole seconds, but at
+    ///   least 1 s. The time for each call is `timeout`, but at least 1 ms.
+    /// - If `timeout` is zero: The connection attempt fails at once if the daemon's queue of connections is full. The
+    ///   time for each call is 1 ms.
     ///
     /// # Errors
-    /// If no daemon listens at `path`, the daemon does not accept the connection in time, `path` is too long
-    /// for a Unix socket, or the user has no permission.
+    /// If no daemon listens at `path`, the daemon does not accept the connection in time, `path` is too long for a Unix
+    /// socket, or the user has no permission.
     pub fn connect_with_timeout(path: &Path, timeout: Duration) -> Result<Self, ConnectError> {
         let path_there = path.to_owned();
         if let Some(length) = length_if_too_long(path) {
@@ -289,8 +292,8 @@ fn refused(error: &str, parameters: &Value) -> ClientError {
     ClientError::Refused { error: error.to_owned(), message }
 }
 
-/// Returns the default directory for the socket and the state files of a daemon that runs as the user `uid`.
-/// The first that applies:
+/// Returns the default directory for the socket and the state files of a daemon that runs as the user `uid`. The first
+/// case that applies determines the directory:
 ///
 /// 1. `/run/pjwd` if `uid` is 0 (root).
 /// 2. `pjwd` in `xdg_runtime_dir` (the value of `$XDG_RUNTIME_DIR`), if this is an absolute path.
@@ -308,12 +311,11 @@ pub fn runtime_dir(uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     }
 }
 
-/// Returns the path of the daemon's socket to which a client of the user `uid` connects. The first that
-/// applies:
+/// Returns the path of the daemon's socket to which a client of the user `uid` connects. The first case that applies
+/// determines the path:
 ///
 /// 1. `explicit`, if given.
-/// 2. Root's socket (`/run/pjwd/pjwd.sock`) if the user's [`runtime_dir`] exists but is not a directory of
-///    this user.
+/// 2. Root's socket (`/run/pjwd/pjwd.sock`) if the user's [`runtime_dir`] exists but is not a directory of this user.
 /// 3. The socket `pjwd.sock` in the user's [`runtime_dir`] if a daemon listens on this socket.
 /// 4. Root's socket if it exists.
 /// 5. The socket `pjwd.sock` in the user's [`runtime_dir`].

@@ -85,9 +85,9 @@ impl Drop for Slot {
     }
 }
 
-/// Serves the clients that connect to `listener` until `stop` becomes true. `service` computes the replies.
-/// After `stop` became true, the server still sends the replies to the calls that it has already read, for at
-/// most [`ServerLimits::write_timeout`]. It ends each series of replies. Must run inside a
+/// Serves the clients that connect to `listener`, until `stop` becomes true. `service` computes the replies. After
+/// `stop` has become true, the server sends the replies to the calls that it has already read, for at most
+/// [`ServerLimits::write_timeout`]. The server ends each series of replies. Must run inside a
 /// [`tokio::task::LocalSet`].
 ///
 /// # Errors
@@ -102,9 +102,9 @@ pub async fn serve<S: Service>(
     serve_with_new_listeners(listener, none, service, limits, stop).await
 }
 
-/// Serves clients as [`serve`] does, and also allows the caller to replace the listener. Each listener that
-/// the channel `successors` delivers replaces the previous listener. The caller sends a new listener, for
-/// example, after the socket file was removed and created again. Open connections stay open.
+/// Serves clients as [`serve`] does, and also allows the caller to replace the listener. The server listens on the
+/// listener that it received last from `successors`. For example, the caller sends a new listener after the socket file
+/// was removed and created again. Open connections stay open.
 ///
 /// # Errors
 /// If a listener cannot be registered with the runtime.

@@ -42,8 +42,8 @@ pub struct Faults {
 pub const KILL_PANIC: &str = "pjw-sim: killed";
 
 impl Faults {
-    /// Chooses the probability of each fault, and whether hotplug occurs, at random from `seed`, the random
-    /// stream of the simulation run. Each fault has the probability 0 in about half of all runs.
+    /// Chooses the probability of each fault, and whether hotplug occurs, at random. `seed` is the random number
+    /// generator of the simulation run. Each fault has the probability 0 in about half of all runs.
     #[must_use]
     pub fn from_seed(seed: &RandomStream) -> Self {
         let mut swarm = seed.substream("swarm");

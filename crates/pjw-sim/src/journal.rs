@@ -18,7 +18,7 @@ pub struct DiskFull;
 #[derive(Debug, Clone)]
 pub struct SimJournal {
     records: Rc<RefCell<Vec<Record>>>,
-    /// Whether the next append finds space.
+    /// Whether the disk has space for the next append of records. If false, the append may fail.
     is_reserved: bool,
     faults: Faults,
 }

@@ -40,15 +40,16 @@ pub struct SimMachineInterface {
     cpu_times: BTreeMap<Pid, (u64, Option<Nanos>)>,
     /// For each process of which the last scan read only the busy threads, the CPU time of the other threads.
     other_threads_ns: BTreeMap<Pid, u64>,
-    /// The number of scans so far. It selects the idle processes whose masks are checked.
+    /// The number of scans so far. A scan checks the masks of only some idle processes, and this number selects them.
     scans: u32,
     /// The online PUs at the last scan.
     online: CpuSet,
-    /// The processes of the last mask probe, if no scan followed.
+    /// The new processes whose masks the last call of [`MachineInterface::probe_masks`] found to be wrong. Empty after
+    /// a scan.
     probed: BTreeSet<ProcessId>,
-    /// The cgroups that were scanned, as the last scan read them.
+    /// The cgroups that were scanned, each as the last scan of it read it.
     cgroups: BTreeMap<String, Observed<Cgroup>>,
-    /// Whether each change of a cpuset is delayed, until [`SimMachineInterface::finish_cpuset_changes`].
+    /// Whether each change of a cpuset is delayed until [`SimMachineInterface::finish_cpuset_changes`] is called.
     are_changes_held: bool,
     /// The delayed changes of cpusets, in the order of the calls.
     delayed: VecDeque<CpusetAction>,

@@ -8,7 +8,7 @@
 pub struct RandomStream(u64);
 
 impl RandomStream {
-    /// Makes the generator with this seed: the number of the simulation run.
+    /// Makes the generator with the seed `seed`. A simulation run uses its number as the seed.
     #[must_use]
     pub fn from_seed(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)

@@ -29,8 +29,8 @@ impl ScriptedMachine {
         Self { world: Rc::new(RefCell::new(world)) }
     }
 
-    /// Returns the machine in the form in which the daemon reads and changes it: a [`SimMachineInterface`] without faults and
-    /// without a random workload. Both values share the processes.
+    /// Returns the interface through which the daemon reads and changes this machine: a [`SimMachineInterface`] without
+    /// faults and without a random workload. Changes through one of the two values are visible through the other.
     #[must_use]
     pub fn sim_node(&self) -> SimMachineInterface {
         SimMachineInterface::new(
@@ -106,8 +106,8 @@ impl ScriptedMachine {
     }
 }
 
-/// Makes the command by which root assigns `cores` cores and the processes `pids` to the job `id`. All options
-/// have their defaults. The caller passes the command to the daemon.
+/// Makes the command by which root grants `cores` cores to the job `id` and adds the processes `pids` to the job. All
+/// options have their defaults. The caller passes the command to the daemon.
 #[must_use]
 pub fn assign_command(id: &str, cores: u32, pids: &[Pid]) -> AssignCommand {
     let caller = Caller { uid: Uid::ROOT, is_admin: true };

@@ -11,12 +11,13 @@ const USERS: [Uid; 3] = [Uid(1001), Uid(1002), Uid(1003)];
 /// The largest number of processes. More processes make a run slow without testing more.
 const MAX_PROCESSES: usize = 60;
 
-/// A random workload: users, programs and a batch system that start, change and end processes on the
-/// simulated machine.
+/// A random workload: users, programs and a batch system that start, change and end processes on the simulated machine.
 #[derive(Debug, Clone)]
 pub struct Workload {
     random: RandomStream,
+    /// The number of the next job of the simulated batch system.
     next_job: u32,
+    /// Whether the workload switches PUs off and on.
     hotplug: bool,
     is_stopped: bool,
 }

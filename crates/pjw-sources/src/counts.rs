@@ -101,8 +101,8 @@ pub fn count_at_position(text: &str, position: u32, nodes: u32) -> Result<u32, C
     found.filter(|_| counts == u64::from(nodes)).ok_or(CountsError::LengthMismatch { counts, nodes })
 }
 
-/// Parses a list in LSF's form of host names, each followed by a number of slots, such as `hostA 4 hostB 8`.
-/// Returns the number of slots on `host`. The numbers are added if `host` occurs more than once. Returns
+/// Parses `text`, a list of host names that are each followed by a number of slots. LSF uses this form. Example: `hostA
+/// 4 hostB 8`. Returns the number of slots on `host`. If `host` occurs more than once, the numbers are added. Returns
 /// `None` if `host` does not occur.
 ///
 /// # Errors
@@ -120,7 +120,7 @@ pub fn slot_count_in_pairs(text: &str, host: &str) -> Result<Option<u32>, Counts
     if text.trim_ascii().is_empty() { Err(CountsError::Empty) } else { Ok(sum) }
 }
 
-/// Returns how often `host` occurs in a list that repeats the name of a host once per slot. The variable
+/// Counts how often `host` occurs in `text`, a list that contains the name of a host once for each slot. The variable
 /// `LSB_HOSTS` of LSF is such a list. Returns `None` if `host` does not occur.
 ///
 /// # Errors

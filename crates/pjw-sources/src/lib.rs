@@ -51,9 +51,9 @@ pub fn identifying_variables() -> BTreeSet<&'static str> {
     SYSTEMS.iter().flat_map(|system| system.variables).copied().collect()
 }
 
-/// Returns the batch systems that give each job a cgroup with a cpuset, and whose cpusets pjwd may narrow. To
-/// narrow a cpuset means to reduce it to the PUs granted to the job. [`JobSource`] is the type for batch
-/// systems, because they are the sources of jobs.
+/// Returns the batch systems that give each job a cgroup with a cpuset, and allow pjwd to narrow these cpusets. To
+/// narrow a cpuset means to reduce it to the PUs granted to the job. [`JobSource`] is the type for batch systems,
+/// because jobs come from batch systems.
 #[must_use]
 pub fn sources_with_narrowable_cpusets() -> BTreeSet<JobSource> {
     SYSTEMS.iter().filter(|system| system.narrowable).map(|system| system.source).collect()
@@ -70,20 +70,20 @@ pub fn batch_system_of_launcher(comm: &Comm) -> Option<JobSource> {
     SYSTEMS.iter().find(is_launcher).map(|system| system.source)
 }
 
-/// Finds the jobs to which a process may belong. `comm` is the program name of the process. `attributes`
-/// contains its cgroups, environment and command line. `host` describes this machine. Batch systems that are
-/// not in `enabled` are ignored. Returns a [`JobMark`] for each job that was found, and the role of the
-/// process in its batch system.
+/// Finds the jobs to which a process may belong. `comm` is the program name of the process. `attributes` contains its
+/// cgroups, environment and command line. `host` describes this machine. Batch systems that are not in `enabled` are
+/// ignored. Returns a [`JobMark`] (an attribute of the process that contains the id of a job) for each job that was
+/// found. Also returns the role of the process in its batch system.
 ///
 /// The marks are returned in this order:
-/// 1. The job that the cgroup path names. A user can create further directories below the directory of their
-///    job, and can give them the name of another job. So if several directories of the path have the form of
-///    a job's directory, the outermost one is used.
-/// 2. The jobs that environment variables name, at most one for each batch system. A job is left out if the
-///    cgroup path names another job of the same batch system.
+/// 1. The job that the cgroup path names. A user can create directories below the directory of a job of their own, and
+///    can give them the name of another job. So if several directories of the path have the form of a job's directory,
+///    the outermost one is used.
+/// 2. The jobs that environment variables name, at most one for each batch system. A job is left out if the cgroup path
+///    names another job of the same batch system.
 ///
-/// The number of cores in a mark comes from the environment variables. No marks are returned if the process
-/// is in a cgroup that a batch system uses only for its own processes.
+/// The number of cores in a mark comes from the environment variables. No marks are returned if the process is in a
+/// cgroup that a batch system uses only for its own processes.
 #[must_use]
 pub fn recognise_jobs(
     comm: &Comm,

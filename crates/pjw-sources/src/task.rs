@@ -24,11 +24,11 @@ pub struct SlurmTaskCpus {
     pub task_count: u32,
 }
 
-/// Reads the CPU counts of a Slurm task from `attributes`, the environment of the task. `host` describes this
-/// machine.
+/// Reads the CPU counts of a Slurm task (a process of a parallel job) from `attributes`, the environment of the task.
+/// `host` describes this machine.
 ///
-/// Programs that a batch script starts inherit the environment of the script, and may together use all CPUs
-/// of the job. So for a batch script, `step_cpus` and `task_count` are those of the whole job on this
+/// The programs that a batch script starts inherit the environment of the script, and may together use all CPUs of the
+/// job. So if the process is a batch script, `step_cpus` and `task_count` are the numbers of the whole job on this
 /// machine.
 #[must_use]
 pub fn read_task_cpus(attributes: &BatchAttributes, host: &Host) -> SlurmTaskCpus {

@@ -111,10 +111,10 @@ pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.is::<Closed>()
 }
 
-/// Starts a thread that ends this process with exit code 0 when the reader of standard output closes the
-/// pipe. Commands that wait for a long time between two outputs need this thread, such as `events --follow`.
-/// Without it, they would notice the closed pipe only at their next output. Does nothing if standard output
-/// is a terminal.
+/// Starts a thread that ends this process with exit code 0 when the reader of standard output closes the pipe. Commands
+/// that wait for a long time between two outputs need this thread, such as `pjwctl events --follow`. Without the
+/// thread, such a command would notice the closed pipe only at its next output. Does nothing if standard output is a
+/// terminal.
 pub fn exit_when_reader_closes() {
     if io::stdout().is_terminal() {
         return;

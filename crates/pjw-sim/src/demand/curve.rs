@@ -23,16 +23,18 @@ const MAX_TIME: Duration = Duration::from_secs(100 * 366 * 86_400);
 /// The largest number of cores of an owner.
 const MAX_CORES: u32 = Pu::MAX.0 + 1;
 
-/// A curve of demand, as a file describes it. It has at least one owner and at least two points.
+/// The CPU demand of jobs over time, as a file describes it. The jobs are owners: jobs that own cores, and whose idle
+/// cores are lent. The curve has at least one owner and at least two points.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DemandCurve {
-    /// The owners, in the order of their columns.
+    /// The jobs that own cores, in the order of their columns in the file.
     pub owners: Vec<Owner>,
-    /// The demand over time, ascending by time. The last point only marks the end.
+    /// The numbers of cores that the owners use, ascending by time. The last point marks only the end of the curve.
     pub points: Vec<DemandPoint>,
 }
 
-/// A job that owns cores and does not always use them.
+/// An owner in a curve of demand: a job that owns cores, and whose cores are lent to other jobs while it does not use
+/// them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
     /// The id of the job, whose name is the name of the column.
@@ -41,16 +43,18 @@ pub struct Owner {
     pub cores: u32,
 }
 
-/// What the owners use from one time on.
+/// The numbers of cores that the owners (the jobs that own cores) use from a given time on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DemandPoint {
-    /// The time, on the clock of the file.
+    /// The time from which the owners use these numbers of cores, as in the file: the file may begin at any time.
     pub time: Duration,
-    /// For each owner, the number of cores that it uses: its CPU time in seconds for each second.
+    /// The number of cores that each owner uses, in the order of [`DemandCurve::owners`]. A number of 2.5 means 2.5 s
+    /// of CPU time in each second.
     pub cores_used: Vec<f64>,
 }
 
-/// The reason why a text is no curve of demand. Lines are counted from 1.
+/// The reason why a text is no curve of demand: a list of the numbers of cores that jobs use over time. Each job in the
+/// list is an owner: it owns cores, and may use fewer. Lines are counted from 1.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CurveError {
     /// The text has no line with a demand.
@@ -58,7 +62,7 @@ pub enum CurveError {
         "there is no demand in it: a line has the time in seconds and, for each owner, the cores in use, as in 3600,2.5"
     )]
     Empty,
-    /// The text has one line with a demand, so that it is unclear how long the demand lasts.
+    /// Only one line of the text has a demand, so the time for which this demand lasts is unknown.
     #[error(
         "line {line}: this is the only demand: another line must follow, whose time is the end of the curve"
     )]
@@ -156,10 +160,11 @@ pub enum CurveError {
     },
 }
 
-/// Reads a curve of demand from the text of a file, in the format of this module.
+/// Parses the text of a file with a curve of demand: the number of cores that each owner (a job that owns cores) uses
+/// over time. The documentation of this module describes the format.
 ///
 /// # Errors
-/// If the text is no curve of demand. The error says which line is wrong, and what is wrong with it.
+/// If the text is no curve of demand. The error contains the number of the wrong line, and what is wrong with it.
 pub fn parse(bytes: &[u8]) -> Result<DemandCurve, CurveError> {
     let text = String::from_utf8_lossy(bytes);
     // Spreadsheet programs begin a file with a byte order mark.

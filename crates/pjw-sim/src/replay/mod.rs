@@ -109,7 +109,7 @@ pub struct ReplayResult {
 pub struct JobDecision<'r> {
     /// The job, as the log describes it.
     pub job: LoggedJob,
-    /// The use of each PU before the decision: granted to a job, reserved for the system, or free.
+    /// The use of each PU before the decision. A PU is granted to a job, reserved for the system, or free.
     pub holders_before: &'r PuPool,
     /// The PUs that were chosen for the job. `None` if the job was refused.
     pub cpus: Option<&'r CpuSet>,

@@ -152,10 +152,9 @@ impl World {
         Some(thread)
     }
 
-    /// Records that the daemon has read the mask of a thread: [`SimThread::program_request`] changes from
-    /// [`ProgramRequest::Unread`] to [`ProgramRequest::Read`]. The checks of a simulation run then expect
-    /// that the daemon knows the mask that a program requested last for the thread. Has no effect if
-    /// `program_request` has another value.
+    /// Records that the daemon has read the mask of a thread. [`SimThread::program_request`] then changes from
+    /// [`ProgramRequest::Unread`] to [`ProgramRequest::Read`], and any other value stays. With the value `Read`, the
+    /// checks of a simulation run expect that the daemon knows the mask that a program requested last for the thread.
     pub fn record_mask_read(&mut self, pid: Pid, tid: Tid) {
         let thread = self.processes.get_mut(&pid).and_then(|process| process.threads.get_mut(&tid));
         if let Some(thread) = thread.filter(|thread| thread.program_request == ProgramRequest::Unread) {
@@ -175,10 +174,9 @@ impl World {
         is_accepted
     }
 
-    /// Records that pjw is about to request the mask `mask` for a thread. If a program requests the same mask
-    /// after this call, the daemon can't know whether the program or pjw requested the mask. The simulation
-    /// then sets [`SimThread::program_request`] to [`ProgramRequest::Hidden`]. This also holds if the kernel
-    /// refuses the request of pjw.
+    /// Records that pjw is about to request the mask `mask` for a thread. If a program requests the same mask after
+    /// this call, the daemon can't know which of the two requested it. The simulation then sets
+    /// [`SimThread::program_request`] to [`ProgramRequest::Hidden`], also if the kernel refuses the request of pjw.
     pub fn record_mask_requested_by_pjw(&mut self, mask: &CpuSet) {
         self.requested_by_pjw.insert(mask.clone());
     }
@@ -250,11 +248,10 @@ impl World {
         self.rewrite_masks_after_hotplug();
     }
 
-    /// Makes the simulated kernel run threads only on the PUs in `active`, as at the start of a hotplug
-    /// operation. The affinity masks of the threads in cpusets are updated only when
-    /// [`World::rewrite_masks_after_hotplug`] is called. Until then, a thread whose mask has no active PU
-    /// gets a fallback mask: all PUs of its cpuset, or all PUs of the machine if its cpuset has no active PU
-    /// either.
+    /// Makes the simulated kernel run threads only on the PUs in `active`, as at the start of a hotplug operation. The
+    /// affinity masks of the threads in cpusets are updated only when [`World::rewrite_masks_after_hotplug`] is called.
+    /// Until that call, a thread whose mask has no active PU gets a fallback mask. This mask is all PUs of its cpuset.
+    /// If the cpuset has no active PU either, it is all PUs of the machine.
     pub fn set_active_pus(&mut self, active: &CpuSet) {
         self.active = active.clone();
         let mut processes = std::mem::take(&mut self.processes);

@@ -5,7 +5,8 @@ use pjw_core::cpuset_group::CpusetSpec;
 use super::{SimProcess, World, is_in_any};
 
 impl World {
-    /// Freezes or thaws the cgroup at `path`, and gives its processes idle priority or the usual one, as `spec` says.
+    /// Freezes the cgroup at `path` or lets its processes run again, as the field `frozen` of `spec` says. Sets the
+    /// idle priority or the normal priority for its processes, as the field `idle` says.
     pub fn set_priority(&mut self, path: &str, spec: &CpusetSpec) {
         for (groups, is_set) in [(&mut self.frozen_cgroups, spec.frozen), (&mut self.idle_cgroups, spec.idle)]
         {
@@ -18,18 +19,19 @@ impl World {
         self.log(|| format!("  cgroup {path}: frozen {}, idle {}", spec.frozen, spec.idle));
     }
 
-    /// Thaws the cgroup at `path`, as pjw does before it lifts the limits of a cpuset. Has no effect if the cgroup is not frozen.
+    /// Lets the processes of the frozen cgroup at `path` run again, as pjw does before it removes the limits of a
+    /// cpuset. Has no effect if the cgroup is not frozen.
     pub fn thaw(&mut self, path: &str) {
         self.frozen_cgroups.remove(path);
     }
 
-    /// Returns whether no thread of the process runs, because its cgroup or one above is frozen.
+    /// Returns whether the cgroup of the process, or a cgroup above it, is frozen. No thread of the process runs then.
     #[must_use]
     pub fn is_frozen(&self, process: &SimProcess) -> bool {
         is_in_any(&process.cgroup, &self.frozen_cgroups)
     }
 
-    /// Returns whether the process runs at idle priority.
+    /// Returns whether the process runs at idle priority: whether its cgroup, or a cgroup above it, has this priority.
     #[must_use]
     pub fn is_idle_priority(&self, process: &SimProcess) -> bool {
         is_in_any(&process.cgroup, &self.idle_cgroups)

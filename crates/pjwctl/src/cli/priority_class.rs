@@ -2,7 +2,8 @@
 
 use clap::ValueEnum;
 
-/// The value of `--class` of `pjwctl assign`, `run` and `spawn`: the priority class of the job.
+/// The value of `--class` of `pjwctl assign`, `pjwctl run` and `pjwctl spawn`: the priority class of the job. The class
+/// says whether the job has cores of its own, and whether it lends or borrows cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PriorityClassArg {
     /// Cores of its own; those that it leaves idle may be lent, and come back when it needs them

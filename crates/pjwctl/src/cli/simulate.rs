@@ -26,8 +26,9 @@ const MAX_CORES: i64 = Pu::MAX.0 as i64 + 1;
 /// The options that have no meaning for a curve of demand.
 const OPTIONS_OF_LOGS: [&str; 5] = ["unit", "policy", "reference_policy", "per_job_csv", "fragmentation_csv"];
 
-/// The command line options of `pjwctl simulate`. It replays a job log, to measure how jobs are placed, or a curve of
-/// demand, to measure what lending gives.
+/// The command line options of `pjwctl simulate`. With a job log, the command measures how jobs are placed on a
+/// machine. With a curve of demand (the numbers of cores that jobs use over time), the command measures the effect of
+/// lending idle cores.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("replayed").required(true).args(["job_log", "demand"]))]
 #[command(group = ArgGroup::new("machine").required(true).args(["input", "synthetic"]))]

@@ -21,12 +21,12 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     Exit codes: 0 if all instances ended with 0, else the highest of theirs, 128 + signal for one that a signal ended; \
     127 if the command does not exist, 126 if it can't be executed; 1 if nothing was started, 2 usage.";
 
-/// The command line options of `pjwctl spawn`, which starts several instances (processes) of a command, each
-/// on its own part of a job's cores.
 #[derive(Debug, Args)]
 #[command(
     override_usage = "pjwctl spawn [OPTIONS] -n <N> -- <CMD>...\n       pjwctl spawn [OPTIONS] [-n <N>] --multi <FILE>"
 )]
+/// The command line options of `pjwctl spawn`, which starts several instances (processes) of a command. Each instance runs
+/// on its own part of a job's cores.
 pub struct SpawnArgs {
     /// The number of instances
     #[arg(short = 'n', long = "instances", value_name = "N", required_unless_present = "multi_file")]

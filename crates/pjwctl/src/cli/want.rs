@@ -12,7 +12,7 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     job can write the number into the file want of its job instead (docs/coremap.md). For the owner of the job and for \
     administrators.";
 
-/// The arguments of `pjwctl want`.
+/// The command line options of `pjwctl want`, which sets the number of cores that a job wants at present.
 #[derive(Debug, Clone, Args)]
 pub struct WantArgs {
     /// The job, as in slurm:123 or mytest
@@ -25,8 +25,8 @@ pub struct WantArgs {
     pub json: JsonArg,
 }
 
-/// How many cores a job is to want, as given on the command line. `None` for the word `default`: the job
-/// wants the cores that it was granted.
+/// The number of cores that a job is to want at present, as the argument of `pjwctl want` gives it. `None` for the word
+/// `default`: the job wants the cores that it was granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WantedCoresArg(pub Option<u32>);
 

@@ -13,20 +13,22 @@ use super::{Terminal, style, text::count_with_noun};
 
 const SECONDS_PER_HOUR: f64 = 3600.0;
 
-/// The result of `pjwctl simulate --demand`, which `--json` prints as JSON. A core hour is one core for one hour.
+/// The result of `pjwctl simulate --demand`, which `--json` prints as JSON. The command replays a curve of demand: the
+/// numbers of cores that jobs use over time. These jobs are owners: they own cores, and lend the cores that they do not
+/// use. A core hour is one core for one hour.
 #[derive(Debug, Clone, Serialize)]
 pub struct DemandResult {
-    /// The jobs that own cores, in the order of the columns of the curve.
+    /// The results of the owners, in the order of the columns in the file with the curve.
     pub owners: Vec<OwnerFigures>,
-    /// The number of cores of the machine that jobs can use: all except those of the housekeeping CPUs.
+    /// The number of cores of the machine that jobs can use: all except the cores that are reserved for the system.
     pub usable: u32,
     /// The time from the first line of the curve to the last, in seconds.
     pub duration_s: f64,
-    /// The settings of lending with which the curve was replayed.
+    /// The settings of lending in the replay with lending.
     pub lending: LendingSettings,
-    /// The figures if no core of an owner is lent: the besteffort job has the free cores alone.
+    /// The use of the machine if no core of an owner is lent. The besteffort job then has only the free cores.
     pub without_lending: UseFigures,
-    /// The figures if cores that owners leave idle are lent.
+    /// The use of the machine if the besteffort job also has the cores that the owners lend.
     pub with_lending: UseFigures,
     /// The core hours for which cores of owners were lent.
     pub lent_core_hours: f64,
@@ -38,14 +40,14 @@ pub struct DemandResult {
     pub revocations_per_core_hour: f64,
 }
 
-/// What an owner used of its cores, and what was lent of them.
+/// The results for one owner: a job that owns cores and lends those that it does not use.
 #[derive(Debug, Clone, Serialize)]
 pub struct OwnerFigures {
     /// The name of the owner.
     pub name: String,
-    /// The number of cores that it owns.
+    /// The number of cores that the job owns.
     pub cores: u32,
-    /// The mean number of cores that it used.
+    /// The mean number of cores that the job used.
     pub mean_cores_used: f64,
     /// The core hours for which its cores were lent.
     pub lent_core_hours: f64,
@@ -57,28 +59,31 @@ pub struct OwnerFigures {
     pub revocations_per_core_hour: f64,
 }
 
-/// The settings of lending, with the names and meanings of the configuration keys in the table `lending`.
+/// The settings of lending. Each field has the name and the meaning of a configuration key in the table `lending`. An
+/// owner is a job that owns cores and lends those that it does not use.
 #[derive(Debug, Clone, Serialize)]
 pub struct LendingSettings {
     /// The number of idle cores of each owner that are not lent.
     pub buffer: u32,
     /// The time for which a core must be idle before it is lent, in seconds.
     pub lend_after_s: f64,
-    /// The number of cores of one owner that are lent at once.
+    /// The maximum number of cores of one owner that are lent at once.
     pub at_once: u32,
 }
 
-/// The use of the machine in one replay.
+/// The use of the machine in one replay. Owners are the jobs that own cores. The besteffort job uses free and lent
+/// cores.
 #[derive(Debug, Clone, Serialize)]
 pub struct UseFigures {
-    /// The core time that the owners and the besteffort job used, divided by that of all usable cores: from 0 to 1.
+    /// The utilisation of the machine, from 0 to 1: the core time that the owners and the besteffort job used, divided
+    /// by the core time of all usable cores. Core time is a number of cores multiplied by a time.
     pub utilisation: f64,
     /// The core hours that the besteffort job used.
     pub besteffort_core_hours: f64,
 }
 
 impl DemandResult {
-    /// Computes the result from a replay with lending disabled and one of the same curve with the settings `lending`.
+    /// Computes the result from two replays of the same curve: `without` lending, and `with` the settings `lending`.
     #[must_use]
     pub fn new(without: &DemandReplay, with: &DemandReplay, lending: &LendingPolicy) -> Self {
         let owners = &with.owners;
@@ -132,7 +137,8 @@ fn per_core_hour(revocations: u64, cores: f64, duration: Duration) -> f64 {
     revocations as f64 * SECONDS_PER_HOUR / (cores * duration.as_secs_f64())
 }
 
-/// Returns the result of `pjwctl simulate --demand` as text: the figures without and with lending, and a table of the owners.
+/// Returns the result of `pjwctl simulate --demand` as text: the use of the machine without and with lending, and a
+/// table of the owners. An owner is a job that owns cores and lends those that it does not use.
 #[must_use]
 pub fn demand_text(result: &DemandResult, term: Terminal) -> String {
     let owners = u32::try_from(result.owners.len()).unwrap_or(u32::MAX);

@@ -35,10 +35,10 @@ pub struct SimulationResult {
     /// job gets. The unit is that of the processor counts in the log.
     #[serde(rename = "usable")]
     pub usable_processors: u32,
-    /// The utilisation of the machine, from 0 to 1, between the first submission and the end of the last job.
-    /// It is the core time of all started jobs divided by the core time of all usable cores. Core time is a
-    /// number of cores multiplied by the time for which a job holds them, or for which they can be used. If
-    /// the log counts PUs (logical CPUs), PUs are counted instead of cores. 0 if no job was started.
+    /// The utilisation of the machine, from 0 to 1, between the first submission and the end of the last job. It is the
+    /// core time that the started jobs held, divided by the core time of all usable cores. Core time is a number of
+    /// cores multiplied by a time. If the log counts PUs (logical CPUs), PUs are counted instead of cores. 0 if no job
+    /// was started.
     pub utilisation: f64,
     /// The mean number of packages on which a started job has cores.
     pub mean_packages: f64,
@@ -69,8 +69,8 @@ pub struct DurationPercentiles {
     pub p99: u64,
 }
 
-/// The free cores at one time of the simulation: their number, and the sizes of the largest requests that
-/// they can serve inside a single L3, NUMA node or package.
+/// The free cores at one time of the simulation: the number of all free cores, and the sizes of the largest requests
+/// that can be served inside a single L3, NUMA node or package.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct FragmentationSample {
     /// The simulated time of the sample, in seconds since the time 0 of the replayed job log.

@@ -60,7 +60,8 @@ pub fn sentence_lines(none: &str, sentences: &[String]) -> String {
     sentences.iter().map(|sentence| escape_control_characters(sentence) + "\n").collect()
 }
 
-/// Returns the width of the text in terminal columns. Every character counts as one column, even a wide one.
+/// Returns the number of characters of the text. This is its width in terminal columns, if it contains no wide
+/// character.
 #[must_use]
 pub fn char_count(text: &str) -> usize {
     text.chars().count()
@@ -107,8 +108,8 @@ pub fn count_with_noun(number: impl Into<u64>, one: &str, many: &str) -> String 
     }
 }
 
-/// Returns the time from `since` to `now` in at most four characters, such as `5m`. `since` is a timestamp in
-/// the format of RFC 3339. If it cannot be parsed, it is returned with control characters escaped.
+/// Returns the time from `since` to `now` in at most four characters, such as `5m`. `since` is a timestamp in the
+/// format of RFC 3339. If `since` cannot be parsed, returns `since` with control characters escaped.
 #[must_use]
 pub fn age_text(since: &str, now: Timestamp) -> String {
     let Ok(since) = since.parse::<Timestamp>() else { return escape_control_characters(since) };

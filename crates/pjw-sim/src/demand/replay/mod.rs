@@ -33,16 +33,18 @@ const LASTING: Duration = Duration::from_secs(100);
 /// The source of the job that wants every core. So it can have the name of an owner.
 const SOURCE_OF_BESTEFFORT: JobSource = JobSource::Session;
 
-/// The options of a replay of a curve of demand.
+/// The options of a replay of a curve of demand: the CPUs that no job gets, and the settings of lending. Lending gives
+/// idle cores of owners (the jobs in the curve) to the besteffort job.
 #[derive(Debug, Clone)]
 pub struct DemandReplayOptions {
     /// The housekeeping PUs, which are reserved for the system. No job gets one of these PUs.
     pub housekeeping_cpus: CpuSet,
-    /// The settings of lending. The besteffort job borrows free cores also if lending is disabled.
+    /// The settings of lending. If lending is disabled, the besteffort job still uses the free cores.
     pub lending: LendingPolicy,
 }
 
-/// The result of a replay of a curve of demand. Core time is a number of cores multiplied by a time.
+/// The result of a replay of a curve of demand. Owners are the jobs in the curve: they own cores, and lend the cores
+/// that they do not use. Core time is a number of cores multiplied by a time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DemandReplay {
     /// The result for each owner, in the order of the curve.
@@ -51,38 +53,43 @@ pub struct DemandReplay {
     pub usable_cores: u32,
     /// The time from the first point of the curve to the last.
     pub duration: Duration,
-    /// The core time that the besteffort job used, in seconds of one core.
+    /// The core time that the besteffort job used, in core seconds (one core for one second). This job uses free and
+    /// lent cores.
     pub besteffort_core_s: f64,
 }
 
-/// What an owner used, and what was lent of its cores.
+/// The totals of a replay for one owner: a job that owns cores, and whose idle cores are lent. Core time is a number of
+/// cores multiplied by a time, in core seconds (one core for one second).
 #[derive(Debug, Clone, PartialEq)]
 pub struct OwnerTotals {
-    /// The owner, as the curve describes it.
+    /// The id of the owner, and the number of cores that it owns.
     pub owner: Owner,
-    /// The core time that the owner used, in seconds of one core.
+    /// The core time that the owner used, in core seconds.
     pub used_core_s: f64,
-    /// The core time for which cores of the owner were lent, in seconds of one core.
+    /// The core time for which cores of the owner were lent, in core seconds.
     pub lent_core_s: f64,
-    /// How often a core was lent. Two cores that are lent at the same time count as two.
+    /// The number of times that a core was lent. If two cores are lent at the same time, both count.
     pub loans: u64,
-    /// How often a lent core was taken back. Two cores that are taken back at the same time count as two.
+    /// The number of times that a lent core was taken back. If two cores are taken back at the same time, both count.
     pub revocations: u64,
 }
 
-/// The reason why a curve of demand can't be replayed on a machine: a job does not get its cores.
+/// The reason why a curve of demand can't be replayed on a machine: a job in the curve does not get the cores that it
+/// is to own.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{job} can't have {cores} cores: {refusal}")]
 pub struct JobRefused {
     /// The name of the job.
     pub job: String,
-    /// The number of cores that it owns, as the curve says.
+    /// The number of cores that the job is to own, according to the curve.
     pub cores: u32,
-    /// The refusal of the warden.
+    /// The reason why pjw refuses these cores.
     pub refusal: Refusal,
 }
 
-/// Replays a curve of demand on a machine with the topology `topology`. The same arguments give the same result.
+/// Replays a curve of demand on a machine with the topology `topology`. In the simulation, each owner in `curve` holds
+/// its cores and uses as many as the curve says. One job of the class besteffort uses free cores, and the cores that
+/// the owners lend. The same arguments always give the same result.
 ///
 /// # Errors
 /// If the machine has too few cores for the owners.
@@ -252,8 +259,8 @@ fn nanos(time: Duration) -> Nanos {
 }
 
 impl DemandReplay {
-    /// Returns the utilisation of the machine, from 0 to 1: the core time that the owners and the besteffort job used,
-    /// divided by that of all usable cores. 0 if there is no usable core.
+    /// Returns the utilisation of the machine, from 0 to 1. It is the core time that all jobs used, divided by the core
+    /// time of all usable cores. Core time is a number of cores multiplied by a time. 0 if there is no usable core.
     #[must_use]
     pub fn utilisation(&self) -> f64 {
         let used: f64 = self.owners.iter().map(|one| one.used_core_s).sum();

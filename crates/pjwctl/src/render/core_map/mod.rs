@@ -100,10 +100,14 @@ impl PuHolders {
         Self { by_pu }
     }
 
-    /// Returns the holder of the core that consists of the PUs (logical CPUs) in `pus`. If only one job holds
-    /// any of these PUs, the result is this job. If several jobs hold some of these PUs, the result is
-    /// [`Holder::SeveralJobs`]. If no job holds any, the result is housekeeping if any PU is reserved, else
-    /// free if any PU is free, else offline.
+    /// Returns the holder of the core that consists of the PUs (logical CPUs) in `pus`. The first case that applies
+    /// decides:
+    ///
+    /// 1. [`Holder::SeveralJobs`] if several jobs hold PUs of the core.
+    /// 2. The job that holds a PU of the core.
+    /// 3. [`Holder::Housekeeping`] if a PU of the core is reserved for the system.
+    /// 4. [`Holder::Free`] if a PU of the core is free.
+    /// 5. [`Holder::Offline`] otherwise.
     #[must_use]
     pub fn holder_of_core(&self, pus: &CpuSet) -> Holder {
         let holders = || pus.iter().filter_map(|pu| self.by_pu.get(&pu).copied());

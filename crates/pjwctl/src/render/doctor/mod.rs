@@ -49,7 +49,8 @@ pub struct DoctorFinding {
     pub cpus: String,
 }
 
-/// One job in the report of `pjwctl doctor`, with the cores that it requested, holds and would get from pjwd.
+/// A job in the report of `pjwctl doctor`: the cores that it requested, the CPUs that it has, and the CPUs that pjwd
+/// would grant to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorJob {
     /// The id of the job, such as `slurm:7`.
@@ -67,8 +68,8 @@ pub struct DoctorJob {
     /// the job, as a CPU list.
     #[serde(rename = "allowed")]
     pub allowed_cpus: String,
-    /// The PUs that the job would get if pjwd ran: those that pjwd would grant to the job, as a CPU list.
-    /// Empty if the job holds PUs already, or if its request is unknown or can't be served.
+    /// The PUs that pjwd would grant to the job if pjwd ran, as a CPU list. Empty if the job holds PUs already, or if
+    /// its request is unknown or can't be served.
     #[serde(rename = "would_get")]
     pub expected_cpus: String,
     /// The number of processes of the job.

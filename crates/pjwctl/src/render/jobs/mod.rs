@@ -127,7 +127,8 @@ pub fn no_cores_message(job: &Job) -> String {
     )
 }
 
-/// Returns the line that `pjwctl provision` prints for a provision: its job, its CPUs and its rule.
+/// Returns the line that `pjwctl provision` prints for a provision (the cores that pjwd keeps for a service): the id of
+/// its job, its CPUs, and the rule by which the processes of the service are recognised.
 #[must_use]
 pub fn provision_line(job: &Job) -> String {
     let id = text::escape_control_characters(&job.id);
@@ -137,8 +138,8 @@ pub fn provision_line(job: &Job) -> String {
     format!("{id} {cpus}{rule}\n")
 }
 
-/// Returns the line that `pjwctl want` prints: the job, and the number of cores that counts. `given` is the number that
-/// the user gave.
+/// Returns the line that `pjwctl want` prints: the id of the job, and the number of cores that the job wants. `given`
+/// is the number on the command line. If the job may not have so many cores, the line says so.
 #[must_use]
 pub fn wanted_line(job: &Job, given: Option<u32>) -> String {
     let id = text::escape_control_characters(&job.id);
