@@ -18,9 +18,9 @@ use crate::state::masks::request::{MaskLimits, MaskRequest, MaskWriter};
 /// replacement inherited an earlier request.
 const EARLIER_REQUESTS: usize = 8;
 
-/// The result of comparing the mask that a scan read with the masks that pjw predicted. pjw predicts the mask
-/// from the requests that may be the last request for the thread, and from the PUs that are online and in the
-/// thread's cpuset.
+/// The result of comparing the affinity mask that a scan read with the masks that pjw predicted. A mask is
+/// predicted for each request that may be the last request for the thread: the requested PUs that are online
+/// and in the thread's cpuset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaskComparison {
     /// The mask is one of the predicted masks: no program has requested another mask.
@@ -29,23 +29,24 @@ pub enum MaskComparison {
     ChangedByProgram,
 }
 
-/// The facts that pjw has recorded about the affinity mask of one thread. The entry contains the original
-/// mask of the thread, which pjw restores when the job is released. The entry also contains one or more
-/// requests for a mask ([`MaskRequest`]). One of these requests is the last request for the thread. If there
-/// are several, it is unknown which one is the last.
+/// What pjw knows about the affinity mask of one thread: the original mask, which pjw restores when the job
+/// of the thread ends or is released, and the last request for a mask ([`MaskRequest`]). If several requests
+/// may be the last one, such as after a crash of the daemon, the entry has all of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskEntry {
-    /// The requests that may be in force, newest last. Never empty, and nearly always one.
+    /// The requests that may be the last request for the thread, newest last. Never empty, and nearly always
+    /// one.
     candidates: SmallVec<[MaskRequest; 1]>,
-    /// Requests that were replaced, oldest first, with the time of the first reading after the replacement. `None`
-    /// before that reading.
+    /// The requests that a later request replaced, oldest first. Each has the time of the first scan that
+    /// read the mask after the later request, or `None` if no scan has done so yet.
     earlier: Vec<(MaskRequest, Option<Nanos>)>,
-    /// The time since when pjw changes the mask, or keeps the mask in the journal. `None` if pjw does neither.
+    /// The time from which the journal has contained the original mask. `None` if the journal does not
+    /// contain it.
     journaled_since: Option<Nanos>,
-    /// Whether the journal lacks the present request, although it keeps an earlier one: the program has requested another
-    /// mask since.
+    /// Whether the journal has an earlier request for the thread but not the last one: the program has
+    /// requested another mask since.
     is_unrecorded: bool,
-    /// The time of the last reading of the mask.
+    /// The time of the last scan that read the mask.
     read_at: Nanos,
     /// The time of the reading before the last one that was compared with the prediction: limits from this time on were
     /// taken into account.
@@ -53,12 +54,15 @@ pub struct MaskEntry {
     /// The effective mask right after a write, if it was not predicted, because a cpuset that pjw does not read
     /// limits the mask.
     narrowed: Option<CpuSet>,
-    /// The PUs that the cpuset and the online PUs allowed when the kernel refused the original mask, because it has none of
-    /// them. `None` if another mask was read since, or the limits changed.
+    /// The set of online PUs in the cpuset when the kernel refused the original mask: the original mask
+    /// contains none of them. `None` if the kernel did not refuse it, or if the mask, the cpuset or the
+    /// online PUs have changed since.
     refused_within: Option<CpuSet>,
-    /// Whether it is certain that the program requested the mask that was not predicted: see `old_kernels`.
+    /// Whether it is certain that the program requested the mask of the last reading. On kernels before Linux
+    /// 6.2, the kernel may have set it: see `old_kernels`.
     is_writer_certain: bool,
-    /// The mask inside the grant to which the program bound the thread, if pjw lifted that binding. Not in the journal.
+    /// The PUs of the job to which the program bound the thread, if pjw gave the thread other PUs because too
+    /// many busy threads were bound to these. Not in the journal.
     unbound_from: Option<Box<CpuSet>>,
 }
 
@@ -78,22 +82,21 @@ impl MaskEntry {
         }
     }
 
-    /// Makes the entry of a thread of which only the effective mask `seen` is known, read at the time
-    /// `read_at`. The entry assumes that the program requested this mask. If `seen` contains every PU that
-    /// `limits` allow, the entry assumes that the program requested all PUs of the machine.
+    /// Makes the entry of a thread of which only the effective mask `seen` is known, as a scan read it at the
+    /// time `read_at`. The entry assumes that the program of the thread requested this mask. If `seen`
+    /// contains every PU that `limits` allows, the entry assumes a request for all PUs of the machine.
     #[must_use]
     pub fn from_first_reading(seen: &CpuSet, limits: &MaskLimits, read_at: Nanos) -> Self {
         Self::of(SmallVec::from_iter([limits.request_of(seen, Nanos(0))]), None, read_at)
     }
 
-    /// Makes the entry of a thread that was created at the time `birth` and inherited the mask of the thread
-    /// that created it. `requests` are the mask requests that may have been in force for the creating thread
-    /// at that time. There are several if the order of a request and the creation is unknown. Returns `None`
+    /// Makes the entry of a thread that was created at the time `birth` and inherited the mask of its
+    /// creator. `requests` are the mask requests that may have been in force for the creator at that time.
+    /// There are several if it is unknown whether a request came before or after the creation. Returns `None`
     /// if `requests` is empty.
     ///
-    /// Sets [`MaskEntry::journaled_since`] to the time of the earliest request in `requests` that pjw or the
-    /// kernel made and that asked for another mask than the original one (the mask that a release puts back).
-    /// Leaves it `None` if there is no such request.
+    /// [`MaskEntry::journaled_since`] becomes the time of the earliest request that pjw must undo later
+    /// ([`MaskRequest::needs_restore`]), or `None` if there is no such request.
     #[must_use]
     pub fn from_inherited(requests: impl IntoIterator<Item = MaskRequest>, birth: BirthTime) -> Option<Self> {
         let mut candidates: SmallVec<[MaskRequest; 1]> = SmallVec::new();
@@ -108,8 +111,8 @@ impl MaskEntry {
     }
 
     /// Makes the entry of a thread from its record in the journal, after a restart of the daemon. `request`
-    /// is the mask request in the record. The earlier daemon wrote the record before it made the request. If
-    /// the earlier daemon ended between these two steps, the kernel never got the request.
+    /// is the mask request in the record. The earlier daemon wrote the record before it made the request, and
+    /// may have ended between these two steps. So it is unknown whether the kernel got the request.
     #[must_use]
     pub fn from_record(request: MaskRequest) -> Self {
         let since = request.requested_at;
@@ -121,8 +124,8 @@ impl MaskEntry {
         Self { journaled_since: Some(since), ..self }
     }
 
-    /// Adds the mask request in a further journal record of the same thread. Each of the recorded requests
-    /// may be the last request for the thread.
+    /// Adds the mask request of a further journal record about the same thread, after a restart of the
+    /// daemon. It is unknown which of the recorded requests is the last request for the thread.
     pub fn add_recorded_request(&mut self, request: MaskRequest) {
         self.add(request);
         let excess = self.candidates.len().saturating_sub(EARLIER_REQUESTS);
@@ -133,7 +136,8 @@ impl MaskEntry {
         &self.candidates[self.candidates.len() - 1]
     }
 
-    /// Returns the original mask of the thread: the mask that pjw restores when the job is released.
+    /// Returns the original mask of the thread: the mask that pjw restores when the job of the thread ends or
+    /// a command releases the job.
     #[must_use]
     pub fn original_mask(&self) -> &CpuSet {
         &self.newest().original_mask
@@ -147,9 +151,9 @@ impl MaskEntry {
         self.candidates.iter().all(|request| request.mask == newest.mask).then_some(&newest.mask)
     }
 
-    /// Iterates over the requests that may be the last request for the thread, oldest first. One of them
-    /// set the present mask. There are several only if it is unknown whether a later request reached the
-    /// kernel, such as after a crash of the daemon.
+    /// Iterates over the requests that may be the last request for the thread, oldest first. Nearly always,
+    /// there is one. There are several only if it is unknown whether a later request reached the kernel, such
+    /// as after a crash of the daemon.
     pub fn last_request_candidates(&self) -> impl DoubleEndedIterator<Item = &MaskRequest> {
         self.candidates.iter()
     }
@@ -160,8 +164,8 @@ impl MaskEntry {
     }
 
     /// Whether the program of the thread requested the present mask of the thread. False if pjw requested the
-    /// mask, or if the kernel set the mask. If it is unknown which request was the last one, the newest
-    /// possible request decides.
+    /// mask, or if the kernel set the mask. If several requests may be the last one, the newest of them
+    /// decides.
     #[must_use]
     pub fn is_mask_from_program(&self) -> bool {
         self.newest().writer == MaskWriter::Program
@@ -175,14 +179,14 @@ impl MaskEntry {
             || self.requested_mask() == Some(self.original_mask())
     }
 
-    /// Whether pjw may have to restore the original mask when the job is released, because pjw or the kernel
-    /// changed the mask.
+    /// Whether pjw may have to restore the original mask when the job of the thread ends or is released. True
+    /// if pjw or the kernel may have changed the mask.
     #[must_use]
     pub fn needs_restore(&self) -> bool {
         self.candidates.iter().any(MaskRequest::needs_restore)
     }
 
-    /// Returns the time since when the journal has contained the original mask of the thread, in ns since
+    /// Returns the time from which the journal has contained the original mask of the thread, in ns since
     /// boot. `None` if the journal does not contain the original mask.
     #[must_use]
     pub fn journaled_since(&self) -> Option<Nanos> {
@@ -198,8 +202,10 @@ impl MaskEntry {
     }
 
     /// Returns the time at which a scan last read the mask, in ns since boot. If no scan has read the mask
-    /// since the entry was made: the earliest possible birth time of the thread for an inherited mask, and 0
-    /// for an entry from the journal.
+    /// yet, the result depends on the origin of the entry:
+    ///
+    /// - For an inherited mask, it is the earliest possible time at which the thread was created.
+    /// - For an entry from the journal, it is 0.
     #[must_use]
     pub fn last_read_at(&self) -> Nanos {
         self.read_at
@@ -226,9 +232,9 @@ impl MaskEntry {
         self.unbound_from = mask.map(Box::new);
     }
 
-    /// Records that pjw intends to request `mask` for the thread at the time `now`. `original` is the mask
-    /// that pjw restores when the job is released. The caller must then write the request to the journal,
-    /// and after that make the request.
+    /// Records that pjw is about to request `mask` for the thread at the time `now`. The caller must then
+    /// write the request to the journal, and after that make the request. `original` is the mask that pjw
+    /// restores when the job of the thread ends or is released.
     pub fn add_intended_request(&mut self, mask: CpuSet, original: CpuSet, now: Nanos) {
         self.journaled_since.get_or_insert(now);
         self.is_unrecorded = false;
@@ -241,17 +247,18 @@ impl MaskEntry {
         });
     }
 
-    /// Marks the thread as journaled from the time `now` on, if it is not journaled yet. A journaled thread
-    /// has its original mask in the journal, even if pjw has not changed the mask. Returns true if the
-    /// journal lacks the present request of the thread. The caller must then write this request to the
-    /// journal. Returns false if the journal already has the request.
+    /// Marks the thread as journaled from the time `now` on, if it is not journaled yet. The journal contains
+    /// the original mask of a journaled thread, even if pjw has not changed the mask.
+    ///
+    /// Returns true if the journal lacks the last request for the thread. The caller must then write this
+    /// request to the journal.
     pub fn start_journaling(&mut self, now: Nanos) -> bool {
         let is_new = self.journaled_since.replace(self.journaled_since.unwrap_or(now)).is_none();
         core::mem::take(&mut self.is_unrecorded) || is_new
     }
 
-    /// Marks the thread as not journaled: the journal need not contain its original mask, because there is
-    /// nothing to restore. Does not change the journal. If the journal contains a record for this thread, the
+    /// Marks the thread as not journaled: there is nothing to restore, so the journal need not contain the
+    /// original mask. Does not change the journal. If the journal contains a record for this thread, the
     /// caller must append the record [`MaskReleased`](crate::terms::record::Record::MaskReleased).
     pub fn stop_journaling(&mut self) {
         self.journaled_since = None;
@@ -279,8 +286,8 @@ impl MaskEntry {
     }
 
     /// Records that the kernel carried out pjw's request for the mask `requested`. `effective` is the
-    /// effective mask that the kernel showed right after the request, and `limits` are the limits of the
-    /// mask at that time.
+    /// effective mask of the thread right after the request. `limits` has the PUs that were online and in the
+    /// thread's cpuset at that time.
     pub fn confirm_intended_request(&mut self, requested: &CpuSet, effective: &CpuSet, limits: &MaskLimits) {
         let request =
             MaskRequest { mask: requested.clone(), writer: MaskWriter::Warden, ..self.newest().clone() };
@@ -290,11 +297,10 @@ impl MaskEntry {
         self.refused_within = None;
     }
 
-    /// Makes the requests that set the thread's inherited mask candidates for the last request again
-    /// ([`MaskEntry::last_request_candidates`]). Must be called if pjw set the mask of the thread while
-    /// fork(2) was still creating the thread. At the end of fork(2), the kernel may copy the parent's mask
-    /// once more (kernel/cgroup/cpuset.c, `cpuset_fork`). The thread then has the inherited mask, and not the
-    /// mask that pjw set.
+    /// Records that the thread may have its inherited mask again, although pjw set another one. Must be
+    /// called if pjw set the mask while fork(2) was still creating the thread: at its end, fork(2) may copy
+    /// the parent's mask once more (kernel/cgroup/cpuset.c, `cpuset_fork`). The requests for the inherited
+    /// mask may then be the last request again ([`MaskEntry::last_request_candidates`]).
     pub fn add_inherited_requests_again(&mut self) {
         let inherited: Vec<_> = self.earlier.extract_if(.., |(_, until)| until.is_none()).collect();
         self.candidates.insert_many(0, inherited.into_iter().map(|(request, _)| request));
@@ -325,8 +331,8 @@ impl MaskEntry {
             && limits_changed_at.is_none_or(|changed_at| changed_at < self.compared_from)
     }
 
-    /// Records that a scan at the time `now` found the same mask and the same limits of the mask as the
-    /// last scan.
+    /// Records that a scan at the time `now` read the same mask as the last scan. The online PUs and the PUs
+    /// of the thread's cpuset must also be the same as at the last scan.
     pub fn record_unchanged_reading(&mut self, now: Nanos) {
         for (_, until) in &mut self.earlier {
             until.get_or_insert(now);
@@ -334,10 +340,12 @@ impl MaskEntry {
         self.read_at = now;
     }
 
-    /// Records that a scan at the time `now` read the effective mask `seen`, and compares `seen` with the
-    /// masks that pjw predicts within `limits`. A request that can't lead to `seen` is no longer a
-    /// candidate for the last request. If no candidate remains, the program has requested another mask.
-    /// Returns whether `seen` was predicted.
+    /// Records that a scan at the time `now` read the effective mask `seen`. Returns whether the mask was
+    /// predicted: `seen` follows from a request that may be the last request for the thread, and from
+    /// `limits` (the PUs that are online and in the thread's cpuset).
+    ///
+    /// A request from which `seen` does not follow can no longer be the last request. If no request remains,
+    /// the program has requested another mask, and a request for this mask is recorded.
     pub fn record_reading(&mut self, seen: &CpuSet, limits: &MaskLimits, now: Nanos) -> MaskComparison {
         let (machine, last_read_at) = (&limits.machine_cpus, self.read_at);
         self.record_unchanged_reading(now);
@@ -420,8 +428,8 @@ impl MaskEntry {
         }
     }
 
-    /// Iterates over the mask requests of this thread that may have been its last request at the time
-    /// `birth`. A child that this thread forked at that time inherited the mask of one of these requests.
+    /// Iterates over the mask requests for this thread that may have been in force at the time `birth`. A
+    /// child that this thread forked at that time inherited the mask of one of these requests.
     pub fn requests_for_child_born_at(&self, birth: BirthTime) -> impl Iterator<Item = &MaskRequest> {
         let copied_after = Nanos(birth.earliest.0.saturating_sub(BirthTime::MAX_FORK_TIME.0));
         let earlier = self.earlier.iter().filter(move |(_, end)| end.is_none_or(|end| end >= copied_after));

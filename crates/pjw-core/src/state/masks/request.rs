@@ -19,7 +19,8 @@ pub enum MaskWriter {
 }
 
 /// A request to the kernel for the affinity mask of a thread (sched_setaffinity(2)): the mask, who requested
-/// it, and when. Also contains the original mask of the thread, which pjw restores when the job is released.
+/// it, and when. It also contains the original mask of the thread, which pjw restores when the job of the
+/// thread ends or is released.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskRequest {
     /// The requested mask. It may contain PUs that are offline or outside the thread's cpuset.
@@ -30,8 +31,8 @@ pub struct MaskRequest {
     ///   every PU of the machine. Otherwise, pjw assumes a request for the effective mask.
     /// - If `writer` is the kernel: every PU of the machine.
     pub mask: CpuSet,
-    /// The mask that the thread gets back when its job is released. pjw uses it only if no later request for
-    /// the thread is known at the release.
+    /// The original mask: the mask that the thread gets back when its job ends or is released. pjw uses this
+    /// value only if no later request for the thread is known then.
     pub original_mask: CpuSet,
     /// Who made the request: the program, pjw, or the kernel.
     pub writer: MaskWriter,
@@ -41,19 +42,19 @@ pub struct MaskRequest {
 }
 
 impl MaskRequest {
-    /// Returns whether pjw must restore `original_mask` when the job is released, provided that this request
-    /// is the last one for the thread. True if pjw or the kernel made the request, and the requested mask is
-    /// not `original_mask`. False if the program made the request.
+    /// Returns whether pjw must set `original_mask` when the job of the thread ends or is released, if this
+    /// request is then the last one for the thread. True if pjw or the kernel made the request, and the
+    /// requested mask is not `original_mask`. False if the program made the request.
     #[must_use]
     pub fn needs_restore(&self) -> bool {
         self.writer != MaskWriter::Program && self.mask != self.original_mask
     }
 }
 
-/// Returns the effective mask: the mask that the kernel shows for a thread whose mask was set to
-/// `requested`. `possible` is the set of online PUs in the thread's cpuset. The effective mask is the
-/// intersection of `requested` and `possible`, or all of `possible` if the intersection is empty
-/// (kernel/sched/core.c, `__set_cpus_allowed_ptr`).
+/// Returns the effective mask of a thread for which the mask `requested` was requested. `possible` is the set
+/// of online PUs in the thread's cpuset. The effective mask is the intersection of `requested` and
+/// `possible`, or all of `possible` if the intersection is empty (kernel/sched/core.c,
+/// `__set_cpus_allowed_ptr`).
 #[must_use]
 pub fn effective_mask(requested: &CpuSet, possible: &CpuSet) -> CpuSet {
     let left = requested.intersection(possible);
@@ -61,13 +62,13 @@ pub fn effective_mask(requested: &CpuSet, possible: &CpuSet) -> CpuSet {
 }
 
 /// The limits of a thread's affinity mask: the PUs that are both online and in the thread's cpuset. The
-/// effective mask of the thread contains only PUs within these limits. If the cpuset or the online PUs have
-/// changed since the last reading of the mask, the limits before the change are recorded too.
+/// effective mask of the thread contains only these PUs. If the limits have changed since a scan last read
+/// the mask, the earlier limits are recorded too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskLimits {
-    /// The sets of PUs that were both online and in the thread's cpuset since the last reading of the mask.
-    /// The first set is the newest. Further sets follow only if the cpuset or the online PUs have changed
-    /// since the last reading. The sets may also come from a cpuset into which pjw is moving the process.
+    /// The sets of PUs that were both online and in the thread's cpuset at some time since the last reading
+    /// of the mask. The first set is the present one. The further sets, if any, were in force before. If pjw
+    /// is moving the process into another cpuset, the list also contains the set of that cpuset.
     pub possible_cpus: SmallVec<[CpuSet; 1]>,
     /// Every PU in the topology of the machine that pjw read. A PU that went offline after pjw read the
     /// topology is included. A PU that was already offline when pjw read the topology is not included.

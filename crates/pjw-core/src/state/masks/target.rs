@@ -3,10 +3,14 @@
 use crate::basics::CpuSet;
 use crate::machine::topology::Topology;
 
-/// Returns the affinity mask that a thread of a job should have. `grant` contains the PUs granted to the job.
-/// `original` is the mask that the thread had before pjw changed the mask. `inherited` is the mask that the
-/// processes of the job inherited from outside the job, or `None` if this mask is unknown. The first rule
-/// that applies gives the result:
+/// Returns the affinity mask that a thread of a job should have.
+///
+/// - `grant` is the set of PUs that the job holds.
+/// - `original` is the mask that the thread had before pjw changed it.
+/// - `inherited` is the mask that the first processes of the job inherited from outside the job. `None` if
+///   unknown.
+///
+/// The first rule that applies gives the result:
 ///
 /// 1. The result is `grant` if `original` equals `inherited`, contains every PU of the grant, or contains
 ///    every PU of `topology`.
