@@ -33,41 +33,47 @@ const EMPTY_TIME: Duration = Duration::from_millis(20);
 /// The least time between two readings of the files: programs may write all the time.
 const READ_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What the daemon publishes of one job in the files below `STATE_DIR/jobs/ID`.
+/// The values that the daemon publishes about one job in the files below `STATE_DIR/jobs/ID`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobFilesContent {
-    /// The owner of the job, to whom the file `want` in the directory of the job belongs.
+    /// The user who owns the job. The file `want` belongs to this user. Of all other users, only root can write the
+    /// file.
     pub owner: Uid,
     /// The core map of the job: its CPUs, as the daemon publishes them in the files `cpus`, `coremap.json`
     /// and `coremap`.
     pub core_map: CoreMap,
-    /// The number of cores that the job wants, as it was given last. It can be larger than the number that
-    /// the job may have. `None` if no number was given: the job wants the cores that it was granted.
+    /// The last number of cores that a program or a command gave as the number that the job wants. It can be larger
+    /// than the number that the job may have. `None` if no number was given: the job wants the cores that it was
+    /// granted.
     pub wanted: Option<u32>,
 }
 
-/// A new number of wanted cores that the daemon read in the file `want` of a job. A program of the job's
-/// owner wrote it.
+/// A changed number of cores that a job wants. A program of the user who owns the job wrote the number into the file
+/// `want` in the directory of the job. The daemon read it there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WantedCoresUpdate {
     /// The job in whose directory the file `want` is.
     pub job: JobId,
-    /// The owner of the job. The file `want` belongs to this user, and no other plain user can write it.
+    /// The user who owns the job. The file `want` in the directory of the job belongs to this user.
     pub owner: Uid,
     /// The number in the file. `None` if the file is empty: the job wants the cores that it was granted.
     pub cores: Option<u32>,
 }
 
-/// The files of all jobs below `STATE_DIR/jobs`. In each job's directory the daemon publishes the cores of
-/// the job, and reads how many cores the job wants.
+/// The files of all jobs below `STATE_DIR/jobs`. Each job has a directory. In it, the daemon publishes the cores of the
+/// job, and reads the number of cores that the job wants.
 #[derive(Debug)]
 pub struct JobFiles {
+    /// The directory `STATE_DIR/jobs`.
     root: JobsDirectory,
     jobs: BTreeMap<JobId, PublishedJob>,
+    /// Watches the files with inotify(7).
     watch: FileWatch,
-    /// The jobs whose files changed and are to be read at `due`.
+    /// The jobs with changed files, which are read at the time `due`.
     changed: BTreeSet<JobId>,
+    /// The time at which the changed files are read. `None` if no file is known to have changed.
     due: Option<Instant>,
+    /// The time at which changed files were last read.
     last_read: Option<Instant>,
 }
 
@@ -138,11 +144,11 @@ impl JobFiles {
         }
     }
 
-    /// Removes the files that an earlier daemon left for jobs that this daemon does not publish. These are
-    /// all entries of `STATE_DIR/jobs` except the directories of the jobs in [`JobFiles::job_ids`]. Programs
-    /// that wait for a change of the cores of such a job are woken. Must be called once, after the first
-    /// cycle (scan, decision and changes) has called [`JobFiles::publish`] for all jobs. Before that no job
-    /// is known, so the files of running jobs would be removed too.
+    /// Removes the files that an earlier daemon left for jobs that this daemon does not publish. These are all entries
+    /// of `STATE_DIR/jobs` except the directories of the jobs in [`JobFiles::job_ids`]. Wakes the programs that wait
+    /// for a change of the cores of such a job. Must be called once, after the first cycle (scan, decision and changes)
+    /// has called [`JobFiles::publish`] for all jobs. An earlier call would also remove the files of jobs that still
+    /// exist.
     pub fn remove_leftovers(&self) {
         self.root.remove_others(self.jobs.keys());
     }
@@ -153,16 +159,16 @@ impl JobFiles {
         self.root.path()
     }
 
-    /// Returns the ids of the jobs that [`JobFiles::publish`] got content for and has not removed since. Some
-    /// of their files may be missing, because they could not be written.
+    /// Returns the ids of the jobs whose files this daemon keeps: those for which the last call of
+    /// [`JobFiles::publish`] had content. Some of their files may be missing, because they could not be written.
     pub fn job_ids(&self) -> impl Iterator<Item = &JobId> {
         self.jobs.keys()
     }
 
-    /// Makes the files of a job show `content`, and writes only those that differ. `None` removes the files
-    /// of the job and wakes the programs that wait for a change of its cores. If the owner of the job has
-    /// changed, all files are removed and made again. A failure is logged, shown by [`JobFiles::warnings`]
-    /// and tried again.
+    /// Publishes `content` in the files of the job `id`. Writes only files whose content changes. If `content` is
+    /// `None`, removes the files of the job, and wakes the programs that wait for a change of its cores. If the owner
+    /// of the job has changed, all files are removed and made again. A failure is logged, is returned by
+    /// [`JobFiles::warnings`], and is tried again later.
     pub fn publish(&mut self, id: &JobId, content: Option<JobFilesContent>) {
         let Some(content) = content else { return self.remove(id) };
         let before = self.jobs.get(id);
@@ -218,9 +224,9 @@ impl JobFiles {
         }
     }
 
-    /// Returns the inotify(7) descriptor, which is readable when a program wrote or removed a file of a job.
-    /// `None` while [`JobFiles::next_read_at`] has a time, because the changed files are read at that time anyway.
-    /// Also `None` if the kernel refuses inotify.
+    /// Returns the inotify(7) descriptor, which is readable when a program has written or removed a file of a job.
+    /// `None` if [`JobFiles::next_read_at`] returns a time: the changed files are read at that time in any case. Also
+    /// `None` if the kernel refuses inotify.
     #[must_use]
     pub fn changes_fd(&self) -> Option<BorrowedFd<'_>> {
         self.watch.fd().filter(|_| self.due.is_none())
@@ -238,17 +244,18 @@ impl JobFiles {
         }
     }
 
-    /// Returns the time from which [`JobFiles::take_wanted_cores_updates`] reads the changed files. `None` if no file is
-    /// known to have changed.
+    /// Returns the time at which [`JobFiles::take_wanted_cores_updates`] must be called to read the changed files.
+    /// `None` if no file is known to have changed. The time is a few milliseconds after the change, because a program
+    /// may empty a file before it writes the number. It is at least 200 ms after the last such reading.
     #[must_use]
     pub fn next_read_at(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Schedules the reading of files whose changes the kernel does not report. These are the files of jobs
-    /// with a file that could not be written, and of jobs that the kernel does not watch. If `STATE_DIR/jobs`
-    /// is gone, these are the files of all jobs. Must be called in each rescan (a scan that looks at
-    /// processes of no job too).
+    /// Schedules the reading of files whose changes the kernel does not report. These are the files of jobs with a file
+    /// that could not be written, and of jobs that the kernel does not watch. If `STATE_DIR/jobs` does not exist, these
+    /// are the files of all jobs. Must be called in each rescan: a scan that also reads the processes that belong to no
+    /// job.
     pub fn schedule_unreported_changes(&mut self, now: Instant) {
         let is_root_gone = !self.root.is_in_place();
         let job_ids: Vec<JobId> = self
@@ -262,9 +269,9 @@ impl JobFiles {
         }
     }
 
-    /// Returns the numbers of wanted cores that differ from those that the daemon knew. Returns an empty
-    /// list, and reads nothing, before the time [`JobFiles::next_read_at`] and if that is `None`. Otherwise reads the
-    /// file `want` of each job with a changed file, and makes missing files of these jobs again.
+    /// Reads the file `want` of each job with a changed file. Returns the numbers of wanted cores that differ from
+    /// those that the daemon knew. Also makes missing files of these jobs again. Reads nothing and returns an empty
+    /// list before the time [`JobFiles::next_read_at`], and if no file is known to have changed.
     pub fn take_wanted_cores_updates(&mut self, now: Instant) -> Vec<WantedCoresUpdate> {
         if self.due.is_none_or(|due| due > now) {
             return Vec::new();
@@ -320,8 +327,9 @@ impl JobFiles {
         job_ids.iter().for_each(|id| self.schedule(id, now));
     }
 
-    /// Returns the warnings about the files of jobs: one for each job with a file that could not be written,
-    /// and one for each job whose file `want` is ignored because its content is no number or can't be read.
+    /// Returns the warnings about the files of jobs: one for each job with a file that could not be written, and one
+    /// for each job whose file `want` is ignored. The file `want` is ignored if its content is no number, or if it
+    /// can't be read.
     #[must_use]
     pub fn warnings(&self) -> Vec<Warning> {
         let of_job = |(id, job): (&JobId, &PublishedJob)| {

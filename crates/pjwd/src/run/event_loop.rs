@@ -58,7 +58,7 @@ const CONTINUE_DELAY: Duration = Duration::from_millis(2);
 /// A cycle with at least this many actions returns unused heap memory to the kernel.
 const TRIM_ACTIONS: usize = 256;
 
-/// The main loop of pjwd. It waits for messages, process events and timers, and then runs a cycle: a scan of
+/// The main loop of pjwd. The loop waits for messages, process events and timers. It then runs a cycle: a scan of
 /// processes, a decision, and the resulting changes.
 #[derive(Debug)]
 pub struct EventLoop {
@@ -81,10 +81,10 @@ pub struct EventLoop {
     realtime: RealtimePriority,
     /// The arrival time of the oldest event that is not yet processed. `None` if all events are processed.
     pending_since: Option<Instant>,
-    /// The same of the oldest such event of a process of a job.
+    /// The arrival time of the oldest unprocessed event of a process that belongs to a job. `None` if there is none.
     job_pending_since: Option<Instant>,
-    /// The time at which the loop stopped reading events because the CPU budget was overdrawn. `None` if it reads
-    /// events.
+    /// The time at which the loop stopped reading process events, because the CPU budget was used up. `None` if it
+    /// reads events.
     netlink_paused_since: Option<Instant>,
     /// The time at which a cgroup of a job was found changed. `None` if the last scan read all changed cgroups.
     cgroups_changed_at: Option<Instant>,

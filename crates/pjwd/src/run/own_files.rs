@@ -46,7 +46,8 @@ pub enum SocketFile {
 /// and the files in the state directory.
 #[derive(Debug)]
 pub struct WatchedFiles {
-    /// `None` for a daemon that runs beside another.
+    /// The lock against a second daemon of the same user. `None` if the daemon was started with `--beside`, without a
+    /// lock.
     lock: Option<DaemonLock>,
     socket: SocketFile,
     state_dir: PathBuf,
@@ -60,11 +61,13 @@ impl WatchedFiles {
         Self { lock, socket, state_dir }
     }
 
-    /// Watches the files of the daemon, and makes removed files again. Makes the lock file and the socket
-    /// itself, except a socket of the service manager. Sends each new socket to `listeners`. The event loop
-    /// makes the files of the journal: after a removal, sends [`Message::CheckJournal`] to the event loop
-    /// through `outbox`. If the lock file or the socket can't be made again, sends a warning
-    /// ([`Message::FileWarnings`]) through `outbox`. Never returns. Must run inside a tokio runtime.
+    /// Watches the files of the daemon, and makes removed files again. Never returns. Must run inside a tokio runtime.
+    ///
+    /// - The lock file and the socket: this function makes them again. Each new socket is sent to `listeners`. If a
+    ///   file can't be made again, a warning ([`Message::FileWarnings`]) is sent through `outbox`. A socket of the
+    ///   service manager is not made again.
+    /// - The files of the journal: the event loop makes them again. After a removal, [`Message::CheckJournal`] is sent
+    ///   to the event loop through `outbox`.
     pub async fn restore_removed_files(
         mut self,
         listeners: mpsc::UnboundedSender<UnixListener>,

@@ -30,20 +30,24 @@ const SETTLING_TIME: Duration = Duration::from_millis(2);
 /// A shorter period than this says too little about the use of cores.
 const MIN_PERIOD: Duration = Duration::from_micros(500);
 
-/// The samples of all owners of lendable cores.
+/// Measures how many cores the owners use: the jobs whose idle cores may be lent to jobs of the class besteffort. The
+/// measured values decide when cores are lent, and when lent cores are taken back. Nothing is measured while no job can
+/// borrow cores.
 #[derive(Debug, Default)]
 pub struct OwnerSamples {
+    /// The measured jobs.
     owners: BTreeMap<JobId, Owner>,
+    /// The time of the last sample.
     sampled_at: Option<Instant>,
-    /// The time of the next sample. `None` while there is no borrower.
+    /// The time of the next sample. `None` while no job can borrow cores.
     next: Option<Instant>,
-    /// Whether the next sample ends the settling time after a report.
+    /// Whether the next sample shows if a thread still runs that the monitor has reported on a lent PU.
     is_settling: bool,
+    /// The BPF program that reports the lent PUs on which threads of their owner run, if it can be loaded.
     monitor: Monitor,
-    /// The lent PUs that the monitor has reported and does not report again until they are armed.
+    /// The lent PUs that the monitor has reported. It does not report them again before [`LentCpuMonitor::rearm`].
     reported: CpuSet,
-    /// For each lent PU, how long threads that are not at idle priority had run there at the last sample, since the PU was
-    /// armed.
+    /// For each lent PU, the run time that the monitor returned at the last sample ([`LentCpuMonitor::run_times`]).
     run_times: BTreeMap<Pu, Duration>,
 }
 
@@ -64,7 +68,7 @@ enum Monitor {
 }
 
 impl OwnerSamples {
-    /// Returns the time at which [`OwnerSamples::update`] is to be called next. `None` if no sample is needed.
+    /// Returns the time at which [`OwnerSamples::update`] must be called next. `None` if no job can borrow cores.
     #[must_use]
     pub fn next_at(&self) -> Option<Instant> {
         self.next
@@ -79,9 +83,10 @@ impl OwnerSamples {
         }
     }
 
-    /// Samples the owners if a sample is due, and records their use in `state`. `now` and `since_boot` are the same time.
-    /// `cpu_time_of` returns the CPU time of a process since its start, or `None` if the process has ended. Returns whether the
-    /// lending then has to change, so that a cycle is due.
+    /// Measures the CPU use of the owners (the jobs whose idle cores may be lent), if a sample is due, and records the
+    /// use in `state`. The pair of `now` and `since_boot` is the current time on two clocks. `cpu_time_of` returns the
+    /// CPU time of a process since its start, or `None` if the process has ended. Returns whether a cycle (scan,
+    /// decision and changes) must run now, because cores must be lent or taken back.
     pub fn update(
         &mut self,
         state: &mut WardenState,

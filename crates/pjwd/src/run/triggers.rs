@@ -30,8 +30,8 @@ pub struct CycleTriggers {
 }
 
 impl CycleTriggers {
-    /// Returns whether a cycle is due even without process events and commands. This is the case if at least
-    /// one timer has expired, or if every process must be scanned.
+    /// Returns whether a cycle (scan, decision and changes) is due even without process events and commands. This is
+    /// true if a timer has expired, or if every process must be scanned.
     #[must_use]
     pub fn is_cycle_due(self) -> bool {
         self.job_processes_scan_due || self.scans_unassigned()
@@ -43,8 +43,8 @@ impl CycleTriggers {
         self.unassigned_scan_due || self.full_scan_due
     }
 
-    /// Returns the cause of a cycle, as the metrics count it. `scope` says which processes the scan of the
-    /// cycle reads.
+    /// Returns the cause of a cycle (scan, decision and changes), as the metrics count it. `scope` says which processes
+    /// the scan of this cycle reads.
     #[must_use]
     pub fn cause(self, scope: &ScanScope) -> CycleCause {
         match (*scope == ScanScope::Full, self.is_cycle_due()) {
@@ -54,16 +54,17 @@ impl CycleTriggers {
         }
     }
 
-    /// Returns the request for the next scan. The first condition that is true selects the processes:
+    /// Returns the request for the next scan: which processes the scan reads. The first case that applies decides:
     ///
-    /// - Every process must be scanned (`full_scan_due`): every process.
-    /// - There are `commands`: the processes that the commands concern.
-    /// - The periodic scan is due (key `rescan_interval`): the processes of jobs, and also processes that
-    ///   belong to no job.
-    /// - The scan of the processes of jobs is due (key `interval`): the processes of jobs.
+    /// 1. If `full_scan_due` is true, the scan reads every process.
+    /// 2. If there are `commands`, the scan reads the processes that the commands concern.
+    /// 3. If `unassigned_scan_due` is true, the scan reads the processes of jobs and the processes that belong to no
+    ///    job.
+    /// 4. If `job_processes_scan_due` is true, the scan reads the processes of jobs.
+    /// 5. Otherwise, the scan reads no process for these reasons.
     ///
-    /// In every case, also if no condition is true, the scan reads the processes with pending process events.
-    /// These events are removed from `state`.
+    /// In every case, the scan also reads the processes that had process events (fork, exec, exit) since the last scan.
+    /// The list of these processes in `state` is then emptied.
     pub fn take_scan_request(self, state: &mut WardenState, commands: &[Command]) -> ScanRequest {
         let active = state.lineage.scan_queue.take_urgent_pids();
         if !commands.is_empty() && !self.full_scan_due {
