@@ -24,37 +24,45 @@ const IN_USE_WITH_SEVERAL_PUS: Millionths = ONE_CORE / 10;
 /// A core that is used for this part of a long sample is in use, whatever the average is.
 const SATURATED: Millionths = ONE_CORE * 99 / 100;
 
-/// What an owner did since its last sample.
+/// The CPU time that an owner (a job whose idle cores may be lent) used since the previous sample.
 #[derive(Debug, Clone, Copy)]
 pub struct UseSample<'a> {
-    /// The time since the last sample.
+    /// The time since the previous sample.
     pub period: Duration,
-    /// The CPU time of all processes of the owner in this period.
+    /// The CPU time that all processes of the owner used in `period`, on all cores.
     pub cpu_time: Duration,
-    /// The cores of the owner that are lent, each with the CPU time in this period of the threads on it that are not at idle
-    /// priority. Empty if nothing measures it.
+    /// The lent cores of the owner. Each is a pair: the PUs of the core, and the CPU time that threads of the
+    /// owner used on these PUs in `period`. (Borrowers run at idle priority, so these are the threads that
+    /// are not at idle priority.) Empty if the CPU time is not measured core by core.
     pub lent: &'a [(CpuSet, Duration)],
-    /// Whether the owner's cores have more than one PU.
+    /// Whether the cores of the owner have more than one PU each.
     pub has_smt: bool,
 }
 
-/// The average use of an owner's cores.
+/// The use that an owner (a job whose idle cores may be lent) makes of its cores, as a moving average over
+/// samples of its CPU time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CoreUse {
+    /// The average use of all cores together, in millionths of one core.
     total: Millionths,
-    /// The use of each lent core, by its first PU.
+    /// The average use of each lent core by the owner, in millionths of the core. The key is the first PU of
+    /// the core.
     lent: BTreeMap<Pu, Millionths>,
 }
 
 impl CoreUse {
-    /// Returns whether the owner used less than a tenth of a core.
+    /// Returns whether the owner used less than a tenth of one core on average.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.total < IDLE
     }
 
-    /// Adds a sample. Returns the number of cores in use, and the PUs of the lent cores among them. The use of cores that are
-    /// not lent, or are not measured one by one, counts as if it were on as few cores as possible.
+    /// Adds a sample of the owner's CPU time to the average. Returns a pair: the number of cores that the
+    /// owner uses now, and the PUs of the lent cores among these.
+    ///
+    /// A lent core whose use is measured ([`UseSample::lent`]) counts if the owner runs on it for nine tenths
+    /// of the time, or for one tenth if the core has several PUs. All other CPU time of the owner counts as
+    /// if it were used on as few cores as possible.
     pub fn add(&mut self, sample: &UseSample<'_>) -> (u32, CpuSet) {
         let in_use = if sample.has_smt { IN_USE_WITH_SEVERAL_PUS } else { IN_USE_WITH_ONE_PU };
         // An owner that was idle gets its cores after a short sample; otherwise short samples fluctuate too much.

@@ -16,32 +16,45 @@ pub use core_use::{CoreUse, UseSample};
 /// How often `lend_after` is doubled at most, however often cores came back.
 const MAX_DOUBLINGS: u32 = 2;
 
-/// What is known about the owners of cores that may be lent, and which borrowed PUs are to be taken back later.
+/// The facts on which the decisions about lending depend. An owner is a job of the class guaranteed, whose
+/// idle cores pjw may lend to jobs of the class besteffort (borrowers). The state has the use that each owner
+/// makes of its cores, and the borrowed PUs that pjw takes back soon.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LendingState {
+    /// The use that each owner makes of its cores, by the id of the owner.
     owners: BTreeMap<JobId, OwnerLendingState>,
-    /// The borrowed PUs that their borrowers still have for a grace period, with the end of this period.
+    /// The borrowed PUs that pjw takes back at the end of a grace period, each with this end, in ns since
+    /// boot. Until then, the borrower still has the PU.
     leaving: BTreeMap<Pu, Nanos>,
 }
 
-/// The use that an owner makes of its cores.
+/// The use that one owner makes of its cores, and the last times at which its cores were lent and taken back.
+/// An owner is a job of the class guaranteed, whose idle cores pjw may lend. The daemon measures the use in
+/// samples: it reads the CPU time of the owner's processes from time to time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OwnerLendingState {
-    /// The number of cores in use, as of the last sample. `None` before the first sample.
+    /// The number of cores that the owner uses, as of the last sample. `None` before the first sample.
     used: Option<u32>,
-    /// For each number of cores, the time since which the owner has used at most this number. `None` if it uses more.
+    /// At index `n`: the time from which every sample found at most `n` cores in use. `None` if the last
+    /// sample found more.
     at_most_since: Vec<Option<Nanos>>,
-    /// The lent PUs on which the owner runs.
+    /// The lent PUs on which the owner itself runs, as of the last sample.
     runs_on: CpuSet,
-    /// The time at which cores of the owner were last lent.
+    /// The last time at which pjw lent cores of the owner. `None` if it never did.
     lent_at: Option<Nanos>,
-    /// The time at which lent cores were last taken back, and how often the pause before the next lending was doubled.
+    /// The last time at which pjw took lent cores back, and how many times the setting `lend_after` was
+    /// doubled at that time. Each taking back doubles it, so that cores do not go back and forth. `None` if
+    /// pjw took none back.
     returned: Option<(Nanos, u32)>,
 }
 
 impl LendingState {
-    /// Records how many of its cores an owner uses at the time `at`, and on which lent PUs it runs. `core_count` is the
-    /// number of cores of the owner.
+    /// Records a sample of the use that an owner (a job whose idle cores may be lent) makes of its cores.
+    ///
+    /// - `used` is the number of its cores that the owner uses.
+    /// - `core_count` is the number of all cores of the owner.
+    /// - `runs_on` is the set of the lent PUs on which the owner itself runs.
+    /// - `at` is the time of the sample, in ns since boot.
     pub fn record_use(&mut self, owner: &JobId, used: u32, core_count: u32, runs_on: &CpuSet, at: Nanos) {
         let known = self.owners.entry(owner.clone()).or_default();
         known.used = Some(used);
@@ -52,20 +65,22 @@ impl LendingState {
         }
     }
 
-    /// Returns the earliest time at which a borrowed PU is to be taken back, because its grace period ends, in ns since
-    /// boot. `None` if no PU is leaving.
+    /// Returns the earliest time at which pjw takes a borrowed PU back, because a grace period ends, in ns
+    /// since boot. `None` if no grace period runs.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
         self.leaving.values().min().copied()
     }
 
-    /// Returns the end of the grace period of a borrowed PU that is to be taken back. `None` if the PU is not leaving.
+    /// Returns the time at which pjw takes the borrowed PU back: the end of its grace period, in ns since
+    /// boot. `None` if no grace period runs for the PU.
     #[must_use]
     pub fn leaves_at(&self, pu: Pu) -> Option<Nanos> {
         self.leaving.get(&pu).copied()
     }
 
-    /// Returns what is known about an owner. `None` if it was never sampled.
+    /// Returns the use that an owner (a job whose idle cores may be lent) makes of its cores. `None` if there
+    /// is no record of the owner.
     #[must_use]
     pub fn use_of(&self, owner: &JobId) -> Option<&OwnerLendingState> {
         self.owners.get(owner)
@@ -101,7 +116,8 @@ impl LendingState {
 }
 
 impl OwnerLendingState {
-    /// Returns the number of cores in use, as of the last sample. `None` before the first sample.
+    /// Returns the number of its cores that the owner (a job whose idle cores may be lent) uses, as of the
+    /// last sample. `None` before the first sample.
     #[must_use]
     pub fn used(&self) -> Option<u32> {
         self.used
