@@ -26,7 +26,8 @@ pub struct CoreMap {
 }
 
 impl CoreMap {
-    /// Returns the PUs on which the job may run: those in `own` or `borrowed`.
+    /// Returns the PUs on which the job may run: its own PUs (`own`), and the PUs of other jobs or of nobody
+    /// on which it may run at present (`borrowed`).
     #[must_use]
     pub fn cpus(&self) -> CpuSet {
         self.own.union(&self.borrowed)

@@ -56,14 +56,13 @@ fn pids_changed_by<'a>(
 }
 
 impl WardenState {
-    /// Records the outcomes of delayed changes of cpusets. (A change is delayed if the kernel or systemd did
-    /// not complete it in the cycle of the daemon that began it.) `finished` has the changes that were
-    /// completed or refused since, each with its outcome.
+    /// Records the outcomes of delayed changes of cpusets. A change is delayed if the kernel or systemd did
+    /// not complete it at once. `finished` has the changes that were completed or refused since, each with
+    /// its outcome.
     ///
-    /// The next decision of the daemon must decide again about the jobs of these cpusets, so the jobs are
-    /// added to the dirty set of the state. The next scan must read the effects of the changes. So the
-    /// cgroups of these cpusets, and the processes whose masks or cgroups may have changed, are added to its
-    /// request `request`.
+    /// Marks the jobs of these cpusets as changed, so that the next decision of the daemon is also about
+    /// these jobs. Adds to `request`, the request for the next scan, the cgroups of these cpusets and the
+    /// processes whose masks or cgroups may have changed.
     pub fn note_finished_cpuset_changes(
         &mut self,
         finished: &[(CpusetAction, CpusetOutcome)],

@@ -52,9 +52,9 @@ pub struct Decision {
     pub newly_planned: DirtySet,
 }
 
-/// Makes the decision of one cycle of the daemon. Updates `state` from the scan `snapshot`, executes
-/// `commands`, and plans the changes of affinity masks and cpusets. Changes only `state`. The caller writes
-/// the records of the decision to the journal, and then carries out the plan of the decision.
+/// Makes the decision of the daemon after a scan of the machine. Updates `state` from the scan `snapshot`,
+/// executes `commands`, and plans the changes of affinity masks and cpusets. Changes only `state`. The caller
+/// writes the records of the decision to the journal, and then carries out the plan of the decision.
 pub fn reconcile(
     state: &mut WardenState,
     snapshot: &Snapshot,

@@ -17,8 +17,8 @@ pub struct DirtySet {
     jobs: BTreeMap<JobId, DirtyScope>,
 }
 
-/// The processes of a changed job about whose affinity masks the next cycle of the daemon must decide again:
-/// all of them, or only some.
+/// The processes of a changed job about whose affinity masks the next decision of the daemon must be made:
+/// all processes of the job, or only some.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DirtyScope {
     /// All processes of the job.
@@ -33,7 +33,7 @@ pub enum DirtyScope {
 }
 
 impl DirtySet {
-    /// Makes a set of all jobs and processes: the next cycle of the daemon decides again about all of them.
+    /// Makes a set of all jobs and processes: the next decision of the daemon is about all of them.
     #[must_use]
     pub fn everything() -> Self {
         Self { everything: true, jobs: BTreeMap::new() }
@@ -74,7 +74,7 @@ impl DirtySet {
         }
     }
 
-    /// Adds all jobs and processes of the dirty set `other` to this set.
+    /// Adds all jobs and processes in `other` to this set.
     pub fn extend(&mut self, other: &Self) {
         self.everything |= other.everything;
         for (job, part) in &other.jobs {
@@ -95,7 +95,8 @@ impl DirtySet {
 }
 
 impl DirtyScope {
-    /// Returns whether the daemon must decide again about all threads of the process `pid` of the job.
+    /// Returns whether the next decision of the daemon must be about all threads of the process `pid` of the
+    /// job.
     #[must_use]
     pub fn contains_whole_process(&self, pid: Pid) -> bool {
         match self {

@@ -110,7 +110,7 @@ impl Jobs {
     }
 
     /// Returns the number of times that a job was read since the last call of this method, and resets the
-    /// number to 0. Only tests call this method, to check that a cycle of the daemon reads few jobs.
+    /// number to 0. Only tests call this method, to check that the daemon reads few jobs for each decision.
     pub fn take_read_count(&self) -> usize {
         self.traces.visits.take()
     }
@@ -233,7 +233,7 @@ impl Jobs {
     }
 
     /// Iterates over the jobs of the class besteffort, in ascending order of their ids. Such a job has no
-    /// cores of its own and borrows cores.
+    /// cores of its own, and borrows cores that other jobs leave idle.
     pub fn borrowers(&self) -> impl Iterator<Item = &Job> {
         self.borrowers.iter().filter_map(|id| self.get(id))
     }
@@ -250,14 +250,15 @@ impl Jobs {
         self.provisions.iter().filter_map(|id| self.get(id))
     }
 
-    /// Whether there is a job of the class besteffort. Such a job has no cores of its own and borrows cores.
+    /// Whether there is a job of the class besteffort. Such a job has no cores of its own, and borrows cores
+    /// that other jobs leave idle.
     #[must_use]
     pub fn has_borrowers(&self) -> bool {
         !self.borrowers.is_empty()
     }
 
-    /// Returns, for each PU, the number of jobs that own the PU. A job owns the PUs of its grant unless it
-    /// borrows them.
+    /// Returns, for each PU, the number of jobs that own the PU. A job owns the PUs of its grant, unless its
+    /// class is besteffort: it then borrows them.
     #[must_use]
     pub fn grant_counts(&self) -> &GrantCounts {
         &self.granted

@@ -25,8 +25,8 @@ pub const MAX_DESCENDANTS: usize = 65_536;
 /// and which affinity mask it inherited.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Descendant {
-    /// The pid of the nearest ancestor that pjw tracked at the time of the fork. pjw tracks a process if
-    /// the process belongs to a job, or if its original masks are being restored.
+    /// The pid of the nearest ancestor that, at the time of the fork, belonged to a job or was getting its
+    /// original masks back from pjw.
     pub ancestor: Pid,
     /// The job to which the process `ancestor` belongs or belonged.
     pub job: JobId,

@@ -71,8 +71,9 @@ impl PartialEq for PuPool {
 
 impl Eq for PuPool {}
 
-/// The error of [`PuPool::commit`]: the offer is no longer valid, because the pool changed after the offer was
-/// made. Another job may hold a PU of the offer now. The caller must request a new offer from the allocator.
+/// The error of [`PuPool::commit`]: the offer (the PUs that the allocator chose for a job) is no longer
+/// valid, because the pool changed after the offer was made. Another job may hold a PU of the offer now. The
+/// caller must request a new offer from the allocator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the pool changed after this offer was made: ask for a new one")]
 pub struct StaleOffer;
@@ -167,9 +168,10 @@ impl PuPool {
         self.borrowers.keys().copied().filter(has_owner).collect()
     }
 
-    /// Makes the job borrow the PUs `cpus` and no others. A PU that another job borrows already stays with
-    /// that job. Returns these PUs. The holders of the PUs do not change, and offers of the allocator
-    /// ([`Offer`]) stay valid.
+    /// Makes the job borrow the PUs `cpus` and no others. A job of the class besteffort borrows PUs that are
+    /// free or that another job leaves idle. A PU that another job borrows already stays with that job:
+    /// returns these PUs. The holders of the PUs do not change, and offers of the allocator ([`Offer`]) stay
+    /// valid.
     pub fn set_borrowed(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         self.borrowers.retain(|_, borrower| borrower != job);
         let mut taken = CpuSet::new();
@@ -200,7 +202,8 @@ impl PuPool {
     }
 
     /// Grants the PUs of `offer` to the job, and frees all other PUs of the job. The allocator must have made
-    /// the offer for this job. If another job borrows a PU that is new for this job, the borrowing ends.
+    /// the offer for this job. If a job of the class besteffort borrows a PU that is new for this job, that
+    /// borrowing ends.
     ///
     /// # Errors
     /// If the pool changed since the offer was made, or if a PU of the offer is neither free nor held by the
@@ -255,8 +258,8 @@ impl PuPool {
     }
 
     /// Takes all PUs from the job, and returns the PUs that it held. A PU that was reserved for the system
-    /// while the job held it becomes a housekeeping PU. All other PUs become free. The job also no longer
-    /// borrows any PU. Returns the empty set if the job held no PUs.
+    /// while the job held it becomes a housekeeping PU. All other PUs become free. PUs that the job borrowed
+    /// are no longer borrowed. Returns the empty set if the job held no PUs.
     pub fn release(&mut self, job: &JobId) -> CpuSet {
         self.set_borrowed(job, &CpuSet::new());
         let held = self.pus_of(job);

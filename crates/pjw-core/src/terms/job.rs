@@ -311,8 +311,8 @@ pub struct Job {
     pub id: JobId,
     /// The user that owns the job. The owner may release the job and change its request.
     pub owner: Uid,
-    /// The request of the job. `None` if the number of cores that the job needs is unknown. Without a
-    /// request, pjw grants no cores to the job and only observes the job.
+    /// The request of the job. `None` if the number of cores that the job needs is unknown. pjw then grants
+    /// no cores to the job and does not restrict it, but shows its processes.
     pub request: Option<JobRequest>,
     /// The PUs that are granted to the job. `None` if the job waits for cores, or if pjw only observes the
     /// job.

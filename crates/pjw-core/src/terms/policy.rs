@@ -8,13 +8,13 @@ use crate::terms::cpuset_group::{CpusetSupport, Enforcement};
 use crate::terms::job::JobSource;
 use crate::terms::own_cgroups::OwnCgroupNames;
 
-/// The mode of the daemon. In the mode `enforce`, the daemon changes affinity masks and cpusets as planned.
-/// In the mode `observe`, the daemon only makes plans and shows them.
+/// The mode of the daemon: whether it makes the changes of affinity masks and cpusets that it has decided, or
+/// only shows them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
-    /// Plans are made and not carried out.
+    /// The daemon decides which changes it would make, and shows them. It makes no change.
     Observe,
-    /// Plans are made and carried out.
+    /// The daemon decides which changes to make, and makes them.
     #[default]
     Enforce,
 }

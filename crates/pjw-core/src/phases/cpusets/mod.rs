@@ -121,35 +121,38 @@ pub enum EffectiveEnforcement {
         /// The reason why no cpuset restricts all processes of the job, as text for users.
         why: String,
     },
-    /// No mechanism: the job holds no cores, the job was released, or pjw runs in observe mode.
+    /// No mechanism: the job holds no cores, a command released the job, or pjw runs in the mode `observe`,
+    /// in which it changes no mask and no cpuset.
     Nothing,
 }
 
-/// Returns the mechanism that restricts the processes of `job` to the job's cores. The result depends on who
-/// chose the cores:
+/// Returns the mechanism that restricts the processes of `job` to the job's cores. The first case that
+/// applies decides:
 ///
-/// - pjw: the result is [`EffectiveEnforcement::Cpuset`] only if the last scans found all processes of the
-///   job in the job's cpuset.
-/// - A batch scheduler: the result is [`EffectiveEnforcement::Cpuset`], because the batch scheduler made the
+/// - The job holds no cores, or a command released it: [`EffectiveEnforcement::Nothing`].
+/// - A batch system chose the cores: [`EffectiveEnforcement::Cpuset`], because the batch system made the
 ///   cpuset.
-///
-/// The result is [`EffectiveEnforcement::Nothing`] if the job holds no cores or was released. The result is
-/// also `Nothing` if pjw chose the cores and runs in observe mode.
+/// - pjw runs in the mode `observe`, in which it changes no mask and no cpuset:
+///   [`EffectiveEnforcement::Nothing`].
+/// - The last scans found all processes of the job in the job's cpuset, and the right settings in it:
+///   [`EffectiveEnforcement::Cpuset`].
+/// - Otherwise: [`EffectiveEnforcement::Affinity`].
 #[must_use]
 pub fn effective_enforcement(state: &WardenState, policy: &Policy, job: &Job) -> EffectiveEnforcement {
     effective_enforcement_of_members(state, policy, job, state.members_of(&job.id))
 }
 
-/// Returns the mechanism that restricts `members` (some processes of `job`) to the job's cores. The result
-/// depends on who chose the cores:
+/// Returns the mechanism that restricts `members` (some processes of `job`) to the job's cores. The first
+/// case that applies decides:
 ///
-/// - pjw: the result is [`EffectiveEnforcement::Cpuset`] only if the last scans found all of `members` in the
-///   job's cpuset.
-/// - A batch scheduler: the result is [`EffectiveEnforcement::Cpuset`], because the batch scheduler made the
+/// - The job holds no cores, or a command released it: [`EffectiveEnforcement::Nothing`].
+/// - A batch system chose the cores: [`EffectiveEnforcement::Cpuset`], because the batch system made the
 ///   cpuset.
-///
-/// The result is [`EffectiveEnforcement::Nothing`] if the job holds no cores or was released. The result is
-/// also `Nothing` if pjw chose the cores and runs in observe mode.
+/// - pjw runs in the mode `observe`, in which it changes no mask and no cpuset:
+///   [`EffectiveEnforcement::Nothing`].
+/// - The last scans found all of `members` in the job's cpuset, and the right settings in it:
+///   [`EffectiveEnforcement::Cpuset`].
+/// - Otherwise: [`EffectiveEnforcement::Affinity`].
 pub fn effective_enforcement_of_members<'a>(
     state: &WardenState,
     policy: &Policy,

@@ -51,14 +51,15 @@ pub struct CoreUse {
 }
 
 impl CoreUse {
-    /// Returns whether the owner used less than a tenth of one core on average.
+    /// Returns whether the owner of the cores (a job) used less than a tenth of one core on average.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.total < IDLE
     }
 
-    /// Adds a sample of the owner's CPU time to the average. Returns a pair: the number of cores that the
-    /// owner uses now, and the PUs of the lent cores among these.
+    /// Adds a sample of the CPU time of the owner (a job whose idle cores may be lent) to the average.
+    /// Returns a pair: the number of cores that the owner uses now, and the PUs of the lent cores among
+    /// these.
     ///
     /// A lent core whose use is measured ([`UseSample::lent`]) counts if the owner runs on it for nine tenths
     /// of the time, or for one tenth if the core has several PUs. All other CPU time of the owner counts as

@@ -65,15 +65,16 @@ impl LendingState {
         }
     }
 
-    /// Returns the earliest time at which pjw takes a borrowed PU back, because a grace period ends, in ns
-    /// since boot. `None` if no grace period runs.
+    /// Returns the earliest time at which pjw takes a PU from a job that has borrowed it from another job, in
+    /// ns since boot. The borrower keeps such a PU for a grace period. `None` if no grace period runs.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
         self.leaving.values().min().copied()
     }
 
-    /// Returns the time at which pjw takes the borrowed PU back: the end of its grace period, in ns since
-    /// boot. `None` if no grace period runs for the PU.
+    /// Returns the time at which pjw takes the PU from the job that has borrowed it from another job, in ns
+    /// since boot. It is the end of the grace period of the borrower. `None` if no grace period runs for the
+    /// PU.
     #[must_use]
     pub fn leaves_at(&self, pu: Pu) -> Option<Nanos> {
         self.leaving.get(&pu).copied()
