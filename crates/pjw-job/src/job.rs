@@ -62,8 +62,8 @@ pub struct Cores {
 }
 
 impl Cores {
-    /// Returns the number of threads that a program should have, so that each of its CPUs has one thread.
-    /// This is the number of CPUs in `cpus` without those in `leaving`, but at least 1.
+    /// Returns the number of threads that a program should have, so that each of its CPUs has one thread. This is the
+    /// number of CPUs in `cpus` that are not in `leaving`, but at least 1.
     #[must_use]
     pub fn thread_count(&self) -> usize {
         self.cpus.difference(&self.leaving).len().max(1)

@@ -180,8 +180,8 @@ fn shares_by_node(instances: &[Instance]) -> BTreeMap<Option<u32>, Vec<usize>> {
 }
 
 impl Batch {
-    /// Waits until each instance has begun its program or has failed to start. Returns one result for each instance, in
-    /// the order of the list that [`Context::start`] received.
+    /// Waits until each instance (process) of the batch has begun its program or has failed to start. Returns one
+    /// result for each instance, in the order of the list that [`Context::start`] received.
     ///
     /// The result of an instance is the error `ECANCELED` in two cases. First, the batch as an iterator has already
     /// returned the result of the instance. Second, the instance was not started because of [`Batch::cancel`].
@@ -197,9 +197,9 @@ impl Batch {
         results
     }
 
-    /// Tells the threads that start the instances of this batch to start no further instances, and returns at
-    /// once. Instances that are started already continue to run. The iterator returns no result for an
-    /// instance that is not started.
+    /// Tells the spawner threads, which start the instances (processes) of this batch, to start no further instances.
+    /// Returns at once. Instances that are started already continue to run. The batch returns no result for an instance
+    /// that is not started.
     pub fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Relaxed);
     }

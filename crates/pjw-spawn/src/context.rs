@@ -68,7 +68,7 @@ impl Context {
         Self { setup: Arc::new(setup), max_spawner_threads, spawners: Mutex::default() }
     }
 
-    /// Replaces the environment of the instances by `variables`. A variable that contains a NUL byte is left
+    /// Replaces the environment of the processes to start by `variables`. A variable that contains a NUL byte is left
     /// out.
     #[must_use]
     pub fn set_environment<N: AsRef<OsStr>, V: AsRef<OsStr>>(
@@ -81,7 +81,7 @@ impl Context {
         self
     }
 
-    /// Sets the environment variable `name` of the instances to `value`. An earlier value is replaced. If
+    /// Sets the environment variable `name` of the processes to start to `value`. An earlier value is replaced. If
     /// `name` or `value` contains a NUL byte, the variable is removed.
     #[must_use]
     pub fn set_variable(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
@@ -92,10 +92,10 @@ impl Context {
         self
     }
 
-    /// Gives each instance three environment variables. `PJW_RANK` contains the rank of the instance, counted
-    /// from 0. `PJW_SIZE` contains the number of instances. `PJW_CPUS` contains the list of the PUs (logical
-    /// CPUs) in the field `cpus` of the [`Placement`](crate::Placement) of the instance. `PJW_CPUS` is empty
-    /// if this field is `None`.
+    /// Gives each started process (instance) three environment variables. `PJW_RANK` contains the rank of the instance,
+    /// counted from 0. `PJW_SIZE` contains the number of instances. `PJW_CPUS` contains the list of the PUs (logical
+    /// CPUs) in the field `cpus` of the [`Placement`](crate::Placement) of the instance. `PJW_CPUS` is empty if this
+    /// field is `None`.
     #[must_use]
     pub fn add_rank_variables(mut self) -> Self {
         let setup = self.setup_mut();
@@ -106,15 +106,14 @@ impl Context {
         self
     }
 
-    /// Sets the user and the groups as which the instances run. The caller needs `CAP_SETUID` and
-    /// `CAP_SETGID`.
+    /// Sets the user and the groups as which the started processes run. The caller needs `CAP_SETUID` and `CAP_SETGID`.
     #[must_use]
     pub fn credentials(mut self, credentials: Credentials) -> Self {
         self.setup_mut().credentials = Some(credentials);
         self
     }
 
-    /// Sets the working directory of the instances. If the path contains a NUL byte, the instances have the
+    /// Sets the working directory of the processes to start. If the path contains a NUL byte, the processes have the
     /// caller's working directory.
     #[must_use]
     pub fn working_directory(mut self, directory: &Path) -> Self {
@@ -133,11 +132,11 @@ impl Context {
         self
     }
 
-    /// Starts the instances as forks of a [template](crate::proxy::Template): a process of the program that is loaded
-    /// and stopped before `main`. One or more threads start the instances of a [`Batch`](crate::Batch). Each of these
-    /// threads loads a template of its own. If an instance can't be a fork of the template, it is started by exec.
-    /// [`Batch::template_error`](crate::Batch::template_error) returns the reason if the program can't have a template
-    /// at all.
+    /// Starts the instances (processes) as forks of a [template](crate::proxy::Template): a process of the program that
+    /// is loaded and stopped before `main`. One or more threads start the instances of a [`Batch`](crate::Batch). Each
+    /// of these threads loads a template of its own. If an instance can't be a fork of the template, it is started by
+    /// exec. [`Batch::template_error`](crate::Batch::template_error) returns the reason if the program can't have a
+    /// template at all.
     #[must_use]
     pub fn use_templates(mut self) -> Self {
         self.setup_mut().templates = Some(TemplateKind::Linked);
@@ -154,21 +153,20 @@ impl Context {
         self
     }
 
-    /// Gives copies of the files in `replicas` to each instance whose [`Placement`](crate::Placement) has a
-    /// preferred NUMA node. The copies are in the memory of this node. The instance sees them instead of the
-    /// files, because its mount namespace is not that of the caller. The caller does not see them.
+    /// Gives copies of the files in `replicas` to each instance (process) whose [`Placement`](crate::Placement) has a
+    /// preferred NUMA node. The copies are in the memory of this node. In the mount namespace of the instance, they
+    /// replace the files. The caller, which is in another mount namespace, does not see the copies.
     ///
-    /// The copies are made when a [`Batch`](crate::Batch) is started. They are removed after the last
-    /// instance of the batch has ended. One thread starts all instances of a NUMA node:
-    /// [`Context::max_spawner_threads`] has no effect.
+    /// The copies are made when a [`Batch`](crate::Batch) is started. They are removed after the last instance of the
+    /// batch has ended. One thread starts all instances of a NUMA node: [`Context::max_spawner_threads`] has no effect.
     #[must_use]
     pub fn replicas(mut self, replicas: Replicas) -> Self {
         self.setup_mut().replicas = Some(Arc::new(replicas));
         self
     }
 
-    /// Sets the maximum number of threads that start the instances of a [`Batch`](crate::Batch) in parallel.
-    /// The default is the number of PUs (logical CPUs) in the caller's affinity mask. 0 counts as 1. A batch
+    /// Sets the maximum number of threads that start the instances (processes) of a [`Batch`](crate::Batch) in
+    /// parallel. The default is the number of PUs (logical CPUs) in the caller's affinity mask. 0 counts as 1. A batch
     /// never has more of these threads than its instances have different [placements](crate::Placement).
     #[must_use]
     pub fn max_spawner_threads(mut self, most: usize) -> Self {

@@ -30,8 +30,8 @@ pub struct Instance {
     pub stdio: Stdio,
 }
 
-/// The descriptors that become the standard streams of an instance. `None` stands for the standard stream of
-/// the caller.
+/// The descriptors that become the standard streams of a started process. `None` stands for the standard stream of the
+/// caller.
 #[derive(Debug, Clone, Default)]
 pub struct Stdio {
     /// The descriptor for standard input. `None` for the standard input of the caller.

@@ -35,7 +35,8 @@ struct Worker {
     child: Option<Child>,
 }
 
-/// Error: a pool of workers can't be started.
+/// Error: a pool of worker processes can't be started. The pool also has spares: stopped processes that replace
+/// workers.
 #[derive(Debug, Error)]
 pub enum WorkerPoolError {
     /// The program can't have a [`Template`], from which the workers and the spares are forked. The variant
@@ -55,7 +56,7 @@ pub enum WorkerPoolError {
     Watch(Errno),
 }
 
-/// A worker that has ended, as [`WorkerPool::wait`] returns it.
+/// A worker process that has ended, as [`WorkerPool::wait`] returns it.
 #[derive(Debug)]
 pub struct EndedWorker {
     /// The index of the worker in the list of instances that [`WorkerPool::start`] received.
@@ -124,8 +125,8 @@ impl WorkerPool {
         self.epoll.add(child, EpollEvent::new(EpollFlags::EPOLLIN, index as u64))
     }
 
-    /// Returns the process of the worker with this index in the list of instances. `None` if the worker has
-    /// ended and was not replaced, or if there is no such worker.
+    /// Returns the process of the worker with the index `index` in the list of instances that [`WorkerPool::start`]
+    /// received. `None` if the worker has ended and was not replaced, or if there is no such worker.
     #[must_use]
     pub fn worker(&self, index: usize) -> Option<&Child> {
         self.workers.get(index)?.child.as_ref()

@@ -107,8 +107,8 @@ impl Arguments {
         if list.is_empty() { Err(ArgumentError::EmptyList) } else { Ok(Self { list }) }
     }
 
-    /// Returns the arguments of the instance with the given rank in a group of `size` instances. Placeholders
-    /// are replaced.
+    /// Returns the arguments of the process with the rank `rank` in a group of `size` processes of the program.
+    /// Placeholders are replaced.
     #[must_use]
     pub fn expand(&self, rank: u32, size: u32) -> Vec<CString> {
         let expanded = self.list.iter().map(|argument| match argument {

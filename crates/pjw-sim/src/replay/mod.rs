@@ -72,8 +72,8 @@ impl StartedJob {
     }
 }
 
-/// The free cores at one moment of a replay. The sample has four numbers of free cores: of the whole machine,
-/// and of the package, the NUMA node and the L3 cache that have the most free cores.
+/// The largest requests for cores that the free cores can serve at one time of a replay: in a single package, NUMA node
+/// or L3 cache, and on the whole machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FreeCoresSample {
     /// The simulated time of the sample, in seconds since the time 0 of the replayed job log.

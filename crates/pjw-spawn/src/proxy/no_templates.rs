@@ -57,13 +57,14 @@ impl Template {
         Err(TemplateError::Unsupported)
     }
 
-    /// Returns the process id of the template.
+    /// Returns the process id of the template: a process from which other processes of its program are forked.
     #[must_use]
     pub fn pid(&self) -> Pid {
         match self.0 {}
     }
 
-    /// Returns whether the file of the program is unchanged since the template was loaded.
+    /// Returns whether the file of the program is unchanged since the template (a process from which other processes of
+    /// the program are forked) was loaded.
     #[must_use]
     pub fn is_up_to_date(&self) -> bool {
         match self.0 {}

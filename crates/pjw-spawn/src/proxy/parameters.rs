@@ -26,7 +26,7 @@ impl InstanceParameters {
         Self { arguments: address, variables: arguments.0.addr() + size_of::<*const c_char>() }
     }
 
-    /// Returns the arguments of the instance, including argument 0.
+    /// Returns the arguments of this instance (a process that was forked from a template), including argument 0.
     pub fn arguments(&self) -> impl Iterator<Item = &'static CStr> + use<> {
         Strings(ptr::with_exposed_provenance(self.arguments)).map(text)
     }

@@ -29,8 +29,8 @@ const BYTES_PER_FILE: u64 = 4096;
 /// The copies take at most this part of the free memory of a node: a quarter.
 const PARTS_OF_FREE: u64 = 4;
 
-/// The files of a program that are copied to each of several NUMA nodes, so that instances read them from
-/// local memory. `Display` gives the memory that the copies take, such as `2 x 20 MB` for two NUMA nodes.
+/// The files of a program that are copied to each of several NUMA nodes, so that the processes of the program read them
+/// from local memory. `Display` gives the memory that the copies take, such as `2 x 20 MB` for two NUMA nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replicas {
     files: Vec<(PathBuf, u64)>,
@@ -137,7 +137,7 @@ impl Replicas {
     ///
     /// # Errors
     /// If a step fails. The thread may then be in a namespace with only some of the copies, and must not start
-    /// instances.
+    /// processes.
     pub fn enter_mount_namespace(&self, node: u32) -> Result<(), ReplicaError> {
         let root = Path::new("/");
         // SAFETY: the descriptors of the thread stay those of the process.

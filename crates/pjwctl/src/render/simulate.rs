@@ -31,8 +31,8 @@ pub struct SimulationResult {
     pub policy: &'static str,
     /// The unit of the processor counts in the log: `core` or `pu` (logical CPU).
     pub unit: &'static str,
-    /// The number of cores or PUs that jobs can use: all of the machine except the housekeeping PUs, which no
-    /// job gets. The unit is that of the processor counts in the log.
+    /// The number of cores or PUs that jobs can use: all of the machine except the housekeeping PUs, which are reserved
+    /// for the system. The unit is that of the processor counts in the log.
     #[serde(rename = "usable")]
     pub usable_processors: u32,
     /// The utilisation of the machine, from 0 to 1, between the first submission and the end of the last job. It is the
@@ -135,8 +135,8 @@ impl From<&FreeCoresSample> for FragmentationSample {
     }
 }
 
-/// Returns the result of `pjwctl simulate` as text: the measured values, and a table with some of the samples
-/// of free cores over time.
+/// Returns the result of `pjwctl simulate` as text: the measured values, and a table with the numbers of free cores at
+/// some times of the simulation.
 #[must_use]
 pub fn simulation_text(result: &SimulationResult, term: Terminal) -> String {
     let unit = if result.unit == "pu" { ("PU", "PUs") } else { ("core", "cores") };

@@ -26,7 +26,7 @@ pub enum CycleCause {
 }
 
 impl CycleCause {
-    /// All causes of cycles, in the order of the counts in [`Counters::cycles`].
+    /// All reasons for a cycle (scan, decision and changes), in the order of the counts in [`Counters::cycles`].
     pub const ALL: [CycleCause; 3] = [CycleCause::Event, CycleCause::Timer, CycleCause::Full];
 
     /// Returns the name of the cause as a value of the metrics label `cause`: `event`, `timer` or `full`.

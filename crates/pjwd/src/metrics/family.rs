@@ -9,12 +9,13 @@ use super::facts::MetricValues;
 /// The Prometheus type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MetricKind {
-    /// The value only grows, and starts at 0 again when the daemon restarts or metrics are switched off. The
+    /// The value only grows. It starts at 0 again when the daemon restarts, and when metrics are switched on again. The
     /// name of the metric ends in `_total`.
     Counter,
     /// The value can grow and shrink.
     Gauge,
-    /// A distribution of values over buckets. The names of the samples end in `_bucket`, `_sum` and `_count`.
+    /// A distribution of values over buckets. The metric has several samples (values), whose names end in `_bucket`,
+    /// `_sum` and `_count`.
     Histogram,
 }
 

@@ -53,8 +53,8 @@ pub struct MetricsRecorder {
 /// of the metrics.
 #[derive(Debug, Clone)]
 pub struct MetricsReceiver {
-    /// The latest counters and status. `None` while metrics are switched off. After metrics were switched on,
-    /// `None` until the first cycle has ended.
+    /// The latest counters and status. `None` while metrics are switched off. After metrics were switched on, `None`
+    /// until the first cycle (scan, decision and changes) of the daemon has ended.
     pub snapshot: watch::Receiver<Option<Arc<MetricsSnapshot>>>,
     /// The settings of the metrics, as last read from the configuration.
     pub settings: watch::Receiver<MetricsSettings>,
@@ -123,9 +123,9 @@ impl MetricsRecorder {
         Some(CycleTimer { cause, begun, scan_lateness })
     }
 
-    /// Counts a cycle that ends now. `running` is the value that [`MetricsRecorder::begin_cycle`] returned. If
-    /// `running` is `None`, nothing is counted. `report` has the changes of the cycle. `faults` has the
-    /// failures that persist after the cycle.
+    /// Counts a cycle (scan, decision and changes) that ends now. `running` is the value that
+    /// [`MetricsRecorder::begin_cycle`] returned. If `running` is `None`, nothing is counted. `report` has the results
+    /// of the cycle. `faults` has the failures that persist after the cycle.
     pub fn end_cycle(&mut self, running: Option<CycleTimer>, report: &CycleReport, faults: &OngoingFailures) {
         let Some(CycleTimer { cause, begun, scan_lateness }) = running else { return };
         self.counters.scan_lateness = scan_lateness.unwrap_or(self.counters.scan_lateness);

@@ -31,15 +31,16 @@ struct Waiter {
 }
 
 impl<T> DryRunQueue<T> {
-    /// Makes an empty queue. `wrap` converts the result of a dry run to the answer for a client.
+    /// Makes a queue without clients. `wrap` converts the result of a dry run (a computation of changes without making
+    /// them) to the answer for a client.
     #[must_use]
     pub fn new(wrap: fn(Arc<T>) -> Answer) -> Self {
         Self { waiters: Vec::new(), last: None, wrap }
     }
 
-    /// Adds a client to the queue. [`DryRunQueue::answer_all`] sends the answer to the client through
-    /// `answer`. If `fresh` is true, the client gets the result of a new dry run. Otherwise the client may
-    /// get a result that is up to one second old.
+    /// Adds a client that waits for the result of a dry run: a computation of changes without making them.
+    /// [`DryRunQueue::answer_all`] sends the answer to the client through `answer`. If `fresh` is true, the client gets
+    /// the result of a new dry run. Otherwise the client may get a result that is up to one second old.
     pub fn enqueue(&mut self, answer: oneshot::Sender<Answer>, fresh: bool) {
         self.waiters.push(Waiter { answer, fresh });
     }

@@ -32,8 +32,8 @@ pub struct Lateness {
 }
 
 impl Lateness {
-    /// Records a cycle that began at the time `now`. `waited` is the time for which the cycle waited after it
-    /// was due.
+    /// Records a cycle (scan, decision and changes) of the daemon that began at the time `now`. `waited` is the time
+    /// for which the cycle waited after it was due.
     pub fn record(&mut self, waited: Duration, now: Instant) {
         let worst = self.max_wait(now).unwrap_or_default();
         if waited > THRESHOLD {
@@ -41,10 +41,10 @@ impl Lateness {
         }
     }
 
-    /// Returns the longest delay among the recent late cycles. A late cycle is a cycle that waited for more
-    /// than 250 ms. Returns `None` if there was no late cycle in the 5 s before `now`. Otherwise the recent
-    /// late cycles are the last late cycle and the late cycles before it, back to the last gap between two
-    /// late cycles that is at least 5 s long.
+    /// Returns the longest time that a recent late cycle (scan, decision and changes) waited after it was due. A cycle
+    /// is late if it waited for more than 250 ms. Returns `None` if no cycle was late in the 5 s before `now`.
+    /// Otherwise, the recent late cycles are the last one and those before it, as long as less than 5 s lie between one
+    /// late cycle and the next.
     #[must_use]
     pub fn max_wait(&self, now: Instant) -> Option<Duration> {
         self.late.filter(|(_, at)| now.saturating_duration_since(*at) < RECOVERY_TIME).map(|(by, _)| by)

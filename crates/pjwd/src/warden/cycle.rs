@@ -94,13 +94,15 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         }
     }
 
-    /// Returns the state after the last cycle: the jobs, their processes, and the PUs granted to the jobs.
+    /// Returns the state after the last cycle (scan, decision and changes): the jobs, their processes, and the PUs
+    /// granted to the jobs.
     pub fn state(&self) -> &WardenState {
         &self.state
     }
 
-    /// Returns the failures that still existed at the end of the last cycle. These are a failed write of the journal,
-    /// jobs that failed the check of their granted cores and planned changes, and mask changes that the kernel refused.
+    /// Returns the failures that still existed at the end of the last cycle (scan, decision and changes). These are a
+    /// failed write of the journal, jobs that failed the check of their granted cores and planned changes, and mask
+    /// changes that the kernel refused.
     pub fn ongoing_failures(&self) -> &OngoingFailures {
         &self.ongoing_failures
     }
@@ -188,8 +190,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         &self.journal
     }
 
-    /// Replaces the policy (the configured rules) from the next cycle on. The values of `own_pid`, `only_managed_user`,
-    /// `cpuset_support` and `own_cgroups` do not change, because they do not come from the configuration.
+    /// Replaces the policy (the configured rules) from the next cycle (scan, decision and changes) on. The values of
+    /// `own_pid`, `only_managed_user`, `cpuset_support` and `own_cgroups` do not change, because they do not come from
+    /// the configuration.
     pub fn set_policy(&mut self, policy: Policy) {
         let Policy { own_pid, only_managed_user, .. } = self.policy;
         let cpuset_support = std::mem::take(&mut self.policy.cpuset_support);
@@ -348,9 +351,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         }
     }
 
-    /// Returns the changes that the next cycle would make, and the warnings for users. A warning describes a
-    /// change that the next cycle would not make, or a state that needs attention. Scans the machine but
-    /// changes no affinity masks or cpusets.
+    /// Returns the changes that the next cycle (scan, decision and changes) would make, and the warnings for users. A
+    /// warning describes a needed change that the cycle would not make, or a state that needs attention. Scans the
+    /// machine but changes no affinity masks or cpusets.
     pub fn dry_run(&mut self) -> (Plan, Vec<Warning>) {
         let mut snapshot = self.observe(&self.state.scan_request(true));
         self.affinity_requests.extend(std::mem::take(&mut snapshot.affinity_requests));

@@ -32,8 +32,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         self.journal.rewrite(&self.state.records())
     }
 
-    /// Writes the journal again from the current state if another program removed its files. If the write
-    /// fails, [`Warden::ongoing_failures`] has the error, and each later cycle tries again.
+    /// Writes the journal again from the current state if another program removed its files. If the write fails,
+    /// [`Warden::ongoing_failures`] has the error. Each later cycle (scan, decision and changes) then tries again.
     pub fn recreate_journal_if_removed(&mut self) {
         if self.ongoing_failures.journal_error.is_none() && !self.journal.is_in_place() {
             self.ongoing_failures.journal_error = self.rewrite_journal().err().map(|fault| fault.to_string());

@@ -68,8 +68,8 @@ impl std::fmt::Debug for LentCpuMonitor {
 }
 
 impl LentCpuMonitor {
-    /// Loads the BPF program and checks that it reports a thread of this process. Then sets the lent PUs to `lent`, as
-    /// [`LentCpuMonitor::set_lent`] does.
+    /// Loads the BPF program and checks that it reports a thread of this process. `lent` are the PUs that jobs lend to
+    /// other jobs now, as in [`LentCpuMonitor::set_lent`].
     ///
     /// # Errors
     /// If a requirement is missing, the kernel refuses the program, or the check fails. The error names the reason.
@@ -103,10 +103,10 @@ impl LentCpuMonitor {
         Ok(monitor)
     }
 
-    /// Sets the lent PUs to `lent`, and arms the PUs that were not lent before. The program reports an armed PU when a
-    /// thread that is not at idle priority starts to run there. If such a thread runs there already, the program
-    /// reports the PU when the thread stops. A PU that was lent before keeps its state. The program is attached to the
-    /// kernel if `lent` has a PU, and detached if `lent` is empty.
+    /// Sets the lent PUs: the PUs that jobs lend to other jobs. The program reports a lent PU once, when a thread that
+    /// is not at idle priority starts to run there. If such a thread runs there already, the program reports the PU
+    /// when the thread stops. PUs that were lent before keep their state. The program is attached to the kernel if
+    /// `lent` has a PU, and detached if `lent` is empty.
     ///
     /// # Errors
     /// If the kernel refuses to attach the program, or to change its map.
@@ -129,7 +129,7 @@ impl LentCpuMonitor {
         Ok(())
     }
 
-    /// Returns the PUs that were last passed to [`LentCpuMonitor::set_lent`].
+    /// Returns the PUs that jobs lend to other jobs, as last passed to [`LentCpuMonitor::set_lent`].
     #[must_use]
     pub fn lent(&self) -> &CpuSet {
         &self.lent
@@ -155,7 +155,8 @@ impl LentCpuMonitor {
     }
 
     /// Makes the program report the lent PUs in `cpus` once more. Also sets the run times of these PUs to zero
-    /// ([`LentCpuMonitor::run_times`]). PUs in `cpus` that are not lent are ignored.
+    /// ([`LentCpuMonitor::run_times`]). A PU is lent if its owner, a job, lends it to another job. PUs in `cpus` that
+    /// are not lent are ignored.
     ///
     /// # Errors
     /// If the kernel refuses to change the map of the program.

@@ -33,7 +33,8 @@ pub enum Query {
         /// page.
         after: Option<Tid>,
     },
-    /// The changes of affinity masks and cpusets that the next cycle of the daemon would make.
+    /// The changes of affinity masks and cpusets that the next cycle (scan, decision and changes) of the daemon would
+    /// make.
     Plan {
         /// Whether the client requires a new result. If false, a result that is up to one second old
         /// suffices.
@@ -72,8 +73,8 @@ pub enum Answer {
     JobReasons(Option<ExplainJobReply>),
     /// The reasons why a process belongs to its job or to none, and one page of its threads.
     ProcessReasons(ProcessExplanation),
-    /// The changes of affinity masks and cpusets that the next cycle of the daemon would make. All clients
-    /// that wait for such an answer share this value.
+    /// The changes of affinity masks and cpusets that the next cycle (scan, decision and changes) of the daemon would
+    /// make. All clients that wait for such an answer share this value.
     Plan(Arc<PlanReply>),
     /// The moves of jobs that would defragment the machine. All clients that wait for these moves share this
     /// value.

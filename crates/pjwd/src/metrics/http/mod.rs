@@ -52,8 +52,8 @@ impl Default for HttpLimits {
 
 /// Provides the metrics text that the HTTP server sends.
 pub trait MetricsSource: 'static {
-    /// Returns the current metrics text in the given format. Returns `None` if no metrics are available, for
-    /// example before the end of the first cycle of the daemon.
+    /// Returns the current metrics text in the given format. Returns `None` if no metrics are available, for example
+    /// shortly after the start of the daemon.
     fn text(&self, format: MetricsFormat) -> Option<Rc<str>>;
 }
 

@@ -139,9 +139,9 @@ impl StatusPublisher {
         self.last = None;
     }
 
-    /// Writes each event to the log, and sends it to the control server. Must be called after
-    /// [`StatusPublisher::publish_status`] of the same cycle, because the event history looks up the jobs of the
-    /// events in this status.
+    /// Writes each event to the log, and sends it to the control server. Must be called after the call of
+    /// [`StatusPublisher::publish_status`] for the same cycle (scan, decision and changes), because the event history
+    /// looks up the jobs of the events in this status.
     pub fn publish_events(&self, events: Vec<Event>) {
         for event in events {
             let wire_event = event_to_wire(&event);
