@@ -33,6 +33,7 @@ pub struct Faults {
     /// The probability, in permille per kill point, that the daemon is killed at this point. There is a kill
     /// point before and after each append to the journal, each change of a mask and each change of a cpuset.
     pub kill_permille: u32,
+    /// False after [`Faults::disable`].
     enabled: Rc<Cell<bool>>,
     random: Rc<RefCell<RandomStream>>,
 }

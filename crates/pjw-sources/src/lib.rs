@@ -52,8 +52,8 @@ pub fn identifying_variables() -> BTreeSet<&'static str> {
 }
 
 /// Returns the batch systems that give each job a cgroup with a cpuset, and allow pjwd to narrow these cpusets. To
-/// narrow a cpuset means to reduce it to the PUs granted to the job. [`JobSource`] is the type for batch systems,
-/// because jobs come from batch systems.
+/// narrow a cpuset means to reduce it to the PUs granted to the job. A [`JobSource`] is a batch system or another
+/// source of jobs, such as a user's command.
 #[must_use]
 pub fn sources_with_narrowable_cpusets() -> BTreeSet<JobSource> {
     SYSTEMS.iter().filter(|system| system.narrowable).map(|system| system.source).collect()

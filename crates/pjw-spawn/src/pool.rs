@@ -21,10 +21,12 @@ use crate::proxy::{ForkError, Spare, Template, TemplateError};
 pub struct WorkerPool {
     /// The process from which the workers and the spares are forked.
     template: Template,
+    /// The spares that are ready to replace a worker.
     spares: VecDeque<Spare>,
     /// The number of spares that [`WorkerPool::wait`] restores.
     spare_count: usize,
     workers: Vec<Worker>,
+    /// Reports the end of workers.
     epoll: Epoll,
 }
 
