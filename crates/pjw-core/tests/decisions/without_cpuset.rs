@@ -9,7 +9,7 @@ use pjw_core::ids::Pid;
 use pjw_core::job::CpuRequest;
 use pjw_core::policy::Policy;
 
-use super::machine::{Machine, assign_of, job, machine_with, regular_topology};
+use super::machine::{Machine, assign_of, in_cgroup, job, machine_with, regular_topology};
 
 fn with_v1_cpusets() -> Machine {
     let cpuset_support = CpusetSupport {
@@ -100,4 +100,19 @@ fn an_unregistered_cpuset_gets_the_settings_of_the_job_inside() {
         })
     });
     assert_eq!(raised, Some(("/pjw/a".to_owned(), "0-1".to_owned())));
+}
+
+#[test]
+fn a_process_of_a_schedulers_job_is_confined_as_soon_as_the_schedulers_cgroup_is_read() {
+    let mut machine = with_v1_cpusets();
+    machine.policy.enforcement = Enforcement::Affinity;
+    machine.settle();
+    let cgroup = "/slurmstepd.scope/job_4";
+    in_cgroup(machine.spawn(7, 1, 1001), "slurm:4", cgroup, Some(CpuRequest::Cores(2)));
+    // The first scan finds the process. The second scan reads the cgroup, without which a mask can't be interpreted.
+    let mut next_scan = Some(machine.state.scan_request(true));
+    while let Some(scan) = next_scan {
+        next_scan = machine.cycle(&scan, &[]).next_scan;
+    }
+    assert_eq!((machine.grant("slurm:4"), machine.effective_mask(7, 7)), ("0-1".into(), "0-1".into()));
 }

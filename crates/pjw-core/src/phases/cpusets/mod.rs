@@ -208,6 +208,9 @@ fn placement_of(state: &WardenState, policy: &Policy, id: &JobId) -> CpusetPlace
     if job.grant_by(GrantedBy::Scheduler).is_some() {
         return CpusetPlacement::Unneeded;
     }
+    if job.cgroup.as_ref().is_some_and(|path| !state.cgroups.contains_key(path)) {
+        return CpusetPlacement::Unknown;
+    }
     if policy.enforcement == Enforcement::Affinity {
         return CpusetPlacement::Impossible("the configuration says enforcement = \"affinity\"".to_owned());
     }
@@ -215,30 +218,27 @@ fn placement_of(state: &WardenState, policy: &Policy, id: &JobId) -> CpusetPlace
         return CpusetPlacement::Impossible(why.to_owned());
     }
     match owner_and_path(state, policy, job) {
-        Ok(Some((creator, path))) => {
+        Ok((creator, path)) => {
             let spec = spec(state, job, creator, cpus);
             CpusetPlacement::At(JobCpuset { job: id.clone(), creator, path, spec })
         }
-        Ok(None) => CpusetPlacement::Unknown,
         Err(why) => CpusetPlacement::Impossible(why),
     }
 }
 
-/// The owner that is to create the cgroup of a job's cpuset, and the path. `None` before the scheduler's cgroup was
-/// scanned.
+/// The owner that is to create the cgroup of a job's cpuset, and the path. The scheduler's cgroup was scanned.
 fn owner_and_path(
     state: &WardenState,
     policy: &Policy,
     job: &Job,
-) -> Result<Option<(CgroupCreator, String)>, String> {
+) -> Result<(CgroupCreator, String), String> {
     let isolated = job.request.as_ref().is_some_and(|request| request.isolated);
     let place = match (job.is_borrower(), isolated) {
         (true, _) => CgroupPlace::Besteffort,
         (false, true) => CgroupPlace::Partition,
         (false, false) => CgroupPlace::Usual,
     };
-    let own =
-        |cgroup_owner| Ok(Some((cgroup_owner, policy.own_cgroups.job_path(&job.id, cgroup_owner, place))));
+    let own = |cgroup_owner| Ok((cgroup_owner, policy.own_cgroups.job_path(&job.id, cgroup_owner, place)));
     let hierarchy = &policy.cpuset_support.hierarchy;
     let is_legacy = *hierarchy == CpusetHierarchy::Legacy;
     let source = job.id.source();
@@ -252,10 +252,10 @@ fn owner_and_path(
             job.id
         )),
         (_, Some(path)) => {
-            let Some(scanned) = state.cgroups.get(path) else { return Ok(None) };
-            match scanned.present().and_then(|cgroup| cgroup.cpuset.as_ref()) {
+            let scanned = state.cgroups.get(path).and_then(Observed::present);
+            match scanned.and_then(|cgroup| cgroup.cpuset.as_ref()) {
                 Some(_) if policy.sources_with_narrowable_cpusets.contains(&source) => {
-                    Ok(Some((CgroupCreator::Scheduler, path.clone())))
+                    Ok((CgroupCreator::Scheduler, path.clone()))
                 }
                 Some(_) => Err(format!("the cpuset of {path} is {source}'s to write")),
                 // v1: the cpuset hierarchy is not the hierarchy by which the scheduler tracks its processes.
