@@ -43,8 +43,9 @@ pub struct Descendant {
     /// The mask requests that may have set the affinity mask that the process had right after its fork. The
     /// process inherited this mask from the thread that forked it. Nearly always, the list has one request.
     /// If the list has several, one of them set the mask, and it is unknown which one. The requests were made
-    /// for threads of the parent or of an earlier ancestor. The list is empty if the requests are unknown, or
-    /// if pjw has restored the original mask of the process since the fork.
+    /// for threads of the parent or of an earlier ancestor. The list is empty if the requests are unknown.
+    /// After pjw has restored the original masks of the process, the list has the requests for its own
+    /// threads: its later children inherit one of these.
     ///
     /// There is one exception. If a scan finds that a process of a job has ended before its exit event was
     /// read, pjw makes a `Descendant` for the ended process itself. The list then has the requests for the
@@ -254,9 +255,8 @@ impl Lineage {
         self.unscanned.remove(&pid);
     }
 
-    /// Records that the original masks of a released process are in force again. Its inherited requests are removed: it may
-    /// make requests that no scan reads. Until the release is settled, its children are descendants: the fork of one may have
-    /// begun before the restore.
+    /// Records that the original masks of a released process are in force again: its children begin with these. Until the
+    /// release is settled, its children are descendants: the fork of one may have begun before the restore.
     pub(crate) fn note_restored(&mut self, released: &Member, is_settled: bool) {
         let pid = released.id.pid;
         if !is_settled && self.descendants.len() < MAX_DESCENDANTS {
@@ -264,7 +264,7 @@ impl Lineage {
             self.descendants.entry(pid).or_insert_with(new);
         }
         if let Some(descendant) = self.descendants.get_mut(&pid) {
-            descendant.inherited_mask_requests.clear();
+            descendant.inherited_mask_requests = released.requests().cloned().collect();
         }
     }
 

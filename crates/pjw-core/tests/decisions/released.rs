@@ -235,3 +235,22 @@ fn a_rewritten_journal_still_names_the_restored_processes_of_a_release() {
     restart_with(&mut m, rewritten);
     assert_eq!(m.effective_mask(20, 20), "0-7");
 }
+
+#[test]
+fn a_child_of_a_restored_process_keeps_the_original_mask_of_its_parent_also_if_the_job_set_the_same_mask_elsewhere()
+ {
+    let mut m = machine();
+    m.state.fork_events_complete_since = Some(Nanos(0));
+    m.spawn(10, 1, 1001);
+    m.bind(10, 10, "0-1");
+    m.spawn(11, 1, 1001);
+    m.settle();
+    m.assign("a", 2, &[10, 11]).unwrap();
+    m.release("a").unwrap();
+    assert_eq!([10, 11].map(|pid| m.effective_mask(pid, pid)), ["0-1", "0-7"]);
+    assert!(!m.state.released_masks.is_empty(), "the release is not settled");
+    finish_fork(&mut m, 20, 10);
+    finish_fork(&mut m, 21, 11);
+    m.settle();
+    assert_eq!([20, 21].map(|pid| m.effective_mask(pid, pid)), ["0-1", "0-7"]);
+}

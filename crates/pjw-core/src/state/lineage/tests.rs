@@ -146,7 +146,8 @@ fn the_children_of_a_restored_process_are_descendants_until_the_release_is_settl
     state.lineage.note_restored(&released, false);
     state.apply_process_events(&[fork(10, 11)]);
     let child = state.lineage.descendant(Pid(11)).unwrap();
-    assert!(!child.was_ancestor_member && child.job == job("a") && child.inherited_mask_requests.is_empty());
+    assert!(!child.was_ancestor_member && child.job == job("a"));
+    assert_eq!(masks(&state, 11), [set("0-1"), set("1")], "the requests in force after the restore");
     state.lineage.scanned(Pid(11));
     state.apply_process_events(&[fork(11, 12)]);
     state.lineage.settle(&job("a"));
