@@ -10,7 +10,7 @@
 //! (some milliseconds on a busy PU of Linux 6.18). So the start time is the time of the fork event, which may be some
 //! ticks late. A zombie can't be distinguished from a running process.
 
-use crate::basics::{CpuSet, Pid, Pu, Tid, prelude::*};
+use crate::basics::{CpuSet, Nanos, Pid, ProcessId, Pu, Tid, prelude::*};
 use crate::state::{Descendant, WardenState};
 use crate::terms::{
     ExpectedMask, ForkMaskMismatch, MaskProbe, Observed, Process, ScanScope, Snapshot, Thread,
@@ -89,7 +89,11 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
 ///
 /// The snapshot takes all other facts about a process, such as its user and its cgroup, from an ancestor. The
 /// ancestor is the nearest one that, at the time of the fork, belonged to a job or was getting its original
-/// masks back from pjw. A process whose ancestor is not in `state` is left out of the snapshot.
+/// masks back from pjw. These processes are left out of the snapshot:
+///
+/// - A process whose ancestor is not in `state`.
+/// - A process whose ancestor changed its cgroup after the fork, or is being moved to another cgroup. It is
+///   unknown in which of the two cgroups the process was forked, and so which cpuset limits its mask.
 #[must_use]
 pub fn snapshot_of_mismatches(state: &WardenState, probe: MaskProbe) -> Snapshot {
     let MaskProbe { taken_at, online, mismatches } = probe;
@@ -98,7 +102,9 @@ pub fn snapshot_of_mismatches(state: &WardenState, probe: MaskProbe) -> Snapshot
         .filter_map(|forked| {
             let descendant = state.lineage.descendant(forked.id.pid)?;
             let parent = state.process(descendant.ancestor)?;
-            Some((forked.id.pid, Observed::Present(process_from_parent(parent, forked))))
+            let is_in_cgroup_of_parent = !has_moved_since(state, parent.id, descendant.forked_at);
+            is_in_cgroup_of_parent
+                .then(|| (forked.id.pid, Observed::Present(process_from_parent(parent, forked))))
         })
         .collect();
     let scope = ScanScope::Partial(processes.keys().copied().collect());
@@ -111,6 +117,13 @@ pub fn snapshot_of_mismatches(state: &WardenState, probe: MaskProbe) -> Snapshot
         affinity_requests: Vec::new(),
         incomplete_reason: None,
     }
+}
+
+/// Whether a process may have been in another cgroup at the time `forked_at`.
+fn has_moved_since(state: &WardenState, process: ProcessId, forked_at: Option<Nanos>) -> bool {
+    let changed = state.processes.get(&process.pid).and_then(|known| known.last_cgroup_change.as_ref());
+    let has_changed = changed.is_some_and(|(_, at)| forked_at.is_none_or(|forked_at| forked_at <= *at));
+    has_changed || state.cpusets.delayed_changes.is_moving(process)
 }
 
 fn process_from_parent(

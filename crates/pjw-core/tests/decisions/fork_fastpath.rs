@@ -223,3 +223,23 @@ fn the_scan_of_a_process_that_executes_a_program_or_exits_waits() {
     machine.state.apply_process_events(&[ProcessEvent::Exit { pid: Pid(7) }]);
     assert_eq!(urgency(&machine), Some(ScanUrgency::Batched));
 }
+
+#[test]
+fn a_child_whose_parent_was_moved_to_another_cgroup_since_the_fork_is_left_to_the_scan() {
+    let mut machine = with_a_parent();
+    for (child, is_left_out) in [(8, true), (9, false)] {
+        fork(&mut machine, child, 7);
+        if is_left_out {
+            machine.world().move_process(Pid(7), "/session-2.scope");
+            machine.advance(1);
+        }
+        let snapshot = machine.scan();
+        let _ = machine.decide(&snapshot, &[]);
+        let id = ProcessId { pid: Pid(child), start: StartTime(machine.now() / 10_000_000) };
+        let mismatches = vec![ForkMaskMismatch { id, effective_mask: set("0-7") }];
+        let probe = MaskProbe { taken_at: snapshot.taken_at, online: snapshot.online, mismatches };
+        let processes = snapshot_of_mismatches(&machine.state, probe).processes;
+        assert_eq!(processes.is_empty(), is_left_out, "{child}");
+        machine.advance(1);
+    }
+}
