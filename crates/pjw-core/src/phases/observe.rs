@@ -332,8 +332,9 @@ fn read_mask(draft: &Draft<'_>, mut entry: MaskEntry, seen: &CpuSet, pid: Pid) -
     let (state, now) = (&*draft.state, draft.now.since_boot);
     let persists = draft.policy.cpuset_support.affinity_persists;
     let limits = state.mask_limits(pid, entry.last_read_at(), persists);
-    if !persists && entry.is_mask_from_program() {
-        let in_window = state.mask_limits(pid, hotplug_window_start(now), persists);
+    let window_start = hotplug_window_start(now);
+    if !persists && entry.is_mask_from_program() && state.online.has_changed_since(window_start) {
+        let in_window = state.mask_limits(pid, window_start, persists);
         correct_mask_writer(&mut entry, &in_window, now);
     }
     let reading = entry.record_reading(seen, &limits, now);

@@ -3,7 +3,7 @@
 
 use pjw_core::command::{AssignCommand, Command};
 use pjw_core::command_scan::command_scan_request;
-use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
+use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, Enforcement};
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::CpuRequest;
 use pjw_core::policy::{ExhaustionPolicy, Policy};
@@ -227,4 +227,25 @@ fn a_process_of_another_job_in_a_changed_cpuset_gets_its_mask_back_after_a_resta
     m.release("a").unwrap();
     m.release("b").unwrap();
     assert_eq!([m.effective_mask(7, 7), m.effective_mask(9, 9)], ["0-7", "1"]);
+}
+
+#[test]
+fn a_mask_that_was_requested_shortly_before_the_process_is_moved_into_a_cpuset_stays_the_programs_own() {
+    let mut m = waiting_in_the_cpuset_of_another_job();
+    m.release("a").unwrap();
+    m.release("b").unwrap();
+    m.policy.enforcement = Enforcement::Affinity;
+    m.assign("a", 8, &[]).unwrap();
+    m.assign("b", 4, &[9]).unwrap();
+    assert_eq!((m.grant("b"), m.effective_mask(9, 9)), ("-".into(), "1".into()));
+    m.advance(60 * SECOND);
+    m.bind(9, 9, "0-7");
+    m.settle();
+    m.advance(SECOND);
+    m.policy.enforcement = Enforcement::Auto;
+    m.release("a").unwrap();
+    m.settle();
+    assert!(m.process(9).cgroup.starts_with("/pjw/"));
+    m.release("b").unwrap();
+    assert_eq!(m.effective_mask(9, 9), "0-7", "the kernel did not write it before the move");
 }
