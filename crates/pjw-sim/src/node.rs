@@ -9,7 +9,7 @@ use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::cpuset_group::{
     CgroupCreator, CpusetAction, CpusetChange, CpusetHierarchy, CpusetOutcome, JobCpuset, LeftoverCpuset,
 };
-use pjw_core::ids::{CgroupId, Pid, ProcessId, StartTime, Tid, Uid};
+use pjw_core::ids::{CgroupId, Pid, ProcessId, StartTime, Tid, Uid, is_cgroup_within};
 use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::plan::{MaskAction, MaskOutcome};
 use pjw_core::scan::{IdleWatch, ScanRequest, ScanScope};
@@ -289,23 +289,22 @@ fn create_cpuset(
     CpusetOutcome::Done { effective: Some(world.effective_cpus(path)) }
 }
 
-/// A kernel before Linux 6.2 gives a thread every PU when its process is moved. While the move is delayed, the daemon can't
-/// know whether it is that, or a request of the program for every PU.
+/// While a change is delayed, the daemon can't know whether it is complete. So it can't know whether a mask that it reads was
+/// requested by the program, or is what the cpuset leaves of an earlier request. Before Linux 6.2: or is the whole cpuset.
 fn note_delayed(world: &mut World, change: &CpusetChange) {
-    if world.cpuset_support.affinity_persists {
-        return;
-    }
-    let moved = match change {
-        CpusetChange::Create { initial_processes, .. } => initial_processes.as_slice(),
+    let (written, moved) = match change {
+        CpusetChange::Create { job_cpuset, initial_processes, .. } => {
+            (Some(&job_cpuset.path), initial_processes.as_slice())
+        }
         CpusetChange::MoveIn { process, .. } | CpusetChange::MoveBack { process, .. } => {
-            std::slice::from_ref(process)
+            (None, std::slice::from_ref(process))
         }
-        CpusetChange::Widen { .. } | CpusetChange::Remove { .. } => &[],
+        CpusetChange::Widen { job_cpuset } => (Some(&job_cpuset.path), [].as_slice()),
+        CpusetChange::Remove { .. } => (None, [].as_slice()),
     };
-    for id in moved {
-        if let Some(process) = world.processes.get_mut(&id.pid).filter(|process| process.id == *id) {
-            process.was_in_cpuset = true;
-        }
+    for process in world.processes.values_mut() {
+        let is_inside = written.is_some_and(|path| is_cgroup_within(&process.cgroup, path));
+        process.was_in_cpuset |= is_inside || moved.contains(&process.id);
     }
 }
 
