@@ -42,6 +42,9 @@ fn update_cgroups(draft: &mut Draft<'_>) {
         if let Some(managed) = state.cpusets.cpuset_at(path).filter(|_| has_changed) {
             state.dirty.add_job(&managed.job_cpuset.job);
         }
+        if let Some(cpuset) = cgroup.present().and_then(|cgroup| cgroup.cpuset.as_ref()) {
+            state.cpusets.note_read(path, &cpuset.cpus, seen.taken_at.since_boot);
+        }
     }
 }
 

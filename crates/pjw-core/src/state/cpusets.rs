@@ -380,6 +380,15 @@ impl CpusetRegistry {
         self.removed.remove(path);
     }
 
+    /// Records that a scan at the time `at` read the PUs `cpus` in the cpuset at `path`. They are not those that pjw wrote last if
+    /// the daemon ended before it made the write, or if another program has written since.
+    pub(crate) fn note_read(&mut self, path: &str, cpus: &CpuSet, at: Nanos) {
+        let history = self.history.get_mut(path).filter(|_| !cpus.is_empty());
+        if let Some(history) = history.filter(|_| !self.delayed_changes.is_writing(path)) {
+            history.set(cpus.clone(), at);
+        }
+    }
+
     fn began(&mut self, path: &str, from: &str) {
         if let Some(managed) = self.managed.get_mut(path) {
             managed.origin_cgroup.get_or_insert_with(|| from.to_owned());

@@ -105,6 +105,11 @@ impl DelayedChanges {
         self.moves.contains_key(&process)
     }
 
+    /// Whether the PUs of the cpuset at `path` are being written.
+    pub(crate) fn is_writing(&self, path: &str) -> bool {
+        self.written.contains(path)
+    }
+
     /// The paths of the cpusets whose PUs may have been written since the last decision. A completed write is listed in
     /// one decision.
     pub(crate) fn take_written(&mut self) -> BTreeSet<String> {

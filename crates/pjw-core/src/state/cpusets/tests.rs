@@ -68,3 +68,19 @@ fn a_process_born_in_a_recreated_cpuset_returns_to_the_cgroup_of_its_first_proce
     cpusets.records().iter().for_each(|record| again.apply_record(record, &machine(), Nanos(0)));
     assert_eq!(again.original_cgroup([process(9)], "/pjw/a"), Some("/session-3"), "also after a restart");
 }
+
+#[test]
+fn pus_that_a_scan_read_are_an_earlier_value_of_a_cpuset_that_the_earlier_daemon_did_not_write() {
+    let with_cpus = |cpus| {
+        let spec = CpusetSpec::from_cpus(set(cpus));
+        CpusetRecord::Created(JobCpuset { spec, ..job_cpuset() })
+    };
+    let mut cpusets = CpusetRegistry::default();
+    cpusets.apply_record(&with_cpus("0-3"), &machine(), Nanos(0));
+    cpusets.apply_record(&with_cpus("2-3"), &machine(), Nanos(0));
+    // The earlier daemon ended between this record and the write.
+    cpusets.note_read("/pjw/a", &set("0-3"), Nanos(5));
+    cpusets.apply_record(&with_cpus("2-3"), &machine(), Nanos(6));
+    let since: Vec<_> = cpusets.history("/pjw/a").unwrap().since(Nanos(6)).cloned().collect();
+    assert_eq!(since, [set("2-3"), set("0-3")]);
+}
