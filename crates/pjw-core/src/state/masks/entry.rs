@@ -309,12 +309,13 @@ impl MaskEntry {
     /// Withdraws the request for `mask` that [`MaskEntry::add_intended_request`] recorded. Must be called
     /// if pjw did not make this request.
     pub fn cancel_intended_request(&mut self, mask: &CpuSet) {
-        if self.candidates.len() > 1 && self.newest().mask == *mask {
-            self.candidates.pop();
-        }
-        let earlier = self.earlier.iter().map(|(request, _)| request);
-        if self.candidates.iter().chain(earlier).all(|request| request.writer != MaskWriter::Warden) {
-            self.journaled_since = None;
+        if self.candidates.len() > 1
+            && self.newest().mask == *mask
+            && let Some(cancelled) = self.candidates.pop()
+        {
+            // The journal lacks this request, but keeps those that were journaled before it.
+            self.journaled_since.take_if(|since| *since == cancelled.requested_at);
+            self.is_unrecorded = self.journaled_since.is_some() && self.is_mask_from_program();
         }
     }
 

@@ -407,3 +407,23 @@ fn a_mask_that_only_contains_the_new_cpuset_is_the_programs_own_while_the_cpuset
         assert_eq!(*entry.original_mask(), machine(), "{whole}");
     }
 }
+
+#[test]
+fn a_cancelled_write_leaves_the_earlier_record_of_a_mask_that_the_kernel_replaced() {
+    let mut entry = first("1");
+    assert!(entry.start_journaling(Nanos(2)));
+    let limits = MaskLimits { kernel_may_have_reset_mask: true, ..limits(&["0-3"]) };
+    assert_eq!(read(&mut entry, "0-3", &limits, 3), MaskComparison::Predicted);
+    entry.add_intended_request(set("1"), set("1"), Nanos(3));
+    entry.cancel_intended_request(&set("1"));
+    assert_eq!((entry.journaled_since(), entry.original_mask()), (Some(Nanos(2)), &set("1")));
+}
+
+#[test]
+fn a_request_of_the_program_that_a_cancelled_write_was_to_replace_is_still_to_be_journaled() {
+    let mut entry = confined();
+    read(&mut entry, "5", &everything(), 3);
+    entry.add_intended_request(set("0-3"), set("5"), Nanos(4));
+    entry.cancel_intended_request(&set("0-3"));
+    assert!(entry.start_journaling(Nanos(5)));
+}
