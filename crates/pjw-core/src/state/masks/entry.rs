@@ -127,6 +127,13 @@ impl MaskEntry {
     /// Adds the mask request of a further journal record about the same thread, after a restart of the
     /// daemon. It is unknown which of the recorded requests is the last request for the thread.
     pub fn add_recorded_request(&mut self, request: MaskRequest) {
+        let newest = self.newest();
+        if request.original_mask != newest.original_mask {
+            // The program requested this original mask before, and the journal has no record of that.
+            let (mask, requested_at) = (request.original_mask.clone(), newest.requested_at);
+            let writer = MaskWriter::Program;
+            self.add(MaskRequest { original_mask: mask.clone(), mask, writer, requested_at });
+        }
         self.add(request);
         let excess = self.candidates.len().saturating_sub(EARLIER_REQUESTS);
         self.candidates.drain(..excess);

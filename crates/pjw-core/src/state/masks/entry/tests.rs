@@ -427,3 +427,16 @@ fn a_request_of_the_program_that_a_cancelled_write_was_to_replace_is_still_to_be
     entry.cancel_intended_request(&set("0-3"));
     assert!(entry.start_journaling(Nanos(5)));
 }
+
+#[test]
+fn after_a_restart_the_newest_record_says_which_mask_the_program_requested_last() {
+    // The kernel had replaced mask 0 by every PU. The program requested every PU only before the last record.
+    let mut entry = MaskEntry::from_record(recorded(set("0-7"), set("0")));
+    entry.add_recorded_request(recorded(set("2-3"), set("0")));
+    entry.add_recorded_request(recorded(set("2-4"), set("0-7")));
+    let mut not_written = entry.clone();
+    assert_eq!(read(&mut not_written, "0-7", &everything(), 5), MaskComparison::Predicted);
+    assert_eq!((not_written.original_mask(), not_written.is_mask_from_program()), (&set("0-7"), true));
+    assert_eq!(read(&mut entry, "2-3", &everything(), 5), MaskComparison::Predicted);
+    assert_eq!(entry.original_mask(), &set("0"));
+}
