@@ -434,8 +434,7 @@ fn remove_cpuset(draft: &mut Draft<'_>, path: &str, changes: &mut PendingCpusetC
     let is_any_returning = processes.iter().any(|(_, origin)| origin.is_some());
     for (process, to) in processes.into_iter().filter_map(|(process, origin)| Some((process, origin?))) {
         let why = format!("process {} came from {to}", process.pid);
-        let change = CpusetChange::MoveBack { process, from: path.to_owned(), to };
-        push(changes, &job_cpuset.job, change, false, why);
+        move_back(draft, changes, &job_cpuset.job, (process, path, to), why);
     }
     // The cpuset controller was switched off, so no cpuset limits the processes that have no cgroup to return to.
     if cgroup.has_no_cpuset() && !is_any_returning && !are_all_returning {
@@ -460,8 +459,24 @@ fn return_members(draft: &mut Draft<'_>, id: &JobId, changes: &mut PendingCpuset
     for (process, JobCpuset { job, path, .. }, to) in in_cpusets_of_borrowers(state, id) {
         keep_masks(draft, id, &path);
         let why = format!("process {} belongs to {id}, which holds no cores, and was in {path}", process.pid);
-        push(changes, &job, CpusetChange::MoveBack { process, from: path, to }, false, why);
+        move_back(draft, changes, &job, (process, &path, to), why);
     }
+}
+
+/// Moves a process out of the cpuset at `path` to its original cgroup `to`. Its children that were born in the cpuset belong
+/// there too: so the cgroup is recorded, also for a process that was born in the cpuset itself.
+fn move_back(
+    draft: &mut Draft<'_>,
+    changes: &mut PendingCpusetChanges,
+    job: &JobId,
+    (process, path, to): (ProcessId, &str, String),
+    why: String,
+) {
+    let from = path.to_owned();
+    if !draft.state.cpusets.was_moved_into(process, path) {
+        draft.record_cpuset(CpusetRecord::Moved { process, from: to.clone(), to: from.clone() });
+    }
+    push(changes, job, CpusetChange::MoveBack { process, from, to }, false, why);
 }
 
 /// Whether the cpuset of a cgroup allows every online PU, or there is none.
