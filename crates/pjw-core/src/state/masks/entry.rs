@@ -178,12 +178,10 @@ impl MaskEntry {
         self.newest().writer == MaskWriter::Program
     }
 
-    /// Whether the thread needs no restore: the program requested the present mask, pjw requested the original mask, or
-    /// the kernel can't give the thread the original mask.
+    /// Whether the thread needs no restore: it is certain that the program requested the present mask or that pjw requested
+    /// the original mask, or the kernel can't give the thread the original mask.
     pub(crate) fn is_restored(&self) -> bool {
-        self.is_mask_from_program()
-            || self.refused_within.is_some()
-            || self.requested_mask() == Some(self.original_mask())
+        self.refused_within.is_some() || !self.needs_restore()
     }
 
     /// Whether pjw may have to restore the original mask when the job of the thread ends or is released. True

@@ -440,3 +440,18 @@ fn after_a_restart_the_newest_record_says_which_mask_the_program_requested_last(
     assert_eq!(read(&mut entry, "2-3", &everything(), 5), MaskComparison::Predicted);
     assert_eq!(entry.original_mask(), &set("0"));
 }
+
+#[test]
+fn a_thread_is_not_restored_while_a_request_of_pjw_may_be_the_last_one() {
+    let requests = [("1", MaskWriter::Warden), ("0-7", MaskWriter::Program)].map(|(mask, writer)| {
+        let (mask, original_mask, requested_at) = (set(mask), set("0-7"), Nanos(3));
+        MaskRequest { mask, original_mask, writer, requested_at }
+    });
+    let birth = BirthTime { earliest: Nanos(4), latest: Nanos(4) };
+    let mut entry = MaskEntry::from_inherited(requests, birth).unwrap();
+    // In the cpuset 1, both requests show the same mask.
+    read(&mut entry, "1", &limits(&["1"]), 5);
+    assert!(!entry.is_restored());
+    read(&mut entry, "0-7", &everything(), 6);
+    assert!(entry.is_restored());
+}
