@@ -1,12 +1,15 @@
 //! PUs go offline and online on a kernel that resets the masks of all threads in a cpuset then (before Linux
 //! 6.2). Afterwards every thread that had bound itself is bound again.
 
+use std::time::Duration;
+
 use pjw_core::command::{AssignCommand, Command};
 use pjw_core::command_scan::command_scan_request;
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, Enforcement};
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::CpuRequest;
 use pjw_core::policy::{ExhaustionPolicy, Policy};
+use pjw_core::ports::MachineInterface;
 use pjw_core::reconcile::Decision;
 use pjw_core::topology::Topology;
 
@@ -248,4 +251,23 @@ fn a_mask_that_was_requested_shortly_before_the_process_is_moved_into_a_cpuset_s
     assert!(m.process(9).cgroup.starts_with("/pjw/"));
     m.release("b").unwrap();
     assert_eq!(m.effective_mask(9, 9), "0-7", "the kernel did not write it before the move");
+}
+
+#[test]
+fn a_thread_that_was_created_before_the_kernel_replaced_the_mask_of_its_creator_has_that_mask() {
+    let mut m = bound_behind_a_wall();
+    m.bind(7, 7, "1");
+    rounds(&mut m);
+    let snapshot = m.scan();
+    m.clone_thread(7, 9);
+    m.advance(SECOND);
+    let resize = Command::Assign(assign_of("a", Some(CpuRequest::Cores(3))));
+    let decision = m.decide(&snapshot, &[resize]);
+    for action in &decision.plan.cpuset_actions {
+        let outcome = m.node.change_cpuset(action, Duration::MAX);
+        m.state.cpusets.record_outcome(action, &outcome);
+    }
+    m.settle();
+    m.release("a").unwrap();
+    assert_eq!([7, 8, 9].map(|tid| m.effective_mask(7, tid)), ["1", "1", "1"]);
 }

@@ -382,8 +382,9 @@ impl MaskEntry {
             let (kept, excluded): (SmallVec<[MaskRequest; 1]>, SmallVec<[MaskRequest; 1]>) =
                 known.into_iter().partition(predicts);
             self.candidates = kept;
-            if last_read_at == Nanos(0) {
-                // The earlier daemon made some of these requests, and children may have inherited them.
+            if last_read_at == Nanos(0) || limits.kernel_may_have_reset_mask {
+                // The earlier daemon made some of these requests, or the kernel replaced one of them. Children may have
+                // inherited them.
                 self.replace(excluded, Some(now));
             }
             return MaskComparison::Predicted;
