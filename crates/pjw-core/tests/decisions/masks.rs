@@ -1,10 +1,13 @@
 //! The masks of threads: when they are set, kept and restored.
 
-use pjw_core::ids::Tid;
+use pjw_core::command::{AssignCommand, Command};
+use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::{CpuRequest, GrantedBy};
 use pjw_core::plan::MaskActionKind;
+use pjw_core::snapshot::ProcessEvent;
+use pjw_core::time::Nanos;
 
-use crate::machine::{SECOND, in_cgroup, job, machine, set};
+use crate::machine::{SECOND, assign_of, in_cgroup, job, machine, set};
 
 #[test]
 fn every_thread_of_a_member_is_confined_and_restored_on_release() {
@@ -299,4 +302,31 @@ fn a_process_that_was_known_before_it_joined_has_chosen_its_mask_itself() {
     assert_eq!(m.member(20), "manual:a by Adopted");
     m.release("a").unwrap();
     assert_eq!([10, 20].map(|pid| m.effective_mask(pid, pid)), ["0-7", "0-1"]);
+}
+
+#[test]
+fn the_child_of_a_process_that_joins_with_a_mask_of_its_own_has_that_mask_and_not_the_one_of_the_job() {
+    let mut m = machine();
+    m.state.fork_events_complete_since = Some(Nanos(0));
+    m.spawn(10, 1, 1001);
+    m.assign("a", 2, &[10]).unwrap();
+    m.advance(SECOND);
+    // Exactly the mask of the job, by chance.
+    m.spawn(20, 1, 1001);
+    m.bind(20, 20, "0-1");
+    m.settle();
+    let join = AssignCommand { pids: vec![Pid(20)], ..assign_of("a", Some(CpuRequest::Cores(2))) };
+    let scan = m.state.scan_request(true);
+    let next_scan = m.cycle(&scan, &[Command::Assign(join)]).next_scan.unwrap();
+    // The fork event of the child is read before the masks of its parent.
+    let at = Nanos(m.now());
+    let fork = ProcessEvent::Fork { parent: Pid(20), creator: Tid(20), child: Pid(21), at };
+    m.state.apply_process_events(&[fork]);
+    m.advance(1);
+    m.spawn(21, 20, 1001);
+    let _ = m.cycle(&next_scan, &[]);
+    m.settle();
+    assert_eq!(m.member(21), "manual:a by Parent");
+    m.release("a").unwrap();
+    assert_eq!([10, 20, 21].map(|pid| m.effective_mask(pid, pid)), ["0-7", "0-1", "0-1"]);
 }

@@ -186,10 +186,13 @@ impl WardenState {
     /// registered process: it may have had such a mask before. Except the first thread of a process whose descent is
     /// known. Except a process that was not new when it joined: it may have got such a mask from a release.
     fn jobs_requests(&self, member: &Member, is_first: bool, birth: BirthTime) -> Vec<MaskRequest> {
-        // A child of a process whose masks were unread at the fork has a known descent, but no known requests.
-        let descendant = self.lineage.descendant(member.id.pid);
+        // A child of a process whose masks were unread at the fork has a known descent, but no known requests. Unless that
+        // process turned out to have no mask of pjw.
+        let has_known_requests = |descendant: &Descendant| {
+            !descendant.inherited_mask_requests.is_empty() || self.has_only_own_masks(descendant.ancestor)
+        };
         let has_known_descent = self.has_known_descent(member.id.pid, birth.earliest)
-            && descendant.is_none_or(|descendant| !descendant.inherited_mask_requests.is_empty());
+            && self.lineage.descendant(member.id.pid).is_none_or(has_known_requests);
         let is_known = is_first && (has_known_descent || member.evidence == Evidence::Registered);
         if is_known || !member.was_new_at_join {
             return Vec::new();
@@ -216,5 +219,14 @@ impl WardenState {
             );
         }
         requests
+    }
+    /// Whether all masks of a tracked process were read, and the program requested each of them.
+    fn has_only_own_masks(&self, pid: Pid) -> bool {
+        let is_own = |thread: &MemberThread| {
+            let mut requests = thread.mask_entry.iter().flat_map(MaskEntry::known_requests).peekable();
+            requests.peek().is_some() && requests.all(|request| request.writer == MaskWriter::Program)
+        };
+        let threads = self.tracked(pid).map(|member| &member.threads);
+        threads.is_some_and(|threads| !threads.is_empty() && threads.values().all(is_own))
     }
 }
