@@ -37,7 +37,7 @@ impl CoreMap {
 /// Returns the core map of a job: the PUs that pjwd publishes to the programs in the job. Returns `None` if
 /// pjw does not restrict the job to PUs, in each of these cases:
 ///
-/// - The job has no grant: it waits for cores, or pjw only observes it.
+/// - The job has no grant: it waits for cores, or pjw does not know how many cores it needs.
 /// - A command released the job.
 /// - The mode of `policy` is not [`Mode::Enforce`].
 #[must_use]

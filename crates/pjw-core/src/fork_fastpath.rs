@@ -88,12 +88,9 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
 /// process.
 ///
 /// The snapshot takes all other facts about a process, such as its user and its cgroup, from an ancestor. The
-/// ancestor is the nearest one that, at the time of the fork, belonged to a job or was getting its original
-/// masks back from pjw. These processes are left out of the snapshot:
-///
-/// - A process whose ancestor is not in `state`.
-/// - A process whose ancestor changed its cgroup after the fork, or is being moved to another cgroup. It is
-///   unknown in which of the two cgroups the process was forked, and so which cpuset limits its mask.
+/// ancestor is the nearest one that belonged to a job at the time of the fork, or for which pjw was then
+/// restoring the masks that it had set. A process whose ancestor is not in `state` is left out of the
+/// snapshot.
 #[must_use]
 pub fn snapshot_of_mismatches(state: &WardenState, probe: MaskProbe) -> Snapshot {
     let MaskProbe { taken_at, online, mismatches } = probe;

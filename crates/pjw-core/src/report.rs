@@ -56,7 +56,7 @@ pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
 ///
 /// - changes that failed,
 /// - changes of the kind `float`: a thread is no longer pinned to one PU,
-/// - changes of the kind `restore`: a thread got its original mask back.
+/// - changes of the kind `restore`: a thread got the mask back that it had before pjw changed it.
 #[must_use]
 pub fn mask_events(state: &WardenState, outcomes: &[(MaskAction, MaskOutcome)]) -> Vec<Event> {
     let mut changed: BTreeMap<(&JobId, MaskActionKind), Vec<&MaskAction>> = BTreeMap::new();

@@ -102,9 +102,9 @@ impl BirthTime {
 
     /// Whether the thread was certainly created before the time `moment`, in ns since boot.
     ///
-    /// - If the time of creation is exact: true if it is less than `moment`.
-    /// - If the time of creation is an interval: true if the end of the interval, `latest`, is at most
-    ///   `moment`.
+    /// - If the time of creation is exact: true if this time is less than `moment`.
+    /// - If the time of creation is an interval: true if the end of the interval, `latest`, is less than or
+    ///   equal to `moment`.
     #[must_use]
     pub fn is_before(self, moment: Nanos) -> bool {
         self.latest < moment || (self.latest == moment && self.earliest < moment)

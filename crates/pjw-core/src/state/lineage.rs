@@ -25,8 +25,8 @@ pub const MAX_DESCENDANTS: usize = 65_536;
 /// and which affinity mask it inherited.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Descendant {
-    /// The pid of the nearest ancestor that, at the time of the fork, belonged to a job or was getting its
-    /// original masks back from pjw.
+    /// The pid of the nearest ancestor that belonged to a job at the time of the fork, or for which pjw was
+    /// then restoring the original masks (the masks before pjw changed them).
     pub ancestor: Pid,
     /// The job to which the process `ancestor` belongs or belonged.
     pub job: JobId,
@@ -90,7 +90,7 @@ pub struct Lineage {
     /// The pids in `descendants` of processes that no scan has read yet.
     unscanned: BTreeSet<Pid>,
     /// The processes whose exit event was read and that no scan has found gone yet. Only processes that
-    /// belong to a job, or whose original masks pjw is restoring.
+    /// belong to a job, or for which pjw is restoring the masks that they had before pjw changed them.
     exited: BTreeSet<Pid>,
     /// The forked processes that do not descend from a process of a job. A process leaves this set when its
     /// exit event is read.
@@ -109,8 +109,9 @@ impl Lineage {
     /// Returns true if a fork event was dropped because [`MAX_DESCENDANTS`] was reached. Then all processes
     /// must be scanned.
     ///
-    /// - `tracked` returns the process with the given pid, if the process belongs to a job or pjw is
-    ///   restoring its original masks. The second value is true if the process belongs to a job.
+    /// - `tracked` returns the process with the given pid, and true if the process belongs to a job. The
+    ///   second value is false if the process no longer belongs to a job, and pjw is restoring the masks that
+    ///   it had before pjw changed them. `tracked` returns `None` for any other process.
     /// - `is_scanned` returns whether a scan has found the process with the given pid.
     pub fn apply_events<'a>(
         &mut self,

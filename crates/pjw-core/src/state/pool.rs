@@ -219,9 +219,11 @@ impl PuPool {
     }
 
     /// Grants to the job those PUs of `cpus` that are free or that the job already holds. Frees all other PUs
-    /// of the job. Returns the PUs of `cpus` that were not granted: they have another holder, or the machine
-    /// does not have them. Unlike [`PuPool::commit`], this function needs no offer from the allocator. It is
-    /// used, for example, for PUs that a batch system chose.
+    /// of the job. Returns the PUs of `cpus` that were not granted: another job holds them, they are reserved
+    /// for the system, or the machine does not have them.
+    ///
+    /// Unlike [`PuPool::commit`], this function needs no [`Offer`] from the allocator. For example, it is
+    /// used for PUs that a batch system chose.
     pub fn claim(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         let granted = cpus.intersection(&self.available_to(job));
         self.give(job, &granted);

@@ -131,8 +131,9 @@ impl WardenState {
         }
     }
 
-    /// Returns the pids of all processes whose masks pjw has set or may set: the processes that belong to a
-    /// job, and the processes in [`WardenState::processes_to_restore`].
+    /// Returns the pids of all processes whose masks pjw sets: the processes that belong to a job, and the
+    /// processes in [`WardenState::processes_to_restore`], to which pjw gives the masks back that they had
+    /// before pjw changed them.
     #[must_use]
     pub fn tracked_pids(&self) -> BTreeSet<Pid> {
         self.members.keys().chain(self.processes_to_restore.keys()).copied().collect()

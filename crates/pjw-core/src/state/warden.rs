@@ -232,20 +232,20 @@ impl WardenState {
         Some(self.own_mask(&grant, member, self.mask_entry(id)?))
     }
 
-    /// Returns the masks that were requested for a thread, and the mask that pjw restores later. Returns
-    /// `None` in each of these cases:
+    /// Returns the masks that were requested for a thread, and its original mask (the mask before pjw changed
+    /// it), which pjw restores later. Returns `None` in each of these cases:
     ///
-    /// - The mask of the thread has not been read.
-    /// - The process of the thread neither belongs to a job nor is in `processes_to_restore`.
+    /// - No scan has read the mask of the thread.
+    /// - The process of the thread does not belong to a job, and pjw is not restoring its original masks.
     #[must_use]
     pub fn mask_entry(&self, id: &ThreadId) -> Option<&MaskEntry> {
         let member = self.tracked(id.process.pid).filter(|member| member.id == id.process)?;
         member.threads.get(&id.tid).filter(|thread| thread.start == id.start)?.mask_entry.as_ref()
     }
 
-    /// Iterates over those threads for which the journal contains the original affinity mask, so that pjw can
-    /// restore this mask when the job ends or is released. Includes threads that were not scanned since a
-    /// restart of the daemon.
+    /// Iterates over those threads for which the journal contains the original affinity mask (the mask before
+    /// pjw changed it), each with the facts about its mask. pjw restores this mask when the job of the thread
+    /// ends or is released. Includes threads that were not scanned since a restart of the daemon.
     pub fn journaled_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
         let tracked = self.members.values().chain(self.processes_to_restore.values());
         let unread = self.masks_from_journal.iter().map(|(&thread, entry)| (thread, entry));
@@ -332,7 +332,7 @@ impl WardenState {
 
     /// Records that pjw changed the affinity mask of a thread as planned in `action`. `requested` is the mask
     /// that was passed to sched_setaffinity(2). `effective` is the mask that the kernel reported right after
-    /// the call.
+    /// this call.
     pub fn record_mask_applied(&mut self, action: &MaskAction, requested: &CpuSet, effective: &CpuSet) {
         let online = self.pool.online_cpus();
         let limits = self.present_mask_limits(action.thread.process.pid);
@@ -357,9 +357,10 @@ impl WardenState {
         }
     }
 
-    /// Records that the kernel refused to restore the original mask of a thread, as planned in `action`. The
-    /// kernel refuses the mask if the original mask and the cpuset of the thread have no PU in common. pjw
-    /// then does not try again until the thread's mask, its cpuset or the online PUs change.
+    /// Records that the kernel refused to give a thread its original mask (the mask before pjw changed it)
+    /// back, as planned in `action`. The kernel refuses this mask if it has no PU in common with the cpuset
+    /// of the thread. pjw then does not try again until the thread's mask, its cpuset or the online PUs
+    /// change.
     pub fn record_restore_refused(&mut self, action: &MaskAction) {
         let limits = self.present_mask_limits(action.thread.process.pid);
         let Some(thread) = self.thread_mut(&action.thread) else { return };

@@ -213,8 +213,8 @@ impl CpusetAction {
         }
     }
 
-    /// Returns the process that this change moves into or out of the cpuset. `None` if this change moves no
-    /// process, or creates the cpuset with its first processes.
+    /// Returns the process to move, if this action moves one process into or out of a cpuset. `None` for
+    /// every other action.
     #[must_use]
     pub fn process(&self) -> Option<ProcessId> {
         match &self.change {

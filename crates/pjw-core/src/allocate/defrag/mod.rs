@@ -80,13 +80,13 @@ type Score = ([u32; 3], Reverse<[u32; 3]>);
 /// Considers at most 64 jobs: first the jobs that lie in the most packages, NUMA nodes and L3s. Among equals,
 /// jobs with fewer PUs come first. These jobs are never moved:
 ///
-/// - guaranteed jobs,
+/// - jobs of the class guaranteed,
 /// - jobs whose PUs were chosen by a batch system or listed by a user,
 /// - jobs whose placement is not [`Placement::Pack`] (close together),
 /// - jobs that share PUs with other jobs, and jobs with an offline PU.
 ///
-/// Returns the plan. It has at most 32 moves, and no moves if no move is an improvement. Does not change
-/// `state`: the caller carries out the moves.
+/// The plan has at most 32 moves. It has no moves if no move is an improvement. Does not change `state`: the
+/// caller carries out the moves.
 #[must_use]
 pub fn plan_defrag(state: &WardenState, policy: &Policy) -> DefragPlan {
     let mut search = Search::new(state, policy);

@@ -16,8 +16,8 @@ pub enum ScanUrgency {
     Deferred,
 }
 
-/// The processes that had a process event (fork, exec or exit) and that no scan has read since. They are in
-/// four lists by the urgency of their scan.
+/// The processes that had a process event (fork, exec or exit) and that no scan has read since. The four
+/// lists differ in how soon the processes must be scanned.
 #[derive(Debug, Clone, Default)]
 pub struct ScanQueue {
     /// Forked processes of jobs whose affinity mask is wrong or was not read yet. Their scan is immediate.

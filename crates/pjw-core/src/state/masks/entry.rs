@@ -184,22 +184,23 @@ impl MaskEntry {
         self.refused_within.is_some() || !self.needs_restore()
     }
 
-    /// Whether pjw may have to restore the original mask when the job of the thread ends or is released. True
-    /// if pjw or the kernel may have changed the mask.
+    /// Whether pjw may have to restore the original mask (the mask before pjw changed it) when the job of the
+    /// thread ends or is released. True if pjw or the kernel may have changed the mask.
     #[must_use]
     pub fn needs_restore(&self) -> bool {
         self.candidates.iter().any(MaskRequest::needs_restore)
     }
 
-    /// Returns the time from which the journal has contained the original mask of the thread, in ns since
-    /// boot. `None` if the journal does not contain the original mask.
+    /// Returns the time from which the journal has contained the original mask of the thread (the mask before
+    /// pjw changed it), in ns since boot. `None` if the journal does not contain this mask.
     #[must_use]
     pub fn journaled_since(&self) -> Option<Nanos> {
         self.journaled_since
     }
 
-    /// Whether the program requested another mask after pjw had set the mask, or after the journal had
-    /// recorded the original mask. The thread may then run outside the cores of its job.
+    /// Whether the program of the thread requested another mask although pjw controls the mask: after pjw had
+    /// set it, or after the journal had recorded the original mask. The thread may then run outside the cores
+    /// of its job.
     #[must_use]
     pub fn is_overridden_by_program(&self) -> bool {
         self.is_mask_from_program()
@@ -252,8 +253,9 @@ impl MaskEntry {
         });
     }
 
-    /// Marks the thread as journaled from the time `now` on, if it is not journaled yet. The journal contains
-    /// the original mask of a journaled thread, even if pjw has not changed the mask.
+    /// Marks the thread as journaled from the time `now` on, if it is not journaled yet. For a journaled
+    /// thread, the journal contains the original mask, which pjw restores when the job of the thread ends or
+    /// is released.
     ///
     /// Returns true if the journal lacks the last request for the thread. The caller must then write this
     /// request to the journal.
@@ -262,9 +264,10 @@ impl MaskEntry {
         core::mem::take(&mut self.is_unrecorded) || is_new
     }
 
-    /// Marks the thread as not journaled: there is nothing to restore, so the journal need not contain the
-    /// original mask. Does not change the journal. If the journal contains a record for this thread, the
-    /// caller must append the record [`MaskReleased`](crate::terms::record::Record::MaskReleased).
+    /// Marks the thread as not journaled: pjw need not restore its original mask (the mask before pjw changed
+    /// it), so the journal need not contain this mask. Does not change the journal. If the journal contains a
+    /// record for this thread, the caller must append the record
+    /// [`MaskReleased`](crate::terms::record::Record::MaskReleased).
     pub fn stop_journaling(&mut self) {
         self.journaled_since = None;
     }
