@@ -125,7 +125,9 @@ impl MaskEntry {
     }
 
     /// Adds the mask request of a further journal record about the same thread, after a restart of the
-    /// daemon. It is unknown which of the recorded requests is the last request for the thread.
+    /// daemon. If the record has another original mask than the record before, the program had requested this
+    /// mask in between: that request is added too. It is unknown which of the requests is the last one for
+    /// the thread.
     pub fn add_recorded_request(&mut self, request: MaskRequest) {
         let newest = self.newest();
         if request.original_mask != newest.original_mask {
