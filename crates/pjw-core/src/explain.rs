@@ -4,7 +4,7 @@ use crate::basics::{CpuSet, Pid, Tid, cpus_text, prelude::*};
 use crate::phases::cpusets::{EffectiveEnforcement, effective_enforcement, effective_enforcement_of_members};
 use crate::phases::{jobs::find_offer, lending::why_not_lent, membership::ancestors};
 use crate::state::{Member, MemberThread, WardenState};
-use crate::terms::{BatchRole, Evidence, GrantedBy, Job, MarkKind, Policy};
+use crate::terms::{BatchRole, Evidence, Grant, GrantedBy, Job, MarkKind, Policy, Tenure};
 
 /// Returns the sentences that `pjwctl explain` prints about a job. They say why the job holds its cores (or
 /// holds none), what restricts the processes of the job to these cores, and why the processes belong to the
@@ -20,11 +20,7 @@ pub fn explain_job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<Strin
             job.id
         )),
         (_, Some(grant)) => {
-            let by = match grant.granted_by {
-                GrantedBy::Warden => "the warden",
-                GrantedBy::Scheduler => "its scheduler",
-            };
-            because.push(format!("{} holds {}, granted by {by}", job.id, cpus_text(&grant.cpus)));
+            because.push(grant_text(job, grant));
             because.extend(grant.reasons.iter().cloned());
             if members.is_empty() {
                 because.push("no process belongs to it: what it holds is reserved".to_owned());
@@ -55,6 +51,17 @@ pub fn explain_job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<Strin
         }
     }
     because
+}
+
+fn grant_text(job: &Job, grant: &Grant) -> String {
+    let (id, cpus) = (&job.id, cpus_text(&grant.cpus));
+    match (grant.tenure, grant.granted_by) {
+        (Tenure::Owned, GrantedBy::Warden) => format!("{id} holds {cpus}, granted by the warden"),
+        (Tenure::Owned, GrantedBy::Scheduler) => format!("{id} holds {cpus}, granted by its scheduler"),
+        (Tenure::Borrowed, _) => format!("{id} has no cores of its own, and borrows {cpus}"),
+        (Tenure::Squeezed, _) => format!("{id} has no core, and runs on the housekeeping {cpus}"),
+        (Tenure::Frozen, _) => format!("{id} has no core, and does not run"),
+    }
 }
 
 /// The sentence about the number of cores that a job wants at present. `None` if it wants what it was granted.

@@ -117,7 +117,7 @@ wire! {
         ///
         /// - `running`: it holds PUs and has processes.
         /// - `reserved`: it holds PUs and has no process.
-        /// - `waiting`: it waits for cores.
+        /// - `waiting`: it waits for cores. A job of the class besteffort is frozen meanwhile, if `starved` says so.
         /// - `observed`: the number of cores that it needs is unknown.
         /// - `released`: a command took its PUs back, although its batch system still runs the job.
         state: String,

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use pjw_core::cpuset_group::{CpusetAction, CpusetChange};
-use pjw_core::job::{GrantedBy, Job, PriorityClass};
+use pjw_core::job::{GrantedBy, Job, PriorityClass, Tenure};
 use pjw_core::plan::{MaskAction, Plan, Warning};
 use pjw_core::{
     allocate::defrag::DefragPlan, allocate::offer::LargestRequests, event::Event, evidence::Evidence,
@@ -34,7 +34,8 @@ pub(crate) fn saturating_u32(n: usize) -> u32 {
 /// threads. `enforcement` says what keeps the job on its cores: `cpuset`, `affinity` or `none`.
 pub(crate) fn job_to_wire(job: &Job, counts: Counts, state: &WardenState, enforcement: &str) -> wire::Job {
     let (topology, pool) = (&state.topology, &state.pool);
-    let grant = job.grant.as_ref();
+    // The PUs of a frozen job have no effect: it waits for cores.
+    let grant = job.grant.as_ref().filter(|grant| grant.tenure != Tenure::Frozen);
     let requested = job.request.as_ref().map(|request| request.cpu_request.core_count(topology));
     let state = match (&job.request, grant) {
         _ if job.was_released => "released",

@@ -5,7 +5,7 @@
 //! decision: it reads the state and changes nothing. `update` carries it out: it changes the grants of the borrowers and
 //! the entries of borrowers in the pool, and reports each change.
 
-use crate::basics::{CpuSet, Nanos, Pu, cpus_text, prelude::*};
+use crate::basics::{CpuSet, Nanos, Pu, cpus_are, cpus_text, prelude::*};
 use crate::machine::Topology;
 use crate::phases::draft::{Draft, warn};
 use crate::state::WardenState;
@@ -34,8 +34,12 @@ struct Owner {
     lendable: Vec<Core>,
 }
 
-/// Returns whether [`crate::reconcile::reconcile`] would change which cores are borrowed, or which of them are leaving. The
-/// daemon calls this function after each sample of the owners, and runs a cycle only if the result is true.
+/// Returns whether a decision at the time `now` would change which job borrows which core, or which borrowed
+/// cores pjw takes back after a grace period. Jobs of the class besteffort borrow cores that other jobs leave
+/// idle.
+///
+/// The daemon calls this function after it has measured how many of their cores the jobs use. Only if the
+/// result is true, it makes the decision ([`crate::reconcile::reconcile`]).
 #[must_use]
 pub fn would_change_loans(state: &WardenState, policy: &Policy, now: Nanos) -> bool {
     if !state.jobs.has_borrowers() {
@@ -47,7 +51,8 @@ pub fn would_change_loans(state: &WardenState, policy: &Policy, now: Nanos) -> b
         || decision.shares.iter().any(|(job, cpus)| state.pool.borrowed_by(job) != *cpus)
 }
 
-/// Returns why pjw does not lend the cores that owners leave idle. `None` if it lends them.
+/// Returns the reason why pjw does not lend the idle cores of jobs on this machine, as text for users. `None`
+/// if pjw lends them.
 #[must_use]
 pub fn why_not_lent(policy: &Policy) -> Option<String> {
     if !policy.lending.enabled {
@@ -354,8 +359,8 @@ fn set_borrowed_grant(draft: &mut Draft<'_>, id: &JobId, borrowed: &CpuSet) {
         let free = borrowed.difference(&lent);
         let texts = [(&free, "free"), (&lent, "left idle by their owners")];
         let texts = texts.iter().filter(|(cpus, _)| !cpus.is_empty());
-        let texts: Vec<String> = texts.map(|(cpus, what)| format!("{} {what}", cpus_text(cpus))).collect();
-        (Tenure::Borrowed, borrowed.clone(), format!("it borrows {}", texts.join(" and ")))
+        let texts: Vec<String> = texts.map(|(cpus, what)| format!("{} {what}", cpus_are(cpus))).collect();
+        (Tenure::Borrowed, borrowed.clone(), format!("it borrows cores: {}", texts.join(", ")))
     };
     if job.grant.as_ref().is_some_and(|grant| grant.tenure == tenure && grant.cpus == cpus) {
         return;

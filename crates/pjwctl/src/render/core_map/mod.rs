@@ -1,8 +1,8 @@
 //! The core map: a cell for each core, a letter for each job.
 //!
 //! One line for each NUMA node (or package where there are no NUMA nodes), with `│` between its L3s. A long line is
-//! continued below. `#` is housekeeping, `.` free, `x` offline, `!` held by several jobs. A core counts as held if
-//! one of its PUs is held. If the map needs more lines than a screen has, lists of CPUs are printed instead.
+//! continued below. `#` is housekeeping, `.` free, `x` offline, `~` lent, `!` held by several jobs. A core counts as held
+//! if one of its PUs is held. If the map needs more lines than a screen has, lists of CPUs are printed instead.
 
 use std::collections::BTreeMap;
 
@@ -34,6 +34,8 @@ pub enum Holder {
     Job(usize),
     /// Several jobs hold the core or the PU.
     SeveralJobs,
+    /// A job that leaves the core idle holds it, and another job borrows it at present.
+    Lent,
     /// The system: the PU is reserved, and no job gets it.
     Housekeeping,
     /// The PU is free.
@@ -50,14 +52,15 @@ impl Holder {
         match self {
             Holder::Job(n) => (job_letter(n), style::job_style(n)),
             Holder::SeveralJobs => ('!', style::FAILURE),
+            Holder::Lent => ('~', Style::new()),
             Holder::Housekeeping => ('#', style::SECONDARY),
             Holder::Free => ('.', Style::new()),
             Holder::Offline => ('x', style::SECONDARY),
         }
     }
 
-    /// Returns the holder's name for texts: a job id, `several jobs`, `housekeeping`, `free` or `offline`.
-    /// `jobs` is the list of jobs from which the [`PuHolders`] were computed.
+    /// Returns the name of the holder for texts: a job id, `several jobs`, `housekeeping` (reserved for the system),
+    /// `free`, `lent` or `offline`. `jobs` is the list of jobs from which the [`PuHolders`] were computed.
     #[must_use]
     pub fn name(self, jobs: &[Job]) -> String {
         match self {
@@ -65,6 +68,7 @@ impl Holder {
                 jobs.get(n).map(|job| text::escape_control_characters(&job.id)).unwrap_or_default()
             }
             Holder::SeveralJobs => "several jobs".to_owned(),
+            Holder::Lent => "lent".to_owned(),
             Holder::Housekeeping => "housekeeping".to_owned(),
             Holder::Free => "free".to_owned(),
             Holder::Offline => "offline".to_owned(),
@@ -79,8 +83,8 @@ pub struct PuHolders {
 }
 
 impl PuHolders {
-    /// Computes the holder of each PU from the daemon's status. `pool` has the free PUs and the housekeeping
-    /// PUs, and `jobs` has the PUs of each job. All other PUs count as offline.
+    /// Computes the holder of each PU from the daemon's status. `pool` has the free PUs, and the housekeeping PUs,
+    /// which are reserved for the system. `jobs` has the PUs of each job. All other PUs count as offline.
     #[must_use]
     pub fn new(pool: &Pool, jobs: &[Job]) -> Self {
         let mut by_pu = BTreeMap::new();
@@ -88,13 +92,19 @@ impl PuHolders {
             by_pu.extend(set(list).iter().map(|pu| (pu, holder)));
         }
         for (n, job) in jobs.iter().enumerate() {
-            for pu in set(&job.cpus).iter() {
+            for pu in set(&job.cpus).difference(&set(&job.borrowed)).iter() {
                 let holder = by_pu.entry(pu).or_insert(Holder::Free);
                 *holder = if matches!(holder, Holder::Job(_) | Holder::SeveralJobs) {
                     Holder::SeveralJobs
                 } else {
                     Holder::Job(n)
                 };
+            }
+        }
+        for (n, job) in jobs.iter().enumerate() {
+            for pu in set(&job.borrowed).iter() {
+                let holder = by_pu.entry(pu).or_insert(Holder::Free);
+                *holder = if matches!(holder, Holder::Job(_)) { Holder::Lent } else { Holder::Job(n) };
             }
         }
         Self { by_pu }
@@ -104,14 +114,16 @@ impl PuHolders {
     /// decides:
     ///
     /// 1. [`Holder::SeveralJobs`] if several jobs hold PUs of the core.
-    /// 2. The job that holds a PU of the core.
+    /// 2. [`Holder::Lent`] if the PUs of the core that jobs hold are lent, else the job that holds a PU of the core.
     /// 3. [`Holder::Housekeeping`] if a PU of the core is reserved for the system.
     /// 4. [`Holder::Free`] if a PU of the core is free.
     /// 5. [`Holder::Offline`] otherwise.
     #[must_use]
     pub fn holder_of_core(&self, pus: &CpuSet) -> Holder {
         let holders = || pus.iter().filter_map(|pu| self.by_pu.get(&pu).copied());
-        let mut jobs = holders().filter(|holder| matches!(holder, Holder::Job(_) | Holder::SeveralJobs));
+        let is_of_job =
+            |holder: &Holder| matches!(holder, Holder::Job(_) | Holder::SeveralJobs | Holder::Lent);
+        let mut jobs = holders().filter(is_of_job);
         match jobs.next() {
             Some(first) if jobs.all(|other| other == first) => first,
             Some(_) => Holder::SeveralJobs,

@@ -34,6 +34,13 @@ fn a_core_is_a_cell_and_a_node_a_line() {
 }
 
 #[test]
+fn a_lent_core_is_not_held_by_several_jobs_and_a_borrowed_free_core_has_its_borrower() {
+    let owner = Job { lent: "0".into(), ..job("manual:a", "0-1") };
+    let borrower = Job { borrowed: "0,2".into(), ..job("manual:b", "0,2") };
+    assert_snapshot!(map(&cores(4, 1, 4, 4, 4), "2-3", &[owner, borrower], PLAIN), @"package 0 node 0  0-3  ~ab.");
+}
+
+#[test]
 fn l3s_are_set_apart() {
     assert_snapshot!(map(&cores(32, 2, 4, 16, 32), "16-63", &[job("manual:a", "0-15")], PLAIN), @r"
     package 0 node 0  0-31   aaaa│aaaa│....│....

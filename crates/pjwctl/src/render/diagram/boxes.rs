@@ -250,7 +250,7 @@ impl Builder<'_> {
             let holder = holders.holder_of_core(&pus);
             boxes.note = match holder {
                 Holder::Job(n) => job_letter(n).to_string(),
-                Holder::SeveralJobs => "!".to_owned(),
+                Holder::SeveralJobs | Holder::Lent => holder.symbol().0.to_string(),
                 _ => String::new(),
             };
             if holders.pus_by_holder(&pus).len() == 1 {

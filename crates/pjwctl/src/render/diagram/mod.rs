@@ -110,12 +110,14 @@ fn legend(topology: &Topology, holders: &PuHolders, status: &Status) -> Vec<Entr
         let hint = format!("{id}: CPUs {}", escape_control_characters(&job.cpus));
         entries.push(Entry::new(Fill::of(Holder::Job(n)), job_letter(n).to_string(), text, hint));
     }
-    for holder in [Holder::SeveralJobs, Holder::Housekeeping, Holder::Free, Holder::Offline] {
+    for holder in [Holder::SeveralJobs, Holder::Lent, Holder::Housekeeping, Holder::Free, Holder::Offline] {
         if let Some(pus) = among.get(&holder) {
-            let (cell, word) = (if holder == Holder::SeveralJobs { "!" } else { "" }, holder.name(&[]));
+            let has_symbol = matches!(holder, Holder::SeveralJobs | Holder::Lent);
+            let cell = if has_symbol { holder.symbol().0.to_string() } else { String::new() };
+            let word = holder.name(&[]);
             let text = format!("{word}, CPUs {}", shorten_cpu_list(&pus.to_string(), 20));
             let hint = format!("{word}: {}, CPUs {pus}", count_with_noun(pus.len() as u64, "CPU", "CPUs"));
-            entries.push(Entry::new(Fill::of(holder), cell.to_owned(), text, hint));
+            entries.push(Entry::new(Fill::of(holder), cell, text, hint));
         }
     }
     entries

@@ -48,6 +48,7 @@ impl Fill {
         match holder {
             Holder::Job(n) => job(n),
             Holder::SeveralJobs => Self { fill: "url(#several)".to_owned(), text: "#ffffff" },
+            Holder::Lent => Self::plain("#fff3c4"),
             Holder::Housekeeping => Self::plain("url(#housekeeping)"),
             Holder::Free => Self::plain("#ffffff"),
             Holder::Offline => Self { fill: "#9e9e9e".to_owned(), text: "#ffffff" },

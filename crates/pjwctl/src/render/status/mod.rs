@@ -78,6 +78,7 @@ fn legend(status: &Status, holders: &PuHolders, term: Terminal) -> String {
         (Holder::Free, "free"),
         (Holder::Housekeeping, "housekeeping"),
         (Holder::Offline, "offline"),
+        (Holder::Lent, "lent to another job"),
         (Holder::SeveralJobs, "held by several jobs"),
     ];
     let shown: Vec<Holder> = status
