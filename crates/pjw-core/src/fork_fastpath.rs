@@ -10,7 +10,7 @@
 //! (some milliseconds on a busy PU of Linux 6.18). So the start time is the time of the fork event, which may be some
 //! ticks late. A zombie can't be distinguished from a running process.
 
-use crate::basics::{CpuSet, Nanos, Pid, ProcessId, Pu, Tid, prelude::*};
+use crate::basics::{CpuSet, Pid, ProcessId, Pu, Tid, prelude::*};
 use crate::state::{Descendant, WardenState};
 use crate::terms::{
     ExpectedMask, ForkMaskMismatch, MaskProbe, Observed, Process, ScanScope, Snapshot, Thread,
@@ -89,8 +89,12 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
 ///
 /// The snapshot takes all other facts about a process, such as its user and its cgroup, from an ancestor. The
 /// ancestor is the nearest one that belonged to a job at the time of the fork, or for which pjw was then
-/// restoring the masks that it had set. A process whose ancestor is not in `state` is left out of the
-/// snapshot.
+/// restoring the masks that it had set. These processes are left out of the snapshot:
+///
+/// - A process whose ancestor is not in `state`.
+/// - A process whose mask does not follow from the mask requests that it may have inherited, in the cgroup of its
+///   ancestor. The program may have requested the mask, or the process may have been forked in another cgroup,
+///   because the ancestor was moved. A scan reads the cgroup of the process.
 #[must_use]
 pub fn snapshot_of_mismatches(state: &WardenState, probe: MaskProbe) -> Snapshot {
     let MaskProbe { taken_at, online, mismatches } = probe;
@@ -99,8 +103,7 @@ pub fn snapshot_of_mismatches(state: &WardenState, probe: MaskProbe) -> Snapshot
         .filter_map(|forked| {
             let descendant = state.lineage.descendant(forked.id.pid)?;
             let parent = state.process(descendant.ancestor)?;
-            let is_in_cgroup_of_parent = !has_moved_since(state, parent.id, descendant.forked_at);
-            is_in_cgroup_of_parent
+            is_predicted(state, descendant, parent.id, &forked.effective_mask)
                 .then(|| (forked.id.pid, Observed::Present(process_from_parent(parent, forked))))
         })
         .collect();
@@ -116,11 +119,12 @@ pub fn snapshot_of_mismatches(state: &WardenState, probe: MaskProbe) -> Snapshot
     }
 }
 
-/// Whether a process may have been in another cgroup at the time `forked_at`.
-fn has_moved_since(state: &WardenState, process: ProcessId, forked_at: Option<Nanos>) -> bool {
-    let changed = state.processes.get(&process.pid).and_then(|known| known.last_cgroup_change.as_ref());
-    let has_changed = changed.is_some_and(|(_, at)| forked_at.is_none_or(|forked_at| forked_at <= *at));
-    has_changed || state.cpusets.delayed_changes.is_moving(process)
+/// Whether a new process in the cgroup of `parent` has the mask `seen` because of a request that it may have inherited.
+fn is_predicted(state: &WardenState, new: &Descendant, parent: ProcessId, seen: &CpuSet) -> bool {
+    let limits = state.present_mask_limits(parent.pid);
+    let mut inherited = new.inherited_mask_requests.iter();
+    let is_moving = state.cpusets.delayed_changes.is_moving(parent);
+    !is_moving && inherited.any(|request| limits.show(&request.mask, seen))
 }
 
 fn process_from_parent(

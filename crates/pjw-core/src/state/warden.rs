@@ -181,7 +181,7 @@ impl WardenState {
     }
 
     /// The present limits of the masks of a process: no limit changes after this time.
-    fn present_mask_limits(&self, pid: Pid) -> MaskLimits {
+    pub(crate) fn present_mask_limits(&self, pid: Pid) -> MaskLimits {
         self.mask_limits(pid, Nanos(u64::MAX), true)
     }
 
