@@ -16,6 +16,7 @@ mod lending;
 mod machine;
 mod masks;
 mod membership;
+mod original_cgroups;
 mod overloaded;
 mod provisions;
 mod recovery;

@@ -1,15 +1,12 @@
 //! Restoring after a release, after a grant of a scheduler and after a restart. Every process that was
 //! changed gets its mask and cgroup back; other processes are not changed.
 
-use std::time::Duration;
-
 use pjw_core::command::{AssignCommand, Caller, Command};
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
 use pjw_core::ids::{Pid, Tid, Uid};
 use pjw_core::job::{CpuRequest, GrantedBy};
 use pjw_core::plan::{MaskAction, MaskActionKind};
 use pjw_core::policy::{ExhaustionPolicy, Mode, Policy};
-use pjw_core::ports::MachineInterface;
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::state::WardenState;
@@ -479,25 +476,4 @@ fn a_restore_that_a_cpuset_forbade_is_tried_again_after_the_second_attempt_to_wi
     m.advance(SECOND);
     m.settle();
     assert_eq!(m.effective_mask(10, 10), "7");
-}
-
-#[test]
-fn a_child_that_was_born_in_the_cpuset_before_its_parent_was_moved_back_follows_it() {
-    let session = "/user.slice/user-1001.slice/session-1.scope";
-    let mut m = machine_with_cpusets(true);
-    m.spawn(6, 1, 0);
-    m.spawn(7, 1, 0).cgroup = session.to_owned();
-    m.assign("a", 2, &[6, 7]).unwrap();
-    // Process 8 was born in the cpuset. The decision that releases the job finds it.
-    m.spawn(8, 7, 0);
-    let snapshot = m.scan();
-    let decision = m.decide(&snapshot, &[Command::Release { job: job("a"), caller: ROOT }]);
-    m.spawn(9, 8, 0);
-    m.exit(7);
-    for action in &decision.plan.cpuset_actions {
-        let outcome = m.node.change_cpuset(action, Duration::MAX);
-        m.state.cpusets.record_outcome(action, &outcome);
-    }
-    m.settle();
-    assert_eq!([6, 8, 9].map(|pid| m.process(pid).cgroup.clone()), ["/", session, session]);
 }

@@ -1,0 +1,41 @@
+//! The cgroups to which processes return when the cpuset of their job is removed.
+
+use std::time::Duration;
+
+use pjw_core::command::Command;
+use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
+use pjw_core::policy::Policy;
+use pjw_core::ports::MachineInterface;
+
+use crate::machine::{Machine, ROOT, job, machine_with, regular_topology};
+
+/// A machine with cpusets, and a kernel that keeps requested masks.
+fn machine() -> Machine {
+    let cpuset_support = CpusetSupport {
+        hierarchy: CpusetHierarchy::Legacy,
+        affinity_persists: true,
+        ..CpusetSupport::default()
+    };
+    machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() })
+}
+
+#[test]
+fn a_child_that_was_born_in_the_cpuset_before_its_parent_was_moved_back_follows_it() {
+    let session = "/user.slice/user-1001.slice/session-1.scope";
+    let mut m = machine();
+    m.spawn(6, 1, 0);
+    m.spawn(7, 1, 0).cgroup = session.to_owned();
+    m.assign("a", 2, &[6, 7]).unwrap();
+    // Process 8 was born in the cpuset. The decision that releases the job finds it.
+    m.spawn(8, 7, 0);
+    let snapshot = m.scan();
+    let decision = m.decide(&snapshot, &[Command::Release { job: job("a"), caller: ROOT }]);
+    m.spawn(9, 8, 0);
+    m.exit(7);
+    for action in &decision.plan.cpuset_actions {
+        let outcome = m.node.change_cpuset(action, Duration::MAX);
+        m.state.cpusets.record_outcome(action, &outcome);
+    }
+    m.settle();
+    assert_eq!([6, 8, 9].map(|pid| m.process(pid).cgroup.clone()), ["/", session, session]);
+}
