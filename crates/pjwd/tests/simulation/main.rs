@@ -133,8 +133,25 @@ const FAILED_ONCE: [u64; 91] = [
 ];
 
 /// The same for the runs with lending.
-const FAILED_ONCE_WITH_LENDING: [u64; 13] =
-    [24, 280, 299, 423, 473, 544, 6_507, 8_625, 9_244, 21_815, 23_480, 1_008_313_636, 7_347];
+const FAILED_ONCE_WITH_LENDING: [u64; 17] = [
+    24,
+    280,
+    299,
+    423,
+    473,
+    544,
+    6_507,
+    8_625,
+    9_244,
+    21_815,
+    23_480,
+    1_008_313_636,
+    7_347,
+    9_436,
+    1_008_313_232,
+    1_008_313_328,
+    1_008_313_818,
+];
 
 /// The seeds of this day, by the system's clock in UTC.
 fn seeds_of_the_day() -> std::ops::Range<u64> {

@@ -210,7 +210,7 @@ impl Run {
     /// Every thread has its original mask, unless the original could not be known, or the cpuset has none of its PUs.
     pub(super) fn check_originals(&self, process: &SimProcess) {
         // The request of a thread can't be read while some of its PUs are offline. Then the mask that was seen is restored.
-        if self.faults.has_hotplug || self.has_late_moves() {
+        if self.faults.has_hotplug {
             return;
         }
         let world = self.world.borrow();
@@ -274,7 +274,7 @@ impl Run {
 
     /// Each mask entry is correct, unless the program or the kernel changed the mask since the last reading.
     pub(super) fn check_masks(&self) {
-        if self.has_missed_information() || self.faults.has_hotplug || self.has_late_moves() {
+        if self.has_missed_information() || self.faults.has_hotplug {
             return;
         }
         let world = self.world.borrow();
@@ -312,13 +312,6 @@ impl Run {
                 entry.original_mask()
             );
         }
-    }
-
-    /// Whether jobs get other cores all the time and their cpusets follow late. Then a process may come into a cpuset of which its
-    /// job has no PU any more, where the kernel shows the whole cpuset instead of the mask. A child that is born there before the
-    /// next scan has a mask that the warden can't tell from a request.
-    fn has_late_moves(&self) -> bool {
-        self.lending.is_some() && self.faults.delayed_change_permille > 0
     }
 
     /// Whether the daemon missed scans, events or records. Then it can't know the descent of a process whose parent started
