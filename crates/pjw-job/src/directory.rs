@@ -19,7 +19,8 @@ pub const FILE_MODE: u32 = 0o644;
 /// Finds the directory with the files of the job to which this process belongs. The first environment variable in this
 /// list that is set determines the directory:
 ///
-/// 1. `PJW_JOB_DIR` contains the absolute path of the directory. `pjwctl run` and `pjwctl spawn` set it.
+/// 1. `PJW_JOB_DIR` contains the absolute path of the directory. `pjwctl run`, `pjwctl spawn` and the hooks of batch
+///    systems set it.
 /// 2. `PJW_JOB` contains the id of the job. The directory is `jobs/ID` below the state directory of a daemon. If the
 ///    user runs a daemon, and it has this directory, the directory is used. Otherwise the directory is
 ///    `/run/pjwd/jobs/ID` of the daemon of root. For root, it is always the latter.

@@ -67,7 +67,12 @@ fn the_openpbs_hook_registers_the_job_passes_its_cores_and_releases_it() {
     let cpus = daemon.job("pbs:124[3].srv").unwrap().cpus;
     let cores = core_count_of(&daemon, &cpus);
     let accepted = run_hook(&hook, 2, &[("ENV_OMP_NUM_THREADS", "7")]);
-    assert_eq!(accepted, format!("accepted OMP_NUM_THREADS=7 PJW_CPUS={cpus} PJW_NCORES={cores}"));
+    let directory = daemon.state_dir().join("jobs/pbs:124[3].srv");
+    let directory = format!("PJW_JOB_DIR={}", directory.display());
+    assert_eq!(
+        accepted,
+        format!("accepted OMP_NUM_THREADS=7 PJW_CPUS={cpus} {directory} PJW_NCORES={cores}")
+    );
     assert!(run_hook(&hook, 2, &[]).starts_with(&format!("accepted OMP_NUM_THREADS={cores} PJW_CPUS=")));
     for event in [3, 4, 5] {
         assert_eq!(run_hook(&hook, event, &[]), "accepted");

@@ -21,7 +21,7 @@ fn lsf(daemon: &Daemon, name: &str) -> Call {
 
 /// A script that prints its arguments, and then the variables with the cores.
 const PRINT_ARGUMENTS: &str =
-    "for word; do echo \"[$word]\"; done; echo $PJW_CPUS $PJW_NCORES $OMP_NUM_THREADS";
+    "for word; do echo \"[$word]\"; done; echo $PJW_CPUS $PJW_NCORES $PJW_JOB_DIR $OMP_NUM_THREADS";
 const ODD_ARGUMENTS: [&str; 4] = ["a  b", "", "--strict", "new\nline"];
 const ODD_OUTPUT: &str = "[a  b]\n[]\n[--strict]\n[new\nline]\n";
 
@@ -52,10 +52,11 @@ fn check_starter(daemon: &mut Daemon, job: &str, call: impl Fn(&Daemon) -> Call)
     let _: Value = daemon.call("Assign", &json!({ "job": job, "cores": 1, "owner": OTHER })).unwrap();
     let cpus = daemon.job(job).unwrap().cpus;
     let cores = core_count_of(daemon, &cpus);
-    let all = (format!("{cpus} {cores} {cores}"), String::new());
+    let directory = daemon.state_dir().join("jobs").join(job).display().to_string();
+    let all = (format!("{cpus} {cores} {directory} {cores}"), String::new());
     assert_eq!(run_starter(&|| call(daemon)), all);
     let (printed, _) = run_starter(&|| call(daemon).with_variable("OMP_NUM_THREADS", "7"));
-    assert_eq!(printed, format!("{cpus} {cores} 7"), "variables of the user are not changed");
+    assert_eq!(printed, format!("{cpus} {cores} {directory} 7"), "variables of the user are not changed");
     daemon.release(job).unwrap();
     let (printed, stderr) = run_starter(&|| call(daemon));
     assert!(

@@ -129,7 +129,9 @@ fn a_task_gets_its_cores_and_nothing_else_in_variables() {
         assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
         String::from_utf8(output.stdout).unwrap()
     };
-    let grant = format!("export PJW_CPUS={cpus}\nexport PJW_NCORES={cores}\n");
+    let directory = node.daemon.state_dir().join("jobs/slurm:4");
+    let directory = format!("export PJW_JOB_DIR={}\n", directory.display());
+    let grant = format!("export PJW_CPUS={cpus}\nexport PJW_NCORES={cores}\n{directory}");
     let openmp = "export OMP_NUM_THREADS=2\nexport OMP_PLACES=threads\n";
     for environment in [STEP, BATCH] {
         assert_eq!(variables(node.hook("task-prolog", environment)), format!("{grant}{openmp}"));

@@ -1,6 +1,6 @@
 //! The environment variables that contain the cores of a job.
 //!
-//! `PJW_CPUS` and `PJW_NCORES` describe the grant. The variables of OpenMP are set only where the user set none:
+//! `PJW_CPUS` and `PJW_NCORES` describe the grant. `PJW_JOB_DIR` is the directory of the job's core map, if there is one. The variables of OpenMP are set only where the user set none:
 //!
 //! - `OMP_NUM_THREADS`: the share of one task.
 //! - `OMP_PLACES`: only for a task that has all its CPUs for itself, which are the whole grant or a mask of its own.
@@ -14,6 +14,7 @@ use pjw_sources::{announcement::JobAnnouncement, task::SlurmTaskCpus};
 
 use super::client::own_mask;
 use super::context::{Context, Variables};
+use crate::commands::connection::job_directory;
 use crate::commands::run::cores_in;
 
 /// The variables for programs that inherit the environment of a whole job.
@@ -30,7 +31,7 @@ pub(super) fn of_starter(context: &Context, announcement: &JobAnnouncement) -> a
 
 fn of_share(context: &Context, status: &Status, job: &Job) -> anyhow::Result<Variables> {
     let cpus: CpuSet = job.cpus.parse()?;
-    let mut variables = of_grant(&cpus, &status.cores);
+    let mut variables = of_grant(status, job, &cpus);
     if context.variable("OMP_NUM_THREADS").is_none() {
         let cores = cores_in(&cpus, &status.cores).max(1);
         variables.push(("OMP_NUM_THREADS".to_owned(), cores.to_string()));
@@ -46,7 +47,7 @@ pub(super) fn of_task(
     task: SlurmTaskCpus,
 ) -> anyhow::Result<Variables> {
     let cpus: CpuSet = job.cpus.parse()?;
-    let mut variables = of_grant(&cpus, &status.cores);
+    let mut variables = of_grant(status, job, &cpus);
     let openmp = openmp(&cpus, own_mask().as_ref(), &status.cores, task);
     let (threads, places) = (openmp.threads.to_string(), openmp.places.map(str::to_owned));
     for (name, value) in [("OMP_NUM_THREADS", Some(threads)), ("OMP_PLACES", places)] {
@@ -57,9 +58,14 @@ pub(super) fn of_task(
     Ok(variables)
 }
 
-fn of_grant(cpus: &CpuSet, cores: &[Core]) -> Variables {
-    let count = cores_in(cpus, cores).to_string();
-    vec![("PJW_CPUS".to_owned(), cpus.to_string()), ("PJW_NCORES".to_owned(), count)]
+fn of_grant(status: &Status, job: &Job, cpus: &CpuSet) -> Variables {
+    let count = cores_in(cpus, &status.cores).to_string();
+    let directory = job_directory(status, &job.id).map(|path| path.to_string_lossy().into_owned());
+    let directory = directory.map(|path| ("PJW_JOB_DIR".to_owned(), path));
+    [("PJW_CPUS".to_owned(), cpus.to_string()), ("PJW_NCORES".to_owned(), count)]
+        .into_iter()
+        .chain(directory)
+        .collect()
 }
 
 /// The settings of OpenMP.
