@@ -159,6 +159,74 @@ fn a_borrower_without_a_core_is_frozen_and_thawed_when_a_core_is_free() {
 }
 
 #[test]
+fn a_borrower_that_changes_its_mask_or_its_policy_loses_nothing_and_is_told_in_one_line() {
+    let Some(daemon) = lending_daemon(LENDING) else { return };
+    let mut jobs = WebAndBatch::start(&daemon);
+    wait_until("the idle core is lent", || lent(&daemon, "web") == jobs.own.to_string());
+    let first = mask(jobs.spinner).first().unwrap();
+    assert_eq!(jobs.batch.run(&format!("taskset -pc {first} {} >/dev/null; echo $?", jobs.spinner)), "0");
+    let web = jobs.web.background(SPIN);
+    wait_until("the core is back", || lent(&daemon, "web").is_empty());
+    let cpus = || daemon.job("batch").unwrap().cpus.parse::<CpuSet>().unwrap();
+    wait_until("the borrower has left it", || mask(jobs.spinner).is_subset(&cpus()));
+    wait_until("it still has a core", || runs(jobs.spinner));
+    jobs.web.run(&format!("kill {web}; wait; echo"));
+    wait_until("the idle core is lent again", || lent(&daemon, "web") == jobs.own.to_string());
+
+    let refused = jobs.batch.run(&format!("chrt -r -p 1 {} 2>/dev/null; echo $?", jobs.spinner));
+    if refused != "0" {
+        return skip("the kernel refuses a real-time priority in the cgroup of a borrower");
+    }
+    let told = || {
+        let warnings =
+            daemon.status().warnings.into_iter().filter(|warning| warning.code == "realtime-borrower");
+        warnings.map(|warning| warning.text).collect::<Vec<_>>()
+    };
+    wait_until("the status has a warning", || !told().is_empty());
+    let (told, pid) = (told(), jobs.spinner);
+    assert!(told.len() == 1 && told[0].contains(&format!("process {pid} of")), "{told:?}");
+    jobs.batch.run(&format!("chrt -o -p 0 {pid}; echo"));
+    wait_until("the warning ends", || {
+        daemon.status().warnings.iter().all(|warning| warning.code != "realtime-borrower")
+    });
+}
+
+#[test]
+fn a_rule_that_matches_no_process_and_a_process_that_matches_two_rules_are_one_warning_each() {
+    if !has_two_cores() {
+        return;
+    }
+    let daemon = Daemon::start("");
+    let program = daemon.dir().join("pjw_both");
+    fs::copy("/bin/sh", &program).unwrap();
+    let provision = |name: &str, rule: &str| {
+        let job = daemon.job_id(name);
+        let output = daemon.pjwctl(&["provision", &job, "--cores", "1", "--match", rule]);
+        assert!(output.status.success(), "{output:?}");
+    };
+    let texts = |code: &str| {
+        let warnings = daemon.status().warnings.into_iter().filter(|warning| warning.code == code);
+        warnings.map(|warning| warning.text).collect::<Vec<_>>()
+    };
+    provision("one", "comm=pjw_both");
+    provision("two", "comm=pjw_both,user=root");
+    assert_eq!(texts("unmatched-rule").len(), 2, "neither has a process");
+    let mut shell = Shell::from_command(std::process::Command::new(&program));
+    shell.run("echo");
+    assert!(daemon.pjwctl(&["reload"]).status.success(), "it scans all processes");
+    wait_until("the first provision has the process", || {
+        daemon.job("one").is_some_and(|job| job.processes == 1)
+    });
+    wait_until("the status names the other rule", || texts("ambiguous-rule").len() == 1);
+    let text = texts("ambiguous-rule").remove(0);
+    assert!(
+        text.contains(&format!("process {} of", shell.pid())) && text.contains("comm=pjw_both"),
+        "{text}"
+    );
+    assert_eq!(texts("unmatched-rule").len(), 1, "only the second has none");
+}
+
+#[test]
 fn the_configuration_promises_cores_to_a_service_that_is_recognised_when_it_starts() {
     if !has_two_cores() {
         return;

@@ -13,7 +13,7 @@
 //! - [`state`]: the data kept between two cycles.
 //! - [`allocate`]: chooses the cores for a request.
 //! - `phases`: the steps of one cycle.
-//! - [`reconcile`] runs the phases in order. [`audit`], [`explain`], [`report`], [`fork_fastpath`], [`core_map`]
+//! - [`reconcile`] runs the phases in order. [`audit`], [`explain`], [`provision_rules`], [`report`], [`fork_fastpath`], [`core_map`]
 //!   and [`diagnosis`] are on the same layer.
 #![no_std]
 #![forbid(unsafe_code)]
@@ -34,6 +34,7 @@ pub mod fork_fastpath;
 mod machine;
 mod next_scan;
 mod phases;
+pub mod provision_rules;
 pub mod reconcile;
 pub mod report;
 pub mod state;

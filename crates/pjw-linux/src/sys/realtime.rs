@@ -22,8 +22,19 @@ pub enum SchedulingPolicy {
     Normal,
     /// `SCHED_RR`: round-robin with a real-time priority.
     RoundRobin,
-    /// Any policy except `SCHED_OTHER` and `SCHED_RR`.
+    /// `SCHED_FIFO` or `SCHED_DEADLINE`: as [`SchedulingPolicy::RoundRobin`], it comes before all threads of other policies.
+    OtherRealtime,
+    /// Any other policy, such as `SCHED_BATCH` and `SCHED_IDLE`.
     AnyOther,
+}
+
+impl SchedulingPolicy {
+    /// Whether a thread with this policy runs before all threads without a real-time priority, also before those of other
+    /// cgroups.
+    #[must_use]
+    pub fn is_realtime(self) -> bool {
+        matches!(self, Self::RoundRobin | Self::OtherRealtime)
+    }
 }
 
 /// Returns the scheduling policy of a thread.
@@ -37,6 +48,9 @@ pub fn scheduling_policy(tid: Tid) -> Result<SchedulingPolicy, Errno> {
     Ok(match policy & !i64::from(libc::SCHED_RESET_ON_FORK) {
         policy if policy == i64::from(libc::SCHED_OTHER) => SchedulingPolicy::Normal,
         policy if policy == i64::from(libc::SCHED_RR) => SchedulingPolicy::RoundRobin,
+        policy if [libc::SCHED_FIFO, libc::SCHED_DEADLINE].map(i64::from).contains(&policy) => {
+            SchedulingPolicy::OtherRealtime
+        }
         _ => SchedulingPolicy::AnyOther,
     })
 }

@@ -290,7 +290,7 @@ impl EventLoop {
     /// The warnings that no decision made: about files of the daemon and of jobs, and about the configuration.
     fn own_warnings(&self) -> Vec<Warning> {
         let own = self.file_warnings.iter().chain(&self.provision_warnings).cloned();
-        own.chain(self.job_files.warnings()).collect()
+        own.chain(self.realtime_borrower_warnings()).chain(self.job_files.warnings()).collect()
     }
 
     fn answer_dry_runs(&mut self) {

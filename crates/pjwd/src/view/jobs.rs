@@ -11,7 +11,7 @@ use pjw_ipc::wire;
 
 use super::counts::{CpuDemand, JobCounts};
 use super::to_wire::{job_to_wire, saturating_u32};
-use super::warnings::job_warnings;
+use super::warnings::{job_warnings, rule_warnings};
 
 /// What the status shows of the jobs, as they were when each of them last changed.
 #[derive(Debug, Default)]
@@ -57,6 +57,14 @@ impl JobViews {
         if is_all {
             changed.extend(state.jobs.keys().chain(&known));
         }
+        // A rule can concern the processes of another provision.
+        let is_provision = |id: &&JobId| {
+            let is_changed = state.jobs.get(id).is_none_or(|job| job.provision.is_some());
+            is_changed || self.views.get(*id).is_some_and(|view| view.job.provision.is_some())
+        };
+        if changed.iter().any(is_provision) {
+            changed.extend(state.jobs.provisions().map(|job| &job.id));
+        }
         let users = unassigned.keys().chain(self.unassigned.keys());
         for &user in users.filter(|user| unassigned.get(user) != self.unassigned.get(user)) {
             changed.extend(state.jobs.of_owner(user).map(|job| &job.id));
@@ -97,7 +105,8 @@ impl JobViews {
         };
         let mut wire_job = job_to_wire(job, counts, state, enforcement);
         wire_job.shared |= job.grant.as_ref().is_some_and(|grant| grant.cpus.intersects(&self.shared));
-        let warnings = job_warnings(job, policy, counts).into_iter().map(Arc::new).collect();
+        let warnings = job_warnings(job, policy, counts).into_iter().chain(rule_warnings(state, job));
+        let warnings = warnings.map(Arc::new).collect();
         JobView { job: Arc::new(wire_job), demand: counts.demand, warnings }
     }
 

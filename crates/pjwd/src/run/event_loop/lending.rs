@@ -5,6 +5,9 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::kill;
 use nix::unistd::Pid as NixPid;
 use pjw_core::event::{Event, EventKind};
+use pjw_core::plan::Warning;
+use pjw_core::state::Member;
+use pjw_linux::sys::realtime::scheduling_policy;
 use pjw_linux::sys::{clock, cpu_time::process_cpu_time};
 use tracing::debug;
 
@@ -29,6 +32,26 @@ impl EventLoop {
             .next_deadline()
             .map(|end| now + Duration::from_nanos(end.0.saturating_sub(clock::now().since_boot.0)));
         end_of_grace.into_iter().chain(self.owner_samples.next_at()).min()
+    }
+
+    /// The warnings about borrowers that gave a thread a real-time priority. The kernel runs such a thread before the threads of
+    /// the owner, whatever the cgroup is. Threads that are not hot take little time from an owner, and are not read.
+    pub(super) fn realtime_borrower_warnings(&self) -> impl Iterator<Item = Warning> {
+        let state = self.warden.state();
+        let has_realtime_thread = |member: &&Member| {
+            let mut hot = member.threads.iter().filter(|(_, thread)| thread.demand.is_hot);
+            // A thread may have ended since the last scan.
+            hot.any(|(tid, _)| scheduling_policy(*tid).is_ok_and(|policy| policy.is_realtime()))
+        };
+        state.jobs.borrowers().filter_map(move |job| {
+            let member = state.members_of(&job.id).find(has_realtime_thread)?;
+            let text = format!(
+                "process {} of {} has a real-time priority: owners of lent cores wait for it",
+                member.id.pid, job.id
+            );
+            let remedy = "end the process, give it the normal policy (chrt -o -p 0 PID), or release the job";
+            Some(Warning { job: Some(job.id.clone()), ..Warning::new("realtime-borrower", text, remedy) })
+        })
     }
 
     /// After a cycle: lets the kernel report wake-ups on the PUs that are lent, and sends the configured signal to the

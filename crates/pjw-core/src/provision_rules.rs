@@ -1,0 +1,39 @@
+//! What an administrator should know about the rules of provisions, in sentences, for the warnings in the status.
+
+use crate::basics::{cpus_text, prelude::*};
+use crate::state::WardenState;
+use crate::terms::{Evidence, Job, JobId, ProvisionRule};
+
+/// Returns the sentence about a process of a provision that the rule of another provision recognises too. `None` if there is
+/// no such process.
+#[must_use]
+pub fn ambiguous_rule_text(state: &WardenState, job: &Job) -> Option<String> {
+    job.provision.as_ref()?;
+    let others = state.jobs.provisions().filter(|other| other.id != job.id);
+    let rules: Vec<(&JobId, &ProvisionRule)> =
+        others.filter_map(|other| Some((&other.id, other.provision.as_ref()?.rule.as_ref()?))).collect();
+    if rules.is_empty() {
+        return None;
+    }
+    let recognised = state.members_of(&job.id).filter(|member| member.evidence == Evidence::Provision);
+    let (pid, (other, rule)) =
+        recognised.filter_map(|member| state.process(member.id.pid)).find_map(|process| {
+            let matches = |(_, rule): &&(&JobId, &ProvisionRule)| {
+                rule.matches(process.uid, process.comm, process.cgroup.as_deref())
+            };
+            Some((process.id.pid, *rules.iter().find(matches)?))
+        })?;
+    Some(format!("process {pid} of {} also matches {rule}, the rule of {other}", job.id))
+}
+
+/// Returns the sentence about a provision whose rule recognises no process. `None` if the job has a process, no rule or no
+/// cores.
+#[must_use]
+pub fn unmatched_rule_text(state: &WardenState, job: &Job) -> Option<String> {
+    let rule = job.provision.as_ref()?.rule.as_ref()?;
+    let grant = job.grant.as_ref()?;
+    let is_unmatched = state.members_of(&job.id).next().is_none();
+    is_unmatched.then(|| {
+        format!("{} keeps {} for {rule}, and no process matches that", job.id, cpus_text(&grant.cpus))
+    })
+}
