@@ -147,7 +147,7 @@ fn scaled_to_machine(log: &JobLog, cores: usize) -> JobLog {
 /// Makes jobs of random sizes up to half the machine, small sizes more often. About nine in ten jobs find enough free
 /// cores.
 fn mixed_jobs(cores: usize, jobs: u64) -> JobLog {
-    let mut chance = RandomStream::new(3).substream("mixed jobs");
+    let mut chance = RandomStream::from_seed(3).substream("mixed jobs");
     let half = u32::try_from(cores / 2).unwrap_or(1).max(1);
     let mut submit_s = 0;
     let jobs = (1..=jobs).map(|number| {

@@ -17,6 +17,8 @@ use crate::{programs::interrupt::Interrupt, programs::program::Program};
 /// How long the demo's job may take until all its workers run.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+/// A script that starts its arguments as a command which can load no BPF program.
+const HIDE_BTF: &str = "mount --bind /dev/null /sys/kernel/btf/vmlinux && exec \"$0\" \"$@\"";
 
 /// The directory of the programs that a bench or the demo starts.
 #[derive(Debug, Clone)]
@@ -92,6 +94,9 @@ pub enum EventSource {
     /// By polling. The daemon runs in a network namespace of its own, to which the kernel sends no process events.
     /// This needs root and unshare(1).
     Polling,
+    /// By process events, without BPF. The daemon runs in a mount namespace of its own in which the kernel's type information
+    /// is hidden. This needs root and unshare(1).
+    WithoutBpf,
 }
 
 /// A private daemon. When this value is dropped, all jobs are released, so that no cgroup of theirs is left, and the daemon is
@@ -162,6 +167,7 @@ impl PrivateWarden {
         let launcher: &[&str] = match source {
             EventSource::ProcEvents => &[],
             EventSource::Polling => &["unshare", "--net", "--"],
+            EventSource::WithoutBpf => &["unshare", "--mount", "sh", "-c", HIDE_BTF],
         };
         daemon.start(launcher, || interrupt.check()).context("the private pjwd did not start")?;
         Ok(Self(daemon))

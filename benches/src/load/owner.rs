@@ -1,0 +1,257 @@
+//! The owner of a core, and the program that borrows it, for the bench `wakeup`.
+//!
+//! The owner sleeps, and measures itself what follows its wake-up: how late it ran, or how long the borrower kept the core.
+//! The borrower has threads that spin. A bench starts its own executable again for both. The main function of the bench calls
+//! [`run_as_owner_or_borrower`] first.
+
+use std::env;
+use std::fs;
+use std::hint::spin_loop;
+use std::io::{Write, stdout};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use nix::sys::prctl::{set_pdeathsig, set_timerslack};
+use nix::sys::signal::Signal;
+use nix::unistd::gettid;
+use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_core::ids::Tid;
+use pjw_linux::sys::affinity;
+
+use crate::{programs::interrupt::Interrupt, programs::program::Program};
+
+const OWNER: &str = "--owner";
+const BORROWER: &str = "--borrower";
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long an owner may need for all its measurements.
+const RESULT_TIMEOUT: Duration = Duration::from_secs(600);
+/// The time between two checks whether the core is lent.
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
+/// How long the owner works after a wake-up: so short that its core stays lent.
+const WORK_TIME: Duration = Duration::from_micros(20);
+/// The shortest and the longest sleep of an owner that measures how late it runs, in µs.
+const SHORT_SLEEP_US: (u64, u64) = (1_000, 5_000);
+/// The shortest and the longest sleep of an owner that measures how long the borrower keeps the core, in µs: longer than the
+/// daemon needs to see that the owner is idle.
+const LONG_SLEEP_US: (u64, u64) = (30_000, 60_000);
+
+/// What an owner measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Measurement {
+    /// The time from the end of its sleep until it runs. With a borrower, only wake-ups on a lent core count.
+    Lateness,
+    /// The time from the end of its sleep until no thread of the borrower is on its core, nor may be.
+    Return,
+}
+
+impl Measurement {
+    fn argument(self) -> &'static str {
+        match self {
+            Self::Lateness => "lateness",
+            Self::Return => "return",
+        }
+    }
+}
+
+/// Starts the owner and returns the times that it measured, in µs. `launcher` is the first part of the command, such as
+/// `pjwctl run`. `borrower` is the process that borrows the owner's core. `None` if there is none.
+///
+/// # Errors
+/// If the owner can't be started, or its core is not lent, or does not come back, within 60 s.
+pub fn measure_owner(
+    mut launcher: Command,
+    measurement: Measurement,
+    count: usize,
+    borrower: Option<u32>,
+    interrupt: &Interrupt,
+) -> anyhow::Result<Vec<f64>> {
+    launcher.arg(env::current_exe().context("can't read the path of this program")?);
+    launcher.args([OWNER, measurement.argument(), &count.to_string()]);
+    launcher.args(borrower.map(|pid| pid.to_string()));
+    let mut owner = Program::start_until_ready("the owner", &mut launcher, READY_TIMEOUT, interrupt)?;
+    let line = owner.read_line(RESULT_TIMEOUT, interrupt)?;
+    Ok(serde_json::from_str(&line)?)
+}
+
+/// Starts the borrower, with `threads` threads that spin, and waits until all run. `launcher` is the first part of the command.
+///
+/// # Errors
+/// If the borrower can't be started.
+pub fn start_borrower(
+    mut launcher: Command,
+    threads: usize,
+    interrupt: &Interrupt,
+) -> anyhow::Result<Program> {
+    launcher.arg(env::current_exe().context("can't read the path of this program")?);
+    launcher.args([BORROWER, &threads.to_string()]);
+    Program::start_until_ready("the borrower", &mut launcher, READY_TIMEOUT, interrupt)
+}
+
+/// Runs this program as an owner or a borrower and does not return, if the arguments say that it is one. Otherwise returns at
+/// once.
+///
+/// # Errors
+/// If an argument is wrong, or the measurement fails.
+pub fn run_as_owner_or_borrower() -> anyhow::Result<()> {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        [BORROWER, threads] => {
+            set_pdeathsig(Signal::SIGKILL).context("can't set the parent death signal")?;
+            borrow(threads.parse()?)
+        }
+        [OWNER, measurement, count, ref borrower @ ..] => {
+            set_pdeathsig(Signal::SIGKILL).context("can't set the parent death signal")?;
+            // The kernel delays the end of a sleep by up to 50 µs unless a thread asks for less.
+            set_timerslack(1).context("can't set the timer slack")?;
+            let threads = borrower.first().map(|pid| threads_of(pid)).transpose()?.unwrap_or_default();
+            print_line("ready")?;
+            let mut owner = Owner { threads, random: Random(0x9E37_79B9_7F4A_7C15) };
+            let times = owner.measure(measurement, count.parse()?)?;
+            print_line(&serde_json::to_string(&times)?)?;
+            std::process::exit(0)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn print_line(line: &str) -> anyhow::Result<()> {
+    let mut out = stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).context("can't write to standard output")
+}
+
+fn borrow(threads: usize) -> ! {
+    let spin = || {
+        loop {
+            spin_loop();
+        }
+    };
+    for _ in 1..threads {
+        thread::spawn(spin);
+    }
+    let _ = print_line("ready");
+    spin()
+}
+
+fn threads_of(pid: &str) -> anyhow::Result<Vec<Thread>> {
+    let entries = fs::read_dir(format!("/proc/{pid}/task")).context("the borrower has ended")?;
+    let tids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    Ok(tids.map(|tid: u32| Thread { tid: Tid(tid), stat: format!("/proc/{pid}/task/{tid}/stat") }).collect())
+}
+
+/// A thread of the borrower.
+#[derive(Debug)]
+struct Thread {
+    tid: Tid,
+    stat: String,
+}
+
+impl Thread {
+    fn may_run_on(&self, cpus: &CpuSet) -> anyhow::Result<bool> {
+        let mask = affinity::get_mask(self.tid).context("the borrower has ended")?;
+        Ok(mask.intersects(cpus))
+    }
+
+    /// Whether the PU on which the thread is queued, or ran last, is in `cpus` (field 39 of `/proc/PID/stat`).
+    fn is_on(&self, cpus: &CpuSet) -> anyhow::Result<bool> {
+        let stat = fs::read_to_string(&self.stat).context("the borrower has ended")?;
+        let after_name = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+        let pu = after_name.split_ascii_whitespace().nth(36).and_then(|field| field.parse().ok());
+        Ok(cpus.contains(Pu(pu.context("the kernel shows no PU of a thread")?)))
+    }
+}
+
+#[derive(Debug)]
+struct Owner {
+    /// The threads of the borrower. None without a borrower.
+    threads: Vec<Thread>,
+    random: Random,
+}
+
+impl Owner {
+    fn measure(&mut self, measurement: &str, count: usize) -> anyhow::Result<Vec<f64>> {
+        let mut times = Vec::new();
+        while times.len() < count {
+            let time = match measurement {
+                "lateness" => self.lateness()?,
+                "return" => self.time_until_return()?,
+                other => bail!("{OWNER} takes lateness or return, not {other:?}"),
+            };
+            times.extend(time.map(|time| time.as_secs_f64() * 1e6));
+        }
+        Ok(times)
+    }
+
+    /// The time from the end of a sleep until this thread runs. `None` if its core is not lent then.
+    fn lateness(&mut self) -> anyhow::Result<Option<Duration>> {
+        self.wait_until_lent()?;
+        let end = self.sleep(SHORT_SLEEP_US);
+        let late = end.elapsed();
+        let is_lent = self.is_lent()?;
+        while end.elapsed() < late + WORK_TIME {
+            spin_loop();
+        }
+        Ok((self.threads.is_empty() || is_lent).then_some(late))
+    }
+
+    /// The time from the end of a sleep until no thread of the borrower is on the core. `None` if the core was not lent
+    /// at the end of the sleep.
+    fn time_until_return(&mut self) -> anyhow::Result<Option<Duration>> {
+        self.wait_until_lent()?;
+        let own = own_cpus()?;
+        let end = self.sleep(LONG_SLEEP_US);
+        if !self.is_lent()? {
+            return Ok(None);
+        }
+        // The checks are also the owner's work, which makes pjwd take the core back.
+        for check in [Thread::may_run_on, Thread::is_on] {
+            for thread in &self.threads {
+                while check(thread, &own)? {
+                    ensure!(end.elapsed() < READY_TIMEOUT, "the borrower kept the core");
+                }
+            }
+        }
+        Ok(Some(end.elapsed()))
+    }
+
+    /// Sleeps for a random time, and returns the end of the sleep.
+    fn sleep(&mut self, (least, most): (u64, u64)) -> Instant {
+        let time = Duration::from_micros(self.random.between(least, most));
+        let end = Instant::now() + time;
+        thread::sleep(time);
+        end
+    }
+
+    /// Whether a thread of the borrower may run on a PU of this thread.
+    fn is_lent(&self) -> anyhow::Result<bool> {
+        self.threads.first().map_or(Ok(false), |thread| thread.may_run_on(&own_cpus()?))
+    }
+
+    fn wait_until_lent(&self) -> anyhow::Result<()> {
+        let begin = Instant::now();
+        while !self.threads.is_empty() && !self.is_lent()? {
+            ensure!(begin.elapsed() < READY_TIMEOUT, "the core is not lent");
+            thread::sleep(CHECK_INTERVAL);
+        }
+        Ok(())
+    }
+}
+
+fn own_cpus() -> anyhow::Result<CpuSet> {
+    affinity::get_mask(Tid(gettid().as_raw().unsigned_abs())).context("can't read the own mask")
+}
+
+/// Random numbers, the same in every run (xorshift).
+#[derive(Debug)]
+struct Random(u64);
+
+impl Random {
+    fn between(&mut self, least: u64, most: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        least + (self.0 >> 11) % (most - least + 1)
+    }
+}

@@ -1,0 +1,228 @@
+//! Measures what the owner of a core feels of a borrower.
+//!
+//! First: how late the owner runs after a wake-up. Its core is empty, lent to a program with one thread for each PU, or shared
+//! with the same program at the normal priority, or with the policy SCHED_IDLE in a cgroup of its own.
+//!
+//! Second: how long it takes from the owner's wake-up until no thread of a borrower with 64 threads is on its core, nor may
+//! be. The owner works without a pause meanwhile. pjwd hears the wake-up by BPF, or samples the owner. The limit is the bare
+//! write of a cpuset with such a program.
+#![forbid(unsafe_code)]
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::ensure;
+use pjw_benches::load::owner::{Measurement, measure_owner, run_as_owner_or_borrower, start_borrower};
+use pjw_benches::measure::chart::Chart;
+use pjw_benches::measure::results::{Figure, print_line, publish, quantile};
+use pjw_benches::peers::cgroups::Cgroup;
+use pjw_benches::programs::daemon::{EventSource, PrivateWarden};
+use pjw_benches::setup::Setup;
+use pjw_core::cpuset::CpuSet;
+
+/// The keys of the private daemon: as in the bench `lending`, but quicker, because a return is measured hundreds of times.
+const KEYS: &str = "enforcement = \"auto\"\n[lending]\nenabled = true\nbuffer = 0\nlend_after = \"50ms\"\n";
+/// The threads of the borrower whose leaving is measured.
+const MANY_THREADS: usize = 64;
+/// The line in the log of a daemon that can't load the BPF program.
+const NO_BPF: &str = "because BPF can't report them";
+/// The quantiles of the chart, in percent.
+const PERCENTILES: [f64; 8] = [1.0, 10.0, 25.0, 50.0, 75.0, 90.0, 99.0, 99.9];
+
+/// One row of the results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Row {
+    /// There is no borrower.
+    Empty,
+    /// The same once more: the spread.
+    EmptyAgain,
+    /// The borrower is a besteffort job.
+    Lent,
+    /// The other program is in no job and has the normal priority.
+    Normal,
+    /// The other program is in no job. Its threads have the policy SCHED_IDLE, and its cgroup has the normal weight.
+    IdlePolicy,
+    /// The bare write of a cpuset, until no thread of a program is on a core.
+    CpusetWrite,
+    /// A borrower leaves, and pjwd hears the owner's wake-up by BPF.
+    ReturnWithBpf,
+    /// A borrower leaves, and pjwd samples the owner.
+    ReturnWithoutBpf,
+}
+
+/// How late the owner runs. The first row is the peer of the others.
+const LATENESS: [Row; 5] = [Row::Empty, Row::EmptyAgain, Row::Lent, Row::Normal, Row::IdlePolicy];
+/// How long it takes until the borrower has left. The first row is the peer of the others.
+const RETURN: [Row; 3] = [Row::CpusetWrite, Row::ReturnWithBpf, Row::ReturnWithoutBpf];
+
+impl Row {
+    fn name(self) -> &'static str {
+        match self {
+            Row::Empty => "empty core",
+            Row::EmptyAgain => "empty core, again",
+            Row::Lent => "lent core",
+            Row::Normal => "beside a program of normal priority",
+            Row::IdlePolicy => "beside SCHED_IDLE in a cgroup of its own",
+            Row::CpusetWrite => "bare write of a cpuset",
+            Row::ReturnWithBpf => "borrower has left, with BPF",
+            Row::ReturnWithoutBpf => "borrower has left, without BPF",
+        }
+    }
+}
+
+/// The measured times of a row in µs, of all rounds. `None` after it was skipped.
+type Times = Option<Vec<f64>>;
+
+fn main() -> anyhow::Result<()> {
+    run_as_owner_or_borrower()?;
+    let setup = Setup::prepare()?;
+    let rounds = setup.effort.pick(1, 5);
+    let lateness = measure_rows(&setup, LATENESS, rounds)?;
+    let returns = measure_rows(&setup, RETURN, rounds)?;
+    let mut figures = Vec::new();
+    report("how late the owner runs after a wake-up", LATENESS, &lateness, &mut figures)?;
+    report("how long it takes until the borrower has left", RETURN, &returns, &mut figures)?;
+    let rows = LATENESS.iter().zip(&lateness).chain(RETURN.iter().zip(&returns));
+    let chart = Chart {
+        title: "After the wake-up of a core's owner".into(),
+        across: "percent of the wake-ups".into(),
+        up: "us".into(),
+        lines: rows.filter_map(|(row, times)| Some((row.name().into(), points(times.as_ref()?)))).collect(),
+    };
+    chart.write(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench"), "wakeup")?;
+    publish("wakeup", &figures)
+}
+
+/// Measures the rows in turns. A row that can't be measured on this machine is skipped, with the reason.
+fn measure_rows<const N: usize>(setup: &Setup, rows: [Row; N], rounds: usize) -> anyhow::Result<[Times; N]> {
+    let mut all = [const { Some(Vec::new()) }; N];
+    for round in 0..rounds {
+        for turn in 0..N {
+            setup.interrupt.check()?;
+            let at = (turn + round) % N;
+            let Some(times) = &mut all[at] else { continue };
+            match measure(setup, rows[at]) {
+                Ok(measured) => times.extend(measured),
+                Err(why) => {
+                    setup.interrupt.check()?;
+                    print_line(&format!("skipped: {}: {why:#}", rows[at].name()))?;
+                    all[at] = None;
+                }
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// Prints the table of some rows, and adds their figures. The first row is the peer.
+fn report<const N: usize>(
+    title: &str,
+    rows: [Row; N],
+    all: &[Times; N],
+    figures: &mut Vec<Figure>,
+) -> anyhow::Result<()> {
+    let at =
+        |times: &Times, share| times.as_ref().and_then(|times| quantile(times, share)).unwrap_or(f64::NAN);
+    print_line(&format!(
+        "\n{title:<48}{:>10}{:>10}{:>10}{:>10}{:>12}",
+        "wake-ups", "p50 us", "p99 us", "max us", "p99 ratio"
+    ))?;
+    for (row, times) in rows.iter().zip(all).filter(|(_, times)| times.is_some()) {
+        let count = times.as_ref().map_or(0, Vec::len);
+        let (p50, p99, max) = (at(times, 0.5), at(times, 0.99), at(times, 1.0));
+        let ratio = p99 / at(&all[0], 0.99);
+        print_line(&format!("{:<48}{count:>10}{p50:>10.1}{p99:>10.1}{max:>10.1}{ratio:>12.2}", row.name()))?;
+        for (quantile, share, value) in [("p50", 0.5, p50), ("p99", 0.99, p99)] {
+            let name = format!("{quantile}, {}", row.name());
+            figures.push(Figure::new(&name, value, "us", rows[0].name(), at(&all[0], share)));
+        }
+    }
+    Ok(())
+}
+
+fn points(times: &[f64]) -> Vec<(f64, f64)> {
+    PERCENTILES.iter().filter_map(|&percent| Some((percent, quantile(times, percent / 100.0)?))).collect()
+}
+
+fn measure(setup: &Setup, row: Row) -> anyhow::Result<Vec<f64>> {
+    match row {
+        Row::CpusetWrite => cpuset_writes(setup),
+        Row::ReturnWithBpf | Row::ReturnWithoutBpf => returns(setup, row),
+        _ => lateness(setup, row),
+    }
+}
+
+/// The owner is a guaranteed job of one core in each row, so that it always has the same core.
+fn owner_command(warden: &PrivateWarden) -> Command {
+    warden.pjwctl_command(&["run", "--job", "owner", "--cores", "1", "--class", "guaranteed", "--"])
+}
+
+fn borrower_command(setup: &Setup, warden: &PrivateWarden) -> Command {
+    let cores = setup.scale.core_count.to_string();
+    warden.pjwctl_command(&["run", "--job", "batch", "--cores", &cores, "--class", "besteffort", "--"])
+}
+
+fn start_warden(setup: &Setup, source: EventSource) -> anyhow::Result<PrivateWarden> {
+    let keys = format!("housekeeping = \"{}\"\n{KEYS}", setup.scale.unusable_pus);
+    PrivateWarden::start_with_config(&setup.programs, &keys, source, &setup.interrupt)
+}
+
+fn lateness(setup: &Setup, row: Row) -> anyhow::Result<Vec<f64>> {
+    let count = setup.effort.pick(200, 3000);
+    let warden = start_warden(setup, EventSource::ProcEvents)?;
+    let group = (row == Row::IdlePolicy).then(|| Cgroup::new("cpu", "idle-policy")).transpose()?;
+    let launcher = match (row, &group) {
+        (Row::Lent, _) => Some(borrower_command(setup, &warden)),
+        (Row::Normal, _) => Some(bound(Command::new("taskset"), &setup.scale.usable_pus)),
+        (_, Some(group)) => {
+            let mut command = group.run_command();
+            command.args(["chrt", "--idle", "0", "taskset"]);
+            Some(bound(command, &setup.scale.usable_pus))
+        }
+        (_, None) => None,
+    };
+    let threads = setup.scale.usable_pus.len();
+    let other = launcher.map(|launcher| start_borrower(launcher, threads, &setup.interrupt)).transpose()?;
+    let borrower = other.as_ref().map(|program| program.pid());
+    measure_owner(owner_command(&warden), Measurement::Lateness, count, borrower, &setup.interrupt)
+}
+
+/// Completes a command that ends with taskset(1).
+fn bound(mut command: Command, cpus: &CpuSet) -> Command {
+    command.arg("-c").arg(cpus.to_string());
+    command
+}
+
+fn returns(setup: &Setup, row: Row) -> anyhow::Result<Vec<f64>> {
+    let is_without_bpf = row == Row::ReturnWithoutBpf;
+    let source = if is_without_bpf { EventSource::WithoutBpf } else { EventSource::ProcEvents };
+    let warden = start_warden(setup, source)?;
+    let borrower = start_borrower(borrower_command(setup, &warden), MANY_THREADS, &setup.interrupt)?;
+    let (owner, pid) = (owner_command(&warden), Some(borrower.pid()));
+    let count = setup.effort.pick(5, 100);
+    let times = measure_owner(owner, Measurement::Return, count, pid, &setup.interrupt)?;
+    let log = warden.log();
+    ensure!(log.contains(NO_BPF) == is_without_bpf, "pjwd can load BPF programs in both cases, or in none");
+    Ok(times)
+}
+
+fn cpuset_writes(setup: &Setup) -> anyhow::Result<Vec<f64>> {
+    let group = Cgroup::new("cpuset", "leave")?;
+    let all = &setup.scale.usable_pus;
+    let others = all.difference(&setup.scale.usable_cores[0]);
+    group.set_cpus(all)?;
+    // At the policy SCHED_IDLE, the program does not keep this one from a CPU.
+    let mut launcher = group.run_command();
+    launcher.args(["chrt", "--idle", "0"]);
+    let _program = start_borrower(launcher, MANY_THREADS, &setup.interrupt)?;
+    let mut times = Vec::new();
+    for _ in 0..setup.effort.pick(5, 100) {
+        let begin = Instant::now();
+        group.set_cpus(&others)?;
+        times.push(begin.elapsed().as_secs_f64() * 1e6);
+        group.set_cpus(all)?;
+        setup.interrupt.sleep_until(Instant::now() + std::time::Duration::from_millis(5))?;
+    }
+    Ok(times)
+}
