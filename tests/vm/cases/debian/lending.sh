@@ -1,0 +1,89 @@
+# Lent cores under systemd and cgroup v2: the configuration promises cores to a unit, a besteffort job borrows those that the unit
+# leaves idle, at idle priority, and loses them when the unit works. A release undoes everything.
+. /cases/words
+
+lent() { field manual:web lent; }
+is_lent() { within "$(lent)" "$web_cpus"; }
+lends_cpus() { [ "$(members "$(lent)" | wc -l)" = "$1" ]; }
+is_returned() { holds manual:web && [ -z "$(lent)" ]; }
+# whole_cores LIST: the guest's cores are the pairs 0-1, 2-3 and so on.
+whole_cores() {
+    local cpu
+    expand "$1"
+    for cpu in $expanded; do
+        case $expanded in *" $((cpu ^ 1)) "*) ;; *) return 1 ;; esac
+    done
+}
+cgroup_of() { cut -d: -f3 "/proc/$1/cgroup"; }
+in_slice() { case $(cgroup_of "$1") in /pjw_besteffort.slice/*) ;; *) return 1 ;; esac; }
+web_has() { [ "$(field manual:web processes)" -ge "$1" ]; }
+web_is_on() { confined "$1" $(family "$web"); }
+batch_has_what_is_lent() { within "$(lent)" "$(cpus manual:batch)"; }
+batch_is_on_its_cores() { confined "$(cpus manual:batch)" $(family "$batch"); }
+batch_has_none_of() { holds_none_of manual:batch "$1" && batch_is_on_its_cores; }
+has_event() { pjwctl events --json | tr -d ' ' | grep -q "\"event\":\"$1\""; }
+explains() { pjwctl explain web | tr '\n' ' ' | tr -s ' ' | grep -q "$1"; }
+is_back() { [ "$(cgroup_of "$batch")" = "$before" ] && [ "$(masks $(family "$batch"))" = 0-15 ]; }
+no_borrower_left() { [ -z "$(find /sys/fs/cgroup/pjw_besteffort.slice -mindepth 1 -type d 2>/dev/null)" ]; }
+web_is_free() { [ "$(masks $(family "$web"))" = 0-15 ]; }
+
+# The unit reads a line from a pipe, and then four of its processes compute as long as a file is there.
+cat >/usr/local/bin/web <<'END'
+#!/bin/sh
+while read -r _ </run/web.pipe; do
+    for n in 1 2 3 4; do while [ -e /run/work ]; do :; done & done
+    wait
+done
+END
+mkfifo /run/web.pipe
+chmod +x /usr/local/bin/web
+printf '[Service]\nExecStart=/usr/local/bin/web\n' >/etc/systemd/system/web.service
+systemctl daemon-reload
+start_pjw '[lending]' 'enabled = true' 'buffer = 1' 'lend_after = "500ms"' \
+    '[[provision]]' 'name = "web"' 'cores = 4' 'match = "unit=web.service"'
+check "the cores are promised before the unit runs" holds manual:web
+web_cpus=$(cpus manual:web)
+check "they are four whole cores" [ "$(members "$web_cpus" | wc -l)" = 8 ]
+check "of one NUMA node" in_one_node "$web_cpus"
+check "a rule without a process is told" sh -c 'pjwctl status --json | grep -q unmatched-rule'
+systemctl start web.service
+web=$(main_pid web.service)
+eventually "the unit is recognised without a command" web_has 1
+eventually "it runs on its cores" web_is_on "$web_cpus"
+
+# Six processes that always run.
+before=$(cgroup_of $$)
+pjwctl run --job batch --cores 8 --class besteffort -- \
+    sh -c 'for n in 1 2 3 4 5 6; do sh -c "while :; do :; done" & done; wait' >&2 &
+batch=$!
+eventually "a besteffort job runs on the free cores" holds manual:batch
+eventually "three cores of the unit are lent, and one is the buffer" lends_cpus 6
+lent_cpus=$(lent)
+check "they are the unit's" within "$lent_cpus" "$web_cpus"
+check "they are whole cores" whole_cores "$lent_cpus"
+eventually "the borrower may use them" batch_has_what_is_lent
+eventually "and no others" batch_is_on_its_cores
+check "the unit's processes may still use all of theirs" web_is_on "$web_cpus"
+check "the borrower is in the slice of borrowers" in_slice "$batch"
+check "which has idle priority" [ "$(cat /sys/fs/cgroup/pjw_besteffort.slice/cpu.idle)" = 1 ]
+check "and holds only the cgroups of borrowers" [ -z "$(cat /sys/fs/cgroup/pjw_besteffort.slice/cgroup.procs)" ]
+check "explain says to which job they are lent" explains 'lent to manual:batch'
+
+touch /run/work
+echo >/run/web.pipe
+eventually "the cores are back when the unit works" is_returned
+eventually "no thread of the borrower may use them" batch_has_none_of "$web_cpus"
+check "the events say that they were taken back" has_event revoked
+check "and that the unit has them" has_event returned
+rm /run/work
+eventually "they are lent again when the unit is idle" is_lent
+
+check "the borrower is released" pjwctl release batch
+check "nothing is lent" is_returned
+eventually "its processes are where they were, with their masks" is_back
+eventually "no cgroup of a borrower is left" no_borrower_left
+check "the unit keeps its cores" [ "$(cpus manual:web)" = "$web_cpus" ]
+systemctl stop pjwd.service
+check "release-all undoes the rest" pjwd --release-all
+eventually "the unit may run everywhere" web_is_free
+kill $(family "$batch")
