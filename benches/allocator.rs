@@ -14,7 +14,7 @@ use pjw_core::{cpuset::CpuSet, job::Placement};
 use pjw_linux::topology::{TopologySource, load_topology};
 use pjw_sim::replay::{CoreChooser, ProcessorUnit, ReplayOptions, ReplayResult, replay};
 use pjw_sim::swf::{JobLog, LoggedJob, parse};
-use pjw_sim::{locality::DomainsUsed, reference::ReferencePolicy, seed::RandomStream};
+use pjw_sim::{locality::LocalityCounts, reference::ReferencePolicy, seed::RandomStream};
 
 const PACK: CoreChooser = CoreChooser::Allocator(Placement::Pack);
 const NASA: &str = "NASA-iPSC-1993-first2000.swf";
@@ -28,7 +28,7 @@ const MACHINES: [&str; 6] = [
     "nvidiagpunumanodes.xml",
 ];
 /// Returns a count of the domains that a grant uses.
-type Count = fn(&DomainsUsed) -> u32;
+type Count = fn(&LocalityCounts) -> u32;
 /// The counts, with their names.
 const COUNTS: [(&str, Count); 4] = [
     ("packages", |domains_used| domains_used.packages),

@@ -185,7 +185,7 @@ fn lateness(setup: &Setup, row: Row) -> anyhow::Result<Vec<f64>> {
     let threads = setup.scale.usable_pus.len();
     let other = launcher.map(|launcher| start_borrower(launcher, threads, &setup.interrupt)).transpose()?;
     let borrower = other.as_ref().map(|program| program.pid());
-    measure_owner(owner_command(&warden), Measurement::Lateness, count, borrower, &setup.interrupt)
+    measure_owner(owner_command(&warden), Measurement::CycleDelay, count, borrower, &setup.interrupt)
 }
 
 /// Completes a command that ends with taskset(1).

@@ -13,7 +13,7 @@ use pjw_core::topology::Topology;
 use pjw_linux::topology::{TopologySource, load_topology};
 use pjw_sim::demand::curve;
 use pjw_sim::demand::replay::{DemandReplay, DemandReplayOptions, replay_demand};
-use pjw_sim::locality::{DomainsUsed, PuLocations};
+use pjw_sim::locality::{LocalityCounts, PuLocations};
 use pjw_sim::reference::ReferencePolicy;
 use pjw_sim::replay::{CoreChooser, ProcessorUnit, ReplayOptions, replay};
 use pjw_sim::swf::{JobLog, parse};
@@ -72,7 +72,7 @@ fn check(name: &str, topology: &Topology, log: &JobLog, unit: ProcessorUnit, hou
     let mut held = CpuSet::new();
     let done = replay(topology, log, &rules, |turn| {
         let (n, free) = (turn.job.processors, turn.holders_before.free_cpus());
-        let got = turn.cpus.map(|cpus| DomainsUsed { split_cores: 0, ..locality.domains_used(cpus) });
+        let got = turn.cpus.map(|cpus| LocalityCounts { split_cores: 0, ..locality.domains_used(cpus) });
         let best = fewest_domains.of(n, unit, &free);
         if got != best {
             wrong.push(format!("job {} of {n}, {free} free: {got:?}, not {best:?}", turn.job.number));

@@ -41,7 +41,7 @@ const LONG_SLEEP_US: (u64, u64) = (30_000, 60_000);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Measurement {
     /// The time from the end of its sleep until it runs. With a borrower, only wake-ups on a lent core count.
-    Lateness,
+    CycleDelay,
     /// The time from the end of its sleep until no thread of the borrower is on its core, nor may be.
     Return,
 }
@@ -49,7 +49,7 @@ pub enum Measurement {
 impl Measurement {
     fn argument(self) -> &'static str {
         match self {
-            Self::Lateness => "lateness",
+            Self::CycleDelay => "lateness",
             Self::Return => "return",
         }
     }

@@ -51,7 +51,7 @@ pub fn core_map(state: &WardenState, policy: &Policy, job: &Job) -> Option<CoreM
             Some(CoreMap { own: online, lent, core_count, ..CoreMap::default() })
         }
         Tenure::Borrowed | Tenure::Squeezed => {
-            let deadlines = online.iter().filter_map(|pu| Some((pu, state.lending.leaves_at(pu)?)));
+            let deadlines = online.iter().filter_map(|pu| Some((pu, state.lending.grace_period_end(pu)?)));
             let deadlines: Vec<(Pu, Nanos)> = deadlines.collect();
             let leaving = deadlines.iter().map(|(pu, _)| *pu).collect();
             let leaving_at = deadlines.iter().map(|(_, at)| *at).min();

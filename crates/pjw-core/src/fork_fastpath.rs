@@ -34,7 +34,7 @@ pub fn expected_fork_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
 /// ([`ScanUrgency::Immediate`](crate::state::lineage::scan_queue::ScanUrgency::Immediate)): no check has
 /// found yet that their masks are right.
 #[must_use]
-pub fn expected_masks_before_immediate_scan(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
+pub fn expected_masks_of_unchecked_forks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let expected = |&pid: &Pid| Some((pid, expected_of(state, pid, state.lineage.descendant(pid)?)?));
     state.lineage.scan_queue.immediate_pids().iter().filter_map(expected).collect()
 }

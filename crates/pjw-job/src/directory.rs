@@ -21,9 +21,10 @@ pub const FILE_MODE: u32 = 0o644;
 ///
 /// 1. `PJW_JOB_DIR` contains the absolute path of the directory. `pjwctl run`, `pjwctl spawn` and the hooks of batch
 ///    systems set it.
-/// 2. `PJW_JOB` contains the id of the job. The directory is `jobs/ID` below the state directory of a daemon. If the
-///    user runs a daemon, and it has this directory, the directory is used. Otherwise the directory is
-///    `/run/pjwd/jobs/ID` of the daemon of root. For root, it is always the latter.
+/// 2. `PJW_JOB` contains the id of the job, ID. The function uses the first of these directories that exists:
+///    - `$XDG_RUNTIME_DIR/pjwd/jobs/ID`, `/run/user/UID/pjwd/jobs/ID` or `/tmp/pjwd-UID/jobs/ID`, which belong to a
+///      daemon of this user. They are skipped for root.
+///    - `/run/pjwd/jobs/ID`, which belongs to the daemon of root.
 /// 3. `SLURM_JOB_ID` contains a number N. The id of the job is `slurm:N`, and the directory is found as for `PJW_JOB`.
 ///
 /// A directory is used only if it exists and belongs to root or to the effective user of this process. `None` if no

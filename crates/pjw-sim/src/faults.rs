@@ -43,12 +43,12 @@ pub struct Faults {
 pub const KILL_PANIC: &str = "pjw-sim: killed";
 
 impl Faults {
-    /// Chooses the probability of each fault, and whether hotplug occurs, at random. `seed` is the random number
-    /// generator of the simulation run. Each fault has the probability 0 in about half of all runs.
+    /// Chooses the probability of each fault, and whether hotplug occurs, at random. `random` is the generator of the
+    /// random numbers of the simulation run. Each fault has the probability 0 in about half of all runs.
     #[must_use]
-    pub fn from_seed(seed: &RandomStream) -> Self {
-        let mut swarm = seed.substream("swarm");
-        let mut delays = seed.substream("delays");
+    pub fn from_random(random: &RandomStream) -> Self {
+        let mut swarm = random.substream("swarm");
+        let mut delays = random.substream("delays");
         let delayed_change_permille = if delays.random_bool(500) { delays.random_below(500) } else { 0 };
         let mut sometimes =
             |permille: u32| if swarm.random_bool(500) { swarm.random_below(permille) } else { 0 };
@@ -62,14 +62,14 @@ impl Faults {
             has_hotplug: sometimes(2) > 0,
             unreadable_process_permille: sometimes(60),
             enabled: Rc::new(Cell::new(true)),
-            random: Rc::new(RefCell::new(seed.substream("faults"))),
+            random: Rc::new(RefCell::new(random.substream("faults"))),
         }
     }
 
     /// Returns faults that never occur: they are disabled ([`Faults::disable`]), and there is no hotplug.
     #[must_use]
     pub fn none() -> Self {
-        let faults = Self { has_hotplug: false, ..Self::from_seed(&RandomStream::from_seed(0)) };
+        let faults = Self { has_hotplug: false, ..Self::from_random(&RandomStream::from_seed(0)) };
         faults.disable();
         faults
     }

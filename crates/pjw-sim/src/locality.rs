@@ -44,7 +44,7 @@ pub struct PuLocations {
 /// The numbers of packages, NUMA nodes and L3 caches that a set of PUs uses, and its number of split cores. A
 /// core is split if some of its PUs, but not all, are in the set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct DomainsUsed {
+pub struct LocalityCounts {
     /// The number of packages that contain at least one PU of the set of PUs.
     pub packages: u32,
     /// The number of NUMA nodes that contain at least one PU of the set of PUs.
@@ -92,11 +92,11 @@ impl PuLocations {
     /// Returns the numbers of packages, NUMA nodes and L3 caches that the PUs in `cpus` use, and the number
     /// of split cores: cores of which some PUs, but not all, are in `cpus`.
     #[must_use]
-    pub fn domains_used(&self, cpus: &CpuSet) -> DomainsUsed {
+    pub fn domains_used(&self, cpus: &CpuSet) -> LocalityCounts {
         let locality: Vec<PuLocation> = cpus.iter().filter_map(|pu| self.location_of(pu)).collect();
         let cores: BTreeSet<u32> = locality.iter().map(|location| location.core).collect();
         let split = cores.into_iter().filter(|&core| !self.cores[core as usize].is_subset(cpus));
-        DomainsUsed {
+        LocalityCounts {
             packages: distinct(locality.iter().map(|location| location.package)),
             numa_nodes: distinct(locality.iter().map(|location| location.numa_node)),
             l3_caches: distinct(locality.iter().map(|location| location.l3)),
@@ -146,7 +146,7 @@ mod tests {
             ("0-31", 2, 4, 8, 0),
             ("40", 0, 0, 0, 0),
         ] {
-            let expected = DomainsUsed { packages, numa_nodes, l3_caches, split_cores };
+            let expected = LocalityCounts { packages, numa_nodes, l3_caches, split_cores };
             assert_eq!(locality.domains_used(&cpus.parse().unwrap()), expected, "{cpus}");
         }
     }
@@ -158,6 +158,6 @@ mod tests {
             |number| Domain { level: Level::NumaNode, number, cpus: "0-1".parse().unwrap(), memory_bytes: 1 };
         let machine = Topology::new(vec![core(0), core(1)], vec![node(0), node(1)]).unwrap();
         let domains_used = PuLocations::from_topology(&machine).domains_used(machine.cpus());
-        assert_eq!(domains_used, DomainsUsed { packages: 0, numa_nodes: 1, l3_caches: 0, split_cores: 0 });
+        assert_eq!(domains_used, LocalityCounts { packages: 0, numa_nodes: 1, l3_caches: 0, split_cores: 0 });
     }
 }

@@ -32,7 +32,7 @@ impl ScriptedMachine {
     /// Returns the interface through which the daemon reads and changes this machine: a [`SimMachineInterface`] without
     /// faults and without a random workload. Changes through one of the two values are visible through the other.
     #[must_use]
-    pub fn sim_node(&self) -> SimMachineInterface {
+    pub fn simulated_machine(&self) -> SimMachineInterface {
         SimMachineInterface::new(
             Rc::clone(&self.world),
             Rc::new(RefCell::new(Workload::stopped())),

@@ -11,7 +11,7 @@
 use pjw_core::cpuset::CpuSet;
 use pjw_core::topology::{Level, Topology};
 
-use pjw_sim::locality::{DomainsUsed, ProcessorUnit, PuLocation, PuLocations};
+use pjw_sim::locality::{LocalityCounts, ProcessorUnit, PuLocation, PuLocations};
 
 /// Bits of a cost for each level: enough for more domains than any machine has.
 const BITS: u32 = 20;
@@ -48,7 +48,7 @@ impl<'t> FewestDomains<'t> {
 
     /// The domains that the best choice for `n` units uses. `None` if fewer than `n` units are free. If one kind of
     /// core has enough units, only the fastest such kind counts: one kind comes before few domains.
-    pub(crate) fn of(&self, n: u32, unit: ProcessorUnit, free: &CpuSet) -> Option<DomainsUsed> {
+    pub(crate) fn of(&self, n: u32, unit: ProcessorUnit, free: &CpuSet) -> Option<LocalityCounts> {
         let mut free_units = self.free_units(unit, free);
         let mut kinds: Vec<u32> = free_units.iter().map(|free_unit| free_unit.kind).collect();
         kinds.sort_unstable();
@@ -66,7 +66,7 @@ impl<'t> FewestDomains<'t> {
             let at = self.levels.iter().position(|&other| other == level)?;
             u32::try_from(cost / cost_of(self.levels.len() - 1 - at) % (1 << BITS)).ok()
         };
-        Some(DomainsUsed {
+        Some(LocalityCounts {
             packages: count(Level::Package)?,
             numa_nodes: count(Level::NumaNode)?,
             l3_caches: count(Level::L3)?,

@@ -70,7 +70,7 @@ fn by_trying_everything(fewest_domains: &FewestDomains<'_>, n: usize, free: &Cpu
     (0..1u32 << leaves.len()).filter_map(domains_used).min()
 }
 
-fn counts(fewest_domains: &FewestDomains<'_>, domains_used: DomainsUsed) -> Vec<usize> {
+fn counts(fewest_domains: &FewestDomains<'_>, domains_used: LocalityCounts) -> Vec<usize> {
     let count = |level: &Level| match level {
         Level::L3 => domains_used.l3_caches,
         Level::NumaNode => domains_used.numa_nodes,
@@ -116,7 +116,7 @@ proptest! {
         replay(&topology, &jobs(&log), &rules, |turn| {
             let free = turn.holders_before.free_cpus();
             let best = fewest_domains.of(turn.job.processors, unit, &free);
-            let got = turn.cpus.map(|cpus| DomainsUsed { split_cores: 0, ..fewest_domains.locality.domains_used(cpus) });
+            let got = turn.cpus.map(|cpus| LocalityCounts { split_cores: 0, ..fewest_domains.locality.domains_used(cpus) });
             if got != best {
                 wrong.push(format!("{} of {free}: {got:?}, not {best:?}", turn.job.processors));
             }

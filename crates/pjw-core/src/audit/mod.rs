@@ -93,7 +93,7 @@ fn check_confine(state: &WardenState, action: &MaskAction) -> Vec<MaskActionProb
         member.job == *job && member.threads.get(&thread.tid).is_some_and(|known| known.start == thread.start)
     });
     if !is_the_jobs {
-        found.push(MaskActionProblem::NotTheJobsThread);
+        found.push(MaskActionProblem::WrongThread);
     }
     let grant = state.grant_of(job).map(|grant| grant.cpus.clone()).unwrap_or_default();
     if !target_mask.is_subset(&grant) {
@@ -125,7 +125,7 @@ fn check_keep_off(state: &WardenState, granted: &CpuSet, action: &MaskAction) ->
     let mut found = Vec::new();
     let is_restoring = state.processes_to_restore.get(&process.pid).is_some_and(|known| known.id == *process);
     if !is_restoring || state.members.contains_key(&process.pid) {
-        found.push(MaskActionProblem::NotTheJobsThread);
+        found.push(MaskActionProblem::WrongThread);
     }
     if granted.intersects(target_mask) {
         let owned = state.jobs.values().filter_map(|job| job.grant.as_ref());

@@ -143,7 +143,7 @@ pub enum MaskActionProblem {
     /// - A confining change (to the cores of a job): the thread does not belong to this job.
     /// - An excluding change (to PUs that no job holds): the process of the thread belongs to a job, or is
     ///   not in the list of processes whose original masks pjw must restore later.
-    NotTheJobsThread,
+    WrongThread,
     /// The thread belongs to a process whose masks pjw must never change: a kernel thread, process 1, or
     /// pjw itself.
     SystemProcess,
@@ -177,7 +177,7 @@ pub enum MaskActionProblem {
 impl MaskActionProblem {
     fn text(&self, job: &JobId, kind: &str, tid: Tid) -> String {
         match self {
-            Self::NotTheJobsThread => format!("{kind} of thread {tid}: it is not a thread of {job}"),
+            Self::WrongThread => format!("{kind} of thread {tid}: it is not a thread of {job}"),
             Self::SystemProcess => format!("{kind} of thread {tid} for {job}: it belongs to the system"),
             Self::MaskOutsideGrant { mask, grant } => {
                 format!("{kind} of thread {tid} to {mask}, outside {grant} of {job}")

@@ -3,7 +3,7 @@
 
 use crate::basics::{CpuSet, Pid, Pu, cpus_are, cpus_text, prelude::*};
 use crate::diagnosis::examination::{
-    DiagnosisInput, Finding, ObservedJob, Severity, WardenStatus, push_limited,
+    DaemonStatus, DiagnosisInput, Finding, ObservedJob, Severity, push_limited,
 };
 use crate::diagnosis::words::{count, join_names};
 use crate::terms::{CpuRequest, GrantedBy, JobId};
@@ -58,7 +58,7 @@ fn overlaps(exam: &DiagnosisInput) -> Vec<Finding> {
         });
         let remedy = if by_scheduler {
             "their scheduler gave the same CPUs twice: see its log and configuration (OverSubscribe of the partition)"
-        } else if matches!(exam.warden, WardenStatus::Responsive { .. }) {
+        } else if matches!(exam.warden, DaemonStatus::Responsive { .. }) {
             "pjwctl release one of them, or set on_exhausted = \"refuse\""
         } else {
             START
@@ -89,10 +89,10 @@ fn unbound(exam: &DiagnosisInput) -> Option<Finding> {
     }
     let severity = if crowded { Severity::Problem } else { Severity::Advice };
     let remedy = match exam.warden {
-        WardenStatus::Responsive { observes: true, .. } => {
+        DaemonStatus::Responsive { observes: true, .. } => {
             "pjwd only looks: set mode = \"enforce\" and pjwctl reload"
         }
-        WardenStatus::Responsive { .. } => "pjwctl status shows why: unknown core counts, or nothing free",
+        DaemonStatus::Responsive { .. } => "pjwctl status shows why: unknown core counts, or nothing free",
         _ => START,
     };
     Some(Finding::new(severity, "unbound", text, remedy).with_jobs(ids).with_cpus(&exam.online))
@@ -259,7 +259,7 @@ fn stack_finding(
 /// The remedy for a stack. pjwd spreads a stack of several processes while PUs of their job idle, and keeps what a
 /// program chose for its own threads.
 fn stack_remedy(exam: &DiagnosisInput, stack: &Stack<'_>, idle: &CpuSet) -> &'static str {
-    let has_warden = matches!(exam.warden, WardenStatus::Responsive { observes: false, .. });
+    let has_warden = matches!(exam.warden, DaemonStatus::Responsive { observes: false, .. });
     let mut jobs = exam.jobs.iter().filter(|job| stack.jobs.contains_key(&job.id));
     let has_idle = |job: &ObservedJob| job.held_cpus(&exam.online).is_some_and(|held| held.intersects(idle));
     if stack.pids.len() == 1 {

@@ -141,7 +141,7 @@ pub struct DiagnosisInput {
     /// determines this only by reading files.
     pub cpuset_support: CpusetSupport,
     /// Whether the daemon `pjwd` runs on the machine, and its reply to the diagnosis.
-    pub warden: WardenStatus,
+    pub warden: DaemonStatus,
     /// The user id of the user that runs the diagnosis. A user other than root can't read all facts.
     pub caller_uid: Uid,
     /// The lowest user id that belongs to a person (the config key `first_person_uid`). Lower user ids belong
@@ -340,7 +340,7 @@ pub struct ObservedScheduler {
 
 /// Whether the daemon `pjwd` runs on the machine and replies to the diagnosis.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum WardenStatus {
+pub enum DaemonStatus {
     /// `pjwd` does not run. The text says where the diagnosis expected the socket of `pjwd`, and how to start
     /// `pjwd`.
     Absent(String),

@@ -1,7 +1,7 @@
 //! Facts about the node, one sentence each: the context for the findings.
 
 use crate::basics::{Uid, cpus_text, prelude::*};
-use crate::diagnosis::examination::{DiagnosisInput, WardenStatus};
+use crate::diagnosis::examination::{DaemonStatus, DiagnosisInput};
 use crate::diagnosis::words::{count, join_names};
 use crate::machine::Level;
 use crate::terms::{CpusetHierarchy, IdlePriority};
@@ -128,9 +128,9 @@ fn lending(exam: &DiagnosisInput) -> String {
 
 fn warden(exam: &DiagnosisInput) -> String {
     match &exam.warden {
-        WardenStatus::Absent(why) => why.clone(),
-        WardenStatus::Unresponsive(why) => format!("pjwd does not answer: {why}"),
-        WardenStatus::Responsive { version, observes, .. } => {
+        DaemonStatus::Absent(why) => why.clone(),
+        DaemonStatus::Unresponsive(why) => format!("pjwd does not answer: {why}"),
+        DaemonStatus::Responsive { version, observes, .. } => {
             let mode = if *observes { "only looks (mode observe)" } else { "keeps jobs on their CPUs" };
             format!("pjwd {version} runs and {mode}")
         }

@@ -2,7 +2,7 @@
 //! observation, and the state of pjw.
 
 use crate::basics::{Comm, Pid, Uid, cpus_text, prelude::*};
-use crate::diagnosis::examination::{ConflictingProgram, DiagnosisInput, Finding, Severity, WardenStatus};
+use crate::diagnosis::examination::{ConflictingProgram, DaemonStatus, DiagnosisInput, Finding, Severity};
 use crate::diagnosis::words::{count, join_names};
 use crate::machine::Level;
 use crate::terms::CpusetHierarchy;
@@ -109,27 +109,27 @@ pub(super) fn add_findings(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
 
 fn warden(exam: &DiagnosisInput) -> Option<Finding> {
     match &exam.warden {
-        WardenStatus::Absent(_) if !exam.jobs.is_empty() => {
+        DaemonStatus::Absent(_) if !exam.jobs.is_empty() => {
             let text = format!("pjwd is not running: no warden manages {}", count(exam.jobs.len(), "job"));
             let remedy = "systemctl start pjwd, or as yourself: pjwd; with mode = \"observe\" it only looks";
             Some(Finding::advice("no-warden", text, remedy))
         }
-        WardenStatus::Unresponsive(why) => {
+        DaemonStatus::Unresponsive(why) => {
             let text = format!("pjwd does not answer: {why}");
             let remedy = "see its log: journalctl -u pjwd; jobs keep their CPUs meanwhile";
             Some(Finding::problem("mute-warden", text, remedy))
         }
-        WardenStatus::Responsive { version, own_version, .. } if version != own_version => {
+        DaemonStatus::Responsive { version, own_version, .. } if version != own_version => {
             let text = format!("pjwd is version {version}, pjwctl {own_version}");
             Some(Finding::advice("version", text, "systemctl restart pjwd: jobs keep their CPUs"))
         }
-        WardenStatus::Responsive { observes: true, .. } if !exam.jobs.is_empty() => {
+        DaemonStatus::Responsive { observes: true, .. } if !exam.jobs.is_empty() => {
             let text = "pjwd only looks (mode = \"observe\")".to_owned();
             let remedy =
                 "set mode = \"enforce\" in pjwd.toml and pjwctl reload, if it is to keep jobs on their CPUs";
             Some(Finding::advice("observes", text, remedy))
         }
-        WardenStatus::Absent(_) | WardenStatus::Responsive { .. } => None,
+        DaemonStatus::Absent(_) | DaemonStatus::Responsive { .. } => None,
     }
 }
 

@@ -36,7 +36,7 @@ pub fn diagnose(exam: &DiagnosisInput) -> Vec<Finding> {
 
 /// Adds pjw's own warnings, except those that the diagnosis found too.
 fn apply_warden(exam: &DiagnosisInput, findings: &mut Vec<Finding>) {
-    let WardenStatus::Responsive { warnings, .. } = &exam.warden else { return };
+    let DaemonStatus::Responsive { warnings, .. } = &exam.warden else { return };
     for warning in warnings {
         let is_same = |finding: &Finding| {
             finding.code == warning.code

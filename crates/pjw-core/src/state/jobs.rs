@@ -28,7 +28,7 @@ pub struct Jobs {
     /// The jobs of the class besteffort, which borrow cores.
     borrowers: BTreeSet<JobId>,
     /// The jobs of the class guaranteed, whose idle cores may be lent.
-    owners_that_lend: BTreeSet<JobId>,
+    guaranteed_jobs: BTreeSet<JobId>,
     /// The provisions: jobs whose cores are promised to a service.
     provisions: BTreeSet<JobId>,
     /// For each PU, the number of jobs that own the PU.
@@ -140,7 +140,7 @@ impl Jobs {
             (&mut self.without_cores, job.active_grant().is_none()),
             (&mut self.without_processes, job.empty_since.is_some()),
             (&mut self.borrowers, job.is_borrower()),
-            (&mut self.owners_that_lend, job.has_class(PriorityClass::Guaranteed)),
+            (&mut self.guaranteed_jobs, job.has_class(PriorityClass::Guaranteed)),
             (&mut self.provisions, job.provision.is_some()),
         ] {
             if is_in {
@@ -174,7 +174,7 @@ impl Jobs {
             &mut self.without_cores,
             &mut self.without_processes,
             &mut self.borrowers,
-            &mut self.owners_that_lend,
+            &mut self.guaranteed_jobs,
             &mut self.provisions,
         ] {
             index.remove(id);
@@ -240,8 +240,8 @@ impl Jobs {
 
     /// Iterates over the jobs of the class guaranteed, in ascending order of their ids. pjw may lend cores
     /// that such a job leaves idle.
-    pub fn owners_that_lend(&self) -> impl Iterator<Item = &Job> {
-        self.owners_that_lend.iter().filter_map(|id| self.get(id))
+    pub fn guaranteed_jobs(&self) -> impl Iterator<Item = &Job> {
+        self.guaranteed_jobs.iter().filter_map(|id| self.get(id))
     }
 
     /// Iterates over the provisions, in ascending order of their ids. A provision is a job whose cores are

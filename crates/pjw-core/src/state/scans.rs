@@ -64,13 +64,13 @@ impl WardenState {
         of_jobs.chain(self.cpusets.paths_to_remove().map(str::to_owned)).collect()
     }
 
-    /// Returns the request for a scan of every process of the machine. The request is the same as
-    /// `scan_request(true)`, with one difference: for an idle process of a job, the scan reads the threads
-    /// only in these cases:
+    /// Returns the request for a scan of every process of the machine. The scan reads the threads of the active
+    /// processes of jobs. A process is active if its threads used CPU time recently, and idle otherwise. Of an idle
+    /// process of a job, the scan reads the threads only in these cases:
     ///
-    /// - The process used CPU time since the last check, or was never checked before.
-    /// - No cpuset but only affinity masks keep the process on the PUs of its job, and the mask of one of its
-    ///   threads contains other PUs.
+    /// - The scan finds that the process has used CPU time since it was last checked, or it was never checked.
+    /// - The process is kept on the PUs of its job by affinity masks alone, without a cpuset, and the mask of one of
+    ///   its threads contains a PU that is not the job's.
     #[must_use]
     pub fn full_scan_request(&self) -> ScanRequest {
         ScanRequest { idle_watch: self.idle_watch(), ..self.scan_request(true) }

@@ -33,8 +33,8 @@ pub struct WardenState {
     pub pool: PuPool,
     /// All jobs on this machine, including the jobs to which no PUs are granted.
     pub jobs: Jobs,
-    /// How many of its cores each job uses whose idle cores may be lent, and which borrowed PUs pjw takes
-    /// back soon.
+    /// For each job whose idle cores may be lent: how many of its cores it uses. Also the borrowed PUs that pjw
+    /// takes back soon.
     pub lending: LendingState,
     /// All processes of the machine, each as the last scan that read it found it.
     pub processes: Processes,

@@ -414,9 +414,8 @@ impl Job {
     /// machine with this topology:
     ///
     /// - For a job of the class `Besteffort`, the number of cores of the machine.
-    /// - For any other job, the number of cores that the job requested or was granted, whichever is larger.
-    ///
-    /// Returns `None` if the job has neither a request nor a grant.
+    /// - For any other job, the number of cores that the job requested or was granted, whichever is larger. `None`
+    ///   if the job has neither a request nor a grant.
     #[must_use]
     pub fn max_wanted_cores(&self, topology: &Topology) -> Option<u32> {
         let all = || u32::try_from(topology.cores().len()).unwrap_or(u32::MAX);

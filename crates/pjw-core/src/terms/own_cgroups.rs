@@ -100,11 +100,11 @@ impl OwnCgroupNames {
     }
 
     /// Returns the path of the cgroup of the job, relative to the mount point of the cgroup hierarchy.
-    /// `cgroup_owner` is the creator of the cgroup: the daemon itself or systemd. `place` determines the
+    /// `cgroup_creator` is the creator of the cgroup: the daemon itself or systemd. `place` determines the
     /// parent of the cgroup.
     #[must_use]
-    pub fn job_path(&self, job: &JobId, cgroup_owner: CgroupCreator, place: CgroupPlace) -> String {
-        self.path_for_name(&directory_name(job), cgroup_owner, place)
+    pub fn job_path(&self, job: &JobId, cgroup_creator: CgroupCreator, place: CgroupPlace) -> String {
+        self.path_for_name(&directory_name(job), cgroup_creator, place)
     }
 
     /// Returns the path of a cgroup that has the text `job` in the place of a job id. For a real job, see
@@ -113,9 +113,9 @@ impl OwnCgroupNames {
     /// The daemon uses such a path for the cgroup with which it tests the support for cpusets. If `job`
     /// contains a `-`, the path differs from the paths of the cgroups of all jobs.
     #[must_use]
-    pub fn path_for_name(&self, job: &str, cgroup_owner: CgroupCreator, place: CgroupPlace) -> String {
+    pub fn path_for_name(&self, job: &str, cgroup_creator: CgroupCreator, place: CgroupPlace) -> String {
         let name = &self.name;
-        match (cgroup_owner, place) {
+        match (cgroup_creator, place) {
             (CgroupCreator::Systemd, CgroupPlace::Usual) => format!("/{name}.slice/{name}-{job}.scope"),
             (CgroupCreator::Systemd, CgroupPlace::Partition) => format!("/{name}-{job}.scope"),
             (CgroupCreator::Systemd, CgroupPlace::Besteffort) => {
@@ -133,14 +133,14 @@ impl OwnCgroupNames {
         }
     }
 
-    /// Returns the job whose cgroup is at `path`, and the place of this cgroup. `cgroup_owner` is the creator
+    /// Returns the job whose cgroup is at `path`, and the place of this cgroup. `cgroup_creator` is the creator
     /// of the cgroup: the daemon itself or systemd. Returns `None` if `path` is not the path of a job's
     /// cgroup. This function is the inverse of [`OwnCgroupNames::job_path`].
     #[must_use]
-    pub fn job_at_path(&self, path: &str, cgroup_owner: CgroupCreator) -> Option<(JobId, CgroupPlace)> {
+    pub fn job_at_path(&self, path: &str, cgroup_creator: CgroupCreator) -> Option<(JobId, CgroupPlace)> {
         CgroupPlace::ALL.into_iter().find_map(|place| {
-            let pattern = self.path_for_name("", cgroup_owner, place);
-            let end = if cgroup_owner == CgroupCreator::Systemd { ".scope" } else { "" };
+            let pattern = self.path_for_name("", cgroup_creator, place);
+            let end = if cgroup_creator == CgroupCreator::Systemd { ".scope" } else { "" };
             let job = path.strip_prefix(pattern.strip_suffix(end)?)?.strip_suffix(end)?;
             Some((job_of_directory_name(job)?, place))
         })
@@ -243,8 +243,9 @@ mod tests {
     #[test]
     fn a_cpuset_path_contains_the_job_name() {
         let own = OwnCgroupNames::default();
-        let path =
-            |job: &str, cgroup_owner| own.job_path(&job.parse().unwrap(), cgroup_owner, CgroupPlace::Usual);
+        let path = |job: &str, cgroup_creator| {
+            own.job_path(&job.parse().unwrap(), cgroup_creator, CgroupPlace::Usual)
+        };
         assert_eq!(path("a", CgroupCreator::Systemd), "/pjw.slice/pjw-a.scope");
         assert_eq!(path("slurm:12", CgroupCreator::Warden), "/pjw/slurm:12");
         assert_eq!(path("pbs:124[3].srv", CgroupCreator::Warden), "/pjw/pbs:124\\x5b3\\x5d.srv");
@@ -332,11 +333,11 @@ mod tests {
             name in "[A-Za-z0-9._:@+\\[\\]-]{1,128}",
         ) {
             let job = JobId::new(source, &name).unwrap();
-            for cgroup_owner in [CgroupCreator::Warden, CgroupCreator::Systemd] {
+            for cgroup_creator in [CgroupCreator::Warden, CgroupCreator::Systemd] {
                 for place in CgroupPlace::ALL {
                     for own in [OwnCgroupNames::default(), OwnCgroupNames::of_additional_daemon(b"/tmp/one")] {
-                        let path = own.job_path(&job, cgroup_owner, place);
-                        proptest::prop_assert_eq!(own.job_at_path(&path, cgroup_owner), Some((job.clone(), place)));
+                        let path = own.job_path(&job, cgroup_creator, place);
+                        proptest::prop_assert_eq!(own.job_at_path(&path, cgroup_creator), Some((job.clone(), place)));
                     }
                 }
             }

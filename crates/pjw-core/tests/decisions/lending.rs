@@ -210,7 +210,7 @@ fn a_grace_period_is_announced_in_the_core_map_and_ends() {
     sample(&mut m, 6, "");
     m.settle();
     let map = |m: &Machine| core_map(&m.state, &m.policy, &m.state.jobs[&job("batch")]).unwrap();
-    let deadline = m.state.lending.next_deadline().unwrap();
+    let deadline = m.state.lending.next_grace_period_end().unwrap();
     assert_eq!(
         (map(&m).borrowed, map(&m).leaving, map(&m).leaving_at),
         (set("2-7"), set("2-5"), Some(deadline))
@@ -221,7 +221,7 @@ fn a_grace_period_is_announced_in_the_core_map_and_ends() {
     assert!(would_change_loans(&m.state, &m.policy, Nanos(m.now())));
     m.settle();
     assert_eq!(
-        (m.grant("batch").as_str(), map(&m).leaving, m.state.lending.next_deadline()),
+        (m.grant("batch").as_str(), map(&m).leaving, m.state.lending.next_grace_period_end()),
         ("6-7", set(""), None)
     );
     assert_sound(&m);
@@ -236,7 +236,7 @@ fn a_core_stays_lent_if_the_owner_needs_it_no_longer_before_the_grace_period_end
     m.settle();
     sample(&mut m, 0, "");
     m.settle();
-    assert_eq!((lent(&m).as_str(), m.state.lending.next_deadline()), ("2-5", None));
+    assert_eq!((lent(&m).as_str(), m.state.lending.next_grace_period_end()), ("2-5", None));
 }
 
 #[test]
@@ -246,9 +246,9 @@ fn a_grace_period_ends_with_its_borrower() {
     web_uses(&mut m, 0, 3);
     sample(&mut m, 6, "");
     m.settle();
-    assert!(m.state.lending.next_deadline().is_some());
+    assert!(m.state.lending.next_grace_period_end().is_some());
     m.release("batch").unwrap();
-    assert_eq!(m.state.lending.next_deadline(), None);
+    assert_eq!(m.state.lending.next_grace_period_end(), None);
 }
 
 #[test]

@@ -69,7 +69,7 @@ pub fn machine_with(topology: Topology, policy: Policy) -> Machine {
     Machine {
         state: WardenState::new(topology, &CpuSet::new()),
         policy,
-        node: kernel.sim_node(),
+        node: kernel.simulated_machine(),
         kernel,
         last: None,
         audits_plans: true,
@@ -159,7 +159,7 @@ impl Machine {
     /// The daemon is killed, its state directory is lost, and another daemon starts.
     pub fn lose_state(&mut self) {
         self.state = WardenState::new(self.state.topology.clone(), &CpuSet::new());
-        self.node = self.kernel.sim_node();
+        self.node = self.kernel.simulated_machine();
         self.world().processes.values_mut().for_each(|process| process.attributes_changed = true);
         self.find_cpusets();
     }

@@ -48,10 +48,10 @@ impl CgroupWatch {
         }
     }
 
-    /// Stops watching the cgroup at `path`. Later changes of the cgroup are ignored. Call this function only
-    /// after the directories of the cgroup were removed: the kernel then ends the inotify watches of these
-    /// directories. This function does not end the inotify watch of a directory that still exists. Such a
-    /// watch continues to count against the user's limit of inotify watches.
+    /// Stops watching the cgroup at `path`. Later changes of the cgroup are ignored. Call this function only after the
+    /// directories of the cgroup (one in each v1 hierarchy) were removed: the kernel then ends their inotify watches.
+    /// This function does not end the inotify watch of a directory that still exists. Such a watch continues to count
+    /// against the user's limit of inotify watches.
     pub fn remove(&mut self, path: &str) {
         self.changed.remove(path);
         self.watched.remove(path);

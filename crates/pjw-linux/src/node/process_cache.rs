@@ -18,7 +18,7 @@ use super::task_pass::ScannedProcess;
 use crate::proc::memory_files::{MemoryContents, MemoryFiles};
 use crate::proc::procfs::{ProcDir, SchedStat, Stat};
 use crate::sys::errno::{is_gone, is_permission_denied};
-use crate::sys::{affinity, clock::process_cpu_time};
+use crate::sys::{affinity, clock::process_cpu_time_ns};
 
 /// Maximum number of thread listings per scan. The threads are listed until two listings agree. A process
 /// that keeps creating threads is observed again in the next round.
@@ -179,7 +179,7 @@ impl ProcessCache {
         for &tid in busy {
             before_ns += self.proc.schedstat(pid, tid).ok()?.run_ns;
         }
-        let process_ns = process_cpu_time(pid).ok()?;
+        let process_ns = process_cpu_time_ns(pid).ok()?;
         let process = self.observe_process(pid, false, None).ok()?;
         let mut threads = Vec::with_capacity(busy.len());
         for &tid in busy {

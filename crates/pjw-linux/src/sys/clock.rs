@@ -79,7 +79,7 @@ pub fn hostname() -> String {
 ///
 /// # Errors
 /// `ESRCH` or `EINVAL` if there is no such process.
-pub fn process_cpu_time(pid: Pid) -> Result<u64, Errno> {
+pub fn process_cpu_time_ns(pid: Pid) -> Result<u64, Errno> {
     // The clock id is built as clock_getcpuclockid(3) builds it, without that function's extra system call:
     // MAKE_PROCESS_CPUCLOCK of linux/posix-timers.h with CPUCLOCK_SCHED.
     cpu_time(pid.0, 2)

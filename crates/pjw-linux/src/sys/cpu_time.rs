@@ -3,21 +3,17 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use nix::time::{ClockId, clock_gettime};
 use pjw_core::ids::{Pid, ProcessId};
 
-/// The clock of a process that counts the run time of its threads (`CPUCLOCK_SCHED` of the kernel's
-/// include/linux/posix-timers_types.h).
-const RUN_TIME_CLOCK: i32 = 2;
+use super::clock::process_cpu_time_ns;
 
 /// Returns the CPU time that all threads of a process have used since its start, including ended threads. `None` if the
 /// pid namespace of the calling process has no such process.
 #[must_use]
 pub fn process_cpu_time(pid: Pid) -> Option<Duration> {
-    let pid = i32::try_from(pid.0).ok().filter(|pid| *pid > 0)?;
-    // As MAKE_PROCESS_CPUCLOCK of the kernel.
-    let clock = !pid << 3 | RUN_TIME_CLOCK;
-    clock_gettime(ClockId::from_raw(clock)).ok().map(Duration::from)
+    // For pid 0, the kernel returns the CPU time of the calling process.
+    let ns = Some(pid).filter(|pid| pid.0 != 0).map(process_cpu_time_ns)?;
+    ns.ok().map(Duration::from_nanos)
 }
 
 /// Samples the CPU time of a set of processes, such as the processes of a job. A sample makes one system call for each

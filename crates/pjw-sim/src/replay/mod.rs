@@ -17,7 +17,7 @@ use pjw_core::job::{CpuRequest, JobId, JobRequest, JobSource, Placement};
 use pjw_core::state::pool::{Offer, PuPool};
 use pjw_core::{cpuset::CpuSet, policy::Policy, topology::Topology};
 
-use crate::locality::{DomainsUsed, PuLocations};
+use crate::locality::{LocalityCounts, PuLocations};
 use crate::reference::ReferencePolicy;
 use crate::swf::{JobLog, LoggedJob};
 
@@ -57,7 +57,7 @@ pub struct StartedJob {
     pub cpus: CpuSet,
     /// The numbers of packages, NUMA nodes and L3 caches that the PUs of the job use, and the number of split
     /// cores.
-    pub domains_used: DomainsUsed,
+    pub domains_used: LocalityCounts,
     /// The wall-clock time that the algorithm took to choose the PUs of this job, measured on the machine
     /// that runs the replay. This is not simulated time.
     pub decision_time: Duration,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{ReplayResult, StartedJob};
-use crate::locality::{DomainsUsed, ProcessorUnit};
+use crate::locality::{LocalityCounts, ProcessorUnit};
 
 impl ReplayResult {
     /// Returns the number of jobs in the replay: the started jobs plus the refused jobs.
@@ -33,10 +33,10 @@ impl ReplayResult {
     }
 
     /// Returns the mean number of packages, NUMA nodes or L3 caches that a started job uses. `count` selects
-    /// the kind: it must return the field of [`DomainsUsed`] for this kind, such as `packages`. 0 if no job
+    /// the kind: it must return the field of [`LocalityCounts`] for this kind, such as `packages`. 0 if no job
     /// was started.
     #[must_use]
-    pub fn mean_domains(&self, count: impl Fn(&DomainsUsed) -> u32) -> f64 {
+    pub fn mean_domains(&self, count: impl Fn(&LocalityCounts) -> u32) -> f64 {
         let sum: u128 = self.started_jobs.iter().map(|one| u128::from(count(&one.domains_used))).sum();
         ratio(sum, self.started_jobs.len() as u128)
     }

@@ -174,9 +174,10 @@ impl World {
         is_accepted
     }
 
-    /// Records that pjw is about to request the mask `mask` for a thread. If a program requests the same mask after
-    /// this call, the daemon can't know which of the two requested it. The simulation then sets
-    /// [`SimThread::program_request`] to [`ProgramRequest::Hidden`], also if the kernel refuses the request of pjw.
+    /// Records that pjw is about to request `mask` for some thread. The record is valid for all threads of the simulated
+    /// machine, also if the kernel refuses the request of pjw. If the program of any thread requests this mask later, the
+    /// daemon can't know whether pjw or the program requested it. The simulation then sets
+    /// [`SimThread::program_request`] of that thread to [`ProgramRequest::Hidden`].
     pub fn record_mask_requested_by_pjw(&mut self, mask: &CpuSet) {
         self.requested_by_pjw.insert(mask.clone());
     }

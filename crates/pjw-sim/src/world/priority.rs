@@ -19,8 +19,8 @@ impl World {
         self.log(|| format!("  cgroup {path}: frozen {}, idle {}", spec.frozen, spec.idle));
     }
 
-    /// Lets the processes of the frozen cgroup at `path` run again, as pjw does before it removes the limits of a
-    /// cpuset. Has no effect if the cgroup is not frozen.
+    /// Simulates a write of 0 to `cgroup.freeze` of the cgroup at `path`: its processes run again. pjw makes this write
+    /// before it removes the cgroup. Has no effect if the cgroup is not frozen.
     pub fn thaw(&mut self, path: &str) {
         self.frozen_cgroups.remove(path);
     }

@@ -19,7 +19,7 @@ const SECONDS_PER_HOUR: f64 = 3600.0;
 #[derive(Debug, Clone, Serialize)]
 pub struct DemandResult {
     /// The results of the owners, in the order of the columns in the file with the curve.
-    pub owners: Vec<OwnerFigures>,
+    pub owners: Vec<OwnerSummary>,
     /// The number of cores of the machine that jobs can use: all except the cores that are reserved for the system.
     pub usable: u32,
     /// The time from the first line of the curve to the last, in seconds.
@@ -27,9 +27,9 @@ pub struct DemandResult {
     /// The settings of lending in the replay with lending.
     pub lending: LendingSettings,
     /// The use of the machine if no core of an owner is lent. The besteffort job then has only the free cores.
-    pub without_lending: UseFigures,
+    pub without_lending: UtilisationSummary,
     /// The use of the machine if the besteffort job also has the cores that the owners lend.
-    pub with_lending: UseFigures,
+    pub with_lending: UtilisationSummary,
     /// The core hours for which cores of owners were lent.
     pub lent_core_hours: f64,
     /// How often a core was lent. Two cores that are lent at the same time count as two.
@@ -42,7 +42,7 @@ pub struct DemandResult {
 
 /// The results for one owner: a job that owns cores and lends those that it does not use.
 #[derive(Debug, Clone, Serialize)]
-pub struct OwnerFigures {
+pub struct OwnerSummary {
     /// The name of the owner.
     pub name: String,
     /// The number of cores that the job owns.
@@ -74,7 +74,7 @@ pub struct LendingSettings {
 /// The use of the machine in one replay. Owners are the jobs that own cores. The besteffort job uses free and lent
 /// cores.
 #[derive(Debug, Clone, Serialize)]
-pub struct UseFigures {
+pub struct UtilisationSummary {
     /// The utilisation of the machine, from 0 to 1: the core time that the owners and the besteffort job used, divided
     /// by the core time of all usable cores. Core time is a number of cores multiplied by a time.
     pub utilisation: f64,
@@ -90,7 +90,7 @@ impl DemandResult {
         let revocations = owners.iter().map(|one| one.revocations).sum();
         let cores = owners.iter().map(|one| f64::from(one.owner.cores)).sum();
         Self {
-            owners: owners.iter().map(|one| OwnerFigures::new(one, with.duration)).collect(),
+            owners: owners.iter().map(|one| OwnerSummary::new(one, with.duration)).collect(),
             usable: with.usable_cores,
             duration_s: with.duration.as_secs_f64(),
             lending: LendingSettings {
@@ -98,8 +98,8 @@ impl DemandResult {
                 lend_after_s: lending.lend_after.as_secs_f64(),
                 at_once: lending.cores_at_once,
             },
-            without_lending: UseFigures::new(without),
-            with_lending: UseFigures::new(with),
+            without_lending: UtilisationSummary::new(without),
+            with_lending: UtilisationSummary::new(with),
             lent_core_hours: owners.iter().map(|one| one.lent_core_s).sum::<f64>() / SECONDS_PER_HOUR,
             loans: owners.iter().map(|one| one.loans).sum(),
             revocations,
@@ -108,7 +108,7 @@ impl DemandResult {
     }
 }
 
-impl OwnerFigures {
+impl OwnerSummary {
     fn new(one: &OwnerTotals, duration: Duration) -> Self {
         let cores = one.owner.cores;
         Self {
@@ -123,7 +123,7 @@ impl OwnerFigures {
     }
 }
 
-impl UseFigures {
+impl UtilisationSummary {
     fn new(replay: &DemandReplay) -> Self {
         Self {
             utilisation: replay.utilisation(),
@@ -167,7 +167,7 @@ pub fn demand_text(result: &DemandResult, term: Terminal) -> String {
     text + "\n" + &owner_table(&result.owners)
 }
 
-fn owner_table(owners: &[OwnerFigures]) -> String {
+fn owner_table(owners: &[OwnerSummary]) -> String {
     let mut table = Table::new();
     table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(["owner", "cores", "used", "lent, core hours", "revocations", "per core and hour"]);

@@ -29,7 +29,7 @@ mod reload;
 
 use refusals::{is_user_refusal, user_refusals};
 
-use super::lateness::{Lateness, reaction_time};
+use super::lateness::{CycleDelay, reaction_time};
 use super::owner_samples::OwnerSamples;
 use super::triggers::CycleTriggers;
 use super::{abandoned, budget::CpuBudget, dry_runs::DryRunQueue, realtime::RealtimePriority};
@@ -88,7 +88,7 @@ pub struct EventLoop {
     netlink_paused_since: Option<Instant>,
     /// The time at which a cgroup of a job was found changed. `None` if the last scan read all changed cgroups.
     cgroups_changed_at: Option<Instant>,
-    lateness: Lateness,
+    lateness: CycleDelay,
     /// PUs that are online and missing in the topology, even after the topology was read again.
     unresolved_pus: CpuSet,
     /// The warnings about files of the daemon that were removed and can't be made again.
@@ -168,7 +168,7 @@ impl EventLoop {
             job_pending_since: None,
             netlink_paused_since: None,
             cgroups_changed_at: None,
-            lateness: Lateness::default(),
+            lateness: CycleDelay::default(),
             unresolved_pus: CpuSet::new(),
             file_warnings: Vec::new(),
             rules,

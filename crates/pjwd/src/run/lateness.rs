@@ -27,11 +27,11 @@ pub fn reaction_time(fork: &ConfinedNewProcess, now: (Instant, Nanos)) -> Durati
 /// that a cycle waited after it was due. A cycle is late if its delay is longer than 250 ms. The value is
 /// forgotten when no cycle was late for 5 s.
 #[derive(Debug, Default)]
-pub struct Lateness {
+pub struct CycleDelay {
     late: Option<(Duration, Instant)>,
 }
 
-impl Lateness {
+impl CycleDelay {
     /// Records a cycle (scan, decision and changes) of the daemon that began at the time `now`. `waited` is the time
     /// for which the cycle waited after it was due.
     pub fn record(&mut self, waited: Duration, now: Instant) {
@@ -60,7 +60,7 @@ mod tests {
     #[test]
     fn the_loop_is_late_until_no_cycle_was_late_for_the_recovery_time() {
         let (begin, ms) = (Instant::now(), Duration::from_millis);
-        let mut lateness = Lateness::default();
+        let mut lateness = CycleDelay::default();
         lateness.record(ms(250), begin);
         assert_eq!(lateness.max_wait(begin), None, "that is no delay worth telling");
         lateness.record(ms(900), begin);

@@ -199,7 +199,7 @@ impl OwnerSamples {
         }
         self.sampled_at = Some(now);
         let run_times = self.run_times_since_last();
-        let ids: Vec<JobId> = state.jobs.owners_that_lend().map(|job| job.id.clone()).collect();
+        let ids: Vec<JobId> = state.jobs.guaranteed_jobs().map(|job| job.id.clone()).collect();
         self.owners.retain(|id, _| ids.binary_search(id).is_ok());
         for id in ids {
             let Some(grant) = state.grant_of(&id) else { continue };

@@ -18,11 +18,12 @@ use crate::metrics::counters::CycleCause;
 /// not stored here.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CycleTriggers {
-    /// Whether the scan of the processes of jobs is due. The configuration key `interval` is the time between
-    /// two such scans.
+    /// Whether the scan of the processes of jobs is due. It reads no others. The configuration key `interval` is the
+    /// time between two such scans.
     pub job_processes_scan_due: bool,
-    /// Whether the periodic scan is due. The periodic scan reads the processes of jobs, and also processes
-    /// that belong to no job. The configuration key `rescan_interval` is the time between two such scans.
+    /// Whether the scan of all that may have changed is due. In addition to the processes of jobs, it reads those
+    /// processes of no job that used CPU time or are new. Each eighth of these scans reads every process. The
+    /// configuration key `rescan_interval` is the time between two of them.
     pub unassigned_scan_due: bool,
     /// Whether the next scan must read every process, for example because process events were lost or are not
     /// available.
@@ -58,8 +59,8 @@ impl CycleTriggers {
     ///
     /// 1. If `full_scan_due` is true, the scan reads every process.
     /// 2. If there are `commands`, the scan reads the processes that the commands concern.
-    /// 3. If `unassigned_scan_due` is true, the scan reads the processes of jobs and the processes that belong to no
-    ///    job.
+    /// 3. If `unassigned_scan_due` is true, the scan reads the processes of jobs, and those processes of no job that
+    ///    may have changed.
     /// 4. If `job_processes_scan_due` is true, the scan reads the processes of jobs.
     /// 5. Otherwise, the scan reads no process for these reasons.
     ///

@@ -71,7 +71,7 @@ fn daemon<F: FnMut(usize)>(before: impl FnOnce(ScriptedMachine) -> F) -> (Interl
         drop(kernel.spawn(pid, 1, ALICE.0));
     }
     let work = Rc::new(Work::default());
-    let (node, loses_events) = (kernel.sim_node(), false);
+    let (node, loses_events) = (kernel.simulated_machine(), false);
     let node = InterleavedNode { node, work: Rc::clone(&work), before: before(kernel), loses_events };
     let state = WardenState::new(regular_topology(2, 1, 1, 4, 1), &set(""));
     let host = pjw_sources::Host { name: "n1".to_owned(), flux_user: None };

@@ -141,7 +141,7 @@ fn warden(
 ) -> Warden<SimMachineInterface, SimJournal> {
     let state = WardenState::new(regular_topology(2, 1, 1, 4, 1), &policy.housekeeping_cpus);
     let host = pjw_sources::Host { name: "n1".to_owned(), flux_user: None };
-    Warden::new(kernel.sim_node(), journal.clone(), state, journal.records(), policy.clone(), host)
+    Warden::new(kernel.simulated_machine(), journal.clone(), state, journal.records(), policy.clone(), host)
 }
 
 fn events(report: &CycleReport) -> Vec<EventKind> {

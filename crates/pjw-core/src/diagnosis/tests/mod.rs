@@ -68,13 +68,13 @@ fn with_cores(cores_per_l3: u32, pus_per_core: u32) -> DiagnosisInput {
     }
 }
 
-fn answering(observes: bool) -> WardenStatus {
+fn answering(observes: bool) -> DaemonStatus {
     let version = "1".to_owned();
-    WardenStatus::Responsive { own_version: version.clone(), version, observes, warnings: Vec::new() }
+    DaemonStatus::Responsive { own_version: version.clone(), version, observes, warnings: Vec::new() }
 }
 
-fn absent() -> WardenStatus {
-    WardenStatus::Absent("pjwd is not running".to_owned())
+fn absent() -> DaemonStatus {
+    DaemonStatus::Absent("pjwd is not running".to_owned())
 }
 
 fn thread(pid: u32, allowed: &str, cpu: u32, permille: u32) -> ObservedThread {
@@ -431,7 +431,7 @@ fn warden_version_is_compared_and_its_warnings_are_reported_once() {
     }];
     let warning =
         |code: &str| Finding::new(Severity::Problem, code, "it says so".to_owned(), "do it").with_jobs([&id]);
-    exam.warden = WardenStatus::Responsive {
+    exam.warden = DaemonStatus::Responsive {
         version: "1".to_owned(),
         own_version: "2".to_owned(),
         observes: false,
@@ -441,7 +441,7 @@ fn warden_version_is_compared_and_its_warnings_are_reported_once() {
     assert_eq!(only(&exam, "unserved").text, "it says so");
     assert_ne!(only(&exam, "oversubscribed").text, "it says so");
     assert!(only(&exam, "no-wall").remedy.contains("pjwctl explain manual:a"));
-    exam.warden = WardenStatus::Unresponsive("it hangs".to_owned());
+    exam.warden = DaemonStatus::Unresponsive("it hangs".to_owned());
     assert_eq!(only(&exam, "mute-warden").severity, Severity::Problem);
     exam.warden = absent();
     let _ = only(&exam, "no-warden");

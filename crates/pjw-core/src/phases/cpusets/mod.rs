@@ -238,7 +238,8 @@ fn owner_and_path(
         (false, true) => CgroupPlace::Partition,
         (false, false) => CgroupPlace::Usual,
     };
-    let own = |cgroup_owner| Ok((cgroup_owner, policy.own_cgroups.job_path(&job.id, cgroup_owner, place)));
+    let own =
+        |cgroup_creator| Ok((cgroup_creator, policy.own_cgroups.job_path(&job.id, cgroup_creator, place)));
     let hierarchy = &policy.cpuset_support.hierarchy;
     let is_legacy = *hierarchy == CpusetHierarchy::Legacy;
     let source = job.id.source();

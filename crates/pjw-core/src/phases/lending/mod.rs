@@ -46,7 +46,7 @@ pub fn would_change_loans(state: &WardenState, policy: &Policy, now: Nanos) -> b
         return false;
     }
     let decision = decide(state, policy, now);
-    let is_leaving = |pu: &Pu| state.lending.leaves_at(*pu).is_some();
+    let is_leaving = |pu: &Pu| state.lending.grace_period_end(*pu).is_some();
     decision.leaving.len() != state.pool.borrowers().filter(|(pu, _)| is_leaving(pu)).count()
         || decision.shares.iter().any(|(job, cpus)| state.pool.borrowed_by(job) != *cpus)
 }
@@ -106,7 +106,7 @@ fn decide(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
     let mut borrowers: Vec<Borrower<'_>> =
         state.jobs.borrowers().filter(|job| !job.was_released).map(|job| Borrower::new(state, job)).collect();
     let mut spare = whole_cores(&state.topology, &state.pool.free_cpus(), &online);
-    let owners = state.jobs.owners_that_lend().filter_map(|job| owner(state, policy, job, now));
+    let owners = state.jobs.guaranteed_jobs().filter_map(|job| owner(state, policy, job, now));
     let mut owners: Vec<Owner> = owners.collect();
     let mut leaving = BTreeMap::new();
     for borrower in &mut borrowers {
@@ -117,7 +117,7 @@ fn decide(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
         borrower.cores = kept;
         // Cores that now belong to another job, which does not lend them, are taken at once.
         for core in lost.into_iter().filter(|core| is_lent_by_owner(state, core)) {
-            let end = core.iter().find_map(|pu| state.lending.leaves_at(pu));
+            let end = core.iter().find_map(|pu| state.lending.grace_period_end(pu));
             let grace_ns = u64::try_from(policy.lending.revocation_grace.as_nanos()).unwrap_or(u64::MAX);
             let end = end.unwrap_or(Nanos(now.0.saturating_add(grace_ns)));
             if end > now {
@@ -206,7 +206,7 @@ fn owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> Option<
     if why_not_lent(policy).is_some() {
         return Some(Owner { core_count, lent: Vec::new(), lendable: Vec::new() });
     }
-    let known = state.lending.use_of(&job.id);
+    let known = state.lending.owner_state(&job.id);
     // A number that the owner gave replaces the estimate: the buffer is then a part of that number.
     let wanted = job.wanted_core_count(&state.topology);
     let buffer = if wanted.is_some() { 0 } else { policy.lending.buffer_cores };
@@ -303,7 +303,7 @@ fn record_moves(draft: &mut Draft<'_>, shares: &BTreeMap<JobId, CpuSet>, leaving
             draft.out.events.push(Event::new(EventKind::Lent, text).with_job(id).with_cpus(&gained));
             lenders.insert(owner);
         }
-        let is_leaving = |pu: &Pu| draft.state.lending.leaves_at(*pu).is_some();
+        let is_leaving = |pu: &Pu| draft.state.lending.grace_period_end(*pu).is_some();
         let leaves: CpuSet =
             leaving.keys().copied().filter(|pu| cpus.contains(*pu) && !is_leaving(pu)).collect();
         let lost = before.difference(cpus);

@@ -68,7 +68,7 @@ impl LendingState {
     /// Returns the earliest time at which pjw takes a PU from a job that has borrowed it from another job, in
     /// ns since boot. The borrower keeps such a PU for a grace period. `None` if no grace period runs.
     #[must_use]
-    pub fn next_deadline(&self) -> Option<Nanos> {
+    pub fn next_grace_period_end(&self) -> Option<Nanos> {
         self.leaving.values().min().copied()
     }
 
@@ -76,14 +76,14 @@ impl LendingState {
     /// since boot. It is the end of the grace period of the borrower. `None` if no grace period runs for the
     /// PU.
     #[must_use]
-    pub fn leaves_at(&self, pu: Pu) -> Option<Nanos> {
+    pub fn grace_period_end(&self, pu: Pu) -> Option<Nanos> {
         self.leaving.get(&pu).copied()
     }
 
     /// Returns the use that an owner (a job whose idle cores may be lent) makes of its cores. `None` if there
     /// is no record of the owner.
     #[must_use]
-    pub fn use_of(&self, owner: &JobId) -> Option<&OwnerLendingState> {
+    pub fn owner_state(&self, owner: &JobId) -> Option<&OwnerLendingState> {
         self.owners.get(owner)
     }
 

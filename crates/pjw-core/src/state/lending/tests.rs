@@ -12,7 +12,7 @@ fn at(seconds: u64) -> Nanos {
 #[test]
 fn the_most_used_cores_of_a_period_are_known_after_the_period() {
     let (mut state, web) = (LendingState::default(), job("web"));
-    let most = |state: &LendingState, now| state.use_of(&web).unwrap().most_used_in(SECOND * 2, at(now));
+    let most = |state: &LendingState, now| state.owner_state(&web).unwrap().most_used_in(SECOND * 2, at(now));
     state.record_use(&web, 1, 4, &CpuSet::new(), at(10));
     assert_eq!(most(&state, 11), None, "not sampled for two seconds");
     assert_eq!(most(&state, 12), Some(1));
@@ -25,7 +25,7 @@ fn the_most_used_cores_of_a_period_are_known_after_the_period() {
 #[test]
 fn each_return_doubles_the_pause_and_quiet_time_halves_it() {
     let (mut state, web) = (LendingState::default(), job("web"));
-    let pause = |state: &LendingState, now| state.use_of(&web).unwrap().pause(SECOND, at(now)).as_secs();
+    let pause = |state: &LendingState, now| state.owner_state(&web).unwrap().pause(SECOND, at(now)).as_secs();
     for (now, expected) in [(0, 2), (1, 4), (2, 4), (3, 4)] {
         state.record_move(&web, true, SECOND, at(now));
         assert_eq!(pause(&state, now), expected, "after the return at {now} s");

@@ -68,8 +68,10 @@ fn check(m: &Machine, grace: bool) {
     assert_sound(m);
     let pool = &m.state.pool;
     let online = pool.online_cpus();
-    for owner in m.state.jobs.owners_that_lend() {
-        let Some(used) = m.state.lending.use_of(&owner.id).and_then(|known| known.used()) else { continue };
+    for owner in m.state.jobs.guaranteed_jobs() {
+        let Some(used) = m.state.lending.owner_state(&owner.id).and_then(|known| known.used()) else {
+            continue;
+        };
         let own = pool.pus_of(&owner.id).intersection(&online);
         let kept = own.difference(&pool.lent_cpus());
         let needed = (used as usize + 1).min(own.len());

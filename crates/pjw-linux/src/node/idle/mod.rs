@@ -17,7 +17,7 @@ use pjw_core::scan::{IdleGroup, IdleWatch};
 use pjw_core::{cpuset::CpuSet, ids::Pid, ids::Tid, time::Nanos};
 
 use crate::proc::procfs::ProcDir;
-use crate::sys::{affinity, clock::process_cpu_time};
+use crate::sys::{affinity, clock::process_cpu_time_ns};
 
 /// Maximum number of masks of idle processes that a regular scan reads. At least the masks of one process are
 /// read.
@@ -212,7 +212,7 @@ impl IdleTracker {
 
     /// Whether a process did not run since its last check, and the time until which it was seen idle before.
     fn was_idle(&mut self, pid: Pid, at: Nanos) -> (bool, Option<Nanos>) {
-        let Ok(cpu_time) = process_cpu_time(pid) else {
+        let Ok(cpu_time) = process_cpu_time_ns(pid) else {
             let known = self.processes.remove(&pid);
             return (false, known.and_then(|known| known.idle_until));
         };

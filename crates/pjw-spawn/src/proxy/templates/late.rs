@@ -13,13 +13,13 @@ use super::message::stub::{self, Slots};
 use crate::proxy::parameters::InstanceParameters;
 use crate::proxy::refusal::ForkHereError;
 
-/// Makes the calling process a template: a process from which a [`super::Template`] forks instances. The
-/// template stops in this call and never returns from it. In each instance, the call returns `Some` with the
-/// arguments and variables of this instance. If the program was not started by
-/// [`super::Template::load_until_fork_here`], the call returns `Ok(None)` at once.
+/// Makes the calling process a template: a process that waits in this call, and is forked once for each instance.
+/// The call never returns in the template. In each instance, the call returns `Some` with the arguments and
+/// variables of this instance. If the program was not started by [`super::Template::load_until_fork_here`], the
+/// call returns `Ok(None)` at once.
 ///
-/// The process that called [`super::Template::load_until_fork_here`] is the parent of the instances. The
-/// instances inherit the memory, the open files and the working directory that the template has when it calls
+/// The instances are copies of the template, but their parent is the process that called
+/// [`super::Template::load_until_fork_here`] (`CLONE_PARENT`). The instances inherit the memory, the open files and the working directory that the template has when it calls
 /// this function. Handlers of pthread_atfork(3) are not called. The template ends when the process that
 /// loaded it ends.
 ///

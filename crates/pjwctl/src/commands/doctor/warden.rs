@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pjw_core::diagnosis::{Finding, Severity, WardenStatus};
+use pjw_core::diagnosis::{DaemonStatus, Finding, Severity};
 use pjw_core::ids::{Pid, ProcessId, StartTime, Uid};
 use pjw_core::job::{EndCondition, Grant, GrantedBy, Job, JobId, JobRequest, Tenure};
 use pjw_core::record::{Membership, Record};
@@ -24,7 +24,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_JOBS: usize = 256;
 /// The state that a warden reports.
 pub(super) struct Answer {
-    pub(super) warden: WardenStatus,
+    pub(super) warden: DaemonStatus,
     /// The jobs of the warden and their members.
     pub(super) records: Vec<Record>,
     /// The PUs of each job that the warden confines.
@@ -35,7 +35,7 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    fn none(warden: WardenStatus) -> Self {
+    fn none(warden: DaemonStatus) -> Self {
         Self {
             warden,
             records: Vec::new(),
@@ -54,18 +54,18 @@ pub(super) fn read(warden: &Warden, runs: bool) -> Answer {
     let mut client = match Client::connect_with_timeout(&warden.path(), TIMEOUT) {
         Ok(client) => client,
         Err(fault @ ConnectError::NotRunning { .. }) => {
-            return Answer::none(WardenStatus::Absent(fault.to_string()));
+            return Answer::none(DaemonStatus::Absent(fault.to_string()));
         }
-        Err(fault) => return Answer::none(WardenStatus::Unresponsive(fault.to_string())),
+        Err(fault) => return Answer::none(DaemonStatus::Unresponsive(fault.to_string())),
     };
     match read_status(&mut client) {
         Ok(status) => answer(&mut client, &status),
-        Err(fault) => Answer::none(WardenStatus::Unresponsive(fault.to_string())),
+        Err(fault) => Answer::none(DaemonStatus::Unresponsive(fault.to_string())),
     }
 }
 
 fn answer(client: &mut Client, status: &wire::Status) -> Answer {
-    let seen = WardenStatus::Responsive {
+    let seen = DaemonStatus::Responsive {
         version: status.version.clone(),
         own_version: env!("CARGO_PKG_VERSION").to_owned(),
         observes: status.mode == "observe",
@@ -129,8 +129,8 @@ fn warning(warning: &wire::Warning) -> Finding {
 }
 
 /// The finding if no warden runs.
-fn absent() -> WardenStatus {
-    WardenStatus::Absent(
+fn absent() -> DaemonStatus {
+    DaemonStatus::Absent(
         "pjwd is not running; start it with: systemctl start pjwd, or as yourself: pjwd".to_owned(),
     )
 }

@@ -20,7 +20,7 @@ impl EventLoop {
         let since_boot = clock::now().since_boot;
         let (state, policy) = self.warden.state_and_policy();
         self.owner_samples.update(state, policy, (now, since_boot), process_cpu_time)
-            || self.warden.state().lending.next_deadline().is_some_and(|end| end <= since_boot)
+            || self.warden.state().lending.next_grace_period_end().is_some_and(|end| end <= since_boot)
     }
 
     /// The time of the next sample of the owners, or of the end of a grace period. `None` if nothing is due.
@@ -29,7 +29,7 @@ impl EventLoop {
             .warden
             .state()
             .lending
-            .next_deadline()
+            .next_grace_period_end()
             .map(|end| now + Duration::from_nanos(end.0.saturating_sub(clock::now().since_boot.0)));
         end_of_grace.into_iter().chain(self.owner_samples.next_at()).min()
     }

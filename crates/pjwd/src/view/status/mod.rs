@@ -163,8 +163,8 @@ impl StatusPublisher {
     /// it. If nothing changed since the last status, returns the last status and publishes nothing. Logs each warning
     /// that is new, and each warning that has ended.
     ///
-    /// `plan_warnings` are the warnings for users: those from the decision of the cycle, and those about removed files
-    /// of the daemon. `dirty` names the jobs and processes that may have changed in the cycle. `loop_status` says
+    /// `plan_warnings` are the warnings for users: those from the decision of the cycle, and those of the event loop,
+    /// for example that another program removed the socket of the daemon. `dirty` names the jobs and processes that may have changed in the cycle. `loop_status` says
     /// whether process events are received, and how late the cycles are.
     pub fn publish_status<N: MachineInterface, J: Journal>(
         &mut self,

@@ -117,7 +117,7 @@ impl Run {
         let of_samples = lending.samples.next_at().map(|at| {
             u64::try_from(at.saturating_duration_since(lending.begin).as_nanos()).unwrap_or(u64::MAX)
         });
-        let end_of_grace = self.warden.state().lending.next_deadline().map(|end| end.0);
+        let end_of_grace = self.warden.state().lending.next_grace_period_end().map(|end| end.0);
         let next = of_samples.into_iter().chain(end_of_grace).min();
         next.unwrap_or(self.now() + 10 * INTERVAL).max(self.now() + 1)
     }
@@ -136,7 +136,7 @@ impl Run {
         };
         let (state, policy) = self.warden.state_and_policy();
         let must_change = lending.samples.update(state, policy, (at, now), cpu_time_of);
-        let has_grace_ended = state.lending.next_deadline().is_some_and(|end| end <= now);
+        let has_grace_ended = state.lending.next_grace_period_end().is_some_and(|end| end <= now);
         let used = if is_sample { self.use_since_last_sample(now) } else { BTreeMap::new() };
         if must_change || has_grace_ended {
             let request = CycleTriggers::default().take_scan_request(self.warden.state_mut(), &[]);
@@ -154,7 +154,7 @@ impl Run {
     fn use_since_last_sample(&mut self, now: Nanos) -> BTreeMap<JobId, u32> {
         let state = self.warden.state();
         let world = self.world.borrow();
-        let members = state.jobs.owners_that_lend().flat_map(|owner| state.members_of(&owner.id));
+        let members = state.jobs.guaranteed_jobs().flat_map(|owner| state.members_of(&owner.id));
         let present: BTreeMap<ProcessId, (JobId, u64)> = members
             .filter_map(|member| {
                 let process = world.processes.get(&member.id.pid)?;
@@ -184,18 +184,19 @@ impl Run {
             return;
         }
         let state = self.warden.state();
-        for owner in state.jobs.owners_that_lend() {
+        for owner in state.jobs.guaranteed_jobs() {
             let Some(&used) = used.get(&owner.id) else { continue };
             let own = self.whole_cores(&state.pool.pus_of(&owner.id));
             let is_lent = |core: &&CpuSet| {
-                let lent = |pu| state.pool.borrower(pu).is_some() && state.lending.leaves_at(pu).is_none();
+                let lent =
+                    |pu| state.pool.borrower(pu).is_some() && state.lending.grace_period_end(pu).is_none();
                 core.iter().any(lent)
             };
             let lent = u32::try_from(own.iter().filter(is_lent).count()).unwrap();
             let wanted = owner.wanted_core_count(&state.topology);
             let kept = wanted.unwrap_or(used + self.policy.lending.buffer_cores);
             let most = u32::try_from(own.len()).unwrap().saturating_sub(kept);
-            let known = state.lending.use_of(&owner.id);
+            let known = state.lending.owner_state(&owner.id);
             assert!(
                 lent <= most,
                 "{lent} cores of {} are lent, which needs {kept} of {own:?}: {known:?}",
@@ -218,7 +219,7 @@ impl Run {
             return;
         }
         let state = self.warden.state();
-        let owners: Vec<JobId> = state.jobs.owners_that_lend().map(|owner| owner.id.clone()).collect();
+        let owners: Vec<JobId> = state.jobs.guaranteed_jobs().map(|owner| owner.id.clone()).collect();
         let Some(owner) = lending.random.random_element(&owners).cloned() else { return };
         let is_busy = lending.random.random_bool(500);
         self.set_demand(&owner, is_busy);
@@ -265,7 +266,7 @@ impl Run {
     /// borrower is frozen while there is a core that nobody has.
     pub(super) fn check_borrowers(&self) {
         let state = self.warden.state();
-        let is_leaving = state.lending.next_deadline().is_some();
+        let is_leaving = state.lending.next_grace_period_end().is_some();
         assert!(!is_leaving || state.jobs.has_borrowers(), "a grace period without a borrower never ends");
         let mut borrowed = CpuSet::new();
         let is_unused = |core: &&CpuSet| core.iter().all(|pu| state.pool.borrower(pu).is_none());
@@ -289,7 +290,7 @@ impl Run {
             borrowed = borrowed.union(&grant.cpus);
             for pu in grant.cpus.iter() {
                 let owner = state.jobs.values().find(|job| state.pool.pus_of(&job.id).contains(pu));
-                let lends = |owner: &Job| state.jobs.owners_that_lend().any(|lender| lender.id == owner.id);
+                let lends = |owner: &Job| state.jobs.guaranteed_jobs().any(|lender| lender.id == owner.id);
                 assert!(
                     !is_decided || owner.is_none_or(lends),
                     "{} borrows PU {pu} of {owner:?}",
@@ -306,7 +307,7 @@ impl Run {
             return;
         }
         let owners: Vec<JobId> =
-            self.warden.state().jobs.owners_that_lend().map(|owner| owner.id.clone()).collect();
+            self.warden.state().jobs.guaranteed_jobs().map(|owner| owner.id.clone()).collect();
         for is_busy in [false, true, false] {
             owners.iter().for_each(|owner| self.set_demand(owner, is_busy));
             if is_busy {
@@ -342,7 +343,7 @@ impl Run {
             for (tid, thread) in &process.threads {
                 for pu in world.effective_mask(process, thread).iter() {
                     let owner =
-                        state.jobs.owners_that_lend().find(|job| state.pool.pus_of(&job.id).contains(pu));
+                        state.jobs.guaranteed_jobs().find(|job| state.pool.pus_of(&job.id).contains(pu));
                     assert!(
                         owner.is_none() || lent.contains(&pu),
                         "thread {tid} of {} is still on PU {pu} of {owner:?}",

@@ -136,7 +136,7 @@ impl Run {
             ..Policy::default()
         };
         let policy = if lends { lending::with_lending(policy, &seed) } else { policy };
-        let faults = Faults::from_seed(&seed);
+        let faults = Faults::from_random(&seed);
         let mut world = World::new(topology.cpus());
         world.cpuset_support = support_of_world;
         world.log = verbose.then(Vec::new);
