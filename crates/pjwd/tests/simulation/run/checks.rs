@@ -350,14 +350,8 @@ impl Run {
         let world = self.world.borrow();
         for process in world.processes.values() {
             self.check_originals(process);
-            // A process that was born in a cpuset belongs where its parent belongs, which another program may have moved.
-            let parents = world.processes.get(&process.parent).map(|parent| &parent.original_cgroup);
             assert!(
-                process.parent == Pid(1)
-                    || process.has_unknown_original_cgroup
-                    || self.has_missed_information()
-                    || process.cgroup == process.original_cgroup
-                    || Some(&process.cgroup) == parents,
+                self.has_missed_information() || is_in_original_cgroup(&world, process),
                 "process {} is in {} and belongs to {}",
                 process.id,
                 process.cgroup,
@@ -365,4 +359,18 @@ impl Run {
             );
         }
     }
+}
+
+/// Whether a process is in a cgroup to which it may belong. A process that was born in a cpuset belongs where its parent
+/// belongs, which another program may have moved. A process that was born after its parent was moved back is where its
+/// parent is. Of an orphan, the parent is not known any more.
+fn is_in_original_cgroup(world: &World, process: &SimProcess) -> bool {
+    let is_of_parent = |parent: &SimProcess| {
+        process.cgroup == parent.original_cgroup
+            || (process.cgroup == parent.cgroup && is_in_original_cgroup(world, parent))
+    };
+    process.parent == Pid(1)
+        || process.has_unknown_original_cgroup
+        || process.cgroup == process.original_cgroup
+        || world.processes.get(&process.parent).is_some_and(is_of_parent)
 }
