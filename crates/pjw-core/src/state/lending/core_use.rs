@@ -12,6 +12,9 @@ use crate::basics::{CpuSet, Pu, prelude::*};
 const AVERAGING_TIME: Duration = Duration::from_millis(100);
 /// A shorter sample can't tell a demand that lasts from one that does not.
 const LONG_SAMPLE: Duration = Duration::from_millis(10);
+/// By how much the CPU time of a process may be too small: the kernel adds that of a running thread at each tick, mostly 250 times
+/// a second. The CPU times of lent cores that are measured one by one are exact.
+const TICK: Duration = Duration::from_millis(4);
 
 /// A use of cores. 1,000,000 is one core that is used all the time.
 type Millionths = u64;
@@ -67,8 +70,8 @@ impl CoreUse {
     pub fn add(&mut self, sample: &UseSample<'_>) -> (u32, CpuSet) {
         let in_use = if sample.has_smt { IN_USE_WITH_SEVERAL_PUS } else { IN_USE_WITH_ONE_PU };
         // An owner that was idle gets its cores after a short sample; otherwise short samples fluctuate too much.
-        let in_sample =
-            if self.is_idle() { Some(in_use) } else { (sample.period >= LONG_SAMPLE).then_some(SATURATED) };
+        let (was_idle, is_long) = (self.is_idle(), sample.period >= LONG_SAMPLE);
+        let in_sample = if was_idle { Some(in_use) } else { is_long.then_some(SATURATED) };
         let average = |before: Millionths, cpu_time: Duration| {
             let now = share(cpu_time, sample.period);
             (averaged(before, now, sample.period), now)
@@ -89,7 +92,10 @@ impl CoreUse {
         }
         *self = Self { total, lent };
         let others = cores_in_use(elsewhere, in_use);
-        let others_now = in_sample.map_or(0, |least| cores_in_use(elsewhere_now, least));
+        let is_behind = was_idle && is_long && sample.lent.is_empty();
+        let behind = if is_behind { share(TICK, sample.period) } else { 0 };
+        let least_now = in_sample.map(|least| least.saturating_sub(behind).max(IDLE));
+        let others_now = least_now.map_or(0, |least| cores_in_use(elsewhere_now, least));
         (count + others.max(others_now), runs_on)
     }
 }
@@ -187,6 +193,16 @@ mod tests {
         assert_eq!(sample(&mut core_use, 2 * MS, 200, &[("0", 100), ("1", 100)], false).0, 0);
         assert_eq!(sample(&mut core_use, 10 * MS, 196, &[("0", 98), ("1", 98)], false).0, 0);
         assert_eq!(sample(&mut core_use, 10 * MS, 200, &[("0", 100), ("1", 100)], false).0, 2);
+    }
+
+    #[test]
+    fn the_cpu_time_of_an_idle_owner_that_begins_to_work_is_behind_by_a_tick() {
+        let mut core_use = CoreUse::default();
+        assert_eq!(sample(&mut core_use, 10 * MS, 40, &[], false).0, 0);
+        let mut core_use = CoreUse::default();
+        assert_eq!(sample(&mut core_use, 10 * MS, 60, &[], false).0, 1);
+        steady(&mut core_use, 60, &[], false);
+        assert_eq!(sample(&mut core_use, 10 * MS, 60, &[], false).0, 0, "only of an idle one");
     }
 
     #[test]
