@@ -1,5 +1,7 @@
 //! Demand of owners on lent PUs, with live processes.
 
+use std::collections::BTreeSet;
+use std::fs;
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -63,10 +65,19 @@ fn run_time(monitor: &LentCpuMonitor, pu: Pu) -> Duration {
     monitor.run_times().into_iter().find(|(seen, _)| *seen == pu).map(|(_, time)| time).unwrap()
 }
 
-/// The number of programs of this name in the kernel.
-fn programs_in_kernel() -> usize {
-    let is_ours = |program: &aya::programs::ProgramInfo| program.name_as_str() == Some("switched");
-    aya::programs::loaded_programs().flatten().filter(is_ours).count()
+/// The ids of the programs of this name in the kernel. Other daemons on this machine may have such programs too.
+fn program_ids() -> BTreeSet<u32> {
+    let has_name = |program: &aya::programs::ProgramInfo| program.name_as_str() == Some("switched");
+    aya::programs::loaded_programs().flatten().filter(has_name).map(|program| program.id()).collect()
+}
+
+/// The ids of the programs of this name that this process holds open (`prog_id` in `/proc/self/fdinfo`).
+fn own_program_ids() -> BTreeSet<u32> {
+    let files = fs::read_dir("/proc/self/fdinfo").unwrap().flatten();
+    let texts = files.filter_map(|file| fs::read_to_string(file.path()).ok());
+    let id = |text: String| text.lines().find_map(|line| line.strip_prefix("prog_id:")?.trim().parse().ok());
+    let open: BTreeSet<u32> = texts.filter_map(id).collect();
+    &open & &program_ids()
 }
 
 #[test]
@@ -222,7 +233,8 @@ fn threads_of_this_process_do_not_count() {
 #[test]
 fn the_program_is_attached_while_pus_are_lent_and_gone_with_the_monitor() {
     let Some((mut monitor, pu, _alone)) = monitor() else { return };
-    assert_eq!((programs_in_kernel(), monitor.lent().clone()), (1, CpuSet::from(pu)));
+    let own = own_program_ids();
+    assert_eq!((own.len(), monitor.lent().clone()), (1, CpuSet::from(pu)));
     let _owner = Shell::start(pu, "while :; do sleep 0.001; done");
     monitor.set_lent(&CpuSet::new()).unwrap();
     assert!(monitor.take().is_empty() && monitor.run_times().is_empty(), "nothing is lent");
@@ -231,7 +243,7 @@ fn the_program_is_attached_while_pus_are_lent_and_gone_with_the_monitor() {
         until("the PU is reported", || Some(monitor.take()).filter(|reported| !reported.is_empty()));
     assert_eq!(reported, CpuSet::from(pu));
     drop(monitor);
-    until("the kernel drops the program", || (programs_in_kernel() == 0).then_some(()));
+    until("the kernel drops the program", || own.is_disjoint(&program_ids()).then_some(()));
 }
 
 #[test]
