@@ -105,7 +105,7 @@ impl OwnerSamples {
             return false;
         }
         self.sample(state, (now, since_boot), cpu_time_of);
-        if !is_reported && !self.is_settling {
+        if !is_reported {
             self.arm_pus_of_idle_owners(state);
         }
         self.is_settling = is_reported;
@@ -118,8 +118,12 @@ impl OwnerSamples {
         would_change_loans(state, policy, since_boot)
     }
 
-    /// Lets the monitor watch the PUs that are lent, after a cycle.
+    /// After a cycle: lets the monitor watch the PUs that are lent, and begins with the short interval if there are any.
     pub(super) fn watch(&mut self, lent: &CpuSet) {
+        if !lent.is_empty() {
+            let latest = Instant::now() + INTERVAL_WHILE_LENT;
+            self.next = self.next.map(|next| next.min(latest));
+        }
         if let (Monitor::Unloaded, false) = (&self.monitor, lent.is_empty()) {
             match LentCpuMonitor::new(lent) {
                 Ok(monitor) => {

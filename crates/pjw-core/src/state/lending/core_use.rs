@@ -24,6 +24,8 @@ const ONE_CORE: Millionths = 1_000_000;
 const IDLE: Millionths = ONE_CORE / 10;
 const IN_USE_WITH_ONE_PU: Millionths = ONE_CORE * 9 / 10;
 const IN_USE_WITH_SEVERAL_PUS: Millionths = ONE_CORE / 10;
+/// An owner that was idle uses a core if it runs there for this part of a short sample. The daemon itself may run there for the rest.
+const IN_USE_FOR_SHORT: Millionths = ONE_CORE * 3 / 4;
 /// A core that is used for this part of a long sample is in use, whatever the average is.
 const SATURATED: Millionths = ONE_CORE * 99 / 100;
 
@@ -71,7 +73,12 @@ impl CoreUse {
         let in_use = if sample.has_smt { IN_USE_WITH_SEVERAL_PUS } else { IN_USE_WITH_ONE_PU };
         // An owner that was idle gets its cores after a short sample; otherwise short samples fluctuate too much.
         let (was_idle, is_long) = (self.is_idle(), sample.period >= LONG_SAMPLE);
-        let in_sample = if was_idle { Some(in_use) } else { is_long.then_some(SATURATED) };
+        let in_sample = match (was_idle, is_long) {
+            (true, true) => Some(in_use),
+            (true, false) => Some(in_use.min(IN_USE_FOR_SHORT)),
+            (false, true) => Some(SATURATED),
+            (false, false) => None,
+        };
         let average = |before: Millionths, cpu_time: Duration| {
             let now = share(cpu_time, sample.period);
             (averaged(before, now, sample.period), now)
@@ -184,6 +191,15 @@ mod tests {
         let mut core_use = CoreUse::default();
         steady(&mut core_use, 0, &[("0", 0), ("1", 0)], false);
         assert_eq!(sample(&mut core_use, 2 * MS, 195, &[("0", 95), ("1", 100)], false), (2, set("0-1")));
+    }
+
+    #[test]
+    fn work_that_is_over_before_the_end_of_a_short_sample_does_not_count() {
+        for (percent, expected) in [(70, ""), (80, "0")] {
+            let mut core_use = CoreUse::default();
+            let runs_on = sample(&mut core_use, 2 * MS, percent, &[("0", percent)], false).1;
+            assert_eq!(runs_on, set(expected), "{percent} %");
+        }
     }
 
     #[test]
