@@ -104,6 +104,8 @@ pub struct EventLoop {
     owner_samples: OwnerSamples,
     /// The warnings about provisions of the configuration that were refused.
     provision_warnings: Vec<Warning>,
+    /// The warnings about borrowers with a real-time priority, as of the last scan of the processes of jobs.
+    borrower_warnings: Vec<Warning>,
 }
 
 /// The parts of pjwd that a reload of the configuration needs: the configuration in force, the path of its
@@ -178,6 +180,7 @@ impl EventLoop {
             own_commands: Vec::new(),
             owner_samples: OwnerSamples::default(),
             provision_warnings: Vec::new(),
+            borrower_warnings: Vec::new(),
         }
     }
 
@@ -289,8 +292,9 @@ impl EventLoop {
 
     /// The warnings that no decision made: about files of the daemon and of jobs, and about the configuration.
     fn own_warnings(&self) -> Vec<Warning> {
-        let own = self.file_warnings.iter().chain(&self.provision_warnings).cloned();
-        own.chain(self.realtime_borrower_warnings()).chain(self.job_files.warnings()).collect()
+        let own =
+            self.file_warnings.iter().chain(&self.provision_warnings).chain(&self.borrower_warnings).cloned();
+        own.chain(self.job_files.warnings()).collect()
     }
 
     fn answer_dry_runs(&mut self) {
@@ -411,7 +415,7 @@ impl EventLoop {
         self.plan_next_scans(now, was_timer, scanned_unassigned, has_unfinished_work);
         self.keep_journal(scanned_unassigned);
         self.publish_core_maps(&newly_planned, scanned_unassigned);
-        self.watch_lent_cores(&events);
+        self.watch_lending(&events, was_timer);
         plan_warnings.extend(self.own_warnings());
         self.add_new_pus();
         let health =

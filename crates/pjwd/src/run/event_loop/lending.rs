@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::kill;
 use nix::unistd::Pid as NixPid;
 use pjw_core::event::{Event, EventKind};
+use pjw_core::job::Job;
 use pjw_core::plan::Warning;
 use pjw_core::state::Member;
 use pjw_linux::sys::realtime::scheduling_policy;
@@ -36,14 +37,14 @@ impl EventLoop {
 
     /// The warnings about borrowers that gave a thread a real-time priority. The kernel runs such a thread before the threads of
     /// the owner, whatever the cgroup is. Threads that are not hot take little time from an owner, and are not read.
-    pub(super) fn realtime_borrower_warnings(&self) -> impl Iterator<Item = Warning> {
+    fn realtime_borrower_warnings(&self) -> Vec<Warning> {
         let state = self.warden.state();
         let has_realtime_thread = |member: &&Member| {
             let mut hot = member.threads.iter().filter(|(_, thread)| thread.demand.is_hot);
             // A thread may have ended since the last scan.
             hot.any(|(tid, _)| scheduling_policy(*tid).is_ok_and(|policy| policy.is_realtime()))
         };
-        state.jobs.borrowers().filter_map(move |job| {
+        let warning_of = |job: &Job| {
             let member = state.members_of(&job.id).find(has_realtime_thread)?;
             let text = format!(
                 "process {} of {} has a real-time priority: owners of lent cores wait for it",
@@ -51,12 +52,16 @@ impl EventLoop {
             );
             let remedy = "end the process, give it the normal policy (chrt -o -p 0 PID), or release the job";
             Some(Warning { job: Some(job.id.clone()), ..Warning::new("realtime-borrower", text, remedy) })
-        })
+        };
+        state.jobs.borrowers().filter_map(warning_of).collect()
     }
 
     /// After a cycle: lets the kernel report wake-ups on the PUs that are lent, and sends the configured signal to the
-    /// borrowers that lose cores.
-    pub(super) fn watch_lent_cores(&mut self, events: &[Event]) {
+    /// borrowers that lose cores. After a scan of the processes of jobs, also looks for borrowers with a real-time priority.
+    pub(super) fn watch_lending(&mut self, events: &[Event], scanned_jobs: bool) {
+        if scanned_jobs {
+            self.borrower_warnings = self.realtime_borrower_warnings();
+        }
         self.owner_samples.watch(&self.warden.state().pool.lent_cpus());
         let Some(signal) = self.config.settings().revocation_signal else { return };
         let state = self.warden.state();
