@@ -218,15 +218,21 @@ impl World {
     }
 
     /// Simulates a program that requests every PU for a thread and then immediately restores the previous
-    /// mask. Afterwards the thread is in the same state as before the call. If
+    /// mask. Afterwards the thread has the same masks as before the call. If
     /// [`World::reports_affinity_requests`] is true, the simulated kernel reports the request for every PU to
     /// the daemon. The simulated kernel does not report the restoration. A later scan reads the same mask as
     /// an earlier scan. With this function, a test checks that the daemon detects a request by its report,
     /// and not only by a changed mask.
+    ///
+    /// If pjw requested the previous mask, the daemon can't know any more whether the mask is that of pjw or one that the
+    /// program requested last. [`SimThread::program_request`] is then [`ProgramRequest::Hidden`].
     pub fn request_and_restore_mask(&mut self, pid: Pid, tid: Tid) {
         let before = self.processes.get(&pid).and_then(|process| process.threads.get(&tid)).cloned();
         self.request_mask(pid, tid, &self.cpus.clone());
-        if let (Some(before), Some(process)) = (before, self.processes.get_mut(&pid)) {
+        if let (Some(mut before), Some(process)) = (before, self.processes.get_mut(&pid)) {
+            if before.requested_mask != before.original_mask {
+                before.program_request = ProgramRequest::Hidden;
+            }
             process.threads.insert(tid, before);
         }
     }
