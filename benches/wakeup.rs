@@ -77,7 +77,7 @@ type Times = Option<Vec<f64>>;
 fn main() -> anyhow::Result<()> {
     run_as_owner_or_borrower()?;
     let setup = Setup::prepare()?;
-    let rounds = setup.effort.pick(1, 5);
+    let rounds = setup.effort.pick(1, 3);
     let lateness = measure_rows(&setup, LATENESS, rounds)?;
     let returns = measure_rows(&setup, RETURN, rounds)?;
     let mut figures = Vec::new();

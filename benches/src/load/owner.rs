@@ -26,7 +26,9 @@ const OWNER: &str = "--owner";
 const BORROWER: &str = "--borrower";
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long an owner may need for all its measurements.
-const RESULT_TIMEOUT: Duration = Duration::from_secs(600);
+const RESULT_TIMEOUT: Duration = Duration::from_secs(120);
+/// After this time an owner begins no other measurement: on a busy machine its core is lent for short times only.
+const MOST_TIME: Duration = Duration::from_secs(40);
 /// The time between two checks whether the core is lent.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// How long the owner works after a wake-up: so short that its core stays lent.
@@ -55,7 +57,7 @@ impl Measurement {
     }
 }
 
-/// Starts the owner and returns the times that it measured, in µs. `launcher` is the first part of the command, such as
+/// Starts the owner and returns the times that it measured, in µs: at most `count`. `launcher` is the first part of the command, such as
 /// `pjwctl run`. `borrower` is the process that borrows the owner's core. `None` if there is none.
 ///
 /// # Errors
@@ -172,8 +174,8 @@ struct Owner {
 
 impl Owner {
     fn measure(&mut self, measurement: &str, count: usize) -> anyhow::Result<Vec<f64>> {
-        let mut times = Vec::new();
-        while times.len() < count {
+        let (mut times, begin) = (Vec::new(), Instant::now());
+        while times.len() < count && begin.elapsed() < MOST_TIME {
             let time = match measurement {
                 "lateness" => self.lateness()?,
                 "return" => self.time_until_return()?,
