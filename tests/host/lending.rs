@@ -212,7 +212,7 @@ fn a_rule_that_matches_no_process_and_a_process_that_matches_two_rules_are_one_w
         warnings.map(|warning| warning.text).collect::<Vec<_>>()
     };
     provision("one", "comm=pjw_both");
-    provision("two", "comm=pjw_both,user=root");
+    provision("two", &format!("comm=pjw_both,user={}", nix::unistd::getuid()));
     assert_eq!(texts("unmatched-rule").len(), 2, "neither has a process");
     let mut shell = Shell::from_command(std::process::Command::new(&program));
     shell.run("echo");
