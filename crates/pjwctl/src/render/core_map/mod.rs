@@ -104,7 +104,11 @@ impl PuHolders {
         for (n, job) in jobs.iter().enumerate() {
             for pu in set(&job.borrowed).iter() {
                 let holder = by_pu.entry(pu).or_insert(Holder::Free);
-                *holder = if matches!(holder, Holder::Job(_)) { Holder::Lent } else { Holder::Job(n) };
+                *holder = match holder {
+                    Holder::Job(_) => Holder::Lent,
+                    Holder::SeveralJobs => Holder::SeveralJobs,
+                    _ => Holder::Job(n),
+                };
             }
         }
         Self { by_pu }

@@ -41,6 +41,13 @@ fn a_lent_core_is_not_held_by_several_jobs_and_a_borrowed_free_core_has_its_borr
 }
 
 #[test]
+fn a_core_that_several_jobs_hold_is_shown_as_such_also_if_it_is_borrowed() {
+    let borrower = Job { borrowed: "0".into(), ..job("manual:c", "0") };
+    let jobs = [job("manual:a", "0"), job("manual:b", "0"), borrower];
+    assert_snapshot!(map(&cores(2, 1, 2, 2, 2), "1", &jobs, PLAIN), @"package 0 node 0  0-1  !.");
+}
+
+#[test]
 fn l3s_are_set_apart() {
     assert_snapshot!(map(&cores(32, 2, 4, 16, 32), "16-63", &[job("manual:a", "0-15")], PLAIN), @r"
     package 0 node 0  0-31   aaaa│aaaa│....│....
