@@ -48,7 +48,7 @@ use crate::warden::{CycleReport, Warden};
 
 /// How long the scan of processes of jobs is delayed if none is expected to have a wrong mask. It collects more of
 /// them, and does not take a PU from a new process while the process executes its program.
-const BUNDLE_DELAY: Duration = Duration::from_millis(5);
+const BATCH_DELAY: Duration = Duration::from_millis(5);
 /// How long a scan of unassigned processes is delayed, to collect more of them.
 const UNASSIGNED_DELAY: Duration = Duration::from_millis(20);
 /// How long the scan of changed cgroups is delayed, to collect more changes.
@@ -312,7 +312,7 @@ impl EventLoop {
         let pending_since = self.pending_since.unwrap_or(now);
         let of_processes = self.warden.state().lineage.scan_queue.urgency().map(|urgency| match urgency {
             ScanUrgency::Immediate => now,
-            ScanUrgency::Batched => self.job_pending_since.unwrap_or(now) + BUNDLE_DELAY,
+            ScanUrgency::Batched => self.job_pending_since.unwrap_or(now) + BATCH_DELAY,
             ScanUrgency::Deferred => pending_since + UNASSIGNED_DELAY,
         });
         let of_cgroups = self.cgroups_changed_at.map(|since| since + CGROUP_DELAY);

@@ -79,9 +79,9 @@ rm /run/work
 eventually "they are lent again when the unit is idle" is_lent
 
 hot=$(pgrep -P "$batch" | head -n 1)
-told_of_priority() { pjwctl status --json | grep -q realtime-borrower; }
+warns_of_priority() { pjwctl status --json | grep -q realtime-borrower; }
 check "a process of the borrower takes a real-time priority" chrt -r -p 1 "$hot"
-eventually "which is told" told_of_priority
+eventually "status warns of the priority" warns_of_priority
 check "it gives the priority up" chrt -o -p 0 "$hot"
 
 check "the borrower is released" pjwctl release batch

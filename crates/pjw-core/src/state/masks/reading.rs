@@ -220,6 +220,7 @@ impl WardenState {
         }
         requests
     }
+
     /// Whether all masks of a tracked process were read, and the program requested each of them.
     fn has_only_own_masks(&self, pid: Pid) -> bool {
         let is_own = |thread: &MemberThread| {
