@@ -319,8 +319,8 @@ fn marked_processes(mark: &str) -> Vec<u32> {
 /// Starts `pjwctl spawn` without core dumps: some of the signals make one.
 fn start_marked(daemon: Option<&Daemon>, proxy: &str, mark: &str) -> Child {
     let mut command = Command::new("sh");
-    // A shell lets the programs that it starts in the background ignore SIGINT and SIGQUIT, perhaps this one too.
-    let as_usual = "ulimit -c 0; exec env --default-signal=INT,QUIT \"$@\"";
+    // nohup(1), or a shell that started this test in the background, lets it and its children ignore some signals.
+    let as_usual = "ulimit -c 0; exec env --default-signal \"$@\"";
     command.args(["-c", as_usual, "sh"]).arg(program_path("pjwctl"));
     match daemon {
         Some(daemon) => command.arg("--socket").arg(daemon.socket()).args(["spawn", "--cores", "1"]),

@@ -244,8 +244,15 @@ impl Run {
             let is_certain = entry
                 .last_request_candidates()
                 .all(|request| request.original_mask == *entry.original_mask());
+            // After a lost fork event, the entry may have the right original and another request than the thread. The next
+            // change of the cpuset then shows a mask that looks like a request of the program.
+            let is_in_force = |thread: &SimThread| {
+                entry.last_request_candidates().any(|request| request.mask == thread.requested_mask)
+            };
             let is_right = |thread: &SimThread| {
-                thread.start == id.start && thread.original_mask == *entry.original_mask()
+                thread.start == id.start
+                    && thread.original_mask == *entry.original_mask()
+                    && is_in_force(thread)
             };
             if is_certain && thread.is_some_and(is_right) {
                 self.originals_known.insert(id);
