@@ -194,10 +194,13 @@ pub unsafe extern "C" fn pjw_job_wait(
     })
 }
 
-/// Tells pjwd that the job wants `cores` cores. 0 says that the job needs none. -1 takes back the number of
-/// the last call: the job then wants the cores that it was granted. Returns 0. Returns -1 and sets `errno`
-/// after a failure: `ENOENT` if the program is in no job, `EINVAL` if `job` is NULL or `cores` is less than
-/// -1, or the error of the write.
+/// Tells pjwd that the job wants `cores` cores at present. 0 says that the job needs none. -1 takes back the
+/// number of the last call. The job then wants as many cores as it was granted: the cores that pjwd or the
+/// batch system chose for the job. Returns 0. Returns -1 and sets `errno` after a failure:
+///
+/// - `ENOENT` if the program is in no job.
+/// - `EINVAL` if `job` is NULL or `cores` is less than -1.
+/// - Otherwise the error of the write, such as `EACCES` if the user does not own the job.
 ///
 /// # Safety
 /// `job` must be NULL or from [`pjw_job_open`].

@@ -232,8 +232,8 @@ impl Job {
         self.write_want(&format!("{cores}\n"))
     }
 
-    /// Removes the number that the last call of [`Job::set_wanted_cores`] wrote. The job then wants the cores that it
-    /// was granted.
+    /// Removes the number that the last call of [`Job::set_wanted_cores`] wrote. The job then wants as many cores as it
+    /// was granted: the cores that pjwd or the batch system chose for the job.
     ///
     /// # Errors
     /// The errors of [`Job::set_wanted_cores`].
