@@ -39,8 +39,8 @@ pub fn expected_masks_of_unchecked_forks(state: &WardenState) -> BTreeMap<Pid, E
     state.lineage.scan_queue.immediate_pids().iter().filter_map(expected).collect()
 }
 
-/// Lets the scan of those newly forked processes wait for a few milliseconds whose affinity masks are right.
-/// The mask of a process is right in each of these cases:
+/// Makes the scan of a newly forked process less urgent if the affinity mask of the process is right. The
+/// scan may then wait for a few milliseconds. The mask is right in each of these cases:
 ///
 /// - The process is in `expected` and not in `mismatches`. `expected` has the masks that the processes should
 ///   have. `mismatches` has those processes in `expected` that really have another mask.
@@ -83,18 +83,16 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
     job.online_granted_cpus(&state.pool.online_cpus()).filter(|_| !has_cpuset)
 }
 
-/// Makes a partial snapshot of the newly forked processes in `probe`, which have wrong affinity masks, so
-/// that the next decision corrects the masks at once. `probe` has only the start time and the mask of each
-/// process.
-///
-/// The snapshot takes all other facts about a process, such as its user and its cgroup, from an ancestor. The
-/// ancestor is the nearest one that belonged to a job at the time of the fork, or for which pjw was then
-/// restoring the masks that it had set. These processes are left out of the snapshot:
+/// Makes a partial snapshot of newly forked processes with wrong affinity masks, so that the next decision
+/// corrects these masks at once. `probe` contains the start time and the mask of each of these processes. The
+/// snapshot takes all other facts about a process, such as its user and its cgroup, from its ancestor
+/// [`Descendant::ancestor`]. These processes are left out of the snapshot:
 ///
 /// - A process whose ancestor is not in `state`.
-/// - A process whose mask does not follow from the mask requests that it may have inherited, in the cgroup of its
-///   ancestor. The program may have requested the mask, or the process may have been forked in another cgroup,
-///   because the ancestor was moved. A scan reads the cgroup of the process.
+/// - A process whose ancestor is being moved to another cgroup.
+/// - A process whose mask does not follow from the mask requests that the process may have inherited, in the
+///   cgroup of its ancestor. The program may have requested the mask, or the process may have been forked in
+///   another cgroup. The next scan reads the mask and the cgroup of the process.
 #[must_use]
 pub fn snapshot_of_mismatches(state: &WardenState, probe: MaskProbe) -> Snapshot {
     let MaskProbe { taken_at, online, mismatches } = probe;

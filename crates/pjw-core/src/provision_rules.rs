@@ -4,8 +4,11 @@ use crate::basics::{cpus_text, prelude::*};
 use crate::state::WardenState;
 use crate::terms::{Evidence, Job, JobId, ProvisionRule};
 
-/// Returns the sentence about a process of a provision that the rule of another provision recognises too. `None` if there is
-/// no such process.
+/// Returns a warning about the provision `job`, as one sentence for users: one of its processes also matches
+/// the rule of another provision. `None` if there is no such process, or if `job` is no provision.
+///
+/// A provision is a job whose cores are promised to a service. Its rule ([`ProvisionRule`]) recognises the
+/// processes of the service.
 #[must_use]
 pub fn ambiguous_rule_text(state: &WardenState, job: &Job) -> Option<String> {
     job.provision.as_ref()?;
@@ -26,8 +29,9 @@ pub fn ambiguous_rule_text(state: &WardenState, job: &Job) -> Option<String> {
     Some(format!("process {pid} of {} also matches {rule}, the rule of {other}", job.id))
 }
 
-/// Returns the sentence about a provision whose rule recognises no process. `None` if the job has a process, no rule or no
-/// cores.
+/// Returns a warning about the provision `job`, as one sentence for users: the provision holds cores, but no
+/// process matches its rule. A provision is a job whose cores are promised to a service. `None` if `job` has
+/// a process, no rule or no cores, or is no provision.
 #[must_use]
 pub fn unmatched_rule_text(state: &WardenState, job: &Job) -> Option<String> {
     let rule = job.provision.as_ref()?.rule.as_ref()?;

@@ -85,7 +85,7 @@ pub unsafe extern "C" fn pjw_job_open(directory: *const c_char) -> *mut PjwJob {
 /// Frees a job. Does nothing if `job` is NULL.
 ///
 /// # Safety
-/// `job` must be NULL or from [`pjw_job_open`], and is not used afterwards.
+/// `job` must be NULL or from [`pjw_job_open`]. The caller must not use `job` after this call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjw_job_close(job: *mut PjwJob) {
     if !job.is_null() {
@@ -109,11 +109,17 @@ pub unsafe extern "C" fn pjw_job_cores(job: *mut PjwJob, cores: *mut PjwCores) -
     })
 }
 
-/// Writes one of the sets of CPUs of the job into `set`, which has `size` bytes. `which` chooses the set, as
-/// the C type `enum pjw_cpus` says: 0 the CPUs on which the job may run, 1 its own, 2 the borrowed, 3 the
-/// leaving and 4 the lent CPUs. Returns the number of CPUs in the set. Returns -1 and sets `errno` after a
-/// failure: `ERANGE` if `size` is too small for the CPUs, `EINVAL` for another `which` or if a pointer is
-/// NULL.
+/// Writes one of the sets of CPUs of the job into `set`, which has `size` bytes. Returns the number of CPUs
+/// in the set. `which` chooses the set, by the values of the C type `enum pjw_cpus`:
+///
+/// - 0: The CPUs on which the job may run.
+/// - 1: The CPUs that the job owns.
+/// - 2: The CPUs that the job borrows from other jobs.
+/// - 3: The CPUs that are to be taken from the job soon.
+/// - 4: The CPUs that the job owns and that another job borrows now.
+///
+/// Returns -1 and sets `errno` after a failure: `ERANGE` if `size` is too small for the CPUs, `EINVAL` for
+/// another `which` or if a pointer is NULL.
 ///
 /// # Safety
 /// `job` must be NULL or from [`pjw_job_open`]. `set` must be NULL or have room for `size` bytes.
@@ -145,8 +151,8 @@ pub unsafe extern "C" fn pjw_job_cpus(
     })
 }
 
-/// Whether the job has this CPU, as its own or as a borrowed one: 1 if so, 0 if not. Returns -1 and sets
-/// `errno` to `EINVAL` if `job` is NULL or `cpu` is negative.
+/// Returns 1 if the job may run on the CPU `cpu`: the job owns the CPU, or borrows it from another job.
+/// Otherwise returns 0. Returns -1 and sets `errno` to `EINVAL` if `job` is NULL or `cpu` is negative.
 ///
 /// # Safety
 /// `job` must be NULL or from [`pjw_job_open`].
@@ -188,10 +194,13 @@ pub unsafe extern "C" fn pjw_job_wait(
     })
 }
 
-/// Tells pjwd that the job wants `cores` cores. 0 says that the job needs none. -1 takes back the number of
-/// the last call: the job then wants the cores that it was granted. Returns 0. Returns -1 and sets `errno`
-/// after a failure: `ENOENT` if the program is in no job, `EINVAL` if `job` is NULL or `cores` is less than
-/// -1, or the error of the write.
+/// Tells pjwd that the job wants `cores` cores at present. 0 says that the job needs none. -1 takes back the
+/// number of the last call. The job then wants as many cores as it was granted: the cores that pjwd or the
+/// batch system chose for the job. Returns 0. Returns -1 and sets `errno` after a failure:
+///
+/// - `ENOENT` if the program is in no job.
+/// - `EINVAL` if `job` is NULL or `cores` is less than -1.
+/// - Otherwise the error of the write, such as `EACCES` if the user does not own the job.
 ///
 /// # Safety
 /// `job` must be NULL or from [`pjw_job_open`].

@@ -13,7 +13,8 @@ pub const CORE_MAP_FILE_NAME: &str = "coremap";
 /// The name of the file in the directory of a job that contains the number of cores that the job wants at present. A
 /// program of the job writes this number, and pjwd reads it.
 pub const WANTED_CORES_FILE_NAME: &str = "want";
-/// The permissions of the files of a job that all users may read and only pjwd may write.
+/// The permission bits of each file that only pjwd writes in the directory of a job, such as the core map.
+/// All users may read such a file. The file `want` has other permission bits.
 pub const FILE_MODE: u32 = 0o644;
 
 /// Finds the directory with the files of the job to which this process belongs. The first environment variable in this

@@ -62,8 +62,8 @@ pub struct Cores {
 }
 
 impl Cores {
-    /// Returns the number of threads that a program should have, so that each of its CPUs has one thread. This is the
-    /// number of CPUs in `cpus` that are not in `leaving`, but at least 1.
+    /// Returns the number of threads that a program should have: one for each CPU that is not about to be taken from
+    /// the job. This is the number of CPUs in `cpus` that are not in `leaving`, but at least 1.
     #[must_use]
     pub fn thread_count(&self) -> usize {
         self.cpus.difference(&self.leaving).len().max(1)
@@ -170,8 +170,9 @@ impl Job {
     }
 
     /// Returns whether the job may run on the CPU `cpu`: the job owns the CPU, or borrows it from another job. If pjwd
-    /// publishes a core map (the file `coremap` with the CPUs of the job), the call makes no system call, except to
-    /// open the file again. Without a core map, returns whether the CPU is in the affinity mask of the calling thread.
+    /// publishes a core map (the file `coremap` with the CPUs of the job), this call usually makes no system call. It
+    /// makes some if it must open a new file, because pjwd no longer writes the old one. Without a core map, returns
+    /// whether the CPU is in the affinity mask of the calling thread.
     ///
     /// For example, a thread that waits for a spin lock can call this function with the CPU on which the holder of the
     /// lock last ran. If the job no longer has this CPU, the holder may not be running, so the waiting thread should
@@ -184,14 +185,14 @@ impl Job {
     }
 
     /// Waits for a change of the core map: the CPUs of the job, as pjwd publishes them. Each change gives the core map
-    /// another epoch. The call returns when the epoch differs from `epoch`. It returns at once if the epoch differs
+    /// another epoch (a number). The call returns when the epoch differs from `epoch`, and at once if it differs
     /// already. So `epoch` should be [`Cores::epoch`] of the cores that the program uses. Returns the new cores, or
     /// `None` if the time `timeout` has passed. If `timeout` is `None`, the call waits without a limit.
     ///
     /// If pjwd publishes no core map, the cores are those of the affinity mask of the calling thread, and their epoch
-    /// is 0. With another `epoch`, the call returns these cores at once. With `epoch` 0, the call returns when pjwd
-    /// publishes a core map, or when the affinity mask has changed since the call began. The core map and the mask are
-    /// then checked every 250 ms.
+    /// is 0. If `epoch` is not 0, the call then returns these cores at once. If `epoch` is 0, the call returns when
+    /// pjwd publishes a core map, or when the affinity mask has changed since the call began. The call checks both
+    /// every 250 ms.
     #[must_use]
     pub fn wait_for_change(&self, epoch: u64, timeout: Option<Duration>) -> Option<Cores> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -217,12 +218,12 @@ impl Job {
     }
 
     /// Tells pjwd that the job wants `cores` cores at present. The number can be smaller or larger than the number of
-    /// cores that the job has. 0 means that the job needs none. If the number is larger than what the job may have, the
-    /// job wants what it may have.
+    /// cores that the job has. 0 means that the job needs none. A number that is larger than the job's maximum is no
+    /// error: it counts as the maximum.
     ///
     /// The number is written into the file `want` in the directory of the job, and is valid until the next number is
-    /// written. pjwd reads the file within some milliseconds. If pjwd has just read such files, it reads this file up
-    /// to 200 ms later.
+    /// written. pjwd usually reads the number a few milliseconds later. The delay can be up to 200 ms, because pjwd
+    /// reads changed `want` files at most once in 200 ms.
     ///
     /// # Errors
     /// [`WantError::NoJob`] if there is no file `want`. [`WantError::File`] if the file can't be written: only the user
@@ -231,8 +232,8 @@ impl Job {
         self.write_want(&format!("{cores}\n"))
     }
 
-    /// Removes the number that the last call of [`Job::set_wanted_cores`] wrote. The job then wants the cores that it
-    /// was granted.
+    /// Removes the number that the last call of [`Job::set_wanted_cores`] wrote. The job then wants as many cores as it
+    /// was granted: the cores that pjwd or the batch system chose for the job.
     ///
     /// # Errors
     /// The errors of [`Job::set_wanted_cores`].

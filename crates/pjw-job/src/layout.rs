@@ -43,12 +43,12 @@ pub const SIZE_OFFSET: usize = 12;
 /// value after the write.
 pub const SEQUENCE_OFFSET: usize = 16;
 /// The offset of a 4-byte word that is always 0, in bytes from the start of the core map (the file `coremap` of a job).
-/// No program waits for this word by futex(2). pjwd passes its address to futex(2) when pjwd changes the sequence
-/// counter and must wake no program.
+/// pjwd changes the sequence counter by futex(2), which also wakes the programs that wait for a given word. At the
+/// start of a write, pjwd must wake no program. So it gives this word, for which no program waits.
 pub const RESERVED_OFFSET: usize = 20;
-/// The offset of the 8-byte epoch, in bytes from the start of the core map (the file `coremap` of a job). A write
-/// replaces all bytes from this offset to the end of the core map. Of the bytes before this offset, a write changes
-/// only the sequence counter.
+/// The offset of the epoch, in bytes from the start of the core map (the file `coremap` of a job). The epoch is an
+/// 8-byte number that is different after each change of the core map. A write replaces all bytes from this offset to
+/// the end of the core map. Of the bytes before this offset, a write changes only the sequence counter.
 pub const EPOCH_OFFSET: usize = 24;
 /// The number of 8-byte words of each of the four sets of CPUs in the core map (the file `coremap` of a job).
 pub const WORDS_PER_CPU_SET: usize = 126;
@@ -109,7 +109,8 @@ pub struct CoreMapContent {
 
 impl CoreMapContent {
     /// Returns the CPUs on which the job may run: those that it owns (`own`) and those that it borrows from other jobs
-    /// (`borrowed`). The CPUs in `lent` and in `leaving` are among them.
+    /// (`borrowed`). The result includes the job's own CPUs that another job borrows now (`lent`), and the CPUs that
+    /// are to be taken from the job soon (`leaving`).
     #[must_use]
     pub fn cpus(&self) -> CpuSet {
         self.own.union(&self.borrowed)

@@ -91,9 +91,10 @@ fn governors(online: &CpuSet) -> BTreeMap<String, CpuSet> {
 /// Returns whether the v2 cgroup at `path` has the cpuset controller: whether its file `cgroup.controllers`
 /// lists `cpuset`. `path` is a path as in `/proc/PID/cgroup`. Returns `None` in these cases:
 ///
-/// - `path` is `/`, or lies outside this process's cgroup namespace,
-/// - a v1 cpuset hierarchy is mounted, or no v2 hierarchy is mounted,
-/// - the files of the cgroup can't be read.
+/// - A v1 hierarchy with the cpuset controller is mounted. No v2 cgroup can have the controller then.
+/// - No v2 hierarchy is mounted.
+/// - `path` is `/`, or lies outside this process's cgroup namespace.
+/// - The file `cgroup.controllers` can't be read.
 #[must_use]
 pub fn has_cpuset_controller(mounts: &CgroupMounts, path: &str) -> Option<bool> {
     // In v1 a batch system chooses whether to create a cpuset directory.
@@ -128,10 +129,12 @@ fn describe_cpusets(mounts: &CgroupMounts) -> String {
 }
 
 /// Determines in which cgroup hierarchy cpusets can be created, or why none can be created. Unlike
-/// [`probe::probe_cpuset_support`], this function changes nothing and creates no test cpuset. The field
-/// [`CpusetSupport::affinity_persists`] comes from the kernel version, because only a test cpuset could show the actual
-/// behaviour. Whether jobs can run at idle priority and can be frozen is also determined from the kernel version, and
-/// from the mounted controllers.
+/// [`probe::probe_cpuset_support`], this function changes nothing and creates no test cpuset. So it can't test the
+/// behaviour of the kernel. It derives these fields of the result instead:
+///
+/// - [`CpusetSupport::affinity_persists`] from the kernel version.
+/// - [`CpusetSupport::idle_priority`] and [`CpusetSupport::can_freeze`] from the kernel version and the mounted
+///   controllers.
 #[must_use]
 pub fn read_cpuset_support() -> CpusetSupport {
     let mounts = CgroupMounts::read();

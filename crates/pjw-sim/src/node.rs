@@ -85,8 +85,8 @@ impl SimMachineInterface {
         self.are_changes_held = true;
     }
 
-    /// Makes all delayed changes of cpusets, and ends the effect of [`SimMachineInterface::hold_cpuset_changes`]. Later
-    /// changes are delayed only at random, with the probability [`Faults::delayed_change_permille`].
+    /// Completes all delayed changes of cpusets, and ends the effect of [`SimMachineInterface::hold_cpuset_changes`].
+    /// Later changes are delayed only at random, with the probability [`Faults::delayed_change_permille`].
     pub fn finish_cpuset_changes(&mut self) {
         self.are_changes_held = false;
         while !self.delayed.is_empty() {

@@ -74,8 +74,8 @@ fn user(variable: &'static str, text: &str) -> Result<JobOwner, HookInputError> 
 /// nodes (machines) of Slurm.
 ///
 /// # Errors
-/// If the environment contains no valid job id. A missing owner or number of cores is reported in the fields
-/// of the result instead.
+/// If the environment contains no valid job id. Without a valid owner or number of cores, the call succeeds,
+/// and the field `owner` or `cpu_request` of the result is an error.
 pub fn from_slurm(attributes: &BatchAttributes, host: &Host) -> Result<JobAnnouncement, HookInputError> {
     const VARIABLES: &[&str] = &[
         "SLURM_JOB_ID",
@@ -105,8 +105,8 @@ pub fn from_slurm(attributes: &BatchAttributes, host: &Host) -> Result<JobAnnoun
 /// in the lists of hosts of LSF.
 ///
 /// # Errors
-/// If the environment contains no valid job id. A missing owner or number of cores is reported in the fields
-/// of the result instead.
+/// If the environment contains no valid job id. Without a valid owner or number of cores, the call succeeds,
+/// and the field `owner` or `cpu_request` of the result is an error.
 pub fn from_lsf(attributes: &BatchAttributes, host: &Host) -> Result<JobAnnouncement, HookInputError> {
     const VARIABLES: &[&str] =
         &["LSB_JOBID", "LSB_JOBINDEX", "LSB_MCPU_HOSTS", "LSB_HOSTS", "LSB_JOB_EXECUSER", "LSFUSER"];
@@ -127,8 +127,8 @@ pub fn from_lsf(attributes: &BatchAttributes, host: &Host) -> Result<JobAnnounce
 /// one PU (logical CPU).
 ///
 /// # Errors
-/// If the first argument is no valid job id. A missing owner or number of cores is reported in the fields of
-/// the result instead.
+/// If the first argument is no valid job id. Without a valid owner or number of cores, the call succeeds, and
+/// the field `owner` or `cpu_request` of the result is an error.
 pub fn from_openpbs(arguments: &[&str]) -> Result<JobAnnouncement, HookInputError> {
     let amount = match arguments.get(2..) {
         Some([exec_vnode, node, ..]) => amount(pbs::cpus_on(exec_vnode, node), CpuRequest::Pus),
@@ -142,8 +142,8 @@ pub fn from_openpbs(arguments: &[&str]) -> Result<JobAnnouncement, HookInputErro
 /// also pass the list of hosts.
 ///
 /// # Errors
-/// If the first argument is no valid job id. A missing owner or number of cores is reported in the fields of
-/// the result instead.
+/// If the first argument is no valid job id. Without a valid owner or number of cores, the call succeeds, and
+/// the field `owner` or `cpu_request` of the result is an error.
 pub fn from_torque(arguments: &[&str]) -> Result<JobAnnouncement, HookInputError> {
     let limits = arguments.get(4).copied().unwrap_or_default();
     let hosts = arguments.get(8).copied().unwrap_or_default();
@@ -186,8 +186,8 @@ pub fn from_pbs_task(attributes: &BatchAttributes) -> Result<JobAnnouncement, Ho
 /// machines. If the job then has several machines, the field `cpu_request` of the result is an error.
 ///
 /// # Errors
-/// If the environment contains no valid job id. A missing owner or number of cores is reported in the fields
-/// of the result instead.
+/// If the environment contains no valid job id. Without a valid owner or number of cores, the call succeeds,
+/// and the field `owner` or `cpu_request` of the result is an error.
 pub fn from_sge(
     attributes: &BatchAttributes,
     host: &Host,
@@ -215,7 +215,8 @@ pub fn from_sge(
 ///
 /// # Errors
 /// If the environment does not name the job's slot (HTCondor's share of a machine for one job), from which
-/// the job id is made. A missing owner or number of cores is reported in the fields of the result instead.
+/// the job id is made. Without a valid owner or number of cores, the call succeeds, and the field `owner` or
+/// `cpu_request` of the result is an error.
 pub fn from_condor(
     attributes: &BatchAttributes,
     machine_ad: &str,
@@ -243,8 +244,8 @@ pub fn from_condor(
 /// number of cores.
 ///
 /// # Errors
-/// If the environment contains no valid job id. A missing owner is reported in the field `owner` of the
-/// result instead.
+/// If the environment contains no valid job id. Without a valid owner, the call succeeds, and the field
+/// `owner` of the result is an error.
 pub fn from_flux(attributes: &BatchAttributes) -> Result<JobAnnouncement, HookInputError> {
     let environ = Environ::of(&["FLUX_JOB_ID", "FLUX_JOB_USERID"], attributes);
     let id = environ.required("FLUX_JOB_ID")?;

@@ -39,8 +39,9 @@ const INSTANCES_OF_A_TEMPLATE: usize = 8;
 /// thread of the calling process that only starts instances. [`Context::start`] returns the batch.
 ///
 /// A batch is an iterator over the results, in the order in which the starts finish. An item is the index of
-/// the instance in the list of [`Context::start`], with its [`Child`] or the error. The descriptor of the
-/// batch becomes readable when results arrive. Then call [`Batch::next_ready`] until it returns `None`.
+/// the instance in the list of [`Context::start`], with its [`Child`] or the error. The file descriptor of
+/// the batch ([`AsFd`]) is readable (poll(2)) when results have arrived. Then call [`Batch::next_ready`]
+/// until it returns `None`.
 ///
 /// If about 10,000 results wait to be read, the spawner threads start no further instances until the caller
 /// reads some. If the batch is dropped, the drop waits until the spawner threads have started all instances.
@@ -66,10 +67,11 @@ pub struct Batch {
 }
 
 impl Context {
-    /// Starts the processes that `instances` describes. Spawner threads start them: threads of the calling process that
-    /// only start instances. The call does not wait until the instances are started. It returns a [`Batch`], which
-    /// gives the results. With [`Context::replicas`], the call waits until the copies are made. If the instances need
-    /// more descriptors than the soft limit of the calling process allows, the limit is raised.
+    /// Starts the processes that `instances` describes. The call does not wait for the starts. It returns a [`Batch`],
+    /// which gives the results. The processes are started by spawner threads: threads of the calling process that only
+    /// start instances. With [`Context::replicas`], the call waits until the files of the program have been copied. If
+    /// the started processes need more descriptors than the soft limit of the calling process allows, the limit is
+    /// raised.
     ///
     /// # Errors
     /// If [`Context::check`] fails, or if a resource for the batch can't be created. No instance is started then.

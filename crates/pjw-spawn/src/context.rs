@@ -121,8 +121,8 @@ impl Context {
         self
     }
 
-    /// Makes the kernel kill each instance when the process that starts the instances ends, or when this
-    /// context is dropped (`PR_SET_PDEATHSIG`, prctl(2)).
+    /// Makes the kernel kill each instance (process of the program) when the process that starts the
+    /// instances ends, or when this context is dropped (`PR_SET_PDEATHSIG`, prctl(2)).
     ///
     /// This has no effect on a program that is setuid, is setgid or has file capabilities. The child
     /// processes of an instance are not killed.
@@ -143,10 +143,11 @@ impl Context {
         self
     }
 
-    /// Starts the instances as forks of a template, for a program that calls [`fork_here`](crate::proxy::fork_here).
-    /// The template is a process of the program that runs until it calls `fork_here`, and stops there. In each
-    /// instance, the program continues after this call, with the memory and the open files that the template had at the
-    /// call. In all other respects, this function is like [`Context::use_templates`].
+    /// Starts the instances (processes) as forks of a template, for a program that calls
+    /// [`fork_here`](crate::proxy::fork_here). The template is a process of the program that runs until it calls
+    /// `fork_here`, and stops there. In each instance, the program continues after this call. It has the memory and the
+    /// open files that the template had at the call. In all other respects, this function is like
+    /// [`Context::use_templates`].
     #[must_use]
     pub fn use_fork_here_templates(mut self) -> Self {
         self.setup_mut().templates = Some(TemplateKind::Late);
@@ -190,8 +191,8 @@ impl Context {
     ///
     /// - There is at least one instance.
     /// - The affinity mask of each instance is inside the mask of the caller.
-    /// - The arguments and environments are not too large. If this is true of at least one instance, there is no error.
-    ///   The start of each other instance fails later.
+    /// - The arguments and the environment of at least one instance are within the limits of execve(2). If another
+    ///   instance exceeds the limits, only the start of this other instance fails later.
     /// - There is enough free memory for replicas (copies of files of the program on NUMA nodes).
     /// - The limits on the number of processes allow all instances. A single instance is not checked: the kernel checks
     ///   these limits at its start.

@@ -73,12 +73,12 @@ pub struct EndedWorker {
 impl WorkerPool {
     /// Starts one worker process for each instance in `instances`, and makes `spares` spares. A spare is a stopped
     /// process of the same program. It replaces a worker that is killed by a signal or exits with a status other than
-    /// 0. All instances must have the same number of arguments, the same number of variables, and the same cgroup. The
-    /// calling thread becomes the parent of all workers.
+    /// 0. All instances must have the same cgroup, the same number of arguments, and the same number of environment
+    /// variables. The calling thread becomes the parent of all workers.
     ///
     /// # Errors
-    /// If the list is empty, if the program can't have a [`Template`], or if a worker or a spare can't be made. The
-    /// workers that run already are killed then.
+    /// If `instances` is empty, or if a worker or a spare can't be made. Also if the program can't have a [`Template`],
+    /// the process from which workers and spares are forked. The workers that run already are killed then.
     pub fn start(
         context: &Context,
         instances: Vec<Instance>,

@@ -48,15 +48,18 @@ pub struct ReleaseSummary {
     pub remarks: Vec<String>,
 }
 
-/// Releases all jobs that an earlier daemon recorded in the directory `state_dir`: restores affinity masks
-/// and removes cpusets. Also removes cpusets of an earlier daemon that have no record. If records are lost,
-/// [`ReleaseSummary::remarks`] names the processes whose masks an earlier daemon may have set. `beside` says
-/// whether the earlier daemon was started with `--beside`. The cgroup names of such a daemon contain a hash
-/// of the path `state_dir`. If there are neither records nor cpusets of an earlier daemon, changes nothing,
-/// and does not create `state_dir`.
+/// Releases the jobs that an earlier daemon recorded in its state directory `state_dir`. Restores the
+/// affinity masks of the jobs' processes, and removes the cpusets of the jobs. Also removes the cpusets of
+/// an earlier daemon that have no record. If records are lost, [`ReleaseSummary::remarks`] names the
+/// processes whose masks an earlier daemon may have set. If there are neither records nor such cpusets,
+/// changes nothing and does not create `state_dir`.
+///
+/// `beside` says whether the earlier daemon was started with `--beside`. Only such a daemon puts a hash of
+/// the path `state_dir` into the names of its cpusets.
 ///
 /// # Errors
-/// If a running daemon uses the directory, the journal can't be used, or a mask or cpuset can't be restored.
+/// If a running daemon uses `state_dir`. If the journal (the files with the records) can't be used. If an
+/// affinity mask can't be restored, or a cpuset still restricts its processes.
 pub fn release_all(state_dir: &Path, beside: bool) -> anyhow::Result<ReleaseSummary> {
     let own_cgroups = directories::own_cgroup_names(state_dir, beside);
     let mut node = LinuxMachine::new(pjw_sources::identifying_variables()).context("can't open /proc")?;

@@ -19,9 +19,9 @@ use crate::basics::prelude::*;
 pub struct Pu(pub u32);
 
 impl Pu {
-    /// The highest PU number that a CPU list may contain. This bounds the memory that a malicious CPU list
-    /// can make pjw allocate. The value is far above the highest CPU number that the kernel supports (8,191
-    /// with `NR_CPUS` = 8,192).
+    /// The highest PU number that a CPU list may contain. A list with a higher number is an error
+    /// ([`CpuListError::TooLarge`]). The limit bounds the memory that a malicious CPU list can make pjw
+    /// allocate. The value is far above 8,191, the highest CPU number that the kernel supports.
     pub const MAX: Pu = Pu(65_535);
 }
 
@@ -55,8 +55,8 @@ impl CpuSet {
         (first.0..=last.0).map(Pu).collect()
     }
 
-    /// Makes a set from 64-bit words, as the kernel stores affinity masks: bit `n` of word `w` is PU `64 *
-    /// w + n`.
+    /// Makes a set from 64-bit words, as the kernel stores affinity masks: bit `n` of word `w` is PU
+    /// `64 * w + n`. The number of words is not limited: the set may contain PUs greater than [`Pu::MAX`].
     #[must_use]
     pub fn from_words(words: &[u64]) -> Self {
         // A kernel built for many PUs fills more words than the machine needs. Trailing zero words are

@@ -103,8 +103,8 @@ impl BirthTime {
     /// Whether the thread was certainly created before the time `moment`, in ns since boot.
     ///
     /// - If the time of creation is exact: true if this time is less than `moment`.
-    /// - If the time of creation is an interval: true if the end of the interval, `latest`, is less than or
-    ///   equal to `moment`.
+    /// - If the time of creation is an interval: true if `latest` is less than or equal to `moment`. The
+    ///   thread was created before `latest`, because the interval does not include its end.
     #[must_use]
     pub fn is_before(self, moment: Nanos) -> bool {
         self.latest < moment || (self.latest == moment && self.earliest < moment)
@@ -230,8 +230,9 @@ impl From<&str> for Comm {
     }
 }
 
-/// Whether the cgroup at the path `cgroup` is the cgroup at the path `directory` itself or one of its
-/// descendants. Both paths are written as in `/proc/PID/cgroup`.
+/// Whether the cgroup at the path `cgroup` is the cgroup at the path `directory`, or lies below that cgroup.
+/// Both paths are written as in `/proc/PID/cgroup`. But if `directory` is the root, it must be the empty text
+/// and not `/`.
 #[must_use]
 pub fn is_cgroup_within(cgroup: &str, directory: &str) -> bool {
     cgroup.strip_prefix(directory).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))

@@ -34,8 +34,8 @@ impl Severity {
     }
 }
 
-/// One result of the diagnosis (`pjwctl doctor`): a problem, an advice or a note about the machine, with a
-/// remedy.
+/// One result of the diagnosis (`pjwctl doctor`): an observation about the machine, with a remedy. The
+/// severity of the result is problem, advice or note.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// The stable short name of this kind of finding, for scripts, such as `no-warden`.
@@ -245,8 +245,8 @@ pub struct Interrupt {
     pub counts: BTreeMap<Pu, u64>,
 }
 
-/// Facts about the host for the diagnosis: the settings and boot parameters of its kernel, and limits of the
-/// observation.
+/// Facts about the host for the diagnosis: the settings and boot parameters of its kernel, and what the
+/// diagnosis could not observe, such as the processes of other users.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostFacts {
     /// The kernel release, as `uname -r` prints it.

@@ -56,9 +56,9 @@ const CONFLICTING_PROGRAMS: [(&str, &str, &str, bool); 6] = [
 /// entry for each program, even if several processes have its name.
 ///
 /// A process is ignored if its user id is `first_person_uid` or higher, because a person can give any name to
-/// a process. Processes named `pjwd` are not ignored, whatever their user id is. If one user runs several
-/// processes named `pjwd`, the result has one entry for all of them. If a user runs only one, the result has
-/// no entry for it.
+/// a process. Processes named `pjwd` are an exception: they count for every user id. Several daemons `pjwd`
+/// of the same user work against each other, because they grant the same PUs. The result has one entry for
+/// each user that runs several. A single `pjwd` of a user has no entry.
 #[must_use]
 pub fn conflicting_programs(
     processes: impl IntoIterator<Item = (Pid, Uid, Comm)>,

@@ -72,7 +72,7 @@ fn list(map: &str, part: &str) -> Result<CpuSet, DivisionRuleError> {
     if cpus.is_empty() { Err(DivisionRuleError::EmptyPart { map: map.to_owned() }) } else { Ok(cpus) }
 }
 
-/// Divides `cpus` (the PUs of a job) into parts by the rule `map`, and returns the parts. Each process that
+/// Divides `cpus` (the PUs of a job) into parts by `rule`, and returns the parts. Each process that
 /// `pjwctl spawn` starts gets one part. `instances` is the number of these processes. For
 /// [`DivisionRule::Even`], it is the maximum number of parts. For other rules, it has no effect.
 ///
@@ -82,10 +82,10 @@ fn list(map: &str, part: &str) -> Result<CpuSet, DivisionRuleError> {
 pub fn divide_into_parts(
     topology: &Topology,
     cpus: &CpuSet,
-    map: &DivisionRule,
+    rule: &DivisionRule,
     instances: u32,
 ) -> Vec<CpuSet> {
-    match map {
+    match rule {
         DivisionRule::Lists(lists) => lists.clone(),
         DivisionRule::Pu => topology.sort_in_logical_order(cpus).into_iter().map(CpuSet::from).collect(),
         DivisionRule::Core => cores(topology, cpus),

@@ -19,8 +19,8 @@ const MAX_TRIES: u32 = 4;
 /// processes that were in the cpuset.
 const HISTORY_AFTER_REMOVAL: Nanos = Nanos(60_000_000_000);
 
-/// A job's cpuset that pjw created or changed, or is about to create or change. Contains the facts that pjw
-/// needs in order to remove the cpuset later.
+/// A job's cpuset that pjw manages: pjw created or changed the cpuset, or is about to do so. Contains the
+/// facts that pjw needs in order to remove the cpuset later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ManagedCpuset {
     /// The job, the path of the cgroup, and the settings of the cpuset.
@@ -244,9 +244,10 @@ impl CpusetRegistry {
     /// `path`. `ancestry` lists the process, its parent, its grandparent and so on. The result is the first
     /// of these cgroups whose path is known:
     ///
-    /// 1. The cgroup from which pjw moved the process into a cpuset. If pjw never moved the process, the
-    ///    cgroup from which pjw moved its nearest moved ancestor.
-    /// 2. The cgroup from which pjw moved the first process into the cpuset at `path`.
+    /// 1. The cgroup from which pjw moved the process into a cpuset. If pjw never moved the process, its
+    ///    nearest ancestor that pjw moved counts instead.
+    /// 2. [`ManagedCpuset::origin_cgroup`] of the cpuset at `path`: the cgroup from which pjw moved the first
+    ///    process into this cpuset.
     ///
     /// Returns `None` if both paths are unknown.
     #[must_use]
@@ -273,9 +274,9 @@ impl CpusetRegistry {
         self.move_errors.get(&process).map(String::as_str)
     }
 
-    /// Whether an attempt to remove the cpuset at the cgroup path `path` was refused since the last scan of
-    /// all processes. An attempt to give all PUs to a cpuset that pjw wants to remove counts too. pjw tries
-    /// again only after the next scan of all processes.
+    /// Whether a step of the removal of the cpuset at the cgroup path `path` was refused since the last scan
+    /// of all processes. pjw first gives the cpuset all PUs, and later removes the cgroup. A refused step is
+    /// repeated only after the next scan of all processes.
     #[must_use]
     pub fn has_failed_removal(&self, path: &str) -> bool {
         self.failed_removals.contains_key(path)

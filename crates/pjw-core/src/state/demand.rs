@@ -43,24 +43,25 @@ impl Demand {
         self.last.map(|last| last.at)
     }
 
-    /// Returns the demand after one more reading of the thread's CPU time:
+    /// Returns the demand after one more reading of the thread's CPU time. The first case that applies
+    /// decides:
     ///
     /// - At the first reading, the demand does not change.
-    /// - At a reading less than 100 ms after the last reading, the demand does not change, and the reading is
-    ///   not stored.
     /// - If `run_ns` plus `wait_ns` is less than at the last reading, the tid was reused by another thread.
     ///   The demand becomes 0.
-    /// - In all other cases, the result is the weighted mean of the demand before and the demand since the
-    ///   last reading.
+    /// - At a reading less than 100 ms after the last reading, the demand does not change, and the reading is
+    ///   not stored.
+    /// - Otherwise, the result is the weighted mean of two values: the earlier demand, and the share of the
+    ///   time since the last reading in which the thread ran or waited for a PU.
     ///
     /// The parameters are:
     ///
     /// - `run_ns` and `wait_ns` are the times for which the thread has run and has waited for a PU since its
     ///   start, in ns.
     /// - `at` is the time of the reading, in ns since boot.
-    /// - `idle_until` is the time of the last check, without a reading of the thread, that found the process
-    ///   of the thread idle. Until this time, the demand counts as 0. `None` if there was no such check since
-    ///   the last reading.
+    /// - `idle_until` is the last time at which pjw found the process of the thread idle without reading the
+    ///   thread. The demand at this time is 0, and this time replaces the time of the last reading. `None` if
+    ///   pjw did not find the process idle since the last reading.
     /// - `policy` gives the weight of the new reading, and the demands at which the thread becomes hot (busy)
     ///   or is no longer hot.
     #[must_use]

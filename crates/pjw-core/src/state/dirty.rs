@@ -17,8 +17,8 @@ pub struct DirtySet {
     jobs: BTreeMap<JobId, DirtyScope>,
 }
 
-/// The processes of a changed job about whose affinity masks the next decision of the daemon must be made:
-/// all processes of the job, or only some.
+/// The part of a changed job that the next decision of the daemon is about: all processes of the job, or only
+/// some. The decision plans the affinity masks of these processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DirtyScope {
     /// All processes of the job.
@@ -95,8 +95,9 @@ impl DirtySet {
 }
 
 impl DirtyScope {
-    /// Returns whether the next decision of the daemon must be about all threads of the process `pid` of the
-    /// job.
+    /// Returns whether this scope is [`DirtyScope::Whole`] or lists the pid `pid`. The next decision of the
+    /// daemon is then about all threads of the process. If false, the decision may still be about the
+    /// process, if the process is active: see [`DirtyScope::Processes`].
     #[must_use]
     pub fn contains_whole_process(&self, pid: Pid) -> bool {
         match self {

@@ -20,9 +20,9 @@ use crate::terms::{Evidence, JobId, ProcessEvent};
 /// fork event is read, pjw drops the event, and a scan of all processes follows.
 pub const MAX_DESCENDANTS: usize = 65_536;
 
-/// A process that was forked by a process of a job, or by a descendant of such a process. The record is made
-/// when the fork event is read, before a scan has read the process. It says to which job the process belongs
-/// and which affinity mask it inherited.
+/// The record of a process that was forked by a process of a job, or by a descendant of such a process. pjw
+/// usually makes the record when it reads the fork event, before a scan has read the process. The record says
+/// to which job the process belongs and which affinity mask the process inherited.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Descendant {
     /// The pid of the nearest ancestor that belonged to a job at the time of the fork, or for which pjw was
@@ -81,8 +81,8 @@ impl Descendant {
     }
 }
 
-/// The forked processes that the kernel's process events reported: which of them descend from processes of
-/// jobs, and which processes must be scanned because of an event.
+/// The forked processes that the kernel's process events reported. The records say which of these processes
+/// descend from processes of jobs, and which processes must be scanned because of an event.
 #[derive(Debug, Clone, Default)]
 pub struct Lineage {
     /// The processes that descend from a process of a job, by pid.
@@ -106,12 +106,13 @@ pub struct Lineage {
 
 impl Lineage {
     /// Updates the records of forked processes from the kernel's process events `events`, in the given order.
-    /// Returns true if a fork event was dropped because [`MAX_DESCENDANTS`] was reached. Then all processes
-    /// must be scanned.
+    /// Returns true if a fork event was dropped because [`MAX_DESCENDANTS`] was reached. The caller must then
+    /// request a scan of all processes.
     ///
-    /// - `tracked` returns the process with the given pid, and true if the process belongs to a job. The
-    ///   second value is false if the process no longer belongs to a job, and pjw is restoring the masks that
-    ///   it had before pjw changed them. `tracked` returns `None` for any other process.
+    /// - `tracked` returns the process with the given pid, if pjw sets the affinity masks of this process.
+    ///   The second value is true if the process belongs to a job. It is false if the process has left its
+    ///   job and pjw is restoring its original masks (the masks before pjw changed them). `tracked` returns
+    ///   `None` for any other process.
     /// - `is_scanned` returns whether a scan has found the process with the given pid.
     pub fn apply_events<'a>(
         &mut self,
@@ -205,10 +206,10 @@ impl Lineage {
         self.descendants.entry(pid).or_insert_with(new).inherited_mask_requests = requests;
     }
 
-    /// Whether the process `pid` may have an ancestor in a job that pjw does not know of. True if pjw read
-    /// the fork event of the process and one of its ancestors was unknown when it forked: no scan had read
-    /// this ancestor, and no fork event had reported its birth. False if pjw did not read the fork event of
-    /// the process `pid`.
+    /// Whether the process `pid` may descend from a process of a job although pjw has no record of this
+    /// descent. True if one of its ancestors was unknown at the time of the fork: no scan had read this
+    /// ancestor, and no fork event had reported its birth. False if pjw did not read the fork event of the
+    /// process `pid`.
     #[must_use]
     pub fn has_unknown_ancestors(&self, pid: Pid) -> bool {
         self.of_unknown_descent.contains(&pid)

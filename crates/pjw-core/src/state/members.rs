@@ -355,9 +355,13 @@ impl Members {
         self.busy_threads_of(member.id.pid)
     }
 
-    /// Returns the ids of the busy threads of the process `pid`, if a scan may read only these: the process
-    /// belongs to a job, has at least [`MIN_THREADS_FOR_PARTIAL_READING`] threads, and few of them are busy.
-    /// A thread is busy if its smoothed CPU demand is not 0. `None` for every other process.
+    /// Returns the ids of the busy threads of the process `pid`, if the process has many threads and few of
+    /// them are busy. Some scans then read only the busy threads. A thread is busy if its smoothed CPU demand
+    /// is not 0. Returns `None` in each of these cases:
+    ///
+    /// - The process belongs to no job.
+    /// - It has fewer than [`MIN_THREADS_FOR_PARTIAL_READING`] threads.
+    /// - None of its threads is busy, or more than one in 16 was at the last reading of all threads.
     #[must_use]
     pub fn busy_threads_of(&self, pid: Pid) -> Option<&BTreeSet<Tid>> {
         self.busy_threads.get(&pid).map(|busy| &busy.tids)

@@ -141,8 +141,8 @@ impl PuPool {
         self.place_of(job).map(|place| self.held_at(place)).unwrap_or_default()
     }
 
-    /// Returns the job that borrows the PU (it runs on the PU while the holder of the PU leaves it idle).
-    /// `None` if no job borrows the PU.
+    /// Returns the job that borrows the PU. A borrowed PU is free, or another job holds it and leaves it
+    /// idle. `None` if no job borrows the PU.
     #[must_use]
     pub fn borrower(&self, pu: Pu) -> Option<&JobId> {
         self.borrowers.get(&pu)
@@ -161,17 +161,18 @@ impl PuPool {
         self.borrowers().filter(|(_, borrower)| *borrower == job).map(|(pu, _)| pu).collect()
     }
 
-    /// Returns the lent PUs: a job holds the PU and leaves it idle, and another job borrows it.
+    /// Returns the lent PUs. A PU is lent if one job holds it and leaves it idle, and another job borrows it.
     #[must_use]
     pub fn lent_cpus(&self) -> CpuSet {
         let has_owner = |pu: &Pu| self.holder(*pu).is_some_and(|holder| holder.job().is_some());
         self.borrowers.keys().copied().filter(has_owner).collect()
     }
 
-    /// Makes the job borrow the PUs `cpus` and no others. A job of the class besteffort borrows PUs that are
-    /// free or that another job leaves idle. A PU that another job borrows already stays with that job:
-    /// returns these PUs. The holders of the PUs do not change, and offers of the allocator ([`Offer`]) stay
-    /// valid.
+    /// Makes the job borrow the PUs `cpus` and no other PUs. If another job already borrows a PU in `cpus`,
+    /// that job keeps the PU. Returns the PUs that other jobs keep.
+    ///
+    /// A job of the class besteffort borrows PUs that are free or that another job leaves idle. The holders
+    /// of the PUs do not change, and offers of the allocator ([`Offer`]) stay valid.
     pub fn set_borrowed(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         self.borrowers.retain(|_, borrower| borrower != job);
         let mut taken = CpuSet::new();
@@ -201,13 +202,13 @@ impl PuPool {
         }
     }
 
-    /// Grants the PUs of `offer` to the job, and frees all other PUs of the job. The allocator must have made
-    /// the offer for this job. If a job of the class besteffort borrows a PU that is new for this job, that
-    /// borrowing ends.
+    /// Grants the PUs of `offer` to `job`, and frees all other PUs of `job`. The allocator must have made the
+    /// offer for `job`. A job of the class besteffort may be borrowing a PU of the offer that `job` did not
+    /// hold before. This borrowing ends.
     ///
     /// # Errors
-    /// If the pool changed since the offer was made, or if a PU of the offer is neither free nor held by the
-    /// job. The pool is then unchanged.
+    /// If the pool changed since the offer was made, or if a PU of the offer is neither free nor held by
+    /// `job`. The pool is then unchanged.
     pub fn commit(&mut self, job: &JobId, offer: &Offer) -> Result<(), StaleOffer> {
         if offer.pool_change_count != self.version || !offer.cpus.is_subset(&self.available_to(job)) {
             return Err(StaleOffer);
@@ -245,8 +246,10 @@ impl PuPool {
         elsewhere
     }
 
-    /// Sets the housekeeping PUs, which are reserved for the system. A PU that is granted to a job becomes a
-    /// housekeeping PU only when the job releases it.
+    /// Sets the housekeeping PUs, which are reserved for the system. Free PUs in `housekeeping` become
+    /// housekeeping PUs at once. A PU in `housekeeping` that a job holds becomes one when the job releases
+    /// it. A housekeeping PU that is not in `housekeeping` becomes free. All earlier offers of the allocator
+    /// ([`Offer`]) become invalid.
     pub fn set_housekeeping(&mut self, housekeeping: &CpuSet) {
         self.reserved = housekeeping.clone();
         for (entry, pu) in self.entries.iter_mut().zip((0..).map(Pu)) {

@@ -9,8 +9,9 @@ use core::ops::{Bound, Deref};
 use crate::basics::{Nanos, Pid, Uid, is_cgroup_within, prelude::*};
 use crate::terms::{JobId, JobMarks, JobProcessScope, Process};
 
-/// A process of the machine, without its threads, as the last scan that read it found it. Contains also the
-/// time at which a scan first read the process, and the last change of its cgroup.
+/// A process of the machine. The facts about the process are from the last scan that read it, except two: the
+/// time at which a scan first read the process, and the last change of its cgroup. The threads of the process
+/// are not included.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownProcess {
     /// The process, as the last scan that read it found it. The fields `attributes`, `job_marks` and
@@ -30,7 +31,7 @@ pub struct KnownProcess {
     pub last_cgroup_change: Option<(Arc<str>, Nanos)>,
 }
 
-/// All processes of the machine, each as the last scan that read it found it.
+/// All processes of the machine. The facts about each process are from the last scan that read it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Processes {
     processes: BTreeMap<Pid, KnownProcess>,

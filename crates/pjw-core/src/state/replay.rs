@@ -26,11 +26,12 @@ impl WardenState {
     }
 
     /// Applies one record of the journal to the state. When the daemon starts, it calls this function for
-    /// each record, in the order of the journal. If the record contains a job with a grant, the job loses the
-    /// grant in these cases:
+    /// each record, in the order of the journal. If the record describes a job that holds PUs, the job loses
+    /// all these PUs in each of these cases:
     ///
-    /// - The machine has none of the granted PUs.
-    /// - The grant is not shared, and another job holds one of the granted PUs.
+    /// - The machine has none of the PUs.
+    /// - The job owns the PUs ([`Tenure::Owned`]) and does not share them
+    ///   ([`Grant::is_shared`](crate::terms::Grant::is_shared)), and another job holds one of them.
     ///
     /// The records may name processes that have ended since the records were written. Such a process stays in
     /// the state until the first full scan.

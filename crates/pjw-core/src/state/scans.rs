@@ -25,22 +25,22 @@ use crate::terms::{IdleGroup, IdleWatch, JobId, ScanRequest, ScanScope};
 const RESCANS_PER_FULL_PLAN: u32 = 8;
 
 impl WardenState {
-    /// Returns the request for a scan. In this description, the processes to restore are those in
-    /// [`WardenState::processes_to_restore`]: pjw is giving them back the affinity masks that they had before
-    /// pjw changed them.
+    /// Returns the request for a scan. The description distinguishes three kinds of processes:
     ///
-    /// - If `full` is true, the scan reads every process of the machine, and the cgroups of all jobs. It
-    ///   reads the threads of the processes of jobs and of the processes to restore.
-    /// - If `full` is false, the scan reads the active processes of jobs and the processes to restore, each
-    ///   with its threads. The scan checks the idle processes of jobs, and reads such a process only if the
-    ///   check finds a reason (see [`IdleWatch`]). The scan reads the cgroups of the jobs that have no PUs or
-    ///   no processes. It also reads the cgroups that pjw has to remove.
+    /// - Processes to restore ([`WardenState::processes_to_restore`]): pjw is giving them back the affinity
+    ///   masks that they had before pjw changed them.
+    /// - Idle processes: processes of jobs for which the smoothed CPU demand of every thread is 0.
+    /// - Active processes: all other processes of jobs, including those whose threads no scan has read.
     ///
-    /// Of an active process with many threads, a partial scan may read only the busy threads
-    /// ([`ScanRequest::busy_threads`]).
+    /// If `full` is true, the scan reads every process of the machine, and the cgroups of all jobs. It reads
+    /// the threads of all three kinds of processes.
     ///
-    /// A process is idle if the smoothed CPU demand of all its threads is 0, otherwise active. A process
-    /// whose threads no scan has read is active too.
+    /// If `full` is false, the scan reads only the following:
+    ///
+    /// - The active processes and the processes to restore, with their threads. Of an active process with
+    ///   many threads, the scan may read only the busy threads ([`ScanRequest::busy_threads`]).
+    /// - An idle process, if a check finds a reason (see [`IdleWatch`]). The scan checks all idle processes.
+    /// - The cgroups of the jobs that have no PUs or no processes, and the cgroups that pjw has to remove.
     #[must_use]
     pub fn scan_request(&self, full: bool) -> ScanRequest {
         if full {
@@ -65,10 +65,11 @@ impl WardenState {
     }
 
     /// Returns the request for a scan of every process of the machine. The scan reads the threads of the active
-    /// processes of jobs. A process is active if its threads used CPU time recently, and idle otherwise. Of an idle
-    /// process of a job, the scan reads the threads only in these cases:
+    /// processes of jobs and of the processes in [`WardenState::processes_to_restore`]. A process is active if its
+    /// threads used CPU time recently, and idle otherwise. Of an idle process of a job, the scan reads the threads only
+    /// in these cases:
     ///
-    /// - The scan finds that the process has used CPU time since it was last checked, or it was never checked.
+    /// - The scan finds that the process has used CPU time since the last check, or the process was never checked.
     /// - The process is kept on the PUs of its job by affinity masks alone, without a cpuset, and the mask of one of
     ///   its threads contains a PU that is not the job's.
     #[must_use]
@@ -131,9 +132,9 @@ impl WardenState {
         }
     }
 
-    /// Returns the pids of all processes whose masks pjw sets: the processes that belong to a job, and the
-    /// processes in [`WardenState::processes_to_restore`], to which pjw gives the masks back that they had
-    /// before pjw changed them.
+    /// Returns the pids of all processes whose affinity masks pjw sets. These are the processes that belong
+    /// to a job, and the processes in [`WardenState::processes_to_restore`]. The latter belong to no job any
+    /// longer: pjw restores the masks that they had before pjw changed them.
     #[must_use]
     pub fn tracked_pids(&self) -> BTreeSet<Pid> {
         self.members.keys().chain(self.processes_to_restore.keys()).copied().collect()

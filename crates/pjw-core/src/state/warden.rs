@@ -151,8 +151,9 @@ impl WardenState {
         self.members.of_job(job)
     }
 
-    /// Returns the process with the pid `pid`, as the last scan that read it found it. Returns `None` if no
-    /// scan has found a process with this pid, or if the process has ended.
+    /// Returns the process with the pid `pid`. The facts about the process are from the last scan that read
+    /// it. Returns `None` if no scan has found a process with this pid, or if pjw knows that the process has
+    /// ended.
     #[must_use]
     pub fn process(&self, pid: Pid) -> Option<&Process> {
         self.processes.get(&pid).map(|known| &known.process)
@@ -348,9 +349,10 @@ impl WardenState {
         }
     }
 
-    /// Records that pjw changed the mask of a new thread, as planned in `action`, while the fork(2) that
-    /// creates the thread may not have been complete. At its end, the kernel may give the thread the mask of
-    /// its parent again. So pjw does not know which of the two masks the thread has until the next scan.
+    /// Records that pjw changed the affinity mask of a new thread, as planned in `action`, while the fork(2)
+    /// that creates the thread may not have been complete. Must be called after
+    /// [`WardenState::record_mask_applied`]. At the end of fork(2), the kernel may give the thread the mask
+    /// of its parent again. Until the next scan, pjw does not know which of the two masks the thread has.
     pub fn record_mask_applied_during_fork(&mut self, action: &MaskAction) {
         if let Some(entry) = self.mask_mut(&action.thread) {
             entry.add_inherited_requests_again();

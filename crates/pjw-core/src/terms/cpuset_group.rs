@@ -41,10 +41,11 @@ pub struct CpusetSupport {
 
 /// Whether pjw can run a job at idle priority, by the file `cpu.idle` of a cgroup.
 ///
-/// The kernel compares the priorities of cgroups with the same parent only. So the cgroup must lie directly
-/// below the root of the hierarchy that has the cpu controller. For the same reason, the policy `SCHED_IDLE`
-/// does not suffice: in a cgroup of its own, such a thread competes with other cgroups as any other thread
-/// does.
+/// The kernel compares the priorities of cgroups with the same parent only. So this cgroup must lie directly
+/// below the root of the hierarchy that has the cpu controller.
+///
+/// The scheduling policy `SCHED_IDLE` is no alternative. A thread with this policy gives way only to other
+/// threads of its own cgroup. Its cgroup still competes with other cgroups at normal priority.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IdlePriority {
     /// A job can run at idle priority.
@@ -91,8 +92,9 @@ impl Default for CpusetSupport {
     }
 }
 
-/// The creator of a job's cgroup: the batch system, systemd or pjw. pjw changes and removes the cgroup
-/// through the interface that the creator used: the files of the cgroup, or D-Bus calls to systemd.
+/// The creator of a job's cgroup: the batch system, systemd or pjw. If systemd created the cgroup, pjw sets
+/// its PUs and removes it by D-Bus calls to systemd. Otherwise, pjw writes to the files of the cgroup. pjw
+/// never removes a cgroup that a batch system created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CgroupCreator {
@@ -104,8 +106,9 @@ pub enum CgroupCreator {
     Warden,
 }
 
-/// The settings that pjw writes to a cpuset: its PUs, its NUMA nodes, and whether it is an isolated
-/// partition.
+/// The settings that pjw writes to a cpuset and to its cgroup: the PUs, the NUMA nodes, and three options.
+/// The options are an isolated partition (`isolated`), idle priority (`idle`) and frozen processes
+/// (`frozen`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpusetSpec {
     /// `cpuset.cpus`: the PUs on which the processes in the cpuset may run.
@@ -133,8 +136,8 @@ fn is_false(flag: &bool) -> bool {
 }
 
 impl CpusetSpec {
-    /// Makes the settings of a cpuset with the PUs `cpus` and the memory of all NUMA nodes. The cpuset is not
-    /// an isolated partition, and its processes run at their usual priority.
+    /// Makes the settings of a cpuset with the PUs `cpus` and the memory of all NUMA nodes. The options
+    /// `isolated`, `idle` and `frozen` are off.
     #[must_use]
     pub fn from_cpus(cpus: CpuSet) -> Self {
         Self { cpus, mems: None, isolated: false, idle: false, frozen: false }
@@ -157,8 +160,11 @@ pub struct JobCpuset {
 }
 
 /// A cgroup of a job that an earlier run of the daemon created and that still exists when the daemon starts.
-/// It is recognised by its path. Usually the journal has a record of the cgroup. If not, the daemon either
-/// gives the PUs of the cpuset to the job again, or removes the cgroup.
+/// The daemon recognises the cgroup by its path. Usually the journal has a record of the cgroup. If not:
+///
+/// - If the cgroup contains processes, its job gets the PUs of the cpuset again, unless another job holds
+///   some of these PUs.
+/// - Otherwise, the daemon removes the limits of the cpuset and then the cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftoverCpuset {
     /// The path of the cgroup relative to the mount point of the cpuset hierarchy.
@@ -173,8 +179,8 @@ pub struct LeftoverCpuset {
     pub origin_cgroup: Option<String>,
 }
 
-/// One planned change of a job's cpuset: the cpuset is created, gets other settings, loses its limits or is
-/// removed, or a process is moved into or out of the cpuset.
+/// One planned change of a job's cpuset, such as its creation, with the reason for the change.
+/// [`CpusetChange`] lists the kinds of changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpusetAction {
     /// The job whose cpuset changes.
@@ -224,9 +230,9 @@ impl CpusetAction {
     }
 }
 
-/// The kind of a planned change of a job's cpuset: create the cpuset or write its settings, move a process
-/// into the cpuset, move a process back to its earlier cgroup, remove the limits of the cpuset, or remove the
-/// cpuset.
+/// The kind of a planned change of a job's cpuset, with the cpuset or the process that changes. `Create`,
+/// `Widen` and `Remove` change the cpuset itself. `MoveIn` and `MoveBack` move one process into the cpuset or
+/// out of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpusetChange {
     /// Creates the cgroup if it does not exist, and writes the settings of the cpuset. Repeating the change
@@ -272,9 +278,8 @@ pub enum CpusetChange {
     },
 }
 
-/// The result of carrying out a [`CpusetAction`] (a change of a job's cpuset). Either the change was made, or
-/// the kernel or systemd refused the change, or the process or cgroup no longer exists, or the change is
-/// still being made.
+/// The result of carrying out a [`CpusetAction`] (a change of a job's cpuset). `Done` means that the change
+/// was made. With `Gone` and `Refused`, it was not made. With `Delayed`, it continues in the background.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpusetOutcome {
     /// The change was made.

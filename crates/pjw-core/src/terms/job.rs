@@ -17,8 +17,8 @@ pub use grant::{Grant, GrantedBy, Tenure};
 pub use provision::{Provision, ProvisionRule, ProvisionRuleError};
 pub use wanted_cores::WantedCores;
 
-/// The system that started a job, as the first part of the job's id: a batch system, a user's command, or a
-/// login session.
+/// What started a job: a batch system, a user's command, or a login session. The name of the source is the
+/// first part of a job id, such as `slurm` in `slurm:7`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[derive(strum::Display, strum::IntoStaticStr, strum::VariantArray)]
@@ -54,26 +54,28 @@ impl JobSource {
         self.into()
     }
 
-    /// Whether the source is a batch system. False only for `Manual` (a user's command) and `Session` (a
-    /// login session). The cores that a batch system chose for a job are never changed by pjw.
+    /// Whether the source is a batch system, such as Slurm. False only for `Manual` (a user's command) and
+    /// `Session` (a login session).
     #[must_use]
     pub fn is_scheduler(self) -> bool {
         !matches!(self, JobSource::Manual | JobSource::Session)
     }
 }
 
-/// The id of a job, written `source:name`, such as `slurm:7`. The source is the system that started the job.
-/// The name is the job's id in that system: for Slurm it is the job id, and not the label that Slurm calls
-/// job name. The name need not be a number, such as `123[4].srv` of PBS.
+/// The id of a job, written `SOURCE:NAME`, such as `slurm:7`. `SOURCE` is the name of a [`JobSource`]. `NAME`
+/// is the id that the batch system gave to the job, and not the label that Slurm calls job name. For a job
+/// that a user created, `NAME` is the name that the user chose. `NAME` need not be a number: PBS has job ids
+/// such as `123[4].srv`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId {
     source: JobSource,
     name: String,
 }
 
-/// The reason why a text is not a valid job id. A job id is written `SOURCE:NAME`, such as `slurm:7`. For a
-/// job that a user created, `NAME` alone suffices. If the text does not begin with a known source and a
-/// colon, the whole text is checked as `NAME`.
+/// The reason why a text is not a valid job id. A job id is written `SOURCE:NAME`, such as `slurm:7`, or only
+/// `NAME` for a job that a user created. If the text does not begin with a known source and a colon, the
+/// whole text is checked as `NAME`. A text that passes this check and contains a colon is still invalid: see
+/// [`JobIdError::UnknownSource`].
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum JobIdError {
     /// The part `NAME` of the job id, which is written `SOURCE:NAME` or `NAME`, is empty.
@@ -102,7 +104,8 @@ pub enum JobIdError {
 }
 
 impl JobId {
-    /// The maximum number of characters in the name of a job (the part of the id after the first colon).
+    /// The maximum number of characters in the name of a job (the part of the id after the first colon). For
+    /// a longer name, [`JobId::new`] returns [`JobIdError::TooLong`].
     pub const MAX_NAME_LENGTH: usize = 128;
 
     /// Makes a job id from its two parts. `source` is the system that started the job. `name` is the id that
@@ -287,8 +290,9 @@ impl JobRequest {
     }
 }
 
-/// The condition under which a job ends, not a duration. A normal job ends with its last process. A
-/// reservation (a job that was created before it had processes) ends by a release or a timeout.
+/// The condition under which a job ends. Most jobs end with their last process. A reservation (a job that was
+/// created before it had processes) also ends if it has no process for too long. A provision (cores that are
+/// promised to a service) does not end when it has no process. A command can release any job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EndCondition {
@@ -377,9 +381,11 @@ impl Job {
         }
     }
 
-    /// Returns the grant of the job (the PUs that the job holds) if pjw restricts the threads of the job to
-    /// these PUs. Returns `None` if the job holds no PUs. Also `None` if a command released the job while its
-    /// batch system still runs the job.
+    /// Returns the grant of the job: the PUs to which pjw restricts the threads of the job. `None` if the job
+    /// has no grant.
+    ///
+    /// Also `None` if a command released the job while its batch system still runs the job. The job may then
+    /// still hold the PUs that the batch system chose, but pjw does not restrict its threads.
     #[must_use]
     pub fn active_grant(&self) -> Option<&Grant> {
         self.grant.as_ref().filter(|_| !self.was_released)

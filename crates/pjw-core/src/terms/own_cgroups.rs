@@ -18,8 +18,8 @@ const HASH_DIGITS: usize = 16;
 /// The names of the cgroups that one daemon (`pjwd`) creates for jobs. Two daemons on one machine use
 /// different names, so that neither writes into a cgroup of the other daemon.
 ///
-/// A name contains no `-`, because systemd interprets the text before a `-` as the name of a parent slice
-/// (systemd.slice(5)).
+/// All names of a daemon begin with the same text, such as `pjw`. This text contains no `-`, because a `-` in
+/// the name of a systemd slice separates the names of nested slices (systemd.slice(5)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnCgroupNames {
     name: String,
@@ -44,9 +44,9 @@ impl OwnCgroupNames {
         Self { name: format!("{NAME}_{hash:0HASH_DIGITS$x}") }
     }
 
-    /// Returns the cgroup names of the daemon to which the cgroup at `path` belongs, as the first component
-    /// of the path shows. Returns `None` if no daemon gives such a name to a cgroup. Checks only the text,
-    /// and not whether the cgroup exists.
+    /// Returns the cgroup names of the daemon to which the cgroup at `path` belongs. The first component of
+    /// the path identifies the daemon. Returns `None` if no daemon of pjw uses such a first component. Checks
+    /// only the text: the cgroup need not exist.
     #[must_use]
     pub fn from_cgroup_path(path: &str) -> Option<Self> {
         let top = path.strip_prefix('/')?.split('/').next()?;
@@ -64,22 +64,22 @@ impl OwnCgroupNames {
             .then(|| Self { name: name.to_owned() })
     }
 
-    /// Returns the path of the cgroup in which the daemon itself creates the cgroups of jobs, such as `/pjw`.
-    /// It is used if systemd does not manage the cgroup hierarchy.
+    /// Returns the path of the cgroup in which the daemon itself creates the cgroups of most jobs
+    /// ([`CgroupPlace::Usual`]), such as `/pjw`. Used if systemd does not manage the cgroup hierarchy.
     #[must_use]
     pub fn directory_path(&self) -> String {
         format!("/{}", self.name)
     }
 
-    /// Returns the name of the systemd slice (systemd.slice(5)) in which systemd creates the cgroups of jobs,
-    /// such as `pjw.slice`. Each job is a scope unit in this slice.
+    /// Returns the name of the systemd slice (systemd.slice(5)) in which systemd creates the cgroups of most
+    /// jobs ([`CgroupPlace::Usual`]), such as `pjw.slice`. Each of these jobs is a scope unit in this slice.
     #[must_use]
     pub fn slice_name(&self) -> String {
         format!("{}.slice", self.name)
     }
 
     /// Returns the path of the cgroup in which the daemon itself creates the cgroups of jobs of the class
-    /// besteffort, such as `/pjw_besteffort`. All processes below run at idle priority.
+    /// besteffort, such as `/pjw_besteffort`. All processes in these cgroups run at idle priority.
     #[must_use]
     pub fn besteffort_directory_path(&self) -> String {
         format!("/{}{BESTEFFORT}", self.name)
@@ -92,8 +92,9 @@ impl OwnCgroupNames {
         format!("{}{BESTEFFORT}.slice", self.name)
     }
 
-    /// Returns whether `path` is the path of a cgroup that the daemon with these names creates, or lies below
-    /// the path of such a cgroup. Also true for the directory and the slice that contain the cgroups of jobs.
+    /// Whether the cgroup at `path` belongs to the daemon with these names. True for the cgroups that the
+    /// daemon creates (cgroups of jobs and their parents) and for all cgroups below them. Checks only the
+    /// text: the cgroup need not exist.
     #[must_use]
     pub fn is_own_path(&self, path: &str) -> bool {
         Self::from_cgroup_path(path).as_ref() == Some(self)
@@ -107,28 +108,29 @@ impl OwnCgroupNames {
         self.path_for_name(&directory_name(job), cgroup_creator, place)
     }
 
-    /// Returns the path of a cgroup that has the text `job` in the place of a job id. For a real job, see
-    /// [`OwnCgroupNames::job_path`], which has the same parameters.
+    /// Returns the path that the cgroup of a job would have if the name of the job were `text`, without
+    /// escaping any character. The other parameters are those of [`OwnCgroupNames::job_path`].
     ///
-    /// The daemon uses such a path for the cgroup with which it tests the support for cpusets. If `job`
-    /// contains a `-`, the path differs from the paths of the cgroups of all jobs.
+    /// The daemon calls this function for the cgroup with which it tests the support for cpusets. The text
+    /// for this cgroup contains a `-`. The path then differs from the path of every job's cgroup, in which a
+    /// `-` is escaped.
     #[must_use]
-    pub fn path_for_name(&self, job: &str, cgroup_creator: CgroupCreator, place: CgroupPlace) -> String {
+    pub fn path_for_name(&self, text: &str, cgroup_creator: CgroupCreator, place: CgroupPlace) -> String {
         let name = &self.name;
         match (cgroup_creator, place) {
-            (CgroupCreator::Systemd, CgroupPlace::Usual) => format!("/{name}.slice/{name}-{job}.scope"),
-            (CgroupCreator::Systemd, CgroupPlace::Partition) => format!("/{name}-{job}.scope"),
+            (CgroupCreator::Systemd, CgroupPlace::Usual) => format!("/{name}.slice/{name}-{text}.scope"),
+            (CgroupCreator::Systemd, CgroupPlace::Partition) => format!("/{name}-{text}.scope"),
             (CgroupCreator::Systemd, CgroupPlace::Besteffort) => {
-                format!("/{name}{BESTEFFORT}.slice/{name}{BESTEFFORT}-{job}.scope")
+                format!("/{name}{BESTEFFORT}.slice/{name}{BESTEFFORT}-{text}.scope")
             }
             (CgroupCreator::Warden | CgroupCreator::Scheduler, CgroupPlace::Usual) => {
-                format!("/{name}/{job}")
+                format!("/{name}/{text}")
             }
             (CgroupCreator::Warden | CgroupCreator::Scheduler, CgroupPlace::Partition) => {
-                format!("/{name}-{job}")
+                format!("/{name}-{text}")
             }
             (CgroupCreator::Warden | CgroupCreator::Scheduler, CgroupPlace::Besteffort) => {
-                format!("/{name}{BESTEFFORT}/{job}")
+                format!("/{name}{BESTEFFORT}/{text}")
             }
         }
     }

@@ -60,8 +60,8 @@ impl MaskAction {
     }
 }
 
-/// The purpose of a planned change of an affinity mask: confine, repair, pin, float, unbind, keep off or
-/// restore.
+/// The purpose of a planned change of an affinity mask. For example, `Confine` restricts a thread to the PUs
+/// of its job, and `Restore` gives the thread its original mask back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum MaskActionKind {

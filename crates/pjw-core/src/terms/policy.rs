@@ -33,8 +33,8 @@ pub enum ExhaustionPolicy {
     Wait,
 }
 
-/// The treatment of hot threads (threads that run or wait for a PU most of the time) in a job that has more
-/// hot threads than PUs: hot threads are pinned evenly, or not pinned.
+/// The treatment of hot threads in a job that has more hot threads than PUs. A thread is hot if it runs or
+/// waits for a PU most of the time. pjw either pins each hot thread to one PU, or pins no hot thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OversubscriptionPolicy {
     /// Hot threads are pinned evenly: the numbers of hot threads on two PUs differ by at most one.
@@ -79,7 +79,7 @@ impl Default for LendingPolicy {
 }
 
 /// The treatment of a job of the class besteffort while it can borrow no core: no core is free, and no other
-/// job leaves a core idle.
+/// job leaves a core idle. The job runs on PUs that are reserved for the system, or its processes are frozen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum StarvedPolicy {
     /// The job runs on the housekeeping PUs, at idle priority. If the machine has no housekeeping PUs, the

@@ -9,8 +9,8 @@ use crate::terms::plan::{MaskAction, MaskOutcome};
 use crate::terms::snapshot::{ExpectedMask, MaskProbe, ProcessEventBatch, Snapshot};
 use crate::terms::{record::Record, scan::ScanRequest};
 
-/// The interface through which pjwd scans and changes the machine on which it runs, a node of a cluster (not
-/// a NUMA node). `pjw-linux` implements the interface for Linux, `pjw-sim` for a simulated machine.
+/// The interface through which pjwd scans and changes the machine on which it runs. `pjw-linux` implements
+/// the interface for Linux, `pjw-sim` for a simulated machine.
 pub trait MachineInterface {
     /// Scans the processes, threads and cgroups that `request` names, and returns what was read. A process or
     /// cgroup that vanishes during the scan is reported as [`crate::terms::snapshot::Observed::Gone`], not as
@@ -51,8 +51,8 @@ pub trait MachineInterface {
     }
 }
 
-/// The interface to the journal, the file from which pjwd restores its state after a restart. A record must
-/// be written before pjwd makes the change that the record describes.
+/// The interface to the journal, the file from which pjwd restores its state after a restart. pjwd must write
+/// a record before it makes the change that the record describes.
 pub trait Journal {
     /// The error of a failed write to the journal.
     type Fault: Error + Send + Sync + 'static;

@@ -49,8 +49,9 @@ pub enum CpusetRecord {
     },
 }
 
-/// The facts of a journal record about a process that belongs or belonged to a job: the process, the job, the
-/// evidence, and facts that a restarted daemon could not read again.
+/// The content of a journal record about a process and a job. [`Record::Joined`] says that the process
+/// belongs to the job, [`Record::Left`] that it does not. Some of the facts are recorded because a restarted
+/// daemon could not read them again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Membership {
     /// The process that belongs or belonged to the job.
@@ -69,9 +70,12 @@ pub struct Membership {
     pub first_seen: Option<Nanos>,
 }
 
-/// The affinity masks that the threads of a job had from pjw when the job ended or a command released the
-/// job. pjw keeps this list because a process may still have one of these masks later: it inherited the mask
-/// at its fork, before pjw restored the mask of its parent, and no scan has read it.
+/// The affinity masks that the threads of a job had from pjw at the release of the job, that is, when the job
+/// ended or a command released it.
+///
+/// pjw restores the original mask of each thread, but keeps this list. A process that no scan has read may
+/// still have one of these masks: it copied the mask of its parent at its fork, before pjw restored the mask
+/// of the parent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReleasedMasks {
     /// The job that ended or was released.
@@ -95,7 +99,8 @@ pub struct ReleasedMasks {
 }
 
 impl ReleasedMasks {
-    /// Makes an empty set of masks for a job that ends or is released at the time `released_at`.
+    /// Makes an empty set of masks for a job that ends or is released at the time `released_at`, in ns since
+    /// boot.
     #[must_use]
     pub fn new(job: JobId, released_at: Nanos) -> Self {
         let (user_ids, masks) = (BTreeSet::new(), BTreeSet::new());
@@ -108,8 +113,8 @@ impl ReleasedMasks {
     }
 }
 
-/// An affinity mask that pjw had given to threads of a job by the time when the job ended or was released,
-/// and the mask that pjw restores instead.
+/// An affinity mask that threads of a job had from pjw when the job ended or a command released the job, and
+/// the original mask of these threads.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ReleasedMask {
     /// The mask that the threads had at the release. It is the mask that pjw had requested, or only those PUs

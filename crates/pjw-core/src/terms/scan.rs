@@ -13,8 +13,8 @@ pub enum ScanScope {
     Partial(BTreeSet<Pid>),
 }
 
-/// A request for a scan of the machine: the processes to read, the processes whose threads to read too, and
-/// the cgroups to read.
+/// A request for a scan of the machine. The request says which processes the scan reads, for which of these
+/// processes the scan also reads the threads, and which cgroups the scan reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScanRequest {
     /// The processes to read: all processes of the machine, or only the listed processes.
@@ -42,12 +42,13 @@ pub struct ScanRequest {
 /// The processes that a scan checks before it decides whether to read them: idle processes of jobs, and
 /// processes that belong to no job. The check is cheaper than reading the process.
 ///
-/// A partial scan reads such a process only in these cases. A full scan reads every process, but reads the
-/// threads of an idle process of a job only in these cases:
+/// A partial scan reads such a process only if the check finds a change, or if the scope of the scan lists
+/// the process. A full scan reads every process. But it reads the threads of an idle process of a job only if
+/// the check finds a change. The check finds a change in each of these cases:
 ///
 /// - The process used CPU time since the last check, was never checked before, or has exited.
-/// - A thread of the process has an affinity mask with a PU outside [`IdleGroup::expected_cpus`] of its
-///   group. Not every scan checks the masks: see `check_all_masks`.
+/// - A thread of an idle process has an affinity mask with a PU outside [`IdleGroup::expected_cpus`]. Not
+///   every scan checks the masks: see [`IdleWatch::check_all_masks`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct IdleWatch {
     /// The idle processes of jobs, in groups. A process is idle if the smoothed CPU demand of all its threads
@@ -63,7 +64,9 @@ pub struct IdleWatch {
     pub check_all_masks: bool,
 }
 
-/// Idle processes of one job. A scan checks them together if they have a cgroup of their own.
+/// A group of idle processes of one job. A process is idle if the smoothed CPU demand of all its threads is
+/// 0. If the processes are in a cgroup of the job, a scan checks the CPU time of this cgroup, and need not
+/// check each process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdleGroup {
     /// The path of the cgroup of the job, which contains all processes of the group. If this cgroup used no

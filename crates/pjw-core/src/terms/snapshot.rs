@@ -255,8 +255,8 @@ pub enum MarkKind {
     },
 }
 
-/// The set of processes that a batch system makes for each job by setpgid(2) or setsid(2): a process group, a
-/// session, or neither. Every process in this process group or session belongs to the job.
+/// Whether a batch system starts each job in a process group of its own (setpgid(2)), in a session of its own
+/// (setsid(2)), or in neither. Every process in such a process group or session belongs to the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum JobProcessScope {
     /// Each job has a process group of its own, but no session of its own. (LSF: all jobs are in the session
@@ -344,9 +344,9 @@ pub struct MaskProbe {
     pub mismatches: Vec<ForkMaskMismatch>,
 }
 
-/// A process that was just forked by a process of a job and whose affinity mask is not the set of online PUs
-/// that the job holds. [`MachineInterface::probe_masks`](crate::ports::MachineInterface::probe_masks) finds
-/// these processes.
+/// A process that was just forked by a process of a job and that has a wrong affinity mask: its mask is not
+/// the set of online PUs that the job holds. Found by
+/// [`MachineInterface::probe_masks`](crate::ports::MachineInterface::probe_masks).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForkMaskMismatch {
     /// The pid and the start time of the process. The start time is computed from the time of the fork event,
@@ -414,7 +414,9 @@ pub enum ProcessEvent {
     },
 }
 
-/// The process events that one call read from the kernel, and whether the kernel lost further events.
+/// The process events that one call of
+/// [`MachineInterface::read_process_events`](crate::ports::MachineInterface::read_process_events) read from
+/// the kernel, and whether events were lost.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ProcessEventBatch {
     /// The process events, in the order in which the kernel reported them.

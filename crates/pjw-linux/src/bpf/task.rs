@@ -7,7 +7,8 @@ use pjw_core::{cpuset::CpuSet, snapshot::AffinityRequest};
 
 use crate::proc::procfs::Stat;
 
-/// The maximum number of processes in the set of a [`TaskScope`].
+/// The maximum number of processes in the set of a [`TaskScope`]. If the set has more processes,
+/// [`TaskScan::for_each_task`](super::TaskScan::for_each_task) returns an error.
 pub const MAX_SCANNED_PROCESSES: u32 = 131_072;
 
 /// The tasks (threads) that a task scan reports.

@@ -164,11 +164,11 @@ impl LinuxMachine {
         requests
     }
 
-    /// Sets whether later changes of cpusets treat affinity masks as persistent: whether the mask of a thread
-    /// stays in force when the cpuset of the thread changes. The new value is the field
-    /// [`CpusetSupport::affinity_persists`] of `support`, which [`crate::probe`] determines. The other fields
-    /// of `support` are ignored. Before the first call of this function, the value depends on the kernel
-    /// version: true on Linux 6.2 and later, false on older kernels.
+    /// Sets how the kernel treats the affinity masks of threads when their cpuset changes. Only the field
+    /// [`CpusetSupport::affinity_persists`] of `support` is used. The field is true if the mask of a thread
+    /// stays in force when its cpuset changes. [`crate::probe`] determines it. Before the first call of this
+    /// function, the value depends on the kernel version: true on Linux 6.2 and later, false on older
+    /// kernels.
     ///
     /// # Errors
     /// If `/proc` can't be opened. The function opens `/proc` again for the changes of cpusets.
@@ -188,17 +188,18 @@ impl LinuxMachine {
         self.cpuset_changer.start_thread()
     }
 
-    /// Returns the file descriptor that is readable (poll(2)) when a delayed change of a cpuset is complete.
-    /// A change is delayed if [`MachineInterface::change_cpuset`] returned [`CpusetOutcome::Delayed`] for the change.
-    /// `None` if there is no delayed change whose outcome has not been taken.
+    /// Returns the file descriptor that is readable (poll(2)) when a delayed change of a cpuset is complete. A change
+    /// is delayed if [`MachineInterface::change_cpuset`] returned [`CpusetOutcome::Delayed`] for the change. Returns
+    /// `None` if there was no delayed change, or if [`MachineInterface::take_finished_cpuset_changes`] has already
+    /// returned the outcomes of all delayed changes.
     #[must_use]
     pub fn cpuset_changes_fd(&self) -> Option<BorrowedFd<'_>> {
         self.cpuset_changer.fd()
     }
 
-    /// Returns whether a delayed change of a cpuset is complete, and its outcome has not been taken by
-    /// [`MachineInterface::take_finished_cpuset_changes`]. A change is delayed if [`MachineInterface::change_cpuset`] returned
-    /// [`CpusetOutcome::Delayed`] for the change.
+    /// Returns whether [`MachineInterface::take_finished_cpuset_changes`] has an outcome to return: a delayed change of
+    /// a cpuset is complete, and its outcome has not been returned yet. A change is delayed if
+    /// [`MachineInterface::change_cpuset`] returned [`CpusetOutcome::Delayed`] for the change.
     pub fn has_finished_cpuset_changes(&mut self) -> bool {
         self.cpuset_changer.has_finished()
     }

@@ -35,10 +35,12 @@ struct Sample {
 }
 
 impl CpuTimeSampler {
-    /// Returns the CPU time that the processes in `processes` have used between the last call and this call: the sum
-    /// over all processes. A process that was not in the last call adds no time: it counts from now on. A process that
-    /// has ended since the last call adds no time either. `cpu_time_of` returns the CPU time of a process since its
-    /// start, or `None` if the process has ended. It is [`process_cpu_time`], except for simulated processes.
+    /// Returns the CPU time that `processes` have used between the last call and this call: the sum over the processes
+    /// that were also in the last call. A process adds no time if it was not in the last call, or if it has ended since
+    /// then.
+    ///
+    /// The function `cpu_time_of` must return the CPU time of a process since its start, or `None` if the process has
+    /// ended. Callers pass [`process_cpu_time`]. For simulated processes, callers pass another function.
     pub fn sample(
         &mut self,
         processes: impl IntoIterator<Item = ProcessId>,

@@ -29,8 +29,8 @@ pub enum SchedulingPolicy {
 }
 
 impl SchedulingPolicy {
-    /// Whether a thread with this policy runs before all threads without a real-time priority, also before those of other
-    /// cgroups.
+    /// Returns whether this is a real-time policy: `SCHED_RR`, `SCHED_FIFO` or `SCHED_DEADLINE`. The kernel runs a
+    /// thread with such a policy before all threads with other policies, also before those in other cgroups.
     #[must_use]
     pub fn is_realtime(self) -> bool {
         matches!(self, Self::RoundRobin | Self::OtherRealtime)

@@ -53,8 +53,8 @@ pub struct DemandPoint {
     pub cores_used: Vec<f64>,
 }
 
-/// The reason why a text is no curve of demand: a list of the numbers of cores that jobs use over time. Each job in the
-/// list is an owner: it owns cores, and may use fewer. Lines are counted from 1.
+/// The reason why a text is not a valid curve of demand. A curve of demand lists the numbers of cores that jobs use
+/// over time. Each job in the list is an owner: it owns cores, and may use fewer. Lines are counted from 1.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CurveError {
     /// The text has no line with a demand.

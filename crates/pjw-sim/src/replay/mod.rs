@@ -23,7 +23,8 @@ use crate::swf::{JobLog, LoggedJob};
 
 pub use crate::locality::ProcessorUnit;
 
-/// The maximum number of samples in [`ReplayResult::free_cores_samples`].
+/// The maximum number of samples in [`ReplayResult::free_cores_samples`]. For a long job log, the intervals
+/// between the samples are longer, and the number of samples stays the same.
 pub const MAX_SAMPLES: u32 = 100;
 
 /// The algorithm that chooses the cores of each job in a replay: pjw's allocator or a reference policy.
@@ -72,8 +73,8 @@ impl StartedJob {
     }
 }
 
-/// The largest requests for cores that the free cores can serve at one time of a replay: in a single package, NUMA node
-/// or L3 cache, and on the whole machine.
+/// The free cores at one time of a replay, as the sizes of the largest requests for cores that can be served. There is
+/// one size for a single L3 cache, one for a single NUMA node, one for a single package, and one for the whole machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FreeCoresSample {
     /// The simulated time of the sample, in seconds since the time 0 of the replayed job log.
@@ -103,8 +104,8 @@ pub struct ReplayResult {
     unit: ProcessorUnit,
 }
 
-/// The decision about one job of a replay: the chosen PUs, or a refusal. Also has the use of all PUs before
-/// the decision.
+/// The decision about one job of a replay: the chosen PUs, or a refusal. Also says how each PU of the machine
+/// was used just before the decision.
 #[derive(Debug, Clone, Copy)]
 pub struct JobDecision<'r> {
     /// The job, as the log describes it.
@@ -117,7 +118,7 @@ pub struct JobDecision<'r> {
 
 /// Replays the job log `log` on a machine with the topology `topology`. Each job gets cores at its submit
 /// time, or is refused if too few are free. A started job frees its cores after its run time. Calls `watch`
-/// with the decision for each job, before the cores are granted. Returns the started jobs and statistics.
+/// with the decision for each job, before the job gets the cores. Returns the started jobs and statistics.
 pub fn replay(
     topology: &Topology,
     log: &JobLog,

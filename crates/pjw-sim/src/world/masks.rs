@@ -7,9 +7,10 @@ use pjw_core::{snapshot::AffinityRequest, time::Nanos};
 use super::{ProgramRequest, SimProcess, SimThread, World};
 
 impl World {
-    /// Records that pjw can't know the original cgroup of a process and of its descendants. The original
-    /// cgroup of a process is the cgroup to which pjw must return the process when its job is released. After
-    /// this call, a simulation run does not check whether these processes are returned.
+    /// Records that pjw can't know the original cgroup of the process `pid`, of its children, of their
+    /// children and so on. The original cgroup of a process is the cgroup to which pjw must return the
+    /// process when its job is released. After this call, a simulation run does not check to which cgroup pjw
+    /// returns these processes.
     pub fn mark_original_cgroup_unknown(&mut self, pid: Pid) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         process.has_unknown_original_cgroup = true;
@@ -152,9 +153,9 @@ impl World {
         Some(thread)
     }
 
-    /// Records that the daemon has read the mask of a thread. [`SimThread::program_request`] then changes from
-    /// [`ProgramRequest::Unread`] to [`ProgramRequest::Read`], and any other value stays. With the value `Read`, the
-    /// checks of a simulation run expect that the daemon knows the mask that a program requested last for the thread.
+    /// Records that the daemon has read the mask of a thread: changes [`SimThread::program_request`] from
+    /// [`ProgramRequest::Unread`] to [`ProgramRequest::Read`]. Any other value stays. If the value is `Read`, a
+    /// simulation run checks that the daemon knows the mask that a program requested last for the thread.
     pub fn record_mask_read(&mut self, pid: Pid, tid: Tid) {
         let thread = self.processes.get_mut(&pid).and_then(|process| process.threads.get_mut(&tid));
         if let Some(thread) = thread.filter(|thread| thread.program_request == ProgramRequest::Unread) {
@@ -174,10 +175,10 @@ impl World {
         is_accepted
     }
 
-    /// Records that pjw is about to request `mask` for some thread. The record is valid for all threads of the simulated
-    /// machine, also if the kernel refuses the request of pjw. If the program of any thread requests this mask later, the
-    /// daemon can't know whether pjw or the program requested it. The simulation then sets
-    /// [`SimThread::program_request`] of that thread to [`ProgramRequest::Hidden`].
+    /// Records that pjw is about to request `mask` for some thread. If a program requests the same mask for any thread
+    /// later, the daemon can't know whether pjw or the program requested it. The simulation then sets
+    /// [`SimThread::program_request`] of that thread to [`ProgramRequest::Hidden`]. The record is kept even if the
+    /// kernel refuses the request of pjw.
     pub fn record_mask_requested_by_pjw(&mut self, mask: &CpuSet) {
         self.requested_by_pjw.insert(mask.clone());
     }
@@ -217,15 +218,14 @@ impl World {
         is_accepted
     }
 
-    /// Simulates a program that requests every PU for a thread and then immediately restores the previous
-    /// mask. Afterwards the thread has the same masks as before the call. If
-    /// [`World::reports_affinity_requests`] is true, the simulated kernel reports the request for every PU to
-    /// the daemon. The simulated kernel does not report the restoration. A later scan reads the same mask as
-    /// an earlier scan. With this function, a test checks that the daemon detects a request by its report,
-    /// and not only by a changed mask.
+    /// Simulates a program that requests every PU for a thread and then immediately restores the previous mask.
+    /// Afterwards the thread has the same masks as before, so scans before and after the call read the same mask. If
+    /// [`World::reports_affinity_requests`] is true, the simulated kernel reports the request for every PU to the
+    /// daemon. It does not report the restoration. With this function, a test checks that the daemon detects a request
+    /// by the report alone.
     ///
-    /// If pjw requested the previous mask, the daemon can't know any more whether the mask is that of pjw or one that the
-    /// program requested last. [`SimThread::program_request`] is then [`ProgramRequest::Hidden`].
+    /// If the previous mask was one that pjw requested, the daemon can't know whether the program requested the
+    /// restored mask. [`SimThread::program_request`] is then [`ProgramRequest::Hidden`].
     pub fn request_and_restore_mask(&mut self, pid: Pid, tid: Tid) {
         let before = self.processes.get(&pid).and_then(|process| process.threads.get(&tid)).cloned();
         self.request_mask(pid, tid, &self.cpus.clone());
@@ -256,9 +256,10 @@ impl World {
     }
 
     /// Makes the simulated kernel run threads only on the PUs in `active`, as at the start of a hotplug operation. The
-    /// affinity masks of the threads in cpusets are updated only when [`World::rewrite_masks_after_hotplug`] is called.
-    /// Until that call, a thread whose mask has no active PU gets a fallback mask. This mask is all PUs of its cpuset.
-    /// If the cpuset has no active PU either, it is all PUs of the machine.
+    /// affinity masks of the threads in cpusets are updated later, by [`World::rewrite_masks_after_hotplug`]. Until
+    /// then, a thread whose mask has no active PU gets a fallback mask ([`SimThread::fallback_mask`]). The fallback
+    /// mask is all PUs of the thread's cpuset. If there is no cpuset, or no PU of the cpuset is active, the fallback
+    /// mask is all PUs of the machine.
     pub fn set_active_pus(&mut self, active: &CpuSet) {
         self.active = active.clone();
         let mut processes = std::mem::take(&mut self.processes);

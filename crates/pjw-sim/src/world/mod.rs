@@ -405,9 +405,12 @@ impl World {
     }
 
     /// Records in [`World::cgroup_origins`] that pjw moves a process from the cgroup at `from` into the
-    /// cgroup at `to`, which pjw created. If `cgroup_origins` has an entry for `from`, records the path in
-    /// this entry instead of `from`. If another path is already recorded for `to`, the recorded path becomes
-    /// empty.
+    /// cgroup at `to`, which pjw created. The recorded path of `to` is `from`, with two exceptions:
+    ///
+    /// - If `cgroup_origins` has an entry for `from`, because pjw created `from` too, the path in this entry
+    ///   is recorded.
+    /// - If another path is already recorded for `to`, the recorded path becomes empty, because the processes
+    ///   in `to` come from several cgroups.
     pub fn record_origin_cgroup(&mut self, to: &str, from: &str) {
         let from = self.cgroup_origins.get(from).cloned().unwrap_or_else(|| from.to_owned());
         let known = self.cgroup_origins.entry(to.to_owned()).or_insert_with(|| from.clone());

@@ -70,8 +70,8 @@ impl Template {
         match self.0 {}
     }
 
-    /// Makes a process of the program as a fork of the template. On this architecture it can't be called, because no
-    /// value of this type exists.
+    /// On x86_64, this function makes a process of the program as a fork of the template. On this architecture, the
+    /// function can't be called, because no value of this type exists.
     ///
     /// # Errors
     /// None.
@@ -79,8 +79,8 @@ impl Template {
         match self.0 {}
     }
 
-    /// Makes a spare: a process of the program that is stopped before `main`. On this architecture it can't be called,
-    /// because no value of this type exists.
+    /// On x86_64, this function makes a spare: a process of the program that is stopped before `main`. On this
+    /// architecture, the function can't be called, because no value of this type exists.
     ///
     /// # Errors
     /// None.
@@ -88,8 +88,9 @@ impl Template {
         match self.0 {}
     }
 
-    /// Turns a spare (a process that is stopped before `main`) into a running process of the program. On this
-    /// architecture it can't be called, because no value of this type exists.
+    /// On x86_64, this function turns a spare (a process that is stopped before `main`) into a running
+    /// process of the program. On this architecture, the function can't be called, because no value of this
+    /// type exists.
     ///
     /// # Errors
     /// None.
@@ -97,8 +98,8 @@ impl Template {
         match self.0 {}
     }
 
-    /// Makes processes of the program as forks of the template. Calls the function once for each of them. On this
-    /// architecture it can't be called, because no value of this type exists.
+    /// On x86_64, this function makes several processes of the program as forks of the template. On this architecture,
+    /// the function can't be called, because no value of this type exists.
     pub fn fork_n<'a>(
         &mut self,
         _: impl IntoIterator<Item = &'a Instance>,

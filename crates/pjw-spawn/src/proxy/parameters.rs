@@ -4,8 +4,8 @@ use std::ffi::{CStr, c_char};
 use std::ptr;
 
 /// The arguments and environment variables of one instance: a process that is forked from a [`super::Template`].
-/// [`fork_here`](super::fork_here) returns this value in the instance. The launcher has written the arguments and
-/// variables into the memory of the instance. They are read from there only when a function of this type is called.
+/// [`fork_here`](super::fork_here) returns this value in the instance. The process that started the instance has
+/// written the arguments and variables into the memory of the instance. This value refers to them there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InstanceParameters {
     /// The address of the list of pointers to the arguments. A null pointer ends the list.

@@ -73,9 +73,11 @@ pub enum ReplicaError {
 
 impl Replicas {
     /// Selects the files to copy: those that the process `pid` has mapped into its memory now. `nodes` contains the
-    /// numbers of the NUMA nodes to which the files are to be copied. For a [template](crate::proxy::Template), the
-    /// files are the program and the libraries with which it is linked. Libraries that instances load later are not
-    /// included. Copies nothing yet.
+    /// numbers of the NUMA nodes to which the files are to be copied. Copies nothing yet.
+    ///
+    /// The process can be a [template](crate::proxy::Template): a process of the program that is stopped before `main`.
+    /// The files are then the program and the libraries with which it is linked, without libraries that are loaded
+    /// later.
     ///
     /// # Errors
     /// If the memory map of the process can't be read.

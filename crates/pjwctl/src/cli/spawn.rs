@@ -72,8 +72,9 @@ pub struct SpawnArgs {
     pub command: Vec<OsString>,
 }
 
-/// The value of `pjwctl spawn --proxy`: whether the program is loaded once and the instances are forks of the
-/// loaded process. Otherwise each instance executes the program itself.
+/// The value of `pjwctl spawn --proxy`: how the instances (processes) of the program are started. Either the
+/// program is loaded once and the instances are forks of the loaded process, or each instance executes the
+/// program itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ProxyArg {
     /// Each instance executes the program

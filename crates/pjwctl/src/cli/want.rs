@@ -25,8 +25,8 @@ pub struct WantArgs {
     pub json: JsonArg,
 }
 
-/// The number of cores that a job is to want at present, as the argument of `pjwctl want` gives it. `None` for the word
-/// `default`: the job wants the cores that it was granted.
+/// The argument of `pjwctl want`: the number of cores that a job is to want at present. `None` for the word `default`:
+/// the job then wants as many cores as it was granted, which are those that pjwd or the batch system chose for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WantedCoresArg(pub Option<u32>);
 

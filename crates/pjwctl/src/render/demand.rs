@@ -71,8 +71,8 @@ pub struct LendingSettings {
     pub at_once: u32,
 }
 
-/// The use of the machine in one replay. Owners are the jobs that own cores. The besteffort job uses free and lent
-/// cores.
+/// The use of the machine in one replay of a curve of demand. The jobs in the curve are owners: they own cores. The
+/// besteffort job is an additional job that uses free cores and cores that the owners lend.
 #[derive(Debug, Clone, Serialize)]
 pub struct UtilisationSummary {
     /// The utilisation of the machine, from 0 to 1: the core time that the owners and the besteffort job used, divided
@@ -83,7 +83,8 @@ pub struct UtilisationSummary {
 }
 
 impl DemandResult {
-    /// Computes the result from two replays of the same curve: `without` lending, and `with` the settings `lending`.
+    /// Computes the result from two replays of the same curve of demand. `without` is the replay without lending.
+    /// `with` is the replay with lending, whose settings are `lending`.
     #[must_use]
     pub fn new(without: &DemandReplay, with: &DemandReplay, lending: &LendingPolicy) -> Self {
         let owners = &with.owners;

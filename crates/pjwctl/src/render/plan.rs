@@ -6,8 +6,9 @@ use pjw_ipc::wire::{Abstained, Action};
 use super::text::{cpus_phrase, escape_control_characters, remedy_lines, wrap_text};
 use super::{Terminal, style};
 
-/// Returns the text of `pjwctl plan`: the changes that the daemon would make next, the changes that it would
-/// leave out, and the reasons.
+/// Returns the text of `pjwctl plan`. It lists the changes of affinity masks and cpusets that the daemon
+/// would make next. It also lists changes that are needed but that the daemon would not make, with the
+/// reasons.
 #[must_use]
 pub fn plan_text(plan: &PlanReply, term: Terminal) -> String {
     let mut parts = vec![if plan.actions.is_empty() {

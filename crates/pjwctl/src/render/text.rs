@@ -43,8 +43,8 @@ pub fn wrap_text(text: &str, width: usize, first: &str, later: &str) -> String {
     lines + line.trim_end() + "\n"
 }
 
-/// Returns a remedy, wrapped into indented lines of at most `width` columns, to be printed below the problem. Empty if
-/// `remedy` is empty.
+/// Returns `remedy`, wrapped into indented lines of at most `width` columns. A remedy is a text that says how the user
+/// can solve a problem. It is printed below the description of the problem. Empty if `remedy` is empty.
 #[must_use]
 pub fn remedy_lines(remedy: &str, width: usize) -> String {
     if remedy.is_empty() { String::new() } else { wrap_text(remedy, width, "  → ", "    ") }

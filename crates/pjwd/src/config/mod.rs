@@ -51,12 +51,13 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads the configuration file at `path`, or the [default file](Config::default_path) if `path` is
-    /// `None`. If the default file is missing, or there is no path for it, all keys have their defaults.
+    /// Reads the configuration file at `path`. If `path` is `None`, reads the
+    /// [default file](Config::default_path). If `path` is `None` and there is no default file, all keys have
+    /// their defaults.
     ///
     /// # Errors
-    /// All mistakes in the file, in the order of the file. A single error if the file can't be read. This
-    /// includes a missing file, if `path` is given.
+    /// If the file has mistakes: all mistakes, in the order of the file. If the file can't be read: a single
+    /// error. A missing file is an error only if `path` is given.
     pub fn load(path: Option<&Path>) -> Result<Self, Vec<ConfigError>> {
         match (path, Self::default_path()) {
             (Some(path), _) => Self::parse(path, &read::text(path)?),
@@ -117,12 +118,13 @@ impl Config {
         self.settings.rescan_interval
     }
 
-    /// Returns the policy for a machine: the settings that decisions about jobs need, with the housekeeping
-    /// PUs of this machine. The caller has to set `own_pid`, `only_managed_user`, `cpuset_support` and `own_cgroups`,
-    /// which the configuration does not contain.
+    /// Returns the policy for a machine: the settings on which decisions about jobs depend. The policy contains
+    /// the housekeeping PUs: the PUs (logical CPUs) of this machine that are reserved for the system. The caller
+    /// must then set the fields `own_pid`, `only_managed_user`, `cpuset_support` and `own_cgroups`, which do not
+    /// come from the configuration.
     ///
     /// # Errors
-    /// If the machine lacks PUs that the key `housekeeping` names, or if no PU would be left for jobs.
+    /// If the key `housekeeping` names PUs that the machine does not have. If no PU would be left for jobs.
     pub fn policy(&self, topology: &Topology) -> Result<Policy, Vec<ConfigError>> {
         let settings = &self.settings;
         let housekeeping_cpus = settings.housekeeping.resolve(topology).map_err(|error| {

@@ -8,7 +8,7 @@ use toml::de::DeValue;
 use super::values::{self, ValueError};
 
 /// One table `[[provision]]` of the configuration file. A provision promises a number of cores to a service. pjwd
-/// keeps these cores for the service, also when no process of the service runs.
+/// keeps these cores for the service even while no process of the service runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProvisionSettings {
     /// `name`: the id of the job to which the cores and the processes of the service belong.
@@ -21,8 +21,9 @@ pub struct ProvisionSettings {
 }
 
 impl ProvisionSettings {
-    /// Returns the name, the number of cores and the rule of the provision as text for messages. Example: `web: 4
-    /// cores, unit=nginx.service`.
+    /// Returns the provision as text for messages: its name, its number of cores, and its rule. By the rule, pjwd
+    /// recognises the processes of the service. Example: `web: 4 cores, unit=nginx.service`. A provision without a rule
+    /// gives `web: 4 cores`.
     #[must_use]
     pub fn describe(&self) -> String {
         let rule = self.rule.as_ref().map(|rule| format!(", {rule}")).unwrap_or_default();

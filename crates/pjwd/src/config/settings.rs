@@ -11,8 +11,9 @@ use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::J
 
 use super::provisions::ProvisionSettings;
 
-/// The value of the configuration key `log_level`: the least severe messages that are logged. Each variant
-/// also logs everything that the variants above it log.
+/// The value of the configuration key `log_level`: the least severe level of messages that pjwd logs. The
+/// variants are in order, the most severe level first. Each variant includes the messages of the variants
+/// before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogLevel {
     /// Logs failures only.
@@ -40,8 +41,8 @@ pub enum ScanInterface {
     Proc,
 }
 
-/// The value of the configuration key `log_format`: where messages are logged (the journal or standard
-/// error), and in what format.
+/// The value of the configuration key `log_format`: whether messages go to the systemd journal or to standard
+/// error, and in what format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogFormat {
     /// The journal if systemd connected standard error to the journal. Text otherwise.

@@ -274,9 +274,10 @@ impl JobDirectory {
 }
 
 /// Removes the directory `STATE_DIR/jobs` with the files of all jobs. `state_dir` is the state directory of the daemon.
-/// Marks each file `coremap` (the CPUs of a job, which programs map into their memory) as no longer kept up to date.
-/// This wakes the programs that wait for a change of the file. If an entry can't be removed, it stays, and no error is
-/// returned.
+/// If an entry can't be removed, it stays, and no error is returned.
+///
+/// The file `coremap` of a job has the CPUs of the job. Programs may have mapped this file into their memory. So the
+/// function marks the file as no longer kept up to date. This wakes the programs that wait for a change of the file.
 pub fn remove_all(state_dir: &Path) {
     let jobs = state_dir.join(JOBS_DIRECTORY);
     for entry in std::fs::read_dir(&jobs).into_iter().flatten().flatten() {

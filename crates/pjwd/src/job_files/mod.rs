@@ -165,10 +165,12 @@ impl JobFiles {
         self.jobs.keys()
     }
 
-    /// Publishes `content` in the files of the job `id`. Writes only files whose content changes. If `content` is
-    /// `None`, removes the files of the job, and wakes the programs that wait for a change of its cores. If the owner
-    /// of the job has changed, all files are removed and made again. A failure is logged, is returned by
-    /// [`JobFiles::warnings`], and is tried again later.
+    /// Publishes `content` in the files of the job `id`. Writes only files whose content changes. If the owner of the
+    /// job has changed, removes all files of the job and makes them again. If `content` is `None`, removes the files of
+    /// the job, and wakes the programs that wait for a change of the job's cores.
+    ///
+    /// If a file can't be written, the failure is logged, and [`JobFiles::warnings`] returns the failure. Later calls
+    /// of this function and of [`JobFiles::take_wanted_cores_updates`] try again.
     pub fn publish(&mut self, id: &JobId, content: Option<JobFilesContent>) {
         let Some(content) = content else { return self.remove(id) };
         let before = self.jobs.get(id);
@@ -225,8 +227,8 @@ impl JobFiles {
     }
 
     /// Returns the inotify(7) descriptor, which is readable when a program has written or removed a file of a job.
-    /// `None` if [`JobFiles::next_read_at`] returns a time: the changed files are read at that time in any case. Also
-    /// `None` if the kernel refuses inotify.
+    /// `None` while [`JobFiles::next_read_at`] returns a time: the next reading is then already scheduled, and the
+    /// event loop needn't wake earlier. Also `None` if the kernel refuses inotify.
     #[must_use]
     pub fn changes_fd(&self) -> Option<BorrowedFd<'_>> {
         self.watch.fd().filter(|_| self.due.is_none())
@@ -252,10 +254,14 @@ impl JobFiles {
         self.due
     }
 
-    /// Schedules the reading of files whose changes the kernel does not report. These are the files of jobs with a file
-    /// that could not be written, and of jobs that the kernel does not watch. If `STATE_DIR/jobs` does not exist, these
-    /// are the files of all jobs. Must be called in each rescan: a scan that also reads the processes that belong to no
-    /// job.
+    /// Schedules the reading of files whose changes the kernel does not report. The files of a job are read in each of
+    /// these cases:
+    ///
+    /// - A file of the job could not be written.
+    /// - The kernel does not watch the directory of the job.
+    /// - The directory `STATE_DIR/jobs` was removed or replaced.
+    ///
+    /// Must be called in each rescan: a scan that also reads the processes that belong to no job.
     pub fn schedule_unreported_changes(&mut self, now: Instant) {
         let is_root_gone = !self.root.is_in_place();
         let job_ids: Vec<JobId> = self

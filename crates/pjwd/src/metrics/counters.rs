@@ -56,8 +56,8 @@ pub const BUCKET_BOUNDS: [(Duration, &str); 15] = [
     (Duration::from_secs(5), "5.0"),
 ];
 
-/// Counts durations in buckets, for a Prometheus histogram. [`BUCKET_BOUNDS`] has the upper bounds of the
-/// buckets.
+/// The counts of durations in buckets, for a Prometheus histogram. [`BUCKET_BOUNDS`] has the upper bounds of
+/// the buckets. A duration above the last bound is in no bucket, but is part of the count and the sum.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Histogram {
     /// The number of durations in each bucket. A duration is counted in the first bucket whose upper bound it

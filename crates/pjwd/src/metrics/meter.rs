@@ -103,7 +103,8 @@ impl MetricsRecorder {
         }
     }
 
-    /// Counts a reaction time: `took` is the time from the fork of a process to the change of its affinity mask.
+    /// Counts a reaction time. `took` is the time from the fork of a process to the change of the affinity mask of this
+    /// process. Does nothing while metrics are switched off.
     pub fn count_reaction(&mut self, took: Duration) {
         if self.is_on() {
             self.counters.reaction_times.add(took);
@@ -132,16 +133,17 @@ impl MetricsRecorder {
         self.counters.count_cycle(cause, begun.elapsed(), report, faults);
     }
 
-    /// Counts a failure to rewrite the journal, the file with the granted cores and the saved affinity masks.
+    /// Counts a failed attempt to rewrite the journal: the files with the granted cores and the saved affinity
+    /// masks. Does nothing while metrics are switched off.
     pub fn count_journal_rewrite_failure(&mut self) {
         if self.is_on() {
             self.counters.journal_failures += 1;
         }
     }
 
-    /// Publishes a snapshot to the metrics service: the counters, the status `published`, and the PUs that
-    /// are offline in `state`. Must be called after each cycle (scan, decision and changes). `published` is
-    /// the status that was published after the same cycle. Does nothing while metrics are switched off.
+    /// Publishes the values for the metrics to the metrics service: the counters, the status `published`, and the
+    /// PUs that are offline in `state`. Must be called after each cycle (scan, decision and changes), with the
+    /// status that was published after the cycle. Does nothing while metrics are switched off.
     pub fn publish(&self, published: StatusSnapshot, state: &WardenState) {
         if !self.is_on() {
             return;

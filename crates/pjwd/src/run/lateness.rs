@@ -43,8 +43,7 @@ impl CycleDelay {
 
     /// Returns the longest time that a recent late cycle (scan, decision and changes) waited after it was due. A cycle
     /// is late if it waited for more than 250 ms. Returns `None` if no cycle was late in the 5 s before `now`.
-    /// Otherwise, the recent late cycles are the last one and those before it, as long as less than 5 s lie between one
-    /// late cycle and the next.
+    /// After 5 s without a late cycle, all earlier late cycles are forgotten.
     #[must_use]
     pub fn max_wait(&self, now: Instant) -> Option<Duration> {
         self.late.filter(|(_, at)| now.saturating_duration_since(*at) < RECOVERY_TIME).map(|(by, _)| by)

@@ -30,9 +30,9 @@ const SETTLING_TIME: Duration = Duration::from_millis(2);
 /// A shorter period than this says too little about the use of cores.
 const MIN_PERIOD: Duration = Duration::from_micros(500);
 
-/// Measures how many cores the owners use: the jobs whose idle cores may be lent to jobs of the class besteffort. The
-/// measured values decide when cores are lent, and when lent cores are taken back. Nothing is measured while no job can
-/// borrow cores.
+/// Measures how many cores the owners use. The owners are the jobs whose idle cores may be lent to jobs of the class
+/// besteffort. The measured values decide when cores are lent, and when lent cores are taken back. Nothing is measured
+/// while no job can borrow cores.
 #[derive(Debug, Default)]
 pub struct OwnerSamples {
     /// The measured jobs.
@@ -83,10 +83,12 @@ impl OwnerSamples {
         }
     }
 
-    /// Measures the CPU use of the owners (the jobs whose idle cores may be lent), if a sample is due, and records the
-    /// use in `state`. The pair of `now` and `since_boot` is the current time on two clocks. `cpu_time_of` returns the
-    /// CPU time of a process since its start, or `None` if the process has ended. Returns whether a cycle (scan,
-    /// decision and changes) must run now, because cores must be lent or taken back.
+    /// Measures the CPU use of the owners, if a measurement is due, and records the result in `state`. The owners are
+    /// the jobs whose idle cores may be lent. Returns whether a cycle (scan, decision and changes) must run now,
+    /// because cores must be lent or taken back.
+    ///
+    /// `now` and `since_boot` are the current time on two clocks. `since_boot` is in ns since boot. `cpu_time_of`
+    /// returns the CPU time of a process since its start, or `None` if the process has ended.
     pub fn update(
         &mut self,
         state: &mut WardenState,

@@ -75,9 +75,9 @@ impl RealtimePriority {
         Self { threads: threads.iter().map(thread).collect(), is_on: false, run_limit: RUN_LIMIT }
     }
 
-    /// Switches the real-time priority of the threads on or off. If the system does not allow the priority,
-    /// the threads keep the normal policy, and the reason is logged. The log level is info for root. It is
-    /// debug for other users, who normally can't have such a priority.
+    /// Switches the real-time priority of the threads on or off. If the priority can't be set, for example
+    /// because the system does not allow it, the threads keep their normal priority. The reason is logged: at the
+    /// log level info for root, and at the level debug for other users, who normally can't have such a priority.
     pub fn set_enabled(&mut self, on: bool) {
         if on == self.is_on {
             return;

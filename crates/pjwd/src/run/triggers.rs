@@ -62,10 +62,11 @@ impl CycleTriggers {
     /// 3. If `unassigned_scan_due` is true, the scan reads the processes of jobs, and those processes of no job that
     ///    may have changed.
     /// 4. If `job_processes_scan_due` is true, the scan reads the processes of jobs.
-    /// 5. Otherwise, the scan reads no process for these reasons.
+    /// 5. Otherwise, the scan reads only the processes of the next paragraph.
     ///
-    /// In every case, the scan also reads the processes that had process events (fork, exec, exit) since the last scan.
-    /// The list of these processes in `state` is then emptied.
+    /// In every case, the scan also reads the processes with urgent process events since the last scan. These are the
+    /// processes of jobs that had any event (fork, exec, exit), and other processes that executed a program. The
+    /// function removes these processes from the scan queue in `state`.
     pub fn take_scan_request(self, state: &mut WardenState, commands: &[Command]) -> ScanRequest {
         let active = state.lineage.scan_queue.take_urgent_pids();
         if !commands.is_empty() && !self.full_scan_due {

@@ -136,8 +136,8 @@ impl FileJournal {
         Ok((Self { dir, boot_id, lines, state, last, length, reserved: 0 }, recovered))
     }
 
-    /// Returns whether the journal has grown by more than 1 MiB since it was last rewritten. The caller
-    /// should then rewrite it.
+    /// Returns whether the journal has grown by more than 1 MiB since it was last rewritten. The caller should
+    /// then call [`Warden::rewrite_journal`](crate::warden::Warden::rewrite_journal).
     #[must_use]
     pub fn needs_rewrite(&self) -> bool {
         self.length > REWRITE_BYTES

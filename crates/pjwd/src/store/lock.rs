@@ -133,9 +133,9 @@ fn of_holder(holder: &Option<LockHolder>) -> String {
     holder.as_ref().map(|holder| format!(" ({holder})")).unwrap_or_default()
 }
 
-/// The lock that prevents a second pjwd of the same user. Each user has a separate lock, also root. The pjwd
-/// of root serves the jobs of all users of the machine. The lock is released when this value is dropped or
-/// the process ends.
+/// The lock that prevents a second pjwd of the same user. Each user, also root, has a separate lock. So the
+/// lock permits the pjwd of root and the pjwd of another user at the same time. The lock is released when
+/// this value is dropped or the process ends.
 #[derive(Debug)]
 pub struct DaemonLock {
     path: PathBuf,
@@ -161,8 +161,8 @@ impl DaemonLock {
 
     /// Returns the state directory of the pjwd that held the lock before this process. `boot_id` is the id of
     /// the current boot. Returns `None` if there was no earlier pjwd, or if the earlier pjwd made no journal
-    /// in the current boot. The caller can check whether the returned directory still contains the journal.
-    /// If the journal was removed, the records of the affinity masks that the earlier pjwd set are lost.
+    /// in the current boot. The caller should check whether the returned directory still contains the journal.
+    /// If the journal is missing, the records of the affinity masks that the earlier pjwd set are lost.
     #[must_use]
     pub fn earlier_state_dir(&self, boot_id: &str) -> Option<&Path> {
         let earlier = self.earlier.as_ref();

@@ -116,8 +116,9 @@ fn truncated(text: &str) -> String {
     format!("{}…", &text[..end])
 }
 
-/// Converts a plan to the reply to the call `Plan` of a client. `plan_warnings` are the warnings that belong
-/// to the plan. Each warning describes a change that the plan leaves out, or a state that needs attention.
+/// Converts a plan to the reply to the call `Plan` of a client. The plan has the changes of affinity masks
+/// and cpusets that pjw would make. Each of the `plan_warnings` describes a change that the plan leaves out,
+/// or a state that needs attention.
 #[must_use]
 pub fn plan_to_wire(plan: &Plan, plan_warnings: &[Warning]) -> PlanReply {
     let cpusets = plan.cpuset_actions.iter().map(cpuset_action_to_wire);
@@ -127,8 +128,9 @@ pub fn plan_to_wire(plan: &Plan, plan_warnings: &[Warning]) -> PlanReply {
     }
 }
 
-/// Converts the moves of a defragmentation to the reply to the calls `PlanDefrag` (planned moves) and
-/// `Defrag` (completed moves).
+/// Converts the result of a defragmentation to a reply for clients. A defragmentation moves jobs to other
+/// cores, so that larger requests for cores can be served. The reply answers the call `PlanDefrag` (planned
+/// moves) and the call `Defrag` (completed moves).
 #[must_use]
 pub fn defrag_to_wire(defrag: &DefragPlan) -> DefragReply {
     let moves = defrag.moves.iter().map(|moved| wire::Move {

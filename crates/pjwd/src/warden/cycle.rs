@@ -100,9 +100,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         &self.state
     }
 
-    /// Returns the failures that still existed at the end of the last cycle (scan, decision and changes). These are a
-    /// failed write of the journal, jobs that failed the check of their granted cores and planned changes, and mask
-    /// changes that the kernel refused.
+    /// Returns the failures that still existed at the end of the last cycle (scan, decision and changes), such as a
+    /// failed write of the journal.
     pub fn ongoing_failures(&self) -> &OngoingFailures {
         &self.ongoing_failures
     }
@@ -128,21 +127,21 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         &mut self.node
     }
 
-    /// Returns a mutable reference to the state. The caller needs it in order to make a scan request, because
-    /// making the request removes the pending process events from the state.
+    /// Returns a mutable reference to the state. The functions that make a scan request need this reference, because
+    /// they remove pending process events from the state.
     pub fn state_mut(&mut self) -> &mut WardenState {
         &mut self.state
     }
 
-    /// Sets the time since which no fork event of the kernel was lost, in ns since boot. `None` if fork
-    /// events are not available or are still being lost. After every call, with a time or with `None`, the
-    /// next periodic scan (the scan that also reads processes outside jobs) reads every process.
+    /// Sets the time since which no fork event of the kernel was lost, in ns since boot. `since` is `None` if fork
+    /// events are not available, or if the kernel is still dropping events. After each call, the next periodic scan
+    /// reads every process. A periodic scan is a scan that also reads processes that belong to no job.
     pub fn set_fork_events_complete_since(&mut self, since: Option<Nanos>) {
         self.state.fork_events_complete_since = since;
         self.state.full_scan_due = true;
     }
 
-    /// Reads the pending process events (fork, exec, exit) of the kernel into the state. Called before each cycle and
+    /// Reads the pending process events (fork, exec, exit) of the kernel into the state. A cycle calls this function
     /// after each scan, so that the fork of every scanned process is known. After a loss of events, the fork events in
     /// the state count as incomplete until [`Warden::set_fork_events_complete_since`] is called with a time.
     pub fn read_process_events(&mut self) {
@@ -159,10 +158,10 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         self.events_read.still_dropping = still_dropping;
     }
 
-    /// Reads the affinity masks of the processes of jobs that were forked since the last scan. The scan of such a
-    /// process is urgent, unless its mask is the set of online PUs that the job holds, or the process was forked into
-    /// the cpuset of the job. A scan that is not urgent follows a few milliseconds later, together with others. Must
-    /// be called after process events were read, unless a cycle follows at once.
+    /// Reads the affinity masks of new processes: those that processes of jobs forked since the last scan. The scan of
+    /// a new process can wait for a few milliseconds in two cases: the affinity mask is the set of online PUs that the
+    /// job holds, or the process was forked into the cpuset of the job. In all other cases, the scan is urgent. Must be
+    /// called after process events were read, unless a cycle follows at once.
     pub fn check_masks_of_new_forks(&mut self) {
         defer_scans_of_right_forks(&mut self.node, &mut self.state);
     }
@@ -217,10 +216,11 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         self.set_policy(policy);
     }
 
-    /// Runs one cycle: scans the processes in `request`, executes the `commands` of users, decides which
-    /// affinity masks and cpusets must change, and changes them. Repeats this until no work is left, for at
-    /// most 8 rounds. Returns the results, with one reply for each command. While the journal can't be
-    /// written, commands are refused and no masks or cpusets are changed.
+    /// Runs one cycle: scans the processes in `request`, executes the `commands` of users, decides which affinity masks
+    /// and cpusets must change, and changes them. While work is left, scans, decides and changes again, up to 8 times
+    /// in total. If work is left after that, [`CycleReport::has_unfinished_work`] is true, and the caller must run
+    /// another cycle. Returns the results, with one reply for each command. While the journal can't be written,
+    /// commands are refused and no masks or cpusets are changed.
     pub fn run_cycle(&mut self, request: ScanRequest, commands: &[Command]) -> CycleReport {
         if self.ongoing_failures.journal_error.is_some() {
             self.ongoing_failures.journal_error =

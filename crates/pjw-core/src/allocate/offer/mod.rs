@@ -75,14 +75,14 @@ fn near_device(device: &Device, anywhere: Offer, near: Option<Offer>) -> Offer {
 /// offer may contain PUs that other jobs hold. PUs are chosen in this order:
 ///
 /// 1. Free PUs, and PUs that the job already holds.
-/// 2. PUs that the fewest other jobs hold. `others` has, for each PU, the number of grants of other jobs
-///    that contain the PU.
+/// 2. PUs that the fewest other jobs hold. `others` has, for each PU, the number of grants of other jobs that
+///    contain the PU.
 ///
 /// Does not change `pool`: the caller grants the PUs of the offer.
 ///
 /// # Errors
-/// If even all online PUs except the housekeeping PUs can't serve the request. The [`Refusal`] gives the
-/// reason.
+/// If the request can't be served even with the PUs of all other jobs. Offline PUs and housekeeping PUs are
+/// never offered. The [`Refusal`] gives the reason.
 pub fn allocate_shared(
     job: &JobId,
     request: &JobRequest,

@@ -240,12 +240,12 @@ impl Topology {
         Ok(Self(Arc::new(Machine { domains, cores, order, cpus, starts, levels, index, devices })))
     }
 
-    /// Replaces the details of the machine (dies, kinds of core, PCI devices, unusable PUs) by `devices`,
+    /// Replaces the details of the machine (dies, kinds of core, PCI devices, unusable PUs) by `details`,
     /// and returns the topology.
     #[must_use]
-    pub fn with_details(mut self, devices: MachineDetails) -> Self {
+    pub fn with_details(mut self, details: MachineDetails) -> Self {
         let machine = Arc::make_mut(&mut self.0);
-        machine.devices = devices;
+        machine.devices = details;
         self
     }
 
@@ -294,15 +294,16 @@ impl Topology {
         }))
     }
 
-    /// Returns the levels of which this machine has a domain: L3, NUMA node and package. They are ordered
-    /// from the largest domains to the smallest. The order differs between machines: usually a package
-    /// contains NUMA nodes, but on some machines a NUMA node contains packages.
+    /// Returns those of the levels L3, NUMA node and package at which this machine has domains with PUs. They
+    /// are ordered from the largest domains to the smallest. The order differs between machines: usually a
+    /// package contains NUMA nodes, but on some machines a NUMA node contains packages.
     #[must_use]
     pub fn levels(&self) -> &[Level] {
         &self.0.levels
     }
 
-    /// Iterates over the domains of one level, such as all NUMA nodes, in hwloc's logical order.
+    /// Iterates over the domains of one level, such as all NUMA nodes, in hwloc's logical order. Yields
+    /// nothing for [`Level::Machine`].
     pub fn domains(&self, level: Level) -> impl Iterator<Item = &Domain> {
         self.0.domains.iter().filter(move |domain| domain.level == level)
     }
@@ -332,9 +333,10 @@ impl Topology {
     }
 
     /// Returns the domain of the level `level` (such as the NUMA node) to which `pu` belongs. `None` if no
-    /// domain of this level contains `pu`. If several domains of this level contain `pu`, it belongs to the
-    /// one with the fewest PUs. Among domains with equally few PUs, it belongs to the first in hwloc's
-    /// logical order.
+    /// domain of this level contains `pu`, and for [`Level::Machine`].
+    ///
+    /// If several domains of this level contain `pu`, it belongs to the one with the fewest PUs. Among
+    /// domains with equally few PUs, it belongs to the first in hwloc's logical order.
     #[must_use]
     pub fn domain_of(&self, level: Level, pu: Pu) -> Option<&Domain> {
         self.0.domains.get(self.domain_index(level, pu)? as usize)

@@ -15,8 +15,8 @@ pub struct Caller {
     pub is_admin: bool,
 }
 
-/// A command of a user or an administrator that changes jobs, such as the commands of `pjwctl` with the same
-/// names.
+/// A command of a user or an administrator that changes jobs. Most commands are sent by `pjwctl`: for
+/// example, `pjwctl release` sends [`Command::Release`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
     /// Grants cores to a job, and adds processes to the job.
@@ -55,7 +55,8 @@ pub enum Command {
 }
 
 /// The assign command (`pjwctl assign` and `pjwctl run`): a job, the cores that are requested for the job,
-/// and the processes that are to join the job. An option that is `None` does not change an existing job.
+/// and the processes that are to join the job. If the job exists, a setting that is `None` does not change.
+/// If the job is new, the description of each field says what `None` means.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AssignCommand {
     /// The job that is to get the cores. It is created if it does not exist.

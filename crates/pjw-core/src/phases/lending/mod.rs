@@ -34,12 +34,12 @@ struct Owner {
     lendable: Vec<Core>,
 }
 
-/// Returns whether a decision at the time `now` would change which job borrows which core, or which borrowed
-/// cores pjw takes back after a grace period. Jobs of the class besteffort borrow cores that other jobs leave
-/// idle.
+/// Returns whether a decision at the time `now` would change the borrowing of cores: which job borrows which
+/// core, or how many borrowed PUs pjw takes back after a grace period. Jobs of the class besteffort borrow
+/// cores that are free or that other jobs leave idle.
 ///
-/// The daemon calls this function after it has measured how many of their cores the jobs use. Only if the
-/// result is true, it makes the decision ([`crate::reconcile::reconcile`]).
+/// The daemon calls this function after it has measured how many cores each job uses. If the result is true,
+/// the daemon makes the decision ([`crate::reconcile::reconcile`]).
 #[must_use]
 pub fn would_change_loans(state: &WardenState, policy: &Policy, now: Nanos) -> bool {
     if !state.jobs.has_borrowers() {

@@ -56,19 +56,23 @@ pub struct CoreUse {
 }
 
 impl CoreUse {
-    /// Returns whether the owner of the cores (a job) used less than a tenth of one core on average.
+    /// Returns whether the owner (the job whose use is measured) is idle: it used less than a tenth of one
+    /// core, as a moving average over about 100 ms. True before the first sample.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.total < IDLE
     }
 
     /// Adds a sample of the CPU time of the owner (a job whose idle cores may be lent) to the average.
-    /// Returns a pair: the number of cores that the owner uses now, and the PUs of the lent cores among
-    /// these.
+    /// Returns a pair: the number of cores that the owner uses now, and the PUs of the lent cores that the
+    /// owner uses now.
     ///
-    /// A lent core whose use is measured ([`UseSample::lent`]) counts if the owner runs on it for nine tenths
-    /// of the time, or for one tenth if the core has several PUs. All other CPU time of the owner counts as
-    /// if it were used on as few cores as possible.
+    /// - A lent core in [`UseSample::lent`] counts if the owner runs on it for at least nine tenths of the
+    ///   time, or for at least one tenth if the core has several PUs.
+    /// - All other CPU time of the owner counts as if it were used on as few cores as possible.
+    ///
+    /// These shares of the time are moving averages. A high share in this sample alone also suffices in two
+    /// cases: the owner was idle before, or it ran for at least 99 % of a sample of 10 ms or more.
     pub fn add(&mut self, sample: &UseSample<'_>) -> (u32, CpuSet) {
         let in_use = if sample.has_smt { IN_USE_WITH_SEVERAL_PUS } else { IN_USE_WITH_ONE_PU };
         // An owner that was idle gets its cores after a short sample; otherwise short samples fluctuate too much.

@@ -61,8 +61,9 @@ impl ScanQueue {
         }
     }
 
-    /// Returns the pids of the processes in the queue that the daemon must scan at once: the affinity masks
-    /// of these forked processes are wrong or were not read yet ([`ScanUrgency::Immediate`]).
+    /// Returns the pids of the processes in the queue that the daemon must scan at once
+    /// ([`ScanUrgency::Immediate`]). These processes were forked by processes of jobs. Their affinity masks
+    /// are wrong or were not read yet.
     #[must_use]
     pub fn immediate_pids(&self) -> &BTreeSet<Pid> {
         &self.forked
@@ -76,9 +77,10 @@ impl ScanQueue {
         }
     }
 
-    /// Removes the processes from the queue that must be scanned before the next periodic scan, and returns
-    /// their pids. These are the processes of jobs that had any event, and the other processes that executed
-    /// a program. Other forked processes stay in the queue: see [`ScanQueue::take_unassigned_pids`].
+    /// Returns the pids of the processes that must be scanned before the next periodic scan, and removes
+    /// these pids from the queue. The result has the processes of jobs that had any event, and the other
+    /// processes that executed a program. The list of forked processes that belong to no job does not change:
+    /// see [`ScanQueue::take_unassigned_pids`].
     pub fn take_urgent_pids(&mut self) -> BTreeSet<Pid> {
         let mut pids = core::mem::take(&mut self.of_jobs);
         pids.append(&mut self.forked);
@@ -104,9 +106,9 @@ impl ScanQueue {
         }
     }
 
-    /// Removes the forked processes that belong to no job from the queue, and returns their pids. The caller
-    /// must add these processes to the next periodic scan (every `rescan_interval`), which also reads
-    /// processes that belong to no job.
+    /// Returns the pids of the forked processes that belong to no job, and removes these pids from the queue.
+    /// The caller must add these processes to the next periodic scan (every `rescan_interval`), which also
+    /// reads processes that belong to no job.
     pub fn take_unassigned_pids(&mut self) -> impl Iterator<Item = Pid> + use<> {
         core::mem::take(&mut self.unassigned).into_keys()
     }

@@ -18,9 +18,9 @@ use crate::state::masks::request::{MaskLimits, MaskRequest, MaskWriter};
 /// replacement inherited an earlier request.
 const EARLIER_REQUESTS: usize = 8;
 
-/// The result of comparing the affinity mask that a scan read with the masks that pjw predicted. A mask is
-/// predicted for each request that may be the last request for the thread: the requested PUs that are online
-/// and in the thread's cpuset.
+/// The result of comparing the affinity mask of a thread that a scan read with the masks that pjw predicted.
+/// pjw predicts one mask for each request that may be the last request for the thread. The predicted mask has
+/// the requested PUs that are online and in the thread's cpuset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaskComparison {
     /// The mask is one of the predicted masks: no program has requested another mask.
@@ -125,9 +125,10 @@ impl MaskEntry {
     }
 
     /// Adds the mask request of a further journal record about the same thread, after a restart of the
-    /// daemon. If the record has another original mask than the record before, the program had requested this
-    /// mask in between: that request is added too. It is unknown which of the requests is the last one for
-    /// the thread.
+    /// daemon. It is unknown which of the recorded requests is the last one for the thread.
+    ///
+    /// If the new record has another original mask than the record before, the program requested this mask
+    /// between the two records. The journal has no record of that request, so it is added too.
     pub fn add_recorded_request(&mut self, request: MaskRequest) {
         let newest = self.newest();
         if request.original_mask != newest.original_mask {
@@ -200,9 +201,9 @@ impl MaskEntry {
         self.journaled_since
     }
 
-    /// Whether the program of the thread requested another mask although pjw controls the mask: after pjw had
-    /// set it, or after the journal had recorded the original mask. The thread may then run outside the cores
-    /// of its job.
+    /// Whether the program of the thread requested the present mask while pjw controlled the mask. pjw
+    /// controls the mask as soon as the journal contains the original mask ([`MaskEntry::journaled_since`]).
+    /// If true, the mask may contain PUs that the job of the thread does not hold.
     #[must_use]
     pub fn is_overridden_by_program(&self) -> bool {
         self.is_mask_from_program()

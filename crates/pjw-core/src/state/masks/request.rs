@@ -42,9 +42,10 @@ pub struct MaskRequest {
 }
 
 impl MaskRequest {
-    /// Returns whether pjw must set `original_mask` when the job of the thread ends or is released, if this
-    /// request is then the last one for the thread. True if pjw or the kernel made the request, and the
-    /// requested mask is not `original_mask`. False if the program made the request.
+    /// Returns whether pjw must restore `original_mask` when the job of the thread ends or is released.
+    /// Assumes that this request is still the last one for the thread at that time. True if pjw or the kernel
+    /// made the request, and the requested mask is not `original_mask`. False if the program made the
+    /// request.
     #[must_use]
     pub fn needs_restore(&self) -> bool {
         self.writer != MaskWriter::Program && self.mask != self.original_mask

@@ -14,8 +14,8 @@ pub const MIN_THREADS_FOR_PARTIAL_READING: usize = 256;
 const MIN_THREADS_PER_BUSY: usize = 16;
 /// After each this many readings of all threads with the same busy threads, fewer scans read all threads.
 const READINGS_PER_STEP: u32 = 4;
-/// The number of consecutive scans of a process with many threads among which at least one reads all threads:
-/// 4. The other scans read only its busy threads.
+/// Of any 4 consecutive scans of a process with many threads, at least one reads all threads. The other scans
+/// may read only the busy threads of the process.
 pub const MAX_SCANS_PER_FULL_READING: u32 = 4;
 
 /// The busy threads of one process of a job that has many threads. A thread is busy if its smoothed CPU

@@ -52,8 +52,9 @@ pub struct Grant {
     pub tenure: Tenure,
 }
 
-/// The way in which a job holds the PUs of its grant. A job of the class besteffort has no PUs of its own:
-/// its grant is borrowed, squeezed or frozen. The grant of any other job is owned.
+/// The way in which a job holds the PUs of its grant: as its own, or borrowed. Only jobs of the class
+/// besteffort borrow PUs. If such a job can borrow no core at present, it runs on the housekeeping PUs
+/// (`Squeezed`), or its processes are frozen (`Frozen`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tenure {

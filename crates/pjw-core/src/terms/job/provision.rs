@@ -5,8 +5,9 @@ use thiserror::Error;
 
 use crate::basics::{Comm, Uid, prelude::*};
 
-/// The properties of a provision: a job whose cores are promised to a service. The job keeps its cores until
-/// a command releases it, even while no process of the service runs.
+/// The properties of a provision: a job whose cores are promised to a service. The job keeps its cores even
+/// while no process of the service runs. The job ends when a command releases the job. A provision from the
+/// configuration file also ends when its entry is removed from the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Provision {
     /// The rule by which pjw recognises the processes of the service. `None` if processes join the job only
@@ -71,12 +72,14 @@ impl ProvisionRule {
     /// The largest number of bytes in the name of a process (`TASK_COMM_LEN` of the kernel, less the final zero).
     const MAX_COMM_LENGTH: usize = 15;
 
-    /// Parses a rule such as `user=www,comm=nginx` or `unit=nginx.service`. `find_user` returns the user id
-    /// for a user name.
+    /// Parses a rule such as `user=www,comm=nginx` or `unit=nginx.service`. The value of `user` is a user id
+    /// or a user name. `find_user` returns the user id for a user name, or `None` if no user has this name.
     ///
     /// # Errors
-    /// If a part of the text is not a condition with a known key, the value of a condition is invalid, a key
-    /// appears twice, or no user has the given name.
+    /// - If a part of the text is not `KEY=VALUE` with a known key. The keys are `user`, `comm`, `cgroup`,
+    ///   `unit`.
+    /// - If a key appears twice.
+    /// - If a value is empty or invalid, such as the name of a user that does not exist.
     pub fn parse(text: &str, find_user: impl Fn(&str) -> Option<Uid>) -> Result<Self, ProvisionRuleError> {
         let mut rule = Self::default();
         for part in text.split(',').map(str::trim) {

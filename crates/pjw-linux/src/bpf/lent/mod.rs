@@ -35,13 +35,13 @@ const CHECK_SLEEP: Duration = Duration::from_micros(100);
 type Seen = [u64; 5];
 
 /// A BPF program that reports the lent PUs on which a thread of their owner ran. The owner is the job that lends the
-/// PU. The job that borrows the PU runs at idle priority. So the program reports a PU if a thread ran there that is not
-/// at idle priority. A thread is at idle priority if its policy is `SCHED_IDLE`, or if one of its cgroups of the cpu
-/// controller has `cpu.idle`. Threads of the kernel and of this process do not count.
+/// PU. The job that borrows the PU runs at idle priority. So the program reports a PU if a thread that is not at idle
+/// priority ran on the PU. A thread is at idle priority if its policy is `SCHED_IDLE`, or if `cpu.idle` is set for its
+/// cgroup or for a cgroup above. Kernel threads and the threads of this process are ignored.
 ///
-/// The program reports a PU once. To arm a PU means to make the program report the PU again. The program is attached to
-/// the kernel while there are lent PUs. It then runs at each change of the running thread on any PU. Dropping the value
-/// removes the program from the kernel.
+/// The program reports a PU only once after the PU was lent, and once more after each call of [`LentCpuMonitor::rearm`]
+/// for the PU. The program is attached to the kernel while there are lent PUs. It then runs at each context switch on
+/// any PU. Dropping the value removes the program from the kernel.
 pub struct LentCpuMonitor {
     object: Ebpf,
     /// The PUs that the program reports.
@@ -104,12 +104,12 @@ impl LentCpuMonitor {
     }
 
     /// Sets the lent PUs: the PUs that jobs lend to other jobs. The program reports a lent PU once, when a thread that
-    /// is not at idle priority starts to run there. If such a thread runs there already, the program reports the PU
-    /// when the thread stops. PUs that were lent before keep their state. The program is attached to the kernel if
-    /// `lent` has a PU, and detached if `lent` is empty.
+    /// is not at idle priority starts to run on the PU. If such a thread runs there already at this call, the program
+    /// reports the PU when this thread stops running. PUs that were lent before this call keep their state. While
+    /// `lent` is empty, the program is detached from the kernel.
     ///
     /// # Errors
-    /// If the kernel refuses to attach the program, or to change its map.
+    /// If the kernel refuses to attach the program, or refuses to change the program's BPF map.
     pub fn set_lent(&mut self, lent: &CpuSet) -> Result<()> {
         for pu in self.lent.difference(lent).iter() {
             self.arm(pu, None)?;
@@ -141,9 +141,9 @@ impl LentCpuMonitor {
         self.ring.as_fd()
     }
 
-    /// Returns the lent PUs on which a thread that is not at idle priority has run: a thread of the owner, which is the
-    /// job that lends the PU. A PU is returned only once after it was lent. [`LentCpuMonitor::rearm`] makes the program
-    /// report it again. Makes no system call.
+    /// Returns the lent PUs that the program has reported since the last call: a thread of the owner ran on each of
+    /// them. The owner is the job that lends the PU. A PU is returned only once after it was lent, and once more after
+    /// each call of [`LentCpuMonitor::rearm`] for the PU. Makes no system call.
     pub fn take(&mut self) -> CpuSet {
         let mut reported = CpuSet::new();
         while let Some(record) = self.ring.next() {
@@ -154,12 +154,12 @@ impl LentCpuMonitor {
         reported.intersection(&self.lent)
     }
 
-    /// Makes the program report the lent PUs in `cpus` once more. Also sets the run times of these PUs to zero
-    /// ([`LentCpuMonitor::run_times`]). A PU is lent if its owner, a job, lends it to another job. PUs in `cpus` that
+    /// Makes the program report each lent PU in `cpus` once more, and sets the run time of the PU to zero
+    /// ([`LentCpuMonitor::run_times`]). A PU is lent if a job, its owner, lends it to another job. PUs in `cpus` that
     /// are not lent are ignored.
     ///
     /// # Errors
-    /// If the kernel refuses to change the map of the program.
+    /// If the kernel refuses to change the program's BPF map.
     pub fn rearm(&mut self, cpus: &CpuSet) -> Result<()> {
         for pu in cpus.intersection(&self.lent).iter() {
             self.arm(pu, Some(now()))?;
@@ -167,9 +167,9 @@ impl LentCpuMonitor {
         Ok(())
     }
 
-    /// Returns for each lent PU how long threads that are not at idle priority have run there. These are threads of the
-    /// owner: the job that lends the PU. The time is counted since the PU was lent, or since the last call of
-    /// [`LentCpuMonitor::rearm`] with this PU. Empty if the kernel refuses to read the map.
+    /// Returns for each lent PU how long threads of its owner have run on the PU. The owner is the job that lends the
+    /// PU. The time counts from the moment when the PU was lent, or from the last call of [`LentCpuMonitor::rearm`] for
+    /// the PU. Returns an empty list if the kernel refuses to read the program's BPF map.
     #[must_use]
     pub fn run_times(&self) -> Vec<(Pu, Duration)> {
         let Ok(seen) = self.seen.get(&0, 0) else { return Vec::new() };

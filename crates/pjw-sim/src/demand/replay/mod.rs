@@ -33,8 +33,9 @@ const LASTING: Duration = Duration::from_secs(100);
 /// The source of the job that wants every core. So it can have the name of an owner.
 const SOURCE_OF_BESTEFFORT: JobSource = JobSource::Session;
 
-/// The options of a replay of a curve of demand: the CPUs that no job gets, and the settings of lending. Lending gives
-/// idle cores of owners (the jobs in the curve) to the besteffort job.
+/// The options of a replay of a curve of demand: the housekeeping PUs, which no job gets, and the settings of lending.
+/// Lending gives idle cores of the owners (the jobs in the curve) to the besteffort job. The besteffort job is an
+/// additional job that uses free and lent cores.
 #[derive(Debug, Clone)]
 pub struct DemandReplayOptions {
     /// The housekeeping PUs, which are reserved for the system. No job gets one of these PUs.
@@ -260,7 +261,8 @@ fn nanos(time: Duration) -> Nanos {
 
 impl DemandReplay {
     /// Returns the utilisation of the machine, from 0 to 1. It is the core time that all jobs used, divided by the core
-    /// time of all usable cores. Core time is a number of cores multiplied by a time. 0 if there is no usable core.
+    /// time of all cores that jobs can use ([`DemandReplay::usable_cores`]). Core time is a number of cores multiplied
+    /// by a time. Returns 0 if jobs can use no core.
     #[must_use]
     pub fn utilisation(&self) -> f64 {
         let used: f64 = self.owners.iter().map(|one| one.used_core_s).sum();

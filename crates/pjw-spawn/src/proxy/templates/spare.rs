@@ -12,9 +12,9 @@ use crate::instance::Instance;
 use crate::proxy::refusal::ForkError;
 use std::os::fd::AsRawFd;
 
-/// A process of the program that is stopped before `main` and uses no CPU. [`Template::start_spare`] turns it into an
-/// instance: a running process with arguments of its own. The process ends when this value is dropped, and when the
-/// process that made it ends.
+/// A process that a [`Template`] made in advance. It is stopped before `main` of the program and uses no CPU.
+/// [`Template::start_spare`] turns the process into an instance: a running process with arguments of its own. The
+/// stopped process ends when this value is dropped, or when the process that made the spare ends.
 #[derive(Debug)]
 pub struct Spare {
     /// The process of the spare. `None` if the process has become an instance.

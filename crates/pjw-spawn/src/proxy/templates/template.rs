@@ -198,9 +198,9 @@ impl Template {
     /// Makes a process of the program (an instance) as a fork of the template. The instance is a child of the calling
     /// process.
     ///
-    /// If the affinity mask has no online PU, or if the NUMA node does not exist, the call fails. If the kernel rejects
-    /// the mask or the NUMA node for another reason, the call succeeds. The instance then ends with exit status 125
-    /// before its program runs.
+    /// If the affinity mask in `instance` has no online PU, or if the NUMA node does not exist, the call fails. If the
+    /// kernel rejects this mask or node for another reason, the call succeeds. The instance then ends with exit status
+    /// 125 before its program runs.
     ///
     /// # Errors
     /// - [`ForkError::Mismatch`] if the instance differs from the template in a property that can't be changed.

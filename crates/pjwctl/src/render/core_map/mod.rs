@@ -114,14 +114,18 @@ impl PuHolders {
         Self { by_pu }
     }
 
-    /// Returns the holder of the core that consists of the PUs (logical CPUs) in `pus`. The first case that applies
-    /// decides:
+    /// Returns the holder of the core that consists of the PUs (logical CPUs) in `pus`. If jobs hold PUs of the core,
+    /// only these PUs count:
     ///
-    /// 1. [`Holder::SeveralJobs`] if several jobs hold PUs of the core.
-    /// 2. [`Holder::Lent`] if the PUs of the core that jobs hold are lent, else the job that holds a PU of the core.
-    /// 3. [`Holder::Housekeeping`] if a PU of the core is reserved for the system.
-    /// 4. [`Holder::Free`] if a PU of the core is free.
-    /// 5. [`Holder::Offline`] otherwise.
+    /// - The job, if one job holds all these PUs and none is lent.
+    /// - [`Holder::Lent`], if all these PUs are lent.
+    /// - [`Holder::SeveralJobs`] otherwise.
+    ///
+    /// If no job holds a PU of the core, the first case that applies decides:
+    ///
+    /// 1. [`Holder::Housekeeping`] if a PU of the core is reserved for the system.
+    /// 2. [`Holder::Free`] if a PU of the core is free.
+    /// 3. [`Holder::Offline`] otherwise.
     #[must_use]
     pub fn holder_of_core(&self, pus: &CpuSet) -> Holder {
         let holders = || pus.iter().filter_map(|pu| self.by_pu.get(&pu).copied());

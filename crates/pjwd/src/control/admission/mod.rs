@@ -109,7 +109,7 @@ pub fn answer_without_event_loop(
 }
 
 /// A limit on the rate of commands of each user. A user may send 30 commands in one burst, and then two per
-/// second.
+/// second. The control server does not apply the limit to administrators.
 #[derive(Debug, Default)]
 pub struct RateLimiter {
     /// For each user, the time from which the user may send a full burst again. Each command moves the time

@@ -174,9 +174,12 @@ pub fn explain_job(state: &WardenState, policy: &Policy, id: &JobId) -> Answer {
 }
 
 /// Returns why the process `pid` belongs to its job or to none, and why its threads have their affinity
-/// masks, as [`Answer::ProcessReasons`]. The answer has one page of the threads: at most [`MAX_THREADS_PER_PAGE`].
-/// The page starts after the thread `after`, the last thread of the previous page. `after` is `None` for the
-/// first page.
+/// masks, as [`Answer::ProcessReasons`]. If there is no such process, the answer says so
+/// ([`ProcessExplanation::process_exists`]).
+///
+/// The answer has one page of the threads: at most [`MAX_THREADS_PER_PAGE`]. The page starts after the thread
+/// `after`, the last thread of the previous page. `after` is `None` for the first page. If the process
+/// belongs to no job, the page is empty.
 #[must_use]
 pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid, after: Option<Tid>) -> Answer {
     let member = state.members.get(&pid);

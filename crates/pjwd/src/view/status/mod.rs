@@ -159,13 +159,14 @@ impl StatusPublisher {
         }
     }
 
-    /// Computes the status after a cycle (scan, decision and changes), publishes it to the control server, and returns
-    /// it. If nothing changed since the last status, returns the last status and publishes nothing. Logs each warning
-    /// that is new, and each warning that has ended.
+    /// Computes the status after a cycle (scan, decision and changes). Publishes the status to the control server, and
+    /// returns it. If nothing changed since the last status, publishes nothing and returns the last status. Logs each
+    /// warning that is new, and each warning that has ended.
     ///
-    /// `plan_warnings` are the warnings for users: those from the decision of the cycle, and those of the event loop,
-    /// for example that another program removed the socket of the daemon. `dirty` names the jobs and processes that may have changed in the cycle. `loop_status` says
-    /// whether process events are received, and how late the cycles are.
+    /// `dirty` names the jobs and processes that may have changed in the cycle. `loop_status` says whether the event
+    /// loop receives process events, and how late its cycles are. `plan_warnings` are warnings for users. Some come
+    /// from the decision of the cycle. Others come from the event loop, for example that another program removed the
+    /// socket of the daemon.
     pub fn publish_status<N: MachineInterface, J: Journal>(
         &mut self,
         warden: &Warden<N, J>,

@@ -57,8 +57,9 @@ pub fn topology_to_wire(topology: &Topology) -> wire::Topology {
 }
 
 /// Returns `topology` with the number of free cores of each object in its tree, such as a package or an L3 cache. A
-/// core is free if all its online PUs are free. `pool` says which PUs are free, granted to jobs or reserved. `fits`
-/// has the sizes of the largest requests for cores that can be served, and becomes the field `fits` of the result.
+/// core is free if all its online PUs (hardware threads) are free. `pool` says which PUs are free, granted to jobs or
+/// reserved for the system. `fits` has the sizes of the largest requests for cores that can be served. The field `fits`
+/// of the result is set to this value.
 #[must_use]
 pub fn add_free_cores(mut topology: wire::Topology, fits: &wire::Fits, pool: &wire::Pool) -> wire::Topology {
     let set = |list: &str| list.parse::<CpuSet>().unwrap_or_default();
