@@ -3,6 +3,7 @@
 use crate::basics::{CpuSet, Pid, Tid, cpus_text, prelude::*};
 use crate::phases::cpusets::{EffectiveEnforcement, effective_enforcement, effective_enforcement_of_members};
 use crate::phases::{jobs::find_offer, lending::why_not_lent, membership::ancestors};
+use crate::state::masks::lifted::{LiftReason, LiftedBinding};
 use crate::state::{Member, MemberThread, WardenState};
 use crate::terms::{BatchRole, Evidence, Grant, GrantedBy, Job, MarkKind, Policy, Tenure};
 
@@ -201,18 +202,29 @@ pub fn explain_mask(state: &WardenState, member: &Member, tid: Tid, thread: &Mem
         };
     };
     let own = state.own_mask(grant, member, entry);
-    let is_unbound = entry.was_binding_lifted(&own);
-    let lifted = format!(
-        ": too many running threads were bound to its own {}, while other CPUs of the job idled",
-        cpus_text(&own)
-    );
-    let lifted = if is_unbound { lifted.as_str() } else { "" };
+    let binding = entry.lifted_binding(&own);
+    let is_unbound = binding.is_some_and(|binding| !binding.is_restored);
+    let lifted = binding.map(lifted_text).unwrap_or_default();
     if let Some(pu) = state.pinned_pu_of(member, tid) {
         return format!("{wants} and is pinned to CPU {pu}{lifted}");
     }
     let target = if is_unbound { grant } else { &own };
     let moved = moved_mask(entry.original_mask(), target, grant);
     format!("{wants} and floats over {}{moved}{lifted}", cpus_text(target))
+}
+
+/// The end of a sentence about a thread: what became of the binding that its program had requested.
+fn lifted_text(binding: &LiftedBinding) -> String {
+    let own = cpus_text(&binding.mask);
+    match binding.reason {
+        _ if binding.is_restored => format!(": other CPUs than its own {own} did not help"),
+        LiftReason::Overload => {
+            format!(
+                ": too many running threads were bound to its own {own}, while other CPUs of the job idled"
+            )
+        }
+        LiftReason::Policy => format!(": its own binding to {own} is lifted (affinity = \"override\")"),
+    }
 }
 
 fn moved_mask(original: &CpuSet, target: &CpuSet, grant: &CpuSet) -> String {

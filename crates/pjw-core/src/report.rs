@@ -75,6 +75,10 @@ pub fn mask_events(state: &WardenState, outcomes: &[(MaskAction, MaskOutcome)]) 
             MaskActionKind::Repair => (EventKind::Repaired, format!("{threads} put back on {grant}")),
             MaskActionKind::Pin => (EventKind::Rebalanced, format!("{threads} pinned inside {grant}")),
             MaskActionKind::Unbind => (EventKind::Repaired, unbind_text(&threads, &actions, &grant)),
+            MaskActionKind::Override => {
+                (EventKind::Rebalanced, format!("the own bindings of {threads} inside {grant} lifted"))
+            }
+            MaskActionKind::Rebind => (EventKind::Repaired, rebind_text(&threads, &actions)),
             MaskActionKind::KeepOff => {
                 (EventKind::Confined, format!("{threads} of strays kept off the cores of jobs"))
             }
@@ -90,6 +94,14 @@ fn unbind_text(threads: &str, actions: &[&MaskAction], grant: &CpuSet) -> String
     format!(
         "{threads} bound to {} moved inside {grant}: too many running threads were bound there, while other CPUs of the job \
          idled",
+        cpus_text(&bound_to)
+    )
+}
+
+fn rebind_text(threads: &str, actions: &[&MaskAction]) -> String {
+    let bound_to = actions.iter().fold(CpuSet::new(), |cpus, action| cpus.union(&action.target_mask));
+    format!(
+        "{threads} bound to {} again: moving them did not help, they waited for a CPU as long as before",
         cpus_text(&bound_to)
     )
 }

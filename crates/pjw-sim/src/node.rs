@@ -184,7 +184,7 @@ fn read_process(world: &mut World, pid: Pid, with_threads: bool) -> Option<Proce
             state: thread.state.unwrap_or(if thread.is_busy { 'R' } else { 'S' }),
             last_cpu: effective_mask.first().unwrap_or(Pu(0)),
             run_ns: thread.run_ns,
-            wait_ns: 0,
+            wait_ns: thread.wait_ns,
             effective_mask,
         }
     };

@@ -69,7 +69,9 @@ pub fn audit_actions(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<V
             | MaskActionKind::Repair
             | MaskActionKind::Pin
             | MaskActionKind::Float
-            | MaskActionKind::Unbind => {
+            | MaskActionKind::Unbind
+            | MaskActionKind::Override
+            | MaskActionKind::Rebind => {
                 problems.extend(check_confine(state, action));
             }
         }

@@ -11,9 +11,10 @@ use crate::machine::Topology;
 use crate::phases::overload::overloaded_threads;
 use crate::phases::pinning::{HotThread, choose_pins};
 use crate::phases::{attempts::ReportedAttempts, draft::Draft};
+use crate::state::masks::lifted::LiftReason;
 use crate::state::{MaskEntry, Member, MemberThread, WardenState};
 use crate::terms::{
-    Event, EventKind, Job, JobId, MaskAction, MaskActionKind, OversubscriptionPolicy, Policy,
+    BindingPolicy, Event, EventKind, Job, JobId, MaskAction, MaskActionKind, OversubscriptionPolicy, Policy,
 };
 
 /// Plans the affinity masks of all jobs. The masks of the jobs in `waiting_jobs` wait for their cpusets. `reported` contains the
@@ -34,10 +35,12 @@ struct ThreadPlan<'a> {
     entry: &'a MaskEntry,
     /// The part of the grant to which the program bound the thread; the whole grant if it did not bind the thread.
     own: CpuSet,
-    /// Whether pjw lifted that binding in an earlier cycle.
+    /// Whether pjw lifted that binding in an earlier cycle, and it is not in force again.
     was_unbound: bool,
-    /// Whether this cycle lifts that binding, because too many hot threads are bound there while PUs of the grant idle.
-    is_overloaded: bool,
+    /// Whether a binding that was lifted is put in force again, because the lift did not help.
+    is_rebound: bool,
+    /// Whether this cycle lifts that binding, and why.
+    lifted: Option<LiftReason>,
     /// Whether the thread is in the cpuset of its job.
     in_cpuset: bool,
     /// Whether that cpuset is exactly the grant, so that a thread that requests every PU gets the grant.
@@ -47,7 +50,11 @@ struct ThreadPlan<'a> {
 impl ThreadPlan<'_> {
     /// The mask that the thread should have, unless it is pinned.
     fn target<'t>(&'t self, grant: &'t CpuSet) -> &'t CpuSet {
-        if self.was_unbound || self.is_overloaded { grant } else { &self.own }
+        if self.is_unbound() { grant } else { &self.own }
+    }
+
+    fn is_unbound(&self) -> bool {
+        self.lifted.is_some() || (self.was_unbound && !self.is_rebound)
     }
 
     /// The PU to which pjw pinned the thread.
@@ -98,7 +105,11 @@ fn plan_job(
         concerned.retain(|member| !draft.state.is_in_job_cpuset(member));
     }
     let mut plans = thread_plans(draft, &grant, concerned, is_isolated(draft, id));
-    find_overloaded(&draft.state.topology, &mut plans, &grant);
+    match draft.policy.bindings {
+        BindingPolicy::Respect => {}
+        BindingPolicy::Repair => find_overloaded(&draft.state.topology, &mut plans, &grant),
+        BindingPolicy::Override => lift_all(&mut plans, &grant),
+    }
     let pins = pins(draft, id, &grant, &plans);
     let machine = draft.state.topology.cpus();
 
@@ -153,15 +164,19 @@ fn thread_plans<'a>(
         for (id, thread) in member.living_threads_in(busy) {
             let Some(entry) = &thread.mask_entry else { continue };
             let own = state.own_mask(grant, member, entry);
-            let was_unbound = entry.was_binding_lifted(&own);
-            let is_overloaded = false;
+            let is_respected = draft.policy.bindings == BindingPolicy::Respect;
+            let lifted = entry.lifted_binding(&own).filter(|_| !is_respected);
+            let was_unbound = lifted.is_some_and(|lifted| !lifted.is_restored);
+            let now = draft.now.since_boot;
+            let is_rebound = lifted.is_some_and(|lifted| lifted.has_not_helped(&thread.demand, now));
             plans.push(ThreadPlan {
                 id,
                 thread,
                 entry,
                 own,
                 was_unbound,
-                is_overloaded,
+                is_rebound,
+                lifted: None,
                 in_cpuset,
                 follows_cpuset,
             });
@@ -177,7 +192,20 @@ fn find_overloaded(topology: &Topology, plans: &mut [ThreadPlan<'_>], grant: &Cp
     let overloaded = overloaded_threads(topology, grant, &hot_threads);
     for plan in plans {
         let is_inside = plan.thread.effective_mask.is_subset(grant);
-        plan.is_overloaded = is_inside && overloaded.contains(&plan.id);
+        // A lift that did not help is not tried again.
+        let was_tried =
+            plan.is_rebound || (plan.entry.lifted_binding(&plan.own).is_some() && !plan.was_unbound);
+        let is_lifted = is_inside && !was_tried && overloaded.contains(&plan.id);
+        plan.lifted = is_lifted.then_some(LiftReason::Overload);
+    }
+}
+
+/// Lifts every binding that is still in force. A thread outside of the grant is confined first.
+fn lift_all(plans: &mut [ThreadPlan<'_>], grant: &CpuSet) {
+    for plan in plans {
+        let is_bound = plan.own != *grant && !plan.was_unbound;
+        let is_inside = plan.thread.effective_mask.is_subset(grant);
+        plan.lifted = (is_inside && is_bound).then_some(LiftReason::Policy);
     }
 }
 
@@ -237,12 +265,23 @@ fn kind_and_reason(
         _ if plan.has_left(grant) => {
             (MaskActionKind::Repair, format!("the thread left {grant} of {job}: it was found on {current}"))
         }
-        _ if plan.is_overloaded => (
+        _ if plan.lifted == Some(LiftReason::Overload) => (
             MaskActionKind::Unbind,
             format!(
                 "too many running threads of {job} are bound to {}, while other PUs of {grant} idle",
                 plan.own
             ),
+        ),
+        _ if plan.lifted == Some(LiftReason::Policy) => (
+            MaskActionKind::Override,
+            format!(
+                "the configuration (affinity = \"override\") lifts the thread's own binding to {}",
+                plan.own
+            ),
+        ),
+        _ if plan.is_rebound && is_inside => (
+            MaskActionKind::Rebind,
+            format!("the thread's own binding to {} is in force again: lifting it did not help", plan.own),
         ),
         Some(_) if is_inside => (
             MaskActionKind::Pin,

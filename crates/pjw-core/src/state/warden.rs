@@ -10,6 +10,7 @@ use crate::basics::{
 };
 use crate::machine::topology::Topology;
 use crate::state::attempts::{AffinityRequesters, ReportedCount};
+use crate::state::masks::lifted::{LiftReason, LiftedBinding};
 use crate::state::members::{Member, MemberThread, Members};
 use crate::state::{
     cpusets::CpusetRegistry, dirty::DirtySet, jobs::Jobs, lending::LendingState, lineage::Lineage,
@@ -226,8 +227,8 @@ impl WardenState {
         target_mask(&self.topology, grant, entry.original_mask(), member.inherited_mask.as_ref())
     }
 
-    /// The mask from which an action of the kind `Unbind` frees this thread.
-    fn mask_to_unbind_from(&self, id: &ThreadId) -> Option<CpuSet> {
+    /// The binding that a lift ends: the PUs of the grant to which the program bound the thread.
+    fn binding_to_lift(&self, id: &ThreadId) -> Option<CpuSet> {
         let member = self.members.get(&id.process.pid)?;
         let grant = self.jobs.get(&member.job)?.online_granted_cpus(&self.pool.online_cpus())?;
         Some(self.own_mask(&grant, member, self.mask_entry(id)?))
@@ -337,14 +338,29 @@ impl WardenState {
     pub fn record_mask_applied(&mut self, action: &MaskAction, requested: &CpuSet, effective: &CpuSet) {
         let online = self.pool.online_cpus();
         let limits = self.present_mask_limits(action.thread.process.pid);
-        let is_unbound = action.kind == MaskActionKind::Unbind;
-        let unbound_from = is_unbound.then(|| self.mask_to_unbind_from(&action.thread)).flatten();
+        let reason = match action.kind {
+            MaskActionKind::Unbind => Some(LiftReason::Overload),
+            MaskActionKind::Override => Some(LiftReason::Policy),
+            _ => None,
+        };
+        let bound_to = reason.and_then(|_| self.binding_to_lift(&action.thread));
         let Some(thread) = self.thread_mut(&action.thread) else { return };
         thread.effective_mask = effective.clone();
         if let Some(entry) = &mut thread.mask_entry {
             entry.confirm_intended_request(requested, &effective.intersection(&online), &limits);
-            if unbound_from.is_some() || action.kind == MaskActionKind::Restore {
-                entry.note_unbound(unbound_from);
+            let (lifted_at, waiting_permille_before) = (entry.last_read_at(), thread.demand.waiting_permille);
+            let lifted = reason.zip(bound_to).map(|(reason, mask)| LiftedBinding {
+                mask,
+                reason,
+                waiting_permille_before,
+                lifted_at,
+                is_restored: false,
+            });
+            match action.kind {
+                MaskActionKind::Rebind => entry.note_rebound(),
+                MaskActionKind::Restore => entry.note_lifted(None),
+                _ if lifted.is_some() => entry.note_lifted(lifted),
+                _ => {}
             }
         }
     }

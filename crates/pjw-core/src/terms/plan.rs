@@ -79,6 +79,12 @@ pub enum MaskActionKind {
     /// pjw gives a busy thread other PUs of the grant than the PUs to which its program bound the thread. The
     /// reason is that too many busy threads are bound to the same PUs while other PUs of the grant are idle.
     Unbind,
+    /// pjw gives a thread the PUs of the grant instead of the PUs to which its program bound the thread, because the
+    /// policy lifts every binding ([`BindingPolicy::Override`](crate::terms::policy::BindingPolicy::Override)).
+    Override,
+    /// A binding that pjw lifted ([`MaskActionKind::Unbind`]) is put in force again: the thread waited for a PU as long
+    /// as before.
+    Rebind,
     /// A thread that belongs to no job is kept off the cores of jobs.
     KeepOff,
     /// A thread gets back its original mask: the mask that it had before pjw changed it.

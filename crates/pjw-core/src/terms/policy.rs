@@ -44,6 +44,21 @@ pub enum OversubscriptionPolicy {
     Float,
 }
 
+/// The treatment of the affinity masks that programs request for their own threads inside the cores of their
+/// job (bindings): pjw keeps them, lifts those that do harm, or lifts all of them. With any setting, a thread
+/// outside the cores of its job is moved inside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum BindingPolicy {
+    /// Every binding inside the cores of the job is kept.
+    Respect,
+    /// A binding is lifted if it does harm: more busy threads are bound to some PUs than these are, while other PUs
+    /// of the job are idle. All other bindings are kept.
+    #[default]
+    Repair,
+    /// Every binding is lifted: pjw alone chooses the PUs of each thread.
+    Override,
+}
+
 /// The settings of lending. A job of the class guaranteed (the owner) may leave some of its cores idle. pjw
 /// lends idle cores to jobs of the class besteffort (the borrowers), and takes them back when the owner needs
 /// them.
@@ -120,6 +135,8 @@ pub struct Policy {
     pub source_cores: BTreeMap<JobSource, u32>,
     /// Whether pjw restricts jobs to their cores by cpusets or by affinity masks.
     pub enforcement: Enforcement,
+    /// Whether pjw keeps the affinity masks that programs request for their own threads.
+    pub bindings: BindingPolicy,
     /// Whether pjw can create cpusets on this machine, and in which cgroup hierarchy.
     pub cpuset_support: CpusetSupport,
     /// The names of the cgroups that this daemon creates for jobs.
@@ -173,6 +190,7 @@ impl Default for Policy {
             sources: JobSource::ALL.iter().copied().collect(),
             source_cores: BTreeMap::new(),
             enforcement: Enforcement::default(),
+            bindings: BindingPolicy::default(),
             cpuset_support: CpusetSupport::default(),
             own_cgroups: OwnCgroupNames::default(),
             sources_with_narrowable_cpusets: BTreeSet::from([JobSource::Slurm]),

@@ -131,6 +131,17 @@ impl Machine {
         self.run_for(busy, SECOND);
     }
 
+    /// The same. The threads in `waiting` run for half of the second and wait for a PU for the other half.
+    pub fn run_waiting(&self, busy: &[u32], waiting: &[u32]) {
+        self.run(busy);
+        let mut world = self.world();
+        let threads = world.processes.values_mut().flat_map(|process| process.threads.iter_mut());
+        for (_, thread) in threads.filter(|(tid, _)| waiting.contains(&tid.0)) {
+            thread.run_ns -= SECOND / 2;
+            thread.wait_ns += SECOND / 2;
+        }
+    }
+
     /// The limits of a mask where every PU is online and no cpuset changed.
     pub fn limits(&self) -> MaskLimits {
         let machine = self.state.topology.cpus().clone();

@@ -5,14 +5,18 @@ use pjw_core::event::EventKind;
 use pjw_core::explain;
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome};
-use pjw_core::policy::Policy;
+use pjw_core::policy::{BindingPolicy, Policy};
 use pjw_core::report::mask_events;
 
 use super::machine::{Machine, machine_with, regular_topology};
 
 /// Two packages of two cores of two PUs. Core n has the PUs n and n + 4, package 0 the cores 0 and 1.
 fn smt_machine() -> Machine {
-    machine_with(regular_topology(2, 1, 1, 2, 2), Policy::default())
+    smt_machine_with(BindingPolicy::default())
+}
+
+fn smt_machine_with(bindings: BindingPolicy) -> Machine {
+    machine_with(regular_topology(2, 1, 1, 2, 2), Policy { bindings, ..Policy::default() })
 }
 
 /// A job on so many cores with one process of one thread for each mask. The processes are 20, 21, and so on.
@@ -36,17 +40,26 @@ fn run_for_seconds(machine: &mut Machine, seconds: u32, busy: &[u32]) -> (Vec<Ma
     let (mut kinds, mut repairs) = (Vec::new(), Vec::new());
     for _ in 0..seconds {
         machine.run(busy);
-        let actions = machine.settle();
-        kinds.extend(actions.iter().map(|action| action.kind));
-        let done = |action: MaskAction| {
-            let effective = action.target_mask.clone();
-            (action, MaskOutcome::Done { effective })
-        };
-        let outcomes: Vec<_> = actions.into_iter().map(done).collect();
-        let events = mask_events(&machine.state, &outcomes).into_iter().chain(machine.events.clone());
-        repairs.extend(events.filter(|event| event.kind == EventKind::Repaired).map(|event| event.text));
+        let (more, texts) = settle_with_events(machine);
+        kinds.extend(more);
+        repairs.extend(texts);
     }
     (kinds, repairs)
+}
+
+/// Carries out what one second has left to do. Returns the kinds of all actions and the texts of the events that report
+/// repairs.
+fn settle_with_events(machine: &mut Machine) -> (Vec<MaskActionKind>, Vec<String>) {
+    let actions = machine.settle();
+    let kinds = actions.iter().map(|action| action.kind).collect();
+    let done = |action: MaskAction| {
+        let effective = action.target_mask.clone();
+        (action, MaskOutcome::Done { effective })
+    };
+    let outcomes: Vec<_> = actions.into_iter().map(done).collect();
+    let events = mask_events(&machine.state, &outcomes).into_iter().chain(machine.events.clone());
+    let repairs = events.filter(|event| event.kind == EventKind::Repaired).map(|event| event.text);
+    (kinds, repairs.collect())
 }
 
 fn masks(machine: &Machine, pids: &[u32]) -> Vec<String> {
@@ -69,6 +82,85 @@ fn check(cores: u32, own: &[&str], expected: &[&str]) {
     assert_eq!((kinds, repairs), (vec![], vec![]), "nothing is left to change");
     machine.release("mpi").unwrap();
     assert_eq!(masks(&machine, &pids), own, "a release restores every mask");
+}
+
+#[test]
+fn with_the_policy_respect_no_binding_inside_the_grant_is_lifted() {
+    let mut machine = smt_machine_with(BindingPolicy::Respect);
+    let pids = job_of_ranks(&mut machine, 2, &["0,4"; 4]);
+    assert_eq!(run_for_seconds(&mut machine, 5, &pids), (vec![], vec![]));
+    assert_eq!(masks(&machine, &pids), ["0,4"; 4]);
+}
+
+#[test]
+fn a_lifted_binding_is_in_force_again_after_a_reload_with_the_policy_respect() {
+    let mut machine = smt_machine();
+    let pids = job_of_ranks(&mut machine, 2, &["0,4"; 4]);
+    run_for_seconds(&mut machine, 5, &pids);
+    assert_ne!(masks(&machine, &pids), ["0,4"; 4]);
+    machine.policy.bindings = BindingPolicy::Respect;
+    machine.settle();
+    assert_eq!(masks(&machine, &pids), ["0,4"; 4]);
+}
+
+#[test]
+fn with_the_policy_override_every_binding_is_lifted_and_a_release_restores_it() {
+    let mut machine = smt_machine_with(BindingPolicy::Override);
+    let pids = job_of_ranks(&mut machine, 2, &["0", "1,5"]);
+    assert_eq!(masks(&machine, &pids), ["0-1,4-5"; 2], "also of threads that sleep");
+    run_for_seconds(&mut machine, 5, &pids);
+    assert_eq!(masks(&machine, &pids), ["0", "1"], "running threads are pinned");
+    let text = reason(&machine, pids[1]);
+    assert!(text.contains("affinity = \"override\""), "{text}");
+    assert_eq!(run_for_seconds(&mut machine, 3, &pids), (vec![], vec![]), "nothing is left to change");
+    machine.release("mpi").unwrap();
+    assert_eq!(masks(&machine, &pids), ["0", "1,5"]);
+}
+
+#[test]
+fn a_binding_is_in_force_again_if_the_thread_waits_as_long_on_other_pus() {
+    let mut machine = machine_with(regular_topology(1, 1, 1, 2, 1), Policy::default());
+    let pids = job_of_ranks(&mut machine, 2, &["0", "0"]);
+    let wait = |machine: &mut Machine, seconds: u32, waiting: &[u32]| {
+        let (mut kinds, mut repairs) = (Vec::new(), Vec::new());
+        for _ in 0..seconds {
+            machine.run_waiting(&pids, waiting);
+            let (more, texts) = settle_with_events(machine);
+            kinds.extend(more);
+            repairs.extend(texts);
+        }
+        (kinds, repairs)
+    };
+    let (kinds, _) = wait(&mut machine, 5, &pids);
+    assert!(kinds.contains(&MaskActionKind::Unbind), "{kinds:?}");
+    assert_eq!(masks(&machine, &pids), ["0", "1"]);
+    let (kinds, repairs) = wait(&mut machine, 12, &pids);
+    assert_eq!(kinds, [MaskActionKind::Rebind]);
+    assert_eq!(
+        repairs,
+        ["1 thread bound to CPU 0 again: moving them did not help, they waited for a CPU as long as before"]
+    );
+    assert_eq!(masks(&machine, &pids), ["0", "0"]);
+    assert_eq!(wait(&mut machine, 30, &pids), (vec![], vec![]), "it is not tried again");
+    let text = reason(&machine, pids[1]);
+    assert!(text.contains("did not help"), "{text}");
+    // The program requests another mask: this is a new binding.
+    machine.bind(pids[1], pids[1], "0-1");
+    wait(&mut machine, 2, &pids);
+    machine.bind(pids[1], pids[1], "0");
+    let (kinds, _) = wait(&mut machine, 5, &pids);
+    assert!(kinds.contains(&MaskActionKind::Unbind), "{kinds:?}");
+}
+
+#[test]
+fn a_lifted_binding_stays_lifted_if_the_thread_waits_less() {
+    let mut machine = machine_with(regular_topology(1, 1, 1, 2, 1), Policy::default());
+    let pids = job_of_ranks(&mut machine, 2, &["0", "0"]);
+    for second in 0..40 {
+        machine.run_waiting(&pids, if second < 3 { &pids } else { &[] });
+        machine.settle();
+    }
+    assert_eq!(masks(&machine, &pids), ["0", "1"]);
 }
 
 #[test]

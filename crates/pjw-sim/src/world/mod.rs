@@ -79,6 +79,8 @@ pub struct SimThread {
     pub state: Option<char>,
     /// The time for which the thread has run since its start, in ns.
     pub run_ns: u64,
+    /// The time for which the thread has waited for a PU since its start, in ns. Only tests set it.
+    pub wait_ns: u64,
 }
 
 /// A simulated process with its threads.
@@ -138,7 +140,7 @@ impl SimThread {
 
     /// A thread that this thread starts: it inherits the mask.
     fn started(&self, start: StartTime) -> Self {
-        Self { start, is_busy: false, state: None, run_ns: 0, ..self.clone() }
+        Self { start, is_busy: false, state: None, run_ns: 0, wait_ns: 0, ..self.clone() }
     }
 }
 
@@ -229,6 +231,7 @@ impl World {
             is_busy: false,
             state: None,
             run_ns: 0,
+            wait_ns: 0,
         };
         let init = SimProcess {
             id,

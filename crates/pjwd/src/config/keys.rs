@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use pjw_core::policy::{ExhaustionPolicy, Mode, OversubscriptionPolicy, StarvedPolicy};
+use pjw_core::policy::{BindingPolicy, ExhaustionPolicy, Mode, OversubscriptionPolicy, StarvedPolicy};
 use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::JobSource};
 use toml::de::DeValue;
 
@@ -18,6 +18,11 @@ const MODES: Choices<Mode> = &[("enforce", Mode::Enforce), ("observe", Mode::Obs
 const SCANS: Choices<ScanInterface> = &[("auto", ScanInterface::Auto), ("proc", ScanInterface::Proc)];
 const ENFORCEMENTS: Choices<Enforcement> =
     &[("auto", Enforcement::Auto), ("cpuset", Enforcement::Cpuset), ("affinity", Enforcement::Affinity)];
+const BINDINGS: Choices<BindingPolicy> = &[
+    ("respect", BindingPolicy::Respect),
+    ("repair", BindingPolicy::Repair),
+    ("override", BindingPolicy::Override),
+];
 const EXHAUSTED: Choices<ExhaustionPolicy> = &[
     ("refuse", ExhaustionPolicy::Refuse),
     ("share", ExhaustionPolicy::Share),
@@ -122,6 +127,7 @@ const PLAIN: &[PlainKey] = &[
     number!("cpu_budget_permille", cpu_budget_permille, 10..=1000),
     boolean!("realtime", use_realtime_priority),
     choice!("enforcement", enforcement, ENFORCEMENTS),
+    choice!("affinity", binding_policy, BINDINGS),
     boolean!("share_smt", share_smt),
     choice!("on_exhausted", exhaustion_policy, EXHAUSTED),
     boolean!("adopt_strays", adopt_unassigned_processes),

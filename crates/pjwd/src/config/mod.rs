@@ -148,6 +148,7 @@ impl Config {
             sources: settings.enabled_sources.iter().copied().chain(by_hand).collect(),
             source_cores: settings.source_cores.clone(),
             enforcement: settings.enforcement,
+            bindings: settings.binding_policy,
             cpuset_support: CpusetSupport::default(),
             own_cgroups: OwnCgroupNames::default(),
             sources_with_narrowable_cpusets: pjw_sources::sources_with_narrowable_cpusets(),

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use pjw_core::policy::{ExhaustionPolicy, LendingPolicy, Mode, OversubscriptionPolicy, Policy};
+use pjw_core::policy::{
+    BindingPolicy, ExhaustionPolicy, LendingPolicy, Mode, OversubscriptionPolicy, Policy,
+};
 use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::JobSource};
 
 use super::provisions::ProvisionSettings;
@@ -116,6 +118,8 @@ pub struct Settings {
     pub use_realtime_priority: bool,
     /// `enforcement`: whether pjwd restricts jobs to their cores by cpusets or by affinity masks.
     pub enforcement: Enforcement,
+    /// `affinity`: whether the affinity masks that programs request for their own threads are kept.
+    pub binding_policy: BindingPolicy,
     /// `share_smt`: whether the PUs (hardware threads) of one core may belong to two jobs.
     pub share_smt: bool,
     /// `on_exhausted`: what happens to a request for more cores than are free. The request is refused, waits
@@ -193,6 +197,7 @@ impl Default for Settings {
             cpu_budget_permille: 200,
             use_realtime_priority: true,
             enforcement: Enforcement::default(),
+            binding_policy: BindingPolicy::default(),
             share_smt: policy.share_smt,
             exhaustion_policy: policy.exhaustion_policy,
             adopt_unassigned_processes: policy.adopt_unassigned_processes,

@@ -9,7 +9,7 @@ use pjw_core::cpuset_group::Enforcement;
 use pjw_core::housekeeping::HousekeepingRule;
 use pjw_core::job::JobSource;
 use pjw_core::policy::{
-    ExhaustionPolicy, LendingPolicy, Mode, OversubscriptionPolicy, Policy, StarvedPolicy,
+    BindingPolicy, ExhaustionPolicy, LendingPolicy, Mode, OversubscriptionPolicy, Policy, StarvedPolicy,
 };
 use pjw_core::testing::regular_topology;
 use pjw_core::topology::Topology;
@@ -56,6 +56,7 @@ fn every_key_is_read() {
         cpu_budget_permille = 50
         realtime = false
         enforcement = "affinity"
+        affinity = "override"
         share_smt = true
         on_exhausted = "wait"
         adopt_strays = true
@@ -85,6 +86,7 @@ fn every_key_is_read() {
         cpu_budget_permille: 50,
         use_realtime_priority: false,
         enforcement: Enforcement::Affinity,
+        binding_policy: BindingPolicy::Override,
         share_smt: true,
         exhaustion_policy: ExhaustionPolicy::Wait,
         adopt_unassigned_processes: true,

@@ -87,7 +87,7 @@ pub const OUTCOME_NAMES: [&str; 3] = ["done", "gone", "refused"];
 
 /// The kinds of affinity mask changes that the metrics count, in the order of the counts in
 /// [`Counters::mask_actions`].
-pub const MASK_ACTION_KINDS: [MaskActionKind; 7] = [
+pub const MASK_ACTION_KINDS: [MaskActionKind; 9] = [
     MaskActionKind::Confine,
     MaskActionKind::Repair,
     MaskActionKind::Pin,
@@ -95,6 +95,8 @@ pub const MASK_ACTION_KINDS: [MaskActionKind; 7] = [
     MaskActionKind::Unbind,
     MaskActionKind::KeepOff,
     MaskActionKind::Restore,
+    MaskActionKind::Override,
+    MaskActionKind::Rebind,
 ];
 
 /// The values of the metrics label `kind` for cpuset changes, in the order of the counts in
@@ -193,6 +195,8 @@ fn action_index(kind: MaskActionKind) -> usize {
         MaskActionKind::Unbind => 4,
         MaskActionKind::KeepOff => 5,
         MaskActionKind::Restore => 6,
+        MaskActionKind::Override => 7,
+        MaskActionKind::Rebind => 8,
     }
 }
 

@@ -12,6 +12,7 @@
 use smallvec::SmallVec;
 
 use crate::basics::{BirthTime, CpuSet, Nanos, Pu, prelude::*};
+use crate::state::masks::lifted::LiftedBinding;
 use crate::state::masks::request::{MaskLimits, MaskRequest, MaskWriter};
 
 /// The maximum number of replaced requests that an entry stores. A child that was forked before the
@@ -61,9 +62,9 @@ pub struct MaskEntry {
     /// Whether it is certain that the program requested the mask of the last reading. On kernels before Linux
     /// 6.2, the kernel may have set it: see `old_kernels`.
     is_writer_certain: bool,
-    /// The PUs of the job to which the program bound the thread, if pjw gave the thread other PUs because too
-    /// many busy threads were bound to these. Not in the journal.
-    unbound_from: Option<Box<CpuSet>>,
+    /// The binding of the program that pjw lifted. `None` if pjw lifted none, or if the program has requested another
+    /// mask since. Not in the journal.
+    lifted: Option<Box<LiftedBinding>>,
 }
 
 impl MaskEntry {
@@ -78,7 +79,7 @@ impl MaskEntry {
             narrowed: None,
             refused_within: None,
             is_writer_certain: false,
-            unbound_from: None,
+            lifted: None,
         }
     }
 
@@ -227,18 +228,31 @@ impl MaskEntry {
         if self.is_mask_from_program() { None } else { self.newest().mask.only_pu() }
     }
 
-    /// Whether pjw has lifted the binding of the thread to the PUs `mask`. The program had bound the thread
-    /// to exactly these PUs of the job. A binding is lifted if too many busy threads are bound to the same
-    /// PUs while other PUs of the job are idle. False if the program later requested another mask.
+    /// Returns the binding to the PUs `mask` that pjw lifted: the program had bound the thread to exactly these PUs of
+    /// the job, and pjw gave the thread other PUs of the job. Also returns a binding that is in force again because
+    /// the lift did not help ([`LiftedBinding::is_restored`]). `None` if pjw lifted no such binding, or if the program
+    /// later requested another mask.
     #[must_use]
-    pub fn was_binding_lifted(&self, mask: &CpuSet) -> bool {
-        self.unbound_from.as_deref() == Some(mask)
+    pub fn lifted_binding(&self, mask: &CpuSet) -> Option<&LiftedBinding> {
+        self.lifted.as_deref().filter(|lifted| lifted.mask == *mask)
     }
 
-    /// Records that pjw lifted the binding of the thread to `mask`; `None` if the binding is in force again, because pjw
-    /// restored the original mask.
-    pub(crate) fn note_unbound(&mut self, mask: Option<CpuSet>) {
-        self.unbound_from = mask.map(Box::new);
+    /// Whether pjw has lifted the binding of the thread to the PUs `mask`, and the binding is not in force again.
+    #[must_use]
+    pub fn was_binding_lifted(&self, mask: &CpuSet) -> bool {
+        self.lifted_binding(mask).is_some_and(|lifted| !lifted.is_restored)
+    }
+
+    /// Records the binding that pjw lifted. `None` if pjw restored the original mask.
+    pub(crate) fn note_lifted(&mut self, lifted: Option<LiftedBinding>) {
+        self.lifted = lifted.map(Box::new);
+    }
+
+    /// Records that the lifted binding is in force again, because the lift did not help.
+    pub(crate) fn note_rebound(&mut self) {
+        if let Some(lifted) = &mut self.lifted {
+            lifted.is_restored = true;
+        }
     }
 
     /// Records that pjw is about to request `mask` for the thread at the time `now`. The caller must then
@@ -399,7 +413,7 @@ impl MaskEntry {
         let replaced = core::mem::replace(&mut self.candidates, SmallVec::from_iter([request]));
         self.replace(replaced, Some(now));
         self.narrowed = None;
-        self.unbound_from = None;
+        self.lifted = None;
         self.is_unrecorded = true;
         self.is_writer_certain = false;
         MaskComparison::ChangedByProgram

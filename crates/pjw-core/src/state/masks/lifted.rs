@@ -1,0 +1,92 @@
+//! A binding of a program that pjw lifted, and whether that helped.
+
+use core::time::Duration;
+
+use crate::basics::{CpuSet, Nanos};
+use crate::state::demand::Demand;
+
+/// The time after which a lift is judged: the smoothed demand then has no reading from before the lift.
+const TRIAL: Duration = Duration::from_secs(10);
+/// The smallest share of waiting time before the lift, in permille, for which a lift is judged. A thread that waited less may
+/// have been moved to a core of its own, which the waiting time does not show.
+const LEAST_WAITING_PERMILLE: u32 = 100;
+
+/// Why pjw lifted the binding of a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LiftReason {
+    /// Too many hot threads were bound to the same PUs, while other PUs of the job were idle.
+    Overload,
+    /// The policy lifts every binding ([`BindingPolicy::Override`](crate::terms::policy::BindingPolicy::Override)).
+    Policy,
+}
+
+/// A binding that pjw lifted: the program had restricted the thread to some PUs of the job, and pjw gave the thread
+/// other PUs of the job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LiftedBinding {
+    /// The PUs of the job to which the program had bound the thread.
+    pub mask: CpuSet,
+    /// Why pjw lifted the binding.
+    pub reason: LiftReason,
+    /// The share of time in which the thread waited for a PU before the lift, in permille.
+    pub waiting_permille_before: u32,
+    /// The time of the lift, in ns since boot.
+    pub lifted_at: Nanos,
+    /// Whether the binding is in force again, because the lift did not help. It is not lifted again.
+    pub is_restored: bool,
+}
+
+impl LiftedBinding {
+    /// Whether the lift did not help, so that the binding must be put in force again: ten seconds after the lift, the
+    /// busy thread with the demand `demand` still waits for a PU at least three quarters as long as before. False if the
+    /// thread waited for less than a tenth of the time before the lift, or if the policy lifts every binding.
+    #[must_use]
+    pub fn has_not_helped(&self, demand: &Demand, now: Nanos) -> bool {
+        let is_judged = self.reason == LiftReason::Overload
+            && !self.is_restored
+            && self.waiting_permille_before >= LEAST_WAITING_PERMILLE
+            && Duration::from_nanos(now.0.saturating_sub(self.lifted_at.0)) >= TRIAL;
+        is_judged && demand.is_hot && demand.waiting_permille * 4 >= self.waiting_permille_before * 3
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn lifted(waiting_permille_before: u32, reason: LiftReason) -> LiftedBinding {
+        let (mask, lifted_at) = (CpuSet::new(), Nanos(SECOND));
+        LiftedBinding { mask, reason, waiting_permille_before, lifted_at, is_restored: false }
+    }
+
+    fn demand(waiting_permille: u32, is_hot: bool) -> Demand {
+        let mut demand = Demand::default();
+        (demand.permille, demand.waiting_permille, demand.is_hot) = (1000, waiting_permille, is_hot);
+        demand
+    }
+
+    #[test]
+    fn a_lift_has_not_helped_if_a_busy_thread_waits_as_long_as_before() {
+        let (late, lift) = (Nanos(11 * SECOND), lifted(500, LiftReason::Overload));
+        assert!(lift.has_not_helped(&demand(500, true), late));
+        assert!(lift.has_not_helped(&demand(375, true), late));
+        assert!(!lift.has_not_helped(&demand(374, true), late), "the thread waits less than before");
+        assert!(!lift.has_not_helped(&demand(500, false), late), "the thread is not busy");
+        assert!(!lift.has_not_helped(&demand(500, true), Nanos(10 * SECOND)), "the trial is not over");
+    }
+
+    #[test]
+    fn a_lift_without_waiting_before_and_a_lift_by_the_policy_are_not_judged() {
+        let late = Nanos(100 * SECOND);
+        assert!(!lifted(99, LiftReason::Overload).has_not_helped(&demand(99, true), late));
+        assert!(!lifted(500, LiftReason::Policy).has_not_helped(&demand(500, true), late));
+    }
+
+    #[test]
+    fn a_binding_that_is_in_force_again_is_not_judged_again() {
+        let restored = LiftedBinding { is_restored: true, ..lifted(500, LiftReason::Overload) };
+        assert!(!restored.has_not_helped(&demand(500, true), Nanos(100 * SECOND)));
+    }
+}
