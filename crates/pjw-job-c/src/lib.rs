@@ -166,9 +166,11 @@ pub unsafe extern "C" fn pjw_job_has_cpu(job: *mut PjwJob, cpu: c_int) -> c_int 
     })
 }
 
-/// Waits until the epoch of the cores differs from `epoch`, but at most `timeout_ms` milliseconds. Each
-/// change of the cores gives them another epoch. With a negative `timeout_ms` the call waits without end.
-/// Returns 1 after a change, with the changed cores in `cores`. Returns 0 when the time has passed; `cores`
+/// Waits until the cores of the job change, but at most `timeout_ms` milliseconds. Each change of the cores
+/// has a new number, the epoch. `epoch` is the epoch of the cores that the caller got last, from
+/// [`pjw_job_cores`] or from this function. If the present epoch already differs, the call returns at once.
+/// With a negative `timeout_ms` the call waits without end. Returns 1 after a change, with the changed cores
+/// in `cores`. Returns 0 when the time has passed; `cores`
 /// then stays as it was. Returns -1 and sets `errno` to `EINVAL` if `job` or `cores` is NULL.
 ///
 /// # Safety

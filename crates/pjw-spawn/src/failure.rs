@@ -62,7 +62,7 @@ impl fmt::Display for SpawnStep {
     }
 }
 
-/// Error: an instance (a process) could not be started.
+/// Why one of the processes of a spawn (an instance) could not be started: the step that failed, and its errno.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("step {step} failed: {}{}", errno.desc(), self.remedy())]
 pub struct SpawnError {

@@ -234,8 +234,9 @@ impl WardenState {
         Some(self.own_mask(&grant, member, self.mask_entry(id)?))
     }
 
-    /// Returns the masks that were requested for a thread, and its original mask (the mask before pjw changed
-    /// it), which pjw restores later. Returns `None` in each of these cases:
+    /// Returns what pjw knows about the affinity mask of a thread: the masks that pjw or the program requested
+    /// by sched_setaffinity(2), and the original mask (the mask before pjw changed it), which pjw restores
+    /// later. Returns `None` in each of these cases:
     ///
     /// - No scan has read the mask of the thread.
     /// - The process of the thread does not belong to a job, and pjw is not restoring its original masks.

@@ -218,14 +218,12 @@ impl World {
         is_accepted
     }
 
-    /// Simulates a program that requests every PU for a thread and then immediately restores the previous mask.
-    /// Afterwards the thread has the same masks as before, so scans before and after the call read the same mask. If
-    /// [`World::reports_affinity_requests`] is true, the simulated kernel reports the request for every PU to the
-    /// daemon. It does not report the restoration. With this function, a test checks that the daemon detects a request
-    /// by the report alone.
+    /// Simulates a program that calls sched_setaffinity(2) twice for a thread: first with every PU, then with the
+    /// mask from before. If [`World::reports_affinity_requests`] is true, the simulated kernel reports only the first
+    /// call to the daemon. A scan sees no change. So a test checks that the report alone suffices.
     ///
-    /// If the previous mask was one that pjw requested, the daemon can't know whether the program requested the
-    /// restored mask. [`SimThread::program_request`] is then [`ProgramRequest::Hidden`].
+    /// If pjw had requested the mask from before, the second call requests the same mask as pjw did. The daemon can't
+    /// distinguish the two, and [`SimThread::program_request`] becomes [`ProgramRequest::Hidden`].
     pub fn request_and_restore_mask(&mut self, pid: Pid, tid: Tid) {
         let before = self.processes.get(&pid).and_then(|process| process.threads.get(&tid)).cloned();
         self.request_mask(pid, tid, &self.cpus.clone());

@@ -60,8 +60,9 @@ struct BoundedThread {
 }
 
 impl RealtimePriority {
-    /// Makes the value for `threads` of this process, each with a name for the log. The threads keep their
-    /// normal priority until [`RealtimePriority::set_enabled`] is called.
+    /// Makes the control of the real-time priority of `threads`: threads of this process, each with a name for
+    /// the log. The limit of their CPU time applies from the time `now` on. The threads keep their normal priority
+    /// until [`RealtimePriority::set_enabled`] is called.
     #[must_use]
     pub fn new(threads: &[(&'static str, Tid)], now: Instant) -> Self {
         let thread = |&(name, tid)| BoundedThread {

@@ -270,12 +270,13 @@ impl MaskEntry {
         });
     }
 
-    /// Marks the thread as journaled from the time `now` on, if it is not journaled yet. For a journaled
-    /// thread, the journal contains the original mask, which pjw restores when the job of the thread ends or
-    /// is released.
+    /// Marks the thread as journaled. The journal of a journaled thread has its original mask, which pjw
+    /// restores when the job of the thread ends or is released. If the thread is not journaled yet, `now`
+    /// becomes the time returned by [`MaskEntry::journaled_since`].
     ///
-    /// Returns true if the journal lacks the last request for the thread. The caller must then write this
-    /// request to the journal.
+    /// This function does not write to the journal. It returns true if the journal does not have the affinity
+    /// mask that pjw or the program requested last for the thread, with its original mask. The caller must then
+    /// write this request to the journal.
     pub fn start_journaling(&mut self, now: Nanos) -> bool {
         let is_new = self.journaled_since.replace(self.journaled_since.unwrap_or(now)).is_none();
         core::mem::take(&mut self.is_unrecorded) || is_new
