@@ -47,7 +47,9 @@ pub use lent::LentCpuMonitor;
 pub use not_compiled::{AffinityMonitor, LentCpuMonitor, TaskScan, load_programs};
 #[cfg(feature = "bpf")]
 pub use scan::TaskScan;
-pub use task::{DrainedRequests, MAX_SCANNED_PROCESSES, TaskRecord, TaskScanSummary, TaskScope};
+pub use task::{
+    DrainedRequests, MAX_SCANNED_PROCESSES, OwnerRunTime, TaskRecord, TaskScanSummary, TaskScope,
+};
 
 /// Whether this build contains the BPF programs (cargo feature `bpf`).
 pub const BPF_BUILT_IN: bool = cfg!(feature = "bpf");

@@ -1,14 +1,13 @@
 //! The types of the BPF programs, for a build without them. The types have no values.
 
 use std::os::fd::BorrowedFd;
-use std::time::Duration;
 
-use pjw_core::cpuset::{CpuSet, Pu};
+use pjw_core::cpuset::CpuSet;
 
 use super::fault::{
     AffinityMonitorUnavailable, LentCpuMonitorUnavailable, TaskScanError, TaskScanUnavailable,
 };
-use super::task::{DrainedRequests, TaskRecord, TaskScanSummary, TaskScope};
+use super::task::{DrainedRequests, OwnerRunTime, TaskRecord, TaskScanSummary, TaskScope};
 
 /// Placeholder for the BPF program that reports the state of threads. In a build without the cargo feature `bpf`, no
 /// value of this type exists.
@@ -104,11 +103,11 @@ impl LentCpuMonitor {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function returns for each lent PU how long threads of its owner
+    /// In a build with the cargo feature `bpf`, this function returns for each lent PU what threads of its owner
     /// (the job that lends the PU) have run there. In this build it can't be called, because no value of this type
     /// exists.
     #[must_use]
-    pub fn run_times(&self) -> Vec<(Pu, Duration)> {
+    pub fn run_times(&self) -> Vec<OwnerRunTime> {
         match *self {}
     }
 }

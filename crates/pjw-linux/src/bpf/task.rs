@@ -1,9 +1,13 @@
 //! What the BPF programs report, and the scope of a pass.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use pjw_core::ids::{Pid, Tid, Uid};
-use pjw_core::{cpuset::CpuSet, snapshot::AffinityRequest};
+use pjw_core::{
+    cpuset::{CpuSet, Pu},
+    snapshot::AffinityRequest,
+};
 
 use crate::proc::procfs::Stat;
 
@@ -20,6 +24,17 @@ pub enum TaskScope<'a> {
     /// All threads of the processes in this set, and no others. The set has at most [`MAX_SCANNED_PROCESSES`]
     /// elements. Processes that have ended are not reported.
     ThreadsOf(&'a BTreeSet<Pid>),
+}
+
+/// What the owner of a lent PU (the job that lends the PU) has run on this PU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OwnerRunTime {
+    /// The lent PU.
+    pub pu: Pu,
+    /// For how long threads of the owner have run on the PU.
+    pub run_time: Duration,
+    /// Whether a thread of the owner runs on the PU now.
+    pub is_running: bool,
 }
 
 /// The state of a task (a thread) at the moment when the task scan reached it: its ids, its CPU time, its

@@ -15,14 +15,20 @@ use pjw_core::job::JobId;
 use pjw_core::lending::{why_not_lent, would_change_loans};
 use pjw_core::policy::Policy;
 use pjw_core::state::WardenState;
-use pjw_core::state::lending::{CoreUse, UseSample};
+use pjw_core::state::lending::{CoreUse, LentCoreSample, UseSample};
 use pjw_core::time::Nanos;
-use pjw_linux::bpf::LentCpuMonitor;
+use pjw_linux::bpf::{LentCpuMonitor, OwnerRunTime};
 use pjw_linux::sys::cpu_time::CpuTimeSampler;
-use tracing::{debug, info};
+use tracing::{debug, info, trace};
 
-/// The time between two samples while a core is lent.
+/// The time between two samples while a core is lent and the monitor reports the first thread of an idle owner.
 const INTERVAL_WHILE_LENT: Duration = Duration::from_millis(10);
+/// The same without the monitor. The CPU time of a running thread may be behind by a tick of the kernel, so that a demand
+/// shows in the second or third sample: within 10 ms.
+const INTERVAL_WITHOUT_MONITOR: Duration = Duration::from_millis(3);
+/// The least time between two samples for each sampled process: a sample takes some 0.4 µs for each, so that the samples of
+/// very many processes take 2 % of a PU.
+const INTERVAL_PER_PROCESS: Duration = Duration::from_micros(20);
 /// The time between two samples while no core is lent.
 const INTERVAL_BEFORE_LENDING: Duration = Duration::from_millis(100);
 /// The time between the report of an owner's thread on a lent PU and the sample that shows whether it still runs.
@@ -37,6 +43,8 @@ const MIN_PERIOD: Duration = Duration::from_micros(500);
 pub struct OwnerSamples {
     /// The measured jobs.
     owners: BTreeMap<JobId, Owner>,
+    /// The number of processes in the last sample.
+    process_count: u32,
     /// The time of the last sample.
     sampled_at: Option<Instant>,
     /// The time of the next sample. `None` while no job can borrow cores.
@@ -47,8 +55,8 @@ pub struct OwnerSamples {
     monitor: Monitor,
     /// The lent PUs that the monitor has reported. It does not report them again before [`LentCpuMonitor::rearm`].
     reported: CpuSet,
-    /// For each lent PU, the run time that the monitor returned at the last sample ([`LentCpuMonitor::run_times`]).
-    run_times: BTreeMap<Pu, Duration>,
+    /// For each lent PU, what the monitor returned at the last sample ([`LentCpuMonitor::run_times`]).
+    run_times: BTreeMap<Pu, OwnerRunTime>,
 }
 
 #[derive(Debug, Default)]
@@ -107,13 +115,10 @@ impl OwnerSamples {
             return false;
         }
         self.sample(state, (now, since_boot), cpu_time_of);
-        if !is_reported {
-            self.arm_pus_of_idle_owners(state);
-        }
-        self.is_settling = is_reported;
-        let interval = match (is_reported, state.pool.lent_cpus().is_empty()) {
+        self.is_settling = is_reported || self.rearm_idle_pus(state);
+        let interval = match (self.is_settling, state.pool.lent_cpus().is_empty()) {
             (true, _) => SETTLING_TIME,
-            (false, false) => INTERVAL_WHILE_LENT,
+            (false, false) => self.interval_while_lent(),
             (false, true) => INTERVAL_BEFORE_LENDING,
         };
         self.next = Some(now + interval);
@@ -123,18 +128,8 @@ impl OwnerSamples {
     /// After a cycle: lets the monitor watch the PUs that are lent, and begins with the short interval if there are any.
     pub(super) fn watch(&mut self, lent: &CpuSet) {
         if !lent.is_empty() {
-            let latest = Instant::now() + INTERVAL_WHILE_LENT;
+            let latest = Instant::now() + self.interval_while_lent();
             self.next = self.next.map(|next| next.min(latest));
-        }
-        if let (Monitor::Unloaded, false) = (&self.monitor, lent.is_empty()) {
-            match LentCpuMonitor::new(lent) {
-                Ok(monitor) => {
-                    debug!("wake-ups of owners on lent PUs are reported by BPF");
-                    self.monitor = Monitor::Loaded(Box::new(monitor));
-                }
-                Err(error) => self.set_unavailable(&error),
-            }
-            return;
         }
         let Monitor::Loaded(monitor) = &mut self.monitor else { return };
         if monitor.lent() == lent {
@@ -145,6 +140,29 @@ impl OwnerSamples {
         }
     }
 
+    /// Loads the monitor if cores may be lent soon. That takes some 50 ms, in which no owner is heard, so it is done before a
+    /// core is lent. The monitor runs only while cores are lent.
+    pub(super) fn load_monitor(&mut self) {
+        if !matches!(self.monitor, Monitor::Unloaded) || self.next.is_none() {
+            return;
+        }
+        match LentCpuMonitor::new(&CpuSet::new()) {
+            Ok(monitor) => {
+                debug!("wake-ups of owners on lent PUs are reported by BPF");
+                self.monitor = Monitor::Loaded(Box::new(monitor));
+            }
+            Err(error) => self.set_unavailable(&error),
+        }
+    }
+
+    fn interval_while_lent(&self) -> Duration {
+        let least = match self.monitor {
+            Monitor::Unavailable => INTERVAL_WITHOUT_MONITOR,
+            Monitor::Unloaded | Monitor::Loaded(_) => INTERVAL_WHILE_LENT,
+        };
+        least.max(INTERVAL_PER_PROCESS * self.process_count)
+    }
+
     /// Reads on which lent PUs an owner's thread has begun to run. Returns whether there are any.
     fn read_monitor(&mut self) -> bool {
         let Monitor::Loaded(monitor) = &mut self.monitor else { return false };
@@ -153,40 +171,51 @@ impl OwnerSamples {
         !reported.is_empty()
     }
 
-    /// Lets the monitor report the PUs of idle owners again. It does not report those of other owners: they are sampled
-    /// anyway, and each report would cost them CPU time.
-    fn arm_pus_of_idle_owners(&mut self, state: &WardenState) {
-        let Monitor::Loaded(monitor) = &mut self.monitor else { return };
-        let idle = self.owners.iter().filter(|(_, owner)| owner.core_use.is_idle());
-        let idle = idle.filter_map(|(id, _)| Some(state.grant_of(id)?.cpus.intersection(&self.reported)));
-        let idle = idle.fold(CpuSet::new(), |all, cpus| all.union(&cpus));
-        if idle.is_empty() {
-            return;
+    /// Lets the monitor report the lent PUs again on which the owner was idle and does not run any more. It does not report
+    /// the others: they are sampled anyway, and each report would cost the owner CPU time. Returns whether the owner still
+    /// runs on a PU on which it was idle.
+    fn rearm_idle_pus(&mut self, state: &WardenState) -> bool {
+        let Monitor::Loaded(monitor) = &mut self.monitor else { return false };
+        let owners = self.owners.iter().filter_map(|(id, owner)| Some((&state.grant_of(id)?.cpus, owner)));
+        let mut idle = CpuSet::new();
+        for (grant, owner) in owners {
+            let is_idle = |pu: Pu| {
+                let core = state.topology.core_cpus(pu).intersection(grant);
+                core.first().is_some_and(|first| owner.core_use.is_lent_core_idle(first))
+            };
+            idle.extend(grant.intersection(&self.reported).iter().filter(|pu| is_idle(*pu)));
         }
-        self.reported = self.reported.difference(&idle);
-        self.run_times.retain(|pu, _| !idle.contains(*pu));
-        if let Err(error) = monitor.rearm(&idle) {
-            self.set_unavailable(&error);
+        let runs = |pu: &Pu| self.run_times.get(pu).is_some_and(|seen| seen.is_running);
+        let (running, stopped): (Vec<Pu>, Vec<Pu>) = idle.iter().partition(runs);
+        let stopped: CpuSet = stopped.into_iter().collect();
+        if !stopped.is_empty() {
+            self.reported = self.reported.difference(&stopped);
+            self.run_times.retain(|pu, _| !stopped.contains(*pu));
+            if let Err(error) = monitor.rearm(&stopped) {
+                self.set_unavailable(&error);
+            }
         }
+        !running.is_empty()
     }
 
     fn set_unavailable(&mut self, error: &dyn std::fmt::Display) {
-        info!("owners of lent cores are sampled each 10 ms, because BPF can't report them: {error}");
+        info!("owners of lent cores are sampled each 3 ms, because BPF can't report them: {error}");
         self.monitor = Monitor::Unavailable;
     }
 
-    /// Returns for each monitored PU how long threads that are not at idle priority ran there since the last call.
-    fn run_times_since_last(&mut self) -> BTreeMap<Pu, Duration> {
+    /// Returns for each monitored PU what threads that are not at idle priority ran there since the last call.
+    fn run_times_since_last(&mut self) -> BTreeMap<Pu, OwnerRunTime> {
         let Monitor::Loaded(monitor) = &self.monitor else { return BTreeMap::new() };
         if monitor.lent().is_empty() {
             return BTreeMap::new();
         }
-        let times: BTreeMap<Pu, Duration> =
-            monitor.run_times().into_iter().filter(|(pu, _)| monitor.lent().contains(*pu)).collect();
+        let times = monitor.run_times().into_iter().filter(|seen| monitor.lent().contains(seen.pu));
+        let times: BTreeMap<Pu, OwnerRunTime> = times.map(|seen| (seen.pu, seen)).collect();
         // A PU that was armed again counts from zero.
-        let since = |(pu, time): (&Pu, &Duration)| {
-            let last = self.run_times.get(pu).copied().filter(|last| last <= time).unwrap_or_default();
-            (*pu, *time - last)
+        let since = |(pu, seen): (&Pu, &OwnerRunTime)| {
+            let last = self.run_times.get(pu).map(|last| last.run_time);
+            let last = last.filter(|last| *last <= seen.run_time).unwrap_or_default();
+            (*pu, OwnerRunTime { run_time: seen.run_time - last, ..*seen })
         };
         let since_last = times.iter().map(since).collect();
         self.run_times = times;
@@ -207,6 +236,7 @@ impl OwnerSamples {
         let run_times = self.run_times_since_last();
         let ids: Vec<JobId> = state.jobs.guaranteed_jobs().map(|job| job.id.clone()).collect();
         self.owners.retain(|id, _| ids.binary_search(id).is_ok());
+        self.process_count = 0;
         for id in ids {
             let Some(grant) = state.grant_of(&id) else { continue };
             let core_count = state.topology.overlapping_core_count(&grant.cpus);
@@ -215,28 +245,30 @@ impl OwnerSamples {
             let is_new = !self.owners.contains_key(&id);
             let owner = self.owners.entry(id.clone()).or_default();
             let processes = state.members_of(&id).map(|member| member.id);
+            let processes = processes.inspect(|_| self.process_count += 1);
             let cpu_time = owner.sampler.sample(processes, &cpu_time_of);
             let Some(period) = period.filter(|_| !is_new) else { continue };
             let sample = UseSample { period, cpu_time, lent: &lent, has_smt };
             let (used, runs_on) = owner.core_use.add(&sample);
+            trace!(owner = %id, ?period, ?cpu_time, lent = ?lent, used, %runs_on, "sample of an owner");
             state.lending.record_use(&id, used, core_count, &runs_on, since_boot);
         }
     }
 }
 
-/// The lent cores of a grant that the monitor measures, each with its run time.
+/// The lent cores of a grant that the monitor measures.
 fn lent_cores(
     state: &WardenState,
     grant: &CpuSet,
-    run_times: &BTreeMap<Pu, Duration>,
-) -> Vec<(CpuSet, Duration)> {
-    let mut cores: BTreeMap<Pu, (CpuSet, Duration)> = BTreeMap::new();
-    for (pu, time) in run_times.iter().filter(|(pu, _)| grant.contains(**pu)) {
-        let core = state.topology.core_cpus(*pu);
-        let first = core.first().unwrap_or(*pu);
-        let (cpus, sum) = cores.entry(first).or_default();
-        cpus.insert(*pu);
-        *sum += *time;
+    run_times: &BTreeMap<Pu, OwnerRunTime>,
+) -> Vec<LentCoreSample> {
+    let mut cores: BTreeMap<Pu, LentCoreSample> = BTreeMap::new();
+    for seen in run_times.values().filter(|seen| grant.contains(seen.pu)) {
+        let first = state.topology.core_cpus(seen.pu).first().unwrap_or(seen.pu);
+        let empty = || LentCoreSample { core: CpuSet::new(), cpu_time: Duration::ZERO };
+        let sample = cores.entry(first).or_insert_with(empty);
+        sample.core.insert(seen.pu);
+        sample.cpu_time += seen.run_time;
     }
     cores.into_values().collect()
 }

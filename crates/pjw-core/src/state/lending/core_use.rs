@@ -12,9 +12,9 @@ use crate::basics::{CpuSet, Pu, prelude::*};
 const AVERAGING_TIME: Duration = Duration::from_millis(100);
 /// A shorter sample can't tell a demand that lasts from one that does not.
 const LONG_SAMPLE: Duration = Duration::from_millis(10);
-/// By how much the CPU time of a process may be too small: the kernel adds that of a running thread at each tick, mostly 250 times
-/// a second. The CPU times of lent cores that are measured one by one are exact.
-const TICK: Duration = Duration::from_millis(4);
+/// For this time after an idle owner has begun to work, short samples count: several of its threads may wake up one after
+/// the other.
+const WAKE_UP_TIME: Duration = Duration::from_millis(20);
 
 /// A use of cores. 1,000,000 is one core that is used all the time.
 type Millionths = u64;
@@ -24,8 +24,15 @@ const ONE_CORE: Millionths = 1_000_000;
 const IDLE: Millionths = ONE_CORE / 10;
 const IN_USE_WITH_ONE_PU: Millionths = ONE_CORE * 9 / 10;
 const IN_USE_WITH_SEVERAL_PUS: Millionths = ONE_CORE / 10;
-/// An owner that was idle uses a core if it runs there for this part of a short sample. The daemon itself may run there for the rest.
+/// An owner that wakes up uses a lent core if it has run there for this time in a sample of 2 ms. The kernel may give the
+/// borrower its turn after a slice of the owner: 1.4 ms on 2 or 3 CPUs, more on others (`base_slice_ns`,
+/// kernel/sched/fair.c).
+const SETTLED: Duration = Duration::from_micros(1300);
+/// An owner that wakes up uses as many of its other cores as this part of a short sample shows.
 const IN_USE_FOR_SHORT: Millionths = ONE_CORE * 3 / 4;
+/// The same for two short samples of the CPU time of processes. The CPU time of a running thread may be behind by a tick of
+/// the kernel, mostly 4 ms. The times of lent cores that are measured one by one are exact.
+const IN_USE_FOR_UNMEASURED: Millionths = ONE_CORE / 3;
 /// A core that is used for this part of a long sample is in use, whatever the average is.
 const SATURATED: Millionths = ONE_CORE * 99 / 100;
 
@@ -36,12 +43,21 @@ pub struct UseSample<'a> {
     pub period: Duration,
     /// The CPU time that all processes of the owner used in `period`, on all cores.
     pub cpu_time: Duration,
-    /// The lent cores of the owner. Each is a pair: the PUs of the core, and the CPU time that threads of the
-    /// owner used on these PUs in `period`. (Borrowers run at idle priority, so these are the threads that
-    /// are not at idle priority.) Empty if the CPU time is not measured core by core.
-    pub lent: &'a [(CpuSet, Duration)],
+    /// The lent cores of the owner, with the CPU time that the owner used on each. Empty if the CPU time is not
+    /// measured core by core.
+    pub lent: &'a [LentCoreSample],
     /// Whether the cores of the owner have more than one PU each.
     pub has_smt: bool,
+}
+
+/// The CPU time that an owner (a job whose idle cores may be lent) used on one lent core since the previous
+/// sample. Borrowers run at idle priority, so the owner's threads are those that are not at idle priority.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LentCoreSample {
+    /// The PUs of the core.
+    pub core: CpuSet,
+    /// The CPU time that threads of the owner used on these PUs.
+    pub cpu_time: Duration,
 }
 
 /// The use that an owner (a job whose idle cores may be lent) makes of its cores, as a moving average over
@@ -53,6 +69,33 @@ pub struct CoreUse {
     /// The average use of each lent core by the owner, in millionths of the core. The key is the first PU of
     /// the core.
     lent: BTreeMap<Pu, Millionths>,
+    /// For how long the owner has not been idle. Zero while it is idle.
+    busy_for: Duration,
+    /// The previous sample, if it was short.
+    previous: Span,
+    /// The short samples since the last 10 ms that were judged together.
+    window: Span,
+}
+
+/// Consecutive samples: the time that they cover, and the CPU time that the owner used in it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Span {
+    period: Duration,
+    cpu_time: Duration,
+}
+
+impl Span {
+    fn of(sample: &UseSample<'_>) -> Self {
+        Self { period: sample.period, cpu_time: sample.cpu_time }
+    }
+
+    fn joined(self, next: Self) -> Self {
+        Self { period: self.period + next.period, cpu_time: self.cpu_time + next.cpu_time }
+    }
+
+    fn cores_in_use(self, in_use: Millionths) -> u32 {
+        cores_in_use(share(self.cpu_time, self.period), in_use)
+    }
 }
 
 impl CoreUse {
@@ -63,6 +106,13 @@ impl CoreUse {
         self.total < IDLE
     }
 
+    /// Returns whether the owner used less than a tenth of the lent core with the first PU `core` on average, so
+    /// that a wake-up there must be reported.
+    #[must_use]
+    pub fn is_lent_core_idle(&self, core: Pu) -> bool {
+        self.lent.get(&core).is_none_or(|average| *average < IDLE)
+    }
+
     /// Adds a sample of the CPU time of the owner (a job whose idle cores may be lent) to the average.
     /// Returns a pair: the number of cores that the owner uses now, and the PUs of the lent cores that the
     /// owner uses now.
@@ -71,13 +121,16 @@ impl CoreUse {
     ///   time, or for at least one tenth if the core has several PUs.
     /// - All other CPU time of the owner counts as if it were used on as few cores as possible.
     ///
-    /// These shares of the time are moving averages. A high share in this sample alone also suffices in two
-    /// cases: the owner was idle before, or it ran for at least 99 % of a sample of 10 ms or more.
+    /// These shares of the time are moving averages. This sample alone also suffices in these cases:
+    ///
+    /// - The owner was idle before, and the sample of at least 10 ms shows this share.
+    /// - The owner was idle on the lent core before, and has run there for 1.3 ms.
+    /// - The owner ran for at least 99 % of a sample of 10 ms or more.
     pub fn add(&mut self, sample: &UseSample<'_>) -> (u32, CpuSet) {
         let in_use = if sample.has_smt { IN_USE_WITH_SEVERAL_PUS } else { IN_USE_WITH_ONE_PU };
-        // An owner that was idle gets its cores after a short sample; otherwise short samples fluctuate too much.
-        let (was_idle, is_long) = (self.is_idle(), sample.period >= LONG_SAMPLE);
-        let in_sample = match (was_idle, is_long) {
+        // An owner that wakes up gets its cores after a short sample; otherwise short samples fluctuate too much.
+        let (wakes_up, is_long) = (self.busy_for <= WAKE_UP_TIME, sample.period >= LONG_SAMPLE);
+        let in_sample = match (wakes_up, is_long) {
             (true, true) => Some(in_use),
             (true, false) => Some(in_use.min(IN_USE_FOR_SHORT)),
             (false, true) => Some(SATURATED),
@@ -90,10 +143,17 @@ impl CoreUse {
         let (total, total_now) = average(self.total, sample.cpu_time);
         let (mut elsewhere, mut elsewhere_now) = (total, total_now);
         let (mut lent, mut runs_on, mut count) = (BTreeMap::new(), CpuSet::new(), 0);
-        for (core, cpu_time) in sample.lent {
+        for LentCoreSample { core, cpu_time } in sample.lent {
             let Some(first) = core.first() else { continue };
-            let (core_average, now) = average(self.lent.get(&first).copied().unwrap_or(0), *cpu_time);
-            if core_average >= in_use || in_sample.is_some_and(|least| now >= least) {
+            let before = self.lent.get(&first).copied().unwrap_or(0);
+            let (core_average, now) = average(before, *cpu_time);
+            let is_in_use_now = match (before < IDLE, is_long) {
+                (true, true) => now >= in_use,
+                (true, false) => *cpu_time >= SETTLED,
+                (false, true) => now >= SATURATED,
+                (false, false) => false,
+            };
+            if core_average >= in_use || is_in_use_now {
                 runs_on = runs_on.union(core);
                 count += 1;
             }
@@ -101,13 +161,27 @@ impl CoreUse {
             elsewhere_now = elsewhere_now.saturating_sub(now);
             lent.insert(first, core_average);
         }
-        *self = Self { total, lent };
-        let others = cores_in_use(elsewhere, in_use);
-        let is_behind = was_idle && is_long && sample.lent.is_empty();
-        let behind = if is_behind { share(TICK, sample.period) } else { 0 };
-        let least_now = in_sample.map(|least| least.saturating_sub(behind).max(IDLE));
-        let others_now = least_now.map_or(0, |least| cores_in_use(elsewhere_now, least));
-        (count + others.max(others_now), runs_on)
+        let others_now = if sample.lent.is_empty() && !is_long {
+            self.cores_in_short_samples(Span::of(sample), wakes_up, in_use)
+        } else {
+            (self.previous, self.window) = (Span::default(), Span::default());
+            in_sample.map_or(0, |least| cores_in_use(elsewhere_now, least))
+        };
+        (self.total, self.lent) = (total, lent);
+        self.busy_for = if self.is_idle() { Duration::ZERO } else { self.busy_for + sample.period };
+        (count + cores_in_use(elsewhere, in_use).max(others_now), runs_on)
+    }
+
+    /// The number of cores that short samples of the CPU time of processes show: two samples of an owner that wakes up, or
+    /// all samples of 10 ms.
+    fn cores_in_short_samples(&mut self, sample: Span, wakes_up: bool, in_use: Millionths) -> u32 {
+        let both = core::mem::replace(&mut self.previous, sample).joined(sample);
+        let at_wake_up = if wakes_up { both.cores_in_use(in_use.min(IN_USE_FOR_UNMEASURED)) } else { 0 };
+        self.window = self.window.joined(sample);
+        if self.window.period < LONG_SAMPLE {
+            return at_wake_up;
+        }
+        at_wake_up.max(core::mem::take(&mut self.window).cores_in_use(SATURATED))
     }
 }
 
@@ -157,8 +231,10 @@ mod tests {
         has_smt: bool,
     ) -> (u32, CpuSet) {
         let time = |percent: u32| period * percent / 100;
-        let lent: Vec<(CpuSet, Duration)> =
-            lent.iter().map(|(core, percent)| (core.parse().unwrap(), time(*percent))).collect();
+        let lent = lent
+            .iter()
+            .map(|(core, percent)| LentCoreSample { core: core.parse().unwrap(), cpu_time: time(*percent) });
+        let lent: Vec<LentCoreSample> = lent.collect();
         core_use.add(&UseSample { period, cpu_time: time(total_percent), lent: &lent, has_smt })
     }
 
@@ -199,11 +275,20 @@ mod tests {
 
     #[test]
     fn work_that_is_over_before_the_end_of_a_short_sample_does_not_count() {
-        for (percent, expected) in [(70, ""), (80, "0")] {
-            let mut core_use = CoreUse::default();
-            let runs_on = sample(&mut core_use, 2 * MS, percent, &[("0", percent)], false).1;
-            assert_eq!(runs_on, set(expected), "{percent} %");
-        }
+        let runs_on = |us: u64| {
+            let lent = [LentCoreSample { core: set("0"), cpu_time: Duration::from_micros(us) }];
+            let cpu_time = lent[0].cpu_time;
+            CoreUse::default().add(&UseSample { period: 2 * MS, cpu_time, lent: &lent, has_smt: false }).1
+        };
+        assert_eq!(runs_on(1400), set("0"));
+        assert_eq!(runs_on(1200), set(""));
+    }
+
+    #[test]
+    fn a_wake_up_on_an_idle_lent_core_counts_although_the_owner_is_busy_elsewhere() {
+        let mut core_use = CoreUse::default();
+        steady(&mut core_use, 150, &[("0", 0)], false);
+        assert_eq!(sample(&mut core_use, 2 * MS, 250, &[("0", 100)], false).1, set("0"));
     }
 
     #[test]
@@ -215,14 +300,33 @@ mod tests {
         assert_eq!(sample(&mut core_use, 10 * MS, 200, &[("0", 100), ("1", 100)], false).0, 2);
     }
 
+    /// Adds samples of 3 ms, each with the CPU time in µs that the kernel shows. Returns the numbers of cores in use.
+    fn short(core_use: &mut CoreUse, shown_us: &[u64]) -> Vec<u32> {
+        let add = |us: &u64| {
+            let cpu_time = Duration::from_micros(*us);
+            core_use.add(&UseSample { period: 3 * MS, cpu_time, lent: &[], has_smt: false }).0
+        };
+        shown_us.iter().map(add).collect()
+    }
+
     #[test]
-    fn the_cpu_time_of_an_idle_owner_that_begins_to_work_is_behind_by_a_tick() {
+    fn an_owner_that_wakes_up_is_heard_in_two_short_samples_although_its_cpu_time_is_behind_by_a_tick() {
+        assert_eq!(short(&mut CoreUse::default(), &[0, 1000, 4000]), [0, 0, 1]);
+        assert_eq!(short(&mut CoreUse::default(), &[0, 2500]), [0, 1]);
+        assert_eq!(short(&mut CoreUse::default(), &[0, 4000, 16_000, 8000]), [0, 1, 4, 4], "four threads");
+    }
+
+    #[test]
+    fn work_that_is_over_before_two_short_samples_end_does_not_count() {
+        assert_eq!(short(&mut CoreUse::default(), &[0, 1500, 0, 0, 1500, 0]), [0; 6]);
+    }
+
+    #[test]
+    fn an_owner_that_works_for_long_saturates_another_core_in_all_short_samples_of_10_ms() {
         let mut core_use = CoreUse::default();
-        assert_eq!(sample(&mut core_use, 10 * MS, 40, &[], false).0, 0);
-        let mut core_use = CoreUse::default();
-        assert_eq!(sample(&mut core_use, 10 * MS, 60, &[], false).0, 1);
-        steady(&mut core_use, 60, &[], false);
-        assert_eq!(sample(&mut core_use, 10 * MS, 60, &[], false).0, 0, "only of an idle one");
+        steady(&mut core_use, 140, &[], false);
+        assert_eq!(short(&mut core_use, &[6000, 6000, 0, 6000]), [1; 4]);
+        assert_eq!(short(&mut core_use, &[6000, 6000, 6000, 6000]), [1, 1, 1, 2]);
     }
 
     #[test]

@@ -17,6 +17,7 @@ use pjw_core::ids::Tid;
 use super::fault::LentCpuMonitorUnavailable;
 use super::object::{BpfPlatform, load_program, refused, take_map, unavailable};
 use super::record::u32_at;
+use super::task::OwnerRunTime;
 use crate::sys::{affinity, online};
 
 type Result<T, E = LentCpuMonitorUnavailable> = std::result::Result<T, E>;
@@ -167,19 +168,21 @@ impl LentCpuMonitor {
         Ok(())
     }
 
-    /// Returns for each lent PU how long threads of its owner have run on the PU. The owner is the job that lends the
-    /// PU. The time counts from the moment when the PU was lent, or from the last call of [`LentCpuMonitor::rearm`] for
-    /// the PU. Returns an empty list if the kernel refuses to read the program's BPF map.
+    /// Returns for each lent PU what threads that are not at idle priority have run there since the PU was lent, or
+    /// since the last call of [`LentCpuMonitor::rearm`] with this PU. These are threads of the owner: the job that
+    /// lends the PU. Empty if the kernel refuses to read the map.
     #[must_use]
-    pub fn run_times(&self) -> Vec<(Pu, Duration)> {
+    pub fn run_times(&self) -> Vec<OwnerRunTime> {
         let Ok(seen) = self.seen.get(&0, 0) else { return Vec::new() };
         let now = now();
         let time = |(pu, &[armed_at, started, ran, ..]): (&Pu, &Seen)| {
             let expected = self.armed_at.get(pu)?;
             // Otherwise no thread was switched since the PU was armed.
             let is_current = armed_at == *expected;
-            let running = if started == 0 { 0 } else { now.saturating_sub(started) };
-            Some((*pu, Duration::from_nanos(if is_current { ran + running } else { 0 })))
+            let is_running = is_current && started != 0;
+            let running = if is_running { now.saturating_sub(started) } else { 0 };
+            let run_time = Duration::from_nanos(if is_current { ran + running } else { 0 });
+            Some(OwnerRunTime { pu: *pu, run_time, is_running })
         };
         self.possible.iter().zip(seen.iter()).filter_map(time).collect()
     }
@@ -220,7 +223,7 @@ impl LentCpuMonitor {
         let (reported, times) = (self.take(), self.run_times());
         let knows_idle = self.seen.get(&0, 0).is_ok_and(|seen| seen.iter().any(|seen| seen[4] != 0));
         self.set_lent(&CpuSet::new())?;
-        let has_run = times.iter().any(|(seen, time)| *seen == pu && !time.is_zero());
+        let has_run = times.iter().any(|seen| seen.pu == pu && !seen.run_time.is_zero());
         if !reported.contains(pu) || !has_run {
             let text = format!("the PUs \"{reported}\" and the run times {times:?}");
             return Err(LentCpuMonitorUnavailable::SelfCheckFailed(text));

@@ -62,7 +62,7 @@ fn is_readable(monitor: &LentCpuMonitor, timeout: PollTimeout) -> bool {
 }
 
 fn run_time(monitor: &LentCpuMonitor, pu: Pu) -> Duration {
-    monitor.run_times().into_iter().find(|(seen, _)| *seen == pu).map(|(_, time)| time).unwrap()
+    monitor.run_times().into_iter().find(|seen| seen.pu == pu).map(|seen| seen.run_time).unwrap()
 }
 
 /// The ids of the programs of this name in the kernel. Other daemons on this machine may have such programs too.

@@ -20,6 +20,7 @@ impl EventLoop {
     pub(super) fn sample_owners(&mut self, now: Instant) -> bool {
         let since_boot = clock::now().since_boot;
         let (state, policy) = self.warden.state_and_policy();
+        self.owner_samples.load_monitor();
         self.owner_samples.update(state, policy, (now, since_boot), process_cpu_time)
             || self.warden.state().lending.next_grace_period_end().is_some_and(|end| end <= since_boot)
     }
@@ -62,7 +63,9 @@ impl EventLoop {
         if scanned_jobs {
             self.borrower_warnings = self.realtime_borrower_warnings();
         }
-        self.owner_samples.watch(&self.warden.state().pool.lent_cpus());
+        let lent = self.warden.state().pool.lent_cpus();
+        self.own_affinity.avoid(&lent);
+        self.owner_samples.watch(&lent);
         let Some(signal) = self.config.settings().revocation_signal else { return };
         let state = self.warden.state();
         let revoked = events.iter().filter(|event| event.kind == EventKind::Revoked);
