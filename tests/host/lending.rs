@@ -1,7 +1,9 @@
 //! Lending: jobs of the class besteffort run on free cores, and on cores that guaranteed jobs leave idle.
 
 use std::fs;
+use std::io::Read;
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::time::Duration;
 
 use pjw_core::cpuset::CpuSet;
@@ -165,6 +167,23 @@ fn a_borrower_without_a_core_is_frozen_and_thawed_when_a_core_is_free() {
     wait_until("the borrower runs again", || runs(spinner));
     assert_eq!((mask(spinner), cgroups(spinner)), before);
     assert_eq!(remaining_cgroups(daemon.tag()), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn run_of_a_borrower_without_a_core_begins_its_command_when_a_core_is_free() {
+    let Some(daemon) = lending_daemon(&format!("{LENDING}starved = \"freeze\"\n")) else { return };
+    let other = Shell::start();
+    assign(&daemon, "all", "normal", &crate::processes::core_count().to_string(), &other);
+    let job = daemon.job_id("late");
+    let mut run = daemon.pjwctl_command(&["run", "--job", &job, "--class", "besteffort", "--cores", "1"]);
+    let mut run = run.args(["--", "sh", "-c", "echo $PJW_CPUS"]).stdout(Stdio::piped()).spawn().unwrap();
+    wait_until("the job waits", || daemon.job("late").is_some_and(|job| job.state == "waiting"));
+    assert!(run.try_wait().unwrap().is_none(), "the command has not begun");
+    daemon.release("all").unwrap();
+    let output = wait_for("the command ends", || run.try_wait().unwrap()).success();
+    let mut cpus = String::new();
+    run.stdout.take().unwrap().read_to_string(&mut cpus).unwrap();
+    assert!(output && cpus.trim().parse::<CpuSet>().is_ok_and(|cpus| !cpus.is_empty()), "{cpus:?}");
 }
 
 #[test]

@@ -5,8 +5,8 @@
 //! place. So the process id, the signals, the terminal and the exit status are those of the command. If pjwctl is
 //! killed before, the job ends with its only member. The socket is closed on exec.
 //!
-//! `run` never waits for cores. A queue of commands is the task of a batch system, and a command that runs outside
-//! while it waits would break the promise.
+//! `run` never waits in a queue: that is the task of a batch system. Except a besteffort job that can borrow no core: the
+//! daemon freezes its processes, also pjwctl, until there is one.
 
 use std::ffi::OsStr;
 use std::io;
@@ -14,6 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use nix::errno::Errno;
@@ -27,6 +28,8 @@ use super::connection::{Warden, call_for, job_directory, job_id, read_status};
 use crate::cli::{RunArgs, value_name};
 use crate::output;
 
+/// The time between two checks whether a besteffort job has a core.
+const TIME_BETWEEN_CHECKS: Duration = Duration::from_millis(20);
 /// The exit codes of shells for a command that does not exist, and for one that cannot be executed.
 pub(super) const NOT_FOUND: u8 = 127;
 pub(super) const NOT_EXECUTABLE: u8 = 126;
@@ -56,7 +59,7 @@ pub(super) fn run(warden: &Warden, request: &RunArgs) -> anyhow::Result<ExitCode
         ..Assign::default()
     };
     let job: Job = call_for(&mut client, "Assign", &request, "job")?;
-    let cpus = match granted(&job) {
+    let cpus = match wait_for_borrowed_cores(&mut client, job.clone()).and_then(|job| granted(&job)) {
         Ok(cpus) => cpus,
         Err(error) => {
             release(&mut client, &job.id);
@@ -99,6 +102,19 @@ fn is_there(program: &OsStr) -> bool {
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
     !program.is_empty() && std::env::split_paths(&path).any(|dir| dir.join(program).exists())
+}
+
+/// Returns the job at once if it has CPUs, or if it is not of the class besteffort. A besteffort job without CPUs is
+/// frozen, with this process. Waits then until the job has borrowed a core.
+pub(super) fn wait_for_borrowed_cores(client: &mut Client, mut job: Job) -> anyhow::Result<Job> {
+    while job.cpus.is_empty() && job.class == "besteffort" {
+        // This process is frozen most of this time.
+        std::thread::sleep(TIME_BETWEEN_CHECKS);
+        let status = read_status(client)?;
+        let known = status.jobs.into_iter().find(|known| known.id == job.id);
+        job = known.ok_or_else(|| anyhow!("{} was released before it had a core", job.id))?;
+    }
+    Ok(job)
 }
 
 /// The CPUs that the job was granted, after a check that this process runs on them only.

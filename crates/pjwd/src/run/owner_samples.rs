@@ -24,8 +24,8 @@ use tracing::{debug, info, trace};
 /// The time between two samples while a core is lent and the monitor reports the first thread of an idle owner.
 const INTERVAL_WHILE_LENT: Duration = Duration::from_millis(10);
 /// The same without the monitor. The CPU time of a running thread may be behind by a tick of the kernel, so that a demand
-/// shows in the second or third sample: within 10 ms.
-const INTERVAL_WITHOUT_MONITOR: Duration = Duration::from_millis(3);
+/// shows after up to 6 ms.
+const INTERVAL_WITHOUT_MONITOR: Duration = Duration::from_millis(2);
 /// The least time between two samples for each sampled process: a sample takes some 0.4 µs for each, so that the samples of
 /// very many processes take 2 % of a PU.
 const INTERVAL_PER_PROCESS: Duration = Duration::from_micros(20);
@@ -199,7 +199,7 @@ impl OwnerSamples {
     }
 
     fn set_unavailable(&mut self, error: &dyn std::fmt::Display) {
-        info!("owners of lent cores are sampled each 3 ms, because BPF can't report them: {error}");
+        info!("owners of lent cores are sampled each 2 ms, because BPF can't report them: {error}");
         self.monitor = Monitor::Unavailable;
     }
 

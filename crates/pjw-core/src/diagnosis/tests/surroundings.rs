@@ -175,5 +175,5 @@ fn what_makes_lending_impossible_or_slow_is_a_fact() {
     assert!(fact(&exam).contains("the owner's again when it wakes up"));
     exam.host.preemption_model = Some("lazy".to_owned());
     exam.host.has_btf = false;
-    assert!(fact(&exam).contains("half a tick") && fact(&exam).contains("each 3 ms"), "{}", fact(&exam));
+    assert!(fact(&exam).contains("half a tick") && fact(&exam).contains("each 2 ms"), "{}", fact(&exam));
 }

@@ -12,6 +12,8 @@ use crate::basics::{CpuSet, Pu, prelude::*};
 const AVERAGING_TIME: Duration = Duration::from_millis(100);
 /// A shorter sample can't tell a demand that lasts from one that does not.
 const LONG_SAMPLE: Duration = Duration::from_millis(10);
+/// An owner that used nearly nothing for this time is idle, also if it was busy shortly before.
+const QUIET_TIME: Duration = Duration::from_millis(20);
 /// For this time after an idle owner has begun to work, short samples count: several of its threads may wake up one after
 /// the other.
 const WAKE_UP_TIME: Duration = Duration::from_millis(20);
@@ -30,9 +32,6 @@ const IN_USE_WITH_SEVERAL_PUS: Millionths = ONE_CORE / 10;
 const SETTLED: Duration = Duration::from_micros(1300);
 /// An owner that wakes up uses as many of its other cores as this part of a short sample shows.
 const IN_USE_FOR_SHORT: Millionths = ONE_CORE * 3 / 4;
-/// The same for two short samples of the CPU time of processes. The CPU time of a running thread may be behind by a tick of
-/// the kernel, mostly 4 ms. The times of lent cores that are measured one by one are exact.
-const IN_USE_FOR_UNMEASURED: Millionths = ONE_CORE / 3;
 /// A core that is used for this part of a long sample is in use, whatever the average is.
 const SATURATED: Millionths = ONE_CORE * 99 / 100;
 
@@ -69,10 +68,12 @@ pub struct CoreUse {
     /// The average use of each lent core by the owner, in millionths of the core. The key is the first PU of
     /// the core.
     lent: BTreeMap<Pu, Millionths>,
+    /// For how long each sample has shown less than a tenth of a core.
+    quiet_for: Duration,
     /// For how long the owner has not been idle. Zero while it is idle.
     busy_for: Duration,
-    /// The previous sample, if it was short.
-    previous: Span,
+    /// The last two samples, if they were short.
+    recent: [Span; 2],
     /// The short samples since the last 10 ms that were judged together.
     window: Span,
 }
@@ -164,19 +165,24 @@ impl CoreUse {
         let others_now = if sample.lent.is_empty() && !is_long {
             self.cores_in_short_samples(Span::of(sample), wakes_up, in_use)
         } else {
-            (self.previous, self.window) = (Span::default(), Span::default());
+            (self.recent, self.window) = ([Span::default(); 2], Span::default());
             in_sample.map_or(0, |least| cores_in_use(elsewhere_now, least))
         };
         (self.total, self.lent) = (total, lent);
-        self.busy_for = if self.is_idle() { Duration::ZERO } else { self.busy_for + sample.period };
+        self.quiet_for = if total_now < IDLE { self.quiet_for + sample.period } else { Duration::ZERO };
+        let is_idle = self.is_idle() || self.quiet_for >= QUIET_TIME;
+        self.busy_for = if is_idle { Duration::ZERO } else { self.busy_for + sample.period };
         (count + cores_in_use(elsewhere, in_use).max(others_now), runs_on)
     }
 
-    /// The number of cores that short samples of the CPU time of processes show: two samples of an owner that wakes up, or
-    /// all samples of 10 ms.
+    /// The number of cores that short samples of the CPU time of processes show: three samples of an owner that wakes up, or
+    /// all samples of 10 ms. Several samples, because the CPU time of a running thread may be behind by a tick of the
+    /// kernel, mostly 4 ms. The times of lent cores that are measured one by one are exact.
     fn cores_in_short_samples(&mut self, sample: Span, wakes_up: bool, in_use: Millionths) -> u32 {
-        let both = core::mem::replace(&mut self.previous, sample).joined(sample);
-        let at_wake_up = if wakes_up { both.cores_in_use(in_use.min(IN_USE_FOR_UNMEASURED)) } else { 0 };
+        let [first, second] = self.recent;
+        self.recent = [second, sample];
+        let all = first.joined(second).joined(sample);
+        let at_wake_up = if wakes_up { all.cores_in_use(in_use.min(share(SETTLED, all.period))) } else { 0 };
         self.window = self.window.joined(sample);
         if self.window.period < LONG_SAMPLE {
             return at_wake_up;
@@ -300,33 +306,47 @@ mod tests {
         assert_eq!(sample(&mut core_use, 10 * MS, 200, &[("0", 100), ("1", 100)], false).0, 2);
     }
 
-    /// Adds samples of 3 ms, each with the CPU time in µs that the kernel shows. Returns the numbers of cores in use.
+    /// Adds samples of 2 ms, each with the CPU time in µs that the kernel shows. Returns the numbers of cores in use.
     fn short(core_use: &mut CoreUse, shown_us: &[u64]) -> Vec<u32> {
         let add = |us: &u64| {
             let cpu_time = Duration::from_micros(*us);
-            core_use.add(&UseSample { period: 3 * MS, cpu_time, lent: &[], has_smt: false }).0
+            core_use.add(&UseSample { period: 2 * MS, cpu_time, lent: &[], has_smt: false }).0
         };
         shown_us.iter().map(add).collect()
     }
 
     #[test]
-    fn an_owner_that_wakes_up_is_heard_in_two_short_samples_although_its_cpu_time_is_behind_by_a_tick() {
-        assert_eq!(short(&mut CoreUse::default(), &[0, 1000, 4000]), [0, 0, 1]);
-        assert_eq!(short(&mut CoreUse::default(), &[0, 2500]), [0, 1]);
-        assert_eq!(short(&mut CoreUse::default(), &[0, 4000, 16_000, 8000]), [0, 1, 4, 4], "four threads");
+    fn an_owner_that_wakes_up_is_heard_in_three_short_samples_although_its_cpu_time_is_behind_by_a_tick() {
+        assert_eq!(short(&mut CoreUse::default(), &[0, 0, 1000, 0, 4000]), [0, 0, 0, 0, 1]);
+        assert_eq!(short(&mut CoreUse::default(), &[0, 0, 900, 500]), [0, 0, 0, 1]);
+        assert_eq!(
+            short(&mut CoreUse::default(), &[0, 0, 4000, 12_000, 8000]),
+            [0, 0, 1, 3, 4],
+            "four threads"
+        );
     }
 
     #[test]
-    fn work_that_is_over_before_two_short_samples_end_does_not_count() {
-        assert_eq!(short(&mut CoreUse::default(), &[0, 1500, 0, 0, 1500, 0]), [0; 6]);
+    fn a_busy_owner_that_was_quiet_for_20_ms_is_heard_as_an_idle_one() {
+        let mut core_use = CoreUse::default();
+        steady(&mut core_use, 60, &[], false);
+        assert_eq!(short(&mut core_use, &[0; 5])[4], 0);
+        assert_eq!(short(&mut core_use.clone(), &[2000, 2000]), [0, 0], "quiet for 10 ms");
+        short(&mut core_use, &[0; 5]);
+        assert_eq!(short(&mut core_use, &[2000]), [1]);
+    }
+
+    #[test]
+    fn work_that_is_over_before_three_short_samples_end_does_not_count() {
+        assert_eq!(short(&mut CoreUse::default(), &[0, 0, 1200, 0, 0, 1200, 0]), [0; 7]);
     }
 
     #[test]
     fn an_owner_that_works_for_long_saturates_another_core_in_all_short_samples_of_10_ms() {
         let mut core_use = CoreUse::default();
         steady(&mut core_use, 140, &[], false);
-        assert_eq!(short(&mut core_use, &[6000, 6000, 0, 6000]), [1; 4]);
-        assert_eq!(short(&mut core_use, &[6000, 6000, 6000, 6000]), [1, 1, 1, 2]);
+        assert_eq!(short(&mut core_use, &[4000, 4000, 0, 4000, 4000]), [1; 5]);
+        assert_eq!(short(&mut core_use, &[4000, 4000, 4000, 4000, 4000]), [1, 1, 1, 1, 2]);
     }
 
     #[test]

@@ -61,13 +61,14 @@ impl Grant {
                 };
             }
         };
-        match run::granted(&job) {
+        let id = job.id.clone();
+        match run::wait_for_borrowed_cores(&mut client, job).and_then(|job| run::granted(&job)) {
             Ok(cpus) => {
-                let directory = directory_of(&mut client, &job.id);
-                Ok(Self { cpus, job: Some(job.id), directory, client: Some(client) })
+                let directory = directory_of(&mut client, &id);
+                Ok(Self { cpus, job: Some(id), directory, client: Some(client) })
             }
             Err(error) => {
-                run::release(&mut client, &job.id);
+                run::release(&mut client, &id);
                 Err(error)
             }
         }
