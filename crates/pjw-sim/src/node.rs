@@ -14,8 +14,8 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::plan::{MaskAction, MaskOutcome};
 use pjw_core::scan::{IdleWatch, ScanRequest, ScanScope};
 use pjw_core::snapshot::{
-    BatchAttributes, Cgroup, Cpuset, ExpectedMask, ForkMaskMismatch, MaskProbe, Observed, Process,
-    ProcessEventBatch, Snapshot, Thread,
+    BatchAttributes, Cgroup, CgroupUsage, Cpuset, ExpectedMask, ForkMaskMismatch, MaskProbe, Observed,
+    Process, ProcessEventBatch, ProcessTimes, Snapshot, Thread,
 };
 use pjw_core::{ports::MachineInterface, time::Nanos};
 
@@ -243,6 +243,7 @@ fn read_cgroup(world: &World, path: &str) -> Observed<Cgroup> {
         restricted_cpus,
         populated,
         cpuset,
+        usage: CgroupUsage::default(),
     })
 }
 
@@ -396,7 +397,22 @@ impl MachineInterface for SimMachineInterface {
             paths.into_iter().map(|path| (path.clone(), read_cgroup(&world, path))).collect();
         self.cgroups.extend(cgroups.clone());
         let online = world.online.clone();
-        Snapshot { scope, taken_at, online, processes, cgroups, affinity_requests, incomplete_reason }
+        Snapshot {
+            scope,
+            taken_at,
+            online,
+            processes,
+            cgroups,
+            affinity_requests,
+            incomplete_reason,
+            cpu_times: BTreeMap::new(),
+        }
+    }
+
+    fn read_cpu_times(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, ProcessTimes> {
+        let world = self.world.borrow();
+        let times = pids.iter().filter_map(|&pid| Some((pid, world.cpu_times(pid)?)));
+        times.collect()
     }
 
     fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbe {

@@ -3,6 +3,7 @@
 use crate::allocate::offer::{allocate, allocate_shared};
 use crate::basics::{CpuSet, cpus_text, prelude::*};
 use crate::phases::draft::{Draft, warn};
+use crate::phases::usage;
 use crate::state::{Offer, WardenState};
 use crate::terms::{
     Cgroup, CpuRequest, EndCondition, Event, EventKind, ExhaustionPolicy, Grant, GrantedBy, Job, JobId,
@@ -70,7 +71,9 @@ pub(crate) fn release_job(draft: &mut Draft<'_>, id: &JobId, why: &str) {
 /// Removes a job: its cores become free, and the masks of its threads are restored.
 pub(crate) fn release(draft: &mut Draft<'_>, id: &JobId, why: &str) {
     keep_released_masks(draft, id);
-    let Some(job) = draft.state.jobs.remove(id) else { return };
+    let Some(job) = draft.state.jobs.get(id).cloned() else { return };
+    usage::report_ended(draft, &job);
+    draft.state.jobs.remove(id);
     draft.recheck_for_job(&job);
     draft.recheck.extend(draft.state.members_of(id).map(|member| member.id.pid));
     draft.state.dirty.add_job(id);

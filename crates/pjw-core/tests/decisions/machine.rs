@@ -26,6 +26,7 @@ use pjw_core::state::members::MemberThread;
 pub use pjw_core::testing::{job, regular_topology, set};
 use pjw_core::time::Nanos;
 use pjw_core::topology::Topology;
+use pjw_core::usage_times::processes_to_read;
 use pjw_sim::node::SimMachineInterface;
 use pjw_sim::testing::ScriptedMachine;
 use pjw_sim::world::SimProcess;
@@ -204,7 +205,8 @@ impl Machine {
 
     /// A scan and a decision whose actions the kernel carries out.
     pub fn cycle(&mut self, scan: &ScanRequest, commands: &[Command]) -> Decision {
-        let snapshot = self.node.scan(scan);
+        let mut snapshot = self.node.scan(scan);
+        snapshot.cpu_times = self.node.read_cpu_times(&processes_to_read(&self.state, &snapshot));
         let decision = self.decide(&snapshot, commands);
         if self.audits_plans {
             let violations = audit(&self.state, &decision.plan, &self.policy);
