@@ -19,7 +19,9 @@ use crate::phases::{
     membership, observe, recovery, unassigned, unknown_masks, usage,
 };
 use crate::state::{DirtySet, WardenState};
-use crate::terms::{Event, JobId, JobReport, Plan, Policy, Record, Refusal, ScanRequest, ScanScope, Snapshot, Warning};
+use crate::terms::{
+    Event, JobId, JobReport, Plan, Policy, Record, Refusal, ScanRequest, ScanScope, Snapshot, Warning,
+};
 
 /// After this number of rescans, the next rescan plans all jobs and processes again.
 const RESCANS_PER_REVISION: u32 = 7;

@@ -4,7 +4,8 @@ use crate::basics::{Moment, Pid, ThreadId, prelude::*};
 use crate::state::masks::request::{MaskRequest, MaskWriter};
 use crate::state::{MaskEntry, WardenState, mask_records};
 use crate::terms::{
-    CpusetRecord, Event, Job, JobId, JobReport, MaskAction, Observed, Policy, Record, ScanScope, Snapshot, Warning,
+    CpusetRecord, Event, Job, JobId, JobReport, MaskAction, Observed, Policy, Record, ScanScope, Snapshot,
+    Warning,
 };
 
 /// The unfinished decision of a cycle: the input, the state, and the output so far.

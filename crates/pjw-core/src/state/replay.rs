@@ -24,7 +24,13 @@ impl WardenState {
         let released = self.released_masks.values().cloned().map(Record::ReleasedMasks);
         let usage = self.usage.records();
         let usage = usage.map(|(job, usage)| Record::Usage { job: job.clone(), usage: Box::new(usage) });
-        jobs.chain(usage).chain(released).chain(cpusets).chain(members).chain(restoring).chain(masks).collect()
+        jobs.chain(usage)
+            .chain(released)
+            .chain(cpusets)
+            .chain(members)
+            .chain(restoring)
+            .chain(masks)
+            .collect()
     }
 
     /// Applies one record of the journal to the state. When the daemon starts, it calls this function for

@@ -191,7 +191,6 @@ fn go_blind(machine: &mut Machine) {
     let snapshot = Snapshot {
         scope: ScanScope::Partial(BTreeSet::new()),
         incomplete_reason: Some("no file".to_owned()),
-        cpu_times: BTreeMap::new(),
         ..snapshot
     };
     let decision = machine.decide(&snapshot, &[]);

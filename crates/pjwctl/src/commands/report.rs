@@ -23,7 +23,7 @@ pub(super) fn run(warden: &Warden, request: &ReportArgs) -> anyhow::Result<ExitC
     };
     if request.jobstats {
         let host = read_status(&mut client)?.node.hostname;
-        output::print(&jobstats_line(&report, &host))?;
+        output::print(&jobstats_line(&report, &host, total_memory()))?;
         return Ok(ExitCode::SUCCESS);
     }
     let names = user_names([report.owner]);
@@ -38,4 +38,12 @@ pub(super) fn list(warden: &Warden, last: Option<u32>, json: JsonArg) -> anyhow:
         let names = user_names(reports.iter().map(|report| report.owner));
         reports_text(reports, &names, Timestamp::now())
     })
+}
+
+/// The memory of this node in bytes. 0 if it is unknown.
+fn total_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
+    kib.map_or(0, |kib| kib * 1024)
 }

@@ -18,6 +18,9 @@ const SLOWED_PERMILLE: u64 = 200;
 /// A condition that describes a job as a whole counts if it lasted for at least this share of the time, in permille.
 const MOST_PERMILLE: u64 = 500;
 
+/// So much of a core, in permille, is no reason to ask for one core more.
+const TOLERATED_PERMILLE: u64 = 100;
+
 /// How well a job used its cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
@@ -63,8 +66,7 @@ pub fn verdict(report: &JobReport) -> Option<Verdict> {
         return None;
     }
     let awake_ns = usage.sampled_ns.saturating_sub(usage.asleep_ns);
-    let is_well_used =
-        report.mean_use_permille() * 1000 >= WELL_USED_PERMILLE * report.mean_cores_permille();
+    let is_well_used = report.mean_use_permille() * 1000 >= WELL_USED_PERMILLE * report.mean_cores_permille();
     let is_asleep = is_share(usage.asleep_ns, usage.sampled_ns, MOST_PERMILLE);
     let kind = if is_share(usage.bound_ns, usage.sampled_ns, SLOWED_PERMILLE) {
         VerdictKind::Bound
@@ -126,14 +128,16 @@ fn serial_advice(report: &JobReport) -> Vec<String> {
     let held = u64::from(usage.cores_max);
     let mean = report.mean_use_permille();
     // What the job needed for nearly all of the time. Where this is no less than it held, only the mean can be asked for.
-    let needed = usage.levels.exceeded_for(50, u64::from(usage.pus_max) * 1000).div_ceil(1000).max(1);
+    let used_most = usage.levels.exceeded_for(50, u64::from(usage.pus_max) * 1000);
+    let needed = used_most.saturating_sub(TOLERATED_PERMILLE).div_ceil(1000).max(1);
     let needed = if needed < held { needed } else { mean.div_ceil(1000).clamp(1, held) };
     let used = format!("Of {} {} were used", cores(held), Tenths(mean));
     let option = option_for_cores(&report.id, needed, usage.pus_max, usage.cores_max);
     if usage.serial_ns == 0 || usage.serial_ns >= usage.sampled_ns / 10 * 9 {
         return vec![format!("{used}: ask for {option}.")];
     }
-    let parts = format!("for {} of {} one thread ran alone", seconds(usage.serial_ns), seconds(usage.sampled_ns));
+    let parts =
+        format!("for {} of {} one thread ran alone", seconds(usage.serial_ns), seconds(usage.sampled_ns));
     vec![format!("{used}: {parts}. Let more threads do that part, or ask for {option}.")]
 }
 

@@ -23,7 +23,8 @@ fn report_of(
     for &(length, cpu, wait, hot_threads) in parts {
         let pus = cores * pus_per_core;
         let (cpu_ns, wait_ns) = (cpu * SECOND / 1000, wait * SECOND / 1000);
-        let sample = UsageSample { length_ns: SECOND, cpu_ns, wait_ns, cores, pus, hot_threads, has_bound_waiters };
+        let sample =
+            UsageSample { length_ns: SECOND, cpu_ns, wait_ns, cores, pus, hot_threads, has_bound_waiters };
         (0..length).for_each(|_| usage.add_sample(&sample));
         usage.cpu_ns += cpu_ns * length;
     }
@@ -51,14 +52,25 @@ fn a_good_job_is_fine_without_advice() {
     for parts in [&[(100, 3900, 100, 4)][..], &[(5, 900, 0, 1), (95, 3800, 50, 4)], &[(60, 2700, 0, 3)]] {
         assert_eq!(judged(&report("slurm:1", 4, parts)), ("fine", String::new()), "{parts:?}");
     }
-    assert_eq!(judged(&report_of("slurm:1", (4, 2), &[(60, 3900, 0, 4)], false)).0, "fine", "one thread per core");
-    assert_eq!(judged(&report_of("slurm:1", (4, 2), &[(60, 7900, 300, 8)], false)).0, "fine", "one thread per PU");
+    assert_eq!(
+        judged(&report_of("slurm:1", (4, 2), &[(60, 3900, 0, 4)], false)).0,
+        "fine",
+        "one thread per core"
+    );
+    assert_eq!(
+        judged(&report_of("slurm:1", (4, 2), &[(60, 7900, 300, 8)], false)).0,
+        "fine",
+        "one thread per PU"
+    );
 }
 
 #[test]
 fn fault_1_fewer_threads_than_cores() {
     let (word, advice) = judged(&report("slurm:1", 16, &[(120, 3100, 0, 4)]));
-    assert_eq!((word, advice.as_str()), ("serial", "Of 16 cores 3.1 were used: ask for `--cpus-per-task=4`."));
+    assert_eq!(
+        (word, advice.as_str()),
+        ("serial", "Of 16 cores 3.1 were used: ask for `--cpus-per-task=4`.")
+    );
     let (word, advice) = judged(&report("manual:a", 2, &[(120, 1000, 0, 1)]));
     assert_eq!((word, advice.as_str()), ("serial", "Of 2 cores 1.0 were used: ask for `--cores 1`."));
 }
@@ -84,14 +96,20 @@ fn fault_3_more_threads_than_cores() {
 fn fault_4_threads_that_their_program_bound_to_one_core() {
     let (word, advice) = judged(&report_of("slurm:1", (4, 1), &[(60, 1000, 3000, 4)], true));
     assert_eq!(word, "bound");
-    assert!(advice.contains("their own program had bound them") && advice.contains("OMP_PROC_BIND=false"), "{advice}");
+    assert!(
+        advice.contains("their own program had bound them") && advice.contains("OMP_PROC_BIND=false"),
+        "{advice}"
+    );
 }
 
 #[test]
 fn fault_5_threads_that_wait_for_something_else() {
     let (word, advice) = judged(&report("pbs:1.srv", 4, &[(90, 100, 0, 0), (10, 1000, 0, 1)]));
     assert_eq!(word, "waiting");
-    assert!(advice.contains("For 90 s of 100 s no thread ran") && advice.ends_with("`-l select=1:ncpus=1`."), "{advice}");
+    assert!(
+        advice.contains("For 90 s of 100 s no thread ran") && advice.ends_with("`-l select=1:ncpus=1`."),
+        "{advice}"
+    );
     let (word, advice) = judged(&report("slurm:1", 1, &[(100, 100, 0, 0)]));
     assert_eq!(word, "waiting");
     assert!(advice.ends_with("not for its core."), "{advice}");

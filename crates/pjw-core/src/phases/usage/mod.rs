@@ -79,7 +79,8 @@ fn read_processes(draft: &mut Draft<'_>) -> BTreeSet<JobId> {
         }
     }
     if full {
-        let missing = state.members.values().filter(|member| !snapshot.processes.contains_key(&member.id.pid));
+        let missing =
+            state.members.values().filter(|member| !snapshot.processes.contains_key(&member.id.pid));
         gone.extend(missing.map(|member| member.id));
     }
     // Children come before their parents, which then pass on what they got of the children.
@@ -239,7 +240,9 @@ fn record(draft: &mut Draft<'_>, job: &JobId) {
 
 /// Makes the report of a job that has ended, and forgets what it used.
 pub(crate) fn report_ended(draft: &mut Draft<'_>, job: &Job) {
-    end_sample(draft, &job.id, 1);
+    // The last CPU time is read late. In a short sample it would look like more than the job used at once.
+    let has_samples = draft.state.usage.of_job(&job.id).is_some_and(|open| open.usage.sampled_ns > 0);
+    end_sample(draft, &job.id, if has_samples { MIN_SAMPLE_NS } else { 1 });
     let now = draft.now;
     let open = draft.state.usage.take(&job.id);
     let was_begun = open.is_some();
@@ -259,7 +262,9 @@ pub(crate) fn report_ended(draft: &mut Draft<'_>, job: &Job) {
     let incomplete = match (was_begun, is_unread, recovered_cpu_ns) {
         (false, ..) => Some("pjwd was restarted before it recorded what the job used"),
         (true, true, _) => Some("the job ended while pjwd was not running"),
-        (true, false, Some(_)) => Some("pjwd was restarted while the job ran: what it did meanwhile is known in part"),
+        (true, false, Some(_)) => {
+            Some("pjwd was restarted while the job ran: what it did meanwhile is known in part")
+        }
         (true, false, None) => None,
     };
     draft.out.reports.push(JobReport {

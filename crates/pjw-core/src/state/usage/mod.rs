@@ -16,8 +16,8 @@ use crate::terms::{Event, EventKind, JobId, JobUsage, ProcessTimes};
 
 mod processes;
 
-pub(crate) use processes::ProcessUsage;
 use processes::OutsideParent;
+pub(crate) use processes::ProcessUsage;
 
 /// The usage of the running jobs, and the CPU times from which it is computed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -154,7 +154,8 @@ impl UsageState {
     /// parent now.
     pub(crate) fn read_process(&mut self, job: &JobId, id: ProcessId, parent: Pid, times: &ProcessTimes) {
         let Some(open) = self.jobs.get_mut(job) else { return };
-        let known = self.processes.get_mut(&id.pid).filter(|known| known.start == id.start && known.job == *job);
+        let known =
+            self.processes.get_mut(&id.pid).filter(|known| known.start == id.start && known.job == *job);
         let Some(known) = known else {
             let is_born_in_job = is_born_since(id.start, open.usage.began_at);
             let process = ProcessUsage::first_read(job.clone(), id.start, parent, times);
@@ -193,8 +194,14 @@ impl UsageState {
     /// Takes over the CPU times of a parent that belongs to no job. If a process of a job ended since the last reading and its
     /// last times are unknown, the rest of its time is added to its job, if it is at most `most_ns`. More than that is the
     /// time of other children.
-    pub(crate) fn read_outside_parent(&mut self, pid: Pid, times: &ProcessTimes, most_ns: impl Fn(&JobId) -> u64) {
-        let Some(known) = self.outside_parents.get_mut(&pid).filter(|known| known.start == times.start) else {
+    pub(crate) fn read_outside_parent(
+        &mut self,
+        pid: Pid,
+        times: &ProcessTimes,
+        most_ns: impl Fn(&JobId) -> u64,
+    ) {
+        let Some(known) = self.outside_parents.get_mut(&pid).filter(|known| known.start == times.start)
+        else {
             self.outside_parents.insert(pid, OutsideParent::first_read(times));
             return;
         };

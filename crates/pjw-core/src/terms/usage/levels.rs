@@ -1,15 +1,15 @@
-//! For how long a job used how many PUs: a histogram with steps of at most one sixteenth of the value.
+//! For how long a job used how many PUs: a histogram with steps of at most 1/64 of the value.
 
 use serde::{Deserialize, Serialize};
 
 use crate::basics::prelude::*;
 
 /// The number of steps between two powers of two.
-const STEPS: u64 = 16;
+const STEPS: u64 = 64;
 
-/// For how long a job used how many PUs. The numbers of PUs are kept in steps: exact below 16 permille of one PU, and
-/// above that with at most one sixteenth of the value between two steps. So the map has a few hundred entries at most,
-/// however long the job runs.
+/// For how long a job used how many PUs. The numbers of PUs are kept in steps: exact below 64 permille of one PU, and
+/// above that with at most 1/64 of the value between two steps. So the map has a few hundred entries at most, however
+/// long the job runs.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct UseLevels {
@@ -72,7 +72,7 @@ mod tests {
     fn a_value_lies_in_its_step_and_the_step_is_narrow() {
         for value in (0..100_000).chain([u64::from(u32::MAX), 1 << 40]) {
             let end = upper_end(step_of(value));
-            assert!(value <= end && end - value <= value / 16, "{value} {end}");
+            assert!(value <= end && end - value <= value / 64, "{value} {end}");
             assert!(step_of(end + 1) == step_of(value) + 1, "{value} {end}");
         }
         assert!(upper_end(step_of(u64::MAX)) >= u64::MAX / 2);
@@ -84,9 +84,9 @@ mod tests {
         assert_eq!(levels.exceeded_for(50, 8000), 0);
         levels.add(1000, 94);
         levels.add(4000, 6);
-        assert_eq!(levels.exceeded_for(50, 8000), 4095);
+        assert_eq!(levels.exceeded_for(50, 8000), 4031);
         assert_eq!(levels.exceeded_for(50, 4000), 4000, "no more than the job had");
         levels.add(1000, 100);
-        assert_eq!(levels.exceeded_for(50, 8000), 1023);
+        assert_eq!(levels.exceeded_for(50, 8000), 1007);
     }
 }

@@ -10,9 +10,10 @@ use serde_json::json;
 const MIN_WALL: u64 = 60_000;
 
 /// Returns the line for Slurm's AdminComment, as jobstats writes it. `host` is the name of this node: the summary is that of
-/// the job's part on this node. The field `total_memory`, which pjw does not know, is 0.
+/// the job's part on this node. `total_memory` is the memory of the node in bytes: pjw does not know for how much memory the
+/// job asked.
 #[must_use]
-pub fn jobstats_line(report: &Report, host: &str) -> String {
+pub fn jobstats_line(report: &Report, host: &str, total_memory: u64) -> String {
     if report.wall_s.0 < MIN_WALL {
         return "JS1:Short\n".to_owned();
     }
@@ -20,11 +21,10 @@ pub fn jobstats_line(report: &Report, host: &str) -> String {
         "cpus": report.cores,
         "total_time": report.cpu_s,
         "used_memory": report.memory_peak.unwrap_or(0),
-        "total_memory": 0,
+        "total_memory": total_memory,
     });
     let short_name = host.split('.').next().unwrap_or(host);
-    let summary =
-        json!({ "gpus": false, "nodes": { short_name: node }, "total_time": report.wall_s.0 / 1000 });
+    let summary = json!({ "gpus": 0, "nodes": { short_name: node }, "total_time": report.wall_s.0 / 1000 });
     format!("JS1:{}\n", base64(&gzip(summary.to_string().as_bytes())))
 }
 
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn a_job_of_less_than_a_minute_is_short() {
         let report = Report { wall_s: Thousandths(59_999), ..Report::default() };
-        assert_eq!(jobstats_line(&report, "n1"), "JS1:Short\n");
+        assert_eq!(jobstats_line(&report, "n1", 1), "JS1:Short\n");
     }
 
     #[test]
@@ -103,7 +103,7 @@ mod tests {
             memory_peak: Some(4096),
             ..Report::default()
         };
-        let line = jobstats_line(&report, "n1.cluster");
+        let line = jobstats_line(&report, "n1.cluster", 1 << 30);
         let text = line.trim_end().strip_prefix("JS1:").unwrap();
         let mut shell = Command::new("sh")
             .args(["-c", "base64 -d | gzip -dc"])
@@ -115,7 +115,7 @@ mod tests {
         let output = shell.wait_with_output().unwrap();
         assert!(output.status.success());
         let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
-        let node = json!({ "cpus": 4, "total_time": 123.456, "used_memory": 4096, "total_memory": 0 });
-        assert_eq!(summary, json!({ "gpus": false, "nodes": { "n1": node }, "total_time": 61 }));
+        let node = json!({ "cpus": 4, "total_time": 123.456, "used_memory": 4096, "total_memory": 1 << 30 });
+        assert_eq!(summary, json!({ "gpus": 0, "nodes": { "n1": node }, "total_time": 61 }));
     }
 }
