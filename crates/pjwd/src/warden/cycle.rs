@@ -148,6 +148,11 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// the state count as incomplete until [`Warden::set_fork_events_complete_since`] is called with a time.
     pub fn read_process_events(&mut self) {
         let ProcessEventBatch { events, events_lost, still_dropping } = self.node.read_process_events();
+        let exited = self.state.usage.processes_to_read_after(&events);
+        if !exited.is_empty() {
+            // A parent that waits for its child at once leaves little time.
+            self.state.usage.note_exit_times(self.node.read_cpu_times(&exited));
+        }
         // An event for which there is no room counts as lost.
         let events_lost = self.state.apply_process_events(&events) || events_lost;
         if events_lost {

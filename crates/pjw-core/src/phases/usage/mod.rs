@@ -127,8 +127,10 @@ fn read_outside_parents(draft: &mut Draft<'_>) {
         })
         .collect();
     // Process 1 waits for all orphans of the machine.
+    let at_exit = usage.take_exit_times_of_parents();
+    let at_exit = at_exit.iter().filter(|(pid, _)| !snapshot.cpu_times.contains_key(pid));
     let parents = snapshot.cpu_times.iter().filter(|(pid, _)| **pid != Pid(1) && !members.contains_key(pid));
-    for (&pid, times) in parents {
+    for (&pid, times) in parents.chain(at_exit.map(|(pid, times)| (pid, times))) {
         usage.read_outside_parent(pid, times, |job| most_ns.get(job).copied().unwrap_or(0));
     }
 }

@@ -12,7 +12,7 @@
 //! the alternatives.
 
 use crate::basics::{CpuSet, Nanos, Pid, ProcessId, StartTime, prelude::*};
-use crate::terms::{Event, EventKind, JobId, JobUsage, ProcessTimes};
+use crate::terms::{Event, EventKind, JobId, JobUsage, ProcessEvent, ProcessTimes};
 
 mod processes;
 
@@ -27,6 +27,9 @@ pub struct UsageState {
     processes: BTreeMap<Pid, ProcessUsage>,
     /// The parents of processes of jobs that belong to no job themselves, by pid.
     outside_parents: BTreeMap<Pid, OutsideParent>,
+    /// The CPU times of processes of jobs that have exited, and of their parents, as read right after the exit events. They
+    /// are used where the next scan comes too late: the parent may have ended too.
+    exit_times: BTreeMap<Pid, ProcessTimes>,
     /// The time for which threads waited for a PU that was read and belongs to no sample yet, in ns. It is that of the
     /// process that is being updated.
     pub(crate) pending_wait_ns: u64,
@@ -113,6 +116,7 @@ impl UsageState {
         let open = self.jobs.remove(job)?;
         self.processes.retain(|_, process| process.job != *job);
         let processes = &self.processes;
+        self.exit_times.retain(|pid, _| processes.contains_key(pid));
         self.outside_parents.retain(|pid, _| processes.values().any(|process| process.parent == *pid));
         Some(open)
     }
@@ -127,6 +131,31 @@ impl UsageState {
                 _ => {}
             }
         }
+    }
+
+    /// Returns the processes whose CPU times should be read at once, because a process of a job has exited: this process, which
+    /// may be a zombie still, and its parent.
+    #[must_use]
+    pub fn processes_to_read_after(&self, events: &[ProcessEvent]) -> BTreeSet<Pid> {
+        let exited = events.iter().filter_map(|event| match event {
+            ProcessEvent::Exit { pid } => Some((*pid, self.processes.get(pid)?.parent)),
+            _ => None,
+        });
+        exited.flat_map(|(pid, parent)| [pid, parent]).filter(|pid| *pid != Pid(0)).collect()
+    }
+
+    /// Keeps the CPU times that were read after exit events, until a scan finds the processes gone.
+    pub fn note_exit_times(&mut self, times: BTreeMap<Pid, ProcessTimes>) {
+        self.exit_times.extend(times);
+    }
+
+    /// Returns the times of a parent that belongs to no job, as read after the exit event of its child. They are removed.
+    pub(crate) fn take_exit_times_of_parents(&mut self) -> Vec<(Pid, ProcessTimes)> {
+        let Self { exit_times, outside_parents, processes, .. } = self;
+        let of_parents = exit_times.iter().filter(|(pid, _)| outside_parents.contains_key(pid));
+        let taken = of_parents.map(|(&pid, &times)| (pid, times)).collect();
+        exit_times.retain(|pid, _| processes.contains_key(pid));
+        taken
     }
 
     /// Adds the pending wait time to the sample of a job.
@@ -176,7 +205,8 @@ impl UsageState {
     /// gets its time from the kernel when the parent waits for it.
     pub(crate) fn end_process(&mut self, pid: Pid, times: Option<&ProcessTimes>) {
         let Some(mut ended) = self.processes.remove(&pid) else { return };
-        let times = times.filter(|times| times.start == ended.start);
+        let at_exit = self.exit_times.remove(&pid);
+        let times = times.or(at_exit.as_ref()).filter(|times| times.start == ended.start);
         if let Some(times) = times
             && let Some(open) = self.jobs.get_mut(&ended.job)
         {

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use jiff::Timestamp;
 use pjw_core::snapshot::BatchAttributes;
+use pjw_ipc::report::Thousandths;
 use pjw_sources::{Host, announcement::JobAnnouncement};
 
 use super::client::HookClient;
@@ -53,8 +54,10 @@ impl Context {
     /// Releases the job at the daemon, and prints one line about how the job used its cores. No variables result.
     pub(super) fn release(&self, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
         self.client.release(announcement)?;
-        if let Some(report) = self.client.report(announcement, Timestamp::now()) {
-            // The job is released already. The line is for its output, and nobody depends on it.
+        let report = self.client.report(announcement, Timestamp::now());
+        // There is nothing to say about a job that did not run here.
+        if let Some(report) = report.filter(|report| report.cpu_s > Thousandths(0)) {
+            // The job is released already. The line is for its output, and nothing depends on it.
             let _ = output::print(&render::report::report_line(&report));
         }
         Ok(Vec::new())
