@@ -382,7 +382,7 @@ impl EventLoop {
         let waited = due.map(|due| begun.saturating_duration_since(due)).max();
         self.lateness.record(waited.unwrap_or_default(), begun);
 
-        let report = self.warden.run_cycle(request, &commands);
+        let report = self.run_warden(request, &commands);
         self.note_events_read(None);
         self.meter.end_cycle(running, &report, self.warden.ongoing_failures());
         let now = (Instant::now(), clock::now().since_boot);
@@ -402,10 +402,8 @@ impl EventLoop {
             mask_outcomes,
             has_unfinished_work,
             newly_planned,
-            ended_jobs,
             ..
         } = report;
-        events.extend(self.store_reports(&ended_jobs));
         self.note_refused_provisions(commands.iter().zip(&results).skip(replies.len()));
         let of_users = user_refusals(&commands, &results);
         // The control server publishes these events.

@@ -52,9 +52,9 @@ fn with_parent(state: &WardenState, member: &Member) -> impl Iterator<Item = Pid
 
 /// Takes over the CPU times of this cycle, and ends the samples that are long enough.
 pub(crate) fn update(draft: &mut Draft<'_>) {
-    let mut touched = read_processes(draft);
-    read_cgroups(draft, &mut touched);
-    for job in touched {
+    let mut jobs_read = read_processes(draft);
+    read_cgroups(draft, &mut jobs_read);
+    for job in jobs_read {
         end_sample(draft, &job, MIN_SAMPLE_NS);
         record(draft, &job);
     }
@@ -64,7 +64,7 @@ pub(crate) fn update(draft: &mut Draft<'_>) {
 fn read_processes(draft: &mut Draft<'_>) -> BTreeSet<JobId> {
     let (snapshot, full) = (draft.seen, draft.full);
     let state = &mut *draft.state;
-    let mut touched = BTreeSet::new();
+    let mut jobs_read = BTreeSet::new();
     let mut gone: Vec<ProcessId> = Vec::new();
     let mut living: Vec<(&Process, JobId)> = Vec::new();
     for (&pid, seen) in &snapshot.processes {
@@ -88,7 +88,7 @@ fn read_processes(draft: &mut Draft<'_>) -> BTreeSet<JobId> {
     for id in gone {
         let Some(job) = state.members.get(&id.pid).map(|member| member.job.clone()) else { continue };
         state.usage.end_process(id.pid, snapshot.cpu_times.get(&id.pid));
-        touched.insert(job);
+        jobs_read.insert(job);
     }
     let mut read = BTreeSet::new();
     for (process, job) in living {
@@ -105,8 +105,8 @@ fn read_processes(draft: &mut Draft<'_>) -> BTreeSet<JobId> {
         }
     }
     read_outside_parents(draft);
-    touched.extend(read);
-    touched
+    jobs_read.extend(read);
+    jobs_read
 }
 
 /// The start time of a process of which only the fork event was known is estimated.
@@ -136,7 +136,7 @@ fn read_outside_parents(draft: &mut Draft<'_>) {
 }
 
 /// Takes over the CPU time and the peak of the memory of the cgroups that the scan read.
-fn read_cgroups(draft: &mut Draft<'_>, touched: &mut BTreeSet<JobId>) {
+fn read_cgroups(draft: &mut Draft<'_>, jobs_read: &mut BTreeSet<JobId>) {
     let seen = draft.seen;
     let state = &mut *draft.state;
     for (path, cgroup) in &seen.cgroups {
@@ -151,7 +151,7 @@ fn read_cgroups(draft: &mut Draft<'_>, touched: &mut BTreeSet<JobId>) {
                 open.cgroup_cpu_ns = Some((first, ns));
             }
             open.usage.memory_peak = open.usage.memory_peak.max(cgroup.usage.memory_peak);
-            touched.insert(job);
+            jobs_read.insert(job);
         }
     }
 }

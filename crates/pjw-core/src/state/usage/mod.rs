@@ -11,13 +11,13 @@
 //! the rest of the process's time after its end: what the parent got more than was read of the process. docs/adr/0024 has
 //! the alternatives.
 
-use crate::basics::{CpuSet, Nanos, Pid, ProcessId, StartTime, prelude::*};
+use crate::basics::{CpuSet, Nanos, Pid, ProcessId, prelude::*};
 use crate::terms::{Event, EventKind, JobId, JobUsage, ProcessEvent, ProcessTimes};
 
 mod processes;
 
-use processes::OutsideParent;
 pub(crate) use processes::ProcessUsage;
+use processes::{OutsideParent, is_born_since};
 
 /// The usage of the running jobs, and the CPU times from which it is computed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -242,11 +242,6 @@ impl UsageState {
             open.add_cpu(rest_ns);
         }
     }
-}
-
-/// Whether a process with this start time was born in a job that began at the time `began_at`.
-fn is_born_since(start: StartTime, began_at: Nanos) -> bool {
-    start.latest() > began_at
 }
 
 #[cfg(test)]

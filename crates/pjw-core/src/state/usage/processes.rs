@@ -1,6 +1,5 @@
 //! The CPU times of one process, as last read.
 
-use super::is_born_since;
 use crate::basics::{Nanos, Pid, StartTime};
 use crate::terms::{JobId, ProcessTimes};
 
@@ -78,4 +77,9 @@ fn unread_growth(children_ns: &mut u64, unclaimed_ns: &mut u64, now_ns: u64) -> 
     let claimed = growth.min(*unclaimed_ns);
     *unclaimed_ns -= claimed;
     growth - claimed
+}
+
+/// Whether a process with this start time was born in a job that began at the time `began_at`.
+pub(super) fn is_born_since(start: StartTime, began_at: Nanos) -> bool {
+    start.latest() > began_at
 }

@@ -1,6 +1,7 @@
 //! The CPU time of a job from the times of its processes and of their children.
 
 use super::*;
+use crate::basics::StartTime;
 use crate::testing::job;
 
 const MS: u64 = 1_000_000;
