@@ -1,7 +1,7 @@
 //! Every job leaves a report, which survives the daemon.
 
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 
 use pjw_ipc::report::Report;
 use pjw_tests::daemon::{Daemon, Enforcement};
@@ -166,9 +166,9 @@ fn a_job_that_ended_while_the_daemon_was_dead_is_reported_at_the_next_start() {
     drop(shell);
     daemon.spawn();
     let report = report(&daemon, "a");
-    let why = report.incomplete.unwrap_or_default();
+    let why = report.incomplete.clone().unwrap_or_default();
     assert!(why.contains("before it recorded") || why.contains("while pjwd was not running"), "{why}");
-    assert_eq!(report.cpus.parse::<pjw_core::cpuset::CpuSet>().unwrap().is_empty(), false);
+    assert!(!report.cpus.is_empty(), "{report:?}");
 }
 
 #[test]

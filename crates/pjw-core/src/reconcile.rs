@@ -81,7 +81,7 @@ pub fn reconcile(
     membership::update_members(&mut draft);
     membership::released::track_children(&mut draft);
     let reported_attempts = attempts::report(&mut draft);
-    usage::update(&mut draft);
+    usage::update(&mut draft, commands.is_empty());
     observe::forget_gone(&mut draft);
     jobs::end_finished(&mut draft);
     hotplug::replace_lost_cores(&mut draft);

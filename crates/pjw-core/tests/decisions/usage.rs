@@ -139,25 +139,25 @@ fn attempts_to_leave_the_cores_are_counted() {
 #[test]
 fn the_journal_has_the_usage_of_a_running_job_and_a_restarted_daemon_goes_on_with_it() {
     let mut machine = with_job(2);
-    run(&mut machine, 40, &[20]);
+    run(&mut machine, 70, &[20]);
     let recorded = |record: &Record| matches!(record, Record::Usage { .. });
-    assert_eq!(machine.records.iter().filter(|record| recorded(record)).count(), 1, "one in 30 s");
+    assert_eq!(machine.records.iter().filter(|record| recorded(record)).count(), 1, "one in a minute");
     restart(&mut machine);
     run(&mut machine, 10, &[20]);
     let report = end(&mut machine);
-    assert_eq!((seconds(report.wall_ns), seconds(report.usage.cpu_ns)), (50, 50));
+    assert_eq!((seconds(report.wall_ns), seconds(report.usage.cpu_ns)), (80, 80));
     assert!(report.incomplete.unwrap().contains("restarted while the job ran"));
 }
 
 #[test]
 fn a_job_that_ended_while_no_daemon_ran_is_reported_with_what_the_journal_knows() {
     let mut machine = with_job(2);
-    run(&mut machine, 40, &[20]);
+    run(&mut machine, 70, &[20]);
     machine.exit(20);
     restart(&mut machine);
     machine.settle();
     let report = machine.reports.remove(0);
-    assert_eq!(seconds(report.usage.cpu_ns), 40);
+    assert_eq!(seconds(report.usage.cpu_ns), 70);
     assert!(report.incomplete.unwrap().contains("while pjwd was not running"));
 }
 

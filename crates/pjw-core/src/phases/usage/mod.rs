@@ -16,7 +16,7 @@ const MIN_SAMPLE_NS: u64 = 500_000_000;
 /// In a sample that is longer than this, in ns, the time in which the job is known to have been idle is a sample of its own.
 const LONG_SAMPLE_NS: u64 = 3_000_000_000;
 /// The time between two records of a job's usage in the journal, in ns.
-const RECORD_INTERVAL_NS: u64 = 30_000_000_000;
+const RECORD_INTERVAL_NS: u64 = 60_000_000_000;
 /// The longest time, in ns, for which a process that ended is assumed to have run since it was last read.
 const MAX_UNREAD_NS: u64 = 20_000_000_000;
 /// A thread of which at least this share of the time is waiting, in permille, waits for a PU.
@@ -41,7 +41,8 @@ pub fn processes_to_read(state: &WardenState, snapshot: &Snapshot) -> BTreeSet<P
         let gone = state.members.values().filter(|member| !snapshot.processes.contains_key(&member.id.pid));
         pids.extend(gone.flat_map(|member| with_parent(state, member)));
     }
-    pids.remove(&Pid(0));
+    // Process 1 waits for all orphans of the machine.
+    pids.retain(|pid| pid.0 > 1);
     pids
 }
 
@@ -50,13 +51,16 @@ fn with_parent(state: &WardenState, member: &Member) -> impl Iterator<Item = Pid
     core::iter::once(member.id.pid).chain(parent)
 }
 
-/// Takes over the CPU times of this cycle, and ends the samples that are long enough.
-pub(crate) fn update(draft: &mut Draft<'_>) {
+/// Takes over the CPU times of this cycle, and ends the samples that are long enough. `may_record` says whether the usage may
+/// be written to the journal: not in a cycle for commands, for whose records the journal has reserved the space.
+pub(crate) fn update(draft: &mut Draft<'_>, may_record: bool) {
     let mut jobs_read = read_processes(draft);
     read_cgroups(draft, &mut jobs_read);
     for job in jobs_read {
         end_sample(draft, &job, MIN_SAMPLE_NS);
-        record(draft, &job);
+        if may_record {
+            record(draft, &job);
+        }
     }
 }
 
@@ -126,10 +130,9 @@ fn read_outside_parents(draft: &mut Draft<'_>) {
             (job.clone(), unread_ns * pus)
         })
         .collect();
-    // Process 1 waits for all orphans of the machine.
     let at_exit = usage.take_exit_times_of_parents();
     let at_exit = at_exit.iter().filter(|(pid, _)| !snapshot.cpu_times.contains_key(pid));
-    let parents = snapshot.cpu_times.iter().filter(|(pid, _)| **pid != Pid(1) && !members.contains_key(pid));
+    let parents = snapshot.cpu_times.iter().filter(|(pid, _)| !members.contains_key(pid));
     for (&pid, times) in parents.chain(at_exit.map(|(pid, times)| (pid, times))) {
         usage.read_outside_parent(pid, times, |job| most_ns.get(job).copied().unwrap_or(0));
     }

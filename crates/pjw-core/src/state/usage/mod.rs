@@ -141,7 +141,7 @@ impl UsageState {
             ProcessEvent::Exit { pid } => Some((*pid, self.processes.get(pid)?.parent)),
             _ => None,
         });
-        exited.flat_map(|(pid, parent)| [pid, parent]).filter(|pid| *pid != Pid(0)).collect()
+        exited.flat_map(|(pid, parent)| [pid, parent]).filter(|pid| pid.0 > 1).collect()
     }
 
     /// Keeps the CPU times that were read after exit events, until a scan finds the processes gone.
