@@ -61,6 +61,8 @@ pub(crate) fn release_job(draft: &mut Draft<'_>, id: &JobId, why: &str) {
     if job.was_released {
         return;
     }
+    // The report is for the epilog that releases the job.
+    usage::report_ended(draft, &job);
     let grant = job.grant_by(GrantedBy::Scheduler).cloned();
     let cpus = if grant.is_some() { CpuSet::new() } else { draft.state.pool.release(id) };
     report_released(draft, id, why, &cpus);
@@ -72,7 +74,12 @@ pub(crate) fn release_job(draft: &mut Draft<'_>, id: &JobId, why: &str) {
 pub(crate) fn release(draft: &mut Draft<'_>, id: &JobId, why: &str) {
     keep_released_masks(draft, id);
     let Some(job) = draft.state.jobs.get(id).cloned() else { return };
-    usage::report_ended(draft, &job);
+    if job.was_released {
+        // It was reported when it was released.
+        drop(draft.state.usage.take(id));
+    } else {
+        usage::report_ended(draft, &job);
+    }
     draft.state.jobs.remove(id);
     draft.recheck_for_job(&job);
     draft.recheck.extend(draft.state.members_of(id).map(|member| member.id.pid));

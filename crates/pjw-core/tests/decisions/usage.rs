@@ -2,11 +2,12 @@
 
 use pjw_core::diagnosis::verdict::verdict;
 use pjw_core::ids::Pid;
+use pjw_core::job::CpuRequest;
 use pjw_core::record::Record;
 use pjw_core::state::WardenState;
 use pjw_core::usage::JobReport;
 
-use crate::machine::{Machine, SECOND, job, machine};
+use crate::machine::{Machine, SECOND, in_cgroup, job, machine};
 
 /// Seconds in which these threads run, each followed by the regular scan of the processes of jobs.
 fn run(machine: &mut Machine, seconds: u32, busy: &[u32]) {
@@ -164,6 +165,10 @@ fn a_job_that_ended_while_no_daemon_ran_is_reported_with_what_the_journal_knows(
 /// Replaces the state by the one that a new daemon makes from the records of a rewritten journal.
 fn restart(machine: &mut Machine) {
     let records = machine.state.records();
+    restart_with(machine, records);
+}
+
+fn restart_with(machine: &mut Machine, records: Vec<Record>) {
     let mut state = WardenState::new(machine.state.topology.clone(), &pjw_core::cpuset::CpuSet::new());
     records.into_iter().for_each(|record| state.apply_record(record));
     assert!(state.members.contains_key(&Pid(20)));
@@ -178,4 +183,36 @@ fn an_idle_job_costs_no_record_and_no_sample() {
     run(&mut machine, 200, &[]);
     let records = machine.records.iter().filter(|record| matches!(record, Record::Usage { .. })).count();
     assert!(records <= 1, "{records}");
+}
+
+#[test]
+fn a_schedulers_job_is_reported_once_when_it_is_released_although_its_processes_go_on() {
+    let mut machine = machine();
+    machine.advance(5 * SECOND);
+    in_cgroup(machine.spawn(20, 1, 1001), "slurm:7", "/slurm/job_7", Some(CpuRequest::Cores(2)));
+    machine.settle();
+    run(&mut machine, 12, &[20]);
+    machine.release("slurm:7").unwrap();
+    let report = machine.reports.remove(0);
+    assert_eq!((report.usage.cores_max, seconds(report.usage.cpu_ns)), (2, 12), "{report:?}");
+    assert_eq!(verdict(&report).unwrap().advice, ["Of 2 cores 1.0 were used: ask for `--cpus-per-task=1`."]);
+    run(&mut machine, 3, &[20]);
+    machine.exit(20);
+    machine.settle();
+    assert_eq!(machine.reports, []);
+}
+
+#[test]
+fn a_daemon_that_is_restarted_before_the_first_record_learns_the_time_from_the_processes() {
+    let mut machine = with_job(2);
+    machine.spawn(30, 20, 1001);
+    run(&mut machine, 10, &[30]);
+    let mut records = machine.state.records();
+    records.retain(|record| !matches!(record, Record::Usage { .. }));
+    restart_with(&mut machine, records);
+    machine.exit(30);
+    run(&mut machine, 5, &[20]);
+    let report = end(&mut machine);
+    assert_eq!((seconds(report.wall_ns), seconds(report.usage.cpu_ns)), (15, 15), "{report:?}");
+    assert!(report.incomplete.is_some());
 }

@@ -3,12 +3,12 @@
 //! The phase visits the jobs whose processes the scan read, and no others: an idle job costs nothing. A sample ends with
 //! the first cycle that comes at least half a second after its beginning.
 
-use crate::basics::{Nanos, Pid, ProcessId, StartTime, UnixMillis, prelude::*};
+use crate::basics::{Moment, Nanos, Pid, ProcessId, StartTime, UnixMillis, prelude::*};
 use crate::phases::draft::Draft;
 use crate::state::usage::OpenUsage;
 use crate::state::{Member, WardenState};
 use crate::terms::{
-    EventKind, Job, JobId, JobReport, Observed, Process, Record, ScanScope, Snapshot, UsageSample,
+    EventKind, Job, JobId, JobReport, JobUsage, Observed, Process, Record, ScanScope, Snapshot, UsageSample,
 };
 
 /// The least length of a sample, in ns.
@@ -96,6 +96,7 @@ fn read_processes(draft: &mut Draft<'_>) -> BTreeSet<JobId> {
     }
     let mut read = BTreeSet::new();
     for (process, job) in living {
+        begin_after_restart(state, &job, draft.now);
         let times = snapshot.cpu_times.get(&process.id.pid);
         if let Some(times) = times.filter(|times| is_same_start(times.start, process.id.start)) {
             state.usage.read_process(&job, process.id, process.parent, times);
@@ -111,6 +112,18 @@ fn read_processes(draft: &mut Draft<'_>) -> BTreeSet<JobId> {
     read_outside_parents(draft);
     jobs_read.extend(read);
     jobs_read
+}
+
+/// Begins the usage of a job of which an earlier daemon recorded none: from the beginning of the job, as far as its processes still
+/// tell it. A job that was released is reported already.
+fn begin_after_restart(state: &mut WardenState, id: &JobId, now: Moment) {
+    let Some(job) = state.jobs.get(id).filter(|job| !job.was_released) else { return };
+    if state.usage.of_job(id).is_none() {
+        let age_ns = millis_between(job.detected_at, now.wall_clock).saturating_mul(1_000_000);
+        // A job that began with the machine began after boot.
+        let began_at = Nanos(now.since_boot.0.saturating_sub(age_ns).max(1));
+        state.usage.recover(id.clone(), JobUsage::beginning_at(began_at));
+    }
 }
 
 /// The start time of a process of which only the fork event was known is estimated.
