@@ -115,6 +115,7 @@ impl MadeUpMachine {
             cgroups: BTreeMap::new(),
             affinity_requests: Vec::new(),
             incomplete_reason: None,
+            cpu_times: BTreeMap::new(),
         }
     }
 

@@ -22,6 +22,7 @@ mod permissions;
 mod processes;
 mod realtime;
 mod removed_files;
+mod reporting;
 mod restarting;
 mod running;
 mod socket_paths;

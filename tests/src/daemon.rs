@@ -126,7 +126,8 @@ impl Daemon {
         self.spawn_by(&[]);
     }
 
-    fn spawn_by(&mut self, launcher: &[&str]) {
+    /// Starts the daemon again by `launcher`, a program with arguments that keeps the process id.
+    pub fn spawn_by(&mut self, launcher: &[&str]) {
         if let Err(error) = self.daemon.start(launcher, || Ok::<(), io::Error>(())) {
             panic!("{error}");
         }

@@ -114,6 +114,7 @@ pub fn snapshot_of_mismatches(state: &WardenState, probe: MaskProbe) -> Snapshot
         cgroups: BTreeMap::new(),
         affinity_requests: Vec::new(),
         incomplete_reason: None,
+        cpu_times: BTreeMap::new(),
     }
 }
 

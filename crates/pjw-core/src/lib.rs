@@ -45,7 +45,9 @@ pub mod testing;
 pub use basics::{cpuset, ids, text, time};
 pub use machine::{devices, housekeeping, parts, topology};
 pub use phases::commands::types as command;
+pub use phases::usage as usage_times;
 pub use phases::{cpusets, lending, pinning, unassigned};
 pub use terms::{
     cpuset_group, event, evidence, job, own_cgroups, plan, policy, ports, record, refusal, scan, snapshot,
+    usage,
 };

@@ -6,7 +6,7 @@
 //! on any machine.
 //!
 //! ```text
-//! Snapshot ─> observe ─> recovery ─> membership ─> attempts ─> jobs, hotplug ─> commands ─> membership ─> jobs ─> lending
+//! Snapshot ─> observe ─> recovery ─> membership ─> attempts ─> usage ─> jobs, hotplug ─> commands ─> membership ─> jobs ─> lending
 //!          ─> unassigned ─> cpusets ─> masks, pinning ─> Plan
 //! ```
 
@@ -16,10 +16,12 @@ use crate::phases::commands::types::{Command, Reply};
 use crate::phases::draft::{Draft, Output};
 use crate::phases::{
     attempts, commands::serve, cpusets, cpusets::PendingCpusetChanges, hotplug, jobs, lending, masks,
-    membership, observe, recovery, unassigned, unknown_masks,
+    membership, observe, recovery, unassigned, unknown_masks, usage,
 };
 use crate::state::{DirtySet, WardenState};
-use crate::terms::{Event, JobId, Plan, Policy, Record, Refusal, ScanRequest, ScanScope, Snapshot, Warning};
+use crate::terms::{
+    Event, JobId, JobReport, Plan, Policy, Record, Refusal, ScanRequest, ScanScope, Snapshot, Warning,
+};
 
 /// After this number of rescans, the next rescan plans all jobs and processes again.
 const RESCANS_PER_REVISION: u32 = 7;
@@ -50,6 +52,8 @@ pub struct Decision {
     /// The jobs and processes about which this decision was made. For all other jobs and processes, the
     /// earlier decision is still valid.
     pub newly_planned: DirtySet,
+    /// The reports of the jobs that ended or were released in this cycle.
+    pub reports: Vec<JobReport>,
 }
 
 /// Makes the decision of the daemon after a scan of the machine. Updates `state` from the scan `snapshot`,
@@ -77,6 +81,7 @@ pub fn reconcile(
     membership::update_members(&mut draft);
     membership::released::track_children(&mut draft);
     let reported_attempts = attempts::report(&mut draft);
+    usage::update(&mut draft, commands.is_empty());
     observe::forget_gone(&mut draft);
     jobs::end_finished(&mut draft);
     hotplug::replace_lost_cores(&mut draft);
@@ -101,7 +106,8 @@ pub fn reconcile(
     report_incomplete_scan(&mut draft, snapshot);
 
     let planned = draft.jobs_to_plan();
-    let Draft { state, out: Output { records, events, mut warnings, job_warnings }, .. } = draft;
+    let Draft { state, out: Output { records, events, mut warnings, job_warnings, reports }, .. } = draft;
+    state.usage.count_events(&events);
     state.warnings.retain(|job, _| !planned.contains(job) && state.jobs.contains_key(job));
     state.warnings.extend(job_warnings);
     warnings.extend(state.warnings.values().flatten().cloned());
@@ -113,7 +119,7 @@ pub fn reconcile(
         changed.extend(state.jobs.keys().chain(state.idle_groups.keys()).cloned());
     }
     state.update_idle_groups(&changed);
-    Decision { records, plan, warnings, events, replies, next_scan, newly_planned: planned }
+    Decision { records, plan, warnings, events, replies, next_scan, newly_planned: planned, reports }
 }
 
 /// Marks what a full rescan plans in addition to the processes that ran. Jobs without cores are planned as a whole,

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::INTERFACE_NAME;
+use crate::report::Report;
 use crate::wire::{Abstained, Action, Event, Fits, Job, Member, Move, Status, Thread, Topology};
 
 /// A parsed method call of a client. The types of the parameters are correct, but their values have not been
@@ -44,6 +45,8 @@ pub enum Call {
     /// Returns the stored events of the daemon, with one reply for each event. If the client requests it, also returns
     /// new events as they happen.
     Events(Events),
+    /// Returns the reports of jobs that have ended, the newest first.
+    GetReports(GetReports),
     /// Returns the topology of the machine as a tree of packages, NUMA nodes, L3 caches and cores.
     GetTopology,
     /// Makes the daemon read its configuration again.
@@ -132,6 +135,13 @@ parameters! {
         /// page.
         after_tid: Option<u32>,
     }
+    /// The parameters of the method `GetReports`.
+    GetReports {
+        /// The id of the job whose reports are wanted, such as `slurm:7`. `None` for the reports of all jobs.
+        job: Option<String>,
+        /// The maximum number of reports, at least 1. `None` for all that are stored.
+        last: Option<u32>,
+    }
     /// The parameters of the method `Events`.
     Events {
         /// Whether the daemon continues to send new events after the stored events. If not, the replies end
@@ -184,6 +194,11 @@ pub enum Reply {
     Event {
         /// One event. Each event has a reply of its own.
         event: Arc<Event>,
+    },
+    /// Reply to `GetReports`.
+    Reports {
+        /// The reports, the newest first.
+        reports: Vec<Arc<Report>>,
     },
     /// Reply to `GetTopology`.
     Topology {
@@ -356,6 +371,7 @@ impl Call {
             "PlanDefrag" => check_no_parameters(&parameters).map(|()| Call::PlanDefrag),
             "Defrag" => check_no_parameters(&parameters).map(|()| Call::Defrag),
             "Events" => parse_parameters(&parameters).map(Call::Events),
+            "GetReports" => parse_parameters(&parameters).map(Call::GetReports),
             "GetTopology" => check_no_parameters(&parameters).map(|()| Call::GetTopology),
             "Reload" => check_no_parameters(&parameters).map(|()| Call::Reload),
             _ => Err(CallError::MethodNotFound(method.to_owned())),

@@ -7,20 +7,24 @@ use std::time::Duration;
 
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::cpuset_group::{
-    CgroupCreator, CpusetAction, CpusetChange, CpusetHierarchy, CpusetOutcome, JobCpuset, LeftoverCpuset,
+    CgroupCreator, CpusetAction, CpusetChange, CpusetOutcome, JobCpuset, LeftoverCpuset,
 };
-use pjw_core::ids::{CgroupId, Pid, ProcessId, StartTime, Tid, Uid, is_cgroup_within};
+use pjw_core::ids::{Pid, ProcessId, StartTime, Tid, Uid, is_cgroup_within};
 use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::plan::{MaskAction, MaskOutcome};
 use pjw_core::scan::{IdleWatch, ScanRequest, ScanScope};
 use pjw_core::snapshot::{
-    BatchAttributes, Cgroup, Cpuset, ExpectedMask, ForkMaskMismatch, MaskProbe, Observed, Process,
-    ProcessEventBatch, Snapshot, Thread,
+    BatchAttributes, Cgroup, ExpectedMask, ForkMaskMismatch, MaskProbe, Observed, Process, ProcessEventBatch,
+    ProcessTimes, Snapshot, Thread,
 };
 use pjw_core::{ports::MachineInterface, time::Nanos};
 
 use crate::world::{SimThread, World};
 use crate::{faults::Faults, workload::Workload};
+
+mod cgroups;
+
+use cgroups::read_cgroup;
 
 /// A partial scan checks the masks of one in this number of idle processes.
 const MASK_CHECK_INTERVAL: u32 = 4;
@@ -220,32 +224,6 @@ fn keep_busy(process: &mut Process, busy: &BTreeSet<Tid>, others: &mut BTreeMap<
     }
 }
 
-fn read_cgroup(world: &World, path: &str) -> Observed<Cgroup> {
-    let populated = world.is_populated(path);
-    // A scheduler and systemd remove their empty cgroups, and the warden removes its own.
-    let is_unified = world.cpuset_support.hierarchy == CpusetHierarchy::Unified;
-    let is_own =
-        is_unified && OwnCgroupNames::from_cgroup_path(path).is_some() && world.cpusets.contains_key(path);
-    if !populated && !is_own && !world.persistent_cgroups.contains(path) {
-        return Observed::Gone;
-    }
-    let has_controller = !matches!(world.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. })
-        && !world.without_cpuset_controller.contains(path);
-    let restricted_cpus = world.cpusets.get(path).cloned();
-    let cpuset = has_controller.then(|| Cpuset {
-        cpus: restricted_cpus.clone().unwrap_or_default(),
-        effective_cpus: world.effective_cpus(path),
-        mems: CpuSet::new(),
-        isolated: world.isolated_partitions.contains(path),
-    });
-    Observed::Present(Cgroup {
-        id: CgroupId { inode: 1, path: path.to_owned() },
-        restricted_cpus,
-        populated,
-        cpuset,
-    })
-}
-
 fn create_cpuset(
     world: &mut World,
     job_cpuset: &JobCpuset,
@@ -396,7 +374,22 @@ impl MachineInterface for SimMachineInterface {
             paths.into_iter().map(|path| (path.clone(), read_cgroup(&world, path))).collect();
         self.cgroups.extend(cgroups.clone());
         let online = world.online.clone();
-        Snapshot { scope, taken_at, online, processes, cgroups, affinity_requests, incomplete_reason }
+        Snapshot {
+            scope,
+            taken_at,
+            online,
+            processes,
+            cgroups,
+            affinity_requests,
+            incomplete_reason,
+            cpu_times: BTreeMap::new(),
+        }
+    }
+
+    fn read_cpu_times(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, ProcessTimes> {
+        let world = self.world.borrow();
+        let times = pids.iter().filter_map(|&pid| Some((pid, world.cpu_times(pid)?)));
+        times.collect()
     }
 
     fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbe {

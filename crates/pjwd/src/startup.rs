@@ -32,6 +32,7 @@ use crate::run::event_loop::{EventLoop, ReloadContext};
 use crate::run::own_files::{SocketFile, WatchedFiles};
 use crate::store::{
     journal, journal::FileJournal, journal::RecoveredJournal, lock::DaemonLock, lock::LockHolder,
+    reports::ReportStore,
 };
 use crate::{
     control::admission::AdmissionRules, control::server::ControlService, error_text, host::logging::Logging,
@@ -146,7 +147,8 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let (listener, socket_file) = listen(passed, &socket_path)?;
     let (journal, recovered) = open_journal(&state_dir, &boot_id, lock.as_mut())?;
     let own_files = WatchedFiles::new(lock, socket_file, state_dir.clone());
-    for remark in &recovered.remarks {
+    let (reports, remarks) = ReportStore::open(&state_dir, config.settings().report_keep);
+    for remark in recovered.remarks.iter().chain(&remarks) {
         warn!("{remark}");
     }
 
@@ -179,7 +181,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     };
     let job_files = JobFiles::new(&state_dir);
     publisher.set_job_files(job_files.root_path());
-    let event_loop = EventLoop::new(warden, inbox, publisher, settings, job_files);
+    let event_loop = EventLoop::new(warden, inbox, publisher, settings, job_files, reports);
     let (loop_handle, started, ended) = spawn_loop(event_loop)?;
     let (control, record_events) = ControlService::new(outbox.clone(), published, rules);
     let loop_thread = LoopThread { started, ended, outbox: &outbox, metrics_receiver };

@@ -7,7 +7,7 @@ use pjw_tests::daemon::Daemon;
 use pjw_tests::programs::program_path;
 
 use super::{Call, core_count_of, installed_hook};
-use crate::processes::has_two_cores;
+use crate::processes::{Shell, has_two_cores};
 
 pub const PROLOG: &str = include_str!("../../../crates/pjw-sources/tests/fixtures/slurm-prolog.environ.txt");
 pub const EPILOG: &str = include_str!("../../../crates/pjw-sources/tests/fixtures/slurm-epilog.environ.txt");
@@ -232,4 +232,19 @@ fn a_job_is_named_by_its_sluid_if_its_cgroup_is() {
     assert!(node.daemon.job(&id).is_some(), "{:?}", node.daemon.status().jobs);
     hook("epilog", EPILOG).assert_silent_success();
     assert!(node.daemon.status().jobs.is_empty());
+}
+
+#[test]
+fn an_epilog_prints_one_line_about_a_job_that_ran() {
+    let node = Node::start("[sources.slurm]\nenabled = false\n");
+    let mut shell = Shell::start();
+    let request = serde_json::json!({ "job": "slurm:4", "cores": 1, "pids": [shell.pid()] });
+    let _: serde_json::Value = node.daemon.call("Assign", &request).unwrap();
+    assert_eq!(shell.run("i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; echo done"), "done");
+    // A process is left, as after an epilog that comes before the end of a background process.
+    let output = node.hook("epilog", EPILOG).output();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    let line = String::from_utf8(output.stdout).unwrap();
+    assert!(line.starts_with("pjw: slurm:4 ") && line.contains("of CPU time in"), "{line}");
+    assert!(line.ends_with("of 1 core used\n") && line.lines().count() == 1, "{line}");
 }

@@ -12,6 +12,7 @@ mod facts;
 mod host;
 mod neighbours;
 mod placement;
+pub mod verdict;
 pub mod watch;
 mod words;
 

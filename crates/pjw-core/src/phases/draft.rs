@@ -4,7 +4,8 @@ use crate::basics::{Moment, Pid, ThreadId, prelude::*};
 use crate::state::masks::request::{MaskRequest, MaskWriter};
 use crate::state::{MaskEntry, WardenState, mask_records};
 use crate::terms::{
-    CpusetRecord, Event, Job, JobId, MaskAction, Observed, Policy, Record, ScanScope, Snapshot, Warning,
+    CpusetRecord, Event, Job, JobId, JobReport, MaskAction, Observed, Policy, Record, ScanScope, Snapshot,
+    Warning,
 };
 
 /// The unfinished decision of a cycle: the input, the state, and the output so far.
@@ -39,6 +40,8 @@ pub(crate) struct Output {
     pub(crate) warnings: Vec<Warning>,
     /// The changes that are not made for the jobs that were planned.
     pub(crate) job_warnings: BTreeMap<JobId, Vec<Warning>>,
+    /// The reports of the jobs that ended.
+    pub(crate) reports: Vec<JobReport>,
 }
 
 impl<'a> Draft<'a> {
@@ -96,6 +99,7 @@ impl Draft<'_> {
             self.state.dirty.add_job(&job.id);
             if !self.state.jobs.contains_key(&job.id) {
                 self.recheck_for_job(&job);
+                self.state.usage.begin(&job.id, self.now.since_boot);
             }
             self.out.records.push(Record::Job(job.clone()));
             self.state.jobs.insert(job);

@@ -3,6 +3,7 @@
 use crate::allocate::offer::{allocate, allocate_shared};
 use crate::basics::{CpuSet, cpus_text, prelude::*};
 use crate::phases::draft::{Draft, warn};
+use crate::phases::usage;
 use crate::state::{Offer, WardenState};
 use crate::terms::{
     Cgroup, CpuRequest, EndCondition, Event, EventKind, ExhaustionPolicy, Grant, GrantedBy, Job, JobId,
@@ -60,6 +61,8 @@ pub(crate) fn release_job(draft: &mut Draft<'_>, id: &JobId, why: &str) {
     if job.was_released {
         return;
     }
+    // The report is for the epilog that releases the job.
+    usage::report_ended(draft, &job);
     let grant = job.grant_by(GrantedBy::Scheduler).cloned();
     let cpus = if grant.is_some() { CpuSet::new() } else { draft.state.pool.release(id) };
     report_released(draft, id, why, &cpus);
@@ -70,7 +73,14 @@ pub(crate) fn release_job(draft: &mut Draft<'_>, id: &JobId, why: &str) {
 /// Removes a job: its cores become free, and the masks of its threads are restored.
 pub(crate) fn release(draft: &mut Draft<'_>, id: &JobId, why: &str) {
     keep_released_masks(draft, id);
-    let Some(job) = draft.state.jobs.remove(id) else { return };
+    let Some(job) = draft.state.jobs.get(id).cloned() else { return };
+    if job.was_released {
+        // It was reported when it was released.
+        drop(draft.state.usage.take(id));
+    } else {
+        usage::report_ended(draft, &job);
+    }
+    draft.state.jobs.remove(id);
     draft.recheck_for_job(&job);
     draft.recheck.extend(draft.state.members_of(id).map(|member| member.id.pid));
     draft.state.dirty.add_job(id);

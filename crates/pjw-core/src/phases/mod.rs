@@ -16,3 +16,4 @@ pub mod pinning;
 pub(crate) mod recovery;
 pub mod unassigned;
 pub(crate) mod unknown_masks;
+pub mod usage;

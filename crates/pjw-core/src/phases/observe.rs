@@ -274,6 +274,7 @@ pub(crate) fn update_threads(draft: &mut Draft<'_>, seen: &Process) {
     } else if let Some(left) = draft.state.processes_to_restore.get_mut(&pid) {
         left.threads = threads;
     }
+    add_wait_of(draft, pid);
     draft.state.forget_recorded_masks(process);
     let ended: Vec<MemberThread> = before.into_values().collect();
     make_missing_masks(draft, pid, &ended);
@@ -294,11 +295,18 @@ fn update_busy_threads(draft: &mut Draft<'_>, process: ProcessId, list: &[Thread
         *place = updated_thread(draft, process, Some(place.clone()), thread, (limits_changed_at, None));
     }
     let is_one_idle = draft.state.members.put_back_threads(pid, threads, is_complete, now);
+    add_wait_of(draft, pid);
     let state = &mut *draft.state;
     if let Some(member) = state.members.get(&pid).filter(|_| is_one_idle) {
         // The thread may be pinned. Its mask is planned a last time.
         state.dirty.add(&member.job, pid);
     }
+}
+
+/// Adds the time for which the threads of a process waited to the usage of its job.
+fn add_wait_of(draft: &mut Draft<'_>, pid: Pid) {
+    let WardenState { usage, members, .. } = &mut *draft.state;
+    usage.add_pending_wait(members.get(&pid).map(|member| &member.job));
 }
 
 /// A thread after a scan read it. `known` is the thread before. The times are those of the last change of the mask's
@@ -323,8 +331,12 @@ fn updated_thread(
         }
         read_mask(draft, entry, &thread.effective_mask, process.pid)
     });
-    let demand = known.map(|known| known.demand).unwrap_or_default();
-    let demand = demand.with_reading(thread.run_ns, thread.wait_ns, now, idle_until, draft.policy);
+    let before = known.map(|known| known.demand).unwrap_or_default();
+    let demand = before.with_reading(thread.run_ns, thread.wait_ns, now, idle_until, draft.policy);
+    // Before its first reading a thread may have waited before its job began.
+    if before.last_read_at().is_some() {
+        draft.state.usage.pending_wait_ns += demand.waited_ns().saturating_sub(before.waited_ns());
+    }
     let Thread { start, comm, state, last_cpu, .. } = *thread;
     let effective_mask = thread.effective_mask.clone();
     MemberThread { start, comm, state, last_cpu, effective_mask, demand, mask_entry }

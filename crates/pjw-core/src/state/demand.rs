@@ -43,6 +43,12 @@ impl Demand {
         self.last.map(|last| last.at)
     }
 
+    /// Returns the total time for which the thread had waited for a PU at the last reading, in ns. 0 before the
+    /// first reading.
+    pub(crate) fn waited_ns(&self) -> u64 {
+        self.last.map_or(0, |last| last.waited_ns)
+    }
+
     /// Returns the demand after one more reading of the thread's CPU time. The first case that applies
     /// decides:
     ///

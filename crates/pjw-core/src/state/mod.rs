@@ -13,6 +13,7 @@ pub mod pool;
 pub mod processes;
 pub(crate) mod replay;
 mod scans;
+pub mod usage;
 pub mod warden;
 
 pub use members::{Member, MemberThread};

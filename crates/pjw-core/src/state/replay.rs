@@ -22,7 +22,15 @@ impl WardenState {
             masks.flat_map(|(thread, entry)| mask_records(thread, entry, |_| true).collect::<Vec<_>>());
         let cpusets = self.cpusets.records().into_iter().map(Record::Cpuset);
         let released = self.released_masks.values().cloned().map(Record::ReleasedMasks);
-        jobs.chain(released).chain(cpusets).chain(members).chain(restoring).chain(masks).collect()
+        let usage = self.usage.records();
+        let usage = usage.map(|(job, usage)| Record::Usage { job: job.clone(), usage: Box::new(usage) });
+        jobs.chain(usage)
+            .chain(released)
+            .chain(cpusets)
+            .chain(members)
+            .chain(restoring)
+            .chain(masks)
+            .collect()
     }
 
     /// Applies one record of the journal to the state. When the daemon starts, it calls this function for
@@ -48,6 +56,12 @@ impl WardenState {
                 self.jobs.remove(&job);
                 self.pool.release(&job);
                 self.move_to_restoring(&job);
+                self.usage.take(&job);
+            }
+            Record::Usage { job, usage } => {
+                if self.jobs.contains_key(&job) {
+                    self.usage.recover(job, *usage);
+                }
             }
             Record::Joined(membership) if self.jobs.contains_key(&membership.job) => {
                 self.processes_to_restore.remove(&membership.process.pid);

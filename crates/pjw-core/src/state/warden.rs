@@ -15,7 +15,7 @@ use crate::state::members::{Member, MemberThread, Members};
 use crate::state::{
     cpusets::CpusetRegistry, dirty::DirtySet, jobs::Jobs, lending::LendingState, lineage::Lineage,
     masks::entry::MaskEntry, masks::request::MaskLimits, masks::target::target_mask, pool::PuPool,
-    processes::Processes,
+    processes::Processes, usage::UsageState,
 };
 use crate::terms::{
     Cgroup, Grant, GrantedBy, IdleGroup, IdleWatch, JobId, MaskAction, MaskActionKind, Observed, Process,
@@ -37,6 +37,8 @@ pub struct WardenState {
     /// For each job whose idle cores may be lent: how many of its cores it uses. Also the borrowed PUs that pjw
     /// takes back soon.
     pub lending: LendingState,
+    /// What each running job has used so far.
+    pub usage: UsageState,
     /// All processes of the machine, each as the last scan that read it found it.
     pub processes: Processes,
     /// The processes that belong to jobs, with their threads.
@@ -121,6 +123,7 @@ impl WardenState {
             pool,
             jobs: Jobs::default(),
             lending: LendingState::default(),
+            usage: UsageState::default(),
             processes: Processes::default(),
             members: Members::default(),
             processes_to_restore: BTreeMap::new(),

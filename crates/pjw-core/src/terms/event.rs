@@ -18,6 +18,8 @@ pub enum EventKind {
     /// A job ended, or a command (`pjwctl release`) released the job. pjw no longer controls the threads of
     /// the job, and frees the cores that pjw had granted to the job.
     Released,
+    /// A job has left a report. The text is its verdict, or its figures.
+    Ended,
     /// Threads of a job were restricted to the cores of the job, or threads that belong to no job were kept
     /// off the cores of jobs.
     Confined,

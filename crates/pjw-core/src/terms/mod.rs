@@ -12,8 +12,9 @@ pub mod record;
 pub mod refusal;
 pub mod scan;
 pub mod snapshot;
+pub mod usage;
 
 pub(crate) use self::{
     cpuset_group::*, event::*, evidence::*, job::*, plan::*, policy::*, record::*, refusal::*, scan::*,
-    snapshot::*,
+    snapshot::*, usage::*,
 };

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::basics::{CpuSet, Nanos, ProcessId, ThreadId, Uid, prelude::*};
 use crate::terms::job::{Job, JobId};
-use crate::terms::{cpuset_group::JobCpuset, evidence::Evidence};
+use crate::terms::{cpuset_group::JobCpuset, evidence::Evidence, usage::JobUsage};
 
 /// A journal record about the cpuset of a job. Most of these records announce a change that pjw is about to
 /// make: a change of the cpuset, or a move of a process.
@@ -181,6 +181,13 @@ pub enum Record {
     /// A record about the cpuset of a job.
     #[serde(rename = "wall")]
     Cpuset(CpusetRecord),
+    /// What a running job has used so far. Written from time to time, so that a restarted daemon knows it.
+    Usage {
+        /// The id of the job.
+        job: JobId,
+        /// What the job used.
+        usage: Box<JobUsage>,
+    },
 }
 
 impl Record {

@@ -41,6 +41,22 @@ pub struct Snapshot {
     /// read everything that was requested. A process that is missing in an incomplete snapshot may still
     /// exist. An incomplete snapshot never has the scope `Full`.
     pub incomplete_reason: Option<String>,
+    /// The CPU times of processes, by pid. A scan does not read them: the caller adds those that
+    /// [`crate::usage_times::processes_to_read`] names.
+    pub cpu_times: BTreeMap<Pid, ProcessTimes>,
+}
+
+/// The CPU time of a process and of its children, as the kernel counts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProcessTimes {
+    /// The start time of the process, by which it is told from an earlier one with the same pid.
+    pub start: StartTime,
+    /// The CPU time that all threads of the process used since its start, including ended threads, in ns.
+    pub own_ns: u64,
+    /// The CPU time of the ended children for which the process waited (wait4(2)), in ns. Includes the children
+    /// for which these had waited. The kernel tells it in clock ticks of 10 ms (`cutime` plus `cstime`,
+    /// proc_pid_stat(5)).
+    pub children_ns: u64,
 }
 
 /// A call of sched_setaffinity(2) by a program. The kernel carried out the call, or refused it because the
@@ -283,7 +299,28 @@ pub struct Cgroup {
     /// The settings of the cgroup's cpuset. `None` if the hierarchy has no cpuset controller, or if the
     /// controller is not enabled in this cgroup.
     pub cpuset: Option<Cpuset>,
+    /// What the processes in the cgroup used since it was made.
+    pub usage: CgroupUsage,
 }
+
+/// What the processes in a cgroup used since the cgroup was made, also those that have ended.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CgroupUsage {
+    /// The CPU time, in ns: `usage_usec` in `cpu.stat` (cgroup v2). `None` if the kernel does not count it for this cgroup.
+    pub cpu_ns: Option<u64>,
+    /// The largest memory use, in bytes: `memory.peak` (cgroup v2, Linux 5.19). `None` if the kernel does not
+    /// measure it for this cgroup.
+    pub memory_peak: Option<u64>,
+}
+
+/// All values are equal: a cgroup in which only more CPU time was used has not changed.
+impl PartialEq for CgroupUsage {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for CgroupUsage {}
 
 impl Cgroup {
     /// Returns whether the cgroup certainly has no cpuset. False if the cgroup has a cpuset, or if the scan

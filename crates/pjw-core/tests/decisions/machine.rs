@@ -26,6 +26,8 @@ use pjw_core::state::members::MemberThread;
 pub use pjw_core::testing::{job, regular_topology, set};
 use pjw_core::time::Nanos;
 use pjw_core::topology::Topology;
+use pjw_core::usage::JobReport;
+use pjw_core::usage_times::processes_to_read;
 use pjw_sim::node::SimMachineInterface;
 use pjw_sim::testing::ScriptedMachine;
 use pjw_sim::world::SimProcess;
@@ -46,6 +48,8 @@ pub struct Machine {
     /// The events and records since the last command was given.
     pub events: Vec<Event>,
     pub records: Vec<Record>,
+    /// The reports of the jobs that have ended.
+    pub reports: Vec<JobReport>,
 }
 
 impl Deref for Machine {
@@ -75,6 +79,7 @@ pub fn machine_with(topology: Topology, policy: Policy) -> Machine {
         audits_plans: true,
         events: Vec::new(),
         records: Vec::new(),
+        reports: Vec::new(),
     }
 }
 
@@ -215,8 +220,10 @@ impl Machine {
 
     /// A scan and a decision whose actions the kernel carries out.
     pub fn cycle(&mut self, scan: &ScanRequest, commands: &[Command]) -> Decision {
-        let snapshot = self.node.scan(scan);
+        let mut snapshot = self.node.scan(scan);
+        snapshot.cpu_times = self.node.read_cpu_times(&processes_to_read(&self.state, &snapshot));
         let decision = self.decide(&snapshot, commands);
+        self.reports.extend(decision.reports.iter().cloned());
         if self.audits_plans {
             let violations = audit(&self.state, &decision.plan, &self.policy);
             assert_eq!(violations, [], "{:#?}", decision.plan);

@@ -23,6 +23,7 @@ mod recovery;
 mod refusals;
 mod released;
 mod restore;
+mod usage;
 mod visits;
 mod wanted_cores;
 mod without_cpuset;

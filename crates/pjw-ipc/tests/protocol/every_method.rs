@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use pjw_ipc::call::{DefragReply, ExplainJobReply, ExplainPidReply, GetJobReply, PlanReply};
+use pjw_ipc::report::Report;
 use pjw_ipc::server::ServerLimits;
 use pjw_ipc::wire::{Event, Job, Status, Topology};
 use serde::{Deserialize, Serialize};
@@ -36,6 +37,7 @@ replies! {
     JobReply { job: Job }
     Released { released: Vec<String> }
     EventReply { event: Option<Event> }
+    ReportsReply { reports: Vec<Report> }
     TopologyReply { topology: Topology }
     Changes { changes: Vec<String> }
 }
@@ -69,6 +71,11 @@ trait Warden {
         &mut self,
         follow: Option<bool>,
     ) -> zlink::Result<impl zlink::futures_util::Stream<Item = zlink::Result<Result<EventReply, Failure>>>>;
+    async fn get_reports(
+        &mut self,
+        job: Option<&str>,
+        last: Option<i64>,
+    ) -> zlink::Result<Result<ReportsReply, Failure>>;
     async fn get_topology(&mut self) -> zlink::Result<Result<TopologyReply, Failure>>;
     async fn reload(&mut self) -> zlink::Result<Result<Changes, Failure>>;
 }
@@ -94,6 +101,8 @@ fn zlink_calls_every_method() {
         let (planned, done) = (warden.plan_defrag().await, warden.defrag().await);
         let whys = [planned, done].map(|reply| reply.unwrap().unwrap().moves.remove(0).why);
         assert_eq!(whys, ["it would lie on 1 L3 instead of 2", "it lies on 1 L3 instead of 2"]);
+        let reports = warden.get_reports(Some("b"), Some(1)).await.unwrap().unwrap().reports;
+        assert_eq!((reports[0].id.as_str(), reports[0].memory_peak), ("b", Some(1)));
         assert_eq!(warden.get_topology().await.unwrap().unwrap().topology.tree[0].children[0].kind, "core");
         assert_eq!(warden.reload().await.unwrap().unwrap().changes.len(), 1);
         let refused = warden.assign("refused", None, None).await.unwrap().unwrap_err();

@@ -12,6 +12,7 @@ use pjw_ipc::bind::bind;
 use pjw_ipc::call::{
     Call, CallError, DefragReply, ExplainJobReply, ExplainPidReply, GetJobReply, PlanReply, Reply,
 };
+use pjw_ipc::report::Report;
 use pjw_ipc::server::{Peer, Replies, ServerLimits, Service, serve};
 use pjw_ipc::wire::{
     Abstained, Action, Core, CoreKind, Device, Domain, Event, Fits, Job, Member, Move, Status, Thread,
@@ -82,6 +83,11 @@ impl Service for TestService {
             Call::Defrag => Reply::Defrag(Arc::new(healing("it lies on 1 L3 instead of 2"))),
             Call::Events(request) => {
                 return Ok(Replies::Stream(self.events(request.follow.unwrap_or(false))));
+            }
+            Call::GetReports(request) => {
+                let report =
+                    Report { id: request.job.unwrap_or_default(), memory_peak: Some(1), ..Report::default() };
+                Reply::Reports { reports: vec![Arc::new(Report { advice: vec!["a".to_owned()], ..report })] }
             }
             Call::GetTopology => Reply::Topology { topology: topology() },
             Call::Reload => Reply::Reloaded { changes: vec!["interval is 2s now".to_owned()] },

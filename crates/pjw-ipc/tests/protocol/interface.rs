@@ -47,6 +47,7 @@ fn check(interface: &Interface<'_>, kind: &Type<'_>, value: &Value, place: &str)
     match kind {
         Type::Bool => assert!(value.is_boolean(), "{place}: {value}"),
         Type::Int => assert!(value.is_i64() || value.is_u64(), "{place}: {value}"),
+        Type::Float => assert!(value.is_f64(), "{place}: {value}"),
         Type::String => assert!(value.is_string(), "{place}: {value}"),
         Type::Optional(_) if value.is_null() => {}
         Type::Optional(inner) => check(interface, inner, value, place),
@@ -72,7 +73,7 @@ fn check_fields(interface: &Interface<'_>, fields: &[(&str, &Type<'_>)], value: 
 }
 
 /// The names of the methods, in the order of the interface.
-const METHODS: [&str; 16] = [
+const METHODS: [&str; 17] = [
     "GetStatus",
     "ListJobs",
     "GetJob",
@@ -87,6 +88,7 @@ const METHODS: [&str; 16] = [
     "PlanDefrag",
     "Defrag",
     "Events",
+    "GetReports",
     "GetTopology",
     "Reload",
 ];

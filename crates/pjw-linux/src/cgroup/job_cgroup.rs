@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use pjw_core::snapshot::{Cgroup, Cpuset, Observed};
+use pjw_core::snapshot::{Cgroup, CgroupUsage, Cpuset, Observed};
 use pjw_core::{cpuset::CpuSet, ids::CgroupId};
 
 use super::{
@@ -58,8 +58,16 @@ impl CgroupMounts {
                 }
             };
             let id = CgroupId { inode: meta.ino(), path: path.to_owned() };
-            let cgroup =
-                found.get_or_insert(Cgroup { id, restricted_cpus: None, populated: false, cpuset: None });
+            let cgroup = found.get_or_insert_with(|| Cgroup {
+                id,
+                restricted_cpus: None,
+                populated: false,
+                cpuset: None,
+                usage: CgroupUsage::default(),
+            });
+            if group.unified {
+                cgroup.usage = read_usage(&group.dir);
+            }
             cgroup.populated = cgroup.populated
                 || if group.unified {
                     group.is_populated()
@@ -122,6 +130,19 @@ impl CgroupMounts {
     }
 }
 
+/// What the processes of a v2 cgroup used: `cpu.stat`, which every cgroup has, and `memory.peak`, where the memory
+/// controller is enabled. A file that is missing or unreadable tells nothing.
+fn read_usage(dir: &Path) -> CgroupUsage {
+    let text = |name: &str| fs::read_to_string(dir.join(name)).unwrap_or_default();
+    let micros = text("cpu.stat")
+        .lines()
+        .find_map(|line| line.strip_prefix("usage_usec ")?.trim().parse::<u64>().ok());
+    CgroupUsage {
+        cpu_ns: micros.map(|micros| micros.saturating_mul(1000)),
+        memory_peak: text("memory.peak").trim().parse().ok(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -173,6 +194,27 @@ mod tests {
             })
             .collect();
         assert_eq!(states, ["- true", "2-5 false", "- false", "3 true", "gone"]);
+    }
+
+    #[test]
+    fn a_v2_cgroup_tells_its_cpu_time_and_its_peak_of_memory_where_it_measures_them() {
+        let (dir, mounts) = hierarchy();
+        write(
+            dir.path(),
+            &[
+                ("unified/s/job_1/cpu.stat", "usage_usec 1500\nuser_usec 1000\nsystem_usec 500\n"),
+                ("unified/s/job_1/memory.peak", "4096\n"),
+                ("unified/s/job_2/cpu.stat", "usage_usec many\n"),
+                ("unified/s/job_2/memory.peak", "max\n"),
+                ("unified/s/job_3/cgroup.procs", ""),
+            ],
+        );
+        let usage = |n: u32| {
+            let cgroup = mounts.read_cgroup(&format!("/s/job_{n}"), &mut PopulatedCache::default()).unwrap();
+            let usage = cgroup.present().unwrap().usage;
+            (usage.cpu_ns, usage.memory_peak)
+        };
+        assert_eq!([1, 2, 3].map(usage), [(Some(1_500_000), Some(4096)), (None, None), (None, None)]);
     }
 
     #[test]

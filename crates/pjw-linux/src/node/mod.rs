@@ -16,8 +16,8 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome};
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{
-    AffinityRequest, Cgroup, ExpectedMask, ForkMaskMismatch, MaskProbe, Observed, Process, ProcessEventBatch,
-    Snapshot,
+    AffinityRequest, Cgroup, CgroupUsage, ExpectedMask, ForkMaskMismatch, MaskProbe, Observed, Process,
+    ProcessEventBatch, ProcessTimes, Snapshot,
 };
 use pjw_core::{cpuset::CpuSet, ports::MachineInterface, state::masks::old_kernels::HOTPLUG_DELAY};
 
@@ -31,6 +31,7 @@ use crate::proc::procfs::Stat;
 use crate::sys::{affinity, clock};
 use crate::{sys::errno::is_gone, sys::online::Online, sys::version::affinity_survives_by_version};
 
+mod cpu_times;
 mod cpuset_changer;
 mod idle;
 mod mask_write;
@@ -325,7 +326,13 @@ fn cut_masks(seen: &mut BTreeMap<Pid, Observed<Process>>, within: &CpuSet) {
 /// The assumption for a cgroup whose state is unknown: populated, without limits.
 fn assumed_cgroup(path: &str) -> Observed<Cgroup> {
     let id = CgroupId { inode: 0, path: path.to_owned() };
-    Observed::Present(Cgroup { id, restricted_cpus: None, populated: true, cpuset: None })
+    Observed::Present(Cgroup {
+        id,
+        restricted_cpus: None,
+        populated: true,
+        cpuset: None,
+        usage: CgroupUsage::default(),
+    })
 }
 
 impl MachineInterface for LinuxMachine {
@@ -396,7 +403,12 @@ impl MachineInterface for LinuxMachine {
             cgroups,
             affinity_requests,
             incomplete_reason,
+            cpu_times: BTreeMap::new(),
         }
+    }
+
+    fn read_cpu_times(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, ProcessTimes> {
+        self.cache.read_cpu_times(pids)
     }
 
     fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbe {

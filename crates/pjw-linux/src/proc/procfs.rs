@@ -131,6 +131,16 @@ impl ProcDir {
         parse_stat(&self.buffer).ok_or(Errno::EIO)
     }
 
+    /// Reads in `/proc/PID/task/TID/stat` when the thread started, and the CPU time of the ended children for which the
+    /// process waited (wait4(2)), in clock ticks. Works for a zombie too.
+    ///
+    /// # Errors
+    /// `ENOENT` or `ESRCH` if the thread does not exist. `EIO` if the text is malformed.
+    pub fn children_ticks(&mut self, pid: Pid, tid: Tid) -> Result<(StartTime, u64), Errno> {
+        self.read_at_once(format_args!("{pid}/task/{tid}/stat"))?;
+        parse_children_ticks(&self.buffer).ok_or(Errno::EIO)
+    }
+
     /// Reads in `/proc/PID/task/PID/stat` whether a process has only one thread, and whether it sleeps or is stopped.
     ///
     /// # Errors
@@ -279,6 +289,17 @@ pub fn parse_stat(text: &[u8]) -> Option<Stat> {
         stack_start: number(28)?,
         last_cpu: Pu(u32::try_from(number(39)?).ok()?),
     })
+}
+
+/// The start time, and the fields `cutime` and `cstime` together, which are signed.
+fn parse_children_ticks(text: &[u8]) -> Option<(StartTime, u64)> {
+    let close = text.iter().rposition(|&byte| byte == b')')?;
+    let mut fields = std::str::from_utf8(text.get(close + 1..)?).ok()?.split_ascii_whitespace();
+    // Field numbers as in proc_pid_stat(5). The first word is field 3.
+    let user: i64 = fields.nth(16 - 3)?.parse().ok()?;
+    let system: i64 = fields.next()?.parse().ok()?;
+    let start = fields.nth(22 - 18)?.parse().ok()?;
+    Some((StartTime(start), u64::try_from(user.saturating_add(system)).unwrap_or(0)))
 }
 
 fn parse_sleeps_alone(text: &[u8]) -> bool {

@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use pjw_core::ids::{Comm, Pid, ProcessId, StartTime, Tid, Uid, is_cgroup_within};
-use pjw_core::snapshot::{AffinityRequest, JobMarks, ProcessEvent};
+use pjw_core::snapshot::{AffinityRequest, JobMarks, ProcessEvent, ProcessTimes};
 use pjw_core::time::{Moment, Nanos, UnixMillis};
 use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport};
 
@@ -162,6 +162,8 @@ pub struct World {
     pub online: CpuSet,
     /// All processes of the machine, by pid.
     pub processes: BTreeMap<Pid, SimProcess>,
+    /// For each process, the CPU time of its ended children, in ns. Every parent waits for its children at once.
+    children_ns: BTreeMap<Pid, u64>,
     /// The PUs of each cpuset, by the path of its cgroup. A cgroup without a cpuset of its own has no entry.
     pub cpusets: BTreeMap<String, CpuSet>,
     /// The paths of the cgroups in [`World::cpusets`] whose partition type is `isolated`.
@@ -255,6 +257,7 @@ impl World {
             cpus: cpus.clone(),
             online: cpus.clone(),
             processes: BTreeMap::from([(Pid(1), init)]),
+            children_ns: BTreeMap::new(),
             reports_affinity_requests: true,
             events: vec![ProcessEvent::Fork {
                 parent: Pid(0),
@@ -429,9 +432,21 @@ impl World {
         }
     }
 
+    /// The CPU times of a process, as the kernel tells them. `None` if there is no such process.
+    pub(crate) fn cpu_times(&self, pid: Pid) -> Option<ProcessTimes> {
+        let process = self.processes.get(&pid)?;
+        // The times of children are told in clock ticks.
+        let children_ns = self.children_ns.get(&pid).map_or(0, |ns| ns - ns % StartTime::TICK.0);
+        Some(ProcessTimes { start: process.id.start, own_ns: process.run_ns(), children_ns })
+    }
+
     /// Ends the process `pid`, whose children become children of process 1. Has no effect for process 1.
     pub fn exit_process(&mut self, pid: Pid) {
-        if pid != Pid(1) && self.processes.remove(&pid).is_some() {
+        if pid != Pid(1)
+            && let Some(ended) = self.processes.remove(&pid)
+        {
+            let ended_ns = ended.run_ns() + self.children_ns.remove(&pid).unwrap_or(0);
+            *self.children_ns.entry(ended.parent).or_default() += ended_ns;
             for child in self.processes.values_mut().filter(|child| child.parent == pid) {
                 child.parent = Pid(1);
             }

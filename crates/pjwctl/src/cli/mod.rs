@@ -5,6 +5,7 @@ mod hook;
 mod json;
 mod priority_class;
 mod provision;
+mod report;
 mod simulate;
 mod spawn;
 mod topology;
@@ -22,6 +23,7 @@ pub use hook::{HookArgs, HookKind};
 pub use json::JsonArg;
 pub use priority_class::PriorityClassArg;
 pub use provision::ProvisionArgs;
+pub use report::{JobsArgs, ReportArgs};
 pub use simulate::{ProcessorUnitArg, ReferencePolicyArg, SimulateArgs, SimulatePolicyArg};
 pub use spawn::{ProxyArg, SpawnArgs};
 pub use topology::TopologyArgs;
@@ -74,7 +76,7 @@ pub enum CliCommand {
     /// Show the machine: core map, jobs, warnings
     Status(JsonArg),
     /// List the jobs
-    Jobs(JsonArg),
+    Jobs(JobsArgs),
     /// Show one job: its processes, threads, pins and history
     Show {
         /// The job, as in slurm:123 or mytest
@@ -83,6 +85,9 @@ pub enum CliCommand {
         #[command(flatten)]
         json: JsonArg,
     },
+    /// Show how a job that has ended used its cores, and what to ask for the next time
+    #[command(after_help = report::EXAMPLES)]
+    Report(ReportArgs),
     /// Give cores to a job, and add processes to it; a second call changes nothing
     #[command(after_help = "Examples:\n  \
         pjwctl assign mytest --cores 4 --pid 4711      four cores for process 4711 and its descendants\n  \
@@ -358,6 +363,12 @@ mod tests {
             "pjwctl show",
             "pjwctl release",
             "pjwctl release a --all",
+            "pjwctl report",
+            "pjwctl report a --last 1",
+            "pjwctl report --last 0",
+            "pjwctl report --last many",
+            "pjwctl report --last 2 --jobstats",
+            "pjwctl report a --json --jobstats",
             "pjwctl run -- true",
             "pjwctl run --cores 1",
             "pjwctl run true --cores 1",

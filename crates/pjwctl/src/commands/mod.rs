@@ -16,6 +16,7 @@ mod plan;
 mod provision;
 mod release;
 mod reload;
+mod report;
 mod run;
 mod show;
 mod simulate;
@@ -26,7 +27,7 @@ mod want;
 
 use std::process::ExitCode;
 
-use crate::cli::{Cli, CliCommand};
+use crate::cli::{Cli, CliCommand, JobsArgs};
 use connection::Warden;
 
 /// Executes the subcommand of the command line, and returns the exit code of pjwctl. Does not return if
@@ -40,7 +41,9 @@ pub fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
     let warden = Warden { socket: cli.socket };
     match cli.command {
         CliCommand::Status(json) => status::run(&warden, json),
-        CliCommand::Jobs(json) => jobs::run(&warden, json),
+        CliCommand::Jobs(JobsArgs { ended: false, json }) => jobs::run(&warden, json),
+        CliCommand::Jobs(JobsArgs { ended: true, json }) => report::list(&warden, None, json),
+        CliCommand::Report(request) => report::run(&warden, &request),
         CliCommand::Show { job, json } => show::run(&warden, &job, json),
         CliCommand::Assign(request) => assign::run(&warden, &request),
         CliCommand::Release { job, .. } => release::run(&warden, job.as_deref()),

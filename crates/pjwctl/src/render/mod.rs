@@ -12,6 +12,7 @@ pub mod events;
 pub mod explain;
 pub mod jobs;
 pub mod plan;
+pub mod report;
 pub mod show;
 pub mod simulate;
 pub mod status;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use pjw_ipc::call::{
     Call, DefragReply, ExplainJobReply, ExplainPidReply, GetJob, GetJobReply, JobParameter, PlanReply, Reply,
 };
+use pjw_ipc::report::Report;
 use pjw_ipc::wire::{
     Abstained, Action, Core, Domain, Event, Fits, Job, Member, Move, Status, Thread, Topology,
 };
@@ -69,6 +70,11 @@ fn job_reasons() -> ExplainJobReply {
     ExplainJobReply { job: "manual:a".into(), cpus: "1".into(), grant_reasons, second_best: String::new() }
 }
 
+fn report() -> Report {
+    let advice = vec!["ask for `--cores 1`.".into()];
+    Report { id: "manual:a".into(), verdict: Some("serial".into()), advice, ..Report::default() }
+}
+
 fn plan() -> PlanReply {
     let actions = vec![Action { action: "confine".into(), to: "1".into(), ..Action::default() }];
     PlanReply { actions, warnings: vec![Abstained { code: "stray".into(), ..Abstained::default() }] }
@@ -106,6 +112,7 @@ fn daemon() -> Daemon {
                     [event("first"), event("second")].map(|event| Reply::Event { event: event.into() });
                 return Answer::stream(events.into(), false);
             }
+            Call::GetReports(_) => Reply::Reports { reports: vec![report().into()] },
             Call::GetTopology => Reply::Topology { topology: topology() },
             Call::Reload => Reply::Reloaded { changes: vec!["interval: 1s → 2s".into()] },
         })
@@ -118,10 +125,13 @@ fn json_is_the_wires_own_types() {
     let mut details = serde_json::to_value(job()).unwrap();
     details["members"] = json!([member(1), member(2), member(3)]);
     details["history"] = json!([event("1 core: 1")]);
-    let cases: [(&[&str], Value); 10] = [
+    let cases: [(&[&str], Value); 13] = [
         (&["status"], json!(status())),
         (&["jobs"], json!([job()])),
         (&["show", "a"], details),
+        (&["report", "a"], json!(report())),
+        (&["report", "--last", "3"], json!([report()])),
+        (&["jobs", "--ended"], json!([report()])),
         (&["explain", "7"], json!(pid_reasons())),
         (&["explain", "a"], json!(job_reasons())),
         (&["plan"], json!(plan())),
@@ -183,10 +193,13 @@ fn the_threads_of_a_huge_process_are_put_together_again() {
 #[test]
 fn every_reading_command_has_a_text_too() {
     let daemon = daemon();
-    let cases: [(&[&str], &str); 10] = [
+    let cases: [(&[&str], &str); 13] = [
         (&["status"], "a manual:a"),
         (&["jobs"], "a manual:a"),
         (&["show", "a"], "3 x of"),
+        (&["report", "a"], "ask for `--cores 1`."),
+        (&["report", "--last", "3"], "serial"),
+        (&["jobs", "--ended"], "manual:a"),
         (&["explain", "7"], "- nobody claims it"),
         (&["explain", "a"], "manual:a: CPU 1"),
         (&["plan"], "confine"),

@@ -55,6 +55,8 @@ const HOUR: Duration = Duration::from_secs(60 * 60);
 pub(super) const MAX_CORES: u32 = pjw_core::cpuset::Pu::MAX.0 + 1;
 /// The largest number of jobs with samples of their own. Each scrape then has about one megabyte of text.
 const MAX_JOBS: u32 = 2_000;
+/// The largest number of reports that are kept. Their file has its own limit.
+const MAX_REPORTS: u32 = 10_000;
 
 /// A configuration key.
 #[derive(Debug, Clone, Copy)]
@@ -135,6 +137,7 @@ const PLAIN: &[PlainKey] = &[
     key!("admin_groups", admin_groups, values::groups, |groups| format!("{groups:?}")),
     number!("user_max_cores", user_max_cores, 0..=MAX_CORES),
     duration!("reservation_timeout", reservation_timeout, Duration::from_secs(1)..=365 * 24 * HOUR),
+    number!("report_keep", report_keep, 0..=MAX_REPORTS),
     choice!("log_level", log_level, LEVELS),
     choice!("log_format", log_format, FORMATS),
     boolean!("balance.pin", pin_hot_threads),

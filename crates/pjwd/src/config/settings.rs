@@ -143,6 +143,9 @@ pub struct Settings {
     /// reservation is a job that was created before its processes. After this time, the job ends and its
     /// cores are free.
     pub reservation_timeout: Duration,
+    /// `report_keep`: the maximum number of reports of ended jobs that are kept. The oldest is dropped first. 0 if
+    /// no job leaves a report.
+    pub report_keep: u32,
     /// `log_level`: the lowest severity of the messages that are logged.
     pub log_level: LogLevel,
     /// `log_format`: where messages are logged, and in what format.
@@ -205,6 +208,7 @@ impl Default for Settings {
             admin_groups: Vec::new(),
             user_max_cores: policy.user_max_cores,
             reservation_timeout: policy.reservation_timeout,
+            report_keep: 1000,
             log_level: LogLevel::default(),
             log_format: LogFormat::default(),
             pin_hot_threads: policy.pin_hot_threads,

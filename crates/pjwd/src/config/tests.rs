@@ -64,6 +64,7 @@ fn every_key_is_read() {
         admin_groups = ["pjw", "1001"]
         user_max_cores = 0x10
         reservation_timeout = "2h"
+        report_keep = 20
         log_level = "debug"
         log_format = "text"
         balance = { pin = false, hot_permille = 700, cold_permille = 100, smoothing_permille = 1_000 }
@@ -94,6 +95,7 @@ fn every_key_is_read() {
         admin_groups: vec!["pjw".to_owned(), "1001".to_owned()],
         user_max_cores: 16,
         reservation_timeout: Duration::from_secs(7200),
+        report_keep: 20,
         log_level: LogLevel::Debug,
         log_format: LogFormat::Text,
         pin_hot_threads: false,

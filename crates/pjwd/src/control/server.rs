@@ -261,6 +261,25 @@ impl ControlService {
         }))
     }
 
+    /// The reports of ended jobs. A single job without a report is refused with the reason.
+    async fn reports(&self, request: call::GetReports) -> Result<Reply, CallError> {
+        if request.last == Some(0) {
+            return Err(CallError::Refused("0 reports were asked for: ask for at least 1".to_owned()));
+        }
+        let job = request.job.as_deref().map(job_id).transpose()?;
+        let query = Query::Reports { job: job.clone(), last: request.last };
+        let Answer::Reports(reports) = self.query_loop(query).await? else { return Err(stopping()) };
+        match job.filter(|_| reports.is_empty()) {
+            None => Ok(Reply::Reports { reports }),
+            Some(job) if self.published_job(&job).is_ok() => Err(CallError::Refused(format!(
+                "{job} has not ended, and has no report yet: pjwctl show {job} shows what it does"
+            ))),
+            Some(job) => Err(CallError::Refused(format!(
+                "there is no report of {job}: pjwctl jobs --ended lists the jobs that have one"
+            ))),
+        }
+    }
+
     /// Answers `Plan` or `PlanDefrag`. `query` makes the query; an administrator gets a new dry run.
     async fn dry_run(&self, peer: Peer, query: fn(bool) -> Query) -> Result<Reply, CallError> {
         let fresh = self.caller(peer).await.is_admin;
@@ -294,6 +313,7 @@ impl Service for ControlService {
         let reply = match call {
             Call::GetStatus => Reply::Status { status: self.status.borrow().to_wire() },
             Call::ListJobs => Reply::Jobs { jobs: self.status.borrow().to_wire().jobs.clone() },
+            Call::GetReports(request) => self.reports(request).await?,
             Call::GetTopology => Reply::Topology { topology: self.topology() },
             Call::GetJob(request) => self.job_detail(request).await?,
             Call::Assign(request) => self.assign(peer, request).await?,

@@ -12,7 +12,7 @@ use pjw_core::command::{Command, Reply};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::plan::Warning;
 use pjw_core::{
-    allocate::defrag::plan_defrag, cpuset::CpuSet, cpuset_group::CpusetHierarchy, ids::Tid, refusal::Refusal,
+    cpuset::CpuSet, cpuset_group::CpusetHierarchy, ids::Tid, refusal::Refusal,
     state::lineage::scan_queue::ScanUrgency,
 };
 use pjw_ipc::call::{DefragReply, PlanReply};
@@ -24,8 +24,10 @@ mod core_maps;
 mod lending;
 mod process_events;
 mod provisions;
+mod queries;
 mod refusals;
 mod reload;
+mod reports;
 
 use refusals::{is_user_refusal, user_refusals};
 
@@ -37,14 +39,14 @@ use super::{abandoned, budget::CpuBudget, dry_runs::DryRunQueue, realtime::Realt
 use crate::config::Config;
 use crate::control::admission::AdmissionRules;
 use crate::control::inbox::{Message, MessageReceiver};
-use crate::control::query::{self, Answer, Query};
+use crate::control::query::Answer;
 use crate::host::logging::Logging;
 use crate::host::notify::WatchdogPinger;
 use crate::job_files::JobFiles;
 use crate::metrics::meter::MetricsRecorder;
 use crate::store::journal::FileJournal;
+use crate::store::reports::ReportStore;
 use crate::view::status::{LoopStatus, StatusPublisher};
-use crate::view::to_wire::{defrag_to_wire, plan_to_wire};
 use crate::warden::{CycleReport, Warden};
 
 /// How long the scan of processes of jobs is delayed if none is expected to have a wrong mask. It collects more of
@@ -99,6 +101,8 @@ pub struct EventLoop {
     logging: Logging,
     meter: MetricsRecorder,
     job_files: JobFiles,
+    /// The reports of the jobs that ended.
+    reports: ReportStore,
     /// The commands that no client sent, for the next cycle: the numbers of wanted cores that programs wrote, and the
     /// provisions of the configuration.
     own_commands: Vec<Command>,
@@ -148,6 +152,7 @@ impl EventLoop {
         publisher: StatusPublisher,
         settings: ReloadContext,
         job_files: JobFiles,
+        reports: ReportStore,
     ) -> Self {
         let ReloadContext { config, config_path, rules, logging, metrics_recorder: meter } = settings;
         let now = Instant::now();
@@ -179,6 +184,7 @@ impl EventLoop {
             logging,
             meter,
             job_files,
+            reports,
             own_commands: Vec::new(),
             owner_samples: OwnerSamples::default(),
             own_affinity: OwnAffinity::default(),
@@ -300,15 +306,6 @@ impl EventLoop {
         own.chain(self.job_files.warnings()).collect()
     }
 
-    fn answer_dry_runs(&mut self) {
-        let Self { dry_runs, defrags, warden, .. } = self;
-        dry_runs.answer_all(Instant::now, || {
-            let (plan, plan_warnings) = warden.dry_run();
-            plan_to_wire(&plan, &plan_warnings)
-        });
-        defrags.answer_all(Instant::now, || defrag_to_wire(&plan_defrag(warden.state(), warden.policy())));
-    }
-
     /// The time at which pending events are due. Where no new process has a wrong mask, events are delayed, and all events
     /// wait while the CPU budget is overdrawn. `None` without pending events.
     fn events_due(&mut self, now: Instant) -> Option<Instant> {
@@ -388,7 +385,7 @@ impl EventLoop {
         let waited = due.map(|due| begun.saturating_duration_since(due)).max();
         self.lateness.record(waited.unwrap_or_default(), begun);
 
-        let report = self.warden.run_cycle(request, &commands);
+        let report = self.run_warden(request, &commands);
         self.note_events_read(None);
         self.meter.end_cycle(running, &report, self.warden.ongoing_failures());
         let now = (Instant::now(), clock::now().since_boot);
@@ -460,6 +457,7 @@ impl EventLoop {
     /// Makes the journal shorter if it has become long. In a rescan, also makes it again if it was removed.
     fn keep_journal(&mut self, is_rescan: bool) {
         if is_rescan {
+            self.reports.restore_removed_file();
             self.warden.recreate_journal_if_removed();
         }
         if self.warden.journal().needs_rewrite()
@@ -468,19 +466,6 @@ impl EventLoop {
             self.meter.count_journal_rewrite_failure();
             warn!(%fault, "the journal can't be rewritten");
         }
-    }
-
-    fn answer(&mut self, query: Query, answer: oneshot::Sender<Answer>) {
-        let (state, policy) = (self.warden.state(), self.warden.policy());
-        let reply = match query {
-            Query::Members { job, after, limit } => query::members_page(state, &job, after, limit),
-            Query::JobReasons(id) => query::explain_job(state, policy, &id),
-            Query::ProcessReasons { pid, after } => query::explain_process(state, policy, pid, after),
-            Query::Plan { fresh } => return self.dry_runs.enqueue(answer, fresh),
-            Query::Defrag { fresh } => return self.defrags.enqueue(answer, fresh),
-        };
-        // The client may have disconnected.
-        let _ = answer.send(reply);
     }
 
     /// Answers the pending commands, writes the journal and publishes the stop. Jobs keep their cores and masks.

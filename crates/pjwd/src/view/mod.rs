@@ -3,6 +3,7 @@
 pub mod counts;
 pub mod history;
 mod jobs;
+pub mod report;
 pub mod status;
 pub mod to_wire;
 pub mod topology_tree;

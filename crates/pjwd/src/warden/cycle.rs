@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use pjw_core::command::{Command, Reply};
 use pjw_core::ids::{ProcessId, ThreadId};
-use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome, Plan, Warning};
+use pjw_core::plan::{MaskAction, MaskActionKind, MaskOutcome, Plan};
 use pjw_core::policy::{Mode, Policy};
 use pjw_core::ports::{Journal, MachineInterface};
 use pjw_core::reconcile::{Decision, reconcile};
@@ -20,6 +20,7 @@ use pjw_core::snapshot::{AffinityRequest, JobMarks, Observed, ProcessEventBatch,
 use pjw_core::{
     audit::GrantAudit, command_scan::command_scan_request, cpuset::CpuSet, job::JobId, record::Record,
     refusal::Refusal, state::WardenState, state::dirty::DirtySet, time::Nanos, topology::Topology,
+    usage_times::processes_to_read,
 };
 use pjw_sources::Host;
 
@@ -53,7 +54,7 @@ pub struct Warden<N, J> {
     /// belong. The scan was part of a dry run, or its cycle was undone. The marks of a process are read only once.
     pub(super) pending_claims: BTreeMap<ProcessId, JobMarks>,
     /// The calls of sched_setaffinity(2) that scans of dry runs reported. Each call is reported only once.
-    affinity_requests: Vec<AffinityRequest>,
+    pub(super) affinity_requests: Vec<AffinityRequest>,
     /// The online PUs that the topology lacks.
     unknown_pus: CpuSet,
     /// The last check that the cores granted to jobs obey the rules, with the number of changes of the grants up to the
@@ -146,6 +147,11 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// the state count as incomplete until [`Warden::set_fork_events_complete_since`] is called with a time.
     pub fn read_process_events(&mut self) {
         let ProcessEventBatch { events, events_lost, still_dropping } = self.node.read_process_events();
+        let exited = self.state.usage.processes_to_read_after(&events);
+        if !exited.is_empty() {
+            // A parent that waits for its child at once leaves little time.
+            self.state.usage.note_exit_times(self.node.read_cpu_times(&exited));
+        }
         // An event for which there is no room counts as lost.
         let events_lost = self.state.apply_process_events(&events) || events_lost;
         if events_lost {
@@ -351,35 +357,6 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         }
     }
 
-    /// Returns the changes that the next cycle (scan, decision and changes) would make, and the warnings for users. A
-    /// warning describes a needed change that the cycle would not make, or a state that needs attention. Scans the
-    /// machine but changes no affinity masks or cpusets.
-    pub fn dry_run(&mut self) -> (Plan, Vec<Warning>) {
-        let mut snapshot = self.observe(&self.state.scan_request(true));
-        self.affinity_requests.extend(std::mem::take(&mut snapshot.affinity_requests));
-        let mut state = self.state.clone();
-        let mut decision = reconcile(&mut state, &snapshot, &[], &self.policy);
-        let Plan { cpuset_actions, mut mask_actions } = std::mem::take(&mut decision.plan);
-        // Scan the processes without a planned action again, with their threads. Processes with a planned action
-        // would look different after the action.
-        let planned: BTreeSet<_> = mask_actions.iter().map(|action| action.thread.process.pid).collect();
-        if let Some(mut next_scan) = decision.next_scan.take() {
-            next_scan.pids_to_read_threads_of.retain(|pid| !planned.contains(pid));
-            next_scan.scope = ScanScope::Partial(next_scan.pids_to_read_threads_of.clone());
-            snapshot = self.observe(&next_scan);
-            self.affinity_requests.extend(std::mem::take(&mut snapshot.affinity_requests));
-            decision = reconcile(&mut state, &snapshot, &[], &self.policy);
-            mask_actions.extend(
-                decision
-                    .plan
-                    .mask_actions
-                    .into_iter()
-                    .filter(|action| !planned.contains(&action.thread.process.pid)),
-            );
-        }
-        (Plan { cpuset_actions, mask_actions }, decision.warnings)
-    }
-
     /// Runs one round. Returns the next scan if there is more to do.
     fn round(
         &mut self,
@@ -401,7 +378,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     ) -> Option<ScanRequest> {
         self.unknown_pus = snapshot.online.difference(self.state.topology.cpus());
         let before = self.prepare_rollback(commands);
-        let Decision { mut records, plan, warnings, events, replies, next_scan, newly_planned } =
+        let Decision { mut records, plan, warnings, events, replies, next_scan, newly_planned, reports } =
             reconcile(&mut self.state, snapshot, commands, &self.policy);
         report.plan_warnings = warnings;
         if newly_planned.contains_everything() {
@@ -425,15 +402,17 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         }
         self.drop_applied_claims(snapshot);
         report.add_events(events);
+        report.ended_jobs.extend(reports);
         report.replies.extend(replies);
         if self.policy.mode == Mode::Observe {
             return next_scan.filter(|_| plan.mask_actions.is_empty() && plan.cpuset_actions.is_empty());
         }
         let Plan { cpuset_actions, mask_actions } = plan;
         let cpusets = self.apply_cpuset_changes(cpuset_actions);
-        report.events.extend(cpuset_events(&cpusets));
         let outcomes = self.apply(mask_actions);
-        report.events.extend(mask_events(&self.state, &outcomes));
+        let events = [cpuset_events(&cpusets), mask_events(&self.state, &outcomes)].concat();
+        self.state.usage.count_events(&events);
+        report.events.extend(events);
         let moved = outcomes.is_empty() || report.count_progress(&outcomes);
         // A refused cpuset change leaves the job to masks. The next round decides that at once.
         let moved = moved || !cpusets.is_empty();
@@ -442,7 +421,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         next_scan.filter(|_| moved)
     }
 
-    fn observe(&mut self, request: &ScanRequest) -> Snapshot {
+    pub(super) fn observe(&mut self, request: &ScanRequest) -> Snapshot {
         let mut snapshot = self.node.scan(request);
         for seen in snapshot.processes.values_mut() {
             let Observed::Present(process) = seen else { continue };
@@ -454,6 +433,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             process.job_marks = self.pending_claims.get(&process.id).cloned();
         }
         self.read_process_events();
+        snapshot.cpu_times = self.node.read_cpu_times(&processes_to_read(&self.state, &snapshot));
         snapshot
     }
 

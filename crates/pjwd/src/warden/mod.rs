@@ -3,6 +3,7 @@
 mod auditing;
 mod cpuset_changes;
 mod cycle;
+mod dry_run;
 mod forks;
 mod recording;
 mod report;

@@ -9,7 +9,7 @@ use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::{Pid, ThreadId};
 use pjw_core::plan::{MaskAction, MaskOutcome, Warning};
 use pjw_core::state::{WardenState, dirty::DirtySet};
-use pjw_core::{job::JobId, refusal::Refusal, time::Nanos};
+use pjw_core::{job::JobId, refusal::Refusal, time::Nanos, usage::JobReport};
 
 /// The failures that still exist at the end of a cycle (scan, decision and changes) of the daemon.
 /// `pjwctl status` shows them as warnings.
@@ -45,6 +45,8 @@ pub struct CycleReport {
     pub replies: Vec<Result<Reply, Refusal>>,
     /// The events of the cycle, in the order in which they happened.
     pub events: Vec<Event>,
+    /// The reports of the jobs that ended or were released in the cycle.
+    pub ended_jobs: Vec<JobReport>,
     /// The warnings for users from the last decision of the cycle. Each warning describes a change that pjw
     /// does not make, or a state that needs attention. It contains the reason and a remedy.
     pub plan_warnings: Vec<Warning>,

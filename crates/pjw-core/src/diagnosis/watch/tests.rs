@@ -16,6 +16,7 @@ use crate::terms::job::JobSource;
 use crate::terms::policy::Mode;
 use crate::terms::scan::ScanScope;
 use crate::terms::snapshot::Cgroup;
+use crate::terms::snapshot::CgroupUsage;
 use crate::terms::snapshot::JobMarks;
 use crate::testing::regular_topology;
 
@@ -70,6 +71,7 @@ fn snapshot(at: u64, cpuset: Option<&str>, processes: Vec<(Pid, Observed<Process
         restricted_cpus: cpuset.map(|cpus| cpus.parse().unwrap()),
         populated: true,
         cpuset: None,
+        usage: CgroupUsage::default(),
     };
     Snapshot {
         scope: ScanScope::Full,
@@ -79,6 +81,7 @@ fn snapshot(at: u64, cpuset: Option<&str>, processes: Vec<(Pid, Observed<Process
         cgroups: BTreeMap::from([(JOB.to_owned(), Observed::Present(cgroup))]),
         affinity_requests: Vec::new(),
         incomplete_reason: None,
+        cpu_times: BTreeMap::new(),
     }
 }
 

@@ -188,6 +188,7 @@ impl Machine {
             cgroups: BTreeMap::new(),
             affinity_requests: Vec::new(),
             incomplete_reason: None,
+            cpu_times: BTreeMap::new(),
         };
         reconcile(&mut self.state, &snapshot, commands, &self.policy).replies
     }

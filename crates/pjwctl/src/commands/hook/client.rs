@@ -5,11 +5,13 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
+use jiff::{SignedDuration, Timestamp};
 use nix::unistd::{User, geteuid};
 use pjw_core::job::{CpuRequest, JobId};
 use pjw_core::{cpuset::CpuSet, ids::Tid};
-use pjw_ipc::call::{Assign, JobParameter};
+use pjw_ipc::call::{Assign, GetReports, JobParameter};
 use pjw_ipc::client::{Client, ClientError};
+use pjw_ipc::report::Report;
 use pjw_ipc::wire::{Job, Status};
 use pjw_linux::sys::affinity;
 use pjw_sources::announcement::{JobAnnouncement, JobOwner};
@@ -27,6 +29,8 @@ const SOCKET: &str = "/run/pjwd/pjwd.sock";
 const RETRY_DELAY: Duration = Duration::from_millis(30);
 /// The number of delays in which a task checks its own affinity mask, before it reads the grant again.
 const CHECKS_PER_STATUS: u32 = 10;
+/// An older report is that of an earlier job with the same id: a batch system may run a job again.
+const NEW_REPORT_AGE: SignedDuration = SignedDuration::from_mins(10);
 /// The time before the deadline at which waiting ends, so that the reason can still be printed.
 const REPORT_TIME: Duration = Duration::from_millis(100);
 
@@ -113,6 +117,20 @@ impl HookClient {
             }
         }
         Ok(())
+    }
+
+    /// The report of a job that has just ended, by either of its ids. `None` if there is none, if it is that of an earlier job
+    /// with this id, or if the daemon does not answer: a hook does not fail for it.
+    pub(super) fn report(&self, announcement: &JobAnnouncement, now: Timestamp) -> Option<Report> {
+        std::iter::once(&announcement.job).chain(&announcement.alias).find_map(|job| {
+            let request = GetReports { job: Some(job.to_string()), last: Some(1) };
+            let reports: Vec<Report> = self.call("GetReports", &request, "reports").ok()?.ok()?;
+            let is_new = |report: &Report| {
+                let ended: Option<Timestamp> = report.ended.parse().ok();
+                ended.is_some_and(|ended| now.duration_since(ended) < NEW_REPORT_AGE)
+            };
+            reports.into_iter().next().filter(is_new)
+        })
     }
 
     fn status(&self) -> anyhow::Result<Status> {

@@ -4,11 +4,14 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use jiff::Timestamp;
 use pjw_core::snapshot::BatchAttributes;
+use pjw_ipc::report::Thousandths;
 use pjw_sources::{Host, announcement::JobAnnouncement};
 
 use super::client::HookClient;
 use crate::cli::HookArgs;
+use crate::{output, render};
 
 /// The maximum length of a file that a hook reads, in bytes.
 pub(super) const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -48,9 +51,15 @@ impl Context {
         Ok(Vec::new())
     }
 
-    /// Releases the job at the daemon. No variables result.
+    /// Releases the job at the daemon, and prints one line about how the job used its cores. No variables result.
     pub(super) fn release(&self, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
         self.client.release(announcement)?;
+        let report = self.client.report(announcement, Timestamp::now());
+        // There is nothing to say about a job that did not run here.
+        if let Some(report) = report.filter(|report| report.cpu_s > Thousandths(0)) {
+            // The job is released already. The line is for its output, and nothing depends on it.
+            let _ = output::print(&render::report::report_line(&report));
+        }
         Ok(Vec::new())
     }
 

@@ -7,6 +7,7 @@ use pjw_core::ids::{Pid, ProcessId, Tid};
 use pjw_core::state::{Member, MemberThread, WardenState};
 use pjw_core::{evidence::Evidence, explain, job::JobId, policy::Policy};
 use pjw_ipc::call::{DefragReply, ExplainJobReply, PlanReply};
+use pjw_ipc::report::Report;
 
 /// A request for details that only the event loop has, such as the reasons for an affinity mask. The control
 /// server sends the query to the event loop. Requests for other facts need no query: the control server
@@ -32,6 +33,13 @@ pub enum Query {
         /// The last thread on the previous page of threads, after which the page starts. `None` for the first
         /// page.
         after: Option<Tid>,
+    },
+    /// The reports of jobs that have ended.
+    Reports {
+        /// The id of the job whose reports are wanted. `None` for the reports of all jobs.
+        job: Option<JobId>,
+        /// The maximum number of reports. `None` for all that are stored.
+        last: Option<u32>,
     },
     /// The changes of affinity masks and cpusets that the next cycle (scan, decision and changes) of the daemon would
     /// make.
@@ -73,6 +81,8 @@ pub enum Answer {
     JobReasons(Option<ExplainJobReply>),
     /// The reasons why a process belongs to its job or to none, and one page of its threads.
     ProcessReasons(ProcessExplanation),
+    /// The reports of jobs that have ended, the newest first.
+    Reports(Vec<Arc<Report>>),
     /// The changes of affinity masks and cpusets that the next cycle (scan, decision and changes) of the daemon would
     /// make. All clients that wait for such an answer share this value.
     Plan(Arc<PlanReply>),

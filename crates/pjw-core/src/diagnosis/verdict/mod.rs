@@ -1,0 +1,209 @@
+//! The verdict on a job that has ended: how well it used its cores, in one of five words, with a remedy.
+//!
+//! [`verdict`] is a pure function of the [`JobReport`]. The remedy is an option of the system that started the job.
+
+use alloc::format;
+use core::fmt;
+
+use crate::basics::prelude::*;
+use crate::terms::{JobId, JobReport, JobSource};
+
+/// A job that was sampled for a shorter time gets no verdict, in ns: its start and its end are most of it.
+pub const MIN_JUDGED_NS: u64 = 10_000_000_000;
+/// A job that used at least this share of its cores on average used them well, in permille. jobstats (Princeton) marks
+/// jobs below 65 % too.
+const WELL_USED_PERMILLE: u64 = 650;
+/// A condition that slows a job down counts if it lasted for at least this share of the time, in permille.
+const SLOWED_PERMILLE: u64 = 200;
+/// A condition that describes a job as a whole counts if it lasted for at least this share of the time, in permille.
+const MOST_PERMILLE: u64 = 500;
+
+/// So much of a core, in permille, is no reason to ask for one core more.
+const TOLERATED_PERMILLE: u64 = 100;
+
+/// How well a job used its cores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
+pub enum VerdictKind {
+    /// Fewer threads ran than the job had cores.
+    Serial,
+    /// More threads wanted to run than the job had PUs.
+    Oversubscribed,
+    /// Runnable threads waited beside idle cores of their own job, because their own program had bound them.
+    Bound,
+    /// The threads waited: for something other than a core, or for other programs on the cores of the job.
+    Waiting,
+    /// The job used its cores.
+    Fine,
+}
+
+impl VerdictKind {
+    /// Returns the word for the verdict, as in JSON, such as `serial`.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        self.into()
+    }
+}
+
+/// The verdict on a job, with its reason and a remedy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    /// How well the job used its cores.
+    pub kind: VerdictKind,
+    /// What was wrong and what to do, in one sentence each, the most important first. Empty if the job used its cores.
+    pub advice: Vec<String>,
+}
+
+/// Returns the verdict on a job that has ended. `None` in these cases:
+///
+/// - The job was sampled for less than 10 s ([`MIN_JUDGED_NS`]).
+/// - The job held no cores, or no process of it ran.
+/// - The job was a provision: its cores may be idle.
+#[must_use]
+pub fn verdict(report: &JobReport) -> Option<Verdict> {
+    let usage = &report.usage;
+    if usage.sampled_ns < MIN_JUDGED_NS || usage.held_ns == 0 || usage.cpu_ns == 0 || report.is_provision {
+        return None;
+    }
+    let awake_ns = usage.sampled_ns.saturating_sub(usage.asleep_ns);
+    let is_well_used = report.mean_use_permille() * 1000 >= WELL_USED_PERMILLE * report.mean_cores_permille();
+    let is_asleep = is_share(usage.asleep_ns, usage.sampled_ns, MOST_PERMILLE);
+    let kind = if is_share(usage.bound_ns, usage.sampled_ns, SLOWED_PERMILLE) {
+        VerdictKind::Bound
+    } else if is_share(usage.crowded_ns, awake_ns, MOST_PERMILLE) && !is_asleep {
+        VerdictKind::Oversubscribed
+    } else if is_share(usage.displaced_ns, usage.sampled_ns, SLOWED_PERMILLE) {
+        VerdictKind::Waiting
+    } else if is_well_used {
+        VerdictKind::Fine
+    } else if is_asleep {
+        VerdictKind::Waiting
+    } else if usage.cores_max >= 2 {
+        VerdictKind::Serial
+    } else {
+        VerdictKind::Fine
+    };
+    let advice = match kind {
+        VerdictKind::Fine => Vec::new(),
+        VerdictKind::Serial => serial_advice(report),
+        VerdictKind::Oversubscribed => vec![format!(
+            "{} threads want to run on {}: set OMP_NUM_THREADS={}, or the program's own number of threads.",
+            usage.threads_max,
+            cores(u64::from(usage.cores_max)),
+            usage.cores_max
+        )],
+        VerdictKind::Bound => vec![format!(
+            "For {} of {} threads waited beside idle cores because their own program had bound them: do not bind them, or \
+             to different cores each (OMP_PROC_BIND=false, mpirun --bind-to none).",
+            seconds(usage.bound_ns),
+            seconds(usage.sampled_ns)
+        )],
+        VerdictKind::Waiting => waiting_advice(report),
+    };
+    Some(Verdict { kind, advice })
+}
+
+/// Returns one sentence for an event or a log: the figures of a job, with the verdict and the first advice if there are
+/// any.
+#[must_use]
+pub fn summary(report: &JobReport, verdict: Option<&Verdict>) -> String {
+    let used = Tenths(report.mean_use_permille());
+    let figures = format!(
+        "ran for {} and used {} of CPU time, {used} of {} on average",
+        seconds(report.wall_ns),
+        seconds(report.usage.cpu_ns),
+        cores(u64::from(report.usage.cores_max))
+    );
+    match verdict {
+        None => figures,
+        Some(Verdict { kind, advice }) => match advice.first() {
+            None => format!("{}: {figures}", kind.word()),
+            Some(advice) => format!("{}: {figures}. {}", kind.word(), advice.trim_end_matches('.')),
+        },
+    }
+}
+
+fn serial_advice(report: &JobReport) -> Vec<String> {
+    let usage = &report.usage;
+    let held = u64::from(usage.cores_max);
+    let mean = report.mean_use_permille();
+    // What the job needed for nearly all of the time. Where this is no less than it held, only the mean can be asked for.
+    let used_most = usage.levels.exceeded_for(50, u64::from(usage.pus_max) * 1000);
+    let needed = used_most.saturating_sub(TOLERATED_PERMILLE).div_ceil(1000).max(1);
+    let needed = if needed < held { needed } else { mean.div_ceil(1000).clamp(1, held) };
+    let used = format!("Of {} {} were used", cores(held), Tenths(mean));
+    let option = option_for_cores(&report.id, needed, usage.pus_max, usage.cores_max);
+    if usage.serial_ns == 0 || usage.serial_ns >= usage.sampled_ns / 10 * 9 {
+        return vec![format!("{used}: ask for {option}.")];
+    }
+    let parts =
+        format!("for {} of {} one thread ran alone", seconds(usage.serial_ns), seconds(usage.sampled_ns));
+    vec![format!("{used}: {parts}. Let more threads do that part, or ask for {option}.")]
+}
+
+fn waiting_advice(report: &JobReport) -> Vec<String> {
+    let usage = &report.usage;
+    if is_share(usage.displaced_ns, usage.sampled_ns, SLOWED_PERMILLE) {
+        return vec![format!(
+            "For {} of {} threads waited for cores of their own job that other programs used: tell the administrator \
+             (pjwctl doctor names such programs).",
+            seconds(usage.displaced_ns),
+            seconds(usage.sampled_ns)
+        )];
+    }
+    let slept = format!(
+        "For {} of {} no thread ran: the job waited for files, the network or other processes",
+        seconds(usage.asleep_ns),
+        seconds(usage.sampled_ns)
+    );
+    if usage.cores_max < 2 {
+        return vec![format!("{slept}, not for its core.")];
+    }
+    let needed = report.mean_use_permille().div_ceil(1000).clamp(1, u64::from(usage.cores_max));
+    let option = option_for_cores(&report.id, needed, usage.pus_max, usage.cores_max);
+    vec![format!("{slept}. If that can't be changed, ask for {option}.")]
+}
+
+/// The option by which a user asks the system that started the job for `needed` cores. Slurm and PBS count hardware
+/// threads where a core has several: `pus` and `cores` are those that the job held.
+fn option_for_cores(job: &JobId, needed: u64, pus: u32, cores: u32) -> String {
+    let threads_per_core = u64::from(pus).div_ceil(u64::from(cores.max(1))).max(1);
+    match job.source() {
+        JobSource::Slurm => format!("`--cpus-per-task={}`", needed * threads_per_core),
+        JobSource::Pbs => format!("`-l select=1:ncpus={}`", needed * threads_per_core),
+        JobSource::Lsf => format!("`-n {needed}`"),
+        JobSource::Sge => format!("`-pe NAME {needed}`, with the name of the parallel environment"),
+        JobSource::Condor => format!("`request_cpus = {needed}`"),
+        JobSource::Flux => format!("`--cores-per-task={needed}`"),
+        JobSource::Oar => format!("`-l core={needed}`"),
+        JobSource::Manual | JobSource::Session => format!("`--cores {needed}`"),
+    }
+}
+
+/// Whether `part` is at least `permille` of `whole`.
+fn is_share(part: u64, whole: u64, permille: u64) -> bool {
+    part > 0 && u128::from(part) * 1000 >= u128::from(whole) * u128::from(permille)
+}
+
+fn cores(count: u64) -> String {
+    if count == 1 { "1 core".to_owned() } else { format!("{count} cores") }
+}
+
+/// A time for people: with one digit after the point below ten seconds.
+fn seconds(ns: u64) -> String {
+    let tenths = ns / 100_000_000;
+    if tenths < 100 { format!("{}.{} s", tenths / 10, tenths % 10) } else { format!("{} s", tenths / 10) }
+}
+
+/// A number in permille, printed with one digit after the point.
+struct Tenths(u64);
+
+impl fmt::Display for Tenths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tenths = self.0.saturating_add(50) / 100;
+        write!(f, "{}.{}", tenths / 10, tenths % 10)
+    }
+}
+
+#[cfg(test)]
+mod tests;

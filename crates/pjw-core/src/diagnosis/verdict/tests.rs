@@ -1,0 +1,166 @@
+//! Six jobs with planted faults and good ones: the verdict, its sentence and the remedy.
+
+use super::*;
+use crate::basics::{CpuSet, Uid, UnixMillis};
+use crate::terms::{JobUsage, UsageSample};
+use crate::testing::job;
+
+const SECOND: u64 = 1_000_000_000;
+
+/// A job on this number of cores with one PU each. Each part is a number of seconds in which it used so many permille of one PU,
+/// waited so many, and had so many hot threads.
+fn report(id: &str, cores: u32, parts: &[(u64, u64, u64, u32)]) -> JobReport {
+    report_of(id, (cores, 1), parts, false)
+}
+
+fn report_of(
+    id: &str,
+    (cores, pus_per_core): (u32, u32),
+    parts: &[(u64, u64, u64, u32)],
+    has_bound_waiters: bool,
+) -> JobReport {
+    let mut usage = JobUsage::default();
+    for &(length, cpu, wait, hot_threads) in parts {
+        let pus = cores * pus_per_core;
+        let (cpu_ns, wait_ns) = (cpu * SECOND / 1000, wait * SECOND / 1000);
+        let sample =
+            UsageSample { length_ns: SECOND, cpu_ns, wait_ns, cores, pus, hot_threads, has_bound_waiters };
+        (0..length).for_each(|_| usage.add_sample(&sample));
+        usage.cpu_ns += cpu_ns * length;
+    }
+    usage.end_serial_phase();
+    JobReport {
+        id: job(id),
+        owner: Uid(1000),
+        cpus: CpuSet::new(),
+        is_provision: false,
+        started: UnixMillis(0),
+        ended: UnixMillis(0),
+        wall_ns: usage.sampled_ns,
+        usage,
+        incomplete: None,
+    }
+}
+
+fn judged(report: &JobReport) -> (&'static str, String) {
+    let verdict = verdict(report).unwrap();
+    (verdict.kind.word(), verdict.advice.join(" "))
+}
+
+#[test]
+fn a_good_job_is_fine_without_advice() {
+    for parts in [&[(100, 3900, 100, 4)][..], &[(5, 900, 0, 1), (95, 3800, 50, 4)], &[(60, 2700, 0, 3)]] {
+        assert_eq!(judged(&report("slurm:1", 4, parts)), ("fine", String::new()), "{parts:?}");
+    }
+    assert_eq!(
+        judged(&report_of("slurm:1", (4, 2), &[(60, 3900, 0, 4)], false)).0,
+        "fine",
+        "one thread per core"
+    );
+    assert_eq!(
+        judged(&report_of("slurm:1", (4, 2), &[(60, 7900, 300, 8)], false)).0,
+        "fine",
+        "one thread per PU"
+    );
+}
+
+#[test]
+fn fault_1_fewer_threads_than_cores() {
+    let (word, advice) = judged(&report("slurm:1", 16, &[(120, 3100, 0, 4)]));
+    assert_eq!(
+        (word, advice.as_str()),
+        ("serial", "Of 16 cores 3.1 were used: ask for `--cpus-per-task=4`.")
+    );
+    let (word, advice) = judged(&report("manual:a", 2, &[(120, 1000, 0, 1)]));
+    assert_eq!((word, advice.as_str()), ("serial", "Of 2 cores 1.0 were used: ask for `--cores 1`."));
+}
+
+#[test]
+fn fault_2_a_serial_part_after_a_parallel_one() {
+    let (word, advice) = judged(&report("lsf:7", 8, &[(100, 7900, 0, 8), (300, 990, 0, 1)]));
+    assert_eq!(word, "serial");
+    assert_eq!(
+        advice,
+        "Of 8 cores 2.7 were used: for 300 s of 400 s one thread ran alone. Let more threads do that part, or ask for `-n 3`."
+    );
+}
+
+#[test]
+fn fault_3_more_threads_than_cores() {
+    let (word, advice) = judged(&report("slurm:1", 4, &[(60, 3990, 32_000, 36)]));
+    assert_eq!(word, "oversubscribed");
+    assert!(advice.starts_with("36 threads want to run on 4 cores: set OMP_NUM_THREADS=4"), "{advice}");
+}
+
+#[test]
+fn fault_4_threads_that_their_program_bound_to_one_core() {
+    let (word, advice) = judged(&report_of("slurm:1", (4, 1), &[(60, 1000, 3000, 4)], true));
+    assert_eq!(word, "bound");
+    assert!(
+        advice.contains("their own program had bound them") && advice.contains("OMP_PROC_BIND=false"),
+        "{advice}"
+    );
+}
+
+#[test]
+fn fault_5_threads_that_wait_for_something_else() {
+    let (word, advice) = judged(&report("pbs:1.srv", 4, &[(90, 100, 0, 0), (10, 1000, 0, 1)]));
+    assert_eq!(word, "waiting");
+    assert!(
+        advice.contains("For 90 s of 100 s no thread ran") && advice.ends_with("`-l select=1:ncpus=1`."),
+        "{advice}"
+    );
+    let (word, advice) = judged(&report("slurm:1", 1, &[(100, 100, 0, 0)]));
+    assert_eq!(word, "waiting");
+    assert!(advice.ends_with("not for its core."), "{advice}");
+}
+
+#[test]
+fn fault_6_other_programs_on_the_cores_of_the_job() {
+    let (word, advice) = judged(&report("slurm:1", 4, &[(60, 2000, 2000, 4)]));
+    assert_eq!(word, "waiting");
+    assert!(advice.contains("cores of their own job that other programs used"), "{advice}");
+}
+
+#[test]
+fn each_scheduler_has_its_own_option() {
+    let option = |id: &str| option_for_cores(&job(id), 3, 8, 4);
+    let ids = ["slurm:1", "pbs:1", "lsf:1", "sge:1", "condor:1.0", "flux:f1", "oar:1", "a"];
+    assert_eq!(
+        ids.map(option),
+        [
+            "`--cpus-per-task=6`",
+            "`-l select=1:ncpus=6`",
+            "`-n 3`",
+            "`-pe NAME 3`, with the name of the parallel environment",
+            "`request_cpus = 3`",
+            "`--cores-per-task=3`",
+            "`-l core=3`",
+            "`--cores 3`"
+        ]
+    );
+}
+
+#[test]
+fn no_verdict_without_enough_to_judge() {
+    assert_eq!(verdict(&report("a", 4, &[(9, 1000, 0, 1)])), None, "too short");
+    assert_eq!(verdict(&report("a", 4, &[(60, 0, 0, 0)])), None, "nothing ran");
+    assert_eq!(verdict(&report("a", 0, &[(60, 1000, 0, 1)])), None, "no cores");
+    let provision = JobReport { is_provision: true, ..report("a", 4, &[(60, 100, 0, 0)]) };
+    assert_eq!(verdict(&provision), None);
+}
+
+#[test]
+fn the_summary_has_the_figures_the_word_and_the_remedy() {
+    let bad = report("slurm:1", 16, &[(120, 3100, 0, 4)]);
+    assert_eq!(
+        summary(&bad, verdict(&bad).as_ref()),
+        "serial: ran for 120 s and used 372 s of CPU time, 3.1 of 16 cores on average. Of 16 cores 3.1 were used: ask for \
+         `--cpus-per-task=4`"
+    );
+    let short = report("a", 1, &[(2, 1000, 0, 1)]);
+    assert_eq!(
+        summary(&short, verdict(&short).as_ref()),
+        "ran for 2.0 s and used 2.0 s of CPU time, 1.0 of 1 core on average"
+    );
+}

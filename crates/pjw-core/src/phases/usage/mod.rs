@@ -1,0 +1,303 @@
+//! Adds up what the jobs use, and makes the report of a job that ends.
+//!
+//! The phase visits the jobs whose processes the scan read, and no others: an idle job costs nothing. A sample ends with
+//! the first cycle that comes at least half a second after its beginning.
+
+use crate::basics::{Moment, Nanos, Pid, ProcessId, StartTime, UnixMillis, prelude::*};
+use crate::phases::draft::Draft;
+use crate::state::usage::OpenUsage;
+use crate::state::{Member, WardenState};
+use crate::terms::{
+    EventKind, Job, JobId, JobReport, JobUsage, Observed, Process, Record, ScanScope, Snapshot, UsageSample,
+};
+
+/// The least length of a sample, in ns.
+const MIN_SAMPLE_NS: u64 = 500_000_000;
+/// In a sample that is longer than this, in ns, the time in which the job is known to have been idle is a sample of its own.
+const LONG_SAMPLE_NS: u64 = 3_000_000_000;
+/// The time between two records of a job's usage in the journal, in ns.
+const RECORD_INTERVAL_NS: u64 = 60_000_000_000;
+/// The longest time, in ns, for which a process that ended is assumed to have run since it was last read.
+const MAX_UNREAD_NS: u64 = 20_000_000_000;
+/// A thread of which at least this share of the time is waiting, in permille, waits for a PU.
+const WAITING_PERMILLE: u32 = 200;
+
+/// Returns the processes whose CPU times the decision on this snapshot needs: the processes of jobs that the scan read
+/// with their threads, those that it found gone, and their parents.
+#[must_use]
+pub fn processes_to_read(state: &WardenState, snapshot: &Snapshot) -> BTreeSet<Pid> {
+    let mut pids = BTreeSet::new();
+    for (&pid, seen) in &snapshot.processes {
+        let Some(member) = state.members.get(&pid) else { continue };
+        match seen {
+            Observed::Present(process) if process.id == member.id && process.threads.is_some() => {
+                pids.extend([pid, process.parent]);
+            }
+            Observed::Present(process) if process.id == member.id => {}
+            _ => pids.extend(with_parent(state, member)),
+        }
+    }
+    if snapshot.scope == ScanScope::Full {
+        let gone = state.members.values().filter(|member| !snapshot.processes.contains_key(&member.id.pid));
+        pids.extend(gone.flat_map(|member| with_parent(state, member)));
+    }
+    // Process 1 waits for all orphans of the machine.
+    pids.retain(|pid| pid.0 > 1);
+    pids
+}
+
+fn with_parent(state: &WardenState, member: &Member) -> impl Iterator<Item = Pid> + use<> {
+    let parent = state.usage.process(member.id).map(|known| known.parent);
+    core::iter::once(member.id.pid).chain(parent)
+}
+
+/// Takes over the CPU times of this cycle, and ends the samples that are long enough. `may_record` says whether the usage may
+/// be written to the journal: not in a cycle for commands, for whose records the journal has reserved the space.
+pub(crate) fn update(draft: &mut Draft<'_>, may_record: bool) {
+    let mut jobs_read = read_processes(draft);
+    read_cgroups(draft, &mut jobs_read);
+    for job in jobs_read {
+        end_sample(draft, &job, MIN_SAMPLE_NS);
+        if may_record {
+            record(draft, &job);
+        }
+    }
+}
+
+/// Takes over the CPU times of processes. Returns their jobs.
+fn read_processes(draft: &mut Draft<'_>) -> BTreeSet<JobId> {
+    let (snapshot, full) = (draft.seen, draft.full);
+    let state = &mut *draft.state;
+    let mut jobs_read = BTreeSet::new();
+    let mut gone: Vec<ProcessId> = Vec::new();
+    let mut living: Vec<(&Process, JobId)> = Vec::new();
+    for (&pid, seen) in &snapshot.processes {
+        let Some(member) = state.members.get(&pid) else { continue };
+        match seen {
+            Observed::Present(process) if process.id == member.id => {
+                if process.threads.is_some() {
+                    living.push((process, member.job.clone()));
+                }
+            }
+            _ => gone.push(member.id),
+        }
+    }
+    if full {
+        let missing =
+            state.members.values().filter(|member| !snapshot.processes.contains_key(&member.id.pid));
+        gone.extend(missing.map(|member| member.id));
+    }
+    // Children come before their parents, which then pass on what they got of the children.
+    gone.sort_by_key(|id| core::cmp::Reverse((id.start, id.pid)));
+    for id in gone {
+        let Some(job) = state.members.get(&id.pid).map(|member| member.job.clone()) else { continue };
+        state.usage.end_process(id.pid, snapshot.cpu_times.get(&id.pid));
+        jobs_read.insert(job);
+    }
+    let mut read = BTreeSet::new();
+    for (process, job) in living {
+        begin_after_restart(state, &job, draft.now);
+        let times = snapshot.cpu_times.get(&process.id.pid);
+        if let Some(times) = times.filter(|times| is_same_start(times.start, process.id.start)) {
+            state.usage.read_process(&job, process.id, process.parent, times);
+        }
+        note_idle(state, &job, process.idle_until);
+        read.insert(job);
+    }
+    for job in &read {
+        if let Some(open) = state.usage.of_job_mut(job) {
+            open.is_unread = false;
+        }
+    }
+    read_outside_parents(draft);
+    jobs_read.extend(read);
+    jobs_read
+}
+
+/// Begins the usage of a job of which an earlier daemon recorded none: from the beginning of the job, as far as its processes still
+/// tell it. A job that was released is reported already.
+fn begin_after_restart(state: &mut WardenState, id: &JobId, now: Moment) {
+    let Some(job) = state.jobs.get(id).filter(|job| !job.was_released) else { return };
+    if state.usage.of_job(id).is_none() {
+        let age_ns = millis_between(job.detected_at, now.wall_clock).saturating_mul(1_000_000);
+        // A job that began with the machine began after boot.
+        let began_at = Nanos(now.since_boot.0.saturating_sub(age_ns).max(1));
+        state.usage.recover(id.clone(), JobUsage::beginning_at(began_at));
+    }
+}
+
+/// The start time of a process of which only the fork event was known is estimated.
+fn is_same_start(one: StartTime, other: StartTime) -> bool {
+    one.0.abs_diff(other.0) <= 1
+}
+
+/// Takes over the CPU times of parents that belong to no job. They tell the rest of the time of a child that ended.
+fn read_outside_parents(draft: &mut Draft<'_>) {
+    let (snapshot, now) = (draft.seen, draft.now.since_boot);
+    let WardenState { usage, members, pool, .. } = &mut *draft.state;
+    let pus = pool.online_cpus().len() as u64;
+    let most_ns: BTreeMap<JobId, u64> = usage
+        .jobs_with_unread_end()
+        .map(|(job, sample_began_at)| {
+            let unread_ns = now.0.saturating_sub(sample_began_at.0).min(MAX_UNREAD_NS) + MIN_SAMPLE_NS;
+            (job.clone(), unread_ns * pus)
+        })
+        .collect();
+    let at_exit = usage.take_exit_times_of_parents();
+    let at_exit = at_exit.iter().filter(|(pid, _)| !snapshot.cpu_times.contains_key(pid));
+    let parents = snapshot.cpu_times.iter().filter(|(pid, _)| !members.contains_key(pid));
+    for (&pid, times) in parents.chain(at_exit.map(|(pid, times)| (pid, times))) {
+        usage.read_outside_parent(pid, times, |job| most_ns.get(job).copied().unwrap_or(0));
+    }
+}
+
+/// Takes over the CPU time and the peak of the memory of the cgroups that the scan read.
+fn read_cgroups(draft: &mut Draft<'_>, jobs_read: &mut BTreeSet<JobId>) {
+    let seen = draft.seen;
+    let state = &mut *draft.state;
+    for (path, cgroup) in &seen.cgroups {
+        let Some(cgroup) = cgroup.present() else { continue };
+        let of_pjw = state.cpusets.cpuset_at(path).map(|managed| managed.job_cpuset.job.clone());
+        let jobs: Vec<JobId> =
+            of_pjw.into_iter().chain(state.jobs.at_cgroup(path).map(|job| job.id.clone())).collect();
+        for job in jobs {
+            let Some(open) = state.usage.of_job_mut(&job) else { continue };
+            if let Some(ns) = cgroup.usage.cpu_ns {
+                let first = open.cgroup_cpu_ns.map_or(ns, |(first, _)| first.min(ns));
+                open.cgroup_cpu_ns = Some((first, ns));
+            }
+            open.usage.memory_peak = open.usage.memory_peak.max(cgroup.usage.memory_peak);
+            jobs_read.insert(job);
+        }
+    }
+}
+
+/// Ends the sample of a job at the time until which all that ran is known to have been idle, if the sample is long.
+fn note_idle(state: &mut WardenState, job: &JobId, idle_until: Option<Nanos>) {
+    let (Some(until), Some(open)) = (idle_until, state.usage.of_job(job)) else { return };
+    let length_ns = until.0.saturating_sub(open.sample_began_at.0);
+    if length_ns < LONG_SAMPLE_NS {
+        return;
+    }
+    let (cores, pus) = held(state, job);
+    if let Some(open) = state.usage.of_job_mut(job) {
+        open.usage.add_sample(&UsageSample { length_ns, cores, pus, ..UsageSample::default() });
+        open.sample_began_at = until;
+    }
+}
+
+/// The number of cores that a job holds, and of their online PUs.
+fn held(state: &WardenState, job: &JobId) -> (u32, u32) {
+    let cpus = state.jobs.get(job).and_then(|job| job.online_granted_cpus(&state.pool.online_cpus()));
+    let Some(cpus) = cpus else { return (0, 0) };
+    (state.topology.overlapping_core_count(&cpus), u32::try_from(cpus.len()).unwrap_or(u32::MAX))
+}
+
+/// Ends the sample of a job if it has at least this length.
+fn end_sample(draft: &mut Draft<'_>, job: &JobId, min_ns: u64) {
+    let now = draft.now.since_boot;
+    let state = &mut *draft.state;
+    let Some(open) = state.usage.of_job(job) else { return };
+    if open.sample_began_at == Nanos(0) {
+        // An earlier daemon collected the samples before.
+        if let Some(open) = state.usage.of_job_mut(job) {
+            (open.sample_began_at, open.sample_cpu_ns, open.sample_wait_ns) = (now, 0, 0);
+        }
+        return;
+    }
+    let length_ns = now.0.saturating_sub(open.sample_began_at.0);
+    if length_ns < min_ns.max(1) {
+        return;
+    }
+    let (cpu_ns, wait_ns) = (open.sample_cpu_ns, open.sample_wait_ns);
+    let (cores, pus) = held(state, job);
+    let (hot_threads, has_bound_waiters) = hot_threads(state, job);
+    let sample = UsageSample { length_ns, cpu_ns, wait_ns, cores, pus, hot_threads, has_bound_waiters };
+    let cpus = state.grant_of(job).map(|grant| grant.cpus.clone());
+    if let Some(open) = state.usage.of_job_mut(job) {
+        open.usage.add_sample(&sample);
+        (open.sample_began_at, open.sample_cpu_ns, open.sample_wait_ns) = (now, 0, 0);
+        open.cpus = cpus.unwrap_or_else(|| core::mem::take(&mut open.cpus));
+    }
+}
+
+/// The number of hot threads of a job, and whether one of them waits for a PU and is bound by its program to a part of the
+/// job's cores. Reads only the threads that scans of active processes read too.
+fn hot_threads(state: &WardenState, job: &JobId) -> (u32, bool) {
+    let online = state.pool.online_cpus();
+    let grant = state.jobs.get(job).and_then(|job| job.online_granted_cpus(&online)).unwrap_or_default();
+    let (mut count, mut has_bound_waiters) = (0, false);
+    let active = state.members.active_pids_of(job).filter_map(|pid| state.members.get(&pid));
+    for member in active {
+        let busy = state.members.busy_threads_of(member.id.pid);
+        for (_, thread) in member.living_threads_in(busy).filter(|(_, thread)| thread.demand.is_hot) {
+            count += 1;
+            let waits = thread.demand.waiting_permille >= WAITING_PERMILLE;
+            has_bound_waiters |= waits
+                && thread.mask_entry.as_ref().is_some_and(|entry| {
+                    let own = state.own_mask(&grant, member, entry);
+                    own != grant && !entry.was_binding_lifted(&own)
+                });
+        }
+    }
+    (count, has_bound_waiters)
+}
+
+/// Writes the usage of a job to the journal, if that is due.
+fn record(draft: &mut Draft<'_>, job: &JobId) {
+    let now = draft.now.since_boot;
+    let Some(open) = draft.state.usage.of_job_mut(job) else { return };
+    if now.0.saturating_sub(open.recorded_at.0) < RECORD_INTERVAL_NS {
+        return;
+    }
+    open.recorded_at = now;
+    if let Some(usage) = draft.state.usage.record_of(job) {
+        draft.out.records.push(Record::Usage { job: job.clone(), usage: Box::new(usage) });
+    }
+}
+
+/// Makes the report of a job that has ended, and forgets what it used.
+pub(crate) fn report_ended(draft: &mut Draft<'_>, job: &Job) {
+    // The last CPU time is read late. In a short sample it would look like more than the job used at once.
+    let has_samples = draft.state.usage.of_job(&job.id).is_some_and(|open| open.usage.sampled_ns > 0);
+    end_sample(draft, &job.id, if has_samples { MIN_SAMPLE_NS } else { 1 });
+    let now = draft.now;
+    let open = draft.state.usage.take(&job.id);
+    let was_begun = open.is_some();
+    let open = open.unwrap_or_default();
+    let OpenUsage { is_unread, recovered_cpu_ns, .. } = open;
+    let cpu_ns = open.cpu_ns();
+    let mut usage = open.usage;
+    usage.cpu_ns = cpu_ns;
+    usage.end_serial_phase();
+    let of_job = draft.out.events.iter().filter(|event| event.job.as_ref() == Some(&job.id));
+    let violations = of_job.filter(|event| event.kind == EventKind::Violation).count();
+    usage.violations += u32::try_from(violations).unwrap_or(u32::MAX);
+    let wall_ns = match usage.began_at {
+        Nanos(0) => millis_between(job.detected_at, now.wall_clock).saturating_mul(1_000_000),
+        began_at => now.since_boot.0.saturating_sub(began_at.0),
+    };
+    let incomplete = match (was_begun, is_unread, recovered_cpu_ns) {
+        (false, ..) => Some("pjwd was restarted before it recorded what the job used"),
+        (true, true, _) => Some("the job ended while pjwd was not running"),
+        (true, false, Some(_)) => {
+            Some("pjwd was restarted while the job ran: what it did meanwhile is known in part")
+        }
+        (true, false, None) => None,
+    };
+    draft.out.reports.push(JobReport {
+        id: job.id.clone(),
+        owner: job.owner,
+        cpus: job.grant.as_ref().map_or(open.cpus, |grant| grant.cpus.clone()),
+        is_provision: job.provision.is_some(),
+        started: job.detected_at,
+        ended: now.wall_clock,
+        wall_ns,
+        usage,
+        incomplete: incomplete.map(ToOwned::to_owned),
+    });
+}
+
+fn millis_between(from: UnixMillis, to: UnixMillis) -> u64 {
+    u64::try_from(to.0.saturating_sub(from.0)).unwrap_or(0)
+}

@@ -1,0 +1,248 @@
+//! What the running jobs have used so far: the open [`JobUsage`] of each job, and the CPU times of their processes.
+//!
+//! The CPU time of a job is exact for children that lived for a millisecond, although no scan ever read them. When a
+//! process waits for a child (wait4(2)), the kernel adds the CPU time of the child and of the children that the child
+//! waited for to the waiting process (`cutime` and `cstime` of proc_pid_stat(5)). So the job has used:
+//!
+//! - what each of its processes used itself, as last read,
+//! - and what each of them got from children, except the part that was read while the child lived.
+//!
+//! If the parent of a process does not belong to the job, such as the shell that started `pjwctl run`, the parent tells
+//! the rest of the process's time after its end: what the parent got more than was read of the process. docs/adr/0024 has
+//! the alternatives.
+
+use crate::basics::{CpuSet, Nanos, Pid, ProcessId, prelude::*};
+use crate::terms::{Event, EventKind, JobId, JobUsage, ProcessEvent, ProcessTimes};
+
+mod processes;
+
+pub(crate) use processes::ProcessUsage;
+use processes::{OutsideParent, is_born_since};
+
+/// The usage of the running jobs, and the CPU times from which it is computed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct UsageState {
+    jobs: BTreeMap<JobId, OpenUsage>,
+    /// The processes of jobs whose CPU time was read, by pid.
+    processes: BTreeMap<Pid, ProcessUsage>,
+    /// The parents of processes of jobs that belong to no job themselves, by pid.
+    outside_parents: BTreeMap<Pid, OutsideParent>,
+    /// The CPU times of processes of jobs that have exited, and of their parents, as read right after the exit events. They
+    /// are used where the next scan comes too late: the parent may have ended too.
+    exit_times: BTreeMap<Pid, ProcessTimes>,
+    /// The time for which threads waited for a PU that was read and belongs to no sample yet, in ns. It is that of the
+    /// process that is being updated.
+    pub(crate) pending_wait_ns: u64,
+}
+
+/// The usage of a job that runs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct OpenUsage {
+    pub(crate) usage: JobUsage,
+    /// The beginning of the sample that is being collected, in ns since boot.
+    pub(crate) sample_began_at: Nanos,
+    /// The CPU time and the wait time in this sample, in ns.
+    pub(crate) sample_cpu_ns: u64,
+    pub(crate) sample_wait_ns: u64,
+    /// The last time at which the usage was written to the journal, in ns since boot.
+    pub(crate) recorded_at: Nanos,
+    /// The PUs that the job held at the last sample.
+    pub(crate) cpus: CpuSet,
+    /// The CPU time of the job's cgroup at its first and last reading, in ns.
+    pub(crate) cgroup_cpu_ns: Option<(u64, u64)>,
+    /// The CPU time that an earlier daemon had computed. `None` if this daemon has seen the job begin.
+    pub(crate) recovered_cpu_ns: Option<u64>,
+    /// Whether no process of the job was read since an earlier daemon recorded the usage.
+    pub(crate) is_unread: bool,
+}
+
+impl OpenUsage {
+    pub(crate) fn add_cpu(&mut self, ns: u64) {
+        self.usage.cpu_ns += ns;
+        self.sample_cpu_ns += ns;
+    }
+
+    /// The CPU time of the job: the largest of what its processes, its cgroup and an earlier daemon tell.
+    pub(crate) fn cpu_ns(&self) -> u64 {
+        let of_cgroup = self.cgroup_cpu_ns.map_or(0, |(first, last)| last.saturating_sub(first));
+        self.usage.cpu_ns.max(of_cgroup).max(self.recovered_cpu_ns.unwrap_or(0))
+    }
+}
+
+impl UsageState {
+    /// Begins the usage of a job at the time `now`, in ns since boot. Has no effect if it has begun already.
+    pub(crate) fn begin(&mut self, job: &JobId, now: Nanos) {
+        self.jobs.entry(job.clone()).or_insert_with(|| OpenUsage {
+            usage: JobUsage::beginning_at(now),
+            sample_began_at: now,
+            recorded_at: now,
+            ..OpenUsage::default()
+        });
+    }
+
+    /// Continues the usage of a job that an earlier daemon has recorded.
+    pub(crate) fn recover(&mut self, job: JobId, usage: JobUsage) {
+        let recovered_cpu_ns = Some(usage.cpu_ns);
+        let usage = JobUsage { cpu_ns: usage.ended_cpu_ns, ..usage };
+        self.jobs.insert(job, OpenUsage { usage, recovered_cpu_ns, is_unread: true, ..OpenUsage::default() });
+    }
+
+    /// The open usage of a job. `None` if the job has none.
+    pub(crate) fn of_job(&self, job: &JobId) -> Option<&OpenUsage> {
+        self.jobs.get(job)
+    }
+
+    pub(crate) fn of_job_mut(&mut self, job: &JobId) -> Option<&mut OpenUsage> {
+        self.jobs.get_mut(job)
+    }
+
+    /// Iterates over the usage of the running jobs, each as the journal has it.
+    pub(crate) fn records(&self) -> impl Iterator<Item = (&JobId, JobUsage)> {
+        self.jobs.keys().filter_map(|job| Some((job, self.record_of(job)?)))
+    }
+
+    /// The usage of a job as the journal has it: with the CPU time of the processes that have ended.
+    pub(crate) fn record_of(&self, job: &JobId) -> Option<JobUsage> {
+        let open = self.jobs.get(job)?;
+        let began_at = open.usage.began_at;
+        let of_job = self.processes.values().filter(|process| process.job == *job);
+        let readable: u64 = of_job.map(|process| process.readable_again_ns(began_at)).sum();
+        let ended_cpu_ns = open.usage.cpu_ns.saturating_sub(readable);
+        Some(JobUsage { cpu_ns: open.cpu_ns(), ended_cpu_ns, ..open.usage.clone() })
+    }
+
+    /// Removes the usage of a job that has ended, with its processes.
+    pub(crate) fn take(&mut self, job: &JobId) -> Option<OpenUsage> {
+        let open = self.jobs.remove(job)?;
+        self.processes.retain(|_, process| process.job != *job);
+        let processes = &self.processes;
+        self.exit_times.retain(|pid, _| processes.contains_key(pid));
+        self.outside_parents.retain(|pid, _| processes.values().any(|process| process.parent == *pid));
+        Some(open)
+    }
+
+    /// Counts the repairs and the attempts to leave the cores among the events, for the report of each job.
+    pub fn count_events(&mut self, events: &[Event]) {
+        for event in events {
+            let Some(open) = event.job.as_ref().and_then(|job| self.jobs.get_mut(job)) else { continue };
+            match event.kind {
+                EventKind::Repaired => open.usage.repairs += 1,
+                EventKind::Violation => open.usage.violations += 1,
+                _ => {}
+            }
+        }
+    }
+
+    /// Returns the processes whose CPU times should be read at once, because a process of a job has exited: this process, which
+    /// may be a zombie still, and its parent.
+    #[must_use]
+    pub fn processes_to_read_after(&self, events: &[ProcessEvent]) -> BTreeSet<Pid> {
+        let exited = events.iter().filter_map(|event| match event {
+            ProcessEvent::Exit { pid } => Some((*pid, self.processes.get(pid)?.parent)),
+            _ => None,
+        });
+        exited.flat_map(|(pid, parent)| [pid, parent]).filter(|pid| pid.0 > 1).collect()
+    }
+
+    /// Keeps the CPU times that were read after exit events, until a scan finds the processes gone.
+    pub fn note_exit_times(&mut self, times: BTreeMap<Pid, ProcessTimes>) {
+        self.exit_times.extend(times);
+    }
+
+    /// Returns the times of a parent that belongs to no job, as read after the exit event of its child. They are removed.
+    pub(crate) fn take_exit_times_of_parents(&mut self) -> Vec<(Pid, ProcessTimes)> {
+        let Self { exit_times, outside_parents, processes, .. } = self;
+        let of_parents = exit_times.iter().filter(|(pid, _)| outside_parents.contains_key(pid));
+        let taken = of_parents.map(|(&pid, &times)| (pid, times)).collect();
+        exit_times.retain(|pid, _| processes.contains_key(pid));
+        taken
+    }
+
+    /// Adds the pending wait time to the sample of a job.
+    pub(crate) fn add_pending_wait(&mut self, job: Option<&JobId>) {
+        let wait_ns = core::mem::take(&mut self.pending_wait_ns);
+        if wait_ns > 0
+            && let Some(open) = job.and_then(|job| self.jobs.get_mut(job))
+        {
+            open.sample_wait_ns += wait_ns;
+        }
+    }
+
+    /// The process whose CPU time was read, if it is the same one.
+    pub(crate) fn process(&self, id: ProcessId) -> Option<&ProcessUsage> {
+        self.processes.get(&id.pid).filter(|known| known.start == id.start)
+    }
+
+    /// Iterates over the jobs of which a child of a process outside ended unread, each with the beginning of its sample.
+    pub(crate) fn jobs_with_unread_end(&self) -> impl Iterator<Item = (&JobId, Nanos)> {
+        let jobs = self.outside_parents.values().filter_map(|parent| parent.ended_unread.as_ref());
+        jobs.filter_map(|job| Some((job, self.jobs.get(job)?.sample_began_at)))
+    }
+
+    /// Takes over the CPU times of a living process of the job `job`, and adds the growth to the job. `parent` is its real
+    /// parent now.
+    pub(crate) fn read_process(&mut self, job: &JobId, id: ProcessId, parent: Pid, times: &ProcessTimes) {
+        let Some(open) = self.jobs.get_mut(job) else { return };
+        let known =
+            self.processes.get_mut(&id.pid).filter(|known| known.start == id.start && known.job == *job);
+        let Some(known) = known else {
+            let is_born_in_job = is_born_since(id.start, open.usage.began_at);
+            let process = ProcessUsage::first_read(job.clone(), id.start, parent, times);
+            // The processes that an earlier daemon has read are not news of this sample.
+            if is_born_in_job && open.is_unread {
+                open.usage.cpu_ns += process.total_ns();
+            } else if is_born_in_job {
+                open.add_cpu(process.total_ns());
+            }
+            self.processes.insert(id.pid, process);
+            return;
+        };
+        known.parent = parent;
+        open.add_cpu(known.read(times));
+    }
+
+    /// Records that a scan found a process of a job gone. `times` are its last times, if it still is a zombie. Its parent
+    /// gets its time from the kernel when the parent waits for it.
+    pub(crate) fn end_process(&mut self, pid: Pid, times: Option<&ProcessTimes>) {
+        let Some(mut ended) = self.processes.remove(&pid) else { return };
+        let at_exit = self.exit_times.remove(&pid);
+        let times = times.or(at_exit.as_ref()).filter(|times| times.start == ended.start);
+        if let Some(times) = times
+            && let Some(open) = self.jobs.get_mut(&ended.job)
+        {
+            open.add_cpu(ended.read(times));
+        }
+        let total_ns = ended.total_ns() + ended.unclaimed_ns;
+        if let Some(parent) = self.processes.get_mut(&ended.parent) {
+            parent.unclaimed_ns += total_ns;
+        } else if let Some(parent) = self.outside_parents.get_mut(&ended.parent) {
+            parent.unclaimed_ns += total_ns;
+            parent.ended_unread = times.is_none().then_some(ended.job);
+        }
+    }
+
+    /// Takes over the CPU times of a parent that belongs to no job. If a process of a job ended since the last reading and its
+    /// last times are unknown, the rest of its time is added to its job, if it is at most `most_ns`. More than that is the
+    /// time of other children.
+    pub(crate) fn read_outside_parent(
+        &mut self,
+        pid: Pid,
+        times: &ProcessTimes,
+        most_ns: impl Fn(&JobId) -> u64,
+    ) {
+        let Some(known) = self.outside_parents.get_mut(&pid).filter(|known| known.start == times.start)
+        else {
+            self.outside_parents.insert(pid, OutsideParent::first_read(times));
+            return;
+        };
+        let Some((job, rest_ns)) = known.read(times) else { return };
+        if rest_ns <= most_ns(&job)
+            && let Some(open) = self.jobs.get_mut(&job)
+        {
+            open.add_cpu(rest_ns);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

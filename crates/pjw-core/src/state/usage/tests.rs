@@ -1,0 +1,189 @@
+//! The CPU time of a job from the times of its processes and of their children.
+
+use super::*;
+use crate::basics::StartTime;
+use crate::testing::job;
+
+const MS: u64 = 1_000_000;
+const SHELL: Pid = Pid(10);
+const ROOT: Pid = Pid(20);
+const CHILD: Pid = Pid(30);
+/// The start of the processes of the job, after its begin.
+const BORN: StartTime = StartTime(200);
+
+fn id(pid: Pid) -> ProcessId {
+    ProcessId { pid, start: BORN }
+}
+
+fn times(own_ms: u64, children_ms: u64) -> ProcessTimes {
+    ProcessTimes { start: BORN, own_ns: own_ms * MS, children_ns: children_ms * MS }
+}
+
+fn begun() -> (UsageState, JobId) {
+    let (mut usage, a) = (UsageState::default(), job("a"));
+    usage.begin(&a, Nanos(1_000 * MS));
+    (usage, a)
+}
+
+fn cpu_ms(usage: &UsageState, job: &JobId) -> u64 {
+    usage.of_job(job).unwrap().cpu_ns() / MS
+}
+
+#[test]
+fn children_that_no_scan_found_count_by_the_time_that_their_parent_got() {
+    let (mut usage, a) = begun();
+    usage.read_process(&a, id(ROOT), SHELL, &times(5, 0));
+    usage.read_process(&a, id(ROOT), SHELL, &times(7, 1000));
+    assert_eq!(cpu_ms(&usage, &a), 1007);
+}
+
+#[test]
+fn what_was_read_of_a_child_counts_once_when_its_parent_gets_it() {
+    let (mut usage, a) = begun();
+    usage.read_process(&a, id(ROOT), SHELL, &times(5, 0));
+    usage.read_process(&a, id(CHILD), ROOT, &times(300, 40));
+    assert_eq!(cpu_ms(&usage, &a), 345);
+    usage.end_process(CHILD, None);
+    // The child ran for 20 ms more after it was read.
+    usage.read_process(&a, id(ROOT), SHELL, &times(5, 360));
+    assert_eq!(cpu_ms(&usage, &a), 365);
+    usage.read_process(&a, id(ROOT), SHELL, &times(5, 400));
+    assert_eq!(cpu_ms(&usage, &a), 405, "the next growth is of other children");
+}
+
+#[test]
+fn a_parent_may_wait_for_its_child_later() {
+    let (mut usage, a) = begun();
+    usage.read_process(&a, id(ROOT), SHELL, &times(5, 0));
+    usage.read_process(&a, id(CHILD), ROOT, &times(300, 0));
+    usage.end_process(CHILD, Some(&times(310, 0)));
+    usage.read_process(&a, id(ROOT), SHELL, &times(6, 0));
+    assert_eq!(cpu_ms(&usage, &a), 316);
+    usage.read_process(&a, id(ROOT), SHELL, &times(6, 310));
+    assert_eq!(cpu_ms(&usage, &a), 316);
+}
+
+#[test]
+fn a_zombie_tells_the_rest_of_its_time() {
+    let (mut usage, a) = begun();
+    usage.read_process(&a, id(ROOT), SHELL, &times(5, 0));
+    usage.end_process(ROOT, Some(&times(9, 2000)));
+    assert_eq!(cpu_ms(&usage, &a), 2009);
+    usage.end_process(ROOT, Some(&times(9, 2000)));
+    assert_eq!(cpu_ms(&usage, &a), 2009, "once");
+}
+
+#[test]
+fn a_parent_outside_of_the_job_tells_the_rest_of_a_child_that_ended_unread() {
+    let (mut usage, a) = begun();
+    let plausible = |_: &JobId| 2000 * MS;
+    usage.read_outside_parent(SHELL, &times(0, 50_000), plausible);
+    usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
+    usage.read_outside_parent(SHELL, &times(0, 50_000), plausible);
+    usage.end_process(ROOT, None);
+    usage.read_outside_parent(SHELL, &times(0, 50_000), plausible);
+    assert_eq!(cpu_ms(&usage, &a), 1005, "it has not waited yet");
+    usage.read_outside_parent(SHELL, &times(0, 52_505), plausible);
+    assert_eq!(cpu_ms(&usage, &a), 2505);
+    usage.read_outside_parent(SHELL, &times(0, 53_000), plausible);
+    assert_eq!(cpu_ms(&usage, &a), 2505, "no child of the job has ended since");
+}
+
+#[test]
+fn more_than_a_child_can_have_used_is_the_time_of_other_children_of_the_parent() {
+    let (mut usage, a) = begun();
+    usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
+    usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
+    usage.end_process(ROOT, None);
+    usage.read_outside_parent(SHELL, &times(0, 90_000), |_| 2000 * MS);
+    assert_eq!(cpu_ms(&usage, &a), 1005);
+}
+
+#[test]
+fn the_growing_time_of_a_child_passes_from_ended_parent_to_ended_parent() {
+    let (mut usage, a) = begun();
+    usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
+    usage.read_process(&a, id(ROOT), SHELL, &times(5, 0));
+    usage.read_process(&a, id(CHILD), ROOT, &times(3000, 0));
+    usage.end_process(CHILD, None);
+    usage.end_process(ROOT, None);
+    usage.read_outside_parent(SHELL, &times(0, 3105), |_| 2000 * MS);
+    assert_eq!(cpu_ms(&usage, &a), 3105);
+}
+
+#[test]
+fn a_process_that_is_older_than_its_job_counts_from_its_first_reading_on() {
+    let (mut usage, a) = begun();
+    let old = ProcessId { pid: ROOT, start: StartTime(1) };
+    let old_times = |own_ms, children_ms| ProcessTimes { start: old.start, ..times(own_ms, children_ms) };
+    usage.read_process(&a, old, SHELL, &old_times(500, 5000));
+    usage.read_process(&a, old, SHELL, &old_times(510, 5000));
+    assert_eq!(cpu_ms(&usage, &a), 10);
+    assert_eq!(usage.record_of(&a).unwrap().ended_cpu_ns, 10 * MS, "a restarted daemon cannot read it again");
+}
+
+#[test]
+fn another_process_with_the_same_pid_begins_anew() {
+    let (mut usage, a) = begun();
+    usage.read_process(&a, id(ROOT), SHELL, &times(500, 0));
+    let later = ProcessId { pid: ROOT, start: StartTime(900) };
+    usage.read_process(&a, later, SHELL, &ProcessTimes { start: later.start, ..times(20, 0) });
+    assert_eq!(cpu_ms(&usage, &a), 520);
+    usage.end_process(ROOT, Some(&times(9999, 0)));
+    assert_eq!(cpu_ms(&usage, &a), 520, "the times are those of the earlier process");
+}
+
+#[test]
+fn a_restarted_daemon_reads_the_living_processes_again_and_knows_the_ended_ones() {
+    let (mut usage, a) = begun();
+    usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
+    usage.read_process(&a, id(CHILD), Pid(1), &times(300, 0));
+    usage.end_process(CHILD, None);
+    assert_eq!(cpu_ms(&usage, &a), 1305);
+    let (_, record) = usage.records().next().unwrap();
+    assert_eq!((record.cpu_ns, record.ended_cpu_ns), (1305 * MS, 300 * MS));
+    let mut restarted = UsageState::default();
+    restarted.recover(a.clone(), record);
+    assert_eq!(cpu_ms(&restarted, &a), 1305, "also if nothing is left to read");
+    restarted.read_process(&a, id(ROOT), SHELL, &times(6, 1500));
+    assert_eq!(cpu_ms(&restarted, &a), 1806);
+    assert_eq!(restarted.of_job(&a).unwrap().sample_cpu_ns, 0, "it was used before the first sample");
+}
+
+#[test]
+fn the_cgroup_counts_where_it_knows_more() {
+    let (mut usage, a) = begun();
+    usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
+    usage.of_job_mut(&a).unwrap().cgroup_cpu_ns = Some((100 * MS, 3100 * MS));
+    assert_eq!(cpu_ms(&usage, &a), 3000);
+}
+
+#[test]
+fn a_job_that_is_taken_leaves_nothing_behind() {
+    let (mut usage, a) = begun();
+    usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
+    usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
+    assert!(usage.take(&a).is_some());
+    assert_eq!(usage, UsageState::default());
+}
+
+#[test]
+fn what_was_read_right_after_an_exit_counts_if_the_next_scan_finds_neither_the_process_nor_its_parent() {
+    let (mut usage, a) = begun();
+    usage.read_outside_parent(SHELL, &times(0, 0), |_| 0);
+    usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
+    let events = [ProcessEvent::Exit { pid: Pid(99) }, ProcessEvent::Exit { pid: ROOT }];
+    assert_eq!(usage.processes_to_read_after(&events), BTreeSet::from([SHELL, ROOT]));
+    usage.note_exit_times(BTreeMap::from([(ROOT, times(8, 1200))]));
+    usage.end_process(ROOT, None);
+    assert_eq!(cpu_ms(&usage, &a), 1208, "it was a zombie");
+
+    usage.read_process(&a, id(CHILD), SHELL, &times(5, 0));
+    usage.note_exit_times(BTreeMap::from([(SHELL, times(0, 1308))]));
+    usage.end_process(CHILD, None);
+    let parents = usage.take_exit_times_of_parents();
+    assert_eq!(parents, [(SHELL, times(0, 1308))]);
+    parents.iter().for_each(|(pid, times)| usage.read_outside_parent(*pid, times, |_| 2000 * MS));
+    assert_eq!(cpu_ms(&usage, &a), 1308, "its parent had waited for it");
+    assert_eq!(usage.take_exit_times_of_parents(), []);
+}

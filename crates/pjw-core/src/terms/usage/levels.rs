@@ -1,0 +1,92 @@
+//! For how long a job used how many PUs: a histogram with steps of at most 1/64 of the value.
+
+use serde::{Deserialize, Serialize};
+
+use crate::basics::prelude::*;
+
+/// The number of steps between two powers of two.
+const STEPS: u64 = 64;
+
+/// For how long a job used how many PUs. The numbers of PUs are kept in steps: exact below 64 permille of one PU, and
+/// above that with at most 1/64 of the value between two steps. So the map has a few hundred entries at most, however
+/// long the job runs.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct UseLevels {
+    /// The time in ns for each step.
+    times: BTreeMap<u16, u64>,
+}
+
+impl UseLevels {
+    /// Adds a time of `length_ns`, in ns, in which the job used `used_permille` of one PU.
+    pub fn add(&mut self, used_permille: u64, length_ns: u64) {
+        let time = self.times.entry(step_of(used_permille)).or_default();
+        *time = time.saturating_add(length_ns);
+    }
+
+    /// Returns the number of PUs, in permille of one PU, that the job exceeded for at most `rest_permille` of the time.
+    /// For example, `50` gives the 95th percentile. The result is the upper end of a step, but at most `most`. 0
+    /// without samples.
+    #[must_use]
+    pub fn exceeded_for(&self, rest_permille: u64, most: u64) -> u64 {
+        let total: u128 = self.times.values().map(|&ns| u128::from(ns)).sum();
+        let rest = total * u128::from(rest_permille) / 1000;
+        let mut above = 0_u128;
+        for (&step, &ns) in self.times.iter().rev() {
+            above += u128::from(ns);
+            if above > rest {
+                return upper_end(step).min(most);
+            }
+        }
+        0
+    }
+}
+
+/// The step of a value. Below [`STEPS`], each value has a step of its own.
+fn step_of(value: u64) -> u16 {
+    if value < STEPS {
+        return u16::try_from(value).unwrap_or_default();
+    }
+    // The value is in the range from 2^octave to 2^(octave + 1).
+    let octave = u64::from(value.ilog2());
+    let within = (value >> (octave - STEPS.ilog2() as u64)) - STEPS;
+    u16::try_from((octave - STEPS.ilog2() as u64 + 1) * STEPS + within).unwrap_or(u16::MAX)
+}
+
+/// The largest value that has this step.
+fn upper_end(step: u16) -> u64 {
+    let step = u64::from(step);
+    if step < STEPS {
+        return step;
+    }
+    let (shift, within) = (step / STEPS - 1, step % STEPS);
+    let next = STEPS + within + 1;
+    if shift > u64::from(next.leading_zeros()) { u64::MAX } else { (next << shift) - 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_lies_in_its_step_and_the_step_is_narrow() {
+        for value in (0..100_000).chain([u64::from(u32::MAX), 1 << 40]) {
+            let end = upper_end(step_of(value));
+            assert!(value <= end && end - value <= value / 64, "{value} {end}");
+            assert!(step_of(end + 1) == step_of(value) + 1, "{value} {end}");
+        }
+        assert!(upper_end(step_of(u64::MAX)) >= u64::MAX / 2);
+    }
+
+    #[test]
+    fn the_95th_percentile_leaves_five_percent_of_the_time_above() {
+        let mut levels = UseLevels::default();
+        assert_eq!(levels.exceeded_for(50, 8000), 0);
+        levels.add(1000, 94);
+        levels.add(4000, 6);
+        assert_eq!(levels.exceeded_for(50, 8000), 4031);
+        assert_eq!(levels.exceeded_for(50, 4000), 4000, "no more than the job had");
+        levels.add(1000, 100);
+        assert_eq!(levels.exceeded_for(50, 8000), 1007);
+    }
+}

@@ -1,0 +1,186 @@
+//! What a job used: CPU time, cores over time, waiting, and the phases in which it used its cores badly.
+//!
+//! [`JobUsage`] is added up from samples while the job runs. [`JobReport`] is what is left of the job after its end. The
+//! verdict on a report is in [`crate::diagnosis::verdict`].
+
+use serde::{Deserialize, Serialize};
+
+use crate::basics::{CpuSet, Nanos, Uid, UnixMillis, prelude::*};
+use crate::terms::job::JobId;
+
+mod levels;
+
+pub use levels::UseLevels;
+
+/// A serial phase that is shorter than this does not count, in ns. It may be the start or the end of a parallel phase.
+pub const MIN_SERIAL_PHASE_NS: u64 = 10_000_000_000;
+/// If runnable threads wait for at least this share of a job's cores while these idle, in permille, the job is slowed
+/// down.
+const STRANDED_PERMILLE: u64 = 100;
+
+/// How a job used its cores in one interval between two scans of its processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct UsageSample {
+    /// The length of the interval, in ns.
+    pub length_ns: u64,
+    /// The CPU time that all processes of the job used in the interval, in ns.
+    pub cpu_ns: u64,
+    /// The time for which runnable threads of the job waited for a PU, summed over the threads, in ns.
+    pub wait_ns: u64,
+    /// The number of cores that the job held.
+    pub cores: u32,
+    /// The number of online PUs (hardware threads) of these cores.
+    pub pus: u32,
+    /// The number of hot threads at the end of the interval: those that ran or waited for a PU most of the time.
+    pub hot_threads: u32,
+    /// Whether a hot thread that waited is bound by its own program to a part of the job's cores.
+    pub has_bound_waiters: bool,
+}
+
+/// The use that a job made of its cores, added up from the first to the last scan of its processes. The journal has
+/// this value, so a restarted daemon continues with it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JobUsage {
+    /// The time at which the job began, in ns since boot.
+    pub began_at: Nanos,
+    /// The CPU time of all processes of the job, also of those that ended, in ns.
+    pub cpu_ns: u64,
+    /// The part of `cpu_ns` that a restarted daemon cannot read again, because the processes have ended, in ns.
+    pub ended_cpu_ns: u64,
+    /// The time for which samples exist, in ns.
+    pub sampled_ns: u64,
+    /// The number of cores that the job held, times the time for which it held them, in ns.
+    pub held_ns: u64,
+    /// The time for which runnable threads waited for a PU while PUs of their own job idled, summed over the threads,
+    /// in ns.
+    pub stranded_ns: u64,
+    /// The time in serial phases, in ns. A serial phase is a time of at least 10 s ([`MIN_SERIAL_PHASE_NS`]) in which
+    /// one thread ran alone on two or more cores.
+    pub serial_ns: u64,
+    /// The length of the serial phase that has not ended yet, in ns.
+    pub open_serial_ns: u64,
+    /// The time in which no thread was hot and less than half a PU was used, in ns.
+    pub asleep_ns: u64,
+    /// The time in which clearly more threads wanted to run than the job has PUs, in ns.
+    pub crowded_ns: u64,
+    /// The time in which runnable threads waited beside idle PUs of their own job, because their program had bound
+    /// them, in ns.
+    pub bound_ns: u64,
+    /// The time in which runnable threads waited beside PUs that their own job did not use, without such a binding, in
+    /// ns. Other programs ran there.
+    pub displaced_ns: u64,
+    /// The largest number of hot threads in one sample.
+    pub threads_max: u32,
+    /// The largest number of cores that the job held in one sample.
+    pub cores_max: u32,
+    /// The number of PUs of these cores.
+    pub pus_max: u32,
+    /// The number of events `repaired` of the job.
+    pub repairs: u32,
+    /// The number of events `violation` of the job: attempts to leave its cores.
+    pub violations: u32,
+    /// The largest memory use of the job's cgroup, in bytes. `None` if the job has no cgroup that measures it.
+    pub memory_peak: Option<u64>,
+    /// For how long the job used how many PUs.
+    pub levels: UseLevels,
+}
+
+impl JobUsage {
+    /// Makes the usage of a job that begins at the time `began_at`, in ns since boot.
+    #[must_use]
+    pub fn beginning_at(began_at: Nanos) -> Self {
+        Self { began_at, ..Self::default() }
+    }
+
+    /// Adds a sample. A sample without a length changes nothing. The CPU time of the sample is not added to `cpu_ns`:
+    /// the caller adds CPU time when it is read, which may be between two samples.
+    pub fn add_sample(&mut self, sample: &UsageSample) {
+        let UsageSample { length_ns, wait_ns, cores, pus, hot_threads, .. } = *sample;
+        if length_ns == 0 {
+            return;
+        }
+        let capacity_ns = u64::from(pus).saturating_mul(length_ns);
+        // CPU time of an ended process may be read after the interval in which the process used it.
+        let cpu_ns = if pus == 0 { sample.cpu_ns } else { sample.cpu_ns.min(capacity_ns) };
+        let used_permille = permille(cpu_ns, length_ns);
+        self.sampled_ns += length_ns;
+        self.held_ns = self.held_ns.saturating_add(u64::from(cores).saturating_mul(length_ns));
+        self.levels.add(used_permille, length_ns);
+        self.threads_max = self.threads_max.max(hot_threads);
+        if cores > self.cores_max {
+            (self.cores_max, self.pus_max) = (cores, pus);
+        }
+        let stranded_ns = wait_ns.min(capacity_ns - cpu_ns.min(capacity_ns));
+        self.stranded_ns += stranded_ns;
+        if pus > 0 && permille(stranded_ns, length_ns) >= u64::from(cores) * STRANDED_PERMILLE {
+            let slowed = if sample.has_bound_waiters { &mut self.bound_ns } else { &mut self.displaced_ns };
+            *slowed += length_ns;
+        }
+        if pus > 0 && (cpu_ns + wait_ns) / 5 >= capacity_ns / 4 && cpu_ns / 3 >= capacity_ns / 4 {
+            self.crowded_ns += length_ns;
+        }
+        if hot_threads == 0 && used_permille < 500 {
+            self.asleep_ns += length_ns;
+        }
+        if cores >= 2 && hot_threads <= 1 && (500..1500).contains(&used_permille) {
+            self.open_serial_ns += length_ns;
+        } else {
+            self.end_serial_phase();
+        }
+    }
+
+    /// Ends the serial phase that is going on, if there is one: a phase of at least 10 s is added to `serial_ns`.
+    pub fn end_serial_phase(&mut self) {
+        let phase = core::mem::take(&mut self.open_serial_ns);
+        if phase >= MIN_SERIAL_PHASE_NS {
+            self.serial_ns += phase;
+        }
+    }
+}
+
+/// What is left of a job after its end: who it was, its cores, its times, and what it used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobReport {
+    /// The id of the job, such as `slurm:7`.
+    pub id: JobId,
+    /// The user that owned the job.
+    pub owner: Uid,
+    /// The PUs that the job held last. Empty if it never held any.
+    pub cpus: CpuSet,
+    /// Whether the job was a provision: cores that are promised to a service, which may be idle.
+    pub is_provision: bool,
+    /// The UTC time at which pjw detected or created the job.
+    pub started: UnixMillis,
+    /// The UTC time at which the job ended or was released, or at which pjw found this.
+    pub ended: UnixMillis,
+    /// The time from the beginning to the end of the job, in ns.
+    pub wall_ns: u64,
+    /// What the job used.
+    pub usage: JobUsage,
+    /// Why the figures are incomplete, in one sentence. `None` if they are complete.
+    pub incomplete: Option<String>,
+}
+
+impl JobReport {
+    /// Returns the mean number of PUs that the job used, in permille of one PU: its CPU time over its wall time.
+    #[must_use]
+    pub fn mean_use_permille(&self) -> u64 {
+        permille(self.usage.cpu_ns, self.wall_ns)
+    }
+
+    /// Returns the mean number of cores that the job held while it was sampled, in permille of one core.
+    #[must_use]
+    pub fn mean_cores_permille(&self) -> u64 {
+        permille(self.usage.held_ns, self.usage.sampled_ns)
+    }
+}
+
+/// `part` in permille of `whole`; 0 if `whole` is 0.
+pub(crate) fn permille(part: u64, whole: u64) -> u64 {
+    let permille = u128::from(part) * 1000 / u128::from(whole.max(1));
+    if whole == 0 { 0 } else { u64::try_from(permille).unwrap_or(u64::MAX) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,218 @@
+//! What a job used is added up while it runs, and its end leaves a report.
+
+use pjw_core::diagnosis::verdict::verdict;
+use pjw_core::ids::Pid;
+use pjw_core::job::CpuRequest;
+use pjw_core::record::Record;
+use pjw_core::state::WardenState;
+use pjw_core::usage::JobReport;
+
+use crate::machine::{Machine, SECOND, in_cgroup, job, machine};
+
+/// Seconds in which these threads run, each followed by the regular scan of the processes of jobs.
+fn run(machine: &mut Machine, seconds: u32, busy: &[u32]) {
+    for _ in 0..seconds {
+        machine.run(busy);
+        let scan = machine.state.scan_request(false);
+        let decision = machine.cycle(&scan, &[]);
+        machine.records.extend(decision.records);
+    }
+}
+
+/// A machine with a job `a` of this number of cores and the process 20, which has four threads.
+fn with_job(cores: u32) -> Machine {
+    let mut machine = machine();
+    machine.advance(5 * SECOND);
+    machine.spawn(20, 1, 1001);
+    (21..24).for_each(|tid| machine.clone_thread(20, tid));
+    machine.assign("a", cores, &[20]).unwrap();
+    machine
+}
+
+/// Ends process 20, and returns the only report.
+fn end(machine: &mut Machine) -> JobReport {
+    machine.exit(20);
+    machine.settle();
+    assert_eq!(machine.reports.len(), 1, "{:?}", machine.reports);
+    machine.reports.remove(0)
+}
+
+fn seconds(ns: u64) -> u64 {
+    (ns + SECOND / 2) / SECOND
+}
+
+#[test]
+fn a_job_that_uses_its_cores_is_reported_as_fine() {
+    let mut machine = with_job(4);
+    run(&mut machine, 20, &[20, 21, 22, 23]);
+    let report = end(&mut machine);
+    assert_eq!(
+        (report.id.clone(), report.owner.0, report.cpus.to_string()),
+        (job("a"), 1001, "0-3".to_owned())
+    );
+    assert_eq!((seconds(report.wall_ns), seconds(report.usage.cpu_ns)), (20, 80));
+    assert_eq!((report.usage.cores_max, report.usage.threads_max), (4, 4));
+    let verdict = verdict(&report).unwrap();
+    assert_eq!((verdict.kind.word(), verdict.advice.len()), ("fine", 0));
+    assert_eq!(report.incomplete, None);
+}
+
+#[test]
+fn one_thread_on_four_cores_is_a_serial_phase() {
+    let mut machine = with_job(4);
+    run(&mut machine, 30, &[20]);
+    let report = end(&mut machine);
+    assert!((25..=30).contains(&seconds(report.usage.serial_ns)), "{report:?}");
+    let verdict = verdict(&report).unwrap();
+    assert_eq!(verdict.advice, ["Of 4 cores 1.0 were used: ask for `--cores 1`."]);
+}
+
+#[test]
+fn a_job_that_sleeps_waits_and_its_sleep_counts_although_nothing_was_read() {
+    let mut machine = with_job(4);
+    run(&mut machine, 2, &[20, 21, 22, 23]);
+    run(&mut machine, 58, &[]);
+    run(&mut machine, 2, &[20, 21, 22, 23]);
+    let report = end(&mut machine);
+    let verdict = verdict(&report).unwrap();
+    assert_eq!(verdict.kind.word(), "waiting", "{report:?}");
+    assert!(seconds(report.usage.asleep_ns) >= 40, "{report:?}");
+    assert_eq!(seconds(report.usage.cpu_ns), 16);
+}
+
+#[test]
+fn children_count_whether_a_scan_found_them_or_not() {
+    let mut machine = with_job(2);
+    run(&mut machine, 1, &[20]);
+    machine.spawn(30, 20, 1001);
+    run(&mut machine, 3, &[30]);
+    machine.exit(30);
+    // This one starts and ends between two scans.
+    machine.spawn(31, 20, 1001);
+    machine.run(&[31, 20]);
+    machine.exit(31);
+    run(&mut machine, 1, &[20]);
+    let report = end(&mut machine);
+    assert_eq!(seconds(report.usage.cpu_ns), 7, "{report:?}");
+}
+
+#[test]
+fn an_orphan_counts_by_itself_and_its_earlier_ancestor_is_not_charged_for_it() {
+    let mut machine = with_job(2);
+    machine.spawn(30, 20, 1001);
+    machine.spawn(31, 30, 1001);
+    machine.settle();
+    machine.exit(30);
+    run(&mut machine, 4, &[31]);
+    machine.exit(31);
+    run(&mut machine, 1, &[20]);
+    machine.spawn(32, 20, 1001);
+    run(&mut machine, 2, &[32]);
+    machine.exit(32);
+    run(&mut machine, 1, &[20]);
+    assert_eq!(seconds(end(&mut machine).usage.cpu_ns), 8);
+}
+
+#[test]
+fn a_release_reports_the_job_and_a_job_that_never_ran_has_no_verdict() {
+    let mut machine = with_job(2);
+    machine.assign("reserved", 1, &[]).unwrap();
+    run(&mut machine, 12, &[20, 21]);
+    machine.release("a").unwrap();
+    machine.release("reserved").unwrap();
+    let ids: Vec<String> = machine.reports.iter().map(|report| report.id.to_string()).collect();
+    assert_eq!(ids, ["manual:a", "manual:reserved"]);
+    assert_eq!(verdict(&machine.reports[0]).unwrap().kind.word(), "fine");
+    assert_eq!(verdict(&machine.reports[1]), None);
+    assert_eq!(machine.reports[1].usage.cores_max, 1);
+}
+
+#[test]
+fn attempts_to_leave_the_cores_are_counted() {
+    let mut machine = with_job(2);
+    run(&mut machine, 1, &[20]);
+    machine.bind(20, 20, "4-5");
+    machine.settle();
+    run(&mut machine, 1, &[20]);
+    assert!(end(&mut machine).usage.violations >= 1);
+}
+
+#[test]
+fn the_journal_has_the_usage_of_a_running_job_and_a_restarted_daemon_goes_on_with_it() {
+    let mut machine = with_job(2);
+    run(&mut machine, 70, &[20]);
+    let recorded = |record: &Record| matches!(record, Record::Usage { .. });
+    assert_eq!(machine.records.iter().filter(|record| recorded(record)).count(), 1, "one in a minute");
+    restart(&mut machine);
+    run(&mut machine, 10, &[20]);
+    let report = end(&mut machine);
+    assert_eq!((seconds(report.wall_ns), seconds(report.usage.cpu_ns)), (80, 80));
+    assert!(report.incomplete.unwrap().contains("restarted while the job ran"));
+}
+
+#[test]
+fn a_job_that_ended_while_no_daemon_ran_is_reported_with_what_the_journal_knows() {
+    let mut machine = with_job(2);
+    run(&mut machine, 70, &[20]);
+    machine.exit(20);
+    restart(&mut machine);
+    machine.settle();
+    let report = machine.reports.remove(0);
+    assert_eq!(seconds(report.usage.cpu_ns), 70);
+    assert!(report.incomplete.unwrap().contains("while pjwd was not running"));
+}
+
+/// Replaces the state by the one that a new daemon makes from the records of a rewritten journal.
+fn restart(machine: &mut Machine) {
+    let records = machine.state.records();
+    restart_with(machine, records);
+}
+
+fn restart_with(machine: &mut Machine, records: Vec<Record>) {
+    let mut state = WardenState::new(machine.state.topology.clone(), &pjw_core::cpuset::CpuSet::new());
+    records.into_iter().for_each(|record| state.apply_record(record));
+    assert!(state.members.contains_key(&Pid(20)));
+    machine.state = state;
+}
+
+#[test]
+fn an_idle_job_costs_no_record_and_no_sample() {
+    let mut machine = with_job(2);
+    run(&mut machine, 3, &[20]);
+    machine.records.clear();
+    run(&mut machine, 200, &[]);
+    let records = machine.records.iter().filter(|record| matches!(record, Record::Usage { .. })).count();
+    assert!(records <= 1, "{records}");
+}
+
+#[test]
+fn a_schedulers_job_is_reported_once_when_it_is_released_although_its_processes_go_on() {
+    let mut machine = machine();
+    machine.advance(5 * SECOND);
+    in_cgroup(machine.spawn(20, 1, 1001), "slurm:7", "/slurm/job_7", Some(CpuRequest::Cores(2)));
+    machine.settle();
+    run(&mut machine, 12, &[20]);
+    machine.release("slurm:7").unwrap();
+    let report = machine.reports.remove(0);
+    assert_eq!((report.usage.cores_max, seconds(report.usage.cpu_ns)), (2, 12), "{report:?}");
+    assert_eq!(verdict(&report).unwrap().advice, ["Of 2 cores 1.0 were used: ask for `--cpus-per-task=1`."]);
+    run(&mut machine, 3, &[20]);
+    machine.exit(20);
+    machine.settle();
+    assert_eq!(machine.reports, []);
+}
+
+#[test]
+fn a_daemon_that_is_restarted_before_the_first_record_learns_the_time_from_the_processes() {
+    let mut machine = with_job(2);
+    machine.spawn(30, 20, 1001);
+    run(&mut machine, 10, &[30]);
+    let mut records = machine.state.records();
+    records.retain(|record| !matches!(record, Record::Usage { .. }));
+    restart_with(&mut machine, records);
+    machine.exit(30);
+    run(&mut machine, 5, &[20]);
+    let report = end(&mut machine);
+    assert_eq!((seconds(report.wall_ns), seconds(report.usage.cpu_ns)), (15, 15), "{report:?}");
+    assert!(report.incomplete.is_some());
+}

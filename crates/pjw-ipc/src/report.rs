@@ -1,0 +1,94 @@
+//! The report of a job that has ended, as it is sent, stored and printed as JSON.
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// What is left of a job after its end. Lists of such reports are the reply to `GetReports`. The field names are public.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Report {
+    /// The id of the job, such as `slurm:7`. Several reports may have the same id.
+    pub id: String,
+    /// The user id of the owner.
+    pub owner: u32,
+    /// The CPUs that the job held last, as a CPU list such as `0-3,8`. Empty if it never held any.
+    pub cpus: String,
+    /// The largest number of cores that the job held.
+    pub cores: u32,
+    /// The time at which pjw detected or created the job, in the format of RFC 3339, in UTC.
+    pub started: String,
+    /// The time at which the job ended or was released, in the format of RFC 3339, in UTC.
+    pub ended: String,
+    /// The time from the beginning to the end of the job, in seconds.
+    pub wall_s: Thousandths,
+    /// The CPU time of all processes of the job, including those that have ended, in seconds.
+    pub cpu_s: Thousandths,
+    /// The time for which runnable threads waited while cores of their own job idled, summed over the threads, in
+    /// seconds.
+    pub waited_s: Thousandths,
+    /// The mean number of CPUs that the job used.
+    pub cores_used_mean: Thousandths,
+    /// The number of CPUs that the job exceeded for at most 5 % of the time.
+    pub cores_used_p95: Thousandths,
+    /// The largest number of threads that wanted a CPU most of the time.
+    pub threads_max: u32,
+    /// The time in which one thread ran alone on several cores, in phases of at least 10 s, in seconds.
+    pub serial_s: Thousandths,
+    /// The number of repairs by pjw, such as of masks and cpusets.
+    pub repairs: u32,
+    /// The number of attempts to leave the cores of the job.
+    pub violations: u32,
+    /// The largest memory use of the job's cgroup, in bytes. `None` if it was not measured.
+    pub memory_peak: Option<u64>,
+    /// The share of the job's memory that its processes shared, in permille. `None` if it was not measured.
+    pub shared_permille: Option<u32>,
+    /// The verdict: `serial`, `oversubscribed`, `bound`, `waiting` or `fine`. `None` for a job that was too short to judge.
+    pub verdict: Option<String>,
+    /// What was wrong with the job and what to do, in one sentence each. Empty if nothing was.
+    pub advice: Vec<String>,
+    /// Why the figures are incomplete, in one sentence. `None` if they are complete.
+    #[serde(default)]
+    pub incomplete: Option<String>,
+}
+
+/// A number with three digits after the point. JSON has it as a number such as `12.345`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Thousandths(pub u64);
+
+impl Serialize for Thousandths {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        // Exact up to 2^53 thousandths.
+        #[allow(clippy::cast_precision_loss)]
+        serializer.serialize_f64(self.0 as f64 / 1000.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Thousandths {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let thousandths = (f64::deserialize(deserializer)? * 1000.0).round();
+        if !(0.0..=9e15).contains(&thousandths) {
+            return Err(serde::de::Error::custom("a number from 0 to 9e12 was expected"));
+        }
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        Ok(Self(thousandths as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thousandths_are_json_numbers_and_read_back_exactly() {
+        for thousandths in [0, 1, 12_345, 100_000, 86_400_000 * 365] {
+            let text = serde_json::to_string(&Thousandths(thousandths)).unwrap();
+            assert_eq!(
+                serde_json::from_str::<Thousandths>(&text).unwrap(),
+                Thousandths(thousandths),
+                "{text}"
+            );
+        }
+        assert_eq!(serde_json::to_string(&Thousandths(12_345)).unwrap(), "12.345");
+        for wrong in ["-1", "1e30", "\"1\"", "null"] {
+            assert!(serde_json::from_str::<Thousandths>(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! The CPU times of processes and of their ended children.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pjw_core::ids::{Pid, Tid};
+use pjw_core::snapshot::ProcessTimes;
+
+use super::process_cache::ProcessCache;
+use crate::sys::clock::process_cpu_time_ns;
+
+impl ProcessCache {
+    /// Reads the CPU times of these processes, zombies included. A process that does not exist is left out.
+    ///
+    /// The times of children are read first, for all processes: a child that ends between the two readings has no CPU time
+    /// of its own any more, and counts in the next reading of its parent.
+    pub(super) fn read_cpu_times(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, ProcessTimes> {
+        let mut times = BTreeMap::new();
+        for &pid in pids {
+            // The file of the first thread: the kernel would sum over all threads for the file of the process.
+            if let Ok((start, ticks)) = self.proc.children_ticks(pid, Tid(pid.0)) {
+                let children_ns = ticks.saturating_mul(self.ns_per_tick);
+                times.insert(pid, ProcessTimes { start, own_ns: 0, children_ns });
+            }
+        }
+        times.retain(|&pid, times| {
+            // For pid 0, the kernel returns the CPU time of the calling process.
+            let own_ns = process_cpu_time_ns(pid).ok().filter(|_| pid.0 != 0);
+            times.own_ns = own_ns.unwrap_or(0);
+            own_ns.is_some()
+        });
+        times
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::tests::until_true;
+
+    fn times_of(pid: u32) -> Option<ProcessTimes> {
+        let mut cache = ProcessCache::new(BTreeSet::new()).unwrap();
+        cache.read_cpu_times(&BTreeSet::from([Pid(pid)])).remove(&Pid(pid))
+    }
+
+    /// A shell that runs for a while in a child, then for a while itself, and ends.
+    fn shell(own: u32, child: u32) -> std::process::Child {
+        let count = |times: u32| format!("i=0; while [ $i -lt {times} ]; do i=$((i+1)); done");
+        let script = format!("( {} ); {}", count(child), count(own));
+        Command::new("sh").args(["-c", &script]).spawn().unwrap()
+    }
+
+    #[test]
+    fn a_zombie_still_tells_its_time_and_that_of_its_children() {
+        let mut ended = shell(30_000, 300_000);
+        let stat = format!("/proc/{}/stat", ended.id());
+        until_true("it is a zombie", || std::fs::read_to_string(&stat).unwrap().contains(") Z "));
+        let times = times_of(ended.id()).unwrap();
+        assert!(times.children_ns > times.own_ns && times.own_ns > 0, "{times:?}");
+        ended.wait().unwrap();
+        assert_eq!(times_of(ended.id()), None);
+    }
+
+    #[test]
+    fn a_parent_gets_the_time_of_a_child_when_it_waits_for_the_child() {
+        let before = times_of(std::process::id()).unwrap().children_ns;
+        let mut child = shell(300_000, 0);
+        let stat = format!("/proc/{}/stat", child.id());
+        until_true("it is a zombie", || std::fs::read_to_string(&stat).unwrap().contains(") Z "));
+        let of_child = times_of(child.id()).unwrap().own_ns;
+        child.wait().unwrap();
+        let growth = times_of(std::process::id()).unwrap().children_ns - before;
+        // Other tests of this process may wait for children too.
+        assert!(growth + 20_000_000 >= of_child, "{growth} {of_child}");
+    }
+
+    #[test]
+    fn a_process_that_does_not_exist_is_left_out() {
+        assert_eq!([0, u32::MAX, 4_194_305].map(times_of), [None; 3]);
+    }
+}

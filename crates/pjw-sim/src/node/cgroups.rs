@@ -1,0 +1,36 @@
+//! The state of a cgroup, as a scan reads it.
+
+use pjw_core::cpuset::CpuSet;
+use pjw_core::cpuset_group::CpusetHierarchy;
+use pjw_core::ids::CgroupId;
+use pjw_core::own_cgroups::OwnCgroupNames;
+use pjw_core::snapshot::{Cgroup, CgroupUsage, Cpuset, Observed};
+
+use crate::world::World;
+
+pub(super) fn read_cgroup(world: &World, path: &str) -> Observed<Cgroup> {
+    let populated = world.is_populated(path);
+    // A scheduler and systemd remove their empty cgroups, and the warden removes its own.
+    let is_unified = world.cpuset_support.hierarchy == CpusetHierarchy::Unified;
+    let is_own =
+        is_unified && OwnCgroupNames::from_cgroup_path(path).is_some() && world.cpusets.contains_key(path);
+    if !populated && !is_own && !world.persistent_cgroups.contains(path) {
+        return Observed::Gone;
+    }
+    let has_controller = !matches!(world.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. })
+        && !world.without_cpuset_controller.contains(path);
+    let restricted_cpus = world.cpusets.get(path).cloned();
+    let cpuset = has_controller.then(|| Cpuset {
+        cpus: restricted_cpus.clone().unwrap_or_default(),
+        effective_cpus: world.effective_cpus(path),
+        mems: CpuSet::new(),
+        isolated: world.isolated_partitions.contains(path),
+    });
+    Observed::Present(Cgroup {
+        id: CgroupId { inode: 1, path: path.to_owned() },
+        restricted_cpus,
+        populated,
+        cpuset,
+        usage: CgroupUsage::default(),
+    })
+}

@@ -1,0 +1,43 @@
+//! The options of `pjwctl report` and `pjwctl jobs`.
+
+use clap::{ArgGroup, Args};
+
+use super::json::JsonArg;
+
+/// The examples and remarks below the help of `pjwctl report`.
+pub(super) const EXAMPLES: &str = "Examples:\n  \
+    pjwctl report slurm:4711             how job 4711 used its cores\n  \
+    pjwctl report --last 20              the last 20 jobs, one line each\n  \
+    pjwctl report slurm:4711 --jobstats  a line for Slurm's AdminComment, as jobstats writes it\n\n\
+    The verdict is serial (fewer threads ran than the job had cores), oversubscribed (more threads wanted to run), bound \
+    (threads waited beside idle cores because their program had bound them), waiting (for something other than a core, or \
+    for other programs on the job's cores) or fine. A job of less than ten seconds gets none. The report_keep newest reports \
+    are kept, also when pjwd is restarted.";
+
+/// The command line options of `pjwctl report`, which shows the reports of jobs that have ended.
+#[derive(Debug, Clone, Args)]
+#[command(group = ArgGroup::new("which").required(true).args(["job", "last"]))]
+pub struct ReportArgs {
+    /// The job, as in slurm:123 or mytest
+    pub job: Option<String>,
+    /// The last N jobs that ended, the newest first
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub last: Option<u32>,
+    /// Print the line that jobstats stores in Slurm's AdminComment (JS1)
+    #[arg(long, requires = "job", conflicts_with_all = ["json", "last"])]
+    pub jobstats: bool,
+    /// Whether JSON is printed: an object for one job, a list for --last.
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+/// The command line options of `pjwctl jobs`, which lists the jobs that run, or those that have ended.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct JobsArgs {
+    /// List the jobs that have ended, the newest first, with the verdict on how they used their cores
+    #[arg(long)]
+    pub ended: bool,
+    /// Whether JSON is printed.
+    #[command(flatten)]
+    pub json: JsonArg,
+}

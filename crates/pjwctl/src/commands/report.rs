@@ -1,0 +1,49 @@
+//! `pjwctl report` and `pjwctl jobs --ended`: how jobs that have ended used their cores.
+
+use std::process::ExitCode;
+
+use anyhow::bail;
+use jiff::Timestamp;
+use pjw_ipc::call::GetReports;
+use pjw_ipc::report::Report;
+
+use super::connection::{Warden, call_for, job_id, read_status, user_names};
+use crate::cli::{JsonArg, ReportArgs};
+use crate::output;
+use crate::render::report::{jobstats_line, report_text, reports_text};
+
+pub(super) fn run(warden: &Warden, request: &ReportArgs) -> anyhow::Result<ExitCode> {
+    let Some(job) = &request.job else { return list(warden, request.last, request.json) };
+    let job = job_id(job)?;
+    let parameters = GetReports { job: Some(job.clone()), last: Some(1) };
+    let mut client = warden.connect()?;
+    let reports: Vec<Report> = call_for(&mut client, "GetReports", &parameters, "reports")?;
+    let Some(report) = reports.into_iter().next() else {
+        bail!("there is no report of {job}: pjwctl jobs --ended lists the jobs that have one");
+    };
+    if request.jobstats {
+        let host = read_status(&mut client)?.node.hostname;
+        output::print(&jobstats_line(&report, &host, total_memory()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let names = user_names([report.owner]);
+    output::print_reply(request.json, &report, |report, term| report_text(report, &names, term))
+}
+
+/// Lists the reports of the last jobs that ended, or of all.
+pub(super) fn list(warden: &Warden, last: Option<u32>, json: JsonArg) -> anyhow::Result<ExitCode> {
+    let parameters = GetReports { job: None, last };
+    let reports: Vec<Report> = call_for(&mut warden.connect()?, "GetReports", &parameters, "reports")?;
+    output::print_reply(json, &reports, |reports, _| {
+        let names = user_names(reports.iter().map(|report| report.owner));
+        reports_text(reports, &names, Timestamp::now())
+    })
+}
+
+/// The memory of this node in bytes. 0 if it is unknown.
+fn total_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
+    kib.map_or(0, |kib| kib * 1024)
+}

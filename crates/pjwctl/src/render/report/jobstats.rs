@@ -1,0 +1,121 @@
+//! The summary of a job as jobstats (Princeton University) stores it in Slurm's field AdminComment: `JS1:` and the base64 form
+//! of gzipped JSON, or `JS1:Short` for a job that was too short to measure. reportseff and jobstats read this.
+//!
+//! The gzip member holds the JSON uncompressed (RFC 1951, 3.2.4): it is about 150 bytes long, and every reader takes it.
+
+use pjw_ipc::report::Report;
+use serde_json::json;
+
+/// jobstats gives no summary of a job of less than this time, in thousandths of a second.
+const MIN_WALL: u64 = 60_000;
+
+/// Returns the line for Slurm's AdminComment, as jobstats writes it. `host` is the name of this node: the summary is that of
+/// the job's part on this node. `total_memory` is the memory of the node in bytes: pjw does not know for how much memory the
+/// job asked.
+#[must_use]
+pub fn jobstats_line(report: &Report, host: &str, total_memory: u64) -> String {
+    if report.wall_s.0 < MIN_WALL {
+        return "JS1:Short\n".to_owned();
+    }
+    let node = json!({
+        "cpus": report.cores,
+        "total_time": report.cpu_s,
+        "used_memory": report.memory_peak.unwrap_or(0),
+        "total_memory": total_memory,
+    });
+    let short_name = host.split('.').next().unwrap_or(host);
+    let summary = json!({ "gpus": 0, "nodes": { short_name: node }, "total_time": report.wall_s.0 / 1000 });
+    format!("JS1:{}\n", base64(&gzip(summary.to_string().as_bytes())))
+}
+
+/// A gzip member (RFC 1952) with the bytes in stored blocks.
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    // Magic number, method deflate, no flags, no time, no extra flags, unknown system.
+    let mut member = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
+    let blocks = bytes.chunks(usize::from(u16::MAX));
+    let last = blocks.len().saturating_sub(1);
+    for (n, block) in blocks.enumerate() {
+        let length = u16::try_from(block.len()).unwrap_or(u16::MAX);
+        member.push(u8::from(n == last));
+        member.extend(length.to_le_bytes());
+        member.extend((!length).to_le_bytes());
+        member.extend(block);
+    }
+    member.extend(crc32(bytes).to_le_bytes());
+    member.extend(u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes());
+    member
+}
+
+/// The checksum of RFC 1952, section 8.
+fn crc32(bytes: &[u8]) -> u32 {
+    let step = |crc: u32, _| if crc & 1 == 1 { (crc >> 1) ^ 0xedb8_8320 } else { crc >> 1 };
+    !bytes.iter().fold(u32::MAX, |crc, &byte| (0..8).fold(crc ^ u32::from(byte), step))
+}
+
+/// The base64 form of RFC 4648, with padding.
+fn base64(bytes: &[u8]) -> String {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for group in bytes.chunks(3) {
+        let byte = |n: usize| u32::from(group.get(n).copied().unwrap_or(0));
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for n in 0..4 {
+            let index = (bits >> (18 - 6 * n)) as usize & 63;
+            text.push(if n <= group.len() { char::from(ALPHABET[index]) } else { '=' });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+
+    use pjw_ipc::report::Thousandths;
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn the_parts_are_those_of_their_standards() {
+        let forms = ["", "f", "fo", "foo", "foob", "fooba", "foobar"].map(|text| base64(text.as_bytes()));
+        assert_eq!(
+            forms,
+            ["", "Zg==", "Zm8=", "Zm9v", "Zm9vYg==", "Zm9vYmE=", "Zm9vYmFy"],
+            "RFC 4648, section 10"
+        );
+        assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
+    }
+
+    #[test]
+    fn a_job_of_less_than_a_minute_is_short() {
+        let report = Report { wall_s: Thousandths(59_999), ..Report::default() };
+        assert_eq!(jobstats_line(&report, "n1", 1), "JS1:Short\n");
+    }
+
+    #[test]
+    fn gzip_and_base64_read_the_line_back() {
+        let report = Report {
+            cores: 4,
+            cpu_s: Thousandths(123_456),
+            wall_s: Thousandths(61_900),
+            memory_peak: Some(4096),
+            ..Report::default()
+        };
+        let line = jobstats_line(&report, "n1.cluster", 1 << 30);
+        let text = line.trim_end().strip_prefix("JS1:").unwrap();
+        let mut shell = Command::new("sh")
+            .args(["-c", "base64 -d | gzip -dc"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        shell.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        let output = shell.wait_with_output().unwrap();
+        assert!(output.status.success());
+        let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let node = json!({ "cpus": 4, "total_time": 123.456, "used_memory": 4096, "total_memory": 1 << 30 });
+        assert_eq!(summary, json!({ "gpus": 0, "nodes": { "n1": node }, "total_time": 61 }));
+    }
+}

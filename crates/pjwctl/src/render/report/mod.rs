@@ -1,0 +1,138 @@
+//! The reports of jobs that have ended: one page for a job, a table, and single lines.
+
+use comfy_table::{CellAlignment, ContentArrangement, Table, TableStyle};
+use jiff::Timestamp;
+use pjw_ipc::report::{Report, Thousandths};
+
+use super::{Terminal, UserNames, text, user_name};
+
+mod jobstats;
+
+pub use jobstats::jobstats_line;
+
+/// The headings of the table. The first two and the last are texts.
+const HEADINGS: [&str; 9] =
+    ["job", "owner", "cores", "used", "p95", "cpu time", "wall time", "ended", "verdict"];
+
+/// Returns the text of `pjwctl report JOB`: the verdict with its advice, and the figures. `names` has the name of the owner.
+#[must_use]
+pub fn report_text(report: &Report, names: &UserNames, term: Terminal) -> String {
+    let escaped = text::escape_control_characters;
+    let cores = text::count_with_noun(report.cores, "core", "cores");
+    let cpus = if report.cpus.is_empty() { String::new() } else { format!(" ({})", escaped(&report.cpus)) };
+    let owner = user_name(names, report.owner);
+    let mut lines =
+        vec![format!("{} of {owner}: {} on {cores}{cpus}", escaped(&report.id), time(report.wall_s))];
+    let mut add = |name: &str, value: String| {
+        lines.push(text::wrap_text(&value, term.width, &format!("  {name:<12}"), &" ".repeat(14)));
+    };
+    add("verdict", report.verdict.as_deref().map_or("none: too short to judge".to_owned(), escaped));
+    report.advice.iter().for_each(|advice| add("", escaped(advice)));
+    add("started", escaped(&report.started));
+    add("ended", escaped(&report.ended));
+    add("cpu time", format!("{}{}", time(report.cpu_s), share_of_held(report)));
+    add(
+        "cores used",
+        format!(
+            "{} on average, at most {} for 95 % of the time",
+            tenths(report.cores_used_mean),
+            tenths(report.cores_used_p95)
+        ),
+    );
+    add("threads", format!("{} wanted a core at the same time", report.threads_max));
+    add("waiting", format!("{} of its threads' time beside idle cores of the job", time(report.waited_s)));
+    if report.serial_s.0 > 0 {
+        add("serial", format!("{} with one thread alone", time(report.serial_s)));
+    }
+    if report.repairs > 0 || report.violations > 0 {
+        let attempts = text::count_with_noun(report.violations, "attempt", "attempts");
+        let repairs = text::count_with_noun(report.repairs, "repair", "repairs");
+        add("leaving", format!("{attempts} to leave its cores, {repairs}"));
+    }
+    if let Some(bytes) = report.memory_peak {
+        add("memory", format!("{} MiB at most", bytes.div_ceil(1 << 20)));
+    }
+    if let Some(why) = &report.incomplete {
+        add("incomplete", escaped(why));
+    }
+    lines.iter().map(|line| line.trim_end().to_owned() + "\n").collect()
+}
+
+/// Returns the table of `pjwctl report --last N` and `pjwctl jobs --ended`, or a sentence if there are no reports. `names`
+/// has the names of the owners. The column `ended` says how long before the time `now` each job ended.
+#[must_use]
+pub fn reports_text(reports: &[Report], names: &UserNames, now: Timestamp) -> String {
+    if reports.is_empty() {
+        return "no job has ended\n".to_owned();
+    }
+    let mut table = Table::new();
+    table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(HEADINGS);
+    for report in reports {
+        table.add_row([
+            text::escape_control_characters(&report.id),
+            user_name(names, report.owner),
+            report.cores.to_string(),
+            tenths(report.cores_used_mean),
+            tenths(report.cores_used_p95),
+            time(report.cpu_s),
+            time(report.wall_s),
+            text::age_text(&report.ended, now),
+            text::escape_control_characters(report.verdict.as_deref().unwrap_or("-")),
+        ]);
+    }
+    for (n, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((u16::from(n > 0), 0));
+        let is_text = [0, 1, 8].contains(&n);
+        column.set_cell_alignment(if is_text { CellAlignment::Left } else { CellAlignment::Right });
+    }
+    table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
+}
+
+/// Returns the line that the hook of a scheduler prints at the end of a job: the figures, the verdict and the first advice.
+#[must_use]
+pub fn report_line(report: &Report) -> String {
+    let verdict = report.verdict.as_deref().map(|word| format!("{word}, ")).unwrap_or_default();
+    let advice = report.advice.first().map(|advice| format!(". {advice}")).unwrap_or_default();
+    let line = format!(
+        "pjw: {} {verdict}{} of CPU time in {}, {} of {} used{advice}",
+        report.id,
+        time(report.cpu_s),
+        time(report.wall_s),
+        tenths(report.cores_used_mean),
+        text::count_with_noun(report.cores, "core", "cores"),
+    );
+    text::escape_control_characters(&line) + "\n"
+}
+
+/// ` of 1920 s that its cores could give (19 %)`. Empty for a job that held no cores.
+fn share_of_held(report: &Report) -> String {
+    let held = report.wall_s.0.saturating_mul(u64::from(report.cores));
+    if held == 0 {
+        return String::new();
+    }
+    let percent = u128::from(report.cpu_s.0) * 100 / u128::from(held);
+    format!(
+        ", {percent} % of {} on {}",
+        time(report.wall_s),
+        text::count_with_noun(report.cores, "core", "cores")
+    )
+}
+
+/// A time in seconds, with one digit after the point below 100 s; in minutes and hours from 100 minutes on.
+fn time(seconds: Thousandths) -> String {
+    match seconds.0 / 1000 {
+        whole if whole < 100 => format!("{} s", tenths(seconds)),
+        whole if whole < 6000 => format!("{whole} s"),
+        whole => format!("{} h {:02} min", whole / 3600, whole / 60 % 60),
+    }
+}
+
+/// With one digit after the point.
+fn tenths(number: Thousandths) -> String {
+    let tenths = number.0.saturating_add(50) / 100;
+    format!("{}.{}", tenths / 10, tenths % 10)
+}
+
+#[cfg(test)]
+mod tests;

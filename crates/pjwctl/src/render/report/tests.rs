@@ -1,0 +1,91 @@
+//! Reports as text.
+
+use super::*;
+
+const TERMINAL: Terminal = Terminal { width: 80, has_colours: false };
+
+fn names() -> UserNames {
+    UserNames::from([(1000, "alice".to_owned())])
+}
+
+fn report() -> Report {
+    Report {
+        id: "slurm:7".into(),
+        owner: 1000,
+        cpus: "0-15".into(),
+        cores: 16,
+        started: "2026-05-04T12:00:00.000Z".into(),
+        ended: "2026-05-04T12:02:00.000Z".into(),
+        wall_s: Thousandths(120_000),
+        cpu_s: Thousandths(372_040),
+        waited_s: Thousandths(1_250),
+        cores_used_mean: Thousandths(3_100),
+        cores_used_p95: Thousandths(4_000),
+        threads_max: 4,
+        verdict: Some("serial".into()),
+        advice: vec!["Of 16 cores 3.1 were used: ask for `--cpus-per-task=4`.".into()],
+        ..Report::default()
+    }
+}
+
+#[test]
+fn a_report_is_a_page_with_the_verdict_first() {
+    assert_eq!(
+        report_text(&report(), &names(), TERMINAL),
+        "slurm:7 of alice: 120 s on 16 cores (0-15)
+  verdict     serial
+              Of 16 cores 3.1 were used: ask for `--cpus-per-task=4`.
+  started     2026-05-04T12:00:00.000Z
+  ended       2026-05-04T12:02:00.000Z
+  cpu time    372 s, 19 % of 120 s on 16 cores
+  cores used  3.1 on average, at most 4.0 for 95 % of the time
+  threads     4 wanted a core at the same time
+  waiting     1.3 s of its threads' time beside idle cores of the job
+"
+    );
+    let more = Report {
+        verdict: None,
+        advice: Vec::new(),
+        serial_s: Thousandths(20_000),
+        violations: 1,
+        repairs: 2,
+        memory_peak: Some(3 << 20),
+        incomplete: Some("pjwd was restarted".into()),
+        ..report()
+    };
+    let text = report_text(&more, &names(), TERMINAL);
+    for line in [
+        "  verdict     none: too short to judge\n",
+        "  serial      20.0 s with one thread alone\n",
+        "  leaving     1 attempt to leave its cores, 2 repairs\n",
+        "  memory      3 MiB at most\n",
+        "  incomplete  pjwd was restarted\n",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
+}
+
+#[test]
+fn reports_are_a_table_the_newest_first() {
+    let now: Timestamp = "2026-05-04T12:03:00Z".parse().unwrap();
+    let long = Report { id: "manual:a".into(), wall_s: Thousandths(7_260_000), verdict: None, ..report() };
+    assert_eq!(
+        reports_text(&[report(), long], &names(), now),
+        "job      owner cores used p95 cpu time  wall time ended verdict
+slurm:7  alice    16  3.1 4.0    372 s      120 s   60s serial
+manual:a alice    16  3.1 4.0    372 s 2 h 01 min   60s -
+"
+    );
+    assert_eq!(reports_text(&[], &names(), now), "no job has ended\n");
+}
+
+#[test]
+fn a_hook_prints_one_line() {
+    assert_eq!(
+        report_line(&report()),
+        "pjw: slurm:7 serial, 372 s of CPU time in 120 s, 3.1 of 16 cores used. Of 16 cores 3.1 were used: ask for \
+         `--cpus-per-task=4`.\n"
+    );
+    let fine = Report { verdict: None, advice: Vec::new(), cores: 1, ..report() };
+    assert_eq!(report_line(&fine), "pjw: slurm:7 372 s of CPU time in 120 s, 3.1 of 1 core used\n");
+}

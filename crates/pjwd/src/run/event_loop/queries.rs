@@ -1,0 +1,38 @@
+//! The event loop's answers to queries for details.
+
+use std::time::Instant;
+
+use pjw_core::allocate::defrag::plan_defrag;
+use tokio::sync::oneshot;
+
+use super::EventLoop;
+use crate::control::query::{self, Answer, Query};
+use crate::view::to_wire::{defrag_to_wire, plan_to_wire};
+
+impl EventLoop {
+    pub(super) fn answer_dry_runs(&mut self) {
+        let Self { dry_runs, defrags, warden, .. } = self;
+        dry_runs.answer_all(Instant::now, || {
+            let (plan, plan_warnings) = warden.dry_run();
+            plan_to_wire(&plan, &plan_warnings)
+        });
+        defrags.answer_all(Instant::now, || defrag_to_wire(&plan_defrag(warden.state(), warden.policy())));
+    }
+
+    pub(super) fn answer(&mut self, query: Query, answer: oneshot::Sender<Answer>) {
+        let (state, policy) = (self.warden.state(), self.warden.policy());
+        let reply = match query {
+            Query::Members { job, after, limit } => query::members_page(state, &job, after, limit),
+            Query::JobReasons(id) => query::explain_job(state, policy, &id),
+            Query::ProcessReasons { pid, after } => query::explain_process(state, policy, pid, after),
+            Query::Reports { job, last } => {
+                let job = job.map(|job| job.to_string());
+                Answer::Reports(self.reports.reports(job.as_deref(), last))
+            }
+            Query::Plan { fresh } => return self.dry_runs.enqueue(answer, fresh),
+            Query::Defrag { fresh } => return self.defrags.enqueue(answer, fresh),
+        };
+        // The client may have disconnected.
+        let _ = answer.send(reply);
+    }
+}

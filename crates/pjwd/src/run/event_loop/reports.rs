@@ -1,0 +1,33 @@
+//! The event loop and the reports of ended jobs.
+
+use pjw_core::command::Command;
+use pjw_core::diagnosis::verdict::{summary, verdict};
+use pjw_core::event::{Event, EventKind};
+use pjw_core::scan::ScanRequest;
+use pjw_core::usage::JobReport;
+
+use super::EventLoop;
+use crate::view::report::report_to_wire;
+use crate::warden::CycleReport;
+
+impl EventLoop {
+    /// Runs a cycle of the warden, and stores the reports of the jobs that ended in it.
+    pub(super) fn run_warden(&mut self, request: ScanRequest, commands: &[Command]) -> CycleReport {
+        let mut report = self.warden.run_cycle(request, commands);
+        let ended = self.store_reports(&report.ended_jobs);
+        report.events.extend(ended);
+        report
+    }
+
+    /// Stores the reports of the jobs that ended. Returns an event for each, with the verdict on the job.
+    fn store_reports(&mut self, ended: &[JobReport]) -> Vec<Event> {
+        let mut events = Vec::new();
+        for report in ended {
+            let verdict = verdict(report);
+            self.reports.add(report_to_wire(report, verdict.as_ref()));
+            let text = summary(report, verdict.as_ref());
+            events.push(Event::new(EventKind::Ended, text).with_job(&report.id).with_cpus(&report.cpus));
+        }
+        events
+    }
+}

@@ -1,0 +1,290 @@
+//! The reports of ended jobs on disk: `reports.jsonl` in the state directory, one report per line.
+//!
+//! A report is appended. When the file has grown to its limit, it is written again with the reports that are kept, and
+//! renamed into place. Without space for that, the newest reports are written over the oldest, which needs no space. The
+//! daemon may be killed at any instruction: a line that is not a report is skipped at the next start, and named. A store
+//! that can't be written never stops the daemon: the reports then stay in memory.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nix::unistd::Uid;
+use pjw_ipc::report::Report;
+use tracing::warn;
+
+use crate::host::directories;
+use crate::host::inode::is_name_of;
+
+/// The name of the file in the state directory.
+pub const REPORTS_FILE_NAME: &str = "reports.jsonl";
+/// The file is written again before it grows beyond this many bytes.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+/// The reports that are kept have at most this many bytes, so that the file has room for more after it is written again.
+const MAX_KEPT_BYTES: u64 = MAX_FILE_BYTES / 4 * 3;
+/// At most this many bytes of the file are read. This program writes no larger file.
+const MAX_READ_BYTES: u64 = 8 << 20;
+
+/// The reports of the jobs that ended, in memory and in a file in the state directory. At most a configured number is kept,
+/// and at most 768 KiB. The oldest report is dropped first.
+#[derive(Debug)]
+pub struct ReportStore {
+    dir: PathBuf,
+    /// `None` if the file can't be opened.
+    file: Option<File>,
+    /// The length of the file in bytes, up to the end of the last complete line.
+    length: u64,
+    /// The reports that are kept, oldest first, each with the length of its line.
+    kept: VecDeque<(Arc<Report>, u64)>,
+    kept_bytes: u64,
+    /// The largest number of reports that are kept.
+    keep: usize,
+    /// Whether the last report could not be written without dropping others, or not at all. This is logged once.
+    is_short_of_space: bool,
+}
+
+impl ReportStore {
+    /// Opens the store in the directory `dir`, and reads its reports. `keep` is the largest number of reports that are kept.
+    /// Returns also sentences for the log: what could not be read, and what became of it.
+    #[must_use]
+    pub fn open(dir: &Path, keep: u32) -> (Self, Vec<String>) {
+        let mut store = Self {
+            dir: dir.to_owned(),
+            file: None,
+            length: 0,
+            kept: VecDeque::new(),
+            kept_bytes: 0,
+            keep: keep as usize,
+            is_short_of_space: false,
+        };
+        let mut remarks = Vec::new();
+        match store.read_file() {
+            Ok(unreadable) if unreadable.is_empty() => {}
+            Ok(unreadable) => {
+                remarks.push(unreadable_lines_remark(&store.path(), &unreadable));
+                store.rewrite_or_shrink();
+            }
+            Err(error) => remarks.push(format!(
+                "can't use {}: {error}; reports of jobs are kept in memory only",
+                store.path().display()
+            )),
+        }
+        (store, remarks)
+    }
+
+    /// Stores a report. Drops the oldest reports if there are more than are kept, or if the disk is full. The loss of
+    /// reports by a full disk is logged once.
+    pub fn add(&mut self, report: Report) {
+        if self.keep == 0 {
+            return;
+        }
+        let Ok(line) = line_of(&report) else { return };
+        self.push(Arc::new(report), line.len() as u64);
+        if self.length + line.len() as u64 > MAX_FILE_BYTES {
+            return self.rewrite_or_shrink();
+        }
+        if !self.is_in_place() {
+            return self.make_again();
+        }
+        match self.append(&line) {
+            Ok(()) => self.is_short_of_space = false,
+            Err(error) => {
+                // Half of the space, so that the next reports find room too.
+                self.drop_oldest(self.kept_bytes / 2);
+                self.log_shortage(&error);
+                self.shrink();
+            }
+        }
+    }
+
+    /// Returns the reports, the newest first: those of the job with this id if `job` is given, and at most `last` of them.
+    #[must_use]
+    pub fn reports(&self, job: Option<&str>, last: Option<u32>) -> Vec<Arc<Report>> {
+        let newest_first = self.kept.iter().rev().map(|(report, _)| report);
+        let wanted = newest_first.filter(|report| job.is_none_or(|job| report.id == job));
+        wanted.take(last.map_or(usize::MAX, |last| last as usize)).cloned().collect()
+    }
+
+    /// Sets the largest number of reports that are kept. If there are more, the oldest are dropped.
+    pub fn set_keep(&mut self, keep: u32) {
+        let before = self.kept.len();
+        self.keep = keep as usize;
+        self.trim();
+        if self.kept.len() < before {
+            self.rewrite_or_shrink();
+        }
+    }
+
+    /// Writes the file again if another program removed it.
+    pub fn restore_removed_file(&mut self) {
+        if self.file.is_some() && !self.is_in_place() {
+            self.make_again();
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.join(REPORTS_FILE_NAME)
+    }
+
+    fn is_in_place(&self) -> bool {
+        self.file.as_ref().is_some_and(|file| is_name_of(&self.path(), file))
+    }
+
+    fn push(&mut self, report: Arc<Report>, bytes: u64) {
+        self.kept.push_back((report, bytes));
+        self.kept_bytes += bytes;
+        self.trim();
+    }
+
+    fn trim(&mut self) {
+        while self.kept.len() > self.keep {
+            self.drop_one();
+        }
+        self.drop_oldest(MAX_KEPT_BYTES);
+    }
+
+    /// Drops the oldest reports until the others have at most so many bytes. Never drops the newest.
+    fn drop_oldest(&mut self, most_bytes: u64) {
+        while self.kept_bytes > most_bytes && self.kept.len() > 1 {
+            self.drop_one();
+        }
+    }
+
+    fn drop_one(&mut self) {
+        if let Some((_, bytes)) = self.kept.pop_front() {
+            self.kept_bytes -= bytes;
+        }
+    }
+
+    /// Opens the file and reads its reports. Returns the numbers of the lines that are no reports.
+    fn read_file(&mut self) -> io::Result<Vec<usize>> {
+        let mut text = Vec::new();
+        let file = self.open_file()?;
+        (&file).take(MAX_READ_BYTES).read_to_end(&mut text)?;
+        let (mut unreadable, mut known) = (Vec::new(), BTreeSet::new());
+        for (number, line) in (1..).zip(text.split_inclusive(|&byte| byte == b'\n')) {
+            let complete = line.ends_with(b"\n").then_some(line);
+            match complete.and_then(|line| serde_json::from_slice::<Report>(line).ok()) {
+                // A daemon that was killed while it wrote over the oldest reports has left some twice.
+                Some(report) if known.insert((report.id.clone(), report.ended.clone())) => {
+                    self.push(Arc::new(report), line.len() as u64);
+                }
+                Some(_) => {}
+                None => unreadable.push(number),
+            }
+        }
+        (self.length, self.file) = (text.len() as u64, Some(file));
+        Ok(unreadable)
+    }
+
+    fn open_file(&self) -> io::Result<File> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        directories::open_own_file(&self.path(), &mut options)
+    }
+
+    fn append(&mut self, line: &[u8]) -> io::Result<()> {
+        let Some(file) = &self.file else { return Err(io::Error::other("it could not be opened")) };
+        let written = file.write_all_at(line, self.length);
+        if written.is_err() {
+            // Remove a partial line.
+            let _ = file.set_len(self.length);
+        } else {
+            self.length += line.len() as u64;
+        }
+        written
+    }
+
+    /// Makes the directory and the file again, after another program removed them.
+    fn make_again(&mut self) {
+        let made = directories::make_state_directory(&self.dir, Uid::effective().as_raw());
+        let opened = made.map_err(io::Error::other).and_then(|()| self.open_file());
+        match opened {
+            Ok(file) => {
+                self.file = Some(file);
+                self.rewrite_or_shrink();
+            }
+            Err(error) => self.log_shortage(&error),
+        }
+    }
+
+    /// Writes the file again with the reports that are kept. Without space for that, writes over its oldest reports.
+    fn rewrite_or_shrink(&mut self) {
+        match self.rewrite() {
+            Ok(()) => self.is_short_of_space = false,
+            Err(error) => {
+                self.log_shortage(&error);
+                self.shrink();
+            }
+        }
+    }
+
+    fn rewrite(&mut self) -> io::Result<()> {
+        let text = self.text()?;
+        let fresh = self.dir.join("reports.jsonl.new");
+        let written = directories::recreate_file(&fresh)
+            .and_then(|mut file| file.write_all(&text))
+            .and_then(|()| std::fs::rename(&fresh, self.path()));
+        if let Err(error) = written {
+            let _ = std::fs::remove_file(&fresh);
+            return Err(error);
+        }
+        (self.file, self.length) = (Some(self.open_file()?), text.len() as u64);
+        Ok(())
+    }
+
+    /// Writes the newest reports over the content of the file, as many as fit into the space that the file has.
+    fn shrink(&mut self) {
+        self.drop_oldest(self.length);
+        let text = self.text().ok().filter(|text| text.len() as u64 <= self.length);
+        let (Some(file), Some(text)) = (&self.file, text) else { return };
+        let written = file.write_all_at(&text, 0).and_then(|()| file.set_len(text.len() as u64));
+        if written.is_ok() {
+            self.length = text.len() as u64;
+        }
+    }
+
+    fn text(&self) -> io::Result<Vec<u8>> {
+        let mut text = Vec::new();
+        for (report, _) in &self.kept {
+            text.extend(line_of(report)?);
+        }
+        Ok(text)
+    }
+
+    /// Logs that reports are lost, or in memory only. Once, until a report can be written again.
+    fn log_shortage(&mut self, error: &io::Error) {
+        if !std::mem::replace(&mut self.is_short_of_space, true) {
+            warn!(
+                file = %self.path().display(),
+                %error,
+                "the reports of ended jobs can't all be written: the oldest are dropped; free space there"
+            );
+        }
+    }
+}
+
+fn line_of(report: &Report) -> io::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(report)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+fn unreadable_lines_remark(path: &Path, lines: &[usize]) -> String {
+    const MAX_NAMED: usize = 5;
+    let named: Vec<String> = lines.iter().take(MAX_NAMED).map(ToString::to_string).collect();
+    let more = lines.len().saturating_sub(MAX_NAMED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let noun = if lines.len() == 1 { "line" } else { "lines" };
+    format!(
+        "{noun} {}{more} of {} can't be read as reports of jobs and were skipped",
+        named.join(", "),
+        path.display()
+    )
+}
+
+#[cfg(test)]
+mod tests;

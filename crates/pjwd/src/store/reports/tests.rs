@@ -1,0 +1,142 @@
+//! The store in a temporary directory: what a later daemon reads, and what a damaged or removed file leaves.
+
+use super::*;
+
+fn report(id: &str) -> Report {
+    Report { id: format!("manual:{id}"), ended: format!("at {id}"), ..Report::default() }
+}
+
+fn open(dir: &Path, keep: u32) -> ReportStore {
+    let (store, remarks) = ReportStore::open(dir, keep);
+    assert_eq!(remarks, Vec::<String>::new());
+    store
+}
+
+/// The ids of the stored reports, the newest first.
+fn ids(store: &ReportStore) -> Vec<String> {
+    store.reports(None, None).iter().map(|report| report.id.replace("manual:", "")).collect()
+}
+
+fn lines(dir: &Path) -> usize {
+    std::fs::read_to_string(dir.join(REPORTS_FILE_NAME)).unwrap().lines().count()
+}
+
+#[test]
+fn reports_are_read_again_newest_first_by_job_and_by_number() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = open(dir.path(), 10);
+    ["a", "b", "c"].iter().for_each(|id| store.add(report(id)));
+    store.add(Report { ended: "later".to_owned(), ..report("a") });
+    drop(store);
+    let store = open(dir.path(), 10);
+    assert_eq!(ids(&store), ["a", "c", "b", "a"]);
+    let of_a = store.reports(Some("manual:a"), Some(1));
+    assert_eq!((of_a.len(), of_a[0].ended.as_str()), (1, "later"));
+    assert_eq!(store.reports(None, Some(2)).len(), 2);
+    assert_eq!(store.reports(Some("manual:x"), None), []);
+}
+
+#[test]
+fn the_oldest_reports_are_dropped_by_number_and_by_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = open(dir.path(), 2);
+    ["a", "b", "c"].iter().for_each(|id| store.add(report(id)));
+    assert_eq!(ids(&store), ["c", "b"]);
+    drop(store);
+    let mut store = open(dir.path(), 2);
+    assert_eq!(ids(&store), ["c", "b"], "also if the file has more");
+    store.set_keep(1);
+    assert_eq!((ids(&store), lines(dir.path())), (vec!["c".to_owned()], 1));
+    store.set_keep(0);
+    store.add(report("d"));
+    assert_eq!((ids(&store), lines(dir.path())), (Vec::new(), 0));
+    store.set_keep(10_000);
+    let large = "x".repeat(2000);
+    for number in 0..2000 {
+        store.add(Report { advice: vec![large.clone()], ..report(&number.to_string()) });
+    }
+    let size = std::fs::metadata(dir.path().join(REPORTS_FILE_NAME)).unwrap().len();
+    assert!((MAX_KEPT_BYTES / 2..=MAX_FILE_BYTES).contains(&size), "{size}");
+    assert_eq!(ids(&store)[0], "1999");
+    let kept = ids(&store);
+    drop(store);
+    assert_eq!(ids(&open(dir.path(), 10_000))[..kept.len()], kept[..]);
+}
+
+#[test]
+fn lines_that_are_no_reports_are_skipped_and_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = open(dir.path(), 10);
+    store.add(report("a"));
+    drop(store);
+    let path = dir.path().join(REPORTS_FILE_NAME);
+    let good = std::fs::read_to_string(&path).unwrap();
+    let other = good.replace("manual:a", "manual:b");
+    std::fs::write(&path, format!("garbage\n{good}{{\"id\":7}}\n\u{0}\u{0}\n{other}{{\"id\":\"torn"))
+        .unwrap();
+    let (store, remarks) = ReportStore::open(dir.path(), 10);
+    assert_eq!(ids(&store), ["b", "a"]);
+    assert_eq!(remarks.len(), 1);
+    assert!(
+        remarks[0].starts_with("lines 1, 3, 4, 6 of ") && remarks[0].contains("were skipped"),
+        "{remarks:?}"
+    );
+    drop(store);
+    assert_eq!(ids(&open(dir.path(), 10)), ["b", "a"], "the file was written again without them");
+}
+
+#[test]
+fn a_report_that_a_killed_daemon_has_left_twice_counts_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = open(dir.path(), 10);
+    ["a", "b"].iter().for_each(|id| store.add(report(id)));
+    drop(store);
+    let path = dir.path().join(REPORTS_FILE_NAME);
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.repeat(2)).unwrap();
+    assert_eq!(ids(&open(dir.path(), 10)), ["b", "a"]);
+}
+
+#[test]
+fn a_removed_file_or_directory_is_made_again_with_all_reports() {
+    let above = tempfile::tempdir().unwrap();
+    let dir = above.path().join("state");
+    std::fs::create_dir(&dir).unwrap();
+    let mut store = open(&dir, 10);
+    store.add(report("a"));
+    std::fs::remove_file(dir.join(REPORTS_FILE_NAME)).unwrap();
+    store.add(report("b"));
+    assert_eq!(ids(&open(&dir, 10)), ["b", "a"]);
+    std::fs::rename(&dir, above.path().join("elsewhere")).unwrap();
+    store.restore_removed_file();
+    assert_eq!(ids(&open(&dir, 10)), ["b", "a"]);
+}
+
+#[test]
+fn a_store_that_cannot_be_opened_keeps_reports_in_memory_and_a_link_is_not_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let precious = dir.path().join("precious");
+    std::fs::write(&precious, "precious").unwrap();
+    std::os::unix::fs::symlink(&precious, dir.path().join(REPORTS_FILE_NAME)).unwrap();
+    let (store, remarks) = ReportStore::open(dir.path(), 10);
+    assert!(remarks[0].contains("symbolic link; reports of jobs are kept in memory only"), "{remarks:?}");
+    assert_eq!(ids(&store), Vec::<String>::new());
+    assert_eq!(std::fs::read_to_string(&precious).unwrap(), "precious");
+}
+
+/// Writes over the oldest reports as the store does on a full disk.
+#[test]
+fn without_space_the_newest_reports_are_written_over_the_oldest() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = open(dir.path(), 100);
+    (10..20).for_each(|number| store.add(report(&number.to_string())));
+    let before = store.length;
+    let line = before / 10;
+    store.push(Arc::new(report("20")), line);
+    store.shrink();
+    assert!(store.length <= before, "{} {before}", store.length);
+    assert_eq!((ids(&store)[0].as_str(), ids(&store).len()), ("20", 10), "the oldest one gave its place");
+    drop(store);
+    let store = open(dir.path(), 100);
+    assert_eq!((ids(&store)[0].as_str(), ids(&store).len()), ("20", 10));
+}

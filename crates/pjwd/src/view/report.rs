@@ -1,0 +1,41 @@
+//! The report of an ended job, as clients receive it.
+
+use pjw_core::diagnosis::verdict::Verdict;
+use pjw_core::usage::JobReport;
+use pjw_ipc::report::{Report, Thousandths};
+
+use super::to_wire::format_rfc3339;
+
+/// Converts the report of a job and its verdict to the form in which clients receive them.
+#[must_use]
+pub fn report_to_wire(report: &JobReport, verdict: Option<&Verdict>) -> Report {
+    let usage = &report.usage;
+    let most_used = u64::from(usage.pus_max) * 1000;
+    Report {
+        id: report.id.to_string(),
+        owner: report.owner.0,
+        cpus: report.cpus.to_string(),
+        cores: usage.cores_max,
+        started: format_rfc3339(report.started),
+        ended: format_rfc3339(report.ended),
+        wall_s: seconds(report.wall_ns),
+        cpu_s: seconds(usage.cpu_ns),
+        waited_s: seconds(usage.stranded_ns),
+        cores_used_mean: Thousandths(report.mean_use_permille()),
+        cores_used_p95: Thousandths(usage.levels.exceeded_for(50, most_used)),
+        threads_max: usage.threads_max,
+        serial_s: seconds(usage.serial_ns),
+        repairs: usage.repairs,
+        violations: usage.violations,
+        memory_peak: usage.memory_peak,
+        shared_permille: None,
+        verdict: verdict.map(|verdict| verdict.kind.word().to_owned()),
+        advice: verdict.map(|verdict| verdict.advice.clone()).unwrap_or_default(),
+        incomplete: report.incomplete.clone(),
+    }
+}
+
+/// A time in seconds with milliseconds, rounded.
+fn seconds(ns: u64) -> Thousandths {
+    Thousandths((ns + 500_000) / 1_000_000)
+}

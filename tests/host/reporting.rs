@@ -1,0 +1,248 @@
+//! Every job leaves a report, which survives the daemon.
+
+use std::os::unix::process::CommandExt;
+use std::process::Output;
+
+use pjw_ipc::report::Report;
+use pjw_tests::daemon::{Daemon, Enforcement};
+use pjw_tests::waiting::{wait_for, wait_until};
+use serde_json::{Value, json};
+
+use crate::permissions::programs_are_reachable;
+use crate::processes::{Shell, has_two_cores, is_installed, is_root};
+
+const NOBODY: u32 = 65_534;
+/// Starts children that end at once, and waits for each of them. Most live for about a millisecond.
+const TEN_THOUSAND_CHILDREN: &str = "i=0; while [ $i -lt 10000 ]; do ( : ); i=$((i+1)); done";
+
+/// The reports of the daemon, the newest first. With an id, those of this job.
+fn reports(daemon: &Daemon, job: Option<&str>) -> Vec<Report> {
+    let job = job.map(|job| daemon.job_id(job));
+    let mut reply: Value = daemon.call("GetReports", &json!({ "job": job })).unwrap_or_default();
+    serde_json::from_value(reply["reports"].take()).unwrap_or_default()
+}
+
+fn report(daemon: &Daemon, job: &str) -> Report {
+    wait_for("the job has a report", || reports(daemon, Some(job)).into_iter().next())
+}
+
+fn ids(daemon: &Daemon) -> Vec<String> {
+    reports(daemon, None).into_iter().map(|report| report.id).collect()
+}
+
+/// Runs a command in a job by `pjwctl run`, below a shell that goes on afterwards, as an interactive shell does. Returns the
+/// CPU time of the command and its children in ms, as the kernel told it to the shell (times(2), the same number as that of
+/// wait4(2)).
+fn run_and_time(daemon: &Daemon, job: &str, command: &str) -> u64 {
+    let pjwctl = daemon.pjwctl_command(&["run", "--cores", "1", "--job", &daemon.job_id(job), "--"]);
+    let words = std::iter::once(pjwctl.get_program()).chain(pjwctl.get_args());
+    let words: Vec<&str> = words.map(|word| word.to_str().unwrap()).collect();
+    let mut shell = Shell::start();
+    // A shell in a pipe has no children yet. The first line of `times` is that of the shell itself.
+    let file = daemon.dir().join(format!("times.{job}"));
+    let line = format!(
+        "{} sh -c '{command}' </dev/null >/dev/null; times >{file}; tail -n 1 {file}",
+        words.join(" "),
+        file = file.display()
+    );
+    let children = shell.run(&line);
+    report(daemon, job);
+    // User time and system time, as in 0m1.23s.
+    children.split_whitespace().map(milliseconds).sum()
+}
+
+fn milliseconds(time: &str) -> u64 {
+    let (minutes, seconds) = time.trim_end_matches('s').split_once('m').unwrap();
+    let seconds: f64 = seconds.parse().unwrap();
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    let milliseconds = (seconds * 1000.0).round() as u64;
+    minutes.parse::<u64>().unwrap() * 60_000 + milliseconds
+}
+
+#[test]
+fn the_cpu_time_of_ten_thousand_short_children_is_that_of_wait4() {
+    for enforcement in Enforcement::available() {
+        let daemon = Daemon::start_with(enforcement, "");
+        let by_kernel = run_and_time(&daemon, "a", TEN_THOUSAND_CHILDREN);
+        let report = report(&daemon, "a");
+        let difference = report.cpu_s.0.abs_diff(by_kernel);
+        // The kernel tells times in clock ticks of 10 ms: four of them may be cut.
+        assert!(difference <= by_kernel / 100 + 40, "{by_kernel} ms, {report:?}");
+        assert_eq!((report.cores, report.incomplete), (1, None));
+    }
+}
+
+#[test]
+fn a_daemon_that_polls_tells_the_same_cpu_time() {
+    if !is_root() || !is_installed("unshare") {
+        return;
+    }
+    // In a network namespace of its own the daemon gets no process events.
+    let daemon = Daemon::start_by(&["unshare", "--net", "--"]);
+    assert_eq!(daemon.status().discovery, "polling");
+    let by_kernel = run_and_time(&daemon, "a", TEN_THOUSAND_CHILDREN);
+    let report = report(&daemon, "a");
+    assert!(report.cpu_s.0.abs_diff(by_kernel) <= by_kernel / 100 + 40, "{by_kernel} ms, {report:?}");
+}
+
+#[test]
+fn the_reports_are_listed_and_the_end_of_a_job_is_an_event_with_its_figures() {
+    let daemon = Daemon::start("");
+    for job in ["a", "b", "c"] {
+        run_and_time(&daemon, job, "true");
+        report(&daemon, job);
+    }
+    let (a, b, c) = (daemon.job_id("a"), daemon.job_id("b"), daemon.job_id("c"));
+    assert_eq!(ids(&daemon), [c.clone(), b.clone(), a.clone()]);
+    let json = |args: &[&str]| -> Value { serde_json::from_slice(&daemon.pjwctl(args).stdout).unwrap() };
+    let last: Vec<Report> = serde_json::from_value(json(&["report", "--last", "2", "--json"])).unwrap();
+    assert_eq!(last.iter().map(|report| &report.id).collect::<Vec<_>>(), [&c, &b]);
+    assert_eq!(json(&["jobs", "--ended", "--json"]).as_array().unwrap().len(), 3);
+    let one = json(&["report", &a, "--json"]);
+    assert_eq!((one["id"].as_str(), one["verdict"].is_null()), (Some(a.as_str()), true), "{one}");
+    let text = String::from_utf8(daemon.pjwctl(&["report", &a]).stdout).unwrap();
+    assert!(text.starts_with(&a) && text.contains("none: too short to judge"), "{text}");
+    let table = String::from_utf8(daemon.pjwctl(&["jobs", "--ended"]).stdout).unwrap();
+    assert_eq!(table.lines().count(), 4, "{table}");
+    let jobstats = daemon.pjwctl(&["report", &a, "--jobstats"]).stdout;
+    assert_eq!(jobstats, b"JS1:Short\n");
+    let events = String::from_utf8(daemon.pjwctl(&["events", "--json"]).stdout).unwrap();
+    let ended = events.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let ended: Vec<Value> = ended.filter(|event| event["event"] == "ended").collect();
+    assert_eq!(ended.len(), 3, "{events}");
+    assert!(ended[0]["text"].as_str().unwrap().contains("of CPU time"), "{}", ended[0]);
+}
+
+#[test]
+fn a_job_that_wastes_a_core_gets_a_verdict_with_the_option_to_change() {
+    if !has_two_cores() {
+        return;
+    }
+    let daemon = Daemon::start("");
+    let mut shell = Shell::start();
+    daemon.assign("a", 2, &[shell.pid()]).unwrap();
+    shell.send_line("while :; do :; done");
+    // A job of less than ten seconds is not judged.
+    let begun = std::time::Instant::now();
+    wait_until("it has run for eleven seconds", || begun.elapsed() > std::time::Duration::from_secs(11));
+    drop(shell);
+    let report = report(&daemon, "a");
+    // On a machine that other tests keep busy, the job mostly waits for them.
+    let (word, advice) = (report.verdict.as_deref(), report.advice[0].as_str());
+    let is_slowed = report.waited_s.0 * 4 > report.wall_s.0;
+    let expected = if is_slowed { "that other programs used" } else { "were used: ask for `--cores 1`" };
+    assert_eq!(word, Some(if is_slowed { "waiting" } else { "serial" }), "{report:?}");
+    assert!(advice.contains(expected), "{report:?}");
+}
+
+#[test]
+fn reports_survive_a_killed_daemon_and_garbage_in_their_file() {
+    let mut daemon = Daemon::start("");
+    run_and_time(&daemon, "a", "true");
+    report(&daemon, "a");
+    daemon.kill();
+    let file = daemon.state_dir().join("reports.jsonl");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, format!("garbage\n{text}{{\"id\":\"torn")).unwrap();
+    daemon.spawn();
+    assert_eq!(ids(&daemon), [daemon.job_id("a")]);
+    assert!(daemon.log().contains("lines 1, 3 of"), "{}", daemon.log());
+    run_and_time(&daemon, "b", "true");
+    report(&daemon, "b");
+    std::fs::remove_dir_all(daemon.state_dir()).unwrap();
+    run_and_time(&daemon, "c", "true");
+    report(&daemon, "c");
+    daemon.kill();
+    daemon.spawn();
+    assert_eq!(ids(&daemon), ["c", "b", "a"].map(|job| daemon.job_id(job)));
+}
+
+#[test]
+fn a_job_that_ended_while_the_daemon_was_dead_is_reported_at_the_next_start() {
+    let mut daemon = Daemon::start("");
+    let shell = Shell::start();
+    daemon.assign("a", 1, &[shell.pid()]).unwrap();
+    daemon.kill();
+    drop(shell);
+    daemon.spawn();
+    let report = report(&daemon, "a");
+    let why = report.incomplete.clone().unwrap_or_default();
+    assert!(why.contains("before it recorded") || why.contains("while pjwd was not running"), "{why}");
+    assert!(!report.cpus.is_empty(), "{report:?}");
+}
+
+#[test]
+fn on_a_full_disk_the_oldest_reports_are_dropped_and_this_is_logged_once() {
+    if !is_installed("prlimit") {
+        return;
+    }
+    let mut daemon = Daemon::start("");
+    run_and_time(&daemon, "model", "true");
+    let model = report(&daemon, "model");
+    daemon.stop();
+    // The limit of the file size has the effect of a full disk: a write fails in the middle of a line.
+    let line = serde_json::to_string(&model).unwrap();
+    let count = 65_536 / (line.len() + 1);
+    let numbered = |n: usize| line.replacen("model", &format!("{n:05}"), 1) + "\n";
+    let file = daemon.state_dir().join("reports.jsonl");
+    std::fs::write(&file, (0..count).map(numbered).collect::<String>()).unwrap();
+    let limited = "trap '' XFSZ; exec prlimit --fsize=65536 \"$@\"";
+    daemon.spawn_by(&["sh", "-c", limited, "sh"]);
+    assert_eq!(ids(&daemon).len(), count);
+    for job in ["x", "y", "z"] {
+        run_and_time(&daemon, job, "true");
+        report(&daemon, job);
+    }
+    let left = ids(&daemon);
+    assert_eq!(left[..3], ["z", "y", "x"].map(|job| daemon.job_id(job)));
+    assert!((count / 3..count).contains(&left.len()), "{} of {count}", left.len());
+    assert!(left.contains(&numbered_id(&daemon, count - 1)) && !left.contains(&numbered_id(&daemon, 0)));
+    let logged = daemon.log().matches("the oldest are dropped").count();
+    assert_eq!(logged, 1, "{}", daemon.log());
+    daemon.kill();
+    daemon.spawn();
+    assert_eq!(ids(&daemon), left);
+}
+
+/// The id of a report that was made from that of the job `model`.
+fn numbered_id(daemon: &Daemon, number: usize) -> String {
+    daemon.job_id("model").replacen("model", &format!("{number:05}"), 1)
+}
+
+#[test]
+fn what_cannot_be_reported_gets_one_clear_line() {
+    let daemon = Daemon::start("");
+    let shell = Shell::start();
+    daemon.assign("a", 1, &[shell.pid()]).unwrap();
+    let a = daemon.job_id("a");
+    let line = |output: &Output| {
+        assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
+        let text = String::from_utf8(output.stderr.clone()).unwrap();
+        assert_eq!(text.lines().count(), 1, "{text}");
+        text
+    };
+    assert!(line(&daemon.pjwctl(&["report", &a])).contains("has not ended"));
+    assert!(line(&daemon.pjwctl(&["report", "never"])).contains("pjwctl jobs --ended lists"));
+    assert!(line(&daemon.pjwctl(&["report", "a b"])).contains("job id"));
+    let zero = daemon.call::<Value>("GetReports", &json!({ "last": 0 })).unwrap_err().to_string();
+    assert!(zero.contains("ask for at least 1"), "{zero}");
+    let nothing = daemon.pjwctl(&["report", "--last", "3"]);
+    assert_eq!(nothing.stdout, b"no job has ended\n");
+    assert_eq!(daemon.pjwctl(&["report", "--last", "0"]).status.code(), Some(2));
+}
+
+#[test]
+fn a_plain_user_reads_the_report_of_another_users_job_as_show_allows() {
+    if !is_root() || !programs_are_reachable() {
+        return;
+    }
+    let daemon = Daemon::start("");
+    crate::hooks::make_accessible(&daemon);
+    run_and_time(&daemon, "a", "true");
+    report(&daemon, "a");
+    let a = daemon.job_id("a");
+    let mut command = daemon.pjwctl_command(&["report", &a, "--json"]);
+    let output = command.env_remove("PJW_SOCKET").uid(NOBODY).gid(NOBODY).current_dir("/").output().unwrap();
+    let report: Report = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((report.id, report.owner), (a, 0));
+}
