@@ -24,6 +24,7 @@ mod realtime;
 mod removed_files;
 mod restarting;
 mod running;
+mod sizes;
 mod socket_paths;
 mod spawning;
 mod undoing;

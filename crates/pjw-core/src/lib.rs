@@ -43,7 +43,7 @@ mod terms;
 pub mod testing;
 
 pub use basics::{cpuset, ids, text, time};
-pub use machine::{devices, housekeeping, parts, topology};
+pub use machine::{devices, housekeeping, parts, size_variables, topology};
 pub use phases::commands::types as command;
 pub use phases::{cpusets, lending, pinning, unassigned};
 pub use terms::{

@@ -80,6 +80,9 @@ parameters! {
         job: String,
         /// The requested number of cores, or of PUs (see `smt`). Excludes `cpus`.
         cores: Option<u32>,
+        /// Whether everything that the job can have now is requested: what is free, and what the job holds already.
+        /// Excludes `cores` and `cpus`.
+        all_cores: Option<bool>,
         /// The requested PUs, in the kernel's list format, such as `0-3,8`. Excludes `cores`.
         cpus: Option<String>,
         /// The pids of the processes that join the job.
@@ -90,7 +93,7 @@ parameters! {
         policy: Option<String>,
         /// The priority class of the job: `guaranteed`, `normal` or `besteffort`.
         class: Option<String>,
-        /// The unit of `cores`: `whole` for cores (the default), `pus` for PUs.
+        /// The unit of `cores` and `all_cores`: `whole` for cores (the default), `pus` for PUs.
         smt: Option<String>,
         /// The name of a device near which the cores should be. An empty text removes an earlier preference.
         near: Option<String>,

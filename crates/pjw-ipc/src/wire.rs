@@ -48,6 +48,9 @@ wire! {
         cores: Vec<Core>,
         /// The directory with the files of each job, in a directory named as the job, such as `/run/pjwd/jobs`.
         #[serde(default)] job_files: String,
+        /// The environment variables that tell a program the size of its job, each as `NAME=cores` or `NAME=pus`.
+        /// `None` if the daemon is older than this field.
+        #[serde(default)] variables: Option<Vec<String>>,
     }
     /// The machine: its host name, its PUs, and the numbers of its cores, packages, NUMA nodes and L3 caches.
     Node {

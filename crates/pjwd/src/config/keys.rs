@@ -143,6 +143,7 @@ const PLAIN: &[PlainKey] = &[
     duration!("lending.revocation_grace", lending.revocation_grace, Duration::ZERO..=Duration::from_secs(60)),
     choice!("lending.revocation_signal", revocation_signal, REVOCATION_SIGNALS),
     choice!("lending.starved", lending.starved, STARVED),
+    key!("run.variables", size_variables, values::size_variables, values::show_size_variables),
     key!(
         "metrics.textfile",
         metrics.textfile_path,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use pjw_core::policy::{ExhaustionPolicy, LendingPolicy, Mode, OversubscriptionPolicy, Policy};
+use pjw_core::size_variables::SizeVariable;
 use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::JobSource};
 
 use super::provisions::ProvisionSettings;
@@ -168,6 +169,8 @@ pub struct Settings {
     pub revocation_signal: Option<Signal>,
     /// `[[provision]]`: the cores that pjwd keeps for services, also when the services do not run.
     pub provisions: Vec<ProvisionSettings>,
+    /// `run.variables`: the environment variables that tell a program in a job how many cores or PUs it has.
+    pub size_variables: Vec<SizeVariable>,
     /// `metrics.…`: the file and the addresses at which metrics are published.
     pub metrics: MetricsSettings,
     /// `sources.NAME.enabled`: the batch systems whose jobs pjwd detects. `NAME` is the name of a batch
@@ -209,6 +212,7 @@ impl Default for Settings {
             lending: policy.lending,
             revocation_signal: None,
             provisions: Vec::new(),
+            size_variables: SizeVariable::defaults(),
             metrics: MetricsSettings::default(),
             enabled_sources: policy.sources.into_iter().filter(|source| source.is_scheduler()).collect(),
             source_cores: policy.source_cores,

@@ -102,6 +102,7 @@ fn every_key_is_read() {
         lending: LendingPolicy::default(),
         revocation_signal: None,
         provisions: Vec::new(),
+        size_variables: Settings::default().size_variables,
         metrics: MetricsSettings { max_jobs: 7, ..MetricsSettings::default() },
         enabled_sources,
         source_cores: [(JobSource::Slurm, 4)].into(),

@@ -16,7 +16,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::{CpuRequest, JobId, Placement, PriorityClass, Provision, ProvisionRule};
-use pjw_core::refusal::Refusal;
+use pjw_core::refusal::{CpuUnit, Refusal};
 use pjw_ipc::call::{self, Call, CallError, Reply};
 use pjw_ipc::server::{Peer, Replies, Service};
 use pjw_ipc::wire;
@@ -156,6 +156,7 @@ impl ControlService {
         let assign = AssignCommand {
             job: id.clone(),
             cpu_request: amount(&request)?,
+            everything: everything(&request)?,
             placement: request.policy.as_deref().map(placement).transpose()?,
             class: request.class.as_deref().map(class).transpose()?,
             near_device: request.near,
@@ -356,6 +357,18 @@ fn amount(request: &call::Assign) -> Result<Option<CpuRequest>, CallError> {
         (Some(n), None) => Ok(Some(CpuRequest::Cores(n))),
         (None, None) => Ok(None),
     }
+}
+
+/// The unit in which everything that is free is requested, if it is requested.
+fn everything(request: &call::Assign) -> Result<Option<CpuUnit>, CallError> {
+    if !request.all_cores.unwrap_or(false) {
+        return Ok(None);
+    }
+    if request.cores.is_some() || request.cpus.is_some() {
+        let why = "give either all cores, or a count of cores, or a CPU list";
+        return Err(CallError::Refused(why.to_owned()));
+    }
+    Ok(Some(if request.smt.as_deref() == Some("pus") { CpuUnit::Pu } else { CpuUnit::Core }))
 }
 
 fn placement(text: &str) -> Result<Placement, CallError> {
