@@ -16,6 +16,7 @@ mod lending;
 mod lost_events;
 mod many_jobs;
 mod many_threads;
+mod memory;
 mod metrics;
 mod mpi;
 mod permissions;

@@ -6,6 +6,7 @@ mod hook;
 mod json;
 mod priority_class;
 mod provision;
+mod show;
 mod simulate;
 mod spawn;
 mod topology;
@@ -26,6 +27,7 @@ pub use hook::{HookArgs, HookKind};
 pub use json::JsonArg;
 pub use priority_class::PriorityClassArg;
 pub use provision::ProvisionArgs;
+pub use show::ShowArgs;
 pub use simulate::{ProcessorUnitArg, ReferencePolicyArg, SimulateArgs, SimulatePolicyArg};
 pub use spawn::{ProxyArg, SpawnArgs};
 pub use topology::TopologyArgs;
@@ -80,13 +82,8 @@ pub enum CliCommand {
     /// List the jobs
     Jobs(JsonArg),
     /// Show one job: its processes, threads, pins and history
-    Show {
-        /// The job, as in slurm:123 or mytest
-        job: String,
-        /// Whether JSON is printed.
-        #[command(flatten)]
-        json: JsonArg,
-    },
+    #[command(after_help = show::EXAMPLES)]
+    Show(ShowArgs),
     /// Give cores to a job, and add processes to it; a second call changes nothing
     #[command(after_help = "Examples:\n  \
         pjwctl assign mytest --cores 4 --pid 4711      four cores for process 4711 and its descendants\n  \

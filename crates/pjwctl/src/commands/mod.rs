@@ -41,7 +41,7 @@ pub fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         CliCommand::Status(json) => status::run(&warden, json),
         CliCommand::Jobs(json) => jobs::run(&warden, json),
-        CliCommand::Show { job, json } => show::run(&warden, &job, json),
+        CliCommand::Show(request) => show::run(&warden, &request),
         CliCommand::Assign(request) => assign::run(&warden, &request),
         CliCommand::Release { job, .. } => release::run(&warden, job.as_deref()),
         CliCommand::Want(request) => want::run(&warden, &request),

@@ -11,6 +11,7 @@ use pjw_core::size_variables::SizeVariable;
 use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::JobSource};
 
 use super::provisions::ProvisionSettings;
+use crate::memory::MemorySettings;
 
 /// The value of the configuration key `log_level`: the least severe messages that are logged. Each variant
 /// also logs everything that the variants above it log.
@@ -171,6 +172,8 @@ pub struct Settings {
     pub provisions: Vec<ProvisionSettings>,
     /// `run.variables`: the environment variables that tell a program in a job how many cores or PUs it has.
     pub size_variables: Vec<SizeVariable>,
+    /// `memory.…`: when the memory of jobs is read without a request.
+    pub memory: MemorySettings,
     /// `metrics.…`: the file and the addresses at which metrics are published.
     pub metrics: MetricsSettings,
     /// `sources.NAME.enabled`: the batch systems whose jobs pjwd detects. `NAME` is the name of a batch
@@ -213,6 +216,7 @@ impl Default for Settings {
             revocation_signal: None,
             provisions: Vec::new(),
             size_variables: SizeVariable::defaults(),
+            memory: MemorySettings::default(),
             metrics: MetricsSettings::default(),
             enabled_sources: policy.sources.into_iter().filter(|source| source.is_scheduler()).collect(),
             source_cores: policy.source_cores,

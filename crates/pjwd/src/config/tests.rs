@@ -103,6 +103,7 @@ fn every_key_is_read() {
         revocation_signal: None,
         provisions: Vec::new(),
         size_variables: Settings::default().size_variables,
+        memory: Settings::default().memory,
         metrics: MetricsSettings { max_jobs: 7, ..MetricsSettings::default() },
         enabled_sources,
         source_cores: [(JobSource::Slurm, 4)].into(),
