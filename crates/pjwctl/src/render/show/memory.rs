@@ -41,13 +41,14 @@ fn sums(memory: &Memory, is_estimate: bool) -> Vec<String> {
     let rss = bytes(memory.rss);
     let used = match memory.uss {
         Some(uss) if !is_estimate => format!(
-            "uses {} (PSS); {} of it only one process has (USS); {processes} map {rss} (RSS), of which {shared} is shared",
+            "uses {} (PSS), {} of it in pages that one process alone maps (USS); {processes} with {rss} in all (RSS), of \
+             which {shared} is shared",
             bytes(memory.pss),
             bytes(uss)
         ),
         _ => format!(
-            "uses {} (anonymous memory and mapped files); {processes} map {rss} (RSS); about {shared} of the anonymous \
-             memory is shared",
+            "uses {} (anonymous memory and mapped files); {processes} with {rss} in all (RSS); about {shared} of the \
+             anonymous memory is shared",
             bytes(memory.pss)
         ),
     };
@@ -198,8 +199,8 @@ mod tests {
     fn the_memory_is_shown_with_its_processes_and_its_history() {
         insta::assert_snapshot!(memory_text(&farm(), PLAIN), @r"
         memory
-          uses 520.0 MiB (PSS); 120.0 MiB of it only one process has (USS); 3 processes
-            map 1.3 GiB (RSS), of which 91.1% is shared
+          uses 520.0 MiB (PSS), 120.0 MiB of it in pages that one process alone maps
+            (USS); 3 processes with 1.3 GiB in all (RSS), of which 91.1% is shared
           page tables 3.0 MiB, swapped out 0 B, at most 1.5 GiB so far; 5.0 GiB is left
             for it
           1 process ended meanwhile
@@ -219,7 +220,7 @@ mod tests {
         let memory = Memory { source: "cgroup".into(), uss: None, gone: 0, history: Vec::new(), ..farm() };
         let text = memory_text(&memory, PLAIN);
         assert!(text.starts_with("memory, estimated from its cgroup\n"), "{text}");
-        assert!(text.contains("about 91.1% of the anonymous"), "{text}");
+        assert!(text.contains("about 91.1% of the"), "{text}");
         assert!(!text.contains("PSS"), "{text}");
     }
 
