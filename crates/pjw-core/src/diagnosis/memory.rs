@@ -10,8 +10,8 @@ use crate::diagnosis::words::{bytes, count};
 const HORIZON_SECONDS: u64 = 600;
 /// Readings that are older than this say nothing about the present growth.
 const MAX_AGE: Nanos = Nanos(600 * 1_000_000_000);
-/// Readings that are closer together than this say little about growth.
-const MIN_DISTANCE: Nanos = Nanos(2 * 1_000_000_000);
+/// A prediction reaches at most so many times farther than the readings. A job that loads its data grows too, and stops.
+const REACH: u64 = 10;
 /// The smallest growth of all workers together between two readings that is more than noise, in bytes.
 const MIN_GROWTH: u64 = 8 << 20;
 
@@ -28,12 +28,12 @@ pub struct WorkerMemory {
 
 impl WorkerMemory {
     /// Returns the reading for these unique set sizes, one for each address space of the job. A process is a worker if it has
-    /// at least a tenth of the memory of the largest one: a shell or a launcher is none.
+    /// at least a quarter of the memory of the largest one: a shell, a launcher or a master that has forked is none.
     #[must_use]
     pub fn of(at: Nanos, unique_set_sizes: impl IntoIterator<Item = u64>) -> Self {
         let sizes: Vec<u64> = unique_set_sizes.into_iter().collect();
         let largest = sizes.iter().copied().max().unwrap_or(0);
-        let of_workers = sizes.iter().filter(|size| **size > 0 && **size >= largest / 10);
+        let of_workers = sizes.iter().filter(|size| **size > 0 && **size >= largest / 4);
         let (workers, own) =
             of_workers.fold((0_u32, 0_u64), |(count, own), size| (count + 1, own.saturating_add(*size)));
         Self { at, workers, own }
@@ -84,7 +84,8 @@ fn duration(seconds: u64) -> String {
     if seconds < 120 { format!("{seconds} s") } else { format!("{} min", seconds / 60) }
 }
 
-/// Predicts whether the memory of a job's workers runs out within ten minutes.
+/// Predicts whether the memory of a job's workers runs out within ten minutes, or within ten times the time for which they were
+/// seen growing.
 ///
 /// `readings` are the readings of the job, oldest first. Only the latest ones with the same number of workers count: a
 /// fork is no growth. `available` is the memory that the job can still get, in bytes: what its cgroup or the machine has
@@ -98,11 +99,12 @@ pub fn predict_shortage(readings: &[WorkerMemory], available: u64) -> Option<Mem
     let oldest = readings.iter().rev().take_while(is_alike).last()?;
     let time = newest.at.0.saturating_sub(oldest.at.0);
     let growth = newest.own.saturating_sub(oldest.own);
-    if time < MIN_DISTANCE.0 || growth < MIN_GROWTH {
+    if time == 0 || growth < MIN_GROWTH {
         return None;
     }
     let seconds_left = u128::from(available) * u128::from(time) / u128::from(growth) / 1_000_000_000;
-    let seconds_left = u64::try_from(seconds_left).ok().filter(|seconds| *seconds < HORIZON_SECONDS)?;
+    let reach = (time / 1_000_000_000).saturating_mul(REACH).min(HORIZON_SECONDS);
+    let seconds_left = u64::try_from(seconds_left).ok().filter(|seconds| *seconds < reach)?;
     let workers = u64::from(newest.workers);
     let per_minute = u128::from(growth) * 60_000_000_000 / u128::from(time) / u128::from(workers);
     Some(MemoryShortage {
@@ -149,7 +151,6 @@ mod tests {
             ("steady", vec![reading(0, 8, GIB), reading(60, 8, GIB)]),
             ("shrinking", vec![reading(0, 8, 2 * GIB), reading(60, 8, GIB)]),
             ("noise", vec![reading(0, 8, GIB), reading(60, 8, GIB + MIB)]),
-            ("too close", vec![reading(0, 8, GIB), reading(1, 8, 5 * GIB)]),
             ("forked meanwhile", vec![reading(0, 1, GIB), reading(60, 8, 8 * GIB)]),
             ("grew long ago", vec![reading(0, 8, 0), reading(700, 8, 8 * GIB), reading(760, 8, 8 * GIB)]),
             ("no workers", vec![reading(0, 0, 0), reading(60, 0, 0)]),
@@ -157,6 +158,13 @@ mod tests {
         ] {
             assert_eq!(predict_shortage(&readings, MIB), None, "{case}");
         }
+    }
+
+    #[test]
+    fn a_short_growth_predicts_no_far_lack() {
+        let loading = [reading(0, 8, 0), reading(2, 8, GIB)];
+        assert_eq!(predict_shortage(&loading, 10 * GIB), None, "20 s are ten times the 2 s of growth");
+        assert_eq!(predict_shortage(&loading, 9 * GIB).unwrap().seconds_left, 18);
     }
 
     #[test]

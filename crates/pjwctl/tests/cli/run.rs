@@ -167,7 +167,9 @@ const SIZE_VARIABLES: [&str; 10] = [
 /// Returns what env(1) prints of these variables when `pjwctl run` starts it with `own` in its environment.
 fn size_variables(daemon: &Daemon, own: &[(&str, &str)]) -> Vec<(String, String)> {
     let mut command = pjwctl(&daemon.socket(), &["run", "--cores", "all", "--", "env"]);
-    SIZE_VARIABLES.iter().chain(&["PJW_VARIABLES"]).for_each(|name| drop(command.env_remove(name)));
+    SIZE_VARIABLES.iter().chain(&["PJW_VARIABLES"]).for_each(|name| {
+        command.env_remove(name);
+    });
     command.envs(own.iter().copied());
     let answer = answer(&mut command);
     assert_eq!(answer.code, Some(0), "{answer:?}");

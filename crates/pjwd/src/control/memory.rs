@@ -29,7 +29,8 @@ impl ControlService {
     /// Answers `GetMemory`.
     pub(super) async fn memory(&self, peer: Peer, request: call::GetMemory) -> Result<Reply, CallError> {
         let id = job_id(&request.job)?;
-        self.published_job(&id)?;
+        let since = self.published_job(&id)?.since;
+        self.memory_records.borrow_mut().begin(&id, &since);
         let kind = match (request.estimate.unwrap_or(false), request.nodes.unwrap_or(false)) {
             (true, true) => {
                 let why = "the memory on each NUMA node is no estimate: leave out one of estimate and nodes";
@@ -108,6 +109,8 @@ impl ControlService {
             let begin = Instant::now();
             for id in self.job_ids().into_iter().filter(|id| !self.has_new_reading(id, interval)) {
                 // A job that ended meanwhile is no error.
+                let Ok(job) = self.published_job(&id) else { continue };
+                self.memory_records.borrow_mut().begin(&id, &job.since);
                 if let Ok(Ok(reading)) = self.read_memory(&id, ReadingKind::Pages).await {
                     sleep(memory.pause_after(reading.cost)).await;
                 }

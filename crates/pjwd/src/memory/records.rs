@@ -38,6 +38,8 @@ pub struct MemorySample {
 /// What is known of the memory of one job.
 #[derive(Debug, Default)]
 struct JobRecord {
+    /// When the job began, as the status shows it. A later job may have the same id.
+    since: String,
     samples: VecDeque<MemorySample>,
     workers: VecDeque<WorkerMemory>,
     /// The latest reading of each kind.
@@ -53,6 +55,15 @@ pub struct MemoryRecords {
 }
 
 impl MemoryRecords {
+    /// Forgets what is known of the job if it is another one with the same id: one that began at another time. `since` is the
+    /// time at which the job began, as the status shows it.
+    pub fn begin(&mut self, job: &JobId, since: &str) {
+        let record = self.jobs.entry(job.clone()).or_default();
+        if record.since != since {
+            *record = JobRecord { since: since.to_owned(), ..JobRecord::default() };
+        }
+    }
+
     /// Adds a reading of a job. Returns the reading.
     pub fn add(&mut self, job: &JobId, reading: JobReading) -> Arc<JobReading> {
         let record = self.jobs.entry(job.clone()).or_default();
@@ -165,6 +176,17 @@ mod tests {
         assert_eq!(records.samples(&job()).count(), MAX_SAMPLES);
         assert_eq!(records.largest(&job()), 1000, "also of a reading that is no longer kept");
         records.retain(&BTreeSet::new());
+        assert_eq!((records.samples(&job()).count(), records.largest(&job())), (0, 0));
+    }
+
+    #[test]
+    fn a_new_job_with_the_id_of_an_earlier_one_begins_without_its_readings() {
+        let mut records = MemoryRecords::default();
+        records.begin(&job(), "12:00");
+        records.add(&job(), reading(0, GIB, GIB));
+        records.begin(&job(), "12:00");
+        assert_eq!(records.samples(&job()).count(), 1);
+        records.begin(&job(), "12:05");
         assert_eq!((records.samples(&job()).count(), records.largest(&job())), (0, 0));
     }
 

@@ -218,8 +218,8 @@ fn count_failure(proc: &mut ProcDir, pid: Pid, errno: Errno, reading: &mut JobRe
         )
     } else if is_permission_denied(errno) {
         format!(
-            "it forbids to be read (PR_SET_DUMPABLE of prctl(2)), or it changed its user, and pjwd runs as user {own} \
-             without CAP_SYS_PTRACE: have root's pjwd read it"
+            "it forbids to be read (PR_SET_DUMPABLE of prctl(2)), it changed its user, or it has more capabilities than \
+             pjwd, which runs as user {own} without CAP_SYS_PTRACE: have root's pjwd read it"
         )
     } else {
         format!("its memory can't be read: {}", errno.desc())

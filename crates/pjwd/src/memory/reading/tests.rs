@@ -59,6 +59,7 @@ fn a_process_that_ended_or_whose_pid_has_another_process_is_gone() {
 #[test]
 fn a_process_of_another_user_is_denied_with_the_reason() {
     if Uid::effective().is_root() {
+        println!("skipped: root may read all processes; tests/host/memory.rs has a daemon that may not");
         return;
     }
     let reading = read_job(&[process_id(1)], ReadingKind::Pages).unwrap();
