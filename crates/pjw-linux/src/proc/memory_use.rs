@@ -122,7 +122,7 @@ pub fn parse_numa_maps(text: &[u8]) -> BTreeMap<u32, u64> {
     for line in text.split(|&byte| byte == b'\n') {
         // The name of a file can contain anything except spaces and newlines, which the kernel escapes.
         let words = || line.split(|&byte| byte == b' ').filter_map(|word| std::str::from_utf8(word).ok());
-        let page_size = words().filter_map(|word| word.strip_prefix("kernelpagesize_kB=")).last();
+        let page_size = words().filter_map(|word| word.strip_prefix("kernelpagesize_kB=")).next_back();
         let page_size = page_size.and_then(|size| size.parse::<u64>().ok()).unwrap_or(4);
         for word in words().skip(2) {
             let Some((node, pages)) = word.strip_prefix('N').and_then(|word| word.split_once('=')) else {

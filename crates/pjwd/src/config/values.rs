@@ -139,7 +139,7 @@ pub(super) fn size_variables(value: &DeValue<'_>) -> Result<Vec<SizeVariable>, V
     }
     parse_size_variables(texts).map_err(|(index, error)| {
         let error = ValueError::because(visible(&error.to_string(), 300));
-        match items.iter().nth(index) {
+        match items.get(index) {
             Some(item) => error.at(item.span()),
             None => error,
         }
@@ -147,7 +147,7 @@ pub(super) fn size_variables(value: &DeValue<'_>) -> Result<Vec<SizeVariable>, V
 }
 
 /// The variables, as written in a file.
-pub(super) fn show_size_variables(variables: &Vec<SizeVariable>) -> String {
+pub(super) fn show_size_variables(variables: &[SizeVariable]) -> String {
     format!("{:?}", variables.iter().map(ToString::to_string).collect::<Vec<_>>())
 }
 
