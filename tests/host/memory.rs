@@ -5,6 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
+use pjw_core::ids::Pid;
 use pjw_tests::daemon::Daemon;
 use pjw_tests::skipping::skip;
 use pjw_tests::waiting::{wait_for, wait_until};
@@ -172,6 +173,55 @@ fn the_memory_on_each_numa_node_is_read_on_request() {
     let read = show(&daemon, &["--memory", "--nodes"])["memory"].clone();
     let by_node: u64 = read["by_node"].as_object().unwrap().values().map(number).sum();
     assert!(agree(by_node, number(&read["rss"]), 20), "{read}");
+}
+
+/// A process with 100 MiB and a child with the same address space, as the tasks of Process-in-Process have it.
+const ONE_ADDRESS_SPACE: &str = r#"
+#define _GNU_SOURCE
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+static int task(void *unused) { (void)unused; prctl(PR_SET_PDEATHSIG, SIGKILL); for (;;) pause(); }
+int main(void) {
+    char *stack = malloc(1 << 20), *data = malloc(100 << 20);
+    memset(data, 1, 100 << 20);
+    int pid = clone(task, stack + (1 << 20), CLONE_VM | SIGCHLD, NULL);
+    printf("%d\n", pid);
+    fflush(stdout);
+    for (;;) pause();
+}
+"#;
+
+#[test]
+fn processes_with_one_address_space_are_counted_once() {
+    if !is_installed("cc") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (source, program) = (dir.path().join("tasks.c"), dir.path().join("tasks"));
+    fs::write(&source, ONE_ADDRESS_SPACE).unwrap();
+    assert!(Command::new("cc").arg("-o").args([&program, &source]).status().unwrap().success());
+    let mut shell = Shell::start();
+    let task: u32 = shell.run(&format!("exec {}", program.display())).parse().unwrap();
+    let daemon = Daemon::start("");
+    daemon.assign("farm", 1, &[shell.pid(), task]).unwrap();
+    let shown = show(&daemon, &["--memory"]);
+    let read = &shown["memory"];
+    let spaces: Vec<&Value> =
+        shown["members"].as_array().unwrap().iter().map(|member| &member["address_space"]).collect();
+    if pjw_linux::sys::kcmp::compare_address_spaces(Pid(task), Pid(task)).is_err() {
+        skip("this kernel or this user has no kcmp");
+        return;
+    }
+    assert_eq!(number(&read["address_spaces"]), 1, "{read}");
+    assert!(spaces[0].is_u64() && spaces[0] == spaces[1], "{shown}");
+    let [rss, _, _] = sum_over_smaps(&[shell.pid()]);
+    assert!(agree(number(&read["rss"]), rss, 20), "the pages of both count once: {read}");
+    assert_eq!(read["processes"].as_array().unwrap().len(), 2);
 }
 
 #[test]

@@ -62,7 +62,8 @@ impl ControlService {
         else {
             return Err(CallError::Refused(Refusal::NoSuchJob { job: id.clone() }.to_string()));
         };
-        let read = self.memory.read(processes, kind).await;
+        let reader = if kind == ReadingKind::Estimate { &self.estimate_reader } else { &self.page_reader };
+        let read = reader.read(processes, kind).await;
         Ok(read.map(|reading| self.record_memory(id, reading)))
     }
 

@@ -48,7 +48,9 @@ pub struct ControlService {
     pub(super) settings: watch::Receiver<ControlSettings>,
     rate_limiter: RefCell<RateLimiter>,
     refusal_log: RefCell<RefusalLog>,
-    pub(super) memory: MemoryReader,
+    pub(super) page_reader: MemoryReader,
+    /// A thread of its own: an estimate does not wait for a reading of pages.
+    pub(super) estimate_reader: MemoryReader,
     pub(super) memory_records: RefCell<MemoryRecords>,
     /// The jobs for which the event loop publishes a warning about memory.
     pub(super) jobs_short_of_memory: RefCell<BTreeSet<JobId>>,
@@ -76,7 +78,8 @@ impl ControlService {
             settings,
             rate_limiter: RefCell::default(),
             refusal_log: RefCell::default(),
-            memory: MemoryReader::default(),
+            page_reader: MemoryReader::default(),
+            estimate_reader: MemoryReader::default(),
             memory_records: RefCell::default(),
             jobs_short_of_memory: RefCell::default(),
         });
