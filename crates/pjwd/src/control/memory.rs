@@ -74,12 +74,11 @@ impl ControlService {
         records.add(id, reading)
     }
 
-    /// Sends the predictions to the event loop, which publishes them in the status, if their jobs changed. Only while
-    /// memory is sampled: a prediction that is not repeated would soon be out of date.
+    /// Sends the predictions to the event loop, which publishes them in the status, if they changed. Only while memory is
+    /// sampled: a prediction that is not repeated would soon be out of date.
     fn send_memory_warnings(&self, warnings: Vec<Warning>) {
-        let jobs: BTreeSet<JobId> = warnings.iter().filter_map(|warning| warning.job.clone()).collect();
-        if *self.jobs_short_of_memory.borrow() != jobs {
-            self.jobs_short_of_memory.replace(jobs);
+        if *self.memory_warnings.borrow() != warnings {
+            self.memory_warnings.replace(warnings.clone());
             let _ = self.outbox.send(Message::Warnings { origin: WarningOrigin::Memory, warnings });
         }
     }
@@ -110,13 +109,15 @@ impl ControlService {
             let begin = Instant::now();
             for id in self.job_ids().into_iter().filter(|id| !self.has_new_reading(id, interval)) {
                 // A job that ended meanwhile is no error.
-                let Ok(job) = self.published_job(&id) else { continue };
+                let Some(job) = self.published_job(&id).ok().filter(|job| job.processes > 0) else {
+                    continue;
+                };
                 self.memory_records.borrow_mut().begin(&id, &job.since);
                 if let Ok(Ok(reading)) = self.read_memory(&id, ReadingKind::Pages).await {
+                    self.send_memory_warnings(self.memory_records.borrow().warnings());
                     sleep(memory.pause_after(reading.cost)).await;
                 }
             }
-            self.send_memory_warnings(self.memory_records.borrow().warnings());
             tokio::select! {
                 () = sleep_until(begin + interval) => {}
                 changed = settings.changed() => if changed.is_err() { return },

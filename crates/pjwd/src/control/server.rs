@@ -6,7 +6,6 @@
 //! queries go to the event loop.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,6 +16,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::{CpuRequest, JobId, Placement, PriorityClass, Provision, ProvisionRule};
+use pjw_core::plan::Warning;
 use pjw_core::refusal::{CpuUnit, Refusal};
 use pjw_ipc::call::{self, Call, CallError, Reply};
 use pjw_ipc::server::{Peer, Replies, Service};
@@ -52,8 +52,8 @@ pub struct ControlService {
     /// A thread of its own: an estimate does not wait for a reading of pages.
     pub(super) estimate_reader: MemoryReader,
     pub(super) memory_records: RefCell<MemoryRecords>,
-    /// The jobs for which the event loop publishes a warning about memory.
-    pub(super) jobs_short_of_memory: RefCell<BTreeSet<JobId>>,
+    /// The warnings about memory that the event loop publishes.
+    pub(super) memory_warnings: RefCell<Vec<Warning>>,
 }
 
 impl ControlService {
@@ -81,7 +81,7 @@ impl ControlService {
             page_reader: MemoryReader::default(),
             estimate_reader: MemoryReader::default(),
             memory_records: RefCell::default(),
-            jobs_short_of_memory: RefCell::default(),
+            memory_warnings: RefCell::default(),
         });
         let listening = Rc::clone(&control);
         let remember = async move {
