@@ -13,8 +13,8 @@ use pjw_core::command::{Command, Reply};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::plan::Warning;
 use pjw_core::{
-    allocate::defrag::plan_defrag, cpuset::CpuSet, cpuset_group::CpusetHierarchy, ids::Tid, job::JobId,
-    refusal::Refusal, state::lineage::scan_queue::ScanUrgency,
+    allocate::defrag::plan_defrag, cpuset::CpuSet, cpuset_group::CpusetHierarchy, ids::Tid, refusal::Refusal,
+    state::lineage::scan_queue::ScanUrgency,
 };
 use pjw_ipc::call::{DefragReply, PlanReply};
 use pjw_linux::{node::LinuxMachine, sys::clock, sys::own_usage::trim_heap};
@@ -27,6 +27,7 @@ mod process_events;
 mod provisions;
 mod refusals;
 mod reload;
+mod warnings;
 
 use refusals::{is_user_refusal, user_refusals};
 
@@ -289,15 +290,6 @@ impl EventLoop {
             self.answer_dry_runs();
             self.watchdog.ping_if_due();
         }
-    }
-
-    /// The warnings that no decision made: about files of the daemon and of jobs, and about the configuration.
-    fn own_warnings(&self) -> Vec<Warning> {
-        let exists = |job: &JobId| self.warden.state().jobs.contains_key(job);
-        let sent = self.sent_warnings.values().flatten();
-        let sent = sent.filter(|warning| warning.job.as_ref().is_none_or(exists));
-        let own = sent.chain(&self.provision_warnings).chain(&self.borrower_warnings).cloned();
-        own.chain(self.job_files.warnings()).collect()
     }
 
     fn answer_dry_runs(&mut self) {
