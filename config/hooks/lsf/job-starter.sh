@@ -1,5 +1,5 @@
 #!/bin/sh
-# LSF's JOB_STARTER: starts the job with PJW_CPUS, PJW_NCORES, PJW_JOB_DIR and, if unset, OMP_NUM_THREADS.
+# LSF's JOB_STARTER: starts the job with PJW_CPUS, PJW_NCORES, PJW_JOB_DIR and, if unset, OMP_NUM_THREADS and others.
 # Runs as the job's user. The command runs in any case, with its arguments as they are, within 2 seconds.
 # Without a pjwctl that works it runs at once.
 

@@ -50,13 +50,16 @@ def begin(event):
 
 
 def launch(event):
-    names = ("OMP_NUM_THREADS",)
-    environment = {name: str(event.env[name]) for name in names if name in event.env}
-    environment["PBS_JOBID"] = str(event.job.id)
-    _, out = call("pbs-launch", environment=environment)
+    # The variables of the user are not passed on: this process runs as root.
+    _, out = call("pbs-launch", environment={"PBS_JOBID": str(event.job.id)})
+    # A job that was submitted in a job has the variables that pjw set there.
+    record = str(event.env["PJW_VARIABLES"]) if "PJW_VARIABLES" in event.env else ""
+    earlier = [entry.partition("=")[::2] for entry in record.split(":")]
     for line in out.splitlines():
         name, equals, value = line.partition("=")
-        if equals:
+        is_set = name in event.env and not name.startswith("PJW_")
+        is_users = is_set and (name, str(event.env[name])) not in earlier
+        if equals and not is_users:
             # PBS parts its list of variables at commas.
             event.env[name] = value.replace(",", "\\,")
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Grid Engine's starter_method: starts the job with PJW_CPUS, PJW_NCORES, PJW_JOB_DIR and, if unset, OMP_NUM_THREADS.
+# Grid Engine's starter_method: starts the job with PJW_CPUS, PJW_NCORES, PJW_JOB_DIR and, if unset, OMP_NUM_THREADS and others.
 # Runs as the job's user. The command runs in any case, as it would without a starter method, within 2 seconds.
 # Without a pjwctl that works it runs at once.
 

@@ -13,8 +13,8 @@
 //! - [`state`]: the data kept between two cycles.
 //! - [`allocate`]: chooses the cores for a request.
 //! - `phases`: the steps of one cycle.
-//! - [`reconcile`] runs the phases in order. [`audit`], [`explain`], [`provision_rules`], [`report`], [`fork_fastpath`], [`core_map`]
-//!   and [`diagnosis`] are on the same layer.
+//! - [`reconcile`] runs the phases in order. [`audit`], [`explain`], [`provision_rules`], [`report`], [`fork_fastpath`], [`core_map`],
+//!   [`memory`] and [`diagnosis`] are on the same layer.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -32,6 +32,7 @@ pub mod diagnosis;
 pub mod explain;
 pub mod fork_fastpath;
 mod machine;
+pub mod memory;
 mod next_scan;
 mod phases;
 pub mod provision_rules;
@@ -43,7 +44,7 @@ mod terms;
 pub mod testing;
 
 pub use basics::{cpuset, ids, text, time};
-pub use machine::{devices, housekeeping, parts, topology};
+pub use machine::{devices, housekeeping, parts, size_variables, topology};
 pub use phases::commands::types as command;
 pub use phases::usage as usage_times;
 pub use phases::{cpusets, lending, pinning, unassigned};

@@ -3,6 +3,8 @@
 //! Their field names are public. Fields may be added. To rename or remove one needs a new [`SCHEMA_VERSION`] and an
 //! entry in the CHANGELOG. A test compares the types with the `.varlink` file.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// The version of the JSON format in which the daemon sends its replies. The field `schema` of [`Status`]
@@ -48,6 +50,9 @@ wire! {
         cores: Vec<Core>,
         /// The directory with the files of each job, in a directory named as the job, such as `/run/pjwd/jobs`.
         #[serde(default)] job_files: String,
+        /// The environment variables that tell a program the size of its job, each as `NAME=cores` or `NAME=pus`.
+        /// `None` if the daemon is older than this field.
+        #[serde(default)] variables: Option<Vec<String>>,
     }
     /// The machine: its host name, its PUs, and the numbers of its cores, packages, NUMA nodes and L3 caches.
     Node {
@@ -197,6 +202,96 @@ wire! {
         evidence: String,
         /// The threads of the process.
         threads: Vec<Thread>,
+        /// The number of the address space of the process: processes with the same number share one. `None` if the
+        /// memory of the job was not read.
+        #[serde(default)] address_space: Option<u32>,
+    }
+    /// The memory of a job. All sizes are in bytes.
+    Memory {
+        /// How it was read: `smaps` (the pages of each process were looked at) or `cgroup` (from counters: the shared
+        /// part is an estimate, and concerns anonymous memory only).
+        source: String,
+        /// The UTC time of the reading (RFC 3339).
+        read_at: String,
+        /// The time for which the reading kept a PU busy, in microseconds.
+        cost_us: u64,
+        /// The sum of the resident set sizes. A page that n processes map is counted n times.
+        rss: u64,
+        /// The sum of the proportional set sizes: each page divided by the number of processes that map it. With the
+        /// source `cgroup`: what is charged to the cgroup for anonymous memory and mapped files.
+        pss: u64,
+        /// The sum of the unique set sizes: pages that no other process maps. `None` with the source `cgroup`.
+        uss: Option<u64>,
+        /// The part of `rss` that is shared with other processes, in permille. With the source `cgroup`: the part of the
+        /// anonymous memory.
+        shared_permille: u32,
+        /// The sum of the sizes of the page tables.
+        page_tables: u64,
+        /// The memory that is swapped out.
+        swap: u64,
+        /// The largest amount that the job used: of its memory cgroup, or of all readings without one.
+        peak: Option<u64>,
+        /// The memory that the job can still get: what its memory cgroup or the machine has left.
+        available: u64,
+        /// The number of address spaces. Processes that share one are counted once in all sums.
+        address_spaces: u32,
+        /// The memory on each NUMA node, counted as in `rss`. Empty if it was not requested.
+        by_node: BTreeMap<String, u64>,
+        /// The processes with the most memory, at most 1,000, ascending by pid.
+        processes: Vec<ProcessMemory>,
+        /// The number of further processes. The sums include them.
+        more_processes: u32,
+        /// The number of processes that ended during the reading.
+        gone: u32,
+        /// The processes whose memory could not be read. The sums do not include them.
+        denied: Vec<MemoryDenied>,
+        /// The latest readings of this job, oldest first.
+        history: Vec<MemorySample>,
+        /// A prediction that the memory will not suffice, and what to do. `None` if it suffices.
+        warning: Option<Warning>,
+    }
+    /// The memory of a process. All sizes are in bytes.
+    ProcessMemory {
+        /// The process id.
+        pid: u32,
+        /// The resident set size.
+        rss: u64,
+        /// The proportional set size. `None` with the source `cgroup`.
+        pss: Option<u64>,
+        /// The unique set size. `None` with the source `cgroup`.
+        uss: Option<u64>,
+        /// The size of the page tables.
+        page_tables: u64,
+        /// The memory that is swapped out.
+        swap: u64,
+        /// The number of the address space: processes with the same number share one. `None` with the source `cgroup`.
+        address_space: Option<u32>,
+        /// The memory on each NUMA node. Empty if it was not requested.
+        by_node: BTreeMap<String, u64>,
+    }
+    /// A process whose memory could not be read.
+    MemoryDenied {
+        /// The process id.
+        pid: u32,
+        /// The user id of the process.
+        uid: u32,
+        /// The reason, in one sentence.
+        why: String,
+    }
+    /// An earlier reading of the memory of a job. All sizes are in bytes.
+    MemorySample {
+        /// The UTC time of the reading (RFC 3339).
+        time: String,
+        /// How it was read: `smaps` or `cgroup`.
+        source: String,
+        /// The sum of the resident set sizes.
+        rss: u64,
+        /// The sum of the proportional set sizes, or what was charged to the cgroup.
+        pss: u64,
+        /// The shared part, in permille.
+        shared_permille: u32,
+        /// The number of processes.
+        processes: u32,
     }
     /// A thread of a process that belongs to a job.
     Thread {

@@ -35,7 +35,7 @@ use crate::store::{
     reports::ReportStore,
 };
 use crate::{
-    control::admission::AdmissionRules, control::server::ControlService, error_text, host::logging::Logging,
+    control::server::ControlService, control::settings::ControlSettings, error_text, host::logging::Logging,
     metrics, options::DaemonOptions, undo, view::status::StatusPublisher, view::topology_tree,
     warden::Warden,
 };
@@ -166,24 +166,26 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let mut state = WardenState::new(topology.clone(), &policy.housekeeping_cpus);
     state.has_lost_records = recovered.has_lost_records;
     let host = pjw_sources::Host { name: clock::hostname(), flux_user: flux_user() };
-    let (rules_sender, rules) = watch::channel(AdmissionRules::from(config.settings()));
+    let (settings_sender, control_settings) = watch::channel(ControlSettings::from(config.settings()));
     let warden = Warden::new(node, journal, state, recovered.records, policy, host);
     let (mut publisher, published) = StatusPublisher::new(clock::hostname(), &topology);
     let (outbox, inbox) = message_channel().context("can't make an eventfd")?;
 
     let (meter, metrics_receiver) = MetricsRecorder::new(config.settings());
+    let size_variables = config.settings().size_variables.clone();
     let settings = ReloadContext {
         config,
         config_path: options.config.clone(),
-        rules: rules_sender,
+        control_settings: settings_sender,
         logging,
         metrics_recorder: meter,
     };
     let job_files = JobFiles::new(&state_dir);
     publisher.set_job_files(job_files.root_path());
+    publisher.set_size_variables(&size_variables);
     let event_loop = EventLoop::new(warden, inbox, publisher, settings, job_files, reports);
     let (loop_handle, started, ended) = spawn_loop(event_loop)?;
-    let (control, record_events) = ControlService::new(outbox.clone(), published, rules);
+    let (control, record_events) = ControlService::new(outbox.clone(), published, control_settings);
     let loop_thread = LoopThread { started, ended, outbox: &outbox, metrics_receiver };
     let served = serve_until_stopped(listener, own_files, control, record_events, loop_thread);
     if let Err(failure) = &served {
@@ -311,6 +313,7 @@ fn serve_until_stopped(
         let mut hangup = signal(SignalKind::hangup()).context("can't catch SIGHUP")?;
         // No call is answered before the first cycle, because the status is still empty.
         started.await.context("the event loop ended before its first scan")?;
+        tokio::task::spawn_local(Rc::clone(&control).sample_memory());
         let metrics = tokio::task::spawn_local(metrics::service::serve_metrics(metrics_receiver, stopped.clone()));
         let (sender, successors) = mpsc::unbounded_channel();
         tokio::task::spawn_local(own_files.restore_removed_files(sender, outbox.clone()));
@@ -366,8 +369,8 @@ mod tests {
         let topology = regular_topology(1, 1, 1, 2, 1);
         let (_publisher, published) = StatusPublisher::new("here".to_owned(), &topology);
         let (outbox, inbox) = message_channel().unwrap();
-        let (_rules_told, rules) = watch::channel(AdmissionRules::default());
-        let (control, record_events) = ControlService::new(outbox.clone(), published, rules);
+        let (_sender, settings) = watch::channel(ControlSettings::default());
+        let (control, record_events) = ControlService::new(outbox.clone(), published, settings);
         let (ready, started) = oneshot::channel();
         let (alive, ended) = oneshot::channel::<()>();
         let loop_handle = std::thread::spawn(move || {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use pjw_core::cpuset::CpuSet;
 use pjw_tests::daemon::Daemon;
 
 use super::{Call, OTHER, core_count_of, hook_for_daemon, write_executable};
@@ -55,7 +56,7 @@ fn the_openpbs_hook_registers_the_job_passes_its_cores_and_releases_it() {
     if !is_installed("python3") {
         return;
     }
-    let mut daemon = Daemon::start("");
+    let mut daemon = Daemon::start("[run]\nvariables = [\"OMP_NUM_THREADS=cores\", \"GOMAXPROCS=pus\"]\n");
     let hook = hook_for_daemon(&daemon, "pbs/pjw.py");
     std::fs::write(daemon.dir().join("pbs.py"), PBS_MODULE).unwrap();
     let chunk = ("EXEC_VNODE", "(n0:ncpus=9)+(n1:ncpus=1:mem=4gb)");
@@ -69,11 +70,17 @@ fn the_openpbs_hook_registers_the_job_passes_its_cores_and_releases_it() {
     let accepted = run_hook(&hook, 2, &[("ENV_OMP_NUM_THREADS", "7")]);
     let directory = daemon.state_dir().join("jobs/pbs:124[3].srv");
     let directory = format!("PJW_JOB_DIR={}", directory.display());
-    assert_eq!(
-        accepted,
-        format!("accepted OMP_NUM_THREADS=7 PJW_CPUS={cpus} {directory} PJW_NCORES={cores}")
-    );
-    assert!(run_hook(&hook, 2, &[]).starts_with(&format!("accepted OMP_NUM_THREADS={cores} PJW_CPUS=")));
+    let pus = cpus.parse::<CpuSet>().unwrap().len();
+    let told = |omp: usize, gomaxprocs: usize| {
+        let record = format!("PJW_VARIABLES=OMP_NUM_THREADS={cores}:GOMAXPROCS={pus}");
+        let grant = format!("PJW_CPUS={} {directory} PJW_NCORES={cores} {record}", cpus.replace(',', "\\,"));
+        format!("accepted GOMAXPROCS={gomaxprocs} OMP_NUM_THREADS={omp} {grant}")
+    };
+    assert_eq!(accepted, told(7, pus), "a variable of the user is not changed");
+    assert_eq!(run_hook(&hook, 2, &[]), told(cores, pus));
+    let record = ("ENV_PJW_VARIABLES", "OMP_NUM_THREADS=5:GOMAXPROCS=5");
+    let submitted_in_a_job = [("ENV_OMP_NUM_THREADS", "5"), ("ENV_GOMAXPROCS", "6"), record];
+    assert_eq!(run_hook(&hook, 2, &submitted_in_a_job), told(cores, 6), "only the user's own value stays");
     for event in [3, 4, 5] {
         assert_eq!(run_hook(&hook, event, &[]), "accepted");
         assert!(daemon.status().jobs.is_empty());

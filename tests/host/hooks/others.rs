@@ -1,5 +1,6 @@
 //! The hooks of LSF, Torque, Grid Engine, HTCondor and Flux, called as by their schedulers.
 
+use pjw_core::cpuset::CpuSet;
 use pjw_tests::daemon::Daemon;
 use pjw_tests::programs::program_path;
 use pjw_tests::waiting::wait_until;
@@ -20,8 +21,7 @@ fn lsf(daemon: &Daemon, name: &str) -> Call {
 }
 
 /// A script that prints its arguments, and then the variables with the cores.
-const PRINT_ARGUMENTS: &str =
-    "for word; do echo \"[$word]\"; done; echo $PJW_CPUS $PJW_NCORES $PJW_JOB_DIR $OMP_NUM_THREADS";
+const PRINT_ARGUMENTS: &str = "for word; do echo \"[$word]\"; done; echo $PJW_CPUS $PJW_NCORES $PJW_JOB_DIR $OMP_NUM_THREADS $MKL_NUM_THREADS $GOMAXPROCS";
 const ODD_ARGUMENTS: [&str; 4] = ["a  b", "", "--strict", "new\nline"];
 const ODD_OUTPUT: &str = "[a  b]\n[]\n[--strict]\n[new\nline]\n";
 
@@ -53,10 +53,15 @@ fn check_starter(daemon: &mut Daemon, job: &str, call: impl Fn(&Daemon) -> Call)
     let cpus = daemon.job(job).unwrap().cpus;
     let cores = core_count_of(daemon, &cpus);
     let directory = daemon.state_dir().join("jobs").join(job).display().to_string();
-    let all = (format!("{cpus} {cores} {directory} {cores}"), String::new());
+    let pus = cpus.parse::<CpuSet>().unwrap().len();
+    let all = (format!("{cpus} {cores} {directory} {cores} {cores} {pus}"), String::new());
     assert_eq!(run_starter(&|| call(daemon)), all);
     let (printed, _) = run_starter(&|| call(daemon).with_variable("OMP_NUM_THREADS", "7"));
-    assert_eq!(printed, format!("{cpus} {cores} {directory} 7"), "variables of the user are not changed");
+    assert_eq!(
+        printed,
+        format!("{cpus} {cores} {directory} 7 {cores} {pus}"),
+        "variables of the user are not changed"
+    );
     daemon.release(job).unwrap();
     let (printed, stderr) = run_starter(&|| call(daemon));
     assert!(

@@ -120,7 +120,7 @@ fn a_task_gets_its_cores_and_nothing_else_in_variables() {
     if !has_two_cores() {
         return;
     }
-    let node = Node::start("");
+    let node = Node::start("[run]\nvariables = [\"OMP_NUM_THREADS=cores\", \"GOMAXPROCS=pus\"]\n");
     node.hook("prolog", PROLOG).assert_silent_success();
     let cpus = node.daemon.job("slurm:4").unwrap().cpus;
     let cores = core_count_of(&node.daemon, &cpus);
@@ -132,22 +132,32 @@ fn a_task_gets_its_cores_and_nothing_else_in_variables() {
     let directory = node.daemon.state_dir().join("jobs/slurm:4");
     let directory = format!("export PJW_JOB_DIR={}\n", directory.display());
     let grant = format!("export PJW_CPUS={cpus}\nexport PJW_NCORES={cores}\n{directory}");
-    let openmp = "export OMP_NUM_THREADS=2\nexport OMP_PLACES=threads\n";
+    let sizes = |count: u32| {
+        let record = format!("export PJW_VARIABLES=OMP_NUM_THREADS={count}:GOMAXPROCS={count}\n");
+        format!("export OMP_NUM_THREADS={count}\nexport GOMAXPROCS={count}\n{record}")
+    };
+    let places = "export OMP_PLACES=threads\n";
     for environment in [STEP, BATCH] {
-        assert_eq!(variables(node.hook("task-prolog", environment)), format!("{grant}{openmp}"));
+        assert_eq!(variables(node.hook("task-prolog", environment)), format!("{grant}{}{places}", sizes(2)));
     }
+    let in_batch_script = node
+        .hook("task-prolog", STEP)
+        .with_variable("OMP_NUM_THREADS", "5")
+        .with_variable("PJW_VARIABLES", "OMP_NUM_THREADS=5:GOMAXPROCS=5");
+    assert_eq!(
+        variables(in_batch_script),
+        format!("{grant}{}{places}", sizes(2)),
+        "a step does not keep what the batch script was told"
+    );
     let chosen = node
         .hook("task-prolog", STEP)
         .with_variable("OMP_NUM_THREADS", "7")
+        .with_variable("GOMAXPROCS", "7")
         .with_variable("OMP_PLACES", "sockets");
     assert_eq!(variables(chosen), grant, "variables of the user are not changed");
     let four = node.hook("task-prolog", STEP).with_variable("SLURM_STEP_TASKS_PER_NODE", "2");
     let four = variables(four.with_variable("SLURM_CPUS_PER_TASK", "1"));
-    assert_eq!(
-        four,
-        format!("{grant}export OMP_NUM_THREADS=1\n"),
-        "tasks that share a mask get no OMP_PLACES"
-    );
+    assert_eq!(four, format!("{grant}{}", sizes(1)), "tasks that share a mask get no OMP_PLACES");
 }
 
 #[test]

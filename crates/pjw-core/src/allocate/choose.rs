@@ -124,6 +124,11 @@ impl<'a> Allocator<'a> {
         self.amount_of(self.free_cores.iter())
     }
 
+    /// Returns how much is available in the unit of the request: the number of whole cores, or of PUs.
+    pub(super) fn units(&self) -> u32 {
+        total_units(&self.free_cores.iter().collect::<Vec<_>>())
+    }
+
     fn amount_of<'s>(&self, free_cores: impl Iterator<Item = &'s FreeCore>) -> u32 {
         match self.unit {
             Unit::AnyPu => free_cores.map(|free_core| free_core.size).sum(),

@@ -10,6 +10,7 @@ mod contention;
 mod examination;
 mod facts;
 mod host;
+pub mod memory;
 mod neighbours;
 mod placement;
 pub mod verdict;

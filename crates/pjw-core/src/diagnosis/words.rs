@@ -32,6 +32,14 @@ pub(super) fn count(n: usize, one: &str) -> String {
     format!("{n} {one}{plural}")
 }
 
+/// Formats an amount of memory with one decimal: `1.2 GiB`, `512.0 MiB`.
+pub(super) fn bytes(amount: u64) -> String {
+    const UNITS: [(u64, &str); 3] = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB")];
+    let (size, unit) = UNITS.into_iter().find(|(size, _)| amount >= *size).unwrap_or((1 << 10, "KiB"));
+    let tenths = u128::from(amount) * 10 / u128::from(size);
+    format!("{}.{} {unit}", tenths / 10, tenths % 10)
+}
+
 /// Formats permille of one PU as a percentage with one decimal.
 pub(super) fn percent(permille: u64) -> String {
     format!("{}.{} %", permille / 10, permille % 10)

@@ -108,6 +108,12 @@ pub enum Refusal {
         /// holds.
         max_cores_in_one_l3: u32,
     },
+    /// The request is for all free cores or PUs, and there are none.
+    #[error("no {} is free: have a job released first (pjwctl jobs shows who holds what)", unit.smallest())]
+    NothingFree {
+        /// What was requested.
+        unit: CpuUnit,
+    },
     /// The request needs more cores than are free now. It is refused although `on_exhausted = "wait"`:
     /// requests of `pjwctl run`, and requests for jobs that already hold cores, never wait.
     #[error("{shortage}; {why}")]

@@ -1,9 +1,10 @@
 //! Commands: what is granted and what is refused.
 
 use pjw_core::command::{AssignCommand, Caller, Command};
+use pjw_core::cpuset::CpuSet;
 use pjw_core::devices::{Device, DeviceClass, MachineDetails};
 use pjw_core::ids::{Pid, Uid};
-use pjw_core::job::{CpuRequest, EndCondition};
+use pjw_core::job::{CpuRequest, EndCondition, PriorityClass};
 use pjw_core::plan::Plan;
 use pjw_core::policy::{ExhaustionPolicy, Mode};
 use pjw_core::refusal::{CpuUnit, Refusal};
@@ -280,4 +281,59 @@ fn an_unknown_device_is_refused_with_the_known_ones() {
         AssignCommand { near_device: Some("eth9".to_owned()), ..assign_of("a", Some(CpuRequest::Cores(1))) };
     let refused = m.command(Command::Assign(assign)).unwrap_err().to_string();
     assert_eq!(refused, "this machine has no device \"eth9\": it has card0");
+}
+
+/// `assign ID --cores all`, or `--smt pus --cores all`.
+fn everything(id: &str, unit: CpuUnit) -> Command {
+    Command::Assign(AssignCommand { everything: Some(unit), ..assign_of(id, None) })
+}
+
+#[test]
+fn all_cores_are_those_that_are_free_when_the_command_is_carried_out() {
+    let mut m = machine();
+    m.assign("other", 3, &[]).unwrap();
+    m.command(everything("a", CpuUnit::Core)).unwrap();
+    assert_eq!(m.state.jobs[&job("a")].request.as_ref().unwrap().cpu_request, CpuRequest::Cores(5));
+    let first = m.grant("a");
+    m.command(everything("a", CpuUnit::Core)).unwrap();
+    assert_eq!(m.grant("a"), first, "the same command changes nothing while nothing becomes free");
+    m.release("other").unwrap();
+    assert_eq!(m.grant("a"), first, "the number does not grow by itself");
+    m.command(everything("a", CpuUnit::Core)).unwrap();
+    assert_eq!(m.grant("a").parse::<CpuSet>().unwrap(), *m.state.topology.cpus());
+}
+
+#[test]
+fn all_cores_leave_out_housekeeping_and_are_refused_if_nothing_is_free() {
+    let mut m = machine();
+    m.policy.exhaustion_policy = ExhaustionPolicy::Share;
+    m.state.pool.set_housekeeping(&"0".parse().unwrap());
+    m.command(everything("a", CpuUnit::Core)).unwrap();
+    assert_eq!(m.grant("a"), "1-7");
+    for unit in [CpuUnit::Core, CpuUnit::Pu] {
+        for policy in [ExhaustionPolicy::Refuse, ExhaustionPolicy::Share, ExhaustionPolicy::Wait] {
+            m.policy.exhaustion_policy = policy;
+            assert_eq!(m.command(everything("b", unit)).unwrap_err(), Refusal::NothingFree { unit });
+        }
+    }
+    assert!(!m.state.jobs.contains_key(&job("b")));
+}
+
+#[test]
+fn all_cores_obey_the_limit_of_the_user() {
+    let mut m = machine();
+    m.policy.user_max_cores = 4;
+    let mine = AssignCommand { everything: Some(CpuUnit::Core), caller: ALICE, ..assign_of("a", None) };
+    let refusal = m.command(Command::Assign(mine)).unwrap_err();
+    assert_eq!(refusal, Refusal::UserLimitExceeded { requested: 8, total: 8, limit: 4 });
+}
+
+#[test]
+fn a_borrower_of_all_cores_wants_each_core_that_jobs_can_have() {
+    let mut m = machine();
+    m.assign("owner", 8, &[]).unwrap();
+    let class = Some(PriorityClass::Besteffort);
+    let borrower = AssignCommand { everything: Some(CpuUnit::Core), class, ..assign_of("b", None) };
+    m.command(Command::Assign(borrower)).unwrap();
+    assert_eq!(m.state.jobs[&job("b")].request.as_ref().unwrap().cpu_request, CpuRequest::Cores(8));
 }

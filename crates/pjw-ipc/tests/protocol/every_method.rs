@@ -5,7 +5,7 @@ use std::process::Command;
 use pjw_ipc::call::{DefragReply, ExplainJobReply, ExplainPidReply, GetJobReply, PlanReply};
 use pjw_ipc::report::Report;
 use pjw_ipc::server::ServerLimits;
-use pjw_ipc::wire::{Event, Job, Status, Topology};
+use pjw_ipc::wire::{Event, Job, Memory, Status, Topology};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use zlink::futures_util::stream::StreamExt;
@@ -34,6 +34,7 @@ macro_rules! replies {
 replies! {
     StatusReply { status: Status }
     JobsReply { jobs: Vec<Job> }
+    MemoryReply { memory: Memory }
     JobReply { job: Job }
     Released { released: Vec<String> }
     EventReply { event: Option<Event> }
@@ -52,6 +53,7 @@ trait Warden {
         after: Option<i64>,
         limit: Option<i64>,
     ) -> zlink::Result<Result<GetJobReply, Failure>>;
+    async fn get_memory(&mut self, job: &str) -> zlink::Result<Result<MemoryReply, Failure>>;
     async fn assign(
         &mut self,
         job: &str,
@@ -90,6 +92,8 @@ fn zlink_calls_every_method() {
         assert_eq!(warden.list_jobs().await.unwrap().unwrap().jobs[0].id, "manual:a");
         let detail = warden.get_job("b", None, Some(5)).await.unwrap().unwrap();
         assert_eq!((detail.members[0].comm.as_str(), detail.last_pid), ("a b) \n\"", Some(5)));
+        let memory = warden.get_memory("b").await.unwrap().unwrap().memory;
+        assert_eq!((memory.uss, memory.by_node["0"], memory.denied[0].pid), (Some(4096), 4096, 8));
         let job = warden.assign("b", Some(2), Some(vec![1, 2])).await.unwrap().unwrap().job;
         assert_eq!((job.id.as_str(), job.requested_cores), ("b", 2));
         assert_eq!(warden.release("b").await.unwrap().unwrap().released, ["b"]);

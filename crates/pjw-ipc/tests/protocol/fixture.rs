@@ -1,5 +1,6 @@
 //! A service that gives a complete reply to every method, and a server for it on a socket of its own.
 
+use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -15,8 +16,8 @@ use pjw_ipc::call::{
 use pjw_ipc::report::Report;
 use pjw_ipc::server::{Peer, Replies, ServerLimits, Service, serve};
 use pjw_ipc::wire::{
-    Abstained, Action, Core, CoreKind, Device, Domain, Event, Fits, Job, Member, Move, Status, Thread,
-    Topology, Warning,
+    Abstained, Action, Core, CoreKind, Device, Domain, Event, Fits, Job, Member, Memory, MemoryDenied,
+    MemorySample, Move, ProcessMemory, Status, Thread, Topology, Warning,
 };
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
@@ -46,6 +47,7 @@ impl Service for TestService {
                 last_pid: request.limit,
                 last_tid: request.after_tid,
             })),
+            Call::GetMemory(request) => Reply::Memory { memory: Box::new(memory(&request.job)) },
             Call::Assign(request) => match request.job.as_str() {
                 "refused" => return Err(CallError::Refused("there is no room".to_owned())),
                 "forbidden" => return Err(CallError::NotAllowed("it is not yours".to_owned())),
@@ -125,6 +127,22 @@ fn status(peer: Peer) -> Status {
         warnings: vec![Warning { code: "oversubscribed".to_owned(), ..Warning::default() }],
         cores: vec![Core { cpus: "0,8".to_owned(), l3: Some(0), ..Core::default() }],
         ..Status::default()
+    }
+}
+
+fn memory(job: &str) -> Memory {
+    let by_node = BTreeMap::from([("0".to_owned(), 4096)]);
+    let process = ProcessMemory { pid: 7, rss: 4096, by_node: by_node.clone(), ..ProcessMemory::default() };
+    let denied = MemoryDenied { pid: 8, uid: 0, why: "only root may read it".to_owned() };
+    Memory {
+        source: "smaps".to_owned(),
+        uss: Some(4096),
+        by_node,
+        processes: vec![process],
+        denied: vec![denied],
+        history: vec![MemorySample::default()],
+        warning: Some(Warning { code: "memory".to_owned(), job: job.to_owned(), ..Warning::default() }),
+        ..Memory::default()
     }
 }
 

@@ -56,6 +56,12 @@ fn check(interface: &Interface<'_>, kind: &Type<'_>, value: &Value, place: &str)
                 check(interface, inner, item, place);
             }
         }
+        Type::Map(inner) => {
+            for item in value.as_object().unwrap_or_else(|| panic!("{place} is no object: {value}")).values()
+            {
+                check(interface, inner, item, place);
+            }
+        }
         Type::Custom(name) => check_fields(interface, &fields_of(interface, name.as_str()), value, place),
         other => panic!("{place}: unexpected type {other}"),
     }
@@ -73,10 +79,11 @@ fn check_fields(interface: &Interface<'_>, fields: &[(&str, &Type<'_>)], value: 
 }
 
 /// The names of the methods, in the order of the interface.
-const METHODS: [&str; 17] = [
+const METHODS: [&str; 18] = [
     "GetStatus",
     "ListJobs",
     "GetJob",
+    "GetMemory",
     "Assign",
     "Release",
     "Want",

@@ -123,7 +123,7 @@ pub struct CpusetConfig {
 impl CgroupDir {
     /// The cgroup at `path` in the hierarchy that is mounted at `mount_point`. `None` if the path does not begin
     /// with `/`, or contains a component `.` or `..`.
-    fn below(mount_point: &Path, path: &str, unified: bool) -> Option<Self> {
+    pub(super) fn below(mount_point: &Path, path: &str, unified: bool) -> Option<Self> {
         let climbs = path.split('/').any(|part| part == ".." || part == ".");
         if climbs || !path.starts_with('/') {
             return None;

@@ -2,12 +2,16 @@
 
 mod hierarchy;
 mod job_cgroup;
+mod memory;
 mod mounts;
+mod peak;
 mod populated_cache;
 mod watch;
 
 pub(crate) use hierarchy::SUBTREE_CONTROL;
 pub use hierarchy::{CgroupDir, CpusetConfig, CpusetMount};
+pub use memory::{CgroupMemory, MemoryMount};
 pub use mounts::CgroupMounts;
+pub use peak::read_memory_peak;
 pub use populated_cache::PopulatedCache;
 pub use watch::CgroupWatch;

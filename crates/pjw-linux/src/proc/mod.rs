@@ -3,4 +3,5 @@
 pub mod events;
 pub mod irq;
 pub(crate) mod memory_files;
+pub mod memory_use;
 pub mod procfs;

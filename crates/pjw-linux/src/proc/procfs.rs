@@ -214,12 +214,17 @@ impl ProcDir {
         Ok(words.trim_end().to_owned())
     }
 
-    fn open_at(&mut self, path: Arguments<'_>, also: OFlags) -> Result<OwnedFd, Errno> {
+    pub(super) fn open_at(&mut self, path: Arguments<'_>, also: OFlags) -> Result<OwnedFd, Errno> {
         self.path.clear();
         // Writing into a string can't fail.
         let _ = self.path.write_fmt(path);
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | also;
         openat(&self.root, self.path.as_str(), flags, Mode::empty()).map_err(from_rustix)
+    }
+
+    /// The text that was read last.
+    pub(super) fn text(&self) -> &[u8] {
+        &self.buffer
     }
 
     fn read(&mut self, path: Arguments<'_>) -> Result<(), Errno> {
@@ -228,7 +233,7 @@ impl ProcDir {
 
     /// Reads a file whose text the kernel generates as a whole at the first read (seq_file(9), `single_open`)
     /// and ends with a newline. A read that does not fill the buffer is complete.
-    fn read_at_once(&mut self, path: Arguments<'_>) -> Result<(), Errno> {
+    pub(super) fn read_at_once(&mut self, path: Arguments<'_>) -> Result<(), Errno> {
         self.read_until(path, |text| text.len() < text.capacity() && text.ends_with(b"\n"))
     }
 

@@ -5,6 +5,8 @@ pub mod affinity;
 pub mod clock;
 pub mod cpu_time;
 pub mod errno;
+pub mod kcmp;
+pub mod nice;
 pub(crate) mod online;
 pub mod own_usage;
 pub mod realtime;

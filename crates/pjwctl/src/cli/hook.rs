@@ -36,19 +36,19 @@ pub enum HookKind {
     SlurmProlog,
     /// Epilog: releases the job's cores
     SlurmEpilog,
-    /// TaskProlog: exports PJW_CPUS, PJW_NCORES, PJW_JOB_DIR, OMP_NUM_THREADS, OMP_PLACES
+    /// TaskProlog: exports PJW_CPUS, PJW_NCORES, PJW_JOB_DIR, OMP_NUM_THREADS and others of run.variables, OMP_PLACES
     SlurmTaskProlog,
     /// PRE_EXEC or HOST_PRE_EXEC: allocates the job's cores, if it runs as root
     LsfPreExec,
     /// POST_EXEC or HOST_POST_EXEC: releases the job's cores, if it runs as root
     LsfPostExec,
-    /// JOB_STARTER: runs the job's command with PJW_CPUS, PJW_NCORES, PJW_JOB_DIR, OMP_NUM_THREADS
+    /// JOB_STARTER: runs the job's command with PJW_CPUS, PJW_NCORES, PJW_JOB_DIR, OMP_NUM_THREADS and others
     LsfJobStarter,
     /// OpenPBS's execjob_begin: allocates the job's cores; arguments: JOB USER EXEC_VNODE NODE
     PbsBegin,
     /// OpenPBS's execjob_end: releases the job's cores; argument: JOB
     PbsEnd,
-    /// OpenPBS's execjob_launch: prints PJW_CPUS, PJW_NCORES, PJW_JOB_DIR, OMP_NUM_THREADS, one per line
+    /// OpenPBS's execjob_launch: prints PJW_CPUS, PJW_NCORES, PJW_JOB_DIR, OMP_NUM_THREADS and others, one per line
     PbsLaunch,
     /// Torque's prologue: allocates the job's cores
     TorqueBegin,

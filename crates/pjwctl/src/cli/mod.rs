@@ -1,11 +1,13 @@
 //! The definition of the command line. Help, shell completions and man pages are generated from it.
 
+mod core_count;
 pub mod doctor;
 mod hook;
 mod json;
 mod priority_class;
 mod provision;
 mod report;
+mod show;
 mod simulate;
 mod spawn;
 mod topology;
@@ -19,11 +21,15 @@ use clap::error::ErrorKind;
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use pjw_core::cpuset::CpuSet;
 
+use core_count::core_count;
+
+pub use core_count::CoreCountArg;
 pub use hook::{HookArgs, HookKind};
 pub use json::JsonArg;
 pub use priority_class::PriorityClassArg;
 pub use provision::ProvisionArgs;
 pub use report::{JobsArgs, ReportArgs};
+pub use show::ShowArgs;
 pub use simulate::{ProcessorUnitArg, ReferencePolicyArg, SimulateArgs, SimulatePolicyArg};
 pub use spawn::{ProxyArg, SpawnArgs};
 pub use topology::TopologyArgs;
@@ -78,13 +84,8 @@ pub enum CliCommand {
     /// List the jobs
     Jobs(JobsArgs),
     /// Show one job: its processes, threads, pins and history
-    Show {
-        /// The job, as in slurm:123 or mytest
-        job: String,
-        /// Whether JSON is printed.
-        #[command(flatten)]
-        json: JsonArg,
-    },
+    #[command(after_help = show::EXAMPLES)]
+    Show(ShowArgs),
     /// Show how a job that has ended used its cores, and what to ask for the next time
     #[command(after_help = report::EXAMPLES)]
     Report(ReportArgs),
@@ -121,10 +122,12 @@ pub enum CliCommand {
     /// Run a command that is confined to cores of its own from its first instruction
     #[command(after_help = "Examples:\n  \
         pjwctl run --cores 2 -- make -j2\n  \
+        pjwctl run --cores all -- ./farm         everything that is free\n  \
         pjwctl run --cpus 4-7 --job solver -- ./solver input.dat\n\n\
         The command replaces pjwctl: process id, signals, terminal and exit status are those of the command. \
-        PJW_JOB has its job, PJW_CPUS its CPUs, PJW_NCORES its number of cores, PJW_JOB_DIR the directory of its core map. It never waits \
-        for cores: if not enough are free it is refused, also with on_exhausted = \"wait\".\n\n\
+        PJW_JOB has its job, PJW_CPUS its CPUs, PJW_NCORES its number of cores, PJW_JOB_DIR the directory of its core map. \
+        OMP_NUM_THREADS and the other variables of run.variables in pjwd's configuration have the number of its cores or \
+        PUs, except those that are set already. It never waits for cores: if not enough are free it is refused, also with on_exhausted = \"wait\".\n\n\
         Exit codes: the command's own; 127 if it does not exist, 126 if it can't be executed; 1 if the cores \
         were refused, 2 usage.")]
     Run(RunArgs),
@@ -218,9 +221,9 @@ pub enum CliCommand {
 /// CPUs, nearby device, memory binding, isolation and priority class.
 #[derive(Debug, Clone, Args)]
 pub struct CoreArgs {
-    /// The number of cores
-    #[arg(long, value_name = "N", conflicts_with = "cpus")]
-    pub cores: Option<u32>,
+    /// The number of cores, or all: everything that is free, and what the job holds already
+    #[arg(long, value_name = "N|all", conflicts_with = "cpus", value_parser = core_count)]
+    pub cores: Option<CoreCountArg>,
     /// Exactly these CPUs, as in 0-3,8
     #[arg(long, value_name = "LIST")]
     pub cpus: Option<CpuSet>,
@@ -424,7 +427,7 @@ mod tests {
         for line in ["pjwctl run --cores 1 -- ls --cores -- -l", "pjwctl run --cores 1 ls --cores -- -l"] {
             let CliCommand::Run(run) = parse(line).unwrap().command else { panic!("not run") };
             assert_eq!(run.command, ["ls", "--cores", "--", "-l"], "{line}");
-            assert_eq!(run.core_args.cores, Some(1));
+            assert_eq!(run.core_args.cores, Some(CoreCountArg::Count(1)));
         }
     }
 

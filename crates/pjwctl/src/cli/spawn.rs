@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use pjw_core::parts::DivisionRule;
 
+use super::core_count::{CoreCountArg, core_count};
 use super::json::JsonArg;
 use super::priority_class::PriorityClassArg;
 
@@ -15,7 +16,8 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     pjwctl spawn -n 2 --local --map '0-1;2-3' -- ./worker   without a daemon, on these CPUs\n\n\
     One job gets the cores. Its cores are divided into parts, and instance i runs on part i, in turns, from its first \
     instruction. In arguments, %r is the rank from 0, %n the number of instances, %% a percent sign. Each instance has \
-    PJW_RANK, PJW_SIZE, PJW_CPUS and PJW_JOB in its environment. Everything is checked first: if something is wrong, \
+    PJW_RANK, PJW_SIZE, PJW_CPUS and PJW_JOB in its environment, and OMP_NUM_THREADS and the other variables of run.variables in \
+    pjwd's configuration with the size of its part, except those that are set already. Everything is checked first: if something is wrong, \
     nothing starts. Signals that pjwctl gets go to all instances. If pjwctl is killed, the kernel kills the instances; with --async they \
     live on.\n\n\
     Exit codes: 0 if all instances ended with 0, else the highest of theirs, 128 + signal for one that a signal ended; \
@@ -31,10 +33,10 @@ pub struct SpawnArgs {
     /// The number of instances
     #[arg(short = 'n', long = "instances", value_name = "N", required_unless_present = "multi_file")]
     pub instances: Option<u32>,
-    /// The number of cores of the job [default: one for each instance; with --local: all cores of pjwctl's
-    /// affinity mask]
-    #[arg(long, value_name = "M")]
-    pub cores: Option<u32>,
+    /// The number of cores of the job, or all: everything that is free [default: one for each instance; with
+    /// --local: all cores of pjwctl's affinity mask]
+    #[arg(long, value_name = "M|all", value_parser = core_count)]
+    pub cores: Option<CoreCountArg>,
     /// The job's name, which must be new [default: the command's name and its process id]
     #[arg(long, value_name = "NAME", conflicts_with = "local")]
     pub job: Option<String>,

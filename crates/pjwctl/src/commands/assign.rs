@@ -5,13 +5,14 @@ use std::process::ExitCode;
 use pjw_ipc::{call, wire::Job};
 
 use super::connection::{Warden, call_for, job_id};
-use crate::cli::{AssignArgs, PolicyArg, value_name};
+use crate::cli::{AssignArgs, CoreCountArg, PolicyArg, value_name};
 use crate::{output, render};
 
 pub(super) fn run(warden: &Warden, request: &AssignArgs) -> anyhow::Result<ExitCode> {
     let parameters = call::Assign {
         job: job_id(&request.job)?,
-        cores: request.core_args.cores,
+        cores: request.core_args.cores.and_then(CoreCountArg::count),
+        all_cores: (request.core_args.cores == Some(CoreCountArg::All)).then_some(true),
         cpus: request.core_args.cpus.as_ref().map(ToString::to_string),
         pids: (!request.pids.is_empty()).then(|| request.pids.clone()),
         session: request.session,

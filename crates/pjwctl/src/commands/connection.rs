@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::{Uid, User, geteuid};
 use pjw_core::job::JobId;
+use pjw_core::size_variables::SizeVariable;
 use pjw_ipc::client::{Client, ClientError, runtime_dir, socket_path};
 use pjw_ipc::wire::Status;
 use serde::Serialize;
@@ -80,6 +81,15 @@ pub(super) fn read_status(client: &mut Client) -> Result<Status, ClientError> {
 pub(super) fn job_directory(status: &Status, job: &str) -> Option<PathBuf> {
     let base = Path::new(&status.job_files);
     Some(base.join(job)).filter(|directory| base.is_absolute() && directory.is_dir())
+}
+
+/// Returns the variables that tell a program the size of its job. Those that an older daemon does not name are the
+/// defaults. A variable that only a newer daemon understands is left out.
+pub(super) fn size_variables(status: &Status) -> Vec<SizeVariable> {
+    match &status.variables {
+        None => SizeVariable::defaults(),
+        Some(variables) => variables.iter().filter_map(|variable| variable.parse().ok()).collect(),
+    }
 }
 
 /// The parameters of a method without parameters.

@@ -44,7 +44,7 @@ pub fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
         CliCommand::Jobs(JobsArgs { ended: false, json }) => jobs::run(&warden, json),
         CliCommand::Jobs(JobsArgs { ended: true, json }) => report::list(&warden, None, json),
         CliCommand::Report(request) => report::run(&warden, &request),
-        CliCommand::Show { job, json } => show::run(&warden, &job, json),
+        CliCommand::Show(request) => show::run(&warden, &request),
         CliCommand::Assign(request) => assign::run(&warden, &request),
         CliCommand::Release { job, .. } => release::run(&warden, job.as_deref()),
         CliCommand::Want(request) => want::run(&warden, &request),

@@ -18,14 +18,15 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use nix::errno::Errno;
+use pjw_core::size_variables::{CpuSize, size_environment};
 use pjw_core::{cpuset::CpuSet, ids::Tid, text::cpus_text};
 use pjw_ipc::call::{Assign, JobParameter};
 use pjw_ipc::client::Client;
 use pjw_ipc::wire::{Core, Job};
 use pjw_linux::sys::affinity;
 
-use super::connection::{Warden, call_for, job_directory, job_id, read_status};
-use crate::cli::{RunArgs, value_name};
+use super::connection::{Warden, call_for, job_directory, job_id, read_status, size_variables};
+use crate::cli::{CoreCountArg, RunArgs, value_name};
 use crate::output;
 
 /// The time between two checks whether a besteffort job has a core.
@@ -48,7 +49,8 @@ pub(super) fn run(warden: &Warden, request: &RunArgs) -> anyhow::Result<ExitCode
     let core_args = &request.core_args;
     let request = Assign {
         job: job_id(&job)?,
-        cores: core_args.cores,
+        cores: core_args.cores.and_then(CoreCountArg::count),
+        all_cores: (core_args.cores == Some(CoreCountArg::All)).then_some(true),
         cpus: core_args.cpus.as_ref().map(ToString::to_string),
         pids: Some(vec![pid]),
         near: core_args.near_device.clone(),
@@ -72,11 +74,13 @@ pub(super) fn run(warden: &Warden, request: &RunArgs) -> anyhow::Result<ExitCode
         Some(directory) => command.env("PJW_JOB_DIR", directory),
         None => command.env_remove("PJW_JOB_DIR"),
     };
+    let size = size_of(&cpus, &status.cores);
     let error = command
         .args(arguments)
         .env("PJW_JOB", &job.id)
         .env("PJW_CPUS", cpus.to_string())
-        .env("PJW_NCORES", cores_in(&cpus, &status.cores).to_string())
+        .env("PJW_NCORES", size.cores.to_string())
+        .envs(size_environment(&size_variables(&status), size, own_variable))
         .exec();
     release(&mut client, &job.id);
     Ok(report_exec_failure(program, &error))
@@ -168,6 +172,17 @@ pub(super) fn release(client: &mut Client, job: &str) {
 pub(super) fn cores_in(cpus: &CpuSet, cores: &[Core]) -> usize {
     let pus = |core: &Core| core.cpus.parse::<CpuSet>().unwrap_or_default();
     cores.iter().filter(|core| pus(core).intersects(cpus)).count()
+}
+
+/// The number of these PUs, and of the cores that they are on.
+pub(super) fn size_of(cpus: &CpuSet, cores: &[Core]) -> CpuSize {
+    let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    CpuSize { cores: number(cores_in(cpus, cores)), pus: number(cpus.len()) }
+}
+
+/// A variable of the environment of this process. A value that is no text is one that the user set.
+pub(super) fn own_variable(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
 /// A job name made of the program's name and the process id: `make-4711`. No other running process has the same.

@@ -1,21 +1,47 @@
-//! `pjwctl show JOB`: one job with its processes, threads, pins and history.
+//! `pjwctl show JOB`: one job with its processes, threads, pins, history and memory.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use pjw_ipc::call::{GetJob, GetJobReply};
+use pjw_ipc::call::{GetJob, GetJobReply, GetMemory};
 use pjw_ipc::client::{Client, ClientError};
+use pjw_ipc::wire::Memory;
 
-use super::connection::{Warden, job_id, user_names};
-use crate::cli::JsonArg;
+use super::connection::{Warden, call_for, job_id, user_names};
+use crate::cli::ShowArgs;
 use crate::output;
 use crate::render::show::{self, JobDetails};
 
-pub(super) fn run(warden: &Warden, job: &str, json: JsonArg) -> anyhow::Result<ExitCode> {
-    let details = read(&mut warden.connect()?, job_id(job)?)?;
-    output::print_reply(json, &details, |details, term| {
+pub(super) fn run(warden: &Warden, request: &ShowArgs) -> anyhow::Result<ExitCode> {
+    let mut client = warden.connect()?;
+    let mut details = read(&mut client, job_id(&request.job)?)?;
+    let memory = read_memory(&mut client, &details.job.id, request);
+    // Without the option the memory is an extra: not every job has an estimate.
+    details.memory = if request.memory { Some(memory?) } else { memory.ok() };
+    add_address_spaces(&mut details);
+    output::print_reply(request.json, &details, |details, term| {
         let uids = details.members.iter().map(|member| member.uid).chain([details.job.owner]);
         show::job_details_text(details, &user_names(uids), term)
     })
+}
+
+fn read_memory(client: &mut Client, job: &str, request: &ShowArgs) -> Result<Memory, ClientError> {
+    let parameters = GetMemory {
+        job: job.to_owned(),
+        estimate: (!request.memory).then_some(true),
+        nodes: request.nodes.then_some(true),
+    };
+    call_for(client, "GetMemory", &parameters, "memory")
+}
+
+/// Adds to each process the number of its address space, where the memory was read.
+fn add_address_spaces(details: &mut JobDetails) {
+    let Some(memory) = &details.memory else { return };
+    let spaces: BTreeMap<u32, Option<u32>> =
+        memory.processes.iter().map(|process| (process.pid, process.address_space)).collect();
+    for member in &mut details.members {
+        member.address_space = spaces.get(&member.pid).copied().flatten();
+    }
 }
 
 /// Reads all pages. Processes may start and end in between: each page has the state of its own time, and the counts
@@ -38,5 +64,5 @@ pub(super) fn read(client: &mut Client, job: String) -> Result<JobDetails, Clien
         }
         (last_pid, last_tid) = (page.last_pid, page.last_tid);
     }
-    Ok(JobDetails { job, members, history })
+    Ok(JobDetails { job, members, history, memory: None })
 }

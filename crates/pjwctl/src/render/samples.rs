@@ -79,6 +79,7 @@ pub(crate) fn status() -> Status {
         warnings: Vec::new(),
         cores: cores(8, 2, 4, 4, 4),
         job_files: "/run/pjwd/jobs".into(),
+        variables: None,
     }
 }
 

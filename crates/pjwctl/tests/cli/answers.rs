@@ -10,7 +10,8 @@ use pjw_ipc::call::{
 };
 use pjw_ipc::report::Report;
 use pjw_ipc::wire::{
-    Abstained, Action, Core, Domain, Event, Fits, Job, Member, Move, Status, Thread, Topology,
+    Abstained, Action, Core, Domain, Event, Fits, Job, Member, Memory, Move, ProcessMemory, Status, Thread,
+    Topology,
 };
 use serde_json::{Value, json};
 
@@ -38,6 +39,15 @@ fn member(pid: u32) -> Member {
         threads: vec![thread],
         ..Member::default()
     }
+}
+
+/// The memory of processes 1 to 3, of which the first two share an address space.
+fn memory(nodes: Option<bool>) -> Memory {
+    let process =
+        |pid, space| ProcessMemory { pid, rss: 4096, address_space: Some(space), ..ProcessMemory::default() };
+    let by_node = nodes.map(|_| ("0".to_owned(), 8192)).into_iter().collect();
+    let processes = vec![process(1, 0), process(2, 0), process(3, 1)];
+    Memory { source: "smaps".into(), rss: 8192, address_spaces: 2, by_node, processes, ..Memory::default() }
 }
 
 fn status() -> Status {
@@ -99,6 +109,10 @@ fn daemon() -> Daemon {
                 last_pid: Some(after.unwrap_or(0) + 1).filter(|&last| last < 3),
                 last_tid: None,
             })),
+            Call::GetMemory(request) if request.estimate == Some(true) => {
+                return Answer::refusal("the job has no memory cgroup of its own");
+            }
+            Call::GetMemory(request) => Reply::Memory { memory: Box::new(memory(request.nodes)) },
             Call::Assign(_) => Reply::Job { job: job() },
             Call::Want(want) => Reply::Job { job: Job { wants: want.cores.map(|n| n.min(4)), ..job() } },
             Call::Provision(request) => Reply::Job { job: Job { provision: request.rule.clone(), ..job() } },
@@ -166,6 +180,7 @@ fn the_threads_of_a_huge_process_are_put_together_again() {
                     last_tid: more(request.after_tid).filter(|_| !last),
                 }))
             }
+            Call::GetMemory(_) => return Answer::refusal("the job has no memory cgroup of its own"),
             Call::ExplainPid(request) => Reply::PidReasons(ExplainPidReply {
                 threads: threads(request.after_tid),
                 last_tid: more(request.after_tid),
@@ -369,4 +384,26 @@ fn a_provision_names_its_cores_and_its_rule_with_the_id_of_the_user() {
     assert!(nobody.stderr.contains("names no user of this machine"), "{nobody:?}");
     let unknown = answer(&mut pjwctl(&daemon.socket(), &["unprovision", "web"]));
     assert!(unknown.stderr.contains("provision --list"), "{unknown:?}");
+}
+
+#[test]
+fn the_memory_of_a_job_is_read_on_request_and_tells_shared_address_spaces() {
+    let daemon = daemon();
+    let shown = |arguments: &[&str]| {
+        let answer = answer(&mut pjwctl(&daemon.socket(), arguments));
+        assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{arguments:?}");
+        answer.stdout
+    };
+    let json = |arguments: &[&str]| serde_json::from_str::<Value>(&shown(arguments)).unwrap();
+    let plain = json(&["show", "a", "--json"]);
+    assert!(plain["memory"].is_null(), "there is no estimate: {plain}");
+    assert!(plain["members"][0]["address_space"].is_null());
+    let with_memory = json(&["show", "a", "--memory", "--nodes", "--json"]);
+    let spaces: Vec<&Value> =
+        with_memory["members"].as_array().unwrap().iter().map(|member| &member["address_space"]).collect();
+    assert_eq!(spaces, [0, 0, 1]);
+    assert_eq!(with_memory["memory"]["by_node"]["0"], 8192);
+    assert!(shown(&["show", "a", "--memory"]).contains("same address space as 2"), "process 1");
+    let alone = answer(&mut pjwctl(&daemon.socket(), &["show", "a", "--nodes"]));
+    assert_eq!(alone.code, Some(2), "{alone:?}");
 }

@@ -149,3 +149,83 @@ fn a_refused_job_runs_nothing_and_gives_the_reason_of_the_daemon_alone() {
     assert_refused(&answer, "there is a job manual:x already");
     assert_eq!(answer.stderr, "pjwctl: there is a job manual:x already\n", "no free core is another cause");
 }
+
+/// The variables that `pjwctl run` sets if the daemon does not name others.
+const SIZE_VARIABLES: [&str; 10] = [
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "GOMAXPROCS",
+    "RAYON_NUM_THREADS",
+    "JULIA_NUM_THREADS",
+    "PYTHON_CPU_COUNT",
+    "ATHENA_PROC_NUMBER",
+    "ATHENA_CORE_NUMBER",
+];
+
+/// Returns what env(1) prints of these variables when `pjwctl run` starts it with `own` in its environment.
+fn size_variables(daemon: &Daemon, own: &[(&str, &str)]) -> Vec<(String, String)> {
+    let mut command = pjwctl(&daemon.socket(), &["run", "--cores", "all", "--", "env"]);
+    SIZE_VARIABLES.iter().chain(&["PJW_VARIABLES"]).for_each(|name| {
+        command.env_remove(name);
+    });
+    command.envs(own.iter().copied());
+    let answer = answer(&mut command);
+    assert_eq!(answer.code, Some(0), "{answer:?}");
+    let variables = answer.stdout.lines().filter_map(|line| line.split_once('='));
+    let variables = variables.filter(|(name, _)| SIZE_VARIABLES.contains(name) || *name == "N");
+    variables.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
+
+#[test]
+fn the_command_finds_the_size_of_its_job_in_the_environment() {
+    let daemon = granting(own_cpus());
+    let pus = own_cpus().parse::<pjw_core::cpuset::CpuSet>().unwrap().len().to_string();
+    let set = size_variables(&daemon, &[]);
+    assert_eq!(set.len(), SIZE_VARIABLES.len(), "{set:?}");
+    for (name, value) in &set {
+        let counts_pus = ["GOMAXPROCS", "RAYON_NUM_THREADS", "PYTHON_CPU_COUNT"].contains(&name.as_str());
+        assert_eq!(value, if counts_pus { &pus } else { "1" }, "{name}");
+    }
+    let Call::Assign(request) = &daemon.calls()[1] else { panic!("{:?}", daemon.calls()) };
+    assert_eq!((request.cores, request.all_cores), (None, Some(true)), "--cores all is no number");
+}
+
+#[test]
+fn a_value_of_the_users_own_is_kept_for_each_variable() {
+    let daemon = granting(own_cpus());
+    for name in SIZE_VARIABLES {
+        for value in ["77", ""] {
+            let set = size_variables(&daemon, &[(name, value)]);
+            assert_eq!(set.len(), SIZE_VARIABLES.len(), "the others are set: {set:?}");
+            assert!(set.contains(&(name.to_owned(), value.to_owned())), "{name}={value}: {set:?}");
+        }
+    }
+}
+
+#[test]
+fn a_command_in_a_job_in_a_job_has_the_size_of_the_inner_one() {
+    let daemon = granting(own_cpus());
+    let outer =
+        [("OMP_NUM_THREADS", "64"), ("MKL_NUM_THREADS", "64"), ("PJW_VARIABLES", "OMP_NUM_THREADS=64")];
+    let set = size_variables(&daemon, &outer);
+    assert!(set.contains(&("OMP_NUM_THREADS".to_owned(), "1".to_owned())), "{set:?}");
+    assert!(set.contains(&("MKL_NUM_THREADS".to_owned(), "64".to_owned())), "only the user set it: {set:?}");
+}
+
+#[test]
+fn the_daemon_says_which_variables_are_set() {
+    let daemon = Daemon::start(|call| {
+        Answer::reply(match call {
+            Call::GetStatus => {
+                let cores = vec![Core { cpus: own_cpus(), ..Core::default() }];
+                let variables = Some(vec!["N=cores".to_owned(), "of a newer daemon".to_owned()]);
+                Reply::Status { status: Arc::new(Status { cores, variables, ..Status::default() }) }
+            }
+            Call::Assign(request) => Reply::Job { job: job(&request.job, &own_cpus()) },
+            other => panic!("{other:?}"),
+        })
+    });
+    assert_eq!(size_variables(&daemon, &[]), [("N".to_owned(), "1".to_owned())]);
+}

@@ -152,6 +152,9 @@ const PLAIN: &[PlainKey] = &[
     duration!("lending.revocation_grace", lending.revocation_grace, Duration::ZERO..=Duration::from_secs(60)),
     choice!("lending.revocation_signal", revocation_signal, REVOCATION_SIGNALS),
     choice!("lending.starved", lending.starved, STARVED),
+    key!("memory.sample", memory.sample_interval, sample_interval, show_sample_interval),
+    number!("memory.budget_permille", memory.budget_permille, 1..=1000),
+    key!("run.variables", size_variables, values::size_variables, values::show_size_variables),
     key!(
         "metrics.textfile",
         metrics.textfile_path,
@@ -229,4 +232,17 @@ fn housekeeping(value: &DeValue<'_>) -> Result<HousekeepingRule, ValueError> {
     let what = "a CPU list such as \"0-1\", a share such as \"1/l3\", or \"\" for none";
     let rule = values::text(value, what)?;
     rule.parse().map_err(|error| ValueError::because(crate::error_text::error_chain(&error)))
+}
+
+/// `off`, or the time between two readings of the memory of a job.
+fn sample_interval(value: &DeValue<'_>) -> Result<Option<Duration>, ValueError> {
+    if value.as_str() == Some("off") {
+        return Ok(None);
+    }
+    let read = values::duration(value, Duration::from_secs(1)..=HOUR);
+    read.map(Some).map_err(|error| ValueError { text: format!("{}, or \"off\"", error.text), ..error })
+}
+
+fn show_sample_interval(interval: &Option<Duration>) -> String {
+    interval.as_ref().map_or_else(|| "\"off\"".to_owned(), values::show_duration)
 }

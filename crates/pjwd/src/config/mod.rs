@@ -20,6 +20,8 @@ mod values;
 #[cfg(test)]
 mod metrics_tests;
 #[cfg(test)]
+mod run_tests;
+#[cfg(test)]
 mod shipped_tests;
 #[cfg(test)]
 mod tests;

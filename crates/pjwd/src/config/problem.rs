@@ -188,7 +188,8 @@ fn file_name(path: &Path) -> String {
     visible(&path.to_string_lossy(), 4096)
 }
 
-fn visible(text: &str, characters: usize) -> String {
+/// A text cut to a length, with control characters escaped.
+pub(super) fn visible(text: &str, characters: usize) -> String {
     let mut shown: String = text.chars().take(characters).map(escaped).collect();
     if text.chars().nth(characters).is_some() {
         shown.push('…');

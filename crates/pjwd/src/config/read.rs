@@ -98,12 +98,12 @@ impl Reader<'_> {
             if name == keys::PROVISION {
                 match provisions::read(value.get_ref(), keys::MAX_CORES) {
                     Ok(read) => self.settings.provisions = read,
-                    Err(wrong) => self.note(value.span(), &name, wrong.0, true),
+                    Err(wrong) => self.note(wrong.span.unwrap_or(value.span()), &name, wrong.text, true),
                 }
             } else if let Some(known) = Key::all().find(|known| known.name() == name) {
                 self.seen.push((name.clone(), value.span()));
                 if let Err(wrong) = known.read(value.get_ref(), &mut self.settings) {
-                    self.note(value.span(), &name, wrong.0, true);
+                    self.note(wrong.span.unwrap_or(value.span()), &name, wrong.text, true);
                 }
             } else if is_table(&name) {
                 match value.get_ref() {

@@ -9,9 +9,11 @@ use nix::sys::signal::Signal;
 use pjw_core::policy::{
     BindingPolicy, ExhaustionPolicy, LendingPolicy, Mode, OversubscriptionPolicy, Policy,
 };
+use pjw_core::size_variables::SizeVariable;
 use pjw_core::{cpuset_group::Enforcement, housekeeping::HousekeepingRule, job::JobSource};
 
 use super::provisions::ProvisionSettings;
+use crate::memory::MemorySettings;
 
 /// The value of the configuration key `log_level`: the least severe level of messages that pjwd logs. The
 /// variants are in order, the most severe level first. Each variant includes the messages of the variants
@@ -176,6 +178,10 @@ pub struct Settings {
     pub revocation_signal: Option<Signal>,
     /// `[[provision]]`: the cores that pjwd keeps for services, also when the services do not run.
     pub provisions: Vec<ProvisionSettings>,
+    /// `run.variables`: the environment variables that tell a program in a job how many cores or PUs it has.
+    pub size_variables: Vec<SizeVariable>,
+    /// `memory.…`: when the memory of jobs is read without a request.
+    pub memory: MemorySettings,
     /// `metrics.…`: the file and the addresses at which metrics are published.
     pub metrics: MetricsSettings,
     /// `sources.NAME.enabled`: the batch systems whose jobs pjwd detects. `NAME` is the name of a batch
@@ -219,6 +225,8 @@ impl Default for Settings {
             lending: policy.lending,
             revocation_signal: None,
             provisions: Vec::new(),
+            size_variables: SizeVariable::defaults(),
+            memory: MemorySettings::default(),
             metrics: MetricsSettings::default(),
             enabled_sources: policy.sources.into_iter().filter(|source| source.is_scheduler()).collect(),
             source_cores: policy.source_cores,

@@ -103,12 +103,10 @@ fn every_key_is_read() {
         cold_threshold_permille: 100,
         smoothing_weight_permille: 1000,
         oversubscription_policy: OversubscriptionPolicy::Float,
-        lending: LendingPolicy::default(),
-        revocation_signal: None,
-        provisions: Vec::new(),
         metrics: MetricsSettings { max_jobs: 7, ..MetricsSettings::default() },
         enabled_sources,
         source_cores: [(JobSource::Slurm, 4)].into(),
+        ..Settings::default()
     };
     assert_eq!(config.settings(), &expected);
     let policy = config.policy(&machine()).unwrap();

@@ -1,12 +1,14 @@
 //! Parsers for the types of values. Each error is a sentence that states what is allowed.
 
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
 use jiff::SignedDuration;
 use toml::de::DeValue;
 
-use super::problem::{nearest, quoted};
+use pjw_core::size_variables::{MAX_SIZE_VARIABLES, SizeVariable, parse_size_variables};
+
+use super::problem::{nearest, quoted, visible};
 
 /// The largest number of groups.
 const GROUPS_MAX: usize = 64;
@@ -18,16 +20,26 @@ pub(super) type Choices<T> = &'static [(&'static str, T)];
 
 /// Why a value is wrong, and what is allowed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct ValueError(pub(super) String);
+pub(super) struct ValueError {
+    /// A sentence about the mistake.
+    pub(super) text: String,
+    /// The bytes of the file with the mistake, if they are only a part of the value.
+    pub(super) span: Option<Range<usize>>,
+}
 
 impl ValueError {
     /// An error with this text.
     pub(super) fn because(text: impl Into<String>) -> Self {
-        Self(text.into())
+        Self { text: text.into(), span: None }
+    }
+
+    /// The same error, at a part of the value.
+    pub(super) fn at(self, span: Range<usize>) -> Self {
+        Self { span: Some(span), ..self }
     }
 
     pub(super) fn kind(value: &DeValue<'_>, wanted: &str) -> Self {
-        Self(format!("{} is not allowed here: write {wanted}", found(value)))
+        Self::because(format!("{} is not allowed here: write {wanted}", found(value)))
     }
 }
 
@@ -40,7 +52,7 @@ pub(super) fn choice<T: Copy>(value: &DeValue<'_>, choices: Choices<T>) -> Resul
     }
     let meant = nearest(text, choices.iter().map(|(choice, _)| *choice));
     let meant = meant.map(|choice| format!("; did you mean {}?", quoted(choice))).unwrap_or_default();
-    Err(ValueError(format!("{} is not allowed here: write {allowed}{meant}", quoted(text))))
+    Err(ValueError::because(format!("{} is not allowed here: write {allowed}{meant}", quoted(text))))
 }
 
 /// The word for a value, as written in a file.
@@ -87,22 +99,56 @@ pub(super) fn groups(value: &DeValue<'_>) -> Result<Vec<String>, ValueError> {
     let wanted = "a list of group names, such as [\"pjw\"]";
     let items = value.as_array().ok_or_else(|| ValueError::kind(value, wanted))?;
     if items.len() > GROUPS_MAX {
-        return Err(ValueError(format!("{} groups are too many: list at most {GROUPS_MAX}", items.len())));
+        return Err(ValueError::because(format!(
+            "{} groups are too many: list at most {GROUPS_MAX}",
+            items.len()
+        )));
     }
     let mut groups: Vec<String> = Vec::new();
     for item in items.iter() {
         let name = text(item.get_ref(), wanted)?;
         let odd = |character: char| character.is_control() || ":,".contains(character);
         if name.trim().is_empty() || name.len() > GROUP_NAME_MAX || name.contains(odd) {
-            return Err(ValueError(format!("{} is not the name of a group: write {wanted}", quoted(name))));
+            return Err(ValueError::because(format!(
+                "{} is not the name of a group: write {wanted}",
+                quoted(name)
+            )));
         }
         if groups.iter().any(|known| known == name) {
             let name = quoted(name);
-            return Err(ValueError(format!("the group {name} is listed twice: list each group once")));
+            return Err(ValueError::because(format!(
+                "the group {name} is listed twice: list each group once"
+            )));
         }
         groups.push(name.to_owned());
     }
     Ok(groups)
+}
+
+/// The variables that tell programs the size of their job.
+pub(super) fn size_variables(value: &DeValue<'_>) -> Result<Vec<SizeVariable>, ValueError> {
+    let wanted = "a list such as [\"OMP_NUM_THREADS=cores\", \"GOMAXPROCS=pus\"]";
+    let items = value.as_array().ok_or_else(|| ValueError::kind(value, wanted))?;
+    let texts = items.iter().map(|item| text(item.get_ref(), wanted).map_err(|error| error.at(item.span())));
+    let texts: Vec<&str> = texts.collect::<Result<_, _>>()?;
+    if texts.len() > MAX_SIZE_VARIABLES {
+        let count = texts.len();
+        return Err(ValueError::because(format!(
+            "{count} variables are too many: list at most {MAX_SIZE_VARIABLES}"
+        )));
+    }
+    parse_size_variables(texts).map_err(|(index, error)| {
+        let error = ValueError::because(visible(&error.to_string(), 300));
+        match items.get(index) {
+            Some(item) => error.at(item.span()),
+            None => error,
+        }
+    })
+}
+
+/// The variables, as written in a file.
+pub(super) fn show_size_variables(variables: &[SizeVariable]) -> String {
+    format!("{:?}", variables.iter().map(ToString::to_string).collect::<Vec<_>>())
 }
 
 /// A wrong value, for an error message. Strings are quoted, so that `true` and `"true"` differ.

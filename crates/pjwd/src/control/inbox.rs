@@ -39,11 +39,24 @@ pub enum Message {
     /// At least one file of the daemon was removed. If a file of the journal is missing, write the journal
     /// again. (The journal has the records of the changes that pjwd makes.)
     CheckJournal,
-    /// The current warnings about files of the daemon that were removed and can't be made again. They replace
-    /// all earlier warnings of this kind.
-    FileWarnings(Vec<Warning>),
+    /// The present warnings of another part of the daemon. They replace all earlier warnings of the same part.
+    Warnings {
+        /// The part that sends the warnings.
+        origin: WarningOrigin,
+        /// All of its present warnings.
+        warnings: Vec<Warning>,
+    },
     /// End the loop. Every job keeps its cores and affinity masks.
     Stop,
+}
+
+/// The part of the daemon that sends warnings to the event loop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WarningOrigin {
+    /// The files of the daemon: some were removed and can't be made again.
+    OwnFiles,
+    /// The readings of memory: a job will need more than there is.
+    Memory,
 }
 
 /// The receiving end of the channel for messages to the event loop. The event loop owns it. While the channel

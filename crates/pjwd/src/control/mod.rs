@@ -2,5 +2,7 @@
 
 pub mod admission;
 pub mod inbox;
+mod memory;
 pub mod query;
 pub mod server;
+pub mod settings;

@@ -16,15 +16,19 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::{CpuRequest, JobId, Placement, PriorityClass, Provision, ProvisionRule};
-use pjw_core::refusal::Refusal;
+use pjw_core::plan::Warning;
+use pjw_core::refusal::{CpuUnit, Refusal};
 use pjw_ipc::call::{self, Call, CallError, Reply};
 use pjw_ipc::server::{Peer, Replies, Service};
 use pjw_ipc::wire;
 use tokio::sync::{oneshot, watch};
 
-use super::admission::{self, AdmissionRules, RateLimiter, RefusalLog};
+use super::admission::{self, RateLimiter, RefusalLog};
 use super::inbox::{Message, MessageSender};
 use super::query::{Answer, MemberDetails, PageCursor, Query, ThreadDetails};
+use super::settings::ControlSettings;
+use crate::memory::reader::MemoryReader;
+use crate::memory::records::MemoryRecords;
 use crate::view::history::EventHistory;
 use crate::view::status::{PublishedStatus, StatusReceiver};
 use crate::view::to_wire::{defrag_to_wire, event_to_wire, evidence_name};
@@ -37,13 +41,19 @@ const PAGE: (usize, usize) = (500, 100);
 /// may do, and computes the reply.
 #[derive(Debug)]
 pub struct ControlService {
-    outbox: MessageSender,
-    status: watch::Receiver<Arc<PublishedStatus>>,
+    pub(super) outbox: MessageSender,
+    pub(super) status: watch::Receiver<Arc<PublishedStatus>>,
     topology: watch::Receiver<Arc<wire::Topology>>,
     history: RefCell<EventHistory>,
-    rules: watch::Receiver<AdmissionRules>,
+    pub(super) settings: watch::Receiver<ControlSettings>,
     rate_limiter: RefCell<RateLimiter>,
     refusal_log: RefCell<RefusalLog>,
+    pub(super) page_reader: MemoryReader,
+    /// A thread of its own: an estimate does not wait for a reading of pages.
+    pub(super) estimate_reader: MemoryReader,
+    pub(super) memory_records: RefCell<MemoryRecords>,
+    /// The warnings about memory that the event loop publishes.
+    pub(super) memory_warnings: RefCell<Vec<Warning>>,
 }
 
 impl ControlService {
@@ -53,11 +63,11 @@ impl ControlService {
     /// `published` receives the status, the topology and the events that the event loop publishes. The
     /// service answers a call from these values if they contain the answer. Otherwise the service sends a
     /// [`Message`] to the event loop through `outbox`, and answers the call with the reply of the loop.
-    /// `rules` says which users are administrators, and what other users may do.
+    /// `settings` says which users are administrators, what other users may do, and when memory is read.
     pub fn new(
         outbox: MessageSender,
         published: StatusReceiver,
-        rules: watch::Receiver<AdmissionRules>,
+        settings: watch::Receiver<ControlSettings>,
     ) -> (Rc<Self>, impl Future<Output = ()>) {
         let StatusReceiver { status, topology, mut events } = published;
         let control = Rc::new(Self {
@@ -65,9 +75,13 @@ impl ControlService {
             status,
             topology,
             history: RefCell::default(),
-            rules,
+            settings,
             rate_limiter: RefCell::default(),
             refusal_log: RefCell::default(),
+            page_reader: MemoryReader::default(),
+            estimate_reader: MemoryReader::default(),
+            memory_records: RefCell::default(),
+            memory_warnings: RefCell::default(),
         });
         let listening = Rc::clone(&control);
         let remember = async move {
@@ -82,12 +96,12 @@ impl ControlService {
         self.history.borrow_mut().record(event, &self.status.borrow().jobs);
     }
 
-    async fn caller(&self, peer: Peer) -> Caller {
+    pub(super) async fn caller(&self, peer: Peer) -> Caller {
         let uid = pjw_core::ids::Uid(peer.uid);
         if peer.uid == 0 || peer.uid == Uid::effective().as_raw() {
             return Caller { uid, is_admin: true };
         }
-        let groups = self.rules.borrow().admin_groups.clone();
+        let groups = self.settings.borrow().rules.admin_groups.clone();
         if groups.is_empty() {
             return Caller { uid, is_admin: false };
         }
@@ -110,8 +124,11 @@ impl ControlService {
             | Command::Provision(ProvisionCommand { job, .. }) => Some(job.clone()),
             Command::ReleaseAll { .. } | Command::Defrag { .. } => None,
         };
-        let early_answer =
-            admission::answer_without_event_loop(&self.rules.borrow(), &self.status.borrow().jobs, &command);
+        let early_answer = admission::answer_without_event_loop(
+            &self.settings.borrow().rules,
+            &self.status.borrow().jobs,
+            &command,
+        );
         let answer = match early_answer {
             Some(answer) => answer,
             None => self.call_loop(|reply| Message::Command { command, reply }).await?,
@@ -146,7 +163,7 @@ impl ControlService {
         answer.await.map_err(|_| stopping())
     }
 
-    async fn query_loop(&self, query: Query) -> Result<Answer, CallError> {
+    pub(super) async fn query_loop(&self, query: Query) -> Result<Answer, CallError> {
         self.call_loop(|answer| Message::Query { query, answer }).await
     }
 
@@ -156,6 +173,7 @@ impl ControlService {
         let assign = AssignCommand {
             job: id.clone(),
             cpu_request: amount(&request)?,
+            everything: everything(&request)?,
             placement: request.policy.as_deref().map(placement).transpose()?,
             class: request.class.as_deref().map(class).transpose()?,
             near_device: request.near,
@@ -210,7 +228,7 @@ impl ControlService {
     }
 
     /// The job in the latest status. The job may have ended since the command.
-    fn published_job(&self, id: &JobId) -> Result<wire::Job, CallError> {
+    pub(super) fn published_job(&self, id: &JobId) -> Result<wire::Job, CallError> {
         let name = id.to_string();
         let found = self.status.borrow().jobs.iter().find(|job| job.id == name).cloned();
         let found = found.map(Arc::unwrap_or_clone);
@@ -316,6 +334,7 @@ impl Service for ControlService {
             Call::GetReports(request) => self.reports(request).await?,
             Call::GetTopology => Reply::Topology { topology: self.topology() },
             Call::GetJob(request) => self.job_detail(request).await?,
+            Call::GetMemory(request) => self.memory(peer, request).await?,
             Call::Assign(request) => self.assign(peer, request).await?,
             Call::Release(request) => {
                 let job = job_id(&request.job)?;
@@ -354,7 +373,7 @@ fn released(reply: CommandReply) -> Reply {
     Reply::Released { released }
 }
 
-fn job_id(text: &str) -> Result<JobId, CallError> {
+pub(super) fn job_id(text: &str) -> Result<JobId, CallError> {
     text.parse().map_err(|error: pjw_core::job::JobIdError| CallError::Refused(error.to_string()))
 }
 
@@ -376,6 +395,18 @@ fn amount(request: &call::Assign) -> Result<Option<CpuRequest>, CallError> {
         (Some(n), None) => Ok(Some(CpuRequest::Cores(n))),
         (None, None) => Ok(None),
     }
+}
+
+/// The unit in which everything that is free is requested, if it is requested.
+fn everything(request: &call::Assign) -> Result<Option<CpuUnit>, CallError> {
+    if !request.all_cores.unwrap_or(false) {
+        return Ok(None);
+    }
+    if request.cores.is_some() || request.cpus.is_some() {
+        let why = "give either all cores, or a count of cores, or a CPU list";
+        return Err(CallError::Refused(why.to_owned()));
+    }
+    Ok(Some(if request.smt.as_deref() == Some("pus") { CpuUnit::Pu } else { CpuUnit::Core }))
 }
 
 fn placement(text: &str) -> Result<Placement, CallError> {
@@ -420,6 +451,7 @@ fn member_to_wire(facts: MemberDetails) -> wire::Member {
         uid: facts.process.as_ref().map(|process| process.uid.0).unwrap_or_default(),
         evidence: evidence_name(facts.evidence).to_owned(),
         threads: facts.threads.into_iter().map(thread_to_wire).collect(),
+        address_space: None,
     }
 }
 

@@ -3,6 +3,7 @@
 //! The loop has a thread of its own and owns all state. No other thread shares a lock with the loop. A command is
 //! answered after the cycle that executes the command, so `assign` returns when the job is on its cores.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,7 @@ mod queries;
 mod refusals;
 mod reload;
 mod reports;
+mod warnings;
 
 use refusals::{is_user_refusal, user_refusals};
 
@@ -37,9 +39,9 @@ use super::owner_samples::OwnerSamples;
 use super::triggers::CycleTriggers;
 use super::{abandoned, budget::CpuBudget, dry_runs::DryRunQueue, realtime::RealtimePriority};
 use crate::config::Config;
-use crate::control::admission::AdmissionRules;
-use crate::control::inbox::{Message, MessageReceiver};
+use crate::control::inbox::{Message, MessageReceiver, WarningOrigin};
 use crate::control::query::Answer;
+use crate::control::settings::ControlSettings;
 use crate::host::logging::Logging;
 use crate::host::notify::WatchdogPinger;
 use crate::job_files::JobFiles;
@@ -94,10 +96,10 @@ pub struct EventLoop {
     lateness: CycleDelay,
     /// PUs that are online and missing in the topology, even after the topology was read again.
     unresolved_pus: CpuSet,
-    /// The warnings about files of the daemon that were removed and can't be made again.
-    file_warnings: Vec<Warning>,
-    /// Sends the admission rules to the control server.
-    rules: watch::Sender<AdmissionRules>,
+    /// The warnings that other parts of the daemon sent.
+    sent_warnings: BTreeMap<WarningOrigin, Vec<Warning>>,
+    /// Sends the settings to the control server.
+    control_settings: watch::Sender<ControlSettings>,
     logging: Logging,
     meter: MetricsRecorder,
     job_files: JobFiles,
@@ -122,9 +124,8 @@ pub struct ReloadContext {
     pub config: Config,
     /// The path of the configuration file, as given on the command line. `None` if the default path is used.
     pub config_path: Option<PathBuf>,
-    /// Sends changed admission rules to the control server. The rules say which users are administrators, and
-    /// what other users may do.
-    pub rules: watch::Sender<AdmissionRules>,
+    /// Sends changed settings to the control server.
+    pub control_settings: watch::Sender<ControlSettings>,
     /// The log of this process. A reload sets its level and its format.
     pub logging: Logging,
     /// Counts what pjwd does, and publishes the counts as metrics. A reload of the configuration can switch
@@ -154,7 +155,8 @@ impl EventLoop {
         job_files: JobFiles,
         reports: ReportStore,
     ) -> Self {
-        let ReloadContext { config, config_path, rules, logging, metrics_recorder: meter } = settings;
+        let ReloadContext { config, config_path, control_settings, logging, metrics_recorder: meter } =
+            settings;
         let now = Instant::now();
         let cpu_budget = config.settings().cpu_budget_permille;
         Self {
@@ -179,8 +181,8 @@ impl EventLoop {
             cgroups_changed_at: None,
             lateness: CycleDelay::default(),
             unresolved_pus: CpuSet::new(),
-            file_warnings: Vec::new(),
-            rules,
+            sent_warnings: BTreeMap::new(),
+            control_settings,
             logging,
             meter,
             job_files,
@@ -252,8 +254,8 @@ impl EventLoop {
                         self.triggers.job_processes_scan_due |=
                             self.warden.ongoing_failures().journal_error.is_some();
                     }
-                    Message::FileWarnings(warnings) => {
-                        self.file_warnings = warnings;
+                    Message::Warnings { origin, warnings } => {
+                        self.sent_warnings.insert(origin, warnings);
                         self.triggers.job_processes_scan_due = true;
                     }
                     Message::Stop => {
@@ -297,13 +299,6 @@ impl EventLoop {
             self.answer_dry_runs();
             self.watchdog.ping_if_due();
         }
-    }
-
-    /// The warnings that no decision made: about files of the daemon and of jobs, and about the configuration.
-    fn own_warnings(&self) -> Vec<Warning> {
-        let own =
-            self.file_warnings.iter().chain(&self.provision_warnings).chain(&self.borrower_warnings).cloned();
-        own.chain(self.job_files.warnings()).collect()
     }
 
     /// The time at which pending events are due. Where no new process has a wrong mask, events are delayed, and all events

@@ -21,7 +21,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tracing::warn;
 
-use crate::control::inbox::{Message, MessageSender};
+use crate::control::inbox::{Message, MessageSender, WarningOrigin};
 use crate::store::{journal, lock::DaemonLock};
 
 /// The time between two checks without an event.
@@ -64,7 +64,7 @@ impl WatchedFiles {
     /// Watches the files of the daemon, and makes removed files again. Never returns. Must run inside a tokio runtime.
     ///
     /// - The lock file and the socket: this function makes them again. Each new socket is sent to `listeners`. If a
-    ///   file can't be made again, a warning ([`Message::FileWarnings`]) is sent through `outbox`. A socket of the
+    ///   file can't be made again, a warning ([`Message::Warnings`]) is sent through `outbox`. A socket of the
     ///   service manager is not made again.
     /// - The files of the journal: the event loop makes them again. After a removal, [`Message::CheckJournal`] is sent
     ///   to the event loop through `outbox`.
@@ -80,7 +80,7 @@ impl WatchedFiles {
             let warnings = self.check(&listeners);
             if warnings != reported {
                 reported.clone_from(&warnings);
-                let _ = outbox.send(Message::FileWarnings(warnings));
+                let _ = outbox.send(Message::Warnings { origin: WarningOrigin::OwnFiles, warnings });
             }
             // The task is cancelled while the daemon stops.
             if spawn_blocking(move || watch.wait(CHECK_INTERVAL)).await.unwrap_or(false) {

@@ -184,6 +184,17 @@ fn cpuset_action_to_wire(action: &CpusetAction) -> wire::Action {
     wire::Action { action: action.name().to_owned(), job, pid, tid: pid, from, to, why }
 }
 
+/// Converts a warning to the form in which the status contains it.
+#[must_use]
+pub fn warning_to_status(warning: &Warning) -> wire::Warning {
+    wire::Warning {
+        code: warning.code.to_owned(),
+        job: warning.job.as_ref().map(ToString::to_string).unwrap_or_default(),
+        text: warning.text.clone(),
+        remedy: warning.remedy.clone(),
+    }
+}
+
 fn warning_to_wire(plan_warning: &Warning) -> wire::Abstained {
     wire::Abstained {
         code: plan_warning.code.to_owned(),

@@ -39,16 +39,42 @@ pub fn allocate(
     policy: &Policy,
 ) -> Result<Offer, Refusal> {
     let present = pool.pus_of(job);
-    let mut available = pool.free_cpus().union(&present).intersection(&pool.online_cpus());
-    if !policy.share_smt {
-        available = available.difference(&cores_with_offline_holder(job, pool, topology));
-    }
+    let available = available_to(job, pool, topology, policy);
     let anywhere = make_offer(request, &present, &available, pool, topology, policy)?;
     let Some(device) = request.near_device.as_deref().and_then(|name| topology.device(name)) else {
         return Ok(anywhere);
     };
     let near = available.intersection(&device.local_cpus).union(&available.intersection(&present));
     Ok(near_device(device, anywhere, make_offer(request, &present, &near, pool, topology, policy).ok()))
+}
+
+/// Returns a request of the job `job` for everything that it can have: what is free, and what it holds already. The
+/// unit says whether the request counts whole cores or PUs. The request is for zero cores if nothing is free.
+#[must_use]
+pub fn request_for_everything(
+    job: &JobId,
+    unit: CpuUnit,
+    pool: &PuPool,
+    topology: &Topology,
+    policy: &Policy,
+) -> CpuRequest {
+    let available = available_to(job, pool, topology, policy);
+    let amount =
+        |unit| Allocator::new(topology, unit, &available, &pool.online_cpus(), &pool.pus_of(job)).units();
+    match unit {
+        CpuUnit::Core => CpuRequest::Cores(amount(Unit::Core)),
+        CpuUnit::Pu if policy.share_smt => CpuRequest::Pus(amount(Unit::AnyPu)),
+        CpuUnit::Pu => CpuRequest::Pus(amount(Unit::Pu)),
+    }
+}
+
+/// The PUs that the job can have: those that are free, and those that it holds already.
+fn available_to(job: &JobId, pool: &PuPool, topology: &Topology, policy: &Policy) -> CpuSet {
+    let available = pool.free_cpus().union(&pool.pus_of(job)).intersection(&pool.online_cpus());
+    if policy.share_smt {
+        return available;
+    }
+    available.difference(&cores_with_offline_holder(job, pool, topology))
 }
 
 /// Returns the offer near the device, if there is one; else the other offer, with a note that the cores are

@@ -1,7 +1,7 @@
 //! Carries out commands. A command is checked first; then it is carried out completely or refused.
 
-use crate::allocate::Offer;
 use crate::allocate::defrag::{self, DefragPlan};
+use crate::allocate::{Offer, request_for_everything};
 use crate::basics::{Pid, Uid, prelude::*};
 use crate::machine::{Device, Topology};
 use crate::phases::commands::types::{AssignCommand, Caller, Command, ProvisionCommand, Reply};
@@ -123,6 +123,8 @@ fn assign(draft: &mut Draft<'_>, args: &AssignCommand) -> Result<Job, Refusal> {
         return Err(Refusal::JobForOtherUser { job: args.job.clone(), owner });
     }
     let new_members = new_members(draft, args)?;
+    let counted = with_counted_request(draft, args)?;
+    let args = counted.as_ref().unwrap_or(args);
     let request = request(&draft.state.topology, existing.as_ref(), args)?;
     let owner = owner(draft, existing.as_ref(), args, &new_members);
     let borrows = request.class == PriorityClass::Besteffort;
@@ -158,6 +160,29 @@ fn assign(draft: &mut Draft<'_>, args: &AssignCommand) -> Result<Job, Refusal> {
     }
     lending::update(draft);
     draft.state.jobs.get(&args.job).cloned().ok_or_else(|| Refusal::NoSuchJob { job: args.job.clone() })
+}
+
+/// Returns the command with the number of cores in the place of "everything". `None` if the command says a number.
+fn with_counted_request(draft: &Draft<'_>, args: &AssignCommand) -> Result<Option<AssignCommand>, Refusal> {
+    let Some(unit) = args.everything else { return Ok(None) };
+    let state = &*draft.state;
+    let borrows =
+        |job: &Job| job.request.as_ref().is_some_and(|request| request.class == PriorityClass::Besteffort);
+    let borrows = args.class.map_or_else(
+        || state.jobs.get(&args.job).is_some_and(borrows),
+        |class| class == PriorityClass::Besteffort,
+    );
+    let cpu_request = if borrows {
+        // A borrower takes no cores from anybody, and can use each core that is idle at some time.
+        let usable = state.pool.online_cpus().difference(&state.pool.housekeeping_cpus());
+        CpuRequest::Cores(state.topology.overlapping_core_count(&usable))
+    } else {
+        request_for_everything(&args.job, unit, &state.pool, &state.topology, draft.policy)
+    };
+    if cpu_request.is_none_requested() {
+        return Err(Refusal::NothingFree { unit });
+    }
+    Ok(Some(AssignCommand { cpu_request: Some(cpu_request), everything: None, ..args.clone() }))
 }
 
 /// Promises cores to a service. Processes that run already join when the job is planned.

@@ -2,7 +2,7 @@
 
 use crate::allocate::defrag::DefragPlan;
 use crate::basics::{Pid, Uid, prelude::*};
-use crate::terms::{CpuRequest, Job, JobId, Placement, PriorityClass, Provision};
+use crate::terms::{CpuRequest, CpuUnit, Job, JobId, Placement, PriorityClass, Provision};
 
 /// The user that sent a command, and whether this user may change jobs of other users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +65,10 @@ pub struct AssignCommand {
     /// earlier request of the job unchanged. If the job has no earlier request, a command with `None` is
     /// refused.
     pub cpu_request: Option<CpuRequest>,
+    /// Whether the job requests everything that it can have when the command is carried out: what is free, and what the
+    /// job holds already. The unit says whether whole cores or PUs are counted. Replaces `cpu_request`. The number is
+    /// recorded as the request of the job: it does not grow when more cores become free. `None` if `cpu_request` counts.
+    pub everything: Option<CpuUnit>,
     /// The rule by which the cores are chosen, such as close together. `None` leaves the rule of the job
     /// unchanged; for a new job it means [`Placement::Pack`].
     pub placement: Option<Placement>,
@@ -105,6 +109,7 @@ impl AssignCommand {
         Self {
             job,
             cpu_request: None,
+            everything: None,
             placement: None,
             class: None,
             near_device: None,

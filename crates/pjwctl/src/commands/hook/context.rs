@@ -72,6 +72,11 @@ impl Context {
         self.attributes.environ.get(name).map(String::as_str).filter(|value| !value.is_empty())
     }
 
+    /// The value of a variable in the hook's environment, also if it is empty.
+    pub(super) fn inherited(&self, name: &str) -> Option<String> {
+        self.attributes.environ.get(name).cloned()
+    }
+
     /// The text of the file that a variable names.
     pub(super) fn file_of(&self, variable: &str) -> Option<String> {
         file(Path::new(self.variable(variable)?))

@@ -1,21 +1,23 @@
 //! The environment variables that contain the cores of a job.
 //!
-//! `PJW_CPUS` and `PJW_NCORES` describe the grant. `PJW_JOB_DIR` is the directory of the job's core map, if there is one. The variables of OpenMP are set only where the user set none:
+//! `PJW_CPUS` and `PJW_NCORES` describe the grant. `PJW_JOB_DIR` is the directory of the job's core map, if there is one. The
+//! others are set only where the user set none:
 //!
-//! - `OMP_NUM_THREADS`: the share of one task.
+//! - The variables of the configuration key `run.variables`, such as `OMP_NUM_THREADS`: the share of one task.
 //! - `OMP_PLACES`: only for a task that has all its CPUs for itself, which are the whole grant or a mask of its own.
 //!   With this variable OpenMP binds its threads from the first place on. Tasks that share a mask, and MPI ranks that
 //!   inherit the variable, would all bind to the same first core. For those the warden distributes the running
 //!   threads.
 
 use pjw_core::cpuset::CpuSet;
+use pjw_core::size_variables::{CpuSize, size_environment};
 use pjw_ipc::wire::{Core, Job, Status};
 use pjw_sources::{announcement::JobAnnouncement, task::SlurmTaskCpus};
 
 use super::client::own_mask;
 use super::context::{Context, Variables};
-use crate::commands::connection::job_directory;
-use crate::commands::run::cores_in;
+use crate::commands::connection::{job_directory, size_variables};
+use crate::commands::run::{cores_in, size_of};
 
 /// The variables for programs that inherit the environment of a whole job.
 pub(super) fn of_job(context: &Context, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
@@ -32,10 +34,8 @@ pub(super) fn of_starter(context: &Context, announcement: &JobAnnouncement) -> a
 fn of_share(context: &Context, status: &Status, job: &Job) -> anyhow::Result<Variables> {
     let cpus: CpuSet = job.cpus.parse()?;
     let mut variables = of_grant(status, job, &cpus);
-    if context.variable("OMP_NUM_THREADS").is_none() {
-        let cores = cores_in(&cpus, &status.cores).max(1);
-        variables.push(("OMP_NUM_THREADS".to_owned(), cores.to_string()));
-    }
+    let size = size_of(&cpus, &status.cores);
+    variables.extend(size_environment(&size_variables(status), size, |name| context.inherited(name)));
     Ok(variables)
 }
 
@@ -48,13 +48,12 @@ pub(super) fn of_task(
 ) -> anyhow::Result<Variables> {
     let cpus: CpuSet = job.cpus.parse()?;
     let mut variables = of_grant(status, job, &cpus);
-    let openmp = openmp(&cpus, own_mask().as_ref(), &status.cores, task);
-    let (threads, places) = (openmp.threads.to_string(), openmp.places.map(str::to_owned));
-    for (name, value) in [("OMP_NUM_THREADS", Some(threads)), ("OMP_PLACES", places)] {
-        if let Some(value) = value.filter(|_| context.variable(name).is_none()) {
-            variables.push((name.to_owned(), value));
-        }
-    }
+    let share = share(&cpus, own_mask().as_ref(), &status.cores, task);
+    let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    let size = CpuSize { cores: number(share.threads), pus: number(share.pus) };
+    variables.extend(size_environment(&size_variables(status), size, |name| context.inherited(name)));
+    let places = share.places.filter(|_| context.inherited("OMP_PLACES").is_none());
+    variables.extend(places.map(|places| ("OMP_PLACES".to_owned(), places.to_owned())));
     Ok(variables)
 }
 
@@ -68,14 +67,19 @@ fn of_grant(status: &Status, job: &Job, cpus: &CpuSet) -> Variables {
         .collect()
 }
 
-/// The settings of OpenMP.
+/// The share of one task.
 #[derive(Debug, PartialEq, Eq)]
-struct OpenMp {
+struct TaskShare {
+    /// The number of threads for a program that starts one per core. Where the user requested CPUs for each task, their
+    /// number.
     threads: usize,
+    /// The number of PUs.
+    pus: usize,
+    /// The value of `OMP_PLACES`, if the task has its CPUs for itself.
     places: Option<&'static str>,
 }
 
-fn openmp(grant: &CpuSet, mask: Option<&CpuSet>, cores: &[Core], task: SlurmTaskCpus) -> OpenMp {
+fn share(grant: &CpuSet, mask: Option<&CpuSet>, cores: &[Core], task: SlurmTaskCpus) -> TaskShare {
     // A mask narrower than the grant is the task's own, set by the scheduler.
     let own = mask.map(|mask| mask.intersection(grant)).filter(|own| !own.is_empty() && own != grant);
     let usable = own.as_ref().unwrap_or(grant);
@@ -83,21 +87,24 @@ fn openmp(grant: &CpuSet, mask: Option<&CpuSet>, cores: &[Core], task: SlurmTask
     let in_core = |core: &Core| core.cpus.parse::<CpuSet>().unwrap_or_default().intersection(usable).len();
     let widest = cores.iter().map(in_core).max().unwrap_or(1).max(1);
     let tasks = if own.is_some() { 1 } else { task.task_count as usize };
-    let (threads, all) = match task.cpus_per_task {
+    let (threads, pus, all) = match task.cpus_per_task {
         // The requested CPUs are threads. The last core may be allocated whole for one of them.
-        Some(requested) => (requested as usize, requested as usize * tasks + widest > usable.len()),
+        Some(requested) => {
+            (requested as usize, requested as usize, requested as usize * tasks + widest > usable.len())
+        }
         None => {
             let (part, whole) = match (own.is_some(), task.step_cpus, task.job_cpus) {
                 (false, Some(step), Some(job)) if step < job => (step as usize, job as usize),
                 _ => (1, 1),
             };
-            (usable_cores * part / whole / tasks, part == whole)
+            (usable_cores * part / whole / tasks, usable.len() * part / whole / tasks, part == whole)
         }
     };
     let threads = threads.clamp(1, usable.len().max(1));
+    let pus = pus.clamp(1, usable.len().max(1));
     let by_core = widest > 1 && threads <= usable_cores;
     let places = if by_core { "cores" } else { "threads" };
-    OpenMp { threads, places: (tasks == 1 && all).then_some(places) }
+    TaskShare { threads, pus, places: (tasks == 1 && all).then_some(places) }
 }
 
 #[cfg(test)]
@@ -121,7 +128,7 @@ mod tests {
         task: SlurmTaskCpus,
     ) -> (usize, &'static str) {
         let mask: Option<CpuSet> = mask.map(|mask| mask.parse().unwrap());
-        let announcement = openmp(&grant.parse().unwrap(), mask.as_ref(), cores, task);
+        let announcement = share(&grant.parse().unwrap(), mask.as_ref(), cores, task);
         (announcement.threads, announcement.places.unwrap_or("-"))
     }
 

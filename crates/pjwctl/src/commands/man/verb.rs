@@ -58,7 +58,7 @@ mod tests {
         };
         assert!(section("EXAMPLES").contains("pjwctl run \\-\\-cores 2 \\-\\- make"), "{run}");
         assert!(section("EXIT STATUS").contains("127"), "{run}");
-        assert!(section("SYNOPSIS").contains("<\\-\\-cores <N>|\\-\\-cpus <LIST>>"), "{run}");
+        assert!(section("SYNOPSIS").contains("<\\-\\-cores <N|all>|\\-\\-cpus <LIST>>"), "{run}");
         assert!(page_of("").contains(".SH FILES") && page_of("").contains("/run/pjwd/pjwd.sock"));
     }
 }

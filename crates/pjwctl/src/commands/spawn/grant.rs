@@ -5,13 +5,14 @@ use std::path::PathBuf;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Tid;
+use pjw_core::size_variables::SizeVariable;
 use pjw_ipc::call::{Assign, ExplainPid, ExplainPidReply};
 use pjw_ipc::client::{Client, ClientError};
 use pjw_ipc::wire::Job;
 use pjw_linux::sys::affinity;
 
-use crate::cli::{SpawnArgs, value_name};
-use crate::commands::connection::{Warden, call_for, job_directory, job_id, read_status};
+use crate::cli::{CoreCountArg, SpawnArgs, value_name};
+use crate::commands::connection::{Warden, call_for, job_directory, job_id, read_status, size_variables};
 use crate::commands::run;
 
 /// The cores that the instances are started on.
@@ -21,6 +22,8 @@ pub(super) struct Grant {
     pub(super) job: Option<String>,
     /// The directory with the core map of the job, if it is known.
     pub(super) directory: Option<PathBuf>,
+    /// The variables that tell an instance the size of its part.
+    pub(super) size_variables: Vec<SizeVariable>,
     /// The connection over which the job was made. `None` if it was not made for this command.
     client: Option<Client>,
 }
@@ -35,14 +38,16 @@ impl Grant {
         program: &OsStr,
     ) -> anyhow::Result<Self> {
         if request.local {
-            return Ok(Self { cpus: own_mask()?, job: None, directory: None, client: None });
+            let size_variables = SizeVariable::defaults();
+            return Ok(Self { cpus: own_mask()?, job: None, directory: None, size_variables, client: None });
         }
         let pid = std::process::id();
         let mut client = warden.connect()?;
         let name = request.job.clone().unwrap_or_else(|| run::default_name(program, pid));
         let assign = Assign {
             job: job_id(&name)?,
-            cores: Some(request.cores.unwrap_or(size)),
+            cores: request.cores.map_or(Some(size), CoreCountArg::count),
+            all_cores: (request.cores == Some(CoreCountArg::All)).then_some(true),
             pids: Some(vec![pid]),
             class: request.class.map(|class| value_name(&class)),
             fresh: Some(true),
@@ -54,8 +59,14 @@ impl Grant {
                 let job = schedulers_job(&mut client, pid).filter(|_| request.job.is_none());
                 return match (fault, job) {
                     (ClientError::Refused { .. }, Some(job)) => {
-                        let directory = directory_of(&mut client, &job);
-                        Ok(Self { cpus: own_mask()?, job: Some(job), directory, client: None })
+                        let (directory, size_variables) = surroundings(&mut client, &job);
+                        Ok(Self {
+                            cpus: own_mask()?,
+                            job: Some(job),
+                            directory,
+                            size_variables,
+                            client: None,
+                        })
                     }
                     (fault, _) => Err(fault.into()),
                 };
@@ -64,8 +75,8 @@ impl Grant {
         let id = job.id.clone();
         match run::wait_for_borrowed_cores(&mut client, job).and_then(|job| run::granted(&job)) {
             Ok(cpus) => {
-                let directory = directory_of(&mut client, &id);
-                Ok(Self { cpus, job: Some(id), directory, client: Some(client) })
+                let (directory, size_variables) = surroundings(&mut client, &id);
+                Ok(Self { cpus, job: Some(id), directory, size_variables, client: Some(client) })
             }
             Err(error) => {
                 run::release(&mut client, &id);
@@ -88,9 +99,13 @@ fn schedulers_job(client: &mut Client, pid: u32) -> Option<String> {
     reasons.job.filter(|job| !job.starts_with("manual:"))
 }
 
-/// The directory with the core map of a job. Without it the instances have the cores of their masks.
-fn directory_of(client: &mut Client, job: &str) -> Option<PathBuf> {
-    read_status(client).ok().and_then(|status| job_directory(&status, job))
+/// The directory with the core map of a job, and the variables for its size. Without the directory the instances have the
+/// cores of their masks.
+fn surroundings(client: &mut Client, job: &str) -> (Option<PathBuf>, Vec<SizeVariable>) {
+    match read_status(client) {
+        Ok(status) => (job_directory(&status, job), size_variables(&status)),
+        Err(_) => (None, SizeVariable::defaults()),
+    }
 }
 
 fn own_mask() -> anyhow::Result<CpuSet> {

@@ -16,6 +16,7 @@ mod mode;
 mod replicas;
 mod report;
 mod signals;
+mod sizes;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -33,13 +34,14 @@ use pjw_spawn::{
 
 use super::connection::Warden;
 use super::run::{NOT_EXECUTABLE, NOT_FOUND};
-use crate::cli::{ProxyArg, SpawnArgs};
+use crate::cli::{CoreCountArg, ProxyArg, SpawnArgs};
 use crate::output;
 use commands::RankedCommand;
 use grant::Grant;
 use group::{Group, Program};
 use labels::Labels;
 use mode::Mode;
+use sizes::InstanceSizes;
 
 /// The descriptors of a labelled instance: both ends of two pipes.
 const DESCRIPTORS_OF_LABELS: usize = 4;
@@ -82,6 +84,7 @@ fn spawn(warden: &Warden, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
             programs,
             size,
             &placements,
+            &InstanceSizes::new(&topology, &placements, &grant.size_variables),
             &grant,
             request.prefix_output_with_rank.then_some(&mut labels),
         ),
@@ -148,7 +151,7 @@ fn placements(
     request: &SpawnArgs,
     size: u32,
 ) -> anyhow::Result<Vec<Arc<Placement>>> {
-    let cpus = match request.cores.filter(|_| request.local) {
+    let cpus = match request.cores.and_then(CoreCountArg::count).filter(|_| request.local) {
         None => granted.clone(),
         Some(cores) => first_cores(topology, granted, cores)?,
     };
@@ -184,6 +187,7 @@ fn with_instances(
     programs: Vec<(Context, RankedCommand, Arc<Arguments>)>,
     size: u32,
     placements: &[Arc<Placement>],
+    sizes: &InstanceSizes,
     grant: &Grant,
     mut labels: Option<&mut Labels>,
 ) -> anyhow::Result<Vec<Program>> {
@@ -197,18 +201,20 @@ fn with_instances(
             Some(directory) => context.set_variable("PJW_JOB_DIR", directory),
             None => context,
         };
+        let context = sizes.set_common_variables(context);
         let mut instances = Vec::with_capacity(command.ranks.len());
         for rank in command.ranks {
             let stdio = match &mut labels {
                 Some(labels) => labels.add(rank)?,
                 None => Stdio::default(),
             };
+            let part = rank as usize % placements.len();
             instances.push(Instance {
                 rank,
                 size,
                 arguments: Arc::clone(&arguments),
-                variables: Vec::new(),
-                placement: Arc::clone(&placements[rank as usize % placements.len()]),
+                variables: sizes.own_variables(part),
+                placement: Arc::clone(&placements[part]),
                 stdio,
             });
         }

@@ -1,8 +1,10 @@
 //! `show JOB`: the job, its processes with their threads, and its events.
 
+mod memory;
+
 use std::sync::Arc;
 
-use pjw_ipc::wire::{Event, Job, Member, Thread};
+use pjw_ipc::wire::{Event, Job, Member, Memory, Thread};
 use serde::Serialize;
 
 use super::text::{count_with_noun, escape_control_characters, percent_text, wrap_text};
@@ -19,12 +21,16 @@ pub struct JobDetails {
     pub members: Vec<Member>,
     /// The latest events of the job, oldest first.
     pub history: Vec<Arc<Event>>,
+    /// The memory of the job. `None` if it was not requested and can't be estimated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Memory>,
 }
 
 /// Returns the text of `pjwctl show`: a job, its processes with their threads, and its latest events.
 #[must_use]
 pub fn job_details_text(details: &JobDetails, names: &UserNames, term: Terminal) -> String {
     let mut parts = vec![header(&details.job, names, term)];
+    parts.extend(details.memory.as_ref().map(|memory| memory::memory_text(memory, term)));
     if !details.members.is_empty() {
         parts.push(details.members.iter().map(|member| self::member(member, names, term)).collect());
     }

@@ -13,10 +13,16 @@ fn sample() -> JobDetails {
         uid: 1000,
         evidence: "registered".into(),
         threads: samples::threads(),
+        address_space: None,
     };
     let time = "2026-05-04T12:00:00Z".into();
     let assigned = Event { time, event: "assigned".into(), text: "2 cores: 2-3".into(), ..Event::default() };
-    JobDetails { job: job("manual:a", "2-3"), members: vec![member], history: vec![assigned.into()] }
+    JobDetails {
+        job: job("manual:a", "2-3"),
+        members: vec![member],
+        history: vec![assigned.into()],
+        memory: None,
+    }
 }
 
 #[test]

@@ -23,6 +23,8 @@ pub enum Query {
         /// The maximum number of processes on the page.
         limit: usize,
     },
+    /// The processes that belong to the job with this id.
+    MemberProcesses(JobId),
     /// The reasons why the job with this id holds its CPUs.
     JobReasons(JobId),
     /// The reasons why a process belongs to its job or to none, and the reasons for the affinity masks of its
@@ -77,6 +79,8 @@ pub enum Answer {
     /// A page of the processes of a job, and the position after which the next page begins. The position is
     /// `None` if no page follows. The outer `Option` is `None` if the requested job does not exist.
     Members(Option<(Vec<MemberDetails>, Option<PageCursor>)>),
+    /// The processes that belong to a job, ascending by pid. `None` if the requested job does not exist.
+    MemberProcesses(Option<Vec<ProcessId>>),
     /// The reasons why a job holds its CPUs. `None` if the requested job does not exist.
     JobReasons(Option<ExplainJobReply>),
     /// The reasons why a process belongs to its job or to none, and one page of its threads.
@@ -169,6 +173,14 @@ pub fn members_page(state: &WardenState, job: &JobId, after: Option<PageCursor>,
         }
     }
     Answer::Members(Some((page, None)))
+}
+
+/// Returns the processes that belong to the job `id`, as [`Answer::MemberProcesses`]. The answer contains `None` if the job
+/// does not exist.
+#[must_use]
+pub fn member_processes(state: &WardenState, id: &JobId) -> Answer {
+    let processes = || state.members_of(id).map(|member| member.id).collect();
+    Answer::MemberProcesses(state.jobs.contains_key(id).then(processes))
 }
 
 /// Returns the reasons why the job `id` holds its CPUs, as [`Answer::JobReasons`]. The answer contains `None` if the

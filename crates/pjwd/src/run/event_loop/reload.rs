@@ -6,7 +6,7 @@ use tracing::warn;
 
 use super::EventLoop;
 use crate::config::{Config, ConfigError};
-use crate::control::admission::AdmissionRules;
+use crate::control::settings::ControlSettings;
 use crate::host::task_scan;
 
 impl EventLoop {
@@ -19,7 +19,7 @@ impl EventLoop {
             Ok((config, policy)) => {
                 let changes = self.config.changes(&config);
                 self.warden.set_policy(policy);
-                self.rules.send_replace(AdmissionRules::from(config.settings()));
+                self.control_settings.send_replace(ControlSettings::from(config.settings()));
                 self.logging.apply_settings(config.settings());
                 if config.settings().scan_interface != self.config.settings().scan_interface {
                     task_scan::configure(
@@ -31,6 +31,7 @@ impl EventLoop {
                 self.realtime.set_enabled(config.settings().use_realtime_priority);
                 self.meter.apply_settings(config.settings());
                 self.reports.set_keep(config.settings().report_keep);
+                self.publisher.set_size_variables(&config.settings().size_variables);
                 self.config = config;
                 // The client that requested the reload expects the effect in the next status.
                 self.triggers.job_processes_scan_due = true;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use pjw_core::event::{Event, EventKind};
 use pjw_core::policy::Mode;
 use pjw_core::ports::{Journal, MachineInterface};
+use pjw_core::size_variables::SizeVariable;
 use pjw_core::topology::{Level, Topology};
 use pjw_core::{
     allocate::offer::largest_requests, ids::Uid, plan::Warning, state::WardenState, state::dirty::DirtySet,
@@ -81,6 +82,8 @@ pub struct StatusPublisher {
     jobs: JobViews,
     /// The path of the directory that has a subdirectory with files for each job.
     job_files: String,
+    /// The environment variables that tell a program the size of its job, as in the configuration.
+    size_variables: Vec<String>,
     /// The last published status. `None` if the next status must be published even without a change.
     last: Option<StatusSnapshot>,
     /// The sizes of the largest requests for cores that the free PUs can serve. The number before them counts the
@@ -120,6 +123,7 @@ impl StatusPublisher {
             unassigned_users: BTreeSet::new(),
             jobs: JobViews::default(),
             job_files: String::new(),
+            size_variables: Vec::new(),
             fits: None,
             last: None,
         };
@@ -130,6 +134,12 @@ impl StatusPublisher {
     /// the path of `directory`.
     pub fn set_job_files(&mut self, directory: &Path) {
         self.job_files = directory.display().to_string();
+    }
+
+    /// Sets the environment variables that tell a program the size of its job. The published status contains them.
+    pub fn set_size_variables(&mut self, variables: &[SizeVariable]) {
+        self.size_variables = variables.iter().map(ToString::to_string).collect();
+        self.last = None;
     }
 
     /// Publishes the changed topology of the machine to the control server, after PUs (logical CPUs) were added.
@@ -219,6 +229,7 @@ impl StatusPublisher {
             },
             fits,
             job_files: self.job_files.clone(),
+            variables: Some(self.size_variables.clone()),
             ..wire::Status::default()
         };
         let status = PublishedStatus::new(head, self.jobs.jobs(), published, Arc::clone(&self.cores));

@@ -1,0 +1,177 @@
+//! Whether the memory that the workers of a job have for themselves will still fit.
+//!
+//! Forked workers share the memory of their parent until they write to it. When all of them write, as at the end of a farm,
+//! each gets a copy, and the memory of the machine or of the job's cgroup may run out.
+
+use crate::basics::{Nanos, prelude::*};
+use crate::diagnosis::words::{bytes, count};
+
+/// How far ahead a lack of memory is predicted.
+const HORIZON_SECONDS: u64 = 600;
+/// Readings that are older than this say nothing about the present growth.
+const MAX_AGE: Nanos = Nanos(600 * 1_000_000_000);
+/// A prediction reaches at most so many times farther than the readings. A job that loads its data grows too, and stops.
+const REACH: u64 = 10;
+/// The smallest growth of all workers together between two readings that is more than noise, in bytes.
+const MIN_GROWTH: u64 = 8 << 20;
+
+/// A reading of the memory that the workers of a job have for themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkerMemory {
+    /// When the memory was read.
+    pub at: Nanos,
+    /// The number of workers.
+    pub workers: u32,
+    /// The memory that only one worker maps, summed over the workers, in bytes.
+    pub own: u64,
+}
+
+impl WorkerMemory {
+    /// Returns the reading for these unique set sizes, one for each address space of the job. A process is a worker if it has
+    /// at least a quarter of the memory of the largest one: a shell, a launcher or a master that has forked is none.
+    #[must_use]
+    pub fn of(at: Nanos, unique_set_sizes: impl IntoIterator<Item = u64>) -> Self {
+        let sizes: Vec<u64> = unique_set_sizes.into_iter().collect();
+        let largest = sizes.iter().copied().max().unwrap_or(0);
+        let of_workers = sizes.iter().filter(|size| **size > 0 && **size >= largest / 4);
+        let (workers, own) =
+            of_workers.fold((0_u32, 0_u64), |(count, own), size| (count + 1, own.saturating_add(*size)));
+        Self { at, workers, own }
+    }
+}
+
+/// A prediction that the memory of a job's workers will not fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryShortage {
+    /// The number of workers.
+    pub workers: u32,
+    /// The memory that each worker has for itself now, on average, in bytes.
+    pub own: u64,
+    /// By how much this memory grows in a minute, in bytes.
+    pub growth_per_minute: u64,
+    /// The memory that the workers can still get, in bytes.
+    pub available: u64,
+    /// After how many seconds the memory runs out, at this growth.
+    pub seconds_left: u64,
+}
+
+impl MemoryShortage {
+    /// Returns the prediction as one sentence. Example: `8 workers x 1.2 GiB of their own will not fit: ...`.
+    #[must_use]
+    pub fn sentence(&self) -> String {
+        let minutes = HORIZON_SECONDS / 60;
+        let wanted = self.own.saturating_add(self.growth_per_minute.saturating_mul(minutes));
+        format!(
+            "{} x {} of their own will not fit: they have {} each, grow by {} a minute each, and {} is left, which is \
+             enough for {}",
+            count(usize::try_from(self.workers).unwrap_or(usize::MAX), "worker"),
+            bytes(wanted),
+            bytes(self.own),
+            bytes(self.growth_per_minute),
+            bytes(self.available),
+            duration(self.seconds_left)
+        )
+    }
+
+    /// Returns what the user can do.
+    #[must_use]
+    pub fn remedy() -> &'static str {
+        "start fewer workers, fork them later, or ask for more memory"
+    }
+}
+
+fn duration(seconds: u64) -> String {
+    if seconds < 120 { format!("{seconds} s") } else { format!("{} min", seconds / 60) }
+}
+
+/// Predicts whether the memory of a job's workers runs out within ten minutes, or within ten times the time for which they were
+/// seen growing.
+///
+/// `readings` are the readings of the job, oldest first. Only the latest ones with the same number of workers count: a
+/// fork is no growth. `available` is the memory that the job can still get, in bytes: what its cgroup or the machine has
+/// left. `None` if nothing grows, or if it fits.
+#[must_use]
+pub fn predict_shortage(readings: &[WorkerMemory], available: u64) -> Option<MemoryShortage> {
+    let newest = readings.last().filter(|newest| newest.workers > 0)?;
+    let is_alike = |reading: &&WorkerMemory| {
+        reading.workers == newest.workers && newest.at.0.saturating_sub(reading.at.0) <= MAX_AGE.0
+    };
+    let oldest = readings.iter().rev().take_while(is_alike).last()?;
+    let time = newest.at.0.saturating_sub(oldest.at.0);
+    let growth = newest.own.saturating_sub(oldest.own);
+    if time == 0 || growth < MIN_GROWTH {
+        return None;
+    }
+    let seconds_left = u128::from(available) * u128::from(time) / u128::from(growth) / 1_000_000_000;
+    let reach = (time / 1_000_000_000).saturating_mul(REACH).min(HORIZON_SECONDS);
+    let seconds_left = u64::try_from(seconds_left).ok().filter(|seconds| *seconds < reach)?;
+    let workers = u64::from(newest.workers);
+    let per_minute = u128::from(growth) * 60_000_000_000 / u128::from(time) / u128::from(workers);
+    Some(MemoryShortage {
+        workers: newest.workers,
+        own: newest.own / workers,
+        growth_per_minute: u64::try_from(per_minute).unwrap_or(u64::MAX),
+        available,
+        seconds_left,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+    const MIB: u64 = 1 << 20;
+    const SECOND: u64 = 1_000_000_000;
+
+    fn reading(seconds: u64, workers: u32, own: u64) -> WorkerMemory {
+        WorkerMemory { at: Nanos(seconds * SECOND), workers, own }
+    }
+
+    #[test]
+    fn workers_that_outgrow_the_memory_are_told_with_the_time_that_is_left() {
+        let readings = [reading(0, 8, 4 * GIB), reading(60, 8, 5 * GIB)];
+        let shortage = predict_shortage(&readings, 2 * GIB).unwrap();
+        assert_eq!((shortage.workers, shortage.seconds_left, shortage.own), (8, 120, 640 * MIB));
+        assert_eq!(
+            shortage.sentence(),
+            "8 workers x 1.8 GiB of their own will not fit: they have 640.0 MiB each, grow by 128.0 MiB a minute each, and \
+             2.0 GiB is left, which is enough for 2 min"
+        );
+        assert_eq!(predict_shortage(&readings, 0).unwrap().seconds_left, 0);
+    }
+
+    #[test]
+    fn memory_that_fits_or_does_not_grow_is_no_warning() {
+        let growing = [reading(0, 8, 4 * GIB), reading(60, 8, 5 * GIB)];
+        assert_eq!(predict_shortage(&growing, 11 * GIB), None, "enough for longer than ten minutes");
+        for (case, readings) in [
+            ("no reading", vec![]),
+            ("one reading", vec![reading(0, 8, GIB)]),
+            ("steady", vec![reading(0, 8, GIB), reading(60, 8, GIB)]),
+            ("shrinking", vec![reading(0, 8, 2 * GIB), reading(60, 8, GIB)]),
+            ("noise", vec![reading(0, 8, GIB), reading(60, 8, GIB + MIB)]),
+            ("forked meanwhile", vec![reading(0, 1, GIB), reading(60, 8, 8 * GIB)]),
+            ("grew long ago", vec![reading(0, 8, 0), reading(700, 8, 8 * GIB), reading(760, 8, 8 * GIB)]),
+            ("no workers", vec![reading(0, 0, 0), reading(60, 0, 0)]),
+            ("a clock that stands", vec![reading(5, 8, 0), reading(5, 8, GIB)]),
+        ] {
+            assert_eq!(predict_shortage(&readings, MIB), None, "{case}");
+        }
+    }
+
+    #[test]
+    fn a_short_growth_predicts_no_far_lack() {
+        let loading = [reading(0, 8, 0), reading(2, 8, GIB)];
+        assert_eq!(predict_shortage(&loading, 10 * GIB), None, "20 s are ten times the 2 s of growth");
+        assert_eq!(predict_shortage(&loading, 9 * GIB).unwrap().seconds_left, 18);
+    }
+
+    #[test]
+    fn only_large_processes_are_workers() {
+        let memory = WorkerMemory::of(Nanos(7), [GIB, GIB, MIB, 0, GIB / 2]);
+        assert_eq!(memory, WorkerMemory { at: Nanos(7), workers: 3, own: 2 * GIB + GIB / 2 });
+        assert_eq!(WorkerMemory::of(Nanos(7), []).workers, 0);
+        assert_eq!(WorkerMemory::of(Nanos(7), [0, 0]).workers, 0);
+    }
+}

@@ -1,0 +1,325 @@
+//! The environment variables that tell a program how many cores or PUs it has, such as `OMP_NUM_THREADS`.
+//!
+//! A program that counts the PUs of the whole machine starts too many threads in a job. Most libraries for parallel
+//! programs read their number of threads from a variable. pjw sets these variables to the size of the job, except those
+//! that the user set.
+
+use core::fmt;
+use core::str::FromStr;
+
+use thiserror::Error;
+
+use crate::basics::{CpuSet, prelude::*};
+use crate::machine::topology::Topology;
+
+/// The name of the variable that contains the variables that pjw set, with their values. Example:
+/// `OMP_NUM_THREADS=4:GOMAXPROCS=8`.
+///
+/// A job in a job inherits the variables of the outer job. A variable that still has the value that pjw gave it was not
+/// set by the user, and gets the value for the inner job.
+pub const RECORD_NAME: &str = "PJW_VARIABLES";
+/// The maximum number of variables in a list. Each of them is in the environment of each process of a job.
+pub const MAX_SIZE_VARIABLES: usize = 64;
+/// The maximum number of characters in the name of a variable.
+const MAX_NAME_LENGTH: usize = 128;
+
+/// What the value of a [`SizeVariable`] counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SizeUnit {
+    /// Physical cores. For libraries that start one thread per core.
+    Cores,
+    /// PUs (logical CPUs). For programs that start one thread per PU.
+    Pus,
+}
+
+impl SizeUnit {
+    /// Returns the word for the unit in the configuration: `cores` or `pus`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cores => "cores",
+            Self::Pus => "pus",
+        }
+    }
+}
+
+/// The number of cores and of PUs that a program has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CpuSize {
+    /// The number of cores with at least one PU of the program.
+    pub cores: u32,
+    /// The number of PUs (logical CPUs).
+    pub pus: u32,
+}
+
+impl CpuSize {
+    /// Returns the size of `cpus` on the machine with the given topology.
+    #[must_use]
+    pub fn of(topology: &Topology, cpus: &CpuSet) -> Self {
+        let pus = u32::try_from(cpus.len()).unwrap_or(u32::MAX);
+        Self { cores: topology.overlapping_core_count(cpus), pus }
+    }
+}
+
+/// An environment variable that tells a program how many cores or PUs it has. In the configuration it is written
+/// `NAME=cores` or `NAME=pus`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SizeVariable {
+    name: String,
+    unit: SizeUnit,
+}
+
+/// The reason why a text is not a valid [`SizeVariable`].
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum SizeVariableError {
+    /// The text contains no equals sign.
+    #[error("{text:?} has no unit: write NAME=cores or NAME=pus, such as \"OMP_NUM_THREADS=cores\"")]
+    NoUnit {
+        /// The whole text.
+        text: String,
+    },
+    /// The text after the equals sign is not a unit.
+    #[error("{unit:?} is no unit of {name}: write cores or pus")]
+    UnknownUnit {
+        /// The name of the variable.
+        name: String,
+        /// The text after the equals sign.
+        unit: String,
+    },
+    /// The text before the equals sign can't be the name of a variable.
+    #[error(
+        "{name:?} is not the name of a variable: use letters, digits and _, no digit first, at most {MAX_NAME_LENGTH}"
+    )]
+    InvalidName {
+        /// The text before the equals sign.
+        name: String,
+    },
+    /// pjw, the dynamic linker or the shell gives this variable another meaning.
+    #[error("{name} has another meaning for pjw, the dynamic linker or the shell: name another variable")]
+    ReservedName {
+        /// The name of the variable.
+        name: String,
+    },
+    /// The name occurs twice in a list.
+    #[error("{name} is listed twice: list each variable once")]
+    Twice {
+        /// The name of the variable.
+        name: String,
+    },
+}
+
+/// The variables that pjw sets if the configuration does not name others. The unit of each variable is what the program
+/// counts if the variable is not set.
+const DEFAULTS: [(&str, SizeUnit); 10] = [
+    ("OMP_NUM_THREADS", SizeUnit::Cores),
+    ("MKL_NUM_THREADS", SizeUnit::Cores),
+    ("OPENBLAS_NUM_THREADS", SizeUnit::Cores),
+    ("NUMEXPR_NUM_THREADS", SizeUnit::Cores),
+    ("GOMAXPROCS", SizeUnit::Pus),
+    ("RAYON_NUM_THREADS", SizeUnit::Pus),
+    ("JULIA_NUM_THREADS", SizeUnit::Cores),
+    ("PYTHON_CPU_COUNT", SizeUnit::Pus),
+    ("ATHENA_PROC_NUMBER", SizeUnit::Cores),
+    ("ATHENA_CORE_NUMBER", SizeUnit::Cores),
+];
+
+impl SizeVariable {
+    /// Returns the variables that pjw sets if the configuration does not name others.
+    #[must_use]
+    pub fn defaults() -> Vec<Self> {
+        DEFAULTS.iter().map(|&(name, unit)| Self { name: name.to_owned(), unit }).collect()
+    }
+
+    /// Returns the name of the variable, such as `OMP_NUM_THREADS`.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the value of the variable for a program of the given size. It is at least 1.
+    #[must_use]
+    pub fn value(&self, size: CpuSize) -> u32 {
+        match self.unit {
+            SizeUnit::Cores => size.cores,
+            SizeUnit::Pus => size.pus,
+        }
+        .max(1)
+    }
+}
+
+impl fmt::Display for SizeVariable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.name, self.unit.name())
+    }
+}
+
+impl FromStr for SizeVariable {
+    type Err = SizeVariableError;
+
+    /// Parses `NAME=cores` or `NAME=pus`.
+    fn from_str(text: &str) -> Result<Self, SizeVariableError> {
+        let Some((name, unit)) = text.split_once('=') else {
+            return Err(SizeVariableError::NoUnit { text: text.to_owned() });
+        };
+        let is_allowed = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let begins_with_digit = name.starts_with(|c: char| c.is_ascii_digit());
+        if name.is_empty()
+            || name.len() > MAX_NAME_LENGTH
+            || begins_with_digit
+            || !name.chars().all(is_allowed)
+        {
+            return Err(SizeVariableError::InvalidName { name: name.to_owned() });
+        }
+        let reserved = ["PJW_", "LD_"].iter().any(|prefix| name.starts_with(prefix));
+        if reserved || ["PATH", "HOME", "IFS", "SHELL", "USER", "PWD"].contains(&name) {
+            return Err(SizeVariableError::ReservedName { name: name.to_owned() });
+        }
+        let unit = match unit {
+            "cores" => SizeUnit::Cores,
+            "pus" => SizeUnit::Pus,
+            _ => {
+                return Err(SizeVariableError::UnknownUnit { name: name.to_owned(), unit: unit.to_owned() });
+            }
+        };
+        Ok(Self { name: name.to_owned(), unit })
+    }
+}
+
+/// Parses a list of variables. Each text is written as in the configuration: `NAME=cores` or `NAME=pus`.
+///
+/// # Errors
+/// The index of the first text that is not valid or has the name of an earlier one, and the reason.
+pub fn parse_size_variables<'t>(
+    texts: impl IntoIterator<Item = &'t str>,
+) -> Result<Vec<SizeVariable>, (usize, SizeVariableError)> {
+    let mut variables: Vec<SizeVariable> = Vec::new();
+    for (index, text) in texts.into_iter().enumerate() {
+        let variable: SizeVariable = text.parse().map_err(|error| (index, error))?;
+        if variables.iter().any(|known| known.name == variable.name) {
+            return Err((index, SizeVariableError::Twice { name: variable.name }));
+        }
+        variables.push(variable);
+    }
+    Ok(variables)
+}
+
+/// Returns the variables that a program of the given size gets, with their values. A variable that the user set is not
+/// among them. The last one is [`RECORD_NAME`], with the others as its value, so that a job inside the job can tell them
+/// from those of the user. If there are no others, it is only returned to replace an inherited one.
+///
+/// `inherited` returns the value of a variable in the environment of the program, if it is set there.
+#[must_use]
+pub fn size_environment(
+    variables: &[SizeVariable],
+    size: CpuSize,
+    inherited: impl Fn(&str) -> Option<String>,
+) -> Vec<(String, String)> {
+    let values = variables.iter().map(|variable| (variable.name.clone(), variable.value(size).to_string()));
+    with_record(values, inherited)
+}
+
+/// Does the same as [`size_environment`] for variables whose values are known.
+#[must_use]
+pub fn with_record(
+    values: impl IntoIterator<Item = (String, String)>,
+    inherited: impl Fn(&str) -> Option<String>,
+) -> Vec<(String, String)> {
+    let earlier = inherited(RECORD_NAME);
+    let is_own = |name: &str, value: &str| {
+        let entries = earlier.iter().flat_map(|record| record.split(':'));
+        entries.filter_map(|entry| entry.split_once('=')).any(|entry| entry == (name, value))
+    };
+    let is_users = |name: &str| inherited(name).is_some_and(|value| !is_own(name, &value));
+    let mut set: Vec<(String, String)> = values.into_iter().filter(|(name, _)| !is_users(name)).collect();
+    let record: Vec<String> = set.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    if !record.is_empty() || earlier.is_some() {
+        set.push((RECORD_NAME.to_owned(), record.join(":")));
+    }
+    set
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FOUR_CORES: CpuSize = CpuSize { cores: 4, pus: 8 };
+
+    fn environment_of(size: CpuSize, inherited: &[(&str, &str)]) -> BTreeMap<String, String> {
+        let get = |name: &str| {
+            inherited.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        };
+        size_environment(&SizeVariable::defaults(), size, get).into_iter().collect()
+    }
+
+    #[test]
+    fn each_default_variable_has_the_number_of_cores_or_pus() {
+        let set = environment_of(FOUR_CORES, &[]);
+        assert_eq!(set.len(), DEFAULTS.len() + 1);
+        for (name, unit) in DEFAULTS {
+            let expected = if unit == SizeUnit::Cores { "4" } else { "8" };
+            assert_eq!(set[name], expected, "{name}");
+        }
+        assert!(set[RECORD_NAME].starts_with("OMP_NUM_THREADS=4:MKL_NUM_THREADS=4:"), "{set:?}");
+    }
+
+    #[test]
+    fn each_variable_that_the_user_set_is_kept() {
+        for (name, _) in DEFAULTS {
+            for value in ["7", "4", ""] {
+                let set = environment_of(FOUR_CORES, &[(name, value)]);
+                assert!(!set.contains_key(name), "{name}={value}");
+                assert_eq!(set.len(), DEFAULTS.len(), "the others are set");
+                assert!(!set[RECORD_NAME].contains(name), "{set:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_job_in_a_job_has_its_own_size_and_keeps_what_the_user_changed() {
+        let outer: Vec<(String, String)> = environment_of(FOUR_CORES, &[]).into_iter().collect();
+        let mut inherited: Vec<(&str, &str)> =
+            outer.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let inner = CpuSize { cores: 1, pus: 2 };
+        let set = environment_of(inner, &inherited);
+        assert_eq!((set["OMP_NUM_THREADS"].as_str(), set["GOMAXPROCS"].as_str()), ("1", "2"));
+        for entry in inherited.iter_mut().filter(|(name, _)| *name == "OMP_NUM_THREADS") {
+            entry.1 = "3";
+        }
+        let set = environment_of(inner, &inherited);
+        assert!(!set.contains_key("OMP_NUM_THREADS"), "{set:?}");
+        assert!(!set[RECORD_NAME].contains("OMP_NUM_THREADS"), "{set:?}");
+        assert_eq!(set["GOMAXPROCS"], "2");
+    }
+
+    #[test]
+    fn an_inherited_record_is_replaced_also_if_nothing_is_set() {
+        let get = |name: &str| (name == RECORD_NAME).then(|| "OMP_NUM_THREADS=4".to_owned());
+        assert_eq!(size_environment(&[], FOUR_CORES, get), [(RECORD_NAME.to_owned(), String::new())]);
+        assert!(size_environment(&[], FOUR_CORES, |_| None).is_empty());
+    }
+
+    #[test]
+    fn a_value_is_at_least_one() {
+        let variable: SizeVariable = "N=cores".parse().unwrap();
+        assert_eq!(variable.value(CpuSize { cores: 0, pus: 0 }), 1);
+    }
+
+    #[test]
+    fn a_malformed_variable_is_refused_with_what_is_allowed() {
+        let error = |text: &str| text.parse::<SizeVariable>().unwrap_err().to_string();
+        assert!(error("OMP_NUM_THREADS").contains("write NAME=cores or NAME=pus"));
+        assert_eq!(error("N=threads"), "\"threads\" is no unit of N: write cores or pus");
+        assert!(error("N=Cores").contains("write cores or pus"));
+        assert!(error("N=").contains("write cores or pus"));
+        let long = "x".repeat(MAX_NAME_LENGTH + 1);
+        for name in ["", "1N", "A B", "A-B", "\u{e9}", long.as_str()] {
+            assert!(error(&format!("{name}=cores")).contains("is not the name of a variable"), "{name}");
+        }
+        for name in ["PJW_NCORES", "LD_PRELOAD", "PATH"] {
+            assert!(error(&format!("{name}=cores")).contains("another meaning"), "{name}");
+        }
+        let twice = parse_size_variables(["A=cores", "B=pus", "A=pus"]).unwrap_err();
+        assert_eq!(twice, (2, SizeVariableError::Twice { name: "A".to_owned() }));
+        assert_eq!(parse_size_variables(["A=pus"]).unwrap()[0].to_string(), "A=pus");
+    }
+}

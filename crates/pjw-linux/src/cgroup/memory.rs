@@ -1,0 +1,193 @@
+//! The memory of a cgroup: `memory.stat` and the limits, v1 and v2.
+//!
+//! v2: Documentation/admin-guide/cgroup-v2.rst. v1: Documentation/admin-guide/cgroup-v1/memory.rst. A page is charged once, to
+//! the cgroup of the process that touched it first, however many processes map it.
+
+use std::path::PathBuf;
+
+use nix::errno::Errno;
+use pjw_core::ids::Pid;
+
+use super::hierarchy::CgroupDir;
+use super::mounts::CgroupMounts;
+
+/// v1 shows this value, rounded down to a page, if there is no limit.
+const NO_V1_LIMIT: u64 = 1 << 62;
+
+/// The mounted cgroup hierarchy, v1 or v2, that has the memory controller.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryMount {
+    mount_point: PathBuf,
+    is_unified: bool,
+}
+
+/// The memory that is charged to a cgroup and to the cgroups below it. All sizes are in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CgroupMemory {
+    /// The anonymous memory: heaps, stacks, and changed pages of private mappings.
+    pub anonymous: u64,
+    /// The pages of files and of shared memory that some process maps.
+    pub mapped_files: u64,
+    /// The memory that can still be charged: the least that the limit of this cgroup or of one above it leaves. Page cache
+    /// that was not used recently counts as free, because the kernel frees it first. `None` if there is no limit.
+    pub available: Option<u64>,
+}
+
+impl MemoryMount {
+    /// Returns the hierarchy with the memory controller among `mounts`: the v1 hierarchy of this controller if it is
+    /// mounted, otherwise the v2 hierarchy. `None` if neither is mounted.
+    #[must_use]
+    pub fn from_mounts(mounts: &CgroupMounts) -> Option<Self> {
+        match mounts.v1_mount("memory") {
+            Some((_, root)) => Some(Self { mount_point: root.to_owned(), is_unified: false }),
+            None => mounts.v2_mount_point.clone().map(|mount_point| Self { mount_point, is_unified: true }),
+        }
+    }
+
+    /// Returns the path of a process in this hierarchy. `lines` are the cgroups of the process, as
+    /// [`ProcDir::cgroups`](crate::proc::procfs::ProcDir::cgroups) returns them. `None` if the process is in no cgroup of this
+    /// hierarchy.
+    #[must_use]
+    pub fn path_in<'l>(&self, lines: &'l [(String, String)]) -> Option<&'l str> {
+        let is_here = |controllers: &str| match self.is_unified {
+            true => controllers.is_empty(),
+            false => controllers.split(',').any(|controller| controller == "memory"),
+        };
+        lines.iter().find(|(controllers, _)| is_here(controllers)).map(|(_, path)| path.as_str())
+    }
+
+    /// Returns the cgroup at `path` in this hierarchy. `None` if the path is not a path inside the hierarchy, or if it is the
+    /// root, which has no counts of its own.
+    #[must_use]
+    pub fn cgroup(&self, path: &str) -> Option<CgroupDir> {
+        let is_root = path.trim_matches('/').is_empty();
+        CgroupDir::below(&self.mount_point, path, self.is_unified).filter(|_| !is_root)
+    }
+}
+
+impl CgroupDir {
+    /// Returns the processes in this cgroup and in the cgroups below it. Empty if the cgroup does not exist. Processes of
+    /// another pid namespace are left out.
+    #[must_use]
+    pub fn all_processes(&self) -> Vec<Pid> {
+        self.processes()
+    }
+
+    /// Reads the memory that is charged to this cgroup of the hierarchy with the memory controller.
+    ///
+    /// # Errors
+    /// `ENOENT` if the cgroup does not exist or has no memory controller.
+    pub fn read_memory(&self) -> Result<CgroupMemory, Errno> {
+        let stat = self.read_file("memory.stat")?;
+        let names =
+            if self.is_unified() { ["anon", "file_mapped"] } else { ["total_rss", "total_mapped_file"] };
+        let [anonymous, mapped_files] = names.map(|name| stat_field(&stat, name).unwrap_or(0));
+        Ok(CgroupMemory { anonymous, mapped_files, available: self.available_memory() })
+    }
+
+    /// Returns the memory that can still be charged to this cgroup: see [`CgroupMemory::available`].
+    #[must_use]
+    pub fn available_memory(&self) -> Option<u64> {
+        let mut least: Option<u64> = None;
+        let mut cgroup = self.clone();
+        loop {
+            least = cgroup.left_below_limit().into_iter().chain(least).min();
+            let parent = cgroup.parent();
+            if parent.path == cgroup.path {
+                return least;
+            }
+            cgroup = parent;
+        }
+    }
+
+    /// What the limit of this cgroup alone leaves. `None` if it has none.
+    fn left_below_limit(&self) -> Option<u64> {
+        let (limit, current, inactive) = match self.is_unified() {
+            true => ("memory.max", "memory.current", "inactive_file"),
+            false => ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        };
+        // v2 writes `max` if there is no limit.
+        let limit = self.read_file(limit).ok()?.parse::<u64>().ok()?;
+        let limit = Some(limit).filter(|limit| self.is_unified() || *limit < NO_V1_LIMIT)?;
+        let current = self.read_file(current).ok()?.parse::<u64>().ok()?;
+        let inactive = self.read_file("memory.stat").ok().and_then(|stat| stat_field(&stat, inactive));
+        Some(limit.saturating_sub(current.saturating_sub(inactive.unwrap_or(0))))
+    }
+}
+
+/// The value of a line such as `anon 4096` in `memory.stat`.
+fn stat_field(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cgroup::read_memory_peak;
+
+    fn mount(is_unified: bool, dir: &tempfile::TempDir) -> MemoryMount {
+        MemoryMount { mount_point: dir.path().to_owned(), is_unified }
+    }
+
+    fn write(dir: &tempfile::TempDir, file: &str, text: &str) {
+        let path = dir.path().join(file);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn the_memory_of_a_v2_cgroup_is_read_with_what_the_limits_above_leave() {
+        let dir = tempfile::tempdir().unwrap();
+        write(&dir, "a/memory.max", "1000000\n");
+        write(&dir, "a/memory.current", "700000\n");
+        write(&dir, "a/memory.stat", "inactive_file 50000\n");
+        write(&dir, "a/b/memory.max", "max\n");
+        write(&dir, "a/b/memory.current", "4096\n");
+        write(&dir, "a/b/memory.peak", "8192\n");
+        write(&dir, "a/b/memory.stat", "anon_thp 7\nanon 1024\nfile 5\nfile_mapped 512\ninactive_file 64\n");
+        let cgroup = mount(true, &dir).cgroup("/a/b").unwrap();
+        let expected = CgroupMemory { anonymous: 1024, mapped_files: 512, available: Some(350_000) };
+        assert_eq!(cgroup.read_memory(), Ok(expected));
+        assert_eq!(read_memory_peak(&cgroup), Some(8192));
+    }
+
+    #[test]
+    fn the_memory_of_a_v1_cgroup_is_read_with_that_of_the_cgroups_below_it() {
+        let dir = tempfile::tempdir().unwrap();
+        write(&dir, "a/memory.limit_in_bytes", "9223372036854771712\n");
+        write(&dir, "a/memory.usage_in_bytes", "4096\n");
+        write(&dir, "a/memory.max_usage_in_bytes", "8192\n");
+        write(&dir, "a/memory.stat", "rss 1\ntotal_rss 1024\nmapped_file 1\ntotal_mapped_file 512\n");
+        let cgroup = mount(false, &dir).cgroup("/a").unwrap();
+        let expected = CgroupMemory { anonymous: 1024, mapped_files: 512, available: None };
+        assert_eq!(cgroup.read_memory(), Ok(expected));
+        assert_eq!(read_memory_peak(&cgroup), Some(8192));
+    }
+
+    #[test]
+    fn a_cgroup_without_memory_controller_has_no_memory_and_no_peak() {
+        let dir = tempfile::tempdir().unwrap();
+        write(&dir, "a/cgroup.procs", "");
+        let mount = mount(true, &dir);
+        let cgroup = mount.cgroup("/a").unwrap();
+        assert_eq!(cgroup.read_memory(), Err(Errno::ENOENT));
+        assert_eq!(read_memory_peak(&cgroup), None);
+        write(&dir, "a/memory.stat", "nonsense\nanon x\n");
+        write(&dir, "a/memory.max", "5\n");
+        write(&dir, "a/memory.current", "nonsense\n");
+        assert_eq!(cgroup.read_memory(), Ok(CgroupMemory::default()));
+        for path in ["/", "//", "a", "/../x"] {
+            assert!(mount.cgroup(path).is_none(), "{path}");
+        }
+    }
+
+    #[test]
+    fn the_path_of_a_process_is_that_of_the_hierarchy_with_the_memory_controller() {
+        let dir = tempfile::tempdir().unwrap();
+        let line = |controllers: &str, path: &str| (controllers.to_owned(), path.to_owned());
+        let lines = [line("cpu,memory", "/v1"), line("memoryless", "/x"), line("", "/v2")];
+        assert_eq!(mount(false, &dir).path_in(&lines), Some("/v1"));
+        assert_eq!(mount(true, &dir).path_in(&lines), Some("/v2"));
+        assert_eq!(mount(false, &dir).path_in(&lines[1..]), None);
+    }
+}

@@ -1,0 +1,52 @@
+//! Whether two processes have the same address space: kcmp(2).
+
+use std::cmp::Ordering;
+
+use nix::errno::Errno;
+use pjw_core::ids::Pid;
+
+/// `KCMP_VM` of the kernel's `include/uapi/linux/kcmp.h`.
+const KCMP_VM: libc::c_long = 1;
+
+/// Compares the address spaces of two processes. `Equal` if the two processes have the same one, as after
+/// clone(2) with `CLONE_VM`. Otherwise the result is an order of the address spaces, which stays the same until a reboot:
+/// it serves for sorting.
+///
+/// # Errors
+/// `ESRCH` if one of the processes has ended. `EPERM` if this user may not trace one of them. `ENOSYS` if the kernel has no
+/// kcmp(2) (`CONFIG_KCMP`).
+pub fn compare_address_spaces(one: Pid, other: Pid) -> Result<Ordering, Errno> {
+    let number = |pid: Pid| libc::c_long::from(pid.0);
+    // SAFETY: the call takes numbers and accesses no memory of this process.
+    let order = unsafe { libc::syscall(libc::SYS_kcmp, number(one), number(other), KCMP_VM, 0, 0) };
+    match Errno::result(order)? {
+        0 => Ok(Ordering::Equal),
+        1 => Ok(Ordering::Less),
+        2 => Ok(Ordering::Greater),
+        // 3: the kernel can't order them, and they differ.
+        _ => Ok(one.cmp(&other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_shares_its_address_space_with_itself_and_not_with_its_child() {
+        let own = Pid(std::process::id());
+        if compare_address_spaces(own, own) == Err(Errno::ENOSYS) {
+            println!("skipped: this kernel has no kcmp");
+            return;
+        }
+        assert_eq!(compare_address_spaces(own, own), Ok(Ordering::Equal));
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let other = Pid(child.id());
+        let (one, two) =
+            (compare_address_spaces(own, other).unwrap(), compare_address_spaces(other, own).unwrap());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(one != Ordering::Equal && one == two.reverse(), "{one:?} {two:?}");
+        assert_eq!(compare_address_spaces(own, other), Err(Errno::ESRCH));
+    }
+}

@@ -1,0 +1,44 @@
+//! The number of cores in the option `--cores` of `pjwctl assign`, `run` and `spawn`.
+
+/// The value of the option `--cores`: a number of cores, or the word `all`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CoreCountArg {
+    /// This number of cores.
+    Count(u32),
+    /// Everything that the job can have now: the free cores, and the cores that the job holds already.
+    All,
+}
+
+impl CoreCountArg {
+    /// Returns the number of cores. `None` for the word `all`.
+    #[must_use]
+    pub fn count(self) -> Option<u32> {
+        match self {
+            Self::Count(count) => Some(count),
+            Self::All => None,
+        }
+    }
+}
+
+/// Parses a number of cores, or the word `all`.
+pub(super) fn core_count(text: &str) -> Result<CoreCountArg, String> {
+    if text == "all" {
+        return Ok(CoreCountArg::All);
+    }
+    text.parse().map(CoreCountArg::Count).map_err(|_| "give a number of cores, or all".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_or_the_word_all_is_accepted_and_nothing_else() {
+        assert_eq!(core_count("4"), Ok(CoreCountArg::Count(4)));
+        assert_eq!(core_count("all"), Ok(CoreCountArg::All));
+        assert_eq!((CoreCountArg::Count(4).count(), CoreCountArg::All.count()), (Some(4), None));
+        for text in ["", "-1", "ALL", "every", "1.5", "99999999999"] {
+            assert!(core_count(text).is_err(), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! The memory of a job as text.
+
+use std::fmt::Write as _;
+
+use pjw_ipc::wire::{Memory, MemoryDenied, ProcessMemory, Warning};
+
+use super::super::text::{count_with_noun, escape_control_characters, percent_text, remedy_lines, wrap_text};
+use super::super::{Terminal, style};
+
+/// The most rows of processes, and of earlier readings.
+const MAX_ROWS: usize = 40;
+
+/// Returns the memory of a job as text: the sums, then a table of the processes, then the earlier readings.
+pub(super) fn memory_text(memory: &Memory, term: Terminal) -> String {
+    let is_estimate = memory.source == "cgroup";
+    let title = if is_estimate { "memory, estimated from its cgroup" } else { "memory" };
+    let mut text = style::apply_style(title, style::HEADING, term) + "\n";
+    for line in sums(memory, is_estimate) {
+        text += &wrap_text(&line, term.width, "  ", "    ");
+    }
+    if let Some(warning) = &memory.warning {
+        text += &warning_text(warning, term);
+    }
+    for denied in memory.denied.iter().take(MAX_ROWS) {
+        text += &wrap_text(&denied_text(denied), term.width, "  ! ", "    ");
+    }
+    if !is_estimate {
+        text += &processes_table(memory, term);
+    }
+    if memory.history.len() > 1 {
+        text += &history_table(memory, term);
+    }
+    text
+}
+
+fn sums(memory: &Memory, is_estimate: bool) -> Vec<String> {
+    let shared = percent_text(memory.shared_permille);
+    let processes =
+        u64::try_from(memory.processes.len()).unwrap_or(u64::MAX) + u64::from(memory.more_processes);
+    let processes = count_with_noun(processes, "process", "processes");
+    let rss = bytes(memory.rss);
+    let used = match memory.uss {
+        Some(uss) if !is_estimate => format!(
+            "uses {} (PSS), {} of it in pages that one process alone maps (USS); {processes} with {rss} in all (RSS), of \
+             which {shared} is shared",
+            bytes(memory.pss),
+            bytes(uss)
+        ),
+        _ => format!(
+            "uses {} (anonymous memory and mapped files); {processes} with {rss} in all (RSS); about {shared} of the \
+             anonymous memory is shared",
+            bytes(memory.pss)
+        ),
+    };
+    let peak = memory.peak.map(|peak| format!(", at most {} so far", bytes(peak))).unwrap_or_default();
+    let rest = format!(
+        "page tables {}, swapped out {}{peak}; {} is left for it",
+        bytes(memory.page_tables),
+        bytes(memory.swap),
+        bytes(memory.available)
+    );
+    let nodes: Vec<String> =
+        memory.by_node.iter().map(|(node, size)| format!("node {node} {}", bytes(*size))).collect();
+    let nodes = (!nodes.is_empty()).then(|| format!("by NUMA node (RSS): {}", nodes.join(", ")));
+    let gone = (memory.gone > 0)
+        .then(|| format!("{} ended meanwhile", count_with_noun(memory.gone, "process", "processes")));
+    let cost = format!("read in {} ms of CPU time", memory.cost_us.div_ceil(1000));
+    [Some(used), Some(rest), nodes, gone, Some(cost)].into_iter().flatten().collect()
+}
+
+fn warning_text(warning: &Warning, term: Terminal) -> String {
+    let text = escape_control_characters(&warning.text);
+    wrap_text(&text, term.width, "  ! ", "    ") + &remedy_lines(&warning.remedy, term.width)
+}
+
+fn denied_text(denied: &MemoryDenied) -> String {
+    format!("process {} could not be read: {}", denied.pid, escape_control_characters(&denied.why))
+}
+
+fn processes_table(memory: &Memory, term: Terminal) -> String {
+    if memory.processes.is_empty() {
+        return String::new();
+    }
+    let heading = "       pid         RSS         PSS         USS  shared        swap";
+    let mut lines = style::apply_style(heading, style::SECONDARY, term) + "\n";
+    let mut rows: Vec<&ProcessMemory> = memory.processes.iter().collect();
+    rows.sort_by_key(|process| std::cmp::Reverse(process.rss));
+    for process in rows.iter().take(MAX_ROWS) {
+        let uss = process.uss.unwrap_or(0);
+        let shared = process.rss.saturating_sub(uss).saturating_mul(1000) / process.rss.max(1);
+        let is_joint = |other: &&ProcessMemory| {
+            other.pid != process.pid
+                && other.address_space.is_some()
+                && other.address_space == process.address_space
+        };
+        let joint = memory.processes.iter().find(is_joint);
+        let joint = joint.map(|other| format!("  same address space as {}", other.pid)).unwrap_or_default();
+        let _ = writeln!(
+            lines,
+            "{:>10} {:>11} {:>11} {:>11} {:>7} {:>11}{joint}",
+            process.pid,
+            bytes(process.rss),
+            bytes(process.pss.unwrap_or(0)),
+            bytes(uss),
+            percent_text(u32::try_from(shared).unwrap_or(1000)),
+            bytes(process.swap)
+        );
+    }
+    let more =
+        rows.len().saturating_sub(MAX_ROWS) + usize::try_from(memory.more_processes).unwrap_or(usize::MAX);
+    if more > 0 {
+        let _ = writeln!(lines, "           and {more} smaller ones");
+    }
+    lines
+}
+
+fn history_table(memory: &Memory, term: Terminal) -> String {
+    let heading = "  read at                          RSS         PSS  shared  processes";
+    let mut lines = style::apply_style(heading, style::SECONDARY, term) + "\n";
+    let skipped = memory.history.len().saturating_sub(MAX_ROWS);
+    for sample in memory.history.iter().skip(skipped) {
+        let estimated = if sample.source == "cgroup" { "  estimated" } else { "" };
+        let _ = writeln!(
+            lines,
+            "  {:24} {:>11} {:>11} {:>7} {:>10}{estimated}",
+            escape_control_characters(&sample.time),
+            bytes(sample.rss),
+            bytes(sample.pss),
+            percent_text(sample.shared_permille),
+            sample.processes
+        );
+    }
+    lines
+}
+
+/// An amount of memory with one decimal: `1.2 GiB`.
+fn bytes(amount: u64) -> String {
+    let units = [(1_u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    match units.into_iter().find(|(size, _)| amount >= *size) {
+        Some((size, unit)) => {
+            let tenths = u128::from(amount) * 10 / u128::from(size);
+            format!("{}.{} {unit}", tenths / 10, tenths % 10)
+        }
+        None => format!("{amount} B"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pjw_ipc::wire::MemorySample;
+
+    use super::super::super::samples::PLAIN;
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn process(pid: u32, space: u32, rss: u64, uss: u64) -> ProcessMemory {
+        ProcessMemory {
+            pid,
+            rss: rss * MIB,
+            pss: Some((uss + 100) * MIB),
+            uss: Some(uss * MIB),
+            address_space: Some(space),
+            ..ProcessMemory::default()
+        }
+    }
+
+    fn farm() -> Memory {
+        let sample = |time: &str, pss| MemorySample {
+            time: time.into(),
+            source: "smaps".into(),
+            rss: 900 * MIB,
+            pss,
+            shared_permille: 889,
+            processes: 3,
+        };
+        Memory {
+            source: "smaps".into(),
+            cost_us: 19_400,
+            rss: 1_360 * MIB,
+            pss: 520 * MIB,
+            uss: Some(120 * MIB),
+            shared_permille: 911,
+            page_tables: 3 * MIB,
+            peak: Some(1_536 * MIB),
+            available: 5 << 30,
+            address_spaces: 3,
+            processes: vec![process(100, 0, 400, 0), process(101, 1, 460, 60), process(102, 2, 460, 60)],
+            gone: 1,
+            history: vec![
+                sample("2026-05-04T12:00:00.000Z", 400 * MIB),
+                sample("2026-05-04T12:00:30.000Z", 520 * MIB),
+            ],
+            ..Memory::default()
+        }
+    }
+
+    #[test]
+    fn the_memory_is_shown_with_its_processes_and_its_history() {
+        insta::assert_snapshot!(memory_text(&farm(), PLAIN), @r"
+        memory
+          uses 520.0 MiB (PSS), 120.0 MiB of it in pages that one process alone maps
+            (USS); 3 processes with 1.3 GiB in all (RSS), of which 91.1% is shared
+          page tables 3.0 MiB, swapped out 0 B, at most 1.5 GiB so far; 5.0 GiB is left
+            for it
+          1 process ended meanwhile
+          read in 20 ms of CPU time
+               pid         RSS         PSS         USS  shared        swap
+               101   460.0 MiB   160.0 MiB    60.0 MiB   86.9%         0 B
+               102   460.0 MiB   160.0 MiB    60.0 MiB   86.9%         0 B
+               100   400.0 MiB   100.0 MiB         0 B  100.0%         0 B
+          read at                          RSS         PSS  shared  processes
+          2026-05-04T12:00:00.000Z   900.0 MiB   400.0 MiB   88.9%          3
+          2026-05-04T12:00:30.000Z   900.0 MiB   520.0 MiB   88.9%          3
+        ");
+    }
+
+    #[test]
+    fn an_estimate_says_that_it_is_one() {
+        let memory = Memory { source: "cgroup".into(), uss: None, gone: 0, history: Vec::new(), ..farm() };
+        let text = memory_text(&memory, PLAIN);
+        assert!(text.starts_with("memory, estimated from its cgroup\n"), "{text}");
+        assert!(text.contains("about 91.1% of the"), "{text}");
+        assert!(!text.contains("PSS"), "{text}");
+    }
+
+    #[test]
+    fn warnings_and_processes_that_may_not_be_read_are_shown_with_the_reason() {
+        let denied = vec![MemoryDenied { pid: 7, uid: 0, why: "it is a process\u{1b}[2J of user 0".into() }];
+        let warning = Warning {
+            code: "memory".into(),
+            text: "8 workers x 1.2 GiB of their own will not fit".into(),
+            remedy: "start fewer workers".into(),
+            ..Warning::default()
+        };
+        let text = memory_text(&Memory { denied, warning: Some(warning), ..farm() }, PLAIN);
+        assert!(
+            text.contains("! process 7 could not be read: it is a process\\u{1b}[2J of user 0"),
+            "{text}"
+        );
+        assert!(text.contains("! 8 workers x 1.2 GiB of their own will not fit\n"), "{text}");
+        assert!(text.contains("start fewer workers"), "{text}");
+    }
+
+    #[test]
+    fn amounts_have_one_decimal() {
+        let amounts = [0, 1023, 1024, 1536 * 1024, 5 << 30, u64::MAX].map(bytes);
+        assert_eq!(amounts, ["0 B", "1023 B", "1.0 KiB", "1.5 MiB", "5.0 GiB", "16777215.9 TiB"]);
+    }
+}

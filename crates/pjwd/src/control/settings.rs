@@ -1,0 +1,20 @@
+//! The part of the configuration that the control server needs.
+
+use super::admission::AdmissionRules;
+use crate::config::Settings;
+use crate::memory::MemorySettings;
+
+/// The part of the configuration that the control server needs. A reload replaces it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ControlSettings {
+    /// Which users are administrators, and what other users may do.
+    pub rules: AdmissionRules,
+    /// When the memory of jobs is read without a request.
+    pub memory: MemorySettings,
+}
+
+impl From<&Settings> for ControlSettings {
+    fn from(settings: &Settings) -> Self {
+        Self { rules: AdmissionRules::from(settings), memory: settings.memory }
+    }
+}

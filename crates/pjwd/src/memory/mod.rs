@@ -1,0 +1,50 @@
+//! The memory of jobs: read on request or sampled, by a thread of its own.
+//!
+//! [`reading`] reads the memory of one job, [`reader`] is the thread that does it, [`records`] keeps the latest readings of
+//! each job.
+
+pub mod reader;
+pub mod reading;
+pub mod records;
+
+use std::time::Duration;
+
+/// When the memory of jobs is read without a request: the keys `[memory]` of the configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemorySettings {
+    /// `memory.sample`: the time between two readings of a job. `None` if no memory is read without a request.
+    pub sample_interval: Option<Duration>,
+    /// `memory.budget_permille`: the share of one PU that these readings may use, in permille.
+    pub budget_permille: u32,
+}
+
+impl Default for MemorySettings {
+    fn default() -> Self {
+        Self { sample_interval: None, budget_permille: 5 }
+    }
+}
+
+impl MemorySettings {
+    /// Returns how long the next reading must wait after a reading that kept a PU busy for `cost`, so that readings use no
+    /// more than the budget.
+    #[must_use]
+    pub fn pause_after(&self, cost: Duration) -> Duration {
+        let permille = self.budget_permille.clamp(1, 1000);
+        cost.saturating_mul(1000 - permille) / permille
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readings_use_no_more_than_the_budget() {
+        let settings = |budget_permille| MemorySettings { budget_permille, ..MemorySettings::default() };
+        let cost = Duration::from_millis(500);
+        assert_eq!(settings(5).pause_after(cost), Duration::from_millis(99_500), "500 ms of 100 s");
+        assert_eq!(settings(500).pause_after(cost), cost);
+        assert_eq!(settings(1000).pause_after(cost), Duration::ZERO);
+        assert!(settings(0).pause_after(Duration::MAX) >= settings(1).pause_after(cost));
+    }
+}

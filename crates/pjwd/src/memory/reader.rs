@@ -1,0 +1,76 @@
+//! The thread that reads the memory of jobs. It begins with the first request.
+//!
+//! A reading of many gigabytes takes seconds of CPU time. So it delays neither a cycle nor the answer to another call. The
+//! thread has a low priority, and reads one job at a time.
+
+use std::cell::RefCell;
+use std::sync::mpsc::{self, Receiver, Sender};
+
+use pjw_core::ids::ProcessId;
+use pjw_linux::sys::nice::set_own_nice_value;
+use tokio::sync::oneshot;
+
+use super::reading::{JobReading, ReadingError, ReadingKind, read_job};
+
+/// The nice value of the thread.
+const NICE: i32 = 10;
+
+/// A request to read the memory of the processes of a job.
+#[derive(Debug)]
+struct ReadRequest {
+    processes: Vec<ProcessId>,
+    kind: ReadingKind,
+    reply: oneshot::Sender<Result<JobReading, ReadingError>>,
+}
+
+/// The thread that reads the memory of jobs. The thread ends when this value is dropped and its present reading is done.
+#[derive(Debug, Default)]
+pub struct MemoryReader {
+    requests: RefCell<Option<Sender<ReadRequest>>>,
+}
+
+impl MemoryReader {
+    /// Reads the memory of a job with these processes, and waits for the result. A request whose future is dropped before
+    /// its reading began is not carried out.
+    ///
+    /// # Errors
+    /// If the thread can't be started, and as [`read_job`].
+    pub async fn read(
+        &self,
+        processes: Vec<ProcessId>,
+        kind: ReadingKind,
+    ) -> Result<JobReading, ReadingError> {
+        let (reply, reading) = oneshot::channel();
+        self.send(ReadRequest { processes, kind, reply })?;
+        reading.await.map_err(|_| ReadingError::NoThread("it has ended".to_owned()))?
+    }
+
+    fn send(&self, request: ReadRequest) -> Result<(), ReadingError> {
+        let mut requests = self.requests.borrow_mut();
+        let sender = match requests.take() {
+            Some(sender) => sender,
+            None => start_thread()?,
+        };
+        let sent = sender.send(request).map_err(|_| ReadingError::NoThread("it has ended".to_owned()));
+        // A thread that has ended is started again for the next request.
+        *requests = sent.is_ok().then_some(sender);
+        sent
+    }
+}
+
+fn start_thread() -> Result<Sender<ReadRequest>, ReadingError> {
+    let (sender, requests) = mpsc::channel();
+    let thread = std::thread::Builder::new().name("memory-reader".to_owned()).spawn(move || serve(&requests));
+    thread.map_err(|error| ReadingError::NoThread(error.to_string()))?;
+    Ok(sender)
+}
+
+fn serve(requests: &Receiver<ReadRequest>) {
+    // Without the low priority the readings are as right, and other programs have a little less.
+    let _ = set_own_nice_value(NICE);
+    while let Ok(ReadRequest { processes, kind, reply }) = requests.recv() {
+        if !reply.is_closed() {
+            let _ = reply.send(read_job(&processes, kind));
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Reads the memory of one job: the pages of its processes, or the kernel's counters.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::unistd::Uid;
+use pjw_core::diagnosis::memory::WorkerMemory;
+use pjw_core::ids::{Pid, ProcessId, Tid};
+use pjw_core::memory::{JobMemory, ProcessMemory, common_cgroup, estimate_shared_permille};
+use pjw_core::time::Moment;
+use pjw_linux::cgroup::{CgroupDir, CgroupMounts, MemoryMount, read_memory_peak};
+use pjw_linux::proc::memory_use::{MemoryCounters, SmapsRollup};
+use pjw_linux::proc::procfs::ProcDir;
+use pjw_linux::sys::errno::{is_gone, is_permission_denied};
+use pjw_linux::sys::{clock, kcmp::compare_address_spaces};
+
+/// How the memory of a job is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ReadingKind {
+    /// By the kernel's counters. The shared part is estimated from the job's memory cgroup.
+    Estimate,
+    /// By the pages of each process.
+    Pages,
+    /// By the pages of each process, with the NUMA node of each page.
+    PagesByNode,
+}
+
+impl ReadingKind {
+    /// Returns the name of the source in JSON: `cgroup` or `smaps`.
+    #[must_use]
+    pub fn source_name(self) -> &'static str {
+        match self {
+            Self::Estimate => "cgroup",
+            Self::Pages | Self::PagesByNode => "smaps",
+        }
+    }
+}
+
+/// A process whose memory could not be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeniedProcess {
+    /// The process id.
+    pub pid: Pid,
+    /// The user id of the process.
+    pub uid: u32,
+    /// The reason, in one sentence.
+    pub reason: String,
+}
+
+/// The memory of a job at one time. All sizes are in bytes.
+#[derive(Debug, Clone)]
+pub struct JobReading {
+    /// How the memory was read.
+    pub kind: ReadingKind,
+    /// When the reading began.
+    pub at: Moment,
+    /// The CPU time of the reading.
+    pub cost: Duration,
+    /// The sums over the processes. In an estimate, `pss` is what is charged to the cgroup, `uss` is 0, and the shared part
+    /// concerns anonymous memory.
+    pub sum: JobMemory,
+    /// The processes that could be read. In an estimate, their `pss` and `uss` are 0.
+    pub processes: Vec<ProcessMemory>,
+    /// The largest amount that was charged to the job's memory cgroup. `None` if the job has none of its own.
+    pub peak: Option<u64>,
+    /// The memory that the job can still get.
+    pub available: u64,
+    /// The memory of the workers. `None` in an estimate.
+    pub workers: Option<WorkerMemory>,
+    /// The number of processes that ended meanwhile.
+    pub gone: u32,
+    /// The processes that could not be read.
+    pub denied: Vec<DeniedProcess>,
+}
+
+/// Why the memory of a job was not read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReadingError {
+    /// There is no estimate for a job without a memory cgroup of its own.
+    #[error(
+        "the job has no memory cgroup of its own, so nothing can be estimated: read its pages with --memory"
+    )]
+    NoOwnCgroup,
+    /// `/proc` can't be opened.
+    #[error("/proc can't be opened: {0}; mount it with: mount -t proc proc /proc")]
+    NoProc(Errno),
+    /// The reading thread has ended, or can't be started.
+    #[error("the thread that reads memory can't be started: {0}; check the limit on the number of processes")]
+    NoThread(String),
+}
+
+/// The memory cgroup in which the processes of a job are.
+struct JobCgroup {
+    cgroup: CgroupDir,
+    /// Whether no other process is in it.
+    is_own: bool,
+}
+
+/// Reads the memory of a job with these processes. A process that has ended is counted, which is no error.
+///
+/// # Errors
+/// See [`ReadingError`].
+pub fn read_job(processes: &[ProcessId], kind: ReadingKind) -> Result<JobReading, ReadingError> {
+    let mut proc = ProcDir::open(Path::new("/proc")).map_err(ReadingError::NoProc)?;
+    let (at, before) = (clock::now(), clock::own_thread_cpu_time());
+    let alive: Vec<Pid> = processes
+        .iter()
+        .filter(|process| is_alive(&mut proc, **process))
+        .map(|process| process.pid)
+        .collect();
+    let cgroup = job_cgroup(&mut proc, &alive);
+    let mut reading = JobReading {
+        kind,
+        at,
+        cost: Duration::ZERO,
+        sum: JobMemory::default(),
+        processes: Vec::with_capacity(alive.len()),
+        peak: cgroup.as_ref().filter(|job| job.is_own).and_then(|job| read_memory_peak(&job.cgroup)),
+        available: available(&mut proc, cgroup.as_ref()),
+        workers: None,
+        gone: u32::try_from(processes.len() - alive.len()).unwrap_or(u32::MAX),
+        denied: Vec::new(),
+    };
+    match kind {
+        ReadingKind::Estimate => {
+            let own = cgroup.filter(|job| job.is_own).ok_or(ReadingError::NoOwnCgroup)?;
+            read_counters(&mut proc, &alive, &own.cgroup, &mut reading)?;
+        }
+        ReadingKind::Pages | ReadingKind::PagesByNode => read_pages(&mut proc, &alive, &mut reading),
+    }
+    reading.cost = clock::own_thread_cpu_time().saturating_sub(before);
+    Ok(reading)
+}
+
+/// Whether this very process still exists, and no other one has its pid.
+fn is_alive(proc: &mut ProcDir, process: ProcessId) -> bool {
+    // The file of the first thread: that of the process takes time for each thread.
+    let first = proc.thread_stat(process.pid, Tid(process.pid.0));
+    first.is_ok_and(|stat| stat.start == process.start)
+}
+
+fn read_pages(proc: &mut ProcDir, pids: &[Pid], reading: &mut JobReading) {
+    let spaces = address_spaces(pids);
+    let mut read: BTreeMap<u32, ProcessMemory> = BTreeMap::new();
+    for (&pid, &address_space) in pids.iter().zip(&spaces) {
+        // The kernel reports the same pages for each process of an address space.
+        if let Some(same) = read.get(&address_space) {
+            reading.processes.push(ProcessMemory { pid, ..same.clone() });
+            continue;
+        }
+        match pages_of(proc, pid, reading.kind) {
+            Ok(memory) => {
+                let memory = ProcessMemory { address_space, ..memory };
+                read.insert(address_space, memory.clone());
+                reading.processes.push(memory);
+            }
+            Err(errno) => count_failure(proc, pid, errno, reading),
+        }
+    }
+    reading.sum = JobMemory::sum(&reading.processes);
+    reading.workers = Some(WorkerMemory::of(reading.at.since_boot, read.values().map(|process| process.uss)));
+}
+
+fn pages_of(proc: &mut ProcDir, pid: Pid, kind: ReadingKind) -> Result<ProcessMemory, Errno> {
+    let SmapsRollup { rss, pss, uss, swap } = proc.smaps_rollup(pid)?;
+    let page_tables = proc.memory_counters(pid)?.page_tables;
+    let by_node = match kind {
+        ReadingKind::PagesByNode => proc.memory_by_numa_node(pid)?,
+        ReadingKind::Pages | ReadingKind::Estimate => BTreeMap::new(),
+    };
+    Ok(ProcessMemory { pid, rss, pss, uss, page_tables, swap, address_space: 0, by_node })
+}
+
+fn read_counters(
+    proc: &mut ProcDir,
+    pids: &[Pid],
+    cgroup: &CgroupDir,
+    reading: &mut JobReading,
+) -> Result<(), ReadingError> {
+    let mut anonymous = Vec::with_capacity(pids.len());
+    for (address_space, &pid) in (0..).zip(pids) {
+        match proc.memory_counters(pid) {
+            Ok(MemoryCounters { rss, anonymous: own, page_tables, swap }) => {
+                anonymous.push(own);
+                let by_node = BTreeMap::new();
+                let memory =
+                    ProcessMemory { pid, rss, pss: 0, uss: 0, page_tables, swap, address_space, by_node };
+                reading.processes.push(memory);
+            }
+            Err(errno) => count_failure(proc, pid, errno, reading),
+        }
+    }
+    let charged = cgroup.read_memory().map_err(|_| ReadingError::NoOwnCgroup)?;
+    reading.sum = JobMemory {
+        pss: charged.anonymous.saturating_add(charged.mapped_files),
+        shared_permille: estimate_shared_permille(charged.anonymous, &anonymous),
+        ..JobMemory::sum(&reading.processes)
+    };
+    Ok(())
+}
+
+/// Counts a process that could not be read: it has ended, or it is denied.
+fn count_failure(proc: &mut ProcDir, pid: Pid, errno: Errno, reading: &mut JobReading) {
+    let Ok(status) = proc.status(pid) else {
+        reading.gone += 1;
+        return;
+    };
+    let own = Uid::effective().as_raw();
+    let reason = if is_gone(errno) {
+        "the kernel has no such file for it: /proc/PID/smaps_rollup needs Linux 4.14, numa_maps needs CONFIG_NUMA".to_owned()
+    } else if is_permission_denied(errno) && status.uid != own {
+        format!(
+            "it belongs to user {}, and pjwd runs as user {own} without CAP_SYS_PTRACE: have root's pjwd read it",
+            status.uid
+        )
+    } else if is_permission_denied(errno) {
+        format!(
+            "it forbids to be read (PR_SET_DUMPABLE of prctl(2)), it changed its user, or it has more capabilities than \
+             pjwd, which runs as user {own} without CAP_SYS_PTRACE: have root's pjwd read it"
+        )
+    } else {
+        format!("its memory can't be read: {}", errno.desc())
+    };
+    reading.denied.push(DeniedProcess { pid, uid: status.uid, reason });
+}
+
+/// Numbers the address spaces of the processes. Where they can't be compared, each process has one of its own.
+fn address_spaces(pids: &[Pid]) -> Vec<u32> {
+    // The first process of each address space with its number, in the order of the kernel.
+    let mut known: Vec<(Pid, u32)> = Vec::new();
+    let mut count = 0;
+    let number = |pid: &Pid| {
+        let compare =
+            |(other, _): &(Pid, u32)| compare_address_spaces(*other, *pid).unwrap_or(Ordering::Less);
+        match known.binary_search_by(compare) {
+            Ok(index) => known[index].1,
+            Err(index) => {
+                known.insert(index, (*pid, count));
+                count += 1;
+                count - 1
+            }
+        }
+    };
+    pids.iter().map(number).collect()
+}
+
+/// The deepest memory cgroup that contains all processes. `None` if that is the root, or if it can't be read.
+fn job_cgroup(proc: &mut ProcDir, pids: &[Pid]) -> Option<JobCgroup> {
+    let mount = MemoryMount::from_mounts(&CgroupMounts::read())?;
+    let mut paths = BTreeSet::new();
+    for &pid in pids {
+        if let Ok(lines) = proc.cgroups(pid) {
+            paths.extend(mount.path_in(&lines).map(str::to_owned));
+        }
+    }
+    let cgroup = mount.cgroup(&common_cgroup(paths.iter().map(String::as_str))?)?;
+    let members: BTreeSet<Pid> = pids.iter().copied().collect();
+    // A child that was born a moment ago may not be known yet.
+    let mut belongs = |pid: Pid| {
+        members.contains(&pid) || proc.stat(pid).map_or(true, |stat| members.contains(&stat.parent))
+    };
+    let is_own = cgroup.all_processes().into_iter().all(&mut belongs) && cgroup.read_memory().is_ok();
+    Some(JobCgroup { cgroup, is_own })
+}
+
+/// The memory that the job can still get: what its cgroup and the machine have left.
+fn available(proc: &mut ProcDir, cgroup: Option<&JobCgroup>) -> u64 {
+    let of_machine = proc.available_memory().unwrap_or(u64::MAX);
+    let of_cgroup = cgroup.and_then(|job| job.cgroup.available_memory());
+    of_cgroup.map_or(of_machine, |left| left.min(of_machine))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,220 @@
+//! The latest readings of the memory of each job, and the predictions that follow from them.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use pjw_core::diagnosis::memory::{MemoryShortage, WorkerMemory, predict_shortage};
+use pjw_core::job::JobId;
+use pjw_core::plan::Warning;
+use pjw_core::time::{Nanos, UnixMillis};
+
+use super::reading::{JobReading, ReadingKind};
+
+/// The number of readings that are kept of each job: two hours with one reading in 30 s.
+const MAX_SAMPLES: usize = 240;
+/// A caller without administrator rights gets a reading again that is at most so many times older than its cost.
+const REUSE_FACTOR: u32 = 20;
+/// And at most so old, if it cost little.
+const MIN_REUSE: Duration = Duration::from_secs(1);
+
+/// An earlier reading of the memory of a job. All sizes are in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemorySample {
+    /// The UTC time of the reading.
+    pub time: UnixMillis,
+    /// How the memory was read.
+    pub kind: ReadingKind,
+    /// The sum of the resident set sizes.
+    pub rss: u64,
+    /// The sum of the proportional set sizes, or what was charged to the cgroup.
+    pub pss: u64,
+    /// The shared part, in permille.
+    pub shared_permille: u32,
+    /// The number of processes.
+    pub processes: u32,
+}
+
+/// What is known of the memory of one job.
+#[derive(Debug, Default)]
+struct JobRecord {
+    /// When the job began, as the status shows it. A later job may have the same id.
+    since: String,
+    samples: VecDeque<MemorySample>,
+    workers: VecDeque<WorkerMemory>,
+    /// The latest reading of each kind.
+    latest: BTreeMap<ReadingKind, Arc<JobReading>>,
+    largest: u64,
+    shortage: Option<MemoryShortage>,
+}
+
+/// The latest readings of the memory of each job.
+#[derive(Debug, Default)]
+pub struct MemoryRecords {
+    jobs: BTreeMap<JobId, JobRecord>,
+}
+
+impl MemoryRecords {
+    /// Forgets what is known of the job if it is another one with the same id: one that began at another time. `since` is the
+    /// time at which the job began, as the status shows it.
+    pub fn begin(&mut self, job: &JobId, since: &str) {
+        let record = self.jobs.entry(job.clone()).or_default();
+        if record.since != since {
+            *record = JobRecord { since: since.to_owned(), ..JobRecord::default() };
+        }
+    }
+
+    /// Adds a reading of a job. Returns the reading.
+    pub fn add(&mut self, job: &JobId, reading: JobReading) -> Arc<JobReading> {
+        let record = self.jobs.entry(job.clone()).or_default();
+        let sample = MemorySample {
+            time: reading.at.wall_clock,
+            kind: reading.kind,
+            rss: reading.sum.rss,
+            pss: reading.sum.pss,
+            shared_permille: reading.sum.shared_permille,
+            processes: u32::try_from(reading.processes.len()).unwrap_or(u32::MAX),
+        };
+        push_bounded(&mut record.samples, sample);
+        record.largest = record.largest.max(reading.sum.pss);
+        if let Some(workers) = reading.workers {
+            push_bounded(&mut record.workers, workers);
+            record.shortage = predict_shortage(record.workers.make_contiguous(), reading.available);
+        }
+        let reading = Arc::new(reading);
+        record.latest.insert(reading.kind, Arc::clone(&reading));
+        reading
+    }
+
+    /// Returns a reading of this kind that is new enough for a caller who may not cause much work. `None` if there is none.
+    #[must_use]
+    pub fn recent(&self, job: &JobId, kind: ReadingKind, now: Nanos) -> Option<Arc<JobReading>> {
+        let latest = self.jobs.get(job)?.latest.get(&kind)?;
+        let age = Duration::from_nanos(now.0.saturating_sub(latest.at.since_boot.0));
+        let limit = latest.cost.saturating_mul(REUSE_FACTOR).max(MIN_REUSE);
+        (age < limit).then(|| Arc::clone(latest))
+    }
+
+    /// Returns when the last reading of the pages of a job began. `None` without a reading.
+    #[must_use]
+    pub fn last_pages(&self, job: &JobId) -> Option<Nanos> {
+        Some(self.jobs.get(job)?.latest.get(&ReadingKind::Pages)?.at.since_boot)
+    }
+
+    /// Returns the readings of a job, oldest first.
+    pub fn samples(&self, job: &JobId) -> impl Iterator<Item = &MemorySample> {
+        self.jobs.get(job).into_iter().flat_map(|record| &record.samples)
+    }
+
+    /// Returns the largest amount of memory that a reading of the job found. 0 without a reading.
+    #[must_use]
+    pub fn largest(&self, job: &JobId) -> u64 {
+        self.jobs.get(job).map_or(0, |record| record.largest)
+    }
+
+    /// Returns the prediction that the memory of a job will not suffice. `None` if it suffices, or if that is unknown.
+    #[must_use]
+    pub fn warning(&self, job: &JobId) -> Option<Warning> {
+        let shortage = self.jobs.get(job)?.shortage?;
+        let warning = Warning::new("memory", shortage.sentence(), MemoryShortage::remedy());
+        Some(Warning { job: Some(job.clone()), ..warning })
+    }
+
+    /// Returns the predictions for all jobs.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<Warning> {
+        self.jobs.keys().filter_map(|job| self.warning(job)).collect()
+    }
+
+    /// Forgets all jobs except these.
+    pub fn retain(&mut self, existing: &BTreeSet<JobId>) {
+        self.jobs.retain(|job, _| existing.contains(job));
+    }
+}
+
+fn push_bounded<T>(values: &mut VecDeque<T>, value: T) {
+    if values.len() >= MAX_SAMPLES {
+        values.pop_front();
+    }
+    values.push_back(value);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pjw_core::memory::JobMemory;
+    use pjw_core::time::Moment;
+
+    const GIB: u64 = 1 << 30;
+
+    fn reading(seconds: u64, own: u64, available: u64) -> JobReading {
+        let since_boot = Nanos(seconds * 1_000_000_000);
+        JobReading {
+            kind: ReadingKind::Pages,
+            at: Moment { since_boot, wall_clock: UnixMillis(0) },
+            cost: Duration::from_millis(500),
+            sum: JobMemory { pss: own, ..JobMemory::default() },
+            processes: Vec::new(),
+            peak: None,
+            available,
+            workers: Some(WorkerMemory { at: since_boot, workers: 8, own }),
+            gone: 0,
+            denied: Vec::new(),
+        }
+    }
+
+    fn job() -> JobId {
+        "a".parse().unwrap()
+    }
+
+    #[test]
+    fn the_history_of_a_job_is_bounded_and_ends_with_the_job() {
+        let mut records = MemoryRecords::default();
+        for seconds in 0..MAX_SAMPLES as u64 + 10 {
+            records.add(&job(), reading(seconds, 1000 - seconds, GIB));
+        }
+        assert_eq!(records.samples(&job()).count(), MAX_SAMPLES);
+        assert_eq!(records.largest(&job()), 1000, "also of a reading that is no longer kept");
+        records.retain(&BTreeSet::new());
+        assert_eq!((records.samples(&job()).count(), records.largest(&job())), (0, 0));
+    }
+
+    #[test]
+    fn a_new_job_with_the_id_of_an_earlier_one_begins_without_its_readings() {
+        let mut records = MemoryRecords::default();
+        records.begin(&job(), "12:00");
+        records.add(&job(), reading(0, GIB, GIB));
+        records.begin(&job(), "12:00");
+        assert_eq!(records.samples(&job()).count(), 1);
+        records.begin(&job(), "12:05");
+        assert_eq!((records.samples(&job()).count(), records.largest(&job())), (0, 0));
+    }
+
+    #[test]
+    fn a_reading_is_used_again_for_as_long_as_it_was_dear() {
+        let mut records = MemoryRecords::default();
+        records.add(&job(), reading(100, GIB, GIB));
+        let recent =
+            |seconds: u64, kind| records.recent(&job(), kind, Nanos(seconds * 1_000_000_000)).is_some();
+        assert!(recent(109, ReadingKind::Pages) && !recent(111, ReadingKind::Pages));
+        assert!(!recent(100, ReadingKind::PagesByNode), "that kind was not read");
+    }
+
+    #[test]
+    fn growing_workers_are_a_warning_until_they_stop() {
+        let mut records = MemoryRecords::default();
+        records.add(&job(), reading(0, 4 * GIB, 2 * GIB));
+        assert!(records.warnings().is_empty());
+        records.add(&job(), reading(60, 5 * GIB, 2 * GIB));
+        let warnings = records.warnings();
+        assert_eq!((warnings.len(), warnings[0].code, warnings[0].job.clone()), (1, "memory", Some(job())));
+        assert!(
+            warnings[0].text.starts_with("8 workers x 1.8 GiB of their own will not fit"),
+            "{warnings:?}"
+        );
+        for seconds in 61..800 {
+            records.add(&job(), reading(seconds, 5 * GIB, 2 * GIB));
+        }
+        assert!(records.warnings().is_empty());
+    }
+}

@@ -1,0 +1,17 @@
+//! The warnings that no decision made.
+
+use pjw_core::job::JobId;
+use pjw_core::plan::Warning;
+
+use super::EventLoop;
+
+impl EventLoop {
+    /// The warnings about files of the daemon and of jobs, about the configuration, and about the memory of jobs.
+    pub(super) fn own_warnings(&self) -> Vec<Warning> {
+        let exists = |job: &JobId| self.warden.state().jobs.contains_key(job);
+        let sent = self.sent_warnings.values().flatten();
+        let sent = sent.filter(|warning| warning.job.as_ref().is_none_or(exists));
+        let own = sent.chain(&self.provision_warnings).chain(&self.borrower_warnings).cloned();
+        own.chain(self.job_files.warnings()).collect()
+    }
+}

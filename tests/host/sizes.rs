@@ -1,0 +1,149 @@
+//! The variables that tell a program the size of its job, and `--cores all`.
+
+use std::process::{Command, Output};
+
+use pjw_core::cpuset::CpuSet;
+use pjw_tests::daemon::Daemon;
+use pjw_tests::waiting::wait_until;
+
+use crate::processes::{has_two_cores, is_installed};
+
+/// A shell command that prints some of the variables.
+const PRINT: &str = "echo $OMP_NUM_THREADS $GOMAXPROCS $N";
+
+fn text(output: &Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// Runs a command that pjwctl starts, without variables from the environment of this test.
+fn run(daemon: &Daemon, words: &[&str], own: &[(&str, &str)]) -> Output {
+    let mut command: Command = daemon.pjwctl_command(words);
+    for name in ["OMP_NUM_THREADS", "GOMAXPROCS", "PJW_VARIABLES"] {
+        command.env_remove(name);
+    }
+    let output = command.envs(own.iter().copied()).output().unwrap();
+    wait_until("the job is over", || daemon.status().jobs.is_empty());
+    output
+}
+
+fn pus_of_core(daemon: &Daemon, core: usize) -> usize {
+    daemon.status().cores[core].cpus.parse::<CpuSet>().unwrap().len()
+}
+
+#[test]
+fn a_command_has_the_size_of_its_job_in_the_variables_of_the_configuration() {
+    let daemon = Daemon::start("");
+    let shell = ["run", "--cores", "1", "--", "sh", "-c", PRINT];
+    let pus = pus_of_core(&daemon, 0);
+    assert_eq!(text(&run(&daemon, &shell, &[])), format!("1 {pus}\n"));
+    assert_eq!(text(&run(&daemon, &shell, &[("OMP_NUM_THREADS", "7")])), format!("7 {pus}\n"));
+    daemon.configure("[run]\nvariables = [\"N=cores\"]\n");
+    assert!(daemon.pjwctl(&["reload"]).status.success());
+    assert_eq!(text(&run(&daemon, &shell, &[])), "1\n", "a reload changes the list");
+}
+
+#[test]
+fn each_instance_has_the_size_of_its_own_part() {
+    if !has_two_cores() {
+        return;
+    }
+    let daemon = Daemon::start("[run]\nvariables = [\"OMP_NUM_THREADS=cores\", \"N=cores\"]\n");
+    let spawn = |words: &str, own: &[(&str, &str)]| {
+        let words: Vec<&str> = words.split_whitespace().chain(["--", "sh", "-c", PRINT]).collect();
+        let mut lines: Vec<String> = text(&run(&daemon, &words, own)).lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(spawn("spawn -n 2 --cores 2", &[]), ["1 1", "1 1"]);
+    assert_eq!(spawn("spawn -n 1 --cores 2", &[]), ["2 2"]);
+    let outer = [("OMP_NUM_THREADS", "9"), ("PJW_VARIABLES", "OMP_NUM_THREADS=9")];
+    assert_eq!(spawn("spawn -n 1 --cores 2", &outer), ["2 2"], "the job around it does not count");
+    assert_eq!(spawn("spawn -n 2 --cores 2", &[("N", "5")]), ["1 5", "1 5"]);
+    let cores: Vec<String> = daemon.status().cores.iter().take(2).map(|core| core.cpus.clone()).collect();
+    let both = cores.join(",");
+    let map = format!("spawn -n 2 --cores 2 --map {};{both}", cores[0]);
+    assert_eq!(spawn(&map, &outer), ["1 1", "2 2"], "parts of other sizes");
+    let local = format!("spawn --local -n 1 --map {}", cores[0]);
+    let own = [("N", "unset")];
+    assert_eq!(
+        spawn(&local, &own),
+        [format!("1 {} unset", pus_of_core(&daemon, 0))],
+        "the defaults without a daemon"
+    );
+}
+
+#[test]
+fn all_cores_are_what_the_machine_has_free() {
+    if !has_two_cores() {
+        return;
+    }
+    let daemon = Daemon::start("");
+    let all = daemon.status().node.cores;
+    let shell = ["run", "--cores", "all", "--", "sh", "-c", "echo $PJW_NCORES $OMP_NUM_THREADS"];
+    assert_eq!(text(&run(&daemon, &shell, &[])), format!("{all} {all}\n"));
+    let spawn = ["spawn", "-n", "1", "--cores", "all", "--", "sh", "-c", "echo $OMP_NUM_THREADS"];
+    assert_eq!(text(&run(&daemon, &spawn, &[])), format!("{all}\n"));
+    daemon.assign("other", 1, &[]).unwrap();
+    let rest = daemon.pjwctl(&["assign", &daemon.job_id("rest"), "--cores", "all"]);
+    assert!(rest.status.success(), "{rest:?}");
+    assert_eq!(daemon.job("rest").unwrap().requested_cores, all - 1);
+    for words in
+        [&["run", "--cores", "all", "--", "true"][..], &["spawn", "-n", "1", "--cores", "all", "--", "true"]]
+    {
+        let refused = daemon.pjwctl(words);
+        assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+        let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(message.contains("no whole core is free") && message.lines().count() == 1, "{message}");
+    }
+    let again = daemon.pjwctl(&["assign", &daemon.job_id("rest"), "--cores", "all"]);
+    assert!(again.status.success(), "what it has is everything that it can have: {again:?}");
+}
+
+#[test]
+fn an_openmp_program_starts_one_thread_per_core_of_its_job() {
+    if !is_installed("cc") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (source, program) = (dir.path().join("threads.c"), dir.path().join("threads"));
+    std::fs::write(
+        &source,
+        "#include <omp.h>\n#include <stdio.h>\nint main(void) {\n\
+         #pragma omp parallel\n#pragma omp single\nprintf(\"%d\\n\", omp_get_num_threads());\nreturn 0; }\n",
+    )
+    .unwrap();
+    let built = Command::new("cc").args(["-fopenmp", "-o"]).arg(&program).arg(&source).output().unwrap();
+    if !built.status.success() {
+        pjw_tests::skipping::skip("the C compiler has no OpenMP");
+        return;
+    }
+    let daemon = Daemon::start("");
+    let program = program.to_str().unwrap();
+    let words = ["run", "--cores", "1", "--", program];
+    assert_eq!(text(&run(&daemon, &words, &[])), "1\n");
+    assert_eq!(text(&run(&daemon, &words, &[("OMP_NUM_THREADS", "3")])), "3\n", "the user's own value");
+    let all = daemon.status().node.cores.to_string();
+    for proxy in ["never", "auto"] {
+        let words = ["spawn", "-n", "1", "--cores", "all", "--proxy", proxy, "--", program];
+        assert_eq!(text(&run(&daemon, &words, &[])), format!("{all}\n"), "{proxy}");
+    }
+}
+
+#[test]
+fn a_bad_list_of_variables_is_refused_with_line_and_column() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("pjwd.toml");
+    std::fs::write(&file, "[run]\nvariables = [\"GOMAXPROCS=threads\"]\n").unwrap();
+    let output = Command::new(pjw_tests::programs::program_path("pjwd"))
+        .args(["--check-config", "--config"])
+        .arg(&file)
+        .output()
+        .unwrap();
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success());
+    assert!(
+        message.contains("pjwd.toml:2:14: run.variables: \"threads\" is no unit of GOMAXPROCS"),
+        "{message}"
+    );
+}
