@@ -82,9 +82,11 @@ mod tests {
         assert_eq!(settings.window(None), 8);
     }
 
+    type Change = fn(&mut Settings);
+
     #[test]
     fn each_number_has_limits_that_its_message_names() {
-        let wrong: [(fn(&mut Settings), &str); 5] = [
+        let wrong: [(Change, &str); 5] = [
             (|settings| settings.workers = 0, "workers is 0: give a number from 1 to 16384"),
             (|settings| settings.chunk = 0, "chunk is 0: give a number from 1 to 4096"),
             (|settings| settings.attempts = 0, "attempts is 0: give a number from 1 to 1000"),

@@ -143,7 +143,7 @@ fn a_farm_that_is_dropped_and_a_master_that_is_killed_leave_no_process() {
     let forever = || {
         farm(2).start(2, |_, _| {
             loop {
-                std::thread::park()
+                std::thread::park();
             }
         })
     };

@@ -36,7 +36,9 @@ fn memory_of(pid: u32) -> Memory {
 
 /// Writes to all pages of new memory.
 fn load(bytes: usize) -> Vec<u8> {
-    black_box((0..bytes).map(|at| (at / 4096 % 256) as u8).collect())
+    let mut memory = vec![0; bytes];
+    memory.chunks_mut(4096).for_each(|page| page[0] = 1);
+    black_box(memory)
 }
 
 /// Runs a farm whose workers each compute one item, and measures the master and the workers meanwhile. Late: the master
@@ -51,7 +53,8 @@ fn measure(workers: u32, is_late: bool) -> (Memory, Vec<Memory>) {
             if !is_late {
                 loaded = load(COMMON);
             }
-            let sum: u64 = common.iter().chain(&loaded).map(|byte| u64::from(*byte)).sum();
+            let pages = common.chunks(4096).chain(loaded.chunks(4096));
+            let sum: u64 = pages.map(|page| u64::from(page[0])).sum();
             let own = load(OWN);
             black_box(sum);
             began.write(1).map_err(|errno| errno as i32)?;

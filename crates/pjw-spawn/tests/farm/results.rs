@@ -120,17 +120,20 @@ fn each_worker_runs_on_one_pu_of_the_masters_mask() {
         let own =
             nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).map_err(|errno| errno as i32)?;
         let own = (0..nix::sched::CpuSet::count()).filter(|pu| own.is_set(*pu).unwrap_or(false));
-        result.extend(own.flat_map(|pu| [item.worker as usize, pu]).map(|number| number as u8));
+        result
+            .extend(own.flat_map(|pu| [item.worker, u32::try_from(pu).unwrap()]).flat_map(u32::to_ne_bytes));
         compute(Duration::from_micros(100));
         Ok(())
     });
     let mut places = BTreeSet::new();
     for result in running.unwrap() {
         let Outcome::Done(bytes) = result.unwrap().outcome else { panic!("it was not computed") };
-        let [worker, pu] = bytes[..] else { panic!("a worker has the mask {bytes:?}") };
-        assert!(pus.contains(&usize::from(pu)));
+        let numbers: Vec<u32> =
+            bytes.chunks(4).map(|bytes| u32::from_ne_bytes(bytes.try_into().unwrap())).collect();
+        let [worker, pu] = numbers[..] else { panic!("worker and PU: {numbers:?}") };
+        assert!(pus.contains(&(pu as usize)));
         places.insert((worker, pu));
     }
-    let distinct: BTreeSet<u8> = places.iter().map(|(_, pu)| *pu).collect();
+    let distinct: BTreeSet<u32> = places.iter().map(|(_, pu)| *pu).collect();
     assert_eq!(distinct.len(), places.len(), "two workers share a PU: {places:?}");
 }
