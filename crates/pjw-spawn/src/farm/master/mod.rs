@@ -26,6 +26,8 @@ use crate::child::Child;
 
 /// How long the master waits between two attempts to fork a process.
 const FORK_PAUSE: Duration = Duration::from_millis(50);
+/// How long a process that died may stay unseen while results come.
+const LONGEST_UNSEEN: Duration = Duration::from_millis(10);
 /// The most results that are taken from one worker before the others have their turn.
 const RESULTS_IN_TURN: usize = 256;
 
@@ -62,6 +64,8 @@ pub struct RunningFarm<'a> {
     replaced: u64,
     /// Since when no process can be forked.
     fork_fails_since: Option<Instant>,
+    /// When the master looked last for processes that ended.
+    looked_at: Instant,
     has_ended: bool,
 }
 
@@ -110,6 +114,7 @@ impl<'a> RunningFarm<'a> {
             delivery: Delivery::new(settings.is_in_order, items.is_none(), has_writer),
             replaced: 0,
             fork_fails_since: None,
+            looked_at: Instant::now(),
             has_ended: false,
             settings,
             masks,
@@ -175,6 +180,11 @@ impl<'a> RunningFarm<'a> {
                 return Ok(NextResult::End);
             }
             if self.collect()? {
+                // Also a master that never sleeps replaces what died.
+                if self.looked_at.elapsed() >= LONGEST_UNSEEN {
+                    self.wait(Some(Duration::ZERO))?;
+                    self.replace_missing()?;
+                }
                 continue;
             }
             if Some(self.delivery.progress.delivered) == self.progress().total {
@@ -249,7 +259,9 @@ impl<'a> RunningFarm<'a> {
 
     /// Sleeps until there is news, a process ends, or the time has passed.
     fn wait(&mut self, timeout: Option<Duration>) -> Result<(), FarmError> {
-        let milliseconds = |time: Duration| u16::try_from(time.as_millis() + 1).unwrap_or(u16::MAX);
+        // Rounded up: a shorter sleep would be repeated.
+        let milliseconds =
+            |time: Duration| u16::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u16::MAX);
         let timeout = timeout.map_or(EpollTimeout::NONE, |time| EpollTimeout::from(milliseconds(time)));
         let mut events = [EpollEvent::empty(); 16];
         let found = match self.epoll.wait(&mut events, timeout) {
@@ -260,6 +272,7 @@ impl<'a> RunningFarm<'a> {
                 return Err(FarmError::SystemCall { what: "the master can't wait", errno });
             }
         };
+        self.looked_at = Instant::now();
         for event in &events[..found] {
             match self.role_of(event.data()) {
                 Some(role) => self.handle_end(role)?,
