@@ -12,6 +12,7 @@
 //! The queue is in `window.rs`, the way of the results in `ring.rs`. Neither has a lock: a process can be killed at any
 //! instruction, and no other process waits for it.
 
+pub mod advise;
 mod cpus;
 mod delivery;
 mod error;

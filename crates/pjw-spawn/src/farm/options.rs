@@ -160,7 +160,8 @@ impl<'a> Farm<'a> {
     }
 
     /// Forks the workers now, for the items 0 to `items - 1`. `work` computes one item and writes the bytes of its result.
-    /// It may return an error, a code of the program: the result is then [`super::Outcome::Failed`].
+    /// It may return an error, a code of the program: the result is then [`super::Outcome::Failed`]. A panic ends the worker
+    /// with the exit status 101.
     ///
     /// There are not more workers than items.
     ///

@@ -1,9 +1,8 @@
-//! Farms of real processes: items, results, deaths, memory, CPUs.
+//! Farms of real processes: items, results, deaths, CPUs.
 #![allow(clippy::unwrap_used, clippy::panic)] // a test may fail
 
 mod deaths;
 mod input_output;
-mod memory;
 mod results;
 mod starting;
 

@@ -1,5 +1,6 @@
 //! The definition of the command line. Help, shell completions and man pages are generated from it.
 
+mod advise;
 pub mod doctor;
 mod hook;
 mod json;
@@ -18,6 +19,7 @@ use clap::error::ErrorKind;
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use pjw_core::cpuset::CpuSet;
 
+pub use advise::AdviseArgs;
 pub use hook::{HookArgs, HookKind};
 pub use json::JsonArg;
 pub use priority_class::PriorityClassArg;
@@ -171,6 +173,9 @@ pub enum CliCommand {
     /// Replay a job log on any machine and measure the allocator; nothing is run
     #[command(after_help = simulate::EXAMPLES)]
     Simulate(SimulateArgs),
+    /// Compute how many items a farm of workers needs so that its cores are used
+    #[command(after_help = advise::EXAMPLES)]
+    Advise(AdviseArgs),
     /// Diagnose this machine; changes nothing, needs neither pjwd nor root
     #[command(after_help = doctor::EXAMPLES)]
     Doctor(doctor::DoctorArgs),
@@ -377,6 +382,11 @@ mod tests {
             "pjwctl topology --input a --synthetic b",
             "pjwctl topology --svg a --json",
             "pjwctl completions cmd.exe",
+            "pjwctl advise --serial 1s",
+            "pjwctl advise --serial 1 --item 1s",
+            "pjwctl advise --serial 1s --item 0s",
+            "pjwctl advise --serial 1s --item 1s --workers 0",
+            "pjwctl advise --serial 1s --item 1s --items 0",
             "pjwctl simulate --synthetic core:2",
             "pjwctl simulate --trace a.swf",
             "pjwctl simulate --trace a.swf --synthetic core:2 --input a.xml",

@@ -67,6 +67,8 @@ pub struct RunningFarm<'a> {
     /// When the master looked last for processes that ended.
     looked_at: Instant,
     has_ended: bool,
+    /// Why the farm can't go on, until the caller has got it.
+    failure: Option<FarmError>,
 }
 
 impl std::fmt::Debug for RunningFarm<'_> {
@@ -116,6 +118,7 @@ impl<'a> RunningFarm<'a> {
             fork_fails_since: None,
             looked_at: Instant::now(),
             has_ended: false,
+            failure: None,
             settings,
             masks,
             functions,
@@ -131,14 +134,21 @@ impl<'a> RunningFarm<'a> {
     ///
     /// # Errors
     /// If the farm can't go on: a process can't be forked or dies again and again, or the reader or the writer failed.
-    /// All processes of the farm are killed then, and the next call returns [`NextResult::End`].
+    /// All processes of the farm are killed then. Results that had come before are returned before the error. After it,
+    /// each call returns [`NextResult::End`].
     pub fn next_within(&mut self, timeout: Option<Duration>) -> Result<NextResult, FarmError> {
-        let next = self.advance(timeout.map(|timeout| Instant::now() + timeout));
-        if next.is_err() {
-            self.kill_all();
-            self.has_ended = true;
+        match self.advance(timeout.map(|timeout| Instant::now() + timeout)) {
+            Err(error) => {
+                self.kill_all();
+                self.has_ended = true;
+                // What has come before the error is delivered before it.
+                self.delivery.pop().map_or(Err(error.clone()), |result| {
+                    self.failure = Some(error);
+                    Ok(NextResult::Result(result))
+                })
+            }
+            next => next,
         }
-        next
     }
 
     /// Returns how far the farm is.
@@ -172,12 +182,13 @@ impl<'a> RunningFarm<'a> {
     }
 
     fn advance(&mut self, deadline: Option<Instant>) -> Result<NextResult, FarmError> {
+        let mut has_looked = false;
         loop {
             if let Some(result) = self.delivery.pop() {
                 return Ok(NextResult::Result(result));
             }
             if self.has_ended {
-                return Ok(NextResult::End);
+                return self.failure.take().map_or(Ok(NextResult::End), Err);
             }
             if self.collect()? {
                 // Also a master that never sleeps replaces what died.
@@ -194,7 +205,13 @@ impl<'a> RunningFarm<'a> {
             self.replace_missing()?;
             let timeout = self.timeout(deadline);
             if timeout == Some(Duration::ZERO) {
-                return Ok(NextResult::NothingYet);
+                if has_looked {
+                    return Ok(NextResult::NothingYet);
+                }
+                // Also a caller that never waits finds what died.
+                has_looked = true;
+                self.wait(timeout)?;
+                continue;
             }
             // From here on the others wake the master. What came before is found by looking once more.
             self.shared.control().is_master_sleeping.0.store(1, Ordering::SeqCst);

@@ -1,20 +1,19 @@
-//! Which pages the processes of a farm share, by /proc/PID/smaps_rollup.
+//! Which pages the processes of a farm share, by /proc/PID/smaps_rollup. A program of its own: a fork has all of its memory.
+#![allow(clippy::unwrap_used, clippy::panic)] // a test may fail
 
 use std::fs;
 use std::hint::black_box;
 use std::sync::Mutex;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use pjw_spawn::farm::RunningFarm;
-
-use super::farm;
+use pjw_spawn::farm::{Farm, RunningFarm};
 
 const MIB: usize = 1 << 20;
 /// The data that all have in common, and those that each worker has for itself: 80 % are common.
 const COMMON: usize = 40 * MIB;
 const OWN: usize = 10 * MIB;
 
-/// A fork has the memory of all tests of this process, so that of one of these tests at a time.
+/// A fork has the memory of all tests of this process, so one at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// The memory of a process in KiB.
@@ -48,7 +47,9 @@ fn measure(workers: u32, is_late: bool) -> (Memory, Vec<Memory>) {
     let (began, may_end) = (semaphore(), semaphore());
     let common = if is_late { load(COMMON) } else { Vec::new() };
     let mut loaded = Vec::new();
-    let running: RunningFarm<'_> = farm(workers)
+    // SAFETY: the function only computes, and waits for no lock.
+    let farm = unsafe { Farm::new(workers).allow_threads() };
+    let running: RunningFarm<'_> = farm
         .start(workers.into(), |_, _| {
             if !is_late {
                 loaded = load(COMMON);
