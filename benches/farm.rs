@@ -10,6 +10,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
 use pjw_benches::load::farm_process::{
     ForkTime, ItemWay, Job, measure_instances, measure_items, measure_job, measure_memory,
     run_as_farm_process,
@@ -27,6 +29,9 @@ const ITEM: Duration = Duration::from_millis(1);
 const LATE: &str = "late fork";
 const EARLY: &str = "early fork";
 const INSTANCES: &str = "instances";
+const FARM: &str = "a farm";
+/// The name of [`ItemPool::PythonFarm`].
+const PYTHON_FARM: &str = "pjw_farm in Python";
 const SPLIT: &str = "even split, known before";
 
 fn main() -> anyhow::Result<()> {
@@ -69,16 +74,24 @@ impl Bench {
         Ok(Self { effort, interrupt, workers })
     }
 
-    /// Runs each way in turns. Returns the median of each.
-    fn medians(&self, rounds: usize, ways: &[Way<'_>]) -> anyhow::Result<Vec<f64>> {
-        let mut values = vec![Vec::new(); ways.len()];
+    /// Runs each way in turns. Returns the median of each, and the median of the CPU time of its processes in seconds.
+    fn medians_and_cpu_times(&self, rounds: usize, ways: &[Way<'_>]) -> anyhow::Result<Vec<(f64, f64)>> {
+        let mut values = vec![(Vec::new(), Vec::new()); ways.len()];
         for _ in 0..rounds {
-            for (way, values) in ways.iter().zip(&mut values) {
+            for (way, (values, cpu_times)) in ways.iter().zip(&mut values) {
                 self.interrupt.check()?;
+                let before = cpu_time_of_children()?;
                 values.push(way()?);
+                cpu_times.push(cpu_time_of_children()? - before);
             }
         }
-        values.iter().map(|values| median(values).context("nothing was measured")).collect()
+        let medians = values.iter().map(|(values, cpu_times)| median(values).zip(median(cpu_times)));
+        medians.map(|medians| medians.context("nothing was measured")).collect()
+    }
+
+    /// Runs each way in turns. Returns the median of each.
+    fn medians(&self, rounds: usize, ways: &[Way<'_>]) -> anyhow::Result<Vec<f64>> {
+        Ok(self.medians_and_cpu_times(rounds, ways)?.into_iter().map(|(value, _)| value).collect())
     }
 }
 
@@ -158,10 +171,10 @@ fn serial(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
 fn items(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let (workers, items) = (2, bench.effort.pick(50, 2000));
     let directory = tempfile::tempdir().context("can't make a directory")?;
-    let own = |way| -> Way<'_> { Box::new(move || measure_items(way, workers, items, ITEM)) };
-    let mut names = vec!["a farm", SPLIT, "a farm with reader and writer"];
-    let mut ways = vec![own(ItemWay::Farm), own(ItemWay::EvenSplit), own(ItemWay::FarmWithReaderAndWriter)];
     let pools = [ItemPool::PythonFarm, ItemPool::PythonPool, ItemPool::xargs(directory.path(), items, ITEM)?];
+    let own = |way| -> Way<'_> { Box::new(move || measure_items(way, workers, items, ITEM)) };
+    let mut names = vec![FARM, SPLIT, "a farm with reader and writer"];
+    let mut ways = vec![own(ItemWay::Farm), own(ItemWay::EvenSplit), own(ItemWay::FarmWithReaderAndWriter)];
     for pool in &pools {
         match pool.measure(workers, 4, ITEM) {
             Ok(_) => {
@@ -171,18 +184,29 @@ fn items(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
             Err(error) => print_line(&format!("skipped: {}: {error:#}", pool.name()))?,
         }
     }
-    let seconds = bench.medians(bench.effort.pick(1, 7), &ways)?;
-    let rates: Vec<f64> = seconds.iter().map(|seconds| f64::from(items) / seconds).collect();
-    let rate_of =
-        |name: &str| names.iter().zip(&rates).find(|(other, _)| **other == name).map(|(_, rate)| *rate);
+    let medians = bench.medians_and_cpu_times(bench.effort.pick(1, 7), &ways)?;
     let mut figures = Vec::new();
-    for (name, rate) in names.iter().zip(&rates).filter(|(name, _)| **name != "a farm") {
-        figures.push(Figure::new("a farm, items of 1 ms on 2 workers: rate", rates[0], "1/s", name, *rate));
+    let is_farm = |name: &&str| [FARM, PYTHON_FARM].contains(name);
+    for own in (0..names.len()).filter(|at| is_farm(&names[*at])) {
+        for peer in (0..names.len()).filter(|peer| *peer != own) {
+            let (own_name, count) = (names[own], f64::from(items));
+            let rates = [own, peer].map(|at| count / medians[at].0);
+            let cpu_times = [own, peer].map(|at| medians[at].1 / count * 1e6);
+            let title = |what| format!("{own_name}, items of 1 ms on 2 workers: {what}");
+            figures.push(Figure::new(&title("rate"), rates[0], "1/s", names[peer], rates[1]));
+            let title = title("CPU time of an item");
+            figures.push(Figure::new(&title, cpu_times[0], "us", names[peer], cpu_times[1]));
+        }
     }
-    if let Some((own, split)) = rate_of("pjw_farm in Python").zip(rate_of(SPLIT)) {
-        figures.push(Figure::new("pjw_farm in Python, the same: rate", own, "1/s", SPLIT, split));
-    }
+    figures.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(figures)
+}
+
+/// The CPU time of the children that were waited for, in seconds.
+fn cpu_time_of_children() -> anyhow::Result<f64> {
+    let usage = getrusage(UsageWho::RUSAGE_CHILDREN).context("can't read the CPU time of children")?;
+    let microseconds = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
+    Ok(Duration::from_micros(microseconds.unsigned_abs()).as_secs_f64())
 }
 
 fn target_directory() -> anyhow::Result<std::path::PathBuf> {

@@ -114,11 +114,14 @@ pub fn measure_instances(count: u32) -> anyhow::Result<f64> {
         instances.push(command.stdin(Stdio::piped()).spawn().context("can't start an instance")?);
     }
     let mut kib = 0.0;
+    // The instances write to them once more at their end.
+    let mut outputs = Vec::new();
     for instance in &mut instances {
         let mut line = String::new();
-        let output = instance.stdout.take().context("an instance has no output")?;
-        BufReader::new(output).read_line(&mut line).context("an instance is not ready")?;
+        let mut output = BufReader::new(instance.stdout.take().context("an instance has no output")?);
+        output.read_line(&mut line).context("an instance is not ready")?;
         ensure!(line == "ready\n", "an instance failed");
+        outputs.push(output);
     }
     for instance in &instances {
         kib += pss_kib(instance.id())?;
