@@ -8,9 +8,9 @@ use pjw_core::ids::Tid;
 use pjw_linux::sys::affinity;
 use pjw_spawn::farm::advise::FarmCosts;
 
+use crate::cli;
 use crate::output;
 use crate::render::advise::{Advice, advice_text};
-use crate::cli;
 
 pub(super) fn run(what: &cli::AdviseArgs) -> anyhow::Result<ExitCode> {
     let workers = match what.workers {

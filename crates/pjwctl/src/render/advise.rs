@@ -1,7 +1,6 @@
 //! `advise`: what a farm makes of its items, as JSON for scripts and as a table for people.
 
 use std::fmt::Write;
-use std::time::Duration;
 
 use pjw_spawn::farm::advise::FarmCosts;
 use serde::Serialize;
@@ -116,7 +115,9 @@ fn sentence(costs: &FarmCosts, items: Option<u64>) -> String {
                 "Give a farm of {workers} at least {} in one job: then 90 % of its core time is used.",
                 count_with_noun(enough, "item", "items")
             ),
-            None => format!("No number of items uses 90 % of the core time of {workers}: make the serial part shorter."),
+            None => format!(
+                "No number of items uses 90 % of the core time of {workers}: make the serial part shorter."
+            ),
         };
     };
     let used = costs.efficiency_permille(items) / 10;
@@ -130,7 +131,9 @@ fn sentence(costs: &FarmCosts, items: Option<u64>) -> String {
     };
     match enough {
         Some(enough) if enough > items => {
-            format!("Only {used} % of the core time of {workers} is used: take {enough} items in one job, or {fewer}.")
+            format!(
+                "Only {used} % of the core time of {workers} is used: take {enough} items in one job, or {fewer}."
+            )
         }
         // The last round has too few items.
         _ => format!(
@@ -173,23 +176,24 @@ pub fn advice_text(advice: &Advice, term: Terminal) -> String {
 
 /// A time with the unit in which it is easy to read.
 fn time(seconds: f64) -> String {
-    const UNITS: [(f64, &str); 4] = [(86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s")];
-    if seconds > 0.0 && seconds < 1.0 {
-        return format!("{} ms", rounded(seconds * 1000.0));
+    const LONG_UNITS: [(f64, &str); 3] = [(86_400.0, "d"), (3600.0, "h"), (60.0, "min")];
+    match LONG_UNITS.into_iter().find(|(size, _)| seconds >= 2.0 * size) {
+        Some((size, unit)) => format!("{} {unit}", rounded(seconds / size, 1)),
+        None if seconds > 0.0 && seconds < 1.0 => format!("{} ms", rounded(seconds * 1000.0, 3)),
+        None => format!("{} s", rounded(seconds, 1)),
     }
-    let unit = UNITS.into_iter().find(|(size, _)| seconds >= 2.0 * size).unwrap_or((1.0, "s"));
-    format!("{} {}", rounded(seconds / unit.0), unit.1)
 }
 
-/// A number with at most three digits after the point, without zeros at its end.
-fn rounded(value: f64) -> String {
-    let digits = if value < 10.0 { 3 } else { 1 };
+/// A number with at most so many digits after the point, without zeros at its end.
+fn rounded(value: f64, digits: usize) -> String {
     let text = format!("{value:.digits$}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const PLAIN: Terminal = Terminal { width: 80, has_colours: false };
@@ -227,7 +231,7 @@ mod tests {
         assert!(advice(Some(4000)).advice.ends_with("or 4 workers."), "{}", advice(Some(4000)).advice);
         assert_eq!(advice(Some(9304)).advice, "90 % of the core time of 8 workers is used.");
         let text = advice_text(&advice(Some(1000)), PLAIN);
-        assert!(text.contains("the farm takes                 9.167 min\n"), "{text}");
+        assert!(text.contains("\nthe farm takes                 9.2 min\none core takes"), "{text}");
     }
 
     #[test]
@@ -235,7 +239,7 @@ mod tests {
         let costs = FarmCosts { serial: Duration::ZERO, item: Duration::from_secs(1), workers: 8 };
         assert_eq!(
             Advice::new(&costs, Some(9)).advice,
-            "Only 56 % of the core time of 8 workers is used: take a multiple of 8 items, or 3 workers."
+            "Only 56 % of the core time of 8 workers is used: take a multiple of 8 items, or 5 workers."
         );
     }
 
