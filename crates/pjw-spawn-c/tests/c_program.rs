@@ -51,5 +51,8 @@ fn a_python_program_runs_farms_by_each_call_of_the_module() {
 fn the_module_of_python_has_the_version_of_the_library() {
     let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("python/pyproject.toml");
     let version = format!("version = \"{}\"", env!("CARGO_PKG_VERSION"));
-    assert!(std::fs::read_to_string(project).unwrap().lines().any(|line| line == version), "it has no {version}");
+    assert!(
+        std::fs::read_to_string(project).unwrap().lines().any(|line| line == version),
+        "it has no {version}"
+    );
 }
