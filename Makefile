@@ -12,6 +12,8 @@ DESTDIR    ?=
 PREFIX     ?= /usr
 SYSCONFDIR ?= /etc
 UNITDIR    ?= $(PREFIX)/lib/systemd/system
+# Where Debian's Python looks for modules; for another Python: python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+PYTHONDIR  ?= $(PREFIX)/lib/python3/dist-packages
 COMPLETIONS = $(DESTDIR)$(PREFIX)/share
 LIB         = $(DESTDIR)$(PREFIX)/lib
 HOOKS       = $(PREFIX)/share/pjw/hooks
@@ -167,7 +169,10 @@ install: $(if $(shell PATH="$(PATH)" command -v cargo),build,built)
 	install -Dm644 $(RELEASE)/libpjw_spawn.so $(LIB)/libpjw_spawn.so.0
 	ln -sf libpjw_spawn.so.0 $(LIB)/libpjw_spawn.so
 	install -Dm644 crates/pjw-spawn-c/include/pjw_spawn.h $(DESTDIR)$(PREFIX)/include/pjw_spawn.h
+	install -Dm644 crates/pjw-spawn-c/include/pjw_farm.h $(DESTDIR)$(PREFIX)/include/pjw_farm.h
 	install -Dm644 crates/pjw-spawn-c/man/pjw_spawn.3 $(COMPLETIONS)/man/man3/pjw_spawn.3
+	install -Dm644 crates/pjw-spawn-c/man/pjw_farm.3 $(COMPLETIONS)/man/man3/pjw_farm.3
+	install -Dm644 crates/pjw-spawn-c/python/pjw_farm/__init__.py $(DESTDIR)$(PYTHONDIR)/pjw_farm/__init__.py
 	install -Dm644 $(RELEASE)/libpjw_job.so $(LIB)/libpjw_job.so.0
 	ln -sf libpjw_job.so.0 $(LIB)/libpjw_job.so
 	install -Dm644 crates/pjw-job-c/include/pjw_job.h $(DESTDIR)$(PREFIX)/include/pjw_job.h
@@ -202,7 +207,8 @@ uninstall:
 	    then PJWD=$(PREFIX)/bin/pjwd sh systemd/debian/prerm remove; else $(PREFIX)/bin/pjwd --release-all; fi
 	rm -f $(DESTDIR)$(PREFIX)/bin/pjwd $(DESTDIR)$(PREFIX)/bin/pjwctl
 	rm -f $(LIB)/libpjw_spawn.so $(LIB)/libpjw_spawn.so.0 $(DESTDIR)$(PREFIX)/include/pjw_spawn.h
-	rm -f $(COMPLETIONS)/man/man3/pjw_spawn.3
+	rm -f $(DESTDIR)$(PREFIX)/include/pjw_farm.h $(COMPLETIONS)/man/man3/pjw_spawn.3 $(COMPLETIONS)/man/man3/pjw_farm.3
+	rm -rf $(DESTDIR)$(PYTHONDIR)/pjw_farm
 	rm -f $(LIB)/libpjw_job.so $(LIB)/libpjw_job.so.0 $(DESTDIR)$(PREFIX)/include/pjw_job.h
 	rm -f $(COMPLETIONS)/man/man3/pjw_job.3
 	rm -f $(COMPLETIONS)/man/man1/pjwctl.1 $(COMPLETIONS)/man/man1/pjwctl-*.1

@@ -1,8 +1,9 @@
-//! The load of a bench: processes with many threads, forks, MPI programs, a barrier, and the owner
-//! of a lent core.
+//! The load of a bench: processes with many threads, forks, MPI programs, a barrier, the owner
+//! of a lent core, and farms.
 
 pub mod barrier;
 pub mod compiled;
+pub mod farm_process;
 pub mod fork_load;
 pub mod forker;
 pub mod idle_jobs;

@@ -4,6 +4,7 @@ pub mod cgroups;
 pub mod cgrulesengd;
 pub mod echo;
 pub mod fork_listener;
+pub mod item_pools;
 pub mod numad;
 pub mod spawn_schemes;
 pub mod syscalls;

@@ -1,5 +1,5 @@
 //! libpjw_spawn.so: the crate pjw-spawn for C programs. `include/pjw_spawn.h` and the manual page pjw_spawn(3) describe the
-//! functions.
+//! functions that start groups of processes. `include/pjw_farm.h` and pjw_farm(3) describe farms.
 //!
 //! The names are those of the pspawn slides ("Optimizing Latency and Throughput for Spawning Processes on Massively
 //! Multicore Processors"). Each function reads the caller's arguments, which may be anything, before it starts a process.
@@ -8,6 +8,7 @@
 mod arguments;
 mod background;
 mod failure;
+pub mod farm;
 mod group;
 mod late;
 

@@ -1,4 +1,5 @@
-//! A C program is compiled against pjw_spawn.h and libpjw_spawn.so, and checks the functions itself: `program.c`.
+//! C programs are compiled against the headers and libpjw_spawn.so, and check the functions themselves: `program.c` those of
+//! pjw_spawn.h, `farm.c` those of pjw_farm.h. A Python program checks the module pjw_farm: `farm.py`.
 
 #![allow(clippy::unwrap_used)] // a test may fail
 
@@ -11,9 +12,47 @@ use compile::compile;
 
 #[test]
 fn a_c_program_starts_processes_by_each_function_of_the_header() {
+    run_c_program("tests/program.c");
+}
+
+#[test]
+fn a_c_program_runs_farms_by_each_function_of_the_header() {
+    run_c_program("tests/farm.c");
+}
+
+fn run_c_program(source: &str) {
     let directory = tempfile::tempdir().unwrap();
     let program = directory.path().join("program");
-    compile("pjw_spawn", Path::new(env!("CARGO_MANIFEST_DIR")), "tests/program.c", &[], &program);
+    compile("pjw_spawn", Path::new(env!("CARGO_MANIFEST_DIR")), source, &[], &program);
     let output = Command::new(&program).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_python_program_runs_farms_by_each_call_of_the_module() {
+    let found = Command::new("python3").arg("--version").output();
+    if !found.is_ok_and(|output| output.status.success()) {
+        println!("skipped: there is no python3");
+        return;
+    }
+    let library = std::env::current_exe().unwrap().with_file_name("libpjw_spawn.so");
+    let crate_directory = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let output = Command::new("python3")
+        .args(["-B", "-W", "error"])
+        .arg(crate_directory.join("tests/farm.py"))
+        .env("PJW_SPAWN_LIBRARY", library)
+        .env("PYTHONPATH", crate_directory.join("python"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn the_module_of_python_has_the_version_of_the_library() {
+    let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("python/pyproject.toml");
+    let version = format!("version = \"{}\"", env!("CARGO_PKG_VERSION"));
+    assert!(
+        std::fs::read_to_string(project).unwrap().lines().any(|line| line == version),
+        "it has no {version}"
+    );
 }

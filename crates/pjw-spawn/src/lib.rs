@@ -16,6 +16,7 @@ mod clone;
 mod context;
 mod credentials;
 mod failure;
+pub mod farm;
 mod instance;
 mod layout;
 mod own_policy;

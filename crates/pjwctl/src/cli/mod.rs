@@ -1,5 +1,6 @@
 //! The definition of the command line. Help, shell completions and man pages are generated from it.
 
+mod advise;
 mod core_count;
 pub mod doctor;
 mod hook;
@@ -23,6 +24,7 @@ use pjw_core::cpuset::CpuSet;
 
 use core_count::core_count;
 
+pub use advise::AdviseArgs;
 pub use core_count::CoreCountArg;
 pub use hook::{HookArgs, HookKind};
 pub use json::JsonArg;
@@ -179,6 +181,9 @@ pub enum CliCommand {
     /// Replay a job log on any machine and measure the allocator; nothing is run
     #[command(after_help = simulate::EXAMPLES)]
     Simulate(SimulateArgs),
+    /// Compute how many items a farm of workers needs so that its cores are used
+    #[command(after_help = advise::EXAMPLES)]
+    Advise(AdviseArgs),
     /// Diagnose this machine; changes nothing, needs neither pjwd nor root
     #[command(after_help = doctor::EXAMPLES)]
     Doctor(doctor::DoctorArgs),
@@ -391,6 +396,11 @@ mod tests {
             "pjwctl topology --input a --synthetic b",
             "pjwctl topology --svg a --json",
             "pjwctl completions cmd.exe",
+            "pjwctl advise --serial 1s",
+            "pjwctl advise --serial 1 --item 1s",
+            "pjwctl advise --serial 1s --item 0s",
+            "pjwctl advise --serial 1s --item 1s --workers 0",
+            "pjwctl advise --serial 1s --item 1s --items 0",
             "pjwctl simulate --synthetic core:2",
             "pjwctl simulate --trace a.swf",
             "pjwctl simulate --trace a.swf --synthetic core:2 --input a.xml",

@@ -1,5 +1,6 @@
 //! The verbs, one file for each: it sends a request, and prints the reply as text or as JSON.
 
+mod advise;
 mod assign;
 mod check_config;
 mod completions;
@@ -59,6 +60,7 @@ pub fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
         CliCommand::Events { follow, json } => events::run(&warden, follow, json),
         CliCommand::Topology(what) => topology::run(&warden, &what),
         CliCommand::Simulate(what) => simulate::run(&what),
+        CliCommand::Advise(what) => advise::run(&what),
         CliCommand::Hook(request) => hook::run(warden.socket, request),
         CliCommand::Doctor(request) => doctor::run(&warden, &request),
         CliCommand::Reload => reload::run(&warden),

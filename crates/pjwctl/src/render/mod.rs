@@ -3,6 +3,7 @@
 //! Users choose the names of processes and jobs. [`text::escape_control_characters`] keeps control characters in such names off the
 //! terminal.
 
+pub mod advise;
 pub mod core_map;
 pub mod defrag;
 pub mod demand;

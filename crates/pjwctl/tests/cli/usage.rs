@@ -38,6 +38,23 @@ fn without_a_daemon_one_line_has_the_path_and_the_command_to_start_it() {
 }
 
 #[test]
+fn advise_needs_no_daemon_and_says_how_many_items_are_needed() {
+    let answer =
+        alone(&["advise", "--serial", "5m", "--item", "2s", "--workers", "8", "--items", "1000", "--json"]);
+    assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{answer:?}");
+    let advice: serde_json::Value = serde_json::from_str(&answer.stdout).unwrap();
+    assert_eq!(
+        advice["needed"][2],
+        serde_json::json!({ "efficiency": 0.9, "items": 9304, "wall_s": 2626.0 })
+    );
+    assert_eq!(advice["job"]["wall_s"], 550.0);
+    let answer = alone(&["advise", "--serial", "0s", "--item", "1ms"]);
+    assert!(answer.code == Some(0) && answer.stdout.contains("core time used"), "{answer:?}");
+    let answer = alone(&["advise", "--serial", "1s", "--item", "0s"]);
+    assert!(answer.code == Some(2) && answer.stderr.contains("give a time above 0"), "{answer:?}");
+}
+
+#[test]
 fn the_option_beats_the_variable_and_an_empty_variable_is_none() {
     assert_refused(&alone(&["--socket", "/nonexistent/other", "status"]), "/nonexistent/other");
     let mut command = pjwctl(Path::new(""), &["status"]);

@@ -1,0 +1,290 @@
+//! The processes of the bench `farm`. A master must have one thread, so the bench starts its own executable again for
+//! each farm. The main function of the bench calls [`run_as_farm_process`] first.
+
+use std::env;
+use std::fs;
+use std::hint::black_box;
+use std::io::{BufRead, BufReader, Read, Write, stdin, stdout};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::time::{ClockId, clock_gettime};
+use pjw_spawn::farm::{Farm, ItemResult, RunningFarm};
+
+const ARGUMENT: &str = "--farm-process";
+const PAGE: usize = 4096;
+/// The data that all workers have in common, and those of each worker: 80 % are common.
+pub const COMMON_BYTES: usize = 64 << 20;
+/// The data of each worker.
+pub const OWN_BYTES: usize = 16 << 20;
+
+/// When the workers of a farm are forked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ForkTime {
+    /// After the master has loaded the common data.
+    Late,
+    /// Before: each worker loads them.
+    Early,
+}
+
+/// How the items are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ItemWay {
+    /// A farm.
+    Farm,
+    /// A farm with a reader and a writer. The reader passes 64 bytes for each item.
+    FarmWithReaderAndWriter,
+    /// Each worker computes the same number of items, which is known before. It shares nothing and reports once.
+    EvenSplit,
+}
+
+/// A job: a serial part, and items that workers compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Job {
+    /// The serial part, in ms of CPU time: a third of it after the items.
+    pub serial_ms: u32,
+    /// The number of items.
+    pub items: u32,
+    /// The CPU time of one item.
+    pub item: Duration,
+    /// The number of workers. 0 for a program without a farm, which computes the items itself.
+    pub workers: u32,
+}
+
+impl ItemWay {
+    const ALL: [(Self, &'static str); 3] = [
+        (Self::Farm, "farm"),
+        (Self::FarmWithReaderAndWriter, "reader-and-writer"),
+        (Self::EvenSplit, "even-split"),
+    ];
+
+    fn word(self) -> &'static str {
+        Self::ALL.into_iter().find(|(way, _)| *way == self).map_or("", |(_, word)| word)
+    }
+}
+
+/// Uses so much CPU time of this process.
+pub fn compute(time: Duration) -> anyhow::Result<()> {
+    let now = || clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).map(Duration::from);
+    let end = now()? + time;
+    while now()? < end {}
+    Ok(())
+}
+
+/// Measures how long a farm takes for items, in seconds, in a process of its own.
+///
+/// # Errors
+/// If the process can't be started or fails.
+pub fn measure_items(way: ItemWay, workers: u32, items: u32, item: Duration) -> anyhow::Result<f64> {
+    let numbers = [workers.to_string(), items.to_string(), item.as_nanos().to_string()];
+    answer_of(&[&["items", way.word()], &numbers.each_ref().map(String::as_str)[..]].concat())
+}
+
+/// Measures how long a job takes, in seconds, in a process of its own.
+///
+/// # Errors
+/// If the process can't be started or fails.
+pub fn measure_job(job: Job) -> anyhow::Result<f64> {
+    let Job { serial_ms, items, item, workers } = job;
+    let numbers =
+        [serial_ms.to_string(), items.to_string(), item.as_nanos().to_string(), workers.to_string()];
+    answer_of(&[&["job"], &numbers.each_ref().map(String::as_str)[..]].concat())
+}
+
+/// Measures the memory of a farm, its master included, in MB: the sum of the proportional set sizes.
+///
+/// # Errors
+/// If the process can't be started or fails.
+pub fn measure_memory(fork_time: ForkTime, workers: u32) -> anyhow::Result<f64> {
+    let word = if fork_time == ForkTime::Late { "late" } else { "early" };
+    answer_of(&["memory", word, &workers.to_string()])
+}
+
+/// Measures the memory of so many programs that are started one by one, in MB. Each has the common data and its own.
+///
+/// # Errors
+/// If a process can't be started or fails.
+pub fn measure_instances(count: u32) -> anyhow::Result<f64> {
+    let mut instances: Vec<Child> = Vec::new();
+    for _ in 0..count {
+        let mut command = own_command(&["instance"])?;
+        instances.push(command.stdin(Stdio::piped()).spawn().context("can't start an instance")?);
+    }
+    let mut kib = 0.0;
+    // The instances write to them once more at their end.
+    let mut outputs = Vec::new();
+    for instance in &mut instances {
+        let mut line = String::new();
+        let mut output = BufReader::new(instance.stdout.take().context("an instance has no output")?);
+        output.read_line(&mut line).context("an instance is not ready")?;
+        ensure!(line == "ready\n", "an instance failed");
+        outputs.push(output);
+    }
+    for instance in &instances {
+        kib += pss_kib(instance.id())?;
+    }
+    for mut instance in instances {
+        drop(instance.stdin.take());
+        ensure!(instance.wait()?.success(), "an instance failed");
+    }
+    Ok(kib / 1024.0)
+}
+
+fn own_command(arguments: &[&str]) -> anyhow::Result<Command> {
+    let executable = env::current_exe().context("can't read the path of this program")?;
+    let mut command = Command::new(executable);
+    command.arg(ARGUMENT).args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
+    Ok(command)
+}
+
+fn answer_of(arguments: &[&str]) -> anyhow::Result<f64> {
+    let output = own_command(arguments)?.stderr(Stdio::inherit()).output().context("can't start a farm")?;
+    ensure!(output.status.success(), "the farm {} failed: {}", arguments.join(" "), output.status);
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.trim().parse().with_context(|| format!("the farm answered {text:?}"))
+}
+
+/// Runs as a process of the bench, if the arguments say so, and does not return then.
+///
+/// # Errors
+/// If the process fails.
+pub fn run_as_farm_process() -> anyhow::Result<()> {
+    let arguments: Vec<String> = env::args().skip_while(|argument| argument != ARGUMENT).skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let answer = match words[..] {
+        [] => return Ok(()),
+        ["items", way, workers, items, item_ns] => {
+            let item = Duration::from_nanos(item_ns.parse()?);
+            items_in(way_of(way)?, workers.parse()?, items.parse()?, item)?
+        }
+        ["job", serial_ms, items, item_ns, workers] => job_in(Job {
+            serial_ms: serial_ms.parse()?,
+            items: items.parse()?,
+            item: Duration::from_nanos(item_ns.parse()?),
+            workers: workers.parse()?,
+        })?,
+        ["memory", "late", workers] => memory_of(ForkTime::Late, workers.parse()?)?,
+        ["memory", "early", workers] => memory_of(ForkTime::Early, workers.parse()?)?,
+        ["instance"] => instance()?,
+        _ => bail!("{ARGUMENT} has unknown arguments: {words:?}"),
+    };
+    let mut out = stdout().lock();
+    writeln!(out, "{answer}").and_then(|()| out.flush()).context("can't write the answer")?;
+    drop(out);
+    std::process::exit(0)
+}
+
+fn way_of(word: &str) -> anyhow::Result<ItemWay> {
+    ItemWay::ALL.into_iter().find(|(_, other)| *other == word).map(|(way, _)| way).context("an unknown way")
+}
+
+fn computed(time: Duration) -> Result<(), i32> {
+    compute(time).map_err(|_| 1)
+}
+
+/// Waits for all results. Returns their number.
+fn finish(running: RunningFarm<'_>) -> anyhow::Result<usize> {
+    let results: Vec<ItemResult> = running.collect::<Result<_, _>>()?;
+    Ok(results.len())
+}
+
+fn items_in(way: ItemWay, workers: u32, items: u32, item: Duration) -> anyhow::Result<f64> {
+    let begin = Instant::now();
+    let expected = if way == ItemWay::EvenSplit { workers } else { items };
+    let farm = Farm::new(workers);
+    let done = finish(match way {
+        ItemWay::Farm => farm.start(items.into(), |_, _| computed(item)),
+        ItemWay::FarmWithReaderAndWriter => {
+            let sink = tempfile::tempfile().context("can't make a file")?;
+            let written = move |result: &ItemResult| {
+                let pjw_spawn::farm::Outcome::Done(bytes) = &result.outcome else { return Err(1) };
+                (&sink).write_all(bytes).map_err(|_| 1)
+            };
+            farm.writer(written).start_with_reader(
+                |number, bytes| {
+                    bytes.resize(64, 1);
+                    Ok(number < items.into())
+                },
+                |read, result| {
+                    result.extend_from_slice(read.bytes);
+                    computed(item)
+                },
+            )
+        }
+        ItemWay::EvenSplit => farm.start(workers.into(), |_, _| computed(item * (items / workers))),
+    }?)?;
+    ensure!(done == expected as usize, "{done} of {expected} items came back");
+    Ok(begin.elapsed().as_secs_f64())
+}
+
+fn job_in(job: Job) -> anyhow::Result<f64> {
+    let begin = Instant::now();
+    let serial = Duration::from_millis(job.serial_ms.into());
+    compute(serial * 2 / 3)?;
+    if job.workers == 0 {
+        for _ in 0..job.items {
+            compute(job.item)?;
+        }
+    } else {
+        let running = Farm::new(job.workers).start(job.items.into(), |_, _| computed(job.item))?;
+        ensure!(finish(running)? == job.items as usize, "not all items came back");
+    }
+    compute(serial / 3)?;
+    Ok(begin.elapsed().as_secs_f64())
+}
+
+/// New memory with each page written.
+fn load(bytes: usize) -> Vec<u8> {
+    let mut memory = vec![0; bytes];
+    memory.chunks_mut(PAGE).for_each(|page| page[0] = 1);
+    black_box(memory)
+}
+
+fn read_all(memory: &[u8]) -> u64 {
+    black_box(memory.chunks(PAGE).map(|page| u64::from(page[0])).sum())
+}
+
+fn memory_of(fork_time: ForkTime, workers: u32) -> anyhow::Result<f64> {
+    let semaphore = || EventFd::from_flags(EfdFlags::EFD_SEMAPHORE).context("can't make a semaphore");
+    let (ready, may_end) = (semaphore()?, semaphore()?);
+    let common = if fork_time == ForkTime::Late { load(COMMON_BYTES) } else { Vec::new() };
+    let running = Farm::new(workers).start(workers.into(), |_, _| {
+        let loaded = if fork_time == ForkTime::Late { Vec::new() } else { load(COMMON_BYTES) };
+        let own = load(OWN_BYTES);
+        read_all(&common);
+        ready.write(1).map_err(|errno| errno as i32)?;
+        may_end.read().map_err(|errno| errno as i32)?;
+        drop(black_box((loaded, own)));
+        Ok(())
+    })?;
+    for _ in 0..workers {
+        ready.read()?;
+    }
+    let mut kib = pss_kib(std::process::id())?;
+    for pid in running.worker_pids() {
+        kib += pss_kib(pid.0)?;
+    }
+    may_end.write(workers.into())?;
+    finish(running)?;
+    Ok(kib / 1024.0)
+}
+
+fn instance() -> anyhow::Result<f64> {
+    let memory = (load(COMMON_BYTES), load(OWN_BYTES));
+    let mut out = stdout().lock();
+    writeln!(out, "ready").and_then(|()| out.flush()).context("can't write")?;
+    drop(out);
+    stdin().lock().read_to_end(&mut Vec::new()).context("can't wait")?;
+    Ok(f64::from(black_box(memory).0[0]))
+}
+
+/// The proportional set size of a process: each shared page counts in part.
+fn pss_kib(pid: u32) -> anyhow::Result<f64> {
+    let path = PathBuf::from(format!("/proc/{pid}/smaps_rollup"));
+    let text = fs::read_to_string(&path).with_context(|| format!("can't read {}", path.display()))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:")).context("there is no Pss")?;
+    line.trim().trim_end_matches(" kB").parse().context("Pss is not a number")
+}

@@ -1,0 +1,130 @@
+//! What computes many short items on several processes, beside a farm: Python's `multiprocessing.Pool` and `xargs -P`. And the
+//! module pjw_farm of Python.
+
+use std::fmt::Write;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+
+use crate::load::compiled::compile;
+
+/// Computes an item: the process uses so much CPU time, as an item of the farm does.
+const PYTHON_WORK: &str = r"
+import sys, time
+workers, items, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+def work(item):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+begin = time.monotonic()
+";
+const PYTHON_POOL: &str = r"
+import multiprocessing
+with multiprocessing.get_context('fork').Pool(workers) as pool:
+    assert sum(1 for _ in pool.imap_unordered(work, range(items))) == items
+print(time.monotonic() - begin)
+";
+const PYTHON_FARM: &str = r"
+import pjw_farm
+with pjw_farm.Farm(work, items, workers=workers) as farm:
+    assert sum(1 for _ in farm) == items
+print(time.monotonic() - begin)
+";
+/// The program that xargs starts for each item.
+const ITEM_PROGRAM: &str = r"
+#include <stdlib.h>
+#include <time.h>
+int main(void) {
+    struct timespec now;
+    long end = 0, at;
+    do {
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+        at = now.tv_sec * 1000000000 + now.tv_nsec;
+        if (!end) end = at + ITEM_NS;
+    } while (at < end);
+    return 0;
+}
+";
+
+/// A peer: a way to compute items on several processes.
+#[derive(Debug)]
+pub enum ItemPool {
+    /// `multiprocessing.Pool.imap_unordered` of Python, by fork.
+    PythonPool,
+    /// The module pjw_farm of Python.
+    PythonFarm,
+    /// `xargs -P WORKERS -n 1 PROGRAM`, with the directory of the program and of the list of items.
+    Xargs {
+        /// The program that computes one item.
+        program: PathBuf,
+        /// The file with one line for each item.
+        list: PathBuf,
+    },
+}
+
+impl ItemPool {
+    /// Makes the program and the list of items for xargs.
+    ///
+    /// # Errors
+    /// If `cc` is missing or a file can't be written.
+    pub fn xargs(directory: &Path, items: u32, item: Duration) -> anyhow::Result<Self> {
+        let flag = format!("-DITEM_NS={}", item.as_nanos());
+        let program = compile(directory, "item", ITEM_PROGRAM, &[&flag])?;
+        let list = directory.join("items");
+        let lines = (0..items).fold(String::new(), |mut lines, number| {
+            let _ = writeln!(lines, "{number}");
+            lines
+        });
+        std::fs::write(&list, lines).with_context(|| format!("can't write {}", list.display()))?;
+        Ok(Self::Xargs { program, list })
+    }
+
+    /// The name of the peer in a figure.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::PythonPool => "multiprocessing.Pool",
+            Self::PythonFarm => "pjw_farm in Python",
+            Self::Xargs { .. } => "xargs -P",
+        }
+    }
+
+    /// Measures how long the items take, in seconds. For Python, its start does not count.
+    ///
+    /// # Errors
+    /// If the program is not installed or fails.
+    pub fn measure(&self, workers: u32, items: u32, item: Duration) -> anyhow::Result<f64> {
+        match self {
+            Self::PythonPool => python(PYTHON_POOL, workers, items, item),
+            Self::PythonFarm => python(PYTHON_FARM, workers, items, item),
+            Self::Xargs { program, list } => {
+                let begin = Instant::now();
+                let list = File::open(list).context("can't read the list of items")?;
+                let mut command = Command::new("xargs");
+                command.args(["-P", &workers.to_string(), "-n", "1"]).arg(program).stdin(list);
+                let status = command.status().context("can't start xargs")?;
+                ensure!(status.success(), "xargs failed: {status}");
+                Ok(begin.elapsed().as_secs_f64())
+            }
+        }
+    }
+}
+
+fn python(way: &str, workers: u32, items: u32, item: Duration) -> anyhow::Result<f64> {
+    // Cargo builds the library beside the bench.
+    let library = std::env::current_exe()?.with_file_name("libpjw_spawn.so");
+    let output = Command::new("python3")
+        .args(["-B", "-c", &format!("{PYTHON_WORK}{way}")])
+        .args([workers.to_string(), items.to_string(), item.as_secs_f64().to_string()])
+        .env("PYTHONPATH", concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/pjw-spawn-c/python"))
+        .env("PJW_SPAWN_LIBRARY", library)
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .context("can't start python3")?;
+    ensure!(output.status.success(), "python3 failed: {}", output.status);
+    String::from_utf8_lossy(&output.stdout).trim().parse().context("python3 printed no time")
+}

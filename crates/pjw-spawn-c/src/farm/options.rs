@@ -1,0 +1,139 @@
+//! Reads the options of a C program and starts its farm.
+
+use std::ffi::{CStr, c_void};
+
+use nix::errno::Errno;
+use pjw_core::cpuset::CpuSet;
+use spawn::farm::{Farm, Item, RunningFarm, WorkerCpus};
+
+use super::types::{PjwFarmBytes, PjwFarmItem, PjwFarmOptions, PjwFarmResult, Read, Work};
+use crate::failure::Failure;
+
+const IN_ORDER: i32 = 1;
+const ONE_PU_EACH: i32 = 2;
+const ALLOW_THREADS: i32 = 4;
+
+/// # Safety
+/// As [`super::pjw_farm_start`].
+pub(super) unsafe fn start(options: *const PjwFarmOptions) -> Result<RunningFarm<'static>, Failure> {
+    // SAFETY: the caller guarantees NULL or options, whose first field says how long they are.
+    let size = (!options.is_null()).then(|| unsafe { options.cast::<usize>().read() });
+    let size = size.ok_or_else(|| Failure::invalid("options is NULL"))?;
+    if size != size_of::<PjwFarmOptions>() {
+        let expected = size_of::<PjwFarmOptions>();
+        return Err(Failure::invalid(format!(
+            "size is {size}: set it to sizeof(pjw_farm_options_t), {expected}"
+        )));
+    }
+    // SAFETY: the options have this length.
+    let options = unsafe { options.read() };
+    let work = options.work.ok_or_else(|| Failure::invalid("work is NULL"))?;
+    // SAFETY: the caller guarantees a C string, and what ALLOW_THREADS needs.
+    let farm = unsafe { farm_of(&options) }?;
+    let work = work_of(work, options.data);
+    Ok(match options.read {
+        Some(_) if options.items != 0 => {
+            return Err(Failure::invalid("items is not 0, and the reader decides how many there are"));
+        }
+        Some(read) => farm.start_with_reader(read_of(read, options.data), work)?,
+        None => farm.start(options.items, work)?,
+    })
+}
+
+/// # Safety
+/// As [`super::pjw_farm_start`].
+unsafe fn farm_of(options: &PjwFarmOptions) -> Result<Farm<'static>, Failure> {
+    let flags = options.flags;
+    if flags & !(IN_ORDER | ONE_PU_EACH | ALLOW_THREADS) != 0 {
+        return Err(Failure::invalid(format!("the flags {flags:#x} have an unknown bit")));
+    }
+    let mut farm = Farm::new(options.workers);
+    if flags & IN_ORDER != 0 {
+        farm = farm.in_order();
+    }
+    if flags & ALLOW_THREADS != 0 {
+        // SAFETY: the caller guarantees it.
+        farm = unsafe { farm.allow_threads() };
+    }
+    let set = |value: u64, farm, set: fn(Farm<'static>, u64) -> Farm<'static>| match value {
+        0 => farm,
+        value => set(farm, value),
+    };
+    farm = set(options.chunk, farm, Farm::chunk);
+    farm = set(options.window, farm, Farm::window);
+    farm = set(options.ring_bytes, farm, Farm::ring_bytes);
+    farm = set(options.input_bytes, farm, Farm::input_bytes);
+    if options.attempts > 0 {
+        farm = farm.attempts(options.attempts);
+    }
+    // SAFETY: the caller guarantees NULL or a C string.
+    let cpus = unsafe { cpus_of(options) }?;
+    Ok(with_functions(farm.cpus(cpus), options))
+}
+
+/// # Safety
+/// `options.cpus` must be NULL or a C string.
+unsafe fn cpus_of(options: &PjwFarmOptions) -> Result<WorkerCpus, Failure> {
+    let one_each = options.flags & ONE_PU_EACH != 0;
+    if options.cpus.is_null() {
+        return Ok(if one_each { WorkerCpus::OnePuEach } else { WorkerCpus::Inherit });
+    }
+    if one_each {
+        return Err(Failure::invalid("cpus and PJW_FARM_ONE_PU_EACH exclude each other"));
+    }
+    // SAFETY: the caller guarantees it.
+    let text = unsafe { CStr::from_ptr(options.cpus) }.to_string_lossy();
+    let lists = text.split(';').map(|list| {
+        list.parse::<CpuSet>().map_err(|error| Failure::invalid(format!("cpus: {list:?}: {error}")))
+    });
+    Ok(WorkerCpus::List(lists.collect::<Result<_, _>>()?))
+}
+
+fn with_functions(mut farm: Farm<'static>, options: &PjwFarmOptions) -> Farm<'static> {
+    let data = options.data;
+    if let Some(start) = options.worker_start {
+        farm = farm.on_worker_start(move |worker| start(data, worker));
+    }
+    if let Some(end) = options.worker_end {
+        farm = farm.on_worker_end(move |worker| end(data, worker));
+    }
+    if let Some(write) = options.write {
+        farm = farm.writer(move |result| {
+            let result = PjwFarmResult::of(result);
+            match write(data, &raw const result) {
+                0 => Ok(()),
+                code => Err(code),
+            }
+        });
+    }
+    if let Some(fork) = options.fork_process {
+        farm = farm.fork_with(move || Errno::result(fork(data)));
+    }
+    farm
+}
+
+/// Calls a function of C with bytes to which it appends.
+fn with_bytes<T>(bytes: &mut Vec<u8>, call: impl FnOnce(*mut PjwFarmBytes) -> T) -> T {
+    let mut appended = PjwFarmBytes(std::mem::take(bytes));
+    let returned = call(&raw mut appended);
+    *bytes = appended.0;
+    returned
+}
+
+fn work_of(work: Work, data: *mut c_void) -> impl FnMut(Item<'_>, &mut Vec<u8>) -> Result<(), i32> + 'static {
+    move |item, result| {
+        let item = PjwFarmItem::of(&item);
+        match with_bytes(result, |result| work(data, &raw const item, result)) {
+            0 => Ok(()),
+            code => Err(code),
+        }
+    }
+}
+
+fn read_of(read: Read, data: *mut c_void) -> impl FnMut(u64, &mut Vec<u8>) -> Result<bool, i32> + 'static {
+    move |number, bytes| match with_bytes(bytes, |bytes| read(data, number, bytes)) {
+        0 => Ok(false),
+        code if code < 0 => Err(code),
+        _ => Ok(true),
+    }
+}

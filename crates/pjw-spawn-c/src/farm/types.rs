@@ -1,0 +1,108 @@
+//! The types of `pjw_farm.h`.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+use libc::pid_t;
+use spawn::ExitStatus;
+use spawn::farm::{Item, ItemResult, Outcome, Progress};
+
+/// The C type `pjw_farm_bytes_t`: bytes to which a function of the program appends.
+pub struct PjwFarmBytes(pub(crate) Vec<u8>);
+
+/// The C type `pjw_farm_item_t`: one item, as a worker gets it.
+#[repr(C)]
+pub struct PjwFarmItem {
+    number: u64,
+    bytes: *const c_void,
+    size: usize,
+    worker: c_uint,
+}
+
+impl PjwFarmItem {
+    /// Returns the item for a C program. Its bytes are those of `item`.
+    pub(crate) fn of(item: &Item<'_>) -> Self {
+        let (bytes, size) = (item.bytes.as_ptr().cast(), item.bytes.len());
+        Self { number: item.number, bytes, size, worker: item.worker }
+    }
+}
+
+/// The C type `pjw_farm_result_t`: the result of one item.
+#[repr(C)]
+pub struct PjwFarmResult {
+    number: u64,
+    outcome: c_int,
+    code: c_int,
+    attempts: c_uint,
+    bytes: *const c_void,
+    size: usize,
+}
+
+impl PjwFarmResult {
+    /// Returns the result for a C program. Its bytes are those of `result`.
+    pub(crate) fn of(result: &ItemResult) -> Self {
+        let (outcome, code, attempts, bytes): (_, _, _, &[u8]) = match &result.outcome {
+            Outcome::Done(bytes) => (0, 0, 0, bytes),
+            Outcome::Failed { code, bytes } => (1, *code, 0, bytes),
+            Outcome::Killed { attempts, end: ExitStatus::Signal(signal) } => (2, *signal, *attempts, &[]),
+            Outcome::Killed { attempts, end: ExitStatus::Code(code) } => (3, *code, *attempts, &[]),
+        };
+        let (bytes, size) = (bytes.as_ptr().cast(), bytes.len());
+        Self { number: result.number, outcome, code, attempts, bytes, size }
+    }
+}
+
+/// The C type `pjw_farm_progress_t`: how far a farm is.
+#[repr(C)]
+pub struct PjwFarmProgress {
+    total: u64,
+    delivered: u64,
+    failed: u64,
+    replaced: u64,
+    workers: c_uint,
+}
+
+impl PjwFarmProgress {
+    pub(crate) fn of(progress: &Progress) -> Self {
+        Self {
+            total: progress.total.unwrap_or(u64::MAX),
+            delivered: progress.delivered,
+            failed: progress.failed,
+            replaced: progress.replaced,
+            workers: progress.workers,
+        }
+    }
+}
+
+/// The function of C that computes an item.
+pub(crate) type Work = extern "C" fn(*mut c_void, *const PjwFarmItem, *mut PjwFarmBytes) -> c_int;
+/// The function of C that reads an item.
+pub(crate) type Read = extern "C" fn(*mut c_void, u64, *mut PjwFarmBytes) -> c_int;
+/// The function of C that writes a result.
+pub(crate) type Write = extern "C" fn(*mut c_void, *const PjwFarmResult) -> c_int;
+/// A function of C that a worker calls.
+pub(crate) type AtWorker = extern "C" fn(*mut c_void, c_uint);
+/// The function of C that forks the process.
+pub(crate) type Fork = extern "C" fn(*mut c_void) -> pid_t;
+
+/// The C type `pjw_farm_options_t`: how a farm works.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct PjwFarmOptions {
+    pub(crate) size: usize,
+    pub(crate) workers: c_uint,
+    pub(crate) flags: c_int,
+    pub(crate) items: u64,
+    pub(crate) chunk: u64,
+    pub(crate) window: u64,
+    pub(crate) ring_bytes: u64,
+    pub(crate) input_bytes: u64,
+    pub(crate) attempts: c_uint,
+    pub(crate) cpus: *const c_char,
+    pub(crate) data: *mut c_void,
+    pub(crate) work: Option<Work>,
+    pub(crate) read: Option<Read>,
+    pub(crate) write: Option<Write>,
+    pub(crate) worker_start: Option<AtWorker>,
+    pub(crate) worker_end: Option<AtWorker>,
+    pub(crate) fork_process: Option<Fork>,
+}

@@ -1,0 +1,169 @@
+"""Checks each call of the module pjw_farm. A failed check ends the program with its line."""
+
+import os
+import signal
+import tempfile
+import threading
+import time
+
+import pjw_farm
+
+
+def refused(error, text, *arguments, **options):
+    try:
+        pjw_farm.Farm(*arguments, **options)
+    except error as caught:
+        assert text in str(caught), caught
+        return caught
+    raise AssertionError("it was not refused: " + text)
+
+
+def results_come_in_order():
+    common = [number * number for number in range(500)]
+    with pjw_farm.Farm(lambda item: b"%d" % common[item.number], 500, workers=3, in_order=True, chunk=4) as farm:
+        assert len(farm.workers()) == 3
+        results = list(farm)
+        assert [result.number for result in results] == list(range(500))
+        assert all(result.outcome == pjw_farm.DONE for result in results)
+        assert [int(result.bytes) for result in results] == common
+        progress = farm.progress()
+        assert (progress.total, progress.delivered, progress.failed, progress.workers) == (500, 500, 0, 0)
+
+
+def workers_that_are_killed_lose_nothing():
+    def work(item):
+        time.sleep(0.0002)
+        return bytes(item.number % 5000)
+
+    with pjw_farm.Farm(work, 3000, workers=3, attempts=1000, window=64) as farm:
+        numbers, killed = [], 0
+        for result in farm:
+            assert result.bytes == bytes(result.number % 5000)
+            numbers.append(result.number)
+            # Each time another worker than the last.
+            others = [pid for pid in farm.workers() if pid != killed]
+            if len(numbers) % 60 == 0 and others:
+                killed = others[-1]
+                os.kill(killed, signal.SIGKILL)
+        assert sorted(numbers) == list(range(3000))
+        assert farm.progress().replaced > 10
+
+
+def each_outcome_is_told():
+    def work(item):
+        if item.number == 2:
+            raise ValueError("two is wrong")
+        if item.number == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if item.number == 6:
+            os._exit(5)
+
+    with pjw_farm.Farm(work, 8, workers=2, attempts=2) as farm:
+        results = {result.number: result for result in farm}
+    assert len(results) == 8
+    assert results[2].outcome == pjw_farm.FAILED and b"two is wrong" in results[2].bytes
+    assert (results[4].outcome, results[4].code, results[4].attempts) == (pjw_farm.KILLED, signal.SIGKILL, 2)
+    assert (results[6].outcome, results[6].code) == (pjw_farm.EXITED, 5)
+    assert results[0].outcome == pjw_farm.DONE and results[0].bytes == b""
+
+
+def a_reader_and_a_writer_do_input_and_output():
+    with tempfile.TemporaryFile() as output:
+        def write(result):
+            os.pwrite(output.fileno(), result.bytes, result.number * 4)
+
+        with pjw_farm.Farm(lambda item: item.bytes.upper(), read=lambda number: b"a%02dz" % number if number < 99 else None,
+                           write=write, workers=2) as farm:
+            assert all(result.bytes == b"" for result in farm)
+            assert farm.progress().total == 99
+        text = os.pread(output.fileno(), 1000, 0)
+        assert text == b"".join(b"A%02dZ" % number for number in range(99)), text
+
+
+def map_computes_values_and_raises_for_what_fails():
+    assert list(pjw_farm.map(lambda text: (text, len(text)), ["a", "bb", ""], workers=2)) == [("a", 1), ("bb", 2), ("", 0)]
+    try:
+        list(pjw_farm.map(lambda number: 1 / number, [1, 0], workers=1))
+    except pjw_farm.ItemError as error:
+        assert error.result.number == 1 and "ZeroDivisionError" in str(error), error
+    else:
+        raise AssertionError("the error was not raised")
+
+
+def each_worker_calls_the_functions_at_its_start_and_end():
+    with tempfile.TemporaryDirectory() as directory:
+        def touch(name, worker):
+            open(os.path.join(directory, name + str(worker)), "w").close()
+
+        with pjw_farm.Farm(lambda item: None, 50, workers=2, one_pu_each=True,
+                           worker_start=lambda worker: touch("start", worker),
+                           worker_end=lambda worker: touch("end", worker)) as farm:
+            assert len(list(farm)) == 50
+        assert sorted(os.listdir(directory)) == ["end0", "end1", "start0", "start1"]
+
+
+def wrong_calls_are_refused():
+    def work(item):
+        signal.pause()
+
+    refused(ValueError, "either", work)
+    refused(ValueError, "either", work, 3, read=lambda number: None)
+    refused(ValueError, "workers is 0", work, 3, workers=0)
+    refused(ValueError, "items is -1", work, -1)
+    refused(ValueError, "chunk is 'x'", work, 1, chunk="x")
+    refused(pjw_farm.FarmError, "chunk is 5000", work, 1, chunk=5000)
+    refused(pjw_farm.FarmError, "cpus", work, 1, cpus=["x"])
+    refused(pjw_farm.FarmError, "may run", work, 1, cpus=["8191"])
+    error = refused(pjw_farm.FarmError, "attempts is 2000", work, 1, attempts=2000)
+    assert error.errno == 22
+    with pjw_farm.Farm(work, 1, workers=1) as farm:
+        try:
+            farm.next(timeout=0.01)
+        except TimeoutError:
+            pass
+        else:
+            raise AssertionError("there was a result")
+        pid = farm.workers()[0]
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        pass
+    else:
+        raise AssertionError("the worker still runs")
+    assert farm.next() is None
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    refused(pjw_farm.FarmError, "2 threads", work, 1)
+    ended.set()
+    thread.join()
+
+
+def a_reader_that_fails_ends_the_farm():
+    def read(number):
+        if number == 3:
+            raise OSError("no input")
+        return b"x"
+
+    null = os.open("/dev/null", os.O_WRONLY)
+    errors = os.dup(2)
+    os.dup2(null, 2)
+    try:
+        list(pjw_farm.Farm(lambda item: None, read=read, workers=2))
+    except pjw_farm.FarmError as error:
+        assert "the reader failed at item 3" in str(error), error
+    else:
+        raise AssertionError("the farm went on")
+    finally:
+        os.dup2(errors, 2)
+
+
+if __name__ == "__main__":
+    results_come_in_order()
+    workers_that_are_killed_lose_nothing()
+    each_outcome_is_told()
+    a_reader_and_a_writer_do_input_and_output()
+    map_computes_values_and_raises_for_what_fails()
+    each_worker_calls_the_functions_at_its_start_and_end()
+    wrong_calls_are_refused()
+    a_reader_that_fails_ends_the_farm()

@@ -1,0 +1,143 @@
+//! How many items a farm needs so that its cores are used: Amdahl's law with numbers. Pure functions.
+//!
+//! A farm holds all its cores while its serial part runs on one of them. The same items on one core, without a farm, take
+//! the serial part and the items. The share of the farm's core time that this is, is the efficiency: the ratio "Athena
+//! MJ/AthenaMP" in table 1 of Binet et al., "Multicore in production", J. Phys.: Conf. Ser. 368 (2012) 012018.
+
+use std::time::Duration;
+
+/// What a farm costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FarmCosts {
+    /// The time in which one process works and the workers wait or do not exist: initialisation, merging, the end.
+    pub serial: Duration,
+    /// The time of one item on one core. It must not be 0.
+    pub item: Duration,
+    /// The number of workers, each on a core of its own. It must not be 0.
+    pub workers: u32,
+}
+
+impl FarmCosts {
+    /// Returns how long the farm takes for `items` items: the serial part, and so many rounds as the worker with the most
+    /// items has.
+    #[must_use]
+    pub fn wall_time(&self, items: u64) -> Duration {
+        duration(self.wall_ns(items))
+    }
+
+    /// Returns how long one core takes for `items` items without a farm.
+    #[must_use]
+    pub fn time_on_one_core(&self, items: u64) -> Duration {
+        duration(self.work_ns(items))
+    }
+
+    /// Returns the core time that the farm holds: its wall time on each of its cores.
+    #[must_use]
+    pub fn held_core_time(&self, items: u64) -> Duration {
+        duration(self.wall_ns(items).saturating_mul(u128::from(self.workers)))
+    }
+
+    /// Returns which part of the core time that the farm holds one core would need without a farm, in thousandths, rounded
+    /// down. 1000 would be perfect.
+    #[must_use]
+    pub fn efficiency_permille(&self, items: u64) -> u32 {
+        let held = self.wall_ns(items).saturating_mul(u128::from(self.workers));
+        let permille = self.work_ns(items).saturating_mul(1000).checked_div(held);
+        permille.map_or(0, |permille| u32::try_from(permille).unwrap_or(u32::MAX))
+    }
+
+    /// Returns the least number of items with at least this efficiency, in thousandths from 1 to 999, among the multiples of
+    /// the number of workers. `None` if the number has more than 64 bits.
+    #[must_use]
+    pub fn items_for(&self, efficiency_permille: u32) -> Option<u64> {
+        let (efficiency, workers) = (u128::from(efficiency_permille.clamp(1, 999)), u128::from(self.workers));
+        // (serial + n * item) / (workers * serial + n * item) >= efficiency, for n items in full rounds.
+        let serial = self.serial.as_nanos().saturating_mul((efficiency * workers).saturating_sub(1000));
+        let round = workers.saturating_mul(self.item.as_nanos()).saturating_mul(1000 - efficiency);
+        let rounds = if round == 0 { return None } else { serial.div_ceil(round).max(1) };
+        u64::try_from(rounds.checked_mul(workers)?).ok()
+    }
+
+    /// Returns the most workers, of at most those of `self`, with which `items` items have at least this efficiency in
+    /// thousandths. At least 1.
+    #[must_use]
+    pub fn workers_for(&self, items: u64, efficiency_permille: u32) -> u32 {
+        let has_it = |workers: &u32| {
+            let fewer = Self { workers: *workers, ..*self };
+            fewer.efficiency_permille(items) >= efficiency_permille
+        };
+        (1..=self.workers).rev().find(has_it).unwrap_or(1)
+    }
+
+    fn wall_ns(&self, items: u64) -> u128 {
+        let rounds = u128::from(items.div_ceil(u64::from(self.workers.max(1))));
+        self.serial.as_nanos().saturating_add(rounds.saturating_mul(self.item.as_nanos()))
+    }
+
+    fn work_ns(&self, items: u64) -> u128 {
+        self.serial.as_nanos().saturating_add(u128::from(items).saturating_mul(self.item.as_nanos()))
+    }
+}
+
+fn duration(nanoseconds: u128) -> Duration {
+    const PER_SECOND: u128 = 1_000_000_000;
+    let seconds = u64::try_from(nanoseconds / PER_SECOND);
+    let rest = u32::try_from(nanoseconds % PER_SECOND).unwrap_or(0);
+    seconds.map_or(Duration::MAX, |seconds| Duration::new(seconds, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn costs(serial_s: u64, item_s: u64, workers: u32) -> FarmCosts {
+        FarmCosts { serial: Duration::from_secs(serial_s), item: Duration::from_secs(item_s), workers }
+    }
+
+    #[test]
+    fn a_farm_takes_its_serial_part_and_full_rounds() {
+        let costs = costs(10, 2, 4);
+        assert_eq!(costs.wall_time(8), Duration::from_secs(14));
+        assert_eq!(costs.wall_time(9), Duration::from_secs(16));
+        assert_eq!(costs.time_on_one_core(9), Duration::from_secs(28));
+        assert_eq!(costs.held_core_time(9), Duration::from_secs(64));
+        assert_eq!(costs.efficiency_permille(9), 437);
+    }
+
+    #[test]
+    fn the_ratios_of_table_1_follow_from_the_serial_part() {
+        // On eight cores, items that take 5.46 times the serial part give the first round of the paper. Merging made faster,
+        // so that the serial part is 2.5 times shorter, gives the second round.
+        assert_eq!(costs(1000, 1, 8).efficiency_permille(5464), 480);
+        assert_eq!(costs(393, 1, 8).efficiency_permille(5464), 680);
+    }
+
+    #[test]
+    fn the_number_of_items_is_the_least_that_has_the_efficiency() {
+        for costs in [costs(60, 2, 8), costs(3600, 7, 64), costs(1, 100, 2), costs(5, 1, 1)] {
+            for efficiency in [500, 750, 900, 950, 990] {
+                let items = costs.items_for(efficiency).unwrap();
+                assert!(items.is_multiple_of(costs.workers.into()));
+                assert!(costs.efficiency_permille(items) >= efficiency, "{costs:?} {efficiency} {items}");
+                let fewer = items - u64::from(costs.workers);
+                assert!(fewer == 0 || costs.efficiency_permille(fewer) < efficiency, "{costs:?} {items}");
+            }
+        }
+    }
+
+    #[test]
+    fn fewer_workers_use_their_cores_better() {
+        let costs = costs(100, 1, 16);
+        assert_eq!(costs.workers_for(1000, 900), 2);
+        assert_eq!(costs.workers_for(1_000_000, 900), 16);
+        assert_eq!(costs.workers_for(1, 999), 1);
+    }
+
+    #[test]
+    fn extreme_numbers_do_not_overflow() {
+        let costs = FarmCosts { serial: Duration::MAX, item: Duration::from_nanos(1), workers: u32::MAX };
+        assert_eq!(costs.items_for(999), None);
+        assert!(costs.efficiency_permille(u64::MAX) <= 1000);
+        assert_eq!(costs.held_core_time(u64::MAX), Duration::MAX);
+    }
+}

@@ -1,0 +1,96 @@
+//! On which CPUs the workers run.
+
+use std::fs;
+
+use pjw_core::cpuset::{CpuSet, Pu};
+
+use super::error::FarmError;
+use crate::own_policy::own_mask;
+
+/// On which CPUs the workers of a farm run. The reader and the writer have the mask of the master in each case.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum WorkerCpus {
+    /// Each worker has the affinity mask of the master, and the kernel places it.
+    #[default]
+    Inherit,
+    /// Each worker has one PU of the master's mask: the first PU of each core in turn, then the second ones. With more
+    /// workers than PUs, several workers share a PU.
+    OnePuEach,
+    /// Worker i has the CPUs of the entry `i % length` of the list.
+    List(Vec<CpuSet>),
+}
+
+impl WorkerCpus {
+    /// Returns the masks of the workers, in turn. Empty if they keep the mask of the master.
+    pub(crate) fn masks(&self) -> Result<Vec<CpuSet>, FarmError> {
+        if *self == Self::Inherit {
+            return Ok(Vec::new());
+        }
+        let what = "the affinity mask of this process can't be read";
+        let allowed = own_mask().map_err(|errno| FarmError::SystemCall { what, errno })?;
+        let Self::List(list) = self else { return Ok(one_pu_each(&allowed, core_of)) };
+        let invalid = |cpus: &CpuSet, why| {
+            Err(FarmError::InvalidCpus { cpus: cpus.clone(), allowed: allowed.clone(), why })
+        };
+        if list.is_empty() {
+            return invalid(&CpuSet::new(), "the list has no entry");
+        }
+        for cpus in list {
+            if cpus.is_empty() {
+                return invalid(cpus, "a worker needs at least one CPU");
+            }
+            if !cpus.is_subset(&allowed) {
+                return invalid(cpus, "give only CPUs on which this process may run");
+            }
+        }
+        Ok(list.clone())
+    }
+}
+
+/// Each PU of `allowed` as a set: the first PUs of all cores, then the second ones, and so on.
+fn one_pu_each(allowed: &CpuSet, core_of: impl Fn(Pu) -> CpuSet) -> Vec<CpuSet> {
+    let rank = |pu: Pu| core_of(pu).intersection(allowed).iter().filter(|other| *other < pu).count();
+    let mut pus: Vec<(usize, Pu)> = allowed.iter().map(|pu| (rank(pu), pu)).collect();
+    pus.sort_unstable();
+    pus.into_iter().map(|(_, pu)| CpuSet::from(pu)).collect()
+}
+
+/// The PUs of the core of a PU, as the kernel lists them. The PU alone if the kernel does not.
+fn core_of(pu: Pu) -> CpuSet {
+    let path = format!("/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list", pu.0);
+    let list = fs::read_to_string(path).ok().and_then(|list| list.trim().parse().ok());
+    list.unwrap_or_else(|| CpuSet::from(pu))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(list: &str) -> CpuSet {
+        list.parse().unwrap()
+    }
+
+    #[test]
+    fn the_first_pus_of_all_cores_come_before_their_siblings() {
+        // PU k and PU k + 4 are one core.
+        let core_of = |pu: Pu| CpuSet::from_iter([Pu(pu.0 % 4), Pu(pu.0 % 4 + 4)]);
+        let masks = one_pu_each(&set("1-2,4-7"), core_of);
+        let text: Vec<String> = masks.iter().map(ToString::to_string).collect();
+        assert_eq!(text, ["1", "2", "4", "7", "5", "6"]);
+    }
+
+    #[test]
+    fn cpus_outside_of_the_mask_and_empty_lists_are_refused() {
+        let allowed = own_mask().unwrap();
+        for (list, why) in [
+            (Vec::new(), "the list has no entry"),
+            (vec![CpuSet::new()], "a worker needs at least one CPU"),
+            (vec![allowed.clone(), set("8191")], "give only CPUs on which this process may run"),
+        ] {
+            let error = WorkerCpus::List(list).masks().unwrap_err();
+            assert!(error.to_string().contains(why), "{error}");
+        }
+        assert_eq!(WorkerCpus::List(vec![allowed.clone()]).masks(), Ok(vec![allowed.clone()]));
+        assert_eq!(WorkerCpus::OnePuEach.masks().unwrap().len(), allowed.len());
+    }
+}

@@ -1,0 +1,164 @@
+//! The way of a result in the master: into its order, to the writer, and to the program.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::Ordering;
+
+use super::memory::Shared;
+use super::result::{ItemResult, Outcome, Progress};
+use super::ring::Label;
+use super::window::{State, Status, Window};
+use super::writer;
+
+/// The results that the master has.
+#[derive(Debug, Default)]
+pub(crate) struct Delivery {
+    is_in_order: bool,
+    has_reader: bool,
+    pub(crate) has_writer: bool,
+    /// Results that came before one with a lower number.
+    out_of_order: BTreeMap<u64, Outcome>,
+    /// The number of the next result, if they come in order.
+    next_in_order: u64,
+    /// Results for the writer, and the bytes of the first one that are in the ring.
+    outgoing: VecDeque<ItemResult>,
+    sent_bytes: usize,
+    /// Results that are in the ring or with the writer. They are kept until it has written them.
+    unwritten: VecDeque<ItemResult>,
+    /// The number of results that the writer has written.
+    written: u64,
+    /// Results for the program.
+    ready: VecDeque<ItemResult>,
+    pub(crate) progress: Progress,
+}
+
+impl Delivery {
+    pub(crate) fn new(is_in_order: bool, has_reader: bool, has_writer: bool) -> Self {
+        Self { is_in_order, has_reader, has_writer, ..Self::default() }
+    }
+
+    /// Returns the next result for the program.
+    pub(crate) fn pop(&mut self) -> Option<ItemResult> {
+        self.ready.pop_front()
+    }
+
+    pub(crate) fn has_results(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Whether the writer has not enough room for the results.
+    pub(crate) fn waits_for_writer(&self) -> bool {
+        !self.outgoing.is_empty()
+    }
+
+    /// The number of the item that the writer is at.
+    pub(crate) fn first_unwritten(&self) -> u64 {
+        self.unwritten.front().or(self.outgoing.front()).map_or(0, |result| result.number)
+    }
+
+    /// Takes the result of an item that worker `owner` has computed. Returns `false` if the worker has not taken this item.
+    pub(crate) fn complete(&mut self, shared: &Shared, owner: u32, number: u64, outcome: Outcome) -> bool {
+        let window = Window(shared);
+        if window.state(number) != (State { position: number, owner, status: Status::Claimed }) {
+            return false;
+        }
+        window.set(State::new(number, Status::Returned));
+        if !self.is_in_order {
+            self.emit(shared, ItemResult { number, outcome });
+            return true;
+        }
+        self.out_of_order.insert(number, outcome);
+        while let Some(outcome) = self.out_of_order.remove(&self.next_in_order) {
+            self.emit(shared, ItemResult { number: self.next_in_order, outcome });
+            self.next_in_order += 1;
+        }
+        true
+    }
+
+    fn emit(&mut self, shared: &Shared, result: ItemResult) {
+        if self.has_writer {
+            self.outgoing.push_back(result);
+        } else {
+            self.deliver(shared, result);
+        }
+    }
+
+    /// Puts results into the ring to the writer. Returns whether any was put.
+    pub(crate) fn send(&mut self, shared: &Shared) -> bool {
+        let mut is_any_sent = false;
+        while let Some(result) = self.outgoing.front() {
+            let ring = writer::ring(shared);
+            let label = Label::of(result.number, &result.outcome);
+            let rest = result.outcome.bytes().get(self.sent_bytes..).unwrap_or_default();
+            let Some((length, is_last)) = ring.put(label, rest) else { break };
+            is_any_sent = true;
+            self.sent_bytes += length;
+            if is_last {
+                self.sent_bytes = 0;
+                self.unwritten.extend(self.outgoing.pop_front());
+            }
+        }
+        if is_any_sent {
+            writer::ring(shared).control.filled.notify();
+        }
+        is_any_sent
+    }
+
+    /// Delivers what the writer has written. Returns whether there was anything.
+    pub(crate) fn take_written(&mut self, shared: &Shared) -> bool {
+        let written = shared.control().written.load(Ordering::SeqCst);
+        let news = written != self.written;
+        while self.written < written {
+            self.written += 1;
+            let Some(result) = self.unwritten.pop_front() else { break };
+            let outcome = result.outcome.without_bytes();
+            self.deliver(shared, ItemResult { number: result.number, outcome });
+        }
+        news
+    }
+
+    /// The writer was killed. A new one gets what was not written. No process uses the ring now.
+    pub(crate) fn send_again(&mut self, shared: &Shared) {
+        self.take_written(shared);
+        writer::ring(shared).reset();
+        self.sent_bytes = 0;
+        while let Some(result) = self.unwritten.pop_back() {
+            self.outgoing.push_front(result);
+        }
+    }
+
+    fn deliver(&mut self, shared: &Shared, result: ItemResult) {
+        self.progress.delivered += 1;
+        self.progress.failed += u64::from(!matches!(result.outcome, Outcome::Done(_)));
+        Window(shared).set(State::new(result.number, Status::Delivered));
+        self.ready.push_back(result);
+        self.move_window(shared);
+    }
+
+    /// Gives the words of the lowest delivered positions to later positions.
+    fn move_window(&self, shared: &Shared) {
+        let (window, control) = (Window(shared), shared.control());
+        let total = control.total.load(Ordering::SeqCst);
+        let mut lowest = control.lowest.load(Ordering::SeqCst);
+        let mut is_any_free = false;
+        while window.state(lowest) == State::new(lowest, Status::Delivered) {
+            let next = lowest + window.len();
+            if let Some(payload) = shared.payloads().get(usize::try_from(lowest % window.len()).unwrap_or(0))
+            {
+                let end = payload.start.load(Ordering::SeqCst) + payload.length.load(Ordering::SeqCst);
+                control.freed_bytes.store(end, Ordering::SeqCst);
+            }
+            lowest += 1;
+            control.lowest.store(lowest, Ordering::SeqCst);
+            if next < total {
+                let status = if self.has_reader { Status::Free } else { Status::Ready };
+                window.set(State::new(next, status));
+                is_any_free = true;
+            }
+        }
+        if is_any_free && self.has_reader {
+            control.room.notify();
+        } else if is_any_free {
+            control.items.0.notify();
+        }
+    }
+}

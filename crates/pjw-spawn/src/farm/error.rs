@@ -1,0 +1,150 @@
+//! Why a farm can't be started, or can't go on.
+
+use std::fmt;
+
+use nix::errno::Errno;
+use pjw_core::cpuset::CpuSet;
+use thiserror::Error;
+
+use crate::child::ExitStatus;
+
+/// A process of a farm that does input or output for all workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IoProcess {
+    /// The process that reads the items.
+    Reader,
+    /// The process that writes the results.
+    Writer,
+}
+
+impl fmt::Display for IoProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Reader => "reader",
+            Self::Writer => "writer",
+        })
+    }
+}
+
+/// Error: a farm (a master process with workers that are forked from it) can't be started, or can't go on. Each message
+/// is one line.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum FarmError {
+    /// An option has a value that is not allowed.
+    #[error("{option} is {value}: give a number from {least} to {most}")]
+    InvalidOption {
+        /// The name of the option, such as `chunk`.
+        option: &'static str,
+        /// The value that was given.
+        value: u64,
+        /// The least allowed value.
+        least: u64,
+        /// The greatest allowed value.
+        most: u64,
+    },
+    /// The list of CPUs for the workers has an entry that the calling process may not use, or is empty.
+    #[error("the CPUs {cpus:?} for a worker are not in {allowed}, the CPUs of this process: {why}")]
+    InvalidCpus {
+        /// The entry of the list. Empty if the list is empty.
+        cpus: CpuSet,
+        /// The affinity mask of the calling thread.
+        allowed: CpuSet,
+        /// What is wrong with the entry.
+        why: &'static str,
+    },
+    /// The process has more than one thread. A forked process has only the thread that forks, and locks of the other
+    /// threads stay locked in it. The variant contains the number of threads.
+    #[error(
+        "the process has {0} threads, and a forked worker would have only one of them: start the farm before the first \
+         thread, or allow threads"
+    )]
+    MultipleThreads(u64),
+    /// The process ignores `SIGCHLD`, so the kernel does not keep how a worker ended.
+    #[error(
+        "the process ignores SIGCHLD: give the signal its default action, so that the end of a worker can be read"
+    )]
+    ChildSignalIgnored,
+    /// A system call failed.
+    #[error("{what}: {}", errno.desc())]
+    SystemCall {
+        /// What could not be done.
+        what: &'static str,
+        /// The error number of the system call.
+        errno: Errno,
+    },
+    /// A process of the farm can't be forked. The farm tried again for 10 s.
+    #[error(
+        "no process can be forked: {}; a limit on processes or on memory is reached: raise pids.max or memory.max of the \
+         cgroup, or ulimit -u, or take fewer workers",
+        .0.desc()
+    )]
+    Fork(Errno),
+    /// A worker died several times one after the other, and computed no item at these moments.
+    #[error("worker {worker} died {deaths} times without an item, at last {}", ended(end))]
+    WorkerDies {
+        /// The index of the worker, from 0.
+        worker: u32,
+        /// The number of deaths one after the other.
+        deaths: u32,
+        /// How it ended the last time.
+        end: ExitStatus,
+    },
+    /// The reader or the writer died several times at the same item.
+    #[error("the {process} died {deaths} times at item {number}, at last {}", ended(end))]
+    IoProcessDies {
+        /// Which process.
+        process: IoProcess,
+        /// The number of the item.
+        number: u64,
+        /// The number of deaths at this item.
+        deaths: u32,
+        /// How it ended the last time.
+        end: ExitStatus,
+    },
+    /// The function of the reader or of the writer returned an error.
+    #[error("the {process} failed at item {number} with code {code}")]
+    IoProcessFailed {
+        /// Which process.
+        process: IoProcess,
+        /// The number of the item.
+        number: u64,
+        /// The code that the function returned.
+        code: i32,
+    },
+    /// An item that the reader read does not fit into the shared memory for items.
+    #[error("item {number} has {size} bytes, and the shared memory for items has {limit}: raise input_bytes")]
+    ItemTooLarge {
+        /// The number of the item.
+        number: u64,
+        /// The size of the item in bytes.
+        size: u64,
+        /// The size of the shared memory in bytes.
+        limit: u64,
+    },
+    /// The shared memory of a worker has values that the library does not write: the program of the worker wrote there.
+    #[error("worker {0} overwrote the shared memory of the farm: look for a write through a wrong pointer")]
+    Overwritten(u32),
+}
+
+/// `by signal 9` or `with exit status 1`.
+pub(crate) fn ended(end: &ExitStatus) -> String {
+    match end {
+        ExitStatus::Signal(signal) => format!("by signal {signal}"),
+        ExitStatus::Code(code) => format!("with exit status {code}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_names_the_thing_the_cause_and_the_remedy() {
+        let text = FarmError::InvalidOption { option: "chunk", value: 0, least: 1, most: 4 }.to_string();
+        assert_eq!(text, "chunk is 0: give a number from 1 to 4");
+        let end = ExitStatus::Signal(9);
+        let text =
+            FarmError::IoProcessDies { process: IoProcess::Reader, number: 7, deaths: 3, end }.to_string();
+        assert_eq!(text, "the reader died 3 times at item 7, at last by signal 9");
+    }
+}

@@ -1,0 +1,352 @@
+//! The master: it takes the results, delivers them, and replaces processes that die.
+
+mod replace;
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use pjw_core::cpuset::CpuSet;
+use pjw_core::ids::Pid;
+
+use super::delivery::Delivery;
+use super::error::FarmError;
+use super::functions::Functions;
+use super::member::{Member, kill};
+use super::memory::{Shared, Sizes, UNKNOWN};
+use super::result::{ItemResult, Progress};
+use super::ring::{Partial, Ring, Taken};
+use super::settings::Settings;
+use super::signal::MasterWaker;
+use super::window::{State, Status, Window};
+use super::writer;
+use crate::child::Child;
+
+/// How long the master waits between two attempts to fork a process.
+const FORK_PAUSE: Duration = Duration::from_millis(50);
+/// How long a process that died may stay unseen while results come.
+const LONGEST_UNSEEN: Duration = Duration::from_millis(10);
+/// The most results that are taken from one worker before the others have their turn.
+const RESULTS_IN_TURN: usize = 256;
+
+/// What [`RunningFarm::next_within`] found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NextResult {
+    /// The result of one more item.
+    Result(ItemResult),
+    /// No result came within the time.
+    NothingYet,
+    /// All results were delivered, and all processes of the farm have ended.
+    End,
+}
+
+/// A farm whose workers run: the handle of the master. As an iterator it waits for each result. If the farm can't go on,
+/// the iterator returns one error and then nothing.
+///
+/// The farm advances only inside of its functions: a worker that dies is replaced when the master waits for a result.
+/// Dropping the value kills all processes of the farm.
+pub struct RunningFarm<'a> {
+    settings: Settings,
+    masks: Vec<CpuSet>,
+    functions: Functions<'a>,
+    shared: Shared,
+    waker: MasterWaker,
+    epoll: Epoll,
+    workers: Vec<Member>,
+    partials: Vec<Partial>,
+    reader: Member,
+    writer: Member,
+    /// How many workers died at an item.
+    attempts: HashMap<u64, u32>,
+    delivery: Delivery,
+    replaced: u64,
+    /// Since when no process can be forked.
+    fork_fails_since: Option<Instant>,
+    /// When the master looked last for processes that ended.
+    looked_at: Instant,
+    has_ended: bool,
+    /// Why the farm can't go on, until the caller has got it.
+    failure: Option<FarmError>,
+}
+
+impl std::fmt::Debug for RunningFarm<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RunningFarm").field("progress", &self.progress()).finish_non_exhaustive()
+    }
+}
+
+impl<'a> RunningFarm<'a> {
+    /// Makes the shared memory and forks the processes. `items` is the number of items without a reader.
+    pub(crate) fn start(
+        settings: Settings,
+        masks: Vec<CpuSet>,
+        functions: Functions<'a>,
+        items: Option<u64>,
+    ) -> Result<Self, FarmError> {
+        let failed = |what| move |errno| FarmError::SystemCall { what, errno };
+        let number = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+        let has_writer = functions.write.is_some();
+        // More workers than items would find nothing.
+        let worker_count = items.unwrap_or(u64::MAX).min(settings.workers.into());
+        let sizes = Sizes {
+            workers: number(worker_count),
+            window: number(settings.window(items)),
+            ring: number(settings.ring_bytes.next_power_of_two()),
+            input: if items.is_some() { 0 } else { number(settings.input_bytes).next_multiple_of(4096) },
+            has_writer,
+        };
+        let shared = Shared::map(sizes).map_err(failed("the shared memory of the farm can't be mapped"))?;
+        if let Some(items) = items {
+            shared.control().total.store(items, Ordering::SeqCst);
+        }
+        let status = if items.is_some() { Status::Ready } else { Status::Free };
+        (0..sizes.window as u64).for_each(|position| Window(&shared).set(State::new(position, status)));
+        let watch = failed("the processes of the farm can't be watched");
+        let waker = MasterWaker::new().map_err(watch)?;
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(watch)?;
+        epoll.add(waker.descriptor(), EpollEvent::new(EpollFlags::EPOLLIN, u64::MAX)).map_err(watch)?;
+        let mut farm = Self {
+            workers: (0..sizes.workers).map(|_| Member::new(true)).collect(),
+            partials: (0..sizes.workers).map(|_| Partial::default()).collect(),
+            reader: Member::new(items.is_none()),
+            writer: Member::new(has_writer && worker_count > 0),
+            attempts: HashMap::new(),
+            delivery: Delivery::new(settings.is_in_order, items.is_none(), has_writer),
+            replaced: 0,
+            fork_fails_since: None,
+            looked_at: Instant::now(),
+            has_ended: false,
+            failure: None,
+            settings,
+            masks,
+            functions,
+            shared,
+            waker,
+            epoll,
+        };
+        farm.fork_missing().map_err(FarmError::Fork)?;
+        Ok(farm)
+    }
+
+    /// Returns the next result. Waits for it for at most `timeout`, or without a limit if that is `None`.
+    ///
+    /// # Errors
+    /// If the farm can't go on: a process can't be forked or dies again and again, or the reader or the writer failed.
+    /// All processes of the farm are killed then. Results that had come before are returned before the error. After it,
+    /// each call returns [`NextResult::End`].
+    pub fn next_within(&mut self, timeout: Option<Duration>) -> Result<NextResult, FarmError> {
+        match self.advance(timeout.map(|timeout| Instant::now() + timeout)) {
+            Err(error) => {
+                self.kill_all();
+                self.has_ended = true;
+                // What has come before the error is delivered before it.
+                self.delivery.pop().map_or(Err(error.clone()), |result| {
+                    self.failure = Some(error);
+                    Ok(NextResult::Result(result))
+                })
+            }
+            next => next,
+        }
+    }
+
+    /// Returns how far the farm is.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        let total = self.shared.control().total.load(Ordering::SeqCst);
+        Progress {
+            total: (total != UNKNOWN).then_some(total),
+            workers: u32::try_from(self.worker_pids().len()).unwrap_or(u32::MAX),
+            replaced: self.replaced,
+            ..self.delivery.progress
+        }
+    }
+
+    /// Returns the process ids of the workers that run. A worker that died belongs to them until the master found that.
+    #[must_use]
+    pub fn worker_pids(&self) -> Vec<Pid> {
+        self.workers.iter().filter_map(|worker| Some(worker.child.as_ref()?.pid)).collect()
+    }
+
+    /// Returns the process id of the reader. `None` if the farm has none, or if the reader has read all items and ended.
+    #[must_use]
+    pub fn reader_pid(&self) -> Option<Pid> {
+        Some(self.reader.child.as_ref()?.pid)
+    }
+
+    /// Returns the process id of the writer. `None` if the farm has none, or if the writer has ended.
+    #[must_use]
+    pub fn writer_pid(&self) -> Option<Pid> {
+        Some(self.writer.child.as_ref()?.pid)
+    }
+
+    fn advance(&mut self, deadline: Option<Instant>) -> Result<NextResult, FarmError> {
+        let mut has_looked = false;
+        loop {
+            if let Some(result) = self.delivery.pop() {
+                return Ok(NextResult::Result(result));
+            }
+            if self.has_ended {
+                return self.failure.take().map_or(Ok(NextResult::End), Err);
+            }
+            if self.collect()? {
+                // Also a master that never sleeps replaces what died.
+                if self.looked_at.elapsed() >= LONGEST_UNSEEN {
+                    self.wait(Some(Duration::ZERO))?;
+                    self.replace_missing()?;
+                }
+                continue;
+            }
+            if Some(self.delivery.progress.delivered) == self.progress().total {
+                self.end()?;
+                continue;
+            }
+            self.replace_missing()?;
+            let timeout = self.timeout(deadline);
+            if timeout == Some(Duration::ZERO) {
+                if has_looked {
+                    return Ok(NextResult::NothingYet);
+                }
+                // Also a caller that never waits finds what died.
+                has_looked = true;
+                self.wait(timeout)?;
+                continue;
+            }
+            // From here on the others wake the master. What came before is found by looking once more.
+            self.shared.control().is_master_sleeping.0.store(1, Ordering::SeqCst);
+            if !self.collect()? {
+                self.wait(timeout)?;
+            }
+            self.shared.control().is_master_sleeping.0.store(0, Ordering::SeqCst);
+        }
+    }
+
+    /// How long the master may sleep.
+    fn timeout(&self, deadline: Option<Instant>) -> Option<Duration> {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let pause = self.fork_fails_since.map(|_| FORK_PAUSE);
+        left.into_iter().chain(pause).min()
+    }
+
+    /// Moves the results that are there. Returns whether there was anything.
+    fn collect(&mut self) -> Result<bool, FarmError> {
+        let mut news = self.delivery.has_writer && self.delivery.take_written(&self.shared);
+        news |= self.delivery.send(&self.shared);
+        // While the writer is behind, the workers wait as soon as their rings are full.
+        for index in 0..self.workers.len() {
+            if !self.delivery.waits_for_writer() {
+                news |= self.drain(index, RESULTS_IN_TURN)?;
+                self.delivery.send(&self.shared);
+            }
+        }
+        Ok(news || self.delivery.has_results())
+    }
+
+    fn ring(&self, index: usize) -> Ring<'_> {
+        Ring { control: &self.shared.workers()[index].results, bytes: self.shared.ring(index) }
+    }
+
+    /// Takes results from the ring of a worker. Returns whether there was anything.
+    fn drain(&mut self, index: usize, most: usize) -> Result<bool, FarmError> {
+        let owner = u32::try_from(index).unwrap_or(u32::MAX);
+        let mut news = false;
+        for _ in 0..most {
+            let ring =
+                Ring { control: &self.shared.workers()[index].results, bytes: self.shared.ring(index) };
+            match ring.take(&mut self.partials[index]) {
+                Taken::Nothing => break,
+                Taken::Piece => {}
+                Taken::Result(number, outcome) => {
+                    if !self.delivery.complete(&self.shared, owner, number, outcome) {
+                        return Err(FarmError::Overwritten(owner));
+                    }
+                    self.workers[index].deaths = 0;
+                    self.attempts.remove(&number);
+                }
+                Taken::Invalid => return Err(FarmError::Overwritten(owner)),
+            }
+            news = true;
+        }
+        if news {
+            self.ring(index).control.room.notify();
+        }
+        Ok(news)
+    }
+
+    /// Sleeps until there is news, a process ends, or the time has passed.
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), FarmError> {
+        // Rounded up: a shorter sleep would be repeated.
+        let milliseconds =
+            |time: Duration| u16::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u16::MAX);
+        let timeout = timeout.map_or(EpollTimeout::NONE, |time| EpollTimeout::from(milliseconds(time)));
+        let mut events = [EpollEvent::empty(); 16];
+        let found = match self.epoll.wait(&mut events, timeout) {
+            Ok(found) => found,
+            // A signal was handled: the caller may want to look at what its handler did.
+            Err(Errno::EINTR) => 0,
+            Err(errno) => {
+                return Err(FarmError::SystemCall { what: "the master can't wait", errno });
+            }
+        };
+        self.looked_at = Instant::now();
+        for event in &events[..found] {
+            match self.role_of(event.data()) {
+                Some(role) => self.handle_end(role)?,
+                None => self.waker.clear(),
+            }
+        }
+        Ok(())
+    }
+
+    /// All results were delivered: waits until all processes have ended.
+    fn end(&mut self) -> Result<(), FarmError> {
+        if self.writer.child.is_some() {
+            writer::send_end(&self.shared);
+        }
+        self.shared.control().items.0.notify_always();
+        for child in self.children() {
+            let what = "the end of a process of the farm can't be awaited";
+            child.wait().map_err(|errno| FarmError::SystemCall { what, errno })?;
+        }
+        self.forget_children();
+        self.has_ended = true;
+        Ok(())
+    }
+
+    fn children(&self) -> impl Iterator<Item = &Child> {
+        let others = [&self.reader, &self.writer];
+        self.workers.iter().chain(others).filter_map(|member| member.child.as_ref())
+    }
+
+    fn forget_children(&mut self) {
+        let members = self.workers.iter_mut().chain([&mut self.reader, &mut self.writer]);
+        members.for_each(|member| member.child = None);
+    }
+
+    fn kill_all(&mut self) {
+        self.children().for_each(kill);
+        self.forget_children();
+    }
+}
+
+impl Iterator for RunningFarm<'_> {
+    type Item = Result<ItemResult, FarmError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            match self.next_within(None) {
+                Ok(NextResult::Result(result)) => return Some(Ok(result)),
+                Ok(NextResult::NothingYet) => {}
+                Ok(NextResult::End) => return None,
+                Err(error) => return Some(Err(error)),
+            }
+        }
+    }
+}
+
+impl Drop for RunningFarm<'_> {
+    fn drop(&mut self) {
+        self.kill_all();
+    }
+}

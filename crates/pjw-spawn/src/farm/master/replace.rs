@@ -1,0 +1,217 @@
+//! The end of a process of the farm, and the process that replaces it.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::epoll::{EpollEvent, EpollFlags};
+
+use super::RunningFarm;
+use crate::child::ExitStatus;
+use crate::farm::error::{FarmError, IoProcess};
+use crate::farm::member::{Member, Role, kill};
+use crate::farm::memory::{Failure, UNKNOWN};
+use crate::farm::process::{Forked, fork, run_and_end};
+use crate::farm::reader::{Reader, TOO_LARGE};
+use crate::farm::result::Outcome;
+use crate::farm::window::Window;
+use crate::farm::worker::Worker;
+use crate::farm::writer;
+use crate::own_policy::set_own_mask;
+
+/// A worker that dies so often one after the other without an item has a fault that has nothing to do with items.
+const MOST_IDLE_DEATHS: u32 = 10;
+/// For how long the master tries again to fork a process.
+const FORK_TIMEOUT: Duration = Duration::from_secs(10);
+/// The most results that are taken from a ring at once.
+const RESULTS_AT_ONCE: usize = 256;
+
+impl RunningFarm<'_> {
+    fn member(&mut self, role: Role) -> &mut Member {
+        match role {
+            Role::Worker(index) => &mut self.workers[index],
+            Role::Reader => &mut self.reader,
+            Role::Writer => &mut self.writer,
+        }
+    }
+
+    /// The number that stands for a process in an event of epoll(7).
+    fn event_number(&self, role: Role) -> u64 {
+        match role {
+            Role::Worker(index) => index as u64,
+            Role::Reader => self.workers.len() as u64,
+            Role::Writer => self.workers.len() as u64 + 1,
+        }
+    }
+
+    /// `None` for the wake-ups of the master.
+    pub(super) fn role_of(&self, number: u64) -> Option<Role> {
+        match usize::try_from(number).unwrap_or(usize::MAX).checked_sub(self.workers.len()) {
+            None => Some(Role::Worker(usize::try_from(number).unwrap_or(0))),
+            Some(0) => Some(Role::Reader),
+            Some(1) => Some(Role::Writer),
+            Some(_) => None,
+        }
+    }
+
+    /// Handles the end of a process.
+    pub(super) fn handle_end(&mut self, role: Role) -> Result<(), FarmError> {
+        let Some(child) = self.member(role).child.take() else { return Ok(()) };
+        let what = "it can't be read how a process of the farm ended, which another part of the program may have done";
+        let end = child.wait().map_err(|errno| FarmError::SystemCall { what, errno })?;
+        // Closing the pidfd is not enough: another forked process has a copy of it, epoll(7).
+        let _ = self.epoll.delete(&child);
+        let is_needed = match role {
+            Role::Worker(index) => self.handle_worker_end(index, end)?,
+            Role::Reader => self.handle_reader_end(end)?,
+            Role::Writer => self.handle_writer_end(end)?,
+        };
+        self.member(role).is_wanted = is_needed;
+        self.replaced += u64::from(is_needed);
+        Ok(())
+    }
+
+    /// Handles the end of a worker. Returns whether another one is needed in its place.
+    fn handle_worker_end(&mut self, index: usize, end: ExitStatus) -> Result<bool, FarmError> {
+        let owner = u32::try_from(index).unwrap_or(u32::MAX);
+        // What the worker had put in before its death counts.
+        while self.drain(index, RESULTS_AT_ONCE)? {}
+        self.partials[index].clear();
+        self.ring(index).reset();
+        let own = &self.shared.workers()[index];
+        let was_finished = own.is_finished.swap(0, Ordering::SeqCst) == 1;
+        let running = own.running.swap(0, Ordering::SeqCst).checked_sub(1);
+        let mut unfinished = Window(&self.shared).claimed_by(owner);
+        if was_finished && unfinished.is_empty() {
+            return Ok(false);
+        }
+        match running.filter(|number| unfinished.contains(number)) {
+            Some(number) => {
+                self.workers[index].deaths = 0;
+                let attempts = self.attempts.entry(number).or_insert(0);
+                *attempts += 1;
+                if *attempts >= self.settings.attempts {
+                    let outcome = Outcome::Killed { attempts: *attempts, end };
+                    self.attempts.remove(&number);
+                    unfinished.retain(|other| *other != number);
+                    self.delivery.complete(&self.shared, owner, number, outcome);
+                }
+            }
+            None => {
+                let deaths = &mut self.workers[index].deaths;
+                *deaths += 1;
+                if *deaths >= MOST_IDLE_DEATHS {
+                    return Err(FarmError::WorkerDies { worker: owner, deaths: *deaths, end });
+                }
+            }
+        }
+        Ok(!unfinished.is_empty() || !Window(&self.shared).is_exhausted())
+    }
+
+    fn handle_reader_end(&mut self, end: ExitStatus) -> Result<bool, FarmError> {
+        let control = self.shared.control();
+        let number = control.filled.load(Ordering::SeqCst);
+        let failure = &control.reader_failure;
+        if failure.kind.load(Ordering::SeqCst) == TOO_LARGE {
+            let (size, limit) = (failure.size.load(Ordering::SeqCst), self.shared.sizes.input as u64);
+            return Err(FarmError::ItemTooLarge { number, size, limit });
+        }
+        check_failure(failure, IoProcess::Reader, number)?;
+        if control.total.load(Ordering::SeqCst) != UNKNOWN {
+            return Ok(false);
+        }
+        self.count_death(Role::Reader, number, end)
+    }
+
+    fn handle_writer_end(&mut self, end: ExitStatus) -> Result<bool, FarmError> {
+        let failure = &self.shared.control().writer_failure;
+        check_failure(failure, IoProcess::Writer, failure.size.load(Ordering::SeqCst))?;
+        self.delivery.send_again(&self.shared);
+        let number = self.delivery.first_unwritten();
+        self.count_death(Role::Writer, number, end)
+    }
+
+    /// Counts the deaths of the reader or the writer at one item.
+    fn count_death(&mut self, role: Role, number: u64, end: ExitStatus) -> Result<bool, FarmError> {
+        let attempts = self.settings.attempts;
+        let member = self.member(role);
+        let before = if member.died_at == number { member.deaths } else { 0 };
+        (member.deaths, member.died_at) = (before + 1, number);
+        if member.deaths < attempts {
+            return Ok(true);
+        }
+        let process = if role == Role::Reader { IoProcess::Reader } else { IoProcess::Writer };
+        Err(FarmError::IoProcessDies { process, number, deaths: attempts, end })
+    }
+
+    /// Forks the processes that are missing, and tries again later if that fails.
+    pub(super) fn replace_missing(&mut self) -> Result<(), FarmError> {
+        let Err(errno) = self.fork_missing() else {
+            self.fork_fails_since = None;
+            return Ok(());
+        };
+        let since = *self.fork_fails_since.get_or_insert_with(Instant::now);
+        if since.elapsed() < FORK_TIMEOUT { Ok(()) } else { Err(FarmError::Fork(errno)) }
+    }
+
+    pub(super) fn fork_missing(&mut self) -> Result<(), Errno> {
+        if self.reader.is_missing() {
+            self.fork(Role::Reader)?;
+        }
+        if self.writer.is_missing() {
+            self.fork(Role::Writer)?;
+        }
+        for index in 0..self.workers.len() {
+            if self.workers[index].is_missing() {
+                self.fork(Role::Worker(index))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn fork(&mut self, role: Role) -> Result<(), Errno> {
+        match fork(&mut self.functions.fork)? {
+            Forked::Master(child) => {
+                let event = EpollEvent::new(EpollFlags::EPOLLIN, self.event_number(role));
+                let added = self.epoll.add(&child, event);
+                let child = self.member(role).child.insert(child);
+                added.inspect_err(|_| kill(child))
+            }
+            Forked::NewProcess => run_and_end(|| self.run(role)),
+        }
+    }
+
+    /// Runs in the new process. Returns its exit status.
+    fn run(&mut self, role: Role) -> i32 {
+        // The descriptors of the other processes.
+        self.workers.clear();
+        (self.reader.child, self.writer.child) = (None, None);
+        let (shared, waker) = (&self.shared, &self.waker);
+        match role {
+            Role::Worker(index) => {
+                if !self.masks.is_empty() {
+                    // A PU that went offline meanwhile: the worker runs on those of the master.
+                    let _ = set_own_mask(&self.masks[index % self.masks.len()]);
+                }
+                let index = u32::try_from(index).unwrap_or(u32::MAX);
+                let (chunk, functions) = (self.settings.chunk, &mut self.functions);
+                Worker { index, chunk, shared, waker, functions }.run()
+            }
+            Role::Reader => match &mut self.functions.read {
+                Some(read) => Reader { shared, waker }.run(read),
+                None => 1,
+            },
+            Role::Writer => match &mut self.functions.write {
+                Some(write) => writer::run(shared, waker, write),
+                None => 1,
+            },
+        }
+    }
+}
+
+fn check_failure(failure: &Failure, process: IoProcess, number: u64) -> Result<(), FarmError> {
+    if failure.kind.load(Ordering::SeqCst) == 0 {
+        return Ok(());
+    }
+    Err(FarmError::IoProcessFailed { process, number, code: failure.code.load(Ordering::SeqCst) })
+}

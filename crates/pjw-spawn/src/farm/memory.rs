@@ -1,0 +1,276 @@
+//! The shared memory of a farm: one anonymous mapping (`MAP_SHARED`) that all its processes inherit.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+use nix::errno::Errno;
+
+use super::signal::Condition;
+
+/// `Shared::total` while the number of items is unknown.
+pub(crate) const UNKNOWN: u64 = u64::MAX;
+
+/// A type that several processes may use at the same time, and for which bytes of zero are a valid value.
+///
+/// # Safety
+/// The type consists of atomic numbers only.
+unsafe trait Shareable {}
+
+/// The words that all processes use.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Control {
+    /// The number of all items, or [`UNKNOWN`].
+    pub(crate) total: AtomicU64,
+    /// The lowest position that is not free yet. Only the master writes it.
+    pub(crate) lowest: AtomicU64,
+    /// The bytes of the items below `lowest`, since the beginning. Only the master writes it.
+    pub(crate) freed_bytes: AtomicU64,
+    /// The position from which workers search for an item. All items before it are taken.
+    pub(crate) next: Line<AtomicU64>,
+    /// There are items for workers, or there will be no more.
+    pub(crate) items: Line<Condition>,
+    /// There is room for another item, for the reader.
+    pub(crate) room: Condition,
+    /// 1 while the master sleeps.
+    pub(crate) is_master_sleeping: Line<AtomicU32>,
+    /// The number of items that the reader has published. It may be one too small if the reader was killed.
+    pub(crate) filled: AtomicU64,
+    /// What is wrong with the reader: see `reader.rs`.
+    pub(crate) reader_failure: Failure,
+    /// What is wrong with the writer.
+    pub(crate) writer_failure: Failure,
+    /// The number of results that the writer has written since the start of the farm.
+    pub(crate) written: AtomicU64,
+    /// The words of the way to the writer.
+    pub(crate) to_writer: RingControl,
+}
+
+/// A value on a cache line of its own.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Line<T>(pub(crate) T);
+
+/// Why a function of the program in a reader or a writer gave up.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct Failure {
+    /// 0 for none.
+    pub(crate) kind: AtomicU32,
+    pub(crate) code: AtomicI32,
+    pub(crate) size: AtomicU64,
+}
+
+/// The words of a ring: see `ring.rs`.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct RingControl {
+    /// The bytes that were put in since the beginning.
+    pub(crate) head: AtomicU64,
+    /// The bytes that were taken out since the beginning.
+    pub(crate) tail: Line<AtomicU64>,
+    /// There is room, for the process that puts in.
+    pub(crate) room: Condition,
+    /// There is something, for the writer. The master is woken by its eventfd.
+    pub(crate) filled: Condition,
+}
+
+/// The words of one worker.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct WorkerControl {
+    /// The position of the item that the worker computes, and 1. 0 for none.
+    pub(crate) running: AtomicU64,
+    /// 1 when the worker found that no item is left.
+    pub(crate) is_finished: AtomicU32,
+    /// The words of the way to the master.
+    pub(crate) results: RingControl,
+}
+
+/// Where the bytes of an item are, in bytes since the beginning of the input.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct Payload {
+    pub(crate) start: AtomicU64,
+    pub(crate) length: AtomicU64,
+}
+
+// SAFETY: each consists of atomic numbers.
+unsafe impl Shareable for Control {}
+// SAFETY: each consists of atomic numbers.
+unsafe impl Shareable for WorkerControl {}
+// SAFETY: each consists of atomic numbers.
+unsafe impl Shareable for Payload {}
+// SAFETY: it is an atomic number.
+unsafe impl Shareable for AtomicU64 {}
+
+/// The sizes of the parts of the memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sizes {
+    pub(crate) workers: usize,
+    /// The number of positions in the window, a power of two.
+    pub(crate) window: usize,
+    /// The bytes of a ring, a power of two.
+    pub(crate) ring: usize,
+    /// The bytes for items, or 0 without a reader.
+    pub(crate) input: usize,
+    pub(crate) has_writer: bool,
+}
+
+/// The shared memory. All processes of the farm have it at the same address.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    start: NonNull<u8>,
+    length: usize,
+    pub(crate) sizes: Sizes,
+    /// Where each part begins.
+    workers_at: usize,
+    states_at: usize,
+    payloads_at: usize,
+    rings_at: usize,
+    input_at: usize,
+}
+
+impl Shared {
+    pub(crate) fn map(sizes: Sizes) -> Result<Self, Errno> {
+        let mut length = 0_usize;
+        let mut part = |bytes: Option<usize>| {
+            let at = length;
+            let bytes = bytes.and_then(|bytes| bytes.checked_next_multiple_of(4096));
+            length = bytes.and_then(|bytes| length.checked_add(bytes)).ok_or(Errno::ENOMEM)?;
+            Ok::<usize, Errno>(at)
+        };
+        part(Some(size_of::<Control>()))?;
+        let workers_at = part(sizes.workers.checked_mul(size_of::<WorkerControl>()))?;
+        let states_at = part(sizes.window.checked_mul(size_of::<AtomicU64>()))?;
+        let payloads = if sizes.input > 0 { sizes.window } else { 0 };
+        let payloads_at = part(payloads.checked_mul(size_of::<Payload>()))?;
+        let rings_at = part((sizes.workers + usize::from(sizes.has_writer)).checked_mul(sizes.ring))?;
+        let input_at = part(Some(sizes.input))?;
+        let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        // SAFETY: the kernel chooses an address where nothing is mapped.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), length, access, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(Errno::last());
+        }
+        let start = NonNull::new(start.cast()).ok_or(Errno::ENOMEM)?;
+        let shared = Self { start, length, sizes, workers_at, states_at, payloads_at, rings_at, input_at };
+        shared.control().total.store(UNKNOWN, Ordering::SeqCst);
+        Ok(shared)
+    }
+
+    /// # Panics
+    /// Never: all places are computed in [`Shared::map`].
+    fn part<T: Shareable>(&self, at: usize, count: usize) -> &[T] {
+        debug_assert!(at + count * size_of::<T>() <= self.length);
+        // SAFETY: the part lies inside of the mapping, which lives as long as `self`, and begins at a page. All bytes were
+        // zero at first, which is a value of the type, and are only changed as atomic numbers.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(at).cast(), count) }
+    }
+
+    pub(crate) fn control(&self) -> &Control {
+        &self.part(0, 1)[0]
+    }
+
+    pub(crate) fn workers(&self) -> &[WorkerControl] {
+        self.part(self.workers_at, self.sizes.workers)
+    }
+
+    /// The states of the positions in the window: see `window.rs`.
+    pub(crate) fn states(&self) -> &[AtomicU64] {
+        self.part(self.states_at, self.sizes.window)
+    }
+
+    /// The places of the items of the window. Empty without a reader.
+    pub(crate) fn payloads(&self) -> &[Payload] {
+        self.part(self.payloads_at, if self.sizes.input > 0 { self.sizes.window } else { 0 })
+    }
+
+    /// The bytes of the ring with this index: of a worker, or of the writer after those.
+    pub(crate) fn ring(&self, index: usize) -> Bytes {
+        debug_assert!(index < self.sizes.workers + usize::from(self.sizes.has_writer));
+        self.bytes(self.rings_at + index * self.sizes.ring, self.sizes.ring)
+    }
+
+    /// The bytes for items.
+    pub(crate) fn input(&self) -> Bytes {
+        self.bytes(self.input_at, self.sizes.input)
+    }
+
+    fn bytes(&self, at: usize, length: usize) -> Bytes {
+        debug_assert!(at + length <= self.length);
+        // SAFETY: the place lies inside of the mapping.
+        Bytes { start: unsafe { self.start.add(at) }, length }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is from mmap(2), and no reference to it outlives `self`.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) };
+    }
+}
+
+/// Bytes of the shared memory that are used as a circle: position `at` is the byte `at % length`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bytes {
+    start: NonNull<u8>,
+    length: usize,
+}
+
+impl Bytes {
+    pub(crate) fn len(self) -> usize {
+        self.length
+    }
+
+    fn offset(self, at: u64) -> usize {
+        usize::try_from(at % (self.length.max(1) as u64)).unwrap_or(0)
+    }
+
+    /// Writes `bytes` from the position `at` on. Nothing is written if they are longer than the circle.
+    ///
+    /// # Safety
+    /// The mapping still exists, and no other process uses these bytes now.
+    pub(crate) unsafe fn write(self, at: u64, bytes: &[u8]) {
+        if bytes.len() > self.length {
+            return;
+        }
+        let offset = self.offset(at);
+        let (first, second) = bytes.split_at(bytes.len().min(self.length - offset));
+        // SAFETY: both pieces lie in the circle: the first ends at its end at the latest, the second is shorter than it.
+        unsafe {
+            self.start.add(offset).as_ptr().copy_from_nonoverlapping(first.as_ptr(), first.len());
+            self.start.as_ptr().copy_from_nonoverlapping(second.as_ptr(), second.len());
+        }
+    }
+
+    /// Appends `length` bytes from the position `at` on to `to`. Nothing if that is more than the circle has.
+    ///
+    /// # Safety
+    /// As [`Bytes::write`].
+    pub(crate) unsafe fn read(self, at: u64, length: usize, to: &mut Vec<u8>) {
+        if length > self.length {
+            return;
+        }
+        let offset = self.offset(at);
+        let first = length.min(self.length - offset);
+        // SAFETY: both pieces lie in the circle, as in `write`.
+        unsafe {
+            to.extend_from_slice(std::slice::from_raw_parts(self.start.add(offset).as_ptr(), first));
+            to.extend_from_slice(std::slice::from_raw_parts(self.start.as_ptr(), length - first));
+        }
+    }
+
+    /// Returns `length` bytes from the position `at` on, which must not pass the end of the circle. Empty if they do.
+    ///
+    /// # Safety
+    /// The mapping exists and no process writes these bytes as long as the slice is used.
+    pub(crate) unsafe fn slice<'a>(self, at: u64, length: usize) -> &'a [u8] {
+        let offset = self.offset(at);
+        if offset + length > self.length {
+            return &[];
+        }
+        // SAFETY: the bytes lie in the circle.
+        unsafe { std::slice::from_raw_parts(self.start.add(offset).as_ptr(), length) }
+    }
+}

@@ -1,0 +1,96 @@
+//! Forking a process of the farm, and its end.
+
+use std::fs;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use nix::errno::Errno;
+use pjw_core::ids::Pid;
+
+use super::error::FarmError;
+use super::functions::Fork;
+use crate::child::Child;
+
+/// The exit status of a process of the farm whose function panicked, as Rust's programs have it.
+const PANICKED: i32 = 101;
+
+/// Checks that the calling process can be a master.
+pub(crate) fn check_master(allows_threads: bool) -> Result<(), FarmError> {
+    let threads = fs::read_dir("/proc/self/task").map_or(1, |tasks| tasks.count() as u64);
+    if threads > 1 && !allows_threads {
+        return Err(FarmError::MultipleThreads(threads));
+    }
+    // SAFETY: zero is a valid value of each field.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: a null pointer changes nothing, and `action` is room for the present action.
+    unsafe { libc::sigaction(libc::SIGCHLD, std::ptr::null(), &raw mut action) };
+    if action.sa_sigaction == libc::SIG_IGN || action.sa_flags & libc::SA_NOCLDWAIT != 0 {
+        return Err(FarmError::ChildSignalIgnored);
+    }
+    Ok(())
+}
+
+/// The two sides of a fork.
+pub(crate) enum Forked {
+    /// The calling process, with the new one.
+    Master(Child),
+    /// The new process.
+    NewProcess,
+}
+
+/// Forks the calling process. The new process is killed when the thread that forks it ends.
+pub(crate) fn fork(function: &mut Option<Fork<'_>>) -> Result<Forked, Errno> {
+    flush_streams();
+    let master = nix::unistd::getpid();
+    let pid = match function {
+        Some(function) => function()?,
+        // SAFETY: the process has one thread, or the caller of `Farm::allow_threads` is responsible for what the new
+        // process does.
+        None => Errno::result(unsafe { libc::fork() })?,
+    };
+    if pid == 0 {
+        // SAFETY: the call changes only how the kernel treats this process.
+        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+        if nix::unistd::getppid() != master {
+            // The master ended before the kernel knew that this process ends with it.
+            end(1);
+        }
+        return Ok(Forked::NewProcess);
+    }
+    let pidfd = pidfd_of(pid).inspect_err(|_| {
+        let pid = nix::unistd::Pid::from_raw(pid);
+        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+        let _ = nix::sys::wait::waitpid(pid, None);
+    })?;
+    Ok(Forked::Master(Child { pid: Pid(pid.cast_unsigned()), pidfd }))
+}
+
+/// The pidfd of a child that was not waited for.
+fn pidfd_of(pid: libc::pid_t) -> Result<OwnedFd, Errno> {
+    let pid = rustix::process::Pid::from_raw(pid).ok_or(Errno::ESRCH)?;
+    let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
+    pidfd.map_err(|error| Errno::from_raw(error.raw_os_error()))
+}
+
+/// Calls the function of a new process, and ends the process with the status that the function returns.
+///
+/// Nothing of the program runs at the end: no handlers of atexit(3), no destructors. They would write to pages that the
+/// process shares with the others, and all workers end at the same time.
+pub(crate) fn run_and_end(function: impl FnOnce() -> i32) -> ! {
+    let status = catch_unwind(AssertUnwindSafe(function)).unwrap_or(PANICKED);
+    flush_streams();
+    end(status)
+}
+
+fn end(status: i32) -> ! {
+    // SAFETY: the call ends the process.
+    unsafe { libc::_exit(status) }
+}
+
+/// Writes what streams of Rust and of C hold back. Otherwise a forked process could write it again.
+fn flush_streams() {
+    let _ = std::io::stdout().flush();
+    // SAFETY: a null pointer stands for all streams that are open for writing.
+    unsafe { libc::fflush(std::ptr::null_mut()) };
+}

@@ -1,0 +1,100 @@
+//! The reader: one process that reads all items into the shared memory.
+
+use std::sync::atomic::Ordering;
+
+use super::functions::Read;
+use super::memory::{Failure, Payload, Shared, UNKNOWN};
+use super::signal::MasterWaker;
+use super::window::{MAX_ITEMS, State, Status, Window};
+
+/// The function of the program returned an error: the kind of a [`Failure`].
+pub(crate) const FAILED: u32 = 1;
+/// An item does not fit into the shared memory: the kind of a [`Failure`].
+pub(crate) const TOO_LARGE: u32 = 2;
+
+/// The reader process.
+pub(crate) struct Reader<'f> {
+    pub(crate) shared: &'f Shared,
+    pub(crate) waker: &'f MasterWaker,
+}
+
+impl Reader<'_> {
+    /// Reads items until there are no more. Returns the exit status.
+    pub(crate) fn run(&self, read: &mut Read<'_>) -> i32 {
+        let control = self.shared.control();
+        // A reader before this one may have been killed before it woke the workers.
+        control.items.0.notify_always();
+        let mut number = self.first_unpublished();
+        let mut bytes = Vec::new();
+        while control.total.load(Ordering::SeqCst) == UNKNOWN {
+            control.filled.store(number, Ordering::SeqCst);
+            bytes.clear();
+            match read(number, &mut bytes) {
+                Err(code) => return fail(&control.reader_failure, FAILED, code, 0),
+                Ok(true) if bytes.len() > self.shared.sizes.input => {
+                    return fail(&control.reader_failure, TOO_LARGE, 0, bytes.len() as u64);
+                }
+                Ok(true) if number < MAX_ITEMS => self.publish(number, &bytes),
+                Ok(_) => control.total.store(number, Ordering::SeqCst),
+            }
+            number += 1;
+            control.items.0.notify();
+        }
+        self.waker.wake(&control.is_master_sleeping.0);
+        0
+    }
+
+    /// The number of the first item that no reader has published.
+    fn first_unpublished(&self) -> u64 {
+        let window = Window(self.shared);
+        let mut number = self.shared.control().filled.load(Ordering::SeqCst);
+        loop {
+            let state = window.state(number);
+            if state.position < number || state == State::new(number, Status::Free) {
+                return number;
+            }
+            number += 1;
+        }
+    }
+
+    fn payload(&self, number: u64) -> &Payload {
+        let payloads = self.shared.payloads();
+        &payloads[usize::try_from(number).unwrap_or(usize::MAX) & (payloads.len() - 1)]
+    }
+
+    fn publish(&self, number: u64, bytes: &[u8]) {
+        let start = self.shared.control().room.wait_until(|| self.place(number, bytes.len()));
+        // SAFETY: no item that is still needed lies there, and no other process writes items.
+        unsafe { self.shared.input().write(start, bytes) };
+        let payload = self.payload(number);
+        payload.start.store(start, Ordering::SeqCst);
+        payload.length.store(bytes.len() as u64, Ordering::SeqCst);
+        Window(self.shared).set(State::new(number, Status::Ready));
+    }
+
+    /// Where an item of this length can be written now, in one piece.
+    fn place(&self, number: u64, length: usize) -> Option<u64> {
+        if Window(self.shared).state(number) != State::new(number, Status::Free) {
+            return None;
+        }
+        let control = self.shared.control();
+        let (capacity, length) = (self.shared.sizes.input as u64, length as u64);
+        let head = match number.checked_sub(1).map(|last| self.payload(last)) {
+            Some(last) => last.start.load(Ordering::SeqCst) + last.length.load(Ordering::SeqCst),
+            None => 0,
+        };
+        let fits = head % capacity + length <= capacity;
+        let start = if fits { head } else { head.next_multiple_of(capacity) };
+        let is_empty = control.lowest.load(Ordering::SeqCst) == number;
+        let freed = control.freed_bytes.load(Ordering::SeqCst);
+        (is_empty || start + length - freed <= capacity).then_some(start)
+    }
+}
+
+/// Keeps why the process ends, for the master. Returns the exit status.
+pub(crate) fn fail(failure: &Failure, kind: u32, code: i32, size: u64) -> i32 {
+    failure.code.store(code, Ordering::SeqCst);
+    failure.size.store(size, Ordering::SeqCst);
+    failure.kind.store(kind, Ordering::SeqCst);
+    1
+}

@@ -1,0 +1,231 @@
+//! A ring: the way of results from one process to another through the shared memory.
+//!
+//! A result is put in as one or more pieces, so it may be longer than the ring. A piece is seen by the other side when
+//! `head` has moved over it, and not before. So a process that is killed while it writes a piece has put in nothing, and a
+//! result counts when its last piece is seen.
+
+use std::sync::atomic::Ordering;
+
+use super::memory::{Bytes, RingControl};
+use super::result::Outcome;
+use crate::child::ExitStatus;
+
+const HEAD_BYTES: usize = 32;
+const DONE: u32 = 0;
+const FAILED: u32 = 1;
+const KILLED_BY_SIGNAL: u32 = 2;
+const KILLED_BY_EXIT: u32 = 3;
+
+/// What a result is, beside its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Label {
+    pub(crate) position: u64,
+    kind: u32,
+    code: i32,
+    attempts: u32,
+}
+
+impl Label {
+    pub(crate) fn of(position: u64, outcome: &Outcome) -> Self {
+        let (kind, code, attempts) = match outcome {
+            Outcome::Done(_) => (DONE, 0, 0),
+            Outcome::Failed { code, .. } => (FAILED, *code, 0),
+            Outcome::Killed { attempts, end: ExitStatus::Signal(signal) } => {
+                (KILLED_BY_SIGNAL, *signal, *attempts)
+            }
+            Outcome::Killed { attempts, end: ExitStatus::Code(code) } => (KILLED_BY_EXIT, *code, *attempts),
+        };
+        Self { position, kind, code, attempts }
+    }
+
+    pub(crate) fn done(position: u64) -> Self {
+        Self { position, kind: DONE, code: 0, attempts: 0 }
+    }
+
+    pub(crate) fn failed(position: u64, code: i32) -> Self {
+        Self { position, kind: FAILED, code, attempts: 0 }
+    }
+
+    fn outcome(self, bytes: Vec<u8>) -> Option<Outcome> {
+        let (code, attempts) = (self.code, self.attempts);
+        Some(match self.kind {
+            DONE => Outcome::Done(bytes),
+            FAILED => Outcome::Failed { code, bytes },
+            KILLED_BY_SIGNAL => Outcome::Killed { attempts, end: ExitStatus::Signal(code) },
+            KILLED_BY_EXIT => Outcome::Killed { attempts, end: ExitStatus::Code(code) },
+            _ => return None,
+        })
+    }
+
+    fn to_bytes(self, length: usize, is_last: bool) -> [u8; HEAD_BYTES] {
+        let mut bytes = [0; HEAD_BYTES];
+        bytes[..8].copy_from_slice(&self.position.to_ne_bytes());
+        let length = u32::try_from(length).unwrap_or(u32::MAX);
+        let words = [self.kind, self.code.cast_unsigned(), self.attempts, length, u32::from(is_last)];
+        for (to, word) in bytes[8..].chunks_exact_mut(4).zip(words) {
+            to.copy_from_slice(&word.to_ne_bytes());
+        }
+        bytes
+    }
+}
+
+/// The pieces of a result that were taken out so far.
+#[derive(Debug, Default)]
+pub(crate) struct Partial(Vec<u8>);
+
+impl Partial {
+    /// Forgets the pieces: the process that put them in was killed before the last one.
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// What was in the ring.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    Nothing,
+    /// A piece that is not the last one.
+    Piece,
+    /// A whole result: its position and what it is.
+    Result(u64, Outcome),
+    /// The ring has values that this module does not write.
+    Invalid,
+}
+
+/// A ring: its words and its bytes. One process puts in, one takes out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ring<'a> {
+    pub(crate) control: &'a RingControl,
+    pub(crate) bytes: Bytes,
+}
+
+impl Ring<'_> {
+    /// Puts in as many of the bytes as there is room for, at once. Returns how many, and whether the result is complete.
+    /// `None` if there is not enough room for a piece that is worth it.
+    pub(crate) fn put(&self, label: Label, bytes: &[u8]) -> Option<(usize, bool)> {
+        let capacity = self.bytes.len();
+        let head = self.control.head.load(Ordering::SeqCst);
+        let used = head.wrapping_sub(self.control.tail.0.load(Ordering::SeqCst));
+        let room = capacity.saturating_sub(usize::try_from(used).unwrap_or(capacity));
+        let least = bytes.len().min(capacity / 4);
+        let most = room.checked_sub(HEAD_BYTES).filter(|most| *most >= least)?;
+        // All pieces have a length that is a multiple of 8, so a head is never cut.
+        let length = bytes.len().min(most & !7);
+        let is_last = length == bytes.len();
+        // SAFETY: the room belongs to the process that puts in, which is this one, until `head` moves.
+        unsafe {
+            self.bytes.write(head, &label.to_bytes(length, is_last));
+            self.bytes.write(head + HEAD_BYTES as u64, &bytes[..length]);
+        }
+        let size = (HEAD_BYTES + length.next_multiple_of(8)) as u64;
+        self.control.head.store(head + size, Ordering::SeqCst);
+        Some((length, is_last))
+    }
+
+    /// Takes out one piece.
+    pub(crate) fn take(&self, partial: &mut Partial) -> Taken {
+        let tail = self.control.tail.0.load(Ordering::SeqCst);
+        let used = self.control.head.load(Ordering::SeqCst).wrapping_sub(tail);
+        if used == 0 {
+            return Taken::Nothing;
+        }
+        let used = usize::try_from(used).unwrap_or(usize::MAX);
+        if used < HEAD_BYTES || used > self.bytes.len() {
+            return Taken::Invalid;
+        }
+        let mut head = Vec::with_capacity(HEAD_BYTES);
+        // SAFETY: the process that puts in does not write here until `tail` moves.
+        unsafe { self.bytes.read(tail, HEAD_BYTES, &mut head) };
+        let position = head[..8].try_into().map_or(0, u64::from_ne_bytes);
+        let word = |at: usize| head[at..at + 4].try_into().map_or(0, u32::from_ne_bytes);
+        let label = Label { position, kind: word(8), code: word(12).cast_signed(), attempts: word(16) };
+        let (length, is_last) = (word(20) as usize, word(24));
+        let size = HEAD_BYTES + length.next_multiple_of(8);
+        if size > used || is_last > 1 {
+            return Taken::Invalid;
+        }
+        // SAFETY: as above.
+        unsafe { self.bytes.read(tail + HEAD_BYTES as u64, length, &mut partial.0) };
+        self.control.tail.0.store(tail + size as u64, Ordering::SeqCst);
+        if is_last == 0 {
+            return Taken::Piece;
+        }
+        let outcome = label.outcome(std::mem::take(&mut partial.0));
+        outcome.map_or(Taken::Invalid, |outcome| Taken::Result(position, outcome))
+    }
+
+    /// Empties the ring. No other process may use it now.
+    pub(crate) fn reset(&self) {
+        self.control.head.store(0, Ordering::SeqCst);
+        self.control.tail.0.store(0, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::farm::memory::{Shared, Sizes};
+
+    const CAPACITY: usize = 4096;
+
+    fn shared() -> Shared {
+        let sizes = Sizes { workers: 1, window: 8, ring: CAPACITY, input: 0, has_writer: false };
+        Shared::map(sizes).unwrap()
+    }
+
+    fn ring(shared: &Shared) -> Ring<'_> {
+        Ring { control: &shared.workers()[0].results, bytes: shared.ring(0) }
+    }
+
+    #[test]
+    fn results_of_all_sizes_pass_the_end_of_the_ring_unchanged() {
+        let shared = shared();
+        let ring = ring(&shared);
+        let mut partial = Partial::default();
+        for size in (0..3000).step_by(7) {
+            let bytes: Vec<u8> = (0..size).map(|at| u8::try_from((at + size) % 251).unwrap()).collect();
+            let put = ring.put(Label::failed(size as u64, -3), &bytes);
+            assert_eq!(put, Some((size, true)));
+            let expected = Outcome::Failed { code: -3, bytes };
+            assert_eq!(ring.take(&mut partial), Taken::Result(size as u64, expected));
+            assert_eq!(ring.take(&mut partial), Taken::Nothing);
+        }
+    }
+
+    #[test]
+    fn a_result_that_is_longer_than_the_ring_passes_in_pieces() {
+        let shared = shared();
+        let ring = ring(&shared);
+        let bytes: Vec<u8> = (0..20_000_u32).map(|at| u8::try_from(at % 253).unwrap()).collect();
+        let (mut partial, mut sent, mut pieces) = (Partial::default(), 0, 0);
+        loop {
+            while let Some((length, is_last)) = ring.put(Label::done(5), &bytes[sent..]) {
+                sent += length;
+                if is_last {
+                    break;
+                }
+            }
+            match ring.take(&mut partial) {
+                Taken::Piece => pieces += 1,
+                Taken::Result(position, outcome) => {
+                    assert_eq!((position, outcome), (5, Outcome::Done(bytes)));
+                    break;
+                }
+                other => unreachable!("{other:?}"),
+            }
+        }
+        assert!(pieces >= 4);
+    }
+
+    #[test]
+    fn a_full_ring_takes_nothing_and_values_of_others_are_noticed() {
+        let shared = shared();
+        let ring = ring(&shared);
+        while ring.put(Label::done(1), &[1; 100]).is_some() {}
+        assert_eq!(ring.put(Label::done(1), &[1; 100]), None);
+        ring.control.head.store(u64::MAX, Ordering::SeqCst);
+        assert_eq!(ring.take(&mut Partial::default()), Taken::Invalid);
+        ring.reset();
+        assert_eq!(ring.take(&mut Partial::default()), Taken::Nothing);
+    }
+}

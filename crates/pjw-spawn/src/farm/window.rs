@@ -1,0 +1,219 @@
+//! The queue of the items: a window of positions that moves over all items.
+//!
+//! Position p has the word `p % window` of the shared memory. The word holds the position, the worker that took the item,
+//! and the status. A worker takes an item by one compare-and-exchange of this word, so there is no moment at which an item
+//! is taken and its owner is unknown. `next` only says from where to search: a worker that is killed before it moves
+//! `next` costs the others one step.
+//!
+//! The owner changes the word only once, from READY to CLAIMED. All further changes are made by the master.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::memory::{Shared, UNKNOWN};
+
+/// The most items of a farm. The position has 44 bits of the word.
+pub(crate) const MAX_ITEMS: u64 = 1 << 43;
+/// The most workers. The owner has 16 bits of the word.
+pub(crate) const MAX_WORKERS: u32 = 1 << 14;
+
+const POSITION_SHIFT: u32 = 20;
+const OWNER_SHIFT: u32 = 4;
+
+/// The status of a position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Status {
+    /// The reader has not filled it.
+    Free = 0,
+    /// It can be taken.
+    Ready = 1,
+    /// A worker has taken it.
+    Claimed = 2,
+    /// The master has the result.
+    Returned = 3,
+    /// The result was delivered.
+    Delivered = 4,
+}
+
+/// The value of a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct State {
+    pub(crate) position: u64,
+    pub(crate) owner: u32,
+    pub(crate) status: Status,
+}
+
+impl State {
+    pub(crate) fn new(position: u64, status: Status) -> Self {
+        Self { position, owner: 0, status }
+    }
+
+    fn word(self) -> u64 {
+        self.position << POSITION_SHIFT | u64::from(self.owner) << OWNER_SHIFT | self.status as u64
+    }
+
+    fn of_word(word: u64) -> Self {
+        let status = match word & 0xF {
+            0 => Status::Free,
+            1 => Status::Ready,
+            2 => Status::Claimed,
+            3 => Status::Returned,
+            _ => Status::Delivered,
+        };
+        let owner = u32::try_from(word >> OWNER_SHIFT & 0xFFFF).unwrap_or(0);
+        Self { position: word >> POSITION_SHIFT, owner, status }
+    }
+}
+
+/// What a worker found at the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// The worker has taken the item at this position.
+    Item(u64),
+    /// No item can be taken now.
+    NothingYet,
+    /// No item will ever be there again.
+    End,
+}
+
+/// The queue in the shared memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Window<'a>(pub(crate) &'a Shared);
+
+impl<'a> Window<'a> {
+    fn word(self, position: u64) -> &'a AtomicU64 {
+        let states = self.0.states();
+        // The window is a power of two.
+        &states[usize::try_from(position).unwrap_or(usize::MAX) & (states.len() - 1)]
+    }
+
+    pub(crate) fn state(self, position: u64) -> State {
+        State::of_word(self.word(position).load(Ordering::SeqCst))
+    }
+
+    pub(crate) fn set(self, state: State) {
+        self.word(state.position).store(state.word(), Ordering::SeqCst);
+    }
+
+    /// The number of positions.
+    pub(crate) fn len(self) -> u64 {
+        self.0.sizes.window as u64
+    }
+
+    /// Takes the next item for the worker `owner`.
+    pub(crate) fn take(self, owner: u32) -> Found {
+        let control = self.0.control();
+        let mut position = control.next.0.load(Ordering::SeqCst);
+        loop {
+            let total = control.total.load(Ordering::SeqCst);
+            if total != UNKNOWN && position >= total {
+                return Found::End;
+            }
+            let word = self.word(position);
+            let seen = word.load(Ordering::SeqCst);
+            let state = State::of_word(seen);
+            if state.position < position || state == State::new(position, Status::Free) {
+                return Found::NothingYet;
+            }
+            if state == State::new(position, Status::Ready) {
+                let claimed = State { position, owner, status: Status::Claimed };
+                let taken = word.compare_exchange(seen, claimed.word(), Ordering::SeqCst, Ordering::SeqCst);
+                if taken.is_ok() {
+                    control.next.0.fetch_max(position + 1, Ordering::SeqCst);
+                    return Found::Item(position);
+                }
+            }
+            position += 1;
+        }
+    }
+
+    /// The positions that the worker `owner` has taken and whose result the master does not have, in order.
+    ///
+    /// Each worker may have been killed between taking one item and moving `next`, so the search goes on for as many
+    /// positions after it.
+    pub(crate) fn claimed_by(self, owner: u32) -> Vec<u64> {
+        let control = self.0.control();
+        let lowest = control.lowest.load(Ordering::SeqCst);
+        let end = control.next.0.load(Ordering::SeqCst) + self.0.sizes.workers as u64;
+        let is_own = |position: &u64| {
+            self.state(*position) == State { position: *position, owner, status: Status::Claimed }
+        };
+        (lowest..end.min(lowest + self.len())).filter(is_own).collect()
+    }
+
+    /// Whether all items were taken.
+    pub(crate) fn is_exhausted(self) -> bool {
+        let control = self.0.control();
+        // A worker that was killed may not have moved `next`.
+        let mut position = control.next.0.load(Ordering::SeqCst);
+        let total = control.total.load(Ordering::SeqCst);
+        while position < total && self.state(position).position >= position {
+            if matches!(self.state(position).status, Status::Free | Status::Ready) {
+                return false;
+            }
+            position += 1;
+        }
+        position >= total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::farm::memory::Sizes;
+
+    fn shared() -> Shared {
+        let sizes = Sizes { workers: 3, window: 8, ring: 4096, input: 0, has_writer: false };
+        Shared::map(sizes).unwrap()
+    }
+
+    #[test]
+    fn a_word_holds_position_owner_and_status() {
+        let state = State { position: MAX_ITEMS, owner: MAX_WORKERS, status: Status::Returned };
+        assert_eq!(State::of_word(state.word()), state);
+    }
+
+    #[test]
+    fn items_are_taken_in_order_and_once() {
+        let shared = shared();
+        let window = Window(&shared);
+        (0..8).for_each(|position| window.set(State::new(position, Status::Ready)));
+        assert_eq!(window.take(0), Found::Item(0));
+        assert_eq!(window.take(1), Found::Item(1));
+        assert_eq!(window.take(0), Found::Item(2));
+        assert_eq!(window.claimed_by(0), [0, 2]);
+        shared.control().total.store(4, Ordering::SeqCst);
+        assert_eq!(window.take(2), Found::Item(3));
+        assert_eq!(window.take(2), Found::End);
+        assert!(window.is_exhausted());
+    }
+
+    #[test]
+    fn a_worker_that_is_killed_right_after_taking_an_item_hides_none() {
+        let shared = shared();
+        let window = Window(&shared);
+        (0..4).for_each(|position| window.set(State::new(position, Status::Ready)));
+        // Two workers took an item each, and were killed before they moved `next`.
+        window.set(State { position: 0, owner: 1, status: Status::Claimed });
+        window.set(State { position: 1, owner: 2, status: Status::Claimed });
+        assert_eq!(window.claimed_by(1), [0]);
+        assert_eq!(window.claimed_by(2), [1]);
+        assert_eq!(window.take(0), Found::Item(2));
+        assert_eq!(shared.control().next.0.load(Ordering::SeqCst), 3);
+        assert!(!window.is_exhausted());
+    }
+
+    #[test]
+    fn a_position_that_is_not_filled_is_waited_for() {
+        let shared = shared();
+        let window = Window(&shared);
+        (0..8).for_each(|position| window.set(State::new(position, Status::Free)));
+        assert_eq!(window.take(0), Found::NothingYet);
+        window.set(State::new(0, Status::Ready));
+        assert_eq!(window.take(0), Found::Item(0));
+        // The window is full: position 8 has the word of position 0.
+        (1..8).for_each(|position| window.set(State { position, owner: 1, status: Status::Claimed }));
+        assert_eq!(window.take(0), Found::NothingYet);
+        window.set(State::new(8, Status::Ready));
+        assert_eq!(window.take(0), Found::Item(8));
+    }
+}

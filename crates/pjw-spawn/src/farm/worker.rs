@@ -1,0 +1,105 @@
+//! A worker: it takes items, computes them, and puts their results into its ring.
+
+use std::sync::atomic::Ordering;
+
+use super::functions::Functions;
+use super::memory::{Shared, UNKNOWN};
+use super::result::Item;
+use super::ring::{Label, Ring};
+use super::signal::MasterWaker;
+use super::window::{Found, Window};
+
+/// A worker process.
+pub(crate) struct Worker<'f, 'a> {
+    pub(crate) index: u32,
+    pub(crate) chunk: u64,
+    pub(crate) shared: &'f Shared,
+    pub(crate) waker: &'f MasterWaker,
+    pub(crate) functions: &'f mut Functions<'a>,
+}
+
+impl<'f> Worker<'f, '_> {
+    /// Computes items until there are no more. Returns the exit status.
+    pub(crate) fn run(&mut self) -> i32 {
+        let window = Window(self.shared);
+        if let Some(start) = &mut self.functions.worker_start {
+            start(self.index);
+        }
+        let mut result = Vec::new();
+        // What the worker before it had taken and not finished.
+        let mut taken = window.claimed_by(self.index);
+        loop {
+            for position in taken.drain(..) {
+                self.compute(position, &mut result);
+            }
+            if !self.take(window, &mut taken) {
+                break;
+            }
+        }
+        self.shared.workers()[self.index as usize].is_finished.store(1, Ordering::SeqCst);
+        if let Some(end) = &mut self.functions.worker_end {
+            end(self.index);
+        }
+        0
+    }
+
+    /// Takes items, and waits for the first. Returns `false` if there are no more.
+    fn take(&self, window: Window<'_>, taken: &mut Vec<u64>) -> bool {
+        let found = || match window.take(self.index) {
+            Found::NothingYet => None,
+            found => Some(found),
+        };
+        let Found::Item(first) = self.shared.control().items.0.wait_until(found) else { return false };
+        taken.push(first);
+        for _ in 1..self.chunk_limit(first) {
+            let Found::Item(position) = window.take(self.index) else { break };
+            taken.push(position);
+        }
+        true
+    }
+
+    /// How many items a worker takes at once: the chunk, and near the end less, so that all workers end together.
+    fn chunk_limit(&self, first: u64) -> u64 {
+        match self.shared.control().total.load(Ordering::SeqCst) {
+            UNKNOWN => self.chunk,
+            total => {
+                (total.saturating_sub(first) / (2 * self.shared.sizes.workers as u64)).clamp(1, self.chunk)
+            }
+        }
+    }
+
+    fn compute(&mut self, position: u64, result: &mut Vec<u8>) {
+        let own = &self.shared.workers()[self.index as usize];
+        own.running.store(position + 1, Ordering::SeqCst);
+        result.clear();
+        let bytes = self.payload(position);
+        let item = Item { number: position, bytes, worker: self.index };
+        let label = match (self.functions.work)(item, result) {
+            Ok(()) => Label::done(position),
+            Err(code) => Label::failed(position, code),
+        };
+        let ring = Ring { control: &own.results, bytes: self.shared.ring(self.index as usize) };
+        let mut rest = &result[..];
+        loop {
+            let (length, is_last) = ring.control.room.wait_until(|| ring.put(label, rest));
+            self.waker.wake(&self.shared.control().is_master_sleeping.0);
+            rest = &rest[length..];
+            if is_last {
+                break;
+            }
+        }
+        own.running.store(0, Ordering::SeqCst);
+    }
+
+    /// The bytes of an item that this worker has taken.
+    fn payload(&self, position: u64) -> &'f [u8] {
+        let payloads = self.shared.payloads();
+        if payloads.is_empty() {
+            return &[];
+        }
+        let payload = &payloads[usize::try_from(position).unwrap_or(usize::MAX) & (payloads.len() - 1)];
+        let length = usize::try_from(payload.length.load(Ordering::SeqCst)).unwrap_or(0);
+        // SAFETY: the reader does not write there before the master has delivered the result of this item.
+        unsafe { self.shared.input().slice(payload.start.load(Ordering::SeqCst), length) }
+    }
+}

@@ -1,0 +1,49 @@
+//! The writer: one process that writes all results.
+
+use std::sync::atomic::Ordering;
+
+use super::functions::Write;
+use super::memory::Shared;
+use super::reader::{FAILED, fail};
+use super::result::{ItemResult, Outcome};
+use super::ring::{Label, Partial, Ring, Taken};
+use super::signal::MasterWaker;
+
+/// The position that stands for the end of all results.
+const END: u64 = u64::MAX;
+
+/// Returns the ring to the writer.
+pub(crate) fn ring(shared: &Shared) -> Ring<'_> {
+    Ring { control: &shared.control().to_writer, bytes: shared.ring(shared.sizes.workers) }
+}
+
+/// Tells the writer that there are no more results. The ring must be empty.
+pub(crate) fn send_end(shared: &Shared) {
+    let ring = ring(shared);
+    let _ = ring.put(Label::of(END, &Outcome::Done(Vec::new())), &[]);
+    ring.control.filled.notify();
+}
+
+/// Writes results until the master sends no more. Returns the exit status.
+pub(crate) fn run(shared: &Shared, waker: &MasterWaker, write: &mut Write<'_>) -> i32 {
+    let (control, ring) = (shared.control(), ring(shared));
+    let mut partial = Partial::default();
+    loop {
+        let taken = ring.control.filled.wait_until(|| match ring.take(&mut partial) {
+            Taken::Nothing => None,
+            taken => Some(taken),
+        });
+        match taken {
+            Taken::Result(END, _) => return 0,
+            Taken::Result(number, outcome) => {
+                if let Err(code) = write(&ItemResult { number, outcome }) {
+                    return fail(&control.writer_failure, FAILED, code, number);
+                }
+                control.written.fetch_add(1, Ordering::SeqCst);
+            }
+            Taken::Piece | Taken::Nothing => {}
+            Taken::Invalid => return 1,
+        }
+        waker.wake(&control.is_master_sleeping.0);
+    }
+}

@@ -1,0 +1,180 @@
+//! A reader and a writer do all input and output.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use pjw_spawn::ExitStatus;
+use pjw_spawn::farm::{Farm, FarmError, IoProcess, NextResult, Outcome};
+
+use super::{compute, end_by, farm, is_first};
+
+const ITEMS: u64 = 2000;
+/// The bytes of an item in the files.
+const SIZE: u64 = 600;
+
+/// The bytes of an item in the input. The output has each of them plus 1.
+fn input(number: u64) -> Vec<u8> {
+    (0..SIZE).map(|at| u8::try_from((number * 3 + at) % 200).unwrap()).collect()
+}
+
+/// Runs a farm with files. `disturb` is called after each result or millisecond, with the processes of the farm.
+fn run_with_files(options: Farm<'_>, mut disturb: impl FnMut(&[u32])) {
+    let directory = tempfile::tempdir().unwrap();
+    let [input_path, output_path] = ["input", "output"].map(|name| directory.path().join(name));
+    std::fs::write(&input_path, (0..ITEMS).flat_map(input).collect::<Vec<u8>>()).unwrap();
+    let (source, sink) = (File::open(&input_path).unwrap(), File::create(&output_path).unwrap());
+    let io = |error: std::io::Error| error.raw_os_error().unwrap_or(1);
+    let options = options.writer(|result| match &result.outcome {
+        Outcome::Done(bytes) => sink.write_all_at(bytes, result.number * SIZE).map_err(io),
+        _ => Err(1),
+    });
+    let running = options.start_with_reader(
+        |number, bytes| {
+            bytes.resize(usize::try_from(SIZE).unwrap(), 0);
+            let length = source.read_at(bytes, number * SIZE).map_err(io)?;
+            Ok(length > 0)
+        },
+        |item, result| {
+            compute(Duration::from_micros(50));
+            result.extend(item.bytes.iter().map(|byte| byte + 1));
+            Ok(())
+        },
+    );
+    let mut running = running.unwrap();
+    let mut numbers = Vec::new();
+    loop {
+        let mut pids = running.worker_pids();
+        pids.extend([running.reader_pid(), running.writer_pid()].into_iter().flatten());
+        disturb(&pids.iter().map(|pid| pid.0).collect::<Vec<_>>());
+        match running.next_within(Some(Duration::from_millis(1))).unwrap() {
+            NextResult::Result(result) => {
+                assert_eq!(result.outcome, Outcome::Done(Vec::new()), "the writer has the bytes");
+                numbers.push(result.number);
+            }
+            NextResult::NothingYet => {}
+            NextResult::End => break,
+        }
+    }
+    assert_eq!(running.progress().total, Some(ITEMS));
+    numbers.sort_unstable();
+    assert_eq!(numbers, Vec::from_iter(0..ITEMS));
+    let expected: Vec<u8> = (0..ITEMS).flat_map(input).map(|byte| byte + 1).collect();
+    assert!(std::fs::read(&output_path).unwrap() == expected, "the output is another one");
+}
+
+#[test]
+fn a_reader_and_a_writer_pass_all_items_through_small_memories() {
+    run_with_files(farm(2).ring_bytes(4096).input_bytes(4096), |_| {});
+    run_with_files(farm(3).window(8).chunk(2).in_order(), |_| {});
+}
+
+#[test]
+fn any_process_of_the_farm_may_be_killed_at_any_moment() {
+    let (mut calls, mut kills) = (0, 0);
+    run_with_files(farm(2).ring_bytes(4096).input_bytes(16_384).attempts(1000), |pids| {
+        calls += 1;
+        if calls % 23 == 0 && kills < 50 && !pids.is_empty() {
+            kill(Pid::from_raw(pids[kills % pids.len()].cast_signed()), Signal::SIGKILL).unwrap();
+            kills += 1;
+        }
+    });
+    assert_eq!(kills, 50);
+}
+
+#[test]
+fn a_writer_in_order_gets_the_results_in_order() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("order");
+    let file = File::create(&path).unwrap();
+    let running = farm(3)
+        .in_order()
+        .writer(|result| {
+            let mut file = &file;
+            std::io::Write::write_all(&mut file, &result.number.to_ne_bytes()).map_err(|_| 1)
+        })
+        .start(500, |item, _| {
+            compute(Duration::from_micros(item.number % 7 * 10));
+            Ok(())
+        });
+    assert_eq!(running.unwrap().count(), 500);
+    let written = std::fs::read(&path).unwrap();
+    assert_eq!(written, (0..500_u64).flat_map(u64::to_ne_bytes).collect::<Vec<u8>>());
+}
+
+#[test]
+fn a_writer_that_is_killed_while_it_writes_gets_this_result_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let (log, killed) = (directory.path().join("log"), directory.path().join("killed"));
+    let file = File::create(&log).unwrap();
+    let running = farm(2)
+        .in_order()
+        .writer(|result| {
+            let mut file = &file;
+            std::io::Write::write_all(&mut file, format!("{} ", result.number).as_bytes()).map_err(|_| 1)?;
+            if result.number == 3 && is_first(&killed) {
+                end_by(libc::SIGKILL);
+            }
+            Ok(())
+        })
+        .start(6, |_, _| Ok(()));
+    assert_eq!(running.unwrap().count(), 6);
+    assert_eq!(std::fs::read_to_string(&log).unwrap(), "0 1 2 3 3 4 5 ");
+}
+
+/// Runs a farm to its error.
+fn error_of(running: Result<pjw_spawn::farm::RunningFarm<'_>, FarmError>) -> FarmError {
+    let mut running = running.unwrap();
+    let error = running.find_map(Result::err).unwrap();
+    assert!(running.worker_pids().is_empty() && running.reader_pid().is_none());
+    assert!(running.next().is_none());
+    error
+}
+
+#[test]
+fn errors_of_the_reader_and_the_writer_end_the_farm_and_name_the_item() {
+    let read = |number: u64, bytes: &mut Vec<u8>| {
+        bytes.push(1);
+        if number == 5 { Err(42) } else { Ok(true) }
+    };
+    let error = error_of(farm(2).start_with_reader(read, |_, _| Ok(())));
+    let (process, number) = (IoProcess::Reader, 5);
+    assert_eq!(error, FarmError::IoProcessFailed { process, number, code: 42 });
+    let write = |result: &pjw_spawn::farm::ItemResult| if result.number == 4 { Err(13) } else { Ok(()) };
+    let error = error_of(farm(2).in_order().writer(write).start(9, |_, _| Ok(())));
+    let (process, number) = (IoProcess::Writer, 4);
+    assert_eq!(error, FarmError::IoProcessFailed { process, number, code: 13 });
+}
+
+#[test]
+fn a_reader_or_writer_that_dies_three_times_at_an_item_ends_the_farm() {
+    let read = |number: u64, _: &mut Vec<u8>| if number == 5 { end_by(libc::SIGBUS) } else { Ok(true) };
+    let error = error_of(farm(2).start_with_reader(read, |_, _| Ok(())));
+    let (process, end) = (IoProcess::Reader, ExitStatus::Signal(libc::SIGBUS));
+    assert_eq!(error, FarmError::IoProcessDies { process, number: 5, deaths: 3, end });
+    let write = |result: &pjw_spawn::farm::ItemResult| match result.number {
+        6 => end_by(libc::SIGTERM),
+        _ => Ok(()),
+    };
+    let error = error_of(farm(2).in_order().writer(write).start(9, |_, _| Ok(())));
+    let (process, end) = (IoProcess::Writer, ExitStatus::Signal(libc::SIGTERM));
+    assert_eq!(error, FarmError::IoProcessDies { process, number: 6, deaths: 3, end });
+}
+
+#[test]
+fn an_item_that_is_larger_than_the_memory_for_items_is_refused_with_both_sizes() {
+    let read = |number: u64, bytes: &mut Vec<u8>| {
+        bytes.resize(if number == 2 { 4097 } else { 4096 }, 0);
+        Ok(true)
+    };
+    let error = error_of(farm(1).input_bytes(4096).start_with_reader(read, |_, _| Ok(())));
+    assert_eq!(error, FarmError::ItemTooLarge { number: 2, size: 4097, limit: 4096 });
+}
+
+#[test]
+fn an_input_without_items_ends_at_once() {
+    let running = farm(2).start_with_reader(|_, _| Ok(false), |_, _| Ok(()));
+    assert_eq!(running.unwrap().count(), 0);
+}

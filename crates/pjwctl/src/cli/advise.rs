@@ -1,0 +1,75 @@
+//! The options of `pjwctl advise`.
+
+use std::time::Duration;
+
+use clap::Args;
+use jiff::SignedDuration;
+
+use super::json::JsonArg;
+
+/// The examples and remarks below the help of `pjwctl advise`.
+pub(super) const EXAMPLES: &str = "Examples:\n  \
+    pjwctl advise --serial 5m --item 2s                     the items for the CPUs of this process\n  \
+    pjwctl advise --serial 5m --item 2s --workers 64\n  \
+    pjwctl advise --serial 5m --item 2s --workers 64 --items 10000   what these items make of it\n\n\
+    A farm holds all its cores while its serial part runs on one of them: initialisation, merging, the end. Efficiency is the \
+    time that one core needs for everything, divided by the core time that the farm holds. More: docs/farms.md. \
+    Needs no pjwd.";
+
+/// The most workers of a farm.
+const MAX_WORKERS: i64 = 16_384;
+/// The most items of a farm.
+const MAX_ITEMS: u64 = 1 << 43;
+
+/// The command line options of `pjwctl advise`, which computes how many items a farm needs.
+#[derive(Debug, Clone, Args)]
+pub struct AdviseArgs {
+    /// The time in which only one process works, such as 90s, 5m or 1h30m; 0s for none
+    #[arg(long, value_name = "TIME", value_parser = serial_time)]
+    pub serial: Duration,
+    /// The time of one item on one core, such as 1ms or 2.5s
+    #[arg(long, value_name = "TIME", value_parser = item_time)]
+    pub item: Duration,
+    /// The number of workers, each on a core of its own [default: the CPUs of this process]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_WORKERS))]
+    pub workers: Option<u32>,
+    /// The number of items that there are
+    #[arg(long, value_name = "M", value_parser = clap::value_parser!(u64).range(1..=MAX_ITEMS))]
+    pub items: Option<u64>,
+    /// Whether JSON is printed.
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+/// A time with its unit, of at most a year.
+fn time(text: &str) -> Option<Duration> {
+    const YEAR: Duration = Duration::from_secs(366 * 24 * 3600);
+    let parsed: SignedDuration = text.parse().ok()?;
+    Duration::try_from(parsed).ok().filter(|time| *time <= YEAR)
+}
+
+fn serial_time(text: &str) -> Result<Duration, String> {
+    time(text).ok_or_else(|| "give a time of at most a year with its unit, such as 90s or 5m".to_owned())
+}
+
+fn item_time(text: &str) -> Result<Duration, String> {
+    let above_zero = time(text).filter(|time| !time.is_zero());
+    above_zero.ok_or_else(|| "give a time above 0 with its unit, such as 1ms or 2s".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_has_a_unit_and_is_not_negative() {
+        assert_eq!(serial_time("0s"), Ok(Duration::ZERO));
+        assert_eq!(serial_time("1h30m"), Ok(Duration::from_secs(5400)));
+        assert_eq!(item_time("2.5s"), Ok(Duration::from_millis(2500)));
+        for text in ["", "2", "-2s", "soon", "10000000h"] {
+            assert!(serial_time(text).is_err(), "{text:?}");
+            assert!(item_time(text).is_err(), "{text:?}");
+        }
+        assert!(item_time("0s").is_err());
+    }
+}

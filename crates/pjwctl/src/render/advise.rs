@@ -1,0 +1,258 @@
+//! `advise`: what a farm makes of its items, as JSON for scripts and as a table for people.
+
+use std::fmt::Write;
+
+use pjw_spawn::farm::advise::FarmCosts;
+use serde::Serialize;
+
+use super::text::count_with_noun;
+use super::{Terminal, style};
+
+/// The efficiencies of the table, in thousandths.
+const EFFICIENCIES: [u32; 5] = [500, 750, 900, 950, 990];
+/// The efficiency that the advice aims at, in thousandths.
+const GOOD: u32 = 900;
+
+/// The result of `pjwctl advise`, which `--json` prints as JSON. Times are in seconds. An efficiency is the time that one
+/// core needs for everything, divided by the core time that the farm holds, from 0 to 1.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Advice {
+    /// The serial part.
+    pub serial_s: f64,
+    /// One item on one core.
+    pub item_s: f64,
+    /// The number of workers.
+    pub workers: u32,
+    /// What the given number of items makes of the farm. `None` if no number was given.
+    pub job: Option<JobAdvice>,
+    /// How many items a farm needs for some efficiencies.
+    pub needed: Vec<NeededItems>,
+    /// The advice in one sentence.
+    pub advice: String,
+}
+
+/// What a number of items makes of a farm, in the JSON of `pjwctl advise`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct JobAdvice {
+    /// The number of items.
+    pub items: u64,
+    /// How long the farm takes.
+    pub wall_s: f64,
+    /// How long one core takes.
+    pub one_core_s: f64,
+    /// How many times faster the farm is than one core.
+    pub speedup: f64,
+    /// The efficiency.
+    pub efficiency: f64,
+    /// The core time that the farm holds.
+    pub held_core_s: f64,
+    /// The core time that the farm holds and that does no work.
+    pub idle_core_s: f64,
+    /// The most workers, of at most those given, with an efficiency of at least 0.9. 1 if no number of workers has it.
+    pub workers_for_90_percent: u32,
+}
+
+/// The number of items that a farm needs for an efficiency, in the JSON of `pjwctl advise`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct NeededItems {
+    /// The efficiency.
+    pub efficiency: f64,
+    /// The least number of items. `None` if no number of 64 bits is enough.
+    pub items: Option<u64>,
+    /// How long the farm takes for them.
+    pub wall_s: Option<f64>,
+}
+
+impl Advice {
+    /// Computes the advice for a farm with these costs. `items` is the number of items, if it is known.
+    #[must_use]
+    pub fn new(costs: &FarmCosts, items: Option<u64>) -> Self {
+        let needed = EFFICIENCIES.map(|permille| {
+            let items = costs.items_for(permille);
+            let wall_s = items.map(|items| costs.wall_time(items).as_secs_f64());
+            NeededItems { efficiency: share(permille), items, wall_s }
+        });
+        Self {
+            serial_s: costs.serial.as_secs_f64(),
+            item_s: costs.item.as_secs_f64(),
+            workers: costs.workers,
+            job: items.map(|items| JobAdvice::new(costs, items)),
+            needed: needed.into(),
+            advice: sentence(costs, items),
+        }
+    }
+}
+
+impl JobAdvice {
+    fn new(costs: &FarmCosts, items: u64) -> Self {
+        let (wall_s, one_core_s) =
+            (costs.wall_time(items).as_secs_f64(), costs.time_on_one_core(items).as_secs_f64());
+        let held_core_s = costs.held_core_time(items).as_secs_f64();
+        Self {
+            items,
+            wall_s,
+            one_core_s,
+            speedup: one_core_s / wall_s,
+            efficiency: share(costs.efficiency_permille(items)),
+            held_core_s,
+            idle_core_s: (held_core_s - one_core_s).max(0.0),
+            workers_for_90_percent: costs.workers_for(items, GOOD),
+        }
+    }
+}
+
+fn share(permille: u32) -> f64 {
+    f64::from(permille) / 1000.0
+}
+
+/// One sentence with a number and a remedy.
+fn sentence(costs: &FarmCosts, items: Option<u64>) -> String {
+    let workers = count_with_noun(costs.workers, "worker", "workers");
+    let enough = costs.items_for(GOOD);
+    let Some(items) = items else {
+        return match enough {
+            Some(enough) => format!(
+                "Give a farm of {workers} at least {} in one job: then 90 % of its core time is used.",
+                count_with_noun(enough, "item", "items")
+            ),
+            None => format!(
+                "No number of items uses 90 % of the core time of {workers}: make the serial part shorter."
+            ),
+        };
+    };
+    let used = costs.efficiency_permille(items) / 10;
+    if used >= GOOD / 10 {
+        return format!("{used} % of the core time of {workers} is used.");
+    }
+    let fewer = costs.workers_for(items, GOOD);
+    let fewer = match fewer {
+        1 => "a program without a farm".to_owned(),
+        fewer => format!("{fewer} workers"),
+    };
+    match enough {
+        Some(enough) if enough > items => {
+            format!(
+                "Only {used} % of the core time of {workers} is used: take {enough} items in one job, or {fewer}."
+            )
+        }
+        // The last round has too few items.
+        _ => format!(
+            "Only {used} % of the core time of {workers} is used: take a multiple of {} items, or {fewer}.",
+            costs.workers
+        ),
+    }
+}
+
+/// The advice as text.
+#[must_use]
+pub fn advice_text(advice: &Advice, term: Terminal) -> String {
+    let heading = format!(
+        "serial part {}, item {}, {}",
+        time(advice.serial_s),
+        time(advice.item_s),
+        count_with_noun(advice.workers, "worker", "workers")
+    );
+    let mut text = style::apply_style(&heading, style::HEADING, term) + "\n\n";
+    if let Some(job) = &advice.job {
+        let mut line = |name: &str, value: &str| {
+            let _ = writeln!(text, "{name:<24}{value:>14}");
+        };
+        line("items", &job.items.to_string());
+        line("the farm takes", &time(job.wall_s));
+        line("one core takes", &time(job.one_core_s));
+        line("speedup", &format!("{:.1}", job.speedup));
+        line("core time used", &format!("{:.1} %", job.efficiency * 100.0));
+        line("core time idle", &time(job.idle_core_s));
+        text.push('\n');
+    }
+    let _ = writeln!(text, "{:>14}{:>20}{:>14}", "core time used", "items needed", "that take");
+    for needed in &advice.needed {
+        let items = needed.items.map_or_else(|| "-".to_owned(), |items| items.to_string());
+        let wall = needed.wall_s.map_or_else(|| "-".to_owned(), time);
+        let _ = writeln!(text, "{:>12.0} %{items:>20}{wall:>14}", needed.efficiency * 100.0);
+    }
+    text + "\n" + &advice.advice + "\n"
+}
+
+/// A time with the unit in which it is easy to read.
+fn time(seconds: f64) -> String {
+    const LONG_UNITS: [(f64, &str); 3] = [(86_400.0, "d"), (3600.0, "h"), (60.0, "min")];
+    match LONG_UNITS.into_iter().find(|(size, _)| seconds >= 2.0 * size) {
+        Some((size, unit)) => format!("{} {unit}", rounded(seconds / size, 1)),
+        None if seconds > 0.0 && seconds < 1.0 => format!("{} ms", rounded(seconds * 1000.0, 3)),
+        None => format!("{} s", rounded(seconds, 1)),
+    }
+}
+
+/// A number with at most so many digits after the point, without zeros at its end.
+fn rounded(value: f64, digits: usize) -> String {
+    let text = format!("{value:.digits$}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const PLAIN: Terminal = Terminal { width: 80, has_colours: false };
+
+    fn advice(items: Option<u64>) -> Advice {
+        let (serial, item) = (Duration::from_secs(300), Duration::from_secs(2));
+        Advice::new(&FarmCosts { serial, item, workers: 8 }, items)
+    }
+
+    #[test]
+    fn without_items_the_table_says_how_many_are_needed() {
+        let text = advice_text(&advice(None), PLAIN);
+        assert_eq!(
+            text,
+            "serial part 5 min, item 2 s, 8 workers\n\n\
+             core time used        items needed     that take\n\
+             \u{20}         50 %                 904       8.8 min\n\
+             \u{20}         75 %                3000      17.5 min\n\
+             \u{20}         90 %                9304      43.8 min\n\
+             \u{20}         95 %               19800      87.5 min\n\
+             \u{20}         99 %              103800         7.3 h\n\n\
+             Give a farm of 8 workers at least 9304 items in one job: then 90 % of its core time is used.\n"
+        );
+    }
+
+    #[test]
+    fn with_items_the_sentence_names_a_number_of_items_or_of_workers() {
+        let few = advice(Some(1000));
+        assert_eq!(
+            few.advice,
+            "Only 52 % of the core time of 8 workers is used: take 9304 items in one job, or a program without a farm."
+        );
+        let job = few.job.unwrap();
+        assert_eq!((job.wall_s, job.one_core_s, job.held_core_s), (550.0, 2300.0, 4400.0));
+        assert!(advice(Some(4000)).advice.ends_with("or 4 workers."), "{}", advice(Some(4000)).advice);
+        assert_eq!(advice(Some(9304)).advice, "90 % of the core time of 8 workers is used.");
+        let text = advice_text(&advice(Some(1000)), PLAIN);
+        assert!(text.contains("\nthe farm takes                 9.2 min\none core takes"), "{text}");
+    }
+
+    #[test]
+    fn items_that_leave_workers_idle_in_the_last_round_are_advised_to_be_a_multiple() {
+        let costs = FarmCosts { serial: Duration::ZERO, item: Duration::from_secs(1), workers: 8 };
+        assert_eq!(
+            Advice::new(&costs, Some(9)).advice,
+            "Only 56 % of the core time of 8 workers is used: take a multiple of 8 items, or 5 workers."
+        );
+    }
+
+    #[test]
+    fn json_has_the_names_that_scripts_rely_on() {
+        let json = serde_json::to_value(advice(Some(1000))).unwrap();
+        for name in ["serial_s", "item_s", "workers", "job", "needed", "advice"] {
+            assert!(json.get(name).is_some(), "{name}");
+        }
+        for name in ["items", "wall_s", "speedup", "efficiency", "held_core_s", "idle_core_s"] {
+            assert!(json["job"].get(name).is_some(), "{name}");
+        }
+        assert_eq!(json["needed"][2]["items"], 9304);
+        assert!(serde_json::to_value(advice(None)).unwrap()["job"].is_null());
+    }
+}
