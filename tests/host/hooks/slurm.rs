@@ -250,7 +250,7 @@ fn an_epilog_prints_one_line_about_a_job_that_ran() {
     let mut shell = Shell::start();
     let request = serde_json::json!({ "job": "slurm:4", "cores": 1, "pids": [shell.pid()] });
     let _: serde_json::Value = node.daemon.call("Assign", &request).unwrap();
-    assert_eq!(shell.run("i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; echo done"), "done");
+    assert_eq!(shell.run("i=0; while [ $i -lt 500000 ]; do i=$((i+1)); done; echo done"), "done");
     // A process is left, as after an epilog that comes before the end of a background process.
     let output = node.hook("epilog", EPILOG).output();
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");

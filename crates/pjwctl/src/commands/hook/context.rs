@@ -16,6 +16,9 @@ use crate::{output, render};
 /// The maximum length of a file that a hook reads, in bytes.
 pub(super) const MAX_FILE_BYTES: u64 = 1 << 20;
 
+/// A job with less CPU time gets no line.
+const LEAST_REPORTED: Thousandths = Thousandths(50);
+
 /// The variables that a hook sets for the job: names and values.
 pub(super) type Variables = Vec<(String, String)>;
 
@@ -55,8 +58,8 @@ impl Context {
     pub(super) fn release(&self, announcement: &JobAnnouncement) -> anyhow::Result<Variables> {
         self.client.release(announcement)?;
         let report = self.client.report(announcement, Timestamp::now());
-        // There is nothing to say about a job that did not run here.
-        if let Some(report) = report.filter(|report| report.cpu_s > Thousandths(0)) {
+        // There is nothing to say about a job that hardly ran here.
+        if let Some(report) = report.filter(|report| report.cpu_s >= LEAST_REPORTED) {
             // The job is released already. The line is for its output, and nothing depends on it.
             let _ = output::print(&render::report::report_line(&report));
         }
