@@ -172,7 +172,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let (outbox, inbox) = message_channel().context("can't make an eventfd")?;
 
     let (meter, metrics_receiver) = MetricsRecorder::new(config.settings());
-    let size_variables = config.settings().size_variables.clone();
+    publisher.set_size_variables(&config.settings().size_variables);
     let settings = ReloadContext {
         config,
         config_path: options.config.clone(),
@@ -182,7 +182,6 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     };
     let job_files = JobFiles::new(&state_dir);
     publisher.set_job_files(job_files.root_path());
-    publisher.set_size_variables(&size_variables);
     let event_loop = EventLoop::new(warden, inbox, publisher, settings, job_files, reports);
     let (loop_handle, started, ended) = spawn_loop(event_loop)?;
     let (control, record_events) = ControlService::new(outbox.clone(), published, control_settings);

@@ -171,20 +171,14 @@ impl OwnerSamples {
         !reported.is_empty()
     }
 
-    /// Lets the monitor report the lent PUs again on which the owner was idle and does not run any more. It does not report
-    /// the others: they are sampled anyway, and each report would cost the owner CPU time. Returns whether the owner still
-    /// runs on a PU on which it was idle.
+    /// Lets the monitor report the lent PUs of idle owners again on which no thread of the owner runs. It does not report
+    /// the others: they are sampled anyway, and each report would cost the owner CPU time. Returns whether a thread of an
+    /// idle owner still runs on a PU that was reported.
     fn rearm_idle_pus(&mut self, state: &WardenState) -> bool {
         let Monitor::Loaded(monitor) = &mut self.monitor else { return false };
-        let owners = self.owners.iter().filter_map(|(id, owner)| Some((&state.grant_of(id)?.cpus, owner)));
-        let mut idle = CpuSet::new();
-        for (grant, owner) in owners {
-            let is_idle = |pu: Pu| {
-                let core = state.topology.core_cpus(pu).intersection(grant);
-                core.first().is_some_and(|first| owner.core_use.is_lent_core_idle(first))
-            };
-            idle.extend(grant.intersection(&self.reported).iter().filter(|pu| is_idle(*pu)));
-        }
+        let idle = self.owners.iter().filter(|(_, owner)| owner.core_use.is_idle());
+        let idle = idle.filter_map(|(id, _)| Some(state.grant_of(id)?.cpus.intersection(&self.reported)));
+        let idle = idle.fold(CpuSet::new(), |all, cpus| all.union(&cpus));
         let runs = |pu: &Pu| self.run_times.get(pu).is_some_and(|seen| seen.is_running);
         let (running, stopped): (Vec<Pu>, Vec<Pu>) = idle.iter().partition(runs);
         let stopped: CpuSet = stopped.into_iter().collect();

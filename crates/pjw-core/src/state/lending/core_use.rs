@@ -13,7 +13,7 @@ const AVERAGING_TIME: Duration = Duration::from_millis(100);
 /// A shorter sample can't tell a demand that lasts from one that does not.
 const LONG_SAMPLE: Duration = Duration::from_millis(10);
 /// An owner that used nearly nothing for this time is idle, also if it was busy shortly before.
-const QUIET_TIME: Duration = Duration::from_millis(20);
+const QUIET_TIME: Duration = Duration::from_millis(50);
 /// For this time after an idle owner has begun to work, short samples count: several of its threads may wake up one after
 /// the other.
 const WAKE_UP_TIME: Duration = Duration::from_millis(20);
@@ -100,18 +100,11 @@ impl Span {
 }
 
 impl CoreUse {
-    /// Returns whether the owner (the job whose use is measured) is idle: it used less than a tenth of one
-    /// core, as a moving average over about 100 ms. True before the first sample.
+    /// Returns whether the owner of the cores (a job) is idle: it used less than a tenth of one core on average, or
+    /// in each sample of the last 50 ms.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.total < IDLE
-    }
-
-    /// Returns whether the owner used less than a tenth of the lent core with the first PU `core` on average, so
-    /// that a wake-up there must be reported.
-    #[must_use]
-    pub fn is_lent_core_idle(&self, core: Pu) -> bool {
-        self.lent.get(&core).is_none_or(|average| *average < IDLE)
+        self.busy_for.is_zero()
     }
 
     /// Adds a sample of the CPU time of the owner (a job whose idle cores may be lent) to the average.
@@ -125,7 +118,7 @@ impl CoreUse {
     /// These shares of the time are moving averages. This sample alone also suffices in these cases:
     ///
     /// - The owner was idle before, and the sample of at least 10 ms shows this share.
-    /// - The owner was idle on the lent core before, and has run there for 1.3 ms.
+    /// - The owner was idle before, and has run on the lent core for 1.3 ms.
     /// - The owner ran for at least 99 % of a sample of 10 ms or more.
     pub fn add(&mut self, sample: &UseSample<'_>) -> (u32, CpuSet) {
         let in_use = if sample.has_smt { IN_USE_WITH_SEVERAL_PUS } else { IN_USE_WITH_ONE_PU };
@@ -148,7 +141,7 @@ impl CoreUse {
             let Some(first) = core.first() else { continue };
             let before = self.lent.get(&first).copied().unwrap_or(0);
             let (core_average, now) = average(before, *cpu_time);
-            let is_in_use_now = match (before < IDLE, is_long) {
+            let is_in_use_now = match (wakes_up, is_long) {
                 (true, true) => now >= in_use,
                 (true, false) => *cpu_time >= SETTLED,
                 (false, true) => now >= SATURATED,
@@ -170,7 +163,7 @@ impl CoreUse {
         };
         (self.total, self.lent) = (total, lent);
         self.quiet_for = if total_now < IDLE { self.quiet_for + sample.period } else { Duration::ZERO };
-        let is_idle = self.is_idle() || self.quiet_for >= QUIET_TIME;
+        let is_idle = self.total < IDLE || self.quiet_for >= QUIET_TIME;
         self.busy_for = if is_idle { Duration::ZERO } else { self.busy_for + sample.period };
         (count + cores_in_use(elsewhere, in_use).max(others_now), runs_on)
     }
@@ -291,13 +284,6 @@ mod tests {
     }
 
     #[test]
-    fn a_wake_up_on_an_idle_lent_core_counts_although_the_owner_is_busy_elsewhere() {
-        let mut core_use = CoreUse::default();
-        steady(&mut core_use, 150, &[("0", 0)], false);
-        assert_eq!(sample(&mut core_use, 2 * MS, 250, &[("0", 100)], false).1, set("0"));
-    }
-
-    #[test]
     fn the_fluctuations_of_an_owner_that_is_not_idle_do_not_count() {
         let mut core_use = CoreUse::default();
         steady(&mut core_use, 140, &[("0", 70), ("1", 70)], false);
@@ -327,11 +313,11 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_owner_that_was_quiet_for_20_ms_is_heard_as_an_idle_one() {
+    fn a_busy_owner_that_was_quiet_for_50_ms_is_heard_as_an_idle_one() {
         let mut core_use = CoreUse::default();
         steady(&mut core_use, 60, &[], false);
-        assert_eq!(short(&mut core_use, &[0; 5])[4], 0);
-        assert_eq!(short(&mut core_use.clone(), &[2000, 2000]), [0, 0], "quiet for 10 ms");
+        short(&mut core_use, &[0; 20]);
+        assert_eq!(short(&mut core_use.clone(), &[2000, 2000]), [0, 0], "quiet for 40 ms");
         short(&mut core_use, &[0; 5]);
         assert_eq!(short(&mut core_use, &[2000]), [1]);
     }
