@@ -9,7 +9,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 use pjw_benches::load::farm_process::{
@@ -18,10 +18,11 @@ use pjw_benches::load::farm_process::{
 };
 use pjw_benches::measure::chart::Chart;
 use pjw_benches::measure::other_programs::measure_cpu_use;
-use pjw_benches::measure::results::{Figure, median, print_line, publish};
+use pjw_benches::measure::results::{Figure, median, print_line};
 use pjw_benches::peers::item_pools::ItemPool;
 use pjw_benches::programs::interrupt::Interrupt;
 use pjw_benches::setup::effort::Effort;
+use pjw_benches::setup::parts::run_parts;
 use pjw_benches::setup::scale::Scale;
 use pjw_spawn::farm::advise::FarmCosts;
 
@@ -37,25 +38,8 @@ const SPLIT: &str = "even split, known before";
 fn main() -> anyhow::Result<()> {
     run_as_farm_process()?;
     let bench = Bench::prepare()?;
-    let sections: [(&str, Section); 3] = [("memory", memory), ("serial", serial), ("items", items)];
-    let only = std::env::args().skip_while(|argument| argument != "--only").nth(1);
-    let names = sections.map(|(name, _)| name);
-    ensure!(
-        only.as_ref().is_none_or(|only| names.contains(&only.as_str())),
-        "--only: there is no such part: choose from {}",
-        names.join(", ")
-    );
-    let mut figures = Vec::new();
-    for (name, section) in sections {
-        if only.as_ref().is_none_or(|only| only == name) {
-            figures.extend(section(&bench)?);
-        }
-    }
-    publish("farm", &figures)
+    run_parts("farm", &bench, &[("memory", memory), ("serial", serial), ("items", items)])
 }
-
-/// One part of the bench.
-type Section = fn(&Bench) -> anyhow::Result<Vec<Figure>>;
 
 struct Bench {
     effort: Effort,

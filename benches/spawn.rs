@@ -6,16 +6,17 @@
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use pjw_benches::load::compiled::{compile_image, compile_small, compile_with_libraries};
 use pjw_benches::measure::chart::Chart;
 use pjw_benches::measure::other_programs::measure_cpu_use;
-use pjw_benches::measure::results::{Figure, print_line, publish};
+use pjw_benches::measure::results::{Figure, print_line};
 use pjw_benches::measure::start_cost::StartCost;
 use pjw_benches::peers::spawn_schemes::{Parent, SpawnSchemes};
 use pjw_benches::programs::interrupt::Interrupt;
 use pjw_benches::programs::spawned_group::SpawnedGroup;
 use pjw_benches::setup::effort::Effort;
+use pjw_benches::setup::parts::run_parts;
 use pjw_benches::setup::scale::Scale;
 use pjw_core::cpuset::CpuSet;
 use tempfile::TempDir;
@@ -55,22 +56,11 @@ const LONG_PATH: &str = "/home/user/opt/open64/x86_open64-4.2.5/lib:/home/user/o
 
 fn main() -> anyhow::Result<()> {
     let bench = Bench::prepare()?;
-    let sections: [(&str, Section); 5] =
-        [("schemes", schemes), ("late", late), ("libraries", libraries), ("pages", pages), ("pus", pus)];
-    let only = std::env::args().skip_while(|argument| argument != "--only").nth(1);
-    let names = sections.map(|(name, _)| name);
-    ensure!(
-        only.as_ref().is_none_or(|only| names.contains(&only.as_str())),
-        "--only: there is no such part: choose from {}",
-        names.join(", ")
-    );
-    let mut figures = Vec::new();
-    for (name, section) in sections {
-        if only.as_ref().is_none_or(|only| only == name) {
-            figures.extend(section(&bench)?);
-        }
-    }
-    publish("spawn", &figures)
+    run_parts(
+        "spawn",
+        &bench,
+        &[("schemes", schemes), ("late", late), ("libraries", libraries), ("pages", pages), ("pus", pus)],
+    )
 }
 
 struct Bench {
@@ -81,9 +71,6 @@ struct Bench {
     peers: SpawnSchemes,
     small: PathBuf,
 }
-
-/// One part of the bench.
-type Section = fn(&Bench) -> anyhow::Result<Vec<Figure>>;
 
 /// One value of a cost.
 type Value = fn(&StartCost) -> f64;
