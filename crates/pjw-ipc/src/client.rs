@@ -259,13 +259,17 @@ impl Client {
             if searched > MAX_REPLY {
                 return Err(ClientError::Malformed("it does not end".to_owned()));
             }
-            self.limit_wait()?;
+            // A process that was stopped or frozen reads what arrived meanwhile, however late it is.
+            let late = self.limit_wait().err();
+            if late.is_some() {
+                let _ = self.stream.set_read_timeout(Some(Duration::from_millis(1)));
+            }
             let mut chunk = [0; 64 * 1024];
             match self.stream.read(&mut chunk) {
                 Ok(0) => return Err(ClientError::Io(io::ErrorKind::UnexpectedEof.into())),
                 Ok(read) => self.buffer.extend_from_slice(&chunk[..read]),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(self.broke(error)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted && late.is_none() => {}
+                Err(error) => return Err(late.unwrap_or_else(|| self.broke(error))),
             }
         };
         let message: Vec<u8> = self.buffer.drain(..=end).collect();

@@ -40,7 +40,8 @@ pub struct Report {
     pub memory_peak: Option<u64>,
     /// The share of the job's memory that its processes shared, in permille. `None` if it was not measured.
     pub shared_permille: Option<u32>,
-    /// The verdict: `serial`, `oversubscribed`, `bound`, `waiting` or `fine`. `None` for a job that was too short to judge.
+    /// The verdict: `serial`, `oversubscribed`, `bound`, `waiting` or `fine`. `None` for a job that was too
+    /// short to judge, that held no cores, or that was a provision.
     pub verdict: Option<String>,
     /// What was wrong with the job and what to do, in one sentence each. Empty if nothing was.
     pub advice: Vec<String>,

@@ -97,8 +97,12 @@ impl Draft<'_> {
     pub(crate) fn put_job(&mut self, job: Job) {
         if self.state.jobs.get(&job.id) != Some(&job) {
             self.state.dirty.add_job(&job.id);
-            if !self.state.jobs.contains_key(&job.id) {
+            let known = self.state.jobs.get(&job.id);
+            let begins = known.is_none_or(|known| known.was_released && !job.was_released);
+            if known.is_none() {
                 self.recheck_for_job(&job);
+            }
+            if begins {
                 self.state.usage.begin(&job.id, self.now.since_boot);
             }
             self.out.records.push(Record::Job(job.clone()));

@@ -3,15 +3,15 @@
 //! The *original* mask of a thread is the one that a release puts back: see [`crate::state::masks`]. Its *target* is what
 //! the original becomes inside the grant of its job. A thread outside of the grant is restricted to the grant again; a tighter
 //! mask that the program chose inside the grant is its own target. Except where too many running threads are bound to some
-//! PUs while others idle ([`crate::phases::overload`]): then the target of some of them is the whole grant. Running threads
-//! whose target is the whole grant are pinned to one PU.
+//! PUs while others idle ([`crate::phases::overload`]), or if the policy lifts every binding: then the target is the whole grant.
+//! A lift that does not help is taken back. Running threads whose target is the whole grant are pinned to one PU.
 
 use crate::basics::{CpuSet, ProcessId, Pu, ThreadId, prelude::*};
 use crate::machine::Topology;
 use crate::phases::overload::overloaded_threads;
 use crate::phases::pinning::{HotThread, choose_pins};
 use crate::phases::{attempts::ReportedAttempts, draft::Draft};
-use crate::state::masks::lifted::LiftReason;
+use crate::state::masks::lifted::{LiftReason, LiftedBinding};
 use crate::state::{MaskEntry, Member, MemberThread, WardenState};
 use crate::terms::{
     BindingPolicy, Event, EventKind, Job, JobId, MaskAction, MaskActionKind, OversubscriptionPolicy, Policy,
@@ -39,6 +39,8 @@ struct ThreadPlan<'a> {
     was_unbound: bool,
     /// Whether a binding that was lifted is put in force again, because the lift did not help.
     is_rebound: bool,
+    /// Whether the binding was lifted before, and is in force again because that did not help.
+    was_tried: bool,
     /// Whether this cycle lifts that binding, and why.
     lifted: Option<LiftReason>,
     /// Whether the thread is in the cpuset of its job.
@@ -164,8 +166,13 @@ fn thread_plans<'a>(
         for (id, thread) in member.living_threads_in(busy) {
             let Some(entry) = &thread.mask_entry else { continue };
             let own = state.own_mask(grant, member, entry);
-            let is_respected = draft.policy.bindings == BindingPolicy::Respect;
-            let lifted = entry.lifted_binding(&own).filter(|_| !is_respected);
+            let is_lifted_by_policy = |lifted: &&LiftedBinding| match draft.policy.bindings {
+                BindingPolicy::Respect => false,
+                BindingPolicy::Repair => lifted.reason == LiftReason::Overload,
+                BindingPolicy::Override => true,
+            };
+            let lifted = entry.lifted_binding(&own).filter(is_lifted_by_policy);
+            let was_tried = lifted.is_some_and(|lifted| lifted.is_restored);
             let was_unbound = lifted.is_some_and(|lifted| !lifted.is_restored);
             let now = draft.now.since_boot;
             let is_rebound = lifted.is_some_and(|lifted| lifted.has_not_helped(&thread.demand, now));
@@ -176,6 +183,7 @@ fn thread_plans<'a>(
                 own,
                 was_unbound,
                 is_rebound,
+                was_tried,
                 lifted: None,
                 in_cpuset,
                 follows_cpuset,
@@ -193,8 +201,7 @@ fn find_overloaded(topology: &Topology, plans: &mut [ThreadPlan<'_>], grant: &Cp
     for plan in plans {
         let is_inside = plan.thread.effective_mask.is_subset(grant);
         // A lift that did not help is not tried again.
-        let was_tried =
-            plan.is_rebound || (plan.entry.lifted_binding(&plan.own).is_some() && !plan.was_unbound);
+        let was_tried = plan.is_rebound || plan.was_tried;
         let is_lifted = is_inside && !was_tried && overloaded.contains(&plan.id);
         plan.lifted = is_lifted.then_some(LiftReason::Overload);
     }

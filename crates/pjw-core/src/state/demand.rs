@@ -14,7 +14,6 @@ pub struct Demand {
     pub permille: u32,
     /// The smoothed share of time in which the thread was runnable and waited on a run queue, in permille of
     /// the elapsed time. The field [`Demand::permille`] is the sum of the running time and this waiting time.
-    /// Used only for display.
     pub waiting_permille: u32,
     /// Whether the thread is hot (busy): it runs or waits for a PU most of the time. A thread becomes hot
     /// at the demand `hot_threshold_permille` of the policy, and is no longer hot at the lower demand

@@ -97,6 +97,10 @@ impl WardenState {
         let in_turn = self.job_cgroup_paths().into_iter().skip(turn).step_by(turns);
         let mut request = self.scan_request(false);
         request.cgroups.extend(in_turn);
+        // The memory of an active job may have a new peak.
+        let active = self.members.active_pids().filter_map(|pid| Some(&self.members.get(&pid)?.job));
+        let active: BTreeSet<&JobId> = active.collect();
+        request.cgroups.extend(active.into_iter().flat_map(|job| self.cgroups_of(job)));
         ScanRequest {
             idle_watch: Arc::new(IdleWatch { groups, unassigned_pids: unassigned, check_all_masks: true }),
             ..request

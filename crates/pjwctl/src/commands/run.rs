@@ -21,7 +21,7 @@ use nix::errno::Errno;
 use pjw_core::size_variables::{CpuSize, size_environment};
 use pjw_core::{cpuset::CpuSet, ids::Tid, text::cpus_text};
 use pjw_ipc::call::{Assign, JobParameter};
-use pjw_ipc::client::Client;
+use pjw_ipc::client::{Client, ClientError};
 use pjw_ipc::wire::{Core, Job};
 use pjw_linux::sys::affinity;
 
@@ -31,6 +31,8 @@ use crate::output;
 
 /// The time between two checks whether a besteffort job has a core.
 const TIME_BETWEEN_CHECKS: Duration = Duration::from_millis(20);
+/// The number of times that the cores of a new besteffort job may be exchanged before its command starts.
+const MOST_EXCHANGES: u32 = 5;
 /// The exit codes of shells for a command that does not exist, and for one that cannot be executed.
 pub(super) const NOT_FOUND: u8 = 127;
 pub(super) const NOT_EXECUTABLE: u8 = 126;
@@ -61,7 +63,7 @@ pub(super) fn run(warden: &Warden, request: &RunArgs) -> anyhow::Result<ExitCode
         ..Assign::default()
     };
     let job: Job = call_for(&mut client, "Assign", &request, "job")?;
-    let cpus = match wait_for_borrowed_cores(&mut client, job.clone()).and_then(|job| granted(&job)) {
+    let cpus = match wait_for_granted(warden, &mut client, job.clone()) {
         Ok(cpus) => cpus,
         Err(error) => {
             release(&mut client, &job.id);
@@ -108,21 +110,36 @@ fn is_there(program: &OsStr) -> bool {
     !program.is_empty() && std::env::split_paths(&path).any(|dir| dir.join(program).exists())
 }
 
-/// Returns the job at once if it has CPUs, or if it is not of the class besteffort. A besteffort job without CPUs is
-/// frozen, with this process. Waits then until the job has borrowed a core.
-pub(super) fn wait_for_borrowed_cores(client: &mut Client, mut job: Job) -> anyhow::Result<Job> {
-    while job.cpus.is_empty() && job.class == "besteffort" {
-        // This process is frozen most of this time.
+/// Returns the CPUs that the job was granted. A besteffort job that can borrow no core is frozen, with this process: the call
+/// then returns when the job has a core. pjwd closes a connection that was quiet for ten minutes, so the call may replace
+/// `client`.
+pub(super) fn wait_for_granted(warden: &Warden, client: &mut Client, mut job: Job) -> anyhow::Result<CpuSet> {
+    // The cores of a borrower may be exchanged between the reply and the check.
+    let mut exchanges = 0;
+    loop {
+        let is_frozen = job.cpus.is_empty() && job.class == "besteffort" && job.enforcement != "none";
+        if !is_frozen {
+            let cpus = granted(&job);
+            exchanges += 1;
+            if cpus.is_ok() || job.class != "besteffort" || exchanges > MOST_EXCHANGES {
+                return cpus;
+            }
+        }
         std::thread::sleep(TIME_BETWEEN_CHECKS);
-        let status = read_status(client)?;
+        let status = match read_status(client) {
+            Err(ClientError::Io(_) | ClientError::Timeout(_)) => {
+                *client = warden.connect()?;
+                read_status(client)?
+            }
+            other => other?,
+        };
         let known = status.jobs.into_iter().find(|known| known.id == job.id);
         job = known.ok_or_else(|| anyhow!("{} was released before it had a core", job.id))?;
     }
-    Ok(job)
 }
 
 /// The CPUs that the job was granted, after a check that this process runs on them only.
-pub(super) fn granted(job: &Job) -> anyhow::Result<CpuSet> {
+fn granted(job: &Job) -> anyhow::Result<CpuSet> {
     let cpus: CpuSet = job
         .cpus
         .parse()

@@ -39,15 +39,24 @@ impl OwnAffinity {
             },
         };
         let mask = mask_without(original, lent);
+        let mut is_refused = false;
         for tid in own_threads() {
             // A thread that has ended needs no mask.
             if let Err(error) = affinity::set_mask(tid, &mask)
                 && error != Errno::ESRCH
             {
+                is_refused = true;
                 debug!(%error, cpus = %mask, "the own threads can't stay off lent CPUs");
             }
         }
+        if is_refused {
+            return;
+        }
         self.avoided.clone_from(lent);
+        if lent.is_empty() {
+            // It is read again at the next lending: an administrator may change it meanwhile.
+            self.original = None;
+        }
     }
 }
 

@@ -26,9 +26,11 @@ const INTERVAL_WHILE_LENT: Duration = Duration::from_millis(10);
 /// The same without the monitor. The CPU time of a running thread may be behind by a tick of the kernel, so that a demand
 /// shows after up to 6 ms.
 const INTERVAL_WITHOUT_MONITOR: Duration = Duration::from_millis(2);
-/// The least time between two samples for each sampled process: a sample takes some 0.4 µs for each, so that the samples of
-/// very many processes take 2 % of a PU.
-const INTERVAL_PER_PROCESS: Duration = Duration::from_micros(20);
+/// The least time between two samples for each thread of the sampled processes: the kernel sums the threads of a process. So
+/// the samples of very many threads take some percent of a PU.
+const INTERVAL_PER_THREAD: Duration = Duration::from_micros(10);
+/// The longest time between two samples while a core is lent, whatever the number of threads is.
+const MAX_INTERVAL_WHILE_LENT: Duration = Duration::from_millis(100);
 /// The time between two samples while no core is lent.
 const INTERVAL_BEFORE_LENDING: Duration = Duration::from_millis(100);
 /// The time between the report of an owner's thread on a lent PU and the sample that shows whether it still runs.
@@ -43,8 +45,8 @@ const MIN_PERIOD: Duration = Duration::from_micros(500);
 pub struct OwnerSamples {
     /// The measured jobs.
     owners: BTreeMap<JobId, Owner>,
-    /// The number of processes in the last sample.
-    process_count: u32,
+    /// The number of threads of the processes in the last sample.
+    thread_count: u32,
     /// The time of the last sample.
     sampled_at: Option<Instant>,
     /// The time of the next sample. `None` while no job can borrow cores.
@@ -117,7 +119,7 @@ impl OwnerSamples {
         self.sample(state, (now, since_boot), cpu_time_of);
         self.is_settling = is_reported || self.rearm_idle_pus(state);
         let interval = match (self.is_settling, state.pool.lent_cpus().is_empty()) {
-            (true, _) => SETTLING_TIME,
+            (true, _) => SETTLING_TIME.max(self.least_interval()),
             (false, false) => self.interval_while_lent(),
             (false, true) => INTERVAL_BEFORE_LENDING,
         };
@@ -131,6 +133,7 @@ impl OwnerSamples {
             let latest = Instant::now() + self.interval_while_lent();
             self.next = self.next.map(|next| next.min(latest));
         }
+        self.reported = self.reported.intersection(lent);
         let Monitor::Loaded(monitor) = &mut self.monitor else { return };
         if monitor.lent() == lent {
             return;
@@ -155,12 +158,16 @@ impl OwnerSamples {
         }
     }
 
+    fn least_interval(&self) -> Duration {
+        (INTERVAL_PER_THREAD * self.thread_count).min(MAX_INTERVAL_WHILE_LENT)
+    }
+
     fn interval_while_lent(&self) -> Duration {
         let least = match self.monitor {
             Monitor::Unavailable => INTERVAL_WITHOUT_MONITOR,
             Monitor::Unloaded | Monitor::Loaded(_) => INTERVAL_WHILE_LENT,
         };
-        least.max(INTERVAL_PER_PROCESS * self.process_count)
+        least.max(self.least_interval())
     }
 
     /// Reads on which lent PUs an owner's thread has begun to run. Returns whether there are any.
@@ -201,6 +208,7 @@ impl OwnerSamples {
     fn run_times_since_last(&mut self) -> BTreeMap<Pu, OwnerRunTime> {
         let Monitor::Loaded(monitor) = &self.monitor else { return BTreeMap::new() };
         if monitor.lent().is_empty() {
+            self.run_times.clear();
             return BTreeMap::new();
         }
         let times = monitor.run_times().into_iter().filter(|seen| monitor.lent().contains(seen.pu));
@@ -230,7 +238,7 @@ impl OwnerSamples {
         let run_times = self.run_times_since_last();
         let ids: Vec<JobId> = state.jobs.guaranteed_jobs().map(|job| job.id.clone()).collect();
         self.owners.retain(|id, _| ids.binary_search(id).is_ok());
-        self.process_count = 0;
+        self.thread_count = 0;
         for id in ids {
             let Some(grant) = state.grant_of(&id) else { continue };
             let core_count = state.topology.overlapping_core_count(&grant.cpus);
@@ -238,8 +246,11 @@ impl OwnerSamples {
             let has_smt = grant.cpus.len() > core_count as usize;
             let is_new = !self.owners.contains_key(&id);
             let owner = self.owners.entry(id.clone()).or_default();
-            let processes = state.members_of(&id).map(|member| member.id);
-            let processes = processes.inspect(|_| self.process_count += 1);
+            let count = |threads: usize| u32::try_from(threads).unwrap_or(u32::MAX);
+            let processes = state.members_of(&id).map(|member| {
+                self.thread_count = self.thread_count.saturating_add(count(member.threads.len()).max(1));
+                member.id
+            });
             let cpu_time = owner.sampler.sample(processes, &cpu_time_of);
             let Some(period) = period.filter(|_| !is_new) else { continue };
             let sample = UseSample { period, cpu_time, lent: &lent, has_smt };

@@ -397,6 +397,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         if let Err(fault) = self.write_records(&records) {
             if before.is_none() {
                 self.drop_applied_claims(snapshot);
+                // These jobs are gone from the state.
+                report.ended_jobs.extend(reports);
             }
             return self.unrecorded(&fault, before, commands, &plan, report);
         }

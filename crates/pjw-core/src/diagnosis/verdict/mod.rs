@@ -87,7 +87,8 @@ pub fn verdict(report: &JobReport) -> Option<Verdict> {
         VerdictKind::Fine => Vec::new(),
         VerdictKind::Serial => serial_advice(report),
         VerdictKind::Oversubscribed => vec![format!(
-            "{} threads want to run on {}: set OMP_NUM_THREADS={}, or the program's own number of threads.",
+            "{} threads want to run on {}: set OMP_NUM_THREADS={} (divided by the number of ranks, if there are several), or \
+             the program's own number of threads.",
             usage.threads_max,
             cores(u64::from(usage.cores_max)),
             usage.cores_max

@@ -94,6 +94,12 @@ fn read_processes(draft: &mut Draft<'_>) -> BTreeSet<JobId> {
         state.usage.end_process(id.pid, snapshot.cpu_times.get(&id.pid));
         jobs_read.insert(job);
     }
+    // These processes have ended since the scan, and their parents have waited for them.
+    let is_missing =
+        |id: ProcessId| !snapshot.cpu_times.is_empty() && !snapshot.cpu_times.contains_key(&id.pid);
+    for (process, _) in living.iter().filter(|(process, _)| is_missing(process.id)) {
+        state.usage.end_process(process.id.pid, None);
+    }
     let mut read = BTreeSet::new();
     for (process, job) in living {
         begin_after_restart(state, &job, draft.now);
@@ -246,8 +252,10 @@ fn hot_threads(state: &WardenState, job: &JobId) -> (u32, bool) {
 /// Writes the usage of a job to the journal, if that is due.
 fn record(draft: &mut Draft<'_>, job: &JobId) {
     let now = draft.now.since_boot;
+    // The records of very many jobs would make the journal grow fast.
+    let interval_ns = RECORD_INTERVAL_NS * (1 + draft.state.jobs.len() as u64 / 100);
     let Some(open) = draft.state.usage.of_job_mut(job) else { return };
-    if now.0.saturating_sub(open.recorded_at.0) < RECORD_INTERVAL_NS {
+    if now.0.saturating_sub(open.recorded_at.0) < interval_ns {
         return;
     }
     open.recorded_at = now;

@@ -37,15 +37,16 @@ pub struct LiftedBinding {
 }
 
 impl LiftedBinding {
-    /// Whether the lift did not help, so that the binding must be put in force again: ten seconds after the lift, the
-    /// busy thread with the demand `demand` still waits for a PU at least three quarters as long as before. False if the
-    /// thread waited for less than a tenth of the time before the lift, or if the policy lifts every binding.
+    /// Whether the lift did not help, so that the binding must be put in force again: between 10 and 20 seconds after
+    /// the lift, the busy thread with the demand `demand` still waits for a PU at least three quarters as long as before.
+    /// A later change has other causes. False if the thread waited for less than a tenth of the time before the lift, or
+    /// if the policy lifts every binding.
     #[must_use]
     pub fn has_not_helped(&self, demand: &Demand, now: Nanos) -> bool {
         let is_judged = self.reason == LiftReason::Overload
             && !self.is_restored
             && self.waiting_permille_before >= LEAST_WAITING_PERMILLE
-            && Duration::from_nanos(now.0.saturating_sub(self.lifted_at.0)) >= TRIAL;
+            && (TRIAL..TRIAL * 2).contains(&Duration::from_nanos(now.0.saturating_sub(self.lifted_at.0)));
         is_judged && demand.is_hot && demand.waiting_permille * 4 >= self.waiting_permille_before * 3
     }
 }
@@ -75,11 +76,12 @@ mod tests {
         assert!(!lift.has_not_helped(&demand(374, true), late), "the thread waits less than before");
         assert!(!lift.has_not_helped(&demand(500, false), late), "the thread is not busy");
         assert!(!lift.has_not_helped(&demand(500, true), Nanos(10 * SECOND)), "the trial is not over");
+        assert!(!lift.has_not_helped(&demand(500, true), Nanos(21 * SECOND)), "it was judged before");
     }
 
     #[test]
     fn a_lift_without_waiting_before_and_a_lift_by_the_policy_are_not_judged() {
-        let late = Nanos(100 * SECOND);
+        let late = Nanos(11 * SECOND);
         assert!(!lifted(99, LiftReason::Overload).has_not_helped(&demand(99, true), late));
         assert!(!lifted(500, LiftReason::Policy).has_not_helped(&demand(500, true), late));
     }
@@ -87,6 +89,6 @@ mod tests {
     #[test]
     fn a_binding_that_is_in_force_again_is_not_judged_again() {
         let restored = LiftedBinding { is_restored: true, ..lifted(500, LiftReason::Overload) };
-        assert!(!restored.has_not_helped(&demand(500, true), Nanos(100 * SECOND)));
+        assert!(!restored.has_not_helped(&demand(500, true), Nanos(11 * SECOND)));
     }
 }

@@ -73,7 +73,7 @@ impl Grant {
             }
         };
         let id = job.id.clone();
-        match run::wait_for_borrowed_cores(&mut client, job).and_then(|job| run::granted(&job)) {
+        match run::wait_for_granted(warden, &mut client, job) {
             Ok(cpus) => {
                 let (directory, size_variables) = surroundings(&mut client, &id);
                 Ok(Self { cpus, job: Some(id), directory, size_variables, client: Some(client) })

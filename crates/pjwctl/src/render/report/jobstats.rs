@@ -3,6 +3,7 @@
 //!
 //! The gzip member holds the JSON uncompressed (RFC 1951, 3.2.4): it is about 150 bytes long, and every reader takes it.
 
+use pjw_core::cpuset::CpuSet;
 use pjw_ipc::report::Report;
 use serde_json::json;
 
@@ -18,7 +19,7 @@ pub fn jobstats_line(report: &Report, host: &str, total_memory: u64) -> String {
         return "JS1:Short\n".to_owned();
     }
     let node = json!({
-        "cpus": report.cores,
+        "cpus": held_pus(report),
         "total_time": report.cpu_s,
         "used_memory": report.memory_peak.unwrap_or(0),
         "total_memory": total_memory,
@@ -26,6 +27,13 @@ pub fn jobstats_line(report: &Report, host: &str, total_memory: u64) -> String {
     let short_name = host.split('.').next().unwrap_or(host);
     let summary = json!({ "gpus": 0, "nodes": { short_name: node }, "total_time": report.wall_s.0 / 1000 });
     format!("JS1:{}\n", base64(&gzip(summary.to_string().as_bytes())))
+}
+
+/// The number of CPUs that the job held last: CPU time counts hardware threads. The number of cores, if it held none at
+/// its end.
+pub(super) fn held_pus(report: &Report) -> u64 {
+    let pus = report.cpus.parse::<CpuSet>().map_or(0, |cpus| cpus.len());
+    u64::try_from(pus).unwrap_or(u64::MAX).max(u64::from(report.cores))
 }
 
 /// A gzip member (RFC 1952) with the bytes in stored blocks.

@@ -26,7 +26,13 @@ pub fn report_text(report: &Report, names: &UserNames, term: Terminal) -> String
     let mut add = |name: &str, value: String| {
         lines.push(text::wrap_text(&value, term.width, &format!("  {name:<12}"), &" ".repeat(14)));
     };
-    add("verdict", report.verdict.as_deref().map_or("none: too short to judge".to_owned(), escaped));
+    add(
+        "verdict",
+        report
+            .verdict
+            .as_deref()
+            .map_or("none: too short, without cores, or a provision".to_owned(), escaped),
+    );
     report.advice.iter().for_each(|advice| add("", escaped(advice)));
     add("started", escaped(&report.started));
     add("ended", escaped(&report.ended));
@@ -107,7 +113,7 @@ pub fn report_line(report: &Report) -> String {
 
 /// ` of 1920 s that its cores could give (19 %)`. Empty for a job that held no cores.
 fn share_of_held(report: &Report) -> String {
-    let held = report.wall_s.0.saturating_mul(u64::from(report.cores));
+    let held = report.wall_s.0.saturating_mul(jobstats::held_pus(report));
     if held == 0 {
         return String::new();
     }

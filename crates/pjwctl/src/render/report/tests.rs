@@ -55,7 +55,7 @@ fn a_report_is_a_page_with_the_verdict_first() {
     };
     let text = report_text(&more, &names(), TERMINAL);
     for line in [
-        "  verdict     none: too short to judge\n",
+        "  verdict     none: too short, without cores, or a provision\n",
         "  serial      20.0 s with one thread alone\n",
         "  leaving     1 attempt to leave its cores, 2 repairs\n",
         "  memory      3 MiB at most\n",
