@@ -79,13 +79,17 @@ typedef struct pjw_farm_options {
     /* Reads the item `number` in the reader process, and appends its bytes. Returns 1, 0 if there is none, or a code
      * of the program below 0, which ends the farm. NULL: no reader. */
     int (*read)(void *data, uint64_t number, pjw_farm_bytes_t *item);
-    /* Writes a result in the writer process. Returns 0, or a code of the program, which ends the farm. NULL: no writer. */
+    /* Writes a result in the writer process. Returns 0, or a code of the program, which ends the farm. The result counts
+     * as written then: what is in a buffer of the program is lost if the writer dies. NULL: no writer. */
     int (*write)(void *data, const pjw_farm_result_t *result);
     /* Are called by each worker before its first and after its last item. After that the worker calls _exit(2). */
     void (*worker_start)(void *data, unsigned int worker);
     void (*worker_end)(void *data, unsigned int worker);
     /* Forks the process: returns 0 in the new process, its id in the calling one, or -1 with errno. NULL: fork(2). */
     pid_t (*fork_process)(void *data);
+    /* Is called by the writer after the last result: writes what write() holds back. Returns 0, or a code of the program,
+     * which makes pjw_farm_next() fail after the last result. After that the writer calls _exit(2). NULL: nothing. */
+    int (*writer_end)(void *data);
 } pjw_farm_options_t;
 
 /* Appends `size` bytes. Returns 0, or -1 with errno. */
@@ -97,7 +101,7 @@ pjw_farm_t *pjw_farm_start(const pjw_farm_options_t *options);
 
 /* Waits for the next result, for at most `timeout_ms` milliseconds, or without a limit if that is below 0. Returns 1 with
  * a result; 0 when all were delivered and all processes have ended; or -1 with errno: EAGAIN if no result came in time,
- * else the farm can't go on and its processes were killed. */
+ * else the farm can't go on and its processes were killed, or a process failed at its end after all were delivered. */
 int pjw_farm_next(pjw_farm_t *farm, pjw_farm_result_t *result, int timeout_ms);
 
 /* Writes how far the farm is. Returns 0, or -1 with errno. */

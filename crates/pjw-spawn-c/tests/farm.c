@@ -152,6 +152,12 @@ static pid_t fork_here(void *data) {
     return fork();
 }
 
+static int end_of_writer(void *data) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/ended", ((struct data *)data)->directory);
+    return open(path, O_CREAT | O_EXCL | O_WRONLY, 0600) >= 0 ? 0 : errno;
+}
+
 static void a_reader_and_a_writer_do_input_and_output(struct data *data) {
     char path[128];
     snprintf(path, sizeof path, "%s/output", data->directory);
@@ -163,6 +169,7 @@ static void a_reader_and_a_writer_do_input_and_output(struct data *data) {
     options.write = write_number;
     options.worker_start = options.worker_end = forks;
     options.fork_process = fork_here;
+    options.writer_end = end_of_writer;
     options.ring_bytes = options.input_bytes = 4096;
     pjw_farm_t *farm = pjw_farm_start(&options);
     CHECK(farm);
@@ -179,6 +186,33 @@ static void a_reader_and_a_writer_do_input_and_output(struct data *data) {
         CHECK(pread(data->output, &number, sizeof number, (off_t)(at * sizeof number)) == sizeof number);
         CHECK(number == at + 1);
     }
+    snprintf(path, sizeof path, "%s/ended", data->directory);
+    CHECK(access(path, F_OK) == 0);
+}
+
+static void a_writer_that_fails_at_its_end_is_told(struct data *data) {
+    pjw_farm_options_t options = options_of(data, square);
+    options.items = 3;
+    options.write = write_number;
+    options.writer_end = end_of_writer; /* the file is there already */
+    pjw_farm_t *farm = pjw_farm_start(&options);
+    CHECK(farm);
+    pjw_farm_result_t result;
+    for (int at = 0; at < 3; at++)
+        CHECK(pjw_farm_next(farm, &result, -1) == 1);
+    CHECK(pjw_farm_next(farm, &result, -1) == -1 && errno == ECHILD);
+    CHECK(strstr(pjw_farm_error(), "the writer ended with exit status"));
+    pjw_farm_end(farm);
+}
+
+static void remove_files(const struct data *data) {
+    static const char *names[] = {"once", "output", "ended"};
+    for (size_t at = 0; at < sizeof names / sizeof *names; at++) {
+        char path[128];
+        snprintf(path, sizeof path, "%s/%s", data->directory, names[at]);
+        unlink(path);
+    }
+    CHECK(rmdir(data->directory) == 0);
 }
 
 static int never(void *data, const pjw_farm_item_t *item, pjw_farm_bytes_t *result) {
@@ -233,6 +267,8 @@ int main(void) {
     results_come_in_order(&data);
     each_outcome_is_told(&data);
     a_reader_and_a_writer_do_input_and_output(&data);
+    a_writer_that_fails_at_its_end_is_told(&data);
     wrong_calls_are_refused(&data);
+    remove_files(&data);
     return 0;
 }

@@ -1,5 +1,6 @@
 """Checks each call of the module pjw_farm. A failed check ends the program with its line."""
 
+import errno
 import os
 import signal
 import tempfile
@@ -42,7 +43,8 @@ def workers_that_are_killed_lose_nothing():
             numbers.append(result.number)
             # Each time another worker than the last.
             others = [pid for pid in farm.workers() if pid != killed]
-            if len(numbers) % 60 == 0 and others:
+            # Not at the end: a worker that is killed in its last step is an error.
+            if len(numbers) % 60 == 0 and len(numbers) < 2900 and others:
                 killed = others[-1]
                 os.kill(killed, signal.SIGKILL)
         assert sorted(numbers) == list(range(3000))
@@ -139,6 +141,86 @@ def wrong_calls_are_refused():
     thread.join()
 
 
+def a_result_that_is_not_bytes_fails():
+    with pjw_farm.Farm(lambda item: [5, "x", bytearray(b"y"), memoryview(b"z")][item.number], 4, workers=1,
+                       in_order=True) as farm:
+        number, text, array, view = farm
+    assert number.outcome == pjw_farm.FAILED and b"TypeError" in number.bytes, number
+    assert text.outcome == pjw_farm.FAILED and b"TypeError" in text.bytes, text
+    assert (array.bytes, view.bytes) == (b"y", b"z")
+
+
+def an_exception_at_the_end_of_a_process_is_an_error_after_the_last_result():
+    def fail(*_arguments):
+        raise ValueError("this text is expected")
+
+    for options, text in [
+        ({"worker_end": fail}, "worker 0 ended with exit status 1"),
+        ({"write": lambda result: None, "writer_end": fail}, "the writer ended with exit status 1"),
+    ]:
+        with pjw_farm.Farm(lambda item: None, 3, workers=1, **options) as farm:
+            assert len([farm.next() for _ in range(3)]) == 3
+            try:
+                farm.next()
+            except pjw_farm.FarmError as error:
+                assert text in str(error), error
+            else:
+                raise AssertionError("the farm reported success")
+
+
+def a_writer_writes_at_its_end_what_it_held_back():
+    with tempfile.TemporaryDirectory() as directory:
+        output = open(os.path.join(directory, "output"), "wb")
+        with pjw_farm.Farm(lambda item: b"%d" % item.number, 9, workers=2, in_order=True,
+                           write=lambda result: output.write(result.bytes), writer_end=output.flush) as farm:
+            assert len(list(farm)) == 9
+        output.close()
+        with open(output.name, "rb") as written:
+            assert written.read() == b"012345678"
+
+
+def an_interrupt_during_the_fork_reaches_the_caller_and_leaves_no_process():
+    forks = []
+
+    def interrupted():
+        # As Ctrl-C: the signal is blocked during the fork, and its handler runs right after it.
+        pid = fork()
+        if pid > 0:
+            forks.append(pid)
+            os.kill(os.getpid(), signal.SIGINT)
+        return pid
+
+    # It is ignored in the background of a shell.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    fork, os.fork = os.fork, interrupted
+    try:
+        pjw_farm.Farm(lambda item: time.sleep(60), 1, workers=1)
+    except KeyboardInterrupt:
+        pass
+    else:
+        raise AssertionError("the interrupt was lost")
+    finally:
+        os.fork = fork
+    try:
+        os.kill(forks[0], 0)
+    except ProcessLookupError:
+        pass
+    else:
+        raise AssertionError("the worker still runs")
+
+
+def a_fork_that_fails_tells_its_error():
+    def failing():
+        raise OSError(errno.ENOMEM, "no memory")
+
+    fork, os.fork = os.fork, failing
+    try:
+        error = refused(pjw_farm.FarmError, "no process can be forked", lambda item: None, 1, workers=1)
+    finally:
+        os.fork = fork
+    assert error.errno == errno.ENOMEM, error
+
+
 def a_reader_that_fails_ends_the_farm():
     def read(number):
         if number == 3:
@@ -166,4 +248,9 @@ if __name__ == "__main__":
     map_computes_values_and_raises_for_what_fails()
     each_worker_calls_the_functions_at_its_start_and_end()
     wrong_calls_are_refused()
+    a_result_that_is_not_bytes_fails()
+    an_exception_at_the_end_of_a_process_is_an_error_after_the_last_result()
+    a_writer_writes_at_its_end_what_it_held_back()
+    an_interrupt_during_the_fork_reaches_the_caller_and_leaves_no_process()
+    a_fork_that_fails_tells_its_error()
     a_reader_that_fails_ends_the_farm()

@@ -26,6 +26,7 @@ import errno
 import gc
 import os
 import pickle
+import signal
 import sys
 import traceback
 
@@ -118,7 +119,9 @@ _Work = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_Item), c
 _Read = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p)
 _Write = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_Result))
 _AtWorker = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint)
-_Fork = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+# The library reads errno after the call.
+_Fork = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, use_errno=True)
+_WriterEnd = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 
 class _Options(ctypes.Structure):
@@ -126,7 +129,8 @@ class _Options(ctypes.Structure):
                 ("items", ctypes.c_uint64), ("chunk", ctypes.c_uint64), ("window", ctypes.c_uint64),
                 ("ring_bytes", ctypes.c_uint64), ("input_bytes", ctypes.c_uint64), ("attempts", ctypes.c_uint),
                 ("cpus", ctypes.c_char_p), ("data", ctypes.c_void_p), ("work", _Work), ("read", _Read),
-                ("write", _Write), ("worker_start", _AtWorker), ("worker_end", _AtWorker), ("fork_process", _Fork)]
+                ("write", _Write), ("worker_start", _AtWorker), ("worker_end", _AtWorker), ("fork_process", _Fork),
+                ("writer_end", _WriterEnd)]
 
 
 _loaded = None
@@ -160,7 +164,8 @@ def _failure():
 
 
 def _append(to, data):
-    data = bytes(data)
+    # Not bytes(data): of a number that would be so many zeros.
+    data = bytes(memoryview(data))
     if _library().pjw_farm_append(to, data, len(data)) != 0:
         raise _failure()
 
@@ -174,13 +179,41 @@ def _flush():
                 pass
 
 
-def _fork(_data):
-    _flush()
-    try:
-        return os.fork()
-    except OSError as error:
-        ctypes.set_errno(error.errno)
-        return -1
+def _fork_function(interrupts):
+    # An exception must not leave the function: ctypes would return any number for the process id. A signal handler may
+    # raise one at any time, so the exception is kept for the caller of the farm.
+    def call(_data):
+        pid = -1
+        try:
+            _flush()
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            try:
+                pid = os.fork()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        except OSError as error:
+            if pid < 0:
+                ctypes.set_errno(error.errno or errno.EAGAIN)
+            else:
+                interrupts.append(error)
+        except BaseException as error:
+            interrupts.append(error)
+            if pid < 0:
+                ctypes.set_errno(errno.EAGAIN)
+        return pid
+    return call
+
+
+def _guarded(function, failure):
+    # For an exception outside of the handlers of the function, such as a second KeyboardInterrupt.
+    def call(*arguments):
+        try:
+            return function(*arguments)
+        except BaseException:
+            if failure is None:
+                os._exit(1)
+            return failure
+    return call
 
 
 class Farm:
@@ -190,13 +223,17 @@ class Farm:
 
     ``read(number)`` runs in the reader, a process of its own, and returns the bytes of the item with this number, or
     None after the last one. ``items`` must be left out then. ``write(result)`` runs in the writer, a process of its own,
-    for each :class:`Result`. The results that the farm yields then have no bytes.
+    for each :class:`Result`. The results that the farm yields then have no bytes. A result counts as written when
+    ``write`` returns: write it in the call, or write the rest in ``writer_end()``, which the writer calls after the last
+    result. What is in a buffer of the program is lost if the writer dies, because a process of a farm ends by
+    ``os._exit``.
 
     ``workers``: their number [the CPUs of this process]. ``in_order``: yield results in the order of their numbers.
     ``one_pu_each``: one CPU for each worker. ``cpus``: a list of CPU lists, as ``["0", "1", "2-3"]``; worker i has entry
     i modulo their number. ``chunk``: how many items a worker takes at once [1]. ``attempts``: deaths at an item after
     which it is given up [3]. ``window``, ``ring_bytes``, ``input_bytes``: as in pjw_farm.h. ``worker_start(index)`` and
-    ``worker_end(index)`` are called in each worker before the first and after the last item.
+    ``worker_end(index)`` are called in each worker before the first and after the last item. If ``worker_end`` or
+    ``writer_end`` raises an exception, the farm raises :class:`FarmError` after the last result.
     ``allow_threads``: fork although this process has several threads; the functions must not wait for their locks.
     ``freeze``: keep the garbage collector from writing to the objects that exist now, so that they stay shared.
 
@@ -205,8 +242,8 @@ class Farm:
 
     def __init__(self, work, items=None, *, workers=None, read=None, write=None, in_order=False, one_pu_each=False,
                  cpus=None, chunk=0, attempts=0, window=0, ring_bytes=0, input_bytes=0, worker_start=None,
-                 worker_end=None, allow_threads=False, freeze=True):
-        self._farm = None
+                 worker_end=None, writer_end=None, allow_threads=False, freeze=True):
+        self._farm, self._interrupts = None, []
         if (items is None) == (read is None):
             raise ValueError("give either the number of items or read")
         numbers = {"items": items or 0, "chunk": chunk, "attempts": attempts, "window": window,
@@ -222,23 +259,26 @@ class Farm:
         options.flags |= _ALLOW_THREADS * bool(allow_threads)
         if cpus is not None:
             options.cpus = ";".join(str(entry) for entry in cpus).encode()
-        options.work = _Work(_work_function(work))
+        options.work = _Work(_guarded(_work_function(work), 1))
         if read is not None:
-            options.read = _Read(_read_function(read))
+            options.read = _Read(_guarded(_read_function(read), -1))
         if write is not None:
-            options.write = _Write(_write_function(write))
+            options.write = _Write(_guarded(_write_function(write), 1))
         if worker_start is not None:
-            options.worker_start = _AtWorker(_start_function(worker_start))
-        options.worker_end = _AtWorker(_end_function(worker_end))
-        options.fork_process = _Fork(_fork)
+            options.worker_start = _AtWorker(_guarded(_start_function(worker_start), None))
+        options.worker_end = _AtWorker(_guarded(_end_function(worker_end), None))
+        options.writer_end = _WriterEnd(_guarded(_writer_end_function(writer_end), 1))
+        options.fork_process = _Fork(_guarded(_fork_function(self._interrupts), -1))
         # The library calls the functions as long as the farm exists.
         self._options = options
         self._frozen = freeze
         if freeze:
             gc.freeze()
         self._farm = _library().pjw_farm_start(ctypes.byref(options))
-        if not self._farm:
-            error = _failure()
+        error = None if self._farm else _failure()
+        if self._interrupts:
+            error = self._interrupts.pop(0)
+        if error is not None:
             self.end()
             raise error
 
@@ -250,6 +290,8 @@ class Farm:
         left = None if timeout is None else max(0, int(timeout * 1000))
         result = _Result()
         while self._farm:
+            if self._interrupts:
+                raise self._interrupts.pop(0)
             wait = _WAIT_MS if left is None else min(left, _WAIT_MS)
             found = _library().pjw_farm_next(self._farm, ctypes.byref(result), wait)
             if found == 1:
@@ -393,5 +435,21 @@ def _end_function(function):
                 function(worker)
         except BaseException:
             traceback.print_exc()
+            _flush()
+            os._exit(1)
         _flush()
+    return call
+
+
+def _writer_end_function(function):
+    def call(_data):
+        try:
+            if function is not None:
+                function()
+            _flush()
+            return 0
+        except BaseException:
+            traceback.print_exc()
+            _flush()
+            return 1
     return call

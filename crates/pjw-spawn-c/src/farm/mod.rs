@@ -29,7 +29,10 @@ impl From<FarmError> for Failure {
             | FarmError::ChildSignalIgnored => Errno::EINVAL,
             FarmError::MultipleThreads(_) => Errno::EBUSY,
             FarmError::SystemCall { errno, .. } | FarmError::Fork(errno) => *errno,
-            FarmError::WorkerDies { .. } | FarmError::IoProcessDies { .. } => Errno::ECHILD,
+            FarmError::WorkerDies { .. }
+            | FarmError::IoProcessDies { .. }
+            | FarmError::EndFailed { .. }
+            | FarmError::IoProcessEndFailed { .. } => Errno::ECHILD,
             FarmError::IoProcessFailed { .. } => Errno::EIO,
             FarmError::ItemTooLarge { .. } => Errno::EMSGSIZE,
             FarmError::Overwritten(_) => Errno::EFAULT,

@@ -106,6 +106,12 @@ fn with_functions(mut farm: Farm<'static>, options: &PjwFarmOptions) -> Farm<'st
             }
         });
     }
+    if let Some(end) = options.writer_end {
+        farm = farm.on_writer_end(move || match end(data) {
+            0 => Ok(()),
+            code => Err(code),
+        });
+    }
     if let Some(fork) = options.fork_process {
         farm = farm.fork_with(move || Errno::result(fork(data)));
     }

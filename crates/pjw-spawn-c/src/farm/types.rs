@@ -79,6 +79,8 @@ pub(crate) type Work = extern "C" fn(*mut c_void, *const PjwFarmItem, *mut PjwFa
 pub(crate) type Read = extern "C" fn(*mut c_void, u64, *mut PjwFarmBytes) -> c_int;
 /// The function of C that writes a result.
 pub(crate) type Write = extern "C" fn(*mut c_void, *const PjwFarmResult) -> c_int;
+/// The function of C that the writer calls at its end.
+pub(crate) type WriterEnd = extern "C" fn(*mut c_void) -> c_int;
 /// A function of C that a worker calls.
 pub(crate) type AtWorker = extern "C" fn(*mut c_void, c_uint);
 /// The function of C that forks the process.
@@ -105,4 +107,5 @@ pub struct PjwFarmOptions {
     pub(crate) worker_start: Option<AtWorker>,
     pub(crate) worker_end: Option<AtWorker>,
     pub(crate) fork_process: Option<Fork>,
+    pub(crate) writer_end: Option<WriterEnd>,
 }

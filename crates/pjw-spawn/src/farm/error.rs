@@ -73,11 +73,7 @@ pub enum FarmError {
         errno: Errno,
     },
     /// A process of the farm can't be forked. The farm tried again for 10 s.
-    #[error(
-        "no process can be forked: {}; a limit on processes or on memory is reached: raise pids.max or memory.max of the \
-         cgroup, or ulimit -u, or take fewer workers",
-        .0.desc()
-    )]
+    #[error("no process can be forked: {}; {}", .0.desc(), remedy_for_fork(*.0))]
     Fork(Errno),
     /// A worker died several times one after the other, and computed no item at these moments.
     #[error("worker {worker} died {deaths} times without an item, at last {}", ended(end))]
@@ -99,6 +95,31 @@ pub enum FarmError {
         /// The number of deaths at this item.
         deaths: u32,
         /// How it ended the last time.
+        end: ExitStatus,
+    },
+    /// A worker failed at its end, after it had computed its last item: in the function for the end of a worker, or at the
+    /// flush of its streams. All results were delivered before this error.
+    #[error(
+        "worker {worker} ended {} after its last item: all results were delivered, but what it does at its end may be \
+         incomplete",
+        ended(end)
+    )]
+    EndFailed {
+        /// The index of the worker, from 0.
+        worker: u32,
+        /// How it ended.
+        end: ExitStatus,
+    },
+    /// The reader or the writer failed at its end, after its last item. All results were delivered before this error.
+    #[error(
+        "the {process} ended {} after its last item: all results were delivered, but what it does at its end may be \
+         incomplete",
+        ended(end)
+    )]
+    IoProcessEndFailed {
+        /// Which process.
+        process: IoProcess,
+        /// How it ended.
         end: ExitStatus,
     },
     /// The function of the reader or of the writer returned an error.
@@ -124,6 +145,22 @@ pub enum FarmError {
     /// The shared memory of a worker has values that the library does not write: the program of the worker wrote there.
     #[error("worker {0} overwrote the shared memory of the farm: look for a write through a wrong pointer")]
     Overwritten(u32),
+}
+
+fn remedy_for_fork(errno: Errno) -> &'static str {
+    match errno {
+        Errno::EMFILE => {
+            "each process of the farm needs a descriptor: raise ulimit -n, or take fewer workers"
+        }
+        Errno::ENFILE => "the system has too many open files: raise ulimit -n and fs.file-max",
+        Errno::EINVAL => {
+            "the function for the fork must return 0 only in the new process, and no negative number"
+        }
+        _ => {
+            "a limit on processes or on memory is reached: raise pids.max or memory.max of the cgroup, or ulimit -u, or \
+             take fewer workers"
+        }
+    }
 }
 
 /// `by signal 9` or `with exit status 1`.

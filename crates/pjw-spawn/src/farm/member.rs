@@ -16,9 +16,9 @@ pub(crate) struct Member {
     pub(crate) child: Option<Child>,
     /// Whether a process is to run in this place.
     pub(crate) is_wanted: bool,
-    /// The deaths one after the other: of a worker those without an item, of the others those at the same item.
+    /// The deaths one after the other: of a worker those without an item, of the others those between two items.
     pub(crate) deaths: u32,
-    /// The item at which the reader or the writer died last.
+    /// How many items the reader or the writer had done when it died last.
     pub(crate) died_at: u64,
 }
 

@@ -274,3 +274,16 @@ impl Bytes {
         unsafe { std::slice::from_raw_parts(self.start.add(offset).as_ptr(), length) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_shared_memory_than_the_machine_can_address_is_refused() {
+        let sizes = Sizes { workers: 1, window: 8, ring: 4096, input: 1 << 50, has_writer: false };
+        assert_eq!(Shared::map(sizes).map(drop), Err(Errno::ENOMEM));
+        let sizes = Sizes { input: usize::MAX, ..sizes };
+        assert_eq!(Shared::map(sizes).map(drop), Err(Errno::ENOMEM));
+    }
+}

@@ -4,7 +4,7 @@ use nix::errno::Errno;
 
 use super::cpus::WorkerCpus;
 use super::error::FarmError;
-use super::functions::{AtWorker, Fork, Functions, Work, Write};
+use super::functions::{AtWorker, Fork, Functions, Work, Write, WriterEnd};
 use super::master::RunningFarm;
 use super::process::check_master;
 use super::result::{Item, ItemResult};
@@ -38,6 +38,7 @@ pub struct Farm<'a> {
     worker_start: Option<AtWorker<'a>>,
     worker_end: Option<AtWorker<'a>>,
     write: Option<Write<'a>>,
+    writer_end: Option<WriterEnd<'a>>,
     fork: Option<Fork<'a>>,
 }
 
@@ -52,7 +53,7 @@ impl<'a> Farm<'a> {
     #[must_use]
     pub fn new(workers: u32) -> Self {
         let settings = Settings::new(workers);
-        Self { settings, worker_start: None, worker_end: None, write: None, fork: None }
+        Self { settings, worker_start: None, worker_end: None, write: None, writer_end: None, fork: None }
     }
 
     /// Sets how many items a worker takes from the queue at once, 1 to 4,096. The default is 1. Near the end of the items a
@@ -120,7 +121,8 @@ impl<'a> Farm<'a> {
     }
 
     /// Sets a function that each worker calls after its last item, with its index. After it the worker ends by `_exit`: it
-    /// runs neither handlers of atexit(3) nor destructors.
+    /// runs neither handlers of atexit(3) nor destructors. A worker that fails here makes the farm return
+    /// [`FarmError::EndFailed`] after the last result.
     #[must_use]
     pub fn on_worker_end(mut self, function: impl FnMut(u32) + 'a) -> Self {
         self.worker_end = Some(Box::new(function));
@@ -133,14 +135,29 @@ impl<'a> Farm<'a> {
     /// The function may return an error, a code of the program: the farm ends then. If the writer is killed, a new one
     /// continues with the first result that was not written. A result that was being written then is written again, so the
     /// function should write it to a place that follows from its number, or be able to see that it is there.
+    ///
+    /// A result counts as written when the function returns. What the function holds back in a buffer then is lost if the
+    /// writer dies, or at its end: the writer ends by `_exit`. So write each result in its call, or write the rest in
+    /// [`Farm::on_writer_end`].
     #[must_use]
     pub fn writer(mut self, function: impl FnMut(&ItemResult) -> Result<(), i32> + 'a) -> Self {
         self.write = Some(Box::new(function));
         self
     }
 
+    /// Sets a function that the writer calls after the last result, before it ends by `_exit`. There a program writes what
+    /// it holds back in buffers. If the function returns an error, a code of the program, the farm returns
+    /// [`FarmError::IoProcessEndFailed`] after the last result, with the code as exit status, or 1 if the code is not from
+    /// 1 to 255. The function is not called if the writer dies, or in a farm without a writer.
+    #[must_use]
+    pub fn on_writer_end(mut self, function: impl FnMut() -> Result<(), i32> + 'a) -> Self {
+        self.writer_end = Some(Box::new(function));
+        self
+    }
+
     /// Sets a function that forks the process: it returns 0 in the new process and the process id in the calling one. This
-    /// is for runtimes that have to prepare a fork, such as Python's `os.fork`. The default is fork(2) of the C library.
+    /// is for runtimes that have to prepare a fork, such as Python's `os.fork`. A negative number, or 0 in the calling
+    /// process, is the error `EINVAL`. The default is fork(2) of the C library.
     #[must_use]
     pub fn fork_with(mut self, function: impl FnMut() -> Result<libc::pid_t, Errno> + 'a) -> Self {
         self.fork = Some(Box::new(function));
@@ -199,11 +216,11 @@ impl<'a> Farm<'a> {
         read: Option<super::functions::Read<'a>>,
         work: Work<'a>,
     ) -> Result<RunningFarm<'a>, FarmError> {
-        let Self { settings, worker_start, worker_end, write, fork } = self;
+        let Self { settings, worker_start, worker_end, write, writer_end, fork } = self;
         settings.check(items)?;
         let masks = settings.cpus.masks()?;
         check_master(settings.allows_threads)?;
-        let functions = Functions { work, worker_start, worker_end, read, write, fork };
+        let functions = Functions { work, worker_start, worker_end, read, write, writer_end, fork };
         RunningFarm::start(settings, masks, functions, items)
     }
 }

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use nix::errno::Errno;
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use pjw_core::ids::Pid;
 
 use super::error::FarmError;
@@ -41,14 +42,23 @@ pub(crate) enum Forked {
 
 /// Forks the calling process. The new process is killed when the thread that forks it ends.
 pub(crate) fn fork(function: &mut Option<Fork<'_>>) -> Result<Forked, Errno> {
+    // Another thread may hold the lock, and in the new process it would never release it.
+    let _stdout = std::io::stdout().lock();
     flush_streams();
     let master = nix::unistd::getpid();
+    // The descriptor makes sure that the pidfd finds a free one: after the fork it is too late to fail.
+    let reserved = EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?;
     let pid = match function {
         Some(function) => function()?,
         // SAFETY: the process has one thread, or the caller of `Farm::allow_threads` is responsible for what the new
         // process does.
         None => Errno::result(unsafe { libc::fork() })?,
     };
+    drop(reserved);
+    // kill(2) takes a negative id for several processes.
+    if pid < 0 || (pid == 0 && nix::unistd::getpid() == master) {
+        return Err(Errno::EINVAL);
+    }
     if pid == 0 {
         // SAFETY: the call changes only how the kernel treats this process.
         unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };

@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 /// After this time a waiting process looks again by itself.
-const LONGEST_WAIT: Duration = Duration::from_secs(1);
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// A condition in shared memory that processes wait for.
 #[derive(Debug, Default)]

@@ -129,7 +129,7 @@ impl<'a> Window<'a> {
     /// The positions that the worker `owner` has taken and whose result the master does not have, in order.
     ///
     /// Each worker may have been killed between taking one item and moving `next`, so the search goes on for as many
-    /// positions after it.
+    /// positions after it. Then `next` is moved over what was found: otherwise the distance would grow with each death.
     pub(crate) fn claimed_by(self, owner: u32) -> Vec<u64> {
         let control = self.0.control();
         let lowest = control.lowest.load(Ordering::SeqCst);
@@ -137,7 +137,11 @@ impl<'a> Window<'a> {
         let is_own = |position: &u64| {
             self.state(*position) == State { position: *position, owner, status: Status::Claimed }
         };
-        (lowest..end.min(lowest + self.len())).filter(is_own).collect()
+        let claimed: Vec<u64> = (lowest..end.min(lowest + self.len())).filter(is_own).collect();
+        if let Some(last) = claimed.last() {
+            control.next.0.fetch_max(last + 1, Ordering::SeqCst);
+        }
+        claimed
     }
 
     /// Whether all items were taken.
@@ -200,6 +204,18 @@ mod tests {
         assert_eq!(window.take(0), Found::Item(2));
         assert_eq!(shared.control().next.0.load(Ordering::SeqCst), 3);
         assert!(!window.is_exhausted());
+    }
+
+    #[test]
+    fn a_worker_that_is_killed_again_and_again_right_after_taking_an_item_hides_none() {
+        let shared = shared();
+        let window = Window(&shared);
+        (0..8).for_each(|position| window.set(State::new(position, Status::Ready)));
+        // More often than there are workers, before `next` was moved.
+        for position in 0..8 {
+            window.set(State { position, owner: 1, status: Status::Claimed });
+            assert_eq!(window.claimed_by(1), Vec::from_iter(0..=position));
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::functions::Write;
+use super::functions::{Write, WriterEnd};
 use super::memory::Shared;
 use super::reader::{FAILED, fail};
 use super::result::{ItemResult, Outcome};
@@ -25,7 +25,12 @@ pub(crate) fn send_end(shared: &Shared) {
 }
 
 /// Writes results until the master sends no more. Returns the exit status.
-pub(crate) fn run(shared: &Shared, waker: &MasterWaker, write: &mut Write<'_>) -> i32 {
+pub(crate) fn run(
+    shared: &Shared,
+    waker: &MasterWaker,
+    write: &mut Write<'_>,
+    end: &mut Option<WriterEnd<'_>>,
+) -> i32 {
     let (control, ring) = (shared.control(), ring(shared));
     let mut partial = Partial::default();
     loop {
@@ -34,7 +39,9 @@ pub(crate) fn run(shared: &Shared, waker: &MasterWaker, write: &mut Write<'_>) -
             taken => Some(taken),
         });
         match taken {
-            Taken::Result(END, _) => return 0,
+            Taken::Result(END, _) => {
+                return end.as_mut().map_or(Ok(()), |end| end()).err().map_or(0, status_of);
+            }
             Taken::Result(number, outcome) => {
                 if let Err(code) = write(&ItemResult { number, outcome }) {
                     return fail(&control.writer_failure, FAILED, code, number);
@@ -46,4 +53,9 @@ pub(crate) fn run(shared: &Shared, waker: &MasterWaker, write: &mut Write<'_>) -
         }
         waker.wake(&control.is_master_sleeping.0);
     }
+}
+
+/// The exit status for a code of the program: the code, or 1 if the code is no exit status of a failure.
+fn status_of(code: i32) -> i32 {
+    if (1..=255).contains(&code) { code } else { 1 }
 }

@@ -56,7 +56,8 @@ fn workers_that_are_killed_at_fifty_moments_lose_no_item_and_none_is_delivered_t
 #[test]
 fn the_order_stays_whatever_signal_kills_a_worker() {
     // Rust's runtime handles SIGSEGV and SIGBUS. Sent by another process, they end a worker at the second time only.
-    let signals = [Signal::SIGKILL, Signal::SIGTERM, Signal::SIGABRT, Signal::SIGINT, Signal::SIGHUP];
+    // SIGINT and SIGHUP are ignored in the background of a shell and under nohup.
+    let signals = [Signal::SIGKILL, Signal::SIGTERM, Signal::SIGABRT];
     assert_eq!(run_and_kill(true, &signals), Vec::from_iter(0..3000));
 }
 
@@ -153,6 +154,35 @@ fn a_worker_that_dies_at_each_start_ends_the_farm_with_an_error_and_leaves_no_pr
     assert!(matches!(error, FarmError::WorkerDies { deaths: 10, end: last, .. } if last == end), "{error}");
     assert!(running.worker_pids().is_empty());
     assert_eq!(running.next_within(None).unwrap(), NextResult::End);
+}
+
+#[test]
+fn a_worker_that_fails_at_its_end_is_an_error_after_the_last_result() {
+    let running = farm(2).on_worker_end(|worker| {
+        if worker == 1 {
+            end_by(libc::SIGKILL);
+        }
+    });
+    let mut running = running.start(20, |_, _| Ok(())).unwrap();
+    for _ in 0..20 {
+        assert!(matches!(running.next_within(None), Ok(NextResult::Result(_))));
+    }
+    let end = ExitStatus::Signal(libc::SIGKILL);
+    assert_eq!(running.next_within(None), Err(FarmError::EndFailed { worker: 1, end }));
+    assert_eq!(running.next_within(None), Ok(NextResult::End));
+}
+
+#[test]
+fn a_worker_that_takes_long_at_its_end_is_waited_for_only_as_long_as_the_caller_says() {
+    let (reader, writer) = nix::unistd::pipe().unwrap();
+    let running = farm(1).on_worker_end(|_| {
+        let _ = nix::unistd::read(&reader, &mut [0]);
+    });
+    let mut running = running.start(1, |_, _| Ok(())).unwrap();
+    assert!(matches!(running.next_within(None), Ok(NextResult::Result(_))));
+    assert_eq!(running.next_within(Some(Duration::from_millis(1))), Ok(NextResult::NothingYet));
+    nix::unistd::write(&writer, &[1]).unwrap();
+    assert_eq!(running.next_within(Some(Duration::MAX)), Ok(NextResult::End));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pjw_spawn::ExitStatus;
-use pjw_spawn::farm::{Farm, FarmError, IoProcess, NextResult, Outcome};
+use pjw_spawn::farm::{Farm, FarmError, IoProcess, Item, NextResult, Outcome};
 
 use super::{compute, end_by, farm, is_first};
 
@@ -122,6 +122,54 @@ fn a_writer_that_is_killed_while_it_writes_gets_this_result_again() {
         .start(6, |_, _| Ok(()));
     assert_eq!(running.unwrap().count(), 6);
     assert_eq!(std::fs::read_to_string(&log).unwrap(), "0 1 2 3 3 4 5 ");
+}
+
+#[test]
+fn a_writer_that_is_killed_again_and_again_between_two_results_is_replaced_each_time() {
+    let (reader, writer) = nix::unistd::pipe().unwrap();
+    let options = farm(1).attempts(2).writer(|_| Ok(()));
+    let work = |_: Item<'_>, _: &mut Vec<u8>| nix::unistd::read(&reader, &mut [0]).map(drop).map_err(|_| 1);
+    let mut running = options.start(6, work).unwrap();
+    for number in 0..6 {
+        nix::unistd::write(&writer, &[1]).unwrap();
+        assert!(matches!(running.next_within(None), Ok(NextResult::Result(_))));
+        let idle = running.writer_pid().filter(|_| number < 5);
+        if let Some(pid) = idle {
+            kill(Pid::from_raw(pid.0.cast_signed()), Signal::SIGKILL).unwrap();
+        }
+        while idle.is_some() && running.writer_pid() == idle {
+            assert_eq!(running.next_within(Some(Duration::from_millis(1))), Ok(NextResult::NothingYet));
+        }
+    }
+    assert_eq!(running.next_within(None), Ok(NextResult::End));
+    assert_eq!(running.progress().replaced, 5);
+}
+
+#[test]
+fn a_writer_writes_at_its_end_what_it_held_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("output");
+    let held = std::cell::RefCell::new(Vec::new());
+    let options = farm(2).in_order().writer(|result| {
+        held.borrow_mut().push(result.number);
+        Ok(())
+    });
+    let options =
+        options.on_writer_end(|| std::fs::write(&path, format!("{:?}", held.borrow())).map_err(|_| 1));
+    assert_eq!(options.start(5, |_, _| Ok(())).unwrap().map(Result::unwrap).count(), 5);
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "[0, 1, 2, 3, 4]");
+}
+
+#[test]
+fn a_writer_that_fails_at_its_end_is_an_error_after_the_last_result() {
+    for (code, status) in [(7, 7), (-3, 1), (256, 1)] {
+        let options = farm(2).writer(|_| Ok(())).on_writer_end(|| Err(code));
+        let mut running = options.start(5, |_, _| Ok(())).unwrap();
+        assert_eq!(running.by_ref().take(5).filter(Result::is_ok).count(), 5);
+        let (process, end) = (IoProcess::Writer, ExitStatus::Code(status));
+        assert_eq!(running.next(), Some(Err(FarmError::IoProcessEndFailed { process, end })));
+        assert_eq!(running.next(), None);
+    }
 }
 
 /// Runs a farm to its error.

@@ -24,13 +24,6 @@ fn each_wrong_option_is_refused_with_its_limits() {
 }
 
 #[test]
-fn more_shared_memory_than_the_machine_can_address_is_refused() {
-    let error = farm(16_384).ring_bytes(1 << 30).input_bytes(1 << 40);
-    let error = error.start_with_reader(|_, _| Ok(false), |_, _| Ok(())).unwrap_err();
-    assert!(matches!(error, FarmError::SystemCall { errno: nix::errno::Errno::ENOMEM, .. }), "{error}");
-}
-
-#[test]
 fn a_master_with_threads_is_refused_with_their_number() {
     let (sender, receiver) = std::sync::mpsc::channel::<()>();
     let thread = std::thread::spawn(move || receiver.recv());
@@ -68,6 +61,39 @@ fn a_fork_that_fails_at_the_start_is_an_error_with_its_remedy() {
     });
     let error = refusal(options, 10);
     assert!(error.contains("no process can be forked") && error.contains("ulimit -u"), "{error}");
+}
+
+#[test]
+fn a_function_for_the_fork_that_returns_no_process_id_is_refused_and_no_process_is_killed() {
+    for wrong in [i32::MIN, 0] {
+        let error = refusal(farm(1).fork_with(move || Ok(wrong)), 10);
+        assert!(error.contains("the function for the fork must return 0 only in the new process"), "{error}");
+    }
+}
+
+#[test]
+fn without_a_free_descriptor_no_process_is_forked_and_the_remedy_is_named() {
+    // SAFETY: the new process limits its own descriptors, tries to start a farm, and ends.
+    let master = unsafe { libc::fork() };
+    if master == 0 {
+        let limit = libc::rlimit { rlim_cur: 128, rlim_max: 128 };
+        // SAFETY: as above.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+        let mut files: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
+        // The farm itself needs two.
+        files.truncate(files.len().saturating_sub(2));
+        let mut is_forked = false;
+        let options = farm(1).fork_with(|| {
+            is_forked = true;
+            Err(nix::errno::Errno::EAGAIN)
+        });
+        let error = options.start(10, |_, _| Ok(())).err().map_or(String::new(), |error| error.to_string());
+        let is_right = error.contains("raise ulimit -n") && !is_forked;
+        // SAFETY: as above.
+        unsafe { libc::_exit(if is_right { 0 } else { 1 }) };
+    }
+    let end = nix::sys::wait::waitpid(nix::unistd::Pid::from_raw(master), None).unwrap();
+    assert_eq!(end, nix::sys::wait::WaitStatus::Exited(nix::unistd::Pid::from_raw(master), 0));
 }
 
 #[test]

@@ -19,7 +19,7 @@ use super::memory::{Shared, Sizes, UNKNOWN};
 use super::result::{ItemResult, Progress};
 use super::ring::{Partial, Ring, Taken};
 use super::settings::Settings;
-use super::signal::MasterWaker;
+use super::signal::{LONGEST_WAIT, MasterWaker};
 use super::window::{State, Status, Window};
 use super::writer;
 use crate::child::Child;
@@ -66,7 +66,11 @@ pub struct RunningFarm<'a> {
     fork_fails_since: Option<Instant>,
     /// When the master looked last for processes that ended.
     looked_at: Instant,
+    /// Whether all results were delivered, and the processes are to end.
+    is_ending: bool,
     has_ended: bool,
+    /// Which process failed at its end, the first one.
+    end_failure: Option<FarmError>,
     /// Why the farm can't go on, until the caller has got it.
     failure: Option<FarmError>,
 }
@@ -117,7 +121,9 @@ impl<'a> RunningFarm<'a> {
             replaced: 0,
             fork_fails_since: None,
             looked_at: Instant::now(),
+            is_ending: false,
             has_ended: false,
+            end_failure: None,
             failure: None,
             settings,
             masks,
@@ -130,14 +136,17 @@ impl<'a> RunningFarm<'a> {
         Ok(farm)
     }
 
-    /// Returns the next result. Waits for it for at most `timeout`, or without a limit if that is `None`.
+    /// Returns the next result. Waits for it for at most `timeout`, or without a limit if that is `None`. After the last
+    /// result it waits for the ends of the processes in the same way.
     ///
     /// # Errors
     /// If the farm can't go on: a process can't be forked or dies again and again, or the reader or the writer failed.
+    /// Also, after the last result, if a process failed at its end ([`FarmError::EndFailed`],
+    /// [`FarmError::IoProcessEndFailed`]).
     /// All processes of the farm are killed then. Results that had come before are returned before the error. After it,
     /// each call returns [`NextResult::End`].
     pub fn next_within(&mut self, timeout: Option<Duration>) -> Result<NextResult, FarmError> {
-        match self.advance(timeout.map(|timeout| Instant::now() + timeout)) {
+        match self.advance(timeout.and_then(|timeout| Instant::now().checked_add(timeout))) {
             Err(error) => {
                 self.kill_all();
                 self.has_ended = true;
@@ -193,18 +202,23 @@ impl<'a> RunningFarm<'a> {
             if self.collect()? {
                 // Also a master that never sleeps replaces what died.
                 if self.looked_at.elapsed() >= LONGEST_UNSEEN {
-                    self.wait(Some(Duration::ZERO))?;
+                    self.wait(Duration::ZERO)?;
                     self.replace_missing()?;
                 }
                 continue;
             }
-            if Some(self.delivery.progress.delivered) == self.progress().total {
-                self.end()?;
-                continue;
+            // A writer that died has to be replaced first: the new one calls the function for the end.
+            if Some(self.delivery.progress.delivered) == self.progress().total && !self.writer.is_missing() {
+                self.begin_end();
+                if self.children().next().is_none() {
+                    self.has_ended = true;
+                    self.failure = self.end_failure.take();
+                    continue;
+                }
             }
             self.replace_missing()?;
             let timeout = self.timeout(deadline);
-            if timeout == Some(Duration::ZERO) {
+            if timeout == Duration::ZERO {
                 if has_looked {
                     return Ok(NextResult::NothingYet);
                 }
@@ -222,11 +236,11 @@ impl<'a> RunningFarm<'a> {
         }
     }
 
-    /// How long the master may sleep.
-    fn timeout(&self, deadline: Option<Instant>) -> Option<Duration> {
+    /// How long the master may sleep. 0 if the deadline has passed.
+    fn timeout(&self, deadline: Option<Instant>) -> Duration {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let pause = self.fork_fails_since.map(|_| FORK_PAUSE);
-        left.into_iter().chain(pause).min()
+        left.into_iter().chain(pause).fold(LONGEST_WAIT, Duration::min)
     }
 
     /// Moves the results that are there. Returns whether there was anything.
@@ -275,11 +289,10 @@ impl<'a> RunningFarm<'a> {
     }
 
     /// Sleeps until there is news, a process ends, or the time has passed.
-    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), FarmError> {
+    fn wait(&mut self, timeout: Duration) -> Result<(), FarmError> {
         // Rounded up: a shorter sleep would be repeated.
-        let milliseconds =
-            |time: Duration| u16::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u16::MAX);
-        let timeout = timeout.map_or(EpollTimeout::NONE, |time| EpollTimeout::from(milliseconds(time)));
+        let milliseconds = u16::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(u16::MAX);
+        let timeout = EpollTimeout::from(milliseconds);
         let mut events = [EpollEvent::empty(); 16];
         let found = match self.epoll.wait(&mut events, timeout) {
             Ok(found) => found,
@@ -299,19 +312,16 @@ impl<'a> RunningFarm<'a> {
         Ok(())
     }
 
-    /// All results were delivered: waits until all processes have ended.
-    fn end(&mut self) -> Result<(), FarmError> {
+    /// All results were delivered: tells the processes to end.
+    fn begin_end(&mut self) {
+        if self.is_ending {
+            return;
+        }
+        self.is_ending = true;
         if self.writer.child.is_some() {
             writer::send_end(&self.shared);
         }
         self.shared.control().items.0.notify_always();
-        for child in self.children() {
-            let what = "the end of a process of the farm can't be awaited";
-            child.wait().map_err(|errno| FarmError::SystemCall { what, errno })?;
-        }
-        self.forget_children();
-        self.has_ended = true;
-        Ok(())
     }
 
     fn children(&self) -> impl Iterator<Item = &Child> {

@@ -61,6 +61,11 @@ impl RunningFarm<'_> {
         let end = child.wait().map_err(|errno| FarmError::SystemCall { what, errno })?;
         // Closing the pidfd is not enough: another forked process has a copy of it, epoll(7).
         let _ = self.epoll.delete(&child);
+        if self.is_ending {
+            self.note_end(role, end);
+            self.member(role).is_wanted = false;
+            return Ok(());
+        }
         let is_needed = match role {
             Role::Worker(index) => self.handle_worker_end(index, end)?,
             Role::Reader => self.handle_reader_end(end)?,
@@ -69,6 +74,21 @@ impl RunningFarm<'_> {
         self.member(role).is_wanted = is_needed;
         self.replaced += u64::from(is_needed);
         Ok(())
+    }
+
+    /// Keeps that a process failed at its end, until all results are delivered.
+    fn note_end(&mut self, role: Role, end: ExitStatus) {
+        if end == ExitStatus::Code(0) {
+            return;
+        }
+        let error = match role {
+            Role::Worker(index) => {
+                FarmError::EndFailed { worker: u32::try_from(index).unwrap_or(u32::MAX), end }
+            }
+            Role::Reader => FarmError::IoProcessEndFailed { process: IoProcess::Reader, end },
+            Role::Writer => FarmError::IoProcessEndFailed { process: IoProcess::Writer, end },
+        };
+        self.end_failure.get_or_insert(error);
     }
 
     /// Handles the end of a worker. Returns whether another one is needed in its place.
@@ -83,6 +103,7 @@ impl RunningFarm<'_> {
         let running = own.running.swap(0, Ordering::SeqCst).checked_sub(1);
         let mut unfinished = Window(&self.shared).claimed_by(owner);
         if was_finished && unfinished.is_empty() {
+            self.note_end(Role::Worker(index), end);
             return Ok(false);
         }
         match running.filter(|number| unfinished.contains(number)) {
@@ -118,9 +139,10 @@ impl RunningFarm<'_> {
         }
         check_failure(failure, IoProcess::Reader, number)?;
         if control.total.load(Ordering::SeqCst) != UNKNOWN {
+            self.note_end(Role::Reader, end);
             return Ok(false);
         }
-        self.count_death(Role::Reader, number, end)
+        self.count_death(Role::Reader, number, number, end)
     }
 
     fn handle_writer_end(&mut self, end: ExitStatus) -> Result<bool, FarmError> {
@@ -128,15 +150,22 @@ impl RunningFarm<'_> {
         check_failure(failure, IoProcess::Writer, failure.size.load(Ordering::SeqCst))?;
         self.delivery.send_again(&self.shared);
         let number = self.delivery.first_unwritten();
-        self.count_death(Role::Writer, number, end)
+        let written = self.shared.control().written.load(Ordering::SeqCst);
+        self.count_death(Role::Writer, written, number, end)
     }
 
-    /// Counts the deaths of the reader or the writer at one item.
-    fn count_death(&mut self, role: Role, number: u64, end: ExitStatus) -> Result<bool, FarmError> {
+    /// Counts the deaths of the reader or the writer after `done` items, which may all be at the item `number`.
+    fn count_death(
+        &mut self,
+        role: Role,
+        done: u64,
+        number: u64,
+        end: ExitStatus,
+    ) -> Result<bool, FarmError> {
         let attempts = self.settings.attempts;
         let member = self.member(role);
-        let before = if member.died_at == number { member.deaths } else { 0 };
-        (member.deaths, member.died_at) = (before + 1, number);
+        let before = if member.died_at == done { member.deaths } else { 0 };
+        (member.deaths, member.died_at) = (before + 1, done);
         if member.deaths < attempts {
             return Ok(true);
         }
@@ -146,6 +175,9 @@ impl RunningFarm<'_> {
 
     /// Forks the processes that are missing, and tries again later if that fails.
     pub(super) fn replace_missing(&mut self) -> Result<(), FarmError> {
+        if self.is_ending {
+            return Ok(());
+        }
         let Err(errno) = self.fork_missing() else {
             self.fork_fails_since = None;
             return Ok(());
@@ -173,9 +205,9 @@ impl RunningFarm<'_> {
         match fork(&mut self.functions.fork)? {
             Forked::Master(child) => {
                 let event = EpollEvent::new(EpollFlags::EPOLLIN, self.event_number(role));
-                let added = self.epoll.add(&child, event);
-                let child = self.member(role).child.insert(child);
-                added.inspect_err(|_| kill(child))
+                self.epoll.add(&child, event).inspect_err(|_| kill(&child))?;
+                self.member(role).child = Some(child);
+                Ok(())
             }
             Forked::NewProcess => run_and_end(|| self.run(role)),
         }
@@ -202,7 +234,7 @@ impl RunningFarm<'_> {
                 None => 1,
             },
             Role::Writer => match &mut self.functions.write {
-                Some(write) => writer::run(shared, waker, write),
+                Some(write) => writer::run(shared, waker, write, &mut self.functions.writer_end),
                 None => 1,
             },
         }
