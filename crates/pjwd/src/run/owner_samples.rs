@@ -35,6 +35,8 @@ const MAX_INTERVAL_WHILE_LENT: Duration = Duration::from_millis(100);
 const INTERVAL_BEFORE_LENDING: Duration = Duration::from_millis(100);
 /// The time between the report of an owner's thread on a lent PU and the sample that shows whether it still runs.
 const SETTLING_TIME: Duration = Duration::from_millis(2);
+/// The number of samples at this short distance after a report. Other programs may run on lent PUs for long.
+const MAX_SETTLING_SAMPLES: u32 = 5;
 /// A shorter period than this says too little about the use of cores.
 const MIN_PERIOD: Duration = Duration::from_micros(500);
 
@@ -53,6 +55,8 @@ pub struct OwnerSamples {
     next: Option<Instant>,
     /// Whether the next sample shows if a thread still runs that the monitor has reported on a lent PU.
     is_settling: bool,
+    /// The number of samples since the monitor reported a PU.
+    settling_samples: u32,
     /// The BPF program that reports the lent PUs on which threads of their owner run, if it can be loaded.
     monitor: Monitor,
     /// The lent PUs that the monitor has reported. It does not report them again before [`LentCpuMonitor::rearm`].
@@ -117,7 +121,9 @@ impl OwnerSamples {
             return false;
         }
         self.sample(state, (now, since_boot), cpu_time_of);
-        self.is_settling = is_reported || self.rearm_idle_pus(state);
+        let still_runs = !is_reported && self.rearm_idle_pus(state);
+        self.settling_samples = if is_reported { 1 } else { self.settling_samples + 1 };
+        self.is_settling = is_reported || (still_runs && self.settling_samples <= MAX_SETTLING_SAMPLES);
         let interval = match (self.is_settling, state.pool.lent_cpus().is_empty()) {
             (true, _) => SETTLING_TIME.max(self.least_interval()),
             (false, false) => self.interval_while_lent(),
