@@ -35,12 +35,9 @@ mod tests {
     #[test]
     fn a_process_shares_its_address_space_with_itself_and_not_with_its_child() {
         let own = Pid(std::process::id());
-        match compare_address_spaces(own, own) {
-            Err(Errno::ENOSYS) => return println!("skipped: this kernel has no kcmp"),
-            Err(Errno::EPERM) => {
-                return println!("skipped: kcmp is forbidden here, as in a container with seccomp");
-            }
-            _ => {}
+        if compare_address_spaces(own, own) == Err(Errno::ENOSYS) {
+            println!("skipped: this kernel has no kcmp");
+            return;
         }
         assert_eq!(compare_address_spaces(own, own), Ok(Ordering::Equal));
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();

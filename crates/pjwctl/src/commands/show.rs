@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use pjw_ipc::call::{GetJob, GetJobReply, GetMemory};
 use pjw_ipc::client::{Client, ClientError};
@@ -13,16 +12,9 @@ use crate::cli::ShowArgs;
 use crate::output;
 use crate::render::show::{self, JobDetails};
 
-/// The maximum time for a reading of pages: the kernel needs half a minute of CPU time for a TiB, and the readings of other
-/// jobs come first.
-const READING_TIMEOUT: Duration = Duration::from_secs(15 * 60);
-
 pub(super) fn run(warden: &Warden, request: &ShowArgs) -> anyhow::Result<ExitCode> {
     let mut client = warden.connect()?;
     let mut details = read(&mut client, job_id(&request.job)?)?;
-    if request.memory {
-        client = warden.connect_for(READING_TIMEOUT)?;
-    }
     let memory = read_memory(&mut client, &details.job.id, request);
     // Without the option the memory is an extra: not every job has an estimate.
     details.memory = if request.memory { Some(memory?) } else { memory.ok() };

@@ -13,16 +13,11 @@ use pjw_ipc::call::{self, CallError, Reply};
 use pjw_ipc::server::Peer;
 use pjw_ipc::wire;
 use pjw_linux::sys::clock;
-use tokio::sync::{OwnedMutexGuard, watch};
-use tokio::task::spawn_local;
-use tokio::time::{Instant, Sleep, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::inbox::{Message, WarningOrigin};
 use super::query::{Answer, Query};
 use super::server::{ControlService, job_id};
-use super::settings::ControlSettings;
-use crate::memory::MemorySettings;
-use crate::memory::reader::MemoryReader;
 use crate::memory::reading::{DeniedProcess, JobReading, ReadingError, ReadingKind};
 use crate::memory::records::MemorySample;
 use crate::view::to_wire::{format_rfc3339, saturating_u32, warning_to_status};
@@ -35,7 +30,7 @@ impl ControlService {
     pub(super) async fn memory(&self, peer: Peer, request: call::GetMemory) -> Result<Reply, CallError> {
         let id = job_id(&request.job)?;
         let since = self.published_job(&id)?.since;
-        self.begin_record(&id, &since);
+        self.memory_records.borrow_mut().begin(&id, &since);
         let kind = match (request.estimate.unwrap_or(false), request.nodes.unwrap_or(false)) {
             (true, true) => {
                 let why = "the memory on each NUMA node is no estimate: leave out one of estimate and nodes";
@@ -46,80 +41,37 @@ impl ControlService {
             (false, true) => ReadingKind::PagesByNode,
         };
         // A reading costs the CPU time of the daemon. So the calls of users can't cause any number of them.
-        let mut turn = None;
-        let mut known = None;
-        if !self.caller(peer).await.is_admin {
-            known = self.recent_memory(&id, kind);
-            if known.is_none() {
-                // Calls at the same time share one reading.
-                turn = Some(self.memory_reader(kind).turn().await);
-                known = self.recent_memory(&id, kind);
-            }
-        }
-        let reading = match known {
-            Some(known) => known,
-            None => self.read_memory(&id, &since, kind, turn).await?,
+        let is_admin = self.caller(peer).await.is_admin;
+        let recent = self.memory_records.borrow().recent(&id, kind, clock::now().since_boot);
+        let reading = match recent.filter(|_| !is_admin) {
+            Some(recent) => recent,
+            None => self.read_memory(&id, kind).await?.map_err(|error| refused(&id, &error))?,
         };
-        let reading = reading.map_err(|error| refused(&id, &error))?;
         let memory = Box::new(self.memory_to_wire(&id, &reading));
         Ok(Reply::Memory { memory })
     }
 
-    fn memory_reader(&self, kind: ReadingKind) -> &MemoryReader {
-        if kind == ReadingKind::Estimate { &self.estimate_reader } else { &self.page_reader }
-    }
-
-    /// Begins the record of a job, and forgets the jobs that are over.
-    fn begin_record(&self, id: &JobId, since: &str) {
-        self.forget_ended_jobs();
-        self.memory_records.borrow_mut().begin(id, since);
-    }
-
-    fn forget_ended_jobs(&self) {
-        let existing: BTreeSet<JobId> = self.job_ids().into_iter().collect();
-        self.memory_records.borrow_mut().retain(&existing);
-    }
-
-    /// Returns the latest result for a caller who may not cause much work, if it is new enough.
-    fn recent_memory(&self, id: &JobId, kind: ReadingKind) -> Option<Result<Arc<JobReading>, ReadingError>> {
-        let (records, now) = (self.memory_records.borrow(), clock::now().since_boot);
-        if kind == ReadingKind::Estimate && records.lacks_estimate(id, now) {
-            return Some(Err(ReadingError::NoOwnCgroup));
-        }
-        records.recent(id, kind, now).map(Ok)
-    }
-
-    /// Reads the memory of a job, and records it. A reading that has begun is recorded also if this future is dropped. The
-    /// turn lasts until the reading ends.
+    /// Reads the memory of a job, and records it.
     async fn read_memory(
         &self,
         id: &JobId,
-        since: &str,
         kind: ReadingKind,
-        turn: Option<OwnedMutexGuard<()>>,
     ) -> Result<Result<Arc<JobReading>, ReadingError>, CallError> {
         let Answer::MemberProcesses(Some(processes)) =
             self.query_loop(Query::MemberProcesses(id.clone())).await?
         else {
             return Err(CallError::Refused(Refusal::NoSuchJob { job: id.clone() }.to_string()));
         };
-        let caller = Arc::new(());
-        let reading = self.memory_reader(kind).request(processes, kind, Arc::downgrade(&caller));
-        let (records, id, since) = (Rc::clone(&self.memory_records), id.clone(), since.to_owned());
-        let recorded = spawn_local(async move {
-            let _turn = turn;
-            let reading = reading.await;
-            let mut records = records.borrow_mut();
-            // The job may be over, and another one may have its id.
-            records.begin(&id, &since);
-            if matches!(reading, Err(ReadingError::NoOwnCgroup)) {
-                records.add_missing_estimate(&id, clock::now().since_boot);
-            }
-            reading.map(|reading| records.add(&id, reading))
-        });
-        let result = recorded.await;
-        drop(caller);
-        Ok(result.unwrap_or_else(|error| Err(ReadingError::NoThread(error.to_string()))))
+        let reader = if kind == ReadingKind::Estimate { &self.estimate_reader } else { &self.page_reader };
+        let read = reader.read(processes, kind).await;
+        Ok(read.map(|reading| self.record_memory(id, reading)))
+    }
+
+    fn record_memory(&self, id: &JobId, reading: JobReading) -> Arc<JobReading> {
+        let mut records = self.memory_records.borrow_mut();
+        let existing: BTreeSet<JobId> = self.job_ids().into_iter().chain([id.clone()]).collect();
+        records.retain(&existing);
+        records.add(id, reading)
     }
 
     /// Sends the predictions to the event loop, which publishes them in the status, if they changed. Only while memory is
@@ -154,35 +106,23 @@ impl ControlService {
                 }
                 continue;
             };
-            if self.sample_jobs(&mut settings, memory, interval).await.is_err() {
-                return;
-            }
-        }
-    }
-
-    /// Reads the memory of all jobs once, and waits for the next time. Ends at once when the settings change.
-    async fn sample_jobs(
-        &self,
-        settings: &mut watch::Receiver<ControlSettings>,
-        memory: MemorySettings,
-        interval: Duration,
-    ) -> Result<(), watch::error::RecvError> {
-        let begin = Instant::now();
-        self.forget_ended_jobs();
-        for id in self.job_ids().into_iter().filter(|id| !self.has_new_reading(id, interval)) {
-            // A job that ended meanwhile is no error.
-            let Some(job) = self.published_job(&id).ok().filter(|job| job.processes > 0) else {
-                continue;
-            };
-            self.begin_record(&id, &job.since);
-            if let Ok(Ok(reading)) = self.read_memory(&id, &job.since, ReadingKind::Pages, None).await {
-                self.send_memory_warnings(self.memory_records.borrow().warnings());
-                if is_changed_before(settings, memory, sleep(memory.pause_after(reading.cost))).await? {
-                    return Ok(());
+            let begin = Instant::now();
+            for id in self.job_ids().into_iter().filter(|id| !self.has_new_reading(id, interval)) {
+                // A job that ended meanwhile is no error.
+                let Some(job) = self.published_job(&id).ok().filter(|job| job.processes > 0) else {
+                    continue;
+                };
+                self.memory_records.borrow_mut().begin(&id, &job.since);
+                if let Ok(Ok(reading)) = self.read_memory(&id, ReadingKind::Pages).await {
+                    self.send_memory_warnings(self.memory_records.borrow().warnings());
+                    sleep(memory.pause_after(reading.cost)).await;
                 }
             }
+            tokio::select! {
+                () = sleep_until(begin + interval) => {}
+                changed = settings.changed() => if changed.is_err() { return },
+            }
         }
-        is_changed_before(settings, memory, sleep_until(begin + interval)).await.map(drop)
     }
 
     fn memory_to_wire(&self, id: &JobId, reading: &JobReading) -> wire::Memory {
@@ -215,19 +155,6 @@ impl ControlService {
             history: records.samples(id).map(sample_to_wire).collect(),
             warning: records.warning(id).as_ref().map(warning_to_status),
         }
-    }
-}
-
-/// Waits, and returns true at once if the settings of memory are no longer `memory`.
-async fn is_changed_before(
-    settings: &mut watch::Receiver<ControlSettings>,
-    memory: MemorySettings,
-    pause: Sleep,
-) -> Result<bool, watch::error::RecvError> {
-    tokio::select! {
-        biased;
-        changed = settings.wait_for(|settings| settings.memory != memory) => changed.map(|_| true),
-        () = pause => Ok(false),
     }
 }
 
@@ -268,33 +195,5 @@ fn sample_to_wire(sample: &MemorySample) -> wire::MemorySample {
         pss: sample.pss,
         shared_permille: sample.shared_permille,
         processes: sample.processes,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_change_of_the_settings_ends_a_pause() {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let memory = MemorySettings { sample_interval: Some(Duration::from_secs(1)), budget_permille: 1 };
-            let with = |memory| ControlSettings { memory, ..ControlSettings::default() };
-            let (sender, mut settings) = watch::channel(with(memory));
-            let short = || sleep(Duration::from_millis(1));
-            sender.send(with(memory)).unwrap();
-            assert_eq!(
-                is_changed_before(&mut settings, memory, short()).await.ok(),
-                Some(false),
-                "others changed"
-            );
-            let off = async { sender.send(with(MemorySettings::default())).unwrap() };
-            let hours = sleep(Duration::from_secs(36_000));
-            let (ended, ()) = tokio::join!(is_changed_before(&mut settings, memory, hours), off);
-            assert_eq!(ended.ok(), Some(true));
-            drop(sender);
-            assert!(is_changed_before(&mut settings, MemorySettings::default(), short()).await.is_err());
-        });
     }
 }

@@ -5,11 +5,10 @@
 
 use std::cell::RefCell;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Weak};
 
 use pjw_core::ids::ProcessId;
 use pjw_linux::sys::nice::set_own_nice_value;
-use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
+use tokio::sync::oneshot;
 
 use super::reading::{JobReading, ReadingError, ReadingKind, read_job};
 
@@ -21,7 +20,6 @@ const NICE: i32 = 10;
 struct ReadRequest {
     processes: Vec<ProcessId>,
     kind: ReadingKind,
-    caller: Weak<()>,
     reply: oneshot::Sender<Result<JobReading, ReadingError>>,
 }
 
@@ -29,32 +27,22 @@ struct ReadRequest {
 #[derive(Debug, Default)]
 pub struct MemoryReader {
     requests: RefCell<Option<Sender<ReadRequest>>>,
-    turn: Arc<Mutex<()>>,
 }
 
 impl MemoryReader {
-    /// Requests to read the memory of a job with these processes. The future waits for the result. If nothing holds
-    /// `caller` any more before the reading begins, the request is not carried out. A reading that has begun is finished.
+    /// Reads the memory of a job with these processes, and waits for the result. A request whose future is dropped before
+    /// its reading began is not carried out.
     ///
     /// # Errors
-    /// If the thread can't be started, if the request is not carried out, and as [`read_job`].
-    pub fn request(
+    /// If the thread can't be started, and as [`read_job`].
+    pub async fn read(
         &self,
         processes: Vec<ProcessId>,
         kind: ReadingKind,
-        caller: Weak<()>,
-    ) -> impl Future<Output = Result<JobReading, ReadingError>> + use<> {
+    ) -> Result<JobReading, ReadingError> {
         let (reply, reading) = oneshot::channel();
-        let sent = self.send(ReadRequest { processes, kind, caller, reply });
-        async move {
-            sent?;
-            reading.await.map_err(|_| ReadingError::NoThread("it has ended".to_owned()))?
-        }
-    }
-
-    /// Waits for the turn of a caller who may not cause much work. The turn ends with the returned value.
-    pub async fn turn(&self) -> OwnedMutexGuard<()> {
-        Arc::clone(&self.turn).lock_owned().await
+        self.send(ReadRequest { processes, kind, reply })?;
+        reading.await.map_err(|_| ReadingError::NoThread("it has ended".to_owned()))?
     }
 
     fn send(&self, request: ReadRequest) -> Result<(), ReadingError> {
@@ -80,8 +68,8 @@ fn start_thread() -> Result<Sender<ReadRequest>, ReadingError> {
 fn serve(requests: &Receiver<ReadRequest>) {
     // Without the low priority the readings are as right, and other programs have a little less.
     let _ = set_own_nice_value(NICE);
-    while let Ok(ReadRequest { processes, kind, caller, reply }) = requests.recv() {
-        if caller.strong_count() > 0 {
+    while let Ok(ReadRequest { processes, kind, reply }) = requests.recv() {
+        if !reply.is_closed() {
             let _ = reply.send(read_job(&processes, kind));
         }
     }

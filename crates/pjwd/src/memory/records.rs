@@ -17,8 +17,6 @@ const MAX_SAMPLES: usize = 240;
 const REUSE_FACTOR: u32 = 20;
 /// And at most so old, if it cost little.
 const MIN_REUSE: Duration = Duration::from_secs(1);
-/// For so long such a caller is told that there is no estimate without another attempt.
-const FAILURE_REUSE: Duration = Duration::from_secs(5);
 
 /// An earlier reading of the memory of a job. All sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,8 +44,6 @@ struct JobRecord {
     workers: VecDeque<WorkerMemory>,
     /// The latest reading of each kind.
     latest: BTreeMap<ReadingKind, Arc<JobReading>>,
-    /// When an estimate was last found impossible.
-    no_estimate: Option<Nanos>,
     largest: u64,
     shortage: Option<MemoryShortage>,
 }
@@ -97,19 +93,6 @@ impl MemoryRecords {
         let age = Duration::from_nanos(now.0.saturating_sub(latest.at.since_boot.0));
         let limit = latest.cost.saturating_mul(REUSE_FACTOR).max(MIN_REUSE);
         (age < limit).then(|| Arc::clone(latest))
-    }
-
-    /// Adds that there was no estimate of a job at this time.
-    pub fn add_missing_estimate(&mut self, job: &JobId, at: Nanos) {
-        self.jobs.entry(job.clone()).or_default().no_estimate = Some(at);
-    }
-
-    /// Whether an estimate of a job was found impossible so recently that a caller who may not cause much work gets that
-    /// answer again.
-    #[must_use]
-    pub fn lacks_estimate(&self, job: &JobId, now: Nanos) -> bool {
-        let last = self.jobs.get(job).and_then(|record| record.no_estimate);
-        last.is_some_and(|at| Duration::from_nanos(now.0.saturating_sub(at.0)) < FAILURE_REUSE)
     }
 
     /// Returns when the last reading of the pages of a job began. `None` without a reading.
@@ -215,15 +198,6 @@ mod tests {
             |seconds: u64, kind| records.recent(&job(), kind, Nanos(seconds * 1_000_000_000)).is_some();
         assert!(recent(109, ReadingKind::Pages) && !recent(111, ReadingKind::Pages));
         assert!(!recent(100, ReadingKind::PagesByNode), "that kind was not read");
-    }
-
-    #[test]
-    fn a_missing_estimate_is_known_for_some_seconds() {
-        let mut records = MemoryRecords::default();
-        records.add_missing_estimate(&job(), Nanos(100 * 1_000_000_000));
-        let lacks = |seconds: u64| records.lacks_estimate(&job(), Nanos(seconds * 1_000_000_000));
-        assert!(lacks(100) && lacks(104) && !lacks(105));
-        assert!(!records.lacks_estimate(&"b".parse().unwrap(), Nanos(0)));
     }
 
     #[test]

@@ -106,8 +106,11 @@ struct JobCgroup {
 pub fn read_job(processes: &[ProcessId], kind: ReadingKind) -> Result<JobReading, ReadingError> {
     let mut proc = ProcDir::open(Path::new("/proc")).map_err(ReadingError::NoProc)?;
     let (at, before) = (clock::now(), clock::own_thread_cpu_time());
-    let alive: Vec<ProcessId> =
-        processes.iter().copied().filter(|process| is_alive(&mut proc, *process)).collect();
+    let alive: Vec<Pid> = processes
+        .iter()
+        .filter(|process| is_alive(&mut proc, **process))
+        .map(|process| process.pid)
+        .collect();
     let cgroup = job_cgroup(&mut proc, &alive);
     let mut reading = JobReading {
         kind,
@@ -139,26 +142,22 @@ fn is_alive(proc: &mut ProcDir, process: ProcessId) -> bool {
     first.is_ok_and(|stat| stat.start == process.start)
 }
 
-fn read_pages(proc: &mut ProcDir, processes: &[ProcessId], reading: &mut JobReading) {
-    let pids: Vec<Pid> = processes.iter().map(|process| process.pid).collect();
-    let spaces = address_spaces(&pids, compare_address_spaces);
+fn read_pages(proc: &mut ProcDir, pids: &[Pid], reading: &mut JobReading) {
+    let spaces = address_spaces(pids);
     let mut read: BTreeMap<u32, ProcessMemory> = BTreeMap::new();
-    for (&process, &address_space) in processes.iter().zip(&spaces) {
-        let pid = process.pid;
+    for (&pid, &address_space) in pids.iter().zip(&spaces) {
         // The kernel reports the same pages for each process of an address space.
         if let Some(same) = read.get(&address_space) {
             reading.processes.push(ProcessMemory { pid, ..same.clone() });
             continue;
         }
         match pages_of(proc, pid, reading.kind) {
-            // Another process may have got the pid meanwhile.
-            Ok(_) if !is_alive(proc, process) => reading.gone += 1,
             Ok(memory) => {
                 let memory = ProcessMemory { address_space, ..memory };
                 read.insert(address_space, memory.clone());
                 reading.processes.push(memory);
             }
-            Err(errno) => count_failure(proc, process, errno, reading),
+            Err(errno) => count_failure(proc, pid, errno, reading),
         }
     }
     reading.sum = JobMemory::sum(&reading.processes);
@@ -177,15 +176,13 @@ fn pages_of(proc: &mut ProcDir, pid: Pid, kind: ReadingKind) -> Result<ProcessMe
 
 fn read_counters(
     proc: &mut ProcDir,
-    processes: &[ProcessId],
+    pids: &[Pid],
     cgroup: &CgroupDir,
     reading: &mut JobReading,
 ) -> Result<(), ReadingError> {
-    let mut anonymous = Vec::with_capacity(processes.len());
-    for (address_space, &process) in (0..).zip(processes) {
-        let pid = process.pid;
+    let mut anonymous = Vec::with_capacity(pids.len());
+    for (address_space, &pid) in (0..).zip(pids) {
         match proc.memory_counters(pid) {
-            Ok(_) if !is_alive(proc, process) => reading.gone += 1,
             Ok(MemoryCounters { rss, anonymous: own, page_tables, swap }) => {
                 anonymous.push(own);
                 let by_node = BTreeMap::new();
@@ -193,7 +190,7 @@ fn read_counters(
                     ProcessMemory { pid, rss, pss: 0, uss: 0, page_tables, swap, address_space, by_node };
                 reading.processes.push(memory);
             }
-            Err(errno) => count_failure(proc, process, errno, reading),
+            Err(errno) => count_failure(proc, pid, errno, reading),
         }
     }
     let charged = cgroup.read_memory().map_err(|_| ReadingError::NoOwnCgroup)?;
@@ -206,10 +203,8 @@ fn read_counters(
 }
 
 /// Counts a process that could not be read: it has ended, or it is denied.
-fn count_failure(proc: &mut ProcDir, process: ProcessId, errno: Errno, reading: &mut JobReading) {
-    let pid = process.pid;
-    let status = proc.status(pid);
-    let Some(status) = status.ok().filter(|_| is_alive(proc, process)) else {
+fn count_failure(proc: &mut ProcDir, pid: Pid, errno: Errno, reading: &mut JobReading) {
+    let Ok(status) = proc.status(pid) else {
         reading.gone += 1;
         return;
     };
@@ -232,58 +227,37 @@ fn count_failure(proc: &mut ProcDir, process: ProcessId, errno: Errno, reading: 
     reading.denied.push(DeniedProcess { pid, uid: status.uid, reason });
 }
 
-/// Numbers the address spaces of the processes. A process that can't be compared has one of its own.
-fn address_spaces(pids: &[Pid], compare: impl Fn(Pid, Pid) -> Result<Ordering, Errno> + Copy) -> Vec<u32> {
+/// Numbers the address spaces of the processes. Where they can't be compared, each process has one of its own.
+fn address_spaces(pids: &[Pid]) -> Vec<u32> {
     // The first process of each address space with its number, in the order of the kernel.
     let mut known: Vec<(Pid, u32)> = Vec::new();
-    (0..).zip(pids).map(|(unused, &pid)| address_space(&mut known, pid, unused, compare)).collect()
-}
-
-/// Returns the number of the address space of a process: `unused` if no known process has the same one.
-fn address_space(
-    known: &mut Vec<(Pid, u32)>,
-    pid: Pid,
-    unused: u32,
-    compare: impl Fn(Pid, Pid) -> Result<Ordering, Errno>,
-) -> u32 {
-    // A process that may not be compared with any other may not be compared with itself either.
-    while compare(pid, pid).is_ok() {
-        let mut ended = None;
-        let found = known.binary_search_by(|&(other, _)| {
-            compare(other, pid).unwrap_or_else(|_| {
-                ended = Some(other);
-                Ordering::Less
-            })
-        });
-        if let Some(other) = ended {
-            // One of the two has ended meanwhile. If that is the other one, it is left out.
-            if compare(other, other).is_ok() {
-                return unused;
+    let mut count = 0;
+    let number = |pid: &Pid| {
+        let compare =
+            |(other, _): &(Pid, u32)| compare_address_spaces(*other, *pid).unwrap_or(Ordering::Less);
+        match known.binary_search_by(compare) {
+            Ok(index) => known[index].1,
+            Err(index) => {
+                known.insert(index, (*pid, count));
+                count += 1;
+                count - 1
             }
-            known.retain(|(known, _)| *known != other);
-            continue;
         }
-        if let Err(index) = found {
-            known.insert(index, (pid, unused));
-        }
-        return found.map_or(unused, |index| known[index].1);
-    }
-    unused
+    };
+    pids.iter().map(number).collect()
 }
 
 /// The deepest memory cgroup that contains all processes. `None` if that is the root, or if it can't be read.
-fn job_cgroup(proc: &mut ProcDir, processes: &[ProcessId]) -> Option<JobCgroup> {
+fn job_cgroup(proc: &mut ProcDir, pids: &[Pid]) -> Option<JobCgroup> {
     let mount = MemoryMount::from_mounts(&CgroupMounts::read())?;
     let mut paths = BTreeSet::new();
-    for &process in processes {
-        if let Ok(lines) = proc.cgroups(process.pid)
-            && is_alive(proc, process)
-        {
+    for &pid in pids {
+        if let Ok(lines) = proc.cgroups(pid) {
             paths.extend(mount.path_in(&lines).map(str::to_owned));
         }
     }
     let cgroup = mount.cgroup(&common_cgroup(paths.iter().map(String::as_str))?)?;
-    let members: BTreeSet<Pid> = processes.iter().map(|process| process.pid).collect();
+    let members: BTreeSet<Pid> = pids.iter().copied().collect();
     // A child that was born a moment ago may not be known yet.
     let mut belongs = |pid: Pid| {
         members.contains(&pid) || proc.stat(pid).map_or(true, |stat| members.contains(&stat.parent))

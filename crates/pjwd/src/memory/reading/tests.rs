@@ -1,7 +1,6 @@
 //! Readings of this process, of its children, and of processes that are gone.
 
 use std::process::{Child, Command};
-use std::sync::{Arc, Weak};
 
 use pjw_core::ids::StartTime;
 
@@ -58,45 +57,6 @@ fn a_process_that_ended_or_whose_pid_has_another_process_is_gone() {
 }
 
 #[test]
-fn a_process_that_got_the_pid_during_the_reading_is_not_counted() {
-    let sleeper = Sleeper::start();
-    let reused = ProcessId { start: StartTime(sleeper.id().start.0 + 1), ..sleeper.id() };
-    let mut proc = ProcDir::open(Path::new("/proc")).unwrap();
-    let mut reading = read_job(&[], ReadingKind::Pages).unwrap();
-    read_pages(&mut proc, &[reused, sleeper.id()], &mut reading);
-    let read: Vec<Pid> = reading.processes.iter().map(|process| process.pid).collect();
-    assert_eq!((reading.gone, read), (1, vec![sleeper.id().pid]));
-    count_failure(&mut proc, reused, Errno::EACCES, &mut reading);
-    assert_eq!((reading.gone, reading.denied.len()), (2, 0), "another process is not named as denied");
-}
-
-#[test]
-fn processes_that_cannot_be_compared_have_an_address_space_of_their_own() {
-    // The address space of each process is its pid without the last digit.
-    let compare = |one: Pid, other: Pid| {
-        let is_hidden = |pid: Pid| pid.0 % 10 == 9;
-        if is_hidden(one) || is_hidden(other) {
-            Err(Errno::EPERM)
-        } else {
-            Ok((one.0 / 10).cmp(&(other.0 / 10)))
-        }
-    };
-    let numbers = |pids: &[u32]| address_spaces(&pids.iter().copied().map(Pid).collect::<Vec<_>>(), compare);
-    assert_eq!(numbers(&[30, 39, 10, 49, 20, 31, 11, 21, 19]), [0, 1, 2, 3, 4, 0, 2, 4, 8]);
-    // The process ends once it is known.
-    let is_over = std::cell::Cell::new(false);
-    let ending = |one: Pid, other: Pid| {
-        if is_over.get() && (one.0 == 20 || other.0 == 20) {
-            return Err(Errno::ESRCH);
-        }
-        is_over.set(is_over.get() || one.0 == 30);
-        compare(one, other)
-    };
-    let pids = [20, 30, 10, 31, 11].map(Pid);
-    assert_eq!(address_spaces(&pids, ending), [0, 1, 2, 1, 2]);
-}
-
-#[test]
 fn a_process_of_another_user_is_denied_with_the_reason() {
     if Uid::effective().is_root() {
         println!("skipped: root may read all processes; tests/host/memory.rs has a daemon that may not");
@@ -125,14 +85,11 @@ fn the_thread_reads_one_job_after_the_other_and_skips_requests_that_nobody_waits
     runtime.block_on(async {
         let reader = crate::memory::reader::MemoryReader::default();
         let sleeper = Sleeper::start();
-        let caller = Arc::new(());
-        let read = |process, caller: Weak<()>| reader.request(vec![process], ReadingKind::Pages, caller);
-        let (nobody, one, other) = tokio::join!(
-            read(sleeper.id(), Weak::new()),
-            read(sleeper.id(), Arc::downgrade(&caller)),
-            read(process_id(std::process::id()), Arc::downgrade(&caller))
+        drop(reader.read(vec![sleeper.id()], ReadingKind::Pages));
+        let (one, other) = tokio::join!(
+            reader.read(vec![sleeper.id()], ReadingKind::Pages),
+            reader.read(vec![process_id(std::process::id())], ReadingKind::Pages)
         );
-        assert_eq!(nobody.err(), Some(ReadingError::NoThread("it has ended".to_owned())));
         assert_eq!(one.unwrap().processes[0].pid, sleeper.id().pid);
         assert_eq!(other.unwrap().processes[0].pid, Pid(std::process::id()));
     });
