@@ -89,21 +89,26 @@ fn duration(seconds: u64) -> String {
 ///
 /// `readings` are the readings of the job, oldest first. Only the latest ones with the same number of workers count: a
 /// fork is no growth. `available` is the memory that the job can still get, in bytes: what its cgroup or the machine has
-/// left. `None` if nothing grows, or if it fits.
+/// left. `None` if nothing grows, or if it fits. The growth is that over all of these readings or over their second half: the slower
+/// of the two.
 #[must_use]
 pub fn predict_shortage(readings: &[WorkerMemory], available: u64) -> Option<MemoryShortage> {
     let newest = readings.last().filter(|newest| newest.workers > 0)?;
     let is_alike = |reading: &&WorkerMemory| {
         reading.workers == newest.workers && newest.at.0.saturating_sub(reading.at.0) <= MAX_AGE.0
     };
-    let oldest = readings.iter().rev().take_while(is_alike).last()?;
-    let time = newest.at.0.saturating_sub(oldest.at.0);
-    let growth = newest.own.saturating_sub(oldest.own);
+    let alike = readings.iter().rev().take_while(is_alike);
+    let oldest = alike.clone().last()?;
+    let observed = newest.at.0.saturating_sub(oldest.at.0);
+    // The newest reading of the first half.
+    let middle =
+        alike.clone().find(|reading| newest.at.0.saturating_sub(reading.at.0) >= observed.div_ceil(2))?;
+    let (growth, time) = slower_growth(growth_since(oldest, newest), growth_since(middle, newest));
     if time == 0 || growth < MIN_GROWTH {
         return None;
     }
     let seconds_left = u128::from(available) * u128::from(time) / u128::from(growth) / 1_000_000_000;
-    let reach = (time / 1_000_000_000).saturating_mul(REACH).min(HORIZON_SECONDS);
+    let reach = (observed / 1_000_000_000).saturating_mul(REACH).min(HORIZON_SECONDS);
     let seconds_left = u64::try_from(seconds_left).ok().filter(|seconds| *seconds < reach)?;
     let workers = u64::from(newest.workers);
     let per_minute = u128::from(growth) * 60_000_000_000 / u128::from(time) / u128::from(workers);
@@ -114,6 +119,17 @@ pub fn predict_shortage(readings: &[WorkerMemory], available: u64) -> Option<Mem
         available,
         seconds_left,
     })
+}
+
+/// Returns by how many bytes the memory grew, and in how many nanoseconds.
+fn growth_since(earlier: &WorkerMemory, newest: &WorkerMemory) -> (u64, u64) {
+    (newest.own.saturating_sub(earlier.own), newest.at.0.saturating_sub(earlier.at.0))
+}
+
+/// Returns the growth with the smaller rate. A job that grew once and has stopped must not be taken for a growing one.
+fn slower_growth(one: (u64, u64), other: (u64, u64)) -> (u64, u64) {
+    let is_slower = u128::from(other.0) * u128::from(one.1) < u128::from(one.0) * u128::from(other.1);
+    if is_slower { other } else { one }
 }
 
 #[cfg(test)]
@@ -158,6 +174,20 @@ mod tests {
         ] {
             assert_eq!(predict_shortage(&readings, MIB), None, "{case}");
         }
+    }
+
+    #[test]
+    fn a_growth_that_has_stopped_is_no_warning() {
+        let grown =
+            |minutes: u64| (0..=minutes).map(|minute| reading(60 * minute, 8, minute.min(1) * 8 * GIB));
+        let flat: Vec<WorkerMemory> = grown(9).collect();
+        assert_eq!(predict_shortage(&flat, MIB), None, "one minute of growth, then eight without");
+        assert!(predict_shortage(&flat[..2], MIB).is_some());
+        let slower = [reading(0, 8, 0), reading(60, 8, 8 * GIB), reading(120, 8, 9 * GIB)];
+        let shortage = predict_shortage(&slower, 2 * GIB).unwrap();
+        assert_eq!(shortage.growth_per_minute, 128 * MIB, "the present growth");
+        let faster = [reading(0, 8, 0), reading(60, 8, 0), reading(120, 8, 2 * GIB)];
+        assert_eq!(predict_shortage(&faster, 2 * GIB).unwrap().growth_per_minute, 128 * MIB, "the mean");
     }
 
     #[test]
