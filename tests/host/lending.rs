@@ -46,13 +46,6 @@ fn lent(daemon: &Daemon, job: &str) -> String {
     daemon.job(job).map(|job| job.lent).unwrap_or_default()
 }
 
-/// Whether a thread of a process may run on one of these CPUs.
-fn runs_on(pid: u32, cpus: &CpuSet) -> bool {
-    let tids = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
-    let tids = tids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    tids.into_iter().any(|tid: u32| mask(tid).intersects(cpus))
-}
-
 fn cgroups(pid: u32) -> String {
     fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap()
 }
@@ -95,10 +88,8 @@ fn a_core_that_its_owner_leaves_idle_is_lent_and_comes_back_when_the_owner_works
         wait_until("the idle core is lent", || lent(&daemon, "web") == own.to_string());
         wait_until("the borrower may use it", || is_on_own(&jobs));
         assert_eq!(mask(jobs.web.pid()), own, "the owner may use it all the time, in round {round}");
-        wait_until("the threads of the daemon are off it", || !runs_on(daemon.pid(), &own));
         let spinner = jobs.web.background(SPIN);
         wait_until("the core is back", || lent(&daemon, "web").is_empty() && !is_on_own(&jobs));
-        wait_until("the daemon may run there again", || runs_on(daemon.pid(), &own));
         jobs.web.run(&format!("kill {spinner}; wait; echo"));
     }
     let kinds = kinds_of_events(&daemon);

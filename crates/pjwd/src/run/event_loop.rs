@@ -34,7 +34,6 @@ mod warnings;
 use refusals::{is_user_refusal, user_refusals};
 
 use super::lateness::{CycleDelay, reaction_time};
-use super::own_affinity::OwnAffinity;
 use super::owner_samples::OwnerSamples;
 use super::triggers::CycleTriggers;
 use super::{abandoned, budget::CpuBudget, dry_runs::DryRunQueue, realtime::RealtimePriority};
@@ -109,7 +108,6 @@ pub struct EventLoop {
     /// provisions of the configuration.
     own_commands: Vec<Command>,
     owner_samples: OwnerSamples,
-    own_affinity: OwnAffinity,
     /// The warnings about provisions of the configuration that were refused.
     provision_warnings: Vec<Warning>,
     /// The warnings about borrowers with a real-time priority, as of the last scan of the processes of jobs.
@@ -189,7 +187,6 @@ impl EventLoop {
             reports,
             own_commands: Vec::new(),
             owner_samples: OwnerSamples::default(),
-            own_affinity: OwnAffinity::default(),
             provision_warnings: Vec::new(),
             borrower_warnings: Vec::new(),
         }

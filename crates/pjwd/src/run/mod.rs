@@ -5,7 +5,6 @@ pub mod budget;
 pub mod dry_runs;
 pub mod event_loop;
 pub mod lateness;
-mod own_affinity;
 pub mod own_files;
 pub mod owner_samples;
 pub mod realtime;

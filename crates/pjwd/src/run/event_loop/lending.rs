@@ -63,9 +63,7 @@ impl EventLoop {
         if scanned_jobs {
             self.borrower_warnings = self.realtime_borrower_warnings();
         }
-        let lent = self.warden.state().pool.lent_cpus();
-        self.own_affinity.avoid(&lent);
-        self.owner_samples.watch(&lent);
+        self.owner_samples.watch(&self.warden.state().pool.lent_cpus());
         let Some(signal) = self.config.settings().revocation_signal else { return };
         let state = self.warden.state();
         let revoked = events.iter().filter(|event| event.kind == EventKind::Revoked);
