@@ -39,8 +39,8 @@ struct ThreadPlan<'a> {
     was_unbound: bool,
     /// Whether a binding that was lifted is put in force again, because the lift did not help.
     is_rebound: bool,
-    /// Whether the binding was lifted before, and is in force again because that did not help.
-    was_tried: bool,
+    /// Whether the binding was lifted, and that did not help. It is not lifted again.
+    has_lift_failed: bool,
     /// Whether this cycle lifts that binding, and why.
     lifted: Option<LiftReason>,
     /// Whether the thread is in the cpuset of its job.
@@ -172,10 +172,10 @@ fn thread_plans<'a>(
                 BindingPolicy::Override => true,
             };
             let lifted = entry.lifted_binding(&own).filter(is_lifted_by_policy);
-            let was_tried = lifted.is_some_and(|lifted| lifted.is_restored);
             let was_unbound = lifted.is_some_and(|lifted| !lifted.is_restored);
             let now = draft.now.since_boot;
             let is_rebound = lifted.is_some_and(|lifted| lifted.has_not_helped(&thread.demand, now));
+            let has_lift_failed = is_rebound || lifted.is_some_and(|lifted| lifted.is_restored);
             plans.push(ThreadPlan {
                 id,
                 thread,
@@ -183,7 +183,7 @@ fn thread_plans<'a>(
                 own,
                 was_unbound,
                 is_rebound,
-                was_tried,
+                has_lift_failed,
                 lifted: None,
                 in_cpuset,
                 follows_cpuset,
@@ -200,9 +200,7 @@ fn find_overloaded(topology: &Topology, plans: &mut [ThreadPlan<'_>], grant: &Cp
     let overloaded = overloaded_threads(topology, grant, &hot_threads);
     for plan in plans {
         let is_inside = plan.thread.effective_mask.is_subset(grant);
-        // A lift that did not help is not tried again.
-        let was_tried = plan.is_rebound || plan.was_tried;
-        let is_lifted = is_inside && !was_tried && overloaded.contains(&plan.id);
+        let is_lifted = is_inside && !plan.has_lift_failed && overloaded.contains(&plan.id);
         plan.lifted = is_lifted.then_some(LiftReason::Overload);
     }
 }

@@ -49,7 +49,7 @@ pub struct Snapshot {
 /// The CPU time of a process and of its children, as the kernel counts it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessTimes {
-    /// The start time of the process, by which it is told from an earlier one with the same pid.
+    /// The start time of the process, which differs from that of an earlier process with the same pid.
     pub start: StartTime,
     /// The CPU time that all threads of the process used since its start, including ended threads, in ns.
     pub own_ns: u64,

@@ -61,7 +61,7 @@ impl LentCpuMonitor {
     ///
     /// # Errors
     /// Always [`LentCpuMonitorUnavailable::RequirementMissing`].
-    pub fn new(_lent: &CpuSet) -> Result<Self, LentCpuMonitorUnavailable> {
+    pub fn new() -> Result<Self, LentCpuMonitorUnavailable> {
         Err(TaskScanUnavailable::NotCompiled.into())
     }
 

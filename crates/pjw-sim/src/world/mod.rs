@@ -435,7 +435,7 @@ impl World {
     /// The CPU times of a process, as the kernel tells them. `None` if there is no such process.
     pub(crate) fn cpu_times(&self, pid: Pid) -> Option<ProcessTimes> {
         let process = self.processes.get(&pid)?;
-        // The times of children are told in clock ticks.
+        // The times of children are in clock ticks.
         let children_ns = self.children_ns.get(&pid).map_or(0, |ns| ns - ns % StartTime::TICK.0);
         Some(ProcessTimes { start: process.id.start, own_ns: process.run_ns(), children_ns })
     }

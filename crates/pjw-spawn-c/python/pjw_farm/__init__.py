@@ -388,68 +388,59 @@ def _work_function(work):
     return call
 
 
-def _read_function(read):
-    def call(_data, number, item):
+def _guarded(call, on_error):
+    """Wraps a callback of the library, which no exception may leave. ``on_error`` gives the value that tells of a failure."""
+    def guarded(*arguments):
         try:
-            value = read(number)
-            if value is None:
-                _flush()
-                return 0
-            _append(item, value)
-            return 1
+            return call(*arguments)
         except BaseException:
             traceback.print_exc()
             _flush()
-            return -1
-    return call
+            return on_error()
+    return guarded
+
+
+def _exit():
+    os._exit(1)
+
+
+def _read_function(read):
+    def call(_data, number, item):
+        value = read(number)
+        if value is None:
+            _flush()
+            return 0
+        _append(item, value)
+        return 1
+    return _guarded(call, lambda: -1)
 
 
 def _write_function(write):
     def call(_data, result):
-        try:
-            write(Result(result.contents))
-            _flush()
-            return 0
-        except BaseException:
-            traceback.print_exc()
-            _flush()
-            return 1
-    return call
+        write(Result(result.contents))
+        _flush()
+        return 0
+    return _guarded(call, lambda: 1)
 
 
 def _start_function(function):
     def call(_data, worker):
-        try:
-            function(worker)
-        except BaseException:
-            traceback.print_exc()
-            _flush()
-            os._exit(1)
-    return call
+        function(worker)
+    return _guarded(call, _exit)
 
 
 def _end_function(function):
     def call(_data, worker):
-        try:
-            if function is not None:
-                function(worker)
-        except BaseException:
-            traceback.print_exc()
-            _flush()
-            os._exit(1)
+        if function is not None:
+            function(worker)
         _flush()
-    return call
+    return _guarded(call, _exit)
 
 
 def _writer_end_function(function):
     def call(_data):
-        try:
-            if function is not None:
-                function()
-            _flush()
-            return 0
-        except BaseException:
-            traceback.print_exc()
-            _flush()
-            return 1
-    return call
+        if function is not None:
+            function()
+        _flush()
+        return 0
+    return _guarded(call, lambda: 1)

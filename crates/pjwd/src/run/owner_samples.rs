@@ -122,7 +122,7 @@ impl OwnerSamples {
         }
         self.sample(state, (now, since_boot), cpu_time_of);
         let still_runs = !is_reported && self.rearm_idle_pus(state);
-        self.settling_samples = if is_reported { 1 } else { self.settling_samples + 1 };
+        self.settling_samples = if is_reported { 1 } else { self.settling_samples.saturating_add(1) };
         self.is_settling = is_reported || (still_runs && self.settling_samples <= MAX_SETTLING_SAMPLES);
         let interval = match (self.is_settling, state.pool.lent_cpus().is_empty()) {
             (true, _) => SETTLING_TIME.max(self.least_interval()),
@@ -155,7 +155,7 @@ impl OwnerSamples {
         if !matches!(self.monitor, Monitor::Unloaded) || self.next.is_none() {
             return;
         }
-        match LentCpuMonitor::new(&CpuSet::new()) {
+        match LentCpuMonitor::new() {
             Ok(monitor) => {
                 debug!("wake-ups of owners on lent PUs are reported by BPF");
                 self.monitor = Monitor::Loaded(Box::new(monitor));

@@ -11,6 +11,7 @@ use pjw_core::{cpuset::CpuSet, plan::Warning, policy::Policy};
 use pjw_ipc::wire;
 
 use super::counts::Counts;
+use super::to_wire::warning_to_status;
 use crate::warden::OngoingFailures;
 
 fn warning(code: &str, job: String, text: String, remedy: &str) -> wire::Warning {
@@ -44,10 +45,7 @@ pub(super) fn fault_warnings(faults: &OngoingFailures, own_cgroups: &OwnCgroupNa
 
 /// The warnings of the last plan.
 pub(super) fn warnings_of_plan(plan_warnings: &[Warning]) -> impl Iterator<Item = wire::Warning> {
-    plan_warnings.iter().map(|plan_warning| {
-        let job = plan_warning.job.as_ref().map(ToString::to_string).unwrap_or_default();
-        warning(plan_warning.code, job, plan_warning.text.clone(), &plan_warning.remedy)
-    })
+    plan_warnings.iter().map(warning_to_status)
 }
 
 /// The warnings about the rule of a provision.

@@ -6,6 +6,7 @@ use alloc::format;
 use core::fmt;
 
 use crate::basics::prelude::*;
+use crate::diagnosis::words;
 use crate::terms::{JobId, JobReport, JobSource};
 
 /// A job that was sampled for a shorter time gets no verdict, in ns: its start and its end are most of it.
@@ -187,7 +188,7 @@ fn is_share(part: u64, whole: u64, permille: u64) -> bool {
 }
 
 fn cores(count: u64) -> String {
-    if count == 1 { "1 core".to_owned() } else { format!("{count} cores") }
+    words::count(usize::try_from(count).unwrap_or(usize::MAX), "core")
 }
 
 /// A time for people: with one digit after the point below ten seconds.

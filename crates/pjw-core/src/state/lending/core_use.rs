@@ -141,11 +141,10 @@ impl CoreUse {
             let Some(first) = core.first() else { continue };
             let before = self.lent.get(&first).copied().unwrap_or(0);
             let (core_average, now) = average(before, *cpu_time);
-            let is_in_use_now = match (wakes_up, is_long) {
-                (true, true) => now >= in_use,
-                (true, false) => *cpu_time >= SETTLED,
-                (false, true) => now >= SATURATED,
-                (false, false) => false,
+            let is_in_use_now = if wakes_up && !is_long {
+                *cpu_time >= SETTLED
+            } else {
+                in_sample.is_some_and(|least| now >= least)
             };
             if core_average >= in_use || is_in_use_now {
                 runs_on = runs_on.union(core);

@@ -115,14 +115,14 @@ impl UsageState {
     pub(crate) fn take(&mut self, job: &JobId) -> Option<OpenUsage> {
         let open = self.jobs.remove(job)?;
         let of_job = self.processes.values().filter(|process| process.job == *job);
-        let parents: BTreeSet<Pid> = of_job.map(|process| process.parent).collect();
+        let mut childless: BTreeSet<Pid> = of_job.map(|process| process.parent).collect();
         self.processes.retain(|_, process| process.job != *job);
         let processes = &self.processes;
         self.exit_times.retain(|pid, _| processes.contains_key(pid));
-        let left: BTreeSet<Pid> = processes.values().map(|process| process.parent).collect();
-        parents.difference(&left).for_each(|parent| {
-            self.outside_parents.remove(parent);
-        });
+        for process in processes.values() {
+            childless.remove(&process.parent);
+        }
+        self.outside_parents.retain(|pid, _| !childless.contains(pid));
         Some(open)
     }
 

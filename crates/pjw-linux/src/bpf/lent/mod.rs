@@ -69,12 +69,12 @@ impl std::fmt::Debug for LentCpuMonitor {
 }
 
 impl LentCpuMonitor {
-    /// Loads the BPF program and checks that it reports a thread of this process. `lent` are the PUs that jobs lend to
-    /// other jobs now, as in [`LentCpuMonitor::set_lent`].
+    /// Loads the BPF program and checks that it reports a thread of this process. No PU is lent then: the program runs
+    /// only after [`LentCpuMonitor::set_lent`].
     ///
     /// # Errors
     /// If a requirement is missing, the kernel refuses the program, or the check fails. The error names the reason.
-    pub fn new(lent: &CpuSet) -> Result<Self> {
+    pub fn new() -> Result<Self> {
         let platform = BpfPlatform::find()?;
         let possible: Vec<Pu> = online::possible_cpus().iter().collect();
         let count = possible.last().map_or(1, |last| last.0 + 1);
@@ -100,7 +100,6 @@ impl LentCpuMonitor {
         };
         monitor.check()?;
         monitor.count_threads_except(std::process::id())?;
-        monitor.set_lent(lent)?;
         Ok(monitor)
     }
 

@@ -24,8 +24,11 @@ static ALONE: Mutex<()> = Mutex::new(());
 fn monitor() -> Option<(LentCpuMonitor, Pu, MutexGuard<'static, ()>)> {
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let pu = affinity::get_mask(Tid(std::process::id())).unwrap().last().unwrap();
-    match LentCpuMonitor::new(&CpuSet::from(pu)) {
-        Ok(monitor) => Some((monitor, pu, alone)),
+    match LentCpuMonitor::new() {
+        Ok(mut monitor) => {
+            monitor.set_lent(&CpuSet::from(pu)).unwrap();
+            Some((monitor, pu, alone))
+        }
         Err(
             error @ (LentCpuMonitorUnavailable::Refused(_) | LentCpuMonitorUnavailable::SelfCheckFailed(_)),
         ) => {
@@ -281,7 +284,7 @@ fn how_soon_a_wake_up_beside_a_borrower_is_reported() {
     println!("detaching and attaching: {:?}", begin.elapsed() / 100);
     drop(monitor);
     let begin = Instant::now();
-    let monitor = LentCpuMonitor::new(&CpuSet::from(pu));
+    let monitor = LentCpuMonitor::new();
     println!("loading: {:?}", begin.elapsed());
     drop((monitor, borrower));
 }

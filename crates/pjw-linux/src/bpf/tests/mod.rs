@@ -48,7 +48,7 @@ fn a_build_without_bpf_reports_that() {
     let error = super::TaskScan::load().unwrap_err();
     assert!(matches!(error, super::TaskScanUnavailable::NotCompiled));
     assert!(error.to_string().contains("--features bpf"), "{error}");
-    let error = super::LentCpuMonitor::new(&"0".parse().unwrap()).unwrap_err();
+    let error = super::LentCpuMonitor::new().unwrap_err();
     assert!(error.to_string().contains("--features bpf"), "{error}");
     let error = super::load_programs().1.unwrap_err();
     assert!(error.to_string().contains("--features bpf"), "{error}");
