@@ -17,8 +17,9 @@ use crate::{probe, sys::version, systemd};
 /// In bytes. The rest of a longer file is not read.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Returns the first MiB of a regular file as text. Invalid UTF-8 is replaced (U+FFFD). `None` if the file
-/// can't be read, or if it is a device, a pipe or a directory.
+/// Reads the regular file at `path`, and returns its text. Reads at most the first MiB. Each invalid UTF-8
+/// sequence is replaced by U+FFFD. Returns `None` if the file can't be read, or if it is a device, a pipe or a
+/// directory.
 #[must_use]
 pub fn read_regular_file(path: &Path) -> Option<String> {
     // Opening a pipe or a device could block.
@@ -43,9 +44,9 @@ fn is_enabled(path: &str) -> Option<bool> {
     trimmed_text(path).map(|text| text != "0")
 }
 
-/// Reads the settings of the kernel and of this host that `pjwctl doctor` checks. `online` is the set of
-/// online PUs. The returned fields `container` and `incomplete_reason` are placeholders that the caller must
-/// set.
+/// Reads the settings of the kernel and of this host that `pjwctl doctor` checks. `online` is the set of online
+/// PUs (logical CPUs), whose frequency governors are read. The caller must set the fields `in_container` and
+/// `incomplete_scan_reason` of the result: this function sets them to false and `None`.
 #[must_use]
 pub fn read_host_facts(online: &CpuSet) -> HostFacts {
     let mounts = CgroupMounts::read();
@@ -89,7 +90,8 @@ fn governors(online: &CpuSet) -> BTreeMap<String, CpuSet> {
 }
 
 /// Returns whether the v2 cgroup at `path` has the cpuset controller: whether its file `cgroup.controllers`
-/// lists `cpuset`. `path` is a path as in `/proc/PID/cgroup`. Returns `None` in these cases:
+/// lists `cpuset`. `mounts` has the mounted cgroup hierarchies. `path` is a path as in `/proc/PID/cgroup`.
+/// Returns `None` in these cases:
 ///
 /// - A v1 hierarchy with the cpuset controller is mounted. No v2 cgroup can have the controller then.
 /// - No v2 hierarchy is mounted.
@@ -128,13 +130,13 @@ fn describe_cpusets(mounts: &CgroupMounts) -> String {
     }
 }
 
-/// Determines in which cgroup hierarchy cpusets can be created, or why none can be created. Unlike
-/// [`probe::probe_cpuset_support`], this function changes nothing and creates no test cpuset. So it can't test the
-/// behaviour of the kernel. It derives these fields of the result instead:
+/// Determines in which cgroup hierarchy pjw can create cpusets, or why pjw can create none. Only reads files:
+/// unlike [`probe::probe_cpuset_support`], this function creates no cpuset for a test. So these fields of the
+/// result are derived, and not tested:
 ///
-/// - [`CpusetSupport::affinity_persists`] from the kernel version.
-/// - [`CpusetSupport::idle_priority`] and [`CpusetSupport::can_freeze`] from the kernel version and the mounted
-///   controllers.
+/// - [`CpusetSupport::affinity_persists`] is derived from the kernel version.
+/// - [`CpusetSupport::idle_priority`] and [`CpusetSupport::can_freeze`] are derived from the kernel version and
+///   the mounted controllers.
 #[must_use]
 pub fn read_cpuset_support() -> CpusetSupport {
     let mounts = CgroupMounts::read();

@@ -6,8 +6,8 @@ use std::rc::Rc;
 
 use crate::seed::RandomStream;
 
-/// The faults that a simulation run injects. Each fault has a probability in permille, except hotplug, which
-/// is on or off.
+/// The faults that a simulation run injects, such as a refused change or a kill of the daemon. Each fault has a
+/// probability in permille, except hotplug (PUs go offline and come back), which is on or off.
 #[derive(Debug, Clone)]
 pub struct Faults {
     /// The probability, in permille per event, that the simulated kernel loses a process event or a report of
@@ -38,13 +38,13 @@ pub struct Faults {
     random: Rc<RefCell<RandomStream>>,
 }
 
-/// The payload of the panic that simulates a kill of the daemon. The simulation catches this panic and starts a new
-/// daemon.
+/// The payload of the panic that simulates a kill of the daemon. The simulation catches this panic, and starts
+/// the daemon again.
 pub const KILL_PANIC: &str = "pjw-sim: killed";
 
 impl Faults {
-    /// Chooses the probability of each fault, and whether hotplug occurs, at random. `random` is the generator of the
-    /// random numbers of the simulation run. Each fault has the probability 0 in about half of all runs.
+    /// Chooses at random the probability of each fault, and whether hotplug occurs. `random` is the random
+    /// number generator of the simulation run. Each fault has the probability 0 in about half of all runs.
     #[must_use]
     pub fn from_random(random: &RandomStream) -> Self {
         let mut swarm = random.substream("swarm");
@@ -66,7 +66,8 @@ impl Faults {
         }
     }
 
-    /// Returns faults that never occur: they are disabled ([`Faults::disable`]), and there is no hotplug.
+    /// Returns faults that never occur: all faults with a probability are disabled ([`Faults::disable`]), and
+    /// there is no hotplug.
     #[must_use]
     pub fn none() -> Self {
         let faults = Self { has_hotplug: false, ..Self::from_random(&RandomStream::from_seed(0)) };
@@ -74,22 +75,21 @@ impl Faults {
         faults
     }
 
-    /// Disables all faults that have a probability, for the rest of the run. The kill of the daemon is one of
-    /// these faults. Also applies to all clones of this value. Does not change [`Faults::has_hotplug`], which has
-    /// no probability. Tests call this function, and then check that the daemon repairs the effects of
-    /// earlier faults.
+    /// Disables all faults that have a probability, such as a kill of the daemon, for the rest of the
+    /// simulation run. Also applies to all clones of this value. Does not change [`Faults::has_hotplug`]. Tests
+    /// call this function, and then check that the daemon repairs the effects of earlier faults.
     pub fn disable(&self) {
         self.enabled.set(false);
     }
 
     /// Decides at random whether a fault occurs now: returns true with a probability of `permille` in 1000.
-    /// Always false after [`Faults::disable`].
+    /// Always false after [`Faults::disable`] was called.
     #[must_use]
     pub fn occurs(&self, permille: u32) -> bool {
         self.enabled.get() && self.random.borrow_mut().random_bool(permille)
     }
 
-    /// Simulates `kill -9` of the daemon with the probability [`Faults::kill_permille`], by a panic with the
+    /// Simulates `kill -9` of the daemon with the probability [`Faults::kill_permille`]: panics with the
     /// payload [`KILL_PANIC`]. Otherwise has no effect.
     pub fn maybe_kill_daemon(&self) {
         if self.occurs(self.kill_permille) {

@@ -8,13 +8,14 @@ use thiserror::Error;
 
 use crate::faults::Faults;
 
-/// Error: the disk of the simulated journal is full, so the records were not written.
+/// Error: the disk of the simulated journal is full, so that the records were not written to the journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("No space left on device (simulated)")]
 pub struct DiskFull;
 
-/// The simulated journal of pjwd: the file from which a restarted daemon restores its state. The records are
-/// in memory. All clones of a value have the same records.
+/// The simulated journal of pjwd. From the journal, a restarted daemon restores its state. Unlike the real
+/// journal, which is a file, this journal has its records in memory. All clones of a value share the same
+/// records.
 #[derive(Debug, Clone)]
 pub struct SimJournal {
     records: Rc<RefCell<Vec<Record>>>,
@@ -24,8 +25,8 @@ pub struct SimJournal {
 }
 
 impl SimJournal {
-    /// Makes an empty journal. `faults` decides at random which writes fail, and whether the daemon is killed
-    /// before or after an append of records.
+    /// Makes an empty journal. `faults` decides at random which writes to the journal fail. It also decides
+    /// whether the daemon is killed just before or after records are appended.
     #[must_use]
     pub fn new(faults: Faults) -> Self {
         Self { records: Rc::default(), is_reserved: false, faults }

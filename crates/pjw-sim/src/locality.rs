@@ -8,7 +8,8 @@ use std::collections::BTreeSet;
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::topology::{Level, Topology};
 
-/// The unit of the processor counts in a job log: cores or PUs.
+/// What a processor means in a job log, which contains the number of processors of each job: a core or a PU
+/// (logical CPU).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessorUnit {
     /// Whole cores.
@@ -17,8 +18,8 @@ pub enum ProcessorUnit {
     Pu,
 }
 
-/// The location of a PU in the machine: the indexes of its core, L3 cache, NUMA node and package. Each index
-/// counts from 0 in the topology's list of objects of this kind.
+/// The location of a PU (logical CPU) in the machine: the indexes of the core, L3 cache, NUMA node and package
+/// that contain the PU. Each index counts from 0 in the topology's list of objects of the same kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PuLocation {
     /// The index of the core in the topology's list of cores.
@@ -33,16 +34,16 @@ pub struct PuLocation {
     pub package: Option<u32>,
 }
 
-/// The location of each PU of a machine. The simulation uses the locations to count the L3 caches, NUMA nodes
-/// and packages that contain PUs of a given set.
+/// The locations of all PUs (logical CPUs) of a machine. With the locations, the simulation counts how many L3
+/// caches, NUMA nodes and packages a set of PUs uses.
 #[derive(Debug, Clone)]
 pub struct PuLocations {
     by_pu: Vec<Option<PuLocation>>,
     cores: Vec<CpuSet>,
 }
 
-/// The numbers of packages, NUMA nodes and L3 caches that a set of PUs uses, and its number of split cores. A
-/// core is split if some of its PUs, but not all, are in the set.
+/// How many packages, NUMA nodes and L3 caches a set of PUs (logical CPUs) uses, and how many cores it splits.
+/// A set splits a core if it contains some, but not all PUs of the core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LocalityCounts {
     /// The number of packages that contain at least one PU of the set of PUs.
@@ -56,7 +57,7 @@ pub struct LocalityCounts {
 }
 
 impl PuLocations {
-    /// Computes the location of each PU of the machine with this topology.
+    /// Determines the location of each PU (logical CPU) of the machine with the topology `topology`.
     #[must_use]
     pub fn from_topology(topology: &Topology) -> Self {
         let length = topology.cpus().last().map_or(0, |last| last.0 as usize + 1);
@@ -77,20 +78,20 @@ impl PuLocations {
         Self { by_pu, cores: topology.cores().iter().map(|core| core.pus.clone()).collect() }
     }
 
-    /// Returns the location of the PU `pu`. `None` if the machine has no such PU.
+    /// Returns the location of the PU (logical CPU) `pu`. `None` if the machine has no such PU.
     #[must_use]
     pub fn location_of(&self, pu: Pu) -> Option<PuLocation> {
         self.by_pu.get(pu.0 as usize).copied().flatten()
     }
 
-    /// Returns all cores in hwloc's logical order. Each is a pair of the location of the core's first PU and
-    /// the set of all its PUs.
+    /// Returns all cores of the machine in hwloc's logical order. For each core, returns the location of its
+    /// first PU (logical CPU), and the set of all its PUs.
     pub fn cores(&self) -> impl Iterator<Item = (PuLocation, &CpuSet)> {
         self.cores.iter().filter_map(|pus| Some((self.location_of(pus.first()?)?, pus)))
     }
 
-    /// Returns the numbers of packages, NUMA nodes and L3 caches that the PUs in `cpus` use, and the number
-    /// of split cores: cores of which some PUs, but not all, are in `cpus`.
+    /// Returns how many packages, NUMA nodes and L3 caches contain a PU (logical CPU) of `cpus`, and how many
+    /// cores are split. A core is split if some, but not all of its PUs are in `cpus`.
     #[must_use]
     pub fn domains_used(&self, cpus: &CpuSet) -> LocalityCounts {
         let locality: Vec<PuLocation> = cpus.iter().filter_map(|pu| self.location_of(pu)).collect();
@@ -106,8 +107,9 @@ impl PuLocations {
 }
 
 impl PuLocation {
-    /// Returns the index of the L3 cache, NUMA node or package that contains the PU. `level` selects which of
-    /// the three. `None` if no object of this level contains the PU, or if `level` is [`Level::Machine`].
+    /// Returns the index of the L3 cache, NUMA node or package that contains this PU (logical CPU). `level`
+    /// selects one of these three kinds. The index counts from 0 in the topology's list of objects of the kind.
+    /// `None` if no such object contains the PU, or if `level` is [`Level::Machine`].
     #[must_use]
     pub fn domain_index(mut self, level: Level) -> Option<u32> {
         if level == Level::Machine { None } else { *self.domain_mut(level) }

@@ -32,9 +32,9 @@ const MASK_CHECK_INTERVAL: u32 = 4;
 /// The probability, in permille per step of the daemon, that no delayed change of a cpuset is completed.
 const HOLD_PERMILLE: u32 = 800;
 
-/// The interface of pjwd to the simulated machine: an implementation of the trait [`MachineInterface`]. Scans and changes
-/// fail at random. The processes of the machine change at random before each scan, mask change and cpuset
-/// change.
+/// The interface of pjwd to a simulated machine: an implementation of the trait [`MachineInterface`]. Scans and
+/// changes fail at random. The processes of the machine change at random before each scan, mask change and
+/// cpuset change of pjwd.
 #[derive(Debug, Clone)]
 pub struct SimMachineInterface {
     world: Rc<RefCell<World>>,
@@ -62,9 +62,9 @@ pub struct SimMachineInterface {
 }
 
 impl SimMachineInterface {
-    /// Makes the interface to the simulated machine `world`. `workload` changes processes at random before
-    /// each scan, mask change and cpuset change of the daemon. `faults` decides at random how often this
-    /// happens, and which scans and changes fail.
+    /// Makes the interface of pjwd to the simulated machine `world`. `workload` changes processes at random
+    /// before each scan, mask change and cpuset change of pjwd. `faults` decides at random how often these
+    /// changes happen, and which scans, mask changes and cpuset changes fail.
     #[must_use]
     pub fn new(world: Rc<RefCell<World>>, workload: Rc<RefCell<Workload>>, faults: Faults) -> Self {
         Self {
@@ -83,14 +83,15 @@ impl SimMachineInterface {
         }
     }
 
-    /// Makes [`MachineInterface::change_cpuset`] delay every later change, until [`SimMachineInterface::finish_cpuset_changes`] is
-    /// called. For a delayed change, [`MachineInterface::change_cpuset`] returns [`CpusetOutcome::Delayed`].
+    /// Makes [`MachineInterface::change_cpuset`] delay every change of a cpuset and return
+    /// [`CpusetOutcome::Delayed`], until [`SimMachineInterface::finish_cpuset_changes`] is called.
     pub fn hold_cpuset_changes(&mut self) {
         self.are_changes_held = true;
     }
 
-    /// Completes all delayed changes of cpusets, and ends the effect of [`SimMachineInterface::hold_cpuset_changes`].
-    /// Later changes are delayed only at random, with the probability [`Faults::delayed_change_permille`].
+    /// Completes all delayed changes of cpusets. Also ends the effect of
+    /// [`SimMachineInterface::hold_cpuset_changes`]: later changes are delayed only at random, with the
+    /// probability [`Faults::delayed_change_permille`].
     pub fn finish_cpuset_changes(&mut self) {
         self.are_changes_held = false;
         while !self.delayed.is_empty() {
@@ -258,7 +259,7 @@ fn create_cpuset(
         world.cgroup_owners.insert(path.clone(), owner);
     }
     world.write_cpuset(path, Some(&job_cpuset.spec.cpus));
-    world.set_priority(path, &job_cpuset.spec);
+    world.set_frozen_and_idle(path, &job_cpuset.spec);
     if job_cpuset.spec.isolated {
         world.isolated_partitions.insert(path.clone());
     } else {

@@ -8,19 +8,22 @@
 pub struct RandomStream(u64);
 
 impl RandomStream {
-    /// Makes the generator with the seed `seed`. A simulation run uses its number as the seed.
+    /// Makes a random number generator with the seed `seed`. Each simulation run has a number, which is the
+    /// seed of its generator.
     #[must_use]
     pub fn from_seed(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
     }
 
-    /// Returns a new generator for random choices of the kind `kind`, a name such as `workload`. Its seed
-    /// depends on `kind` and on the present state of `self`. With one generator for each kind, the choices of
-    /// one kind do not affect the choices of another kind.
+    /// Returns a new random number generator for one purpose. `purpose` is a name such as `workload`. The seed
+    /// of the new generator depends on `purpose` and on the present state of `self`. Because each purpose has a
+    /// generator of its own, the random choices for one purpose do not affect those for another purpose.
     #[must_use]
-    pub fn substream(&self, kind: &str) -> Self {
+    pub fn substream(&self, purpose: &str) -> Self {
         Self(
-            kind.bytes().fold(self.0, |state, byte| (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)),
+            purpose
+                .bytes()
+                .fold(self.0, |state, byte| (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)),
         )
     }
 
@@ -42,8 +45,8 @@ impl RandomStream {
         self.random_below(1000) < permille
     }
 
-    /// Returns a random element of `things`. `None` if `things` is empty.
-    pub fn random_element<'t, T>(&mut self, things: &'t [T]) -> Option<&'t T> {
-        things.get(self.random_below(u32::try_from(things.len()).unwrap_or(u32::MAX)) as usize)
+    /// Returns a random element of `elements`. `None` if `elements` is empty.
+    pub fn random_element<'t, T>(&mut self, elements: &'t [T]) -> Option<&'t T> {
+        elements.get(self.random_below(u32::try_from(elements.len()).unwrap_or(u32::MAX)) as usize)
     }
 }

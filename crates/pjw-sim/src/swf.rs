@@ -18,7 +18,7 @@ const RUN: (usize, &str) = (4, "run time");
 const PROCESSORS: (usize, &str) = (5, "processors");
 const REQUESTED: (usize, &str) = (8, "requested processors");
 
-/// One job of a job log: when it was submitted, how long it ran, and on how many processors.
+/// One job of a job log: its submit time, its run time, and its number of processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoggedJob {
     /// The number by which the log identifies the job.
@@ -32,7 +32,8 @@ pub struct LoggedJob {
     pub processors: u32,
 }
 
-/// A parsed job log in the Standard Workload Format: the jobs that ran on a cluster, as its scheduler recorded them.
+/// A parsed job log in the Standard Workload Format: the jobs that ran on a cluster, as the cluster's batch
+/// system recorded them. A replay assigns cores to the same jobs again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobLog {
     /// The jobs, ascending by submit time. Jobs with the same submit time are in the order of their lines in
@@ -43,7 +44,7 @@ pub struct JobLog {
     pub skipped_jobs: u32,
 }
 
-/// Error: a text is not a job log in the Standard Workload Format.
+/// Error: a text is not a job log in the Standard Workload Format, or contains no job that can be replayed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum SwfError {
     /// A line does not have exactly 18 fields.
@@ -95,8 +96,9 @@ pub enum SwfError {
     },
 }
 
-/// Parses the text of a job log in the Standard Workload Format. Lines that begin with `;` are comments and
-/// may have any encoding. Jobs that can't be replayed are omitted and counted in [`JobLog::skipped_jobs`].
+/// Parses `bytes`, the content of a job log in the Standard Workload Format. Lines that begin with `;` are
+/// comments, in any character encoding. A job can't be replayed if its run time or its number of processors is
+/// unknown. Such jobs are left out, and counted in [`JobLog::skipped_jobs`].
 ///
 /// # Errors
 /// - If a line does not describe a job. The error contains the line number. If the line has a wrong number of

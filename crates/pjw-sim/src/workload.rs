@@ -11,7 +11,8 @@ const USERS: [Uid; 3] = [Uid(1001), Uid(1002), Uid(1003)];
 /// The largest number of processes. More processes make a run slow without testing more.
 const MAX_PROCESSES: usize = 60;
 
-/// A random workload: users, programs and a batch system that start, change and end processes on the simulated machine.
+/// A random workload of a simulated machine: users, programs and a batch system that start, change and end
+/// processes.
 #[derive(Debug, Clone)]
 pub struct Workload {
     random: RandomStream,
@@ -23,27 +24,28 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// Makes the random workload of a simulation run. `seed` is the random stream of the run. If `hotplug` is
-    /// true, the workload also switches PUs off and on.
+    /// Makes the random workload of a simulation run. `random` is the random number generator of the run. If
+    /// `hotplug` is true, the workload also switches PUs (logical CPUs) off and on.
     #[must_use]
-    pub fn new(seed: &RandomStream, hotplug: bool) -> Self {
-        Self { random: seed.substream("workload"), next_job: 1, hotplug, is_stopped: false }
+    pub fn new(random: &RandomStream, hotplug: bool) -> Self {
+        Self { random: random.substream("workload"), next_job: 1, hotplug, is_stopped: false }
     }
 
-    /// Makes a stopped workload: [`Workload::step`] has no effect. For simulation runs without a random
-    /// workload.
+    /// Makes a workload that changes nothing: [`Workload::step`] has no effect. For simulation runs without a
+    /// random workload.
     #[must_use]
     pub fn stopped() -> Self {
         Self { is_stopped: true, ..Self::new(&RandomStream::from_seed(0), false) }
     }
 
-    /// Stops the workload for the rest of the run: from now on, [`Workload::step`] has no effect.
+    /// Stops this workload for the rest of the simulation run: from now on, [`Workload::step`] has no effect.
     pub fn stop(&mut self) {
         self.is_stopped = true;
     }
 
-    /// Makes one random change in `world`, such as a fork, a new thread, an affinity request or an exit. Then
-    /// advances the simulated time by at most 49 ms. Has no effect if the workload is stopped.
+    /// Makes one random change in the simulated machine `world`, such as a fork, a new thread, a request for an
+    /// affinity mask, or an exit. Then advances the simulated time by at most 49 ms. Has no effect if the
+    /// workload is stopped.
     pub fn step(&mut self, world: &mut World) {
         if self.is_stopped {
             return;

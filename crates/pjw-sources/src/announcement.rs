@@ -16,8 +16,8 @@ use crate::{condor, flux, host::Host, lsf, pbs, sge, slurm};
 
 pub use crate::flaw::HookInputError;
 
-/// The description of a job that a batch system gives to a hook. A hook is a program that the batch system
-/// runs at the start or end of a job.
+/// The description of a job that a batch system gives to a hook. A hook is a program that the batch system runs
+/// when a job starts or ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobAnnouncement {
     /// The id of the job, such as `slurm:7`.
@@ -33,7 +33,7 @@ pub struct JobAnnouncement {
     pub cpu_request: Result<CpuRequest, HookInputError>,
 }
 
-/// The owner of a job: a user id or a user name, depending on the batch system.
+/// The user that owns a job: a user id or a user name, depending on the batch system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobOwner {
     /// The user id.
@@ -69,13 +69,13 @@ fn user(variable: &'static str, text: &str) -> Result<JobOwner, HookInputError> 
     owner.ok_or_else(|| HookInputError::not_a_user(variable, text))
 }
 
-/// Reads the description of a job from `attributes`: the environment in which Slurm runs its prolog, epilog
-/// and task prolog scripts. `host` describes this machine. The name in `host` is searched in the lists of
-/// nodes (machines) of Slurm.
+/// Reads the description of a job from `attributes`: the environment in which Slurm runs its prolog, epilog and
+/// task prolog scripts. `host` describes this machine. The number of CPUs of the job on this machine is found
+/// by the name in `host`.
 ///
 /// # Errors
-/// If the environment contains no valid job id. Without a valid owner or number of cores, the call succeeds,
-/// and the field `owner` or `cpu_request` of the result is an error.
+/// If the environment contains no valid job id. Without a valid owner or number of CPUs, the call succeeds, and
+/// the field `owner` or `cpu_request` of the result is an error.
 pub fn from_slurm(attributes: &BatchAttributes, host: &Host) -> Result<JobAnnouncement, HookInputError> {
     const VARIABLES: &[&str] = &[
         "SLURM_JOB_ID",
@@ -100,9 +100,9 @@ pub fn from_slurm(attributes: &BatchAttributes, host: &Host) -> Result<JobAnnoun
     })
 }
 
-/// Reads the description of a job from `attributes`: the environment in which LSF runs its pre-execution and
-/// post-execution commands and its job starter. `host` describes this machine. The name in `host` is searched
-/// in the lists of hosts of LSF.
+/// Reads the description of a job from `attributes`: the environment in which LSF runs its pre-execution
+/// commands, its post-execution commands and its job starter. `host` describes this machine. The number of
+/// cores of the job on this machine is found by the name in `host`.
 ///
 /// # Errors
 /// If the environment contains no valid job id. Without a valid owner or number of cores, the call succeeds,
@@ -138,8 +138,8 @@ pub fn from_openpbs(arguments: &[&str]) -> Result<JobAnnouncement, HookInputErro
 }
 
 /// Reads the description of a job from the arguments that Torque passes to its prologue and epilogue scripts.
-/// These are the job id, the user, the group, the job name and the list of resource limits. Newer versions
-/// also pass the list of hosts.
+/// These are the job id, the user, the group, the job name and the list of resource limits. Newer versions of
+/// Torque also pass the list of hosts. Fewer arguments are allowed: only the job id is required.
 ///
 /// # Errors
 /// If the first argument is no valid job id. Without a valid owner or number of cores, the call succeeds, and
@@ -162,9 +162,9 @@ fn pbs_job(
     Ok(JobAnnouncement { job, alias: None, owner, cpu_request })
 }
 
-/// Reads the id of a job from `attributes`, the environment of one of the job's tasks, for OpenPBS's
-/// `execjob_launch` hook. In the result, `owner` and `cpu_request` are always errors, because this
-/// environment contains neither.
+/// Reads the id of a job from `attributes`: the environment of one of the job's tasks, as OpenPBS passes it to
+/// an `execjob_launch` hook. This environment contains no owner and no number of cores. So the fields `owner`
+/// and `cpu_request` of the result are always errors.
 ///
 /// # Errors
 /// If the environment contains no valid job id.
@@ -173,17 +173,17 @@ pub fn from_pbs_task(attributes: &BatchAttributes) -> Result<JobAnnouncement, Ho
     pbs_job(&[id], Err(HookInputError::CountNotProvided(JobSource::Pbs)))
 }
 
-/// Reads the description of a job from `attributes`: the environment in which Grid Engine runs its prolog,
-/// epilog and starter method. `host` describes this machine.
+/// Reads the description of a job from `attributes`: the environment in which Grid Engine runs its prolog, its
+/// epilog and its starter method. `host` describes this machine.
 ///
-/// `owner` is the user name that Grid Engine substitutes for `$job_owner` in the command line of the prolog
-/// or epilog. `None` if the command line does not contain `$job_owner`. The command line of a starter method
-/// never contains it. If `owner` is `None`, the field `owner` of the result is an error.
+/// `owner` is the user name that Grid Engine substitutes for `$job_owner` in the command line of the prolog or
+/// epilog. `None` if the command line does not contain `$job_owner`, such as that of a starter method. The
+/// field `owner` of the result is an error then.
 ///
-/// `hostfile` is the text of the file whose path is in the variable `PE_HOSTFILE`. It lists the slots of the
-/// job on each of its machines. `None` if the job has no such file. If `hostfile` is `None`, the number of
-/// cores is read from `attributes`. The variables in `attributes` contain only the total number for all
-/// machines. If the job then has several machines, the field `cpu_request` of the result is an error.
+/// `hostfile` is the text of the file whose path is in the variable `PE_HOSTFILE`: the slots of the job on each
+/// of its machines. `None` if the job has no such file. The number of cores is read from `attributes` then. The
+/// variables there contain only the total number for all machines. So if the job has several machines, the
+/// field `cpu_request` of the result is an error.
 ///
 /// # Errors
 /// If the environment contains no valid job id. Without a valid owner or number of cores, the call succeeds,
@@ -211,12 +211,12 @@ pub fn from_sge(
 
 /// Reads the description of a job from `attributes`: the environment in which HTCondor runs its preparation
 /// hook and its job wrapper. `machine_ad` and `job_ad` are the texts of the files whose paths are in the
-/// variables `_CONDOR_MACHINE_AD` and `_CONDOR_JOB_AD`. A text is empty if there is no such file.
+/// variables `_CONDOR_MACHINE_AD` and `_CONDOR_JOB_AD`. A text is empty if there is no such file. pjw makes the
+/// job id from the name of the job's slot. A slot is HTCondor's share of a machine for one job.
 ///
 /// # Errors
-/// If the environment does not name the job's slot (HTCondor's share of a machine for one job), from which
-/// the job id is made. Without a valid owner or number of cores, the call succeeds, and the field `owner` or
-/// `cpu_request` of the result is an error.
+/// If the environment contains no valid name of a slot. Without a valid owner or number of cores, the call
+/// succeeds, and the field `owner` or `cpu_request` of the result is an error.
 pub fn from_condor(
     attributes: &BatchAttributes,
     machine_ad: &str,
@@ -239,13 +239,13 @@ pub fn from_condor(
     Ok(JobAnnouncement { job, alias, owner, cpu_request: amount(count, CpuRequest::Cores) })
 }
 
-/// Reads the description of a job from `attributes`: the environment in which Flux runs its prolog and
-/// epilog. In the result, `cpu_request` is always an error, because this environment does not contain the
-/// number of cores.
+/// Reads the description of a job from `attributes`: the environment in which Flux runs its prolog and epilog.
+/// This environment does not contain the number of cores. So the field `cpu_request` of the result is always an
+/// error.
 ///
 /// # Errors
-/// If the environment contains no valid job id. Without a valid owner, the call succeeds, and the field
-/// `owner` of the result is an error.
+/// If the environment contains no valid job id. Without a valid owner, the call succeeds, and the field `owner`
+/// of the result is an error.
 pub fn from_flux(attributes: &BatchAttributes) -> Result<JobAnnouncement, HookInputError> {
     let environ = Environ::of(&["FLUX_JOB_ID", "FLUX_JOB_USERID"], attributes);
     let id = environ.required("FLUX_JOB_ID")?;

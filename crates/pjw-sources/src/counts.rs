@@ -8,8 +8,8 @@ use thiserror::Error;
 
 use crate::hostlist::host_names_match;
 
-/// Error: a batch system's list of a job's CPUs, slots or tasks on each machine is invalid. The list is
-/// empty, can't be parsed, or has counts for more or fewer machines than the job has.
+/// Error: a batch system's list with a job's number of CPUs, slots or tasks on each machine is invalid. Either
+/// the list is empty, or it can't be parsed, or it has numbers for more or fewer machines than the job has.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CountsError {
     /// The list is empty.
@@ -60,11 +60,12 @@ pub(crate) fn number(text: &str) -> Option<u32> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// Parses a list of counts per machine in Slurm's form. Returns the count if it is the same on all machines:
-/// 72 for `72(x2)` (72 on each of two machines). Returns `None` if the counts differ, as in `72(x2),36`.
+/// Parses `text`, a list of Slurm with a count for each machine, such as `72(x2),36`: 72 on each of two
+/// machines, and 36 on a third. Returns the count if it is the same on all machines, such as 72 for `72(x2)`.
+/// Returns `None` if the counts differ.
 ///
 /// # Errors
-/// If the text is not a list of counts.
+/// If the text is not such a list.
 pub fn uniform_count(text: &str) -> Result<Option<u32>, CountsError> {
     if text.is_empty() {
         return Err(CountsError::Empty);
@@ -78,14 +79,14 @@ pub fn uniform_count(text: &str) -> Result<Option<u32>, CountsError> {
     Ok(first.filter(|_| same))
 }
 
-/// Parses a list of counts per machine in Slurm's form, and returns the count of one machine. `72(x2),36`
-/// means 72, 72 and 36. `position` is the position of the machine in the list, counted from 0. `nodes` is the
-/// number of machines that the job has, which must be the number of counts in the list.
+/// Parses `text`, a list of Slurm with a count for each machine, and returns the count of one machine. For
+/// example, `72(x2),36` means 72, 72 and 36. `position` is the position of the machine in the list, counted
+/// from 0. `node_count` is the number of machines of the job. The list must have this number of counts.
 ///
 /// # Errors
-/// If the text is not a list of counts, if the number of counts is not `nodes`, or if there is no count at
+/// If the text is not such a list, if the number of counts is not `node_count`, or if there is no count at
 /// `position`.
-pub fn count_at_position(text: &str, position: u32, nodes: u32) -> Result<u32, CountsError> {
+pub fn count_at_position(text: &str, position: u32, node_count: u32) -> Result<u32, CountsError> {
     if text.is_empty() {
         return Err(CountsError::Empty);
     }
@@ -98,15 +99,17 @@ pub fn count_at_position(text: &str, position: u32, nodes: u32) -> Result<u32, C
             found.get_or_insert(run.count);
         }
     }
-    found.filter(|_| counts == u64::from(nodes)).ok_or(CountsError::LengthMismatch { counts, nodes })
+    found
+        .filter(|_| counts == u64::from(node_count))
+        .ok_or(CountsError::LengthMismatch { counts, nodes: node_count })
 }
 
-/// Parses `text`, a list of host names that are each followed by a number of slots. LSF uses this form. Example: `hostA
-/// 4 hostB 8`. Returns the number of slots on `host`. If `host` occurs more than once, the numbers are added. Returns
-/// `None` if `host` does not occur.
+/// Parses `text`, a list of LSF in which each host name is followed by a number of slots, such as
+/// `hostA 4 hostB 8`. Returns the number of slots on `host`. If `host` occurs more than once, the numbers are
+/// added. Returns `None` if `host` does not occur.
 ///
 /// # Errors
-/// If the text is empty or not such a list.
+/// If the text is empty, or is not such a list.
 pub fn slot_count_in_pairs(text: &str, host: &str) -> Result<Option<u32>, CountsError> {
     let mut tokens = text.split_ascii_whitespace().enumerate();
     let mut sum: Option<u32> = None;
@@ -120,8 +123,8 @@ pub fn slot_count_in_pairs(text: &str, host: &str) -> Result<Option<u32>, Counts
     if text.trim_ascii().is_empty() { Err(CountsError::Empty) } else { Ok(sum) }
 }
 
-/// Counts how often `host` occurs in `text`, a list that contains the name of a host once for each slot. The variable
-/// `LSB_HOSTS` of LSF is such a list. Returns `None` if `host` does not occur.
+/// Returns how often `host` occurs in `text`, a list of LSF that contains the name of a host once for each
+/// slot. The variable `LSB_HOSTS` is such a list. Returns `None` if `host` does not occur.
 ///
 /// # Errors
 /// If the text is empty.

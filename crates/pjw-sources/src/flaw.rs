@@ -4,7 +4,7 @@ use pjw_core::job::JobSource;
 use thiserror::Error;
 
 /// Error: the description of a job that a batch system gave to a hook is incomplete or wrong. A hook is a
-/// program that the batch system runs at the start or end of a job. The description consists of environment
+/// program that the batch system runs when a job starts or ends. The description consists of environment
 /// variables, arguments of the hook, or fields in a file.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum HookInputError {

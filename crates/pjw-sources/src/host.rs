@@ -2,9 +2,9 @@
 
 use pjw_core::ids::Uid;
 
-/// The properties of this machine that are needed to recognise its jobs. The name is needed to find the
-/// machine in the batch systems' lists of hosts. The user id of the batch system Flux is needed to recognise
-/// the cgroups of Flux's jobs.
+/// The properties of this machine with which pjw recognises the machine's jobs. By its name, the machine is
+/// found in the batch systems' lists of hosts. By the user id of the batch system Flux, the cgroups of Flux's
+/// jobs are recognised.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Host {
     /// The host name of this machine, with or without its domain, such as `n1` or `n1.example.org`.

@@ -59,8 +59,8 @@ pub enum HostlistError {
     },
 }
 
-/// The position of a machine in a list of machines in Slurm's form, and the length of the list. [`find_node`]
-/// returns it.
+/// The result of [`find_node`]: the position of a machine in a list of machines in Slurm's form, such as
+/// `n[1-3,7],login2`, and the number of machines in the list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodePosition {
     /// The position of the machine in the list, counted from 0. `None` if the list does not contain the
@@ -70,9 +70,9 @@ pub struct NodePosition {
     pub node_count: u32,
 }
 
-/// Finds the machine `node` in a list of machines in Slurm's form, such as `n[1-3,7],login2`. Returns the
-/// position of the machine and the length of the list. A name without a domain matches the same name with a
-/// domain.
+/// Searches the machine named `node` in `list`, a list of machines in Slurm's form, such as `n[1-3,7],login2`.
+/// Returns the position of the machine, and the number of machines in the list. The position is `None` if the
+/// list does not contain the machine. A name without a domain matches the same name with a domain.
 ///
 /// # Errors
 /// If the text is not such a list, is longer than 65,536 bytes, or names more than 2^24 machines.
@@ -100,9 +100,9 @@ pub fn find_node(list: &str, node: &str) -> Result<NodePosition, HostlistError> 
     Ok(NodePosition { index: index.map(narrow), node_count: narrow(of) })
 }
 
-/// Returns whether two host names match, so that they may name the same machine. Names with domains must be
-/// equal. If a name has no domain, such as `n1`, the domain of the other name is ignored: `n1` and
-/// `n1.example.org` match. Upper and lower case are not distinguished. Empty names do not match.
+/// Returns whether two host names match: whether they possibly name the same machine. Two names with domains
+/// must be equal. If a name has no domain, such as `n1`, the domain of the other name is ignored, so that `n1`
+/// and `n1.example.org` match. Upper and lower case are not distinguished. Empty names do not match.
 #[must_use]
 pub fn host_names_match(one: &str, other: &str) -> bool {
     let first = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();

@@ -44,25 +44,25 @@ pub use host::Host;
 const SYSTEMS: [System; 7] =
     [slurm::SYSTEM, lsf::SYSTEM, pbs::SYSTEM, sge::SYSTEM, condor::SYSTEM, flux::SYSTEM, oar::SYSTEM];
 
-/// Returns the names of all environment variables from which jobs of batch systems are recognised. pjwd must
-/// read these variables of each process and pass them to [`recognise_jobs`].
+/// Returns the names of all environment variables from which pjw recognises the jobs of batch systems. pjwd
+/// must read these variables of each process, and pass them to [`recognise_jobs`].
 #[must_use]
 pub fn identifying_variables() -> BTreeSet<&'static str> {
     SYSTEMS.iter().flat_map(|system| system.variables).copied().collect()
 }
 
-/// Returns the batch systems that give each job a cgroup with a cpuset, and allow pjwd to narrow these cpusets. To
-/// narrow a cpuset means to reduce it to the PUs granted to the job. A [`JobSource`] is a batch system or another
-/// source of jobs, such as a user's command.
+/// Returns the batch systems whose job cpusets pjwd can narrow. Such a batch system gives each job a cgroup
+/// with a cpuset. To narrow the cpuset means to remove the PUs (logical CPUs) that pjw has not granted to the
+/// job.
 #[must_use]
 pub fn sources_with_narrowable_cpusets() -> BTreeSet<JobSource> {
     SYSTEMS.iter().filter(|system| system.narrowable).map(|system| system.source).collect()
 }
 
 /// Returns the batch system that has a launcher with the program name `comm`. A launcher is a daemon whose
-/// child processes belong to a job. Returns `None` if no batch system has such a launcher.
+/// child processes belong to a job. Returns `None` if no batch system has a launcher with this name.
 ///
-/// Every user can choose program names, so the caller must check the user of the process.
+/// Every user can choose program names. So the caller must check the user of the process.
 #[must_use]
 pub fn batch_system_of_launcher(comm: &Comm) -> Option<JobSource> {
     let is_launcher =
@@ -70,20 +70,21 @@ pub fn batch_system_of_launcher(comm: &Comm) -> Option<JobSource> {
     SYSTEMS.iter().find(is_launcher).map(|system| system.source)
 }
 
-/// Finds the jobs to which a process may belong. `comm` is the program name of the process. `attributes` contains its
-/// cgroups, environment and command line. `host` describes this machine. Batch systems that are not in `enabled` are
-/// ignored. Returns a [`JobMark`] (an attribute of the process that contains the id of a job) for each job that was
-/// found. Also returns the role of the process in its batch system.
+/// Finds the jobs to which a process possibly belongs. `comm` is the program name of the process. `attributes`
+/// contains the cgroups, environment and command line of the process. `host` describes this machine. Batch
+/// systems that are not in `enabled` are ignored. Returns a [`JobMark`] for each job that was found: an
+/// attribute of the process that contains the id of the job. Also returns the role of the process in its batch
+/// system.
 ///
 /// The marks are returned in this order:
-/// 1. The job that the cgroup path names. A user can create directories below the directory of a job of their own, and
-///    can give them the name of another job. So if several directories of the path have the form of a job's directory,
-///    the outermost one is used.
-/// 2. The jobs that environment variables name, at most one for each batch system. A job is left out if the cgroup path
-///    names another job of the same batch system.
+/// 1. The job that the cgroup path names. A user can create directories below the directory of an own job, and
+///    can name them like the directory of another job. So if several directories of the path have the form of a
+///    job's directory, the outermost one counts.
+/// 2. The jobs that environment variables name, at most one for each batch system. A job is left out if the
+///    cgroup path names another job of the same batch system.
 ///
-/// The number of cores in a mark comes from the environment variables. No marks are returned if the process is in a
-/// cgroup that a batch system uses only for its own processes.
+/// The number of cores in a mark comes from the environment variables. No marks are returned if the process is
+/// in a cgroup that a batch system uses only for its own processes.
 #[must_use]
 pub fn recognise_jobs(
     comm: &Comm,

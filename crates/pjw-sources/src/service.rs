@@ -6,8 +6,8 @@
 use pjw_core::diagnosis::{JobBinding, ObservedScheduler};
 use pjw_core::ids::{Comm, Uid};
 
-/// A batch scheduler or container orchestrator that may run on a machine. It is recognised by the names of
-/// its daemons. Its configuration files show whether it binds jobs to cores.
+/// A batch system or container orchestrator that possibly runs on this machine. `pjwctl doctor` recognises it
+/// by the program names of its daemons, and reads in its configuration files whether it binds jobs to cores.
 #[derive(Debug, Clone, Copy)]
 pub struct Scheduler {
     /// The name of the scheduler, for display, such as `Grid Engine`.
@@ -27,7 +27,7 @@ pub struct Scheduler {
     judge: fn(&str) -> (JobBinding, &'static str),
 }
 
-/// All batch schedulers and container orchestrators that `pjwctl doctor` recognises on a machine.
+/// All batch systems and container orchestrators that `pjwctl doctor` recognises on a machine.
 pub const SCHEDULERS: [Scheduler; 9] = [
     Scheduler {
         name: "Slurm",
@@ -110,17 +110,19 @@ pub const SCHEDULERS: [Scheduler; 9] = [
 ];
 
 impl Scheduler {
-    /// Returns whether a process with the program name `comm` and the user id `uid` is a daemon of this
-    /// scheduler. Always false if `uid` is `first_person_uid` or higher. Such ids belong to people, who can
-    /// give their processes any name.
+    /// Returns whether a process with the program name `comm` and the user id `uid` is a daemon of this batch
+    /// system or container orchestrator. `uid_min` is the lowest user id of people (`UID_MIN` in
+    /// login.defs(5)). Always false if `uid` is `uid_min` or higher, because people can give their processes
+    /// any name.
     #[must_use]
-    pub fn is_daemon(&self, comm: &Comm, uid: Uid, first_person_uid: u32) -> bool {
-        uid.0 < first_person_uid && self.daemons.iter().any(|name| name.as_bytes() == comm.as_bytes())
+    pub fn is_daemon(&self, comm: &Comm, uid: Uid, uid_min: u32) -> bool {
+        uid.0 < uid_min && self.daemons.iter().any(|name| name.as_bytes() == comm.as_bytes())
     }
 
-    /// Returns how this scheduler binds jobs to cores, and what this means for pjwd. `pjwctl doctor` shows
-    /// the result. `configuration` is the text of all configuration files of the scheduler, one after the
-    /// other. `None` if the files could not be read.
+    /// Returns how this batch system or container orchestrator binds jobs to cores, and what this means for
+    /// pjwd. `pjwctl doctor` shows the result. `configuration` is the text of all its configuration files, one
+    /// after the other. With `None`, for files that can't be read, the result says that the binding is unknown.
+    /// A system without configuration files needs no text.
     #[must_use]
     pub fn describe(&self, configuration: Option<&str>) -> ObservedScheduler {
         let needs_none = self.config_files.is_empty();

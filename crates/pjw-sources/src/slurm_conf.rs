@@ -3,8 +3,8 @@
 //! Both files have lines of `Key=Value`, with `#` comments. Keys are not case-sensitive. A file that is not readable
 //! is an empty text. A missing key has Slurm's default.
 
-/// The settings in `slurm.conf` and `cgroup.conf` that determine the cpusets and the names of the cgroups of
-/// jobs.
+/// The settings in Slurm's files `slurm.conf` and `cgroup.conf` that pjwd needs: whether jobs get cpusets, and
+/// how the cgroups of jobs are named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SlurmConf {
     /// Whether Slurm gives each job a cpuset of its own. This requires `ConstrainCores=yes` and the plugin
@@ -15,14 +15,14 @@ pub struct SlurmConf {
     pub has_sluid_directories: bool,
 }
 
-/// Parses the texts of `slurm.conf` and `cgroup.conf`. A text must be empty if its file is missing. `unified`
-/// must be true if this machine has only cgroup v2, and false if it has cgroup v1.
+/// Parses Slurm's files `slurm.conf` and `cgroup.conf`. `slurm_conf` and `cgroup_conf` are the texts of these
+/// files. A text must be empty if its file is missing. `has_only_v2` must be true if this machine has only
+/// cgroup v2, and false if it has cgroup v1.
 ///
-/// Lines without a needed setting are ignored. A missing setting has Slurm's default value, with one
-/// exception. If `slurm.conf` is missing or includes other files, a missing `TaskPlugin` is assumed to be
-/// `task/cgroup`.
+/// Lines without a needed setting are ignored. A missing setting has Slurm's default value, with one exception:
+/// if `slurm.conf` is missing or includes other files, a missing `TaskPlugin` is assumed to be `task/cgroup`.
 #[must_use]
-pub fn parse(slurm_conf: &str, cgroup_conf: &str, unified: bool) -> SlurmConf {
+pub fn parse(slurm_conf: &str, cgroup_conf: &str, has_only_v2: bool) -> SlurmConf {
     let yes = |value: &str| value.eq_ignore_ascii_case("yes");
     let constrain = last(cgroup_conf, "ConstrainCores").is_some_and(yes);
     // The line may be in a file that slurm.conf includes. Then cgroup.conf alone decides.
@@ -34,7 +34,7 @@ pub fn parse(slurm_conf: &str, cgroup_conf: &str, unified: bool) -> SlurmConf {
     let numbers = last(cgroup_conf, "CgroupJobIdPaths").is_some_and(yes);
     SlurmConf {
         constrains_cores: constrain && by_cgroup,
-        has_sluid_directories: unified && !v1 && tracked && !numbers,
+        has_sluid_directories: has_only_v2 && !v1 && tracked && !numbers,
     }
 }
 

@@ -32,8 +32,9 @@ const HEADER_BYTES: usize = 48;
 /// its calls are reported; bytes of a mask; number of lost records.
 type MonitorValue = [u64; 4];
 
-/// A BPF program that reports the calls of sched_setaffinity(2) by other processes: the caller, the thread
-/// whose mask is set, and the requested mask. Dropping the value detaches the program from the kernel.
+/// A BPF program in the kernel that reports the calls of sched_setaffinity(2) by other processes: the caller,
+/// the thread whose mask is set, and the requested mask. Dropping this value removes the program from the
+/// kernel.
 pub struct AffinityMonitor {
     /// The ring buffer that the program fills with the reported calls.
     ring: RingBuf<MapData>,
@@ -51,12 +52,12 @@ impl std::fmt::Debug for AffinityMonitor {
 }
 
 impl AffinityMonitor {
-    /// Loads the BPF program and attaches it to the kernel function of sched_setaffinity(2). Makes a test
-    /// call and checks that the program reports this call. Afterwards the program reports no calls of this
-    /// process.
+    /// Loads the BPF program into the kernel, and attaches it to the kernel function of sched_setaffinity(2).
+    /// As a test, calls this function once, and checks that the BPF program reports the call. From then on, the
+    /// BPF program reports the calls of all processes except this process.
     ///
     /// # Errors
-    /// If a requirement is missing, the kernel refuses the program, or the check fails. The error names the
+    /// If a requirement is missing, the kernel refuses the program, or the test fails. The error names the
     /// reason and a remedy.
     pub fn load() -> Result<Self, AffinityMonitorUnavailable> {
         Self::load_with(&BpfPlatform::find()?)
@@ -86,13 +87,12 @@ impl AffinityMonitor {
         Ok(monitor)
     }
 
-    /// Removes the reported calls of sched_setaffinity(2) from the ring buffer that the BPF program fills,
-    /// and returns the removed calls. Does not wait. A call that the BPF program reports while this function
-    /// runs is returned either by this function call or by the next one.
+    /// Returns the calls of sched_setaffinity(2) that the BPF program has reported since the last call of this
+    /// function. Does not wait. The calls are in a ring buffer in shared memory, so that reading them takes no
+    /// system call.
     ///
-    /// This function reads the ring buffer without a system call, because the buffer is shared memory. The
-    /// BPF program loses calls while the buffer is full. If the removed calls filled at least half of the
-    /// buffer, this function also reads the number of lost calls, with the system call bpf(2).
+    /// The BPF program loses calls while the ring buffer is full. If the returned calls filled at least half of
+    /// the buffer, this function also reads the number of lost calls, with the system call bpf(2).
     pub fn drain_requests(&mut self) -> DrainedRequests {
         let mut drained = DrainedRequests::default();
         let mut read = 0;

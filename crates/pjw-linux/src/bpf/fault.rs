@@ -4,7 +4,8 @@ use thiserror::Error;
 
 use super::task::MAX_SCANNED_PROCESSES;
 
-/// A failed step of loading, attaching or running a BPF program, with the error of the step.
+/// Error: a step failed while a BPF program was loaded, attached or run. Contains the name of the step, and the
+/// error of the step as text.
 #[derive(Debug, Clone, Error)]
 #[error("{step}: {cause}")]
 pub struct BpfStepError {
@@ -14,7 +15,8 @@ pub struct BpfStepError {
     pub cause: String,
 }
 
-/// Why [`TaskScan`](super::TaskScan), a BPF program that reports the state of threads, can't be used.
+/// The reason why the BPF program [`TaskScan`](super::TaskScan), which reports the state of threads, can't be
+/// used.
 #[derive(Debug, Clone, Error)]
 pub enum TaskScanUnavailable {
     /// This build does not contain the BPF programs (cargo feature `bpf`).
@@ -76,8 +78,8 @@ pub enum TaskScanUnavailable {
     },
 }
 
-/// Why [`AffinityMonitor`](super::AffinityMonitor), a BPF program that reports calls of sched_setaffinity(2), can't be
-/// used.
+/// The reason why the BPF program [`AffinityMonitor`](super::AffinityMonitor), which reports calls of
+/// sched_setaffinity(2), can't be used.
 #[derive(Debug, Clone, Error)]
 pub enum AffinityMonitorUnavailable {
     /// A requirement of all BPF programs of pjw is missing, such as BTF (the type information of the kernel)
@@ -110,8 +112,9 @@ impl From<TaskScanUnavailable> for AffinityMonitorUnavailable {
     }
 }
 
-/// Why [`LentCpuMonitor`](super::LentCpuMonitor) can't be used: a BPF program that reports the lent PUs on which a
-/// thread of their owner ran. The owner is the job that lends the PU.
+/// The reason why the BPF program [`LentCpuMonitor`](super::LentCpuMonitor) can't be used. This program watches
+/// the PUs (logical CPUs) that a job lends to another job, and reports when a thread of the lending job runs
+/// there.
 #[derive(Debug, Clone, Error)]
 pub enum LentCpuMonitorUnavailable {
     /// A requirement of all BPF programs of pjw is missing, such as BTF (the type information of the kernel)
@@ -150,8 +153,8 @@ impl From<TaskScanUnavailable> for LentCpuMonitorUnavailable {
     }
 }
 
-/// Why a task scan (an iteration over the kernel's threads by a BPF program) stopped before its end. The
-/// records that the scan reported before the error are valid.
+/// The reason why a task scan stopped before its end. In a task scan, a BPF program iterates over the kernel's
+/// threads, and reports a record for each thread. The records that were reported before the error are valid.
 #[derive(Debug, Error)]
 pub enum TaskScanError {
     /// A system call or an access to a BPF map failed. The field has the failed step and its error.

@@ -51,12 +51,12 @@ pub use task::{
     DrainedRequests, MAX_SCANNED_PROCESSES, OwnerRunTime, TaskRecord, TaskScanSummary, TaskScope,
 };
 
-/// Whether this build contains the BPF programs (cargo feature `bpf`).
+/// Whether this build of pjw contains its BPF programs (cargo feature `bpf`).
 pub const BPF_BUILT_IN: bool = cfg!(feature = "bpf");
 
-/// Loads both BPF programs: the task scan, which reports the state of threads, and the affinity monitor,
-/// which reports calls of sched_setaffinity(2). Returns a result for each program: one may fail without the
-/// other.
+/// Loads two BPF programs into the kernel: the task scan, which reports the state of threads, and the affinity
+/// monitor, which reports calls of sched_setaffinity(2). Returns one result for each program, because one
+/// program can fail without the other.
 #[cfg(feature = "bpf")]
 pub fn load_programs()
 -> (Result<TaskScan, TaskScanUnavailable>, Result<AffinityMonitor, AffinityMonitorUnavailable>) {

@@ -24,8 +24,8 @@ impl TaskScan {
         Err(TaskScanUnavailable::NotCompiled)
     }
 
-    /// In a build with the cargo feature `bpf`, this function runs the task scan. In this build it can't be
-    /// called, because no value of this type exists.
+    /// In a build with the cargo feature `bpf`, this function runs the task scan, which reports the state of
+    /// threads. In this build it can't be called, because no value of this type exists.
     ///
     /// # Errors
     /// None.
@@ -51,8 +51,8 @@ impl AffinityMonitor {
     }
 }
 
-/// Placeholder for the BPF program that reports the lent PUs on which a thread of their owner (the job that lends the
-/// PU) ran. In a build without the cargo feature `bpf`, no value of this type exists.
+/// Placeholder for the BPF program that watches the PUs (logical CPUs) that a job lends to another job. In a
+/// build without the cargo feature `bpf`, no value of this type exists.
 #[derive(Debug)]
 pub enum LentCpuMonitor {}
 
@@ -65,8 +65,8 @@ impl LentCpuMonitor {
         Err(TaskScanUnavailable::NotCompiled.into())
     }
 
-    /// In a build with the cargo feature `bpf`, this function sets the lent PUs: the PUs that a job lends to another
-    /// job. In this build it can't be called, because no value of this type exists.
+    /// In a build with the cargo feature `bpf`, this function sets the PUs (logical CPUs) to be watched, which
+    /// jobs lend to other jobs. In this build it can't be called, because no value of this type exists.
     ///
     /// # Errors
     /// None.
@@ -74,28 +74,29 @@ impl LentCpuMonitor {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function returns the lent PUs: the PUs that a job lends to another
-    /// job. In this build it can't be called, because no value of this type exists.
+    /// In a build with the cargo feature `bpf`, this function returns the watched PUs (logical CPUs), which
+    /// jobs lend to other jobs. In this build it can't be called, because no value of this type exists.
     #[must_use]
     pub fn lent(&self) -> &CpuSet {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function returns the file descriptor that is readable when the
-    /// program has reported a PU. In this build it can't be called, because no value of this type exists.
+    /// In a build with the cargo feature `bpf`, this function returns a file descriptor that poll(2) shows as
+    /// readable when the BPF program has reported a PU. In this build it can't be called, because no value of
+    /// this type exists.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function returns the lent PUs on which a thread of their owner
-    /// (the job that lends the PU) ran. In this build it can't be called, because no value of this type exists.
+    /// In a build with the cargo feature `bpf`, this function returns the lent PUs (logical CPUs) on which a
+    /// thread of the lending job ran. In this build it can't be called, because no value of this type exists.
     pub fn take(&mut self) -> CpuSet {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function makes the program report the PUs in `_cpus` once more. In
-    /// this build it can't be called, because no value of this type exists.
+    /// In a build with the cargo feature `bpf`, this function makes the BPF program report the PUs in `_cpus`
+    /// once more. In this build it can't be called, because no value of this type exists.
     ///
     /// # Errors
     /// None.
@@ -103,17 +104,18 @@ impl LentCpuMonitor {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function returns for each lent PU what threads of its owner
-    /// (the job that lends the PU) have run there. In this build it can't be called, because no value of this type
-    /// exists.
+    /// In a build with the cargo feature `bpf`, this function returns for each lent PU (logical CPU) how long
+    /// threads of the lending job have run there. In this build it can't be called, because no value of this
+    /// type exists.
     #[must_use]
     pub fn run_times(&self) -> Vec<OwnerRunTime> {
         match *self {}
     }
 }
 
-/// Returns one error for the task scan and one for the affinity monitor, because this build contains no BPF programs
-/// (cargo feature `bpf`).
+/// Returns two errors, because this build contains no BPF programs (cargo feature `bpf`): one for the task
+/// scan, which reports the state of threads, and one for the affinity monitor, which reports calls of
+/// sched_setaffinity(2).
 pub fn load_programs()
 -> (Result<TaskScan, TaskScanUnavailable>, Result<AffinityMonitor, AffinityMonitorUnavailable>) {
     (TaskScan::load(), Err(TaskScanUnavailable::NotCompiled.into()))

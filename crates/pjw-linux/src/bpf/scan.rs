@@ -21,8 +21,9 @@ const BUFFER_BYTES: usize = 65_536;
 /// `struct pass` of `tasks.bpf.c`: mode; bytes of a mask; number of reported tasks; number of skipped tasks.
 type PassValue = [u64; 4];
 
-/// The task scan: a BPF program that iterates over the kernel's tasks and reports their state in binary, which is
-/// faster than reading `/proc`. Dropping the value removes the program from the kernel.
+/// The task scan: a BPF program that iterates over the threads of the machine, and reports their state as
+/// binary records. This is faster than reading `/proc`. Dropping this value removes the program from the
+/// kernel.
 pub struct TaskScan {
     program: Ebpf,
     /// The settings of the next scan, and the numbers of reported and skipped tasks of the last scan.
@@ -46,11 +47,11 @@ impl std::fmt::Debug for TaskScan {
 }
 
 impl TaskScan {
-    /// Loads the BPF program into the kernel, which takes about 100 ms. Checks that the program's record of
-    /// the calling thread agrees with `/proc`.
+    /// Loads the BPF program of the task scan into the kernel, which takes about 100 ms. As a test, scans the
+    /// calling thread, and checks that the reported state agrees with `/proc`.
     ///
     /// # Errors
-    /// If a requirement is missing, the kernel refuses the program, or the check fails. The error names the
+    /// If a requirement is missing, the kernel refuses the program, or the test fails. The error names the
     /// reason and a remedy.
     pub fn load() -> Result<Self, TaskScanUnavailable> {
         Self::load_with(&BpfPlatform::find()?)
@@ -80,9 +81,9 @@ impl TaskScan {
         Ok(scan)
     }
 
-    /// Calls `each` for every task (thread) in `scope`, ascending by thread id. Returns how many tasks were
-    /// reported and how many were skipped. The records are not an atomic snapshot: tasks start and end during
-    /// the scan, and a new task may be missing.
+    /// Calls `each` with a record for every task (thread) in `scope`, in ascending order of the thread ids.
+    /// Returns how many tasks were reported, and how many were skipped because they are not in `scope`. The
+    /// records are no atomic snapshot: tasks start and end during the scan, and a new task can be missing.
     ///
     /// # Errors
     /// If `scope` names more than [`MAX_SCANNED_PROCESSES`] processes, a system call fails, or a record is

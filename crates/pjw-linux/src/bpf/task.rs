@@ -11,11 +11,12 @@ use pjw_core::{
 
 use crate::proc::procfs::Stat;
 
-/// The maximum number of processes in the set of a [`TaskScope`]. If the set has more processes,
-/// [`TaskScan::for_each_task`](super::TaskScan::for_each_task) returns an error.
+/// The maximum number of processes whose threads one task scan can report. If the set in a [`TaskScope`] has
+/// more processes, [`TaskScan::for_each_task`](super::TaskScan::for_each_task) returns an error.
 pub const MAX_SCANNED_PROCESSES: u32 = 131_072;
 
-/// The tasks (threads) that a task scan reports.
+/// The tasks (threads) that one task scan reports: all threads of some processes, and optionally the first
+/// thread of every other process. A task scan is a run of the BPF program [`TaskScan`](super::TaskScan).
 #[derive(Debug, Clone, Copy)]
 pub enum TaskScope<'a> {
     /// The first thread of every process on the machine, including kernel threads. In addition, all threads
@@ -26,7 +27,9 @@ pub enum TaskScope<'a> {
     ThreadsOf(&'a BTreeSet<Pid>),
 }
 
-/// What the owner of a lent PU (the job that lends the PU) has run on this PU.
+/// For how long the owner of a lent PU (logical CPU) has run on this PU. The owner is the job that lends the PU
+/// to another job. The time counts since the PU was lent, or since the last call of
+/// [`LentCpuMonitor::rearm`](super::LentCpuMonitor::rearm) for the PU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OwnerRunTime {
     /// The lent PU.
@@ -75,14 +78,15 @@ pub struct TaskRecord<'a> {
 }
 
 impl TaskRecord<'_> {
-    /// Returns the effective affinity mask of the task: the PUs on which it may run.
+    /// Returns the effective affinity mask of this task (a thread): the PUs (logical CPUs) on which the task
+    /// can run.
     #[must_use]
     pub fn allowed_pus(&self) -> CpuSet {
         CpuSet::from_words(self.mask_words)
     }
 
-    /// Returns whether the effective affinity mask of the task is a subset of `pus`: the task may run on no
-    /// other PU. Unlike [`TaskRecord::allowed_pus`], never allocates memory.
+    /// Returns whether the effective affinity mask of this task (a thread) is a subset of `pus`, so that the
+    /// task can run on no other PU (logical CPU). Unlike [`TaskRecord::allowed_pus`], never allocates memory.
     #[must_use]
     pub fn is_mask_subset_of(&self, pus: &CpuSet) -> bool {
         let others = pus.words().iter().copied().chain(std::iter::repeat(0));
@@ -90,8 +94,8 @@ impl TaskRecord<'_> {
     }
 }
 
-/// The numbers of tasks (threads) that one task scan reported and skipped. A task is skipped if it is outside
-/// the [`TaskScope`] of the scan.
+/// How many tasks (threads) one task scan reported, and how many the scan skipped. A task is skipped if the
+/// [`TaskScope`] of the scan does not contain the task.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TaskScanSummary {
     /// The number of tasks that the scan passed to its caller.
@@ -100,9 +104,10 @@ pub struct TaskScanSummary {
     pub skipped_tasks: u64,
 }
 
-/// The result of one call of
-/// [`AffinityMonitor::drain_requests`](super::AffinityMonitor::drain_requests): the calls of
-/// sched_setaffinity(2) that the BPF program has reported since the previous call of `drain_requests`.
+/// The calls of sched_setaffinity(2) that one call of
+/// [`AffinityMonitor::drain_requests`](super::AffinityMonitor::drain_requests) returns. A BPF program has
+/// reported these calls since the previous call of `drain_requests`. Also contains the number of calls that
+/// were lost.
 #[derive(Debug, Default)]
 pub struct DrainedRequests {
     /// The reported calls of sched_setaffinity(2), in the order of the reports. These are the successful

@@ -15,8 +15,9 @@ use crate::sys::errno::{from_io, is_gone};
 /// The file of a v2 cgroup that lists the controllers enabled for its children.
 pub(crate) const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
 
-/// The mounted cgroup hierarchy, v1 or v2, that has the cpuset controller. In v1, the controllers cpu and freezer may
-/// have hierarchies of their own. The cgroup of a job then has twins: cgroups at the same path in these hierarchies.
+/// The mounted cgroup hierarchy, v1 or v2, that has the cpuset controller. In v1, the controllers cpu and
+/// freezer can have hierarchies of their own. pjw then also creates cgroups in these hierarchies, at the same
+/// path as the cpuset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpusetMount {
     /// The directory at which the hierarchy is mounted.
@@ -33,9 +34,9 @@ pub struct CpusetMount {
 }
 
 impl CpusetMount {
-    /// Returns the hierarchy with the cpuset controller among `mounts`: the v1 cpuset hierarchy if it is
-    /// mounted, otherwise the v2 hierarchy. `None` if neither is mounted. Does not check that the cpuset
-    /// controller is available in v2.
+    /// Finds the hierarchy with the cpuset controller in `mounts`. This is the v1 hierarchy with this
+    /// controller if it is mounted, and otherwise the v2 hierarchy. `None` if neither is mounted. Does not
+    /// check that the v2 hierarchy has the cpuset controller.
     #[must_use]
     pub fn from_mounts(mounts: &CgroupMounts) -> Option<Self> {
         let twin_mount = |controller| mounts.v1_mount_without_cpusets(controller).map(Path::to_owned);
@@ -86,15 +87,15 @@ impl CpusetMount {
         self.root().has_controller("cpuset").ok()?.then_some(kind)
     }
 
-    /// Returns the root cgroup of the hierarchy.
+    /// Returns the root cgroup of this hierarchy.
     #[must_use]
     pub fn root(&self) -> CgroupDir {
         CgroupDir { path: "/".to_owned(), dir: self.mount_point.clone(), unified: self.is_unified }
     }
 }
 
-/// A cgroup, identified by its directory. The directory need not exist. The cgroup is in the v2 hierarchy or in a v1
-/// hierarchy: that of the cpuset controller or of another controller.
+/// A cgroup in the v2 hierarchy or in any v1 hierarchy, identified by its directory. The directory need not
+/// exist.
 #[derive(Debug, Clone)]
 pub struct CgroupDir {
     /// The path of the cgroup relative to the mount point of the hierarchy, as in `/proc/PID/cgroup`. Begins
@@ -106,8 +107,9 @@ pub struct CgroupDir {
     pub(super) unified: bool,
 }
 
-/// The configured PUs, NUMA nodes and partition type of a cgroup's cpuset, as the files of the cgroup contain
-/// them. The effective cpuset may have fewer PUs and NUMA nodes.
+/// The configured PUs (logical CPUs), NUMA nodes and partition type of a cgroup's cpuset, read from the files
+/// of the cgroup. The effective cpuset can have fewer PUs and NUMA nodes, because the cgroups above it and
+/// hotplug limit it too.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CpusetConfig {
     /// `cpuset.cpus`: the requested PUs. In cgroup v2, empty if no PUs were requested.
@@ -140,19 +142,19 @@ impl CgroupDir {
         own.chain(below).collect()
     }
 
-    /// Returns whether the cgroup directory exists.
+    /// Returns whether the directory of this cgroup exists.
     #[must_use]
     pub fn exists(&self) -> bool {
         self.dir.is_dir()
     }
 
-    /// Returns true if the cgroup is in the v2 (unified) hierarchy, and false if it is in a v1 hierarchy.
+    /// Returns true if this cgroup is in the v2 (unified) hierarchy, and false if it is in a v1 hierarchy.
     #[must_use]
     pub fn is_unified(&self) -> bool {
         self.unified
     }
 
-    /// Returns the parent cgroup. The root cgroup is its own parent.
+    /// Returns the parent of this cgroup. The root cgroup is its own parent.
     #[must_use]
     pub fn parent(&self) -> Self {
         let path = match self.path.trim_end_matches('/').rsplit_once('/') {
@@ -163,8 +165,8 @@ impl CgroupDir {
         Self { path, dir: dir.unwrap_or(&self.dir).to_owned(), unified: self.unified }
     }
 
-    /// Reads the file named `file` in the directory of the cgroup, such as `cpuset.cpus`. Returns its text
-    /// without leading and trailing white space.
+    /// Reads the file named `file` in the directory of this cgroup, such as `cpuset.cpus`. Returns the text of
+    /// the file without leading and trailing white space.
     ///
     /// # Errors
     /// The error of open(2) or read(2).
@@ -172,7 +174,7 @@ impl CgroupDir {
         fs::read_to_string(self.dir.join(file)).map(|text| text.trim().to_owned()).map_err(from_io)
     }
 
-    /// Writes `text` and a newline to the file named `file` in the directory of the cgroup, with a single
+    /// Writes `text` and a newline to the file named `file` in the directory of this cgroup, with a single
     /// write(2).
     ///
     /// # Errors
@@ -207,8 +209,9 @@ impl CgroupDir {
         }
     }
 
-    /// Reads the file named `file` in the directory of the cgroup as a list in the kernel's format, such as
-    /// `0-3,8`. The list has the numbers of PUs or of NUMA nodes. Returns the set of these numbers.
+    /// Reads the file named `file` in the directory of this cgroup, which must contain a list in the kernel's
+    /// format, such as `0-3,8`. The list has the numbers of PUs (logical CPUs) or of NUMA nodes. Returns the
+    /// set of these numbers.
     ///
     /// # Errors
     /// The error of open(2) or read(2). `EIO` if the text is not such a list.
@@ -216,10 +219,11 @@ impl CgroupDir {
         self.read_file(file)?.parse().map_err(|_| Errno::EIO)
     }
 
-    /// Reads the configured values of the cgroup's cpuset: its PUs, its NUMA nodes and its partition type.
+    /// Reads the configuration of this cgroup's cpuset: the PUs (logical CPUs), the NUMA nodes and the
+    /// partition type. The partition type is empty if its file can't be read.
     ///
     /// # Errors
-    /// The error of open(2) or read(2) for the files of the PUs and NUMA nodes. `EIO` if one of them is
+    /// The error of open(2) or read(2) for the files of the PUs and NUMA nodes. `EIO` if one of these files is
     /// malformed.
     pub fn read_cpuset(&self) -> Result<CpusetConfig, Errno> {
         let partition = self.read_file("cpuset.cpus.partition").unwrap_or_default();
@@ -230,7 +234,8 @@ impl CgroupDir {
         })
     }
 
-    /// Reads the effective PUs of the cgroup: the PUs on which processes in the cgroup may run.
+    /// Reads the effective PUs of this cgroup: the PUs (logical CPUs) on which the kernel allows processes of
+    /// the cgroup to run.
     ///
     /// # Errors
     /// The error of open(2) or read(2). `EIO` if the file is malformed.
@@ -242,8 +247,8 @@ impl CgroupDir {
         self.read_cpu_list("cpuset.effective_cpus").or_else(|_| self.read_cpu_list("cpuset.cpus"))
     }
 
-    /// Reads the effective NUMA nodes of the cgroup: the NUMA nodes whose memory processes in the cgroup may
-    /// use.
+    /// Reads the effective NUMA nodes of this cgroup: the NUMA nodes whose memory the kernel allows processes
+    /// of the cgroup to use.
     ///
     /// # Errors
     /// The error of open(2) or read(2). `EIO` if the file is malformed.
@@ -254,7 +259,8 @@ impl CgroupDir {
         self.read_cpu_list("cpuset.effective_mems").or_else(|_| self.read_cpu_list("cpuset.mems"))
     }
 
-    /// Returns the child cgroups, in no defined order. Empty if the directory can't be read.
+    /// Returns the children of this cgroup, in no defined order. Returns none if the directory of the cgroup
+    /// can't be read.
     #[must_use]
     pub fn children(&self) -> Vec<Self> {
         let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
@@ -268,10 +274,11 @@ impl CgroupDir {
         .collect()
     }
 
-    /// Creates the cgroup by creating its directory. Succeeds if the directory already exists.
+    /// Creates this cgroup: makes its directory. Succeeds if the directory already exists. The parent cgroup
+    /// must exist.
     ///
     /// # Errors
-    /// The error of mkdir(2). `EEXIST` if the parent directory contains a file with this name.
+    /// The error of mkdir(2). `EEXIST` if the parent directory contains a file with the name of the cgroup.
     pub fn create(&self) -> Result<(), Errno> {
         match fs::create_dir(&self.dir) {
             Err(fault) if fault.kind() == io::ErrorKind::AlreadyExists && self.exists() => Ok(()),
@@ -279,9 +286,9 @@ impl CgroupDir {
         }
     }
 
-    /// Removes the cgroup and all cgroups below it. Also succeeds if the cgroup does not exist: there is
-    /// nothing at its path, or there is a regular file, which stays. After an error, some of the cgroups
-    /// below may already have been removed.
+    /// Removes this cgroup and all cgroups below it. Also succeeds if the cgroup does not exist. A regular file
+    /// at the path of the cgroup is not removed. After an error, some of the cgroups below are possibly already
+    /// removed.
     ///
     /// # Errors
     /// `EBUSY` if one of the cgroups contains a process. Otherwise the error of rmdir(2).

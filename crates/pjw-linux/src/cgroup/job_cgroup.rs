@@ -23,17 +23,17 @@ use crate::sys::errno::{from_io, is_gone};
 impl CgroupMounts {
     /// Reads the state of the cgroup at `path`: whether it exists, whether it contains processes, and its
     /// cpuset. `path` is as in `/proc/PID/cgroup`: relative to the root of each hierarchy. `populated_cache`
-    /// speeds up the search for processes in v1 hierarchies.
+    /// remembers a process for each v1 cgroup, so that the next search for processes is faster.
     ///
     /// Combines the states in all mounted hierarchies, v1 and v2:
     ///
     /// - The cgroup exists if there is a cgroup at `path` in at least one hierarchy.
     /// - The cgroup contains processes if, in at least one hierarchy, a process is in the cgroup at `path` or
     ///   in a cgroup below it.
-    /// - The cpuset is that of the hierarchy with the cpuset controller.
+    /// - The cpuset is read in the hierarchy with the cpuset controller.
     ///
-    /// Returns `None` if the state is unknown: no hierarchy is mounted, `path` is the root or lies outside
-    /// this process's cgroup namespace, or a file or directory can't be read.
+    /// Returns `None` if the state is unknown, for one of these reasons: no hierarchy is mounted, `path` is the
+    /// root, `path` lies outside this process's cgroup namespace, or a file or directory can't be read.
     #[must_use]
     pub fn read_cgroup(&self, path: &str, populated_cache: &mut PopulatedCache) -> Option<Observed<Cgroup>> {
         let relative = path.trim_start_matches('/');
@@ -85,10 +85,10 @@ impl CgroupMounts {
         found.map(Observed::Present).or_else(|| sure.then_some(Observed::Gone))
     }
 
-    /// Returns the existing directories that must be watched to detect changes of the cgroup at `path`, a
-    /// path as in `/proc/PID/cgroup`. These are the directories of the cgroup in the v2 hierarchy and in the
-    /// v1 hierarchy with the cpuset controller. If neither directory exists, returns the directories of the
-    /// cgroup in the other v1 hierarchies. Empty if there are none.
+    /// Returns the existing directories that pjwd must watch to detect changes of the cgroup at `path`, a path
+    /// as in `/proc/PID/cgroup`. These are the directories of the cgroup in the v2 hierarchy and in the v1
+    /// hierarchy with the cpuset controller. If neither directory exists, returns the directories of the cgroup
+    /// in the other v1 hierarchies. Returns none if there is no such directory.
     #[must_use]
     pub fn dirs_to_watch(&self, path: &str) -> Vec<PathBuf> {
         let relative = path.trim_start_matches('/');

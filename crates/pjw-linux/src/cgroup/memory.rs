@@ -21,7 +21,8 @@ pub struct MemoryMount {
     is_unified: bool,
 }
 
-/// The memory that is charged to a cgroup and to the cgroups below it. All sizes are in bytes.
+/// The memory that the kernel charges to a cgroup and to the cgroups below it: the memory that counts towards
+/// the memory limits of this cgroup. All sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CgroupMemory {
     /// The anonymous memory: heaps, stacks, and changed pages of private mappings.
@@ -34,8 +35,9 @@ pub struct CgroupMemory {
 }
 
 impl MemoryMount {
-    /// Returns the hierarchy with the memory controller among `mounts`: the v1 hierarchy of this controller if it is
-    /// mounted, otherwise the v2 hierarchy. `None` if neither is mounted.
+    /// Finds the hierarchy with the memory controller in `mounts`. This is the v1 hierarchy with this
+    /// controller if it is mounted, and otherwise the v2 hierarchy. `None` if neither is mounted. Does not
+    /// check that the v2 hierarchy has the memory controller.
     #[must_use]
     pub fn from_mounts(mounts: &CgroupMounts) -> Option<Self> {
         match mounts.v1_mount("memory") {
@@ -44,20 +46,21 @@ impl MemoryMount {
         }
     }
 
-    /// Returns the path of a process in this hierarchy. `lines` are the cgroups of the process, as
-    /// [`ProcDir::cgroups`](crate::proc::procfs::ProcDir::cgroups) returns them. `None` if the process is in no cgroup of this
-    /// hierarchy.
+    /// Returns the cgroup path of a process in the hierarchy with the memory controller. `cgroups` are all
+    /// cgroups of the process, as [`ProcDir::cgroups`](crate::proc::procfs::ProcDir::cgroups) returns them.
+    /// `None` if the process has no cgroup in this hierarchy.
     #[must_use]
-    pub fn path_in<'l>(&self, lines: &'l [(String, String)]) -> Option<&'l str> {
+    pub fn path_in<'l>(&self, cgroups: &'l [(String, String)]) -> Option<&'l str> {
         let is_here = |controllers: &str| match self.is_unified {
             true => controllers.is_empty(),
             false => controllers.split(',').any(|controller| controller == "memory"),
         };
-        lines.iter().find(|(controllers, _)| is_here(controllers)).map(|(_, path)| path.as_str())
+        cgroups.iter().find(|(controllers, _)| is_here(controllers)).map(|(_, path)| path.as_str())
     }
 
-    /// Returns the cgroup at `path` in this hierarchy. `None` if the path is not a path inside the hierarchy, or if it is the
-    /// root, which has no counts of its own.
+    /// Returns the cgroup at `path` in the hierarchy with the memory controller. `path` is as in
+    /// `/proc/PID/cgroup`. The cgroup need not exist. `None` if `path` lies outside the hierarchy, or is the
+    /// root of the hierarchy.
     #[must_use]
     pub fn cgroup(&self, path: &str) -> Option<CgroupDir> {
         let is_root = path.trim_matches('/').is_empty();
@@ -66,14 +69,15 @@ impl MemoryMount {
 }
 
 impl CgroupDir {
-    /// Returns the processes in this cgroup and in the cgroups below it. Empty if the cgroup does not exist. Processes of
-    /// another pid namespace are left out.
+    /// Returns the ids of all processes in this cgroup and in the cgroups below it. Processes of another pid
+    /// namespace are left out. Returns none if the cgroup does not exist.
     #[must_use]
     pub fn all_processes(&self) -> Vec<Pid> {
         self.processes()
     }
 
-    /// Reads the memory that is charged to this cgroup of the hierarchy with the memory controller.
+    /// Reads how much memory the kernel charges to this cgroup, from the file `memory.stat`. The cgroup must be
+    /// in the hierarchy with the memory controller: [`MemoryMount::cgroup`] must have returned it.
     ///
     /// # Errors
     /// `ENOENT` if the cgroup does not exist or has no memory controller.
@@ -85,7 +89,10 @@ impl CgroupDir {
         Ok(CgroupMemory { anonymous, mapped_files, available: self.available_memory() })
     }
 
-    /// Returns the memory that can still be charged to this cgroup: see [`CgroupMemory::available`].
+    /// Returns how much more memory the kernel can charge to this cgroup, in bytes, until a memory limit of
+    /// this cgroup or of a cgroup above it is reached. Page cache that was not used recently counts as free.
+    /// `None` if there is no limit. The cgroup must be in the hierarchy with the memory controller:
+    /// [`MemoryMount::cgroup`] must have returned it.
     #[must_use]
     pub fn available_memory(&self) -> Option<u64> {
         let mut least: Option<u64> = None;

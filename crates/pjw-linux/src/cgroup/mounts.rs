@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The mount points of the cgroup hierarchies of this machine, v1 and v2.
+/// The mount points of all cgroup hierarchies, v1 and v2, that are mounted on this machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CgroupMounts {
     /// The mount point of the cgroup v2 hierarchy. `None` if cgroup v2 is not mounted.
@@ -14,15 +14,15 @@ pub struct CgroupMounts {
 }
 
 impl CgroupMounts {
-    /// Returns the cgroup hierarchies that are mounted in the mount namespace of this process, from
-    /// `/proc/self/mounts`. Empty if the file can't be read.
+    /// Reads from `/proc/self/mounts` which cgroup hierarchies are mounted in the mount namespace of this
+    /// process. The result has no hierarchies if this file can't be read.
     #[must_use]
     pub fn read() -> Self {
         fs::read_to_string("/proc/self/mounts").map(|text| Self::parse(&text)).unwrap_or_default()
     }
 
-    /// Returns the mounted cgroup hierarchies in `text`, the content of `/proc/self/mounts`, which has the
-    /// format of fstab(5). Mounts of other file systems are skipped.
+    /// Parses `text`, the content of `/proc/self/mounts`, which has the format of fstab(5). Returns the mounted
+    /// cgroup hierarchies. Mounts of other file systems are skipped.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         let mut mounts = Self::default();
@@ -42,7 +42,8 @@ impl CgroupMounts {
         mounts
     }
 
-    /// Returns the name of the cgroup layout: `v1`, `v2`, `hybrid` (both v1 and v2 are mounted) or `none`.
+    /// Returns a name for the kind of the mounted cgroup hierarchies, for display: `v1`, `v2`, `hybrid` (both
+    /// v1 and v2 are mounted) or `none`.
     #[must_use]
     pub fn layout_name(&self) -> &'static str {
         match (&self.v2_mount_point, self.v1_mounts.is_empty()) {

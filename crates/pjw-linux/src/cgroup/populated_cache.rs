@@ -12,12 +12,11 @@ use crate::sys::errno::{from_io, is_gone};
 /// A larger v1 directory tree counts as populated and is not searched to its end.
 const MAX_DIRECTORIES: usize = 256;
 
-/// A cache that contains, for each v1 cgroup directory, the pid of one process in this cgroup or in a cgroup
-/// below it. pjwd uses the cache to check whether a v1 cgroup contains a process.
+/// A cache with which pjwd checks quickly whether a v1 cgroup is populated, that is, contains a process. For
+/// each v1 cgroup directory, the cache has the pid of one process in this cgroup or in a cgroup below it.
 ///
-/// The files of a v1 cgroup do not say whether the cgroup contains a process, and the time to list its
-/// processes grows with their number. With the cache, pjwd reads only `/proc/PID/cgroup` of the cached
-/// process.
+/// A v1 cgroup has no file that says whether the cgroup contains a process. Listing its processes takes time
+/// for each process. With the cache, pjwd reads only `/proc/PID/cgroup` of the cached process.
 #[derive(Debug, Default)]
 pub struct PopulatedCache(BTreeMap<PathBuf, u32>);
 
@@ -39,7 +38,7 @@ impl PopulatedCache {
         true
     }
 
-    /// Removes the entries of cgroup directories that no longer exist, to free their memory.
+    /// Removes the cgroup directories that no longer exist from this cache, to free their memory.
     pub fn retain_existing(&mut self) {
         self.0.retain(|dir, _| dir.exists());
     }

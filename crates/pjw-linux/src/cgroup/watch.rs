@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 
-/// Watches the directories of job cgroups with inotify(7), so that pjwd reads only the cgroups that changed.
-/// A cgroup is identified by its path as in `/proc/PID/cgroup`.
+/// Watches the directories of job cgroups with inotify(7), so that pjwd reads only the cgroups that have
+/// changed. A cgroup is identified by its path, as in `/proc/PID/cgroup`.
 #[derive(Debug, Default)]
 pub struct CgroupWatch {
     /// `None` before the first watch, and if the kernel refuses inotify.
@@ -27,8 +27,9 @@ pub struct CgroupWatch {
 
 impl CgroupWatch {
     /// Starts to watch the cgroup at `path` for changes. Has no effect if the cgroup is already watched.
-    /// `dirs` returns the directories of the cgroup that must be watched. If the kernel refuses a watch,
-    /// [`CgroupWatch::take_changed`] always returns the cgroup.
+    /// Otherwise, this function calls `dirs`, which must return the directories of the cgroup in the cgroup
+    /// hierarchies. If the kernel refuses to watch a directory, [`CgroupWatch::take_changed`] returns the
+    /// cgroup at each call.
     pub fn add(&mut self, path: &str, dirs: impl FnOnce() -> Vec<PathBuf>) {
         if self.watched.contains(path) {
             return;
@@ -48,39 +49,40 @@ impl CgroupWatch {
         }
     }
 
-    /// Stops watching the cgroup at `path`. Later changes of the cgroup are ignored. Call this function only after the
-    /// directories of the cgroup (one in each v1 hierarchy) were removed: the kernel then ends their inotify watches.
-    /// This function does not end the inotify watch of a directory that still exists. Such a watch continues to count
-    /// against the user's limit of inotify watches.
+    /// Stops watching the cgroup at `path`. Later changes of the cgroup are ignored. Must be called only after
+    /// the directories of the cgroup in all hierarchies were removed, because the kernel then ends their
+    /// inotify watches. The inotify watch of a directory that still exists does not end, and still counts
+    /// against the user's limit of watches.
     pub fn remove(&mut self, path: &str) {
         self.changed.remove(path);
         self.watched.remove(path);
         self.refused.remove(path);
     }
 
-    /// Returns the paths of the watched cgroups, in ascending order.
+    /// Returns the paths of the watched cgroups, in alphabetical order.
     pub fn watched_paths(&self) -> impl Iterator<Item = &str> {
         self.watched.iter().map(String::as_str)
     }
 
-    /// Returns the inotify file descriptor, which is readable (poll(2)) while changes are pending. `None` if
-    /// no cgroup has been watched yet, or if the kernel refuses inotify.
+    /// Returns the inotify file descriptor of the watched cgroups. poll(2) shows the descriptor as readable
+    /// while there are changes that were not read yet. `None` if no cgroup has been watched yet, or if the
+    /// kernel refuses inotify.
     #[must_use]
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.inotify.as_ref().map(AsFd::as_fd)
     }
 
-    /// Returns whether a watched cgroup changed since the last call of [`CgroupWatch::take_changed`]. Unlike
-    /// `take_changed`, this function ignores the cgroups for which the kernel refused a watch.
+    /// Returns whether a watched cgroup has changed since the last call of [`CgroupWatch::take_changed`].
+    /// Cgroups that the kernel refuses to watch do not count here, although `take_changed` returns them.
     pub fn has_changes(&mut self) -> bool {
         self.read_events();
         !self.changed.is_empty()
     }
 
-    /// Returns the paths of the cgroups that may have changed since the last call of this function:
+    /// Returns the paths of the cgroups that have possibly changed since the last call of this function:
     ///
     /// - the cgroups for which inotify reported a change,
-    /// - every cgroup for which the kernel refused a watch,
+    /// - every cgroup that the kernel refuses to watch,
     /// - all watched cgroups, if the kernel dropped inotify events.
     pub fn take_changed(&mut self) -> BTreeSet<String> {
         self.read_events();

@@ -48,8 +48,9 @@ use task_pass::PassResult;
 /// Lost affinity requests are logged again only after this long without a loss.
 const LOSS_REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The interface of pjwd to the live machine: the implementation of the trait [`MachineInterface`] for Linux. Reads
-/// processes, affinity masks and cgroups from the kernel, and sets affinity masks and cpusets.
+/// The interface of pjwd to the machine on which pjwd runs: the implementation of the trait
+/// [`MachineInterface`] for Linux. Reads processes, affinity masks and cgroups from the kernel, and sets
+/// affinity masks and cpusets.
 #[derive(Debug)]
 pub struct LinuxMachine {
     /// The facts about each process that earlier scans read.
@@ -84,14 +85,14 @@ pub struct LinuxMachine {
 }
 
 impl LinuxMachine {
-    /// Makes the interface to the live machine, and opens `/proc`. `wanted` has the names of the environment
-    /// variables that scans read from each process.
+    /// Makes the interface of pjwd to this machine, and opens `/proc`. `wanted_variables` has the names of the
+    /// environment variables that scans read from each process.
     ///
     /// # Errors
     /// If `/proc` can't be opened.
-    pub fn new(wanted: BTreeSet<&'static str>) -> Result<Self, Errno> {
+    pub fn new(wanted_variables: BTreeSet<&'static str>) -> Result<Self, Errno> {
         Ok(Self {
-            cache: ProcessCache::new(wanted)?,
+            cache: ProcessCache::new(wanted_variables)?,
             mounts: CgroupMounts::read(),
             populated_cache: PopulatedCache::default(),
             cgroup_watch: CgroupWatch::default(),
@@ -109,41 +110,42 @@ impl LinuxMachine {
         })
     }
 
-    /// Sets the socket from which process events (fork, exec and exit) are read. With `None`, no process
-    /// events are read.
+    /// Sets the socket from which [`MachineInterface::read_process_events`] reads process events (fork, exec
+    /// and exit). With `None`, that function returns no events, and pjwd finds new processes only by scans.
     pub fn set_process_event_source(&mut self, events: Option<ProcEventSocket>) {
         self.process_events = events;
     }
 
-    /// Returns the file descriptor of the process event socket, which is readable (poll(2)) while process
-    /// events (fork, exec and exit) are pending. `None` if no process events are read.
+    /// Returns the file descriptor of the socket for process events (fork, exec and exit). poll(2) shows the
+    /// descriptor as readable while events are pending. `None` if [`LinuxMachine::set_process_event_source`]
+    /// has set no socket.
     #[must_use]
     pub fn process_events_fd(&self) -> Option<BorrowedFd<'_>> {
         self.process_events.as_ref().map(AsFd::as_fd)
     }
 
-    /// Returns the inotify file descriptor of the watched job cgroups, which is readable (poll(2)) when one
-    /// of these cgroups may have changed. `None` if no cgroup has been watched yet, or if the kernel refuses
-    /// inotify.
+    /// Returns the inotify file descriptor with which the cgroups of jobs are watched. poll(2) shows the
+    /// descriptor as readable when a watched cgroup has probably changed. `None` if no cgroup has been watched
+    /// yet, or if the kernel refuses inotify.
     #[must_use]
     pub fn cgroup_changes_fd(&self) -> Option<BorrowedFd<'_>> {
         self.cgroup_watch.fd()
     }
 
-    /// Returns whether a watched cgroup of a job changed since the last call of [`MachineInterface::scan`]. The next scan
-    /// reads the changed cgroups again.
+    /// Returns whether the cgroup of a job has changed since the last scan ([`MachineInterface::scan`]). The
+    /// next scan reads the changed cgroups again. A cgroup is watched from the first time that a scan reads it.
     pub fn has_cgroup_changes(&mut self) -> bool {
         self.cgroup_watch.has_changes()
     }
 
-    /// Sets the BPF program that later scans use to read the state of threads where this is faster than
-    /// reading `/proc`. With `None`, scans read only `/proc`.
+    /// Sets the task scan: a BPF program that reports the state of threads. Later scans use the program where
+    /// it is faster than reading `/proc`. With `None`, scans read only `/proc`.
     pub fn set_task_scan(&mut self, scan: Option<TaskScan>) {
         self.scan = scan;
     }
 
-    /// Sets the BPF program that reports calls of sched_setaffinity(2). Later scans include the reported
-    /// calls in their [`Snapshot`]. With `None`, snapshots contain no such calls.
+    /// Sets the BPF program that reports calls of sched_setaffinity(2). Each later scan puts the reported calls
+    /// into its result, a [`Snapshot`]. With `None`, snapshots contain no such calls.
     pub fn set_affinity_monitor(&mut self, monitor: Option<AffinityMonitor>) {
         self.affinity_monitor = monitor;
     }
@@ -165,42 +167,43 @@ impl LinuxMachine {
         requests
     }
 
-    /// Sets how the kernel treats the affinity masks of threads when their cpuset changes. Only the field
-    /// [`CpusetSupport::affinity_persists`] of `support` is used. The field is true if the mask of a thread
-    /// stays in force when its cpuset changes. [`crate::probe`] determines it. Before the first call of this
-    /// function, the value depends on the kernel version: true on Linux 6.2 and later, false on older
-    /// kernels.
+    /// Sets whether the affinity mask of a thread stays in force when the cpuset of the thread changes. This is
+    /// the field [`CpusetSupport::affinity_persists`] of `support`. The other fields are ignored. Before the
+    /// first call of this function, the value follows from the kernel version: true on Linux 6.2 and later,
+    /// false on older kernels. Must be called before [`LinuxMachine::start_cpuset_thread`], because this
+    /// function ends the thread that changes cpusets.
     ///
     /// # Errors
-    /// If `/proc` can't be opened. The function opens `/proc` again for the changes of cpusets.
+    /// If `/proc` can't be opened again, for the changes of cpusets.
     pub fn set_cpuset_support(&mut self, support: &CpusetSupport) -> Result<(), Errno> {
         self.cpuset_changer = CpusetChanger::new(support.affinity_persists)?;
         Ok(())
     }
 
-    /// Starts a thread that makes the changes of cpusets. Returns the id of the thread. With the thread,
-    /// [`MachineInterface::change_cpuset`] waits for at most its parameter `max_wait`, and then returns
-    /// [`CpusetOutcome::Delayed`]. Without the thread, [`MachineInterface::change_cpuset`] always waits until the change
-    /// is complete.
+    /// Starts a thread that makes all later changes of cpusets. Returns the id of the thread. With the thread,
+    /// [`MachineInterface::change_cpuset`] waits for a change no longer than its parameter `max_wait` says. If
+    /// the change is not complete then, the result is [`CpusetOutcome::Delayed`]. Without the thread,
+    /// [`MachineInterface::change_cpuset`] always waits until the change is complete.
     ///
     /// # Errors
-    /// If the thread can't be started, or there is no file descriptor left.
+    /// If the thread can't be started, `/proc` can't be opened, or no file descriptor is left.
     pub fn start_cpuset_thread(&mut self) -> io::Result<Tid> {
         self.cpuset_changer.start_thread()
     }
 
-    /// Returns the file descriptor that is readable (poll(2)) when a delayed change of a cpuset is complete. A change
-    /// is delayed if [`MachineInterface::change_cpuset`] returned [`CpusetOutcome::Delayed`] for the change. Returns
-    /// `None` if there was no delayed change, or if [`MachineInterface::take_finished_cpuset_changes`] has already
-    /// returned the outcomes of all delayed changes.
+    /// Returns the file descriptor that poll(2) shows as readable when a delayed change of a cpuset is
+    /// complete. A change is delayed if [`MachineInterface::change_cpuset`] returned [`CpusetOutcome::Delayed`]
+    /// for the change. `None` if [`MachineInterface::take_finished_cpuset_changes`] has returned the outcomes
+    /// of all delayed changes, or if there was no delayed change.
     #[must_use]
     pub fn cpuset_changes_fd(&self) -> Option<BorrowedFd<'_>> {
         self.cpuset_changer.fd()
     }
 
-    /// Returns whether [`MachineInterface::take_finished_cpuset_changes`] has an outcome to return: a delayed change of
-    /// a cpuset is complete, and its outcome has not been returned yet. A change is delayed if
-    /// [`MachineInterface::change_cpuset`] returned [`CpusetOutcome::Delayed`] for the change.
+    /// Returns whether a delayed change of a cpuset is complete, so that
+    /// [`MachineInterface::take_finished_cpuset_changes`] returns its outcome. A change is delayed if
+    /// [`MachineInterface::change_cpuset`] returned [`CpusetOutcome::Delayed`] for the change. False if that
+    /// outcome was already returned.
     pub fn has_finished_cpuset_changes(&mut self) -> bool {
         self.cpuset_changer.has_finished()
     }

@@ -14,9 +14,9 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 use crate::cgroup::CgroupMounts;
 use crate::proc::events::{ProcEventSocket, ProcEventsError};
 
-/// The kernel facilities that this process may use: for which users' threads this process may set affinity
-/// masks, and in which cgroup hierarchy cpusets can be created. The value is the result of
-/// [`probe_kernel_support`].
+/// What the kernel allows this process to do: whether this process can set the affinity masks of all users'
+/// threads, and in which cgroup hierarchy it can create cpusets. [`probe_kernel_support`] determines these
+/// values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelSupport {
     /// Whether this process may set the affinity masks of threads of all users. If false, it may set only the
@@ -29,10 +29,10 @@ pub struct KernelSupport {
     pub descriptions: Vec<String>,
 }
 
-/// Determines which kernel facilities this process may use: for which users' threads this process may set
-/// affinity masks, and in which cgroup hierarchy cpusets can be created. If there is such a hierarchy, this
-/// function creates a test cpuset with a test process in it, and removes both again. `own_cgroups` has the
-/// names of the directories in which pjwd creates cgroups.
+/// Determines what the kernel allows this process to do: whether this process can set the affinity masks of all
+/// users' threads, and in which cgroup hierarchy it can create cpusets. If there is such a hierarchy, this
+/// function creates a cpuset with one process for a test, and removes both again. `own_cgroups` has the names
+/// of pjwd's own cgroups, below which the test cpuset is created.
 #[must_use]
 pub fn probe_kernel_support(own_cgroups: &OwnCgroupNames) -> KernelSupport {
     let can_set_all_masks = Uid::effective().is_root();
@@ -55,10 +55,10 @@ pub fn probe_kernel_support(own_cgroups: &OwnCgroupNames) -> KernelSupport {
     KernelSupport { can_set_all_masks, cpuset_support, descriptions }
 }
 
-/// Determines in which cgroup hierarchy cpusets can be created, or why none can be created. Also determines
-/// whether affinity masks stay in force when a cpuset changes. For this purpose, creates a test cpuset with a
-/// test process in it, and removes both again. `own_cgroups` has the names of the directories in which pjwd
-/// creates cgroups.
+/// Determines in which cgroup hierarchy this process can create cpusets, or why it can create none. Also
+/// determines whether the affinity mask of a thread stays in force when the cpuset of the thread changes. For
+/// this purpose, creates a cpuset with one process for a test, and removes both again. `own_cgroups` has the
+/// names of pjwd's own cgroups, below which the test cpuset is created.
 #[must_use]
 pub fn probe_cpuset_support(own_cgroups: &OwnCgroupNames) -> CpusetSupport {
     cpuset_support::find(own_cgroups).0
@@ -68,7 +68,7 @@ pub fn probe_cpuset_support(own_cgroups: &OwnCgroupNames) -> CpusetSupport {
 /// detects new processes without polling `/proc`.
 ///
 /// # Errors
-/// If process events are not available. The error is a sentence for the user with the reason.
+/// If process events are not available. The error is a sentence for the user that says why.
 pub fn open_process_events() -> Result<ProcEventSocket, String> {
     ProcEventSocket::open().map_err(|fault| {
         let why = match fault {

@@ -22,14 +22,14 @@ const MAX_NAME_CHARACTERS: usize = 48;
 /// The count of an interrupt on each CPU.
 type Columns = BTreeMap<Pu, u64>;
 
-/// The content of `/proc/interrupts` at one moment: for each interrupt number, its name and the number of
-/// times that it occurred on each CPU since boot.
+/// The content of `/proc/interrupts` at one moment. For each interrupt number, this is the name of the
+/// interrupt, and how often the interrupt has occurred on each CPU since boot.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InterruptCounts(BTreeMap<u32, (String, Columns)>);
 
 impl InterruptCounts {
-    /// Reads the interrupt counts of this machine from `/proc/interrupts`. Returns empty counts if the file
-    /// can't be read.
+    /// Reads the interrupt counts of this machine from `/proc/interrupts`. The result has no interrupts if this
+    /// file can't be read.
     #[must_use]
     pub fn read() -> Self {
         let mut text = Vec::new();
@@ -38,8 +38,8 @@ impl InterruptCounts {
         read.map(|_| Self::parse(&text)).unwrap_or_default()
     }
 
-    /// Parses the text of `/proc/interrupts`. Skips malformed lines, and interrupts that have a name instead
-    /// of a number, such as timer interrupts.
+    /// Parses `text`, the content of `/proc/interrupts`. Skips malformed lines. Also skips interrupts that have
+    /// a name instead of a number, such as timer interrupts.
     #[must_use]
     pub fn parse(text: &[u8]) -> Self {
         let text = String::from_utf8_lossy(text);
@@ -48,13 +48,12 @@ impl InterruptCounts {
         Self(lines.filter_map(|line| interrupt(line, &cpus)).collect())
     }
 
-    /// Returns each interrupt in `self`, with the number of times that the interrupt occurred on each CPU
-    /// since `earlier` was read. CPUs on which the interrupt did not occur are left out. For an interrupt
-    /// that is missing in `earlier`, the counts are empty, because the earlier counts are unknown. `sent_to`
-    /// must return the CPUs to which the kernel sends the interrupt with a given number, as [`target_cpus`]
-    /// does.
+    /// Returns each interrupt in `self`, with the number of times that the interrupt occurred on each CPU since
+    /// `earlier` was read. CPUs on which the interrupt did not occur are left out. An interrupt that is missing
+    /// in `earlier` gets no counts, because its earlier counts are unknown. `target_cpus_of` must return the
+    /// CPUs to which the kernel sends the interrupt with a given number. Callers pass [`target_cpus`].
     #[must_use]
-    pub fn interrupts_since(&self, earlier: &Self, sent_to: impl Fn(u32) -> CpuSet) -> Vec<Interrupt> {
+    pub fn interrupts_since(&self, earlier: &Self, target_cpus_of: impl Fn(u32) -> CpuSet) -> Vec<Interrupt> {
         let came = |number: &u32, counts: &Columns| {
             let before = earlier.0.get(number).map(|(_, counts)| counts);
             let difference = |(&pu, &now): (&Pu, &u64)| {
@@ -70,18 +69,18 @@ impl InterruptCounts {
             .map(|(number, (name, counts))| Interrupt {
                 number: *number,
                 name: name.clone(),
-                target_cpus: sent_to(*number),
+                target_cpus: target_cpus_of(*number),
                 counts: came(number, counts),
             })
             .collect()
     }
 }
 
-/// Returns the CPUs to which the kernel sends the interrupt with the number `number`, as `/proc/irq` reports
-/// them. Empty if they can't be read.
+/// Returns the CPUs to which the kernel sends the interrupt with the number `irq_number`, as `/proc/irq`
+/// reports these CPUs. Returns the empty set if the files of the interrupt in `/proc/irq` can't be read.
 #[must_use]
-pub fn target_cpus(number: u32) -> CpuSet {
-    let directory = Path::new("/proc/irq").join(number.to_string());
+pub fn target_cpus(irq_number: u32) -> CpuSet {
+    let directory = Path::new("/proc/irq").join(irq_number.to_string());
     let list = |name| fs::read_to_string(directory.join(name)).ok()?.parse::<CpuSet>().ok();
     let effective = list("effective_affinity_list").filter(|cpus| !cpus.is_empty());
     effective.or_else(|| list("smp_affinity_list")).unwrap_or_default()

@@ -17,7 +17,8 @@ use crate::sys::errno::from_io;
 /// The largest file that is read, in bytes. A process may have as many mappings as `vm.max_map_count`, 65,530 by default.
 const MAX_NUMA_MAPS_BYTES: u64 = 32 << 20;
 
-/// The memory of a process by the sharing of its pages, from `/proc/PID/smaps_rollup`. All sizes are in bytes.
+/// The memory of a process, as the file `/proc/PID/smaps_rollup` shows it: how much memory is resident, how
+/// much of it no other process shares, and how much is swapped out. All sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SmapsRollup {
     /// The resident set size: all pages in memory that the process maps.
@@ -30,7 +31,9 @@ pub struct SmapsRollup {
     pub swap: u64,
 }
 
-/// The memory of a process by the kernel's counters, from `/proc/PID/status`. All sizes are in bytes.
+/// The memory of a process, as the file `/proc/PID/status` shows it: the resident memory, the anonymous part of
+/// it, the page tables, and the swapped-out memory. The kernel maintains these values as counters, so that
+/// reading them is fast. All sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MemoryCounters {
     /// The resident set size: all pages in memory that the process maps.
@@ -44,11 +47,13 @@ pub struct MemoryCounters {
 }
 
 impl ProcDir {
-    /// Reads the memory of a process by the sharing of its pages, from `/proc/PID/smaps_rollup`. Takes 20 to 35 us per MiB
-    /// of the process. A process without memory of its own, such as a zombie, has none.
+    /// Reads from `/proc/PID/smaps_rollup` how much memory the process `pid` has, and how much of it no other
+    /// process shares. The kernel takes 20 to 35 us per MiB of resident memory. All sizes are 0 for a process
+    /// without memory of its own, such as a zombie.
     ///
     /// # Errors
-    /// `ENOENT` or `ESRCH` if the process has ended. `EACCES` if this user may not read it. `EIO` if the text is malformed.
+    /// `ENOENT` or `ESRCH` if the process has ended. `EACCES` if this user has no permission to read the file.
+    /// `EIO` if the text is malformed.
     pub fn smaps_rollup(&mut self, pid: Pid) -> Result<SmapsRollup, Errno> {
         match self.read_at_once(format_args!("{pid}/smaps_rollup")) {
             Ok(()) => parse_smaps_rollup(self.text()).ok_or(Errno::EIO),
@@ -57,7 +62,9 @@ impl ProcDir {
         }
     }
 
-    /// Reads the memory of a process by the kernel's counters, from `/proc/PID/status`.
+    /// Reads from `/proc/PID/status` how much memory the process `pid` has. Much faster than
+    /// [`ProcDir::smaps_rollup`], but does not tell which memory other processes share. All sizes are 0 for a
+    /// process without memory of its own, such as a zombie or a kernel thread.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended.
@@ -66,12 +73,13 @@ impl ProcDir {
         Ok(parse_memory_counters(self.text()))
     }
 
-    /// Reads how much memory a process has on each NUMA node, in bytes, from `/proc/PID/numa_maps`. Walks the page tables,
-    /// as `smaps_rollup` does.
+    /// Reads from `/proc/PID/numa_maps` how much memory the process `pid` has on each NUMA node. Returns the
+    /// size in bytes for each node number. The kernel walks the page tables of the process, which takes time
+    /// for each MiB.
     ///
     /// # Errors
-    /// `ENOENT` or `ESRCH` if the process has ended, or if the kernel has no such file (`CONFIG_NUMA`). `EACCES` if this
-    /// user may not read it.
+    /// `ENOENT` or `ESRCH` if the process has ended, or if the kernel has no file `numa_maps` (`CONFIG_NUMA`).
+    /// `EACCES` if this user has no permission to read the file.
     pub fn memory_by_numa_node(&mut self, pid: Pid) -> Result<BTreeMap<u32, u64>, Errno> {
         let file = File::from(self.open_at(format_args!("{pid}/numa_maps"), OFlags::empty())?);
         let mut text = Vec::new();
@@ -79,17 +87,18 @@ impl ProcDir {
         Ok(parse_numa_maps(&text))
     }
 
-    /// Reads how much memory the machine can give to programs without swapping, in bytes: `MemAvailable` of `/proc/meminfo`.
+    /// Reads how much memory programs can still allocate on this machine without swapping, in bytes. This is
+    /// the value `MemAvailable` in `/proc/meminfo`.
     ///
     /// # Errors
-    /// If the file can't be read. `EIO` if the line is missing.
+    /// The error of reading `/proc/meminfo`. `EIO` if the value `MemAvailable` is missing.
     pub fn available_memory(&mut self) -> Result<u64, Errno> {
         self.read_at_once(format_args!("meminfo"))?;
         kilobytes(self.text(), "MemAvailable:").ok_or(Errno::EIO)
     }
 }
 
-/// Parses the text of `/proc/PID/smaps_rollup`. `None` if the text is malformed.
+/// Parses `text`, the content of `/proc/PID/smaps_rollup`. Returns `None` if the text is malformed.
 #[must_use]
 pub fn parse_smaps_rollup(text: &[u8]) -> Option<SmapsRollup> {
     let field = |name| kilobytes(text, name);
@@ -101,8 +110,9 @@ pub fn parse_smaps_rollup(text: &[u8]) -> Option<SmapsRollup> {
     })
 }
 
-/// Parses the lines about memory in the text of `/proc/PID/status`. A process without memory, such as a kernel thread or
-/// a zombie, has no such lines: the result is all zero.
+/// Parses `text`, the content of `/proc/PID/status`, and returns its values about memory. A value that is
+/// missing or malformed is 0. All values are missing for a process without memory, such as a kernel thread or a
+/// zombie.
 #[must_use]
 pub fn parse_memory_counters(text: &[u8]) -> MemoryCounters {
     let field = |name| kilobytes(text, name).unwrap_or(0);
@@ -114,8 +124,8 @@ pub fn parse_memory_counters(text: &[u8]) -> MemoryCounters {
     }
 }
 
-/// Parses the text of `/proc/PID/numa_maps` (numa(7)). Returns the bytes in memory on each NUMA node. Malformed words are
-/// skipped.
+/// Parses `text`, the content of `/proc/PID/numa_maps` (numa(7)). Returns for each NUMA node how much memory
+/// the process has on the node, in bytes. Malformed words are skipped.
 #[must_use]
 pub fn parse_numa_maps(text: &[u8]) -> BTreeMap<u32, u64> {
     let mut bytes_by_node = BTreeMap::new();

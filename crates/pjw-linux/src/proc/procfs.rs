@@ -23,8 +23,8 @@ const MAX_ENVIRON_BYTES: usize = 1 << 20;
 /// In bytes. A longer value is cut. No job id or count is longer.
 const MAX_VALUE_BYTES: usize = 4096;
 
-/// An open `/proc` directory, through which the files of processes and threads are read. Its read buffer is
-/// reused, so that reading the state of a thread allocates no memory.
+/// An open `/proc` directory, through which the files of processes and threads are read. All calls use the same
+/// read buffer, so that reading the state of a thread allocates no memory.
 #[derive(Debug)]
 pub struct ProcDir {
     root: OwnedFd,
@@ -61,7 +61,8 @@ pub struct Stat {
     pub last_cpu: Pu,
 }
 
-/// The run time and the wait time of a thread, from `/proc/PID/task/TID/schedstat`.
+/// The run time and the wait time of a thread, from `/proc/PID/task/TID/schedstat`. The wait time is the time
+/// for which the thread was runnable and waited for a PU (logical CPU).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SchedStat {
     /// The time for which the thread has run on a PU since its start, in ns.
@@ -80,7 +81,7 @@ pub struct Status {
 }
 
 impl ProcDir {
-    /// Opens `/proc`, or another directory of the same structure.
+    /// Opens `/proc`, or another directory with the same structure. `root` is the path of the directory.
     ///
     /// # Errors
     /// If the directory can't be opened.
@@ -91,7 +92,7 @@ impl ProcDir {
         Ok(Self { root, path: String::with_capacity(64), buffer, entries })
     }
 
-    /// Returns the ids of all processes that this `/proc` lists, in the order of the directory.
+    /// Returns the ids of all processes in this `/proc` directory, in the order in which the kernel lists them.
     ///
     /// # Errors
     /// If the directory can't be read.
@@ -101,19 +102,21 @@ impl ProcDir {
         Ok(numbers.into_iter().map(Pid).collect())
     }
 
-    /// Returns the ids of all threads of a process, including the first thread, in the order of the
-    /// directory.
+    /// Returns the ids of all threads of the process `pid`, including its first thread, in the order in which
+    /// the kernel lists them.
     ///
     /// # Errors
-    /// `ENOENT` or `ESRCH` if the process has ended. Otherwise the error of reading the directory.
+    /// `ENOENT` or `ESRCH` if the process has ended. Otherwise the error of reading the directory
+    /// `/proc/PID/task`.
     pub fn tids(&mut self, pid: Pid) -> Result<Vec<Tid>, Errno> {
         let dir = self.open_at(format_args!("{pid}/task"), OFlags::DIRECTORY)?;
         let numbers = numbers_in(dir, &mut self.entries)?;
         Ok(numbers.into_iter().map(Tid).collect())
     }
 
-    /// Reads `/proc/PID/stat` of a process. The kernel sums the CPU times in this file over all threads,
-    /// which takes time for each thread. To read only the first thread, [`ProcDir::thread_stat`] is faster.
+    /// Reads `/proc/PID/stat` of the process `pid`. For this file, the kernel sums the CPU times of all threads
+    /// of the process, which takes time for each thread. [`ProcDir::thread_stat`] is faster if only the first
+    /// thread is needed.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended. `EIO` if the text is malformed.
@@ -122,7 +125,7 @@ impl ProcDir {
         parse_stat(&self.buffer).ok_or(Errno::EIO)
     }
 
-    /// Reads `/proc/PID/task/TID/stat` of one thread of a process.
+    /// Reads `/proc/PID/task/TID/stat` of the thread `tid` of the process `pid`.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the thread has ended. `EIO` if the text is malformed.
@@ -131,12 +134,13 @@ impl ProcDir {
         parse_stat(&self.buffer).ok_or(Errno::EIO)
     }
 
-    /// Reads in `/proc/PID/task/TID/stat` when the thread started, and the CPU time of the ended children for which the
-    /// process waited (wait4(2)), in clock ticks. Works for a zombie too.
+    /// Reads two values from `/proc/PID/task/TID/stat`: the start time of the thread `tid`, and the CPU time of
+    /// the children of the process `pid` that have ended and for which the process has waited (wait4(2)). The
+    /// CPU time is in clock ticks. Also works for a zombie.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the thread does not exist. `EIO` if the text is malformed.
-    pub fn children_ticks(&mut self, pid: Pid, tid: Tid) -> Result<(StartTime, u64), Errno> {
+    pub fn start_and_children_ticks(&mut self, pid: Pid, tid: Tid) -> Result<(StartTime, u64), Errno> {
         self.read_at_once(format_args!("{pid}/task/{tid}/stat"))?;
         parse_children_ticks(&self.buffer).ok_or(Errno::EIO)
     }
@@ -150,11 +154,13 @@ impl ProcDir {
         Ok(parse_sleeps_alone(&self.buffer))
     }
 
-    /// Reads the run time and the wait time of a thread from `/proc/PID/task/TID/schedstat`.
+    /// Reads the run time and the wait time of the thread `tid` of the process `pid`, from
+    /// `/proc/PID/task/TID/schedstat`. The wait time is the time for which the thread was runnable and waited
+    /// for a PU (logical CPU).
     ///
     /// # Errors
-    /// `ENOENT` or `ESRCH` if the thread has ended, or if the kernel has no such file (`CONFIG_SCHED_INFO`).
-    /// `EIO` if the text is malformed.
+    /// `ENOENT` or `ESRCH` if the thread has ended, or if the kernel has no file `schedstat`
+    /// (`CONFIG_SCHED_INFO`). `EIO` if the text is malformed.
     pub fn schedstat(&mut self, pid: Pid, tid: Tid) -> Result<SchedStat, Errno> {
         self.read_at_once(format_args!("{pid}/task/{tid}/schedstat"))?;
         parse_schedstat(&self.buffer).ok_or(Errno::EIO)
@@ -169,9 +175,9 @@ impl ProcDir {
         parse_status(&self.buffer).ok_or(Errno::EIO)
     }
 
-    /// Reads the cgroups of a process from `/proc/PID/cgroup`. Returns one pair (controllers, path) for each
-    /// hierarchy. `controllers` is the comma-separated list of the hierarchy's controllers, and empty for v2.
-    /// `path` is the path of the process's cgroup, relative to the root of the hierarchy.
+    /// Reads the cgroups of the process `pid` from `/proc/PID/cgroup`. Returns a pair (controllers, path) for
+    /// each hierarchy. `controllers` is the list of the hierarchy's controllers, separated by commas. It is
+    /// empty for v2. `path` is the path of the process's cgroup, relative to the root of the hierarchy.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended.
@@ -186,23 +192,24 @@ impl ProcDir {
         attributes.cpuset_path().map(str::to_owned)
     }
 
-    /// Reads `/proc/PID/environ` of a process, and returns the environment variables whose names are in
-    /// `wanted`, with their values. A value is cut to 4096 bytes. Only about the first MiB of the environment
-    /// is read.
+    /// Reads from `/proc/PID/environ` the environment variables of the process `pid` whose names are in
+    /// `wanted_names`. Returns the value of each such variable that the process has, by its name. A value is
+    /// cut to 4096 bytes. Only about the first MiB of the environment is read.
     ///
     /// # Errors
-    /// `ENOENT` or `ESRCH` if the process has ended. `EACCES` if this user may not read the environment.
+    /// `ENOENT` or `ESRCH` if the process has ended. `EACCES` if this user has no permission to read the
+    /// environment.
     pub fn environ(
         &mut self,
         pid: Pid,
-        wanted: &BTreeSet<&'static str>,
+        wanted_names: &BTreeSet<&'static str>,
     ) -> Result<BTreeMap<String, String>, Errno> {
         self.read(format_args!("{pid}/environ"))?;
-        Ok(parse_environ(&self.buffer, wanted))
+        Ok(parse_environ(&self.buffer, wanted_names))
     }
 
-    /// Reads the command line of a process from `/proc/PID/cmdline`. Returns its first 256 bytes, with spaces
-    /// between the arguments, and without spaces at the end. Each invalid UTF-8 sequence is replaced by
+    /// Reads the command line of the process `pid` from `/proc/PID/cmdline`. Returns the first 256 bytes, with
+    /// spaces between the arguments, and without spaces at the end. Each invalid UTF-8 sequence is replaced by
     /// U+FFFD. Returns an empty text if the process has no command line, such as a kernel thread or a zombie.
     ///
     /// # Errors
@@ -265,8 +272,8 @@ fn numbers_in(dir: impl AsFd, buffer: &mut Vec<u8>) -> Result<Vec<u32>, Errno> {
     Ok(numbers)
 }
 
-/// Parses the text of `/proc/PID/stat` or `/proc/PID/task/TID/stat` (proc_pid_stat(5)). `None` if the text is
-/// malformed.
+/// Parses `text`, the content of `/proc/PID/stat` or `/proc/PID/task/TID/stat` (proc_pid_stat(5)). Returns
+/// `None` if the text is malformed.
 #[must_use]
 pub fn parse_stat(text: &[u8]) -> Option<Stat> {
     let open = text.iter().position(|&byte| byte == b'(')?;
@@ -315,8 +322,8 @@ fn parse_sleeps_alone(text: &[u8]) -> bool {
     sleeps && fields.nth(16) == Some(b"1")
 }
 
-/// Parses the text of `/proc/PID/task/TID/schedstat`. Returns its first two numbers, the run time and the
-/// wait time. `None` if the text is malformed.
+/// Parses `text`, the content of `/proc/PID/task/TID/schedstat`. Returns the run time and the wait time of the
+/// thread, which are the first two numbers of the text. Returns `None` if the text is malformed.
 #[must_use]
 pub fn parse_schedstat(text: &[u8]) -> Option<SchedStat> {
     let mut numbers =
@@ -324,8 +331,8 @@ pub fn parse_schedstat(text: &[u8]) -> Option<SchedStat> {
     Some(SchedStat { run_ns: numbers.next()??, wait_ns: numbers.next()?? })
 }
 
-/// Parses the text of `/proc/PID/status`. Returns the real user id and the supplementary group ids. `None` if
-/// the text has no user id.
+/// Parses `text`, the content of `/proc/PID/status`. Returns the real user id and the supplementary group ids
+/// of the process. Returns `None` if the text has no user id.
 #[must_use]
 pub fn parse_status(text: &[u8]) -> Option<Status> {
     // Only the `Name:` line can contain bytes that are not UTF-8. The kernel escapes newlines in it.
@@ -336,9 +343,9 @@ pub fn parse_status(text: &[u8]) -> Option<Status> {
     Some(Status { uid, groups: groups.collect() })
 }
 
-/// Parses the text of `/proc/PID/cgroup` (cgroups(7)). Returns one pair (controllers, path) for each
-/// hierarchy. `controllers` is the comma-separated list of the hierarchy's controllers, and empty for v2.
-/// `path` is the path of the process's cgroup. Malformed lines are skipped.
+/// Parses `text`, the content of `/proc/PID/cgroup` (cgroups(7)). Returns a pair (controllers, path) for each
+/// hierarchy. `controllers` is the list of the hierarchy's controllers, separated by commas. It is empty for
+/// v2. `path` is the path of the process's cgroup. Malformed lines are skipped.
 #[must_use]
 pub fn parse_cgroups(text: &[u8]) -> Vec<(String, String)> {
     let text = String::from_utf8_lossy(text);
@@ -349,16 +356,16 @@ pub fn parse_cgroups(text: &[u8]) -> Vec<(String, String)> {
     text.lines().filter_map(line).collect()
 }
 
-/// Parses the text of `/proc/PID/environ`: entries `NAME=value` that end with a zero byte. Returns the values
-/// of the variables whose names are in `wanted`, each cut to 4096 bytes. If a name occurs twice, returns the
-/// first value, as getenv(3) does.
+/// Parses `text`, the content of `/proc/PID/environ`: entries `NAME=value`, each with a zero byte at its end.
+/// Returns the values of the environment variables whose names are in `wanted_names`, by name. A value is cut
+/// to 4096 bytes. If a name occurs twice, the first value counts, as for getenv(3).
 #[must_use]
-pub fn parse_environ(text: &[u8], wanted: &BTreeSet<&'static str>) -> BTreeMap<String, String> {
+pub fn parse_environ(text: &[u8], wanted_names: &BTreeSet<&'static str>) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     for entry in text.split(|&byte| byte == 0) {
         let Some(equals) = entry.iter().position(|&byte| byte == b'=') else { continue };
         let Ok(name) = std::str::from_utf8(&entry[..equals]) else { continue };
-        if wanted.contains(name) {
+        if wanted_names.contains(name) {
             let value = &entry[equals + 1..];
             let value = String::from_utf8_lossy(&value[..value.len().min(MAX_VALUE_BYTES)]);
             found.entry(name.to_owned()).or_insert_with(|| value.into_owned());

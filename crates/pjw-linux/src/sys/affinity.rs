@@ -12,9 +12,9 @@ use pjw_core::ids::Tid;
 const WORDS: usize = 128;
 const MAX_WORDS: usize = (Pu::MAX.0 as usize + 1) / 64;
 
-/// Returns the effective affinity mask of a thread, read with sched_getaffinity(2). These are the PUs of its
-/// requested mask that are online and in its cpuset. If there are no such PUs, the kernel uses all online PUs
-/// of the cpuset.
+/// Returns the effective affinity mask of the thread `tid`, read with sched_getaffinity(2). The mask contains
+/// the PUs (logical CPUs) that the thread has requested, that are online, and that are in the thread's cpuset.
+/// If there is no such PU, the mask is all online PUs of the cpuset.
 ///
 /// # Errors
 /// `ESRCH` if the thread has ended.
@@ -42,25 +42,26 @@ fn get_into(tid: Tid, words: &mut [u64]) -> Result<CpuSet, Errno> {
     Ok(CpuSet::from_words(&words[..written.div_ceil(8).min(words.len())]))
 }
 
-/// Sets the affinity mask of a thread to `cpus`, with sched_setaffinity(2).
+/// Sets the affinity mask of the thread `tid` to the PUs (logical CPUs) `cpus`, with sched_setaffinity(2).
 ///
 /// # Errors
-/// `ESRCH` if the thread has ended. `EINVAL` if `cpus` and the thread's cpuset have no PU in common, or if
-/// the thread does not allow a change of its mask, such as some kernel threads. `EPERM` for a thread of
+/// `ESRCH` if the thread has ended. `EINVAL` if `cpus` and the thread's cpuset have no PU in common. `EINVAL`
+/// also if the thread does not allow a change of its mask, such as some kernel threads. `EPERM` for a thread of
 /// another user without `CAP_SYS_NICE`.
 pub fn set_mask(tid: Tid, cpus: &CpuSet) -> Result<(), Errno> {
     set_words(tid, cpus.words())
 }
 
-/// Requests every possible PU for a thread, so that the thread may use all PUs of its cpuset.
+/// Sets the affinity mask of the thread `tid` to every possible PU (logical CPU), so that the thread can use
+/// all PUs of its cpuset.
 ///
 /// Afterwards, the effective mask of the thread is the whole cpuset, also after each later change of the
 /// cpuset. The reason depends on the kernel:
 ///
-/// - Linux 6.2 and later: The kernel stores the requested mask. When the cpuset changes, the kernel
-///   intersects this mask with the new cpuset.
-/// - Before Linux 6.2: The kernel does not store the requested mask. When the cpuset changes, each thread
-///   gets the whole cpuset as its mask.
+/// - Linux 6.2 and later: The kernel stores the requested mask. When the cpuset changes, the kernel intersects
+///   this mask with the new cpuset.
+/// - Before Linux 6.2: The kernel does not store the requested mask. When the cpuset changes, each thread gets
+///   the whole cpuset as its mask.
 ///
 /// # Errors
 /// The errors of [`set_mask`].

@@ -24,8 +24,8 @@ pub fn now() -> Moment {
     Moment { since_boot: since_boot.unwrap_or_default(), wall_clock: wall_clock.unwrap_or_default() }
 }
 
-/// Returns the current time of `CLOCK_MONOTONIC`, in ns since boot without the time for which the machine was
-/// suspended. The kernel's process events and [`std::time::Instant`] use this clock.
+/// Returns the current time of the clock `CLOCK_MONOTONIC`, in ns since boot. This clock stops while the
+/// machine is suspended. The kernel's process events and [`std::time::Instant`] use this clock.
 #[must_use]
 pub fn monotonic_now() -> Nanos {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map(nanos).unwrap_or_default()
@@ -45,15 +45,15 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
      without it: mount /proc as the kernel makes it, with mount -t proc proc /proc, and start pjwd again",
     path.display()
 )]
-/// The reason why the id of the current boot can't be read: the path of the file and the error. The message
-/// contains the remedy.
+/// Error: the id of the current boot can't be read. Contains the path of the file that has the id, and the
+/// reason. The message also says what the user can do.
 pub struct BootIdError {
     path: PathBuf,
     why: String,
 }
 
-/// Returns the id of the current boot, a random UUID (random(4)). pjwd compares it with the recorded id, to
-/// detect that a recorded process start time belongs to an earlier boot.
+/// Returns the id of the current boot, a random UUID (random(4)). pjwd compares this id with the boot id in its
+/// own files. If the two differ, the process start times in these files belong to an earlier boot.
 ///
 /// # Errors
 /// If the file with the id can't be read or is empty, for example because `/proc` is not mounted.
@@ -74,8 +74,8 @@ pub fn hostname() -> String {
     nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// Returns the CPU time of a process since its start, in ns: the sum over all its threads, including ended
-/// threads. Makes one system call.
+/// Returns the CPU time of the process `pid` since its start, in ns: the sum over all its threads, including
+/// ended threads. Makes one system call.
 ///
 /// # Errors
 /// `ESRCH` or `EINVAL` if there is no such process.
@@ -85,7 +85,8 @@ pub fn process_cpu_time_ns(pid: Pid) -> Result<u64, Errno> {
     cpu_time(pid.0, 2)
 }
 
-/// Returns the CPU time of a thread of the calling process since its start, in ns. Makes one system call.
+/// Returns the CPU time of the thread `tid` since its start, in ns. The thread must belong to the calling
+/// process. Makes one system call.
 ///
 /// # Errors
 /// `EINVAL` if the calling process has no such thread.

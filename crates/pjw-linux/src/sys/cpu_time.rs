@@ -7,8 +7,8 @@ use pjw_core::ids::{Pid, ProcessId};
 
 use super::clock::process_cpu_time_ns;
 
-/// Returns the CPU time that all threads of a process have used since its start, including ended threads. `None` if the
-/// pid namespace of the calling process has no such process.
+/// Returns the CPU time that all threads of the process `pid` have used since its start, including ended
+/// threads. `None` if there is no such process in the pid namespace of the calling process.
 #[must_use]
 pub fn process_cpu_time(pid: Pid) -> Option<Duration> {
     // For pid 0, the kernel returns the CPU time of the calling process.
@@ -16,9 +16,9 @@ pub fn process_cpu_time(pid: Pid) -> Option<Duration> {
     ns.ok().map(Duration::from_nanos)
 }
 
-/// Samples the CPU time of a set of processes, such as the processes of a job. A sample makes one system call for each
-/// process. The kernel then sums the CPU times of all threads of the process. Memory is allocated only for processes
-/// that the last sample did not have.
+/// Measures repeatedly how much CPU time a set of processes has used, such as the processes of a job. Each
+/// sample makes one system call for each process. Memory is allocated only for processes that were not in the
+/// previous sample.
 #[derive(Debug, Default)]
 pub struct CpuTimeSampler {
     /// The CPU time of each process at its last sample.
@@ -35,12 +35,12 @@ struct Sample {
 }
 
 impl CpuTimeSampler {
-    /// Returns the CPU time that `processes` have used between the last call and this call: the sum over the processes
-    /// that were also in the last call. A process adds no time if it was not in the last call, or if it has ended since
-    /// then.
+    /// Returns the CPU time that `processes` have used since the previous call of this function. Only processes
+    /// that were also in the previous call count. A process that has ended since then adds no time. So the
+    /// first call returns 0.
     ///
-    /// The function `cpu_time_of` must return the CPU time of a process since its start, or `None` if the process has
-    /// ended. Callers pass [`process_cpu_time`]. For simulated processes, callers pass another function.
+    /// `cpu_time_of` must return the CPU time of a process since its start, or `None` if the process has ended.
+    /// Callers pass [`process_cpu_time`], or another function for simulated processes.
     pub fn sample(
         &mut self,
         processes: impl IntoIterator<Item = ProcessId>,

@@ -4,15 +4,15 @@ use std::io;
 
 use nix::errno::Errno;
 
-/// Returns whether the error means that the process, thread, file or cgroup does not exist. True for
-/// `ENOENT`, `ENOTDIR`, `ESRCH` and `ENODEV`. Such an error is normal for `/proc`, because a process may end
-/// while its files are read.
+/// Returns whether the error `errno` means that the process, thread, file or cgroup does not exist. True for
+/// `ENOENT`, `ENOTDIR`, `ESRCH` and `ENODEV`. Such an error is normal when files in `/proc` are read, because
+/// the process can end meanwhile.
 #[must_use]
 pub fn is_gone(errno: Errno) -> bool {
     matches!(errno, Errno::ENOENT | Errno::ENOTDIR | Errno::ESRCH | Errno::ENODEV)
 }
 
-/// Returns whether the error means that the caller has no permission: `EPERM` or `EACCES`.
+/// Returns whether the error `errno` means that the caller has no permission. True for `EPERM` and `EACCES`.
 #[must_use]
 pub fn is_permission_denied(errno: Errno) -> bool {
     matches!(errno, Errno::EPERM | Errno::EACCES)

@@ -8,13 +8,13 @@ use pjw_core::ids::Pid;
 /// `KCMP_VM` of the kernel's `include/uapi/linux/kcmp.h`.
 const KCMP_VM: libc::c_long = 1;
 
-/// Compares the address spaces of two processes. `Equal` if the two processes have the same one, as after
-/// clone(2) with `CLONE_VM`. Otherwise the result is an order of the address spaces, which stays the same until a reboot:
-/// it serves for sorting.
+/// Compares the address spaces of two processes. Returns `Equal` if the two processes share one address space,
+/// as after clone(2) with `CLONE_VM`. Otherwise returns `Less` or `Greater`: an arbitrary order of the address
+/// spaces, by which callers can sort processes. This order stays the same until the next boot.
 ///
 /// # Errors
-/// `ESRCH` if one of the processes has ended. `EPERM` if this user may not trace one of them. `ENOSYS` if the kernel has no
-/// kcmp(2) (`CONFIG_KCMP`).
+/// `ESRCH` if one of the processes has ended. `EPERM` if this user has no permission to trace both processes
+/// (ptrace(2)). `ENOSYS` if the kernel has no system call kcmp(2) (`CONFIG_KCMP`).
 pub fn compare_address_spaces(one: Pid, other: Pid) -> Result<Ordering, Errno> {
     let number = |pid: Pid| libc::c_long::from(pid.0);
     // SAFETY: the call takes numbers and accesses no memory of this process.

@@ -2,11 +2,13 @@
 
 use nix::errno::Errno;
 
-/// Sets the nice value of the calling thread. Its share of a busy PU is smaller then: with 10, about a tenth of that of a
-/// thread with 0. On Linux a thread has a nice value of its own (sched(7)).
+/// Sets the nice value of the calling thread to `value`, from -20 to 19. The higher the nice value, the smaller
+/// is the thread's share of a busy PU (logical CPU). With 10, the share is about a tenth of the share of a
+/// thread with 0. Other threads of the process are not affected: on Linux, each thread has a nice value of its
+/// own (sched(7)).
 ///
 /// # Errors
-/// `EACCES` if the value is lower than the present one and this user may not lower it.
+/// `EACCES` if `value` is lower than the present nice value, and this user has no permission to lower it.
 pub fn set_own_nice_value(value: i32) -> Result<(), Errno> {
     // SAFETY: the call takes numbers and accesses no memory. The id 0 is the calling thread.
     Errno::result(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, value) }).map(drop)

@@ -29,13 +29,12 @@ pub fn own_resource_usage() -> ResourceUsage {
 #[cfg(target_env = "gnu")]
 const LARGE: libc::c_int = 128 * 1024;
 
-/// Makes glibc's allocator return more free memory to the kernel, for the rest of the life of this process.
-/// Must be called before other threads are started. Has no effect with other C libraries. The settings are
-/// (mallopt(3)):
+/// Makes glibc's memory allocator return more free memory to the kernel, for as long as this process runs. Must
+/// be called before other threads are started. Has no effect with other C libraries. This function changes
+/// three settings (mallopt(3)):
 ///
-/// - `M_MMAP_THRESHOLD`: A block of at least 128 KiB returns to the kernel at once when it is freed. By
-///   default, glibc raises this size whenever a larger block is freed, and then retains blocks below the new
-///   size.
+/// - `M_MMAP_THRESHOLD`: A block of at least 128 KiB returns to the kernel as soon as the block is freed. By
+///   default, glibc raises this size whenever a larger block is freed. Smaller blocks then stay in the process.
 /// - `M_TRIM_THRESHOLD`: Free memory at the end of the heap returns to the kernel when it exceeds 256 KiB.
 /// - `M_ARENA_MAX`: All threads share one heap.
 pub fn limit_allocator_cache() {
@@ -49,7 +48,7 @@ pub fn limit_allocator_cache() {
     }
 }
 
-/// Returns the free memory of glibc's allocator to the kernel. Has no effect with other C libraries.
+/// Returns the free memory of glibc's memory allocator to the kernel. Has no effect with other C libraries.
 pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: malloc_trim(3) may be called at any time, by any thread. It does not move memory in use.

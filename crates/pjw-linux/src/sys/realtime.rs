@@ -29,15 +29,16 @@ pub enum SchedulingPolicy {
 }
 
 impl SchedulingPolicy {
-    /// Returns whether this is a real-time policy: `SCHED_RR`, `SCHED_FIFO` or `SCHED_DEADLINE`. The kernel runs a
-    /// thread with such a policy before all threads with other policies, also before those in other cgroups.
+    /// Returns whether this policy is a real-time policy: `SCHED_RR`, `SCHED_FIFO` or `SCHED_DEADLINE`. A
+    /// runnable thread with a real-time policy runs before all threads with other policies, even if those are
+    /// in other cgroups.
     #[must_use]
     pub fn is_realtime(self) -> bool {
         matches!(self, Self::RoundRobin | Self::OtherRealtime)
     }
 }
 
-/// Returns the scheduling policy of a thread.
+/// Returns the scheduling policy of the thread `tid` (sched(7)).
 ///
 /// # Errors
 /// `ESRCH` if the thread has ended.
@@ -55,16 +56,15 @@ pub fn scheduling_policy(tid: Tid) -> Result<SchedulingPolicy, Errno> {
     })
 }
 
-/// Sets the scheduling policy of a thread to `SCHED_RR` with the priority 1, the lowest real-time priority.
-/// Threads and processes that the thread starts do not inherit the policy.
+/// Sets the scheduling policy of the thread `tid` to `SCHED_RR` with the priority 1, the lowest real-time
+/// priority. Threads and processes that the thread starts later do not inherit the policy.
 ///
 /// # Errors
 /// `ESRCH` if the thread has ended. `EPERM` in these cases:
 ///
-/// - the process has neither `CAP_SYS_NICE` nor a sufficient `RLIMIT_RTPRIO`,
-/// - the cgroup of the thread has no real-time runtime (`CONFIG_RT_GROUP_SCHED` with the v1 controller
-///   `cpu`),
-/// - a seccomp filter refuses the call.
+/// - The process has neither `CAP_SYS_NICE` nor a sufficient `RLIMIT_RTPRIO`.
+/// - The cgroup of the thread has no real-time runtime (`CONFIG_RT_GROUP_SCHED` with the v1 controller `cpu`).
+/// - A seccomp filter refuses the call.
 pub fn set_realtime_policy(tid: Tid) -> Result<(), Errno> {
     set_policy(tid, libc::SCHED_RR, 1)
 }
@@ -83,8 +83,8 @@ pub(crate) fn raise_thread<T>(thread: &JoinHandle<T>) -> Result<(), Errno> {
     }
 }
 
-/// Sets the scheduling policy of a thread to `SCHED_OTHER`, the normal policy. The nice value of the thread
-/// stays.
+/// Sets the scheduling policy of the thread `tid` to `SCHED_OTHER`, the normal policy. The nice value of the
+/// thread stays the same.
 ///
 /// # Errors
 /// `ESRCH` if the thread has ended. `EPERM` for a thread of another user without `CAP_SYS_NICE`.
@@ -109,16 +109,16 @@ fn parameters(priority: libc::c_int) -> libc::sched_param {
     parameters
 }
 
-/// Limits the time for which a thread of this process may run with a real-time priority without sleeping.
-/// Sets the soft limit `RLIMIT_RTTIME` to `limit`, unless the present soft limit is lower. Returns the soft
-/// limit in force.
+/// Limits the time for which a thread of this process can run with a real-time priority without sleeping. Sets
+/// the soft limit `RLIMIT_RTTIME` to `limit`, unless the present soft limit is lower. Returns the soft limit in
+/// force.
 ///
-/// The kernel sends `SIGXCPU` when a thread reaches the limit. This function installs a handler that sets the
-/// thread to the normal policy. The kernel counts in timer ticks, so a thread may run one or two ticks longer
-/// than the limit.
+/// The kernel sends `SIGXCPU` when a thread reaches the limit. This function installs a signal handler that
+/// sets the scheduling policy of this thread to the normal policy. The kernel counts in timer ticks, so a
+/// thread can run one or two ticks longer than the limit.
 ///
-/// With each `SIGXCPU`, the kernel raises the soft limit by 1 s. To restore the limit, call this function
-/// again after each `SIGXCPU`.
+/// With each `SIGXCPU`, the kernel raises the soft limit by 1 s. To restore the limit, call this function again
+/// after each `SIGXCPU`.
 ///
 /// # Errors
 /// - `ERANGE` if a hard limit `RLIMIT_RTTIME` is set, because the kernel kills a process when one of its

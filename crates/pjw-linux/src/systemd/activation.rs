@@ -4,10 +4,12 @@ use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::os::unix::net::UnixListener;
 
-/// Returns a duplicate of the listening Unix socket that systemd passed to this process as the file descriptor `fd`.
+/// Duplicates the file descriptor `fd`, a listening Unix socket that systemd passed to this process (socket
+/// activation). Returns the duplicate.
 ///
 /// # Errors
-/// `InvalidInput` if `fd` is negative. The error of fcntl(2) if `fd` is not open or no file descriptor is left.
+/// `InvalidInput` if `fd` is negative. The error of fcntl(2) if `fd` is not open, or if no file descriptor is
+/// left.
 pub fn dup_listener(fd: RawFd) -> io::Result<UnixListener> {
     if fd < 0 {
         return Err(io::ErrorKind::InvalidInput.into());

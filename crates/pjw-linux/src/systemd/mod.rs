@@ -34,8 +34,8 @@ pub(crate) fn is_running() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
-/// The properties of a new transient scope: a systemd unit with a cgroup, for processes that systemd did not
-/// start itself.
+/// The properties of a new scope. A scope is a systemd unit with a cgroup, for processes that systemd did not
+/// start itself. systemd removes the scope when its last process has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransientScope {
     /// The name of the unit, which ends in `.scope`.
@@ -53,9 +53,9 @@ pub struct TransientScope {
     pub mems: Option<CpuSet>,
 }
 
-/// A D-Bus client for the systemd manager of this machine. Starts scopes, stops units, and sets the cpusets
-/// of units. Each call blocks for at most [`CALL_TIMEOUT`]. After a timeout, further calls fail at once for
-/// 10 s.
+/// A D-Bus client for the systemd manager of this machine. Starts scopes and slices (units with a cgroup),
+/// stops units, and sets the cpusets and CPU weights of units. Each call blocks for at most [`CALL_TIMEOUT`].
+/// After a timeout, further calls fail at once for 10 s.
 #[derive(Debug)]
 pub struct SystemdClient {
     addresses: Vec<Address>,
@@ -77,10 +77,10 @@ impl SystemdClient {
         Self { addresses, silent_since: None }
     }
 
-    /// Starts a new scope (a unit with a cgroup of its own) and moves the processes in
-    /// [`TransientScope::pids`] into the scope. Returns when systemd has accepted the request. At that time,
-    /// the cgroup of the scope may not exist yet, may not contain all these processes, or may not have its
-    /// cpuset. The caller must check this by reading the cgroup.
+    /// Starts a new scope (a systemd unit with a cgroup of its own) and moves the processes in
+    /// [`TransientScope::pids`] into this scope. Returns when systemd has accepted the request. The move can
+    /// still be incomplete then: the cgroup does not exist yet, does not contain all processes, or does not
+    /// have its cpuset. So the caller must read the cgroup and check.
     ///
     /// # Errors
     /// If systemd refuses the request, can't be reached, or does not reply in time.
@@ -116,8 +116,9 @@ impl SystemdClient {
         }
     }
 
-    /// Sets the PUs (`AllowedCPUs=`) and the NUMA nodes (`AllowedMemoryNodes=`) of the unit named `unit`. The
-    /// setting is valid until the next boot. `None` leaves the present setting unchanged.
+    /// Sets on which PUs (logical CPUs) and NUMA nodes the processes of the systemd unit named `unit` run.
+    /// `cpus` has the PUs (`AllowedCPUs=`), and `mems` has the NUMA nodes (`AllowedMemoryNodes=`). `None`
+    /// leaves the present PUs or NUMA nodes unchanged. The setting is valid until the next boot.
     ///
     /// # Errors
     /// [`SystemdError::NoSuchUnit`] if the unit is not loaded. Other errors if systemd refuses the request,
@@ -133,12 +134,13 @@ impl SystemdClient {
         self.call(&Request::manager("SetUnitProperties", body)).map(drop)
     }
 
-    /// Starts a new slice: a group of units with a cgroup. `slice` is its name, `description` is the text that
-    /// `systemctl status` shows, and `weight` is its CPU weight (`CPUWeight=`, systemd.resource-control(5)).
+    /// Starts a new slice: a group of systemd units with a cgroup. `slice` is the name of the slice.
+    /// `description` is the text that `systemctl status` shows. `weight` is the CPU weight of the slice
+    /// (`CPUWeight=`, systemd.resource-control(5)).
     ///
     /// # Errors
-    /// [`SystemdError::UnitExists`] if the slice is loaded. Other errors if systemd refuses the request, can't be
-    /// reached, or does not reply in time.
+    /// [`SystemdError::UnitExists`] if a slice with this name is already loaded. Other errors if systemd
+    /// refuses the request, can't be reached, or does not reply in time.
     pub fn start_slice(&mut self, slice: &str, description: &str, weight: u64) -> Result<(), SystemdError> {
         let properties = [
             ("Description", PropertyValue::Text(description.to_owned())),
@@ -148,19 +150,20 @@ impl SystemdClient {
         self.call(&Request::manager("StartTransientUnit", body)).map(drop)
     }
 
-    /// Sets the CPU weight (`CPUWeight=`, systemd.resource-control(5)) of the unit named `unit` to `weight`. The
-    /// setting is valid until the next boot.
+    /// Sets the CPU weight (`CPUWeight=`, systemd.resource-control(5)) of the systemd unit named `unit` to
+    /// `weight`. The setting is valid until the next boot.
     ///
     /// # Errors
-    /// The errors of [`SystemdClient::set_cpuset`].
+    /// [`SystemdError::NoSuchUnit`] if the unit is not loaded. Other errors if systemd refuses the request,
+    /// can't be reached, or does not reply in time.
     pub fn set_cpu_weight(&mut self, unit: &str, weight: u64) -> Result<(), SystemdError> {
         let property = ("CPUWeight", PropertyValue::Number(weight));
         let body = Body::default().text(unit).boolean_true().properties(&[property]);
         self.call(&Request::manager("SetUnitProperties", body)).map(drop)
     }
 
-    /// Stops the unit named `unit`. systemd kills all processes of the unit, so the caller must make sure
-    /// that the unit has no processes.
+    /// Stops the systemd unit named `unit`. systemd kills all processes of the unit, so the caller must make
+    /// sure that the unit has no processes.
     ///
     /// # Errors
     /// [`SystemdError::NoSuchUnit`] if the unit is not loaded. Other errors if systemd refuses the request,
@@ -170,8 +173,8 @@ impl SystemdClient {
         self.call(&Request::manager("StopUnit", body)).map(drop)
     }
 
-    /// Returns whether the slice named `slice` has disabled the cpuset controller for all units in it, by the
-    /// setting `DisableControllers=`.
+    /// Returns whether the systemd slice (a group of units) named `slice` disables the cpuset controller for
+    /// all units in the slice, with the setting `DisableControllers=`.
     ///
     /// # Errors
     /// If systemd refuses the request, can't be reached, or does not reply in time.

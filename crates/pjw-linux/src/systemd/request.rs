@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The maximum time that one D-Bus call to systemd waits for its reply. After this time the call fails.
+/// The maximum time for which a D-Bus call to systemd waits for the reply. After this time, the call fails.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why a D-Bus call to systemd failed.

@@ -15,8 +15,8 @@ const MAX_DEPTH: usize = 64;
 /// Maximum number of 32-bit words in a set.
 const MAX_SET_WORDS: usize = (Pu::MAX.0 as usize + 1) / 32;
 
-/// Error: the content of a topology file (the XML that `lstopo` writes) is invalid. Contains the line number
-/// and a description of the problem.
+/// Error: the content of a topology file (the XML file that `lstopo` writes) is invalid. Contains the number of
+/// the wrong line, and a description of the problem in this line.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("line {line}: {problem}")]
 pub struct TopologyXmlError {

@@ -31,7 +31,8 @@ const MAX_BYTES: u64 = 256 << 20;
 /// Components of hwloc that start GPU runtimes to read device names. The daemon does not load them.
 const SKIPPED_COMPONENTS: [&str; 6] = ["cuda", "nvml", "rsmi", "levelzero", "opencl", "gl"];
 
-/// The source of a machine's topology: the live machine, an XML file or a synthetic description.
+/// The source from which the topology of a machine is read: this machine itself, an XML file or a synthetic
+/// description.
 #[derive(Debug, Clone, Copy)]
 pub enum TopologySource<'a> {
     /// The machine on which this process runs.
@@ -98,10 +99,11 @@ pub enum TopologyFileError {
     RejectedByHwloc,
 }
 
-/// Reads the topology of a machine from `source`: its packages, NUMA nodes, caches, cores and PUs.
+/// Reads the topology of a machine from `source`: its packages, NUMA nodes, caches, cores and PUs (logical
+/// CPUs).
 ///
 /// # Errors
-/// If the source can't be read or is invalid, or if the topology can't be used, for example because it has no
+/// If the source can't be read or is invalid. Also if pjw can't use the topology, for example because it has no
 /// core.
 pub fn load_topology(source: TopologySource<'_>) -> Result<Topology, TopologyLoadError> {
     let (hwloc, what) = match source {

@@ -10,8 +10,8 @@ use super::limits::MAX_PUS;
 /// Maximum length of a description. hwloc's own limit on levels is far below.
 const MAX_BYTES: usize = 4096;
 
-/// Error: a synthetic description of a machine is invalid. A synthetic description is a text in hwloc's
-/// format (hwloc(7)), such as `pack:2 core:8 pu:2`.
+/// Error: the synthetic description of a machine is invalid. Such a description is a text in hwloc's format
+/// (hwloc(7)), such as `pack:2 core:8 pu:2` for 2 packages, each with 8 cores, each with 2 PUs.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum SyntheticTopologyError {
     /// The description has no text except white space.

@@ -23,8 +23,9 @@ const MAX_TIME: Duration = Duration::from_secs(100 * 366 * 86_400);
 /// The largest number of cores of an owner.
 const MAX_CORES: u32 = Pu::MAX.0 + 1;
 
-/// The CPU demand of jobs over time, as a file describes it. The jobs are owners: jobs that own cores, and whose idle
-/// cores are lent. The curve has at least one owner and at least two points.
+/// The CPU demand of jobs over time, as a file describes it. Each of these jobs is an owner: a job that owns
+/// cores, and lends the cores that it does not use. The curve has at least one owner and at least two points in
+/// time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DemandCurve {
     /// The jobs that own cores, in the order of their columns in the file.
@@ -33,8 +34,8 @@ pub struct DemandCurve {
     pub points: Vec<DemandPoint>,
 }
 
-/// An owner in a curve of demand: a job that owns cores, and whose cores are lent to other jobs while it does not use
-/// them.
+/// An owner in a curve of CPU demand: a job that owns cores, and lends the cores that it does not use to other
+/// jobs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
     /// The id of the job, whose name is the name of the column.
@@ -43,7 +44,8 @@ pub struct Owner {
     pub cores: u32,
 }
 
-/// The numbers of cores that the owners (the jobs that own cores) use from a given time on.
+/// A point of a curve of CPU demand: how many cores each owner uses from a certain time on. An owner is a job
+/// that owns cores.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DemandPoint {
     /// The time from which the owners use these numbers of cores, as in the file: the file may begin at any time.
@@ -53,8 +55,9 @@ pub struct DemandPoint {
     pub cores_used: Vec<f64>,
 }
 
-/// The reason why a text is not a valid curve of demand. A curve of demand lists the numbers of cores that jobs use
-/// over time. Each job in the list is an owner: it owns cores, and may use fewer. Lines are counted from 1.
+/// Error: a text is not a valid curve of CPU demand. Such a curve lists over time how many cores each owner
+/// uses. An owner is a job that owns cores, and can use fewer cores than it owns. Lines of the text are counted
+/// from 1.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CurveError {
     /// The text has no line with a demand.
@@ -160,11 +163,12 @@ pub enum CurveError {
     },
 }
 
-/// Parses the text of a file with a curve of demand: the number of cores that each owner (a job that owns cores) uses
-/// over time. The documentation of this module describes the format.
+/// Parses `bytes`, the content of a file with a curve of CPU demand: how many cores each owner uses over time.
+/// An owner is a job that owns cores. The documentation of this module describes the format.
 ///
 /// # Errors
-/// If the text is no curve of demand. The error contains the number of the wrong line, and what is wrong with it.
+/// If the text is no valid curve. The error says what is wrong. Unless the text has no demand at all, the error
+/// also contains the number of the wrong line.
 pub fn parse(bytes: &[u8]) -> Result<DemandCurve, CurveError> {
     let text = String::from_utf8_lossy(bytes);
     // Spreadsheet programs begin a file with a byte order mark.

@@ -9,9 +9,8 @@ use pjw_core::cpuset::CpuSet;
 use crate::locality::{ProcessorUnit, PuLocations};
 use cells::cells;
 
-/// A rule for the choice of a job's cores that is not pjw's own rule: a simple rule, or the rule of
-/// Kubernetes. A replay of a job log can use the rule instead of pjw's allocator, so that the results can be
-/// compared.
+/// A rule by which a job's cores can be chosen instead of by pjw's allocator: a very simple rule, or the rule
+/// of Kubernetes. A replay of a job log uses such a rule for comparison with pjw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum ReferencePolicy {
@@ -25,36 +24,37 @@ pub enum ReferencePolicy {
 }
 
 impl ReferencePolicy {
-    /// All reference policies.
+    /// All reference policies: the rules by which a replay of a job log can choose cores instead of by pjw's
+    /// allocator.
     pub const ALL: [ReferencePolicy; 3] =
         [ReferencePolicy::FirstFit, ReferencePolicy::Kubelet, ReferencePolicy::KubeletL3];
 
-    /// Returns the name of the policy, as used in the option `--reference` of `pjwctl simulate` and in its
-    /// output.
+    /// Returns the name of this reference policy, as in the option `--reference` of `pjwctl simulate` and in
+    /// its output.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.into()
     }
 
-    /// Chooses `n` whole cores or `n` PUs from the free PUs in `free`, and returns the chosen PUs. `unit`
-    /// says whether `n` counts whole cores or PUs. `locality` has the location of each PU. `None` if `free`
-    /// has fewer than `n` whole cores or PUs, or if `n` is 0.
+    /// Chooses `count` whole cores or single PUs (logical CPUs) from `free`, the set of free PUs. `unit` says
+    /// whether cores or PUs are counted. `locality` has the location of each PU. Returns the chosen PUs. `None`
+    /// if `count` is 0, or if `free` has fewer whole cores or PUs.
     #[must_use]
     pub fn choose_pus(
         self,
-        n: u32,
+        count: u32,
         unit: ProcessorUnit,
         free: &CpuSet,
         locality: &PuLocations,
     ) -> Option<CpuSet> {
         let cells = cells(unit, free, locality);
-        if n == 0 || cells.len() < n as usize {
+        if count == 0 || cells.len() < count as usize {
             return None;
         }
         let chosen = match self {
-            ReferencePolicy::FirstFit => cells.into_iter().take(n as usize).collect(),
-            ReferencePolicy::Kubelet => kubelet::take(n, unit, cells, locality, false),
-            ReferencePolicy::KubeletL3 => kubelet::take(n, unit, cells, locality, true),
+            ReferencePolicy::FirstFit => cells.into_iter().take(count as usize).collect(),
+            ReferencePolicy::Kubelet => kubelet::take(count, unit, cells, locality, false),
+            ReferencePolicy::KubeletL3 => kubelet::take(count, unit, cells, locality, true),
         };
         Some(chosen.iter().flat_map(|cell| cell.pus.iter()).collect())
     }

@@ -23,11 +23,12 @@ use crate::swf::{JobLog, LoggedJob};
 
 pub use crate::locality::ProcessorUnit;
 
-/// The maximum number of samples in [`ReplayResult::free_cores_samples`]. For a long job log, the intervals
-/// between the samples are longer, and the number of samples stays the same.
+/// The maximum number of samples in [`ReplayResult::free_cores_samples`]. The samples of a long job log are
+/// therefore taken at longer intervals.
 pub const MAX_SAMPLES: u32 = 100;
 
-/// The algorithm that chooses the cores of each job in a replay: pjw's allocator or a reference policy.
+/// The algorithm that chooses the cores of each job in a replay of a job log: pjw's allocator, or a reference
+/// policy (the rule of another system).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CoreChooser {
     /// pjw's allocator. The field says whether the cores of each job are close together or spread over the
@@ -37,8 +38,9 @@ pub enum CoreChooser {
     Reference(ReferencePolicy),
 }
 
-/// The options of a replay of a job log: the algorithm that chooses the cores, the unit of the processor
-/// counts in the log, and the housekeeping PUs.
+/// The options of a replay of a job log: the algorithm that chooses the cores, what a processor means in the
+/// log (a core or a PU), and the housekeeping PUs. Housekeeping PUs are reserved for the system, so that no job
+/// gets them.
 #[derive(Debug, Clone)]
 pub struct ReplayOptions {
     /// Whether the processor counts in the job log are numbers of cores or of PUs.
@@ -49,7 +51,7 @@ pub struct ReplayOptions {
     pub housekeeping_cpus: CpuSet,
 }
 
-/// A job that the replay started, with the PUs that were chosen for it.
+/// A job that a replay of a job log started, with the PUs (logical CPUs) that were chosen for the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartedJob {
     /// The job, as the log describes it.
@@ -65,16 +67,17 @@ pub struct StartedJob {
 }
 
 impl StartedJob {
-    /// Returns the time at which the job ends in the replay, in seconds since the start of the log: its
-    /// submit time plus its run time.
+    /// Returns the time at which this job ends in the replay, in seconds since the start of the job log. This
+    /// is the submit time of the job plus its run time.
     #[must_use]
     pub fn end_s(&self) -> u64 {
         self.job.submit_s.saturating_add(self.job.run_s)
     }
 }
 
-/// The free cores at one time of a replay, as the sizes of the largest requests for cores that can be served. There is
-/// one size for a single L3 cache, one for a single NUMA node, one for a single package, and one for the whole machine.
+/// The free cores of the machine at one time of a replay of a job log. These are four numbers: how many cores
+/// one new job could get inside one L3 cache, inside one NUMA node, inside one package, and on the whole
+/// machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FreeCoresSample {
     /// The simulated time of the sample, in seconds since the time 0 of the replayed job log.
@@ -84,7 +87,8 @@ pub struct FreeCoresSample {
     pub largest_requests: LargestRequests,
 }
 
-/// The result of the replay of a job log: the started jobs, the number of refused jobs, and the free cores over time.
+/// The result of a replay of a job log: the jobs that got cores, the number of jobs that did not, and the free
+/// cores over time.
 #[derive(Debug, Clone)]
 pub struct ReplayResult {
     /// The jobs that got cores, ascending by start time. The start time of a job is its submit time.
@@ -104,8 +108,8 @@ pub struct ReplayResult {
     unit: ProcessorUnit,
 }
 
-/// The decision about one job of a replay: the chosen PUs, or a refusal. Also says how each PU of the machine
-/// was used just before the decision.
+/// The decision about one job in a replay of a job log: the PUs (logical CPUs) that were chosen for the job, or
+/// a refusal. Also has the use of each PU of the machine just before the decision.
 #[derive(Debug, Clone, Copy)]
 pub struct JobDecision<'r> {
     /// The job, as the log describes it.
@@ -116,14 +120,15 @@ pub struct JobDecision<'r> {
     pub cpus: Option<&'r CpuSet>,
 }
 
-/// Replays the job log `log` on a machine with the topology `topology`. Each job gets cores at its submit
-/// time, or is refused if too few are free. A started job frees its cores after its run time. Calls `watch`
-/// with the decision for each job, before the job gets the cores. Returns the started jobs and statistics.
+/// Replays the job log `log` on a simulated machine with the topology `topology`. Each job gets cores at its
+/// submit time, or is refused if too few cores are free. A started job frees its cores after its run time.
+/// Calls `on_decision` with the decision about each job, before the job gets the cores. Returns the started
+/// jobs and statistics.
 pub fn replay(
     topology: &Topology,
     log: &JobLog,
     options: &ReplayOptions,
-    mut watch: impl FnMut(JobDecision<'_>),
+    mut on_decision: impl FnMut(JobDecision<'_>),
 ) -> ReplayResult {
     let mut machine = Machine::new(topology, options);
     let usable_processors = machine.free_units();
@@ -144,7 +149,7 @@ pub fn replay(
         let begin = Instant::now();
         let choice = machine.choose(number, job.processors);
         let decision_time = begin.elapsed();
-        watch(JobDecision {
+        on_decision(JobDecision {
             job,
             holders_before: &machine.pool,
             cpus: choice.as_ref().map(|choice| &choice.cpus),

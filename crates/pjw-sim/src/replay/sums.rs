@@ -6,15 +6,15 @@ use super::{ReplayResult, StartedJob};
 use crate::locality::{LocalityCounts, ProcessorUnit};
 
 impl ReplayResult {
-    /// Returns the number of jobs in the replay: the started jobs plus the refused jobs.
+    /// Returns the number of jobs in the replay: the jobs that got cores, plus the refused jobs.
     #[must_use]
     pub fn job_count(&self) -> u32 {
         u32::try_from(self.started_jobs.len()).unwrap_or(u32::MAX).saturating_add(self.refused_count)
     }
 
-    /// Returns the utilisation of the machine, from 0 to 1, in the period from the first submit time to the
-    /// last end of a job. The utilisation is the sum of (processors × run time) over the started jobs,
-    /// divided by [`ReplayResult::usable_processors`] × the length of the period. A processor is a whole core
+    /// Returns the utilisation of the machine in the replay, from 0 to 1. This is the sum of (processors × run
+    /// time) over the started jobs, divided by [`ReplayResult::usable_processors`] × (length of the period).
+    /// The period is the time from the first submit time to the last end of a job. A processor is a whole core
     /// or a PU, as [`ReplayOptions::unit`](super::ReplayOptions::unit) says. Returns 0 if no job was started,
     /// or if the length of the period is 0.
     #[must_use]
@@ -32,25 +32,25 @@ impl ReplayResult {
         ratio(held, u128::from(end_s - self.begin_s) * u128::from(self.usable_processors))
     }
 
-    /// Returns the mean number of packages, NUMA nodes or L3 caches that a started job uses. `count` selects
-    /// the kind: it must return the field of [`LocalityCounts`] for this kind, such as `packages`. 0 if no job
-    /// was started.
+    /// Returns the mean number of packages, NUMA nodes or L3 caches that a started job of the replay uses.
+    /// `count` selects one of these three kinds: it must return the field of [`LocalityCounts`] for the kind,
+    /// such as `packages`. Returns 0 if no job was started.
     #[must_use]
     pub fn mean_domains(&self, count: impl Fn(&LocalityCounts) -> u32) -> f64 {
         let sum: u128 = self.started_jobs.iter().map(|one| u128::from(count(&one.domains_used))).sum();
         ratio(sum, self.started_jobs.len() as u128)
     }
 
-    /// Returns the number of split cores, summed over the started jobs. A job splits a core if the job got at
-    /// least one PU of the core, but not all PUs of the core. A core that two jobs split counts twice.
+    /// Returns the number of split cores, summed over the started jobs of the replay. A job splits a core if
+    /// the job got some, but not all PUs (logical CPUs) of the core. A core that two jobs split counts twice.
     #[must_use]
     pub fn split_core_count(&self) -> u64 {
         self.started_jobs.iter().map(|one| u64::from(one.domains_used.split_cores)).sum()
     }
 
-    /// Returns the given percentile (0 to 100) of the decision times of all started jobs. The decision time
-    /// of a job is the wall-clock time that the algorithm took to choose its cores. It is not simulated time.
-    /// Zero if no job was started.
+    /// Returns a percentile of the decision times of all started jobs. `percentile` is from 0 to 100. The
+    /// decision time of a job is how long the algorithm took to choose the job's cores, in real time and not in
+    /// simulated time. Returns zero if no job was started.
     #[must_use]
     pub fn decision_time_percentile(&self, percentile: usize) -> Duration {
         let mut times: Vec<Duration> = self.started_jobs.iter().map(|one| one.decision_time).collect();

@@ -7,10 +7,10 @@ use pjw_core::{snapshot::AffinityRequest, time::Nanos};
 use super::{ProgramRequest, SimProcess, SimThread, World};
 
 impl World {
-    /// Records that pjw can't know the original cgroup of the process `pid`, of its children, of their
-    /// children and so on. The original cgroup of a process is the cgroup to which pjw must return the
-    /// process when its job is released. After this call, a simulation run does not check to which cgroup pjw
-    /// returns these processes.
+    /// Records that pjw can't know the original cgroup of the process `pid` and of all its descendants. The
+    /// original cgroup is the cgroup to which pjw must return a process when pjw releases its job. After this
+    /// call, the simulation run does not check to which cgroup pjw returns these processes. Has no effect if
+    /// there is no such process.
     pub fn mark_original_cgroup_unknown(&mut self, pid: Pid) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         process.has_unknown_original_cgroup = true;
@@ -20,10 +20,10 @@ impl World {
         children.into_iter().for_each(|child| self.mark_original_cgroup_unknown(child));
     }
 
-    /// Moves a process to the cgroup at `cgroup`, on behalf of a program other than pjw. The new cgroup
-    /// becomes the original cgroup of the process: the cgroup to which pjw must return the process when its
-    /// job is released. On a simulated kernel before Linux 6.2, the requested masks of the threads are
-    /// replaced by all PUs.
+    /// Moves the process `pid` to the cgroup at the path `cgroup`, as a program other than pjw would. This
+    /// cgroup becomes the original cgroup of the process: the cgroup to which pjw must return the process when
+    /// pjw releases its job. On a simulated kernel before Linux 6.2, the move also replaces the requested masks
+    /// of all threads by all PUs.
     pub fn move_process(&mut self, pid: Pid, cgroup: &str) {
         let (forgets, now) = (!self.cpuset_support.affinity_persists, self.now);
         if let Some(process) = self.processes.get_mut(&pid) {
@@ -35,8 +35,8 @@ impl World {
         self.move_process_for_pjw(pid, cgroup);
     }
 
-    /// Moves a process to the cgroup at `cgroup`, on behalf of pjw. The original cgroup of the process (the
-    /// cgroup to which pjw must return it later) stays the same.
+    /// Moves the process `pid` to the cgroup at the path `cgroup`, as pjw would. The original cgroup of the
+    /// process stays the same: the cgroup to which pjw must return the process when pjw releases its job.
     pub fn move_process_for_pjw(&mut self, pid: Pid, cgroup: &str) {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.cgroup = cgroup.to_owned();
@@ -46,9 +46,9 @@ impl World {
         self.rewrite_cgroup_masks(cgroup, Some(pid));
     }
 
-    /// Sets the cpuset of the cgroup at `path` to the PUs `cpus`. With `None`, removes the cpuset. If the
-    /// cpuset changes, also updates the affinity masks of the processes in this cgroup and in the cgroups
-    /// below it, see [`World::rewrite_cgroup_masks`].
+    /// Sets the cpuset of the cgroup at `path` to the PUs (logical CPUs) `cpus`. With `None`, removes the
+    /// cpuset. If the cpuset changes, the affinity masks of the processes in this cgroup and in the cgroups
+    /// below it change too, as for [`World::rewrite_cgroup_masks`].
     pub fn write_cpuset(&mut self, path: &str, cpus: Option<&CpuSet>) {
         let before = match cpus {
             Some(cpus) => self.cpusets.insert(path.to_owned(), cpus.clone()),
@@ -67,12 +67,12 @@ impl World {
     }
 
     /// Updates the affinity masks of all threads in the cgroup at `path` and in the cgroups below it, as the
-    /// kernel does after a change of the cpuset of this cgroup. If `only` is a pid, updates only the threads
-    /// of this process.
+    /// kernel does after a change of the cpuset of this cgroup. If `only` is a pid, updates only the threads of
+    /// this process.
     ///
-    /// The new mask of a thread is the intersection of its requested mask with the cpuset, or the whole
-    /// cpuset if the intersection is empty. On a simulated kernel before Linux 6.2, the new mask is always
-    /// the whole cpuset.
+    /// The new mask of a thread is the intersection of its requested mask with the cpuset, or the whole cpuset
+    /// if the intersection is empty. On a simulated kernel before Linux 6.2, the new mask is always the whole
+    /// cpuset.
     pub fn rewrite_cgroup_masks(&mut self, path: &str, only: Option<Pid>) {
         let forgets = !self.cpuset_support.affinity_persists;
         let is_concerned = |process: &&mut SimProcess| {
@@ -101,9 +101,9 @@ impl World {
         around.max_by_key(|(path, _)| path.len()).map(|(_, cpus)| cpus)
     }
 
-    /// Returns the PUs on which the simulated kernel allows processes of the cgroup at `cgroup` to run
-    /// (`cpuset.cpus.effective`). After [`World::set_active_pus`], the value of a cgroup with a cpuset is out
-    /// of date until [`World::rewrite_masks_after_hotplug`] is called.
+    /// Returns the PUs (logical CPUs) on which the simulated kernel allows processes of the cgroup at the path
+    /// `cgroup` to run (`cpuset.cpus.effective`). If the cgroup has a cpuset, the value is out of date between
+    /// [`World::set_active_pus`] and [`World::rewrite_masks_after_hotplug`].
     #[must_use]
     pub fn effective_cpus(&self, cgroup: &str) -> CpuSet {
         let Some(cpuset) = self.cpuset_of(cgroup) else { return self.active.clone() };
@@ -111,8 +111,8 @@ impl World {
         if effective.is_empty() { self.active_at_rewrite.clone() } else { effective }
     }
 
-    /// Returns the effective affinity mask of `thread`, a thread of `process`, as sched_getaffinity(2) would
-    /// return it.
+    /// Returns the effective affinity mask of `thread`, as sched_getaffinity(2) would return it. `thread` is a
+    /// thread of `process`.
     #[must_use]
     pub fn effective_mask(&self, process: &SimProcess, thread: &SimThread) -> CpuSet {
         match &thread.fallback_mask {
@@ -121,8 +121,8 @@ impl World {
         }
     }
 
-    /// Returns the effective affinity mask that a thread would have if it were in the cgroup at `cgroup` and
-    /// had requested the mask `requested`.
+    /// Returns the effective affinity mask of a thread that has requested the mask `requested` and is in the
+    /// cgroup at the path `cgroup`. No such thread needs to exist.
     #[must_use]
     pub fn effective_mask_in(&self, cgroup: &str, requested: &CpuSet) -> CpuSet {
         let mask = self.stored_mask(cgroup, requested).intersection(&self.active);
@@ -153,9 +153,10 @@ impl World {
         Some(thread)
     }
 
-    /// Records that the daemon has read the mask of a thread: changes [`SimThread::program_request`] from
-    /// [`ProgramRequest::Unread`] to [`ProgramRequest::Read`]. Any other value stays. If the value is `Read`, a
-    /// simulation run checks that the daemon knows the mask that a program requested last for the thread.
+    /// Records that the daemon has read the mask of the thread `tid` of the process `pid`. If a program
+    /// requested this mask, the simulation run checks from now on that the daemon knows the mask. This function
+    /// only changes [`SimThread::program_request`] from [`ProgramRequest::Unread`] to [`ProgramRequest::Read`].
+    /// Any other value stays.
     pub fn record_mask_read(&mut self, pid: Pid, tid: Tid) {
         let thread = self.processes.get_mut(&pid).and_then(|process| process.threads.get_mut(&tid));
         if let Some(thread) = thread.filter(|thread| thread.program_request == ProgramRequest::Unread) {
@@ -163,9 +164,9 @@ impl World {
         }
     }
 
-    /// Requests the affinity mask `mask` for a thread, on behalf of pjw. The thread's original mask, which
-    /// pjw must restore when the job is released, stays the same. Returns whether the simulated kernel
-    /// accepts the request.
+    /// Requests the affinity mask `mask` for the thread `tid` of the process `pid`, as pjw would. The original
+    /// mask of the thread stays the same: the mask that pjw must restore when pjw releases the job. Returns
+    /// whether the simulated kernel accepts the request.
     pub fn request_mask_for_pjw(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
         let thread = self.set_requested(pid, tid, mask);
         let is_accepted = thread.is_some();
@@ -175,17 +176,17 @@ impl World {
         is_accepted
     }
 
-    /// Records that pjw is about to request `mask` for some thread. If a program requests the same mask for any thread
-    /// later, the daemon can't know whether pjw or the program requested it. The simulation then sets
-    /// [`SimThread::program_request`] of that thread to [`ProgramRequest::Hidden`]. The record is kept even if the
-    /// kernel refuses the request of pjw.
+    /// Records that pjw is about to request the affinity mask `mask` for some thread. If a program later
+    /// requests the same mask for any thread, the daemon can't know whether pjw or the program requested it. So
+    /// the simulation then sets [`SimThread::program_request`] of that thread to [`ProgramRequest::Hidden`].
+    /// The record stays even if the simulated kernel refuses the request of pjw.
     pub fn record_mask_requested_by_pjw(&mut self, mask: &CpuSet) {
         self.requested_by_pjw.insert(mask.clone());
     }
 
-    /// Requests the affinity mask `mask` for a thread, on behalf of a program. If the simulated kernel
-    /// accepts the request, `mask` becomes the thread's original mask, which pjw must restore when the job is
-    /// released. Returns whether the kernel accepts the request.
+    /// Requests the affinity mask `mask` for the thread `tid` of the process `pid`, as a program would. If the
+    /// simulated kernel accepts the request, `mask` becomes the original mask of the thread: the mask that pjw
+    /// must restore when pjw releases the job. Returns whether the kernel accepts the request.
     pub fn request_mask(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
         let now = self.now;
         let was_in_cpuset = self.processes.get(&pid).is_none_or(|process| process.was_in_cpuset);
@@ -218,12 +219,13 @@ impl World {
         is_accepted
     }
 
-    /// Simulates a program that calls sched_setaffinity(2) twice for a thread: first with every PU, then with the
-    /// mask from before. If [`World::reports_affinity_requests`] is true, the simulated kernel reports only the first
-    /// call to the daemon. A scan sees no change. So a test checks that the report alone suffices.
+    /// Simulates a program that calls sched_setaffinity(2) twice for the thread `tid` of the process `pid`:
+    /// first with every PU (logical CPU), then with the mask that the thread had before. The simulated kernel
+    /// reports only the first call to the daemon, and only if [`World::reports_affinity_requests`] is true. A
+    /// scan sees no change. So a test can check that the daemon learns of the first call by the report alone.
     ///
-    /// If pjw had requested the mask from before, the second call requests the same mask as pjw did. The daemon can't
-    /// distinguish the two, and [`SimThread::program_request`] becomes [`ProgramRequest::Hidden`].
+    /// If pjw had requested the mask that the thread had before, the daemon can't distinguish the second call
+    /// from its own request. [`SimThread::program_request`] becomes [`ProgramRequest::Hidden`] then.
     pub fn request_and_restore_mask(&mut self, pid: Pid, tid: Tid) {
         let before = self.processes.get(&pid).and_then(|process| process.threads.get(&tid)).cloned();
         self.request_mask(pid, tid, &self.cpus.clone());
@@ -235,8 +237,9 @@ impl World {
         }
     }
 
-    /// Switches the PU `pu` off if it is online, and on if it is offline (hotplug). The last online PU stays
-    /// online. The simulated kernel updates the affinity masks of the threads in cpusets immediately.
+    /// Switches the PU (logical CPU) `pu` off if it is online, and on if it is offline (hotplug). The last
+    /// online PU stays online. The simulated kernel updates the affinity masks of the threads in cpusets
+    /// immediately.
     pub fn toggle_pu(&mut self, pu: Pu) {
         let mut online = self.online.clone();
         if !online.remove(pu) || online.is_empty() {
@@ -245,19 +248,19 @@ impl World {
         self.set_online_pus(&online);
     }
 
-    /// Makes the PUs in `online` online and all other PUs offline (hotplug). The simulated kernel updates the
-    /// affinity masks of the threads in cpusets immediately.
+    /// Switches the PUs (logical CPUs) in `online` on, and all other PUs off (hotplug). The simulated kernel
+    /// updates the affinity masks of the threads in cpusets immediately.
     pub fn set_online_pus(&mut self, online: &CpuSet) {
         self.online = online.clone();
         self.active = online.clone();
         self.rewrite_masks_after_hotplug();
     }
 
-    /// Makes the simulated kernel run threads only on the PUs in `active`, as at the start of a hotplug operation. The
-    /// affinity masks of the threads in cpusets are updated later, by [`World::rewrite_masks_after_hotplug`]. Until
-    /// then, a thread whose mask has no active PU gets a fallback mask ([`SimThread::fallback_mask`]). The fallback
-    /// mask is all PUs of the thread's cpuset. If there is no cpuset, or no PU of the cpuset is active, the fallback
-    /// mask is all PUs of the machine.
+    /// Makes the simulated kernel run threads only on the PUs (logical CPUs) in `active`, as at the start of a
+    /// hotplug operation. [`World::rewrite_masks_after_hotplug`] later updates the affinity masks of the
+    /// threads in cpusets. Until then, a thread whose mask has no active PU gets a fallback mask
+    /// ([`SimThread::fallback_mask`]): all PUs of its cpuset. If the thread has no cpuset, or its cpuset has no
+    /// active PU, the fallback mask is all PUs of the machine.
     pub fn set_active_pus(&mut self, active: &CpuSet) {
         self.active = active.clone();
         let mut processes = std::mem::take(&mut self.processes);
@@ -273,9 +276,9 @@ impl World {
         self.processes = processes;
     }
 
-    /// Completes a hotplug operation, as the kernel does some time after PUs were switched off or on. Updates
-    /// the affinity masks of all threads whose cpuset contains a PU that was switched off or on since the
-    /// last call of this function.
+    /// Completes a hotplug operation, as the kernel does some time after PUs (logical CPUs) were switched off
+    /// or on. Updates the affinity masks of the threads in each cpuset that contains a switched PU. A PU counts
+    /// as switched if it was switched since the last call of this function.
     pub fn rewrite_masks_after_hotplug(&mut self) {
         let before = std::mem::replace(&mut self.active_at_rewrite, self.active.clone());
         let changed = before.difference(&self.active).union(&self.active.difference(&before));
@@ -284,7 +287,7 @@ impl World {
         concerned.iter().for_each(|path| self.rewrite_cgroup_masks(path, None));
     }
 
-    /// Returns whether a process is in the cgroup at `path` or in a cgroup below it.
+    /// Returns whether a process is in the cgroup at `path`, or in a cgroup below it.
     #[must_use]
     pub fn is_populated(&self, path: &str) -> bool {
         self.processes.values().any(|process| is_cgroup_within(&process.cgroup, path))

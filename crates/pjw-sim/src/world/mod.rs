@@ -23,8 +23,8 @@ mod tests;
 /// The largest process id by default.
 const PID_MAX: u32 = 400;
 
-/// Whether a program requested an affinity mask for a thread, and whether the daemon can know the mask of the
-/// last such request. A new thread inherits this value from the thread that created it.
+/// Whether a program has requested an affinity mask for a thread, and whether the daemon can know the last mask
+/// that was so requested. A new thread inherits this value from the thread that created it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgramRequest {
     /// No program requested a mask for the thread.
@@ -217,7 +217,8 @@ pub struct World {
 }
 
 impl World {
-    /// Makes a machine with the PUs `cpus`, all online, on which only process 1 exists.
+    /// Makes a simulated machine with the PUs (logical CPUs) `cpus`. All PUs are online, and only process 1
+    /// exists.
     #[must_use]
     pub fn new(cpus: &CpuSet) -> Self {
         let now = 1_000_000_000;
@@ -287,15 +288,15 @@ impl World {
         }
     }
 
-    /// Returns the current simulated time.
+    /// Returns the current simulated time, as time since boot and as UTC time.
     #[must_use]
     pub fn moment(&self) -> Moment {
         let wall_clock = UnixMillis(i64::try_from(self.now / 1_000_000).unwrap_or(0));
         Moment { since_boot: Nanos(self.now), wall_clock }
     }
 
-    /// Advances the simulated time by `ns` nanoseconds. Adds this time to the run time of each busy thread, unless its
-    /// process is frozen.
+    /// Advances the simulated time by `ns` nanoseconds. Each busy thread runs for this time, unless the cgroup
+    /// of its process is frozen.
     pub fn advance(&mut self, ns: u64) {
         self.now += ns;
         let frozen = &self.frozen_cgroups;
@@ -304,10 +305,10 @@ impl World {
         threads.filter(|thread| thread.is_busy).for_each(|thread| thread.run_ns += ns);
     }
 
-    /// Sets the id that the next new process or thread gets. If `number` is already in use, the next higher
-    /// free id is used.
-    pub fn set_next_id(&mut self, number: u32) {
-        self.next_number = number;
+    /// Sets the id of the next new process or thread to `id`. If `id` is already in use, the next higher free
+    /// id is used.
+    pub fn set_next_id(&mut self, id: u32) {
+        self.next_number = id;
     }
 
     fn take_number(&mut self) -> u32 {
@@ -339,14 +340,15 @@ impl World {
         }
     }
 
-    /// Starts a process of the user `uid` as a child of the process `parent`, created by the first thread of
-    /// `parent`. If `parent` does not exist, process 1 is the parent. Returns the pid of the new process.
+    /// Starts a process of the user `uid` as a child of the process `parent`. The first thread of `parent`
+    /// creates the child, so that the child inherits its mask. If `parent` does not exist, process 1 is the
+    /// parent. Returns the pid of the new process.
     pub fn spawn(&mut self, parent: Pid, uid: Uid) -> Pid {
         self.fork(parent, Tid(parent.0), uid)
     }
 
-    /// Starts a process of the user `uid` as a child of the process `parent`, created by the thread `creator`
-    /// of `parent`. The child inherits the mask of `creator`, and the session, process group, cgroup and
+    /// Starts a process of the user `uid` as a child of the process `parent`. The thread `creator` of `parent`
+    /// creates the child. The child inherits the mask of `creator`, and the session, process group, cgroup and
     /// environment of `parent`. If `parent` or `creator` does not exist, process 1 is the parent. Returns the
     /// pid of the child.
     pub fn fork(&mut self, parent: Pid, creator: Tid, uid: Uid) -> Pid {
@@ -374,8 +376,9 @@ impl World {
         pid
     }
 
-    /// Starts a thread in the process `pid`, created by its thread `creator`. The new thread inherits the
-    /// mask of `creator`. Has no effect if the process or the thread `creator` does not exist.
+    /// Starts a thread in the process `pid`. The thread `creator` of the same process creates the new thread,
+    /// which inherits the mask of `creator`. Has no effect if the process or the thread `creator` does not
+    /// exist.
     pub fn clone_thread(&mut self, pid: Pid, creator: Tid) {
         let tid = Tid(self.take_number());
         let start = self.start_time(tid.0);
@@ -410,13 +413,12 @@ impl World {
         }
     }
 
-    /// Records in [`World::cgroup_origins`] that pjw moves a process from the cgroup at `from` into the
-    /// cgroup at `to`, which pjw created. The recorded path of `to` is `from`, with two exceptions:
+    /// Records that pjw moves a process from the cgroup at `from` into the cgroup at `to`, which pjw created.
+    /// The entry for `to` in [`World::cgroup_origins`] becomes `from`, with two exceptions:
     ///
-    /// - If `cgroup_origins` has an entry for `from`, because pjw created `from` too, the path in this entry
-    ///   is recorded.
-    /// - If another path is already recorded for `to`, the recorded path becomes empty, because the processes
-    ///   in `to` come from several cgroups.
+    /// - If pjw created the cgroup at `from` too, the entry for `from` is copied instead.
+    /// - If the entry for `to` already has another path, the entry becomes empty, because the processes in `to`
+    ///   come from several cgroups.
     pub fn record_origin_cgroup(&mut self, to: &str, from: &str) {
         let from = self.cgroup_origins.get(from).cloned().unwrap_or_else(|| from.to_owned());
         let known = self.cgroup_origins.entry(to.to_owned()).or_insert_with(|| from.clone());
@@ -425,7 +427,8 @@ impl World {
         }
     }
 
-    /// Makes the process `pid` the leader of a new session and of a new process group, as setsid(2) does.
+    /// Makes the process `pid` the leader of a new session and of a new process group, as setsid(2) does. Has
+    /// no effect if there is no such process.
     pub fn setsid(&mut self, pid: Pid) {
         if let Some(process) = self.processes.get_mut(&pid) {
             (process.session, process.process_group) = (pid, pid);
@@ -440,7 +443,8 @@ impl World {
         Some(ProcessTimes { start: process.id.start, own_ns: process.run_ns(), children_ns })
     }
 
-    /// Ends the process `pid`, whose children become children of process 1. Has no effect for process 1.
+    /// Ends the process `pid`. Its children become children of process 1. Has no effect for process 1, or if
+    /// there is no such process.
     pub fn exit_process(&mut self, pid: Pid) {
         if pid != Pid(1)
             && let Some(ended) = self.processes.remove(&pid)

@@ -5,9 +5,9 @@ use pjw_core::cpuset_group::CpusetSpec;
 use super::{SimProcess, World, is_in_any};
 
 impl World {
-    /// Freezes the cgroup at `path` or lets its processes run again, as the field `frozen` of `spec` says. Sets the
-    /// idle priority or the normal priority for its processes, as the field `idle` says.
-    pub fn set_priority(&mut self, path: &str, spec: &CpusetSpec) {
+    /// Freezes the cgroup at `path` if `spec.frozen` is true, and otherwise lets its processes run. Sets idle
+    /// priority for its processes if `spec.idle` is true, and otherwise normal priority.
+    pub fn set_frozen_and_idle(&mut self, path: &str, spec: &CpusetSpec) {
         for (groups, is_set) in [(&mut self.frozen_cgroups, spec.frozen), (&mut self.idle_cgroups, spec.idle)]
         {
             if is_set {
@@ -19,19 +19,21 @@ impl World {
         self.log(|| format!("  cgroup {path}: frozen {}, idle {}", spec.frozen, spec.idle));
     }
 
-    /// Simulates a write of 0 to `cgroup.freeze` of the cgroup at `path`: its processes run again. pjw makes this write
-    /// before it removes the cgroup. Has no effect if the cgroup is not frozen.
+    /// Lets the processes of the cgroup at `path` run again, as a write of 0 to the file `cgroup.freeze` does.
+    /// pjw makes this write before it removes a cgroup. Has no effect if the cgroup is not frozen.
     pub fn thaw(&mut self, path: &str) {
         self.frozen_cgroups.remove(path);
     }
 
-    /// Returns whether the cgroup of the process, or a cgroup above it, is frozen. No thread of the process runs then.
+    /// Returns whether the cgroup of the process `process`, or a cgroup above it, is frozen. No thread of the
+    /// process runs then.
     #[must_use]
     pub fn is_frozen(&self, process: &SimProcess) -> bool {
         is_in_any(&process.cgroup, &self.frozen_cgroups)
     }
 
-    /// Returns whether the process runs at idle priority: whether its cgroup, or a cgroup above it, has this priority.
+    /// Returns whether the process `process` runs at idle priority, because its cgroup or a cgroup above it has
+    /// this priority.
     #[must_use]
     pub fn is_idle_priority(&self, process: &SimProcess) -> bool {
         is_in_any(&process.cgroup, &self.idle_cgroups)

@@ -60,7 +60,7 @@ fn a_busy_thread_in_a_frozen_cgroup_does_not_run_until_it_is_thawed() {
     let run_ns = |world: &World| world.processes[&pid].run_ns();
     world.advance(5);
     let spec = CpusetSpec { frozen: true, idle: true, ..CpusetSpec::from_cpus(set("0")) };
-    world.set_priority("/job", &spec);
+    world.set_frozen_and_idle("/job", &spec);
     world.advance(7);
     assert_eq!(run_ns(&world), 5);
     assert!(world.is_frozen(&world.processes[&pid]) && world.is_idle_priority(&world.processes[&pid]));

@@ -35,14 +35,15 @@ const CHECK_SLEEP: Duration = Duration::from_micros(100);
 /// ran before; whether the PU is reported; whether the kernel has idle priority.
 type Seen = [u64; 5];
 
-/// A BPF program that reports the lent PUs on which a thread of their owner ran. The owner is the job that lends the
-/// PU. The job that borrows the PU runs at idle priority. So the program reports a PU if a thread that is not at idle
-/// priority ran on the PU. A thread is at idle priority if its policy is `SCHED_IDLE`, or if `cpu.idle` is set for its
-/// cgroup or for a cgroup above. Kernel threads and the threads of this process are ignored.
+/// A BPF program that watches the lent PUs: the PUs (logical CPUs) that a job, the owner, lends to another job.
+/// The program reports a PU when a thread of the owner has run there. The borrowing job runs at idle priority.
+/// So every thread that is not at idle priority counts as a thread of the owner. A thread is at idle priority
+/// if its policy is `SCHED_IDLE`, or if `cpu.idle` is set for its cgroup or for a cgroup above. Kernel threads
+/// and the threads of this process are ignored.
 ///
-/// The program reports a PU only once after the PU was lent, and once more after each call of [`LentCpuMonitor::rearm`]
-/// for the PU. The program is attached to the kernel while there are lent PUs. It then runs at each context switch on
-/// any PU. Dropping the value removes the program from the kernel.
+/// The program reports each PU once after the PU was lent, and once more after each call of
+/// [`LentCpuMonitor::rearm`] for the PU. While PUs are lent, the program is attached to the kernel, and runs at
+/// each context switch on any PU. Dropping this value removes the program from the kernel.
 pub struct LentCpuMonitor {
     object: Ebpf,
     /// The PUs that the program reports.
@@ -69,11 +70,13 @@ impl std::fmt::Debug for LentCpuMonitor {
 }
 
 impl LentCpuMonitor {
-    /// Loads the BPF program and checks that it reports a thread of this process. No PU is lent then: the program runs
-    /// only after [`LentCpuMonitor::set_lent`].
+    /// Loads the BPF program that watches the lent PUs: the PUs (logical CPUs) that jobs lend to other jobs. As
+    /// a test, checks that the program reports a thread of this process. Afterwards no PU is watched, until
+    /// [`LentCpuMonitor::set_lent`] is called.
     ///
     /// # Errors
-    /// If a requirement is missing, the kernel refuses the program, or the check fails. The error names the reason.
+    /// If a requirement is missing, the kernel refuses the program, or the test fails. The error names the
+    /// reason.
     pub fn new() -> Result<Self> {
         let platform = BpfPlatform::find()?;
         let possible: Vec<Pu> = online::possible_cpus().iter().collect();
@@ -103,13 +106,14 @@ impl LentCpuMonitor {
         Ok(monitor)
     }
 
-    /// Sets the lent PUs: the PUs that jobs lend to other jobs. The program reports a lent PU once, when a thread that
-    /// is not at idle priority starts to run on the PU. If such a thread runs there already at this call, the program
-    /// reports the PU when this thread stops running. PUs that were lent before this call keep their state. While
-    /// `lent` is empty, the program is detached from the kernel.
+    /// Sets the lent PUs: the PUs (logical CPUs) that jobs lend to other jobs. The BPF program reports a lent
+    /// PU once, when a thread that is not at idle priority starts to run there. If such a thread already runs
+    /// there during this call, the program reports the PU when the thread stops running. PUs that are in `lent`
+    /// and were already lent before this call keep their state. While `lent` is empty, the program is detached
+    /// from the kernel.
     ///
     /// # Errors
-    /// If the kernel refuses to attach the program, or refuses to change the program's BPF map.
+    /// If the kernel refuses to attach the BPF program, or to change the program's BPF map.
     pub fn set_lent(&mut self, lent: &CpuSet) -> Result<()> {
         for pu in self.lent.difference(lent).iter() {
             self.arm(pu, None)?;
@@ -129,21 +133,24 @@ impl LentCpuMonitor {
         Ok(())
     }
 
-    /// Returns the PUs that jobs lend to other jobs, as last passed to [`LentCpuMonitor::set_lent`].
+    /// Returns the PUs (logical CPUs) that jobs lend to other jobs, as passed to the last call of
+    /// [`LentCpuMonitor::set_lent`].
     #[must_use]
     pub fn lent(&self) -> &CpuSet {
         &self.lent
     }
 
-    /// Returns the file descriptor that poll(2) shows as readable when [`LentCpuMonitor::take`] has PUs to return.
+    /// Returns a file descriptor that poll(2) shows as readable when [`LentCpuMonitor::take`] has PUs to
+    /// return.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.ring.as_fd()
     }
 
-    /// Returns the lent PUs that the program has reported since the last call: a thread of the owner ran on each of
-    /// them. The owner is the job that lends the PU. A PU is returned only once after it was lent, and once more after
-    /// each call of [`LentCpuMonitor::rearm`] for the PU. Makes no system call.
+    /// Returns the lent PUs (logical CPUs) that the BPF program has reported since the last call of this
+    /// function. A thread of the owner, the job that lends the PU, has run on each of these PUs. A PU is
+    /// returned once after it was lent, and once more after each call of [`LentCpuMonitor::rearm`] for the PU.
+    /// Makes no system call.
     pub fn take(&mut self) -> CpuSet {
         let mut reported = CpuSet::new();
         while let Some(record) = self.ring.next() {
@@ -154,12 +161,12 @@ impl LentCpuMonitor {
         reported.intersection(&self.lent)
     }
 
-    /// Makes the program report each lent PU in `cpus` once more, and sets the run time of the PU to zero
-    /// ([`LentCpuMonitor::run_times`]). A PU is lent if a job, its owner, lends it to another job. PUs in `cpus` that
-    /// are not lent are ignored.
+    /// Makes the BPF program report each lent PU in `cpus` once more, and sets its run time
+    /// ([`LentCpuMonitor::run_times`]) to zero. A PU (logical CPU) is lent if a job lends it to another job.
+    /// PUs in `cpus` that are not lent are ignored.
     ///
     /// # Errors
-    /// If the kernel refuses to change the program's BPF map.
+    /// If the kernel refuses to change the BPF map of the program.
     pub fn rearm(&mut self, cpus: &CpuSet) -> Result<()> {
         for pu in cpus.intersection(&self.lent).iter() {
             self.arm(pu, Some(now()))?;
@@ -167,9 +174,10 @@ impl LentCpuMonitor {
         Ok(())
     }
 
-    /// Returns for each lent PU what threads that are not at idle priority have run there since the PU was lent, or
-    /// since the last call of [`LentCpuMonitor::rearm`] with this PU. These are threads of the owner: the job that
-    /// lends the PU. Empty if the kernel refuses to read the map.
+    /// Returns for each lent PU (logical CPU) how long threads that are not at idle priority have run there.
+    /// These are threads of the owner: the job that lends the PU to another job. The time counts since the PU
+    /// was lent, or since the last call of [`LentCpuMonitor::rearm`] for the PU. Returns nothing if the kernel
+    /// refuses to read the BPF map of the program.
     #[must_use]
     pub fn run_times(&self) -> Vec<OwnerRunTime> {
         let Ok(seen) = self.seen.get(&0, 0) else { return Vec::new() };

@@ -42,9 +42,10 @@ pub struct ProcEventSocket {
 }
 
 impl ProcEventSocket {
-    /// Subscribes to process events (fork, exec and exit), and checks for at most 200 ms that the events of a
-    /// test thread arrive. The kernel does not report processes that were started before the subscription.
-    /// To find these processes, the caller must scan all processes after this call.
+    /// Subscribes to process events (fork, exec and exit). As a test, starts threads, and waits at most 200 ms
+    /// until the kernel reports the start of one of them. The kernel does not report processes that were
+    /// started before the subscription. To find these processes, the caller must scan all processes after this
+    /// call.
     ///
     /// # Errors
     /// If the kernel refuses the subscription, has no process events, or delivers none to this process.
@@ -73,9 +74,9 @@ impl ProcEventSocket {
         Ok(kernel)
     }
 
-    /// Appends the pending events to `events`, and returns whether events were lost. Does not wait. Reads at
-    /// most 8192 messages. If there are further messages, they stay in the socket for the next call, and the
-    /// socket stays readable (poll(2)).
+    /// Reads the pending process events (fork, exec and exit) from this socket, and appends the events to
+    /// `events`. Returns whether events were lost. Does not wait. Reads at most 8192 messages in one call.
+    /// Further messages stay in the socket for the next call, and poll(2) still shows the socket as readable.
     pub fn drain_events(&mut self, events: &mut Vec<ProcessEvent>) -> EventLoss {
         let known = events.len();
         let drained = self.take(MAX_MESSAGES_PER_DRAIN, events);

@@ -33,9 +33,9 @@ const LASTING: Duration = Duration::from_secs(100);
 /// The source of the job that wants every core. So it can have the name of an owner.
 const SOURCE_OF_BESTEFFORT: JobSource = JobSource::Session;
 
-/// The options of a replay of a curve of demand: the housekeeping PUs, which no job gets, and the settings of lending.
-/// Lending gives idle cores of the owners (the jobs in the curve) to the besteffort job. The besteffort job is an
-/// additional job that uses free and lent cores.
+/// The options of a replay of a curve of CPU demand: the housekeeping PUs, which are reserved for the system,
+/// and the settings of lending. In the replay, the jobs of the curve lend their idle cores to one additional
+/// job of the class besteffort, which uses the free cores and the lent cores.
 #[derive(Debug, Clone)]
 pub struct DemandReplayOptions {
     /// The housekeeping PUs, which are reserved for the system. No job gets one of these PUs.
@@ -44,8 +44,9 @@ pub struct DemandReplayOptions {
     pub lending: LendingPolicy,
 }
 
-/// The result of a replay of a curve of demand. Owners are the jobs in the curve: they own cores, and lend the cores
-/// that they do not use. Core time is a number of cores multiplied by a time.
+/// The result of a replay of a curve of CPU demand. The jobs of the curve are owners: they own cores, and lend
+/// the cores that they do not use to the job of the class besteffort. Core time is a number of cores multiplied
+/// by a time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DemandReplay {
     /// The result for each owner, in the order of the curve.
@@ -59,8 +60,9 @@ pub struct DemandReplay {
     pub besteffort_core_s: f64,
 }
 
-/// The totals of a replay for one owner: a job that owns cores, and whose idle cores are lent. Core time is a number of
-/// cores multiplied by a time, in core seconds (one core for one second).
+/// The totals of a replay of a curve of CPU demand for one owner: a job that owns cores, and lends the cores
+/// that it does not use. Core time is a number of cores multiplied by a time, in core seconds (one core for one
+/// second).
 #[derive(Debug, Clone, PartialEq)]
 pub struct OwnerTotals {
     /// The id of the owner, and the number of cores that it owns.
@@ -75,8 +77,8 @@ pub struct OwnerTotals {
     pub revocations: u64,
 }
 
-/// The reason why a curve of demand can't be replayed on a machine: a job in the curve does not get the cores that it
-/// is to own.
+/// Error: a curve of CPU demand can't be replayed on a machine, because pjw refuses the cores that a job of the
+/// replay is to get. The usual reason is that the machine has too few cores. Contains the job and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{job} can't have {cores} cores: {refusal}")]
 pub struct JobRefused {
@@ -88,9 +90,10 @@ pub struct JobRefused {
     pub refusal: Refusal,
 }
 
-/// Replays a curve of demand on a machine with the topology `topology`. In the simulation, each owner in `curve` holds
-/// its cores and uses as many as the curve says. One job of the class besteffort uses free cores, and the cores that
-/// the owners lend. The same arguments always give the same result.
+/// Replays the curve of CPU demand `curve` on a simulated machine with the topology `topology`. Each job of the
+/// curve is an owner: it owns cores, and uses as many as the curve says. One additional job of the class
+/// besteffort uses the free cores, and the cores that the owners lend. The same arguments always give the same
+/// result.
 ///
 /// # Errors
 /// If the machine has too few cores for the owners.
@@ -261,9 +264,9 @@ fn nanos(time: Duration) -> Nanos {
 }
 
 impl DemandReplay {
-    /// Returns the utilisation of the machine, from 0 to 1. It is the core time that all jobs used, divided by the core
-    /// time of all cores that jobs can use ([`DemandReplay::usable_cores`]). Core time is a number of cores multiplied
-    /// by a time. Returns 0 if jobs can use no core.
+    /// Returns the utilisation of the machine in the replay, from 0 to 1. This is the core time that all jobs
+    /// used, divided by the core time of all cores that jobs can use ([`DemandReplay::usable_cores`]). Core
+    /// time is a number of cores multiplied by a time. Returns 0 if jobs can use no core.
     #[must_use]
     pub fn utilisation(&self) -> f64 {
         let used: f64 = self.owners.iter().map(|one| one.used_core_s).sum();
