@@ -42,8 +42,8 @@ pub struct PuLocations {
     cores: Vec<CpuSet>,
 }
 
-/// How many packages, NUMA nodes and L3 caches a set of PUs (logical CPUs) uses, and how many cores it splits.
-/// A set splits a core if it contains some, but not all PUs of the core.
+/// How many packages, NUMA nodes and L3 caches a set of PUs (logical CPUs) uses, and how many cores the set
+/// splits. A set splits a core if it contains some, but not all PUs of the core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LocalityCounts {
     /// The number of packages that contain at least one PU of the set of PUs.

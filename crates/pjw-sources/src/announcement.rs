@@ -123,11 +123,10 @@ pub fn from_lsf(attributes: &BatchAttributes, host: &Host) -> Result<JobAnnounce
 /// 3. The `exec_vnode` of the job: OpenPBS's list of the CPUs that the job has on each of its machines.
 /// 4. The name of this machine in OpenPBS.
 ///
-/// At the end of a job, all arguments except the job id may be missing. Each CPU in `exec_vnode` counts as
-/// one PU (logical CPU).
+/// At the end of a job, only the job id is required. Each CPU in `exec_vnode` counts as one PU (logical CPU).
 ///
 /// # Errors
-/// If the first argument is no valid job id. Without a valid owner or number of cores, the call succeeds, and
+/// If the first argument is no valid job id. Without a valid owner or number of CPUs, the call succeeds, and
 /// the field `owner` or `cpu_request` of the result is an error.
 pub fn from_openpbs(arguments: &[&str]) -> Result<JobAnnouncement, HookInputError> {
     let amount = match arguments.get(2..) {

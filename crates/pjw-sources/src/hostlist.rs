@@ -70,9 +70,10 @@ pub struct NodePosition {
     pub node_count: u32,
 }
 
-/// Searches the machine named `node` in `list`, a list of machines in Slurm's form, such as `n[1-3,7],login2`.
-/// Returns the position of the machine, and the number of machines in the list. The position is `None` if the
-/// list does not contain the machine. A name without a domain matches the same name with a domain.
+/// Searches for the machine named `node` in `list`, a list of machines in Slurm's form, such as
+/// `n[1-3,7],login2`. Returns the position of the machine, and the number of machines in the list. The position
+/// is `None` if the list does not contain the machine. A name without a domain matches the same name with a
+/// domain.
 ///
 /// # Errors
 /// If the text is not such a list, is longer than 65,536 bytes, or names more than 2^24 machines.

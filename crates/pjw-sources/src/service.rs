@@ -6,8 +6,8 @@
 use pjw_core::diagnosis::{JobBinding, ObservedScheduler};
 use pjw_core::ids::{Comm, Uid};
 
-/// A batch system or container orchestrator that possibly runs on this machine. `pjwctl doctor` recognises it
-/// by the program names of its daemons, and reads in its configuration files whether it binds jobs to cores.
+/// A batch system or container orchestrator that `pjwctl doctor` recognises on this machine by the program
+/// names of its daemons. Its configuration files show whether it binds jobs to cores.
 #[derive(Debug, Clone, Copy)]
 pub struct Scheduler {
     /// The name of the scheduler, for display, such as `Grid Engine`.
@@ -121,8 +121,8 @@ impl Scheduler {
 
     /// Returns how this batch system or container orchestrator binds jobs to cores, and what this means for
     /// pjwd. `pjwctl doctor` shows the result. `configuration` is the text of all its configuration files, one
-    /// after the other. With `None`, for files that can't be read, the result says that the binding is unknown.
-    /// A system without configuration files needs no text.
+    /// after the other. `None` if the files can't be read: the result then says that the binding is unknown.
+    /// `None` is also correct for a system without configuration files.
     #[must_use]
     pub fn describe(&self, configuration: Option<&str>) -> ObservedScheduler {
         let needs_none = self.config_files.is_empty();

@@ -259,8 +259,8 @@ impl CgroupDir {
         self.read_cpu_list("cpuset.effective_mems").or_else(|_| self.read_cpu_list("cpuset.mems"))
     }
 
-    /// Returns the children of this cgroup, in no defined order. Returns none if the directory of the cgroup
-    /// can't be read.
+    /// Returns the children of this cgroup, in no defined order. The list is empty if the directory of the
+    /// cgroup can't be read.
     #[must_use]
     pub fn children(&self) -> Vec<Self> {
         let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();

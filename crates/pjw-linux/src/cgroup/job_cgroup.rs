@@ -16,7 +16,7 @@ use pjw_core::{cpuset::CpuSet, ids::CgroupId};
 use super::{
     hierarchy::{CgroupDir, CpusetMount},
     mounts::CgroupMounts,
-    populated_cache::PopulatedCache,
+    populated_cache::PopulatedCgroupCache,
 };
 use crate::sys::errno::{from_io, is_gone};
 
@@ -35,7 +35,11 @@ impl CgroupMounts {
     /// Returns `None` if the state is unknown, for one of these reasons: no hierarchy is mounted, `path` is the
     /// root, `path` lies outside this process's cgroup namespace, or a file or directory can't be read.
     #[must_use]
-    pub fn read_cgroup(&self, path: &str, populated_cache: &mut PopulatedCache) -> Option<Observed<Cgroup>> {
+    pub fn read_cgroup(
+        &self,
+        path: &str,
+        populated_cache: &mut PopulatedCgroupCache,
+    ) -> Option<Observed<Cgroup>> {
         let relative = path.trim_start_matches('/');
         // A path with `..` belongs to another cgroup namespace.
         if relative.is_empty() || Path::new(relative).components().any(|part| part.as_os_str() == "..") {
@@ -88,7 +92,7 @@ impl CgroupMounts {
     /// Returns the existing directories that pjwd must watch to detect changes of the cgroup at `path`, a path
     /// as in `/proc/PID/cgroup`. These are the directories of the cgroup in the v2 hierarchy and in the v1
     /// hierarchy with the cpuset controller. If neither directory exists, returns the directories of the cgroup
-    /// in the other v1 hierarchies. Returns none if there is no such directory.
+    /// in the other v1 hierarchies. The list is empty if the cgroup has no directory.
     #[must_use]
     pub fn dirs_to_watch(&self, path: &str) -> Vec<PathBuf> {
         let relative = path.trim_start_matches('/');
@@ -184,7 +188,7 @@ mod tests {
             ],
         );
         let states: Vec<_> = (1..=5)
-            .map(|n| match mounts.read_cgroup(&format!("/s/job_{n}"), &mut PopulatedCache::default()) {
+            .map(|n| match mounts.read_cgroup(&format!("/s/job_{n}"), &mut PopulatedCgroupCache::default()) {
                 Some(Observed::Present(cgroup)) => {
                     let cpus = cgroup.restricted_cpus.map_or("-".to_owned(), |cpus| cpus.to_string());
                     format!("{cpus} {}", cgroup.populated)
@@ -210,7 +214,8 @@ mod tests {
             ],
         );
         let usage = |n: u32| {
-            let cgroup = mounts.read_cgroup(&format!("/s/job_{n}"), &mut PopulatedCache::default()).unwrap();
+            let cgroup =
+                mounts.read_cgroup(&format!("/s/job_{n}"), &mut PopulatedCgroupCache::default()).unwrap();
             let usage = cgroup.present().unwrap().usage;
             (usage.cpu_ns, usage.memory_peak)
         };
@@ -221,8 +226,8 @@ mod tests {
     fn a_path_with_dot_dot_is_not_followed() {
         let (dir, mounts) = hierarchy();
         write(dir.path(), &[("secret/cgroup.procs", "1\n"), ("unified/a", "")]);
-        assert_eq!(mounts.read_cgroup("/../secret", &mut PopulatedCache::default()), None);
-        assert_eq!(mounts.read_cgroup("/", &mut PopulatedCache::default()), None);
+        assert_eq!(mounts.read_cgroup("/../secret", &mut PopulatedCgroupCache::default()), None);
+        assert_eq!(mounts.read_cgroup("/", &mut PopulatedCgroupCache::default()), None);
     }
 
     #[test]
@@ -230,7 +235,7 @@ mod tests {
         let (dir, mut mounts) = hierarchy();
         mounts.v1_mounts.clear();
         write(dir.path(), &[("unified/s/job_1/cgroup.events", "populated 1\n")]);
-        let read = || mounts.read_cgroup("/s/job_1", &mut PopulatedCache::default());
+        let read = || mounts.read_cgroup("/s/job_1", &mut PopulatedCgroupCache::default());
         assert_eq!(read().unwrap().present().unwrap().cpuset, None, "the controller is not on");
         write(dir.path(), &[("unified/s/job_1/cpuset.cpus", "no list\n")]);
         assert_eq!(read(), None);
@@ -238,7 +243,10 @@ mod tests {
 
     #[test]
     fn without_a_readable_mount_the_state_is_unknown() {
-        assert_eq!(CgroupMounts::default().read_cgroup("/s/job_1", &mut PopulatedCache::default()), None);
+        assert_eq!(
+            CgroupMounts::default().read_cgroup("/s/job_1", &mut PopulatedCgroupCache::default()),
+            None
+        );
     }
 
     #[test]
@@ -247,7 +255,7 @@ mod tests {
         write(dir.path(), &[("unified/pjw/tasks", "17\n"), ("cpuset/pjw/tasks", "17\n")]);
         for path in ["/s/job_1", "/pjw/tasks", "/pjw/tasks/step_0"] {
             assert_eq!(
-                mounts.read_cgroup(path, &mut PopulatedCache::default()),
+                mounts.read_cgroup(path, &mut PopulatedCgroupCache::default()),
                 Some(Observed::Gone),
                 "{path}"
             );

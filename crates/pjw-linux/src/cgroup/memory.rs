@@ -21,8 +21,9 @@ pub struct MemoryMount {
     is_unified: bool,
 }
 
-/// The memory that the kernel charges to a cgroup and to the cgroups below it: the memory that counts towards
-/// the memory limits of this cgroup. All sizes are in bytes.
+/// The memory that the kernel charges to a cgroup and to the cgroups below it, so that it counts towards the
+/// memory limit of the cgroup. Also contains how much more memory can be charged until a limit is reached. All
+/// sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CgroupMemory {
     /// The anonymous memory: heaps, stacks, and changed pages of private mappings.
@@ -70,14 +71,15 @@ impl MemoryMount {
 
 impl CgroupDir {
     /// Returns the ids of all processes in this cgroup and in the cgroups below it. Processes of another pid
-    /// namespace are left out. Returns none if the cgroup does not exist.
+    /// namespace are left out. The list is empty if the cgroup does not exist.
     #[must_use]
     pub fn all_processes(&self) -> Vec<Pid> {
         self.processes()
     }
 
-    /// Reads how much memory the kernel charges to this cgroup, from the file `memory.stat`. The cgroup must be
-    /// in the hierarchy with the memory controller: [`MemoryMount::cgroup`] must have returned it.
+    /// Reads how much memory the kernel charges to this cgroup, from the file `memory.stat` of the cgroup. Only
+    /// cgroups in the hierarchy with the memory controller have this file. [`MemoryMount::cgroup`] returns such
+    /// a cgroup.
     ///
     /// # Errors
     /// `ENOENT` if the cgroup does not exist or has no memory controller.
@@ -91,8 +93,8 @@ impl CgroupDir {
 
     /// Returns how much more memory the kernel can charge to this cgroup, in bytes, until a memory limit of
     /// this cgroup or of a cgroup above it is reached. Page cache that was not used recently counts as free.
-    /// `None` if there is no limit. The cgroup must be in the hierarchy with the memory controller:
-    /// [`MemoryMount::cgroup`] must have returned it.
+    /// `None` if there is no limit. `None` also if the cgroup is not in the hierarchy with the memory
+    /// controller. [`MemoryMount::cgroup`] returns a cgroup in this hierarchy.
     #[must_use]
     pub fn available_memory(&self) -> Option<u64> {
         let mut least: Option<u64> = None;

@@ -13,5 +13,5 @@ pub use hierarchy::{CgroupDir, CpusetConfig, CpusetMount};
 pub use memory::{CgroupMemory, MemoryMount};
 pub use mounts::CgroupMounts;
 pub use peak::read_memory_peak;
-pub use populated_cache::PopulatedCache;
+pub use populated_cache::PopulatedCgroupCache;
 pub use watch::CgroupWatch;

@@ -18,9 +18,9 @@ const MAX_DIRECTORIES: usize = 256;
 /// A v1 cgroup has no file that says whether the cgroup contains a process. Listing its processes takes time
 /// for each process. With the cache, pjwd reads only `/proc/PID/cgroup` of the cached process.
 #[derive(Debug, Default)]
-pub struct PopulatedCache(BTreeMap<PathBuf, u32>);
+pub struct PopulatedCgroupCache(BTreeMap<PathBuf, u32>);
 
-impl PopulatedCache {
+impl PopulatedCgroupCache {
     /// Whether a directory, or a directory below it, holds a process. `top` is the directory, `path` its path
     /// in the hierarchy.
     pub(super) fn is_populated(&mut self, top: &Path, path: &str) -> bool {
@@ -38,7 +38,8 @@ impl PopulatedCache {
         true
     }
 
-    /// Removes the cgroup directories that no longer exist from this cache, to free their memory.
+    /// Removes from this cache the entries for cgroup directories that no longer exist, to free memory. The
+    /// cache has the pid of a process for each v1 cgroup directory.
     pub fn retain_existing(&mut self) {
         self.0.retain(|dir, _| dir.exists());
     }
@@ -91,7 +92,7 @@ mod tests {
         let list = |text: &str| fs::write(dir.path().join("cgroup.procs"), text).unwrap();
         let ours = fs::read_to_string("/proc/self/cgroup").unwrap();
         let ours = ours.lines().next().and_then(|line| line.splitn(3, ':').nth(2)).unwrap();
-        let mut populated_cache = PopulatedCache::default();
+        let mut populated_cache = PopulatedCgroupCache::default();
         list("");
         assert!(!populated_cache.is_populated(dir.path(), ours));
         list(&format!("{}\n", std::process::id()));

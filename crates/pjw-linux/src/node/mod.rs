@@ -24,7 +24,7 @@ use pjw_core::{cpuset::CpuSet, ports::MachineInterface, state::masks::old_kernel
 use tracing::warn;
 
 use crate::bpf::{AffinityMonitor, DrainedRequests, TaskScan, TaskScope};
-use crate::cgroup::{CgroupMounts, CgroupWatch, CpusetMount, PopulatedCache};
+use crate::cgroup::{CgroupMounts, CgroupWatch, CpusetMount, PopulatedCgroupCache};
 use crate::cpuset::list_job_cpusets;
 use crate::proc::events::{EventLoss, ProcEventSocket};
 use crate::proc::procfs::Stat;
@@ -56,7 +56,7 @@ pub struct LinuxMachine {
     /// The facts about each process that earlier scans read.
     cache: ProcessCache,
     mounts: CgroupMounts,
-    populated_cache: PopulatedCache,
+    populated_cache: PopulatedCgroupCache,
     /// Detects changes of the cgroups of jobs.
     cgroup_watch: CgroupWatch,
     /// The online PUs, as last read.
@@ -94,7 +94,7 @@ impl LinuxMachine {
         Ok(Self {
             cache: ProcessCache::new(wanted_variables)?,
             mounts: CgroupMounts::read(),
-            populated_cache: PopulatedCache::default(),
+            populated_cache: PopulatedCgroupCache::default(),
             cgroup_watch: CgroupWatch::default(),
             online: CpuSet::new(),
             online_list: Online::open().ok(),
@@ -111,7 +111,8 @@ impl LinuxMachine {
     }
 
     /// Sets the socket from which [`MachineInterface::read_process_events`] reads process events (fork, exec
-    /// and exit). With `None`, that function returns no events, and pjwd finds new processes only by scans.
+    /// and exit). With `None`, [`MachineInterface::read_process_events`] returns no events, so that pjwd finds
+    /// new processes only by scans.
     pub fn set_process_event_source(&mut self, events: Option<ProcEventSocket>) {
         self.process_events = events;
     }
@@ -132,8 +133,9 @@ impl LinuxMachine {
         self.cgroup_watch.fd()
     }
 
-    /// Returns whether the cgroup of a job has changed since the last scan ([`MachineInterface::scan`]). The
-    /// next scan reads the changed cgroups again. A cgroup is watched from the first time that a scan reads it.
+    /// Returns whether a watched cgroup of a job has changed since the last scan ([`MachineInterface::scan`]).
+    /// The next scan reads the changed cgroups again. The cgroup of a job is watched from the first time that a
+    /// scan reads it.
     pub fn has_cgroup_changes(&mut self) -> bool {
         self.cgroup_watch.has_changes()
     }
@@ -200,10 +202,9 @@ impl LinuxMachine {
         self.cpuset_changer.fd()
     }
 
-    /// Returns whether a delayed change of a cpuset is complete, so that
-    /// [`MachineInterface::take_finished_cpuset_changes`] returns its outcome. A change is delayed if
-    /// [`MachineInterface::change_cpuset`] returned [`CpusetOutcome::Delayed`] for the change. False if that
-    /// outcome was already returned.
+    /// Returns whether [`MachineInterface::take_finished_cpuset_changes`] has an outcome to return. This is so
+    /// when a delayed change of a cpuset is complete, and its outcome was not returned yet. A change is delayed
+    /// if [`MachineInterface::change_cpuset`] returned [`CpusetOutcome::Delayed`] for the change.
     pub fn has_finished_cpuset_changes(&mut self) -> bool {
         self.cpuset_changer.has_finished()
     }

@@ -33,7 +33,8 @@ pub struct ProcDir {
     entries: Vec<u8>,
 }
 
-/// The fields of `/proc/PID/stat` (a process) or `/proc/PID/task/TID/stat` (a thread) that pjw uses, proc_pid_stat(5).
+/// The values of a process from `/proc/PID/stat`, or of a thread from `/proc/PID/task/TID/stat`. Contains only
+/// the values that pjw uses. proc_pid_stat(5) describes these files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
     /// The name (comm) of the process or thread, at most 15 bytes.

@@ -116,9 +116,10 @@ impl SystemdClient {
         }
     }
 
-    /// Sets on which PUs (logical CPUs) and NUMA nodes the processes of the systemd unit named `unit` run.
-    /// `cpus` has the PUs (`AllowedCPUs=`), and `mems` has the NUMA nodes (`AllowedMemoryNodes=`). `None`
-    /// leaves the present PUs or NUMA nodes unchanged. The setting is valid until the next boot.
+    /// Sets the cpuset of the systemd unit named `unit`. `cpus` has the PUs (logical CPUs) on which the
+    /// processes of the unit can run (`AllowedCPUs=`). `mems` has the NUMA nodes whose memory they can use
+    /// (`AllowedMemoryNodes=`). `None` leaves the present PUs or NUMA nodes unchanged. The setting is valid
+    /// until the next boot.
     ///
     /// # Errors
     /// [`SystemdError::NoSuchUnit`] if the unit is not loaded. Other errors if systemd refuses the request,

@@ -34,8 +34,8 @@ pub struct DemandCurve {
     pub points: Vec<DemandPoint>,
 }
 
-/// An owner in a curve of CPU demand: a job that owns cores, and lends the cores that it does not use to other
-/// jobs.
+/// An owner in a curve of CPU demand: a job that owns cores, and lends to other jobs the cores that it does not
+/// use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
     /// The id of the job, whose name is the name of the column.

@@ -9,8 +9,8 @@ use pjw_core::cpuset::CpuSet;
 use crate::locality::{ProcessorUnit, PuLocations};
 use cells::cells;
 
-/// A rule by which a job's cores can be chosen instead of by pjw's allocator: a very simple rule, or the rule
-/// of Kubernetes. A replay of a job log uses such a rule for comparison with pjw.
+/// A rule for the choice of a job's cores, other than the rule of pjw's allocator: a very simple rule, or the
+/// rule of Kubernetes. A replay of a job log uses such a rule for comparison with pjw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum ReferencePolicy {
@@ -24,8 +24,8 @@ pub enum ReferencePolicy {
 }
 
 impl ReferencePolicy {
-    /// All reference policies: the rules by which a replay of a job log can choose cores instead of by pjw's
-    /// allocator.
+    /// All reference policies: the rules, other than the rule of pjw's allocator, by which a replay of a job
+    /// log can choose cores.
     pub const ALL: [ReferencePolicy; 3] =
         [ReferencePolicy::FirstFit, ReferencePolicy::Kubelet, ReferencePolicy::KubeletL3];
 

@@ -67,18 +67,18 @@ impl World {
     }
 
     /// Updates the affinity masks of all threads in the cgroup at `path` and in the cgroups below it, as the
-    /// kernel does after a change of the cpuset of this cgroup. If `only` is a pid, updates only the threads of
-    /// this process.
+    /// kernel does after a change of the cpuset of this cgroup. If `only_process` is a pid, updates only the
+    /// threads of this process. With `None`, updates the threads of all processes.
     ///
     /// The new mask of a thread is the intersection of its requested mask with the cpuset, or the whole cpuset
     /// if the intersection is empty. On a simulated kernel before Linux 6.2, the new mask is always the whole
     /// cpuset.
-    pub fn rewrite_cgroup_masks(&mut self, path: &str, only: Option<Pid>) {
+    pub fn rewrite_cgroup_masks(&mut self, path: &str, only_process: Option<Pid>) {
         let forgets = !self.cpuset_support.affinity_persists;
         let is_concerned = |process: &&mut SimProcess| {
-            only.is_none_or(|pid| pid == process.id.pid) && is_cgroup_within(&process.cgroup, path)
+            only_process.is_none_or(|pid| pid == process.id.pid) && is_cgroup_within(&process.cgroup, path)
         };
-        let has_cpuset = only.is_none() || self.cpuset_of(path).is_some();
+        let has_cpuset = only_process.is_none() || self.cpuset_of(path).is_some();
         let now = self.now;
         for process in self.processes.values_mut().filter(is_concerned) {
             process.was_in_cpuset |= has_cpuset;

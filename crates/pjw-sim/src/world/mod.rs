@@ -23,8 +23,8 @@ mod tests;
 /// The largest process id by default.
 const PID_MAX: u32 = 400;
 
-/// Whether a program has requested an affinity mask for a thread, and whether the daemon can know the last mask
-/// that was so requested. A new thread inherits this value from the thread that created it.
+/// Whether a program has requested an affinity mask for a thread, and whether the daemon can know which mask a
+/// program requested last. A new thread inherits this value from the thread that created it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgramRequest {
     /// No program requested a mask for the thread.
@@ -341,8 +341,8 @@ impl World {
     }
 
     /// Starts a process of the user `uid` as a child of the process `parent`. The first thread of `parent`
-    /// creates the child, so that the child inherits its mask. If `parent` does not exist, process 1 is the
-    /// parent. Returns the pid of the new process.
+    /// creates the child, so that the child inherits the mask of this thread. If `parent` does not exist,
+    /// process 1 is the parent. Returns the pid of the new process.
     pub fn spawn(&mut self, parent: Pid, uid: Uid) -> Pid {
         self.fork(parent, Tid(parent.0), uid)
     }

@@ -176,8 +176,8 @@ impl LentCpuMonitor {
 
     /// Returns for each lent PU (logical CPU) how long threads that are not at idle priority have run there.
     /// These are threads of the owner: the job that lends the PU to another job. The time counts since the PU
-    /// was lent, or since the last call of [`LentCpuMonitor::rearm`] for the PU. Returns nothing if the kernel
-    /// refuses to read the BPF map of the program.
+    /// was lent, or since the last call of [`LentCpuMonitor::rearm`] for the PU. The list is empty if the
+    /// kernel refuses to read the BPF map of the program.
     #[must_use]
     pub fn run_times(&self) -> Vec<OwnerRunTime> {
         let Ok(seen) = self.seen.get(&0, 0) else { return Vec::new() };

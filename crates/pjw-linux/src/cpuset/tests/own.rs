@@ -6,7 +6,7 @@ use pjw_core::own_cgroups::{CgroupPlace, OwnCgroupNames};
 use pjw_core::{cpuset::Pu, ids::StartTime};
 
 use super::fixture::*;
-use crate::cgroup::{CgroupMounts, PopulatedCache};
+use crate::cgroup::{CgroupMounts, PopulatedCgroupCache};
 use crate::cpuset::*;
 use crate::sys::affinity;
 use crate::tests::until_true;
@@ -342,7 +342,8 @@ fn an_isolated_cpuset_is_exclusive_or_refused_with_a_reason() {
     }
     assert_eq!(group.read_file("cpuset.cpus.partition").unwrap(), "isolated");
     assert_eq!(top.effective_cpus().unwrap(), all.difference(&last));
-    let seen = CgroupMounts::read().read_cgroup(&job_cpuset.path, &mut PopulatedCache::default()).unwrap();
+    let seen =
+        CgroupMounts::read().read_cgroup(&job_cpuset.path, &mut PopulatedCgroupCache::default()).unwrap();
     assert!(seen.present().unwrap().cpuset.as_ref().unwrap().isolated);
 
     // A partition can't have all CPUs of the machine. The earlier state is restored.

@@ -8,7 +8,7 @@ use pjw_core::cpuset_group::CpusetSpec;
 use pjw_core::own_cgroups::OwnCgroupNames;
 
 use super::fixture::*;
-use crate::cgroup::{CgroupMounts, PopulatedCache};
+use crate::cgroup::{CgroupMounts, PopulatedCgroupCache};
 use crate::cpuset::*;
 use crate::sys::affinity;
 use crate::systemd::{Address, SystemdClient};
@@ -235,7 +235,7 @@ fn an_isolated_scope_has_exclusive_cpus() {
     assert_eq!(fixture.hierarchy.root().effective_cpus().unwrap(), all.difference(&last));
     assert!(
         CgroupMounts::read()
-            .read_cgroup(&job_cpuset.path, &mut PopulatedCache::default())
+            .read_cgroup(&job_cpuset.path, &mut PopulatedCgroupCache::default())
             .unwrap()
             .present()
             .unwrap()

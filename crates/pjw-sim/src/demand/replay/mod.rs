@@ -34,8 +34,8 @@ const LASTING: Duration = Duration::from_secs(100);
 const SOURCE_OF_BESTEFFORT: JobSource = JobSource::Session;
 
 /// The options of a replay of a curve of CPU demand: the housekeeping PUs, which are reserved for the system,
-/// and the settings of lending. In the replay, the jobs of the curve lend their idle cores to one additional
-/// job of the class besteffort, which uses the free cores and the lent cores.
+/// and the settings of lending. In the replay, the jobs of the curve lend the cores that they do not use. One
+/// additional job of the class besteffort borrows these cores, and also uses the free cores.
 #[derive(Debug, Clone)]
 pub struct DemandReplayOptions {
     /// The housekeeping PUs, which are reserved for the system. No job gets one of these PUs.
@@ -45,8 +45,8 @@ pub struct DemandReplayOptions {
 }
 
 /// The result of a replay of a curve of CPU demand. The jobs of the curve are owners: they own cores, and lend
-/// the cores that they do not use to the job of the class besteffort. Core time is a number of cores multiplied
-/// by a time.
+/// the cores that they do not use. One additional job of the class besteffort borrows these cores. Core time is
+/// a number of cores multiplied by a time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DemandReplay {
     /// The result for each owner, in the order of the curve.
