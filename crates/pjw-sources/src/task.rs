@@ -4,9 +4,9 @@ use pjw_core::snapshot::BatchAttributes;
 
 use crate::{host::Host, slurm, system::Environ};
 
-/// The CPU counts of a Slurm task (a process of a parallel job): how many CPUs the task, its job step and its
-/// job have on this machine, and how many tasks share the CPUs. What Slurm calls a CPU is a core or a PU
-/// (logical CPU), depending on Slurm's configuration.
+/// The CPU counts of a Slurm task (a process of a parallel job). These are how many CPUs were requested for the
+/// task, how many CPUs its job step and its job have on this machine, and how many tasks share the CPUs. What
+/// Slurm calls a CPU is a core or a PU (logical CPU), depending on Slurm's configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlurmTaskCpus {
     /// The number of CPUs that were requested for each task (`--cpus-per-task`). `None` if the environment of

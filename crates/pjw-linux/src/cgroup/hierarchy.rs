@@ -16,8 +16,8 @@ use crate::sys::errno::{from_io, is_gone};
 pub(crate) const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
 
 /// The mounted cgroup hierarchy, v1 or v2, that has the cpuset controller. In v1, the controllers cpu and
-/// freezer can have hierarchies of their own. pjw then also creates cgroups in these hierarchies, at the same
-/// path as the cpuset.
+/// freezer can have hierarchies of their own. If a job needs one of these controllers, pjw creates a cgroup in
+/// that hierarchy too, at the same path as the job's cpuset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpusetMount {
     /// The directory at which the hierarchy is mounted.
