@@ -68,7 +68,7 @@ impl Advice {
     #[must_use]
     pub fn new(costs: &FarmCosts, items: Option<u64>) -> Self {
         let needed = EFFICIENCIES.map(|permille| {
-            let items = costs.items_for(permille);
+            let items = costs.min_items_for(permille);
             let wall_s = items.map(|items| costs.wall_time(items).as_secs_f64());
             NeededItems { efficiency: share(permille), items, wall_s }
         });
@@ -96,7 +96,7 @@ impl JobAdvice {
             efficiency: share(costs.efficiency_permille(items)),
             held_core_s,
             idle_core_s: (held_core_s - one_core_s).max(0.0),
-            workers_for_90_percent: costs.workers_for(items, GOOD),
+            workers_for_90_percent: costs.max_workers_for(items, GOOD),
         }
     }
 }
@@ -108,7 +108,7 @@ fn share(permille: u32) -> f64 {
 /// One sentence with a number and a remedy.
 fn sentence(costs: &FarmCosts, items: Option<u64>) -> String {
     let workers = count_with_noun(costs.workers, "worker", "workers");
-    let enough = costs.items_for(GOOD);
+    let enough = costs.min_items_for(GOOD);
     let Some(items) = items else {
         return match enough {
             Some(enough) => format!(
@@ -124,7 +124,7 @@ fn sentence(costs: &FarmCosts, items: Option<u64>) -> String {
     if used >= GOOD / 10 {
         return format!("{used} % of the core time of {workers} is used.");
     }
-    let fewer = costs.workers_for(items, GOOD);
+    let fewer = costs.max_workers_for(items, GOOD);
     let fewer = match fewer {
         1 => "a program without a farm".to_owned(),
         fewer => format!("{fewer} workers"),

@@ -23,15 +23,15 @@ pub fn escape_control_characters(text: &str) -> String {
 /// towards `width`. A word that is too long for a line is not broken: its line is then longer. Control
 /// characters in the text are escaped, see [`escape_control_characters`].
 #[must_use]
-pub fn wrap_text(text: &str, width: usize, first: &str, later: &str) -> String {
+pub fn wrap_text(text: &str, width: usize, first_prefix: &str, later_prefix: &str) -> String {
     let mut lines = String::new();
-    let mut line = first.to_owned();
+    let mut line = first_prefix.to_owned();
     let mut empty = true;
     for word in escape_control_characters(text).split_whitespace() {
         if !empty && char_count(&line) + 1 + char_count(word) > width {
             lines.push_str(&line);
             lines.push('\n');
-            later.clone_into(&mut line);
+            later_prefix.clone_into(&mut line);
             empty = true;
         }
         if !empty {
@@ -53,9 +53,9 @@ pub fn remedy_lines(remedy: &str, width: usize) -> String {
 /// Returns the sentences as text, one on each line. If there are no sentences, returns `none` as the only
 /// line.
 #[must_use]
-pub fn sentence_lines(none: &str, sentences: &[String]) -> String {
+pub fn sentence_lines(if_empty: &str, sentences: &[String]) -> String {
     if sentences.is_empty() {
-        return format!("{none}\n");
+        return format!("{if_empty}\n");
     }
     sentences.iter().map(|sentence| escape_control_characters(sentence) + "\n").collect()
 }
@@ -111,9 +111,9 @@ pub fn count_with_noun(number: impl Into<u64>, one: &str, many: &str) -> String 
 /// Returns the time from `since` to `now` in at most four characters, such as `5m`. `since` is a timestamp in the
 /// format of RFC 3339. If `since` cannot be parsed, returns `since` with control characters escaped.
 #[must_use]
-pub fn age_text(since: &str, now: Timestamp) -> String {
-    let Ok(since) = since.parse::<Timestamp>() else { return escape_control_characters(since) };
-    let seconds = now.as_second().saturating_sub(since.as_second()).max(0);
+pub fn age_text(start: &str, now: Timestamp) -> String {
+    let Ok(start) = start.parse::<Timestamp>() else { return escape_control_characters(start) };
+    let seconds = now.as_second().saturating_sub(start.as_second()).max(0);
     match seconds {
         0..=99 => format!("{seconds}s"),
         100..=5_999 => format!("{}m", seconds / 60),

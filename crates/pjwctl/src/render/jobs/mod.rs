@@ -141,12 +141,12 @@ pub fn provision_line(job: &Job) -> String {
 /// Returns the line that `pjwctl want` prints: the id of the job, and the number of cores that the job wants. `given`
 /// is the number on the command line. If the job may not have so many cores, the line says so.
 #[must_use]
-pub fn wanted_line(job: &Job, given: Option<u32>) -> String {
+pub fn wanted_cores_line(job: &Job, requested: Option<u32>) -> String {
     let id = text::escape_control_characters(&job.id);
     let Some(wanted) = job.wants else { return format!("{id} wants what it was granted\n") };
     let cores = text::count_with_noun(wanted, "core", "cores");
-    let clipped = given.filter(|&given| given > wanted);
-    let more = clipped.map(|given| format!(" ({given} were asked for, and it may have {wanted})"));
+    let clipped = requested.filter(|&requested| requested > wanted);
+    let more = clipped.map(|requested| format!(" ({requested} were asked for, and it may have {wanted})"));
     format!("{id} wants {cores}{}\n", more.unwrap_or_default())
 }
 
