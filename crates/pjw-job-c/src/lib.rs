@@ -16,8 +16,8 @@ use pjw_core::cpuset::{CpuSet, Pu};
 
 use crate::failure::{Failure, returned};
 
-/// The C type `pjw_job_t`: a job, as its programs see it. C programs can't look into the value: they pass a pointer to
-/// it to the functions of this library. Contains the [`Job`] of the crate pjw-job.
+/// The C type `pjw_job_t`: a job, as its programs see it. C programs only use pointers to it. Contains the [`Job`] of
+/// the crate pjw-job.
 #[derive(Debug)]
 pub struct PjwJob(Job);
 
@@ -59,10 +59,9 @@ impl From<&Cores> for PjwCores {
     }
 }
 
-/// Opens a job. `directory` is the path of the directory with the files of the job. NULL stands for the job
-/// to which this process belongs, which is found from the environment. There need not be such a job: the
-/// cores are then those of the affinity mask of the calling thread. Returns NULL and sets `errno` only after
-/// a fault in the library.
+/// Opens a job. `directory` is the path of the directory with the files of the job. NULL stands for the job to which
+/// this process belongs. The environment variables say which job this is. If there is no such job, the cores are
+/// those in the affinity mask of the calling thread. Returns NULL and sets `errno` only after a fault in the library.
 ///
 /// # Safety
 /// `directory` must be NULL or a C string.
@@ -82,7 +81,7 @@ pub unsafe extern "C" fn pjw_job_open(directory: *const c_char) -> *mut PjwJob {
     opened
 }
 
-/// Frees a job. Does nothing if `job` is NULL.
+/// Frees the memory of `job`. Does nothing if `job` is NULL.
 ///
 /// # Safety
 /// `job` must be NULL or from [`pjw_job_open`]. The caller must not use `job` after this call.
@@ -166,15 +165,17 @@ pub unsafe extern "C" fn pjw_job_has_cpu(job: *mut PjwJob, cpu: c_int) -> c_int 
     })
 }
 
-/// Waits until the cores of the job change, but at most `timeout_ms` milliseconds. Each change of the cores
-/// has a new number, the epoch. `epoch` is the epoch of the cores that the caller got last, from
-/// [`pjw_job_cores`] or from this function. If the present epoch already differs, the call returns at once.
-/// With a negative `timeout_ms` the call waits without end. Returns 1 after a change, with the changed cores
-/// in `cores`. Returns 0 when the time has passed; `cores`
-/// then stays as it was. Returns -1 and sets `errno` to `EINVAL` if `job` or `cores` is NULL.
+/// Waits until the cores of the job change, but at most `timeout_ms` milliseconds. If `timeout_ms` is negative, waits
+/// without a limit. Each change of the cores has a new number, the epoch. `epoch` is the epoch of the cores that the
+/// caller got last, from [`pjw_job_cores`] or from this function. If the present epoch already differs, the call
+/// returns at once. The return value is:
+///
+/// - 1 after a change, with the changed cores in `cores`.
+/// - 0 if the time has passed. `cores` is then not changed.
+/// - -1 with `EINVAL` in `errno` if `job` or `cores` is NULL.
 ///
 /// # Safety
-/// As [`pjw_job_cores`].
+/// The requirements of [`pjw_job_cores`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjw_job_wait(
     job: *mut PjwJob,
@@ -196,13 +197,13 @@ pub unsafe extern "C" fn pjw_job_wait(
     })
 }
 
-/// Tells pjwd that the job wants `cores` cores at present. 0 says that the job needs none. -1 takes back the
-/// number of the last call. The job then wants as many cores as it was granted: the cores that pjwd or the
-/// batch system chose for the job. Returns 0. Returns -1 and sets `errno` after a failure:
+/// Tells pjwd that the job wants `cores` cores at present. 0 means that the job needs no core. -1 takes back the
+/// number of the last call. The job then wants as many cores as it was granted: the cores that pjwd or the batch
+/// system chose for the job. Returns 0. After a failure, returns -1 and sets `errno`:
 ///
 /// - `ENOENT` if the program is in no job.
 /// - `EINVAL` if `job` is NULL or `cores` is less than -1.
-/// - Otherwise the error of the write, such as `EACCES` if the user does not own the job.
+/// - Otherwise the error of writing the number, such as `EACCES` if the user does not own the job.
 ///
 /// # Safety
 /// `job` must be NULL or from [`pjw_job_open`].

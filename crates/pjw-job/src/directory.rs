@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 
 use pjw_core::job::JobId;
 
-/// The name of the file with the core map in the directory of a job. The core map says which CPUs the job has. pjwd
+/// The name of the file with the core map in the directory of a job. The core map contains the CPUs of the job. pjwd
 /// writes the file, and the programs of the job map it into their memory.
 pub const CORE_MAP_FILE_NAME: &str = "coremap";
 /// The name of the file in the directory of a job that contains the number of cores that the job wants at present. A
-/// program of the job writes this number, and pjwd reads it.
+/// program of the job writes the number, and pjwd reads it.
 pub const WANTED_CORES_FILE_NAME: &str = "want";
-/// The permission bits of each file that only pjwd writes in the directory of a job, such as the core map.
-/// All users may read such a file. The file `want` has other permission bits.
+/// The permission bits of the files that pjwd writes in the directory of a job, such as the core map. All users may
+/// read these files. The file `want`, which programs of the job write, has other permission bits.
 pub const FILE_MODE: u32 = 0o644;
 
 /// Finds the directory with the files of the job to which this process belongs. The first environment variable in this

@@ -18,7 +18,7 @@ use crate::page::{CoreMapError, CoreMapReader};
 /// How often a program without a core map looks for one, and for a change of its mask.
 const MASK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Where the values of a [`Cores`] come from.
+/// The source from which a program knows the cores of its job: the core map that pjwd publishes, or an affinity mask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CoresSource {
     /// The core map: the CPUs of the job, as pjwd publishes them in the file `coremap` in the directory of
@@ -29,8 +29,8 @@ pub enum CoresSource {
     AffinityMask,
 }
 
-/// The cores of a job at one time. They are from the core map (the CPUs of the job, as pjwd publishes them)
-/// or, without a core map, from the affinity mask of the calling thread.
+/// The cores of a job at one time, as sets of CPUs. They come from the core map, a file in which pjwd publishes the
+/// CPUs of the job. If there is no core map, they come from the affinity mask of the calling thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cores {
     /// The number of the state of the core map from which these values come. Each change of the core map gives it
@@ -62,8 +62,9 @@ pub struct Cores {
 }
 
 impl Cores {
-    /// Returns the number of threads that a program should have: one for each CPU that is not about to be taken from
-    /// the job. This is the number of CPUs in `cpus` that are not in `leaving`, but at least 1.
+    /// Returns the number of threads that a program of the job should have: one for each CPU of the job, except the
+    /// CPUs that will soon be taken from the job. This is the number of CPUs in `cpus` that are not in `leaving`, but
+    /// at least 1.
     #[must_use]
     pub fn thread_count(&self) -> usize {
         self.cpus.difference(&self.leaving).len().max(1)
@@ -100,8 +101,8 @@ impl Cores {
     }
 }
 
-/// The reasons why a program can't tell pjwd how many cores its job wants. The program writes this number into the file
-/// `want` in the directory of the job.
+/// Error: a program can't tell pjwd how many cores its job wants. To do so, the program writes the number into the
+/// file `want` in the directory of the job.
 #[derive(Debug, Error)]
 pub enum WantError {
     /// No file `want` was found. Either the environment names no directory of a job ([`find_job_directory`]), or
@@ -119,9 +120,9 @@ pub enum WantError {
     },
 }
 
-/// A job, as its programs see it: the cores that pjwd publishes for the job in files, and the number of cores that the
-/// job wants. Without these files, the cores of the job are those of the affinity mask of the calling thread. The
-/// threads of a program can share one value.
+/// A job, as its programs see it. A program can read which cores the job has, wait for changes, and tell pjwd how
+/// many cores the job wants. If pjwd publishes no files for the job, its cores are those in the affinity mask of the
+/// calling thread. Several threads of a program can share one value.
 #[derive(Debug)]
 pub struct Job {
     /// The directory with the files of the job.
@@ -132,17 +133,17 @@ pub struct Job {
 }
 
 impl Job {
-    /// Opens the job to which this process belongs. [`find_job_directory`] finds the directory of the job from the
-    /// environment. If there is no such directory, [`Job::cores`] returns the cores of the affinity mask of the calling
-    /// thread.
+    /// Opens the job to which this process belongs. [`find_job_directory`] finds the directory with the files of the
+    /// job from the environment variables. If there is no such directory, the cores of the job are those in the
+    /// affinity mask of the calling thread.
     #[must_use]
     pub fn of_this_process() -> Self {
         Self::of_directory(find_job_directory())
     }
 
-    /// Opens the job whose files are in `directory`. This can be a job of another user: all users may read
-    /// which cores a job has. While the directory has no core map (the file `coremap` in which pjwd publishes
-    /// the CPUs of the job), [`Job::cores`] returns the cores of the affinity mask of the calling thread.
+    /// Opens the job whose files are in `directory`. All users may read which cores a job has, so this can be the job
+    /// of another user. As long as the directory contains no core map (the file `coremap` with the CPUs of the job),
+    /// the cores of the job are those in the affinity mask of the calling thread.
     #[must_use]
     pub fn in_directory(directory: &Path) -> Self {
         Self::of_directory(Some(directory.to_owned()))
@@ -154,29 +155,29 @@ impl Job {
         job
     }
 
-    /// Returns the directory with the files of the job. `None` if [`Job::of_this_process`] found no directory. The
-    /// directory need not exist if [`Job::in_directory`] named it.
+    /// Returns the path of the directory with the files of the job. `None` if [`Job::of_this_process`] found no
+    /// directory. A path that was passed to [`Job::in_directory`] is returned even if no such directory exists.
     #[must_use]
     pub fn directory(&self) -> Option<&Path> {
         self.directory.as_deref()
     }
 
-    /// Returns the cores that the job has. They are from the core map (the file `coremap`, in which pjwd
-    /// publishes the CPUs of the job). Reading a core map that is mapped already makes no system call.
-    /// Without a core map, the cores are those of the affinity mask of the calling thread.
+    /// Returns the cores that the job has now. They come from the core map, the file `coremap` in which pjwd
+    /// publishes the CPUs of the job. The file stays mapped into memory, so further calls usually make no system
+    /// call. If there is no core map, the cores are those in the affinity mask of the calling thread.
     #[must_use]
     pub fn cores(&self) -> Cores {
         self.read().map_or_else(Cores::of_mask, |(_, content)| Cores::of_page(content))
     }
 
-    /// Returns whether the job may run on the CPU `cpu`: the job owns the CPU, or borrows it from another job. If pjwd
-    /// publishes a core map (the file `coremap` with the CPUs of the job), this call usually makes no system call. It
-    /// makes some if it must open a new file, because pjwd no longer writes the old one. Without a core map, returns
-    /// whether the CPU is in the affinity mask of the calling thread.
+    /// Returns whether the job may run on the CPU `cpu`: the job owns the CPU, or borrows it from another job. The
+    /// answer comes from the core map, the file `coremap` in which pjwd publishes the CPUs of the job. The file stays
+    /// mapped into memory, so further calls usually make no system call. If there is no core map, returns whether the
+    /// CPU is in the affinity mask of the calling thread.
     ///
-    /// For example, a thread that waits for a spin lock can call this function with the CPU on which the holder of the
-    /// lock last ran. If the job no longer has this CPU, the holder may not be running, so the waiting thread should
-    /// sleep.
+    /// For example, a thread that waits for a spin lock can call this function with the CPU on which the holder of
+    /// the lock last ran. If the job no longer has this CPU, the holder is perhaps not running, and the waiting
+    /// thread should sleep.
     #[must_use]
     pub fn has_cpu(&self, cpu: Pu) -> bool {
         let quick = self.page().and_then(|page| page.has_cpu(cpu));
@@ -184,15 +185,14 @@ impl Job {
         quick.unwrap_or_else(slow)
     }
 
-    /// Waits for a change of the core map: the CPUs of the job, as pjwd publishes them. Each change gives the core map
-    /// another epoch (a number). The call returns when the epoch differs from `epoch`, and at once if it differs
-    /// already. So `epoch` should be [`Cores::epoch`] of the cores that the program uses. Returns the new cores, or
-    /// `None` if the time `timeout` has passed. If `timeout` is `None`, the call waits without a limit.
+    /// Waits until the cores of the job change, and returns the new cores. Each change gives the core map (the file
+    /// in which pjwd publishes the CPUs of the job) a new number, the epoch. `epoch` should be [`Cores::epoch`] of
+    /// the cores that the program uses. If the present epoch already differs, the call returns at once. Returns
+    /// `None` if the time `timeout` has passed. If `timeout` is `None`, waits without a limit.
     ///
-    /// If pjwd publishes no core map, the cores are those of the affinity mask of the calling thread, and their epoch
-    /// is 0. If `epoch` is not 0, the call then returns these cores at once. If `epoch` is 0, the call returns when
-    /// pjwd publishes a core map, or when the affinity mask has changed since the call began. The call checks both
-    /// every 250 ms.
+    /// If pjwd publishes no core map, the cores are those in the affinity mask of the calling thread, with the epoch
+    /// 0. If `epoch` is not 0, the call returns these cores at once. If `epoch` is 0, the call checks every 250 ms
+    /// whether there is a core map or the affinity mask has changed.
     #[must_use]
     pub fn wait_for_change(&self, epoch: u64, timeout: Option<Duration>) -> Option<Cores> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -218,22 +218,22 @@ impl Job {
     }
 
     /// Tells pjwd that the job wants `cores` cores at present. The number can be smaller or larger than the number of
-    /// cores that the job has. 0 means that the job needs none. A number that is larger than the job's maximum is no
-    /// error: it counts as the maximum.
+    /// cores that the job has. 0 means that the job needs no core. A number above the maximum of the job counts as
+    /// this maximum.
     ///
     /// The number is written into the file `want` in the directory of the job, and is valid until the next number is
-    /// written. pjwd usually reads the number a few milliseconds later. The delay can be up to 200 ms, because pjwd
+    /// written. pjwd usually reads the number after a few milliseconds. This can take up to 200 ms, because pjwd
     /// reads changed `want` files at most once in 200 ms.
     ///
     /// # Errors
-    /// [`WantError::NoJob`] if there is no file `want`. [`WantError::File`] if the file can't be written: only the user
-    /// who owns the job may write it.
+    /// [`WantError::NoJob`] if there is no file `want`. [`WantError::File`] if the file can't be written: only the
+    /// user who owns the job may write it.
     pub fn set_wanted_cores(&self, cores: u32) -> Result<(), WantError> {
         self.write_want(&format!("{cores}\n"))
     }
 
-    /// Removes the number that the last call of [`Job::set_wanted_cores`] wrote. The job then wants as many cores as it
-    /// was granted: the cores that pjwd or the batch system chose for the job.
+    /// Takes back the number that [`Job::set_wanted_cores`] wrote. The job then wants as many cores as it was
+    /// granted: the cores that pjwd or the batch system chose for the job.
     ///
     /// # Errors
     /// The errors of [`Job::set_wanted_cores`].

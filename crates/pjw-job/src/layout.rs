@@ -42,25 +42,28 @@ pub const SIZE_OFFSET: usize = 12;
 /// pjwd adds 1 to the counter before and after each write. So the counter is odd while pjwd writes, and has another
 /// value after the write.
 pub const SEQUENCE_OFFSET: usize = 16;
-/// The offset of a 4-byte word that is always 0, in bytes from the start of the core map (the file `coremap` of a job).
-/// pjwd changes the sequence counter by futex(2), which also wakes the programs that wait for a given word. At the
-/// start of a write, pjwd must wake no program. So it gives this word, for which no program waits.
+/// The offset of a 4-byte word that is always 0, in bytes from the start of the core map (the file `coremap` of a
+/// job). pjwd changes the sequence counter by an operation of futex(2) that also wakes the programs that wait for a
+/// second word. When a write begins, pjwd names this word as the second one. No program waits for it, so none is
+/// woken before the write is complete.
 pub const RESERVED_OFFSET: usize = 20;
 /// The offset of the epoch, in bytes from the start of the core map (the file `coremap` of a job). The epoch is an
-/// 8-byte number that is different after each change of the core map. A write replaces all bytes from this offset to
-/// the end of the core map. Of the bytes before this offset, a write changes only the sequence counter.
+/// 8-byte number that has a new value after each change of the core map. When pjwd writes the core map, it replaces
+/// all bytes from this offset to the end. Before this offset, it changes only the sequence counter.
 pub const EPOCH_OFFSET: usize = 24;
-/// The number of 8-byte words of each of the four sets of CPUs in the core map (the file `coremap` of a job).
+/// The number of 8-byte words that each of the four sets of CPUs occupies in the core map (the file `coremap` of a
+/// job). Each bit stands for one CPU.
 pub const WORDS_PER_CPU_SET: usize = 126;
-/// The number of CPUs for which each set of CPUs in the core map (the file `coremap` of a job) has a bit. The core map
-/// can't contain a CPU whose number is [`MAX_CPUS`] or more.
+/// The number of bits in each set of CPUs of the core map (the file `coremap` of a job). Each bit stands for one CPU.
+/// A CPU whose number is [`MAX_CPUS`] or more can't be in the core map.
 pub const MAX_CPUS: u32 = 64 * 126;
-/// The bit in the flags of the core map (the file `coremap` of a job) that is set as long as pjwd keeps this file up to
-/// date. If the bit is not set, pjwd no longer writes this file ([`CoreMapContent::is_live`]), and its sets of CPUs are
-/// empty.
+/// A bit in the flags of the core map (the file `coremap` of a job). It is set as long as pjwd keeps this file up to
+/// date. If it is not set, pjwd no longer writes this file ([`CoreMapContent::is_live`]), and all sets of CPUs in the
+/// file are empty.
 pub const LIVE_FLAG: u32 = 1;
-/// The bit in the flags of the core map (the file `coremap` of a job) that is set if the job has CPUs with numbers of
-/// [`MAX_CPUS`] or more. The core map lacks these CPUs. The file `coremap.json` in the same directory lists all CPUs.
+/// A bit in the flags of the core map (the file `coremap` of a job). It is set if the job has CPUs that are missing
+/// in the core map, because their numbers are [`MAX_CPUS`] or more. The file `coremap.json` in the same directory
+/// lists all CPUs.
 pub const TRUNCATED_FLAG: u32 = 2;
 
 const LEAVING_AT_OFFSET: usize = 32;
@@ -73,8 +76,8 @@ const SETS_OFFSET: usize = 64;
 /// The size of the core map (the file `coremap` of a job) in 8-byte words.
 pub const COREMAP_WORDS: usize = COREMAP_BYTES / 8;
 
-/// The content of a core map: the cores of a job at one time. The core map is the file `coremap` of 4096 bytes in the
-/// directory of the job. pjwd writes the file, and the programs of the job map it into their memory.
+/// The content of the core map: the CPUs of a job at one time. The core map is the file `coremap` of 4096 bytes in
+/// the directory of the job. pjwd writes the file, and the programs of the job map it into their memory.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CoreMapContent {
     /// The number of this state of the core map. pjwd adds 1 when another field of this type changes, and when it makes
@@ -108,9 +111,9 @@ pub struct CoreMapContent {
 }
 
 impl CoreMapContent {
-    /// Returns the CPUs on which the job may run: those that it owns (`own`) and those that it borrows from other jobs
-    /// (`borrowed`). The result includes the job's own CPUs that another job borrows now (`lent`), and the CPUs that
-    /// are to be taken from the job soon (`leaving`).
+    /// Returns the CPUs on which the job may run: the CPUs that the job owns (`own`), and the CPUs that it borrows
+    /// from other jobs (`borrowed`). The result includes CPUs of the job that another job borrows now (`lent`), and
+    /// CPUs that will soon be taken from the job (`leaving`).
     #[must_use]
     pub fn cpus(&self) -> CpuSet {
         self.own.union(&self.borrowed)
@@ -149,10 +152,10 @@ impl CoreMapContent {
         page
     }
 
-    /// Returns the content of a core map. `words` are all bytes of the core map, as 8-byte words. Each of the four sets
-    /// of CPUs has [`WORDS_PER_CPU_SET`] words. Another field says how many words of each set are in use, and only
-    /// these words are read. `None` if this number is larger than [`WORDS_PER_CPU_SET`]. Does not check the first
-    /// fields of the core map: its first 8 bytes ([`MAGIC`]), its version and its size.
+    /// Reads the content of a core map (the file `coremap` of a job) from its bytes. `words` contains all bytes of
+    /// the file, as 8-byte words. A field of the file says how many words of each set of CPUs are in use. `None` if
+    /// this number is larger than [`WORDS_PER_CPU_SET`]. The first fields of the file ([`MAGIC`], the version and the
+    /// size) are not checked.
     #[must_use]
     pub fn decode(words: &[u64; COREMAP_WORDS]) -> Option<Self> {
         let number = |offset: usize| half(words, offset);

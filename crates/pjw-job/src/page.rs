@@ -25,8 +25,8 @@ const SPINS: u32 = 200;
 /// daemon writes it.
 const READ_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// The reasons why a program can't read the core map of a job. The core map is the file `coremap` that pjwd writes. It
-/// says which CPUs the job has.
+/// Error: a program can't read the core map of its job. The core map is the file `coremap` in which pjwd publishes
+/// the CPUs of the job.
 #[derive(Debug, Error)]
 pub enum CoreMapError {
     /// The file `coremap` can't be opened or mapped.
@@ -52,8 +52,8 @@ pub enum CoreMapError {
     Unfinished,
 }
 
-/// The core map of a job, mapped into the memory of this process. The core map is the file `coremap` that pjwd writes.
-/// It says which CPUs the job has. A read of the mapped file makes no system call.
+/// A reader of the core map of a job. The core map is the file `coremap` in which pjwd publishes the CPUs of the job.
+/// The file is mapped into the memory of this process, so reading it makes no system call.
 #[derive(Debug)]
 pub struct CoreMapReader {
     page: NonNull<u64>,
@@ -110,10 +110,10 @@ impl CoreMapReader {
         Err(CoreMapError::Unfinished)
     }
 
-    /// Waits until the core map (the file `coremap` of a job) changes, so that its epoch differs from `epoch`. Also
-    /// returns when pjwd no longer keeps this file up to date ([`CoreMapContent::is_live`] is false). Returns the
-    /// content of the core map, or `None` if the time `timeout` has passed. If `timeout` is `None`, the call waits
-    /// without a limit.
+    /// Waits until the core map (the file `coremap` of a job) changes, and returns its new content. Each change gives
+    /// the core map a new number, the epoch. The call returns as soon as the epoch differs from `epoch`. It also
+    /// returns when pjwd no longer keeps this file up to date ([`CoreMapContent::is_live`] is false). Returns `None`
+    /// if the time `timeout` has passed. If `timeout` is `None`, waits without a limit.
     ///
     /// # Errors
     /// The errors of [`CoreMapReader::read`].
@@ -136,11 +136,11 @@ impl CoreMapReader {
         }
     }
 
-    /// Returns whether the job may run on the CPU `cpu`, according to the core map (the file `coremap` of the job): the
-    /// job owns the CPU, or borrows it from another job. Reads a few words of memory, and makes no system call. `None`
-    /// in three cases:
+    /// Returns whether the job may run on the CPU `cpu`, according to the core map (the file `coremap` of the job):
+    /// the job owns the CPU, or borrows it from another job. Reads a few words of memory, and makes no system call.
+    /// `None` in three cases:
     ///
-    /// - pjwd is writing the core map.
+    /// - pjwd is just writing the core map.
     /// - pjwd no longer keeps this file up to date ([`CoreMapContent::is_live`] is false).
     /// - The number of the CPU is [`crate::layout::MAX_CPUS`] or more.
     #[must_use]

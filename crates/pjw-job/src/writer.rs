@@ -19,7 +19,7 @@ use crate::layout::{
 };
 use crate::page::{map, unmap};
 
-/// The writer of the core map of one job. The core map is the file `coremap`, which says which CPUs the job has. The
+/// The writer of the core map of one job. The core map is the file `coremap`, which contains the CPUs of the job. The
 /// programs of the job map the file into their memory. pjwd has one writer for each job.
 #[derive(Debug)]
 pub struct CoreMapWriter {
@@ -32,10 +32,10 @@ pub struct CoreMapWriter {
 unsafe impl Send for CoreMapWriter {}
 
 impl CoreMapWriter {
-    /// Makes a new core map (the file `coremap` of a job) with the content `content` at `path`, with mode 0644. An
-    /// existing file at `path` is replaced. The core map is first written to the path `temporary` and then renamed, so
-    /// no program finds an incomplete core map at `path`. Both paths must be in the same file system. An existing file
-    /// at `temporary` is removed.
+    /// Makes a core map (the file `coremap` of a job) with the content `content` at `path`, with mode 0644. An
+    /// existing file at `path` is replaced. The core map is first written to the path `temporary` and then renamed,
+    /// so no program finds an incomplete core map at `path`. Both paths must be in the same file system. An existing
+    /// file at `temporary` is removed.
     ///
     /// # Errors
     /// If the file can't be made, for example because the file system is full.
@@ -58,9 +58,9 @@ impl CoreMapWriter {
     }
 
     /// Opens the core map (the file `coremap` of a job) that an earlier daemon of the same user left at `path`.
-    /// Programs that have mapped this file then see the changes of this daemon too. The file must be a regular file of
-    /// this user with only one name (hard link) and 4096 bytes, and must have a known version of the layout. `None` if
-    /// there is no such file, or if it can't be read and mapped.
+    /// Programs that have already mapped the file then see also what this daemon writes. The file must be a regular
+    /// file of this user with a single hard link. It must have 4096 bytes and a known version of the layout. `None`
+    /// if there is no such file, or if it can't be read or mapped.
     #[must_use]
     pub fn open(path: &Path) -> Option<Self> {
         let mut options = OpenOptions::new();
@@ -85,18 +85,19 @@ impl CoreMapWriter {
         Ok(Self { file, page, last })
     }
 
-    /// Returns the content that this writer wrote last. Before the first write, returns the content that the core map
-    /// had when it was made or opened.
+    /// Returns the present content of the core map: the content that this writer wrote last. Before the first write,
+    /// this is the content with which the core map was made or opened.
     #[must_use]
     pub fn content(&self) -> &CoreMapContent {
         &self.last
     }
 
-    /// Writes `content` into the file of the core map, and wakes the programs that wait for a change of the core map.
+    /// Writes `content` into the core map (the file `coremap` of the job), and wakes the programs that wait for a
+    /// change of the core map.
     ///
     /// # Errors
-    /// If the file was truncated, or the file system refuses the write. The file may then stay marked as in the middle
-    /// of a write, so that no program can read it. The caller should make a new file by [`CoreMapWriter::create`].
+    /// If the file was truncated, or if the file system refuses the write. The file can then stay marked as being
+    /// written, so that no program can read it. The caller should replace the file by [`CoreMapWriter::create`].
     pub fn write(&mut self, content: &CoreMapContent) -> io::Result<()> {
         let mut sequence = [0; COREMAP_BYTES];
         self.file.read_exact_at(&mut sequence, 0)?;
@@ -113,9 +114,9 @@ impl CoreMapWriter {
         Ok(())
     }
 
-    /// Marks the file as no longer kept up to date: sets [`CoreMapContent::is_live`] to false, and makes all sets of
-    /// CPUs empty. Wakes the programs that wait for a change of the core map. The file is not removed: the caller must
-    /// remove it if it is still there.
+    /// Marks the core map (the file `coremap` of the job) as no longer kept up to date: sets
+    /// [`CoreMapContent::is_live`] to false, and makes all sets of CPUs empty. Wakes the programs that wait for a
+    /// change of the core map. Does not remove the file: this is left to the caller.
     ///
     /// # Errors
     /// The errors of [`CoreMapWriter::write`].

@@ -40,10 +40,10 @@ struct ContextOnCpu {
     cpus: Option<CpuSet>,
 }
 
-/// Initialises the context `ctx` for the program at `path`. A name without a slash is searched in `PATH`.
-/// `core` is the number of the logical CPU on which the processes run, or -1 for all CPUs of the calling
-/// thread. Returns 0, or -1 with `errno`. `errno` is `EINVAL` if `ctx` or `path` is NULL, or if `core` is
-/// invalid.
+/// Initialises the context `ctx`, from which processes of the program at `path` can be started. A name without a
+/// slash is searched in `PATH`. `core` is the number of the logical CPU on which the processes will run, or -1 for
+/// all CPUs of the calling thread. Returns 0, or -1 with `errno`. `errno` is `EINVAL` if `ctx` or `path` is NULL, or
+/// if `core` is invalid.
 ///
 /// # Safety
 /// `ctx` must be NULL or point to memory for a context. `path` must be NULL or a C string.
@@ -71,12 +71,12 @@ pub unsafe extern "C" fn pspawn_context_create(
     })
 }
 
-/// Frees the memory of a context. Its processes continue to run. Does nothing if `ctx` is NULL, or if the
-/// context was freed before.
+/// Frees the memory of the context `ctx` for starting processes. Processes that were started from it continue to run.
+/// Does nothing if `ctx` is NULL, or if the context was freed before.
 ///
 /// # Safety
-/// `ctx` must be NULL or point to a context of [`pspawn_context_create`]. No other thread may use the context
-/// during the call.
+/// `ctx` must be NULL or point to a context of [`pspawn_context_create`]. No other thread may use the context during
+/// the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pspawn_context_destroy(ctx: *mut PspawnContext) {
     // SAFETY: the caller gives NULL or a context.
@@ -88,13 +88,13 @@ pub unsafe extern "C" fn pspawn_context_destroy(ctx: *mut PspawnContext) {
     }
 }
 
-/// Starts one process of the program of `ctx`, with the arguments `argv`. Waits until the process has begun
-/// the program. Returns its process id, or -1 with `errno` if the process could not be started. `errno` is
+/// Starts one process of the program of the context `ctx`, with the arguments `argv`. Waits until the process has
+/// begun the program. Returns its process id, or -1 with `errno` if the process could not be started. `errno` is
 /// `EINVAL` if `ctx` or `argv` is NULL.
 ///
 /// # Safety
-/// `ctx` must be NULL or point to a context of [`pspawn_context_create`]. `argv` must be NULL or an array of
-/// C strings that ends with NULL.
+/// `ctx` must be NULL or point to a context of [`pspawn_context_create`]. `argv` must be NULL or an array of C
+/// strings that ends with NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pspawn(ctx: *mut PspawnContext, argv: *const *const c_char) -> pid_t {
     let mut pid = -1;
@@ -105,9 +105,10 @@ pub unsafe extern "C" fn pspawn(ctx: *mut PspawnContext, argv: *const *const c_c
     }
 }
 
-/// Starts `nspawns` processes with the same arguments `argv`. Waits until each process has begun the program
-/// or has failed to start. Writes a process id or a negative `errno` for each process into `pids`. Returns
-/// the number of processes that have begun the program. Returns -1 with `errno` if none has.
+/// Starts `nspawns` processes of the program of the context `ctx`, all with the arguments `argv`. Waits until each
+/// process has begun the program or has failed to start. Writes one value per process into `pids`: the process id, or
+/// a negative `errno` if the process could not be started. Returns the number of processes that have begun the
+/// program, or -1 with `errno` if none has.
 ///
 /// # Safety
 /// The requirements of [`pspawn`]. `pids` must be NULL or point to memory for `nspawns` values.
@@ -129,29 +130,31 @@ pub unsafe extern "C" fn pspawn_n(
         let arguments = unsafe { Lists::one_for_all(argv) }?;
         let masks = on_cpu.cpus.iter().cloned().collect();
         let instances = Group { count, arguments, environments: Lists::none(), masks }.instances()?;
-        let results = on_cpu.context.spawn_n(instances)?;
+        let results = on_cpu.context.spawn_all(instances)?;
         // SAFETY: the caller gives NULL or the room.
         unsafe { Pids::new(pids, count) }.write(&results)
     })
 }
 
-/// Starts `nspawns` processes of the program at `filename`, which is not searched in `PATH`. Process number i
-/// runs on the CPUs `mask[i % clen]`. If `clen` is 0, the processes run on the CPUs of the calling thread. A
-/// NULL `envp` stands for the environment of the caller.
+/// Starts `nspawns` processes of the program at `filename`, which is not searched in `PATH`. `mask` is an array of
+/// `clen` CPU sets. Process number i runs on the CPUs `mask[i % clen]`. If `clen` is 0, the processes run on the CPUs
+/// of the calling thread. If `envp` is NULL, the processes have the environment of the caller.
 ///
-/// `flags` is 0 or a combination of `PSPAWN_ARGV_EACH` (1), `PSPAWN_ENVP_EACH` (2) and `PSPAWN_FORK_LATE`
-/// (4). Without `PSPAWN_ARGV_EACH`, `argv` is one list for all processes. With it, `argv` contains one list
-/// for each process, one after the other, each ended by NULL. `PSPAWN_ENVP_EACH` has the same meaning for
-/// `envp`. With `PSPAWN_FORK_LATE`, the program must call [`pspawn_fork_here`], and the processes are forks
-/// of the program at this call.
+/// `flags` is 0 or a combination of these values:
 ///
-/// Waits until each process has begun the program or has failed to start. The values in `pids` and the return
-/// value are those of [`pspawn_n`].
+/// - `PSPAWN_ARGV_EACH` (1): `argv` contains one argument list for each process, one after the other. Each list ends
+///   with NULL. Without this flag, `argv` is one list for all processes.
+/// - `PSPAWN_ENVP_EACH` (2): `envp` contains one environment for each process, in the same way.
+/// - `PSPAWN_FORK_LATE` (4): the program must call [`pspawn_fork_here`]. The processes are forks of the program at this
+///   call.
+///
+/// Waits until each process has begun the program or has failed to start. The values in `pids` and the return value
+/// are those of [`pspawn_n`].
 ///
 /// # Safety
-/// `filename` must be NULL or a C string. `argv` and `envp` must be NULL or contain as many lists as `flags`
-/// says, each ended by NULL. `mask` must be NULL or an array of `clen` pointers to CPU sets. `pids` must be
-/// NULL or point to memory for `nspawns` values.
+/// `filename` must be NULL or a C string. `argv` and `envp` must be NULL or contain as many lists as `flags` says,
+/// each ended by NULL. `mask` must be NULL or an array of `clen` pointers to CPU sets. `pids` must be NULL or point
+/// to memory for `nspawns` values.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pspawn_v(
     filename: *const c_char,
@@ -168,18 +171,19 @@ pub unsafe extern "C" fn pspawn_v(
         let masks = unsafe { read_masks(mask, clen) }?;
         // SAFETY: the caller guarantees the same.
         let (context, group) = unsafe { read_call(filename, argv, envp, nspawns, masks, flags) }?;
-        let results = context.spawn_n(group.instances()?)?;
+        let results = context.spawn_all(group.instances()?)?;
         // SAFETY: the caller gives NULL or the room.
         unsafe { Pids::new(pids, nspawns) }.write(&results)
     })
 }
 
-/// Starts `nspawns` processes as [`pspawn_v`] does, but returns immediately, before they have begun the
-/// program (`i` as in `MPI_Isend`). `mask` contains one CPU set for each process. A NULL `mask` stands for
-/// the CPUs of the calling thread.
+/// Starts `nspawns` processes as [`pspawn_v`] does, but does not wait for them: returns before the processes have
+/// begun the program (`i` as in `MPI_Isend`). `mask` contains one CPU set for each process. If `mask` is NULL, the
+/// processes run on the CPUs of the calling thread.
 ///
-/// Returns a file descriptor, or -1 with `errno`. The descriptor becomes readable when each process has begun
-/// the program or has failed to start. The caller must pass the descriptor to [`pspawn_collect`].
+/// Returns a file descriptor, or -1 with `errno`. The descriptor becomes readable when each process has begun the
+/// program or has failed to start. The caller must pass the descriptor to [`pspawn_collect`], which returns the
+/// process ids.
 ///
 /// # Safety
 /// The requirements of [`pspawn_v`]. `mask` must be NULL or an array of `nspawns` pointers to CPU sets.
@@ -221,18 +225,18 @@ pub unsafe extern "C" fn pspawn_collect(fd: c_int, pids: *mut pid_t, nspawns: c_
     })
 }
 
-/// Makes the calling process a template: a process that stops in this call and never returns from it. The
-/// processes that [`pspawn_v`] or [`ipspawn`] is to start are forked from the template. Returns 1 in each
-/// forked process. The call then writes the number of the arguments of this process to `argc`, and the list
-/// of these arguments to `argv`. Nothing is written to a NULL pointer.
+/// Makes the calling process a template: a process that stops in this call and never returns from it. The processes
+/// that [`pspawn_v`] or [`ipspawn`] is to start are forked from the template. In each forked process, the call
+/// returns 1. It then writes the number of arguments of this process to `argc`, and the list of these arguments to
+/// `argv`. Nothing is written to a NULL pointer.
 ///
-/// Returns 0 at once, and writes nothing, unless the program was started with the flag `PSPAWN_FORK_LATE` or
-/// by `pjwctl spawn --proxy late`. Returns -1 with `errno` if the process has more than one thread, or if a
-/// system call failed.
+/// Returns 0 at once and writes nothing if the program is not to be forked. It is to be forked only if it was started
+/// with the flag `PSPAWN_FORK_LATE` or by `pjwctl spawn --proxy late`. Returns -1 with `errno` if the process has
+/// more than one thread, or if a system call failed.
 ///
 /// # Safety
-/// `argc` must be NULL or point to memory for a `c_int`. `argv` must be NULL or point to memory for a
-/// pointer. The process must have only one thread, which the call can check only if /proc is mounted.
+/// `argc` must be NULL or point to memory for a `c_int`. `argv` must be NULL or point to memory for a pointer. The
+/// process must have only one thread, which the call can check only if /proc is mounted.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pspawn_fork_here(argc: *mut c_int, argv: *mut *mut *mut c_char) -> c_int {
     returned(|| {
@@ -250,8 +254,8 @@ pub unsafe extern "C" fn pspawn_fork_here(argc: *mut c_int, argv: *mut *mut *mut
     })
 }
 
-/// Returns the message about the last failure in the calling thread, as a C string. Empty if there was no
-/// failure. The message is valid until the next failure in the same thread.
+/// Returns the message about the last failure of a function of this library in the calling thread, as a C string. The
+/// message is empty if no function failed. The pointer is valid until the next failure in this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn pspawn_error() -> *const c_char {
     failure::last_text()

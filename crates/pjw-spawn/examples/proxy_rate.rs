@@ -119,7 +119,7 @@ fn proxy(program: &Path, count: u32, pins: bool) {
 
 fn run_all(template: &mut Template, instances: &[Instance]) {
     let mut children: VecDeque<Child> = VecDeque::new();
-    template.fork_n(instances, |_, child| {
+    template.fork_all(instances, |_, child| {
         children.push_back(child.unwrap());
         while children.front().is_some_and(|child| child.try_wait().unwrap().is_some()) {
             drop(children.pop_front());

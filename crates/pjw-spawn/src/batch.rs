@@ -35,17 +35,16 @@ const THREAD_STACK_BYTES: usize = 256 * 1024;
 /// are started by exec.
 const INSTANCES_OF_A_TEMPLATE: usize = 8;
 
-/// A group of instances (processes of one program) that spawner threads are starting. A spawner thread is a
-/// thread of the calling process that only starts instances. [`Context::start`] returns the batch.
+/// The running start of a group of processes of one program, which are called instances. [`Context::start`] returns
+/// it. The instances are started by spawner threads: threads of the calling process that do nothing else.
 ///
-/// A batch is an iterator over the results, in the order in which the starts finish. An item is the index of
-/// the instance in the list of [`Context::start`], with its [`Child`] or the error. The file descriptor of
-/// the batch ([`AsFd`]) is readable (poll(2)) when results have arrived. Then call [`Batch::next_ready`]
-/// until it returns `None`.
+/// As an iterator, a batch waits for the next instance that was started or failed to start. It returns the index of
+/// the instance in the list that [`Context::start`] received, with the process ([`Child`]) or the error. To use the
+/// batch with poll(2), take its file descriptor ([`AsFd`]), which is readable when results have arrived. Then call
+/// [`Batch::next_ready`] until it returns `None`.
 ///
-/// If about 10,000 results wait to be read, the spawner threads start no further instances until the caller
-/// reads some. If the batch is dropped, the drop waits until the spawner threads have started all instances.
-/// A drop kills no instance.
+/// While about 10,000 results wait to be read, the spawner threads start no further instances. Dropping the batch
+/// waits until the spawner threads have started all instances, and kills no instance.
 #[derive(Debug)]
 pub struct Batch {
     /// The end of the socket pair from which the batch reads the results.
@@ -67,14 +66,14 @@ pub struct Batch {
 }
 
 impl Context {
-    /// Starts the processes that `instances` describes. The call does not wait for the starts. It returns a [`Batch`],
-    /// which gives the results. The processes are started by spawner threads: threads of the calling process that only
-    /// start instances. With [`Context::replicas`], the call waits until the files of the program have been copied. If
-    /// the started processes need more descriptors than the soft limit of the calling process allows, the limit is
-    /// raised.
+    /// Begins to start one process for each element of `instances`, and returns without waiting for the starts. The
+    /// returned [`Batch`] gives the results. Threads of the calling process, called spawner threads, start the
+    /// processes. If the context has replicas ([`Context::replicas`]), the call waits until the files of the program
+    /// have been copied. The soft limit of open descriptors of the calling process is raised if it is too low for the
+    /// new processes.
     ///
     /// # Errors
-    /// If [`Context::check`] fails, or if a resource for the batch can't be created. No instance is started then.
+    /// If [`Context::check`] fails, or if a resource for the batch can't be created. No process is started then.
     pub fn start(&self, instances: Vec<Instance>) -> Result<Batch, CheckError> {
         self.check(&instances)?;
         raise_descriptor_limit(instances.len())?;
@@ -115,16 +114,16 @@ impl Context {
         Ok(batch)
     }
 
-    /// Starts the processes that `instances` describes. Waits until each process has begun its program or has failed to
-    /// start. Returns one result for each instance, in the order of `instances`.
+    /// Starts one process for each element of `instances`. Waits until each process has begun its program or has
+    /// failed to start. Returns one result for each element, in the same order.
     ///
-    /// A single instance is started by the calling thread. The affinity mask and the memory policy of this thread stay
-    /// as they are: the instance sets its own before it executes the program. With [`Context::kill_when_launcher_ends`]
-    /// or [`Context::replicas`], another thread starts the instance.
+    /// If `instances` has a single element, the calling thread starts the process itself. It keeps its own affinity
+    /// mask and memory policy. With [`Context::kill_when_launcher_ends`] or [`Context::replicas`], another thread
+    /// starts the process.
     ///
     /// # Errors
-    /// The errors of [`Context::start`]. No instance is started then.
-    pub fn spawn_n(&self, instances: Vec<Instance>) -> Result<Vec<Result<Child, SpawnError>>, CheckError> {
+    /// The errors of [`Context::start`]. No process is started then.
+    pub fn spawn_all(&self, instances: Vec<Instance>) -> Result<Vec<Result<Child, SpawnError>>, CheckError> {
         match &instances[..] {
             [instance] if self.needs_no_thread() => {
                 self.check(&instances)?;
@@ -138,10 +137,10 @@ impl Context {
     /// Starts one process of the program. Waits until the process has begun the program or has failed to start.
     ///
     /// # Errors
-    /// - The outer error, if a check by [`Context::check`] fails or a resource is missing. No process was created.
-    /// - The inner error, if the start of the process fails after these checks. It contains the failed step.
+    /// - The outer error: a check of [`Context::check`] has failed, or a resource is missing. No process was created.
+    /// - The inner error: the start of the process has failed after these checks. The error contains the failed step.
     pub fn spawn(&self, instance: Instance) -> Result<Result<Child, SpawnError>, CheckError> {
-        let result = self.spawn_n(vec![instance])?.pop();
+        let result = self.spawn_all(vec![instance])?.pop();
         Ok(result.unwrap_or(Err(SpawnError { step: SpawnStep::Clone, errno: Errno::ECANCELED })))
     }
 }
@@ -185,8 +184,9 @@ impl Batch {
     /// Waits until each instance (process) of the batch has begun its program or has failed to start. Returns one
     /// result for each instance, in the order of the list that [`Context::start`] received.
     ///
-    /// The result of an instance is the error `ECANCELED` in two cases. First, the batch as an iterator has already
-    /// returned the result of the instance. Second, the instance was not started because of [`Batch::cancel`].
+    /// The result of an instance is the error `ECANCELED` if the instance was not started because of
+    /// [`Batch::cancel`]. It is the same error if the caller has already taken the result of the instance from the
+    /// batch.
     #[must_use]
     pub fn into_results(self) -> Vec<Result<Child, SpawnError>> {
         let missing = SpawnError { step: SpawnStep::Clone, errno: Errno::ECANCELED };
@@ -199,41 +199,42 @@ impl Batch {
         results
     }
 
-    /// Tells the spawner threads, which start the instances (processes) of this batch, to start no further instances.
-    /// Returns at once. Instances that are started already continue to run. The batch returns no result for an instance
-    /// that is not started.
+    /// Stops the starts of this batch: the threads that start its instances (processes) start no further ones.
+    /// Returns at once. Instances that are started already continue to run. The batch returns no result for an
+    /// instance that is not started.
     pub fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the next result without waiting: the index of an instance in the list of [`Context::start`], with its
-    /// process or the error. `None` if no result is available now. [`Batch::is_finished`] returns whether more results
-    /// will follow.
+    /// Returns the next result of the batch without waiting. A result is the index of an instance in the list that
+    /// [`Context::start`] received, with the process or the error. `None` if no result is available now.
+    /// [`Batch::is_finished`] then says whether more results will follow.
     pub fn next_ready(&mut self) -> Option<InstanceResult> {
         self.next_result(false)
     }
 
-    /// Returns the reason why the program can't have a [template](crate::proxy::Template): a process from which the
-    /// instances are forked. The instances are then started by exec. `None` if the context uses no templates, or if no
-    /// such reason is known yet.
+    /// Returns why the instances (processes) of the batch can't be forked from a [template](crate::proxy::Template),
+    /// a process that has already loaded the program. All instances are then started by exec. `None` if the context
+    /// uses no templates, or if no such reason is known yet.
     ///
-    /// If only a single instance does not match the template, this instance is also started by exec. This function
+    /// If only a single instance does not match the template, only this instance is started by exec. This function
     /// returns no reason for it.
     #[must_use]
     pub fn template_error(&self) -> Option<TemplateError> {
         self.refusal.get().copied()
     }
 
-    /// Returns whether the batch has returned all results and no more will follow.
+    /// Returns whether the batch has returned the results of all instances that it starts, so that no further result
+    /// will follow.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.busy_spawners == 0 && self.results.is_empty()
     }
 
-    /// Returns the period in which the instances were started, as two times of `CLOCK_MONOTONIC`. It begins
-    /// just before the first process of the program was created. It ends when the last instance had begun the
-    /// program or had failed to start. The period covers only the results that this batch has received so
-    /// far. `None` if it has received none.
+    /// Returns the begin and the end of the period in which the instances (processes) of the batch were started, as
+    /// times of `CLOCK_MONOTONIC`. The period begins just before the first process was created. It ends when the last
+    /// instance had begun the program or had failed to start. Only the results that this batch has received so far
+    /// are considered. `None` if there are none.
     #[must_use]
     pub fn start_period(&self) -> Option<(Duration, Duration)> {
         self.busy
@@ -389,7 +390,7 @@ impl Work {
             let is_cancelled = self.is_cancelled.load(Ordering::Relaxed);
             self.instances.get(*index).filter(|_| !is_cancelled)
         });
-        template.fork_n(instances, |instance, child| {
+        template.fork_all(instances, |instance, child| {
             let result = match child {
                 Ok(child) => Ok(child),
                 Err(ForkError::Failed(error)) => Err(error),

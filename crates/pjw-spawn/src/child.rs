@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use nix::errno::Errno;
 use pjw_core::ids::Pid;
 
-/// A process that was started by this crate. Dropping this value closes the pidfd and does not kill the
-/// process.
+/// A process that this crate has started, with its process id and its pidfd. Dropping this value closes the pidfd and
+/// does not kill the process.
 #[derive(Debug)]
 pub struct Child {
     /// The process id. It refers to this process until the caller has waited for the end of the process, for
@@ -16,7 +16,7 @@ pub struct Child {
     pub pidfd: OwnedFd,
 }
 
-/// How a process ended.
+/// How a process ended: its exit status, or the number of the signal that killed it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExitStatus {
     /// The process exited with this exit status, 0 to 255.

@@ -18,10 +18,10 @@ use crate::replicate::Replicas;
 use crate::setup::{Setup, TemplateKind};
 use crate::signals;
 
-/// The properties that all instances (processes) of a program share, such as the program, the environment,
-/// the credentials and the working directory.
+/// The properties that all processes (instances) of a group have in common: the program, the environment, the
+/// credentials and the working directory. The functions of this type start the processes.
 ///
-/// If [`Context::kill_when_launcher_ends`] was called, the kernel kills the instances when this value is dropped.
+/// If [`Context::kill_when_launcher_ends`] was called, dropping this value kills the instances.
 #[derive(Debug)]
 pub struct Context {
     /// The properties that all instances share.
@@ -33,22 +33,23 @@ pub struct Context {
 }
 
 impl Context {
-    /// Makes a context from which processes of `program` can be started. `program` is a path or a name. A name without
-    /// a slash is searched in the directories of `PATH`.
+    /// Makes a context from which processes of `program` can be started. `program` is a path, or a name without a
+    /// slash, which is searched in the directories of `PATH`.
     ///
-    /// The processes will have the environment, the limit of open descriptors and the blocked signals that the calling
-    /// thread has at this call.
+    /// The started processes inherit the environment, the limit of open descriptors and the blocked signals that the
+    /// calling thread has now.
     ///
     /// # Errors
-    /// [`CheckError::NoProgram`] if there is no such file. [`CheckError::NotExecutable`] if the file can't be executed.
+    /// [`CheckError::NoProgram`] if there is no such file. [`CheckError::NotExecutable`] if the file can't be
+    /// executed.
     pub fn new(program: impl AsRef<OsStr>) -> Result<Self, CheckError> {
         let path = find_program(program.as_ref())?;
         Ok(Self::of_path(&path))
     }
 
     /// Makes a context from which processes of the program in the file `program` can be started. Unlike
-    /// [`Context::new`], this function does not search `PATH`, and does not check that the file can be executed. If the
-    /// file can't be executed, each start of a process fails.
+    /// [`Context::new`], this function does not search `PATH` and checks nothing. If the file does not exist or can't
+    /// be executed, each start of a process fails.
     #[must_use]
     pub fn of_path(program: &Path) -> Self {
         let environment = std::env::vars_os().filter_map(|(name, value)| variable(&name, &value));
@@ -68,8 +69,9 @@ impl Context {
         Self { setup: Arc::new(setup), max_spawner_threads, spawners: Mutex::default() }
     }
 
-    /// Replaces the environment of the processes to start by `variables`. A variable that contains a NUL byte is left
-    /// out.
+    /// Sets the whole environment of the processes that will be started: `variables` contains the name and the value
+    /// of each variable. The processes do not inherit the environment of the caller then. A variable with a NUL byte
+    /// is left out.
     #[must_use]
     pub fn set_environment<N: AsRef<OsStr>, V: AsRef<OsStr>>(
         mut self,
@@ -81,8 +83,8 @@ impl Context {
         self
     }
 
-    /// Sets the environment variable `name` of the processes to start to `value`. An earlier value is replaced. If
-    /// `name` or `value` contains a NUL byte, the variable is removed.
+    /// Sets one environment variable of the processes that will be started: the variable `name` gets the value
+    /// `value`, instead of any earlier value. If `name` or `value` contains a NUL byte, the variable is removed.
     #[must_use]
     pub fn set_variable(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         let name = name.as_ref();
@@ -92,10 +94,12 @@ impl Context {
         self
     }
 
-    /// Gives each started process (instance) three environment variables. `PJW_RANK` contains the rank of the instance,
-    /// counted from 0. `PJW_SIZE` contains the number of instances. `PJW_CPUS` contains the list of the PUs (logical
-    /// CPUs) in the field `cpus` of the [`Placement`](crate::Placement) of the instance. `PJW_CPUS` is empty if this
-    /// field is `None`.
+    /// Gives each started process (instance) three environment variables:
+    ///
+    /// - `PJW_RANK`: the rank of the instance, counted from 0.
+    /// - `PJW_SIZE`: the number of instances.
+    /// - `PJW_CPUS`: the list of the CPUs in the [`Placement`](crate::Placement) of the instance. Empty if the
+    ///   placement has no CPUs.
     #[must_use]
     pub fn add_rank_variables(mut self) -> Self {
         let setup = self.setup_mut();
@@ -106,77 +110,79 @@ impl Context {
         self
     }
 
-    /// Sets the user and the groups as which the started processes run. The caller needs `CAP_SETUID` and `CAP_SETGID`.
+    /// Sets the user and the groups as which the processes will run. The caller needs `CAP_SETUID` and `CAP_SETGID`
+    /// when it starts the processes.
     #[must_use]
     pub fn credentials(mut self, credentials: Credentials) -> Self {
         self.setup_mut().credentials = Some(credentials);
         self
     }
 
-    /// Sets the working directory of the processes to start. If the path contains a NUL byte, the processes have the
-    /// caller's working directory.
+    /// Sets the working directory of the processes that will be started. By default, and if the path contains a NUL
+    /// byte, the processes have the working directory of the caller.
     #[must_use]
     pub fn working_directory(mut self, directory: &Path) -> Self {
         self.setup_mut().directory = CString::new(directory.as_os_str().as_bytes()).ok();
         self
     }
 
-    /// Makes the kernel kill each instance (process of the program) when the process that starts the
-    /// instances ends, or when this context is dropped (`PR_SET_PDEATHSIG`, prctl(2)).
+    /// Makes the kernel kill each started process (instance) when the launcher ends, or when this context is dropped.
+    /// The launcher is the process that starts the instances. The kernel does this by `PR_SET_PDEATHSIG` (prctl(2)).
     ///
-    /// This has no effect on a program that is setuid, is setgid or has file capabilities. The child
-    /// processes of an instance are not killed.
+    /// Instances of a program that is setuid, is setgid or has file capabilities are not killed. The child processes
+    /// of an instance are not killed either.
     #[must_use]
     pub fn kill_when_launcher_ends(mut self) -> Self {
         self.setup_mut().ends_with_launcher = true;
         self
     }
 
-    /// Starts the instances (processes) as forks of a [template](crate::proxy::Template): a process of the program that
-    /// is loaded and stopped before `main`. One or more threads start the instances of a [`Batch`](crate::Batch). Each
-    /// of these threads loads a template of its own. If an instance can't be a fork of the template, it is started by
-    /// exec. [`Batch::template_error`](crate::Batch::template_error) returns the reason if the program can't have a
-    /// template at all.
+    /// Starts the processes (instances) by fork instead of exec. A [template](crate::proxy::Template) is a process
+    /// that has loaded the program and is stopped before `main`. The instances are forks of it, which is faster than
+    /// exec. Each thread that starts instances loads a template of its own.
+    ///
+    /// An instance that can't be a fork of the template is started by exec. If the program can't have a template at
+    /// all, [`Batch::template_error`](crate::Batch::template_error) returns the reason.
     #[must_use]
     pub fn use_templates(mut self) -> Self {
         self.setup_mut().templates = Some(TemplateKind::Linked);
         self
     }
 
-    /// Starts the instances (processes) as forks of a template, for a program that calls
-    /// [`fork_here`](crate::proxy::fork_here). The template is a process of the program that runs until it calls
-    /// `fork_here`, and stops there. In each instance, the program continues after this call. It has the memory and the
-    /// open files that the template had at the call. In all other respects, this function is like
-    /// [`Context::use_templates`].
+    /// Starts the processes (instances) as forks of a template that has already run a part of the program. The
+    /// template is a process of the program that runs until it calls [`fork_here`](crate::proxy::fork_here), and
+    /// stops in this call. Each instance continues after the call, with the memory and the open files that the
+    /// template had there. In all other respects, this function is like [`Context::use_templates`].
     #[must_use]
     pub fn use_fork_here_templates(mut self) -> Self {
         self.setup_mut().templates = Some(TemplateKind::Late);
         self
     }
 
-    /// Gives copies of the files in `replicas` to each instance (process) whose [`Placement`](crate::Placement) has a
-    /// preferred NUMA node. The copies are in the memory of this node. In the mount namespace of the instance, they
-    /// replace the files. The caller, which is in another mount namespace, does not see the copies.
+    /// Lets the processes (instances) use copies of the files in `replicas` that are in the memory of their own NUMA
+    /// node. An instance uses the copies on the preferred NUMA node of its [`Placement`](crate::Placement). An
+    /// instance without such a node uses the original files. In the mount namespace of the instance, the copies are
+    /// mounted over the files. The caller does not see the copies.
     ///
-    /// The copies are made when a [`Batch`](crate::Batch) is started. They are removed after the last instance of the
-    /// batch has ended. One thread starts all instances of a NUMA node: [`Context::max_spawner_threads`] has no effect.
+    /// [`Context::start`] makes the copies. They are removed after the last instance has ended. One thread starts all
+    /// instances of a NUMA node, so [`Context::max_spawner_threads`] has no effect.
     #[must_use]
     pub fn replicas(mut self, replicas: Replicas) -> Self {
         self.setup_mut().replicas = Some(Arc::new(replicas));
         self
     }
 
-    /// Sets the maximum number of threads that start the instances (processes) of a [`Batch`](crate::Batch) in
-    /// parallel. The default is the number of PUs (logical CPUs) in the caller's affinity mask. 0 counts as 1. A batch
-    /// never has more of these threads than its instances have different [placements](crate::Placement).
+    /// Sets the maximum number of threads that start the processes (instances) of a [`Batch`](crate::Batch) in
+    /// parallel. The default is the number of CPUs in the affinity mask of the caller. 0 counts as 1. A batch never
+    /// uses more threads than its instances have different [placements](crate::Placement).
     #[must_use]
-    pub fn max_spawner_threads(mut self, most: usize) -> Self {
-        self.max_spawner_threads = most.max(1);
+    pub fn max_spawner_threads(mut self, threads: usize) -> Self {
+        self.max_spawner_threads = threads.max(1);
         self
     }
 
-    /// Returns the path of the program. If [`Context::new`] received a name without a slash, returns the path that was
-    /// found in `PATH`.
+    /// Returns the path of the program whose processes this context starts. If [`Context::new`] received a name
+    /// without a slash, returns the path that was found in `PATH`.
     #[must_use]
     pub fn program(&self) -> &CStr {
         &self.setup.program
@@ -187,15 +193,13 @@ impl Context {
         self.spawners.lock().unwrap_or_else(PoisonError::into_inner).push(spawner);
     }
 
-    /// Checks whether the processes that `instances` describes can be started, without starting them. The checks are:
+    /// Checks whether one process for each element of `instances` can be started, and starts nothing. The checks are:
     ///
-    /// - There is at least one instance.
+    /// - `instances` is not empty.
     /// - The affinity mask of each instance is inside the mask of the caller.
-    /// - The arguments and the environment of at least one instance are within the limits of execve(2). If another
-    ///   instance exceeds the limits, only the start of this other instance fails later.
-    /// - There is enough free memory for replicas (copies of files of the program on NUMA nodes).
-    /// - The limits on the number of processes allow all instances. A single instance is not checked: the kernel checks
-    ///   these limits at its start.
+    /// - The arguments and the environment of at least one instance are within the limits of execve(2).
+    /// - There is enough free memory for the copies that [`Context::replicas`] requests.
+    /// - The limits on the number of processes allow all instances. This is not checked for a single instance.
     ///
     /// # Errors
     /// The first check that failed, with the reason and the remedy as text.

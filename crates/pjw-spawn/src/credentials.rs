@@ -1,6 +1,6 @@
 //! As which user an instance runs.
 
-/// The user and the groups as which a process runs.
+/// The user and the groups as which a started process runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credentials {
     /// The real, effective and saved user id.

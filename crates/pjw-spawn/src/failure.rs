@@ -5,7 +5,8 @@ use std::fmt;
 use nix::errno::Errno;
 use thiserror::Error;
 
-/// A step in the start of an instance (a process). A failed start reports the step that failed.
+/// A step of starting a process, such as executing the program. If a start fails, the error contains the step that
+/// failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SpawnStep {
     /// The kernel creates the process: clone3(2). Changes of the signal mask and of resource limits belong to
@@ -62,7 +63,7 @@ impl fmt::Display for SpawnStep {
     }
 }
 
-/// Why one of the processes of a spawn (an instance) could not be started: the step that failed, and its errno.
+/// Error: a process could not be started. Contains the step that failed, and the error number of its system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("step {step} failed: {}{}", errno.desc(), self.remedy())]
 pub struct SpawnError {

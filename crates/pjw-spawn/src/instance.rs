@@ -7,9 +7,9 @@ use std::sync::Arc;
 use crate::placement::Placement;
 use crate::template::Arguments;
 
-/// One process of a group of processes of the same program: its rank, arguments, environment variables,
-/// placement and standard streams. The properties that all processes of the group share are in the
-/// [`Context`](crate::Context).
+/// The description of one process that is to be started in a group of processes of the same program: its rank,
+/// arguments, environment variables, placement and standard streams. The properties that all processes of the group
+/// share are in the [`Context`](crate::Context).
 #[derive(Debug, Clone)]
 pub struct Instance {
     /// The position of the instance in the group, counted from 0.
@@ -30,8 +30,8 @@ pub struct Instance {
     pub stdio: Stdio,
 }
 
-/// The descriptors that become the standard streams of a started process. `None` stands for the standard stream of the
-/// caller.
+/// The descriptors that become the standard streams of a started process. If a descriptor is `None`, the process has
+/// this standard stream of the caller.
 #[derive(Debug, Clone, Default)]
 pub struct Stdio {
     /// The descriptor for standard input. `None` for the standard input of the caller.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use pjw_core::cpuset::CpuSet;
 
-/// The affinity mask, the memory policy and the cgroup that an instance (a process) has from its first
-/// instruction. In the default value, all three are those of the caller.
+/// Where a started process runs: its affinity mask, its memory policy and its cgroup. The process has them from its
+/// first instruction. With the default value, the process has those of the caller.
 #[derive(Debug, Clone, Default)]
 pub struct Placement {
     /// The PUs in the affinity mask of the instance. `None` for the affinity mask of the caller.
@@ -20,8 +20,8 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Returns a placement with the affinity mask `cpus`, and with the memory policy and the cgroup of the
-    /// caller.
+    /// Returns a placement for a process with the affinity mask `cpus`, and with the memory policy and the cgroup of
+    /// the caller.
     #[must_use]
     pub fn on_cpus(cpus: CpuSet) -> Self {
         Self { cpus: Some(cpus), ..Self::default() }

@@ -11,10 +11,10 @@ use crate::context::Context;
 use crate::instance::Instance;
 use crate::proxy::{ForkError, Spare, Template, TemplateError};
 
-/// A group of worker processes, and of spares that replace workers. A spare is a process of the same program
-/// that is stopped before `main` and uses no CPU. If a signal kills a worker, or if a worker exits with a
-/// status other than 0, [`WorkerPool::wait`] turns a spare into a new worker. A worker that exits with status 0 is
-/// not replaced. A later call of [`WorkerPool::wait`] makes new spares for those that were used.
+/// A group of worker processes, and of spares that replace failed workers. A spare is a process of the same program
+/// that is stopped before `main` and uses no CPU. A worker has failed if a signal killed it, or if it exited with a
+/// status other than 0. [`WorkerPool::wait`] then turns a spare into a new worker, and later makes a new spare. A
+/// worker that exits with status 0 is not replaced.
 ///
 /// Dropping the pool ends the spares. The workers continue to run.
 #[derive(Debug)]
@@ -37,8 +37,8 @@ struct Worker {
     child: Option<Child>,
 }
 
-/// Error: a pool of worker processes can't be started. The pool also has spares: stopped processes that replace
-/// workers.
+/// Error: a [`WorkerPool`] can't be started. This is a group of worker processes, and of stopped processes (spares)
+/// that replace failed workers.
 #[derive(Debug, Error)]
 pub enum WorkerPoolError {
     /// The program can't have a [`Template`], from which the workers and the spares are forked. The variant
@@ -58,7 +58,8 @@ pub enum WorkerPoolError {
     Watch(Errno),
 }
 
-/// A worker process that has ended, as [`WorkerPool::wait`] returns it.
+/// A worker process that has ended, as [`WorkerPool::wait`] returns it: which worker, how it ended, and whether it
+/// was replaced.
 #[derive(Debug)]
 pub struct EndedWorker {
     /// The index of the worker in the list of instances that [`WorkerPool::start`] received.
@@ -71,14 +72,15 @@ pub struct EndedWorker {
 }
 
 impl WorkerPool {
-    /// Starts one worker process for each instance in `instances`, and makes `spares` spares. A spare is a stopped
-    /// process of the same program. It replaces a worker that is killed by a signal or exits with a status other than
-    /// 0. All instances must have the same cgroup, the same number of arguments, and the same number of environment
-    /// variables. The calling thread becomes the parent of all workers.
+    /// Starts one worker process for each element of `instances`, and makes as many spares as `spares` says. A spare
+    /// is a stopped process of the same program, and replaces a worker that fails. All elements must have the same
+    /// cgroup, the same number of arguments, and the same number of environment variables. The calling thread becomes
+    /// the parent of all workers.
     ///
     /// # Errors
-    /// If `instances` is empty, or if a worker or a spare can't be made. Also if the program can't have a [`Template`],
-    /// the process from which workers and spares are forked. The workers that run already are killed then.
+    /// If `instances` is empty, or if a worker or a spare can't be made. Also if the program can't have a
+    /// [`Template`], the process from which workers and spares are forked. Workers that were started already are
+    /// killed then.
     pub fn start(
         context: &Context,
         instances: Vec<Instance>,
@@ -127,36 +129,37 @@ impl WorkerPool {
         self.epoll.add(child, EpollEvent::new(EpollFlags::EPOLLIN, index as u64))
     }
 
-    /// Returns the process of the worker with the index `index` in the list of instances that [`WorkerPool::start`]
-    /// received. `None` if the worker has ended and was not replaced, or if there is no such worker.
+    /// Returns the process of a worker. `index` is the index of the worker in the list of instances that
+    /// [`WorkerPool::start`] received. `None` if the worker has ended and was not replaced, or if there is no such
+    /// worker.
     #[must_use]
     pub fn worker(&self, index: usize) -> Option<&Child> {
         self.workers.get(index)?.child.as_ref()
     }
 
-    /// Returns the number of spares that are ready now. A spare is a process that is stopped before `main`, and that
-    /// replaces a worker which fails.
+    /// Returns the number of spares that the pool has now. A spare is a process that is stopped before `main`, and
+    /// that replaces a worker which fails.
     #[must_use]
     pub fn ready_spare_count(&self) -> usize {
         self.spares.len()
     }
 
-    /// Waits until a worker ends. If its exit status is not 0, or if a signal killed it, a new worker replaces it.
-    /// Returns the ended worker. Returns `None` if no worker has ended within `timeout` milliseconds. If `timeout` is
-    /// `None`, the call waits without a limit.
+    /// Waits until a worker ends, and returns this worker. If the worker has failed, a new worker replaces it. A
+    /// worker has failed if a signal killed it, or if its exit status is not 0. Returns `None` if no worker has ended
+    /// within `timeout_ms` milliseconds. If `timeout_ms` is `None`, waits without a limit.
     ///
-    /// If no worker has ended yet, the call first makes new spares for those that were used. A spare is a stopped
-    /// process that replaces a worker.
+    /// Replacing a worker uses up a spare: a stopped process that was made in advance. If no worker has ended yet,
+    /// this call first makes new spares for those that were used.
     ///
     /// # Errors
     /// If epoll(7) or waitid(2) fails.
-    pub fn wait(&mut self, timeout: Option<u16>) -> Result<Option<EndedWorker>, Errno> {
+    pub fn wait(&mut self, timeout_ms: Option<u16>) -> Result<Option<EndedWorker>, Errno> {
         let index = match self.next_ended(EpollTimeout::ZERO)? {
             Some(index) => index,
             None => {
                 // An error shows again when a worker is replaced.
                 let _ = self.refill();
-                let timeout = timeout.map_or(EpollTimeout::NONE, EpollTimeout::from);
+                let timeout = timeout_ms.map_or(EpollTimeout::NONE, EpollTimeout::from);
                 let Some(index) = self.next_ended(timeout)? else { return Ok(None) };
                 index
             }

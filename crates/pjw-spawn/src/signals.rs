@@ -33,10 +33,9 @@ fn change(how: i32, signals: Option<KernelSignals>) -> KernelSignals {
     old
 }
 
-/// Resets the actions for `SIGSEGV` and `SIGBUS` in the calling process to the default: the signal kills the
-/// process. Rust's runtime installs handlers for these signals to report stack overflows. Such a handler
-/// ignores the first signal that another process sends, for example by kill(2). After this function, such a
-/// signal kills the process.
+/// Makes `SIGSEGV` and `SIGBUS` kill the calling process again, as is the default of the kernel. Rust's runtime
+/// installs handlers for these signals to report stack overflows. Such a handler ignores the first signal that
+/// another process sends, for example by kill(2).
 pub fn reset_fault_signals() {
     for signal in [libc::SIGSEGV, libc::SIGBUS] {
         set_default(signal);

@@ -5,9 +5,9 @@ use std::os::unix::ffi::OsStrExt;
 
 use thiserror::Error;
 
-/// The argument list of instances (processes), including argument 0. It may contain placeholders: `%r` is the
-/// rank of the instance, `%n` the number of instances, `%%` a percent sign. [`Arguments::expand`] returns the
-/// arguments of one instance.
+/// The argument list for a group of processes of one program, including argument 0. An argument may contain
+/// placeholders: `%r` stands for the rank of the process, `%n` for the number of processes, and `%%` for a percent
+/// sign. [`Arguments::expand`] returns the arguments of one process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Arguments {
     pub(crate) list: Vec<Argument>,
@@ -30,7 +30,8 @@ pub(crate) enum Piece {
     Size,
 }
 
-/// Error: an argument list is invalid.
+/// Error: an argument list for a group of processes is empty, or has an argument with an unknown placeholder or a NUL
+/// byte.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ArgumentError {
     /// An argument contains a percent sign that is not followed by `r`, `n` or `%`.
@@ -56,7 +57,8 @@ pub enum ArgumentError {
 }
 
 impl Arguments {
-    /// Parses an argument list that may contain the placeholders `%r`, `%n` and `%%`.
+    /// Makes an argument list for a group of processes. In each argument, the placeholder `%r` stands for the rank of
+    /// a process, `%n` for the number of processes, and `%%` for a percent sign.
     ///
     /// # Errors
     /// If an argument contains an unknown placeholder or a NUL byte, or if the list is empty.
@@ -64,7 +66,8 @@ impl Arguments {
         Self::of(list, pieces)
     }
 
-    /// Makes an argument list without placeholders: a percent sign has no special meaning.
+    /// Makes an argument list without placeholders: all processes get the same arguments, and a percent sign has no
+    /// special meaning.
     ///
     /// # Errors
     /// If an argument contains a NUL byte, or if the list is empty.
@@ -107,8 +110,8 @@ impl Arguments {
         if list.is_empty() { Err(ArgumentError::EmptyList) } else { Ok(Self { list }) }
     }
 
-    /// Returns the arguments of the process with the rank `rank` in a group of `size` processes of the program.
-    /// Placeholders are replaced.
+    /// Returns the arguments of the process with the rank `rank` in a group of `size` processes. The placeholders are
+    /// replaced: `%r` by the rank, `%n` by the number of processes, `%%` by a percent sign.
     #[must_use]
     pub fn expand(&self, rank: u32, size: u32) -> Vec<CString> {
         let expanded = self.list.iter().map(|argument| match argument {

@@ -127,7 +127,7 @@ fn five_hundred_instances_have_their_own_arguments() {
         })
         .collect();
     let mut children: Vec<(u32, Child)> = Vec::new();
-    template.fork_n(&instances, |instance, child| children.push((instance.rank, child.unwrap())));
+    template.fork_all(&instances, |instance, child| children.push((instance.rank, child.unwrap())));
     for (rank, child) in children {
         assert_eq!(child.wait().unwrap(), ExitStatus::Code(i32::try_from(rank % 3 + 1).unwrap()));
     }

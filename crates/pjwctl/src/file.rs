@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 
-/// Replaces the content of the file at `path` by `text`. A reader sees either the whole old content or the
-/// whole new content. If `path` is a pipe or a device, the text is written to it directly.
+/// Replaces the content of the file at `path` with `text`. A program that reads the file at the same time gets either
+/// the whole old content or the whole new content. If `path` is a pipe or a device, `text` is written into it
+/// directly.
 ///
 /// # Errors
 /// If the file cannot be written. No temporary file remains then.

@@ -19,8 +19,8 @@ use crate::{cli::JsonArg, render::Terminal, render::text::escape_control_charact
 /// The number of columns if the width is unknown.
 const USUAL_WIDTH: usize = 80;
 
-/// Returns the width of the terminal at standard output in columns, and whether text for it may have colours.
-/// If standard output is no terminal, returns 80 columns without colours.
+/// Returns the width of the terminal at standard output in columns, and whether texts for it can have colours. If
+/// standard output is not a terminal, returns a width of 80 columns.
 #[must_use]
 pub fn stdout_terminal() -> Terminal {
     let stdout = io::stdout();
@@ -32,8 +32,8 @@ pub fn stdout_terminal() -> Terminal {
 /// Prints `text` to standard output.
 ///
 /// # Errors
-/// If standard output cannot be written. [`is_closed_pipe`] returns whether the only cause is that the reader
-/// closed the pipe.
+/// If standard output cannot be written. If the reason is that the reader closed the pipe, [`is_closed_pipe`] is true
+/// for the error.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
@@ -43,7 +43,7 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     })
 }
 
-/// Prints a value to standard output as indented JSON.
+/// Prints `value` to standard output as indented JSON on several lines.
 ///
 /// # Errors
 /// If standard output cannot be written.
@@ -51,8 +51,9 @@ pub fn print_json<T: Serialize>(value: &T) -> anyhow::Result<()> {
     print(&(serde_json::to_string_pretty(value).context("can't write the reply as JSON")? + "\n"))
 }
 
-/// Prints the daemon's reply to standard output. If the option `json` is set, prints indented JSON. Otherwise
-/// prints the text that `text` returns for the reply and the terminal. Returns the exit code for success.
+/// Prints a reply of the daemon to standard output. With the command line option `--json`, prints `reply` as indented
+/// JSON. Otherwise calls `text` with the reply and the properties of the terminal, and prints the returned text.
+/// Returns the exit code for success.
 ///
 /// # Errors
 /// If standard output cannot be written.
@@ -69,7 +70,8 @@ pub fn print_reply<T: Serialize>(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints a value to standard output as JSON on a single line, for commands that print a series of values.
+/// Prints `value` to standard output as JSON on a single line. Commands that print a series of values use this
+/// function.
 ///
 /// # Errors
 /// If standard output cannot be written.
@@ -77,8 +79,8 @@ pub fn print_json_line<T: Serialize>(value: &T) -> anyhow::Result<()> {
     print(&(serde_json::to_string(value).context("can't write the reply as JSON")? + "\n"))
 }
 
-/// Prints an error message to standard error as one line that begins with `pjwctl: `. Control characters in the message
-/// are escaped.
+/// Prints the error message `text` to standard error, as one line that begins with `pjwctl: `. Control characters in
+/// the message are escaped. A failure to print is ignored.
 pub fn print_error(text: &str) {
     let _ = writeln!(io::stderr(), "pjwctl: {}", one_line(text));
 }
@@ -87,34 +89,34 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().map(escape_control_characters).collect::<Vec<String>>().join(" ")
 }
 
-/// Writes `text` as a warning to the system log. `log` is the log's Unix socket, such as /dev/log. If the socket does
-/// not exist or is full, the warning is lost.
-pub fn log_warning(log: &Path, text: &str) {
+/// Sends `text` as a warning to the system log. `log_socket` is the path of the Unix socket of the system log, such
+/// as /dev/log. If the socket does not exist or is full, the warning is lost.
+pub fn log_warning(log_socket: &Path, text: &str) {
     // RFC 3164: facility daemon (3), severity warning (4).
     let message = format!("<28>pjwctl[{}]: {}", std::process::id(), one_line(text));
     let _ = UnixDatagram::unbound().and_then(|socket| {
         socket.set_nonblocking(true)?;
-        socket.send_to(message.as_bytes(), log)
+        socket.send_to(message.as_bytes(), log_socket)
     });
 }
 
-/// Prints `text`, which may have several lines, to standard error without changes. The caller must have escaped control
-/// characters.
+/// Prints `text`, which can have several lines, to standard error without changes. Control characters in the text
+/// must already be escaped. A failure to print is ignored.
 pub fn print_error_text(text: &str) {
     let _ = write!(io::stderr(), "{text}");
 }
 
-/// Returns whether [`print()`] returned `error` because the program that reads standard output closed the
-/// pipe. This case is not reported as an error.
+/// Returns whether `error` comes from [`print()`] and means that the reader of standard output has closed the pipe.
+/// Users do not need to see this error.
 #[must_use]
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.is::<Closed>()
 }
 
-/// Starts a thread that ends this process with exit code 0 when the reader of standard output closes the pipe. Commands
-/// that wait for a long time between two outputs need this thread, such as `pjwctl events --follow`. Without the
-/// thread, such a command would notice the closed pipe only at its next output. Does nothing if standard output is a
-/// terminal.
+/// Starts a thread that ends this process with exit code 0 as soon as the reader of standard output closes the pipe.
+/// Does nothing if standard output is a terminal. Commands such as `pjwctl events --follow` need this thread, because
+/// they can wait for a long time between two outputs. Without the thread, such a command would notice the closed pipe
+/// only at its next output.
 pub fn exit_when_reader_closes() {
     if io::stdout().is_terminal() {
         return;

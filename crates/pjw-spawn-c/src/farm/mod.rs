@@ -14,7 +14,7 @@ use spawn::farm::{FarmError, ItemResult, NextResult, RunningFarm};
 use crate::failure::{self, Failure, returned};
 pub use types::{PjwFarmBytes, PjwFarmItem, PjwFarmOptions, PjwFarmProgress, PjwFarmResult};
 
-/// The C type `pjw_farm_t`: a farm that runs.
+/// The C type `pjw_farm_t`: a started farm, whose worker processes compute items. C programs only use pointers to it.
 pub struct PjwFarm {
     running: RunningFarm<'static>,
     /// The result whose bytes the caller may read.
@@ -41,12 +41,13 @@ impl From<FarmError> for Failure {
     }
 }
 
-/// Appends `size` bytes at `bytes` to the result of an item, or to an item that is read. Returns 0, or -1 with `errno`
-/// if a pointer is NULL.
+/// Appends the `size` bytes at `bytes` to the byte array `to`. A function of the program calls this: the function
+/// that computes an item appends the result, and the function that reads an item appends the item. Returns 0, or -1
+/// with `errno` if a pointer is NULL.
 ///
 /// # Safety
-/// `to` must be NULL or the pointer that the function of the program was called with. `bytes` must be NULL or point to
-/// `size` bytes.
+/// `to` must be NULL, or the pointer with which the library called the function of the program. `bytes` must be NULL
+/// or point to `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjw_farm_append(to: *mut PjwFarmBytes, bytes: *const c_void, size: usize) -> c_int {
     returned(|| {
@@ -64,14 +65,14 @@ pub unsafe extern "C" fn pjw_farm_append(to: *mut PjwFarmBytes, bytes: *const c_
     })
 }
 
-/// Forks the workers now, and the reader and the writer if `options` has their functions. Returns the farm, or NULL with
-/// `errno`: `EINVAL` for a wrong option, `EBUSY` if the process has several threads, or the error of a system call. No
-/// process is left then.
+/// Starts a farm: forks the workers from the calling process. Also forks a reader and a writer if `options` contains
+/// the functions for them. Returns the farm, or NULL with `errno`: `EINVAL` for an invalid option, `EBUSY` if the
+/// process has several threads, or the error of a system call. After an error, no process of the farm remains.
 ///
 /// # Safety
-/// `options` must be NULL or point to options whose field `size` is right. Its functions must be such as `pjw_farm.h`
-/// says, and `data` must be valid as long as the farm exists. With `PJW_FARM_ALLOW_THREADS` the functions must not wait
-/// for a lock of another thread.
+/// `options` must be NULL, or point to options whose field `size` is correct. The functions in the options must
+/// fulfil the conditions in `pjw_farm.h`. The pointer `data` in the options must be valid as long as the farm exists.
+/// With the flag `PJW_FARM_ALLOW_THREADS`, the functions must not wait for a lock that another thread can hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjw_farm_start(options: *const PjwFarmOptions) -> *mut PjwFarm {
     let mut farm = ptr::null_mut();
@@ -84,15 +85,18 @@ pub unsafe extern "C" fn pjw_farm_start(options: *const PjwFarmOptions) -> *mut 
     farm
 }
 
-/// Waits for the next result, for at most `timeout_ms` milliseconds, or without a limit if that is below 0. Returns 1
-/// and writes the result; or 0 when all results were delivered and all processes have ended; or -1 with `errno`. `errno`
-/// is `EAGAIN` if no result came in time. For any other `errno` the farm can't go on and its processes were killed.
+/// Waits for the next result of the farm, for at most `timeout_ms` milliseconds. If `timeout_ms` is negative, waits
+/// without a limit. The return value is:
 ///
-/// The bytes of the result are valid until the next call of this function or of [`pjw_farm_end`].
+/// - 1 with the next result in `result`. Its bytes are valid until the next call of this function or of
+///   [`pjw_farm_end`].
+/// - 0 after the last result, when all processes of the farm have ended.
+/// - -1 with `errno`. `EAGAIN` means that no result came in time. After any other error, the farm can't continue and
+///   its processes were killed, or a process failed at its end after the last result.
 ///
 /// # Safety
-/// `farm` must be NULL or a farm of [`pjw_farm_start`] that was not ended. `result` must be NULL or point to memory for
-/// a result.
+/// `farm` must be NULL, or a farm from [`pjw_farm_start`] that [`pjw_farm_end`] has not freed. `result` must be NULL
+/// or point to memory for a result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjw_farm_next(
     farm: *mut PjwFarm,
@@ -127,10 +131,12 @@ pub unsafe extern "C" fn pjw_farm_next(
     })
 }
 
-/// Writes how far the farm is. Returns 0, or -1 with `EINVAL` if a pointer is NULL.
+/// Writes the progress of the farm into `progress`: how many items are done, how many failed, and how many workers
+/// run. Returns 0, or -1 with `EINVAL` if a pointer is NULL.
 ///
 /// # Safety
-/// `farm` as for [`pjw_farm_next`]. `progress` must be NULL or point to memory for the value.
+/// `farm` must be NULL, or a farm from [`pjw_farm_start`] that [`pjw_farm_end`] has not freed. `progress` must be
+/// NULL or point to memory for the value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjw_farm_get_progress(
     farm: *const PjwFarm,
@@ -148,11 +154,13 @@ pub unsafe extern "C" fn pjw_farm_get_progress(
     })
 }
 
-/// Writes the process ids of at most `count` workers that run now into `pids`. Returns the number of all that run, or -1
-/// with `EINVAL` if `farm` is NULL, or if `pids` is NULL and `count` is not 0.
+/// Writes the process ids of the workers of the farm into `pids`, at most `count` ids. Returns the number of all
+/// workers that run, also if it is larger than `count`. Returns -1 with `EINVAL` if `farm` is NULL, or if `pids` is
+/// NULL and `count` is not 0.
 ///
 /// # Safety
-/// `farm` as for [`pjw_farm_next`]. `pids` must be NULL or point to memory for `count` values.
+/// `farm` must be NULL, or a farm from [`pjw_farm_start`] that [`pjw_farm_end`] has not freed. `pids` must be NULL or
+/// point to memory for `count` values.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjw_farm_workers(farm: *const PjwFarm, pids: *mut pid_t, count: c_uint) -> c_int {
     returned(|| {
@@ -170,10 +178,10 @@ pub unsafe extern "C" fn pjw_farm_workers(farm: *const PjwFarm, pids: *mut pid_t
     })
 }
 
-/// Kills the processes of the farm that still run, and frees it. Does nothing if `farm` is NULL.
+/// Kills all processes of the farm that still run, and frees the memory of the farm. Does nothing if `farm` is NULL.
 ///
 /// # Safety
-/// `farm` as for [`pjw_farm_next`]. It must not be used afterwards.
+/// `farm` must be NULL or a farm from [`pjw_farm_start`]. The caller must not use `farm` after this call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pjw_farm_end(farm: *mut PjwFarm) {
     if !farm.is_null() {
@@ -182,8 +190,8 @@ pub unsafe extern "C" fn pjw_farm_end(farm: *mut PjwFarm) {
     }
 }
 
-/// Returns the message about the last failure in the calling thread, as a C string. Empty if there was no failure. The
-/// message is valid until the next failure in the same thread.
+/// Returns the message about the last failure of a function of this library in the calling thread, as a C string. The
+/// message is empty if no function failed. The pointer is valid until the next failure in this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn pjw_farm_error() -> *const c_char {
     failure::last_text()

@@ -6,10 +6,11 @@ use libc::pid_t;
 use spawn::ExitStatus;
 use spawn::farm::{Item, ItemResult, Outcome, Progress};
 
-/// The C type `pjw_farm_bytes_t`: bytes to which a function of the program appends.
+/// The C type `pjw_farm_bytes_t`: an array of bytes that grows. A function of the program appends a result or an item
+/// to it by [`super::pjw_farm_append`].
 pub struct PjwFarmBytes(pub(crate) Vec<u8>);
 
-/// The C type `pjw_farm_item_t`: one item, as a worker gets it.
+/// The C type `pjw_farm_item_t`: one of the items that a farm computes, as a worker process gets it.
 #[repr(C)]
 pub struct PjwFarmItem {
     number: u64,
@@ -26,7 +27,7 @@ impl PjwFarmItem {
     }
 }
 
-/// The C type `pjw_farm_result_t`: the result of one item.
+/// The C type `pjw_farm_result_t`: the result of one item that a worker process of a farm computed.
 #[repr(C)]
 pub struct PjwFarmResult {
     number: u64,
@@ -51,7 +52,8 @@ impl PjwFarmResult {
     }
 }
 
-/// The C type `pjw_farm_progress_t`: how far a farm is.
+/// The C type `pjw_farm_progress_t`: the progress of a farm, such as the numbers of items that are done and that
+/// failed.
 #[repr(C)]
 pub struct PjwFarmProgress {
     total: u64,
@@ -86,7 +88,8 @@ pub(crate) type AtWorker = extern "C" fn(*mut c_void, c_uint);
 /// The function of C that forks the process.
 pub(crate) type Fork = extern "C" fn(*mut c_void) -> pid_t;
 
-/// The C type `pjw_farm_options_t`: how a farm works.
+/// The C type `pjw_farm_options_t`: the options of a farm, such as the number of its workers, and the functions of
+/// the program that the processes of the farm call.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct PjwFarmOptions {

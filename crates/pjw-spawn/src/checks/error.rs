@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::replicate::ReplicaError;
 use crate::template::ArgumentError;
 
-/// Error: the check before the start of a group of processes failed. No process was started.
+/// Error: a group of processes can't be started. A check before the start has failed, so no process was started.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CheckError {
     /// The list of instances is empty.

@@ -24,13 +24,14 @@ struct Limit {
     remedy: String,
 }
 
-/// Checks whether `wanted` more processes can be started. The checked limits are those of the system, of the caller's
-/// user, and of the cgroups that contain the caller. If a limit can't be read, it is not checked.
+/// Checks whether the limits on the number of processes allow `additional` more processes. The limits are those of
+/// the system, of the caller's user, and of the cgroups that contain the caller. A limit that can't be read is not
+/// checked.
 ///
 /// # Errors
 /// [`CheckError::ProcessLimit`] if a limit is too low.
-pub fn check_process_limits(wanted: usize) -> Result<(), CheckError> {
-    let wanted = wanted as u64;
+pub fn check_process_limits(additional: usize) -> Result<(), CheckError> {
+    let wanted = additional as u64;
     let all_threads = all_threads();
     let mut limits = system_limits(all_threads);
     limits.extend(user_limit(wanted, all_threads));
@@ -59,17 +60,17 @@ fn check_limits(wanted: u64, limits: impl IntoIterator<Item = Limit>) -> Result<
     }
 }
 
-/// Raises the soft limit of open descriptors (`RLIMIT_NOFILE`) of the calling process, if the limit does not allow
-/// `wanted` more descriptors. [`crate::Context::start`] calls this function, because each started process needs a
-/// pidfd. The started processes do not get the raised limit. They get the limit that the calling process had when their
+/// Raises the soft limit of open descriptors (`RLIMIT_NOFILE`) of the calling process if it does not allow
+/// `additional` more descriptors. [`crate::Context::start`] calls this function, because each started process needs a
+/// pidfd. The started processes do not get the raised limit. They get the limit at the time when their
 /// [`crate::Context`] was made.
 ///
 /// # Errors
 /// [`CheckError::DescriptorLimit`] if the hard limit is too low. [`CheckError::SystemCall`] if the limit can't be
 /// changed.
-pub fn raise_descriptor_limit(wanted: usize) -> Result<(), CheckError> {
+pub fn raise_descriptor_limit(additional: usize) -> Result<(), CheckError> {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Ok(()) };
-    let needed = wanted as u64 + SPARE_DESCRIPTORS;
+    let needed = additional as u64 + SPARE_DESCRIPTORS;
     // The descriptors that are open now are counted only if it may matter.
     if needed * 2 <= soft {
         return Ok(());
@@ -80,7 +81,7 @@ pub fn raise_descriptor_limit(wanted: usize) -> Result<(), CheckError> {
         return Ok(());
     }
     if needed > hard {
-        return Err(CheckError::DescriptorLimit { wanted, needed, limit: hard });
+        return Err(CheckError::DescriptorLimit { wanted: additional, needed, limit: hard });
     }
     setrlimit(Resource::RLIMIT_NOFILE, needed, hard).map_err(|errno| CheckError::SystemCall {
         what: "the limit of open descriptors can't be raised",

@@ -6,7 +6,9 @@
 
 use std::time::Duration;
 
-/// What a farm costs.
+/// The times and the number of workers of a farm, from which its efficiency is computed. A farm is a group of worker
+/// processes that compute numbered items. Part of its time is serial: a single process works, such as at the start
+/// and at the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FarmCosts {
     /// The time in which one process works and the workers wait or do not exist: initialisation, merging, the end.
@@ -18,27 +20,30 @@ pub struct FarmCosts {
 }
 
 impl FarmCosts {
-    /// Returns how long the farm takes for `items` items: the serial part, and so many rounds as the worker with the most
-    /// items has.
+    /// Returns the wall-clock time that the farm needs for `items` items. This is the serial time, and the time of
+    /// the items of the worker with the most items.
     #[must_use]
     pub fn wall_time(&self, items: u64) -> Duration {
         duration(self.wall_ns(items))
     }
 
-    /// Returns how long one core takes for `items` items without a farm.
+    /// Returns the wall-clock time that a single process on one core, without a farm, needs for `items` items: the
+    /// serial time, and the time of all items.
     #[must_use]
     pub fn time_on_one_core(&self, items: u64) -> Duration {
         duration(self.work_ns(items))
     }
 
-    /// Returns the core time that the farm holds: its wall time on each of its cores.
+    /// Returns the core time that the farm occupies for `items` items: its wall-clock time multiplied by its number
+    /// of workers. The cores count also while their workers wait.
     #[must_use]
     pub fn held_core_time(&self, items: u64) -> Duration {
         duration(self.wall_ns(items).saturating_mul(u128::from(self.workers)))
     }
 
-    /// Returns which part of the core time that the farm holds one core would need without a farm, in thousandths, rounded
-    /// down. 1000 would be perfect.
+    /// Returns the efficiency of the farm for `items` items, in thousandths, rounded down. The efficiency is the time
+    /// that a single core needs without a farm, divided by the core time that the farm occupies. 1000 means that no
+    /// core ever waits.
     #[must_use]
     pub fn efficiency_permille(&self, items: u64) -> u32 {
         let held = self.wall_ns(items).saturating_mul(u128::from(self.workers));
@@ -46,10 +51,12 @@ impl FarmCosts {
         permille.map_or(0, |permille| u32::try_from(permille).unwrap_or(u32::MAX))
     }
 
-    /// Returns the least number of items with at least this efficiency, in thousandths from 1 to 999, among the multiples of
-    /// the number of workers. `None` if the number has more than 64 bits.
+    /// Returns the smallest number of items with which the farm has at least the efficiency `efficiency_permille`.
+    /// Only multiples of the number of workers are considered, so that all workers have the same number of items.
+    /// [`FarmCosts::efficiency_permille`] defines the efficiency. Values outside of 1 to 999 count as 1 or 999.
+    /// `None` if the number of items has more than 64 bits.
     #[must_use]
-    pub fn items_for(&self, efficiency_permille: u32) -> Option<u64> {
+    pub fn min_items_for(&self, efficiency_permille: u32) -> Option<u64> {
         let (efficiency, workers) = (u128::from(efficiency_permille.clamp(1, 999)), u128::from(self.workers));
         // (serial + n * item) / (workers * serial + n * item) >= efficiency, for n items in full rounds.
         let serial = self.serial.as_nanos().saturating_mul((efficiency * workers).saturating_sub(1000));
@@ -58,10 +65,11 @@ impl FarmCosts {
         u64::try_from(rounds.checked_mul(workers)?).ok()
     }
 
-    /// Returns the most workers, of at most those of `self`, with which `items` items have at least this efficiency in
-    /// thousandths. At least 1.
+    /// Returns the largest number of workers with which `items` items have at least the efficiency
+    /// `efficiency_permille`, in thousandths. The result is at most the number of workers of this farm. It is 1 if no
+    /// number of workers has this efficiency.
     #[must_use]
-    pub fn workers_for(&self, items: u64, efficiency_permille: u32) -> u32 {
+    pub fn max_workers_for(&self, items: u64, efficiency_permille: u32) -> u32 {
         let has_it = |workers: &u32| {
             let fewer = Self { workers: *workers, ..*self };
             fewer.efficiency_permille(items) >= efficiency_permille
@@ -116,7 +124,7 @@ mod tests {
     fn the_number_of_items_is_the_least_that_has_the_efficiency() {
         for costs in [costs(60, 2, 8), costs(3600, 7, 64), costs(1, 100, 2), costs(5, 1, 1)] {
             for efficiency in [500, 750, 900, 950, 990] {
-                let items = costs.items_for(efficiency).unwrap();
+                let items = costs.min_items_for(efficiency).unwrap();
                 assert!(items.is_multiple_of(costs.workers.into()));
                 assert!(costs.efficiency_permille(items) >= efficiency, "{costs:?} {efficiency} {items}");
                 let fewer = items - u64::from(costs.workers);
@@ -128,15 +136,15 @@ mod tests {
     #[test]
     fn fewer_workers_use_their_cores_better() {
         let costs = costs(100, 1, 16);
-        assert_eq!(costs.workers_for(1000, 900), 2);
-        assert_eq!(costs.workers_for(1_000_000, 900), 16);
-        assert_eq!(costs.workers_for(1, 999), 1);
+        assert_eq!(costs.max_workers_for(1000, 900), 2);
+        assert_eq!(costs.max_workers_for(1_000_000, 900), 16);
+        assert_eq!(costs.max_workers_for(1, 999), 1);
     }
 
     #[test]
     fn extreme_numbers_do_not_overflow() {
         let costs = FarmCosts { serial: Duration::MAX, item: Duration::from_nanos(1), workers: u32::MAX };
-        assert_eq!(costs.items_for(999), None);
+        assert_eq!(costs.min_items_for(999), None);
         assert!(costs.efficiency_permille(u64::MAX) <= 1000);
         assert_eq!(costs.held_core_time(u64::MAX), Duration::MAX);
     }

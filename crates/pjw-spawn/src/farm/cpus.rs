@@ -7,7 +7,8 @@ use pjw_core::cpuset::{CpuSet, Pu};
 use super::error::FarmError;
 use crate::own_policy::own_mask;
 
-/// On which CPUs the workers of a farm run. The reader and the writer have the mask of the master in each case.
+/// The CPUs on which the worker processes of a farm run. The other processes of the farm keep the affinity mask of
+/// the process that started the farm.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum WorkerCpus {
     /// Each worker has the affinity mask of the master, and the kernel places it.

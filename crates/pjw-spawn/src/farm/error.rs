@@ -8,7 +8,8 @@ use thiserror::Error;
 
 use crate::child::ExitStatus;
 
-/// A process of a farm that does input or output for all workers.
+/// One of the two optional processes of a farm that do input and output for all its workers: the reader reads the
+/// items, and the writer writes their results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IoProcess {
     /// The process that reads the items.
@@ -26,8 +27,8 @@ impl fmt::Display for IoProcess {
     }
 }
 
-/// Error: a farm (a master process with workers that are forked from it) can't be started, or can't go on. Each message
-/// is one line.
+/// Error: a farm can't be started, or can't continue. A farm is a master process, with worker processes that are
+/// forked from the master. Each message is one line.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum FarmError {
     /// An option has a value that is not allowed.

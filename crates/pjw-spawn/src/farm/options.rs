@@ -10,7 +10,9 @@ use super::process::check_master;
 use super::result::{Item, ItemResult};
 use super::settings::Settings;
 
-/// The options of a farm. [`Farm::start`] or [`Farm::start_with_reader`] forks its workers.
+/// The options of a farm: a group of worker processes that compute numbered items. [`Farm::start`] or
+/// [`Farm::start_with_reader`] forks the workers from the calling process. A worker shares the memory that the calling
+/// process had at the fork, as long as neither of them writes to this memory.
 ///
 /// # Example
 /// ```
@@ -49,142 +51,159 @@ impl std::fmt::Debug for Farm<'_> {
 }
 
 impl<'a> Farm<'a> {
-    /// Returns the options of a farm with `workers` workers, 1 to 16,384. Results come in the order in which they are ready.
+    /// Makes the options of a farm with `workers` worker processes, 1 to 16,384. All other options have their
+    /// defaults. The number is checked when the farm is started.
     #[must_use]
     pub fn new(workers: u32) -> Self {
         let settings = Settings::new(workers);
         Self { settings, worker_start: None, worker_end: None, write: None, writer_end: None, fork: None }
     }
 
-    /// Sets how many items a worker takes from the queue at once, 1 to 4,096. The default is 1. Near the end of the items a
-    /// worker takes fewer. A greater number helps if neighbouring items use the same data, or take less than about 10 µs.
+    /// Sets the number of items that a worker takes from the queue at once: 1 to 4,096, by default 1. When few items
+    /// are left, a worker takes fewer, so that all workers finish at about the same time. A larger number helps if
+    /// neighbouring items use the same data, or if an item takes less than about 10 µs.
     #[must_use]
     pub fn chunk(mut self, items: u64) -> Self {
         self.settings.chunk = items;
         self
     }
 
-    /// Sets after how many deaths of a worker at the same item this item is given up, 1 to 1,000. The default is 3. The
-    /// result of such an item is [`super::Outcome::Killed`]. The number also limits the deaths of the reader and of the
-    /// writer at one item, after which the farm ends with an error.
+    /// Sets how often an item is tried if its worker dies each time: 1 to 1,000, by default 3. After that many
+    /// deaths, the item is given up, and its result is [`super::Outcome::Killed`]. The number also applies to the
+    /// reader and the writer. If one of them dies that often at the same item, the farm ends with an error.
     #[must_use]
     pub fn attempts(mut self, attempts: u32) -> Self {
         self.settings.attempts = attempts;
         self
     }
 
-    /// Makes the results come in the order of the numbers of the items. Results of later items are kept in the memory of the
-    /// master until then.
+    /// Makes the farm return the results in the order of the item numbers. By default, results are returned in the
+    /// order in which they are ready. A result that is ready too early is kept in the memory of the calling process.
     #[must_use]
     pub fn in_order(mut self) -> Self {
         self.settings.is_in_order = true;
         self
     }
 
-    /// Sets how far the items that are handed out may be ahead of the first one whose result was not delivered. The number
-    /// is rounded up to a power of two. The default is 4,096 in order or with a reader, otherwise 1,048,576.
+    /// Limits how far the workers may run ahead of an item that takes long. Workers take only the first `items`
+    /// items, counted from the first item without a delivered result. The value is 1 to 16,777,216, and is rounded up
+    /// to a power of two. The default is 4,096 if the farm has a reader or returns results in order, and otherwise
+    /// 1,048,576. The default is larger if this is necessary to give each worker four chunks ([`Farm::chunk`]).
     #[must_use]
     pub fn window(mut self, items: u64) -> Self {
         self.settings.window = Some(items);
         self
     }
 
-    /// Sets the bytes of shared memory for the results of each worker, and for those on the way to the writer. The number is
-    /// rounded up to a power of two. The default is 256 KiB. A longer result passes in pieces.
+    /// Sets the size in bytes of each ring buffer in shared memory. Each worker has one ring buffer for its results.
+    /// A further one contains the results for the writer ([`Farm::writer`]). The size is 4,096 to 2³⁰, and is rounded
+    /// up to a power of two. The default is 256 KiB. A result that is larger than the buffer is sent in pieces.
     #[must_use]
     pub fn ring_bytes(mut self, bytes: u64) -> Self {
         self.settings.ring_bytes = bytes;
         self
     }
 
-    /// Sets the bytes of shared memory for the items that the reader has read, of all workers together. No item may be
-    /// longer. The default is 16 MiB.
+    /// Sets the size in bytes of the shared memory for items that the reader has read and that have no result yet.
+    /// All workers share this memory. An item that is larger than this memory ends the farm with
+    /// [`FarmError::ItemTooLarge`]. The size is 4,096 to 2⁴⁰. The default is 16 MiB. Has no effect in a farm without
+    /// a reader.
     #[must_use]
     pub fn input_bytes(mut self, bytes: u64) -> Self {
         self.settings.input_bytes = bytes;
         self
     }
 
-    /// Sets on which CPUs the workers run. The default is [`WorkerCpus::Inherit`].
+    /// Sets the CPUs on which the workers run. With the default [`WorkerCpus::Inherit`], each worker has the affinity
+    /// mask of the calling process.
     #[must_use]
     pub fn cpus(mut self, cpus: WorkerCpus) -> Self {
         self.settings.cpus = cpus;
         self
     }
 
-    /// Sets a function that each worker calls before its first item, with its index. There a program opens files of its own
-    /// or changes the directory. A worker that replaces another one calls it too.
+    /// Sets a function that each worker process calls before its first item. The argument is the index of the worker,
+    /// from 0. The function can, for example, open files of the worker or change its working directory. If a worker
+    /// dies, the worker that replaces it has the same index and also calls the function.
     #[must_use]
     pub fn on_worker_start(mut self, function: impl FnMut(u32) + 'a) -> Self {
         self.worker_start = Some(Box::new(function));
         self
     }
 
-    /// Sets a function that each worker calls after its last item, with its index. After it the worker ends by `_exit`: it
-    /// runs neither handlers of atexit(3) nor destructors. A worker that fails here makes the farm return
-    /// [`FarmError::EndFailed`] after the last result.
+    /// Sets a function that each worker process calls after its last item. The argument is the index of the worker,
+    /// from 0. After the call, the worker ends by `_exit`, so no handlers of atexit(3) and no destructors run. If the
+    /// function panics or ends the worker with an error, the farm returns [`FarmError::EndFailed`] after the last
+    /// result.
     #[must_use]
     pub fn on_worker_end(mut self, function: impl FnMut(u32) + 'a) -> Self {
         self.worker_end = Some(Box::new(function));
         self
     }
 
-    /// Adds a writer: a process that calls `function` for each result. The master then gets each result without its
-    /// bytes, after the writer has written it.
+    /// Adds a writer to the farm: a process that calls `function` for each result. After the call, the process that
+    /// started the farm also gets the result, but without its bytes. If `function` returns an error, the farm ends
+    /// with [`FarmError::IoProcessFailed`], which contains the returned code. The caller chooses the meanings of the
+    /// codes.
     ///
-    /// The function may return an error, a code of the program: the farm ends then. If the writer is killed, a new one
-    /// continues with the first result that was not written. A result that was being written then is written again, so the
-    /// function should write it to a place that follows from its number, or be able to see that it is there.
+    /// A writer that is killed is replaced. The new writer gets all results for which `function` has not returned. So
+    /// `function` can be called again for a result that is already written in part, or completely. Such a second call
+    /// must do no harm: `function` should, for example, write each result to a place that depends only on the item
+    /// number.
     ///
-    /// A result counts as written when the function returns. What the function holds back in a buffer then is lost if the
-    /// writer dies, or at its end: the writer ends by `_exit`. So write each result in its call, or write the rest in
-    /// [`Farm::on_writer_end`].
+    /// When `function` has returned, the result counts as written. Data that is then still in a buffer of the program
+    /// is lost if the writer is killed. At its end the writer calls `_exit`, which also writes no buffers of the
+    /// program. [`Farm::on_writer_end`] sets a function that can write them.
     #[must_use]
     pub fn writer(mut self, function: impl FnMut(&ItemResult) -> Result<(), i32> + 'a) -> Self {
         self.write = Some(Box::new(function));
         self
     }
 
-    /// Sets a function that the writer calls after the last result, before it ends by `_exit`. There a program writes what
-    /// it holds back in buffers. If the function returns an error, a code of the program, the farm returns
-    /// [`FarmError::IoProcessEndFailed`] after the last result, with the code as exit status, or 1 if the code is not from
-    /// 1 to 255. The function is not called if the writer dies, or in a farm without a writer.
+    /// Sets a function that the writer process calls after the last result, for example to write the data in its
+    /// buffers. After the call, the writer ends by `_exit`. If the function returns an error, the farm returns
+    /// [`FarmError::IoProcessEndFailed`] after the last result. The exit status in this error is the returned code,
+    /// or 1 if the code is not from 1 to 255. The function is not called if the writer dies, or if the farm has no
+    /// writer.
     #[must_use]
     pub fn on_writer_end(mut self, function: impl FnMut() -> Result<(), i32> + 'a) -> Self {
         self.writer_end = Some(Box::new(function));
         self
     }
 
-    /// Sets a function that forks the process: it returns 0 in the new process and the process id in the calling one. This
-    /// is for runtimes that have to prepare a fork, such as Python's `os.fork`. A negative number, or 0 in the calling
-    /// process, is the error `EINVAL`. The default is fork(2) of the C library.
+    /// Sets the function that the farm calls instead of fork(2) to fork the calling process. Like fork(2), it must
+    /// return 0 in the new process, and the id of the new process in the calling process. Runtimes need this if they
+    /// have to prepare a fork, such as Python's `os.fork`. If the function returns a negative number, or returns 0 in
+    /// the calling process, the fork has failed with the error `EINVAL`.
     #[must_use]
     pub fn fork_with(mut self, function: impl FnMut() -> Result<libc::pid_t, Errno> + 'a) -> Self {
         self.fork = Some(Box::new(function));
         self
     }
 
-    /// Allows the master to have more than one thread. The workers are killed when the thread that calls
-    /// [`Farm::start`] and the other functions of the farm ends.
+    /// Allows the calling process to have more than one thread when the farm is started. Without this call, the start
+    /// then fails with [`FarmError::MultipleThreads`]. The kernel kills the processes of the farm when the thread
+    /// that forked them ends. This is the thread that calls [`Farm::start`] and waits for results.
     ///
     /// # Safety
-    /// A forked process has only the thread that forks, and locks that other threads held stay locked for ever. The
-    /// functions of the farm must not wait for such a lock. malloc(3) of the GNU C library can be used.
+    /// A forked process has only the thread that called fork(2). If another thread held a lock at the fork, this lock
+    /// stays locked in the forked process for ever. So none of the functions that the caller passes to the farm may
+    /// wait for a lock that another thread can hold. The locks of malloc(3) are an exception with the GNU C library.
     #[must_use]
     pub unsafe fn allow_threads(mut self) -> Self {
         self.settings.allows_threads = true;
         self
     }
 
-    /// Forks the workers now, for the items 0 to `items - 1`. `work` computes one item and writes the bytes of its result.
-    /// It may return an error, a code of the program: the result is then [`super::Outcome::Failed`]. A panic ends the worker
-    /// with the exit status 101.
-    ///
-    /// There are not more workers than items.
+    /// Starts the farm for the items with the numbers 0 to `items - 1`: forks the workers from the calling process.
+    /// The farm has at most as many workers as items. `work` runs in a worker. It computes one item, and appends the
+    /// bytes of the result to the empty vector. If `work` returns an error, the result is [`super::Outcome::Failed`]
+    /// with the returned code, whose meaning the caller chooses. If `work` panics, the worker ends with exit status
+    /// 101 and is replaced.
     ///
     /// # Errors
-    /// If an option has a value that is not allowed, if the process has several threads or ignores `SIGCHLD`, or if the
-    /// shared memory or a process can't be made. No process is left then.
+    /// If an option has an invalid value, if the process has several threads or ignores `SIGCHLD`, or if the shared
+    /// memory or a process can't be made. No process of the farm remains then.
     pub fn start(
         self,
         items: u64,
@@ -193,15 +212,18 @@ impl<'a> Farm<'a> {
         self.start_processes(Some(items), None, Box::new(work))
     }
 
-    /// Forks the workers and a reader now. The reader calls `read` with the numbers 0, 1, 2 and so on, until `read`
-    /// returns `Ok(false)`. Each call writes the bytes of one item. `work` computes an item, as in [`Farm::start`].
+    /// Starts the farm for items that a reader process reads: forks the workers and the reader from the calling
+    /// process. The reader calls `read` with the item numbers 0, 1, 2 and so on. `read` appends the bytes of the item
+    /// to the empty vector and returns `Ok(true)`. `Ok(false)` means that there is no such item: the input has ended.
+    /// If `read` returns an error, the farm ends with [`FarmError::IoProcessFailed`], which contains the returned
+    /// code. `work` runs in a worker and computes one item, as in [`Farm::start`].
     ///
-    /// `read` may return an error, a code of the program: the farm ends then. If the reader is killed, a new one continues
-    /// with the first item that was not passed on. It is a fork of the master, so it shares the offsets of files that the
-    /// master has opened: `read` should use the number to find its place.
+    /// A reader that is killed is replaced. The new reader begins with the first item that the workers did not get.
+    /// Both readers are forks of the calling process and share the offset of each file that this process had opened.
+    /// So `read` should find its position in a file from the item number.
     ///
     /// # Errors
-    /// Those of [`Farm::start`].
+    /// The errors of [`Farm::start`].
     pub fn start_with_reader(
         self,
         read: impl FnMut(u64, &mut Vec<u8>) -> Result<bool, i32> + 'a,

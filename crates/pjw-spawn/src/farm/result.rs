@@ -2,7 +2,7 @@
 
 use crate::child::ExitStatus;
 
-/// One item, as the function of a worker gets it.
+/// One of the numbered items that a farm computes, as the worker process gets it.
 #[derive(Debug, Clone, Copy)]
 pub struct Item<'a> {
     /// The number of the item, from 0 in the order of the source.
@@ -14,7 +14,8 @@ pub struct Item<'a> {
     pub worker: u32,
 }
 
-/// What became of an item.
+/// The outcome of an item that a worker process of a farm computed: the bytes of the result, an error of the program,
+/// or that each worker died.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// The item was computed. The variant contains the bytes of the result. In a farm with a writer, the writer gets
@@ -56,7 +57,7 @@ impl Outcome {
     }
 }
 
-/// What became of the item with a number. The master gets one for each item, exactly once.
+/// The number of an item and its outcome. A farm returns exactly one such value for each item.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ItemResult {
     /// The number of the item, from 0 in the order of the source.
@@ -65,7 +66,7 @@ pub struct ItemResult {
     pub outcome: Outcome,
 }
 
-/// How far a farm is.
+/// The progress of a farm: how many items are done, how many failed, and how many worker processes run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
     /// The number of all items. `None` as long as the reader has not reached the end of the input.

@@ -13,19 +13,18 @@ use crate::context::Context;
 use crate::instance::Instance;
 use crate::setup::Setup;
 
-/// The type of templates on architectures other than x86_64. A template is a process from which other processes of its
-/// program are forked. The type has no values, because templates exist for x86_64 only.
+/// The type of templates on architectures other than x86_64. A template is a process from which other processes of
+/// the same program are forked. Templates exist only on x86_64, so this type has no values.
 #[derive(Debug)]
 pub struct Template(Infallible);
 
-/// The type of spares on architectures other than x86_64. A spare is a process that is stopped before `main`. It
-/// becomes an instance (a running process of the program) later. The type has no values, because spares exist for
-/// x86_64 only.
+/// The type of spares on architectures other than x86_64. A spare is a process that was made in advance and is
+/// stopped before `main`. Spares exist only on x86_64, so this type has no values.
 #[derive(Debug)]
 pub struct Spare(Infallible);
 
-/// Always returns `Ok(None)`. On this architecture, there are no templates (processes from which instances are forked),
-/// so every process of the program was started by exec.
+/// Always returns `Ok(None)` on this architecture. On x86_64, the function stops the calling process, and other
+/// processes of its program are then forked from it. Here, each process of the program is started by exec.
 ///
 /// # Errors
 /// None.
@@ -34,8 +33,8 @@ pub fn fork_here() -> Result<Option<InstanceParameters>, ForkHereError> {
 }
 
 impl Template {
-    /// Always returns an error, because templates exist for x86_64 only. A template is a process from which other
-    /// processes of its program are forked.
+    /// Always returns an error on this architecture. On x86_64, the function starts a template: a process from which
+    /// other processes of the same program are forked.
     ///
     /// # Errors
     /// [`TemplateError::Unsupported`].
@@ -43,8 +42,9 @@ impl Template {
         Err(TemplateError::Unsupported)
     }
 
-    /// Always returns an error, because templates exist for x86_64 only. A template is a process from which other
-    /// processes of its program are forked.
+    /// Always returns an error on this architecture. On x86_64, the function starts a template, and waits until the
+    /// program has called [`fork_here`]. A template is a process from which other processes of the same program are
+    /// forked.
     ///
     /// # Errors
     /// [`TemplateError::Unsupported`].
@@ -57,21 +57,22 @@ impl Template {
         Err(TemplateError::Unsupported)
     }
 
-    /// Returns the process id of the template: a process from which other processes of its program are forked.
+    /// On x86_64, returns the process id of the template: the process from which other processes of its program are
+    /// forked. On this architecture, the function can't be called, because no value of this type exists.
     #[must_use]
     pub fn pid(&self) -> Pid {
         match self.0 {}
     }
 
-    /// Returns whether the file of the program is unchanged since the template (a process from which other processes of
-    /// the program are forked) was loaded.
+    /// On x86_64, returns whether the file of the program has not changed since the template was loaded. On this
+    /// architecture, the function can't be called, because no value of this type exists.
     #[must_use]
     pub fn is_up_to_date(&self) -> bool {
         match self.0 {}
     }
 
-    /// On x86_64, this function makes a process of the program as a fork of the template. On this architecture, the
-    /// function can't be called, because no value of this type exists.
+    /// On x86_64, makes a process of the program as a fork of the template. On this architecture, the function can't
+    /// be called, because no value of this type exists.
     ///
     /// # Errors
     /// None.
@@ -79,8 +80,8 @@ impl Template {
         match self.0 {}
     }
 
-    /// On x86_64, this function makes a spare: a process of the program that is stopped before `main`. On this
-    /// architecture, the function can't be called, because no value of this type exists.
+    /// On x86_64, makes a spare: a process of the program that is stopped before `main`. On this architecture, the
+    /// function can't be called, because no value of this type exists.
     ///
     /// # Errors
     /// None.
@@ -88,9 +89,8 @@ impl Template {
         match self.0 {}
     }
 
-    /// On x86_64, this function turns a spare (a process that is stopped before `main`) into a running
-    /// process of the program. On this architecture, the function can't be called, because no value of this
-    /// type exists.
+    /// On x86_64, turns a spare (a process that is stopped before `main`) into a running process of the program. On
+    /// this architecture, the function can't be called, because no value of this type exists.
     ///
     /// # Errors
     /// None.
@@ -98,9 +98,9 @@ impl Template {
         match self.0 {}
     }
 
-    /// On x86_64, this function makes several processes of the program as forks of the template. On this architecture,
-    /// the function can't be called, because no value of this type exists.
-    pub fn fork_n<'a>(
+    /// On x86_64, makes several processes of the program as forks of the template. On this architecture, the function
+    /// can't be called, because no value of this type exists.
+    pub fn fork_all<'a>(
         &mut self,
         _: impl IntoIterator<Item = &'a Instance>,
         _: impl FnMut(&'a Instance, Result<Child, ForkError>),

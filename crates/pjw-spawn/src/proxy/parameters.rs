@@ -3,9 +3,9 @@
 use std::ffi::{CStr, c_char};
 use std::ptr;
 
-/// The arguments and environment variables of one instance: a process that is forked from a [`super::Template`].
-/// [`fork_here`](super::fork_here) returns this value in the instance. The process that started the instance has
-/// written the arguments and variables into the memory of the instance. This value refers to them there.
+/// The arguments and environment variables of one instance: a process that is forked from a [`super::Template`]. In
+/// the instance, [`fork_here`](super::fork_here) returns this value. The strings themselves are in the memory of the
+/// instance, where the process that started the instance has written them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InstanceParameters {
     /// The address of the list of pointers to the arguments. A null pointer ends the list.
@@ -26,20 +26,22 @@ impl InstanceParameters {
         Self { arguments: address, variables: arguments.0.addr() + size_of::<*const c_char>() }
     }
 
-    /// Returns the arguments of this instance (a process that was forked from a template), including argument 0.
+    /// Returns the arguments of this instance (a process that was forked from a template). The first one is argument
+    /// 0.
     pub fn arguments(&self) -> impl Iterator<Item = &'static CStr> + use<> {
         Strings(ptr::with_exposed_provenance(self.arguments)).map(text)
     }
 
-    /// Returns the environment variables that only this instance has, each as `NAME=value`.
-    /// [`fork_here`](super::fork_here) has already set them in the environment. The variables of the
-    /// [`crate::Context`], which all instances share, are not returned.
+    /// Returns the environment variables that only this instance (a process that was forked from a template) has.
+    /// Each has the form `NAME=value`. [`fork_here`](super::fork_here) has already set them in the environment. The
+    /// variables that all instances have from their [`crate::Context`] are not returned.
     pub fn variables(&self) -> impl Iterator<Item = &'static CStr> + use<> {
         self.variable_pointers().map(text)
     }
 
-    /// Returns the arguments of the instance as `main` of a C program gets them: the address of a list of pointers to C
-    /// strings that ends with a null pointer.
+    /// Returns the arguments of this instance (a process that was forked from a template) in the form of the
+    /// parameter `argv` of `main` in C. This is the address of an array of pointers to C strings. The last pointer of
+    /// the array is null.
     #[must_use]
     pub fn argument_pointers(&self) -> *const *const c_char {
         ptr::with_exposed_provenance(self.arguments)

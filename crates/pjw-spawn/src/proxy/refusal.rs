@@ -5,8 +5,8 @@ use thiserror::Error;
 
 use crate::failure::SpawnError;
 
-/// Error: the program can't have a [template](super::Template), a process that is stopped before `main` and
-/// from which instances are forked. Each message is one line.
+/// Error: the program can't have a [template](super::Template). This is a process that has loaded the program, and
+/// from which further processes of the program (instances) are forked. Each message is one line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum TemplateError {
     /// The machine is not x86_64. Templates exist for x86_64 only.
@@ -57,8 +57,8 @@ pub enum TemplateError {
     },
 }
 
-/// Error: a [template](super::Template) could not make an instance, a process that is forked from it. Also the error of
-/// a spare (a process that was forked in advance) that could not become an instance.
+/// Error: a [template](super::Template) could not fork an instance (a process of its program), or a spare could not
+/// become an instance. A spare is a stopped process that the template forked in advance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum ForkError {
     /// The instance differs from the template in a property that can't be changed after the template was
@@ -74,8 +74,8 @@ pub enum ForkError {
     Failed(#[from] SpawnError),
 }
 
-/// Error: [`fork_here`](super::fork_here) can't make the calling process a template, a process from which instances of the
-/// program are forked.
+/// Error: the calling process can't become a template in [`fork_here`](super::fork_here). A template is a process
+/// from which further processes of the same program are forked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum ForkHereError {
     /// The program has more than one thread. The variant contains the number of threads. A forked process

@@ -29,15 +29,16 @@ const BYTES_PER_FILE: u64 = 4096;
 /// The copies take at most this part of the free memory of a node: a quarter.
 const PARTS_OF_FREE: u64 = 4;
 
-/// The files of a program that are copied to each of several NUMA nodes, so that the processes of the program read them
-/// from local memory. `Display` gives the memory that the copies take, such as `2 x 20 MB` for two NUMA nodes.
+/// The files of a program, and the NUMA nodes to which they are copied. Processes of the program on these nodes then
+/// read the files from local memory. `Display` shows the memory of the copies, such as `2 x 20 MB` for two NUMA
+/// nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replicas {
     files: Vec<(PathBuf, u64)>,
     nodes: BTreeSet<u32>,
 }
 
-/// Error: the copies of a program's files can't be made.
+/// Error: the files of a program can't be copied to NUMA nodes, or the copies can't be mounted.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ReplicaError {
     /// The caller may not create a mount namespace: this needs `CAP_SYS_ADMIN`.
@@ -72,12 +73,12 @@ pub enum ReplicaError {
 }
 
 impl Replicas {
-    /// Selects the files to copy: those that the process `pid` has mapped into its memory now. `nodes` contains the
-    /// numbers of the NUMA nodes to which the files are to be copied. Copies nothing yet.
+    /// Selects the files to copy to the NUMA nodes with the numbers in `nodes`: the files that the process `pid` has
+    /// mapped into its memory now. Copies nothing yet.
     ///
-    /// The process can be a [template](crate::proxy::Template): a process of the program that is stopped before `main`.
-    /// The files are then the program and the libraries with which it is linked, without libraries that are loaded
-    /// later.
+    /// `pid` can be a [template](crate::proxy::Template), a process of the program that is stopped before `main`. The
+    /// files are then the program and the libraries with which it is linked. Libraries that the program loads later
+    /// by dlopen(3) are not among them.
     ///
     /// # Errors
     /// If the memory map of the process can't be read.
@@ -92,13 +93,13 @@ impl Replicas {
         Ok(Self { files, nodes: nodes.into_iter().collect() })
     }
 
-    /// Returns the number of bytes that the copies take on each NUMA node.
+    /// Returns the number of bytes of memory that the copies of the files occupy on each NUMA node.
     #[must_use]
     pub fn bytes_per_node(&self) -> u64 {
         self.files.iter().map(|(_, size)| size.next_multiple_of(4096) + BYTES_PER_FILE).sum()
     }
 
-    /// Returns the number of bytes that the copies take on all NUMA nodes together.
+    /// Returns the number of bytes of memory that the copies of the files occupy on all NUMA nodes together.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.bytes_per_node() * self.nodes.len() as u64
@@ -110,17 +111,18 @@ impl Replicas {
         self.files.len()
     }
 
-    /// Checks that all copies in `all` together take at most a quarter of the free memory of each NUMA node. `all`
-    /// contains one value for each program that is copied. Memory that caches files counts as free.
+    /// Checks on each NUMA node that the copies in `replicas` together need at most a quarter of the free memory.
+    /// `replicas` contains one value for each program whose files are copied. Memory that caches files counts as
+    /// free.
     ///
     /// # Errors
-    /// [`ReplicaError::NotEnoughMemory`] if the copies take more on any node. [`ReplicaError::Failed`] if the free
+    /// [`ReplicaError::NotEnoughMemory`] if the copies need more on any node. [`ReplicaError::Failed`] if the free
     /// memory of a node can't be read.
-    pub fn check_free_memory<'a>(all: impl IntoIterator<Item = &'a Self>) -> Result<(), ReplicaError> {
+    pub fn check_free_memory<'a>(replicas: impl IntoIterator<Item = &'a Self>) -> Result<(), ReplicaError> {
         let mut needed = BTreeMap::new();
-        for replicas in all {
-            let bytes = replicas.bytes_per_node();
-            replicas.nodes.iter().for_each(|node| *needed.entry(*node).or_insert(0) += bytes);
+        for program in replicas {
+            let bytes = program.bytes_per_node();
+            program.nodes.iter().for_each(|node| *needed.entry(*node).or_insert(0) += bytes);
         }
         for (node, needed) in needed {
             let path = PathBuf::from(format!("/sys/devices/system/node/node{node}/meminfo"));
@@ -133,9 +135,9 @@ impl Replicas {
         Ok(())
     }
 
-    /// Copies the files into the memory of the NUMA node with the number `node`. Moves the calling thread into a new
-    /// mount namespace, in which the copies are mounted over the files. The thread stays in this namespace. Processes
-    /// that it starts afterwards are also in this namespace.
+    /// Copies the files into the memory of the NUMA node `node`, and moves the calling thread into a new mount
+    /// namespace, where the copies are mounted over the files. The thread stays in this namespace. The processes that
+    /// the thread starts afterwards are also in this namespace and use the copies.
     ///
     /// # Errors
     /// If a step fails. The thread may then be in a namespace with only some of the copies, and must not start

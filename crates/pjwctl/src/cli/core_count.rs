@@ -1,6 +1,6 @@
 //! The number of cores in the option `--cores` of `pjwctl assign`, `run` and `spawn`.
 
-/// The value of the option `--cores`: a number of cores, or the word `all`.
+/// The value of the command line option `--cores`: a number of cores, or the word `all`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CoreCountArg {
     /// This number of cores.
@@ -10,7 +10,7 @@ pub enum CoreCountArg {
 }
 
 impl CoreCountArg {
-    /// Returns the number of cores. `None` for the word `all`.
+    /// Returns the number of cores in the option `--cores`. `None` if the option is the word `all`.
     #[must_use]
     pub fn count(self) -> Option<u32> {
         match self {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-/// The command line options of `pjwctl hook`, which the scripts of batch systems run at the start and the end of a job.
+/// The command line options of `pjwctl hook`. Batch systems run this command at the start and at the end of a job.
 #[derive(Debug, Clone, Args)]
 pub struct HookArgs {
     /// The name of the hook: the scheduler that runs it, and the step of the job
@@ -28,8 +28,8 @@ pub struct HookArgs {
     pub arguments: Vec<OsString>,
 }
 
-/// The first argument of `pjwctl hook`, such as `slurm-prolog`: which batch system runs the hook, and at which step
-/// of the job.
+/// The first argument of `pjwctl hook`, such as `slurm-prolog`. It says which batch system runs the command, and at
+/// which step of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum HookKind {
     /// Prolog: allocates the job's cores before its first process
@@ -71,8 +71,8 @@ pub enum HookKind {
 }
 
 impl HookKind {
-    /// Returns whether the hook is a job starter. The batch system passes the job's command to a job starter,
-    /// which prepares the environment and then becomes the command.
+    /// Returns whether the hook is a job starter. The batch system runs a job starter instead of the command of the
+    /// job. The job starter sets environment variables, and then executes the command.
     #[must_use]
     pub fn is_job_starter(self) -> bool {
         matches!(self, Self::LsfJobStarter | Self::SgeStarter | Self::CondorJobWrapper)

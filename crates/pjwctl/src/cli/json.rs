@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-/// The command line option `--json`, for the subcommands that can print JSON instead of text.
+/// The command line option `--json`, with which a subcommand prints JSON instead of text.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct JsonArg {
     /// Print JSON; scripts may rely on the names of its fields

@@ -222,8 +222,8 @@ pub enum CliCommand {
     },
 }
 
-/// The command line options of `pjwctl assign` and `pjwctl run` for the cores of the job: number or list of
-/// CPUs, nearby device, memory binding, isolation and priority class.
+/// The command line options of `pjwctl assign` and `pjwctl run` that say which cores the job gets and how it uses
+/// them.
 #[derive(Debug, Clone, Args)]
 pub struct CoreArgs {
     /// The number of cores, or all: everything that is free, and what the job holds already
@@ -289,8 +289,8 @@ pub struct RunArgs {
     pub command: Vec<OsString>,
 }
 
-/// The value of `pjwctl assign --policy`: whether the job gets cores close together, spread over the machine, or
-/// exactly those of `--cpus`.
+/// The value of `pjwctl assign --policy`: whether the job gets cores that are close together, cores that are spread
+/// over the machine, or exactly the CPUs in `--cpus`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PolicyArg {
     /// Close together
@@ -312,11 +312,10 @@ pub enum CoresUnitArg {
 }
 
 impl Cli {
-    /// Parses the command line `arguments`. The first of them is the name of the program.
+    /// Parses the command line. The first element of `arguments` is the name of the program.
     ///
     /// # Errors
-    /// A usage error, with its message. If `--help` or `--version` was given, the error contains the text to
-    /// print instead.
+    /// A usage error, with its message. For `--help` and `--version`, an error that contains the text to print.
     pub fn parse_args(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         let cli = Self::try_parse_from(arguments)?;
         match &cli.command {
@@ -334,8 +333,8 @@ impl Cli {
     }
 }
 
-/// Returns the definition of the whole command line as a data structure of clap. Shell completions and man
-/// pages are made from it.
+/// Returns the definition of the whole command line as a value of the library clap. Shell completions and man pages
+/// are generated from this definition.
 #[must_use]
 pub fn clap_command() -> clap::Command {
     let mut command = Cli::command();
@@ -343,8 +342,8 @@ pub fn clap_command() -> clap::Command {
     command
 }
 
-/// Returns the text that a user writes on the command line for the option value `value`, such as
-/// `besteffort`. Requests to the daemon contain the same text.
+/// Returns the text with which a user writes `value` on the command line, such as `besteffort`. Requests to the
+/// daemon contain the same text.
 #[must_use]
 pub fn value_name<V: ValueEnum>(value: &V) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()

@@ -13,8 +13,8 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     recognises join the job. All conditions of a rule must hold: user=NAME, comm=NAME (as in /proc/PID/comm), cgroup=/PATH, \
     unit=NAME. pjwctl unprovision NAME ends it. For administrators. The configuration can promise cores too: [[provision]].";
 
-/// The command line options of `pjwctl provision`, which promises cores to a service, or lists such promises
-/// (provisions).
+/// The command line options of `pjwctl provision`, which lets pjwd keep cores for a service, or lists the cores that
+/// are kept for services.
 #[derive(Debug, Clone, Args)]
 #[command(group = ArgGroup::new("what").required(true).args(["name", "list"]))]
 pub struct ProvisionArgs {

@@ -31,7 +31,7 @@ pub struct ReportArgs {
     pub json: JsonArg,
 }
 
-/// The command line options of `pjwctl jobs`, which lists the jobs that run, or those that have ended.
+/// The command line options of `pjwctl jobs`, which lists the running jobs, or the jobs that have ended.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct JobsArgs {
     /// List the jobs that have ended, the newest first, with the verdict on how they used their cores

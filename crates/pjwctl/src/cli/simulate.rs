@@ -26,9 +26,9 @@ const MAX_CORES: i64 = Pu::MAX.0 as i64 + 1;
 /// The options that have no meaning for a curve of demand.
 const OPTIONS_OF_LOGS: [&str; 5] = ["unit", "policy", "reference_policy", "per_job_csv", "fragmentation_csv"];
 
-/// The command line options of `pjwctl simulate`. With a job log, the command measures how jobs are placed on a
-/// machine. With a curve of demand (the numbers of cores that jobs use over time), the command measures the effect of
-/// lending idle cores.
+/// The command line options of `pjwctl simulate`. With `--trace`, the command simulates which cores the jobs of a job
+/// log get. With `--demand`, it simulates how lending idle cores helps. The file for `--demand` says how many cores
+/// some jobs use over time.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("replayed").required(true).args(["job_log", "demand"]))]
 #[command(group = ArgGroup::new("machine").required(true).args(["input", "synthetic"]))]
@@ -99,8 +99,8 @@ pub enum SimulatePolicyArg {
     Spread,
 }
 
-/// The value of `pjwctl simulate --reference`: a simple allocator, such as that of Kubernetes' kubelet. It is
-/// simulated instead of pjw's allocator, for comparison.
+/// The value of `pjwctl simulate --reference`: a simple policy that chooses cores, such as that of the kubelet of
+/// Kubernetes. It is simulated instead of pjw's own policy, for comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ReferencePolicyArg {
     /// The first free cores

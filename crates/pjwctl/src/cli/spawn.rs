@@ -74,9 +74,8 @@ pub struct SpawnArgs {
     pub command: Vec<OsString>,
 }
 
-/// The value of `pjwctl spawn --proxy`: how the instances (processes) of the program are started. Either the
-/// program is loaded once and the instances are forks of the loaded process, or each instance executes the
-/// program itself.
+/// The value of `pjwctl spawn --proxy`: how the instances (processes) of the program are started. They are either
+/// forked from a process that has already loaded the program, or execute the program themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ProxyArg {
     /// Each instance executes the program

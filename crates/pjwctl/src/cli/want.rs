@@ -12,7 +12,7 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     job can write the number into the file want of its job instead (docs/coremap.md). For the owner of the job and for \
     administrators.";
 
-/// The command line options of `pjwctl want`, which sets the number of cores that a job wants at present.
+/// The command line options of `pjwctl want`, which tells pjwd how many cores a job wants at present.
 #[derive(Debug, Clone, Args)]
 pub struct WantArgs {
     /// The job, as in slurm:123 or mytest
@@ -25,8 +25,8 @@ pub struct WantArgs {
     pub json: JsonArg,
 }
 
-/// The argument of `pjwctl want`: the number of cores that a job is to want at present. `None` for the word `default`:
-/// the job then wants as many cores as it was granted, which are those that pjwd or the batch system chose for it.
+/// The argument of `pjwctl want`: the number of cores that a job wants at present. `None` stands for the word
+/// `default`: the job then wants all cores that pjwd or the batch system chose for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WantedCoresArg(pub Option<u32>);
 

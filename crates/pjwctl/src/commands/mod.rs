@@ -31,13 +31,13 @@ use std::process::ExitCode;
 use crate::cli::{Cli, CliCommand, JobsArgs};
 use connection::Warden;
 
-/// Executes the subcommand of the command line, and returns the exit code of pjwctl. Does not return if
-/// `pjwctl run` or a job starter (`pjwctl hook …-starter`) succeeds: the process then executes the given
-/// command.
+/// Executes the subcommand of the parsed command line `cli`, and returns the exit code of pjwctl. If `pjwctl run` or
+/// a job starter (`pjwctl hook …-starter`) succeeds, the function does not return, because the process then executes
+/// the command of the job.
 ///
 /// # Errors
-/// If the daemon does not run or refuses the request, or if the output cannot be written. The message names
-/// the remedy.
+/// If the daemon does not run or refuses the request, or if the output cannot be written. The message names the
+/// remedy.
 pub fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
     let warden = Warden { socket: cli.socket };
     match cli.command {

@@ -12,5 +12,5 @@ pub(super) fn run(warden: &Warden, request: &WantArgs) -> anyhow::Result<ExitCod
     let wanted = request.cores.0;
     let parameters = call::Want { job: job_id(&request.job)?, cores: wanted };
     let job: Job = call_for(&mut warden.connect()?, "Want", &parameters, "job")?;
-    output::print_reply(request.json, &job, |job, _| render::jobs::wanted_line(job, wanted))
+    output::print_reply(request.json, &job, |job, _| render::jobs::wanted_cores_line(job, wanted))
 }

@@ -13,8 +13,9 @@ const EFFICIENCIES: [u32; 5] = [500, 750, 900, 950, 990];
 /// The efficiency that the advice aims at, in thousandths.
 const GOOD: u32 = 900;
 
-/// The result of `pjwctl advise`, which `--json` prints as JSON. Times are in seconds. An efficiency is the time that one
-/// core needs for everything, divided by the core time that the farm holds, from 0 to 1.
+/// The result of `pjwctl advise`, which computes how well a farm uses its cores. A farm is a group of worker
+/// processes that compute numbered items. Times are in seconds. An efficiency is a number from 0 to 1: the time that
+/// one core needs without a farm, divided by the core time that the farm occupies. `--json` prints this type as JSON.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Advice {
     /// The serial part.
@@ -31,7 +32,8 @@ pub struct Advice {
     pub advice: String,
 }
 
-/// What a number of items makes of a farm, in the JSON of `pjwctl advise`.
+/// The times and the efficiency of a farm with the number of items in `pjwctl advise --items`. A farm is a group of
+/// worker processes that compute numbered items. Part of the JSON of `pjwctl advise`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct JobAdvice {
     /// The number of items.
@@ -52,7 +54,8 @@ pub struct JobAdvice {
     pub workers_for_90_percent: u32,
 }
 
-/// The number of items that a farm needs for an efficiency, in the JSON of `pjwctl advise`.
+/// The number of items with which a farm has a given efficiency. A farm is a group of worker processes that compute
+/// numbered items. Part of the JSON of `pjwctl advise`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct NeededItems {
     /// The efficiency.
@@ -64,11 +67,12 @@ pub struct NeededItems {
 }
 
 impl Advice {
-    /// Computes the advice for a farm with these costs. `items` is the number of items, if it is known.
+    /// Computes the advice for a farm with the times and the number of workers in `costs`. `items` is the number of
+    /// items that the farm will compute. If `items` is `None`, the advice only says how many items are needed.
     #[must_use]
     pub fn new(costs: &FarmCosts, items: Option<u64>) -> Self {
         let needed = EFFICIENCIES.map(|permille| {
-            let items = costs.items_for(permille);
+            let items = costs.min_items_for(permille);
             let wall_s = items.map(|items| costs.wall_time(items).as_secs_f64());
             NeededItems { efficiency: share(permille), items, wall_s }
         });
@@ -96,7 +100,7 @@ impl JobAdvice {
             efficiency: share(costs.efficiency_permille(items)),
             held_core_s,
             idle_core_s: (held_core_s - one_core_s).max(0.0),
-            workers_for_90_percent: costs.workers_for(items, GOOD),
+            workers_for_90_percent: costs.max_workers_for(items, GOOD),
         }
     }
 }
@@ -108,7 +112,7 @@ fn share(permille: u32) -> f64 {
 /// One sentence with a number and a remedy.
 fn sentence(costs: &FarmCosts, items: Option<u64>) -> String {
     let workers = count_with_noun(costs.workers, "worker", "workers");
-    let enough = costs.items_for(GOOD);
+    let enough = costs.min_items_for(GOOD);
     let Some(items) = items else {
         return match enough {
             Some(enough) => format!(
@@ -124,7 +128,7 @@ fn sentence(costs: &FarmCosts, items: Option<u64>) -> String {
     if used >= GOOD / 10 {
         return format!("{used} % of the core time of {workers} is used.");
     }
-    let fewer = costs.workers_for(items, GOOD);
+    let fewer = costs.max_workers_for(items, GOOD);
     let fewer = match fewer {
         1 => "a program without a farm".to_owned(),
         fewer => format!("{fewer} workers"),
@@ -143,7 +147,8 @@ fn sentence(costs: &FarmCosts, items: Option<u64>) -> String {
     }
 }
 
-/// The advice as text.
+/// Returns the text that `pjwctl advise` prints: the times of the farm, how many items it needs for several
+/// efficiencies, and the advice in one sentence. A farm is a group of worker processes that compute numbered items.
 #[must_use]
 pub fn advice_text(advice: &Advice, term: Terminal) -> String {
     let heading = format!(

@@ -9,9 +9,9 @@ use super::{Terminal, style};
 /// The maximum width of a CPU list, in columns.
 const LIST: usize = 20;
 
-/// The stage of the defragmentation that a text of [`defrag_text`] describes. A defragmentation moves jobs to
-/// other cores, so that jobs lie closer together or larger requests fit. The moves of the jobs are only
-/// planned, or they are done.
+/// Whether the text of [`defrag_text`] describes moves of jobs that are only planned, or moves that are done. Such a
+/// defragmentation moves jobs to other cores, so that the cores of a job are closer together, or larger requests can
+/// be served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DefragStage {
     /// The moves are planned.
@@ -20,8 +20,9 @@ pub enum DefragStage {
     Done,
 }
 
-/// Returns the text of `pjwctl plan --defrag` and `pjwctl defrag`: the jobs that move to other cores, why they move,
-/// and the largest requests for cores that fit before and after.
+/// Returns the text of `pjwctl plan --defrag` and `pjwctl defrag`: which jobs move to which other cores, and why. The
+/// text also says how large a request for cores can be before and after the moves. `stage` says whether the moves are
+/// planned or done.
 #[must_use]
 pub fn defrag_text(reply: &DefragReply, stage: DefragStage, term: Terminal) -> String {
     if reply.moves.is_empty() {

@@ -13,9 +13,10 @@ use super::{Terminal, style, text::count_with_noun};
 
 const SECONDS_PER_HOUR: f64 = 3600.0;
 
-/// The result of `pjwctl simulate --demand`, which `--json` prints as JSON. The command replays a curve of demand: the
-/// numbers of cores that jobs use over time. These jobs are owners: they own cores, and lend the cores that they do not
-/// use. A core hour is one core for one hour.
+/// The result of `pjwctl simulate --demand`. The command replays a curve of demand: a file with the numbers of cores
+/// that some jobs use over time. These jobs are called owners, because they own cores, and lend the cores that they
+/// do not use. The command does this once without lending and once with lending. A core hour is one core for one
+/// hour. `--json` prints this type as JSON.
 #[derive(Debug, Clone, Serialize)]
 pub struct DemandResult {
     /// The results of the owners, in the order of the columns in the file with the curve.
@@ -40,7 +41,8 @@ pub struct DemandResult {
     pub revocations_per_core_hour: f64,
 }
 
-/// The results for one owner: a job that owns cores and lends those that it does not use.
+/// The results of `pjwctl simulate --demand` for one owner: a job that owns cores and lends the cores that it does
+/// not use.
 #[derive(Debug, Clone, Serialize)]
 pub struct OwnerSummary {
     /// The name of the owner.
@@ -59,8 +61,8 @@ pub struct OwnerSummary {
     pub revocations_per_core_hour: f64,
 }
 
-/// The settings of lending. Each field has the name and the meaning of a configuration key in the table `lending`. An
-/// owner is a job that owns cores and lends those that it does not use.
+/// The settings of lending in the result of `pjwctl simulate --demand`. Jobs lend cores that they own and do not use.
+/// Each field has the name and the meaning of a configuration key in the table `lending`.
 #[derive(Debug, Clone, Serialize)]
 pub struct LendingSettings {
     /// The number of idle cores of each owner that are not lent.
@@ -71,8 +73,8 @@ pub struct LendingSettings {
     pub at_once: u32,
 }
 
-/// The use of the machine in one replay of a curve of demand. The jobs in the curve are owners: they own cores. The
-/// besteffort job is an additional job that uses free cores and cores that the owners lend.
+/// How well the machine was used in one replay of `pjwctl simulate --demand`. The replayed jobs own cores. An
+/// additional job, the besteffort job, uses the free cores and the cores that the other jobs lend.
 #[derive(Debug, Clone, Serialize)]
 pub struct UtilisationSummary {
     /// The utilisation of the machine, from 0 to 1: the core time that the owners and the besteffort job used, divided
@@ -83,28 +85,28 @@ pub struct UtilisationSummary {
 }
 
 impl DemandResult {
-    /// Computes the result from two replays of the same curve of demand. `without` is the replay without lending.
-    /// `with` is the replay with lending, whose settings are `lending`.
+    /// Computes the result from two replays of the same curve of demand (the numbers of cores that jobs use over
+    /// time). Idle cores are lent only in the replay `with_lending`. `lending` contains the settings of this lending.
     #[must_use]
-    pub fn new(without: &DemandReplay, with: &DemandReplay, lending: &LendingPolicy) -> Self {
-        let owners = &with.owners;
+    pub fn new(without_lending: &DemandReplay, with_lending: &DemandReplay, lending: &LendingPolicy) -> Self {
+        let owners = &with_lending.owners;
         let revocations = owners.iter().map(|one| one.revocations).sum();
         let cores = owners.iter().map(|one| f64::from(one.owner.cores)).sum();
         Self {
-            owners: owners.iter().map(|one| OwnerSummary::new(one, with.duration)).collect(),
-            usable: with.usable_cores,
-            duration_s: with.duration.as_secs_f64(),
+            owners: owners.iter().map(|one| OwnerSummary::new(one, with_lending.duration)).collect(),
+            usable: with_lending.usable_cores,
+            duration_s: with_lending.duration.as_secs_f64(),
             lending: LendingSettings {
                 buffer: lending.buffer_cores,
                 lend_after_s: lending.lend_after.as_secs_f64(),
                 at_once: lending.cores_at_once,
             },
-            without_lending: UtilisationSummary::new(without),
-            with_lending: UtilisationSummary::new(with),
+            without_lending: UtilisationSummary::new(without_lending),
+            with_lending: UtilisationSummary::new(with_lending),
             lent_core_hours: owners.iter().map(|one| one.lent_core_s).sum::<f64>() / SECONDS_PER_HOUR,
             loans: owners.iter().map(|one| one.loans).sum(),
             revocations,
-            revocations_per_core_hour: per_core_hour(revocations, cores, with.duration),
+            revocations_per_core_hour: per_core_hour(revocations, cores, with_lending.duration),
         }
     }
 }
@@ -138,8 +140,8 @@ fn per_core_hour(revocations: u64, cores: f64, duration: Duration) -> f64 {
     revocations as f64 * SECONDS_PER_HOUR / (cores * duration.as_secs_f64())
 }
 
-/// Returns the result of `pjwctl simulate --demand` as text: the use of the machine without and with lending, and a
-/// table of the owners. An owner is a job that owns cores and lends those that it does not use.
+/// Returns the text of `pjwctl simulate --demand`: how well the machine is used without and with lending, and a table
+/// of the owners. An owner is a job that owns cores and lends the cores that it does not use.
 #[must_use]
 pub fn demand_text(result: &DemandResult, term: Terminal) -> String {
     let owners = u32::try_from(result.owners.len()).unwrap_or(u32::MAX);

@@ -4,7 +4,8 @@ use pjw_ipc::wire::Event;
 
 use super::{Terminal, style, text::escape_control_characters};
 
-/// Returns an event of the daemon as one line of text: time, kind, job and description. A long line is not wrapped.
+/// Returns one line of text for an event of the daemon: its time, kind, job and description. The line is not wrapped,
+/// however long it is.
 #[must_use]
 pub fn event_line(event: &Event, term: Terminal) -> String {
     let style = match event.event.as_str() {

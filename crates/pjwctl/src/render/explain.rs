@@ -8,7 +8,8 @@ use pjw_ipc::wire::Thread;
 use super::text::{count_with_noun, cpus_phrase, escape_control_characters, wrap_text};
 use super::{Terminal, show, style};
 
-/// Returns the text of `pjwctl explain JOB`: why the job got its CPUs, and the second-best choice of CPUs.
+/// Returns the text of `pjwctl explain JOB`: why pjwd chose these CPUs for the job, and the second-best choice of
+/// CPUs.
 #[must_use]
 pub fn job_reasons_text(reasons: &ExplainJobReply, term: Terminal) -> String {
     let holds = cpus_phrase(&reasons.cpus, usize::MAX);
@@ -19,8 +20,8 @@ pub fn job_reasons_text(reasons: &ExplainJobReply, term: Terminal) -> String {
     text
 }
 
-/// Returns the text of `pjwctl explain PID`: why the process belongs to its job, and why each of its threads
-/// has its affinity mask. Threads with the same reason share one sentence.
+/// Returns the text of `pjwctl explain PID`: why the process belongs to its job, and why each of its threads has its
+/// affinity mask. Threads with the same reason are listed in one sentence.
 #[must_use]
 pub fn process_reasons_text(reasons: &ExplainPidReply, term: Terminal) -> String {
     let job = reasons

@@ -23,8 +23,8 @@ pub mod topology;
 
 use std::collections::BTreeMap;
 
-/// The properties of the output for which a text is made: its width, and whether it may get colours. The
-/// output is usually a terminal, and can also be a file or pipe.
+/// The properties of the output for which a text is made: its width in columns, and whether the text can have
+/// colours. The output is usually a terminal. It can also be a file or a pipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terminal {
     /// The maximum line width of the text, in columns: the width of the terminal, or 80 for a file or pipe.
@@ -33,10 +33,11 @@ pub struct Terminal {
     pub has_colours: bool,
 }
 
-/// The names of users by their user id, to show the owners of jobs and processes.
+/// A map from user ids to user names. Used to show the names of the owners of jobs and processes.
 pub type UserNames = BTreeMap<u32, String>;
 
-/// Returns the name of the user `uid`, with control characters escaped. If the name is unknown: the user id as text.
+/// Returns the name of the user with the id `uid`, with control characters escaped. If `names` does not contain the
+/// user, returns the user id as text.
 #[must_use]
 pub fn user_name(names: &UserNames, uid: u32) -> String {
     names.get(&uid).map_or_else(|| uid.to_string(), |name| text::escape_control_characters(name))

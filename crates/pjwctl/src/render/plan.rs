@@ -6,9 +6,8 @@ use pjw_ipc::wire::{Abstained, Action};
 use super::text::{cpus_phrase, escape_control_characters, remedy_lines, wrap_text};
 use super::{Terminal, style};
 
-/// Returns the text of `pjwctl plan`. It lists the changes of affinity masks and cpusets that the daemon
-/// would make next. It also lists changes that are needed but that the daemon would not make, with the
-/// reasons.
+/// Returns the text of `pjwctl plan`: the changes of affinity masks and cpusets that the daemon would make next. The
+/// text also lists the changes that are needed but that the daemon would not make, and why.
 #[must_use]
 pub fn plan_text(plan: &PlanReply, term: Terminal) -> String {
     let mut parts = vec![if plan.actions.is_empty() {

@@ -14,7 +14,9 @@ use super::{Terminal, style, text::count_with_noun};
 /// The number of samples in the table. JSON and CSV have all samples.
 const ROWS: usize = 10;
 
-/// The result of `pjwctl simulate`, which `--json` prints as JSON.
+/// The result of `pjwctl simulate --trace`, which replays a job log on a simulated machine. Contains how many jobs
+/// got cores, how well the machine was used, and how the cores of the jobs were distributed. `--json` prints this
+/// type as JSON.
 #[derive(Debug, Clone, Serialize)]
 pub struct SimulationResult {
     /// The number of jobs that were replayed: those that were started, and those that were refused.
@@ -59,8 +61,8 @@ pub struct SimulationResult {
     pub fragmentation: Vec<FragmentationSample>,
 }
 
-/// The median and the 99th percentile of the durations of many decisions, in nanoseconds. A decision is the
-/// choice of the cores for one started job.
+/// The median and the 99th percentile of the durations of decisions, in nanoseconds. A decision is the choice of the
+/// cores for one job that is started.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct DurationPercentiles {
     /// The median of the durations, in ns.
@@ -69,8 +71,8 @@ pub struct DurationPercentiles {
     pub p99: u64,
 }
 
-/// The free cores at one time of the simulation: the number of all free cores, and the sizes of the largest requests
-/// that can be served inside a single L3, NUMA node or package.
+/// The free cores of the simulated machine at one time. Contains the number of free cores, and the sizes of the
+/// largest requests that a single L3 cache, NUMA node or package can serve.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct FragmentationSample {
     /// The simulated time of the sample, in seconds since the time 0 of the replayed job log.
@@ -89,7 +91,8 @@ pub struct FragmentationSample {
 }
 
 impl SimulationResult {
-    /// Computes the result from a finished replay. `log` is the job log that was replayed with `options`.
+    /// Computes the result of a finished simulation. `replay` is what the simulation returned for the job log `log`
+    /// with the options `options`.
     #[must_use]
     pub fn new(replay: &ReplayResult, log: &JobLog, options: &ReplayOptions) -> Self {
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -135,8 +138,8 @@ impl From<&FreeCoresSample> for FragmentationSample {
     }
 }
 
-/// Returns the result of `pjwctl simulate` as text: the measured values, and a table with the numbers of free cores at
-/// some times of the simulation.
+/// Returns the text of `pjwctl simulate` for a job log: the measured values, and a table that shows the number of
+/// free cores at several times.
 #[must_use]
 pub fn simulation_text(result: &SimulationResult, term: Terminal) -> String {
     let unit = if result.unit == "pu" { ("PU", "PUs") } else { ("core", "cores") };
@@ -197,8 +200,8 @@ fn microseconds(nanoseconds: u64) -> String {
     format!("{}.{} µs", nanoseconds / 1_000, nanoseconds % 1_000 / 100)
 }
 
-/// Returns the content of the CSV file of `pjwctl simulate --per-job`: one line for each job that the simulation
-/// started.
+/// Returns the CSV file of `pjwctl simulate --per-job`: one line for each job that got cores in the simulation, with
+/// its times and its cores.
 #[must_use]
 pub fn per_job_csv(replay: &ReplayResult) -> String {
     let mut text = "job,submit_s,end_s,requested,cpus,packages,numa_nodes,l3\n".to_owned();
@@ -220,8 +223,8 @@ pub fn per_job_csv(replay: &ReplayResult) -> String {
     text
 }
 
-/// Returns the content of the CSV file of `pjwctl simulate --fragmentation`: one line for each time at which the free
-/// cores of the simulated machine were measured.
+/// Returns the CSV file of `pjwctl simulate --fragmentation`: one line for each time at which the free cores of the
+/// simulated machine were counted.
 #[must_use]
 pub fn fragmentation_csv(result: &SimulationResult) -> String {
     let mut text = "time_s,free,largest_l3,largest_numa_node,largest_package\n".to_owned();

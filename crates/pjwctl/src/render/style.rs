@@ -4,17 +4,17 @@ use anstyle::{AnsiColor, Style};
 
 use super::Terminal;
 
-/// The text style of failures, such as a job without the cores that it requested: bold red.
+/// The text style (bold red) of failures, such as a job without the cores that it requested.
 pub const FAILURE: Style = AnsiColor::Red.on_default().bold();
-/// The text style of warnings that are less serious than failures: yellow.
+/// The text style (yellow) of warnings, which are less serious than failures.
 pub const WARNING: Style = AnsiColor::Yellow.on_default();
-/// The text style of less important information: dimmed.
+/// The text style (dimmed) of less important information.
 pub const SECONDARY: Style = Style::new().dimmed();
-/// The text style of headings: bold.
+/// The text style (bold) of headings.
 pub const HEADING: Style = Style::new().bold();
 
-/// Returns the colour of a job in the core map. `n` is the position of the job in the list of jobs, from 0. The
-/// colours repeat after eight jobs.
+/// Returns the text style, a colour, in which a job is drawn in the core map of `pjwctl status`. `n` is the position
+/// of the job in the list of jobs, from 0. There are eight colours, which repeat.
 #[must_use]
 pub fn job_style(n: usize) -> Style {
     const COLOURS: [AnsiColor; 8] = [
@@ -30,8 +30,8 @@ pub fn job_style(n: usize) -> Style {
     COLOURS[n % COLOURS.len()].on_default()
 }
 
-/// Returns `text` between the terminal escape sequences for `style`. Returns `text` unchanged if `term` has
-/// no colours.
+/// Returns `text` between the terminal escape sequences that begin and end `style`. If `term` has no colours, or if
+/// `text` is empty, returns `text` unchanged.
 #[must_use]
 pub fn apply_style(text: &str, style: Style, term: Terminal) -> String {
     if term.has_colours && !text.is_empty() { format!("{style}{text}{style:#}") } else { text.to_owned() }

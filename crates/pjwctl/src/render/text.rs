@@ -3,8 +3,9 @@
 use jiff::Timestamp;
 use pjw_core::cpuset::CpuSet;
 
-/// Returns the text with control characters and text direction characters escaped as in Rust source text,
-/// such as `\n` or `\u{202e}`. A name that was chosen by a user then can't disturb the terminal.
+/// Returns `text` with escaped control characters and text direction characters, such as `\n` or `\u{202e}`. The
+/// escapes are those of Rust source text. Users choose the names of jobs and processes, and an escaped name can't
+/// disturb the terminal.
 #[must_use]
 pub fn escape_control_characters(text: &str) -> String {
     let harmful = |c: char| {
@@ -18,20 +19,19 @@ pub fn escape_control_characters(text: &str) -> String {
     safe
 }
 
-/// Returns the text wrapped at blanks into lines of at most `width` columns, each with a line break at its
-/// end. The text `first` is put before the first line, and `later` before every other line. Both count
-/// towards `width`. A word that is too long for a line is not broken: its line is then longer. Control
-/// characters in the text are escaped, see [`escape_control_characters`].
+/// Returns `text` wrapped at blanks into lines of at most `width` columns, each with a line break at its end. The
+/// first line begins with `first_prefix`, and all further lines begin with `later_prefix`. A word that is longer than
+/// a line is not broken. Control characters in the text are escaped, see [`escape_control_characters`].
 #[must_use]
-pub fn wrap_text(text: &str, width: usize, first: &str, later: &str) -> String {
+pub fn wrap_text(text: &str, width: usize, first_prefix: &str, later_prefix: &str) -> String {
     let mut lines = String::new();
-    let mut line = first.to_owned();
+    let mut line = first_prefix.to_owned();
     let mut empty = true;
     for word in escape_control_characters(text).split_whitespace() {
         if !empty && char_count(&line) + 1 + char_count(word) > width {
             lines.push_str(&line);
             lines.push('\n');
-            later.clone_into(&mut line);
+            later_prefix.clone_into(&mut line);
             empty = true;
         }
         if !empty {
@@ -43,32 +43,33 @@ pub fn wrap_text(text: &str, width: usize, first: &str, later: &str) -> String {
     lines + line.trim_end() + "\n"
 }
 
-/// Returns `remedy`, wrapped into indented lines of at most `width` columns. A remedy is a text that says how the user
-/// can solve a problem. It is printed below the description of the problem. Empty if `remedy` is empty.
+/// Returns `remedy`, wrapped into indented lines of at most `width` columns. A remedy is a text that says how the
+/// user can solve a problem. The lines are printed below the description of the problem. If `remedy` is empty,
+/// returns an empty text.
 #[must_use]
 pub fn remedy_lines(remedy: &str, width: usize) -> String {
     if remedy.is_empty() { String::new() } else { wrap_text(remedy, width, "  → ", "    ") }
 }
 
-/// Returns the sentences as text, one on each line. If there are no sentences, returns `none` as the only
-/// line.
+/// Returns a text with one line for each sentence in `sentences`. If there are no sentences, the text is the single
+/// line `if_empty`.
 #[must_use]
-pub fn sentence_lines(none: &str, sentences: &[String]) -> String {
+pub fn sentence_lines(if_empty: &str, sentences: &[String]) -> String {
     if sentences.is_empty() {
-        return format!("{none}\n");
+        return format!("{if_empty}\n");
     }
     sentences.iter().map(|sentence| escape_control_characters(sentence) + "\n").collect()
 }
 
-/// Returns the number of characters of the text. This is its width in terminal columns, if it contains no wide
-/// character.
+/// Returns the number of characters in `text`. This is the width of the text in terminal columns, unless it contains
+/// wide characters.
 #[must_use]
 pub fn char_count(text: &str) -> usize {
     text.chars().count()
 }
 
-/// Returns a CPU list in at most `width` columns. If the list is longer, it is cut, and the number of its CPUs
-/// follows: `0,2,…(8)`.
+/// Returns the CPU list `list` in at most `width` columns. If the list is too long, it is cut, and the number of its
+/// CPUs follows, as in `0,2,…(8)`.
 #[must_use]
 pub fn shorten_cpu_list(list: &str, width: usize) -> String {
     if char_count(list) <= width {
@@ -87,7 +88,7 @@ pub fn shorten_cpu_list(list: &str, width: usize) -> String {
     escape_control_characters(&(short + &rest))
 }
 
-/// Returns a CPU list with the noun before it: `no CPU`, `CPU 0` or `CPUs 2-3`. If the list is wider than
+/// Returns the CPU list `list` with a noun before it: `no CPU`, `CPU 0` or `CPUs 2-3`. If the list is wider than
 /// `width` columns, it is cut, and the number of its CPUs follows.
 #[must_use]
 pub fn cpus_phrase(list: &str, width: usize) -> String {
@@ -98,8 +99,8 @@ pub fn cpus_phrase(list: &str, width: usize) -> String {
     }
 }
 
-/// Returns a number with its noun, such as `1 core` or `2 cores`. `one` is the noun for the number 1, and
-/// `many` is the noun for all other numbers.
+/// Returns `number` with a noun, such as `1 core` or `2 cores`. The noun is `one` for the number 1, and `many` for
+/// all other numbers.
 #[must_use]
 pub fn count_with_noun(number: impl Into<u64>, one: &str, many: &str) -> String {
     match number.into() {
@@ -108,12 +109,12 @@ pub fn count_with_noun(number: impl Into<u64>, one: &str, many: &str) -> String 
     }
 }
 
-/// Returns the time from `since` to `now` in at most four characters, such as `5m`. `since` is a timestamp in the
-/// format of RFC 3339. If `since` cannot be parsed, returns `since` with control characters escaped.
+/// Returns the time from `start` to `now` as a short text, such as `5m` for five minutes. `start` is a timestamp in
+/// the format of RFC 3339. If `start` cannot be parsed, returns `start` with control characters escaped.
 #[must_use]
-pub fn age_text(since: &str, now: Timestamp) -> String {
-    let Ok(since) = since.parse::<Timestamp>() else { return escape_control_characters(since) };
-    let seconds = now.as_second().saturating_sub(since.as_second()).max(0);
+pub fn age_text(start: &str, now: Timestamp) -> String {
+    let Ok(start) = start.parse::<Timestamp>() else { return escape_control_characters(start) };
+    let seconds = now.as_second().saturating_sub(start.as_second()).max(0);
     match seconds {
         0..=99 => format!("{seconds}s"),
         100..=5_999 => format!("{}m", seconds / 60),
@@ -122,8 +123,8 @@ pub fn age_text(since: &str, now: Timestamp) -> String {
     }
 }
 
-/// Returns the CPU demand of a thread as a percentage of one PU (logical CPU): `98.7%` for 987 `permille`.
-/// The CPU demand is the share of time in which the thread runs or waits for a PU.
+/// Returns the CPU demand of a thread as a percentage, such as `98.7%` if `permille` is 987. The CPU demand is the
+/// share of time in which the thread runs or waits for a PU (logical CPU).
 #[must_use]
 pub fn percent_text(permille: u32) -> String {
     format!("{}.{}%", permille / 10, permille % 10)

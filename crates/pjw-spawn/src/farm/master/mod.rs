@@ -31,7 +31,7 @@ const LONGEST_UNSEEN: Duration = Duration::from_millis(10);
 /// The most results that are taken from one worker before the others have their turn.
 const RESULTS_IN_TURN: usize = 256;
 
-/// What [`RunningFarm::next_within`] found.
+/// The return value of [`RunningFarm::next_within`], which waits for the next result of a farm.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NextResult {
     /// The result of one more item.
@@ -42,11 +42,11 @@ pub enum NextResult {
     End,
 }
 
-/// A farm whose workers run: the handle of the master. As an iterator it waits for each result. If the farm can't go on,
-/// the iterator returns one error and then nothing.
+/// A started farm: worker processes that compute items. As an iterator, the value returns the results and waits for
+/// each of them. If the farm can't continue, the iterator returns one error and then ends.
 ///
-/// The farm advances only inside of its functions: a worker that dies is replaced when the master waits for a result.
-/// Dropping the value kills all processes of the farm.
+/// A worker that dies is replaced only while the caller waits for a result, so the caller should keep waiting for
+/// results. Dropping the value kills all processes of the farm.
 pub struct RunningFarm<'a> {
     settings: Settings,
     masks: Vec<CpuSet>,
@@ -136,15 +136,18 @@ impl<'a> RunningFarm<'a> {
         Ok(farm)
     }
 
-    /// Returns the next result. Waits for it for at most `timeout`, or without a limit if that is `None`. After the last
-    /// result it waits for the ends of the processes in the same way.
+    /// Returns the next result of the farm. Waits for at most `timeout`, or without a limit if `timeout` is `None`.
+    /// After the last result, waits in the same way until all processes of the farm have ended, and returns
+    /// [`NextResult::End`].
     ///
     /// # Errors
-    /// If the farm can't go on: a process can't be forked or dies again and again, or the reader or the writer failed.
-    /// Also, after the last result, if a process failed at its end ([`FarmError::EndFailed`],
-    /// [`FarmError::IoProcessEndFailed`]).
-    /// All processes of the farm are killed then. Results that had come before are returned before the error. After it,
-    /// each call returns [`NextResult::End`].
+    /// - If the farm can't continue: a process can't be forked or dies again and again, or the reader or the writer
+    ///   failed. All processes of the farm are killed. The results that the master already has are returned first,
+    ///   then the error.
+    /// - [`FarmError::EndFailed`] or [`FarmError::IoProcessEndFailed`] after the last result, if a process failed at
+    ///   its end.
+    ///
+    /// After an error, each call returns [`NextResult::End`].
     pub fn next_within(&mut self, timeout: Option<Duration>) -> Result<NextResult, FarmError> {
         match self.advance(timeout.and_then(|timeout| Instant::now().checked_add(timeout))) {
             Err(error) => {
@@ -160,7 +163,7 @@ impl<'a> RunningFarm<'a> {
         }
     }
 
-    /// Returns how far the farm is.
+    /// Returns the progress of the farm: how many items are done, how many failed, and how many worker processes run.
     #[must_use]
     pub fn progress(&self) -> Progress {
         let total = self.shared.control().total.load(Ordering::SeqCst);
@@ -172,19 +175,22 @@ impl<'a> RunningFarm<'a> {
         }
     }
 
-    /// Returns the process ids of the workers that run. A worker that died belongs to them until the master found that.
+    /// Returns the process ids of the workers of the farm. A worker that has died is included until the farm has
+    /// noticed its death.
     #[must_use]
     pub fn worker_pids(&self) -> Vec<Pid> {
         self.workers.iter().filter_map(|worker| Some(worker.child.as_ref()?.pid)).collect()
     }
 
-    /// Returns the process id of the reader. `None` if the farm has none, or if the reader has read all items and ended.
+    /// Returns the process id of the reader, which reads the items of the farm. `None` if the farm has no reader, or
+    /// if the reader has read all items and ended.
     #[must_use]
     pub fn reader_pid(&self) -> Option<Pid> {
         Some(self.reader.child.as_ref()?.pid)
     }
 
-    /// Returns the process id of the writer. `None` if the farm has none, or if the writer has ended.
+    /// Returns the process id of the writer, which writes the results of the farm. `None` if the farm has no writer,
+    /// or if the writer has ended.
     #[must_use]
     pub fn writer_pid(&self) -> Option<Pid> {
         Some(self.writer.child.as_ref()?.pid)

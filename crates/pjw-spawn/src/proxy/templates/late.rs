@@ -13,15 +13,14 @@ use super::message::stub::{self, Slots};
 use crate::proxy::parameters::InstanceParameters;
 use crate::proxy::refusal::ForkHereError;
 
-/// Makes the calling process a template: a process that waits in this call, and is forked once for each instance. The
-/// call never returns in the template. In each instance, the call returns `Some` with the arguments and environment
-/// variables of this instance. If the program was not started by [`super::Template::load_until_fork_here`], the call
-/// returns `Ok(None)` at once.
+/// Makes the calling process a template: a process that stops in this call, and from which instances (further
+/// processes of the program) are forked. The call never returns in the template. It returns in each instance, with
+/// `Some` and the arguments and environment variables of the instance. If the program was not started by
+/// [`super::Template::load_until_fork_here`], the call returns `Ok(None)` at once.
 ///
-/// The instances are copies of the template, but their parent is the process that called
-/// [`super::Template::load_until_fork_here`] (`CLONE_PARENT`). The instances inherit the memory, the open files and the
-/// working directory that the template has at this call. Handlers of pthread_atfork(3) are not called. The template
-/// ends when the process that loaded it ends.
+/// An instance inherits the memory, the open files and the working directory that the template has in this call. Its
+/// parent is the process that called [`super::Template::load_until_fork_here`] (`CLONE_PARENT`). Handlers of
+/// pthread_atfork(3) are not called. The template ends when the process that loaded it ends.
 ///
 /// # Errors
 /// If the program has more than one thread, or if a system call fails. The program does not become a template then.

@@ -13,7 +13,7 @@ use crate::proxy::refusal::ForkError;
 use std::os::fd::AsRawFd;
 
 /// A process that a [`Template`] made in advance. It is stopped before `main` of the program and uses no CPU.
-/// [`Template::start_spare`] turns the process into an instance: a running process with arguments of its own. The
+/// [`Template::start_spare`] turns the process into a running process of the program with arguments of its own. The
 /// stopped process ends when this value is dropped, or when the process that made the spare ends.
 #[derive(Debug)]
 pub struct Spare {
@@ -26,9 +26,9 @@ pub struct Spare {
 }
 
 impl Template {
-    /// Makes a spare: a process that has loaded the program and waits before `main`. Later,
-    /// [`Template::start_spare`] gives the process the arguments, variables and streams of an instance and lets
-    /// the process run `main`.
+    /// Makes a spare: a process that has loaded the program and is stopped before `main`. Later,
+    /// [`Template::start_spare`] gives the process its arguments, environment variables and standard streams, and
+    /// lets it run `main`.
     ///
     /// # Errors
     /// The errors of [`Template::fork`].
@@ -48,9 +48,10 @@ impl Template {
         })
     }
 
-    /// Turns a spare into an instance: the stopped process of the spare gets the arguments, variables and streams of
-    /// `instance` and runs the program. The call does not wait for the program. If the arguments and variables need
-    /// more memory than the spare has, the instance is a new fork of the template, and the spare ends.
+    /// Turns a spare (a process that is stopped before `main`) into a running process of the program. The process
+    /// gets the arguments, the environment variables and the standard streams in `instance`. The call does not wait
+    /// for the program. If the arguments and variables do not fit into the memory of the spare, the result is a new
+    /// fork of the template, and the spare ends.
     ///
     /// # Errors
     /// The errors of [`Template::fork`]. [`ForkError::Ended`] if the spare has ended. After any error, the process of

@@ -46,8 +46,9 @@ pub(super) const MAX_COPIED: usize = 768;
 const RANDOM_SIZE: usize = 16;
 const RANDOM_COUNT: usize = 16;
 
-/// A process that is stopped before `main`, and from which processes of its program (instances) are forked. A template
-/// is also called a zygote or a fork server. A stopped template uses no CPU.
+/// A process that has loaded a program and is stopped before `main`. Further processes of the program, called
+/// instances, are forked from it, which costs less CPU time than exec. Such a process is also called a zygote or a fork server.
+/// A stopped template uses no CPU.
 ///
 /// The thread that loads the template is the parent of the template and of the instances. The template ends when this
 /// value is dropped, and when the process that loaded it ends. With [`Context::kill_when_launcher_ends`], the kernel
@@ -83,10 +84,10 @@ pub struct Template {
 }
 
 impl Template {
-    /// Starts the program of `context` with the arguments, the variables and the cgroup of the instance
-    /// `first`. Waits until the process has stopped before `main`. The process runs on the PUs (logical CPUs)
-    /// of the calling thread. It becomes the template and is not an instance itself. [`Template::fork`] makes
-    /// all instances, including `first`.
+    /// Starts a template: a process of the program of `context`, from which instances (further processes of the
+    /// program) are forked. Waits until the template has stopped before `main`. The template has the arguments, the
+    /// environment variables and the cgroup of `first`, and runs on the CPUs of the calling thread. It is not an
+    /// instance itself: [`Template::fork`] must also be called for `first`.
     ///
     /// # Errors
     /// If the program can't have a template. The program can still be started by exec, unless the error is
@@ -124,17 +125,16 @@ impl Template {
         Ok(Self::of_loaded(setup, layout, loaded, Some(shape), first))
     }
 
-    /// Starts a program that calls [`super::fork_here`], and waits until the program has called it. The
-    /// process then becomes the template: it stops in [`super::fork_here`]. Each instance is a fork of the
-    /// template, and begins when [`super::fork_here`] returns in it.
+    /// Starts a template for a program that calls [`super::fork_here`], and waits until the program has called this
+    /// function. The template stops in the call. Instances (further processes of the program) are forked from the
+    /// template, and continue after the call.
     ///
-    /// The program is started with the arguments, the variables and the cgroup of the instance `first`. The
-    /// template is not an instance itself: [`Template::fork`] makes all instances, including `first`. The
-    /// array of pointers to the arguments and variables of an instance may take at most 32 KiB.
+    /// The template has the arguments, the environment variables and the cgroup of `first`. It is not an instance
+    /// itself: [`Template::fork`] must also be called for `first`. In each instance, the array of pointers to the
+    /// arguments and variables may have at most 32 KiB.
     ///
     /// # Errors
-    /// If the program does not start, or ends before it calls [`super::fork_here`]. Also if a system call
-    /// fails.
+    /// If the program does not start, or ends before it calls [`super::fork_here`]. Also if a system call fails.
     pub fn load_until_fork_here(context: &Context, first: &Instance) -> Result<Self, TemplateError> {
         Self::late(Arc::clone(&context.setup), first)
     }
@@ -181,26 +181,26 @@ impl Template {
         }
     }
 
-    /// Returns the process id of the template: the process from which the instances are forked.
+    /// Returns the process id of the template: the process from which further processes of the program are forked.
     #[must_use]
     pub fn pid(&self) -> Pid {
         self.loaded.child.pid
     }
 
-    /// Returns whether the file of the program is the file from which the template was loaded, and has not changed
-    /// since. Changes of libraries are not detected. Always true after [`Template::load_until_fork_here`].
+    /// Returns whether the file of the program has not changed or been replaced since the template was loaded.
+    /// Changes of libraries are not detected. Always true for a template of [`Template::load_until_fork_here`].
     #[must_use]
     pub fn is_up_to_date(&self) -> bool {
         let Some(shape) = &self.shape else { return true };
         shape.is_current(&self.setup.program)
     }
 
-    /// Makes a process of the program (an instance) as a fork of the template. The instance is a child of the calling
-    /// process.
+    /// Makes an instance, which is a process of the program, as a fork of the template. The instance has the
+    /// arguments, the environment variables and the placement in `instance`. It is a child of the calling process.
     ///
-    /// If the affinity mask in `instance` has no online PU, or if the NUMA node does not exist, the call fails. If the
-    /// kernel rejects this mask or node for another reason, the call succeeds. The instance then ends with exit status
-    /// 125 before its program runs.
+    /// The call fails if the affinity mask in `instance` has no online CPU, or if the NUMA node does not exist. If
+    /// the kernel rejects the mask or the node for another reason, the call succeeds, and the instance exits with
+    /// status 125 before its program runs.
     ///
     /// # Errors
     /// - [`ForkError::Mismatch`] if the instance differs from the template in a property that can't be changed.
@@ -212,21 +212,21 @@ impl Template {
         self.next_child()
     }
 
-    /// Makes processes of the program (instances) as forks of the template, each as [`Template::fork`] does. Calls
-    /// `result` once for each instance. This is faster than single calls of [`Template::fork`], because up to 16
-    /// instances share one message to the template. The first messages are for fewer instances, so that the first
-    /// instances run early.
-    pub fn fork_n<'a>(
+    /// Makes one process of the program for each element of `instances`, as [`Template::fork`] does. Calls
+    /// `on_result` once for each element, with the started process or the error. This is faster than single calls of
+    /// [`Template::fork`], because the template gets up to 16 requests in one message. The first messages contain
+    /// fewer requests, so that the first processes run early.
+    pub fn fork_all<'a>(
         &mut self,
         instances: impl IntoIterator<Item = &'a Instance>,
-        mut result: impl FnMut(&'a Instance, Result<Child, ForkError>),
+        mut on_result: impl FnMut(&'a Instance, Result<Child, ForkError>),
     ) {
         let mut added = VecDeque::new();
         let mut length = 1;
         for instance in instances {
             match self.add(instance) {
                 Ok(()) => added.push_back(instance),
-                Err(error) => result(instance, Err(error)),
+                Err(error) => on_result(instance, Err(error)),
             }
             if self.message.instance_count() >= length {
                 length = (2 * length).min(MAX_INSTANCES);
@@ -235,11 +235,11 @@ impl Template {
             }
             while self.sent.len() > 1 {
                 let children = self.results.len() + self.sent.front().copied().unwrap_or(0);
-                added.drain(..children).for_each(|earlier| result(earlier, self.next_child()));
+                added.drain(..children).for_each(|earlier| on_result(earlier, self.next_child()));
             }
         }
         let _ = self.send();
-        added.into_iter().for_each(|earlier| result(earlier, self.next_child()));
+        added.into_iter().for_each(|earlier| on_result(earlier, self.next_child()));
     }
 
     /// Adds an instance to the message.

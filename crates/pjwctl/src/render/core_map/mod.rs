@@ -19,15 +19,15 @@ const BLOCK: usize = 8;
 /// The letters, in the order of the jobs.
 const LETTERS: &[u8; 62] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
 
-/// Returns the letter or digit that stands for a job in the core map and the job table of `pjwctl status`. `n` is
-/// the position of the job in the list of jobs, from 0. From position 62 on, all jobs have `*`.
+/// Returns the letter or digit that stands for a job in the core map and in the job table of `pjwctl status`. `n` is
+/// the position of the job in the list of jobs, from 0. For all positions from 62 on, returns `*`.
 #[must_use]
 pub fn job_letter(n: usize) -> char {
     LETTERS.get(n).map_or('*', |&letter| char::from(letter))
 }
 
-/// The holder of a core or a PU (logical CPU): a job, several jobs, or the system (housekeeping). The values
-/// `Free` and `Offline` mean that there is no holder.
+/// What holds a core or a PU (logical CPU): a job, several jobs, or the system. `Lent` means that one job owns the PU
+/// and another job borrows it. `Free` and `Offline` mean that nothing holds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Holder {
     /// The job at this index in the list of jobs, counted from 0.
@@ -45,8 +45,7 @@ pub enum Holder {
 }
 
 impl Holder {
-    /// Returns the character that stands for a core of this holder in the core map of `pjwctl status`, and the
-    /// character's style.
+    /// Returns the character and its style that stand for a core with this holder in the core map of `pjwctl status`.
     #[must_use]
     pub fn symbol(self) -> (char, Style) {
         match self {
@@ -59,8 +58,9 @@ impl Holder {
         }
     }
 
-    /// Returns the name of the holder for texts: a job id, `several jobs`, `housekeeping` (reserved for the system),
-    /// `free`, `lent` or `offline`. `jobs` is the list of jobs from which the [`PuHolders`] were computed.
+    /// Returns the name of this holder of a core for texts: the id of a job, `several jobs`, `housekeeping` (reserved
+    /// for the system), `free`, `lent` or `offline`. `jobs` must be the list of jobs from which the [`PuHolders`]
+    /// were computed.
     #[must_use]
     pub fn name(self, jobs: &[Job]) -> String {
         match self {
@@ -76,15 +76,15 @@ impl Holder {
     }
 }
 
-/// The holder of each PU (logical CPU) of the machine, computed from the daemon's status.
+/// The holder of each PU (logical CPU) of the machine: a job, several jobs, the system, or nothing.
 #[derive(Debug)]
 pub struct PuHolders {
     by_pu: BTreeMap<Pu, Holder>,
 }
 
 impl PuHolders {
-    /// Computes the holder of each PU from the daemon's status. `pool` has the free PUs, and the housekeeping PUs,
-    /// which are reserved for the system. `jobs` has the PUs of each job. All other PUs count as offline.
+    /// Computes the holder of each PU (logical CPU) from the status of the daemon. `pool` contains the free PUs and
+    /// the PUs that are reserved for the system. `jobs` contains the PUs of each job. All other PUs count as offline.
     #[must_use]
     pub fn new(pool: &Pool, jobs: &[Job]) -> Self {
         let mut by_pu = BTreeMap::new();
@@ -114,7 +114,7 @@ impl PuHolders {
         Self { by_pu }
     }
 
-    /// Returns the holder of the core that consists of the PUs (logical CPUs) in `pus`. If jobs hold PUs of the core,
+    /// Returns the holder of one core. `pus` are the PUs (logical CPUs) of this core. If jobs hold PUs of the core,
     /// only these PUs count:
     ///
     /// - The job, if one job holds all these PUs and none is lent.
@@ -139,8 +139,8 @@ impl PuHolders {
         }
     }
 
-    /// Groups the PUs in `pus` by their holder. The result has each holder, such as a job or [`Holder::Free`],
-    /// with its PUs.
+    /// Groups the PUs (logical CPUs) in `pus` by their holder. Returns a map from each holder, such as a job or
+    /// [`Holder::Free`], to its PUs.
     #[must_use]
     pub fn pus_by_holder(&self, pus: &CpuSet) -> BTreeMap<Holder, CpuSet> {
         let mut among: BTreeMap<Holder, CpuSet> = BTreeMap::new();
@@ -159,10 +159,9 @@ struct Row {
     caches: Vec<Vec<CpuSet>>,
 }
 
-/// Returns the core map of `pjwctl status` as text. One character for each core shows which job or other
-/// [`Holder`] has the core, see [`Holder::symbol`]. Each NUMA node begins on a new line and may need several
-/// lines. If the map would have more than 24 lines, lists replace the characters: for each NUMA node, the PUs
-/// (logical CPUs) of each holder.
+/// Returns the core map of `pjwctl status`: a text with one character for each core, which shows the job that holds
+/// the core. [`Holder::symbol`] returns these characters. Each NUMA node begins on a new line. If the map would have
+/// more than 24 lines, the text instead lists for each NUMA node the PUs (logical CPUs) of each holder.
 #[must_use]
 pub fn core_map_text(cores: &[Core], holders: &PuHolders, term: Terminal) -> String {
     let rows = rows(cores);

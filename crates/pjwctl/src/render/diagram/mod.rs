@@ -25,8 +25,8 @@ const TITLE: u32 = 16;
 const TEXT: u32 = 11;
 const LINE: u32 = 16;
 
-/// Returns an SVG drawing of the machine as nested boxes under the heading `title`. If a status is given, colours show
-/// the job that holds each PU (logical CPU), and a legend lists the jobs.
+/// Returns an SVG drawing of the machine with the heading `title`: nested boxes for its packages, NUMA nodes, caches
+/// and cores. If `status` is `Some`, colours show which job holds each PU (logical CPU), and a legend lists the jobs.
 #[must_use]
 pub fn svg_drawing(title: &str, topology: &Topology, status: Option<&Status>) -> String {
     let holders = status.map(|status| (PuHolders::new(&status.pool, &status.jobs), status));

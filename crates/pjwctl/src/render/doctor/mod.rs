@@ -16,7 +16,8 @@ const LIST_WIDTH: usize = 14;
 /// The maximum number of jobs in the table, unless `--all` is given. Further jobs are only counted.
 const MAX_JOBS: usize = 20;
 
-/// The report of `pjwctl doctor`, which `--json` prints as JSON.
+/// The report of `pjwctl doctor`, which examines the setup of the machine: the findings with their remedies, the
+/// jobs, and facts about the machine. `--json` prints this type as JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorReport {
     /// The host name of the machine that was diagnosed.
@@ -29,8 +30,8 @@ pub struct DoctorReport {
     pub facts: Vec<DoctorFact>,
 }
 
-/// One finding in the report of `pjwctl doctor`: a fault or a possible improvement of the machine's setup, and its
-/// remedy.
+/// A finding in the report of `pjwctl doctor`: a fault in the setup of the machine, or a possible improvement.
+/// Contains the remedy, and the jobs, processes and CPUs that are affected.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorFinding {
     /// A short name of the kind of finding that scripts can rely on, such as `no-warden`.
@@ -49,8 +50,8 @@ pub struct DoctorFinding {
     pub cpus: String,
 }
 
-/// A job in the report of `pjwctl doctor`: the cores that it requested, the CPUs that it has, and the CPUs that pjwd
-/// would grant to it.
+/// A job in the report of `pjwctl doctor`: the number of cores that it requested, the CPUs that it has, and the CPUs
+/// that pjwd would give to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorJob {
     /// The id of the job, such as `slurm:7`.
@@ -95,8 +96,8 @@ pub struct DoctorFact {
 }
 
 impl DoctorReport {
-    /// Makes the report of `pjwctl doctor` about the host `hostname`. `exam` is the data that was read from
-    /// the machine. `facts` and `findings` are the conclusions from this data.
+    /// Makes the report of `pjwctl doctor` about the machine with the name `hostname`. `exam` contains the data that
+    /// was read from the machine. `facts` and `findings` were computed from this data.
     #[must_use]
     pub fn new(hostname: String, exam: &DiagnosisInput, facts: &[MachineFact], findings: &[Finding]) -> Self {
         let finding = |finding: &Finding| DoctorFinding {
@@ -144,8 +145,8 @@ fn line_of(exam: &DiagnosisInput, job: &ObservedJob) -> DoctorJob {
     }
 }
 
-/// Returns the report of `pjwctl doctor` as text. `names` are the names of the users that own jobs. If `all`
-/// is false, findings of the severity `note` and detailed facts are left out.
+/// Returns the text that `pjwctl doctor` prints. `names` contains the names of the users that own jobs. If `all` is
+/// false, the text does not contain findings of the severity `note` and detailed facts.
 #[must_use]
 pub fn report_text(report: &DoctorReport, names: &UserNames, all: bool, term: Terminal) -> String {
     let note = Severity::Note.name();

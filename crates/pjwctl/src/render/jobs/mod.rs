@@ -16,16 +16,17 @@ const LIST_LINES: usize = 3;
 /// The minimum width of a list and of an id, also on a terminal that is too narrow.
 const MIN_WIDTH: usize = 8;
 
-/// Returns the text of `pjwctl jobs`: a table of the jobs, or `no jobs`. `names` are the names of the owners.
-/// The column `since` has the age of each job at the time `now`.
+/// Returns the text of `pjwctl jobs`: a table of `jobs`, or `no jobs`. `names` contains the names of the users that
+/// own the jobs. The column `since` shows the age of each job at the time `now`.
 #[must_use]
 pub fn jobs_text(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) -> String {
     if jobs.is_empty() { "no jobs\n".to_owned() } else { jobs_table(jobs, names, now, term) }
 }
 
-/// Returns a table with one row per job. The columns include the letter that stands for the job in the
-/// drawing of the cores (`pjwctl status`), the id of the job, its CPUs, and the numbers of its processes and
-/// threads. The column `since` shows how long before the time `now` pjw detected or created the job.
+/// Returns a table with one row per job: its id, owner, CPUs, and numbers of processes and threads. Each row begins
+/// with the letter that stands for the job in the core map of `pjwctl status`. `names` contains the names of the
+/// users that own the jobs. The column `since` shows how long ago, at the time `now`, pjw detected or created the
+/// job.
 #[must_use]
 pub fn jobs_table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) -> String {
     let rows: Vec<[String; 10]> = jobs.iter().map(|job| cells(job, names, now)).collect();
@@ -98,8 +99,8 @@ fn break_at(text: &str, width: usize, may_end: fn(char) -> bool) -> String {
     broken
 }
 
-/// Returns the line that `pjwctl assign` prints for the job: its id and the CPUs that it got, or only the id if the
-/// job still waits for cores.
+/// Returns the line that `pjwctl assign` prints for a job: the id of the job and its CPUs. If the job still waits for
+/// cores, the line is only the id.
 #[must_use]
 pub fn assigned_line(job: &Job) -> String {
     let line = format!(
@@ -110,8 +111,8 @@ pub fn assigned_line(job: &Job) -> String {
     line.trim_end().to_owned() + "\n"
 }
 
-/// Returns the message that `pjwctl assign` prints if the job got no cores. The message says why. If the job
-/// waits for cores, it also says how to cancel the request.
+/// Returns the message that `pjwctl assign` prints if the job got no cores, with the reason. If the job waits for
+/// cores, the message also says how to cancel the request.
 #[must_use]
 pub fn no_cores_message(job: &Job) -> String {
     if job.state != "waiting" {
@@ -127,8 +128,9 @@ pub fn no_cores_message(job: &Job) -> String {
     )
 }
 
-/// Returns the line that `pjwctl provision` prints for a provision (the cores that pjwd keeps for a service): the id of
-/// its job, its CPUs, and the rule by which the processes of the service are recognised.
+/// Returns the line that `pjwctl provision` prints for a provision: cores that pjwd keeps for a service. The line
+/// contains the id of the job that holds the cores, its CPUs, and the rule by which pjwd recognises the processes of
+/// the service.
 #[must_use]
 pub fn provision_line(job: &Job) -> String {
     let id = text::escape_control_characters(&job.id);
@@ -138,20 +140,21 @@ pub fn provision_line(job: &Job) -> String {
     format!("{id} {cpus}{rule}\n")
 }
 
-/// Returns the line that `pjwctl want` prints: the id of the job, and the number of cores that the job wants. `given`
-/// is the number on the command line. If the job may not have so many cores, the line says so.
+/// Returns the line that `pjwctl want` prints: the id of the job, and the number of cores that the job now wants.
+/// `requested` is the number on the command line, or `None` for the word `default`. If the maximum of the job is
+/// smaller than `requested`, the line names both numbers.
 #[must_use]
-pub fn wanted_line(job: &Job, given: Option<u32>) -> String {
+pub fn wanted_cores_line(job: &Job, requested: Option<u32>) -> String {
     let id = text::escape_control_characters(&job.id);
     let Some(wanted) = job.wants else { return format!("{id} wants what it was granted\n") };
     let cores = text::count_with_noun(wanted, "core", "cores");
-    let clipped = given.filter(|&given| given > wanted);
-    let more = clipped.map(|given| format!(" ({given} were asked for, and it may have {wanted})"));
+    let clipped = requested.filter(|&requested| requested > wanted);
+    let more = clipped.map(|requested| format!(" ({requested} were asked for, and it may have {wanted})"));
     format!("{id} wants {cores}{}\n", more.unwrap_or_default())
 }
 
-/// Returns the text that `pjwctl release` prints: one line for each job id in `jobs`. If `jobs` is empty, the
-/// text says that there was nothing to release.
+/// Returns the text that `pjwctl release` prints: one line for each job that was released. `jobs` contains the ids of
+/// these jobs. If `jobs` is empty, the text says that there was nothing to release.
 #[must_use]
 pub fn released_lines(jobs: &[String]) -> String {
     let lines: Vec<String> = jobs.iter().map(|job| format!("released {job}")).collect();

@@ -14,7 +14,8 @@ pub use jobstats::jobstats_line;
 const HEADINGS: [&str; 9] =
     ["job", "owner", "cores", "used", "p95", "cpu time", "wall time", "ended", "verdict"];
 
-/// Returns the text of `pjwctl report JOB`: the verdict with its advice, and the figures. `names` has the name of the owner.
+/// Returns the text of `pjwctl report JOB` about a job that has ended: the verdict on how the job used its cores, the
+/// advice, and the measured values. `names` contains the name of the user that owned the job.
 #[must_use]
 pub fn report_text(report: &Report, names: &UserNames, term: Terminal) -> String {
     let escaped = text::escape_control_characters;
@@ -64,8 +65,9 @@ pub fn report_text(report: &Report, names: &UserNames, term: Terminal) -> String
     lines.iter().map(|line| line.trim_end().to_owned() + "\n").collect()
 }
 
-/// Returns the table of `pjwctl report --last N` and `pjwctl jobs --ended`, or a sentence if there are no reports. `names`
-/// has the names of the owners. The column `ended` says how long before the time `now` each job ended.
+/// Returns the text of `pjwctl report --last N` and `pjwctl jobs --ended`: a table with one row for each job that has
+/// ended. If `reports` is empty, the text is a sentence. `names` contains the names of the users that owned the jobs.
+/// The column `ended` shows how long ago each job ended, at the time `now`.
 #[must_use]
 pub fn reports_text(reports: &[Report], names: &UserNames, now: Timestamp) -> String {
     if reports.is_empty() {
@@ -95,7 +97,8 @@ pub fn reports_text(reports: &[Report], names: &UserNames, now: Timestamp) -> St
     table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
 }
 
-/// Returns the line that the hook of a scheduler prints at the end of a job: the figures, the verdict and the first advice.
+/// Returns the line that `pjwctl hook` prints when a job of a batch system has ended. It contains how much CPU time
+/// the job used, the verdict on how it used its cores, and the first advice.
 #[must_use]
 pub fn report_line(report: &Report) -> String {
     let verdict = report.verdict.as_deref().map(|word| format!("{word}, ")).unwrap_or_default();

@@ -10,8 +10,9 @@ use serde::Serialize;
 use super::text::{count_with_noun, escape_control_characters, percent_text, wrap_text};
 use super::{Terminal, UserNames, style, text, user_name};
 
-/// A job with its processes (`members`) and its latest events (`history`), as `pjwctl show` prints it. In JSON the
-/// fields of the job stand beside the two lists.
+/// What `pjwctl show` prints about one job: its properties, its processes (`members`), its latest events (`history`)
+/// and its memory. In JSON this is a single object: the properties of the job are on the same level as `members` and
+/// `history`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct JobDetails {
     /// The job: its id, owner, cores and state.
@@ -26,7 +27,8 @@ pub struct JobDetails {
     pub memory: Option<Memory>,
 }
 
-/// Returns the text of `pjwctl show`: a job, its processes with their threads, and its latest events.
+/// Returns the text of `pjwctl show`: the properties of a job, its memory, its processes with their threads, and its
+/// latest events. `names` contains the names of the users that own the job and its processes.
 #[must_use]
 pub fn job_details_text(details: &JobDetails, names: &UserNames, term: Terminal) -> String {
     let mut parts = vec![header(&details.job, names, term)];
@@ -115,9 +117,9 @@ fn known_by(evidence: &str) -> String {
     }
 }
 
-/// Returns a table with one row per thread: its state, CPU demand, last PU (logical CPU), affinity mask and
-/// name. The CPU demand is the share of time in which the thread runs or waits for a PU. Returns an empty
-/// text if there are no threads.
+/// Returns a table with one row per thread: its state, CPU demand, last PU (logical CPU), affinity mask and name. The
+/// CPU demand is the share of time in which the thread runs or waits for a PU. If there are no threads, the text is
+/// empty.
 #[must_use]
 pub fn threads_table(threads: &[Thread], term: Terminal) -> String {
     if threads.is_empty() {

@@ -16,8 +16,8 @@ pub(crate) fn is_alarming(warning: &Warning) -> bool {
     ALARMS.iter().any(|alarm| warning.code.contains(alarm))
 }
 
-/// Returns the text of `pjwctl status`: the machine, the core map, the table of jobs, and warnings. The ages of the
-/// jobs are computed as of the time `now`.
+/// Returns the text of `pjwctl status`: the machine, the core map, the table of jobs, and warnings. `names` contains
+/// the names of the users that own the jobs. The table shows the age of each job at the time `now`.
 #[must_use]
 pub fn status_text(status: &Status, names: &UserNames, now: Timestamp, term: Terminal) -> String {
     let holders = PuHolders::new(&status.pool, &status.jobs);

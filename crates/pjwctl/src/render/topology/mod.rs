@@ -14,8 +14,8 @@ use super::text::{
 };
 use super::{Terminal, style};
 
-/// Returns the text of `pjwctl topology`: the machine as a tree of packages, NUMA nodes, caches and cores. If
-/// a status is given, the tree also shows which jobs hold the cores.
+/// Returns the text of `pjwctl topology`: a tree of the packages, NUMA nodes, caches and cores of the machine. If
+/// `status` is `Some`, the tree also shows which jobs hold the cores.
 #[must_use]
 pub fn tree_text(topology: &Topology, status: Option<&Status>, term: Terminal) -> String {
     let title = style::apply_style("machine", style::HEADING, term);

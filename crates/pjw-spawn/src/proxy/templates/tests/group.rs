@@ -46,7 +46,7 @@ fn a_thousand_instances_run_their_first_instruction_inside_their_own_part() {
         .collect();
     let mut expected = std::collections::BTreeMap::new();
     let mut children = Vec::new();
-    template.fork_n(&instances, |instance, child| {
+    template.fork_all(&instances, |instance, child| {
         let child = child.unwrap();
         expected.insert(u64::from(child.pid.0), instance.placement.cpus.clone().unwrap().words()[0]);
         children.push(child);
@@ -80,7 +80,7 @@ int main(int argc, char **argv) { return argc == 2 && strcmp(argv[1], getenv("PJ
     let mut template = Template::load(&context, &instances[0]).unwrap();
     let mut ranks = BTreeSet::new();
     let mut children = Vec::new();
-    template.fork_n(&instances, |instance, child| {
+    template.fork_all(&instances, |instance, child| {
         assert!(ranks.insert(instance.rank));
         children.push((instance.rank, child.unwrap()));
     });
@@ -108,7 +108,7 @@ fn one_instance_of_ten_with_too_large_an_environment_fails_and_nine_run() {
         .collect();
     let mut template = Template::load(&context, &instances[0]).unwrap();
     let mut failed = Vec::new();
-    template.fork_n(&instances, |instance, child| match child {
+    template.fork_all(&instances, |instance, child| match child {
         Ok(child) => assert_eq!(child.wait().unwrap(), ExitStatus::Code(0)),
         Err(error) => failed.push((instance.rank, error)),
     });

@@ -122,7 +122,7 @@ fn busy_launcher() {
         let spare = template.make_spare().unwrap();
         let mut children = vec![template.start_spare(spare, &instances[0]).unwrap()];
         let _spare = template.make_spare().unwrap();
-        template.fork_n(&instances, |_, child| children.push(child.unwrap()));
+        template.fork_all(&instances, |_, child| children.push(child.unwrap()));
         for child in children {
             child.send_signal(libc::SIGKILL).unwrap();
             child.wait().unwrap();
