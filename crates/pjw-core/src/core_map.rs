@@ -26,8 +26,8 @@ pub struct CoreMap {
 }
 
 impl CoreMap {
-    /// Returns the PUs on which the job may run: its own PUs (`own`), and the PUs of other jobs or of nobody
-    /// on which it may run at present (`borrowed`).
+    /// Returns all PUs on which the job may run at present: the PUs that the job owns (field `own`) and the PUs
+    /// that the job borrows (field `borrowed`).
     #[must_use]
     pub fn cpus(&self) -> CpuSet {
         self.own.union(&self.borrowed)

@@ -30,20 +30,22 @@ pub fn expected_fork_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     unscanned.filter_map(|(pid, descendant)| Some((pid, expected_of(state, pid, descendant)?))).collect()
 }
 
-/// Returns the part of [`expected_fork_masks`] for the processes that must be scanned immediately
-/// ([`ScanUrgency::Immediate`](crate::state::lineage::scan_queue::ScanUrgency::Immediate)): no check has
-/// found yet that their masks are right.
+/// Returns the expected affinity masks of those newly forked processes that pjw must scan immediately
+/// ([`ScanUrgency::Immediate`](crate::state::lineage::scan_queue::ScanUrgency::Immediate)), by pid. For these
+/// processes, pjw has not yet found that their real masks are right. [`expected_fork_masks`] returns the
+/// expected masks of all newly forked processes.
 #[must_use]
 pub fn expected_masks_of_unchecked_forks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let expected = |&pid: &Pid| Some((pid, expected_of(state, pid, state.lineage.descendant(pid)?)?));
     state.lineage.scan_queue.immediate_pids().iter().filter_map(expected).collect()
 }
 
-/// Makes the scan of a newly forked process less urgent if the affinity mask of the process is right. The
-/// scan may then wait for a few milliseconds. The mask is right in each of these cases:
+/// Makes the scans of those newly forked processes less urgent whose affinity masks are right: these scans may
+/// wait for a few milliseconds. The caller has compared the masks of the processes in `expected` with the masks
+/// that they should have ([`expected_fork_masks`]). `mismatches` lists the processes whose masks differ. The
+/// mask of a process is right in each of these cases:
 ///
-/// - The process is in `expected` and not in `mismatches`. `expected` has the masks that the processes should
-///   have. `mismatches` has those processes in `expected` that really have another mask.
+/// - The process is in `expected` and not in `mismatches`.
 /// - The process was born in the cpuset of its job.
 pub fn defer_scans_if_masks_match(
     state: &mut WardenState,
@@ -84,15 +86,13 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
 }
 
 /// Makes a partial snapshot of newly forked processes with wrong affinity masks, so that the next decision
-/// corrects these masks at once. `probe` contains the start time and the mask of each of these processes. The
-/// snapshot takes all other facts about a process, such as its user and its cgroup, from its ancestor
-/// [`Descendant::ancestor`]. These processes are left out of the snapshot:
+/// corrects these masks at once. `probe` has the pid, the start time and the mask of each of these processes.
+/// All other facts about a process, such as its user and its cgroup, are copied from its ancestor
+/// ([`Descendant::ancestor`]). These processes are left out of the snapshot:
 ///
-/// - A process whose ancestor is not in `state`.
-/// - A process whose ancestor is being moved to another cgroup.
-/// - A process whose mask does not follow from the mask requests that the process may have inherited, in the
-///   cgroup of its ancestor. The program may have requested the mask, or the process may have been forked in
-///   another cgroup. The next scan reads the mask and the cgroup of the process.
+/// - A process whose ancestor is not in `state`, or is being moved to another cgroup.
+/// - A process whose mask is not explained by a mask that it inherited. The program may have requested the
+///   mask, or the process may have been forked in another cgroup. The next scan reads the mask and the cgroup.
 #[must_use]
 pub fn snapshot_of_mismatches(state: &WardenState, probe: MaskProbe) -> Snapshot {
     let MaskProbe { taken_at, online, mismatches } = probe;

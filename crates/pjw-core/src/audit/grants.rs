@@ -235,7 +235,7 @@ impl GrantAudit {
             let core = self.cores.get(pu.0 as usize)?;
             let others = core.difference(cpus);
             let by_warden = |holder: &JobId| {
-                let grant = state.jobs.get(holder).and_then(|job| job.grant_by(GrantedBy::Warden));
+                let grant = state.jobs.get(holder).and_then(|job| job.grant_chosen_by(GrantedBy::Warden));
                 grant.is_some_and(|grant| !grant.is_shared && !grant.may_split_cores)
             };
             let of_another = |pu: Pu| {

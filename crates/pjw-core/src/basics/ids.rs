@@ -230,12 +230,12 @@ impl From<&str> for Comm {
     }
 }
 
-/// Whether the cgroup at the path `cgroup` is the cgroup at the path `directory`, or lies below that cgroup.
-/// Both paths are written as in `/proc/PID/cgroup`. But if `directory` is the root, it must be the empty text
-/// and not `/`.
+/// Whether the cgroup at the path `cgroup` is the cgroup at the path `ancestor`, or lies below this cgroup.
+/// Both paths are written as in `/proc/PID/cgroup`, with one exception: if `ancestor` is the root cgroup, it
+/// must be the empty text and not `/`.
 #[must_use]
-pub fn is_cgroup_within(cgroup: &str, directory: &str) -> bool {
-    cgroup.strip_prefix(directory).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+pub fn is_cgroup_within(cgroup: &str, ancestor: &str) -> bool {
+    cgroup.strip_prefix(ancestor).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// The cgroup path `cgroup` and the paths above it, without the root, nearest first.

@@ -105,9 +105,9 @@ pub fn divide_into_parts(
     }
 }
 
-/// Returns the NUMA node that contains all of `cpus`, by the number that the kernel gives to this NUMA node.
-/// `None` if no single NUMA node contains all of `cpus`, or if `cpus` is empty. Also `None` if the machine
-/// has only one NUMA node: the caller then has no choice between NUMA nodes.
+/// Returns the kernel's number of the NUMA node that contains all of `cpus`. `None` if no single NUMA node
+/// contains all of them, or if `cpus` is empty. Also `None` if the machine has only one NUMA node: the caller
+/// then has no choice between NUMA nodes.
 #[must_use]
 pub fn numa_node_containing(topology: &Topology, cpus: &CpuSet) -> Option<u32> {
     let has_several = topology.domains(Level::NumaNode).nth(1).is_some();

@@ -274,9 +274,9 @@ impl CpusetRegistry {
         self.move_errors.get(&process).map(String::as_str)
     }
 
-    /// Whether a step of the removal of the cpuset at the cgroup path `path` was refused since the last scan
-    /// of all processes. pjw first gives the cpuset all PUs, and later removes the cgroup. A refused step is
-    /// repeated only after the next scan of all processes.
+    /// Whether the kernel or systemd refused to remove the cpuset at the cgroup path `path`, since the last
+    /// scan of all processes. pjw first gives such a cpuset all PUs, and then removes its cgroup. A refusal of
+    /// either step counts. pjw tries again only after the next scan of all processes.
     #[must_use]
     pub fn has_failed_removal(&self, path: &str) -> bool {
         self.failed_removals.contains_key(path)

@@ -294,7 +294,7 @@ impl WardenState {
 
     /// Updates the records of forked processes (the field `lineage`) from the kernel's process events
     /// `events`, in the given order. Returns true if a fork event was dropped, because the number of records
-    /// has reached [`MAX_DESCENDANTS`](crate::state::lineage::MAX_DESCENDANTS). The caller must then request
+    /// has reached [`MAX_FORK_RECORDS`](crate::state::lineage::MAX_FORK_RECORDS). The caller must then request
     /// a full scan.
     pub fn apply_process_events(&mut self, events: &[ProcessEvent]) -> bool {
         let tracked = |pid| tracked_in(&self.members, &self.processes_to_restore, pid);

@@ -294,9 +294,10 @@ impl Topology {
         }))
     }
 
-    /// Returns those of the levels L3, NUMA node and package at which this machine has domains with PUs. They
-    /// are ordered from the largest domains to the smallest. The order differs between machines: usually a
-    /// package contains NUMA nodes, but on some machines a NUMA node contains packages.
+    /// Returns the levels (L3, NUMA node, package) at which the cores of this machine are grouped, from the
+    /// level with the largest domains to the level with the smallest. A level without any domain on this
+    /// machine is missing. The order differs between machines: usually a package contains NUMA nodes, but on
+    /// some machines a NUMA node contains packages.
     #[must_use]
     pub fn levels(&self) -> &[Level] {
         &self.0.levels
@@ -332,11 +333,11 @@ impl Topology {
         domain.cpus.iter().filter(here).collect()
     }
 
-    /// Returns the domain of the level `level` (such as the NUMA node) to which `pu` belongs. `None` if no
-    /// domain of this level contains `pu`, and for [`Level::Machine`].
+    /// Returns the domain of `level` to which `pu` belongs, such as its NUMA node. `None` if no domain of this
+    /// level contains `pu`, and for [`Level::Machine`].
     ///
-    /// If several domains of this level contain `pu`, it belongs to the one with the fewest PUs. Among
-    /// domains with equally few PUs, it belongs to the first in hwloc's logical order.
+    /// If several domains of this level contain `pu`, the PU belongs to the domain with the fewest PUs. If
+    /// several domains have the fewest PUs, the PU belongs to the first of them in hwloc's logical order.
     #[must_use]
     pub fn domain_of(&self, level: Level, pu: Pu) -> Option<&Domain> {
         self.0.domains.get(self.domain_index(level, pu)? as usize)

@@ -34,9 +34,9 @@ struct Owner {
     lendable: Vec<Core>,
 }
 
-/// Returns whether a decision at the time `now` would change the borrowing of cores: which job borrows which
-/// core, or how many borrowed PUs pjw takes back after a grace period. Jobs of the class besteffort borrow
-/// cores that are free or that other jobs leave idle.
+/// Returns whether a decision at the time `now` (in ns since boot) would change which job borrows which core,
+/// or how many borrowed PUs are in a grace period before pjw takes them back. Only jobs of the class besteffort
+/// borrow cores. These cores are free, or other jobs leave them idle.
 ///
 /// The daemon calls this function after it has measured how many cores each job uses. If the result is true,
 /// the daemon makes the decision ([`crate::reconcile::reconcile`]).
@@ -51,8 +51,8 @@ pub fn would_change_loans(state: &WardenState, policy: &Policy, now: Nanos) -> b
         || decision.shares.iter().any(|(job, cpus)| state.pool.borrowed_by(job) != *cpus)
 }
 
-/// Returns the reason why pjw does not lend the idle cores of jobs on this machine, as text for users. `None`
-/// if pjw lends them.
+/// Returns the reason why pjw does not lend idle cores of jobs on this machine, as text for users. `None` if
+/// pjw lends such cores. `policy` has the settings of lending and the support for cpusets on the machine.
 #[must_use]
 pub fn why_not_lent(policy: &Policy) -> Option<String> {
     if !policy.lending.enabled {
