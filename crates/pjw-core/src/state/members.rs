@@ -122,8 +122,8 @@ impl Member {
     }
 
     /// Iterates over the threads of the process whose original affinity mask (the mask before pjw changed it)
-    /// is in the journal, each with its id and the facts about its mask. pjw restores the original masks when
-    /// the job ends or a command releases it.
+    /// is in the journal. Each item is the id of a thread and the facts about its mask. pjw restores the
+    /// original masks when the job ends or a command releases it.
     pub fn journaled_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
         let entries =
             self.identified_threads().filter_map(|(id, thread)| Some((id, thread.mask_entry.as_ref()?)));

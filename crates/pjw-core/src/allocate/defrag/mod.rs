@@ -77,8 +77,8 @@ type Score = ([u32; 3], Reverse<[u32; 3]>);
 /// Plans a defragmentation: finds moves of jobs to other cores. After the moves, the jobs lie on fewer
 /// packages, NUMA nodes and L3s, or a larger request fits into one package, NUMA node or L3.
 ///
-/// Considers at most 64 jobs: first the jobs that lie in the most packages, NUMA nodes and L3s. Among equals,
-/// jobs with fewer PUs come first. These jobs are never moved:
+/// Considers at most 64 jobs. The jobs that lie on the most packages, NUMA nodes and L3s come first. Of jobs
+/// that lie on equally many, those with fewer PUs come first. These jobs are never moved:
 ///
 /// - jobs of the class guaranteed,
 /// - jobs whose PUs were chosen by a batch system or listed by a user,
