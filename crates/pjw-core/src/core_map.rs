@@ -34,8 +34,8 @@ impl CoreMap {
     }
 }
 
-/// Returns the core map of a job: the PUs that pjwd publishes to the programs in the job. Returns `None` if
-/// pjw does not restrict the job to PUs, in each of these cases:
+/// Returns the core map of a job: the PUs (CPUs) that pjwd publishes to the programs in the job. Returns `None`
+/// in each of these cases, in which pjw does not restrict the job to PUs:
 ///
 /// - The job has no grant: it waits for cores, or pjw does not know how many cores it needs.
 /// - A command released the job.

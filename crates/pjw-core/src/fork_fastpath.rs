@@ -22,8 +22,8 @@ use crate::terms::{
 ///
 /// - The process descends from a process of a job, and no scan has found it since its fork.
 /// - The job holds cores, and no command has released it.
-/// - The job has no cpuset, which would limit the process already. A cpuset with a delayed change (the kernel
-///   has begun the change and has not completed it) does not count.
+/// - The job has no cpuset that restricts its processes. A cpuset does not count while the kernel or systemd is
+///   still changing it.
 #[must_use]
 pub fn expected_fork_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let unscanned = state.lineage.unscanned_descendants();

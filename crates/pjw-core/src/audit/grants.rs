@@ -99,8 +99,8 @@ impl GrantAudit {
         }
     }
 
-    /// Iterates over all violations that existed at the last check, including those that an earlier check
-    /// found first.
+    /// Iterates over all violations that existed at the last check, including violations that an earlier check
+    /// had already found.
     pub fn violations(&self) -> impl Iterator<Item = &Violation> {
         let of_jobs = self.of_jobs.values().flatten();
         self.of_machine.iter().chain(self.of_pus.values()).chain(of_jobs)

@@ -130,16 +130,15 @@ impl JobId {
         }
     }
 
-    /// Returns the system that started the job, such as Slurm. It is the part of the job id before the first
-    /// colon.
+    /// Returns the system that started the job, such as Slurm. A job id begins with the name of this system.
     #[must_use]
     pub fn source(&self) -> JobSource {
         self.source
     }
 
-    /// Returns the part of the job id after the first colon: `7` for `slurm:7`. It is the id that the batch
-    /// system gave to the job, and not the label that Slurm calls job name. For a job that a user created, it
-    /// is the name that the user chose.
+    /// Returns the part of the job id after the first colon: `7` for `slurm:7`. This is the id that the batch
+    /// system gave to the job, and not the label that Slurm calls job name. For a job that a user created, this
+    /// part is the name that the user chose.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -360,8 +359,8 @@ pub struct Job {
 }
 
 impl Job {
-    /// Makes a job without a request and without PUs. `detected_at` is the UTC time at which pjw detected or
-    /// created the job.
+    /// Makes a job without a request and without PUs. `owner` is the user id of the owner, and `end_condition`
+    /// says when the job ends. `detected_at` is the UTC time at which pjw detected or created the job.
     #[must_use]
     pub fn new(id: JobId, owner: Uid, end_condition: EndCondition, detected_at: UnixMillis) -> Self {
         Self {

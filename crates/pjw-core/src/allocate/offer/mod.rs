@@ -52,7 +52,7 @@ pub fn allocate(
 /// holds. `unit` says whether the request counts whole cores or PUs. The number in the request is 0 if the job
 /// can have no core or PU.
 #[must_use]
-pub fn request_for_everything(
+pub fn request_for_all_available(
     job: &JobId,
     unit: CpuUnit,
     pool: &PuPool,

@@ -211,7 +211,7 @@ fn owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> Option<
     let wanted = job.wanted_core_count(&state.topology);
     let buffer = if wanted.is_some() { 0 } else { policy.lending.buffer_cores };
     let may_be_lent = |used: u32| core_count.saturating_sub(used).saturating_sub(buffer) as usize;
-    let used_now = wanted.or_else(|| known?.used());
+    let used_now = wanted.or_else(|| known?.used_cores());
     let runs_on = known.map(|known| known.runs_on().clone()).unwrap_or_default();
     // The cores on which the owner runs come back first.
     lent.sort_by_key(|core| core.intersects(&runs_on));

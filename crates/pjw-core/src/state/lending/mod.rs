@@ -126,7 +126,7 @@ impl OwnerLendingState {
     /// Returns the number of cores that the owner (a job whose idle cores may be lent) used at the last
     /// measurement. `None` before the first measurement.
     #[must_use]
-    pub fn used(&self) -> Option<u32> {
+    pub fn used_cores(&self) -> Option<u32> {
         self.used
     }
 

@@ -1,6 +1,6 @@
 //! What a job used: CPU time, cores over time, waiting, and the phases in which it used its cores badly.
 //!
-//! [`JobUsage`] is added up from samples while the job runs. [`JobReport`] is what is left of the job after its end. The
+//! [`JobUsage`] is added up from samples while the job runs. [`JobReport`] is the report on the job after its end. The
 //! verdict on a report is in [`crate::diagnosis::verdict`].
 
 use serde::{Deserialize, Serialize};
@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 use crate::basics::{CpuSet, Nanos, Uid, UnixMillis, prelude::*};
 use crate::terms::job::JobId;
 
-mod levels;
+mod histogram;
 
-pub use levels::UseHistogram;
+pub use histogram::UseHistogram;
 
 /// The minimum length, in ns, of a serial phase that the report on a job counts: 10 s. In a serial phase, a job
 /// with two or more cores runs only one thread. A shorter phase may be the start or the end of a parallel
